@@ -3,7 +3,7 @@
 //! Any event is decoded by its type and the QP type. Private data is within the event, with the
 //! length that the event states. An address that is decoded, encoded and decoded again is the same.
 
-use bareverbs::QpType;
+use bareverbs::qp::QpType;
 use bareverbs_rdmacm::event::{EventKind, RequestParam, Unreachable};
 use bareverbs_rdmacm::parsers::{encode_addr, parse_addr, parse_event, parse_request};
 use bareverbs_uapi::rdma_cm::EventType;

@@ -2,7 +2,9 @@
 //!
 //! A decoded header has the fields of the encoded header, in both address families.
 
-use bareverbs::{GRH_BYTES, Gid, Grh};
+use bareverbs::Gid;
+use bareverbs::ah::Grh;
+use bareverbs::qp::GRH_BYTES;
 
 use crate::input::Input;
 

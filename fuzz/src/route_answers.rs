@@ -5,8 +5,8 @@
 
 use std::net::IpAddr;
 
-use bareverbs::MacAddress;
-use bareverbs::parsers::{RouteAnswer, read_route_answers};
+use bareverbs::parsers::{read_route_answers, RouteAnswer};
+use bareverbs::values::MacAddress;
 use bareverbs_uapi::netlink::{MessageFlags, MessageHeader, MessageWriter};
 use bareverbs_uapi::rtnetlink::{
     LINK_ADDRESS, LINK_INFO, LINK_INFO_DATA, LINK_INFO_KIND, LinkMessage, NEIGHBOUR_LINK_ADDRESS,

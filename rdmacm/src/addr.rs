@@ -3,7 +3,8 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-use bareverbs::{Gid, QpType};
+use bareverbs::Gid;
+use bareverbs::qp::QpType;
 use bareverbs_uapi::abi::{Be16, Be32, Be64};
 use bareverbs_uapi::rdma_cm;
 use bareverbs_uapi::rdma_cm::address::{

@@ -1,7 +1,7 @@
 //! Async wrappers for [async-io](::async_io), the reactor of smol and async-std (feature `async-io`).
 //!
 //! ```no_run
-//! use bareverbs::owned::Endpoint;
+//! use bareverbs::Endpoint;
 //! use bareverbs_rdmacm::async_io::{Listener, connect};
 //! use bareverbs_rdmacm::connection::Domains;
 //! use std::net::SocketAddr;
@@ -26,14 +26,14 @@
 use std::task::{Context, Poll};
 
 use ::async_io::Async;
-use bareverbs::owned::EndpointOptions;
+use bareverbs::EndpointOptions;
 use bareverbs_provider::wake::in_thread;
 
 use crate::connection::Domains;
 use crate::runtime::{self, Descriptor, failed};
 use crate::{Addr, Error, Name, Result};
 
-type Queue = bareverbs::owned::Endpoint;
+type Queue = bareverbs::Endpoint;
 
 /// An [event channel](crate::EventChannel) that tasks of async-io wait on.
 pub type EventChannel = runtime::EventChannel<Readiness>;

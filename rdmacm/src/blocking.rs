@@ -26,10 +26,10 @@
 //! # Datagram services
 //!
 //! A client asks a service by IP address for the QP of its datagrams
-//! ([`Datagrams`](bareverbs::owned::Datagrams)):
+//! ([`Datagrams`](bareverbs::Datagrams)):
 //!
 //! ```no_run
-//! use bareverbs::owned::{Datagrams, Pool};
+//! use bareverbs::{Datagrams, Pool};
 //! use bareverbs_rdmacm::blocking::BlockingId;
 //! use bareverbs_rdmacm::connection::Domains;
 //! use bareverbs_rdmacm::{ConnParam, PortSpace};
@@ -71,7 +71,7 @@
 use std::ops::Deref;
 use std::time::Duration;
 
-use bareverbs::QpType;
+use bareverbs::qp::QpType;
 
 use crate::event::UdPeer;
 use crate::steps::{self, Deadline, run};

@@ -527,7 +527,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;
 
-    use bareverbs::QpType;
+    use bareverbs::qp::QpType;
 
     use super::*;
     use crate::PortSpace;

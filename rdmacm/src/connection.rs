@@ -1,12 +1,11 @@
 //! Connections with their queue pairs: [`Listener`], [`Connector`] and [`Connection`].
 //!
-//! A [`Connection`] owns an identifier and a queue that is in RTS: a [`Qp<Rc>`](bareverbs::Qp), a
+//! A [`Connection`] owns an identifier and a queue that is in RTS: a [`Qp<Rc>`](bareverbs::qp::Qp), a
 //! `Qp<Uc>`, or the safe [`Endpoint`]. Calls block, with time limits; the modules `tokio` and
 //! `async_io` have the same types for tasks.
 //!
 //! ```no_run
-//! use bareverbs::owned::Endpoint;
-//! use bareverbs::{Access, Buffer};
+//! use bareverbs::{Access, Buffer, Endpoint};
 //! use bareverbs_rdmacm::connection::{Connector, Listener};
 //! use std::time::Duration;
 //!
@@ -49,8 +48,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use bareverbs::owned::{Endpoint, EndpointOptions};
-use bareverbs::{Ece, Pd, PortNum, QpType};
+use bareverbs::qp::{Ece, QpType};
+use bareverbs::{Endpoint, EndpointOptions, Pd, PortNum};
 use rustix::io::Errno;
 
 use crate::channel::EventChannel;
@@ -388,7 +387,7 @@ impl Incoming {
     /// connection.
     ///
     /// ```no_run
-    /// use bareverbs::owned::{Endpoint, Lease};
+    /// use bareverbs::{Endpoint, PoolBuffer};
     /// use bareverbs_rdmacm::{ConnectOptions, Listener};
     /// use std::time::Duration;
     ///
@@ -396,7 +395,7 @@ impl Incoming {
     /// # fn accept(listener: &Listener) -> bareverbs_rdmacm::Result<()> {
     /// let request = listener.get_request(LIMIT)?;
     /// let pd = listener.domains().pd(request.device()?)?;
-    /// let endpoint: Endpoint<Lease> = Endpoint::options().port(request.port()?).build(&pd)?;
+    /// let endpoint: Endpoint<PoolBuffer> = Endpoint::options().port(request.port()?).build(&pd)?;
     /// let peer = request.accept(endpoint, &ConnectOptions::default(), LIMIT)?;
     /// # Ok(())
     /// # }
@@ -680,7 +679,7 @@ impl Route {
     /// connection.
     ///
     /// ```no_run
-    /// use bareverbs::owned::{Endpoint, Lease};
+    /// use bareverbs::{Endpoint, PoolBuffer};
     /// use bareverbs_rdmacm::{ConnectOptions, Connector};
     /// use std::time::Duration;
     ///
@@ -688,7 +687,7 @@ impl Route {
     /// # fn connect(connector: &Connector) -> bareverbs_rdmacm::Result<()> {
     /// let route = connector.resolve("10.1.0.1:7174", LIMIT)?;
     /// let pd = connector.domains().pd(route.device()?)?;
-    /// let endpoint: Endpoint<Lease> = Endpoint::options().port(route.port()?).build(&pd)?;
+    /// let endpoint: Endpoint<PoolBuffer> = Endpoint::options().port(route.port()?).build(&pd)?;
     /// let server = route.connect(endpoint, &ConnectOptions::default(), LIMIT)?;
     /// # Ok(())
     /// # }
@@ -732,7 +731,7 @@ impl Route {
 /// the peer notices by errors of its operations only. [`Connection::disconnect`] retries it.
 ///
 /// The inline functions of `rdma/rdma_verbs.h` are operations of the queue: of
-/// [`Endpoint`], or of [`Qp`](bareverbs::Qp) and [`Cq`](bareverbs::Cq).
+/// [`Endpoint`], or of [`Qp`](bareverbs::qp::Qp) and [`Cq`](bareverbs::cq::Cq).
 #[doc(alias = "rdma_post_recv")]
 #[doc(alias = "rdma_post_recvv")]
 #[doc(alias = "rdma_post_send")]
@@ -786,7 +785,7 @@ impl<Q> Connection<Q> {
     /// use std::os::fd::AsFd;
     /// use std::time::Duration;
     ///
-    /// use bareverbs::owned::Endpoint;
+    /// use bareverbs::Endpoint;
     /// use bareverbs_rdmacm::Listener;
     ///
     /// let limit = Duration::from_secs(5);

@@ -70,7 +70,7 @@ pub enum Error {
         /// The call.
         verb: &'static str,
         /// The error of its parser.
-        error: bareverbs::ParseAddressError,
+        error: bareverbs::error::ParseAddressError,
     },
     /// The private data is longer than its message carries. It was not sent to the kernel.
     #[error("{verb}: {length} bytes of private data; the message carries at most {max}")]
@@ -214,16 +214,16 @@ impl From<CommandError> for Error {
     }
 }
 
-impl<B> From<bareverbs::owned::NotPosted<B>> for Error {
+impl<B> From<bareverbs::NotPosted<B>> for Error {
     /// The buffer is dropped.
-    fn from(refused: bareverbs::owned::NotPosted<B>) -> Self {
+    fn from(refused: bareverbs::NotPosted<B>) -> Self {
         refused.error.into()
     }
 }
 
-impl<B> From<bareverbs::owned::Failed<B>> for Error {
+impl<B> From<bareverbs::Failed<B>> for Error {
     /// The buffer is dropped.
-    fn from(failed: bareverbs::owned::Failed<B>) -> Self {
+    fn from(failed: bareverbs::Failed<B>) -> Self {
         bareverbs::Error::from(failed).into()
     }
 }
@@ -389,7 +389,7 @@ mod tests {
 
     #[test]
     fn failed_operations_convert_to_their_error() {
-        let failed: bareverbs::owned::Failed<()> = bareverbs::Error::NoDevice.into();
+        let failed: bareverbs::Failed<()> = bareverbs::Error::NoDevice.into();
         assert!(matches!(Error::from(failed), Error::Verbs(bareverbs::Error::NoDevice)));
     }
 

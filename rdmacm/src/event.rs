@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use bareverbs::{AhAttr, QpType};
+use bareverbs::ah::AhAttr;
+use bareverbs::qp::QpType;
 use bareverbs_uapi::rdma_cm::structs::{EventResp, UdParam};
 use bareverbs_uapi::rdma_cm::{EventParam, EventType};
 use rustix::io::Errno;

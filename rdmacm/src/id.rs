@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bareverbs::{Device, Guid, PortNum, QpAttr, QpAttrMask, QpState, QpType, Refused};
+use bareverbs::qp::{QpAttr, QpAttrMask, QpState, QpType};
+use bareverbs::values::Guid;
+use bareverbs::{Device, PortNum, Refused};
 use bareverbs_uapi::rdma_cm::path::{PathRecData, ServiceRec};
 use bareverbs_uapi::rdma_cm::structs::*;
 use bareverbs_uapi::rdma_cm::{EventType, IbServiceFlags, QueryOption};
@@ -131,7 +133,7 @@ pub struct IbService {
     pub gid: bareverbs::Gid,
     /// P_Key.
     pub pkey: u16,
-    /// Lease in seconds.
+    /// PoolBuffer in seconds.
     pub lease: u32,
     /// Name, without the zeros at its end.
     pub name: Vec<u8>,
@@ -561,7 +563,7 @@ impl CmId {
     }
 
     /// The attributes for the transition of a QP to `state`, for
-    /// [`Qp::modify`](bareverbs::Qp::modify).
+    /// [`Qp::modify`](bareverbs::qp::Qp::modify).
     ///
     /// `min_rnr_timer` is 0 for RTR, which means 655 ms: set it. INIT has the rights of the
     /// request; before a connection, none.
@@ -573,7 +575,8 @@ impl CmId {
     /// | datagram | when the address is resolved | the same | the same |
     ///
     /// ```no_run
-    /// use bareverbs::{MinRnrTimer, Qp, QpState, Rc};
+    /// use bareverbs::qp::{Qp, QpState, Rc};
+    /// use bareverbs::values::MinRnrTimer;
     /// use bareverbs_rdmacm::CmId;
     ///
     /// fn to_rtr(id: &CmId, qp: &mut Qp<Rc>) -> bareverbs_rdmacm::Result<()> {
@@ -606,9 +609,9 @@ impl CmId {
 
     /// Reports an event of the QP to the kernel's connection manager:
     ///
-    /// - [`COMM_EST`](bareverbs::EventType::COMM_EST): a message arrived before the connection was
+    /// - [`COMM_EST`](bareverbs::device::EventType::COMM_EST): a message arrived before the connection was
     ///   established. The connection is established then. Does nothing if it was already.
-    /// - [`PATH_MIG`](bareverbs::EventType::PATH_MIG): the QP has migrated to the alternate path that
+    /// - [`PATH_MIG`](bareverbs::device::EventType::PATH_MIG): the QP has migrated to the alternate path that
     ///   the peer offered in its request.
     ///
     /// After `COMM_EST`, wait for [`Established`](crate::event::EventKind::Established) before
@@ -621,8 +624,8 @@ impl CmId {
     ///   would not notice.
     /// - [`Error::Command`] with `EINVAL`: another event, or no connection.
     #[doc(alias = "rdma_notify")]
-    pub fn notify(&self, event: bareverbs::EventType) -> Result<()> {
-        if event == bareverbs::EventType::PATH_MIG && self.paths()?.len() < 2 {
+    pub fn notify(&self, event: bareverbs::device::EventType) -> Result<()> {
+        if event == bareverbs::device::EventType::PATH_MIG && self.paths()?.len() < 2 {
             return Err(Error::invalid("notify", "the connection has no alternate path"));
         }
         let event = verbs_values::EventType(event.0);

@@ -172,7 +172,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;
 
-    use bareverbs::QpType;
+    use bareverbs::qp::QpType;
     use proptest::prelude::*;
 
     use super::*;

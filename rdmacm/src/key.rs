@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use bareverbs::QpType;
+use bareverbs::qp::QpType;
 
 use crate::PortSpace;
 

@@ -36,7 +36,7 @@
 //! | `rdma_event_str` | `Debug` of [`event::EventKind`] |
 //! | `rdma_getaddrinfo` | [`AddrInfo::lookup`]; [`Listener::bind`] and [`Connector::connect`] take names |
 //! | `rdma_resolve_addr`, `rdma_resolve_route` | [`CmId::resolve_addr`], [`CmId::resolve_route`]; both: [`blocking::BlockingId::resolve`] |
-//! | `rdma_create_qp`, `rdma_create_ep` | [`Pd::create_qp`](bareverbs::Pd::create_qp) or [`Endpoint`](bareverbs::owned::Endpoint), then [`connection::Route::connect`] or [`connection::Incoming::accept`] |
+//! | `rdma_create_qp`, `rdma_create_ep` | [`Pd::create_qp`](bareverbs::Pd::create_qp) or [`Endpoint`](bareverbs::Endpoint), then [`connection::Route::connect`] or [`connection::Incoming::accept`] |
 //! | `rdma_connect`, `rdma_accept`, `rdma_establish` | [`CmId::connect`], [`ConnectRequest::accept`], [`CmId::establish`] |
 //! | `rdma_reject`, `rdma_reject_ece` | [`ConnectRequest::reject`], [`ConnectRequest::reject_ece`], or drop |
 //! | `rdma_init_qp_attr` | [`CmId::init_qp_attr`] |
@@ -45,7 +45,7 @@
 //! | `rdma_join_multicast_ex`, `rdma_leave_multicast` | [`CmId::join_multicast`], [`event::UdPeer::attach`], [`CmId::leave_multicast`] |
 //! | `rdma_set_option` | `CmId::set_tos`, `set_reuse_addr`, `set_ipv6_only`, `set_ack_timeout`, `set_path`; [`IdOptions`] |
 //! | `rdma_set_local_ece`, `rdma_get_remote_ece` | [`ConnParam::ece`] or [`ConnectOptions::ece`], [`PeerParam::ece`] |
-//! | `rdma_reg_msgs`, `rdma_post_send`, `rdma_get_send_comp` and the other inline functions | [`Pd::register`](bareverbs::Pd::register), and the operations of [`Endpoint`](bareverbs::owned::Endpoint) |
+//! | `rdma_reg_msgs`, `rdma_post_send`, `rdma_get_send_comp` and the other inline functions | [`Pd::register`](bareverbs::Pd::register), and the operations of [`Endpoint`](bareverbs::Endpoint) |
 //! | `rdma_create_srq`, `rdma_destroy_srq` | [`Pd::create_srq`](bareverbs::Pd::create_srq), drop |
 //! | `rdma_resolve_addrinfo`, `rdma_query_addrinfo`, `rdma_write_cm_event` | [`CmId::resolve_ib_service`], [`CmId::ib_services`], [`CmId::write_user_event`] |
 //! | `rsocket`, `rconnect`, `rlisten`, `raccept` | [`stream::RdmaStream`], [`stream::RdmaListener`] |

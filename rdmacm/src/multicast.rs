@@ -2,7 +2,8 @@
 
 use std::net::SocketAddr;
 
-use bareverbs::{Provider, Qp, QpType, Ud};
+use bareverbs::Provider;
+use bareverbs::qp::{Qp, QpType, Ud};
 use bareverbs_uapi::rdma_cm::JoinFlags;
 use bareverbs_uapi::rdma_cm::structs::{DestroyIdReq, JoinIpMcastReq, JoinMcastReq};
 
@@ -38,7 +39,7 @@ impl CmId {
     /// [`MulticastError`](crate::event::EventKind::MulticastError) follows, under the returned key.
     /// To receive, attach the QP with [`UdPeer::attach`].
     ///
-    /// [`Datagrams`](bareverbs::owned::Datagrams) with the Q_Key of the group receive by their own
+    /// [`Datagrams`](bareverbs::Datagrams) with the Q_Key of the group receive by their own
     /// `join` (InfiniBand: `join_with_lid`), and send to their `destination_with_path`.
     ///
     /// On RoCE a full member of an IPv4 group also joins it on the network interface. There are no

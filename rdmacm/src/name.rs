@@ -5,7 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 use std::path::Path;
 use std::{fmt, fs};
 
-use bareverbs::{Gid, QpType};
+use bareverbs::Gid;
+use bareverbs::qp::QpType;
 
 use crate::{Addr, CmId, Error, EventChannel, IbAddr, PortSpace, Result};
 
@@ -207,7 +208,7 @@ pub struct AddrHints {
 /// An address with the port space and the QP type of its identifier.
 ///
 /// ```
-/// use bareverbs::QpType;
+/// use bareverbs::qp::QpType;
 /// use bareverbs_rdmacm::{AddrHints, AddrInfo, PortSpace};
 ///
 /// let hints = AddrHints { qp_type: Some(QpType::UD), ..AddrHints::default() };

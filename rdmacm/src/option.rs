@@ -1,6 +1,7 @@
 //! Options of identifiers.
 
-use bareverbs::{AckTimeout, QpType};
+use bareverbs::qp::QpType;
+use bareverbs::values::AckTimeout;
 use bareverbs_uapi::rdma_cm::path::{PathFlags, PathRecData};
 use bareverbs_uapi::rdma_cm::structs::SetOptionReq;
 use bareverbs_uapi::rdma_cm::{IbOption, IdOption, OptionLevel};

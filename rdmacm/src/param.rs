@@ -3,7 +3,8 @@
 use std::fmt;
 use std::ops::Deref;
 
-use bareverbs::{Ece, QpType, RetryCount, RnrRetry};
+use bareverbs::qp::{Ece, QpType};
+use bareverbs::values::{RetryCount, RnrRetry};
 use bareverbs_uapi::rdma_cm::{MAX_PRIVATE_DATA, structs};
 
 use crate::{Error, Result};
@@ -34,7 +35,7 @@ impl Message {
     /// such a request for one of an IP address if the upper half of the second byte is 4 or 6.
     ///
     /// ```
-    /// use bareverbs::QpType;
+    /// use bareverbs::qp::QpType;
     /// use bareverbs_rdmacm::Message;
     ///
     /// assert_eq!(Message::Connect.max_private_data(QpType::RC, false), 56);
@@ -124,7 +125,7 @@ impl fmt::Debug for PrivateData {
 /// use bareverbs_rdmacm::ConnParam;
 ///
 /// let param = ConnParam { private_data: b"hello", ..ConnParam::new(0x11) };
-/// assert_eq!(param.retry_count, bareverbs::RetryCount::DEFAULT);
+/// assert_eq!(param.retry_count, bareverbs::values::RetryCount::DEFAULT);
 /// ```
 #[doc(alias = "rdma_conn_param")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Parsers of kernel responses, public for fuzzing.
 
-use bareverbs::QpType;
+use bareverbs::qp::QpType;
 use bareverbs_uapi::rdma_cm::address::SocketAddressStorage;
 use bareverbs_uapi::rdma_cm::structs::EventResp;
 

@@ -1,10 +1,11 @@
 //! Queue pairs of connections, and the attributes for them that the kernel hands out.
 
-use bareverbs::owned::Endpoint;
-use bareverbs::{
-    Access, AhAttr, Ece, Gid, GlobalRoute, MigState, MinRnrTimer, PortNum, Provider, Qp, QpAttr, QpAttrMask,
-    QpCap, QpState, QpType, Rc, RdAtomicLimits, RetryCount, RnrRetry, RtrAttr, Uc, XrcSend, XrcTarget,
-};
+use bareverbs::ah::{AhAttr, GlobalRoute};
+use bareverbs::device::RdAtomicLimits;
+use bareverbs::qp::{Ece, MigState, Qp, QpAttr, QpAttrMask, QpCap, QpState, QpType, Rc, RtrAttr, Uc};
+use bareverbs::values::{MinRnrTimer, RetryCount, RnrRetry};
+use bareverbs::xrc::{XrcSend, XrcTarget};
+use bareverbs::{Access, Endpoint, Gid, PortNum, Provider};
 use bareverbs_uapi::write::structs;
 
 use crate::steps::{refused, withdrawn};
@@ -32,8 +33,8 @@ pub(crate) fn ah_attr(attr: &structs::AhAttr) -> AhAttr {
 /// The attributes and their mask in the kernel's form.
 pub(crate) fn qp_attr(attr: &structs::QpAttr) -> bareverbs::Result<(QpAttr, QpAttrMask)> {
     let values = QpAttr {
-        qp_state: bareverbs::QpState(attr.qp_state as u8),
-        cur_qp_state: bareverbs::QpState(attr.cur_qp_state as u8),
+        qp_state: bareverbs::qp::QpState(attr.qp_state as u8),
+        cur_qp_state: bareverbs::qp::QpState(attr.cur_qp_state as u8),
         path_mtu: match attr.path_mtu {
             0 => None,
             mtu => Some(u8::try_from(mtu).unwrap_or(u8::MAX).try_into()?),
@@ -75,7 +76,7 @@ pub(crate) fn qp_attr(attr: &structs::QpAttr) -> bareverbs::Result<(QpAttr, QpAt
 const RD_ATOMIC: u8 = 16;
 
 mod sealed {
-    use bareverbs::{Ece, QpAttr, QpAttrMask, QpState, QpType, Transport};
+    use bareverbs::qp::{Ece, QpAttr, QpAttrMask, QpState, QpType, Transport};
 
     pub trait Sealed {
         fn qp_type(&self) -> QpType;
@@ -92,14 +93,14 @@ mod sealed {
     pub trait Connects: Transport {}
 }
 
-/// A queue pair that a connection moves to RTS: [`Qp<Rc>`](bareverbs::Qp), `Qp<Uc>`, the safe
-/// [`Endpoint`](bareverbs::owned::Endpoint) over an RC one, or one end of an XRC connection. It is
+/// A queue pair that a connection moves to RTS: [`Qp<Rc>`](bareverbs::qp::Qp), `Qp<Uc>`, the safe
+/// [`Endpoint`](bareverbs::Endpoint) over an RC one, or one end of an XRC connection. It is
 /// sealed.
 ///
 /// The identifiers of UC and XRC queue pairs are those of
 /// [`IdOptions::qp_type`](crate::IdOptions::qp_type). An XRC connection has a
-/// [`Qp<XrcSend>`](bareverbs::XrcSend) at its active side and an
-/// [`XrcTarget`](bareverbs::XrcTarget) at its passive side. It uses no ECE options.
+/// [`Qp<XrcSend>`](bareverbs::xrc::XrcSend) at its active side and an
+/// [`XrcTarget`](bareverbs::xrc::XrcTarget) at its passive side. It uses no ECE options.
 pub trait ConnectQueue: sealed::Sealed {}
 
 impl<T: sealed::Connects, P: Provider> ConnectQueue for Qp<T, P> {}

@@ -14,8 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
-use bareverbs::Address;
-use bareverbs::owned::{Endpoint, EndpointOptions};
+use bareverbs::{Address, Endpoint, EndpointOptions};
 use bareverbs_provider::wake::FirstPanic;
 use rustix::io::Errno;
 
@@ -666,7 +665,7 @@ mod tests {
     fn new_key() -> Key {
         crate::key::create(crate::key::KeyInfo {
             port_space: crate::PortSpace::Tcp,
-            qp_type: bareverbs::QpType::RC,
+            qp_type: bareverbs::qp::QpType::RC,
         })
     }
 
@@ -787,7 +786,7 @@ mod tests {
                     connector: &crate::$runtime::Connector,
                     addr: std::net::SocketAddr,
                 ) {
-                    let options = bareverbs::owned::Endpoint::<bareverbs::Mr<bareverbs::Buffer>>::options();
+                    let options = bareverbs::Endpoint::<bareverbs::Mr<bareverbs::Buffer>>::options();
                     can_move(&channel.wait());
                     can_move(&listener.accept(&options));
                     can_move(&connection.disconnected());

@@ -9,7 +9,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use bareverbs::QpType;
+use bareverbs::qp::QpType;
 use rustix::io::Errno;
 
 use crate::event::{Event, EventKind, UdPeer, Unreachable};

@@ -1,7 +1,7 @@
 //! Async wrappers for [tokio](https://docs.rs/tokio) (feature `tokio`).
 //!
 //! ```no_run
-//! use bareverbs::owned::Endpoint;
+//! use bareverbs::Endpoint;
 //! use bareverbs_rdmacm::tokio::{Listener, connect};
 //! use bareverbs_rdmacm::connection::Domains;
 //! use std::net::SocketAddr;
@@ -27,8 +27,7 @@
 //! endpoints have buffers of a pool here:
 //!
 //! ```no_run
-//! use bareverbs::Pd;
-//! use bareverbs::owned::{Endpoint, Lease, Pool};
+//! use bareverbs::{Endpoint, PoolBuffer, Pd, Pool};
 //! use bareverbs_rdmacm::tokio::{Incoming, Listener};
 //! use bareverbs_rdmacm::{ConnectOptions, Result};
 //! use std::net::SocketAddr;
@@ -44,7 +43,7 @@
 //!
 //! async fn answer(request: Incoming, pd: Pd) -> Result<()> {
 //!     let pool = Pool::new(&pd, 16, 4096)?;
-//!     let mut endpoint: Endpoint<Lease> = Endpoint::options().port(request.port()?).build(&pd)?;
+//!     let mut endpoint: Endpoint<PoolBuffer> = Endpoint::options().port(request.port()?).build(&pd)?;
 //!     endpoint.post_recv(pool.take().expect("a free buffer"))?;
 //!     let peer = request.accept(endpoint, &ConnectOptions::default()).await?;
 //!     let mut peer = peer.try_map(bareverbs::tokio::Endpoint::new)?;
@@ -59,13 +58,13 @@ use std::task::{Context, Poll, ready};
 use ::tokio::io::Interest;
 use ::tokio::io::unix::AsyncFd;
 use ::tokio::runtime::Handle;
-use bareverbs::owned::EndpointOptions;
+use bareverbs::EndpointOptions;
 
 use crate::connection::Domains;
 use crate::runtime::{self, Descriptor, failed};
 use crate::{Addr, Error, Name, Result};
 
-type Queue = bareverbs::owned::Endpoint;
+type Queue = bareverbs::Endpoint;
 
 /// An [event channel](crate::EventChannel) that tasks of tokio wait on.
 pub type EventChannel = runtime::EventChannel<Readiness>;

@@ -3,7 +3,8 @@
 use std::os::fd::{AsFd, AsRawFd};
 
 use anyhow::{Context as _, Result};
-use bareverbs::{AsyncEvent, Device, EventType};
+use bareverbs::device::EventType;
+use bareverbs::{AsyncEvent, Device};
 use rustix::event::PollFlags;
 use serde::Serialize;
 

@@ -2,8 +2,7 @@
 //! with `rdma_server` and `rdma_client` of librdmacm.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use bareverbs::owned::{Endpoint, Op, Part};
-use bareverbs::{Buffer, Pd, PortNum};
+use bareverbs::{Buffer, Endpoint, Op, Pd, PortNum, RegionMut};
 use bareverbs_rdmacm::IdOptions;
 use bareverbs_rdmacm::connection::{Connection, Listener, Route};
 use serde::Serialize;
@@ -25,9 +24,9 @@ struct Report {
 }
 
 /// An endpoint with a receive for the message of the peer.
-pub(crate) fn endpoint(pd: &Pd, port: PortNum) -> Result<Endpoint<Part>> {
+pub(crate) fn endpoint(pd: &Pd, port: PortNum) -> Result<Endpoint<RegionMut>> {
     let mut endpoint = Endpoint::options().port(port).sends(1).recvs(1).inline(MESSAGE as u32).build(pd)?;
-    endpoint.post_recv(Part::register(pd, Buffer::zeroed(MESSAGE)?)?)?;
+    endpoint.post_recv(RegionMut::register(pd, Buffer::zeroed(MESSAGE)?)?)?;
     Ok(endpoint)
 }
 
@@ -80,7 +79,7 @@ pub(crate) fn say(json: bool, text: &str) -> Result<()> {
 }
 
 /// Sends the message. Its completion is waited for with the receive, or by the end.
-pub(crate) fn send(connection: &mut Connection<Endpoint<Part>>, stop: &Stop) -> Result<()> {
+pub(crate) fn send(connection: &mut Connection<Endpoint<RegionMut>>, stop: &Stop) -> Result<()> {
     connection.post(Op::send_inline(&[0; MESSAGE]))?;
     while connection.pending_sends() > 0 {
         if next_completion(connection, stop)?.is_none() {
@@ -92,7 +91,7 @@ pub(crate) fn send(connection: &mut Connection<Endpoint<Part>>, stop: &Stop) -> 
 }
 
 /// Receives the message.
-pub(crate) fn receive(connection: &mut Connection<Endpoint<Part>>, stop: &Stop) -> Result<()> {
+pub(crate) fn receive(connection: &mut Connection<Endpoint<RegionMut>>, stop: &Stop) -> Result<()> {
     while connection.pending_recvs() > 0 {
         let Some(done) = next_completion(connection, stop)? else {
             bail!("the peer has ended the connection without a message");

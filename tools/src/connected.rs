@@ -4,8 +4,9 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::Result;
-use bareverbs::owned::{Done, Endpoint, Part};
-use bareverbs::{Access, Errno, MinRnrTimer, QpState};
+use bareverbs::qp::QpState;
+use bareverbs::values::MinRnrTimer;
+use bareverbs::{Access, Done, Endpoint, Errno, RegionMut};
 use bareverbs_rdmacm::connection::{ConnectOptions, Connection, Incoming, Listener};
 use bareverbs_rdmacm::event::{EventKind, Unreachable};
 use bareverbs_rdmacm::{CmId, Error as CmError};
@@ -20,7 +21,7 @@ pub(crate) const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 
 /// Moves an endpoint to RTS by the attributes of its identifier.
-pub(crate) fn bring_up(id: &CmId, endpoint: &mut Endpoint<Part>) -> Result<()> {
+pub(crate) fn bring_up(id: &CmId, endpoint: &mut Endpoint<RegionMut>) -> Result<()> {
     for state in [QpState::INIT, QpState::RTR, QpState::RTS] {
         let (mut attr, mask) = id.init_qp_attr(state)?;
         // The kernel's value is 655 ms.
@@ -93,9 +94,9 @@ fn look<C, T, E>(
 
 /// The next completion of a connection. `None`: the peer has ended the connection.
 pub(crate) fn next_completion(
-    connection: &mut Connection<Endpoint<Part>>,
+    connection: &mut Connection<Endpoint<RegionMut>>,
     stop: &Stop,
-) -> Result<Option<Done<Part>>> {
+) -> Result<Option<Done<RegionMut>>> {
     loop {
         stop.check()?;
         if let Some(ended) = connection.poll() {

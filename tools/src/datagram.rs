@@ -5,11 +5,13 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use bareverbs::{
-    Access, Ah, AhAttr, Buffer, Context, Cq, CqInit, Datagram, GRH_BYTES, Imm, Mr, Payload, PortNum, Qp,
-    QpCap, QpCreateFlags, QpInit, QpState, RecvRequest, SendFlags, SendRequest, Ud, WcOpcode, WcStatus,
-    WorkCompletion,
+use bareverbs::ah::{Ah, AhAttr};
+use bareverbs::cq::{Cq, CqInit, WorkCompletion};
+use bareverbs::qp::{
+    Datagram, GRH_BYTES, Payload, Qp, QpCap, QpCreateFlags, QpInit, QpState, RecvRequest, SendFlags,
+    SendRequest, Ud,
 };
+use bareverbs::{Access, Buffer, Context, Imm, Mr, PortNum, WcOpcode, WcStatus};
 use bareverbs_rdmacm::event::{Event, EventKind, UdPeer};
 use bareverbs_rdmacm::{CmId, EventChannel};
 use rustix::event::PollFlags;

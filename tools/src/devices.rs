@@ -1,7 +1,8 @@
 //! `bareverbs devices`, and the device that a command uses.
 
 use anyhow::Result;
-use bareverbs::{Context, Device, PortState};
+use bareverbs::device::PortState;
+use bareverbs::{Context, Device};
 use serde::Serialize;
 
 use crate::cli::Devices;

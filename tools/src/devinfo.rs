@@ -7,9 +7,8 @@ use std::net::Ipv6Addr;
 use std::path::Path;
 
 use anyhow::{Result, bail, ensure};
-use bareverbs::{
-    Context, Device, DeviceAttr, DriverId, GidEntry, GidType, LinkLayer, NodeType, PortAttr, PortNum,
-};
+use bareverbs::device::{DeviceAttr, DriverId, GidEntry, GidType, LinkLayer, NodeType, PortAttr};
+use bareverbs::{Context, Device, PortNum};
 use rustix::net::netdevice::index_to_name;
 use serde::Serialize;
 

@@ -4,8 +4,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use bareverbs::device::{PortPhysState, PortState};
 use bareverbs::netlink::{DeviceInfo, PortInfo, RdmaNetlink, RouteNetlink};
-use bareverbs::{Device, Error, Gid, PortPhysState, PortState};
+use bareverbs::{Device, Error, Gid};
 use serde::Serialize;
 
 use crate::cli::device::{Link, LinkAction, LinkAdd, LinkName};

@@ -5,7 +5,8 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use bareverbs::{Gid, QpCreateFlags, SendFlags};
+use bareverbs::Gid;
+use bareverbs::qp::{QpCreateFlags, SendFlags};
 use bareverbs_rdmacm::event::EventKind;
 use bareverbs_rdmacm::{Addr, CmId, EventChannel, IbAddr, JoinMode};
 use serde::Serialize;

@@ -4,10 +4,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
+use bareverbs::device::{DriverId, PortState};
 use bareverbs::netlink::{
     AddressEvent, Event, EventSources, Events, NetdevEvent, RdmaEvent, RdmaNetlink, Uevent,
 };
-use bareverbs::{AsyncEvent, AsyncEvents, Device, DriverId, PortState};
+use bareverbs::{AsyncEvent, AsyncEvents, Device};
 use rustix::event::PollFlags;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use serde::Serialize;

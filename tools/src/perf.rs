@@ -30,7 +30,9 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, anyhow};
-use bareverbs::{Context, Rc, Uc, Ud, XrcSend, XrcdShare};
+use bareverbs::Context;
+use bareverbs::qp::{Rc, Uc, Ud};
+use bareverbs::xrc::{XrcSend, XrcdShare};
 
 use self::counters::Snapshot;
 use self::link::{Local, Outcome};

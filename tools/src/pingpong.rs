@@ -18,7 +18,9 @@ mod wait;
 pub(crate) mod xsrq;
 
 use anyhow::{Context as _, Result};
-use bareverbs::{Context, Gid, GidIndex, LinkLayer, PortAttr};
+use bareverbs::device::{LinkLayer, PortAttr};
+use bareverbs::values::GidIndex;
+use bareverbs::{Context, Gid};
 
 use self::exchange::{Peer, Server};
 use self::limits::DeviceLimits;

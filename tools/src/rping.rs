@@ -8,8 +8,7 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use bareverbs::owned::{Done, Endpoint, Exposed, Op, Part};
-use bareverbs::{Access, Buffer, Pd, Remote};
+use bareverbs::{Access, Buffer, Done, Endpoint, Op, Pd, RegionMut, Remote, RemoteRegion};
 use bareverbs_rdmacm::Addr;
 use bareverbs_rdmacm::connection::{ConnectOptions, Connection, Domains, Incoming, Listener, Route};
 use serde::Serialize;
@@ -49,26 +48,26 @@ fn debug(options: &Rping, text: impl FnOnce() -> String) {
 
 /// A connection to a peer, and the buffer of its messages.
 struct Peer<'a> {
-    connection: Connection<Endpoint<Part>>,
+    connection: Connection<Endpoint<RegionMut>>,
     options: &'a Rping,
     stop: &'a Stop,
 }
 
 /// An endpoint with a receive for the first message.
-fn endpoint(pd: &Pd, port: bareverbs::PortNum) -> Result<Endpoint<Part>> {
+fn endpoint(pd: &Pd, port: bareverbs::PortNum) -> Result<Endpoint<RegionMut>> {
     let mut endpoint = Endpoint::options().port(port).sends(16).recvs(2).inline(MESSAGE as u32).build(pd)?;
-    endpoint.post_recv(Part::register(pd, Buffer::zeroed(MESSAGE)?)?)?;
+    endpoint.post_recv(RegionMut::register(pd, Buffer::zeroed(MESSAGE)?)?)?;
     Ok(endpoint)
 }
 
 impl Peer<'_> {
     /// The next completion. `None`: the peer has ended the connection.
-    fn next(&mut self) -> Result<Option<Done<Part>>> {
+    fn next(&mut self) -> Result<Option<Done<RegionMut>>> {
         connected::next_completion(&mut self.connection, self.stop)
     }
 
     /// Waits for an operation of this side, whose completion comes before the peer's next message.
-    fn finish(&mut self) -> Result<Part> {
+    fn finish(&mut self) -> Result<RegionMut> {
         loop {
             let Some(done) = self.next()? else { bail!("the peer has ended the connection") };
             if done.is_recv() {
@@ -174,7 +173,7 @@ fn serve(incoming: Incoming, domains: &Domains, options: &Rping, stop: &Stop) ->
     let device = incoming.device()?;
     let pd = domains.pd(device)?;
     let endpoint = endpoint(&pd, device.port)?;
-    let mut buffer = Part::register(&pd, Buffer::zeroed(options.size as usize)?)?;
+    let mut buffer = RegionMut::register(&pd, Buffer::zeroed(options.size as usize)?)?;
     let mut connection = incoming.accept(endpoint, &without_access(), LIMIT)?;
     // The thread of the listener reads the shared channel.
     connection.own_channel()?;
@@ -205,8 +204,8 @@ fn serve(incoming: Incoming, domains: &Domains, options: &Rping, stop: &Stop) ->
 }
 
 /// Memory that the peer accesses.
-fn expose(pd: &Pd, size: u32, access: Access) -> Result<Exposed> {
-    let part = Part::register(pd, Buffer::zeroed(size as usize)?)?;
+fn expose(pd: &Pd, size: u32, access: Access) -> Result<RemoteRegion> {
+    let part = RegionMut::register(pd, Buffer::zeroed(size as usize)?)?;
     Ok(part.expose(access).map_err(|refused| refused.error)?)
 }
 
@@ -232,7 +231,7 @@ fn run_client(options: &Rping, stop: &'static Stop) -> Result<()> {
 }
 
 /// One ping.
-fn ping(peer: &mut Peer<'_>, number: u64, source: &Exposed, sink: &Exposed) -> Result<()> {
+fn ping(peer: &mut Peer<'_>, number: u64, source: &RemoteRegion, sink: &RemoteRegion) -> Result<()> {
     let options = peer.options;
     let sent = ping_text(number, options.size as usize);
     source.write(0, &sent)?;

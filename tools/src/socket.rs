@@ -6,8 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use bareverbs::owned::{Exposed, Part};
-use bareverbs::{Access, Buffer};
+use bareverbs::{Access, Buffer, RegionMut, RemoteRegion};
 use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamError, StreamOptions};
 use rustix::event::PollFlags;
 
@@ -126,13 +125,13 @@ impl<'a> Socket<'a> {
     }
 
     /// Memory of the stream's protection domain, which the peer may write.
-    pub(crate) fn expose(&self, len: usize) -> Result<Exposed> {
-        let memory = Part::register(self.stream()?.pd(), Buffer::zeroed(len)?)?;
+    pub(crate) fn expose(&self, len: usize) -> Result<RemoteRegion> {
+        let memory = RegionMut::register(self.stream()?.pd(), Buffer::zeroed(len)?)?;
         Ok(memory.expose(Access::REMOTE_WRITE).map_err(|refused| refused.error)?)
     }
 
     /// Maps memory for writes of the peer at offset 0. Returns the number of the mapping.
-    pub(crate) fn map(&mut self, memory: &Exposed) -> Result<u32> {
+    pub(crate) fn map(&mut self, memory: &RemoteRegion) -> Result<u32> {
         let mut mapping = 0;
         self.attempt(Direction::Write, |inner| {
             mapping = inner.stream()?.map(memory, 0)?;

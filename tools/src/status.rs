@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use anyhow::Result;
+use bareverbs::Device;
+use bareverbs::device::{DriverId, PortAttr};
 use bareverbs::netlink::{DeviceInfo, PortInfo, RdmaNetlink};
-use bareverbs::{Device, DriverId, PortAttr};
 use serde::Serialize;
 
 use crate::cli::device::Status;

@@ -160,8 +160,12 @@ pub fn perf_preamble(server: bool, bytes: &[u8]) -> Result<String, String> {
     theirs.shutdown(Shutdown::Write).expect("a connected socket");
     let peer = Peer::from_socket(ours.into(), &stop, Duration::from_secs(1));
     let role = if server { Role::Server } else { Role::Client };
-    let local =
-        Preamble { peer: Version::OURS, cycle_buffer: 4096, cache_line: 64, mtu: bareverbs::Mtu::Mtu1024 };
+    let local = Preamble {
+        peer: Version::OURS,
+        cycle_buffer: 4096,
+        cache_line: 64,
+        mtu: bareverbs::values::Mtu::Mtu1024,
+    };
     let session = Session::new(peer, role, KeyForm::Gid);
     session
         .preamble(local, &["op=write".to_owned()])

@@ -7,7 +7,8 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use bareverbs::{Device, DriverId};
+use bareverbs::Device;
+use bareverbs::device::DriverId;
 use bareverbs_conform::replay::{self, Difference, Header, Replay as Replayed};
 use bareverbs_conform::trace::{End, Interface, Record, Summary, Target, trace};
 use nix::libc::PIPE_BUF;

@@ -7,8 +7,8 @@
 use std::os::fd::AsFd;
 
 use anyhow::{Context as _, Result, bail};
-use bareverbs::owned::{Endpoint, Part};
-use bareverbs::{Buffer, RetryCount};
+use bareverbs::values::RetryCount;
+use bareverbs::{Buffer, Endpoint, RegionMut};
 use bareverbs_rdmacm::connection::Domains;
 use bareverbs_rdmacm::event::{Event, EventKind, RequestParam};
 use bareverbs_rdmacm::{Addr, CmId, ConnParam, ConnectRequest, EventChannel, Key};
@@ -63,9 +63,9 @@ pub(crate) fn run(options: &Ucmatose) -> Result<()> {
 struct Node {
     /// Dropped before the endpoint: the kernel sends the DREQ while the QP still exists.
     id: CmId,
-    endpoint: Endpoint<Part>,
+    endpoint: Endpoint<RegionMut>,
     /// The buffers of messages that are not sent yet.
-    unsent: Vec<Part>,
+    unsent: Vec<RegionMut>,
     /// Completed sends and receives.
     sent: u32,
     received: u32,
@@ -277,7 +277,7 @@ impl Tool<'_> {
         let mut unsent = Vec::new();
         if count > 0 {
             let messages = || -> Result<_> {
-                Ok(Part::register(&pd, Buffer::zeroed(count as usize * size)?)?.chunks(size))
+                Ok(RegionMut::register(&pd, Buffer::zeroed(count as usize * size)?)?.chunks(size))
             };
             for buffer in messages()? {
                 endpoint.post_recv(buffer)?;

@@ -6,7 +6,7 @@
 use std::ops::ControlFlow;
 
 use anyhow::{Context as _, Result};
-use bareverbs::{QpCreateFlags, SendFlags};
+use bareverbs::qp::{QpCreateFlags, SendFlags};
 use bareverbs_rdmacm::event::EventKind;
 use bareverbs_rdmacm::{CmId, ConnParam, EventChannel};
 use serde::Serialize;

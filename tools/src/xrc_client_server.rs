@@ -4,10 +4,11 @@
 use std::os::fd::AsFd;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use bareverbs::{
-    Access, Arm, Buffer, CompChannel, Completion as _, Context, Cq, CqInit, PortNum, QpCap, QpInit, QpType,
-    RecvRequest, SendFlags, SrqInit, WcStatus, WorkCompletion, XrcSend, XrcSrqInit, XrcdShare,
-};
+use bareverbs::cq::{Arm, CompChannel, Completion as _, Cq, CqInit, WorkCompletion};
+use bareverbs::qp::{QpCap, QpInit, QpType, RecvRequest, SendFlags};
+use bareverbs::srq::SrqInit;
+use bareverbs::xrc::{XrcSend, XrcSrqInit, XrcdShare};
+use bareverbs::{Access, Buffer, Context, PortNum, WcStatus};
 use bareverbs_rdmacm::IdOptions;
 use bareverbs_rdmacm::connection::{ConnectOptions, Connection, Incoming, Listener, Route};
 
@@ -79,7 +80,7 @@ fn serve_xrc(
     listener: &Listener,
     incoming: Incoming,
     stop: &Stop,
-    end: impl FnOnce(Connection<bareverbs::XrcTarget>) -> Result<()>,
+    end: impl FnOnce(Connection<bareverbs::xrc::XrcTarget>) -> Result<()>,
 ) -> Result<()> {
     let (pd, port) = (listener.domains().pd(incoming.device()?)?, incoming.port()?);
     let xrcd = pd.context().open_xrcd(XrcdShare::Private)?;
@@ -116,7 +117,7 @@ fn serve_xrc(
 fn connect_xrc(
     route: Route,
     stop: &Stop,
-    end: impl FnOnce(Connection<bareverbs::Qp<XrcSend>>) -> Result<()>,
+    end: impl FnOnce(Connection<bareverbs::qp::Qp<XrcSend>>) -> Result<()>,
 ) -> Result<()> {
     let (pd, port) = (route.device()?.find()?.open()?.alloc_pd()?, route.port()?);
     let mut completions = Completions::new(pd.context())?;

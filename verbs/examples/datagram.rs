@@ -18,8 +18,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use bareverbs::owned::{Datagrams, Pool};
-use bareverbs::{Context, GRH_BYTES, Pd};
+use bareverbs::qp::GRH_BYTES;
+use bareverbs::{Context, Datagrams, Pd, Pool};
 use clap::Parser;
 use common::{Ends, Lines};
 

@@ -16,8 +16,7 @@ use std::net::TcpStream;
 use std::os::fd::AsFd;
 
 use anyhow::{Context as _, Result, ensure};
-use bareverbs::owned::{Endpoint, Lease, Pool};
-use bareverbs::{Context, Pd};
+use bareverbs::{Context, Endpoint, Pd, Pool, PoolBuffer};
 use clap::Parser;
 use common::{Ends, Lines};
 use rustix::event::epoll;
@@ -86,7 +85,7 @@ fn serve(pd: &Pd, options: &Options) -> Result<()> {
 }
 
 struct Client {
-    endpoint: Endpoint<Lease>,
+    endpoint: Endpoint<PoolBuffer>,
     stream: TcpStream,
 }
 
@@ -125,7 +124,7 @@ impl Client {
 
 fn ask(pd: &Pd, host: &str, options: &Options) -> Result<()> {
     let pool = Pool::new(pd, 2, LEN)?;
-    let mut endpoint: Endpoint<Lease> = Endpoint::options().build(pd)?;
+    let mut endpoint: Endpoint<PoolBuffer> = Endpoint::options().build(pd)?;
     let mut server = Lines::connect(host, options.ends.port)?;
     server.send(endpoint.address())?;
     endpoint.connect(&server.receive()?)?;

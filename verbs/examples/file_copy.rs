@@ -16,8 +16,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use bareverbs::owned::{Endpoint, Part};
-use bareverbs::{Buffer, Context};
+use bareverbs::{Buffer, Context, Endpoint, RegionMut};
 use clap::Parser;
 use common::{Ends, Lines};
 
@@ -38,7 +37,7 @@ fn main() -> Result<()> {
     let options = Options::parse();
     let pd = Context::open_first()?.alloc_pd()?;
     // One registration. Each operation has a part of it.
-    let parts = Part::register(&pd, Buffer::zeroed(PARTS * PART)?)?.chunks(PART);
+    let parts = RegionMut::register(&pd, Buffer::zeroed(PARTS * PART)?)?.chunks(PART);
     let endpoint = Endpoint::options().sends(PARTS as u32).recvs(PARTS as u32).build(&pd)?;
     match &options.ends.host {
         None => receive(&options, endpoint, parts),
@@ -46,7 +45,12 @@ fn main() -> Result<()> {
     }
 }
 
-fn send(options: &Options, host: &str, mut endpoint: Endpoint<Part>, mut free: Vec<Part>) -> Result<()> {
+fn send(
+    options: &Options,
+    host: &str,
+    mut endpoint: Endpoint<RegionMut>,
+    mut free: Vec<RegionMut>,
+) -> Result<()> {
     let mut file = File::open(&options.file).context("opening the file")?;
     let mut left = file.metadata()?.len();
     let mut server = Lines::connect(host, options.ends.port)?;
@@ -75,7 +79,11 @@ fn send(options: &Options, host: &str, mut endpoint: Endpoint<Part>, mut free: V
     Ok(())
 }
 
-fn receive(options: &Options, mut endpoint: Endpoint<Part>, parts: impl Iterator<Item = Part>) -> Result<()> {
+fn receive(
+    options: &Options,
+    mut endpoint: Endpoint<RegionMut>,
+    parts: impl Iterator<Item = RegionMut>,
+) -> Result<()> {
     let mut file = File::create(&options.file).context("creating the file")?;
     let mut client = Lines::new(options.ends.listen()?.accept()?.0);
     let length: u64 = client.receive()?;

@@ -22,8 +22,9 @@ use std::sync::Arc;
 use std::{str, thread};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use bareverbs::owned::{Endpoint, EndpointOptions, Exposed, Lease, Part, Pool};
-use bareverbs::{Access, Buffer, Context, Pd, Remote};
+use bareverbs::{
+    Access, Buffer, Context, Endpoint, EndpointOptions, Pd, Pool, PoolBuffer, RegionMut, Remote, RemoteRegion,
+};
 use clap::{Parser, Subcommand};
 use common::{Ends, Lines};
 
@@ -72,7 +73,7 @@ fn options() -> EndpointOptions {
 }
 
 fn serve(pd: &Pd, ends: &Ends, clients: usize) -> Result<()> {
-    let table = Part::register(pd, Buffer::zeroed(SLOTS * SLOT)?)?.expose(RIGHTS)?;
+    let table = RegionMut::register(pd, Buffer::zeroed(SLOTS * SLOT)?)?.expose(RIGHTS)?;
     let table = Arc::new(table);
     let mut threads = Vec::new();
     for stream in ends.listen()?.incoming().take(clients) {
@@ -94,7 +95,7 @@ fn serve(pd: &Pd, ends: &Ends, clients: usize) -> Result<()> {
 }
 
 /// Connects a client and waits until it leaves. The device serves its operations.
-fn admit(pd: &Pd, mut stream: TcpStream, table: &Exposed) -> Result<()> {
+fn admit(pd: &Pd, mut stream: TcpStream, table: &RemoteRegion) -> Result<()> {
     let mut client = Lines::new(stream.try_clone()?);
     let mut endpoint: Endpoint = options().build(pd)?;
     endpoint.connect(&client.receive()?)?;
@@ -135,7 +136,7 @@ impl Slot {
 
 /// The server's table, as a client sees it.
 struct Table {
-    endpoint: Endpoint<Lease>,
+    endpoint: Endpoint<PoolBuffer>,
     pool: Pool,
     base: Remote,
 }
@@ -145,12 +146,12 @@ impl Table {
         self.base.offset((index * SLOT + offset) as u64)
     }
 
-    fn buffer(&self) -> Lease {
+    fn buffer(&self) -> PoolBuffer {
         self.pool.take().expect("one operation at a time, which has the buffer")
     }
 
     /// Reads the first `len` bytes of a slot.
-    fn read(&mut self, index: usize, len: usize) -> Result<Lease> {
+    fn read(&mut self, index: usize, len: usize) -> Result<PoolBuffer> {
         self.endpoint.post_read(self.buffer(), ..len, self.remote(index, 0))?;
         Ok(self.endpoint.wait()?.into_buffer())
     }

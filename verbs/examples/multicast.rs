@@ -14,8 +14,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use bareverbs::owned::{DatagramAddress, Datagrams, Pool};
-use bareverbs::{Context, GRH_BYTES, Gid};
+use bareverbs::datagram::DatagramAddress;
+use bareverbs::qp::GRH_BYTES;
+use bareverbs::{Context, Datagrams, Gid, Pool};
 use clap::{Parser, ValueEnum};
 
 /// Datagrams with another Q_Key are dropped.

@@ -18,10 +18,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use bareverbs::{
-    Access, AckTimeout, Address, AhAttr, AlternatePath, AsyncEvent, Buffer, ConnectAttr, Context, Cq, CqInit,
-    EventType, MigState, Mr, Qp, QpCap, QpInit, Rc, Remote, SendFlags, WcStatus,
-};
+use bareverbs::ah::AhAttr;
+use bareverbs::cq::{Cq, CqInit};
+use bareverbs::device::EventType;
+use bareverbs::qp::{AlternatePath, ConnectAttr, MigState, Qp, QpCap, QpInit, Rc, SendFlags};
+use bareverbs::values::AckTimeout;
+use bareverbs::{Access, Address, AsyncEvent, Buffer, Context, Mr, Remote, WcStatus};
 use clap::Parser;
 use common::{Ends, Lines};
 

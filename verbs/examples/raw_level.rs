@@ -5,15 +5,16 @@
 
 use std::io;
 
+use bareverbs::ah::AhAttr;
+use bareverbs::cq::CqInit;
+use bareverbs::qp::{InitAttr, Qp, QpInit, Rc, RtrAttr, RtsAttr, SendFlags};
 use bareverbs::raw::uapi::method::Method;
 use bareverbs::raw::uapi::uverbs::{QueryMr, object};
+use bareverbs::raw::uapi::write;
 use bareverbs::raw::uapi::write::structs::{AllocPdReq, AllocPdResp};
-use bareverbs::raw::uapi::write::{self, AllocPd, WriteCommand};
+use bareverbs::raw::uapi::write::{AllocPd, WriteCommand};
 use bareverbs::raw::{DoorbellLayout, QueueLayout, RawContext, RawObject, UntypedCall};
-use bareverbs::{
-    Access, AhAttr, Buffer, Context, CqInit, InitAttr, Pd, Qp, QpInit, Rc, Report, RtrAttr, RtsAttr,
-    SendFlags,
-};
+use bareverbs::{Access, Buffer, Context, Pd, Report};
 
 type Result<T> = std::result::Result<T, Report>;
 

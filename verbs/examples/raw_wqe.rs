@@ -10,10 +10,10 @@
 //!     --share target/x86_64-unknown-linux-musl/debug/examples -- /share/raw_wqe
 //! ```
 
-use bareverbs::{
-    Access, AhAttr, Buffer, Context, Cq, CqInit, InitAttr, Mr, Pd, Qp, QpInit, Rc, Report, RtrAttr, RtsAttr,
-    SendFlags,
-};
+use bareverbs::ah::AhAttr;
+use bareverbs::cq::{Cq, CqInit};
+use bareverbs::qp::{InitAttr, Qp, QpInit, Rc, RtrAttr, RtsAttr, SendFlags};
+use bareverbs::{Access, Buffer, Context, Mr, Pd, Report};
 use bareverbs_mlx5::wqe::{self, BLOCK, Opcode, WqeDisplay};
 use bareverbs_mlx5::{Mlx5, RawWqe};
 

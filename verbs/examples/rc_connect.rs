@@ -6,7 +6,7 @@
 //! ```
 //!
 //! It shows the verbs themselves. Posting is `unsafe` at this level, because the compiler can't see
-//! how long the device uses the memory of a request. `bareverbs::owned::Endpoint` does the same
+//! how long the device uses the memory of a request. `bareverbs::Endpoint` does the same
 //! without `unsafe`; see the example `file_copy`.
 
 mod common;
@@ -14,10 +14,10 @@ mod common;
 use std::thread;
 
 use anyhow::{Result, ensure};
-use bareverbs::{
-    Access, Address, AhAttr, Buffer, Context, Cq, CqInit, InitAttr, Mr, Qp, QpInit, Rc, RecvRequest, RtrAttr,
-    RtsAttr, SendRequest, WcStatus, WorkCompletion,
-};
+use bareverbs::ah::AhAttr;
+use bareverbs::cq::{Cq, CqInit, WorkCompletion};
+use bareverbs::qp::{InitAttr, Qp, QpInit, Rc, RecvRequest, RtrAttr, RtsAttr, SendRequest};
+use bareverbs::{Access, Address, Buffer, Context, Mr, WcStatus};
 use clap::Parser;
 use common::{Ends, Lines};
 

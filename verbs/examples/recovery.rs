@@ -23,9 +23,8 @@ use std::time::{Duration, Instant};
 use std::{str, thread};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use bareverbs::owned::Lease;
-use bareverbs::owned::server::{Client, Event, Handle, Server, Waited};
-use bareverbs::{Context, Pd};
+use bareverbs::server::{Client, Event, Handle, Server, Waited};
+use bareverbs::{Context, Pd, PoolBuffer};
 use clap::Parser;
 use common::{Ends, Lines};
 
@@ -151,7 +150,7 @@ fn send(pd: &Pd, host: &str, options: &Options) -> Result<()> {
 }
 
 /// Queues a message. If the connection is lost, an event follows, and the message is sent again.
-fn send_number(client: &Client, mut buffer: Lease, number: u64) {
+fn send_number(client: &Client, mut buffer: PoolBuffer, number: u64) {
     let text = number.to_string();
     buffer.bytes_mut()[..text.len()].copy_from_slice(text.as_bytes());
     client.send(buffer, ..text.len()).detach();

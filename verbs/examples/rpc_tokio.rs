@@ -9,7 +9,7 @@
 #![forbid(unsafe_code)]
 
 use anyhow::{Context as _, Result, bail, ensure};
-use bareverbs::owned::server::{Client, Event, Handle, Server};
+use bareverbs::server::{Client, Event, Handle, Server};
 use bareverbs::tokio::Readiness;
 use bareverbs::{Address, Context, Pd};
 use clap::Parser;

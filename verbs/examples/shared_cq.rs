@@ -13,8 +13,7 @@ mod common;
 use std::thread;
 
 use anyhow::{Context as _, Result, ensure};
-use bareverbs::Context;
-use bareverbs::owned::{Hub, Lease, Pool};
+use bareverbs::{Context, Hub, Pool, PoolBuffer};
 use clap::Parser;
 use common::{Ends, Lines};
 
@@ -93,6 +92,6 @@ fn ask(hub: &Hub, pool: &Pool, mut server: Lines, thread: u32, messages: u32) ->
     Ok(())
 }
 
-fn buffer(pool: &Pool) -> Result<Lease> {
+fn buffer(pool: &Pool) -> Result<PoolBuffer> {
     pool.take().context("a free buffer")
 }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! It shows the SRQ itself. Posting to it is `unsafe`, because the compiler can't see how long the
-//! device uses the memory of a receive. `bareverbs::owned::server` has such a server without
+//! device uses the memory of a receive. `bareverbs::server` has such a server without
 //! `unsafe`, with flow control and an orderly end; see the example `rpc_tokio`.
 
 mod common;
@@ -16,11 +16,10 @@ use std::collections::HashMap;
 use std::thread;
 
 use anyhow::{Context as _, Result, ensure};
-use bareverbs::owned::{Endpoint, Pool};
-use bareverbs::{
-    Access, Buffer, ConnectAttr, Context, CqInit, Mr, Pd, QpCap, QpInit, Rc, RecvRequest, SendFlags, Srq,
-    SrqInit, WcOpcode, WcStatus,
-};
+use bareverbs::cq::CqInit;
+use bareverbs::qp::{ConnectAttr, QpCap, QpInit, Rc, RecvRequest, SendFlags};
+use bareverbs::srq::{Srq, SrqInit};
+use bareverbs::{Access, Buffer, Context, Endpoint, Mr, Pd, Pool, WcOpcode, WcStatus};
 use clap::Parser;
 use common::{Ends, Lines};
 

@@ -2,7 +2,6 @@
 //!
 //! `cargo run --example tokio_echo --features tokio`, on a machine with an RDMA device.
 
-use bareverbs::owned;
 use bareverbs::tokio::Endpoint;
 use bareverbs::{Access, Buffer, Context, Mr, Pd, Report};
 
@@ -12,8 +11,8 @@ const BYTES: usize = 64;
 #[tokio::main(flavor = "current_thread")]
 pub(crate) async fn main() -> Result<(), Report> {
     let pd = Context::open_first()?.alloc_pd()?;
-    let mut client = owned::Endpoint::new(&pd, 1, 2)?;
-    let mut server = owned::Endpoint::new(&pd, 1, 2)?;
+    let mut client = bareverbs::Endpoint::new(&pd, 1, 2)?;
+    let mut server = bareverbs::Endpoint::new(&pd, 1, 2)?;
     // Between two machines, the addresses go over a socket.
     client.connect(&server.address())?;
     server.connect(&client.address())?;
@@ -59,9 +58,9 @@ async fn ask(mut endpoint: Endpoint, pd: &Pd) -> bareverbs::Result<()> {
         endpoint.post_send(question, ..text.len())?;
         // The answer's completion may come before that of the send.
         let ended = [endpoint.wait().await?, endpoint.wait().await?];
-        let answer = ended.iter().find_map(owned::Done::message);
+        let answer = ended.iter().find_map(bareverbs::Done::message);
         assert_eq!(answer, Some(text.as_bytes()), "each message comes back as it was");
-        [question, room] = ended.map(owned::Done::into_buffer);
+        [question, room] = ended.map(bareverbs::Done::into_buffer);
     }
     Ok(())
 }

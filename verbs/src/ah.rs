@@ -7,11 +7,14 @@ use bareverbs_provider::request::AhRequest;
 use bareverbs_provider::traits::{CreatedAh, Provider};
 use bareverbs_provider::work::WcFlags;
 
+use crate::cq::WorkCompletion;
+use crate::device::{GidEntry, GidType};
+use crate::qp::GRH_BYTES;
 use crate::raw::Released;
-use crate::{
-    AhAttr, AnyProvider, Context, Error, GRH_BYTES, Gid, GidEntry, GidType, GlobalRoute, Pd, PortNum,
-    Refused, Result, WorkCompletion,
-};
+use crate::{AnyProvider, Context, Error, Gid, Pd, PortNum, Refused, Result};
+
+pub use crate::qp::attr::{AhAttr, GlobalRoute};
+pub use bareverbs_uapi::verbs_values::Rate;
 
 /// Hop limit of a reply: the largest, because the header of the received datagram has only its
 /// remaining hops.
@@ -19,10 +22,13 @@ const ANSWER_HOP_LIMIT: u8 = 255;
 /// Next header value of RoCE v2.
 const UDP: u8 = 17;
 
-/// An address handle: the path to a peer's port, for any number of [datagrams](crate::Datagram).
+/// An address handle: the path to a peer's port, for any number of [datagrams](crate::qp::Datagram).
 ///
 /// ```no_run
-/// use bareverbs::{AhAttr, CqInit, Datagram, Device, Gid, QpCap, QpInit, SendFlags, Ud, UdInitAttr};
+/// use bareverbs::ah::AhAttr;
+/// use bareverbs::cq::CqInit;
+/// use bareverbs::qp::{Datagram, QpCap, QpInit, SendFlags, Ud, UdInitAttr};
+/// use bareverbs::{Device, Gid};
 ///
 /// # let (peer_gid, peer_qp_num) = (Gid::default(), 17);
 /// let context = Device::find("rxe0")?.open()?;
@@ -123,7 +129,7 @@ impl<P: Provider> Ah<P> {
     /// 4 bytes in host byte order.
     ///
     /// ```no_run
-    /// # fn example(ah: &bareverbs::Ah) {
+    /// # fn example(ah: &bareverbs::ah::Ah) {
     /// // The LID or the UDP source port of `mlx5_wqe_av`.
     /// let bytes = ah.address_vector();
     /// if bytes.len() == 48 {
@@ -259,7 +265,9 @@ impl Grh {
     /// IPv4 checksum decides.
     ///
     /// ```
-    /// use bareverbs::{GRH_BYTES, Gid, Grh};
+    /// use bareverbs::Gid;
+    /// use bareverbs::ah::Grh;
+    /// use bareverbs::qp::GRH_BYTES;
     /// use std::net::Ipv4Addr;
     ///
     /// let mut bytes = [0; GRH_BYTES];
@@ -318,7 +326,7 @@ fn checksum(header: &[u8]) -> u16 {
 /// choose among paths of equal cost by it.
 ///
 /// ```
-/// assert_eq!(bareverbs::flow_label_to_udp_sport(0x0_0001), 0xc001);
+/// assert_eq!(bareverbs::ah::flow_label_to_udp_sport(0x0_0001), 0xc001);
 /// ```
 #[doc(alias = "ibv_flow_label_to_udp_sport")]
 #[doc(alias = "rdma_flow_label_to_udp_sport")]

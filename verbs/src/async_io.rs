@@ -4,7 +4,8 @@
 //! Each type wraps the type of the same name. Polling and posting are unchanged.
 //!
 //! ```no_run
-//! use bareverbs::{Cq, CqInit, Device, async_io};
+//! use bareverbs::cq::{Cq, CqInit};
+//! use bareverbs::{async_io, Device};
 //!
 //! # async fn completions() -> bareverbs::Result<()> {
 //! let context = Device::find("rxe0")?.open()?;
@@ -28,12 +29,12 @@ use ::async_io::Async;
 use bareverbs_provider::wake::in_thread;
 
 use crate::event_fd::EventFd;
-use crate::owned::Lease;
+use crate::owned::PoolBuffer;
 use crate::readiness::sealed::{self, Events};
 use crate::tasks::{self as runtime, failed};
 use crate::{AnyProvider, Buffer, Mr, Result, readiness};
 
-/// A [completion channel](crate::CompChannel) that tasks of async-io wait on.
+/// A [completion channel](crate::cq::CompChannel) that tasks of async-io wait on.
 pub type CompChannel = runtime::CompChannel<Readiness>;
 
 /// A stream of [asynchronous events](crate::AsyncEvents) that tasks of async-io wait for.
@@ -48,7 +49,7 @@ pub type Wait<'e, B = Mr<Buffer>, P = AnyProvider> = runtime::Wait<'e, Readiness
 
 /// [Datagrams](crate::owned::Datagrams) that tasks of async-io wait for. With the feature `futures`, a
 /// stream of those that are received.
-pub type Datagrams<B = Lease, P = AnyProvider> = runtime::Datagrams<Readiness, B, P>;
+pub type Datagrams<B = PoolBuffer, P = AnyProvider> = runtime::Datagrams<Readiness, B, P>;
 
 /// A file descriptor that is registered with the reactor.
 #[derive(Debug)]

@@ -7,7 +7,8 @@ use bareverbs_uapi::verbs_values::{self as values, AtomicCap, PortSpeed, PortWid
 use bareverbs_uapi::write::structs::ExQueryDeviceResp;
 use bareverbs_uapi::write::types::{DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps, RawPacketCaps};
 
-use crate::{Guid, LinkLayer, Mtu, PortPhysState, PortState};
+use crate::device::{LinkLayer, PortPhysState, PortState};
+use crate::values::{Guid, Mtu};
 
 /// Declares fields as `$field: $type = $value`, where `$value` reads the kernel's response.
 macro_rules! attr_struct {
@@ -139,7 +140,7 @@ attr_struct! {
         /// RSS hash functions.
         rx_hash_function: HashFunctions = HashFunctions::empty();
         /// Packet pacing: minimum rate in kbit/s
-        /// ([`QpAttr::rate_limit`](crate::QpAttr::rate_limit)).
+        /// ([`QpAttr::rate_limit`](crate::qp::QpAttr::rate_limit)).
         qp_rate_limit_min: u32 = 0;
         /// Packet pacing: maximum rate in kbit/s; 0 if unsupported.
         qp_rate_limit_max: u32 = 0;

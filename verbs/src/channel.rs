@@ -17,7 +17,8 @@ use crate::{Error, Result};
 /// reactors built on them, and is always non-blocking.
 ///
 /// ```no_run
-/// use bareverbs::{Arm, Cq, CqInit, Device};
+/// use bareverbs::Device;
+/// use bareverbs::cq::{Arm, Cq, CqInit};
 ///
 /// let context = Device::find("rxe0")?.open()?;
 /// let channel = context.create_comp_channel()?;
@@ -53,7 +54,7 @@ pub struct CompChannel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CompEvent {
-    /// [`CqInit::user_data`](crate::CqInit::user_data) of the CQ.
+    /// [`CqInit::user_data`](crate::cq::CqInit::user_data) of the CQ.
     pub user_data: u64,
 }
 

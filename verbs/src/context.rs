@@ -18,13 +18,18 @@ use rustix::io::Errno;
 
 pub use capabilities::Capabilities;
 
-use crate::error::explain;
+use crate::ah::AhAttr;
+use crate::cq::{CompChannel, Cq, CqInit};
+use crate::device::{ClockInfo, DeviceAttr, DriverId, GidEntry, LinkLayer, PortAttr};
+use crate::dm::{Dm, DmInit};
+use crate::error::{Feature, Limit, explain};
+use crate::flow::FlowCounters;
 use crate::gid::select_gid;
-use crate::{
-    AhAttr, AnyProvider, AsyncEvents, ClockInfo, CompChannel, Cq, CqInit, Device, DeviceAttr, Dm, DmInit,
-    Dmah, DmahInit, DriverId, Error, Feature, FlowCounters, GidEntry, GidIndex, IndirectionTable, Limit,
-    LinkLayer, Pd, PortAttr, PortNum, Result, WcStatus, Wq, Xrcd, XrcdShare, link_down,
-};
+use crate::mr::{Dmah, DmahInit};
+use crate::rss::{IndirectionTable, Wq};
+use crate::values::GidIndex;
+use crate::xrc::{Xrcd, XrcdShare};
+use crate::{AnyProvider, AsyncEvents, Device, Error, Pd, PortNum, Result, WcStatus, link_down};
 
 /// Most GID entries that one call can return: an attribute has at most 65,535 bytes.
 const MAX_GID_ENTRIES: u32 = (u16::MAX as usize / size_of::<KernelGidEntry>()) as u32;
@@ -70,11 +75,11 @@ pub(crate) struct ContextInner {
 #[non_exhaustive]
 pub struct RdAtomicLimits {
     /// Reads and atomics that it executes for the peer: the maximum of
-    /// [`RtrAttr::max_dest_rd_atomic`](crate::RtrAttr::max_dest_rd_atomic).
+    /// [`RtrAttr::max_dest_rd_atomic`](crate::qp::RtrAttr::max_dest_rd_atomic).
     #[doc(alias = "max_qp_rd_atom")]
     pub responder: u32,
     /// Reads and atomics that it has outstanding: the maximum of
-    /// [`RtsAttr::max_rd_atomic`](crate::RtsAttr::max_rd_atomic).
+    /// [`RtsAttr::max_rd_atomic`](crate::qp::RtsAttr::max_rd_atomic).
     #[doc(alias = "max_qp_init_rd_atom")]
     pub requester: u32,
 }
@@ -300,13 +305,14 @@ impl<P: Provider> Context<P> {
     }
 
     /// The conversion of the device clock to wall-clock time, from a page that the kernel updates.
-    /// [`ClockInfo::time`] gives the time of a [completion](crate::Completion::timestamp).
+    /// [`ClockInfo::time`] gives the time of a [completion](crate::cq::Completion::timestamp).
     ///
     /// The result is valid for about a second: read it again for each batch of completions. A read
     /// needs no system call after the first one.
     ///
     /// ```no_run
-    /// use bareverbs::{Completion, Context, Cq};
+    /// use bareverbs::Context;
+    /// use bareverbs::cq::{Completion, Cq};
     /// use std::time::SystemTime;
     ///
     /// fn print_times(context: &Context, cq: &mut Cq) -> bareverbs::Result<()> {
@@ -334,7 +340,7 @@ impl<P: Provider> Context<P> {
     }
 
     /// Creates counters for flows; see
-    /// [`Qp::create_counted_flow`](crate::Qp::create_counted_flow).
+    /// [`Qp::create_counted_flow`](crate::qp::Qp::create_counted_flow).
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the device has no flow counters; [`Error::Kernel`].
@@ -343,7 +349,7 @@ impl<P: Provider> Context<P> {
         FlowCounters::create(self)
     }
 
-    /// The device clock now, in ticks. [`Completion::timestamp`](crate::Completion::timestamp) uses
+    /// The device clock now, in ticks. [`Completion::timestamp`](crate::cq::Completion::timestamp) uses
     /// the same clock.
     ///
     /// [`DeviceAttr::hca_core_clock`] is its frequency in kHz.
@@ -402,7 +408,7 @@ impl<P: Provider> Context<P> {
         Dmah::alloc(self.inner(), init)
     }
 
-    /// Creates an indirection table of work queues for RSS QPs. [`RssQp`](crate::RssQp) describes
+    /// Creates an indirection table of work queues for RSS QPs. [`RssQp`](crate::rss::RssQp) describes
     /// its use.
     ///
     /// # Errors
@@ -446,7 +452,8 @@ impl<P: Provider> Context<P> {
     ///
     /// ```no_run
     /// # fn example(context: &bareverbs::Context) -> bareverbs::Result<()> {
-    /// use bareverbs::{CqInit, QpCap, QpInit, Rc};
+    /// use bareverbs::cq::CqInit;
+    /// use bareverbs::qp::{QpCap, QpInit, Rc};
     ///
     /// // SAFETY: the only QP of the CQ has at most 32 outstanding requests.
     /// let cq = unsafe { context.create_cq_ignoring_overrun(&CqInit::new(32)) }?;

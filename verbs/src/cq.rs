@@ -14,12 +14,15 @@ use bareverbs_uapi::write::structs::DestroyCqResp;
 use bareverbs_uapi::write::types::CqCreateFlags;
 use rustix::io::Errno;
 
-use crate::locked_memory;
+use crate::error::{Feature, Limit};
+use crate::qp::{QueueBuffer, QueueMemory};
 use crate::raw::{QueueLayout, Released};
-use crate::{
-    AnyProvider, CompChannel, Context, Error, Feature, Limit, QueueBuffer, QueueMemory, Refused, Result,
-    WorkCompletion,
-};
+use crate::{AnyProvider, Context, Error, Refused, Result, locked_memory};
+
+pub use crate::channel::{CompChannel, CompEvent};
+pub use crate::error::wc_status_str;
+pub use bareverbs_provider::traits::Completion;
+pub use bareverbs_provider::work::{WcError, WcFlags, WorkCompletion};
 
 /// Attributes for the creation of a CQ.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,19 +31,19 @@ pub struct CqInit<'a> {
     /// polled. A CQ that overflows loses completions.
     ///
     /// A QP may get deeper queues than requested, and a program that posts until they are full needs
-    /// CQEs for them: add up the depths of [`Qp::cap`](crate::Qp::cap), and [resize](Cq::resize)
-    /// the CQ after the QPs are created. [`QpCap`](crate::QpCap) has an example.
+    /// CQEs for them: add up the depths of [`Qp::cap`](crate::qp::Qp::cap), and [resize](Cq::resize)
+    /// the CQ after the QPs are created. [`QpCap`](crate::qp::QpCap) has an example.
     pub entries: u32,
     /// Completion channel for the events of the CQ.
     pub channel: Option<&'a CompChannel>,
     /// Completion vector of the events, below the device's number of vectors.
     pub vector: u32,
-    /// Whether completions have a [timestamp](crate::Completion::timestamp). Completions with an
+    /// Whether completions have a [timestamp](crate::cq::Completion::timestamp). Completions with an
     /// error status have none.
     ///
     /// ```no_run
     /// # fn when(context: &bareverbs::Context) -> bareverbs::Result<()> {
-    /// use bareverbs::{Completion, CqInit};
+    /// use bareverbs::cq::{Completion, CqInit};
     ///
     /// let mut cq = context.create_cq(&CqInit { timestamps: true, ..CqInit::new(16) })?;
     /// let now = context.raw_clock()?;
@@ -69,7 +72,7 @@ pub struct CqInit<'a> {
     /// 64 × 2^n bytes, with 2^n − 1 the capacity that is granted.
     #[doc(alias = "UVERBS_ATTR_CREATE_CQ_BUF_UMEM")]
     pub buffer: Option<&'a QueueBuffer>,
-    /// Value reported in [completion](crate::CompEvent) and [asynchronous](crate::AsyncEvent::Cq)
+    /// Value reported in [completion](crate::cq::CompEvent) and [asynchronous](crate::AsyncEvent::Cq)
     /// events of the CQ.
     #[doc(alias = "cq_context")]
     pub user_data: u64,
@@ -217,7 +220,7 @@ impl<P: Provider> Cq<P> {
     /// kept in order, even if more arrive during the resize. An armed CQ stays armed.
     ///
     /// ```no_run
-    /// # fn grow(cq: &mut bareverbs::Cq) -> bareverbs::Result<()> {
+    /// # fn grow(cq: &mut bareverbs::cq::Cq) -> bareverbs::Result<()> {
     /// let room = cq.resize(4 * cq.capacity())?;
     /// assert_eq!(room, cq.capacity());
     /// # Ok(())
@@ -230,7 +233,7 @@ impl<P: Provider> Cq<P> {
     /// - [`Error::Unsupported`]: the provider does not resize CQs.
     /// - [`Error::Kernel`] with `EINVAL`: the CQ has more pending completions than `entries`. It is
     ///   unchanged.
-    /// - [`Error::Kernel`] for `mmap` ([`KernelError::refused`](crate::KernelError) names it): the
+    /// - [`Error::Kernel`] for `mmap` ([`KernelError::refused`](crate::error::KernelError) names it): the
     ///   new memory was not mapped. The CQ returns no completions until a later resize succeeds,
     ///   which returns them all.
     #[doc(alias = "ibv_resize_cq")]
@@ -266,7 +269,7 @@ impl<P: Provider> Cq<P> {
     /// ```no_run
     /// use std::time::Duration;
     ///
-    /// # fn calm(cq: &bareverbs::Cq) -> bareverbs::Result<()> {
+    /// # fn calm(cq: &bareverbs::cq::Cq) -> bareverbs::Result<()> {
     /// cq.moderate(16, Duration::from_micros(50))?;
     /// # Ok(())
     /// # }
@@ -279,8 +282,8 @@ impl<P: Provider> Cq<P> {
     ///   [`DeviceAttr::max_cq_period`] microseconds.
     /// - [`Error::Kernel`]: the kernel rejects the command.
     ///
-    /// [`DeviceAttr::max_cq_count`]: crate::DeviceAttr::max_cq_count
-    /// [`DeviceAttr::max_cq_period`]: crate::DeviceAttr::max_cq_period
+    /// [`DeviceAttr::max_cq_count`]: crate::device::DeviceAttr::max_cq_count
+    /// [`DeviceAttr::max_cq_period`]: crate::device::DeviceAttr::max_cq_period
     #[doc(alias = "ibv_modify_cq")]
     #[doc(alias = "ibv_moderate_cq")]
     #[doc(alias = "IBV_CQ_ATTR_MODERATE")]
@@ -331,8 +334,9 @@ impl<P: Provider> Cq<P> {
     /// Polls completions in place, without copying.
     ///
     /// ```no_run
-    /// # fn look(cq: &mut bareverbs::Cq) {
-    /// use bareverbs::{Completion, WcStatus};
+    /// # fn look(cq: &mut bareverbs::cq::Cq) {
+    /// use bareverbs::WcStatus;
+    /// use bareverbs::cq::Completion;
     ///
     /// let mut completions = cq.poll();
     /// while let Some(completion) = completions.next() {
@@ -346,8 +350,8 @@ impl<P: Provider> Cq<P> {
     /// A completion is borrowed until the next call of `next`:
     ///
     /// ```compile_fail,E0499
-    /// # fn keep(cq: &mut bareverbs::Cq) {
-    /// use bareverbs::Completion;
+    /// # fn keep(cq: &mut bareverbs::cq::Cq) {
+    /// use bareverbs::cq::Completion;
     ///
     /// let mut completions = cq.poll();
     /// let first = completions.next().unwrap();
@@ -395,7 +399,7 @@ impl<P: Provider> Cq<P> {
     /// resized or destroyed. `None` if the provider does not report them.
     ///
     /// ```no_run
-    /// # fn show(cq: &bareverbs::Cq) {
+    /// # fn show(cq: &bareverbs::cq::Cq) {
     /// if let Some(layout) = cq.layout() {
     ///     println!("{} CQEs of {} bytes at {:?}", layout.slots, layout.stride, layout.ring);
     ///     println!("the next one is at index {}", layout.index & layout.mask());

@@ -4,12 +4,16 @@ use std::fmt;
 
 use bareverbs_provider::traits::Provider;
 
+use crate::ah::Ah;
+use crate::cq::{Completion, Completions, Cq};
+use crate::dm::{Dm, DmMr};
+use crate::mr::{DmabufMr, Dmah, ImportedMr};
 use crate::provider::{AnyAh, AnyCompletion, AnyCq, AnyRq, AnySq, AnySrq};
-use crate::{
-    Ah, AnyProvider, Batch, Completion, Completions, Context, Cq, Datagram, Dm, DmMr, DmabufMr, Dmah,
-    ImportedMr, IndirectionTable, Pd, Qp, QpInit, RecvHalf, RssInit, RssQp, SendHalf, Srq, Transport, Wq,
-    WqInit, XrcSrq, XrcSrqInit, XrcTarget, Xrcd,
-};
+use crate::qp::{Batch, Datagram, Qp, QpInit, RecvHalf, SendHalf, Transport};
+use crate::rss::{IndirectionTable, RssInit, RssQp, Wq, WqInit};
+use crate::srq::Srq;
+use crate::xrc::{XrcSrq, XrcSrqInit, XrcTarget, Xrcd};
+use crate::{AnyProvider, Context, Pd};
 
 /// Implements `Debug` by the values of some methods, so that providers need not implement it.
 macro_rules! debug {
@@ -82,8 +86,9 @@ debug! {
 
 #[cfg(test)]
 mod tests {
+    use crate::cq::CqInit;
+    use crate::qp::{QpCap, QpCreateFlags, QpInit};
     use crate::testing::Plain;
-    use crate::{CqInit, QpCap, QpCreateFlags, QpInit};
 
     #[test]
     fn handles_print_their_numbers() {

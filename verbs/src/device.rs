@@ -13,13 +13,26 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use bareverbs_uapi::nldev::NodeType;
-use bareverbs_uapi::uverbs::types::DriverId;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use crate::netlink::{CharDevice, DeviceInfo, RdmaNetlink};
-use crate::{Context, Error, Guid, Provider, Result};
+use crate::values::Guid;
+use crate::{Context, Error, Provider, Result};
+
+pub use crate::attributes::{DeviceAttr, PortAttr};
+pub use crate::context::{Capabilities, RdAtomicLimits};
+pub use crate::gid::GidEntry;
+pub use crate::link_down::LinkDown;
+pub use bareverbs_provider::clock::ClockInfo;
+pub use bareverbs_uapi::nldev::NodeType;
+pub use bareverbs_uapi::uverbs::types::{DriverId, GidType, PortCapFlags, PortFlags};
+pub use bareverbs_uapi::verbs_values::{
+    AtomicCap, EventType, LinkLayer, PortPhysState, PortSpeed, PortState, PortWidth, TmCapFlags,
+};
+pub use bareverbs_uapi::write::types::{
+    DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps, PlacementType, RawPacketCaps, SelectivityLevel,
+};
 
 /// Folder of the device nodes.
 const NODES: &str = "/dev/infiniband";

@@ -11,11 +11,11 @@ use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
 use crate::context::ContextInner;
-use crate::import;
-use crate::mr::check_range;
+use crate::error::{Feature, Limit};
+use crate::mr::{MrKeys, check_range};
 use crate::pd::shared::PdShared;
 use crate::raw::Released;
-use crate::{Access, Context, Error, Feature, Limit, MrKeys, Refused, Result};
+use crate::{Access, Context, Error, Refused, Result, import};
 
 /// Attributes of device memory.
 #[doc(alias = "ibv_alloc_dm_attr")]
@@ -41,7 +41,8 @@ impl DmInit {
 /// peers access it as a [region](DmMr) whose addresses start at 0.
 ///
 /// ```no_run
-/// use bareverbs::{Access, Device, DmInit};
+/// use bareverbs::dm::DmInit;
+/// use bareverbs::{Access, Device};
 ///
 /// let pd = Device::find("mlx5_0")?.open()?.alloc_pd()?;
 /// let mut dm = pd.context().alloc_dm(&DmInit::new(256))?;
@@ -184,7 +185,8 @@ impl Dm {
     ///
     /// ```no_run
     /// # use std::os::fd::OwnedFd;
-    /// # use bareverbs::{Device, DmInit, Result};
+    /// # use bareverbs::dm::DmInit;
+    /// # use bareverbs::{Device, Result};
     /// # fn example() -> Result<()> {
     /// let dm = Device::find("mlx5_0")?.open()?.alloc_dm(&DmInit::new(4096))?;
     /// let exported = dm.export_dmabuf()?;

@@ -8,9 +8,12 @@ use bareverbs_provider::command::{self, DmabufMrRequest};
 use rustix::io::Errno;
 
 use crate::dmah::DmahShared;
+use crate::error::Feature;
+use crate::mr::{Dmah, MrKeys};
 use crate::pd::shared::PdShared;
+use crate::qp::Sge;
 use crate::raw::Released;
-use crate::{Access, Dmah, Error, Feature, MrKeys, Refused, Result, Sge};
+use crate::{Access, Error, Refused, Result};
 
 /// The null MR; see [`Pd::alloc_null_mr`](crate::Pd::alloc_null_mr).
 #[doc(alias = "ibv_mr")]

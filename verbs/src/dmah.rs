@@ -7,8 +7,9 @@ pub use bareverbs_uapi::uverbs::dmah::TphMemType;
 use rustix::io::Errno;
 
 use crate::context::ContextInner;
+use crate::error::Feature;
 use crate::raw::Released;
-use crate::{Error, Feature, Refused, Result};
+use crate::{Error, Refused, Result};
 
 /// Hints of a [DMA handle](Dmah): TLP processing hints of PCI Express.
 #[doc(alias = "ibv_dmah_init_attr")]

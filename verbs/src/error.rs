@@ -10,8 +10,6 @@ use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bareverbs_provider::device::IoctlError;
-use bareverbs_provider::error::{CreateError, DoorbellError, Feature, Limit};
 use bareverbs_provider::work::WcError;
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::verbs_values::WcStatus;
@@ -21,8 +19,17 @@ pub use cause::InvalidCause;
 pub use refused::Refused;
 pub use report::Report;
 
+use crate::PortNum;
 use crate::netlink::NetlinkError;
-use crate::{GidIndex, PortNum, PostError, PostReason, PushError, ValueError};
+use crate::values::{GidIndex, ValueError};
+
+pub use crate::owned::ParseAddressError;
+pub use crate::qp::post::{PostError, PostReason, SendFailure};
+pub use bareverbs_provider::device::IoctlError;
+pub use bareverbs_provider::error::{CreateError, DoorbellError, Feature, Limit};
+pub use bareverbs_provider::work::{ParseRemoteError, PushError};
+pub use bareverbs_uapi::abi::ParseNameError;
+pub use bareverbs_uapi::uverbs::ObjectClass;
 
 /// The result of a verb.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -37,7 +44,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// change.
 ///
 /// ```
-/// use bareverbs::{Error, Feature, Limit};
+/// use bareverbs::Error;
+/// use bareverbs::error::{Feature, Limit};
 ///
 /// fn is_permanent(error: &Error) -> bool {
 ///     match error {
@@ -682,7 +690,7 @@ mod tests {
             Error::kernel("create_cq", "64 entries", refused),
             Error::create("create_cq", "64 entries", reason),
             PostError { accepted: 0, reason: doorbell }.into(),
-            PostReason::State(crate::QpState::INIT).into(),
+            PostReason::State(crate::qp::QpState::INIT).into(),
         ] {
             let text = error.to_string();
             assert_eq!(chain(&error), std::slice::from_ref(&text));

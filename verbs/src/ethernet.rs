@@ -21,8 +21,12 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
 use zerocopy::{Immutable, IntoBytes};
 
+use crate::ah::AhAttr;
+use crate::device::{GidEntry, GidType};
+use crate::error::Feature;
+use crate::values::ParseValueError;
 use crate::values::hex;
-use crate::{AhAttr, Context, Error, Feature, Gid, GidEntry, GidType, ParseValueError, Result};
+use crate::{Context, Error, Gid, Result};
 
 const VERB: &str = "resolve_eth_l2_from_gid";
 
@@ -47,7 +51,8 @@ impl MacAddress {
     /// if the GID is not a multicast GID.
     ///
     /// ```
-    /// use bareverbs::{Gid, MacAddress};
+    /// use bareverbs::Gid;
+    /// use bareverbs::values::MacAddress;
     /// use std::net::Ipv4Addr;
     ///
     /// let mac = MacAddress::of_group(&Gid::from(Ipv4Addr::new(239, 129, 2, 3))).unwrap();
@@ -70,7 +75,8 @@ impl MacAddress {
     /// RoCE v1 has no IP layer and derives the destination address of its frames in this way.
     ///
     /// ```
-    /// use bareverbs::{Gid, MacAddress};
+    /// use bareverbs::Gid;
+    /// use bareverbs::values::MacAddress;
     /// use std::net::Ipv6Addr;
     ///
     /// let gid = Gid::from("fe80::5054:ff:fe12:3456".parse::<Ipv6Addr>().unwrap());
@@ -133,7 +139,8 @@ impl<P: Provider> Context<P> {
     ///
     /// ```no_run
     /// # let peer = bareverbs::Gid::default();
-    /// use bareverbs::{AhAttr, Device};
+    /// use bareverbs::Device;
+    /// use bareverbs::ah::AhAttr;
     /// use std::time::Duration;
     ///
     /// let context = Device::find("rxe0")?.open()?;

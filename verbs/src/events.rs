@@ -18,7 +18,8 @@ use crate::{Error, PortNum, Result};
 /// non-blocking. Clones share the stream: each event is read by one of them.
 ///
 /// ```no_run
-/// use bareverbs::{AsyncEvent, Device, EventType};
+/// use bareverbs::device::EventType;
+/// use bareverbs::{AsyncEvent, Device};
 ///
 /// let events = Device::find("rxe0")?.open()?.async_events();
 /// match events.wait()? {

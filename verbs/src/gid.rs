@@ -4,7 +4,10 @@ use std::fmt;
 use std::net::{AddrParseError, IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-use crate::{GidIndex, GidType, LinkLayer, PortNum, ValueError};
+use crate::PortNum;
+use crate::device::{GidType, LinkLayer};
+use crate::values::GidIndex;
+use crate::values::ValueError;
 
 /// A global identifier of a port, in network byte order.
 ///

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use bareverbs_provider::command;
 use bareverbs_provider::error::CreateError;
 
+use crate::error::Feature;
+use crate::mr::MrKeys;
 use crate::pd::shared::PdShared;
-use crate::{Error, Feature, MrKeys, Result};
+use crate::{Error, Result};
 
 /// The error of a failed import.
 pub(crate) fn error(verb: &'static str, handle: u32, reason: CreateError) -> Error {

@@ -121,20 +121,20 @@ struct Readme;
 #[doc = include_str!("../../docs/cookbook.md")]
 struct Cookbook;
 
-mod ah;
+pub mod ah;
 mod alarm;
 #[cfg(feature = "async-io")]
 pub mod async_io;
 mod attributes;
 mod channel;
 mod context;
-mod cq;
+pub mod cq;
 mod debug;
-mod device;
-mod dm;
+pub mod device;
+pub mod dm;
 mod dmabuf;
 mod dmah;
-mod error;
+pub mod error;
 mod ethernet;
 mod event_fd;
 mod events;
@@ -143,23 +143,23 @@ mod import;
 mod link_down;
 mod locked_memory;
 mod memory;
-mod mr;
+pub mod mr;
 mod mr_hints;
-mod mw;
+pub mod mw;
 pub mod netlink;
-pub mod owned;
+mod owned;
 #[cfg(feature = "test-utils")]
 pub mod parsers;
 mod pd;
 mod pkey;
 mod provider;
-mod qp;
+pub mod qp;
 mod queue_buffer;
 pub mod raw;
-mod readiness;
-mod rss;
+pub mod readiness;
+pub mod rss;
 pub mod runtime;
-mod srq;
+pub mod srq;
 mod sync;
 #[cfg(any(feature = "async-io", feature = "tokio"))]
 mod tasks;
@@ -167,79 +167,58 @@ mod tasks;
 mod testing;
 #[cfg(feature = "tokio")]
 pub mod tokio;
-mod values;
+pub mod values;
 mod wq;
 mod wr_id;
-mod xrc;
+pub mod xrc;
 
-pub use ah::{Ah, Grh, flow_label_to_udp_sport};
-pub use attributes::{DeviceAttr, PortAttr};
+/// Buffers of the safe layer: what operations accept, and what divides, lends and shares them.
+pub mod buffer {
+    pub use crate::owned::{
+        Chunks, Lend, LendRange, LocalAtomics, PendingPoolBuffer, RemoteRegionSource, Source, Target, Word,
+    };
+}
+
+/// Datagrams of the safe layer: addresses, options and results of [`Datagrams`](crate::Datagrams).
+pub mod datagram {
+    pub use crate::owned::{
+        DatagramAddress, DatagramDone, DatagramOptions, DatagramSender, ReceivedDatagram, SendTo,
+    };
+}
+
+/// Flow steering: rules that direct Ethernet frames to a QP, and their counters.
+pub mod flow {
+    pub use crate::qp::flow::{EthernetMatch, FlowId, FlowRule, Ipv4Match, Ipv6Match, L4Match, PortMatch};
+    pub use crate::qp::flow_counters::{FlowCount, FlowCounters};
+}
+
 pub use bareverbs_provider::Errno;
-pub use bareverbs_provider::clock::ClockInfo;
-pub use bareverbs_provider::device::IoctlError;
-pub use bareverbs_provider::error::{CreateError, DoorbellError, Feature, Limit};
-pub use bareverbs_provider::request::{DoorbellChoice, Ece, QueueMemory};
-pub use bareverbs_provider::rss::{HashFields, HashFunctions, TOEPLITZ_KEY};
-pub use bareverbs_provider::traits::{Completion, Provider};
-pub use bareverbs_provider::work::{
-    Frame, Imm, MwBind, Operation, ParseRemoteError, Payload, PushError, RecvRequest, Remote, SendFlags,
-    SendRequest, Sge, WcError, WcFlags, WorkCompletion, XrcOperation,
-};
-pub use bareverbs_uapi::abi::ParseNameError;
-pub use bareverbs_uapi::nldev::NodeType;
-pub use bareverbs_uapi::uverbs::ObjectClass;
-pub use bareverbs_uapi::uverbs::types::{
-    AccessFlags as Access, AdviseMrAdvice as Advice, DriverId, GidType, PortCapFlags, PortFlags,
-    QpCreateFlags, QpType, WqFlags,
-};
-pub use bareverbs_uapi::verbs_values::{
-    AtomicCap, EventType, LinkLayer, MigState, MwType, PortPhysState, PortSpeed, PortState, PortWidth,
-    QpAttrMask, QpState, Rate, TmCapFlags, WcStatus, WqState,
-};
-pub use bareverbs_uapi::write::types::{
-    DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps, PlacementType, RawPacketCaps, SelectivityLevel,
-    WcOpcode,
-};
-pub use channel::{CompChannel, CompEvent};
-pub use context::{Capabilities, Context, RdAtomicLimits};
-pub use cq::{Arm, Completions, Cq, CqEventCounts, CqInit};
-pub use device::{Device, FoundBy, devices};
-pub use dm::{Dm, DmDmabuf, DmInit, DmMr};
-pub use dmabuf::{DmabufMr, NullMr};
-pub use dmah::{Dmah, DmahInit, TphMemType};
-pub use error::{Error, InvalidCause, KernelError, Refused, Report, Result, wc_status_str};
-pub use ethernet::{EthernetAddress, MacAddress};
+pub use bareverbs_provider::traits::Provider;
+pub use bareverbs_provider::work::{Imm, Remote};
+pub use bareverbs_uapi::uverbs::types::AccessFlags as Access;
+pub use bareverbs_uapi::verbs_values::WcStatus;
+pub use bareverbs_uapi::write::types::WcOpcode;
+pub use context::Context;
+pub use device::{Device, devices};
+pub use error::{Error, Refused, Report, Result};
 pub use events::{AsyncEvent, AsyncEvents};
-pub use gid::{Gid, GidEntry};
-pub use import::ImportedMr;
-pub use link_down::LinkDown;
+pub use gid::Gid;
 pub use memory::{Borrowed, Buffer, MemoryOwner, RawMemory};
-pub use mr::{AdviceList, ImplicitMr, LocalAccess, Mr, MrInfo, MrKeys, NotReplaced};
-pub use mw::{Mw, inc_rkey};
-pub use owned::{Address, ParseAddressError};
+pub use mr::Mr;
+#[cfg(feature = "test-utils")]
+pub use owned::measured;
+pub use owned::{
+    Address, AnyBuffer, Batch, Connection, Datagrams, Destination, Done, Endpoint, EndpointOptions, Failed,
+    Hub, NotPosted, NotPostedParts, Op, Outcome, Pending, Pool, PoolBuffer, Region, RegionMut, RemoteRegion,
+    Scope, Spin, hub, server,
+};
 pub use pd::Pd;
 pub use provider::AnyProvider;
 #[cfg(feature = "test-utils")]
 pub use provider::{AnyCq, AnyRq, AnySq};
-pub use qp::{
-    AhAttr, AlternatePath, Batch, BringUp, ConnectAttr, Connected, Datagram, EthernetMatch, FlowCount,
-    FlowCounters, FlowId, FlowRule, GRH_BYTES, GlobalRoute, InitAttr, Ipv4Match, Ipv6Match, L4Match,
-    MULTICAST_QP, PortMatch, PostError, PostReason, Qp, QpAttr, QpCap, QpInit, QpInitAttr, RateLimit,
-    RawPacket, Rc, RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf, Transport, Uc, UcOperation, UcRtrAttr,
-    Ud, UdInitAttr, XrcSend, XrcTarget, XrcTargetRtsAttr,
-};
-pub use queue_buffer::QueueBuffer;
-pub use readiness::Readiness;
-pub use rss::{IndirectionTable, RssHash, RssInit, RssQp};
-pub use srq::{Srq, SrqAttr, SrqInit};
-pub use values::{
-    AckTimeout, GidIndex, Guid, MinRnrTimer, Mtu, ParseValueError, PortNum, RetryCount, RnrRetry, ValueError,
-};
-pub use wq::{Wq, WqInit};
-pub use wr_id::WrId;
-pub use xrc::{XrcSrq, XrcSrqInit, Xrcd, XrcdShare};
+pub use values::PortNum;
 
 /// Compiles the examples of the crate's README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-pub struct ReadmeExamples;
+struct ReadmeExamples;

@@ -19,14 +19,20 @@ use rustix::io::Errno;
 
 use crate::dmah::DmahShared;
 use crate::pd::shared::{PdId, PdShared};
+use crate::qp::Sge;
 use crate::raw::RawMr;
-use crate::{Access, Borrowed, Dmah, Error, MemoryOwner, RawMemory, Refused, Remote, Result, Sge, mr_hints};
+use crate::{Access, Borrowed, Error, MemoryOwner, RawMemory, Refused, Remote, Result, mr_hints};
 
 pub use advice::AdviceList;
 pub use bareverbs_provider::command::MrInfo;
 pub use implicit::ImplicitMr;
 pub use keys::MrKeys;
 pub use replace::NotReplaced;
+
+pub use crate::dmabuf::{DmabufMr, NullMr};
+pub use crate::dmah::{Dmah, DmahInit, TphMemType};
+pub use crate::import::ImportedMr;
+pub use bareverbs_uapi::uverbs::types::AdviseMrAdvice as Advice;
 
 const VERB: &str = "reg_mr";
 

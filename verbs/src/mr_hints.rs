@@ -6,7 +6,8 @@ use bareverbs_provider::command::MrRequest;
 use rustix::io::Errno;
 use rustix::param::page_size;
 
-use crate::{Access, Capabilities, locked_memory};
+use crate::device::Capabilities;
+use crate::{Access, locked_memory};
 
 /// Remote rights that the kernel grants only together with `LOCAL_WRITE`.
 const NEEDS_LOCAL_WRITE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC);

@@ -7,8 +7,12 @@ use std::sync::Arc;
 use bareverbs_provider::command;
 use rustix::io::Errno;
 
+use crate::error::Feature;
 use crate::pd::shared::PdShared;
-use crate::{Access, Error, Feature, Mr, MwBind, MwType, Refused, Remote, Result};
+use crate::{Access, Error, Mr, Refused, Remote, Result};
+
+pub use bareverbs_provider::work::MwBind;
+pub use bareverbs_uapi::verbs_values::MwType;
 
 const BIND_VERB: &str = "bind_mw";
 
@@ -23,8 +27,8 @@ const MW_ACCESS: Access = Access::REMOTE_WRITE
 /// The next remote key after `rkey`: the low byte plus 1 modulo 256, the other bytes unchanged.
 ///
 /// ```
-/// assert_eq!(bareverbs::inc_rkey(0x1234_5678), 0x1234_5679);
-/// assert_eq!(bareverbs::inc_rkey(0x1234_56ff), 0x1234_5600);
+/// assert_eq!(bareverbs::mw::inc_rkey(0x1234_5678), 0x1234_5679);
+/// assert_eq!(bareverbs::mw::inc_rkey(0x1234_56ff), 0x1234_5600);
 /// ```
 #[doc(alias = "ibv_inc_rkey")]
 #[must_use]
@@ -37,13 +41,15 @@ pub fn inc_rkey(rkey: u32) -> u32 {
 ///
 /// A window of type 1 is valid for all QPs of its protection domain and can be rebound at any time,
 /// also to an empty range. A window of type 2 is valid for the QP that bound it. It must be
-/// invalidated by [`Operation::LocalInv`](crate::Operation::LocalInv) or by a peer's
-/// [`Operation::SendInv`](crate::Operation::SendInv) before it can be bound again.
+/// invalidated by [`Operation::LocalInv`](crate::qp::Operation::LocalInv) or by a peer's
+/// [`Operation::SendInv`](crate::qp::Operation::SendInv) before it can be bound again.
 ///
 /// ```no_run
-/// use bareverbs::{Access, Buffer, MwType, Operation, Payload, SendFlags, SendRequest, WcStatus};
+/// use bareverbs::mw::MwType;
+/// use bareverbs::qp::{Operation, Payload, SendFlags, SendRequest};
+/// use bareverbs::{Access, Buffer, WcStatus};
 ///
-/// # fn bind(qp: &mut bareverbs::Qp<bareverbs::Rc>, cq: &mut bareverbs::Cq) -> bareverbs::Result<()> {
+/// # fn bind(qp: &mut bareverbs::qp::Qp<bareverbs::qp::Rc>, cq: &mut bareverbs::cq::Cq) -> bareverbs::Result<()> {
 /// let pd = qp.pd().clone();
 /// let region = pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE | Access::MW_BIND)?;
 /// let mut window = pd.alloc_mw(MwType::TYPE_2)?;
@@ -142,7 +148,7 @@ impl Mw {
         Remote { addr, rkey: self.rkey }
     }
 
-    /// A bind to a range of `region` for an [`Operation::BindMw`](crate::Operation::BindMw). The
+    /// A bind to a range of `region` for an [`Operation::BindMw`](crate::qp::Operation::BindMw). The
     /// window's new key is [`inc_rkey`] of its current one. After the operation has completed, the
     /// caller reports it with [`Mw::bound`].
     ///

@@ -51,7 +51,8 @@ pub use self::resources::{
 pub use self::route::RouteNetlink;
 use self::socket::Socket;
 pub use self::system::{NetnsMode, SystemInfo};
-use crate::{Error, Guid, PortNum, Result};
+use crate::values::Guid;
+use crate::{Error, PortNum, Result};
 
 /// Maximum length of a device name (`IB_DEVICE_NAME_MAX` minus the NUL byte).
 const DEVICE_NAME_LEN: usize = 63;

@@ -6,8 +6,7 @@
 //! valid.
 //!
 //! ```no_run
-//! use bareverbs::owned::Endpoint;
-//! use bareverbs::{Access, Buffer, Context};
+//! use bareverbs::{Access, Buffer, Context, Endpoint};
 //!
 //! let pd = Context::open_first()?.alloc_pd()?;
 //! let (mut alice, mut bob) = (Endpoint::new(&pd, 1, 16)?, Endpoint::new(&pd, 1, 16)?);
@@ -27,7 +26,7 @@
 //! The sender can't reach a posted buffer:
 //!
 //! ```compile_fail,E0382
-//! # use bareverbs::{Buffer, Mr, owned::Endpoint};
+//! # use bareverbs::{Buffer, Endpoint, Mr};
 //! # fn touch(endpoint: &mut Endpoint, mut buffer: Mr<Buffer>) -> bareverbs::Result<()> {
 //! endpoint.post_send(buffer, ..)?;
 //! buffer.write(0, b"too late")?;
@@ -41,14 +40,14 @@
 //! which [`Borrowed`](crate::Borrowed) is not:
 //!
 //! ```compile_fail,E0599
-//! # use bareverbs::{Borrowed, Mr, owned::Endpoint};
+//! # use bareverbs::{Borrowed, Endpoint, Mr};
 //! # fn lend<'a>(endpoint: &mut Endpoint<Mr<Borrowed<'a>>>, buffer: Mr<Borrowed<'a>>) {
 //! endpoint.post_recv(buffer).unwrap();
 //! # }
 //! ```
 //!
 //! ```compile_fail,E0599
-//! # use bareverbs::{Borrowed, Mr, owned::Endpoint};
+//! # use bareverbs::{Borrowed, Endpoint, Mr};
 //! # fn lend<'a>(endpoint: &mut Endpoint<Mr<Borrowed<'a>>>, buffer: Mr<Borrowed<'a>>) {
 //! endpoint.post_send(buffer, ..).unwrap();
 //! # }
@@ -57,7 +56,7 @@
 //! [`RawMemory`](crate::RawMemory) does not own its bytes and does not implement it either:
 //!
 //! ```compile_fail,E0599
-//! # use bareverbs::{Mr, RawMemory, owned::Endpoint};
+//! # use bareverbs::{Endpoint, Mr, RawMemory};
 //! # fn lend(endpoint: &mut Endpoint<Mr<RawMemory>>, buffer: Mr<RawMemory>) {
 //! endpoint.post_recv(buffer).unwrap();
 //! # }
@@ -68,7 +67,6 @@ mod batch;
 mod buffer;
 mod datagrams;
 pub(crate) mod endpoint;
-mod exposed;
 pub(crate) mod flow;
 pub mod hub;
 mod keepalive;
@@ -77,10 +75,11 @@ mod local_atomics;
 pub mod measured;
 mod op;
 mod options;
-mod part;
 mod pending;
 mod pool;
 mod queue;
+mod region;
+mod remote_region;
 mod removal;
 pub(crate) mod resolve;
 mod result;
@@ -98,7 +97,6 @@ pub use self::datagrams::{
 #[cfg(any(feature = "async-io", feature = "tokio"))]
 pub(crate) use self::datagrams::{DestinationRequest, checked, received};
 pub use self::endpoint::Endpoint;
-pub use self::exposed::{Exposed, ExposedSource, Word};
 pub use self::flow::NotPostedParts;
 pub use self::hub::{Connection, Hub};
 #[cfg(any(feature = "async-io", feature = "tokio"))]
@@ -106,9 +104,10 @@ pub(crate) use self::keepalive::ROUNDS;
 pub use self::local_atomics::LocalAtomics;
 pub use self::op::Op;
 pub use self::options::EndpointOptions;
-pub use self::part::{Chunks, Part, Shared};
 pub use self::pending::Pending;
-pub use self::pool::{Lease, PendingLease, Pool};
+pub use self::pool::{PendingPoolBuffer, Pool, PoolBuffer};
+pub use self::region::{Chunks, Region, RegionMut};
+pub use self::remote_region::{RemoteRegion, RemoteRegionSource, Word};
 pub use self::result::{Done, Failed, NotPosted, Outcome};
 pub use self::scope::{Lend, LendRange, Scope};
 pub use self::spin::Spin;

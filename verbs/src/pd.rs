@@ -11,12 +11,18 @@ use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
 use self::shared::PdShared;
-use crate::import;
+use crate::ah::{Ah, AhAttr};
+use crate::dm::{Dm, DmMr};
+use crate::error::Feature;
+use crate::mr::{Advice, AdviceList, DmabufMr, Dmah, ImplicitMr, ImportedMr, LocalAccess, NullMr};
+use crate::mw::{Mw, MwType};
+use crate::qp::{Qp, QpInit, Transport};
 use crate::raw::Released;
+use crate::rss::{RssInit, RssQp, Wq, WqInit};
+use crate::srq::{Srq, SrqInit};
+use crate::xrc::{XrcSrq, XrcSrqInit};
 use crate::{
-    Access, Advice, AdviceList, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, DmabufMr, Dmah, Error,
-    Feature, ImplicitMr, ImportedMr, LocalAccess, MemoryOwner, Mr, Mw, MwType, NullMr, Qp, QpInit, RawMemory,
-    Refused, Result, RssInit, RssQp, Srq, SrqInit, Transport, Wq, WqInit, XrcSrq, XrcSrqInit,
+    Access, AnyProvider, Borrowed, Context, Error, MemoryOwner, Mr, RawMemory, Refused, Result, import,
 };
 
 /// A protection domain. A QP can access only memory regions of its own domain.
@@ -162,7 +168,8 @@ impl<P: Provider> Pd<P> {
     /// Registers memory with hints for the device's accesses, and takes ownership of it.
     ///
     /// ```no_run
-    /// # use bareverbs::{Access, Buffer, Device, DmahInit, Result};
+    /// # use bareverbs::mr::DmahInit;
+    /// # use bareverbs::{Access, Buffer, Device, Result};
     /// # fn example() -> Result<()> {
     /// let pd = Device::find("mlx5_0")?.open()?.alloc_pd()?;
     /// let hints = pd.context().alloc_dmah(&DmahInit { processing_hint: Some(1), cpu: None })?;
@@ -215,7 +222,7 @@ impl<P: Provider> Pd<P> {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the device has no implicit ODP
-    /// ([`Capabilities::odp_implicit`](crate::Capabilities::odp_implicit)); [`Error::Kernel`].
+    /// ([`Capabilities::odp_implicit`](crate::device::Capabilities::odp_implicit)); [`Error::Kernel`].
     #[doc(alias = "ibv_reg_mr")]
     pub fn register_implicit(&self, access: LocalAccess) -> Result<ImplicitMr> {
         ImplicitMr::local(&self.domain, access)
@@ -241,7 +248,7 @@ impl<P: Provider> Pd<P> {
     ///
     /// ```no_run
     /// # fn fetch(pd: &bareverbs::Pd, a: &bareverbs::Mr<Vec<u8>>, b: &bareverbs::Mr<Vec<u8>>) -> bareverbs::Result<()> {
-    /// use bareverbs::Advice;
+    /// use bareverbs::mr::Advice;
     ///
     /// pd.advise(Advice::PREFETCH).with(a, ..4096)?.with(b, ..)?.execute()
     /// # }
@@ -310,7 +317,8 @@ impl<P: Provider> Pd<P> {
     /// those of [`Pd::register_dmabuf`].
     ///
     /// ```no_run
-    /// # use bareverbs::{Access, Dmah, Pd, Result};
+    /// # use bareverbs::mr::Dmah;
+    /// # use bareverbs::{Access, Pd, Result};
     /// # fn example(pd: &Pd, buffer: std::os::fd::OwnedFd, hints: &Dmah) -> Result<()> {
     /// let region = pd.register_dmabuf_with_hints(&buffer, 0, 1 << 20, 0, Access::LOCAL_WRITE, hints)?;
     /// # Ok(())
@@ -399,7 +407,7 @@ impl<P: Provider> Pd<P> {
     /// # Errors
     /// - [`Error::Limit`] for a depth or a number of SGEs above the device's limit.
     /// - [`Error::Invalid`] for queues of another context.
-    /// - [`Error::Unsupported`] for [XRC](crate::XrcSend) if the device has none.
+    /// - [`Error::Unsupported`] for [XRC](crate::xrc::XrcSend) if the device has none.
     /// - [`Error::Kernel`].
     #[doc(alias = "ibv_create_qp")]
     #[doc(alias = "ibv_create_qp_ex")]

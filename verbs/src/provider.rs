@@ -37,7 +37,7 @@ use bareverbs_rxe::Rxe;
 use bareverbs_uapi::write::structs::{ExModifyQp, ModifyQpReq};
 use rustix::io::Errno;
 
-use crate::Feature;
+use crate::error::Feature;
 
 /// Implements each listed method by a call of the same method on the variant's value.
 macro_rules! forward {

@@ -1,22 +1,22 @@
 //! Queue pairs.
 
 mod alternate_path;
-mod attr;
+pub(crate) mod attr;
 mod bring_up;
 mod connect;
 mod datagram;
 mod drain_reset;
 mod ece;
-mod flow;
-mod flow_counters;
+pub(crate) mod flow;
+pub(crate) mod flow_counters;
 mod modify;
 mod multicast;
-mod post;
+pub(crate) mod post;
 mod rate_limit;
 mod raw;
 mod state_table;
 mod transport;
-mod xrc;
+pub(crate) mod xrc;
 
 use std::marker::PhantomData;
 use std::mem::{self, ManuallyDrop};
@@ -25,39 +25,40 @@ use std::sync::Arc;
 use bareverbs_provider::command;
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::error::CreateError;
-use bareverbs_provider::request::{DoorbellChoice, QpRequest};
+use bareverbs_provider::request::QpRequest;
 use bareverbs_provider::traits::{CreatedQp, Provider, RecvQueue, SendQueue};
-use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
 pub use alternate_path::AlternatePath;
-pub use attr::{
-    AhAttr, GlobalRoute, InitAttr, QpAttr, QpCap, QpInitAttr, RtrAttr, RtsAttr, UcRtrAttr, UdInitAttr,
-};
+pub use attr::{InitAttr, QpAttr, QpCap, QpInitAttr, RtrAttr, RtsAttr, UcRtrAttr, UdInitAttr};
 pub use bring_up::BringUp;
 pub use connect::ConnectAttr;
 pub use datagram::{Datagram, GRH_BYTES, MULTICAST_QP};
 pub(crate) use flow::Flows;
-pub use flow::{EthernetMatch, FlowId, FlowRule, Ipv4Match, Ipv6Match, L4Match, PortMatch};
-pub use flow_counters::{FlowCount, FlowCounters};
 pub(crate) use post::post_receives;
-pub use post::{Batch, PostError, PostReason, RecvHalf, SendFailure, SendHalf};
+pub use post::{Batch, RecvHalf, SendHalf};
 pub use rate_limit::RateLimit;
 pub use raw::RawPacket;
 pub use transport::{Connected, Rc, Transport, Uc, UcOperation, Ud};
-pub use xrc::{XrcSend, XrcTarget, XrcTargetRtsAttr};
 
 use self::multicast::Attachment;
 use crate::context::ContextInner;
-use crate::cq::CqShared;
-use crate::locked_memory::{self, has_capability};
+use crate::cq::{Completions, Cq, CqShared};
+use crate::device::{DeviceCapFlags, RawPacketCaps};
+use crate::error::{Feature, Limit, PostError, SendFailure};
+use crate::locked_memory::has_capability;
 use crate::raw::{QpLayout, QueueLayout};
+use crate::srq::Srq;
 use crate::srq::shared::SrqShared;
-use crate::{
-    AnyProvider, Completions, Cq, DeviceCapFlags, Error, Feature, Limit, Pd, QpAttrMask, QpState,
-    QueueBuffer, QueueMemory, RawPacketCaps, RecvRequest, Refused, Result, SendRequest, Srq,
-};
+use crate::{AnyProvider, Error, Pd, Refused, Result, locked_memory};
+
+pub use crate::queue_buffer::QueueBuffer;
+pub use crate::wr_id::WrId;
+pub use bareverbs_provider::request::{DoorbellChoice, Ece, QueueMemory};
+pub use bareverbs_provider::work::{Frame, Operation, Payload, RecvRequest, SendFlags, SendRequest, Sge};
+pub use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
+pub use bareverbs_uapi::verbs_values::{MigState, QpAttrMask, QpState};
 
 /// Attributes for the creation of a QP.
 #[doc(alias = "ibv_qp_init_attr")]
@@ -72,9 +73,9 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     /// granted: see [`QpCap`]. `max_recv_wr` and `max_recv_sge` are ignored if the QP has no receive
     /// queue of its own: with [`srq`](Self::srq), and for XRC.
     pub cap: QpCap,
-    /// Length in bytes of the longest header of a large send ([`Frame::mss`](crate::Frame::mss)):
+    /// Length in bytes of the longest header of a large send ([`Frame::mss`](crate::qp::Frame::mss)):
     /// 14 or more, or 0 for no large sends. Only for [`RawPacket`] QPs on devices with TCP
-    /// segmentation offload ([`DeviceAttr::max_tso`](crate::DeviceAttr), `tso_supported_qpts`).
+    /// segmentation offload ([`DeviceAttr::max_tso`](crate::device::DeviceAttr), `tso_supported_qpts`).
     ///
     /// Large sends of IPoIB (`IB_QP_CREATE_IPOIB_UD_LSO`) are reserved to kernel consumers.
     #[doc(alias = "IBV_QP_INIT_ATTR_MAX_TSO_HEADER")]
@@ -107,7 +108,7 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     #[doc(alias = "mlx5dv_create_qp")]
     pub scatter_to_cqe: bool,
     /// Value reported in [asynchronous events](crate::AsyncEvent::Qp). For completions, use the
-    /// `wr_id` of the requests; see [`WrId`](crate::WrId).
+    /// `wr_id` of the requests; see [`WrId`](crate::qp::WrId).
     #[doc(alias = "qp_context")]
     pub user_data: u64,
     /// Choice of the doorbell register.
@@ -161,7 +162,10 @@ impl<'a, P: Provider> QpInit<'a, P> {
 /// It is brought up in three steps. Each step sets exactly the attributes that the kernel requires:
 ///
 /// ```no_run
-/// use bareverbs::{AhAttr, CqInit, Device, Gid, InitAttr, QpInit, Rc, RtrAttr, RtsAttr};
+/// use bareverbs::ah::AhAttr;
+/// use bareverbs::cq::CqInit;
+/// use bareverbs::qp::{InitAttr, QpInit, Rc, RtrAttr, RtsAttr};
+/// use bareverbs::{Device, Gid};
 ///
 /// # let (peer_gid, peer_qp_num) = (Gid::default(), 17);
 /// let context = Device::find("rxe0")?.open()?;
@@ -178,7 +182,7 @@ impl<'a, P: Provider> QpInit<'a, P> {
 /// It has one owner. Its [halves](Qp::split) can move to two threads, but a half cannot be shared:
 ///
 /// ```compile_fail,E0596
-/// # fn shared(qp: &bareverbs::Qp<bareverbs::Rc>) {
+/// # fn shared(qp: &bareverbs::qp::Qp<bareverbs::qp::Rc>) {
 /// qp.start_send();
 /// # }
 /// ```
@@ -341,7 +345,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// destroyed.
     ///
     /// ```no_run
-    /// # fn show(qp: &bareverbs::Qp<bareverbs::Rc>) {
+    /// # fn show(qp: &bareverbs::qp::Qp<bareverbs::qp::Rc>) {
     /// if let Some(send) = qp.layout().send {
     ///     println!("{} slots of {} bytes at {:?}, doorbell {:?}", send.slots, send.stride, send.ring, send.doorbell);
     /// }
@@ -543,10 +547,10 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// use std::hint::spin_loop;
     /// use std::thread;
     ///
-    /// use bareverbs::{
-    ///     Access, AhAttr, Buffer, Context, Cq, CqInit, Gid, InitAttr, QpInit, Rc, RecvRequest, Result,
-    ///     RtrAttr, RtsAttr, SendRequest, WcStatus,
-    /// };
+    /// use bareverbs::ah::AhAttr;
+    /// use bareverbs::cq::{Cq, CqInit};
+    /// use bareverbs::qp::{InitAttr, QpInit, Rc, RecvRequest, RtrAttr, RtsAttr, SendRequest};
+    /// use bareverbs::{Access, Buffer, Context, Gid, Result, WcStatus};
     ///
     /// /// Waits for the one request in flight.
     /// fn complete(cq: &mut Cq, verb: &'static str, wr_id: u64, context: &Context) -> Result<()> {
@@ -608,7 +612,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// Each half borrows the QP, which owns the rings. So the QP outlives both halves:
     ///
     /// ```compile_fail,E0505
-    /// # fn outlive(mut qp: bareverbs::Qp<bareverbs::Rc>) {
+    /// # fn outlive(mut qp: bareverbs::qp::Qp<bareverbs::qp::Rc>) {
     /// let (mut send, _recv) = qp.split();
     /// drop(qp);
     /// send.flush().unwrap();
@@ -618,7 +622,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// The halves of two QPs can be exchanged. The rings stay with their QPs:
     ///
     /// ```
-    /// # fn exchange(a: &mut bareverbs::Qp<bareverbs::Rc>, b: &mut bareverbs::Qp<bareverbs::Rc>) {
+    /// # fn exchange(a: &mut bareverbs::qp::Qp<bareverbs::qp::Rc>, b: &mut bareverbs::qp::Qp<bareverbs::qp::Rc>) {
     /// let ((mut to_a, _), (mut to_b, _)) = (a.split(), b.split());
     /// std::mem::swap(&mut to_a, &mut to_b);
     /// // Requests that are posted to `to_a` now go to the QP `b`.
@@ -868,8 +872,8 @@ impl<T: Transport, P: Provider> Drop for Qp<T, P> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::qp::{Operation, Payload, RecvRequest, SendFlags, SendRequest};
     use crate::testing::Plain;
-    use crate::{Operation, Payload, RecvRequest, SendFlags, SendRequest};
 
     fn send<T: Connected>(half: &mut SendHalf<'_, T, Plain>, wr_id: u64) {
         let mut batch = half.start_send();
@@ -937,7 +941,7 @@ mod tests {
         let plain = Plain::default();
         let pd = plain.domain();
         let _ = plain.queue_pair(&pd).into_handle();
-        let _ = pd.create_srq(&crate::SrqInit::new(4)).unwrap().into_handle();
+        let _ = pd.create_srq(&crate::srq::SrqInit::new(4)).unwrap().into_handle();
         let log = plain.log();
         assert_eq!((&log.freed[..], log.abandoned), (&[][..], 2));
     }

@@ -6,26 +6,30 @@ use bareverbs_provider::queue_buffer as provider;
 use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
-use crate::{Context, Error, Feature, MemoryOwner, QueueMemory, Result};
+use crate::error::Feature;
+use crate::qp::QueueMemory;
+use crate::{Context, Error, MemoryOwner, Result};
 
 /// Memory for a CQ or QP that the caller chooses, such as memory of a NUMA node, of a GPU or of a
 /// confidential guest's shared pool: its own memory, or part of a dma-buf.
 ///
-/// [`CqInit::buffer`](crate::CqInit::buffer) and [`QpInit::buffer`](crate::QpInit::buffer) name it.
+/// [`CqInit::buffer`](crate::cq::CqInit::buffer) and [`QpInit::buffer`](crate::qp::QpInit::buffer) name it.
 /// A queue keeps the memory until the kernel has destroyed the queue, and one queue has it at a time.
 /// No safe code reaches the memory in between. Creation overwrites it.
 ///
 /// The doorbell record, 8 bytes, stays in memory of the library.
 ///
 /// The kernel's `mlx5_ib` supports it since Linux 7.2; see
-/// [`Capabilities::queue_buffers`](crate::Capabilities::queue_buffers). Creation fails with
+/// [`Capabilities::queue_buffers`](crate::device::Capabilities::queue_buffers). Creation fails with
 /// [`Error::Unsupported`] elsewhere. `rdma_rxe` allocates its queues itself, and ignores the
 /// attributes. A buffer that is too short fails with [`Error::Limit`] for
-/// [`Limit::QueueBytes`](crate::Limit::QueueBytes), which has the required length.
+/// [`Limit::QueueBytes`](crate::error::Limit::QueueBytes), which has the required length.
 ///
 /// ```no_run
 /// # fn create(context: &bareverbs::Context) -> bareverbs::Result<()> {
-/// use bareverbs::{Buffer, CqInit, QueueBuffer};
+/// use bareverbs::Buffer;
+/// use bareverbs::cq::CqInit;
+/// use bareverbs::qp::QueueBuffer;
 ///
 /// let buffer = QueueBuffer::new(Buffer::zeroed(64 * 1024)?)?;
 /// let cq = context.create_cq(&CqInit { buffer: Some(&buffer), ..CqInit::new(1023) })?;
@@ -75,7 +79,7 @@ impl QueueBuffer {
     /// Safe code can access a dma-buf through other descriptors, so this is `unsafe`:
     ///
     /// ```compile_fail,E0133
-    /// # use bareverbs::QueueBuffer;
+    /// # use bareverbs::qp::QueueBuffer;
     /// fn overlap(fd: std::os::fd::OwnedFd) -> bareverbs::Result<[QueueBuffer; 2]> {
     ///     let other = fd.try_clone().expect("a descriptor");
     ///     Ok([QueueBuffer::dmabuf(fd, 0, 4096)?, QueueBuffer::dmabuf(other, 0, 4096)?])
@@ -85,7 +89,7 @@ impl QueueBuffer {
     /// # Safety
     ///
     /// While a queue has the memory, nothing else may access these bytes: no other `QueueBuffer`, MR
-    /// or mapping, no file behind the dma-buf, and no [`Dm`](crate::Dm) that was exported.
+    /// or mapping, no file behind the dma-buf, and no [`Dm`](crate::dm::Dm) that was exported.
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the descriptor is not a dma-buf, `len` is 0, the range exceeds the

@@ -10,12 +10,12 @@
 //! | a write command (`INVOKE_WRITE`) | [`RawContext::invoke`] |
 //! | any ids, attributes and lengths, also invalid ones | [`UntypedCall`] |
 //! | names and values of a call | [`display_call`] |
-//! | an object that a raw call created | [`RawObject`], or `from_handle` of [`Pd`](crate::Pd), [`Mr`](crate::Mr), [`Mw`](crate::Mw), [`Dm`](crate::Dm), [`Xrcd`](crate::Xrcd) |
+//! | an object that a raw call created | [`RawObject`], or `from_handle` of [`Pd`](crate::Pd), [`Mr`](crate::Mr), [`Mw`](crate::mw::Mw), [`Dm`](crate::dm::Dm), [`Xrcd`](crate::xrc::Xrcd) |
 //! | the handle of an object | `handle` of each type; `into_handle` releases it |
-//! | addresses of rings, doorbell records and registers | [`Qp::layout`](crate::Qp::layout), [`Cq::layout`](crate::Cq::layout), [`Srq::layout`](crate::Srq::layout), [`Wq::layout`](crate::Wq::layout) |
+//! | addresses of rings, doorbell records and registers | [`Qp::layout`](crate::qp::Qp::layout), [`Cq::layout`](crate::cq::Cq::layout), [`Srq::layout`](crate::srq::Srq::layout), [`Wq::layout`](crate::rss::Wq::layout) |
 //!
 //! QPs, CQs, SRQs and WQs of raw calls have no `from_handle`: a provider keeps the state of their
-//! rings in user space, where the kernel can't look it up, and so does an [`Ah`](crate::Ah) with
+//! rings in user space, where the kernel can't look it up, and so does an [`Ah`](crate::ah::Ah) with
 //! its address vector. A [`RawObject`] owns them.
 //!
 //! The example `raw_level` of this crate does each of them.
@@ -220,7 +220,7 @@ impl RawContext {
     /// ```no_run
     /// use bareverbs::raw::uapi::write::{QuerySrq, structs::{QuerySrqReq, QuerySrqResp}};
     ///
-    /// # fn example(srq: &bareverbs::Srq) -> Result<(), bareverbs::Errno> {
+    /// # fn example(srq: &bareverbs::srq::Srq) -> Result<(), bareverbs::Errno> {
     /// let request = QuerySrqReq { srq_handle: srq.handle(), ..QuerySrqReq::zeroed() };
     /// let mut response = QuerySrqResp::zeroed();
     /// // SAFETY: the command only reads the SRQ's attributes.

@@ -5,16 +5,20 @@ use std::sync::Arc;
 use bareverbs_provider::command::{self, QpHandle};
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::request::RssQpRequest;
-use bareverbs_provider::rss::{HashFields, HashFunctions, TOEPLITZ_KEY};
 use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
+use crate::error::{Feature, Limit};
+use crate::flow::{FlowCounters, FlowId, FlowRule};
 use crate::qp::Flows;
 use crate::raw::Released;
 use crate::wq::WqShared;
-use crate::{
-    AnyProvider, Context, Error, Feature, FlowCounters, FlowId, FlowRule, Limit, Pd, Refused, Result, Wq,
-};
+use crate::{AnyProvider, Context, Error, Pd, Refused, Result};
+
+pub use crate::wq::{Wq, WqInit};
+pub use bareverbs_provider::rss::{HashFields, HashFunctions, TOEPLITZ_KEY};
+pub use bareverbs_uapi::uverbs::types::WqFlags;
+pub use bareverbs_uapi::verbs_values::WqState;
 
 /// An indirection table of [work queues](Wq). A frame goes to the entry `hash % entries`. A WQ may
 /// be in several entries.
@@ -144,7 +148,7 @@ impl<P: Provider> Drop for TableShared<P> {
 pub struct RssHash {
     /// Header fields that are hashed: of one IP version, and of one of TCP, UDP and IPsec. The
     /// device reports its fields in
-    /// [`DeviceAttr::rx_hash_fields_mask`](crate::DeviceAttr::rx_hash_fields_mask). The device
+    /// [`DeviceAttr::rx_hash_fields_mask`](crate::device::DeviceAttr::rx_hash_fields_mask). The device
     /// chooses the WQ of a frame without these fields.
     pub fields: HashFields,
     /// The Toeplitz key. Random bytes spread well.
@@ -189,14 +193,16 @@ pub struct RssInit<'a, P: Provider = AnyProvider> {
 
 /// A QP that spreads Ethernet frames over the [work queues](Wq) of an indirection table. Frames of
 /// one connection go to one WQ, in order. An RSS QP has no posting methods and no states. Flows
-/// steer frames to it as to a [`Qp<RawPacket>`](crate::RawPacket).
+/// steer frames to it as to a [`Qp<RawPacket>`](crate::qp::RawPacket).
 ///
 /// Requires `CAP_NET_RAW`, an Ethernet port, and a device with
-/// [`Capabilities::rss`](crate::Capabilities::rss).
+/// [`Capabilities::rss`](crate::device::Capabilities::rss).
 ///
 /// ```no_run
-/// # fn example(pd: &bareverbs::Pd, cq: &bareverbs::Cq, key: [u8; 40]) -> bareverbs::Result<()> {
-/// use bareverbs::{EthernetMatch, FlowRule, HashFields, MacAddress, RssHash, RssInit, WqInit};
+/// # fn example(pd: &bareverbs::Pd, cq: &bareverbs::cq::Cq, key: [u8; 40]) -> bareverbs::Result<()> {
+/// use bareverbs::flow::{EthernetMatch, FlowRule};
+/// use bareverbs::rss::{HashFields, RssHash, RssInit, WqInit};
+/// use bareverbs::values::MacAddress;
 ///
 /// let mut wqs = (0..4).map(|_| pd.create_wq(&WqInit::new(cq, 64))).collect::<Result<Vec<_>, _>>()?;
 /// for wq in &mut wqs {
@@ -306,7 +312,7 @@ impl<P: Provider> RssQp<P> {
     /// [`RssQp::destroy_flow`].
     ///
     /// # Errors
-    /// As for [`Qp::create_flow`](crate::Qp::create_flow).
+    /// As for [`Qp::create_flow`](crate::qp::Qp::create_flow).
     #[doc(alias = "ibv_create_flow")]
     pub fn create_flow(&mut self, rule: &FlowRule) -> Result<FlowId> {
         self.flows.create(self.pd.context(), self.handle, rule, None)
@@ -327,7 +333,7 @@ impl<P: Provider> RssQp<P> {
     /// Destroys a flow.
     ///
     /// # Errors
-    /// As for [`Qp::destroy_flow`](crate::Qp::destroy_flow).
+    /// As for [`Qp::destroy_flow`](crate::qp::Qp::destroy_flow).
     #[doc(alias = "ibv_destroy_flow")]
     pub fn destroy_flow(&mut self, flow: FlowId) -> Result<()> {
         self.flows.destroy(self.pd.context(), flow)

@@ -12,10 +12,12 @@ use bareverbs_provider::traits::{CreatedSrq, Provider, RecvQueue};
 use rustix::io::Errno;
 
 use self::shared::SrqShared;
-use crate::locked_memory;
-use crate::qp::post_receives;
+use crate::cq::Cq;
+use crate::error::{Limit, PostError};
+use crate::qp::{QueueMemory, RecvRequest, post_receives};
 use crate::raw::{QueueLayout, Released};
-use crate::{AnyProvider, Cq, Error, Limit, Pd, PostError, QueueMemory, RecvRequest, Refused, Result, Xrcd};
+use crate::xrc::Xrcd;
+use crate::{AnyProvider, Error, Pd, Refused, Result, locked_memory};
 
 /// Attributes for the creation of an SRQ.
 #[doc(alias = "ibv_srq_init_attr")]
@@ -60,7 +62,10 @@ pub struct SrqAttr {
 /// whichever QP it arrives at. The completion names the QP.
 ///
 /// ```no_run
-/// use bareverbs::{Access, Buffer, CqInit, Device, QpInit, Rc, RecvRequest, SrqInit};
+/// use bareverbs::cq::CqInit;
+/// use bareverbs::qp::{QpInit, Rc, RecvRequest};
+/// use bareverbs::srq::SrqInit;
+/// use bareverbs::{Access, Buffer, Device};
 ///
 /// let context = Device::find("rxe0")?.open()?;
 /// let pd = context.alloc_pd()?;
@@ -196,7 +201,7 @@ impl<P: Provider> Srq<P> {
     /// The addresses of its ring and doorbell record, as for [`Cq::layout`].
     ///
     /// ```no_run
-    /// # fn show(srq: &bareverbs::Srq) {
+    /// # fn show(srq: &bareverbs::srq::Srq) {
     /// if let Some(layout) = srq.layout() {
     ///     println!("{} slots of {} bytes at {:?}", layout.slots, layout.stride, layout.ring);
     /// }
@@ -230,7 +235,7 @@ impl<P: Provider> Srq<P> {
     /// receives posted. 0 disarms it. The limit becomes 0 when the event is raised.
     ///
     /// ```no_run
-    /// # fn refill(srq: &mut bareverbs::Srq) -> bareverbs::Result<()> {
+    /// # fn refill(srq: &mut bareverbs::srq::Srq) -> bareverbs::Result<()> {
     /// use bareverbs::AsyncEvent;
     ///
     /// srq.set_limit(16)?;
@@ -262,7 +267,7 @@ impl<P: Provider> Srq<P> {
     /// - [`Error::Kernel`] with `EINVAL`: `max_wr` is below the SRQ limit.
     /// - [`Error::Provider`], or [`Error::Kernel`] for `mmap`: the kernel resized the queue, but
     ///   its new memory cannot be used. Posting then fails with
-    ///   [`PushError::QueueLost`](crate::PushError::QueueLost) until a resize succeeds.
+    ///   [`PushError::QueueLost`](crate::error::PushError::QueueLost) until a resize succeeds.
     #[doc(alias = "ibv_modify_srq")]
     #[doc(alias = "IBV_SRQ_MAX_WR")]
     pub fn resize(&mut self, max_wr: u32) -> Result<()> {
@@ -313,7 +318,7 @@ impl<P: Provider> Srq<P> {
         }
     }
 
-    fn modify(&mut self, change: SrqChange) -> Result<(), crate::CreateError> {
+    fn modify(&mut self, change: SrqChange) -> Result<(), crate::error::CreateError> {
         let context = self.shared.pd.context();
         // Providers access the ring first, and a forked child does not have it.
         context.file().check_same_process().map_err(|errno| IoctlError { method: "ModifySrq", errno })?;

@@ -14,18 +14,18 @@ use std::time::Instant;
 use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
+use crate::ah::AhAttr;
 use crate::alarm::Alarm;
+use crate::cq::{Arm, CompEvent, Cq, WorkCompletion};
 use crate::owned::endpoint::{DoneOf, Flowing, Queues};
 use crate::owned::flow::Kind;
 use crate::owned::hub::reaper::Direction;
 use crate::owned::{
-    self, Address, BUDGET, Batch, DatagramAddress, DatagramDone, Destination, DestinationRequest, Done,
-    Failed, Lease, NotPosted, Op, ROUNDS, ReceivedDatagram, Source, Spinning, Target, checked, received,
+    Address, BUDGET, Batch, DatagramAddress, DatagramDone, Destination, DestinationRequest, Done, Failed,
+    NotPosted, Op, PoolBuffer, ROUNDS, ReceivedDatagram, Source, Spinning, Target, checked, received,
     spend_budget,
 };
-use crate::{
-    AhAttr, AnyProvider, Arm, AsyncEvent, Buffer, CompEvent, Cq, Error, Mr, Remote, Result, WorkCompletion,
-};
+use crate::{AnyProvider, AsyncEvent, Buffer, Error, Mr, Remote, Result, owned};
 
 pub(crate) fn failed(error: io::Error) -> Error {
     Error::system("waiting for events in an async task", Errno::from_io_error(&error).unwrap_or(Errno::IO))
@@ -33,11 +33,11 @@ pub(crate) fn failed(error: io::Error) -> Error {
 
 use crate::readiness::sealed::{Events, Readiness};
 
-/// A [completion channel](crate::CompChannel) that tasks wait on.
+/// A [completion channel](crate::cq::CompChannel) that tasks wait on.
 ///
 /// A channel can have one wrapper at a time.
 pub struct CompChannel<R> {
-    channel: crate::CompChannel,
+    channel: crate::cq::CompChannel,
     readiness: R,
 }
 
@@ -46,20 +46,20 @@ impl<R: Readiness> CompChannel<R> {
     ///
     /// # Errors
     /// There is no runtime, or the channel is registered already (`EEXIST`).
-    pub fn new(channel: crate::CompChannel) -> Result<Self> {
+    pub fn new(channel: crate::cq::CompChannel) -> Result<Self> {
         Ok(Self { readiness: R::new(Events(channel.events()))?, channel })
     }
 
     /// Unregisters the channel from the runtime and returns it.
     #[must_use]
-    pub fn into_inner(self) -> crate::CompChannel {
+    pub fn into_inner(self) -> crate::cq::CompChannel {
         self.channel
     }
 
     /// Waits for an event. The future is cancel-safe: dropping it loses no event.
     ///
     /// # Errors
-    /// As for [`CompChannel::wait`](crate::CompChannel::wait).
+    /// As for [`CompChannel::wait`](crate::cq::CompChannel::wait).
     pub async fn wait(&self) -> Result<CompEvent> {
         self.readiness.until(|| self.channel.try_wait()).await
     }
@@ -130,7 +130,7 @@ impl<R: Readiness> AsyncEvents<R> {
 /// An [endpoint](owned::Endpoint) that tasks wait on.
 pub struct Endpoint<R, B = Mr<Buffer>, P: Provider = AnyProvider> {
     endpoint: owned::Endpoint<B, P>,
-    channel: crate::CompChannel,
+    channel: crate::cq::CompChannel,
     readiness: R,
     /// Rings when a keepalive is due.
     alarm: Alarm<R>,
@@ -237,9 +237,9 @@ impl<R: Readiness, B, P: Provider> Wait<'_, R, B, P> {
 }
 
 /// [Datagrams](owned::Datagrams) that tasks wait for.
-pub struct Datagrams<R, B = Lease, P: Provider = AnyProvider> {
+pub struct Datagrams<R, B = PoolBuffer, P: Provider = AnyProvider> {
     datagrams: owned::Datagrams<B, P>,
-    channel: crate::CompChannel,
+    channel: crate::cq::CompChannel,
     readiness: R,
     alarm: Alarm<R>,
     /// Awaits until the next one yields to the scheduler (see [`BUDGET`]).
@@ -481,7 +481,7 @@ struct SpinRounds {
 fn poll_wait<R: Readiness, B, P: Provider, T: Flowing>(
     queues: &mut Queues<B, P, T>,
     direction: Option<Direction>,
-    channel: &crate::CompChannel,
+    channel: &crate::cq::CompChannel,
     readiness: &R,
     alarm: &mut Alarm<R>,
     spin: &mut Option<SpinRounds>,
@@ -542,7 +542,7 @@ type Ended<B, P, T> = Result<DoneOf<B, P, T>, Failed<B>>;
 fn poll_ended<R: Readiness, B, P: Provider, T: Flowing>(
     queues: &mut Queues<B, P, T>,
     direction: Option<Direction>,
-    channel: &crate::CompChannel,
+    channel: &crate::cq::CompChannel,
     readiness: &mut R,
     alarm: &mut Alarm<R>,
     cx: &mut Context<'_>,
@@ -575,7 +575,7 @@ fn poll_ended<R: Readiness, B, P: Provider, T: Flowing>(
 /// Rejects queues that replaced the wrapped ones.
 fn check_channel<B, P: Provider, T: Flowing>(
     queues: &Queues<B, P, T>,
-    channel: &crate::CompChannel,
+    channel: &crate::cq::CompChannel,
 ) -> Result<()> {
     if queues.channel().is(channel) {
         return Ok(());
@@ -651,7 +651,7 @@ mod tests {
                 #[expect(dead_code, reason = "compiling it is the test")]
                 fn futures(
                     channel: &mut crate::$runtime::CompChannel,
-                    cq: &mut crate::Cq,
+                    cq: &mut crate::cq::Cq,
                     events: &crate::$runtime::AsyncEvents,
                     endpoint: &mut crate::$runtime::Endpoint,
                     datagrams: &mut crate::$runtime::Datagrams,

@@ -21,7 +21,10 @@ use bareverbs_test_support::allocations::CountingAllocator;
 use bareverbs_uapi::verbs_values::QpState;
 use bareverbs_uapi::write::structs::{ExQueryDeviceResp, ModifyQpReq};
 
-use crate::{Context, CqInit, DriverId, Pd, Qp, QpInit, Rc, Transport};
+use crate::cq::CqInit;
+use crate::device::DriverId;
+use crate::qp::{Qp, QpInit, Rc, Transport};
+use crate::{Context, Pd};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;

@@ -4,7 +4,8 @@
 //! `#[tokio::main]`. Polling and posting are unchanged.
 //!
 //! ```no_run
-//! use bareverbs::{Cq, CqInit, Device, tokio};
+//! use bareverbs::cq::{Cq, CqInit};
+//! use bareverbs::{tokio, Device};
 //!
 //! # async fn completions() -> bareverbs::Result<()> {
 //! let context = Device::find("rxe0")?.open()?;
@@ -29,12 +30,12 @@ use ::tokio::io::unix::AsyncFd;
 use ::tokio::runtime::Handle;
 
 use crate::event_fd::EventFd;
-use crate::owned::Lease;
+use crate::owned::PoolBuffer;
 use crate::readiness::sealed::{self, Events};
 use crate::tasks::{self as runtime, failed};
 use crate::{AnyProvider, Buffer, Error, Mr, Result, readiness};
 
-/// A [completion channel](crate::CompChannel) that tasks of tokio wait on.
+/// A [completion channel](crate::cq::CompChannel) that tasks of tokio wait on.
 pub type CompChannel = runtime::CompChannel<Readiness>;
 
 /// A stream of [asynchronous events](crate::AsyncEvents) that tasks of tokio wait for.
@@ -49,7 +50,7 @@ pub type Wait<'e, B = Mr<Buffer>, P = AnyProvider> = runtime::Wait<'e, Readiness
 
 /// [Datagrams](crate::owned::Datagrams) that tasks of tokio wait for. With the feature `futures`, a
 /// stream of those that are received.
-pub type Datagrams<B = Lease, P = AnyProvider> = runtime::Datagrams<Readiness, B, P>;
+pub type Datagrams<B = PoolBuffer, P = AnyProvider> = runtime::Datagrams<Readiness, B, P>;
 
 /// A file descriptor that is registered with tokio.
 #[derive(Debug)]

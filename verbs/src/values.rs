@@ -10,6 +10,8 @@ use std::time::Duration;
 pub use port::{GidIndex, PortNum};
 pub use timers::{AckTimeout, MinRnrTimer, RetryCount, RnrRetry};
 
+pub use crate::ethernet::{EthernetAddress, MacAddress};
+
 /// A number or a time that a value type can't represent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} {given} is {bound} of {limit}")]
@@ -163,7 +165,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Gid, LinkLayer, MacAddress, PortState, QpState, WcStatus};
+    use crate::device::{LinkLayer, PortState};
+    use crate::qp::QpState;
+    use crate::values::MacAddress;
+    use crate::{Gid, WcStatus};
 
     #[test]
     fn guid_prints_as_four_groups() {

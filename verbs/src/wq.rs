@@ -14,14 +14,12 @@ use bareverbs_uapi::write::types::{DeviceCapFlags, RawPacketCaps};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
-use crate::cq::CqShared;
-use crate::locked_memory::{self, has_capability};
-use crate::qp::post_receives;
+use crate::cq::{Cq, CqShared};
+use crate::error::{Feature, Limit, PostError, PostReason};
+use crate::locked_memory::has_capability;
+use crate::qp::{QueueMemory, RecvRequest, post_receives};
 use crate::raw::{QueueLayout, Released, leak_queue};
-use crate::{
-    AnyProvider, Context, Cq, Error, Feature, Limit, Pd, PostError, PostReason, QueueMemory, RecvRequest,
-    Refused, Result,
-};
+use crate::{AnyProvider, Context, Error, Pd, Refused, Result, locked_memory};
 
 const MODIFY: &str = "modify_wq";
 
@@ -35,7 +33,7 @@ pub struct WqInit<'a, P: Provider = AnyProvider> {
     /// SGEs of a receive.
     pub max_recv_sge: u32,
     /// Processing of received frames, such as VLAN tag stripping. The device reports its
-    /// capabilities in [`DeviceAttr::raw_packet_caps`](crate::DeviceAttr::raw_packet_caps).
+    /// capabilities in [`DeviceAttr::raw_packet_caps`](crate::device::DeviceAttr::raw_packet_caps).
     pub flags: WqFlags,
     /// Page size of the memory of the queue.
     pub memory: QueueMemory,
@@ -52,14 +50,17 @@ impl<'a, P: Provider> WqInit<'a, P> {
     }
 }
 
-/// A work queue (WQ): a receive queue without a QP. An [`RssQp`](crate::RssQp) spreads frames over
-/// the WQs of an [`IndirectionTable`](crate::IndirectionTable). Only on devices with
-/// [`Capabilities::work_queues`](crate::Capabilities::work_queues).
+/// A work queue (WQ): a receive queue without a QP. An [`RssQp`](crate::rss::RssQp) spreads frames over
+/// the WQs of an [`IndirectionTable`](crate::rss::IndirectionTable). Only on devices with
+/// [`Capabilities::work_queues`](crate::device::Capabilities::work_queues).
 ///
 /// A new WQ is in RESET. It takes receives and frames in RDY, and none in ERR:
 ///
 /// ```no_run
-/// use bareverbs::{Access, Buffer, CqInit, Device, RecvRequest, WqInit};
+/// use bareverbs::cq::CqInit;
+/// use bareverbs::qp::RecvRequest;
+/// use bareverbs::rss::WqInit;
+/// use bareverbs::{Access, Buffer, Device};
 ///
 /// let context = Device::find("mlx5_0")?.open()?;
 /// let pd = context.alloc_pd()?;
@@ -196,7 +197,7 @@ impl<P: Provider> Wq<P> {
     /// The addresses of its ring and doorbell record, as for [`Cq::layout`].
     ///
     /// ```no_run
-    /// # fn show(wq: &bareverbs::Wq) {
+    /// # fn show(wq: &bareverbs::rss::Wq) {
     /// if let Some(layout) = wq.layout() {
     ///     println!("{} slots of {} bytes at {:?}", layout.slots, layout.stride, layout.ring);
     /// }

@@ -4,19 +4,20 @@
 ///
 /// The device returns the `wr_id` with each completion, failed and flushed ones included, and does
 /// not interpret it. Apart from it, a completion names its QP only by
-/// [QPN](crate::Completion::qp_num), which a program with many QPs must look up. A program can
+/// [QPN](crate::cq::Completion::qp_num), which a program with many QPs must look up. A program can
 /// store an index in [`WrId::owner`] instead. The index costs one shift to extract, and nothing if
 /// unused.
 ///
 /// ```no_run
-/// use bareverbs::{Completion, Cq, Qp, Rc, RecvRequest, Sge, WrId};
+/// use bareverbs::cq::{Completion, Cq};
+/// use bareverbs::qp::{Qp, Rc, RecvRequest, Sge, WrId};
 ///
 /// struct Peer {
 ///     qp: Qp<Rc>,
 ///     received: u64,
 /// }
 ///
-/// # fn example(peers: &mut [Peer], cq: &mut Cq, sges: &[Sge]) -> Result<(), bareverbs::PostError> {
+/// # fn example(peers: &mut [Peer], cq: &mut Cq, sges: &[Sge]) -> Result<(), bareverbs::error::PostError> {
 /// for (owner, peer) in (1..).zip(peers.iter_mut()) {
 ///     let receive = RecvRequest { wr_id: WrId { owner, request: 0 }.into(), sges };
 ///     // SAFETY: no code accesses the memory before the receive completes.
@@ -32,7 +33,7 @@
 /// ```
 ///
 /// A receive of an SRQ belongs to no QP. Its `owner` names the SRQ. The QP that consumed it is in
-/// [`qp_num`](crate::Completion::qp_num).
+/// [`qp_num`](crate::cq::Completion::qp_num).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WrId {
     /// The owner of the request. Upper half of the `wr_id`.

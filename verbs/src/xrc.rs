@@ -8,11 +8,15 @@ use bareverbs_provider::traits::Provider;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use crate::cq::Cq;
+use crate::error::{Feature, PostError};
+use crate::qp::RecvRequest;
 use crate::raw::{QueueLayout, Released};
-use crate::{
-    AnyProvider, Context, Cq, Error, Feature, Pd, PostError, RecvRequest, Refused, Result, Srq, SrqAttr,
-    SrqInit, XrcTarget,
-};
+use crate::srq::{Srq, SrqAttr, SrqInit};
+use crate::{AnyProvider, Context, Error, Pd, Refused, Result};
+
+pub use crate::qp::xrc::{XrcSend, XrcTarget, XrcTargetRtsAttr};
+pub use bareverbs_provider::work::XrcOperation;
 
 /// How an XRC domain is shared between processes.
 #[doc(alias = "ibv_xrcd_init_attr")]
@@ -31,7 +35,7 @@ pub enum XrcdShare<'a> {
 
 /// An XRC domain.
 ///
-/// An extended reliable connection (XRC) connects an [`XrcSend`](crate::XrcSend) QP to an
+/// An extended reliable connection (XRC) connects an [`XrcSend`](crate::xrc::XrcSend) QP to an
 /// [`XrcTarget`] of another machine. Each request names an [`XrcSrq`] there and consumes a receive
 /// of it.
 ///
@@ -42,7 +46,11 @@ pub enum XrcdShare<'a> {
 /// it open.
 ///
 /// ```no_run
-/// use bareverbs::{CqInit, Device, QpInit, SrqInit, XrcSend, XrcSrqInit, XrcdShare};
+/// use bareverbs::Device;
+/// use bareverbs::cq::CqInit;
+/// use bareverbs::qp::QpInit;
+/// use bareverbs::srq::SrqInit;
+/// use bareverbs::xrc::{XrcSend, XrcSrqInit, XrcdShare};
 /// # fn example(file: std::fs::File) -> bareverbs::Result<()> {
 /// use std::os::fd::AsFd;
 ///
@@ -215,7 +223,9 @@ pub struct XrcSrqInit<'a, P: Provider = AnyProvider> {
 /// An XRC SRQ is not an ordinary SRQ, and ordinary QPs do not accept it:
 ///
 /// ```compile_fail,E0308
-/// # use bareverbs::{Cq, QpInit, XrcSrq};
+/// # use bareverbs::cq::Cq;
+/// # use bareverbs::qp::QpInit;
+/// # use bareverbs::xrc::XrcSrq;
 /// # fn wrong<'a>(cq: &'a Cq, srq: &'a XrcSrq) -> QpInit<'a> {
 /// QpInit { srq: Some(srq), ..QpInit::new(cq, cq) }
 /// # }
@@ -257,7 +267,7 @@ impl<P: Provider> XrcSrq<P> {
     /// The addresses of its ring and doorbell record, as for [`Cq::layout`].
     ///
     /// ```no_run
-    /// # fn show(srq: &bareverbs::XrcSrq) {
+    /// # fn show(srq: &bareverbs::xrc::XrcSrq) {
     /// if let Some(layout) = srq.layout() {
     ///     println!("{} slots of {} bytes at {:?}", layout.slots, layout.stride, layout.ring);
     /// }

@@ -6,12 +6,18 @@
 
 use std::time::Duration;
 
-use bareverbs::{
-    Access, AckTimeout, AhAttr, CqInit, DmInit, DoorbellChoice, Ece, EthernetMatch, FlowRule, Frame, Gid,
-    GidIndex, GlobalRoute, InitAttr, Ipv4Match, MigState, MinRnrTimer, Mtu, PortMatch, PortNum, QpAttr,
-    QpAttrMask, QpCap, QpState, QueueMemory, Rate, RetryCount, RnrRetry, RtrAttr, RtsAttr, SrqInit,
-    UcRtrAttr, UdInitAttr, XrcTargetRtsAttr,
+use bareverbs::ah::{AhAttr, GlobalRoute, Rate};
+use bareverbs::cq::CqInit;
+use bareverbs::dm::DmInit;
+use bareverbs::flow::{EthernetMatch, FlowRule, Ipv4Match, PortMatch};
+use bareverbs::qp::{
+    DoorbellChoice, Ece, Frame, InitAttr, MigState, QpAttr, QpAttrMask, QpCap, QpState, QueueMemory, RtrAttr,
+    RtsAttr, UcRtrAttr, UdInitAttr,
 };
+use bareverbs::srq::SrqInit;
+use bareverbs::values::{AckTimeout, GidIndex, MinRnrTimer, Mtu, RetryCount, RnrRetry};
+use bareverbs::xrc::XrcTargetRtsAttr;
+use bareverbs::{Access, Gid, PortNum};
 
 const GID: Gid = Gid([9; 16]);
 

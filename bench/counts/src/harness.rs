@@ -2,12 +2,13 @@
 
 use std::ptr::NonNull;
 
-use bareverbs::owned::measured::{Given, HarnessEndpoint, HarnessHub, HarnessPd, endpoint};
-use bareverbs::owned::{Done, Endpoint, Failed, Lease, Op, Part, Pending, Target};
+use bareverbs::buffer::Target;
+use bareverbs::cq::{Completion, Completions, WorkCompletion};
+use bareverbs::measured::{Given, HarnessEndpoint, HarnessHub, HarnessPd, endpoint};
+use bareverbs::qp::{Operation, Payload, Rc, RecvHalf, RecvRequest, SendFlags, SendHalf, SendRequest, Sge};
 use bareverbs::{
-    AnyCq, AnyProvider, AnyRq, AnySq, Completion, Completions, Imm, MemoryOwner, Mr, Operation, Payload,
-    Provider, Rc, RecvHalf, RecvRequest, Remote, SendFlags, SendHalf, SendRequest, Sge, WcStatus,
-    WorkCompletion,
+    AnyCq, AnyProvider, AnyRq, AnySq, Done, Endpoint, Failed, Imm, MemoryOwner, Mr, Op, Pending, PoolBuffer,
+    Provider, RegionMut, Remote, WcStatus,
 };
 use bareverbs_mlx5::{Mlx5, Mlx5Cq, Mlx5Rq, Mlx5Sq};
 use bareverbs_provider::traits::CompletionQueue;
@@ -82,8 +83,8 @@ pub trait SafeBuffer: Target {
     fn make(domain: &HarnessPd, memory: Placed, lkey: u32) -> Self;
 }
 
-impl SafeBuffer for Part<Placed> {
-    const NAME: &str = "Part";
+impl SafeBuffer for RegionMut<Placed> {
+    const NAME: &str = "RegionMut";
 
     fn make(domain: &HarnessPd, memory: Placed, lkey: u32) -> Self {
         domain.part(memory, lkey)
@@ -98,8 +99,8 @@ impl SafeBuffer for Mr<Placed> {
     }
 }
 
-impl SafeBuffer for Lease {
-    const NAME: &str = "Lease";
+impl SafeBuffer for PoolBuffer {
+    const NAME: &str = "PoolBuffer";
 
     fn make(domain: &HarnessPd, Placed(start, len): Placed, lkey: u32) -> Self {
         // SAFETY: the testbed's region is never freed while the harness exists, and only the pool's
@@ -109,7 +110,7 @@ impl SafeBuffer for Lease {
 }
 
 /// A queue pair, its peer, and the HCA of both.
-pub struct Harness<P: WrapMlx5, B = Lease> {
+pub struct Harness<P: WrapMlx5, B = PoolBuffer> {
     /// The measured send queue.
     pub sq: P::Sq,
     /// The measured receive queue.
@@ -295,10 +296,10 @@ impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
 
     /// The same queues in an endpoint.
     #[must_use]
-    pub fn into_endpoint(self) -> (Endpoint<Lease, Given<P>>, EndpointPeer) {
+    pub fn into_endpoint(self) -> (Endpoint<PoolBuffer, Given<P>>, EndpointPeer) {
         let Self { sq, rq, cq, remote, sge, peer, peer_cq, testbed, .. } = self;
         // SAFETY: the QP of the queues is connected. The device runs in methods of `EndpointPeer` only.
-        let (endpoint, domain) = unsafe { endpoint::<Lease, P>(cq, (sq, rq), DEPTH) };
+        let (endpoint, domain) = unsafe { endpoint::<PoolBuffer, P>(cq, (sq, rq), DEPTH) };
         (endpoint, EndpointPeer { domain, remote, sge, peer, peer_cq, testbed })
     }
 
@@ -344,11 +345,11 @@ pub struct EndpointPeer {
 impl EndpointPeer {
     /// A buffer of 64 bytes.
     #[must_use]
-    pub fn buffer(&self) -> Lease {
+    pub fn buffer(&self) -> PoolBuffer {
         let Sge { addr, length, lkey } = self.sge;
         let start = std::ptr::with_exposed_provenance_mut(addr as usize);
         let memory = Placed(NonNull::new(start).expect("an address"), length as usize);
-        Lease::make(&self.domain, memory, lkey)
+        PoolBuffer::make(&self.domain, memory, lkey)
     }
 
     /// A region of 64 bytes.
@@ -375,7 +376,7 @@ impl EndpointPeer {
 
 /// A hub with the connection of a [`Harness`].
 pub struct HubHarness<P: WrapMlx5> {
-    hub: HarnessHub<Lease, P>,
+    hub: HarnessHub<PoolBuffer, P>,
     remote: Remote,
     sge: Sge,
     testbed: Testbed,
@@ -385,16 +386,16 @@ pub struct HubHarness<P: WrapMlx5> {
 impl<P: WrapMlx5> HubHarness<P> {
     /// A buffer of 64 bytes.
     #[must_use]
-    pub fn buffer(&self) -> Lease {
+    pub fn buffer(&self) -> PoolBuffer {
         let Sge { addr, length, lkey } = self.sge;
         let start = std::ptr::with_exposed_provenance_mut(addr as usize);
         let memory = Placed(NonNull::new(start).expect("an address"), length as usize);
-        Lease::make(self.hub.domain(), memory, lkey)
+        PoolBuffer::make(self.hub.domain(), memory, lkey)
     }
 
     /// Posts a write of the whole buffer.
     #[inline(always)]
-    pub fn post(&self, buffer: Lease, tag: u64) -> Pending<Lease, Given<P>> {
+    pub fn post(&self, buffer: PoolBuffer, tag: u64) -> Pending<PoolBuffer, Given<P>> {
         self.hub.post(Op::write(buffer, .., self.remote).tag(tag))
     }
 

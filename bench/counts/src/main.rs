@@ -21,12 +21,10 @@ mod x86_64 {
     use std::pin::{Pin, pin};
     use std::task::{Context, Poll, Waker};
 
-    use bareverbs::Mr;
-    use bareverbs::owned::measured::Given;
-    use bareverbs::owned::{Endpoint, Lease, Op, Part, Pending, Scope};
-    use bareverbs::{
-        Imm, Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcStatus, WorkCompletion,
-    };
+    use bareverbs::cq::WorkCompletion;
+    use bareverbs::measured::Given;
+    use bareverbs::qp::{Operation, Payload, RecvRequest, SendFlags, SendRequest, Sge};
+    use bareverbs::{Endpoint, Imm, Mr, Op, Pending, PoolBuffer, RegionMut, Remote, Scope, WcStatus};
     use counts::harness::{EndpointPeer, Harness, HubHarness, Placed, SafeBuffer, WrapMlx5};
     use counts::marks::{begin, counted, end};
 
@@ -48,12 +46,12 @@ mod x86_64 {
         receives(types, &mut Harness::<P>::new());
         raw(types, &mut Harness::<P>::new());
         registers::<P>(types);
-        safe(types, &mut Harness::<P, Lease>::new());
-        hub(types, &mut Harness::<P, Lease>::new().into_hub());
-        endpoint(types, Harness::<P, Lease>::new().into_endpoint());
-        task(types, Harness::<P, Lease>::new().into_endpoint());
-        scope(types, Harness::<P, Lease>::new().into_endpoint());
-        safe(types, &mut Harness::<P, Part<Placed>>::new());
+        safe(types, &mut Harness::<P, PoolBuffer>::new());
+        hub(types, &mut Harness::<P, PoolBuffer>::new().into_hub());
+        endpoint(types, Harness::<P, PoolBuffer>::new().into_endpoint());
+        task(types, Harness::<P, PoolBuffer>::new().into_endpoint());
+        scope(types, Harness::<P, PoolBuffer>::new().into_endpoint());
+        safe(types, &mut Harness::<P, RegionMut<Placed>>::new());
         safe(types, &mut Harness::<P, Mr<Placed>>::new());
     }
 
@@ -331,7 +329,7 @@ mod x86_64 {
         report("poll receive");
     }
 
-    type End<P> = Endpoint<Lease, Given<P>>;
+    type End<P> = Endpoint<PoolBuffer, Given<P>>;
 
     /// The functions of `End` that are counted.
     macro_rules! measured_end {
@@ -347,7 +345,7 @@ mod x86_64 {
         end_inline(end: &mut End<P>, remote: Remote, bytes: &[u8; 8], tag: u64) -> bool {
             end.post(Op::write_inline(bytes, remote).tag(tag)).is_ok()
         }
-        end_unsignaled(end: &mut End<P>, buffer: Lease, remote: Remote) -> bool {
+        end_unsignaled(end: &mut End<P>, buffer: PoolBuffer, remote: Remote) -> bool {
             end.post(Op::write(buffer, .., remote).unsignaled()).is_ok()
         }
         end_batch(end: &mut End<P>, remote: Remote, bytes: &[u8; 8], count: u64) -> bool {
@@ -359,7 +357,7 @@ mod x86_64 {
             }
             batch.ring().is_ok()
         }
-        end_poll(end: &mut End<P>) -> Option<(u64, Option<Imm>, Option<Lease>)> {
+        end_poll(end: &mut End<P>) -> Option<(u64, Option<Imm>, Option<PoolBuffer>)> {
             let Some(Ok(done)) = end.poll() else { return None };
             Some((done.tag + u64::from(done.len), done.imm, done.buffer))
         }
@@ -418,9 +416,9 @@ mod x86_64 {
     /// The completion is in the CQ. The first poll of the future returns the operation.
     #[inline(never)]
     fn end_await<P: WrapMlx5>(
-        end: &mut bareverbs::tokio::Endpoint<Lease, Given<P>>,
+        end: &mut bareverbs::tokio::Endpoint<PoolBuffer, Given<P>>,
         cx: &mut Context<'_>,
-    ) -> Option<(u64, Lease)> {
+    ) -> Option<(u64, PoolBuffer)> {
         counted(|| {
             let Poll::Ready(Ok(done)) = pin!(end.wait()).poll(cx) else { return None };
             Some((done.tag + u64::from(done.len), done.buffer?))
@@ -461,7 +459,7 @@ mod x86_64 {
 
     #[inline(never)]
     fn scope_write<'scope, P: WrapMlx5>(
-        scope: &mut Scope<'scope, '_, Lease, Given<P>>,
+        scope: &mut Scope<'scope, '_, PoolBuffer, Given<P>>,
         region: &'scope Mr<Placed>,
         remote: Remote,
     ) -> bool {
@@ -484,7 +482,11 @@ mod x86_64 {
     }
 
     #[inline(never)]
-    fn hub_write<P: WrapMlx5>(harness: &HubHarness<P>, buffer: Lease, tag: u64) -> Pending<Lease, Given<P>> {
+    fn hub_write<P: WrapMlx5>(
+        harness: &HubHarness<P>,
+        buffer: PoolBuffer,
+        tag: u64,
+    ) -> Pending<PoolBuffer, Given<P>> {
         counted(|| harness.post(buffer, tag))
     }
 
@@ -492,9 +494,9 @@ mod x86_64 {
     #[inline(never)]
     #[expect(clippy::result_large_err, reason = "no error: the future of which another poll is needed")]
     fn hub_await<P: WrapMlx5>(
-        pending: Pending<Lease, Given<P>>,
+        pending: Pending<PoolBuffer, Given<P>>,
         cx: &mut Context<'_>,
-    ) -> Result<(u64, Lease), Pending<Lease, Given<P>>> {
+    ) -> Result<(u64, PoolBuffer), Pending<PoolBuffer, Given<P>>> {
         let mut pending = pending;
         let awaited = counted(|| {
             let Poll::Ready(Ok(done)) = Pin::new(&mut pending).poll(cx) else { return None };

@@ -4,10 +4,11 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use bareverbs::{
-    Completion, Context, Cq, Operation, Payload, PostError, Provider, RecvRequest, SendFlags, SendRequest,
-    SrqInit, WcStatus, WorkCompletion,
-};
+use bareverbs::cq::{Completion, Cq, WorkCompletion};
+use bareverbs::error::PostError;
+use bareverbs::qp::{Operation, Payload, RecvRequest, SendFlags, SendRequest};
+use bareverbs::srq::SrqInit;
+use bareverbs::{Context, Provider, WcStatus};
 use bareverbs_test_support::TIMEOUT;
 
 use crate::clock::Samples;

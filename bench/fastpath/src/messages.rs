@@ -2,10 +2,12 @@
 //! poll. The work is the same on both: one CQ and one channel for each end, signalled sends.
 
 use anyhow::{Result, ensure};
-use bareverbs::owned::{Endpoint, Lease, Op, Pool, Spin};
+use bareverbs::cq::{Arm, CompChannel, Completion, Cq, CqInit};
+use bareverbs::qp::{
+    ConnectAttr, Operation, Payload, Qp, QpCap, QpInit, Rc, RecvRequest, SendFlags, SendRequest, Sge,
+};
 use bareverbs::{
-    Access, Arm, Buffer, CompChannel, Completion, ConnectAttr, Context, Cq, CqInit, Mr, Operation, Payload,
-    Provider, Qp, QpCap, QpInit, Rc, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcStatus,
+    Access, Buffer, Context, Endpoint, Mr, Op, Pool, PoolBuffer, Provider, Remote, Spin, WcStatus,
 };
 
 use crate::clock::Samples;
@@ -140,8 +142,8 @@ fn by_qps<P: Provider>(report: &Report<'_>, context: &Context<P>) -> Result<()> 
 fn by_endpoints<P: Provider>(report: &Report<'_>, context: &Context<P>) -> Result<()> {
     let pd = context.alloc_pd()?;
     let options = Endpoint::options().sends(32).recvs(16).spin(Spin::Never);
-    let mut alice: Endpoint<Lease, P> = options.build(&pd)?;
-    let mut bob: Endpoint<Lease, P> = options.build(&pd)?;
+    let mut alice: Endpoint<PoolBuffer, P> = options.build(&pd)?;
+    let mut bob: Endpoint<PoolBuffer, P> = options.build(&pd)?;
     alice.connect(&bob.address())?;
     bob.connect(&alice.address())?;
     let pool = Pool::new(&pd, 2 + BATCH, BYTES)?;

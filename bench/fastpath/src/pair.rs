@@ -1,10 +1,10 @@
 //! Two connected queue pairs in one process; one of them sends.
 
 use anyhow::Result;
-use bareverbs::{
-    Access, AhAttr, Buffer, Context, Cq, CqInit, InitAttr, Mr, Provider, Qp, QpCap, QpInit, Rc, Remote,
-    RtrAttr, RtsAttr,
-};
+use bareverbs::ah::AhAttr;
+use bareverbs::cq::{Cq, CqInit};
+use bareverbs::qp::{InitAttr, Qp, QpCap, QpInit, Rc, RtrAttr, RtsAttr};
+use bareverbs::{Access, Buffer, Context, Mr, Provider, Remote};
 
 /// Minimum depth of a queue pair's queues.
 const DEPTH: u32 = 255;

@@ -5,12 +5,17 @@ mod frames;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use bareverbs::{
-    Access, AckTimeout, Ah, AhAttr, Buffer, Context, Cq, CqInit, Datagram, Frame, GidIndex, GlobalRoute, Imm,
-    InitAttr, LinkLayer, Mr, Mw, MwType, Operation, Payload, Pd, Qp, QpCap, QpInit, Rc, RecvRequest, RtrAttr,
-    RtsAttr, SendFlags, SendRequest, Sge, Srq, SrqInit, Transport, Uc, UcOperation, UcRtrAttr, Ud,
-    UdInitAttr, WcStatus,
+use bareverbs::ah::{Ah, AhAttr, GlobalRoute};
+use bareverbs::cq::{Cq, CqInit};
+use bareverbs::device::LinkLayer;
+use bareverbs::mw::{Mw, MwType};
+use bareverbs::qp::{
+    Datagram, Frame, InitAttr, Operation, Payload, Qp, QpCap, QpInit, Rc, RecvRequest, RtrAttr, RtsAttr,
+    SendFlags, SendRequest, Sge, Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr,
 };
+use bareverbs::srq::{Srq, SrqInit};
+use bareverbs::values::{AckTimeout, GidIndex};
+use bareverbs::{Access, Buffer, Context, Imm, Mr, Pd, WcStatus};
 use bareverbs_test_support::TIMEOUT;
 use bareverbs_wqe_diff::request::{DEPTH, INLINE, Kind, Piece, QKEY, REGION, Request, SGES, Sender};
 use frames::{Frames, in_front, split};

@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
-use bareverbs::owned::server::{Client, Handle, PeerId};
-use bareverbs::owned::{self, EndpointOptions, Hub, Source};
-use bareverbs::{Address, Pd, Provider};
+use ::bareverbs;
+use bareverbs::buffer::Source;
+use bareverbs::server::{Client, Handle, PeerId};
+use bareverbs::{Address, EndpointOptions, Hub, Pd, Provider};
 
 use super::{Connection, Connector, Incoming, Listener, Route};
 use crate::event::RequestParam;
@@ -48,7 +49,7 @@ impl Route {
     /// address, to which `connect` connects the queue. The connection owns what `connect` returns.
     ///
     /// ```no_run
-    /// use bareverbs::owned::Endpoint;
+    /// use bareverbs::Endpoint;
     /// use bareverbs_rdmacm::Connector;
     /// use std::time::Duration;
     ///
@@ -136,7 +137,7 @@ impl Connector {
     /// [`Incoming::exchange`].
     ///
     /// The end of the connection is reported by [`Connection::wait_disconnected`]. It does not end the
-    /// hub's connection: [`abort`](owned::Connection::abort) it then.
+    /// hub's connection: [`abort`](bareverbs::Connection::abort) it then.
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the hub is on another device than the route to the peer.
@@ -147,7 +148,7 @@ impl Connector {
         addrs: impl ToAddrs,
         options: &EndpointOptions,
         limit: Duration,
-    ) -> Result<Connection<owned::Connection<B, P>>> {
+    ) -> Result<Connection<bareverbs::Connection<B, P>>> {
         let route = self.resolve(addrs, limit)?;
         let device = route.device()?;
         check_device("connect_on", hub.pd(), &device)?;
@@ -156,7 +157,7 @@ impl Connector {
         route.exchange(&local, limit, |peer| queue.connect(peer).map(|()| queue))
     }
 
-    /// Connects a client of [`bareverbs::owned::server`] to its server, which admits it by
+    /// Connects a client of [`bareverbs::server`] to its server, which admits it by
     /// [`Listener::admit`]. [`Connection::wait_disconnected`] reports the end of the server's process;
     /// the client notices it by its keepalive too.
     ///
@@ -186,7 +187,7 @@ impl Listener {
         hub: &Hub<B, P>,
         options: &EndpointOptions,
         limit: Duration,
-    ) -> Result<Connection<owned::Connection<B, P>>> {
+    ) -> Result<Connection<bareverbs::Connection<B, P>>> {
         let incoming = self.get_request(limit)?;
         let device = incoming.device()?;
         check_device("accept_on", hub.pd(), &device)?;
@@ -198,7 +199,7 @@ impl Listener {
         })
     }
 
-    /// Waits for a request of a client and admits it to a server of [`bareverbs::owned::server`]. The
+    /// Waits for a request of a client and admits it to a server of [`bareverbs::server`]. The
     /// client connects by [`Connector::connect_client`]. [`Connection::wait_disconnected`]
     /// reports the end of the client's process; the server notices it by its keepalive too.
     ///

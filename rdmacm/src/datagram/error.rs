@@ -59,14 +59,14 @@ impl From<bareverbs::Error> for DatagramError {
     }
 }
 
-impl<B> From<bareverbs::owned::NotPosted<B>> for DatagramError {
-    fn from(refused: bareverbs::owned::NotPosted<B>) -> Self {
+impl<B> From<bareverbs::NotPosted<B>> for DatagramError {
+    fn from(refused: bareverbs::NotPosted<B>) -> Self {
         refused.error.into()
     }
 }
 
-impl<B> From<bareverbs::owned::Failed<B>> for DatagramError {
-    fn from(failed: bareverbs::owned::Failed<B>) -> Self {
+impl<B> From<bareverbs::Failed<B>> for DatagramError {
+    fn from(failed: bareverbs::Failed<B>) -> Self {
         bareverbs::Error::from(failed).into()
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
-use bareverbs::owned::Destination;
+use bareverbs::Destination;
 
 use crate::{CmId, Key};
 

@@ -4,8 +4,10 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use bareverbs::owned::{Datagrams, Destination, Lease, Pool};
-use bareverbs::{AhAttr, GRH_BYTES, GidType, GlobalRoute, Pd, QpState, Rate};
+use bareverbs::ah::{AhAttr, GlobalRoute, Rate};
+use bareverbs::device::GidType;
+use bareverbs::qp::{GRH_BYTES, QpState};
+use bareverbs::{Datagrams, Destination, Pd, Pool, PoolBuffer};
 use rustix::io::Errno;
 
 use super::wire::{Header, Lookup};
@@ -25,7 +27,7 @@ const LINGER: Duration = Duration::from_secs(1);
 
 /// A local address with its queue pair.
 pub(super) struct Port {
-    datagrams: Datagrams<Lease>,
+    datagrams: Datagrams<PoolBuffer>,
     /// Buffers of messages that are not inline.
     sends: Pool,
     /// The bytes of an inline message.
@@ -85,7 +87,7 @@ impl Port {
         local: SocketAddr,
     ) -> Result<Self, Error> {
         let (context, port) = (pd.context(), found.device.port);
-        let is_it = |entry: &&bareverbs::GidEntry| entry.port == port && entry.gid == found.gid;
+        let is_it = |entry: &&bareverbs::device::GidEntry| entry.port == port && entry.gid == found.gid;
         // On RoCE, an address has a GID of each version.
         let gids = context.gid_table()?;
         let gid = gids.iter().filter(is_it).max_by_key(|entry| entry.gid_type == GidType::ROCE_V2);
@@ -114,7 +116,7 @@ impl Port {
             header,
             local,
             from: AhAttr::global(port, bareverbs::Gid([0; 16]), gid_index),
-            is_ethernet: attr.link_layer == bareverbs::LinkLayer::ETHERNET,
+            is_ethernet: attr.link_layer == bareverbs::device::LinkLayer::ETHERNET,
             // An LMC has 3 bits.
             path_bits: (1u8 << attr.lmc.min(7)) - 1,
             max_message: packet.min(SLOT - Lookup::len(local)),

@@ -7,8 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bareverbs::owned::Exposed;
-use bareverbs::{AnyProvider, Pd, Provider};
+use bareverbs::{AnyProvider, Pd, Provider, RemoteRegion};
 
 use super::session::Session;
 use super::shared::{Direction, Limit, Shared};
@@ -101,7 +100,7 @@ impl<P: Provider> RdmaStream<P> {
 
     /// Probes the connection at this interval, on all handles. If the peer's host is unreachable, the
     /// probe fails, and calls fail with [`StreamError::Verbs`]. With
-    /// [`RetryCount::MAX`](bareverbs::RetryCount::MAX), no probe fails on Soft-RoCE: set a read timeout.
+    /// [`RetryCount::MAX`](bareverbs::values::RetryCount::MAX), no probe fails on Soft-RoCE: set a read timeout.
     /// The interval is 1 ms or more. `None`, or 0: no probes, the default.
     ///
     /// A probe is an RDMA write of 0 bytes. It takes no credit, and the peer's program does not notice
@@ -241,12 +240,11 @@ impl<P: Provider> RdmaStream<P> {
     /// mappings.
     ///
     /// ```no_run
-    /// use bareverbs::owned::Part;
-    /// use bareverbs::{Access, Buffer};
+    /// use bareverbs::{Access, Buffer, RegionMut};
     /// use bareverbs_rdmacm::stream::RdmaStream;
     ///
     /// fn receive(stream: &RdmaStream) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
-    ///     let memory = Part::register(stream.pd(), Buffer::zeroed(1 << 20)?)?;
+    ///     let memory = RegionMut::register(stream.pd(), Buffer::zeroed(1 << 20)?)?;
     ///     let memory = memory.expose(Access::REMOTE_WRITE)?;
     ///     stream.map(&memory, 0)?;
     ///     // The peer calls `write_mapped`, and then writes a byte to the stream.
@@ -260,7 +258,7 @@ impl<P: Provider> RdmaStream<P> {
     /// # Errors
     /// [`StreamError::IomapFull`], and the errors of [`send`](Self::send).
     #[doc(alias = "riomap")]
-    pub fn map(&self, memory: &Exposed, offset: u64) -> Result<u32> {
+    pub fn map(&self, memory: &RemoteRegion, offset: u64) -> Result<u32> {
         let remote = memory.remote(0)?;
         // The kernel registers less than 4 GiB only if told so; the entry has 32 bits.
         let len = u32::try_from(memory.len()).unwrap_or(u32::MAX);
@@ -268,7 +266,7 @@ impl<P: Provider> RdmaStream<P> {
     }
 
     /// Frees the number of a mapping for other memory. The peer is not notified, and its access does
-    /// not end: [`revoke`](Exposed::revoke) the memory for that.
+    /// not end: [`revoke`](RemoteRegion::revoke) the memory for that.
     #[doc(alias = "riounmap")]
     pub fn unmap(&self, mapping: u32) {
         self.shared.lock().session.unmap(mapping);

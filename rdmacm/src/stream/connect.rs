@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bareverbs::owned::{Endpoint, Part};
-use bareverbs::{AnyProvider, Errno, Pd, RetryCount};
+use bareverbs::values::RetryCount;
+use bareverbs::{AnyProvider, Endpoint, Errno, Pd, RegionMut};
 
 use super::link::Link;
 use super::session::{CONTROL_RECVS, Prepared, Session};
@@ -40,7 +40,7 @@ impl StreamOptions {
     /// The memory and the queue pair of a stream on the identifier's port.
     fn prepare(&self, domains: &Domains, device: BoundDevice) -> Result<Prepared<AnyProvider>> {
         domains.build(device, StreamError::errno, |pd: &Pd| {
-            let endpoint: Endpoint<Part> = Endpoint::options()
+            let endpoint: Endpoint<RegionMut> = Endpoint::options()
                 .port(device.port)
                 .sends(self.sends.into())
                 .recvs(u32::from(self.recvs) + CONTROL_RECVS)

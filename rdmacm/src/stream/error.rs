@@ -111,8 +111,8 @@ impl From<bareverbs::Error> for StreamError {
     }
 }
 
-impl<B> From<bareverbs::owned::NotPosted<B>> for StreamError {
-    fn from(refused: bareverbs::owned::NotPosted<B>) -> Self {
+impl<B> From<bareverbs::NotPosted<B>> for StreamError {
+    fn from(refused: bareverbs::NotPosted<B>) -> Self {
         refused.error.into()
     }
 }

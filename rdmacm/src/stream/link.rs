@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use bareverbs::EventType;
+use bareverbs::device::EventType;
 
 use super::Result;
 use crate::connection::Domains;

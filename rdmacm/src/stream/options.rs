@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bareverbs::RetryCount;
+use bareverbs::values::RetryCount;
 
 use super::wire::{IomapEntry, IomapSize, SLOTS, Span};
 use crate::connection::Domains;
@@ -128,7 +128,7 @@ impl StreamOptions {
     /// reads and writes notice it.
     ///
     /// ```
-    /// use bareverbs::RetryCount;
+    /// use bareverbs::values::RetryCount;
     /// use bareverbs_rdmacm::stream::StreamOptions;
     ///
     /// let options = StreamOptions::default().retry_count(RetryCount::MAX);

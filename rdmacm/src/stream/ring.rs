@@ -1,6 +1,6 @@
 //! The ring of bytes that are sent: parts of one registered region.
 
-use bareverbs::owned::Part;
+use bareverbs::RegionMut;
 
 /// A range of the ring.
 pub(super) trait Piece: Sized {
@@ -11,7 +11,7 @@ pub(super) trait Piece: Sized {
     fn try_join(&mut self, other: Self) -> Result<(), Self>;
 }
 
-impl Piece for Part {
+impl Piece for RegionMut {
     fn len(&self) -> usize {
         self.len()
     }
@@ -30,7 +30,7 @@ impl Piece for Part {
 /// Parts are taken in the order of the ring and come back in that order, so that what is free is at
 /// most two parts: one to the end of the ring, one from its beginning.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct SendRing<T = Part> {
+pub(super) struct SendRing<T = RegionMut> {
     free: T,
     /// The free part at the beginning of the ring, while `free` is the one at its end.
     wrapped: Option<T>,

@@ -1,7 +1,8 @@
 //! Both directions of a connected stream: words, grants and the bytes behind them.
 
-use bareverbs::owned::{Done, Endpoint, Exposed, Failed, Op, Part};
-use bareverbs::{Access, Buffer, Error as VerbsError, Pd, Remote};
+use bareverbs::{
+    Access, Buffer, Done, Endpoint, Error as VerbsError, Failed, Op, Pd, RegionMut, Remote, RemoteRegion,
+};
 use bareverbs_provider::copy::copy_slice;
 use bareverbs_provider::traits::Provider;
 
@@ -37,9 +38,9 @@ const DISCONNECT: u64 = 2;
 
 /// The memory of a stream, with its receives posted, before the peer's offer is known.
 pub(super) struct Prepared<P: Provider> {
-    endpoint: Endpoint<Part, P>,
-    ring: Exposed,
-    table: Exposed,
+    endpoint: Endpoint<RegionMut, P>,
+    ring: RemoteRegion,
+    table: RemoteRegion,
     sends: SendRing,
     options: StreamOptions,
 }
@@ -47,10 +48,15 @@ pub(super) struct Prepared<P: Provider> {
 impl<P: Provider> Prepared<P> {
     /// Registers memory and posts the receives on `endpoint`, whose QP is in INIT and has no
     /// operation outstanding.
-    pub(super) fn new(mut endpoint: Endpoint<Part, P>, pd: &Pd<P>, options: StreamOptions) -> Result<Self> {
-        let register =
-            |len: usize| -> Result<Part, VerbsError> { Ok(Part::register(pd, Buffer::zeroed(len)?)?) };
-        let expose = |part: Part| part.expose(Access::REMOTE_WRITE).map_err(|refused| refused.error);
+    pub(super) fn new(
+        mut endpoint: Endpoint<RegionMut, P>,
+        pd: &Pd<P>,
+        options: StreamOptions,
+    ) -> Result<Self> {
+        let register = |len: usize| -> Result<RegionMut, VerbsError> {
+            Ok(RegionMut::register(pd, Buffer::zeroed(len)?)?)
+        };
+        let expose = |part: RegionMut| part.expose(Access::REMOTE_WRITE).map_err(|refused| refused.error);
         let ring = expose(register(options.recv_buffer)?)?;
         let table = expose(register(options.table_len())?)?;
         let sends = SendRing::new(register(options.send_buffer)?);
@@ -79,7 +85,7 @@ impl<P: Provider> Prepared<P> {
     }
 
     /// The endpoint, to be connected.
-    pub(super) fn endpoint(&mut self) -> &mut Endpoint<Part, P> {
+    pub(super) fn endpoint(&mut self) -> &mut Endpoint<RegionMut, P> {
         &mut self.endpoint
     }
 
@@ -126,11 +132,11 @@ enum Phase {
 
 /// A connected stream.
 pub(super) struct Session<P: Provider> {
-    endpoint: Endpoint<Part, P>,
+    endpoint: Endpoint<RegionMut, P>,
     /// What the peer writes: the stream's bytes, and the entries that announce where this side
     /// may write.
-    ring: Exposed,
-    table: Exposed,
+    ring: RemoteRegion,
+    table: RemoteRegion,
     sends: SendRing,
     inbound: Inbound,
     outbound: Outbound,
@@ -161,7 +167,7 @@ pub(super) struct Session<P: Provider> {
 }
 
 impl<P: Provider> Session<P> {
-    pub(super) fn endpoint(&mut self) -> &mut Endpoint<Part, P> {
+    pub(super) fn endpoint(&mut self) -> &mut Endpoint<RegionMut, P> {
         &mut self.endpoint
     }
 
@@ -197,7 +203,7 @@ impl<P: Provider> Session<P> {
         self.phase = Phase::Ended;
     }
 
-    fn done(&mut self, done: Done<Part>) -> Result<()> {
+    fn done(&mut self, done: Done<RegionMut>) -> Result<()> {
         if done.is_recv() {
             // Its confirmation may be lost, or come later.
             self.confirmed = true;
@@ -228,7 +234,7 @@ impl<P: Provider> Session<P> {
         Ok(())
     }
 
-    fn failed(&mut self, failed: Failed<Part>) -> Result<()> {
+    fn failed(&mut self, failed: Failed<RegionMut>) -> Result<()> {
         if self.phase == Phase::Open {
             return Err(bareverbs::Error::from(failed).into());
         }
@@ -312,7 +318,7 @@ impl<P: Provider> Session<P> {
         self.post_control(Op::write_imm_inline(&[], nowhere, word.to_imm()).tag(tag))
     }
 
-    fn post_control(&mut self, op: Op<'_, Part>) -> Result<()> {
+    fn post_control(&mut self, op: Op<'_, RegionMut>) -> Result<()> {
         self.endpoint.post(op)?;
         self.control_free -= 1;
         self.unsignaled = 0;
@@ -320,7 +326,7 @@ impl<P: Provider> Session<P> {
     }
 
     /// Posts `len` bytes of the stream, or writes them to memory of the peer.
-    fn post_data(&mut self, op: Op<'_, Part>, len: usize) -> Result<()> {
+    fn post_data(&mut self, op: Op<'_, RegionMut>, len: usize) -> Result<()> {
         let unsignaled = self.unsignaled + len;
         if unsignaled < self.options.send_buffer / SIGNAL_PART {
             self.endpoint.post(op.tag(DATA).unsignaled())?;
@@ -332,7 +338,7 @@ impl<P: Provider> Session<P> {
     }
 
     /// Posts an operation whose completion ends all messages before it.
-    fn post_signaled(&mut self, op: Op<'_, Part>) -> Result<()> {
+    fn post_signaled(&mut self, op: Op<'_, RegionMut>) -> Result<()> {
         self.endpoint.post(op.tag(DATA))?;
         self.unsignaled = 0;
         self.data_free -= 1;

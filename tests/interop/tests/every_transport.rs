@@ -7,7 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::time::Duration;
 
-use bareverbs::Mtu;
+use bareverbs::values::Mtu;
 use bareverbs_interop_tests::calls::trace;
 use bareverbs_interop_tests::lines::RECORD;
 use bareverbs_interop_tests::pingpong::{

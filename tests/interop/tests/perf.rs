@@ -15,8 +15,8 @@ use std::io::Write;
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-use bareverbs::QpState;
 use bareverbs::netlink::{Owner, QpResource, QpType, RdmaNetlink};
+use bareverbs::qp::QpState;
 use bareverbs_interop_tests::perf::{Benchmark, PAIRINGS, Run, Side, json, rows};
 use bareverbs_interop_tests::pingpong::{HOST, PORT, wait_until_connected};
 use bareverbs_interop_tests::program::Program;

@@ -4,7 +4,7 @@
 use std::fs;
 use std::process::Command;
 
-use bareverbs::Mtu;
+use bareverbs::values::Mtu;
 use bareverbs_interop_tests::pingpong::{
     Bareverbs, RdmaCore, run_all_pairings, run_pingpong, run_pingpong_on,
 };

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use bareverbs::Mtu;
+use bareverbs::values::Mtu;
 use bareverbs_interop_tests::calls::trace;
 use bareverbs_interop_tests::pingpong::{Bareverbs, HOST};
 use bareverbs_test_support::{Completion, Outcome, device, kernel_tests, skip};

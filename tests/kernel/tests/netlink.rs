@@ -9,7 +9,9 @@ use bareverbs::netlink::{
     CounterMask, Event, EventSources, Events, MigState, NetdevEvent, Owner, QpType, RdmaNetlink,
     RouteNetlink, SrqType,
 };
-use bareverbs::{Access, Error, Mr, Operation, Payload, PortNum, QpCap, QpInit, QpState, Rc, SrqInit};
+use bareverbs::qp::{Operation, Payload, QpCap, QpInit, QpState, Rc};
+use bareverbs::srq::SrqInit;
+use bareverbs::{Access, Error, Mr, PortNum};
 use bareverbs_kernel_tests::kernel_tests;
 use bareverbs_kernel_tests::loopback::{Plan, domain, pair, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -98,7 +100,7 @@ fn qps_are_listed_with_state_and_peer() {
 fn srq_is_listed_with_its_qps() {
     let pd = domain();
     let srq = pd.create_srq(&SrqInit::new(8)).unwrap();
-    let cq = pd.context().create_cq(&bareverbs::CqInit::new(16)).unwrap();
+    let cq = pd.context().create_cq(&bareverbs::cq::CqInit::new(16)).unwrap();
     let cap = QpCap { max_recv_wr: 0, ..QpCap::default() };
     let init = QpInit { cap, srq: Some(&srq), ..QpInit::new(&cq, &cq) };
     let sharing: Vec<_> = (0..3).map(|_| pd.create_qp::<Rc>(&init).unwrap()).collect();

@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use anyhow::{Context as _, Result, ensure};
-use bareverbs::owned::{Endpoint, EndpointOptions};
-use bareverbs::{Access, Buffer, Context, Mr};
+use bareverbs::{Access, Buffer, Context, Endpoint, EndpointOptions, Mr};
 use bareverbs_rdmacm::{Connection, Connector, Listener};
 use bareverbs_test_support::{TIMEOUT, device};
 

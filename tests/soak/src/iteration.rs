@@ -7,11 +7,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use bareverbs::{
-    AckTimeout, Ah, AhAttr, Buffer, Completion, Context, Cq, CqInit, InitAttr, MinRnrTimer, Mr, Mtu, Mw,
-    MwType, Pd, Qp, QpCap, QpInit, Rc, RetryCount, RnrRetry, RtrAttr, RtsAttr, Srq, SrqInit, Uc, UcRtrAttr,
-    Ud, UdInitAttr, WcStatus,
-};
+use bareverbs::ah::{Ah, AhAttr};
+use bareverbs::cq::{Completion, Cq, CqInit};
+use bareverbs::mw::{Mw, MwType};
+use bareverbs::qp::{InitAttr, Qp, QpCap, QpInit, Rc, RtrAttr, RtsAttr, Uc, UcRtrAttr, Ud, UdInitAttr};
+use bareverbs::srq::{Srq, SrqInit};
+use bareverbs::values::{AckTimeout, MinRnrTimer, Mtu, RetryCount, RnrRetry};
+use bareverbs::{Buffer, Context, Mr, Pd, WcStatus};
 pub(crate) use bareverbs_test_support::TIMEOUT;
 
 use crate::model::{Model, Quirks, Region};

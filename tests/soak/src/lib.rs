@@ -13,7 +13,10 @@ pub mod op;
 pub mod random;
 pub mod traffic;
 
-use bareverbs::{AckTimeout, AhAttr, Context, InitAttr, MinRnrTimer, Qp, Rc, Result, RtrAttr, RtsAttr};
+use bareverbs::ah::AhAttr;
+use bareverbs::qp::{InitAttr, Qp, Rc, RtrAttr, RtsAttr};
+use bareverbs::values::{AckTimeout, MinRnrTimer};
+use bareverbs::{Context, Result};
 
 /// The port of all queue pairs.
 const PORT: u8 = 1;

@@ -4,7 +4,9 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use bareverbs::{Access, CqInit, QpCap, QpInit, Rc};
+use bareverbs::Access;
+use bareverbs::cq::CqInit;
+use bareverbs::qp::{QpCap, QpInit, Rc};
 use bareverbs_test_support::loopback::domain;
 
 /// The number of steps.

@@ -5,10 +5,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use bareverbs::{
-    Access, AckTimeout, CqInit, InitAttr, MinRnrTimer, MwBind, MwType, Operation, Payload, Pd, Qp, QpInit,
-    QpState, RnrRetry, RtrAttr, SendFlags, SendRequest, Sge, Uc, UcOperation, UcRtrAttr, WcStatus, inc_rkey,
+use bareverbs::cq::CqInit;
+use bareverbs::mw::{MwBind, MwType, inc_rkey};
+use bareverbs::qp::{
+    InitAttr, Operation, Payload, Qp, QpInit, QpState, RtrAttr, SendFlags, SendRequest, Sge, Uc, UcOperation,
+    UcRtrAttr,
 };
+use bareverbs::values::{AckTimeout, MinRnrTimer, RnrRetry};
+use bareverbs::{Access, Pd, WcStatus};
 use bareverbs_test_support::device;
 use bareverbs_test_support::loopback::{
     Plan as PairPlan, Side, domain, open, pair, region, request, side, take,

@@ -11,10 +11,10 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use bareverbs::{
-    Access, Buffer, Cq, CqInit, Mr, Qp, QpCap, QpInit, Rc, RecvRequest, SendFlags, Sge, Srq, SrqInit,
-    WcOpcode, WcStatus, WorkCompletion,
-};
+use bareverbs::cq::{Cq, CqInit, WorkCompletion};
+use bareverbs::qp::{Qp, QpCap, QpInit, Rc, RecvRequest, SendFlags, Sge};
+use bareverbs::srq::{Srq, SrqInit};
+use bareverbs::{Access, Buffer, Mr, WcOpcode, WcStatus};
 use bareverbs_test_support::TIMEOUT;
 use bareverbs_test_support::loopback::domain;
 

@@ -15,10 +15,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::{Once, OnceLock};
 
-use bareverbs::{
-    Access, Context, CqInit, Device, DeviceCapFlags, DriverId, Gid, LinkLayer, Operation, Payload, Qp,
-    QpInit, Rc,
-};
+use bareverbs::cq::CqInit;
+use bareverbs::device::{DeviceCapFlags, DriverId, LinkLayer};
+use bareverbs::qp::{Operation, Payload, Qp, QpInit, Rc};
+use bareverbs::{Access, Context, Device, Gid};
 
 use crate::loopback::{Plan, domain, pair, request};
 

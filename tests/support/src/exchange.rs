@@ -1,10 +1,13 @@
 //! Two endpoints that exchange messages for many rounds and check the received data.
 
-use bareverbs::{
-    Access, AckTimeout, Ah, AhAttr, Buffer, Cq, CqInit, Datagram, GRH_BYTES, Imm, Mr, Operation, Payload, Pd,
-    Qp, QpInit, RecvRequest, RnrRetry, SendFlags, SendRequest, Sge, Ud, UdInitAttr, WcFlags, WcStatus,
-    WorkCompletion,
+use bareverbs::ah::{Ah, AhAttr};
+use bareverbs::cq::{Cq, CqInit, WcFlags, WorkCompletion};
+use bareverbs::qp::{
+    Datagram, GRH_BYTES, Operation, Payload, Qp, QpInit, RecvRequest, SendFlags, SendRequest, Sge, Ud,
+    UdInitAttr,
 };
+use bareverbs::values::{AckTimeout, RnrRetry};
+use bareverbs::{Access, Buffer, Imm, Mr, Pd, WcStatus};
 
 use crate::loopback::{Plan, Side, contents, pair, region, request, take};
 

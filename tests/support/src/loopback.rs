@@ -2,11 +2,15 @@
 
 use std::time::Instant;
 
-use bareverbs::{
-    Access, AckTimeout, AhAttr, Buffer, Cq, CqInit, InitAttr, MinRnrTimer, Mr, Operation, Payload, Pd,
-    PostError, Qp, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QueueMemory, Rc, RecvRequest, RnrRetry,
-    RtrAttr, RtsAttr, SendFlags, SendRequest, Sge, WcStatus, WorkCompletion,
+use bareverbs::ah::AhAttr;
+use bareverbs::cq::{Cq, CqInit, WorkCompletion};
+use bareverbs::error::PostError;
+use bareverbs::qp::{
+    InitAttr, Operation, Payload, Qp, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QueueMemory, Rc,
+    RecvRequest, RtrAttr, RtsAttr, SendFlags, SendRequest, Sge,
 };
+use bareverbs::values::{AckTimeout, MinRnrTimer, RnrRetry};
+use bareverbs::{Access, Buffer, Mr, Pd, WcStatus};
 
 use crate::TIMEOUT;
 

@@ -1,6 +1,6 @@
 //! The command lines of the tools for connections by IP address.
 
-use bareverbs::AckTimeout;
+use bareverbs::values::AckTimeout;
 use bareverbs_rdmacm::{CmId, PortSpace};
 use clap::{Args, ValueEnum};
 

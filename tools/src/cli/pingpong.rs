@@ -1,6 +1,6 @@
 //! The command lines of the ping-pongs, and the `Config` that all transports share.
 
-use bareverbs::Mtu;
+use bareverbs::values::Mtu;
 use clap::{Args, Subcommand};
 
 use super::values::{gid_index, mtu, number};

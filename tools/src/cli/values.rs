@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use bareverbs::Mtu;
+use bareverbs::values::Mtu;
 
 /// A whole number in the syntax of C's `strtol(…, 0)`: decimal, `0x` hexadecimal or `0` octal.
 fn integer(text: &str) -> Result<i64, String> {

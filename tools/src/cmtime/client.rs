@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use bareverbs::QpState;
+use bareverbs::qp::QpState;
 use bareverbs_rdmacm::connection::Domains;
 use bareverbs_rdmacm::event::EventKind;
 use bareverbs_rdmacm::{Addr, CmId, EventChannel, Key, PortSpace};

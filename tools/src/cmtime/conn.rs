@@ -6,7 +6,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use bareverbs::{Cq, CqInit, Pd, Qp, QpCap, QpInit, QpState, Rc, RetryCount, RnrRetry};
+use bareverbs::Pd;
+use bareverbs::cq::{Cq, CqInit};
+use bareverbs::qp::{Qp, QpCap, QpInit, QpState, Rc};
+use bareverbs::values::{RetryCount, RnrRetry};
 use bareverbs_rdmacm::connection::Domains;
 use bareverbs_rdmacm::event::Event;
 use bareverbs_rdmacm::{CmId, ConnParam, EventChannel};

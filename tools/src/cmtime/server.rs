@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use bareverbs::QpState;
+use bareverbs::qp::QpState;
 use bareverbs_rdmacm::connection::Domains;
 use bareverbs_rdmacm::event::EventKind;
 use bareverbs_rdmacm::{CmId, ConnectRequest, EventChannel, Key};

@@ -12,7 +12,7 @@ mod probe;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
-use bareverbs::Mtu;
+use bareverbs::values::Mtu;
 use serde::Serialize;
 
 use self::control::{Answer, Control, ControlError, Question};

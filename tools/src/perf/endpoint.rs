@@ -6,11 +6,13 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use bareverbs::{
-    Access, Arm, Buffer, CompChannel, Context, Cq, CqInit, DriverId, Mr, Payload, PostError, Qp, QpCap,
-    QpInit, RecvRequest, Remote, SendFlags, SendRequest, Sge, Srq, SrqInit, WcStatus, WorkCompletion, XrcSrq,
-    XrcSrqInit, XrcTarget, XrcdShare,
-};
+use bareverbs::cq::{Arm, CompChannel, Cq, CqInit, WorkCompletion};
+use bareverbs::device::DriverId;
+use bareverbs::error::PostError;
+use bareverbs::qp::{Payload, Qp, QpCap, QpInit, RecvRequest, SendFlags, SendRequest, Sge};
+use bareverbs::srq::{Srq, SrqInit};
+use bareverbs::xrc::{XrcSrq, XrcSrqInit, XrcTarget, XrcdShare};
+use bareverbs::{Access, Buffer, Context, Mr, Remote, WcStatus};
 
 use super::error::{PathInfo, Progress, RunError, advice};
 use super::measure::Completed;
@@ -480,7 +482,7 @@ impl<T: Service> Endpoint<T> {
         &mut self,
         paths: &[Path],
         targets: &[Path],
-        link_layer: bareverbs::LinkLayer,
+        link_layer: bareverbs::device::LinkLayer,
     ) -> Result<()> {
         let info = |path: &Path| {
             let Path { local, remote, mtu, timeout, .. } = *path;
@@ -1045,7 +1047,7 @@ const _: () = assert!(EXCHANGE_TIMEOUT.as_secs() >= 10);
 mod tests {
     use super::*;
     use crate::perf::wire::Version;
-    use bareverbs::Mtu;
+    use bareverbs::values::Mtu;
     use proptest::prelude::*;
 
     fn agreed(cycle_buffer: u32, cache_line: u32) -> Preamble {

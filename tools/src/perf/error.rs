@@ -3,7 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use bareverbs::{AckTimeout, LinkDown, LinkLayer, Mtu, WcStatus};
+use bareverbs::WcStatus;
+use bareverbs::device::{LinkDown, LinkLayer};
+use bareverbs::values::{AckTimeout, Mtu};
 
 use super::transport::RETRY_CNT;
 use super::wire::KeyRecord;

@@ -6,7 +6,10 @@ use std::sync::{Barrier, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use bareverbs::{Context, Gid, GidIndex, GlobalRoute, LinkLayer, PortAttr};
+use bareverbs::ah::GlobalRoute;
+use bareverbs::device::{LinkLayer, PortAttr};
+use bareverbs::values::GidIndex;
+use bareverbs::{Context, Gid};
 
 use super::collect::Collector;
 use super::endpoint::{Endpoint, Posting};
@@ -211,7 +214,7 @@ impl Link<'_> {
         let sgid_index = self.local.gid.map(|(index, _)| index);
         let address = ah_attr((options.ib_port, options.sl), sgid_index, remote.lid, gid)?;
         let grh = address.grh.map(|grh| GlobalRoute { hop_limit: HOP_LIMIT, ..grh });
-        let address = bareverbs::AhAttr { grh, ..address };
+        let address = bareverbs::ah::AhAttr { grh, ..address };
         let (mtu, timeout) = (self.agreed.mtu, self.plan.timeout);
         Ok(Path { address, mtu, local: *local, remote: *remote, timeout })
     }

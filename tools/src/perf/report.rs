@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use bareverbs::{Device, DriverId, PortAttr};
+use bareverbs::Device;
+use bareverbs::device::{DriverId, PortAttr};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
@@ -84,7 +85,7 @@ impl Environment {
             firmware: device.fw_ver().into(),
             kernel: read(Path::new("/proc/sys/kernel/osrelease")).unwrap_or_default(),
             governor: read(Path::new("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
-            link_layer: if attr.link_layer == bareverbs::LinkLayer::ETHERNET {
+            link_layer: if attr.link_layer == bareverbs::device::LinkLayer::ETHERNET {
                 "Ethernet"
             } else {
                 "InfiniBand"

@@ -3,7 +3,7 @@
 //! Every exchange is symmetric. The client writes its message and then reads the peer's; the server
 //! reads first. So at most one message is in flight in each direction.
 
-use bareverbs::Mtu;
+use bareverbs::values::Mtu;
 
 use super::wire::{
     BadMessage, BandwidthReport, KeyForm, KeyRecord, Message, Version, decode_mtu, decode_settings,

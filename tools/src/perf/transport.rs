@@ -1,10 +1,13 @@
 //! The differences between the transports.
 
-use bareverbs::{
-    Access, AckTimeout, Ah, AhAttr, AnyProvider, Datagram, GRH_BYTES, InitAttr, MinRnrTimer, Mtu, Operation,
-    Qp, Rc, Remote, RetryCount, RnrRetry, RtrAttr, RtsAttr, Transport, Uc, UcOperation, UcRtrAttr, Ud,
-    UdInitAttr, XrcOperation, XrcSend, XrcTarget, XrcTargetRtsAttr,
+use bareverbs::ah::{Ah, AhAttr};
+use bareverbs::qp::{
+    Datagram, GRH_BYTES, InitAttr, Operation, Qp, Rc, RtrAttr, RtsAttr, Transport, Uc, UcOperation,
+    UcRtrAttr, Ud, UdInitAttr,
 };
+use bareverbs::values::{AckTimeout, MinRnrTimer, Mtu, RetryCount, RnrRetry};
+use bareverbs::xrc::{XrcOperation, XrcSend, XrcTarget, XrcTargetRtsAttr};
+use bareverbs::{Access, AnyProvider, Remote};
 
 use super::wire::KeyRecord;
 use crate::cli::perf::{Connection, Verb};

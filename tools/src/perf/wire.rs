@@ -153,13 +153,13 @@ pub(crate) fn decode_size(what: Message, bytes: [u8; 4], max: i32) -> Result<u32
 }
 
 /// Encodes an MTU in the encoding of `enum ibv_mtu`, as a digit and a NUL.
-pub(crate) fn encode_mtu(mtu: bareverbs::Mtu) -> [u8; 2] {
+pub(crate) fn encode_mtu(mtu: bareverbs::values::Mtu) -> [u8; 2] {
     [b'0' + mtu as u8, 0]
 }
 
 /// Decodes an MTU. perftest ignores a value that is none.
-pub(crate) fn decode_mtu(bytes: [u8; 2]) -> Option<bareverbs::Mtu> {
-    bareverbs::Mtu::from_raw(bytes[0].wrapping_sub(b'0'))
+pub(crate) fn decode_mtu(bytes: [u8; 2]) -> Option<bareverbs::values::Mtu> {
+    bareverbs::values::Mtu::from_raw(bytes[0].wrapping_sub(b'0'))
 }
 
 /// The form of the address record. Both sides need the same one.
@@ -361,7 +361,7 @@ pub(crate) fn decode_settings(bytes: &[u8; SETTINGS_LEN]) -> Result<Vec<String>,
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bareverbs::Mtu;
+    use bareverbs::values::Mtu;
     use proptest::prelude::*;
 
     const GID_TEXT: &[u8] = b"0000:0001:000011:0abcde:00001a2b:00007f0012345000:\

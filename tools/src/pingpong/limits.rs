@@ -1,6 +1,7 @@
 //! Compares the requested features with the device's capabilities before any object is created.
 
-use bareverbs::{DeviceAttr, Mtu, PortAttr};
+use bareverbs::device::{DeviceAttr, PortAttr};
+use bareverbs::values::Mtu;
 
 use crate::cli::pingpong::{Config, Kind, XsrqPingpong};
 

@@ -3,7 +3,10 @@
 use std::ops::Range;
 
 use anyhow::Result;
-use bareverbs::{Access, Buffer, Dm, DmInit, DmMr, LocalAccess, Mr, Pd, Sge};
+use bareverbs::dm::{Dm, DmInit, DmMr};
+use bareverbs::mr::LocalAccess;
+use bareverbs::qp::Sge;
+use bareverbs::{Access, Buffer, Mr, Pd};
 
 /// Registered memory.
 pub(crate) enum Memory {

@@ -8,7 +8,10 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use bareverbs::{Context, Gid, GidIndex, GidType, LinkLayer, PortAttr, QpType};
+use bareverbs::device::{GidType, LinkLayer, PortAttr};
+use bareverbs::qp::QpType;
+use bareverbs::values::GidIndex;
+use bareverbs::{Context, Gid};
 use bareverbs_rdmacm::event::{Event, EventKind, UdPeer};
 use bareverbs_rdmacm::{CmId, ConnParam, EventChannel, PeerParam, PortSpace, PrivateData};
 use rustix::event::PollFlags;

@@ -1,12 +1,16 @@
 //! The queue pairs of one side: the differences between the transports.
 
 use anyhow::{Context as _, Result};
-use bareverbs::{
-    AckTimeout, Ah, AhAttr, Connected, Cq, Datagram, GRH_BYTES, Gid, GidIndex, GlobalRoute, InitAttr, Mtu,
-    Operation, Payload, Pd, PostError, Qp, QpCap, QpInit, Rc, RecvRequest, Remote, RetryCount, RnrRetry,
-    RtrAttr, RtsAttr, SendFlags, SendRequest, Srq, SrqInit, Transport, Uc, UcOperation, UcRtrAttr, Ud,
-    UdInitAttr,
+use bareverbs::ah::{Ah, AhAttr, GlobalRoute};
+use bareverbs::cq::Cq;
+use bareverbs::error::PostError;
+use bareverbs::qp::{
+    Connected, Datagram, GRH_BYTES, InitAttr, Operation, Payload, Qp, QpCap, QpInit, Rc, RecvRequest,
+    RtrAttr, RtsAttr, SendFlags, SendRequest, Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr,
 };
+use bareverbs::srq::{Srq, SrqInit};
+use bareverbs::values::{AckTimeout, GidIndex, Mtu, RetryCount, RnrRetry};
+use bareverbs::{Gid, Pd, Remote};
 
 use super::state::SEND_ID;
 use crate::cli::pingpong::{Config, Kind};

@@ -5,9 +5,11 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use bareverbs::{
-    Access, Context, Gid, GidIndex, LinkLayer, Mtu, Payload, PortAttr, RecvRequest, WcStatus, WorkCompletion,
-};
+use bareverbs::cq::WorkCompletion;
+use bareverbs::device::{LinkLayer, PortAttr};
+use bareverbs::qp::{Payload, RecvRequest};
+use bareverbs::values::{GidIndex, Mtu};
+use bareverbs::{Access, Context, Gid, WcStatus};
 
 use super::check::{Checker, FILL, Scheme};
 use super::latency::{Latency, LatencyFigures};

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use bareverbs::{LinkDown, WcStatus};
+use bareverbs::WcStatus;
+use bareverbs::device::LinkDown;
 
 use super::status;
 

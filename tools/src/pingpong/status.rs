@@ -1,6 +1,7 @@
 //! Completion statuses: the texts of libibverbs, and the likely cause.
 
-use bareverbs::{Context, DriverId, PortNum, WcStatus};
+use bareverbs::device::DriverId;
+use bareverbs::{Context, PortNum, WcStatus};
 
 /// The text of the status (`ibv_wc_status_str`).
 pub(crate) fn words(status: WcStatus) -> &'static str {

@@ -5,7 +5,8 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use bareverbs::{Arm, CompChannel, Completion, Context, Cq, CqInit, WorkCompletion};
+use bareverbs::Context;
+use bareverbs::cq::{Arm, CompChannel, Completion, Cq, CqInit, WorkCompletion};
 use rustix::event::PollFlags;
 
 use super::exchange::TIMEOUT_PER_QP;

@@ -232,7 +232,7 @@ impl WqeDisplay for QpResource {
             .number("rqpn", self.remote_qp_num)
             .text("type", qp_type(self.qp_type))
             .text("subtype", self.subtype.clone())
-            .text("state", named(self.state, bareverbs::QpState::name))
+            .text("state", named(self.state, bareverbs::qp::QpState::name))
             .number("rq-psn", self.rq_psn)
             .number("sq-psn", self.sq_psn)
             .text("path-mig-state", named(self.path_mig_state, MigState::name))

@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use bareverbs::owned::Exposed;
+use bareverbs::RemoteRegion;
 
 use super::{SYNC, Test, Tool};
 use crate::signal::Stop;
@@ -68,7 +68,7 @@ impl Tool<'_> {
 }
 
 /// Waits until the byte at `at` is the marker.
-fn wait_for(memory: &Exposed, at: usize, marker: u8, socket: &Socket<'_>, stop: &Stop) -> Result<()> {
+fn wait_for(memory: &RemoteRegion, at: usize, marker: u8, socket: &Socket<'_>, stop: &Stop) -> Result<()> {
     let mut has_ended = false;
     loop {
         for _ in 0..SPINS {

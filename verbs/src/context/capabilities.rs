@@ -8,7 +8,7 @@ use bareverbs_uapi::write::types::{DeviceCapFlags, OdpGeneralCaps};
 
 use super::query_port_speed;
 #[cfg(doc)]
-use crate::{Context, CqInit, RawPacket, RssQp};
+use crate::{Context, cq::CqInit, qp::RawPacket, rss::RssQp};
 
 /// Capabilities of the kernel and the device, determined at open.
 #[cfg_attr(feature = "test-utils", derive(Default))]
@@ -32,23 +32,23 @@ pub struct Capabilities {
     /// Timestamps in completions, and reads of their clock: [`CqInit::timestamps`],
     /// [`Context::raw_clock`].
     pub completion_timestamps: bool,
-    /// CQE compression: [`CqInit::compressed`](crate::CqInit::compressed).
+    /// CQE compression: [`CqInit::compressed`](crate::cq::CqInit::compressed).
     pub compressed_completions: bool,
-    /// CQs and QPs in memory of the caller or in a dma-buf: [`QueueBuffer`](crate::QueueBuffer). The
+    /// CQs and QPs in memory of the caller or in a dma-buf: [`QueueBuffer`](crate::qp::QueueBuffer). The
     /// kernel is asked when the context is opened.
     pub queue_buffers: bool,
     /// Device memory: [`Context::alloc_dm`].
     pub device_memory: bool,
     /// Memory windows: [`Pd::alloc_mw`](crate::Pd::alloc_mw).
     pub memory_windows: bool,
-    /// Flushes of remote memory: [`Operation::Flush`](crate::Operation::Flush).
+    /// Flushes of remote memory: [`Operation::Flush`](crate::qp::Operation::Flush).
     pub flush: bool,
-    /// Atomic writes of 8 bytes: [`Operation::AtomicWrite`](crate::Operation::AtomicWrite).
+    /// Atomic writes of 8 bytes: [`Operation::AtomicWrite`](crate::qp::Operation::AtomicWrite).
     pub atomic_write: bool,
     /// The null MR: [`Pd::alloc_null_mr`](crate::Pd::alloc_null_mr).
     pub null_mr: bool,
     /// Enhanced connection establishment (ECE), options of a connection beyond the standard:
-    /// [`Qp::query_ece`](crate::Qp::query_ece). XRC target QPs have none.
+    /// [`Qp::query_ece`](crate::qp::Qp::query_ece). XRC target QPs have none.
     pub ece: bool,
     /// Raw packet QPs, which send and receive whole Ethernet frames: [`RawPacket`].
     pub raw_packets: bool,

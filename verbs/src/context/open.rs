@@ -13,7 +13,8 @@ use bareverbs_uapi::uverbs::{InfoHandles, ObjectClass};
 use rustix::io::Errno;
 
 use super::{Capabilities, Context, ContextInner, ContextShared};
-use crate::{AsyncEvents, Device, Dm, Error, Pd, Result};
+use crate::dm::Dm;
+use crate::{AsyncEvents, Device, Error, Pd, Result};
 
 impl<P: Provider> Context<P> {
     pub(crate) fn open(device: &Device) -> Result<Self> {
@@ -194,7 +195,8 @@ impl Context {
     /// ```no_run
     /// use std::os::fd::OwnedFd;
     ///
-    /// use bareverbs::{Context, Sge};
+    /// use bareverbs::Context;
+    /// use bareverbs::qp::Sge;
     ///
     /// // The other process has sent the descriptor, `pd.handle()` and `mr.handle()`.
     /// # fn take_over(fd: OwnedFd, pd: u32, mr: u32) -> bareverbs::Result<()> {

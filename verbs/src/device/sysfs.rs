@@ -6,7 +6,7 @@ use std::path::Path;
 use bareverbs_uapi::nldev::NodeType;
 
 use super::{Device, FoundBy, NODES, Uverbs, node};
-use crate::Guid;
+use crate::values::Guid;
 
 /// The devices of the sysfs mounted at `root`; empty if the folder does not exist.
 ///

@@ -3,7 +3,7 @@
 use bareverbs_uapi::nldev::NodeType;
 
 use super::sysfs;
-use crate::Guid;
+use crate::values::Guid;
 
 /// A line of a sysfs file, parsed as each of the types that are read from sysfs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

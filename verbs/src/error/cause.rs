@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use crate::QpState;
+use crate::qp::QpState;
 
 /// Why a request is [invalid](crate::Error::Invalid). `Display` is the reason for people.
 ///
 /// ```
-/// use bareverbs::{Error, InvalidCause};
+/// use bareverbs::Error;
+/// use bareverbs::error::InvalidCause;
 ///
 /// fn is_a_wrong_order_of_drops(error: &Error) -> bool {
 ///     matches!(error, Error::Invalid { cause: InvalidCause::InUse(_), .. })

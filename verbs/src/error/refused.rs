@@ -10,13 +10,13 @@ use super::Error;
 /// | call | object |
 /// |---|---|
 /// | `destroy`, `dealloc`, `dereg`, `free`, `close` of a handle | the handle; drop attempts the same again |
-/// | [`Pd::register`](crate::Pd::register), [`ImplicitMr::part`](crate::ImplicitMr::part) | the memory |
-/// | [`Mr::replace`](crate::Mr::replace) | [`NotReplaced`](crate::NotReplaced) |
-/// | [`Part::new`](crate::owned::Part::new) | the MR |
-/// | [`Part::expose`](crate::owned::Part::expose), [`Exposed::revoke`](crate::owned::Exposed::revoke) | the part, the exposed memory |
+/// | [`Pd::register`](crate::Pd::register), [`ImplicitMr::part`](crate::mr::ImplicitMr::part) | the memory |
+/// | [`Mr::replace`](crate::Mr::replace) | [`NotReplaced`](crate::mr::NotReplaced) |
+/// | [`RegionMut::new`](crate::owned::RegionMut::new) | the MR |
+/// | [`RegionMut::expose`](crate::owned::RegionMut::expose), [`RemoteRegion::revoke`](crate::owned::RemoteRegion::revoke) | the part, the exposed memory |
 ///
 /// ```no_run
-/// # fn example(mr: bareverbs::Mr<Vec<u8>>, mw: bareverbs::Mw) -> bareverbs::Result<Vec<u8>> {
+/// # fn example(mr: bareverbs::Mr<Vec<u8>>, mw: bareverbs::mw::Mw) -> bareverbs::Result<Vec<u8>> {
 /// // rxe refuses to deregister an MR while an MW is bound to it.
 /// let mr = match mr.into_inner() {
 ///     Ok(memory) => return Ok(memory),

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use bareverbs_uapi::netlink::{Malformed, messages};
 
 use super::{Hop, read_hop, read_link, read_neighbour};
-use crate::MacAddress;
+use crate::values::MacAddress;
 
 /// A message, parsed as a response to each of the three requests.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,8 +11,11 @@ use bareverbs_uapi::write::structs;
 use rustix::io::Errno;
 
 use super::{Mr, element};
+use crate::error::{Feature, Limit};
+use crate::mr::Advice;
 use crate::pd::shared::PdShared;
-use crate::{Access, Advice, Error, Feature, Limit, Result, Sge};
+use crate::qp::Sge;
+use crate::{Access, Error, Result};
 
 const VERB: &str = "advise_mr";
 
@@ -33,7 +36,7 @@ impl<M> Mr<M> {
     ///
     /// ```no_run
     /// # fn advise(region: &bareverbs::Mr<bareverbs::Buffer>) -> bareverbs::Result<()> {
-    /// use bareverbs::Advice;
+    /// use bareverbs::mr::Advice;
     ///
     /// // Maps the resident pages, then faults in the first 64 KiB.
     /// region.advise(.., Advice::PREFETCH_NO_FAULT)?;
@@ -44,7 +47,7 @@ impl<M> Mr<M> {
     /// # Errors
     /// - [`Error::Invalid`] if the region is not ODP or the range exceeds it.
     /// - [`Error::Unsupported`] if the device takes no advice
-    ///   ([`Capabilities::advise_mr`](crate::Capabilities::advise_mr)).
+    ///   ([`Capabilities::advise_mr`](crate::device::Capabilities::advise_mr)).
     /// - [`Error::Kernel`], for example on rxe for a region without [`Access::LOCAL_WRITE`].
     #[doc(alias = "ibv_advise_mr")]
     pub fn advise(&self, range: impl RangeBounds<usize>, advice: Advice) -> Result<()> {

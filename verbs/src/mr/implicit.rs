@@ -5,15 +5,18 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::{LocalAccess, Mr, Object, Registration, VERB};
+use crate::error::Feature;
 use crate::pd::shared::PdShared;
-use crate::{Access, Error, Feature, MemoryOwner, Refused, Remote, Result, Sge};
+use crate::qp::Sge;
+use crate::{Access, Error, MemoryOwner, Refused, Remote, Result};
 
 /// An implicit ODP region. One pair of keys covers the whole address space of the process, also
 /// memory that is mapped later. Nothing is pinned: pages are faulted in when operations access
 /// them. [`Pd::register_implicit`](crate::Pd::register_implicit) creates it.
 ///
 /// ```no_run
-/// use bareverbs::{Buffer, Context, LocalAccess};
+/// use bareverbs::mr::LocalAccess;
+/// use bareverbs::{Buffer, Context};
 ///
 /// let pd = Context::open_first()?.alloc_pd()?;
 /// let everything = pd.register_implicit(LocalAccess::ReadWrite)?;
@@ -123,7 +126,7 @@ impl ImplicitMr {
     ///
     /// The kernel does not know parts, so dropping one always frees its memory. The caller of a
     /// post keeps the memory until the request is complete
-    /// ([`SendHalf::post_send`](crate::SendHalf::post_send)).
+    /// ([`SendHalf::post_send`](crate::qp::SendHalf::post_send)).
     ///
     /// # Errors
     /// [`Error::Invalid`] for memory of 0 bytes. The error returns the memory.

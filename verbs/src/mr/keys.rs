@@ -3,10 +3,11 @@
 use std::ops::RangeBounds;
 
 use super::{check_range, element};
-use crate::{Remote, Result, Sge};
+use crate::qp::Sge;
+use crate::{Remote, Result};
 
-/// Keys, address and length of a region. [`DmMr`](crate::DmMr), [`DmabufMr`](crate::DmabufMr) and
-/// [`ImportedMr`](crate::ImportedMr) dereference to it: this process can't access their memory at
+/// Keys, address and length of a region. [`DmMr`](crate::dm::DmMr), [`DmabufMr`](crate::mr::DmabufMr) and
+/// [`ImportedMr`](crate::mr::ImportedMr) dereference to it: this process can't access their memory at
 /// that address.
 #[doc(alias = "ibv_mr")]
 #[derive(Debug)]

@@ -7,7 +7,8 @@ use rustix::io::Errno;
 
 use super::rereg::changed_nothing;
 use super::{Mr, Object, check_page_offset};
-use crate::{Access, Error, Feature, MemoryOwner, Refused, Result, mr_hints};
+use crate::error::Feature;
+use crate::{Access, Error, MemoryOwner, Refused, Result, mr_hints};
 
 const VERB: &str = "rereg_mr";
 

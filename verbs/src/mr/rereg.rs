@@ -7,8 +7,9 @@ use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
 use super::{Mr, Object, REMOTE_ACCESSIBLE, Registration, check_page_offset, is_soft_roce};
+use crate::error::Feature;
 use crate::pd::shared::PdShared;
-use crate::{Access, Error, Feature, MemoryOwner, Pd, RawMemory, Result, locked_memory, mr_hints};
+use crate::{Access, Error, MemoryOwner, Pd, RawMemory, Result, locked_memory, mr_hints};
 
 const VERB: &str = "rereg_mr";
 

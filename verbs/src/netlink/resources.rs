@@ -12,7 +12,8 @@ pub use bareverbs_uapi::verbs_values::{MigState, PollContext};
 use super::RdmaNetlink;
 pub use super::attrs::{DriverDetail, DriverValue, Owner};
 use super::attrs::{list, netlink_struct};
-use crate::{PortNum, QpState, Result};
+use crate::qp::QpState;
+use crate::{PortNum, Result};
 
 netlink_struct! {
     /// A queue pair in use.

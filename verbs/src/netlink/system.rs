@@ -9,7 +9,8 @@ use rustix::io::Errno;
 use super::attrs::FromAttribute;
 use super::error::with_hint;
 use super::{RdmaNetlink, number8};
-use crate::{Error, Feature, Result};
+use crate::error::Feature;
+use crate::{Error, Result};
 
 /// Visibility of devices in network namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

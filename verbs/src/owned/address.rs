@@ -4,7 +4,8 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::str::FromStr;
 
-use crate::{Gid, Mtu};
+use crate::Gid;
+use crate::values::Mtu;
 
 /// The largest message of every RDMA device, in bytes.
 const MAX_MESSAGE: u32 = 1 << 31;

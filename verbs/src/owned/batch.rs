@@ -9,16 +9,16 @@ use bareverbs_provider::traits::Provider;
 use super::endpoint::Queues;
 use super::flow::Unpublished;
 use super::{Endpoint, NotPosted, Op, Source};
-use crate::{AnyProvider, PostError, PostReason, Result};
+use crate::error::{PostError, PostReason};
+use crate::{AnyProvider, Result};
 
 /// Operations of an [`Endpoint`] that share one doorbell, from [`Endpoint::batch`].
 ///
 /// The device sees them when the batch [rings](Batch::ring) or is dropped.
 ///
 /// ```no_run
-/// # use bareverbs::owned::{Endpoint, Op, Part};
-/// # use bareverbs::Remote;
-/// # fn write(endpoint: &mut Endpoint<Part>, file: Part, mut to: Remote) -> bareverbs::Result<()> {
+/// # use bareverbs::{Endpoint, Op, RegionMut, Remote};
+/// # fn write(endpoint: &mut Endpoint<RegionMut>, file: RegionMut, mut to: Remote) -> bareverbs::Result<()> {
 /// let mut batch = endpoint.batch();
 /// for (chunk, tag) in file.chunks(1 << 20).zip(1..) {
 ///     let len = chunk.len() as u64;

@@ -3,10 +3,11 @@
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
-use super::{ExposedSource, Lease, Part, Shared};
+use super::{PoolBuffer, Region, RegionMut, RemoteRegionSource};
 use crate::mr::{check_range, element, range_within};
 use crate::pd::shared::PdShared;
-use crate::{Buffer, Error, MemoryOwner, Mr, Result, Sge};
+use crate::qp::Sge;
+use crate::{Buffer, Error, MemoryOwner, Mr, Result};
 
 pub(crate) mod sealed {
     use std::fmt;
@@ -60,7 +61,7 @@ use self::sealed::{Domain, PdId, Registered};
 
 /// A registered buffer that a device may read: the payload of a send or a write.
 ///
-/// The crate implements it for [`Part`], [`Shared`], [`ExposedSource`], [`Lease`], [`AnyBuffer`] and
+/// The crate implements it for [`RegionMut`], [`Region`], [`RemoteRegionSource`], [`PoolBuffer`], [`AnyBuffer`] and
 /// [`Mr`]`<impl MemoryOwner>`. It is sealed.
 ///
 /// # Safety
@@ -80,7 +81,7 @@ use self::sealed::{Domain, PdId, Registered};
 ///
 /// ```compile_fail,E0277
 /// # use bareverbs::{Borrowed, Mr};
-/// fn post(_: impl bareverbs::owned::Source) {}
+/// fn post(_: impl bareverbs::buffer::Source) {}
 /// fn lend(borrowed: Mr<Borrowed<'static>>) {
 ///     post(borrowed);
 /// }
@@ -88,7 +89,7 @@ use self::sealed::{Domain, PdId, Registered};
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be posted by the safe layer",
     label = "not an owned, registered buffer",
-    note = "use a `Part`, a `Shared`, a `Lease` of a `Pool`, `Exposed::source`, or an `Mr` of memory that it \
+    note = "use a `RegionMut`, a `Region`, a `PoolBuffer` of a `Pool`, `RemoteRegion::source`, or an `Mr` of memory that it \
             owns"
 )]
 pub unsafe trait Source: Registered + Send + 'static {
@@ -99,13 +100,14 @@ pub unsafe trait Source: Registered + Send + 'static {
 /// A registered buffer that a device may write: for a receive, a read or the result of an atomic
 /// operation.
 ///
-/// The crate implements it for [`Part`], [`Lease`] and [`Mr`]`<impl MemoryOwner>`. It is sealed. A
-/// [`Shared`] buffer is read-only:
+/// The crate implements it for [`RegionMut`], [`PoolBuffer`] and [`Mr`]`<impl MemoryOwner>`. It is sealed. A
+/// [`Region`] buffer is read-only:
 ///
 /// ```compile_fail,E0277
-/// # use bareverbs::owned::{Shared, Target};
+/// # use bareverbs::Region;
+/// # use bareverbs::buffer::Target;
 /// fn receive(_: impl Target) {}
-/// fn overwrite(shared: Shared) {
+/// fn overwrite(shared: Region) {
 ///     receive(shared);
 /// }
 /// ```
@@ -118,7 +120,7 @@ pub unsafe trait Source: Registered + Send + 'static {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be posted for the device to write",
     label = "not an exclusive, owned, registered buffer",
-    note = "use a `Part`, a `Lease` of a `Pool`, or an `Mr` of memory that it owns"
+    note = "use a `RegionMut`, a `PoolBuffer` of a `Pool`, or an `Mr` of memory that it owns"
 )]
 pub unsafe trait Target: Source {}
 
@@ -213,18 +215,17 @@ unsafe impl<M: MemoryOwner + Send + 'static> Source for Mr<M> {
 // SAFETY: as above. The MR is the only owner of the bytes.
 unsafe impl<M: MemoryOwner + Send + 'static> Target for Mr<M> {}
 
-/// A [`Part`], a [`Shared`], an [`ExposedSource`] or a [`Lease`], for connections that post several of
+/// A [`RegionMut`], a [`Region`], an [`RemoteRegionSource`] or a [`PoolBuffer`], for connections that post several of
 /// them.
 ///
 /// It is a [`Source`] only: a device may not write all of them. Operations that write the buffer take
-/// the [`Part`] or the [`Lease`] itself. So an endpoint of this type has no `post_recv`, `post_read` or
+/// the [`RegionMut`] or the [`PoolBuffer`] itself. So an endpoint of this type has no `post_recv`, `post_read` or
 /// `post_fetch_add`:
 ///
 /// ```no_run
-/// use bareverbs::Remote;
-/// use bareverbs::owned::{AnyBuffer, Endpoint, Lease, Op};
+/// use bareverbs::{AnyBuffer, Endpoint, PoolBuffer, Op, Remote};
 ///
-/// # fn post(endpoint: &mut Endpoint<AnyBuffer>, leases: [Lease; 3], from: Remote) -> bareverbs::Result<()> {
+/// # fn post(endpoint: &mut Endpoint<AnyBuffer>, leases: [PoolBuffer; 3], from: Remote) -> bareverbs::Result<()> {
 /// let [message, value, old] = leases;
 /// endpoint.post_recv_tagged(message, 1)?;
 /// endpoint.post(Op::read(value, ..64, from).tag(2).any())?;
@@ -236,36 +237,36 @@ unsafe impl<M: MemoryOwner + Send + 'static> Target for Mr<M> {}
 #[non_exhaustive]
 pub enum AnyBuffer<M = Buffer> {
     /// An exclusive range.
-    Part(Part<M>),
+    RegionMut(RegionMut<M>),
     /// A read-only range.
-    Shared(Shared<M>),
+    Region(Region<M>),
     /// A range that peers access.
-    Exposed(ExposedSource<M>),
+    RemoteRegion(RemoteRegionSource<M>),
     /// A slot of a pool.
-    Lease(Lease),
+    PoolBuffer(PoolBuffer),
 }
 
-impl<M> From<ExposedSource<M>> for AnyBuffer<M> {
-    fn from(source: ExposedSource<M>) -> Self {
-        Self::Exposed(source)
+impl<M> From<RemoteRegionSource<M>> for AnyBuffer<M> {
+    fn from(source: RemoteRegionSource<M>) -> Self {
+        Self::RemoteRegion(source)
     }
 }
 
-impl<M> From<Part<M>> for AnyBuffer<M> {
-    fn from(part: Part<M>) -> Self {
-        Self::Part(part)
+impl<M> From<RegionMut<M>> for AnyBuffer<M> {
+    fn from(part: RegionMut<M>) -> Self {
+        Self::RegionMut(part)
     }
 }
 
-impl<M> From<Shared<M>> for AnyBuffer<M> {
-    fn from(shared: Shared<M>) -> Self {
-        Self::Shared(shared)
+impl<M> From<Region<M>> for AnyBuffer<M> {
+    fn from(shared: Region<M>) -> Self {
+        Self::Region(shared)
     }
 }
 
-impl<M> From<Lease> for AnyBuffer<M> {
-    fn from(lease: Lease) -> Self {
-        Self::Lease(lease)
+impl<M> From<PoolBuffer> for AnyBuffer<M> {
+    fn from(lease: PoolBuffer) -> Self {
+        Self::PoolBuffer(lease)
     }
 }
 
@@ -274,39 +275,39 @@ impl<M> AnyBuffer<M> {
     #[must_use]
     pub fn bytes(&self) -> Option<&[u8]> {
         match self {
-            Self::Part(part) => Some(part.bytes()),
-            Self::Shared(shared) => Some(shared.bytes()),
-            Self::Exposed(_) => None,
-            Self::Lease(lease) => Some(lease.bytes()),
+            Self::RegionMut(part) => Some(part.bytes()),
+            Self::Region(shared) => Some(shared.bytes()),
+            Self::RemoteRegion(_) => None,
+            Self::PoolBuffer(lease) => Some(lease.bytes()),
         }
     }
 }
 
-impl AsRef<[u8]> for Lease {
+impl AsRef<[u8]> for PoolBuffer {
     fn as_ref(&self) -> &[u8] {
         self.bytes()
     }
 }
 
-impl AsMut<[u8]> for Lease {
+impl AsMut<[u8]> for PoolBuffer {
     fn as_mut(&mut self) -> &mut [u8] {
         self.bytes_mut()
     }
 }
 
-impl<M> AsRef<[u8]> for Part<M> {
+impl<M> AsRef<[u8]> for RegionMut<M> {
     fn as_ref(&self) -> &[u8] {
         self.bytes()
     }
 }
 
-impl<M> AsMut<[u8]> for Part<M> {
+impl<M> AsMut<[u8]> for RegionMut<M> {
     fn as_mut(&mut self) -> &mut [u8] {
         self.bytes_mut()
     }
 }
 
-impl<M> AsRef<[u8]> for Shared<M> {
+impl<M> AsRef<[u8]> for Region<M> {
     fn as_ref(&self) -> &[u8] {
         self.bytes()
     }
@@ -318,10 +319,10 @@ macro_rules! forward {
             $(#[inline]
             fn $method(&self $(, $argument: $of)*) -> $result {
                 match self {
-                    Self::Part(part) => part.$method($($argument),*),
-                    Self::Shared(shared) => shared.$method($($argument),*),
-                    Self::Exposed(source) => source.$method($($argument),*),
-                    Self::Lease(lease) => lease.$method($($argument),*),
+                    Self::RegionMut(part) => part.$method($($argument),*),
+                    Self::Region(shared) => shared.$method($($argument),*),
+                    Self::RemoteRegion(source) => source.$method($($argument),*),
+                    Self::PoolBuffer(lease) => lease.$method($($argument),*),
                 }
             })*
         }
@@ -354,9 +355,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::Access;
+    use crate::mr::ImplicitMr;
     use crate::owned::Lend;
     use crate::testing::Plain;
-    use crate::{Access, ImplicitMr};
 
     /// Memory that no test accesses.
     struct Claimed(usize);
@@ -404,7 +406,7 @@ mod tests {
             }
             let (_, rest) = mr.lend().split_at(page);
             assert_eq!(checked_sge("test", &rest, domain, 8..).is_err(), rejects);
-            assert_eq!(Part::new(mr).is_err(), rejects);
+            assert_eq!(RegionMut::new(mr).is_err(), rejects);
         }
     }
 

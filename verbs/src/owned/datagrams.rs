@@ -29,11 +29,12 @@ use super::endpoint::{Flowing, Queues};
 use super::flow::{Kind, MARKER, PostSend, SendOperation};
 use super::hub::reaper::Direction;
 use super::resolve::ResolveTimeout;
-use super::{Done, Failed, Lease, NotPosted, Op, Source, Target};
-use crate::{
-    Ah, AhAttr, AnyProvider, ConnectAttr, Datagram, Error, GRH_BYTES, Gid, Imm, Payload, PostError, Qp,
-    Result, SendFlags, SendRequest, Ud, WcFlags, WcOpcode, WorkCompletion,
-};
+use super::{Done, Failed, NotPosted, Op, PoolBuffer, Source, Target};
+use crate::ah::{Ah, AhAttr};
+use crate::cq::{WcFlags, WorkCompletion};
+use crate::error::PostError;
+use crate::qp::{ConnectAttr, Datagram, GRH_BYTES, Payload, Qp, SendFlags, SendRequest, Ud};
+use crate::{AnyProvider, Error, Gid, Imm, Result, WcOpcode};
 
 /// Shortest buffer of a receive in bytes: the GRH and one byte.
 const SHORTEST: usize = GRH_BYTES + 1;
@@ -46,8 +47,7 @@ const SHORTEST: usize = GRH_BYTES + 1;
 /// receive, or with another Q_Key than the receiver's, is dropped.
 ///
 /// ```no_run
-/// use bareverbs::Context;
-/// use bareverbs::owned::{Datagrams, Pool};
+/// use bareverbs::{Context, Datagrams, Pool};
 ///
 /// let pd = Context::open_first()?.alloc_pd()?;
 /// let (mut alice, mut bob): (Datagrams, Datagrams) =
@@ -108,11 +108,11 @@ const SHORTEST: usize = GRH_BYTES + 1;
 /// As for [`Endpoint`](super::Endpoint#validation-of-completions). A receive whose reported length
 /// is below 40 bytes or beyond its buffer fails with [`Error::DatagramLength`].
 ///
-/// [`PostReason::Queue`]: crate::PostReason::Queue
-/// [`PostReason::Doorbell`]: crate::PostReason::Doorbell
-/// [`PushError::DatagramTooLong`]: crate::PushError::DatagramTooLong
+/// [`PostReason::Queue`]: crate::error::PostReason::Queue
+/// [`PostReason::Doorbell`]: crate::error::PostReason::Doorbell
+/// [`PushError::DatagramTooLong`]: crate::error::PushError::DatagramTooLong
 #[doc(alias = "IBV_QPT_UD")]
-pub struct Datagrams<B = Lease, P: Provider = AnyProvider> {
+pub struct Datagrams<B = PoolBuffer, P: Provider = AnyProvider> {
     pub(crate) queues: Queues<B, P, Ud>,
     pd: PdId,
     attr: ConnectAttr,
@@ -293,9 +293,9 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     /// and [`Op::send_to_imm_inline`] create it.
     ///
     /// ```no_run
-    /// use bareverbs::owned::{Datagrams, Destination, Lease, NotPosted, Op};
+    /// use bareverbs::{Datagrams, Destination, PoolBuffer, NotPosted, Op};
     ///
-    /// fn post(datagrams: &mut Datagrams, to: &Destination, message: Lease) -> Result<(), NotPosted<Lease>> {
+    /// fn post(datagrams: &mut Datagrams, to: &Destination, message: PoolBuffer) -> Result<(), NotPosted<PoolBuffer>> {
     ///     datagrams.post(Op::send_to_inline(to, b"begin").tag(1).unsignaled())?;
     ///     datagrams.post(Op::send_to_imm(to, message, ..64, 7).tag(2).solicited())
     /// }
@@ -358,7 +358,7 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     /// [`ReceivedDatagram::tag`].
     ///
     /// The buffer may be of another type than that of the datagrams, such as a
-    /// [`Lease`] for datagrams of [`AnyBuffer`](super::AnyBuffer).
+    /// [`PoolBuffer`] for datagrams of [`AnyBuffer`](super::AnyBuffer).
     ///
     /// # Errors
     /// [Errors of posting](Datagrams#errors-of-posting). The error returns the buffer.

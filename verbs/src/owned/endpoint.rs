@@ -20,15 +20,16 @@ use super::removal::{Watch, is_hint};
 use super::resolve::{self, ResolveTimeout};
 use super::spin::SpinState;
 use super::{Batch, Done, EndpointOptions, Failed, NotPosted, NotPostedParts, Op, Source, Spinning, Target};
+use crate::cq::{Arm, CompChannel, Completions, Cq, WorkCompletion};
+use crate::error::{PostError, PostReason};
 use crate::pd::shared::PdShared;
+use crate::qp::{ConnectAttr, Operation, Qp, QpAttr, QpAttrMask, QpState, Rc, Transport};
 use crate::{
-    Address, AnyProvider, Arm, Buffer, CompChannel, Completions, ConnectAttr, Cq, Error, Imm, Mr, Operation,
-    Pd, PortNum, PostError, PostReason, Qp, QpAttr, QpAttrMask, QpState, Rc, Remote, Result, Transport,
-    WcOpcode, WcStatus, WorkCompletion, link_down,
+    Address, AnyProvider, Buffer, Error, Imm, Mr, Pd, PortNum, Remote, Result, WcOpcode, WcStatus, link_down,
 };
 
 /// A reliable connection whose operations own their buffers of type `B`: an [`Mr`], a
-/// [`Part`](super::Part), a [`Lease`](super::Lease) or [`AnyBuffer`](super::AnyBuffer).
+/// [`RegionMut`](super::RegionMut), a [`PoolBuffer`](super::PoolBuffer) or [`AnyBuffer`](super::AnyBuffer).
 ///
 /// The first failed operation moves the QP to ERR. All outstanding operations then fail, and posting
 /// is rejected.
@@ -117,12 +118,12 @@ use crate::{
 /// | [`Endpoint::close`], drop | They end as for any connection, and free the buffers. |
 ///
 /// [`Context::async_events`](crate::Context::async_events) reports
-/// [`EventType::DEVICE_FATAL`](crate::EventType::DEVICE_FATAL). Soft-RoCE is not removed while a program
+/// [`EventType::DEVICE_FATAL`](crate::device::EventType::DEVICE_FATAL). Soft-RoCE is not removed while a program
 /// has it open: operations go on.
 ///
-/// [`PostReason::State`]: crate::PostReason::State
-/// [`PostReason::Queue`]: crate::PostReason::Queue
-/// [`PostReason::Doorbell`]: crate::PostReason::Doorbell
+/// [`PostReason::State`]: crate::error::PostReason::State
+/// [`PostReason::Queue`]: crate::error::PostReason::Queue
+/// [`PostReason::Doorbell`]: crate::error::PostReason::Doorbell
 #[doc(alias = "IBV_QPT_RC")]
 pub struct Endpoint<B = Mr<Buffer>, P: Provider = AnyProvider> {
     pub(crate) queues: Queues<B, P>,
@@ -719,7 +720,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///
     /// ```no_run
     /// # use std::time::{Duration, Instant};
-    /// # fn serve(endpoint: &mut bareverbs::owned::Endpoint) -> bareverbs::Result<()> {
+    /// # fn serve(endpoint: &mut bareverbs::Endpoint) -> bareverbs::Result<()> {
     /// let mut probed = Instant::now();
     /// loop {
     ///     while let Some(ended) = endpoint.poll() {
@@ -751,8 +752,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// their buffers, until [`Endpoint::pending`] is 0.
     ///
     /// ```no_run
-    /// # use bareverbs::Error;
-    /// # use bareverbs::owned::Endpoint;
+    /// # use bareverbs::{Endpoint, Error};
     /// # fn cancel(mut endpoint: Endpoint) {
     /// endpoint.abort();
     /// while endpoint.pending() > 0 {
@@ -790,7 +790,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// [`WR_FLUSH_ERR`](WcStatus::WR_FLUSH_ERR).
     ///
     /// ```no_run
-    /// # use bareverbs::owned::Endpoint;
+    /// # use bareverbs::Endpoint;
     /// # fn leave(endpoint: Endpoint) -> bareverbs::Result<()> {
     /// for result in endpoint.close(std::time::Duration::from_secs(5))? {
     ///     match result {
@@ -1338,8 +1338,8 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     /// Posts the bytes of several buffers, in order, as one message.
     ///
     /// ```no_run
-    /// # use bareverbs::owned::{AnyBuffer, Endpoint, Lease, Part};
-    /// # fn send(pd: &bareverbs::Pd, header: Lease, body: Part) -> bareverbs::Result<()> {
+    /// # use bareverbs::{AnyBuffer, Endpoint, PoolBuffer, RegionMut};
+    /// # fn send(pd: &bareverbs::Pd, header: PoolBuffer, body: RegionMut) -> bareverbs::Result<()> {
     /// let mut endpoint: Endpoint<AnyBuffer> = Endpoint::options().max_sge(2).build(pd)?;
     /// let len = body.len();
     /// endpoint.post_send_parts([(header.into(), ..16), (body.into(), ..len)], 7)?;
@@ -1406,7 +1406,7 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
 
     /// Posts `buffer` for one message of up to its whole length. `tag` comes back in [`Done::tag`].
     ///
-    /// The buffer may be of another type than the endpoint's, such as a [`Part`](super::Part) for
+    /// The buffer may be of another type than the endpoint's, such as a [`RegionMut`](super::RegionMut) for
     /// an endpoint of [`AnyBuffer`](super::AnyBuffer).
     ///
     /// # Errors

@@ -19,13 +19,13 @@ use super::buffer::{checked_sge, verified_sge};
 use super::op::{AnyRange, OpPayload};
 use super::queue::{Oldest, Queue};
 use super::{Done, Failed, NotPosted, Op, Outcome, Source, Target};
+use crate::device::DriverId;
+use crate::error::{DoorbellError, PostError, PostReason, PushError};
 use crate::pd::shared::PdShared;
-use crate::{
-    DoorbellError, DriverId, Error, Imm, Operation, Payload, PostError, PostReason, PushError, Qp, Rc,
-    RecvRequest, Result, SendFlags, SendRequest, Sge, Transport, WcOpcode, WcStatus,
-};
+use crate::qp::{Operation, Payload, Qp, Rc, RecvRequest, SendFlags, SendRequest, Sge, Transport};
 #[cfg(any(doc, feature = "test-utils"))]
-use crate::{RecvHalf, SendHalf};
+use crate::qp::{RecvHalf, SendHalf};
+use crate::{Error, Imm, Result, WcOpcode, WcStatus};
 
 /// Owners of the `wr_id`s of a QP.
 pub(super) const SENDS: u32 = 1;

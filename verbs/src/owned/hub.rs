@@ -5,8 +5,7 @@
 //! buffer, and that a thread can wait for as well.
 //!
 //! ```no_run
-//! use bareverbs::Context;
-//! use bareverbs::owned::{Hub, Pool};
+//! use bareverbs::{Context, Hub, Pool};
 //!
 //! let pd = Context::open_first()?.alloc_pd()?;
 //! let hub = Hub::new(&pd, 1024)?;
@@ -42,8 +41,8 @@
 //! Access to a posted buffer:
 //!
 //! ```compile_fail,E0382
-//! # use bareverbs::owned::{Lease, Connection};
-//! # fn touch(peer: &Connection<Lease>, mut buffer: Lease) {
+//! # use bareverbs::{Connection, PoolBuffer};
+//! # fn touch(peer: &Connection<PoolBuffer>, mut buffer: PoolBuffer) {
 //! peer.send(buffer, ..).detach();
 //! buffer.bytes_mut()[0] = 1;
 //! # }
@@ -52,8 +51,7 @@
 //! Posting borrowed memory, which a forgotten `Pending` would outlive:
 //!
 //! ```compile_fail,E0599
-//! # use bareverbs::owned::Connection;
-//! # use bareverbs::{Borrowed, Mr};
+//! # use bareverbs::{Borrowed, Connection, Mr};
 //! # fn lend<'a>(peer: &Connection<Mr<Borrowed<'a>>>, buffer: Mr<Borrowed<'a>>) {
 //! peer.recv(buffer).detach();
 //! # }
@@ -62,8 +60,8 @@
 //! Receiving into read-only memory:
 //!
 //! ```compile_fail,E0599
-//! # use bareverbs::owned::{Connection, Shared};
-//! # fn overwrite(peer: &Connection<Shared>, buffer: Shared) {
+//! # use bareverbs::{Connection, Region};
+//! # fn overwrite(peer: &Connection<Region>, buffer: Region) {
 //! peer.recv(buffer).detach();
 //! # }
 //! ```
@@ -102,13 +100,14 @@ use super::server::flow::{CONTROL_SENDS, Flow};
 use super::server::inbound::Inbound;
 use super::server::{PeerId, options::Resolved};
 use super::spin::SpinState;
-use super::{Address, EndpointOptions, Lease, Spin};
+use super::{Address, EndpointOptions, PoolBuffer, Spin};
+use crate::cq::{Arm, CompChannel, CqInit};
+use crate::error::Limit;
+use crate::qp::{ConnectAttr, InitAttr, QpCap, QpInit, Rc};
 use crate::readiness::Readiness;
+use crate::srq::Srq;
 use crate::sync::{Mutex, MutexGuard, lock};
-use crate::{
-    AnyProvider, Arm, CompChannel, ConnectAttr, CqInit, Error, InitAttr, Limit, Pd, PortNum, QpCap, QpInit,
-    Rc, Result, Srq,
-};
+use crate::{AnyProvider, Error, Pd, PortNum, Result};
 
 /// Blocked threads for which a hub has room without an allocation.
 const THREADS: usize = 64;
@@ -123,9 +122,9 @@ pub(crate) enum NotTaken {
 
 /// A CQ that many connections share; see the [module](self).
 ///
-/// Clones are the same hub. `B` is the type of the buffers, such as [`Lease`] or
-/// [`Part`](super::Part). A hub of [`AnyBuffer`](super::AnyBuffer), [`Shared`](super::Shared) or
-/// [`ExposedSource`](super::ExposedSource) can't receive, because these are no
+/// Clones are the same hub. `B` is the type of the buffers, such as [`PoolBuffer`] or
+/// [`RegionMut`](super::RegionMut). A hub of [`AnyBuffer`](super::AnyBuffer), [`Region`](super::Region) or
+/// [`RemoteRegionSource`](super::RemoteRegionSource) can't receive, because these are no
 /// [`Target`](super::Target)s.
 ///
 /// # Drivers
@@ -147,7 +146,7 @@ pub(crate) enum NotTaken {
 ///
 /// Connections and `Pending`s keep the hub. It is dropped with the last of them. A driver does not
 /// keep it, and ends with it.
-pub struct Hub<B = Lease, P: Provider = AnyProvider> {
+pub struct Hub<B = PoolBuffer, P: Provider = AnyProvider> {
     inner: Arc<HubInner<B, P>>,
 }
 
@@ -414,7 +413,7 @@ impl<B, P: Provider> Hub<B, P> {
     #[cfg(any(test, feature = "test-utils"))]
     pub(crate) fn of_cq(
         pd: &Pd<P>,
-        cq: crate::Cq<P>,
+        cq: crate::cq::Cq<P>,
         entries: u32,
         inbound: Option<Arc<Inbound<P>>>,
     ) -> Self {
@@ -437,7 +436,7 @@ impl<B, P: Provider> Hub<B, P> {
     #[cfg(any(test, feature = "test-utils"))]
     pub(crate) fn connection_for_test(
         &self,
-        qp: crate::Qp<Rc, P>,
+        qp: crate::qp::Qp<Rc, P>,
         [sends, more]: [usize; 2],
         shared: Option<(PeerId, Flow<Queued>)>,
     ) -> Connection<B, P> {
@@ -487,11 +486,11 @@ impl<B, P: Provider> Hub<B, P> {
     /// signalled, and the hub has the policy of waits.
     ///
     /// ```no_run
-    /// use bareverbs::owned::{Endpoint, Hub, Lease};
-    /// use bareverbs::{Context, Mtu};
+    /// use bareverbs::values::Mtu;
+    /// use bareverbs::{Context, Endpoint, Hub, PoolBuffer};
     ///
     /// let pd = Context::open_first()?.alloc_pd()?;
-    /// let hub: Hub<Lease> = Hub::new(&pd, 1024)?;
+    /// let hub: Hub<PoolBuffer> = Hub::new(&pd, 1024)?;
     /// let options = Endpoint::options().sends(64).recvs(16).inline(64).mtu(Mtu::Mtu1024);
     /// let connection = hub.connection_with(&options)?;
     /// # Ok::<(), bareverbs::Error>(())

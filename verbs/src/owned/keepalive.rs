@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
 
-use crate::{Error, Operation, Payload, PostError, Qp, Rc, Remote, Result, SendFlags, SendRequest};
+use crate::error::PostError;
+use crate::qp::{Operation, Payload, Qp, Rc, SendFlags, SendRequest};
+use crate::{Error, Remote, Result};
 
 /// The interval of [`Policy::Default`].
 pub(crate) const INTERVAL: Duration = Duration::from_secs(2);

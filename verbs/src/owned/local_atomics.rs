@@ -4,25 +4,27 @@ use std::fmt;
 
 use bareverbs_provider::traits::Provider;
 
-use super::{Endpoint, Exposed, Op};
-use crate::{Access, AnyProvider, AtomicCap, Buffer, Error, Feature, Mr, Pd, PortNum, Result};
+use super::{Endpoint, Op, RemoteRegion};
+use crate::device::AtomicCap;
+use crate::error::Feature;
+use crate::{Access, AnyProvider, Buffer, Error, Mr, Pd, PortNum, Result};
 
-/// Atomic operations on [`Exposed`] words by the device, through a connection of the device to
+/// Atomic operations on [`RemoteRegion`] words by the device, through a connection of the device to
 /// itself. They are atomic with the atomic operations of peers.
 ///
 /// Atomics of the CPU are atomic with those of peers only if
-/// [`DeviceAttr::atomic_cap`](crate::DeviceAttr::atomic_cap) is [`AtomicCap::GLOB`]. Soft-RoCE and
+/// [`DeviceAttr::atomic_cap`](crate::device::DeviceAttr::atomic_cap) is [`AtomicCap::GLOB`]. Soft-RoCE and
 /// ConnectX report [`AtomicCap::HCA`]: an operation is atomic with those of the same device only.
 ///
 /// An operation is a round trip through the device: microseconds on hardware, and two system calls
 /// or more on Soft-RoCE. It has one owner; several threads share it by a mutex or use one each.
 ///
 /// ```no_run
-/// use bareverbs::owned::{LocalAtomics, Part};
-/// use bareverbs::{Access, Buffer, Context};
+/// use bareverbs::buffer::LocalAtomics;
+/// use bareverbs::{Access, Buffer, Context, RegionMut};
 ///
 /// let pd = Context::open_first()?.alloc_pd()?;
-/// let lock = Part::register(&pd, Buffer::zeroed(8)?)?.expose(Access::REMOTE_ATOMIC)?;
+/// let lock = RegionMut::register(&pd, Buffer::zeroed(8)?)?.expose(Access::REMOTE_ATOMIC)?;
 /// let mut atomics = LocalAtomics::new(&pd, 1)?;
 /// // Peers take the lock by `compare_swap` too.
 /// while atomics.compare_swap(&lock, 0, 0, 1)? != 0 {}
@@ -70,7 +72,7 @@ impl<P: Provider> LocalAtomics<P> {
     /// - [`Error::Closed`]: an earlier operation has failed.
     /// - The errors of [`Endpoint::wait`].
     #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
-    pub fn fetch_add<M>(&mut self, exposed: &Exposed<M>, offset: usize, add: u64) -> Result<u64> {
+    pub fn fetch_add<M>(&mut self, exposed: &RemoteRegion<M>, offset: usize, add: u64) -> Result<u64> {
         const VERB: &str = "LocalAtomics::fetch_add";
         let remote = exposed.atomic_word(VERB, self.requester.qp().pd().domain(), offset)?;
         self.execute(VERB, |result| Op::fetch_add(result, remote, add))
@@ -84,7 +86,7 @@ impl<P: Provider> LocalAtomics<P> {
     #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
     pub fn compare_swap<M>(
         &mut self,
-        exposed: &Exposed<M>,
+        exposed: &RemoteRegion<M>,
         offset: usize,
         compare: u64,
         swap: u64,

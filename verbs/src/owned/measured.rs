@@ -17,15 +17,14 @@ use super::keepalive::Policy;
 use super::options::{Parts, QueueParts};
 use super::resolve::ResolveTimeout;
 use super::{
-    Address, Connection, Done, Endpoint, Failed, Hub, NotPosted, Op, Part, Pending, Pool, Source, Spin,
+    Address, Connection, Done, Endpoint, Failed, Hub, NotPosted, Op, Pending, Pool, RegionMut, Source, Spin,
     Target,
 };
 use crate::context::ContextInner;
+use crate::cq::{CompChannel, Completions, Cq, CqInit};
 use crate::pd::shared::PdShared;
-use crate::{
-    Buffer, CompChannel, Completions, ConnectAttr, Context, Cq, CqInit, Gid, MemoryOwner, Mr, Pd, Qp, QpCap,
-    QpInit, QpState, Rc, RecvHalf, SendHalf,
-};
+use crate::qp::{ConnectAttr, Qp, QpCap, QpInit, QpState, Rc, RecvHalf, SendHalf};
+use crate::{Buffer, Context, Gid, MemoryOwner, Mr, Pd};
 
 /// A protection domain without a kernel object.
 pub struct HarnessPd(Arc<PdShared>);
@@ -43,8 +42,8 @@ impl HarnessPd {
     /// # Panics
     /// Never: a region without a kernel has local rights only.
     #[must_use]
-    pub fn part<M: MemoryOwner>(&self, memory: M, lkey: u32) -> Part<M> {
-        Part::new(self.mr(memory, lkey)).map_err(|failed| failed.error).expect("local rights")
+    pub fn part<M: MemoryOwner>(&self, memory: M, lkey: u32) -> RegionMut<M> {
+        RegionMut::new(self.mr(memory, lkey)).map_err(|failed| failed.error).expect("local rights")
     }
 
     /// A region with the L_Key `lkey`.

@@ -3,7 +3,8 @@
 use std::ops::{Bound, RangeBounds};
 
 use super::{AnyBuffer, Source, Target};
-use crate::{Imm, Operation, Remote, SendFlags};
+use crate::qp::{Operation, SendFlags};
+use crate::{Imm, Remote};
 
 /// A send, write, read or atomic operation, with its buffer and its options.
 /// [`Endpoint::post`](super::Endpoint::post) and [`Batch::post`](super::Batch::post) post it.
@@ -11,7 +12,7 @@ use crate::{Imm, Operation, Remote, SendFlags};
 /// [`SendTo`](super::SendTo).
 ///
 /// ```no_run
-/// # use bareverbs::{Buffer, Mr, owned::{Endpoint, NotPosted, Op}};
+/// # use bareverbs::{Buffer, Endpoint, Mr, NotPosted, Op};
 /// # fn post(endpoint: &mut Endpoint, one: Mr<Buffer>, two: Mr<Buffer>) -> Result<(), NotPosted<Mr<Buffer>>> {
 /// endpoint.post(Op::send(one, ..10).tag(7))?;
 /// endpoint.post(Op::send_imm(two, .., 42).tag(8).solicited())?;
@@ -24,7 +25,7 @@ use crate::{Imm, Operation, Remote, SendFlags};
 ///
 /// A write needs `REMOTE_WRITE`, a read `REMOTE_READ`, and an atomic operation `REMOTE_ATOMIC`. Both
 /// the peer's QP ([`EndpointOptions::access`](super::EndpointOptions::access)) and its memory
-/// ([`Part::expose`](super::Part::expose)) need the right. By default an endpoint permits reads and
+/// ([`RegionMut::expose`](super::RegionMut::expose)) need the right. By default an endpoint permits reads and
 /// writes, and a server or a client only writes.
 ///
 /// Reads and writes transfer bytes unchanged. Operands and results of atomic operations have the

@@ -7,10 +7,11 @@ use super::flow::MAX_PARTS;
 use super::keepalive::Policy;
 use super::resolve::ResolveTimeout;
 use super::{Address, Endpoint, Spin};
-use crate::{
-    Access, CompChannel, ConnectAttr, Context, Cq, CqInit, Error, GidIndex, InitAttr, Limit, Mtu, Pd,
-    PortNum, Qp, QpCap, QpInit, Rc, Result, Transport,
-};
+use crate::cq::{CompChannel, Cq, CqInit};
+use crate::error::Limit;
+use crate::qp::{ConnectAttr, InitAttr, Qp, QpCap, QpInit, Rc, Transport};
+use crate::values::{GidIndex, Mtu};
+use crate::{Access, Context, Error, Pd, PortNum, Result};
 
 const VERB: &str = "EndpointOptions::build";
 
@@ -27,8 +28,8 @@ const VERB: &str = "EndpointOptions::build";
 /// | [`mtu`](Self::mtu) | the port's active MTU |
 /// | [`rd_atomic`](Self::rd_atomic) | 16, or the device's limit |
 /// | [`access`](Self::access) | `REMOTE_READ` and `REMOTE_WRITE` |
-/// | [`timeout`](Self::timeout), [`retry_cnt`](Self::retry_cnt), [`rnr_retry`](Self::rnr_retry) | those of [`RtsAttr`](crate::RtsAttr) |
-/// | [`min_rnr_timer`](Self::min_rnr_timer) | that of [`RtrAttr::new`](crate::RtrAttr::new) |
+/// | [`timeout`](Self::timeout), [`retry_cnt`](Self::retry_cnt), [`rnr_retry`](Self::rnr_retry) | those of [`RtsAttr`](crate::qp::RtsAttr) |
+/// | [`min_rnr_timer`](Self::min_rnr_timer) | that of [`RtrAttr::new`](crate::qp::RtrAttr::new) |
 /// | [`sl`](Self::sl), [`traffic_class`](Self::traffic_class), [`pkey_index`](Self::pkey_index) | 0 |
 /// | [`hop_limit`](Self::hop_limit) | 64 |
 /// | [`resolve_timeout`](Self::resolve_timeout) | 3 seconds |
@@ -36,8 +37,8 @@ const VERB: &str = "EndpointOptions::build";
 /// | [`spin`](Self::spin) | adaptive, at most 20 µs |
 ///
 /// ```no_run
-/// use bareverbs::owned::Endpoint;
-/// use bareverbs::{Context, Mtu};
+/// use bareverbs::values::Mtu;
+/// use bareverbs::{Context, Endpoint};
 ///
 /// let pd = Context::open_first()?.alloc_pd()?;
 /// let endpoint: Endpoint = Endpoint::options().sends(64).recvs(256).mtu(Mtu::Mtu1024).build(&pd)?;
@@ -133,14 +134,14 @@ macro_rules! connection_setters {
 
             /// Index of the local GID in the port's GID table.
             #[doc(alias = "sgid_index")]
-            pub fn gid_index(mut self, index: impl Into<$crate::GidIndex>) -> Self {
+            pub fn gid_index(mut self, index: impl Into<$crate::values::GidIndex>) -> Self {
                 self.$($connection).+.gid_index = Some(index.into());
                 self
             }
 
             /// Largest path MTU. The connection uses the smaller one of both ends.
             #[doc(alias = "path_mtu")]
-            pub fn mtu(mut self, mtu: $crate::Mtu) -> Self {
+            pub fn mtu(mut self, mtu: $crate::values::Mtu) -> Self {
                 self.$($connection).+.mtu = Some(mtu);
                 self
             }
@@ -154,28 +155,28 @@ macro_rules! connection_setters {
                 self
             }
 
-            /// Local ACK timeout, as [`RtsAttr::timeout`](crate::RtsAttr::timeout).
-            pub fn timeout(mut self, timeout: $crate::AckTimeout) -> Self {
+            /// Local ACK timeout, as [`RtsAttr::timeout`](crate::qp::RtsAttr::timeout).
+            pub fn timeout(mut self, timeout: $crate::values::AckTimeout) -> Self {
                 self.$($connection).+.attr.timeout = timeout;
                 self
             }
 
-            /// Retries after a timeout, as [`RtsAttr::retry_cnt`](crate::RtsAttr::retry_cnt). An
+            /// Retries after a timeout, as [`RtsAttr::retry_cnt`](crate::qp::RtsAttr::retry_cnt). An
             /// unreachable peer is reported after `retry_cnt` + 1 timeouts.
-            pub fn retry_cnt(mut self, retries: $crate::RetryCount) -> Self {
+            pub fn retry_cnt(mut self, retries: $crate::values::RetryCount) -> Self {
                 self.$($connection).+.attr.retry_cnt = retries;
                 self
             }
 
             /// Retries of a message for which the peer has no receive posted, as
-            /// [`RtsAttr::rnr_retry`](crate::RtsAttr::rnr_retry).
-            pub fn rnr_retry(mut self, retries: $crate::RnrRetry) -> Self {
+            /// [`RtsAttr::rnr_retry`](crate::qp::RtsAttr::rnr_retry).
+            pub fn rnr_retry(mut self, retries: $crate::values::RnrRetry) -> Self {
                 self.$($connection).+.attr.rnr_retry = retries;
                 self
             }
 
-            /// RNR NAK timer, as [`RtrAttr::min_rnr_timer`](crate::RtrAttr::min_rnr_timer).
-            pub fn min_rnr_timer(mut self, timer: $crate::MinRnrTimer) -> Self {
+            /// RNR NAK timer, as [`RtrAttr::min_rnr_timer`](crate::qp::RtrAttr::min_rnr_timer).
+            pub fn min_rnr_timer(mut self, timer: $crate::values::MinRnrTimer) -> Self {
                 self.$($connection).+.attr.min_rnr_timer = timer;
                 self
             }

@@ -30,7 +30,7 @@ use crate::{AnyProvider, Error, Result, WcStatus};
 /// # Dropping it
 ///
 /// Dropping it does not end the operation, because no device can take a request back. The hub keeps
-/// the buffer until the completion and then drops it: a [`Lease`](super::Lease) goes back to its
+/// the buffer until the completion and then drops it: a [`PoolBuffer`](super::PoolBuffer) goes back to its
 /// pool. So it can be dropped at any time, by `select!`, a timeout or the end of a task. To keep
 /// the result, await it by reference: `timeout(limit, &mut pending)`.
 ///

@@ -15,7 +15,7 @@ use bareverbs_provider::traits::Provider;
 
 use self::loan::Loan;
 pub(crate) use self::loan::{Lender, Loans};
-pub use self::pending::PendingLease;
+pub use self::pending::PendingPoolBuffer;
 use self::slots::Slots;
 use super::buffer::sealed::{Domain, PdId, Registered};
 use super::{Source, Target};
@@ -33,8 +33,7 @@ const ALIGNMENT: usize = 64;
 /// The region is deregistered when the pool, its clones and all leases are dropped.
 ///
 /// ```no_run
-/// use bareverbs::Context;
-/// use bareverbs::owned::Pool;
+/// use bareverbs::{Context, Pool};
 ///
 /// let pd = Context::open_first()?.alloc_pd()?;
 /// let pool = Pool::new(&pd, 64, 4096)?;
@@ -102,7 +101,7 @@ impl Pool {
     #[cfg(test)]
     pub(crate) fn for_test(pd: &Pd<crate::testing::Plain>, count: usize, size: usize) -> Self {
         let (stride, len) = layout(count, size).expect("valid sizes");
-        let region = crate::ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE)
+        let region = crate::mr::ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE)
             .part(Buffer::zeroed(len).expect("memory"));
         Self::of(region.map_err(|failed| failed.error).expect("a region"), count, size, stride)
     }
@@ -111,9 +110,9 @@ impl Pool {
     ///
     /// The buffer is not zeroed: it has the bytes of its last use.
     #[must_use]
-    pub fn take(&self) -> Option<Lease> {
+    pub fn take(&self) -> Option<PoolBuffer> {
         let slot = self.inner.slots.take()?;
-        Some(Lease::new(&self.inner, slot))
+        Some(PoolBuffer::new(&self.inner, slot))
     }
 
     /// Waits for a buffer, in a task or a thread. Waits get buffers in the order of their first polls.
@@ -123,7 +122,7 @@ impl Pool {
     ///
     /// ```no_run
     /// # use std::time::Duration;
-    /// # use bareverbs::owned::{Connection, Pool};
+    /// # use bareverbs::{Connection, Pool};
     /// # async fn send(connection: &Connection, pool: &Pool) -> bareverbs::Result<()> {
     /// let mut message = pool.acquire().await;
     /// message.bytes_mut()[..5].copy_from_slice(b"hello");
@@ -139,8 +138,8 @@ impl Pool {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn acquire(&self) -> PendingLease {
-        PendingLease::new(Arc::clone(&self.inner))
+    pub fn acquire(&self) -> PendingPoolBuffer {
+        PendingPoolBuffer::new(Arc::clone(&self.inner))
     }
 
     /// Takes the wakers of the callers that wait, which keep their places. The caller must wake them.
@@ -194,13 +193,13 @@ impl fmt::Debug for Pool {
 /// the pool permanently.
 ///
 /// A lease may outlive the pool.
-pub struct Lease {
+pub struct PoolBuffer {
     pool: Arc<Inner>,
     /// The address of its slot, which belongs to this lease alone.
     iova: u64,
 }
 
-impl Lease {
+impl PoolBuffer {
     /// The lease of a slot that was taken.
     #[inline]
     fn new(pool: &Arc<Inner>, slot: u32) -> Self {
@@ -243,7 +242,7 @@ impl Lease {
     }
 }
 
-impl Drop for Lease {
+impl Drop for PoolBuffer {
     fn drop(&mut self) {
         let slot = self.slot();
         if !self.pool.slots.try_put_back(slot) {
@@ -252,7 +251,7 @@ impl Drop for Lease {
     }
 }
 
-impl Registered for Lease {
+impl Registered for PoolBuffer {
     #[inline]
     fn domain(&self) -> Domain<'_> {
         Domain(self.pool.region.domain())
@@ -288,18 +287,18 @@ impl Registered for Lease {
 // SAFETY: the lease keeps the pool's region, which owns its memory and stays registered until the
 // last lease is dropped. The free list gives a slot to one lease at a time, and only that lease's
 // methods borrow its bytes out. A forgotten lease keeps the region until the process ends.
-unsafe impl Source for Lease {
+unsafe impl Source for PoolBuffer {
     fn try_bytes(&self) -> Option<&[u8]> {
         Some(self.bytes())
     }
 }
 
 // SAFETY: as above. No other value gives access to the bytes.
-unsafe impl Target for Lease {}
+unsafe impl Target for PoolBuffer {}
 
-impl fmt::Debug for Lease {
+impl fmt::Debug for PoolBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lease")
+        f.debug_struct("PoolBuffer")
             .field("addr", &format_args!("{:#x}", self.iova()))
             .field("len", &self.len())
             .field("lkey", &format_args!("{:#x}", self.lkey()))
@@ -341,7 +340,7 @@ mod tests {
     fn leases_are_disjoint_and_come_back_when_dropped() {
         let (pd, pool) = pool(3, 100);
         assert_eq!((pool.capacity(), pool.buffer_len()), (3, 100));
-        let mut leases: Vec<Lease> = (0..3).map(|_| pool.take().unwrap()).collect();
+        let mut leases: Vec<PoolBuffer> = (0..3).map(|_| pool.take().unwrap()).collect();
         assert!(pool.take().is_none());
         for (at, lease) in (1..).zip(&mut leases) {
             lease.bytes_mut().fill(at);
@@ -386,13 +385,13 @@ mod tests {
     }
 
     /// A wait that was polled, and its wakes.
-    fn waits(pool: &Pool) -> (PendingLease, Arc<Wakes>) {
+    fn waits(pool: &Pool) -> (PendingPoolBuffer, Arc<Wakes>) {
         let (mut wait, wakes) = (pool.acquire(), Arc::new(Wakes::default()));
         assert!(poll(&mut wait, &wakes).is_none());
         (wait, wakes)
     }
 
-    fn poll(wait: &mut PendingLease, wakes: &Arc<Wakes>) -> Option<Lease> {
+    fn poll(wait: &mut PendingPoolBuffer, wakes: &Arc<Wakes>) -> Option<PoolBuffer> {
         let waker = Waker::from(Arc::clone(wakes));
         match Pin::new(wait).poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(lease) => Some(lease),
@@ -559,7 +558,7 @@ mod tests {
         assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1)))), 1);
         let count = allocations(|| {
             for _ in 0..100 {
-                let leases: [Option<Lease>; 9] = std::array::from_fn(|_| pool.take());
+                let leases: [Option<PoolBuffer>; 9] = std::array::from_fn(|_| pool.take());
                 let taken = leases.iter().flatten();
                 let sges = taken.filter(|lease| checked_sge("test", *lease, pd.domain(), ..).is_ok());
                 assert_eq!(sges.count(), 8);

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
-use crate::{Address, ConnectAttr, Error, Qp, QpState, Rc, Result};
+use crate::qp::{ConnectAttr, Qp, QpState, Rc};
+use crate::{Address, Error, Result};
 
 /// How long the resolution of a peer's Ethernet address is repeated.
 ///
@@ -79,8 +80,9 @@ mod tests {
     use bareverbs_provider::device::IoctlError;
 
     use super::*;
+    use crate::Gid;
     use crate::testing::{Plain, succeed_ioctls};
-    use crate::{Gid, Mtu};
+    use crate::values::Mtu;
 
     fn failed(errno: Errno) -> Error {
         Error::system("resolving", errno)

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use super::Source;
-use crate::error::{error_with_object, explain};
-use crate::{Error, Imm, PortNum, PostError, PostReason, PushError, WcOpcode, WcStatus};
+use crate::error::{PostError, PostReason, PushError, error_with_object, explain};
+use crate::{Error, Imm, PortNum, WcOpcode, WcStatus};
 
 /// A successful operation, with its buffer.
 #[non_exhaustive]
@@ -102,8 +102,7 @@ impl<B> Failed<B> {
     /// [`Failed::buffer`] does not say that: it is `None` for inline operations, too.
     ///
     /// ```
-    /// use bareverbs::Error;
-    /// use bareverbs::owned::Failed;
+    /// use bareverbs::{Error, Failed};
     ///
     /// let failed: Failed<()> = Error::UnknownCompletion { wr_id: 1 }.into();
     /// assert!(!failed.is_operation());
@@ -117,7 +116,7 @@ impl<B> Failed<B> {
     /// unreachable. An operation that was flushed behind the failed one counts, too.
     ///
     /// ```
-    /// use bareverbs::owned::Failed;
+    /// use bareverbs::Failed;
     ///
     /// fn should_reconnect<B>(failed: &Failed<B>) -> bool {
     ///     failed.is_peer_lost()
@@ -300,7 +299,7 @@ mod tests {
                 verb: "Endpoint::recv",
                 status,
                 vendor_err: 0,
-                driver: crate::DriverId::RXE,
+                driver: crate::device::DriverId::RXE,
                 link_down: None,
             };
             Failed::<()> { cause, ..error.into() }.is_peer_lost()
@@ -318,7 +317,7 @@ mod tests {
                 verb: "Endpoint::post_recv",
                 status,
                 vendor_err: 0xf9,
-                driver: crate::DriverId::MLX5,
+                driver: crate::device::DriverId::MLX5,
                 link_down: None,
             };
             Failed::<()> { cause, ..error.into() }
@@ -346,7 +345,7 @@ mod tests {
                 verb: "Endpoint::post_recv",
                 status,
                 vendor_err: 0,
-                driver: crate::DriverId::RXE,
+                driver: crate::device::DriverId::RXE,
                 link_down: None,
             };
             Failed::<()> { ended_here, ..error.into() }

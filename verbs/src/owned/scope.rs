@@ -13,13 +13,12 @@ use super::endpoint::{FLUSH_LIMIT, Queues};
 use super::flow::scoped_sge;
 use super::keepalive::earlier;
 use super::op::any_range;
-use super::{Done, Endpoint, Failed, Lease, NotPosted, Part};
-use crate::{
-    AnyProvider, Borrowed, Error, Imm, MemoryOwner, Mr, Operation, Payload, Remote, Result, SendFlags,
-};
+use super::{Done, Endpoint, Failed, NotPosted, PoolBuffer, RegionMut};
+use crate::qp::{Operation, Payload, SendFlags};
+use crate::{AnyProvider, Borrowed, Error, Imm, MemoryOwner, Mr, Remote, Result};
 
 /// A registered region that a [`Scope`] can borrow: an [`Mr`] of memory that it
-/// [owns](MemoryOwner) or [borrows](Borrowed), a [`Part`], a [`Lease`], or a range of one of them
+/// [owns](MemoryOwner) or [borrows](Borrowed), a [`RegionMut`], a [`PoolBuffer`], or a range of one of them
 /// ([`LendRange`]). It is sealed.
 ///
 /// # Safety
@@ -31,8 +30,8 @@ pub unsafe trait Lend: Registered {
     /// exclusively.
     ///
     /// ```no_run
-    /// use bareverbs::owned::{Endpoint, Lend};
-    /// use bareverbs::{Buffer, Mr, Remote, Result};
+    /// use bareverbs::buffer::Lend;
+    /// use bareverbs::{Buffer, Endpoint, Mr, Remote, Result};
     ///
     /// /// Reads a file of the peer by as many reads as it has MiB.
     /// fn read(endpoint: &mut Endpoint, file: &mut Mr<Buffer>, mut from: Remote) -> Result<()> {
@@ -64,7 +63,8 @@ pub unsafe trait Lend: Registered {
 /// The region can be used again when its ranges are dropped:
 ///
 /// ```compile_fail,E0502
-/// # use bareverbs::{Buffer, Mr, owned::{Endpoint, Lend}};
+/// # use bareverbs::buffer::Lend;
+/// # use bareverbs::{Buffer, Endpoint, Mr};
 /// # fn read(endpoint: &mut Endpoint, region: &mut Mr<Buffer>) {
 /// let (mut head, _body) = region.lend().split_at(16);
 /// println!("{:?}", region.bytes());
@@ -165,11 +165,11 @@ unsafe impl<R: Lend> Lend for LendRange<'_, R> {}
 
 // SAFETY: the part has the range alone, and its region stays registered while it exists. `bytes_mut`
 // and all methods that change the range borrow or move it.
-unsafe impl<M: Send + Sync + 'static> Lend for Part<M> {}
+unsafe impl<M: Send + Sync + 'static> Lend for RegionMut<M> {}
 
 // SAFETY: the slot belongs to the lease alone, and its region stays registered while it exists.
 // `bytes_mut` borrows it exclusively.
-unsafe impl Lend for Lease {}
+unsafe impl Lend for PoolBuffer {}
 
 // SAFETY: the MR owns its memory, and stays registered while it exists. `bytes_mut`, `write` and
 // `set_access` borrow it exclusively.
@@ -208,8 +208,8 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// operations, whose bytes are copied.
     ///
     /// ```no_run
-    /// use bareverbs::owned::Endpoint;
-    /// use bareverbs::{LocalAccess, Pd, Result};
+    /// use bareverbs::mr::LocalAccess;
+    /// use bareverbs::{Endpoint, Pd, Result};
     ///
     /// fn ask(endpoint: &mut Endpoint, pd: &Pd, question: &mut [u8], answer: &mut [u8]) -> Result<u32> {
     ///     let question = pd.register_borrowed(question, LocalAccess::Read)?;
@@ -240,7 +240,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// A region must live longer than the scope:
     ///
     /// ```compile_fail,E0597
-    /// # use bareverbs::{Access, Buffer, Pd, owned::Endpoint};
+    /// # use bareverbs::{Access, Buffer, Endpoint, Pd};
     /// # fn escape(endpoint: &mut Endpoint, pd: &Pd) {
     /// endpoint.scope(|scope| {
     ///     let region = pd.register(Buffer::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap();
@@ -252,7 +252,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// A region that receives can't be read in the scope:
     ///
     /// ```compile_fail,E0502
-    /// # use bareverbs::{Buffer, Mr, owned::Endpoint};
+    /// # use bareverbs::{Buffer, Endpoint, Mr};
     /// # fn read(endpoint: &mut Endpoint, region: &mut Mr<Buffer>) {
     /// endpoint.scope(|scope| {
     ///     scope.post_recv(region, 1).unwrap();
@@ -264,7 +264,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// A scope can't be kept, and a region of an inner scope can't be posted to the outer one:
     ///
     /// ```compile_fail,E0521
-    /// # use bareverbs::{Buffer, Mr, owned::{Endpoint, Scope}};
+    /// # use bareverbs::{Buffer, Endpoint, Mr, Scope};
     /// # fn keep(endpoint: &mut Endpoint) {
     /// let mut kept = None;
     /// endpoint.scope(|scope| kept = Some(scope));
@@ -272,7 +272,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// ```
     ///
     /// ```compile_fail,E0597
-    /// # use bareverbs::{Access, Buffer, Pd, owned::Endpoint};
+    /// # use bareverbs::{Access, Buffer, Endpoint, Pd};
     /// # fn nest(one: &mut Endpoint, other: &mut Endpoint, pd: &Pd) {
     /// one.scope(|outer| {
     ///     let region = pd.register(Buffer::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap();

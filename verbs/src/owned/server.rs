@@ -18,7 +18,7 @@
 //! use std::net::TcpListener;
 //! use std::time::Duration;
 //!
-//! use bareverbs::owned::server::{Event, Server};
+//! use bareverbs::server::{Event, Server};
 //! use bareverbs::{Address, Context};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -60,7 +60,7 @@
 //! use std::io::{Read, Write};
 //! use std::net::TcpStream;
 //!
-//! use bareverbs::owned::server::{Client, Event};
+//! use bareverbs::server::{Client, Event};
 //! use bareverbs::{Address, Context};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -134,9 +134,10 @@ use super::hub::connection::{Connection, ConnectionInner};
 use super::hub::reaper::{BATCH, Batch, Conn, flush};
 use super::hub::{Driver, Hub};
 use super::pool::Lender;
-use super::{Address, Lease, Op, Pending, Source, Target};
+use super::{Address, Op, Pending, PoolBuffer, Source, Target};
+use crate::readiness::Readiness;
 use crate::sync::{Mutex, lock};
-use crate::{AnyProvider, Error, Readiness, Remote, Result};
+use crate::{AnyProvider, Error, Remote, Result};
 
 fn closed(verb: &'static str) -> Error {
     Error::Closed { verb, reason: "the connection of the peer has failed, or was ended by either side" }
@@ -174,12 +175,12 @@ pub struct Report {
 /// A server: it receives the messages of many peers, in one queue. See the [module](self).
 ///
 /// It reads the events. A [`Handle`] does everything else, from any thread or task.
-pub struct Server<B: Source = Lease, P: Provider = AnyProvider> {
+pub struct Server<B: Source = PoolBuffer, P: Provider = AnyProvider> {
     handle: Handle<B, P>,
 }
 
 /// Admits, sends and closes. Clones belong to the same server.
-pub struct Handle<B: Source = Lease, P: Provider = AnyProvider> {
+pub struct Handle<B: Source = PoolBuffer, P: Provider = AnyProvider> {
     inner: Arc<Inner<B, P>>,
 }
 
@@ -239,7 +240,7 @@ impl<B: Source, P: Provider> Inner<B, P> {
 }
 
 impl<B: Source, P: Provider> Lender for Inner<B, P> {
-    fn returned(&self, lease: Lease) {
+    fn returned(&self, lease: PoolBuffer) {
         // A forked child does not inherit the rings. The parent has the lease, too.
         if !self.inbound.is_of_this_process() {
             mem::forget(lease);
@@ -355,7 +356,7 @@ impl<B: Source, P: Provider> Server<B, P> {
     /// Takes a buffer for a message. `None` if all are in use: by sends, detached or not, that are not
     /// complete, or by leases that the program holds; or if callers of [`acquire`](Self::acquire) wait.
     #[must_use]
-    pub fn take(&self) -> Option<Lease> {
+    pub fn take(&self) -> Option<PoolBuffer> {
         self.handle.take()
     }
 
@@ -470,7 +471,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// Takes a buffer for a message. `None` if all are in use, or callers of
     /// [`acquire`](Self::acquire) wait.
     #[must_use]
-    pub fn take(&self) -> Option<Lease> {
+    pub fn take(&self) -> Option<PoolBuffer> {
         let Inner { inbound, hub, .. } = &*self.inner;
         let pool = &inbound.pool;
         // Buffers of sends are free when their completions are reaped.
@@ -585,9 +586,8 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// fence and a tag. The peer sends the [`Remote`] in a message.
     ///
     /// ```no_run
-    /// use bareverbs::owned::Op;
-    /// use bareverbs::owned::server::{Handle, PeerId};
-    /// use bareverbs::Remote;
+    /// use bareverbs::server::{Handle, PeerId};
+    /// use bareverbs::{Op, Remote};
     ///
     /// # fn read(handle: &Handle, peer: PeerId, value: Remote, flag: Remote) -> bareverbs::Result<()> {
     /// let room = handle.take().expect("a buffer");
@@ -604,7 +604,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// One that fails, such as a write that the peer does not allow, ends the connection.
     ///
     /// [`ServerOptions::access`] of the peer allows it, and the memory of the peer: see
-    /// [`Part::expose`](super::Part::expose).
+    /// [`RegionMut::expose`](super::RegionMut::expose).
     ///
     /// Refused are sends and writes with immediate data ([`Error::Invalid`]): they are messages.
     pub fn post(&self, peer: PeerId, op: Op<'_, B>) -> Pending<B, P> {
@@ -790,7 +790,7 @@ impl<B, P: Provider> Future for Shutdown<B, P> {
 }
 
 /// The other end of a peer of a [`Server`]. See the [module](self).
-pub struct Client<B: Source = Lease, P: Provider = AnyProvider> {
+pub struct Client<B: Source = PoolBuffer, P: Provider = AnyProvider> {
     server: Server<B, P>,
     id: PeerId,
     address: Address,
@@ -823,7 +823,7 @@ impl<B: Source, P: Provider> Client<B, P> {
 
     /// Takes a buffer for a message, as [`Server::take`] does.
     #[must_use]
-    pub fn take(&self) -> Option<Lease> {
+    pub fn take(&self) -> Option<PoolBuffer> {
         self.server.take()
     }
 

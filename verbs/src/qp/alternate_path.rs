@@ -3,8 +3,13 @@
 use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::verbs_values::MigState;
 
-use super::{AhAttr, Connected, Qp, QpAttr};
-use crate::{AckTimeout, DeviceCapFlags, Error, Feature, LinkLayer, QpAttrMask, QpState, Result};
+use super::{Connected, Qp, QpAttr};
+use crate::ah::AhAttr;
+use crate::device::{DeviceCapFlags, LinkLayer};
+use crate::error::Feature;
+use crate::qp::{QpAttrMask, QpState};
+use crate::values::AckTimeout;
+use crate::{Error, Result};
 
 /// A second path to the peer of a connection: [`Qp::load_alternate_path`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,13 +40,15 @@ impl<T: Connected, P: Provider> Qp<T, P> {
     /// - when the peer has moved and sends a packet,
     /// - when the program calls [`Qp::migrate`].
     ///
-    /// It then raises [`EventType::PATH_MIG`](crate::EventType), and its path migration state is
+    /// It then raises [`EventType::PATH_MIG`](crate::device::EventType), and its path migration state is
     /// [`MigState::MIGRATED`]. No request fails. The program loads the next alternate path, such as
     /// the old primary one once it works again. The peer's move to another path than the loaded one
-    /// raises [`EventType::PATH_MIG_ERR`](crate::EventType).
+    /// raises [`EventType::PATH_MIG_ERR`](crate::device::EventType).
     ///
     /// ```no_run
-    /// # use bareverbs::{AhAttr, AlternatePath, Qp, Rc, Result};
+    /// # use bareverbs::Result;
+    /// # use bareverbs::ah::AhAttr;
+    /// # use bareverbs::qp::{AlternatePath, Qp, Rc};
     /// # fn example(qp: &mut Qp<Rc>, dlid: u16) -> Result<()> {
     /// // The peer's second port, or another LID of its port, through the local port 1.
     /// qp.load_alternate_path(&AlternatePath::new(AhAttr::local(1, dlid)))?;

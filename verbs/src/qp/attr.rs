@@ -10,22 +10,21 @@ use bareverbs_uapi::write::structs::{ExModifyQp, ModifyQpReq, QueryQpResp};
 pub use bring_up::{InitAttr, RtrAttr, RtsAttr, UcRtrAttr, UdInitAttr};
 pub use path::{AhAttr, GlobalRoute};
 
-use crate::values::ValueError;
-use crate::{
-    Access, AckTimeout, MigState, MinRnrTimer, Mtu, PortNum, QpAttrMask, QpState, RetryCount, RnrRetry,
-};
+use crate::qp::{MigState, QpAttrMask, QpState};
+use crate::values::{AckTimeout, MinRnrTimer, Mtu, RetryCount, RnrRetry, ValueError};
+use crate::{Access, PortNum};
 
 /// Depths and widths of the queues of a QP.
 ///
 /// Devices round depths up: Soft-RoCE grants 127 for 64. A program that posts until the queue is
-/// full has as many requests outstanding as [`Qp::cap`](crate::Qp::cap) says, and each may occupy
+/// full has as many requests outstanding as [`Qp::cap`](crate::qp::Qp::cap) says, and each may occupy
 /// an entry of the CQ. A CQ that overflows loses completions. So such a program sizes the CQ for
 /// the granted depths. It also counts what was posted and not polled, because Soft-RoCE frees the
 /// slot of a request before its completion is polled:
 ///
 /// ```no_run
-/// # fn example(pd: &bareverbs::Pd, cq: &mut bareverbs::Cq) -> bareverbs::Result<()> {
-/// use bareverbs::{QpInit, Rc};
+/// # fn example(pd: &bareverbs::Pd, cq: &mut bareverbs::cq::Cq) -> bareverbs::Result<()> {
+/// use bareverbs::qp::{QpInit, Rc};
 ///
 /// let qp = pd.create_qp::<Rc>(&QpInit::new(cq, cq))?;
 /// // The sum over all QPs of the CQ.
@@ -72,17 +71,18 @@ impl From<types::QpCap> for QpCap {
     }
 }
 
-/// All attributes of a QP. [`Qp::query`](crate::Qp::query) returns them and
-/// [`Qp::modify`](crate::Qp::modify) takes them.
+/// All attributes of a QP. [`Qp::query`](crate::qp::Qp::query) returns them and
+/// [`Qp::modify`](crate::qp::Qp::modify) takes them.
 ///
 /// [`InitAttr`], [`RtrAttr`] and [`RtsAttr`] document the meaning. A test of a kernel that needs
 /// encodings without a type, such as a path MTU of 77, sends them by the raw level:
 ///
 /// ```no_run
+/// use bareverbs::Errno;
+/// use bareverbs::qp::{Qp, QpAttrMask, Rc};
 /// use bareverbs::raw::uapi::verbs_values::Mtu;
 /// use bareverbs::raw::uapi::write::ModifyQp;
 /// use bareverbs::raw::uapi::write::structs::ModifyQpReq;
-/// use bareverbs::{Errno, Qp, QpAttrMask, Rc};
 ///
 /// fn probe(qp: &Qp<Rc>) -> Result<(), Errno> {
 ///     let request = ModifyQpReq {

@@ -2,9 +2,8 @@
 
 use bareverbs_provider::traits::Provider;
 
-use super::{
-    InitAttr, Qp, RawPacket, Rc, RtrAttr, RtsAttr, Transport, Uc, UcRtrAttr, Ud, UdInitAttr, XrcSend,
-};
+use super::{InitAttr, Qp, RawPacket, Rc, RtrAttr, RtsAttr, Transport, Uc, UcRtrAttr, Ud, UdInitAttr};
+use crate::xrc::XrcSend;
 use crate::{PortNum, Result};
 
 /// A transport whose QPs go from RESET to RTS by three transitions; see [`Qp::bring_up`].
@@ -88,7 +87,7 @@ impl<T: BringUp, P: Provider> Qp<T, P> {
     /// the PSN of the first packet.
     ///
     /// ```no_run
-    /// use bareverbs::{BringUp, Qp, Ud, UdInitAttr};
+    /// use bareverbs::qp::{BringUp, Qp, Ud, UdInitAttr};
     ///
     /// fn start<T: BringUp>(qps: &mut [Qp<T>], init: &T::Init, rtr: &T::Rtr, rts: &T::Rts) -> bareverbs::Result<()> {
     ///     qps.iter_mut().try_for_each(|qp| qp.bring_up(init, rtr, rts))

@@ -2,10 +2,11 @@
 
 use bareverbs_provider::traits::Provider;
 
-use super::{AhAttr, Connected, InitAttr, Qp, Rc, RtrAttr, RtsAttr, Uc, UcRtrAttr};
-use crate::{
-    Access, AckTimeout, Address, GidIndex, MinRnrTimer, PortNum, QpState, Result, RetryCount, RnrRetry,
-};
+use super::{Connected, InitAttr, Qp, Rc, RtrAttr, RtsAttr, Uc, UcRtrAttr};
+use crate::ah::AhAttr;
+use crate::qp::QpState;
+use crate::values::{AckTimeout, GidIndex, MinRnrTimer, RetryCount, RnrRetry};
+use crate::{Access, Address, PortNum, Result};
 
 /// Most reads and atomics at a time that [`Qp::address`] offers.
 const MAX_RD_ATOMIC: u32 = 16;
@@ -107,9 +108,11 @@ impl<P: Provider> Qp<Rc, P> {
     /// and atomics. `local` is what the peer was sent.
     ///
     /// ```no_run
-    /// use bareverbs::{Access, Address, ConnectAttr, Context, CqInit, QpInit, Rc};
+    /// use bareverbs::cq::CqInit;
+    /// use bareverbs::qp::{ConnectAttr, QpInit, Rc};
+    /// use bareverbs::{Access, Address, Context};
     ///
-    /// # fn exchange(own: &Address) -> Result<Address, bareverbs::ParseAddressError> { own.to_string().parse() }
+    /// # fn exchange(own: &Address) -> Result<Address, bareverbs::error::ParseAddressError> { own.to_string().parse() }
     /// let context = Context::open_first()?;
     /// let cq = context.create_cq(&CqInit::new(32))?;
     /// let mut qp = context.alloc_pd()?.create_qp::<Rc>(&QpInit::new(&cq, &cq))?;
@@ -156,7 +159,8 @@ impl<P: Provider> Qp<Uc, P> {
     /// The connection uses the smaller MTU of the two addresses. `local` is what the peer was sent.
     ///
     /// ```no_run
-    /// # use bareverbs::{Address, ConnectAttr, Qp, Result, Uc};
+    /// # use bareverbs::qp::{ConnectAttr, Qp, Uc};
+    /// # use bareverbs::{Address, Result};
     /// # fn example(qp: &mut Qp<Uc>, local: &Address, remote: &Address) -> Result<()> {
     /// let gid_index = qp.pd().context().default_gid(1)?.index;
     /// qp.connect(local, remote, &ConnectAttr::new(1, gid_index))

@@ -3,11 +3,14 @@
 use bareverbs_provider::traits::Provider;
 use bareverbs_provider::work;
 
-use super::{Batch, PostReason, Ud};
-use crate::{Ah, AnyProvider, Imm, Payload, SendFlags, SendRequest};
+use super::{Batch, Ud};
+use crate::ah::Ah;
+use crate::error::PostReason;
+use crate::qp::{Payload, SendFlags, SendRequest};
+use crate::{AnyProvider, Imm};
 
 /// Bytes before the payload of a datagram in the receive's memory, reserved for the [global route
-/// header](crate::Grh).
+/// header](crate::ah::Grh).
 pub const GRH_BYTES: usize = 40;
 
 /// The QPN of multicast groups.

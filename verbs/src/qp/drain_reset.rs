@@ -4,19 +4,21 @@ use bareverbs_provider::traits::{Provider, QpControl, RecvQueue, SendQueue};
 use rustix::io::Errno;
 
 use super::{Qp, QpAttr, Transport};
-use crate::{Error, QpAttrMask, QpState, Result};
+use crate::qp::{QpAttrMask, QpState};
+use crate::{Error, Result};
 
 impl<T: Transport, P: Provider> Qp<T, P> {
     /// RTS → SQD. The device completes sends that it has started. Later sends wait for
     /// [`Qp::resume`].
     ///
     /// When the last started send completes, [`QpAttr::sq_draining`] becomes false and the event
-    /// [`SQ_DRAINED`](crate::EventType::SQ_DRAINED) is raised. Sends can be posted in SQD. Receives
+    /// [`SQ_DRAINED`](crate::device::EventType::SQ_DRAINED) is raised. Sends can be posted in SQD. Receives
     /// continue.
     ///
     /// ```no_run
-    /// # fn pause(qp: &mut bareverbs::Qp<bareverbs::Rc>) -> bareverbs::Result<()> {
-    /// use bareverbs::{AsyncEvent, EventType};
+    /// # fn pause(qp: &mut bareverbs::qp::Qp<bareverbs::qp::Rc>) -> bareverbs::Result<()> {
+    /// use bareverbs::AsyncEvent;
+    /// use bareverbs::device::EventType;
     ///
     /// let events = qp.pd().context().async_events();
     /// qp.drain()?;
@@ -74,7 +76,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR).
     ///
     /// Soft-RoCE flushes receives only on a transition to ERR. Call this again for receives that
-    /// were posted after the QP had moved itself to ERR, or through [`RecvHalf`](crate::RecvHalf).
+    /// were posted after the QP had moved itself to ERR, or through [`RecvHalf`](crate::qp::RecvHalf).
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the state is RESET.

@@ -4,7 +4,8 @@ use bareverbs_provider::request::Ece;
 use bareverbs_provider::traits::{Provider, QpControl};
 
 use super::{Qp, Transport};
-use crate::{Error, Feature, Result};
+use crate::error::Feature;
+use crate::{Error, Result};
 
 impl<T: Transport, P: Provider> Qp<T, P> {
     /// The ECE options. Initially, the options that the device supports for the connection. After
@@ -18,7 +19,9 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// - The active end sets those before it goes to RTR itself.
     ///
     /// ```no_run
-    /// # use bareverbs::{AhAttr, Ece, InitAttr, Qp, Rc, Result, RtrAttr};
+    /// # use bareverbs::Result;
+    /// # use bareverbs::ah::AhAttr;
+    /// # use bareverbs::qp::{Ece, InitAttr, Qp, Rc, RtrAttr};
     /// # fn example(qp: &mut Qp<Rc>, of_peer: Ece, address: &RtrAttr) -> Result<Ece> {
     /// qp.init(&InitAttr::new(1))?;
     /// qp.set_ece(of_peer)?;
@@ -29,7 +32,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Unsupported`] without [`Capabilities::ece`](crate::Capabilities::ece).
+    /// [`Error::Unsupported`] without [`Capabilities::ece`](crate::device::Capabilities::ece).
     #[doc(alias = "ibv_query_ece")]
     pub fn query_ece(&self) -> Result<Ece> {
         self.sq.ece().ok_or(Error::unsupported("query_ece", Feature::Ece))
@@ -38,7 +41,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// Requests these ECE options with the next transition, such as that to RTR.
     ///
     /// # Errors
-    /// - [`Error::Unsupported`]: no [`Capabilities::ece`](crate::Capabilities::ece).
+    /// - [`Error::Unsupported`]: no [`Capabilities::ece`](crate::device::Capabilities::ece).
     /// - [`Error::Invalid`]: the options are of another vendor.
     #[doc(alias = "ibv_set_ece")]
     pub fn set_ece(&mut self, ece: Ece) -> Result<()> {

@@ -17,8 +17,9 @@ use zerocopy::IntoBytes;
 
 use super::flow_counters::{CountersShared, FlowCounters};
 #[cfg(doc)]
-use crate::Qp;
-use crate::{Context, Error, MacAddress, PortNum, Result};
+use crate::qp::Qp;
+use crate::values::MacAddress;
+use crate::{Context, Error, PortNum, Result};
 
 /// Ethernet header fields that a frame must match; `None` matches any value.
 #[doc(alias = "ibv_flow_eth_filter")]
@@ -84,7 +85,7 @@ pub enum L4Match {
     Udp(PortMatch),
 }
 
-/// A flow rule; see [`Qp::create_flow`] and [`RssQp::create_flow`](crate::RssQp::create_flow).
+/// A flow rule; see [`Qp::create_flow`] and [`RssQp::create_flow`](crate::rss::RssQp::create_flow).
 #[doc(alias = "ibv_flow_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowRule {

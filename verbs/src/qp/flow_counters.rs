@@ -12,8 +12,9 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use crate::context::ContextInner;
+use crate::error::Feature;
 use crate::raw::Released;
-use crate::{Context, Error, Feature, Refused, Result};
+use crate::{Context, Error, Refused, Result};
 
 /// What a counters object counts. The index of a value is that of its description.
 const VALUES: [CounterDescription; 2] = [CounterDescription::PACKETS, CounterDescription::BYTES];
@@ -35,7 +36,8 @@ pub struct FlowCount {
 /// A counters object: counts the packets of one or more flows.
 ///
 /// ```no_run
-/// use bareverbs::{EthernetMatch, FlowRule, Qp, RawPacket};
+/// use bareverbs::flow::{EthernetMatch, FlowRule};
+/// use bareverbs::qp::{Qp, RawPacket};
 ///
 /// # fn example(qp: &mut Qp<RawPacket>) -> bareverbs::Result<()> {
 /// let counters = qp.pd().context().create_flow_counters()?;

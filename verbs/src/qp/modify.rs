@@ -10,10 +10,14 @@ use rustix::io::Errno;
 
 use super::state_table::{check_24_bits, check_values, explain_invalid_modify};
 use super::{
-    AhAttr, Connected, InitAttr, Qp, QpAttr, Rc, RtrAttr, RtsAttr, Transport, Uc, UcRtrAttr, Ud, UdInitAttr,
+    Connected, InitAttr, Qp, QpAttr, Rc, RtrAttr, RtsAttr, Transport, Uc, UcRtrAttr, Ud, UdInitAttr,
 };
+use crate::ah::AhAttr;
+use crate::error::{InvalidCause, Limit};
 use crate::mr_hints::OPTIONAL_ACCESS;
-use crate::{Access, Context, Error, InvalidCause, Limit, Mtu, PortNum, QpAttrMask, QpState, Result};
+use crate::qp::{QpAttrMask, QpState};
+use crate::values::Mtu;
+use crate::{Access, Context, Error, PortNum, Result};
 
 /// Access rights that a QP can grant. The others apply to MRs only.
 const QP_ACCESS: Access = Access::LOCAL_WRITE

@@ -10,7 +10,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 
 use super::{Qp, Ud};
-use crate::{Error, Gid, GidEntry, LinkLayer, PortNum, Result};
+use crate::device::{GidEntry, LinkLayer};
+use crate::{Error, Gid, PortNum, Result};
 
 const VERB: &str = "attach_mcast";
 
@@ -67,12 +68,14 @@ impl<P: Provider> Qp<Ud, P> {
     /// names.
     ///
     /// - Loopback: members on the host of the sender receive its datagrams, too.
-    /// - Routers: a sender's [`hop_limit`](crate::GlobalRoute::hop_limit) is the TTL of its
+    /// - Routers: a sender's [`hop_limit`](crate::ah::GlobalRoute::hop_limit) is the TTL of its
     ///   packets. It is the number of routers that they may pass, plus 1.
     ///
     /// ```no_run
-    /// # fn join(pd: &bareverbs::Pd, qp: &mut bareverbs::Qp<bareverbs::Ud>) -> Result<(), Box<dyn std::error::Error>> {
-    /// use bareverbs::{AhAttr, Datagram, Gid, MULTICAST_QP, SendFlags};
+    /// # fn join(pd: &bareverbs::Pd, qp: &mut bareverbs::qp::Qp<bareverbs::qp::Ud>) -> Result<(), Box<dyn std::error::Error>> {
+    /// use bareverbs::Gid;
+    /// use bareverbs::ah::AhAttr;
+    /// use bareverbs::qp::{Datagram, MULTICAST_QP, SendFlags};
     ///
     /// let group: Gid = "239.1.2.3".parse::<std::net::Ipv4Addr>()?.into();
     /// qp.attach_mcast(group)?;
@@ -129,7 +132,7 @@ impl<P: Provider> Qp<Ud, P> {
 
     /// Attaches the QP to a multicast group of an InfiniBand subnet, named by `group` and its LID.
     /// The subnet administrator assigns the LID to members. Otherwise as [`Qp::attach_mcast`]. A
-    /// sender to the group also names the LID, as [`AhAttr::dlid`](crate::AhAttr::dlid).
+    /// sender to the group also names the LID, as [`AhAttr::dlid`](crate::ah::AhAttr::dlid).
     ///
     /// # Errors
     /// As for [`Qp::attach_mcast`]. [`Error::Invalid`] also if the LID is not a multicast LID
@@ -234,7 +237,8 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
-    use crate::{GidIndex, GidType};
+    use crate::device::GidType;
+    use crate::values::GidIndex;
 
     #[test]
     fn membership_ends_with_its_socket() {

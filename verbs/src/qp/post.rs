@@ -18,7 +18,9 @@ pub(super) use self::error::doorbell_error;
 use super::Transport;
 #[cfg(doc)]
 use crate::Pd;
-use crate::{AnyProvider, Completions, Cq, QpState, SendRequest, WcStatus};
+use crate::cq::{Completions, Cq};
+use crate::qp::{QpState, SendRequest};
+use crate::{AnyProvider, WcStatus};
 
 /// The send half of a QP. It borrows the QP; see [`Qp::split`](super::Qp::split).
 pub struct SendHalf<'q, T: Transport, P: Provider = AnyProvider> {
@@ -71,10 +73,10 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
     ///   refuses, in `destroy` or in drop, requests stay in use until the process exits.
     ///
     /// While a request is in use, the memory of its SGEs must stay registered, mapped and
-    /// allocated. That holds for every kind of region: an MR, a [part](crate::ImplicitMr::part) of
+    /// allocated. That holds for every kind of region: an MR, a [part](crate::mr::ImplicitMr::part) of
     /// an implicit MR, memory [mapped](Pd::register_raw) by the caller, [device
-    /// memory](crate::DmMr), a [dma-buf](crate::DmabufMr), or an MR of [another
-    /// process](crate::ImportedMr).
+    /// memory](crate::dm::DmMr), a [dma-buf](crate::mr::DmabufMr), or an MR of [another
+    /// process](crate::mr::ImportedMr).
     ///
     /// No code may write the bytes that a request sends. No code may read or write the bytes that a
     /// request fills (reads and atomics). The copying methods of the MR are exempt from both.
@@ -83,7 +85,7 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
     /// holds for the bytes from the start of each page that an SGE touches: the kernel copies to
     /// and from there (`__rxe_odp_mr_copy` of `rxe_odp.c`, Linux 7.2).
     ///
-    /// A request that binds a [memory window](crate::Mw) exposes its MR to peers with the window's
+    /// A request that binds a [memory window](crate::mw::Mw) exposes its MR to peers with the window's
     /// access rights. The window must be invalidated or deallocated before the MR is dropped,
     /// unless the kernel refuses to deregister an MR with a bound window. Soft-RoCE is known to
     /// refuse; no other driver is.
@@ -128,7 +130,9 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
     /// If the doorbell is cheap, the provider rings it at once.
     ///
     /// ```no_run
-    /// use bareverbs::{Completion, Cq, PostError, Qp, Rc, SendRequest, Sge};
+    /// use bareverbs::cq::{Completion, Cq};
+    /// use bareverbs::error::PostError;
+    /// use bareverbs::qp::{Qp, Rc, SendRequest, Sge};
     ///
     /// fn answer(qp: &mut Qp<Rc>, cq: &mut Cq, answers: &[Sge]) -> Result<(), PostError> {
     ///     for (wr_id, answer) in (1..).zip(answers) {
@@ -150,7 +154,7 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
     ///
     /// # Errors
     /// The first rejected request ends the list. Earlier requests are deferred. A [full
-    /// queue](crate::PushError::QueueFull) may be full of deferred requests: flush, then poll.
+    /// queue](crate::error::PushError::QueueFull) may be full of deferred requests: flush, then poll.
     ///
     /// # Safety
     ///

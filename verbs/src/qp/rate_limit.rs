@@ -4,7 +4,9 @@ use bareverbs_provider::request::Burst;
 use bareverbs_provider::traits::Provider;
 
 use super::{Qp, Transport};
-use crate::{Error, Feature, Limit, QpState, Result};
+use crate::error::{Feature, Limit};
+use crate::qp::QpState;
+use crate::{Error, Result};
 
 /// A rate limit of a QP; see [`Qp::set_rate_limit`].
 #[doc(alias = "ibv_qp_rate_limit_attr")]
@@ -25,8 +27,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// Limits the rate of sends (packet pacing), in RTS. A rate of 0 removes the limit.
     ///
     /// ```no_run
-    /// # fn slow_down(qp: &mut bareverbs::Qp<bareverbs::RawPacket>) -> bareverbs::Result<()> {
-    /// use bareverbs::RateLimit;
+    /// # fn slow_down(qp: &mut bareverbs::qp::Qp<bareverbs::qp::RawPacket>) -> bareverbs::Result<()> {
+    /// use bareverbs::qp::RateLimit;
     ///
     /// // 1 Gbit/s, in bursts of at most 64 KiB of full frames.
     /// qp.set_rate_limit(&RateLimit { rate: 1_000_000, max_burst: 65536, typical_packet: 1500 })
@@ -35,7 +37,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///
     /// # Errors
     /// - [`Error::Unsupported`]: the device has no packet pacing for QPs of this transport
-    ///   ([`DeviceAttr::rate_limit_supported_qpts`](crate::DeviceAttr)). mlx5 has it for raw packet
+    ///   ([`DeviceAttr::rate_limit_supported_qpts`](crate::device::DeviceAttr)). mlx5 has it for raw packet
     ///   QPs, and from Linux 7.2 on for UC and UD.
     /// - [`Error::Invalid`]: the state is not RTS, or the rate is below the device's minimum.
     /// - [`Error::Limit`]: the rate is above the device's maximum.

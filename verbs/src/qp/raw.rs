@@ -5,16 +5,22 @@ use bareverbs_uapi::uverbs::types::QpType;
 
 use super::modify::{INIT, RTR, RTS};
 use super::transport::private::Sealed;
-use super::{Batch, FlowCounters, FlowId, FlowRule, PostReason, Qp, QpAttr, Transport};
-use crate::{Frame, Payload, PortNum, PushError, QpAttrMask, QpState, Result, SendFlags, SendRequest};
+use super::{Batch, Qp, QpAttr, Transport};
+use crate::error::PostReason;
+use crate::error::PushError;
+use crate::flow::{FlowCounters, FlowId, FlowRule};
+use crate::qp::{Frame, Payload, QpAttrMask, QpState, SendFlags, SendRequest};
+use crate::{PortNum, Result};
 
 /// Raw Ethernet frames that bypass the kernel's network stack. The device sends frames unmodified.
 /// [Flows](FlowRule) steer received frames to the QP. Requires `CAP_NET_RAW`, an Ethernet port, and
-/// a device with [`Capabilities::raw_packets`](crate::Capabilities::raw_packets).
+/// a device with [`Capabilities::raw_packets`](crate::device::Capabilities::raw_packets).
 ///
 /// ```no_run
-/// # fn example(pd: &bareverbs::Pd, cq: &bareverbs::Cq) -> Result<(), Box<dyn std::error::Error>> {
-/// use bareverbs::{EthernetMatch, FlowRule, MacAddress, QpCap, QpInit, RawPacket, SendFlags};
+/// # fn example(pd: &bareverbs::Pd, cq: &bareverbs::cq::Cq) -> Result<(), Box<dyn std::error::Error>> {
+/// use bareverbs::flow::{EthernetMatch, FlowRule};
+/// use bareverbs::qp::{QpCap, QpInit, RawPacket, SendFlags};
+/// use bareverbs::values::MacAddress;
 ///
 /// let cap = QpCap { max_inline_data: 64, ..QpCap::default() };
 /// let mut qp = pd.create_qp::<RawPacket>(&QpInit { cap, ..QpInit::new(cq, cq) })?;
@@ -38,14 +44,15 @@ use crate::{Frame, Payload, PortNum, PushError, QpAttrMask, QpState, Result, Sen
 ///
 /// Longer frames are gathered from registered memory, with their first bytes in [`Frame::header`].
 ///
-/// With [`QpInit::max_tso_header`](crate::QpInit::max_tso_header), the QP supports TCP segmentation
+/// With [`QpInit::max_tso_header`](crate::qp::QpInit::max_tso_header), the QP supports TCP segmentation
 /// offload: a request has the headers of a TCP segment and a payload, which the device splits into
 /// as many segments as needed.
 ///
 /// ```no_run
-/// # use bareverbs::{Qp, RawPacket, PostError, Sge};
+/// # use bareverbs::error::PostError;
+/// # use bareverbs::qp::{Qp, RawPacket, Sge};
 /// # fn example(qp: &mut Qp<RawPacket>, headers: &[u8], payload: Sge) -> Result<(), PostError> {
-/// use bareverbs::{Frame, Payload, SendFlags, SendRequest};
+/// use bareverbs::qp::{Frame, Payload, SendFlags, SendRequest};
 ///
 /// // Ethernet, IPv4 and TCP headers without options: 54 bytes. The MTU is 1,500 bytes.
 /// let operation = Frame { header: headers, checksums: true, mss: Some(1460) };
@@ -58,7 +65,7 @@ use crate::{Frame, Payload, PortNum, PushError, QpAttrMask, QpState, Result, Sen
 /// A frame has no peer, and the only operation is a send:
 ///
 /// ```compile_fail,E0308
-/// # use bareverbs::{Operation, Payload, Qp, RawPacket, SendFlags, SendRequest};
+/// # use bareverbs::qp::{Operation, Payload, Qp, RawPacket, SendFlags, SendRequest};
 /// # fn send(qp: &mut Qp<RawPacket>) {
 /// let operation = Operation::Send;
 /// let request = SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(&[]) };

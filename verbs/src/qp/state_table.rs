@@ -3,7 +3,9 @@
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::QpAttr;
-use crate::{Error, InvalidCause, MigState, QpAttrMask, QpState, Result};
+use crate::error::InvalidCause;
+use crate::qp::{MigState, QpAttrMask, QpState};
+use crate::{Error, Result};
 
 /// Maximum of QPNs and PSNs.
 const MAX_24_BITS: u32 = 0xff_ffff;
@@ -148,7 +150,7 @@ pub(super) fn check_24_bits(verb: &'static str, what: &'static str, asked: u32) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Mtu;
+    use crate::values::Mtu;
 
     fn explanation(qp_type: QpType, from: QpState, to: QpState, mask: QpAttrMask) -> String {
         let attr = QpAttr { qp_state: to, ..QpAttr::default() };

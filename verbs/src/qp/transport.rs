@@ -5,7 +5,9 @@ use bareverbs_provider::traits::{Provider, SendQueue};
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::Datagram;
-use crate::{Imm, Operation, PushError, Remote, SendRequest};
+use crate::error::PushError;
+use crate::qp::{Operation, SendRequest};
+use crate::{Imm, Remote};
 
 /// A transport of QPs, as a type. A QP has only the operations of its transport.
 pub trait Transport: private::Sealed + 'static {
@@ -32,7 +34,8 @@ pub struct Rc;
 /// none:
 ///
 /// ```compile_fail,E0308
-/// # use bareverbs::{Operation, Payload, Qp, Remote, SendFlags, SendRequest, Uc};
+/// # use bareverbs::Remote;
+/// # use bareverbs::qp::{Operation, Payload, Qp, SendFlags, SendRequest, Uc};
 /// # fn read(qp: &mut Qp<Uc>, remote: Remote) {
 /// let operation = Operation::Read(remote);
 /// let request = SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(&[]) };
@@ -42,7 +45,8 @@ pub struct Rc;
 /// ```
 ///
 /// ```
-/// # use bareverbs::{Payload, Qp, Remote, SendFlags, SendRequest, Uc, UcOperation};
+/// # use bareverbs::Remote;
+/// # use bareverbs::qp::{Payload, Qp, SendFlags, SendRequest, Uc, UcOperation};
 /// # fn write(qp: &mut Qp<Uc>, remote: Remote) {
 /// let operation = UcOperation::Write(remote);
 /// let request = SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(&[]) };
@@ -60,7 +64,7 @@ pub struct Uc;
 /// UD supports sends only, and each send needs an address:
 ///
 /// ```compile_fail,E0308
-/// # use bareverbs::{Operation, Payload, Qp, SendFlags, SendRequest, Ud};
+/// # use bareverbs::qp::{Operation, Payload, Qp, SendFlags, SendRequest, Ud};
 /// # fn send(qp: &mut Qp<Ud>) {
 /// let operation = Operation::Send;
 /// let request = SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(&[]) };
@@ -70,7 +74,8 @@ pub struct Uc;
 /// ```
 ///
 /// ```compile_fail,E0308
-/// # use bareverbs::{Operation, Payload, Qp, Remote, SendFlags, SendRequest, Ud};
+/// # use bareverbs::Remote;
+/// # use bareverbs::qp::{Operation, Payload, Qp, SendFlags, SendRequest, Ud};
 /// # fn read(qp: &mut Qp<Ud>, remote: Remote) {
 /// let operation = Operation::Read(remote);
 /// let request = SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(&[]) };
@@ -80,8 +85,8 @@ pub struct Uc;
 /// ```
 ///
 /// ```compile_fail,E0599
-/// # fn send(qp: &mut bareverbs::Qp<bareverbs::Ud>) {
-/// qp.start_send().send_inline(1, b"to whom?", bareverbs::SendFlags::SIGNALED);
+/// # fn send(qp: &mut bareverbs::qp::Qp<bareverbs::qp::Ud>) {
+/// qp.start_send().send_inline(1, b"to whom?", bareverbs::qp::SendFlags::SIGNALED);
 /// # }
 /// ```
 #[doc(alias = "IBV_QPT_UD")]

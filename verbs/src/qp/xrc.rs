@@ -9,21 +9,26 @@ use bareverbs_uapi::uverbs::types::QpType;
 use super::modify::{INIT, RTR, RTS, check_init, check_peer, check_rtr, wrong_state};
 use super::state_table::{check_24_bits, check_values};
 use super::transport::private::Sealed;
-use super::{Batch, InitAttr, PostReason, Qp, QpAttr, RtrAttr, RtsAttr, Transport, UcRtrAttr};
-use crate::{
-    AckTimeout, AnyProvider, Error, Limit, Operation, Payload, PushError, QpAttrMask, QpState, Refused,
-    Result, SendFlags, SendRequest, XrcOperation, Xrcd,
-};
+use super::{Batch, InitAttr, Qp, QpAttr, RtrAttr, RtsAttr, Transport, UcRtrAttr};
+use crate::error::{Limit, PostReason, PushError};
+use crate::qp::{Operation, Payload, QpAttrMask, QpState, SendFlags, SendRequest};
+use crate::values::AckTimeout;
+use crate::xrc::{XrcOperation, Xrcd};
+use crate::{AnyProvider, Error, Refused, Result};
 
 /// The requester of an extended reliable connection (XRC). Each request names the SRQ of the peer
 /// that takes it; see [`Xrcd`].
 ///
 /// It supports the operations of RC, except binding and invalidating memory windows of its own
-/// side. The receive attributes of [`QpInit`](crate::QpInit) are ignored, including `recv_cq`. It
+/// side. The receive attributes of [`QpInit`](crate::qp::QpInit) are ignored, including `recv_cq`. It
 /// is connected to an [`XrcTarget`], and brought up with requester attributes:
 ///
 /// ```no_run
-/// # use bareverbs::{AhAttr, Cq, InitAttr, Pd, QpInit, RtsAttr, SendFlags, UcRtrAttr, XrcSend};
+/// # use bareverbs::Pd;
+/// # use bareverbs::ah::AhAttr;
+/// # use bareverbs::cq::Cq;
+/// # use bareverbs::qp::{InitAttr, QpInit, RtsAttr, SendFlags, UcRtrAttr};
+/// # use bareverbs::xrc::XrcSend;
 /// # fn example(pd: &Pd, cq: &Cq, to: AhAttr, target: u32, srq: u32) -> Result<(), Box<dyn std::error::Error>> {
 /// let mut qp = pd.create_qp::<XrcSend>(&QpInit::new(cq, cq))?;
 /// qp.init(&InitAttr::new(1))?;
@@ -39,7 +44,8 @@ use crate::{
 /// A request without a destination SRQ does not compile:
 ///
 /// ```compile_fail,E0308
-/// # use bareverbs::{Operation, Payload, Qp, SendFlags, SendRequest, XrcSend};
+/// # use bareverbs::qp::{Operation, Payload, Qp, SendFlags, SendRequest};
+/// # use bareverbs::xrc::XrcSend;
 /// # fn send(qp: &mut Qp<XrcSend>) {
 /// let operation = Operation::Send;
 /// let request = SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(&[]) };
@@ -151,11 +157,13 @@ impl Default for XrcTargetRtsAttr {
 /// The responder of an extended reliable connection (XRC target). It has no queues: the kernel and
 /// the device serve it, and it needs no polling. [`Xrcd::create_target`] creates one.
 ///
-/// Incoming requests consume receives of the [`XrcSrq`](crate::XrcSrq) that they name. Requests
+/// Incoming requests consume receives of the [`XrcSrq`](crate::xrc::XrcSrq) that they name. Requests
 /// without a receive, such as writes and reads, access the memory of that SRQ's protection domain.
 ///
 /// ```no_run
-/// # use bareverbs::{AhAttr, InitAttr, RtrAttr, XrcTarget, XrcTargetRtsAttr};
+/// # use bareverbs::ah::AhAttr;
+/// # use bareverbs::qp::{InitAttr, RtrAttr};
+/// # use bareverbs::xrc::{XrcTarget, XrcTargetRtsAttr};
 /// # fn example(target: &mut XrcTarget, to: AhAttr, sender: u32) -> bareverbs::Result<()> {
 /// target.init(&InitAttr::new(1))?;
 /// target.ready_to_receive(&RtrAttr::new(to, sender))?;
@@ -296,7 +304,8 @@ impl<P: Provider> XrcTarget<P> {
     /// Modifies any attributes. The kernel decides whether the transition is valid.
     ///
     /// ```no_run
-    /// # use bareverbs::{QpAttr, QpAttrMask, QpState, XrcTarget};
+    /// # use bareverbs::qp::{QpAttr, QpAttrMask, QpState};
+    /// # use bareverbs::xrc::XrcTarget;
     /// # fn example(target: &mut XrcTarget) -> bareverbs::Result<()> {
     /// let attr = QpAttr { qp_state: QpState::ERR, ..QpAttr::default() };
     /// target.modify(&attr, QpAttrMask::STATE)?;
@@ -353,7 +362,7 @@ impl<P: Provider> XrcTarget<P> {
     /// Queries the attributes from the kernel.
     ///
     /// # Errors
-    /// As for [`Qp::query`](crate::Qp::query).
+    /// As for [`Qp::query`](crate::qp::Qp::query).
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QpAttr> {
         let resp = command::query_qp(self.xrcd.context().file(), self.handle, QpAttrMask::STATE)

@@ -2,7 +2,11 @@ use std::os::fd::OwnedFd;
 
 use bareverbs_provider::traits::Provider;
 
-use crate::{Access, AsyncEvents, CompChannel, Context, Dm, Mr, Mw, MwType, Pd, RawMemory, Result, Xrcd};
+use crate::cq::CompChannel;
+use crate::dm::Dm;
+use crate::mw::{Mw, MwType};
+use crate::xrc::Xrcd;
+use crate::{Access, AsyncEvents, Context, Mr, Pd, RawMemory, Result};
 
 /// A memory region that a raw call registered, for [`Mr::from_handle`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,9 +60,11 @@ impl<P: Provider> Xrcd<P> {
     /// last object of it is dropped.
     ///
     /// ```no_run
+    /// use bareverbs::raw::uapi::write;
+    /// use bareverbs::raw::uapi::write::OpenXrcd;
     /// use bareverbs::raw::uapi::write::structs::{OpenXrcdReq, OpenXrcdResp};
-    /// use bareverbs::raw::uapi::write::{self, OpenXrcd};
-    /// use bareverbs::{Context, Errno, Xrcd};
+    /// use bareverbs::xrc::Xrcd;
+    /// use bareverbs::{Context, Errno};
     ///
     /// # fn example(context: &Context) -> Result<Xrcd, Errno> {
     /// let raw = context.raw();
@@ -85,9 +91,10 @@ impl Mw {
     /// The memory window of this domain with this handle, allocated by a raw call.
     ///
     /// ```no_run
+    /// use bareverbs::mw::{Mw, MwType};
     /// use bareverbs::raw::uapi::write::AllocMw;
     /// use bareverbs::raw::uapi::write::structs::{AllocMwReq, AllocMwResp};
-    /// use bareverbs::{Errno, Mw, MwType, Pd};
+    /// use bareverbs::{Errno, Pd};
     ///
     /// # fn example(pd: &Pd) -> Result<Mw, Errno> {
     /// let mw_type = MwType::TYPE_2;
@@ -115,9 +122,10 @@ impl Dm {
     /// when its last region is dropped.
     ///
     /// ```no_run
+    /// use bareverbs::dm::Dm;
     /// use bareverbs::raw::uapi::mlx5::attributes;
     /// use bareverbs::raw::uapi::uverbs::DmAlloc;
-    /// use bareverbs::{Context, Dm, Error};
+    /// use bareverbs::{Context, Error};
     ///
     /// # fn example(context: &Context) -> Result<Dm, Box<dyn std::error::Error>> {
     /// let raw = context.raw();
@@ -194,9 +202,10 @@ impl CompChannel {
     /// ```no_run
     /// use std::os::fd::{FromRawFd, OwnedFd};
     ///
+    /// use bareverbs::Context;
+    /// use bareverbs::cq::CompChannel;
     /// use bareverbs::raw::uapi::write::CreateCompChannel;
     /// use bareverbs::raw::uapi::write::structs::{CreateCompChannelReq, CreateCompChannelResp};
-    /// use bareverbs::{CompChannel, Context};
     ///
     /// # fn example(context: &Context) -> Result<CompChannel, Box<dyn std::error::Error>> {
     /// let (request, mut response) = (CreateCompChannelReq::zeroed(), CreateCompChannelResp::zeroed());

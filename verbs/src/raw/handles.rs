@@ -1,9 +1,12 @@
 use bareverbs_provider::traits::Provider;
 
 use super::QueueLayout;
-use crate::{Cq, Pd, Srq, Wq};
+use crate::Pd;
+use crate::cq::Cq;
+use crate::rss::Wq;
+use crate::srq::Srq;
 
-/// The queues of a QP; see [`Qp::layout`](crate::Qp::layout).
+/// The queues of a QP; see [`Qp::layout`](crate::qp::Qp::layout).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QpLayout {

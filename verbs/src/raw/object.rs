@@ -15,7 +15,7 @@ use super::{RawContext, UntypedCall};
 /// use bareverbs::raw::RawObject;
 /// use bareverbs::raw::uapi::uverbs::object;
 ///
-/// # fn example(cq: bareverbs::Cq, context: &bareverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
+/// # fn example(cq: bareverbs::cq::Cq, context: &bareverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
 /// // The safe handle is released: its queue is leaked, and the object still exists.
 /// let handle = cq.into_handle();
 /// // SAFETY: nothing else has the handle.

@@ -197,7 +197,7 @@ impl<M: Method> fmt::Debug for Query<'_, M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DriverId;
+    use crate::device::DriverId;
     use crate::raw::uapi::mlx5::{DevxObjQuery, PdQuery};
     use crate::raw::uapi::uverbs::{PdDestroy, QueryMr, RegMr};
     use crate::testing::Plain;

@@ -8,7 +8,8 @@ use bareverbs_provider::traits::Provider;
 
 use crate::cq::CqShared;
 use crate::raw::{Released, leak_queue};
-use crate::{Context, Pd, Xrcd};
+use crate::xrc::Xrcd;
+use crate::{Context, Pd};
 
 /// The part of an SRQ that its QPs share.
 pub(crate) struct SrqShared<P: Provider> {

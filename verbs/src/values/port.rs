@@ -25,7 +25,7 @@ pub struct PortNum(pub u8);
 /// The index of an entry of a port's GID table. Indices start at 0.
 ///
 /// Functions that name an entry take anything that converts to it, such as the number itself:
-/// `context.gid(1, 3)`. [`GidEntry::index`](crate::GidEntry::index) has this type.
+/// `context.gid(1, 3)`. [`GidEntry::index`](crate::device::GidEntry::index) has this type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GidIndex(pub u8);
 

@@ -12,14 +12,14 @@ use super::{ParseValueError, ValueError};
 /// device may wait up to four times as long (IBTA C9-141), and may have a longer minimum.
 ///
 /// ```
-/// use bareverbs::AckTimeout;
+/// use bareverbs::values::AckTimeout;
 /// use std::time::Duration;
 ///
 /// // Rounded up to the next time that the encoding has.
 /// let timeout = AckTimeout::try_from(Duration::from_millis(100))?;
 /// assert_eq!(timeout.duration(), Some(Duration::from_nanos(134_217_728)));
 /// assert_eq!(timeout, AckTimeout::new(15).unwrap());
-/// # Ok::<(), bareverbs::ValueError>(())
+/// # Ok::<(), bareverbs::values::ValueError>(())
 /// ```
 #[doc(alias = "timeout")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -86,13 +86,13 @@ const RNR_TIMES: [u64; 32] = [
 /// The encoding has 32 times from 10 µs to 655.36 ms. A device may wait longer.
 ///
 /// ```
-/// use bareverbs::MinRnrTimer;
+/// use bareverbs::values::MinRnrTimer;
 /// use std::time::Duration;
 ///
 /// // Rounded up to the next time that the encoding has.
 /// let timer = MinRnrTimer::try_from(Duration::from_millis(1))?;
 /// assert_eq!(timer.duration(), Duration::from_micros(1280));
-/// # Ok::<(), bareverbs::ValueError>(())
+/// # Ok::<(), bareverbs::values::ValueError>(())
 /// ```
 #[doc(alias = "ib_rnr_timeout")]
 #[doc(alias = "min_rnr_timer")]

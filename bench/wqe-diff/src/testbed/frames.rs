@@ -1,6 +1,7 @@
 //! Raw packet queue pairs.
 
-use bareverbs::{Pd, Qp, QpInit, RawPacket, Result};
+use bareverbs::qp::{Qp, QpInit, RawPacket};
+use bareverbs::{Pd, Result};
 use bareverbs_wqe_diff::request::{FRAME_HEADER, Kind, Piece, Request, Sender, TSO_HEADER};
 
 pub(super) struct Frames {

@@ -7,8 +7,9 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use bareverbs::device::GidType;
 use bareverbs::netlink::RdmaNetlink;
-use bareverbs::{GidType, QpState};
+use bareverbs::qp::QpState;
 use bareverbs_interop_tests::pingpong::wait_until_listening;
 use bareverbs_interop_tests::program::{Finished, Program};
 use bareverbs_test_support::device::{self, Requirement};

@@ -2,11 +2,14 @@
 
 use std::net::Ipv4Addr;
 
-use bareverbs::{
-    Access, AckTimeout, AhAttr, CqInit, Error, Gid, GidIndex, GlobalRoute, InitAttr, Limit, MigState,
-    MinRnrTimer, Mtu, PortNum, QpAttr, QpAttrMask, QpInit, QpState, RetryCount, RnrRetry, RtrAttr, RtsAttr,
-    Uc, UcRtrAttr, Ud, UdInitAttr,
+use bareverbs::ah::{AhAttr, GlobalRoute};
+use bareverbs::cq::CqInit;
+use bareverbs::error::Limit;
+use bareverbs::qp::{
+    InitAttr, MigState, QpAttr, QpAttrMask, QpInit, QpState, RtrAttr, RtsAttr, Uc, UcRtrAttr, Ud, UdInitAttr,
 };
+use bareverbs::values::{AckTimeout, GidIndex, MinRnrTimer, Mtu, RetryCount, RnrRetry};
+use bareverbs::{Access, Error, Gid, PortNum};
 use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{Plan, domain, side};

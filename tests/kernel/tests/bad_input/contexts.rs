@@ -1,9 +1,12 @@
 //! Objects that are used with another context or PD than their own.
 
-use bareverbs::{
-    Access, Completion, CqInit, Datagram, Error, Mw, MwType, Operation, Payload, QpCap, QpInit, QpState, Rc,
-    RecvRequest, SendFlags, SrqInit, Ud, UdInitAttr, WcStatus,
+use bareverbs::cq::{Completion, CqInit};
+use bareverbs::mw::{Mw, MwType};
+use bareverbs::qp::{
+    Datagram, Operation, Payload, QpCap, QpInit, QpState, Rc, RecvRequest, SendFlags, Ud, UdInitAttr,
 };
+use bareverbs::srq::SrqInit;
+use bareverbs::{Access, Error, WcStatus};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, open, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{Outcome, skip};
@@ -130,7 +133,7 @@ pub(crate) fn ah_of_another_pd_fails_the_send() {
             qp.ready_to_receive().unwrap();
             qp.ready_to_send(0).unwrap();
             let gid = own_context.default_gid(1).unwrap();
-            let way = bareverbs::AhAttr::global(1, gid.gid, gid.index);
+            let way = bareverbs::ah::AhAttr::global(1, gid.gid, gid.index);
             let ah = other.create_ah(&way).unwrap();
             let to = Datagram::new(&ah, qp.qp_num(), 7);
             let mut batch = qp.start_send();

@@ -3,10 +3,11 @@
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use bareverbs::{
-    Access, AsyncEvent, CqInit, Imm, InitAttr, Operation, Payload, QpCap, QpInit, QpState, Rc, RecvRequest,
-    Remote, RnrRetry, RtrAttr, Sge, SrqInit, WcStatus,
-};
+use bareverbs::cq::CqInit;
+use bareverbs::qp::{InitAttr, Operation, Payload, QpCap, QpInit, QpState, Rc, RecvRequest, RtrAttr, Sge};
+use bareverbs::srq::SrqInit;
+use bareverbs::values::RnrRetry;
+use bareverbs::{Access, AsyncEvent, Imm, Remote, WcStatus};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, domain, region, request, side_on};
 

@@ -2,11 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use bareverbs::{
-    AhAttr, Buffer, Cq, CqInit, Datagram, Error, GRH_BYTES, Grh, Imm, InitAttr, Mr, Payload, Pd, PostReason,
-    PushError, Qp, QpCap, QpInit, QpState, RecvRequest, SendFlags, SendRequest, Transport, Uc, UcOperation,
-    UcRtrAttr, Ud, UdInitAttr, WcFlags, WcStatus, WorkCompletion,
+use bareverbs::ah::{AhAttr, Grh};
+use bareverbs::cq::{Cq, CqInit, WcFlags, WorkCompletion};
+use bareverbs::error::{PostReason, PushError};
+use bareverbs::qp::{
+    Datagram, GRH_BYTES, InitAttr, Payload, Qp, QpCap, QpInit, QpState, RecvRequest, SendFlags, SendRequest,
+    Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr,
 };
+use bareverbs::{Buffer, Error, Imm, Mr, Pd, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents, domain, region};
@@ -83,7 +86,11 @@ fn connection(pd: &Pd) -> [End<Uc>; 2] {
     ends
 }
 
-fn send_to(end: &mut End<Ud>, to: Datagram<'_>, payload: Payload<'_>) -> Result<(), bareverbs::PostError> {
+fn send_to(
+    end: &mut End<Ud>,
+    to: Datagram<'_>,
+    payload: Payload<'_>,
+) -> Result<(), bareverbs::error::PostError> {
     let request = SendRequest { wr_id: 1, operation: to, flags: SendFlags::SIGNALED, payload };
     // SAFETY: the memory outlives the queue pair, and its bytes are only copied.
     unsafe { end.qp.post_send(&[request]) }

@@ -7,11 +7,13 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use bareverbs::ah::AhAttr;
+use bareverbs::cq::CqInit;
+use bareverbs::device::PortState;
 use bareverbs::netlink::RdmaNetlink;
-use bareverbs::{
-    AhAttr, Context, CqInit, Device, Errno, Error, GidIndex, InitAttr, PortNum, PortState, QpCap, QpInit,
-    QpState, Rc, RtrAttr,
-};
+use bareverbs::qp::{InitAttr, QpCap, QpInit, QpState, Rc, RtrAttr};
+use bareverbs::values::GidIndex;
+use bareverbs::{Context, Device, Errno, Error, PortNum};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{Plan, domain, open, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;

@@ -3,8 +3,7 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use bareverbs::owned::{Address, Endpoint};
-use bareverbs::{Access, Buffer, Error, Gid, Mr, Pd, Remote, WcStatus};
+use bareverbs::{Access, Address, Buffer, Endpoint, Error, Gid, Mr, Pd, Remote, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{domain, region};
@@ -141,8 +140,7 @@ pub(crate) fn failed_endpoint_returns_all_buffers_and_rejects_posts() {
     nothing_leaks(|| {
         let pd = domain();
         let unregistered = Remote { addr: 0x1000, rkey: 0xdead_be00 };
-        type Post =
-            fn(&mut Endpoint, Mr<Buffer>, Remote) -> Result<(), bareverbs::owned::NotPosted<Mr<Buffer>>>;
+        type Post = fn(&mut Endpoint, Mr<Buffer>, Remote) -> Result<(), bareverbs::NotPosted<Mr<Buffer>>>;
         let cases: [(&str, Post); 2] = [
             ("a key that never was", |end, buffer, remote| end.post_write(buffer, .., remote)),
             ("the same for a read", |end, buffer, remote| end.post_read(buffer, .., remote)),
@@ -169,7 +167,7 @@ pub(crate) fn failed_endpoint_returns_all_buffers_and_rejects_posts() {
             }
             assert_eq!(statuses.len(), 3, "{what}");
             assert!(!statuses.contains(&WcStatus::SUCCESS), "{what}");
-            let refusal = |refused: Result<(), bareverbs::owned::NotPosted<Mr<Buffer>>>, verb: &str| {
+            let refusal = |refused: Result<(), bareverbs::NotPosted<Mr<Buffer>>>, verb: &str| {
                 let refused = refused.unwrap_err();
                 let text = format!(
                     "{verb}: the connection has failed, or this side has ended it: create a new endpoint"

@@ -1,10 +1,13 @@
 //! Failing requests: the status on each side, the flushed requests, and recovery.
 
-use bareverbs::{
-    Access, Imm, Mr, MwBind, MwType, Operation, Payload, PostReason, PushError, QpState, RecvRequest, Remote,
-    RetryCount, RnrRetry, RtsAttr, SendFlags, SendRequest, Sge, WcStatus, wc_status_str,
+use bareverbs::cq::wc_status_str;
+use bareverbs::error::{PostReason, PushError};
+use bareverbs::mw::{MwBind, MwType};
+use bareverbs::qp::{
+    InitAttr, Operation, Payload, QpState, RecvRequest, RtsAttr, SendFlags, SendRequest, Sge,
 };
-use bareverbs::{Buffer, InitAttr, Pd};
+use bareverbs::values::{RetryCount, RnrRetry};
+use bareverbs::{Access, Buffer, Imm, Mr, Pd, Remote, WcStatus};
 use bareverbs_kernel_tests::loopback::{
     ALL_REMOTE, Plan, Side, contents, domain, pair, region, request, side,
 };
@@ -343,7 +346,7 @@ pub(crate) fn max_dest_rd_atomic_zero_rejects_remote_reads() {
         a.connect(b.qp.qp_num());
         let (rtr, rts) = (b.towards(a.qp.qp_num()), b.sending());
         b.qp.init(&InitAttr { access: ALL_REMOTE, ..InitAttr::new(1) }).unwrap();
-        b.qp.ready_to_receive(&bareverbs::RtrAttr { max_dest_rd_atomic: 0, ..rtr }).unwrap();
+        b.qp.ready_to_receive(&bareverbs::qp::RtrAttr { max_dest_rd_atomic: 0, ..rtr }).unwrap();
         b.qp.ready_to_send(&rts).unwrap();
         let mut fixture = Fixture { a, b, good: region(&pd, &[0; 64], ALL_REMOTE) };
         let read = Operation::Read(memory.remote(0).unwrap());

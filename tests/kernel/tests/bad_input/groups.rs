@@ -2,7 +2,9 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use bareverbs::{Cq, CqInit, Error, Gid, Pd, Qp, QpCap, QpInit, Ud, UdInitAttr};
+use bareverbs::cq::{Cq, CqInit};
+use bareverbs::qp::{Qp, QpCap, QpInit, Ud, UdInitAttr};
+use bareverbs::{Error, Gid, Pd};
 use bareverbs_kernel_tests::loopback::domain;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 

@@ -4,9 +4,10 @@ use std::fs::File;
 use std::num::NonZeroUsize;
 use std::ptr::{self, NonNull};
 
-use bareverbs::{
-    Access, Buffer, CqInit, Operation, Payload, Pd, RecvRequest, Remote, Sge, SrqInit, WcStatus,
-};
+use bareverbs::cq::CqInit;
+use bareverbs::qp::{Operation, Payload, RecvRequest, Sge};
+use bareverbs::srq::SrqInit;
+use bareverbs::{Access, Buffer, Pd, Remote, WcStatus};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{child, device};
@@ -268,7 +269,7 @@ pub(crate) fn lkey_violations_complete_with_protection_errors() {
             // Newer kernels put the queue pair into ERR first and then flush the failing request.
             assert!(LOCAL_CAUSES.contains(&status), "{what}: {status:?}");
             assert!(pd.context().explain(status).contains("another PD"), "{status:?}");
-            assert_eq!(a.kernel_state(), bareverbs::QpState::ERR, "{what}");
+            assert_eq!(a.kernel_state(), bareverbs::qp::QpState::ERR, "{what}");
             assert!(b.cq.poll_one().is_none(), "{what}: nothing was to arrive");
         }
         assert_eq!(contents(&own), [1; 64]);

@@ -1,7 +1,8 @@
 //! Names and numbers of devices from outside of the program.
 
+use bareverbs::device::DriverId;
 use bareverbs::netlink::RdmaNetlink;
-use bareverbs::{Device, DriverId, Error};
+use bareverbs::{Device, Error};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_provider::device::{DeviceFile, OpenError};

@@ -1,9 +1,11 @@
 //! Full queues and invalid requests.
 
-use bareverbs::{
-    Access, Operation, Payload, PlacementType, PostError, PostReason, PushError, QpCap, QpState, RecvRequest,
-    Remote, RnrRetry, SelectivityLevel, SendFlags, SendRequest, Sge, SrqInit, WcStatus,
-};
+use bareverbs::device::{PlacementType, SelectivityLevel};
+use bareverbs::error::{PostError, PostReason, PushError};
+use bareverbs::qp::{Operation, Payload, QpCap, QpState, RecvRequest, SendFlags, SendRequest, Sge};
+use bareverbs::srq::SrqInit;
+use bareverbs::values::RnrRetry;
+use bareverbs::{Access, Remote, WcStatus};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;

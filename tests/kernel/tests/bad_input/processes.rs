@@ -3,8 +3,10 @@
 use std::io::{Read, Write, pipe};
 use std::mem::forget;
 
-use bareverbs::owned::Endpoint;
-use bareverbs::{Access, Arm, Buffer, CqInit, Operation, Payload, RnrRetry};
+use bareverbs::cq::{Arm, CqInit};
+use bareverbs::qp::{Operation, Payload};
+use bareverbs::values::RnrRetry;
+use bareverbs::{Access, Buffer, Endpoint};
 use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::{held, nothing_leaks};

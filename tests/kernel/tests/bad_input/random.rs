@@ -5,11 +5,15 @@
 
 use std::time::{Duration, Instant};
 
-use bareverbs::{
-    Access, AckTimeout, AhAttr, CqInit, Error, Feature, Gid, GidIndex, GlobalRoute, Imm, MigState,
-    MinRnrTimer, Mtu, Operation, Payload, PortNum, PostReason, QpAttr, QpAttrMask, QpCap, QpInit, QpState,
-    Rate, Rc, Remote, RetryCount, RnrRetry, Sge, SrqInit, Transport, Uc, Ud, WcStatus,
+use bareverbs::ah::{AhAttr, GlobalRoute, Rate};
+use bareverbs::cq::CqInit;
+use bareverbs::error::{Feature, PostReason};
+use bareverbs::qp::{
+    MigState, Operation, Payload, QpAttr, QpAttrMask, QpCap, QpInit, QpState, Rc, Sge, Transport, Uc, Ud,
 };
+use bareverbs::srq::SrqInit;
+use bareverbs::values::{AckTimeout, GidIndex, MinRnrTimer, Mtu, RetryCount, RnrRetry};
+use bareverbs::{Access, Error, Gid, Imm, PortNum, Remote, WcStatus};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use proptest::prelude::*;

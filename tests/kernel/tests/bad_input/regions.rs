@@ -2,7 +2,9 @@
 
 use std::ops::Bound;
 
-use bareverbs::{Access, Buffer, Error, LocalAccess, ObjectClass};
+use bareverbs::error::ObjectClass;
+use bareverbs::mr::LocalAccess;
+use bareverbs::{Access, Buffer, Error};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents, domain, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 

@@ -6,12 +6,17 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use bareverbs::cq::{CompChannel, CqInit};
+use bareverbs::device::EventType;
+use bareverbs::mr::LocalAccess;
 use bareverbs::netlink::RdmaNetlink;
-use bareverbs::owned::server::{Client, Event, Server};
-use bareverbs::owned::{Connection, Datagrams, Endpoint, EndpointOptions, Failed, Hub, Lease, Pool, Spin};
+use bareverbs::qp::{Operation, Payload, RecvRequest};
+use bareverbs::server::{Client, Event, Server};
+use bareverbs::srq::SrqInit;
+use bareverbs::values::{AckTimeout, RnrRetry};
 use bareverbs::{
-    Access, AckTimeout, AsyncEvent, CompChannel, CqInit, Error, EventType, LocalAccess, Operation, Payload,
-    Pd, RecvRequest, RnrRetry, SrqInit, WcStatus,
+    Access, AsyncEvent, Connection, Datagrams, Endpoint, EndpointOptions, Error, Failed, Hub, Pd, Pool,
+    PoolBuffer, Spin, WcStatus,
 };
 use bareverbs_kernel_tests::bus::Bus;
 use bareverbs_kernel_tests::loopback::{Plan, domain, pair, region, request};
@@ -63,7 +68,7 @@ pub(crate) fn device_removal_under_traffic_is_reported() {
     io(context.alloc_pd().map(drop).unwrap_err());
     io(context.create_cq(&CqInit::new(1)).map(drop).unwrap_err());
     io(a.qp.query().map(drop).unwrap_err());
-    io(a.go_to(bareverbs::QpState::ERR).unwrap_err());
+    io(a.go_to(bareverbs::qp::QpState::ERR).unwrap_err());
     // The queues are memory, and can still be polled.
     for _ in 0..200 {
         turn(&mut a, &mut b);
@@ -122,13 +127,13 @@ impl Waits {
 
 /// An operation that the removal has ended, with its buffer.
 #[track_caller]
-fn removed<T>(ended: Result<T, Failed<Lease>>) {
+fn removed<T>(ended: Result<T, Failed<PoolBuffer>>) {
     let failed = ended.err().expect("the device was removed");
     assert!(matches!(failed.error, Error::DeviceRemoved { .. }), "{failed}");
     assert!(failed.is_operation() && failed.buffer.is_some(), "{failed:?}");
 }
 
-fn take(pool: &Pool) -> Lease {
+fn take(pool: &Pool) -> PoolBuffer {
     pool.take().expect("a free buffer")
 }
 
@@ -140,9 +145,9 @@ fn patient() -> EndpointOptions {
 }
 
 /// Two connected endpoints. The peer has no receive, so sends stay outstanding.
-fn endpoints(pd: &Pd, spin: Spin) -> (Endpoint<Lease>, Endpoint<Lease>) {
+fn endpoints(pd: &Pd, spin: Spin) -> (Endpoint<PoolBuffer>, Endpoint<PoolBuffer>) {
     let options = patient().spin(spin);
-    let [mut a, mut b] = [(); 2].map(|()| options.build::<Lease, _>(pd).unwrap());
+    let [mut a, mut b] = [(); 2].map(|()| options.build::<PoolBuffer, _>(pd).unwrap());
     a.connect(&b.address()).unwrap();
     b.connect(&a.address()).unwrap();
     (a, b)

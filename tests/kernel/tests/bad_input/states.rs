@@ -1,9 +1,10 @@
 //! Invalid state transitions, errors, and recovery.
 
-use bareverbs::{
-    Access, Error, InitAttr, Operation, Payload, PortNum, PostError, PostReason, QpState, RecvRequest,
-    RnrRetry, RtsAttr, SendRequest, WcStatus, WorkCompletion,
-};
+use bareverbs::cq::WorkCompletion;
+use bareverbs::error::{PostError, PostReason};
+use bareverbs::qp::{InitAttr, Operation, Payload, QpState, RecvRequest, RtsAttr, SendRequest};
+use bareverbs::values::RnrRetry;
+use bareverbs::{Access, Error, PortNum, WcStatus};
 use bareverbs_kernel_tests::loopback::{Plan, Side, contents, domain, pair, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
@@ -183,7 +184,7 @@ pub(crate) fn err_state_flushes_in_order() {
         a.recv_into(100, 9, &[target.sge(..).unwrap()]);
         // The peer has no receives, so none of these can complete. On failure unsignalled requests
         // complete too.
-        let quiet = |wr_id| SendRequest { flags: bareverbs::SendFlags::empty(), ..hello(wr_id) };
+        let quiet = |wr_id| SendRequest { flags: bareverbs::qp::SendFlags::empty(), ..hello(wr_id) };
         let sends: Vec<_> =
             (0..9).map(|wr_id| if wr_id % 2 == 0 { hello(wr_id) } else { quiet(wr_id) }).collect();
         a.send(&sends).unwrap();

@@ -3,7 +3,7 @@
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
 
-use bareverbs::Mtu;
+use bareverbs::values::Mtu;
 use bareverbs_kernel_tests::child::NOBODY;
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;

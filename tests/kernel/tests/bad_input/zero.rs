@@ -1,6 +1,7 @@
 //! Messages of 0 bytes, and SGEs of 0 bytes, over RC.
 
-use bareverbs::{Imm, Operation, Payload, RecvRequest, Remote, Sge, WcOpcode, WcStatus};
+use bareverbs::qp::{Operation, Payload, RecvRequest, Sge};
+use bareverbs::{Imm, Remote, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 

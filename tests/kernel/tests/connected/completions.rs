@@ -3,10 +3,10 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use bareverbs::{
-    Arm, Completion, CqInit, InitAttr, Operation, Payload, Qp, QpInit, Rc, SendFlags, SendRequest, SrqInit,
-    WcOpcode, WcStatus, WrId,
-};
+use bareverbs::cq::{Arm, Completion, CqInit};
+use bareverbs::qp::{InitAttr, Operation, Payload, Qp, QpInit, Rc, SendFlags, SendRequest, WrId};
+use bareverbs::srq::SrqInit;
+use bareverbs::{WcOpcode, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, domain, pair, region, request, side, take};
 use bareverbs_kernel_tests::resources::nothing_leaks;

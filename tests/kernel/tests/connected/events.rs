@@ -3,11 +3,10 @@
 use std::process::Command;
 use std::time::Instant;
 
-use bareverbs::owned::Endpoint;
-use bareverbs::{
-    Access, AsyncEvent, Buffer, Context, CqInit, Error, EventType, Gid, Operation, Payload, PortNum,
-    PortState, QpInit, Rc, WcStatus,
-};
+use bareverbs::cq::CqInit;
+use bareverbs::device::{EventType, PortState};
+use bareverbs::qp::{Operation, Payload, QpInit, Rc};
+use bareverbs::{Access, AsyncEvent, Buffer, Context, Endpoint, Error, Gid, PortNum, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device::{self, netdev};
 use bareverbs_kernel_tests::loopback::{Plan, domain, open, request, side};

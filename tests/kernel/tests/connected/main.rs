@@ -8,9 +8,8 @@ mod states;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use bareverbs::{
-    AsyncEvent, Context, Operation, Payload, QpCap, RecvRequest, SendFlags, SendRequest, Sge, WcStatus,
-};
+use bareverbs::qp::{Operation, Payload, QpCap, RecvRequest, SendFlags, SendRequest, Sge};
+use bareverbs::{AsyncEvent, Context, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{Plan, Side};
 use bareverbs_kernel_tests::{device, kernel_tests};

@@ -1,9 +1,10 @@
 //! Windows, regions, and the operations on them.
 
-use bareverbs::{
-    Access, Buffer, Error, Mr, Mw, MwType, Operation, Payload, PlacementType, PostReason, PushError, Remote,
-    SelectivityLevel, SendRequest, WcOpcode, WcStatus, inc_rkey,
-};
+use bareverbs::device::{PlacementType, SelectivityLevel};
+use bareverbs::error::{PostReason, PushError};
+use bareverbs::mw::{Mw, MwType, inc_rkey};
+use bareverbs::qp::{Operation, Payload, SendRequest};
+use bareverbs::{Access, Buffer, Error, Mr, Remote, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{Outcome, skip};
@@ -76,7 +77,7 @@ pub(crate) fn send_with_invalidate_invalidates_a_mw() {
         assert_eq!(execute(&mut a, SendRequest::send_inv(2, inside.rkey, &[]).signaled()), WcStatus::SUCCESS);
         let mut completions = Vec::new();
         while completions.is_empty() {
-            use bareverbs::Completion as _;
+            use bareverbs::cq::Completion as _;
             completions.extend(b.cq.poll().next().map(|wc| (wc.wr_id(), wc.invalidated_rkey())));
         }
         assert_eq!(completions, [(1, Some(inside.rkey))]);
@@ -123,9 +124,9 @@ pub(crate) fn mw_bind_without_mw_bind_access_fails() {
         // The kernel's own checks, with a raw request.
         let good = window.bind(&bindable, .., REMOTE).unwrap();
         for wrong in [
-            bareverbs::MwBind { mr_lkey: plain.lkey(), addr: plain.addr(), ..good },
-            bareverbs::MwBind { length: 65, ..good },
-            bareverbs::MwBind { mw_rkey: good.rkey, ..good },
+            bareverbs::mw::MwBind { mr_lkey: plain.lkey(), addr: plain.addr(), ..good },
+            bareverbs::mw::MwBind { length: 65, ..good },
+            bareverbs::mw::MwBind { mw_rkey: good.rkey, ..good },
         ] {
             let (_a, mut b) = pair(&pd, Plan::default());
             let status = execute(&mut b, request_without_sges(1, Operation::BindMw(wrong)));

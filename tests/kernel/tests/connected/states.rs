@@ -2,10 +2,12 @@
 
 use std::time::Instant;
 
-use bareverbs::{
-    Access, AsyncEvent, CqInit, EventType, Operation, Payload, PostReason, PushError, Qp, QpCap, QpInit,
-    QpState, Rc, RnrRetry, SendFlags, SendRequest, WcOpcode, WcStatus,
-};
+use bareverbs::cq::CqInit;
+use bareverbs::device::EventType;
+use bareverbs::error::{PostReason, PushError};
+use bareverbs::qp::{Operation, Payload, Qp, QpCap, QpInit, QpState, Rc, SendFlags, SendRequest};
+use bareverbs::values::RnrRetry;
+use bareverbs::{Access, AsyncEvent, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, domain, pair, region, request, side};
@@ -118,7 +120,8 @@ pub(crate) fn query_qp_reports_every_state() {
         };
         reported(&a.qp, QpState::RESET);
         let (rtr, rts) = (a.towards(b.qp.qp_num()), a.sending());
-        a.qp.init(&bareverbs::InitAttr { access: ALL_REMOTE, ..bareverbs::InitAttr::new(1) }).unwrap();
+        a.qp.init(&bareverbs::qp::InitAttr { access: ALL_REMOTE, ..bareverbs::qp::InitAttr::new(1) })
+            .unwrap();
         assert_eq!(reported(&a.qp, QpState::INIT).access, device::reported_access(ALL_REMOTE));
         a.qp.ready_to_receive(&rtr).unwrap();
         let attr = reported(&a.qp, QpState::RTR);

@@ -2,9 +2,10 @@
 
 use std::time::Instant;
 
-use bareverbs::owned::server::{Client, Event, Server, Waited};
-use bareverbs::owned::{Endpoint, Lease, Op, Pool};
-use bareverbs::{Access, Completion, Operation, Payload, Pd, QpCap, RecvRequest, SendFlags, WcStatus};
+use bareverbs::cq::Completion;
+use bareverbs::qp::{Operation, Payload, QpCap, RecvRequest, SendFlags};
+use bareverbs::server::{Client, Event, Server, Waited};
+use bareverbs::{Access, Endpoint, Op, Pd, Pool, PoolBuffer, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::allocations::{CountingAllocator, allocations, total};
 use bareverbs_kernel_tests::loopback::{Plan, domain, pair, region, request};
@@ -57,7 +58,7 @@ pub(crate) fn ten_thousand_messages_allocate_nothing() {
 
 pub(crate) fn endpoint_messages_allocate_nothing() {
     let pd = domain();
-    let mut ends: [Endpoint<Lease>; 2] = [(); 2].map(|()| Endpoint::new(&pd, 1, 16).unwrap());
+    let mut ends: [Endpoint<PoolBuffer>; 2] = [(); 2].map(|()| Endpoint::new(&pd, 1, 16).unwrap());
     let [alice, bob] = ends.each_mut();
     alice.connect(&bob.address()).unwrap();
     bob.connect(&alice.address()).unwrap();
@@ -86,8 +87,8 @@ pub(crate) fn endpoint_messages_allocate_nothing() {
     assert_eq!(counted, 0);
 }
 
-fn connected(pd: &Pd) -> [Endpoint<Lease>; 2] {
-    let mut ends: [Endpoint<Lease>; 2] = [(); 2].map(|()| Endpoint::new(pd, 1, 16).unwrap());
+fn connected(pd: &Pd) -> [Endpoint<PoolBuffer>; 2] {
+    let mut ends: [Endpoint<PoolBuffer>; 2] = [(); 2].map(|()| Endpoint::new(pd, 1, 16).unwrap());
     let [alice, bob] = ends.each_mut();
     alice.connect(&bob.address()).unwrap();
     bob.connect(&alice.address()).unwrap();

@@ -8,12 +8,10 @@ use std::process::{Command, Stdio};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use bareverbs::owned::server::{Client, Event, Server};
-use bareverbs::owned::{Endpoint, Hub, Lease, Pool};
-use bareverbs::{
-    Access, Arm, CqInit, Imm, Operation, Payload, QpCap, RecvRequest, SendFlags, SendRequest, WcStatus,
-    WorkCompletion,
-};
+use bareverbs::cq::{Arm, CqInit, WorkCompletion};
+use bareverbs::qp::{Operation, Payload, QpCap, RecvRequest, SendFlags, SendRequest};
+use bareverbs::server::{Client, Event, Server};
+use bareverbs::{Access, Endpoint, Hub, Imm, Pool, PoolBuffer, WcStatus};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -276,7 +274,7 @@ fn expect_no_calls(parts: usize, quiet: &[usize], program: impl Fn(Duration)) {
 pub(crate) fn wait_for_a_complete_operation_takes_no_system_call() {
     expect_no_calls(5, &[0, 2, 4], |time| {
         let pd = domain();
-        let mut ends: [Endpoint<Lease>; 2] = [(); 2].map(|()| Endpoint::new(&pd, 1, 16).unwrap());
+        let mut ends: [Endpoint<PoolBuffer>; 2] = [(); 2].map(|()| Endpoint::new(&pd, 1, 16).unwrap());
         let [alice, bob] = ends.each_mut();
         alice.connect(&bob.address()).unwrap();
         bob.connect(&alice.address()).unwrap();
@@ -316,7 +314,7 @@ pub(crate) fn complete_operations_of_a_hub_take_no_system_call() {
     expect_no_calls(2, &[0, 1], |time| {
         let pd = domain();
         let pool = Pool::new(&pd, 32, 64).unwrap();
-        let hub: Hub<Lease> = Hub::new(&pd, 64).unwrap();
+        let hub: Hub<PoolBuffer> = Hub::new(&pd, 64).unwrap();
         let (carol, dave) = (hub.connection(1, 16).unwrap(), hub.connection(1, 16).unwrap());
         carol.connect(&dave.address()).unwrap();
         dave.connect(&carol.address()).unwrap();

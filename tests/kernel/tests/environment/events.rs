@@ -4,10 +4,11 @@ use std::os::fd::AsFd;
 use std::thread;
 use std::time::Duration;
 
-use bareverbs::{
-    AsyncEvent, Completion as _, CqInit, Error, EventType, InitAttr, Operation, Payload, Pd, Qp, QpInit,
-    QpState, Rc, RecvRequest, Remote, SrqInit, WcStatus,
-};
+use bareverbs::cq::{Completion as _, CqInit};
+use bareverbs::device::EventType;
+use bareverbs::qp::{InitAttr, Operation, Payload, Qp, QpInit, QpState, Rc, RecvRequest};
+use bareverbs::srq::SrqInit;
+use bareverbs::{AsyncEvent, Error, Pd, Remote, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, domain, region, request, side, side_on};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -131,7 +132,7 @@ pub(crate) fn destroy_returns_the_count_of_read_events() {
         // read.
         b.recv_into(0, 3, &[]);
         for number in 1..=3 {
-            b.cq.arm(bareverbs::Arm::Any).unwrap();
+            b.cq.arm(bareverbs::cq::Arm::Any).unwrap();
             a.send(&[request(number, Operation::Send, Payload::Sges(&[]))]).unwrap();
             a.ends(1);
             b.ends(1);

@@ -3,13 +3,13 @@
 use std::fs;
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
 
+use bareverbs::cq::{Arm, CqInit};
 use bareverbs::netlink::RdmaNetlink;
-use bareverbs::owned::server::{Client, Event, Server};
-use bareverbs::owned::{Endpoint, Op};
-use bareverbs::{
-    Access, Arm, Buffer, CqInit, Error, MemoryOwner, Mr, Operation, Payload, Pd, QpAttr, QpAttrMask, QpInit,
-    QpState, Rc, SrqInit, WcStatus, WqInit,
-};
+use bareverbs::qp::{Operation, Payload, QpAttr, QpAttrMask, QpInit, QpState, Rc};
+use bareverbs::rss::WqInit;
+use bareverbs::server::{Client, Event, Server};
+use bareverbs::srq::SrqInit;
+use bareverbs::{Access, Buffer, Endpoint, Error, MemoryOwner, Mr, Op, Pd, WcStatus};
 use bareverbs_kernel_tests::loopback::{
     ALL_REMOTE, Plan, Side, contents, domain, pair, region, request, side_on,
 };

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use bareverbs::{
-    Arm, Cq, CqEventCounts, CqInit, Operation, Payload, QpCap, SendFlags, SendRequest, WcStatus,
-};
+use bareverbs::WcStatus;
+use bareverbs::cq::{Arm, Cq, CqEventCounts, CqInit};
+use bareverbs::qp::{Operation, Payload, QpCap, SendFlags, SendRequest};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{Plan, Side, domain, request, side, side_on};
 use bareverbs_kernel_tests::resources::nothing_leaks;

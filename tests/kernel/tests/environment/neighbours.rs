@@ -5,7 +5,10 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::Command;
 use std::time::Duration;
 
-use bareverbs::{AhAttr, Context, Error, EthernetAddress, Gid, GidEntry, GidType};
+use bareverbs::ah::AhAttr;
+use bareverbs::device::{GidEntry, GidType};
+use bareverbs::values::EthernetAddress;
+use bareverbs::{Context, Error, Gid};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device::{FAR, netdev};
 use bareverbs_kernel_tests::loopback::open;

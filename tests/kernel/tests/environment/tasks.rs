@@ -4,11 +4,10 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::time::Duration;
 
-use bareverbs::owned::{Endpoint, Lease, Pool};
-use bareverbs::{
-    AsyncEvent, Buffer, CompChannel, CqInit, Error, EventType, Operation, Payload, QpCap, WcStatus,
-    WorkCompletion,
-};
+use bareverbs::cq::{CompChannel, CqInit, WorkCompletion};
+use bareverbs::device::EventType;
+use bareverbs::qp::{Operation, Payload, QpCap};
+use bareverbs::{AsyncEvent, Buffer, Endpoint, Error, Pool, PoolBuffer, WcStatus};
 use bareverbs_kernel_tests::loopback::{Plan, Side, domain, request, side, side_on};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use futures_core::Stream;
@@ -156,7 +155,7 @@ pub(crate) fn invalid_waits_are_rejected() {
         runtime().block_on(async {
             let _wrapped = bareverbs::tokio::CompChannel::new(again).unwrap();
         });
-        a.cq.arm(bareverbs::Arm::Any).unwrap();
+        a.cq.arm(bareverbs::cq::Arm::Any).unwrap();
     });
 }
 
@@ -165,7 +164,7 @@ macro_rules! results_are_a_stream {
         async {
             let pd = domain();
             let pool = Pool::new(&pd, 32, 64).unwrap();
-            let [mut alice, mut bob]: [Endpoint<Lease>; 2] =
+            let [mut alice, mut bob]: [Endpoint<PoolBuffer>; 2] =
                 [(); 2].map(|()| Endpoint::new(&pd, 1, 16).unwrap());
             alice.connect(&bob.address()).unwrap();
             bob.connect(&alice.address()).unwrap();
@@ -199,7 +198,7 @@ macro_rules! results_are_a_stream {
 
 pub(crate) fn results_of_an_endpoint_are_a_stream() {
     nothing_leaks(|| {
-        runtime().block_on(results_are_a_stream!(bareverbs::tokio::Endpoint<Lease>));
-        async_io::block_on(results_are_a_stream!(bareverbs::async_io::Endpoint<Lease>));
+        runtime().block_on(results_are_a_stream!(bareverbs::tokio::Endpoint<PoolBuffer>));
+        async_io::block_on(results_are_a_stream!(bareverbs::async_io::Endpoint<PoolBuffer>));
     });
 }

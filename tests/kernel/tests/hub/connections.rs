@@ -1,7 +1,8 @@
 use std::time::Instant;
 
-use bareverbs::owned::{Connection, Endpoint, Hub, Lease, Op, Part, Pending, Pool};
-use bareverbs::{Access, Buffer, Error, Pd, WcStatus};
+use bareverbs::{
+    Access, Buffer, Connection, Endpoint, Error, Hub, Op, Pd, Pending, Pool, PoolBuffer, RegionMut, WcStatus,
+};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents, domain};
 use bareverbs_kernel_tests::resources::{held, nothing_leaks, settles_at};
@@ -21,17 +22,17 @@ pub(crate) fn setup(entries: u32, buffers: usize) -> (Pd, Hub, Pool) {
     (pd, hub, pool)
 }
 
-pub(crate) fn take(pool: &Pool) -> Lease {
+pub(crate) fn take(pool: &Pool) -> PoolBuffer {
     pool.take().expect("a free buffer")
 }
 
 /// A buffer whose 64 bytes are made from `seed`.
-pub(crate) fn message(pool: &Pool, seed: u64) -> Lease {
+pub(crate) fn message(pool: &Pool, seed: u64) -> PoolBuffer {
     fill(take(pool), seed)
 }
 
 /// The buffer, whose 64 bytes are made from `seed`.
-pub(crate) fn fill(mut lease: Lease, seed: u64) -> Lease {
+pub(crate) fn fill(mut lease: PoolBuffer, seed: u64) -> PoolBuffer {
     for (at, word) in (0..).zip(lease.bytes_mut().chunks_mut(8)) {
         word.copy_from_slice(&(seed.rotate_left(at * 7) ^ u64::from(at)).to_le_bytes());
     }
@@ -69,7 +70,7 @@ pub(crate) fn hub_executes_every_operation() {
 
         target.write(0, &[0; 8]).unwrap();
         let word = target.remote(0).unwrap();
-        let old = |pending: Pending<Lease>| {
+        let old = |pending: Pending<PoolBuffer>| {
             let done = pending.wait().unwrap();
             u64::from_ne_bytes(done.into_buffer().bytes()[..8].try_into().unwrap())
         };
@@ -214,9 +215,9 @@ pub(crate) fn two_hundred_connections_share_a_cq() {
     nothing_leaks(|| {
         const PAIRS: usize = 100;
         let pd = domain();
-        let hub = Hub::<Part>::new(&pd, 4 * PAIRS as u32).unwrap();
+        let hub = Hub::<RegionMut>::new(&pd, 4 * PAIRS as u32).unwrap();
         let memory =
-            Part::new(pd.register(Buffer::zeroed(128 * PAIRS).unwrap(), Access::LOCAL_WRITE).unwrap());
+            RegionMut::new(pd.register(Buffer::zeroed(128 * PAIRS).unwrap(), Access::LOCAL_WRITE).unwrap());
         let mut parts = memory.map_err(Error::from).unwrap().chunks(64);
         let pairs: Vec<_> = (0..PAIRS).map(|_| pair(&hub, 1)).collect();
         let mut pending = Vec::new();

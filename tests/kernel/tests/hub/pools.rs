@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use bareverbs::owned::{Connection, Hub, Lease, Pool};
+use bareverbs::{Connection, Hub, Pool, PoolBuffer};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use tokio::runtime::Builder;
@@ -17,7 +17,7 @@ const MESSAGES: u64 = 60;
 /// clients, and a pool for the receives.
 struct Setup {
     hub: Hub,
-    pairs: Vec<(Connection<Lease>, Connection<Lease>)>,
+    pairs: Vec<(Connection<PoolBuffer>, Connection<PoolBuffer>)>,
     sends: Pool,
     receives: Pool,
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bareverbs::Error;
-use bareverbs::owned::server::{Event, Waited};
+use bareverbs::server::{Event, Waited};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::domain;
 use bareverbs_kernel_tests::resources::nothing_leaks;

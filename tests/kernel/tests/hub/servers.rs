@@ -3,12 +3,12 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::time::Duration;
 
-use bareverbs::owned::server::{Client, Event, PeerId, Report, Server, ServerOptions, Waited};
-use bareverbs::owned::{Endpoint, Lease, Op, Part, Pending};
-use bareverbs::{
-    Access, AckTimeout, Buffer, ConnectAttr, CqInit, Error, Operation, Payload, Pd, QpInit, Rc, RecvRequest,
-    Remote, RetryCount, SendFlags, SendRequest, SrqInit, WcStatus,
-};
+use bareverbs::cq::CqInit;
+use bareverbs::qp::{ConnectAttr, Operation, Payload, QpInit, Rc, RecvRequest, SendFlags, SendRequest};
+use bareverbs::server::{Client, Event, PeerId, Report, Server, ServerOptions, Waited};
+use bareverbs::srq::SrqInit;
+use bareverbs::values::{AckTimeout, RetryCount};
+use bareverbs::{Access, Buffer, Endpoint, Error, Op, Pd, Pending, PoolBuffer, RegionMut, Remote, WcStatus};
 use bareverbs_kernel_tests::loopback::domain;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{TIMEOUT, device};
@@ -56,7 +56,7 @@ pub(crate) fn client(pd: &Pd, server: &Server) -> (Client, PeerId) {
 }
 
 /// Fills a buffer with 64 bytes made from `seed`.
-fn fill(mut lease: Lease, seed: u64) -> Lease {
+fn fill(mut lease: PoolBuffer, seed: u64) -> PoolBuffer {
     for (at, word) in (0..).zip(lease.bytes_mut().chunks_mut(8)) {
         word.copy_from_slice(&(seed.rotate_left(at * 7) ^ u64::from(at)).to_le_bytes());
     }
@@ -184,7 +184,7 @@ pub(crate) fn ends_that_send_without_reading_do_not_deadlock() {
             let to_server = client.send(fill(client.take().unwrap_or_else(|| spare(&pd)), round), ..);
             [to_client, to_server]
         };
-        let mut waiting: Vec<Pending<Lease>> = Vec::new();
+        let mut waiting: Vec<Pending<PoolBuffer>> = Vec::new();
         let mut sent = [0_u64; 2];
         for round in 0..4 {
             for (at, pending) in send(round).into_iter().enumerate() {
@@ -221,8 +221,8 @@ pub(crate) fn ends_that_send_without_reading_do_not_deadlock() {
 }
 
 /// A buffer of the PD that belongs to neither end.
-fn spare(pd: &Pd) -> Lease {
-    bareverbs::owned::Pool::new(pd, 1, 64).unwrap().take().unwrap()
+fn spare(pd: &Pd) -> PoolBuffer {
+    bareverbs::Pool::new(pd, 1, 64).unwrap().take().unwrap()
 }
 
 pub(crate) fn dead_client_costs_itself_only() {
@@ -530,7 +530,7 @@ pub(crate) fn server_accesses_memory_of_its_client() {
         let client = options.build(&pd).unwrap();
         let (peer, address) = server.handle().admit(&client.address()).unwrap();
         client.connect(&address).unwrap();
-        let exposed = Part::register(&pd, Buffer::zeroed(4096).unwrap()).unwrap().expose(all).unwrap();
+        let exposed = RegionMut::register(&pd, Buffer::zeroed(4096).unwrap()).unwrap().expose(all).unwrap();
         let remote = exposed.remote(0).unwrap();
         let at = |offset: u64| Remote { addr: remote.addr + offset, ..remote };
         let handle = server.handle().clone();
@@ -562,7 +562,7 @@ pub(crate) fn client_reads_memory_of_its_server() {
         let pd = domain();
         let server = server_with(&pd, 1, |options| options.access(Access::REMOTE_READ));
         let (client, _) = client(&pd, &server);
-        let table = Part::register(&pd, Buffer::zeroed(4096).unwrap()).unwrap();
+        let table = RegionMut::register(&pd, Buffer::zeroed(4096).unwrap()).unwrap();
         let table = table.expose(Access::REMOTE_READ).unwrap();
         table.write(100, b"value").unwrap();
         let room = client.take().unwrap();

@@ -4,8 +4,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::time::Duration;
 
-use bareverbs::owned::{Done, Endpoint, Failed, Lease, Op, Pool, Spin};
-use bareverbs::{Error, Pd, WcStatus};
+use bareverbs::{Done, Endpoint, Error, Failed, Op, Pd, Pool, PoolBuffer, Spin, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::domain;
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -23,19 +22,19 @@ fn runtime() -> Runtime {
 }
 
 /// Two connected endpoints, and a pool with room for the operations of both.
-fn setup(spin: Spin) -> (Pd, Pool, [Endpoint<Lease>; 2]) {
+fn setup(spin: Spin) -> (Pd, Pool, [Endpoint<PoolBuffer>; 2]) {
     let pd = domain();
     let pool = Pool::new(&pd, 64, 64).unwrap();
     let build = || Endpoint::options().sends(DEPTH).recvs(DEPTH).spin(spin).build(&pd).unwrap();
-    let (mut alice, mut bob): (Endpoint<Lease>, Endpoint<Lease>) = (build(), build());
+    let (mut alice, mut bob): (Endpoint<PoolBuffer>, Endpoint<PoolBuffer>) = (build(), build());
     alice.connect(&bob.address()).unwrap();
     bob.connect(&alice.address()).unwrap();
     (pd, pool, [alice, bob])
 }
 
-async fn next<S>(stream: &mut S) -> Option<Result<Done<Lease>, Failed<Lease>>>
+async fn next<S>(stream: &mut S) -> Option<Result<Done<PoolBuffer>, Failed<PoolBuffer>>>
 where
-    S: Stream<Item = Result<Done<Lease>, Failed<Lease>>> + Unpin,
+    S: Stream<Item = Result<Done<PoolBuffer>, Failed<PoolBuffer>>> + Unpin,
 {
     poll_fn(|cx| Pin::new(&mut *stream).poll_next(cx)).await
 }
@@ -44,7 +43,10 @@ macro_rules! exchange {
     ($name:ident, $runtime:ident) => {
         /// Sends all messages, receives those of the peer, and takes all results from the stream. The
         /// endpoint must live until the peer has its last acknowledgement.
-        async fn $name(endpoint: Endpoint<Lease>, pool: Pool) -> bareverbs::$runtime::Endpoint<Lease> {
+        async fn $name(
+            endpoint: Endpoint<PoolBuffer>,
+            pool: Pool,
+        ) -> bareverbs::$runtime::Endpoint<PoolBuffer> {
             let mut endpoint = bareverbs::$runtime::Endpoint::new(endpoint).unwrap();
             for tag in 0..u64::from(DEPTH) {
                 endpoint.post_recv_tagged(take(&pool), tag).unwrap();

@@ -1,7 +1,6 @@
 use std::time::Duration;
 
-use bareverbs::Error;
-use bareverbs::owned::{Connection, Hub, Lease, Pool};
+use bareverbs::{Connection, Error, Hub, Pool, PoolBuffer};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use tokio::runtime::{Builder, Runtime};
@@ -16,7 +15,7 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-async fn echo(peer: Connection<Lease>, pool: Pool, rounds: u64) {
+async fn echo(peer: Connection<PoolBuffer>, pool: Pool, rounds: u64) {
     let mut next = peer.recv(take(&pool));
     for _ in 0..rounds {
         let request = std::mem::replace(&mut next, peer.recv(take(&pool))).await.unwrap();
@@ -24,7 +23,7 @@ async fn echo(peer: Connection<Lease>, pool: Pool, rounds: u64) {
     }
 }
 
-async fn ask(peer: Connection<Lease>, pool: Pool, client: u64, rounds: u64) {
+async fn ask(peer: Connection<PoolBuffer>, pool: Pool, client: u64, rounds: u64) {
     for round in 0..rounds {
         let seed = client << 32 | round;
         let answer = peer.recv(take(&pool));

@@ -1,7 +1,7 @@
 use std::time::{Duration, Instant};
 
-use bareverbs::AckTimeout;
-use bareverbs::owned::{Connection, Endpoint, Hub, Lease, Pool, Spin};
+use bareverbs::values::AckTimeout;
+use bareverbs::{Connection, Endpoint, Hub, Pool, PoolBuffer, Spin};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::allocations::{CountingAllocator, allocations};
 use bareverbs_kernel_tests::loopback::domain;
@@ -15,7 +15,7 @@ static COUNTING: CountingAllocator = CountingAllocator;
 const ROUNDS: u64 = 200;
 
 /// Answers each message with the same bytes.
-fn echo(peer: &Connection<Lease>, pool: &Pool) {
+fn echo(peer: &Connection<PoolBuffer>, pool: &Pool) {
     let mut next = peer.recv(take(pool));
     for _ in 0..ROUNDS {
         let request = std::mem::replace(&mut next, peer.recv(take(pool))).wait().unwrap();
@@ -23,7 +23,7 @@ fn echo(peer: &Connection<Lease>, pool: &Pool) {
     }
 }
 
-fn ask(peer: &Connection<Lease>, pool: &Pool, client: u64) {
+fn ask(peer: &Connection<PoolBuffer>, pool: &Pool, client: u64) {
     for round in 0..ROUNDS {
         let seed = client << 32 | round;
         let answer = peer.recv(take(pool));
@@ -33,7 +33,7 @@ fn ask(peer: &Connection<Lease>, pool: &Pool, client: u64) {
 }
 
 /// Two connected ends. Their retries outlast a guest that the host, or a thread that polls, stalls.
-fn patient_pair(hub: &Hub) -> (Connection<Lease>, Connection<Lease>) {
+fn patient_pair(hub: &Hub) -> (Connection<PoolBuffer>, Connection<PoolBuffer>) {
     let options = Endpoint::options().sends(2).recvs(2).timeout(AckTimeout::new(18).unwrap());
     let (a, b) = (hub.connection_with(&options).unwrap(), hub.connection_with(&options).unwrap());
     a.connect(&b.address()).unwrap();

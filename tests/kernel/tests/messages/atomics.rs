@@ -1,6 +1,7 @@
 //! Atomics.
 
-use bareverbs::{Access, Operation, Payload, Remote, Sge, WcOpcode, WcStatus};
+use bareverbs::qp::{Operation, Payload, Sge};
+use bareverbs::{Access, Remote, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::exchange::{RcEndpoint, exchange_rounds, rc_endpoints};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;

@@ -1,9 +1,9 @@
 //! Messages, writes and reads in both directions.
 
-use bareverbs::{
-    Access, Arm, CompChannel, CqInit, LocalAccess, Mr, Operation, Payload, RecvRequest, SendFlags,
-    SendRequest, WcFlags, WcOpcode, WcStatus,
-};
+use bareverbs::cq::{Arm, CompChannel, CqInit, WcFlags};
+use bareverbs::mr::LocalAccess;
+use bareverbs::qp::{Operation, Payload, RecvRequest, SendFlags, SendRequest};
+use bareverbs::{Access, Mr, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::exchange::{
     IMM, RcEndpoint, UdEndpoint, exchange_rounds, long_timeout_plan, rc_endpoints, ud_endpoints,

@@ -2,7 +2,10 @@
 
 use std::time::Instant;
 
-use bareverbs::{Access, Completion, Cq, Imm, LinkLayer, Operation, Payload, WcOpcode, WcStatus};
+use bareverbs::cq::{Completion, Cq};
+use bareverbs::device::LinkLayer;
+use bareverbs::qp::{Operation, Payload};
+use bareverbs::{Access, Imm, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::exchange::{IMM, exchange_rounds, rc_endpoints, ud_endpoints};
@@ -94,7 +97,7 @@ pub(crate) fn datagram_completion_fields_match_the_message() {
             assert_eq!((received.wr_id, received.status), (8, WcStatus::SUCCESS));
             assert_eq!(
                 (received.opcode, received.byte_len as usize),
-                (WcOpcode::RECV, LEN + bareverbs::GRH_BYTES)
+                (WcOpcode::RECV, LEN + bareverbs::qp::GRH_BYTES)
             );
             assert_eq!((received.src_qp, received.qp_num), (from.qp.qp_num(), to.qp.qp_num()));
             assert_eq!((received.imm, received.invalidated_rkey), (None, None));

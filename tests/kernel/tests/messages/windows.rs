@@ -1,8 +1,9 @@
 //! Deallocated windows, windows with restricted ranges or rights, and flushes.
 
-use bareverbs::{
-    Access, MwBind, MwType, Operation, Payload, PlacementType, Remote, SelectivityLevel, WcOpcode, WcStatus,
-};
+use bareverbs::device::{PlacementType, SelectivityLevel};
+use bareverbs::mw::{MwBind, MwType};
+use bareverbs::qp::{Operation, Payload};
+use bareverbs::{Access, Remote, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::exchange::{exchange_rounds, rc_endpoints};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;

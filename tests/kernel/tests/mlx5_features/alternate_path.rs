@@ -2,10 +2,12 @@
 
 use std::time::Instant;
 
-use bareverbs::{
-    Access, AckTimeout, AhAttr, AlternatePath, AsyncEvent, Context, DeviceCapFlags, Error, EventType,
-    Feature, MigState, Operation, Payload, QpAttr, QpAttrMask, WcStatus,
-};
+use bareverbs::ah::AhAttr;
+use bareverbs::device::{DeviceCapFlags, EventType};
+use bareverbs::error::Feature;
+use bareverbs::qp::{AlternatePath, MigState, Operation, Payload, QpAttr, QpAttrMask};
+use bareverbs::values::AckTimeout;
+use bareverbs::{Access, AsyncEvent, Context, Error, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::loopback::{Plan, Side, contents, domain, pair, region, request};

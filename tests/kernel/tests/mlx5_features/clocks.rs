@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use bareverbs::{
-    Access, Completion, Cq, CqInit, Error, Feature, Operation, Payload, Pd, RecvRequest, Remote, WcStatus,
-};
+use bareverbs::cq::{Completion, Cq, CqInit};
+use bareverbs::error::Feature;
+use bareverbs::qp::{Operation, Payload, RecvRequest};
+use bareverbs::{Access, Error, Pd, Remote, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{Plan, Side, domain, pair, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;

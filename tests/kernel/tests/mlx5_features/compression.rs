@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use bareverbs::{
-    Access, Completion, CqInit, Error, Imm, Operation, Payload, QpCap, QpInit, Rc, RecvRequest, Sge, WcStatus,
-};
+use bareverbs::cq::{Completion, CqInit};
+use bareverbs::qp::{Operation, Payload, QpCap, QpInit, Rc, RecvRequest, Sge};
+use bareverbs::{Access, Error, Imm, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{Plan, Side, domain, region, request, side};

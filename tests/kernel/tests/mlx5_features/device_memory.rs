@@ -3,10 +3,10 @@
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
 
-use bareverbs::{
-    Access, Context, Dm, DmInit, DmMr, Error, Feature, Imm, ObjectClass, Operation, Payload, RecvRequest,
-    WcStatus,
-};
+use bareverbs::dm::{Dm, DmInit, DmMr};
+use bareverbs::error::{Feature, ObjectClass};
+use bareverbs::qp::{Operation, Payload, RecvRequest};
+use bareverbs::{Access, Context, Error, Imm, WcStatus};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{Completion, Outcome, skip};
@@ -49,7 +49,7 @@ pub(crate) fn peers_reach_device_memory_with_every_operation() {
         let theirs = pd.register_dm(&dm, .., ALL_REMOTE).unwrap();
         let (mut a, mut b) = pair(&pd, Plan::default());
         let ours = region(&pd, b"the host's bytes", Access::LOCAL_WRITE);
-        let done = |a: &mut Side, operation, elements: &[bareverbs::Sge]| {
+        let done = |a: &mut Side, operation, elements: &[bareverbs::qp::Sge]| {
             a.send(&[request(1, operation, Payload::Sges(elements))]).unwrap();
             assert_eq!(a.ends(1), [(1, WcStatus::SUCCESS)], "{operation:?}");
         };

@@ -1,7 +1,8 @@
 //! What the device keeps of the driver's objects, by the raw state of RDMA netlink.
 
+use bareverbs::cq::CqInit;
 use bareverbs::netlink::{Owner, RawObject, RdmaNetlink};
-use bareverbs::{Access, CqInit, Error, Mr};
+use bareverbs::{Access, Error, Mr};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{domain, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;

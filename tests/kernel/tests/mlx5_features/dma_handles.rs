@@ -3,13 +3,13 @@
 use std::os::unix::fs::FileExt;
 use std::{fs, thread};
 
+use bareverbs::error::{Feature, ObjectClass};
+use bareverbs::mr::{Dmah, DmahInit, TphMemType};
+use bareverbs::qp::{Operation, Payload, RecvRequest, Sge};
 use bareverbs::raw::RawObject;
 use bareverbs::raw::uapi::method::Call;
 use bareverbs::raw::uapi::uverbs::{DmahAlloc, object};
-use bareverbs::{
-    Access, Buffer, Context, Dmah, DmahInit, Error, Feature, ObjectClass, Operation, Payload, RecvRequest,
-    Sge, TphMemType, WcStatus,
-};
+use bareverbs::{Access, Buffer, Context, Error, WcStatus};
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -209,7 +209,7 @@ pub(crate) fn mlx5_rejects_changes_of_regions_with_hints() {
         let refused = mr.replace(buffer(b"other")).map(drop).unwrap_err();
         unsupported(refused.error);
         let mr = match refused.object {
-            bareverbs::NotReplaced::Unchanged { region, .. } => region,
+            bareverbs::mr::NotReplaced::Unchanged { region, .. } => region,
             changed => panic!("{changed:?}"),
         };
         assert_eq!((mr.lkey(), mkey_hint(lkey)), (lkey, (Some(3), 0)));

@@ -1,6 +1,8 @@
 //! Dedicated doorbell registers, and raw WQEs.
 
-use bareverbs::{CqInit, DoorbellChoice, Error, Operation, Payload, QpInit, Rc, WcStatus};
+use bareverbs::cq::CqInit;
+use bareverbs::qp::{DoorbellChoice, Operation, Payload, QpInit, Rc};
+use bareverbs::{Error, WcStatus};
 use bareverbs_kernel_tests::loopback::{Plan, Side, domain, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
@@ -25,7 +27,7 @@ pub(crate) fn qp_uses_the_requested_doorbell() {
         assert!(!make(DoorbellChoice::Any).owns_doorbell());
         // `DoorbellChoice::Own` always gives a dedicated register.
         let own: Vec<_> = (0..20).map(|_| make(DoorbellChoice::Own)).collect();
-        assert!(own.iter().all(bareverbs::Qp::owns_doorbell));
+        assert!(own.iter().all(bareverbs::qp::Qp::owns_doorbell));
     });
 }
 

@@ -5,7 +5,8 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-use bareverbs::{Access, Error, Operation, Payload, RecvRequest, WcStatus};
+use bareverbs::qp::{Operation, Payload, RecvRequest};
+use bareverbs::{Access, Error, WcStatus};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{Completion, Outcome, device, skip};

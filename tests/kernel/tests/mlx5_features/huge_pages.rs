@@ -2,10 +2,12 @@
 
 use std::fs;
 
-use bareverbs::{
-    Access, CqInit, Error, Feature, HashFields, Operation, Payload, Qp, QpInit, QueueMemory, Rc, RecvRequest,
-    SrqInit, WcStatus, WqInit,
-};
+use bareverbs::cq::CqInit;
+use bareverbs::error::Feature;
+use bareverbs::qp::{Operation, Payload, Qp, QpInit, QueueMemory, Rc, RecvRequest};
+use bareverbs::rss::{HashFields, WqInit};
+use bareverbs::srq::SrqInit;
+use bareverbs::{Access, Error, WcStatus};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{Plan, Side, contents, domain, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -86,7 +88,7 @@ pub(crate) fn queues_in_huge_pages_carry_messages() {
         let mut b: Qp<Rc> = pd.create_qp(&init).unwrap();
         assert_eq!(pages.free(), 11);
         a.connect(b.qp_num());
-        b.init(&bareverbs::InitAttr { access: plan.access, ..bareverbs::InitAttr::new(1) }).unwrap();
+        b.init(&bareverbs::qp::InitAttr { access: plan.access, ..bareverbs::qp::InitAttr::new(1) }).unwrap();
         b.ready_to_receive(&a.towards(a.qp.qp_num())).unwrap();
         b.ready_to_send(&a.sending()).unwrap();
         let (from, to) = (region(&pd, &[7; 64], Access::empty()), region(&pd, &[0; 64], Access::LOCAL_WRITE));

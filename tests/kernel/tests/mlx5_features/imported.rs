@@ -5,10 +5,13 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use bareverbs::{
-    Access, AsyncEvent, Context, CqInit, DmInit, Error, EventType, ObjectClass, Operation, Payload, QpInit,
-    Rc, RecvRequest, Remote, SrqInit, WcStatus,
-};
+use bareverbs::cq::CqInit;
+use bareverbs::device::EventType;
+use bareverbs::dm::DmInit;
+use bareverbs::error::ObjectClass;
+use bareverbs::qp::{Operation, Payload, QpInit, Rc, RecvRequest};
+use bareverbs::srq::SrqInit;
+use bareverbs::{Access, AsyncEvent, Context, Error, Remote, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{
     ALL_REMOTE, Plan, contents, domain, open, pair, region, request, side,
@@ -130,7 +133,7 @@ pub(crate) fn async_events_go_to_the_owning_process() {
         let (mut a, mut b) = pair(&pd, Plan::long_timeouts());
         b.qp = pd.create_qp::<Rc>(&QpInit { srq: Some(&srq), ..QpInit::new(&cq, &cq) }).unwrap();
         b.cq = cq;
-        a.go_to(bareverbs::QpState::RESET).unwrap();
+        a.go_to(bareverbs::qp::QpState::RESET).unwrap();
         a.connect(b.qp.qp_num());
         b.connect(a.qp.qp_num());
         // SAFETY: the receives have no SGEs.

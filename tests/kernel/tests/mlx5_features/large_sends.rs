@@ -1,9 +1,9 @@
 //! TSO: sends that the device segments into frames of a TCP stream.
 
-use bareverbs::{
-    Access, CqInit, Error, Feature, Frame, Limit, Payload, Pd, QpInit, RawPacket, Rc, SendFlags, SendRequest,
-    Sge, WcOpcode, WcStatus,
-};
+use bareverbs::cq::CqInit;
+use bareverbs::error::{Feature, Limit};
+use bareverbs::qp::{Frame, Payload, QpInit, RawPacket, Rc, SendFlags, SendRequest, Sge};
+use bareverbs::{Access, Error, Pd, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::loopback::{domain, region, take};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
@@ -32,7 +32,7 @@ fn large(header: &[u8], mss: u16) -> Frame<'_> {
 }
 
 #[track_caller]
-fn post(side: &mut Side, operation: Frame<'_>, sges: &[Sge]) -> Result<(), bareverbs::PostError> {
+fn post(side: &mut Side, operation: Frame<'_>, sges: &[Sge]) -> Result<(), bareverbs::error::PostError> {
     let request =
         SendRequest { wr_id: 9, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(sges) };
     // SAFETY: the callers do not modify their regions until the request completes.
@@ -132,7 +132,7 @@ pub(crate) fn tso_is_rejected_where_unsupported() {
     });
 }
 
-fn with_header<T: bareverbs::Transport>(pd: &Pd, cq: &bareverbs::Cq, max_tso_header: u16) -> Error {
+fn with_header<T: bareverbs::qp::Transport>(pd: &Pd, cq: &bareverbs::cq::Cq, max_tso_header: u16) -> Error {
     let init = QpInit { max_tso_header, ..QpInit::new(cq, cq) };
     pd.create_qp::<T>(&init).map(drop).unwrap_err()
 }

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use bareverbs::cq::CqInit;
 use bareverbs::netlink::{QpType, RawObject, RdmaNetlink};
-use bareverbs::{
-    Access, CqInit, Ece, Error, InitAttr, Operation, Payload, PortNum, Qp, QpAttr, QpAttrMask, QpInit,
-    RateLimit, RecvRequest, Transport, Uc, UcRtrAttr, Ud, UdInitAttr, WcStatus,
+use bareverbs::qp::{
+    Ece, InitAttr, Operation, Payload, Qp, QpAttr, QpAttrMask, QpInit, RateLimit, RecvRequest, Transport, Uc,
+    UcRtrAttr, Ud, UdInitAttr,
 };
+use bareverbs::{Access, Error, PortNum, WcStatus};
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::loopback::{Plan, contents, domain, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -56,7 +58,7 @@ pub(crate) fn ece_options_are_negotiated() {
         assert_eq!((a.ends(1), b.ends(1)), (vec![(2, WcStatus::SUCCESS)], vec![(1, WcStatus::SUCCESS)]));
         assert_eq!(contents(&to), [7; 8]);
         // An unknown version.
-        a.go_to(bareverbs::QpState::RESET).unwrap();
+        a.go_to(bareverbs::qp::QpState::RESET).unwrap();
         a.qp.set_ece(Ece { options: 0xf000_0000, ..offered }).unwrap();
         a.connect(b.qp.qp_num());
         assert_eq!(a.qp.query_ece().unwrap().options, 0);

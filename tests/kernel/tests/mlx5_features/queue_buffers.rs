@@ -2,10 +2,10 @@
 
 use std::ptr::NonNull;
 
-use bareverbs::{
-    Access, Buffer, Cq, CqInit, Error, Feature, Limit, MemoryOwner, Operation, Payload, Pd, Qp, QpCap,
-    QpInit, QueueBuffer, QueueMemory, RawPacket, Rc, WcStatus,
-};
+use bareverbs::cq::{Cq, CqInit};
+use bareverbs::error::{Feature, Limit};
+use bareverbs::qp::{Operation, Payload, Qp, QpCap, QpInit, QueueBuffer, QueueMemory, RawPacket, Rc};
+use bareverbs::{Access, Buffer, Error, MemoryOwner, Pd, WcStatus};
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::loopback::{Plan, Side, contents, domain, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;

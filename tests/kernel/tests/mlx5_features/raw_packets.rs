@@ -4,12 +4,16 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use bareverbs::{
-    Access, Buffer, Completion as _, Cq, CqInit, DeviceCapFlags, Error, EthernetMatch, Feature, FlowCount,
-    FlowRule, Frame, Ipv4Match, Ipv6Match, L4Match, MacAddress, Mr, Payload, Pd, PortMatch, PortNum, Qp,
-    QpCap, QpCreateFlags, QpInit, QpState, RateLimit, RawPacket, RawPacketCaps, RecvRequest, SendFlags,
-    SendRequest, WcOpcode, WcStatus, WorkCompletion,
+use bareverbs::cq::{Completion as _, Cq, CqInit, WorkCompletion};
+use bareverbs::device::{DeviceCapFlags, RawPacketCaps};
+use bareverbs::error::Feature;
+use bareverbs::flow::{EthernetMatch, FlowCount, FlowRule, Ipv4Match, Ipv6Match, L4Match, PortMatch};
+use bareverbs::qp::{
+    Frame, Payload, Qp, QpCap, QpCreateFlags, QpInit, QpState, RateLimit, RawPacket, RecvRequest, SendFlags,
+    SendRequest,
 };
+use bareverbs::values::MacAddress;
+use bareverbs::{Access, Buffer, Error, Mr, Pd, PortNum, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::child::{self, drop_privileges};
 use bareverbs_kernel_tests::loopback::{contents, domain, region, take};

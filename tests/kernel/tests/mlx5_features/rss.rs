@@ -5,11 +5,15 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::thread::sleep;
 use std::time::Duration;
 
-use bareverbs::{
-    Access, Buffer, Cq, CqInit, DeviceCapFlags, Error, HashFields, HashFunctions, IndirectionTable, Limit,
-    Mr, ObjectClass, Pd, PortNum, PostReason, QueueMemory, RawPacketCaps, RecvRequest, Result, RssHash,
-    RssInit, RssQp, Sge, TOEPLITZ_KEY, WcOpcode, WcStatus, WorkCompletion, Wq, WqFlags, WqInit, WqState,
+use bareverbs::cq::{Cq, CqInit, WorkCompletion};
+use bareverbs::device::{DeviceCapFlags, RawPacketCaps};
+use bareverbs::error::{Limit, ObjectClass, PostReason};
+use bareverbs::qp::{QueueMemory, RecvRequest, Sge};
+use bareverbs::rss::{
+    HashFields, HashFunctions, IndirectionTable, RssHash, RssInit, RssQp, TOEPLITZ_KEY, Wq, WqFlags, WqInit,
+    WqState,
 };
+use bareverbs::{Access, Buffer, Error, Mr, Pd, PortNum, Result, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::child::{self, drop_privileges};
 use bareverbs_kernel_tests::loopback::{contents, domain, region, take};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -481,7 +485,8 @@ pub(crate) fn rss_invalid_arguments_are_rejected() {
         let refused = spread(&other, &table, OF_IPV4).map(drop).unwrap_err();
         assert!(refused.to_string().contains("belongs to another context"), "{refused}");
         let mut qp = spread(&pd, &table, OF_IPV4).unwrap();
-        let refused = qp.create_flow(&bareverbs::FlowRule { port: PortNum(9), ..to_bob() }).unwrap_err();
+        let refused =
+            qp.create_flow(&bareverbs::flow::FlowRule { port: PortNum(9), ..to_bob() }).unwrap_err();
         assert!(matches!(refused, Error::NoPort { .. }), "{refused}");
         drop((qp, table));
         assert_eq!(held(), (2, 0, 0), "of what was refused nothing is left");

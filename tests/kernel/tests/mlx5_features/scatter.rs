@@ -1,6 +1,9 @@
 //! Scatter to CQE.
 
-use bareverbs::{Access, CqInit, Error, Feature, Operation, Payload, QpInit, Rc, RecvRequest, Sge, WcStatus};
+use bareverbs::cq::CqInit;
+use bareverbs::error::Feature;
+use bareverbs::qp::{Operation, Payload, QpInit, Rc, RecvRequest, Sge};
+use bareverbs::{Access, Error, WcStatus};
 use bareverbs_kernel_tests::loopback::{Plan, contents, domain, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 

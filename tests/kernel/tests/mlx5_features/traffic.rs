@@ -3,7 +3,8 @@
 use std::fs;
 use std::ops::RangeInclusive;
 
-use bareverbs::{Access, Operation, Payload, WcStatus};
+use bareverbs::qp::{Operation, Payload};
+use bareverbs::{Access, WcStatus};
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, domain, pair, region, request};
 

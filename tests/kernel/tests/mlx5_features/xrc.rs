@@ -3,13 +3,20 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 
-use bareverbs::{
-    Access, AckTimeout, AhAttr, AsyncEvent, Buffer, Context, Cq, CqInit, Error, Imm, InitAttr, MinRnrTimer,
-    Mr, MwBind, MwType, Operation, Payload, Pd, PostReason, PushError, Qp, QpCap, QpInit, QpState,
-    RecvRequest, RnrRetry, RtrAttr, RtsAttr, SendFlags, SendRequest, Srq, SrqInit, UcRtrAttr, WcFlags,
-    WcOpcode, WcStatus, XrcOperation, XrcSend, XrcSrq, XrcSrqInit, XrcTarget, XrcTargetRtsAttr, Xrcd,
-    XrcdShare,
+use bareverbs::ah::AhAttr;
+use bareverbs::cq::{Cq, CqInit, WcFlags};
+use bareverbs::error::{PostReason, PushError};
+use bareverbs::mw::{MwBind, MwType};
+use bareverbs::qp::{
+    InitAttr, Operation, Payload, Qp, QpCap, QpInit, QpState, RecvRequest, RtrAttr, RtsAttr, SendFlags,
+    SendRequest, UcRtrAttr,
 };
+use bareverbs::srq::{Srq, SrqInit};
+use bareverbs::values::{AckTimeout, MinRnrTimer, RnrRetry};
+use bareverbs::xrc::{
+    XrcOperation, XrcSend, XrcSrq, XrcSrqInit, XrcTarget, XrcTargetRtsAttr, Xrcd, XrcdShare,
+};
+use bareverbs::{Access, AsyncEvent, Buffer, Context, Error, Imm, Mr, Pd, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents, domain, region, take};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{Completion, Outcome, TIMEOUT, skip};
@@ -378,7 +385,7 @@ pub(crate) fn xrc_domain_closes_after_its_objects() {
         drop((srq, memory));
         drop(target);
         drop(sender);
-        assert_eq!(context.object_count(bareverbs::ObjectClass::XRCD).unwrap(), 0);
+        assert_eq!(context.object_count(bareverbs::error::ObjectClass::XRCD).unwrap(), 0);
     });
 }
 

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use bareverbs::{Arm, Context, CqInit, DeviceAttr, Error, ObjectClass};
+use bareverbs::cq::{Arm, CqInit};
+use bareverbs::device::DeviceAttr;
+use bareverbs::error::ObjectClass;
+use bareverbs::{Context, Error};
 use bareverbs_kernel_tests::loopback::open;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{Completion, Outcome, skip};

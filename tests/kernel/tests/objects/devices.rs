@@ -1,6 +1,7 @@
 //! Attributes of a device and its ports.
 
-use bareverbs::{Error, Guid, PortNum};
+use bareverbs::values::Guid;
+use bareverbs::{Error, PortNum};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::open;
 

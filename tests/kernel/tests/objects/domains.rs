@@ -1,10 +1,13 @@
 //! Protection domains and their objects.
 
+use bareverbs::ah::AhAttr;
+use bareverbs::error::{InvalidCause, ObjectClass};
+use bareverbs::mw::MwType;
 use bareverbs::raw::RawObject;
 use bareverbs::raw::uapi::uverbs::object;
 use bareverbs::raw::uapi::write::AllocMw;
 use bareverbs::raw::uapi::write::structs::{AllocMwReq, AllocMwResp};
-use bareverbs::{AhAttr, Errno, Error, InvalidCause, MwType, ObjectClass, Pd};
+use bareverbs::{Errno, Error, Pd};
 use bareverbs_kernel_tests::loopback::{domain, open};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 

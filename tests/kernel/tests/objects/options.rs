@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use bareverbs::{
-    Access, Advice, AsyncEvent, Buffer, Context, Cq, CqInit, Error, EventType, NotReplaced, Operation,
-    Payload, QpCap, QpCreateFlags, QpInit, QpState, RateLimit, RawPacket, Rc, Ud,
+use bareverbs::cq::{Cq, CqInit};
+use bareverbs::device::EventType;
+use bareverbs::mr::{Advice, NotReplaced};
+use bareverbs::qp::{
+    Operation, Payload, QpCap, QpCreateFlags, QpInit, QpState, RateLimit, RawPacket, Rc, Ud,
 };
+use bareverbs::{Access, AsyncEvent, Buffer, Context, Error};
 use bareverbs_kernel_tests::loopback::{
     ALL_REMOTE, Plan, Side, contents, domain, open, pair, region, request, side,
 };

@@ -1,10 +1,13 @@
 //! Queue pairs of each transport: creation and bring-up.
 
-use bareverbs::{
-    BringUp, Cq, CqInit, Datagram, Error, Feature, InitAttr, Operation, Payload, Pd, PortNum, PostReason, Qp,
-    QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType, RawPacket, Rc, RecvRequest, RtrAttr, RtsAttr,
-    SendFlags, SendRequest, Transport, Uc, UcRtrAttr, Ud, UdInitAttr, WcOpcode, WcStatus,
+use bareverbs::cq::{Cq, CqInit};
+use bareverbs::error::{Feature, PostReason};
+use bareverbs::qp::{
+    BringUp, Datagram, InitAttr, Operation, Payload, Qp, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType,
+    RawPacket, Rc, RecvRequest, RtrAttr, RtsAttr, SendFlags, SendRequest, Transport, Uc, UcRtrAttr, Ud,
+    UdInitAttr,
 };
+use bareverbs::{Error, Pd, PortNum, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::exchange::ud_endpoints;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, domain, pair, region};

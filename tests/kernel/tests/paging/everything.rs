@@ -1,8 +1,8 @@
 //! Implicit ODP regions, over the whole address space.
 
-use bareverbs::{
-    Access, Buffer, Error, ImplicitMr, LocalAccess, Operation, Payload, Pd, RecvRequest, WcStatus,
-};
+use bareverbs::mr::{ImplicitMr, LocalAccess};
+use bareverbs::qp::{Operation, Payload, RecvRequest};
+use bareverbs::{Access, Buffer, Error, Pd, WcStatus};
 use bareverbs_kernel_tests::Outcome;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, pair, request};
 

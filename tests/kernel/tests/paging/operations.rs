@@ -1,8 +1,8 @@
 //! All operations, on regions with discarded pages.
 
-use bareverbs::{
-    Access, Operation, Payload, PlacementType, RecvRequest, SelectivityLevel, WcOpcode, WcStatus,
-};
+use bareverbs::device::{PlacementType, SelectivityLevel};
+use bareverbs::qp::{Operation, Payload, RecvRequest};
+use bareverbs::{Access, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::exchange::{
     RcEndpoint, exchange_rounds, long_timeout_plan, rc_endpoints, ud_endpoints,
 };

@@ -1,6 +1,8 @@
 //! Prefetch.
 
-use bareverbs::{Access, Advice, Buffer, Error, Mr, Operation};
+use bareverbs::mr::Advice;
+use bareverbs::qp::Operation;
+use bareverbs::{Access, Buffer, Error, Mr};
 use bareverbs_kernel_tests::Outcome;
 use bareverbs_kernel_tests::exchange::{exchange_rounds, rc_endpoints};
 use bareverbs_kernel_tests::loopback::{domain, region};

@@ -2,6 +2,7 @@
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
+use bareverbs::error::ObjectClass;
 use bareverbs::raw::uapi::method::{Access, AttributeKind, MethodInfo};
 use bareverbs::raw::uapi::uverbs::types::GidEntry;
 use bareverbs::raw::uapi::uverbs::{
@@ -12,7 +13,8 @@ use bareverbs::raw::uapi::write::structs::{
 };
 use bareverbs::raw::uapi::write::{AllocPd, DeallocPd, QueryPort as WriteQueryPort, QuerySrq};
 use bareverbs::raw::{QueryError, RawContext, RawObject, UntypedCall};
-use bareverbs::{Access as Rights, Errno, ObjectClass, SrqInit};
+use bareverbs::srq::SrqInit;
+use bareverbs::{Access as Rights, Errno};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{domain, open, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;

@@ -3,18 +3,23 @@
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 
+use bareverbs::ah::AhAttr;
+use bareverbs::cq::{Arm, CompChannel, CqInit};
+use bareverbs::dm::Dm;
+use bareverbs::error::ObjectClass;
+use bareverbs::mw::{Mw, MwType};
+use bareverbs::qp::{Operation, Payload, QpInit, Rc};
+use bareverbs::raw::uapi::method::Object;
 use bareverbs::raw::uapi::uverbs::types::AccessFlags;
 use bareverbs::raw::uapi::uverbs::{DmAlloc, object};
 use bareverbs::raw::uapi::write::structs::{
     AllocMwReq, AllocMwResp, AllocPdReq, AllocPdResp, CreateCompChannelReq, CreateCompChannelResp,
 };
-use bareverbs::raw::uapi::write::{self, AllocMw, AllocPd, CreateCompChannel};
-use bareverbs::raw::uapi::{method::Object, mlx5};
+use bareverbs::raw::uapi::write::{AllocMw, AllocPd, CreateCompChannel};
+use bareverbs::raw::uapi::{mlx5, write};
 use bareverbs::raw::{RawContext, RawMr, RawObject};
-use bareverbs::{
-    Access, AhAttr, Arm, Buffer, CompChannel, Context, CqInit, Dm, Errno, Mr, Mw, MwType, ObjectClass,
-    Operation, Payload, Pd, QpInit, Rc, SrqInit,
-};
+use bareverbs::srq::SrqInit;
+use bareverbs::{Access, Buffer, Context, Errno, Mr, Pd};
 use bareverbs_kernel_tests::loopback::{Plan, Side, domain, open, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 

@@ -2,9 +2,12 @@
 
 use std::ptr::NonNull;
 
+use bareverbs::Access;
+use bareverbs::ah::AhAttr;
+use bareverbs::qp::{Operation, Payload};
 use bareverbs::raw::uapi::mlx5::PdQuery;
 use bareverbs::raw::{DoorbellLayout, QueueLayout};
-use bareverbs::{Access, AhAttr, Operation, Payload, SrqInit};
+use bareverbs::srq::SrqInit;
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{Plan, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;

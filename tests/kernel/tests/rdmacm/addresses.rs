@@ -201,8 +201,8 @@ pub(crate) fn invalid_binds_and_resolutions_name_their_cause() {
             invalid(id.accept(&param()), no_device);
             invalid(id.reject(b""), no_device);
             invalid(id.disconnect(), no_device);
-            invalid(id.notify(bareverbs::EventType::COMM_EST), no_device);
-            invalid(id.init_qp_attr(bareverbs::QpState::INIT).map(drop), no_device);
+            invalid(id.notify(bareverbs::device::EventType::COMM_EST), no_device);
+            invalid(id.init_qp_attr(bareverbs::qp::QpState::INIT).map(drop), no_device);
         }
         let (listener, addr) = listener(PortSpace::Tcp, 1);
         let id = new(PortSpace::Tcp);
@@ -211,16 +211,16 @@ pub(crate) fn invalid_binds_and_resolutions_name_their_cause() {
         invalid(id.disconnect(), "the identifier was not used for a connection");
         invalid(id.accept(&param()), "no request or response is pending");
         invalid(id.reject(b""), "no request or response is pending");
-        invalid(id.notify(bareverbs::EventType::COMM_EST), "no accepted request waits for the peer");
+        invalid(id.notify(bareverbs::device::EventType::COMM_EST), "no accepted request waits for the peer");
         resolve(&id, addr);
         id.connect(&param()).unwrap();
-        invalid(id.init_qp_attr(bareverbs::QpState::RTS).map(drop), "the connection has no attributes");
+        invalid(id.init_qp_attr(bareverbs::qp::QpState::RTS).map(drop), "the connection has no attributes");
         invalid(listener.set_reuse_addr(true), "the identifier listens");
         invalid(listener.set_ipv6_only(true), "the identifier listens or has resolved an address");
         let path = bareverbs_rdmacm::PathRecord::default();
         invalid(new(PortSpace::Tcp).set_path(&path), "the identifier has no device");
         invalid(listener.set_path(&path), "the address is not resolved, or has a route already");
-        let timeout = bareverbs::AckTimeout::new(12).unwrap();
+        let timeout = bareverbs::values::AckTimeout::new(12).unwrap();
         invalid(new(PortSpace::Udp).set_ack_timeout(timeout), "the queue pair of the identifier is not RC");
     });
 }

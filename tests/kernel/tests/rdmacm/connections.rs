@@ -2,7 +2,9 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use bareverbs::{Ece, Errno, EventType, QpAttrMask, QpState, QpType};
+use bareverbs::Errno;
+use bareverbs::device::EventType;
+use bareverbs::qp::{Ece, QpAttrMask, QpState, QpType};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::event::{EventKind, RejectReason, RequestParam, Unreachable};
 use bareverbs_rdmacm::{CmDevice, CmId, ConnParam, Error, EventChannel, Message, PeerParam, PortSpace};

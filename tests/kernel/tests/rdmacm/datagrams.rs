@@ -2,10 +2,9 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use bareverbs::{
-    Access, Buffer, CqInit, Datagram, Errno, GRH_BYTES, MULTICAST_QP, QpCap, QpInit, QpState, RecvRequest,
-    Ud, WcStatus,
-};
+use bareverbs::cq::CqInit;
+use bareverbs::qp::{Datagram, GRH_BYTES, MULTICAST_QP, QpCap, QpInit, QpState, RecvRequest, Ud};
+use bareverbs::{Access, Buffer, Errno, WcStatus};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::event::{EventKind, RequestParam, SidrStatus, UdPeer, Unreachable};
@@ -178,7 +177,7 @@ pub(crate) fn members_of_a_group_receive_its_datagrams() {
         let ah = pd.create_ah(&group.address).unwrap();
         let mut batch = qp.start_send();
         let datagram = Datagram::new(&ah, group.qp_num, group.qkey);
-        batch.send_to_inline(2, datagram, b"to all", bareverbs::SendFlags::SIGNALED).unwrap();
+        batch.send_to_inline(2, datagram, b"to all", bareverbs::qp::SendFlags::SIGNALED).unwrap();
         batch.ring().unwrap();
         let begin = std::time::Instant::now();
         let mut left = vec![1, 2];

@@ -6,11 +6,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bareverbs::owned::{Endpoint, EndpointOptions};
-use bareverbs::{
-    Access, Buffer, CqInit, Ece, MinRnrTimer, Mr, Mtu, Pd, Qp, QpAttr, QpAttrMask, QpInit, QpState, QpType,
-    Rc, RetryCount, RnrRetry, Uc,
-};
+use bareverbs::cq::CqInit;
+use bareverbs::qp::{Ece, Qp, QpAttr, QpAttrMask, QpInit, QpState, QpType, Rc, Uc};
+use bareverbs::values::{MinRnrTimer, Mtu, RetryCount, RnrRetry};
+use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Mr, Pd};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::blocking::BlockingId;
@@ -160,7 +159,7 @@ pub(crate) fn blocking_datagram_calls_wait_for_their_events() {
         id.bind_addr((ip(), 0)).unwrap();
         let (membership, group) =
             id.join_multicast_group((Ipv4Addr::new(239, 1, 2, 30), 0), JoinMode::Full, LIMIT).unwrap();
-        assert_eq!(group.qp_num, bareverbs::MULTICAST_QP);
+        assert_eq!(group.qp_num, bareverbs::qp::MULTICAST_QP);
         id.leave_multicast(membership).unwrap();
     });
 }

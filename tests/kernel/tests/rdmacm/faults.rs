@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bareverbs::netlink::RdmaNetlink;
-use bareverbs::owned::{Endpoint, EndpointOptions};
-use bareverbs::{Access, AckTimeout, Buffer, Errno, Mr};
+use bareverbs::values::AckTimeout;
+use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Errno, Mr};
 use bareverbs_kernel_tests::bus::Bus;
 use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::device::{self, Requirement};

@@ -5,9 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
-use bareverbs::Errno;
-use bareverbs::owned::{Endpoint, EndpointOptions};
-use bareverbs::{Buffer, Mr};
+use bareverbs::{Buffer, Endpoint, EndpointOptions, Errno, Mr};
 use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::blocking::BlockingId;

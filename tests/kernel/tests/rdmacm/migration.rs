@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::Instant;
 
-use bareverbs::{
-    AlternatePath, AsyncEvent, Context, CqInit, DeviceCapFlags, Errno, EventType, MigState, Operation,
-    Payload, Pd, Qp, QpInit, Rc, Remote, SendFlags, SendRequest,
-};
+use bareverbs::cq::CqInit;
+use bareverbs::device::{DeviceCapFlags, EventType};
+use bareverbs::qp::{AlternatePath, MigState, Operation, Payload, Qp, QpInit, Rc, SendFlags, SendRequest};
+use bareverbs::{AsyncEvent, Context, Errno, Pd, Remote};
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::connection::{Connection, Route};
@@ -85,7 +85,7 @@ pub(crate) fn connection_migrates_to_the_paths_that_its_sides_load() {
             }
             for side in [&mut active, &mut passive] {
                 let address = side.query().unwrap().0.ah_attr;
-                side.load_alternate_path(&AlternatePath::new(bareverbs::AhAttr { sl: 3, ..address }))
+                side.load_alternate_path(&AlternatePath::new(bareverbs::ah::AhAttr { sl: 3, ..address }))
                     .unwrap();
             }
             touch(&mut active);

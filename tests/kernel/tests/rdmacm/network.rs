@@ -6,8 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bareverbs::netlink::RdmaNetlink;
-use bareverbs::owned::{Endpoint, EndpointOptions};
-use bareverbs::{Access, AckTimeout, Buffer, Errno, Mr, QpState};
+use bareverbs::qp::QpState;
+use bareverbs::values::AckTimeout;
+use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Errno, Mr};
 use bareverbs_kernel_tests::wire::{End, Wire, stopped_gsi_qp_is_in_error};
 use bareverbs_rdmacm::event::{Event, EventKind, RequestParam};
 use bareverbs_rdmacm::{

@@ -2,7 +2,9 @@
 
 use std::net::{Ipv6Addr, SocketAddr};
 
-use bareverbs::{AckTimeout, Errno, QpState};
+use bareverbs::Errno;
+use bareverbs::qp::QpState;
+use bareverbs::values::AckTimeout;
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::event::{EventKind, RejectReason};

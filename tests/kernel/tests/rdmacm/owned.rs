@@ -3,9 +3,8 @@
 use std::net::SocketAddr;
 use std::thread;
 
-use bareverbs::owned::server::{Client, Event, Server};
-use bareverbs::owned::{Endpoint, Hub, Lease, Pool};
-use bareverbs::{Buffer, Mr, Pd};
+use bareverbs::server::{Client, Event, Server};
+use bareverbs::{Buffer, Endpoint, Hub, Mr, Pd, Pool, PoolBuffer};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::event::RejectReason;
@@ -23,7 +22,7 @@ fn domain() -> Pd {
     device::open().alloc_pd().unwrap()
 }
 
-fn lease(pool: &Pool, bytes: &[u8]) -> Lease {
+fn lease(pool: &Pool, bytes: &[u8]) -> PoolBuffer {
     let mut lease = pool.take().expect("a free buffer");
     lease.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
     lease

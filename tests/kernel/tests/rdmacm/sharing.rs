@@ -8,8 +8,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use bareverbs::owned::{Endpoint, EndpointOptions};
-use bareverbs::{AckTimeout, Buffer, Errno, Mr};
+use bareverbs::values::AckTimeout;
+use bareverbs::{Buffer, Endpoint, EndpointOptions, Errno, Mr};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::blocking::BlockingId;
 use bareverbs_rdmacm::connection::Route;

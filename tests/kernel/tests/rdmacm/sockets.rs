@@ -7,8 +7,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bareverbs::owned::{Datagrams, Lease, Pool};
-use bareverbs::{Errno, GRH_BYTES};
+use bareverbs::qp::GRH_BYTES;
+use bareverbs::{Datagrams, Errno, Pool, PoolBuffer};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{child, device};
 use bareverbs_rdmacm::Error;
@@ -156,7 +156,7 @@ pub(crate) fn datagram_socket_dropped_in_a_forked_child_polls_nothing() {
 
 /// The UD queue pair of a peer that the test plays.
 struct PeerQueue {
-    datagrams: Datagrams<Lease>,
+    datagrams: Datagrams<PoolBuffer>,
 }
 
 impl PeerQueue {

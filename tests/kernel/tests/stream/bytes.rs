@@ -4,8 +4,8 @@ use std::thread;
 use std::time::Duration;
 
 use bareverbs::netlink::RdmaNetlink;
-use bareverbs::owned::{Exposed, Part};
-use bareverbs::{Access, AckTimeout, Buffer, Errno};
+use bareverbs::values::AckTimeout;
+use bareverbs::{Access, Buffer, Errno, RegionMut, RemoteRegion};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{TIMEOUT, device};
 use bareverbs_rdmacm::IdOptions;
@@ -202,8 +202,8 @@ pub(crate) fn descriptor_tells_when_a_call_is_worthwhile() {
 }
 
 /// Memory of the stream's protection domain that the peer may write.
-fn exposed(stream: &RdmaStream, len: usize) -> Exposed {
-    let part = Part::register(stream.pd(), Buffer::zeroed(len).unwrap()).unwrap();
+fn exposed(stream: &RdmaStream, len: usize) -> RemoteRegion {
+    let part = RegionMut::register(stream.pd(), Buffer::zeroed(len).unwrap()).unwrap();
     part.expose(Access::REMOTE_WRITE).unwrap()
 }
 

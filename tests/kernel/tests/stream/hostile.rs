@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bareverbs::owned::{Endpoint, Exposed, Op, Part};
-use bareverbs::{Access, Buffer, QpState, Remote};
+use bareverbs::qp::QpState;
+use bareverbs::{Access, Buffer, Endpoint, Op, RegionMut, Remote, RemoteRegion};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{TIMEOUT, device};
 use bareverbs_rdmacm::blocking::BlockingId;
@@ -32,8 +32,8 @@ fn offer(table: Remote) -> Vec<u8> {
 struct Asked {
     id: CmId,
     answer: EventKind,
-    endpoint: Endpoint<Part>,
-    table: Exposed,
+    endpoint: Endpoint<RegionMut>,
+    table: RemoteRegion,
     stream: Option<RdmaStream>,
 }
 
@@ -56,11 +56,11 @@ fn ask_with(options: &StreamOptions, private_data: impl Fn(Remote) -> Vec<u8>) -
         id.resolve_route(TIMEOUT).unwrap();
         assert!(matches!(event(), EventKind::RouteResolved));
         let pd = device::open().alloc_pd().unwrap();
-        let mut endpoint: Endpoint<Part> = Endpoint::options().inline(64).build(&pd).unwrap();
+        let mut endpoint: Endpoint<RegionMut> = Endpoint::options().inline(64).build(&pd).unwrap();
         // Receives for the words of the stream.
-        let words = Part::register(&pd, Buffer::zeroed(64).unwrap()).unwrap();
+        let words = RegionMut::register(&pd, Buffer::zeroed(64).unwrap()).unwrap();
         words.chunks(4).for_each(|word| endpoint.post_recv(word).unwrap());
-        let table = Part::register(&pd, Buffer::zeroed(32).unwrap()).unwrap();
+        let table = RegionMut::register(&pd, Buffer::zeroed(32).unwrap()).unwrap();
         let table = table.expose(Access::REMOTE_WRITE).unwrap();
         let private_data = &private_data(table.remote(0).unwrap())[..];
         let param = ConnParam { private_data, ..ConnParam::new(endpoint.qp().qp_num()) };
@@ -233,7 +233,7 @@ pub(crate) fn message_without_immediate_data_ends_the_stream() {
         let Asked { id: _id, mut endpoint, table: _table, stream, .. } = ask(offer);
         let stream = stream.expect("a stream");
         let pd = endpoint.qp().pd().clone();
-        let message = Part::register(&pd, Buffer::zeroed(4).unwrap()).unwrap();
+        let message = RegionMut::register(&pd, Buffer::zeroed(4).unwrap()).unwrap();
         endpoint.post_send(message, ..).unwrap();
         let error = error_of(&stream);
         assert!(matches!(error, StreamError::Protocol(ProtocolError::MissingImmediate)), "{error:?}");

@@ -6,7 +6,7 @@ use std::net::Shutdown;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bareverbs::{AckTimeout, RetryCount};
+use bareverbs::values::{AckTimeout, RetryCount};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::wire::{End, Wire};
 use bareverbs_rdmacm::IdOptions;

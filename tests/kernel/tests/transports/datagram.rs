@@ -3,11 +3,16 @@
 use std::net::Ipv4Addr;
 use std::process::Command;
 
-use bareverbs::{
-    AhAttr, Datagram, Error, GRH_BYTES, Gid, GidEntry, GidIndex, Grh, Imm, Payload, PortNum, PostReason,
-    PushError, Qp, QpAttr, QpAttrMask, QpInit, QpState, SendFlags, SendRequest, Ud, UdInitAttr, WcFlags,
-    WcOpcode, WcStatus, WorkCompletion,
+use bareverbs::ah::{AhAttr, Grh};
+use bareverbs::cq::{WcFlags, WorkCompletion};
+use bareverbs::device::GidEntry;
+use bareverbs::error::{PostReason, PushError};
+use bareverbs::qp::{
+    Datagram, GRH_BYTES, Payload, Qp, QpAttr, QpAttrMask, QpInit, QpState, SendFlags, SendRequest, Ud,
+    UdInitAttr,
 };
+use bareverbs::values::GidIndex;
+use bareverbs::{Error, Gid, Imm, PortNum, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::device;
 
 use crate::host::{CAP, Host, QKEY, bytes, done, next, on_device, quiet, receive};

@@ -2,10 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use bareverbs::{
-    Access, AhAttr, Buffer, Context, Cq, CqInit, GidEntry, Mr, ObjectClass, Pd, Qp, QpCap, QpInit,
-    RecvRequest, Ud, UdInitAttr, WcStatus, WorkCompletion,
-};
+use bareverbs::ah::AhAttr;
+use bareverbs::cq::{Cq, CqInit, WorkCompletion};
+use bareverbs::device::GidEntry;
+use bareverbs::error::ObjectClass;
+use bareverbs::qp::{Qp, QpCap, QpInit, RecvRequest, Ud, UdInitAttr};
+use bareverbs::{Access, Buffer, Context, Mr, Pd, WcStatus};
 pub(crate) use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
 

@@ -3,10 +3,10 @@
 use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use bareverbs::{
-    AhAttr, Datagram, Errno, Error, GRH_BYTES, Gid, GidEntry, Grh, MULTICAST_QP, Qp, QpCreateFlags, QpInit,
-    SendFlags, Ud,
-};
+use bareverbs::ah::{AhAttr, Grh};
+use bareverbs::device::GidEntry;
+use bareverbs::qp::{Datagram, GRH_BYTES, MULTICAST_QP, Qp, QpCreateFlags, QpInit, SendFlags, Ud};
+use bareverbs::{Errno, Error, Gid};
 use bareverbs_kernel_tests::device;
 
 use crate::host::{CAP, Host, QKEY, QUIET, bytes, done, on_device, quiet, ready, receive};

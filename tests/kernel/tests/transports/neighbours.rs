@@ -5,10 +5,12 @@ use std::ops::Range;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bareverbs::owned::{
-    DatagramAddress, DatagramOptions, Datagrams, Endpoint, EndpointOptions, Hub, Lease, Pool,
+use bareverbs::datagram::{DatagramAddress, DatagramOptions};
+use bareverbs::qp::{GRH_BYTES, QpState};
+use bareverbs::{
+    Buffer, Context, Datagrams, Endpoint, EndpointOptions, Errno, Error, Gid, Hub, Mr, Pool, PoolBuffer,
+    async_io, tokio,
 };
-use bareverbs::{Buffer, Context, Errno, Error, GRH_BYTES, Gid, Mr, QpState, async_io, tokio};
 use bareverbs_kernel_tests::wire::{End, Wire};
 use bareverbs_kernel_tests::{device, neighbour};
 
@@ -117,7 +119,7 @@ pub(crate) fn tasks_run_while_a_destination_is_resolved() {
         let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (to, paused) = late(|| {
             runtime.block_on(async {
-                let datagrams = tokio::Datagrams::<Lease>::new(options().build(&host.pd)?)?;
+                let datagrams = tokio::Datagrams::<PoolBuffer>::new(options().build(&host.pd)?)?;
                 let (to, paused) = beside(datagrams.destination(&peer()), ::tokio::time::sleep(PAUSE)).await;
                 Ok((to?, paused))
             })
@@ -128,7 +130,7 @@ pub(crate) fn tasks_run_while_a_destination_is_resolved() {
 
         let (to, paused) = late(|| {
             ::async_io::block_on(async {
-                let datagrams = async_io::Datagrams::<Lease>::new(options().build(&host.pd)?)?;
+                let datagrams = async_io::Datagrams::<PoolBuffer>::new(options().build(&host.pd)?)?;
                 let pause = async {
                     ::async_io::Timer::after(PAUSE).await;
                 };
@@ -142,7 +144,7 @@ pub(crate) fn tasks_run_while_a_destination_is_resolved() {
         // A dropped future leaves nothing behind after its time limit.
         let datagrams = options().resolve_timeout(Duration::ZERO).build(&host.pd).unwrap();
         runtime.block_on(async {
-            let datagrams = tokio::Datagrams::<Lease>::new(datagrams).unwrap();
+            let datagrams = tokio::Datagrams::<PoolBuffer>::new(datagrams).unwrap();
             let cancelled = ::tokio::time::timeout(PAUSE, datagrams.destination(&peer())).await;
             assert!(cancelled.is_err());
         });
@@ -158,7 +160,7 @@ pub(crate) fn connect_waits_for_a_late_neighbour() {
         late(|| endpoint.connect(&peer));
         assert_eq!(endpoint.qp().state(), QpState::RTS);
 
-        let hub: Hub<Lease> = Hub::new(&host.pd, 16).unwrap();
+        let hub: Hub<PoolBuffer> = Hub::new(&host.pd, 16).unwrap();
         let connection = hub.connection_with(&endpoints()).unwrap();
         late(|| connection.connect(&peer));
 

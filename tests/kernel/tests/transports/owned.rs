@@ -5,11 +5,12 @@ use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::time::Duration;
 
-use bareverbs::owned::{
-    DatagramAddress, DatagramDone, Datagrams, Destination, Failed, Lease, Op, Pool, ReceivedDatagram,
-};
+use bareverbs::datagram::{DatagramAddress, DatagramDone, ReceivedDatagram};
+use bareverbs::error::{PostReason, PushError};
+use bareverbs::qp::{GRH_BYTES, QpState};
+use bareverbs::values::GidIndex;
 use bareverbs::{
-    Errno, Error, GRH_BYTES, Gid, GidIndex, Imm, PostReason, PushError, QpState, WcStatus, async_io, tokio,
+    Datagrams, Destination, Errno, Error, Failed, Gid, Imm, Op, Pool, PoolBuffer, WcStatus, async_io, tokio,
 };
 use bareverbs_kernel_tests::device;
 use futures_core::Stream;
@@ -28,13 +29,13 @@ fn datagrams(host: &Host) -> Datagrams {
     Datagrams::options().qkey(QKEY).inline(LEN as u32).build(&host.pd).unwrap()
 }
 
-fn message(pool: &Pool, text: &[u8]) -> Lease {
+fn message(pool: &Pool, text: &[u8]) -> PoolBuffer {
     let mut lease = pool.take().unwrap();
     lease.bytes_mut()[..text.len()].copy_from_slice(text);
     lease
 }
 
-fn wait_recv(datagrams: &mut Datagrams) -> ReceivedDatagram<Lease> {
+fn wait_recv(datagrams: &mut Datagrams) -> ReceivedDatagram<PoolBuffer> {
     datagrams.wait_recv_timeout(TIMEOUT).unwrap().expect("a datagram")
 }
 
@@ -287,7 +288,7 @@ pub(crate) fn full_queues_of_datagrams_accept_posts_after_a_completion() {
 
 pub(crate) fn datagram_options_out_of_range_are_refused() {
     on_device(|host| {
-        let build = |options: bareverbs::owned::DatagramOptions| {
+        let build = |options: bareverbs::datagram::DatagramOptions| {
             let built: Result<Datagrams, _> = options.build(&host.pd);
             built.map(drop).unwrap_err()
         };
@@ -311,7 +312,7 @@ pub(crate) fn datagram_options_out_of_range_are_refused() {
 /// Sends itself datagrams, and receives them by a stream.
 async fn flow<S>(mut tasks: S, pool: Pool, datagrams: fn(&mut S) -> &mut Datagrams)
 where
-    S: Stream<Item = Result<ReceivedDatagram<Lease>, Failed<Lease>>> + Unpin,
+    S: Stream<Item = Result<ReceivedDatagram<PoolBuffer>, Failed<PoolBuffer>>> + Unpin,
 {
     let address = datagrams(&mut tasks).address();
     let own = datagrams(&mut tasks).destination(&address).unwrap();

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use bareverbs::{
-    AsyncEvent, Buffer, Cq, Datagram, Error, GRH_BYTES, InitAttr, Mr, PostReason, PushError, Qp, QpCap,
-    QpInit, Rc, RecvRequest, RtrAttr, RtsAttr, SendFlags, Srq, SrqInit, Ud,
+use bareverbs::cq::Cq;
+use bareverbs::error::{PostReason, PushError};
+use bareverbs::qp::{
+    Datagram, GRH_BYTES, InitAttr, Qp, QpCap, QpInit, Rc, RecvRequest, RtrAttr, RtsAttr, SendFlags, Ud,
 };
+use bareverbs::srq::{Srq, SrqInit};
+use bareverbs::{AsyncEvent, Buffer, Error, Mr};
 
 use crate::host::{CAP, Host, QKEY, TIMEOUT, bytes, done, on_device, ready};
 

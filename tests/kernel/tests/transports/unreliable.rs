@@ -1,9 +1,12 @@
 //! UC.
 
-use bareverbs::{
-    Access, ConnectAttr, Cq, Imm, InitAttr, Mtu, Operation, Payload, Qp, QpAttr, QpAttrMask, QpInit, QpState,
-    RecvRequest, RetryCount, SendFlags, SendRequest, Uc, UcOperation, UcRtrAttr, WcOpcode,
+use bareverbs::cq::Cq;
+use bareverbs::qp::{
+    ConnectAttr, InitAttr, Operation, Payload, Qp, QpAttr, QpAttrMask, QpInit, QpState, RecvRequest,
+    SendFlags, SendRequest, Uc, UcOperation, UcRtrAttr,
 };
+use bareverbs::values::{Mtu, RetryCount};
+use bareverbs::{Access, Imm, WcOpcode};
 
 use crate::host::{CAP, Host, bytes, done, next, on_device, quiet};
 

@@ -6,11 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bareverbs::owned::server::{Client, Event, Server};
-use bareverbs::owned::{Connection, DatagramAddress, Datagrams, Done, Endpoint, Failed, Hub, Lease, Pool};
+use bareverbs::cq::CqInit;
+use bareverbs::datagram::DatagramAddress;
+use bareverbs::mr::LocalAccess;
+use bareverbs::qp::{ConnectAttr, GRH_BYTES, Operation, Payload, QpInit, Rc};
+use bareverbs::server::{Client, Event, Server};
 use bareverbs::{
-    Access, Address, Buffer, ConnectAttr, CqInit, Error, GRH_BYTES, LocalAccess, Mr, Operation, Payload, Pd,
-    QpInit, Rc, Remote, WcStatus,
+    Access, Address, Buffer, Connection, Datagrams, Done, Endpoint, Error, Failed, Hub, Mr, Pd, Pool,
+    PoolBuffer, Remote, WcStatus,
 };
 use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::loopback::request;
@@ -242,7 +245,7 @@ pub(crate) fn hubs_that_only_receive_notice_a_killed_peer() {
     let pd = open().alloc_pd().unwrap();
     let pool = Pool::new(&pd, 4, 64).unwrap();
     let mut hubs = [(); 4].map(|()| {
-        let hub: Hub<Lease> = Hub::new(&pd, 64).unwrap();
+        let hub: Hub<PoolBuffer> = Hub::new(&pd, 64).unwrap();
         let connection = hub.connection(1, 4).unwrap();
         connection.connect(&peer.address()).unwrap();
         peer.connect(&connection.address());
@@ -366,7 +369,7 @@ pub(crate) fn operations_of_a_hub_to_a_killed_peer_fail_within_seconds() {
     let pool = Pool::new(&pd, 16, 64).unwrap();
     let [thread, task] = [(); 2].map(|()| {
         // Without probes: the operations themselves fail.
-        let hub: Hub<Lease> = Hub::new(&pd, 64).unwrap();
+        let hub: Hub<PoolBuffer> = Hub::new(&pd, 64).unwrap();
         let connection = hub.connection_with(&Endpoint::options().sends(4).recvs(4).keepalive(None)).unwrap();
         connection.connect(&peer.address()).unwrap();
         peer.connect(&connection.address());
@@ -376,7 +379,7 @@ pub(crate) fn operations_of_a_hub_to_a_killed_peer_fail_within_seconds() {
     peer.kill();
     let begin = Instant::now();
     let remote = Remote { addr: 0, rkey: 0 };
-    let post = |(_, connection): &(Hub<Lease>, Connection<Lease>)| {
+    let post = |(_, connection): &(Hub<PoolBuffer>, Connection<PoolBuffer>)| {
         [
             connection.send(pool.take().unwrap(), ..),
             connection.write(pool.take().unwrap(), .., remote),

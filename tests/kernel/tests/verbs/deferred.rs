@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use bareverbs::{
-    Completion, InitAttr, Payload, PostReason, PushError, QpAttr, QpAttrMask, QpState, WcStatus,
-};
+use bareverbs::WcStatus;
+use bareverbs::cq::Completion;
+use bareverbs::error::{PostReason, PushError};
+use bareverbs::qp::{InitAttr, Payload, QpAttr, QpAttrMask, QpState};
 
 use crate::pair::{End, message, pair, region};
 
@@ -61,10 +62,10 @@ pub(crate) fn dropped_batch_keeps_deferred_sends() {
     let _target = receive(&mut b, 0..2);
     defer(&mut a, 0..1);
     let mut batch = a.qp.start_send();
-    batch.send_inline(7, b"dropped", bareverbs::SendFlags::SIGNALED).unwrap();
+    batch.send_inline(7, b"dropped", bareverbs::qp::SendFlags::SIGNALED).unwrap();
     drop(batch);
     let mut batch = a.qp.start_send();
-    batch.send_inline(1, b"kept", bareverbs::SendFlags::SIGNALED).unwrap();
+    batch.send_inline(1, b"kept", bareverbs::qp::SendFlags::SIGNALED).unwrap();
     batch.defer().unwrap();
     a.qp.flush().unwrap();
     assert!(a.completions(2).iter().map(|completion| completion.wr_id).eq(0..2));

@@ -1,11 +1,11 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use bareverbs::device::{DriverId, FoundBy, GidType, LinkLayer, NodeType, PortState};
+use bareverbs::error::ObjectClass;
 use bareverbs::netlink::RdmaNetlink;
-use bareverbs::{
-    Device, DriverId, Error, FoundBy, GidType, LinkLayer, Mtu, NodeType, ObjectClass, PortNum, PortState,
-    devices,
-};
+use bareverbs::values::Mtu;
+use bareverbs::{Device, Error, PortNum, devices};
 use bareverbs_kernel_tests::device;
 use nix::unistd::{Uid, seteuid};
 

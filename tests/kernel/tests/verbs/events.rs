@@ -1,6 +1,9 @@
 use std::time::{Duration, Instant};
 
-use bareverbs::{Arm, AsyncEvent, CqInit, DeviceAttr, EventType, Payload, QpCap, SendFlags};
+use bareverbs::AsyncEvent;
+use bareverbs::cq::{Arm, CqInit};
+use bareverbs::device::{DeviceAttr, EventType};
+use bareverbs::qp::{Payload, QpCap, SendFlags};
 use bareverbs_kernel_tests::{Completion, Outcome, device, skip};
 
 use crate::pair::{End, TIMEOUT, message, open, region};
@@ -12,7 +15,7 @@ const INLINE: QpCap =
 struct Evented {
     a: End,
     b: End,
-    channel: bareverbs::CompChannel,
+    channel: bareverbs::cq::CompChannel,
     target: bareverbs::Mr<bareverbs::Buffer>,
 }
 
@@ -34,7 +37,7 @@ impl Evented {
 
     fn exchange(&mut self, flags: SendFlags) {
         self.b.recv(1, &self.target);
-        self.a.send(&bareverbs::SendRequest {
+        self.a.send(&bareverbs::qp::SendRequest {
             flags: flags | SendFlags::SIGNALED,
             ..message(2, Payload::Inline(&[b"event"]))
         });

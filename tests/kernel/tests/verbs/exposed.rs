@@ -3,8 +3,10 @@
 use std::sync::Barrier;
 use std::thread;
 
-use bareverbs::owned::{AnyBuffer, Endpoint, Exposed, LocalAtomics, Part};
-use bareverbs::{Access, AtomicCap, Buffer, Error, Mr, Operation, Payload, Pd, QpCap, WcStatus};
+use bareverbs::buffer::LocalAtomics;
+use bareverbs::device::AtomicCap;
+use bareverbs::qp::{Operation, Payload, QpCap};
+use bareverbs::{Access, AnyBuffer, Buffer, Endpoint, Error, Mr, Pd, RegionMut, RemoteRegion, WcStatus};
 use bareverbs_kernel_tests::loopback::{contents, region, request};
 
 use crate::pair::{End, open};
@@ -24,8 +26,8 @@ fn execute(peer: &mut End, operation: Operation, local: &Mr<Buffer>) -> WcStatus
     peer.completions(1)[0].status
 }
 
-fn part(pd: &Pd, len: usize) -> Part {
-    Part::register(pd, Buffer::zeroed(len).unwrap()).unwrap()
+fn part(pd: &Pd, len: usize) -> RegionMut {
+    RegionMut::register(pd, Buffer::zeroed(len).unwrap()).unwrap()
 }
 
 pub(crate) fn revoked_memory_rejects_peers_and_is_a_slice_again() {
@@ -93,7 +95,7 @@ pub(crate) fn key_opens_the_exposed_range_only() {
 pub(crate) fn words_are_shared_with_peers() {
     let pd = open().alloc_pd().unwrap();
     let result = region(&pd, &[0; 8], Access::LOCAL_WRITE);
-    let exposed: Exposed = part(&pd, 64).expose(Access::REMOTE_ATOMIC | Access::REMOTE_READ).unwrap();
+    let exposed: RemoteRegion = part(&pd, 64).expose(Access::REMOTE_ATOMIC | Access::REMOTE_READ).unwrap();
     exposed.store(8, 40u64).unwrap();
     let remote = exposed.remote(8).unwrap();
     let (mut peer, _owner) = peers(&pd);

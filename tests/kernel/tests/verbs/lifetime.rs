@@ -1,7 +1,9 @@
 use std::time::{Duration, Instant};
 
+use bareverbs::Access;
+use bareverbs::cq::CqInit;
 use bareverbs::netlink::ResourceSummary;
-use bareverbs::{Access, CqInit, Payload, QpCap, QpInit, Rc};
+use bareverbs::qp::{Payload, QpCap, QpInit, Rc};
 
 use crate::pair::{TIMEOUT, counts, message, open, pair, pair_in, region};
 

@@ -2,9 +2,9 @@ use std::io::{Seek, Write};
 use std::num::NonZeroUsize;
 use std::ptr;
 
-use bareverbs::{
-    Access, Buffer, Error, LocalAccess, Mr, Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest,
-};
+use bareverbs::mr::LocalAccess;
+use bareverbs::qp::{Operation, Payload, RecvRequest, SendFlags, SendRequest};
+use bareverbs::{Access, Buffer, Error, Mr, Remote};
 use memmap2::MmapMut;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 

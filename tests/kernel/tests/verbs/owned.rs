@@ -2,8 +2,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use bareverbs::owned::{Done, Endpoint, Op, Part};
-use bareverbs::{Access, Buffer, Error, Imm, MemoryOwner, Mr, Pd, WcOpcode, WcStatus};
+use bareverbs::{
+    Access, Buffer, Done, Endpoint, Error, Imm, MemoryOwner, Mr, Op, Pd, RegionMut, WcOpcode, WcStatus,
+};
 
 use crate::pair::{ALL_REMOTE, TIMEOUT, contents, counts, open, region};
 
@@ -180,8 +181,8 @@ pub(crate) fn operations_return_tag_length_and_immediate() {
 
 pub(crate) fn unsignaled_runs_and_batches_complete_in_order() {
     let pd = open().alloc_pd().unwrap();
-    let (mut alice, mut bob): (Endpoint<Part>, Endpoint<Part>) = endpoints(&pd, 8);
-    let part = |len| Part::register(&pd, Buffer::zeroed(len).unwrap()).unwrap();
+    let (mut alice, mut bob): (Endpoint<RegionMut>, Endpoint<RegionMut>) = endpoints(&pd, 8);
+    let part = |len| RegionMut::register(&pd, Buffer::zeroed(len).unwrap()).unwrap();
     for receive in part(8 * 64).chunks(64) {
         bob.post_recv(receive).unwrap();
     }

@@ -1,9 +1,10 @@
 //! Two connected queue pairs of one device.
 
-use bareverbs::{
-    AckTimeout, AhAttr, Buffer, Cq, CqInit, InitAttr, MinRnrTimer, Mr, Pd, Qp, QpCap, QpInit, Rc,
-    RecvRequest, RetryCount, RnrRetry, RtrAttr, RtsAttr, SendRequest, WcStatus, WorkCompletion,
-};
+use bareverbs::ah::AhAttr;
+use bareverbs::cq::{Cq, CqInit, WorkCompletion};
+use bareverbs::qp::{InitAttr, Qp, QpCap, QpInit, Rc, RecvRequest, RtrAttr, RtsAttr, SendRequest};
+use bareverbs::values::{AckTimeout, MinRnrTimer, RetryCount, RnrRetry};
+use bareverbs::{Buffer, Mr, Pd, WcStatus};
 pub(crate) use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{self, take};
 pub(crate) use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents};
@@ -111,6 +112,6 @@ pub(crate) fn region(pd: &Pd, bytes: &[u8]) -> Mr<Buffer> {
 }
 
 /// A signalled send of a message.
-pub(crate) fn message<'a>(wr_id: u64, payload: bareverbs::Payload<'a>) -> SendRequest<'a> {
-    loopback::request(wr_id, bareverbs::Operation::Send, payload)
+pub(crate) fn message<'a>(wr_id: u64, payload: bareverbs::qp::Payload<'a>) -> SendRequest<'a> {
+    loopback::request(wr_id, bareverbs::qp::Operation::Send, payload)
 }

@@ -1,9 +1,12 @@
 use std::time::Instant;
 
-use bareverbs::{
-    AhAttr, CqInit, Datagram, DoorbellChoice, Operation, Payload, QpCap, QpInit, QueueMemory, Rc, SendFlags,
-    SendRequest, WcOpcode, WcStatus, WorkCompletion, WqInit,
+use bareverbs::ah::AhAttr;
+use bareverbs::cq::{CqInit, WorkCompletion};
+use bareverbs::qp::{
+    Datagram, DoorbellChoice, Operation, Payload, QpCap, QpInit, QueueMemory, Rc, SendFlags, SendRequest,
 };
+use bareverbs::rss::WqInit;
+use bareverbs::{WcOpcode, WcStatus};
 
 use crate::pair::{End, TIMEOUT, open, pair_in, region};
 

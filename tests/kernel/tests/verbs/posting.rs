@@ -1,6 +1,7 @@
-use bareverbs::{
-    Operation, Payload, PostReason, PushError, QpAttr, QpAttrMask, QpCap, QpState, RecvRequest, SendFlags,
-    SendRequest, WcStatus,
+use bareverbs::WcStatus;
+use bareverbs::error::{PostReason, PushError};
+use bareverbs::qp::{
+    Operation, Payload, QpAttr, QpAttrMask, QpCap, QpState, RecvRequest, SendFlags, SendRequest,
 };
 
 use crate::pair::{End, contents, message, open, pair, pair_in, region};

@@ -1,8 +1,11 @@
-use bareverbs::{
-    Access, AckTimeout, AhAttr, CqInit, DriverId, Error, InitAttr, Mtu, Operation, Payload, Pd, PortNum, Qp,
-    QpAttr, QpAttrMask, QpCap, QpInit, QpState, Rc, Remote, RetryCount, RnrRetry, RtrAttr, RtsAttr, Sge,
-    WcStatus,
+use bareverbs::ah::AhAttr;
+use bareverbs::cq::CqInit;
+use bareverbs::device::DriverId;
+use bareverbs::qp::{
+    InitAttr, Operation, Payload, Qp, QpAttr, QpAttrMask, QpCap, QpInit, QpState, Rc, RtrAttr, RtsAttr, Sge,
 };
+use bareverbs::values::{AckTimeout, Mtu, RetryCount, RnrRetry};
+use bareverbs::{Access, Error, Pd, PortNum, Remote, WcStatus};
 
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{request, take};

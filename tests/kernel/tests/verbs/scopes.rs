@@ -3,8 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use bareverbs::owned::{Endpoint, Lend, LendRange, Part, Pool};
-use bareverbs::{Access, Buffer, Error, LocalAccess, Mr, Pd, WcStatus};
+use bareverbs::buffer::{Lend, LendRange};
+use bareverbs::mr::LocalAccess;
+use bareverbs::{Access, Buffer, Endpoint, Error, Mr, Pd, Pool, RegionMut, WcStatus};
 use bareverbs_kernel_tests::{Completion, Outcome, skip};
 
 use crate::owned::endpoints;
@@ -170,7 +171,7 @@ pub(crate) fn scope_borrows_parts_and_leases_and_posts_all_kinds_of_writes() {
     alice.connect(&bob.address()).unwrap();
     bob.connect(&alice.address()).unwrap();
     let target = pd.register(Buffer::zeroed(64).unwrap(), ALL_REMOTE).unwrap();
-    let mut part = Part::register(&pd, Buffer::zeroed(64).unwrap()).unwrap();
+    let mut part = RegionMut::register(&pd, Buffer::zeroed(64).unwrap()).unwrap();
     part.bytes_mut()[..4].copy_from_slice(b"part");
     let mut rooms = [(); 2].map(|()| Pool::new(&pd, 1, 64).unwrap().take().unwrap());
     bob.scope(|bob| {

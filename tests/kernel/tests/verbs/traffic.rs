@@ -1,6 +1,5 @@
-use bareverbs::{
-    Access, Buffer, Imm, Operation, Payload, RecvRequest, SendFlags, SendRequest, WcOpcode, WcStatus,
-};
+use bareverbs::qp::{Operation, Payload, RecvRequest, SendFlags, SendRequest};
+use bareverbs::{Access, Buffer, Imm, WcOpcode, WcStatus};
 
 use crate::pair::{End, contents, message, pair, region};
 

@@ -14,7 +14,7 @@ pub(super) const SHARED: usize = 2048;
 /// Bytes of the longest message or transfer.
 pub(super) const LONGEST: usize = 6000;
 /// Bytes of the GRH before a datagram.
-const HEADER: usize = bareverbs::GRH_BYTES;
+const HEADER: usize = bareverbs::qp::GRH_BYTES;
 /// Bytes of the longest datagram.
 const DATAGRAM: usize = 1000;
 

@@ -4,10 +4,13 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
-use bareverbs::{
-    Datagram, Imm, MwBind, Operation, Payload as Bytes, PlacementType, PostError, PostReason, PushError,
-    RecvRequest, Remote, SelectivityLevel, SendFlags, SendRequest, Sge, UcOperation, inc_rkey,
+use bareverbs::device::{PlacementType, SelectivityLevel};
+use bareverbs::error::{PostError, PostReason, PushError};
+use bareverbs::mw::{MwBind, inc_rkey};
+use bareverbs::qp::{
+    Datagram, Operation, Payload as Bytes, RecvRequest, SendFlags, SendRequest, Sge, UcOperation,
 };
+use bareverbs::{Imm, Remote};
 
 use super::{AnyQp, INVALID_KEY, Iteration, QKEYS, TIMEOUT, any};
 use crate::model::State;

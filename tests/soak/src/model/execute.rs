@@ -6,7 +6,7 @@ use super::{Claim, Expect, Model, State};
 use crate::op::{Action, Id, Key, Kind, Payload, Piece, Receive, Request, Target};
 
 /// Bytes of the GRH before a datagram.
-const HEADER: usize = bareverbs::GRH_BYTES;
+const HEADER: usize = bareverbs::qp::GRH_BYTES;
 
 /// The result of the first waiting request.
 enum Step {

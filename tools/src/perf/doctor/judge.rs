@@ -1,6 +1,6 @@
 //! Verdicts on facts and figures. Nothing here accesses a device.
 
-use bareverbs::Mtu;
+use bareverbs::values::Mtu;
 use serde::{Deserialize, Serialize};
 
 use super::finding::{Check, Finding, Level, Place};

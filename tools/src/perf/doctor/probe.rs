@@ -5,11 +5,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use bareverbs::owned::{
-    Address, DatagramAddress, Datagrams, Destination, Endpoint, EndpointOptions, Exposed, Failed, Lease,
-    Part, Pool,
+use bareverbs::datagram::DatagramAddress;
+use bareverbs::values::{AckTimeout, GidIndex, Mtu, RetryCount};
+use bareverbs::{
+    Access, Address, Buffer, Datagrams, Destination, Endpoint, EndpointOptions, Failed, Pd, Pool, PoolBuffer,
+    RegionMut, Remote, RemoteRegion, WcStatus,
 };
-use bareverbs::{Access, AckTimeout, Buffer, GidIndex, Mtu, Pd, Remote, RetryCount, WcStatus};
 use serde::{Deserialize, Serialize};
 
 use super::judge::Figures;
@@ -64,14 +65,14 @@ fn options(origin: Origin<'_>, mtu: Mtu) -> EndpointOptions {
 /// The passive end of an RC connection.
 pub(crate) struct Passive {
     /// Declared before the memory: the QP is destroyed first.
-    endpoint: Endpoint<Lease>,
-    memory: Exposed,
+    endpoint: Endpoint<PoolBuffer>,
+    memory: RemoteRegion,
 }
 
 impl Passive {
     /// Creates the end for a connection with at most this path MTU.
     pub(crate) fn new(origin: Origin<'_>, mtu: Mtu) -> Result<Self> {
-        let memory = Part::register(origin.pd, Buffer::zeroed(BYTES)?).map_err(|failed| failed.error)?;
+        let memory = RegionMut::register(origin.pd, Buffer::zeroed(BYTES)?).map_err(|failed| failed.error)?;
         let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
         let memory = memory.expose(access).map_err(|failed| failed.error)?;
         Ok(Self { endpoint: options(origin, mtu).build(origin.pd)?, memory })
@@ -105,7 +106,7 @@ pub(crate) enum ProbeError {
 }
 
 impl ProbeError {
-    fn of(failed: &Failed<Lease>) -> Self {
+    fn of(failed: &Failed<PoolBuffer>) -> Self {
         if failed.cause == Some(WcStatus::RETRY_EXC_ERR) {
             Self::Unanswered
         } else {
@@ -125,7 +126,7 @@ enum Direction {
 
 /// The active end of an RC connection.
 pub(crate) struct Active<'a> {
-    endpoint: Endpoint<Lease>,
+    endpoint: Endpoint<PoolBuffer>,
     pool: Pool,
     remote: Remote,
     stop: &'a Stop,
@@ -163,7 +164,7 @@ impl<'a> Active<'a> {
         Err(ProbeError::Silent)
     }
 
-    fn buffer(&self) -> Result<Lease, ProbeError> {
+    fn buffer(&self) -> Result<PoolBuffer, ProbeError> {
         Ok(self.pool.take().context("no buffer is free")?)
     }
 

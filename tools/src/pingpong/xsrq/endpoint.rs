@@ -6,12 +6,18 @@ use std::net::Ipv6Addr;
 use std::os::fd::AsFd;
 
 use anyhow::{Context as _, Result};
-use bareverbs::{
-    Access, Buffer, Context, Gid, GidIndex, InitAttr, LinkLayer, Mr, Operation, Payload, Pd, PortAttr, Qp,
-    QpCap, QpInit, RecvRequest, RnrRetry, RtrAttr, RtsAttr, SendFlags, SendRequest, SrqInit, UcRtrAttr,
-    WcStatus, WorkCompletion, XrcOperation, XrcSend, XrcSrq, XrcSrqInit, XrcTarget, XrcTargetRtsAttr, Xrcd,
-    XrcdShare,
+use bareverbs::cq::WorkCompletion;
+use bareverbs::device::{LinkLayer, PortAttr};
+use bareverbs::qp::{
+    InitAttr, Operation, Payload, Qp, QpCap, QpInit, RecvRequest, RtrAttr, RtsAttr, SendFlags, SendRequest,
+    UcRtrAttr,
 };
+use bareverbs::srq::SrqInit;
+use bareverbs::values::{GidIndex, RnrRetry};
+use bareverbs::xrc::{
+    XrcOperation, XrcSend, XrcSrq, XrcSrqInit, XrcTarget, XrcTargetRtsAttr, Xrcd, XrcdShare,
+};
+use bareverbs::{Access, Buffer, Context, Gid, Mr, Pd, WcStatus};
 
 use super::record::XrcRecord;
 use crate::cli::pingpong::XsrqPingpong;

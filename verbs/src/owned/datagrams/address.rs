@@ -7,7 +7,8 @@ use std::str::FromStr;
 #[cfg(feature = "serde")]
 use super::super::address::address_serde;
 use super::super::address::{ParseAddressError, field, number};
-use crate::{Gid, MULTICAST_QP};
+use crate::Gid;
+use crate::qp::MULTICAST_QP;
 
 /// Address of a UD QP or of a multicast group: what a sender must know.
 ///
@@ -15,7 +16,7 @@ use crate::{Gid, MULTICAST_QP};
 /// in human-readable formats, else bytes).
 ///
 /// ```
-/// use bareverbs::owned::DatagramAddress;
+/// use bareverbs::datagram::DatagramAddress;
 ///
 /// let gid = "fe80::1".parse::<std::net::Ipv6Addr>().unwrap().into();
 /// let address = DatagramAddress::new(gid, 17, 0x1234);
@@ -53,7 +54,7 @@ impl DatagramAddress {
     /// The address of a multicast group. Its LID is 0.
     ///
     /// ```
-    /// use bareverbs::owned::DatagramAddress;
+    /// use bareverbs::datagram::DatagramAddress;
     ///
     /// // On InfiniBand, the subnet administrator assigns the LID.
     /// let group = "ff12:401b::1".parse().unwrap();

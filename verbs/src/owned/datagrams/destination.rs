@@ -9,7 +9,9 @@ use bareverbs_provider::traits::Provider;
 use super::super::buffer::sealed::PdId;
 use super::super::resolve::{Resolution, ResolveTimeout};
 use super::super::{Op, Source};
-use crate::{Ah, AhAttr, AnyProvider, Datagram, Imm, Pd, Result};
+use crate::ah::{Ah, AhAttr};
+use crate::qp::Datagram;
+use crate::{AnyProvider, Imm, Pd, Result};
 
 /// Where a datagram goes: the path to a port, and a QP there. Cloning it is cheap: clones share the
 /// address handle. Each outstanding send also shares it, so a destination may be dropped at any
@@ -26,7 +28,7 @@ pub struct Destination<P: Provider = AnyProvider> {
 
 impl<P: Provider> Destination<P> {
     /// The QP `qp_num`, 24 bits, with the Q_Key `qkey`, on the path of an address handle.
-    /// [`MULTICAST_QP`](crate::MULTICAST_QP) for a multicast group.
+    /// [`MULTICAST_QP`](crate::qp::MULTICAST_QP) for a multicast group.
     #[must_use]
     pub fn new(ah: Arc<Ah<P>>, qp_num: u32, qkey: u32) -> Self {
         Self { ah, qp_num, qkey }

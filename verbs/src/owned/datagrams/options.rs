@@ -9,7 +9,10 @@ use super::super::buffer::sealed::PdId;
 use super::super::endpoint::Queues;
 use super::super::options::EndpointOptions;
 use super::{DatagramAddress, Datagrams};
-use crate::{GidIndex, LinkLayer, Pd, PortNum, Result, Ud, UdInitAttr};
+use crate::device::LinkLayer;
+use crate::qp::{Ud, UdInitAttr};
+use crate::values::GidIndex;
+use crate::{Pd, PortNum, Result};
 
 const VERB: &str = "DatagramOptions::build";
 
@@ -32,8 +35,7 @@ const DEFAULT_QKEY: u32 = 0x0123_4567;
 /// | [`spin`](Self::spin) | adaptive, at most 20 µs |
 ///
 /// ```no_run
-/// use bareverbs::Context;
-/// use bareverbs::owned::Datagrams;
+/// use bareverbs::{Context, Datagrams};
 ///
 /// let pd = Context::open_first()?.alloc_pd()?;
 /// let datagrams: Datagrams = Datagrams::options().recvs(256).inline(64).qkey(0x1234).build(&pd)?;

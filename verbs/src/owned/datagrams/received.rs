@@ -6,7 +6,10 @@ use bareverbs_provider::traits::Provider;
 
 use super::super::{Done, Failed, Outcome, Source};
 use super::{Datagrams, Destination, DestinationRequest};
-use crate::{AhAttr, Error, GRH_BYTES, Gid, Grh, Imm, Result, WcFlags, WorkCompletion};
+use crate::ah::{AhAttr, Grh};
+use crate::cq::{WcFlags, WorkCompletion};
+use crate::qp::GRH_BYTES;
+use crate::{Error, Gid, Imm, Result};
 
 /// A successful operation of [`Datagrams`], with its buffer.
 #[derive(Debug)]

@@ -5,18 +5,22 @@ use proptest::prelude::*;
 use rustix::io::Errno;
 
 use super::*;
+use crate::cq::{CompChannel, CqInit};
+use crate::error::{DoorbellError, PushError};
+use crate::mr::ImplicitMr;
 use crate::owned::keepalive::Policy;
 use crate::owned::options::QueueParts;
-use crate::owned::{Part, Pool, Spin};
+use crate::owned::{Pool, RegionMut, Spin};
+use crate::qp::QpState;
 #[cfg(any(feature = "async-io", feature = "tokio"))]
 use crate::testing::tasks::{NoWait, Wakes};
 use crate::testing::{Plain, completion};
-use crate::{Access, CompChannel, CqInit, DoorbellError, ImplicitMr, Pd, PushError, QpState, WcStatus};
+use crate::{Access, Pd, WcStatus};
 
 /// Length of the buffers: room for a message of 24 bytes.
 const LEN: usize = GRH_BYTES + 24;
 
-struct Setup<B = Lease> {
+struct Setup<B = PoolBuffer> {
     plain: Plain,
     pd: Pd<Plain>,
     pool: Pool,
@@ -78,7 +82,7 @@ impl<B> Setup<B> {
 }
 
 impl Setup {
-    fn lease(&self) -> Lease {
+    fn lease(&self) -> PoolBuffer {
         self.pool.take().unwrap()
     }
 
@@ -262,9 +266,9 @@ fn refused_doorbell_moves_ud_qp_to_err() {
 
 #[test]
 fn default_hop_limit_passes_routers_except_for_groups() {
-    let mut setup = Setup::<Lease>::new();
+    let mut setup = Setup::<PoolBuffer>::new();
     let group: Gid = "ff0e::1".parse().unwrap();
-    let limits = |datagrams: &Datagrams<Lease, Plain>| {
+    let limits = |datagrams: &Datagrams<PoolBuffer, Plain>| {
         [Gid::default(), group]
             .map(|gid| datagrams.path_to(&DatagramAddress::new(gid, 17, 0x1234)).grh.unwrap().hop_limit)
     };
@@ -329,7 +333,7 @@ fn awaits_of_datagrams_that_end_at_once_let_other_tasks_run() {
     use std::sync::atomic::Ordering;
     use std::task::{Context, Poll, Waker};
 
-    let Setup { plain, pool, datagrams, .. } = Setup::<Lease>::new();
+    let Setup { plain, pool, datagrams, .. } = Setup::<PoolBuffer>::new();
     let wakes = Arc::new(Wakes::default());
     let waker = Waker::from(Arc::clone(&wakes));
     let mut context = Context::from_waker(&waker);
@@ -386,7 +390,7 @@ fn buffers_of_other_types_are_converted() {
     setup.datagrams.post_recv_tagged(setup.pool.take().unwrap(), 1).unwrap();
     let region = ImplicitMr::for_test(setup.pd.domain(), Access::LOCAL_WRITE);
     let mr = region.part(vec![0; LEN]).map_err(|failed| failed.error).unwrap();
-    let part = Part::new(mr).map_err(|failed| failed.error).unwrap();
+    let part = RegionMut::new(mr).map_err(|failed| failed.error).unwrap();
     setup.datagrams.post_recv_tagged(part, 2).unwrap();
     assert_eq!(setup.datagrams.pending_recvs(), 2);
 }

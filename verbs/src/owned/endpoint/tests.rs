@@ -9,17 +9,20 @@ use proptest::prelude::*;
 use rustix::io::Errno;
 
 use super::*;
+use crate::cq::CqInit;
+use crate::device::DriverId;
+use crate::error::{DoorbellError, PushError};
+use crate::mr::ImplicitMr;
 use crate::owned::flow::PROBE;
 use crate::owned::flow::PostRecv;
 use crate::owned::keepalive::{INTERVAL, Policy};
 use crate::owned::{Outcome, Spin};
+use crate::qp::RecvRequest;
 #[cfg(any(feature = "async-io", feature = "tokio"))]
 use crate::testing::tasks::{NoWait, Wakes};
 use crate::testing::{Hook, Plain, completion, refuse_ioctls, succeed_ioctls};
-use crate::{
-    Access, CqInit, DoorbellError, DriverId, Gid, ImplicitMr, MemoryOwner, Mtu, PushError, RecvRequest,
-    Refused, WcOpcode,
-};
+use crate::values::Mtu;
+use crate::{Access, Gid, MemoryOwner, Refused, WcOpcode};
 
 /// Memory that counts how often it is freed.
 struct Counted(Vec<u8>, Arc<AtomicUsize>);

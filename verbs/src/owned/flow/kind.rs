@@ -3,7 +3,9 @@
 use bareverbs_provider::traits::Completion;
 
 use super::super::Done;
-use crate::{Operation, WcOpcode, WorkCompletion};
+use crate::WcOpcode;
+use crate::cq::WorkCompletion;
+use crate::qp::Operation;
 
 /// What the flows of a transport keep and return.
 pub(crate) trait Kind {

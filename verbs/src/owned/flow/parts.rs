@@ -16,7 +16,8 @@ use super::{
     SendOperation, full,
 };
 use crate::pd::shared::PdShared;
-use crate::{Error, Operation, Payload, RecvRequest, Result, SendFlags, SendRequest, Sge, WcOpcode};
+use crate::qp::{Operation, Payload, RecvRequest, SendFlags, SendRequest, Sge};
+use crate::{Error, Result, WcOpcode};
 
 /// Maximum of the buffers of an operation.
 pub(in crate::owned) const MAX_PARTS: usize = 8;

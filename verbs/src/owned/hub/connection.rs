@@ -11,17 +11,18 @@ use bareverbs_provider::wake::FirstPanic;
 
 use super::HubInner;
 use super::reaper::{Batch, Conn, ConnState, Failure, Operation, Operations, PostedBy, Queued, SlotKind};
+use crate::error::{Limit, PostError, PostReason, PushError};
 use crate::owned::buffer::sealed::PdId;
 use crate::owned::buffer::{checked_sge, verified_sge};
 use crate::owned::keepalive::Policy;
 use crate::owned::op::OpPayload;
 use crate::owned::resolve::ResolveTimeout;
 use crate::owned::server::flow::Flow;
-use crate::owned::{Address, Lease, Op, Pending, Source, Target};
-use crate::{
-    AnyProvider, ConnectAttr, Error, Imm, Limit, Operation as WrOperation, Payload, Pd, PostError,
-    PostReason, PushError, Qp, Rc, RecvRequest, Remote, Result, SendFlags, SendRequest, Sge, WcOpcode,
+use crate::owned::{Address, Op, Pending, PoolBuffer, Source, Target};
+use crate::qp::{
+    ConnectAttr, Operation as WrOperation, Payload, Qp, Rc, RecvRequest, SendFlags, SendRequest, Sge,
 };
+use crate::{AnyProvider, Error, Imm, Pd, Remote, Result, WcOpcode};
 
 /// A connection of a [`Hub`](super::Hub).
 ///
@@ -33,7 +34,7 @@ use crate::{
 ///
 /// The QP is destroyed when the last clone and the last `Pending` of the connection are dropped.
 /// Operations in flight end with it, and their messages may be lost: await them first.
-pub struct Connection<B = Lease, P: Provider = AnyProvider> {
+pub struct Connection<B = PoolBuffer, P: Provider = AnyProvider> {
     inner: Arc<ConnectionInner<B, P>>,
 }
 
@@ -258,8 +259,8 @@ impl<B: Source, P: Provider> Connection<B, P> {
     /// Each operation has a result of its own, so [`Op::unsignaled`] has no effect.
     ///
     /// ```no_run
-    /// # use bareverbs::owned::{Connection, Lease, Op};
-    /// # fn post(connection: &Connection, lease: Lease) -> bareverbs::Result<()> {
+    /// # use bareverbs::{Connection, PoolBuffer, Op};
+    /// # fn post(connection: &Connection, lease: PoolBuffer) -> bareverbs::Result<()> {
     /// let reply = connection.post(Op::send_inline(b"short").tag(7));
     /// let write = connection.post(Op::send(lease, ..10).fenced().tag(8));
     /// assert_eq!((reply.wait()?.tag, write.wait()?.tag), (7, 8));
@@ -318,9 +319,8 @@ impl<B: Source, P: Provider> Connection<B, P> {
     /// are posted. It allocates only if the capacity of `pending` is too small.
     ///
     /// ```no_run
-    /// # use bareverbs::owned::{Connection, Op, Part};
-    /// # use bareverbs::Remote;
-    /// # fn write(connection: &Connection<Part>, file: Part, mut to: Remote) -> bareverbs::Result<()> {
+    /// # use bareverbs::{Connection, Op, RegionMut, Remote};
+    /// # fn write(connection: &Connection<RegionMut>, file: RegionMut, mut to: Remote) -> bareverbs::Result<()> {
     /// let mut ops = Vec::new();
     /// for chunk in file.chunks(1 << 20) {
     ///     let len = chunk.len() as u64;
@@ -559,20 +559,20 @@ impl<B: Source, P: Provider> Connection<B, P> {
     /// Receives as [`Connection::recv`] does. `tag` comes back in
     /// [`Done::tag`](crate::owned::Done::tag).
     ///
-    /// The buffer may be of another type than the connection's, such as a [`Part`](crate::owned::Part)
+    /// The buffer may be of another type than the connection's, such as a [`RegionMut`](crate::owned::RegionMut)
     /// for a connection of [`AnyBuffer`](crate::owned::AnyBuffer). Types of other crates are not buffers:
     ///
     /// ```compile_fail,E0599
-    /// # use bareverbs::owned::{Connection, Lease};
+    /// # use bareverbs::{Connection, PoolBuffer};
     /// struct Other;
     ///
-    /// impl From<Lease> for Other {
-    ///     fn from(_: Lease) -> Self {
+    /// impl From<PoolBuffer> for Other {
+    ///     fn from(_: PoolBuffer) -> Self {
     ///         Self
     ///     }
     /// }
     ///
-    /// fn receive(connection: &Connection<Other>, lease: Lease) {
+    /// fn receive(connection: &Connection<Other>, lease: PoolBuffer) {
     ///     connection.recv_tagged(lease, 1);
     /// }
     /// ```

@@ -15,10 +15,11 @@ use super::election::DriverKind;
 use super::park::Parker;
 use super::{BATCH, HubInner};
 use crate::alarm::Alarm;
+use crate::cq::CompChannel;
 use crate::owned::Spinning;
 use crate::readiness::Readiness;
 use crate::readiness::sealed::Events;
-use crate::{AnyProvider, CompChannel, Error, Result};
+use crate::{AnyProvider, Error, Result};
 
 /// Maximum of completions that a driver reaps before it yields to other tasks.
 const TURN: usize = 2 * BATCH;

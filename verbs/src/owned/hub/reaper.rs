@@ -11,16 +11,17 @@ use bareverbs_provider::wake::FirstPanic;
 use smallvec::SmallVec;
 
 use super::table::{Completed, Table};
+use crate::cq::{Cq, WorkCompletion};
+use crate::device::DriverId;
+use crate::error::PostError;
 use crate::owned::keepalive::post_empty_write;
 use crate::owned::server::PeerId;
 use crate::owned::server::flow::{Flow, Kind};
 use crate::owned::server::inbound::{Inbound, RawEvent, SHARED};
 use crate::owned::{BUDGET, spend_budget};
+use crate::qp::{Operation as WrOperation, Payload, Qp, QpState, Rc, SendFlags, SendRequest, Sge};
 use crate::sync::{Mutex, MutexGuard, lock};
-use crate::{
-    Cq, DriverId, Imm, Operation as WrOperation, Payload, PortNum, PostError, Qp, QpState, Rc, SendFlags,
-    SendRequest, Sge, WcOpcode, WcStatus, WorkCompletion, link_down,
-};
+use crate::{Imm, PortNum, WcOpcode, WcStatus, link_down};
 
 /// Set in the `wr_id`s of control messages. The kind of the message is in the low bits.
 const CONTROL: u64 = 1 << 62;

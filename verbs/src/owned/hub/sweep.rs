@@ -6,7 +6,7 @@ use bareverbs_provider::traits::Provider;
 
 use super::HubInner;
 use super::reaper::{Batch, Failure, SmallList};
-use crate::PostReason;
+use crate::error::PostReason;
 use crate::owned::removal::Watch;
 use crate::sync::{Mutex, lock};
 

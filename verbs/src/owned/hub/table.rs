@@ -4,7 +4,7 @@ use std::mem;
 use std::num::NonZeroU32;
 use std::task::{Context, Poll, Waker};
 
-use crate::WrId;
+use crate::qp::WrId;
 use crate::sync::{Mutex, MutexGuard, lock};
 
 const LAST_GENERATION: u32 = (1 << 30) - 1;

@@ -11,12 +11,14 @@ use super::driver::DriverGuard;
 use super::election::DriverKind;
 use super::reaper::{Depths, PROBE};
 use super::*;
+use crate::cq::WorkCompletion;
+use crate::error::{PostError, PushError};
+use crate::mr::ImplicitMr;
 use crate::owned::{AnyBuffer, Done, Failed, Op, Outcome, Pending, Pool};
+use crate::qp::QpState;
 use crate::testing::{Hook, Plain, completion, ends, refuse_ioctls, succeed_ioctls};
-use crate::{
-    Access, ImplicitMr, MemoryOwner, Mr, Mtu, PostError, PushError, QpState, Refused, Remote, WcOpcode,
-    WcStatus, WorkCompletion,
-};
+use crate::values::Mtu;
+use crate::{Access, MemoryOwner, Mr, Refused, Remote, WcOpcode, WcStatus};
 
 /// Memory that counts how often it is freed.
 struct Counted(Vec<u8>, Arc<AtomicUsize>);
@@ -567,12 +569,12 @@ fn wakers_run_without_a_lock() {
 fn handles_can_move_between_threads() {
     fn moves<T: Send + Sync + Unpin>() {}
     moves::<Hub>();
-    moves::<Connection<Lease>>();
-    moves::<Pending<Lease>>();
+    moves::<Connection<PoolBuffer>>();
+    moves::<Pending<PoolBuffer>>();
     #[cfg(feature = "tokio")]
-    moves::<Driver<Lease, crate::tokio::Readiness>>();
+    moves::<Driver<PoolBuffer, crate::tokio::Readiness>>();
     #[cfg(feature = "async-io")]
-    moves::<Driver<Lease, crate::async_io::Readiness>>();
+    moves::<Driver<PoolBuffer, crate::async_io::Readiness>>();
 }
 
 #[test]
@@ -848,7 +850,7 @@ fn receive_takes_a_buffer_of_another_type() {
     plain.log().completions.push_back(WorkCompletion { qp_num, ..completion(wr_id, WcStatus::SUCCESS) });
     let done = pending.wait().unwrap();
     assert_eq!((done.tag, done.len), (5, 1));
-    assert!(matches!(done.buffer, Some(AnyBuffer::Lease(_))));
+    assert!(matches!(done.buffer, Some(AnyBuffer::PoolBuffer(_))));
 }
 
 #[test]

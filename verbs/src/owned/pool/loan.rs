@@ -3,13 +3,13 @@
 use std::sync::{Arc, OnceLock, Weak};
 
 use super::slots::Slots;
-use super::{Inner, Lease, Pool};
+use super::{Inner, Pool, PoolBuffer};
 
 /// The owner of buffers that it lends.
 pub(crate) trait Lender: Send + Sync {
     /// A buffer that was lent is no longer used. It is called where the lease is dropped, without
     /// locks.
-    fn returned(&self, lease: Lease);
+    fn returned(&self, lease: PoolBuffer);
 }
 
 /// Lends buffers of a pool.
@@ -43,7 +43,7 @@ impl Loans {
     }
 
     /// Lends the buffer of a lease of the pool.
-    pub(crate) fn lend(&self, mut lease: Lease) -> Lease {
+    pub(crate) fn lend(&self, mut lease: PoolBuffer) -> PoolBuffer {
         lease.pool = Arc::clone(&self.0);
         lease
     }
@@ -52,7 +52,7 @@ impl Loans {
 impl Loan {
     /// A lease on loan was dropped.
     pub(super) fn end(&self, slot: u32) {
-        let lease = Lease::new(&self.pool, slot);
+        let lease = PoolBuffer::new(&self.pool, slot);
         match self.lender.get().and_then(Weak::upgrade) {
             Some(lender) => lender.returned(lease),
             None => drop(lease),

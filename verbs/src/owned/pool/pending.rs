@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use super::slots::Ticket;
-use super::{Inner, Lease};
+use super::{Inner, PoolBuffer};
 use crate::Result;
 use crate::owned::hub::park::Parker;
 
@@ -30,13 +30,13 @@ use crate::owned::hub::park::Parker;
 /// A wait does not poll a CQ. A buffer of a detached operation comes back when another thread, or a
 /// [driver](crate::owned::Hub#drivers), reaps its completion.
 #[must_use = "a wait does nothing unless it is polled"]
-pub struct PendingLease {
+pub struct PendingPoolBuffer {
     pool: Arc<Inner>,
     /// Its place among the waits.
     ticket: Option<Ticket>,
 }
 
-impl PendingLease {
+impl PendingPoolBuffer {
     pub(super) fn new(pool: Arc<Inner>) -> Self {
         Self { pool, ticket: None }
     }
@@ -46,7 +46,7 @@ impl PendingLease {
     /// # Errors
     /// [`Error::System`](crate::Error::System): the thread could not sleep (`EMFILE`, `ENFILE`,
     /// `ENOMEM`).
-    pub fn wait(mut self) -> Result<Lease> {
+    pub fn wait(mut self) -> Result<PoolBuffer> {
         loop {
             // Without a time limit it returns only with a buffer.
             if let Some(lease) = self.wait_until(None)? {
@@ -59,12 +59,12 @@ impl PendingLease {
     /// keeps its place until it is dropped.
     ///
     /// # Errors
-    /// As for [`PendingLease::wait`].
-    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<Lease>> {
+    /// As for [`PendingPoolBuffer::wait`].
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<PoolBuffer>> {
         self.wait_until(Instant::now().checked_add(timeout))
     }
 
-    fn wait_until(&mut self, end: Option<Instant>) -> Result<Option<Lease>> {
+    fn wait_until(&mut self, end: Option<Instant>) -> Result<Option<PoolBuffer>> {
         Parker::with(|parker, waker| {
             let cx = Context::from_waker(waker);
             loop {
@@ -79,8 +79,8 @@ impl PendingLease {
         })
     }
 
-    pub(crate) fn poll_lease(&mut self, cx: &Context<'_>) -> Poll<Lease> {
-        self.pool.slots.poll(&mut self.ticket, cx).map(|slot| Lease::new(&self.pool, slot))
+    pub(crate) fn poll_lease(&mut self, cx: &Context<'_>) -> Poll<PoolBuffer> {
+        self.pool.slots.poll(&mut self.ticket, cx).map(|slot| PoolBuffer::new(&self.pool, slot))
     }
 
     /// Gives its place up, as dropping it does. The next poll takes a new one.
@@ -91,24 +91,24 @@ impl PendingLease {
     }
 }
 
-impl Future for PendingLease {
-    type Output = Lease;
+impl Future for PendingPoolBuffer {
+    type Output = PoolBuffer;
 
-    /// Cancel-safe: see [dropping it](PendingLease#dropping-it). After it has returned a buffer, it
+    /// Cancel-safe: see [dropping it](PendingPoolBuffer#dropping-it). After it has returned a buffer, it
     /// waits for another one.
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Lease> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<PoolBuffer> {
         self.get_mut().poll_lease(cx)
     }
 }
 
-impl Drop for PendingLease {
+impl Drop for PendingPoolBuffer {
     fn drop(&mut self) {
         self.cancel();
     }
 }
 
-impl fmt::Debug for PendingLease {
+impl fmt::Debug for PendingPoolBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PendingLease").field("waits", &self.ticket.is_some()).finish_non_exhaustive()
+        f.debug_struct("PendingPoolBuffer").field("waits", &self.ticket.is_some()).finish_non_exhaustive()
     }
 }

@@ -12,7 +12,7 @@ use bareverbs_provider::traits::Provider;
 
 use super::{Handle, Inner, ROUNDS};
 use crate::owned::hub::reaper::BATCH;
-use crate::owned::{Lease, PendingLease, Source};
+use crate::owned::{PendingPoolBuffer, PoolBuffer, Source};
 use crate::{AnyProvider, Error, Result};
 
 const VERB: &str = "Handle::acquire";
@@ -24,7 +24,7 @@ const VERB: &str = "Handle::acquire";
 /// thread. It takes its place among the waits when it is first polled, and gets its buffer in this
 /// order. Each buffer that is free again wakes one wait.
 ///
-/// Unlike a [`PendingLease`] of a [`Pool`](crate::owned::Pool), it polls the CQ, so it reaps the sends
+/// Unlike a [`PendingPoolBuffer`] of a [`Pool`](crate::owned::Pool), it polls the CQ, so it reaps the sends
 /// whose buffers it waits for. It reads no events: buffers that messages of peers have are not among
 /// those that it waits for.
 ///
@@ -45,9 +45,9 @@ const VERB: &str = "Handle::acquire";
 /// The end of a peer is no error: its messages fail, and their buffers are free when the results are
 /// taken or dropped.
 #[must_use = "a wait does nothing unless it is polled"]
-pub struct PendingBuffer<B: Source = Lease, P: Provider = AnyProvider> {
+pub struct PendingBuffer<B: Source = PoolBuffer, P: Provider = AnyProvider> {
     server: Arc<Inner<B, P>>,
-    wait: PendingLease,
+    wait: PendingPoolBuffer,
 }
 
 impl<B: Source, P: Provider> Handle<B, P> {
@@ -59,7 +59,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// ```no_run
     /// use std::time::Duration;
     ///
-    /// use bareverbs::owned::server::{Handle, PeerId};
+    /// use bareverbs::server::{Handle, PeerId};
     ///
     /// # async fn send(handle: &Handle, peer: PeerId) -> bareverbs::Result<()> {
     /// let mut message = handle.acquire().await?;
@@ -92,7 +92,7 @@ impl<B: Source, P: Provider> PendingBuffer<B, P> {
     ///
     /// # Errors
     /// [Those of the wait](Self#errors), except [`Error::NoDriver`].
-    pub fn wait(mut self) -> Result<Lease> {
+    pub fn wait(mut self) -> Result<PoolBuffer> {
         loop {
             // Without a time limit it returns only with a buffer.
             if let Some(lease) = self.wait_until(None)? {
@@ -106,17 +106,17 @@ impl<B: Source, P: Provider> PendingBuffer<B, P> {
     ///
     /// # Errors
     /// As for [`PendingBuffer::wait`].
-    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<Lease>> {
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<PoolBuffer>> {
         self.wait_until(Instant::now().checked_add(timeout))
     }
 
-    fn wait_until(&mut self, end: Option<Instant>) -> Result<Option<Lease>> {
+    fn wait_until(&mut self, end: Option<Instant>) -> Result<Option<PoolBuffer>> {
         let hub = Arc::clone(self.server.hub.inner());
         hub.block_on(end, |cx| self.poll_lease(cx))?.transpose()
     }
 
     /// Takes a buffer, or registers the task and helps to reap.
-    fn poll_lease(&mut self, cx: &Context<'_>) -> Poll<Result<Lease>> {
+    fn poll_lease(&mut self, cx: &Context<'_>) -> Poll<Result<PoolBuffer>> {
         for _ in 0..ROUNDS {
             self.check_open()?;
             if let Poll::Ready(lease) = self.wait.poll_lease(cx) {
@@ -149,11 +149,11 @@ impl<B: Source, P: Provider> PendingBuffer<B, P> {
 }
 
 impl<B: Source, P: Provider> Future for PendingBuffer<B, P> {
-    type Output = Result<Lease>;
+    type Output = Result<PoolBuffer>;
 
     /// Cancel-safe: see [dropping it](PendingBuffer#dropping-it). After it has returned a buffer, it
     /// waits for another one.
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Lease>> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<PoolBuffer>> {
         let this = self.get_mut();
         let polled = this.poll_lease(cx);
         if polled.is_pending() && !this.server.hub.inner().election.has_driver() {

@@ -11,7 +11,7 @@ use futures_core::Stream;
 use futures_sink::Sink;
 
 use super::{Client, Event, Handle, PeerId, Server};
-use crate::owned::{Failed, Lease, Pending, Source};
+use crate::owned::{Failed, Pending, PoolBuffer, Source};
 use crate::{AnyProvider, Error, Result};
 
 impl<B: Source, P: Provider> Stream for Server<B, P> {
@@ -41,7 +41,7 @@ impl<B: Source, P: Provider> Stream for Client<B, P> {
 ///
 /// The buffers of sent messages are dropped. An error returns the buffer of its message, except
 /// [`Error::NoDriver`]: the message is outstanding, and a later call returns its result.
-pub struct MessageSink<B: Source = Lease, P: Provider = AnyProvider> {
+pub struct MessageSink<B: Source = PoolBuffer, P: Provider = AnyProvider> {
     handle: Handle<B, P>,
     peer: PeerId,
     /// Outstanding messages, the oldest first.

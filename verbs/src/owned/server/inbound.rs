@@ -12,9 +12,11 @@ use super::PeerId;
 use crate::owned::buffer::checked_sge;
 use crate::owned::hub::reaper::{Conn, Failure};
 use crate::owned::pool::Loans;
-use crate::owned::{Lease, Pool};
+use crate::owned::{Pool, PoolBuffer};
+use crate::qp::{RecvRequest, WrId};
+use crate::srq::Srq;
 use crate::sync::{Mutex, lock};
-use crate::{Error, Pd, RecvRequest, Result, Srq, WrId};
+use crate::{Error, Pd, Result};
 
 /// Set in the `wr_id`s of receives of an SRQ.
 pub(crate) const SHARED: u64 = 1 << 63;
@@ -52,7 +54,7 @@ struct Lent<P: Provider> {
 struct Slot {
     /// Counts its uses from 1, in 31 bits.
     generation: u32,
-    lease: Option<Lease>,
+    lease: Option<PoolBuffer>,
 }
 
 struct Events<P: Provider> {
@@ -83,7 +85,7 @@ pub(crate) enum RawEvent<P: Provider> {
 /// A receive that a message has consumed, and its buffer.
 pub(crate) struct Receive {
     index: u32,
-    pub(crate) lease: Lease,
+    pub(crate) lease: PoolBuffer,
 }
 
 impl<P: Provider> Inbound<P> {
@@ -120,7 +122,7 @@ impl<P: Provider> Inbound<P> {
     }
 
     /// Posts the receive `index` into `lease`.
-    pub(crate) fn post(&self, index: u32, lease: Lease) -> Result<()> {
+    pub(crate) fn post(&self, index: u32, lease: PoolBuffer) -> Result<()> {
         let sge = checked_sge("Server", &lease, self.pd.domain(), ..)?;
         let mut receives = lock(&self.receives);
         let Receives { srq: Some(srq), slots } = &mut *receives else { return Ok(()) };
@@ -156,7 +158,7 @@ impl<P: Provider> Inbound<P> {
     /// Buffers on loan and those of sends do not mix: neither the receives nor the callers that wait
     /// for a buffer take those of the other.
     #[cold]
-    pub(crate) fn lend(&self, conn: &Arc<Conn<P>>, Receive { index, lease }: Receive) -> Lease {
+    pub(crate) fn lend(&self, conn: &Arc<Conn<P>>, Receive { index, lease }: Receive) -> PoolBuffer {
         let lent = Lent { conn: Arc::clone(conn), index };
         let previous = lock(&self.lent).insert(lease.slot(), lent);
         debug_assert!(previous.is_none(), "a slot has one lease");
@@ -164,7 +166,7 @@ impl<P: Provider> Inbound<P> {
     }
 
     /// Takes the receive whose buffer was on loan.
-    pub(crate) fn take_lent(&self, lease: Lease) -> Option<(Arc<Conn<P>>, Receive)> {
+    pub(crate) fn take_lent(&self, lease: PoolBuffer) -> Option<(Arc<Conn<P>>, Receive)> {
         let Lent { conn, index } = lock(&self.lent).remove(&lease.slot())?;
         Some((conn, Receive { index, lease }))
     }

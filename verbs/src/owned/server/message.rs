@@ -11,12 +11,12 @@ use super::PeerId;
 use super::inbound::{Inbound, Receive};
 use crate::owned::hub::connection::{Connection, ConnectionInner};
 use crate::owned::hub::reaper::{BATCH, Batch, Conn};
-use crate::owned::{Lease, Pending, Source};
+use crate::owned::{Pending, PoolBuffer, Source};
 use crate::{AnyProvider, Error};
 
 /// An event of a [`Server`](super::Server) or a [`Client`](super::Client).
 #[non_exhaustive]
-pub enum Event<B: Source = Lease, P: Provider = AnyProvider> {
+pub enum Event<B: Source = PoolBuffer, P: Provider = AnyProvider> {
     /// A message.
     Message(Message<B, P>),
     /// The connection to the peer failed. Its operations fail; the other peers are unaffected. It
@@ -29,7 +29,7 @@ pub enum Event<B: Source = Lease, P: Provider = AnyProvider> {
 
 /// The result of a wait with a time limit: [`Server::wait_timeout`](super::Server::wait_timeout).
 #[must_use]
-pub enum Waited<B: Source = Lease, P: Provider = AnyProvider> {
+pub enum Waited<B: Source = PoolBuffer, P: Provider = AnyProvider> {
     /// An event.
     Event(Event<B, P>),
     /// The time limit was reached. Events may follow.
@@ -70,7 +70,7 @@ impl<B: Source, P: Provider> fmt::Debug for Waited<B, P> {
 /// An echo needs no copy:
 ///
 /// ```no_run
-/// use bareverbs::owned::server::{Event, Server};
+/// use bareverbs::server::{Event, Server};
 ///
 /// # fn echo(mut server: Server) -> bareverbs::Result<()> {
 /// while let Some(event) = server.wait()? {
@@ -86,7 +86,7 @@ impl<B: Source, P: Provider> fmt::Debug for Waited<B, P> {
 ///
 /// `mem::forget` costs one message of the peer's window. After the peer has ended, its place in
 /// [`ServerOptions::peers`](super::ServerOptions::peers) is free when all its messages are dropped.
-pub struct Message<B: Source = Lease, P: Provider = AnyProvider> {
+pub struct Message<B: Source = PoolBuffer, P: Provider = AnyProvider> {
     conn: Arc<Conn<P>>,
     /// `Weak`, so that a message does not keep a connection.
     peer: Weak<ConnectionInner<B, P>>,
@@ -142,12 +142,12 @@ impl<B: Source, P: Provider> Message<B, P> {
     /// [`Handle::acquire`](super::Handle::acquire) wait, the peer must wait until the lease is dropped,
     /// as if the message was kept. A buffer that an operation uses is dropped with its result.
     #[must_use]
-    pub fn into_lease(mut self) -> Lease {
+    pub fn into_lease(mut self) -> PoolBuffer {
         self.take_lease()
     }
 
     /// Takes the buffer. It is called once.
-    fn take_lease(&mut self) -> Lease {
+    fn take_lease(&mut self) -> PoolBuffer {
         let inbound = &self.inbound;
         // Reaping may run a waker that panics: `Drop` posts the receive then.
         let spare = inbound.pool.take().or_else(|| {
@@ -166,7 +166,7 @@ impl<B: Source, P: Provider> Message<B, P> {
     }
 }
 
-impl<B: Source + From<Lease>, P: Provider> Message<B, P> {
+impl<B: Source + From<PoolBuffer>, P: Provider> Message<B, P> {
     /// Sends the bytes of the message's buffer in `range` to its sender, without a copy. The range may
     /// be longer than the message: the buffer has the message size of this end.
     ///

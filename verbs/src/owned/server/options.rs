@@ -7,10 +7,13 @@ use bareverbs_provider::traits::Provider;
 use super::flow::{CONTROL_RECEIVES, CONTROL_SENDS, MAX_WINDOW};
 use super::inbound::Inbound;
 use super::{Client, Handle, Inner, Server};
+use crate::error::Limit;
 use crate::owned::hub::Hub;
 use crate::owned::options::{ConnectionOptions, connection_setters};
-use crate::owned::{Lease, Pool, Source, Spin};
-use crate::{Access, ConnectAttr, Error, Limit, Pd, Result, SrqInit};
+use crate::owned::{Pool, PoolBuffer, Source, Spin};
+use crate::qp::ConnectAttr;
+use crate::srq::SrqInit;
+use crate::{Access, Error, Pd, Result};
 
 const SERVER: &str = "ServerOptions::build";
 const CLIENT: &str = "ClientOptions::build";
@@ -40,7 +43,7 @@ const CLIENT: &str = "ClientOptions::build";
 ///
 /// ```no_run
 /// use bareverbs::Context;
-/// use bareverbs::owned::server::Server;
+/// use bareverbs::server::Server;
 ///
 /// let pd = Context::open_first()?.alloc_pd()?;
 /// let options = Server::options().peers(3000).window(8).receives(4096).sends(4).operations(0);
@@ -159,7 +162,7 @@ impl ServerOptions {
     ///
     /// # Errors
     /// As for [`build_for`](Self::build_for).
-    pub fn build<P: Provider>(&self, pd: &Pd<P>) -> Result<Server<Lease, P>> {
+    pub fn build<P: Provider>(&self, pd: &Pd<P>) -> Result<Server<PoolBuffer, P>> {
         self.build_for(pd)
     }
 
@@ -238,7 +241,7 @@ impl ClientOptions {
     ///
     /// # Errors
     /// As for [`ServerOptions::build_for`].
-    pub fn build<P: Provider>(&self, pd: &Pd<P>) -> Result<Client<Lease, P>> {
+    pub fn build<P: Provider>(&self, pd: &Pd<P>) -> Result<Client<PoolBuffer, P>> {
         self.build_for(pd)
     }
 

@@ -7,14 +7,16 @@ use rustix::io::Errno;
 use super::flow::{CONTROL_RECEIVES, CONTROL_SENDS, Flow, Kind};
 use super::inbound::{Inbound, SHARED};
 use super::*;
+use crate::cq::{WcFlags, WorkCompletion};
 use crate::owned::Pool;
 use crate::owned::hub::driver::DriverGuard;
 use crate::owned::hub::election::DriverKind;
 use crate::owned::options::ConnectionOptions;
+use crate::qp::ConnectAttr;
+use crate::srq::{Srq, SrqInit};
 use crate::testing::{Plain, completion, succeed_ioctls};
-use crate::{
-    Access, AckTimeout, ConnectAttr, Imm, Srq, SrqInit, WcFlags, WcOpcode, WcStatus, WorkCompletion,
-};
+use crate::values::AckTimeout;
+use crate::{Access, Imm, WcOpcode, WcStatus};
 
 const WINDOW: u32 = 2;
 const SENDS: u32 = 2;
@@ -24,7 +26,7 @@ const RECEIVES: u32 = WINDOW + CONTROL_RECEIVES;
 /// A server with one peer, and no device.
 struct Setup {
     plain: Plain,
-    server: Server<Lease, Plain>,
+    server: Server<PoolBuffer, Plain>,
     peer: PeerId,
     qp_num: u32,
     /// Messages and credits that the peer has sent.
@@ -96,11 +98,11 @@ impl Setup {
         self.plain.log().completions.push_back(done);
     }
 
-    fn next(&mut self) -> Option<Event<Lease, Plain>> {
+    fn next(&mut self) -> Option<Event<PoolBuffer, Plain>> {
         self.server.wait_timeout(Duration::ZERO).unwrap().into_event()
     }
 
-    fn message(&mut self) -> Message<Lease, Plain> {
+    fn message(&mut self) -> Message<PoolBuffer, Plain> {
         match self.next() {
             Some(Event::Message(message)) => message,
             other => panic!("a message, not {other:?}"),
@@ -307,7 +309,7 @@ fn refused_doorbell_of_a_posted_message_ends_the_connection() {
     setup.plain.log().refusals.push_back(DoorbellError::Posted(refused));
     let pending = setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
     assert_eq!(setup.failure().errno(), Some(Errno::NOMEM));
-    assert_eq!(setup.plain.log().states, [crate::QpState::ERR]);
+    assert_eq!(setup.plain.log().states, [crate::qp::QpState::ERR]);
     drop(pending);
 }
 
@@ -594,7 +596,7 @@ fn reply_in_place_sends_the_buffer_of_the_message_and_posts_another_one() {
 
 impl Setup {
     /// All buffers of sends.
-    fn leases(&self) -> Vec<Lease> {
+    fn leases(&self) -> Vec<PoolBuffer> {
         let leases: Vec<_> = std::iter::from_fn(|| self.server.take()).collect();
         assert_eq!(leases.len() as u32, SENDS);
         leases
@@ -607,7 +609,7 @@ impl Setup {
         waiter
     }
 
-    fn drive(&self) -> DriverGuard<Lease, Plain> {
+    fn drive(&self) -> DriverGuard<PoolBuffer, Plain> {
         DriverGuard::take(self.server.handle.inner.hub.inner(), DriverKind::Task).unwrap()
     }
 
@@ -617,12 +619,12 @@ impl Setup {
 }
 
 struct Waiter {
-    wait: PendingBuffer<Lease, Plain>,
+    wait: PendingBuffer<PoolBuffer, Plain>,
     woken: Arc<Woken>,
 }
 
 impl Waiter {
-    fn poll(&mut self) -> Poll<Result<Lease>> {
+    fn poll(&mut self) -> Poll<Result<PoolBuffer>> {
         let waker = Waker::from(Arc::clone(&self.woken));
         Pin::new(&mut self.wait).poll(&mut Context::from_waker(&waker))
     }
@@ -631,7 +633,7 @@ impl Waiter {
         self.woken.0.swap(false, Ordering::Relaxed)
     }
 
-    fn lease(&mut self) -> Lease {
+    fn lease(&mut self) -> PoolBuffer {
         match self.poll() {
             Poll::Ready(lease) => lease.unwrap(),
             Poll::Pending => panic!("a buffer"),
@@ -878,13 +880,13 @@ fn shutdown_ends_the_wait_of_a_thread() {
 }
 
 /// A waker whose clone shuts the server down: a wait is registered by a clone.
-fn shuts_down_when_cloned(handle: &Handle<Lease, Plain>) -> Waker {
+fn shuts_down_when_cloned(handle: &Handle<PoolBuffer, Plain>) -> Waker {
     use std::task::{RawWaker, RawWakerVTable};
 
     static CALLS: RawWakerVTable = RawWakerVTable::new(
         |data| {
             // SAFETY: the handle of the test lives longer than the waker and its clones.
-            drop(unsafe { &*data.cast::<Handle<Lease, Plain>>() }.shutdown());
+            drop(unsafe { &*data.cast::<Handle<PoolBuffer, Plain>>() }.shutdown());
             RawWaker::new(data, &CALLS)
         },
         |_| (),
@@ -1029,7 +1031,7 @@ fn reader_of_a_busy_cq_yields_and_is_polled_again() {
 }
 
 /// Shuts a server down when it is woken.
-struct ShutsDown(Handle<Lease, Plain>, AtomicBool);
+struct ShutsDown(Handle<PoolBuffer, Plain>, AtomicBool);
 
 impl std::task::Wake for ShutsDown {
     fn wake(self: Arc<Self>) {

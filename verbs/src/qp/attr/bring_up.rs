@@ -1,7 +1,9 @@
 //! Attributes of the transitions from RESET to RTS.
 
 use super::{AhAttr, QpAttr};
-use crate::{Access, AckTimeout, MinRnrTimer, Mtu, PortNum, QpAttrMask, QpState, RetryCount, RnrRetry};
+use crate::qp::{QpAttrMask, QpState};
+use crate::values::{AckTimeout, MinRnrTimer, Mtu, RetryCount, RnrRetry};
+use crate::{Access, PortNum};
 
 /// Attributes of RESET → INIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +78,7 @@ impl RtrAttr {
     }
 }
 
-/// Attributes of INIT → RTR for UC and [`XrcSend`](crate::XrcSend) QPs: those of [`RtrAttr`]
+/// Attributes of INIT → RTR for UC and [`XrcSend`](crate::xrc::XrcSend) QPs: those of [`RtrAttr`]
 /// without `max_dest_rd_atomic` and `min_rnr_timer`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UcRtrAttr {

@@ -2,7 +2,9 @@
 
 use bareverbs_uapi::write::structs::{self, QpDest};
 
-use crate::{Gid, GidIndex, PortNum, Rate};
+use crate::ah::Rate;
+use crate::values::GidIndex;
+use crate::{Gid, PortNum};
 
 /// Global route (GRH fields).
 #[doc(alias = "ibv_global_route")]

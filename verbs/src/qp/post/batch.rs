@@ -8,8 +8,8 @@ use bareverbs_provider::traits::{Provider, SendQueue};
 use super::error::doorbell_error;
 use super::{PostError, PostReason, push_slow};
 use crate::qp::transport::UcOperation;
-use crate::qp::{Connected, Transport};
-use crate::{AnyProvider, Payload, QpState, Remote, SendFlags, SendRequest};
+use crate::qp::{Connected, Payload, QpState, SendFlags, SendRequest, Transport};
+use crate::{AnyProvider, Remote};
 
 /// A batch of sends. The device sees none of them before [`Batch::ring`]. Drop without
 /// [`Batch::ring`] or [`Batch::defer`] takes them back. `mem::forget` leaves them in the queue, and
@@ -18,7 +18,7 @@ use crate::{AnyProvider, Payload, QpState, Remote, SendFlags, SendRequest};
 /// A queue pair has one batch at a time:
 ///
 /// ```compile_fail,E0499
-/// # fn two(qp: &mut bareverbs::Qp<bareverbs::Rc>) {
+/// # fn two(qp: &mut bareverbs::qp::Qp<bareverbs::qp::Rc>) {
 /// let mut first = qp.start_send();
 /// let mut second = qp.start_send();
 /// first.ring().unwrap();

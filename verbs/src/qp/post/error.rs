@@ -4,7 +4,10 @@ use std::fmt;
 
 use bareverbs_provider::error::DoorbellError;
 
-use crate::{Errno, PushError, QpState, WqState};
+use crate::Errno;
+use crate::error::PushError;
+use crate::qp::QpState;
+use crate::rss::WqState;
 
 /// An error of a post: not all requests were posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

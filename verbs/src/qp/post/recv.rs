@@ -6,10 +6,10 @@ use bareverbs_provider::traits::{Provider, RecvQueue};
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::{PostError, PostReason};
-use crate::qp::Transport;
-use crate::{AnyProvider, QpState, RecvRequest};
+use crate::AnyProvider;
+use crate::qp::{QpState, RecvRequest, Transport};
 
-/// The receive half of a QP. It borrows the QP; see [`Qp::split`](crate::Qp::split).
+/// The receive half of a QP. It borrows the QP; see [`Qp::split`](crate::qp::Qp::split).
 pub struct RecvHalf<'q, T: Transport, P: Provider = AnyProvider> {
     /// `None` if the QP uses a shared receive queue.
     queue: Option<&'q mut P::Rq>,
@@ -47,7 +47,7 @@ impl<T: Transport, P: Provider> RecvHalf<'_, T, P> {
     ///
     /// While a request is in use, the memory of its SGEs must stay registered, mapped and
     /// allocated. No code may read or write that memory, except by the copying methods of the MR.
-    /// With [`QpInit::scatter_to_cqe`](crate::QpInit::scatter_to_cqe), the SGE addresses must be
+    /// With [`QpInit::scatter_to_cqe`](crate::qp::QpInit::scatter_to_cqe), the SGE addresses must be
     /// virtual addresses of this process. The thread that polls the CQ writes the memory then; the
     /// copying methods of the MR may run at the same time.
     ///

@@ -19,15 +19,14 @@ use crate::{Access, Buffer, MemoryOwner, Mr, Pd, Refused, Result};
 /// use one registration at the same time, each on a part of its own. The region is deregistered
 /// when its last part is dropped.
 ///
-/// Peers can't access a part: the region has local rights only. [`Part::expose`] gives them access
+/// Peers can't access a part: the region has local rights only. [`RegionMut::expose`] gives them access
 /// to a part.
 ///
 /// ```no_run
-/// use bareverbs::owned::Part;
-/// use bareverbs::{Buffer, Context};
+/// use bareverbs::{Buffer, Context, RegionMut};
 ///
 /// let pd = Context::open_first()?.alloc_pd()?;
-/// let mut file = Part::register(&pd, Buffer::zeroed(64 << 20)?)?;
+/// let mut file = RegionMut::register(&pd, Buffer::zeroed(64 << 20)?)?;
 /// file.bytes_mut()[..5].copy_from_slice(b"hello");
 ///
 /// let (mut left, right) = file.split_at(1 << 20);
@@ -39,9 +38,10 @@ use crate::{Access, Buffer, MemoryOwner, Mr, Pd, Refused, Result};
 /// Splitting, posting and freezing move the part:
 ///
 /// ```compile_fail,E0382
-/// # use bareverbs::owned::{Part, Target};
+/// # use bareverbs::RegionMut;
+/// # use bareverbs::buffer::Target;
 /// fn post_recv(_: impl Target) {}
-/// fn look(part: Part) -> u8 {
+/// fn look(part: RegionMut) -> u8 {
 ///     post_recv(part);
 ///     part.bytes()[0]
 /// }
@@ -50,9 +50,10 @@ use crate::{Access, Buffer, MemoryOwner, Mr, Pd, Refused, Result};
 /// Its bytes can't be borrowed while it is posted:
 ///
 /// ```compile_fail,E0505
-/// # use bareverbs::owned::{Part, Target};
+/// # use bareverbs::RegionMut;
+/// # use bareverbs::buffer::Target;
 /// fn post_recv(_: impl Target) {}
-/// fn look(part: Part) -> u8 {
+/// fn look(part: RegionMut) -> u8 {
 ///     let bytes = part.bytes();
 ///     post_recv(part);
 ///     bytes[0]
@@ -61,7 +62,7 @@ use crate::{Access, Buffer, MemoryOwner, Mr, Pd, Refused, Result};
 ///
 /// A part of less than 4 GiB is two words. Splitting and joining parts of 4 GiB or more allocates
 /// the descriptions of their windows.
-pub struct Part<M = Buffer> {
+pub struct RegionMut<M = Buffer> {
     window: Arc<Window<M>>,
     /// The range belongs to this part alone.
     range: Range,
@@ -129,7 +130,7 @@ impl<M> Window<M> {
     }
 }
 
-impl<M: MemoryOwner> Part<M> {
+impl<M: MemoryOwner> RegionMut<M> {
     /// The whole of `mr`.
     ///
     /// # Errors
@@ -142,7 +143,7 @@ impl<M: MemoryOwner> Part<M> {
     ///
     /// [`Error::Invalid`]: crate::Error::Invalid
     pub fn new(mr: Mr<M>) -> Result<Self, Refused<Mr<M>>> {
-        match mr.check_local("Part::new") {
+        match mr.check_local("RegionMut::new") {
             Ok(()) => Ok(Self::whole(mr)),
             Err(error) => Err(Refused::new(error, mr)),
         }
@@ -157,7 +158,7 @@ impl<M: MemoryOwner> Part<M> {
     }
 }
 
-impl<M> Part<M> {
+impl<M> RegionMut<M> {
     /// `mr` has local rights only.
     fn whole(mr: Mr<M>) -> Self {
         let (iova, lkey, len) = (mr.addr(), mr.lkey(), mr.len());
@@ -243,7 +244,7 @@ impl<M> Part<M> {
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the range is within the region, whose bytes are valid and initialised while it
         // exists. No peer can write them: the region never had remote rights (`check_local`), and
-        // an exposed part is owned by its `Exposed`. They belong to this part alone, and a part
+        // an exposed part is owned by its `RemoteRegion`. They belong to this part alone, and a part
         // that an operation uses is owned by the code that posted it, which calls no method of it.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
     }
@@ -314,8 +315,8 @@ impl<M> Part<M> {
     /// Makes it read-only, so that several operations can send it at the same time. This allocates
     /// one counter.
     #[must_use]
-    pub fn freeze(self) -> Shared<M> {
-        Shared { iova: self.iova(), len: self.len(), part: Arc::new(self) }
+    pub fn freeze(self) -> Region<M> {
+        Region { iova: self.iova(), len: self.len(), part: Arc::new(self) }
     }
 
     /// The region, if this is its only part. Parts that were dropped do not matter.
@@ -337,7 +338,7 @@ impl<M> Part<M> {
     }
 }
 
-impl<M> Registered for Part<M> {
+impl<M> Registered for RegionMut<M> {
     #[inline]
     fn domain(&self) -> Domain<'_> {
         Domain(self.window.mr().domain())
@@ -381,18 +382,18 @@ impl<M> Registered for Part<M> {
 // a part that it consumes. Only its methods borrow them out. `MemoryOwner` keeps the bytes valid
 // and in place, also if the part is forgotten. `check_local` has rejected the regions that
 // Soft-RoCE misplaces.
-unsafe impl<M: Send + Sync + 'static> Source for Part<M> {
+unsafe impl<M: Send + Sync + 'static> Source for RegionMut<M> {
     fn try_bytes(&self) -> Option<&[u8]> {
         Some(self.bytes())
     }
 }
 
 // SAFETY: as above. No other value gives access to the bytes.
-unsafe impl<M: Send + Sync + 'static> Target for Part<M> {}
+unsafe impl<M: Send + Sync + 'static> Target for RegionMut<M> {}
 
-impl<M> fmt::Debug for Part<M> {
+impl<M> fmt::Debug for RegionMut<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Part")
+        f.debug_struct("RegionMut")
             .field("addr", &format_args!("{:#x}", self.iova()))
             .field("len", &self.len())
             .field("lkey", &format_args!("{:#x}", self.lkey()))
@@ -400,16 +401,16 @@ impl<M> fmt::Debug for Part<M> {
     }
 }
 
-/// The parts of [`Part::chunks`]. Dropping it drops the rest.
+/// The parts of [`RegionMut::chunks`]. Dropping it drops the rest.
 pub struct Chunks<M = Buffer> {
-    rest: Option<Part<M>>,
+    rest: Option<RegionMut<M>>,
     size: usize,
 }
 
 impl<M> Iterator for Chunks<M> {
-    type Item = Part<M>;
+    type Item = RegionMut<M>;
 
-    fn next(&mut self) -> Option<Part<M>> {
+    fn next(&mut self) -> Option<RegionMut<M>> {
         let mut part = self.rest.take().filter(|part| !part.is_empty())?;
         if part.len() > self.size {
             self.rest = Some(part.split_off(self.size));
@@ -437,7 +438,7 @@ impl<M> fmt::Debug for Chunks<M> {
 /// it at the same time.
 ///
 /// ```no_run
-/// # fn share(part: bareverbs::owned::Part) {
+/// # fn share(part: bareverbs::RegionMut) {
 /// let shared = part.freeze();
 /// let header = shared.slice(..16);
 /// drop(header);
@@ -448,23 +449,23 @@ impl<M> fmt::Debug for Chunks<M> {
 /// It is never written, neither by this process nor by a device:
 ///
 /// ```compile_fail,E0599
-/// fn write(shared: &mut bareverbs::owned::Shared) {
+/// fn write(shared: &mut bareverbs::Region) {
 ///     shared.bytes_mut()[0] = 1;
 /// }
 /// ```
-pub struct Shared<M = Buffer> {
-    part: Arc<Part<M>>,
+pub struct Region<M = Buffer> {
+    part: Arc<RegionMut<M>>,
     iova: u64,
     len: usize,
 }
 
-impl<M> Clone for Shared<M> {
+impl<M> Clone for Region<M> {
     fn clone(&self) -> Self {
         Self { part: Arc::clone(&self.part), ..*self }
     }
 }
 
-impl<M> Shared<M> {
+impl<M> Region<M> {
     /// Length in bytes. It may be 0.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -490,7 +491,7 @@ impl<M> Shared<M> {
     /// If `range` exceeds it.
     #[must_use]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
-        match check_range("Shared::slice", range, self.len) {
+        match check_range("Region::slice", range, self.len) {
             Ok((start, len)) => {
                 Self { part: Arc::clone(&self.part), iova: self.iova.wrapping_add(start as u64), len }
             }
@@ -502,13 +503,13 @@ impl<M> Shared<M> {
     ///
     /// # Errors
     /// Returns itself if there are others.
-    pub fn try_unfreeze(self) -> Result<Part<M>, Self> {
+    pub fn try_unfreeze(self) -> Result<RegionMut<M>, Self> {
         let Self { part, iova, len } = self;
         Arc::try_unwrap(part).map_err(|part| Self { part, iova, len })
     }
 }
 
-impl<M> Registered for Shared<M> {
+impl<M> Registered for Region<M> {
     #[inline]
     fn domain(&self) -> Domain<'_> {
         self.part.domain()
@@ -541,16 +542,16 @@ impl<M> Registered for Shared<M> {
 }
 
 // SAFETY: the frozen part upholds the obligations. It is never borrowed exclusively, nor posted for
-// a device to write, while a `Shared` of it exists: the `Arc` gives shared references to it only.
-unsafe impl<M: Send + Sync + 'static> Source for Shared<M> {
+// a device to write, while a `Region` of it exists: the `Arc` gives shared references to it only.
+unsafe impl<M: Send + Sync + 'static> Source for Region<M> {
     fn try_bytes(&self) -> Option<&[u8]> {
         Some(self.bytes())
     }
 }
 
-impl<M> fmt::Debug for Shared<M> {
+impl<M> fmt::Debug for Region<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared")
+        f.debug_struct("Region")
             .field("addr", &format_args!("{:#x}", self.iova()))
             .field("len", &self.len)
             .field("lkey", &format_args!("{:#x}", self.lkey()))
@@ -565,9 +566,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::device::DriverId;
+    use crate::mr::ImplicitMr;
     use crate::owned::buffer::checked_sge;
     use crate::testing::Plain;
-    use crate::{DriverId, ImplicitMr};
 
     fn region(len: u32) -> Mr<Vec<u8>> {
         let pd = Plain::default().domain();
@@ -576,8 +578,8 @@ mod tests {
         registered.map_err(|failed| failed.error).unwrap()
     }
 
-    fn whole(len: u32) -> Part<Vec<u8>> {
-        Part::new(region(len)).unwrap()
+    fn whole(len: u32) -> RegionMut<Vec<u8>> {
+        RegionMut::new(region(len)).unwrap()
     }
 
     #[test]
@@ -587,8 +589,11 @@ mod tests {
             let pd = Plain::default().domain();
             let access = Access::LOCAL_WRITE | right;
             let mr = ImplicitMr::for_test(pd.domain(), access).part(vec![0; 8]);
-            let refused = Part::new(mr.map_err(|failed| failed.error).unwrap()).unwrap_err();
-            assert!(matches!(refused.error, crate::Error::Invalid { verb: "Part::new", .. }), "{refused}");
+            let refused = RegionMut::new(mr.map_err(|failed| failed.error).unwrap()).unwrap_err();
+            assert!(
+                matches!(refused.error, crate::Error::Invalid { verb: "RegionMut::new", .. }),
+                "{refused}"
+            );
             assert_eq!(refused.object.len(), 8);
         }
     }
@@ -599,7 +604,7 @@ mod tests {
             let pd = Plain::default().domain_of(driver);
             let mr = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE | Access::ON_DEMAND)
                 .part(Buffer::zeroed(8192).unwrap());
-            assert_eq!(Part::new(mr.map_err(|failed| failed.error).unwrap()).is_err(), refused);
+            assert_eq!(RegionMut::new(mr.map_err(|failed| failed.error).unwrap()).is_err(), refused);
         }
     }
 
@@ -661,10 +666,10 @@ mod tests {
         }
     }
 
-    fn claimed(len: usize) -> Part<Claimed> {
+    fn claimed(len: usize) -> RegionMut<Claimed> {
         let pd = Plain::default().domain();
         let mr = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE).part(Claimed(len));
-        Part::new(mr.map_err(|failed| failed.error).unwrap()).unwrap()
+        RegionMut::new(mr.map_err(|failed| failed.error).unwrap()).unwrap()
     }
 
     const GIB: usize = 1 << 30;
@@ -779,7 +784,7 @@ mod tests {
         fn ranges_match_the_model(steps in steps()) {
             let mut parts = vec![whole(LEN)];
             let mut ranges: Vec<_> = std::iter::once(0..LEN as usize).collect();
-            let mut shared: Vec<Shared<Vec<u8>>> = Vec::new();
+            let mut shared: Vec<Region<Vec<u8>>> = Vec::new();
             let mut frozen = Vec::new();
             let base = parts[0].iova();
             for step in steps {

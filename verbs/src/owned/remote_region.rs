@@ -8,12 +8,14 @@ use std::sync::Arc;
 use bareverbs_provider::{barrier, copy};
 
 use super::buffer::sealed::{Domain, PdId, Registered};
-use super::{Part, Source};
+use super::{RegionMut, Source};
+use crate::device::AtomicCap;
+use crate::error::Feature;
 use crate::mr::{REMOTE_ACCESSIBLE, REMOTE_WRITABLE};
 use crate::pd::shared::PdShared;
-use crate::{Access, AtomicCap, Buffer, Error, Feature, MemoryOwner, Mr, RawMemory, Refused, Remote, Result};
+use crate::{Access, Buffer, Error, MemoryOwner, Mr, RawMemory, Refused, Remote, Result};
 
-const EXPOSE: &str = "Part::expose";
+const EXPOSE: &str = "RegionMut::expose";
 
 /// A range of a registered region that peers access by RDMA: they read, write or update it without
 /// an operation of this process, at any time.
@@ -22,15 +24,14 @@ const EXPOSE: &str = "Part::expose";
 /// bytes, [`load`](Self::load) and [`store`](Self::store) access whole words. To look at the bytes
 /// as a slice, [`revoke`](Self::revoke) the access first.
 ///
-/// [`Part::expose`] creates it. The range has a registration of its own, whose R_Key grants access
+/// [`RegionMut::expose`] creates it. The range has a registration of its own, whose R_Key grants access
 /// to this range only. Peers can't access the region's other parts.
 ///
 /// ```no_run
-/// use bareverbs::owned::Part;
-/// use bareverbs::{Access, Buffer, Context};
+/// use bareverbs::{Access, Buffer, Context, RegionMut};
 ///
 /// let pd = Context::open_first()?.alloc_pd()?;
-/// let part = Part::register(&pd, Buffer::zeroed(4096)?)?;
+/// let part = RegionMut::register(&pd, Buffer::zeroed(4096)?)?;
 /// let exposed = part.expose(Access::REMOTE_WRITE)?;
 /// let remote = exposed.remote(0)?;
 /// println!("send the peer {remote:?}");
@@ -48,7 +49,7 @@ const EXPOSE: &str = "Part::expose";
 /// No slice of it exists:
 ///
 /// ```compile_fail,E0599
-/// fn look(exposed: &bareverbs::owned::Exposed) -> u8 {
+/// fn look(exposed: &bareverbs::RemoteRegion) -> u8 {
 ///     exposed.bytes()[0]
 /// }
 /// ```
@@ -56,9 +57,10 @@ const EXPOSE: &str = "Part::expose";
 /// It can't be posted either, but a [`source`](Self::source) of it can, for sends and writes:
 ///
 /// ```compile_fail,E0277
-/// # use bareverbs::owned::{Exposed, Source};
+/// # use bareverbs::RemoteRegion;
+/// # use bareverbs::buffer::Source;
 /// fn post_send(_: impl Source) {}
-/// fn send(exposed: Exposed) {
+/// fn send(exposed: RemoteRegion) {
 ///     post_send(exposed);
 /// }
 /// ```
@@ -80,7 +82,7 @@ const EXPOSE: &str = "Part::expose";
 ///
 /// Drop revokes the access, with the last [source](Self::source). If the kernel refuses, the region
 /// stays registered and its memory is leaked. `mem::forget` leaves the range exposed.
-pub struct Exposed<M = Buffer> {
+pub struct RemoteRegion<M = Buffer> {
     memory: Arc<Memory<M>>,
     /// Word accesses and copies of two threads must not race on these architectures.
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -90,12 +92,12 @@ pub struct Exposed<M = Buffer> {
 /// What an exposure and its sources share.
 struct Memory<M> {
     /// Taken out when peers have lost the access, or never.
-    part: ManuallyDrop<Part<M>>,
+    part: ManuallyDrop<RegionMut<M>>,
     /// The registration with remote rights, of the part's bytes.
     remote: ManuallyDrop<Mr<RawMemory>>,
 }
 
-impl<M: MemoryOwner> Part<M> {
+impl<M: MemoryOwner> RegionMut<M> {
     /// Registers its bytes again, with the rights `access` for peers. The new R_Key grants access
     /// to these bytes only.
     ///
@@ -111,11 +113,12 @@ impl<M: MemoryOwner> Part<M> {
     ///   does not begin at a page boundary.
     /// - [`Error::Kernel`], for example beyond the limit on locked memory.
     #[doc(alias = "ibv_reg_mr")]
-    pub fn expose(self, access: Access) -> Result<Exposed<M>, Refused<Self>> {
+    pub fn expose(self, access: Access) -> Result<RemoteRegion<M>, Refused<Self>> {
         match self.register_remote(access) {
-            Ok(remote) => {
-                Ok(Exposed::of(Memory { part: ManuallyDrop::new(self), remote: ManuallyDrop::new(remote) }))
-            }
+            Ok(remote) => Ok(RemoteRegion::of(Memory {
+                part: ManuallyDrop::new(self),
+                remote: ManuallyDrop::new(remote),
+            })),
             Err(error) => Err(Refused::new(error, self)),
         }
     }
@@ -131,15 +134,15 @@ impl<M: MemoryOwner> Part<M> {
             return Err(Error::invalid(EXPOSE, reason));
         }
         let local = if access.intersects(REMOTE_WRITABLE) { Access::LOCAL_WRITE } else { Access::empty() };
-        // SAFETY: the part's bytes are valid until its region is dropped, which `Exposed` prevents
+        // SAFETY: the part's bytes are valid until its region is dropped, which `RemoteRegion` prevents
         // while the new registration exists; `MemoryOwner` keeps them valid if it is forgotten. The
-        // caller owns the part, so no reference to its bytes exists. `Exposed` makes none: it
+        // caller owns the part, so no reference to its bytes exists. `RemoteRegion` makes none: it
         // accesses the bytes by `copy` only.
         unsafe { Mr::register_remote(EXPOSE, self.domain().0, self.as_ptr(), self.len(), access | local) }
     }
 }
 
-impl<M> Exposed<M> {
+impl<M> RemoteRegion<M> {
     fn of(memory: Memory<M>) -> Self {
         Self::shared(Arc::new(memory))
     }
@@ -173,7 +176,7 @@ impl<M> Exposed<M> {
     /// [`Error::Invalid`] if the exposed memory has no such byte.
     pub fn remote(&self, offset: usize) -> Result<Remote> {
         let remote = &self.memory.remote;
-        remote.range("Exposed::remote", offset..offset.saturating_add(1))?;
+        remote.range("RemoteRegion::remote", offset..offset.saturating_add(1))?;
         Ok(Remote { addr: remote.addr().wrapping_add(offset as u64), rkey: remote.rkey() })
     }
 
@@ -199,7 +202,7 @@ impl<M> Exposed<M> {
     /// # Errors
     /// [`Error::Invalid`] if the range exceeds the memory.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
-        let place = self.place("Exposed::read", offset, into.len())?;
+        let place = self.place("RemoteRegion::read", offset, into.len())?;
         // SAFETY: the bytes are valid while the part exists. This process accesses them only by
         // functions of `copy`, because no other method of the part is called.
         unsafe { copy::copy_out(place, into) };
@@ -212,7 +215,7 @@ impl<M> Exposed<M> {
     /// # Errors
     /// [`Error::Invalid`] if the range exceeds the memory.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
-        let place = self.place("Exposed::write", offset, from.len())?;
+        let place = self.place("RemoteRegion::write", offset, from.len())?;
         // SAFETY: as in `read`.
         unsafe { copy::copy_in(from, place) };
         Ok(())
@@ -223,7 +226,7 @@ impl<M> Exposed<M> {
     /// # Errors
     /// [`Error::Invalid`] if the word exceeds the memory or is not aligned to its size.
     pub fn load<W: Word>(&self, offset: usize) -> Result<W> {
-        let place = self.word::<W>("Exposed::load", offset)?;
+        let place = self.word::<W>("RemoteRegion::load", offset)?;
         // SAFETY: the word is aligned, and valid as in `read`.
         let word = unsafe { W::load(place) };
         barrier::after_device_wrote();
@@ -234,9 +237,9 @@ impl<M> Exposed<M> {
     /// before. Those that follow it may be made earlier, unless a [`fence`](Self::fence) is between.
     ///
     /// # Errors
-    /// As for [`Exposed::load`].
+    /// As for [`RemoteRegion::load`].
     pub fn store<W: Word>(&self, offset: usize, word: W) -> Result<()> {
-        let place = self.word::<W>("Exposed::store", offset)?;
+        let place = self.word::<W>("RemoteRegion::store", offset)?;
         barrier::before_device_reads();
         // SAFETY: the word is aligned, and valid as in `read`.
         unsafe { W::store(place, word) };
@@ -253,27 +256,27 @@ impl<M> Exposed<M> {
     /// The sum wraps around.
     ///
     /// It is atomic with atomic operations of peers. This needs a device whose
-    /// [`atomic_cap`](crate::DeviceAttr::atomic_cap) is [`AtomicCap::GLOB`]. With other devices, such
+    /// [`atomic_cap`](crate::device::DeviceAttr::atomic_cap) is [`AtomicCap::GLOB`]. With other devices, such
     /// as Soft-RoCE and ConnectX, use [`LocalAtomics`](super::LocalAtomics).
     ///
     /// # Errors
     /// - [`Error::Unsupported`] if the device's atomic operations are not atomic with the CPU's.
-    /// - [`Error::Invalid`] as for [`Exposed::load`].
+    /// - [`Error::Invalid`] as for [`RemoteRegion::load`].
     pub fn fetch_add(&self, offset: usize, add: u64) -> Result<u64> {
-        self.check_global("Exposed::fetch_add")?;
-        let place = self.word::<u64>("Exposed::fetch_add", offset)?;
+        self.check_global("RemoteRegion::fetch_add")?;
+        let place = self.word::<u64>("RemoteRegion::fetch_add", offset)?;
         // SAFETY: the word is aligned, and valid as in `read`.
         Ok(unsafe { copy::fetch_add_u64(place, add) })
     }
 
     /// Replaces a word of 8 bytes by `swap` if it is `compare`, by an atomic operation of the CPU.
-    /// Returns the previous value. [`Exposed::fetch_add`] names the devices that permit it.
+    /// Returns the previous value. [`RemoteRegion::fetch_add`] names the devices that permit it.
     ///
     /// # Errors
-    /// As for [`Exposed::fetch_add`].
+    /// As for [`RemoteRegion::fetch_add`].
     pub fn compare_swap(&self, offset: usize, compare: u64, swap: u64) -> Result<u64> {
-        self.check_global("Exposed::compare_swap")?;
-        let place = self.word::<u64>("Exposed::compare_swap", offset)?;
+        self.check_global("RemoteRegion::compare_swap")?;
+        let place = self.word::<u64>("RemoteRegion::compare_swap", offset)?;
         // SAFETY: the word is aligned, and valid as in `read`.
         Ok(unsafe { copy::compare_swap_u64(place, compare, swap) })
     }
@@ -306,9 +309,9 @@ impl<M> Exposed<M> {
     /// Any number of sources can exist, also of overlapping ranges.
     ///
     /// ```no_run
-    /// use bareverbs::owned::{AnyBuffer, Endpoint, Exposed};
+    /// use bareverbs::{AnyBuffer, Endpoint, RemoteRegion};
     ///
-    /// # fn answer(endpoint: &mut Endpoint<AnyBuffer>, table: &Exposed) -> bareverbs::Result<()> {
+    /// # fn answer(endpoint: &mut Endpoint<AnyBuffer>, table: &RemoteRegion) -> bareverbs::Result<()> {
     /// endpoint.post_send(table.source(4096..8192)?.into(), ..)?;
     /// # Ok(())
     /// # }
@@ -319,15 +322,15 @@ impl<M> Exposed<M> {
     ///
     /// # Errors
     /// [`Error::Invalid`] if `range` exceeds the exposed memory.
-    pub fn source(&self, range: impl RangeBounds<usize>) -> Result<ExposedSource<M>> {
-        let (start, len) = self.memory.remote.range("Exposed::source", range)?;
+    pub fn source(&self, range: impl RangeBounds<usize>) -> Result<RemoteRegionSource<M>> {
+        let (start, len) = self.memory.remote.range("RemoteRegion::source", range)?;
         let iova = self.memory.part.iova().wrapping_add(start as u64);
-        Ok(ExposedSource { memory: Arc::clone(&self.memory), iova, len })
+        Ok(RemoteRegionSource { memory: Arc::clone(&self.memory), iova, len })
     }
 
     /// Ends the access of peers and returns the part.
     ///
-    /// It deregisters what [`Part::expose`] registered. The kernel returns when no access is in
+    /// It deregisters what [`RegionMut::expose`] registered. The kernel returns when no access is in
     /// progress. Later accesses of peers fail with
     /// [`REM_ACCESS_ERR`](crate::WcStatus::REM_ACCESS_ERR).
     ///
@@ -337,12 +340,12 @@ impl<M> Exposed<M> {
     /// - [`Error::Invalid`]: a [source](Self::source) of it exists. Wait for its operation and drop it.
     /// - [`Error::Kernel`].
     #[doc(alias = "ibv_dereg_mr")]
-    pub fn revoke(self) -> Result<Part<M>, Refused<Self>> {
+    pub fn revoke(self) -> Result<RegionMut<M>, Refused<Self>> {
         let memory = match Arc::try_unwrap(self.memory) {
             Ok(memory) => memory,
             Err(memory) => {
                 let reason = "a source of the memory exists: wait for its operation and drop it";
-                let error = Error::invalid("Exposed::revoke", reason);
+                let error = Error::invalid("RemoteRegion::revoke", reason);
                 return Err(Refused::new(error, Self::shared(memory)));
             }
         };
@@ -374,9 +377,9 @@ impl<M> Drop for Memory<M> {
     }
 }
 
-impl<M> fmt::Debug for Exposed<M> {
+impl<M> fmt::Debug for RemoteRegion<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Exposed")
+        f.debug_struct("RemoteRegion")
             .field("addr", &format_args!("{:#x}", self.memory.remote.addr()))
             .field("len", &self.len())
             .field("rkey", &format_args!("{:#x}", self.memory.remote.rkey()))
@@ -385,16 +388,16 @@ impl<M> fmt::Debug for Exposed<M> {
     }
 }
 
-/// Bytes of [`Exposed`] memory that are sent or written to peers, from [`Exposed::source`].
+/// Bytes of [`RemoteRegion`] memory that are sent or written to peers, from [`RemoteRegion::source`].
 ///
 /// It has no access to the bytes. The exposure can't be revoked while it exists. Clones are cheap.
-pub struct ExposedSource<M = Buffer> {
+pub struct RemoteRegionSource<M = Buffer> {
     memory: Arc<Memory<M>>,
     iova: u64,
     len: usize,
 }
 
-impl<M> ExposedSource<M> {
+impl<M> RemoteRegionSource<M> {
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -408,13 +411,13 @@ impl<M> ExposedSource<M> {
     }
 }
 
-impl<M> Clone for ExposedSource<M> {
+impl<M> Clone for RemoteRegionSource<M> {
     fn clone(&self) -> Self {
         Self { memory: Arc::clone(&self.memory), ..*self }
     }
 }
 
-impl<M> Registered for ExposedSource<M> {
+impl<M> Registered for RemoteRegionSource<M> {
     #[inline]
     fn domain(&self) -> Domain<'_> {
         self.memory.part.domain()
@@ -449,17 +452,17 @@ impl<M> Registered for ExposedSource<M> {
 
 // SAFETY: the range is within the part, which exists while the source does, and stays registered. A
 // part that is verified is shorter than 4 GiB, and so is the range. If the source is forgotten, so is
-// the part. `Exposed` has the only other handle of the part: it accesses the bytes by functions of
+// the part. `RemoteRegion` has the only other handle of the part: it accesses the bytes by functions of
 // `copy` only, and does not return the part while a source exists.
-unsafe impl<M: Send + Sync + 'static> Source for ExposedSource<M> {
+unsafe impl<M: Send + Sync + 'static> Source for RemoteRegionSource<M> {
     fn try_bytes(&self) -> Option<&[u8]> {
         None
     }
 }
 
-impl<M> fmt::Debug for ExposedSource<M> {
+impl<M> fmt::Debug for RemoteRegionSource<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ExposedSource")
+        f.debug_struct("RemoteRegionSource")
             .field("addr", &format_args!("{:#x}", self.iova))
             .field("len", &self.len)
             .finish_non_exhaustive()
@@ -514,9 +517,10 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+    use crate::Pd;
+    use crate::mr::ImplicitMr;
     use crate::owned::buffer::{checked_sge, verified_sge};
     use crate::testing::Plain;
-    use crate::{ImplicitMr, Pd};
 
     /// Memory that counts how often it is freed.
     struct Counted(Buffer, Arc<AtomicUsize>);
@@ -534,18 +538,18 @@ mod tests {
         }
     }
 
-    fn part(pd: &Pd<Plain>, len: usize, freed: &Arc<AtomicUsize>) -> Part<Counted> {
+    fn part(pd: &Pd<Plain>, len: usize, freed: &Arc<AtomicUsize>) -> RegionMut<Counted> {
         let memory = Counted(Buffer::zeroed(len).unwrap(), Arc::clone(freed));
         let mr = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE).part(memory);
-        Part::new(mr.map_err(|failed| failed.error).unwrap()).unwrap()
+        RegionMut::new(mr.map_err(|failed| failed.error).unwrap()).unwrap()
     }
 
     /// The bytes from 8 of a part of 40 bytes. Its deregistration fails.
-    fn exposed(freed: &Arc<AtomicUsize>) -> Exposed<Counted> {
+    fn exposed(freed: &Arc<AtomicUsize>) -> RemoteRegion<Counted> {
         let pd = Plain::default().domain();
         let part = part(&pd, 40, freed).split_off(8);
         let remote = Mr::remote_for_test(pd.domain(), part.as_ptr(), part.len());
-        Exposed::of(Memory { part: ManuallyDrop::new(part), remote: ManuallyDrop::new(remote) })
+        RemoteRegion::of(Memory { part: ManuallyDrop::new(part), remote: ManuallyDrop::new(remote) })
     }
 
     #[test]
