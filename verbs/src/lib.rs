@@ -5,8 +5,7 @@
 //! needs no C library at build time or at run time.
 //!
 //! ```no_run
-//! use bareverbs::owned::Endpoint;
-//! use bareverbs::{Access, Buffer, Device, Report};
+//! use bareverbs::{Access, Buffer, Device, Endpoint, Report};
 //!
 //! fn main() -> Result<(), Report> {
 //!     let pd = Device::find("rxe0")?.open()?.alloc_pd()?;
@@ -26,21 +25,30 @@
 //! }
 //! ```
 //!
-//! # Two levels
+//! # Levels
 //!
-//! [`owned`] is safe: an operation owns its buffer until its completion is polled.
+//! The root has what most programs need: devices, memory, errors, and the safe layer. In the safe layer
+//! an operation owns its buffer until its completion is polled, and nothing is `unsafe`.
 //!
-//! [`Qp::post_send`] and [`Qp::post_recv`] take scatter/gather elements (SGEs). They are `unsafe`,
-//! because the compiler cannot see how long a device uses memory.
+//! | type | for |
+//! |---|---|
+//! | [`Endpoint`] | one connection with one owner; completions in order; the fastest |
+//! | [`Hub`] and its [`Connection`]s | many connections, shared by threads or tasks; a future per operation |
+//! | [`server`] | messages with flow control from many peers: [`Server`](server::Server), [`Client`](server::Client) |
+//! | [`Datagrams`] | UD: datagrams to any number of peers, and multicast groups |
+//! | [`qp`], [`cq`], [`srq`], … and [`raw`] | the verbs: every transport and attribute |
 //!
-//! Both levels share the rest of the API, which is safe: devices, memory regions, queues, bring-up,
-//! polling and events.
+//! The verbs stand in modules by subject. [`Qp::post_send`] and [`Qp::post_recv`] take
+//! scatter/gather elements (SGEs) and are `unsafe`, because the compiler cannot see how long a device
+//! uses memory. All other verbs are safe. [`raw`] issues any method of the kernel ABI.
+//!
+//! [`docs/choosing.md`] of the repository is a decision tree.
 //!
 //! # Objects and ownership
 //!
 //! [`Device`] → [`Context`] → [`Pd`] → [`Mr`], [`Srq`], [`Wq`], [`Ah`] and [`Qp`]; [`Context`] →
 //! [`CompChannel`], [`Cq`] and [`Xrcd`]. Handles own their parents, so every drop order is right.
-//! Each queue has a single owner. The two [halves](Qp::split) of a QP can be used by two threads at
+//! Each queue has a single owner. The two [halves](qp::Qp::split) of a QP can be used by two threads at
 //! once.
 //!
 //! Types carry the provider as a parameter. The default, [`AnyProvider`], chooses the provider by
@@ -48,7 +56,7 @@
 //!
 //! # Waiting
 //!
-//! [`CompChannel`], [`AsyncEvents`] and [`owned::Endpoint`] have blocking and non-blocking methods.
+//! [`CompChannel`], [`AsyncEvents`] and [`Endpoint`] have blocking and non-blocking methods.
 //! Their file descriptors work with `poll`, `epoll` and the like. The features `tokio` and
 //! `async-io` (off by default) add modules of the same names with `async` methods.
 //!
@@ -101,6 +109,7 @@
 //! libmlx5.
 //!
 //! [`docs/c-functions.md`]: https://github.com/bareverbs/bareverbs/blob/main/docs/c-functions.md
+//! [`docs/choosing.md`]: https://github.com/bareverbs/bareverbs/blob/main/docs/choosing.md
 //!
 //! # Errors
 //!
@@ -108,6 +117,30 @@
 //! its `Display`. A `main` prints it if it returns a [`Report`]; of an [`Error`] it prints the fields.
 //! A failed call that consumed an object returns it in a [`Refused`]. Posting follows the `bad_wr`
 //! rule: [`PostError::accepted`] counts the posted requests, and those are executed.
+//!
+//! [`Ah`]: ah::Ah
+//! [`CompChannel`]: cq::CompChannel
+//! [`CompChannel::wait`]: cq::CompChannel::wait
+//! [`Completion`]: cq::Completion
+//! [`Cq`]: cq::Cq
+//! [`Cq::arm`]: cq::Cq::arm
+//! [`Cq::layout`]: cq::Cq::layout
+//! [`Cq::poll`]: cq::Cq::poll
+//! [`Cq::poll_into`]: cq::Cq::poll_into
+//! [`PostError::accepted`]: error::PostError::accepted
+//! [`Qp`]: qp::Qp
+//! [`Qp::bring_up`]: qp::Qp::bring_up
+//! [`Qp::destroy`]: qp::Qp::destroy
+//! [`Qp::layout`]: qp::Qp::layout
+//! [`Qp::modify`]: qp::Qp::modify
+//! [`Qp::post_recv`]: qp::Qp::post_recv
+//! [`Qp::post_send`]: qp::Qp::post_send
+//! [`Qp::start_send`]: qp::Qp::start_send
+//! [`QpInit::doorbell`]: qp::QpInit::doorbell
+//! [`QueueBuffer`]: qp::QueueBuffer
+//! [`Srq`]: srq::Srq
+//! [`Wq`]: rss::Wq
+//! [`Xrcd`]: xrc::Xrcd
 
 #![deny(missing_debug_implementations)]
 
@@ -179,7 +212,7 @@ pub mod buffer {
     };
 }
 
-/// Datagrams of the safe layer: addresses, options and results of [`Datagrams`](crate::Datagrams).
+/// Datagrams of the safe layer: addresses, options and results of [`Datagrams`].
 pub mod datagram {
     pub use crate::owned::{
         DatagramAddress, DatagramDone, DatagramOptions, DatagramSender, ReceivedDatagram, SendTo,

@@ -108,7 +108,7 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     #[doc(alias = "mlx5dv_create_qp")]
     pub scatter_to_cqe: bool,
     /// Value reported in [asynchronous events](crate::AsyncEvent::Qp). For completions, use the
-    /// `wr_id` of the requests; see [`WrId`](crate::qp::WrId).
+    /// `wr_id` of the requests; see [`WrId`].
     #[doc(alias = "qp_context")]
     pub user_data: u64,
     /// Choice of the doorbell register.

@@ -35,7 +35,7 @@ pub enum XrcdShare<'a> {
 
 /// An XRC domain.
 ///
-/// An extended reliable connection (XRC) connects an [`XrcSend`](crate::xrc::XrcSend) QP to an
+/// An extended reliable connection (XRC) connects an [`XrcSend`] QP to an
 /// [`XrcTarget`] of another machine. Each request names an [`XrcSrq`] there and consumes a receive
 /// of it.
 ///

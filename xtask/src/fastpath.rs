@@ -97,9 +97,9 @@ const RXE: [Row; 24] = [
     row("Srq::post_recv of 1", "srq post_recv 1", Some("srq post_recv 1"), At(40.0)),
     row("Srq::post_recv of 32, each", "srq post_recv 32", Some("srq post_recv 32"), At(40.0)),
     row("a message by Qp: both posts, events, polls", MESSAGE, None, Ceiling::None),
-    row("the same by owned::Endpoint", "message by Endpoint", None, TenthAbove(MESSAGE)),
+    row("the same by Endpoint", "message by Endpoint", None, TenthAbove(MESSAGE)),
     row("16 writes of one batch by Qp, event, polls, each", WRITES, None, Ceiling::None),
-    row("the same by owned::Endpoint", "writes by Endpoint", None, TenthAbove(WRITES)),
+    row("the same by Endpoint", "writes by Endpoint", None, TenthAbove(WRITES)),
 ];
 
 const MLX5: [Row; 17] = [

@@ -70,7 +70,7 @@ texts! {
         Atomics = "atomic operations are",
         /// Atomic operations of CPU and device on the same word.
         GlobalAtomics = "atomic operations of the CPU on words that the device updates (use those of \
-                         the device, by `owned::LocalAtomics`) are",
+                         the device, by `LocalAtomics`) are",
         /// Completion timestamps.
         CompletionTimestamps = "completion timestamps are",
         /// Compressed completions.

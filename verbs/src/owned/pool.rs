@@ -193,6 +193,7 @@ impl fmt::Debug for Pool {
 /// the pool permanently.
 ///
 /// A lease may outlive the pool.
+#[doc(alias = "Lease")]
 pub struct PoolBuffer {
     pool: Arc<Inner>,
     /// The address of its slot, which belongs to this lease alone.

@@ -62,6 +62,7 @@ use crate::{Access, Buffer, MemoryOwner, Mr, Pd, Refused, Result};
 ///
 /// A part of less than 4 GiB is two words. Splitting and joining parts of 4 GiB or more allocates
 /// the descriptions of their windows.
+#[doc(alias = "Part")]
 pub struct RegionMut<M = Buffer> {
     window: Arc<Window<M>>,
     /// The range belongs to this part alone.
@@ -453,6 +454,7 @@ impl<M> fmt::Debug for Chunks<M> {
 ///     shared.bytes_mut()[0] = 1;
 /// }
 /// ```
+#[doc(alias = "Shared")]
 pub struct Region<M = Buffer> {
     part: Arc<RegionMut<M>>,
     iova: u64,

@@ -82,6 +82,7 @@ const EXPOSE: &str = "RegionMut::expose";
 ///
 /// Drop revokes the access, with the last [source](Self::source). If the kernel refuses, the region
 /// stays registered and its memory is leaked. `mem::forget` leaves the range exposed.
+#[doc(alias = "Exposed")]
 pub struct RemoteRegion<M = Buffer> {
     memory: Arc<Memory<M>>,
     /// Word accesses and copies of two threads must not race on these architectures.
@@ -391,6 +392,7 @@ impl<M> fmt::Debug for RemoteRegion<M> {
 /// Bytes of [`RemoteRegion`] memory that are sent or written to peers, from [`RemoteRegion::source`].
 ///
 /// It has no access to the bytes. The exposure can't be revoked while it exists. Clones are cheap.
+#[doc(alias = "ExposedSource")]
 pub struct RemoteRegionSource<M = Buffer> {
     memory: Arc<Memory<M>>,
     iova: u64,
@@ -617,7 +619,7 @@ mod tests {
         let exposed = exposed(&Arc::default());
         for refused in [exposed.fetch_add(0, 1).unwrap_err(), exposed.compare_swap(0, 0, 1).unwrap_err()] {
             assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
-            assert!(refused.to_string().contains("owned::LocalAtomics"), "{refused}");
+            assert!(refused.to_string().contains("`LocalAtomics`"), "{refused}");
         }
         assert_eq!(exposed.load::<u64>(0).unwrap(), 0);
     }

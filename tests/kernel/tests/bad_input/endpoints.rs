@@ -1,4 +1,4 @@
-//! Wrong use of `owned`: buffers are returned, and no call blocks without limit.
+//! Wrong use of the safe layer: buffers are returned, and no call blocks without limit.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;

@@ -19,7 +19,7 @@
 //! - `post_send`, `post_recv`, inline data and datagrams: state; SGEs, lengths, sums; payload of
 //!   the wrong type; full queue; keys and ranges, local and remote; no receive, too short receive:
 //!   `posting`, `states`, `failures`, `cookbook`, `datagrams`, `zero`, `random`
-//! - `owned::Endpoint`: port, depth, peer, range, PD; use after a failure: `endpoints`
+//! - `Endpoint`: port, depth, peer, range, PD; use after a failure: `endpoints`
 //! - all verbs: device removal: `removal`
 //! - `provider::command`: handles that never existed, freed handles, handles of another type or
 //!   file; descriptors; files: `commands`

@@ -29,6 +29,7 @@ use crate::owned::hub::park::Parker;
 ///
 /// A wait does not poll a CQ. A buffer of a detached operation comes back when another thread, or a
 /// [driver](crate::owned::Hub#drivers), reaps its completion.
+#[doc(alias = "PendingLease")]
 #[must_use = "a wait does nothing unless it is polled"]
 pub struct PendingPoolBuffer {
     pool: Arc<Inner>,
