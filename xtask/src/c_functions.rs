@@ -376,12 +376,12 @@ mod tests {
     #[test]
     fn functions_have_items_or_reasons() {
         let entries = vec![
-            entry("ibv_b", Why::Items(vec!["bareverbs::qp::Qp::b".into()])),
+            entry("ibv_b", Why::Items(vec!["bareverbs::Qp::b".into()])),
             entry("ibv_c*", Why::None("not implemented".into())),
         ];
         let list = list(&["ibv_a", "ibv_b", "ibv_c1", "ibv_c2"], SOURCE, entries);
-        assert!(list.page().contains("| `ibv_a` | V_1 | `bareverbs::qp::Qp::a`, `bareverbs::qp::Qp::b` |\n"));
-        assert!(list.page().contains("| `ibv_b` | V_1 | `bareverbs::qp::Qp::b` |\n"));
+        assert!(list.page().contains("| `ibv_a` | V_1 | `bareverbs::Qp::a`, `bareverbs::Qp::b` |\n"));
+        assert!(list.page().contains("| `ibv_b` | V_1 | `bareverbs::Qp::b` |\n"));
         assert!(list.page().contains("| `ibv_c2` | V_1 | none: not implemented |\n"));
         assert!(list.page().contains("lib has 4 functions: 2 have an item"));
     }
@@ -390,7 +390,7 @@ mod tests {
     fn every_fault_of_the_list_is_reported() {
         let entries = vec![
             entry("ibv_a", Why::None("it has an alias since".into())),
-            entry("ibv_b", Why::Items(vec!["bareverbs::qp::Qp::gone".into()])),
+            entry("ibv_b", Why::Items(vec!["bareverbs::Qp::gone".into()])),
             entry("ibv_gone*", Why::None("the function is gone".into())),
         ];
         let source = SOURCE.replacen("ibv_a", "ibv_typo", 1);
@@ -403,9 +403,9 @@ mod tests {
             [
                 "ibv_new has neither an item nor a reason",
                 "the entry `ibv_a` written by hand matches no function without an alias",
-                "`ibv_b`: bareverbs::qp::Qp::gone does not exist",
+                "`ibv_b`: bareverbs::Qp::gone does not exist",
                 "the entry `ibv_gone*` written by hand matches no function without an alias",
-                "ibv_typo, an alias of bareverbs::qp::Qp::a, is not a name of the headers",
+                "ibv_typo, an alias of bareverbs::Qp::a, is not a name of the headers",
             ]
         );
     }

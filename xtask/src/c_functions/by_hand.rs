@@ -45,13 +45,13 @@ const ITEMS: &[(&str, &[&str])] = &[
     ("ibv_free_buf", &["bareverbs::Buffer"]),
     ("ibv_reg_buf_mr", &["bareverbs::Pd::register"]),
     ("mlx5dv_is_supported", &["bareverbs::Context::driver"]),
-    ("mlx5dv_qp_ex_from_ibv_qp_ex", &["bareverbs::qp::Qp::start_send"]),
+    ("mlx5dv_qp_ex_from_ibv_qp_ex", &["bareverbs::Qp::start_send"]),
     ("mlx5dv_query_device", &["bareverbs::Context::query_device", "bareverbs::Context::capabilities"]),
     ("mlx5dv_x86_set_ctrl_seg", &["bareverbs_mlx5::Control::segment"]),
     ("mlx5dv_x86_set_data_seg", &["bareverbs_mlx5::wqe::data"]),
     ("rdma_create_srq", &["bareverbs::Pd::create_srq"]),
     ("rdma_create_srq_ex", &["bareverbs::Pd::create_srq", "bareverbs::Pd::create_xrc_srq"]),
-    ("rdma_destroy_srq", &["bareverbs::srq::Srq::destroy", "bareverbs::xrc::XrcSrq::destroy"]),
+    ("rdma_destroy_srq", &["bareverbs::Srq::destroy", "bareverbs::XrcSrq::destroy"]),
 ];
 
 /// Functions without an item, by reason.

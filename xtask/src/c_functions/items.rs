@@ -201,13 +201,13 @@ mod tests {
         "#;
         let expected = [
             ("C_ONE", "bareverbs::E::One"),
-            ("c_const_fn", "bareverbs::qp::Qp::id"),
-            ("c_field", "bareverbs::qp::Qp::depth"),
+            ("c_const_fn", "bareverbs::Qp::id"),
+            ("c_field", "bareverbs::Qp::depth"),
             ("c_free", "bareverbs::qp::free"),
-            ("c_limit", "bareverbs::qp::Qp::LIMIT"),
-            ("c_list", "bareverbs::qp::Qp::post"),
-            ("c_post", "bareverbs::qp::Qp::post"),
-            ("c_struct", "bareverbs::qp::Qp"),
+            ("c_limit", "bareverbs::Qp::LIMIT"),
+            ("c_list", "bareverbs::Qp::post"),
+            ("c_post", "bareverbs::Qp::post"),
+            ("c_struct", "bareverbs::Qp"),
         ];
         assert_eq!(places(text), expected.map(|(alias, place)| (alias.to_owned(), place.to_owned())));
     }
