@@ -142,7 +142,7 @@ impl Domains {
     }
 
     /// An endpoint on the device and the port of a connection.
-    pub(crate) fn endpoint(&self, device: BoundDevice, options: &EndpointOptions) -> Result<Endpoint> {
+    pub(crate) fn endpoint<B>(&self, device: BoundDevice, options: &EndpointOptions) -> Result<Endpoint<B>> {
         self.build(device, Error::errno, |pd| Ok(options.clone().port(device.port).build(pd)?))
     }
 }
@@ -320,7 +320,11 @@ impl Listener {
     ///
     /// # Errors
     /// The errors of [`Listener::get_request`], [`EndpointOptions::build`] and [`Incoming::accept`].
-    pub fn accept(&self, options: &EndpointOptions, limit: Duration) -> Result<Connection<Endpoint>> {
+    pub fn accept<B: Send>(
+        &self,
+        options: &EndpointOptions,
+        limit: Duration,
+    ) -> Result<Connection<Endpoint<B>>> {
         let incoming = self.get_request(limit)?;
         let endpoint = self.domains.endpoint(incoming.device()?, options)?;
         incoming.accept(endpoint, &ConnectOptions::default(), limit)
@@ -557,12 +561,12 @@ impl Connector {
     /// The errors of [`Route::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
     #[doc(alias = "rdma_create_ep")]
     #[doc(alias = "rdma_getaddrinfo")]
-    pub fn connect(
+    pub fn connect<B: Send>(
         &self,
         addrs: impl ToAddrs,
         options: &EndpointOptions,
         limit: Duration,
-    ) -> Result<Connection<Endpoint>> {
+    ) -> Result<Connection<Endpoint<B>>> {
         let route = self.resolve(addrs, limit)?;
         let endpoint = self.domains.endpoint(route.device()?, options)?;
         route.connect(endpoint, &ConnectOptions::default(), limit)

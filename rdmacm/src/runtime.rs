@@ -281,7 +281,7 @@ impl<R: Readiness> Listener<R> {
     /// # Errors
     /// The errors of [`Listener::get_request`], [`EndpointOptions::build`] and [`Incoming::accept`].
     #[doc(alias = "rdma_accept")]
-    pub async fn accept(&self, options: &EndpointOptions) -> Result<Connection<R, Endpoint>> {
+    pub async fn accept<B: Send>(&self, options: &EndpointOptions) -> Result<Connection<R, Endpoint<B>>> {
         let incoming = self.get_request().await?;
         let endpoint = self.listener.domains().endpoint(incoming.device()?, options)?;
         incoming.accept(endpoint, &ConnectOptions::default()).await
@@ -361,11 +361,11 @@ impl<R> Deref for Incoming<R> {
 /// # Errors
 /// The errors of [`Route::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
 #[doc(alias = "rdma_connect")]
-pub(crate) async fn connect<R: Readiness>(
+pub(crate) async fn connect<R: Readiness, B: Send>(
     name: Name,
     domains: &Domains,
     options: &EndpointOptions,
-) -> Result<Connection<R, Endpoint>> {
+) -> Result<Connection<R, Endpoint<B>>> {
     let route = Route::resolve(name).await?;
     let endpoint = domains.endpoint(route.device()?, options)?;
     route.connect(endpoint, &ConnectOptions::default()).await
@@ -414,11 +414,11 @@ impl<R: Readiness> Connector<R> {
     /// # Errors
     /// The errors of [`Connector::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
     #[doc(alias = "rdma_connect")]
-    pub async fn connect(
+    pub async fn connect<B: Send>(
         &self,
         name: impl Into<Name>,
         options: &EndpointOptions,
-    ) -> Result<Connection<R, Endpoint>> {
+    ) -> Result<Connection<R, Endpoint<B>>> {
         let route = self.resolve(name).await?;
         let endpoint = self.connector.domains().endpoint(route.device()?, options)?;
         route.connect(endpoint, &ConnectOptions::default()).await
@@ -786,16 +786,16 @@ mod tests {
                     connector: &crate::$runtime::Connector,
                     addr: std::net::SocketAddr,
                 ) {
-                    let options = bareverbs::Endpoint::<bareverbs::Mr<bareverbs::Buffer>>::options();
+                    let options = bareverbs::Endpoint::options();
                     can_move(&channel.wait());
-                    can_move(&listener.accept(&options));
+                    can_move(&listener.accept::<bareverbs::PoolBuffer>(&options));
                     can_move(&connection.disconnected());
                     can_move(&connection.disconnect());
                     can_move(&streams.accept());
                     can_move(&crate::$runtime::Stream::connect(addr, &Default::default()));
-                    can_move(&connector.connect("host:1", &options));
+                    can_move(&connector.connect::<bareverbs::PoolBuffer>("host:1", &options));
                     can_move(&crate::$runtime::Route::resolve("host:1"));
-                    can_move(&crate::$runtime::connect(
+                    can_move(&crate::$runtime::connect::<bareverbs::PoolBuffer>(
                         addr,
                         &crate::connection::Domains::default(),
                         &options,

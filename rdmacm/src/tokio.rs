@@ -100,11 +100,11 @@ pub type StreamListener = crate::stream::AsyncListener<crate::stream::TokioReact
 /// The errors of [`connection::Route::resolve`](crate::connection::Route::resolve),
 /// [`EndpointOptions::build`] and [`connection::Route::connect`](crate::connection::Route::connect).
 #[doc(alias = "rdma_connect")]
-pub async fn connect(
+pub async fn connect<B: Send>(
     peer: impl Into<Name>,
     domains: &Domains,
     options: &EndpointOptions,
-) -> Result<Connection> {
+) -> Result<Connection<bareverbs::Endpoint<B>>> {
     runtime::connect(peer.into(), domains, options).await
 }
 

@@ -30,7 +30,7 @@ fn buffer(pd: &Pd) -> bareverbs::Result<Mr<Buffer>> {
 }
 
 /// Sends each message back in its receive buffer.
-async fn echo(mut endpoint: Endpoint, mut spare: Vec<Mr<Buffer>>) -> bareverbs::Result<()> {
+async fn echo(mut endpoint: Endpoint<Mr<Buffer>>, mut spare: Vec<Mr<Buffer>>) -> bareverbs::Result<()> {
     let mut answered = 0;
     while answered < MESSAGES {
         let done = endpoint.wait().await?;
@@ -49,7 +49,7 @@ async fn echo(mut endpoint: Endpoint, mut spare: Vec<Mr<Buffer>>) -> bareverbs::
 }
 
 /// Sends one message after the other and waits for each answer.
-async fn ask(mut endpoint: Endpoint, pd: &Pd) -> bareverbs::Result<()> {
+async fn ask(mut endpoint: Endpoint<Mr<Buffer>>, pd: &Pd) -> bareverbs::Result<()> {
     let (mut question, mut room) = (buffer(pd)?, buffer(pd)?);
     for number in 0..MESSAGES {
         let text = format!("message {number}");

@@ -32,7 +32,7 @@ use crate::event_fd::EventFd;
 use crate::owned::PoolBuffer;
 use crate::readiness::sealed::{self, Events};
 use crate::tasks::{self as runtime, failed};
-use crate::{AnyProvider, Buffer, Mr, Result, readiness};
+use crate::{AnyProvider, Result, readiness};
 
 /// A [completion channel](crate::cq::CompChannel) that tasks of async-io wait on.
 pub type CompChannel = runtime::CompChannel<Readiness>;
@@ -42,10 +42,10 @@ pub type AsyncEvents = runtime::AsyncEvents<Readiness>;
 
 /// An [endpoint](crate::owned::Endpoint) that tasks of async-io wait on. With the feature `futures`, a
 /// stream of its results.
-pub type Endpoint<B = Mr<Buffer>, P = AnyProvider> = runtime::Endpoint<Readiness, B, P>;
+pub type Endpoint<B = PoolBuffer, P = AnyProvider> = runtime::Endpoint<Readiness, B, P>;
 
 /// The future of `Endpoint::wait`.
-pub type Wait<'e, B = Mr<Buffer>, P = AnyProvider> = runtime::Wait<'e, Readiness, B, P>;
+pub type Wait<'e, B = PoolBuffer, P = AnyProvider> = runtime::Wait<'e, Readiness, B, P>;
 
 /// [Datagrams](crate::owned::Datagrams) that tasks of async-io wait for. With the feature `futures`, a
 /// stream of those that are received.

@@ -25,7 +25,7 @@ use crate::owned::{
     NotPosted, Op, PoolBuffer, ROUNDS, ReceivedDatagram, Source, Spinning, Target, checked, received,
     spend_budget,
 };
-use crate::{AnyProvider, AsyncEvent, Buffer, Error, Mr, Remote, Result, owned};
+use crate::{AnyProvider, AsyncEvent, Error, Remote, Result, owned};
 
 pub(crate) fn failed(error: io::Error) -> Error {
     Error::system("waiting for events in an async task", Errno::from_io_error(&error).unwrap_or(Errno::IO))
@@ -128,7 +128,7 @@ impl<R: Readiness> AsyncEvents<R> {
 }
 
 /// An [endpoint](owned::Endpoint) that tasks wait on.
-pub struct Endpoint<R, B = Mr<Buffer>, P: Provider = AnyProvider> {
+pub struct Endpoint<R, B = PoolBuffer, P: Provider = AnyProvider> {
     endpoint: owned::Endpoint<B, P>,
     channel: crate::cq::CompChannel,
     readiness: R,
@@ -187,7 +187,7 @@ impl<R: Readiness, B, P: Provider> Endpoint<R, B, P> {
 
 /// The future of [`Endpoint::wait`].
 #[must_use = "a future does nothing unless it is awaited"]
-pub struct Wait<'e, R, B = Mr<Buffer>, P: Provider = AnyProvider> {
+pub struct Wait<'e, R, B = PoolBuffer, P: Provider = AnyProvider> {
     endpoint: &'e mut Endpoint<R, B, P>,
     /// `None` until a poll has found nothing.
     spin: Option<SpinRounds>,

@@ -33,7 +33,7 @@ use crate::event_fd::EventFd;
 use crate::owned::PoolBuffer;
 use crate::readiness::sealed::{self, Events};
 use crate::tasks::{self as runtime, failed};
-use crate::{AnyProvider, Buffer, Error, Mr, Result, readiness};
+use crate::{AnyProvider, Error, Result, readiness};
 
 /// A [completion channel](crate::cq::CompChannel) that tasks of tokio wait on.
 pub type CompChannel = runtime::CompChannel<Readiness>;
@@ -43,10 +43,10 @@ pub type AsyncEvents = runtime::AsyncEvents<Readiness>;
 
 /// An [endpoint](crate::owned::Endpoint) that tasks of tokio wait on. With the feature `futures`, a stream
 /// of its results.
-pub type Endpoint<B = Mr<Buffer>, P = AnyProvider> = runtime::Endpoint<Readiness, B, P>;
+pub type Endpoint<B = PoolBuffer, P = AnyProvider> = runtime::Endpoint<Readiness, B, P>;
 
 /// The future of `Endpoint::wait`.
-pub type Wait<'e, B = Mr<Buffer>, P = AnyProvider> = runtime::Wait<'e, Readiness, B, P>;
+pub type Wait<'e, B = PoolBuffer, P = AnyProvider> = runtime::Wait<'e, Readiness, B, P>;
 
 /// [Datagrams](crate::owned::Datagrams) that tasks of tokio wait for. With the feature `futures`, a
 /// stream of those that are received.

@@ -27,7 +27,7 @@ pub(crate) fn ip(context: &Context) -> Result<Ipv4Addr> {
 }
 
 fn options() -> EndpointOptions {
-    Endpoint::<Mr<Buffer>>::options().sends(1).recvs(1)
+    Endpoint::options().sends(1).recvs(1)
 }
 
 /// Bytes of memory that the process uses.
@@ -41,7 +41,7 @@ fn descriptors() -> Result<usize> {
     Ok(fs::read_dir("/proc/self/fd")?.count())
 }
 
-fn memory(connection: &Connection<Endpoint>) -> Result<Mr<Buffer>> {
+fn memory(connection: &Connection<Endpoint<Mr<Buffer>>>) -> Result<Mr<Buffer>> {
     Ok(connection.qp().pd().register(Buffer::zeroed(8)?, Access::LOCAL_WRITE)?)
 }
 

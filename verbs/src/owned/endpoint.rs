@@ -19,14 +19,14 @@ use super::queue::owner;
 use super::removal::{Watch, is_hint};
 use super::resolve::{self, ResolveTimeout};
 use super::spin::SpinState;
-use super::{Batch, Done, EndpointOptions, Failed, NotPosted, NotPostedParts, Op, Source, Spinning, Target};
+use super::{
+    Batch, Done, EndpointOptions, Failed, NotPosted, NotPostedParts, Op, PoolBuffer, Source, Spinning, Target,
+};
 use crate::cq::{Arm, CompChannel, Completions, Cq, WorkCompletion};
 use crate::error::{PostError, PostReason};
 use crate::pd::shared::PdShared;
 use crate::qp::{ConnectAttr, Operation, Qp, QpAttr, QpAttrMask, QpState, Rc, Transport};
-use crate::{
-    Address, AnyProvider, Buffer, Error, Imm, Mr, Pd, PortNum, Remote, Result, WcOpcode, WcStatus, link_down,
-};
+use crate::{Address, AnyProvider, Error, Imm, Pd, PortNum, Remote, Result, WcOpcode, WcStatus, link_down};
 
 /// A reliable connection whose operations own their buffers of type `B`: an [`Mr`], a
 /// [`RegionMut`](super::RegionMut), a [`PoolBuffer`](super::PoolBuffer) or [`AnyBuffer`](super::AnyBuffer).
@@ -125,7 +125,7 @@ use crate::{
 /// [`PostReason::Queue`]: crate::error::PostReason::Queue
 /// [`PostReason::Doorbell`]: crate::error::PostReason::Doorbell
 #[doc(alias = "IBV_QPT_RC")]
-pub struct Endpoint<B = Mr<Buffer>, P: Provider = AnyProvider> {
+pub struct Endpoint<B = PoolBuffer, P: Provider = AnyProvider> {
     pub(crate) queues: Queues<B, P>,
     address: Address,
     attr: ConnectAttr,

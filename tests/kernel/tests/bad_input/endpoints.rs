@@ -15,7 +15,7 @@ fn buffer(pd: &Pd) -> Mr<Buffer> {
     region(pd, &[7; 64], Access::LOCAL_WRITE)
 }
 
-fn pair(pd: &Pd) -> (Endpoint, Endpoint) {
+fn pair(pd: &Pd) -> (Endpoint<Mr<Buffer>>, Endpoint<Mr<Buffer>>) {
     let (mut alice, mut bob) = (Endpoint::new(pd, 1, 4).unwrap(), Endpoint::new(pd, 1, 4).unwrap());
     alice.connect(&bob.address()).unwrap();
     bob.connect(&alice.address()).unwrap();
@@ -35,7 +35,7 @@ pub(crate) fn endpoint_new_and_connect_validate_arguments() {
             let refused = Endpoint::<Mr<Buffer>>::new(&pd, port, depth).map(drop).unwrap_err();
             assert!(refused.to_string().starts_with(start), "{refused}");
         }
-        let options = Endpoint::<Mr<Buffer>>::options;
+        let options = Endpoint::options;
         for (options, words) in [
             (options().recvs(0), "recvs: must be at least 1"),
             (options().recvs(u32::MAX), "recvs 4294967295 is above the maximum of"),
@@ -140,7 +140,8 @@ pub(crate) fn failed_endpoint_returns_all_buffers_and_rejects_posts() {
     nothing_leaks(|| {
         let pd = domain();
         let unregistered = Remote { addr: 0x1000, rkey: 0xdead_be00 };
-        type Post = fn(&mut Endpoint, Mr<Buffer>, Remote) -> Result<(), bareverbs::NotPosted<Mr<Buffer>>>;
+        type Post =
+            fn(&mut Endpoint<Mr<Buffer>>, Mr<Buffer>, Remote) -> Result<(), bareverbs::NotPosted<Mr<Buffer>>>;
         let cases: [(&str, Post); 2] = [
             ("a key that never was", |end, buffer, remote| end.post_write(buffer, .., remote)),
             ("the same for a read", |end, buffer, remote| end.post_read(buffer, .., remote)),

@@ -55,7 +55,7 @@ pub(crate) fn child_drop_does_not_destroy_parent_objects() {
 pub(crate) fn batch_dropped_in_a_forked_child_is_not_rung() {
     nothing_leaks(|| {
         let pd = domain();
-        let [mut a, mut b]: [Endpoint; 2] =
+        let [mut a, mut b]: [Endpoint<Mr<Buffer>>; 2] =
             std::array::from_fn(|_| Endpoint::options().inline(16).build(&pd).unwrap());
         a.connect(&b.address()).unwrap();
         b.connect(&a.address()).unwrap();

@@ -216,8 +216,10 @@ pub(crate) fn connections_share_devices_and_can_be_taken_apart() {
         let (listener, addr) = listen();
         let connector = Connector::with_domains(listener.domains());
         thread::scope(|scope| {
-            let server = scope.spawn(|| listener.accept(&Endpoint::options(), LIMIT).unwrap());
-            let client = connector.connect(addr, &Endpoint::options(), LIMIT).unwrap();
+            let server = scope
+                .spawn(|| listener.accept::<bareverbs::PoolBuffer>(&Endpoint::options(), LIMIT).unwrap());
+            let client =
+                connector.connect::<bareverbs::PoolBuffer>(addr, &Endpoint::options(), LIMIT).unwrap();
             let mut server = server.join().unwrap();
             let pd = connector.domains().pd(client.id().addresses().unwrap().device.unwrap()).unwrap();
             for used in [client.qp().pd(), server.qp().pd()] {
@@ -333,7 +335,7 @@ pub(crate) fn caller_moves_its_own_queue_pair() {
 
 pub(crate) fn endpoint_takes_attributes_of_a_connection_only() {
     let pd = device::open().alloc_pd().unwrap();
-    let mut endpoint: Endpoint = Endpoint::new(&pd, 1, 4).unwrap();
+    let mut endpoint: Endpoint<Mr<Buffer>> = Endpoint::new(&pd, 1, 4).unwrap();
     for (state, mask) in [
         (QpState::RESET, QpAttrMask::STATE),
         (QpState::ERR, QpAttrMask::STATE),
@@ -370,7 +372,7 @@ macro_rules! echo {
         let listener = $runtime::Listener::bind(SocketAddr::new(ip(), 0)).unwrap();
         let addr = listener.local_addr().unwrap();
         let domains = Domains::default();
-        let options: EndpointOptions = Endpoint::<Mr<Buffer>>::options();
+        let options: EndpointOptions = Endpoint::options();
         for _ in 0..$count {
             let server = async {
                 let peer = listener.accept(&options).await.unwrap();
@@ -561,7 +563,8 @@ pub(crate) fn peer_that_ends_during_the_handshake_has_rejected() {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
         // The rejection arrives during one of the pauses.
         let refused = [1, 2, 4, 8, 16].into_iter().find_map(|pause| {
-            let [local, remote]: [Endpoint; 2] = [0; 2].map(|_| Endpoint::options().build(&pd).unwrap());
+            let [local, remote]: [Endpoint<Mr<Buffer>>; 2] =
+                [0; 2].map(|_| Endpoint::options().build(&pd).unwrap());
             let private_data = &remote.address().to_bytes()[..];
             let param = ConnParam { private_data, ..ConnParam::new(remote.qp().qp_num()) };
             thread::scope(|scope| {

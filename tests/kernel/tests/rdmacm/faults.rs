@@ -39,7 +39,7 @@ const LIMIT: Duration = TIMEOUT;
 const RETRIES: Duration = Duration::from_secs(150);
 
 fn small() -> EndpointOptions {
-    Endpoint::<Mr<Buffer>>::options().sends(1).recvs(1)
+    Endpoint::options().sends(1).recvs(1)
 }
 
 /// A listener at the far end.
@@ -52,7 +52,7 @@ fn far() -> (Listener, SocketAddr) {
 /// A new connection is refused in time, with an error that names a cause.
 fn assert_refused(connector: &Connector, addr: SocketAddr) {
     let (begin, limit) = (Instant::now(), Duration::from_secs(2));
-    let refused = connector.connect(addr, &small(), limit).unwrap_err();
+    let refused = connector.connect::<bareverbs::PoolBuffer>(addr, &small(), limit).unwrap_err();
     let is_typed = matches!(
         refused,
         Error::Command(_) | Error::Address(_) | Error::TimedOut { .. } | Error::Unreachable(_)
@@ -62,7 +62,10 @@ fn assert_refused(connector: &Connector, addr: SocketAddr) {
 }
 
 /// Both ends of a connection.
-fn connect(listener: &Listener, connector: &Connector) -> (Connection<Endpoint>, Connection<Endpoint>) {
+fn connect(
+    listener: &Listener,
+    connector: &Connector,
+) -> (Connection<Endpoint<Mr<Buffer>>>, Connection<Endpoint<Mr<Buffer>>>) {
     connect_to(listener, listener.local_addr().unwrap(), connector)
 }
 
@@ -71,7 +74,7 @@ pub(crate) fn connect_to(
     listener: &Listener,
     addr: SocketAddr,
     connector: &Connector,
-) -> (Connection<Endpoint>, Connection<Endpoint>) {
+) -> (Connection<Endpoint<Mr<Buffer>>>, Connection<Endpoint<Mr<Buffer>>>) {
     thread::scope(|scope| {
         let accepted = scope.spawn(|| listener.accept(&small(), LIMIT).unwrap());
         let connected = connector.connect(addr, &small(), LIMIT).unwrap();
@@ -169,7 +172,7 @@ pub(crate) fn time_limit_ends_the_wait_for_a_peer_that_is_cut_off() {
         let (mut active, mut passive) = connect(&listener, &Connector::new());
         let route = Route::resolve(addr, LIMIT).unwrap();
         let pd = Connector::new().domains().pd(route.device().unwrap()).unwrap();
-        let endpoint: Endpoint = small().build(&pd).unwrap();
+        let endpoint: Endpoint<Mr<Buffer>> = small().build(&pd).unwrap();
         wire.cut(End::Near);
         let begin = Instant::now();
         let refused = route.connect(endpoint, &ConnectOptions::default(), short).unwrap_err();
@@ -559,7 +562,7 @@ pub(crate) fn killed_client_is_noticed_in_each_step() {
                     assert!(matches!(refused, Error::Rejected(_)), "{refused}");
                 }
                 _ => {
-                    let mut peer = listener.accept(&small(), LIMIT).unwrap();
+                    let mut peer = listener.accept::<bareverbs::PoolBuffer>(&small(), LIMIT).unwrap();
                     doomed.reached();
                     doomed.kill();
                     peer.wait_disconnected(LIMIT).unwrap();

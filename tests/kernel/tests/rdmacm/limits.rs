@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
-use bareverbs::{Buffer, Endpoint, EndpointOptions, Errno, Mr};
+use bareverbs::{Endpoint, EndpointOptions, Errno};
 use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::blocking::BlockingId;
@@ -20,7 +20,7 @@ use crate::host::*;
 const LIMIT: Duration = TIMEOUT;
 
 fn small() -> EndpointOptions {
-    Endpoint::<Mr<Buffer>>::options().sends(1).recvs(1)
+    Endpoint::options().sends(1).recvs(1)
 }
 
 /// Opens all free descriptors of the process. Lower ones are unchanged.
@@ -62,13 +62,13 @@ pub(crate) fn exhausted_descriptors_are_errors_with_the_remedy() {
             assert_full(BlockingId::new(PortSpace::Tcp));
             assert_full(Listener::bind((own, 0)));
             assert_full(Route::resolve(addr, LIMIT));
-            assert_full(connector.connect(addr, &small(), LIMIT));
-            assert_full(Connector::new().connect(addr, &small(), LIMIT));
+            assert_full(connector.connect::<bareverbs::PoolBuffer>(addr, &small(), LIMIT));
+            assert_full(Connector::new().connect::<bareverbs::PoolBuffer>(addr, &small(), LIMIT));
             assert_stream_full(RdmaStream::connect(streams.local_addr()));
 
             // A request whose connection can't be created is rejected, and the listener goes on.
             asking.id().connect(&param()).unwrap();
-            assert_full(listener.accept(&small(), LIMIT));
+            assert_full(listener.accept::<bareverbs::PoolBuffer>(&small(), LIMIT));
             let offer = offer();
             opening.connect(&bareverbs_rdmacm::ConnParam { private_data: &offer, ..param() }).unwrap();
             assert_stream_full(streams.accept());
@@ -76,8 +76,8 @@ pub(crate) fn exhausted_descriptors_are_errors_with_the_remedy() {
             taken.clear();
             drop((asking, opening));
             thread::scope(|scope| {
-                scope.spawn(|| drop(listener.accept(&small(), LIMIT).unwrap()));
-                connector.connect(addr, &small(), LIMIT).unwrap();
+                scope.spawn(|| drop(listener.accept::<bareverbs::PoolBuffer>(&small(), LIMIT).unwrap()));
+                connector.connect::<bareverbs::PoolBuffer>(addr, &small(), LIMIT).unwrap();
             });
             thread::scope(|scope| {
                 scope.spawn(|| drop(streams.accept().unwrap()));
@@ -95,7 +95,7 @@ pub(crate) fn network_namespace_without_the_device_has_no_addresses() {
         assert_eq!(errno(id.bind_addr(addr)), Errno::ADDRNOTAVAIL);
         let refused = errno(id.resolve_addr(None, addr, RESOLVE));
         assert!([Errno::NETUNREACH, Errno::NODEV].contains(&refused), "{refused}");
-        let refused = Connector::new().connect(addr, &small(), LIMIT).unwrap_err();
+        let refused = Connector::new().connect::<bareverbs::PoolBuffer>(addr, &small(), LIMIT).unwrap_err();
         assert!(
             refused.errno().is_some_and(|errno| [Errno::NETUNREACH, Errno::NODEV].contains(&errno)),
             "{refused}"

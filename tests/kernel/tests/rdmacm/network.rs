@@ -21,7 +21,7 @@ use crate::host::*;
 const LIMIT: Duration = TIMEOUT;
 
 fn small() -> EndpointOptions {
-    Endpoint::<Mr<Buffer>>::options().sends(1).recvs(1)
+    Endpoint::options().sends(1).recvs(1)
 }
 
 /// A listener on all addresses, and its address at the far end.
@@ -61,12 +61,15 @@ fn connect_again(listener: &Listener, addr: SocketAddr, connector: &Connector) {
     });
 }
 
-fn memory(connection: &Connection<Endpoint>) -> Mr<Buffer> {
+fn memory(connection: &Connection<Endpoint<Mr<Buffer>>>) -> Mr<Buffer> {
     connection.qp().pd().register(Buffer::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap()
 }
 
 /// Ends a connection from the active end.
-fn end_connection(mut active: Connection<Endpoint>, mut passive: Connection<Endpoint>) {
+fn end_connection(
+    mut active: Connection<Endpoint<Mr<Buffer>>>,
+    mut passive: Connection<Endpoint<Mr<Buffer>>>,
+) {
     thread::scope(|scope| {
         let answered = scope.spawn(|| passive.wait_disconnected(LIMIT));
         active.disconnect(LIMIT).unwrap();
@@ -75,7 +78,7 @@ fn end_connection(mut active: Connection<Endpoint>, mut passive: Connection<Endp
 }
 
 /// Sends a message.
-fn exchange(from: &mut Connection<Endpoint>, to: &mut Connection<Endpoint>) {
+fn exchange(from: &mut Connection<Endpoint<Mr<Buffer>>>, to: &mut Connection<Endpoint<Mr<Buffer>>>) {
     let (received, sent) = (memory(to), memory(from));
     to.post_recv(received).unwrap();
     from.post_send(sent, ..8).unwrap();
@@ -176,9 +179,11 @@ pub(crate) fn request_while_the_interface_is_down_leaves_the_device_without_its_
         let (active, passive) = connect_to(&listener, addr, &connector);
         end_connection(active, passive);
         wire.take_down(End::Far);
-        let _ = connector.connect(addr, &small(), Duration::from_secs(2)).unwrap_err();
+        let _ =
+            connector.connect::<bareverbs::PoolBuffer>(addr, &small(), Duration::from_secs(2)).unwrap_err();
         wire.bring_up(End::Far);
-        let refused = connector.connect(addr, &small(), Duration::from_secs(3)).unwrap_err();
+        let refused =
+            connector.connect::<bareverbs::PoolBuffer>(addr, &small(), Duration::from_secs(3)).unwrap_err();
         assert!(matches!(refused, Error::TimedOut { .. }), "{refused:?}");
         let reported = if stopped_gsi_qp_is_in_error() { QpState::ERR } else { QpState::RTS };
         assert_eq!(near_gsi_state(), Some(reported));
@@ -208,7 +213,8 @@ pub(crate) fn removed_address_refuses_new_connections_until_it_returns() {
         wire.remove_address(End::Near);
         let fresh = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
         assert_eq!(errno(fresh.bind_addr((End::Near.ip(), 0))), Errno::ADDRNOTAVAIL);
-        let refused = connector.connect(addr, &small(), Duration::from_secs(2)).unwrap_err();
+        let refused =
+            connector.connect::<bareverbs::PoolBuffer>(addr, &small(), Duration::from_secs(2)).unwrap_err();
         assert!(!matches!(refused, Error::Invalid { .. }), "{refused:?}");
         // Identifiers with the address are used further or fail with an error. None hangs.
         if let Err(refused) = routed.connect(&param()) {

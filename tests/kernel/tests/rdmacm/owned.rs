@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::thread;
 
 use bareverbs::server::{Client, Event, Server};
-use bareverbs::{Buffer, Endpoint, Hub, Mr, Pd, Pool, PoolBuffer};
+use bareverbs::{Endpoint, Hub, Pd, Pool, PoolBuffer};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::event::RejectReason;
@@ -33,7 +33,7 @@ pub(crate) fn connections_of_hubs_are_made_by_ip_address() {
         let (listener, addr) = listen();
         let pd = domain();
         let (hub, pool): (Hub, _) = (Hub::new(&pd, 64).unwrap(), Pool::new(&pd, 8, 64).unwrap());
-        let options = Endpoint::<Mr<Buffer>>::options().sends(2).recvs(2);
+        let options = Endpoint::options().sends(2).recvs(2);
         thread::scope(|scope| {
             let accepted = scope.spawn(|| listener.accept_on(&hub, &options, TIMEOUT).unwrap());
             let mut client = Connector::new().connect_on(&hub, addr, &options, TIMEOUT).unwrap();
@@ -90,7 +90,7 @@ pub(crate) fn tasks_connect_hubs_by_ip_address() {
     nothing_leaks(|| {
         let pd = domain();
         let (hub, pool): (Hub, _) = (Hub::new(&pd, 64).unwrap(), Pool::new(&pd, 8, 64).unwrap());
-        let options = Endpoint::<Mr<Buffer>>::options().sends(2).recvs(2);
+        let options = Endpoint::options().sends(2).recvs(2);
         let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let listener = on_tokio::Listener::bind(SocketAddr::new(ip(), 0)).unwrap();
@@ -124,7 +124,7 @@ pub(crate) fn private_data_that_is_no_address_is_rejected() {
         let (listener, addr) = listen();
         let pd = domain();
         let hub: Hub = Hub::new(&pd, 64).unwrap();
-        let options = Endpoint::<Mr<Buffer>>::options();
+        let options = Endpoint::options();
         for private_data in [&b""[..], &b"hello"[..], &[1; 56][..]] {
             let active = resolved(addr, PortSpace::Tcp);
             active.connect(&bareverbs_rdmacm::ConnParam { private_data, ..param() }).unwrap();

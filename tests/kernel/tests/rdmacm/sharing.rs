@@ -32,7 +32,7 @@ fn listen() -> (Listener, SocketAddr) {
 }
 
 fn small() -> EndpointOptions {
-    Endpoint::<Mr<Buffer>>::options().sends(1).recvs(1)
+    Endpoint::options().sends(1).recvs(1)
 }
 
 /// The files of the connection manager that this process has open.
@@ -47,7 +47,7 @@ fn connections(
     count: usize,
     listener: &Listener,
     connector: &Connector,
-) -> (Vec<Connection<Endpoint>>, Vec<Connection<Endpoint>>) {
+) -> (Vec<Connection<Endpoint<Mr<Buffer>>>>, Vec<Connection<Endpoint<Mr<Buffer>>>>) {
     let addr = listener.local_addr().unwrap();
     thread::scope(|scope| {
         let accepted =
@@ -87,7 +87,10 @@ pub(crate) fn channel_of_its_own_shows_the_end_while_a_thread_reads_the_shared_o
             assert_eq!(poll(&mut files, Some(&timeout)).unwrap(), 1);
             assert!(passive[0].is_disconnected().unwrap());
             ending.join().unwrap().unwrap();
-            assert!(connector.connect(addr, &small(), LIMIT).is_err(), "the reader drops the request");
+            assert!(
+                connector.connect::<bareverbs::PoolBuffer>(addr, &small(), LIMIT).is_err(),
+                "the reader drops the request"
+            );
             reader.join().unwrap().unwrap();
         });
     });
@@ -111,7 +114,7 @@ pub(crate) fn thousand_connections_share_one_file() {
             each(begin.0, resident()),
             each(begin.1, used())
         );
-        let message = |connection: &Connection<Endpoint>| {
+        let message = |connection: &Connection<Endpoint<Mr<Buffer>>>| {
             connection.qp().pd().register(Buffer::zeroed(8).unwrap(), bareverbs::Access::LOCAL_WRITE).unwrap()
         };
         for connection in &mut passive {
@@ -155,12 +158,12 @@ pub(crate) fn threads_wait_for_their_own_connections() {
                 });
             }
             // One more waits for requests, beside them.
-            let last = scope.spawn(|| listener.accept(&small(), LIMIT).unwrap());
+            let last = scope.spawn(|| listener.accept::<bareverbs::PoolBuffer>(&small(), LIMIT).unwrap());
             for (number, mut connection) in active.into_iter().enumerate().rev() {
                 connection.disconnect(LIMIT).unwrap();
                 assert_eq!(ends.recv_timeout(LIMIT), Ok(number));
             }
-            let mut active = connector.connect(addr, &small(), LIMIT).unwrap();
+            let mut active = connector.connect::<bareverbs::PoolBuffer>(addr, &small(), LIMIT).unwrap();
             let mut passive = last.join().unwrap();
             assert!(!passive.is_disconnected().unwrap());
             scope.spawn(move || active.disconnect(LIMIT).unwrap());
@@ -182,7 +185,7 @@ macro_rules! ends {
         let accept = async {
             let mut accepted = Vec::new();
             while accepted.len() < COUNT {
-                accepted.push(listener.accept(&options).await.unwrap());
+                accepted.push(listener.accept::<bareverbs::PoolBuffer>(&options).await.unwrap());
             }
             accepted
         };
@@ -190,7 +193,9 @@ macro_rules! ends {
             let mut connected = Vec::new();
             while connected.len() < COUNT {
                 // By a name that is an address.
-                connected.push(connector.connect(addr.to_string(), &options).await.unwrap());
+                connected.push(
+                    connector.connect::<bareverbs::PoolBuffer>(addr.to_string(), &options).await.unwrap(),
+                );
             }
             connected
         };
@@ -247,8 +252,11 @@ pub(crate) fn thread_and_task_share_a_channel() {
             thread::sleep(QUIET);
             runtime.block_on(async {
                 let listener = on_tokio::Listener::new(listener).unwrap();
-                let requested = scope.spawn(move || connector.connect(addr, &small(), LIMIT).unwrap());
-                let accepted = ::tokio::time::timeout(LIMIT, listener.accept(&small())).await;
+                let requested = scope.spawn(move || {
+                    connector.connect::<bareverbs::PoolBuffer>(addr, &small(), LIMIT).unwrap()
+                });
+                let accepted =
+                    ::tokio::time::timeout(LIMIT, listener.accept::<bareverbs::PoolBuffer>(&small())).await;
                 let mut accepted = accepted.expect("in time").unwrap().into_inner();
                 assert!(!accepted.is_disconnected().unwrap() && !of_task.is_disconnected().unwrap());
                 drop(requested.join().unwrap());

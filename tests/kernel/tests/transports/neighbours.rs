@@ -35,7 +35,7 @@ fn options() -> DatagramOptions {
 }
 
 fn endpoints() -> EndpointOptions {
-    Endpoint::<Mr<Buffer>>::options().sends(1).recvs(1)
+    Endpoint::options().sends(1).recvs(1)
 }
 
 /// Asserts that `resolve` takes a time in the range.
@@ -154,7 +154,7 @@ pub(crate) fn tasks_run_while_a_destination_is_resolved() {
 
 pub(crate) fn connect_waits_for_a_late_neighbour() {
     on_device(|host| {
-        let mut endpoint: Endpoint = endpoints().build(&host.pd).unwrap();
+        let mut endpoint: Endpoint<Mr<Buffer>> = endpoints().build(&host.pd).unwrap();
         let mut peer = endpoint.address();
         (peer.gid, peer.qp_num) = (Gid::from(PEER), 17);
         late(|| endpoint.connect(&peer));
@@ -165,7 +165,8 @@ pub(crate) fn connect_waits_for_a_late_neighbour() {
         late(|| connection.connect(&peer));
 
         // A failed attempt leaves the QP in INIT, so that another one may follow.
-        let mut endpoint: Endpoint = endpoints().resolve_timeout(Duration::ZERO).build(&host.pd).unwrap();
+        let mut endpoint: Endpoint<Mr<Buffer>> =
+            endpoints().resolve_timeout(Duration::ZERO).build(&host.pd).unwrap();
         let refused = silent(1, || endpoint.connect(&peer)).unwrap_err();
         assert_eq!(refused.errno(), Some(Errno::TIMEDOUT), "{refused}");
         assert_eq!(endpoint.qp().state(), QpState::INIT);

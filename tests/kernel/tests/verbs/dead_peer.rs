@@ -63,7 +63,7 @@ impl Peer {
         let mut pd = None;
         let open = || {
             let pd: &Pd = pd.get_or_insert_with(|| open().alloc_pd().unwrap());
-            let mut endpoint: Endpoint = Endpoint::new(pd, 1, 4).unwrap();
+            let mut endpoint: Endpoint<Mr<Buffer>> = Endpoint::new(pd, 1, 4).unwrap();
             endpoint.post_recv(buffer(pd)).unwrap();
             (endpoint.address(), endpoint)
         };
@@ -82,8 +82,8 @@ impl Peer {
     }
 
     /// An endpoint with the default options that is connected to the peer, and has a posted receive.
-    fn endpoint(&mut self, pd: &Pd) -> Endpoint {
-        let mut endpoint: Endpoint = Endpoint::new(pd, 1, 4).unwrap();
+    fn endpoint(&mut self, pd: &Pd) -> Endpoint<Mr<Buffer>> {
+        let mut endpoint: Endpoint<Mr<Buffer>> = Endpoint::new(pd, 1, 4).unwrap();
         endpoint.connect(&self.address()).unwrap();
         self.connect(&endpoint.address());
         endpoint.post_recv(buffer(pd)).unwrap();
@@ -135,7 +135,7 @@ pub(crate) fn send_to_a_killed_peer_fails_within_seconds() {
 pub(crate) fn endpoint_of_a_killed_peer_fails_within_seconds() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
-    let mut endpoint: Endpoint = Endpoint::new(&pd, 1, 4).unwrap();
+    let mut endpoint: Endpoint<Mr<Buffer>> = Endpoint::new(&pd, 1, 4).unwrap();
     endpoint.connect(&peer.address()).unwrap();
     peer.connect(&endpoint.address());
     endpoint.post_send(buffer(&pd), ..).unwrap();
@@ -151,7 +151,7 @@ pub(crate) fn endpoint_of_a_killed_peer_fails_within_seconds() {
 pub(crate) fn scope_of_a_killed_peer_ends_within_seconds() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
-    let mut endpoint: Endpoint = Endpoint::new(&pd, 1, 4).unwrap();
+    let mut endpoint: Endpoint<Mr<Buffer>> = Endpoint::new(&pd, 1, 4).unwrap();
     endpoint.connect(&peer.address()).unwrap();
     peer.connect(&endpoint.address());
     let mut bytes = [0; 64];

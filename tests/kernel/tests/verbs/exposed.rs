@@ -120,7 +120,7 @@ pub(crate) fn exposed_memory_is_sent_without_a_copy() {
     exposed.write(5000, b"a value").unwrap();
     let options = Endpoint::options();
     let mut server: Endpoint<AnyBuffer> = options.build(&pd).unwrap();
-    let mut client: Endpoint = options.build(&pd).unwrap();
+    let mut client: Endpoint<Mr<Buffer>> = options.build(&pd).unwrap();
     server.connect(&client.address()).unwrap();
     client.connect(&server.address()).unwrap();
     client.post_recv(pd.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap()).unwrap();

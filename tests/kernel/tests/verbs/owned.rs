@@ -39,7 +39,7 @@ pub(crate) fn endpoints_exchange_messages_without_unsafe() {
 pub(crate) fn header_and_body_are_sent_and_received_as_one_message() {
     let pd = open().alloc_pd().unwrap();
     let build = || Endpoint::options().max_sge(2).sends(4).recvs(4).build(&pd).unwrap();
-    let (mut alice, mut bob): (Endpoint, Endpoint) = (build(), build());
+    let (mut alice, mut bob): (Endpoint<Mr<Buffer>>, Endpoint<Mr<Buffer>>) = (build(), build());
     alice.connect(&bob.address()).unwrap();
     bob.connect(&alice.address()).unwrap();
     for round in 0..5 {
@@ -129,8 +129,8 @@ pub(crate) fn receives_leave_room_for_sends() {
 
 pub(crate) fn operations_return_tag_length_and_immediate() {
     let pd = open().alloc_pd().unwrap();
-    let options = Endpoint::<Mr<Buffer>>::options().sends(8).inline(16).access(ALL_REMOTE);
-    let (mut alice, mut bob): (Endpoint, Endpoint) =
+    let options = Endpoint::options().sends(8).inline(16).access(ALL_REMOTE);
+    let (mut alice, mut bob): (Endpoint<Mr<Buffer>>, Endpoint<Mr<Buffer>>) =
         (options.build(&pd).unwrap(), options.build(&pd).unwrap());
     alice.connect(&bob.address()).unwrap();
     bob.connect(&alice.address()).unwrap();

@@ -11,7 +11,7 @@ use bareverbs_kernel_tests::{Completion, Outcome, skip};
 use crate::owned::endpoints;
 use crate::pair::{ALL_REMOTE, TIMEOUT, contents, counts, open, region};
 
-fn pair(pd: &Pd) -> (Endpoint, Endpoint) {
+fn pair(pd: &Pd) -> (Endpoint<Mr<Buffer>>, Endpoint<Mr<Buffer>>) {
     endpoints(pd, 8)
 }
 
@@ -166,7 +166,7 @@ pub(crate) fn scope_reads_into_disjoint_ranges_of_a_region() {
 pub(crate) fn scope_borrows_parts_and_leases_and_posts_all_kinds_of_writes() {
     let pd = open().alloc_pd().unwrap();
     let options = Endpoint::options().inline(16);
-    let (mut alice, mut bob): (Endpoint, Endpoint) =
+    let (mut alice, mut bob): (Endpoint<Mr<Buffer>>, Endpoint<Mr<Buffer>>) =
         (options.build(&pd).unwrap(), options.build(&pd).unwrap());
     alice.connect(&bob.address()).unwrap();
     bob.connect(&alice.address()).unwrap();

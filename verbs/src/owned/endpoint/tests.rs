@@ -18,11 +18,11 @@ use crate::owned::flow::PostRecv;
 use crate::owned::keepalive::{INTERVAL, Policy};
 use crate::owned::{Outcome, Spin};
 use crate::qp::RecvRequest;
-#[cfg(any(feature = "async-io", feature = "tokio"))]
 use crate::testing::tasks::{NoWait, Wakes};
 use crate::testing::{Hook, Plain, completion, refuse_ioctls, succeed_ioctls};
 use crate::values::Mtu;
-use crate::{Access, Gid, MemoryOwner, Refused, WcOpcode};
+use crate::{Access, Buffer, Gid, MemoryOwner, Mr, Refused, WcOpcode};
+#[cfg(any(feature = "async-io", feature = "tokio"))]
 
 /// Memory that counts how often it is freed.
 struct Counted(Vec<u8>, Arc<AtomicUsize>);
