@@ -159,9 +159,11 @@ mod alarm;
 #[cfg(feature = "async-io")]
 pub mod async_io;
 mod attributes;
+pub mod buffer;
 mod channel;
 mod context;
 pub mod cq;
+pub mod datagram;
 mod debug;
 pub mod device;
 pub mod dm;
@@ -171,6 +173,7 @@ pub mod error;
 mod ethernet;
 mod event_fd;
 mod events;
+pub mod flow;
 mod gid;
 mod import;
 mod link_down;
@@ -204,26 +207,6 @@ pub mod values;
 mod wq;
 mod wr_id;
 pub mod xrc;
-
-/// Buffers of the safe layer: what operations accept, and what divides, lends and shares them.
-pub mod buffer {
-    pub use crate::owned::{
-        Chunks, Lend, LendRange, LocalAtomics, PendingPoolBuffer, RemoteRegionSource, Source, Target, Word,
-    };
-}
-
-/// Datagrams of the safe layer: addresses, options and results of [`Datagrams`].
-pub mod datagram {
-    pub use crate::owned::{
-        DatagramAddress, DatagramDone, DatagramOptions, DatagramSender, ReceivedDatagram, SendTo,
-    };
-}
-
-/// Flow steering: rules that direct Ethernet frames to a QP, and their counters.
-pub mod flow {
-    pub use crate::qp::flow::{EthernetMatch, FlowId, FlowRule, Ipv4Match, Ipv6Match, L4Match, PortMatch};
-    pub use crate::qp::flow_counters::{FlowCount, FlowCounters};
-}
 
 pub use bareverbs_provider::Errno;
 pub use bareverbs_provider::traits::Provider;

@@ -28,7 +28,7 @@ use crate::pd::shared::PdShared;
 use crate::qp::{ConnectAttr, Operation, Qp, QpAttr, QpAttrMask, QpState, Rc, Transport};
 use crate::{Address, AnyProvider, Error, Imm, Pd, PortNum, Remote, Result, WcOpcode, WcStatus, link_down};
 
-/// A reliable connection whose operations own their buffers of type `B`: an [`Mr`], a
+/// A reliable connection whose operations own their buffers of type `B`: an [`Mr`](crate::Mr), a
 /// [`RegionMut`](super::RegionMut), a [`PoolBuffer`](super::PoolBuffer) or [`AnyBuffer`](super::AnyBuffer).
 ///
 /// The first failed operation moves the QP to ERR. All outstanding operations then fail, and posting

@@ -1,0 +1,5 @@
+//! Addresses, options and results of [`Datagrams`](crate::Datagrams).
+
+pub use crate::owned::{
+    DatagramAddress, DatagramDone, DatagramOptions, DatagramSender, ReceivedDatagram, SendTo,
+};
