@@ -5,24 +5,26 @@
 use std::thread;
 
 use async_io::block_on;
-use bareverbs::async_io::Endpoint;
-use bareverbs::{Access, Buffer, Context, Mr, Pd, Report};
+use bareverbs::runtime::AsyncIo;
+use bareverbs::{Access, Buffer, Context, Done, Endpoint, Mr, Pd, Report};
 
 const MESSAGES: u32 = 1000;
 const BYTES: usize = 64;
 
 pub(crate) fn main() -> Result<(), Report> {
     let pd = Context::open_first()?.alloc_pd()?;
-    let mut client = bareverbs::Endpoint::new(&pd, 1, 2)?;
-    let mut server = bareverbs::Endpoint::new(&pd, 1, 2)?;
+    let mut client = Endpoint::new(&pd, 1, 2)?;
+    let mut server = Endpoint::new(&pd, 1, 2)?;
     // Between two machines, the addresses go over a socket.
     client.connect(&server.address())?;
     server.connect(&client.address())?;
+    client.attach(AsyncIo)?;
+    server.attach(AsyncIo)?;
     server.post_recv(buffer(&pd)?)?;
 
-    let (server, spare) = (Endpoint::new(server)?, vec![buffer(&pd)?, buffer(&pd)?]);
+    let spare = vec![buffer(&pd)?, buffer(&pd)?];
     let server = thread::spawn(|| block_on(echo(server, spare)));
-    block_on(ask(Endpoint::new(client)?, &pd))?;
+    block_on(ask(client, &pd))?;
     server.join().expect("the server does not panic")?;
     println!("{MESSAGES} messages went there and back");
     Ok(())
@@ -36,7 +38,7 @@ fn buffer(pd: &Pd) -> bareverbs::Result<Mr<Buffer>> {
 async fn echo(mut endpoint: Endpoint<Mr<Buffer>>, mut spare: Vec<Mr<Buffer>>) -> bareverbs::Result<()> {
     let mut answered = 0;
     while answered < MESSAGES {
-        let done = endpoint.wait().await?;
+        let done = endpoint.next().await?;
         if done.message().is_none() {
             // A send has completed, so its buffer is free.
             answered += 1;
@@ -60,10 +62,10 @@ async fn ask(mut endpoint: Endpoint<Mr<Buffer>>, pd: &Pd) -> bareverbs::Result<(
         endpoint.post_recv(room)?;
         endpoint.post_send(question, ..text.len())?;
         // The answer's completion may come before that of the send.
-        let ended = [endpoint.wait().await?, endpoint.wait().await?];
-        let answer = ended.iter().find_map(bareverbs::Done::message);
+        let ended = [endpoint.next().await?, endpoint.next().await?];
+        let answer = ended.iter().find_map(Done::message);
         assert_eq!(answer, Some(text.as_bytes()), "each message comes back as it was");
-        [question, room] = ended.map(bareverbs::Done::into_buffer);
+        [question, room] = ended.map(Done::into_buffer);
     }
     Ok(())
 }

@@ -82,11 +82,14 @@ fn serve(pd: &Pd, options: &Options) -> Result<()> {
         while let Some(sent) = datagrams.poll_send() {
             sent?;
         }
-        let Some(request) = datagrams.wait_recv_timeout(Duration::from_millis(100))? else { continue };
+        let Some(request) = datagrams.next_recv().wait_timeout(Duration::from_millis(100)).transpose()?
+        else {
+            continue;
+        };
         // The path to a sender is resolved once.
         let peer = match peers.entry(request.sender()) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(request.reply_to(&datagrams)?),
+            Entry::Vacant(new) => new.insert(request.reply_to(&datagrams).wait()?),
         };
         datagrams.post_send_inline(peer, &request.message().to_ascii_uppercase())?;
         datagrams.post_recv(request.into_buffer())?;
@@ -101,7 +104,7 @@ fn serve(pd: &Pd, options: &Options) -> Result<()> {
 fn ask(pd: &Pd, host: &str, options: &Options) -> Result<()> {
     let mut datagrams = datagrams(pd)?;
     let mut tcp = Lines::connect(host, options.ends.port)?;
-    let server = datagrams.destination(&tcp.receive()?)?;
+    let server = datagrams.destination(&tcp.receive()?).wait()?;
     for number in 1..=options.requests {
         let request = format!("request {number} of client {}", std::process::id());
         let expected = request.to_ascii_uppercase();
@@ -110,7 +113,7 @@ fn ask(pd: &Pd, host: &str, options: &Options) -> Result<()> {
             ensure!(attempts < ATTEMPTS, "no reply to {request}");
             attempts += 1;
             datagrams.post_send_inline(&server, request.as_bytes())?;
-            datagrams.wait_send()?;
+            datagrams.next_send().wait()?;
             if has_reply(&mut datagrams, expected.as_bytes())? {
                 break;
             }
@@ -123,7 +126,7 @@ fn ask(pd: &Pd, host: &str, options: &Options) -> Result<()> {
 
 /// Waits for a reply. Replies to requests that were sent twice may come twice.
 fn has_reply(datagrams: &mut Datagrams, expected: &[u8]) -> Result<bool> {
-    while let Some(reply) = datagrams.wait_recv_timeout(AGAIN)? {
+    while let Some(reply) = datagrams.next_recv().wait_timeout(AGAIN).transpose()? {
         let is_expected = reply.message() == expected;
         datagrams.post_recv(reply.into_buffer())?;
         if is_expected {

@@ -135,7 +135,7 @@ fn ask(pd: &Pd, host: &str, options: &Options) -> Result<()> {
         question.bytes_mut()[..text.len()].copy_from_slice(text.as_bytes());
         endpoint.post_send(question, ..text.len())?;
         // The answer may be complete before the send.
-        for done in [endpoint.wait()?, endpoint.wait()?] {
+        for done in [endpoint.next().wait()?, endpoint.next().wait()?] {
             ensure!(done.message().is_none_or(|answer| answer == text.as_bytes()), "a wrong answer");
         }
     }

@@ -69,7 +69,7 @@ fn send(
             // All parts are in flight, or the rest of them.
             part => {
                 free.extend(part);
-                free.push(endpoint.wait()?.into_buffer());
+                free.push(endpoint.next().wait()?.into_buffer());
             }
         }
     }
@@ -97,7 +97,7 @@ fn receive(
 
     let (begin, mut received) = (Instant::now(), 0);
     while received < length {
-        let done = endpoint.wait()?;
+        let done = endpoint.next().wait()?;
         let Some(message) = done.message() else { bail!("{:?} is no message", done.opcode) };
         file.write_all(message)?;
         received += message.len() as u64;

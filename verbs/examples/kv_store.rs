@@ -153,7 +153,7 @@ impl Table {
     /// Reads the first `len` bytes of a slot.
     fn read(&mut self, index: usize, len: usize) -> Result<PoolBuffer> {
         self.endpoint.post_read(self.buffer(), ..len, self.remote(index, 0))?;
-        Ok(self.endpoint.wait()?.into_buffer())
+        Ok(self.endpoint.next().wait()?.into_buffer())
     }
 
     fn version(&mut self, index: usize) -> Result<u64> {
@@ -196,7 +196,7 @@ impl Table {
             let version = version(&slot.0);
             let lock = self.remote(index, 0);
             self.endpoint.post_compare_swap(self.buffer(), lock, version, version + 1)?;
-            let before = self.endpoint.wait()?.into_buffer();
+            let before = self.endpoint.next().wait()?.into_buffer();
             if before.bytes()[..8] != version.to_ne_bytes() {
                 continue; // Another client was faster.
             }
@@ -205,8 +205,8 @@ impl Table {
             // Operations of a connection are executed in order: the unlock follows the write.
             drop(before);
             self.endpoint.post_fetch_add(self.buffer(), lock, 1)?;
-            self.endpoint.wait()?;
-            self.endpoint.wait()?;
+            self.endpoint.next().wait()?;
+            self.endpoint.next().wait()?;
             return Ok(());
         }
     }

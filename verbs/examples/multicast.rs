@@ -56,11 +56,11 @@ fn main() -> Result<()> {
             let mut address = DatagramAddress::group(group, QKEY);
             address.lid = lid.unwrap_or(0);
             // A sender need not be a member of the group.
-            let group = datagrams.destination(&address)?;
+            let group = datagrams.destination(&address).wait()?;
             for number in 1..=messages {
                 datagrams.post_send_inline(&group, format!("datagram {number}").as_bytes())?;
                 // The device has sent it. UD has no acknowledgement.
-                datagrams.wait_send()?;
+                datagrams.next_send().wait()?;
                 thread::sleep(Duration::from_millis(1));
             }
             println!("sent {messages} datagrams to {}", address.gid);
@@ -77,7 +77,7 @@ fn main() -> Result<()> {
             }
             println!("listening to {group}");
             for number in 1..=messages {
-                let received = datagrams.wait_recv_timeout(Duration::from_secs(10))?;
+                let received = datagrams.next_recv().wait_timeout(Duration::from_secs(10)).transpose()?;
                 let received = received.context("no datagram for 10 seconds")?;
                 let (text, sender) = (std::str::from_utf8(received.message())?, received.sender());
                 let gid = sender.gid.context("a datagram without a GRH")?;

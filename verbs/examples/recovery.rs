@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use std::{str, thread};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use bareverbs::server::{Client, Event, Handle, Server, Waited};
+use bareverbs::server::{Client, Event, Handle, Server};
 use bareverbs::{Context, Pd, PoolBuffer};
 use clap::Parser;
 use common::{Ends, Lines};
@@ -65,8 +65,8 @@ fn receive(pd: &Pd, options: &Options) -> Result<()> {
     thread::spawn(move || admit(&handle, &listener));
     let mut closing = None;
     loop {
-        match server.wait_timeout(PROBE)? {
-            Waited::Event(Event::Message(message)) => {
+        match server.next().wait_timeout(PROBE).transpose()? {
+            Some(Some(Event::Message(message))) => {
                 let number: u64 = str::from_utf8(message.bytes())?.parse()?;
                 // After a loss, the sender repeats messages that are in the file already.
                 if number > last {
@@ -78,12 +78,12 @@ fn receive(pd: &Pd, options: &Options) -> Result<()> {
                 answer.bytes_mut()[..8].copy_from_slice(&last.to_be_bytes());
                 message.reply(answer, ..8).detach();
             }
-            Waited::Event(Event::Failed(_, error)) => println!("the sender is gone: {error}"),
+            Some(Some(Event::Failed(_, error))) => println!("the sender is gone: {error}"),
             // The sender has all answers.
-            Waited::Event(Event::Closed(_)) => closing = Some(server.handle().shutdown()),
-            Waited::Event(_) => {}
-            Waited::Ended => break,
-            Waited::TimedOut => server.handle().keepalive(),
+            Some(Some(Event::Closed(_))) => closing = Some(server.handle().shutdown()),
+            Some(Some(_)) => {}
+            Some(None) => break,
+            None => server.handle().keepalive(),
         }
     }
     let report = closing.context("the server was shut down")?.wait()?;
@@ -126,21 +126,21 @@ fn send(pd: &Pd, host: &str, options: &Options) -> Result<()> {
             if unacknowledged.is_empty() {
                 // Until its last event, the receiver needs the connection.
                 let closing = client.shutdown();
-                while client.wait()?.is_some() {}
+                while client.next().wait()?.is_some() {}
                 closing.wait()?;
                 println!("all {} messages are acknowledged", options.messages);
                 return Ok(());
             }
             thread::sleep(Duration::from_millis(options.pause));
-            match client.wait_timeout(PROBE)? {
-                Waited::Event(Event::Message(answer)) => {
+            match client.next().wait_timeout(PROBE).transpose()? {
+                Some(Some(Event::Message(answer))) => {
                     let last = u64::from_be_bytes(answer.bytes().try_into()?);
                     unacknowledged.retain(|number| *number > last);
                     heard = Instant::now();
                 }
-                Waited::Event(Event::Failed(_, error)) => break error,
-                Waited::Event(_) | Waited::Ended => bail!("the receiver has closed the connection"),
-                Waited::TimedOut => client.handle().keepalive(),
+                Some(Some(Event::Failed(_, error))) => break error,
+                Some(Some(_)) | Some(None) => bail!("the receiver has closed the connection"),
+                None => client.handle().keepalive(),
             }
         };
         let ms = heard.elapsed().as_millis();

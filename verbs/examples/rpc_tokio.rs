@@ -9,8 +9,8 @@
 #![forbid(unsafe_code)]
 
 use anyhow::{Context as _, Result, bail, ensure};
+use bareverbs::runtime::Tokio;
 use bareverbs::server::{Client, Event, Handle, Server};
-use bareverbs::tokio::Readiness;
 use bareverbs::{Address, Context, Pd};
 use clap::Parser;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -54,7 +54,7 @@ async fn main() -> Result<()> {
 async fn serve(pd: &Pd, port: u16, clients: u32) -> Result<()> {
     let mut server = Server::options().peers(64).build(pd)?;
     // The driver wakes the tasks that wait for messages.
-    tokio::spawn(server.handle().drive::<Readiness>()?);
+    tokio::spawn(server.handle().drive(Tokio)?);
     let listener = TcpListener::bind(("::", port)).await?;
     println!("listening on TCP port {port}");
     let (mut ended, mut closing) = (0, None);
@@ -106,7 +106,7 @@ async fn admit(handle: &Handle, mut stream: TcpStream) -> Result<()> {
 async fn ask(pd: Pd, host: String, port: u16, number: u32, calls: u32) -> Result<()> {
     let mut client = Client::options().build(&pd)?;
     let handle = client.handle();
-    tokio::spawn(handle.drive::<Readiness>()?);
+    tokio::spawn(handle.drive(Tokio)?);
     let (mut stream, mut server) = (TcpStream::connect((host, port)).await?, [0; Address::LEN]);
     stream.write_all(&client.address().to_bytes()).await?;
     stream.read_exact(&mut server).await?;

@@ -129,7 +129,7 @@ fn ask(pd: &Pd, host: &str, options: &Options) -> Result<()> {
         endpoint.post_recv(pool.take().context("a free buffer")?)?;
         endpoint.post_send_inline(question.as_bytes())?;
         // The answer may be complete before the send.
-        for done in [endpoint.wait()?, endpoint.wait()?] {
+        for done in [endpoint.next().wait()?, endpoint.next().wait()?] {
             let answer = done.message();
             ensure!(answer.is_none_or(|answer| answer == question.as_bytes()), "the answer is {answer:?}");
         }

@@ -1,15 +1,21 @@
 //! Completion channels.
 
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::task::{Poll, ready};
+use std::time::Instant;
 
 use bareverbs_provider::command;
 use bareverbs_provider::device::DeviceFile;
+use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::write::structs::CompEventDesc;
 
-use crate::event_fd::EventFd;
-use crate::{Error, Result};
+use crate::cq::{Arm, Cq, WorkCompletion};
+use crate::event_fd::{EventFd, EventStream, NextEvent, Record};
+use crate::runtime::Runtime;
+use crate::wait::{Caller, waits};
+use crate::{AnyProvider, Error, Result};
 
 /// A channel of completion events, for threads that sleep instead of polling.
 ///
@@ -29,7 +35,7 @@ use crate::{Error, Result};
 ///         println!("request {} is complete", completion.wr_id);
 ///     }
 ///     if armed {
-///         channel.wait()?;
+///         channel.next().wait()?;
 ///     } else {
 ///         // Completions before the arm raise no event: poll once more.
 ///         cq.arm(Arm::Any)?;
@@ -43,7 +49,7 @@ use crate::{Error, Result};
 #[doc(alias = "ibv_destroy_comp_channel")]
 #[derive(Clone, Debug)]
 pub struct CompChannel {
-    events: Arc<EventFd>,
+    events: EventStream,
 }
 
 /// A completion event: an armed CQ has a matching completion.
@@ -66,7 +72,7 @@ impl CompChannel {
     }
 
     pub(crate) fn over_fd(file: &Arc<DeviceFile>, fd: OwnedFd) -> Result<Self> {
-        Ok(Self { events: Arc::new(EventFd::new(fd, "completion events", Arc::clone(file))?) })
+        Ok(Self { events: EventStream::new(EventFd::new(fd, "completion events", Arc::clone(file))?) })
     }
 
     /// A channel without events.
@@ -75,7 +81,7 @@ impl CompChannel {
         // Of a descriptor that `epoll` accepts.
         let no_events = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("an eventfd");
         let events = EventFd::new(no_events, "completion events", Arc::clone(file));
-        Self { events: Arc::new(events.expect("a descriptor")) }
+        Self { events: EventStream::new(events.expect("a descriptor")) }
     }
 
     /// A channel whose events the test writes to a pipe.
@@ -83,7 +89,7 @@ impl CompChannel {
     pub(crate) fn with_pipe(file: &Arc<DeviceFile>) -> (Self, std::os::fd::OwnedFd) {
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).expect("a pipe");
         let events = EventFd::new(read, "completion events", Arc::clone(file));
-        (Self { events: Arc::new(events.expect("a descriptor")) }, write)
+        (Self { events: EventStream::new(events.expect("a descriptor")) }, write)
     }
 
     /// A channel without events. Once the returned descriptor is closed, it is that of a removed device:
@@ -105,62 +111,125 @@ impl CompChannel {
             OwnedFd::from_raw_fd(other)
         };
         let events = EventFd::new(events, "completion events", Arc::clone(file)).expect("a descriptor");
-        (Self { events: Arc::new(events) }, other)
+        (Self { events: EventStream::new(events) }, other)
     }
 
     pub(crate) fn file(&self) -> &Arc<DeviceFile> {
-        self.events.file()
+        self.events().file()
     }
 
     /// Whether the device was removed.
     pub(crate) fn is_closed(&self) -> bool {
-        self.events.is_closed()
+        self.events().is_closed()
     }
 
     pub(crate) fn events(&self) -> &Arc<EventFd> {
-        &self.events
+        self.events.fd()
     }
 
-    /// Whether both are the same channel.
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.events, &other.events)
+    /// Blocks until there is an event, at most until `end`.
+    pub(crate) fn read(&self, end: Option<Instant>) -> Result<Option<CompEvent>> {
+        Ok(self.events().read::<CompEventDesc>(end)?.map(CompEvent::from))
     }
 
-    /// Blocks until an event arrives.
+    /// Registers the channel with an async runtime, before the first await. Clones that are made later
+    /// share the registration. Threads can wait as before.
+    ///
+    /// One task waits at a time: a second await, also on a clone, takes the place of the first.
     ///
     /// # Errors
+    /// - [`Error::Invalid`]: the calling thread has no reactor.
+    /// - [`Error::System`]: the runtime refused the registration (`EEXIST`: a clone is registered).
+    #[doc(alias = "tokio::CompChannel::new")]
+    #[doc(alias = "async_io::CompChannel::new")]
+    pub fn attach(&mut self, runtime: impl Runtime) -> Result<()> {
+        self.events.attach(runtime)
+    }
+
+    /// The next event, to be awaited or waited for.
+    ///
+    /// # Errors
+    /// Those of the wait:
+    ///
     /// - [`Error::System`] with `EIO`: the device was removed.
     /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
     ///   device.
+    /// - [`Error::Invalid`]: a task awaits it, and the channel is not [attached](Self::attach).
     #[doc(alias = "ibv_get_cq_event")]
-    pub fn wait(&self) -> Result<CompEvent> {
-        loop {
-            if let Some(event) = self.read(None)? {
-                return Ok(event);
-            }
-        }
+    #[doc(alias = "wait")]
+    #[doc(alias = "wait_timeout")]
+    pub fn next(&self) -> NextEvent<'_, CompEvent> {
+        self.events.next()
     }
 
     /// Reads an event if there is one.
     ///
     /// # Errors
-    /// As for [`CompChannel::wait`].
+    /// As for [`next`](Self::next).
     pub fn try_wait(&self) -> Result<Option<CompEvent>> {
-        Ok(self.events.try_read::<CompEventDesc>()?.map(CompEvent::from))
+        Ok(self.events().try_read::<CompEventDesc>()?.map(CompEvent::from))
     }
 
-    /// Blocks until an event arrives, at most for `timeout`.
+    /// The next completion of `cq`, to be awaited or waited for. It polls, arms the CQ, polls again and
+    /// then sleeps, so it misses no completion.
+    ///
+    /// It discards events of other CQs on the channel. It polls first, so this is correct with any number
+    /// of CQs. To wait for several CQs at once, arm them, poll them all once more and wait for
+    /// [an event](Self::next).
     ///
     /// # Errors
-    /// As for [`CompChannel::wait`].
-    pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<CompEvent>> {
-        self.read(Some(timeout))
+    /// - [`Error::Invalid`]: the CQ was not created with this channel.
+    /// - The errors of [`Cq::arm`] and [`next`](Self::next).
+    pub fn completion<'c, P: Provider>(&'c self, cq: &'c mut Cq<P>) -> NextCompletion<'c, P> {
+        NextCompletion { channel: self, cq, armed: false }
     }
+}
 
-    fn read(&self, timeout: Option<Duration>) -> Result<Option<CompEvent>> {
-        Ok(self.events.read::<CompEventDesc>(timeout)?.map(CompEvent::from))
+/// The next completion of a CQ, from [`CompChannel::completion`], which a task awaits or a thread
+/// [waits for](Self::wait).
+///
+/// Dropping it loses no completion.
+#[must_use = "it does nothing unless it is awaited or waited for"]
+pub struct NextCompletion<'c, P: Provider = AnyProvider> {
+    channel: &'c CompChannel,
+    cq: &'c mut Cq<P>,
+    armed: bool,
+}
+
+impl<P: Provider> NextCompletion<'_, P> {
+    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<WorkCompletion>> {
+        if !self.cq.channel().is_some_and(|channel| Arc::ptr_eq(channel.events(), self.channel.events())) {
+            let reason = "the CQ does not use this channel: create the CQ with it";
+            return Poll::Ready(Err(Error::invalid("CompChannel::completion", reason)));
+        }
+        loop {
+            if let Some(completion) = self.cq.poll_one() {
+                return Poll::Ready(Ok(completion));
+            }
+            if self.armed {
+                ready!(self.channel.events.poll_by::<CompEvent>(caller))?;
+                self.armed = false;
+            } else {
+                // Completions before the arm raise no event: poll once more.
+                self.cq.arm(Arm::Any)?;
+                self.armed = true;
+            }
+        }
     }
+}
+
+waits!([P: Provider] NextCompletion<'_, P> => Result<WorkCompletion>);
+
+impl<P: Provider> fmt::Debug for NextCompletion<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NextCompletion").field("channel", self.channel).finish_non_exhaustive()
+    }
+}
+
+impl Record for CompEvent {
+    type Desc = CompEventDesc;
+
+    const WAIT: &'static str = "CompChannel::next";
 }
 
 impl From<CompEventDesc> for CompEvent {
@@ -171,6 +240,6 @@ impl From<CompEventDesc> for CompEvent {
 
 impl AsFd for CompChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.events.as_fd()
+        self.events().as_fd()
     }
 }

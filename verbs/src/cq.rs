@@ -19,8 +19,9 @@ use crate::qp::{QueueBuffer, QueueMemory};
 use crate::raw::{QueueLayout, Released};
 use crate::{AnyProvider, Context, Error, Refused, Result, locked_memory};
 
-pub use crate::channel::{CompChannel, CompEvent};
+pub use crate::channel::{CompChannel, CompEvent, NextCompletion};
 pub use crate::error::wc_status_str;
+pub use crate::event_fd::NextEvent;
 pub use bareverbs_provider::traits::Completion;
 pub use bareverbs_provider::work::{WcError, WcFlags, WorkCompletion};
 

@@ -1,5 +1,6 @@
 //! Addresses, options and results of [`Datagrams`](crate::Datagrams).
 
 pub use crate::owned::{
-    DatagramAddress, DatagramDone, DatagramOptions, DatagramSender, ReceivedDatagram, SendTo,
+    DatagramAddress, DatagramDone, DatagramOptions, DatagramSender, NextDatagram, PendingDestination,
+    ReceivedDatagram, SendTo,
 };

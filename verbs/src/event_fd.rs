@@ -1,7 +1,10 @@
 //! File descriptors from which the kernel's event records are read.
 
+use std::fmt;
+use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::task::{Poll, ready};
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::device::{DeviceFile, IoctlError};
@@ -9,13 +12,16 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::runtime::{Registration, Runtime, not_attached};
+use crate::wait::{Caller, waits};
 use crate::{Error, Result};
 
 /// A non-blocking file descriptor of kernel events. With several readers, a blocking read could
 /// hang if another reader takes the event.
 #[derive(Debug)]
 pub(crate) struct EventFd {
-    fd: OwnedFd,
+    /// Shared with the registration at a runtime.
+    fd: Arc<OwnedFd>,
     what: &'static str,
     /// Kept open: the kernel ends the events when the device file is closed.
     file: Arc<DeviceFile>,
@@ -26,7 +32,11 @@ impl EventFd {
         rustix::io::ioctl_fionbio(&fd, true).map_err(|errno| {
             Error::system(format!("setting O_NONBLOCK on the descriptor of {what}"), errno)
         })?;
-        Ok(Self { fd, what, file })
+        Ok(Self { fd: Arc::new(fd), what, file })
+    }
+
+    pub(crate) fn fd(&self) -> &Arc<OwnedFd> {
+        &self.fd
     }
 
     /// The device file of the descriptor.
@@ -41,7 +51,7 @@ impl EventFd {
         self.file.check_same_process().map_err(foreign)?;
         let mut record = T::new_zeroed();
         loop {
-            match rustix::io::read(&self.fd, record.as_mut_bytes()) {
+            match rustix::io::read(&*self.fd, record.as_mut_bytes()) {
                 Ok(length) if length == size_of::<T>() => return Ok(Some(record)),
                 Ok(_) => return Err(Error::system(format!("reading {}", self.what), Errno::PROTO)),
                 Err(Errno::AGAIN) => return Ok(None),
@@ -54,16 +64,14 @@ impl EventFd {
     /// Whether the kernel has ended the events: no record is left, and none follows.
     pub(crate) fn is_closed(&self) -> bool {
         let (mut fds, now) =
-            ([PollFd::new(&self.fd, PollFlags::empty())], Timespec { tv_sec: 0, tv_nsec: 0 });
+            ([PollFd::new(&*self.fd, PollFlags::empty())], Timespec { tv_sec: 0, tv_nsec: 0 });
         // The kernel reports these, although they are not asked for.
         let closed = PollFlags::ERR | PollFlags::HUP;
         rustix::event::poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(closed)
     }
 
-    /// Waits for a record, at most for `timeout`; without a timeout, until one arrives.
-    pub(crate) fn read<T: FromBytes + IntoBytes>(&self, timeout: Option<Duration>) -> Result<Option<T>> {
-        // A timeout that overflows `Instant` means no timeout.
-        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    /// Blocks until there is a record, at most until `end`.
+    pub(crate) fn read<T: FromBytes + IntoBytes>(&self, end: Option<Instant>) -> Result<Option<T>> {
         loop {
             if let Some(record) = self.try_read()? {
                 return Ok(Some(record));
@@ -73,11 +81,94 @@ impl EventFd {
                 return Ok(None);
             }
             let left = left.and_then(|left| Timespec::try_from(left).ok());
-            match rustix::event::poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], left.as_ref()) {
+            match rustix::event::poll(&mut [PollFd::new(&*self.fd, PollFlags::IN)], left.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(Error::system(format!("waiting for {}", self.what), errno)),
             }
         }
+    }
+}
+
+/// A stream of events that threads and tasks wait for.
+#[derive(Clone, Debug)]
+pub(crate) struct EventStream {
+    fd: Arc<EventFd>,
+    registration: Option<Arc<Registration>>,
+}
+
+impl EventStream {
+    pub(crate) fn new(fd: EventFd) -> Self {
+        Self { fd: Arc::new(fd), registration: None }
+    }
+
+    pub(crate) fn attach(&mut self, runtime: impl Runtime) -> Result<()> {
+        // A runtime accepts no descriptor twice.
+        self.registration = None;
+        self.registration = Some(Arc::new(Registration::new(Arc::new(runtime), &self.fd)?));
+        Ok(())
+    }
+
+    pub(crate) fn fd(&self) -> &Arc<EventFd> {
+        &self.fd
+    }
+
+    pub(crate) fn next<E: Record>(&self) -> NextEvent<'_, E> {
+        NextEvent { stream: self, _event: PhantomData }
+    }
+
+    /// Reads an event, or waits for one.
+    pub(crate) fn poll_by<E: Record>(&self, caller: Caller<'_>) -> Poll<Result<E>> {
+        let waker = match caller {
+            Caller::Thread(end) => {
+                return self
+                    .fd
+                    .read::<E::Desc>(end)?
+                    .map_or(Poll::Pending, |desc| Poll::Ready(Ok(desc.into())));
+            }
+            Caller::Task(waker) => waker,
+        };
+        loop {
+            if let Some(desc) = self.fd.try_read::<E::Desc>()? {
+                return Poll::Ready(Ok(desc.into()));
+            }
+            let Some(registration) = &self.registration else {
+                return Poll::Ready(Err(not_attached(E::WAIT)));
+            };
+            ready!(registration.poll_readable(waker))?;
+        }
+    }
+}
+
+/// A type of events. It is sealed.
+pub trait Record: From<Self::Desc> {
+    /// As the kernel writes it.
+    type Desc: FromBytes + IntoBytes;
+
+    /// The name of the wait, for errors.
+    const WAIT: &'static str;
+}
+
+/// The next event of a [`CompChannel`](crate::cq::CompChannel) or of
+/// [`AsyncEvents`](crate::AsyncEvents), which a task awaits or a thread [waits for](Self::wait).
+///
+/// Dropping it loses no event.
+#[must_use = "it does nothing unless it is awaited or waited for"]
+pub struct NextEvent<'e, E> {
+    stream: &'e EventStream,
+    _event: PhantomData<fn() -> E>,
+}
+
+impl<E: Record> NextEvent<'_, E> {
+    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<E>> {
+        self.stream.poll_by(caller)
+    }
+}
+
+waits!([E: Record] NextEvent<'_, E> => Result<E>);
+
+impl<E> fmt::Debug for NextEvent<'_, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NextEvent").field("stream", self.stream).finish()
     }
 }
 
@@ -104,7 +195,7 @@ mod tests {
         let (events, _write) = pipe();
         assert!(events.try_read::<u64>().unwrap().is_none());
         let begin = Instant::now();
-        assert!(events.read::<u64>(Some(Duration::from_millis(20))).unwrap().is_none());
+        assert!(events.read::<u64>(begin.checked_add(Duration::from_millis(20))).unwrap().is_none());
         assert!(begin.elapsed() >= Duration::from_millis(20));
     }
 

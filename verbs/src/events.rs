@@ -2,14 +2,14 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 use bareverbs_provider::command;
 use bareverbs_provider::device::DeviceFile;
 use bareverbs_uapi::verbs_values::EventType;
 use bareverbs_uapi::write::structs::AsyncEventDesc;
 
-use crate::event_fd::EventFd;
+use crate::event_fd::{EventFd, EventStream, NextEvent, Record};
+use crate::runtime::Runtime;
 use crate::{Error, PortNum, Result};
 
 /// The stream of a context's asynchronous events.
@@ -22,7 +22,7 @@ use crate::{Error, PortNum, Result};
 /// use bareverbs::{AsyncEvent, Device};
 ///
 /// let events = Device::find("rxe0")?.open()?.async_events();
-/// match events.wait()? {
+/// match events.next().wait()? {
 ///     AsyncEvent::Qp { event: EventType::SQ_DRAINED, user_data } => println!("queue pair {user_data} is drained"),
 ///     AsyncEvent::Port { event, port } => println!("port {port}: {event:?}"),
 ///     other => println!("{other:?}"),
@@ -31,7 +31,7 @@ use crate::{Error, PortNum, Result};
 /// ```
 #[derive(Clone, Debug)]
 pub struct AsyncEvents {
-    events: Arc<EventFd>,
+    events: EventStream,
 }
 
 impl AsyncEvents {
@@ -42,7 +42,7 @@ impl AsyncEvents {
     }
 
     pub(crate) fn over_fd(file: &Arc<DeviceFile>, fd: OwnedFd) -> Result<Self> {
-        Ok(Self { events: Arc::new(EventFd::new(fd, "asynchronous events", Arc::clone(file))?) })
+        Ok(Self { events: EventStream::new(EventFd::new(fd, "asynchronous events", Arc::clone(file))?) })
     }
 
     /// A stream without events.
@@ -52,51 +52,55 @@ impl AsyncEvents {
         Self::over_fd(file, never.into()).expect("a descriptor")
     }
 
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
-    pub(crate) fn events(&self) -> &Arc<EventFd> {
-        &self.events
-    }
-
-    /// Blocks until an event arrives.
+    /// Registers the stream with an async runtime, before the first await. Clones that are made later
+    /// share the registration. Threads can wait as before.
+    ///
+    /// One task waits at a time: a second await, also on a clone, takes the place of the first.
     ///
     /// # Errors
+    /// - [`Error::Invalid`]: the calling thread has no reactor.
+    /// - [`Error::System`]: the runtime refused the registration (`EEXIST`: a clone is registered).
+    #[doc(alias = "tokio::AsyncEvents::new")]
+    #[doc(alias = "async_io::AsyncEvents::new")]
+    pub fn attach(&mut self, runtime: impl Runtime) -> Result<()> {
+        self.events.attach(runtime)
+    }
+
+    /// The next event, to be awaited or waited for.
+    ///
+    /// # Errors
+    /// Those of the wait:
+    ///
     /// - [`Error::System`] with `EIO`: the device was removed.
     /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
     ///   device.
+    /// - [`Error::Invalid`]: a task awaits it, and the stream is not [attached](Self::attach).
     #[doc(alias = "ibv_get_async_event")]
     #[doc(alias = "ibv_ack_async_event")]
-    pub fn wait(&self) -> Result<AsyncEvent> {
-        loop {
-            if let Some(event) = self.read(None)? {
-                return Ok(event);
-            }
-        }
+    #[doc(alias = "wait")]
+    #[doc(alias = "wait_timeout")]
+    pub fn next(&self) -> NextEvent<'_, AsyncEvent> {
+        self.events.next()
     }
 
     /// Reads an event if there is one.
     ///
     /// # Errors
-    /// As for [`AsyncEvents::wait`].
+    /// As for [`next`](Self::next).
     pub fn try_wait(&self) -> Result<Option<AsyncEvent>> {
-        Ok(self.events.try_read::<AsyncEventDesc>()?.map(AsyncEvent::from))
+        Ok(self.events.fd().try_read::<AsyncEventDesc>()?.map(AsyncEvent::from))
     }
+}
 
-    /// Blocks until an event arrives, at most for `timeout`.
-    ///
-    /// # Errors
-    /// As for [`AsyncEvents::wait`].
-    pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<AsyncEvent>> {
-        self.read(Some(timeout))
-    }
+impl Record for AsyncEvent {
+    type Desc = AsyncEventDesc;
 
-    fn read(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>> {
-        Ok(self.events.read::<AsyncEventDesc>(timeout)?.map(AsyncEvent::from))
-    }
+    const WAIT: &'static str = "AsyncEvents::next";
 }
 
 impl AsFd for AsyncEvents {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.events.as_fd()
+        self.events.fd().as_fd()
     }
 }
 

@@ -20,7 +20,7 @@
 //!     hello.write(0, b"hello, bob")?;
 //!     alice.post_send(hello, ..10)?;
 //!
-//!     assert_eq!(bob.wait()?.message(), Some(&b"hello, bob"[..]));
+//!     assert_eq!(bob.next().wait()?.message(), Some(&b"hello, bob"[..]));
 //!     Ok(())
 //! }
 //! ```
@@ -56,9 +56,12 @@
 //!
 //! # Waiting
 //!
-//! [`CompChannel`], [`AsyncEvents`] and [`Endpoint`] have blocking and non-blocking methods.
-//! Their file descriptors work with `poll`, `epoll` and the like. The features `tokio` and
-//! `async-io` (off by default) add modules of the same names with `async` methods.
+//! Every call that waits returns a value. A task awaits it; a thread calls its `wait`, or its
+//! `wait_timeout`, which returns `None` if the limit has passed. No result is lost then.
+//!
+//! [`CompChannel`], [`AsyncEvents`], [`Endpoint`] and [`Datagrams`] take the async
+//! [`runtime`] once, by `attach`. The features `tokio` and `async-io` (off by default) have one each.
+//! Their file descriptors work with `poll`, `epoll` and the like.
 //!
 //! # Forks
 //!
@@ -90,13 +93,13 @@
 //! | `ibv_query_device_ex`, `ibv_query_port` | [`Context::query_device`], [`Context::query_port`] |
 //! | `ibv_query_gid_table`, `ibv_query_gid_ex` | [`Context::gid_table`], [`Context::gid`] |
 //! | `ibv_alloc_pd`, `ibv_reg_mr`, `ibv_rereg_mr` | [`Context::alloc_pd`], [`Pd::register`]; [`Mr::move_to`], [`Mr::set_access`] |
-//! | `ibv_create_comp_channel`, `ibv_get_cq_event` | [`Context::create_comp_channel`], [`CompChannel::wait`] |
+//! | `ibv_create_comp_channel`, `ibv_get_cq_event` | [`Context::create_comp_channel`], [`CompChannel::next`] |
 //! | `ibv_create_cq_ex`, `ibv_req_notify_cq` | [`Context::create_cq`], [`Cq::arm`] |
 //! | `ibv_poll_cq`, `ibv_start_poll`, `ibv_wc_read_*` | [`Cq::poll_into`], [`Cq::poll`], [`Completion`] |
 //! | `ibv_create_qp_ex`, `ibv_modify_qp` | [`Pd::create_qp`], [`Qp::bring_up`], [`Qp::modify`] |
 //! | `ibv_post_send`, `ibv_wr_start`, `ibv_post_recv` | [`Qp::post_send`], [`Qp::start_send`], [`Qp::post_recv`] |
 //! | `ibv_create_srq`, `ibv_create_ah`, `ibv_alloc_mw` | [`Pd::create_srq`], [`Pd::create_ah`], [`Pd::alloc_mw`] |
-//! | `ibv_get_async_event` | [`Context::async_events`], [`AsyncEvents::wait`] |
+//! | `ibv_get_async_event` | [`Context::async_events`], [`AsyncEvents::next`] |
 //! | `ibv_ack_cq_events`, `ibv_ack_async_event` | none: events need no acknowledgement |
 //! | `ibv_destroy_*`, `ibv_dealloc_*`, `ibv_close_device` | drop, or methods such as [`Qp::destroy`], which return errors |
 //! | `ibv_import_device`, `ibv_import_pd` | [`Context::import`], [`Context::import_pd`] |
@@ -156,8 +159,6 @@ struct Cookbook;
 
 pub mod ah;
 mod alarm;
-#[cfg(feature = "async-io")]
-pub mod async_io;
 mod attributes;
 pub mod buffer;
 mod channel;
@@ -192,18 +193,15 @@ mod provider;
 pub mod qp;
 mod queue_buffer;
 pub mod raw;
-pub mod readiness;
+
 pub mod rss;
 pub mod runtime;
 pub mod srq;
 mod sync;
-#[cfg(any(feature = "async-io", feature = "tokio"))]
-mod tasks;
 #[cfg(test)]
 mod testing;
-#[cfg(feature = "tokio")]
-pub mod tokio;
 pub mod values;
+mod wait;
 mod wq;
 mod wr_id;
 pub mod xrc;
@@ -225,8 +223,8 @@ pub use mr::Mr;
 pub use owned::measured;
 pub use owned::{
     Address, AnyBuffer, Batch, Connection, Datagrams, Destination, Done, Endpoint, EndpointOptions, Failed,
-    Hub, NotPosted, NotPostedParts, Op, Outcome, Pending, Pool, PoolBuffer, Region, RegionMut, RemoteRegion,
-    Scope, Spin, hub, server,
+    Hub, Next, NotPosted, NotPostedParts, Op, Outcome, Pending, Pool, PoolBuffer, Region, RegionMut,
+    RemoteRegion, Scope, Spin, hub, server,
 };
 pub use pd::Pd;
 pub use provider::AnyProvider;

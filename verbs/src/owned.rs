@@ -18,8 +18,8 @@
 //! hello.write(0, b"hello, bob")?;
 //! alice.post_send(hello, ..10)?;
 //!
-//! assert_eq!(bob.wait()?.message(), Some(&b"hello, bob"[..]));
-//! let hello = alice.wait()?.into_buffer();
+//! assert_eq!(bob.next().wait()?.message(), Some(&b"hello, bob"[..]));
+//! let hello = alice.next().wait()?.into_buffer();
 //! # Ok::<(), bareverbs::Error>(())
 //! ```
 //!
@@ -86,21 +86,18 @@ mod result;
 mod scope;
 pub mod server;
 mod spin;
+mod wait;
 
 pub use self::address::{Address, ParseAddressError};
 pub use self::batch::Batch;
 pub use self::buffer::{AnyBuffer, Source, Target};
 pub use self::datagrams::{
-    DatagramAddress, DatagramDone, DatagramOptions, DatagramSender, Datagrams, Destination, ReceivedDatagram,
-    SendTo,
+    DatagramAddress, DatagramDone, DatagramOptions, DatagramSender, Datagrams, Destination, NextDatagram,
+    PendingDestination, ReceivedDatagram, SendTo,
 };
-#[cfg(any(feature = "async-io", feature = "tokio"))]
-pub(crate) use self::datagrams::{DestinationRequest, checked, received};
 pub use self::endpoint::Endpoint;
 pub use self::flow::NotPostedParts;
 pub use self::hub::{Connection, Hub};
-#[cfg(any(feature = "async-io", feature = "tokio"))]
-pub(crate) use self::keepalive::ROUNDS;
 pub use self::local_atomics::LocalAtomics;
 pub use self::op::Op;
 pub use self::options::EndpointOptions;
@@ -112,6 +109,7 @@ pub use self::result::{Done, Failed, NotPosted, Outcome};
 pub use self::scope::{Lend, LendRange, Scope};
 pub use self::spin::Spin;
 pub(crate) use self::spin::Spinning;
+pub use self::wait::Next;
 
 /// Cooperative budget: one await in this many yields to the scheduler, even if its operation is complete.
 pub(crate) const BUDGET: u32 = 128;

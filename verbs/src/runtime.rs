@@ -7,7 +7,15 @@ use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use rustix::io::Errno;
+
+use crate::alarm::Alarm;
+use crate::cq::CompChannel;
+use crate::event_fd::EventFd;
+use crate::{Error, Result};
 
 #[cfg(feature = "async-io")]
 mod async_io;
@@ -46,4 +54,123 @@ pub trait Readable: fmt::Debug + Send + Sync {
     /// # Errors
     /// The runtime has ended.
     fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+}
+
+/// A descriptor of events that is registered with a runtime.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    runtime: Arc<dyn Runtime>,
+    readable: Box<dyn Readable>,
+}
+
+impl Registration {
+    pub(crate) fn new(runtime: Arc<dyn Runtime>, events: &EventFd) -> Result<Self> {
+        let readable = runtime.register(Arc::clone(events.fd())).map_err(|error| failed("attach", &error))?;
+        Ok(Self { runtime, readable })
+    }
+
+    pub(crate) fn poll_readable(&self, waker: &Waker) -> Poll<Result<()>> {
+        let readable = self.readable.poll_readable(&mut Context::from_waker(waker));
+        readable.map_err(|error| failed("await", &error))
+    }
+}
+
+/// What a task waits by: the events of a completion channel, and the times of keepalives.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    channel: Registration,
+    alarm: Alarm,
+}
+
+impl Attached {
+    pub(crate) fn new(runtime: Arc<dyn Runtime>, channel: &CompChannel) -> Result<Self> {
+        Ok(Self {
+            channel: Registration::new(runtime, channel.events())?,
+            alarm: Alarm::new(channel.events().file()),
+        })
+    }
+
+    pub(crate) fn runtime(&self) -> &Arc<dyn Runtime> {
+        &self.channel.runtime
+    }
+
+    /// Waits until the channel may have events, or `due` has passed. The caller then reads its events
+    /// until none is left.
+    pub(crate) fn poll(&mut self, waker: &Waker, due: Option<Instant>) -> Poll<Result<()>> {
+        match self.channel.poll_readable(waker) {
+            Poll::Pending => self.alarm.poll(&self.channel.runtime, waker, due),
+            readable => readable,
+        }
+    }
+}
+
+/// The error of a runtime. Without an errno, it says that there is no reactor.
+pub(crate) fn failed(verb: &'static str, error: &io::Error) -> Error {
+    match Errno::from_io_error(error) {
+        Some(errno) => Error::system("waiting for events in an async task", errno),
+        None => Error::invalid(verb, error.to_string()),
+    }
+}
+
+/// The error of an await without a runtime.
+#[cold]
+pub(crate) fn not_attached(verb: &'static str) -> Error {
+    Error::invalid(verb, "an await needs an async runtime: call `attach` first")
+}
+
+#[cfg(all(test, not(loom), any(feature = "async-io", feature = "tokio")))]
+mod tests {
+    use std::future::poll_fn;
+
+    use rustix::pipe::{PipeFlags, pipe_with};
+
+    use super::*;
+    use crate::testing::ends;
+
+    /// A descriptor without events, which has an error and no other event once the returned one is
+    /// closed: as that of a completion channel whose device is removed.
+    fn removable() -> (Arc<OwnedFd>, OwnedFd) {
+        let (other, full) = pipe_with(PipeFlags::NONBLOCK).unwrap();
+        while rustix::io::write(&full, &[0; 4096]).is_ok() {}
+        (Arc::new(full), other)
+    }
+
+    async fn removal_ends_waits(runtime: impl Runtime) {
+        let (fd, other) = removable();
+        let readable = runtime.register(fd).unwrap();
+        poll_fn(|cx| {
+            assert!(readable.poll_readable(cx).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+        drop(other);
+        poll_fn(|cx| readable.poll_readable(cx)).await.unwrap();
+    }
+
+    #[cfg(feature = "tokio")]
+    #[test]
+    fn removal_of_the_device_ends_the_waits_of_tokio() {
+        assert!(ends(|| {
+            let runtime = ::tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+            runtime.block_on(removal_ends_waits(Tokio));
+        }));
+    }
+
+    #[cfg(feature = "async-io")]
+    #[test]
+    fn removal_of_the_device_ends_the_waits_of_async_io() {
+        assert!(ends(|| ::async_io::block_on(removal_ends_waits(AsyncIo))));
+    }
+
+    #[cfg(feature = "tokio")]
+    #[test]
+    fn registration_outside_a_runtime_names_the_missing_reactor() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        // SAFETY: `/dev/null` fails every ioctl and mmap.
+        let file = unsafe { bareverbs_provider::device::DeviceFile::from_fd_unchecked(file.into(), 0) };
+        let mut channel = CompChannel::for_test(&Arc::new(file.unwrap()));
+        let refused = channel.attach(Tokio).unwrap_err();
+        assert!(matches!(refused, Error::Invalid { verb: "attach", .. }), "{refused}");
+        assert!(refused.to_string().contains("reactor"), "{refused}");
+    }
 }

@@ -191,35 +191,45 @@ pub(crate) fn ends(work: impl FnOnce() + Send + 'static) -> bool {
 }
 
 /// What tests of tasks use.
-#[cfg(any(feature = "async-io", feature = "tokio"))]
 pub(crate) mod tasks {
+    use std::io;
+    use std::os::fd::OwnedFd;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use std::task::{Context, Poll, Wake};
 
-    use crate::Result;
-    use crate::readiness::sealed::{Events, Readiness};
+    use crate::runtime::{Readable, Runtime};
 
-    /// Waits that fail the test.
-    pub(crate) struct NoWait;
+    /// A runtime whose descriptors are not readable, or once. Blocking work runs at once.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) enum Never {
+        /// Waiting for a descriptor fails the test.
+        Waits,
+        Readable,
+        ReadableAgain,
+    }
 
-    impl Readiness for NoWait {
-        const RUNTIME: &'static str = "none";
+    #[derive(Debug)]
+    struct Descriptor(Never, AtomicBool);
 
-        fn new(_: Events<'_>) -> Result<Self> {
-            Ok(Self)
+    impl Runtime for Never {
+        fn register(&self, _: Arc<OwnedFd>) -> io::Result<Box<dyn Readable>> {
+            Ok(Box::new(Descriptor(*self, AtomicBool::new(false))))
         }
 
-        async fn until<T: Send>(&self, _: impl FnMut() -> Result<Option<T>> + Send) -> Result<T> {
-            panic!("it waits for the descriptor");
+        fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+            work();
+            Ok(())
         }
+    }
 
-        async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-            call()
-        }
-
-        fn poll_drain(&self, _: &mut Context<'_>, _: &mut dyn FnMut() -> Result<()>) -> Poll<Result<()>> {
-            panic!("it waits for the descriptor");
+    impl Readable for Descriptor {
+        fn poll_readable(&self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            match self.0 {
+                Never::Waits => panic!("it waits for the descriptor"),
+                Never::ReadableAgain if !self.1.swap(true, Ordering::Relaxed) => Poll::Ready(Ok(())),
+                Never::Readable | Never::ReadableAgain => Poll::Pending,
+            }
         }
     }
 

@@ -415,21 +415,18 @@ mod x86_64 {
 
     /// The completion is in the CQ. The first poll of the future returns the operation.
     #[inline(never)]
-    fn end_await<P: WrapMlx5>(
-        end: &mut bareverbs::tokio::Endpoint<PoolBuffer, Given<P>>,
-        cx: &mut Context<'_>,
-    ) -> Option<(u64, PoolBuffer)> {
+    fn end_await<P: WrapMlx5>(end: &mut End<P>, cx: &mut Context<'_>) -> Option<(u64, PoolBuffer)> {
         counted(|| {
-            let Poll::Ready(Ok(done)) = pin!(end.wait()).poll(cx) else { return None };
+            let Poll::Ready(Ok(done)) = pin!(end.next()).poll(cx) else { return None };
             Some((done.tag + u64::from(done.len), done.buffer?))
         })
     }
 
     /// An endpoint that a task of tokio waits on.
-    fn task<P: WrapMlx5>(types: &str, (end, mut peer): (End<P>, EndpointPeer)) {
+    fn task<P: WrapMlx5>(types: &str, (mut end, mut peer): (End<P>, EndpointPeer)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().expect("a runtime");
         let _entered = runtime.enter();
-        let mut end = bareverbs::tokio::Endpoint::new(end).expect("a task of tokio");
+        end.attach(bareverbs::runtime::Tokio).expect("a task of tokio");
         let mut cx = Context::from_waker(Waker::noop());
         let (mut buffer, remote) = (peer.buffer(), peer.remote);
         for name in ["end await send", "end await receive"] {

@@ -104,7 +104,7 @@ impl<P: Provider> Raw<P> {
             if count == 0 {
                 return Ok(());
             }
-            self.channel.wait()?;
+            self.channel.next().wait()?;
         }
     }
 }
@@ -154,8 +154,8 @@ fn by_endpoints<P: Provider>(report: &Report<'_>, context: &Context<P>) -> Resul
         samples.take(|| {
             bob.post_recv(lease())?;
             alice.post_send(lease(), ..)?;
-            bob.wait()?;
-            alice.wait()?;
+            bob.next().wait()?;
+            alice.next().wait()?;
             anyhow::Ok(())
         })?;
     }
@@ -172,7 +172,7 @@ fn by_endpoints<P: Provider>(report: &Report<'_>, context: &Context<P>) -> Resul
             }
             batch.ring()?;
             for _ in 0..BATCH {
-                alice.wait()?;
+                alice.next().wait()?;
             }
             anyhow::Ok(())
         })?;

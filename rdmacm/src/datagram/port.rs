@@ -162,7 +162,7 @@ impl Port {
                 ..attr
             },
         };
-        Ok(self.datagrams.destination_with_path(&attr, qp_num, QKEY)?)
+        Ok(self.datagrams.destination_with_path(&attr, qp_num, QKEY).wait()?)
     }
 
     /// Sends a message of at most `max_message` bytes. `false`: the send queue is full.
@@ -256,7 +256,7 @@ impl Drop for Port {
         let end = Instant::now() + LINGER;
         while self.datagrams.pending_sends() > 0 {
             let left = end.saturating_duration_since(Instant::now());
-            if !matches!(self.datagrams.wait_timeout(left), Ok(Some(_))) {
+            if !matches!(self.datagrams.next().wait_timeout(left), Some(Ok(_))) {
                 break;
             }
         }

@@ -50,7 +50,7 @@ fn serve(listener: &Listener, round: usize) -> Result<()> {
     let mut peer = listener.accept(&options(), TIMEOUT)?;
     let room = memory(&peer)?;
     peer.post_recv(room)?;
-    let done = peer.wait()?;
+    let done = peer.next().wait()?;
     ensure!(done.message() == Some(&round.to_le_bytes()[..]), "another message than that of round {round}");
     peer.wait_disconnected(TIMEOUT)?;
     Ok(())
@@ -61,7 +61,7 @@ fn request(connector: &Connector, addr: SocketAddr, round: usize) -> Result<()> 
     let mut message = memory(&server)?;
     message.write(0, &round.to_le_bytes())?;
     server.post_send(message, ..8)?;
-    server.wait()?;
+    server.next().wait()?;
     // One in four ends without waiting for the answer.
     if !round.is_multiple_of(4) {
         server.disconnect(TIMEOUT)?;

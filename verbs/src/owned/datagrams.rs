@@ -3,6 +3,7 @@
 mod address;
 mod destination;
 mod options;
+mod pending;
 mod received;
 #[cfg(test)]
 mod tests;
@@ -12,18 +13,17 @@ use std::marker::PhantomData;
 use std::ops::RangeBounds;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bareverbs_provider::traits::{Completion, Provider};
 
 pub use self::address::DatagramAddress;
-pub(crate) use self::destination::DestinationRequest;
 pub use self::destination::{Destination, SendTo};
 pub use self::options::DatagramOptions;
+pub use self::pending::{NextDatagram, PendingDestination};
 pub use self::received::{DatagramDone, DatagramSender, ReceivedDatagram};
-pub(crate) use self::received::{checked, received};
 
-use self::received::{Sender, sent};
+use self::received::{Sender, checked, received, sent};
 use super::buffer::sealed::PdId;
 use super::endpoint::{Flowing, Queues};
 use super::flow::{Kind, MARKER, PostSend, SendOperation};
@@ -34,6 +34,7 @@ use crate::ah::{Ah, AhAttr};
 use crate::cq::{WcFlags, WorkCompletion};
 use crate::error::PostError;
 use crate::qp::{ConnectAttr, Datagram, GRH_BYTES, Payload, Qp, SendFlags, SendRequest, Ud};
+use crate::runtime::Runtime;
 use crate::{AnyProvider, Error, Gid, Imm, Result, WcOpcode};
 
 /// Shortest buffer of a receive in bytes: the GRH and one byte.
@@ -58,14 +59,14 @@ const SHORTEST: usize = GRH_BYTES + 1;
 /// }
 ///
 /// // Between two machines, the address goes over a socket, or is looked up.
-/// let to = alice.destination(&bob.address())?;
+/// let to = alice.destination(&bob.address()).wait()?;
 /// alice.post_send_inline(&to, b"hello, bob")?;
 ///
-/// let hello = bob.wait_recv()?;
+/// let hello = bob.next_recv().wait()?;
 /// assert_eq!(hello.message(), b"hello, bob");
-/// let back = hello.reply_to(&bob)?;
+/// let back = hello.reply_to(&bob).wait()?;
 /// bob.post_send_inline(&back, b"hello, alice")?;
-/// assert_eq!(alice.wait_recv()?.message(), b"hello, alice");
+/// assert_eq!(alice.next_recv().wait()?.message(), b"hello, alice");
 /// # Ok::<(), bareverbs::Error>(())
 /// ```
 ///
@@ -79,7 +80,7 @@ const SHORTEST: usize = GRH_BYTES + 1;
 /// # Depth
 ///
 /// [`sends`](DatagramOptions::sends) and [`recvs`](DatagramOptions::recvs) count separately. An
-/// operation counts until a poll or a wait has returned it. [`wait_recv`](Self::wait_recv) and
+/// operation counts until a poll or a wait has returned it. [`next_recv`](Self::next_recv) and
 /// [`poll_recv`](Self::poll_recv) return no sends: a program that uses them takes its sends by
 /// [`poll_send`](Self::poll_send).
 ///
@@ -152,31 +153,37 @@ impl<B, P: Provider> Datagrams<B, P> {
         self.max_message
     }
 
+    /// Registers the datagrams with an async runtime, before the first await. The runtime is used when an
+    /// await has nothing to return. Threads can wait as before.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: the calling thread has no reactor.
+    /// - [`Error::System`]: the runtime refused the registration.
+    #[doc(alias = "tokio::Datagrams::new")]
+    #[doc(alias = "async_io::Datagrams::new")]
+    pub fn attach(&mut self, runtime: impl Runtime) -> Result<()> {
+        self.queues.attach(runtime)
+    }
+
     /// Creates the destination of an address: a peer or a multicast group. It costs a system call,
     /// so keep it for all messages to the peer.
     ///
-    /// On RoCE it blocks while the kernel resolves the Ethernet address of a peer that it does not know,
-    /// for at most [`DatagramOptions::resolve_timeout`] and one second. A task calls that of
-    /// `tokio::Datagrams` or `async_io::Datagrams`.
+    /// On RoCE the kernel resolves the Ethernet address of a peer that it does not know, for at most
+    /// [`DatagramOptions::resolve_timeout`] and one second. A [thread](PendingDestination::wait) blocks
+    /// meanwhile. For a task, it runs beside the tasks of the runtime that is
+    /// [attached](Self::attach).
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: on InfiniBand, the address has no LID.
+    /// Those of the wait:
+    ///
+    /// - [`Error::Invalid`]: on InfiniBand, the address has no LID; or a task awaits it, and the datagrams
+    ///   are not attached.
     /// - [`Error::Kernel`] with `ETIMEDOUT`: the peer did not answer the address resolution, or the address
     ///   has no route, so that the kernel asked on the network interface of the local GID.
     /// - [`Error::Kernel`] with another errno: there is no route.
     #[doc(alias = "ibv_create_ah")]
-    pub fn destination(&self, peer: &DatagramAddress) -> Result<Destination<P>> {
-        self.request_to(peer).create()
-    }
-
-    /// The request for the destination of an address.
-    pub(crate) fn request_to(&self, peer: &DatagramAddress) -> DestinationRequest<P> {
-        self.request_on_path(&self.path_to(peer), peer.qp_num, peer.qkey)
-    }
-
-    /// The request for the destination of a QP on a path.
-    pub(crate) fn request_on_path(&self, path: &AhAttr, qp_num: u32, qkey: u32) -> DestinationRequest<P> {
-        DestinationRequest::new(self.queues.qp.pd(), path, (qp_num, qkey), self.resolve)
+    pub fn destination(&self, peer: &DatagramAddress) -> PendingDestination<P> {
+        self.destination_with_path(&self.path_to(peer), peer.qp_num, peer.qkey)
     }
 
     /// The path to a peer or a group, by the options.
@@ -200,17 +207,21 @@ impl<B, P: Provider> Datagrams<B, P> {
     ///
     /// # Errors
     /// As for [`destination`](Self::destination).
-    pub fn group(&self, group: Gid) -> Result<Destination<P>> {
+    pub fn group(&self, group: Gid) -> PendingDestination<P> {
         self.destination(&DatagramAddress::group(group, self.address.qkey))
     }
 
-    /// Creates the destination of the QP `qp_num` on a path. It blocks as
-    /// [`destination`](Self::destination) does.
+    /// Creates the destination of the QP `qp_num` on a path, as [`destination`](Self::destination) does.
     ///
     /// # Errors
     /// As for [`Pd::create_ah`](crate::Pd::create_ah).
-    pub fn destination_with_path(&self, path: &AhAttr, qp_num: u32, qkey: u32) -> Result<Destination<P>> {
-        self.request_on_path(path, qp_num, qkey).create()
+    pub fn destination_with_path(&self, path: &AhAttr, qp_num: u32, qkey: u32) -> PendingDestination<P> {
+        let runtime = self.queues.attached.as_ref().map(|attached| Arc::clone(attached.runtime()));
+        let (pd, path, resolution) = (self.queues.qp.pd().clone(), *path, self.resolve.start());
+        PendingDestination::new(runtime, move || {
+            let ah = resolution.run(|| pd.create_ah(&path))?;
+            Ok(Destination::new(Arc::new(ah), qp_num, qkey))
+        })
     }
 
     /// Receives datagrams to a multicast group that have the Q_Key of these datagrams. A second join
@@ -404,55 +415,47 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
         self.queues.poll_direction(Direction::Send).map(|ended| ended.map(sent))
     }
 
-    /// Blocks until an operation completes.
+    /// The next operation that completes, to be awaited or waited for, as that of an
+    /// [`Endpoint`](super::Endpoint::next).
     ///
     /// # Errors
+    /// Those of the wait:
+    ///
     /// - [`Error::Completion`], [`Error::DatagramLength`] and [`Error::UnknownCompletion`], as for
     ///   [`poll`](Self::poll).
     /// - [`Error::Invalid`]: no operation is outstanding, or all outstanding operations are
-    ///   unsignalled.
+    ///   unsignalled; or a task awaits it, and the datagrams are not [attached](Self::attach).
     /// - [`Error::DeviceRemoved`]: the device was removed, as for
     ///   [`Endpoint`](super::Endpoint#device-removal). The error returns the buffer.
     /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
     ///   device.
-    pub fn wait(&mut self) -> Result<DatagramDone<B>, Failed<B>> {
-        without_timeout(|| self.queues.wait_until(None, None)).and_then(checked)
+    #[doc(alias = "wait")]
+    #[doc(alias = "wait_timeout")]
+    #[inline]
+    pub fn next(&mut self) -> NextDatagram<'_, B, P, DatagramDone<B>> {
+        NextDatagram::new(self)
     }
 
-    /// Blocks until an operation completes, at most for `timeout`. Returns `Ok(None)` on a timeout.
+    /// The next datagram that is received, to be awaited or waited for. Sends that have ended are
+    /// returned later, by [`poll_send`](Self::poll_send), [`next_send`](Self::next_send) or
+    /// [`poll`](Self::poll).
     ///
     /// # Errors
-    /// As for [`wait`](Self::wait).
-    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<DatagramDone<B>>, Failed<B>> {
-        let end = Instant::now().checked_add(timeout);
-        self.queues.wait_until(None, end)?.map(checked).transpose()
+    /// As for [`next`](Self::next). [`Error::Invalid`] if no receive is outstanding.
+    #[doc(alias = "wait_recv")]
+    #[doc(alias = "wait_recv_timeout")]
+    pub fn next_recv(&mut self) -> NextDatagram<'_, B, P, ReceivedDatagram<B>> {
+        NextDatagram::new(self)
     }
 
-    /// Blocks until a datagram was received. Sends that have ended are returned later, by
-    /// [`poll_send`](Self::poll_send) or [`poll`](Self::poll).
+    /// The next send that completes, to be awaited or waited for: the device has sent the datagram.
+    /// Receives that have ended are returned later.
     ///
     /// # Errors
-    /// As for [`wait`](Self::wait). [`Error::Invalid`] if no receive is outstanding.
-    pub fn wait_recv(&mut self) -> Result<ReceivedDatagram<B>, Failed<B>> {
-        without_timeout(|| self.queues.wait_until(Some(Direction::Recv), None)).and_then(received)
-    }
-
-    /// As [`wait_recv`](Self::wait_recv), at most for `timeout`. Returns `Ok(None)` on a timeout.
-    ///
-    /// # Errors
-    /// As for [`wait_recv`](Self::wait_recv).
-    pub fn wait_recv_timeout(&mut self, timeout: Duration) -> Result<Option<ReceivedDatagram<B>>, Failed<B>> {
-        let end = Instant::now().checked_add(timeout);
-        self.queues.wait_until(Some(Direction::Recv), end)?.map(received).transpose()
-    }
-
-    /// Blocks until a send completes: the device has sent the datagram. Receives that have ended are
-    /// returned later.
-    ///
-    /// # Errors
-    /// As for [`wait`](Self::wait). [`Error::Invalid`] if no signalled send is outstanding.
-    pub fn wait_send(&mut self) -> Result<Done<B>, Failed<B>> {
-        without_timeout(|| self.queues.wait_until(Some(Direction::Send), None)).map(sent)
+    /// As for [`next`](Self::next). [`Error::Invalid`] if no signalled send is outstanding.
+    #[doc(alias = "wait_send")]
+    pub fn next_send(&mut self) -> NextDatagram<'_, B, P, Done<B>> {
+        NextDatagram::new(self)
     }
 
     /// Waits until the device has sent all signalled datagrams, at most for `timeout`, and destroys
@@ -480,15 +483,6 @@ impl<B: Target, P: Provider> Datagrams<B, P> {
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv(&mut self, buffer: B) -> Result<(), NotPosted<B>> {
         self.post_recv_tagged(buffer, 0)
-    }
-}
-
-/// Waits until `wait`, which has no timeout, returns an operation.
-fn without_timeout<D, B>(mut wait: impl FnMut() -> Result<Option<D>, Failed<B>>) -> Result<D, Failed<B>> {
-    loop {
-        if let Some(done) = wait()? {
-            return Ok(done);
-        }
     }
 }
 
@@ -523,7 +517,7 @@ impl<P: Provider> Kind for Unconnected<P> {
     type Done<B> = DatagramDone<B>;
 
     const CLOSED: &'static str = "the QP is in ERR: create a new `Datagrams`";
-    const WAIT: &'static str = "Datagrams::wait";
+    const WAIT: &'static str = "Datagrams::next";
     const ARM: &'static str = "Datagrams::arm";
     const CLOSE: &'static str = "Datagrams::close";
 
@@ -610,10 +604,27 @@ impl<P: Provider> PostSend<SendTo<'_, P>> for Qp<Ud, P> {
     }
 }
 
+/// The datagrams that are received. It ends when no receive is posted; after another post it continues.
+#[cfg(feature = "futures")]
+impl<B: Source, P: Provider> futures_core::Stream for Datagrams<B, P> {
+    type Item = Result<ReceivedDatagram<B>, Failed<B>>;
+
+    fn poll_next(
+        self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Self::Item>> {
+        let ended = self.get_mut().queues.poll_stream(Some(Direction::Recv), cx.waker());
+        ended.map(|ended| ended.map(|ended| ended.and_then(received)))
+    }
+}
+
+// It contains no pinned values.
+impl<B, P: Provider> Unpin for Datagrams<B, P> {}
+
 impl<B, P: Provider> AsFd for Datagrams<B, P> {
     /// The file descriptor that [`Datagrams::arm`] makes readable.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.queues.channel().as_fd()
+        self.queues.channel.as_fd()
     }
 }
 

@@ -13,19 +13,21 @@ use super::flow::{
     FLUSHED, Failure, Kind, MARKER, PROBE, RECVS, Received, RecvFlow, Reliable, SENDS, SendFlow,
 };
 use super::hub::reaper::Direction;
-use super::keepalive::{Keepalive, Policy, ROUNDS, earlier, post_empty_write};
+use super::keepalive::{Keepalive, Policy, post_empty_write};
 use super::options::{Parts, QueueParts};
 use super::queue::owner;
 use super::removal::{Watch, is_hint};
 use super::resolve::{self, ResolveTimeout};
 use super::spin::SpinState;
 use super::{
-    Batch, Done, EndpointOptions, Failed, NotPosted, NotPostedParts, Op, PoolBuffer, Source, Spinning, Target,
+    BUDGET, Batch, Done, EndpointOptions, Failed, Next, NotPosted, NotPostedParts, Op, PoolBuffer, Source,
+    Target,
 };
-use crate::cq::{Arm, CompChannel, Completions, Cq, WorkCompletion};
+use crate::cq::{CompChannel, Completions, Cq, WorkCompletion};
 use crate::error::{PostError, PostReason};
 use crate::pd::shared::PdShared;
 use crate::qp::{ConnectAttr, Operation, Qp, QpAttr, QpAttrMask, QpState, Rc, Transport};
+use crate::runtime::{Attached, Runtime};
 use crate::{Address, AnyProvider, Error, Imm, Pd, PortNum, Remote, Result, WcOpcode, WcStatus, link_down};
 
 /// A reliable connection whose operations own their buffers of type `B`: an [`Mr`](crate::Mr), a
@@ -110,7 +112,7 @@ use crate::{Address, AnyProvider, Error, Imm, Pd, PortNum, Remote, Result, WcOpc
 ///
 /// | call | after the removal |
 /// |---|---|
-/// | [`Endpoint::wait`], [`Endpoint::wait_timeout`], awaits | They return an operation, as failed. When none is left, the error is [`Error::Invalid`]. |
+/// | [`Endpoint::next`] | They return an operation, as failed. When none is left, the error is [`Error::Invalid`]. |
 /// | [`Endpoint::arm`] | It fails with [`Error::DeviceRemoved`]. Poll until [`Endpoint::pending`] is 0. |
 /// | [`Endpoint::poll`] | It makes no system call, so it notices nothing by itself. After one of the calls above it returns the operations. |
 /// | posting | It may return `Ok` until one of the calls above has noticed the removal, because queues are memory. |
@@ -135,8 +137,8 @@ pub struct Endpoint<B = PoolBuffer, P: Provider = AnyProvider> {
 /// A QP with its CQ, and the outstanding operations.
 pub(crate) struct Queues<B, P: Provider, T: Flowing = Rc> {
     pub(super) qp: Qp<T, P>,
-    cq: Cq<P>,
-    channel: CompChannel,
+    pub(super) cq: Cq<P>,
+    pub(super) channel: CompChannel,
     /// Dropped after the QP is destroyed: see `Drop`.
     pub(super) flows: ManuallyDrop<Flows<B, T::Kind<P>>>,
     /// The status that moved the QP to ERR.
@@ -146,10 +148,10 @@ pub(crate) struct Queues<B, P: Provider, T: Flowing = Rc> {
     /// The port whose link was down then, if this may be the cause.
     link_down: Option<PortNum>,
     /// The marker behind unsignalled sends.
-    marker: Marker,
+    pub(super) marker: Marker,
     /// Whether the CQ is armed, or its event was not read since.
-    armed: bool,
-    spin: SpinState,
+    pub(super) armed: bool,
+    pub(super) spin: SpinState,
     policy: Policy,
     keepalive: Keepalive,
     /// Whether the SQ and the CQ have an entry for a probe.
@@ -159,7 +161,11 @@ pub(crate) struct Queues<B, P: Provider, T: Flowing = Rc> {
     /// When a wait looks whether the device was removed.
     watch: Watch,
     /// Whether the device was removed. The QP is destroyed, and all operations have ended.
-    removed: bool,
+    pub(super) removed: bool,
+    /// The runtime of tasks that wait.
+    pub(super) attached: Option<Box<Attached>>,
+    /// Awaits until the next one yields to the scheduler (see [`BUDGET`]).
+    pub(super) budget: u32,
 }
 
 /// A successful operation of a transport.
@@ -209,7 +215,7 @@ impl Flowing for Rc {
 
 /// A request without memory, whose completion ends the unsignalled sends before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Marker {
+pub(super) enum Marker {
     /// It was not posted.
     None,
     /// It was posted.
@@ -439,11 +445,9 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             probing: false,
             watch: Watch::default(),
             removed: false,
+            attached: None,
+            budget: BUDGET,
         }
-    }
-
-    pub(crate) fn channel(&self) -> &CompChannel {
-        &self.channel
     }
 
     /// As [`Endpoint::poll`].
@@ -464,27 +468,18 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         self.flows.slow = self.slow_result();
     }
 
-    /// Polls a successful operation on the fast path. `None`: the caller must call
-    /// [`poll_ended_slow`](Self::poll_ended_slow).
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
+    /// Polls a successful operation on the fast path. `None`: there may be another result, on the slow
+    /// path.
     #[inline(always)]
-    pub(crate) fn poll_done(&mut self) -> Option<DoneOf<B, P, T>> {
+    pub(super) fn poll_done(&mut self) -> Option<DoneOf<B, P, T>> {
         match self.cq.visit_next(PollFast(&mut self.flows)) {
             Polled::Done(done) => Some(done),
             Polled::Empty | Polled::Slow => None,
         }
     }
 
-    /// The place of the result of a slow path, which its caller takes at once.
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
-    #[expect(clippy::type_complexity, reason = "the result of a poll")]
-    #[inline(always)]
-    pub(crate) fn slow(&mut self) -> &mut Option<Result<DoneOf<B, P, T>, Failed<B>>> {
-        &mut self.flows.slow
-    }
-
     /// As [`poll`](Self::poll), on the slow path.
-    fn slow_result(&mut self) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
+    pub(super) fn slow_result(&mut self) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
         let completion = match self.flows.polled.take() {
             Some(completion) => completion,
             // The fast path declined a CQE, or found none and there are operations that were reaped.
@@ -540,7 +535,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     }
 
     /// Reaps all completions: marks their operations, for later polls.
-    fn reap(&mut self) -> Result<()> {
+    pub(super) fn reap(&mut self) -> Result<()> {
         while let Some(completion) = self.cq.poll_one() {
             self.reap_one(completion)?;
         }
@@ -715,7 +710,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// failed. If none is posted, polling returns `None`, and the next probe fails with
     /// [`Error::Closed`].
     ///
-    /// [`Endpoint::wait`] does this by itself when the connection is idle
+    /// [`Endpoint::next`] does this by itself when the connection is idle
     /// ([`EndpointOptions::keepalive`]). A loop that only polls calls it every few seconds:
     ///
     /// ```no_run
@@ -756,7 +751,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// # fn cancel(mut endpoint: Endpoint) {
     /// endpoint.abort();
     /// while endpoint.pending() > 0 {
-    ///     match endpoint.wait() {
+    ///     match endpoint.next().wait() {
     ///         Ok(done) => println!("operation {} was done", done.tag),
     ///         Err(failed) if failed.is_operation() => {
     ///             println!("operation {}: {:?}", failed.tag, failed.outcome);
@@ -901,7 +896,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     /// Handles an error of arming the CQ or of reading its events. `Ok`: the device was removed, and all
     /// operations have ended.
     #[cold]
-    fn check_removed(&mut self, error: Error) -> Result<()> {
+    pub(super) fn check_removed(&mut self, error: Error) -> Result<()> {
         if is_hint(&error) && self.end_removed() { Ok(()) } else { Err(error) }
     }
 
@@ -925,232 +920,62 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         self.removed = true;
         true
     }
-
-    /// Reaps until `until`. Returns `false` at `end`, and if waiting is impossible because all
-    /// outstanding operations are unsignalled.
-    pub(super) fn reap_until(
-        &mut self,
-        end: Option<Instant>,
-        until: impl Fn(&Flows<B, T::Kind<P>>) -> bool,
-    ) -> Result<bool> {
-        loop {
-            // An unknown completion moves the QP to ERR, which flushes all operations.
-            let _ = self.reap();
-            if until(&self.flows) {
-                return Ok(true);
-            }
-            if self.flows.sends.only_unsignaled()
-                && self.marker == Marker::None
-                && self.flows.recvs.queue().outstanding() == 0
-            {
-                return Ok(false);
-            }
-            if !self.armed {
-                self.arm_cq()?;
-                continue;
-            }
-            if !self.sleep(end)? {
-                return Ok(false);
-            }
-        }
-    }
-
-    /// Arms the CQ. Poll once more afterwards: completions before the arm raise no event, and a removed
-    /// device has ended the operations.
-    pub(crate) fn arm_cq(&mut self) -> Result<()> {
-        if let Err(error) = self.cq.arm(Arm::Any) {
-            self.check_removed(error)?;
-        }
-        self.armed = true;
-        Ok(())
-    }
-
-    /// Sleeps until the armed CQ raises its event, a keepalive is due, or the device is removed. Returns
-    /// `false` at `end`.
-    fn sleep(&mut self, end: Option<Instant>) -> Result<bool> {
-        let now = Instant::now();
-        let event = match earlier(end, self.keep_alive(now)) {
-            None => self.channel.wait().map(Some),
-            Some(until) => self.channel.wait_timeout(until.saturating_duration_since(now)),
-        };
-        match event {
-            Ok(event) => {
-                self.armed &= event.is_none();
-                Ok(event.is_some() || end.is_none_or(|end| Instant::now() < end))
-            }
-            Err(error) => self.check_removed(error).map(|()| true),
-        }
-    }
-
-    /// Blocks until an operation of the direction, or of any, completes. Returns `Ok(None)` at `end`.
-    pub(super) fn wait_until(
-        &mut self,
-        direction: Option<Direction>,
-        end: Option<Instant>,
-    ) -> Result<Option<DoneOf<B, P, T>>, Failed<B>> {
-        if let Some(ended) = self.poll_ended(direction) {
-            return ended.map(Some);
-        }
-        let spin = self.start_spin();
-        let mut rounds = 0_u32;
-        loop {
-            self.check_wait(direction)?;
-            let mut in_time = true;
-            if spin.goes_on() {
-                std::hint::spin_loop();
-                rounds = rounds.wrapping_add(1);
-                if rounds.is_multiple_of(ROUNDS) {
-                    self.keep_alive(Instant::now());
-                }
-                in_time = end.is_none_or(|end| Instant::now() < end);
-            } else if self.armed {
-                in_time = self.sleep(end)?;
-            } else {
-                // Completions before the arm raise no event: poll once more.
-                self.arm_cq()?;
-            }
-            if let Some(ended) = self.poll_ended(direction) {
-                self.spin.end(spin);
-                return ended.map(Some);
-            }
-            if !in_time {
-                self.spin.timed_out(spin);
-                return Ok(None);
-            }
-        }
-    }
-
-    /// Polls an operation of the direction, or of any.
-    #[inline]
-    pub(crate) fn poll_ended(
-        &mut self,
-        direction: Option<Direction>,
-    ) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
-        match direction {
-            None => self.poll(),
-            Some(direction) => self.poll_direction(direction),
-        }
-    }
-
-    /// As [`poll_ended`](Self::poll_ended), on the slow path.
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
-    pub(crate) fn poll_ended_slow(
-        &mut self,
-        direction: Option<Direction>,
-    ) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
-        match direction {
-            None => self.slow_result(),
-            Some(direction) => self.poll_direction(direction),
-        }
-    }
-
-    pub(crate) fn start_spin(&self) -> Spinning {
-        self.spin.start()
-    }
-
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
-    pub(crate) fn end_spin(&mut self, spin: Spinning) {
-        self.spin.end(spin);
-    }
-
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
-    pub(crate) fn is_armed(&self) -> bool {
-        self.armed
-    }
-
-    /// Whether an operation of the direction, or of any, is outstanding.
-    #[cfg(all(feature = "futures", any(feature = "async-io", feature = "tokio")))]
-    pub(crate) fn has_pending(&self, direction: Option<Direction>) -> bool {
-        let Flows { sends, recvs, .. } = &*self.flows;
-        let (sends, recvs) = (sends.queue().len(), recvs.queue().len());
-        match direction {
-            None => sends + recvs > 0,
-            Some(Direction::Send) => sends > 0,
-            Some(Direction::Recv) => recvs > 0,
-        }
-    }
-
-    /// Rejects a wait for an operation of the direction, or of any, that no completion would end.
-    pub(crate) fn check_wait(&self, direction: Option<Direction>) -> Result<()> {
-        match direction {
-            Some(direction) => self.check_wait_for(direction),
-            None if self.flows.recvs.queue().len() > 0 => Ok(()),
-            None => self.check_wait_for(Direction::Send),
-        }
-    }
-
-    /// Rejects a wait for an operation of the direction that no completion would end.
-    fn check_wait_for(&self, direction: Direction) -> Result<()> {
-        let reason = match direction {
-            Direction::Recv if self.flows.recvs.queue().len() == 0 => {
-                "no receive is outstanding: post one first"
-            }
-            Direction::Send if self.flows.sends.queue().len() == 0 => {
-                "no operation is outstanding: post one first"
-            }
-            Direction::Send if self.flows.sends.only_unsignaled() && self.marker == Marker::None => {
-                "all outstanding operations are unsignalled: post a signalled one"
-            }
-            _ => return Ok(()),
-        };
-        Err(Error::invalid(T::Kind::<P>::WAIT, reason))
-    }
-
-    /// As [`Endpoint::arm`].
-    pub(super) fn arm(&mut self) -> Result<()> {
-        // The CQ is armed once at a time, and raises one event then: a second read would find none.
-        match self.channel.try_wait() {
-            Ok(event) => self.armed &= event.is_none(),
-            Err(error) => self.check_removed(error)?,
-        }
-        if !self.armed {
-            self.arm_cq()?;
-        }
-        if self.removed { Err(Error::DeviceRemoved { verb: T::Kind::<P>::ARM }) } else { Ok(()) }
-    }
-
-    /// Reads the events of the channel. A removed device has ended the operations.
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
-    pub(crate) fn take_events(&mut self) -> Result<()> {
-        loop {
-            match self.channel.try_wait() {
-                Ok(None) => return Ok(()),
-                Ok(Some(_)) => self.armed = false,
-                Err(error) => return self.check_removed(error),
-            }
-        }
-    }
 }
 
 impl<B, P: Provider> Endpoint<B, P> {
-    /// Blocks until an operation completes.
+    /// Registers the endpoint with an async runtime, before the first await. The runtime is used when an
+    /// await has nothing to return. Threads can wait as before.
     ///
     /// # Errors
+    /// - [`Error::Invalid`]: the calling thread has no reactor.
+    /// - [`Error::System`]: the runtime refused the registration.
+    #[doc(alias = "tokio::Endpoint::new")]
+    #[doc(alias = "async_io::Endpoint::new")]
+    pub fn attach(&mut self, runtime: impl Runtime) -> Result<()> {
+        self.queues.attach(runtime)
+    }
+
+    /// The next operation that completes, to be awaited or waited for.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    ///
+    /// use bareverbs::{Done, Endpoint, Failed};
+    /// # use bareverbs::{Buffer, Mr};
+    ///
+    /// # fn thread(endpoint: &mut Endpoint<Mr<Buffer>>) -> Result<(), Failed<Mr<Buffer>>> {
+    /// let done = endpoint.next().wait()?;
+    /// let in_time = endpoint.next().wait_timeout(Duration::from_millis(100)).transpose()?;
+    /// # drop((done, in_time));
+    /// # Ok(())
+    /// # }
+    /// async fn task(endpoint: &mut Endpoint<Mr<Buffer>>) -> Result<Done<Mr<Buffer>>, Failed<Mr<Buffer>>> {
+    ///     endpoint.next().await
+    /// }
+    /// ```
+    ///
+    /// If an operation is complete, it returns without a system call. Otherwise it polls for a while, as
+    /// [`Spin`](super::Spin) says, and sleeps then. An await lets other tasks run between two polls, and
+    /// once in 128 awaits that end at once.
+    ///
+    /// # Errors
+    /// Those of the wait:
+    ///
     /// - [`Error::Completion`] and [`Error::UnknownCompletion`], as for [`Endpoint::poll`].
     /// - [`Error::DeviceRemoved`]: [the device was removed](Endpoint#device-removal). The error returns
     ///   the buffer.
     /// - [`Error::Invalid`]: no operation is outstanding, or all outstanding operations are
-    ///   unsignalled.
+    ///   unsignalled; or a task awaits it, and the endpoint is not [attached](Self::attach).
     /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
     ///   device.
     ///
     /// If the peer is dead, the outstanding operations fail: see
     /// [dead peers](Endpoint#dead-peers).
-    pub fn wait(&mut self) -> Result<Done<B>, Failed<B>> {
-        loop {
-            // Without a timeout, `wait_until` returns only with an operation.
-            if let Some(done) = self.queues.wait_until(None, None)? {
-                return Ok(done);
-            }
-        }
-    }
-
-    /// Blocks until an operation completes, at most for `timeout`. Returns `Ok(None)` on a timeout.
-    ///
-    /// # Errors
-    /// As for [`Endpoint::wait`].
-    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<Done<B>>, Failed<B>> {
-        self.queues.wait_until(None, Instant::now().checked_add(timeout))
+    #[doc(alias = "wait")]
+    #[doc(alias = "wait_timeout")]
+    #[inline(always)]
+    pub fn next(&mut self) -> Next<'_, B, P> {
+        Next::new(self)
     }
 
     /// Arms the CQ: the file descriptor becomes readable at the next completion. It reads pending
@@ -1160,7 +985,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// # Errors
     /// - [`Error::DeviceRemoved`]: [the device was removed](Endpoint#device-removal), and all operations
     ///   have ended.
-    /// - [`Error::Kernel`] with `ESTALE`, as for [`Endpoint::wait`].
+    /// - [`Error::Kernel`] with `ESTALE`, as for [`Endpoint::next`].
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&mut self) -> Result<()> {
         self.queues.arm()
@@ -1344,7 +1169,7 @@ impl<B: Source, P: Provider> Endpoint<B, P> {
     /// let len = body.len();
     /// endpoint.post_send_parts([(header.into(), ..16), (body.into(), ..len)], 7)?;
     /// // Each buffer has a result of its own, in order. They have the tag 7.
-    /// let (header, body) = (endpoint.wait()?, endpoint.wait()?);
+    /// let (header, body) = (endpoint.next().wait()?, endpoint.next().wait()?);
     /// assert_eq!((header.len, body.len), (16, len as u32));
     /// # Ok(())
     /// # }
@@ -1514,6 +1339,25 @@ impl<B: Target, P: Provider> Endpoint<B, P> {
         self.post(Op::compare_swap(buffer, remote, compare, swap))
     }
 }
+
+/// The results of the operations, in the order of completion, as [`Endpoint::next`] returns them.
+///
+/// The stream ends when no operation is outstanding; after another post it continues. It sleeps at once,
+/// without the polling of [`Spin`](super::Spin).
+#[cfg(feature = "futures")]
+impl<B, P: Provider> futures_core::Stream for Endpoint<B, P> {
+    type Item = Result<Done<B>, Failed<B>>;
+
+    fn poll_next(
+        self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Self::Item>> {
+        self.get_mut().queues.poll_stream(None, cx.waker())
+    }
+}
+
+// It contains no pinned values.
+impl<B, P: Provider> Unpin for Endpoint<B, P> {}
 
 impl<B, P: Provider, T: Flowing> Drop for Queues<B, P, T> {
     fn drop(&mut self) {

@@ -104,7 +104,7 @@ use super::{Address, EndpointOptions, PoolBuffer, Spin};
 use crate::cq::{Arm, CompChannel, CqInit};
 use crate::error::Limit;
 use crate::qp::{ConnectAttr, InitAttr, QpCap, QpInit, Rc};
-use crate::readiness::Readiness;
+use crate::runtime::Runtime;
 use crate::srq::Srq;
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::{AnyProvider, Error, Pd, PortNum, Result};
@@ -602,14 +602,14 @@ impl<B, P: Provider> Hub<B, P> {
         self.inner.poll(max)
     }
 
-    /// A driver for a task of the runtime of `R`: `bareverbs::tokio::Readiness` or
-    /// `bareverbs::async_io::Readiness`. See [drivers](Self#drivers).
+    /// A driver for a task of the [runtime](crate::runtime), such as `Tokio`. See
+    /// [drivers](Self#drivers).
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the hub has a driver, or there is no runtime.
     /// - [`Error::System`]: the channel could not be registered with the runtime.
-    pub fn drive<R: Readiness>(&self) -> Result<Driver<B, R, P>> {
-        Driver::new(&self.inner)
+    pub fn drive(&self, runtime: impl Runtime) -> Result<Driver<B, P>> {
+        Driver::new(&self.inner, runtime)
     }
 
     /// Starts a thread that drives the hub. It ends with the hub. See [drivers](Self#drivers).

@@ -70,7 +70,7 @@ impl<P: Provider> LocalAtomics<P> {
     ///   [`Access::REMOTE_ATOMIC`], or the memory belongs to another protection domain.
     /// - [`Error::Completion`]: the operation failed. It is unknown whether it was executed.
     /// - [`Error::Closed`]: an earlier operation has failed.
-    /// - The errors of [`Endpoint::wait`].
+    /// - The errors of [`Endpoint::next`].
     #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
     pub fn fetch_add<M>(&mut self, exposed: &RemoteRegion<M>, offset: usize, add: u64) -> Result<u64> {
         const VERB: &str = "LocalAtomics::fetch_add";
@@ -109,7 +109,7 @@ impl<P: Provider> LocalAtomics<P> {
             self.result = refused.buffer;
             return Err(refused.error);
         }
-        match self.requester.wait() {
+        match self.requester.next().wait() {
             Ok(done) => {
                 let result = self.result.insert(done.into_buffer());
                 let mut old = [0; 8];

@@ -1,12 +1,10 @@
 //! Operations of a hub that are awaited.
 
 use std::fmt;
-use std::future::Future;
 use std::mem;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
 
@@ -16,6 +14,7 @@ use super::hub::reaper::{BATCH, Conn, Ended, Failure, Operation, Operations, Slo
 use super::hub::table::Detached;
 use super::op::OpPayload;
 use super::{Done, Failed, Op, Outcome};
+use crate::wait::{Caller, waits};
 use crate::{AnyProvider, Error, Result, WcStatus};
 
 /// An operation of a [`Connection`](super::Connection): posted, and to be awaited.
@@ -126,54 +125,21 @@ impl<B, P: Provider> Pending<B, P> {
     /// Discards the result, as dropping it does.
     pub fn detach(self) {}
 
-    /// Blocks until the operation has ended.
-    ///
-    /// # Errors
-    /// - The operation failed or was refused. The error returns the buffer.
-    /// - [`Error::DeviceRemoved`]: the device was removed. The error returns the buffer.
-    /// - [`Error::System`]: the thread can't sleep. The hub keeps the buffer until the completion.
-    pub fn wait(mut self) -> Result<Done<B>, Failed<B>> {
-        loop {
-            // Without a time limit it returns only with a result.
-            if let Some(result) = self.wait_until(None) {
-                return result;
-            }
-        }
-    }
-
-    /// Blocks until the operation has ended, at most for `timeout`. Returns `Ok(None)` on a timeout;
-    /// the operation continues.
-    ///
-    /// # Errors
-    /// As for [`Pending::wait`].
-    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<Done<B>>, Failed<B>> {
-        self.wait_until(Instant::now().checked_add(timeout)).transpose()
-    }
-
-    fn wait_until(&mut self, end: Option<Instant>) -> Option<Result<Done<B>, Failed<B>>> {
-        // Most results are there or in the CQ.
-        if let Poll::Ready(result) = self.poll_result(&Context::from_waker(Waker::noop())) {
-            return Some(result);
-        }
-        let Some(peer) = &self.peer else { return Some(self.take_refused()) };
-        let hub = Arc::clone(&peer.hub);
-        match hub.block_on(end, |cx| self.poll_result(cx)) {
-            Ok(result) => result,
-            Err(error) => Some(Err(error.into())),
-        }
+    // It is inlined, so that a completion that is there is returned in registers.
+    #[inline(always)]
+    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
+        let yields = match self.poll_first() {
+            FirstPoll::Done(done) => return Poll::Ready(Ok(done)),
+            FirstPoll::Yield => true,
+            FirstPoll::Other => false,
+        };
+        self.poll_slow(yields, caller);
+        self.result.take().map_or(Poll::Pending, Poll::Ready)
     }
 
     fn take_refused(&mut self) -> Result<Done<B>, Failed<B>> {
         let taken = || Error::invalid("Pending::wait", "its result was taken before").into();
         self.result.take().unwrap_or_else(|| Err(taken()))
-    }
-
-    /// Takes the result, or registers the task and helps to reap.
-    fn poll_result(&mut self, cx: &Context<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
-        match self.poll_first() {
-            FirstPoll::Done(done) => Poll::Ready(Ok(done)),
-            FirstPoll::Yield | FirstPoll::Other => self.poll_again(cx),
-        }
     }
 
     /// Takes the operation if it was not polled before and the next completion is its success.
@@ -191,30 +157,49 @@ impl<B, P: Provider> Pending<B, P> {
         FirstPoll::Done(done(operation, ended))
     }
 
-    /// Polls on the slow path, and leaves the result in `result`. Otherwise the task will be woken.
+    /// Polls on the slow path, and leaves the result in `result`.
     #[cold]
     #[inline(never)]
-    fn poll_slow(&mut self, yields: bool, cx: &Context<'_>) {
-        if yields {
-            cx.waker().wake_by_ref();
-            return;
-        }
-        match self.poll_again(cx) {
-            Poll::Ready(result) => self.result = Some(result),
-            Poll::Pending => {
-                let Some(peer) = &self.peer else { return };
-                if peer.hub.election.has_driver() {
-                    return;
-                }
-                let error = peer.hub.no_driver("Pending::wait");
-                // A driver that ends because the device was removed has ended the operation before.
-                let polled = self.poll_again(cx);
-                self.result = Some(if let Poll::Ready(ended) = polled { ended } else { Err(error.into()) });
+    fn poll_slow(&mut self, yields: bool, caller: Caller<'_>) {
+        let polled = match caller {
+            Caller::Task(waker) if yields => {
+                waker.wake_by_ref();
+                return;
             }
+            Caller::Task(waker) => self.poll_task(&Context::from_waker(waker)),
+            Caller::Thread(end) => self.poll_thread(end),
+        };
+        if let Poll::Ready(result) = polled {
+            self.result = Some(result);
         }
     }
 
-    /// As `poll_result`, of an operation that may have ended.
+    fn poll_task(&mut self, cx: &Context<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
+        let polled = self.poll_again(cx);
+        match &self.peer {
+            Some(peer) if polled.is_pending() && !peer.hub.election.has_driver() => {
+                let error = peer.hub.no_driver("Pending::wait");
+                // A driver that ends because the device was removed has ended the operation before.
+                let polled = self.poll_again(cx);
+                if polled.is_pending() { Poll::Ready(Err(error.into())) } else { polled }
+            }
+            _ => polled,
+        }
+    }
+
+    fn poll_thread(&mut self, end: Option<Instant>) -> Poll<Result<Done<B>, Failed<B>>> {
+        // Most results are there or in the CQ.
+        let polled = self.poll_again(&Context::from_waker(Waker::noop()));
+        match &self.peer {
+            Some(peer) if polled.is_pending() => {
+                let hub = Arc::clone(&peer.hub);
+                hub.poll_by(Caller::Thread(end), "Pending::wait", |cx| self.poll_again(cx))
+            }
+            _ => polled,
+        }
+    }
+
+    /// Takes the result of an operation that may have ended, or registers the task and helps to reap.
     #[inline(never)]
     fn poll_again(&mut self, cx: &Context<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
         let (Some(peer), wr_id) = (&self.peer, self.wr_id) else {
@@ -276,23 +261,7 @@ fn finished<B, P: Provider>(
     Err(Failed { operation: true, error, tag, buffer, outcome, cause, recv, ended_here })
 }
 
-impl<B, P: Provider> Future for Pending<B, P> {
-    type Output = Result<Done<B>, Failed<B>>;
-
-    /// Cancel-safe: see [dropping it](Pending#dropping-it).
-    // It is inlined, so that a completion that is there is returned in registers.
-    #[inline(always)]
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.get_mut();
-        let yields = match this.poll_first() {
-            FirstPoll::Done(done) => return Poll::Ready(Ok(done)),
-            FirstPoll::Yield => true,
-            FirstPoll::Other => false,
-        };
-        this.poll_slow(yields, cx);
-        this.result.take().map_or(Poll::Pending, Poll::Ready)
-    }
-}
+waits!([B, P: Provider] Pending<B, P> => Result<Done<B>, Failed<B>>);
 
 impl<B, P: Provider> Drop for Pending<B, P> {
     fn drop(&mut self) {

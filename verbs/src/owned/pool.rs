@@ -124,7 +124,7 @@ impl Pool {
     /// # use std::time::Duration;
     /// # use bareverbs::{Connection, Pool};
     /// # async fn send(connection: &Connection, pool: &Pool) -> bareverbs::Result<()> {
-    /// let mut message = pool.acquire().await;
+    /// let mut message = pool.acquire().await?;
     /// message.bytes_mut()[..5].copy_from_slice(b"hello");
     /// connection.send(message, ..5).detach();
     /// # Ok(())
@@ -133,7 +133,7 @@ impl Pool {
     ///
     /// // A thread blocks:
     /// let lease = pool.acquire().wait()?;
-    /// let in_time = pool.acquire().wait_timeout(Duration::from_millis(100))?;
+    /// let in_time = pool.acquire().wait_timeout(Duration::from_millis(100)).transpose()?;
     /// # drop((lease, in_time));
     /// # Ok(())
     /// # }
@@ -395,7 +395,7 @@ mod tests {
     fn poll(wait: &mut PendingPoolBuffer, wakes: &Arc<Wakes>) -> Option<PoolBuffer> {
         let waker = Waker::from(Arc::clone(wakes));
         match Pin::new(wait).poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(lease) => Some(lease),
+            Poll::Ready(lease) => Some(lease.unwrap()),
             Poll::Pending => None,
         }
     }
@@ -475,7 +475,7 @@ mod tests {
         let (_, pool) = pool(1, 8);
         let lease = pool.take().unwrap();
         let mut first = pool.acquire();
-        assert!(first.wait_timeout(Duration::from_millis(5)).unwrap().is_none());
+        assert!(first.wait_timeout(Duration::from_millis(5)).is_none());
         let (mut second, wakes) = waits(&pool);
         drop(lease);
         assert!(poll(&mut second, &wakes).is_none());
@@ -493,8 +493,11 @@ mod tests {
                 scope.spawn(move || {
                     for _ in 0..rounds {
                         let mut wait = pool.acquire();
-                        let mut lease =
-                            wait.wait_timeout(Duration::from_secs(20)).unwrap().expect("a buffer");
+                        let mut lease = wait
+                            .wait_timeout(Duration::from_secs(20))
+                            .transpose()
+                            .unwrap()
+                            .expect("a buffer");
                         lease.bytes_mut().fill(thread);
                         std::thread::yield_now();
                         assert_eq!(lease.bytes(), [thread; 8]);

@@ -13,7 +13,7 @@ use super::endpoint::{FLUSH_LIMIT, Queues};
 use super::flow::scoped_sge;
 use super::keepalive::earlier;
 use super::op::any_range;
-use super::{Done, Endpoint, Failed, NotPosted, PoolBuffer, RegionMut};
+use super::{Done, Endpoint, Failed, Next, NotPosted, PoolBuffer, RegionMut};
 use crate::qp::{Operation, Payload, SendFlags};
 use crate::{AnyProvider, Borrowed, Error, Imm, MemoryOwner, Mr, Remote, Result};
 
@@ -218,7 +218,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///         scope.post_recv(&mut answer, 1)?;
     ///         scope.post_send(&question, .., 2)?;
     ///         loop {
-    ///             let done = scope.wait()?;
+    ///             let done = scope.next().wait()?;
     ///             if done.tag == 1 {
     ///                 return Ok(done.len);
     ///             }
@@ -285,7 +285,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// - [`Error::TimedOut`]: operations did not complete in time. The QP was moved to ERR.
     /// - [`Error::DeviceRemoved`]: the device was removed while the scope waited at its end. All
     ///   operations have ended; polls return them as failed.
-    /// - The errors of [`Endpoint::wait`], if waiting at the end failed.
+    /// - The errors of [`Endpoint::next`], if waiting at the end failed.
     ///
     /// # Panics
     /// With the panic of `work`, after all operations have ended.
@@ -370,12 +370,14 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
         self.endpoint.poll()
     }
 
-    /// Blocks until an operation of the endpoint completes, as [`Endpoint::wait`] does.
+    /// The next operation of the endpoint that completes, as [`Endpoint::next`] returns it.
     ///
     /// # Errors
-    /// As for [`Endpoint::wait`].
-    pub fn wait(&mut self) -> Result<Done<B>, Failed<B>> {
-        self.endpoint.wait()
+    /// As for [`Endpoint::next`].
+    #[doc(alias = "wait")]
+    #[doc(alias = "wait_timeout")]
+    pub fn next(&mut self) -> Next<'_, B, P> {
+        self.endpoint.next()
     }
 
     /// Probes the peer, as [`Endpoint::probe`] does.
@@ -384,14 +386,6 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
     /// As for [`Endpoint::probe`].
     pub fn probe(&mut self) -> Result<()> {
         self.endpoint.probe()
-    }
-
-    /// Blocks until an operation of the endpoint completes, at most for `timeout`.
-    ///
-    /// # Errors
-    /// As for [`Endpoint::wait`].
-    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<Done<B>>, Failed<B>> {
-        self.endpoint.wait_timeout(timeout)
     }
 
     /// Posts `region` for one message of up to its whole length.

@@ -35,13 +35,13 @@
 //!     }
 //!     Ok(())
 //! });
-//! while let Some(event) = server.wait()? {
+//! while let Some(event) = server.next().wait()? {
 //!     match event {
 //!         Event::Message(mut message) => {
 //!             message.bytes_mut().make_ascii_uppercase();
 //!             let (peer, len) = (message.peer(), message.bytes().len());
 //!             // A full queue refuses the answer at once: the client does not read its answers.
-//!             if message.reply_in_place(..len).wait_timeout(Duration::ZERO).is_err() {
+//!             if let Some(Err(_)) = message.reply_in_place(..len).wait_timeout(Duration::ZERO) {
 //!                 server.handle().close(peer);
 //!             }
 //!         }
@@ -74,12 +74,12 @@
 //! let mut question = client.take().expect("a buffer");
 //! question.bytes_mut()[..5].copy_from_slice(b"hello");
 //! client.send(question, ..5).detach();
-//! if let Some(Event::Message(answer)) = client.wait()? {
+//! if let Some(Event::Message(answer)) = client.next().wait()? {
 //!     assert_eq!(answer.bytes(), b"hello");
 //! }
 //! let closing = client.shutdown();
 //! // The server may need the connection until its last event.
-//! while client.wait()?.is_some() {}
+//! while client.next().wait()?.is_some() {}
 //! println!("{:?}", closing.wait()?);
 //! # Ok(())
 //! # }
@@ -87,8 +87,8 @@
 //!
 //! # Tasks
 //!
-//! In tasks, [`Server::next`] takes the place of [`Server::wait`], and a driver is spawned:
-//! `tokio::spawn(server.handle().drive::<bareverbs::tokio::Readiness>()?)`. See
+//! A task awaits [`Server::next`]. It needs a driver, which is spawned:
+//! `tokio::spawn(server.handle().drive(bareverbs::runtime::Tokio)?)`. See
 //! [drivers](super::Hub#drivers).
 //!
 //! Without a driver, an end handles credits only while one of its threads waits for an event, a
@@ -112,14 +112,11 @@ pub(crate) mod options;
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::future::{Future, poll_fn};
 use std::mem;
 use std::ops::RangeBounds;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
 use bareverbs_provider::wake::{FirstPanic, wake_all};
@@ -128,15 +125,16 @@ pub use self::acquire::PendingBuffer;
 #[cfg(feature = "futures")]
 pub use self::futures::MessageSink;
 use self::inbound::{Inbound, RawEvent};
-pub use self::message::{Event, Message, Waited};
+pub use self::message::{Event, Message};
 pub use self::options::{ClientOptions, ServerOptions};
 use super::hub::connection::{Connection, ConnectionInner};
 use super::hub::reaper::{BATCH, Batch, Conn, flush};
 use super::hub::{Driver, Hub};
 use super::pool::Lender;
 use super::{Address, Op, Pending, PoolBuffer, Source, Target};
-use crate::readiness::Readiness;
+use crate::runtime::Runtime;
 use crate::sync::{Mutex, lock};
+use crate::wait::{Caller, waits};
 use crate::{AnyProvider, Error, Remote, Result};
 
 fn closed(verb: &'static str) -> Error {
@@ -368,58 +366,41 @@ impl<B: Source, P: Provider> Server<B, P> {
         self.handle.acquire()
     }
 
-    /// Waits for the next event, as a task. `None` when the server was shut down and all peers have
-    /// ended.
+    /// The next event, to be awaited or waited for. `None` when the server was shut down and all peers
+    /// have ended.
     ///
-    /// Cancel-safe: dropping the future loses no event.
+    /// ```no_run
+    /// use std::time::Duration;
     ///
-    /// # Errors
-    /// - [`Error::NoDriver`]: there is no [driver](super::Hub#drivers).
-    /// - [`Error::DeviceRemoved`], as for [`Server::wait`].
-    pub async fn next(&mut self) -> Result<Option<Event<B, P>>> {
-        poll_fn(|cx| self.poll_next(cx)).await
-    }
-
-    /// Polls for the next event, as [`Server::next`] does.
+    /// use bareverbs::server::{Event, Server};
     ///
-    /// # Errors
-    /// As for [`Server::next`].
-    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Event<B, P>>>> {
-        let polled = self.poll_event(cx);
-        if polled.is_pending() && !self.handle.inner.hub.inner().election.has_driver() {
-            return Poll::Ready(Err(self.handle.inner.hub.inner().no_driver("Server::next")));
-        }
-        polled.map(Ok)
-    }
-
-    /// Blocks until the next event. `None` when the server was shut down and all peers have ended.
+    /// # async fn task(server: &mut Server) -> bareverbs::Result<()> {
+    /// while let Some(event) = server.next().await? {
+    ///     println!("{event:?}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// # fn thread(server: &mut Server) -> bareverbs::Result<()> {
+    ///
+    /// // A thread blocks. The outer `None`: no event in a second.
+    /// let in_time: Option<Option<Event>> =
+    ///     server.next().wait_timeout(Duration::from_secs(1)).transpose()?;
+    /// # drop(in_time);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// [`Error::DeviceRemoved`]: the device was removed, and all events were returned. Each peer has ended
-    /// with [`Event::Failed`], its sends and operations with this error.
-    pub fn wait(&mut self) -> Result<Option<Event<B, P>>> {
-        loop {
-            if let Some(event) = self.wait_until(None)? {
-                return Ok(event);
-            }
-        }
-    }
-
-    /// Blocks until the next event, at most for `timeout`.
+    /// Those of the wait:
     ///
-    /// # Errors
-    /// As for [`Server::wait`].
-    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Waited<B, P>> {
-        Ok(match self.wait_until(Instant::now().checked_add(timeout))? {
-            Some(Some(event)) => Waited::Event(event),
-            Some(None) => Waited::Ended,
-            None => Waited::TimedOut,
-        })
-    }
-
-    fn wait_until(&mut self, end: Option<Instant>) -> Result<Option<Option<Event<B, P>>>> {
-        let hub = Arc::clone(self.handle.inner.hub.inner());
-        hub.block_on(end, |cx| self.poll_event(cx))
+    /// - [`Error::DeviceRemoved`]: the device was removed, and all events were returned. Each peer has
+    ///   ended with [`Event::Failed`], its sends and operations with this error.
+    /// - [`Error::NoDriver`]: a task awaits it, and there is no [driver](super::Hub#drivers).
+    #[doc(alias = "wait")]
+    #[doc(alias = "wait_timeout")]
+    #[doc(alias = "poll_next")]
+    pub fn next(&mut self) -> Next<'_, B, P> {
+        Next { server: self }
     }
 
     fn poll_event(&mut self, cx: &Context<'_>) -> Poll<Option<Event<B, P>>> {
@@ -680,8 +661,8 @@ impl<B: Source, P: Provider> Handle<B, P> {
     ///
     /// # Errors
     /// As for [`Hub::drive`].
-    pub fn drive<R: Readiness>(&self) -> Result<Driver<B, R, P>> {
-        self.inner.hub.drive()
+    pub fn drive(&self, runtime: impl Runtime) -> Result<Driver<B, P>> {
+        self.inner.hub.drive(runtime)
     }
 
     /// Starts a thread that drives the server, as [`Hub::spawn_driver_thread`] does.
@@ -725,35 +706,34 @@ impl<B: Target, P: Provider> Handle<B, P> {
     }
 }
 
-/// The shutdown of a server; see [`Handle::shutdown`]. It continues if this is dropped.
+/// The next event of a server or client, from [`Server::next`] or [`Client::next`], which a task awaits
+/// or a thread [waits for](Self::wait).
+///
+/// Dropping it loses no event.
+#[must_use = "it does nothing unless it is awaited or waited for"]
+pub struct Next<'s, B: Source = PoolBuffer, P: Provider = AnyProvider> {
+    server: &'s mut Server<B, P>,
+}
+
+impl<B: Source, P: Provider> Next<'_, B, P> {
+    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<Option<Event<B, P>>>> {
+        let hub = Arc::clone(self.server.handle.inner.hub.inner());
+        hub.poll_by(caller, "Server::next", |cx| self.server.poll_event(cx).map(Ok))
+    }
+}
+
+waits!([B: Source, P: Provider] Next<'_, B, P> => Result<Option<Event<B, P>>>);
+
+/// The shutdown of a server, from [`Handle::shutdown`], which a task awaits or a thread
+/// [waits for](Self::wait): the peers have received everything. It continues if this is dropped.
 #[must_use = "await it for the report"]
 pub struct Shutdown<B, P: Provider = AnyProvider> {
     inner: Arc<Inner<B, P>>,
 }
 
 impl<B, P: Provider> Shutdown<B, P> {
-    /// Blocks until the peers have received everything.
-    ///
-    /// # Errors
-    /// [`Error::System`]: the thread can't sleep.
-    pub fn wait(mut self) -> Result<Report> {
-        loop {
-            if let Some(report) = self.wait_until(None)? {
-                return Ok(report);
-            }
-        }
-    }
-
-    /// Blocks until the peers have received everything, at most for `timeout`.
-    ///
-    /// # Errors
-    /// As for [`Shutdown::wait`].
-    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<Report>> {
-        self.wait_until(Instant::now().checked_add(timeout))
-    }
-
-    fn wait_until(&mut self, end: Option<Instant>) -> Result<Option<Report>> {
-        self.inner.hub.inner().block_on(end, |cx| self.poll_report(cx))
+    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<Report>> {
+        self.inner.hub.inner().poll_by(caller, "Handle::shutdown", |cx| self.poll_report(cx).map(Ok))
     }
 
     fn poll_report(&self, cx: &Context<'_>) -> Poll<Report> {
@@ -777,17 +757,10 @@ impl<B, P: Provider> Shutdown<B, P> {
     }
 }
 
-impl<B, P: Provider> Future for Shutdown<B, P> {
-    type Output = Result<Report>;
+waits!([B, P: Provider] Shutdown<B, P> => Result<Report>);
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Report>> {
-        let polled = self.poll_report(cx);
-        if polled.is_pending() && !self.inner.hub.inner().election.has_driver() {
-            return Poll::Ready(Err(self.inner.hub.inner().no_driver("Handle::shutdown")));
-        }
-        polled.map(Ok)
-    }
-}
+// It contains no pinned values.
+impl<B, P: Provider> Unpin for Shutdown<B, P> {}
 
 /// The other end of a peer of a [`Server`]. See the [module](self).
 pub struct Client<B: Source = PoolBuffer, P: Provider = AnyProvider> {
@@ -864,28 +837,14 @@ impl<B: Source, P: Provider> Client<B, P> {
         self.id
     }
 
-    /// Waits for the next event, as [`Server::next`] does.
+    /// The next event, as that of [`Server::next`].
     ///
     /// # Errors
     /// As for [`Server::next`].
-    pub async fn next(&mut self) -> Result<Option<Event<B, P>>> {
-        self.server.next().await
-    }
-
-    /// Blocks until the next event, as [`Server::wait`] does.
-    ///
-    /// # Errors
-    /// As for [`Server::wait`].
-    pub fn wait(&mut self) -> Result<Option<Event<B, P>>> {
-        self.server.wait()
-    }
-
-    /// Blocks until the next event, at most for `timeout`, as [`Server::wait_timeout`] does.
-    ///
-    /// # Errors
-    /// As for [`Server::wait`].
-    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Waited<B, P>> {
-        self.server.wait_timeout(timeout)
+    #[doc(alias = "wait")]
+    #[doc(alias = "wait_timeout")]
+    pub fn next(&mut self) -> Next<'_, B, P> {
+        self.server.next()
     }
 
     /// Closes the connection without loss, as [`Handle::shutdown`] does.
@@ -941,6 +900,12 @@ impl<B: Source, P: Provider> fmt::Debug for Handle<B, P> {
 impl<B: Source, P: Provider> fmt::Debug for Client<B, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl<B: Source, P: Provider> fmt::Debug for Next<'_, B, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Next").field("server", self.server).finish()
     }
 }
 

@@ -22,7 +22,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///
     /// let events = qp.pd().context().async_events();
     /// qp.drain()?;
-    /// while !matches!(events.wait()?, AsyncEvent::Qp { event: EventType::SQ_DRAINED, .. }) {}
+    /// while !matches!(events.next().wait()?, AsyncEvent::Qp { event: EventType::SQ_DRAINED, .. }) {}
     /// // No send is in flight now.
     /// qp.resume()?;
     /// # Ok(())

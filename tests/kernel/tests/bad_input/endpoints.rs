@@ -81,7 +81,7 @@ pub(crate) fn refused_operation_returns_its_buffer() {
         assert!(matches!(refused.error, Error::Post(_)), "{refused:?}");
         assert_eq!(refused.into_buffer().len(), 64);
         assert_eq!(alone.pending(), 0);
-        let idle = alone.wait().unwrap_err();
+        let idle = alone.next().wait().unwrap_err();
         assert_eq!(idle.to_string(), "Endpoint::wait: no operation is outstanding: post one first");
         assert!(idle.buffer.is_none());
 
@@ -101,8 +101,8 @@ pub(crate) fn refused_operation_returns_its_buffer() {
         let refused = bob.post_recv(buffer(&pd)).unwrap_err();
         assert_eq!((refused.into_buffer().len(), bob.pending(), taken), (64, 4, 4));
         alice.post_send(buffer(&pd), ..).unwrap();
-        assert_eq!(bob.wait().unwrap().message(), Some(&[7; 64][..]));
-        alice.wait().unwrap();
+        assert_eq!(bob.next().wait().unwrap().message(), Some(&[7; 64][..]));
+        alice.next().wait().unwrap();
     });
 }
 
@@ -131,8 +131,8 @@ pub(crate) fn mr_of_another_pd_is_rejected_and_returned() {
         assert_eq!(alice.pending(), 0);
         // The connection still works.
         alice.post_send(buffer(&pd), ..).unwrap();
-        assert_eq!(bob.wait().unwrap().message(), Some(&[7; 64][..]));
-        alice.wait().unwrap();
+        assert_eq!(bob.next().wait().unwrap().message(), Some(&[7; 64][..]));
+        alice.next().wait().unwrap();
     });
 }
 
@@ -156,7 +156,7 @@ pub(crate) fn failed_endpoint_returns_all_buffers_and_rejects_posts() {
             alice.post_recv(buffer(&pd)).unwrap();
             let mut statuses = Vec::new();
             while alice.pending() > 0 {
-                match alice.wait_timeout(TIMEOUT) {
+                match alice.next().wait_timeout(TIMEOUT).transpose() {
                     Err(failed) => {
                         assert_eq!(failed.buffer.expect("its buffer").len(), 64, "{what}");
                         let Error::Completion { status, .. } = failed.error else { panic!("{what}") };

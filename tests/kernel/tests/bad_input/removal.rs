@@ -181,9 +181,9 @@ pub(crate) fn device_removal_ends_each_wait_and_returns_the_buffers() {
         endpoint.post_send(take(&pool), ..).unwrap();
         peers.push(peer);
         waits.start(what, spin == Spin::Always, move || {
-            removed(endpoint.wait());
-            removed(endpoint.wait());
-            let idle = endpoint.wait().unwrap_err();
+            removed(endpoint.next().wait());
+            removed(endpoint.next().wait());
+            let idle = endpoint.next().wait().unwrap_err();
             assert!(matches!(idle.error, Error::Invalid { .. }), "{idle}");
             let armed = endpoint.arm().unwrap_err();
             assert!(matches!(armed, Error::DeviceRemoved { .. }), "{armed}");
@@ -217,8 +217,8 @@ pub(crate) fn device_removal_ends_each_wait_and_returns_the_buffers() {
     datagrams.post_recv(take(&pool)).unwrap();
     datagrams.post_recv(take(&pool)).unwrap();
     waits.start("wait of datagrams", false, move || {
-        removed(datagrams.wait_recv());
-        removed(datagrams.wait());
+        removed(datagrams.next_recv().wait());
+        removed(datagrams.next().wait());
     });
 
     for (what, drive) in [("wait of a hub", false), ("wait of a hub with a driver thread", true)] {
@@ -245,13 +245,13 @@ pub(crate) fn device_removal_ends_each_wait_and_returns_the_buffers() {
     let (_, address) = server.handle().admit(&client.address()).unwrap();
     client.connect(&address).unwrap();
     waits.start("wait of a server", false, move || {
-        let event = server.wait();
+        let event = server.next().wait();
         assert!(matches!(event, Ok(Some(Event::Failed(_, Error::DeviceRemoved { .. })))), "{event:?}");
-        let ended = server.wait();
+        let ended = server.next().wait();
         assert!(matches!(ended, Err(Error::DeviceRemoved { .. })), "{ended:?}");
     });
     waits.start("wait of a client", false, move || {
-        let event = client.wait();
+        let event = client.next().wait();
         assert!(matches!(event, Ok(Some(Event::Failed(_, Error::DeviceRemoved { .. })))), "{event:?}");
     });
 
@@ -260,13 +260,13 @@ pub(crate) fn device_removal_ends_each_wait_and_returns_the_buffers() {
     endpoint.post_recv(take(&pool)).unwrap();
     let (hub, connections) = hub_pair(&pd);
     let pending = connections[0].recv(take(&pool));
-    let channel = pd.context().create_comp_channel().unwrap();
+    let mut channel = pd.context().create_comp_channel().unwrap();
     waits.start("awaits of tokio", false, move || {
         tokio().block_on(async {
-            let driver = tokio::spawn(hub.drive::<bareverbs::tokio::Readiness>().unwrap());
-            let mut endpoint = bareverbs::tokio::Endpoint::new(endpoint).unwrap();
-            let channel = bareverbs::tokio::CompChannel::new(channel).unwrap();
-            let (ended, of_hub, event) = tokio::join!(endpoint.wait(), pending, channel.wait());
+            let driver = tokio::spawn(hub.drive(bareverbs::runtime::Tokio).unwrap());
+            endpoint.attach(bareverbs::runtime::Tokio).unwrap();
+            channel.attach(bareverbs::runtime::Tokio).unwrap();
+            let (ended, of_hub, event) = tokio::join!(endpoint.next(), pending, channel.next());
             removed(ended);
             removed(of_hub);
             assert_eq!(event.unwrap_err().errno(), Some(Errno::IO));
@@ -280,7 +280,8 @@ pub(crate) fn device_removal_ends_each_wait_and_returns_the_buffers() {
     endpoint.post_recv(take(&pool)).unwrap();
     waits.start("await of async-io", false, move || {
         async_io::block_on(async {
-            removed(bareverbs::async_io::Endpoint::new(endpoint).unwrap().wait().await);
+            endpoint.attach(bareverbs::runtime::AsyncIo).unwrap();
+            removed(endpoint.next().await);
         });
     });
 
@@ -329,11 +330,11 @@ pub(crate) fn deleted_soft_roce_works_until_it_is_closed() {
     for _ in 0..20 {
         b.post_recv(take(&pool)).unwrap();
         a.post_send(take(&pool), ..).unwrap();
-        let ended = [a.wait(), b.wait()].map(|ended| ended.unwrap().into_buffer().len());
+        let ended = [a.next().wait(), b.next().wait()].map(|ended| ended.unwrap().into_buffer().len());
         assert_eq!(ended, [BYTES; 2]);
     }
     b.post_recv(take(&pool)).unwrap();
-    assert!(b.wait_timeout(Duration::from_millis(50)).unwrap().is_none(), "it is no error to wait");
+    assert!(b.next().wait_timeout(Duration::from_millis(50)).is_none(), "it is no error to wait");
     let sent = connections[1].send(take(&pool), ..);
     assert_eq!((pending.wait().unwrap().len as usize, sent.wait().is_ok()), (BYTES, true));
     assert!(deletion.try_wait().unwrap().is_none(), "it waits until the device is closed");

@@ -82,7 +82,7 @@ pub(crate) fn failed_operation_names_a_link_that_is_down() {
         let buffer = || pd.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
         a.post_recv(buffer()).unwrap();
         a.post_send(buffer(), ..).unwrap();
-        let failures = [a.wait().unwrap_err(), a.wait().unwrap_err()];
+        let failures = [a.next().wait().unwrap_err(), a.next().wait().unwrap_err()];
         let explained = context.explain(WcStatus::LOC_QP_OP_ERR);
         ip(&["link", "set", "dev", &device, "up"]);
         assert_eq!((down.port, down.netdev.as_deref()), (PortNum(1), Some(&device[..])));

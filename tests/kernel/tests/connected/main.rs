@@ -92,7 +92,7 @@ fn event(context: &Context, wanted: impl Fn(&AsyncEvent) -> bool) -> AsyncEvent 
     let mut seen = Vec::new();
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        match events.wait_timeout(left).expect("the stream can be read") {
+        match events.next().wait_timeout(left).transpose().expect("the stream can be read") {
             Some(event) if wanted(&event) => return event,
             Some(event) => seen.push(event),
             None => panic!("the event did not come; there were {seen:?}"),

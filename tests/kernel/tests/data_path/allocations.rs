@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use bareverbs::cq::Completion;
 use bareverbs::qp::{Operation, Payload, QpCap, RecvRequest, SendFlags};
-use bareverbs::server::{Client, Event, Server, Waited};
+use bareverbs::server::{Client, Event, Server};
 use bareverbs::{Access, Endpoint, Op, Pd, Pool, PoolBuffer, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::allocations::{CountingAllocator, allocations, total};
@@ -77,10 +77,10 @@ pub(crate) fn endpoint_messages_allocate_nothing() {
             bob.post_recv(pool.take().unwrap()).unwrap();
             alice.post(Op::send(pool.take().unwrap(), ..8).tag(10)).unwrap();
             for tag in 0..11 {
-                assert_eq!(alice.wait_timeout(TIMEOUT).unwrap().unwrap().tag, tag);
+                assert_eq!(alice.next().wait_timeout(TIMEOUT).unwrap().unwrap().tag, tag);
             }
             for _ in 0..11 {
-                assert_eq!(bob.wait_timeout(TIMEOUT).unwrap().unwrap().len, 8);
+                assert_eq!(bob.next().wait_timeout(TIMEOUT).unwrap().unwrap().len, 8);
             }
         }
     });
@@ -99,11 +99,12 @@ fn connected(pd: &Pd) -> [Endpoint<PoolBuffer>; 2] {
 const WARM_UP: u32 = 20;
 
 macro_rules! exchange {
-    ($runtime:ident, $pd:expr) => {
+    ($runtime:expr, $pd:expr) => {
         async {
             let pool = Pool::new($pd, 4, 64).unwrap();
-            let [mut alice, mut bob] =
-                connected($pd).map(|endpoint| bareverbs::$runtime::Endpoint::new(endpoint).unwrap());
+            let [mut alice, mut bob] = connected($pd);
+            alice.attach($runtime).unwrap();
+            bob.attach($runtime).unwrap();
             let mut before = None;
             for round in 0..200 {
                 if round == WARM_UP {
@@ -111,8 +112,8 @@ macro_rules! exchange {
                 }
                 bob.post_recv(pool.take().unwrap()).unwrap();
                 alice.post_send(pool.take().unwrap(), ..8).unwrap();
-                assert_eq!(bob.wait().await.unwrap().len, 8);
-                drop(alice.wait().await.unwrap());
+                assert_eq!(bob.next().await.unwrap().len, 8);
+                drop(alice.next().await.unwrap());
             }
             total() - before.unwrap()
         }
@@ -123,10 +124,10 @@ pub(crate) fn endpoints_of_tasks_allocate_nothing() {
     let pd = domain();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
     // The first await of an endpoint that sleeps creates the timer of its keepalive.
-    let allocations = runtime.block_on(exchange!(tokio, &pd));
+    let allocations = runtime.block_on(exchange!(bareverbs::runtime::Tokio, &pd));
     assert!(allocations < 20, "{allocations} in 180 rounds of two awaits");
     // async-io's reactor collects the wakers of an event in a new list.
-    let allocations = async_io::block_on(exchange!(async_io, &pd));
+    let allocations = async_io::block_on(exchange!(bareverbs::runtime::AsyncIo, &pd));
     assert!(allocations <= 2 * 180, "{allocations} in 180 rounds of two awaits");
 }
 
@@ -139,11 +140,14 @@ pub(crate) fn server_that_echoes_allocates_nothing() {
     let mut exchange = |rounds| {
         for _ in 0..rounds {
             client.send(client.take().unwrap(), ..8).detach();
-            let Waited::Event(Event::Message(message)) = server.wait_timeout(TIMEOUT).unwrap() else {
+            let Some(Some(Event::Message(message))) =
+                server.next().wait_timeout(TIMEOUT).transpose().unwrap()
+            else {
                 panic!("a message")
             };
             message.reply_in_place(..8).detach();
-            let Waited::Event(Event::Message(answer)) = client.wait_timeout(TIMEOUT).unwrap() else {
+            let Some(Some(Event::Message(answer))) = client.next().wait_timeout(TIMEOUT).transpose().unwrap()
+            else {
                 panic!("an answer")
             };
             assert_eq!(answer.bytes().len(), 8);

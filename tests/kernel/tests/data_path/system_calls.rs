@@ -286,24 +286,24 @@ pub(crate) fn wait_for_a_complete_operation_takes_no_system_call() {
         std::thread::sleep(time);
         mark();
         for _ in 0..8 {
-            drop(alice.wait().unwrap());
+            drop(alice.next().wait().unwrap());
         }
         mark();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let [alice, bob] = ends;
+        let [mut alice, mut bob] = ends;
         runtime.block_on(async {
-            let mut bob = bareverbs::tokio::Endpoint::new(bob).unwrap();
+            bob.attach(bareverbs::runtime::Tokio).unwrap();
             mark();
             for _ in 0..8 {
-                drop(bob.wait().await.unwrap());
+                drop(bob.next().await.unwrap());
             }
             mark();
         });
         async_io::block_on(async {
-            let mut alice = bareverbs::async_io::Endpoint::new(alice).unwrap();
+            alice.attach(bareverbs::runtime::AsyncIo).unwrap();
             mark();
             for _ in 0..8 {
-                drop(alice.wait().await.unwrap());
+                drop(alice.next().await.unwrap());
             }
             mark();
         });
@@ -352,9 +352,9 @@ pub(crate) fn message_that_has_arrived_takes_no_system_call() {
         let mut context = Context::from_waker(Waker::noop());
         let mut events = Vec::with_capacity(4);
         // A thread that waits the first time has a descriptor made.
-        assert!(matches!(server.wait().unwrap(), Some(Event::Message(_))));
+        assert!(matches!(server.next().wait().unwrap(), Some(Event::Message(_))));
         mark();
-        assert!(matches!(server.wait().unwrap(), Some(Event::Message(_))));
+        assert!(matches!(server.next().wait().unwrap(), Some(Event::Message(_))));
         mark();
         for _ in 0..2 {
             let mut next = pin!(server.next());

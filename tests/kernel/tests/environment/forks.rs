@@ -66,8 +66,8 @@ pub(crate) fn batch_dropped_in_a_forked_child_is_not_rung() {
         child::run(|| drop(slot.take()));
         slot.take().unwrap().ring().unwrap();
         drop(slot);
-        assert_eq!(b.wait().unwrap().message(), Some(&b"once"[..]));
-        a.wait().unwrap();
+        assert_eq!(b.next().wait().unwrap().message(), Some(&b"once"[..]));
+        a.next().wait().unwrap();
     });
 }
 
@@ -82,14 +82,14 @@ pub(crate) fn message_of_a_server_dropped_in_a_forked_child_stays_with_its_paren
             let mut lease = client.take().unwrap();
             lease.bytes_mut()[..3].copy_from_slice(text);
             client.send(lease, ..3).wait().unwrap();
-            let Some(Event::Message(message)) = server.wait().unwrap() else { panic!("no message") };
+            let Some(Event::Message(message)) = server.next().wait().unwrap() else { panic!("no message") };
             let mut slot = Some(message);
             child::run(|| drop(slot.take()));
             // Its buffer and its credit are the parent's, which sends the answer.
             let message = slot.take().unwrap();
             assert_eq!(message.bytes(), text);
             message.reply(server.take().unwrap(), ..3).wait().unwrap();
-            assert!(matches!(client.wait().unwrap(), Some(Event::Message(_))));
+            assert!(matches!(client.next().wait().unwrap(), Some(Event::Message(_))));
         }
     });
 }

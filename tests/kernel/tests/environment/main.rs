@@ -37,7 +37,7 @@ kernel_tests! {
     results_of_an_endpoint_are_a_stream,
     tasks_wake_with_asynchronous_events if device::sqd,
     dropped_wait_future_loses_no_event,
-    streams_and_endpoints_can_be_taken_from_a_runtime,
+    streams_and_endpoints_change_their_runtime,
     invalid_waits_are_rejected,
 
     memory_is_copied_on_fork,

@@ -7,7 +7,8 @@ use std::time::Duration;
 use bareverbs::cq::{CompChannel, CqInit, WorkCompletion};
 use bareverbs::device::EventType;
 use bareverbs::qp::{Operation, Payload, QpCap};
-use bareverbs::{AsyncEvent, Buffer, Endpoint, Error, Pool, PoolBuffer, WcStatus};
+use bareverbs::runtime::{AsyncIo, Tokio};
+use bareverbs::{AsyncEvent, Endpoint, Error, Pool, PoolBuffer, WcStatus};
 use bareverbs_kernel_tests::loopback::{Plan, Side, domain, request, side, side_on};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use futures_core::Stream;
@@ -55,10 +56,10 @@ fn is(completion: WorkCompletion, number: u64) {
 const MESSAGES: u64 = 500;
 
 macro_rules! completions_of_several_queues {
-    ($channel:ty) => {
+    ($runtime:expr) => {
         async {
-            let (channel, mut a, mut b) = pair_on_a_channel();
-            let mut channel = <$channel>::new(channel).unwrap();
+            let (mut channel, mut a, mut b) = pair_on_a_channel();
+            channel.attach($runtime).unwrap();
             for number in 0..MESSAGES {
                 b.recv_into(number, 1, &[]);
                 send(&mut a, number);
@@ -72,37 +73,38 @@ macro_rules! completions_of_several_queues {
 }
 
 pub(crate) fn completions_of_several_cqs_wake_a_tokio_task() {
-    nothing_leaks(|| runtime().block_on(completions_of_several_queues!(bareverbs::tokio::CompChannel)));
+    nothing_leaks(|| runtime().block_on(completions_of_several_queues!(Tokio)));
 }
 
 pub(crate) fn completions_of_several_cqs_wake_an_async_io_task() {
-    nothing_leaks(|| async_io::block_on(completions_of_several_queues!(bareverbs::async_io::CompChannel)));
+    nothing_leaks(|| async_io::block_on(completions_of_several_queues!(AsyncIo)));
 }
 
 macro_rules! a_drained_queue_pair {
-    ($events:ty) => {
+    ($runtime:expr) => {
         async {
             let (_channel, mut a, _b) = pair_on_a_channel();
-            let events = <$events>::new(a.qp.pd().context().async_events()).unwrap();
+            let mut events = a.qp.pd().context().async_events();
+            events.attach($runtime).unwrap();
             a.qp.drain().unwrap();
             let drained = AsyncEvent::Qp { event: EventType::SQ_DRAINED, user_data: 1 };
-            assert_eq!(events.wait().await.unwrap(), drained);
+            assert_eq!(events.next().await.unwrap(), drained);
         }
     };
 }
 
 pub(crate) fn tasks_wake_with_asynchronous_events() {
     nothing_leaks(|| {
-        runtime().block_on(a_drained_queue_pair!(bareverbs::tokio::AsyncEvents));
-        async_io::block_on(a_drained_queue_pair!(bareverbs::async_io::AsyncEvents));
+        runtime().block_on(a_drained_queue_pair!(Tokio));
+        async_io::block_on(a_drained_queue_pair!(AsyncIo));
     });
 }
 
 pub(crate) fn dropped_wait_future_loses_no_event() {
     nothing_leaks(|| {
         runtime().block_on(async {
-            let (channel, mut a, mut b) = pair_on_a_channel();
-            let mut channel = bareverbs::tokio::CompChannel::new(channel).unwrap();
+            let (mut channel, mut a, mut b) = pair_on_a_channel();
+            channel.attach(Tokio).unwrap();
             for number in 0..20 {
                 let wait = channel.completion(&mut b.cq);
                 let given_up = tokio::time::timeout(Duration::from_millis(2), wait).await;
@@ -115,52 +117,64 @@ pub(crate) fn dropped_wait_future_loses_no_event() {
     });
 }
 
-pub(crate) fn streams_and_endpoints_can_be_taken_from_a_runtime() {
+pub(crate) fn streams_and_endpoints_change_their_runtime() {
     nothing_leaks(|| {
         let pd = domain();
-        let endpoint = || Endpoint::<bareverbs::Mr<Buffer>>::new(&pd, 1, 4).unwrap();
-        let (a, b) = (endpoint(), endpoint());
-        let numbers = [a.address(), b.address()];
-        let events = runtime().block_on(async {
-            let wrapped = bareverbs::tokio::Endpoint::new(a).unwrap();
-            assert_eq!(wrapped.into_inner().address(), numbers[0]);
-            bareverbs::tokio::AsyncEvents::new(pd.context().async_events()).unwrap().into_inner()
+        let pool = Pool::new(&pd, 4, 64).unwrap();
+        let [mut alice, mut bob]: [Endpoint<PoolBuffer>; 2] =
+            [(); 2].map(|()| Endpoint::new(&pd, 1, 4).unwrap());
+        alice.connect(&bob.address()).unwrap();
+        bob.connect(&alice.address()).unwrap();
+        let mut events = pd.context().async_events();
+        runtime().block_on(async {
+            bob.attach(Tokio).unwrap();
+            // The same runtime again.
+            bob.attach(Tokio).unwrap();
+            events.attach(Tokio).unwrap();
         });
-        // An unwrapped object can be used with another runtime.
         async_io::block_on(async {
-            let wrapped = bareverbs::async_io::Endpoint::new(b).unwrap();
-            assert_eq!(wrapped.into_inner().address(), numbers[1]);
-            let wrapped = bareverbs::async_io::AsyncEvents::new(events).unwrap();
-            assert_eq!(wrapped.into_inner().try_wait().unwrap(), None);
+            bob.attach(AsyncIo).unwrap();
+            events.attach(AsyncIo).unwrap();
+            assert_eq!(events.try_wait().unwrap(), None);
+            for number in 0..4 {
+                bob.post_recv(pool.take().unwrap()).unwrap();
+                alice.post_send(pool.take().unwrap(), ..8).unwrap();
+                // Tasks and threads take turns.
+                let received = match number % 2 {
+                    0 => bob.next().await,
+                    _ => bob.next().wait(),
+                };
+                assert_eq!(received.unwrap().len, 8);
+                drop(alice.next().wait().unwrap());
+            }
         });
     });
 }
 
 pub(crate) fn invalid_waits_are_rejected() {
     nothing_leaks(|| {
-        let (channel, mut a, _b) = pair_on_a_channel();
-        let outside = bareverbs::tokio::CompChannel::new(channel.clone()).unwrap_err();
-        assert!(outside.to_string().contains("no tokio runtime"), "{outside}");
+        let (mut channel, mut a, _b) = pair_on_a_channel();
+        let outside = channel.attach(Tokio).unwrap_err();
+        assert!(outside.to_string().contains("no reactor"), "{outside}");
 
         let mut elsewhere = side(&domain(), Plan::long_timeouts());
-        let again = async_io::block_on(async {
-            let mut wrapped = bareverbs::async_io::CompChannel::new(channel.clone()).unwrap();
-            let foreign = wrapped.completion(&mut elsewhere.cq).await;
+        let mut clone = channel.clone();
+        async_io::block_on(async {
+            let detached = channel.next().await.unwrap_err();
+            assert!(detached.to_string().contains("call `attach` first"), "{detached}");
+            channel.attach(AsyncIo).unwrap();
+            let foreign = channel.completion(&mut elsewhere.cq).await;
             assert!(matches!(foreign, Err(Error::Invalid { .. })), "{foreign:?}");
-            let twice = bareverbs::async_io::CompChannel::new(channel.clone()).unwrap_err();
+            let twice = clone.attach(AsyncIo).unwrap_err();
             assert!(twice.to_string().contains("exists"), "{twice}");
-            wrapped.into_inner()
         });
-        // An unwrapped object can be wrapped again, also by another runtime.
-        runtime().block_on(async {
-            let _wrapped = bareverbs::tokio::CompChannel::new(again).unwrap();
-        });
+        runtime().block_on(async { channel.attach(Tokio).unwrap() });
         a.cq.arm(bareverbs::cq::Arm::Any).unwrap();
     });
 }
 
 macro_rules! results_are_a_stream {
-    ($endpoint:ty) => {
+    ($runtime:expr) => {
         async {
             let pd = domain();
             let pool = Pool::new(&pd, 32, 64).unwrap();
@@ -168,7 +182,7 @@ macro_rules! results_are_a_stream {
                 [(); 2].map(|()| Endpoint::new(&pd, 1, 16).unwrap());
             alice.connect(&bob.address()).unwrap();
             bob.connect(&alice.address()).unwrap();
-            let mut bob = <$endpoint>::new(bob).unwrap();
+            bob.attach($runtime).unwrap();
             assert!(poll_fn(|cx| Pin::new(&mut bob).poll_next(cx)).await.is_none(), "nothing is outstanding");
             for round in 0..50 {
                 for tag in 0..4 {
@@ -180,7 +194,7 @@ macro_rules! results_are_a_stream {
                     move || {
                         std::thread::sleep(Duration::from_millis(2));
                         leases.into_iter().for_each(|lease| alice.post_send(lease, ..=round).unwrap());
-                        (0..4).for_each(|_| drop(alice.wait().unwrap()));
+                        (0..4).for_each(|_| drop(alice.next().wait().unwrap()));
                         alice
                     }
                 });
@@ -198,7 +212,7 @@ macro_rules! results_are_a_stream {
 
 pub(crate) fn results_of_an_endpoint_are_a_stream() {
     nothing_leaks(|| {
-        runtime().block_on(results_are_a_stream!(bareverbs::tokio::Endpoint<PoolBuffer>));
-        async_io::block_on(results_are_a_stream!(bareverbs::async_io::Endpoint<PoolBuffer>));
+        runtime().block_on(results_are_a_stream!(Tokio));
+        async_io::block_on(results_are_a_stream!(AsyncIo));
     });
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bareverbs::Error;
-use bareverbs::server::{Event, Waited};
+use bareverbs::server::Event;
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::domain;
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -12,8 +12,6 @@ use tokio::time::timeout;
 
 use crate::connections::{fill, seed_of};
 use crate::servers::{client, server};
-
-type Tokio = bareverbs::tokio::Readiness;
 
 /// Twice as many as a client has buffers.
 const SENDERS: usize = 8;
@@ -41,9 +39,9 @@ pub(crate) fn tasks_wait_for_the_buffers_of_a_client() {
         Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
             let pd = domain();
             let mut server = server(&pd, 1);
-            tokio::spawn(server.handle().drive::<Tokio>().unwrap());
+            tokio::spawn(server.handle().drive(bareverbs::runtime::Tokio).unwrap());
             let (client, _) = client(&pd, &server);
-            tokio::spawn(client.handle().drive::<Tokio>().unwrap());
+            tokio::spawn(client.handle().drive(bareverbs::runtime::Tokio).unwrap());
             let senders = (0..SENDERS as u64).map(|sender| {
                 let (peer, handle) = (client.id(), client.handle().clone());
                 tokio::spawn(async move {
@@ -81,7 +79,8 @@ pub(crate) fn threads_wait_for_the_buffers_of_a_client_without_a_driver() {
                 let (peer, handle) = (client.id(), client.handle().clone());
                 threads.spawn(move || {
                     for number in 0..MESSAGES {
-                        let lease = handle.acquire().wait_timeout(TIMEOUT).unwrap().expect("a buffer");
+                        let lease =
+                            handle.acquire().wait_timeout(TIMEOUT).transpose().unwrap().expect("a buffer");
                         let sent = handle.send(peer, fill(lease, sender << 32 | number), ..);
                         // A thread that ends leaves its last messages to others, which reap them.
                         if number % 3 == 0 || number == MESSAGES - 1 {
@@ -92,8 +91,8 @@ pub(crate) fn threads_wait_for_the_buffers_of_a_client_without_a_driver() {
             }
             let mut order = Order::default();
             while !order.is_complete() {
-                match server.wait_timeout(TIMEOUT).unwrap() {
-                    Waited::Event(Event::Message(message)) => order.arrived(message.bytes()),
+                match server.next().wait_timeout(TIMEOUT).transpose().unwrap() {
+                    Some(Some(Event::Message(message))) => order.arrived(message.bytes()),
                     other => panic!("{other:?}"),
                 }
             }
@@ -106,9 +105,9 @@ pub(crate) fn cancelled_wait_of_a_client_passes_its_buffer_on() {
         Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
             let pd = domain();
             let mut server = server(&pd, 1);
-            tokio::spawn(server.handle().drive::<Tokio>().unwrap());
+            tokio::spawn(server.handle().drive(bareverbs::runtime::Tokio).unwrap());
             let (client, _) = client(&pd, &server);
-            tokio::spawn(client.handle().drive::<Tokio>().unwrap());
+            tokio::spawn(client.handle().drive(bareverbs::runtime::Tokio).unwrap());
             let handle = client.handle().clone();
             // One buffer is left.
             let others: Vec<_> = (0..3).map(|_| client.take().unwrap()).collect();
@@ -158,10 +157,10 @@ pub(crate) fn death_of_a_peer_ends_the_wait_for_its_buffers() {
         }
         let waiter = std::thread::spawn({
             let handle = handle.clone();
-            move || handle.acquire().wait_timeout(TIMEOUT)
+            move || handle.acquire().wait_timeout(TIMEOUT).transpose()
         });
-        match server.wait_timeout(TIMEOUT).unwrap() {
-            Waited::Event(Event::Failed(peer, _)) => assert_eq!(peer, lost),
+        match server.next().wait_timeout(TIMEOUT).transpose().unwrap() {
+            Some(Some(Event::Failed(peer, _))) => assert_eq!(peer, lost),
             other => panic!("{other:?}"),
         }
         let lease = waiter.join().unwrap().unwrap().expect("the buffer of a failed message");
@@ -206,17 +205,22 @@ pub(crate) fn waits_for_a_buffer_do_not_delay_replies_in_place() {
             let waiters: Vec<_> = (0..3)
                 .map(|_| {
                     let handle = server.handle().clone();
-                    threads.spawn(move || handle.acquire().wait_timeout(TIMEOUT).unwrap().is_some())
+                    threads
+                        .spawn(move || handle.acquire().wait_timeout(TIMEOUT).transpose().unwrap().is_some())
                 })
                 .collect();
             // Each window several times.
             for round in 0..40 {
                 client.send(fill(client.take().unwrap(), round), ..).detach();
-                let Waited::Event(Event::Message(message)) = server.wait_timeout(TIMEOUT).unwrap() else {
+                let Some(Some(Event::Message(message))) =
+                    server.next().wait_timeout(TIMEOUT).transpose().unwrap()
+                else {
                     panic!("a message")
                 };
                 message.reply_in_place(..).wait().unwrap();
-                let Waited::Event(Event::Message(answer)) = client.wait_timeout(TIMEOUT).unwrap() else {
+                let Some(Some(Event::Message(answer))) =
+                    client.next().wait_timeout(TIMEOUT).transpose().unwrap()
+                else {
                     panic!("an answer")
                 };
                 assert_eq!(seed_of(answer.bytes()), round);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bareverbs::cq::CqInit;
 use bareverbs::qp::{ConnectAttr, Operation, Payload, QpInit, Rc, RecvRequest, SendFlags, SendRequest};
-use bareverbs::server::{Client, Event, PeerId, Report, Server, ServerOptions, Waited};
+use bareverbs::server::{Client, Event, PeerId, Report, Server, ServerOptions};
 use bareverbs::srq::SrqInit;
 use bareverbs::values::{AckTimeout, RetryCount};
 use bareverbs::{Access, Buffer, Endpoint, Error, Op, Pd, Pending, PoolBuffer, RegionMut, Remote, WcStatus};
@@ -19,8 +19,6 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
 use crate::connections::seed_of;
-
-type Tokio = bareverbs::tokio::Readiness;
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
@@ -114,11 +112,11 @@ pub(crate) fn ten_clients_ask_a_server_on_tokio() {
         runtime().block_on(async {
             let pd = domain();
             let server = server(&pd, 10);
-            tokio::spawn(server.handle().drive::<Tokio>().unwrap());
+            tokio::spawn(server.handle().drive(bareverbs::runtime::Tokio).unwrap());
             let mut tasks = Vec::new();
             for number in 0..10 {
                 let (client, _) = client(&pd, &server);
-                tokio::spawn(client.handle().drive::<Tokio>().unwrap());
+                tokio::spawn(client.handle().drive(bareverbs::runtime::Tokio).unwrap());
                 tasks.push(tokio::spawn(ask(client, number, 100)));
             }
             let report = echo(server, 10).await;
@@ -140,17 +138,17 @@ pub(crate) fn threads_use_a_server_without_a_driver() {
             threads.spawn(move || {
                 for round in 0..50 {
                     client.send(fill(client.take().unwrap(), round), ..).detach();
-                    match client.wait().unwrap() {
+                    match client.next().wait().unwrap() {
                         Some(Event::Message(answer)) => assert_eq!(seed_of(answer.bytes()), round),
                         other => panic!("{other:?}"),
                     }
                 }
                 assert_eq!(client.shutdown().wait().unwrap().failed, 0);
-                assert!(matches!(client.wait().unwrap(), Some(Event::Closed(_))));
-                assert!(client.wait().unwrap().is_none());
+                assert!(matches!(client.next().wait().unwrap(), Some(Event::Closed(_))));
+                assert!(client.next().wait().unwrap().is_none());
             });
             loop {
-                match server.wait().unwrap() {
+                match server.next().wait().unwrap() {
                     Some(Event::Message(message)) => {
                         assert_eq!(message.peer(), peer);
                         let answer = fill(server.take().unwrap(), seed_of(message.bytes()));
@@ -164,7 +162,7 @@ pub(crate) fn threads_use_a_server_without_a_driver() {
                 }
             }
         });
-        assert!(server.wait_timeout(Duration::from_millis(20)).unwrap().is_timeout());
+        assert!(server.next().wait_timeout(Duration::from_millis(20)).is_none());
         assert_eq!(server.handle().peers(), []);
     });
 }
@@ -194,10 +192,7 @@ pub(crate) fn ends_that_send_without_reading_do_not_deadlock() {
         }
         for round in 4..8 {
             for (at, mut pending) in send(round).into_iter().enumerate() {
-                assert!(
-                    pending.wait_timeout(Duration::from_millis(1)).unwrap().is_none(),
-                    "no receive is left"
-                );
+                assert!(pending.wait_timeout(Duration::from_millis(1)).is_none(), "no receive is left");
                 waiting.push(pending);
                 sent[at] += 1;
             }
@@ -209,9 +204,12 @@ pub(crate) fn ends_that_send_without_reading_do_not_deadlock() {
         }
         // Each end reads all that there is, without an order between the ends.
         for round in 0..8 {
-            for event in [server.wait_timeout(TIMEOUT).unwrap(), client.wait_timeout(TIMEOUT).unwrap()] {
+            for event in [
+                server.next().wait_timeout(TIMEOUT).transpose().unwrap(),
+                client.next().wait_timeout(TIMEOUT).transpose().unwrap(),
+            ] {
                 match event {
-                    Waited::Event(Event::Message(message)) => assert_eq!(seed_of(message.bytes()), round),
+                    Some(Some(Event::Message(message))) => assert_eq!(seed_of(message.bytes()), round),
                     other => panic!("{other:?}"),
                 }
             }
@@ -236,11 +234,9 @@ pub(crate) fn dead_client_costs_itself_only() {
         alive.send(fill(alive.take().unwrap(), 3), ..).detach();
         let (mut seeds, mut gone) = (Vec::new(), false);
         while seeds.len() < 2 || !gone {
-            match server.wait_timeout(TIMEOUT).unwrap() {
-                Waited::Event(Event::Message(message)) => {
-                    seeds.push((message.peer(), seed_of(message.bytes())))
-                }
-                Waited::Event(Event::Failed(peer, error)) => {
+            match server.next().wait_timeout(TIMEOUT).transpose().unwrap() {
+                Some(Some(Event::Message(message))) => seeds.push((message.peer(), seed_of(message.bytes()))),
+                Some(Some(Event::Failed(peer, error))) => {
                     assert!(matches!(error, Error::Completion { .. }), "{error}");
                     assert_eq!(peer, lost);
                     gone = true;
@@ -258,7 +254,7 @@ pub(crate) fn dead_client_costs_itself_only() {
         assert_ne!(next, lost);
         server.handle().send(peer, fill(server.take().unwrap(), 4), ..).wait().unwrap();
         assert!(
-            matches!(alive.wait().unwrap(), Some(Event::Message(message)) if seed_of(message.bytes()) == 4)
+            matches!(alive.next().wait().unwrap(), Some(Event::Message(message)) if seed_of(message.bytes()) == 4)
         );
     });
 }
@@ -272,12 +268,12 @@ pub(crate) fn keepalive_finds_a_dead_idle_client() {
         for _ in 0..3 {
             server.handle().keepalive();
         }
-        match server.wait_timeout(TIMEOUT).unwrap() {
-            Waited::Event(Event::Failed(failed, _)) => assert_eq!(failed, lost),
+        match server.next().wait_timeout(TIMEOUT).transpose().unwrap() {
+            Some(Some(Event::Failed(failed, _))) => assert_eq!(failed, lost),
             other => panic!("{other:?}"),
         }
         server.handle().keepalive();
-        assert!(server.wait_timeout(Duration::from_millis(200)).unwrap().is_timeout());
+        assert!(server.next().wait_timeout(Duration::from_millis(200)).is_none());
         assert_eq!(server.handle().peers(), [peer]);
     });
 }
@@ -299,26 +295,26 @@ pub(crate) fn shutdown_under_traffic_loses_nothing() {
                             // Until the server closes.
                             if !closed && let Some(lease) = client.take() {
                                 let mut pending = client.send(fill(lease, sent), ..);
-                                match pending.wait_timeout(Duration::ZERO) {
+                                match pending.wait_timeout(Duration::ZERO).transpose() {
                                     Err(failed) => assert!(failed.buffer.is_some(), "{failed}"),
                                     _ => sent += 1,
                                 }
                             }
-                            match client.wait_timeout(Duration::from_millis(1)).unwrap() {
-                                Waited::Event(Event::Message(answer)) => {
+                            match client.next().wait_timeout(Duration::from_millis(1)).transpose().unwrap() {
+                                Some(Some(Event::Message(answer))) => {
                                     let seed = seed_of(answer.bytes());
                                     // A full queue has refused some.
                                     assert!(seed >= next, "{seed} after {next}");
                                     (answers, next) = (answers + 1, seed + 1);
                                 }
-                                Waited::Event(Event::Closed(_)) => {
+                                Some(Some(Event::Closed(_))) => {
                                     closed = true;
                                     let report = client.shutdown().wait().unwrap();
                                     assert_eq!((report.sent, report.failed), (sent, 0));
                                 }
-                                Waited::Ended => break (sent, answers),
-                                Waited::Event(other) => panic!("{other:?}"),
-                                Waited::TimedOut => {}
+                                Some(None) => break (sent, answers),
+                                Some(Some(other)) => panic!("{other:?}"),
+                                None => {}
                             }
                         }
                     })
@@ -326,14 +322,14 @@ pub(crate) fn shutdown_under_traffic_loses_nothing() {
                 .collect();
             let (mut received, mut answered) = (0, 0);
             let mut shutdown = None;
-            while let Some(event) = server.wait().unwrap() {
+            while let Some(event) = server.next().wait().unwrap() {
                 match event {
                     Event::Message(message) => {
                         received += 1;
                         let seed = seed_of(message.bytes());
                         if let Some(lease) = server.take() {
                             let mut pending = message.reply(fill(lease, seed), ..);
-                            match pending.wait_timeout(Duration::ZERO) {
+                            match pending.wait_timeout(Duration::ZERO).transpose() {
                                 Err(refused) => assert!(refused.buffer.is_some(), "{refused}"),
                                 _ => answered += 1,
                             }
@@ -377,8 +373,8 @@ pub(crate) fn two_hundred_clients_ask_one_server() {
         }
         let mut seen = HashSet::new();
         while seen.len() < CLIENTS as usize {
-            match server.wait_timeout(TIMEOUT).unwrap() {
-                Waited::Event(Event::Message(message)) => {
+            match server.next().wait_timeout(TIMEOUT).transpose().unwrap() {
+                Some(Some(Event::Message(message))) => {
                     let seed = seed_of(message.bytes());
                     assert!(seen.insert(seed));
                     message.reply(fill(server.take().unwrap(), seed), ..).detach();
@@ -387,8 +383,8 @@ pub(crate) fn two_hundred_clients_ask_one_server() {
             }
         }
         for (number, mut client) in (0..).zip(clients) {
-            match client.wait_timeout(TIMEOUT).unwrap() {
-                Waited::Event(Event::Message(message)) => assert_eq!(seed_of(message.bytes()), number),
+            match client.next().wait_timeout(TIMEOUT).transpose().unwrap() {
+                Some(Some(Event::Message(message))) => assert_eq!(seed_of(message.bytes()), number),
                 other => panic!("{other:?}"),
             }
         }
@@ -445,7 +441,7 @@ pub(crate) fn messages_flow_through_a_sink_and_a_stream() {
             let mut server = server(&pd, 1);
             let (client, _) = client(&pd, &server);
             let drivers = [server.handle(), client.handle()]
-                .map(|handle| tokio::spawn(handle.drive::<Tokio>().unwrap()));
+                .map(|handle| tokio::spawn(handle.drive(bareverbs::runtime::Tokio).unwrap()));
             let (peer, handle) = (client.id(), client.handle());
             let mut sink = handle.sink(peer);
             let sends = async {
@@ -549,8 +545,8 @@ pub(crate) fn server_accesses_memory_of_its_client() {
         handle.send_tagged(peer, buffer, ..8, 9).wait().map(|done| assert_eq!(done.tag, 9)).unwrap();
         let beyond = handle.read(peer, server.take().unwrap(), ..8, at(4096)).wait().unwrap_err();
         assert!(beyond.buffer.is_some(), "{beyond}");
-        match server.wait_timeout(TIMEOUT).unwrap() {
-            Waited::Event(Event::Failed(failed, _)) => assert_eq!(failed, peer),
+        match server.next().wait_timeout(TIMEOUT).transpose().unwrap() {
+            Some(Some(Event::Failed(failed, _))) => assert_eq!(failed, peer),
             other => panic!("{other:?}"),
         }
         drop(exposed.revoke().unwrap());
@@ -579,12 +575,15 @@ pub(crate) fn message_is_echoed_in_place() {
         let (mut client, _) = client(&pd, &server);
         for round in 0..40 {
             client.send(fill(client.take().unwrap(), round), ..).detach();
-            let Waited::Event(Event::Message(mut message)) = server.wait_timeout(TIMEOUT).unwrap() else {
+            let Some(Some(Event::Message(mut message))) =
+                server.next().wait_timeout(TIMEOUT).transpose().unwrap()
+            else {
                 panic!("a message")
             };
             message.bytes_mut()[63] = 99;
             message.reply_in_place(..).detach();
-            let Waited::Event(Event::Message(answer)) = client.wait_timeout(TIMEOUT).unwrap() else {
+            let Some(Some(Event::Message(answer))) = client.next().wait_timeout(TIMEOUT).transpose().unwrap()
+            else {
                 panic!("an answer")
             };
             let mut bytes = answer.bytes().to_vec();
@@ -618,8 +617,8 @@ pub(crate) fn a_thousand_clients_share_few_receives() {
         .collect();
     let mut seeds = HashSet::new();
     while seeds.len() < CLIENTS as usize {
-        match server.wait_timeout(TIMEOUT).unwrap() {
-            Waited::Event(Event::Message(message)) => assert!(seeds.insert(seed_of(message.bytes()))),
+        match server.next().wait_timeout(TIMEOUT).transpose().unwrap() {
+            Some(Some(Event::Message(message))) => assert!(seeds.insert(seed_of(message.bytes()))),
             other => panic!("{other:?}"),
         }
     }

@@ -39,51 +39,45 @@ where
     poll_fn(|cx| Pin::new(&mut *stream).poll_next(cx)).await
 }
 
-macro_rules! exchange {
-    ($name:ident, $runtime:ident) => {
-        /// Sends all messages, receives those of the peer, and takes all results from the stream. The
-        /// endpoint must live until the peer has its last acknowledgement.
-        async fn $name(
-            endpoint: Endpoint<PoolBuffer>,
-            pool: Pool,
-        ) -> bareverbs::$runtime::Endpoint<PoolBuffer> {
-            let mut endpoint = bareverbs::$runtime::Endpoint::new(endpoint).unwrap();
-            for tag in 0..u64::from(DEPTH) {
-                endpoint.post_recv_tagged(take(&pool), tag).unwrap();
-            }
-            let (mut posted, mut sent, mut received) = (0, 0, 0);
-            while sent < MESSAGES || received < MESSAGES {
-                while posted < MESSAGES && endpoint.get_ref().pending_sends() < DEPTH as usize / 2 {
-                    endpoint.post(Op::send(message(&pool, posted), ..).tag(posted)).unwrap();
-                    posted += 1;
-                }
-                let done = next(&mut endpoint).await.expect("operations are outstanding").unwrap();
-                if !done.is_recv() {
-                    assert_eq!(done.tag, sent);
-                    sent += 1;
-                    continue;
-                }
-                assert_eq!((seed_of(done.message().unwrap()), done.tag), (received, received));
-                received += 1;
-                if received + u64::from(DEPTH) <= MESSAGES {
-                    let tag = received + u64::from(DEPTH) - 1;
-                    endpoint.post_recv_tagged(done.into_buffer(), tag).unwrap();
-                }
-            }
-            assert!(next(&mut endpoint).await.is_none(), "nothing is outstanding");
-            endpoint
+/// Sends all messages, receives those of the peer, and takes all results from the stream. The
+/// endpoint must live until the peer has its last acknowledgement.
+async fn exchange(
+    mut endpoint: Endpoint<PoolBuffer>,
+    pool: Pool,
+    runtime: impl bareverbs::runtime::Runtime,
+) -> Endpoint<PoolBuffer> {
+    endpoint.attach(runtime).unwrap();
+    for tag in 0..u64::from(DEPTH) {
+        endpoint.post_recv_tagged(take(&pool), tag).unwrap();
+    }
+    let (mut posted, mut sent, mut received) = (0, 0, 0);
+    while sent < MESSAGES || received < MESSAGES {
+        while posted < MESSAGES && endpoint.pending_sends() < DEPTH as usize / 2 {
+            endpoint.post(Op::send(message(&pool, posted), ..).tag(posted)).unwrap();
+            posted += 1;
         }
-    };
+        let done = next(&mut endpoint).await.expect("operations are outstanding").unwrap();
+        if !done.is_recv() {
+            assert_eq!(done.tag, sent);
+            sent += 1;
+            continue;
+        }
+        assert_eq!((seed_of(done.message().unwrap()), done.tag), (received, received));
+        received += 1;
+        if received + u64::from(DEPTH) <= MESSAGES {
+            let tag = received + u64::from(DEPTH) - 1;
+            endpoint.post_recv_tagged(done.into_buffer(), tag).unwrap();
+        }
+    }
+    assert!(next(&mut endpoint).await.is_none(), "nothing is outstanding");
+    endpoint
 }
-
-exchange!(exchange_on_tokio, tokio);
-exchange!(exchange_on_async_io, async_io);
 
 pub(crate) fn streams_of_endpoints_carry_both_directions_in_tokio_tasks() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (_pd, pool, ends) = setup(Spin::Never);
-            let tasks = ends.map(|end| tokio::spawn(exchange_on_tokio(end, pool.clone())));
+            let tasks = ends.map(|end| tokio::spawn(exchange(end, pool.clone(), bareverbs::runtime::Tokio)));
             let mut ended = Vec::new();
             for task in tasks {
                 ended.push(timeout(TIMEOUT, task).await.unwrap().unwrap());
@@ -98,7 +92,7 @@ pub(crate) fn streams_of_endpoints_carry_both_directions_in_async_io_tasks() {
         std::thread::scope(|threads| {
             let ended = ends.map(|end| {
                 let pool = pool.clone();
-                threads.spawn(move || async_io::block_on(exchange_on_async_io(end, pool)))
+                threads.spawn(move || async_io::block_on(exchange(end, pool, bareverbs::runtime::AsyncIo)))
             });
             drop(ended.map(|thread| thread.join().unwrap()));
         });
@@ -108,13 +102,13 @@ pub(crate) fn streams_of_endpoints_carry_both_directions_in_async_io_tasks() {
 pub(crate) fn dropped_await_of_an_endpoint_loses_no_message() {
     nothing_leaks(|| {
         runtime().block_on(async {
-            let (_pd, pool, [mut alice, bob]) = setup(Spin::Never);
-            let mut bob = bareverbs::tokio::Endpoint::new(bob).unwrap();
+            let (_pd, pool, [mut alice, mut bob]) = setup(Spin::Never);
+            bob.attach(bareverbs::runtime::Tokio).unwrap();
             for round in 0..20 {
                 bob.post_recv(take(&pool)).unwrap();
                 let limit = Duration::from_millis(2);
                 let cancelled = match round % 2 {
-                    0 => timeout(limit, bob.wait()).await.is_err(),
+                    0 => timeout(limit, bob.next()).await.is_err(),
                     _ => timeout(limit, next(&mut bob)).await.is_err(),
                 };
                 assert!(cancelled, "nothing was sent");
@@ -122,7 +116,7 @@ pub(crate) fn dropped_await_of_an_endpoint_loses_no_message() {
                 let received = timeout(TIMEOUT, next(&mut bob)).await.unwrap().unwrap().unwrap();
                 assert_eq!(seed_of(received.message().unwrap()), round);
                 assert!(next(&mut bob).await.is_none(), "nothing is outstanding");
-                alice.wait_timeout(TIMEOUT).unwrap().expect("a send");
+                alice.next().wait_timeout(TIMEOUT).transpose().unwrap().expect("a send");
             }
         });
     });
@@ -131,8 +125,8 @@ pub(crate) fn dropped_await_of_an_endpoint_loses_no_message() {
 pub(crate) fn failure_ends_the_stream_of_an_endpoint_with_its_buffers() {
     nothing_leaks(|| {
         runtime().block_on(async {
-            let (_pd, pool, [alice, bob]) = setup(Spin::Never);
-            let mut alice = bareverbs::tokio::Endpoint::new(alice).unwrap();
+            let (_pd, pool, [mut alice, bob]) = setup(Spin::Never);
+            alice.attach(bareverbs::runtime::Tokio).unwrap();
             alice.post_recv(take(&pool)).unwrap();
             drop(bob);
             alice.post_send(message(&pool, 1), ..).unwrap();

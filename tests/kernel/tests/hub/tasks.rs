@@ -48,7 +48,7 @@ pub(crate) fn tokio_tasks_share_a_hub() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (_pd, hub, pool) = setup(4 * 2 * CLIENTS as u32, 64);
-            let driver = tokio::spawn(hub.drive::<bareverbs::tokio::Readiness>().unwrap());
+            let driver = tokio::spawn(hub.drive(bareverbs::runtime::Tokio).unwrap());
             echoes(hub, pool, CLIENTS, ROUNDS).await;
             driver.await.unwrap().unwrap();
         });
@@ -60,7 +60,7 @@ pub(crate) fn hundreds_of_connections_of_tasks_share_a_hub() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (_pd, hub, pool) = setup(4 * 2 * PAIRS as u32, 8 * PAIRS as usize);
-            let driver = tokio::spawn(hub.drive::<bareverbs::tokio::Readiness>().unwrap());
+            let driver = tokio::spawn(hub.drive(bareverbs::runtime::Tokio).unwrap());
             echoes(hub, pool, PAIRS, 3).await;
             driver.await.unwrap().unwrap();
         });
@@ -81,7 +81,7 @@ pub(crate) fn thread_of_a_driver_that_is_blocked_gets_its_message() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (_pd, hub, pool) = setup(8, 16);
-            let driver = tokio::spawn(hub.drive::<bareverbs::tokio::Readiness>().unwrap());
+            let driver = tokio::spawn(hub.drive(bareverbs::runtime::Tokio).unwrap());
             // It is polled, and never again while this thread waits.
             tokio::task::yield_now().await;
             let (a, b) = pair(&hub, 2);
@@ -91,7 +91,8 @@ pub(crate) fn thread_of_a_driver_that_is_blocked_gets_its_message() {
                     std::thread::sleep(Duration::from_millis(50));
                     a.send(message(&pool, 7), ..).detach();
                 });
-                let received = answer.wait_timeout(TIMEOUT).unwrap().expect("the thread waits for events");
+                let received =
+                    answer.wait_timeout(TIMEOUT).transpose().unwrap().expect("the thread waits for events");
                 assert_eq!(seed_of(received.message().unwrap()), 7);
             });
             drop((a, b, answer, hub));
@@ -103,7 +104,7 @@ pub(crate) fn thread_of_a_driver_that_is_blocked_gets_its_message() {
 pub(crate) fn async_io_tasks_share_a_hub() {
     nothing_leaks(|| {
         let (_pd, hub, pool) = setup(8, 16);
-        let driver = hub.drive::<bareverbs::async_io::Readiness>().unwrap();
+        let driver = hub.drive(bareverbs::runtime::AsyncIo).unwrap();
         std::thread::scope(|threads| {
             let (a, b) = pair(&hub, 2);
             let pool = &pool;
@@ -119,7 +120,7 @@ pub(crate) fn cancelled_awaits_lose_no_message() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (_pd, hub, pool) = setup(16, 16);
-            let driver = tokio::spawn(hub.drive::<bareverbs::tokio::Readiness>().unwrap());
+            let driver = tokio::spawn(hub.drive(bareverbs::runtime::Tokio).unwrap());
             let (a, b) = pair(&hub, 4);
             for round in 0..50 {
                 let mut received = b.recv(take(&pool));
@@ -154,7 +155,7 @@ pub(crate) fn tasks_without_a_driver_end_with_an_error() {
             let failed = (&mut received).await.unwrap_err();
             assert!(matches!(failed.error, Error::NoDriver { .. }), "{failed}");
 
-            let driver = tokio::spawn(hub.drive::<bareverbs::tokio::Readiness>().unwrap());
+            let driver = tokio::spawn(hub.drive(bareverbs::runtime::Tokio).unwrap());
             let waiting = tokio::spawn(async move {
                 let failed = (&mut received).await.unwrap_err();
                 assert!(matches!(failed.error, Error::NoDriver { .. }), "{failed}");
@@ -165,7 +166,7 @@ pub(crate) fn tasks_without_a_driver_end_with_an_error() {
             let received = timeout(TIMEOUT, waiting).await.unwrap().unwrap().unwrap();
 
             // The operation goes on, and another driver can take over.
-            let _driver = tokio::spawn(hub.drive::<bareverbs::tokio::Readiness>().unwrap());
+            let _driver = tokio::spawn(hub.drive(bareverbs::runtime::Tokio).unwrap());
             a.send(message(&pool, 3), ..).await.unwrap();
             let done = timeout(TIMEOUT, received).await.unwrap().unwrap();
             assert_eq!(seed_of(done.message().unwrap()), 3);
@@ -178,7 +179,7 @@ pub(crate) fn driver_ends_with_its_hub() {
         runtime().block_on(async {
             let (_pd, hub, pool) = setup(8, 8);
             let (a, _b) = pair(&hub, 2);
-            let driver = tokio::spawn(hub.drive::<bareverbs::tokio::Readiness>().unwrap());
+            let driver = tokio::spawn(hub.drive(bareverbs::runtime::Tokio).unwrap());
             let pending = a.recv(take(&pool));
             drop((hub, a));
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -100,7 +100,7 @@ pub(crate) fn wait_timeout_leaves_the_operation_posted() {
         let (a, b) = pair(&hub, 2);
         let mut received = b.recv(take(&pool));
         let begin = Instant::now();
-        assert!(received.wait_timeout(Duration::from_millis(20)).unwrap().is_none());
+        assert!(received.wait_timeout(Duration::from_millis(20)).is_none());
         assert!(begin.elapsed() >= Duration::from_millis(20));
         a.send(message(&pool, 7), ..).wait().unwrap();
         let done = received.wait_timeout(TIMEOUT).unwrap().unwrap();
@@ -115,7 +115,7 @@ pub(crate) fn blocked_thread_takes_over_from_a_dropped_driver() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let driver = {
             let _entered = runtime.enter();
-            hub.drive::<bareverbs::tokio::Readiness>().unwrap()
+            hub.drive(bareverbs::runtime::Tokio).unwrap()
         };
         std::thread::scope(|threads| {
             let received = b.recv(take(&pool));
@@ -141,7 +141,7 @@ pub(crate) fn awaited_operations_allocate_nothing() {
     };
     // The first sleep of a thread creates its waker.
     let mut idle = b.recv(take(&pool));
-    assert!(idle.wait_timeout(Duration::from_millis(2)).unwrap().is_none());
+    assert!(idle.wait_timeout(Duration::from_millis(2)).is_none());
     a.send(message(&pool, 1), ..).detach();
     idle.wait().unwrap();
     run(10);

@@ -153,7 +153,7 @@ pub(crate) fn two_mrs_share_one_buffer() {
 
 /// Sleeps until the CQ with this user data has completions.
 fn woken(channel: &CompChannel, user_data: u64) {
-    let event = channel.wait_timeout(TIMEOUT).unwrap();
+    let event = channel.next().wait_timeout(TIMEOUT).transpose().unwrap();
     assert_eq!(event.expect("the completion raises an event").user_data, user_data);
 }
 

@@ -48,7 +48,7 @@ fn migrated(context: &Context, count: usize) {
     let mut found = 0;
     while found < count {
         let left = TIMEOUT.saturating_sub(begin.elapsed());
-        match events.wait_timeout(left).unwrap() {
+        match events.next().wait_timeout(left).transpose().unwrap() {
             Some(AsyncEvent::Qp { event: EventType::PATH_MIG, .. }) => found += 1,
             Some(other) => panic!("{other:?}"),
             None => panic!("{found} of {count} events"),

@@ -38,7 +38,8 @@ fn overrun(
     let begin = std::time::Instant::now();
     let mut failed = false;
     while !failed && begin.elapsed() < time {
-        let event = pd.context().async_events().wait_timeout(Duration::from_millis(100))?;
+        let event =
+            pd.context().async_events().next().wait_timeout(Duration::from_millis(100)).transpose()?;
         failed = matches!(event, Some(AsyncEvent::Cq { event: EventType::CQ_ERR, .. }));
     }
     Ok((a.kernel_state(), failed))

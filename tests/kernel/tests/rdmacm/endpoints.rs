@@ -175,13 +175,13 @@ pub(crate) fn endpoints_connect_and_exchange_messages() {
                 // Posted after the connection is established, and maybe after the peer's message.
                 let pd = peer.qp().pd().clone();
                 peer.post_recv(region(&pd)).unwrap();
-                let done = peer.wait().unwrap();
+                let done = peer.next().wait().unwrap();
                 assert_eq!(done.message(), Some(&b"ping"[..]));
                 let mut answer = region(&pd);
                 answer.write(0, b"pong").unwrap();
                 assert!(!peer.is_disconnected().unwrap());
                 peer.post_send(answer, ..4).unwrap();
-                peer.wait().unwrap();
+                peer.next().wait().unwrap();
                 answers.send(()).unwrap();
                 peer.wait_disconnected(LIMIT).unwrap();
                 assert!(peer.is_disconnected().unwrap());
@@ -200,7 +200,7 @@ pub(crate) fn endpoints_connect_and_exchange_messages() {
             hello.write(0, b"ping").unwrap();
             client.post_send(hello, ..4).unwrap();
             // The answer may arrive before the acknowledgement of the message that it answers.
-            let done = [client.wait().unwrap(), client.wait().unwrap()];
+            let done = [client.next().wait().unwrap(), client.next().wait().unwrap()];
             let answers: Vec<_> = done.iter().filter_map(|done| done.message()).collect();
             assert_eq!(answers, [b"pong"]);
             // The server has the acknowledgement of its answer: a disconnect would flush the send.
@@ -375,26 +375,26 @@ macro_rules! echo {
         let options: EndpointOptions = Endpoint::options();
         for _ in 0..$count {
             let server = async {
-                let peer = listener.accept(&options).await.unwrap();
-                let mut peer = peer.try_map(bareverbs::$bareverbs::Endpoint::new).unwrap();
-                let pd = peer.get_mut().qp().pd().clone();
-                peer.get_mut().post_recv(region(&pd)).unwrap();
-                let message = peer.wait().await.unwrap();
+                let mut peer = listener.accept(&options).await.unwrap();
+                peer.attach(bareverbs::runtime::$bareverbs).unwrap();
+                let pd = peer.qp().pd().clone();
+                peer.post_recv(region(&pd)).unwrap();
+                let message = peer.next().await.unwrap();
                 assert_eq!(message.message(), Some(&b"echo"[..]));
-                peer.get_mut().post_send(message.buffer.unwrap(), ..4).unwrap();
-                peer.wait().await.unwrap();
+                peer.post_send(message.buffer.unwrap(), ..4).unwrap();
+                peer.next().await.unwrap();
                 peer.disconnected().await.unwrap();
             };
             let client = async {
-                let server = $runtime::connect(addr, &domains, &options).await.unwrap();
-                let mut server = server.try_map(bareverbs::$bareverbs::Endpoint::new).unwrap();
-                let pd = server.get_mut().qp().pd().clone();
-                server.get_mut().post_recv(region(&pd)).unwrap();
+                let mut server = $runtime::connect(addr, &domains, &options).await.unwrap();
+                server.attach(bareverbs::runtime::$bareverbs).unwrap();
+                let pd = server.qp().pd().clone();
+                server.post_recv(region(&pd)).unwrap();
                 let mut hello = region(&pd);
                 hello.write(0, b"echo").unwrap();
-                server.get_mut().post_send(hello, ..4).unwrap();
+                server.post_send(hello, ..4).unwrap();
                 // The echo may come before the acknowledgement.
-                let ended = [server.wait().await.unwrap(), server.wait().await.unwrap()];
+                let ended = [server.next().await.unwrap(), server.next().await.unwrap()];
                 let answer = ended.iter().find(|done| done.is_recv()).expect("the echo");
                 assert_eq!(answer.message(), Some(&b"echo"[..]));
                 server.disconnect().await.unwrap();
@@ -423,12 +423,12 @@ async fn both(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
 pub(crate) fn tokio_listener_yields_connections() {
     nothing_leaks(|| {
         let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async { echo!(on_tokio, tokio, 5) });
+        runtime.block_on(async { echo!(on_tokio, Tokio, 5) });
     });
 }
 
 pub(crate) fn async_io_listener_yields_connections() {
-    nothing_leaks(|| ::async_io::block_on(async { echo!(async_io, async_io, 5) }));
+    nothing_leaks(|| ::async_io::block_on(async { echo!(async_io, AsyncIo, 5) }));
 }
 
 pub(crate) fn tasks_wait_for_events_and_are_woken_by_migration() {
@@ -478,7 +478,7 @@ pub(crate) fn ipv6_listener_and_connector_connect() {
                 client.qp().pd().register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
             hello.write(0, b"six").unwrap();
             client.post_send(hello, ..3).unwrap();
-            assert_eq!(server.wait().unwrap().message(), Some(&b"six"[..]));
+            assert_eq!(server.next().wait().unwrap().message(), Some(&b"six"[..]));
         });
     });
 }

@@ -314,7 +314,7 @@ pub(crate) fn interface_down_ends_connections_and_refuses_new_ones() {
         let memory = active.qp().pd().register(Buffer::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap();
         active.post_send(memory, ..8).unwrap();
         // The retries are exhausted.
-        let _ = active.wait().unwrap_err();
+        let _ = active.next().wait().unwrap_err();
         assert_refused(&connector, addr);
     }
     wire.settle();
@@ -350,7 +350,7 @@ pub(crate) fn deleted_interface_ends_connections_and_refuses_new_ones() {
         let memory = active.qp().pd().register(Buffer::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap();
         active.post_send(memory, ..8).unwrap();
         // The retries are exhausted.
-        let _ = active.wait().unwrap_err();
+        let _ = active.next().wait().unwrap_err();
         writer.set_write_timeout(Some(LIMIT));
         let lost = loop {
             match writer.send(&[0; 4096]) {

@@ -47,7 +47,7 @@ fn migrated(context: &Context, count: usize) {
     let (events, end) = (context.async_events(), Instant::now() + TIMEOUT);
     let mut found = 0;
     while found < count {
-        match events.wait_timeout(end.saturating_duration_since(Instant::now())).unwrap() {
+        match events.next().wait_timeout(end.saturating_duration_since(Instant::now())).transpose().unwrap() {
             Some(AsyncEvent::Qp { event: EventType::PATH_MIG, .. }) => found += 1,
             // The first message of a QP that was in RTR.
             Some(AsyncEvent::Qp { event: EventType::COMM_EST, .. }) => {}

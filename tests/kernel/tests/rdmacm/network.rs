@@ -82,8 +82,8 @@ fn exchange(from: &mut Connection<Endpoint<Mr<Buffer>>>, to: &mut Connection<End
     let (received, sent) = (memory(to), memory(from));
     to.post_recv(received).unwrap();
     from.post_send(sent, ..8).unwrap();
-    from.wait().unwrap();
-    to.wait().unwrap();
+    from.next().wait().unwrap();
+    to.next().wait().unwrap();
 }
 
 /// The QPN of the peer.

@@ -125,10 +125,10 @@ pub(crate) fn thousand_connections_share_one_file() {
             let mut memory = message(connection);
             memory.write(0, &number.to_le_bytes()).unwrap();
             connection.post_send(memory, ..8).unwrap();
-            connection.wait().unwrap();
+            connection.next().wait().unwrap();
         }
         for (number, connection) in passive.iter_mut().enumerate() {
-            let done = connection.wait().unwrap();
+            let done = connection.next().wait().unwrap();
             assert_eq!(done.message(), Some(&number.to_le_bytes()[..]));
         }
         // The end of each is an event of it alone, whatever the order.

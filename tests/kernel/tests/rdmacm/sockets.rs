@@ -176,7 +176,8 @@ impl PeerQueue {
 
     /// A message that arrives soon.
     fn recv(&mut self) -> Option<Vec<u8>> {
-        let received = self.datagrams.wait_recv_timeout(Duration::from_millis(20)).unwrap()?;
+        let received =
+            self.datagrams.next_recv().wait_timeout(Duration::from_millis(20)).transpose().unwrap()?;
         Some(received.message().to_vec())
     }
 
@@ -184,9 +185,9 @@ impl PeerQueue {
     fn send(&mut self, qp_num: u32, message: &[u8]) {
         let mut address = self.datagrams.address();
         address.qp_num = qp_num;
-        let to = self.datagrams.destination(&address).unwrap();
+        let to = self.datagrams.destination(&address).wait().unwrap();
         self.datagrams.post_send_inline(&to, message).unwrap();
-        self.datagrams.wait_send().unwrap();
+        self.datagrams.next_send().wait().unwrap();
     }
 }
 

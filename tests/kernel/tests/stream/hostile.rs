@@ -216,7 +216,7 @@ pub(crate) fn messages_beyond_the_credits_end_the_stream() {
         for _ in 0..17 {
             // One byte, which the stream's owner does not read.
             endpoint.post(Op::write_imm_inline(&[], Remote { addr: 0, rkey: 0 }, 1)).unwrap();
-            while endpoint.wait().unwrap().is_recv() {}
+            while endpoint.next().wait().unwrap().is_recv() {}
         }
         let error = error_of(&stream);
         assert!(matches!(error, StreamError::Protocol(ProtocolError::Overrun { window: 16 })), "{error:?}");
@@ -257,7 +257,7 @@ pub(crate) fn flood_of_words_is_handled_in_bounded_steps() {
         for _ in 0..200 {
             endpoint.post(Op::write_imm_inline(&[], Remote { addr: 0, rkey: 0 }, 7 << 29 | 1)).unwrap();
             while endpoint.pending_sends() > 0 {
-                endpoint.wait().unwrap();
+                endpoint.next().wait().unwrap();
             }
         }
         // A call handles 64 completions before it arms the CQ, and 64 afterwards.

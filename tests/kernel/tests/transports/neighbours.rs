@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use bareverbs::datagram::{DatagramAddress, DatagramOptions};
 use bareverbs::qp::{GRH_BYTES, QpState};
+use bareverbs::runtime::{AsyncIo, Tokio};
 use bareverbs::{
     Buffer, Context, Datagrams, Endpoint, EndpointOptions, Errno, Error, Gid, Hub, Mr, Pool, PoolBuffer,
-    async_io, tokio,
 };
 use bareverbs_kernel_tests::wire::{End, Wire};
 use bareverbs_kernel_tests::{device, neighbour};
@@ -77,7 +77,7 @@ fn late<T>(resolve: impl FnOnce() -> bareverbs::Result<T>) -> T {
 pub(crate) fn destination_waits_for_a_late_neighbour() {
     on_device(|host| {
         let datagrams: Datagrams = options().build(&host.pd).unwrap();
-        let to = late(|| datagrams.destination(&peer()));
+        let to = late(|| datagrams.destination(&peer()).wait());
         assert_eq!((to.qp_num(), to.ah().attr().grh.unwrap().dgid), (17, Gid::from(PEER)));
     });
 }
@@ -86,7 +86,7 @@ pub(crate) fn destination_of_a_silent_neighbour_has_a_time_limit() {
     on_device(|host| {
         for (limit, tries) in [(Duration::ZERO, 1), (SILENCE, 2)] {
             let datagrams: Datagrams = options().resolve_timeout(limit).build(&host.pd).unwrap();
-            let refused = silent(tries, || datagrams.destination(&peer())).unwrap_err();
+            let refused = silent(tries, || datagrams.destination(&peer()).wait()).unwrap_err();
             assert_eq!(refused.errno(), Some(Errno::TIMEDOUT), "{refused}");
             assert!(
                 refused.to_string().contains("::ffff:10.1.0.79 did not answer the address resolution"),
@@ -116,11 +116,12 @@ async fn beside<T>(
 pub(crate) fn tasks_run_while_a_destination_is_resolved() {
     const PAUSE: Duration = Duration::from_millis(50);
     on_device(|host| {
-        let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (to, paused) = late(|| {
             runtime.block_on(async {
-                let datagrams = tokio::Datagrams::<PoolBuffer>::new(options().build(&host.pd)?)?;
-                let (to, paused) = beside(datagrams.destination(&peer()), ::tokio::time::sleep(PAUSE)).await;
+                let mut datagrams: Datagrams = options().build(&host.pd)?;
+                datagrams.attach(Tokio)?;
+                let (to, paused) = beside(datagrams.destination(&peer()), tokio::time::sleep(PAUSE)).await;
                 Ok((to?, paused))
             })
         });
@@ -129,10 +130,11 @@ pub(crate) fn tasks_run_while_a_destination_is_resolved() {
         drop(to);
 
         let (to, paused) = late(|| {
-            ::async_io::block_on(async {
-                let datagrams = async_io::Datagrams::<PoolBuffer>::new(options().build(&host.pd)?)?;
+            async_io::block_on(async {
+                let mut datagrams: Datagrams = options().build(&host.pd)?;
+                datagrams.attach(AsyncIo)?;
                 let pause = async {
-                    ::async_io::Timer::after(PAUSE).await;
+                    async_io::Timer::after(PAUSE).await;
                 };
                 let (to, paused) = beside(datagrams.destination(&peer()), pause).await;
                 Ok((to?, paused))
@@ -142,10 +144,10 @@ pub(crate) fn tasks_run_while_a_destination_is_resolved() {
         assert_eq!(to.qp_num(), 17);
 
         // A dropped future leaves nothing behind after its time limit.
-        let datagrams = options().resolve_timeout(Duration::ZERO).build(&host.pd).unwrap();
+        let mut datagrams: Datagrams = options().resolve_timeout(Duration::ZERO).build(&host.pd).unwrap();
         runtime.block_on(async {
-            let datagrams = tokio::Datagrams::<PoolBuffer>::new(datagrams).unwrap();
-            let cancelled = ::tokio::time::timeout(PAUSE, datagrams.destination(&peer())).await;
+            datagrams.attach(Tokio).unwrap();
+            let cancelled = tokio::time::timeout(PAUSE, datagrams.destination(&peer())).await;
             assert!(cancelled.is_err());
         });
         drop(runtime);
@@ -196,9 +198,9 @@ pub(crate) fn reply_waits_for_a_neighbour_whose_answer_is_lost() {
         let pools = [&near, &far].map(|pd| Pool::new(pd, 4, GRH_BYTES + 64).unwrap());
         client.post_recv(pools[0].take().unwrap()).unwrap();
         server.post_recv(pools[1].take().unwrap()).unwrap();
-        let to = client.destination(&server.address()).unwrap();
+        let to = client.destination(&server.address()).wait().unwrap();
         client.post_send_inline(&to, b"question").unwrap();
-        let question = server.wait_recv_timeout(TIMEOUT).unwrap().expect("the question");
+        let question = server.next_recv().wait_timeout(TIMEOUT).transpose().unwrap().expect("the question");
 
         neighbour::forget(End::Far.netdev(), End::Near.ip());
         wire.cut(End::Far);
@@ -208,10 +210,10 @@ pub(crate) fn reply_waits_for_a_neighbour_whose_answer_is_lost() {
                 wire.heal();
             });
             // Solicitations are repeated every second.
-            taking(SILENCE..SILENCE + 2 * KERNEL, || question.reply_to(&server)).unwrap()
+            taking(SILENCE..SILENCE + 2 * KERNEL, || question.reply_to(&server).wait()).unwrap()
         });
         server.post_send_inline(&back, b"answer").unwrap();
-        let answer = client.wait_recv_timeout(TIMEOUT).unwrap().expect("the answer");
+        let answer = client.next_recv().wait_timeout(TIMEOUT).transpose().unwrap().expect("the answer");
         assert_eq!(answer.message(), b"answer");
     }
     wire.settle();

@@ -8,10 +8,9 @@ use std::time::Duration;
 use bareverbs::datagram::{DatagramAddress, DatagramDone, ReceivedDatagram};
 use bareverbs::error::{PostReason, PushError};
 use bareverbs::qp::{GRH_BYTES, QpState};
+use bareverbs::runtime::{AsyncIo, Tokio};
 use bareverbs::values::GidIndex;
-use bareverbs::{
-    Datagrams, Destination, Errno, Error, Failed, Gid, Imm, Op, Pool, PoolBuffer, WcStatus, async_io, tokio,
-};
+use bareverbs::{Datagrams, Destination, Errno, Error, Gid, Imm, Op, Pool, PoolBuffer, WcStatus};
 use bareverbs_kernel_tests::device;
 use futures_core::Stream;
 
@@ -36,11 +35,11 @@ fn message(pool: &Pool, text: &[u8]) -> PoolBuffer {
 }
 
 fn wait_recv(datagrams: &mut Datagrams) -> ReceivedDatagram<PoolBuffer> {
-    datagrams.wait_recv_timeout(TIMEOUT).unwrap().expect("a datagram")
+    datagrams.next_recv().wait_timeout(TIMEOUT).transpose().unwrap().expect("a datagram")
 }
 
 fn is_quiet(datagrams: &mut Datagrams) -> bool {
-    datagrams.wait_recv_timeout(QUIET).unwrap().is_none()
+    datagrams.next_recv().wait_timeout(QUIET).is_none()
 }
 
 pub(crate) fn owned_datagrams_are_received_and_answered() {
@@ -50,7 +49,7 @@ pub(crate) fn owned_datagrams_are_received_and_answered() {
             bob.post_recv_tagged(pool.take().unwrap(), tag).unwrap();
         }
         let to: DatagramAddress = bob.address().to_string().parse().unwrap();
-        let to = alice.destination(&to).unwrap();
+        let to = alice.destination(&to).wait().unwrap();
         assert_eq!((to.qp_num(), to.qkey()), (bob.qp().qp_num(), QKEY));
         alice.post_send(&to, message(&pool, b"a buffer"), ..8).unwrap();
         alice.post_send_imm(&to, message(&pool, b"..and a number"), 2..14, 77).unwrap();
@@ -67,17 +66,17 @@ pub(crate) fn owned_datagrams_are_received_and_answered() {
             assert_eq!(received.grh().unwrap().dgid, bob.address().gid);
             assert_eq!(received.ah_attr(&bob).unwrap().grh.unwrap().dgid, alice.address().gid);
             if tag == 3 {
-                let back = received.reply_to(&bob).unwrap();
+                let back = received.reply_to(&bob).wait().unwrap();
                 alice.post_recv(pool.take().unwrap()).unwrap();
                 bob.post_send_inline(&back, b"and back").unwrap();
             }
         }
         assert_eq!(wait_recv(&mut alice).message(), b"and back");
         for (tag, len, has_buffer) in [(0, 8, true), (0, 12, true), (7, 6, false)] {
-            let sent = alice.wait_send().unwrap();
+            let sent = alice.next_send().wait().unwrap();
             assert_eq!((sent.tag, sent.len, sent.buffer.is_some()), (tag, len, has_buffer));
         }
-        assert!(matches!(bob.wait().unwrap(), DatagramDone::Sent(_)));
+        assert!(matches!(bob.next().wait().unwrap(), DatagramDone::Sent(_)));
         assert_eq!((alice.pending(), bob.pending()), (0, 0));
     });
 }
@@ -86,9 +85,9 @@ fn group_of(datagrams: &Datagrams, group: Gid) -> Destination {
     let mut address = DatagramAddress::group(group, QKEY);
     if device::is_infiniband() {
         address.lid = LID;
-        return datagrams.destination(&address).unwrap();
+        return datagrams.destination(&address).wait().unwrap();
     }
-    datagrams.group(group).unwrap()
+    datagrams.group(group).wait().unwrap()
 }
 
 fn join(datagrams: &mut Datagrams, group: Gid) -> Result<(), Error> {
@@ -107,13 +106,13 @@ pub(crate) fn owned_datagrams_to_a_group_reach_its_members() {
             member.post_recv(pool.take().unwrap()).unwrap();
         }
         sender.post_send_inline(&to, b"to all").unwrap();
-        sender.wait_send().unwrap();
+        sender.next_send().wait().unwrap();
         let (pool_len, own) = (GRH_BYTES + LEN, sender.address());
         for member in &mut members {
             let received = wait_recv(member);
             assert_eq!((received.message(), received.grh().unwrap().dgid), (&b"to all"[..], group));
             assert_eq!((received.sender().qp_num, received.sender().gid), (own.qp_num, Some(own.gid)));
-            received.reply_to(member).unwrap();
+            received.reply_to(member).wait().unwrap();
             let buffer = received.into_buffer();
             assert_eq!(buffer.len(), pool_len);
             member.post_recv(buffer).unwrap();
@@ -133,14 +132,14 @@ pub(crate) fn owned_datagrams_have_the_length_of_a_packet() {
         let (mut alice, mut bob) = (datagrams(host), datagrams(host));
         let max = alice.max_message() as usize;
         let pool = Pool::new(&host.pd, 4, GRH_BYTES + max).unwrap();
-        let to = alice.destination(&bob.address()).unwrap();
+        let to = alice.destination(&bob.address()).wait().unwrap();
         let mut longest = pool.take().unwrap();
         longest.bytes_mut().fill(7);
         bob.post_recv(pool.take().unwrap()).unwrap();
         bob.post_recv(pool.take().unwrap()).unwrap();
         alice.post_send(&to, longest, ..max).unwrap();
         assert_eq!(wait_recv(&mut bob).message(), vec![7; max]);
-        let longest = alice.wait_send().unwrap().into_buffer();
+        let longest = alice.next_send().wait().unwrap().into_buffer();
         let refused = alice.post_send(&to, longest, ..=max).unwrap_err();
         let Error::Post(error) = &refused.error else { panic!("{refused}") };
         let PostReason::Queue(PushError::DatagramTooLong { given, max: limit }) = error.reason else {
@@ -165,12 +164,12 @@ pub(crate) fn datagram_beyond_its_receive_is_no_message() {
     on_device(|host| {
         let (pool, mut alice, mut bob) = (pool(host), datagrams(host), datagrams(host));
         let short = Pool::new(&host.pd, 1, GRH_BYTES + 1).unwrap();
-        let to = alice.destination(&bob.address()).unwrap();
+        let to = alice.destination(&bob.address()).wait().unwrap();
         bob.post_recv(short.take().unwrap()).unwrap();
         bob.post_recv(pool.take().unwrap()).unwrap();
         alice.post_send_inline(&to, b"too long").unwrap();
-        alice.wait_send().unwrap();
-        match bob.wait_recv_timeout(QUIET) {
+        alice.next_send().wait().unwrap();
+        match bob.next_recv().wait_timeout(QUIET).transpose() {
             Ok(received) => assert!(received.is_none(), "{received:?}"),
             Err(failed) => {
                 assert!(failed.is_recv() && failed.buffer.is_some(), "{failed}");
@@ -183,7 +182,7 @@ pub(crate) fn datagram_beyond_its_receive_is_no_message() {
 pub(crate) fn aborted_datagrams_return_their_buffers() {
     on_device(|host| {
         let (pool, mut alice, bob) = (pool(host), datagrams(host), datagrams(host));
-        let to = alice.destination(&bob.address()).unwrap();
+        let to = alice.destination(&bob.address()).wait().unwrap();
         for tag in 0..4 {
             alice.post_recv_tagged(pool.take().unwrap(), tag).unwrap();
         }
@@ -192,7 +191,7 @@ pub(crate) fn aborted_datagrams_return_their_buffers() {
         assert_eq!(alice.qp().state(), QpState::ERR);
         let mut buffers = 0;
         while alice.pending() > 0 {
-            match alice.wait_timeout(TIMEOUT) {
+            match alice.next().wait_timeout(TIMEOUT).transpose() {
                 Ok(done) => {
                     let DatagramDone::Sent(sent) = done.expect("in time") else {
                         panic!("no datagram was sent")
@@ -215,7 +214,7 @@ pub(crate) fn aborted_datagrams_return_their_buffers() {
         assert!(matches!(refused.error, Error::Closed { .. }), "{refused}");
         let refused = alice.post_send_inline(&to, b"x").unwrap_err();
         assert!(matches!(refused.error, Error::Closed { .. }), "{refused}");
-        let failed = alice.wait().unwrap_err();
+        let failed = alice.next().wait().unwrap_err();
         assert!(matches!(failed.error, Error::Invalid { .. }), "{failed}");
     });
 }
@@ -227,13 +226,13 @@ pub(crate) fn destination_may_be_dropped_before_its_sends_complete() {
             bob.post_recv(pool.take().unwrap()).unwrap();
         }
         for number in 0..8 {
-            let to = alice.destination(&bob.address()).unwrap();
+            let to = alice.destination(&bob.address()).wait().unwrap();
             let op = Op::send_to(&to, message(&pool, &[number]), ..1).tag(number.into());
             alice.post(if number % 2 == 0 { op.unsignaled() } else { op }).unwrap();
         }
         for number in 0..8 {
             assert_eq!(wait_recv(&mut bob).message(), [number]);
-            assert_eq!(alice.wait_send().unwrap().tag, number.into());
+            assert_eq!(alice.next_send().wait().unwrap().tag, number.into());
         }
     });
 }
@@ -241,7 +240,7 @@ pub(crate) fn destination_may_be_dropped_before_its_sends_complete() {
 pub(crate) fn closed_datagrams_return_every_operation() {
     on_device(|host| {
         let (pool, mut alice, mut bob) = (pool(host), datagrams(host), datagrams(host));
-        let to = alice.destination(&bob.address()).unwrap();
+        let to = alice.destination(&bob.address()).wait().unwrap();
         for tag in 1..=3 {
             bob.post_recv_tagged(pool.take().unwrap(), tag).unwrap();
         }
@@ -269,7 +268,7 @@ pub(crate) fn full_queues_of_datagrams_accept_posts_after_a_completion() {
         let pool = pool(host);
         let options = Datagrams::options().qkey(QKEY).sends(2).recvs(2).inline(LEN as u32);
         let mut datagrams: Datagrams = options.build(&host.pd).unwrap();
-        let own = datagrams.destination(&datagrams.address()).unwrap();
+        let own = datagrams.destination(&datagrams.address()).wait().unwrap();
         for _ in 0..2 {
             datagrams.post_recv(pool.take().unwrap()).unwrap();
             datagrams.post_send_inline(&own, b"x").unwrap();
@@ -280,7 +279,7 @@ pub(crate) fn full_queues_of_datagrams_accept_posts_after_a_completion() {
         for _ in 0..100 {
             let received = wait_recv(&mut datagrams);
             datagrams.post_recv(received.into_buffer()).unwrap();
-            datagrams.wait_send().unwrap();
+            datagrams.next_send().wait().unwrap();
             datagrams.post_send_inline(&own, b"x").unwrap();
         }
     });
@@ -310,56 +309,54 @@ pub(crate) fn datagram_options_out_of_range_are_refused() {
 }
 
 /// Sends itself datagrams, and receives them by a stream.
-async fn flow<S>(mut tasks: S, pool: Pool, datagrams: fn(&mut S) -> &mut Datagrams)
-where
-    S: Stream<Item = Result<ReceivedDatagram<PoolBuffer>, Failed<PoolBuffer>>> + Unpin,
-{
-    let address = datagrams(&mut tasks).address();
-    let own = datagrams(&mut tasks).destination(&address).unwrap();
-    datagrams(&mut tasks).post_recv(pool.take().unwrap()).unwrap();
+async fn flow(mut tasks: Datagrams, pool: Pool) {
+    let own = tasks.destination(&tasks.address()).await.unwrap();
+    tasks.post_recv(pool.take().unwrap()).unwrap();
     for number in 0..50u8 {
-        datagrams(&mut tasks).post_send(&own, message(&pool, &[number]), ..1).unwrap();
+        tasks.post_send(&own, message(&pool, &[number]), ..1).unwrap();
         let item = poll_fn(|cx| Pin::new(&mut tasks).poll_next(cx)).await.unwrap().unwrap();
         assert_eq!(item.message(), [number]);
-        while datagrams(&mut tasks).poll_send().transpose().unwrap().is_some() {}
+        while tasks.poll_send().transpose().unwrap().is_some() {}
         if number < 49 {
-            datagrams(&mut tasks).post_recv(item.into_buffer()).unwrap();
+            tasks.post_recv(item.into_buffer()).unwrap();
         }
     }
     assert!(poll_fn(|cx| Pin::new(&mut tasks).poll_next(cx)).await.is_none(), "no receive is posted");
 }
 
 async fn in_time<T>(work: impl Future<Output = T>) -> T {
-    ::tokio::time::timeout(TIMEOUT, work).await.expect("in time")
+    tokio::time::timeout(TIMEOUT, work).await.expect("in time")
 }
 
 pub(crate) fn datagrams_of_tokio_tasks_flow() {
     on_device(|host| {
-        let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let pool = pool(host);
-            let mut bob = tokio::Datagrams::new(datagrams(host)).unwrap();
-            let mut alice = tokio::Datagrams::new(datagrams(host)).unwrap();
-            bob.get_mut().post_recv(pool.take().unwrap()).unwrap();
+            let (mut bob, mut alice) = (datagrams(host), datagrams(host));
+            bob.attach(Tokio).unwrap();
+            alice.attach(Tokio).unwrap();
+            bob.post_recv(pool.take().unwrap()).unwrap();
             // A wait that is cancelled loses nothing.
-            let cancelled = ::tokio::time::timeout(Duration::from_millis(20), bob.wait_recv()).await;
+            let cancelled = tokio::time::timeout(Duration::from_millis(20), bob.next_recv()).await;
             assert!(cancelled.is_err());
-            let to = alice.get_mut().destination(&bob.get_mut().address()).unwrap();
-            alice.get_mut().post_send_inline(&to, b"hello").unwrap();
-            assert!(matches!(in_time(alice.wait()).await.unwrap(), DatagramDone::Sent(_)));
-            assert_eq!(in_time(bob.wait_recv()).await.unwrap().message(), b"hello");
-            let refused = bob.wait_recv().await.unwrap_err();
+            let to = alice.destination(&bob.address()).await.unwrap();
+            alice.post_send_inline(&to, b"hello").unwrap();
+            assert!(matches!(in_time(alice.next()).await.unwrap(), DatagramDone::Sent(_)));
+            assert_eq!(in_time(bob.next_recv()).await.unwrap().message(), b"hello");
+            let refused = bob.next_recv().await.unwrap_err();
             assert!(matches!(refused.error, Error::Invalid { .. }), "{refused}");
             drop(alice);
-            in_time(flow(bob, pool, tokio::Datagrams::get_mut)).await;
+            in_time(flow(bob, pool)).await;
         });
     });
 }
 
 pub(crate) fn datagrams_of_async_io_tasks_flow() {
     on_device(|host| {
-        let tasks = async_io::Datagrams::new(datagrams(host)).unwrap();
-        ::async_io::block_on(flow(tasks, pool(host), async_io::Datagrams::get_mut));
+        let mut tasks = datagrams(host);
+        tasks.attach(AsyncIo).unwrap();
+        async_io::block_on(flow(tasks, pool(host)));
     });
 }
 
@@ -367,7 +364,7 @@ pub(crate) fn descriptor_of_datagrams_is_readable_after_a_completion() {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     on_device(|host| {
         let (pool, mut datagrams) = (pool(host), datagrams(host));
-        let own = datagrams.destination(&datagrams.address()).unwrap();
+        let own = datagrams.destination(&datagrams.address()).wait().unwrap();
         datagrams.post_recv(pool.take().unwrap()).unwrap();
         let readable = |datagrams: &Datagrams, milliseconds: u16| {
             let mut descriptors = [PollFd::new(datagrams.as_fd(), PollFlags::POLLIN)];
@@ -378,7 +375,7 @@ pub(crate) fn descriptor_of_datagrams_is_readable_after_a_completion() {
         datagrams.post_send_inline(&own, b"x").unwrap();
         assert!(readable(&datagrams, 10_000));
         assert_eq!(wait_recv(&mut datagrams).message(), b"x");
-        datagrams.wait_send().unwrap();
+        datagrams.next_send().wait().unwrap();
         datagrams.arm().unwrap();
         assert!(!readable(&datagrams, 20));
     });

@@ -139,11 +139,11 @@ pub(crate) fn endpoint_of_a_killed_peer_fails_within_seconds() {
     endpoint.connect(&peer.address()).unwrap();
     peer.connect(&endpoint.address());
     endpoint.post_send(buffer(&pd), ..).unwrap();
-    assert!(endpoint.wait_timeout(TIMEOUT).unwrap().is_some());
+    assert!(endpoint.next().wait_timeout(TIMEOUT).transpose().unwrap().is_some());
     peer.kill();
     let begin = Instant::now();
     endpoint.post_send(buffer(&pd), ..).unwrap();
-    let failed = endpoint.wait().unwrap_err();
+    let failed = endpoint.next().wait().unwrap_err();
     assert!(begin.elapsed() < SECONDS, "{:?}", begin.elapsed());
     assert!(matches!(failed.error, Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }), "{failed}");
 }
@@ -205,12 +205,12 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 pub(crate) fn endpoints_that_only_receive_notice_a_killed_peer() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
-    let [mut waits, mut limited, mut scoped, task, other] = [(); 5].map(|()| peer.endpoint(&pd));
+    let [mut waits, mut limited, mut scoped, mut task, mut other] = [(); 5].map(|()| peer.endpoint(&pd));
     let waits: Vec<Box<dyn FnOnce() + Send + '_>> = vec![
-        Box::new(move || assert_dead(waits.wait())),
+        Box::new(move || assert_dead(waits.next().wait())),
         Box::new(move || {
             loop {
-                match limited.wait_timeout(Duration::from_millis(100)) {
+                match limited.next().wait_timeout(Duration::from_millis(100)).transpose() {
                     Ok(None) => {}
                     ended => break assert_dead(ended.map(|done| done.unwrap())),
                 }
@@ -226,14 +226,14 @@ pub(crate) fn endpoints_that_only_receive_notice_a_killed_peer() {
         }),
         Box::new(move || {
             block_on(async {
-                let mut endpoint = bareverbs::tokio::Endpoint::new(task).unwrap();
-                assert_dead(endpoint.wait().await);
+                task.attach(bareverbs::runtime::Tokio).unwrap();
+                assert_dead(task.next().await);
             });
         }),
         Box::new(move || {
             async_io::block_on(async {
-                let mut endpoint = bareverbs::async_io::Endpoint::new(other).unwrap();
-                assert_dead(endpoint.wait().await);
+                other.attach(bareverbs::runtime::AsyncIo).unwrap();
+                assert_dead(other.next().await);
             });
         }),
     ];
@@ -261,12 +261,12 @@ pub(crate) fn hubs_that_only_receive_notice_a_killed_peer() {
         }),
         Box::new(move || {
             block_on(async {
-                tokio::spawn(task.0.drive::<bareverbs::tokio::Readiness>().unwrap());
+                tokio::spawn(task.0.drive(bareverbs::runtime::Tokio).unwrap());
                 assert_dead(task.1.await);
             });
         }),
         Box::new(move || {
-            let driver = other.0.drive::<bareverbs::async_io::Readiness>().unwrap();
+            let driver = other.0.drive(bareverbs::runtime::AsyncIo).unwrap();
             thread::scope(|threads| {
                 threads.spawn(|| async_io::block_on(driver));
                 assert_dead(async_io::block_on(other.1));
@@ -295,10 +295,10 @@ pub(crate) fn server_notices_a_killed_client() {
         peer.connect(&address);
     }
     let waits: Vec<Box<dyn FnOnce() + Send + '_>> = vec![
-        Box::new(move || assert_failed(threads.wait().unwrap())),
+        Box::new(move || assert_failed(threads.next().wait().unwrap())),
         Box::new(move || {
             block_on(async {
-                tokio::spawn(tasks.handle().drive::<bareverbs::tokio::Readiness>().unwrap());
+                tokio::spawn(tasks.handle().drive(bareverbs::runtime::Tokio).unwrap());
                 assert_failed(tasks.next().await.unwrap());
             });
         }),
@@ -311,10 +311,10 @@ pub(crate) fn client_notices_a_killed_server() {
     let pd = open().alloc_pd().unwrap();
     let [mut threads, mut tasks] = [(); 2].map(|()| client_of(&mut peer, &pd));
     let waits: Vec<Box<dyn FnOnce() + Send + '_>> = vec![
-        Box::new(move || assert_failed(threads.wait().unwrap())),
+        Box::new(move || assert_failed(threads.next().wait().unwrap())),
         Box::new(move || {
             block_on(async {
-                tokio::spawn(tasks.handle().drive::<bareverbs::tokio::Readiness>().unwrap());
+                tokio::spawn(tasks.handle().drive(bareverbs::runtime::Tokio).unwrap());
                 assert_failed(tasks.next().await.unwrap());
             });
         }),
@@ -390,7 +390,7 @@ pub(crate) fn operations_of_a_hub_to_a_killed_peer_fail_within_seconds() {
     post(&thread).into_iter().for_each(|pending| assert_lost(begin, pending.wait()));
     let pending = post(&task);
     block_on(async {
-        tokio::spawn(task.0.drive::<bareverbs::tokio::Readiness>().unwrap());
+        tokio::spawn(task.0.drive(bareverbs::runtime::Tokio).unwrap());
         for pending in pending {
             assert_lost(begin, pending.await);
         }
@@ -409,8 +409,8 @@ pub(crate) fn messages_to_a_killed_client_fail_and_the_server_shuts_down() {
     let pending = server.handle().send(id, server.take().unwrap(), ..);
     let closing = server.handle().shutdown();
     assert_lost(begin, pending.wait());
-    assert_failed(server.wait().unwrap());
-    assert!(server.wait().unwrap().is_none(), "no peer is left");
+    assert_failed(server.next().wait().unwrap());
+    assert!(server.next().wait().unwrap().is_none(), "no peer is left");
     let report = closing.wait().unwrap();
     assert!(begin.elapsed() < SECONDS, "{:?}", begin.elapsed());
     assert_eq!((report.sent, report.failed), (1, 1), "{report:?}");
@@ -426,8 +426,8 @@ pub(crate) fn messages_to_a_killed_server_fail_and_the_client_shuts_down() {
     let pending = client.send(client.take().unwrap(), ..);
     let closing = client.shutdown();
     assert_lost(begin, pending.wait());
-    assert_failed(client.wait().unwrap());
-    assert!(client.wait().unwrap().is_none(), "the server is gone");
+    assert_failed(client.next().wait().unwrap());
+    assert!(client.next().wait().unwrap().is_none(), "the server is gone");
     let report = closing.wait().unwrap();
     assert!(begin.elapsed() < SECONDS, "{:?}", begin.elapsed());
     assert_eq!((report.sent, report.failed), (1, 1), "{report:?}");
@@ -447,13 +447,13 @@ pub(crate) fn datagrams_to_a_killed_peer_complete_without_an_answer() {
     peer.from_peer.read_exact(&mut bytes).unwrap();
     let pd = open().alloc_pd().unwrap();
     let mut datagrams: Datagrams = Datagrams::options().inline(8).build(&pd).unwrap();
-    let to = datagrams.destination(&DatagramAddress::from_bytes(&bytes).unwrap()).unwrap();
+    let to = datagrams.destination(&DatagramAddress::from_bytes(&bytes).unwrap()).wait().unwrap();
     let pool = Pool::new(&pd, 1, GRH_BYTES + 64).unwrap();
     datagrams.post_recv(pool.take().unwrap()).unwrap();
     peer.kill();
     for _ in 0..3 {
         datagrams.post_send_inline(&to, b"question").unwrap();
-        datagrams.wait_send().unwrap();
-        assert!(datagrams.wait_recv_timeout(Duration::from_millis(100)).unwrap().is_none());
+        datagrams.next_send().wait().unwrap();
+        assert!(datagrams.next_recv().wait_timeout(Duration::from_millis(100)).is_none());
     }
 }

@@ -46,7 +46,7 @@ impl Evented {
     }
 
     fn quiet(&self) -> bool {
-        self.channel.wait_timeout(Duration::from_millis(50)).unwrap().is_none()
+        self.channel.next().wait_timeout(Duration::from_millis(50)).is_none()
     }
 }
 
@@ -58,13 +58,13 @@ pub(crate) fn armed_cq_raises_one_event() {
     evented.b.cq.arm(Arm::Any).unwrap();
     evented.exchange(SendFlags::empty());
     evented.exchange(SendFlags::empty());
-    assert_eq!(evented.channel.wait().unwrap().user_data, 2);
+    assert_eq!(evented.channel.next().wait().unwrap().user_data, 2);
     assert!(evented.quiet(), "one was asked for");
     assert!(evented.channel.try_wait().unwrap().is_none());
 
     evented.b.cq.arm(Arm::Any).unwrap();
     evented.exchange(SendFlags::empty());
-    assert_eq!(evented.channel.wait_timeout(TIMEOUT).unwrap().unwrap().user_data, 2);
+    assert_eq!(evented.channel.next().wait_timeout(TIMEOUT).unwrap().unwrap().user_data, 2);
 }
 
 pub(crate) fn completion_events_identify_their_cq() {
@@ -72,7 +72,8 @@ pub(crate) fn completion_events_identify_their_cq() {
     evented.a.cq.arm(Arm::Any).unwrap();
     evented.b.cq.arm(Arm::Any).unwrap();
     evented.exchange(SendFlags::empty());
-    let mut reported = [evented.channel.wait().unwrap().user_data, evented.channel.wait().unwrap().user_data];
+    let mut reported =
+        [evented.channel.next().wait().unwrap().user_data, evented.channel.next().wait().unwrap().user_data];
     reported.sort_unstable();
     assert_eq!(reported, [1, 2]);
 }
@@ -90,7 +91,7 @@ pub(crate) fn cq_moderation_delays_events_by_count_or_period() -> Outcome {
         evented.b.cq.arm(Arm::Any).unwrap();
         let start = Instant::now();
         (0..messages).for_each(|_| evented.exchange(SendFlags::empty()));
-        let event = evented.channel.wait_timeout(TIMEOUT).unwrap().expect("an event");
+        let event = evented.channel.next().wait_timeout(TIMEOUT).transpose().unwrap().expect("an event");
         assert_eq!(event.user_data, 2);
         start.elapsed()
     };
@@ -118,7 +119,7 @@ pub(crate) fn pending_event_survives_modify_cq() -> Outcome {
         evented.b.cq.arm(Arm::Any).unwrap();
         evented.exchange(SendFlags::empty());
         evented.b.cq.moderate(count, period).unwrap();
-        let event = evented.channel.wait_timeout(TIMEOUT).unwrap();
+        let event = evented.channel.next().wait_timeout(TIMEOUT).transpose().unwrap();
         assert_eq!(event.map(|event| event.user_data), Some(2), "{count} in {period:?}");
     }
     Ok(Completion::Completed)
@@ -130,7 +131,7 @@ pub(crate) fn solicited_arm_wakes_on_solicited_messages_only() {
     evented.exchange(SendFlags::empty());
     assert!(evented.quiet(), "the message was not solicited");
     evented.exchange(SendFlags::SOLICITED);
-    assert_eq!(evented.channel.wait().unwrap().user_data, 2);
+    assert_eq!(evented.channel.next().wait().unwrap().user_data, 2);
 }
 
 pub(crate) fn cq_overrun_raises_an_async_event() {
@@ -153,6 +154,11 @@ pub(crate) fn cq_overrun_raises_an_async_event() {
         b.completions(8);
     }
     // On other devices the queue pair fails with its CQ.
-    let event = events.wait_timeout(TIMEOUT).unwrap().expect("the queue of one completion overran");
+    let event = events
+        .next()
+        .wait_timeout(TIMEOUT)
+        .transpose()
+        .unwrap()
+        .expect("the queue of one completion overran");
     assert_eq!(event, AsyncEvent::Cq { event: EventType::CQ_ERR, user_data: 0xc0ffee });
 }

@@ -127,12 +127,12 @@ pub(crate) fn exposed_memory_is_sent_without_a_copy() {
     server.post_send(exposed.source(5000..5007).unwrap().into(), ..).unwrap();
     let refused = exposed.revoke().unwrap_err();
     assert!(refused.to_string().contains("a source"), "{refused}");
-    assert_eq!(client.wait().unwrap().message(), Some(&b"a value"[..]));
+    assert_eq!(client.next().wait().unwrap().message(), Some(&b"a value"[..]));
     // Peers still access it while it was sent.
     let room = pd.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
     client.post_read(room, ..7, refused.object.remote(5000).unwrap()).unwrap();
-    assert_eq!(client.wait().unwrap().into_buffer().bytes().unwrap()[..7], *b"a value");
-    assert!(server.wait().unwrap().into_buffer().bytes().is_none());
+    assert_eq!(client.next().wait().unwrap().into_buffer().bytes().unwrap()[..7], *b"a value");
+    assert!(server.next().wait().unwrap().into_buffer().bytes().is_none());
     assert_eq!(&refused.object.revoke().unwrap().bytes()[5000..5007], b"a value");
 }
 

@@ -28,9 +28,9 @@ pub(crate) fn endpoints_exchange_messages_without_unsafe() {
     for _ in 0..10 {
         bob.post_recv(local(&pd, &[0; 64])).unwrap();
         alice.post_send(ball, ..).unwrap();
-        let received = bob.wait().unwrap();
+        let received = bob.next().wait().unwrap();
         assert_eq!(received.message(), Some(&b"ping"[..]));
-        let sent = alice.wait().unwrap();
+        let sent = alice.next().wait().unwrap();
         assert_eq!((sent.message(), alice.pending(), bob.pending()), (None, 0, 0));
         ball = sent.into_buffer();
     }
@@ -45,17 +45,17 @@ pub(crate) fn header_and_body_are_sent_and_received_as_one_message() {
     for round in 0..5 {
         bob.post_recv_parts([(local(&pd, &[0; 8]), 0..4), (local(&pd, &[0; 64]), 0..64)], 1).unwrap();
         alice.post_send_parts([(local(&pd, b"headers"), 0..6), (local(&pd, b"body"), 0..4)], 2).unwrap();
-        let [header, body] = [(), ()].map(|()| bob.wait_timeout(TIMEOUT).unwrap().unwrap());
+        let [header, body] = [(), ()].map(|()| bob.next().wait_timeout(TIMEOUT).unwrap().unwrap());
         assert_eq!((header.message(), header.tag), (Some(&b"head"[..]), 1), "round {round}");
         assert_eq!((body.message(), body.tag), (Some(&b"erbody"[..]), 1), "round {round}");
-        let sent = [(), ()].map(|()| alice.wait_timeout(TIMEOUT).unwrap().unwrap());
+        let sent = [(), ()].map(|()| alice.next().wait_timeout(TIMEOUT).unwrap().unwrap());
         assert_eq!(sent.map(|done| (done.tag, done.len)), [(2, 6), (2, 4)]);
     }
     let shared = region(&pd, &[0; 16]);
     let parts = [(local(&pd, b"one"), 0..3), (local(&pd, b"two"), 0..3)];
     alice.post_write_parts(parts, shared.remote(4).unwrap(), 3).unwrap();
     for _ in 0..2 {
-        assert_eq!(alice.wait_timeout(TIMEOUT).unwrap().unwrap().len, 3);
+        assert_eq!(alice.next().wait_timeout(TIMEOUT).unwrap().unwrap().len, 3);
     }
     assert_eq!(contents(&shared), b"\0\0\0\0onetwo\0\0\0\0\0\0");
     // More buffers than `max_sge` are refused.
@@ -67,7 +67,7 @@ pub(crate) fn header_and_body_are_sent_and_received_as_one_message() {
     bob.abort();
     alice.post_send_parts([(local(&pd, b"lost"), 0..4), (local(&pd, b"too"), 0..3)], 5).unwrap();
     for _ in 0..2 {
-        let failed = alice.wait_timeout(4 * TIMEOUT).unwrap_err();
+        let failed = alice.next().wait_timeout(4 * TIMEOUT).transpose().unwrap_err();
         assert_eq!((failed.tag, failed.buffer.is_some()), (5, true), "{failed}");
     }
 }
@@ -77,10 +77,10 @@ pub(crate) fn endpoints_write_and_read_remote_memory() {
     let (mut alice, _bob) = endpoints(&pd, 4);
     let shared = region(&pd, &[0; 16]);
     alice.post_write(local(&pd, b"-written-"), 1..8, shared.remote(4).unwrap()).unwrap();
-    alice.wait().unwrap();
+    alice.next().wait().unwrap();
     assert_eq!(contents(&shared), b"\0\0\0\0written\0\0\0\0\0");
     alice.post_read(local(&pd, &[b'.'; 9]), 1..8, shared.remote(4).unwrap()).unwrap();
-    let read = alice.wait().unwrap().into_buffer();
+    let read = alice.next().wait().unwrap().into_buffer();
     assert_eq!(read.bytes(), Some(&b".written."[..]));
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn receives_leave_room_for_sends() {
                 end.post_send(local(&pd, b"hello"), ..).unwrap();
             }
             for end in [&mut alice, &mut bob] {
-                let ended: Vec<_> = (0..2).map(|_| end.wait().unwrap()).collect();
+                let ended: Vec<_> = (0..2).map(|_| end.next().wait().unwrap()).collect();
                 assert_eq!(ended.iter().filter_map(Done::message).collect::<Vec<_>>(), [b"hello"]);
             }
         }
@@ -146,7 +146,7 @@ pub(crate) fn operations_return_tag_length_and_immediate() {
     alice.post(Op::compare_swap(local(&pd, &[0; 8]), remote, 10, 99).tag(15)).unwrap();
     alice.post(Op::read(local(&pd, &[0; 8]), .., remote).tag(16)).unwrap();
     alice.post(Op::send_imm_inline(b"", 6).tag(17)).unwrap();
-    let sent: Vec<_> = (0..7).map(|_| alice.wait().unwrap()).collect();
+    let sent: Vec<_> = (0..7).map(|_| alice.next().wait().unwrap()).collect();
     let of = |done: &Done<Mr<Buffer>>| (done.tag, done.len, done.opcode);
     assert_eq!(
         sent.iter().map(of).collect::<Vec<_>>(),
@@ -166,7 +166,7 @@ pub(crate) fn operations_return_tag_length_and_immediate() {
         u64::from_ne_bytes(word)
     };
     assert_eq!([word(3), word(4), word(5)], [7, 10, 99]);
-    let received: Vec<_> = (0..4).map(|_| bob.wait().unwrap()).collect();
+    let received: Vec<_> = (0..4).map(|_| bob.next().wait().unwrap()).collect();
     let of = |done: &Done<Mr<Buffer>>| (done.tag, done.imm, done.message().map(<[u8]>::to_vec));
     assert_eq!(
         received.iter().map(of).collect::<Vec<_>>(),
@@ -195,8 +195,8 @@ pub(crate) fn unsignaled_runs_and_batches_complete_in_order() {
     batch.ring().unwrap();
     for tag in 0..8 {
         // The send that filled the queue was signalled.
-        assert_eq!(alice.wait_timeout(TIMEOUT).unwrap().unwrap().tag, tag);
-        assert_eq!(bob.wait_timeout(TIMEOUT).unwrap().unwrap().message(), Some(&[tag as u8; 16][..]));
+        assert_eq!(alice.next().wait_timeout(TIMEOUT).unwrap().unwrap().tag, tag);
+        assert_eq!(bob.next().wait_timeout(TIMEOUT).unwrap().unwrap().message(), Some(&[tag as u8; 16][..]));
     }
     assert_eq!((alice.pending(), bob.pending()), (0, 0));
 }
@@ -207,12 +207,12 @@ pub(crate) fn aborted_endpoint_returns_all_operations() {
     bob.post_recv(local(&pd, &[0; 8])).unwrap();
     alice.post_recv(local(&pd, &[0; 8])).unwrap();
     alice.post(Op::send(local(&pd, b"first"), ..).tag(1).unsignaled()).unwrap();
-    assert_eq!(bob.wait_timeout(TIMEOUT).unwrap().unwrap().message(), Some(&b"first"[..]));
-    assert!(alice.wait_timeout(Duration::from_millis(1)).unwrap().is_none());
+    assert_eq!(bob.next().wait_timeout(TIMEOUT).unwrap().unwrap().message(), Some(&b"first"[..]));
+    assert!(alice.next().wait_timeout(Duration::from_millis(1)).is_none());
     alice.abort();
     let mut ended = 0;
     while alice.pending() > 0 {
-        let buffer = match alice.wait_timeout(TIMEOUT) {
+        let buffer = match alice.next().wait_timeout(TIMEOUT).transpose() {
             Ok(done) => done.expect("no timeout").buffer,
             Err(failed) => failed.buffer,
         };
@@ -254,7 +254,7 @@ pub(crate) fn closed_endpoint_returns_messages_and_unused_receives() {
     alice.post_send(local(&pd, b"last"), ..).unwrap();
     let ended = alice.close(TIMEOUT).unwrap();
     assert!(matches!(&ended[..], [Ok(done)] if done.opcode == WcOpcode::SEND), "{ended:?}");
-    let received = bob.wait_timeout(TIMEOUT).unwrap().unwrap();
+    let received = bob.next().wait_timeout(TIMEOUT).unwrap().unwrap();
     assert_eq!(received.message(), Some(&b"last"[..]));
     let unused = bob.close(TIMEOUT).unwrap();
     assert!(matches!(&unused[..], [Err(failed)] if failed.tag == 2 && failed.buffer.is_some()), "{unused:?}");
@@ -282,7 +282,7 @@ pub(crate) fn closed_endpoint_waits_for_unsignaled_sends() {
             assert!(matches!(&ended[0], Ok(done) if done.tag == 1), "{ended:?}");
             assert_eq!(ended.len(), 1 + usize::from(receive), "{ended:?}");
         });
-        assert_eq!(bob.wait_timeout(TIMEOUT).unwrap().unwrap().message(), Some(&b"last"[..]));
+        assert_eq!(bob.next().wait_timeout(TIMEOUT).unwrap().unwrap().message(), Some(&b"last"[..]));
     }
 }
 
@@ -291,14 +291,14 @@ pub(crate) fn failed_operation_returns_its_buffer() {
     let (mut alice, mut bob) = endpoints(&pd, 2);
     bob.post_recv(local(&pd, b"...")).unwrap();
     alice.post_send(local(&pd, b"much too long"), ..).unwrap();
-    let failed = alice.wait().unwrap_err();
+    let failed = alice.next().wait().unwrap_err();
     let refused_by_peer = [WcStatus::REM_INV_REQ_ERR, WcStatus::REM_OP_ERR];
     assert!(
         matches!(failed.error, Error::Completion { verb: "Endpoint::post_send", status, .. } if refused_by_peer.contains(&status)),
         "{failed}"
     );
     assert_eq!(failed.buffer.unwrap().bytes(), Some(&b"much too long"[..]));
-    let failed = bob.wait().unwrap_err();
+    let failed = bob.next().wait().unwrap_err();
     assert!(failed.to_string().starts_with("Endpoint::post_recv failed: LOC_"), "{failed}");
     assert_eq!(failed.buffer.unwrap().len(), 3);
 }
@@ -307,7 +307,7 @@ pub(crate) fn wait_without_pending_operations_is_rejected() {
     let pd = open().alloc_pd().unwrap();
     let mut endpoint = Endpoint::<Buffer>::new(&pd, 1, 1).unwrap();
     assert_eq!(
-        endpoint.wait().unwrap_err().to_string(),
+        endpoint.next().wait().unwrap_err().to_string(),
         "Endpoint::wait: no operation is outstanding: post one first"
     );
     assert!(endpoint.poll().is_none());
@@ -317,10 +317,10 @@ pub(crate) fn wait_timeout_ends() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, mut bob) = endpoints(&pd, 2);
     bob.post_recv(local(&pd, &[0; 8])).unwrap();
-    assert!(bob.wait_timeout(Duration::from_millis(20)).unwrap().is_none());
+    assert!(bob.next().wait_timeout(Duration::from_millis(20)).is_none());
     assert_eq!(bob.pending(), 1);
     alice.post_send(local(&pd, b"late"), ..).unwrap();
-    assert_eq!(bob.wait_timeout(TIMEOUT).unwrap().unwrap().message(), Some(&b"late"[..]));
+    assert_eq!(bob.next().wait_timeout(TIMEOUT).unwrap().unwrap().message(), Some(&b"late"[..]));
 }
 
 /// Memory that counts when it is freed.

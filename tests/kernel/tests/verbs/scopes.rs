@@ -26,7 +26,7 @@ pub(crate) fn scope_sends_and_receives_borrowed_memory() {
         let len = bob.scope(|bob| {
             bob.post_recv(&mut room, 1).unwrap();
             alice.scope(|alice| alice.post_send(&ask, ..=round, 2).unwrap()).unwrap();
-            let done = bob.wait_timeout(TIMEOUT).unwrap().expect("no timeout");
+            let done = bob.next().wait_timeout(TIMEOUT).transpose().unwrap().expect("no timeout");
             assert_eq!((done.tag, done.buffer.is_none()), (1, true));
             done.len as usize
         });
@@ -186,14 +186,14 @@ pub(crate) fn scope_borrows_parts_and_leases_and_posts_all_kinds_of_writes() {
                 assert!(alice.post_send_inline(&[0; 1 << 16], 4).unwrap_err().buffer.is_none());
             })
             .unwrap();
-        let written = bob.wait_timeout(TIMEOUT).unwrap().unwrap();
+        let written = bob.next().wait_timeout(TIMEOUT).unwrap().unwrap();
         assert_eq!((written.tag, written.imm), (0, Some(7.into())));
-        assert_eq!(bob.wait_timeout(TIMEOUT).unwrap().unwrap().len, 7);
+        assert_eq!(bob.next().wait_timeout(TIMEOUT).unwrap().unwrap().len, 7);
     })
     .unwrap();
     assert_eq!(&rooms[1].bytes()[..7], b"message");
     assert_eq!((&contents(&target)[8..12], &contents(&target)[32..38]), (&b"part"[..], &b"inline"[..]));
     // The scope waits for borrowed memory only, and bob may receive a message before its acknowledgement.
-    let tags: Vec<_> = (0..3).map(|_| alice.wait_timeout(TIMEOUT).unwrap().unwrap().tag).collect();
+    let tags: Vec<_> = (0..3).map(|_| alice.next().wait_timeout(TIMEOUT).unwrap().unwrap().tag).collect();
     assert_eq!(tags, [1, 2, 3]);
 }

@@ -155,7 +155,7 @@ impl<'a> Active<'a> {
         let deadline = Instant::now() + OPERATION;
         while Instant::now() < deadline {
             self.stop.check().map_err(anyhow::Error::from)?;
-            match self.endpoint.wait_timeout(SLICE) {
+            match self.endpoint.next().wait_timeout(SLICE).transpose() {
                 Ok(Some(_)) => return Ok(()),
                 Ok(None) => {}
                 Err(failed) => return Err(ProbeError::of(&failed)),
@@ -283,7 +283,7 @@ impl<'a> Postcards<'a> {
 
     fn destination(&self, peer: &str) -> Result<Destination> {
         let peer: DatagramAddress = peer.parse().context("the peer's address is not valid")?;
-        Ok(self.datagrams.destination(&peer)?)
+        Ok(self.datagrams.destination(&peer).wait()?)
     }
 
     fn send(&mut self, to: &Destination) -> Result<()> {
@@ -297,8 +297,12 @@ impl<'a> Postcards<'a> {
         loop {
             self.stop.check()?;
             let left = deadline.saturating_duration_since(Instant::now());
-            let received =
-                self.datagrams.wait_recv_timeout(left.min(SLICE)).map_err(|failed| failed.error)?;
+            let received = self
+                .datagrams
+                .next_recv()
+                .wait_timeout(left.min(SLICE))
+                .transpose()
+                .map_err(|failed| failed.error)?;
             if received.is_some() || left.is_zero() {
                 return Ok(received.is_some());
             }

@@ -7,11 +7,10 @@ use std::sync::Arc;
 use bareverbs_provider::traits::Provider;
 
 use super::super::buffer::sealed::PdId;
-use super::super::resolve::{Resolution, ResolveTimeout};
 use super::super::{Op, Source};
-use crate::ah::{Ah, AhAttr};
+use crate::ah::Ah;
 use crate::qp::Datagram;
-use crate::{AnyProvider, Imm, Pd, Result};
+use crate::{AnyProvider, Imm};
 
 /// Where a datagram goes: the path to a port, and a QP there. Cloning it is cheap: clones share the
 /// address handle. Each outstanding send also shares it, so a destination may be dropped at any
@@ -60,35 +59,6 @@ impl<P: Provider> Destination<P> {
     #[doc(alias = "remote_qkey")]
     pub fn qkey(&self) -> u32 {
         self.qkey
-    }
-}
-
-/// A request for a destination. It does not borrow the datagrams, so that another thread may carry it
-/// out.
-pub(crate) struct DestinationRequest<P: Provider> {
-    pd: Pd<P>,
-    path: AhAttr,
-    qp_num: u32,
-    qkey: u32,
-    resolution: Resolution,
-}
-
-impl<P: Provider> DestinationRequest<P> {
-    pub(super) fn new(
-        pd: &Pd<P>,
-        path: &AhAttr,
-        (qp_num, qkey): (u32, u32),
-        timeout: ResolveTimeout,
-    ) -> Self {
-        Self { pd: pd.clone(), path: *path, qp_num, qkey, resolution: timeout.start() }
-    }
-
-    /// Creates the address handle. The kernel waits for the answer of the neighbour, at most until the time
-    /// limit and one second.
-    pub(crate) fn create(self) -> Result<Destination<P>> {
-        let Self { pd, path, qp_num, qkey, resolution } = self;
-        let ah = resolution.run(|| pd.create_ah(&path))?;
-        Ok(Destination::new(Arc::new(ah), qp_num, qkey))
     }
 }
 

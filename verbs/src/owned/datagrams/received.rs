@@ -5,7 +5,7 @@ use std::fmt;
 use bareverbs_provider::traits::Provider;
 
 use super::super::{Done, Failed, Outcome, Source};
-use super::{Datagrams, Destination, DestinationRequest};
+use super::{Datagrams, PendingDestination};
 use crate::ah::{AhAttr, Grh};
 use crate::cq::{WcFlags, WorkCompletion};
 use crate::qp::GRH_BYTES;
@@ -147,26 +147,19 @@ impl<B: Source> ReceivedDatagram<B> {
 
     /// The destination of a reply to the sender. `datagrams` received the datagram. It costs two
     /// system calls: a server keeps the destinations of its peers in a map of
-    /// [senders](Self::sender). It blocks as [`Datagrams::destination`] does.
+    /// [senders](Self::sender). It is waited for as that of [`Datagrams::destination`].
     ///
     /// A packet does not carry the Q_Key of the sender's QP. The reply has the Q_Key of `datagrams`;
     /// [`Destination::with_qkey`] sets another one.
     ///
     /// # Errors
-    /// - The errors of [`ah_attr`](Self::ah_attr).
-    /// - The errors of [`Datagrams::destination`].
+    /// Those of the wait: the errors of [`ah_attr`](Self::ah_attr) and of [`Datagrams::destination`].
     #[doc(alias = "ibv_create_ah_from_wc")]
-    pub fn reply_to<A, P: Provider>(&self, datagrams: &Datagrams<A, P>) -> Result<Destination<P>> {
-        self.reply_request(datagrams)?.create()
-    }
-
-    /// The request for the destination of a reply.
-    pub(crate) fn reply_request<A, P: Provider>(
-        &self,
-        datagrams: &Datagrams<A, P>,
-    ) -> Result<DestinationRequest<P>> {
-        let path = self.ah_attr(datagrams)?;
-        Ok(datagrams.request_on_path(&path, self.sender.qp_num, datagrams.address.qkey))
+    pub fn reply_to<A, P: Provider>(&self, datagrams: &Datagrams<A, P>) -> PendingDestination<P> {
+        match self.ah_attr(datagrams) {
+            Ok(path) => datagrams.destination_with_path(&path, self.sender.qp_num, datagrams.address.qkey),
+            Err(error) => PendingDestination::failed(error),
+        }
     }
 }
 

@@ -12,8 +12,7 @@ use crate::owned::keepalive::Policy;
 use crate::owned::options::QueueParts;
 use crate::owned::{Pool, RegionMut, Spin};
 use crate::qp::QpState;
-#[cfg(any(feature = "async-io", feature = "tokio"))]
-use crate::testing::tasks::{NoWait, Wakes};
+use crate::testing::tasks::{Never, Wakes};
 use crate::testing::{Plain, completion};
 use crate::{Access, Pd, WcStatus};
 
@@ -149,14 +148,14 @@ fn message_is_behind_the_grh() {
     setup.datagrams.post_recv_tagged(lease, 7).unwrap();
     let wr_id = setup.plain.log().received[0];
     setup.received(wr_id, 45);
-    let received = setup.datagrams.wait_recv().unwrap();
+    let received = setup.datagrams.next_recv().wait().unwrap();
     assert_eq!((received.message(), received.tag(), received.imm()), (&b"hello"[..], 7, None));
     assert_eq!(received.into_buffer().len(), LEN);
     // The shortest datagram and the longest one.
     for (byte_len, len) in [(40, 0), (LEN as u32, LEN - GRH_BYTES)] {
         let wr_id = setup.post(0);
         setup.received(wr_id, byte_len);
-        assert_eq!(setup.datagrams.wait_recv().unwrap().message().len(), len);
+        assert_eq!(setup.datagrams.next_recv().wait().unwrap().message().len(), len);
     }
 }
 
@@ -173,7 +172,7 @@ fn sender_is_that_of_the_completion_and_of_the_grh() {
         let wr_id = *setup.plain.log().received.last().unwrap();
         let success = completion(wr_id, WcStatus::SUCCESS);
         setup.complete(WorkCompletion { byte_len: 41, src_qp: 5, slid: 9, wc_flags, ..success });
-        let received = setup.datagrams.wait_recv().unwrap();
+        let received = setup.datagrams.next_recv().wait().unwrap();
         assert_eq!(received.sender(), DatagramSender { qp_num: 5, lid: 9, gid: expected });
     }
 }
@@ -192,7 +191,7 @@ fn impossible_length_fails_the_receive_only_and_returns_its_buffer() {
                 matches!(failed.error, Error::DatagramLength { len: l, max } if (l, max) == (len, LEN as u64))
             );
             assert!(failed.is_recv() && failed.tag == 1 && failed.buffer.is_some());
-            assert_eq!(setup.datagrams.wait_recv().unwrap().tag(), 2);
+            assert_eq!(setup.datagrams.next_recv().wait().unwrap().tag(), 2);
             assert_eq!(setup.datagrams.qp().state(), QpState::RTS);
         }
     }
@@ -214,8 +213,8 @@ fn unknown_completion_returns_no_buffer_and_moves_qp_to_err() {
         assert!(matches!(refused.error, Error::Closed { .. }), "{refused}");
         setup.complete(completion(posted, WcStatus::WR_FLUSH_ERR));
         setup.sent(sent, WcStatus::WR_FLUSH_ERR);
-        assert!(setup.datagrams.wait_recv().unwrap_err().buffer.is_some());
-        assert!(setup.datagrams.wait_send().unwrap_err().buffer.is_some());
+        assert!(setup.datagrams.next_recv().wait().unwrap_err().buffer.is_some());
+        assert!(setup.datagrams.next_send().wait().unwrap_err().buffer.is_some());
     }
 }
 
@@ -227,11 +226,12 @@ fn send_holds_the_address_handle_until_it_is_complete() {
     let third = setup.newest_send();
     assert_eq!(setup.holders(), 3);
     setup.sent(first, WcStatus::SUCCESS);
-    assert_eq!(setup.datagrams.wait_send().unwrap().tag, 1);
+    assert_eq!(setup.datagrams.next_send().wait().unwrap().tag, 1);
     assert_eq!(setup.holders(), 2);
     setup.sent(second, WcStatus::LOC_QP_OP_ERR);
     setup.sent(third, WcStatus::WR_FLUSH_ERR);
-    let failed = [setup.datagrams.wait_send().unwrap_err(), setup.datagrams.wait_send().unwrap_err()];
+    let failed =
+        [setup.datagrams.next_send().wait().unwrap_err(), setup.datagrams.next_send().wait().unwrap_err()];
     assert_eq!((failed.each_ref().map(|failed| failed.tag), setup.holders()), ([2, 3], 0));
     assert_eq!(failed[1].cause, Some(WcStatus::LOC_QP_OP_ERR));
 }
@@ -302,9 +302,9 @@ fn poll_of_one_direction_leaves_the_other() {
     assert_eq!(setup.datagrams.poll_recv().unwrap().unwrap().tag(), 1);
     assert_eq!((setup.datagrams.pending_sends(), setup.datagrams.pending_recvs()), (1, 0));
     assert_eq!(setup.datagrams.poll_send().unwrap().unwrap().tag, 2);
-    let refused = setup.datagrams.wait_recv().map(|_| ()).unwrap_err();
+    let refused = setup.datagrams.next_recv().wait().map(|_| ()).unwrap_err();
     assert!(
-        refused.to_string().contains("Datagrams::wait: no receive is outstanding: post one first"),
+        refused.to_string().contains("Datagrams::next: no receive is outstanding: post one first"),
         "{refused}"
     );
 }
@@ -326,25 +326,24 @@ fn poll_of_one_direction_returns_older_unsignaled_and_failed_operations() {
     assert!(poll().is_none());
 }
 
-#[cfg(any(feature = "async-io", feature = "tokio"))]
 #[test]
 fn awaits_of_datagrams_that_end_at_once_let_other_tasks_run() {
     use std::future::Future;
     use std::sync::atomic::Ordering;
     use std::task::{Context, Poll, Waker};
 
-    let Setup { plain, pool, datagrams, .. } = Setup::<PoolBuffer>::new();
+    let Setup { plain, pool, mut datagrams, .. } = Setup::<PoolBuffer>::new();
     let wakes = Arc::new(Wakes::default());
     let waker = Waker::from(Arc::clone(&wakes));
     let mut context = Context::from_waker(&waker);
-    let mut datagrams = crate::tasks::Datagrams::<NoWait, _, _>::new(datagrams).unwrap();
+    datagrams.attach(Never::Waits).unwrap();
     let mut yields = Vec::new();
     for number in 1..=300_u32 {
-        datagrams.get_mut().post_recv(pool.take().unwrap()).unwrap();
+        datagrams.post_recv(pool.take().unwrap()).unwrap();
         let wr_id = *plain.log().received.last().unwrap();
         let received = WorkCompletion { byte_len: LEN as u32, ..completion(wr_id, WcStatus::SUCCESS) };
         plain.log().completions.push_back(received);
-        let mut wait = std::pin::pin!(datagrams.wait_recv());
+        let mut wait = std::pin::pin!(datagrams.next_recv());
         loop {
             match wait.as_mut().poll(&mut context) {
                 Poll::Ready(received) => break drop(received.unwrap()),
@@ -352,7 +351,7 @@ fn awaits_of_datagrams_that_end_at_once_let_other_tasks_run() {
             }
         }
     }
-    assert_eq!(yields, [128, 256]);
+    assert_eq!(yields, [128, 255]);
     assert_eq!(wakes.0.load(Ordering::Relaxed), 2, "the task is polled again");
 }
 
@@ -362,10 +361,10 @@ fn unsignaled_tail_of_failed_datagrams_ends_by_the_marker() {
     let first = setup.send(1, true);
     setup.send(2, false);
     setup.sent(first, WcStatus::LOC_QP_OP_ERR);
-    assert_eq!(setup.datagrams.wait_send().unwrap_err().tag, 1);
+    assert_eq!(setup.datagrams.next_send().wait().unwrap_err().tag, 1);
     assert_eq!(setup.newest_send(), MARKER);
     setup.sent(MARKER, WcStatus::WR_FLUSH_ERR);
-    assert_eq!(setup.datagrams.wait_send().unwrap_err().tag, 2);
+    assert_eq!(setup.datagrams.next_send().wait().unwrap_err().tag, 2);
     assert_eq!((setup.datagrams.pending(), setup.holders()), (0, 0));
 }
 

@@ -13,12 +13,11 @@ use crate::cq::CqInit;
 use crate::device::DriverId;
 use crate::error::{DoorbellError, PushError};
 use crate::mr::ImplicitMr;
-use crate::owned::flow::PROBE;
-use crate::owned::flow::PostRecv;
+use crate::owned::flow::{PROBE, PostRecv};
 use crate::owned::keepalive::{INTERVAL, Policy};
 use crate::owned::{Outcome, Spin};
 use crate::qp::RecvRequest;
-use crate::testing::tasks::{NoWait, Wakes};
+use crate::testing::tasks::{Never, Wakes};
 use crate::testing::{Hook, Plain, completion, refuse_ioctls, succeed_ioctls};
 use crate::values::Mtu;
 use crate::{Access, Buffer, Gid, MemoryOwner, Mr, Refused, WcOpcode};
@@ -239,7 +238,7 @@ fn unknown_completion_returns_no_buffer_and_moves_qp_to_err() {
             assert_eq!(setup.endpoint.qp().state(), QpState::ERR);
             let refused = setup.endpoint.post_recv(setup.buffer()).unwrap_err();
             assert!(refused.error.to_string().contains("the connection has failed"), "{refused}");
-            let flushed = setup.endpoint.wait().unwrap_err();
+            let flushed = setup.endpoint.next().wait().unwrap_err();
             assert!(flushed.buffer.is_some());
             // The transition to ERR is issued once.
             assert_eq!(setup.plain.log().states, [QpState::ERR]);
@@ -493,11 +492,11 @@ fn operations_of_a_forgotten_batch_are_flushed_by_abort() {
 fn wait_for_unsignaled_operations_only_is_rejected() {
     let mut setup = Setup::new();
     setup.send(1, false);
-    let failed = setup.endpoint.wait().unwrap_err();
+    let failed = setup.endpoint.next().wait().unwrap_err();
     assert!(failed.to_string().contains("are unsignalled"), "{failed}");
     let second = setup.send(2, true);
     setup.complete(second, WcStatus::SUCCESS);
-    assert_eq!(setup.endpoint.wait().unwrap().tag, 1);
+    assert_eq!(setup.endpoint.next().wait().unwrap().tag, 1);
 }
 
 #[test]
@@ -1196,7 +1195,6 @@ fn scope_aborts_the_process_if_the_qp_cannot_be_destroyed() {
     assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{output:?}");
 }
 
-#[cfg(any(feature = "async-io", feature = "tokio"))]
 #[test]
 fn await_of_a_complete_operation_neither_arms_nor_waits() {
     use std::task::{Context, Poll, Waker};
@@ -1206,11 +1204,11 @@ fn await_of_a_complete_operation_neither_arms_nor_waits() {
     let second = setup.send(2, true);
     setup.complete(first, WcStatus::SUCCESS);
     setup.complete(second, WcStatus::WR_FLUSH_ERR);
-    let Setup { plain, endpoint, .. } = setup;
-    let mut endpoint = crate::tasks::Endpoint::<NoWait, _, _>::new(endpoint).unwrap();
+    let Setup { plain, mut endpoint, .. } = setup;
+    endpoint.attach(Never::Waits).unwrap();
     let mut context = Context::from_waker(Waker::noop());
     for expected in [1, -2] {
-        let polled = std::pin::pin!(endpoint.wait()).poll(&mut context);
+        let polled = std::pin::pin!(endpoint.next()).poll(&mut context);
         let Poll::Ready(ended) = polled else { panic!("the first poll returns it") };
         let tag = ended.map_or_else(|failed| -(failed.tag as i64), |done| done.tag as i64);
         assert_eq!((tag, plain.log().arms), (expected, 0));
@@ -1299,7 +1297,7 @@ fn failed_probe_without_operations_is_reported_by_the_next_probe() {
     setup.endpoint.probe().unwrap();
     setup.complete(PROBE, WcStatus::RETRY_EXC_ERR);
     assert!(setup.endpoint.poll().is_none());
-    assert!(matches!(setup.endpoint.wait().unwrap_err().error, Error::Invalid { .. }));
+    assert!(matches!(setup.endpoint.next().wait().unwrap_err().error, Error::Invalid { .. }));
     assert!(matches!(setup.endpoint.probe(), Err(Error::Closed { .. })));
 }
 
@@ -1343,7 +1341,7 @@ fn endpoint_arms_its_cq_again_after_its_event_was_read() {
     setup.post();
     rustix::io::write(&events, &[0; 8]).unwrap();
     // The event is that of a completion which another poll has taken.
-    assert!(setup.endpoint.wait_timeout(Duration::from_millis(20)).unwrap().is_none());
+    assert!(setup.endpoint.next().wait_timeout(Duration::from_millis(20)).is_none());
     assert_eq!(setup.plain.log().arms, 2);
 }
 
@@ -1376,7 +1374,9 @@ fn removal_of_the_device_ends_the_operations_with_their_buffers() {
         let freed = Arc::clone(&setup.freed);
         end(&mut setup);
         assert_eq!((setup.endpoint.pending(), setup.plain.log().states.len()), (0, 0));
-        assert!(setup.endpoint.wait().unwrap_err().to_string().contains("no operation is outstanding"));
+        assert!(
+            setup.endpoint.next().wait().unwrap_err().to_string().contains("no operation is outstanding")
+        );
         assert!(matches!(setup.endpoint.arm(), Err(Error::DeviceRemoved { verb: "Endpoint::arm" })));
         let refused = setup.endpoint.post_recv(setup.buffer()).unwrap_err();
         assert!(matches!(refused.error, Error::Closed { .. }), "{refused}");
@@ -1386,8 +1386,9 @@ fn removal_of_the_device_ends_the_operations_with_their_buffers() {
     };
     let ends: [fn(&mut Setup); 3] = [
         |setup| {
-            assert!(setup.endpoint.wait().unwrap().is_recv(), "it completed before the removal");
-            let failed = [(); 3].map(|()| setup.endpoint.wait_timeout(Duration::ZERO).unwrap_err());
+            assert!(setup.endpoint.next().wait().unwrap().is_recv(), "it completed before the removal");
+            let failed =
+                [(); 3].map(|()| setup.endpoint.next().wait_timeout(Duration::ZERO).transpose().unwrap_err());
             for (failed, (verb, tag)) in failed.into_iter().zip([
                 ("Endpoint::post_send", 3),
                 ("Endpoint::post_send", 4),
@@ -1406,7 +1407,7 @@ fn removal_of_the_device_ends_the_operations_with_their_buffers() {
         |setup| {
             setup.endpoint.queues.spin = SpinState::new(Spin::Always);
             setup.plain.log().armed = Hook(None);
-            let failed = [(); 4].map(|()| setup.endpoint.wait().unwrap_err().error);
+            let failed = [(); 4].map(|()| setup.endpoint.next().wait().unwrap_err().error);
             assert!(failed.iter().all(|error| matches!(error, Error::DeviceRemoved { .. })), "{failed:?}");
         },
     ];
@@ -1460,10 +1461,10 @@ fn close_of_a_removed_device_returns_the_operations() {
 fn close_posts_no_marker_to_a_destroyed_qp() {
     let test = || {
         let Setup { mut endpoint, plain, .. } = removed_setup(true);
-        assert!(endpoint.wait().unwrap().is_recv());
+        assert!(endpoint.next().wait().unwrap().is_recv());
         plain.log().armed = Hook(None);
         // The newest operation, which is unsignalled, is outstanding.
-        assert!(matches!(endpoint.wait().unwrap_err().error, Error::DeviceRemoved { .. }));
+        assert!(matches!(endpoint.next().wait().unwrap_err().error, Error::DeviceRemoved { .. }));
         let sent = plain.log().sent.len();
         let ended = endpoint.close(Duration::from_secs(60)).unwrap();
         assert!(!ended.is_empty());
@@ -1489,10 +1490,10 @@ fn scope_ends_with_an_error_if_the_device_is_removed_at_its_end() {
 #[test]
 fn operations_go_on_if_the_kernel_does_not_confirm_the_removal() {
     let Setup { mut endpoint, plain, freed, .. } = removed_setup(false);
-    assert!(endpoint.wait().unwrap().is_recv());
+    assert!(endpoint.next().wait().unwrap().is_recv());
     plain.log().armed = Hook(None);
     for _ in 0..2 {
-        let failed = endpoint.wait().unwrap_err();
+        let failed = endpoint.next().wait().unwrap_err();
         assert_eq!(failed.error.errno(), Some(Errno::IO));
         assert!(!failed.is_operation() && !matches!(failed.error, Error::DeviceRemoved { .. }), "{failed}");
     }
@@ -1510,7 +1511,7 @@ fn waits_poll_again_after_they_have_armed_the_cq() {
         plain.log().completions.push_back(completion(wr_id, WcStatus::SUCCESS))
     })));
     // The channel of the setup fails to wait.
-    assert!(setup.endpoint.wait().unwrap().is_recv());
+    assert!(setup.endpoint.next().wait().unwrap().is_recv());
     setup.plain.log().armed = Hook(None);
 }
 
@@ -1602,39 +1603,6 @@ fn scope_of_a_refused_receive_does_not_wait_for_it() {
     std::thread::spawn(test).join().unwrap();
 }
 
-/// A descriptor that is readable once.
-#[cfg(any(feature = "async-io", feature = "tokio"))]
-struct ReadableOnce(std::sync::atomic::AtomicBool);
-
-#[cfg(any(feature = "async-io", feature = "tokio"))]
-impl crate::readiness::sealed::Readiness for ReadableOnce {
-    const RUNTIME: &'static str = "none";
-
-    fn new(_: crate::readiness::sealed::Events<'_>) -> Result<Self> {
-        Ok(Self(true.into()))
-    }
-
-    async fn until<T: Send>(&self, _: impl FnMut() -> Result<Option<T>> + Send) -> Result<T> {
-        std::future::pending().await
-    }
-
-    async fn blocking<T: Send + 'static>(call: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-        call()
-    }
-
-    fn poll_drain(
-        &self,
-        _: &mut std::task::Context<'_>,
-        drain: &mut dyn FnMut() -> Result<()>,
-    ) -> std::task::Poll<Result<()>> {
-        if self.0.swap(false, Ordering::Relaxed) {
-            return std::task::Poll::Ready(drain());
-        }
-        std::task::Poll::Pending
-    }
-}
-
-#[cfg(any(feature = "async-io", feature = "tokio"))]
 #[test]
 fn awaits_that_end_at_once_let_other_tasks_run() {
     use std::task::{Context, Poll};
@@ -1646,7 +1614,8 @@ fn awaits_that_end_at_once_let_other_tasks_run() {
     let plain = setup.plain.clone();
     let mut yields = Vec::new();
     setup.post();
-    let mut endpoint = crate::tasks::Endpoint::<NoWait, _, _>::new(setup.endpoint).unwrap();
+    let mut endpoint = setup.endpoint;
+    endpoint.attach(Never::Waits).unwrap();
     for number in 1..=300_u32 {
         let wr_id = *plain.log().received.last().unwrap();
         let opcode = WcOpcode::RECV;
@@ -1654,7 +1623,7 @@ fn awaits_that_end_at_once_let_other_tasks_run() {
         plain.log().completions.push_back(success);
         // A future that is dropped loses no operation.
         let buffer = loop {
-            match std::pin::pin!(endpoint.wait()).poll(&mut context) {
+            match std::pin::pin!(endpoint.next()).poll(&mut context) {
                 Poll::Ready(done) => break done.unwrap().into_buffer(),
                 Poll::Pending => yields.push(number),
             }
@@ -1665,7 +1634,7 @@ fn awaits_that_end_at_once_let_other_tasks_run() {
     assert_eq!(wakes.0.load(Ordering::Relaxed), 2, "the task is polled again");
 }
 
-#[cfg(all(feature = "futures", any(feature = "async-io", feature = "tokio")))]
+#[cfg(feature = "futures")]
 #[test]
 fn stream_of_results_that_are_there_lets_other_tasks_run() {
     use std::pin::Pin;
@@ -1680,7 +1649,8 @@ fn stream_of_results_that_are_there_lets_other_tasks_run() {
     let plain = setup.plain.clone();
     let mut yields = Vec::new();
     setup.post();
-    let mut endpoint = crate::tasks::Endpoint::<NoWait, _, _>::new(setup.endpoint).unwrap();
+    let mut endpoint = setup.endpoint;
+    endpoint.attach(Never::Waits).unwrap();
     for number in 1..=300_u32 {
         let wr_id = *plain.log().received.last().unwrap();
         let opcode = WcOpcode::RECV;
@@ -1698,7 +1668,6 @@ fn stream_of_results_that_are_there_lets_other_tasks_run() {
     assert_eq!(wakes.0.load(Ordering::Relaxed), 2, "the task is polled again");
 }
 
-#[cfg(any(feature = "async-io", feature = "tokio"))]
 #[test]
 fn await_arms_the_cq_again_after_its_event_was_read() {
     use std::task::{Context, Waker};
@@ -1708,29 +1677,43 @@ fn await_arms_the_cq_again_after_its_event_was_read() {
     setup.endpoint.queues.channel = channel;
     setup.post();
     rustix::io::write(&events, &[0; 8]).unwrap();
-    let Setup { plain, endpoint, .. } = setup;
-    let mut endpoint = crate::tasks::Endpoint::<ReadableOnce, _, _>::new(endpoint).unwrap();
-    let mut wait = std::pin::pin!(endpoint.wait());
+    let Setup { plain, mut endpoint, .. } = setup;
+    endpoint.attach(Never::ReadableAgain).unwrap();
+    let mut wait = std::pin::pin!(endpoint.next());
     assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     assert_eq!(plain.log().arms, 2);
 }
 
-#[cfg(any(feature = "async-io", feature = "tokio"))]
 #[test]
-fn await_of_a_replaced_endpoint_is_refused() {
+fn await_without_a_runtime_names_attach() {
+    use std::task::{Context, Poll, Waker};
+
+    let mut setup = Setup::new();
+    setup.endpoint.queues.spin = SpinState::new(Spin::Never);
+    setup.post();
+    let polled = std::pin::pin!(setup.endpoint.next()).poll(&mut Context::from_waker(Waker::noop()));
+    let Poll::Ready(Err(refused)) = polled else { panic!("it is refused") };
+    assert!(matches!(refused.error, Error::Invalid { verb: "Endpoint::next", .. }), "{refused}");
+    assert!(refused.to_string().contains("call `attach` first"), "{refused}");
+}
+
+#[test]
+fn swapped_endpoints_keep_their_runtimes() {
     use std::task::{Context, Poll, Waker};
 
     let mut context = Context::from_waker(Waker::noop());
-    let mut other = Setup::new();
-    other.post();
-    let mut endpoint = crate::tasks::Endpoint::<NoWait, _, _>::new(Setup::new().endpoint).unwrap();
-    *endpoint.get_mut() = other.endpoint;
-    let polled = std::pin::pin!(endpoint.wait()).poll(&mut context);
-    let Poll::Ready(Err(refused)) = polled else { panic!("it is refused") };
-    assert!(matches!(refused.error, Error::Invalid { verb: "Endpoint::wait", .. }), "{refused}");
+    let (mut one, mut other) = (Setup::new(), Setup::new());
+    let wr_id = one.post();
+    one.endpoint.queues.spin = SpinState::new(Spin::Never);
+    one.endpoint.attach(Never::Readable).unwrap();
+    std::mem::swap(&mut one.endpoint, &mut other.endpoint);
+    let mut endpoint = other.endpoint;
+    assert!(std::pin::pin!(endpoint.next()).poll(&mut context).is_pending());
+    one.plain.log().completions.push_back(completion(wr_id, WcStatus::SUCCESS));
+    let polled = std::pin::pin!(endpoint.next()).poll(&mut context);
+    assert!(matches!(polled, Poll::Ready(Ok(done)) if done.is_recv()));
 }
 
-#[cfg(any(feature = "async-io", feature = "tokio"))]
 #[test]
 fn completion_of_a_cq_is_awaited_on_its_own_channel_only() {
     use std::task::{Context, Poll, Waker};
@@ -1741,13 +1724,11 @@ fn completion_of_a_cq_is_awaited_on_its_own_channel_only() {
     let [own, other] = [(); 2].map(|()| CompChannel::for_test(pd.context().file()));
     let init = CqInit { channel: Some(&own), ..CqInit::new(8) };
     let mut cq = pd.context().create_cq(&init).unwrap();
-    let mut other = crate::tasks::CompChannel::<NoWait>::new(other).unwrap();
     let polled = std::pin::pin!(other.completion(&mut cq)).poll(&mut context);
     assert!(matches!(polled, Poll::Ready(Err(Error::Invalid { verb: "CompChannel::completion", .. }))));
     let log = plain.clone();
     plain.log().armed =
         Hook(Some(Arc::new(move |_| log.log().completions.push_back(completion(7, WcStatus::SUCCESS)))));
-    let mut own = crate::tasks::CompChannel::<NoWait>::new(own).unwrap();
     let polled = std::pin::pin!(own.completion(&mut cq)).poll(&mut context);
     assert!(matches!(polled, Poll::Ready(Ok(WorkCompletion { wr_id: 7, .. }))), "it arrived meanwhile");
     plain.log().armed = Hook(None);

@@ -63,7 +63,7 @@ impl Kind for Reliable {
 
     const CLOSED: &'static str =
         "the connection has failed, or this side has ended it: create a new endpoint";
-    const WAIT: &'static str = "Endpoint::wait";
+    const WAIT: &'static str = "Endpoint::next";
     const ARM: &'static str = "Endpoint::arm";
     const CLOSE: &'static str = "Endpoint::close";
 

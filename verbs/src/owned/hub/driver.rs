@@ -5,7 +5,7 @@ use std::future::Future;
 use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
@@ -14,11 +14,9 @@ use bareverbs_provider::wake::{FirstPanic, wake_all};
 use super::election::DriverKind;
 use super::park::Parker;
 use super::{BATCH, HubInner};
-use crate::alarm::Alarm;
 use crate::cq::CompChannel;
 use crate::owned::Spinning;
-use crate::readiness::Readiness;
-use crate::readiness::sealed::Events;
+use crate::runtime::{Attached, Runtime};
 use crate::{AnyProvider, Error, Result};
 
 /// Maximum of completions that a driver reaps before it yields to other tasks.
@@ -70,27 +68,24 @@ impl<B, P: Provider> Drop for DriverGuard<B, P> {
 /// `Send`. After it is dropped, the hub has no driver: see
 /// [`Pending`](crate::owned::Pending#without-a-driver).
 #[must_use = "a driver does nothing unless it is polled"]
-pub struct Driver<B, R, P: Provider = AnyProvider> {
+pub struct Driver<B, P: Provider = AnyProvider> {
     guard: DriverGuard<B, P>,
-    readiness: R,
-    /// Rings when a keepalive is due.
-    alarm: Alarm<R>,
+    attached: Attached,
     /// The current wait.
     spinning: Option<Spinning>,
 }
 
-impl<B, R: Readiness, P: Provider> Driver<B, R, P> {
-    pub(super) fn new(hub: &Arc<HubInner<B, P>>) -> Result<Self> {
-        let readiness = R::new(Events(hub.channel.events()))?;
-        let alarm = Alarm::new(hub.channel.file());
-        Ok(Self { guard: DriverGuard::take(hub, DriverKind::Task)?, readiness, alarm, spinning: None })
+impl<B, P: Provider> Driver<B, P> {
+    pub(super) fn new(hub: &Arc<HubInner<B, P>>, runtime: impl Runtime) -> Result<Self> {
+        let attached = Attached::new(Arc::new(runtime), &hub.channel)?;
+        Ok(Self { guard: DriverGuard::take(hub, DriverKind::Task)?, attached, spinning: None })
     }
 }
 
 // It contains no pinned values.
-impl<B, R, P: Provider> Unpin for Driver<B, R, P> {}
+impl<B, P: Provider> Unpin for Driver<B, P> {}
 
-impl<B, R: Readiness, P: Provider> Future for Driver<B, R, P> {
+impl<B, P: Provider> Future for Driver<B, P> {
     type Output = Result<()>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
@@ -104,7 +99,7 @@ impl<B, R: Readiness, P: Provider> Future for Driver<B, R, P> {
     }
 }
 
-impl<B, R: Readiness, P: Provider> Driver<B, R, P> {
+impl<B, P: Provider> Driver<B, P> {
     fn poll_hub(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let this = self;
         let Some(hub) = this.guard.hub.upgrade() else { return Poll::Ready(Ok(())) };
@@ -126,24 +121,19 @@ impl<B, R: Readiness, P: Provider> Driver<B, R, P> {
             if hub.arm()? {
                 continue;
             }
-            match this.readiness.poll_drain(cx, &mut || hub.take_events()) {
-                Poll::Ready(drained) => drained?,
-                Poll::Pending => match this.alarm.poll(cx, due) {
-                    Poll::Ready(rung) => rung?,
-                    Poll::Pending => return Poll::Pending,
-                },
-            }
+            ready!(this.attached.poll(cx.waker(), due))?;
+            hub.take_events()?;
         }
         cx.waker().wake_by_ref();
         Poll::Pending
     }
 }
 
-impl<B, R, P: Provider> fmt::Debug for Driver<B, R, P> {
+impl<B, P: Provider> fmt::Debug for Driver<B, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Driver")
             .field("ended", &(self.guard.hub.strong_count() == 0))
-            .field("alarm", &self.alarm)
+            .field("attached", &self.attached)
             .finish_non_exhaustive()
     }
 }

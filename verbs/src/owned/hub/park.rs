@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Wake, Waker};
+use std::task::{Poll, Wake, Waker};
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
@@ -52,6 +52,25 @@ impl Parker {
         let result = work(&parker, &waker);
         let _ = PARKER.try_with(|own| own.borrow_mut().replace((parker, waker)));
         result
+    }
+
+    /// Blocks the thread until `poll` returns a value, at most until `end`. `poll` registers the waker.
+    pub(crate) fn block_on<T>(
+        end: Option<Instant>,
+        mut poll: impl FnMut(&Waker) -> Poll<Result<T>>,
+    ) -> Poll<Result<T>> {
+        let ended = Self::with(|parker, waker| {
+            loop {
+                if let Poll::Ready(value) = poll(waker) {
+                    return value.map(Poll::Ready);
+                }
+                if end.is_some_and(|end| Instant::now() >= end) {
+                    return Ok(Poll::Pending);
+                }
+                parker.sleep(None, end)?;
+            }
+        });
+        ended.map_or_else(|error| Poll::Ready(Err(error)), |polled| polled.map(Ok))
     }
 
     /// Sleeps until the thread is woken, `other` is readable or `end` has passed. Returns at once

@@ -91,7 +91,7 @@ pub(crate) struct PostedBy {
 
 /// The queue of an operation of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
+pub enum Direction {
     Send,
     Recv,
 }

@@ -13,6 +13,7 @@ use super::HubInner;
 use super::election::{Election, WaiterId};
 use super::park::Parker;
 use crate::owned::keepalive::{ROUNDS, earlier};
+use crate::wait::Caller;
 use crate::{Error, Result};
 
 /// A blocked thread, from when it is about to sleep until it leaves.
@@ -35,6 +36,26 @@ impl Drop for Waiter<'_> {
 }
 
 impl<B, P: Provider> HubInner<B, P> {
+    /// Polls for a task, which needs a driver, or blocks a thread. `poll` reaps and registers the waker of
+    /// its context.
+    pub(crate) fn poll_by<T, E: From<Error>>(
+        &self,
+        caller: Caller<'_>,
+        verb: &'static str,
+        mut poll: impl FnMut(&mut Context<'_>) -> Poll<Result<T, E>>,
+    ) -> Poll<Result<T, E>> {
+        match caller {
+            Caller::Thread(end) => match self.block_on(end, poll) {
+                Ok(polled) => polled.map_or(Poll::Pending, Poll::Ready),
+                Err(error) => Poll::Ready(Err(error.into())),
+            },
+            Caller::Task(waker) => match poll(&mut Context::from_waker(waker)) {
+                Poll::Pending if !self.election.has_driver() => Poll::Ready(Err(self.no_driver(verb).into())),
+                polled => polled,
+            },
+        }
+    }
+
     /// Blocks until `poll` returns a value, at most until `end`. `poll` reaps and registers the
     /// waker of its context.
     pub(crate) fn block_on<T>(

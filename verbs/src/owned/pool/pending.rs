@@ -1,23 +1,22 @@
 //! Waiting for a buffer of a pool.
 
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::task::{Context, Poll, Waker};
 
 use super::slots::Ticket;
 use super::{Inner, PoolBuffer};
 use crate::Result;
 use crate::owned::hub::park::Parker;
+use crate::wait::{Caller, waits};
 
 /// A wait for a buffer of a [`Pool`](super::Pool), from [`Pool::acquire`](super::Pool::acquire).
 ///
 /// Tasks await it as a future; [`wait`](Self::wait) and [`wait_timeout`](Self::wait_timeout) block a
 /// thread. It takes its place among the waits when it is first polled, and gets its buffer in this
 /// order: [`Pool::take`](super::Pool::take) returns `None` meanwhile. Each buffer that is given back
-/// wakes one wait.
+/// wakes one wait. After it has returned a buffer, it waits for another one. A thread that can't sleep
+/// gets [`Error::System`](crate::Error::System) (`EMFILE`, `ENFILE`, `ENOMEM`); a task gets no error.
 ///
 /// # Dropping it
 ///
@@ -42,46 +41,18 @@ impl PendingPoolBuffer {
         Self { pool, ticket: None }
     }
 
-    /// Blocks until there is a buffer.
-    ///
-    /// # Errors
-    /// [`Error::System`](crate::Error::System): the thread could not sleep (`EMFILE`, `ENFILE`,
-    /// `ENOMEM`).
-    pub fn wait(mut self) -> Result<PoolBuffer> {
-        loop {
-            // Without a time limit it returns only with a buffer.
-            if let Some(lease) = self.wait_until(None)? {
-                return Ok(lease);
-            }
+    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<PoolBuffer>> {
+        match caller {
+            Caller::Thread(end) => Parker::block_on(end, |waker| self.poll_lease(waker).map(Ok)),
+            Caller::Task(waker) => self.poll_lease(waker).map(Ok),
         }
     }
 
-    /// Blocks until there is a buffer, at most for `timeout`. Returns `Ok(None)` on a timeout; the wait
-    /// keeps its place until it is dropped.
-    ///
-    /// # Errors
-    /// As for [`PendingPoolBuffer::wait`].
-    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<PoolBuffer>> {
-        self.wait_until(Instant::now().checked_add(timeout))
-    }
-
-    fn wait_until(&mut self, end: Option<Instant>) -> Result<Option<PoolBuffer>> {
-        Parker::with(|parker, waker| {
-            let cx = Context::from_waker(waker);
-            loop {
-                if let Poll::Ready(lease) = self.poll_lease(&cx) {
-                    return Ok(Some(lease));
-                }
-                if end.is_some_and(|end| Instant::now() >= end) {
-                    return Ok(None);
-                }
-                parker.sleep(None, end)?;
-            }
-        })
-    }
-
-    pub(crate) fn poll_lease(&mut self, cx: &Context<'_>) -> Poll<PoolBuffer> {
-        self.pool.slots.poll(&mut self.ticket, cx).map(|slot| PoolBuffer::new(&self.pool, slot))
+    pub(crate) fn poll_lease(&mut self, waker: &Waker) -> Poll<PoolBuffer> {
+        self.pool
+            .slots
+            .poll(&mut self.ticket, &Context::from_waker(waker))
+            .map(|slot| PoolBuffer::new(&self.pool, slot))
     }
 
     /// Gives its place up, as dropping it does. The next poll takes a new one.
@@ -92,15 +63,7 @@ impl PendingPoolBuffer {
     }
 }
 
-impl Future for PendingPoolBuffer {
-    type Output = PoolBuffer;
-
-    /// Cancel-safe: see [dropping it](PendingPoolBuffer#dropping-it). After it has returned a buffer, it
-    /// waits for another one.
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<PoolBuffer> {
-        self.get_mut().poll_lease(cx)
-    }
-}
+waits!([] PendingPoolBuffer => Result<PoolBuffer>);
 
 impl Drop for PendingPoolBuffer {
     fn drop(&mut self) {

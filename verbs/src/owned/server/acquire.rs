@@ -1,18 +1,16 @@
 //! Waits for a buffer of a server.
 
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
 
 use super::{Handle, Inner, ROUNDS};
 use crate::owned::hub::reaper::BATCH;
 use crate::owned::{PendingPoolBuffer, PoolBuffer, Source};
+use crate::wait::{Caller, waits};
 use crate::{AnyProvider, Error, Result};
 
 const VERB: &str = "Handle::acquire";
@@ -22,7 +20,8 @@ const VERB: &str = "Handle::acquire";
 ///
 /// Tasks await it as a future; [`wait`](Self::wait) and [`wait_timeout`](Self::wait_timeout) block a
 /// thread. It takes its place among the waits when it is first polled, and gets its buffer in this
-/// order. Each buffer that is free again wakes one wait.
+/// order. Each buffer that is free again wakes one wait. After it has returned a buffer, it waits for
+/// another one.
 ///
 /// Unlike a [`PendingPoolBuffer`] of a [`Pool`](crate::owned::Pool), it polls the CQ, so it reaps the sends
 /// whose buffers it waits for. It reads no events: buffers that messages of peers have are not among
@@ -71,7 +70,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
     ///
     /// // A thread blocks:
     /// let message = handle.acquire().wait()?;
-    /// let in_time = handle.acquire().wait_timeout(Duration::from_millis(100))?;
+    /// let in_time = handle.acquire().wait_timeout(Duration::from_millis(100)).transpose()?;
     /// # drop((message, in_time));
     /// # Ok(())
     /// # }
@@ -88,38 +87,16 @@ impl<B: Source, P: Provider> Handle<B, P> {
 }
 
 impl<B: Source, P: Provider> PendingBuffer<B, P> {
-    /// Blocks until there is a buffer.
-    ///
-    /// # Errors
-    /// [Those of the wait](Self#errors), except [`Error::NoDriver`].
-    pub fn wait(mut self) -> Result<PoolBuffer> {
-        loop {
-            // Without a time limit it returns only with a buffer.
-            if let Some(lease) = self.wait_until(None)? {
-                return Ok(lease);
-            }
-        }
-    }
-
-    /// Blocks until there is a buffer, at most for `timeout`. Returns `Ok(None)` on a timeout; the wait
-    /// keeps its place until it is dropped.
-    ///
-    /// # Errors
-    /// As for [`PendingBuffer::wait`].
-    pub fn wait_timeout(&mut self, timeout: Duration) -> Result<Option<PoolBuffer>> {
-        self.wait_until(Instant::now().checked_add(timeout))
-    }
-
-    fn wait_until(&mut self, end: Option<Instant>) -> Result<Option<PoolBuffer>> {
+    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<PoolBuffer>> {
         let hub = Arc::clone(self.server.hub.inner());
-        hub.block_on(end, |cx| self.poll_lease(cx))?.transpose()
+        hub.poll_by(caller, VERB, |cx| self.poll_lease(cx))
     }
 
     /// Takes a buffer, or registers the task and helps to reap.
     fn poll_lease(&mut self, cx: &Context<'_>) -> Poll<Result<PoolBuffer>> {
         for _ in 0..ROUNDS {
             self.check_open()?;
-            if let Poll::Ready(lease) = self.wait.poll_lease(cx) {
+            if let Poll::Ready(lease) = self.wait.poll_lease(cx.waker()) {
                 return Poll::Ready(Ok(lease));
             }
             // The end of the server either finds the waker, or was before this.
@@ -148,20 +125,10 @@ impl<B: Source, P: Provider> PendingBuffer<B, P> {
     }
 }
 
-impl<B: Source, P: Provider> Future for PendingBuffer<B, P> {
-    type Output = Result<PoolBuffer>;
+waits!([B: Source, P: Provider] PendingBuffer<B, P> => Result<PoolBuffer>);
 
-    /// Cancel-safe: see [dropping it](PendingBuffer#dropping-it). After it has returned a buffer, it
-    /// waits for another one.
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<PoolBuffer>> {
-        let this = self.get_mut();
-        let polled = this.poll_lease(cx);
-        if polled.is_pending() && !this.server.hub.inner().election.has_driver() {
-            return Poll::Ready(Err(this.server.hub.inner().no_driver(VERB)));
-        }
-        polled
-    }
-}
+// It contains no pinned values.
+impl<B: Source, P: Provider> Unpin for PendingBuffer<B, P> {}
 
 impl<B: Source, P: Provider> fmt::Debug for PendingBuffer<B, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

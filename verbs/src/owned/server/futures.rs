@@ -19,7 +19,7 @@ impl<B: Source, P: Provider> Stream for Server<B, P> {
 
     /// As [`Server::next`]: it ends when the server was shut down and all peers have ended.
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        Server::poll_next(self.get_mut(), cx).map(Result::transpose)
+        Pin::new(&mut self.get_mut().next()).poll(cx).map(Result::transpose)
     }
 }
 
@@ -27,7 +27,7 @@ impl<B: Source, P: Provider> Stream for Client<B, P> {
     type Item = Result<Event<B, P>>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        Server::poll_next(&mut self.get_mut().server, cx).map(Result::transpose)
+        Pin::new(&mut self.get_mut().next()).poll(cx).map(Result::transpose)
     }
 }
 

@@ -27,43 +27,6 @@ pub enum Event<B: Source = PoolBuffer, P: Provider = AnyProvider> {
     Closed(PeerId),
 }
 
-/// The result of a wait with a time limit: [`Server::wait_timeout`](super::Server::wait_timeout).
-#[must_use]
-pub enum Waited<B: Source = PoolBuffer, P: Provider = AnyProvider> {
-    /// An event.
-    Event(Event<B, P>),
-    /// The time limit was reached. Events may follow.
-    TimedOut,
-    /// The server was shut down and all peers have ended: no event follows.
-    Ended,
-}
-
-impl<B: Source, P: Provider> Waited<B, P> {
-    /// The event, if there is one.
-    pub fn into_event(self) -> Option<Event<B, P>> {
-        match self {
-            Self::Event(event) => Some(event),
-            Self::TimedOut | Self::Ended => None,
-        }
-    }
-
-    /// Whether the time limit was reached.
-    #[must_use]
-    pub fn is_timeout(&self) -> bool {
-        matches!(self, Self::TimedOut)
-    }
-}
-
-impl<B: Source, P: Provider> fmt::Debug for Waited<B, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Event(event) => f.debug_tuple("Event").field(event).finish(),
-            Self::TimedOut => f.write_str("TimedOut"),
-            Self::Ended => f.write_str("Ended"),
-        }
-    }
-}
-
 /// A message. Dropping it gives its buffer back to the receives, and permits the peer to send
 /// another one.
 ///
@@ -73,7 +36,7 @@ impl<B: Source, P: Provider> fmt::Debug for Waited<B, P> {
 /// use bareverbs::server::{Event, Server};
 ///
 /// # fn echo(mut server: Server) -> bareverbs::Result<()> {
-/// while let Some(event) = server.wait()? {
+/// while let Some(event) = server.next().wait()? {
 ///     if let Event::Message(mut message) = event {
 ///         message.bytes_mut().make_ascii_uppercase();
 ///         let len = message.bytes().len();

@@ -1,4 +1,7 @@
+use std::future::Future;
+use std::pin::Pin;
 use std::task::Waker;
+use std::time::Duration;
 
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::error::DoorbellError;
@@ -99,7 +102,7 @@ impl Setup {
     }
 
     fn next(&mut self) -> Option<Event<PoolBuffer, Plain>> {
-        self.server.wait_timeout(Duration::ZERO).unwrap().into_event()
+        self.server.next().wait_timeout(Duration::ZERO).transpose().unwrap().flatten()
     }
 
     fn message(&mut self) -> Message<PoolBuffer, Plain> {
@@ -142,7 +145,7 @@ fn messages_wait_for_credits() {
     first.into_iter().for_each(|sent| assert_eq!(sent.wait().unwrap().len, 4));
     let mut third = send(&setup);
     assert!(setup.plain.log().sent.is_empty(), "the peer has permitted two");
-    assert!(third.wait_timeout(Duration::ZERO).unwrap().is_none());
+    assert!(third.wait_timeout(Duration::ZERO).is_none());
     setup.credits += 1;
     let receive = setup.receive();
     setup.arrives(receive, Kind::Credit as u32, 0);
@@ -222,7 +225,7 @@ fn shutdown_ends_when_both_ends_have_received_everything() {
     assert_eq!(setup.plain.log().sent.len(), 2);
     (0..2).for_each(|_| setup.sent());
     sent.wait().unwrap();
-    assert!(shutdown.wait_timeout(Duration::ZERO).unwrap().is_none());
+    assert!(shutdown.wait_timeout(Duration::ZERO).is_none());
     for kind in [Kind::FinAck, Kind::Fin] {
         let receive = setup.receive();
         setup.arrives(receive, kind as u32, 0);
@@ -244,7 +247,7 @@ fn shutdown_ends_when_a_peer_that_has_closed_leaves() {
     let mut shutdown = setup.server.handle.shutdown();
     // The acknowledgement of the peer's FIN, and the FIN of this end. The peer does not answer it.
     assert_eq!(setup.plain.log().sent.len(), 2);
-    assert!(shutdown.wait_timeout(Duration::ZERO).unwrap().is_none());
+    assert!(shutdown.wait_timeout(Duration::ZERO).is_none());
     (0..2).for_each(|_| setup.sent());
     assert_eq!(shutdown.wait().unwrap(), Report::default());
     assert!(setup.next().is_none());
@@ -284,7 +287,7 @@ fn completions_do_not_end_messages_that_wait_for_credits() {
         setup.plain.log().completions.push_back(lie);
     }
     assert_eq!(setup.server.handle.inner.hub.poll(usize::MAX), 3 * 64);
-    assert!(queued.wait_timeout(Duration::ZERO).unwrap().is_none());
+    assert!(queued.wait_timeout(Duration::ZERO).is_none());
     setup.credits += 1;
     let receive = setup.receive();
     setup.arrives(receive, Kind::Credit as u32, 0);
@@ -337,12 +340,12 @@ fn end_of_the_driver_wakes_the_reader_and_shutdowns() {
     let guard = DriverGuard::take(&hub, DriverKind::Task).unwrap();
     let woken = [(); 2].map(|()| Arc::new(Woken::default()));
     let wakers = woken.clone().map(Waker::from);
-    assert!(setup.server.poll_next(&mut Context::from_waker(&wakers[0])).is_pending());
+    assert!(Pin::new(&mut setup.server.next()).poll(&mut Context::from_waker(&wakers[0])).is_pending());
     let mut shutdown = setup.server.handle.shutdown();
     assert!(Pin::new(&mut shutdown).poll(&mut Context::from_waker(&wakers[1])).is_pending());
     drop(guard);
     assert!(woken.iter().all(|woken| woken.0.load(Ordering::Relaxed)));
-    let polled = setup.server.poll_next(&mut Context::from_waker(&wakers[0]));
+    let polled = Pin::new(&mut setup.server.next()).poll(&mut Context::from_waker(&wakers[0]));
     assert!(matches!(polled, Poll::Ready(Err(Error::NoDriver { .. }))));
 }
 
@@ -361,10 +364,10 @@ fn shutdown_wakes_the_reader_of_a_server_without_peers() {
     assert!(setup.server.handle.inner.hub.inner().election.attach_driver(DriverKind::Task));
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
-    assert!(setup.server.poll_next(&mut Context::from_waker(&waker)).is_pending());
+    assert!(Pin::new(&mut setup.server.next()).poll(&mut Context::from_waker(&waker)).is_pending());
     drop(setup.server.handle.shutdown());
     assert!(woken.0.load(Ordering::Relaxed));
-    let polled = setup.server.poll_next(&mut Context::from_waker(&waker));
+    let polled = Pin::new(&mut setup.server.next()).poll(&mut Context::from_waker(&waker));
     assert!(matches!(polled, Poll::Ready(Ok(None))));
 }
 
@@ -427,7 +430,7 @@ fn removed_peer_wakes_the_reader_though_another_waker_panics() {
         let complete = setup.panicking_task();
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(Arc::clone(&woken));
-        assert!(setup.server.poll_next(&mut Context::from_waker(&waker)).is_pending());
+        assert!(Pin::new(&mut setup.server.next()).poll(&mut Context::from_waker(&waker)).is_pending());
         succeed_ioctls();
         complete();
         let (handle, peer) = (setup.server.handle().clone(), setup.peer);
@@ -464,7 +467,7 @@ fn shutdown_wakes_the_reader_though_the_waker_of_a_message_panics() {
     assert!(Pin::new(&mut message).poll(&mut Context::from_waker(&waker)).is_pending());
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
-    assert!(setup.server.poll_next(&mut Context::from_waker(&waker)).is_pending());
+    assert!(Pin::new(&mut setup.server.next()).poll(&mut Context::from_waker(&waker)).is_pending());
     assert!(panics(|| setup.server.handle.shutdown()));
     assert!(woken.0.load(Ordering::Relaxed));
     assert!(message.wait().unwrap_err().buffer.is_some());
@@ -770,7 +773,7 @@ fn free_buffer_ends_a_wait_at_once() {
     let lease = setup.server.acquire().wait().unwrap();
     let mut wait = setup.server.handle().acquire();
     let other = wait.wait_timeout(Duration::ZERO).unwrap().unwrap();
-    assert!(wait.wait_timeout(Duration::ZERO).unwrap().is_none());
+    assert!(wait.wait_timeout(Duration::ZERO).is_none());
     drop((lease, other));
     // A task needs no driver then.
     drop(wait);
@@ -784,7 +787,7 @@ fn wait_reaps_the_sends_whose_buffers_it_waits_for() {
     let send = || setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
     [send(), send()].into_iter().for_each(Pending::detach);
     let mut wait = setup.server.acquire();
-    assert!(wait.wait_timeout(Duration::ZERO).unwrap().is_none());
+    assert!(wait.wait_timeout(Duration::ZERO).is_none());
     setup.sent();
     let lease = wait.wait().unwrap();
     assert_eq!(lease.len(), SIZE);
@@ -1001,7 +1004,7 @@ fn messages_that_wait_for_credits_fail_with_their_peer() {
     assert!(setup.plain.log().sent.is_empty());
     setup.arrives(SHARED, Kind::Data as u32, 5);
     assert!(matches!(setup.failure(), Error::UnknownCompletion { .. }));
-    let failed = waiting.wait_timeout(Duration::ZERO).unwrap_err();
+    let failed = waiting.wait_timeout(Duration::ZERO).transpose().unwrap_err();
     assert!(failed.buffer.is_some(), "{failed}");
     let report = setup.server.handle.shutdown().wait().unwrap();
     assert_eq!((report.sent, report.failed), (2, 1));
@@ -1014,7 +1017,7 @@ fn message_beyond_the_length_of_the_peer_is_refused() {
     let send = |len| setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..len);
     let refused = send(9).wait().unwrap_err();
     assert!(matches!(refused.error, Error::Limit { asked: 9, max: 8, .. }), "{refused}");
-    assert!(send(8).wait_timeout(Duration::ZERO).unwrap().is_none());
+    assert!(send(8).wait_timeout(Duration::ZERO).is_none());
 }
 
 #[test]
@@ -1025,7 +1028,7 @@ fn reader_of_a_busy_cq_yields_and_is_polled_again() {
     setup.plain.log().completions.extend(std::iter::repeat_with(busy).take(10 * BATCH));
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
-    assert!(setup.server.poll_next(&mut Context::from_waker(&waker)).is_pending());
+    assert!(Pin::new(&mut setup.server.next()).poll(&mut Context::from_waker(&waker)).is_pending());
     assert!(!setup.plain.log().completions.is_empty(), "it yields");
     assert!(woken.0.load(Ordering::Relaxed));
 }

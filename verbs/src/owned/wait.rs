@@ -1,0 +1,333 @@
+//! Waits for operations: spin, poll, probe, arm, poll again, sleep. Threads and tasks, endpoints and
+//! datagrams share them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Poll, Waker, ready};
+use std::time::Instant;
+
+use bareverbs_provider::traits::Provider;
+
+use super::endpoint::{DoneOf, Flowing, Flows, Marker, Queues};
+use super::flow::Kind;
+use super::hub::reaper::Direction;
+use super::keepalive::{ROUNDS, earlier};
+use super::{BUDGET, Done, Endpoint, Failed, PoolBuffer, Spinning};
+use crate::cq::Arm;
+use crate::qp::Rc;
+use crate::runtime::{Attached, Runtime, not_attached};
+use crate::wait::{Caller, waits};
+use crate::{AnyProvider, Error, Result};
+
+/// The result of an operation.
+pub(crate) type Ended<B, P, T> = Result<DoneOf<B, P, T>, Failed<B>>;
+
+/// The polling of a wait before it sleeps.
+#[derive(Debug)]
+struct SpinRounds {
+    spinning: Spinning,
+    rounds: u32,
+}
+
+/// A wait for an operation.
+pub(super) struct Waiting<'q, B, P: Provider, T: Flowing = Rc> {
+    queues: &'q mut Queues<B, P, T>,
+    /// `None` until a poll has found nothing.
+    spin: Option<SpinRounds>,
+}
+
+impl<'q, B, P: Provider, T: Flowing> Waiting<'q, B, P, T> {
+    pub(super) fn new(queues: &'q mut Queues<B, P, T>) -> Self {
+        Self { queues, spin: None }
+    }
+
+    /// Waits for an operation of the direction, or of any.
+    // It is inlined, so that an operation that has ended is returned in registers. The slow path leaves
+    // its result in the flows: the result of a function would force that of the fast path into the same
+    // memory.
+    #[inline(always)]
+    pub(super) fn poll_by(
+        &mut self,
+        direction: Option<Direction>,
+        caller: Caller<'_>,
+    ) -> Poll<Ended<B, P, T>> {
+        if self.spin.is_none() {
+            let goes_on = match caller {
+                Caller::Thread(_) => true,
+                Caller::Task(_) => {
+                    self.queues.budget -= 1;
+                    self.queues.budget > 0
+                }
+            };
+            if direction.is_none()
+                && goes_on
+                && let Some(done) = self.queues.poll_done()
+            {
+                return Poll::Ready(Ok(done));
+            }
+        }
+        self.poll_slow(direction, caller);
+        self.queues.flows.slow.take().map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// Leaves the result in the flows.
+    #[cold]
+    #[inline(never)]
+    fn poll_slow(&mut self, direction: Option<Direction>, caller: Caller<'_>) {
+        let Self { queues, spin } = self;
+        if queues.yields(caller) {
+            return;
+        }
+        let polled = queues.poll_until(caller, Some(spin), |queues| match queues.poll_ended(direction) {
+            None => queues.check_wait(direction).err().map(|error| Err(error.into())),
+            ended => ended,
+        });
+        match polled {
+            Poll::Ready(ended) => queues.flows.slow = Some(ended.unwrap_or_else(|error| Err(error.into()))),
+            // Other tasks run now.
+            Poll::Pending => queues.budget = BUDGET,
+        }
+    }
+}
+
+impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
+    /// As [`Endpoint::attach`].
+    pub(super) fn attach(&mut self, runtime: impl Runtime) -> Result<()> {
+        // A runtime accepts no descriptor twice.
+        self.attached = None;
+        self.attached = Some(Box::new(Attached::new(Arc::new(runtime), &self.channel)?));
+        Ok(())
+    }
+
+    /// Whether the budget of awaits is spent: the task is polled again after others.
+    fn yields(&mut self, caller: Caller<'_>) -> bool {
+        let Caller::Task(waker) = caller else { return false };
+        if self.budget > 0 {
+            return false;
+        }
+        self.budget = BUDGET;
+        waker.wake_by_ref();
+        true
+    }
+
+    /// Waits until `poll` returns a value. It sleeps at once without `spin`. Pending: the task will be
+    /// woken, or the time of the thread has passed.
+    fn poll_until<X>(
+        &mut self,
+        caller: Caller<'_>,
+        mut spin: Option<&mut Option<SpinRounds>>,
+        mut poll: impl FnMut(&mut Self) -> Option<X>,
+    ) -> Poll<Result<X>> {
+        let mut is_late = false;
+        loop {
+            if let Some(polled) = poll(self) {
+                if let Some(Some(SpinRounds { spinning, .. })) = spin {
+                    self.spin.end(*spinning);
+                }
+                return Poll::Ready(Ok(polled));
+            }
+            if is_late {
+                if let Some(Some(SpinRounds { spinning, .. })) = spin {
+                    self.spin.timed_out(*spinning);
+                }
+                return Poll::Pending;
+            }
+            if let Some(spin) = &mut spin {
+                let start = || SpinRounds { spinning: self.spin.start(), rounds: 0 };
+                let SpinRounds { spinning, rounds } = spin.get_or_insert_with(start);
+                if spinning.goes_on() {
+                    *rounds = rounds.wrapping_add(1);
+                    if rounds.is_multiple_of(ROUNDS) {
+                        self.keep_alive(Instant::now());
+                    }
+                    match caller {
+                        Caller::Thread(end) => is_late = end.is_some_and(|end| Instant::now() >= end),
+                        Caller::Task(waker) => {
+                            waker.wake_by_ref();
+                            return Poll::Pending;
+                        }
+                    }
+                    std::hint::spin_loop();
+                    continue;
+                }
+            }
+            if !self.armed {
+                // Completions before the arm raise no event: poll once more.
+                self.arm_cq()?;
+                continue;
+            }
+            match caller {
+                Caller::Thread(end) => is_late = !self.sleep(end)?,
+                Caller::Task(waker) => ready!(self.poll_events(waker))?,
+            }
+        }
+    }
+
+    /// Sleeps until the armed CQ raises its event, a keepalive is due, or the device is removed. Returns
+    /// `false` at `end`.
+    fn sleep(&mut self, end: Option<Instant>) -> Result<bool> {
+        let due = self.keep_alive(Instant::now());
+        match self.channel.read(earlier(end, due)) {
+            Ok(event) => {
+                self.armed &= event.is_none();
+                Ok(event.is_some() || end.is_none_or(|end| Instant::now() < end))
+            }
+            Err(error) => self.check_removed(error).map(|()| true),
+        }
+    }
+
+    /// Reads the events of the armed CQ. Otherwise the task will be woken by the next one, or when a
+    /// keepalive is due.
+    fn poll_events(&mut self, waker: &Waker) -> Poll<Result<()>> {
+        let due = self.keep_alive(Instant::now());
+        let Some(attached) = &mut self.attached else {
+            return Poll::Ready(Err(not_attached(T::Kind::<P>::WAIT)));
+        };
+        ready!(attached.poll(waker, due))?;
+        loop {
+            match self.channel.try_wait() {
+                Ok(None) => return Poll::Ready(Ok(())),
+                Ok(Some(_)) => self.armed = false,
+                Err(error) => return Poll::Ready(self.check_removed(error)),
+            }
+        }
+    }
+
+    /// Reaps until `until`. Returns `false` at `end`, and if waiting is impossible because all
+    /// outstanding operations are unsignalled.
+    pub(super) fn reap_until(
+        &mut self,
+        end: Option<Instant>,
+        until: impl Fn(&Flows<B, T::Kind<P>>) -> bool,
+    ) -> Result<bool> {
+        let reaped = self.poll_until(Caller::Thread(end), None, |queues| {
+            // An unknown completion moves the QP to ERR, which flushes all operations.
+            let _ = queues.reap();
+            let is_endless = queues.flows.sends.only_unsignaled()
+                && queues.marker == Marker::None
+                && queues.flows.recvs.queue().outstanding() == 0;
+            let is_done = until(&queues.flows);
+            (is_done || is_endless).then_some(is_done)
+        });
+        match reaped {
+            Poll::Ready(reaped) => reaped,
+            Poll::Pending => Ok(false),
+        }
+    }
+
+    /// Polls an operation of the direction, or of any; `None` if none is outstanding. It sleeps at once.
+    #[cfg(feature = "futures")]
+    pub(super) fn poll_stream(
+        &mut self,
+        direction: Option<Direction>,
+        waker: &Waker,
+    ) -> Poll<Option<Ended<B, P, T>>> {
+        let caller = Caller::Task(waker);
+        self.budget -= 1;
+        if self.yields(caller) {
+            return Poll::Pending;
+        }
+        let polled = self.poll_until(caller, None, |queues| match queues.poll_ended(direction) {
+            None if !queues.has_pending(direction) => Some(None),
+            None => queues.check_wait(direction).err().map(|error| Some(Err(error.into()))),
+            ended => Some(ended),
+        });
+        polled.map(|ended| ended.unwrap_or_else(|error| Some(Err(error.into()))))
+    }
+
+    /// Polls an operation of the direction, or of any, on the slow path.
+    fn poll_ended(&mut self, direction: Option<Direction>) -> Option<Ended<B, P, T>> {
+        match direction {
+            None => self.slow_result(),
+            Some(direction) => self.poll_direction(direction),
+        }
+    }
+
+    /// Arms the CQ. Poll once more afterwards: completions before the arm raise no event, and a removed
+    /// device has ended the operations.
+    pub(crate) fn arm_cq(&mut self) -> Result<()> {
+        if let Err(error) = self.cq.arm(Arm::Any) {
+            self.check_removed(error)?;
+        }
+        self.armed = true;
+        Ok(())
+    }
+
+    /// Whether an operation of the direction, or of any, is outstanding.
+    #[cfg(feature = "futures")]
+    pub(crate) fn has_pending(&self, direction: Option<Direction>) -> bool {
+        let Flows { sends, recvs, .. } = &*self.flows;
+        let (sends, recvs) = (sends.queue().len(), recvs.queue().len());
+        match direction {
+            None => sends + recvs > 0,
+            Some(Direction::Send) => sends > 0,
+            Some(Direction::Recv) => recvs > 0,
+        }
+    }
+
+    /// Rejects a wait for an operation of the direction, or of any, that no completion would end.
+    pub(crate) fn check_wait(&self, direction: Option<Direction>) -> Result<()> {
+        match direction {
+            Some(direction) => self.check_wait_for(direction),
+            None if self.flows.recvs.queue().len() > 0 => Ok(()),
+            None => self.check_wait_for(Direction::Send),
+        }
+    }
+
+    /// Rejects a wait for an operation of the direction that no completion would end.
+    fn check_wait_for(&self, direction: Direction) -> Result<()> {
+        let reason = match direction {
+            Direction::Recv if self.flows.recvs.queue().len() == 0 => {
+                "no receive is outstanding: post one first"
+            }
+            Direction::Send if self.flows.sends.queue().len() == 0 => {
+                "no operation is outstanding: post one first"
+            }
+            Direction::Send if self.flows.sends.only_unsignaled() && self.marker == Marker::None => {
+                "all outstanding operations are unsignalled: post a signalled one"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::invalid(T::Kind::<P>::WAIT, reason))
+    }
+
+    /// As [`Endpoint::arm`].
+    pub(super) fn arm(&mut self) -> Result<()> {
+        // The CQ is armed once at a time, and raises one event then: a second read would find none.
+        match self.channel.try_wait() {
+            Ok(event) => self.armed &= event.is_none(),
+            Err(error) => self.check_removed(error)?,
+        }
+        if !self.armed {
+            self.arm_cq()?;
+        }
+        if self.removed { Err(Error::DeviceRemoved { verb: T::Kind::<P>::ARM }) } else { Ok(()) }
+    }
+}
+
+/// The next operation of an [`Endpoint`], from [`Endpoint::next`], which a task awaits or a thread
+/// [waits for](Self::wait).
+///
+/// Dropping it loses no operation. It ends none either: the buffers of outstanding operations stay in
+/// the endpoint until they complete.
+#[must_use = "it does nothing unless it is awaited or waited for"]
+pub struct Next<'e, B = PoolBuffer, P: Provider = AnyProvider>(Waiting<'e, B, P>);
+
+impl<'e, B, P: Provider> Next<'e, B, P> {
+    pub(super) fn new(endpoint: &'e mut Endpoint<B, P>) -> Self {
+        Self(Waiting::new(&mut endpoint.queues))
+    }
+
+    #[inline(always)]
+    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
+        self.0.poll_by(None, caller)
+    }
+}
+
+waits!([B, P: Provider] Next<'_, B, P> => Result<Done<B>, Failed<B>>);
+
+impl<B, P: Provider> fmt::Debug for Next<'_, B, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Next").field("spin", &self.0.spin).finish_non_exhaustive()
+    }
+}
