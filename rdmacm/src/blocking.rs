@@ -29,7 +29,7 @@
 //! ([`Datagrams`](bareverbs::Datagrams)):
 //!
 //! ```no_run
-//! use bareverbs::{Datagrams, Pool};
+//! use bareverbs::{Datagrams, Op, Pool};
 //! use bareverbs_rdmacm::blocking::BlockingId;
 //! use bareverbs_rdmacm::connection::Domains;
 //! use bareverbs_rdmacm::{ConnParam, PortSpace};
@@ -47,7 +47,7 @@
 //!     let pd = domains.pd(device)?;
 //!     let mut datagrams: Datagrams = Datagrams::options().port(device.port).build(&pd)?;
 //!     let pool = Pool::new(&pd, 1, 40 + datagrams.max_message() as usize)?;
-//!     datagrams.post_recv(pool.take().expect("a free buffer"))?;
+//!     datagrams.post(Op::recv(pool.take().expect("a free buffer")))?;
 //!     // A listener may answer all clients with the QP of the same datagrams.
 //!     BlockingId::accept(request, &ConnParam::new(datagrams.qp().qp_num()), LIMIT)?;
 //!     println!("{:?}", datagrams.wait_recv()?.message());
@@ -62,7 +62,7 @@
 //!     let options = Datagrams::options().port(device.port).inline(64).qkey(peer.qkey);
 //!     let mut datagrams: Datagrams = options.build(&domains.pd(device)?)?;
 //!     let to = datagrams.destination_with_path(&peer.address, peer.qp_num, peer.qkey)?;
-//!     datagrams.post_send_inline(&to, b"hello")?;
+//!     datagrams.post(Op::send_to_inline(&to, b"hello"))?;
 //!     datagrams.wait_send()?;
 //!     Ok(())
 //! }

@@ -5,7 +5,7 @@
 //! `async_io` have the same types for tasks.
 //!
 //! ```no_run
-//! use bareverbs::{Access, Buffer, Endpoint};
+//! use bareverbs::{Access, Buffer, Endpoint, Op};
 //! use bareverbs_rdmacm::connection::{Connector, Listener};
 //! use std::time::Duration;
 //!
@@ -15,7 +15,7 @@
 //!     let listener = Listener::bind("0.0.0.0:7174")?;
 //!     let mut peer = listener.accept(&Endpoint::options(), LIMIT)?;
 //!     let pd = peer.qp().pd().clone();
-//!     peer.post_recv(pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?)?;
+//!     peer.post(Op::recv(pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?))?;
 //!     println!("{:?}", peer.wait()?.message());
 //!     // The acknowledgement of the last message needs the queue pair.
 //!     peer.wait_disconnected(LIMIT)?;
@@ -27,7 +27,7 @@
 //!     let pd = server.qp().pd().clone();
 //!     let mut hello = pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?;
 //!     hello.write(0, b"hello")?;
-//!     server.post_send(hello, ..5)?;
+//!     server.post(Op::send(hello, ..5))?;
 //!     server.wait()?;
 //!     server.disconnect(LIMIT)?;
 //!     Ok(())

@@ -214,13 +214,6 @@ impl From<CommandError> for Error {
     }
 }
 
-impl<B> From<bareverbs::NotPosted<B>> for Error {
-    /// The buffer is dropped.
-    fn from(refused: bareverbs::NotPosted<B>) -> Self {
-        refused.error.into()
-    }
-}
-
 impl<B> From<bareverbs::Failed<B>> for Error {
     /// The buffer is dropped.
     fn from(failed: bareverbs::Failed<B>) -> Self {

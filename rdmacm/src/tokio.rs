@@ -27,7 +27,7 @@
 //! endpoints have buffers of a pool here:
 //!
 //! ```no_run
-//! use bareverbs::{Endpoint, PoolBuffer, Pd, Pool};
+//! use bareverbs::{Endpoint, PoolBuffer, Op, Pd, Pool};
 //! use bareverbs_rdmacm::tokio::{Incoming, Listener};
 //! use bareverbs_rdmacm::{ConnectOptions, Result};
 //! use std::net::SocketAddr;
@@ -44,7 +44,7 @@
 //! async fn answer(request: Incoming, pd: Pd) -> Result<()> {
 //!     let pool = Pool::new(&pd, 16, 4096)?;
 //!     let mut endpoint: Endpoint<PoolBuffer> = Endpoint::options().port(request.port()?).build(&pd)?;
-//!     endpoint.post_recv(pool.take().expect("a free buffer"))?;
+//!     endpoint.post(Op::recv(pool.take().expect("a free buffer")))?;
 //!     let peer = request.accept(endpoint, &ConnectOptions::default()).await?;
 //!     let mut peer = peer.try_map(bareverbs::tokio::Endpoint::new)?;
 //!     println!("{:?}", peer.wait().await?.message());

@@ -26,7 +26,7 @@ struct Report {
 /// An endpoint with a receive for the message of the peer.
 pub(crate) fn endpoint(pd: &Pd, port: PortNum) -> Result<Endpoint<RegionMut>> {
     let mut endpoint = Endpoint::options().port(port).sends(1).recvs(1).inline(MESSAGE as u32).build(pd)?;
-    endpoint.post_recv(RegionMut::register(pd, Buffer::zeroed(MESSAGE)?)?)?;
+    endpoint.post(Op::recv(RegionMut::register(pd, Buffer::zeroed(MESSAGE)?)?))?;
     Ok(endpoint)
 }
 

@@ -56,7 +56,7 @@ struct Peer<'a> {
 /// An endpoint with a receive for the first message.
 fn endpoint(pd: &Pd, port: bareverbs::PortNum) -> Result<Endpoint<RegionMut>> {
     let mut endpoint = Endpoint::options().port(port).sends(16).recvs(2).inline(MESSAGE as u32).build(pd)?;
-    endpoint.post_recv(RegionMut::register(pd, Buffer::zeroed(MESSAGE)?)?)?;
+    endpoint.post(Op::recv(RegionMut::register(pd, Buffer::zeroed(MESSAGE)?)?))?;
     Ok(endpoint)
 }
 
@@ -90,7 +90,7 @@ impl Peer<'_> {
             let message = done.message().and_then(|bytes| <[u8; MESSAGE]>::try_from(bytes).ok());
             let message = message
                 .with_context(|| format!("the peer sent {} bytes, a message has {MESSAGE}", done.len))?;
-            self.connection.post_recv(done.into_buffer())?;
+            self.connection.post(Op::recv(done.into_buffer()))?;
             return Ok(Some(message));
         }
     }
@@ -184,7 +184,7 @@ fn serve(incoming: Incoming, domains: &Domains, options: &Rping, stop: &Stop) ->
         let room = buffer.len();
         ensure!(len <= room, "the client's buffer has {len} bytes, the server's has {room}: use -S {len}");
         debug(options, || format!("server: reading {len} bytes at {:#x}", source.addr));
-        peer.connection.post_read(buffer, ..len, source)?;
+        peer.connection.post(Op::read(buffer, ..len, source))?;
         buffer = peer.finish()?;
         if options.verbose && !options.json {
             output::line(&format!("server ping data: {}", text(&buffer.bytes()[..len])))?;
@@ -195,7 +195,7 @@ fn serve(incoming: Incoming, domains: &Domains, options: &Rping, stop: &Stop) ->
         let len = buffer.bytes()[..len].iter().position(|byte| *byte == 0).map_or(len, |end| end + 1);
         ensure!(len <= room, "the ping has {len} bytes, the client's second buffer has {room}");
         debug(options, || format!("server: writing {len} bytes at {:#x}", sink.addr));
-        peer.connection.post_write(buffer, ..len, sink)?;
+        peer.connection.post(Op::write(buffer, ..len, sink))?;
         buffer = peer.finish()?;
         peer.send(&[0; MESSAGE])?;
         pings += 1;

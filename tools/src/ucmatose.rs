@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 
 use anyhow::{Context as _, Result, bail};
 use bareverbs::values::RetryCount;
-use bareverbs::{Buffer, Endpoint, RegionMut};
+use bareverbs::{Buffer, Endpoint, Op, RegionMut};
 use bareverbs_rdmacm::connection::Domains;
 use bareverbs_rdmacm::event::{Event, EventKind, RequestParam};
 use bareverbs_rdmacm::{Addr, CmId, ConnParam, ConnectRequest, EventChannel, Key};
@@ -280,7 +280,7 @@ impl Tool<'_> {
                 Ok(RegionMut::register(&pd, Buffer::zeroed(count as usize * size)?)?.chunks(size))
             };
             for buffer in messages()? {
-                endpoint.post_recv(buffer)?;
+                endpoint.post(Op::recv(buffer))?;
             }
             unsent.extend(messages()?);
         }
@@ -290,7 +290,7 @@ impl Tool<'_> {
     fn post_sends(&mut self) -> Result<()> {
         for node in &mut self.nodes {
             for buffer in node.unsent.drain(..) {
-                node.endpoint.post_send(buffer, ..)?;
+                node.endpoint.post(Op::send(buffer, ..))?;
             }
         }
         Ok(())

@@ -6,7 +6,7 @@ use std::thread;
 
 use async_io::block_on;
 use bareverbs::runtime::AsyncIo;
-use bareverbs::{Access, Buffer, Context, Done, Endpoint, Mr, Pd, Report};
+use bareverbs::{Access, Buffer, Context, Done, Endpoint, Mr, Op, Pd, Report};
 
 const MESSAGES: u32 = 1000;
 const BYTES: usize = 64;
@@ -20,7 +20,7 @@ pub(crate) fn main() -> Result<(), Report> {
     server.connect(&client.address())?;
     client.attach(AsyncIo)?;
     server.attach(AsyncIo)?;
-    server.post_recv(buffer(&pd)?)?;
+    server.post(Op::recv(buffer(&pd)?))?;
 
     let spare = vec![buffer(&pd)?, buffer(&pd)?];
     let server = thread::spawn(|| block_on(echo(server, spare)));
@@ -47,8 +47,8 @@ async fn echo(mut endpoint: Endpoint<Mr<Buffer>>, mut spare: Vec<Mr<Buffer>>) ->
         }
         let length = done.len as usize;
         let next = spare.pop().expect("one buffer is posted, one is being sent, so one is spare");
-        endpoint.post_recv(next)?;
-        endpoint.post_send(done.into_buffer(), ..length)?;
+        endpoint.post(Op::recv(next))?;
+        endpoint.post(Op::send(done.into_buffer(), ..length))?;
     }
     Ok(())
 }
@@ -59,8 +59,8 @@ async fn ask(mut endpoint: Endpoint<Mr<Buffer>>, pd: &Pd) -> bareverbs::Result<(
     for number in 0..MESSAGES {
         let text = format!("message {number}");
         question.write(0, text.as_bytes())?;
-        endpoint.post_recv(room)?;
-        endpoint.post_send(question, ..text.len())?;
+        endpoint.post(Op::recv(room))?;
+        endpoint.post(Op::send(question, ..text.len()))?;
         // The answer's completion may come before that of the send.
         let ended = [endpoint.next().await?, endpoint.next().await?];
         let answer = ended.iter().find_map(Done::message);

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use bareverbs::qp::GRH_BYTES;
-use bareverbs::{Context, Datagrams, Pd, Pool};
+use bareverbs::{Context, Datagrams, Op, Pd, Pool};
 use clap::Parser;
 use common::{Ends, Lines};
 
@@ -58,7 +58,7 @@ fn datagrams(pd: &Pd) -> Result<Datagrams> {
     let mut datagrams: Datagrams = Datagrams::options().recvs(RECEIVES).inline(LEN as u32).build(pd)?;
     let pool = Pool::new(pd, RECEIVES as usize, GRH_BYTES + LEN)?;
     while let Some(buffer) = pool.take() {
-        datagrams.post_recv(buffer)?;
+        datagrams.post(Op::recv(buffer))?;
     }
     Ok(datagrams)
 }
@@ -91,8 +91,8 @@ fn serve(pd: &Pd, options: &Options) -> Result<()> {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => new.insert(request.reply_to(&datagrams).wait()?),
         };
-        datagrams.post_send_inline(peer, &request.message().to_ascii_uppercase())?;
-        datagrams.post_recv(request.into_buffer())?;
+        datagrams.post(Op::send_to_inline(peer, &request.message().to_ascii_uppercase()))?;
+        datagrams.post(Op::recv(request.into_buffer()))?;
         replies += 1;
     }
     ended.join().expect("no panic")?;
@@ -112,7 +112,7 @@ fn ask(pd: &Pd, host: &str, options: &Options) -> Result<()> {
         loop {
             ensure!(attempts < ATTEMPTS, "no reply to {request}");
             attempts += 1;
-            datagrams.post_send_inline(&server, request.as_bytes())?;
+            datagrams.post(Op::send_to_inline(&server, request.as_bytes()))?;
             datagrams.next_send().wait()?;
             if has_reply(&mut datagrams, expected.as_bytes())? {
                 break;
@@ -128,7 +128,7 @@ fn ask(pd: &Pd, host: &str, options: &Options) -> Result<()> {
 fn has_reply(datagrams: &mut Datagrams, expected: &[u8]) -> Result<bool> {
     while let Some(reply) = datagrams.next_recv().wait_timeout(AGAIN).transpose()? {
         let is_expected = reply.message() == expected;
-        datagrams.post_recv(reply.into_buffer())?;
+        datagrams.post(Op::recv(reply.into_buffer()))?;
         if is_expected {
             return Ok(true);
         }

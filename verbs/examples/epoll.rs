@@ -16,7 +16,7 @@ use std::net::TcpStream;
 use std::os::fd::AsFd;
 
 use anyhow::{Context as _, Result, ensure};
-use bareverbs::{Context, Endpoint, Pd, Pool, PoolBuffer};
+use bareverbs::{Context, Endpoint, Op, Pd, Pool, PoolBuffer};
 use clap::Parser;
 use common::{Ends, Lines};
 use rustix::event::epoll;
@@ -95,7 +95,7 @@ impl Client {
         let mut endpoint = Endpoint::options().recvs(RECEIVES as u32).sends(RECEIVES as u32).build(pd)?;
         let pool = Pool::new(pd, RECEIVES, LEN)?;
         for _ in 0..RECEIVES {
-            endpoint.post_recv(pool.take().context("a buffer for each receive")?)?;
+            endpoint.post(Op::recv(pool.take().context("a buffer for each receive")?))?;
         }
         endpoint.connect(&lines.receive()?)?;
         let mut client = Self { endpoint, stream };
@@ -113,9 +113,9 @@ impl Client {
             let len = done.len as usize;
             // A message goes back in its buffer. The buffer of a sent message receives the next.
             if done.is_recv() {
-                self.endpoint.post_send(done.into_buffer(), ..len)?;
+                self.endpoint.post(Op::send(done.into_buffer(), ..len))?;
             } else {
-                self.endpoint.post_recv(done.into_buffer())?;
+                self.endpoint.post(Op::recv(done.into_buffer()))?;
             }
         }
         Ok(())
@@ -130,10 +130,10 @@ fn ask(pd: &Pd, host: &str, options: &Options) -> Result<()> {
     endpoint.connect(&server.receive()?)?;
     for number in 0..options.messages {
         let text = format!("message {number}");
-        endpoint.post_recv(pool.take().context("a free buffer")?)?;
+        endpoint.post(Op::recv(pool.take().context("a free buffer")?))?;
         let mut question = pool.take().context("a free buffer")?;
         question.bytes_mut()[..text.len()].copy_from_slice(text.as_bytes());
-        endpoint.post_send(question, ..text.len())?;
+        endpoint.post(Op::send(question, ..text.len()))?;
         // The answer may be complete before the send.
         for done in [endpoint.next().wait()?, endpoint.next().wait()?] {
             ensure!(done.message().is_none_or(|answer| answer == text.as_bytes()), "a wrong answer");

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use bareverbs::{Buffer, Context, Endpoint, RegionMut};
+use bareverbs::{Buffer, Context, Endpoint, Op, RegionMut};
 use clap::Parser;
 use common::{Ends, Lines};
 
@@ -63,7 +63,7 @@ fn send(
             Some(mut part) if left > 0 => {
                 let len = left.min(PART as u64);
                 file.read_exact(&mut part.bytes_mut()[..len as usize])?;
-                endpoint.post_send(part, ..len as usize)?;
+                endpoint.post(Op::send(part, ..len as usize))?;
                 left -= len;
             }
             // All parts are in flight, or the rest of them.
@@ -90,7 +90,7 @@ fn receive(
     let remote = client.receive()?;
     // Receives complete in the order of posting, and messages arrive in the order of sending.
     for part in parts {
-        endpoint.post_recv(part)?;
+        endpoint.post(Op::recv(part))?;
     }
     endpoint.connect(&remote)?;
     client.send(endpoint.address())?;
@@ -102,7 +102,7 @@ fn receive(
         file.write_all(message)?;
         received += message.len() as u64;
         // If the sender is faster than the disk, its device retries until a receive is posted.
-        endpoint.post_recv(done.into_buffer())?;
+        endpoint.post(Op::recv(done.into_buffer()))?;
     }
     ensure!(received == length, "{received} bytes of {length} arrived");
     file.sync_all()?;

@@ -23,7 +23,8 @@ use std::{str, thread};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs::{
-    Access, Buffer, Context, Endpoint, EndpointOptions, Pd, Pool, PoolBuffer, RegionMut, Remote, RemoteRegion,
+    Access, Buffer, Context, Endpoint, EndpointOptions, Op, Pd, Pool, PoolBuffer, RegionMut, Remote,
+    RemoteRegion,
 };
 use clap::{Parser, Subcommand};
 use common::{Ends, Lines};
@@ -152,7 +153,7 @@ impl Table {
 
     /// Reads the first `len` bytes of a slot.
     fn read(&mut self, index: usize, len: usize) -> Result<PoolBuffer> {
-        self.endpoint.post_read(self.buffer(), ..len, self.remote(index, 0))?;
+        self.endpoint.post(Op::read(self.buffer(), ..len, self.remote(index, 0)))?;
         Ok(self.endpoint.next().wait()?.into_buffer())
     }
 
@@ -195,16 +196,16 @@ impl Table {
             let value = padded::<{ VALUE.end - VALUE.start }>(&change(slot.value()?))?;
             let version = version(&slot.0);
             let lock = self.remote(index, 0);
-            self.endpoint.post_compare_swap(self.buffer(), lock, version, version + 1)?;
+            self.endpoint.post(Op::compare_swap(self.buffer(), lock, version, version + 1))?;
             let before = self.endpoint.next().wait()?.into_buffer();
             if before.bytes()[..8] != version.to_ne_bytes() {
                 continue; // Another client was faster.
             }
             let body = [&padded::<{ KEY.end - KEY.start }>(key)?[..], &value].concat();
-            self.endpoint.post_write_inline(&body, self.remote(index, KEY.start))?;
+            self.endpoint.post(Op::write_inline(&body, self.remote(index, KEY.start)))?;
             // Operations of a connection are executed in order: the unlock follows the write.
             drop(before);
-            self.endpoint.post_fetch_add(self.buffer(), lock, 1)?;
+            self.endpoint.post(Op::fetch_add(self.buffer(), lock, 1))?;
             self.endpoint.next().wait()?;
             self.endpoint.next().wait()?;
             return Ok(());

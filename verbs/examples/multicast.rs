@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use bareverbs::datagram::DatagramAddress;
 use bareverbs::qp::GRH_BYTES;
-use bareverbs::{Context, Datagrams, Gid, Pool};
+use bareverbs::{Context, Datagrams, Gid, Op, Pool};
 use clap::{Parser, ValueEnum};
 
 /// Datagrams with another Q_Key are dropped.
@@ -58,7 +58,7 @@ fn main() -> Result<()> {
             // A sender need not be a member of the group.
             let group = datagrams.destination(&address).wait()?;
             for number in 1..=messages {
-                datagrams.post_send_inline(&group, format!("datagram {number}").as_bytes())?;
+                datagrams.post(Op::send_to_inline(&group, format!("datagram {number}").as_bytes()))?;
                 // The device has sent it. UD has no acknowledgement.
                 datagrams.next_send().wait()?;
                 thread::sleep(Duration::from_millis(1));
@@ -69,7 +69,7 @@ fn main() -> Result<()> {
             // Each buffer has space for the global route header (GRH) before the payload.
             let pool = Pool::new(&pd, RECEIVES as usize, GRH_BYTES + PAYLOAD)?;
             while let Some(buffer) = pool.take() {
-                datagrams.post_recv(buffer)?;
+                datagrams.post(Op::recv(buffer))?;
             }
             match lid {
                 Some(lid) => datagrams.join_with_lid(group, lid)?,
@@ -83,7 +83,7 @@ fn main() -> Result<()> {
                 let gid = sender.gid.context("a datagram without a GRH")?;
                 println!("{} of {gid} sent: {text}", sender.qp_num);
                 ensure!(text == format!("datagram {number}"), "a datagram is lost");
-                datagrams.post_recv(received.into_buffer())?;
+                datagrams.post(Op::recv(received.into_buffer()))?;
             }
             datagrams.leave(group)?;
         }

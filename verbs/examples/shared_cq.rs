@@ -13,7 +13,7 @@ mod common;
 use std::thread;
 
 use anyhow::{Context as _, Result, ensure};
-use bareverbs::{Context, Hub, Pool, PoolBuffer};
+use bareverbs::{Context, Hub, Op, Pool, PoolBuffer};
 use clap::Parser;
 use common::{Ends, Lines};
 
@@ -62,14 +62,14 @@ fn main() -> Result<()> {
 fn answer(hub: &Hub, pool: &Pool, mut client: Lines, messages: u32) -> Result<()> {
     let connection = hub.connection(PORT, DEPTH)?;
     // The client sends when it has the address. By then, this end is connected and has a receive.
-    let mut incoming = connection.recv(buffer(pool)?);
+    let mut incoming = connection.post(Op::recv(buffer(pool)?));
     connection.connect(&client.receive()?)?;
     client.send(connection.address())?;
     for _ in 0..messages {
         let question = incoming.wait()?;
-        incoming = connection.recv(buffer(pool)?);
+        incoming = connection.post(Op::recv(buffer(pool)?));
         let len = question.len as usize;
-        connection.send(question.into_buffer(), ..len).wait()?;
+        connection.post(Op::send(question.into_buffer(), ..len)).wait()?;
     }
     client.send("all answers are acknowledged")
 }
@@ -81,10 +81,10 @@ fn ask(hub: &Hub, pool: &Pool, mut server: Lines, thread: u32, messages: u32) ->
     connection.connect(&server.receive()?)?;
     for number in 0..messages {
         let text = format!("message {number} of thread {thread}");
-        let answer = connection.recv(buffer(pool)?);
+        let answer = connection.post(Op::recv(buffer(pool)?));
         let mut question = buffer(pool)?;
         question.bytes_mut()[..text.len()].copy_from_slice(text.as_bytes());
-        connection.send(question, ..text.len()).wait()?;
+        connection.post(Op::send(question, ..text.len())).wait()?;
         ensure!(answer.wait()?.message() == Some(text.as_bytes()), "a wrong answer to `{text}`");
     }
     // The QP acknowledges the last answer, too, so it must not be destroyed before.

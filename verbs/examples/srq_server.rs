@@ -19,7 +19,7 @@ use anyhow::{Context as _, Result, ensure};
 use bareverbs::cq::CqInit;
 use bareverbs::qp::{ConnectAttr, QpCap, QpInit, Rc, RecvRequest, SendFlags};
 use bareverbs::srq::{Srq, SrqInit};
-use bareverbs::{Access, Buffer, Context, Endpoint, Mr, Pd, Pool, WcOpcode, WcStatus};
+use bareverbs::{Access, Buffer, Context, Endpoint, Mr, Op, Pd, Pool, WcOpcode, WcStatus};
 use clap::Parser;
 use common::{Ends, Lines};
 
@@ -126,8 +126,8 @@ fn ask(pd: &Pd, host: &str, options: &Options) -> Result<()> {
     endpoint.connect(&server.receive()?)?;
     for number in 0..options.messages {
         let question = format!("message {number} of client {}", std::process::id());
-        endpoint.post_recv(pool.take().context("a free buffer")?)?;
-        endpoint.post_send_inline(question.as_bytes())?;
+        endpoint.post(Op::recv(pool.take().context("a free buffer")?))?;
+        endpoint.post(Op::send_inline(question.as_bytes()))?;
         // The answer may be complete before the send.
         for done in [endpoint.next().wait()?, endpoint.next().wait()?] {
             let answer = done.message();

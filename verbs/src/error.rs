@@ -325,6 +325,14 @@ impl Error {
         matches!(self, Self::Completion { status: WcStatus::RETRY_EXC_ERR, .. })
     }
 
+    /// Whether a post was refused because its queue was full: the same post may succeed after a
+    /// completion.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        let full = |error: &PostError| matches!(error.reason, PostReason::Queue(PushError::QueueFull { .. }));
+        matches!(self, Self::Post(error) if full(error))
+    }
+
     /// The kernel's errno, if a system call failed. Of [`Error::NoneOpened`] it is the errno that all
     /// devices share, of [`Error::DeviceRemoved`] it is `EIO`.
     #[must_use]
@@ -433,26 +441,6 @@ impl Error {
         if asked > max { Err(Self::Limit { verb, limit, asked, max }) } else { Ok(()) }
     }
 }
-
-/// Implements [`std::error::Error`] for a type that returns an object with an [`Error`]: its text is
-/// that of the error, which is therefore not its source as well. A report of the chain shows it once.
-macro_rules! error_with_object {
-    ($name:ident<$of:ident>) => {
-        impl<$of> std::fmt::Display for $name<$of> {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                std::fmt::Display::fmt(&self.error, f)
-            }
-        }
-
-        impl<$of> std::error::Error for $name<$of> {
-            fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-                std::error::Error::source(&self.error)
-            }
-        }
-    };
-}
-
-pub(crate) use error_with_object;
 
 impl From<WcError> for Error {
     /// The driver is unknown, so the description has the causes that all devices share.
@@ -849,8 +837,8 @@ mod tests {
         assert_eq!(io::Error::from(Error::NoDevice).kind(), ErrorKind::NotFound);
         let late = Error::TimedOut { verb: "Endpoint::scope", limit: Duration::from_millis(50) };
         assert_eq!(io::Error::from(late).kind(), ErrorKind::TimedOut);
-        let removed = Error::DeviceRemoved { verb: "Endpoint::post_recv" };
-        assert_eq!((removed.errno(), removed.verb()), (Some(Errno::IO), Some("Endpoint::post_recv")));
+        let removed = Error::DeviceRemoved { verb: "Endpoint::post(Op::recv)" };
+        assert_eq!((removed.errno(), removed.verb()), (Some(Errno::IO), Some("Endpoint::post(Op::recv)")));
         let removed = io::Error::from(removed);
         assert_eq!(removed.kind(), ErrorKind::NotConnected);
         assert!(removed.to_string().contains("the device was removed"), "{removed}");

@@ -5,7 +5,7 @@
 //! needs no C library at build time or at run time.
 //!
 //! ```no_run
-//! use bareverbs::{Access, Buffer, Device, Endpoint, Report};
+//! use bareverbs::{Access, Buffer, Device, Endpoint, Op, Report};
 //!
 //! fn main() -> Result<(), Report> {
 //!     let pd = Device::find("rxe0")?.open()?.alloc_pd()?;
@@ -15,10 +15,10 @@
 //!     alice.connect(&bob.address())?;
 //!     bob.connect(&alice.address())?;
 //!
-//!     bob.post_recv(pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?)?;
+//!     bob.post(Op::recv(pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?))?;
 //!     let mut hello = pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?;
 //!     hello.write(0, b"hello, bob")?;
-//!     alice.post_send(hello, ..10)?;
+//!     alice.post(Op::send(hello, ..10))?;
 //!
 //!     assert_eq!(bob.next().wait()?.message(), Some(&b"hello, bob"[..]));
 //!     Ok(())
@@ -222,9 +222,9 @@ pub use mr::Mr;
 #[cfg(feature = "test-utils")]
 pub use owned::measured;
 pub use owned::{
-    Address, AnyBuffer, Batch, Connection, Datagrams, Destination, Done, Endpoint, EndpointOptions, Failed,
-    Hub, Next, NotPosted, NotPostedParts, Op, Outcome, Pending, Pool, PoolBuffer, Region, RegionMut,
-    RemoteRegion, Scope, Spin, hub, server,
+    Address, AnyBuffer, Batch, Completed, Connection, Datagrams, Destination, Done, Endpoint,
+    EndpointOptions, Failed, Hub, Next, Op, Outcome, Pending, Pool, PoolBuffer, Region, RegionMut,
+    RemoteRegion, Scope, Spin, hub, op, server,
 };
 pub use pd::Pd;
 pub use provider::AnyProvider;

@@ -6,17 +6,17 @@
 //! valid.
 //!
 //! ```no_run
-//! use bareverbs::{Access, Buffer, Context, Endpoint};
+//! use bareverbs::{Access, Buffer, Context, Endpoint, Op};
 //!
 //! let pd = Context::open_first()?.alloc_pd()?;
 //! let (mut alice, mut bob) = (Endpoint::new(&pd, 1, 16)?, Endpoint::new(&pd, 1, 16)?);
 //! alice.connect(&bob.address())?;
 //! bob.connect(&alice.address())?;
 //!
-//! bob.post_recv(pd.register(Buffer::zeroed(64)?, Access::LOCAL_WRITE)?)?;
+//! bob.post(Op::recv(pd.register(Buffer::zeroed(64)?, Access::LOCAL_WRITE)?))?;
 //! let mut hello = pd.register(Buffer::zeroed(64)?, Access::LOCAL_WRITE)?;
 //! hello.write(0, b"hello, bob")?;
-//! alice.post_send(hello, ..10)?;
+//! alice.post(Op::send(hello, ..10))?;
 //!
 //! assert_eq!(bob.next().wait()?.message(), Some(&b"hello, bob"[..]));
 //! let hello = alice.next().wait()?.into_buffer();
@@ -26,9 +26,9 @@
 //! The sender can't reach a posted buffer:
 //!
 //! ```compile_fail,E0382
-//! # use bareverbs::{Buffer, Endpoint, Mr};
+//! # use bareverbs::{Buffer, Endpoint, Mr, Op};
 //! # fn touch(endpoint: &mut Endpoint, mut buffer: Mr<Buffer>) -> bareverbs::Result<()> {
-//! endpoint.post_send(buffer, ..)?;
+//! endpoint.post(Op::send(buffer, ..))?;
 //! buffer.write(0, b"too late")?;
 //! # Ok(())
 //! # }
@@ -39,26 +39,26 @@
 //! memory. So posting requires an MR of a [`MemoryOwner`](crate::MemoryOwner),
 //! which [`Borrowed`](crate::Borrowed) is not:
 //!
-//! ```compile_fail,E0599
-//! # use bareverbs::{Borrowed, Endpoint, Mr};
+//! ```compile_fail,E0277
+//! # use bareverbs::{Borrowed, Endpoint, Mr, Op};
 //! # fn lend<'a>(endpoint: &mut Endpoint<Mr<Borrowed<'a>>>, buffer: Mr<Borrowed<'a>>) {
-//! endpoint.post_recv(buffer).unwrap();
+//! endpoint.post(Op::recv(buffer)).unwrap();
 //! # }
 //! ```
 //!
-//! ```compile_fail,E0599
-//! # use bareverbs::{Borrowed, Endpoint, Mr};
+//! ```compile_fail,E0277
+//! # use bareverbs::{Borrowed, Endpoint, Mr, Op};
 //! # fn lend<'a>(endpoint: &mut Endpoint<Mr<Borrowed<'a>>>, buffer: Mr<Borrowed<'a>>) {
-//! endpoint.post_send(buffer, ..).unwrap();
+//! endpoint.post(Op::send(buffer, ..)).unwrap();
 //! # }
 //! ```
 //!
 //! [`RawMemory`](crate::RawMemory) does not own its bytes and does not implement it either:
 //!
-//! ```compile_fail,E0599
-//! # use bareverbs::{Endpoint, Mr, RawMemory};
+//! ```compile_fail,E0277
+//! # use bareverbs::{Endpoint, Mr, Op, RawMemory};
 //! # fn lend(endpoint: &mut Endpoint<Mr<RawMemory>>, buffer: Mr<RawMemory>) {
-//! endpoint.post_recv(buffer).unwrap();
+//! endpoint.post(Op::recv(buffer)).unwrap();
 //! # }
 //! ```
 
@@ -73,7 +73,7 @@ mod keepalive;
 mod local_atomics;
 #[cfg(feature = "test-utils")]
 pub mod measured;
-mod op;
+pub mod op;
 mod options;
 mod pending;
 mod pool;
@@ -96,7 +96,6 @@ pub use self::datagrams::{
     PendingDestination, ReceivedDatagram, SendTo,
 };
 pub use self::endpoint::Endpoint;
-pub use self::flow::NotPostedParts;
 pub use self::hub::{Connection, Hub};
 pub use self::local_atomics::LocalAtomics;
 pub use self::op::Op;
@@ -105,7 +104,7 @@ pub use self::pending::Pending;
 pub use self::pool::{PendingPoolBuffer, Pool, PoolBuffer};
 pub use self::region::{Chunks, Region, RegionMut};
 pub use self::remote_region::{RemoteRegion, RemoteRegionSource, Word};
-pub use self::result::{Done, Failed, NotPosted, Outcome};
+pub use self::result::{Completed, Done, Failed, Outcome};
 pub use self::scope::{Lend, LendRange, Scope};
 pub use self::spin::Spin;
 pub(crate) use self::spin::Spinning;

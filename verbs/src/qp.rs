@@ -669,43 +669,6 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         unsafe { self.post_send_slow(requests, false) }
     }
 
-    /// The fast path of [`Qp::post_send`]. `None`: the request was not posted.
-    ///
-    /// # Safety
-    ///
-    /// As for [`SendHalf::post_send`].
-    #[inline(always)]
-    pub(crate) unsafe fn try_post_send(
-        &mut self,
-        request: &SendRequest<'_, T::Operation<'_, P>>,
-    ) -> Option<Result<(), PostError>> {
-        // SAFETY: the caller upholds the contract for the request.
-        let posted = unsafe { T::try_post::<P>(&mut self.sq, request, false) }?;
-        Some(posted.map_err(|error| post::doorbell_error(error, 1)))
-    }
-
-    /// The fast path of [`Batch::push`]. `false`: the request was not pushed.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Batch::push`].
-    #[inline(always)]
-    pub(crate) unsafe fn try_push_send(&mut self, request: &SendRequest<'_, T::Operation<'_, P>>) -> bool {
-        // SAFETY: the caller upholds the contract for the request.
-        unsafe { T::try_push::<P>(&mut self.sq, request) }
-    }
-
-    /// The fast path of [`Qp::post_recv`]. `false`: the request was not posted.
-    ///
-    /// # Safety
-    ///
-    /// As for [`RecvHalf::post_recv`].
-    #[inline(always)]
-    pub(crate) unsafe fn try_post_recv(&mut self, request: &RecvRequest<'_>) -> bool {
-        // SAFETY: the caller upholds the contract for the request.
-        self.rq.as_mut().is_some_and(|queue| unsafe { queue.try_post(request) })
-    }
-
     /// Posts requests that the fast path declined.
     ///
     /// # Safety

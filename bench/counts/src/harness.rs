@@ -7,7 +7,7 @@ use bareverbs::cq::{Completion, Completions, WorkCompletion};
 use bareverbs::measured::{Given, HarnessEndpoint, HarnessHub, HarnessPd, endpoint};
 use bareverbs::qp::{Operation, Payload, Rc, RecvHalf, RecvRequest, SendFlags, SendHalf, SendRequest, Sge};
 use bareverbs::{
-    AnyCq, AnyProvider, AnyRq, AnySq, Done, Endpoint, Failed, Imm, MemoryOwner, Mr, Op, Pending, PoolBuffer,
+    AnyCq, AnyProvider, AnyRq, AnySq, Completed, Endpoint, Imm, MemoryOwner, Mr, Op, Pending, PoolBuffer,
     Provider, RegionMut, Remote, WcStatus,
 };
 use bareverbs_mlx5::{Mlx5, Mlx5Cq, Mlx5Rq, Mlx5Sq};
@@ -268,19 +268,20 @@ impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
         let op = Op::write(buffer, .., self.remote).tag(tag);
         // SAFETY: the queues belong to the harness, which drops the endpoint after the last run of
         // the device.
-        unsafe { self.safe.post::<P>(&mut SendHalf::from_raw_queue(&mut self.sq), op) }.is_ok()
+        unsafe { self.safe.post::<P, _>(&mut SendHalf::from_raw_queue(&mut self.sq), op) }.is_ok()
     }
 
     /// Posts a receive through the safe layer.
     #[inline(always)]
     pub fn safe_recv(&mut self, buffer: B) -> bool {
         // SAFETY: as in `safe_write`.
-        unsafe { self.safe.post_recv::<P>(&mut RecvHalf::from_raw_queue(&mut self.rq), buffer) }.is_ok()
+        unsafe { self.safe.post_recv::<P>(&mut RecvHalf::from_raw_queue(&mut self.rq), Op::recv(buffer)) }
+            .is_ok()
     }
 
     /// Polls an operation of the safe layer.
     #[inline(always)]
-    pub fn safe_poll(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+    pub fn safe_poll(&mut self) -> Option<Completed<B>> {
         // SAFETY: the CQ is that of the queues.
         unsafe { self.safe.poll::<P>(&mut self.cq) }
     }

@@ -379,7 +379,7 @@ mod x86_64 {
         for _ in 0..RUNS {
             assert!(end_unsignaled(&mut end, buffer, remote));
             // The next signalled one ends it.
-            end.post_write_inline(&BYTES, remote).expect("room");
+            end.post(Op::write_inline(&BYTES, remote)).expect("room");
             peer.run();
             buffer = end.poll().expect("a completion").expect("a success").into_buffer();
             drop(end.poll().expect("a completion").expect("a success"));
@@ -400,7 +400,7 @@ mod x86_64 {
             begin();
             for number in 0..RUNS as u32 {
                 let imm = number.into();
-                end.post_recv(buffer).expect("room");
+                end.post(Op::recv(buffer)).expect("room");
                 peer.execute(match name {
                     "end poll imm" => Operation::SendImm(imm),
                     _ => Operation::WriteImm(remote, imm),
@@ -437,7 +437,7 @@ mod x86_64 {
                     peer.run();
                     tag + 64
                 } else {
-                    end.post_recv(buffer).expect("room");
+                    end.post(Op::recv(buffer)).expect("room");
                     peer.execute(Operation::Send);
                     8
                 };
@@ -460,7 +460,7 @@ mod x86_64 {
         region: &'scope Mr<Placed>,
         remote: Remote,
     ) -> bool {
-        counted(|| scope.post_write(region, .., remote, 1).is_ok())
+        counted(|| scope.post(Op::write(region, .., remote).tag(1)).is_ok())
     }
 
     /// A post in a scope.

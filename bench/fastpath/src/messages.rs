@@ -152,8 +152,8 @@ fn by_endpoints<P: Provider>(report: &Report<'_>, context: &Context<P>) -> Resul
     let mut samples = Samples::new(RUNS);
     for _ in 0..RUNS {
         samples.take(|| {
-            bob.post_recv(lease())?;
-            alice.post_send(lease(), ..)?;
+            bob.post(Op::recv(lease()))?;
+            alice.post(Op::send(lease(), ..))?;
             bob.next().wait()?;
             alice.next().wait()?;
             anyhow::Ok(())

@@ -59,8 +59,8 @@ impl From<bareverbs::Error> for DatagramError {
     }
 }
 
-impl<B> From<bareverbs::NotPosted<B>> for DatagramError {
-    fn from(refused: bareverbs::NotPosted<B>) -> Self {
+impl<B> From<bareverbs::Refused<B>> for DatagramError {
+    fn from(refused: bareverbs::Refused<B>) -> Self {
         refused.error.into()
     }
 }

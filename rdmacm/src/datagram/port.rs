@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bareverbs::ah::{AhAttr, GlobalRoute, Rate};
 use bareverbs::device::GidType;
 use bareverbs::qp::{GRH_BYTES, QpState};
-use bareverbs::{Datagrams, Destination, Pd, Pool, PoolBuffer};
+use bareverbs::{Datagrams, Destination, Op, Pd, Pool, PoolBuffer};
 use rustix::io::Errno;
 
 use super::wire::{Header, Lookup};
@@ -106,7 +106,7 @@ impl Port {
             .build(pd)?;
         let recvs = Pool::new(pd, options.recvs(), GRH_BYTES + SLOT)?;
         while let Some(lease) = recvs.take() {
-            datagrams.post_recv(lease)?;
+            datagrams.post(Op::recv(lease))?;
         }
         let header = Header::of(local);
         let packet = SLOT.min(datagrams.max_message() as usize) - header.as_bytes().len();
@@ -175,12 +175,12 @@ impl Port {
         let posted = match self.inline.get_mut(..len) {
             Some(inline) => {
                 put(inline, header, message);
-                self.datagrams.post_send_inline(to, inline)
+                self.datagrams.post(Op::send_to_inline(to, inline))
             }
             None => {
                 let Some(mut lease) = self.sends.take() else { return Ok(false) };
                 put(&mut lease.bytes_mut()[..len], header, message);
-                self.datagrams.post_send(to, lease, ..len)
+                self.datagrams.post(Op::send_to(to, lease, ..len)).map_err(Into::into)
             }
         };
         match posted {
@@ -211,7 +211,7 @@ impl Port {
             let taken = parsed
                 .filter(|(sender, _)| from.is_none_or(|from| from == *sender))
                 .map(|(sender, message)| (copy(message, into), sender));
-            self.datagrams.post_recv(received.into_buffer())?;
+            self.datagrams.post(Op::recv(received.into_buffer()))?;
             if taken.is_some() {
                 return Ok(taken);
             }

@@ -111,8 +111,8 @@ impl From<bareverbs::Error> for StreamError {
     }
 }
 
-impl<B> From<bareverbs::NotPosted<B>> for StreamError {
-    fn from(refused: bareverbs::NotPosted<B>) -> Self {
+impl<B> From<bareverbs::Refused<B>> for StreamError {
+    fn from(refused: bareverbs::Refused<B>) -> Self {
         refused.error.into()
     }
 }

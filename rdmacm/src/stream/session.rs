@@ -1,5 +1,6 @@
 //! Both directions of a connected stream: words, grants and the bytes behind them.
 
+use bareverbs::op::{Inline, PostTo};
 use bareverbs::{
     Access, Buffer, Done, Endpoint, Error as VerbsError, Failed, Op, Pd, RegionMut, Remote, RemoteRegion,
 };
@@ -64,7 +65,7 @@ impl<P: Provider> Prepared<P> {
         // device, where an empty SGE may not be.
         let words = register(4 * (usize::from(options.recvs) + CONTROL_RECVS as usize))?;
         for word in words.chunks(4) {
-            endpoint.post_recv(word).map_err(VerbsError::from)?;
+            endpoint.post(Op::recv(word)).map_err(VerbsError::from)?;
         }
         Ok(Self { endpoint, ring, table, sends, options })
     }
@@ -213,7 +214,7 @@ impl<P: Provider> Session<P> {
             // connection manager report in no order.
             if self.error.is_none() {
                 if self.phase != Phase::Ended {
-                    self.endpoint.post_recv(done.into_buffer())?;
+                    self.endpoint.post(Op::recv(done.into_buffer()))?;
                 }
                 self.word(Word::from_imm(imm.0))?;
             }
@@ -318,7 +319,7 @@ impl<P: Provider> Session<P> {
         self.post_control(Op::write_imm_inline(&[], nowhere, word.to_imm()).tag(tag))
     }
 
-    fn post_control(&mut self, op: Op<'_, RegionMut>) -> Result<()> {
+    fn post_control(&mut self, op: Op<Inline<'_>>) -> Result<()> {
         self.endpoint.post(op)?;
         self.control_free -= 1;
         self.unsignaled = 0;
@@ -326,10 +327,13 @@ impl<P: Provider> Session<P> {
     }
 
     /// Posts `len` bytes of the stream, or writes them to memory of the peer.
-    fn post_data(&mut self, op: Op<'_, RegionMut>, len: usize) -> Result<()> {
+    fn post_data<L>(&mut self, op: Op<L>, len: usize) -> Result<()>
+    where
+        Op<L>: PostTo<Endpoint<RegionMut, P>>,
+    {
         let unsignaled = self.unsignaled + len;
         if unsignaled < self.options.send_buffer / SIGNAL_PART {
-            self.endpoint.post(op.tag(DATA).unsignaled())?;
+            self.endpoint.post(op.tag(DATA).unsignaled()).map_err(Into::into)?;
             self.unsignaled = unsignaled;
             self.data_free -= 1;
             return Ok(());
@@ -338,8 +342,11 @@ impl<P: Provider> Session<P> {
     }
 
     /// Posts an operation whose completion ends all messages before it.
-    fn post_signaled(&mut self, op: Op<'_, RegionMut>) -> Result<()> {
-        self.endpoint.post(op.tag(DATA))?;
+    fn post_signaled<L>(&mut self, op: Op<L>) -> Result<()>
+    where
+        Op<L>: PostTo<Endpoint<RegionMut, P>>,
+    {
+        self.endpoint.post(op.tag(DATA)).map_err(Into::into)?;
         self.unsignaled = 0;
         self.data_free -= 1;
         Ok(())

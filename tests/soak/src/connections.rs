@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use anyhow::{Context as _, Result, ensure};
-use bareverbs::{Access, Buffer, Context, Endpoint, EndpointOptions, Mr};
+use bareverbs::{Access, Buffer, Context, Endpoint, EndpointOptions, Mr, Op};
 use bareverbs_rdmacm::{Connection, Connector, Listener};
 use bareverbs_test_support::{TIMEOUT, device};
 
@@ -49,7 +49,7 @@ fn memory(connection: &Connection<Endpoint<Mr<Buffer>>>) -> Result<Mr<Buffer>> {
 fn serve(listener: &Listener, round: usize) -> Result<()> {
     let mut peer = listener.accept(&options(), TIMEOUT)?;
     let room = memory(&peer)?;
-    peer.post_recv(room)?;
+    peer.post(Op::recv(room))?;
     let done = peer.next().wait()?;
     ensure!(done.message() == Some(&round.to_le_bytes()[..]), "another message than that of round {round}");
     peer.wait_disconnected(TIMEOUT)?;
@@ -60,7 +60,7 @@ fn request(connector: &Connector, addr: SocketAddr, round: usize) -> Result<()> 
     let mut server = connector.connect(addr, &options(), TIMEOUT)?;
     let mut message = memory(&server)?;
     message.write(0, &round.to_le_bytes())?;
-    server.post_send(message, ..8)?;
+    server.post(Op::send(message, ..8))?;
     server.next().wait()?;
     // One in four ends without waiting for the answer.
     if !round.is_multiple_of(4) {

@@ -12,6 +12,7 @@ use super::Error;
 /// | `destroy`, `dealloc`, `dereg`, `free`, `close` of a handle | the handle; drop attempts the same again |
 /// | [`Pd::register`](crate::Pd::register), [`ImplicitMr::part`](crate::mr::ImplicitMr::part) | the memory |
 /// | [`Mr::replace`](crate::Mr::replace) | [`NotReplaced`](crate::mr::NotReplaced) |
+/// | `post` of an [`Endpoint`](crate::owned::Endpoint::post), a [`Scope`](crate::owned::Scope::post) or [`Datagrams`](crate::owned::Datagrams::post) | the [`Op`](crate::owned::Op) |
 /// | [`RegionMut::new`](crate::owned::RegionMut::new) | the MR |
 /// | [`RegionMut::expose`](crate::owned::RegionMut::expose), [`RemoteRegion::revoke`](crate::owned::RemoteRegion::revoke) | the part, the exposed memory |
 ///
@@ -30,6 +31,8 @@ use super::Error;
 /// `?` converts it to its error and drops the object. `E` is the error of the crate that has the
 /// call. Its text and its sources are those of the error.
 #[doc(alias = "DestroyError")]
+#[doc(alias = "NotPosted")]
+#[doc(alias = "NotPostedParts")]
 #[doc(alias = "RegisterError")]
 #[doc(alias = "PartError")]
 #[doc(alias = "ExposeError")]
@@ -52,6 +55,14 @@ impl<T, E> Refused<T, E> {
     /// The same reason for the object that `wrap` makes of this one.
     pub(crate) fn map<U>(self, wrap: impl FnOnce(T) -> U) -> Refused<U, E> {
         Refused { error: self.error, object: wrap(self.object) }
+    }
+}
+
+impl<T> Refused<T> {
+    /// Whether a queue was full, as [`Error::is_full`].
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.error.is_full()
     }
 }
 

@@ -8,9 +8,10 @@ use bareverbs_provider::traits::Provider;
 
 use super::endpoint::Queues;
 use super::flow::Unpublished;
-use super::{Endpoint, NotPosted, Op, Source};
+use super::op::{Inline, Load, PostTo};
+use super::{Endpoint, Op, Source};
 use crate::error::{PostError, PostReason};
-use crate::{AnyProvider, Result};
+use crate::{AnyProvider, Error, Refused, Result};
 
 /// Operations of an [`Endpoint`] that share one doorbell, from [`Endpoint::batch`].
 ///
@@ -55,7 +56,7 @@ impl<'e, B, P: Provider> Batch<'e, B, P> {
     /// Rings the doorbell for all operations of the batch.
     ///
     /// # Errors
-    /// [`Error::Post`](crate::Error::Post) with [`PostReason::Doorbell`]: the kernel refuses the
+    /// [`Error::Post`] with [`PostReason::Doorbell`]: the kernel refuses the
     /// doorbell. The connection has failed. [`Endpoint::poll`] returns the operations, with
     /// [`Outcome::NotExecuted`](super::Outcome::NotExecuted) if the device did not see them.
     #[inline(always)]
@@ -105,18 +106,41 @@ impl<'e, B, P: Provider> Batch<'e, B, P> {
     }
 }
 
-impl<B: Source, P: Provider> Batch<'_, B, P> {
-    /// Adds an operation.
+impl<B, P: Provider> Batch<'_, B, P> {
+    /// Adds an operation of the send queue.
     ///
     /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer. Earlier
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the operation. Earlier
     /// operations stay in the batch.
     #[inline(always)]
-    pub fn post(&mut self, op: Op<'_, B>) -> Result<(), NotPosted<B>> {
+    pub fn post<T: PostTo<Self>>(&mut self, op: T) -> Result<(), T::Refused> {
+        op.post_to(self)
+    }
+
+    #[inline(always)]
+    fn push<L: Load<B>>(&mut self, op: Op<L>) -> Result<(), Refused<Op<L>>> {
         let Queues { qp, flows, .. } = &mut self.endpoint.queues;
         let posted = flows.sends.post(&mut Unpublished(qp), op);
         self.pushed += usize::from(posted.is_ok());
         posted
+    }
+}
+
+impl<B: Source, P: Provider> PostTo<Batch<'_, B, P>> for Op<B> {
+    type Refused = Refused<Self>;
+
+    #[inline(always)]
+    fn post_to(self, to: &mut Batch<'_, B, P>) -> Result<(), Refused<Self>> {
+        to.push(self)
+    }
+}
+
+impl<B, P: Provider> PostTo<Batch<'_, B, P>> for Op<Inline<'_>> {
+    type Refused = Error;
+
+    #[inline(always)]
+    fn post_to(self, to: &mut Batch<'_, B, P>) -> Result<()> {
+        Ok(to.push(self)?)
     }
 }
 

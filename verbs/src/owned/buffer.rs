@@ -55,9 +55,18 @@ pub(crate) mod sealed {
             self.length() as u32
         }
     }
+
+    /// A buffer that a device may write, owned or borrowed.
+    #[diagnostic::on_unimplemented(
+        message = "`{Self}` cannot be posted for the device to write",
+        label = "not an exclusive, registered buffer",
+        note = "use a `RegionMut`, a `PoolBuffer` of a `Pool`, or an `Mr` of memory that it owns; in a scope a `&mut` \
+                reference to one"
+    )]
+    pub trait Writable: Registered {}
 }
 
-use self::sealed::{Domain, PdId, Registered};
+use self::sealed::{Domain, PdId, Registered, Writable};
 
 /// A registered buffer that a device may read: the payload of a send or a write.
 ///
@@ -122,7 +131,7 @@ pub unsafe trait Source: Registered + Send + 'static {
     label = "not an exclusive, owned, registered buffer",
     note = "use a `RegionMut`, a `PoolBuffer` of a `Pool`, or an `Mr` of memory that it owns"
 )]
-pub unsafe trait Target: Source {}
+pub unsafe trait Target: Source + Writable {}
 
 /// A scatter/gather element for `range` of `buffer`, for a queue of `domain`. Every post of the
 /// safe layer makes its elements by this function or by [`verified_sge`].
@@ -212,6 +221,8 @@ unsafe impl<M: MemoryOwner + Send + 'static> Source for Mr<M> {
     }
 }
 
+impl<M: MemoryOwner + Send + 'static> Writable for Mr<M> {}
+
 // SAFETY: as above. The MR is the only owner of the bytes.
 unsafe impl<M: MemoryOwner + Send + 'static> Target for Mr<M> {}
 
@@ -219,15 +230,14 @@ unsafe impl<M: MemoryOwner + Send + 'static> Target for Mr<M> {}
 /// them.
 ///
 /// It is a [`Source`] only: a device may not write all of them. Operations that write the buffer take
-/// the [`RegionMut`] or the [`PoolBuffer`] itself. So an endpoint of this type has no `post_recv`, `post_read` or
-/// `post_fetch_add`:
+/// the [`RegionMut`] or the [`PoolBuffer`] itself, and [`Op::any`](super::Op::any) converts them:
 ///
 /// ```no_run
 /// use bareverbs::{AnyBuffer, Endpoint, PoolBuffer, Op, Remote};
 ///
 /// # fn post(endpoint: &mut Endpoint<AnyBuffer>, leases: [PoolBuffer; 3], from: Remote) -> bareverbs::Result<()> {
 /// let [message, value, old] = leases;
-/// endpoint.post_recv_tagged(message, 1)?;
+/// endpoint.post(Op::recv(message).tag(1).any())?;
 /// endpoint.post(Op::read(value, ..64, from).tag(2).any())?;
 /// endpoint.post(Op::fetch_add(old, from, 1).tag(3).any())?;
 /// # Ok(())

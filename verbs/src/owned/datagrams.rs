@@ -10,7 +10,6 @@ mod tests;
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::RangeBounds;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,17 +27,22 @@ use super::buffer::sealed::PdId;
 use super::endpoint::{Flowing, Queues};
 use super::flow::{Kind, MARKER, PostSend, SendOperation};
 use super::hub::reaper::Direction;
+use super::op::{Inline, Load, PostTo, Receive};
 use super::resolve::ResolveTimeout;
-use super::{Done, Failed, NotPosted, Op, PoolBuffer, Source, Target};
+use super::{Completed, Done, Failed, Op, PoolBuffer, Source};
 use crate::ah::{Ah, AhAttr};
 use crate::cq::{WcFlags, WorkCompletion};
 use crate::error::PostError;
 use crate::qp::{ConnectAttr, Datagram, GRH_BYTES, Payload, Qp, SendFlags, SendRequest, Ud};
 use crate::runtime::Runtime;
-use crate::{AnyProvider, Error, Gid, Imm, Result, WcOpcode};
+use crate::{AnyProvider, Error, Gid, Refused, Result, WcOpcode};
 
 /// Shortest buffer of a receive in bytes: the GRH and one byte.
 const SHORTEST: usize = GRH_BYTES + 1;
+
+/// The calls that post.
+const SEND: &str = "Datagrams::post(Op::send_to)";
+const RECV: &str = "Datagrams::post(Op::recv)";
 
 /// Datagrams: a UD QP whose operations own their buffers of type `B`, as those of an
 /// [`Endpoint`](super::Endpoint) do.
@@ -48,24 +52,24 @@ const SHORTEST: usize = GRH_BYTES + 1;
 /// receive, or with another Q_Key than the receiver's, is dropped.
 ///
 /// ```no_run
-/// use bareverbs::{Context, Datagrams, Pool};
+/// use bareverbs::{Context, Datagrams, Op, Pool};
 ///
 /// let pd = Context::open_first()?.alloc_pd()?;
 /// let (mut alice, mut bob): (Datagrams, Datagrams) =
 ///     (Datagrams::options().inline(64).build(&pd)?, Datagrams::options().inline(64).build(&pd)?);
 /// let pool = Pool::new(&pd, 2, 40 + 4096)?;
 /// for end in [&mut alice, &mut bob] {
-///     end.post_recv(pool.take().expect("a free buffer"))?;
+///     end.post(Op::recv(pool.take().expect("a free buffer")))?;
 /// }
 ///
 /// // Between two machines, the address goes over a socket, or is looked up.
 /// let to = alice.destination(&bob.address()).wait()?;
-/// alice.post_send_inline(&to, b"hello, bob")?;
+/// alice.post(Op::send_to_inline(&to, b"hello, bob"))?;
 ///
 /// let hello = bob.next_recv().wait()?;
 /// assert_eq!(hello.message(), b"hello, bob");
 /// let back = hello.reply_to(&bob).wait()?;
-/// bob.post_send_inline(&back, b"hello, alice")?;
+/// bob.post(Op::send_to_inline(&back, b"hello, alice"))?;
 /// assert_eq!(alice.next_recv().wait()?.message(), b"hello, alice");
 /// # Ok::<(), bareverbs::Error>(())
 /// ```
@@ -92,16 +96,16 @@ const SHORTEST: usize = GRH_BYTES + 1;
 ///
 /// # Errors of posting
 ///
-/// Posting fails with [`NotPosted`]. It holds the buffer and one of these errors:
+/// A refused post returns its buffer, and one of these errors:
 ///
-/// | [`NotPosted::error`] | cause |
+/// | error | cause |
 /// |---|---|
 /// | [`Error::BufferTooShort`] | The buffer of a receive has less than 41 bytes. |
 /// | [`Error::Invalid`] | Peers may write the buffer of a receive: it was registered with remote access. |
 /// | [`Error::Invalid`] | The range is beyond the buffer, or is 4 GiB or longer. |
 /// | [`Error::Invalid`] | The buffer or the [`Destination`] belongs to another protection domain. |
 /// | [`Error::Closed`] | The QP is in ERR. |
-/// | [`Error::Post`], [`PostReason::Queue`] | The queue is full ([`NotPosted::is_full`]), or the message is longer than [`max_message`](Self::max_message) ([`PushError::DatagramTooLong`]). |
+/// | [`Error::Post`], [`PostReason::Queue`] | The queue is full ([`Error::is_full`]), or the message is longer than [`max_message`](Self::max_message) ([`PushError::DatagramTooLong`]). |
 /// | [`Error::Post`], [`PostReason::Doorbell`] | The kernel refused the doorbell, and the request was taken back. The QP is in ERR. |
 ///
 /// # Validation of completions
@@ -300,86 +304,37 @@ impl<B, P: Provider> Datagrams<B, P> {
 }
 
 impl<B: Source, P: Provider> Datagrams<B, P> {
-    /// Posts a datagram with options. [`Op::send_to`], [`Op::send_to_imm`], [`Op::send_to_inline`]
-    /// and [`Op::send_to_imm_inline`] create it.
+    /// Posts a datagram or a receive.
+    ///
+    /// [`Op::send_to`], [`Op::send_to_imm`], [`Op::send_to_inline`] and [`Op::send_to_imm_inline`] make a
+    /// datagram. [`Op::recv`] makes a receive of one datagram of up to the length of the buffer minus 40
+    /// bytes.
     ///
     /// ```no_run
-    /// use bareverbs::{Datagrams, Destination, PoolBuffer, NotPosted, Op};
+    /// use bareverbs::{Datagrams, Destination, PoolBuffer, Op};
     ///
-    /// fn post(datagrams: &mut Datagrams, to: &Destination, message: PoolBuffer) -> Result<(), NotPosted<PoolBuffer>> {
+    /// fn post(datagrams: &mut Datagrams, to: &Destination, leases: [PoolBuffer; 2]) -> bareverbs::Result<()> {
+    ///     let [answer, message] = leases;
+    ///     datagrams.post(Op::recv(answer))?;
     ///     datagrams.post(Op::send_to_inline(to, b"begin").tag(1).unsignaled())?;
-    ///     datagrams.post(Op::send_to_imm(to, message, ..64, 7).tag(2).solicited())
+    ///     datagrams.post(Op::send_to_imm(to, message, ..64, 7).tag(2).solicited())?;
+    ///     Ok(())
     /// }
     /// ```
     ///
     /// # Errors
-    /// [Errors of posting](Datagrams#errors-of-posting). The error returns the buffer.
+    /// [Errors of posting](Datagrams#errors-of-posting). The error returns the buffer of a datagram, or the
+    /// receive.
+    #[doc(alias = "post_send")]
+    #[doc(alias = "post_send_imm")]
+    #[doc(alias = "post_send_inline")]
+    #[doc(alias = "post_recv")]
+    #[doc(alias = "post_recv_tagged")]
     #[doc(alias = "ibv_post_send")]
-    #[inline]
-    pub fn post(&mut self, op: Op<'_, B, SendTo<'_, P>>) -> Result<(), NotPosted<B>> {
-        if op.operation.pd() != self.pd {
-            return Err(foreign_destination(op));
-        }
-        let Queues { qp, flows, .. } = &mut self.queues;
-        let posted = flows.sends.post(qp, op);
-        posted.map_err(|refused| self.queues.refused(refused))
-    }
-
-    /// Posts the bytes of `buffer` in `range` as one datagram.
-    ///
-    /// # Errors
-    /// [Errors of posting](Datagrams#errors-of-posting). The error returns the buffer.
-    #[doc(alias = "IBV_WR_SEND")]
-    pub fn post_send(
-        &mut self,
-        to: &Destination<P>,
-        buffer: B,
-        range: impl RangeBounds<usize>,
-    ) -> Result<(), NotPosted<B>> {
-        self.post(Op::send_to(to, buffer, range))
-    }
-
-    /// Posts the bytes of `buffer` in `range` as one datagram with immediate data.
-    ///
-    /// # Errors
-    /// [Errors of posting](Datagrams#errors-of-posting). The error returns the buffer.
-    #[doc(alias = "IBV_WR_SEND_WITH_IMM")]
-    pub fn post_send_imm(
-        &mut self,
-        to: &Destination<P>,
-        buffer: B,
-        range: impl RangeBounds<usize>,
-        imm: impl Into<Imm>,
-    ) -> Result<(), NotPosted<B>> {
-        self.post(Op::send_to_imm(to, buffer, range, imm))
-    }
-
-    /// Posts `bytes`, which are copied, as one datagram. They need not be registered. Their maximum
-    /// is [`DatagramOptions::inline`].
-    ///
-    /// # Errors
-    /// [Errors of posting](Datagrams#errors-of-posting).
-    #[doc(alias = "IBV_WR_SEND")]
-    #[doc(alias = "IBV_SEND_INLINE")]
-    pub fn post_send_inline(&mut self, to: &Destination<P>, bytes: &[u8]) -> Result<(), NotPosted<B>> {
-        self.post(Op::send_to_inline(to, bytes))
-    }
-
-    /// Posts `buffer` for one datagram of up to its length minus 40 bytes. `tag` comes back in
-    /// [`ReceivedDatagram::tag`].
-    ///
-    /// The buffer may be of another type than that of the datagrams, such as a
-    /// [`PoolBuffer`] for datagrams of [`AnyBuffer`](super::AnyBuffer).
-    ///
-    /// # Errors
-    /// [Errors of posting](Datagrams#errors-of-posting). The error returns the buffer.
     #[doc(alias = "ibv_post_recv")]
-    pub fn post_recv_tagged<T: Target + Into<B>>(&mut self, buffer: T, tag: u64) -> Result<(), NotPosted<B>> {
-        if buffer.length() < SHORTEST || buffer.try_bytes().is_none() {
-            return Err(unusable(buffer, tag));
-        }
-        let Queues { qp, flows, .. } = &mut self.queues;
-        flows.recvs.post(qp, buffer, tag)
+    #[inline]
+    pub fn post<T: PostTo<Self>>(&mut self, op: T) -> Result<(), T::Refused> {
+        op.post_to(self)
     }
 
     /// Polls one operation that has ended, or returns `None` if there is none. Operations of a
@@ -393,7 +348,7 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     ///   buffer.
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
-    pub fn poll(&mut self) -> Option<Result<DatagramDone<B>, Failed<B>>> {
+    pub fn poll(&mut self) -> Option<Completed<B, DatagramDone<B>>> {
         self.queues.poll().map(|ended| checked(ended?))
     }
 
@@ -402,7 +357,7 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     ///
     /// # Errors
     /// As for [`poll`](Self::poll).
-    pub fn poll_recv(&mut self) -> Option<Result<ReceivedDatagram<B>, Failed<B>>> {
+    pub fn poll_recv(&mut self) -> Option<Completed<B, ReceivedDatagram<B>>> {
         self.queues.poll_direction(Direction::Recv).map(|ended| received(ended?))
     }
 
@@ -411,7 +366,7 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     ///
     /// # Errors
     /// As for [`poll`](Self::poll).
-    pub fn poll_send(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+    pub fn poll_send(&mut self) -> Option<Completed<B>> {
         self.queues.poll_direction(Direction::Send).map(|ended| ended.map(sent))
     }
 
@@ -469,43 +424,73 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     /// # Errors
     /// [`Error::Kernel`]: the kernel refuses to destroy the QP. The buffers of outstanding
     /// operations are leaked.
-    pub fn close(self, timeout: Duration) -> Result<Vec<Result<DatagramDone<B>, Failed<B>>>> {
+    pub fn close(self, timeout: Duration) -> Result<Vec<Completed<B, DatagramDone<B>>>> {
         let ended = self.queues.close(timeout)?;
         Ok(ended.into_iter().map(|ended| checked(ended?)).collect())
     }
 }
 
-impl<B: Target, P: Provider> Datagrams<B, P> {
-    /// Posts `buffer` for one datagram of up to its length minus 40 bytes.
-    ///
-    /// # Errors
-    /// [Errors of posting](Datagrams#errors-of-posting). The error returns the buffer.
-    #[doc(alias = "ibv_post_recv")]
-    pub fn post_recv(&mut self, buffer: B) -> Result<(), NotPosted<B>> {
-        self.post_recv_tagged(buffer, 0)
+impl<B: Source, P: Provider> Datagrams<B, P> {
+    #[inline]
+    fn send<L: Load<B>>(&mut self, op: Op<L, SendTo<'_, P>>) -> Result<(), Refused<L>> {
+        if op.operation.pd() != self.pd {
+            return Err(foreign_destination(op.into_buffer()));
+        }
+        let Queues { qp, flows, .. } = &mut self.queues;
+        let posted = flows.sends.post(qp, op);
+        posted.map_err(|refused| self.queues.refused(refused).map(Op::into_buffer))
+    }
+}
+
+impl<B: Source, P: Provider> PostTo<Datagrams<B, P>> for Op<B, SendTo<'_, P>> {
+    type Refused = Refused<B>;
+
+    #[inline]
+    fn post_to(self, to: &mut Datagrams<B, P>) -> Result<(), Refused<B>> {
+        to.send(self)
+    }
+}
+
+impl<B: Source, P: Provider> PostTo<Datagrams<B, P>> for Op<Inline<'_>, SendTo<'_, P>> {
+    type Refused = Error;
+
+    #[inline]
+    fn post_to(self, to: &mut Datagrams<B, P>) -> Result<()> {
+        Ok(to.send(self)?)
+    }
+}
+
+impl<B: Source, P: Provider> PostTo<Datagrams<B, P>> for Op<B, Receive> {
+    type Refused = Refused<Self>;
+
+    #[inline]
+    fn post_to(self, to: &mut Datagrams<B, P>) -> Result<(), Refused<Self>> {
+        if self.load.length() < SHORTEST || self.load.try_bytes().is_none() {
+            return Err(unusable(self));
+        }
+        let Queues { qp, flows, .. } = &mut to.queues;
+        flows.recvs.post(qp, self)
     }
 }
 
 #[cold]
 #[inline(never)]
-fn foreign_destination<B, O>(op: Op<'_, B, O>) -> NotPosted<B> {
+fn foreign_destination<T>(op: T) -> Refused<T> {
     let reason = "the destination belongs to another PD than the QP: create it with \
                   `Datagrams::destination` of these datagrams";
-    let (buffer, tag) = op.into_buffer();
-    NotPosted { error: Error::invalid("Datagrams::post_send", reason), buffer, tag }
+    Refused::new(Error::invalid(SEND, reason), op)
 }
 
 #[cold]
 #[inline(never)]
-fn unusable<T: Target + Into<B>, B>(buffer: T, tag: u64) -> NotPosted<B> {
-    const VERB: &str = "Datagrams::post_recv";
-    let (len, min) = (buffer.length() as u64, SHORTEST as u64);
+fn unusable<B: Source>(op: Op<B, Receive>) -> Refused<Op<B, Receive>> {
+    let (len, min) = (op.load.length() as u64, SHORTEST as u64);
     let error = if len < min {
-        Error::BufferTooShort { verb: VERB, len, min }
+        Error::BufferTooShort { verb: RECV, len, min }
     } else {
-        Error::invalid(VERB, "peers may write the buffer: register it without remote access")
+        Error::invalid(RECV, "peers may write the buffer: register it without remote access")
     };
-    NotPosted { error, buffer: Some(buffer.into()), tag }
+    Refused::new(error, op)
 }
 
 /// UD: datagrams over address handles.
@@ -522,10 +507,7 @@ impl<P: Provider> Kind for Unconnected<P> {
     const CLOSE: &'static str = "Datagrams::close";
 
     fn verb(opcode: WcOpcode) -> &'static str {
-        match opcode {
-            WcOpcode::SEND => "Datagrams::post_send",
-            _ => "Datagrams::post_recv",
-        }
+        if opcode == WcOpcode::SEND { SEND } else { RECV }
     }
 
     #[inline]
@@ -590,12 +572,6 @@ impl<P: Provider> SendOperation<Unconnected<P>> for SendTo<'_, P> {
 
 impl<P: Provider> PostSend<SendTo<'_, P>> for Qp<Ud, P> {
     const PUBLISHES: bool = true;
-
-    #[inline]
-    unsafe fn try_post(&mut self, request: &SendRequest<'_, SendTo<'_, P>>) -> Option<Result<(), PostError>> {
-        // SAFETY: the caller's contract is the same.
-        unsafe { self.try_post_send(&request.with(request.operation.to_datagram())) }
-    }
 
     #[inline]
     unsafe fn post(&mut self, request: &SendRequest<'_, SendTo<'_, P>>) -> Result<(), PostError> {

@@ -1,5 +1,6 @@
 //! A reliable connection whose operations own their buffers.
 
+use std::convert::identity;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::RangeBounds;
@@ -14,21 +15,19 @@ use super::flow::{
 };
 use super::hub::reaper::Direction;
 use super::keepalive::{Keepalive, Policy, post_empty_write};
-use super::options::{Parts, QueueParts};
+use super::op::{Inline, NoBuffer, Parts, PostTo, Receive};
+use super::options::{EndpointParts, QueueParts};
 use super::queue::owner;
 use super::removal::{Watch, is_hint};
 use super::resolve::{self, ResolveTimeout};
 use super::spin::SpinState;
-use super::{
-    BUDGET, Batch, Done, EndpointOptions, Failed, Next, NotPosted, NotPostedParts, Op, PoolBuffer, Source,
-    Target,
-};
+use super::{BUDGET, Batch, Completed, Done, EndpointOptions, Failed, Next, Op, PoolBuffer, Source};
 use crate::cq::{CompChannel, Completions, Cq, WorkCompletion};
 use crate::error::{PostError, PostReason};
 use crate::pd::shared::PdShared;
-use crate::qp::{ConnectAttr, Operation, Qp, QpAttr, QpAttrMask, QpState, Rc, Transport};
+use crate::qp::{ConnectAttr, Qp, QpAttr, QpAttrMask, QpState, Rc, Transport};
 use crate::runtime::{Attached, Runtime};
-use crate::{Address, AnyProvider, Error, Imm, Pd, PortNum, Remote, Result, WcOpcode, WcStatus, link_down};
+use crate::{Address, AnyProvider, Error, Pd, PortNum, Refused, Result, WcOpcode, WcStatus, link_down};
 
 /// A reliable connection whose operations own their buffers of type `B`: an [`Mr`](crate::Mr), a
 /// [`RegionMut`](super::RegionMut), a [`PoolBuffer`](super::PoolBuffer) or [`AnyBuffer`](super::AnyBuffer).
@@ -40,15 +39,18 @@ use crate::{Address, AnyProvider, Error, Imm, Pd, PortNum, Remote, Result, WcOpc
 ///
 /// # Operations
 ///
-/// | short | with options |
+/// [`post`](Self::post) posts each operation, an [`Op`]:
+///
+/// | operation | |
 /// |---|---|
-/// | [`post_recv`](Self::post_recv) | [`post_recv_tagged`](Self::post_recv_tagged) |
-/// | [`post_send`](Self::post_send), [`post_send_imm`](Self::post_send_imm), [`post_send_inline`](Self::post_send_inline) | [`post`](Self::post)`(`[`Op::send`], [`Op::send_imm`], [`Op::send_inline`]`)` |
-/// | [`post_write`](Self::post_write), [`post_write_imm`](Self::post_write_imm), [`post_write_inline`](Self::post_write_inline) | [`Op::write`], [`Op::write_imm`], [`Op::write_inline`] |
-/// | [`post_read`](Self::post_read) | [`Op::read`] |
-/// | [`post_fetch_add`](Self::post_fetch_add), [`post_compare_swap`](Self::post_compare_swap) | [`Op::fetch_add`], [`Op::compare_swap`] |
-/// | [`post_send_parts`](Self::post_send_parts), [`post_recv_parts`](Self::post_recv_parts), [`post_write_parts`](Self::post_write_parts), [`post_read_parts`](Self::post_read_parts): several buffers, one message | |
-/// | [`batch`](Self::batch): several with one doorbell | [`Batch::post`] |
+/// | receive | [`Op::recv`], [`Op::recv_parts`], [`Op::recv_empty`] |
+/// | send | [`Op::send`], [`Op::send_imm`], [`Op::send_inline`], [`Op::send_parts`] |
+/// | write | [`Op::write`], [`Op::write_imm`], [`Op::write_inline`], [`Op::write_parts`] |
+/// | read | [`Op::read`], [`Op::read_parts`] |
+/// | atomic operation | [`Op::fetch_add`], [`Op::compare_swap`] |
+///
+/// [`batch`](Self::batch) posts several with one doorbell, and [`scope`](Self::scope) operations on
+/// borrowed memory.
 ///
 /// An [`Op`] takes the caller's tag, and may be unsignalled, fenced or solicited.
 ///
@@ -87,16 +89,17 @@ use crate::{Address, AnyProvider, Error, Imm, Pd, PortNum, Remote, Result, WcOpc
 ///
 /// # Errors of posting
 ///
-/// Posting fails with [`NotPosted`]. It holds the buffer and one of these errors:
+/// A refused post returns [`Refused`] with the operation, which can be posted again. An inline operation
+/// moves no buffer: it returns the error only.
 ///
-/// | [`NotPosted::error`] | cause |
+/// | error | cause |
 /// |---|---|
 /// | [`Error::Invalid`] | The range is beyond the buffer, or is 4 GiB or longer. |
 /// | [`Error::Invalid`] | The buffer belongs to another protection domain. |
 /// | [`Error::Invalid`] | On Soft-RoCE: the MR has `ON_DEMAND`, and the range does not begin at a page boundary. |
 /// | [`Error::Closed`] | The connection has failed. |
 /// | [`Error::Post`], [`PostReason::State`] | A send, write or read before [`Endpoint::connect`]. |
-/// | [`Error::Post`], [`PostReason::Queue`] | The queue is full ([`NotPosted::is_full`]), inline data exceeds [`EndpointOptions::inline`] (default 0), or the operation is unsupported. |
+/// | [`Error::Post`], [`PostReason::Queue`] | The queue is full ([`Error::is_full`]), inline data exceeds [`EndpointOptions::inline`] (default 0), or the operation is unsupported. |
 /// | [`Error::Post`], [`PostReason::Doorbell`] | The kernel refused the doorbell, and the request was taken back. The connection has failed. |
 ///
 /// If the kernel refused the doorbell but may still execute the request, posting returns `Ok`: the
@@ -295,7 +298,7 @@ pub(super) struct Flows<B, K: Kind = Reliable> {
     pub(super) polled: Option<WorkCompletion>,
     /// The result of a slow poll, for a moment. The slow path returns it here, because a function's
     /// result in memory would force that of the fast path into the same memory.
-    pub(super) slow: Option<Result<K::Done<B>, Failed<B>>>,
+    pub(super) slow: Option<Completed<B, K::Done<B>>>,
 }
 
 impl<B, P: Provider> Endpoint<B, P> {
@@ -310,8 +313,8 @@ impl<B, P: Provider> Endpoint<B, P> {
         EndpointOptions::default().port(port).sends(depth).recvs(depth).build(pd)
     }
 
-    pub(super) fn from_parts(parts: Parts<P>) -> Self {
-        let Parts { queues, address, attr, resolve, max_sge } = parts;
+    pub(super) fn from_parts(parts: EndpointParts<P>) -> Self {
+        let EndpointParts { queues, address, attr, resolve, max_sge } = parts;
         let mut queues = Queues::new(queues);
         if max_sge > 1 {
             queues.flows.sends.reserve_parts();
@@ -419,7 +422,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///   buffer.
     #[doc(alias = "ibv_poll_cq")]
     #[inline(always)]
-    pub fn poll(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+    pub fn poll(&mut self) -> Option<Completed<B>> {
         self.queues.poll()
     }
 }
@@ -452,7 +455,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
 
     /// As [`Endpoint::poll`].
     #[inline(always)]
-    pub(crate) fn poll(&mut self) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
+    pub(crate) fn poll(&mut self) -> Option<Completed<B, DoneOf<B, P, T>>> {
         match self.cq.visit_next(PollFast(&mut self.flows)) {
             Polled::Done(done) => Some(Ok(done)),
             Polled::Empty => None,
@@ -479,7 +482,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     }
 
     /// As [`poll`](Self::poll), on the slow path.
-    pub(super) fn slow_result(&mut self) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
+    pub(super) fn slow_result(&mut self) -> Option<Completed<B, DoneOf<B, P, T>>> {
         let completion = match self.flows.polled.take() {
             Some(completion) => completion,
             // The fast path declined a CQE, or found none and there are operations that were reaped.
@@ -500,7 +503,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     }
 
     /// The oldest operation that was reaped and not returned.
-    fn take(&mut self) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
+    fn take(&mut self) -> Option<Completed<B, DoneOf<B, P, T>>> {
         let result = self.flows.take()?;
         Some(result.map_err(|failed| self.with_cause(failed)))
     }
@@ -514,10 +517,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     }
 
     /// Polls one operation of the direction that has ended. It reaps those of the other one.
-    pub(crate) fn poll_direction(
-        &mut self,
-        direction: Direction,
-    ) -> Option<Result<DoneOf<B, P, T>, Failed<B>>> {
+    pub(crate) fn poll_direction(&mut self, direction: Direction) -> Option<Completed<B, DoneOf<B, P, T>>> {
         while !self.flows.has_complete_of(direction)
             && let Some(completion) = self.cq.poll_one()
         {
@@ -802,7 +802,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// # Errors
     /// [`Error::Kernel`]: the kernel refuses to destroy the QP. The buffers of outstanding
     /// operations are leaked.
-    pub fn close(self, timeout: Duration) -> Result<Vec<Result<Done<B>, Failed<B>>>> {
+    pub fn close(self, timeout: Duration) -> Result<Vec<Completed<B>>> {
         self.queues.close(timeout)
     }
 }
@@ -810,7 +810,7 @@ impl<B, P: Provider> Endpoint<B, P> {
 impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     /// As [`Endpoint::close`].
     #[expect(clippy::type_complexity, reason = "the results of all operations")]
-    pub(super) fn close(mut self, timeout: Duration) -> Result<Vec<Result<DoneOf<B, P, T>, Failed<B>>>> {
+    pub(super) fn close(mut self, timeout: Duration) -> Result<Vec<Completed<B, DoneOf<B, P, T>>>> {
         let end = Instant::now().checked_add(timeout);
         // A wait that fails is ended by the destruction of the QP.
         let drained = self.drain(end).unwrap_or(true);
@@ -867,7 +867,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     /// A doorbell that the kernel refused ends the connection.
     #[cold]
     #[inline(never)]
-    pub(super) fn refused(&mut self, refused: NotPosted<B>) -> NotPosted<B> {
+    pub(super) fn refused<O>(&mut self, refused: Refused<O>) -> Refused<O> {
         if let Error::Post(PostError { reason: PostReason::Doorbell(_), .. }) = refused.error {
             self.fail();
         }
@@ -1011,7 +1011,7 @@ impl<B, K: Kind> Flows<B, K> {
     }
 
     /// The oldest operation that was reaped and not returned.
-    pub(super) fn take(&mut self) -> Option<Result<K::Done<B>, Failed<B>>> {
+    pub(super) fn take(&mut self) -> Option<Completed<B, K::Done<B>>> {
         let result = self.sends.take().or_else(|| self.recvs.take());
         self.hold();
         result
@@ -1067,277 +1067,65 @@ fn received_value<K: Kind>(completion: &WorkCompletion) -> Received<K::Sender> {
     Received { len: byte_len, imm: completion.imm(), opcode, sender: K::sender_of(completion) }
 }
 
-impl<B: Source, P: Provider> Endpoint<B, P> {
-    /// Posts an operation.
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
-    #[doc(alias = "ibv_post_send")]
-    #[inline(always)]
-    pub fn post(&mut self, op: Op<'_, B>) -> Result<(), NotPosted<B>> {
-        let Queues { qp, flows, .. } = &mut self.queues;
-        let posted = flows.sends.post(qp, op);
-        posted.map_err(|refused| self.queues.refused(refused))
-    }
-
-    /// Posts the bytes of `buffer` in `range` as one message.
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
-    #[doc(alias = "IBV_WR_SEND")]
-    pub fn post_send(&mut self, buffer: B, range: impl RangeBounds<usize>) -> Result<(), NotPosted<B>> {
-        self.post(Op::send(buffer, range))
-    }
-
-    /// Posts the bytes of `buffer` in `range` as one message with immediate data.
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
-    #[doc(alias = "IBV_WR_SEND_WITH_IMM")]
-    pub fn post_send_imm(
-        &mut self,
-        buffer: B,
-        range: impl RangeBounds<usize>,
-        imm: impl Into<Imm>,
-    ) -> Result<(), NotPosted<B>> {
-        self.post(Op::send_imm(buffer, range, imm))
-    }
-
-    /// Posts a write of the bytes of `buffer` in `range` to the peer's memory.
-    ///
-    /// The peer must permit it: see [remote access](Op#remote-access).
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
-    #[doc(alias = "IBV_WR_RDMA_WRITE")]
-    pub fn post_write(
-        &mut self,
-        buffer: B,
-        range: impl RangeBounds<usize>,
-        remote: Remote,
-    ) -> Result<(), NotPosted<B>> {
-        self.post(Op::write(buffer, range, remote))
-    }
-
-    /// Posts a write as [`Endpoint::post_write`] does, which also completes a receive of the peer
-    /// with immediate data.
-    ///
-    /// The peer must permit it: see [remote access](Op#remote-access).
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
-    #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
-    pub fn post_write_imm(
-        &mut self,
-        buffer: B,
-        range: impl RangeBounds<usize>,
-        remote: Remote,
-        imm: impl Into<Imm>,
-    ) -> Result<(), NotPosted<B>> {
-        self.post(Op::write_imm(buffer, range, remote, imm))
-    }
-
-    /// Posts `bytes`, which are copied, as one message. They need not be registered. Their maximum
-    /// is [`EndpointOptions::inline`].
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting).
-    #[doc(alias = "IBV_WR_SEND")]
-    #[doc(alias = "IBV_SEND_INLINE")]
-    pub fn post_send_inline(&mut self, bytes: &[u8]) -> Result<(), NotPosted<B>> {
-        self.post(Op::send_inline(bytes))
-    }
-
-    /// Posts a write of `bytes`, which are copied, to the peer's memory.
-    ///
-    /// The peer must permit it: see [remote access](Op#remote-access).
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting).
-    #[doc(alias = "IBV_WR_RDMA_WRITE")]
-    #[doc(alias = "IBV_SEND_INLINE")]
-    pub fn post_write_inline(&mut self, bytes: &[u8], remote: Remote) -> Result<(), NotPosted<B>> {
-        self.post(Op::write_inline(bytes, remote))
-    }
-
-    /// Posts the bytes of several buffers, in order, as one message.
+impl<B, P: Provider> Endpoint<B, P> {
+    /// Posts an operation. A receive waits for a message of the peer; all others are executed at once.
     ///
     /// ```no_run
-    /// # use bareverbs::{AnyBuffer, Endpoint, PoolBuffer, RegionMut};
-    /// # fn send(pd: &bareverbs::Pd, header: PoolBuffer, body: RegionMut) -> bareverbs::Result<()> {
-    /// let mut endpoint: Endpoint<AnyBuffer> = Endpoint::options().max_sge(2).build(pd)?;
-    /// let len = body.len();
-    /// endpoint.post_send_parts([(header.into(), ..16), (body.into(), ..len)], 7)?;
-    /// // Each buffer has a result of its own, in order. They have the tag 7.
-    /// let (header, body) = (endpoint.next().wait()?, endpoint.next().wait()?);
-    /// assert_eq!((header.len, body.len), (16, len as u32));
+    /// # use bareverbs::{Endpoint, PoolBuffer, Op};
+    /// # fn ask(endpoint: &mut Endpoint<PoolBuffer>, [question, answer]: [PoolBuffer; 2]) -> bareverbs::Result<()> {
+    /// endpoint.post(Op::recv(answer))?;
+    /// endpoint.post(Op::send(question, ..10))?;
     /// # Ok(())
     /// # }
     /// ```
     ///
-    /// The ranges of all buffers have one type, such as `..` or `..len`.
-    ///
-    /// Each buffer has a [`Done`] or [`Failed`] of its own, in order, with this tag and the bytes of
-    /// the buffer. It counts as an operation of [`EndpointOptions::sends`]. The operation is
-    /// signalled. It allocates no memory.
-    ///
-    /// `N` is at most [`EndpointOptions::max_sge`], and at most 8.
-    ///
     /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
-    #[doc(alias = "IBV_WR_SEND")]
-    pub fn post_send_parts<R: RangeBounds<usize>, const N: usize>(
-        &mut self,
-        parts: [(B, R); N],
-        tag: u64,
-    ) -> Result<(), NotPostedParts<B, R, N>> {
-        self.post_parts(Operation::Send, parts, tag)
-    }
-
-    /// Posts a write of the bytes of several buffers, in order, to the peer's memory, as
-    /// [`Endpoint::post_send_parts`] posts a send.
-    ///
-    /// The peer must permit it: see [remote access](Op#remote-access).
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
-    #[doc(alias = "IBV_WR_RDMA_WRITE")]
-    pub fn post_write_parts<R: RangeBounds<usize>, const N: usize>(
-        &mut self,
-        parts: [(B, R); N],
-        remote: Remote,
-        tag: u64,
-    ) -> Result<(), NotPostedParts<B, R, N>> {
-        self.post_parts(Operation::Write(remote), parts, tag)
-    }
-
-    fn post_parts<R: RangeBounds<usize>, const N: usize>(
-        &mut self,
-        operation: Operation,
-        parts: [(B, R); N],
-        tag: u64,
-    ) -> Result<(), NotPostedParts<B, R, N>> {
-        let Queues { qp, flows, .. } = &mut self.queues;
-        let posted = flows.sends.post_parts(qp, operation, parts, tag);
-        if let Err(NotPostedParts {
-            error: Error::Post(PostError { reason: PostReason::Doorbell(_), .. }),
-            ..
-        }) = posted
-        {
-            self.queues.fail();
-        }
-        posted
-    }
-
-    /// Posts `buffer` for one message of up to its whole length. `tag` comes back in [`Done::tag`].
-    ///
-    /// The buffer may be of another type than the endpoint's, such as a [`RegionMut`](super::RegionMut) for
-    /// an endpoint of [`AnyBuffer`](super::AnyBuffer).
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the operation.
+    #[doc(alias = "post_recv")]
+    #[doc(alias = "post_recv_tagged")]
+    #[doc(alias = "post_recv_parts")]
+    #[doc(alias = "post_send_imm")]
+    #[doc(alias = "post_send_inline")]
+    #[doc(alias = "post_send_parts")]
+    #[doc(alias = "post_write")]
+    #[doc(alias = "post_write_imm")]
+    #[doc(alias = "post_write_inline")]
+    #[doc(alias = "post_write_parts")]
+    #[doc(alias = "post_read")]
+    #[doc(alias = "post_read_parts")]
+    #[doc(alias = "post_fetch_add")]
+    #[doc(alias = "post_compare_swap")]
+    #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
-    pub fn post_recv_tagged<T: Target + Into<B>>(&mut self, buffer: T, tag: u64) -> Result<(), NotPosted<B>> {
-        let Queues { qp, flows, .. } = &mut self.queues;
-        flows.recvs.post(qp, buffer, tag)
-    }
-
-    /// Posts several buffers for one message, which fills their ranges in order.
-    ///
-    /// Each buffer has a [`Done`] or [`Failed`] of its own, in order, with this tag and the bytes of
-    /// the message in the buffer. The last one has the immediate data. Each buffer counts as an
-    /// operation of [`EndpointOptions::recvs`]. It allocates no memory.
-    ///
-    /// `N` is at most [`EndpointOptions::max_sge`], and at most 8.
-    ///
-    /// [`Done::message`] begins at the start of the buffer, so begin its range there to use it.
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
-    #[doc(alias = "ibv_post_recv")]
-    pub fn post_recv_parts<T: Target + Into<B>, R: RangeBounds<usize>, const N: usize>(
-        &mut self,
-        parts: [(T, R); N],
-        tag: u64,
-    ) -> Result<(), NotPostedParts<B, R, N>> {
-        let Queues { qp, flows, .. } = &mut self.queues;
-        flows.recvs.post_parts(qp, parts, tag)
+    pub fn post<T: PostTo<Self>>(&mut self, op: T) -> Result<(), T::Refused> {
+        op.post_to(self)
     }
 }
 
-impl<B: Target, P: Provider> Endpoint<B, P> {
-    /// Posts `buffer` for one message of up to its whole length.
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
-    #[doc(alias = "ibv_post_recv")]
-    pub fn post_recv(&mut self, buffer: B) -> Result<(), NotPosted<B>> {
-        self.post_recv_tagged(buffer, 0)
-    }
+macro_rules! posts {
+    ($([$($generics:tt)*] $op:ty, $direction:ident.$post:ident -> $refused:ty, $returned:expr;)*) => {$(
+        impl<B: Source, P: Provider, $($generics)*> PostTo<Endpoint<B, P>> for $op {
+            type Refused = $refused;
 
-    /// Posts a read of the peer's memory into the bytes of `buffer` in `range`.
-    ///
-    /// The peer must permit it: see [remote access](Op#remote-access).
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
-    #[doc(alias = "IBV_WR_RDMA_READ")]
-    pub fn post_read(
-        &mut self,
-        buffer: B,
-        range: impl RangeBounds<usize>,
-        remote: Remote,
-    ) -> Result<(), NotPosted<B>> {
-        self.post(Op::read(buffer, range, remote))
-    }
+            #[inline(always)]
+            fn post_to(self, to: &mut Endpoint<B, P>) -> Result<(), $refused> {
+                let Queues { qp, flows, .. } = &mut to.queues;
+                let posted = flows.$direction.$post(qp, self);
+                posted.map_err(|refused| $returned(to.queues.refused(refused)))
+            }
+        }
+    )*};
+}
 
-    /// Posts a read of the peer's memory into several buffers, in order, as
-    /// [`Endpoint::post_send_parts`] posts a send.
-    ///
-    /// The peer must permit it: see [remote access](Op#remote-access).
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffers.
-    #[doc(alias = "IBV_WR_RDMA_READ")]
-    pub fn post_read_parts<R: RangeBounds<usize>, const N: usize>(
-        &mut self,
-        parts: [(B, R); N],
-        remote: Remote,
-        tag: u64,
-    ) -> Result<(), NotPostedParts<B, R, N>> {
-        self.post_parts(Operation::Read(remote), parts, tag)
-    }
-
-    /// Posts an addition of `add` to the 8 bytes at `remote`, a multiple of 8. The first 8 bytes of
-    /// `buffer` receive the old value, in native byte order.
-    ///
-    /// The peer must permit it: see [remote access](Op#remote-access).
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
-    #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
-    pub fn post_fetch_add(&mut self, buffer: B, remote: Remote, add: u64) -> Result<(), NotPosted<B>> {
-        self.post(Op::fetch_add(buffer, remote, add))
-    }
-
-    /// Posts a replacement of the 8 bytes at `remote`, a multiple of 8, by `swap` if they equal
-    /// `compare`. The first 8 bytes of `buffer` receive the old value, in native byte order.
-    ///
-    /// The peer must permit it: see [remote access](Op#remote-access).
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
-    #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
-    pub fn post_compare_swap(
-        &mut self,
-        buffer: B,
-        remote: Remote,
-        compare: u64,
-        swap: u64,
-    ) -> Result<(), NotPosted<B>> {
-        self.post(Op::compare_swap(buffer, remote, compare, swap))
-    }
+posts! {
+    [] Op<B>, sends.post -> Refused<Self>, identity;
+    [] Op<Inline<'_>>, sends.post -> Error, Error::from;
+    [R: RangeBounds<usize>, const N: usize] Op<Parts<B, R, N>>, sends.post_parts -> Refused<Self>, identity;
+    [] Op<B, Receive>, recvs.post -> Refused<Self>, identity;
+    [] Op<NoBuffer, Receive>, recvs.post -> Error, Error::from;
+    [R: RangeBounds<usize>, const N: usize]
+        Op<Parts<B, R, N>, Receive>, recvs.post_parts -> Refused<Self>, identity;
 }
 
 /// The results of the operations, in the order of completion, as [`Endpoint::next`] returns them.

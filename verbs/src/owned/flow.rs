@@ -5,7 +5,6 @@ mod parts;
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
-use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
 use bareverbs_provider::traits::Provider;
@@ -13,19 +12,17 @@ use bareverbs_provider::traits::Provider;
 pub(crate) use self::kind::{Kind, Reliable, SendOperation};
 use self::parts::Groups;
 pub(super) use self::parts::MAX_PARTS;
-pub use self::parts::NotPostedParts;
-use super::buffer::sealed::{PdId, Registered};
-use super::buffer::{checked_sge, verified_sge};
-use super::op::{AnyRange, OpPayload};
+use super::buffer::sealed::{Domain, PdId};
+use super::op::{Load, Place, Receive};
 use super::queue::{Oldest, Queue};
-use super::{Done, Failed, NotPosted, Op, Outcome, Source, Target};
+use super::{Completed, Done, Failed, Op, Outcome};
 use crate::device::DriverId;
 use crate::error::{DoorbellError, PostError, PostReason, PushError};
 use crate::pd::shared::PdShared;
-use crate::qp::{Operation, Payload, Qp, Rc, RecvRequest, SendFlags, SendRequest, Sge, Transport};
+use crate::qp::{Operation, Qp, Rc, RecvRequest, SendFlags, SendRequest, Transport};
 #[cfg(any(doc, feature = "test-utils"))]
 use crate::qp::{RecvHalf, SendHalf};
-use crate::{Error, Imm, Result, WcOpcode, WcStatus};
+use crate::{Error, Imm, Refused, Result, WcOpcode, WcStatus};
 
 /// Owners of the `wr_id`s of a QP.
 pub(super) const SENDS: u32 = 1;
@@ -54,13 +51,6 @@ pub(super) trait PostSend<O = Operation> {
     /// Whether a posted request is published, with all earlier ones.
     const PUBLISHES: bool;
 
-    /// Posts a request by the fast path. `None`: the request was not posted.
-    ///
-    /// # Safety
-    ///
-    /// As for [`SendHalf::post_send`].
-    unsafe fn try_post(&mut self, request: &SendRequest<'_, O>) -> Option<Result<(), PostError>>;
-
     /// Posts a request. It is published only if the result is `Ok`, or an error that accepted it.
     ///
     /// # Safety
@@ -71,13 +61,6 @@ pub(super) trait PostSend<O = Operation> {
 
 /// A receive queue that a flow posts to.
 pub(super) trait PostRecv {
-    /// Posts a receive by the fast path. `false`: it was not posted.
-    ///
-    /// # Safety
-    ///
-    /// As for [`RecvHalf::post_recv`].
-    unsafe fn try_post(&mut self, request: &RecvRequest<'_>) -> bool;
-
     /// Posts a receive. It is published only if the result is `Ok`.
     ///
     /// # Safety
@@ -88,17 +71,11 @@ pub(super) trait PostRecv {
 
 macro_rules! queues {
     ($($(#[$attribute:meta])* $trait:ident for $queue:ty $(where $transport:ident)? {
-        $request:ident -> $result:ty, $try_post:ident, $post:ident $(, $publishes:ident)?
+        $request:ident, $post:ident $(, $publishes:ident)?
     })*) => {$(
         $(#[$attribute])*
         impl<$($transport: Transport,)? P: Provider> $trait for $queue {
             $(const $publishes: bool = true;)?
-
-            #[inline(always)]
-            unsafe fn try_post(&mut self, request: &$request<'_>) -> $result {
-                // SAFETY: the caller's contract is the same.
-                unsafe { self.$try_post(request) }
-            }
 
             #[inline(always)]
             unsafe fn post(&mut self, request: &$request<'_>) -> Result<(), PostError> {
@@ -110,16 +87,12 @@ macro_rules! queues {
 }
 
 queues! {
-    PostSend for Qp<Rc, P> {
-        SendRequest -> Option<Result<(), PostError>>, try_post_send, post_send, PUBLISHES
-    }
-    PostRecv for Qp<T, P> where T { RecvRequest -> bool, try_post_recv, post_recv }
+    PostSend for Qp<Rc, P> { SendRequest, post_send, PUBLISHES }
+    PostRecv for Qp<T, P> where T { RecvRequest, post_recv }
     #[cfg(feature = "test-utils")]
-    PostSend for SendHalf<'_, Rc, P> {
-        SendRequest -> Option<Result<(), PostError>>, try_post_send, post_send, PUBLISHES
-    }
+    PostSend for SendHalf<'_, Rc, P> { SendRequest, post_send, PUBLISHES }
     #[cfg(feature = "test-utils")]
-    PostRecv for RecvHalf<'_, Rc, P> { RecvRequest -> bool, try_post_recv, post_recv }
+    PostRecv for RecvHalf<'_, Rc, P> { RecvRequest, post_recv }
 }
 
 /// Adds requests to a QP without a doorbell.
@@ -127,12 +100,6 @@ pub(super) struct Unpublished<'q, P: Provider>(pub(super) &'q mut Qp<Rc, P>);
 
 impl<P: Provider> PostSend for Unpublished<'_, P> {
     const PUBLISHES: bool = false;
-
-    #[inline(always)]
-    unsafe fn try_post(&mut self, request: &SendRequest<'_>) -> Option<Result<(), PostError>> {
-        // SAFETY: the caller's contract is the same.
-        unsafe { self.0.try_push_send(request) }.then_some(Ok(()))
-    }
 
     #[inline(always)]
     unsafe fn post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
@@ -148,37 +115,20 @@ pub(super) struct SendEntry<B, K: Kind = Reliable> {
     buffer: Option<B>,
     tag: u64,
     len: u32,
-    opcode: SendOpcode,
+    opcode: WcOpcode,
     signaled: bool,
     held: K::Held,
-}
-
-/// The opcode of a send. One byte, so that an entry has room for `signaled`.
-#[derive(Clone, Copy)]
-struct SendOpcode(u8);
-
-impl SendOpcode {
-    #[inline(always)]
-    fn new(opcode: WcOpcode) -> Self {
-        debug_assert!(opcode.0 < WcOpcode::RECV.0, "{opcode:?} is that of a send");
-        Self(opcode.0 as u8)
-    }
-
-    #[inline(always)]
-    fn get(self) -> WcOpcode {
-        WcOpcode(self.0.into())
-    }
 }
 
 impl<B, K: Kind> SendEntry<B, K> {
     #[inline(always)]
     pub(super) fn done(self) -> K::Done<B> {
         let Self { buffer, tag, len, opcode, .. } = self;
-        K::sent(Done { tag, buffer, len, imm: None, opcode: opcode.get() })
+        K::sent(Done { tag, buffer, len, imm: None, opcode: opcode })
     }
 
     fn failed(self, domain: &PdShared, failure: Failure) -> Failed<B> {
-        failed::<B, K>(domain, self.opcode.get(), (self.buffer, self.tag), failure)
+        failed::<B, K>(domain, self.opcode, (self.buffer, self.tag), failure)
     }
 }
 
@@ -264,14 +214,21 @@ impl<B, K: Kind> SendFlow<B, K> {
 
     /// The flags of the next request: signalled if it would make a run of unsignalled ones too long,
     /// or fills the queue. So there is room for the marker behind an unsignalled tail.
+    #[inline(always)]
     fn signal(&mut self, flags: SendFlags) -> SendFlags {
-        if flags.contains(SendFlags::SIGNALED) {
+        if flags.contains(SendFlags::SIGNALED) || self.queue.is_reserved() {
             return flags;
         }
+        self.start_run(flags)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn start_run(&mut self, flags: SendFlags) -> SendFlags {
         let start = self.queue.posted() - self.unsignaled_tail() as u64;
-        // The fast path takes the rest of the run.
+        // The rest of the run takes the fast path.
         self.queue.reserve(start + u64::from(self.signal_every) - 1);
-        if self.queue.vacant_reserved().is_some() { flags } else { flags | SendFlags::SIGNALED }
+        if self.queue.is_reserved() { flags } else { flags | SendFlags::SIGNALED }
     }
 
     /// Whether all outstanding operations generate no completion.
@@ -279,16 +236,28 @@ impl<B, K: Kind> SendFlow<B, K> {
         self.queue.outstanding() > 0 && self.unsignaled_tail() == self.queue.outstanding()
     }
 
-    /// Returns the operation that was pushed last and not posted.
+    /// The request that was pushed last was posted, or not: then its operation is returned.
     #[cold]
     #[inline(never)]
-    fn take_back(&mut self, publishes: bool, error: PostError) -> Result<(), NotPosted<B>> {
+    fn post_failed<L: Load<B>, O>(
+        &mut self,
+        publishes: bool,
+        error: PostError,
+        op: Op<L::Kept, O>,
+    ) -> Result<(), Refused<Op<L, O>>> {
+        // A request that counts as posted will complete, even if its doorbell was refused.
+        if error.accepted > 0 {
+            if publishes {
+                self.queue.publish();
+            }
+            return Ok(());
+        }
         let entry = self.queue.take_back();
         self.taken_back(publishes, error.reason);
-        match entry {
-            Some(SendEntry { buffer, tag, .. }) => Err(NotPosted { error: error.into(), buffer, tag }),
-            None => unreachable!("the operation was pushed by the caller"),
-        }
+        let Some(SendEntry { buffer, .. }) = entry else {
+            unreachable!("the operation was pushed by the caller")
+        };
+        Err(Refused::new(error.into(), op.map(|kept| L::join(buffer, kept))))
     }
 
     /// The entries that were pushed last were removed, because their request was not posted.
@@ -305,172 +274,65 @@ impl<B, K: Kind> SendFlow<B, K> {
         }
     }
 
+    /// The place of a payload that was not verified before, or why it is refused.
     #[cold]
     #[inline(never)]
-    fn full(&self, entry: SendEntry<B, K>) -> Result<(), NotPosted<B>> {
-        let error = full::<K>(entry.opcode.get(), self.queue.is_closed(), self.depth as usize);
-        Err(NotPosted { error, buffer: entry.buffer, tag: entry.tag })
+    fn checked<L: Load<B>, O: SendOperation<K>>(&self, op: &Op<L, O>) -> Result<L::Place> {
+        op.load.checked(K::verb(op.operation.opcode()), Domain(&self.domain), op.range)
     }
 
-    /// Posts an operation, and publishes it with all earlier ones if the queue does. `payload` is
-    /// that of the request, and its length.
-    ///
-    /// # Safety
-    ///
-    /// The memory of the payload must satisfy the contract of [`SendHalf::post_send`] until the
-    /// flow has returned the operation, or the QP is destroyed. The flow keeps the entry's buffer
-    /// until then.
-    pub(super) unsafe fn post_request<O: SendOperation<K>, Q: PostSend<O>>(
+    #[cold]
+    #[inline(never)]
+    fn full<L, O: SendOperation<K>>(&self, op: Op<L, O>) -> Result<(), Refused<Op<L, O>>> {
+        let error = full::<K>(op.operation.opcode(), self.queue.is_closed(), self.depth as usize);
+        Err(Refused::new(error, op))
+    }
+
+    /// Posts an operation to the send queue of the flow's QP, and publishes it with all earlier
+    /// ones if the queue does. It serves all payloads of at most one element.
+    #[inline(always)]
+    pub(super) fn post<L: Load<B>, O: SendOperation<K>, Q: PostSend<O>>(
         &mut self,
         queue: &mut Q,
-        (buffer, tag): (Option<B>, u64),
-        operation: O,
-        flags: SendFlags,
-        (payload, len): (Payload<'_>, u32),
-    ) -> Result<(), NotPosted<B>> {
+        op: Op<L, O>,
+    ) -> Result<(), Refused<Op<L, O>>> {
+        let place = match op.load.place(self.pd, op.range) {
+            Some(place) => place,
+            None => match self.checked(&op) {
+                Ok(place) => place,
+                Err(error) => return Err(Refused::new(error, op)),
+            },
+        };
+        let flags = self.signal(op.flags);
+        let Some(vacant) = self.queue.vacant() else { return self.full(op) };
+        let wr_id = vacant.wr_id();
         // The flow owns the buffer before the request is posted, so a panic in between does not
         // free it.
-        let flags = self.signal(flags);
-        let (opcode, held) = (SendOpcode::new(operation.opcode()), operation.held());
-        let signaled = flags.contains(SendFlags::SIGNALED);
-        let entry = SendEntry { buffer, tag, len, opcode, signaled, held };
-        let wr_id = match self.queue.push(entry) {
-            Ok(wr_id) => wr_id,
-            Err(entry) => return self.full(entry),
+        let (buffer, op) = op.split();
+        let entry = SendEntry {
+            buffer,
+            tag: op.tag,
+            len: place.len(),
+            opcode: op.operation.opcode(),
+            signaled: flags.contains(SendFlags::SIGNALED),
+            held: op.operation.held(),
         };
-        // SAFETY: the caller upholds the contract.
-        let posted = unsafe { queue.post(&SendRequest { wr_id, operation, flags, payload }) };
-        self.posted(Q::PUBLISHES, posted)
-    }
-
-    /// Finishes a post.
-    ///
-    /// # Safety
-    ///
-    /// As for [`SendFlow::post_request`].
-    unsafe fn finish<O: SendOperation<K>, Q: PostSend<O>>(
-        &mut self,
-        queue: &mut Q,
-        pushed: Pushed<'_, O>,
-    ) -> Result<(), NotPosted<B>> {
-        let posted = match pushed {
-            Pushed::Declined { wr_id, operation, flags, payload } => {
-                let (sges, parts);
-                let payload = match payload {
-                    Place::Sge(sge) => {
-                        sges = [sge];
-                        Payload::Sges(&sges)
-                    }
-                    Place::Inline(bytes) => {
-                        parts = [bytes];
-                        Payload::Inline(&parts)
-                    }
-                };
-                // SAFETY: the caller upholds the contract, and the request was not posted.
-                unsafe { queue.post(&SendRequest { wr_id, operation, flags, payload }) }
-            }
-            Pushed::Failed(error) => Err(error),
-        };
-        self.posted(Q::PUBLISHES, posted)
-    }
-
-    /// Posts a signalled operation whose buffer the flow does not own.
-    ///
-    /// # Safety
-    ///
-    /// As for [`SendFlow::post_request`], with the bytes of `region` in `range`.
-    #[inline(always)]
-    pub(super) unsafe fn post_scoped<O: SendOperation<K>, Q: PostSend<O>>(
-        &mut self,
-        queue: &mut Q,
-        verb: &'static str,
-        region: &impl Registered,
-        range: AnyRange,
-        (operation, tag): (O, u64),
-    ) -> Result<(), NotPosted<B>> {
-        // Values, so that the fast path keeps the range in registers.
-        let (start, end) = range;
-        let flags = SendFlags::SIGNALED;
-        if let Some(sge) = verified_sge(region, self.pd, (start, end))
-            && let Some(vacant) = self.queue.vacant()
-        {
-            let wr_id = vacant.wr_id();
-            let (opcode, held) = (SendOpcode::new(operation.opcode()), operation.held());
-            let (len, signaled) = (sge.length, true);
-            let pushed = vacant.fill(SendEntry { buffer: None, tag, len, opcode, signaled, held });
-            let payload = Payload::Sges(&[sge]);
-            // Not shared with `post`: a function for both takes up to 4 instructions more.
-            // SAFETY: the caller upholds the contract.
-            let error = match unsafe { queue.try_post(&SendRequest { wr_id, operation, flags, payload }) } {
-                Some(Ok(())) => {
-                    if Q::PUBLISHES {
-                        pushed.publish();
-                    }
-                    return Ok(());
-                }
-                Some(Err(error)) => Some(error),
-                None => None,
-            };
-            let pushed = match error {
-                Some(error) => Pushed::Failed(error),
-                None => Pushed::Declined { wr_id, operation, flags, payload: Place::Sge(sge) },
-            };
-            // SAFETY: the caller upholds the contract.
-            return unsafe { self.finish_scoped(queue, pushed) };
-        }
-        // SAFETY: the caller upholds the contract.
-        unsafe { self.post_scoped_slow(queue, verb, region, start, end, (operation, tag)) }
-    }
-
-    /// As [`SendFlow::finish`], for the fast path.
-    ///
-    /// # Safety
-    ///
-    /// As for [`SendFlow::post_request`].
-    #[cold]
-    #[inline(never)]
-    unsafe fn finish_scoped<O: SendOperation<K>, Q: PostSend<O>>(
-        &mut self,
-        queue: &mut Q,
-        pushed: Pushed<'_, O>,
-    ) -> Result<(), NotPosted<B>> {
-        // SAFETY: the caller upholds the contract.
-        unsafe { self.finish(queue, pushed) }
-    }
-
-    /// Posts what the fast path of [`SendFlow::post_scoped`] did not push.
-    ///
-    /// # Safety
-    ///
-    /// As for [`SendFlow::post_scoped`].
-    #[cold]
-    #[inline(never)]
-    unsafe fn post_scoped_slow<O: SendOperation<K>, Q: PostSend<O>>(
-        &mut self,
-        queue: &mut Q,
-        verb: &'static str,
-        region: &impl Registered,
-        start: Bound<usize>,
-        end: Bound<usize>,
-        (operation, tag): (O, u64),
-    ) -> Result<(), NotPosted<B>> {
-        let sge = scoped_sge(verb, region, &self.domain, (start, end), tag)?;
-        let payload = (Payload::Sges(&[sge]), sge.length);
-        // SAFETY: the caller upholds the contract.
-        unsafe { self.post_request(queue, (None, tag), operation, SendFlags::SIGNALED, payload) }
-    }
-
-    /// The request that was pushed last was posted, or not. `publishes`: the queue published it.
-    fn posted(&mut self, publishes: bool, posted: Result<(), PostError>) -> Result<(), NotPosted<B>> {
-        match posted {
-            // A request that counts as posted will complete, even if its doorbell was refused.
-            Err(error) if error.accepted == 0 => self.take_back(publishes, error),
-            _ => {
-                if publishes {
-                    self.queue.publish();
+        let pushed = vacant.fill(entry);
+        let request = SendRequest { wr_id, operation: op.operation, flags, payload: place.payload() };
+        // SAFETY: the place is of the buffer (`Load`), and the flow owns the buffer. It stays there,
+        // registered and untouched (`Source`; `Op` demands a `Target` for operations that write it),
+        // until the provider reports the completion of the request or of a later one, or the QP is
+        // destroyed. If the flow is forgotten, as by an endpoint that is forgotten or whose QP the
+        // kernel refuses to destroy, the buffer is leaked, and its bytes stay valid. Inline bytes are
+        // copied. Borrowed memory is as `Lent::new` demands.
+        match unsafe { queue.post(&request) } {
+            Ok(()) => {
+                if Q::PUBLISHES {
+                    pushed.publish();
                 }
                 Ok(())
             }
+            Err(error) => self.post_failed(Q::PUBLISHES, error, op),
         }
     }
 
@@ -585,7 +447,7 @@ impl<B, K: Kind> SendFlow<B, K> {
 
     /// The oldest operation that completed.
     #[inline(always)]
-    pub(super) fn take(&mut self) -> Option<Result<K::Done<B>, Failed<B>>> {
+    pub(super) fn take(&mut self) -> Option<Completed<B, K::Done<B>>> {
         if self.failed {
             return self.take_failed();
         }
@@ -594,7 +456,7 @@ impl<B, K: Kind> SendFlow<B, K> {
 
     #[cold]
     #[inline(never)]
-    fn take_failed(&mut self) -> Option<Result<K::Done<B>, Failed<B>>> {
+    fn take_failed(&mut self) -> Option<Completed<B, K::Done<B>>> {
         let number = self.queue.taken();
         if let Some(entry) = self.queue.take() {
             return match self.failures.front() {
@@ -615,7 +477,7 @@ impl<B, K: Kind> SendFlow<B, K> {
         let entry = self.queue.take()?;
         self.refused -= 1;
         let SendEntry { buffer, tag, opcode, .. } = entry;
-        let closed = || Error::Closed { verb: K::verb(opcode.get()), reason: K::CLOSED };
+        let closed = || Error::Closed { verb: K::verb(opcode), reason: K::CLOSED };
         let error = self.refusal.map_or_else(closed, Error::from);
         Some(Err(Failed {
             operation: true,
@@ -646,124 +508,6 @@ fn failed<B, K: Kind>(
     };
     let recv = opcode == WcOpcode::RECV;
     Failed { operation: true, error, tag, buffer, outcome, cause: None, recv, ended_here: false }
-}
-
-/// A post that the fast path did not finish.
-enum Unfinished<'a, B, O> {
-    /// The operation was not pushed.
-    Op(Op<'a, B, O>),
-    /// The request was pushed.
-    Pushed(Pushed<'a, O>),
-}
-
-/// A request that was pushed, and that the fast path did not post.
-enum Pushed<'a, O> {
-    /// The fast path of the queue declined it.
-    Declined { wr_id: u64, operation: O, flags: SendFlags, payload: Place<'a> },
-    /// The fast path of the queue failed.
-    Failed(PostError),
-}
-
-/// The payload of a request, by value.
-#[derive(Clone, Copy)]
-enum Place<'a> {
-    Sge(Sge),
-    Inline(&'a [u8]),
-}
-
-impl<B: Source, K: Kind> SendFlow<B, K> {
-    /// Posts an operation to the send queue of the flow's QP, and publishes it with all earlier
-    /// ones if the queue does.
-    #[inline(always)]
-    pub(super) fn post<O: SendOperation<K>, Q: PostSend<O>>(
-        &mut self,
-        queue: &mut Q,
-        op: Op<'_, B, O>,
-    ) -> Result<(), NotPosted<B>> {
-        // One call of the slow path, so that the result of the fast path stays in registers.
-        let unfinished = 'unfinished: {
-            let (place, len) = match &op.payload {
-                OpPayload::Buffer(buffer, range) => match verified_sge(buffer, self.pd, *range) {
-                    Some(sge) => (Place::Sge(sge), sge.length),
-                    None => break 'unfinished Unfinished::Op(op),
-                },
-                // The provider rejects bytes beyond its limit, which is far below 4 GiB.
-                OpPayload::Inline(bytes) => (Place::Inline(bytes), bytes.len() as u32),
-            };
-            let signaled = op.flags.contains(SendFlags::SIGNALED);
-            let vacant = if signaled { self.queue.vacant() } else { self.queue.vacant_reserved() };
-            let Some(vacant) = vacant else { break 'unfinished Unfinished::Op(op) };
-            let Op { operation, payload: buffer, tag, flags } = op;
-            let buffer = match buffer {
-                OpPayload::Buffer(buffer, _) => Some(buffer),
-                OpPayload::Inline(_) => None,
-            };
-            let wr_id = vacant.wr_id();
-            // The flow owns the buffer before the request is posted, so a panic in between does not
-            // free it.
-            let (opcode, held) = (SendOpcode::new(operation.opcode()), operation.held());
-            let pushed = vacant.fill(SendEntry { buffer, tag, len, opcode, signaled, held });
-            let (sges, parts);
-            let payload = match place {
-                Place::Sge(sge) => {
-                    sges = [sge];
-                    Payload::Sges(&sges)
-                }
-                Place::Inline(bytes) => {
-                    parts = [bytes];
-                    Payload::Inline(&parts)
-                }
-            };
-            // SAFETY: the SGE is of the buffer, by `verified_sge`, and the flow owns the buffer. It
-            // stays there, registered and untouched (`Source`; `Op` demands a `Target` for
-            // operations that write it), until the provider reports the completion of the request
-            // or of a later one, or the QP is destroyed. If the flow is forgotten, as by an endpoint
-            // that is forgotten or whose QP the kernel refuses to destroy, the buffer is leaked, and
-            // its bytes stay valid.
-            match unsafe { queue.try_post(&SendRequest { wr_id, operation, flags, payload }) } {
-                Some(Ok(())) => {
-                    if Q::PUBLISHES {
-                        pushed.publish();
-                    }
-                    return Ok(());
-                }
-                Some(Err(error)) => Unfinished::Pushed(Pushed::Failed(error)),
-                None => Unfinished::Pushed(Pushed::Declined { wr_id, operation, flags, payload: place }),
-            }
-        };
-        self.post_slow(queue, unfinished)
-    }
-
-    /// Finishes a post.
-    #[cold]
-    #[inline(never)]
-    fn post_slow<O: SendOperation<K>, Q: PostSend<O>>(
-        &mut self,
-        queue: &mut Q,
-        unfinished: Unfinished<'_, B, O>,
-    ) -> Result<(), NotPosted<B>> {
-        let Op { operation, payload, tag, flags } = match unfinished {
-            Unfinished::Op(op) => op,
-            // SAFETY: the contract is upheld as in `post`.
-            Unfinished::Pushed(pushed) => return unsafe { self.finish(queue, pushed) },
-        };
-        match payload {
-            OpPayload::Buffer(buffer, range) => {
-                let sge = match checked_sge(K::verb(operation.opcode()), &buffer, &self.domain, range) {
-                    Ok(sge) => sge,
-                    Err(error) => return Err(NotPosted { error, buffer: Some(buffer), tag }),
-                };
-                let payload = (Payload::Sges(&[sge]), sge.length);
-                // SAFETY: as in `post`.
-                unsafe { self.post_request(queue, (Some(buffer), tag), operation, flags, payload) }
-            }
-            OpPayload::Inline(bytes) => {
-                let payload = (Payload::Inline(&[bytes]), bytes.len() as u32);
-                // SAFETY: the request names no memory.
-                unsafe { self.post_request(queue, (None, tag), operation, flags, payload) }
-            }
-        }
-    }
 }
 
 /// An outstanding receive.
@@ -832,41 +576,62 @@ impl<B, K: Kind> RecvFlow<B, K> {
         self.queue.hold(held || self.groups.outstanding(self.queue.completed()));
     }
 
-    /// Posts a receive.
-    ///
-    /// # Safety
-    ///
-    /// The memory of `sge` must satisfy the contract of [`RecvHalf::post_recv`] until the flow has
-    /// returned the receive, or the QP is destroyed. The flow keeps `buffer` until then.
-    pub(super) unsafe fn post_request(
-        &mut self,
-        queue: &mut impl PostRecv,
-        (buffer, tag): (Option<B>, u64),
-        sge: Sge,
-    ) -> Result<(), NotPosted<B>> {
-        // As for sends, the flow owns the buffer before the request is posted.
-        let wr_id = match self.queue.push(RecvEntry { buffer, tag }) {
-            Ok(wr_id) => wr_id,
-            Err(RecvEntry { buffer, tag }) => {
-                let error = full::<K>(WcOpcode::RECV, self.queue.is_closed(), self.depth as usize);
-                return Err(NotPosted { error, buffer, tag });
-            }
-        };
-        // SAFETY: the caller upholds the contract.
-        let posted = unsafe { queue.post(&RecvRequest { wr_id, sges: &[sge] }) };
-        self.posted(posted)
+    /// As [`SendFlow::checked`].
+    #[cold]
+    #[inline(never)]
+    fn checked<L: Load<B>>(&self, op: &Op<L, Receive>) -> Result<L::Place> {
+        op.load.checked(K::verb(WcOpcode::RECV), Domain(&self.domain), op.range)
     }
 
-    /// The receive that was pushed last was posted, or not.
-    fn posted(&mut self, posted: Result<(), PostError>) -> Result<(), NotPosted<B>> {
-        let Err(error) = posted else {
-            self.queue.publish();
-            return Ok(());
+    #[cold]
+    #[inline(never)]
+    fn full<L>(&self, op: Op<L, Receive>) -> Result<(), Refused<Op<L, Receive>>> {
+        let error = full::<K>(WcOpcode::RECV, self.queue.is_closed(), self.depth as usize);
+        Err(Refused::new(error, op))
+    }
+
+    /// Posts a receive of at most one element.
+    #[inline(always)]
+    pub(super) fn post<L: Load<B>>(
+        &mut self,
+        queue: &mut impl PostRecv,
+        op: Op<L, Receive>,
+    ) -> Result<(), Refused<Op<L, Receive>>> {
+        let place = match op.load.place(self.pd, op.range) {
+            Some(place) => place,
+            None => match self.checked(&op) {
+                Ok(place) => place,
+                Err(error) => return Err(Refused::new(error, op)),
+            },
         };
-        match self.queue.take_back() {
-            Some(RecvEntry { buffer, tag }) => Err(NotPosted { error: error.into(), buffer, tag }),
-            None => unreachable!("the receive was pushed by the caller"),
+        let Some(vacant) = self.queue.vacant() else { return self.full(op) };
+        let wr_id = vacant.wr_id();
+        let (buffer, op) = op.split();
+        let pushed = vacant.fill(RecvEntry { buffer, tag: op.tag });
+        // SAFETY: as in `SendFlow::post`. The buffer was made an operation by `Op::recv` as a `Target`,
+        // so nothing accesses the bytes meanwhile. `Op::any` keeps the buffer: both types are buffers of
+        // this crate, and no other crate can convert them.
+        match unsafe { queue.post(&RecvRequest { wr_id, sges: place.sges() }) } {
+            Ok(()) => {
+                pushed.publish();
+                Ok(())
+            }
+            Err(error) => self.post_failed(error, op),
         }
+    }
+
+    /// Returns the receive that was pushed last and not posted.
+    #[cold]
+    #[inline(never)]
+    fn post_failed<L: Load<B>>(
+        &mut self,
+        error: PostError,
+        op: Op<L::Kept, Receive>,
+    ) -> Result<(), Refused<Op<L, Receive>>> {
+        let Some(RecvEntry { buffer, .. }) = self.queue.take_back() else {
+            unreachable!("the receive was pushed by the caller")
+        };
+        Err(Refused::new(error.into(), op.map(|kept| L::join(buffer, kept))))
     }
 
     /// As [`SendFlow::oldest`].
@@ -919,7 +684,7 @@ impl<B, K: Kind> RecvFlow<B, K> {
     }
 
     /// The oldest receive that was reaped.
-    pub(super) fn take(&mut self) -> Option<Result<K::Done<B>, Failed<B>>> {
+    pub(super) fn take(&mut self) -> Option<Completed<B, K::Done<B>>> {
         let entry = self.queue.take()?;
         let (received, failure) = self.reaped.pop_front()?;
         Some(match failure {
@@ -929,67 +694,4 @@ impl<B, K: Kind> RecvFlow<B, K> {
             }
         })
     }
-}
-
-impl<B: Source, K: Kind> RecvFlow<B, K> {
-    /// Posts a receive to the receive queue of the flow's QP.
-    ///
-    /// The conversion keeps the buffer: both types are buffers of this crate, and no other crate can
-    /// convert them.
-    #[inline(always)]
-    pub(super) fn post<T: Target + Into<B>>(
-        &mut self,
-        queue: &mut impl PostRecv,
-        buffer: T,
-        tag: u64,
-    ) -> Result<(), NotPosted<B>> {
-        let unfinished = 'unfinished: {
-            let Some(sge) = verified_sge(&buffer, self.pd, ..) else { break 'unfinished Err(buffer) };
-            let Some(vacant) = self.queue.vacant() else { break 'unfinished Err(buffer) };
-            let wr_id = vacant.wr_id();
-            let pushed = vacant.fill(RecvEntry { buffer: Some(buffer.into()), tag });
-            // SAFETY: as in `SendFlow::post`. `T` is a `Target`, so nothing accesses the bytes
-            // meanwhile.
-            if unsafe { queue.try_post(&RecvRequest { wr_id, sges: &[sge] }) } {
-                pushed.publish();
-                return Ok(());
-            }
-            Ok((wr_id, sge))
-        };
-        self.post_slow(queue, unfinished, tag)
-    }
-
-    /// Finishes a post. `unfinished` is the request that was pushed and not posted, or the buffer.
-    #[cold]
-    #[inline(never)]
-    fn post_slow<T: Target + Into<B>>(
-        &mut self,
-        queue: &mut impl PostRecv,
-        unfinished: Result<(u64, Sge), T>,
-        tag: u64,
-    ) -> Result<(), NotPosted<B>> {
-        match unfinished {
-            Ok((wr_id, sge)) => {
-                // SAFETY: the contract is upheld as in `post`, and the request was not posted.
-                let posted = unsafe { queue.post(&RecvRequest { wr_id, sges: &[sge] }) };
-                self.posted(posted)
-            }
-            Err(buffer) => match checked_sge(K::verb(WcOpcode::RECV), &buffer, &self.domain, ..) {
-                // SAFETY: as in `post`.
-                Ok(sge) => unsafe { self.post_request(queue, (Some(buffer.into()), tag), sge) },
-                Err(error) => Err(NotPosted { error, buffer: Some(buffer.into()), tag }),
-            },
-        }
-    }
-}
-
-/// An SGE of a region that a scope borrows.
-pub(super) fn scoped_sge<B>(
-    verb: &'static str,
-    region: &impl Registered,
-    domain: &Arc<PdShared>,
-    range: impl RangeBounds<usize>,
-    tag: u64,
-) -> Result<Sge, NotPosted<B>> {
-    checked_sge(verb, region, domain, range).map_err(|error| NotPosted { error, buffer: None, tag })
 }

@@ -5,7 +5,7 @@
 //! buffer, and that a thread can wait for as well.
 //!
 //! ```no_run
-//! use bareverbs::{Context, Hub, Pool};
+//! use bareverbs::{Context, Hub, Op, Pool};
 //!
 //! let pd = Context::open_first()?.alloc_pd()?;
 //! let hub = Hub::new(&pd, 1024)?;
@@ -14,10 +14,10 @@
 //! alice.connect(&bob.address())?;
 //! bob.connect(&alice.address())?;
 //!
-//! let received = bob.recv(pool.take().expect("a free buffer"));
+//! let received = bob.post(Op::recv(pool.take().expect("a free buffer")));
 //! let mut hello = pool.take().expect("a free buffer");
 //! hello.bytes_mut()[..10].copy_from_slice(b"hello, bob");
-//! let sent = alice.send(hello, ..10);
+//! let sent = alice.post(Op::send(hello, ..10));
 //!
 //! assert_eq!(received.wait()?.message(), Some(&b"hello, bob"[..]));
 //! sent.wait()?;
@@ -41,9 +41,9 @@
 //! Access to a posted buffer:
 //!
 //! ```compile_fail,E0382
-//! # use bareverbs::{Connection, PoolBuffer};
+//! # use bareverbs::{Connection, PoolBuffer, Op};
 //! # fn touch(peer: &Connection<PoolBuffer>, mut buffer: PoolBuffer) {
-//! peer.send(buffer, ..).detach();
+//! peer.post(Op::send(buffer, ..)).detach();
 //! buffer.bytes_mut()[0] = 1;
 //! # }
 //! ```
@@ -51,18 +51,18 @@
 //! Posting borrowed memory, which a forgotten `Pending` would outlive:
 //!
 //! ```compile_fail,E0599
-//! # use bareverbs::{Borrowed, Connection, Mr};
+//! # use bareverbs::{Borrowed, Connection, Mr, Op};
 //! # fn lend<'a>(peer: &Connection<Mr<Borrowed<'a>>>, buffer: Mr<Borrowed<'a>>) {
-//! peer.recv(buffer).detach();
+//! peer.post(Op::recv(buffer)).detach();
 //! # }
 //! ```
 //!
 //! Receiving into read-only memory:
 //!
 //! ```compile_fail,E0599
-//! # use bareverbs::{Connection, Region};
+//! # use bareverbs::{Connection, Op, Region};
 //! # fn overwrite(peer: &Connection<Region>, buffer: Region) {
-//! peer.recv(buffer).detach();
+//! peer.post(Op::recv(buffer)).detach();
 //! # }
 //! ```
 

@@ -97,16 +97,12 @@ impl<P: Provider> LocalAtomics<P> {
     }
 
     /// Executes the operation that writes the previous value to the MR.
-    fn execute(
-        &mut self,
-        verb: &'static str,
-        op: impl FnOnce(Mr<Buffer>) -> Op<'static, Mr<Buffer>>,
-    ) -> Result<u64> {
+    fn execute(&mut self, verb: &'static str, op: impl FnOnce(Mr<Buffer>) -> Op<Mr<Buffer>>) -> Result<u64> {
         let closed =
             Error::Closed { verb, reason: "an earlier operation failed: create a new `LocalAtomics`" };
         let result = self.result.take().ok_or(closed)?;
         if let Err(refused) = self.requester.post(op(result)) {
-            self.result = refused.buffer;
+            self.result = Some(refused.object.into_buffer());
             return Err(refused.error);
         }
         match self.requester.next().wait() {

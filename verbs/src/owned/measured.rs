@@ -14,17 +14,15 @@ use rustix::io::Errno;
 
 use super::endpoint::{Flows, PollFast, Polled, poll_any};
 use super::keepalive::Policy;
-use super::options::{Parts, QueueParts};
+use super::op::{Load, Receive};
+use super::options::{EndpointParts, QueueParts};
 use super::resolve::ResolveTimeout;
-use super::{
-    Address, Connection, Done, Endpoint, Failed, Hub, NotPosted, Op, Pending, Pool, RegionMut, Source, Spin,
-    Target,
-};
+use super::{Address, Completed, Connection, Endpoint, Hub, Op, Pending, Pool, RegionMut, Source, Spin};
 use crate::context::ContextInner;
 use crate::cq::{CompChannel, Completions, Cq, CqInit};
 use crate::pd::shared::PdShared;
 use crate::qp::{ConnectAttr, Qp, QpCap, QpInit, QpState, Rc, RecvHalf, SendHalf};
-use crate::{Buffer, Context, Gid, MemoryOwner, Mr, Pd};
+use crate::{Buffer, Context, Gid, MemoryOwner, Mr, Pd, Refused};
 
 /// A protection domain without a kernel object.
 pub struct HarnessPd(Arc<PdShared>);
@@ -84,7 +82,7 @@ impl<B> HarnessEndpoint<B> {
     ///
     /// `cq` must be the CQ of the queues that the endpoint posts to.
     #[inline(always)]
-    pub unsafe fn poll<P: Provider>(&mut self, cq: &mut P::Cq) -> Option<Result<Done<B>, Failed<B>>> {
+    pub unsafe fn poll<P: Provider>(&mut self, cq: &mut P::Cq) -> Option<Completed<B>> {
         match cq.visit_next(PollFast(&mut self.flows)) {
             Polled::Done(done) => Some(Ok(done)),
             Polled::Empty => None,
@@ -105,7 +103,7 @@ impl<B> HarnessEndpoint<B> {
 
     #[cold]
     #[inline(never)]
-    fn refused(&mut self, refused: NotPosted<B>) -> NotPosted<B> {
+    fn refused<O>(&mut self, refused: Refused<O>) -> Refused<O> {
         self.flows.sends.close();
         refused
     }
@@ -122,20 +120,18 @@ impl<B: Source> HarnessEndpoint<B> {
     /// The endpoint must exist until the device has finished with all operations. `send` must
     /// belong to the endpoint's queue.
     #[inline(always)]
-    pub unsafe fn post<P: Provider>(
+    pub unsafe fn post<P: Provider, L: Load<B>>(
         &mut self,
         send: &mut SendHalf<'_, Rc, P>,
-        op: Op<'_, B>,
-    ) -> Result<(), NotPosted<B>> {
+        op: Op<L>,
+    ) -> Result<(), Refused<Op<L>>> {
         self.flows.sends.post(send, op).map_err(|refused| self.refused(refused))
     }
-}
 
-impl<B: Target> HarnessEndpoint<B> {
-    /// As [`Endpoint::post_recv`](super::Endpoint::post_recv).
+    /// As [`Endpoint::post`](super::Endpoint::post) of a receive.
     ///
     /// # Errors
-    /// As for `Endpoint::post_recv`.
+    /// As for `Endpoint::post`.
     ///
     /// # Safety
     ///
@@ -144,9 +140,9 @@ impl<B: Target> HarnessEndpoint<B> {
     pub unsafe fn post_recv<P: Provider>(
         &mut self,
         recv: &mut RecvHalf<'_, Rc, P>,
-        buffer: B,
-    ) -> Result<(), NotPosted<B>> {
-        self.flows.recvs.post(recv, buffer, 0)
+        op: Op<B, Receive>,
+    ) -> Result<(), Refused<Op<B, Receive>>> {
+        self.flows.recvs.post(recv, op)
     }
 }
 
@@ -246,7 +242,7 @@ pub unsafe fn endpoint<B, P: Provider>(
     depth: u32,
 ) -> (Endpoint<B, Given<P>>, HarnessPd) {
     let GivenObjects { pd, cq, qp } = given::<P>(cq, queues, depth);
-    let endpoint = Endpoint::from_parts(Parts {
+    let endpoint = Endpoint::from_parts(EndpointParts {
         address: Address::new(Gid::default(), qp.qp_num()),
         queues: QueueParts {
             qp,
@@ -297,7 +293,7 @@ impl<B: Source, P: Provider> HarnessHub<B, P> {
 
     /// As [`Connection::post`].
     #[inline(always)]
-    pub fn post(&self, op: Op<'_, B>) -> Pending<B, Given<P>> {
+    pub fn post<L: Load<B>>(&self, op: Op<L>) -> Pending<B, Given<P>> {
         self.connection.post(op)
     }
 }

@@ -1,25 +1,44 @@
-//! Operations of a send queue, before they are posted.
+//! Operations, before they are posted.
 
+mod load;
+
+use std::fmt;
 use std::ops::{Bound, RangeBounds};
 
-use super::{AnyBuffer, Source, Target};
+pub use self::load::{Inline, Load, Mixed, NoBuffer, Parts};
+pub(super) use self::load::{Lent, Place};
+use super::AnyBuffer;
+use super::buffer::sealed::{Registered, Writable};
+pub use super::hub::connection::PostOn;
 use crate::qp::{Operation, SendFlags};
-use crate::{Imm, Remote};
+use crate::{Error, Imm, Remote, Result};
 
-/// A send, write, read or atomic operation, with its buffer and its options.
-/// [`Endpoint::post`](super::Endpoint::post) and [`Batch::post`](super::Batch::post) post it.
-/// [`Datagrams::post`](super::Datagrams::post) posts a datagram, an operation of type
-/// [`SendTo`](super::SendTo).
+/// An operation with its buffer and its options: a send, a write, a read or an atomic operation, a
+/// [receive](Receive), or a [datagram](super::SendTo).
+///
+/// `post` of [`Endpoint`](super::Endpoint::post), [`Batch`](super::Batch::post),
+/// [`Scope`](super::Scope::post), [`Datagrams`](super::Datagrams::post) and
+/// [`Connection`](super::Connection::post) posts it. A refused operation comes back in [`Refused`](crate::Refused), if it
+/// owns its buffer, and can be posted again.
 ///
 /// ```no_run
-/// # use bareverbs::{Buffer, Endpoint, Mr, NotPosted, Op};
-/// # fn post(endpoint: &mut Endpoint, one: Mr<Buffer>, two: Mr<Buffer>) -> Result<(), NotPosted<Mr<Buffer>>> {
+/// # use bareverbs::{Endpoint, PoolBuffer, Op};
+/// # fn post(endpoint: &mut Endpoint<PoolBuffer>, [one, two, three]: [PoolBuffer; 3]) -> bareverbs::Result<()> {
+/// endpoint.post(Op::recv(three).tag(6))?;
 /// endpoint.post(Op::send(one, ..10).tag(7))?;
 /// endpoint.post(Op::send_imm(two, .., 42).tag(8).solicited())?;
 /// endpoint.post(Op::send_inline(b"short"))?;
 /// # Ok(())
 /// # }
 /// ```
+///
+/// | `L` | payload | made by |
+/// |---|---|---|
+/// | a [`Source`](super::Source) | one buffer, and the range of its bytes | [`Op::send`], [`Op::recv`], … |
+/// | [`Parts`] | several buffers and their ranges, one message | [`Op::send_parts`], [`Op::recv_parts`], … |
+/// | [`Inline`] | bytes that are copied when posted | [`Op::send_inline`], … |
+/// | [`NoBuffer`] | a receive for immediate data only | [`Op::recv_empty`] |
+/// | `&R`, `&mut R` of a [`Lend`](super::Lend) | borrowed memory, for a [`Scope`](super::Scope) | [`Op::send`], [`Op::recv`], … |
 ///
 /// # Remote access
 ///
@@ -30,54 +49,163 @@ use crate::{Imm, Remote};
 ///
 /// Reads and writes transfer bytes unchanged. Operands and results of atomic operations have the
 /// native byte order of this host; the word in the peer's memory has that of the peer.
-#[derive(Debug)]
+///
+/// # Several buffers
+///
+/// Each buffer has a [`Done`](super::Done) or [`Failed`](super::Failed) of its own, in order, with the
+/// tag of the operation and the bytes of the buffer. The last one has the immediate data. Each buffer
+/// counts as an operation of the depth. The operation is signalled. It allocates no memory. The ranges
+/// have one type, such as `..` or `..len`.
+///
+/// The number of buffers is at most [`EndpointOptions::max_sge`](super::EndpointOptions::max_sge), and
+/// at most 8.
+///
+/// ```no_run
+/// # use bareverbs::{AnyBuffer, Endpoint, PoolBuffer, Op, RegionMut};
+/// # fn send(pd: &bareverbs::Pd, header: PoolBuffer, body: RegionMut) -> bareverbs::Result<()> {
+/// let mut endpoint: Endpoint<AnyBuffer> = Endpoint::options().max_sge(2).build(pd)?;
+/// let len = body.len();
+/// endpoint.post(Op::send_parts([(AnyBuffer::from(header), ..16), (body.into(), ..len)]).tag(7))?;
+/// // Each buffer has a result of its own, in order. They have the tag 7.
+/// let (header, body) = (endpoint.wait()?, endpoint.wait()?);
+/// assert_eq!((header.len, body.len), (16, len as u32));
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "`post` posts it"]
-pub struct Op<'a, B, O = Operation> {
+pub struct Op<L, O = Operation> {
     pub(super) operation: O,
-    pub(super) payload: OpPayload<'a, B>,
+    pub(super) load: L,
+    /// The bytes of the buffer. Without meaning for other payloads than one buffer.
+    pub(super) range: ByteRange,
     pub(super) tag: u64,
     pub(super) flags: SendFlags,
 }
 
-/// A range as the caller gave it.
-pub(super) type AnyRange = (Bound<usize>, Bound<usize>);
+/// The operation of a receive, in an [`Op`].
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Receive;
 
-#[derive(Debug)]
-pub(super) enum OpPayload<'a, B, R = AnyRange> {
-    Buffer(B, R),
-    Inline(&'a [u8]),
+/// An operation of the send queue, in an [`Op`]: it has the options of a send.
+pub trait SendQueueOperation: Copy {}
+
+impl SendQueueOperation for Operation {}
+
+/// An operation that `To` posts. It is sealed.
+///
+/// | `To` | operations |
+/// |---|---|
+/// | [`Endpoint`](super::Endpoint) | all but datagrams and those on borrowed memory |
+/// | [`Batch`](super::Batch) | those of the send queue, with one buffer or inline |
+/// | [`Scope`](super::Scope) | inline operations, and those on borrowed memory |
+/// | [`Datagrams`](super::Datagrams) | datagrams, and receives of one buffer. A refused datagram returns its buffer. |
+#[diagnostic::on_unimplemented(
+    message = "`{To}` does not post `{Self}`",
+    label = "not an operation with an owned, registered buffer of its type",
+    note = "an endpoint or a connection of `B` posts buffers of type `B`: `Op::any` converts them for `AnyBuffer`",
+    note = "borrowed memory is posted in `Endpoint::scope`"
+)]
+pub trait PostTo<To>: Sized + sealed::Sealed {
+    /// What a refused post returns: [`Refused`](crate::Refused) with the operation, if that owns its buffers, else the
+    /// [`Error`]. So it has no lifetime, and `?` converts it to any error.
+    type Refused: std::error::Error + Into<Error>;
+
+    #[doc(hidden)]
+    fn post_to(self, to: &mut To) -> Result<(), Self::Refused>;
 }
 
-#[inline(always)]
-pub(super) fn any_range(range: impl RangeBounds<usize>) -> AnyRange {
-    (range.start_bound().cloned(), range.end_bound().cloned())
+pub(super) mod sealed {
+    pub trait Sealed {}
+
+    impl<L, O> Sealed for super::Op<L, O> {}
 }
 
-impl<'a, B, O> Op<'a, B, O> {
+/// A range of bytes as the caller gave it.
+#[derive(Clone, Copy, Debug)]
+pub struct ByteRange {
+    start: usize,
+    /// `None`: the end of the buffer.
+    end: Option<usize>,
+}
+
+impl ByteRange {
+    const ALL: Self = Self { start: 0, end: None };
+
+    /// A bound beyond the address space becomes the greatest one, which is beyond every buffer.
     #[inline(always)]
-    pub(super) fn of(operation: O, buffer: B, range: impl RangeBounds<usize>) -> Self {
-        let payload = OpPayload::Buffer(buffer, any_range(range));
-        Self { operation, payload, tag: 0, flags: SendFlags::SIGNALED }
-    }
-
-    #[inline(always)]
-    pub(super) fn inline(operation: O, bytes: &'a [u8]) -> Self {
-        Self { operation, payload: OpPayload::Inline(bytes), tag: 0, flags: SendFlags::SIGNALED }
-    }
-}
-
-impl<B, O> Op<'_, B, O> {
-    /// The buffer, if it has one, and the tag.
-    pub(super) fn into_buffer(self) -> (Option<B>, u64) {
-        let buffer = match self.payload {
-            OpPayload::Buffer(buffer, _) => Some(buffer),
-            OpPayload::Inline(_) => None,
+    pub(super) fn new(range: impl RangeBounds<usize>) -> Self {
+        let start = match range.start_bound() {
+            Bound::Included(start) => *start,
+            Bound::Excluded(start) => start.saturating_add(1),
+            Bound::Unbounded => 0,
         };
-        (buffer, self.tag)
+        let end = match range.end_bound() {
+            Bound::Included(end) => Some(end.saturating_add(1)),
+            Bound::Excluded(end) => Some(*end),
+            Bound::Unbounded => None,
+        };
+        Self { start, end }
     }
 }
 
-impl<B: Source> Op<'_, B> {
+impl RangeBounds<usize> for ByteRange {
+    #[inline(always)]
+    fn start_bound(&self) -> Bound<&usize> {
+        Bound::Included(&self.start)
+    }
+
+    #[inline(always)]
+    fn end_bound(&self) -> Bound<&usize> {
+        self.end.as_ref().map_or(Bound::Unbounded, Bound::Excluded)
+    }
+}
+
+impl<L, O> Op<L, O> {
+    #[inline(always)]
+    pub(super) fn of(operation: O, load: L, range: impl RangeBounds<usize>) -> Self {
+        Self { operation, load, range: ByteRange::new(range), tag: 0, flags: SendFlags::SIGNALED }
+    }
+
+    #[inline(always)]
+    pub(super) fn without_range(operation: O, load: L) -> Self {
+        Self { operation, load, range: ByteRange::ALL, tag: 0, flags: SendFlags::SIGNALED }
+    }
+
+    /// The payload without the operation: the buffer, or what holds several or none.
+    pub fn into_buffer(self) -> L {
+        self.load
+    }
+
+    /// Takes the buffer out.
+    #[inline(always)]
+    pub(super) fn split<B>(self) -> (Option<B>, Op<L::Kept, O>)
+    where
+        L: Load<B>,
+    {
+        let Self { operation, load, range, tag, flags } = self;
+        let (buffer, load) = load.split();
+        (buffer, Op { operation, load, range, tag, flags })
+    }
+
+    /// The same operation with another payload.
+    pub(super) fn map<T>(self, wrap: impl FnOnce(L) -> T) -> Op<T, O> {
+        let Self { operation, load, range, tag, flags } = self;
+        Op { operation, load: wrap(load), range, tag, flags }
+    }
+}
+
+impl<L, O: fmt::Debug> fmt::Debug for Op<L, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Op")
+            .field("operation", &self.operation)
+            .field("tag", &self.tag)
+            .field("flags", &self.flags)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<B: Registered> Op<B> {
     /// Sends the bytes of `buffer` in `range` as one message.
     #[doc(alias = "IBV_WR_SEND")]
     #[inline(always)]
@@ -111,7 +239,7 @@ impl<B: Source> Op<'_, B> {
     }
 }
 
-impl<B: Target> Op<'_, B> {
+impl<B: Writable> Op<B> {
     /// Reads the peer's memory into the bytes of `buffer` in `range`.
     ///
     /// The peer must permit it: see [remote access](Op#remote-access).
@@ -142,14 +270,14 @@ impl<B: Target> Op<'_, B> {
     }
 }
 
-impl<'a, B> Op<'a, B> {
+impl<'a> Op<Inline<'a>> {
     /// Sends `bytes`, which are copied when posted. They need not be registered. Their maximum is
     /// [`EndpointOptions::inline`](super::EndpointOptions::inline).
     #[doc(alias = "IBV_WR_SEND")]
     #[doc(alias = "IBV_SEND_INLINE")]
     #[inline(always)]
     pub fn send_inline(bytes: &'a [u8]) -> Self {
-        Self::inline(Operation::Send, bytes)
+        Self::without_range(Operation::Send, Inline(bytes))
     }
 
     /// Sends as [`Op::send_inline`] does, with immediate data.
@@ -157,7 +285,7 @@ impl<'a, B> Op<'a, B> {
     #[doc(alias = "IBV_SEND_INLINE")]
     #[inline(always)]
     pub fn send_imm_inline(bytes: &'a [u8], imm: impl Into<Imm>) -> Self {
-        Self::inline(Operation::SendImm(imm.into()), bytes)
+        Self::without_range(Operation::SendImm(imm.into()), Inline(bytes))
     }
 
     /// Writes `bytes`, which are copied when posted, to the peer's memory.
@@ -167,7 +295,7 @@ impl<'a, B> Op<'a, B> {
     #[doc(alias = "IBV_SEND_INLINE")]
     #[inline(always)]
     pub fn write_inline(bytes: &'a [u8], remote: Remote) -> Self {
-        Self::inline(Operation::Write(remote), bytes)
+        Self::without_range(Operation::Write(remote), Inline(bytes))
     }
 
     /// Writes as [`Op::write_inline`] does, and completes a receive of the peer with immediate
@@ -176,9 +304,78 @@ impl<'a, B> Op<'a, B> {
     #[doc(alias = "IBV_SEND_INLINE")]
     #[inline(always)]
     pub fn write_imm_inline(bytes: &'a [u8], remote: Remote, imm: impl Into<Imm>) -> Self {
-        Self::inline(Operation::WriteImm(remote, imm.into()), bytes)
+        Self::without_range(Operation::WriteImm(remote, imm.into()), Inline(bytes))
+    }
+}
+
+impl<B, R: RangeBounds<usize>, const N: usize> Op<Parts<B, R, N>> {
+    /// Sends the bytes of several buffers, in order, as one message. See
+    /// [several buffers](Op#several-buffers).
+    #[doc(alias = "post_send_parts")]
+    #[doc(alias = "IBV_WR_SEND")]
+    pub fn send_parts(parts: [(B, R); N]) -> Self {
+        Self::without_range(Operation::Send, Parts(parts))
     }
 
+    /// Writes the bytes of several buffers, in order, to the peer's memory. See
+    /// [several buffers](Op#several-buffers).
+    ///
+    /// The peer must permit it: see [remote access](Op#remote-access).
+    #[doc(alias = "post_write_parts")]
+    #[doc(alias = "IBV_WR_RDMA_WRITE")]
+    pub fn write_parts(parts: [(B, R); N], remote: Remote) -> Self {
+        Self::without_range(Operation::Write(remote), Parts(parts))
+    }
+}
+
+impl<B: Writable, R: RangeBounds<usize>, const N: usize> Op<Parts<B, R, N>> {
+    /// Reads the peer's memory into several buffers, in order. See
+    /// [several buffers](Op#several-buffers).
+    ///
+    /// The peer must permit it: see [remote access](Op#remote-access).
+    #[doc(alias = "post_read_parts")]
+    #[doc(alias = "IBV_WR_RDMA_READ")]
+    pub fn read_parts(parts: [(B, R); N], remote: Remote) -> Self {
+        Self::without_range(Operation::Read(remote), Parts(parts))
+    }
+}
+
+impl<B: Writable> Op<B, Receive> {
+    /// Receives one message of up to the whole length of `buffer`.
+    #[doc(alias = "post_recv")]
+    #[doc(alias = "post_recv_tagged")]
+    #[doc(alias = "recv_tagged")]
+    #[doc(alias = "ibv_post_recv")]
+    #[inline(always)]
+    pub fn recv(buffer: B) -> Self {
+        Self::without_range(Receive, buffer)
+    }
+}
+
+impl<B: Writable, R: RangeBounds<usize>, const N: usize> Op<Parts<B, R, N>, Receive> {
+    /// Receives one message into the ranges of several buffers, in order. See
+    /// [several buffers](Op#several-buffers).
+    ///
+    /// [`Done::message`](super::Done::message) begins at the start of the buffer, so begin its range there
+    /// to use it.
+    #[doc(alias = "post_recv_parts")]
+    #[doc(alias = "ibv_post_recv")]
+    pub fn recv_parts(parts: [(B, R); N]) -> Self {
+        Self::without_range(Receive, Parts(parts))
+    }
+}
+
+impl Op<NoBuffer, Receive> {
+    /// Receives the immediate data of a [write](Op::write_imm) or of a message without bytes. A message
+    /// with bytes fails.
+    #[doc(alias = "ibv_post_recv")]
+    #[inline(always)]
+    pub fn recv_empty() -> Self {
+        Self::without_range(Receive, NoBuffer(()))
+    }
+}
+
+impl<L> Op<L> {
     /// Sets the fence indicator (`IBV_SEND_FENCE`): the operation starts after earlier reads and
     /// atomics of the endpoint are complete.
     #[doc(alias = "IBV_SEND_FENCE")]
@@ -189,7 +386,7 @@ impl<'a, B> Op<'a, B> {
     }
 }
 
-impl<'a, B, O> Op<'a, B, O> {
+impl<L, O> Op<L, O> {
     /// A number that comes back in [`Done::tag`](super::Done::tag) or
     /// [`Failed::tag`](super::Failed::tag). Default: 0.
     #[inline(always)]
@@ -198,6 +395,25 @@ impl<'a, B, O> Op<'a, B, O> {
         self
     }
 
+    /// The same operation for a list of operations with buffers and inline ones.
+    pub fn mixed<'a, B>(self) -> Op<Mixed<'a, B>, O>
+    where
+        L: Into<Mixed<'a, B>>,
+    {
+        self.map(Into::into)
+    }
+
+    /// The same operation for an endpoint or a connection of [`AnyBuffer`].
+    #[inline(always)]
+    pub fn any<M>(self) -> Op<AnyBuffer<M>, O>
+    where
+        L: Into<AnyBuffer<M>>,
+    {
+        self.map(Into::into)
+    }
+}
+
+impl<L, O: SendQueueOperation> Op<L, O> {
     /// Clears `IBV_SEND_SIGNALED`: the operation generates no CQE on success. It is reported with
     /// the next signalled one. Runs of such operations are limited by
     /// [`EndpointOptions::signal_every`](super::EndpointOptions::signal_every).
@@ -215,17 +431,5 @@ impl<'a, B, O> Op<'a, B, O> {
     pub fn solicited(mut self) -> Self {
         self.flags |= SendFlags::SOLICITED;
         self
-    }
-
-    /// The same operation for an endpoint of [`AnyBuffer`].
-    pub fn any<M>(self) -> Op<'a, AnyBuffer<M>, O>
-    where
-        B: Into<AnyBuffer<M>>,
-    {
-        let payload = match self.payload {
-            OpPayload::Buffer(buffer, range) => OpPayload::Buffer(buffer.into(), range),
-            OpPayload::Inline(bytes) => OpPayload::Inline(bytes),
-        };
-        Op { operation: self.operation, payload, tag: self.tag, flags: self.flags }
     }
 }

@@ -268,7 +268,7 @@ impl Default for EndpointOptions {
 }
 
 /// What [`EndpointOptions`] create.
-pub(super) struct Parts<P: Provider> {
+pub(super) struct EndpointParts<P: Provider> {
     pub(super) queues: QueueParts<P, Rc>,
     pub(super) address: Address,
     pub(super) attr: ConnectAttr,
@@ -355,7 +355,7 @@ impl EndpointOptions {
         Ok(Endpoint::from_parts(self.parts(pd)?))
     }
 
-    pub(super) fn parts<P: Provider>(&self, pd: &Pd<P>) -> Result<Parts<P>> {
+    pub(super) fn parts<P: Provider>(&self, pd: &Pd<P>) -> Result<EndpointParts<P>> {
         if !(1..=MAX_PARTS as u32).contains(&self.max_sge) {
             let reason = format!("max_sge is {}: it must be from 1 to {MAX_PARTS}", self.max_sge);
             return Err(Error::invalid(VERB, reason));
@@ -364,7 +364,7 @@ impl EndpointOptions {
         let qp = &mut queues.qp;
         qp.init(&InitAttr { port: attr.port, pkey_index: attr.pkey_index, access: attr.access })?;
         let address = self.address(qp.address(attr.port, attr.gid_index)?);
-        Ok(Parts { queues, address, attr, resolve: self.resolve(), max_sge: self.max_sge })
+        Ok(EndpointParts { queues, address, attr, resolve: self.resolve(), max_sge: self.max_sge })
     }
 
     /// Creates a QP in RESET with its CQ, after it has checked the options. Returns them with the

@@ -12,8 +12,8 @@ use super::hub::NotTaken;
 use super::hub::connection::ConnectionInner;
 use super::hub::reaper::{BATCH, Conn, Ended, Failure, Operation, Operations, SlotKind};
 use super::hub::table::Detached;
-use super::op::OpPayload;
-use super::{Done, Failed, Op, Outcome};
+use super::op::Load;
+use super::{Completed, Done, Failed, Op, Outcome};
 use crate::wait::{Caller, waits};
 use crate::{AnyProvider, Error, Result, WcStatus};
 
@@ -59,7 +59,7 @@ pub struct Pending<B, P: Provider = AnyProvider> {
     polled: bool,
     /// The error of a refused post, until it is taken. During a poll also the result of the slow path: if
     /// a function returned it, the result of the fast path would be in the same memory.
-    result: Option<Result<Done<B>, Failed<B>>>,
+    result: Option<Completed<B>>,
 }
 
 /// The result of the first poll of a `Pending`.
@@ -95,12 +95,9 @@ impl<B, P: Provider> Pending<B, P> {
     }
 
     #[cold]
-    pub(super) fn refused_op(error: Error, op: Op<'_, B>) -> Self {
-        let buffer = match op.payload {
-            OpPayload::Buffer(buffer, _) => Some(buffer),
-            OpPayload::Inline(_) => None,
-        };
-        Self::refused(error, buffer, op.tag)
+    pub(super) fn refused_op<L: Load<B>, O>(kind: SlotKind, error: Error, op: Op<L, O>) -> Self {
+        let (buffer, Op { tag, .. }) = op.split();
+        Self::refused_in(kind, error, buffer, tag)
     }
 
     /// Takes the connection and the `wr_id`, if it is posted. The operation continues.
@@ -137,7 +134,7 @@ impl<B, P: Provider> Pending<B, P> {
         self.result.take().map_or(Poll::Pending, Poll::Ready)
     }
 
-    fn take_refused(&mut self) -> Result<Done<B>, Failed<B>> {
+    fn take_refused(&mut self) -> Completed<B> {
         let taken = || Error::invalid("Pending::wait", "its result was taken before").into();
         self.result.take().unwrap_or_else(|| Err(taken()))
     }
@@ -201,7 +198,7 @@ impl<B, P: Provider> Pending<B, P> {
 
     /// Takes the result of an operation that may have ended, or registers the task and helps to reap.
     #[inline(never)]
-    fn poll_again(&mut self, cx: &Context<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
+    fn poll_again(&mut self, cx: &Context<'_>) -> Poll<Completed<B>> {
         let (Some(peer), wr_id) = (&self.peer, self.wr_id) else {
             return Poll::Ready(self.take_refused());
         };
@@ -238,11 +235,7 @@ fn done<B>(operation: Operation<B>, ended: Ended) -> Done<B> {
     Done { tag, buffer, len: byte_len, imm, opcode }
 }
 
-fn finished<B, P: Provider>(
-    conn: &Conn<P>,
-    operation: Operation<B>,
-    ended: Ended,
-) -> Result<Done<B>, Failed<B>> {
+fn finished<B, P: Provider>(conn: &Conn<P>, operation: Operation<B>, ended: Ended) -> Completed<B> {
     if ended.status == WcStatus::SUCCESS {
         return Ok(done(operation, ended));
     }

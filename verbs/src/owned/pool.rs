@@ -17,7 +17,7 @@ use self::loan::Loan;
 pub(crate) use self::loan::{Lender, Loans};
 pub use self::pending::PendingPoolBuffer;
 use self::slots::Slots;
-use super::buffer::sealed::{Domain, PdId, Registered};
+use super::buffer::sealed::{Domain, PdId, Registered, Writable};
 use super::{Source, Target};
 use crate::{Access, Buffer, Error, Mr, Pd, Result};
 
@@ -293,6 +293,8 @@ unsafe impl Source for PoolBuffer {
         Some(self.bytes())
     }
 }
+
+impl Writable for PoolBuffer {}
 
 // SAFETY: as above. No other value gives access to the bytes.
 unsafe impl Target for PoolBuffer {}

@@ -41,7 +41,7 @@ pub(crate) struct Queue<T> {
     /// Requests from here on have no room: `tail` plus the depth. Below every `wr_id` if the queue
     /// is closed: it was 0 then, and has grown by at most one for each entry.
     end: u64,
-    /// [`Queue::vacant_reserved`] accepts requests below. Less than `end`, or 0.
+    /// [`Queue::is_reserved`] accepts requests below. Less than `end`, or 0.
     reserved: u64,
     /// Requests below may be known to the device.
     published: u64,
@@ -162,7 +162,7 @@ impl<T> Queue<T> {
             .unwrap_or(outstanding)
     }
 
-    /// Makes [`Queue::vacant_reserved`] accept the requests below `until` that do not fill the queue.
+    /// Makes [`Queue::is_reserved`] accept the requests below `until` that do not fill the queue.
     pub(crate) fn reserve(&mut self, until: u64) {
         self.reserved = until.min(self.end.saturating_sub(1));
     }
@@ -201,12 +201,11 @@ impl<T> Queue<T> {
         (self.head < self.end).then_some(Vacant(self))
     }
 
-    /// As [`Queue::vacant`]. `None` also if the request is not below that of [`Queue::reserve`], or
-    /// fills the queue.
+    /// Whether the next request is below that of [`Queue::reserve`]. Then the queue has room for it and
+    /// one more.
     #[inline(always)]
-    pub(crate) fn vacant_reserved(&mut self) -> Option<Vacant<'_, T>> {
-        // `end` is greater than `reserved`, so there is room.
-        (self.head < self.reserved).then_some(Vacant(self))
+    pub(crate) fn is_reserved(&self) -> bool {
+        self.head < self.reserved
     }
 
     /// The device may know all requests from now on.
@@ -424,7 +423,7 @@ mod tests {
         queue.push(7).unwrap();
         queue.reserve(u64::MAX);
         queue.close();
-        assert!(queue.vacant_reserved().is_none(), "closed");
+        assert!(!queue.is_reserved(), "closed");
         assert_eq!((queue.push(8), queue.credits(), queue.is_closed()), (Err(8), 0, true));
         queue.complete(1);
         assert_eq!(queue.take(), Some(7));
@@ -434,7 +433,7 @@ mod tests {
     fn reserved_requests_leave_room_for_one_more() {
         let mut queue = Queue::new(1, 3);
         let first = queue.posted();
-        let fill = |queue: &mut Queue<u64>| queue.vacant_reserved().map(|vacant| vacant.fill(7)).is_some();
+        let fill = |queue: &mut Queue<u64>| queue.is_reserved() && queue.push(7).is_ok();
         assert!(!fill(&mut queue), "nothing is reserved");
         queue.reserve(first + 1);
         assert!(fill(&mut queue) && !fill(&mut queue), "one request is reserved");

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bareverbs_provider::traits::Provider;
 
-use super::buffer::sealed::{Domain, PdId, Registered};
+use super::buffer::sealed::{Domain, PdId, Registered, Writable};
 use super::{Source, Target};
 use crate::mr::check_range;
 use crate::{Access, Buffer, MemoryOwner, Mr, Pd, Refused, Result};
@@ -388,6 +388,8 @@ unsafe impl<M: Send + Sync + 'static> Source for RegionMut<M> {
         Some(self.bytes())
     }
 }
+
+impl<M: Send + Sync + 'static> Writable for RegionMut<M> {}
 
 // SAFETY: as above. No other value gives access to the bytes.
 unsafe impl<M: Send + Sync + 'static> Target for RegionMut<M> {}

@@ -310,10 +310,10 @@ impl<M> RemoteRegion<M> {
     /// Any number of sources can exist, also of overlapping ranges.
     ///
     /// ```no_run
-    /// use bareverbs::{AnyBuffer, Endpoint, RemoteRegion};
+    /// use bareverbs::{AnyBuffer, Endpoint, RemoteRegion, Op};
     ///
     /// # fn answer(endpoint: &mut Endpoint<AnyBuffer>, table: &RemoteRegion) -> bareverbs::Result<()> {
-    /// endpoint.post_send(table.source(4096..8192)?.into(), ..)?;
+    /// endpoint.post(Op::send(table.source(4096..8192)?, ..).any())?;
     /// # Ok(())
     /// # }
     /// ```

@@ -2,17 +2,21 @@
 
 use std::fmt;
 
-use super::Source;
-use crate::error::{PostError, PostReason, PushError, error_with_object, explain};
-use crate::{Error, Imm, PortNum, WcOpcode, WcStatus};
+use super::op::Load;
+use super::{Op, Source};
+use crate::error::explain;
+use crate::{Error, Imm, PortNum, Refused, WcOpcode, WcStatus};
+
+/// An operation that has ended, and its buffer. `D` is a successful one.
+pub type Completed<B, D = Done<B>> = Result<D, Failed<B>>;
 
 /// A successful operation, with its buffer.
 #[non_exhaustive]
 pub struct Done<B> {
     /// The caller's number of the operation.
     pub tag: u64,
-    /// The buffer. `None` for an inline operation, and for one of a
-    /// [scope](super::Endpoint::scope).
+    /// The buffer. `None` for an inline operation, a receive [without a buffer](Op::recv_empty), and an
+    /// operation of a [scope](super::Endpoint::scope).
     pub buffer: Option<B>,
     /// Bytes sent, written, read or received. The device reports the length of a received message.
     pub len: u32,
@@ -138,13 +142,8 @@ impl<B> Failed<B> {
     /// post may succeed after another operation of the connection was awaited.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        is_full(&self.error)
+        self.error.is_full()
     }
-}
-
-fn is_full(error: &Error) -> bool {
-    let full = |error: &PostError| matches!(error.reason, PostReason::Queue(PushError::QueueFull { .. }));
-    matches!(error, Error::Post(error) if full(error))
 }
 
 impl<B> From<Error> for Failed<B> {
@@ -163,8 +162,9 @@ impl<B> From<Error> for Failed<B> {
 }
 
 /// An operation that was not executed.
-impl<B> From<NotPosted<B>> for Failed<B> {
-    fn from(NotPosted { error, buffer, tag }: NotPosted<B>) -> Self {
+impl<B, L: Load<B>, O> From<Refused<Op<L, O>>> for Failed<B> {
+    fn from(Refused { error, object, .. }: Refused<Op<L, O>>) -> Self {
+        let (buffer, Op { tag, .. }) = object.split();
         let outcome = Outcome::NotExecuted;
         Self { operation: true, error, tag, buffer, outcome, cause: None, recv: false, ended_here: false }
     }
@@ -230,43 +230,6 @@ impl<B> From<Failed<B>> for Error {
     }
 }
 
-/// An operation that was not posted, with its buffer.
-#[non_exhaustive]
-#[must_use = "it holds the buffer of the operation"]
-pub struct NotPosted<B> {
-    /// The cause.
-    pub error: Error,
-    /// The buffer. `None` for an inline operation.
-    pub buffer: Option<B>,
-    /// The caller's number of the operation.
-    pub tag: u64,
-}
-
-impl<B> NotPosted<B> {
-    /// The buffer.
-    ///
-    /// # Panics
-    /// If the operation had none: it was inline.
-    #[must_use]
-    pub fn into_buffer(self) -> B {
-        self.buffer.expect("an operation that was posted with a buffer")
-    }
-
-    /// Whether the queue was full: the same post may succeed after a completion.
-    #[must_use]
-    pub fn is_full(&self) -> bool {
-        is_full(&self.error)
-    }
-}
-
-error_with_object!(NotPosted<B>);
-
-impl<B> From<NotPosted<B>> for Error {
-    fn from(refused: NotPosted<B>) -> Self {
-        refused.error
-    }
-}
-
 // Written by hand, so that `B` need not implement `Debug`.
 macro_rules! debug {
     ($($name:ident { $($field:ident),* })*) => {$(
@@ -285,7 +248,6 @@ macro_rules! debug {
 debug! {
     Done { tag, len, imm, opcode }
     Failed { error, tag, outcome, cause }
-    NotPosted { error, tag }
 }
 
 #[cfg(test)]
@@ -314,7 +276,7 @@ mod tests {
     fn error_of_a_flushed_operation_has_the_cause() {
         let failed = |status, cause| {
             let error = Error::Completion {
-                verb: "Endpoint::post_recv",
+                verb: "Endpoint::post(Op::recv)",
                 status,
                 vendor_err: 0xf9,
                 driver: crate::device::DriverId::MLX5,
@@ -332,7 +294,7 @@ mod tests {
         assert_eq!(converted(WcStatus::LOC_PROT_ERR, Some(lost)), (WcStatus::LOC_PROT_ERR, 0xf9));
         assert!(Error::from(failed(flushed, Some(lost))).is_peer_lost());
         let text = failed(flushed, Some(lost)).to_string();
-        let start = "Endpoint::post_recv was flushed, because the QP had failed: RETRY_EXC_ERR, the peer did not \
+        let start = "Endpoint::post(Op::recv) was flushed, because the QP had failed: RETRY_EXC_ERR, the peer did not \
                      respond to any retry: ";
         assert!(text.starts_with(start), "{text}");
         assert_eq!(failed(flushed, None).to_string(), failed(flushed, None).error.to_string());
@@ -342,7 +304,7 @@ mod tests {
     fn flush_by_an_own_end_names_no_failure() {
         let failed = |status, ended_here| {
             let error = Error::Completion {
-                verb: "Endpoint::post_recv",
+                verb: "Endpoint::post(Op::recv)",
                 status,
                 vendor_err: 0,
                 driver: crate::device::DriverId::RXE,
@@ -351,9 +313,9 @@ mod tests {
             Failed::<()> { ended_here, ..error.into() }
         };
         let flushed = failed(WcStatus::WR_FLUSH_ERR, true);
-        let text = "Endpoint::post_recv was flushed, because this side has ended the connection";
+        let text = "Endpoint::post(Op::recv) was flushed, because this side has ended the connection";
         assert_eq!(flushed.to_string(), text);
-        assert!(matches!(Error::from(flushed), Error::Closed { verb: "Endpoint::post_recv", .. }));
+        assert!(matches!(Error::from(flushed), Error::Closed { verb: "Endpoint::post(Op::recv)", .. }));
         // Another failure is one, and so is a flush for another reason.
         for (status, ended_here) in [(WcStatus::LOC_PROT_ERR, true), (WcStatus::WR_FLUSH_ERR, false)] {
             let failed = failed(status, ended_here);

@@ -2,20 +2,17 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::RangeBounds;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
 
-use super::buffer::sealed::{Domain, PdId, Registered};
+use super::buffer::sealed::{Domain, PdId, Registered, Writable};
 use super::endpoint::{FLUSH_LIMIT, Queues};
-use super::flow::scoped_sge;
 use super::keepalive::earlier;
-use super::op::any_range;
-use super::{Done, Endpoint, Failed, Next, NotPosted, PoolBuffer, RegionMut};
-use crate::qp::{Operation, Payload, SendFlags};
-use crate::{AnyProvider, Borrowed, Error, Imm, MemoryOwner, Mr, Remote, Result};
+use super::op::{Inline, Lent, PostTo, Receive};
+use super::{Completed, Endpoint, Next, Op, PoolBuffer, RegionMut};
+use crate::{AnyProvider, Borrowed, Error, MemoryOwner, Mr, Refused, Result};
 
 /// A registered region that a [`Scope`] can borrow: an [`Mr`] of memory that it
 /// [owns](MemoryOwner) or [borrows](Borrowed), a [`RegionMut`], a [`PoolBuffer`], or a range of one of them
@@ -31,14 +28,14 @@ pub unsafe trait Lend: Registered {
     ///
     /// ```no_run
     /// use bareverbs::buffer::Lend;
-    /// use bareverbs::{Buffer, Endpoint, Mr, Remote, Result};
+    /// use bareverbs::{Buffer, Endpoint, Mr, Op, Remote, Result};
     ///
     /// /// Reads a file of the peer by as many reads as it has MiB.
     /// fn read(endpoint: &mut Endpoint, file: &mut Mr<Buffer>, mut from: Remote) -> Result<()> {
     ///     let mut chunks: Vec<_> = file.lend().chunks(1 << 20).collect();
     ///     endpoint.scope(|scope| -> Result<()> {
     ///         for chunk in &mut chunks {
-    ///             scope.post_read(chunk, .., from, 0)?;
+    ///             scope.post(Op::read(chunk, .., from))?;
     ///             from.addr += 1 << 20;
     ///         }
     ///         Ok(())
@@ -64,11 +61,11 @@ pub unsafe trait Lend: Registered {
 ///
 /// ```compile_fail,E0502
 /// # use bareverbs::buffer::Lend;
-/// # use bareverbs::{Buffer, Endpoint, Mr};
+/// # use bareverbs::{Buffer, Endpoint, Mr, Op};
 /// # fn read(endpoint: &mut Endpoint, region: &mut Mr<Buffer>) {
 /// let (mut head, _body) = region.lend().split_at(16);
 /// println!("{:?}", region.bytes());
-/// endpoint.scope(|scope| scope.post_recv(&mut head, 1).unwrap());
+/// endpoint.scope(|scope| scope.post(Op::recv(&mut head)).unwrap());
 /// # }
 /// ```
 pub struct LendRange<'r, R> {
@@ -159,6 +156,50 @@ impl<R> fmt::Debug for LendRange<'_, R> {
     }
 }
 
+macro_rules! forward {
+    ($($reference:ty),*) => {$(
+        impl<R: Lend> Registered for $reference {
+            #[inline]
+            fn domain(&self) -> Domain<'_> {
+                R::domain(self)
+            }
+
+            #[inline]
+            fn iova(&self) -> u64 {
+                R::iova(self)
+            }
+
+            #[inline]
+            fn lkey(&self) -> u32 {
+                R::lkey(self)
+            }
+
+            #[inline]
+            fn length(&self) -> usize {
+                R::length(self)
+            }
+
+            fn check_bounds(&self, verb: &'static str, start: usize) -> Result<()> {
+                R::check_bounds(self, verb, start)
+            }
+
+            #[inline]
+            fn verified_pd(&self) -> PdId {
+                R::verified_pd(self)
+            }
+
+            #[inline]
+            fn verified_len(&self) -> u32 {
+                R::verified_len(self)
+            }
+        }
+    )*};
+}
+
+forward!(&R, &mut R);
+
+impl<R: Lend> Writable for &mut R {}
+
 // SAFETY: the region is borrowed while the range exists, and is `Lend` itself. The range has no method
 // that accesses bytes, and its bytes belong to it alone: `split_at` makes disjoint ranges.
 unsafe impl<R: Lend> Lend for LendRange<'_, R> {}
@@ -180,7 +221,7 @@ unsafe impl Lend for Mr<Borrowed<'_>> {}
 
 /// Posts operations on borrowed regions to an [`Endpoint`]; see [`Endpoint::scope`].
 ///
-/// An operation is a method call with the caller's tag as its last argument.
+/// An operation names its region by a reference: `Op::send(&region, ..)`, `Op::recv(&mut region)`.
 pub struct Scope<'scope, 'env: 'scope, B, P: Provider = AnyProvider> {
     endpoint: &'scope mut Endpoint<B, P>,
     end: Option<Instant>,
@@ -209,14 +250,14 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///
     /// ```no_run
     /// use bareverbs::mr::LocalAccess;
-    /// use bareverbs::{Endpoint, Pd, Result};
+    /// use bareverbs::{Endpoint, Op, Pd, Result};
     ///
     /// fn ask(endpoint: &mut Endpoint, pd: &Pd, question: &mut [u8], answer: &mut [u8]) -> Result<u32> {
     ///     let question = pd.register_borrowed(question, LocalAccess::Read)?;
     ///     let mut answer = pd.register_borrowed(answer, LocalAccess::ReadWrite)?;
     ///     endpoint.scope(|scope| {
-    ///         scope.post_recv(&mut answer, 1)?;
-    ///         scope.post_send(&question, .., 2)?;
+    ///         scope.post(Op::recv(&mut answer).tag(1))?;
+    ///         scope.post(Op::send(&question, ..).tag(2))?;
     ///         loop {
     ///             let done = scope.next().wait()?;
     ///             if done.tag == 1 {
@@ -240,11 +281,11 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// A region must live longer than the scope:
     ///
     /// ```compile_fail,E0597
-    /// # use bareverbs::{Access, Buffer, Endpoint, Pd};
+    /// # use bareverbs::{Access, Buffer, Endpoint, Op, Pd};
     /// # fn escape(endpoint: &mut Endpoint, pd: &Pd) {
     /// endpoint.scope(|scope| {
     ///     let region = pd.register(Buffer::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap();
-    ///     scope.post_send(&region, .., 1).unwrap();
+    ///     scope.post(Op::send(&region, ..)).unwrap();
     /// });
     /// # }
     /// ```
@@ -252,10 +293,10 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// A region that receives can't be read in the scope:
     ///
     /// ```compile_fail,E0502
-    /// # use bareverbs::{Buffer, Endpoint, Mr};
+    /// # use bareverbs::{Buffer, Endpoint, Mr, Op};
     /// # fn read(endpoint: &mut Endpoint, region: &mut Mr<Buffer>) {
     /// endpoint.scope(|scope| {
-    ///     scope.post_recv(region, 1).unwrap();
+    ///     scope.post(Op::recv(&mut *region)).unwrap();
     ///     println!("{:?}", region.bytes());
     /// });
     /// # }
@@ -272,11 +313,11 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// ```
     ///
     /// ```compile_fail,E0597
-    /// # use bareverbs::{Access, Buffer, Endpoint, Pd};
+    /// # use bareverbs::{Access, Buffer, Endpoint, Op, Pd};
     /// # fn nest(one: &mut Endpoint, other: &mut Endpoint, pd: &Pd) {
     /// one.scope(|outer| {
     ///     let region = pd.register(Buffer::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap();
-    ///     other.scope(|inner| outer.post_send(&region, .., 1).unwrap());
+    ///     other.scope(|inner| outer.post(Op::send(&region, ..)).unwrap());
     /// });
     /// # }
     /// ```
@@ -366,7 +407,7 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
     ///
     /// # Errors
     /// As for [`Endpoint::poll`].
-    pub fn poll(&mut self) -> Option<Result<Done<B>, Failed<B>>> {
+    pub fn poll(&mut self) -> Option<Completed<B>> {
         self.endpoint.poll()
     }
 
@@ -388,198 +429,77 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
         self.endpoint.probe()
     }
 
-    /// Posts `region` for one message of up to its whole length.
+    /// Posts an operation on a borrowed region, or an inline one.
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting).
-    pub fn post_recv(&mut self, region: &'scope mut impl Lend, tag: u64) -> Result<(), NotPosted<B>> {
-        let Queues { qp, flows, .. } = &mut self.endpoint.queues;
-        let sge = scoped_sge("Scope::post_recv", region, qp.pd().domain(), .., tag)?;
-        // Counted before the request is posted.
-        let before = self.posted.recvs;
-        self.posted.recvs = flows.recvs.queue().posted() + 1;
-        // SAFETY: the region is borrowed exclusively for 'scope, so it stays registered, and
-        // nothing accesses its bytes. `Endpoint::scope` does not return before the request is
-        // complete or the QP is destroyed, and the borrow lasts until it returns.
-        let posted = unsafe { flows.recvs.post_request(qp, (None, tag), sge) };
-        posted.inspect_err(|_| self.posted.recvs = before)
+    #[inline(always)]
+    pub fn post<T: PostTo<Self>>(&mut self, op: T) -> Result<(), T::Refused> {
+        op.post_to(self)
     }
 
-    /// Posts an inline operation, whose bytes are copied.
-    fn post_inline(&mut self, operation: Operation, bytes: &[u8], tag: u64) -> Result<(), NotPosted<B>> {
-        let Queues { qp, flows, .. } = &mut self.endpoint.queues;
-        // The provider rejects bytes beyond its limit, which is far below 4 GiB.
-        let payload = (Payload::Inline(&[bytes]), bytes.len() as u32);
-        // SAFETY: the request names no memory.
-        let posted =
-            unsafe { flows.sends.post_request(qp, (None, tag), operation, SendFlags::SIGNALED, payload) };
-        posted.map_err(|refused| self.endpoint.queues.refused(refused))
-    }
-
-    /// Posts `bytes`, which are copied, as one message. Their maximum is
-    /// [`EndpointOptions::inline`](super::EndpointOptions::inline).
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting).
-    pub fn post_send_inline(&mut self, bytes: &[u8], tag: u64) -> Result<(), NotPosted<B>> {
-        self.post_inline(Operation::Send, bytes, tag)
-    }
-
-    /// Posts a write of `bytes`, which are copied, to the peer's memory.
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting).
-    pub fn post_write_inline(&mut self, bytes: &[u8], remote: Remote, tag: u64) -> Result<(), NotPosted<B>> {
-        self.post_inline(Operation::Write(remote), bytes, tag)
-    }
-
-    /// An operation was refused.
+    /// A send was refused.
     #[cold]
     #[inline(never)]
-    fn refused(&mut self, refused: NotPosted<B>) -> NotPosted<B> {
+    fn refused<O>(&mut self, refused: Refused<O>) -> Refused<O> {
         // All operations since the start of the scope are the scope's.
         let posted = self.endpoint.queues.flows.sends.queue().posted();
         self.posted.sends = if posted > self.start { posted } else { 0 };
         self.endpoint.queues.refused(refused)
     }
+}
 
-    /// # Safety
-    ///
-    /// The region must stay registered until [`Endpoint::scope`] returns. Until then, nothing may
-    /// access its bytes in a way that the operation excludes.
+/// A reference to a region, for `'scope`.
+pub trait Borrow<'scope>: Registered {}
+
+impl<'scope, R: Lend> Borrow<'scope> for &'scope R {}
+
+impl<'scope, R: Lend> Borrow<'scope> for &'scope mut R {}
+
+// An operation that fills its region takes a mutable reference: only that is `Writable`.
+impl<'scope, B, P: Provider, L: Borrow<'scope>> PostTo<Scope<'scope, '_, B, P>> for Op<L> {
+    type Refused = Error;
+
     #[inline(always)]
-    unsafe fn post(
-        &mut self,
-        verb: &'static str,
-        region: &impl Lend,
-        range: impl RangeBounds<usize>,
-        operation: Operation,
-        tag: u64,
-    ) -> Result<(), NotPosted<B>> {
-        let Queues { qp, flows, .. } = &mut self.endpoint.queues;
+    fn post_to(self, to: &mut Scope<'scope, '_, B, P>) -> Result<()> {
+        let Queues { qp, flows, .. } = &mut to.endpoint.queues;
         // Counted before the request is posted.
-        self.posted.sends = flows.sends.queue().posted() + 1;
-        // SAFETY: the caller's contract is the same.
-        let posted = unsafe { flows.sends.post_scoped(qp, verb, region, any_range(range), (operation, tag)) };
-        posted.map_err(|refused| self.refused(refused))
+        to.posted.sends = flows.sends.queue().posted() + 1;
+        // SAFETY: the region is borrowed for 'scope, so it stays registered, and nothing writes its
+        // bytes. If the operation fills them, the region is borrowed exclusively, so nothing accesses
+        // them. `Endpoint::scope` does not return before the request is complete or the QP is
+        // destroyed, and the borrow lasts until it returns.
+        let op = self.map(|region| unsafe { Lent::new(region) });
+        let posted = flows.sends.post(qp, op);
+        posted.map_err(|refused| to.refused(refused).into())
     }
+}
 
-    /// Posts the bytes of `region` in `range` as one message.
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting).
-    #[inline]
-    pub fn post_send(
-        &mut self,
-        region: &'scope impl Lend,
-        range: impl RangeBounds<usize>,
-        tag: u64,
-    ) -> Result<(), NotPosted<B>> {
-        // SAFETY: the region is borrowed for 'scope, so nothing writes its bytes.
-        unsafe { self.post("Scope::post_send", region, range, Operation::Send, tag) }
+impl<B, P: Provider> PostTo<Scope<'_, '_, B, P>> for Op<Inline<'_>> {
+    type Refused = Error;
+
+    fn post_to(self, to: &mut Scope<'_, '_, B, P>) -> Result<()> {
+        let Queues { qp, flows, .. } = &mut to.endpoint.queues;
+        let posted = flows.sends.post(qp, self);
+        posted.map_err(|refused| to.endpoint.queues.refused(refused).into())
     }
+}
 
-    /// Posts the bytes of `region` in `range` as one message with immediate data.
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting).
-    #[inline]
-    pub fn post_send_imm(
-        &mut self,
-        region: &'scope impl Lend,
-        range: impl RangeBounds<usize>,
-        imm: impl Into<Imm>,
-        tag: u64,
-    ) -> Result<(), NotPosted<B>> {
-        // SAFETY: as in `post_send`.
-        unsafe { self.post("Scope::post_send_imm", region, range, Operation::SendImm(imm.into()), tag) }
-    }
+impl<'scope, B, P: Provider, R: Lend> PostTo<Scope<'scope, '_, B, P>> for Op<&'scope mut R, Receive> {
+    type Refused = Error;
 
-    /// Posts a write of the bytes of `region` in `range` to the peer's memory.
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting).
-    #[inline]
-    pub fn post_write(
-        &mut self,
-        region: &'scope impl Lend,
-        range: impl RangeBounds<usize>,
-        remote: Remote,
-        tag: u64,
-    ) -> Result<(), NotPosted<B>> {
-        // SAFETY: as in `post_send`.
-        unsafe { self.post("Scope::post_write", region, range, Operation::Write(remote), tag) }
-    }
-
-    /// Posts a write as [`Scope::post_write`] does, which also completes a receive of the peer with
-    /// immediate data.
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting).
-    #[inline]
-    pub fn post_write_imm(
-        &mut self,
-        region: &'scope impl Lend,
-        range: impl RangeBounds<usize>,
-        remote: Remote,
-        imm: impl Into<Imm>,
-        tag: u64,
-    ) -> Result<(), NotPosted<B>> {
-        let operation = Operation::WriteImm(remote, imm.into());
-        // SAFETY: as in `post_send`.
-        unsafe { self.post("Scope::post_write_imm", region, range, operation, tag) }
-    }
-
-    /// Posts a read of the peer's memory into the bytes of `region` in `range`.
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting).
-    #[inline]
-    pub fn post_read(
-        &mut self,
-        region: &'scope mut impl Lend,
-        range: impl RangeBounds<usize>,
-        remote: Remote,
-        tag: u64,
-    ) -> Result<(), NotPosted<B>> {
-        // SAFETY: the region is borrowed exclusively for 'scope, so nothing accesses its bytes.
-        unsafe { self.post("Scope::post_read", region, range, Operation::Read(remote), tag) }
-    }
-
-    /// Posts an addition of `add` to the 8 bytes at `remote`, a multiple of 8. The first 8 bytes of
-    /// `region` receive the old value, in native byte order.
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting).
-    #[inline]
-    pub fn post_fetch_add(
-        &mut self,
-        region: &'scope mut impl Lend,
-        remote: Remote,
-        add: u64,
-        tag: u64,
-    ) -> Result<(), NotPosted<B>> {
-        // SAFETY: as in `post_read`.
-        unsafe { self.post("Scope::post_fetch_add", region, ..8, Operation::FetchAdd { remote, add }, tag) }
-    }
-
-    /// Posts a replacement of the 8 bytes at `remote`, a multiple of 8, by `swap` if they equal
-    /// `compare`. The first 8 bytes of `region` receive the old value, in native byte order.
-    ///
-    /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting).
-    #[inline]
-    pub fn post_compare_swap(
-        &mut self,
-        region: &'scope mut impl Lend,
-        remote: Remote,
-        compare: u64,
-        swap: u64,
-        tag: u64,
-    ) -> Result<(), NotPosted<B>> {
-        let operation = Operation::CmpSwp { remote, compare, swap };
-        // SAFETY: as in `post_read`.
-        unsafe { self.post("Scope::post_compare_swap", region, ..8, operation, tag) }
+    fn post_to(self, to: &mut Scope<'scope, '_, B, P>) -> Result<()> {
+        let Queues { qp, flows, .. } = &mut to.endpoint.queues;
+        // Counted before the request is posted.
+        let before = to.posted.recvs;
+        to.posted.recvs = flows.recvs.queue().posted() + 1;
+        // SAFETY: as for the operations of the send queue.
+        let op = self.map(|region| unsafe { Lent::new(region) });
+        let posted = flows.recvs.post(qp, op);
+        posted.map_err(|refused| {
+            to.posted.recvs = before;
+            refused.into()
+        })
     }
 }
 

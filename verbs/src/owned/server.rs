@@ -128,8 +128,10 @@ use self::inbound::{Inbound, RawEvent};
 pub use self::message::{Event, Message};
 pub use self::options::{ClientOptions, ServerOptions};
 use super::hub::connection::{Connection, ConnectionInner};
+use super::hub::reaper::SlotKind;
 use super::hub::reaper::{BATCH, Batch, Conn, flush};
 use super::hub::{Driver, Hub};
+use super::op::Load;
 use super::pool::Lender;
 use super::{Address, Op, Pending, PoolBuffer, Source, Target};
 use crate::runtime::Runtime;
@@ -588,10 +590,10 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// [`RegionMut::expose`](super::RegionMut::expose).
     ///
     /// Refused are sends and writes with immediate data ([`Error::Invalid`]): they are messages.
-    pub fn post(&self, peer: PeerId, op: Op<'_, B>) -> Pending<B, P> {
+    pub fn post<L: Load<B>>(&self, peer: PeerId, op: Op<L>) -> Pending<B, P> {
         match self.inner.get(peer) {
             Some(peer) => peer.post_one_sided(op),
-            None => Pending::refused_op(closed("Handle::post"), op),
+            None => Pending::refused_op(SlotKind::OneSided, closed("Handle::post"), op),
         }
     }
 
@@ -822,7 +824,7 @@ impl<B: Source, P: Provider> Client<B, P> {
     }
 
     /// Posts a write, a read or an atomic operation on memory of the server, as [`Handle::post`] does.
-    pub fn post(&self, op: Op<'_, B>) -> Pending<B, P> {
+    pub fn post<L: Load<B>>(&self, op: Op<L>) -> Pending<B, P> {
         self.server.handle.post(self.id, op)
     }
 

@@ -107,22 +107,6 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
         unsafe { post_send_slow::<T, P>(self.queue, self.state, requests, false) }
     }
 
-    /// The fast path of [`SendHalf::post_send`]. `None`: the request was not posted.
-    ///
-    /// # Safety
-    ///
-    /// As for [`SendHalf::post_send`].
-    #[cfg(feature = "test-utils")]
-    #[inline(always)]
-    pub(crate) unsafe fn try_post_send(
-        &mut self,
-        request: &SendRequest<'_, T::Operation<'_, P>>,
-    ) -> Option<Result<(), PostError>> {
-        // SAFETY: the caller upholds the contract for the request.
-        let posted = unsafe { T::try_post::<P>(self.queue, request, false) }?;
-        Some(posted.map_err(|error| doorbell_error(error, 1)))
-    }
-
     /// Posts sends and defers the doorbell, the expensive part of posting. The next of these rings
     /// it: [`SendHalf::flush`], [`SendHalf::flush_and_poll`], or a post without deferral. Until
     /// then the device may not see the requests, and they occupy slots of the queue.

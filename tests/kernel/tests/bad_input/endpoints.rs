@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use bareverbs::{Access, Address, Buffer, Endpoint, Error, Gid, Mr, Pd, Remote, WcStatus};
+use bareverbs::{Access, Address, Buffer, Endpoint, Error, Gid, Mr, Op, Pd, Remote, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{domain, region};
@@ -77,30 +77,30 @@ pub(crate) fn refused_operation_returns_its_buffer() {
     nothing_leaks(|| {
         let pd = domain();
         let mut alone = Endpoint::<Mr<Buffer>>::new(&pd, 1, 4).unwrap();
-        let refused = alone.post_send(buffer(&pd), ..).unwrap_err();
+        let refused = alone.post(Op::send(buffer(&pd), ..)).unwrap_err();
         assert!(matches!(refused.error, Error::Post(_)), "{refused:?}");
-        assert_eq!(refused.into_buffer().len(), 64);
+        assert_eq!(refused.object.into_buffer().len(), 64);
         assert_eq!(alone.pending(), 0);
         let idle = alone.next().wait().unwrap_err();
         assert_eq!(idle.to_string(), "Endpoint::wait: no operation is outstanding: post one first");
         assert!(idle.buffer.is_none());
 
         let (mut alice, mut bob) = pair(&pd);
-        for (refused, called) in [
-            (alice.post_send(buffer(&pd), 60..65), "Endpoint::post_send"),
-            (alice.post_send(buffer(&pd), ..=usize::MAX), "Endpoint::post_send"),
-            (alice.post_write(buffer(&pd), 65.., Remote { addr: 0, rkey: 0 }), "Endpoint::post_write"),
-            (alice.post_read(buffer(&pd), 1..usize::MAX, Remote { addr: 0, rkey: 0 }), "Endpoint::post_read"),
+        for (op, called) in [
+            (Op::send(buffer(&pd), 60..65), "Endpoint::post(Op::send)"),
+            (Op::send(buffer(&pd), ..=usize::MAX), "Endpoint::post(Op::send)"),
+            (Op::write(buffer(&pd), 65.., Remote { addr: 0, rkey: 0 }), "Endpoint::post(Op::write)"),
+            (Op::read(buffer(&pd), 1..usize::MAX, Remote { addr: 0, rkey: 0 }), "Endpoint::post(Op::read)"),
         ] {
-            let refused = refused.unwrap_err();
+            let refused = alice.post(op).unwrap_err();
             assert!(matches!(refused.error, Error::Invalid { verb, .. } if verb == called), "{refused:?}");
-            assert_eq!(refused.into_buffer().len(), 64);
+            assert_eq!(refused.object.into_buffer().len(), 64);
         }
         // More receives than the queue's depth.
-        let taken = (0..100).map(|_| bob.post_recv(buffer(&pd))).take_while(Result::is_ok).count();
-        let refused = bob.post_recv(buffer(&pd)).unwrap_err();
-        assert_eq!((refused.into_buffer().len(), bob.pending(), taken), (64, 4, 4));
-        alice.post_send(buffer(&pd), ..).unwrap();
+        let taken = (0..100).map(|_| bob.post(Op::recv(buffer(&pd)))).take_while(Result::is_ok).count();
+        let refused = bob.post(Op::recv(buffer(&pd))).unwrap_err();
+        assert_eq!((refused.object.into_buffer().len(), bob.pending(), taken), (64, 4, 4));
+        alice.post(Op::send(buffer(&pd), ..)).unwrap();
         assert_eq!(bob.next().wait().unwrap().message(), Some(&[7; 64][..]));
         alice.next().wait().unwrap();
     });
@@ -112,25 +112,29 @@ pub(crate) fn mr_of_another_pd_is_rejected_and_returned() {
         let same_context = pd.context().alloc_pd().unwrap();
         let other_context = domain();
         let (mut alice, mut bob) = pair(&pd);
-        bob.post_recv(buffer(&pd)).unwrap();
+        bob.post(Op::recv(buffer(&pd))).unwrap();
         let remote = Remote { addr: 0x1000, rkey: 0 };
         for other in [&same_context, &other_context] {
-            for (verb, posted) in [
-                ("Endpoint::post_recv", alice.post_recv(buffer(other))),
-                ("Endpoint::post_send", alice.post_send(buffer(other), ..)),
-                ("Endpoint::post_write", alice.post_write(buffer(other), .., remote)),
-                ("Endpoint::post_read", alice.post_read(buffer(other), .., remote)),
+            let check = |verb: &str, error: Error, buffer: Mr<Buffer>| {
+                let start = format!("Endpoint::post({verb}): the buffer and the QP belong to different PDs");
+                assert!(error.to_string().starts_with(&start), "{error}");
+                assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
+                assert_eq!(buffer.len(), 64);
+            };
+            let refused = alice.post(Op::recv(buffer(other))).unwrap_err();
+            check("Op::recv", refused.error, refused.object.into_buffer());
+            for (verb, op) in [
+                ("Op::send", Op::send(buffer(other), ..)),
+                ("Op::write", Op::write(buffer(other), .., remote)),
+                ("Op::read", Op::read(buffer(other), .., remote)),
             ] {
-                let refused = posted.unwrap_err();
-                let start = format!("{verb}: the buffer and the QP belong to different PDs");
-                assert!(refused.to_string().starts_with(&start), "{refused}");
-                assert!(matches!(refused.error, Error::Invalid { .. }), "{refused:?}");
-                assert_eq!(refused.into_buffer().len(), 64);
+                let refused = alice.post(op).unwrap_err();
+                check(verb, refused.error, refused.object.into_buffer());
             }
         }
         assert_eq!(alice.pending(), 0);
         // The connection still works.
-        alice.post_send(buffer(&pd), ..).unwrap();
+        alice.post(Op::send(buffer(&pd), ..)).unwrap();
         assert_eq!(bob.next().wait().unwrap().message(), Some(&[7; 64][..]));
         alice.next().wait().unwrap();
     });
@@ -140,20 +144,18 @@ pub(crate) fn failed_endpoint_returns_all_buffers_and_rejects_posts() {
     nothing_leaks(|| {
         let pd = domain();
         let unregistered = Remote { addr: 0x1000, rkey: 0xdead_be00 };
-        type Post =
-            fn(&mut Endpoint<Mr<Buffer>>, Mr<Buffer>, Remote) -> Result<(), bareverbs::NotPosted<Mr<Buffer>>>;
-        let cases: [(&str, Post); 2] = [
-            ("a key that never was", |end, buffer, remote| end.post_write(buffer, .., remote)),
-            ("the same for a read", |end, buffer, remote| end.post_read(buffer, .., remote)),
+        let cases = [
+            ("a key that never was", Op::write(buffer(&pd), .., unregistered)),
+            ("the same for a read", Op::read(buffer(&pd), .., unregistered)),
         ];
-        for (what, post) in cases {
+        for (what, op) in cases {
             let (mut alice, mut bob) = pair(&pd);
-            bob.post_recv(buffer(&pd)).unwrap();
-            alice.post_recv(buffer(&pd)).unwrap();
-            post(&mut alice, buffer(&pd), unregistered).unwrap();
+            bob.post(Op::recv(buffer(&pd))).unwrap();
+            alice.post(Op::recv(buffer(&pd))).unwrap();
+            alice.post(op).unwrap();
             // Long after the queue pair failed, and before the program polls.
             std::thread::sleep(Duration::from_millis(100));
-            alice.post_recv(buffer(&pd)).unwrap();
+            alice.post(Op::recv(buffer(&pd))).unwrap();
             let mut statuses = Vec::new();
             while alice.pending() > 0 {
                 match alice.next().wait_timeout(TIMEOUT).transpose() {
@@ -168,16 +170,17 @@ pub(crate) fn failed_endpoint_returns_all_buffers_and_rejects_posts() {
             }
             assert_eq!(statuses.len(), 3, "{what}");
             assert!(!statuses.contains(&WcStatus::SUCCESS), "{what}");
-            let refusal = |refused: Result<(), bareverbs::NotPosted<Mr<Buffer>>>, verb: &str| {
-                let refused = refused.unwrap_err();
-                let text = format!(
-                    "{verb}: the connection has failed, or this side has ended it: create a new endpoint"
-                );
-                assert_eq!(refused.to_string(), text);
-                assert_eq!(refused.into_buffer().len(), 64);
+            let text = |op| {
+                format!(
+                    "Endpoint::post({op}): the connection has failed, or this side has ended it: create a new endpoint"
+                )
             };
-            refusal(alice.post_recv(buffer(&pd)), "Endpoint::post_recv");
-            refusal(alice.post_send(buffer(&pd), ..), "Endpoint::post_send");
+            let refused = alice.post(Op::recv(buffer(&pd))).unwrap_err();
+            assert_eq!(refused.to_string(), text("Op::recv"));
+            assert_eq!(refused.object.into_buffer().len(), 64);
+            let refused = alice.post(Op::send(buffer(&pd), ..)).unwrap_err();
+            assert_eq!(refused.to_string(), text("Op::send"));
+            assert_eq!(refused.object.into_buffer().len(), 64);
             drop((alice, bob));
         }
     });

@@ -6,7 +6,7 @@ use std::mem::forget;
 use bareverbs::cq::{Arm, CqInit};
 use bareverbs::qp::{Operation, Payload};
 use bareverbs::values::RnrRetry;
-use bareverbs::{Access, Buffer, Endpoint};
+use bareverbs::{Access, Buffer, Endpoint, Op};
 use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::{held, nothing_leaks};
@@ -30,8 +30,8 @@ fn with_all_objects(then: impl FnOnce()) {
     alice.connect(&bob.address()).unwrap();
     bob.connect(&alice.address()).unwrap();
     let buffer = || pd.register(Buffer::zeroed(4096).unwrap(), Access::LOCAL_WRITE).unwrap();
-    bob.post_recv(buffer()).unwrap();
-    alice.post_send(buffer(), ..).unwrap();
+    bob.post(Op::recv(buffer())).unwrap();
+    alice.post(Op::send(buffer(), ..)).unwrap();
     then();
     forget((pd, channel, cq, a, b, memory, alice, bob));
 }

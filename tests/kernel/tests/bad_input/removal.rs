@@ -15,7 +15,7 @@ use bareverbs::server::{Client, Event, Server};
 use bareverbs::srq::SrqInit;
 use bareverbs::values::{AckTimeout, RnrRetry};
 use bareverbs::{
-    Access, AsyncEvent, Connection, Datagrams, Endpoint, EndpointOptions, Error, Failed, Hub, Pd, Pool,
+    Access, AsyncEvent, Connection, Datagrams, Endpoint, EndpointOptions, Error, Failed, Hub, Op, Pd, Pool,
     PoolBuffer, Spin, WcStatus,
 };
 use bareverbs_kernel_tests::bus::Bus;
@@ -177,8 +177,8 @@ pub(crate) fn device_removal_ends_each_wait_and_returns_the_buffers() {
         ("wait of an endpoint that polls", Spin::Always),
     ] {
         let (mut endpoint, peer) = endpoints(&pd, spin);
-        endpoint.post_recv(take(&pool)).unwrap();
-        endpoint.post_send(take(&pool), ..).unwrap();
+        endpoint.post(Op::recv(take(&pool))).unwrap();
+        endpoint.post(Op::send(take(&pool), ..)).unwrap();
         peers.push(peer);
         waits.start(what, spin == Spin::Always, move || {
             removed(endpoint.next().wait());
@@ -198,7 +198,7 @@ pub(crate) fn device_removal_ends_each_wait_and_returns_the_buffers() {
         // No sends: the kernel deregisters the memory before it destroys the QP, which would fail them.
         let mut received = vec![0_u8; BYTES];
         let mut received = domain.register_borrowed(&mut received, LocalAccess::ReadWrite).unwrap();
-        let ended = endpoint.scope(|scope| scope.post_recv(&mut received, 1).unwrap());
+        let ended = endpoint.scope(|scope| scope.post(Op::recv(&mut received).tag(1)).unwrap());
         assert!(matches!(ended, Err(Error::DeviceRemoved { .. })), "{ended:?}");
         let failed = endpoint.poll().unwrap().unwrap_err();
         assert!(matches!(failed.error, Error::DeviceRemoved { .. }) && failed.tag == 1, "{failed}");
@@ -206,7 +206,7 @@ pub(crate) fn device_removal_ends_each_wait_and_returns_the_buffers() {
 
     let (mut endpoint, peer) = endpoints(&pd, Spin::Never);
     peers.push(peer);
-    endpoint.post_send(take(&pool), ..).unwrap();
+    endpoint.post(Op::send(take(&pool), ..)).unwrap();
     waits.start("close", false, move || {
         for ended in endpoint.close(2 * TIMEOUT).unwrap() {
             removed(ended);
@@ -214,8 +214,8 @@ pub(crate) fn device_removal_ends_each_wait_and_returns_the_buffers() {
     });
 
     let mut datagrams: Datagrams = Datagrams::options().build(&pd).unwrap();
-    datagrams.post_recv(take(&pool)).unwrap();
-    datagrams.post_recv(take(&pool)).unwrap();
+    datagrams.post(Op::recv(take(&pool))).unwrap();
+    datagrams.post(Op::recv(take(&pool))).unwrap();
     waits.start("wait of datagrams", false, move || {
         removed(datagrams.next_recv().wait());
         removed(datagrams.next().wait());
@@ -227,7 +227,8 @@ pub(crate) fn device_removal_ends_each_wait_and_returns_the_buffers() {
             hub.spawn_driver_thread().unwrap();
         }
         for connection in [&a, &b] {
-            let (pending, detached) = (connection.recv(take(&pool)), connection.recv(take(&pool)));
+            let (pending, detached) =
+                (connection.post(Op::recv(take(&pool))), connection.post(Op::recv(take(&pool))));
             detached.detach();
             let connection = connection.clone();
             waits.start(what, false, move || {
@@ -257,9 +258,9 @@ pub(crate) fn device_removal_ends_each_wait_and_returns_the_buffers() {
 
     let (mut endpoint, peer) = endpoints(&pd, Spin::default());
     peers.push(peer);
-    endpoint.post_recv(take(&pool)).unwrap();
+    endpoint.post(Op::recv(take(&pool))).unwrap();
     let (hub, connections) = hub_pair(&pd);
-    let pending = connections[0].recv(take(&pool));
+    let pending = connections[0].post(Op::recv(take(&pool)));
     let mut channel = pd.context().create_comp_channel().unwrap();
     waits.start("awaits of tokio", false, move || {
         tokio().block_on(async {
@@ -277,7 +278,7 @@ pub(crate) fn device_removal_ends_each_wait_and_returns_the_buffers() {
 
     let (mut endpoint, peer) = endpoints(&pd, Spin::default());
     peers.push(peer);
-    endpoint.post_recv(take(&pool)).unwrap();
+    endpoint.post(Op::recv(take(&pool))).unwrap();
     waits.start("await of async-io", false, move || {
         async_io::block_on(async {
             endpoint.attach(bareverbs::runtime::AsyncIo).unwrap();
@@ -288,9 +289,9 @@ pub(crate) fn device_removal_ends_each_wait_and_returns_the_buffers() {
     // Dropped without a wait.
     let (mut endpoint, peer) = endpoints(&pd, Spin::Never);
     peers.push(peer);
-    endpoint.post_recv(take(&pool)).unwrap();
+    endpoint.post(Op::recv(take(&pool))).unwrap();
     let (hub, dropped) = hub_pair(&pd);
-    let posted = dropped.each_ref().map(|connection| connection.recv(take(&pool)));
+    let posted = dropped.each_ref().map(|connection| connection.post(Op::recv(take(&pool))));
 
     bus.unbind();
     waits.end();
@@ -322,20 +323,20 @@ pub(crate) fn deleted_soft_roce_works_until_it_is_closed() {
     let pool = Pool::new(&pd, 8, BYTES).unwrap();
     let (mut a, mut b) = endpoints(&pd, Spin::Never);
     let (hub, connections) = hub_pair(&pd);
-    let pending = connections[0].recv(take(&pool));
+    let pending = connections[0].post(Op::recv(take(&pool)));
     // A process that deletes a device which it has open itself would wait for ever.
     let mut deletion = Command::new("rdma").args(["link", "delete", device::name()]).spawn().unwrap();
     until("the node stays", &mut || !has_node());
 
     for _ in 0..20 {
-        b.post_recv(take(&pool)).unwrap();
-        a.post_send(take(&pool), ..).unwrap();
+        b.post(Op::recv(take(&pool))).unwrap();
+        a.post(Op::send(take(&pool), ..)).unwrap();
         let ended = [a.next().wait(), b.next().wait()].map(|ended| ended.unwrap().into_buffer().len());
         assert_eq!(ended, [BYTES; 2]);
     }
-    b.post_recv(take(&pool)).unwrap();
+    b.post(Op::recv(take(&pool))).unwrap();
     assert!(b.next().wait_timeout(Duration::from_millis(50)).is_none(), "it is no error to wait");
-    let sent = connections[1].send(take(&pool), ..);
+    let sent = connections[1].post(Op::send(take(&pool), ..));
     assert_eq!((pending.wait().unwrap().len as usize, sent.wait().is_ok()), (BYTES, true));
     assert!(deletion.try_wait().unwrap().is_none(), "it waits until the device is closed");
 

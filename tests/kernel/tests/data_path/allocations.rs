@@ -66,7 +66,7 @@ pub(crate) fn endpoint_messages_allocate_nothing() {
     let counted = allocations(|| {
         for round in 0..200 {
             for _ in 0..10 {
-                bob.post_recv(pool.take().unwrap()).unwrap();
+                bob.post(Op::recv(pool.take().unwrap())).unwrap();
             }
             let mut batch = alice.batch();
             for tag in 0..10 {
@@ -74,7 +74,7 @@ pub(crate) fn endpoint_messages_allocate_nothing() {
                 batch.post(if round % 2 == 0 { op } else { op.unsignaled() }).unwrap();
             }
             batch.ring().unwrap();
-            bob.post_recv(pool.take().unwrap()).unwrap();
+            bob.post(Op::recv(pool.take().unwrap())).unwrap();
             alice.post(Op::send(pool.take().unwrap(), ..8).tag(10)).unwrap();
             for tag in 0..11 {
                 assert_eq!(alice.next().wait_timeout(TIMEOUT).unwrap().unwrap().tag, tag);
@@ -110,8 +110,8 @@ macro_rules! exchange {
                 if round == WARM_UP {
                     before = Some(total());
                 }
-                bob.post_recv(pool.take().unwrap()).unwrap();
-                alice.post_send(pool.take().unwrap(), ..8).unwrap();
+                bob.post(Op::recv(pool.take().unwrap())).unwrap();
+                alice.post(Op::send(pool.take().unwrap(), ..8)).unwrap();
                 assert_eq!(bob.next().await.unwrap().len, 8);
                 drop(alice.next().await.unwrap());
             }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bareverbs::cq::{Arm, CqInit, WorkCompletion};
 use bareverbs::qp::{Operation, Payload, QpCap, RecvRequest, SendFlags, SendRequest};
 use bareverbs::server::{Client, Event, Server};
-use bareverbs::{Access, Endpoint, Hub, Imm, Pool, PoolBuffer, WcStatus};
+use bareverbs::{Access, Endpoint, Hub, Imm, Op, Pool, PoolBuffer, WcStatus};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -280,8 +280,8 @@ pub(crate) fn wait_for_a_complete_operation_takes_no_system_call() {
         bob.connect(&alice.address()).unwrap();
         let pool = Pool::new(&pd, 32, 64).unwrap();
         for _ in 0..16 {
-            bob.post_recv(pool.take().unwrap()).unwrap();
-            alice.post_send(pool.take().unwrap(), ..8).unwrap();
+            bob.post(Op::recv(pool.take().unwrap())).unwrap();
+            alice.post(Op::send(pool.take().unwrap(), ..8)).unwrap();
         }
         std::thread::sleep(time);
         mark();
@@ -320,8 +320,8 @@ pub(crate) fn complete_operations_of_a_hub_take_no_system_call() {
         dave.connect(&carol.address()).unwrap();
         let mut pending = Vec::new();
         for _ in 0..8 {
-            pending.push(dave.recv(pool.take().unwrap()));
-            pending.push(carol.send(pool.take().unwrap(), ..8));
+            pending.push(dave.post(Op::recv(pool.take().unwrap())));
+            pending.push(carol.post(Op::send(pool.take().unwrap(), ..8)));
         }
         std::thread::sleep(time);
         mark();

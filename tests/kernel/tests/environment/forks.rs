@@ -59,7 +59,7 @@ pub(crate) fn batch_dropped_in_a_forked_child_is_not_rung() {
             std::array::from_fn(|_| Endpoint::options().inline(16).build(&pd).unwrap());
         a.connect(&b.address()).unwrap();
         b.connect(&a.address()).unwrap();
-        b.post_recv(region(&pd, &[0; 64], Access::LOCAL_WRITE)).unwrap();
+        b.post(Op::recv(region(&pd, &[0; 64], Access::LOCAL_WRITE))).unwrap();
         let mut batch = a.batch();
         batch.post(Op::send_inline(b"once")).unwrap();
         let mut slot = Some(batch);

@@ -8,7 +8,7 @@ use bareverbs::cq::{CompChannel, CqInit, WorkCompletion};
 use bareverbs::device::EventType;
 use bareverbs::qp::{Operation, Payload, QpCap};
 use bareverbs::runtime::{AsyncIo, Tokio};
-use bareverbs::{AsyncEvent, Endpoint, Error, Pool, PoolBuffer, WcStatus};
+use bareverbs::{AsyncEvent, Endpoint, Error, Op, Pool, PoolBuffer, WcStatus};
 use bareverbs_kernel_tests::loopback::{Plan, Side, domain, request, side, side_on};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use futures_core::Stream;
@@ -137,8 +137,8 @@ pub(crate) fn streams_and_endpoints_change_their_runtime() {
             events.attach(AsyncIo).unwrap();
             assert_eq!(events.try_wait().unwrap(), None);
             for number in 0..4 {
-                bob.post_recv(pool.take().unwrap()).unwrap();
-                alice.post_send(pool.take().unwrap(), ..8).unwrap();
+                bob.post(Op::recv(pool.take().unwrap())).unwrap();
+                alice.post(Op::send(pool.take().unwrap(), ..8)).unwrap();
                 // Tasks and threads take turns.
                 let received = match number % 2 {
                     0 => bob.next().await,
@@ -186,14 +186,14 @@ macro_rules! results_are_a_stream {
             assert!(poll_fn(|cx| Pin::new(&mut bob).poll_next(cx)).await.is_none(), "nothing is outstanding");
             for round in 0..50 {
                 for tag in 0..4 {
-                    bob.post_recv_tagged(pool.take().unwrap(), tag).unwrap();
+                    bob.post(Op::recv(pool.take().unwrap()).tag(tag)).unwrap();
                 }
                 // The task sleeps before the first message.
                 let sender = std::thread::spawn({
                     let (mut alice, leases) = (alice, [(); 4].map(|()| pool.take().unwrap()));
                     move || {
                         std::thread::sleep(Duration::from_millis(2));
-                        leases.into_iter().for_each(|lease| alice.post_send(lease, ..=round).unwrap());
+                        leases.into_iter().for_each(|lease| alice.post(Op::send(lease, ..=round)).unwrap());
                         (0..4).for_each(|_| drop(alice.next().wait().unwrap()));
                         alice
                     }

@@ -56,16 +56,16 @@ pub(crate) fn hub_executes_every_operation() {
         a.connect(&b.address()).unwrap();
         b.connect(&a.address()).unwrap();
         let mut target = pd.register(Buffer::zeroed(64).unwrap(), ALL_REMOTE).unwrap();
-        let receives = [b.recv(take(&pool)), b.recv(take(&pool))];
-        a.send(message(&pool, 1), ..).wait().unwrap();
-        a.send_imm(message(&pool, 2), 8..64, 77).wait().unwrap();
+        let receives = [b.post(Op::recv(take(&pool))), b.post(Op::recv(take(&pool)))];
+        a.post(Op::send(message(&pool, 1), ..)).wait().unwrap();
+        a.post(Op::send_imm(message(&pool, 2), 8..64, 77)).wait().unwrap();
         let [first, second] = receives.map(|pending| pending.wait().unwrap());
         assert_eq!(seed_of(first.message().unwrap()), 1);
         assert_eq!(second.message().unwrap().len(), 56);
 
-        a.write(message(&pool, 3), .., target.remote(0).unwrap()).wait().unwrap();
+        a.post(Op::write(message(&pool, 3), .., target.remote(0).unwrap())).wait().unwrap();
         assert_eq!(seed_of(&contents(&target)), 3);
-        let read = a.read(take(&pool), .., target.remote(0).unwrap()).wait().unwrap();
+        let read = a.post(Op::read(take(&pool), .., target.remote(0).unwrap())).wait().unwrap();
         assert_eq!(seed_of(read.into_buffer().bytes()), 3);
 
         target.write(0, &[0; 8]).unwrap();
@@ -74,15 +74,17 @@ pub(crate) fn hub_executes_every_operation() {
             let done = pending.wait().unwrap();
             u64::from_ne_bytes(done.into_buffer().bytes()[..8].try_into().unwrap())
         };
-        let values = [a.fetch_add(take(&pool), word, 5), a.compare_swap(take(&pool), word, 5, 9)].map(old);
+        let values =
+            [a.post(Op::fetch_add(take(&pool), word, 5)), a.post(Op::compare_swap(take(&pool), word, 5, 9))]
+                .map(old);
         assert_eq!(values, [0, 5]);
         assert_eq!(contents(&target)[..8], 9_u64.to_ne_bytes());
 
-        let received = b.recv_tagged(take(&pool), 12);
+        let received = b.post(Op::recv(take(&pool)).tag(12));
         let mut ops = vec![
-            Op::write_inline(&[6; 32], word),
-            Op::read(take(&pool), ..32, word).fenced().tag(10),
-            Op::send_inline(b"end").tag(11),
+            Op::write_inline(&[6; 32], word).mixed(),
+            Op::read(take(&pool), ..32, word).fenced().tag(10).mixed(),
+            Op::send_inline(b"end").tag(11).mixed(),
         ];
         let mut pending = Vec::new();
         a.post_all(&mut ops, &mut pending);
@@ -105,7 +107,7 @@ pub(crate) fn hub_room_is_reserved_and_released() {
         let full = hub.connection(1, 1).unwrap_err();
         assert!(matches!(full, Error::Limit { verb: "Hub::connection", asked: 2, max: 0, .. }), "{full}");
         // With operations in flight, detached.
-        drop([b.recv(take(&pool)), b.recv(take(&pool))]);
+        drop([b.post(Op::recv(take(&pool))), b.post(Op::recv(take(&pool)))]);
         drop(b);
         assert_eq!(hub.free_entries(), 4);
         drop(a);
@@ -113,8 +115,8 @@ pub(crate) fn hub_room_is_reserved_and_released() {
         assert_eq!((0..8).map(|_| take(&pool)).collect::<Vec<_>>().len(), 8, "all buffers came back");
         for _ in 0..20 {
             let (a, b) = pair(&hub, 2);
-            let received = b.recv(take(&pool));
-            a.send(message(&pool, 5), ..).wait().unwrap();
+            let received = b.post(Op::recv(take(&pool)));
+            a.post(Op::send(message(&pool, 5), ..)).wait().unwrap();
             assert_eq!(seed_of(received.wait().unwrap().message().unwrap()), 5);
         }
         assert!(matches!(hub.connection(1, 0), Err(Error::Invalid { .. })));
@@ -131,14 +133,14 @@ pub(crate) fn full_cq_at_its_exact_reserve_loses_nothing() {
         for round in 0..10 {
             let mut pending = Vec::new();
             for peer in [&a, &b] {
-                pending.extend((0..DEPTH).map(|_| peer.recv(take(&pool))));
+                pending.extend((0..DEPTH).map(|_| peer.post(Op::recv(take(&pool)))));
             }
             for peer in [&a, &b] {
-                pending.extend((0..DEPTH).map(|_| peer.send(message(&pool, round), ..)));
+                pending.extend((0..DEPTH).map(|_| peer.post(Op::send(message(&pool, round), ..))));
             }
             // No thread reaps until all have completed: the CQ is full.
             std::thread::sleep(std::time::Duration::from_millis(20));
-            let refused = a.send(take(&pool), ..).wait().unwrap_err();
+            let refused = a.post(Op::send(take(&pool), ..)).wait().unwrap_err();
             assert!(refused.is_full(), "{refused}");
             for pending in pending {
                 pending.wait().unwrap();
@@ -151,7 +153,7 @@ pub(crate) fn aborted_connection_returns_its_buffers() {
     nothing_leaks(|| {
         let (_pd, hub, pool) = setup(16, 8);
         let (a, b) = pair(&hub, 4);
-        let receives: Vec<_> = (0..4).map(|_| b.recv(take(&pool))).collect();
+        let receives: Vec<_> = (0..4).map(|_| b.post(Op::recv(take(&pool)))).collect();
         b.abort();
         for pending in receives {
             let failed = pending.wait().unwrap_err();
@@ -161,7 +163,7 @@ pub(crate) fn aborted_connection_returns_its_buffers() {
             );
             assert_eq!(failed.buffer.unwrap().len(), 64);
         }
-        assert!(b.recv(take(&pool)).wait().unwrap_err().buffer.is_some());
+        assert!(b.post(Op::recv(take(&pool))).wait().unwrap_err().buffer.is_some());
         assert!(a.failure().is_none());
     });
 }
@@ -170,12 +172,12 @@ pub(crate) fn dead_peer_costs_its_connection_only() {
     nothing_leaks(|| {
         let (_pd, hub, pool) = setup(32, 16);
         let ((a, dead), (c, d)) = (pair(&hub, 4), pair(&hub, 4));
-        let waiting = a.recv(take(&pool));
+        let waiting = a.post(Op::recv(take(&pool)));
         drop(dead);
         let begin = Instant::now();
-        let lost = a.send(message(&pool, 1), ..);
-        let received = d.recv(take(&pool));
-        c.send(message(&pool, 2), ..).wait().unwrap();
+        let lost = a.post(Op::send(message(&pool, 1), ..));
+        let received = d.post(Op::recv(take(&pool)));
+        c.post(Op::send(message(&pool, 2), ..)).wait().unwrap();
         assert_eq!(seed_of(received.wait().unwrap().message().unwrap()), 2);
         let failed = lost.wait().unwrap_err();
         assert!(
@@ -185,8 +187,8 @@ pub(crate) fn dead_peer_costs_its_connection_only() {
         assert!(begin.elapsed() < TIMEOUT);
         assert!(waiting.wait().unwrap_err().buffer.is_some());
         assert!(matches!(a.failure(), Some(Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. })));
-        c.send(message(&pool, 2), ..).detach();
-        d.recv(take(&pool)).wait().unwrap();
+        c.post(Op::send(message(&pool, 2), ..)).detach();
+        d.post(Op::recv(take(&pool))).wait().unwrap();
     });
 }
 
@@ -200,7 +202,7 @@ pub(crate) fn qp_is_destroyed_with_its_last_handle() {
     };
     let (a, b) = pair(&hub, 4);
     with_qps(2);
-    let pending = b.recv(take(&pool));
+    let pending = b.post(Op::recv(take(&pool)));
     let clone = b.clone();
     drop((a, b));
     with_qps(1);
@@ -222,10 +224,10 @@ pub(crate) fn two_hundred_connections_share_a_cq() {
         let pairs: Vec<_> = (0..PAIRS).map(|_| pair(&hub, 1)).collect();
         let mut pending = Vec::new();
         for (number, (a, b)) in pairs.iter().enumerate() {
-            pending.push((number, b.recv(parts.next().unwrap())));
+            pending.push((number, b.post(Op::recv(parts.next().unwrap()))));
             let mut message = parts.next().unwrap();
             message.bytes_mut().fill(number as u8);
-            a.send(message, ..).detach();
+            a.post(Op::send(message, ..)).detach();
         }
         for (number, received) in pending.into_iter().rev() {
             assert_eq!(received.wait().unwrap().message().unwrap(), [number as u8; 64]);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use bareverbs::{Connection, Hub, Pool, PoolBuffer};
+use bareverbs::{Connection, Hub, Op, Pool, PoolBuffer};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use tokio::runtime::Builder;
@@ -51,13 +51,13 @@ pub(crate) fn threads_wait_for_the_buffers_of_detached_sends() {
             for (a, b) in &setup.pairs {
                 threads.spawn(|| {
                     for seed in 0..MESSAGES {
-                        let done = b.recv(acquire(&setup.receives)).wait().unwrap();
+                        let done = b.post(Op::recv(acquire(&setup.receives))).wait().unwrap();
                         assert_eq!(seed_of(done.message().unwrap()), seed);
                     }
                 });
                 threads.spawn(|| {
                     for seed in 0..MESSAGES {
-                        let sent = a.send(fill(acquire(&setup.sends), seed), ..);
+                        let sent = a.post(Op::send(fill(acquire(&setup.sends), seed), ..));
                         if seed % 3 == 0 {
                             sent.wait().unwrap();
                         }
@@ -79,13 +79,13 @@ pub(crate) fn tasks_wait_for_the_buffers_of_detached_sends() {
                 let (sends, receives) = (setup.sends.clone(), setup.receives.clone());
                 tasks.push(tokio::spawn(async move {
                     for seed in 0..MESSAGES {
-                        let done = b.recv(receives.acquire().await.unwrap()).await.unwrap();
+                        let done = b.post(Op::recv(receives.acquire().await.unwrap())).await.unwrap();
                         assert_eq!(seed_of(done.message().unwrap()), seed);
                     }
                 }));
                 tasks.push(tokio::spawn(async move {
                     for seed in 0..MESSAGES {
-                        let sent = a.send(fill(sends.acquire().await.unwrap(), seed), ..);
+                        let sent = a.post(Op::send(fill(sends.acquire().await.unwrap(), seed), ..));
                         if seed % 3 == 0 {
                             sent.await.unwrap();
                         }
@@ -108,14 +108,16 @@ pub(crate) fn cancelled_wait_passes_its_buffer_to_the_next_one() {
             let driver = tokio::spawn(hub.drive(bareverbs::runtime::Tokio).unwrap());
             let ((a, b), receives) = (pair(&hub, 2), Pool::new(&pd, 1, 64).unwrap());
             for seed in 0..20 {
-                a.send(fill(pool.acquire().await.unwrap(), seed), ..).detach();
+                a.post(Op::send(fill(pool.acquire().await.unwrap(), seed), ..)).detach();
                 // The peer has no receive for it.
                 let mut first = pool.acquire();
                 assert!(timeout(Duration::from_millis(1), &mut first).await.is_err());
                 let second = tokio::spawn(pool.acquire());
                 tokio::task::yield_now().await;
-                let done =
-                    timeout(TIMEOUT, b.recv(receives.acquire().await.unwrap())).await.unwrap().unwrap();
+                let done = timeout(TIMEOUT, b.post(Op::recv(receives.acquire().await.unwrap())))
+                    .await
+                    .unwrap()
+                    .unwrap();
                 assert_eq!(seed_of(done.message().unwrap()), seed);
                 if seed % 2 == 0 {
                     // The first wait may have got the buffer.
@@ -135,10 +137,10 @@ pub(crate) fn wait_for_a_buffer_ends_at_its_time_limit_and_goes_on() {
     nothing_leaks(|| {
         let (pd, hub, pool) = setup(8, 1);
         let ((a, b), receives) = (pair(&hub, 2), Pool::new(&pd, 1, 64).unwrap());
-        a.send(fill(pool.acquire().wait().unwrap(), 7), ..).detach();
+        a.post(Op::send(fill(pool.acquire().wait().unwrap(), 7), ..)).detach();
         let mut wait = pool.acquire();
         assert!(wait.wait_timeout(Duration::from_millis(5)).is_none());
-        let done = b.recv(receives.acquire().wait().unwrap()).wait().unwrap();
+        let done = b.post(Op::recv(receives.acquire().wait().unwrap())).wait().unwrap();
         assert_eq!(seed_of(done.message().unwrap()), 7);
         // A wait does not poll the CQ.
         let begin = Instant::now();

@@ -48,7 +48,7 @@ async fn exchange(
 ) -> Endpoint<PoolBuffer> {
     endpoint.attach(runtime).unwrap();
     for tag in 0..u64::from(DEPTH) {
-        endpoint.post_recv_tagged(take(&pool), tag).unwrap();
+        endpoint.post(Op::recv(take(&pool)).tag(tag)).unwrap();
     }
     let (mut posted, mut sent, mut received) = (0, 0, 0);
     while sent < MESSAGES || received < MESSAGES {
@@ -66,7 +66,7 @@ async fn exchange(
         received += 1;
         if received + u64::from(DEPTH) <= MESSAGES {
             let tag = received + u64::from(DEPTH) - 1;
-            endpoint.post_recv_tagged(done.into_buffer(), tag).unwrap();
+            endpoint.post(Op::recv(done.into_buffer()).tag(tag)).unwrap();
         }
     }
     assert!(next(&mut endpoint).await.is_none(), "nothing is outstanding");
@@ -105,14 +105,14 @@ pub(crate) fn dropped_await_of_an_endpoint_loses_no_message() {
             let (_pd, pool, [mut alice, mut bob]) = setup(Spin::Never);
             bob.attach(bareverbs::runtime::Tokio).unwrap();
             for round in 0..20 {
-                bob.post_recv(take(&pool)).unwrap();
+                bob.post(Op::recv(take(&pool))).unwrap();
                 let limit = Duration::from_millis(2);
                 let cancelled = match round % 2 {
                     0 => timeout(limit, bob.next()).await.is_err(),
                     _ => timeout(limit, next(&mut bob)).await.is_err(),
                 };
                 assert!(cancelled, "nothing was sent");
-                alice.post_send(message(&pool, round), ..).unwrap();
+                alice.post(Op::send(message(&pool, round), ..)).unwrap();
                 let received = timeout(TIMEOUT, next(&mut bob)).await.unwrap().unwrap().unwrap();
                 assert_eq!(seed_of(received.message().unwrap()), round);
                 assert!(next(&mut bob).await.is_none(), "nothing is outstanding");
@@ -127,9 +127,9 @@ pub(crate) fn failure_ends_the_stream_of_an_endpoint_with_its_buffers() {
         runtime().block_on(async {
             let (_pd, pool, [mut alice, bob]) = setup(Spin::Never);
             alice.attach(bareverbs::runtime::Tokio).unwrap();
-            alice.post_recv(take(&pool)).unwrap();
+            alice.post(Op::recv(take(&pool))).unwrap();
             drop(bob);
-            alice.post_send(message(&pool, 1), ..).unwrap();
+            alice.post(Op::send(message(&pool, 1), ..)).unwrap();
             for _ in 0..2 {
                 let failed = timeout(TIMEOUT, next(&mut alice)).await.unwrap();
                 let failed = failed.expect("an operation").unwrap_err();
@@ -144,9 +144,9 @@ pub(crate) fn failure_ends_the_stream_of_an_endpoint_with_its_buffers() {
                 }
             }
             assert!(next(&mut alice).await.is_none());
-            let refused = alice.post_send(message(&pool, 2), ..).unwrap_err();
+            let refused = alice.post(Op::send(message(&pool, 2), ..)).unwrap_err();
             assert!(matches!(refused.error, Error::Closed { .. }), "{refused}");
-            assert_eq!(seed_of(refused.buffer.unwrap().bytes()), 2);
+            assert_eq!(seed_of(refused.object.into_buffer().bytes()), 2);
         });
     });
 }

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use bareverbs::{Connection, Error, Hub, Pool, PoolBuffer};
+use bareverbs::{Connection, Error, Hub, Op, Pool, PoolBuffer};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use tokio::runtime::{Builder, Runtime};
@@ -16,18 +16,18 @@ fn runtime() -> Runtime {
 }
 
 async fn echo(peer: Connection<PoolBuffer>, pool: Pool, rounds: u64) {
-    let mut next = peer.recv(take(&pool));
+    let mut next = peer.post(Op::recv(take(&pool)));
     for _ in 0..rounds {
-        let request = std::mem::replace(&mut next, peer.recv(take(&pool))).await.unwrap();
-        peer.send(request.into_buffer(), ..).await.unwrap();
+        let request = std::mem::replace(&mut next, peer.post(Op::recv(take(&pool)))).await.unwrap();
+        peer.post(Op::send(request.into_buffer(), ..)).await.unwrap();
     }
 }
 
 async fn ask(peer: Connection<PoolBuffer>, pool: Pool, client: u64, rounds: u64) {
     for round in 0..rounds {
         let seed = client << 32 | round;
-        let answer = peer.recv(take(&pool));
-        peer.send(message(&pool, seed), ..).await.unwrap();
+        let answer = peer.post(Op::recv(take(&pool)));
+        peer.post(Op::send(message(&pool, seed), ..)).await.unwrap();
         assert_eq!(seed_of(answer.await.unwrap().message().unwrap()), seed);
     }
 }
@@ -85,11 +85,11 @@ pub(crate) fn thread_of_a_driver_that_is_blocked_gets_its_message() {
             // It is polled, and never again while this thread waits.
             tokio::task::yield_now().await;
             let (a, b) = pair(&hub, 2);
-            let mut answer = b.recv(take(&pool));
+            let mut answer = b.post(Op::recv(take(&pool)));
             std::thread::scope(|threads| {
                 threads.spawn(|| {
                     std::thread::sleep(Duration::from_millis(50));
-                    a.send(message(&pool, 7), ..).detach();
+                    a.post(Op::send(message(&pool, 7), ..)).detach();
                 });
                 let received =
                     answer.wait_timeout(TIMEOUT).transpose().unwrap().expect("the thread waits for events");
@@ -123,12 +123,12 @@ pub(crate) fn cancelled_awaits_lose_no_message() {
             let driver = tokio::spawn(hub.drive(bareverbs::runtime::Tokio).unwrap());
             let (a, b) = pair(&hub, 4);
             for round in 0..50 {
-                let mut received = b.recv(take(&pool));
+                let mut received = b.post(Op::recv(take(&pool)));
                 for _ in 0..3 {
                     assert!(timeout(Duration::from_micros(200), &mut received).await.is_err());
                 }
                 // Each future of the `select!` may be dropped.
-                let sent = a.send(message(&pool, round), ..);
+                let sent = a.post(Op::send(message(&pool, round), ..));
                 tokio::select! {
                     biased;
                     () = tokio::task::yield_now(), if round % 2 == 0 => {}
@@ -151,7 +151,7 @@ pub(crate) fn tasks_without_a_driver_end_with_an_error() {
         runtime().block_on(async {
             let (_pd, hub, pool) = setup(8, 8);
             let (a, b) = pair(&hub, 2);
-            let mut received = b.recv(take(&pool));
+            let mut received = b.post(Op::recv(take(&pool)));
             let failed = (&mut received).await.unwrap_err();
             assert!(matches!(failed.error, Error::NoDriver { .. }), "{failed}");
 
@@ -167,7 +167,7 @@ pub(crate) fn tasks_without_a_driver_end_with_an_error() {
 
             // The operation goes on, and another driver can take over.
             let _driver = tokio::spawn(hub.drive(bareverbs::runtime::Tokio).unwrap());
-            a.send(message(&pool, 3), ..).await.unwrap();
+            a.post(Op::send(message(&pool, 3), ..)).await.unwrap();
             let done = timeout(TIMEOUT, received).await.unwrap().unwrap();
             assert_eq!(seed_of(done.message().unwrap()), 3);
         });
@@ -180,7 +180,7 @@ pub(crate) fn driver_ends_with_its_hub() {
             let (_pd, hub, pool) = setup(8, 8);
             let (a, _b) = pair(&hub, 2);
             let driver = tokio::spawn(hub.drive(bareverbs::runtime::Tokio).unwrap());
-            let pending = a.recv(take(&pool));
+            let pending = a.post(Op::recv(take(&pool)));
             drop((hub, a));
             tokio::time::sleep(Duration::from_millis(20)).await;
             assert!(!driver.is_finished(), "connections keep the hub");

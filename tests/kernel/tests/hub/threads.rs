@@ -1,7 +1,7 @@
 use std::time::{Duration, Instant};
 
 use bareverbs::values::AckTimeout;
-use bareverbs::{Connection, Endpoint, Hub, Pool, PoolBuffer, Spin};
+use bareverbs::{Connection, Endpoint, Hub, Op, Pool, PoolBuffer, Spin};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::allocations::{CountingAllocator, allocations};
 use bareverbs_kernel_tests::loopback::domain;
@@ -16,18 +16,18 @@ const ROUNDS: u64 = 200;
 
 /// Answers each message with the same bytes.
 fn echo(peer: &Connection<PoolBuffer>, pool: &Pool) {
-    let mut next = peer.recv(take(pool));
+    let mut next = peer.post(Op::recv(take(pool)));
     for _ in 0..ROUNDS {
-        let request = std::mem::replace(&mut next, peer.recv(take(pool))).wait().unwrap();
-        peer.send(request.into_buffer(), ..).wait().unwrap();
+        let request = std::mem::replace(&mut next, peer.post(Op::recv(take(pool)))).wait().unwrap();
+        peer.post(Op::send(request.into_buffer(), ..)).wait().unwrap();
     }
 }
 
 fn ask(peer: &Connection<PoolBuffer>, pool: &Pool, client: u64) {
     for round in 0..ROUNDS {
         let seed = client << 32 | round;
-        let answer = peer.recv(take(pool));
-        peer.send(message(pool, seed), ..).wait().unwrap();
+        let answer = peer.post(Op::recv(take(pool)));
+        peer.post(Op::send(message(pool, seed), ..)).wait().unwrap();
         assert_eq!(seed_of(answer.wait().unwrap().message().unwrap()), seed);
     }
 }
@@ -87,8 +87,8 @@ pub(crate) fn adaptive_and_busy_threads_share_a_hub() {
         let pool = Pool::new(&pd, 8, 64).unwrap();
         let (a, b) = pair(&hub, 2);
         for round in 0..ROUNDS {
-            let received = b.recv(take(&pool));
-            a.send(message(&pool, round), ..).wait().unwrap();
+            let received = b.post(Op::recv(take(&pool)));
+            a.post(Op::send(message(&pool, round), ..)).wait().unwrap();
             assert_eq!(seed_of(received.wait().unwrap().message().unwrap()), round);
         }
     });
@@ -98,11 +98,11 @@ pub(crate) fn wait_timeout_leaves_the_operation_posted() {
     nothing_leaks(|| {
         let (_pd, hub, pool) = setup(8, 8);
         let (a, b) = pair(&hub, 2);
-        let mut received = b.recv(take(&pool));
+        let mut received = b.post(Op::recv(take(&pool)));
         let begin = Instant::now();
         assert!(received.wait_timeout(Duration::from_millis(20)).is_none());
         assert!(begin.elapsed() >= Duration::from_millis(20));
-        a.send(message(&pool, 7), ..).wait().unwrap();
+        a.post(Op::send(message(&pool, 7), ..)).wait().unwrap();
         let done = received.wait_timeout(TIMEOUT).unwrap().unwrap();
         assert_eq!(seed_of(done.message().unwrap()), 7);
     });
@@ -118,12 +118,12 @@ pub(crate) fn blocked_thread_takes_over_from_a_dropped_driver() {
             hub.drive(bareverbs::runtime::Tokio).unwrap()
         };
         std::thread::scope(|threads| {
-            let received = b.recv(take(&pool));
+            let received = b.post(Op::recv(take(&pool)));
             let blocked = threads.spawn(move || received.wait().unwrap());
             // It sleeps as a follower of a driver that does nothing.
             std::thread::sleep(Duration::from_millis(30));
             drop(driver);
-            a.send(message(&pool, 8), ..).detach();
+            a.post(Op::send(message(&pool, 8), ..)).detach();
             assert_eq!(seed_of(blocked.join().unwrap().message().unwrap()), 8);
         });
     });
@@ -134,15 +134,15 @@ pub(crate) fn awaited_operations_allocate_nothing() {
     let (a, b) = pair(&hub, 4);
     let run = |rounds: u64| {
         for round in 0..rounds {
-            let received = b.recv(take(&pool));
-            a.send(message(&pool, round), ..).detach();
+            let received = b.post(Op::recv(take(&pool)));
+            a.post(Op::send(message(&pool, round), ..)).detach();
             assert_eq!(seed_of(received.wait().unwrap().into_buffer().bytes()), round);
         }
     };
     // The first sleep of a thread creates its waker.
-    let mut idle = b.recv(take(&pool));
+    let mut idle = b.post(Op::recv(take(&pool)));
     assert!(idle.wait_timeout(Duration::from_millis(2)).is_none());
-    a.send(message(&pool, 1), ..).detach();
+    a.post(Op::send(message(&pool, 1), ..)).detach();
     idle.wait().unwrap();
     run(10);
     assert_eq!(allocations(|| run(2_000)), 0);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bareverbs::cq::CqInit;
 use bareverbs::qp::{Ece, Qp, QpAttr, QpAttrMask, QpInit, QpState, QpType, Rc, Uc};
 use bareverbs::values::{MinRnrTimer, Mtu, RetryCount, RnrRetry};
-use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Mr, Pd};
+use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Mr, Op, Pd};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::blocking::BlockingId;
@@ -174,13 +174,13 @@ pub(crate) fn endpoints_connect_and_exchange_messages() {
                 let mut peer = listener.accept(&Endpoint::options(), LIMIT).unwrap();
                 // Posted after the connection is established, and maybe after the peer's message.
                 let pd = peer.qp().pd().clone();
-                peer.post_recv(region(&pd)).unwrap();
+                peer.post(Op::recv(region(&pd))).unwrap();
                 let done = peer.next().wait().unwrap();
                 assert_eq!(done.message(), Some(&b"ping"[..]));
                 let mut answer = region(&pd);
                 answer.write(0, b"pong").unwrap();
                 assert!(!peer.is_disconnected().unwrap());
-                peer.post_send(answer, ..4).unwrap();
+                peer.post(Op::send(answer, ..4)).unwrap();
                 peer.next().wait().unwrap();
                 answers.send(()).unwrap();
                 peer.wait_disconnected(LIMIT).unwrap();
@@ -195,10 +195,10 @@ pub(crate) fn endpoints_connect_and_exchange_messages() {
             let connected = client.modify_qp(&attr, QpAttrMask::STATE).unwrap_err();
             let text = "Endpoint::modify_qp: the endpoint is already connected";
             assert_eq!(connected.to_string(), text);
-            client.post_recv(region(&pd)).unwrap();
+            client.post(Op::recv(region(&pd))).unwrap();
             let mut hello = region(&pd);
             hello.write(0, b"ping").unwrap();
-            client.post_send(hello, ..4).unwrap();
+            client.post(Op::send(hello, ..4)).unwrap();
             // The answer may arrive before the acknowledgement of the message that it answers.
             let done = [client.next().wait().unwrap(), client.next().wait().unwrap()];
             let answers: Vec<_> = done.iter().filter_map(|done| done.message()).collect();
@@ -378,10 +378,10 @@ macro_rules! echo {
                 let mut peer = listener.accept(&options).await.unwrap();
                 peer.attach(bareverbs::runtime::$bareverbs).unwrap();
                 let pd = peer.qp().pd().clone();
-                peer.post_recv(region(&pd)).unwrap();
+                peer.post(Op::recv(region(&pd))).unwrap();
                 let message = peer.next().await.unwrap();
                 assert_eq!(message.message(), Some(&b"echo"[..]));
-                peer.post_send(message.buffer.unwrap(), ..4).unwrap();
+                peer.post(Op::send(message.buffer.unwrap(), ..4)).unwrap();
                 peer.next().await.unwrap();
                 peer.disconnected().await.unwrap();
             };
@@ -389,10 +389,10 @@ macro_rules! echo {
                 let mut server = $runtime::connect(addr, &domains, &options).await.unwrap();
                 server.attach(bareverbs::runtime::$bareverbs).unwrap();
                 let pd = server.qp().pd().clone();
-                server.post_recv(region(&pd)).unwrap();
+                server.post(Op::recv(region(&pd))).unwrap();
                 let mut hello = region(&pd);
                 hello.write(0, b"echo").unwrap();
-                server.post_send(hello, ..4).unwrap();
+                server.post(Op::send(hello, ..4)).unwrap();
                 // The echo may come before the acknowledgement.
                 let ended = [server.next().await.unwrap(), server.next().await.unwrap()];
                 let answer = ended.iter().find(|done| done.is_recv()).expect("the echo");
@@ -473,11 +473,11 @@ pub(crate) fn ipv6_listener_and_connector_connect() {
             assert_eq!(client.peer_addr().unwrap().ip().map(|peer| peer.ip()), Some(addr.ip()));
             let mut server = server.join().unwrap();
             let pd = server.qp().pd().clone();
-            server.post_recv(region(&pd)).unwrap();
+            server.post(Op::recv(region(&pd))).unwrap();
             let mut hello =
                 client.qp().pd().register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
             hello.write(0, b"six").unwrap();
-            client.post_send(hello, ..3).unwrap();
+            client.post(Op::send(hello, ..3)).unwrap();
             assert_eq!(server.next().wait().unwrap().message(), Some(&b"six"[..]));
         });
     });

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs::netlink::RdmaNetlink;
 use bareverbs::values::AckTimeout;
-use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Errno, Mr};
+use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Errno, Mr, Op};
 use bareverbs_kernel_tests::bus::Bus;
 use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::device::{self, Requirement};
@@ -312,7 +312,7 @@ pub(crate) fn interface_down_ends_connections_and_refuses_new_ones() {
         let (mut active, _passive) = connect(&listener, &connector);
         wire.take_down(End::Near);
         let memory = active.qp().pd().register(Buffer::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap();
-        active.post_send(memory, ..8).unwrap();
+        active.post(Op::send(memory, ..8)).unwrap();
         // The retries are exhausted.
         let _ = active.next().wait().unwrap_err();
         assert_refused(&connector, addr);
@@ -348,7 +348,7 @@ pub(crate) fn deleted_interface_ends_connections_and_refuses_new_ones() {
             thread::sleep(Duration::from_millis(10));
         }
         let memory = active.qp().pd().register(Buffer::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap();
-        active.post_send(memory, ..8).unwrap();
+        active.post(Op::send(memory, ..8)).unwrap();
         // The retries are exhausted.
         let _ = active.next().wait().unwrap_err();
         writer.set_write_timeout(Some(LIMIT));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use bareverbs::netlink::RdmaNetlink;
 use bareverbs::qp::QpState;
 use bareverbs::values::AckTimeout;
-use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Errno, Mr};
+use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Errno, Mr, Op};
 use bareverbs_kernel_tests::wire::{End, Wire, stopped_gsi_qp_is_in_error};
 use bareverbs_rdmacm::event::{Event, EventKind, RequestParam};
 use bareverbs_rdmacm::{
@@ -80,8 +80,8 @@ fn end_connection(
 /// Sends a message.
 fn exchange(from: &mut Connection<Endpoint<Mr<Buffer>>>, to: &mut Connection<Endpoint<Mr<Buffer>>>) {
     let (received, sent) = (memory(to), memory(from));
-    to.post_recv(received).unwrap();
-    from.post_send(sent, ..8).unwrap();
+    to.post(Op::recv(received)).unwrap();
+    from.post(Op::send(sent, ..8)).unwrap();
     from.next().wait().unwrap();
     to.next().wait().unwrap();
 }

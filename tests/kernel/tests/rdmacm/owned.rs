@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::thread;
 
 use bareverbs::server::{Client, Event, Server};
-use bareverbs::{Endpoint, Hub, Pd, Pool, PoolBuffer};
+use bareverbs::{Endpoint, Hub, Op, Pd, Pool, PoolBuffer};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::event::RejectReason;
@@ -39,8 +39,8 @@ pub(crate) fn connections_of_hubs_are_made_by_ip_address() {
             let mut client = Connector::new().connect_on(&hub, addr, &options, TIMEOUT).unwrap();
             let mut server = accepted.join().unwrap();
             assert_eq!(client.peer().qp_num, server.address().qp_num);
-            let received = server.recv(pool.take().unwrap());
-            client.send(lease(&pool, b"by address"), ..10).wait().unwrap();
+            let received = server.post(Op::recv(pool.take().unwrap()));
+            client.post(Op::send(lease(&pool, b"by address"), ..10)).wait().unwrap();
             assert_eq!(received.wait().unwrap().message(), Some(&b"by address"[..]));
             // The end of the connection is that of the connection manager.
             let end = scope.spawn(move || client.disconnect(TIMEOUT).unwrap());
@@ -112,8 +112,8 @@ pub(crate) fn tasks_connect_hubs_by_ip_address() {
                 route.exchange(&local, |peer| queue.connect(peer).map(|()| queue)).await.unwrap()
             };
             let (server, client) = ::tokio::join!(accept, connect);
-            let received = server.recv(pool.take().unwrap());
-            client.send(lease(&pool, b"task"), ..4).wait().unwrap();
+            let received = server.post(Op::recv(pool.take().unwrap()));
+            client.post(Op::send(lease(&pool, b"task"), ..4)).wait().unwrap();
             assert_eq!(received.wait().unwrap().message(), Some(&b"task"[..]));
         });
     });

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use bareverbs::values::AckTimeout;
-use bareverbs::{Buffer, Endpoint, EndpointOptions, Errno, Mr};
+use bareverbs::{Buffer, Endpoint, EndpointOptions, Errno, Mr, Op};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::blocking::BlockingId;
 use bareverbs_rdmacm::connection::Route;
@@ -119,12 +119,12 @@ pub(crate) fn thousand_connections_share_one_file() {
         };
         for connection in &mut passive {
             let memory = message(connection);
-            connection.post_recv(memory).unwrap();
+            connection.post(Op::recv(memory)).unwrap();
         }
         for (number, connection) in active.iter_mut().enumerate() {
             let mut memory = message(connection);
             memory.write(0, &number.to_le_bytes()).unwrap();
-            connection.post_send(memory, ..8).unwrap();
+            connection.post(Op::send(memory, ..8)).unwrap();
             connection.next().wait().unwrap();
         }
         for (number, connection) in passive.iter_mut().enumerate() {

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bareverbs::qp::GRH_BYTES;
-use bareverbs::{Datagrams, Errno, Pool, PoolBuffer};
+use bareverbs::{Datagrams, Errno, Op, Pool, PoolBuffer};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{child, device};
 use bareverbs_rdmacm::Error;
@@ -165,7 +165,7 @@ impl PeerQueue {
         let mut datagrams: Datagrams = Datagrams::options().recvs(4).inline(64).build(&pd).unwrap();
         let pool = Pool::new(&pd, 4, GRH_BYTES + 2048).unwrap();
         while let Some(lease) = pool.take() {
-            datagrams.post_recv(lease).unwrap();
+            datagrams.post(Op::recv(lease)).unwrap();
         }
         Self { datagrams }
     }
@@ -186,7 +186,7 @@ impl PeerQueue {
         let mut address = self.datagrams.address();
         address.qp_num = qp_num;
         let to = self.datagrams.destination(&address).wait().unwrap();
-        self.datagrams.post_send_inline(&to, message).unwrap();
+        self.datagrams.post(Op::send_to_inline(&to, message)).unwrap();
         self.datagrams.next_send().wait().unwrap();
     }
 }

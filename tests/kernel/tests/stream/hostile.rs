@@ -59,7 +59,7 @@ fn ask_with(options: &StreamOptions, private_data: impl Fn(Remote) -> Vec<u8>) -
         let mut endpoint: Endpoint<RegionMut> = Endpoint::options().inline(64).build(&pd).unwrap();
         // Receives for the words of the stream.
         let words = RegionMut::register(&pd, Buffer::zeroed(64).unwrap()).unwrap();
-        words.chunks(4).for_each(|word| endpoint.post_recv(word).unwrap());
+        words.chunks(4).for_each(|word| endpoint.post(Op::recv(word)).unwrap());
         let table = RegionMut::register(&pd, Buffer::zeroed(32).unwrap()).unwrap();
         let table = table.expose(Access::REMOTE_WRITE).unwrap();
         let private_data = &private_data(table.remote(0).unwrap())[..];
@@ -234,7 +234,7 @@ pub(crate) fn message_without_immediate_data_ends_the_stream() {
         let stream = stream.expect("a stream");
         let pd = endpoint.qp().pd().clone();
         let message = RegionMut::register(&pd, Buffer::zeroed(4).unwrap()).unwrap();
-        endpoint.post_send(message, ..).unwrap();
+        endpoint.post(Op::send(message, ..)).unwrap();
         let error = error_of(&stream);
         assert!(matches!(error, StreamError::Protocol(ProtocolError::MissingImmediate)), "{error:?}");
     });

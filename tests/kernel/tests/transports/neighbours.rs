@@ -9,7 +9,7 @@ use bareverbs::datagram::{DatagramAddress, DatagramOptions};
 use bareverbs::qp::{GRH_BYTES, QpState};
 use bareverbs::runtime::{AsyncIo, Tokio};
 use bareverbs::{
-    Buffer, Context, Datagrams, Endpoint, EndpointOptions, Errno, Error, Gid, Hub, Mr, Pool, PoolBuffer,
+    Buffer, Context, Datagrams, Endpoint, EndpointOptions, Errno, Error, Gid, Hub, Mr, Op, Pool, PoolBuffer,
 };
 use bareverbs_kernel_tests::wire::{End, Wire};
 use bareverbs_kernel_tests::{device, neighbour};
@@ -196,10 +196,10 @@ pub(crate) fn reply_waits_for_a_neighbour_whose_answer_is_lost() {
         let mut client: Datagrams = options().build(&near).unwrap();
         let mut server: Datagrams = options().build(&far).unwrap();
         let pools = [&near, &far].map(|pd| Pool::new(pd, 4, GRH_BYTES + 64).unwrap());
-        client.post_recv(pools[0].take().unwrap()).unwrap();
-        server.post_recv(pools[1].take().unwrap()).unwrap();
+        client.post(Op::recv(pools[0].take().unwrap())).unwrap();
+        server.post(Op::recv(pools[1].take().unwrap())).unwrap();
         let to = client.destination(&server.address()).wait().unwrap();
-        client.post_send_inline(&to, b"question").unwrap();
+        client.post(Op::send_to_inline(&to, b"question")).unwrap();
         let question = server.next_recv().wait_timeout(TIMEOUT).transpose().unwrap().expect("the question");
 
         neighbour::forget(End::Far.netdev(), End::Near.ip());
@@ -212,7 +212,7 @@ pub(crate) fn reply_waits_for_a_neighbour_whose_answer_is_lost() {
             // Solicitations are repeated every second.
             taking(SILENCE..SILENCE + 2 * KERNEL, || question.reply_to(&server).wait()).unwrap()
         });
-        server.post_send_inline(&back, b"answer").unwrap();
+        server.post(Op::send_to_inline(&back, b"answer")).unwrap();
         let answer = client.next_recv().wait_timeout(TIMEOUT).transpose().unwrap().expect("the answer");
         assert_eq!(answer.message(), b"answer");
     }

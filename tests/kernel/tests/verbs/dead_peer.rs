@@ -12,7 +12,7 @@ use bareverbs::mr::LocalAccess;
 use bareverbs::qp::{ConnectAttr, GRH_BYTES, Operation, Payload, QpInit, Rc};
 use bareverbs::server::{Client, Event, Server};
 use bareverbs::{
-    Access, Address, Buffer, Connection, Datagrams, Done, Endpoint, Error, Failed, Hub, Mr, Pd, Pool,
+    Access, Address, Buffer, Connection, Datagrams, Done, Endpoint, Error, Failed, Hub, Mr, Op, Pd, Pool,
     PoolBuffer, Remote, WcStatus,
 };
 use bareverbs_kernel_tests::child;
@@ -64,7 +64,7 @@ impl Peer {
         let open = || {
             let pd: &Pd = pd.get_or_insert_with(|| open().alloc_pd().unwrap());
             let mut endpoint: Endpoint<Mr<Buffer>> = Endpoint::new(pd, 1, 4).unwrap();
-            endpoint.post_recv(buffer(pd)).unwrap();
+            endpoint.post(Op::recv(buffer(pd))).unwrap();
             (endpoint.address(), endpoint)
         };
         Self::start_with(open, |endpoint, address| endpoint.connect(address).unwrap())
@@ -86,7 +86,7 @@ impl Peer {
         let mut endpoint: Endpoint<Mr<Buffer>> = Endpoint::new(pd, 1, 4).unwrap();
         endpoint.connect(&self.address()).unwrap();
         self.connect(&endpoint.address());
-        endpoint.post_recv(buffer(pd)).unwrap();
+        endpoint.post(Op::recv(buffer(pd))).unwrap();
         endpoint
     }
 
@@ -138,11 +138,11 @@ pub(crate) fn endpoint_of_a_killed_peer_fails_within_seconds() {
     let mut endpoint: Endpoint<Mr<Buffer>> = Endpoint::new(&pd, 1, 4).unwrap();
     endpoint.connect(&peer.address()).unwrap();
     peer.connect(&endpoint.address());
-    endpoint.post_send(buffer(&pd), ..).unwrap();
+    endpoint.post(Op::send(buffer(&pd), ..)).unwrap();
     assert!(endpoint.next().wait_timeout(TIMEOUT).transpose().unwrap().is_some());
     peer.kill();
     let begin = Instant::now();
-    endpoint.post_send(buffer(&pd), ..).unwrap();
+    endpoint.post(Op::send(buffer(&pd), ..)).unwrap();
     let failed = endpoint.next().wait().unwrap_err();
     assert!(begin.elapsed() < SECONDS, "{:?}", begin.elapsed());
     assert!(matches!(failed.error, Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }), "{failed}");
@@ -156,10 +156,10 @@ pub(crate) fn scope_of_a_killed_peer_ends_within_seconds() {
     peer.connect(&endpoint.address());
     let mut bytes = [0; 64];
     let region = pd.register_borrowed(&mut bytes, LocalAccess::Read).unwrap();
-    endpoint.scope(|scope| scope.post_send(&region, .., 1).unwrap()).unwrap();
+    endpoint.scope(|scope| scope.post(Op::send(&region, ..).tag(1)).unwrap()).unwrap();
     peer.kill();
     let begin = Instant::now();
-    endpoint.scope(|scope| scope.post_send(&region, .., 2).unwrap()).unwrap();
+    endpoint.scope(|scope| scope.post(Op::send(&region, ..).tag(2)).unwrap()).unwrap();
     assert!(begin.elapsed() < SECONDS, "{:?}", begin.elapsed());
     assert_eq!(endpoint.poll().unwrap().unwrap().tag, 1);
     assert_eq!(endpoint.poll().unwrap().unwrap_err().tag, 2);
@@ -220,7 +220,7 @@ pub(crate) fn endpoints_that_only_receive_notice_a_killed_peer() {
             let mut bytes = [0; 64];
             let pd = scoped.qp().pd().clone();
             let mut region = pd.register_borrowed(&mut bytes, LocalAccess::ReadWrite).unwrap();
-            scoped.scope(|scope| scope.post_recv(&mut region, 7).unwrap()).unwrap();
+            scoped.scope(|scope| scope.post(Op::recv(&mut region).tag(7)).unwrap()).unwrap();
             assert_dead(scoped.poll().unwrap());
             assert_eq!(scoped.poll().unwrap().unwrap_err().tag, 7);
         }),
@@ -249,7 +249,7 @@ pub(crate) fn hubs_that_only_receive_notice_a_killed_peer() {
         let connection = hub.connection(1, 4).unwrap();
         connection.connect(&peer.address()).unwrap();
         peer.connect(&connection.address());
-        let received = connection.recv(pool.take().unwrap());
+        let received = connection.post(Op::recv(pool.take().unwrap()));
         Some((hub, received))
     });
     let [threads, driven, task, other] = hubs.each_mut().map(|hub| hub.take().unwrap());
@@ -373,7 +373,7 @@ pub(crate) fn operations_of_a_hub_to_a_killed_peer_fail_within_seconds() {
         let connection = hub.connection_with(&Endpoint::options().sends(4).recvs(4).keepalive(None)).unwrap();
         connection.connect(&peer.address()).unwrap();
         peer.connect(&connection.address());
-        connection.send(pool.take().unwrap(), ..).wait().unwrap();
+        connection.post(Op::send(pool.take().unwrap(), ..)).wait().unwrap();
         (hub, connection)
     });
     peer.kill();
@@ -381,10 +381,10 @@ pub(crate) fn operations_of_a_hub_to_a_killed_peer_fail_within_seconds() {
     let remote = Remote { addr: 0, rkey: 0 };
     let post = |(_, connection): &(Hub<PoolBuffer>, Connection<PoolBuffer>)| {
         [
-            connection.send(pool.take().unwrap(), ..),
-            connection.write(pool.take().unwrap(), .., remote),
-            connection.read(pool.take().unwrap(), .., remote),
-            connection.recv(pool.take().unwrap()),
+            connection.post(Op::send(pool.take().unwrap(), ..)),
+            connection.post(Op::write(pool.take().unwrap(), .., remote)),
+            connection.post(Op::read(pool.take().unwrap(), .., remote)),
+            connection.post(Op::recv(pool.take().unwrap())),
         ]
     };
     post(&thread).into_iter().for_each(|pending| assert_lost(begin, pending.wait()));
@@ -449,10 +449,10 @@ pub(crate) fn datagrams_to_a_killed_peer_complete_without_an_answer() {
     let mut datagrams: Datagrams = Datagrams::options().inline(8).build(&pd).unwrap();
     let to = datagrams.destination(&DatagramAddress::from_bytes(&bytes).unwrap()).wait().unwrap();
     let pool = Pool::new(&pd, 1, GRH_BYTES + 64).unwrap();
-    datagrams.post_recv(pool.take().unwrap()).unwrap();
+    datagrams.post(Op::recv(pool.take().unwrap())).unwrap();
     peer.kill();
     for _ in 0..3 {
-        datagrams.post_send_inline(&to, b"question").unwrap();
+        datagrams.post(Op::send_to_inline(&to, b"question")).unwrap();
         datagrams.next_send().wait().unwrap();
         assert!(datagrams.next_recv().wait_timeout(Duration::from_millis(100)).is_none());
     }

@@ -6,7 +6,7 @@ use std::thread;
 use bareverbs::buffer::LocalAtomics;
 use bareverbs::device::AtomicCap;
 use bareverbs::qp::{Operation, Payload, QpCap};
-use bareverbs::{Access, AnyBuffer, Buffer, Endpoint, Error, Mr, Pd, RegionMut, RemoteRegion, WcStatus};
+use bareverbs::{Access, AnyBuffer, Buffer, Endpoint, Error, Mr, Op, Pd, RegionMut, RemoteRegion, WcStatus};
 use bareverbs_kernel_tests::loopback::{contents, region, request};
 
 use crate::pair::{End, open};
@@ -123,14 +123,14 @@ pub(crate) fn exposed_memory_is_sent_without_a_copy() {
     let mut client: Endpoint<Mr<Buffer>> = options.build(&pd).unwrap();
     server.connect(&client.address()).unwrap();
     client.connect(&server.address()).unwrap();
-    client.post_recv(pd.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap()).unwrap();
-    server.post_send(exposed.source(5000..5007).unwrap().into(), ..).unwrap();
+    client.post(Op::recv(pd.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap())).unwrap();
+    server.post(Op::send(exposed.source(5000..5007).unwrap(), ..).any()).unwrap();
     let refused = exposed.revoke().unwrap_err();
     assert!(refused.to_string().contains("a source"), "{refused}");
     assert_eq!(client.next().wait().unwrap().message(), Some(&b"a value"[..]));
     // Peers still access it while it was sent.
     let room = pd.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
-    client.post_read(room, ..7, refused.object.remote(5000).unwrap()).unwrap();
+    client.post(Op::read(room, ..7, refused.object.remote(5000).unwrap())).unwrap();
     assert_eq!(client.next().wait().unwrap().into_buffer().bytes().unwrap()[..7], *b"a value");
     assert!(server.next().wait().unwrap().into_buffer().bytes().is_none());
     assert_eq!(&refused.object.revoke().unwrap().bytes()[5000..5007], b"a value");

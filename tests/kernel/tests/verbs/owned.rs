@@ -26,8 +26,8 @@ pub(crate) fn endpoints_exchange_messages_without_unsafe() {
     let (mut alice, mut bob) = endpoints(&pd, 4);
     let mut ball = local(&pd, b"ping");
     for _ in 0..10 {
-        bob.post_recv(local(&pd, &[0; 64])).unwrap();
-        alice.post_send(ball, ..).unwrap();
+        bob.post(Op::recv(local(&pd, &[0; 64]))).unwrap();
+        alice.post(Op::send(ball, ..)).unwrap();
         let received = bob.next().wait().unwrap();
         assert_eq!(received.message(), Some(&b"ping"[..]));
         let sent = alice.next().wait().unwrap();
@@ -43,8 +43,11 @@ pub(crate) fn header_and_body_are_sent_and_received_as_one_message() {
     alice.connect(&bob.address()).unwrap();
     bob.connect(&alice.address()).unwrap();
     for round in 0..5 {
-        bob.post_recv_parts([(local(&pd, &[0; 8]), 0..4), (local(&pd, &[0; 64]), 0..64)], 1).unwrap();
-        alice.post_send_parts([(local(&pd, b"headers"), 0..6), (local(&pd, b"body"), 0..4)], 2).unwrap();
+        bob.post(Op::recv_parts([(local(&pd, &[0; 8]), 0..4), (local(&pd, &[0; 64]), 0..64)]).tag(1))
+            .unwrap();
+        alice
+            .post(Op::send_parts([(local(&pd, b"headers"), 0..6), (local(&pd, b"body"), 0..4)]).tag(2))
+            .unwrap();
         let [header, body] = [(), ()].map(|()| bob.next().wait_timeout(TIMEOUT).unwrap().unwrap());
         assert_eq!((header.message(), header.tag), (Some(&b"head"[..]), 1), "round {round}");
         assert_eq!((body.message(), body.tag), (Some(&b"erbody"[..]), 1), "round {round}");
@@ -53,19 +56,19 @@ pub(crate) fn header_and_body_are_sent_and_received_as_one_message() {
     }
     let shared = region(&pd, &[0; 16]);
     let parts = [(local(&pd, b"one"), 0..3), (local(&pd, b"two"), 0..3)];
-    alice.post_write_parts(parts, shared.remote(4).unwrap(), 3).unwrap();
+    alice.post(Op::write_parts(parts, shared.remote(4).unwrap()).tag(3)).unwrap();
     for _ in 0..2 {
         assert_eq!(alice.next().wait_timeout(TIMEOUT).unwrap().unwrap().len, 3);
     }
     assert_eq!(contents(&shared), b"\0\0\0\0onetwo\0\0\0\0\0\0");
     // More buffers than `max_sge` are refused.
     let more = [(); 3].map(|()| (local(&pd, b"more"), 0..4));
-    let refused = alice.post_send_parts(more, 4).unwrap_err();
+    let refused = alice.post(Op::send_parts(more).tag(4)).unwrap_err();
     assert!(matches!(refused.error, Error::Post(_)), "{refused}");
     assert_eq!(alice.pending(), 0);
     // No receive is posted: the buffers of the send fail together.
     bob.abort();
-    alice.post_send_parts([(local(&pd, b"lost"), 0..4), (local(&pd, b"too"), 0..3)], 5).unwrap();
+    alice.post(Op::send_parts([(local(&pd, b"lost"), 0..4), (local(&pd, b"too"), 0..3)]).tag(5)).unwrap();
     for _ in 0..2 {
         let failed = alice.next().wait_timeout(4 * TIMEOUT).transpose().unwrap_err();
         assert_eq!((failed.tag, failed.buffer.is_some()), (5, true), "{failed}");
@@ -76,10 +79,10 @@ pub(crate) fn endpoints_write_and_read_remote_memory() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, _bob) = endpoints(&pd, 4);
     let shared = region(&pd, &[0; 16]);
-    alice.post_write(local(&pd, b"-written-"), 1..8, shared.remote(4).unwrap()).unwrap();
+    alice.post(Op::write(local(&pd, b"-written-"), 1..8, shared.remote(4).unwrap())).unwrap();
     alice.next().wait().unwrap();
     assert_eq!(contents(&shared), b"\0\0\0\0written\0\0\0\0\0");
-    alice.post_read(local(&pd, &[b'.'; 9]), 1..8, shared.remote(4).unwrap()).unwrap();
+    alice.post(Op::read(local(&pd, &[b'.'; 9]), 1..8, shared.remote(4).unwrap())).unwrap();
     let read = alice.next().wait().unwrap().into_buffer();
     assert_eq!(read.bytes(), Some(&b".written."[..]));
 }
@@ -87,24 +90,24 @@ pub(crate) fn endpoints_write_and_read_remote_memory() {
 pub(crate) fn refused_post_returns_its_buffer() {
     let pd = open().alloc_pd().unwrap();
     let mut single = Endpoint::new(&pd, 1, 1).unwrap();
-    let refused = single.post_send(local(&pd, b"early"), ..).unwrap_err();
+    let refused = single.post(Op::send(local(&pd, b"early"), ..)).unwrap_err();
     assert!(refused.to_string().contains("the QP is in INIT"), "{refused}");
-    let early = refused.into_buffer();
+    let early = refused.object.into_buffer();
     assert_eq!(early.bytes(), Some(&b"early"[..]));
-    let refused = single.post_send(early, 3..9).unwrap_err();
-    assert_eq!(refused.to_string(), "Endpoint::post_send: bytes 3..9 exceed the length of 5 bytes");
+    let refused = single.post(Op::send(early, 3..9)).unwrap_err();
+    assert_eq!(refused.to_string(), "Endpoint::post(Op::send): bytes 3..9 exceed the length of 5 bytes");
 
-    let mut buffer = Some(refused.into_buffer());
+    let mut buffer = Some(refused.object.into_buffer());
     let mut taken = 0;
     let full = loop {
-        match single.post_recv(buffer.take().unwrap_or_else(|| local(&pd, b"next"))) {
+        match single.post(Op::recv(buffer.take().unwrap_or_else(|| local(&pd, b"next")))) {
             Ok(()) => taken += 1,
             Err(full) => break full,
         }
     };
     assert!(full.is_full(), "{full}");
     assert_eq!((taken, single.pending()), (1, 1));
-    assert_eq!(full.into_buffer().len(), 4);
+    assert_eq!(full.object.into_buffer().len(), 4);
 }
 
 pub(crate) fn receives_leave_room_for_sends() {
@@ -113,11 +116,11 @@ pub(crate) fn receives_leave_room_for_sends() {
         let (mut alice, mut bob) = endpoints(&pd, depth);
         for _ in 0..3 {
             for end in [&mut alice, &mut bob] {
-                while end.post_recv(local(&pd, &[0; 8])).is_ok() {}
+                while end.post(Op::recv(local(&pd, &[0; 8]))).is_ok() {}
                 assert_eq!(end.pending_recvs(), depth as usize);
             }
             for end in [&mut alice, &mut bob] {
-                end.post_send(local(&pd, b"hello"), ..).unwrap();
+                end.post(Op::send(local(&pd, b"hello"), ..)).unwrap();
             }
             for end in [&mut alice, &mut bob] {
                 let ended: Vec<_> = (0..2).map(|_| end.next().wait().unwrap()).collect();
@@ -137,7 +140,7 @@ pub(crate) fn operations_return_tag_length_and_immediate() {
     let shared = region(&pd, &[0; 64]);
     let remote = shared.remote(8).unwrap();
     for tag in 1..=4 {
-        bob.post_recv_tagged(local(&pd, &[0; 64]), tag).unwrap();
+        bob.post(Op::recv(local(&pd, &[0; 64])).tag(tag)).unwrap();
     }
     alice.post(Op::send_imm(local(&pd, b"hello"), ..4, 0x0102_0304).tag(11)).unwrap();
     alice.post(Op::send_inline(b"inline").tag(12)).unwrap();
@@ -184,7 +187,7 @@ pub(crate) fn unsignaled_runs_and_batches_complete_in_order() {
     let (mut alice, mut bob): (Endpoint<RegionMut>, Endpoint<RegionMut>) = endpoints(&pd, 8);
     let part = |len| RegionMut::register(&pd, Buffer::zeroed(len).unwrap()).unwrap();
     for receive in part(8 * 64).chunks(64) {
-        bob.post_recv(receive).unwrap();
+        bob.post(Op::recv(receive)).unwrap();
     }
     let mut whole = part(8 * 16);
     whole.bytes_mut().copy_from_slice(&std::array::from_fn::<u8, 128, _>(|at| at as u8 / 16));
@@ -204,8 +207,8 @@ pub(crate) fn unsignaled_runs_and_batches_complete_in_order() {
 pub(crate) fn aborted_endpoint_returns_all_operations() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, mut bob) = endpoints(&pd, 8);
-    bob.post_recv(local(&pd, &[0; 8])).unwrap();
-    alice.post_recv(local(&pd, &[0; 8])).unwrap();
+    bob.post(Op::recv(local(&pd, &[0; 8]))).unwrap();
+    alice.post(Op::recv(local(&pd, &[0; 8]))).unwrap();
     alice.post(Op::send(local(&pd, b"first"), ..).tag(1).unsignaled()).unwrap();
     assert_eq!(bob.next().wait_timeout(TIMEOUT).unwrap().unwrap().message(), Some(&b"first"[..]));
     assert!(alice.next().wait_timeout(Duration::from_millis(1)).is_none());
@@ -225,8 +228,8 @@ pub(crate) fn aborted_endpoint_returns_all_operations() {
 pub(crate) fn close_names_its_time_limit() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, _bob) = endpoints(&pd, 4);
-    alice.post_recv(local(&pd, &[0; 8])).unwrap();
-    alice.post_send(local(&pd, b"late"), ..).unwrap();
+    alice.post(Op::recv(local(&pd, &[0; 8]))).unwrap();
+    alice.post(Op::send(local(&pd, b"late"), ..)).unwrap();
     let limit = Duration::from_millis(200);
     let ended = alice.close(limit).unwrap();
     assert_eq!(ended.len(), 2, "{ended:?}");
@@ -234,7 +237,7 @@ pub(crate) fn close_names_its_time_limit() {
         let failed = failed.unwrap_err();
         let text = failed.to_string();
         if failed.is_recv() {
-            let expected = "Endpoint::post_recv was flushed, because this side has ended the connection";
+            let expected = "Endpoint::post(Op::recv) was flushed, because this side has ended the connection";
             assert_eq!(text, expected);
         } else {
             let expected =
@@ -249,9 +252,9 @@ pub(crate) fn closed_endpoint_returns_messages_and_unused_receives() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, mut bob) = endpoints(&pd, 4);
     for tag in 1..=2 {
-        bob.post_recv_tagged(local(&pd, &[0; 8]), tag).unwrap();
+        bob.post(Op::recv(local(&pd, &[0; 8])).tag(tag)).unwrap();
     }
-    alice.post_send(local(&pd, b"last"), ..).unwrap();
+    alice.post(Op::send(local(&pd, b"last"), ..)).unwrap();
     let ended = alice.close(TIMEOUT).unwrap();
     assert!(matches!(&ended[..], [Ok(done)] if done.opcode == WcOpcode::SEND), "{ended:?}");
     let received = bob.next().wait_timeout(TIMEOUT).unwrap().unwrap();
@@ -267,14 +270,14 @@ pub(crate) fn closed_endpoint_waits_for_unsignaled_sends() {
     for receive in [false, true] {
         let (mut alice, mut bob) = endpoints(&pd, 4);
         if receive {
-            alice.post_recv_tagged(local(&pd, &[0; 8]), 2).unwrap();
+            alice.post(Op::recv(local(&pd, &[0; 8])).tag(2)).unwrap();
         }
         alice.post(Op::send(local(&pd, b"last"), ..).tag(1).unsignaled()).unwrap();
         std::thread::scope(|threads| {
             threads.spawn(|| {
                 // Until then the peer's device repeats the message.
                 std::thread::sleep(Duration::from_millis(50));
-                bob.post_recv(local(&pd, &[0; 8])).unwrap();
+                bob.post(Op::recv(local(&pd, &[0; 8]))).unwrap();
             });
             let start = Instant::now();
             let ended = alice.close(TIMEOUT).unwrap();
@@ -289,17 +292,17 @@ pub(crate) fn closed_endpoint_waits_for_unsignaled_sends() {
 pub(crate) fn failed_operation_returns_its_buffer() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, mut bob) = endpoints(&pd, 2);
-    bob.post_recv(local(&pd, b"...")).unwrap();
-    alice.post_send(local(&pd, b"much too long"), ..).unwrap();
+    bob.post(Op::recv(local(&pd, b"..."))).unwrap();
+    alice.post(Op::send(local(&pd, b"much too long"), ..)).unwrap();
     let failed = alice.next().wait().unwrap_err();
     let refused_by_peer = [WcStatus::REM_INV_REQ_ERR, WcStatus::REM_OP_ERR];
     assert!(
-        matches!(failed.error, Error::Completion { verb: "Endpoint::post_send", status, .. } if refused_by_peer.contains(&status)),
+        matches!(failed.error, Error::Completion { verb: "Endpoint::post(Op::send)", status, .. } if refused_by_peer.contains(&status)),
         "{failed}"
     );
     assert_eq!(failed.buffer.unwrap().bytes(), Some(&b"much too long"[..]));
     let failed = bob.next().wait().unwrap_err();
-    assert!(failed.to_string().starts_with("Endpoint::post_recv failed: LOC_"), "{failed}");
+    assert!(failed.to_string().starts_with("Endpoint::post(Op::recv) failed: LOC_"), "{failed}");
     assert_eq!(failed.buffer.unwrap().len(), 3);
 }
 
@@ -316,10 +319,10 @@ pub(crate) fn wait_without_pending_operations_is_rejected() {
 pub(crate) fn wait_timeout_ends() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, mut bob) = endpoints(&pd, 2);
-    bob.post_recv(local(&pd, &[0; 8])).unwrap();
+    bob.post(Op::recv(local(&pd, &[0; 8]))).unwrap();
     assert!(bob.next().wait_timeout(Duration::from_millis(20)).is_none());
     assert_eq!(bob.pending(), 1);
-    alice.post_send(local(&pd, b"late"), ..).unwrap();
+    alice.post(Op::send(local(&pd, b"late"), ..)).unwrap();
     assert_eq!(bob.next().wait_timeout(TIMEOUT).unwrap().unwrap().message(), Some(&b"late"[..]));
 }
 
@@ -343,7 +346,7 @@ fn with_work_under_way(pd: &Pd, freed: &Arc<AtomicUsize>) -> Endpoint<Mr<Watched
     let (mut endpoint, _) = endpoints(pd, 4);
     for _ in 0..3 {
         let memory = Watched(Buffer::zeroed(64).unwrap(), Arc::clone(freed));
-        endpoint.post_recv(pd.register(memory, ALL_REMOTE).unwrap()).unwrap();
+        endpoint.post(Op::recv(pd.register(memory, ALL_REMOTE).unwrap())).unwrap();
     }
     endpoint
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs::buffer::{Lend, LendRange};
 use bareverbs::mr::LocalAccess;
-use bareverbs::{Access, Buffer, Endpoint, Error, Mr, Pd, Pool, RegionMut, WcStatus};
+use bareverbs::{Access, Buffer, Endpoint, Error, Mr, Op, Pd, Pool, RegionMut, WcStatus};
 use bareverbs_kernel_tests::{Completion, Outcome, skip};
 
 use crate::owned::endpoints;
@@ -24,8 +24,8 @@ pub(crate) fn scope_sends_and_receives_borrowed_memory() {
         let ask = pd.register_borrowed(&mut question, LocalAccess::Read).unwrap();
         let mut room = pd.register_borrowed(&mut answer, LocalAccess::ReadWrite).unwrap();
         let len = bob.scope(|bob| {
-            bob.post_recv(&mut room, 1).unwrap();
-            alice.scope(|alice| alice.post_send(&ask, ..=round, 2).unwrap()).unwrap();
+            bob.post(Op::recv(&mut room).tag(1)).unwrap();
+            alice.scope(|alice| alice.post(Op::send(&ask, ..=round).tag(2)).unwrap()).unwrap();
             let done = bob.next().wait_timeout(TIMEOUT).transpose().unwrap().expect("no timeout");
             assert_eq!((done.tag, done.buffer.is_none()), (1, true));
             done.len as usize
@@ -50,7 +50,7 @@ pub(crate) fn scope_waits_for_operations_that_were_not_polled() {
     alice
         .scope(|scope| {
             for (region, tag) in regions.iter_mut().zip(0..) {
-                scope.post_read(region, .., remote, tag).unwrap();
+                scope.post(Op::read(region, .., remote).tag(tag)).unwrap();
             }
         })
         .unwrap();
@@ -68,7 +68,7 @@ pub(crate) fn panic_in_a_scope_ends_its_operations() {
     let mut region = pd.register_borrowed(&mut room, LocalAccess::ReadWrite).unwrap();
     let panic = catch_unwind(AssertUnwindSafe(|| {
         alice.scope(|scope| {
-            scope.post_recv(&mut region, 5).unwrap();
+            scope.post(Op::recv(&mut region).tag(5)).unwrap();
             panic!("in the scope");
         })
     }));
@@ -90,13 +90,13 @@ pub(crate) fn scope_ends_at_its_timeout() {
     let begin = Instant::now();
     let result = alice.scope(|scope| {
         scope.set_timeout(Duration::from_millis(50));
-        scope.post_recv(&mut region, 1).unwrap();
+        scope.post(Op::recv(&mut region).tag(1)).unwrap();
     });
     assert!((Duration::from_millis(50)..TIMEOUT).contains(&begin.elapsed()), "{:?}", begin.elapsed());
     let late = result.unwrap_err();
     assert!(matches!(late, Error::TimedOut { .. }), "{late}");
     drop(region);
-    assert!(alice.post_send_inline(b"").is_err(), "the connection has failed");
+    assert!(alice.post(Op::send_inline(b"")).is_err(), "the connection has failed");
 }
 
 pub(crate) fn owned_operations_outlive_a_scope() {
@@ -104,16 +104,16 @@ pub(crate) fn owned_operations_outlive_a_scope() {
     let (mut alice, mut bob) = pair(&pd);
     let buffer = || pd.register(Buffer::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap();
     for tag in 1..=2 {
-        bob.post_recv_tagged(buffer(), tag).unwrap();
+        bob.post(Op::recv(buffer()).tag(tag)).unwrap();
     }
     let mut third = buffer();
     let sent = buffer();
     bob.scope(|bob| {
-        bob.post_recv(&mut third, 3).unwrap();
+        bob.post(Op::recv(&mut third).tag(3)).unwrap();
         alice
             .scope(|alice| {
                 for len in 1..=3 {
-                    alice.post_send(&sent, ..len, len as u64).unwrap();
+                    alice.post(Op::send(&sent, ..len).tag(len as u64)).unwrap();
                 }
             })
             .unwrap();
@@ -135,7 +135,7 @@ pub(crate) fn lent_odp_range_leaves_its_neighbour_alone() -> Outcome {
     let mut whole = pd.register(Buffer::zeroed(200).unwrap(), rights).unwrap();
     let (_neighbour, mut rest) = whole.lend().split_at(100);
     let remote = shared.remote(0).unwrap();
-    let posted = alice.scope(|scope| scope.post_read(&mut rest, .., remote, 1).is_ok()).unwrap();
+    let posted = alice.scope(|scope| scope.post(Op::read(&mut rest, .., remote).tag(1)).is_ok()).unwrap();
     let (neighbour, rest) = whole.bytes().unwrap().split_at(100);
     assert_eq!((neighbour, rest), (&[0; 100][..], &[if posted { 7 } else { 0 }; 100][..]));
     Ok(Completion::Completed)
@@ -155,7 +155,7 @@ pub(crate) fn scope_reads_into_disjoint_ranges_of_a_region() {
         .scope(|scope| {
             for (range, tag) in ranges.iter_mut().zip(0..) {
                 let (len, remote) = (range.len(), shared.remote(at).unwrap());
-                scope.post_read(range, .., remote, tag).unwrap();
+                scope.post(Op::read(range, .., remote).tag(tag)).unwrap();
                 at += len;
             }
         })
@@ -176,14 +176,14 @@ pub(crate) fn scope_borrows_parts_and_leases_and_posts_all_kinds_of_writes() {
     let mut rooms = [(); 2].map(|()| Pool::new(&pd, 1, 64).unwrap().take().unwrap());
     bob.scope(|bob| {
         for (room, tag) in rooms.iter_mut().zip(0..) {
-            bob.post_recv(room, tag).unwrap();
+            bob.post(Op::recv(room).tag(tag)).unwrap();
         }
         alice
             .scope(|alice| {
-                alice.post_write_imm(&part, ..4, target.remote(8).unwrap(), 7, 1).unwrap();
-                alice.post_write_inline(b"inline", target.remote(32).unwrap(), 2).unwrap();
-                alice.post_send_inline(b"message", 3).unwrap();
-                assert!(alice.post_send_inline(&[0; 1 << 16], 4).unwrap_err().buffer.is_none());
+                alice.post(Op::write_imm(&part, ..4, target.remote(8).unwrap(), 7).tag(1)).unwrap();
+                alice.post(Op::write_inline(b"inline", target.remote(32).unwrap()).tag(2)).unwrap();
+                alice.post(Op::send_inline(b"message").tag(3)).unwrap();
+                assert!(alice.post(Op::send_inline(&[0; 1 << 16]).tag(4)).is_err());
             })
             .unwrap();
         let written = bob.next().wait_timeout(TIMEOUT).unwrap().unwrap();

@@ -8,8 +8,8 @@ use anyhow::{Context as _, Result, ensure};
 use bareverbs::datagram::DatagramAddress;
 use bareverbs::values::{AckTimeout, GidIndex, Mtu, RetryCount};
 use bareverbs::{
-    Access, Address, Buffer, Datagrams, Destination, Endpoint, EndpointOptions, Failed, Pd, Pool, PoolBuffer,
-    RegionMut, Remote, RemoteRegion, WcStatus,
+    Access, Address, Buffer, Datagrams, Destination, Endpoint, EndpointOptions, Failed, Op, Pd, Pool,
+    PoolBuffer, RegionMut, Remote, RemoteRegion, WcStatus,
 };
 use serde::{Deserialize, Serialize};
 
@@ -173,10 +173,14 @@ impl<'a> Active<'a> {
         let bytes = bytes.min(BYTES);
         let not_posted = |error: bareverbs::Error| ProbeError::Other(error.into());
         let buffer = self.buffer()?;
-        self.endpoint.post_write(buffer, ..bytes, self.remote).map_err(|failed| not_posted(failed.error))?;
+        self.endpoint
+            .post(Op::write(buffer, ..bytes, self.remote))
+            .map_err(|failed| not_posted(failed.error))?;
         self.reap()?;
         let buffer = self.buffer()?;
-        self.endpoint.post_read(buffer, ..bytes, self.remote).map_err(|failed| not_posted(failed.error))?;
+        self.endpoint
+            .post(Op::read(buffer, ..bytes, self.remote))
+            .map_err(|failed| not_posted(failed.error))?;
         self.reap()
     }
 
@@ -195,7 +199,7 @@ impl<'a> Active<'a> {
         while times.is_empty() || times.len() < SAMPLES && begun.elapsed() < MEASURE {
             let buffer = self.buffer()?;
             let start = Instant::now();
-            let posted = self.endpoint.post_read(buffer, ..WORD, self.remote);
+            let posted = self.endpoint.post(Op::read(buffer, ..WORD, self.remote));
             posted.map_err(|failed| ProbeError::Other(failed.error.into()))?;
             self.reap()?;
             times.push(start.elapsed());
@@ -214,8 +218,8 @@ impl<'a> Active<'a> {
             while goes_on && self.endpoint.pending_sends() < WINDOW {
                 let buffer = self.buffer()?;
                 let posted = match direction {
-                    Direction::There => self.endpoint.post_write(buffer, .., self.remote),
-                    Direction::Back => self.endpoint.post_read(buffer, .., self.remote),
+                    Direction::There => self.endpoint.post(Op::write(buffer, .., self.remote)),
+                    Direction::Back => self.endpoint.post(Op::read(buffer, .., self.remote)),
                 };
                 posted.map_err(|failed| ProbeError::Other(failed.error.into()))?;
             }
@@ -272,7 +276,7 @@ impl<'a> Postcards<'a> {
         let pool = Pool::new(origin.pd, count as usize, GRH + DATAGRAM)?;
         for _ in 0..count {
             let buffer = pool.take().context("the pool has a buffer for each receive")?;
-            datagrams.post_recv(buffer).map_err(|failed| failed.error)?;
+            datagrams.post(Op::recv(buffer)).map_err(|failed| failed.error)?;
         }
         Ok(Self { datagrams, count, stop: origin.stop })
     }
@@ -287,7 +291,7 @@ impl<'a> Postcards<'a> {
     }
 
     fn send(&mut self, to: &Destination) -> Result<()> {
-        self.datagrams.post_send_inline(to, &[0; DATAGRAM]).map_err(|failed| failed.error)?;
+        self.datagrams.post(Op::send_to_inline(to, &[0; DATAGRAM]))?;
         Ok(())
     }
 

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use bareverbs_provider::traits::Provider;
 
-use super::super::buffer::sealed::PdId;
-use super::super::{Op, Source};
+use super::super::Op;
+use super::super::buffer::sealed::{PdId, Registered};
+use super::super::op::{Inline, SendQueueOperation};
 use crate::ah::Ah;
 use crate::qp::Datagram;
 use crate::{AnyProvider, Imm};
@@ -115,7 +116,9 @@ impl<P: Provider> fmt::Debug for SendTo<'_, P> {
     }
 }
 
-impl<'a, B: Source, P: Provider> Op<'a, B, SendTo<'a, P>> {
+impl<P: Provider> SendQueueOperation for SendTo<'_, P> {}
+
+impl<'a, B: Registered, P: Provider> Op<B, SendTo<'a, P>> {
     /// Sends the bytes of `buffer` in `range` as one datagram.
     #[inline]
     pub fn send_to(to: &'a Destination<P>, buffer: B, range: impl RangeBounds<usize>) -> Self {
@@ -134,17 +137,17 @@ impl<'a, B: Source, P: Provider> Op<'a, B, SendTo<'a, P>> {
     }
 }
 
-impl<'a, B, P: Provider> Op<'a, B, SendTo<'a, P>> {
+impl<'a, P: Provider> Op<Inline<'a>, SendTo<'a, P>> {
     /// Sends `bytes`, which are copied when posted, as one datagram. They need not be registered.
     /// Their maximum is [`DatagramOptions::inline`](super::DatagramOptions::inline).
     #[inline]
     pub fn send_to_inline(to: &'a Destination<P>, bytes: &'a [u8]) -> Self {
-        Self::inline(SendTo { to, imm: None }, bytes)
+        Self::without_range(SendTo { to, imm: None }, Inline(bytes))
     }
 
     /// Sends as [`Op::send_to_inline`] does, with immediate data.
     #[inline]
     pub fn send_to_imm_inline(to: &'a Destination<P>, bytes: &'a [u8], imm: impl Into<Imm>) -> Self {
-        Self::inline(SendTo { to, imm: Some(imm.into()) }, bytes)
+        Self::without_range(SendTo { to, imm: Some(imm.into()) }, Inline(bytes))
     }
 }

@@ -88,7 +88,7 @@ impl Setup {
     /// Posts a receive and returns its `wr_id`.
     fn post(&mut self, tag: u64) -> u64 {
         let lease = self.lease();
-        self.datagrams.post_recv_tagged(lease, tag).unwrap();
+        self.datagrams.post(Op::recv(lease).tag(tag)).unwrap();
         *self.plain.log().received.last().unwrap()
     }
 
@@ -110,14 +110,14 @@ fn receive_buffer_below_41_bytes_is_rejected_and_returned() {
     let mut setup: Setup = Setup::new();
     for (len, accepted) in [(1, false), (40, false), (41, true)] {
         let pool = Pool::for_test(&setup.pd, 1, len);
-        let posted = setup.datagrams.post_recv_tagged(pool.take().unwrap(), 7);
+        let posted = setup.datagrams.post(Op::recv(pool.take().unwrap()).tag(7));
         assert_eq!(posted.is_ok(), accepted, "{len}");
-        if let Err(NotPosted { error, buffer, tag, .. }) = posted {
+        if let Err(Refused { error, object, .. }) = posted {
             assert!(
                 matches!(error, Error::BufferTooShort { len: l, min: 41, .. } if l == len as u64),
                 "{error}"
             );
-            assert_eq!((buffer.unwrap().len(), tag), (len, 7));
+            assert_eq!((object.tag, object.into_buffer().len()), (7, len));
         }
     }
     assert_eq!(setup.datagrams.pending_recvs(), 1);
@@ -131,11 +131,11 @@ fn receive_buffer_that_peers_may_write_is_rejected_and_returned() {
     {
         let region = ImplicitMr::for_test(setup.pd.domain(), access);
         let buffer = region.part(vec![0; LEN]).map_err(|failed| failed.error).unwrap();
-        let posted = setup.datagrams.post_recv(buffer);
+        let posted = setup.datagrams.post(Op::recv(buffer));
         assert_eq!(posted.is_ok(), accepted, "{access:?}");
-        if let Err(NotPosted { error, buffer, .. }) = posted {
+        if let Err(Refused { error, object, .. }) = posted {
             assert!(matches!(error, Error::Invalid { .. }), "{error}");
-            assert_eq!(buffer.unwrap().len(), LEN);
+            assert_eq!(object.into_buffer().len(), LEN);
         }
     }
 }
@@ -145,7 +145,7 @@ fn message_is_behind_the_grh() {
     let mut setup: Setup = Setup::new();
     let mut lease = setup.lease();
     lease.bytes_mut()[GRH_BYTES..][..5].copy_from_slice(b"hello");
-    setup.datagrams.post_recv_tagged(lease, 7).unwrap();
+    setup.datagrams.post(Op::recv(lease).tag(7)).unwrap();
     let wr_id = setup.plain.log().received[0];
     setup.received(wr_id, 45);
     let received = setup.datagrams.next_recv().wait().unwrap();
@@ -168,7 +168,7 @@ fn sender_is_that_of_the_completion_and_of_the_grh() {
         lease.bytes_mut()[..GRH_BYTES].fill(0);
         lease.bytes_mut()[20] = 0x45;
         lease.bytes_mut()[32..36].copy_from_slice(&[10, 1, 0, 2]);
-        setup.datagrams.post_recv(lease).unwrap();
+        setup.datagrams.post(Op::recv(lease)).unwrap();
         let wr_id = *setup.plain.log().received.last().unwrap();
         let success = completion(wr_id, WcStatus::SUCCESS);
         setup.complete(WorkCompletion { byte_len: 41, src_qp: 5, slid: 9, wc_flags, ..success });
@@ -207,10 +207,10 @@ fn unknown_completion_returns_no_buffer_and_moves_qp_to_err() {
         assert!(matches!(failed.error, Error::UnknownCompletion { .. }), "{failed}");
         assert!(failed.buffer.is_none());
         assert_eq!((setup.datagrams.qp().state(), setup.datagrams.pending()), (QpState::ERR, 2));
-        let refused = setup.datagrams.post_recv(setup.lease()).unwrap_err();
-        assert!(refused.to_string().contains("Datagrams::post_recv: the QP is in ERR"), "{refused}");
-        let refused = setup.datagrams.post_send_inline(&setup.peer, b"x").unwrap_err();
-        assert!(matches!(refused.error, Error::Closed { .. }), "{refused}");
+        let refused = setup.datagrams.post(Op::recv(setup.lease())).unwrap_err();
+        assert!(refused.to_string().contains("Datagrams::post(Op::recv): the QP is in ERR"), "{refused}");
+        let refused = setup.datagrams.post(Op::send_to_inline(&setup.peer, b"x")).unwrap_err();
+        assert!(matches!(refused, Error::Closed { .. }), "{refused}");
         setup.complete(completion(posted, WcStatus::WR_FLUSH_ERR));
         setup.sent(sent, WcStatus::WR_FLUSH_ERR);
         assert!(setup.datagrams.next_recv().wait().unwrap_err().buffer.is_some());
@@ -242,14 +242,14 @@ fn refused_send_holds_no_address_handle() {
     let too_long = PushError::DatagramTooLong { given: 2000, max: 1024 };
     setup.plain.log().send_rejections.push_back(too_long);
     let lease = setup.lease();
-    let refused = setup.datagrams.post_send(&setup.peer, lease, ..8).unwrap_err();
+    let refused = setup.datagrams.post(Op::send_to(&setup.peer, lease, ..8)).unwrap_err();
     assert!(matches!(&refused.error, Error::Post(error) if error.reason == too_long.into()), "{refused}");
-    assert!(refused.buffer.is_some());
+    drop(refused);
     assert_eq!((setup.holders(), setup.datagrams.pending()), (0, 0));
     for _ in 0..4 {
-        setup.datagrams.post_send_inline(&setup.peer, b"x").unwrap();
+        setup.datagrams.post(Op::send_to_inline(&setup.peer, b"x")).unwrap();
     }
-    let full = setup.datagrams.post_send_inline(&setup.peer, b"x").unwrap_err();
+    let full = setup.datagrams.post(Op::send_to_inline(&setup.peer, b"x")).unwrap_err();
     assert!(full.is_full() && full.to_string().contains("(4 requests)"), "{full}");
     assert_eq!(setup.holders(), 4);
 }
@@ -259,8 +259,8 @@ fn refused_doorbell_moves_ud_qp_to_err() {
     let mut setup: Setup = Setup::new();
     let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
     setup.plain.log().refusals.push_back(DoorbellError::TakenBack(refused));
-    let refused = setup.datagrams.post_send_inline(&setup.peer, b"x").unwrap_err();
-    assert!(matches!(refused.error, Error::Post(_)), "{refused}");
+    let refused = setup.datagrams.post(Op::send_to_inline(&setup.peer, b"x")).unwrap_err();
+    assert!(matches!(refused, Error::Post(_)), "{refused}");
     assert_eq!((setup.holders(), setup.datagrams.qp().state()), (0, QpState::ERR));
 }
 
@@ -286,8 +286,8 @@ fn destination_of_another_pd_is_rejected() {
         let refused = setup.datagrams.post(Op::send_to(&foreign, setup.lease(), ..1).tag(7)).unwrap_err();
         assert!(matches!(refused.error, Error::Invalid { .. }), "{refused}");
         assert!(refused.to_string().contains("another PD"), "{refused}");
-        assert_eq!((refused.tag, refused.buffer.is_some()), (7, true));
-        assert!(setup.datagrams.post_send_inline(&foreign, b"x").is_err());
+        drop(refused);
+        assert!(setup.datagrams.post(Op::send_to_inline(&foreign, b"x")).is_err());
     }
     assert!(setup.plain.log().sent.is_empty());
 }
@@ -339,7 +339,7 @@ fn awaits_of_datagrams_that_end_at_once_let_other_tasks_run() {
     datagrams.attach(Never::Waits).unwrap();
     let mut yields = Vec::new();
     for number in 1..=300_u32 {
-        datagrams.post_recv(pool.take().unwrap()).unwrap();
+        datagrams.post(Op::recv(pool.take().unwrap())).unwrap();
         let wr_id = *plain.log().received.last().unwrap();
         let received = WorkCompletion { byte_len: LEN as u32, ..completion(wr_id, WcStatus::SUCCESS) };
         plain.log().completions.push_back(received);
@@ -386,11 +386,11 @@ fn close_sends_no_marker_to_a_peer() {
 #[test]
 fn buffers_of_other_types_are_converted() {
     let mut setup: Setup<crate::owned::AnyBuffer<Vec<u8>>> = Setup::new();
-    setup.datagrams.post_recv_tagged(setup.pool.take().unwrap(), 1).unwrap();
+    setup.datagrams.post(Op::recv(setup.pool.take().unwrap()).tag(1).any()).unwrap();
     let region = ImplicitMr::for_test(setup.pd.domain(), Access::LOCAL_WRITE);
     let mr = region.part(vec![0; LEN]).map_err(|failed| failed.error).unwrap();
     let part = RegionMut::new(mr).map_err(|failed| failed.error).unwrap();
-    setup.datagrams.post_recv_tagged(part, 2).unwrap();
+    setup.datagrams.post(Op::recv(part).tag(2).any()).unwrap();
     assert_eq!(setup.datagrams.pending_recvs(), 2);
 }
 
@@ -404,7 +404,7 @@ proptest! {
         let mut setup: Setup = Setup::new();
         let mut lease = setup.lease();
         lease.bytes_mut().copy_from_slice(&bytes);
-        setup.datagrams.post_recv(lease).unwrap();
+        setup.datagrams.post(Op::recv(lease)).unwrap();
         let wr_id = setup.plain.log().received[0];
         let (src_qp, slid, sl, dlid_path_bits, wc_flags) = numbers;
         let wc_flags = WcFlags::from_bits_retain(wc_flags);

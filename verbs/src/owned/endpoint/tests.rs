@@ -20,7 +20,7 @@ use crate::qp::RecvRequest;
 use crate::testing::tasks::{Never, Wakes};
 use crate::testing::{Hook, Plain, completion, refuse_ioctls, succeed_ioctls};
 use crate::values::Mtu;
-use crate::{Access, Buffer, Gid, MemoryOwner, Mr, Refused, WcOpcode};
+use crate::{Access, Buffer, Gid, MemoryOwner, Mr, Remote, WcOpcode};
 #[cfg(any(feature = "async-io", feature = "tokio"))]
 
 /// Memory that counts how often it is freed.
@@ -52,7 +52,7 @@ fn rxe_odp_mr_must_be_page_aligned() {
     let within_page = unsafe { start.add(1) };
     for (start, refused) in [(start, false), (within_page, true)] {
         let part = setup.region.part(Placed(start)).map_err(|failed| failed.error).unwrap();
-        assert_eq!(part.check_postable("Endpoint::post_recv", 0).is_err(), refused);
+        assert_eq!(part.check_postable("Endpoint::post(Op::recv)", 0).is_err(), refused);
         for right in [Access::REMOTE_WRITE, Access::REMOTE_READ] {
             let rights = Access::LOCAL_WRITE | right | Access::ON_DEMAND;
             let failed = pd.register(Placed(start), rights).map_err(|failed| failed.error).unwrap_err();
@@ -60,7 +60,7 @@ fn rxe_odp_mr_must_be_page_aligned() {
         }
     }
     let part = setup.region.part(Counted(vec![0; 64], Arc::default())).map_err(|failed| failed.error);
-    let refused = setup.endpoint.post_recv(part.unwrap()).unwrap_err();
+    let refused = setup.endpoint.post(Op::recv(part.unwrap())).unwrap_err();
     assert!(refused.to_string().contains("without ON_DEMAND"), "{refused}");
     assert!(setup.plain.log().received.is_empty());
 }
@@ -91,7 +91,7 @@ impl Setup {
         let plain = Plain::default();
         let pd = plain.domain_of(driver);
         let context = pd.context();
-        let endpoint = Endpoint::from_parts(Parts {
+        let endpoint = Endpoint::from_parts(EndpointParts {
             queues: QueueParts {
                 qp: plain.queue_pair(&pd),
                 cq: context.create_cq(&CqInit::new(8)).unwrap(),
@@ -125,7 +125,7 @@ impl Setup {
     /// Posts a receive and returns its `wr_id`.
     fn post(&mut self) -> u64 {
         let buffer = self.buffer();
-        self.endpoint.post_recv(buffer).unwrap();
+        self.endpoint.post(Op::recv(buffer)).unwrap();
         *self.plain.log().received.last().unwrap()
     }
 
@@ -195,16 +195,22 @@ fn mr_of_another_pd_is_rejected_and_returned() {
     for pd in [&same_context, &other_context] {
         setup.region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE);
         let remote = Remote { addr: 0, rkey: 1 };
-        for posted in [
-            setup.endpoint.post_recv(setup.buffer()),
-            setup.endpoint.post_send(setup.buffer(), ..),
-            setup.endpoint.post_write(setup.buffer(), .., remote),
-            setup.endpoint.post_read(setup.buffer(), .., remote),
-        ] {
-            let NotPosted { error, buffer, .. } = posted.unwrap_err();
+        let received = setup.endpoint.post(Op::recv(setup.buffer()));
+        let received = received.map_err(|refused| (refused.error, refused.object.into_buffer()));
+        let ops = [
+            Op::send(setup.buffer(), ..),
+            Op::write(setup.buffer(), .., remote),
+            Op::read(setup.buffer(), .., remote),
+        ];
+        let posted = ops.map(|op| {
+            let posted = setup.endpoint.post(op);
+            posted.map_err(|refused| (refused.error, refused.object.into_buffer()))
+        });
+        for posted in posted.into_iter().chain([received]) {
+            let (error, buffer) = posted.unwrap_err();
             assert!(matches!(error, Error::Invalid { .. }), "{error}");
             assert!(error.to_string().contains("different PDs"), "{error}");
-            assert_eq!(buffer.unwrap().len(), 15);
+            assert_eq!(buffer.len(), 15);
         }
     }
     assert_eq!(setup.endpoint.pending(), 0);
@@ -236,7 +242,7 @@ fn unknown_completion_returns_no_buffer_and_moves_qp_to_err() {
             setup.poll_unknown(nonsense);
             assert_eq!((setup.endpoint.pending(), setup.freed()), (1, 0));
             assert_eq!(setup.endpoint.qp().state(), QpState::ERR);
-            let refused = setup.endpoint.post_recv(setup.buffer()).unwrap_err();
+            let refused = setup.endpoint.post(Op::recv(setup.buffer())).unwrap_err();
             assert!(refused.error.to_string().contains("the connection has failed"), "{refused}");
             let flushed = setup.endpoint.next().wait().unwrap_err();
             assert!(flushed.buffer.is_some());
@@ -255,7 +261,7 @@ fn failed_endpoint_rejects_posts_even_if_the_kernel_refuses_err() {
     setup.complete(0, WcStatus::SUCCESS);
     setup.poll_unknown(0);
     assert_ne!(setup.endpoint.qp().state(), QpState::ERR);
-    let refused = setup.endpoint.post_recv(setup.buffer()).unwrap_err();
+    let refused = setup.endpoint.post(Op::recv(setup.buffer())).unwrap_err();
     assert!(refused.error.to_string().contains("the connection has failed"), "{refused}");
 }
 
@@ -290,12 +296,8 @@ fn caller_panic_between_post_and_poll_keeps_outstanding_buffers() {
 struct Panics;
 
 impl PostRecv for Panics {
-    unsafe fn try_post(&mut self, _: &RecvRequest<'_>) -> bool {
-        panic!("after the request was published");
-    }
-
     unsafe fn post(&mut self, _: &RecvRequest<'_>) -> Result<(), PostError> {
-        unreachable!("`try_post` has panicked");
+        panic!("after the request was published");
     }
 }
 
@@ -305,7 +307,7 @@ fn provider_panic_in_post_keeps_the_buffer() {
     let buffer = setup.buffer();
     let Setup { endpoint, freed, .. } = &mut setup;
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let _ = endpoint.queues.flows.recvs.post(&mut Panics, buffer, 0);
+        let _ = endpoint.queues.flows.recvs.post(&mut Panics, Op::recv(buffer));
     }))
     .unwrap_err();
     assert_eq!((freed.load(Ordering::Relaxed), endpoint.pending()), (0, 1));
@@ -316,14 +318,14 @@ fn receives_and_sends_have_their_own_depth() {
     let mut setup = Setup::new();
     setup.post();
     setup.post();
-    let full = setup.endpoint.post_recv(setup.buffer()).unwrap_err();
-    assert!(full.is_full() && full.buffer.is_some(), "{full}");
+    let full = setup.endpoint.post(Op::recv(setup.buffer())).unwrap_err();
     assert!(full.to_string().contains("(2 requests)"), "{full}");
+    assert!(full.is_full() && full.object.into_buffer().len() == 15);
     for tag in 1..=4 {
         setup.send(tag, true);
     }
     let full = setup.endpoint.post(Op::send(setup.buffer(), ..).tag(5)).unwrap_err();
-    assert!(full.is_full() && full.tag == 5 && full.buffer.is_some(), "{full}");
+    assert!(full.is_full() && full.object.tag == 5 && full.object.into_buffer().len() == 15);
     assert_eq!((setup.endpoint.pending_sends(), setup.endpoint.pending_recvs()), (4, 2));
 }
 
@@ -554,7 +556,8 @@ fn refused_doorbell_of_a_post_ends_the_connection() {
     let mut setup = Setup::new();
     setup.refuse_doorbell();
     let refused = setup.endpoint.post(Op::send(setup.buffer(), ..).tag(1)).unwrap_err();
-    assert!(matches!(refused.error, Error::Post(_)) && refused.buffer.is_some(), "{refused}");
+    assert!(matches!(refused.error, Error::Post(_)), "{refused}");
+    assert_eq!(refused.object.into_buffer().len(), 15);
     // Its `wr_id` is not used again.
     let closed = setup.endpoint.post(Op::send(setup.buffer(), ..).tag(2)).unwrap_err();
     assert!(closed.to_string().contains("the connection has failed"), "{closed}");
@@ -596,7 +599,7 @@ fn rejected_post_publishes_a_forgotten_batch() {
         reject(&setup);
         if parts {
             let buffers = [(setup.buffer(), 0..3), (setup.buffer(), 0..4)];
-            drop(setup.endpoint.post_send_parts(buffers, 2).unwrap_err());
+            drop(setup.endpoint.post(Op::send_parts(buffers).tag(2)).unwrap_err());
         } else {
             drop(setup.endpoint.post(Op::send(setup.buffer(), ..).tag(2)).unwrap_err());
         }
@@ -617,7 +620,7 @@ fn refused_doorbell_of_a_rejected_post_keeps_what_may_be_executed() {
         setup.plain.log().refusals.push_back(DoorbellError::Posted(refused));
         if parts {
             let buffers = [(setup.buffer(), 0..3), (setup.buffer(), 0..4)];
-            drop(setup.endpoint.post_send_parts(buffers, 2).unwrap_err());
+            drop(setup.endpoint.post(Op::send_parts(buffers).tag(2)).unwrap_err());
         } else {
             drop(setup.endpoint.post(Op::send(setup.buffer(), ..).tag(2)).unwrap_err());
         }
@@ -789,7 +792,7 @@ fn completion_of_a_buffer_within_an_operation_is_unknown() {
     for earlier in [false, true] {
         let mut setup = Setup::new();
         let before = earlier.then(|| setup.send(1, true));
-        setup.endpoint.post_send_parts([(setup.buffer(), 0..3), (setup.buffer(), 0..4)], 2).unwrap();
+        setup.endpoint.post(Op::send_parts([(setup.buffer(), 0..3), (setup.buffer(), 0..4)]).tag(2)).unwrap();
         let sent = setup.plain.log().sent.last().unwrap().1;
         if let Some(before) = before {
             setup.complete(before, WcStatus::SUCCESS);
@@ -803,7 +806,7 @@ fn completion_of_a_buffer_within_an_operation_is_unknown() {
         assert_eq!(setup.ended(), [-2, -2]);
     }
     let mut setup = Setup::new();
-    setup.endpoint.post_recv_parts([(setup.buffer(), 0..4), (setup.buffer(), 0..15)], 7).unwrap();
+    setup.endpoint.post(Op::recv_parts([(setup.buffer(), 0..4), (setup.buffer(), 0..15)]).tag(7)).unwrap();
     let received = *setup.plain.log().received.last().unwrap();
     setup.complete(received - 1, WcStatus::SUCCESS);
     setup.poll_unknown(received - 1);
@@ -818,7 +821,7 @@ fn scope_ends_after_a_failed_send() {
     let region = setup.buffer();
     let plain = setup.plain.clone();
     let result = setup.endpoint.scope(|scope| {
-        scope.post_send(&region, .., 1).unwrap();
+        scope.post(Op::send(&region, ..).tag(1)).unwrap();
         let wr_id = plain.log().sent.last().unwrap().1;
         plain.log().completions.push_back(completion(wr_id, WcStatus::RETRY_EXC_ERR));
     });
@@ -834,7 +837,7 @@ fn panic_in_a_scope_reaches_its_caller_though_the_device_flushes_nothing() {
         let region = setup.buffer();
         let scope = std::panic::AssertUnwindSafe(|| {
             setup.endpoint.scope(|scope| {
-                scope.post_send(&region, .., 1).unwrap();
+                scope.post(Op::send(&region, ..).tag(1)).unwrap();
                 panic!("in the scope");
             })
         });
@@ -850,7 +853,7 @@ fn scope_of_a_refused_operation_does_not_wait_for_older_ones() {
     setup.send(7, false);
     reject(&setup);
     let region = setup.buffer();
-    let refused = setup.endpoint.scope(|scope| scope.post_send(&region, .., 1).is_err());
+    let refused = setup.endpoint.scope(|scope| scope.post(Op::send(&region, ..).tag(1)).is_err());
     assert!(refused.unwrap(), "the queue rejects the request");
     assert_eq!(setup.endpoint.pending_sends(), 1);
 }
@@ -864,10 +867,10 @@ fn scope_of_a_refused_operation_waits_for_the_others() {
         let plain = setup.plain.clone();
         let ended = setup.endpoint.scope(|scope| {
             scope.set_timeout(Duration::ZERO);
-            scope.post_send(&region, .., 1).unwrap();
+            scope.post(Op::send(&region, ..).tag(1)).unwrap();
             let rejection = PushError::InlineTooLong { given: 2, max: 1 };
             plain.log().send_rejections.push_back(rejection);
-            assert!(scope.post_send(&region, .., 2).is_err());
+            assert!(scope.post(Op::send(&region, ..).tag(2)).is_err());
         });
         ended.unwrap_err();
     };
@@ -916,7 +919,7 @@ fn posting_and_polling_do_not_allocate() {
     let mut buffer = Some(setup.buffer());
     let mut receive = Some(setup.buffer());
     let run = |setup: &mut Setup, buffer: &mut Option<_>, receive: &mut Option<_>| {
-        setup.endpoint.post_recv(receive.take().unwrap()).unwrap();
+        setup.endpoint.post(Op::recv(receive.take().unwrap())).unwrap();
         setup.endpoint.post(Op::send(buffer.take().unwrap(), ..)).unwrap();
         let (received, sent) = {
             let log = setup.plain.log();
@@ -998,7 +1001,7 @@ fn results(setup: &mut Setup) -> Vec<(u64, u32, bool)> {
 fn each_buffer_of_a_send_is_returned_with_its_bytes() {
     let mut setup = Setup::new();
     setup.send(1, false);
-    setup.endpoint.post_send_parts([(setup.buffer(), 0..3), (setup.buffer(), 2..15)], 2).unwrap();
+    setup.endpoint.post(Op::send_parts([(setup.buffer(), 0..3), (setup.buffer(), 2..15)]).tag(2)).unwrap();
     let sent = setup.plain.log().sent.last().unwrap().1;
     let last = setup.send(3, true);
     assert_eq!((setup.endpoint.pending_sends(), results(&mut setup)), (4, vec![]));
@@ -1011,9 +1014,12 @@ fn each_buffer_of_a_send_is_returned_with_its_bytes() {
 #[test]
 fn buffers_of_a_failed_send_fail_together() {
     let mut setup = Setup::new();
-    setup.endpoint.post_send_parts([(setup.buffer(), 0..3), (setup.buffer(), 0..4)], 2).unwrap();
+    setup.endpoint.post(Op::send_parts([(setup.buffer(), 0..3), (setup.buffer(), 0..4)]).tag(2)).unwrap();
     let failed = setup.plain.log().sent.last().unwrap().1;
-    setup.endpoint.post_write_parts([(setup.buffer(), 0..3), (setup.buffer(), 0..4)], REMOTE, 3).unwrap();
+    setup
+        .endpoint
+        .post(Op::write_parts([(setup.buffer(), 0..3), (setup.buffer(), 0..4)], REMOTE).tag(3))
+        .unwrap();
     let flushed = setup.plain.log().sent.last().unwrap().1;
     setup.complete(failed, WcStatus::REM_OP_ERR);
     setup.complete(flushed, WcStatus::WR_FLUSH_ERR);
@@ -1025,7 +1031,10 @@ fn buffers_of_a_failed_send_fail_together() {
 fn message_fills_the_buffers_of_a_receive_in_order() {
     let mut setup = Setup::new();
     for (len, expected) in [(12, [(7, 4, true), (7, 8, true)]), (3, [(7, 3, true), (7, 0, true)])] {
-        setup.endpoint.post_recv_parts([(setup.buffer(), 0..4), (setup.buffer(), 0..15)], 7).unwrap();
+        setup
+            .endpoint
+            .post(Op::recv_parts([(setup.buffer(), 0..4), (setup.buffer(), 0..15)]).tag(7))
+            .unwrap();
         let received = *setup.plain.log().received.last().unwrap();
         let arrived = WorkCompletion { byte_len: len, ..completion(received, WcStatus::SUCCESS) };
         setup.plain.log().completions.push_back(arrived);
@@ -1039,7 +1048,7 @@ fn message_fills_the_buffers_of_a_receive_in_order() {
 #[test]
 fn buffers_of_an_aborted_receive_fail_together() {
     let mut setup = Setup::new();
-    setup.endpoint.post_recv_parts([(setup.buffer(), 0..4), (setup.buffer(), 0..15)], 7).unwrap();
+    setup.endpoint.post(Op::recv_parts([(setup.buffer(), 0..4), (setup.buffer(), 0..15)]).tag(7)).unwrap();
     let received = *setup.plain.log().received.last().unwrap();
     setup.complete(received, WcStatus::WR_FLUSH_ERR);
     assert_eq!(results(&mut setup), [(7, 0, false), (7, 0, false)]);
@@ -1050,19 +1059,20 @@ fn refused_operation_of_several_buffers_returns_them() {
     let mut setup = Setup::new();
     let parts = || [(setup.buffer(), 0..3), (setup.buffer(), 0..17)];
     let (sends, recvs) = (parts(), parts());
-    let refused = setup.endpoint.post_send_parts(sends, 5).unwrap_err();
+    let refused = setup.endpoint.post(Op::send_parts(sends).tag(5)).unwrap_err();
     assert!(refused.to_string().contains("bytes 0..17 exceed"), "{refused}");
-    assert_eq!((refused.parts[1].1.clone(), refused.tag), (0..17, 5));
-    drop(refused);
-    drop(setup.endpoint.post_recv_parts(recvs, 5).unwrap_err());
+    assert_eq!(refused.object.tag, 5);
+    assert_eq!(refused.object.into_buffer().into_inner()[1].1, 0..17);
+    drop(setup.endpoint.post(Op::recv_parts(recvs).tag(5)).unwrap_err());
     // The doorbell is refused, which takes the request back.
     setup.refuse_doorbell();
     let parts = [(setup.buffer(), 0..3), (setup.buffer(), 0..4), (setup.buffer(), 1..2)];
-    let refused = setup.endpoint.post_send_parts(parts, 6).unwrap_err();
+    let refused = setup.endpoint.post(Op::send_parts(parts).tag(6)).unwrap_err();
     assert!(matches!(refused.error, Error::Post(_)), "{refused}");
-    assert_eq!(refused.parts.each_ref().map(|(_, range)| range.clone()), [0..3, 0..4, 1..2]);
+    let parts = refused.object.into_buffer().into_inner();
+    assert_eq!(parts.each_ref().map(|(_, range)| range.clone()), [0..3, 0..4, 1..2]);
     assert_eq!((setup.endpoint.pending(), setup.freed()), (0, 4));
-    let closed = setup.endpoint.post_recv_parts(refused.parts, 6).unwrap_err();
+    let closed = setup.endpoint.post(Op::recv_parts(parts).tag(6)).unwrap_err();
     assert!(matches!(closed.error, Error::Closed { .. }), "{closed}");
     drop(closed);
     assert_eq!(setup.freed(), 7);
@@ -1073,7 +1083,7 @@ fn ranges_of_several_buffers_have_any_type() {
     fn sent<R: RangeBounds<usize> + Clone>(range: R) -> Vec<(u64, u32, bool)> {
         let mut setup = Setup::new();
         let parts = [(); 2].map(|()| (setup.buffer(), range.clone()));
-        setup.endpoint.post_send_parts(parts, 1).unwrap();
+        setup.endpoint.post(Op::send_parts(parts).tag(1)).unwrap();
         let sent = setup.plain.log().sent.last().unwrap().1;
         setup.complete(sent, WcStatus::SUCCESS);
         results(&mut setup)
@@ -1084,8 +1094,8 @@ fn ranges_of_several_buffers_have_any_type() {
     }
     let setup = &mut Setup::new();
     let parts = [(setup.buffer(), ..=15)];
-    let refused = setup.endpoint.post_recv_parts(parts, 1).unwrap_err();
-    assert_eq!(refused.parts[0].1, ..=15, "the range as it was given");
+    let refused = setup.endpoint.post(Op::recv_parts(parts).tag(1)).unwrap_err();
+    assert_eq!(refused.object.into_buffer().into_inner()[0].1, ..=15, "the range as it was given");
 }
 
 #[test]
@@ -1094,12 +1104,12 @@ fn operations_of_several_buffers_allocate_nothing() {
     setup.plain.reserve(100);
     let mut parts = Some([(setup.buffer(), 0..3), (setup.buffer(), 0..4)]);
     let mut run = || {
-        setup.endpoint.post_send_parts(parts.take().unwrap(), 1).unwrap();
+        setup.endpoint.post(Op::send_parts(parts.take().unwrap()).tag(1)).unwrap();
         let sent = setup.plain.log().sent.last().unwrap().1;
         setup.complete(sent, WcStatus::SUCCESS);
         let mut next = || setup.endpoint.poll().unwrap().unwrap().into_buffer();
         parts = Some([(next(), 0..3), (next(), 0..4)]);
-        setup.endpoint.post_recv_parts(parts.take().unwrap(), 1).unwrap();
+        setup.endpoint.post(Op::recv_parts(parts.take().unwrap()).tag(1)).unwrap();
         let received = *setup.plain.log().received.last().unwrap();
         setup.complete(received, WcStatus::SUCCESS);
         let mut next = || setup.endpoint.poll().unwrap().unwrap().into_buffer();
@@ -1131,9 +1141,9 @@ fn forgotten_values_do_not_end_the_wait_of_a_scope() {
     setup
         .endpoint
         .scope(|scope| {
-            scope.post_send(&region, .., 1).unwrap();
-            scope.post_send(&region, .., 2).unwrap();
-            mem::forget(scope.post_recv(&mut answer, 3));
+            scope.post(Op::send(&region, ..).tag(1)).unwrap();
+            scope.post(Op::send(&region, ..).tag(2)).unwrap();
+            mem::forget(scope.post(Op::recv(&mut answer).tag(3)));
             let posted = plain.log().sent.iter().map(|(_, wr_id)| *wr_id).collect::<Vec<_>>();
             plain.log().completions.push_back(completion(posted[0], WcStatus::SUCCESS));
             mem::forget(scope.poll());
@@ -1154,7 +1164,7 @@ fn expire_in_scope(setup: &mut Setup) -> Result<()> {
     let region = setup.buffer();
     setup.endpoint.scope(|scope| {
         scope.set_timeout(Duration::ZERO);
-        scope.post_send(&region, .., 1).unwrap();
+        scope.post(Op::send(&region, ..).tag(1)).unwrap();
     })
 }
 
@@ -1171,7 +1181,7 @@ fn scope_destroys_the_qp_if_its_operations_are_not_flushed() {
         // A completion that was in the CQ.
         setup.complete(owned, WcStatus::SUCCESS);
         assert_eq!(setup.ended(), [7, -1]);
-        let refused = setup.endpoint.post_recv(setup.buffer()).unwrap_err();
+        let refused = setup.endpoint.post(Op::recv(setup.buffer())).unwrap_err();
         assert!(refused.to_string().contains("the connection has failed"), "{refused}");
         drop((setup, refused));
         assert_eq!(freed.load(Ordering::Relaxed), 3);
@@ -1378,7 +1388,7 @@ fn removal_of_the_device_ends_the_operations_with_their_buffers() {
             setup.endpoint.next().wait().unwrap_err().to_string().contains("no operation is outstanding")
         );
         assert!(matches!(setup.endpoint.arm(), Err(Error::DeviceRemoved { verb: "Endpoint::arm" })));
-        let refused = setup.endpoint.post_recv(setup.buffer()).unwrap_err();
+        let refused = setup.endpoint.post(Op::recv(setup.buffer())).unwrap_err();
         assert!(matches!(refused.error, Error::Closed { .. }), "{refused}");
         setup.plain.log().armed = Hook(None);
         drop((setup, refused));
@@ -1390,9 +1400,9 @@ fn removal_of_the_device_ends_the_operations_with_their_buffers() {
             let failed =
                 [(); 3].map(|()| setup.endpoint.next().wait_timeout(Duration::ZERO).transpose().unwrap_err());
             for (failed, (verb, tag)) in failed.into_iter().zip([
-                ("Endpoint::post_send", 3),
-                ("Endpoint::post_send", 4),
-                ("Endpoint::post_recv", 0),
+                ("Endpoint::post(Op::send)", 3),
+                ("Endpoint::post(Op::send)", 4),
+                ("Endpoint::post(Op::recv)", 0),
             ]) {
                 assert!(matches!(failed.error, Error::DeviceRemoved { verb: of } if of == verb), "{failed}");
                 assert!(failed.is_operation() && failed.buffer.is_some() && failed.tag == tag, "{failed:?}");
@@ -1478,7 +1488,7 @@ fn scope_ends_with_an_error_if_the_device_is_removed_at_its_end() {
     let test = || {
         let mut setup = removed_setup(true);
         let region = setup.buffer();
-        let ended = setup.endpoint.scope(|scope| scope.post_send(&region, .., 9).unwrap());
+        let ended = setup.endpoint.scope(|scope| scope.post(Op::send(&region, ..).tag(9)).unwrap());
         assert!(matches!(ended, Err(Error::DeviceRemoved { verb: "Endpoint::scope" })), "{ended:?}");
         assert_eq!(setup.ended(), [-3, -4, -9, 0, 0]);
         assert!(setup.endpoint.scope(|_| ()).is_ok(), "no operation was outstanding");
@@ -1596,7 +1606,7 @@ fn scope_of_a_refused_receive_does_not_wait_for_it() {
         succeed_ioctls();
         let mut region = setup.buffer();
         setup.plain.log().rejections.push_back(PushError::QueueFull { capacity: 1 });
-        let refused = setup.endpoint.scope(|scope| scope.post_recv(&mut region, 1).is_err());
+        let refused = setup.endpoint.scope(|scope| scope.post(Op::recv(&mut region).tag(1)).is_err());
         assert!(refused.unwrap(), "the queue rejects the request");
         assert!(!setup.endpoint.qp().is_destroyed());
     };
@@ -1628,7 +1638,7 @@ fn awaits_that_end_at_once_let_other_tasks_run() {
                 Poll::Pending => yields.push(number),
             }
         };
-        endpoint.post_recv(buffer).unwrap();
+        endpoint.post(Op::recv(buffer)).unwrap();
     }
     assert_eq!(yields, [128, 255]);
     assert_eq!(wakes.0.load(Ordering::Relaxed), 2, "the task is polled again");
@@ -1662,7 +1672,7 @@ fn stream_of_results_that_are_there_lets_other_tasks_run() {
                 Poll::Pending => yields.push(number),
             }
         };
-        endpoint.post_recv(buffer).unwrap();
+        endpoint.post(Op::recv(buffer)).unwrap();
     }
     assert_eq!(yields, [128, 255]);
     assert_eq!(wakes.0.load(Ordering::Relaxed), 2, "the task is polled again");

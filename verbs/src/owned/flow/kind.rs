@@ -28,7 +28,7 @@ pub(crate) trait Kind {
     /// Name of the method that closes.
     const CLOSE: &'static str;
 
-    /// Name of the method that posts operations with this opcode.
+    /// The call that posts operations with this opcode.
     fn verb(opcode: WcOpcode) -> &'static str;
 
     /// The sender of a received message.
@@ -69,12 +69,12 @@ impl Kind for Reliable {
 
     fn verb(opcode: WcOpcode) -> &'static str {
         match opcode {
-            WcOpcode::RDMA_WRITE => "Endpoint::post_write",
-            WcOpcode::RDMA_READ => "Endpoint::post_read",
-            WcOpcode::FETCH_ADD => "Endpoint::post_fetch_add",
-            WcOpcode::COMP_SWAP => "Endpoint::post_compare_swap",
-            WcOpcode::SEND => "Endpoint::post_send",
-            _ => "Endpoint::post_recv",
+            WcOpcode::RDMA_WRITE => "Endpoint::post(Op::write)",
+            WcOpcode::RDMA_READ => "Endpoint::post(Op::read)",
+            WcOpcode::FETCH_ADD => "Endpoint::post(Op::fetch_add)",
+            WcOpcode::COMP_SWAP => "Endpoint::post(Op::compare_swap)",
+            WcOpcode::SEND => "Endpoint::post(Op::send)",
+            _ => "Endpoint::post(Op::recv)",
         }
     }
 

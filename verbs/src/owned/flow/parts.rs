@@ -4,54 +4,22 @@
 
 use std::array;
 use std::collections::VecDeque;
-use std::fmt;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use super::super::buffer::checked_sge;
+use super::super::op::{Parts, Receive};
 use super::super::queue::Queue;
-use super::super::{Source, Target};
+use super::super::{Op, Source};
 use super::{
-    Kind, PostRecv, PostSend, Received, RecvEntry, RecvFlow, Reliable, SendEntry, SendFlow, SendOpcode,
-    SendOperation, full,
+    Kind, PostRecv, PostSend, Received, RecvEntry, RecvFlow, Reliable, SendEntry, SendFlow, SendOperation,
 };
 use crate::pd::shared::PdShared;
-use crate::qp::{Operation, Payload, RecvRequest, SendFlags, SendRequest, Sge};
-use crate::{Error, Result, WcOpcode};
+use crate::qp::{Payload, RecvRequest, SendFlags, SendRequest, Sge};
+use crate::{Refused, Result, WcOpcode};
 
 /// Maximum of the buffers of an operation.
 pub(in crate::owned) const MAX_PARTS: usize = 8;
-
-/// An operation of several buffers that was not posted, with the buffers and their ranges as given:
-/// [`parts`](Self::parts) can be posted again.
-#[derive(thiserror::Error)]
-#[error("{error}")]
-#[non_exhaustive]
-#[must_use = "it holds the buffers of the operation"]
-pub struct NotPostedParts<B, R, const N: usize> {
-    /// The cause.
-    #[source]
-    pub error: Error,
-    /// The buffers and their ranges.
-    pub parts: [(B, R); N],
-    /// The caller's number of the operation.
-    pub tag: u64,
-}
-
-impl<B, R, const N: usize> fmt::Debug for NotPostedParts<B, R, N> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NotPostedParts")
-            .field("error", &self.error)
-            .field("tag", &self.tag)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<B, R, const N: usize> From<NotPostedParts<B, R, N>> for Error {
-    fn from(refused: NotPostedParts<B, R, N>) -> Self {
-        refused.error
-    }
-}
 
 /// The entries of one operation.
 struct Group {
@@ -169,45 +137,39 @@ impl<B: Source> SendFlow<B> {
     pub(in crate::owned) fn post_parts<Q: PostSend, R: RangeBounds<usize>, const N: usize>(
         &mut self,
         queue: &mut Q,
-        operation: Operation,
-        parts: [(B, R); N],
-        tag: u64,
-    ) -> Result<(), NotPostedParts<B, R, N>> {
-        let opcode = operation.opcode();
-        let sges = match sges(Reliable::verb(opcode), &parts, &self.domain) {
+        op: Op<Parts<B, R, N>>,
+    ) -> Result<(), Refused<Op<Parts<B, R, N>>>> {
+        let opcode = op.operation.opcode();
+        let sges = match sges(Reliable::verb(opcode), &op.load.0, &self.domain) {
             Ok(sges) => sges,
-            Err(error) => return Err(NotPostedParts { error, parts, tag }),
+            Err(error) => return Err(Refused::new(error, op)),
         };
         if self.queue.credits() < N {
-            let error = full::<Reliable>(opcode, self.queue.is_closed(), self.depth as usize);
-            return Err(NotPostedParts { error, parts, tag });
+            return self.full(op);
         }
         let first = self.queue.posted();
         let mut lens = sges.iter().map(|sge| sge.length);
+        let (operation, tag, flags) = (op.operation, op.tag, op.flags | SendFlags::SIGNALED);
         // The flow owns the buffers before the request is posted, so a panic in between does not
         // free them.
-        let ranges = parts.map(|(buffer, range)| {
-            let (buffer, len) = (Some(buffer), lens.next().unwrap_or_default());
-            let entry =
-                SendEntry { buffer, tag, len, opcode: SendOpcode::new(opcode), signaled: true, held: () };
-            let pushed = self.queue.push(entry);
-            debug_assert!(pushed.is_ok(), "there is room");
-            range
+        let op = op.map(|Parts(parts)| {
+            parts.map(|(buffer, range)| {
+                let (buffer, len) = (Some(buffer), lens.next().unwrap_or_default());
+                let pushed =
+                    self.queue.push(SendEntry { buffer, tag, len, opcode, signaled: true, held: () });
+                debug_assert!(pushed.is_ok(), "there is room");
+                range
+            })
         });
-        let request = SendRequest {
-            wr_id: self.queue.posted() - 1,
-            operation,
-            flags: SendFlags::SIGNALED,
-            payload: Payload::Sges(&sges),
-        };
-        // SAFETY: as in `post`, for each buffer. A read comes from `Endpoint::post_read_parts`, whose
-        // buffers are `Target`s. The request completes with the last entry, and the
+        let wr_id = self.queue.posted() - 1;
+        let request = SendRequest { wr_id, operation, flags, payload: Payload::Sges(&sges) };
+        // SAFETY: as in `post`, for each buffer. The request completes with the last entry, and the
         // queue returns none of the entries before.
         match unsafe { queue.post(&request) } {
             Err(error) if error.accepted == 0 => {
-                let parts = take_back(&mut self.queue, |entry| entry.buffer, ranges);
+                let op = op.map(|ranges| Parts(take_back(&mut self.queue, |entry| entry.buffer, ranges)));
                 self.taken_back(Q::PUBLISHES, error.reason);
-                Err(NotPostedParts { error: error.into(), parts, tag })
+                Err(Refused::new(error.into(), op))
             }
             _ => {
                 if Q::PUBLISHES {
@@ -230,30 +192,28 @@ impl<B> RecvFlow<B> {
 
 impl<B: Source> RecvFlow<B> {
     /// Posts a receive of several buffers.
-    pub(in crate::owned) fn post_parts<T: Target + Into<B>, R: RangeBounds<usize>, const N: usize>(
+    pub(in crate::owned) fn post_parts<R: RangeBounds<usize>, const N: usize>(
         &mut self,
         queue: &mut impl PostRecv,
-        parts: [(T, R); N],
-        tag: u64,
-    ) -> Result<(), NotPostedParts<B, R, N>> {
-        let converted = |(buffer, range): (T, R)| (buffer.into(), range);
-        let sges = match sges(Reliable::verb(WcOpcode::RECV), &parts, &self.domain) {
+        op: Op<Parts<B, R, N>, Receive>,
+    ) -> Result<(), Refused<Op<Parts<B, R, N>, Receive>>> {
+        let sges = match sges(Reliable::verb(WcOpcode::RECV), &op.load.0, &self.domain) {
             Ok(sges) => sges,
-            Err(error) => return Err(NotPostedParts { error, parts: parts.map(converted), tag }),
+            Err(error) => return Err(Refused::new(error, op)),
         };
         if self.queue.credits() < N {
-            let error = full::<Reliable>(WcOpcode::RECV, self.queue.is_closed(), self.depth as usize);
-            return Err(NotPostedParts { error, parts: parts.map(converted), tag });
+            return self.full(op);
         }
-        let first = self.queue.posted();
-        let ranges = parts.map(|(buffer, range)| {
-            let pushed = self.queue.push(RecvEntry { buffer: Some(buffer.into()), tag });
-            debug_assert!(pushed.is_ok(), "there is room");
-            range
+        let (first, tag) = (self.queue.posted(), op.tag);
+        let op = op.map(|Parts(parts)| {
+            parts.map(|(buffer, range)| {
+                let pushed = self.queue.push(RecvEntry { buffer: Some(buffer), tag });
+                debug_assert!(pushed.is_ok(), "there is room");
+                range
+            })
         });
         let request = RecvRequest { wr_id: self.queue.posted() - 1, sges: &sges };
-        // SAFETY: as in `SendFlow::post_parts`. `T` is a `Target`, and the
-        // conversion keeps the buffer.
+        // SAFETY: as in `SendFlow::post_parts`.
         match unsafe { queue.post(&request) } {
             Ok(()) => {
                 self.queue.publish();
@@ -262,8 +222,8 @@ impl<B: Source> RecvFlow<B> {
                 Ok(())
             }
             Err(error) => {
-                let parts = take_back(&mut self.queue, |entry| entry.buffer, ranges);
-                Err(NotPostedParts { error: error.into(), parts, tag })
+                let op = op.map(|ranges| Parts(take_back(&mut self.queue, |entry| entry.buffer, ranges)));
+                Err(Refused::new(error.into(), op))
             }
         }
     }

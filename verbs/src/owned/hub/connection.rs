@@ -12,17 +12,16 @@ use bareverbs_provider::wake::FirstPanic;
 use super::HubInner;
 use super::reaper::{Batch, Conn, ConnState, Failure, Operation, Operations, PostedBy, Queued, SlotKind};
 use crate::error::{Limit, PostError, PostReason, PushError};
-use crate::owned::buffer::sealed::PdId;
-use crate::owned::buffer::{checked_sge, verified_sge};
+use crate::owned::buffer::checked_sge;
+use crate::owned::buffer::sealed::{Domain, PdId};
 use crate::owned::keepalive::Policy;
-use crate::owned::op::OpPayload;
+use crate::owned::op::sealed::Sealed;
+use crate::owned::op::{Load, Place, Receive};
 use crate::owned::resolve::ResolveTimeout;
 use crate::owned::server::flow::Flow;
-use crate::owned::{Address, Op, Pending, PoolBuffer, Source, Target};
-use crate::qp::{
-    ConnectAttr, Operation as WrOperation, Payload, Qp, Rc, RecvRequest, SendFlags, SendRequest, Sge,
-};
-use crate::{AnyProvider, Error, Imm, Pd, Remote, Result, WcOpcode};
+use crate::owned::{Address, Op, Pending, PoolBuffer, Source};
+use crate::qp::{ConnectAttr, Operation as WrOperation, Qp, Rc, RecvRequest, SendRequest};
+use crate::{AnyProvider, Error, Pd, Result, WcOpcode};
 
 /// A connection of a [`Hub`](super::Hub).
 ///
@@ -223,94 +222,80 @@ impl<B, P: Provider> Connection<B, P> {
 }
 
 impl<B: Source, P: Provider> Connection<B, P> {
-    /// Sends the bytes of `buffer` in `range` as one message.
-    #[doc(alias = "IBV_WR_SEND")]
-    pub fn send(&self, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
-        self.post(Op::send(buffer, range))
-    }
-
-    /// Sends a message with immediate data.
-    #[doc(alias = "IBV_WR_SEND_WITH_IMM")]
-    pub fn send_imm(&self, buffer: B, range: impl RangeBounds<usize>, imm: impl Into<Imm>) -> Pending<B, P> {
-        self.post(Op::send_imm(buffer, range, imm))
-    }
-
-    /// Writes the bytes of `buffer` in `range` to the peer's memory.
-    #[doc(alias = "IBV_WR_RDMA_WRITE")]
-    pub fn write(&self, buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> Pending<B, P> {
-        self.post(Op::write(buffer, range, remote))
-    }
-
-    /// Writes to the peer's memory and completes one of its receives with immediate data.
-    #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
-    pub fn write_imm(
-        &self,
-        buffer: B,
-        range: impl RangeBounds<usize>,
-        remote: Remote,
-        imm: impl Into<Imm>,
-    ) -> Pending<B, P> {
-        self.post(Op::write_imm(buffer, range, remote, imm))
-    }
-
-    /// Posts any operation of the send queue, with its options: inline data, fence, solicited event
-    /// and a tag, which comes back in [`Done::tag`](crate::owned::Done::tag).
+    /// Posts an operation: a send, a write, a read, an atomic operation or a receive. Its tag comes back in
+    /// [`Done::tag`](crate::owned::Done::tag).
     ///
     /// Each operation has a result of its own, so [`Op::unsignaled`] has no effect.
     ///
     /// ```no_run
     /// # use bareverbs::{Connection, PoolBuffer, Op};
-    /// # fn post(connection: &Connection, lease: PoolBuffer) -> bareverbs::Result<()> {
+    /// # fn post(connection: &Connection, [answer, lease]: [PoolBuffer; 2]) -> bareverbs::Result<()> {
+    /// let answer = connection.post(Op::recv(answer));
     /// let reply = connection.post(Op::send_inline(b"short").tag(7));
     /// let write = connection.post(Op::send(lease, ..10).fenced().tag(8));
     /// assert_eq!((reply.wait()?.tag, write.wait()?.tag), (7, 8));
+    /// println!("{:?}", answer.wait()?.message());
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// Types of other crates are not buffers:
+    ///
+    /// ```compile_fail,E0277
+    /// # use bareverbs::{Connection, PoolBuffer, Op};
+    /// struct Other;
+    ///
+    /// impl From<PoolBuffer> for Other {
+    ///     fn from(_: PoolBuffer) -> Self {
+    ///         Self
+    ///     }
+    /// }
+    ///
+    /// fn receive(connection: &Connection<Other>, lease: PoolBuffer) {
+    ///     connection.post(Op::recv(lease));
+    /// }
+    /// ```
+    #[doc(alias = "recv_tagged")]
     #[doc(alias = "ibv_post_send")]
+    #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
-    pub fn post(&self, op: Op<'_, B>) -> Pending<B, P> {
-        self.post_in(SlotKind::Send, op)
+    pub fn post(&self, op: impl PostOn<B, P>) -> Pending<B, P> {
+        op.post_on(self)
     }
 
     /// Posts a write, a read or an atomic operation of a server or a client.
-    pub(crate) fn post_one_sided(&self, op: Op<'_, B>) -> Pending<B, P> {
+    pub(crate) fn post_one_sided<L: Load<B>>(&self, op: Op<L>) -> Pending<B, P> {
         let verb = posted_by(SlotKind::OneSided, &op.operation).verb;
         if matches!(op.operation, WrOperation::Send | WrOperation::SendImm(_) | WrOperation::WriteImm(..)) {
             let reason = "it is a message, whose receives and immediate data belong to the flow control: \
                           use `Handle::send`";
-            return Pending::refused_op(Error::invalid(verb, reason), op);
+            return Pending::refused_op(SlotKind::OneSided, Error::invalid(verb, reason), op);
         }
         if self.inner.conn.lock().flow.as_ref().is_none_or(Flow::is_closing) {
-            return Pending::refused_op(closing(verb), op);
+            return Pending::refused_op(SlotKind::OneSided, closing(verb), op);
         }
         self.post_in(SlotKind::OneSided, op)
     }
 
     /// Inlined where the kind of the operation is known, so that nothing decides about it.
     #[inline(always)]
-    fn post_in(&self, kind: SlotKind, op: Op<'_, B>) -> Pending<B, P> {
-        let CheckedOp { posted, operation, payload, flags } = match self.checked(kind, op) {
-            Ok(checked) => checked,
-            Err(refused) => return refused,
+    fn post_in<L: Load<B>>(&self, kind: SlotKind, op: Op<L>) -> Pending<B, P> {
+        let by = posted_by(kind, &op.operation);
+        let place = match self.place(by, &op) {
+            Ok(place) => place,
+            Err(error) => return Pending::refused_op(kind, error, op),
         };
-        match payload {
-            OpPayload::Buffer(buffer, sge) => self.submit(posted, Some(buffer), |qp, wr_id| {
-                let request = SendRequest { wr_id, operation, flags, payload: Payload::Sges(&[sge]) };
-                // SAFETY: `submit` has moved the buffer into the hub's table, and `checked` has
-                // checked its PD and range. The table keeps it until the provider reports the
-                // completion of `wr_id` or the QP is destroyed (`ConnectionInner::retire`, which
-                // leaks the buffer if that fails). A forgotten hub leaks the table. `Source` keeps
-                // the bytes valid and unwritten meanwhile; operations that write the bytes come
-                // from constructors of `Op` that require `Target`.
-                unsafe { qp.post_send(&[request]) }
-            }),
-            OpPayload::Inline(bytes) => self.submit(posted, None, |qp, wr_id| {
-                let request = SendRequest { wr_id, operation, flags, payload: Payload::Inline(&[bytes]) };
-                // SAFETY: the bytes are copied before this returns.
-                unsafe { qp.post_send(&[request]) }
-            }),
-        }
+        let (buffer, Op { operation, tag, flags, .. }) = op.split();
+        self.submit(self.entry(by, kind, tag, place.len()), buffer, |qp, wr_id| {
+            let request = SendRequest { wr_id, operation, flags, payload: place.payload() };
+            // SAFETY: `submit` has moved the buffer into the hub's table, and the place is that of the
+            // buffer (`Load`). The table keeps it until the provider reports the completion of `wr_id`
+            // or the QP is destroyed (`ConnectionInner::retire`, which leaks the buffer if that fails).
+            // A forgotten hub leaks the table. `Source` keeps the bytes valid and unwritten meanwhile;
+            // operations that write the bytes come from constructors of `Op` that require `Target`.
+            // Inline bytes are copied before this returns.
+            unsafe { qp.post_send(&[request]) }
+        })
     }
 
     /// Posts all of `ops` in order with one doorbell, and adds their results to `pending`.
@@ -335,7 +320,7 @@ impl<B: Source, P: Provider> Connection<B, P> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn post_all(&self, ops: &mut Vec<Op<'_, B>>, pending: &mut Vec<Pending<B, P>>) {
+    pub fn post_all<L: Load<B>>(&self, ops: &mut Vec<Op<L>>, pending: &mut Vec<Pending<B, P>>) {
         pending.reserve(ops.len());
         let first = pending.len();
         let ConnectionInner { hub, conn, .. } = &*self.inner;
@@ -344,33 +329,29 @@ impl<B: Source, P: Provider> Connection<B, P> {
         let Some(qp) = state.qp.as_mut().filter(|_| failure.is_none()) else {
             drop(state);
             let error = || Error::from(failure.unwrap_or(Failure::Aborted));
-            pending.extend(ops.drain(..).map(|op| Pending::refused_op(error(), op)));
+            pending.extend(ops.drain(..).map(|op| Pending::refused_op(SlotKind::Send, error(), op)));
             return;
         };
         let mut ops = ops.drain(..);
         let mut batch = qp.start_send();
         for op in &mut ops {
-            let CheckedOp { posted, operation, payload, flags } = match self.checked(SlotKind::Send, op) {
-                Ok(checked) => checked,
-                Err(refused) => {
-                    pending.push(refused);
+            let by = posted_by(SlotKind::Send, &op.operation);
+            let place = match self.place(by, &op) {
+                Ok(place) => place,
+                Err(error) => {
+                    pending.push(Pending::refused_op(SlotKind::Send, error, op));
                     break;
                 }
             };
-            let (buffer, sge, bytes) = match payload {
-                OpPayload::Buffer(buffer, sge) => (Some(buffer), Some(sge), None),
-                OpPayload::Inline(bytes) => (None, None, Some(bytes)),
-            };
             let Some(index) = conn.take_slot(SlotKind::Send) else {
-                pending.push(Pending::refused(full(conn, SlotKind::Send), buffer, posted.tag));
+                pending.push(Pending::refused_op(SlotKind::Send, full(conn, SlotKind::Send), op));
                 break;
             };
             // Until the doorbell, the device does not know the request.
-            let wr_id = hub.table.insert_queued(index, Operation { buffer, ..posted });
-            let payload = match &bytes {
-                Some(bytes) => Payload::Inline(std::slice::from_ref(bytes)),
-                None => Payload::Sges(sge.as_slice()),
-            };
+            let (buffer, Op { operation, tag, flags, .. }) = op.split();
+            let entry = Operation { buffer, ..self.entry(by, SlotKind::Send, tag, place.len()) };
+            let wr_id = hub.table.insert_queued(index, entry);
+            let payload = place.payload();
             // SAFETY: as in `post`: the table has the buffer, or the bytes are copied.
             match unsafe { batch.push(&SendRequest { wr_id, operation, flags, payload }) } {
                 Ok(()) => pending.push(Pending::posted(Arc::clone(&self.inner), wr_id)),
@@ -399,32 +380,48 @@ impl<B: Source, P: Provider> Connection<B, P> {
             }
         }
         let behind = || Error::invalid("Connection::post_all", "an earlier operation was refused");
-        pending.extend(ops.map(|op| Pending::refused_op(behind(), op)));
+        pending.extend(ops.map(|op| Pending::refused_op(SlotKind::Send, behind(), op)));
     }
 
-    /// Checks the buffer of an operation and replaces its range by an SGE.
+    /// The place of the payload of an operation.
     #[inline]
-    fn checked<'a>(&self, kind: SlotKind, op: Op<'a, B>) -> Result<CheckedOp<'a, B>, Pending<B, P>> {
-        let Op { operation, payload, tag, flags } = op;
-        let by = posted_by(kind, &operation);
-        let (payload, len) = match payload {
-            OpPayload::Buffer(buffer, range) => {
-                let domain = self.inner.hub.pd.domain();
-                let sge = match verified_sge(&buffer, PdId::of(domain), range) {
-                    Some(sge) => sge,
-                    None => match checked_sge(by.verb, &buffer, domain, range) {
-                        Ok(sge) => sge,
-                        Err(error) => return Err(Pending::refused(error, Some(buffer), tag)),
-                    },
-                };
-                (OpPayload::Buffer(buffer, sge), sge.length)
-            }
-            // A longer one is refused when it is pushed.
-            OpPayload::Inline(bytes) => {
-                (OpPayload::Inline(bytes), u32::try_from(bytes.len()).unwrap_or(u32::MAX))
-            }
+    fn place<L: Load<B>, O>(&self, by: &PostedBy, op: &Op<L, O>) -> Result<L::Place> {
+        let domain = self.inner.hub.pd.domain();
+        match op.load.place(PdId::of(domain), op.range) {
+            Some(place) => Ok(place),
+            None => op.load.checked(by.verb, Domain(domain), op.range),
+        }
+    }
+}
+
+/// An operation that a [`Connection`] of buffers of type `B` posts: all but those of several buffers,
+/// datagrams, and those on borrowed memory. It is sealed.
+pub trait PostOn<B, P: Provider>: Sized + Sealed {
+    #[doc(hidden)]
+    fn post_on(self, connection: &Connection<B, P>) -> Pending<B, P>;
+}
+
+impl<B: Source, P: Provider, L: Load<B>> PostOn<B, P> for Op<L> {
+    #[inline(always)]
+    fn post_on(self, connection: &Connection<B, P>) -> Pending<B, P> {
+        connection.post_in(SlotKind::Send, self)
+    }
+}
+
+impl<B: Source, P: Provider, L: Load<B>> PostOn<B, P> for Op<L, Receive> {
+    fn post_on(self, connection: &Connection<B, P>) -> Pending<B, P> {
+        const BY: &PostedBy = posted_by!("Connection::post(Op::recv)", RECV);
+        let place = match connection.place(BY, &self) {
+            Ok(place) => place,
+            Err(error) => return Pending::refused_op(SlotKind::Recv, error, self),
         };
-        Ok(CheckedOp { posted: self.entry(by, kind, tag, len), operation, payload, flags })
+        let (buffer, Op { tag, .. }) = self.split();
+        let entry = connection.entry(BY, SlotKind::Recv, tag, place.len());
+        connection.submit(entry, buffer, |qp, wr_id| {
+            // SAFETY: as in `post_in`. `Op::recv` requires a `Target`, and `Op::any` keeps the buffer:
+            // both types are buffers of this crate, and no other crate can convert them.
+            unsafe { qp.post_recv(&[RecvRequest { wr_id, sges: place.sges() }]) }
+        })
     }
 }
 
@@ -499,14 +496,6 @@ impl<B, P: Provider> Connection<B, P> {
     }
 }
 
-/// An operation whose buffer was checked. `posted` does not have the buffer yet.
-struct CheckedOp<'a, B> {
-    posted: Operation<B>,
-    operation: WrOperation,
-    payload: OpPayload<'a, B, Sge>,
-    flags: SendFlags,
-}
-
 impl<B: Source, P: Provider> Connection<B, P> {
     /// Sends a message of a server or a client, or adds it to those that wait for credits.
     pub(crate) fn send_message(&self, buffer: B, range: impl RangeBounds<usize>, tag: u64) -> Pending<B, P> {
@@ -555,73 +544,6 @@ impl<B: Source, P: Provider> Connection<B, P> {
     }
 }
 
-impl<B: Source, P: Provider> Connection<B, P> {
-    /// Receives as [`Connection::recv`] does. `tag` comes back in
-    /// [`Done::tag`](crate::owned::Done::tag).
-    ///
-    /// The buffer may be of another type than the connection's, such as a [`RegionMut`](crate::owned::RegionMut)
-    /// for a connection of [`AnyBuffer`](crate::owned::AnyBuffer). Types of other crates are not buffers:
-    ///
-    /// ```compile_fail,E0599
-    /// # use bareverbs::{Connection, PoolBuffer};
-    /// struct Other;
-    ///
-    /// impl From<PoolBuffer> for Other {
-    ///     fn from(_: PoolBuffer) -> Self {
-    ///         Self
-    ///     }
-    /// }
-    ///
-    /// fn receive(connection: &Connection<Other>, lease: PoolBuffer) {
-    ///     connection.recv_tagged(lease, 1);
-    /// }
-    /// ```
-    #[doc(alias = "ibv_post_recv")]
-    pub fn recv_tagged<T: Target + Into<B>>(&self, buffer: T, tag: u64) -> Pending<B, P> {
-        const BY: &PostedBy = posted_by!("Connection::recv", RECV);
-        const VERB: &str = BY.verb;
-        let sge = match checked_sge(VERB, &buffer, self.inner.hub.pd.domain(), ..) {
-            Ok(sge) => sge,
-            Err(error) => return Pending::refused_in(SlotKind::Recv, error, Some(buffer.into()), tag),
-        };
-        // The conversion keeps the buffer: both types are buffers of this crate, and no other crate
-        // can convert them.
-        let buffer = Some(buffer.into());
-        self.submit(self.entry(BY, SlotKind::Recv, tag, sge.length), buffer, |qp, wr_id| {
-            // SAFETY: as in `post`; a `Target` is not accessed meanwhile.
-            unsafe { qp.post_recv(&[RecvRequest { wr_id, sges: &[sge] }]) }
-        })
-    }
-}
-
-impl<B: Target, P: Provider> Connection<B, P> {
-    /// Receives one message of up to the whole length of `buffer`.
-    #[doc(alias = "ibv_post_recv")]
-    pub fn recv(&self, buffer: B) -> Pending<B, P> {
-        self.recv_tagged(buffer, 0)
-    }
-
-    /// Reads the peer's memory into the bytes of `buffer` in `range`.
-    #[doc(alias = "IBV_WR_RDMA_READ")]
-    pub fn read(&self, buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> Pending<B, P> {
-        self.post(Op::read(buffer, range, remote))
-    }
-
-    /// Adds `add` to 8 bytes of the peer's memory. The first 8 bytes of `buffer` receive the old
-    /// value.
-    #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
-    pub fn fetch_add(&self, buffer: B, remote: Remote, add: u64) -> Pending<B, P> {
-        self.post(Op::fetch_add(buffer, remote, add))
-    }
-
-    /// Replaces 8 bytes of the peer's memory by `swap` if they equal `compare`. The first 8 bytes
-    /// of `buffer` receive the old value.
-    #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
-    pub fn compare_swap(&self, buffer: B, remote: Remote, compare: u64, swap: u64) -> Pending<B, P> {
-        self.post(Op::compare_swap(buffer, remote, compare, swap))
-    }
-}
-
 #[cold]
 fn closing(verb: &'static str) -> Error {
     Error::Closed { verb, reason: "the connection is closing: it takes no more messages and operations" }
@@ -639,13 +561,13 @@ fn posted_by(kind: SlotKind, operation: &WrOperation) -> &'static PostedBy {
         };
     }
     match operation {
-        WrOperation::Write(_) => posted_by!("Connection::write", RDMA_WRITE),
-        WrOperation::WriteImm(..) => posted_by!("Connection::write_imm", RDMA_WRITE),
-        WrOperation::Read(_) => posted_by!("Connection::read", RDMA_READ),
-        WrOperation::CmpSwp { .. } => posted_by!("Connection::compare_swap", COMP_SWAP),
-        WrOperation::FetchAdd { .. } => posted_by!("Connection::fetch_add", FETCH_ADD),
-        WrOperation::SendImm(_) => posted_by!("Connection::send_imm", SEND),
-        _ => posted_by!("Connection::send", SEND),
+        WrOperation::Write(_) | WrOperation::WriteImm(..) => {
+            posted_by!("Connection::post(Op::write)", RDMA_WRITE)
+        }
+        WrOperation::Read(_) => posted_by!("Connection::post(Op::read)", RDMA_READ),
+        WrOperation::CmpSwp { .. } => posted_by!("Connection::post(Op::compare_swap)", COMP_SWAP),
+        WrOperation::FetchAdd { .. } => posted_by!("Connection::post(Op::fetch_add)", FETCH_ADD),
+        _ => posted_by!("Connection::post(Op::send)", SEND),
     }
 }
 

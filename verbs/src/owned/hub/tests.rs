@@ -71,7 +71,7 @@ impl Setup {
 
     /// Posts a receive. Returns it with its `wr_id`.
     fn recv(&self, peer: &Connection<Buffer, Plain>) -> (Pending<Buffer, Plain>, u64) {
-        let pending = peer.recv(self.buffer());
+        let pending = peer.post(Op::recv(self.buffer()));
         (pending, *self.plain.log().received.last().unwrap())
     }
 
@@ -188,17 +188,17 @@ fn unknown_completion_that_the_first_poll_finds_ends_the_connection() {
 fn refused_post_is_ready_with_its_buffer() {
     let setup = Setup::new(4);
     let peer = setup.connection(2);
-    let refused = peer.send(setup.buffer(), 10..17).wait().unwrap_err();
+    let refused = peer.post(Op::send(setup.buffer(), 10..17)).wait().unwrap_err();
     assert!(refused.error.to_string().contains("10..17"), "{refused}");
     assert_eq!(refused.buffer.unwrap().len(), 16);
     let refuse = PostError { accepted: 0, reason: PushError::QueueFull { capacity: 1 }.into() };
     setup.plain.log().rejections.push_back(PushError::QueueFull { capacity: 1 });
-    let refused = peer.recv(setup.buffer()).wait().unwrap_err();
+    let refused = peer.post(Op::recv(setup.buffer())).wait().unwrap_err();
     assert!(matches!(&refused.error, Error::Post(error) if *error == refuse), "{refused}");
     assert!(refused.buffer.is_some());
     // Neither took a slot.
     let taken: Vec<_> = (0..2).map(|_| setup.recv(&peer)).collect();
-    let mut full = peer.recv(setup.buffer());
+    let mut full = peer.post(Op::recv(setup.buffer()));
     let Poll::Ready(Err(full)) = poll(&mut full) else { panic!("ready at once") };
     let capacity = PostError { accepted: 0, reason: PushError::QueueFull { capacity: 2 }.into() };
     assert!(matches!(&full.error, Error::Post(error) if *error == capacity), "{full}");
@@ -209,8 +209,8 @@ fn refused_post_is_ready_with_its_buffer() {
 fn receives_take_no_room_of_sends() {
     let setup = Setup::new(4);
     let peer = setup.connection(2);
-    let receives: Vec<_> = (0..3).map(|_| peer.recv(setup.buffer())).collect();
-    let sends: Vec<_> = (0..3).map(|_| peer.send(setup.buffer(), ..)).collect();
+    let receives: Vec<_> = (0..3).map(|_| peer.post(Op::recv(setup.buffer()))).collect();
+    let sends: Vec<_> = (0..3).map(|_| peer.post(Op::send(setup.buffer(), ..))).collect();
     let (received, sent) = {
         let log = setup.plain.log();
         (log.received.len(), log.sent.len())
@@ -248,12 +248,12 @@ fn buffer_of_another_pd_is_rejected() {
     setup.region = ImplicitMr::for_test(other.domain(), Access::LOCAL_WRITE);
     let remote = Remote { addr: 0, rkey: 1 };
     for pending in [
-        peer.recv(setup.buffer()),
-        peer.send(setup.buffer(), ..),
-        peer.write(setup.buffer(), .., remote),
-        peer.read(setup.buffer(), .., remote),
-        peer.fetch_add(setup.buffer(), remote, 1),
-        peer.compare_swap(setup.buffer(), remote, 1, 2),
+        peer.post(Op::recv(setup.buffer())),
+        peer.post(Op::send(setup.buffer(), ..)),
+        peer.post(Op::write(setup.buffer(), .., remote)),
+        peer.post(Op::read(setup.buffer(), .., remote)),
+        peer.post(Op::fetch_add(setup.buffer(), remote, 1)),
+        peer.post(Op::compare_swap(setup.buffer(), remote, 1, 2)),
     ] {
         let refused = pending.wait().unwrap_err();
         assert!(refused.error.to_string().contains("different PDs"), "{refused}");
@@ -284,7 +284,7 @@ fn forgotten_pending_costs_one_operation_of_the_depth() {
     setup.complete(&peer, wr_id, WcStatus::SUCCESS);
     assert_eq!(setup.hub.poll(1), 1);
     let (next, _) = setup.recv(&peer);
-    assert!(peer.recv(setup.buffer()).wait().is_err());
+    assert!(peer.post(Op::recv(setup.buffer())).wait().is_err());
     assert_eq!(setup.freed(), 1, "of the refused one");
     drop(next);
 }
@@ -294,7 +294,7 @@ fn tags_come_back_with_results_and_refusals() {
     let setup = Setup::new(8);
     let peer = setup.connection(2);
     let send = peer.post(Op::send_inline(b"short").tag(7));
-    let recv = peer.recv_tagged(setup.buffer(), 8);
+    let recv = peer.post(Op::recv(setup.buffer()).tag(8));
     let (sent, received) = {
         let log = setup.plain.log();
         (log.sent[0].1, log.received[0])
@@ -395,7 +395,7 @@ fn unknown_completions_free_nothing_and_end_their_connection() {
         assert!(matches!(peer.failure(), Some(Error::UnknownCompletion { wr_id }) if wr_id == nonsense));
         assert_eq!(setup.plain.log().states, [QpState::ERR]);
         assert!(other.failure().is_none());
-        let refused = peer.send(setup.buffer(), ..).wait().unwrap_err();
+        let refused = peer.post(Op::send(setup.buffer(), ..)).wait().unwrap_err();
         assert!(matches!(refused.error, Error::UnknownCompletion { .. }), "{refused}");
         assert_eq!(setup.freed(), 1, "of the unharmed one");
         setup.complete(&peer, wr_id, WcStatus::WR_FLUSH_ERR);
@@ -443,10 +443,10 @@ fn failed_operation_ends_its_connection_only() {
     let failed = pending.wait().unwrap_err();
     assert!(matches!(
         failed.error,
-        Error::Completion { verb: "Connection::recv", status: WcStatus::LOC_LEN_ERR, .. }
+        Error::Completion { verb: "Connection::post(Op::recv)", status: WcStatus::LOC_LEN_ERR, .. }
     ));
     assert!(failed.buffer.is_some());
-    let refused = peer.send(setup.buffer(), ..).wait().unwrap_err();
+    let refused = peer.post(Op::send(setup.buffer(), ..)).wait().unwrap_err();
     assert!(matches!(refused.error, Error::Completion { status: WcStatus::LOC_LEN_ERR, .. }), "{refused}");
     let (pending, wr_id) = setup.recv(&other);
     setup.complete(&other, wr_id, WcStatus::SUCCESS);
@@ -459,7 +459,7 @@ fn aborted_connection_rejects_posts() {
     let peer = setup.connection(2);
     peer.clone().abort();
     assert_eq!(setup.plain.log().states, [QpState::ERR]);
-    let refused = peer.recv(setup.buffer()).wait().unwrap_err();
+    let refused = peer.post(Op::recv(setup.buffer())).wait().unwrap_err();
     assert!(refused.error.to_string().contains("`abort`"), "{refused}");
     assert!(setup.plain.log().received.is_empty());
 }
@@ -488,7 +488,7 @@ fn provider_panic_in_post_keeps_the_buffer() {
     let peer = setup.connection(2);
     setup.plain.log().panics = true;
     let buffer = setup.buffer();
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(peer.recv(buffer)))).unwrap_err();
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(peer.post(Op::recv(buffer))))).unwrap_err();
     setup.plain.log().panics = false;
     assert_eq!(setup.freed(), 0);
     // The connection can still be used.
@@ -586,7 +586,7 @@ fn refused_doorbell_of_posted_operations_ends_the_connection() {
         if many {
             peer.post_all(&mut vec![Op::send(setup.buffer(), ..)], &mut pending);
         } else {
-            pending.push(peer.send(setup.buffer(), ..));
+            pending.push(peer.post(Op::send(setup.buffer(), ..)));
         }
         assert_eq!(setup.plain.log().states, [QpState::ERR], "so that it completes");
         assert_eq!(peer.failure().unwrap().errno(), Some(Errno::NOMEM));
@@ -842,7 +842,7 @@ fn receive_takes_a_buffer_of_another_type() {
     let hub: Hub<AnyBuffer, Plain> = Hub::for_test(&pd, 8, None);
     let peer = hub.connection_for_test(plain.queue_pair(&pd), [1, 1], None);
     let lease = Pool::for_test(&pd, 1, 8).take().unwrap();
-    let pending = peer.recv_tagged(lease, 5);
+    let pending = peer.post(Op::recv(lease).tag(5).any());
     let wr_id = plain.log().received[0];
     let qp_num = peer.inner().conn.qp_num;
     plain.log().completions.push_back(WorkCompletion { qp_num, ..completion(wr_id, WcStatus::SUCCESS) });
@@ -921,7 +921,7 @@ fn slot_of_a_detached_operation_is_free_after_its_completion() {
     pending.detach();
     setup.complete(&peer, wr_id, WcStatus::SUCCESS);
     assert_eq!(setup.hub.poll(1), 1);
-    let mut next = peer.recv(setup.buffer());
+    let mut next = peer.post(Op::recv(setup.buffer()));
     assert!(next.wait_timeout(Duration::ZERO).is_none(), "it is posted");
 }
 
@@ -934,7 +934,7 @@ fn slot_of_an_ended_operation_is_free_when_its_result_is_dropped() {
     assert_eq!(setup.hub.poll(1), 1);
     drop(pending);
     assert_eq!(setup.freed(), 1);
-    let mut next = peer.recv(setup.buffer());
+    let mut next = peer.post(Op::recv(setup.buffer()));
     assert!(next.wait_timeout(Duration::ZERO).is_none(), "it is posted");
 }
 
@@ -977,7 +977,7 @@ fn removable(entries: u32) -> (Setup, std::os::fd::OwnedFd) {
 
 fn assert_removed(ended: Result<Done<Buffer>, Failed<Buffer>>) {
     let failed = ended.unwrap_err();
-    assert!(matches!(failed.error, Error::DeviceRemoved { verb: "Connection::recv" }), "{failed}");
+    assert!(matches!(failed.error, Error::DeviceRemoved { verb: "Connection::post(Op::recv)" }), "{failed}");
     assert!(failed.is_operation() && failed.is_recv() && failed.buffer.is_some(), "{failed:?}");
 }
 
@@ -1008,7 +1008,7 @@ fn removal_of_the_device_ends_the_operations_of_all_connections() {
         for connection in [&one, &two] {
             assert!(matches!(connection.failure(), Some(Error::DeviceRemoved { .. })));
             assert!(matches!(connection.connect(&one.address()), Err(Error::Closed { .. })));
-            let refused = connection.recv(setup.buffer()).wait().unwrap_err();
+            let refused = connection.post(Op::recv(setup.buffer())).wait().unwrap_err();
             assert_eq!((refused.outcome, refused.buffer.is_some()), (Outcome::NotExecuted, true));
         }
         assert!(setup.plain.log().states.is_empty(), "no command names a destroyed QP");
@@ -1083,7 +1083,7 @@ fn connection_has_failed_once_the_kernel_confirms_the_removal() {
         assert!(peer.failure().is_none());
         succeed_ioctls();
         assert_eq!(peer.inner().conn.destroy_removed(), Some(true));
-        let mut pending = peer.recv(setup.buffer());
+        let mut pending = peer.post(Op::recv(setup.buffer()));
         let Poll::Ready(Err(refused)) = poll(&mut pending) else { panic!("it is refused") };
         assert_eq!((refused.outcome, refused.buffer.is_some()), (Outcome::NotExecuted, true), "{refused}");
         assert!(matches!(refused.error, Error::DeviceRemoved { .. }), "{refused}");
@@ -1145,7 +1145,7 @@ fn driver_and_later_connections_end_after_the_removal() {
         let Poll::Ready(Err(failed)) = poll(&mut awaited) else { panic!("nothing would wake the task") };
         assert!(matches!(failed.error, Error::DeviceRemoved { .. }), "{failed}");
         assert_removed(blocking.wait());
-        let refused = peer.recv(setup.buffer()).wait().unwrap_err();
+        let refused = peer.post(Op::recv(setup.buffer())).wait().unwrap_err();
         assert_eq!((refused.outcome, refused.buffer.is_some()), (Outcome::NotExecuted, true));
     };
     std::thread::spawn(test).join().unwrap();

@@ -571,8 +571,10 @@ fn sends_and_immediate_data_are_refused_as_one_sided_operations() {
     let (handle, peer) = (setup.server.handle(), setup.peer);
     let remote = Remote { addr: 8, rkey: 1 };
     let buffer = setup.server.take().unwrap();
-    for op in [Op::send_inline(b"x"), Op::write_imm_inline(b"x", remote, 1), Op::send_imm(buffer, ..1, 1)] {
-        let refused = handle.post(peer, op.tag(3)).wait().unwrap_err();
+    let inline = [Op::send_inline(b"x"), Op::write_imm_inline(b"x", remote, 1)];
+    let inline = inline.map(|op| handle.post(peer, op.tag(3)));
+    for pending in inline.into_iter().chain([handle.post(peer, Op::send_imm(buffer, ..1, 1).tag(3))]) {
+        let refused = pending.wait().unwrap_err();
         assert!(matches!(refused.error, Error::Invalid { .. }), "{refused}");
         assert_eq!(refused.tag, 3);
     }

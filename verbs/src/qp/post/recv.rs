@@ -80,18 +80,6 @@ impl<T: Transport, P: Provider> RecvHalf<'_, T, P> {
         }
     }
 
-    /// The fast path of [`RecvHalf::post_recv`]. `false`: the request was not posted.
-    ///
-    /// # Safety
-    ///
-    /// As for [`RecvHalf::post_recv`].
-    #[cfg(feature = "test-utils")]
-    #[inline(always)]
-    pub(crate) unsafe fn try_post_recv(&mut self, request: &RecvRequest<'_>) -> bool {
-        // SAFETY: the caller upholds the contract for the request.
-        self.queue.as_mut().is_some_and(|queue| unsafe { queue.try_post(request) })
-    }
-
     /// Capacity in requests; 0 if the QP uses a shared receive queue.
     #[must_use]
     pub fn capacity(&self) -> u32 {
