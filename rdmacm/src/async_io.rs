@@ -17,8 +17,8 @@
 //!
 //! async fn client(addr: SocketAddr) -> bareverbs_rdmacm::Result<()> {
 //!     let mut server = connect(addr, &Domains::default(), &Endpoint::options()).await?;
-//!     // To wait for its operations in a task, wrap the endpoint.
-//!     let mut server = server.try_map(bareverbs::async_io::Endpoint::new)?;
+//!     // To wait for its operations in a task, attach the endpoint.
+//!     server.attach(bareverbs::runtime::AsyncIo)?;
 //!     server.disconnect().await
 //! }
 //! ```

@@ -16,7 +16,7 @@
 //!     let mut peer = listener.accept(&Endpoint::options(), LIMIT)?;
 //!     let pd = peer.qp().pd().clone();
 //!     peer.post(Op::recv(pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?))?;
-//!     println!("{:?}", peer.wait()?.message());
+//!     println!("{:?}", peer.next().wait()?.message());
 //!     // The acknowledgement of the last message needs the queue pair.
 //!     peer.wait_disconnected(LIMIT)?;
 //!     Ok(())
@@ -28,7 +28,7 @@
 //!     let mut hello = pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?;
 //!     hello.write(0, b"hello")?;
 //!     server.post(Op::send(hello, ..5))?;
-//!     server.wait()?;
+//!     server.next().wait()?;
 //!     server.disconnect(LIMIT)?;
 //!     Ok(())
 //! }

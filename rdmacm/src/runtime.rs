@@ -560,8 +560,7 @@ impl<R: Readiness, Q: Send> Connection<R, Q> {
         self.connection
     }
 
-    /// The same connection with another queue that `wrap` makes of its queue, such as
-    /// `bareverbs::tokio::Endpoint::new`.
+    /// The same connection with another queue that `wrap` makes of its queue.
     ///
     /// # Errors
     /// The errors of `wrap`. The connection is dropped then.

@@ -17,8 +17,8 @@
 //!
 //! async fn client(addr: SocketAddr) -> bareverbs_rdmacm::Result<()> {
 //!     let mut server = connect(addr, &Domains::default(), &Endpoint::options()).await?;
-//!     // To wait for its operations in a task, wrap the endpoint.
-//!     let mut server = server.try_map(bareverbs::tokio::Endpoint::new)?;
+//!     // To wait for its operations in a task, attach the endpoint.
+//!     server.attach(bareverbs::runtime::Tokio)?;
 //!     server.disconnect().await
 //! }
 //! ```
@@ -45,9 +45,9 @@
 //!     let pool = Pool::new(&pd, 16, 4096)?;
 //!     let mut endpoint: Endpoint<PoolBuffer> = Endpoint::options().port(request.port()?).build(&pd)?;
 //!     endpoint.post(Op::recv(pool.take().expect("a free buffer")))?;
-//!     let peer = request.accept(endpoint, &ConnectOptions::default()).await?;
-//!     let mut peer = peer.try_map(bareverbs::tokio::Endpoint::new)?;
-//!     println!("{:?}", peer.wait().await?.message());
+//!     endpoint.attach(bareverbs::runtime::Tokio)?;
+//!     let mut peer = request.accept(endpoint, &ConnectOptions::default()).await?;
+//!     println!("{:?}", peer.next().await?.message());
 //!     peer.disconnected().await
 //! }
 //! ```

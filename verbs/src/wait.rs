@@ -19,9 +19,27 @@ impl Caller<'_> {
     }
 }
 
-/// The ways to wait for a value, by its `poll_by`: its await, `wait` and `wait_timeout`.
+/// The ways to wait for a value, by its `poll_by`: its await, `wait` and `wait_timeout`. `threads`: the
+/// latter two only.
 macro_rules! waits {
     ([$($generics:tt)*] $ty:ty => $output:ty) => {
+        waits!(threads [$($generics)*] $ty => $output);
+
+        impl<$($generics)*> std::future::Future for $ty {
+            type Output = $output;
+
+            /// Cancel-safe: dropping it loses no result.
+            // It is inlined, so that a result that is there is returned in registers.
+            #[inline(always)]
+            fn poll(
+                self: std::pin::Pin<&mut Self>,
+                cx: &mut std::task::Context<'_>,
+            ) -> std::task::Poll<$output> {
+                self.get_mut().poll_by($crate::wait::Caller::Task(cx.waker()))
+            }
+        }
+    };
+    (threads [$($generics:tt)*] $ty:ty => $output:ty) => {
         impl<$($generics)*> $ty {
             /// Blocks the thread until the result is there.
             ///
@@ -46,20 +64,6 @@ macro_rules! waits {
                     std::task::Poll::Ready(output) => Some(output),
                     std::task::Poll::Pending => None,
                 }
-            }
-        }
-
-        impl<$($generics)*> std::future::Future for $ty {
-            type Output = $output;
-
-            /// Cancel-safe: dropping it loses no result.
-            // It is inlined, so that a result that is there is returned in registers.
-            #[inline(always)]
-            fn poll(
-                self: std::pin::Pin<&mut Self>,
-                cx: &mut std::task::Context<'_>,
-            ) -> std::task::Poll<$output> {
-                self.get_mut().poll_by($crate::wait::Caller::Task(cx.waker()))
             }
         }
     };

@@ -222,10 +222,11 @@ impl<B, P: Provider> Datagrams<B, P> {
     pub fn destination_with_path(&self, path: &AhAttr, qp_num: u32, qkey: u32) -> PendingDestination<P> {
         let runtime = self.queues.attached.as_ref().map(|attached| Arc::clone(attached.runtime()));
         let (pd, path, resolution) = (self.queues.qp.pd().clone(), *path, self.resolve.start());
-        PendingDestination::new(runtime, move || {
+        let create = move || {
             let ah = resolution.run(|| pd.create_ah(&path))?;
             Ok(Destination::new(Arc::new(ah), qp_num, qkey))
-        })
+        };
+        PendingDestination::new(runtime, Box::new(create))
     }
 
     /// Receives datagrams to a multicast group that have the Q_Key of these datagrams. A second join
@@ -386,6 +387,7 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     ///   device.
     #[doc(alias = "wait")]
     #[doc(alias = "wait_timeout")]
+    #[expect(clippy::should_implement_trait, reason = "a stream of futures is no `Iterator`")]
     #[inline]
     pub fn next(&mut self) -> NextDatagram<'_, B, P, DatagramDone<B>> {
         NextDatagram::new(self)

@@ -973,6 +973,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// [dead peers](Endpoint#dead-peers).
     #[doc(alias = "wait")]
     #[doc(alias = "wait_timeout")]
+    #[expect(clippy::should_implement_trait, reason = "a stream of futures is no `Iterator`")]
     #[inline(always)]
     pub fn next(&mut self) -> Next<'_, B, P> {
         Next::new(self)

@@ -1,7 +1,9 @@
 //! Operations of a hub that are awaited.
 
 use std::fmt;
+use std::future::Future;
 use std::mem;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
@@ -122,16 +124,11 @@ impl<B, P: Provider> Pending<B, P> {
     /// Discards the result, as dropping it does.
     pub fn detach(self) {}
 
-    // It is inlined, so that a completion that is there is returned in registers.
-    #[inline(always)]
     fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
-        let yields = match self.poll_first() {
-            FirstPoll::Done(done) => return Poll::Ready(Ok(done)),
-            FirstPoll::Yield => true,
-            FirstPoll::Other => false,
-        };
-        self.poll_slow(yields, caller);
-        self.result.take().map_or(Poll::Pending, Poll::Ready)
+        match self.poll_first() {
+            FirstPoll::Done(done) => Poll::Ready(Ok(done)),
+            FirstPoll::Yield | FirstPoll::Other => self.poll_rest(caller),
+        }
     }
 
     fn take_refused(&mut self) -> Completed<B> {
@@ -157,17 +154,18 @@ impl<B, P: Provider> Pending<B, P> {
     /// Polls on the slow path, and leaves the result in `result`.
     #[cold]
     #[inline(never)]
-    fn poll_slow(&mut self, yields: bool, caller: Caller<'_>) {
-        let polled = match caller {
-            Caller::Task(waker) if yields => {
-                waker.wake_by_ref();
-                return;
-            }
+    fn poll_slow(&mut self, yields: bool, cx: &Context<'_>) {
+        if yields {
+            cx.waker().wake_by_ref();
+        } else if let Poll::Ready(result) = self.poll_rest(Caller::Task(cx.waker())) {
+            self.result = Some(result);
+        }
+    }
+
+    fn poll_rest(&mut self, caller: Caller<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
+        match caller {
             Caller::Task(waker) => self.poll_task(&Context::from_waker(waker)),
             Caller::Thread(end) => self.poll_thread(end),
-        };
-        if let Poll::Ready(result) = polled {
-            self.result = Some(result);
         }
     }
 
@@ -254,7 +252,26 @@ fn finished<B, P: Provider>(conn: &Conn<P>, operation: Operation<B>, ended: Ende
     Err(Failed { operation: true, error, tag, buffer, outcome, cause, recv, ended_here })
 }
 
-waits!([B, P: Provider] Pending<B, P> => Result<Done<B>, Failed<B>>);
+waits!(threads [B, P: Provider] Pending<B, P> => Result<Done<B>, Failed<B>>);
+
+impl<B, P: Provider> Future for Pending<B, P> {
+    type Output = Result<Done<B>, Failed<B>>;
+
+    /// Cancel-safe: see [dropping it](Pending#dropping-it).
+    // It is inlined, so that a completion that is there is returned in registers. The slow path has all
+    // that the fast path does not need.
+    #[inline(always)]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let yields = match this.poll_first() {
+            FirstPoll::Done(done) => return Poll::Ready(Ok(done)),
+            FirstPoll::Yield => true,
+            FirstPoll::Other => false,
+        };
+        this.poll_slow(yields, cx);
+        this.result.take().map_or(Poll::Pending, Poll::Ready)
+    }
+}
 
 impl<B, P: Provider> Drop for Pending<B, P> {
     fn drop(&mut self) {

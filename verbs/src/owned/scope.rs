@@ -417,6 +417,7 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
     /// As for [`Endpoint::next`].
     #[doc(alias = "wait")]
     #[doc(alias = "wait_timeout")]
+    #[expect(clippy::should_implement_trait, reason = "a stream of futures is no `Iterator`")]
     pub fn next(&mut self) -> Next<'_, B, P> {
         self.endpoint.next()
     }

@@ -401,6 +401,7 @@ impl<B: Source, P: Provider> Server<B, P> {
     #[doc(alias = "wait")]
     #[doc(alias = "wait_timeout")]
     #[doc(alias = "poll_next")]
+    #[expect(clippy::should_implement_trait, reason = "a stream of futures is no `Iterator`")]
     pub fn next(&mut self) -> Next<'_, B, P> {
         Next { server: self }
     }
@@ -845,6 +846,7 @@ impl<B: Source, P: Provider> Client<B, P> {
     /// As for [`Server::next`].
     #[doc(alias = "wait")]
     #[doc(alias = "wait_timeout")]
+    #[expect(clippy::should_implement_trait, reason = "a stream of futures is no `Iterator`")]
     pub fn next(&mut self) -> Next<'_, B, P> {
         self.server.next()
     }

@@ -82,7 +82,7 @@ pub(crate) fn refused_operation_returns_its_buffer() {
         assert_eq!(refused.object.into_buffer().len(), 64);
         assert_eq!(alone.pending(), 0);
         let idle = alone.next().wait().unwrap_err();
-        assert_eq!(idle.to_string(), "Endpoint::wait: no operation is outstanding: post one first");
+        assert_eq!(idle.to_string(), "Endpoint::next: no operation is outstanding: post one first");
         assert!(idle.buffer.is_none());
 
         let (mut alice, mut bob) = pair(&pd);
@@ -165,7 +165,7 @@ pub(crate) fn failed_endpoint_returns_all_buffers_and_rejects_posts() {
                         statuses.push(status);
                     }
                     Ok(Some(_)) => panic!("{what}: it cannot have worked"),
-                    Ok(None) => panic!("{what}: Endpoint::wait hangs: {statuses:?}"),
+                    Ok(None) => panic!("{what}: Endpoint::next hangs: {statuses:?}"),
                 }
             }
             assert_eq!(statuses.len(), 3, "{what}");

@@ -311,7 +311,7 @@ pub(crate) fn wait_without_pending_operations_is_rejected() {
     let mut endpoint = Endpoint::<Buffer>::new(&pd, 1, 1).unwrap();
     assert_eq!(
         endpoint.next().wait().unwrap_err().to_string(),
-        "Endpoint::wait: no operation is outstanding: post one first"
+        "Endpoint::next: no operation is outstanding: post one first"
     );
     assert!(endpoint.poll().is_none());
 }

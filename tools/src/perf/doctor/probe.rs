@@ -155,10 +155,10 @@ impl<'a> Active<'a> {
         let deadline = Instant::now() + OPERATION;
         while Instant::now() < deadline {
             self.stop.check().map_err(anyhow::Error::from)?;
-            match self.endpoint.next().wait_timeout(SLICE).transpose() {
-                Ok(Some(_)) => return Ok(()),
-                Ok(None) => {}
-                Err(failed) => return Err(ProbeError::of(&failed)),
+            match self.endpoint.next().wait_timeout(SLICE) {
+                Some(Ok(_)) => return Ok(()),
+                Some(Err(failed)) => return Err(ProbeError::of(&failed)),
+                None => {}
             }
         }
         Err(ProbeError::Silent)

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use bareverbs_provider::traits::Provider;
@@ -15,8 +15,11 @@ use super::received::{checked, received, sent};
 use super::{DatagramDone, Datagrams, Destination, ReceivedDatagram};
 use crate::qp::Ud;
 use crate::runtime::{Runtime, failed, not_attached};
+use crate::sync::{Mutex, lock};
 use crate::wait::{Caller, waits};
 use crate::{AnyProvider, Error, Result};
+
+const VERB: &str = "Datagrams::destination";
 
 /// What a wait of [`Datagrams`] returns. It is sealed.
 pub trait Ending<B>: Sized {
@@ -95,98 +98,86 @@ type Call<P> = Box<dyn FnOnce() -> Result<Destination<P>> + Send>;
 #[must_use = "it does nothing unless it is awaited or waited for"]
 pub struct PendingDestination<P: Provider = AnyProvider> {
     runtime: Option<Arc<dyn Runtime>>,
-    state: State<P>,
-}
-
-enum State<P: Provider> {
-    Idle(Call<P>),
-    /// It was refused.
-    Failed(Error),
-    /// Another thread carries it out.
-    Running(Arc<Mutex<Answer<P>>>),
-    /// The result was taken.
-    Ended,
+    /// The call that was not started.
+    call: Option<Call<P>>,
+    /// What another thread answers, or an error.
+    answer: Arc<Mutex<Answer<P>>>,
 }
 
 struct Answer<P: Provider> {
-    /// `None`: the call has not returned.
     result: Option<Result<Destination<P>>>,
     waker: Option<Waker>,
+    /// Whether no result follows.
+    is_over: bool,
 }
 
-/// Answers when the call has ended, or was dropped.
+/// The result of a call. Its drop is the end of the call, also by a panic.
 struct Answering<P: Provider>(Arc<Mutex<Answer<P>>>);
 
 impl<P: Provider> Drop for Answering<P> {
     fn drop(&mut self) {
-        let waker = {
-            let mut answer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            answer.result.get_or_insert_with(|| {
-                Err(Error::invalid(
-                    "Datagrams::destination",
-                    "its call has panicked, or the runtime has ended",
-                ))
-            });
-            answer.waker.take()
-        };
+        let mut answer = lock(&self.0);
+        answer.is_over = true;
+        let waker = answer.waker.take();
+        drop(answer);
         waker.into_iter().for_each(Waker::wake);
     }
 }
 
 impl<P: Provider> PendingDestination<P> {
-    pub(super) fn new(
-        runtime: Option<Arc<dyn Runtime>>,
-        call: impl FnOnce() -> Result<Destination<P>> + Send + 'static,
-    ) -> Self {
-        Self { runtime, state: State::Idle(Box::new(call)) }
+    pub(super) fn new(runtime: Option<Arc<dyn Runtime>>, call: Call<P>) -> Self {
+        let answer = Answer { result: None, waker: None, is_over: false };
+        Self { runtime, call: Some(call), answer: Arc::new(Mutex::new(answer)) }
     }
 
     pub(super) fn failed(error: Error) -> Self {
-        Self { runtime: None, state: State::Failed(error) }
+        let answer = Answer { result: Some(Err(error)), waker: None, is_over: true };
+        Self { runtime: None, call: None, answer: Arc::new(Mutex::new(answer)) }
     }
 
     /// A thread without a time limit makes the call itself. Otherwise another thread does.
     fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<Destination<P>>> {
-        self.state = match std::mem::replace(&mut self.state, State::Ended) {
-            State::Failed(error) => return Poll::Ready(Err(error)),
-            State::Idle(call) if matches!(caller, Caller::Thread(None)) => return Poll::Ready(call()),
-            State::Idle(call) => self.start(call, caller)?,
-            state => state,
-        };
+        if let Caller::Task(_) = caller
+            && self.runtime.is_none()
+            && self.call.is_some()
+        {
+            return Poll::Ready(Err(not_attached(VERB)));
+        }
+        match (self.call.take(), caller) {
+            (Some(call), Caller::Thread(None)) => {
+                lock(&self.answer).is_over = true;
+                return Poll::Ready(call());
+            }
+            (Some(call), _) => self.start(call)?,
+            (None, _) => {}
+        }
         match caller {
             Caller::Task(waker) => self.poll_answer(waker),
             Caller::Thread(end) => Parker::block_on(end, |waker| self.poll_answer(waker)),
         }
     }
 
-    fn start(&self, call: Call<P>, caller: Caller<'_>) -> Result<State<P>> {
-        let answer = Arc::new(Mutex::new(Answer { result: None, waker: None }));
-        let answering = Answering(Arc::clone(&answer));
+    fn start(&self, call: Call<P>) -> Result<()> {
+        let answering = Answering(Arc::clone(&self.answer));
         let work = Box::new(move || {
             let result = call();
-            answering.0.lock().unwrap_or_else(PoisonError::into_inner).result = Some(result);
+            lock(&answering.0).result = Some(result);
         });
-        let started = match (&self.runtime, caller) {
-            (Some(runtime), _) => runtime.blocking(work),
-            (None, Caller::Task(_)) => return Err(not_attached("Datagrams::destination")),
-            (None, Caller::Thread(_)) => {
-                std::thread::Builder::new().name("bareverbs-blocking".into()).spawn(work).map(drop)
-            }
+        let started = match &self.runtime {
+            Some(runtime) => runtime.blocking(work),
+            None => std::thread::Builder::new().name("bareverbs-blocking".into()).spawn(work).map(drop),
         };
-        started.map_err(|error| failed("Datagrams::destination", &error))?;
-        Ok(State::Running(answer))
+        started.map_err(|error| failed(VERB, &error))
     }
 
-    fn poll_answer(&mut self, waker: &Waker) -> Poll<Result<Destination<P>>> {
-        let State::Running(answer) = &self.state else {
-            return Poll::Ready(Err(Error::invalid("Datagrams::destination", "its result was taken before")));
-        };
-        let mut answer = answer.lock().unwrap_or_else(PoisonError::into_inner);
+    fn poll_answer(&self, waker: &Waker) -> Poll<Result<Destination<P>>> {
+        let mut answer = lock(&self.answer);
         match answer.result.take() {
-            Some(result) => {
-                drop(answer);
-                self.state = State::Ended;
-                Poll::Ready(result)
+            Some(result) => Poll::Ready(result),
+            None if answer.is_over => {
+                let reason =
+                    "its result was taken before, or its call has panicked, or the runtime has ended";
+                Poll::Ready(Err(Error::invalid(VERB, reason)))
             }
             None => {
                 answer.waker = Some(waker.clone());
@@ -198,16 +189,8 @@ impl<P: Provider> PendingDestination<P> {
 
 waits!([P: Provider] PendingDestination<P> => Result<Destination<P>>);
 
-impl<P: Provider> Unpin for PendingDestination<P> {}
-
 impl<P: Provider> fmt::Debug for PendingDestination<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match self.state {
-            State::Idle(_) => "idle",
-            State::Failed(_) => "failed",
-            State::Running(_) => "running",
-            State::Ended => "ended",
-        };
-        f.debug_tuple("PendingDestination").field(&state).finish()
+        f.debug_struct("PendingDestination").field("started", &self.call.is_none()).finish_non_exhaustive()
     }
 }

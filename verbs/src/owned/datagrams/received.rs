@@ -150,7 +150,7 @@ impl<B: Source> ReceivedDatagram<B> {
     /// [senders](Self::sender). It is waited for as that of [`Datagrams::destination`].
     ///
     /// A packet does not carry the Q_Key of the sender's QP. The reply has the Q_Key of `datagrams`;
-    /// [`Destination::with_qkey`] sets another one.
+    /// [`Destination::with_qkey`](super::Destination::with_qkey) sets another one.
     ///
     /// # Errors
     /// Those of the wait: the errors of [`ah_attr`](Self::ah_attr) and of [`Datagrams::destination`].

@@ -1,4 +1,5 @@
 use std::net::Ipv4Addr;
+use std::task::Poll;
 
 use bareverbs_provider::device::IoctlError;
 use proptest::prelude::*;
@@ -353,6 +354,49 @@ fn awaits_of_datagrams_that_end_at_once_let_other_tasks_run() {
     }
     assert_eq!(yields, [128, 255]);
     assert_eq!(wakes.0.load(Ordering::Relaxed), 2, "the task is polled again");
+}
+
+fn poll_once<T>(future: &mut (impl std::future::Future<Output = T> + Unpin)) -> std::task::Poll<T> {
+    std::pin::Pin::new(future).poll(&mut std::task::Context::from_waker(std::task::Waker::noop()))
+}
+
+#[test]
+fn destination_is_created_by_a_thread_or_beside_the_tasks() {
+    let pd = Plain::default().domain();
+    let (go, gone) = std::sync::mpsc::channel::<()>();
+    let gone = Arc::new(std::sync::Mutex::new(gone));
+    let create = |waits: bool| {
+        let (to, gone) = (destination(&pd), waits.then(|| Arc::clone(&gone)));
+        Box::new(move || {
+            if let Some(gone) = gone {
+                gone.lock().unwrap().recv().unwrap();
+            }
+            Ok(to)
+        })
+    };
+    // A task needs a runtime; a thread makes the call then.
+    let mut pending = PendingDestination::new(None, create(false));
+    let Poll::Ready(Err(refused)) = poll_once(&mut pending) else { panic!("it is refused") };
+    assert!(refused.to_string().contains("call `attach` first"), "{refused}");
+    pending.wait().unwrap();
+
+    // A time limit that passes loses nothing.
+    let mut pending = PendingDestination::new(None, create(true));
+    assert!(pending.wait_timeout(Duration::from_millis(1)).is_none());
+    go.send(()).unwrap();
+    assert!(pending.wait_timeout(Duration::from_secs(20)).unwrap().is_ok());
+    assert!(pending.wait().unwrap_err().to_string().contains("taken before"));
+
+    let runtime = || -> Option<Arc<dyn crate::runtime::Runtime>> { Some(Arc::new(Never::Waits)) };
+    let mut pending = PendingDestination::new(runtime(), create(false));
+    assert!(matches!(poll_once(&mut pending), Poll::Ready(Ok(_))));
+}
+
+#[test]
+fn panic_of_a_destination_ends_the_wait() {
+    let mut pending = PendingDestination::<Plain>::new(None, Box::new(|| panic!("of the test")));
+    let ended = pending.wait_timeout(Duration::from_secs(20)).expect("the wait ends");
+    assert!(ended.unwrap_err().to_string().contains("panicked"));
 }
 
 #[test]
