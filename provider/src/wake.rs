@@ -9,7 +9,7 @@ use std::future::{Future, poll_fn};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
-use std::{io, mem, thread};
+use std::{mem, thread};
 
 /// Wakes all tasks in order. Call it without a lock that a waker may take.
 ///
@@ -58,25 +58,21 @@ impl FirstPanic {
     }
 }
 
-/// Runs a call that blocks in a thread of its own, for runtimes without threads for such calls. If the
-/// future is dropped, the thread ends with the call.
-///
-/// # Errors
-/// The thread can't be started.
+/// A call that blocks, to be run beside the tasks, and a future of its result. If the future is dropped,
+/// the call runs to its end.
 ///
 /// # Panics
 /// The future panics if the call does.
-pub fn in_thread<T: Send + 'static, F: FnOnce() -> T + Send + 'static>(
-    name: &str,
+pub fn answered<T: Send + 'static, F: FnOnce() -> T + Send + 'static>(
     call: F,
-) -> io::Result<impl Future<Output = T> + Send + use<T, F>> {
+) -> (impl FnOnce() + Send + use<T, F>, impl Future<Output = T> + Send + use<T, F>) {
     type Answer<T> = (Option<thread::Result<T>>, Option<Waker>);
     fn lock<T>(answer: &Mutex<Answer<T>>) -> MutexGuard<'_, Answer<T>> {
         answer.lock().unwrap_or_else(PoisonError::into_inner)
     }
     let answer: Arc<Mutex<Answer<T>>> = Arc::new(Mutex::new((None, None)));
     let asked = Arc::clone(&answer);
-    thread::Builder::new().name(name.into()).spawn(move || {
+    let work = move || {
         let result = panic::catch_unwind(AssertUnwindSafe(call));
         let waker = {
             let mut answer = lock(&asked);
@@ -84,8 +80,8 @@ pub fn in_thread<T: Send + 'static, F: FnOnce() -> T + Send + 'static>(
             answer.1.take()
         };
         waker.into_iter().for_each(Waker::wake);
-    })?;
-    Ok(poll_fn(move |cx| {
+    };
+    let answered = poll_fn(move |cx| {
         let mut answer = lock(&answer);
         match answer.0.take() {
             Some(Ok(result)) => Poll::Ready(result),
@@ -98,7 +94,8 @@ pub fn in_thread<T: Send + 'static, F: FnOnce() -> T + Send + 'static>(
                 Poll::Pending
             }
         }
-    }))
+    });
+    (work, answered)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -131,14 +128,15 @@ mod tests {
     }
 
     #[test]
-    fn blocking_call_runs_in_a_thread_of_its_own() {
+    fn result_of_a_blocking_call_wakes_its_future() {
         let (go, wait) = std::sync::mpsc::channel();
         let own = thread::current().id();
-        let called = in_thread("call", move || {
+        let (call, called) = answered(move || {
             wait.recv().unwrap();
             thread::current().id()
         });
-        let mut called = pin!(called.unwrap());
+        drop(thread::spawn(call));
+        let mut called = pin!(called);
         assert!(called.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         go.send(()).unwrap();
         assert_ne!(block_on(called), own);
@@ -146,7 +144,8 @@ mod tests {
 
     #[test]
     fn panic_of_a_blocking_call_continues_in_its_future() {
-        let called = in_thread("call", || panic_any(5_u32)).unwrap();
+        let (call, called) = answered(|| panic_any(5_u32));
+        drop(thread::spawn(call));
         let panic = catch_unwind(AssertUnwindSafe(|| block_on(called))).unwrap_err();
         assert_eq!(panic.downcast_ref(), Some(&5_u32));
     }

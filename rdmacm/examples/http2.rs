@@ -12,8 +12,8 @@ use std::io;
 use std::net::SocketAddr;
 
 use bareverbs::Report;
-use bareverbs_rdmacm::stream::StreamOptions;
-use bareverbs_rdmacm::tokio::{Stream, StreamListener};
+use bareverbs::runtime::Tokio;
+use bareverbs_rdmacm::stream::{RdmaListener, StreamOptions};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
@@ -28,7 +28,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, hyp
 }
 
 /// Serves connections, until accepting one fails.
-pub(crate) async fn serve(listener: &StreamListener) -> Result<Infallible, Report> {
+pub(crate) async fn serve(listener: &RdmaListener) -> Result<Infallible, Report> {
     loop {
         let stream = TokioIo::new(listener.accept().await?);
         tokio::spawn(async move {
@@ -43,7 +43,7 @@ pub(crate) async fn serve(listener: &StreamListener) -> Result<Infallible, Repor
 /// Sends `requests`, each a path and a body, at the same time over one connection. Returns the
 /// answers in their order.
 pub(crate) async fn fetch(peer: SocketAddr, requests: &[(&str, Vec<u8>)]) -> Result<Vec<Bytes>, Report> {
-    let stream = TokioIo::new(Stream::connect(peer, &StreamOptions::default()).await?);
+    let stream = TokioIo::new(StreamOptions::default().runtime(Tokio).connect(peer).await?);
     let (sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await?;
     let connection = tokio::spawn(connection);
     let mut sent = Vec::new();
@@ -67,7 +67,7 @@ async fn main() -> Result<(), Report> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["server", addr] => {
-            let listener = StreamListener::bind(addr.parse::<SocketAddr>()?)?;
+            let listener = StreamOptions::default().runtime(Tokio).listen(addr)?;
             println!("listening at {}", listener.local_addr());
             match serve(&listener).await? {}
         }

@@ -1,21 +1,18 @@
-//! Blocking calls with time limits, for programs without an event channel.
+//! Identifiers with a channel of their own, whose calls wait.
 //!
-//! A [`BlockingId`] is an identifier with a channel of its own. Each call waits for exactly its
-//! events. [`connection`](crate::connection) has connections with their queue pairs on top of it.
+//! Each call of a [`BlockingId`] waits for exactly its events.
+//! [`connection`](crate::connection) has connections with their queue pairs on top of it.
 //!
 //! ```no_run
 //! use bareverbs_rdmacm::blocking::BlockingId;
 //! use bareverbs_rdmacm::{ConnParam, PortSpace};
 //! use std::net::Ipv4Addr;
-//! use std::time::Duration;
-//!
-//! const LIMIT: Duration = Duration::from_secs(5);
 //!
 //! # fn move_qp(id: &bareverbs_rdmacm::CmId) -> bareverbs_rdmacm::Result<()> { Ok(()) }
 //! # let qp_num = 0x11;
 //! let id = BlockingId::new(PortSpace::Tcp)?;
-//! id.resolve((Ipv4Addr::new(10, 1, 0, 1), 7174), LIMIT)?;
-//! let peer = id.connect(&ConnParam::new(qp_num), LIMIT)?;
+//! id.resolve((Ipv4Addr::new(10, 1, 0, 1), 7174)).wait()?;
+//! let peer = id.connect(&ConnParam::new(qp_num)).wait()?;
 //! println!("the peer has QP {:#x}", peer.qp_num);
 //! // The caller moves its own QP by the attributes of `CmId::init_qp_attr`.
 //! move_qp(&id)?;
@@ -34,47 +31,44 @@
 //! use bareverbs_rdmacm::connection::Domains;
 //! use bareverbs_rdmacm::{ConnParam, PortSpace};
 //! use std::net::Ipv4Addr;
-//! use std::time::Duration;
-//!
-//! const LIMIT: Duration = Duration::from_secs(5);
 //!
 //! fn service(domains: &Domains) -> bareverbs_rdmacm::Result<()> {
 //!     let listener = BlockingId::new(PortSpace::Udp)?;
 //!     listener.bind_addr((Ipv4Addr::UNSPECIFIED, 7174))?;
 //!     listener.listen(0)?;
-//!     let request = listener.get_request(LIMIT)?;
+//!     let request = listener.request().wait()?;
 //!     let device = request.id().addresses()?.device.expect("a request has a device");
 //!     let pd = domains.pd(device)?;
 //!     let mut datagrams: Datagrams = Datagrams::options().port(device.port).build(&pd)?;
 //!     let pool = Pool::new(&pd, 1, 40 + datagrams.max_message() as usize)?;
 //!     datagrams.post(Op::recv(pool.take().expect("a free buffer")))?;
 //!     // A listener may answer all clients with the QP of the same datagrams.
-//!     BlockingId::accept(request, &ConnParam::new(datagrams.qp().qp_num()), LIMIT)?;
-//!     println!("{:?}", datagrams.wait_recv()?.message());
+//!     BlockingId::accept(request, &ConnParam::new(datagrams.qp().qp_num())).wait()?;
+//!     println!("{:?}", datagrams.next_recv().wait()?.message());
 //!     Ok(())
 //! }
 //!
 //! fn client(domains: &Domains) -> bareverbs_rdmacm::Result<()> {
 //!     let id = BlockingId::new(PortSpace::Udp)?;
-//!     id.resolve((Ipv4Addr::new(10, 1, 0, 1), 7174), LIMIT)?;
+//!     id.resolve((Ipv4Addr::new(10, 1, 0, 1), 7174)).wait()?;
 //!     let device = id.addresses()?.device.expect("a resolved address has a device");
-//!     let peer = id.connect_datagram(b"", LIMIT)?;
+//!     let peer = id.connect_datagram(b"").wait()?;
 //!     let options = Datagrams::options().port(device.port).inline(64).qkey(peer.qkey);
 //!     let mut datagrams: Datagrams = options.build(&domains.pd(device)?)?;
-//!     let to = datagrams.destination_with_path(&peer.address, peer.qp_num, peer.qkey)?;
+//!     let to = datagrams.destination_with_path(&peer.address, peer.qp_num, peer.qkey).wait()?;
 //!     datagrams.post(Op::send_to_inline(&to, b"hello"))?;
-//!     datagrams.wait_send()?;
+//!     datagrams.next_send().wait()?;
 //!     Ok(())
 //! }
 //! ```
 
 use std::ops::Deref;
-use std::time::Duration;
 
 use bareverbs::qp::QpType;
 
 use crate::event::UdPeer;
-use crate::steps::{self, Deadline, run};
+use crate::steps;
+use crate::waiting::Waiting;
 use crate::{
     Addr, CmId, ConnParam, ConnectRequest, Error, EventChannel, IdOptions, JoinMode, Key, PeerParam,
     PortSpace, Result,
@@ -84,8 +78,8 @@ use crate::{
 ///
 /// It dereferences to [`CmId`] for the calls that need not wait.
 ///
-/// A call whose time limit passes fails with [`Error::TimedOut`]. The kernel continues it; drop
-/// the identifier then.
+/// Tasks wait after a runtime was [attached](EventChannel::attach) to its [channel](CmId::channel). The
+/// kernel continues a call whose wait is dropped: drop the identifier then.
 #[derive(Debug)]
 pub struct BlockingId {
     id: CmId,
@@ -117,13 +111,13 @@ impl BlockingId {
     ///
     /// # Errors
     /// - [`Error::Address`], [`Error::Route`]: there is none.
-    /// - [`Error::TimedOut`]: no neighbour, or on InfiniBand no subnet administrator, has answered within
-    ///   `limit`.
+    /// - [`Error::TimedOut`]: no neighbour has answered within 10 seconds.
     /// - The errors of [`CmId::resolve_addr`] and [`CmId::resolve_route`].
     #[doc(alias = "rdma_resolve_addr")]
     #[doc(alias = "rdma_resolve_route")]
-    pub fn resolve(&self, peer: impl Into<Addr>, limit: Duration) -> Result<()> {
-        run(steps::resolve(&Deadline::new(limit), &self.id, self.source, peer.into(), limit))
+    pub fn resolve(&self, peer: impl Into<Addr>) -> Waiting<'_, Result<()>> {
+        let peer = peer.into();
+        Waiting::new(move |waiter| async move { steps::resolve(&waiter, &self.id, self.source, peer).await })
     }
 
     /// Connects to the resolved peer, up to its response. The caller then moves its QP to RTS and
@@ -131,33 +125,36 @@ impl BlockingId {
     ///
     /// # Errors
     /// - [`Error::Rejected`], [`Error::Unreachable`]: the identifier can't connect again.
-    /// - [`Error::TimedOut`]: `limit` has passed.
     /// - The errors of [`CmId::connect`].
     #[doc(alias = "rdma_connect")]
-    pub fn connect(&self, param: &ConnParam<'_>, limit: Duration) -> Result<PeerParam> {
-        run(steps::connect(&Deadline::new(limit), &self.id, param))
+    pub fn connect<'a>(&'a self, param: &'a ConnParam<'a>) -> Waiting<'a, Result<PeerParam>> {
+        Waiting::new(move |waiter| async move { steps::connect(&waiter, &self.id, param).await })
     }
 
     /// Asks the resolved peer for the address of its datagram QP.
     ///
     /// # Errors
     /// - [`Error::Sidr`], [`Error::Unreachable`]: the peer refused, or did not answer.
-    /// - [`Error::TimedOut`]: `limit` has passed.
     /// - The errors of [`CmId::connect`].
     #[doc(alias = "rdma_connect")]
-    pub fn connect_datagram(&self, private_data: &[u8], limit: Duration) -> Result<UdPeer> {
-        run(steps::connect_datagram(&Deadline::new(limit), &self.id, private_data))
+    pub fn connect_datagram<'a>(&'a self, private_data: &'a [u8]) -> Waiting<'a, Result<UdPeer>> {
+        Waiting::new(
+            move |waiter| async move { steps::connect_datagram(&waiter, &self.id, private_data).await },
+        )
     }
 
     /// Waits for a request to this listener. Its identifier has a channel of its own.
     ///
     /// # Errors
-    /// [`Error::TimedOut`]; [`Error::DeviceRemoved`].
+    /// [`Error::DeviceRemoved`]
     #[doc(alias = "rdma_get_request")]
-    pub fn get_request(&self, limit: Duration) -> Result<ConnectRequest> {
-        let mut request = run(steps::request(&Deadline::new(limit), &self.id))?;
-        request.move_to_own_channel()?;
-        Ok(request)
+    #[doc(alias = "get_request")]
+    pub fn request(&self) -> Waiting<'_, Result<ConnectRequest>> {
+        Waiting::new(|waiter| async move {
+            let mut request = steps::request(&waiter, &self.id).await?;
+            request.move_to_own_channel()?;
+            Ok(request)
+        })
     }
 
     /// Accepts a request. For a connection it waits until the peer has confirmed.
@@ -165,16 +162,17 @@ impl BlockingId {
     /// # Errors
     /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::Disconnected`]: the peer refused the
     ///   response, did not answer it, or has ended the connection already.
-    /// - [`Error::TimedOut`]: `limit` has passed.
     /// - The errors of [`CmId::accept`].
     #[doc(alias = "rdma_accept")]
-    pub fn accept(mut request: ConnectRequest, param: &ConnParam<'_>, limit: Duration) -> Result<Self> {
-        request.move_to_own_channel()?;
-        let id = request.accept(param)?;
-        if id.qp_type() != QpType::UD {
-            run(steps::established(&Deadline::new(limit), &id))?;
-        }
-        Ok(Self { id, source: None })
+    pub fn accept<'a>(mut request: ConnectRequest, param: &'a ConnParam<'a>) -> Waiting<'a, Result<Self>> {
+        Waiting::new(move |waiter| async move {
+            request.move_to_own_channel()?;
+            let id = request.accept(param)?;
+            if id.qp_type() != QpType::UD {
+                steps::established(&waiter, &id).await?;
+            }
+            Ok(Self { id, source: None })
+        })
     }
 
     /// Ends the connection and waits until the peer has answered.
@@ -182,41 +180,44 @@ impl BlockingId {
     /// # Errors
     /// - [`Error::Invalid`]: a datagram QP has no connection.
     /// - [`Error::Unreachable`]: the peer never answered.
-    /// - [`Error::TimedOut`]: it did not answer in time, or there is no connection.
     /// - The errors of [`CmId::disconnect`].
     #[doc(alias = "rdma_disconnect")]
-    pub fn disconnect(&self, limit: Duration) -> Result<()> {
-        if self.id.qp_type() == QpType::UD {
-            return Err(Error::invalid("disconnect", "a datagram QP has no connection"));
-        }
-        self.id.disconnect()?;
-        match run(steps::disconnected(&Deadline::new(limit), &self.id, "disconnect"))? {
-            None => Ok(()),
-            Some(errno) => Err(Error::Unreachable(errno)),
-        }
+    pub fn disconnect(&self) -> Waiting<'_, Result<()>> {
+        Waiting::new(|waiter| async move {
+            if self.id.qp_type() == QpType::UD {
+                return Err(Error::invalid("disconnect", "a datagram QP has no connection"));
+            }
+            self.id.disconnect()?;
+            match steps::disconnected(&waiter, &self.id, "disconnect").await? {
+                None => Ok(()),
+                Some(errno) => Err(Error::Unreachable(errno)),
+            }
+        })
     }
 
     /// Joins a multicast group, and waits for its address. The key is for
     /// [`CmId::leave_multicast`].
     ///
     /// # Errors
-    /// [`Error::Multicast`], [`Error::TimedOut`]; those of [`CmId::join_multicast`].
+    /// [`Error::Multicast`]; those of [`CmId::join_multicast`].
     #[doc(alias = "rdma_join_multicast")]
     pub fn join_multicast_group(
         &self,
         group: impl Into<Addr>,
         mode: JoinMode,
-        limit: Duration,
-    ) -> Result<(Key, UdPeer)> {
-        let membership = self.id.join_multicast(group, mode)?;
-        match run(steps::joined(&Deadline::new(limit), &self.id, membership)) {
-            Ok(group) => Ok((membership, group)),
-            Err(error) => {
-                // The error of joining is more useful than that of leaving.
-                let _ = self.id.leave_multicast(membership);
-                Err(error)
+    ) -> Waiting<'_, Result<(Key, UdPeer)>> {
+        let group = group.into();
+        Waiting::new(move |waiter| async move {
+            let membership = self.id.join_multicast(group, mode)?;
+            match steps::joined(&waiter, &self.id, membership).await {
+                Ok(group) => Ok((membership, group)),
+                Err(error) => {
+                    // The error of joining is more useful than that of leaving.
+                    let _ = self.id.leave_multicast(membership);
+                    Err(error)
+                }
             }
-        }
+        })
     }
 
     /// The identifier.

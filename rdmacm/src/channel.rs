@@ -3,7 +3,7 @@
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -13,11 +13,13 @@ use bareverbs_uapi::rdma_cm::structs::{DestroyIdReq, EventResp};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
+use crate::attached::Attached;
 use crate::command::{self, CmFile};
 use crate::event::{Event, EventKind, parse, parse_request};
 use crate::id::CmId;
 use crate::inbox::Inboxes;
 use crate::request::ConnectRequest;
+use crate::waiting::Waiting;
 use crate::{Error, Key, Result, key};
 
 /// A channel of the connection manager: identifiers are created on it, and it delivers their
@@ -43,7 +45,7 @@ use crate::{Error, Key, Result, key};
 /// let channel = EventChannel::new()?;
 /// let id = CmId::new(&channel, PortSpace::Tcp)?;
 /// id.resolve_addr(None, (Ipv4Addr::new(10, 1, 0, 1), 7174), Duration::from_secs(2))?;
-/// let event = channel.wait()?;
+/// let event = channel.next().wait()?;
 /// assert_eq!(event.key, id.key());
 /// println!("{:?}", event.kind);
 /// # Ok::<(), bareverbs_rdmacm::Error>(())
@@ -55,7 +57,7 @@ pub struct EventChannel {
     inner: Arc<Inner>,
 }
 
-struct Inner {
+pub(crate) struct Inner {
     file: CmFile,
     /// Whether it was opened for one identifier.
     private: bool,
@@ -64,6 +66,8 @@ struct Inner {
     inboxes: Mutex<Inboxes>,
     /// Notified when the thread that slept on the descriptor has delivered events.
     delivered: Condvar,
+    /// The runtime of the tasks that wait.
+    attached: OnceLock<Attached>,
 }
 
 /// Wakes the readers of a channel while there may be events that the kernel does not report to readers
@@ -102,7 +106,7 @@ impl WakeEvent {
 impl Inner {
     fn new(file: CmFile, private: bool) -> Arc<Self> {
         let (wake, inboxes, delivered) = (OnceLock::new(), Mutex::default(), Condvar::new());
-        Arc::new(Self { file, private, wake, inboxes, delivered })
+        Arc::new(Self { file, private, wake, inboxes, delivered, attached: OnceLock::new() })
     }
 }
 
@@ -160,6 +164,19 @@ impl EventChannel {
 
     pub(crate) fn file(&self) -> &CmFile {
         &self.inner.file
+    }
+
+    /// The channel, unless it is dropped.
+    pub(crate) fn upgrade(inner: &Weak<Inner>) -> Option<Self> {
+        Some(Self { inner: inner.upgrade()? })
+    }
+
+    pub(crate) fn downgrade(&self) -> Weak<Inner> {
+        Arc::downgrade(&self.inner)
+    }
+
+    pub(crate) fn attached(&self) -> &OnceLock<Attached> {
+        &self.inner.attached
     }
 
     /// Whether both are the same channel.
@@ -278,7 +295,6 @@ impl EventChannel {
     }
 
     /// As [`try_event`](Self::try_event). If there is none, the waker is woken when there may be one.
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
     pub(crate) fn poll_event(&self, key: Option<Key>, waker: &Waker) -> Result<Option<Event>> {
         self.take_event(key, Some(waker))
     }
@@ -310,7 +326,6 @@ impl EventChannel {
     ///
     /// # Panics
     /// If a waker panics, after all tasks were woken.
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
     pub(crate) fn serve(&self) -> bool {
         self.forget_wake();
         let mut wakers = Vec::new();
@@ -333,7 +348,6 @@ impl EventChannel {
     }
 
     /// Wakes all tasks that wait, which then get the error of the runtime.
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
     pub(crate) fn wake_tasks(&self) {
         let mut wakers = Vec::new();
         self.lock().take_wakers(&mut wakers);
@@ -367,32 +381,19 @@ impl EventChannel {
         Some(Event { key, kind })
     }
 
-    /// Blocks until an event arrives.
+    /// Waits for an event. A wait that is dropped loses no event.
     ///
     /// # Errors
-    /// As for [`EventChannel::try_wait`].
+    /// As for [`EventChannel::try_wait`]. [`Error::Invalid`] in a task: no runtime is
+    /// [attached](Self::attach).
     #[doc(alias = "rdma_get_cm_event")]
-    pub fn wait(&self) -> Result<Event> {
-        loop {
-            if let Some(event) = self.wait_for_any(None)? {
-                return Ok(event);
-            }
-        }
+    #[doc(alias = "wait")]
+    pub fn next(&self) -> Waiting<'_, Result<Event>> {
+        Waiting::new(|waiter| async move { waiter.next(self, None).await })
     }
 
-    /// Blocks until an event arrives, at most for `timeout`; `None` if none arrived.
-    ///
-    /// # Errors
-    /// As for [`EventChannel::try_wait`].
-    pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<Event>> {
-        // A timeout that overflows `Instant` means no timeout.
-        match Instant::now().checked_add(timeout) {
-            Some(end) => self.wait_for_any(Some(end)),
-            None => self.wait().map(Some),
-        }
-    }
-
-    fn wait_for_any(&self, end: Option<Instant>) -> Result<Option<Event>> {
+    /// Waits in a thread for an event of an identifier without a claim, at most until `end`.
+    pub(crate) fn wait_for_any(&self, end: Option<Instant>) -> Result<Option<Event>> {
         // Before this thread looks for an event: the end of a claim may find one for it afterwards.
         self.create_wake()?;
         self.wait_until(None, end)
@@ -478,12 +479,13 @@ impl EventChannel {
         }
     }
 
-    /// A descriptor that is readable while an event waits or was migrated; `None` if the descriptor
-    /// of the file is that.
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
-    pub(crate) fn combined(&self) -> Result<Option<OwnedFd>> {
+    /// A descriptor that is readable while an event waits or was migrated.
+    pub(crate) fn descriptor(&self) -> Result<OwnedFd> {
         use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
-        let Some(wake) = self.inner.wake.get() else { return Ok(None) };
+        let failed = |errno| Error::System { what: "creating a descriptor of a channel", errno };
+        let Some(wake) = self.inner.wake.get() else {
+            return rustix::io::fcntl_dupfd_cloexec(self.file(), 0).map_err(failed);
+        };
         let combine = || {
             let combined = create(CreateFlags::CLOEXEC)?;
             for fd in [self.file().as_fd(), wake.event.as_fd()] {
@@ -491,7 +493,7 @@ impl EventChannel {
             }
             Ok(combined)
         };
-        combine().map(Some).map_err(|errno| Error::System { what: "creating an epoll instance", errno })
+        combine().map_err(failed)
     }
 
     /// Ends the readiness of [`EventChannel::wake`]. The caller reads events afterwards.
@@ -505,11 +507,10 @@ impl EventChannel {
 impl AsFd for EventChannel {
     /// The descriptor is readable while an event waits in the kernel. A thread that waits for one
     /// identifier of a shared channel also reads the events of the others: see
-    /// [`Connection::own_channel`](crate::Connection::own_channel).
+    /// [`Link::own_channel`](crate::Link::own_channel).
     ///
     /// When an identifier with undelivered events is migrated to the channel, the kernel does not wake
-    /// a `poll` that already waits. [`EventChannel::wait`] and the types of the modules `tokio` and
-    /// `async_io` are woken.
+    /// a `poll` that already waits. [`EventChannel::next`] is woken.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.file.as_fd()
     }
@@ -624,8 +625,8 @@ mod tests {
     fn reader_keeps_its_event_if_the_waker_of_another_task_panics() {
         let reads: [fn(&EventChannel) -> Option<Event>; 3] = [
             |channel| channel.try_wait().unwrap(),
-            |channel| channel.wait_timeout(Duration::ZERO).unwrap(),
-            |channel| Some(channel.wait().unwrap()),
+            |channel| channel.next().wait_timeout(Duration::ZERO).transpose().unwrap(),
+            |channel| Some(channel.next().wait().unwrap()),
         ];
         for read in reads {
             let channel = EventChannel::simulated();
@@ -644,7 +645,7 @@ mod tests {
         let channel = EventChannel::simulated();
         let (claimed, own) = (claim_by_panicking_task(&channel), new_key());
         channel.file().kernel().report(event(claimed, EventType::ADDR_RESOLVED));
-        assert!(panics(|| channel.wait_timeout(Duration::from_secs(3600))));
+        assert!(panics(|| channel.next().wait_timeout(Duration::from_secs(3600))));
         channel.file().kernel().report(event(own, EventType::ROUTE_RESOLVED));
         assert!(channel.try_wait().unwrap().is_some_and(|event| event.key == own));
     }
@@ -690,7 +691,7 @@ mod tests {
         channel.lock().deliver(event(key, EventType::ADDR_RESOLVED), &mut Vec::new());
         let (start, timeout) = (Instant::now(), Duration::from_secs(10));
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| channel.wait_timeout(timeout).unwrap());
+            let waits = scope.spawn(|| channel.next().wait_timeout(timeout).transpose().unwrap());
             while !channel.lock().sleeping {
                 std::thread::yield_now();
             }
@@ -738,7 +739,7 @@ mod tests {
         let (channel, key) = (EventChannel::simulated(), new_key());
         channel.claim(key, 0);
         std::thread::scope(|scope| {
-            scope.spawn(|| assert!(channel.wait_timeout(Duration::from_millis(100)).unwrap().is_none()));
+            scope.spawn(|| assert!(channel.next().wait_timeout(Duration::from_millis(100)).is_none()));
             while !channel.lock().sleeping {
                 std::thread::yield_now();
             }
@@ -755,11 +756,10 @@ mod tests {
     fn thread_that_has_slept_wakes_tasks_that_read_by_themselves() {
         let (channel, count) = (EventChannel::simulated(), Arc::new(Count::default()));
         register(&channel, None, &Waker::from(Arc::clone(&count)));
-        assert!(channel.wait_timeout(Duration::from_millis(1)).unwrap().is_none());
+        assert!(channel.next().wait_timeout(Duration::from_millis(1)).is_none());
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
     }
 
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
     #[test]
     fn readiness_without_claims_wakes_tasks_and_reads_nothing() {
         let (channel, count) = (EventChannel::simulated(), Arc::new(Count::default()));

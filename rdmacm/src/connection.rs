@@ -1,77 +1,102 @@
-//! Connections with their queue pairs: [`Listener`], [`Connector`] and [`Connection`].
+//! Connections with their queue pairs: [`Listener`], [`Connector`] and [`Connected`].
 //!
-//! A [`Connection`] owns an identifier and a queue that is in RTS: a [`Qp<Rc>`](bareverbs::qp::Qp), a
-//! `Qp<Uc>`, or the safe [`Endpoint`]. Calls block, with time limits; the modules `tokio` and
-//! `async_io` have the same types for tasks.
+//! A [`Connected`] is a queue that is in RTS, and the [`Link`] of its connection. The queue is a
+//! [`Qp<Rc>`](bareverbs::qp::Qp), a `Qp<Uc>`, the safe [`Endpoint`], or one that connects by addresses, such
+//! as a connection of a hub.
 //!
 //! ```no_run
-//! use bareverbs::{Access, Buffer, Endpoint, Op};
-//! use bareverbs_rdmacm::connection::{Connector, Listener};
-//! use std::time::Duration;
+//! use bareverbs::{Access, Buffer, Endpoint, Report};
+//! use bareverbs_rdmacm::{Connected, Connector, Listener};
 //!
-//! const LIMIT: Duration = Duration::from_secs(10);
-//!
-//! fn server() -> Result<(), Box<dyn std::error::Error>> {
+//! fn server() -> Result<(), Report> {
 //!     let listener = Listener::bind("0.0.0.0:7174")?;
-//!     let mut peer = listener.accept(&Endpoint::options(), LIMIT)?;
-//!     let pd = peer.qp().pd().clone();
-//!     peer.post(Op::recv(pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?))?;
-//!     println!("{:?}", peer.next().wait()?.message());
+//!     let Connected { queue: mut client, mut link } = listener.accept(&Endpoint::options()).wait()?;
+//!     let pd = client.qp().pd().clone();
+//!     client.post(Op::recv(pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?))?;
+//!     println!("{:?}", client.next().wait()?.message());
 //!     // The acknowledgement of the last message needs the queue pair.
-//!     peer.wait_disconnected(LIMIT)?;
+//!     link.ended().wait()?;
 //!     Ok(())
 //! }
 //!
-//! fn client() -> Result<(), Box<dyn std::error::Error>> {
-//!     let mut server = Connector::new().connect("10.1.0.1:7174", &Endpoint::options(), LIMIT)?;
+//! fn client() -> Result<(), Report> {
+//!     let connector = Connector::new();
+//!     let connected = connector.connect("10.1.0.1:7174", &Endpoint::options()).wait()?;
+//!     let Connected { queue: mut server, mut link } = connected;
 //!     let pd = server.qp().pd().clone();
 //!     let mut hello = pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?;
 //!     hello.write(0, b"hello")?;
 //!     server.post(Op::send(hello, ..5))?;
 //!     server.next().wait()?;
-//!     server.disconnect(LIMIT)?;
+//!     link.disconnect().wait()?;
 //!     Ok(())
+//! }
+//! ```
+//!
+//! # Tasks
+//!
+//! Calls that wait return a [`Waiting`]: a thread calls `wait`, a task awaits it. A runtime is attached
+//! once, to the listener or the connector. Its connections have the same one.
+//!
+//! ```no_run
+//! use bareverbs::Endpoint;
+//! use bareverbs::runtime::Runtime;
+//! use bareverbs_rdmacm::{ConnectOptions, Listener, Result};
+//!
+//! // `runtime` is `Tokio` or `AsyncIo` of `bareverbs::runtime`.
+//! async fn serve(runtime: impl Runtime) -> Result<()> {
+//!     let listener = Listener::bind("0.0.0.0:7174")?;
+//!     listener.attach(runtime)?;
+//!     loop {
+//!         // To take the next request before this one is answered, spawn a task for the rest.
+//!         let request = listener.request().await?;
+//!         let pd = request.pd().await?;
+//!         let endpoint: Endpoint = Endpoint::options().port(request.port()?).build(&pd)?;
+//!         let mut peer = request.accept(endpoint, &ConnectOptions::default()).await?;
+//!         println!("{}", peer.link.peer_addr()?);
+//!         peer.link.ended().await?;
+//!     }
 //! }
 //! ```
 //!
 //! # Memory
 //!
-//! A [`Connection`] of an [`Endpoint`] with 1 send and 1 receive takes 14 to 17 kB of the process on
+//! A [`Connected`] with an [`Endpoint`] of 1 send and 1 receive takes 14 to 17 kB of the process on
 //! Linux 7.2, and 20 to 27 kB of the system, which include those of the process. Buffers of messages
 //! and larger queues come on top.
 
 mod exchange;
 
 use std::fmt;
-use std::net::SocketAddr;
-use std::ops::{Deref, DerefMut};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
 
 use bareverbs::qp::{Ece, QpType};
+use bareverbs::runtime::Runtime;
 use bareverbs::{Endpoint, EndpointOptions, Pd, PortNum};
 use rustix::io::Errno;
 
 use crate::channel::EventChannel;
 use crate::event::{EventKind, RequestParam};
 use crate::id::BoundDevice;
+use crate::name::{Name, first, first_of};
 use crate::param::PrivateData;
 pub use crate::qp::{ConnectOptions, ConnectQueue};
 use crate::qp::{bring_up, check_type};
-use crate::steps::{self, Deadline, Wait, run};
-use crate::{Addr, CmId, ConnectRequest, Error, IdOptions, PeerParam, Result, ToAddrs, name};
+use crate::waiting::{Waiter, Waiting};
+use crate::{Addr, CmId, ConnectRequest, Error, IdOptions, PeerParam, Result, steps};
 
 /// A list of open devices, each with one protection domain (PD), that connections share. Clones are
 /// the same list.
 ///
 /// ```no_run
-/// # fn example(route: &bareverbs_rdmacm::connection::Route) -> bareverbs_rdmacm::Result<()> {
 /// use bareverbs_rdmacm::connection::Domains;
+/// use bareverbs_rdmacm::{Connector, Listener};
 ///
-/// let domains = Domains::default();
-/// let pd = domains.pd(route.device()?)?;
-/// # Ok(())
-/// # }
+/// let listener = Listener::bind("0.0.0.0:7174")?;
+/// let connector = Connector::with_domains(listener.domains());
+/// assert_eq!(connector.domains(), listener.domains());
+/// # Ok::<(), bareverbs_rdmacm::Error>(())
 /// ```
 #[derive(Clone, Default)]
 pub struct Domains {
@@ -118,6 +143,23 @@ impl Domains {
         Ok(pd)
     }
 
+    /// As [`Domains::pd`]. A task of the runtime does not block.
+    pub(crate) async fn open(
+        &self,
+        waiter: &Waiter,
+        runtime: Option<Arc<dyn Runtime>>,
+        device: BoundDevice,
+    ) -> Result<Pd> {
+        let found = self.lock().iter().find(|(of, _)| is_same(of, &device)).map(|(_, pd)| pd.clone());
+        match found {
+            Some(pd) => Ok(pd),
+            None => {
+                let domains = self.clone();
+                waiter.blocking(runtime, move || domains.pd(device)).await?
+            }
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -141,8 +183,15 @@ impl Domains {
         }
     }
 
-    /// An endpoint on the device and the port of a connection.
-    pub(crate) fn endpoint<B>(&self, device: BoundDevice, options: &EndpointOptions) -> Result<Endpoint<B>> {
+    /// An endpoint on the device and the port of an identifier.
+    async fn endpoint<B>(
+        &self,
+        waiter: &Waiter,
+        id: &CmId,
+        options: &EndpointOptions,
+    ) -> Result<Endpoint<B>> {
+        let device = device_of(id)?;
+        self.open(waiter, id.channel().runtime(), device).await?;
         self.build(device, Error::errno, |pd| Ok(options.clone().port(device.port).build(pd)?))
     }
 }
@@ -180,22 +229,6 @@ fn peer_addr(id: &CmId) -> Result<Addr> {
     peer.ok_or_else(|| Error::invalid("peer_addr", "the identifier has no peer"))
 }
 
-/// Calls `each` with the addresses of a name until one succeeds.
-pub(crate) fn each_address<T>(
-    verb: &'static str,
-    addrs: impl ToAddrs,
-    mut each: impl FnMut(SocketAddr) -> Result<T>,
-) -> Result<T> {
-    let mut last = None;
-    for addr in name::resolve(verb, addrs)? {
-        match each(addr) {
-            Ok(done) => return Ok(done),
-            Err(error) => last = Some(error),
-        }
-    }
-    Err(last.unwrap_or_else(|| unreachable!("a name without an address is an error")))
-}
-
 /// A listener for connections.
 ///
 /// Its connections share its channel: all of them have one file of the connection manager. Each gets
@@ -210,8 +243,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on the first of the addresses that can be bound. Host names are resolved by the
-    /// system. Port 0 is a free port, which [`Listener::local_addr`] returns. An unspecified address
+    /// Listens on the first of the addresses that can be bound. The system's resolver looks host names
+    /// up, which blocks. Port 0 is a free port, which [`Listener::local_addr`] returns. An unspecified address
     /// is that of every device.
     ///
     /// # Errors
@@ -220,8 +253,8 @@ impl Listener {
     /// - The errors of [`EventChannel::new`], [`CmId::bind_addr`] and [`CmId::listen`].
     #[doc(alias = "rdma_create_ep")]
     #[doc(alias = "rdma_getaddrinfo")]
-    pub fn bind(addrs: impl ToAddrs) -> Result<Self> {
-        Self::bind_with(&IdOptions::default(), addrs)
+    pub fn bind(name: impl Into<Name>) -> Result<Self> {
+        Self::bind_with(&IdOptions::default(), name)
     }
 
     /// Listens as [`Listener::bind`] does, with options.
@@ -238,8 +271,8 @@ impl Listener {
     /// As for [`Listener::bind`] and [`IdOptions::apply`].
     #[doc(alias = "rdma_create_ep")]
     #[doc(alias = "rdma_set_option")]
-    pub fn bind_with(options: &IdOptions, addrs: impl ToAddrs) -> Result<Self> {
-        each_address("Listener::bind", addrs, |addr| {
+    pub fn bind_with(options: &IdOptions, name: impl Into<Name>) -> Result<Self> {
+        first(name.into().resolve("Listener::bind")?, |addr| {
             let id = options.create_id(&EventChannel::new()?)?;
             id.bind_addr(addr)?;
             id.listen(options.backlog)?;
@@ -286,28 +319,66 @@ impl Listener {
         local.ok_or_else(|| Error::invalid("local_addr", "the identifier is not bound to an IP address"))
     }
 
-    /// Waits for a request.
+    /// Registers the channel of the listener with an async runtime, for tasks. Its connections have the
+    /// same runtime. Threads may wait, too.
     ///
     /// # Errors
-    /// - [`Error::TimedOut`]: no request arrived within `limit`.
-    /// - [`Error::DeviceRemoved`].
-    #[doc(alias = "rdma_get_request")]
-    pub fn get_request(&self, limit: Duration) -> Result<Incoming> {
-        run(self.next_request(&Deadline::new(limit)))
+    /// As for [`EventChannel::attach`].
+    pub fn attach(&self, runtime: impl Runtime) -> Result<()> {
+        self.id.channel().attach(runtime)
     }
 
-    pub(crate) async fn next_request(&self, wait: &impl Wait) -> Result<Incoming> {
-        let request = steps::request(wait, &self.id).await?;
+    /// The protection domain of the requests to a local address, before the first request arrives. The
+    /// device is opened on first use.
+    ///
+    /// ```no_run
+    /// use bareverbs::Pool;
+    /// use bareverbs_rdmacm::Listener;
+    /// use std::net::Ipv4Addr;
+    ///
+    /// let listener = Listener::bind("0.0.0.0:7174")?;
+    /// let pd = listener.pd(Ipv4Addr::new(10, 1, 0, 1)).wait()?;
+    /// let buffers = Pool::new(&pd, 64, 4096)?;
+    /// # Ok::<(), bareverbs_rdmacm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: the address is that of every device.
+    /// - [`Error::Command`] with `EADDRNOTAVAIL`: it is not local. With `ENODEV`: its network interface
+    ///   has no RDMA device.
+    /// - [`Error::Verbs`]: the device can't be opened.
+    pub fn pd(&self, local: impl Into<IpAddr>) -> Waiting<'_, Result<Pd>> {
+        let local = SocketAddr::new(local.into(), 0);
+        Waiting::new(move |waiter| async move {
+            let channel = self.id.channel();
+            let id = self.id_options.create_id(channel)?;
+            id.bind_addr(local)?;
+            self.domains.open(&waiter, channel.runtime(), device_of(&id)?).await
+        })
+    }
+
+    /// Waits for a request. A wait that is dropped loses no request.
+    ///
+    /// # Errors
+    /// [`Error::DeviceRemoved`]; those of [`EventChannel::next`].
+    #[doc(alias = "rdma_get_request")]
+    #[doc(alias = "get_request")]
+    pub fn request(&self) -> Waiting<'_, Result<Incoming>> {
+        Waiting::new(|waiter| async move { self.next_request(&waiter).await })
+    }
+
+    async fn next_request(&self, waiter: &Waiter) -> Result<Incoming> {
+        let request = steps::request(waiter, &self.id).await?;
         request.id().claim();
         self.id_options.apply_to_child(request.id())?;
-        Ok(Incoming { request })
+        Ok(Incoming { request, domains: self.domains.clone() })
     }
 
     /// Waits for a request and accepts it with a new endpoint on its device. Receives may be posted
-    /// afterwards: the peer's messages are repeated until then. For buffers of another type, such as
-    /// leases of a pool, see [`Incoming::accept`].
+    /// afterwards: the peer's messages are repeated until then.
     ///
-    /// The time limit is for the request, and again for the confirmation by the peer.
+    /// While it waits for the confirmation of one peer, it takes no other request: to do both, answer
+    /// each [`Incoming`] in a thread or task of its own. Drop rejects a request that was taken.
     ///
     /// Of `options`, only the depths, the buffers, `access`, `spin` and `keepalive` are used. The port
     /// and the path are those of the identifier. Retries and the RNR timer are those of
@@ -319,15 +390,17 @@ impl Listener {
     /// connection.
     ///
     /// # Errors
-    /// The errors of [`Listener::get_request`], [`EndpointOptions::build`] and [`Incoming::accept`].
-    pub fn accept<B: Send>(
-        &self,
-        options: &EndpointOptions,
-        limit: Duration,
-    ) -> Result<Connection<Endpoint<B>>> {
-        let incoming = self.get_request(limit)?;
-        let endpoint = self.domains.endpoint(incoming.device()?, options)?;
-        incoming.accept(endpoint, &ConnectOptions::default(), limit)
+    /// The errors of [`Listener::request`], [`EndpointOptions::build`] and [`Incoming::accept`].
+    #[doc(alias = "rdma_accept")]
+    pub fn accept<'a, B: Send + 'a>(
+        &'a self,
+        options: &'a EndpointOptions,
+    ) -> Waiting<'a, Result<Connected<Endpoint<B>>>> {
+        Waiting::new(move |waiter| async move {
+            let incoming = self.next_request(&waiter).await?;
+            let endpoint = self.domains.endpoint(&waiter, incoming.request.id(), options).await?;
+            incoming.accept_with(&waiter, endpoint, &ConnectOptions::default()).await
+        })
     }
 }
 
@@ -336,6 +409,7 @@ impl Listener {
 #[must_use = "drop rejects the request"]
 pub struct Incoming {
     request: ConnectRequest,
+    domains: Domains,
 }
 
 impl Incoming {
@@ -382,8 +456,17 @@ impl Incoming {
         Ok(self.device()?.port)
     }
 
+    /// The protection domain of the listener on the device of the request. The device is opened on first
+    /// use.
+    ///
+    /// # Errors
+    /// As for [`Domains::pd`] and [`CmId::addresses`].
+    pub fn pd(&self) -> Waiting<'_, Result<Pd>> {
+        pd(&self.domains, self.request.id())
+    }
+
     /// Moves the queue to RTS, accepts the request, and waits until the peer has confirmed.
-    /// Receives are posted to the queue before, or after.
+    /// Receives are posted to the queue before, or after. Drop ends the connection.
     ///
     /// An idle peer is probed by RDMA writes of length 0, so that a dead one ends a wait for receives:
     /// [`EndpointOptions::keepalive`]. The kernel's connection manager sets `REMOTE_WRITE` of the
@@ -393,14 +476,12 @@ impl Incoming {
     /// ```no_run
     /// use bareverbs::{Endpoint, PoolBuffer};
     /// use bareverbs_rdmacm::{ConnectOptions, Listener};
-    /// use std::time::Duration;
     ///
-    /// # const LIMIT: Duration = Duration::from_secs(10);
     /// # fn accept(listener: &Listener) -> bareverbs_rdmacm::Result<()> {
-    /// let request = listener.get_request(LIMIT)?;
-    /// let pd = listener.domains().pd(request.device()?)?;
+    /// let request = listener.request().wait()?;
+    /// let pd = request.pd().wait()?;
     /// let endpoint: Endpoint<PoolBuffer> = Endpoint::options().port(request.port()?).build(&pd)?;
-    /// let peer = request.accept(endpoint, &ConnectOptions::default(), LIMIT)?;
+    /// let peer = request.accept(endpoint, &ConnectOptions::default()).wait()?;
     /// # Ok(())
     /// # }
     /// ```
@@ -410,24 +491,23 @@ impl Incoming {
     ///
     /// - [`Error::Verbs`]: a transition of the queue pair failed.
     /// - [`Error::Withdrawn`]: the peer gave up before it was answered.
-    /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::TimedOut`]
+    /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::Disconnected`]
     /// - The errors of [`CmId::accept`].
     #[doc(alias = "rdma_accept")]
-    pub fn accept<Q: ConnectQueue>(
+    pub fn accept<'a, Q: ConnectQueue + Send + 'a>(
         self,
         queue: Q,
-        options: &ConnectOptions<'_>,
-        limit: Duration,
-    ) -> Result<Connection<Q>> {
-        run(self.accept_with(&Deadline::new(limit), queue, options))
+        options: &'a ConnectOptions<'a>,
+    ) -> Waiting<'a, Result<Connected<Q>>> {
+        Waiting::new(move |waiter| async move { self.accept_with(&waiter, queue, options).await })
     }
 
-    pub(crate) async fn accept_with<Q: ConnectQueue>(
+    async fn accept_with<Q: ConnectQueue>(
         self,
-        wait: &impl Wait,
+        waiter: &Waiter,
         mut queue: Q,
         options: &ConnectOptions<'_>,
-    ) -> Result<Connection<Q>> {
+    ) -> Result<Connected<Q>> {
         let RequestParam::Connection(peer) = self.request.param().clone() else {
             return Err(Error::invalid("accept", "the request is for a datagram QP"));
         };
@@ -440,8 +520,8 @@ impl Incoming {
         bring_up(self.request.id(), &mut queue, options, Some(&param))?;
         param.ece = queue.ece().unwrap_or_default();
         let id = self.request.accept(&param)?;
-        steps::established(wait, &id).await?;
-        Ok(Connection { id, queue, peer, ended: false })
+        steps::established(waiter, &id).await?;
+        Ok(Connected::new(id, queue, peer))
     }
 
     /// Rejects the request, with data for the peer's application.
@@ -526,27 +606,48 @@ impl Connector {
         self.channel.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Resolves the first of the addresses that has a route, for a queue of the caller.
+    /// Registers the channel of the connector with an async runtime, for tasks. Its connections have the
+    /// same runtime. Threads may wait, too.
     ///
     /// # Errors
-    /// As for [`Route::resolve`].
-    #[doc(alias = "rdma_resolve_addr")]
-    #[doc(alias = "rdma_resolve_route")]
-    pub fn resolve(&self, addrs: impl ToAddrs, limit: Duration) -> Result<Route> {
-        each_address("Connector::resolve", addrs, |addr| {
-            run(self.resolve_with(&Deadline::new(limit), addr.into(), limit))
-        })
+    /// As for [`Connector::channel`] and [`EventChannel::attach`].
+    pub fn attach(&self, runtime: impl Runtime) -> Result<()> {
+        self.channel()?.attach(runtime)
     }
 
-    pub(crate) async fn resolve_with(&self, wait: &impl Wait, peer: Addr, limit: Duration) -> Result<Route> {
-        Route::on_channel(wait, &self.channel()?, &self.id_options, peer, limit).await
+    /// Resolves address and route of the first of the addresses that has a route, for a queue of the
+    /// caller. Host names are looked up by the system's resolver.
+    ///
+    /// # Errors
+    /// - [`Error::Name`]: the name was not resolved. [`Error::Invalid`]: it has no address.
+    /// - [`Error::TimedOut`]: no neighbour has answered within 10 seconds.
+    /// - [`Error::Address`], [`Error::Route`]: there is no route. On InfiniBand, the subnet administrator
+    ///   has not answered within 10 seconds.
+    /// - Those of [`Connector::channel`], [`IdOptions::apply`] and [`CmId::resolve_addr`].
+    #[doc(alias = "rdma_resolve_addr")]
+    #[doc(alias = "rdma_resolve_route")]
+    #[doc(alias = "rdma_getaddrinfo")]
+    pub fn resolve(&self, name: impl Into<Name>) -> Waiting<'_, Result<Route>> {
+        let name = name.into();
+        Waiting::new(move |waiter| async move { self.route(&waiter, name).await })
+    }
+
+    async fn route(&self, waiter: &Waiter, name: Name) -> Result<Route> {
+        let (channel, options) = (&self.channel()?, &self.id_options);
+        let addrs = name.lookup_by(waiter, channel.runtime(), "Connector::resolve").await?;
+        first_of(addrs, |addr| async move {
+            let id = options.create_id(channel)?;
+            id.claim();
+            steps::resolve(waiter, &id, options.source, addr).await?;
+            Ok(Route { id, domains: self.domains.clone() })
+        })
+        .await
     }
 
     /// Connects to the first of the addresses that has a route, with a new endpoint. Receives may
-    /// be posted afterwards: the peer's messages are repeated until then. For buffers of another type,
-    /// such as leases of a pool, see [`Route::connect`].
+    /// be posted afterwards: the peer's messages are repeated until then.
     ///
-    /// The time limit is for the resolution of an address, and again for the answer of the peer.
+    /// Drop ends the attempt. Otherwise the kernel gives up after about 70 to 100 seconds on RoCE.
     ///
     /// Of `options`, only the depths, the buffers, `access`, `spin` and `keepalive` are used. The port
     /// and the path are those of the identifier. Retries and the RNR timer are those of
@@ -558,18 +659,20 @@ impl Connector {
     /// connection.
     ///
     /// # Errors
-    /// The errors of [`Route::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
+    /// The errors of [`Connector::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
+    #[doc(alias = "rdma_connect")]
     #[doc(alias = "rdma_create_ep")]
-    #[doc(alias = "rdma_getaddrinfo")]
-    pub fn connect<B: Send>(
-        &self,
-        addrs: impl ToAddrs,
-        options: &EndpointOptions,
-        limit: Duration,
-    ) -> Result<Connection<Endpoint<B>>> {
-        let route = self.resolve(addrs, limit)?;
-        let endpoint = self.domains.endpoint(route.device()?, options)?;
-        route.connect(endpoint, &ConnectOptions::default(), limit)
+    pub fn connect<'a, B: Send + 'a>(
+        &'a self,
+        name: impl Into<Name>,
+        options: &'a EndpointOptions,
+    ) -> Waiting<'a, Result<Connected<Endpoint<B>>>> {
+        let name = name.into();
+        Waiting::new(move |waiter| async move {
+            let route = self.route(&waiter, name).await?;
+            let endpoint = self.domains.endpoint(&waiter, &route.id, options).await?;
+            route.connect_with(&waiter, endpoint, &ConnectOptions::default()).await
+        })
     }
 }
 
@@ -590,60 +693,10 @@ impl fmt::Debug for Connector {
 #[derive(Debug)]
 pub struct Route {
     id: CmId,
+    domains: Domains,
 }
 
 impl Route {
-    /// Resolves the first of the addresses that has a route. Host names are resolved by the system. The
-    /// route has a channel of its own; those of [`Connector::resolve`] share one.
-    ///
-    /// # Errors
-    /// - [`Error::Name`]: the name was not resolved. [`Error::Invalid`]: it has no address.
-    /// - [`Error::TimedOut`]: no neighbour, or on InfiniBand no subnet administrator, has answered within
-    ///   `limit`.
-    /// - [`Error::Address`], [`Error::Route`]; those of [`CmId::resolve_addr`].
-    #[doc(alias = "rdma_resolve_addr")]
-    #[doc(alias = "rdma_resolve_route")]
-    #[doc(alias = "rdma_getaddrinfo")]
-    pub fn resolve(addrs: impl ToAddrs, limit: Duration) -> Result<Self> {
-        Self::resolve_with(&IdOptions::default(), addrs, limit)
-    }
-
-    /// Resolves a route from a local address, or from any if there is none.
-    ///
-    /// # Errors
-    /// As for [`Route::resolve`]; [`Error::Command`] with `EADDRNOTAVAIL`: the address is not local.
-    #[doc(alias = "rdma_resolve_addr")]
-    pub fn resolve_from(src: Option<Addr>, addrs: impl ToAddrs, limit: Duration) -> Result<Self> {
-        Self::resolve_with(&IdOptions { source: src, ..IdOptions::default() }, addrs, limit)
-    }
-
-    /// Resolves a route with options of its identifier.
-    ///
-    /// # Errors
-    /// As for [`Route::resolve_from`] and [`IdOptions::apply`].
-    #[doc(alias = "rdma_resolve_addr")]
-    #[doc(alias = "rdma_set_option")]
-    pub fn resolve_with(options: &IdOptions, addrs: impl ToAddrs, limit: Duration) -> Result<Self> {
-        each_address("Route::resolve", addrs, |addr| {
-            let channel = EventChannel::private()?;
-            run(Self::on_channel(&Deadline::new(limit), &channel, options, addr.into(), limit))
-        })
-    }
-
-    /// Resolves a route by an identifier on the channel that `wait` waits for.
-    pub(crate) async fn on_channel(
-        wait: &impl Wait,
-        channel: &EventChannel,
-        options: &IdOptions,
-        peer: Addr,
-        limit: Duration,
-    ) -> Result<Self> {
-        let id = options.create_id(channel)?;
-        id.claim();
-        steps::resolve(wait, &id, options.source, peer, limit).await?;
-        Ok(Self { id })
-    }
-
     /// The identifier.
     #[must_use]
     pub fn id(&self) -> &CmId {
@@ -675,7 +728,17 @@ impl Route {
         Ok(self.device()?.port)
     }
 
-    /// Connects the queue and moves it to RTS. Receives are posted to the queue before, or after.
+    /// The protection domain of the connector on the device of the route. The device is opened on first
+    /// use.
+    ///
+    /// # Errors
+    /// As for [`Domains::pd`] and [`CmId::addresses`].
+    pub fn pd(&self) -> Waiting<'_, Result<Pd>> {
+        pd(&self.domains, &self.id)
+    }
+
+    /// Connects the queue and moves it to RTS. Receives are posted to the queue before, or after. Drop
+    /// ends the attempt.
     ///
     /// An idle peer is probed by RDMA writes of length 0, so that a dead one ends a wait for receives:
     /// [`EndpointOptions::keepalive`]. The kernel's connection manager sets `REMOTE_WRITE` of the
@@ -685,14 +748,12 @@ impl Route {
     /// ```no_run
     /// use bareverbs::{Endpoint, PoolBuffer};
     /// use bareverbs_rdmacm::{ConnectOptions, Connector};
-    /// use std::time::Duration;
     ///
-    /// # const LIMIT: Duration = Duration::from_secs(10);
     /// # fn connect(connector: &Connector) -> bareverbs_rdmacm::Result<()> {
-    /// let route = connector.resolve("10.1.0.1:7174", LIMIT)?;
-    /// let pd = connector.domains().pd(route.device()?)?;
+    /// let route = connector.resolve("10.1.0.1:7174").wait()?;
+    /// let pd = route.pd().wait()?;
     /// let endpoint: Endpoint<PoolBuffer> = Endpoint::options().port(route.port()?).build(&pd)?;
-    /// let server = route.connect(endpoint, &ConnectOptions::default(), LIMIT)?;
+    /// let server = route.connect(endpoint, &ConnectOptions::default()).wait()?;
     /// # Ok(())
     /// # }
     /// ```
@@ -700,39 +761,52 @@ impl Route {
     /// # Errors
     /// The queue is dropped then.
     ///
-    /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::Disconnected`], [`Error::TimedOut`]
+    /// - [`Error::Rejected`], [`Error::Unreachable`], [`Error::Disconnected`]
     /// - [`Error::Verbs`]: a transition of the queue pair failed. The peer's acceptance is rejected.
     /// - The errors of [`CmId::connect`].
     #[doc(alias = "rdma_connect")]
-    pub fn connect<Q: ConnectQueue>(
+    pub fn connect<'a, Q: ConnectQueue + Send + 'a>(
         self,
         queue: Q,
-        options: &ConnectOptions<'_>,
-        limit: Duration,
-    ) -> Result<Connection<Q>> {
-        run(self.connect_with(&Deadline::new(limit), queue, options))
+        options: &'a ConnectOptions<'a>,
+    ) -> Waiting<'a, Result<Connected<Q>>> {
+        Waiting::new(move |waiter| async move { self.connect_with(&waiter, queue, options).await })
     }
 
-    pub(crate) async fn connect_with<Q: ConnectQueue>(
+    async fn connect_with<Q: ConnectQueue>(
         self,
-        wait: &impl Wait,
+        waiter: &Waiter,
         mut queue: Q,
         options: &ConnectOptions<'_>,
-    ) -> Result<Connection<Q>> {
+    ) -> Result<Connected<Q>> {
         let id = self.id;
         check_type("connect", &id, &queue)?;
-        let peer = steps::connect(wait, &id, &options.param(&queue)).await?;
+        let peer = steps::connect(waiter, &id, &options.param(&queue)).await?;
         agree_on_ece(&mut queue, options, peer.ece)?;
         bring_up(&id, &mut queue, options, None)?;
         id.establish().map_err(|error| steps::refused(&id, "connect", error))?;
-        Ok(Connection { id, queue, peer, ended: false })
+        Ok(Connected::new(id, queue, peer))
     }
 }
 
-/// A connection: its identifier and its queue, which is in RTS. It dereferences to the queue.
+/// The protection domain of an identifier.
+fn pd<'a>(domains: &'a Domains, id: &'a CmId) -> Waiting<'a, Result<Pd>> {
+    Waiting::new(
+        move |waiter| async move { domains.open(&waiter, id.channel().runtime(), device_of(id)?).await },
+    )
+}
+
+/// A connection: its queue, which is in RTS, and its link. A task may wait for both at a time.
 ///
-/// Drop sends one DREQ and does not wait for the DREP. Then it drops the queue. If the DREQ is lost,
-/// the peer notices by errors of its operations only. [`Connection::disconnect`] retries it.
+/// ```no_run
+/// # use bareverbs::Endpoint;
+/// # use bareverbs_rdmacm::{Connected, Result};
+/// # fn end(connected: Connected<Endpoint>) -> Result<()> {
+/// let Connected { queue: mut endpoint, mut link } = connected;
+/// println!("{}: QP {:#x}", link.peer_addr()?, endpoint.qp().qp_num());
+/// link.disconnect().wait()
+/// # }
+/// ```
 ///
 /// The inline functions of `rdma/rdma_verbs.h` are operations of the queue: of
 /// [`Endpoint`], or of [`Qp`](bareverbs::qp::Qp) and [`Cq`](bareverbs::cq::Cq).
@@ -750,16 +824,34 @@ impl Route {
 #[doc(alias = "rdma_reg_read")]
 #[doc(alias = "rdma_reg_write")]
 #[doc(alias = "rdma_dereg_mr")]
+#[doc(alias = "Connection")]
 #[derive(Debug)]
-pub struct Connection<Q> {
-    /// Dropped before the queue: the kernel sends the DREQ while the QP still exists.
+pub struct Connected<Q> {
+    /// The connection. It is dropped before the queue: the kernel sends the DREQ while the QP still
+    /// exists.
+    pub link: Link,
+    /// The queue.
+    pub queue: Q,
+}
+
+impl<Q> Connected<Q> {
+    fn new(id: CmId, queue: Q, peer: PeerParam) -> Self {
+        Self { link: Link { id, peer, ended: false }, queue }
+    }
+}
+
+/// A connection without its queue: its identifier and its end.
+///
+/// Drop sends one DREQ and does not wait for the DREP. If the DREQ is lost, the peer notices by errors of
+/// its operations only. [`Link::disconnect`] retries it.
+#[derive(Debug)]
+pub struct Link {
     id: CmId,
-    queue: Q,
     peer: PeerParam,
     ended: bool,
 }
 
-impl<Q> Connection<Q> {
+impl Link {
     /// The identifier.
     #[must_use]
     pub fn id(&self) -> &CmId {
@@ -781,23 +873,21 @@ impl<Q> Connection<Q> {
         peer_addr(&self.id)
     }
 
-    /// Gives the connection an event channel of its own. A thread that reads a shared channel takes
+    /// Gives the connection an event channel of its own, without a runtime. A thread that reads a shared channel takes
     /// the events of all its connections, so the descriptor of a shared channel does not show those
     /// of one. Call it before you wait by the descriptor of [`CmId::channel`].
     ///
     /// ```no_run
     /// use std::os::fd::AsFd;
-    /// use std::time::Duration;
     ///
-    /// use bareverbs::Endpoint;
+    /// use bareverbs::{Endpoint, PoolBuffer};
     /// use bareverbs_rdmacm::Listener;
     ///
-    /// let limit = Duration::from_secs(5);
     /// let listener = Listener::bind("0.0.0.0:7174")?;
-    /// let mut peer = listener.accept(&Endpoint::options(), limit)?;
-    /// peer.own_channel()?;
+    /// let mut peer = listener.accept::<PoolBuffer>(&Endpoint::options()).wait()?;
+    /// peer.link.own_channel()?;
     /// // Readable when the peer has ended the connection: for `poll` or `epoll`.
-    /// let events = peer.id().channel().as_fd();
+    /// let events = peer.link.id().channel().as_fd();
     /// # Ok::<(), bareverbs_rdmacm::Error>(())
     /// ```
     ///
@@ -814,11 +904,12 @@ impl<Q> Connection<Q> {
     /// # Errors
     /// - [`Error::DeviceRemoved`]
     /// - The errors of [`EventChannel::try_wait`].
-    pub fn is_disconnected(&mut self) -> Result<bool> {
+    #[doc(alias = "is_disconnected")]
+    pub fn has_ended(&mut self) -> Result<bool> {
         while let Some(event) = self.id.channel().try_event(Some(self.id.key()))? {
             match event.kind {
                 EventKind::Disconnected(_) => self.answer_end()?,
-                EventKind::DeviceRemoval => return Err(Error::DeviceRemoved { verb: "is_disconnected" }),
+                EventKind::DeviceRemoval => return Err(Error::DeviceRemoved { verb: "has_ended" }),
                 _ => {}
             }
         }
@@ -831,21 +922,20 @@ impl<Q> Connection<Q> {
         self.id.disconnect()
     }
 
-    /// Waits until the peer ends the connection, and answers.
+    /// Waits until the peer ends the connection, and answers. A wait that is dropped loses no end.
     ///
     /// # Errors
-    /// - [`Error::TimedOut`]: the peer has not ended it within `limit`.
-    /// - [`Error::DeviceRemoved`].
-    pub fn wait_disconnected(&mut self, limit: Duration) -> Result<()> {
-        run(self.until_disconnected(&Deadline::new(limit)))
-    }
-
-    pub(crate) async fn until_disconnected(&mut self, wait: &impl Wait) -> Result<()> {
-        if !self.ended {
-            steps::disconnected(wait, &self.id, "wait_disconnected").await?;
-            self.answer_end()?;
-        }
-        Ok(())
+    /// [`Error::DeviceRemoved`]; those of [`EventChannel::next`].
+    #[doc(alias = "wait_disconnected")]
+    #[doc(alias = "disconnected")]
+    pub fn ended(&mut self) -> Waiting<'_, Result<()>> {
+        Waiting::new(|waiter| async move {
+            if !self.ended {
+                steps::disconnected(&waiter, &self.id, "ended").await?;
+                self.answer_end()?;
+            }
+            Ok(())
+        })
     }
 
     /// Ends the connection, and waits until the peer has answered. Operations that are outstanding
@@ -853,51 +943,27 @@ impl<Q> Connection<Q> {
     /// this end has received its message. The queue is still in RTS afterwards.
     ///
     /// # Errors
-    /// [`Error::TimedOut`]; [`Error::Unreachable`]: the peer never answered;
-    /// [`Error::DeviceRemoved`].
+    /// [`Error::Unreachable`]: the peer never answered; [`Error::DeviceRemoved`]; those of
+    /// [`EventChannel::next`].
     #[doc(alias = "rdma_disconnect")]
-    pub fn disconnect(&mut self, limit: Duration) -> Result<()> {
-        run(self.disconnect_with(&Deadline::new(limit)))
+    pub fn disconnect(&mut self) -> Waiting<'_, Result<()>> {
+        Waiting::new(|waiter| async move {
+            if self.has_ended()? {
+                return Ok(());
+            }
+            self.id.disconnect()?;
+            let status = steps::disconnected(&waiter, &self.id, "disconnect").await?;
+            self.ended = true;
+            status.map_or(Ok(()), |errno| Err(Error::Unreachable(errno)))
+        })
     }
 
-    pub(crate) async fn disconnect_with(&mut self, wait: &impl Wait) -> Result<()> {
-        if self.is_disconnected()? {
-            return Ok(());
-        }
-        self.id.disconnect()?;
-        let status = steps::disconnected(wait, &self.id, "disconnect").await?;
-        self.ended = true;
-        status.map_or(Ok(()), |errno| Err(Error::Unreachable(errno)))
-    }
-
-    /// The same connection with the queue that `wrap` makes from its queue.
-    ///
-    /// # Errors
-    /// The errors of `wrap`. The connection is dropped then.
-    pub fn try_map<T, E>(self, wrap: impl FnOnce(Q) -> Result<T, E>) -> Result<Connection<T>, E> {
-        let Self { id, queue, peer, ended } = self;
-        Ok(Connection { id, queue: wrap(queue)?, peer, ended })
-    }
-
-    /// The identifier and the queue. The identifier may share its channel with other connections.
-    /// [`EventChannel::try_wait`] returns its events from now on.
+    /// The identifier. It may share its channel with other connections. [`EventChannel::try_wait`]
+    /// returns its events from now on.
+    #[doc(alias = "into_parts")]
     #[must_use]
-    pub fn into_parts(self) -> (CmId, Q) {
+    pub fn into_id(self) -> CmId {
         self.id.unclaim();
-        (self.id, self.queue)
-    }
-}
-
-impl<Q> Deref for Connection<Q> {
-    type Target = Q;
-
-    fn deref(&self) -> &Q {
-        &self.queue
-    }
-}
-
-impl<Q> DerefMut for Connection<Q> {
-    fn deref_mut(&mut self) -> &mut Q {
-        &mut self.queue
+        self.id
     }
 }

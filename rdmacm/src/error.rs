@@ -131,8 +131,8 @@ pub enum Error {
         /// The call.
         verb: &'static str,
     },
-    /// The time limit of a blocking call has passed.
-    #[error("{verb}: {} within {limit:?}{}", awaited(verb), timeout_hint(verb))]
+    /// No neighbour answered for the address of the peer.
+    #[error("{verb}: no neighbour answered within {limit:?}: is the address that of a host which is up?")]
     TimedOut {
         /// The call.
         verb: &'static str,
@@ -255,22 +255,6 @@ fn descriptor_hint(errno: Errno) -> &'static str {
     }
 }
 
-/// What a call waits for.
-fn awaited(verb: &str) -> &'static str {
-    match verb {
-        "get_request" => "no request",
-        _ => "no answer",
-    }
-}
-
-/// The likely cause if nothing answers.
-fn timeout_hint(verb: &str) -> &'static str {
-    match verb {
-        "resolve_addr" => ": no neighbour answered: is the address that of a host which is up?",
-        _ => "",
-    }
-}
-
 /// Private data that is not only zeros.
 pub(crate) fn private_data_text(data: &PrivateData) -> String {
     match data.is_zero() {
@@ -369,7 +353,7 @@ mod tests {
             (Error::Withdrawn { verb: "accept" }, ErrorKind::ConnectionAborted),
             (Error::Disconnected { verb: "connect" }, ErrorKind::ConnectionReset),
             (Error::invalid("bind_addr", "x"), ErrorKind::InvalidInput),
-            (Error::TimedOut { verb: "connect", limit: Duration::ZERO }, ErrorKind::TimedOut),
+            (Error::TimedOut { verb: "resolve_addr", limit: Duration::ZERO }, ErrorKind::TimedOut),
             (bareverbs::Error::NoDevice.into(), ErrorKind::NotFound),
         ];
         for (error, kind) in kinds {

@@ -25,7 +25,7 @@ use crate::{Addr, Key};
 /// let channel = EventChannel::new()?;
 /// # let listener = bareverbs_rdmacm::CmId::new(&channel, bareverbs_rdmacm::PortSpace::Tcp)?;
 /// loop {
-///     let event = channel.wait()?;
+///     let event = channel.next().wait()?;
 ///     match event.kind {
 ///         EventKind::ConnectRequest(request) if event.key == listener.key() => {
 ///             request.reject(b"not now")?;

@@ -57,7 +57,7 @@ const SERVICES: usize = 64;
 /// let listener = CmId::new(&channel, PortSpace::Tcp)?;
 /// listener.bind_addr((Ipv4Addr::UNSPECIFIED, 7174))?;
 /// listener.listen(16)?;
-/// if let EventKind::ConnectRequest(request) = channel.wait()?.kind {
+/// if let EventKind::ConnectRequest(request) = channel.next().wait()?.kind {
 ///     println!("request from {:?}", request.id().addresses()?.peer);
 /// }
 /// # Ok::<(), bareverbs_rdmacm::Error>(())

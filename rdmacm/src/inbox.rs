@@ -152,7 +152,6 @@ impl Inboxes {
     }
 
     /// Takes all tasks that wait.
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
     pub(crate) fn take_wakers(&mut self, wakers: &mut Vec<Waker>) {
         self.take_unclaimed_wakers(wakers);
         self.claimed.values_mut().for_each(|inbox| wakers.append(&mut inbox.wakers));

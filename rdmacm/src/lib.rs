@@ -8,13 +8,19 @@
 //!
 //! | module | for |
 //! |---|---|
-//! | [`connection`] | connections with their queue pairs: [`Listener`], [`Connector`] |
-//! | [`blocking`] | identifiers whose calls wait, with time limits |
-//! | `tokio`, `async_io` | the same in tasks (features of these names) |
+//! | [`connection`] | connections with their queue pairs: [`Listener`], [`Connector`], [`Connected`] |
+//! | [`blocking`] | identifiers whose calls wait |
 //! | [`stream`] | byte streams, used like those of [`std::net`] |
 //! | [`datagram`] | datagrams, used like those of [`std::net`] |
 //! | [`EventChannel`], [`CmId`], [`event`] | programs that are driven by events |
 //! | [`command`] | single commands of the kernel's ABI |
+//!
+//! # Waiting
+//!
+//! Calls that wait return a [`Waiting`]. A thread takes the result by [`Waiting::wait`] or
+//! [`Waiting::wait_timeout`], a task by `.await`. The async runtime is given once, at set-up:
+//! [`Listener::attach`], [`Connector::attach`], [`EventChannel::attach`],
+//! [`StreamOptions::runtime`](stream::StreamOptions::runtime).
 //!
 //! # Events
 //!
@@ -29,10 +35,10 @@
 //! | librdmacm | here |
 //! |---|---|
 //! | `rdma_get_devices` | [`bareverbs::devices`]; a [`connection::Domains`] opens each device once |
-//! | `rdma_create_event_channel`, `rdma_get_cm_event` | [`EventChannel::new`], [`EventChannel::wait`], [`EventChannel::try_wait`] |
+//! | `rdma_create_event_channel`, `rdma_get_cm_event` | [`EventChannel::new`], [`EventChannel::next`], [`EventChannel::try_wait`] |
 //! | `rdma_ack_cm_event` | none: events need no acknowledgement |
 //! | `rdma_create_id`, `rdma_destroy_id` | [`CmId::new`], drop or [`CmId::destroy`]; [`blocking::BlockingId`] without a channel |
-//! | `rdma_bind_addr`, `rdma_listen`, `rdma_get_request` | [`CmId::bind_addr`], [`CmId::listen`], [`blocking::BlockingId::get_request`] |
+//! | `rdma_bind_addr`, `rdma_listen`, `rdma_get_request` | [`CmId::bind_addr`], [`CmId::listen`], [`blocking::BlockingId::request`] |
 //! | `rdma_event_str` | `Debug` of [`event::EventKind`] |
 //! | `rdma_getaddrinfo` | [`AddrInfo::lookup`]; [`Listener::bind`] and [`Connector::connect`] take names |
 //! | `rdma_resolve_addr`, `rdma_resolve_route` | [`CmId::resolve_addr`], [`CmId::resolve_route`]; both: [`blocking::BlockingId::resolve`] |
@@ -65,12 +71,13 @@
 //! As handles of [`bareverbs`], those of this crate are unusable in a forked child: calls fail with
 //! `ESTALE`, and drop releases nothing.
 
-#![deny(unsafe_code)]
+// Its simulated kernel writes responses to their addresses.
+#![cfg_attr(test, deny(unsafe_code))]
+#![cfg_attr(not(test), forbid(unsafe_code))]
 #![deny(missing_debug_implementations)]
 
 mod addr;
-#[cfg(feature = "async-io")]
-pub mod async_io;
+mod attached;
 pub mod blocking;
 mod channel;
 mod chardev;
@@ -90,26 +97,24 @@ mod param;
 pub mod parsers;
 mod qp;
 mod request;
-#[cfg(any(feature = "async-io", feature = "tokio"))]
-mod runtime;
 mod steps;
 pub mod stream;
-#[cfg(feature = "tokio")]
-pub mod tokio;
+mod waiting;
 mod woken;
 
 pub use addr::{Addr, IbAddr, PortSpace};
 pub use channel::EventChannel;
 pub use chardev::CmDevice;
-pub use connection::{ConnectOptions, Connection, Connector, Listener};
+pub use connection::{ConnectOptions, Connected, Connector, Link, Listener};
 pub use error::{CommandError, Error, Feature, Result};
 pub use id::{Addresses, BoundDevice, CmId, IbService, ServiceKey};
 pub use key::Key;
 pub use multicast::JoinMode;
-pub use name::{AddrFamily, AddrHints, AddrInfo, Name, ToAddrs};
+pub use name::{AddrFamily, AddrHints, AddrInfo, Name};
 pub use option::{IdOptions, PathRecord};
 pub use param::{ConnParam, Message, PeerParam, PrivateData};
 pub use request::ConnectRequest;
+pub use waiting::Waiting;
 
 /// Compiles the examples of the crate's README.
 #[cfg(doctest)]

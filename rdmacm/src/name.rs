@@ -1,81 +1,66 @@
 //! Host names, services, and the addresses that they stand for.
 
+use std::future::Future;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, ToSocketAddrs};
 use std::path::Path;
+use std::sync::Arc;
 use std::{fmt, fs};
 
 use bareverbs::Gid;
 use bareverbs::qp::QpType;
+use bareverbs::runtime::Runtime;
 
+use crate::waiting::Waiter;
 use crate::{Addr, CmId, Error, EventChannel, IbAddr, PortSpace, Result};
 
-/// IP addresses with ports, or a host name with a port that the system resolves. Errors contain its
-/// text.
-///
-/// The types are those that the standard library implements [`ToSocketAddrs`] for.
-///
-/// ```
-/// use bareverbs_rdmacm::ToAddrs;
-/// use std::net::Ipv4Addr;
-///
-/// assert_eq!(("server", 7174).to_name(), "server:7174");
-/// assert_eq!((Ipv4Addr::LOCALHOST, 7174).to_name(), "127.0.0.1:7174");
-/// ```
-pub trait ToAddrs: ToSocketAddrs {
-    /// The addresses or the name as text.
-    fn to_name(&self) -> String;
-}
-
-macro_rules! names {
-    ($($type:ty: |$name:ident| $text:expr;)*) => {$(
-        impl ToAddrs for $type {
-            fn to_name(&self) -> String {
-                let $name = self;
-                $text
-            }
-        }
-    )*};
-}
-
-names! {
-    str: |name| name.to_owned();
-    String: |name| name.clone();
-    (&str, u16): |name| format!("{}:{}", name.0, name.1);
-    (String, u16): |name| format!("{}:{}", name.0, name.1);
-    SocketAddr: |addr| addr.to_string();
-    SocketAddrV4: |addr| addr.to_string();
-    SocketAddrV6: |addr| addr.to_string();
-    (IpAddr, u16): |addr| SocketAddr::from(*addr).to_string();
-    (Ipv4Addr, u16): |addr| SocketAddr::from(*addr).to_string();
-    (Ipv6Addr, u16): |addr| SocketAddr::from(*addr).to_string();
-    &[SocketAddr]: |addrs| addrs.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
-}
-
-impl<T: ToAddrs + ?Sized> ToAddrs for &T {
-    fn to_name(&self) -> String {
-        (**self).to_name()
-    }
-}
-
-/// The addresses of a name.
-pub(crate) fn resolve(verb: &'static str, name: impl ToAddrs) -> Result<Vec<SocketAddr>> {
-    let found = name.to_socket_addrs().map(Iterator::collect::<Vec<_>>);
-    match found {
-        Ok(found) if found.is_empty() => {
-            Err(Error::invalid(verb, format!("the name {:?} has no address", name.to_name())))
-        }
-        Ok(found) => Ok(found),
+/// The addresses of a host name with a port, or of another form that the system resolves.
+fn resolve(verb: &'static str, name: &str) -> Result<Vec<SocketAddr>> {
+    match name.to_socket_addrs() {
+        Ok(found) => Ok(found.collect()),
         // Text that can't be a name is an invalid argument.
         Err(error) if error.kind() == ErrorKind::InvalidInput => {
-            let reason = format!("{:?}: {error}: use HOST:PORT, such as 10.1.0.1:7174", name.to_name());
+            let reason = format!("{name:?}: {error}: use HOST:PORT, such as 10.1.0.1:7174");
             Err(Error::invalid(verb, reason))
         }
-        Err(error) => Err(Error::Name { verb, name: name.to_name(), error }),
+        Err(error) => Err(Error::Name { verb, name: name.to_owned(), error }),
     }
 }
 
-/// An address to connect to, or a host name with a port, which the system resolves.
+/// The IP address of what has one.
+pub(crate) fn ip(verb: &'static str, addr: Addr) -> Result<SocketAddr> {
+    addr.ip().ok_or_else(|| Error::invalid(verb, format!("{addr} is not an IP address")))
+}
+
+/// The first success with the addresses of a name, or the last failure.
+pub(crate) fn first<T, E>(addrs: Vec<Addr>, mut each: impl FnMut(Addr) -> Result<T, E>) -> Result<T, E> {
+    let mut last = None;
+    for addr in addrs {
+        match each(addr) {
+            Ok(done) => return Ok(done),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| unreachable!("a name without an address is an error")))
+}
+
+/// As [`first`], for a task.
+pub(crate) async fn first_of<T, E, F: Future<Output = Result<T, E>>>(
+    addrs: Vec<Addr>,
+    mut each: impl FnMut(Addr) -> F,
+) -> Result<T, E> {
+    let mut last = None;
+    for addr in addrs {
+        match each(addr).await {
+            Ok(done) => return Ok(done),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| unreachable!("a name without an address is an error")))
+}
+
+/// The addresses to bind or to connect to, in order, or a host name with a port, which the system
+/// resolves. Calls that take one have several forms of it: text, an IP address with a port, or a list.
 ///
 /// ```
 /// use bareverbs_rdmacm::Name;
@@ -84,12 +69,13 @@ pub(crate) fn resolve(verb: &'static str, name: impl ToAddrs) -> Result<Vec<Sock
 /// assert_eq!(Name::from("10.1.0.1:7174"), Name::from((Ipv4Addr::new(10, 1, 0, 1), 7174)));
 /// assert_eq!(Name::from(("server", 7174)).to_string(), "server:7174");
 /// ```
+#[doc(alias = "ToAddrs")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name(Kind);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
-    Addr(Addr),
+    Addrs(Vec<Addr>),
     /// A host and a port.
     Host(String),
 }
@@ -98,20 +84,42 @@ impl Name {
     /// The addresses. A name is looked up by the system's resolver, which blocks.
     ///
     /// # Errors
-    /// [`Error::Name`]: the resolver does not know it. [`Error::Invalid`]: it has no port.
+    /// [`Error::Name`]: the resolver does not know it. [`Error::Invalid`]: it has no port, or no address.
     pub fn lookup(&self) -> Result<Vec<Addr>> {
+        self.resolve("Name::lookup")
+    }
+
+    /// The addresses; empty for a host name.
+    #[must_use]
+    pub fn addrs(&self) -> &[Addr] {
         match &self.0 {
-            Kind::Addr(addr) => Ok(vec![*addr]),
-            Kind::Host(name) => Ok(resolve("Name::lookup", name)?.into_iter().map(Addr::from).collect()),
+            Kind::Addrs(addrs) => addrs,
+            Kind::Host(_) => &[],
         }
     }
 
-    /// The address; `None` for a host name.
-    #[must_use]
-    pub fn addr(&self) -> Option<Addr> {
+    /// The addresses, at least one.
+    pub(crate) fn resolve(&self, verb: &'static str) -> Result<Vec<Addr>> {
+        let addrs = match &self.0 {
+            Kind::Addrs(addrs) => addrs.clone(),
+            Kind::Host(name) => resolve(verb, name)?.into_iter().map(Addr::from).collect(),
+        };
+        match addrs.is_empty() {
+            true => Err(Error::invalid(verb, format!("the name {:?} has no address", self.to_string()))),
+            false => Ok(addrs),
+        }
+    }
+
+    /// As [`resolve`](Self::resolve). A task of the runtime does not block.
+    pub(crate) async fn lookup_by(
+        self,
+        waiter: &Waiter,
+        runtime: Option<Arc<dyn Runtime>>,
+        verb: &'static str,
+    ) -> Result<Vec<Addr>> {
         match &self.0 {
-            Kind::Addr(addr) => Some(*addr),
-            Kind::Host(_) => None,
+            Kind::Addrs(_) => self.resolve(verb),
+            Kind::Host(_) => waiter.blocking(runtime, move || self.resolve(verb)).await?,
         }
     }
 }
@@ -119,7 +127,10 @@ impl Name {
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Kind::Addr(addr) => addr.fmt(f),
+            Kind::Addrs(addrs) => {
+                let addrs: Vec<_> = addrs.iter().map(Addr::to_string).collect();
+                f.write_str(&addrs.join(", "))
+            }
             Kind::Host(name) => f.write_str(name),
         }
     }
@@ -160,10 +171,16 @@ macro_rules! from_addresses {
     ($($addr:ty),*) => {$(
         impl From<$addr> for Name {
             fn from(addr: $addr) -> Self {
-                Self(Kind::Addr(addr.into()))
+                Self(Kind::Addrs(vec![addr.into()]))
             }
         }
     )*};
+}
+
+impl From<&[SocketAddr]> for Name {
+    fn from(addrs: &[SocketAddr]) -> Self {
+        Self(Kind::Addrs(addrs.iter().copied().map(Addr::from).collect()))
+    }
 }
 
 from_addresses! {
@@ -293,7 +310,7 @@ impl AddrInfo {
 
 /// The addresses of a host, with port 0. Errors name the host alone.
 fn resolve_host(host: &str) -> Result<Vec<SocketAddr>> {
-    resolve(LOOKUP, (host, 0)).map_err(|error| match error {
+    resolve(LOOKUP, &format!("{host}:0")).map_err(|error| match error {
         Error::Name { verb, error, .. } => Error::Name { verb, name: host.to_owned(), error },
         other => other,
     })
@@ -374,7 +391,7 @@ mod tests {
         assert_eq!(Name::from(addr).lookup().unwrap(), [Addr::from(addr)]);
         assert_eq!(Name::from(("::1", 4)), Name::from((Ipv6Addr::LOCALHOST, 4)));
         assert_eq!(Name::from("host:5"), Name::from(("host", 5)));
-        assert_eq!(Name::from("host:5").addr(), None);
+        assert_eq!(Name::from("host:5").addrs(), []);
         let found = Name::from("localhost:6").lookup().unwrap();
         assert!(found.iter().all(|addr| addr.port() == 6 && addr.ip().unwrap().ip().is_loopback()));
         let refused = Name::from("no-port").lookup().unwrap_err();
@@ -394,17 +411,18 @@ mod tests {
             other => panic!("{other}"),
         };
         let host = "no-such-host.invalid";
-        assert_eq!(name(resolve("test", (host, 7)).unwrap_err()), format!("{host}:7"));
-        assert_eq!(name(resolve("test", (host.to_owned(), 7)).unwrap_err()), format!("{host}:7"));
+        assert_eq!(name(Name::from((host, 7)).lookup().unwrap_err()), format!("{host}:7"));
+        assert_eq!(name(Name::from((host.to_owned(), 7)).lookup().unwrap_err()), format!("{host}:7"));
         let unknown = AddrInfo::lookup(Some(host), None, &AddrHints::default()).unwrap_err();
         assert_eq!(name(unknown), host);
         let unknown = AddrInfo::lookup(Some("10.0.0.1"), Some("no-service"), &AddrHints::default());
         assert_eq!(name(unknown.unwrap_err()), "no-service");
         let addrs = [SocketAddr::from((Ipv4Addr::LOCALHOST, 1)), SocketAddr::from((Ipv6Addr::LOCALHOST, 2))];
-        assert_eq!((&addrs[..]).to_name(), "127.0.0.1:1, [::1]:2");
+        assert_eq!(Name::from(&addrs[..]).to_string(), "127.0.0.1:1, [::1]:2");
         let SocketAddr::V6(v6) = addrs[1] else { panic!() };
-        assert_eq!([v6.to_name(), (*v6.ip(), 2).to_name(), (addrs[1].ip(), 2).to_name()], ["[::1]:2"; 3]);
-        assert_eq!([String::from("a:1").to_name(), "a:1".to_name(), (&"a:1").to_name()], ["a:1"; 3]);
+        let names = [Name::from(v6), (*v6.ip(), 2).into(), (addrs[1].ip(), 2).into()];
+        assert_eq!(names.map(|name| name.to_string()), ["[::1]:2"; 3]);
+        assert_eq!([Name::from(String::from("a:1")), "a:1".into()].map(|name| name.to_string()), ["a:1"; 2]);
     }
 
     #[test]

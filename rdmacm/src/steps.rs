@@ -1,12 +1,10 @@
 //! The steps of a connection, each of which waits for exactly its events.
 //!
-//! There is one implementation: `async` functions over [`Wait`]. Threads wait by [`Deadline`], which
-//! blocks, so that the futures never pend ([`run`]). Tasks wait by the descriptors of their runtime.
+//! There is one implementation: `async` functions over [`Wait`]. Those of
+//! [`Waiting`](crate::waiting::Waiting) block in a thread and pend in a task.
 
 use std::future::Future;
 use std::ops::ControlFlow;
-use std::pin::pin;
-use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bareverbs::qp::QpType;
@@ -15,9 +13,9 @@ use rustix::io::Errno;
 use crate::event::{Event, EventKind, UdPeer, Unreachable};
 use crate::{Addr, CmId, ConnParam, ConnectRequest, Error, EventChannel, Key, PeerParam, Result};
 
-/// The time limit of the resolution of an address, and again of a route, if the call has none. The
-/// longest time limit of a path query: the kernel divides it by the number of its retries
-/// (`send_mad` in `sa_query.c`), so that a longer one repeats a lost query later.
+/// The time limit of the resolution of an address, and again of a route. The kernel divides that of a
+/// path query by the number of its retries (`send_mad` in `sa_query.c`), so that a longer one repeats a
+/// lost query later.
 pub(crate) const RESOLVE: Duration = Duration::from_secs(10);
 
 /// The kernel's time limit of one RESOLVE_ADDR, which is repeated. The kernel may miss the answer of a
@@ -27,51 +25,11 @@ pub(crate) const RESOLVE_TRY: Duration = Duration::from_millis(500);
 /// A way to wait for the next event of a channel: one of the key if it is claimed, else one of any
 /// key.
 pub(crate) trait Wait: Sync {
-    fn event(
-        &self,
-        channel: &EventChannel,
-        key: Key,
-        verb: &'static str,
-    ) -> impl Future<Output = Result<Event>> + Send;
+    fn event(&self, channel: &EventChannel, key: Key) -> impl Future<Output = Result<Event>> + Send;
 
-    /// To be called between events that peers may cause without end. It fails if the time limit has
-    /// passed, or lets other tasks run.
-    fn pass(&self, verb: &'static str) -> impl Future<Output = Result<()>> + Send;
-}
-
-/// Waiting in a thread, up to a time limit.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Deadline {
-    limit: Duration,
-    /// `None` if the limit overflows `Instant`: no limit.
-    end: Option<Instant>,
-}
-
-impl Deadline {
-    pub(crate) fn new(limit: Duration) -> Self {
-        Self { limit, end: Instant::now().checked_add(limit) }
-    }
-}
-
-impl Wait for Deadline {
-    async fn event(&self, channel: &EventChannel, key: Key, verb: &'static str) -> Result<Event> {
-        channel.wait_until(Some(key), self.end)?.ok_or(Error::TimedOut { verb, limit: self.limit })
-    }
-
-    async fn pass(&self, verb: &'static str) -> Result<()> {
-        match self.end.is_some_and(|end| Instant::now() >= end) {
-            true => Err(Error::TimedOut { verb, limit: self.limit }),
-            false => Ok(()),
-        }
-    }
-}
-
-/// The output of a future that waits by [`Deadline`] only.
-pub(crate) fn run<F: Future>(future: F) -> F::Output {
-    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(output) => output,
-        Poll::Pending => unreachable!("a wait by deadline blocks"),
-    }
+    /// To be called between events that peers may cause without end. It ends the wait if the time limit
+    /// has passed, or lets other tasks run.
+    fn pass(&self) -> impl Future<Output = ()> + Send;
 }
 
 /// What an event means for a step that waits for another one.
@@ -148,7 +106,7 @@ async fn until<T>(
     mut is_it: impl FnMut(EventKind) -> ControlFlow<T, EventKind> + Send,
 ) -> Result<T> {
     loop {
-        let event = wait.event(channel, key, verb).await?;
+        let event = wait.event(channel, key).await?;
         // Of a membership, or of an earlier identifier.
         if event.key != key {
             continue;
@@ -165,17 +123,11 @@ async fn until<T>(
 }
 
 /// Resolves address and route.
-pub(crate) async fn resolve(
-    wait: &impl Wait,
-    id: &CmId,
-    src: Option<Addr>,
-    dst: Addr,
-    limit: Duration,
-) -> Result<()> {
-    resolve_addr(wait, id, src, dst, limit).await?;
+pub(crate) async fn resolve(wait: &impl Wait, id: &CmId, src: Option<Addr>, dst: Addr) -> Result<()> {
+    resolve_addr(wait, id, src, dst, RESOLVE).await?;
     // It is not repeated: on RoCE the answer comes at once, and on InfiniBand the kernel repeats the query
-    // within the limit. The kernel rejects a limit of 0.
-    id.resolve_route(limit.clamp(Duration::from_millis(1), RESOLVE))?;
+    // within the limit.
+    id.resolve_route(RESOLVE)?;
     until(wait, id.channel(), id.key(), "resolve_route", |kind| match kind {
         EventKind::RouteResolved => ControlFlow::Break(()),
         other => ControlFlow::Continue(other),
@@ -256,7 +208,7 @@ pub(crate) async fn established(wait: &impl Wait, id: &CmId) -> Result<()> {
 
 /// The next request to a listener, on the listener's channel.
 pub(crate) async fn request(wait: &impl Wait, listener: &CmId) -> Result<ConnectRequest> {
-    until(wait, listener.channel(), listener.key(), "get_request", |kind| match kind {
+    until(wait, listener.channel(), listener.key(), "request", |kind| match kind {
         EventKind::ConnectRequest(request) => ControlFlow::Break(request),
         other => ControlFlow::Continue(other),
     })
@@ -287,7 +239,9 @@ pub(crate) async fn joined(wait: &impl Wait, id: &CmId, membership: Key) -> Resu
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
     use std::sync::Mutex;
+    use std::task::{Context, Poll, Waker};
 
     use bareverbs_uapi::rdma_cm::EventType;
     use bareverbs_uapi::rdma_cm::structs::EventResp;
@@ -311,13 +265,19 @@ mod tests {
     }
 
     impl Wait for Script {
-        async fn event(&self, _: &EventChannel, _: Key, verb: &'static str) -> Result<Event> {
+        async fn event(&self, _: &EventChannel, _: Key) -> Result<Event> {
             let next = self.0.lock().unwrap().pop();
-            next.ok_or(Error::TimedOut { verb, limit: Duration::ZERO })
+            next.ok_or(Error::System { what: "the script has no more events", errno: Errno::NOMSG })
         }
 
-        async fn pass(&self, _: &'static str) -> Result<()> {
-            Ok(())
+        async fn pass(&self) {}
+    }
+
+    /// The output of a future that waits for a script only.
+    fn run<F: Future>(future: F) -> F::Output {
+        match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(output) => output,
+            Poll::Pending => unreachable!("a script does not pend"),
         }
     }
 
@@ -428,11 +388,12 @@ mod tests {
         let resolved = |limit, kinds: Vec<EventKind>| {
             let channel = EventChannel::simulated_private();
             let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
-            let ended = run(resolve(&Script::new(id.key(), kinds), &id, None, peer(), limit));
+            let script = Script::new(id.key(), kinds);
+            let ended = run(resolve_addr(&script, &id, None, peer(), limit));
             (ended, channel.file().kernel().resolved())
         };
         let late = || EventKind::AddrError(Errno::TIMEDOUT);
-        let found = || [EventKind::AddrResolved, EventKind::RouteResolved];
+        let found = || [EventKind::AddrResolved];
         let long = Duration::from_secs(600);
         let (ended, limits) = resolved(long, [late(), late()].into_iter().chain(found()).collect());
         assert_eq!((ended.is_ok(), limits), (true, vec![500; 3]));
@@ -493,27 +454,5 @@ mod tests {
         }))
         .unwrap();
         assert!(script.0.lock().unwrap().is_empty());
-    }
-
-    #[test]
-    fn pass_ends_at_the_time_limit() {
-        let error = run(Deadline::new(Duration::ZERO).pass("accept")).unwrap_err();
-        assert!(matches!(error, Error::TimedOut { verb: "accept", limit: Duration::ZERO }), "{error}");
-        // The second limit overflows `Instant`.
-        for limit in [Duration::from_secs(3600), Duration::MAX] {
-            run(Deadline::new(limit).pass("accept")).unwrap();
-        }
-    }
-
-    #[test]
-    fn wait_without_events_ends_with_the_limit() {
-        let error = after([]).unwrap_err();
-        assert!(matches!(error, Error::TimedOut { verb: "connect", .. }), "{error}");
-        // A file that refuses commands is not an event channel.
-        let limit = Duration::from_secs(3600);
-        let channel = EventChannel::for_test();
-        let error = run(Deadline::new(limit).event(&channel, new_key(), "connect")).unwrap_err();
-        let Error::Command(error) = error else { panic!("{error}") };
-        assert_eq!((error.command, error.errno), ("GET_EVENT", Errno::BADF));
     }
 }

@@ -1,8 +1,8 @@
 //! Byte streams over RDMA, used like TCP streams and wire-compatible with rdma-core's rsocket.
 //!
 //! [`RdmaStream`] implements [`Read`](std::io::Read) and [`Write`](std::io::Write),
-//! [`RdmaListener`] accepts streams. With the features `tokio` and `async-io`, [`AsyncStream`]
-//! implements the traits of the runtimes.
+//! [`RdmaListener`] accepts streams. With the features `tokio` and `async-io`, a stream with a
+//! [runtime](StreamOptions::runtime) implements the traits of the runtime for its tasks.
 //!
 //! # Protocol
 //!
@@ -51,12 +51,6 @@ pub use self::blocking::{RdmaStream, Readiness};
 pub use self::connect::RdmaListener;
 pub use self::error::{ProtocolError, StreamError};
 pub use self::options::StreamOptions;
-#[cfg(feature = "async-io")]
-pub use self::task::AsyncIoReactor;
-#[cfg(feature = "tokio")]
-pub use self::task::TokioReactor;
-#[cfg(any(feature = "async-io", feature = "tokio"))]
-pub use self::task::{AsyncListener, AsyncStream, Reactor};
 pub use self::wire::OfferError;
 
 /// The result of a call of a stream.

@@ -4,11 +4,11 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs::{Buffer, Endpoint, Op, Pd, PortNum, RegionMut};
 use bareverbs_rdmacm::IdOptions;
-use bareverbs_rdmacm::connection::{Connection, Listener, Route};
+use bareverbs_rdmacm::connection::{Connected, Connector, Listener, Route};
 use serde::Serialize;
 
 use crate::cli::connected::{RdmaClient, RdmaServer};
-use crate::connected::{LIMIT, RESOLVE_LIMIT, next_completion, next_request, without_access};
+use crate::connected::{LIMIT, RESOLVE_LIMIT, next_completion, next_request, within, without_access};
 use crate::signal::Stop;
 use crate::{address, output};
 
@@ -39,7 +39,8 @@ pub(crate) fn serve(options: &RdmaServer) -> Result<()> {
     let incoming = next_request(&listener, stop)?;
     let device = incoming.device()?;
     let endpoint = endpoint(&listener.domains().pd(device)?, device.port)?;
-    let mut connection = incoming.accept(endpoint, &without_access(), LIMIT)?;
+    let options = without_access();
+    let mut connection = within(LIMIT, "accept", incoming.accept(endpoint, &options))?;
     receive(&mut connection, stop)?;
     send(&mut connection, stop)?;
     end(connection, "rdma_server", "server", *json)
@@ -53,7 +54,8 @@ pub(crate) fn connect(options: &RdmaClient) -> Result<()> {
     let route = resolve(&IdOptions::default(), server, *port)?;
     let device = route.device()?;
     let pd = device.find()?.open()?.alloc_pd()?;
-    let mut connection = route.connect(endpoint(&pd, device.port)?, &without_access(), LIMIT)?;
+    let options = without_access();
+    let mut connection = within(LIMIT, "connect", route.connect(endpoint(&pd, device.port)?, &options))?;
     send(&mut connection, stop)?;
     receive(&mut connection, stop)?;
     end(connection, "rdma_client", "client", *json)
@@ -62,11 +64,12 @@ pub(crate) fn connect(options: &RdmaClient) -> Result<()> {
 /// The route to a server.
 pub(crate) fn resolve(options: &IdOptions, server: &str, port: u16) -> Result<Route> {
     let addr = address::first(server, port)?;
-    let route = Route::resolve_with(options, addr, RESOLVE_LIMIT);
+    let connector = Connector::new().id_options(*options);
+    let route = within(RESOLVE_LIMIT, "resolve_addr", connector.resolve(addr));
     match addr.ip().is_loopback() {
         true => route
             .context("a loopback address has no route on RoCE: name an address of the server's device (-s)"),
-        false => Ok(route?),
+        false => route,
     }
 }
 
@@ -79,9 +82,9 @@ pub(crate) fn say(json: bool, text: &str) -> Result<()> {
 }
 
 /// Sends the message. Its completion is waited for with the receive, or by the end.
-pub(crate) fn send(connection: &mut Connection<Endpoint<RegionMut>>, stop: &Stop) -> Result<()> {
-    connection.post(Op::send_inline(&[0; MESSAGE]))?;
-    while connection.pending_sends() > 0 {
+pub(crate) fn send(connection: &mut Connected<Endpoint<RegionMut>>, stop: &Stop) -> Result<()> {
+    connection.queue.post(Op::send_inline(&[0; MESSAGE]))?;
+    while connection.queue.pending_sends() > 0 {
         if next_completion(connection, stop)?.is_none() {
             // The peer has received the message then, or the send fails.
             break;
@@ -91,8 +94,8 @@ pub(crate) fn send(connection: &mut Connection<Endpoint<RegionMut>>, stop: &Stop
 }
 
 /// Receives the message.
-pub(crate) fn receive(connection: &mut Connection<Endpoint<RegionMut>>, stop: &Stop) -> Result<()> {
-    while connection.pending_recvs() > 0 {
+pub(crate) fn receive(connection: &mut Connected<Endpoint<RegionMut>>, stop: &Stop) -> Result<()> {
+    while connection.queue.pending_recvs() > 0 {
         let Some(done) = next_completion(connection, stop)? else {
             bail!("the peer has ended the connection without a message");
         };
@@ -108,14 +111,9 @@ pub(crate) fn receive(connection: &mut Connection<Endpoint<RegionMut>>, stop: &S
 }
 
 /// Ends the connection and prints the result of a program in a role.
-pub(crate) fn end<Q>(
-    mut connection: Connection<Q>,
-    name: &str,
-    role: &'static str,
-    json: bool,
-) -> Result<()> {
-    let peer = connection.peer_addr()?;
-    connection.disconnect(LIMIT)?;
+pub(crate) fn end<Q>(mut connection: Connected<Q>, name: &str, role: &'static str, json: bool) -> Result<()> {
+    let peer = connection.link.peer_addr()?;
+    within(LIMIT, "disconnect", connection.link.disconnect())?;
     if json {
         let peer = peer.ip().map_or_else(|| format!("{peer:?}"), |addr| addr.to_string());
         return Ok(output::line(&serde_json::to_string(&Report { role, peer, size: MESSAGE })?)?);

@@ -3,13 +3,13 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use bareverbs::qp::QpState;
 use bareverbs::values::MinRnrTimer;
 use bareverbs::{Access, Done, Endpoint, Errno, RegionMut};
-use bareverbs_rdmacm::connection::{ConnectOptions, Connection, Incoming, Listener};
+use bareverbs_rdmacm::connection::{ConnectOptions, Connected, Incoming, Listener};
 use bareverbs_rdmacm::event::{EventKind, Unreachable};
-use bareverbs_rdmacm::{CmId, Error as CmError};
+use bareverbs_rdmacm::{CmId, Error as CmError, Waiting};
 use rustix::event::PollFlags;
 
 use crate::signal::{Interrupted, Stop, Wake};
@@ -19,6 +19,16 @@ pub(crate) const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
 
 /// Time limit of the other steps of a connection.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+
+/// The result of a step of a connection, within its time limit.
+pub(crate) fn within<T>(
+    limit: Duration,
+    step: &str,
+    mut waiting: Waiting<'_, Result<T, CmError>>,
+) -> Result<T> {
+    let ended = waiting.wait_timeout(limit);
+    Ok(ended.with_context(|| format!("{step}: no answer within {limit:?}"))??)
+}
 
 /// Moves an endpoint to RTS by the attributes of its identifier.
 pub(crate) fn bring_up(id: &CmId, endpoint: &mut Endpoint<RegionMut>) -> Result<()> {
@@ -58,9 +68,8 @@ pub(crate) fn failure(kind: &EventKind, id: Option<&CmId>) -> Option<String> {
 pub(crate) fn next_request(listener: &Listener, stop: &Stop) -> Result<Incoming> {
     loop {
         stop.check()?;
-        match listener.get_request(Duration::ZERO) {
-            Err(CmError::TimedOut { .. }) => {}
-            request => return Ok(request?),
+        if let Some(request) = listener.request().wait_timeout(Duration::ZERO) {
+            return Ok(request?);
         }
         if stop.wait(listener.id().channel().as_fd(), PollFlags::IN, None)? == Wake::Stopped {
             return Err(Interrupted.into());
@@ -94,23 +103,24 @@ fn look<C, T, E>(
 
 /// The next completion of a connection. `None`: the peer has ended the connection.
 pub(crate) fn next_completion(
-    connection: &mut Connection<Endpoint<RegionMut>>,
+    connection: &mut Connected<Endpoint<RegionMut>>,
     stop: &Stop,
 ) -> Result<Option<Done<RegionMut>>> {
+    let Connected { queue, link } = connection;
     loop {
         stop.check()?;
-        if let Some(ended) = connection.poll() {
+        if let Some(ended) = queue.poll() {
             return Ok(Some(ended?));
         }
         // Completions before the arming raise no event, so it is followed by a poll.
-        connection.arm()?;
-        match look(connection, Connection::is_disconnected, |connection| connection.poll())? {
+        queue.arm()?;
+        match look(&mut (&mut *link, &mut *queue), |both| both.0.has_ended(), |both| both.1.poll())? {
             Found::Completion(ended) => return Ok(Some(ended?)),
             Found::End => return Ok(None),
             Found::Nothing => {}
         }
-        let events = connection.id().channel().as_fd();
-        if stop.wait_either(connection.as_fd(), events, None)? == Wake::Stopped {
+        let events = link.id().channel().as_fd();
+        if stop.wait_either(queue.as_fd(), events, None)? == Wake::Stopped {
             return Err(Interrupted.into());
         }
     }

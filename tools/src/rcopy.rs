@@ -106,7 +106,7 @@ fn run_client(options: &Rcopy, source: &Path, to: &Destination, stop: &'static S
     let path = to.path.as_deref().unwrap_or(source);
     say(options, "opening...")?;
     let mut source = Source::open(source, stop)?;
-    let mut socket = Socket::rdma(StreamOptions::default().connect(peer)?, Waiting::Block, stop);
+    let mut socket = Socket::rdma(StreamOptions::default().connect(peer).wait()?, Waiting::Block, stop);
 
     // The path ends with a NUL, and is padded to a multiple of 8 bytes.
     let mut name = path.as_os_str().as_bytes().to_vec();

@@ -9,12 +9,12 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs::{Access, Buffer, Done, Endpoint, Op, Pd, RegionMut, Remote, RemoteRegion};
-use bareverbs_rdmacm::Addr;
-use bareverbs_rdmacm::connection::{ConnectOptions, Connection, Domains, Incoming, Listener, Route};
+use bareverbs_rdmacm::connection::{ConnectOptions, Connected, Connector, Domains, Incoming, Listener};
+use bareverbs_rdmacm::{Addr, IdOptions};
 use serde::Serialize;
 
 use crate::cli::rping::Rping;
-use crate::connected::{LIMIT, RESOLVE_LIMIT, next_request, without_access};
+use crate::connected::{LIMIT, RESOLVE_LIMIT, next_request, within, without_access};
 use crate::signal::Stop;
 use crate::{address, connected, output};
 
@@ -48,7 +48,7 @@ fn debug(options: &Rping, text: impl FnOnce() -> String) {
 
 /// A connection to a peer, and the buffer of its messages.
 struct Peer<'a> {
-    connection: Connection<Endpoint<RegionMut>>,
+    connection: Connected<Endpoint<RegionMut>>,
     options: &'a Rping,
     stop: &'a Stop,
 }
@@ -90,19 +90,19 @@ impl Peer<'_> {
             let message = done.message().and_then(|bytes| <[u8; MESSAGE]>::try_from(bytes).ok());
             let message = message
                 .with_context(|| format!("the peer sent {} bytes, a message has {MESSAGE}", done.len))?;
-            self.connection.post(Op::recv(done.into_buffer()))?;
+            self.connection.queue.post(Op::recv(done.into_buffer()))?;
             return Ok(Some(message));
         }
     }
 
     fn send(&mut self, message: &[u8; MESSAGE]) -> Result<()> {
-        Ok(self.connection.post(Op::send_inline(message))?)
+        Ok(self.connection.queue.post(Op::send_inline(message))?)
     }
 
     fn report(&self, role: &'static str, pings: u64, start: Instant) -> Result<()> {
         debug(self.options, || format!("{role}: {pings} pings"));
         if self.options.json {
-            let peer = self.connection.peer_addr()?;
+            let peer = self.connection.link.peer_addr()?;
             let peer = peer.ip().map_or_else(|| format!("{peer:?}"), |addr| addr.to_string());
             let (size, seconds) = (self.options.size, start.elapsed().as_secs_f64());
             output::line(&serde_json::to_string(&Report { role, peer, size, pings, seconds })?)?;
@@ -174,9 +174,10 @@ fn serve(incoming: Incoming, domains: &Domains, options: &Rping, stop: &Stop) ->
     let pd = domains.pd(device)?;
     let endpoint = endpoint(&pd, device.port)?;
     let mut buffer = RegionMut::register(&pd, Buffer::zeroed(options.size as usize)?)?;
-    let mut connection = incoming.accept(endpoint, &without_access(), LIMIT)?;
+    let accept = without_access();
+    let mut connection = within(LIMIT, "accept", incoming.accept(endpoint, &accept))?;
     // The thread of the listener reads the shared channel.
-    connection.own_channel()?;
+    connection.link.own_channel()?;
     let mut peer = Peer { connection, options, stop };
     let (start, mut pings) = (Instant::now(), 0);
     while let Some(source) = peer.receive()? {
@@ -184,7 +185,7 @@ fn serve(incoming: Incoming, domains: &Domains, options: &Rping, stop: &Stop) ->
         let room = buffer.len();
         ensure!(len <= room, "the client's buffer has {len} bytes, the server's has {room}: use -S {len}");
         debug(options, || format!("server: reading {len} bytes at {:#x}", source.addr));
-        peer.connection.post(Op::read(buffer, ..len, source))?;
+        peer.connection.queue.post(Op::read(buffer, ..len, source))?;
         buffer = peer.finish()?;
         if options.verbose && !options.json {
             output::line(&format!("server ping data: {}", text(&buffer.bytes()[..len])))?;
@@ -195,7 +196,7 @@ fn serve(incoming: Incoming, domains: &Domains, options: &Rping, stop: &Stop) ->
         let len = buffer.bytes()[..len].iter().position(|byte| *byte == 0).map_or(len, |end| end + 1);
         ensure!(len <= room, "the ping has {len} bytes, the client's second buffer has {room}");
         debug(options, || format!("server: writing {len} bytes at {:#x}", sink.addr));
-        peer.connection.post(Op::write(buffer, ..len, sink))?;
+        peer.connection.queue.post(Op::write(buffer, ..len, sink))?;
         buffer = peer.finish()?;
         peer.send(&[0; MESSAGE])?;
         pings += 1;
@@ -213,12 +214,15 @@ fn run_client(options: &Rping, stop: &'static Stop) -> Result<()> {
     let Some(host) = &options.addr else { bail!("a client needs the address of the server (-a)") };
     let addr = address::first(host, options.port)?;
     let source = options.source.as_deref().map(|host| address::first(host, 0)).transpose()?;
-    let route = Route::resolve_from(source.map(Addr::from), addr, RESOLVE_LIMIT)?;
+    let id_options = IdOptions { source: source.map(Addr::from), ..IdOptions::default() };
+    let connector = Connector::new().id_options(id_options);
+    let route = within(RESOLVE_LIMIT, "resolve_addr", connector.resolve(addr))?;
     let device = route.device()?;
     let pd = device.find()?.open()?.alloc_pd()?;
     let text_memory = expose(&pd, options.size, Access::REMOTE_READ)?;
     let sink = expose(&pd, options.size, Access::REMOTE_WRITE)?;
-    let connection = route.connect(endpoint(&pd, device.port)?, &ConnectOptions::default(), LIMIT)?;
+    let connect = ConnectOptions::default();
+    let connection = within(LIMIT, "connect", route.connect(endpoint(&pd, device.port)?, &connect))?;
     debug(options, || format!("client: connected to {addr}"));
     let mut peer = Peer { connection, options, stop };
     let (start, mut pings) = (Instant::now(), 0);
@@ -226,7 +230,7 @@ fn run_client(options: &Rping, stop: &'static Stop) -> Result<()> {
         ping(&mut peer, pings, &text_memory, &sink)?;
         pings += 1;
     }
-    peer.connection.disconnect(LIMIT)?;
+    within(LIMIT, "disconnect", peer.connection.link.disconnect())?;
     peer.report("client", pings, start)
 }
 

@@ -194,7 +194,7 @@ impl Tool<'_> {
             if self.options.uses_sockets() {
                 return Ok(Socket::connect_tcp(peer, waiting, stop)?);
             }
-            return Ok(Socket::rdma(stream.connect(peer)?, waiting, stop));
+            return Ok(Socket::rdma(stream.connect(peer).wait()?, waiting, stop));
         }
         let addr = address::to_bind(bind.as_deref(), *port)?;
         let server = match &mut self.server {

@@ -180,16 +180,14 @@ impl<'a> Socket<'a> {
 
     fn end_rdma(&self, stream: &RdmaStream) -> Result<()> {
         stream.shutdown(std::net::Shutdown::Both)?;
-        let end = Instant::now() + END_LIMIT;
+        let (mut sent, end) = (stream.sent(), Instant::now() + END_LIMIT);
         loop {
             self.stop.check()?;
             let left = end.saturating_duration_since(Instant::now());
-            match stream.wait_sent(left.min(CHECK_INTERVAL)) {
-                Err(StreamError::TimedOut { .. }) if left > CHECK_INTERVAL => {}
-                Err(StreamError::TimedOut { .. }) => {
-                    bail!("the peer has not acknowledged all bytes within {END_LIMIT:?}")
-                }
-                ended => return Ok(ended?),
+            match sent.wait_timeout(left.min(CHECK_INTERVAL)) {
+                None if left > CHECK_INTERVAL => {}
+                None => bail!("the peer has not acknowledged all bytes within {END_LIMIT:?}"),
+                Some(ended) => return Ok(ended?),
             }
         }
     }
@@ -272,7 +270,7 @@ impl Server {
             stop.check()?;
             let fd = match self {
                 Self::Rdma(listener) => {
-                    if let Some(stream) = listener.accept_timeout(Duration::ZERO)? {
+                    if let Some(stream) = listener.accept().wait_timeout(Duration::ZERO).transpose()? {
                         let peer = stream.peer_addr();
                         return Ok((Socket::rdma(stream, waiting, stop), peer));
                     }

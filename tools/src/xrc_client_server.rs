@@ -9,13 +9,13 @@ use bareverbs::qp::{QpCap, QpInit, QpType, RecvRequest, SendFlags};
 use bareverbs::srq::SrqInit;
 use bareverbs::xrc::{XrcSend, XrcSrqInit, XrcdShare};
 use bareverbs::{Access, Buffer, Context, PortNum, WcStatus};
-use bareverbs_rdmacm::IdOptions;
-use bareverbs_rdmacm::connection::{ConnectOptions, Connection, Incoming, Listener, Route};
+use bareverbs_rdmacm::connection::{ConnectOptions, Connected, Incoming, Listener, Route};
+use bareverbs_rdmacm::{IdOptions, Link};
 
 use crate::address;
 use crate::cli::connected::{RdmaXclient, RdmaXserver, XTransport};
 use crate::client_server::{MESSAGE, end, endpoint, receive, resolve, say, send};
-use crate::connected::{LIMIT, next_request, without_access};
+use crate::connected::{LIMIT, next_request, within, without_access};
 use crate::pingpong::status;
 use crate::signal::{Interrupted, Stop, Wake};
 
@@ -42,7 +42,7 @@ pub(crate) fn serve(options: &RdmaXserver) -> Result<()> {
             let device = incoming.device()?;
             let endpoint = endpoint(&listener.domains().pd(device)?, device.port)?;
             let accept = ConnectOptions { private_data: &SrqNumber::default(), ..without_access() };
-            let mut connection = incoming.accept(endpoint, &accept, LIMIT)?;
+            let mut connection = within(LIMIT, "accept", incoming.accept(endpoint, &accept))?;
             receive(&mut connection, stop)?;
             end(connection, NAME, "server", json)
         }
@@ -63,7 +63,9 @@ pub(crate) fn connect(options: &RdmaXclient) -> Result<()> {
             let route = resolve(&IdOptions::default(), server, *port)?;
             let device = route.device()?;
             let pd = device.find()?.open()?.alloc_pd()?;
-            let mut connection = route.connect(endpoint(&pd, device.port)?, &without_access(), LIMIT)?;
+            let options = without_access();
+            let connecting = route.connect(endpoint(&pd, device.port)?, &options);
+            let mut connection = within(LIMIT, "connect", connecting)?;
             send(&mut connection, stop)?;
             end(connection, NAME, "client", *json)
         }
@@ -80,7 +82,7 @@ fn serve_xrc(
     listener: &Listener,
     incoming: Incoming,
     stop: &Stop,
-    end: impl FnOnce(Connection<bareverbs::xrc::XrcTarget>) -> Result<()>,
+    end: impl FnOnce(Connected<bareverbs::xrc::XrcTarget>) -> Result<()>,
 ) -> Result<()> {
     let (pd, port) = (listener.domains().pd(incoming.device()?)?, incoming.port()?);
     let xrcd = pd.context().open_xrcd(XrcdShare::Private)?;
@@ -94,15 +96,15 @@ fn serve_xrc(
     unsafe { srq.post_recv(&[RecvRequest { wr_id: 0, sges: &sges }]) }.context("cannot post a receive")?;
     let number: SrqNumber = srq.srq_num().to_be_bytes();
     let accept = ConnectOptions { private_data: &number, ..without_access() };
-    let mut connection = incoming.accept(xrcd.create_target(0)?, &accept, LIMIT)?;
+    let mut connection = within(LIMIT, "accept", incoming.accept(xrcd.create_target(0)?, &accept))?;
     let done = loop {
         // Read before the poll: a message that the peer sent before its end is found then.
-        let ended = connection.is_disconnected()?;
+        let ended = connection.link.has_ended()?;
         if let Some(done) = completions.poll() {
             break done;
         }
         ensure!(!ended, "the peer has ended the connection without a message");
-        completions.sleep(&connection, stop)?;
+        completions.sleep(&connection.link, stop)?;
     };
     check(pd.context(), port, done.status, false)?;
     ensure!(
@@ -117,29 +119,31 @@ fn serve_xrc(
 fn connect_xrc(
     route: Route,
     stop: &Stop,
-    end: impl FnOnce(Connection<bareverbs::qp::Qp<XrcSend>>) -> Result<()>,
+    end: impl FnOnce(Connected<bareverbs::qp::Qp<XrcSend>>) -> Result<()>,
 ) -> Result<()> {
     let (pd, port) = (route.device()?.find()?.open()?.alloc_pd()?, route.port()?);
     let mut completions = Completions::new(pd.context())?;
     let cap = QpCap { max_send_wr: 1, max_inline_data: MESSAGE as u32, ..QpCap::default() };
     let qp = pd.create_qp::<XrcSend>(&QpInit { cap, ..QpInit::new(&completions.cq, &completions.cq) })?;
-    let mut connection = route.connect(qp, &without_access(), LIMIT)?;
+    let options = without_access();
+    let mut connection = within(LIMIT, "connect", route.connect(qp, &options))?;
     let number: SrqNumber = connection
+        .link
         .peer()
         .private_data
         .first_chunk()
         .copied()
         .context("the server's response does not name its SRQ")?;
-    let mut batch = connection.start_send();
+    let mut batch = connection.queue.start_send();
     batch.send_to_srq_inline(0, u32::from_be_bytes(number), &[0; MESSAGE], SendFlags::SIGNALED)?;
     batch.ring()?;
     let done = loop {
         // The send completes also if the server ends the connection first.
-        connection.is_disconnected()?;
+        connection.link.has_ended()?;
         if let Some(done) = completions.poll() {
             break done;
         }
-        completions.sleep(&connection, stop)?;
+        completions.sleep(&connection.link, stop)?;
     };
     check(pd.context(), port, done.status, true)?;
     end(connection)
@@ -173,8 +177,8 @@ impl Completions {
     }
 
     /// Sleeps until there may be a completion, or an event of the connection.
-    fn sleep<Q>(&mut self, connection: &Connection<Q>, stop: &Stop) -> Result<()> {
-        let events = connection.id().channel().as_fd();
+    fn sleep(&mut self, link: &Link, stop: &Stop) -> Result<()> {
+        let events = link.id().channel().as_fd();
         if stop.wait_either(self.channel.as_fd(), events, None)? == Wake::Stopped {
             return Err(Interrupted.into());
         }

@@ -3,7 +3,8 @@
 use super::port::SLOT;
 use super::{DatagramSocket, Result};
 use crate::connection::Domains;
-use crate::{Error, ToAddrs, name};
+use crate::name::{first, ip};
+use crate::{Error, Name};
 
 /// Sizes of a datagram socket, fixed when it is bound. The defaults are those of rdma-core's rsocket.
 ///
@@ -74,7 +75,7 @@ impl DatagramSocketOptions {
     /// # Errors
     /// As for [`DatagramSocket::bind`]. [`Error::Invalid`]: an option is out of range.
     #[doc(alias = "rbind")]
-    pub fn bind(&self, addrs: impl ToAddrs) -> Result<DatagramSocket> {
+    pub fn bind(&self, name: impl Into<Name>) -> Result<DatagramSocket> {
         const VERB: &str = "DatagramSocket::bind";
         for (option, bytes) in [("send_buffer", self.send_buffer), ("recv_buffer", self.recv_buffer)] {
             if !BUFFERS.contains(&bytes) {
@@ -82,14 +83,7 @@ impl DatagramSocketOptions {
                 return Err(Error::invalid(VERB, reason).into());
             }
         }
-        let mut failed = None;
-        for addr in name::resolve(VERB, addrs)? {
-            match DatagramSocket::new(addr, self) {
-                Ok(socket) => return Ok(socket),
-                Err(error) => failed = Some(error),
-            }
-        }
-        Err(failed.unwrap_or_else(|| unreachable!("a name without an address is an error")))
+        first(name.into().resolve(VERB)?, |addr| DatagramSocket::new(ip(VERB, addr)?, self))
     }
 
     /// Messages of the send buffer.

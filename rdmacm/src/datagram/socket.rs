@@ -18,8 +18,9 @@ use super::wire::{Lookup, LookupKind, with_scope};
 use super::{DatagramError, DatagramSocketOptions, Result};
 use crate::connection::Domains;
 use crate::event::EventKind;
+use crate::name::{first, ip};
 use crate::steps::RESOLVE_TRY;
-use crate::{CmId, Error, EventChannel, PortSpace, ToAddrs, name};
+use crate::{CmId, Error, EventChannel, Name, PortSpace};
 
 /// How long a call polls before it looks at the descriptors, as in rdma-core.
 const POLLING_TIME: Duration = Duration::from_micros(10);
@@ -112,8 +113,8 @@ impl DatagramSocket {
     /// - [`Error::Command`] with `ENODEV`: the network interface of the address has no RDMA device.
     /// - [`Error::Address`] with `ENODEV`: a loopback address.
     #[doc(alias = "rbind")]
-    pub fn bind(addrs: impl ToAddrs) -> Result<Self> {
-        DatagramSocketOptions::default().bind(addrs)
+    pub fn bind(name: impl Into<Name>) -> Result<Self> {
+        DatagramSocketOptions::default().bind(name)
     }
 
     pub(super) fn new(addr: SocketAddr, options: &DatagramSocketOptions) -> Result<Self> {
@@ -179,15 +180,9 @@ impl DatagramSocket {
     /// - [`Error::Address`] or [`Error::Command`] with `ENODEV`: the network interface of the route has
     ///   no RDMA device.
     #[doc(alias = "rconnect")]
-    pub fn connect(&mut self, peer: impl ToAddrs) -> Result<()> {
-        let mut failed = None;
-        for addr in name::resolve("DatagramSocket::connect", peer)? {
-            match self.connect_to(plain(addr)) {
-                Ok(()) => return Ok(()),
-                Err(error) => failed = Some(error),
-            }
-        }
-        Err(failed.unwrap_or_else(|| unreachable!("a name without an address is an error")))
+    pub fn connect(&mut self, peer: impl Into<Name>) -> Result<()> {
+        const VERB: &str = "DatagramSocket::connect";
+        first(peer.into().resolve(VERB)?, |addr| self.connect_to(plain(ip(VERB, addr)?)))
     }
 
     fn connect_to(&mut self, peer: SocketAddr) -> Result<()> {

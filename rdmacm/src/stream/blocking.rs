@@ -1,4 +1,4 @@
-//! The blocking stream.
+//! The stream.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -12,6 +12,7 @@ use bareverbs::{AnyProvider, Pd, Provider, RemoteRegion};
 use super::session::Session;
 use super::shared::{Direction, Limit, Shared};
 use super::{Result, StreamError};
+use crate::waiting::Waiting;
 
 /// A byte stream over a reliable connection, used like [`std::net::TcpStream`]. It is
 /// wire-compatible with rdma-core's rsocket.
@@ -19,6 +20,12 @@ use super::{Result, StreamError};
 /// Data goes by RDMA write straight into the ring of the peer, and wakes the peer by immediate data.
 /// [`Read`] and [`Write`] are also implemented for `&RdmaStream`, so that one thread reads while
 /// another one writes.
+///
+/// Reads, writes and the calls that return a [`Result`] block. In tasks, a stream with a
+/// [runtime](super::StreamOptions::runtime) is used by the traits of the runtime: `AsyncRead` and
+/// `AsyncWrite` of tokio, or of futures-io for async-io. One task may read while another one writes.
+/// [`shutdown`](Self::shutdown) does not wait, and [`sent`](Self::sent) is awaited; `poll_shutdown` of the
+/// trait does both.
 ///
 /// # Progress
 ///
@@ -118,7 +125,7 @@ impl<P: Provider> RdmaStream<P> {
     }
 
     /// The time that drop waits at most for the acknowledgement of written bytes. Default: 1 second,
-    /// and 0 for an [`AsyncStream`](super::AsyncStream).
+    /// and 0 with a [runtime](super::StreamOptions::runtime).
     #[doc(alias = "SO_LINGER")]
     pub fn set_linger(&self, limit: Duration) {
         self.shared.lock().linger = limit;
@@ -204,24 +211,26 @@ impl<P: Provider> RdmaStream<P> {
         self.shared.shutdown(how)
     }
 
-    /// Waits until the peer's device has acknowledged all bytes that were written, at most for
-    /// `limit`.
+    /// Waits until the peer's device has acknowledged all bytes that were written.
     ///
     /// # Errors
-    /// [`StreamError::TimedOut`], and the errors of [`send`](Self::send).
-    pub fn wait_sent(&self, limit: Duration) -> Result<()> {
-        self.shared.wait(Direction::Write, Limit::Time(limit), Session::flushed)
+    /// The errors of [`send`](Self::send), without those of time limits.
+    #[doc(alias = "wait_sent")]
+    pub fn sent(&self) -> Waiting<'_, Result<()>> {
+        Waiting::new(|waiter| async move { self.shared.flushed(&waiter).await })
     }
 
     /// Ends both directions and waits until the peer's device has acknowledged all bytes that were
-    /// written, at most for `limit`.
+    /// written.
     ///
     /// # Errors
-    /// As for [`wait_sent`](Self::wait_sent). The stream has ended in any case.
+    /// As for [`sent`](Self::sent). The stream has ended in any case.
     #[doc(alias = "rclose")]
-    pub fn close(self, limit: Duration) -> Result<()> {
-        self.shutdown(Shutdown::Both)?;
-        self.wait_sent(limit)
+    pub fn close(self) -> Waiting<'static, Result<()>> {
+        Waiting::new(|waiter| async move {
+            self.shutdown(Shutdown::Both)?;
+            self.shared.flushed(&waiter).await
+        })
     }
 
     /// The error that has ended the stream, if one has.

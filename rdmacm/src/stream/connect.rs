@@ -4,7 +4,6 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 use bareverbs::values::RetryCount;
 use bareverbs::{AnyProvider, Endpoint, Errno, Pd, RegionMut};
@@ -17,14 +16,13 @@ use super::{OfferError, RdmaStream, Result, StreamError, StreamOptions};
 use crate::connection::{Domains, device_of};
 use crate::event::RequestParam;
 use crate::id::BoundDevice;
+use crate::name::{first, first_of};
 use crate::qp::bring_up;
-use crate::steps::{self, Deadline, Wait, run};
+use crate::steps::Wait;
+use crate::waiting::{Waiter, Waiting};
 use crate::{
-    Addr, CmId, ConnParam, ConnectOptions, ConnectRequest, Error, EventChannel, PortSpace, ToAddrs, name,
+    Addr, CmId, ConnParam, ConnectOptions, ConnectRequest, Error, EventChannel, Name, PortSpace, steps,
 };
-
-/// How long connecting takes at most, unless the caller says otherwise.
-const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 
 /// A stream needs no reads and no atomics. A peer that does not read makes a write wait, so that RNR
 /// retries have no limit.
@@ -50,107 +48,98 @@ impl StreamOptions {
         })
     }
 
-    /// Connects to a listener at `peer`, within 30 seconds. Of several addresses of a name, the
-    /// first that accepts is used.
+    /// Connects to a listener at `peer`. Of several addresses of a name, the first that accepts is used.
+    /// Drop ends the attempt. Otherwise the kernel gives up after about 70 to 100 seconds on RoCE.
     ///
     /// # Errors
     /// As for [`RdmaStream::connect`].
-    pub fn connect(&self, peer: impl ToAddrs) -> Result<RdmaStream> {
-        each_address("RdmaStream::connect", peer, |addr| self.connect_timeout(addr, CONNECT_LIMIT))
-    }
-
-    /// Connects to a listener at `peer`, within `limit`.
-    ///
-    /// # Errors
-    /// As for [`RdmaStream::connect`].
-    pub fn connect_timeout(&self, peer: SocketAddr, limit: Duration) -> Result<RdmaStream> {
-        self.check("RdmaStream::connect")?;
-        let id = self.new_id()?;
-        run(self.connect_with(&Deadline::new(limit), id, peer.into(), limit))
+    pub fn connect(&self, peer: impl Into<Name>) -> Waiting<'static, Result<RdmaStream>> {
+        const VERB: &str = "RdmaStream::connect";
+        let (options, peer) = (self.clone(), peer.into());
+        Waiting::new(move |waiter| async move {
+            options.check(VERB)?;
+            let addrs = peer.lookup_by(&waiter, options.runtime.clone(), VERB).await.map_err(of_name)?;
+            first_of(addrs, |addr| options.connect_to(&waiter, addr)).await
+        })
     }
 
     /// An identifier of its own channel with the options.
-    pub(super) fn new_id(&self) -> Result<CmId> {
-        Ok(self.id_options.create_id_of(&EventChannel::private()?, PortSpace::Tcp)?)
+    fn new_id(&self) -> Result<CmId> {
+        let channel = EventChannel::private()?;
+        if let Some(runtime) = &self.runtime {
+            channel.attach_to(runtime)?;
+        }
+        Ok(self.id_options.create_id_of(&channel, PortSpace::Tcp)?)
     }
 
-    /// Connects an identifier, whose channel `wait` waits for.
-    pub(super) async fn connect_with(
-        &self,
-        wait: &impl Wait,
-        id: CmId,
-        peer: Addr,
-        limit: Duration,
-    ) -> Result<RdmaStream> {
-        steps::resolve(wait, &id, self.id_options.source, peer, limit).await?;
-        let domains = self.list();
-        let mut prepared = self.prepare(&domains, device_of(&id)?)?;
+    async fn connect_to(&self, waiter: &Waiter, peer: Addr) -> Result<RdmaStream> {
+        let id = self.new_id()?;
+        steps::resolve(waiter, &id, self.id_options.source, peer).await?;
+        let (domains, device) = (self.list(), device_of(&id)?);
+        domains.open(waiter, self.runtime.clone(), device).await?;
+        let mut prepared = self.prepare(&domains, device)?;
         let offer = prepared.offer()?;
         let options = connect_options(&offer, self.retry_count);
         let param = param(&options, &mut prepared);
-        let response = steps::connect(wait, &id, &param).await?;
+        let response = steps::connect(waiter, &id, &param).await?;
         bring_up(&id, prepared.endpoint(), &options, None)?;
         let mut session = prepared.start(&response.private_data, true)?;
         id.establish().map_err(|error| steps::refused(&id, "connect", error))?;
         // Grants the peer the rest of the ring. The accepting side does so when it is used first after the
         // peer's confirmation.
         session.progress();
-        stream(session, id, domains, true)
+        self.stream(session, id, domains, true)
     }
 
-    /// Listens at `addr`. Streams that are accepted have these options.
+    /// Listens on the first of the addresses that can be bound. Streams that are accepted have these options.
     ///
     /// # Errors
     /// As for [`RdmaListener::bind`].
-    pub fn listen(&self, addr: impl ToAddrs) -> Result<RdmaListener> {
-        self.check("RdmaListener::bind")?;
-        each_address("RdmaListener::bind", addr, |addr| RdmaListener::new(addr, self.clone()))
+    pub fn listen(&self, name: impl Into<Name>) -> Result<RdmaListener> {
+        const VERB: &str = "RdmaListener::bind";
+        self.check(VERB)?;
+        let addrs = name.into().resolve(VERB).map_err(of_name)?;
+        first(addrs, |addr| RdmaListener::new(addr, self.clone()))
+    }
+
+    fn stream(
+        &self,
+        session: Session<AnyProvider>,
+        id: CmId,
+        domains: Domains,
+        established: bool,
+    ) -> Result<RdmaStream> {
+        let addresses = id.addresses()?;
+        let (local, peer) = (ip(addresses.local)?, ip(addresses.peer)?);
+        let link = Link::new(id, domains, established);
+        let shared = Shared::new(session, link, local, peer, self.runtime.as_ref())?;
+        Ok(RdmaStream { shared: Arc::new(shared) })
     }
 }
 
-/// The first success with the addresses of a name, or the last failure.
-fn each_address<T>(
-    verb: &'static str,
-    name: impl ToAddrs,
-    each: impl FnMut(SocketAddr) -> Result<T>,
-) -> Result<T> {
-    let resolved = name::resolve(verb, name).map_err(|error| match error {
+/// The IP address of a connection or a listener.
+fn ip(addr: Option<Addr>) -> Result<SocketAddr> {
+    let ip = addr.and_then(|addr| addr.ip());
+    Ok(ip.ok_or_else(|| Error::invalid("RdmaStream", "streams have IP addresses"))?)
+}
+
+/// The error of a name that was not resolved.
+fn of_name(error: Error) -> StreamError {
+    match error {
         error @ Error::Name { .. } => StreamError::Name(Arc::new(error)),
         error => error.into(),
-    })?;
-    let mut failed = None;
-    for result in resolved.into_iter().map(each) {
-        match result {
-            Ok(made) => return Ok(made),
-            Err(error) => failed = Some(error),
-        }
     }
-    Err(failed.unwrap_or_else(|| unreachable!("a name without an address is an error")))
-}
-
-fn stream(
-    session: Session<AnyProvider>,
-    id: CmId,
-    domains: Domains,
-    established: bool,
-) -> Result<RdmaStream> {
-    let addresses = id.addresses()?;
-    let ip = |addr: Option<Addr>| addr.and_then(|addr| addr.ip());
-    let (Some(local), Some(peer)) = (ip(addresses.local), ip(addresses.peer)) else {
-        return Err(Error::invalid("RdmaStream", "the connection has no IP addresses").into());
-    };
-    let link = Link::new(id, domains, established);
-    Ok(RdmaStream { shared: Arc::new(Shared::new(session, link, local, peer)?) })
 }
 
 impl RdmaStream {
-    /// Connects to a listener at `peer`, within 30 seconds, with default options.
+    /// Connects to a listener at `peer`, with default options. Drop ends the attempt. Otherwise the kernel
+    /// gives up after about 70 to 100 seconds on RoCE.
     ///
     /// ```no_run
     /// use bareverbs_rdmacm::stream::RdmaStream;
     /// use std::io::{Read, Write};
     ///
-    /// let mut stream = RdmaStream::connect("10.1.0.1:7471")?;
+    /// let mut stream = RdmaStream::connect("10.1.0.1:7471").wait()?;
     /// stream.write_all(b"hello")?;
     /// let mut answer = String::new();
     /// stream.shutdown(std::net::Shutdown::Write)?;
@@ -167,7 +156,7 @@ impl RdmaStream {
     ///   handshake.
     /// - [`StreamError::Offer`]: the listener is not an rsocket.
     #[doc(alias = "rconnect")]
-    pub fn connect(peer: impl ToAddrs) -> Result<Self> {
+    pub fn connect(peer: impl Into<Name>) -> Waiting<'static, Result<Self>> {
         StreamOptions::default().connect(peer)
     }
 }
@@ -179,7 +168,7 @@ impl RdmaStream {
 ///
 /// let listener = RdmaListener::bind("0.0.0.0:7471")?;
 /// loop {
-///     let stream = listener.accept()?;
+///     let stream = listener.accept().wait()?;
 ///     std::thread::spawn(move || std::io::copy(&mut &stream, &mut &stream));
 /// }
 /// # #[allow(unreachable_code)]
@@ -195,21 +184,21 @@ pub struct RdmaListener {
 }
 
 impl RdmaListener {
-    /// Listens at `addr`, with default options. Port 0 lets the kernel choose.
+    /// Listens on the first of the addresses that can be bound, with default options. Port 0 lets the kernel choose.
     ///
     /// # Errors
     /// [`StreamError::Cm`] with [`Error::Command`]: `EADDRINUSE`, `EADDRNOTAVAIL`, or `ENODEV` if
     /// the network interface of the address has no RDMA device.
     #[doc(alias = "rbind")]
-    pub fn bind(addr: impl ToAddrs) -> Result<Self> {
-        StreamOptions::default().listen(addr)
+    pub fn bind(name: impl Into<Name>) -> Result<Self> {
+        StreamOptions::default().listen(name)
     }
 
-    fn new(addr: SocketAddr, options: StreamOptions) -> Result<Self> {
+    fn new(addr: Addr, options: StreamOptions) -> Result<Self> {
         let id = options.new_id()?;
         id.bind_addr(addr)?;
         id.listen(options.id_options.backlog)?;
-        let local = id.addresses()?.local.and_then(|addr| addr.ip()).unwrap_or(addr);
+        let local = ip(id.addresses()?.local)?;
         let domains = options.list();
         Ok(Self { id, options, local, domains })
     }
@@ -233,20 +222,7 @@ impl RdmaListener {
         self.local
     }
 
-    /// Waits for a stream.
-    ///
-    /// # Errors
-    /// As for [`accept_timeout`](Self::accept_timeout).
-    #[doc(alias = "raccept")]
-    pub fn accept(&self) -> Result<RdmaStream> {
-        loop {
-            if let Some(stream) = self.accept_timeout(Duration::MAX)? {
-                return Ok(stream);
-            }
-        }
-    }
-
-    /// Waits for a stream at most for `limit`; `None` if none came.
+    /// Waits for a stream. A wait that is dropped loses no stream.
     ///
     /// A request that is not one of a stream is rejected, and the wait continues. It also
     /// continues if the peer has given up before it is accepted.
@@ -258,34 +234,24 @@ impl RdmaListener {
     /// # Errors
     /// - [`StreamError::Verbs`], [`StreamError::Cm`]: the stream could not be created, for example
     ///   beyond the limit on locked memory. Its request was rejected.
-    pub fn accept_timeout(&self, limit: Duration) -> Result<Option<RdmaStream>> {
-        match run(self.accept_with(&Deadline::new(limit))) {
-            Err(StreamError::Cm(error)) if matches!(*error, Error::TimedOut { .. }) => Ok(None),
-            accepted => accepted.map(Some),
-        }
-    }
-
-    /// Waits for a stream by `wait`, which waits for the listener's channel.
-    pub(super) async fn accept_with(&self, wait: &impl Wait) -> Result<RdmaStream> {
-        loop {
-            let request = steps::request(wait, &self.id).await?;
-            match self.admit(request) {
-                // A peer that is not a stream does not fail the listener.
-                Err(StreamError::Offer(_)) => {}
-                Err(error) if is_of_lost_peer(&error) => {}
-                admitted => return admitted,
+    #[doc(alias = "raccept")]
+    pub fn accept(&self) -> Waiting<'_, Result<RdmaStream>> {
+        Waiting::new(|waiter| async move {
+            loop {
+                let request = steps::request(&waiter, &self.id).await?;
+                match self.admit(&waiter, request).await {
+                    // A peer that is not a stream does not fail the listener.
+                    Err(StreamError::Offer(_)) => {}
+                    Err(error) if is_of_lost_peer(&error) => {}
+                    admitted => return admitted,
+                }
+                waiter.pass().await;
             }
-            wait.pass("accept").await?;
-        }
-    }
-
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
-    pub(super) fn id(&self) -> &CmId {
-        &self.id
+        })
     }
 
     /// Accepts a request. Drop of the request rejects it.
-    fn admit(&self, mut request: ConnectRequest) -> Result<RdmaStream> {
+    async fn admit(&self, waiter: &Waiter, mut request: ConnectRequest) -> Result<RdmaStream> {
         let RequestParam::Connection(peer) = request.param().clone() else {
             return Err(OfferError::Length(0).into());
         };
@@ -293,7 +259,9 @@ impl RdmaListener {
         Offer::from_bytes(&peer.private_data)?;
         request.move_to_own_channel()?;
         self.options.id_options.apply_to_child(request.id())?;
-        let mut prepared = self.options.prepare(&self.domains, device_of(request.id())?)?;
+        let device = device_of(request.id())?;
+        self.domains.open(waiter, self.options.runtime.clone(), device).await?;
+        let mut prepared = self.options.prepare(&self.domains, device)?;
         let offer = prepared.offer()?;
         let options = connect_options(&offer, self.options.retry_count);
         let param = param(&options, &mut prepared);
@@ -301,7 +269,7 @@ impl RdmaListener {
         let session = prepared.start(&peer.private_data, false)?;
         // The peer's confirmation is not awaited here: one that never comes would hold up the others. The
         // stream awaits it before its first message.
-        stream(session, request.accept(&param)?, self.domains.clone(), false)
+        self.options.stream(session, request.accept(&param)?, self.domains.clone(), false)
     }
 }
 
@@ -332,6 +300,7 @@ impl fmt::Debug for RdmaListener {
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
+    use std::time::Duration;
 
     use bareverbs_uapi::rdma_cm::EventType;
     use bareverbs_uapi::rdma_cm::structs::EventResp;
@@ -349,7 +318,7 @@ mod tests {
         let local = (Ipv4Addr::LOCALHOST, 7174).into();
         let listener = RdmaListener { id, domains: options.list(), options, local };
         for rejected in [1..=1, 1..=2, 1..=2] {
-            assert!(listener.accept_timeout(Duration::ZERO).unwrap().is_none());
+            assert!(listener.accept().wait_timeout(Duration::ZERO).is_none());
             assert_eq!(kernel.destroyed(), rejected.collect::<Vec<_>>());
         }
     }

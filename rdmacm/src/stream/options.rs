@@ -1,7 +1,9 @@
 //! Options of streams.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use bareverbs::runtime::Runtime;
 use bareverbs::values::RetryCount;
 
 use super::wire::{IomapEntry, IomapSize, SLOTS, Span};
@@ -21,8 +23,9 @@ use crate::{Error, IdOptions, Result};
 /// | [`retry_count`](Self::retry_count) | 6 | 0 to 7 |
 /// | [`id_options`](Self::id_options) | none | |
 /// | [`domains`](Self::domains) | [`Domains::of_process`] | |
+/// | [`runtime`](Self::runtime) | none | |
 #[doc(alias = "rsetsockopt")]
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 #[must_use]
 pub struct StreamOptions {
     pub(super) send_buffer: usize,
@@ -35,6 +38,7 @@ pub struct StreamOptions {
     pub(super) retry_count: RetryCount,
     /// `None`: the list of the process, as it is when a stream is created.
     pub(super) domains: Option<Domains>,
+    pub(super) runtime: Option<Arc<dyn Runtime>>,
 }
 
 impl Default for StreamOptions {
@@ -49,6 +53,7 @@ impl Default for StreamOptions {
             id_options: IdOptions::default(),
             retry_count: RetryCount::DEFAULT,
             domains: None,
+            runtime: None,
         }
     }
 }
@@ -142,6 +147,32 @@ impl StreamOptions {
     /// The open devices of the stream, in place of those that the streams of the process share.
     pub fn domains(mut self, domains: &Domains) -> Self {
         self.domains = Some(domains.clone());
+        self
+    }
+
+    /// The async runtime whose tasks use the streams. They implement its traits `AsyncRead` and
+    /// `AsyncWrite`, if the feature `tokio` or `async-io` is enabled.
+    ///
+    /// Streams and listeners are created in tasks of the runtime, where it needs that. Drop of a stream
+    /// does not wait, unless [`RdmaStream::set_linger`](super::RdmaStream::set_linger) says so: bytes that
+    /// are not acknowledged may be lost.
+    ///
+    /// ```no_run
+    /// use bareverbs::runtime::Runtime;
+    /// use bareverbs_rdmacm::stream::StreamOptions;
+    ///
+    /// // `runtime` is `Tokio` or `AsyncIo` of `bareverbs::runtime`.
+    /// async fn serve(runtime: impl Runtime) -> bareverbs_rdmacm::stream::Result<()> {
+    ///     let listener = StreamOptions::default().runtime(runtime).listen("0.0.0.0:7471")?;
+    ///     loop {
+    ///         println!("{}", listener.accept().await?.peer_addr());
+    ///     }
+    /// }
+    /// ```
+    #[doc(alias = "AsyncStream")]
+    #[doc(alias = "AsyncListener")]
+    pub fn runtime(mut self, runtime: impl Runtime) -> Self {
+        self.runtime = Some(Arc::new(runtime));
         self
     }
 

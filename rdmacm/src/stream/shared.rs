@@ -1,13 +1,15 @@
 //! What the threads and tasks of a stream share, and how they wait.
 
+use std::future::poll_fn;
 use std::mem::MaybeUninit;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::{Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker, ready};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
+use bareverbs::runtime::{Readable, Runtime};
 use bareverbs::{Pd, Provider};
 use bareverbs_provider::wake::wake_all;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
@@ -20,6 +22,7 @@ use super::link::Link;
 use super::session::{BATCH, Session};
 use super::{Result, StreamError};
 use crate::Error;
+use crate::waiting::{Mode, Waiter, not_attached, refused};
 use crate::woken::Woken;
 
 /// How long a call polls before it sleeps, as in rdma-core.
@@ -51,10 +54,12 @@ pub(super) struct Shared<P: Provider> {
     /// Notified when the state may have changed.
     changed: Condvar,
     /// Tasks that wait.
-    pub(super) tasks: Arc<Tasks>,
+    tasks: Arc<Tasks>,
     /// Readable when there is a completion or an event of the connection, or the thread that sleeps
     /// on it is woken.
-    ready: OwnedFd,
+    ready: Arc<OwnedFd>,
+    /// The descriptor as the runtime of the tasks has it.
+    readable: Option<Box<dyn Readable>>,
     /// An eventfd that wakes the thread that sleeps on the descriptor, when another one has handled
     /// the completion and its event.
     wake: OwnedFd,
@@ -98,8 +103,8 @@ pub(super) enum Direction {
 pub(super) enum Limit {
     /// As the stream says for the direction: not at all if it is non-blocking.
     Stream,
-    /// At most this time.
-    Time(Duration),
+    /// Until then; `None`: without end.
+    Until(Option<Instant>),
 }
 
 /// The tasks that wait, one for each direction. A runtime keeps one waker of a descriptor. It gets
@@ -114,8 +119,7 @@ impl Tasks {
         self.wakers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    #[cfg(any(feature = "async-io", feature = "tokio"))]
-    pub(super) fn set(&self, direction: Direction, waker: &Waker) {
+    fn set(&self, direction: Direction, waker: &Waker) {
         // Cloning and dropping a waker may run any code, so both are done without the lock.
         let waker = waker.clone();
         let earlier = self.lock()[direction as usize].replace(waker);
@@ -143,6 +147,7 @@ impl<P: Provider> Shared<P> {
         link: Link,
         local: SocketAddr,
         peer: SocketAddr,
+        runtime: Option<&Arc<dyn Runtime>>,
     ) -> Result<Self> {
         let system = |errno| Error::System { what: "creating the descriptor of a stream", errno };
         let ready = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system)?;
@@ -165,10 +170,14 @@ impl<P: Provider> Shared<P> {
             has_left: false,
             nonblocking: false,
             timeouts: [None; 2],
-            linger: LINGER,
+            // Tasks must not block their runtime.
+            linger: if runtime.is_some() { Duration::ZERO } else { LINGER },
         };
+        let ready = Arc::new(ready);
+        let register = |runtime: &Arc<dyn Runtime>| runtime.register(Arc::clone(&ready));
+        let readable = runtime.map(register).transpose().map_err(|error| refused(&error))?;
         let (state, changed, tasks) = (Mutex::new(state), Condvar::new(), Arc::default());
-        Ok(Self { state, changed, tasks, ready, wake, pd, local, peer })
+        Ok(Self { state, changed, tasks, ready, readable, wake, pd, local, peer })
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State<P>> {
@@ -196,6 +205,39 @@ impl<P: Provider> Shared<P> {
             .map_err(system)?;
         state.keepalive = Some(timer);
         Ok(())
+    }
+
+    /// Attempts until there is a result, and else has the task woken when another attempt is
+    /// worthwhile.
+    pub(super) fn poll<T>(
+        &self,
+        cx: &mut Context<'_>,
+        direction: Direction,
+        mut attempt: impl FnMut(&mut Session<P>) -> Result<Option<T>>,
+    ) -> Poll<Result<T>> {
+        let Some(readable) = &self.readable else { return Poll::Ready(Err(not_attached().into())) };
+        loop {
+            // Before the attempt: another task that finds this one's bytes later wakes it.
+            self.tasks.set(direction, cx.waker());
+            if let Some(result) = self.attempt(Some(direction), &mut attempt)? {
+                return Poll::Ready(Ok(result));
+            }
+            let both = Waker::from(Arc::clone(&self.tasks));
+            let polled = ready!(readable.poll_readable(&mut Context::from_waker(&both)));
+            polled.map_err(|error| refused(&error))?;
+        }
+    }
+
+    /// Waits until the peer's device has acknowledged all sends.
+    pub(super) async fn flushed(&self, waiter: &Waiter) -> Result<()> {
+        poll_fn(|cx| match waiter.mode() {
+            Mode::Task => self.poll(cx, Direction::Write, Session::flushed),
+            Mode::Thread { end } => match self.wait(Direction::Write, Limit::Until(end), Session::flushed) {
+                Err(StreamError::TimedOut { .. }) => Poll::Pending,
+                flushed => Poll::Ready(flushed),
+            },
+        })
+        .await
     }
 
     /// Handles what has happened, and attempts once. `Ok(None)`: the descriptor becomes readable
@@ -380,11 +422,10 @@ impl<P: Provider> Shared<P> {
         }
         let start = Instant::now();
         let own = matches!(limit, Limit::Stream);
-        let limit = match limit {
-            Limit::Stream => state.timeouts[direction as usize],
-            Limit::Time(limit) => Some(limit),
+        let end = match limit {
+            Limit::Stream => state.timeouts[direction as usize].and_then(|limit| start.checked_add(limit)),
+            Limit::Until(end) => end,
         };
-        let end = limit.and_then(|limit| start.checked_add(limit));
         // A thread that sleeps does so on the descriptor, which reports events.
         let mut events = own && state.nonblocking || end.is_some_and(|end| end <= start);
         let (mut now, polling) = (start, polling_time());
@@ -407,10 +448,10 @@ impl<P: Provider> Shared<P> {
                 if !waits {
                     return Err(StreamError::WouldBlock);
                 }
-                if let Some(limit) = limit
-                    && end.is_some_and(|end| Instant::now() >= end)
+                if let Some(end) = end
+                    && Instant::now() >= end
                 {
-                    return Err(StreamError::TimedOut { limit });
+                    return Err(StreamError::TimedOut { limit: end.saturating_duration_since(start) });
                 }
                 (state, events) = self.sleep(state, end)?;
             }
@@ -476,12 +517,12 @@ impl<P: Provider> Drop for Shared<P> {
         // Drop reports no error.
         let _ = state.session.shutdown(Shutdown::Both);
         state.nonblocking = false;
-        let limit = Limit::Time(state.linger);
+        let limit = Limit::Until(Instant::now().checked_add(state.linger));
         let _ = self.wait(Direction::Write, limit, Session::flushed);
     }
 }
 
-#[cfg(all(test, any(feature = "async-io", feature = "tokio")))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

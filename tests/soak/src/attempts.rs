@@ -384,7 +384,7 @@ fn next_within(channel: &EventChannel, limit: Duration) -> Result<Event> {
     let end = Instant::now() + limit;
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        let event = channel.wait_timeout(left)?.context("no event in time")?;
+        let event = channel.next().wait_timeout(left).context("no event in time")??;
         if !matches!(event.kind, EventKind::TimewaitExit) {
             return Ok(event);
         }

@@ -6,7 +6,7 @@ use std::{fs, thread};
 
 use anyhow::{Context as _, Result, ensure};
 use bareverbs::{Access, Buffer, Context, Endpoint, EndpointOptions, Mr, Op};
-use bareverbs_rdmacm::{Connection, Connector, Listener};
+use bareverbs_rdmacm::{Connector, Listener};
 use bareverbs_test_support::{TIMEOUT, device};
 
 /// What the rounds took and left.
@@ -41,30 +41,30 @@ fn descriptors() -> Result<usize> {
     Ok(fs::read_dir("/proc/self/fd")?.count())
 }
 
-fn memory(connection: &Connection<Endpoint<Mr<Buffer>>>) -> Result<Mr<Buffer>> {
-    Ok(connection.qp().pd().register(Buffer::zeroed(8)?, Access::LOCAL_WRITE)?)
+fn memory(endpoint: &Endpoint<Mr<Buffer>>) -> Result<Mr<Buffer>> {
+    Ok(endpoint.qp().pd().register(Buffer::zeroed(8)?, Access::LOCAL_WRITE)?)
 }
 
 /// Serves one round: a message, and the end by the peer.
 fn serve(listener: &Listener, round: usize) -> Result<()> {
-    let mut peer = listener.accept(&options(), TIMEOUT)?;
-    let room = memory(&peer)?;
-    peer.post(Op::recv(room))?;
-    let done = peer.next().wait()?;
+    let mut peer = listener.accept(&options()).wait_timeout(TIMEOUT).context("in time")??;
+    let room = memory(&peer.queue)?;
+    peer.queue.post(Op::recv(room))?;
+    let done = peer.queue.next().wait()?;
     ensure!(done.message() == Some(&round.to_le_bytes()[..]), "another message than that of round {round}");
-    peer.wait_disconnected(TIMEOUT)?;
+    peer.link.ended().wait_timeout(TIMEOUT).context("in time")??;
     Ok(())
 }
 
 fn request(connector: &Connector, addr: SocketAddr, round: usize) -> Result<()> {
-    let mut server = connector.connect(addr, &options(), TIMEOUT)?;
-    let mut message = memory(&server)?;
+    let mut server = connector.connect(addr, &options()).wait_timeout(TIMEOUT).context("in time")??;
+    let mut message = memory(&server.queue)?;
     message.write(0, &round.to_le_bytes())?;
-    server.post(Op::send(message, ..8))?;
-    server.next().wait()?;
+    server.queue.post(Op::send(message, ..8))?;
+    server.queue.next().wait()?;
     // One in four ends without waiting for the answer.
     if !round.is_multiple_of(4) {
-        server.disconnect(TIMEOUT)?;
+        server.link.disconnect().wait_timeout(TIMEOUT).context("in time")??;
     }
     Ok(())
 }

@@ -118,7 +118,7 @@ pub(crate) fn migration_wakes_a_waiting_reader() {
         let key = id.key();
         let reader = {
             let new = new.clone();
-            thread::spawn(move || new.wait_timeout(TIMEOUT).unwrap().expect("a wake").key)
+            thread::spawn(move || new.next().wait_timeout(TIMEOUT).transpose().unwrap().expect("a wake").key)
         };
         id.resolve_addr(None, (ip(), 1), RESOLVE).unwrap();
         thread::sleep(QUIET);
@@ -138,9 +138,9 @@ pub(crate) fn listener_is_not_migrated() {
 pub(crate) fn wait_has_a_time_limit() {
     let channel = EventChannel::new().unwrap();
     let begin = Instant::now();
-    assert!(channel.wait_timeout(QUIET).unwrap().is_none());
+    assert!(channel.next().wait_timeout(QUIET).transpose().unwrap().is_none());
     assert!(begin.elapsed() >= QUIET && begin.elapsed() < TIMEOUT);
-    assert!(channel.wait_timeout(Duration::ZERO).unwrap().is_none());
+    assert!(channel.next().wait_timeout(Duration::ZERO).is_none());
 }
 
 pub(crate) fn threads_share_a_channel() {
@@ -153,7 +153,9 @@ pub(crate) fn threads_share_a_channel() {
             for _ in 0..3 {
                 scope.spawn(|| {
                     while read.load(Ordering::Relaxed) < ids.len() {
-                        if let Some(event) = channel.wait_timeout(Duration::from_millis(20)).unwrap() {
+                        if let Some(event) =
+                            channel.next().wait_timeout(Duration::from_millis(20)).transpose().unwrap()
+                        {
                             assert!(matches!(event.kind, EventKind::AddrResolved), "{:?}", event.kind);
                             assert!(ids.iter().any(|id| id.key() == event.key));
                             read.fetch_add(1, Ordering::Relaxed);
@@ -178,7 +180,9 @@ pub(crate) fn identifiers_are_destroyed_while_another_thread_reads_their_events(
         let read_all = |channel: &EventChannel| {
             let mut read = 0;
             while !over.load(Ordering::Relaxed) {
-                read += usize::from(channel.wait_timeout(Duration::from_millis(20)).unwrap().is_some());
+                read += usize::from(
+                    channel.next().wait_timeout(Duration::from_millis(20)).transpose().unwrap().is_some(),
+                );
             }
             read
         };

@@ -8,21 +8,19 @@ use std::time::{Duration, Instant};
 
 use bareverbs::cq::CqInit;
 use bareverbs::qp::{Ece, Qp, QpAttr, QpAttrMask, QpInit, QpState, QpType, Rc, Uc};
+use bareverbs::runtime::{AsyncIo, Runtime, Tokio};
 use bareverbs::values::{MinRnrTimer, Mtu, RetryCount, RnrRetry};
 use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Mr, Op, Pd};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::blocking::BlockingId;
-use bareverbs_rdmacm::connection::{Domains, Route};
 use bareverbs_rdmacm::event::{RejectReason, SidrStatus};
 use bareverbs_rdmacm::{
-    CmId, ConnParam, ConnectOptions, Connector, Error, EventChannel, IdOptions, JoinMode, Listener,
-    PortSpace, async_io, tokio as on_tokio,
+    CmId, ConnParam, ConnectOptions, Connected, Connector, Error, EventChannel, IdOptions, JoinMode,
+    Listener, PortSpace,
 };
 
 use crate::host::*;
-
-const LIMIT: Duration = TIMEOUT;
 
 fn listen() -> (Listener, SocketAddr) {
     let listener = Listener::bind(SocketAddr::new(ip(), 0)).unwrap();
@@ -48,19 +46,19 @@ pub(crate) fn blocking_calls_wait_for_their_events() {
         let (listener, addr) = blocking_listener(PortSpace::Tcp);
         thread::scope(|scope| {
             let server = scope.spawn(|| {
-                let request = listener.get_request(LIMIT).unwrap();
-                let passive =
-                    BlockingId::accept(request, &ConnParam { private_data: b"yes", ..param() }, LIMIT)
-                        .unwrap();
-                passive.disconnect(LIMIT).unwrap();
+                let request = listener.request().in_time().unwrap();
+                let passive = BlockingId::accept(request, &ConnParam { private_data: b"yes", ..param() })
+                    .in_time()
+                    .unwrap();
+                passive.disconnect().in_time().unwrap();
             });
             let active = BlockingId::new(PortSpace::Tcp).unwrap();
-            active.resolve(addr, LIMIT).unwrap();
-            let peer = active.connect(&param(), LIMIT).unwrap();
+            active.resolve(addr).in_time().unwrap();
+            let peer = active.connect(&param()).in_time().unwrap();
             assert_eq!(&peer.private_data[..4], b"yes\0");
             active.establish().unwrap();
             // The end by the peer is an event like any other, and is answered.
-            active.disconnect(LIMIT).unwrap();
+            active.disconnect().in_time().unwrap();
             server.join().unwrap();
         });
     });
@@ -69,22 +67,24 @@ pub(crate) fn blocking_calls_wait_for_their_events() {
 pub(crate) fn blocking_calls_have_time_limits() {
     nothing_leaks(|| {
         let short = Duration::from_millis(200);
-        let timed_out = |error: Error, of: &str| {
-            assert!(
-                matches!(error, Error::TimedOut { verb, limit } if verb == of && limit == short),
-                "{error}"
-            );
-        };
         let (listener, addr) = blocking_listener(PortSpace::Tcp);
         let begin = Instant::now();
-        timed_out(listener.get_request(short).unwrap_err(), "get_request");
+        assert!(listener.request().wait_timeout(short).is_none());
         assert!(begin.elapsed() >= short);
         let active = BlockingId::new(PortSpace::Tcp).unwrap();
-        active.resolve(addr, LIMIT).unwrap();
-        timed_out(active.connect(&param(), short).unwrap_err(), "connect");
-        let request = listener.get_request(LIMIT).unwrap();
+        active.resolve(addr).in_time().unwrap();
+        let own = param();
+        let mut connecting = active.connect(&own);
+        assert!(connecting.wait_timeout(short).is_none());
+        let request = listener.request().in_time().unwrap();
         // The peer does not confirm.
-        timed_out(BlockingId::accept(request, &param(), short).map(drop).unwrap_err(), "accept");
+        let passive = param();
+        let mut accepting = BlockingId::accept(request, &passive);
+        assert!(accepting.wait_timeout(short).is_none());
+        // The calls go on.
+        connecting.in_time().unwrap();
+        active.establish().unwrap();
+        drop(accepting.in_time().unwrap());
     });
 }
 
@@ -92,10 +92,10 @@ pub(crate) fn blocking_errors_are_typed() {
     nothing_leaks(|| {
         let (listener, addr) = blocking_listener(PortSpace::Tcp);
         let active = BlockingId::new(PortSpace::Tcp).unwrap();
-        active.resolve(addr, LIMIT).unwrap();
+        active.resolve(addr).in_time().unwrap();
         thread::scope(|scope| {
-            scope.spawn(|| listener.get_request(LIMIT).unwrap().reject(b"no").unwrap());
-            let refused = active.connect(&param(), LIMIT).unwrap_err();
+            scope.spawn(|| listener.request().in_time().unwrap().reject(b"no").unwrap());
+            let refused = active.connect(&param()).in_time().unwrap_err();
             let Error::Rejected(rejected) = &refused else { panic!("{refused}") };
             assert_eq!(
                 (rejected.reason, &rejected.private_data[..3]),
@@ -107,27 +107,27 @@ pub(crate) fn blocking_errors_are_typed() {
         drop(listener);
 
         let active = BlockingId::new(PortSpace::Tcp).unwrap();
-        active.resolve(addr, LIMIT).unwrap();
-        let refused = active.connect(&param(), LIMIT).unwrap_err();
+        active.resolve(addr).in_time().unwrap();
+        let refused = active.connect(&param()).in_time().unwrap_err();
         let text = format!("the connection to {addr} was rejected: no application listens on the port");
         assert!(refused.to_string().starts_with(&text), "{refused}");
         let Error::Rejected(rejected) = refused else { panic!("{refused}") };
         assert_eq!((rejected.reason, rejected.peer), (RejectReason::InvalidServiceId, Some(addr.into())));
 
         let unrouted = BlockingId::new(PortSpace::Tcp).unwrap();
-        let refused = unrouted.resolve((Ipv4Addr::new(192, 0, 2, 1), 1), LIMIT).unwrap_err();
+        let refused = unrouted.resolve((Ipv4Addr::new(192, 0, 2, 1), 1)).in_time().unwrap_err();
         assert_eq!(refused.errno(), Some(bareverbs::Errno::NETUNREACH));
         let silent = BlockingId::new(PortSpace::Tcp).unwrap();
         let std::net::IpAddr::V4(own) = ip() else { panic!() };
         let [a, b, c, _] = own.octets();
         let refused =
-            silent.resolve((Ipv4Addr::new(a, b, c, 78), 1), Duration::from_millis(300)).unwrap_err();
-        assert!(matches!(refused, Error::Address(_) | Error::TimedOut { .. }), "{refused}");
+            silent.resolve((Ipv4Addr::new(a, b, c, 78), 1)).wait_timeout(Duration::from_millis(300));
+        assert!(matches!(refused, None | Some(Err(Error::Address(_)))), "{refused:?}");
 
         let datagrams = BlockingId::new(PortSpace::Udp).unwrap();
-        let refused = datagrams.disconnect(LIMIT).unwrap_err();
+        let refused = datagrams.disconnect().in_time().unwrap_err();
         assert!(matches!(refused, Error::Invalid { verb: "disconnect", .. }), "{refused}");
-        let refused = datagrams.connect(&param(), LIMIT).unwrap_err();
+        let refused = datagrams.connect(&param()).in_time().unwrap_err();
         assert!(matches!(refused, Error::Invalid { verb: "connect", .. }), "{refused}");
     });
 }
@@ -137,17 +137,17 @@ pub(crate) fn blocking_datagram_calls_wait_for_their_events() {
         let (listener, addr) = blocking_listener(PortSpace::Udp);
         thread::scope(|scope| {
             scope.spawn(|| {
-                let request = listener.get_request(LIMIT).unwrap();
+                let request = listener.request().in_time().unwrap();
                 assert_eq!(&request.private_data()[..4], b"who?");
-                BlockingId::accept(request, &ConnParam::new(0x77), LIMIT).unwrap();
-                listener.get_request(LIMIT).unwrap().reject(b"full").unwrap();
+                BlockingId::accept(request, &ConnParam::new(0x77)).in_time().unwrap();
+                listener.request().in_time().unwrap().reject(b"full").unwrap();
             });
             let active = BlockingId::new(PortSpace::Udp).unwrap();
-            active.resolve(addr, LIMIT).unwrap();
-            assert_eq!(active.connect_datagram(b"who?", LIMIT).unwrap().qp_num, 0x77);
+            active.resolve(addr).in_time().unwrap();
+            assert_eq!(active.connect_datagram(b"who?").in_time().unwrap().qp_num, 0x77);
             let second = BlockingId::new(PortSpace::Udp).unwrap();
-            second.resolve(addr, LIMIT).unwrap();
-            let refused = second.connect_datagram(b"who?", LIMIT).unwrap_err();
+            second.resolve(addr).in_time().unwrap();
+            let refused = second.connect_datagram(b"who?").in_time().unwrap_err();
             assert!(refused.to_string().contains("private data b\"full\""), "{refused}");
             let Error::Sidr { peer, status: SidrStatus::Rejected, private_data: data } = refused else {
                 panic!("{refused}")
@@ -158,7 +158,7 @@ pub(crate) fn blocking_datagram_calls_wait_for_their_events() {
         let id = BlockingId::new(PortSpace::Udp).unwrap();
         id.bind_addr((ip(), 0)).unwrap();
         let (membership, group) =
-            id.join_multicast_group((Ipv4Addr::new(239, 1, 2, 30), 0), JoinMode::Full, LIMIT).unwrap();
+            id.join_multicast_group((Ipv4Addr::new(239, 1, 2, 30), 0), JoinMode::Full).in_time().unwrap();
         assert_eq!(group.qp_num, bareverbs::qp::MULTICAST_QP);
         id.leave_multicast(membership).unwrap();
     });
@@ -171,41 +171,41 @@ pub(crate) fn endpoints_connect_and_exchange_messages() {
         thread::scope(|scope| {
             let server = scope.spawn(|| {
                 let answers = answers;
-                let mut peer = listener.accept(&Endpoint::options(), LIMIT).unwrap();
+                let mut peer = listener.accept(&Endpoint::options()).in_time().unwrap();
                 // Posted after the connection is established, and maybe after the peer's message.
-                let pd = peer.qp().pd().clone();
-                peer.post(Op::recv(region(&pd))).unwrap();
-                let done = peer.next().wait().unwrap();
+                let pd = peer.queue.qp().pd().clone();
+                peer.queue.post(Op::recv(region(&pd))).unwrap();
+                let done = peer.queue.next().wait().unwrap();
                 assert_eq!(done.message(), Some(&b"ping"[..]));
                 let mut answer = region(&pd);
                 answer.write(0, b"pong").unwrap();
-                assert!(!peer.is_disconnected().unwrap());
-                peer.post(Op::send(answer, ..4)).unwrap();
-                peer.next().wait().unwrap();
+                assert!(!peer.link.has_ended().unwrap());
+                peer.queue.post(Op::send(answer, ..4)).unwrap();
+                peer.queue.next().wait().unwrap();
                 answers.send(()).unwrap();
-                peer.wait_disconnected(LIMIT).unwrap();
-                assert!(peer.is_disconnected().unwrap());
+                peer.link.ended().in_time().unwrap();
+                assert!(peer.link.has_ended().unwrap());
             });
             let connector = Connector::new();
-            let mut client = connector.connect(addr, &Endpoint::options(), LIMIT).unwrap();
-            assert_eq!(client.peer_addr().unwrap().ip(), Some(addr));
-            assert_eq!(client.qp().query().unwrap().0.qp_state, QpState::RTS);
-            let pd = client.qp().pd().clone();
+            let mut client = connector.connect(addr, &Endpoint::options()).in_time().unwrap();
+            assert_eq!(client.link.peer_addr().unwrap().ip(), Some(addr));
+            assert_eq!(client.queue.qp().query().unwrap().0.qp_state, QpState::RTS);
+            let pd = client.queue.qp().pd().clone();
             let attr = QpAttr { qp_state: QpState::RTS, ..QpAttr::default() };
-            let connected = client.modify_qp(&attr, QpAttrMask::STATE).unwrap_err();
+            let connected = client.queue.modify_qp(&attr, QpAttrMask::STATE).unwrap_err();
             let text = "Endpoint::modify_qp: the endpoint is already connected";
             assert_eq!(connected.to_string(), text);
-            client.post(Op::recv(region(&pd))).unwrap();
+            client.queue.post(Op::recv(region(&pd))).unwrap();
             let mut hello = region(&pd);
             hello.write(0, b"ping").unwrap();
-            client.post(Op::send(hello, ..4)).unwrap();
+            client.queue.post(Op::send(hello, ..4)).unwrap();
             // The answer may arrive before the acknowledgement of the message that it answers.
-            let done = [client.next().wait().unwrap(), client.next().wait().unwrap()];
+            let done = [client.queue.next().wait().unwrap(), client.queue.next().wait().unwrap()];
             let answers: Vec<_> = done.iter().filter_map(|done| done.message()).collect();
             assert_eq!(answers, [b"pong"]);
             // The server has the acknowledgement of its answer: a disconnect would flush the send.
             answered.recv().unwrap();
-            client.disconnect(LIMIT).unwrap();
+            client.link.disconnect().in_time().unwrap();
             server.join().unwrap();
         });
     });
@@ -216,34 +216,34 @@ pub(crate) fn connections_share_devices_and_can_be_taken_apart() {
         let (listener, addr) = listen();
         let connector = Connector::with_domains(listener.domains());
         thread::scope(|scope| {
-            let server = scope
-                .spawn(|| listener.accept::<bareverbs::PoolBuffer>(&Endpoint::options(), LIMIT).unwrap());
-            let client =
-                connector.connect::<bareverbs::PoolBuffer>(addr, &Endpoint::options(), LIMIT).unwrap();
+            let server =
+                scope.spawn(|| listener.accept::<Mr<Buffer>>(&Endpoint::options()).in_time().unwrap());
+            let client = connector.connect::<Mr<Buffer>>(addr, &Endpoint::options()).in_time().unwrap();
             let mut server = server.join().unwrap();
-            let pd = connector.domains().pd(client.id().addresses().unwrap().device.unwrap()).unwrap();
-            for used in [client.qp().pd(), server.qp().pd()] {
+            let pd = connector.domains().pd(client.link.id().addresses().unwrap().device.unwrap()).unwrap();
+            for used in [client.queue.qp().pd(), server.queue.qp().pd()] {
                 assert_eq!(format!("{used:?}"), format!("{pd:?}"));
             }
-            assert_eq!(client.peer().qp_num, server.qp().qp_num());
-            let (id, endpoint) = client.into_parts();
+            assert_eq!(client.link.peer().qp_num, server.queue.qp().qp_num());
+            let Connected { queue: endpoint, link } = client;
+            let id = link.into_id();
             drop(endpoint);
             id.disconnect().unwrap();
-            server.wait_disconnected(LIMIT).unwrap();
+            server.link.ended().in_time().unwrap();
         });
         thread::scope(|scope| {
             let server = scope.spawn(|| {
-                let incoming = listener.get_request(LIMIT).unwrap();
+                let incoming = listener.request().in_time().unwrap();
                 assert_eq!(u8::from(incoming.port().unwrap()), 1);
                 assert_eq!(incoming.request().listener(), listener.id().key());
                 incoming.reject(b"full").unwrap();
             });
-            let route = Route::resolve(addr, LIMIT).unwrap();
+            let route = Connector::new().resolve(addr).in_time().unwrap();
             assert_eq!(u8::from(route.port().unwrap()), 1);
             assert_eq!(route.peer_addr().unwrap(), addr.into());
             assert_eq!(route.id().addresses().unwrap().device.unwrap(), route.device().unwrap());
             let pd = device::open().alloc_pd().unwrap();
-            let refused = route.connect(queue(&pd), &ConnectOptions::default(), LIMIT).unwrap_err();
+            let refused = route.connect(queue(&pd), &ConnectOptions::default()).in_time().unwrap_err();
             let Error::Rejected(rejected) = refused else { panic!("{refused}") };
             assert_eq!(&rejected.private_data[..5], b"full\0");
             server.join().unwrap();
@@ -262,13 +262,13 @@ pub(crate) fn queue_pair_has_the_attributes_of_its_connection() {
         let pd = device::open().alloc_pd().unwrap();
         thread::scope(|scope| {
             let server = scope.spawn(|| {
-                let incoming = listener.get_request(LIMIT).unwrap();
+                let incoming = listener.request().in_time().unwrap();
                 assert_eq!(&incoming.private_data()[..5], b"hello");
                 assert_eq!(incoming.device().unwrap().find().unwrap().name(), device::name());
                 assert_eq!(incoming.peer_addr().unwrap().ip().map(|peer| peer.ip()), Some(ip()));
                 let options = ConnectOptions { rd_atomic: 4, ..ConnectOptions::default() };
-                let peer = incoming.accept(queue(&pd), &options, LIMIT).unwrap();
-                let (attr, _) = peer.query().unwrap();
+                let peer = incoming.accept(queue(&pd), &options).in_time().unwrap();
+                let (attr, _) = peer.queue.query().unwrap();
                 assert_eq!(attr.qp_state, QpState::RTS);
                 assert_eq!((attr.max_rd_atomic, attr.max_dest_rd_atomic), (4, 4));
                 peer
@@ -281,22 +281,22 @@ pub(crate) fn queue_pair_has_the_attributes_of_its_connection() {
                 min_rnr_timer: MinRnrTimer::new(5).unwrap(),
                 ..ConnectOptions::default()
             };
-            let route = Route::resolve(addr, LIMIT).unwrap();
-            let client = route.connect(queue(&pd), &options, LIMIT).unwrap();
+            let route = Connector::new().resolve(addr).in_time().unwrap();
+            let client = route.connect(queue(&pd), &options).in_time().unwrap();
             let mut server = server.join().unwrap();
-            let (attr, _) = client.query().unwrap();
-            assert_eq!((attr.qp_state, attr.dest_qp_num), (QpState::RTS, server.qp_num()));
+            let (attr, _) = client.queue.query().unwrap();
+            assert_eq!((attr.qp_state, attr.dest_qp_num), (QpState::RTS, server.queue.qp_num()));
             // What both ends allow.
             assert_eq!((attr.max_rd_atomic, attr.max_dest_rd_atomic), (4, 4));
             assert_eq!((attr.retry_cnt, attr.rnr_retry), (options.retry_count, RnrRetry::INFINITE));
             assert_eq!(attr.min_rnr_timer, options.min_rnr_timer);
-            assert_eq!(server.query().unwrap().0.retry_cnt, options.retry_count);
+            assert_eq!(server.queue.query().unwrap().0.retry_cnt, options.retry_count);
             assert!(attr.access.contains(Access::REMOTE_WRITE), "{:?}", attr.access);
             assert!(!attr.access.contains(Access::FLUSH_GLOBAL), "{:?}", attr.access);
 
             // A dropped connection is noticed by the peer.
-            drop(client.try_map(Ok::<_, ()>).unwrap());
-            server.wait_disconnected(LIMIT).unwrap();
+            drop(client);
+            server.link.ended().in_time().unwrap();
         });
     });
 }
@@ -351,10 +351,10 @@ pub(crate) fn endpoint_takes_attributes_of_a_connection_only() {
 pub(crate) fn listener_and_connector_errors_name_their_cause() {
     let refused = Listener::bind("192.0.2.1:0").unwrap_err();
     assert_eq!(refused.errno(), Some(bareverbs::Errno::ADDRNOTAVAIL));
-    let refused = Route::resolve("no-such-host.invalid:1", LIMIT).unwrap_err();
+    let refused = Connector::new().resolve("no-such-host.invalid:1").in_time().unwrap_err();
     let is_named = |name: &str| name == "no-such-host.invalid:1";
     assert!(
-        matches!(&refused, Error::Name { verb: "Route::resolve", name, .. } if is_named(name)),
+        matches!(&refused, Error::Name { verb: "Connector::resolve", name, .. } if is_named(name)),
         "{refused}"
     );
     let no_address: [SocketAddr; 0] = [];
@@ -365,43 +365,43 @@ pub(crate) fn listener_and_connector_errors_name_their_cause() {
     assert_eq!(Listener::bind(&addrs[..]).unwrap().local_addr().unwrap().ip(), ip());
 }
 
-/// Runs a server that echoes one message of each of `count` clients, with these functions of a
-/// runtime.
-macro_rules! echo {
-    ($runtime:ident, $bareverbs:ident, $count:expr) => {{
-        let listener = $runtime::Listener::bind(SocketAddr::new(ip(), 0)).unwrap();
-        let addr = listener.local_addr().unwrap();
-        let domains = Domains::default();
-        let options: EndpointOptions = Endpoint::options();
-        for _ in 0..$count {
-            let server = async {
-                let mut peer = listener.accept(&options).await.unwrap();
-                peer.attach(bareverbs::runtime::$bareverbs).unwrap();
-                let pd = peer.qp().pd().clone();
-                peer.post(Op::recv(region(&pd))).unwrap();
-                let message = peer.next().await.unwrap();
-                assert_eq!(message.message(), Some(&b"echo"[..]));
-                peer.post(Op::send(message.buffer.unwrap(), ..4)).unwrap();
-                peer.next().await.unwrap();
-                peer.disconnected().await.unwrap();
-            };
-            let client = async {
-                let mut server = $runtime::connect(addr, &domains, &options).await.unwrap();
-                server.attach(bareverbs::runtime::$bareverbs).unwrap();
-                let pd = server.qp().pd().clone();
-                server.post(Op::recv(region(&pd))).unwrap();
-                let mut hello = region(&pd);
-                hello.write(0, b"echo").unwrap();
-                server.post(Op::send(hello, ..4)).unwrap();
-                // The echo may come before the acknowledgement.
-                let ended = [server.next().await.unwrap(), server.next().await.unwrap()];
-                let answer = ended.iter().find(|done| done.is_recv()).expect("the echo");
-                assert_eq!(answer.message(), Some(&b"echo"[..]));
-                server.disconnect().await.unwrap();
-            };
-            both(server, client).await;
-        }
-    }};
+/// A server that echoes one message of each of `count` clients, in tasks of a runtime.
+async fn echo(runtime: impl Runtime + Copy, count: usize) {
+    let (listener, addr) = listen();
+    let connector = Connector::new();
+    listener.attach(runtime).unwrap();
+    connector.attach(runtime).unwrap();
+    let options: EndpointOptions = Endpoint::options();
+    for _ in 0..count {
+        let server = async {
+            let Connected { queue: mut peer, mut link } = listener.accept(&options).await.unwrap();
+            peer.attach(runtime).unwrap();
+            let pd = peer.qp().pd().clone();
+            peer.post(Op::recv(region(&pd))).unwrap();
+            let message = peer.next().await.unwrap();
+            assert_eq!(message.message(), Some(&b"echo"[..]));
+            peer.post(Op::send(message.buffer.unwrap(), ..4)).unwrap();
+            // One task waits for both.
+            let (sent, ended) = (peer.next(), link.ended());
+            both(async { drop(sent.await.unwrap()) }, async { ended.await.unwrap() }).await;
+        };
+        let client = async {
+            let connected = connector.connect(addr, &options).await.unwrap();
+            let Connected { queue: mut server, mut link } = connected;
+            server.attach(runtime).unwrap();
+            let pd = server.qp().pd().clone();
+            server.post(Op::recv(region(&pd))).unwrap();
+            let mut hello = region(&pd);
+            hello.write(0, b"echo").unwrap();
+            server.post(Op::send(hello, ..4)).unwrap();
+            // The echo may come before the acknowledgement.
+            let ended = [server.next().await.unwrap(), server.next().await.unwrap()];
+            let answer = ended.iter().find(|done| done.is_recv()).expect("the echo");
+            assert_eq!(answer.message(), Some(&b"echo"[..]));
+            link.disconnect().await.unwrap();
+        };
+        both(server, client).await;
+    }
 }
 
 /// Runs two futures in one task.
@@ -423,42 +423,98 @@ async fn both(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
 pub(crate) fn tokio_listener_yields_connections() {
     nothing_leaks(|| {
         let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async { echo!(on_tokio, Tokio, 5) });
+        runtime.block_on(echo(Tokio, 5));
     });
 }
 
 pub(crate) fn async_io_listener_yields_connections() {
-    nothing_leaks(|| ::async_io::block_on(async { echo!(async_io, AsyncIo, 5) }));
+    nothing_leaks(|| ::async_io::block_on(echo(AsyncIo, 5)));
 }
 
 pub(crate) fn tasks_wait_for_events_and_are_woken_by_migration() {
     nothing_leaks(|| {
         let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let channel = on_tokio::EventChannel::new(EventChannel::new().unwrap()).unwrap();
-            let id = CmId::new(channel.channel(), PortSpace::Tcp).unwrap();
+            let channel = EventChannel::new().unwrap();
+            channel.attach(Tokio).unwrap();
+            let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
             id.resolve_addr(None, (ip(), 1), RESOLVE).unwrap();
-            assert_eq!(channel.wait().await.unwrap().key, id.key());
+            assert_eq!(channel.next().await.unwrap().key, id.key());
 
             let mut other = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
             other.resolve_addr(None, (ip(), 1), RESOLVE).unwrap();
             let key = other.key();
             let migration = async {
                 ::tokio::time::sleep(QUIET).await;
-                other.migrate(channel.channel()).unwrap();
+                other.migrate(&channel).unwrap();
             };
-            let reader = async { assert_eq!(channel.wait().await.unwrap().key, key) };
+            let reader = async { assert_eq!(channel.next().await.unwrap().key, key) };
             both(reader, migration).await;
             // A cancelled wait loses nothing.
-            let waited = ::tokio::time::timeout(QUIET, channel.wait()).await;
+            let waited = ::tokio::time::timeout(QUIET, channel.next()).await;
             assert!(waited.is_err());
         });
     });
 }
 
 pub(crate) fn tasks_without_a_runtime_are_refused() {
-    let refused = on_tokio::EventChannel::new(EventChannel::new().unwrap()).unwrap_err();
-    assert!(matches!(refused, Error::Invalid { verb: "tokio", .. }), "{refused}");
+    let refused = EventChannel::new().unwrap().attach(Tokio).unwrap_err();
+    assert!(matches!(refused, Error::Invalid { verb: "attach", .. }), "{refused}");
+    let (listener, addr) = listen();
+    let connector = Connector::new();
+    ::async_io::block_on(async {
+        let refused = listener.request().await.map(drop).unwrap_err();
+        assert!(matches!(refused, Error::Invalid { verb: "await", .. }), "{refused}");
+        let refused = connector.resolve(addr).await.map(drop).unwrap_err();
+        assert!(matches!(refused, Error::Invalid { verb: "await", .. }), "{refused}");
+        let refused = connector.resolve("localhost:1").await.map(drop).unwrap_err();
+        assert!(matches!(refused, Error::Invalid { verb: "await", .. }), "{refused}");
+    });
+}
+
+/// The names are looked up and the devices opened beside the task.
+pub(crate) fn tasks_look_names_up_and_open_devices() {
+    fn looked_up(
+        runtime: impl Runtime + Copy,
+        run: impl FnOnce(std::pin::Pin<Box<dyn Future<Output = ()>>>),
+    ) {
+        run(Box::pin(async move {
+            let (listener, connector) = (Listener::bind((ip(), 0)).unwrap(), Connector::new());
+            listener.attach(runtime).unwrap();
+            connector.attach(runtime).unwrap();
+            let pd = listener.pd(ip()).await.unwrap();
+            assert_eq!(pd.context().device().name(), device::name());
+            let unknown = connector.resolve("no-such-host.invalid:1").await.map(drop).unwrap_err();
+            assert!(matches!(unknown, Error::Name { .. }), "{unknown}");
+            let route = connector.resolve(listener.local_addr().unwrap()).await.unwrap();
+            assert_eq!(route.pd().await.unwrap().context().device().name(), device::name());
+        }));
+    }
+    nothing_leaks(|| {
+        let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        looked_up(Tokio, |work| runtime.block_on(work));
+        looked_up(AsyncIo, ::async_io::block_on);
+    });
+}
+
+pub(crate) fn domain_of_a_local_address_is_known_before_the_first_request() {
+    nothing_leaks(|| {
+        let listener = Listener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+        let pd = listener.pd(ip()).wait().unwrap();
+        assert_eq!(pd.context().device().name(), device::name());
+        let addr = SocketAddr::new(ip(), listener.local_addr().unwrap().port());
+        thread::scope(|scope| {
+            let request = scope.spawn(|| listener.request().in_time().unwrap());
+            let route = Connector::new().resolve(addr).in_time().unwrap();
+            route.id().connect(&param()).unwrap();
+            let of_request = request.join().unwrap().pd().wait().unwrap();
+            assert_eq!(format!("{of_request:?}"), format!("{pd:?}"));
+        });
+        let refused = listener.pd(Ipv4Addr::UNSPECIFIED).wait().unwrap_err();
+        assert!(matches!(refused, Error::Invalid { verb: "device", .. }), "{refused}");
+        let refused = listener.pd(Ipv4Addr::new(192, 0, 2, 1)).wait().unwrap_err();
+        assert_eq!(refused.errno(), Some(bareverbs::Errno::ADDRNOTAVAIL));
+    });
 }
 
 pub(crate) fn ipv6_listener_and_connector_connect() {
@@ -468,17 +524,17 @@ pub(crate) fn ipv6_listener_and_connector_connect() {
         let addr = listener.local_addr().unwrap();
         assert!(addr.is_ipv6());
         thread::scope(|scope| {
-            let server = scope.spawn(|| listener.accept(&Endpoint::options(), LIMIT).unwrap());
-            let mut client = Connector::new().connect(addr, &Endpoint::options(), LIMIT).unwrap();
-            assert_eq!(client.peer_addr().unwrap().ip().map(|peer| peer.ip()), Some(addr.ip()));
+            let server = scope.spawn(|| listener.accept(&Endpoint::options()).in_time().unwrap());
+            let mut client = Connector::new().connect(addr, &Endpoint::options()).in_time().unwrap();
+            assert_eq!(client.link.peer_addr().unwrap().ip().map(|peer| peer.ip()), Some(addr.ip()));
             let mut server = server.join().unwrap();
-            let pd = server.qp().pd().clone();
-            server.post(Op::recv(region(&pd))).unwrap();
+            let pd = server.queue.qp().pd().clone();
+            server.queue.post(Op::recv(region(&pd))).unwrap();
             let mut hello =
-                client.qp().pd().register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
+                client.queue.qp().pd().register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
             hello.write(0, b"six").unwrap();
-            client.post(Op::send(hello, ..3)).unwrap();
-            assert_eq!(server.next().wait().unwrap().message(), Some(&b"six"[..]));
+            client.queue.post(Op::send(hello, ..3)).unwrap();
+            assert_eq!(server.queue.next().wait().unwrap().message(), Some(&b"six"[..]));
         });
     });
 }
@@ -491,32 +547,37 @@ pub(crate) fn connection_agrees_on_ece_options() {
         let connect = |of_active: Option<Ece>, of_passive: Option<Ece>| {
             thread::scope(|scope| {
                 let server = scope.spawn(|| {
-                    let incoming = listener.get_request(LIMIT).unwrap();
+                    let incoming = listener.request().in_time().unwrap();
                     let options = ConnectOptions { ece: of_passive, ..ConnectOptions::default() };
-                    incoming.accept(queue(&pd), &options, LIMIT).unwrap()
+                    incoming.accept(queue(&pd), &options).in_time().unwrap()
                 });
                 let options = ConnectOptions { ece: of_active, ..ConnectOptions::default() };
-                let client =
-                    Route::resolve(addr, LIMIT).unwrap().connect(queue(&pd), &options, LIMIT).unwrap();
+                let client = Connector::new()
+                    .resolve(addr)
+                    .in_time()
+                    .unwrap()
+                    .connect(queue(&pd), &options)
+                    .in_time()
+                    .unwrap();
                 (client, server.join().unwrap())
             })
         };
         let Ok(all) = all else {
             // Without ECE, no options are offered.
             let (client, server) = connect(None, Some(Ece { vendor_id: 0x15b3, options: 1 }));
-            assert_eq!((client.peer().ece, server.peer().ece), (Ece::default(), Ece::default()));
+            assert_eq!((client.link.peer().ece, server.link.peer().ece), (Ece::default(), Ece::default()));
             return;
         };
         let (client, server) = connect(None, None);
-        assert_eq!(server.peer().ece, all);
+        assert_eq!(server.link.peer().ece, all);
         // What the passive side accepted is in use at both ends.
-        assert_eq!(client.peer().ece, server.query_ece().unwrap());
-        assert_eq!(client.query_ece().unwrap(), server.query_ece().unwrap());
-        assert_eq!(client.query_ece().unwrap(), all);
+        assert_eq!(client.link.peer().ece, server.queue.query_ece().unwrap());
+        assert_eq!(client.queue.query_ece().unwrap(), server.queue.query_ece().unwrap());
+        assert_eq!(client.queue.query_ece().unwrap(), all);
         let none = Ece { options: 0, ..all };
         for (of_active, of_passive) in [(Some(Ece::default()), None), (None, Some(Ece::default()))] {
             let (client, server) = connect(of_active, of_passive);
-            assert_eq!((client.query_ece().unwrap(), server.query_ece().unwrap()), (none, none));
+            assert_eq!((client.queue.query_ece().unwrap(), server.queue.query_ece().unwrap()), (none, none));
         }
     });
 }
@@ -534,22 +595,22 @@ pub(crate) fn unreliable_queue_pairs_connect_by_type() {
         let connect = ConnectOptions::default();
         thread::scope(|scope| {
             let server = scope.spawn(|| {
-                let incoming = listener.get_request(LIMIT).unwrap();
-                incoming.accept(queue(), &connect, LIMIT).unwrap()
+                let incoming = listener.request().in_time().unwrap();
+                incoming.accept(queue(), &connect).in_time().unwrap()
             });
-            let route = Route::resolve_with(&options, addr, LIMIT).unwrap();
-            let mut client = route.connect(queue(), &connect, LIMIT).unwrap();
+            let route = Connector::new().id_options(options).resolve(addr).in_time().unwrap();
+            let mut client = route.connect(queue(), &connect).in_time().unwrap();
             let mut server = server.join().unwrap();
-            let (attr, _) = client.query().unwrap();
-            assert_eq!((attr.qp_state, attr.dest_qp_num), (QpState::RTS, server.qp_num()));
-            assert_eq!(server.query().unwrap().0.dest_qp_num, client.qp_num());
-            let end = scope.spawn(move || client.disconnect(LIMIT).unwrap());
-            server.wait_disconnected(LIMIT).unwrap();
+            let (attr, _) = client.queue.query().unwrap();
+            assert_eq!((attr.qp_state, attr.dest_qp_num), (QpState::RTS, server.queue.qp_num()));
+            assert_eq!(server.queue.query().unwrap().0.dest_qp_num, client.queue.qp_num());
+            let end = scope.spawn(move || client.link.disconnect().in_time().unwrap());
+            server.link.ended().in_time().unwrap();
             end.join().unwrap();
         });
         // A queue of another type is not connected.
-        let route = Route::resolve_with(&options, addr, LIMIT).unwrap();
-        let refused = route.connect(crate::endpoints::queue(&pd), &connect, LIMIT).unwrap_err();
+        let route = Connector::new().id_options(options).resolve(addr).in_time().unwrap();
+        let refused = route.connect(crate::endpoints::queue(&pd), &connect).in_time().unwrap_err();
         assert!(matches!(refused, Error::Invalid { verb: "connect", .. }), "{refused}");
         let datagrams = IdOptions { qp_type: Some(QpType::UD), ..IdOptions::default() };
         let refused = Listener::bind_with(&datagrams, SocketAddr::new(ip(), 0)).unwrap_err();
@@ -569,12 +630,14 @@ pub(crate) fn peer_that_ends_during_the_handshake_has_rejected() {
             let param = ConnParam { private_data, ..ConnParam::new(remote.qp().qp_num()) };
             thread::scope(|scope| {
                 let passive = scope.spawn(|| request(&listener).accept(&param).unwrap());
-                let route = Route::resolve(addr, LIMIT).unwrap();
-                let connected = route.exchange(&local.address(), LIMIT, |_| {
-                    drop(passive.join().unwrap());
-                    thread::sleep(QUIET * pause);
-                    Ok(())
-                });
+                let route = Connector::new().resolve(addr).in_time().unwrap();
+                let connected = route
+                    .exchange(&local.address(), |_| {
+                        drop(passive.join().unwrap());
+                        thread::sleep(QUIET * pause);
+                        Ok(())
+                    })
+                    .in_time();
                 connected.err()
             })
         });

@@ -4,11 +4,11 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use bareverbs::Gid;
-pub(crate) use bareverbs_kernel_tests::TIMEOUT;
+use bareverbs::{Buffer, Endpoint, Gid, Mr};
 use bareverbs_kernel_tests::device::{self, Requirement};
+pub(crate) use bareverbs_kernel_tests::{InTime, TIMEOUT};
 use bareverbs_rdmacm::event::{Event, EventKind};
-use bareverbs_rdmacm::{CmId, ConnParam, ConnectRequest, EventChannel, Key, PortSpace, Result};
+use bareverbs_rdmacm::{CmId, ConnParam, ConnectRequest, Connected, EventChannel, Key, PortSpace, Result};
 use bareverbs_uapi::rdma_cm::address::{AddressFamily, SocketAddressIn6};
 use zerocopy::IntoBytes;
 
@@ -58,6 +58,9 @@ pub(crate) fn qp_num() -> u32 {
     (std::process::id() << 12 | NEXT.fetch_add(1, Ordering::Relaxed)) & 0xff_ffff | 0x10_0000
 }
 
+/// An end of a connection whose memory is registered one by one.
+pub(crate) type Established = Connected<Endpoint<Mr<Buffer>>>;
+
 /// The parameters of such a queue pair.
 pub(crate) fn param() -> ConnParam<'static> {
     ConnParam::new(qp_num())
@@ -76,7 +79,7 @@ pub(crate) fn next(channel: &EventChannel) -> Event {
     let end = Instant::now() + TIMEOUT;
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        let event = channel.wait_timeout(left).unwrap().expect("an event in time");
+        let event = channel.next().wait_timeout(left).transpose().unwrap().expect("an event in time");
         if !matches!(event.kind, EventKind::TimewaitExit) {
             return event;
         }
@@ -103,7 +106,7 @@ pub(crate) fn request(listener: &CmId) -> ConnectRequest {
 /// Asserts that no event comes for a while.
 #[track_caller]
 pub(crate) fn quiet(channel: &EventChannel) {
-    let event = channel.wait_timeout(QUIET).unwrap();
+    let event = channel.next().wait_timeout(QUIET).transpose().unwrap();
     assert!(event.is_none(), "{event:?}");
 }
 

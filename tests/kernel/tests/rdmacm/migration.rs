@@ -11,7 +11,7 @@ use bareverbs::qp::{AlternatePath, MigState, Operation, Payload, Qp, QpInit, Rc,
 use bareverbs::{AsyncEvent, Context, Errno, Pd, Remote};
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_rdmacm::connection::{Connection, Route};
+use bareverbs_rdmacm::connection::{Connected, Connector};
 use bareverbs_rdmacm::{ConnectOptions, Error, Listener, PortSpace};
 
 use crate::host::*;
@@ -57,9 +57,9 @@ fn migrated(context: &Context, count: usize) {
 }
 
 /// Waits until the sides have told each other that they have an alternate path.
-fn armed(active: &mut Connection<Qp<Rc>>) {
+fn armed(active: &mut Connected<Qp<Rc>>) {
     let end = Instant::now() + TIMEOUT;
-    while active.path_migration().unwrap() != MigState::ARMED {
+    while active.queue.path_migration().unwrap() != MigState::ARMED {
         assert!(Instant::now() < end, "not armed");
         thread::yield_now();
     }
@@ -73,33 +73,34 @@ pub(crate) fn connection_migrates_to_the_paths_that_its_sides_load() {
         let options = ConnectOptions::default();
         thread::scope(|scope| {
             let server = scope.spawn(|| {
-                let incoming = listener.get_request(TIMEOUT).unwrap();
-                incoming.accept(queue(&pd), &options, TIMEOUT).unwrap()
+                let incoming = listener.request().in_time().unwrap();
+                incoming.accept(queue(&pd), &options).in_time().unwrap()
             });
-            let route = Route::resolve(addr, TIMEOUT).unwrap();
-            let mut active = route.connect(queue(&pd), &options, TIMEOUT).unwrap();
+            let route = Connector::new().resolve(addr).in_time().unwrap();
+            let mut active = route.connect(queue(&pd), &options).in_time().unwrap();
             let mut passive = server.join().unwrap();
             // The kernel asks for one path, and offers one.
             for side in [&active, &passive] {
-                assert_eq!(side.id().paths().unwrap().len(), 1);
+                assert_eq!(side.link.id().paths().unwrap().len(), 1);
             }
             for side in [&mut active, &mut passive] {
-                let address = side.query().unwrap().0.ah_attr;
-                side.load_alternate_path(&AlternatePath::new(bareverbs::ah::AhAttr { sl: 3, ..address }))
+                let address = side.queue.query().unwrap().0.ah_attr;
+                side.queue
+                    .load_alternate_path(&AlternatePath::new(bareverbs::ah::AhAttr { sl: 3, ..address }))
                     .unwrap();
             }
-            touch(&mut active);
+            touch(&mut active.queue);
             armed(&mut active);
-            active.migrate().unwrap();
-            touch(&mut active);
+            active.queue.migrate().unwrap();
+            touch(&mut active.queue);
             migrated(pd.context(), 2);
             for side in [&active, &passive] {
-                let attr = side.query().unwrap().0;
+                let attr = side.queue.query().unwrap().0;
                 assert_eq!((attr.path_mig_state, attr.ah_attr.sl), (MigState::MIGRATED, 3));
             }
             // The messages of the connection manager keep to the path that it knows.
-            let end = scope.spawn(move || active.disconnect(TIMEOUT).unwrap());
-            passive.wait_disconnected(TIMEOUT).unwrap();
+            let end = scope.spawn(move || active.link.disconnect().in_time().unwrap());
+            passive.link.ended().in_time().unwrap();
             end.join().unwrap();
         });
     });

@@ -12,7 +12,7 @@ use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Errno, Mr, Op};
 use bareverbs_kernel_tests::wire::{End, Wire, stopped_gsi_qp_is_in_error};
 use bareverbs_rdmacm::event::{Event, EventKind, RequestParam};
 use bareverbs_rdmacm::{
-    CmId, ConnectRequest, Connection, Connector, Error, EventChannel, IdOptions, Listener, PortSpace,
+    CmId, ConnectRequest, Connector, Error, EventChannel, IdOptions, Listener, PortSpace,
 };
 
 use crate::faults::connect_to;
@@ -43,7 +43,7 @@ fn connect_again(listener: &Listener, addr: SocketAddr, connector: &Connector) {
     thread::scope(|scope| {
         let accepted = scope.spawn(|| {
             loop {
-                match listener.accept(&small(), LIMIT) {
+                match listener.accept(&small()).in_time() {
                     Ok(accepted) => break accepted,
                     Err(Error::Withdrawn { .. } | Error::Rejected(_)) => {}
                     Err(error) => panic!("{error}"),
@@ -51,9 +51,9 @@ fn connect_again(listener: &Listener, addr: SocketAddr, connector: &Connector) {
             }
         });
         let mut connected = loop {
-            match connector.connect(addr, &small(), Duration::from_secs(3)) {
-                Ok(connected) => break connected,
-                Err(error) => assert!(begin.elapsed() < LIMIT / 2, "{error}"),
+            match connector.connect(addr, &small()).wait_timeout(Duration::from_secs(3)) {
+                Some(Ok(connected)) => break connected,
+                refused => assert!(begin.elapsed() < LIMIT / 2, "{refused:?}"),
             }
         };
         let mut accepted = accepted.join().unwrap();
@@ -61,29 +61,26 @@ fn connect_again(listener: &Listener, addr: SocketAddr, connector: &Connector) {
     });
 }
 
-fn memory(connection: &Connection<Endpoint<Mr<Buffer>>>) -> Mr<Buffer> {
-    connection.qp().pd().register(Buffer::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap()
+fn memory(connection: &Established) -> Mr<Buffer> {
+    connection.queue.qp().pd().register(Buffer::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap()
 }
 
 /// Ends a connection from the active end.
-fn end_connection(
-    mut active: Connection<Endpoint<Mr<Buffer>>>,
-    mut passive: Connection<Endpoint<Mr<Buffer>>>,
-) {
+fn end_connection(mut active: Established, mut passive: Established) {
     thread::scope(|scope| {
-        let answered = scope.spawn(|| passive.wait_disconnected(LIMIT));
-        active.disconnect(LIMIT).unwrap();
+        let answered = scope.spawn(|| passive.link.ended().in_time());
+        active.link.disconnect().in_time().unwrap();
         answered.join().unwrap().unwrap();
     });
 }
 
 /// Sends a message.
-fn exchange(from: &mut Connection<Endpoint<Mr<Buffer>>>, to: &mut Connection<Endpoint<Mr<Buffer>>>) {
+fn exchange(from: &mut Established, to: &mut Established) {
     let (received, sent) = (memory(to), memory(from));
-    to.post(Op::recv(received)).unwrap();
-    from.post(Op::send(sent, ..8)).unwrap();
-    from.next().wait().unwrap();
-    to.next().wait().unwrap();
+    to.queue.post(Op::recv(received)).unwrap();
+    from.queue.post(Op::send(sent, ..8)).unwrap();
+    from.queue.next().wait().unwrap();
+    to.queue.next().wait().unwrap();
 }
 
 /// The QPN of the peer.
@@ -108,7 +105,7 @@ pub(crate) fn repeated_request_is_new_after_its_rejection() {
             active.connect(&param()).unwrap();
             let passive = request(&listener).accept(&param()).unwrap();
             establish(&active, &passive);
-            let event = listener.channel().wait_timeout(latest).unwrap();
+            let event = listener.channel().next().wait_timeout(latest).transpose().unwrap();
             assert!(event.is_none(), "{event:?}");
             disconnect(&active, &passive);
         }
@@ -122,7 +119,7 @@ pub(crate) fn repeated_request_is_new_after_its_rejection() {
             asked.reject(b"no").unwrap();
             let kind = next_of(active.channel(), active.key());
             assert!(matches!(kind, EventKind::Rejected(_)), "{kind:?}");
-            match listener.channel().wait_timeout(latest).unwrap() {
+            match listener.channel().next().wait_timeout(latest).transpose().unwrap() {
                 None => {}
                 Some(Event { kind: EventKind::ConnectRequest(copy), .. }) => {
                     assert_eq!(peer_qp_num(&copy), own.qp_num);
@@ -179,12 +176,11 @@ pub(crate) fn request_while_the_interface_is_down_leaves_the_device_without_its_
         let (active, passive) = connect_to(&listener, addr, &connector);
         end_connection(active, passive);
         wire.take_down(End::Far);
-        let _ =
-            connector.connect::<bareverbs::PoolBuffer>(addr, &small(), Duration::from_secs(2)).unwrap_err();
+        let connected = connector.connect::<Mr<Buffer>>(addr, &small()).wait_timeout(Duration::from_secs(2));
+        assert!(!matches!(connected, Some(Ok(_))));
         wire.bring_up(End::Far);
-        let refused =
-            connector.connect::<bareverbs::PoolBuffer>(addr, &small(), Duration::from_secs(3)).unwrap_err();
-        assert!(matches!(refused, Error::TimedOut { .. }), "{refused:?}");
+        let refused = connector.connect::<Mr<Buffer>>(addr, &small()).wait_timeout(Duration::from_secs(3));
+        assert!(refused.is_none(), "{refused:?}");
         let reported = if stopped_gsi_qp_is_in_error() { QpState::ERR } else { QpState::RTS };
         assert_eq!(near_gsi_state(), Some(reported));
     }
@@ -213,9 +209,8 @@ pub(crate) fn removed_address_refuses_new_connections_until_it_returns() {
         wire.remove_address(End::Near);
         let fresh = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
         assert_eq!(errno(fresh.bind_addr((End::Near.ip(), 0))), Errno::ADDRNOTAVAIL);
-        let refused =
-            connector.connect::<bareverbs::PoolBuffer>(addr, &small(), Duration::from_secs(2)).unwrap_err();
-        assert!(!matches!(refused, Error::Invalid { .. }), "{refused:?}");
+        let refused = connector.connect::<Mr<Buffer>>(addr, &small()).wait_timeout(Duration::from_secs(2));
+        assert!(!matches!(refused, Some(Ok(_) | Err(Error::Invalid { .. }))), "{refused:?}");
         // Identifiers with the address are used further or fail with an error. None hangs.
         if let Err(refused) = routed.connect(&param()) {
             assert!(refused.errno().is_some(), "{refused:?}");
@@ -223,9 +218,9 @@ pub(crate) fn removed_address_refuses_new_connections_until_it_returns() {
         // The established connection ends, or the call has reached its limit.
         let short = Duration::from_secs(3);
         thread::scope(|scope| {
-            scope.spawn(|| passive.wait_disconnected(short));
-            let ended = active.disconnect(short);
-            let is_typed = matches!(ended, Ok(()) | Err(Error::TimedOut { .. } | Error::Unreachable(_)));
+            scope.spawn(|| passive.link.ended().wait_timeout(short).map(drop));
+            let ended = active.link.disconnect().wait_timeout(short);
+            let is_typed = matches!(ended, None | Some(Ok(()) | Err(Error::Unreachable(_))));
             assert!(is_typed, "{ended:?}");
         });
         drop((active, passive, bound, routed));
@@ -244,7 +239,7 @@ pub(crate) fn renamed_device_keeps_connections_and_takes_new_ones() {
         let (listener, addr) = far();
         let connector = Connector::new();
         let (mut active, mut passive) = connect_to(&listener, addr, &connector);
-        let routed = connector.resolve(addr, LIMIT).unwrap();
+        let routed = connector.resolve(addr).in_time().unwrap();
         let rename = |from: &str, to: &str| {
             RdmaNetlink::open().unwrap().set_device_name(from, to).unwrap();
         };

@@ -3,12 +3,13 @@
 use std::net::SocketAddr;
 use std::thread;
 
+use bareverbs::runtime::Tokio;
 use bareverbs::server::{Client, Event, Server};
 use bareverbs::{Endpoint, Hub, Op, Pd, Pool, PoolBuffer};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::event::RejectReason;
-use bareverbs_rdmacm::{Connector, Error, Listener, PortSpace, tokio as on_tokio};
+use bareverbs_rdmacm::{Connector, Error, Listener, PortSpace};
 
 use crate::host::*;
 
@@ -35,17 +36,18 @@ pub(crate) fn connections_of_hubs_are_made_by_ip_address() {
         let (hub, pool): (Hub, _) = (Hub::new(&pd, 64).unwrap(), Pool::new(&pd, 8, 64).unwrap());
         let options = Endpoint::options().sends(2).recvs(2);
         thread::scope(|scope| {
-            let accepted = scope.spawn(|| listener.accept_on(&hub, &options, TIMEOUT).unwrap());
-            let mut client = Connector::new().connect_on(&hub, addr, &options, TIMEOUT).unwrap();
+            let accepted = scope.spawn(|| listener.accept_on(&hub, &options).in_time().unwrap());
+            let connector = Connector::new();
+            let mut client = connector.connect_on(&hub, addr, &options).in_time().unwrap();
             let mut server = accepted.join().unwrap();
-            assert_eq!(client.peer().qp_num, server.address().qp_num);
-            let received = server.post(Op::recv(pool.take().unwrap()));
-            client.post(Op::send(lease(&pool, b"by address"), ..10)).wait().unwrap();
+            assert_eq!(client.link.peer().qp_num, server.queue.address().qp_num);
+            let received = server.queue.post(Op::recv(pool.take().unwrap()));
+            client.queue.post(Op::send(lease(&pool, b"by address"), ..10)).wait().unwrap();
             assert_eq!(received.wait().unwrap().message(), Some(&b"by address"[..]));
             // The end of the connection is that of the connection manager.
-            let end = scope.spawn(move || client.disconnect(TIMEOUT).unwrap());
-            server.wait_disconnected(TIMEOUT).unwrap();
-            server.abort();
+            let end = scope.spawn(move || client.link.disconnect().in_time().unwrap());
+            server.link.ended().in_time().unwrap();
+            server.queue.abort();
             end.join().unwrap();
         });
     });
@@ -60,10 +62,10 @@ pub(crate) fn clients_are_admitted_by_ip_address() {
         let clients: Vec<(Client, _)> = thread::scope(|scope| {
             let handle = server.handle();
             let admitted =
-                scope.spawn(|| (0..3).map(|_| listener.admit(handle, TIMEOUT).unwrap()).collect::<Vec<_>>());
+                scope.spawn(|| (0..3).map(|_| listener.admit(handle).in_time().unwrap()).collect::<Vec<_>>());
             let clients = (0..3u8).map(|number| {
                 let client: Client = Client::options().message_size(64).build(&pd).unwrap();
-                let connection = connector.connect_client(&client, addr, TIMEOUT).unwrap();
+                let connection = connector.connect_client(&client, addr).in_time().unwrap();
                 let mut hello = client.take().unwrap();
                 hello.bytes_mut()[0] = number;
                 client.send(hello, ..1).wait().unwrap();
@@ -93,27 +95,15 @@ pub(crate) fn tasks_connect_hubs_by_ip_address() {
         let options = Endpoint::options().sends(2).recvs(2);
         let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let listener = on_tokio::Listener::bind(SocketAddr::new(ip(), 0)).unwrap();
-            let addr = listener.local_addr().unwrap();
-            let accept = async {
-                let incoming = listener.get_request().await.unwrap();
-                let answer = incoming.exchange(|peer| {
-                    let queue = hub.connection_with(&options)?;
-                    queue.connect(peer)?;
-                    let local = queue.address();
-                    Ok((queue, local))
-                });
-                answer.await.unwrap()
-            };
-            let connect = async {
-                let queue = hub.connection_with(&options).unwrap();
-                let route = on_tokio::Route::resolve(addr).await.unwrap();
-                let local = queue.address();
-                route.exchange(&local, |peer| queue.connect(peer).map(|()| queue)).await.unwrap()
-            };
+            let (listener, addr) = listen();
+            let connector = Connector::new();
+            listener.attach(Tokio).unwrap();
+            connector.attach(Tokio).unwrap();
+            let (accept, connect) =
+                (listener.accept_on(&hub, &options), connector.connect_on(&hub, addr, &options));
             let (server, client) = ::tokio::join!(accept, connect);
-            let received = server.post(Op::recv(pool.take().unwrap()));
-            client.post(Op::send(lease(&pool, b"task"), ..4)).wait().unwrap();
+            let received = server.unwrap().queue.post(Op::recv(pool.take().unwrap()));
+            client.unwrap().queue.post(Op::send(lease(&pool, b"task"), ..4)).wait().unwrap();
             assert_eq!(received.wait().unwrap().message(), Some(&b"task"[..]));
         });
     });
@@ -128,7 +118,7 @@ pub(crate) fn private_data_that_is_no_address_is_rejected() {
         for private_data in [&b""[..], &b"hello"[..], &[1; 56][..]] {
             let active = resolved(addr, PortSpace::Tcp);
             active.connect(&bareverbs_rdmacm::ConnParam { private_data, ..param() }).unwrap();
-            let refused = listener.accept_on(&hub, &options, TIMEOUT).unwrap_err();
+            let refused = listener.accept_on(&hub, &options).in_time().unwrap_err();
             assert!(matches!(refused, Error::PeerAddress { verb: "exchange", .. }), "{refused}");
             let kind = next_of(active.channel(), active.key());
             let bareverbs_rdmacm::event::EventKind::Rejected(rejected) = kind else { panic!("{kind:?}") };

@@ -8,15 +8,15 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use bareverbs::runtime::{AsyncIo, Tokio};
 use bareverbs::values::AckTimeout;
 use bareverbs::{Buffer, Endpoint, EndpointOptions, Errno, Mr, Op};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::blocking::BlockingId;
-use bareverbs_rdmacm::connection::Route;
 use bareverbs_rdmacm::event::EventKind;
 use bareverbs_rdmacm::{
-    AddrFamily, AddrHints, AddrInfo, CmId, Connection, Connector, Error, EventChannel, IdOptions, Listener,
-    PortSpace, async_io, tokio as on_tokio,
+    AddrFamily, AddrHints, AddrInfo, CmId, Connected, Connector, Error, EventChannel, IdOptions, Listener,
+    PortSpace,
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -47,12 +47,13 @@ fn connections(
     count: usize,
     listener: &Listener,
     connector: &Connector,
-) -> (Vec<Connection<Endpoint<Mr<Buffer>>>>, Vec<Connection<Endpoint<Mr<Buffer>>>>) {
+) -> (Vec<Established>, Vec<Established>) {
     let addr = listener.local_addr().unwrap();
     thread::scope(|scope| {
-        let accepted =
-            scope.spawn(|| (0..count).map(|_| listener.accept(&small(), LIMIT).unwrap()).collect());
-        let connect = |_| connector.connect(addr, &small(), LIMIT).unwrap();
+        let accepted = scope.spawn(|| {
+            (0..count).map(|_| listener.accept::<Mr<Buffer>>(&small()).in_time().unwrap()).collect()
+        });
+        let connect = |_| connector.connect::<Mr<Buffer>>(addr, &small()).in_time().unwrap();
         ((0..count).map(connect).collect(), accepted.join().unwrap())
     })
 }
@@ -78,17 +79,17 @@ pub(crate) fn channel_of_its_own_shows_the_end_while_a_thread_reads_the_shared_o
         let (mut active, mut passive) = connections(1, &listener, &connector);
         thread::scope(|scope| {
             // It reads the events of all that share the listener's channel.
-            let reader = scope.spawn(|| listener.get_request(LIMIT).map(drop));
-            passive[0].own_channel().unwrap();
-            assert!(!passive[0].is_disconnected().unwrap());
-            let ending = scope.spawn(|| active[0].disconnect(LIMIT));
+            let reader = scope.spawn(|| listener.request().in_time().map(drop));
+            passive[0].link.own_channel().unwrap();
+            assert!(!passive[0].link.has_ended().unwrap());
+            let ending = scope.spawn(|| active[0].link.disconnect().in_time());
             let timeout = Timespec::try_from(LIMIT).unwrap();
-            let mut files = [PollFd::new(passive[0].id().channel(), PollFlags::IN)];
+            let mut files = [PollFd::new(passive[0].link.id().channel(), PollFlags::IN)];
             assert_eq!(poll(&mut files, Some(&timeout)).unwrap(), 1);
-            assert!(passive[0].is_disconnected().unwrap());
+            assert!(passive[0].link.has_ended().unwrap());
             ending.join().unwrap().unwrap();
             assert!(
-                connector.connect::<bareverbs::PoolBuffer>(addr, &small(), LIMIT).is_err(),
+                connector.connect::<Mr<Buffer>>(addr, &small()).in_time().is_err(),
                 "the reader drops the request"
             );
             reader.join().unwrap().unwrap();
@@ -114,31 +115,36 @@ pub(crate) fn thousand_connections_share_one_file() {
             each(begin.0, resident()),
             each(begin.1, used())
         );
-        let message = |connection: &Connection<Endpoint<Mr<Buffer>>>| {
-            connection.qp().pd().register(Buffer::zeroed(8).unwrap(), bareverbs::Access::LOCAL_WRITE).unwrap()
+        let message = |connection: &Established| {
+            connection
+                .queue
+                .qp()
+                .pd()
+                .register(Buffer::zeroed(8).unwrap(), bareverbs::Access::LOCAL_WRITE)
+                .unwrap()
         };
         for connection in &mut passive {
             let memory = message(connection);
-            connection.post(Op::recv(memory)).unwrap();
+            connection.queue.post(Op::recv(memory)).unwrap();
         }
         for (number, connection) in active.iter_mut().enumerate() {
             let mut memory = message(connection);
             memory.write(0, &number.to_le_bytes()).unwrap();
-            connection.post(Op::send(memory, ..8)).unwrap();
-            connection.next().wait().unwrap();
+            connection.queue.post(Op::send(memory, ..8)).unwrap();
+            connection.queue.next().wait().unwrap();
         }
         for (number, connection) in passive.iter_mut().enumerate() {
-            let done = connection.next().wait().unwrap();
+            let done = connection.queue.next().wait().unwrap();
             assert_eq!(done.message(), Some(&number.to_le_bytes()[..]));
         }
         // The end of each is an event of it alone, whatever the order.
         active.swap(0, COUNT / 2);
         passive.swap(0, COUNT / 2);
         for (active, passive) in active.iter_mut().zip(&mut passive).take(10) {
-            active.id().disconnect().unwrap();
-            passive.wait_disconnected(LIMIT).unwrap();
+            active.link.id().disconnect().unwrap();
+            passive.link.ended().in_time().unwrap();
         }
-        assert!(passive[10..].iter_mut().all(|connection| !connection.is_disconnected().unwrap()));
+        assert!(passive[10..].iter_mut().all(|connection| !connection.link.has_ended().unwrap()));
     });
 }
 
@@ -153,21 +159,21 @@ pub(crate) fn threads_wait_for_their_own_connections() {
             for (number, mut connection) in passive.into_iter().enumerate() {
                 let ended = ended.clone();
                 scope.spawn(move || {
-                    connection.wait_disconnected(LIMIT).unwrap();
+                    connection.link.ended().in_time().unwrap();
                     ended.send(number).unwrap();
                 });
             }
             // One more waits for requests, beside them.
-            let last = scope.spawn(|| listener.accept::<bareverbs::PoolBuffer>(&small(), LIMIT).unwrap());
+            let last = scope.spawn(|| listener.accept::<Mr<Buffer>>(&small()).in_time().unwrap());
             for (number, mut connection) in active.into_iter().enumerate().rev() {
-                connection.disconnect(LIMIT).unwrap();
+                connection.link.disconnect().in_time().unwrap();
                 assert_eq!(ends.recv_timeout(LIMIT), Ok(number));
             }
-            let mut active = connector.connect::<bareverbs::PoolBuffer>(addr, &small(), LIMIT).unwrap();
+            let mut active = connector.connect::<Mr<Buffer>>(addr, &small()).in_time().unwrap();
             let mut passive = last.join().unwrap();
-            assert!(!passive.is_disconnected().unwrap());
-            scope.spawn(move || active.disconnect(LIMIT).unwrap());
-            passive.wait_disconnected(LIMIT).unwrap();
+            assert!(!passive.link.has_ended().unwrap());
+            scope.spawn(move || active.link.disconnect().in_time().unwrap());
+            passive.link.ended().in_time().unwrap();
         });
     });
 }
@@ -175,17 +181,18 @@ pub(crate) fn threads_wait_for_their_own_connections() {
 /// Connections of a listener and a connector of a runtime, one file each: the futures of their ends,
 /// those of the passive side first.
 macro_rules! ends {
-    ($runtime:ident) => {{
+    ($runtime:expr) => {{
         const COUNT: usize = 12;
         let files = cm_files();
-        let listener = $runtime::Listener::bind(SocketAddr::new(ip(), 0)).unwrap();
-        let addr = listener.local_addr().unwrap();
-        let connector = $runtime::Connector::new(Connector::new()).unwrap();
+        let (listener, addr) = listen();
+        let connector = Connector::new();
+        listener.attach($runtime).unwrap();
+        connector.attach($runtime).unwrap();
         let options = small();
         let accept = async {
             let mut accepted = Vec::new();
             while accepted.len() < COUNT {
-                accepted.push(listener.accept::<bareverbs::PoolBuffer>(&options).await.unwrap());
+                accepted.push(listener.accept::<Mr<Buffer>>(&options).await.unwrap());
             }
             accepted
         };
@@ -193,9 +200,7 @@ macro_rules! ends {
             let mut connected = Vec::new();
             while connected.len() < COUNT {
                 // By a name that is an address.
-                connected.push(
-                    connector.connect::<bareverbs::PoolBuffer>(addr.to_string(), &options).await.unwrap(),
-                );
+                connected.push(connector.connect::<Mr<Buffer>>(addr.to_string(), &options).await.unwrap());
             }
             connected
         };
@@ -205,10 +210,10 @@ macro_rules! ends {
         drop((listener, connector));
         let mut ends: Vec<Pin<Box<dyn Future<Output = ()> + Send>>> = Vec::new();
         for mut connection in passive {
-            ends.push(Box::pin(async move { connection.disconnected().await.unwrap() }));
+            ends.push(Box::pin(async move { connection.link.ended().await.unwrap() }));
         }
         for mut connection in active.into_iter().rev() {
-            ends.push(Box::pin(async move { connection.disconnect().await.unwrap() }));
+            ends.push(Box::pin(async move { connection.link.disconnect().await.unwrap() }));
         }
         ends
     }};
@@ -218,7 +223,7 @@ pub(crate) fn tasks_of_tokio_get_the_events_of_their_connections() {
     nothing_leaks(|| {
         let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let tasks: Vec<_> = ends!(on_tokio).into_iter().map(::tokio::spawn).collect();
+            let tasks: Vec<_> = ends!(Tokio).into_iter().map(::tokio::spawn).collect();
             for task in tasks {
                 ::tokio::time::timeout(LIMIT, task).await.expect("in time").unwrap();
             }
@@ -229,7 +234,7 @@ pub(crate) fn tasks_of_tokio_get_the_events_of_their_connections() {
 pub(crate) fn futures_of_async_io_get_the_events_of_their_connections() {
     nothing_leaks(|| {
         ::async_io::block_on(async {
-            let mut ends = ends!(async_io);
+            let mut ends = ends!(AsyncIo);
             std::future::poll_fn(|cx| {
                 ends.retain_mut(|end| end.as_mut().poll(cx).is_pending());
                 if ends.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
@@ -248,22 +253,20 @@ pub(crate) fn thread_and_task_share_a_channel() {
         let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         thread::scope(|scope| {
             // It sleeps on the descriptor, and reads the events of the task.
-            let thread = scope.spawn(move || of_thread.wait_disconnected(LIMIT).unwrap());
+            let thread = scope.spawn(move || of_thread.link.ended().in_time().unwrap());
             thread::sleep(QUIET);
             runtime.block_on(async {
-                let listener = on_tokio::Listener::new(listener).unwrap();
-                let requested = scope.spawn(move || {
-                    connector.connect::<bareverbs::PoolBuffer>(addr, &small(), LIMIT).unwrap()
-                });
-                let accepted =
-                    ::tokio::time::timeout(LIMIT, listener.accept::<bareverbs::PoolBuffer>(&small())).await;
-                let mut accepted = accepted.expect("in time").unwrap().into_inner();
-                assert!(!accepted.is_disconnected().unwrap() && !of_task.is_disconnected().unwrap());
+                listener.attach(Tokio).unwrap();
+                let requested =
+                    scope.spawn(move || connector.connect::<Mr<Buffer>>(addr, &small()).in_time().unwrap());
+                let accepted = ::tokio::time::timeout(LIMIT, listener.accept::<Mr<Buffer>>(&small())).await;
+                let mut accepted = accepted.expect("in time").unwrap();
+                assert!(!accepted.link.has_ended().unwrap() && !of_task.link.has_ended().unwrap());
                 drop(requested.join().unwrap());
             });
             drop(active);
             thread.join().unwrap();
-            of_task.wait_disconnected(LIMIT).unwrap();
+            of_task.link.ended().in_time().unwrap();
         });
     });
 }
@@ -284,11 +287,12 @@ pub(crate) fn events_of_other_identifiers_stay_on_the_channel() {
         // Read by the listener, and kept.
         assert!(matches!(next_of(&channel, id.key()), EventKind::AddrResolved));
         // The event of a connection that is taken apart is one of the channel.
-        let (taken, _queue) = passive.pop().unwrap().into_parts();
+        let Connected { queue: _queue, link } = passive.pop().unwrap();
+        let taken = link.into_id();
         drop(active);
         let kind = next_of(&channel, taken.key());
         assert!(matches!(kind, EventKind::Disconnected(None)), "{kind:?}");
-        passive[0].wait_disconnected(LIMIT).unwrap();
+        passive[0].link.ended().in_time().unwrap();
     });
 }
 
@@ -305,7 +309,7 @@ pub(crate) fn delivered_requests_of_a_dropped_listener_are_rejected() {
         let active = resolved(other.local_addr().unwrap(), PortSpace::Tcp);
         active.connect(&param()).unwrap();
         // It delivers the request to the other listener.
-        assert!(matches!(one.get_request(QUIET).unwrap_err(), Error::TimedOut { .. }));
+        assert!(one.request().wait_timeout(QUIET).is_none());
         drop(other);
         let kind = next_of(active.channel(), active.key());
         assert!(matches!(kind, EventKind::Rejected(_)), "{kind:?}");
@@ -332,14 +336,14 @@ pub(crate) fn options_of_listeners_and_connectors_reach_their_identifiers() {
         let connector =
             Connector::new().id_options(IdOptions { source, ack_timeout: AckTimeout::new(12), ..options });
         let (active, passive) = connections(1, &listener, &connector);
-        assert_eq!(active[0].qp().query().unwrap().0.timeout, AckTimeout::new(12).unwrap());
-        assert_eq!(passive[0].qp().query().unwrap().0.timeout, AckTimeout::new(11).unwrap());
+        assert_eq!(active[0].queue.qp().query().unwrap().0.timeout, AckTimeout::new(12).unwrap());
+        assert_eq!(passive[0].queue.qp().query().unwrap().0.timeout, AckTimeout::new(11).unwrap());
 
         let foreign = IdOptions { source: Some(([192, 0, 2, 1], 0).into()), ..IdOptions::default() };
         let refused = [
-            Route::resolve_with(&foreign, addr, LIMIT).map(drop),
-            Connector::new().id_options(foreign).resolve(addr, LIMIT).map(drop),
-            BlockingId::with_options(PortSpace::Tcp, &foreign).unwrap().resolve(addr, LIMIT),
+            Connector::new().id_options(foreign).resolve(addr).in_time().map(drop),
+            Connector::new().id_options(foreign).resolve(addr).in_time().map(drop),
+            BlockingId::with_options(PortSpace::Tcp, &foreign).unwrap().resolve(addr).in_time(),
         ];
         refused.into_iter().for_each(|refused| assert_eq!(errno(refused), Errno::ADDRNOTAVAIL));
         // A port with two owners, of which none listens yet.
@@ -353,7 +357,7 @@ pub(crate) fn options_of_listeners_and_connectors_reach_their_identifiers() {
 pub(crate) fn type_of_service_of_a_connector_is_that_of_its_paths() {
     let (_listener, addr) = listen();
     let options = IdOptions { tos: Some(0x68), ..IdOptions::default() };
-    let route = Connector::new().id_options(options).resolve(addr, LIMIT).unwrap();
+    let route = Connector::new().id_options(options).resolve(addr).in_time().unwrap();
     assert_eq!(route.id().paths().unwrap()[0].traffic_class, 0x68);
 }
 

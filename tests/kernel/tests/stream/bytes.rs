@@ -7,7 +7,7 @@ use bareverbs::netlink::RdmaNetlink;
 use bareverbs::values::AckTimeout;
 use bareverbs::{Access, Buffer, Errno, RegionMut, RemoteRegion};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{TIMEOUT, device};
+use bareverbs_kernel_tests::{InTime, TIMEOUT, device};
 use bareverbs_rdmacm::IdOptions;
 use bareverbs_rdmacm::connection::Domains;
 use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamError, StreamOptions};
@@ -321,7 +321,7 @@ pub(crate) fn stream_has_the_options_of_its_identifier() {
         b.read_exact(&mut [0]).unwrap();
         // An address of another host.
         let foreign = IdOptions { source: Some((Ipv4Addr::new(192, 0, 2, 1), 0).into()), ..id_options };
-        let refused = StreamOptions::default().id_options(foreign).connect(listener().1).unwrap_err();
+        let refused = StreamOptions::default().id_options(foreign).connect(listener().1).wait().unwrap_err();
         assert_eq!(refused.errno(), Some(Errno::ADDRNOTAVAIL), "{refused}");
     });
 }
@@ -333,15 +333,15 @@ pub(crate) fn fifty_streams_share_a_listener() {
         let (listener, addr) = listener();
         thread::scope(|scope| {
             scope.spawn(|| {
-                let accepted: Vec<_> = (0..STREAMS).map(|_| listener.accept().unwrap()).collect();
+                let accepted: Vec<_> = (0..STREAMS).map(|_| listener.accept().wait().unwrap()).collect();
                 for mut stream in accepted {
                     let mut read = [0; 2];
                     stream.read_exact(&mut read).unwrap();
                     stream.write_all(&read).unwrap();
-                    stream.close(TIMEOUT).unwrap();
+                    stream.close().in_time().unwrap();
                 }
             });
-            let connected: Vec<_> = (0..STREAMS).map(|_| options.connect(addr).unwrap()).collect();
+            let connected: Vec<_> = (0..STREAMS).map(|_| options.connect(addr).wait().unwrap()).collect();
             for (number, mut stream) in connected.into_iter().enumerate() {
                 let bytes = (number as u16).to_le_bytes();
                 stream.write_all(&bytes).unwrap();
@@ -372,7 +372,7 @@ pub(crate) fn accepting_side_sends_nothing_before_its_peer_can_receive() {
             let (listener, addr) = listener();
             thread::scope(|scope| {
                 scope.spawn(|| {
-                    let mut accepted = listener.accept().unwrap();
+                    let mut accepted = listener.accept().wait().unwrap();
                     match round % 4 {
                         // Each kind of first message.
                         0 => accepted.write_all(&[7]).unwrap(),
@@ -384,11 +384,11 @@ pub(crate) fn accepting_side_sends_nothing_before_its_peer_can_receive() {
                     // The queue pair exists until the peer's messages are acknowledged.
                     assert_eq!(accepted.read_to_end(&mut Vec::new()).unwrap(), 0);
                 });
-                let mut connected = RdmaStream::connect(addr).unwrap();
+                let mut connected = RdmaStream::connect(addr).wait().unwrap();
                 let mut read = Vec::new();
                 connected.read_to_end(&mut read).unwrap();
                 assert_eq!(read.len(), usize::from(round % 4 == 0));
-                connected.close(TIMEOUT).unwrap();
+                connected.close().in_time().unwrap();
             });
         }
         assert_eq!(retransmissions(), before);
@@ -402,8 +402,8 @@ pub(crate) fn ipv6_streams_carry_bytes() {
         let addr = SocketAddrV6::new(entry.gid.0.into(), 0, 0, entry.netdev_ifindex);
         let listener = RdmaListener::bind(addr).unwrap();
         thread::scope(|scope| {
-            let accepted = scope.spawn(|| listener.accept().unwrap());
-            let mut a = RdmaStream::connect(listener.local_addr()).unwrap();
+            let accepted = scope.spawn(|| listener.accept().wait().unwrap());
+            let mut a = RdmaStream::connect(listener.local_addr()).wait().unwrap();
             let mut b = accepted.join().unwrap();
             assert!(a.local_addr().is_ipv6() && a.peer_addr().ip() == *addr.ip());
             a.write_all(b"six").unwrap();

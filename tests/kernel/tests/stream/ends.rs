@@ -4,7 +4,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{TIMEOUT, child};
+use bareverbs_kernel_tests::{InTime, child};
 use bareverbs_rdmacm::Error;
 use bareverbs_rdmacm::event::RejectReason;
 use bareverbs_rdmacm::stream::{RdmaStream, StreamError, StreamOptions};
@@ -29,7 +29,7 @@ pub(crate) fn shutdown_ends_one_direction() {
         let mut read = Vec::new();
         a.read_to_end(&mut read).unwrap();
         assert_eq!(read, b"answer");
-        a.close(TIMEOUT).unwrap();
+        a.close().in_time().unwrap();
         // Both have ended.
         assert_eq!(b.read(&mut [0; 1]).unwrap(), 0);
         b.write(b"x").unwrap_err();
@@ -50,7 +50,7 @@ pub(crate) fn writes_after_an_own_shutdown_name_this_side() {
         a.shutdown(Shutdown::Both).unwrap();
         assert_own(&a);
         // The peer has acknowledged the end, and then noticed it.
-        a.wait_sent(TIMEOUT).unwrap();
+        a.sent().in_time().unwrap();
         assert_own(&a);
         assert_eq!(b.recv(&mut [0]).unwrap(), 0);
         let refused = b.send(b"x").unwrap_err();
@@ -64,7 +64,7 @@ pub(crate) fn writes_after_an_own_shutdown_name_this_side() {
 
         let (a, b) = pair();
         a.shutdown(Shutdown::Write).unwrap();
-        b.close(TIMEOUT).unwrap();
+        b.close().in_time().unwrap();
         assert_eq!(a.recv(&mut [0]).unwrap(), 0);
         assert_own(&a);
 
@@ -112,7 +112,7 @@ pub(crate) fn reader_gets_all_bytes_wherever_the_end_of_the_connection_finds_it(
             ports.read_exact(&mut port).unwrap();
             let addr = SocketAddr::new(any_port().ip(), u16::from_ne_bytes(port));
             for round in 0..ROUNDS {
-                let mut stream = RdmaStream::connect(addr).unwrap();
+                let mut stream = RdmaStream::connect(addr).wait().unwrap();
                 // The connection is established on this side, too.
                 stream.write_all(b"x").unwrap();
                 stream.set_nonblocking(true);
@@ -130,7 +130,7 @@ pub(crate) fn reader_gets_all_bytes_wherever_the_end_of_the_connection_finds_it(
         let (listener, addr) = listener();
         to_reader.write_all(&addr.port().to_ne_bytes()).unwrap();
         for round in 0..ROUNDS {
-            let mut stream = listener.accept_timeout(TIMEOUT).unwrap().expect("the reader connects");
+            let mut stream = listener.accept().in_time().unwrap();
             stream.read_exact(&mut [0]).unwrap();
             sleep(Duration::from_micros(1000 + 37 * u64::from(round)));
             kill(reader.0, Signal::SIGSTOP).unwrap();
@@ -204,7 +204,7 @@ pub(crate) fn reads_and_writes_have_time_limits() {
 pub(crate) fn connect_errors_name_their_cause() {
     nothing_leaks(|| {
         let free = listener().1;
-        let refused = RdmaStream::connect(free).unwrap_err();
+        let refused = RdmaStream::connect(free).wait().unwrap_err();
         let StreamError::Cm(error) = &refused else { panic!("{refused:?}") };
         let Error::Rejected(rejected) = &**error else { panic!("{refused:?}") };
         assert_eq!(rejected.reason, RejectReason::InvalidServiceId);
@@ -214,7 +214,7 @@ pub(crate) fn connect_errors_name_their_cause() {
         let io = std::io::Error::from(refused);
         assert_eq!(io.kind(), ErrorKind::ConnectionRefused, "{io}");
 
-        let unresolved = RdmaStream::connect("no.such.host.invalid:1").unwrap_err();
+        let unresolved = RdmaStream::connect("no.such.host.invalid:1").wait().unwrap_err();
         assert!(matches!(unresolved, StreamError::Name(_)), "{unresolved:?}");
         let text = "RdmaStream::connect: the name \"no.such.host.invalid:1\" was not resolved: ";
         assert!(unresolved.to_string().starts_with(text), "{unresolved}");
@@ -228,7 +228,8 @@ pub(crate) fn connect_errors_name_their_cause() {
             ip => ip,
         });
         absent.set_port(1);
-        StreamOptions::default().connect_timeout(absent, limit).unwrap_err();
+        let connected = StreamOptions::default().connect(absent).wait_timeout(limit);
+        assert!(connected.is_none());
         assert!(start.elapsed() < Duration::from_secs(5));
     });
 }
@@ -254,7 +255,7 @@ pub(crate) fn stream_dropped_in_a_forked_child_writes_nothing() {
         child::run(|| drop(slot.take()));
         let mut a = slot.take().unwrap();
         a.write_all(b"of the parent").unwrap();
-        a.close(TIMEOUT).unwrap();
+        a.close().in_time().unwrap();
         let mut read = Vec::new();
         b.read_to_end(&mut read).unwrap();
         assert_eq!(read, b"of the parent");

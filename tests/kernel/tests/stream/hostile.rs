@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bareverbs::qp::QpState;
 use bareverbs::{Access, Buffer, Endpoint, Op, RegionMut, Remote, RemoteRegion};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{TIMEOUT, device};
+use bareverbs_kernel_tests::{InTime, TIMEOUT, device};
 use bareverbs_rdmacm::blocking::BlockingId;
 use bareverbs_rdmacm::event::{EventKind, RejectReason};
 use bareverbs_rdmacm::stream::{OfferError, ProtocolError, RdmaStream, StreamError, StreamOptions};
@@ -47,10 +47,11 @@ fn ask_with(options: &StreamOptions, private_data: impl Fn(Remote) -> Vec<u8>) -
     let listener = options.listen(any_port()).unwrap();
     let addr = listener.local_addr();
     thread::scope(|scope| {
-        let accepted = scope.spawn(|| listener.accept_timeout(Duration::from_secs(1)).unwrap());
+        let accepted =
+            scope.spawn(|| listener.accept().wait_timeout(Duration::from_secs(1)).transpose().unwrap());
         let channel = EventChannel::new().unwrap();
         let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
-        let event = || channel.wait_timeout(TIMEOUT).unwrap().expect("an event").kind;
+        let event = || channel.next().wait_timeout(TIMEOUT).transpose().unwrap().expect("an event").kind;
         id.resolve_addr(None, addr, TIMEOUT).unwrap();
         assert!(matches!(event(), EventKind::AddrResolved));
         id.resolve_route(TIMEOUT).unwrap();
@@ -221,7 +222,7 @@ pub(crate) fn messages_beyond_the_credits_end_the_stream() {
         let error = error_of(&stream);
         assert!(matches!(error, StreamError::Protocol(ProtocolError::Overrun { window: 16 })), "{error:?}");
         // The peer gets a DREQ, although the stream was not dropped.
-        let event = id.channel().wait_timeout(TIMEOUT).unwrap().expect("an event");
+        let event = id.channel().next().wait_timeout(TIMEOUT).transpose().unwrap().expect("an event");
         assert!(matches!(event.kind, EventKind::Disconnected(None)), "{:?}", event.kind);
         id.disconnect().unwrap();
         drop(stream);
@@ -290,11 +291,11 @@ pub(crate) fn answer_of_another_protocol_is_an_error_of_connect() {
             listener.bind_addr(any_port()).unwrap();
             listener.listen(1).unwrap();
             let addr = listener.addresses().unwrap().local.unwrap().ip().unwrap();
-            let connecting = thread::spawn(move || RdmaStream::connect(addr));
-            let request = listener.get_request(TIMEOUT).unwrap();
+            let connecting = thread::spawn(move || RdmaStream::connect(addr).wait());
+            let request = listener.request().in_time().unwrap();
             // The connection manager does not look at the queue pair.
             let param = ConnParam { private_data: &answer, ..ConnParam::new(0x77_0000) };
-            let refused = BlockingId::accept(request, &param, TIMEOUT).unwrap_err();
+            let refused = BlockingId::accept(request, &param).in_time().unwrap_err();
             assert!(matches!(refused, Error::Rejected(_)), "{refused}");
             let error = connecting.join().unwrap().unwrap_err();
             assert!(matches!(error, StreamError::Offer(found) if found == expected), "{error:?}");
@@ -311,13 +312,19 @@ pub(crate) fn peer_that_ends_during_the_handshake_has_rejected() {
         for round in 0..8 {
             let connected = thread::scope(|scope| {
                 scope.spawn(|| {
-                    let event = listener.channel().wait_timeout(TIMEOUT).unwrap().expect("a request");
+                    let event = listener
+                        .channel()
+                        .next()
+                        .wait_timeout(TIMEOUT)
+                        .transpose()
+                        .unwrap()
+                        .expect("a request");
                     let EventKind::ConnectRequest(request) = event.kind else { panic!("{:?}", event.kind) };
                     let private_data = &offer(Remote { addr: 0, rkey: 0 })[..];
                     let param = ConnParam { private_data, ..ConnParam::new(0x77_0000 + round) };
                     drop(request.accept(&param).unwrap());
                 });
-                RdmaStream::connect(addr)
+                RdmaStream::connect(addr).wait()
             });
             // The handshake ends before the rejection arrives, or after.
             if let Err(error) = connected {
@@ -333,7 +340,7 @@ pub(crate) fn peer_that_gives_up_before_it_is_accepted_is_skipped() {
         let listener = StreamOptions::default().listen(any_port()).unwrap();
         let addr = listener.local_addr();
         let gone = BlockingId::new(PortSpace::Tcp).unwrap();
-        gone.resolve(addr, TIMEOUT).unwrap();
+        gone.resolve(addr).in_time().unwrap();
         let gone = gone.into_inner();
         let private_data = &offer(Remote { addr: 0, rkey: 0 })[..];
         gone.connect(&ConnParam { private_data, ..ConnParam::new(0x77_0100) }).unwrap();
@@ -343,8 +350,8 @@ pub(crate) fn peer_that_gives_up_before_it_is_accepted_is_skipped() {
         // Its rejection arrives soon.
         thread::sleep(Duration::from_millis(200));
         thread::scope(|scope| {
-            let accepted = scope.spawn(|| listener.accept().unwrap());
-            let mut connected = RdmaStream::connect(addr).unwrap();
+            let accepted = scope.spawn(|| listener.accept().wait().unwrap());
+            let mut connected = RdmaStream::connect(addr).wait().unwrap();
             connected.write_all(b"second").unwrap();
             let mut read = [0; 6];
             accepted.join().unwrap().read_exact(&mut read).unwrap();

@@ -40,11 +40,16 @@ fn any_port() -> SocketAddr {
 
 /// Both ends of a stream.
 fn pair_with(options: &StreamOptions) -> (RdmaStream, RdmaStream) {
-    let listener = options.listen(any_port()).unwrap();
+    pair_of(options, options)
+}
+
+/// Both ends of a stream whose listener has other options than the connecting side.
+fn pair_of(passive: &StreamOptions, active: &StreamOptions) -> (RdmaStream, RdmaStream) {
+    let listener = passive.listen(any_port()).unwrap();
     let addr = listener.local_addr();
     thread::scope(|scope| {
-        let accepted = scope.spawn(|| listener.accept().unwrap());
-        let connected = options.connect(addr).unwrap();
+        let accepted = scope.spawn(|| listener.accept().wait().unwrap());
+        let connected = active.connect(addr).wait().unwrap();
         let accepted = accepted.join().unwrap();
         // The accepting side grants all of its receive buffer when it is used first after the peer's
         // confirmation.
@@ -113,7 +118,7 @@ kernel_tests! {
     peer_that_gives_up_before_it_is_accepted_is_skipped if has_ip,
 
     keepalive_notices_a_peer_that_is_cut_off if lossy_wire,
-    close_of_a_stream_names_its_time_limit if lossy_wire,
+    close_of_a_stream_ends_at_its_time_limit if lossy_wire,
     streams_lose_nothing_when_packets_are_lost if lossy_wire,
     streams_lose_nothing_when_packets_are_late if lossy_wire,
     streams_lose_nothing_when_packets_overtake_each_other if lossy_wire,
@@ -125,7 +130,7 @@ kernel_tests! {
     panic_of_a_waker_loses_no_byte if has_ip,
     thread_that_handles_completions_wakes_the_task_of_its_own_direction if has_ip,
     tokio_tasks_connect_and_accept if has_ip,
-    stream_taken_back_from_tasks_delivers_its_bytes_when_dropped if has_ip,
+    stream_of_tasks_that_lingers_delivers_its_bytes_when_dropped if has_ip,
     stream_outside_of_a_runtime_is_refused if has_ip,
     async_io_tasks_connect_and_accept if has_ip,
     http2_server_of_hyper_runs_over_streams if has_ip,

@@ -1,4 +1,3 @@
-use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -7,17 +6,32 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use bareverbs_kernel_tests::TIMEOUT;
+use bareverbs::runtime::{AsyncIo, Tokio};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{InTime, TIMEOUT};
 use bareverbs_rdmacm::Error;
-use bareverbs_rdmacm::stream::{
-    AsyncIoReactor, AsyncStream, RdmaStream, StreamError, StreamOptions, TokioReactor,
-};
+use bareverbs_rdmacm::stream::{RdmaStream, StreamError, StreamOptions};
 use tokio::io::{AsyncRead as _, AsyncReadExt, AsyncWrite as _, AsyncWriteExt, ReadBuf};
 
-use crate::{any_port, pair, pattern};
+use crate::{any_port, pair_of, pattern};
 
-type TokioStream = AsyncStream<TokioReactor>;
+fn with_tokio() -> StreamOptions {
+    StreamOptions::default().runtime(Tokio)
+}
+
+/// Both ends of a stream, whose first one is used by tasks of the runtime of the options. The other one is
+/// used by threads.
+fn pair(options: &StreamOptions) -> (RdmaStream, RdmaStream) {
+    pair_of(&StreamOptions::default(), options)
+}
+
+/// Both ends of a stream in tasks of tokio.
+async fn pair_in_tasks() -> (RdmaStream, RdmaStream) {
+    let listener = with_tokio().listen(any_port()).unwrap();
+    let addr = listener.local_addr();
+    let (connected, accepted) = tokio::join!(with_tokio().connect(addr), listener.accept());
+    (connected.unwrap(), accepted.unwrap())
+}
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
@@ -25,9 +39,8 @@ fn runtime() -> tokio::runtime::Runtime {
 
 pub(crate) fn tokio_tasks_copy_in_both_directions() {
     nothing_leaks(|| {
-        let (a, b) = pair();
         runtime().block_on(async {
-            let (a, mut b) = (TokioStream::new(a).unwrap(), TokioStream::new(b).unwrap());
+            let (a, mut b) = pair_in_tasks().await;
             let echo = tokio::spawn(async move {
                 let (mut read, mut write) = tokio::io::split(&mut b);
                 tokio::io::copy(&mut read, &mut write).await.unwrap();
@@ -50,30 +63,31 @@ pub(crate) fn tokio_tasks_copy_in_both_directions() {
     });
 }
 
-pub(crate) fn stream_taken_back_from_tasks_delivers_its_bytes_when_dropped() {
+pub(crate) fn stream_of_tasks_that_lingers_delivers_its_bytes_when_dropped() {
     nothing_leaks(|| {
-        let (mut a, b) = pair();
-        let bytes = pattern(1 << 20);
-        let received = std::thread::scope(|scope| {
-            let reader = scope.spawn(|| {
-                let mut received = Vec::new();
-                a.read_to_end(&mut received).map(|_| received)
+        runtime().block_on(async {
+            let (a, b) = pair(&with_tokio());
+            let bytes = pattern(1 << 20);
+            let received = std::thread::scope(|scope| {
+                let reader = scope.spawn(|| {
+                    let mut received = Vec::new();
+                    std::io::Read::read_to_end(&mut &b, &mut received).map(|_| received)
+                });
+                a.set_linger(TIMEOUT);
+                std::io::Write::write_all(&mut &a, &bytes).unwrap();
+                drop(a);
+                reader.join().unwrap().unwrap()
             });
-            let registered = runtime().block_on(async { TokioStream::new(b).unwrap() });
-            let mut b = registered.into_inner();
-            b.write_all(&bytes).unwrap();
-            drop(b);
-            reader.join().unwrap().unwrap()
+            assert!(received == bytes, "{} bytes", received.len());
         });
-        assert!(received == bytes, "{} bytes", received.len());
     });
 }
 
 pub(crate) fn stream_outside_of_a_runtime_is_refused() {
-    let error = TokioStream::new(pair().0).unwrap_err();
+    let addr = crate::listener().1;
+    let error = with_tokio().connect(addr).wait().unwrap_err();
     let StreamError::Cm(cause) = &error else { panic!("{error}") };
-    assert!(matches!(**cause, Error::Invalid { verb: "AsyncStream::new", .. }), "{error}");
-    assert!(error.to_string().contains("no tokio runtime"), "{error}");
+    assert!(matches!(**cause, Error::Invalid { verb: "attach", .. }), "{error}");
 }
 
 pub(crate) fn async_io_tasks_copy_in_both_directions() {
@@ -81,8 +95,7 @@ pub(crate) fn async_io_tasks_copy_in_both_directions() {
     use std::future::poll_fn;
 
     nothing_leaks(|| {
-        let (a, b) = pair();
-        let mut a = AsyncStream::<AsyncIoReactor>::new(a).unwrap();
+        let (mut a, b) = pair(&StreamOptions::default().runtime(AsyncIo));
         let bytes = pattern(200 << 10);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -95,13 +108,13 @@ pub(crate) fn async_io_tasks_copy_in_both_directions() {
                 // Both directions in one task.
                 poll_fn(|cx| {
                     while sent < bytes.len() {
-                        match Pin::new(&mut a).poll_write(cx, &bytes[sent..]) {
+                        match AsyncWrite::poll_write(Pin::new(&mut a), cx, &bytes[sent..]) {
                             Poll::Ready(len) => sent += len.unwrap(),
                             Poll::Pending => break,
                         }
                     }
                     loop {
-                        match Pin::new(&mut a).poll_read(cx, &mut room) {
+                        match AsyncRead::poll_read(Pin::new(&mut a), cx, &mut room) {
                             Poll::Ready(len) => answer.extend(&room[..len.unwrap()]),
                             Poll::Pending => return Poll::Pending,
                         }
@@ -120,9 +133,8 @@ pub(crate) fn async_io_tasks_copy_in_both_directions() {
 
 pub(crate) fn cancelled_read_loses_no_byte() {
     nothing_leaks(|| {
-        let (a, b) = pair();
         runtime().block_on(async {
-            let (mut a, mut b) = (TokioStream::new(a).unwrap(), TokioStream::new(b).unwrap());
+            let (mut a, mut b) = pair_in_tasks().await;
             let bytes = pattern(5000);
             let sent = bytes.clone();
             let writer = tokio::spawn(async move {
@@ -130,7 +142,7 @@ pub(crate) fn cancelled_read_loses_no_byte() {
                     a.write_all(chunk).await.unwrap();
                     tokio::task::yield_now().await;
                 }
-                a.shutdown().await.unwrap();
+                AsyncWriteExt::shutdown(&mut a).await.unwrap();
                 a
             });
             let mut read: Vec<u8> = Vec::new();
@@ -165,9 +177,8 @@ impl Wake for Reenters {
 
 pub(crate) fn waker_may_use_its_stream() {
     nothing_leaks(|| {
-        let (a, mut b) = pair();
         runtime().block_on(async {
-            let mut a = TokioStream::new(a).unwrap();
+            let (mut a, mut b) = pair(&with_tokio());
             let wakes = Arc::<AtomicUsize>::default();
             let waker = Waker::from(Arc::new(Reenters { stream: a.handle(), wakes: Arc::clone(&wakes) }));
             let mut room = [0; 4];
@@ -175,7 +186,7 @@ pub(crate) fn waker_may_use_its_stream() {
             assert!(Pin::new(&mut a).poll_read(&mut Context::from_waker(&waker), &mut read).is_pending());
             drop(waker);
             std::io::Write::write_all(&mut b, b"wake").unwrap();
-            b.wait_sent(TIMEOUT).unwrap();
+            b.sent().in_time().unwrap();
             // The writer finds the completion that the reader waits for.
             let written = Pin::new(&mut a).poll_write(&mut Context::from_waker(Waker::noop()), b"x");
             assert!(matches!(written, Poll::Ready(Ok(1))), "{written:?}");
@@ -198,9 +209,8 @@ impl Wake for Count {
 
 pub(crate) fn thread_that_handles_completions_wakes_the_task_of_its_own_direction() {
     nothing_leaks(|| {
-        let (a, mut b) = pair();
         runtime().block_on(async {
-            let mut a = TokioStream::new(a).unwrap();
+            let (mut a, mut b) = pair(&with_tokio());
             let handle = a.handle();
             let count = Arc::<Count>::default();
             let waker = Waker::from(Arc::clone(&count));
@@ -208,7 +218,7 @@ pub(crate) fn thread_that_handles_completions_wakes_the_task_of_its_own_directio
             let mut read = ReadBuf::new(&mut room);
             assert!(Pin::new(&mut a).poll_read(&mut Context::from_waker(&waker), &mut read).is_pending());
             std::io::Write::write_all(&mut b, b"x").unwrap();
-            b.wait_sent(TIMEOUT).unwrap();
+            b.sent().in_time().unwrap();
             while !handle.is_readable().unwrap() {}
             assert_eq!(count.0.load(Ordering::Relaxed), 1);
         });
@@ -225,9 +235,8 @@ impl Wake for Panics {
 
 pub(crate) fn panic_of_a_waker_loses_no_byte() {
     nothing_leaks(|| {
-        let (a, mut b) = pair();
         runtime().block_on(async {
-            let mut a = TokioStream::new(a).unwrap();
+            let (mut a, mut b) = pair(&with_tokio());
             let handle = a.handle();
             handle.set_read_timeout(Some(TIMEOUT));
             let waker = Waker::from(Arc::new(Panics));
@@ -238,7 +247,7 @@ pub(crate) fn panic_of_a_waker_loses_no_byte() {
                 written.unwrap();
             }
             std::io::Write::write_all(&mut b, b"read once").unwrap();
-            b.wait_sent(TIMEOUT).unwrap();
+            b.sent().in_time().unwrap();
             let mut room = [0; 16];
             catch_unwind(AssertUnwindSafe(|| handle.recv(&mut room))).unwrap_err();
             let len = handle.recv(&mut room).unwrap();
@@ -248,19 +257,17 @@ pub(crate) fn panic_of_a_waker_loses_no_byte() {
 }
 
 pub(crate) fn tokio_tasks_connect_and_accept() {
-    use bareverbs_rdmacm::tokio::{Stream, StreamListener};
-
     nothing_leaks(|| {
         runtime().block_on(async {
-            let listener = StreamListener::bind(any_port()).unwrap();
+            let listener = with_tokio().listen(any_port()).unwrap();
             let addr = listener.local_addr();
             // A wait that is cancelled takes no stream.
             tokio::time::timeout(Duration::from_millis(10), listener.accept()).await.unwrap_err();
             let clients = (0..3u8).map(|number| {
                 tokio::spawn(async move {
-                    let mut stream = Stream::connect(addr, &StreamOptions::default()).await.unwrap();
+                    let mut stream = with_tokio().connect(addr).await.unwrap();
                     stream.write_all(&[number]).await.unwrap();
-                    stream.shutdown().await.unwrap();
+                    AsyncWriteExt::shutdown(&mut stream).await.unwrap();
                     let mut answer = Vec::new();
                     stream.read_to_end(&mut answer).await.unwrap();
                     assert_eq!(answer, [number]);
@@ -271,7 +278,7 @@ pub(crate) fn tokio_tasks_connect_and_accept() {
                 let mut stream = tokio::time::timeout(TIMEOUT, listener.accept()).await.unwrap().unwrap();
                 let number = stream.read_u8().await.unwrap();
                 stream.write_all(&[number]).await.unwrap();
-                stream.shutdown().await.unwrap();
+                AsyncWriteExt::shutdown(&mut stream).await.unwrap();
             }
             for client in clients {
                 client.await.unwrap();
@@ -281,27 +288,25 @@ pub(crate) fn tokio_tasks_connect_and_accept() {
 }
 
 pub(crate) fn async_io_tasks_connect_and_accept() {
-    use bareverbs_rdmacm::async_io::{Stream, StreamListener};
     use futures_io::{AsyncRead, AsyncWrite};
     use std::future::poll_fn;
-    use std::pin::{Pin, pin};
 
     nothing_leaks(|| {
         async_io::block_on(async {
-            let listener = StreamListener::bind(any_port()).unwrap();
+            let options = StreamOptions::default().runtime(AsyncIo);
+            let listener = options.listen(any_port()).unwrap();
             let addr = listener.local_addr();
-            let options = StreamOptions::default();
-            let (mut accept, mut connect) = (pin!(listener.accept()), pin!(Stream::connect(addr, &options)));
+            let (mut accept, mut connect) = (listener.accept(), options.connect(addr));
             let (mut accepted, mut connected) = (None, None);
             // Both ends in one task.
             poll_fn(|cx| {
                 if accepted.is_none()
-                    && let Poll::Ready(stream) = accept.as_mut().poll(cx)
+                    && let Poll::Ready(stream) = Pin::new(&mut accept).poll(cx)
                 {
                     accepted = Some(stream.unwrap());
                 }
                 if connected.is_none()
-                    && let Poll::Ready(stream) = connect.as_mut().poll(cx)
+                    && let Poll::Ready(stream) = Pin::new(&mut connect).poll(cx)
                 {
                     connected = Some(stream.unwrap());
                 }
@@ -309,10 +314,10 @@ pub(crate) fn async_io_tasks_connect_and_accept() {
             })
             .await;
             let (mut a, mut b) = (accepted.unwrap(), connected.unwrap());
-            let sent = poll_fn(|cx| Pin::new(&mut a).poll_write(cx, b"hello")).await.unwrap();
+            let sent = poll_fn(|cx| AsyncWrite::poll_write(Pin::new(&mut a), cx, b"hello")).await.unwrap();
             assert_eq!(sent, 5);
             let mut read = [0; 16];
-            let len = poll_fn(|cx| Pin::new(&mut b).poll_read(cx, &mut read)).await.unwrap();
+            let len = poll_fn(|cx| AsyncRead::poll_read(Pin::new(&mut b), cx, &mut read)).await.unwrap();
             assert_eq!(&read[..len], b"hello");
         });
     });
@@ -323,7 +328,7 @@ pub(crate) fn http2_server_of_hyper_runs_over_streams() {
 
     nothing_leaks(|| {
         runtime().block_on(async {
-            let listener = bareverbs_rdmacm::tokio::StreamListener::bind(any_port()).unwrap();
+            let listener = with_tokio().listen(any_port()).unwrap();
             let addr = listener.local_addr();
             let server = tokio::spawn(async move { serve(&listener).await.map(drop) });
             // Several requests on a connection, one of them beyond the stream's buffers.

@@ -1,0 +1,301 @@
+//! The values that calls return which wait: one future, for threads and for tasks.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use bareverbs::runtime::Runtime;
+use bareverbs_provider::wake::answered;
+
+use crate::event::Event;
+use crate::steps::Wait;
+use crate::{Error, EventChannel, Key, Result};
+
+/// The result of a call that waits. A thread takes it by [`wait`](Self::wait), a task by `.await`. The
+/// call begins then.
+///
+/// Drop ends the call: an attempt to connect, or the answer to a request. It loses no event of a
+/// channel and no request of a listener.
+///
+/// ```no_run
+/// use bareverbs_rdmacm::Listener;
+/// use std::time::Duration;
+///
+/// let listener = Listener::bind("0.0.0.0:7174")?;
+/// let mut requested = listener.request();
+/// let request = loop {
+///     match requested.wait_timeout(Duration::from_secs(1)) {
+///         Some(request) => break request?,
+///         None => println!("no peer yet"),
+///     }
+/// };
+/// # Ok::<(), bareverbs_rdmacm::Error>(())
+/// ```
+#[must_use = "the call begins with `wait`, `wait_timeout` or `.await`"]
+pub struct Waiting<'a, T> {
+    future: Pin<Box<dyn Future<Output = T> + Send + 'a>>,
+    waiter: Waiter,
+}
+
+impl<'a, T> Waiting<'a, T> {
+    /// The value of a call whose steps wait by the [`Waiter`].
+    pub(crate) fn new<F: Future<Output = T> + Send + 'a>(steps: impl FnOnce(Waiter) -> F) -> Self {
+        let waiter = Waiter::default();
+        Self { future: Box::pin(steps(waiter.clone())), waiter }
+    }
+
+    /// Blocks the thread until the result is there.
+    pub fn wait(mut self) -> T {
+        self.wait_until(None).unwrap_or_else(|| unreachable!("a wait without end has a result"))
+    }
+
+    /// Blocks the thread until the result is there, at most for `limit`. `None`: the limit has passed.
+    /// Nothing is lost: the call goes on with the next `wait`, `wait_timeout` or `.await`.
+    ///
+    /// # Panics
+    /// If the result was returned before.
+    pub fn wait_timeout(&mut self, limit: Duration) -> Option<T> {
+        match Instant::now().checked_add(limit) {
+            Some(end) => self.wait_until(Some(end)),
+            // A limit that overflows `Instant` is none.
+            None => self.wait_until(None),
+        }
+    }
+
+    fn wait_until(&mut self, end: Option<Instant>) -> Option<T> {
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        loop {
+            self.waiter.set(Mode::Thread { end });
+            let polled = self.future.as_mut().poll(&mut Context::from_waker(&waker));
+            self.waiter.set(Mode::Task);
+            if let Poll::Ready(result) = polled {
+                return Some(result);
+            }
+            // Its time has passed, or it goes on with work that a task has begun.
+            match end.map(|end| end.saturating_duration_since(Instant::now())) {
+                Some(Duration::ZERO) => return None,
+                Some(left) => thread::park_timeout(left),
+                None => thread::park(),
+            }
+        }
+    }
+}
+
+impl<T> Future for Waiting<'_, T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        self.future.as_mut().poll(cx)
+    }
+}
+
+impl<T> fmt::Debug for Waiting<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waiting").finish_non_exhaustive()
+    }
+}
+
+/// Wakes a thread.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Who polls a [`Waiting`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum Mode {
+    /// A task: the future pends.
+    #[default]
+    Task,
+    /// A thread: the future blocks, and pends at the end. `None`: without end.
+    Thread { end: Option<Instant> },
+}
+
+/// How the steps of a [`Waiting`] wait.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Waiter(Arc<Mutex<Mode>>);
+
+impl Waiter {
+    fn set(&self, mode: Mode) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = mode;
+    }
+
+    /// Who polls.
+    pub(crate) fn mode(&self) -> Mode {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next event of a channel: of a key, if it is claimed, or else of any key.
+    pub(crate) async fn next(&self, channel: &EventChannel, key: Option<Key>) -> Result<Event> {
+        poll_fn(|cx| {
+            let event = match (self.mode(), key) {
+                (Mode::Task, key) => return channel.poll_next(key, cx),
+                (Mode::Thread { end }, Some(key)) => channel.wait_until(Some(key), end)?,
+                (Mode::Thread { end }, None) => channel.wait_for_any(end)?,
+            };
+            event.map_or(Poll::Pending, |event| Poll::Ready(Ok(event)))
+        })
+        .await
+    }
+
+    /// Runs work that blocks: in the thread that waits, or else beside the tasks of the runtime.
+    ///
+    /// # Errors
+    /// There is no runtime, or it refused the work.
+    pub(crate) async fn blocking<T: Send + 'static>(
+        &self,
+        runtime: Option<Arc<dyn Runtime>>,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        if let Mode::Thread { .. } = self.mode() {
+            return Ok(work());
+        }
+        let (work, answer) = answered(work);
+        let runtime = runtime.ok_or_else(not_attached)?;
+        runtime.blocking(Box::new(work)).map_err(|error| refused(&error))?;
+        Ok(answer.await)
+    }
+}
+
+impl Wait for Waiter {
+    async fn event(&self, channel: &EventChannel, key: Key) -> Result<Event> {
+        self.next(channel, Some(key)).await
+    }
+
+    async fn pass(&self) {
+        let mut has_passed = false;
+        poll_fn(|cx| match self.mode() {
+            Mode::Thread { end } if end.is_some_and(|end| Instant::now() >= end) => Poll::Pending,
+            Mode::Task if !std::mem::replace(&mut has_passed, true) => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            _ => Poll::Ready(()),
+        })
+        .await;
+    }
+}
+
+/// The error of a task without a runtime.
+pub(crate) fn not_attached() -> Error {
+    Error::invalid("await", "no async runtime is attached: call `attach` at set-up, or `wait` in a thread")
+}
+
+/// The error of a call of the runtime.
+pub(crate) fn refused(error: &std::io::Error) -> Error {
+    match rustix::io::Errno::from_io_error(error) {
+        Some(errno) => Error::System { what: "a call of the async runtime", errno },
+        None => Error::invalid("attach", format!("the async runtime has refused the call: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::PortSpace;
+    use crate::key::{self, KeyInfo};
+
+    /// A runtime with a thread for each call that blocks, and without a reactor.
+    #[derive(Debug)]
+    struct Threads;
+
+    impl Runtime for Threads {
+        fn register(
+            &self,
+            _: Arc<std::os::fd::OwnedFd>,
+        ) -> std::io::Result<Box<dyn bareverbs::runtime::Readable>> {
+            Err(std::io::ErrorKind::Unsupported.into())
+        }
+
+        fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> std::io::Result<()> {
+            drop(thread::spawn(work));
+            Ok(())
+        }
+    }
+
+    fn threads() -> Option<Arc<dyn Runtime>> {
+        Some(Arc::new(Threads))
+    }
+
+    fn poll<T>(waiting: &mut Waiting<'_, T>) -> Poll<T> {
+        Pin::new(waiting).poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    /// As runtimes with several threads require.
+    #[test]
+    fn waits_can_move_to_another_thread() {
+        fn can_move<T: Send + Unpin>() {}
+        can_move::<Waiting<'_, Result<()>>>();
+    }
+
+    #[test]
+    fn pass_ends_at_the_time_limit() {
+        let passing = || Waiting::new(|waiter| async move { waiter.pass().await });
+        assert!(passing().wait_timeout(Duration::ZERO).is_none());
+        // The second limit overflows `Instant`.
+        for limit in [Duration::from_secs(3600), Duration::MAX] {
+            passing().wait_timeout(limit).unwrap();
+        }
+        let mut by_task = passing();
+        assert!(poll(&mut by_task).is_pending());
+        assert!(poll(&mut by_task).is_ready());
+    }
+
+    #[test]
+    fn wait_goes_on_after_its_time_limit() {
+        let channel = EventChannel::simulated();
+        let key = key::create(KeyInfo { port_space: PortSpace::Tcp, qp_type: bareverbs::qp::QpType::RC });
+        let mut next = channel.next();
+        assert!(next.wait_timeout(Duration::from_millis(1)).is_none());
+        let uid = key.get();
+        let event = bareverbs_uapi::rdma_cm::EventType::ADDR_CHANGE;
+        channel.file().kernel().report(bareverbs_uapi::rdma_cm::structs::EventResp {
+            uid,
+            event,
+            ..bareverbs_uapi::rdma_cm::structs::EventResp::zeroed()
+        });
+        assert_eq!(next.wait().unwrap().key, key);
+    }
+
+    #[test]
+    fn error_of_the_channel_ends_the_wait() {
+        // A file that refuses commands is not an event channel.
+        let error = EventChannel::for_test().next().wait().unwrap_err();
+        let Error::Command(error) = error else { panic!("{error}") };
+        assert_eq!((error.command, error.errno), ("GET_EVENT", rustix::io::Errno::BADF));
+    }
+
+    #[test]
+    fn task_without_a_runtime_gets_an_error() {
+        let channel = EventChannel::simulated();
+        let Poll::Ready(refused) = poll(&mut channel.next()) else { panic!("it pends") };
+        assert!(matches!(refused, Err(Error::Invalid { verb: "await", .. })));
+        let mut work = Waiting::new(|waiter| async move { waiter.blocking(None, || 7).await });
+        let Poll::Ready(refused) = poll(&mut work) else { panic!("it pends") };
+        assert!(matches!(refused, Err(Error::Invalid { verb: "await", .. })));
+    }
+
+    #[test]
+    fn thread_goes_on_with_the_work_that_a_task_has_begun() {
+        let (go, gone) = mpsc::channel();
+        let work = move || gone.recv().map(|()| thread::current().id()).unwrap();
+        let mut work = Waiting::new(|waiter| async move { waiter.blocking(threads(), work).await });
+        assert!(poll(&mut work).is_pending());
+        assert!(work.wait_timeout(Duration::from_millis(1)).is_none());
+        go.send(()).unwrap();
+        assert_ne!(work.wait().unwrap(), thread::current().id());
+        // A thread needs no runtime.
+        let own =
+            Waiting::new(|waiter| async move { waiter.blocking(None, || thread::current().id()).await });
+        assert_eq!(own.wait().unwrap(), thread::current().id());
+    }
+}
