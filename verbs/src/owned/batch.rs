@@ -15,7 +15,8 @@ use crate::{AnyProvider, Error, Refused, Result};
 
 /// Operations of an [`Endpoint`] that share one doorbell, from [`Endpoint::batch`].
 ///
-/// The device sees them when the batch [rings](Batch::ring) or is dropped.
+/// The device sees them when the batch [rings](Batch::ring). Drop without `ring` takes them back and
+/// drops their buffers. `mem::forget` leaves them in the queue, and the next doorbell posts them.
 ///
 /// ```no_run
 /// # use bareverbs::{Endpoint, Op, RegionMut, Remote};
@@ -53,7 +54,8 @@ impl<'e, B, P: Provider> Batch<'e, B, P> {
         self.pushed == 0
     }
 
-    /// Rings the doorbell for all operations of the batch.
+    /// Rings the doorbell for all operations of the batch, and for those of forgotten batches. Does nothing
+    /// if the batch is empty.
     ///
     /// # Errors
     /// [`Error::Post`] with [`PostReason::Doorbell`]: the kernel refuses the
@@ -62,9 +64,9 @@ impl<'e, B, P: Provider> Batch<'e, B, P> {
     #[inline(always)]
     pub fn ring(self) -> Result<()> {
         let mut batch = ManuallyDrop::new(self);
-        // A closed flow accepts no operation, and adding one to a batch does not close it.
+        // The connection may have failed.
         if batch.pushed == 0 {
-            return batch.ring_any();
+            return Ok(());
         }
         let Queues { qp, flows, .. } = &mut batch.endpoint.queues;
         match qp.start_send().ring() {
@@ -73,21 +75,6 @@ impl<'e, B, P: Provider> Batch<'e, B, P> {
                 Ok(())
             }
             Err(error) => batch.refused(error),
-        }
-    }
-
-    /// Rings the doorbell of a connection that may have failed.
-    #[cold]
-    #[inline(never)]
-    fn ring_any(&mut self) -> Result<()> {
-        self.endpoint.queues.check_open("Batch::ring")?;
-        // The requests that `post` left in the queue are posted, too.
-        match self.endpoint.queues.qp.start_send().ring() {
-            Ok(()) => {
-                self.endpoint.queues.flows.sends.published();
-                Ok(())
-            }
-            Err(error) => self.refused(error),
         }
     }
 
@@ -146,12 +133,13 @@ impl<B, P: Provider> PostTo<Batch<'_, B, P>> for Op<Inline<'_>> {
 
 impl<B, P: Provider> Drop for Batch<'_, B, P> {
     fn drop(&mut self) {
+        let Queues { qp, flows, .. } = &mut self.endpoint.queues;
         // A forked child does not inherit the rings.
-        if self.endpoint.queues.qp.pd().context().file().check_same_process().is_err() {
+        if self.pushed == 0 || qp.pd().context().file().check_same_process().is_err() {
             return;
         }
-        // On an error the connection has failed, and polling returns the operations.
-        let _ = self.ring_any();
+        drop(qp.start_send());
+        flows.sends.take_back_unpublished();
     }
 }
 

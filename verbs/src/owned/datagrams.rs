@@ -29,7 +29,7 @@ use super::flow::{Kind, MARKER, PostSend, SendOperation};
 use super::hub::reaper::Direction;
 use super::op::{Inline, Load, PostTo, Receive};
 use super::resolve::ResolveTimeout;
-use super::{Completed, Done, Failed, Op, PoolBuffer, Source};
+use super::{Completed, Done, Op, PoolBuffer, Source};
 use crate::ah::{Ah, AhAttr};
 use crate::cq::{WcFlags, WorkCompletion};
 use crate::error::PostError;
@@ -585,7 +585,7 @@ impl<P: Provider> PostSend<SendTo<'_, P>> for Qp<Ud, P> {
 /// The datagrams that are received. It ends when no receive is posted; after another post it continues.
 #[cfg(feature = "futures")]
 impl<B: Source, P: Provider> futures_core::Stream for Datagrams<B, P> {
-    type Item = Result<ReceivedDatagram<B>, Failed<B>>;
+    type Item = Completed<B, ReceivedDatagram<B>>;
 
     fn poll_next(
         self: std::pin::Pin<&mut Self>,

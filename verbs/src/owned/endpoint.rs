@@ -851,12 +851,6 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         })
     }
 
-    /// Rejects the use of a QP that was destroyed.
-    pub(super) fn check_open(&self, verb: &'static str) -> Result<()> {
-        let reason = T::Kind::<P>::CLOSED;
-        if self.qp.is_destroyed() { Err(Error::Closed { verb, reason }) } else { Ok(()) }
-    }
-
     /// Rejects to connect a QP that has failed or was destroyed.
     fn check_not_failed(&self, verb: &'static str) -> Result<()> {
         let reason = T::Kind::<P>::CLOSED;

@@ -365,6 +365,12 @@ impl<B, K: Kind> SendFlow<B, K> {
         self.refused == 0 && self.queue.unpublished() > 0
     }
 
+    /// The operations for which no doorbell was rung were taken back from the queue of an open flow.
+    pub(super) fn take_back_unpublished(&mut self) {
+        self.queue.reserve(0);
+        self.queue.take_back_unpublished();
+    }
+
     /// A refused doorbell took back all operations that were not published.
     pub(super) fn refuse(&mut self, reason: PostReason) {
         self.close();

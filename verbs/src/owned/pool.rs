@@ -126,7 +126,7 @@ impl Pool {
     /// # async fn send(connection: &Connection, pool: &Pool) -> bareverbs::Result<()> {
     /// let mut message = pool.acquire().await?;
     /// message.bytes_mut()[..5].copy_from_slice(b"hello");
-    /// connection.send(message, ..5).detach();
+    /// connection.post(Op::send(message, ..5)).detach();
     /// # Ok(())
     /// # }
     /// # fn block(pool: &Pool) -> bareverbs::Result<()> {

@@ -231,6 +231,17 @@ impl<T> Queue<T> {
         Some(unsafe { self.entry(wr_id).assume_init_read() })
     }
 
+    /// Removes all requests that were not published. If dropping an entry panics, it leaks the newer ones.
+    pub(crate) fn take_back_unpublished(&mut self) {
+        let behind = self.head;
+        self.head -= self.unpublished() as u64;
+        for wr_id in self.head..behind {
+            // SAFETY: the request was below `head` and outstanding, so its entry is initialised. It is not
+            // below `head` now, so it is not read again before it is written.
+            drop(unsafe { self.entry(wr_id).assume_init_read() });
+        }
+    }
+
     /// The number of outstanding requests that are older than the one with this `wr_id`. `None` if
     /// no published outstanding request has it.
     #[inline(always)]
@@ -480,6 +491,7 @@ mod tests {
         Push,
         Publish,
         TakeBack,
+        TakeBackUnpublished,
         /// A `wr_id` of the model, or an arbitrary one.
         Complete(prop::sample::Index, Option<u64>),
         Take,
@@ -495,6 +507,7 @@ mod tests {
             4 => Just(Step::Push),
             2 => Just(Step::Publish),
             1 => Just(Step::TakeBack),
+            1 => Just(Step::TakeBackUnpublished),
             3 => (any::<prop::sample::Index>(), prop::option::weighted(0.2, any_wr_id()))
                 .prop_map(|(index, other)| Step::Complete(index, other)),
             3 => Just(Step::Take),
@@ -538,6 +551,11 @@ mod tests {
                             model.pop_back();
                             (seen, unpublished) = (seen - 1, unpublished - 1);
                         }
+                    }
+                    Step::TakeBackUnpublished => {
+                        queue.take_back_unpublished();
+                        model.truncate(model.len() - unpublished);
+                        (seen, unpublished) = (seen - unpublished as u64, 0);
                     }
                     Step::Complete(index, other) => {
                         let ids: Vec<u64> = model.iter().map(|(id, _)| *id).collect();
