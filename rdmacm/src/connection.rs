@@ -5,7 +5,7 @@
 //! as a connection of a hub.
 //!
 //! ```no_run
-//! use bareverbs::{Access, Buffer, Endpoint, Report};
+//! use bareverbs::{Access, Buffer, Endpoint, Op, Report};
 //! use bareverbs_rdmacm::{Connected, Connector, Listener};
 //!
 //! fn server() -> Result<(), Report> {

@@ -120,3 +120,13 @@ pub use waiting::Waiting;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// Compiles the decision tree.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/choosing.md")]
+struct Choosing;
+
+/// Compiles the recipes.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/cookbook.md")]
+struct Cookbook;

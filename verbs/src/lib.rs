@@ -123,7 +123,7 @@
 //!
 //! [`Ah`]: ah::Ah
 //! [`CompChannel`]: cq::CompChannel
-//! [`CompChannel::wait`]: cq::CompChannel::wait
+//! [`CompChannel::next`]: cq::CompChannel::next
 //! [`Completion`]: cq::Completion
 //! [`Cq`]: cq::Cq
 //! [`Cq::arm`]: cq::Cq::arm
@@ -151,11 +151,6 @@
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
-
-/// Compiles the recipes.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/cookbook.md")]
-struct Cookbook;
 
 pub mod ah;
 mod alarm;

@@ -67,7 +67,7 @@ use crate::{Error, Imm, Remote, Result};
 /// let len = body.len();
 /// endpoint.post(Op::send_parts([(AnyBuffer::from(header), ..16), (body.into(), ..len)]).tag(7))?;
 /// // Each buffer has a result of its own, in order. They have the tag 7.
-/// let (header, body) = (endpoint.wait()?, endpoint.wait()?);
+/// let (header, body) = (endpoint.next().wait()?, endpoint.next().wait()?);
 /// assert_eq!((header.len, body.len), (16, len as u32));
 /// # Ok(())
 /// # }

@@ -314,7 +314,7 @@ impl EndpointOptions {
     }
 
     /// Maximum of the buffers of an operation (`max_send_sge`, `max_recv_sge`), 1 to 8; see
-    /// [`Endpoint::post_send_parts`]. Each buffer counts as an operation of `sends` or `recvs`.
+    /// [`Op::send_parts`](super::Op::send_parts). Each buffer counts as an operation of `sends` or `recvs`.
     /// Connections of a [`Hub`](super::Hub) have operations of one buffer only, and refuse more.
     #[doc(alias = "max_send_sge")]
     #[doc(alias = "max_recv_sge")]

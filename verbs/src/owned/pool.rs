@@ -122,7 +122,7 @@ impl Pool {
     ///
     /// ```no_run
     /// # use std::time::Duration;
-    /// # use bareverbs::{Connection, Pool};
+    /// # use bareverbs::{Connection, Op, Pool};
     /// # async fn send(connection: &Connection, pool: &Pool) -> bareverbs::Result<()> {
     /// let mut message = pool.acquire().await?;
     /// message.bytes_mut()[..5].copy_from_slice(b"hello");
