@@ -159,6 +159,29 @@ pub enum Error {
         /// The reason: the object that has ended.
         reason: &'static str,
     },
+    /// The peer [drains](crate::owned::server::Handle::drain): it answers the messages that it has, and
+    /// accepts no more. The message was not sent.
+    #[error(
+        "{verb}: the peer drains and accepts no more messages; this one was not sent: send it to another peer"
+    )]
+    Draining {
+        /// The operation.
+        verb: &'static str,
+    },
+    /// The peer is a `Server` or a `Client` of another version of the flow control between them. No
+    /// version connects to another one.
+    #[error(
+        "{verb}: the peer has version {peer} of the flow control of servers and clients, this end has version \
+         {own}: use the same version of bareverbs at both ends"
+    )]
+    FlowControlVersion {
+        /// The operation.
+        verb: &'static str,
+        /// The version of this end.
+        own: u8,
+        /// The version in the [address](crate::Address::flow_control) of the peer.
+        peer: u8,
+    },
     /// Operations did not complete within the time limit. The QP was moved to ERR.
     #[error(
         "{verb}: operations are outstanding after {limit:?}; the QP was moved to ERR: create a new \
@@ -361,6 +384,8 @@ impl Error {
             | Self::Unsupported { verb, .. }
             | Self::Completion { verb, .. }
             | Self::Closed { verb, .. }
+            | Self::Draining { verb }
+            | Self::FlowControlVersion { verb, .. }
             | Self::TimedOut { verb, .. }
             | Self::BufferTooShort { verb, .. }
             | Self::NoDriver { verb }
@@ -477,12 +502,17 @@ impl From<Error> for io::Error {
                 _,
             ) => ErrorKind::NotFound,
             (Error::NoPort { .. } | Error::NoGid { .. }, _) => ErrorKind::NotFound,
-            (Error::Unsupported { .. } | Error::UnsupportedDriver { .. }, _) => ErrorKind::Unsupported,
+            (
+                Error::Unsupported { .. }
+                | Error::UnsupportedDriver { .. }
+                | Error::FlowControlVersion { .. },
+                _,
+            ) => ErrorKind::Unsupported,
             (
                 Error::Invalid { .. } | Error::Limit { .. } | Error::Value(_) | Error::BufferTooShort { .. },
                 _,
             ) => ErrorKind::InvalidInput,
-            (Error::Closed { .. }, _) => ErrorKind::NotConnected,
+            (Error::Closed { .. } | Error::Draining { .. }, _) => ErrorKind::NotConnected,
             (Error::Netlink { .. } | Error::DatagramLength { .. }, _) => ErrorKind::InvalidData,
             (Error::TimedOut { .. } | Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }, _) => {
                 ErrorKind::TimedOut

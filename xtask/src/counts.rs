@@ -93,8 +93,8 @@ const ROWS: [Row; 41] = [
     Row("endpoint: await of a send whose completion is in the CQ", One("end await send"), [65.0, 58.0]),
     Row("endpoint: the same of a receive", One("end await receive"), [66.0, 60.0]),
     Row("scope: post of a write of one element", One("scope post"), [91.0, 88.0]),
-    Row("hub, `PoolBuffer`: post of the same", One("hub post"), [245.0, 233.0]),
-    Row("hub: await of a completion in the CQ", One("hub await"), [126.0, 120.0]),
+    Row("hub, `PoolBuffer`: post of the same", One("hub post"), [236.0, 223.0]),
+    Row("hub: await of a completion in the CQ", One("hub await"), [126.0, 119.0]),
 ];
 
 /// Instructions that an operation of an endpoint may take more than the raw one beside it.

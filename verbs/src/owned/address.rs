@@ -48,10 +48,10 @@ pub struct Address {
     /// Whether the QP permits RDMA writes of its peer ([`Access::REMOTE_WRITE`](crate::Access)). A
     /// [keepalive](crate::owned::EndpointOptions::keepalive) is such a write, of length 0.
     pub remote_write: bool,
-    /// Whether the QP belongs to a [`Server`](crate::owned::server::Server) or a
-    /// [`Client`](crate::owned::server::Client), whose messages carry flow control. These connect to
-    /// each other only.
-    pub flow_control: bool,
+    /// Version of the flow control of a [`Server`](crate::owned::server::Server) or a
+    /// [`Client`](crate::owned::server::Client), which connect to each other only, and to the same
+    /// version only. 0 if the QP belongs to neither.
+    pub flow_control: u8,
 }
 
 impl Address {
@@ -75,7 +75,7 @@ impl Address {
             recvs: 0,
             max_message: MAX_MESSAGE,
             remote_write: false,
-            flow_control: false,
+            flow_control: 0,
         }
     }
 
@@ -88,7 +88,7 @@ impl Address {
     /// | 2 | `rd_atomic` |
     /// | 3 | `remote_write`, 0 or 1 |
     /// | 4–5 | LID |
-    /// | 6 | `flow_control`, 0 or 1 |
+    /// | 6 | `flow_control` |
     /// | 7 | 0 |
     /// | 8–11 | QP number |
     /// | 12–15 | PSN |
@@ -106,7 +106,7 @@ impl Address {
             self.remote_write.into(),
         ]);
         bytes[4..6].copy_from_slice(&self.lid.to_be_bytes());
-        bytes[6] = self.flow_control.into();
+        bytes[6] = self.flow_control;
         bytes[8..12].copy_from_slice(&self.qp_num.to_be_bytes());
         bytes[12..16].copy_from_slice(&self.psn.to_be_bytes());
         bytes[16..32].copy_from_slice(&self.gid.0);
@@ -134,9 +134,6 @@ impl Address {
         if bytes[3] > 1 {
             return Err(ParseAddressError("`remote_write` is not 0 or 1"));
         }
-        if bytes[6] > 1 {
-            return Err(ParseAddressError("`flow_control` is not 0 or 1"));
-        }
         let mut gid = Gid::default();
         gid.0.copy_from_slice(&bytes[16..32]);
         Self {
@@ -149,7 +146,7 @@ impl Address {
             recvs: u32_at(32),
             max_message: u32_at(36),
             remote_write: bytes[3] == 1,
-            flow_control: bytes[6] == 1,
+            flow_control: bytes[6],
         }
         .checked()
     }
@@ -157,7 +154,7 @@ impl Address {
     /// Rejects the address of a `Server` or `Client`.
     pub(super) fn check_no_flow_control(&self, verb: &'static str) -> crate::Result<()> {
         let reason = "the address is that of a `Server` or `Client`, whose messages carry flow control";
-        if self.flow_control { Err(crate::Error::invalid(verb, reason)) } else { Ok(()) }
+        if self.flow_control != 0 { Err(crate::Error::invalid(verb, reason)) } else { Ok(()) }
     }
 
     /// Rejects numbers that no packet can carry.
@@ -177,7 +174,7 @@ impl fmt::Display for Address {
     /// in bytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { gid, lid, qp_num, psn, mtu, rd_atomic, recvs, max_message, .. } = self;
-        let (mtu, write, flow) = (mtu.bytes(), u8::from(self.remote_write), u8::from(self.flow_control));
+        let (mtu, write, flow) = (mtu.bytes(), u8::from(self.remote_write), self.flow_control);
         write!(f, "{qp_num}@{gid}/lid={lid}/psn={psn}/mtu={mtu}/rd={rd_atomic}")?;
         write!(f, "/recvs={recvs}/max={max_message}/write={write}/flow={flow}")
     }
@@ -201,7 +198,7 @@ impl FromStr for Address {
                 recvs: field(&mut fields, "recvs")?,
                 max_message: field(&mut fields, "max")?,
                 remote_write: flag(&mut fields, "write")?,
-                flow_control: flag(&mut fields, "flow")?,
+                flow_control: field(&mut fields, "flow")?.try_into().ok()?,
             };
             fields.next().is_none().then_some(address)
         };
@@ -314,7 +311,7 @@ mod tests {
 
     fn any_address() -> impl Strategy<Value = Address> {
         let numbers = (any::<[u8; 16]>(), any::<u16>(), 0u32..1 << 24, 0u32..1 << 24);
-        let sizes = (0usize..5, any::<u8>(), any::<u32>(), any::<u32>(), any::<[bool; 2]>());
+        let sizes = (0usize..5, any::<u8>(), any::<u32>(), any::<u32>(), any::<(bool, u8)>());
         (numbers, sizes).prop_map(|((gid, lid, qp_num, psn), (mtu, rd_atomic, recvs, max_message, flags))| {
             Address {
                 gid: Gid(gid),
@@ -325,8 +322,8 @@ mod tests {
                 rd_atomic,
                 recvs,
                 max_message,
-                remote_write: flags[0],
-                flow_control: flags[1],
+                remote_write: flags.0,
+                flow_control: flags.1,
             }
         })
     }
@@ -335,8 +332,7 @@ mod tests {
     fn malformed_bytes_are_rejected() {
         let good = Address::new(Gid([7; 16]), 0xab_cdef).to_bytes();
         assert!(Address::from_bytes(&good).is_ok());
-        for (at, value) in [(0, 0), (0, 2), (1, 0), (1, 6), (3, 2), (6, 2), (7, 1), (8, 1), (12, 1), (47, 1)]
-        {
+        for (at, value) in [(0, 0), (0, 2), (1, 0), (1, 6), (3, 2), (7, 1), (8, 1), (12, 1), (47, 1)] {
             let mut bytes = good;
             bytes[at] = value;
             assert!(Address::from_bytes(&bytes).is_err(), "byte {at} = {value}");
@@ -370,7 +366,7 @@ mod tests {
             "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=2/flow=0",
             "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0/flow=0 ",
             "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0",
-            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0/flow=2",
+            "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/write=0/flow=256",
             "17@fe80::1/lid=0/psn=17/mtu=1024/rd=1/recvs=0/max=1/flow=0/write=0",
         ] {
             assert!(bad.parse::<Address>().is_err(), "{bad:?}");
@@ -436,7 +432,6 @@ mod tests {
         fn accepted_bytes_are_canonical(mut bytes: [u8; Address::LEN], plausible: bool) {
             if plausible {
                 (bytes[0], bytes[1], bytes[3], bytes[8], bytes[12]) = (1, bytes[1] % 7, bytes[3] % 3, 0, 0);
-                bytes[6] %= 3;
                 bytes[7] = 0;
                 bytes[40..].fill(0);
             }

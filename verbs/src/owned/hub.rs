@@ -73,6 +73,7 @@ pub(crate) mod election;
 mod loom_models;
 pub(crate) mod park;
 pub(crate) mod reaper;
+pub(crate) mod service;
 mod sweep;
 pub(crate) mod table;
 mod wait;
@@ -80,6 +81,7 @@ mod wait;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Waker;
 
 use bareverbs_provider::traits::Provider;
 use bareverbs_provider::wake::{FirstPanic, wake_all};
@@ -89,23 +91,20 @@ use self::connection::ConnectionInner;
 pub use self::driver::Driver;
 use self::election::Election;
 use self::reaper::{
-    BATCH, Batch, Conn, Depths, Ended, Failure, Operation, Operations, Own, Queued, Reaper, SlotKind,
+    BATCH, Batch, Conn, Depths, Ended, Failure, Next, Operation, Operations, Reaper, ServiceConn, SlotKind,
     SmallList,
 };
+use self::service::Service;
 use self::sweep::Sweeps;
 use super::keepalive::Policy;
 use super::removal::is_hint;
 use super::resolve::ResolveTimeout;
-use super::server::flow::{CONTROL_SENDS, Flow};
-use super::server::inbound::Inbound;
-use super::server::{PeerId, options::Resolved};
 use super::spin::SpinState;
 use super::{Address, EndpointOptions, PoolBuffer, Spin};
 use crate::cq::{Arm, CompChannel, CqInit};
 use crate::error::Limit;
-use crate::qp::{ConnectAttr, InitAttr, QpCap, QpInit, Rc};
+use crate::qp::{ConnectAttr, InitAttr, Qp, QpCap, QpInit, Rc};
 use crate::runtime::Runtime;
-use crate::srq::Srq;
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::{AnyProvider, Error, Pd, PortNum, Result};
 
@@ -116,8 +115,8 @@ const THREADS: usize = 64;
 pub(crate) enum NotTaken {
     /// The cooperative budget is spent: the task must yield.
     Yield,
-    /// The operation is not that of the next completion, or another thread polls.
-    Other,
+    /// The next completion is not its success, or another thread polls: the slow path is needed.
+    Slow,
 }
 
 /// A CQ that many connections share; see the [module](self).
@@ -159,8 +158,8 @@ pub(crate) struct HubInner<B, P: Provider> {
     spin: SpinState,
     /// When the peers of its connections are probed.
     sweeps: Sweeps,
-    /// The SRQ and the events of a server.
-    inbound: Option<Arc<Inbound<P>>>,
+    /// The protocol that runs on its connections.
+    service: Option<Arc<dyn Service<B, P>>>,
     /// Whether the device was removed. All operations have ended.
     removed: AtomicBool,
     reaper: Mutex<Reaper<P>>,
@@ -173,12 +172,21 @@ impl<B, P: Provider> HubInner<B, P> {
 
     #[inline]
     fn reap(&self, reaper: &mut Reaper<P>, batch: &mut Batch<B>) -> usize {
-        reaper.reap(&self.table, self.inbound.as_ref(), batch)
+        reaper.reap(&self.table, self.service(), batch)
     }
 
-    /// Ends a connection of a server.
+    pub(crate) fn service(&self) -> Option<&dyn Service<B, P>> {
+        self.service.as_deref()
+    }
+
+    /// The wakers of all tasks and threads that wait for the service. The caller must wake them.
+    fn service_wakers(&self) -> Vec<Waker> {
+        self.service().map_or_else(Vec::new, Service::take_wakers)
+    }
+
+    /// Ends a connection.
     pub(crate) fn end(&self, conn: &Conn<P>, failure: Failure, batch: &mut Batch<B>) {
-        reaper::end(conn, failure, &self.table, self.inbound.as_ref(), batch);
+        reaper::end(conn, failure, &self.table, self.service(), batch);
     }
 
     /// Takes the operation `wr_id`, for which no task waits, if the next completion of the CQ is its
@@ -186,32 +194,30 @@ impl<B, P: Provider> HubInner<B, P> {
     /// [`HubInner::poll`] does.
     #[inline(always)]
     pub(crate) fn poll_own(&self, wr_id: u64) -> Result<(Operation<B>, Ended), NotTaken> {
-        let Some(mut reaper) = self.reaper.try_lock() else { return Err(NotTaken::Other) };
+        let Some(mut reaper) = self.reaper.try_lock() else { return Err(NotTaken::Slow) };
         if reaper.spend_budget() {
             return Err(NotTaken::Yield);
         }
         // Before the poll, so that the operation of a polled completion is there.
         let Some(slot) = self.table.lock_posted(wr_id) else {
             self.reap_polled(reaper);
-            return Err(NotTaken::Other);
+            return Err(NotTaken::Slow);
         };
         match reaper.poll_own(wr_id) {
-            Own::Done(ended) => {
+            Next::Success(ended) => {
                 let operation = slot.take();
                 drop(reaper);
-                let Some(operation) = operation else { return Err(NotTaken::Other) };
-                if let Some(inbound) = &self.inbound
-                    && operation.kind == SlotKind::Send
-                {
-                    inbound.count_sent(true, false);
+                let Some(operation) = operation else { return Err(NotTaken::Slow) };
+                if operation.kind == SlotKind::Service {
+                    self.service().inspect(|service| service.count(true, false));
                 }
                 Ok((operation, ended))
             }
-            Own::Empty => Err(NotTaken::Other),
-            Own::Other => {
+            Next::Empty => Err(NotTaken::Slow),
+            Next::Foreign => {
                 drop(slot);
                 self.reap_polled(reaper);
-                Err(NotTaken::Other)
+                Err(NotTaken::Slow)
             }
         }
     }
@@ -220,7 +226,7 @@ impl<B, P: Provider> HubInner<B, P> {
     #[inline(never)]
     fn reap_polled(&self, mut reaper: MutexGuard<'_, Reaper<P>>) {
         let mut batch = Batch::new();
-        reaper.reap_polled(&self.table, self.inbound.as_ref(), &mut batch);
+        reaper.reap_polled(&self.table, self.service(), &mut batch);
         drop(reaper);
         batch.finish();
     }
@@ -324,11 +330,11 @@ impl<B, P: Provider> HubInner<B, P> {
             self.reap_all(&mut panics);
             for conn in conns {
                 let mut batch = Batch::new();
-                reaper::end_removed(&conn, &self.table, self.inbound.as_ref(), &mut batch);
+                reaper::end_removed(&conn, &self.table, self.service(), &mut batch);
                 panics.catch(|| batch.finish());
             }
         }
-        let woken = self.inbound.iter().flat_map(|inbound| inbound.take_all_wakers());
+        let woken = self.service_wakers();
         self.removed.store(all, Ordering::Release);
         panics.catch(|| wake_all(woken));
         panics.resume();
@@ -366,27 +372,27 @@ impl<B, P: Provider> Hub<B, P> {
     /// # Errors
     /// As for [`Hub::new`].
     pub fn with_spin(pd: &Pd<P>, entries: u32, spin: Spin) -> Result<Self> {
-        Self::with_inbound(pd, entries, spin, None)
+        Self::with_service(pd, entries, spin, None)
     }
 
-    /// Creates a hub for a server, with its inbound and the number of its receives.
-    pub(crate) fn with_inbound(
+    /// Creates a hub for a service, with the number of completions that are not of its connections.
+    pub(crate) fn with_service(
         pd: &Pd<P>,
         entries: u32,
         spin: Spin,
-        inbound: Option<(Arc<Inbound<P>>, usize)>,
+        service: Option<(Arc<dyn Service<B, P>>, usize)>,
     ) -> Result<Self> {
         let context = pd.context();
         let channel = context.create_comp_channel()?;
-        // Each connection has at least two entries, and at most one probe. Those of servers are among
-        // their sends.
-        let probes = if inbound.is_some() { 0 } else { entries / 2 };
+        // Each connection has at least two entries, and at most one probe. Those of a service are among
+        // its reserved requests.
+        let probes = if service.is_some() { 0 } else { entries / 2 };
         let all = entries.saturating_add(probes).min(context.limits().max_cqe.max(entries));
         let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(all) })?;
         let mut reaper = Reaper::new(cq, entries, all - entries);
-        if let Some((_, receives)) = &inbound {
+        if let Some((_, completions)) = &service {
             // Never released.
-            drop(reaper.reserve(*receives));
+            drop(reaper.reserve(*completions));
         }
         let inner = HubInner {
             pd: pd.clone(),
@@ -395,7 +401,7 @@ impl<B, P: Provider> Hub<B, P> {
             election: Election::new(THREADS),
             spin: SpinState::new(spin),
             sweeps: Sweeps::new(),
-            inbound: inbound.map(|(inbound, _)| inbound),
+            service: service.map(|(service, _)| service),
             removed: AtomicBool::new(false),
             reaper: Mutex::new(reaper),
         };
@@ -404,9 +410,9 @@ impl<B, P: Provider> Hub<B, P> {
 
     /// A hub whose channel has no events.
     #[cfg(test)]
-    pub(crate) fn for_test(pd: &Pd<P>, entries: u32, inbound: Option<Arc<Inbound<P>>>) -> Self {
+    pub(crate) fn for_test(pd: &Pd<P>, entries: u32, service: Option<Arc<dyn Service<B, P>>>) -> Self {
         let cq = pd.context().create_cq(&CqInit::new(entries)).expect("a CQ");
-        Self::of_cq(pd, cq, entries, inbound)
+        Self::of_cq(pd, cq, entries, service)
     }
 
     /// A hub of `cq` whose channel has no events.
@@ -415,7 +421,7 @@ impl<B, P: Provider> Hub<B, P> {
         pd: &Pd<P>,
         cq: crate::cq::Cq<P>,
         entries: u32,
-        inbound: Option<Arc<Inbound<P>>>,
+        service: Option<Arc<dyn Service<B, P>>>,
     ) -> Self {
         let channel = CompChannel::for_test(pd.context().file());
         let inner = HubInner {
@@ -425,7 +431,7 @@ impl<B, P: Provider> Hub<B, P> {
             election: Election::new(THREADS),
             spin: SpinState::new(Spin::Never),
             sweeps: Sweeps::new(),
-            inbound,
+            service,
             removed: AtomicBool::new(false),
             reaper: Mutex::new(Reaper::new(cq, entries, entries / 2)),
         };
@@ -436,19 +442,19 @@ impl<B, P: Provider> Hub<B, P> {
     #[cfg(any(test, feature = "test-utils"))]
     pub(crate) fn connection_for_test(
         &self,
-        qp: crate::qp::Qp<Rc, P>,
+        qp: Qp<Rc, P>,
         [sends, more]: [usize; 2],
-        shared: Option<(PeerId, Flow<Queued>)>,
+        service: Option<ServiceConn>,
     ) -> Connection<B, P> {
         let (sends, more) = (sends as u32, more as u32);
-        let depths = match shared.is_some() {
-            true => Depths { sends, one_sided: 2, control: more, ..Depths::default() },
+        let depths = match service.is_some() {
+            true => Depths { sends: 2, service: sends, reserved: more, ..Depths::default() },
             false => Depths { sends, recvs: more, ..Depths::default() },
         };
         let slots = self.inner.lock().reserve(depths.completions()).expect("room");
         let local = Address::new(crate::Gid::default(), qp.qp_num());
-        let probe = shared.is_none() && self.inner.lock().reserve_probe();
-        let conn = Arc::new(Conn::new(qp, slots, depths, probe, shared));
+        let probe = service.is_none() && self.inner.lock().reserve_probe();
+        let conn = Arc::new(Conn::new(qp, slots, depths, probe, service));
         self.inner.lock().add(&conn);
         let hub = Arc::clone(&self.inner);
         let attr = ConnectAttr::new(1, 0);
@@ -509,39 +515,21 @@ impl<B, P: Provider> Hub<B, P> {
         let describe = |address| options.address(address);
         let [sends, recvs, inline] = options.capacity();
         let depths = Depths { sends, recvs, ..Depths::default() };
-        self.open(
-            VERB,
-            (attr, options.keepalive_policy(), options.resolve()),
-            (depths, inline),
-            describe,
-            None,
-        )
+        let create = |init: &QpInit<'_, P>| self.inner.pd.create_qp(init);
+        let attr = (attr, options.keepalive_policy(), options.resolve());
+        self.open(VERB, attr, (depths, inline), describe, create, None)
     }
 
-    /// Creates a connection of a server.
-    pub(crate) fn shared_connection(&self, options: &Resolved, id: PeerId) -> Result<Connection<B, P>> {
-        let Resolved { attr, connection, sends, operations, inline, window, message_size } = *options;
-        let flow = Flow::new(window, sends as usize);
-        let describe = |offered| Address {
-            recvs: window,
-            max_message: message_size,
-            flow_control: true,
-            ..connection.address(offered)
-        };
-        let depths = Depths { sends, one_sided: operations, control: CONTROL_SENDS, ..Depths::default() };
-        let attr = (attr, connection.keepalive, connection.resolve);
-        self.open("Handle::admit", attr, (depths, inline), describe, Some((id, flow)))
-    }
-
-    /// Creates a connection with slots for all operations of `depths`. That of a server uses the SRQ.
-    /// `describe` completes its address.
-    fn open(
+    /// Creates a connection with slots for all operations of `depths`. `describe` completes its address,
+    /// and `create` creates its QP.
+    pub(crate) fn open(
         &self,
         verb: &'static str,
         (attr, policy, resolve): (ConnectAttr, Policy, ResolveTimeout),
         (depths, max_inline_data): (Depths, u32),
         describe: impl FnOnce(Address) -> Address,
-        shared: Option<(PeerId, Flow<Queued>)>,
+        create: impl FnOnce(&QpInit<'_, P>) -> Result<Qp<Rc, P>>,
+        service: Option<ServiceConn>,
     ) -> Result<Connection<B, P>> {
         let ConnectAttr { port, gid_index, pkey_index, access, .. } = attr;
         let asked = depths.completions();
@@ -555,22 +543,15 @@ impl<B, P: Provider> Hub<B, P> {
                 max: room as u64,
             });
         };
-        // Probes of a server's connection are among its control messages.
-        let has_slot = depths.sends < self.inner.pd.context().limits().max_qp_wr;
-        let probe = shared.is_none() && has_slot && reaper.reserve_probe();
-        let policy = if probe || shared.is_some() { policy } else { Policy::Never };
+        // The probe of a service's connection is among its reserved requests.
+        let max_qp_wr = self.inner.pd.context().limits().max_qp_wr;
+        let probe = service.is_none() && depths.sends < max_qp_wr && reaper.reserve_probe();
+        let policy = if probe || service.is_some() { policy } else { Policy::Never };
+        let Depths { sends, recvs: max_recv_wr, service: counted, reserved } = depths;
+        let max_send_wr = (sends + counted + reserved + u32::from(probe)).min(max_qp_wr);
+        let cap = QpCap { max_send_wr, max_recv_wr, max_inline_data, ..QpCap::default() };
         let cq = &reaper.cq;
-        let create = |srq: Option<&Srq<P>>| {
-            let Depths { sends, recvs: max_recv_wr, one_sided, control } = depths;
-            let max_send_wr = sends + one_sided + control + u32::from(probe);
-            let max_send_wr = max_send_wr.min(self.inner.pd.context().limits().max_qp_wr);
-            let cap = QpCap { max_send_wr, max_recv_wr, max_inline_data, ..QpCap::default() };
-            self.inner.pd.create_qp::<Rc>(&QpInit { cap, srq, signal_all: true, ..QpInit::new(cq, cq) })
-        };
-        let created = match self.inner.inbound.as_ref().filter(|_| shared.is_some()) {
-            Some(inbound) => inbound.with_srq(|srq| create(Some(srq))).unwrap_or_else(|| create(None)),
-            None => create(None),
-        };
+        let created = create(&QpInit { cap, signal_all: true, ..QpInit::new(cq, cq) });
         let ready = created.and_then(|mut qp| {
             qp.init(&InitAttr { pkey_index, access, ..InitAttr::new(port) })?;
             let local = describe(qp.address(port, gid_index)?);
@@ -583,7 +564,7 @@ impl<B, P: Provider> Hub<B, P> {
                 return Err(error);
             }
         };
-        let conn = Arc::new(Conn::new(qp, slots, depths, probe, shared));
+        let conn = Arc::new(Conn::new(qp, slots, depths, probe, service));
         drop(reaper);
         let inner = ConnectionInner { hub: Arc::clone(&self.inner), conn, local, attr, policy, resolve };
         // The kernel may have reused the QPN of a destroyed QP.

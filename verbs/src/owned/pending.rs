@@ -12,7 +12,7 @@ use bareverbs_provider::traits::Provider;
 
 use super::hub::NotTaken;
 use super::hub::connection::ConnectionInner;
-use super::hub::reaper::{BATCH, Conn, Ended, Failure, Operation, Operations, SlotKind};
+use super::hub::reaper::{BATCH, Ended, Failure, Operation, Operations, SlotKind, TAKEN_BACK};
 use super::hub::table::Detached;
 use super::op::Load;
 use super::{Completed, Done, Failed, Op, Outcome};
@@ -64,16 +64,6 @@ pub struct Pending<B, P: Provider = AnyProvider> {
     result: Option<Completed<B>>,
 }
 
-/// The result of the first poll of a `Pending`.
-enum FirstPoll<B> {
-    /// The operation has succeeded.
-    Done(Done<B>),
-    /// The cooperative budget is spent: the task must yield.
-    Yield,
-    /// It needs the slow path.
-    Other,
-}
-
 // The table holds the buffer, or it is returned by value: it is never pinned.
 impl<B, P: Provider> Unpin for Pending<B, P> {}
 
@@ -90,10 +80,7 @@ impl<B, P: Provider> Pending<B, P> {
     /// Refuses an operation of the kind.
     #[cold]
     pub(super) fn refused_in(kind: SlotKind, error: Error, buffer: Option<B>, tag: u64) -> Self {
-        let (outcome, recv) = (Outcome::NotExecuted, kind == SlotKind::Recv);
-        let refused =
-            Failed { operation: true, error, tag, buffer, outcome, cause: None, recv, ended_here: false };
-        Self { peer: None, wr_id: 0, polled: false, result: Some(Err(refused)) }
+        Self { peer: None, wr_id: 0, polled: false, result: Some(Err(refused(kind, error, buffer, tag))) }
     }
 
     #[cold]
@@ -126,8 +113,8 @@ impl<B, P: Provider> Pending<B, P> {
 
     fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
         match self.poll_first() {
-            FirstPoll::Done(done) => Poll::Ready(Ok(done)),
-            FirstPoll::Yield | FirstPoll::Other => self.poll_rest(caller),
+            Ok(done) => Poll::Ready(Ok(done)),
+            Err(_) => self.poll_rest(caller),
         }
     }
 
@@ -138,17 +125,13 @@ impl<B, P: Provider> Pending<B, P> {
 
     /// Takes the operation if it was not polled before and the next completion is its success.
     #[inline(always)]
-    fn poll_first(&mut self) -> FirstPoll<B> {
-        let Some(peer) = self.peer.as_ref().filter(|_| !self.polled) else { return FirstPoll::Other };
-        let (operation, ended) = match peer.hub.poll_own(self.wr_id) {
-            Ok(polled) => polled,
-            Err(NotTaken::Yield) => return FirstPoll::Yield,
-            Err(NotTaken::Other) => return FirstPoll::Other,
-        };
+    fn poll_first(&mut self) -> Result<Done<B>, NotTaken> {
+        let Some(peer) = self.peer.as_ref().filter(|_| !self.polled) else { return Err(NotTaken::Slow) };
+        let (operation, ended) = peer.hub.poll_own(self.wr_id)?;
         peer.conn.put_slot(operation.kind, Operations::<B>::index(self.wr_id));
         // The last handle of a connection destroys its QP.
         self.peer = None;
-        FirstPoll::Done(done(operation, ended))
+        Ok(done(operation, ended))
     }
 
     /// Polls on the slow path, and leaves the result in `result`.
@@ -213,7 +196,7 @@ impl<B, P: Provider> Pending<B, P> {
         }
         let Some(peer) = self.peer.take() else { return Poll::Ready(self.take_refused()) };
         let result = match ended {
-            Some((operation, completion)) => finished(&peer.conn, operation, completion),
+            Some((operation, completion)) => finished(&peer, operation, completion),
             None => Err(Error::Closed { verb: "Pending::wait", reason: "the connection was closed" }.into()),
         };
         // The last handle of a connection destroys its QP.
@@ -233,13 +216,30 @@ fn done<B>(operation: Operation<B>, ended: Ended) -> Done<B> {
     Done { tag, buffer, len: byte_len, imm, opcode }
 }
 
-fn finished<B, P: Provider>(conn: &Conn<P>, operation: Operation<B>, ended: Ended) -> Completed<B> {
+/// The error of an operation that was not posted.
+#[cold]
+fn refused<B>(kind: SlotKind, error: Error, buffer: Option<B>, tag: u64) -> Failed<B> {
+    let (outcome, recv) = (Outcome::NotExecuted, kind == SlotKind::Recv);
+    Failed { operation: true, error, tag, buffer, outcome, cause: None, recv, ended_here: false }
+}
+
+fn finished<B, P: Provider>(
+    peer: &ConnectionInner<B, P>,
+    operation: Operation<B>,
+    ended: Ended,
+) -> Completed<B> {
     if ended.status == WcStatus::SUCCESS {
         return Ok(done(operation, ended));
     }
     let Operation { buffer, posted_by, kind, tag, .. } = operation;
     let verb = posted_by.verb;
+    let ConnectionInner { hub, conn, .. } = peer;
     let Ended { status, vendor_err, .. } = ended;
+    if status == TAKEN_BACK
+        && let Some(service) = hub.service()
+    {
+        return Err(refused(kind, service.taken_back(verb), buffer, tag));
+    }
     let completion =
         |link_down| Error::Completion { verb, status, vendor_err, driver: conn.driver, link_down };
     let (error, cause, ended_here) = match conn.lock().failure {
@@ -264,9 +264,9 @@ impl<B, P: Provider> Future for Pending<B, P> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         let yields = match this.poll_first() {
-            FirstPoll::Done(done) => return Poll::Ready(Ok(done)),
-            FirstPoll::Yield => true,
-            FirstPoll::Other => false,
+            Ok(done) => return Poll::Ready(Ok(done)),
+            Err(NotTaken::Yield) => true,
+            Err(NotTaken::Slow) => false,
         };
         this.poll_slow(yields, cx);
         this.result.take().map_or(Poll::Pending, Poll::Ready)

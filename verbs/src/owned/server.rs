@@ -8,7 +8,7 @@
 //! | order | the messages of a peer arrive in the order of the calls, each once |
 //! | flow control | a message is sent when the peer has a receive for it. Until then it waits in the sender's queue |
 //! | no deadlock | two ends that both send without reading fill their queues; a full queue refuses a message at once |
-//! | end | [`close`](Handle::close) and [`shutdown`](Handle::shutdown) lose no message that was sent before |
+//! | end | [`close`](Handle::close) and [`shutdown`](Handle::shutdown) lose no message that was sent before. [`drain`](Handle::drain) also answers each message of the peers |
 //! | a dead peer | ends its own connection ([`Event::Failed`]), and no other |
 //!
 //! # Server
@@ -109,6 +109,8 @@ mod futures;
 pub(crate) mod inbound;
 mod message;
 pub(crate) mod options;
+mod post;
+pub(crate) mod reap;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -127,17 +129,18 @@ pub use self::futures::MessageSink;
 use self::inbound::{Inbound, RawEvent};
 pub use self::message::{Event, Message};
 pub use self::options::{ClientOptions, ServerOptions};
+use self::reap::{PeerState, Queued, flow_is, flush, pump};
 use super::hub::connection::{Connection, ConnectionInner};
-use super::hub::reaper::SlotKind;
-use super::hub::reaper::{BATCH, Batch, Conn, flush};
+use super::hub::reaper::{BATCH, Batch, Conn, Depths, SlotKind};
 use super::hub::{Driver, Hub};
 use super::op::Load;
 use super::pool::Lender;
 use super::{Address, Op, Pending, PoolBuffer, Source, Target};
+use crate::qp::{QpInit, WrId};
 use crate::runtime::Runtime;
 use crate::sync::{Mutex, lock};
 use crate::wait::{Caller, waits};
-use crate::{AnyProvider, Error, Remote, Result};
+use crate::{AnyProvider, Error, Remote, Result, WcStatus};
 
 fn closed(verb: &'static str) -> Error {
     Error::Closed { verb, reason: "the connection of the peer has failed, or was ended by either side" }
@@ -153,16 +156,32 @@ pub struct PeerId {
     generation: u32,
 }
 
+/// The number of the peer's connection in the hub.
+impl From<u64> for PeerId {
+    fn from(id: u64) -> Self {
+        let WrId { owner: generation, request: index } = id.into();
+        Self { index, generation }
+    }
+}
+
+impl From<PeerId> for u64 {
+    fn from(PeerId { index, generation }: PeerId) -> Self {
+        WrId { owner: generation, request: index }.into()
+    }
+}
+
 impl fmt::Display for PeerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.index, self.generation)
     }
 }
 
-/// Counts of the messages of a server that was [shut down](Handle::shutdown).
+/// Counts of the messages of a server that has [drained](Handle::drain) or was
+/// [shut down](Handle::shutdown).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Report {
+#[doc(alias = "Report")]
+pub struct Summary {
     /// Messages that the peers' devices have acknowledged.
     pub sent: u64,
     /// Messages whose [`Pending`] was dropped before they were sent. They are part of the other two
@@ -189,7 +208,9 @@ struct Inner<B, P: Provider> {
     hub: Hub<B, P>,
     inbound: Arc<Inbound<P>>,
     peers: Mutex<Vec<Entry<B, P>>>,
-    /// Whether the server is shut down: no peer is admitted.
+    /// Whether the server drains or is shut down: no peer is admitted.
+    ending: AtomicBool,
+    /// Whether the server is shut down: no message is sent.
     closed: AtomicBool,
     /// Whether the `Server` was dropped: no event is read.
     reader_dropped: AtomicBool,
@@ -209,15 +230,13 @@ impl<B, P: Provider> Entry<B, P> {
 
     /// Whether all its receives are posted, and it has no peer.
     fn is_free(&self) -> bool {
-        let holds = |conn: &Arc<Conn<P>>| conn.lock().flow.as_ref().is_some_and(flow::Flow::holds_messages);
+        let holds = |conn: &Arc<Conn<P>>| flow_is(&conn.lock(), flow::Flow::holds_messages);
         self.peer.is_none() && !self.previous.as_ref().is_some_and(holds)
     }
 
     /// Whether it has a peer that may have an event.
     fn is_open(&self) -> bool {
-        let unused = |peer: &Connection<B, P>| {
-            peer.inner().conn.lock().flow.as_ref().is_some_and(flow::Flow::is_unused)
-        };
+        let unused = |peer: &Connection<B, P>| flow_is(&peer.inner().conn.lock(), flow::Flow::is_unused);
         self.peer.as_ref().is_some_and(|peer| !unused(peer))
     }
 }
@@ -230,6 +249,7 @@ impl<B: Source, P: Provider> Inner<B, P> {
             hub,
             inbound,
             peers: Mutex::new((0..peers).map(|_| Entry::new()).collect()),
+            ending: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             reader_dropped: AtomicBool::new(false),
         });
@@ -247,7 +267,7 @@ impl<B: Source, P: Provider> Lender for Inner<B, P> {
             return;
         }
         if let Some((conn, receive)) = self.inbound.take_lent(lease) {
-            let peer = self.get(conn.id);
+            let peer = self.get(conn.id.into());
             // Its drop posts the receive and returns the credit.
             drop(Message::new(conn, peer.as_ref(), Arc::clone(&self.inbound), receive, 0));
         }
@@ -255,6 +275,29 @@ impl<B: Source, P: Provider> Lender for Inner<B, P> {
 }
 
 impl<B, P: Provider> Inner<B, P> {
+    /// Creates the connection of a peer. It takes its receives from the SRQ.
+    fn connection(&self, id: PeerId) -> Result<Connection<B, P>> {
+        let options::Resolved { attr, connection, sends, operations, inline, window, message_size } =
+            self.options;
+        let flow = flow::Flow::new(window, sends as usize);
+        let describe = |offered| Address {
+            recvs: window,
+            max_message: message_size,
+            flow_control: flow::VERSION,
+            ..connection.address(offered)
+        };
+        let create = |init: &QpInit<'_, P>| {
+            let pd = self.hub.pd();
+            let shared = self.inbound.with_srq(|srq| pd.create_qp(&QpInit { srq: Some(srq), ..*init }));
+            shared.unwrap_or_else(|| pd.create_qp(init))
+        };
+        let reserved = flow::CONTROL_SENDS;
+        let depths = Depths { sends: operations, service: sends, reserved, ..Depths::default() };
+        let attr = (attr, connection.keepalive, connection.resolve);
+        let state = Box::new(PeerState { flow, max_message: u32::MAX });
+        self.hub.open("Handle::admit", attr, (depths, inline), describe, create, Some((id.into(), state)))
+    }
+
     fn get(&self, id: PeerId) -> Option<Connection<B, P>> {
         let peers = lock(&self.peers);
         let entry = peers.get(id.index as usize).filter(|entry| entry.generation == id.generation)?;
@@ -290,27 +333,39 @@ impl<B, P: Provider> Inner<B, P> {
         }
     }
 
+    fn check_admits(&self, verb: &'static str) -> Result<()> {
+        if self.ending.load(Ordering::Acquire) {
+            return Err(Error::Closed { verb, reason: "the server drains or was shut down" });
+        }
+        Ok(())
+    }
+
+    /// Ends all connections by `change`, and admits no more peers.
+    fn end(&self, change: impl Fn(&mut flow::Flow<Queued>), panics: &mut FirstPanic) {
+        self.ending.store(true, Ordering::Release);
+        self.all(|peer| {
+            panics.catch(|| self.update(peer, &change));
+            true
+        });
+    }
+
     /// Applies `change` to the connection of `peer` and posts what is due then. Messages that can't be
     /// sent any more fail.
-    fn update(
-        &self,
-        peer: &Connection<B, P>,
-        change: impl FnOnce(&mut flow::Flow<super::hub::reaper::Queued>),
-    ) {
+    fn update(&self, peer: &Connection<B, P>, change: impl FnOnce(&mut flow::Flow<Queued>)) {
         let ConnectionInner { hub, conn, .. } = peer.inner();
         let (pumped, unsent) = {
             let mut state = conn.lock();
             let mut unsent = VecDeque::new();
-            if let Some(flow) = &mut state.flow {
+            if let Some(PeerState { flow, .. }) = PeerState::of_mut(&mut state) {
                 change(flow);
                 if flow.is_unused() {
                     unsent = flow.take_queue();
                 }
             }
-            (state.pump(&hub.table), unsent)
+            (pump(&mut state, &hub.table), unsent)
         };
         let mut batch = Batch::new();
-        flush(conn, unsent, &hub.table, &self.inbound, &mut batch);
+        flush(conn, unsent, WcStatus::WR_FLUSH_ERR, &hub.table, &self.inbound, &mut batch);
         if let Err(failure) = pumped {
             hub.end(conn, failure, &mut batch);
         }
@@ -341,7 +396,7 @@ impl<B, P: Provider> Inner<B, P> {
         self.collect();
         self.all(|peer| {
             let state = peer.inner().conn.lock();
-            state.failure.is_some() || state.flow.as_ref().is_none_or(flow::Flow::is_delivered)
+            state.failure.is_some() || flow_is(&state, flow::Flow::is_delivered)
         })
     }
 }
@@ -414,7 +469,7 @@ impl<B: Source, P: Provider> Server<B, P> {
             if let Some(event) = inner.inbound.pop() {
                 return Poll::Ready(Some(self.event(event)));
             }
-            if inner.closed.load(Ordering::Acquire) && !lock(&inner.peers).iter().any(Entry::is_open) {
+            if inner.ending.load(Ordering::Acquire) && !lock(&inner.peers).iter().any(Entry::is_open) {
                 return Poll::Ready(None);
             }
             if !registered {
@@ -433,7 +488,7 @@ impl<B: Source, P: Provider> Server<B, P> {
         let inner = &self.handle.inner;
         match event {
             RawEvent::Message { conn, receive, len } => {
-                let peer = inner.get(conn.id);
+                let peer = inner.get(conn.id.into());
                 Event::Message(Message::new(conn, peer.as_ref(), Arc::clone(&inner.inbound), receive, len))
             }
             RawEvent::Closed(id) => Event::Closed(id),
@@ -473,7 +528,8 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// `spawn_blocking`.
     ///
     /// # Errors
-    /// - [`Error::Closed`]: the server was shut down.
+    /// - [`Error::Closed`]: the server drains or was shut down.
+    /// - [`Error::FlowControlVersion`]: the client has another version of the flow control.
     /// - [`Error::Invalid`]: the server has its number of peers, or `remote` is the address of a QP
     ///   without flow control, such as an [`Endpoint`](super::Endpoint).
     /// - [`Error::Kernel`]: the client is unreachable, or a command of the setup failed.
@@ -494,9 +550,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
         let id = {
             let peers = lock(&inner.peers);
             let free = (0..).zip(&*peers).find(|(_, entry)| entry.is_free());
-            if inner.closed.load(Ordering::Acquire) {
-                return Err(Error::Closed { verb, reason: "the server was shut down" });
-            }
+            inner.check_admits(verb)?;
             let Some((index, entry)) = free else {
                 let reason = format!(
                     "all {} peers of `ServerOptions::peers` are connected, or their messages are not dropped",
@@ -506,14 +560,14 @@ impl<B: Source, P: Provider> Handle<B, P> {
             };
             PeerId { index, generation: entry.generation }
         };
-        let peer = inner.hub.shared_connection(&inner.options, id)?;
+        let peer = inner.connection(id)?;
         let local = peer.address();
         let mut peers = lock(&inner.peers);
         let entry = &mut peers[id.index as usize];
-        // `shutdown` closes the peers that it finds behind this lock.
-        if inner.closed.load(Ordering::Acquire) {
+        // `shutdown` and `drain` close the peers that they find behind this lock.
+        if let Err(error) = inner.check_admits(verb) {
             drop(peers);
-            return Err(Error::Closed { verb, reason: "the server was shut down" });
+            return Err(error);
         }
         if entry.peer.is_some() || entry.generation != id.generation {
             drop(peers);
@@ -527,17 +581,21 @@ impl<B: Source, P: Provider> Handle<B, P> {
 
     fn connect(&self, verb: &'static str, id: PeerId, remote: &Address) -> Result<()> {
         let Some(peer) = self.inner.get(id) else { return Err(closed(verb)) };
-        if !remote.flow_control {
+        if remote.flow_control == 0 {
             let reason = "the address is not that of a `Server` or `Client`, such as that of an `Endpoint`";
             return Err(Error::invalid(verb, reason));
+        }
+        if remote.flow_control != flow::VERSION {
+            return Err(Error::FlowControlVersion { verb, own: flow::VERSION, peer: remote.flow_control });
         }
         if remote.recvs == 0 || remote.recvs > flow::MAX_WINDOW {
             return Err(Error::invalid(verb, "`recvs` of the address is 0 or too large"));
         }
-        peer.connect_and(verb, remote, |state| {
-            state.max_message = remote.max_message;
-            if let Some(flow) = &mut state.flow {
-                flow.connected(remote.recvs);
+        let is_open = |state: &_| !flow_is(state, flow::Flow::is_unused);
+        peer.inner().connect(verb, remote, is_open, |state| {
+            if let Some(peer) = PeerState::of_mut(state) {
+                peer.max_message = remote.max_message;
+                peer.flow.connected(remote.recvs);
             }
         })?;
         // It posts the messages that were queued before.
@@ -547,7 +605,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
 
     /// Sends the bytes of `buffer` in `range` to `peer`. If the peer has no receive for it, the
     /// message waits in a queue of [`ServerOptions::sends`] messages. A full queue refuses the
-    /// message.
+    /// message, and so does a peer that drains ([`Error::Draining`]).
     pub fn send(&self, peer: PeerId, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
         self.send_tagged(peer, buffer, range, 0)
     }
@@ -561,7 +619,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
         tag: u64,
     ) -> Pending<B, P> {
         match self.inner.get(peer) {
-            Some(peer) => peer.send_message(buffer, range, tag),
+            Some(peer) => post::send_message(&peer, buffer, range, tag),
             None => Pending::refused(closed("Handle::send"), Some(buffer), tag),
         }
     }
@@ -593,8 +651,8 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// Refused are sends and writes with immediate data ([`Error::Invalid`]): they are messages.
     pub fn post<L: Load<B>>(&self, peer: PeerId, op: Op<L>) -> Pending<B, P> {
         match self.inner.get(peer) {
-            Some(peer) => peer.post_one_sided(op),
-            None => Pending::refused_op(SlotKind::OneSided, closed("Handle::post"), op),
+            Some(peer) => post::post_operation(&peer, op),
+            None => Pending::refused_op(SlotKind::Send, closed("Handle::post"), op),
         }
     }
 
@@ -630,13 +688,50 @@ impl<B: Source, P: Provider> Handle<B, P> {
     pub fn shutdown(&self) -> Shutdown<B, P> {
         self.inner.closed.store(true, Ordering::Release);
         let mut panics = FirstPanic::default();
-        self.inner.all(|peer| {
-            panics.catch(|| self.inner.update(peer, flow::Flow::close));
-            true
-        });
+        self.inner.end(flow::Flow::close, &mut panics);
         // Without a peer that may have an event, the reader has reached its end. The waits for a buffer
         // have reached theirs.
         panics.catch(|| wake_all(self.inner.inbound.take_all_wakers()));
+        panics.resume();
+        Shutdown { inner: Arc::clone(&self.inner) }
+    }
+
+    /// Ends all connections after an answer to each message that has arrived or is on its way, and admits
+    /// no more peers. It begins at once. The result is available when every peer has received all
+    /// messages to it, or has failed.
+    ///
+    /// - The peers send no more messages. Those that they have not sent yet, and later ones, fail with
+    ///   [`Error::Draining`] and [`Outcome::NotExecuted`](super::Outcome::NotExecuted). So each message
+    ///   whose send succeeded is one that this end has.
+    /// - Messages can be sent and buffers be waited for as before. A message counts as answered when it is
+    ///   dropped or its buffer is taken: answer it before, as [`Message::reply`] and
+    ///   [`Message::reply_in_place`] do.
+    /// - A connection is closed when all messages of its peer are answered. [`Server::next`] returns `None`
+    ///   when all are.
+    ///
+    /// Messages that the program keeps, and peers that take no answers, delay the end:
+    /// [`Shutdown::wait_timeout`] sets a limit, and [`Handle::shutdown`] afterwards gives up what is not
+    /// answered.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    ///
+    /// use bareverbs::server::Handle;
+    ///
+    /// # fn stop(handle: &Handle) -> bareverbs::Result<()> {
+    /// let report = match handle.drain().wait_timeout(Duration::from_secs(10)).transpose()? {
+    ///     Some(report) => report,
+    ///     None => handle.shutdown().wait()?,
+    /// };
+    /// println!("{report:?}");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn drain(&self) -> Shutdown<B, P> {
+        let mut panics = FirstPanic::default();
+        self.inner.end(flow::Flow::drain, &mut panics);
+        // Without a peer that may have an event, the reader has reached its end.
+        panics.catch(|| wake_all(self.inner.inbound.take_wakers()));
         panics.resume();
         Shutdown { inner: Arc::clone(&self.inner) }
     }
@@ -727,19 +822,19 @@ impl<B: Source, P: Provider> Next<'_, B, P> {
 
 waits!([B: Source, P: Provider] Next<'_, B, P> => Result<Option<Event<B, P>>>);
 
-/// The shutdown of a server, from [`Handle::shutdown`], which a task awaits or a thread
+/// The end of a server, from [`Handle::shutdown`] or [`Handle::drain`], which a task awaits or a thread
 /// [waits for](Self::wait): the peers have received everything. It continues if this is dropped.
-#[must_use = "await it for the report"]
+#[must_use = "await it for the summary"]
 pub struct Shutdown<B, P: Provider = AnyProvider> {
     inner: Arc<Inner<B, P>>,
 }
 
 impl<B, P: Provider> Shutdown<B, P> {
-    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<Report>> {
-        self.inner.hub.inner().poll_by(caller, "Handle::shutdown", |cx| self.poll_report(cx).map(Ok))
+    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<Summary>> {
+        self.inner.hub.inner().poll_by(caller, "Handle::shutdown", |cx| self.poll_summary(cx).map(Ok))
     }
 
-    fn poll_report(&self, cx: &Context<'_>) -> Poll<Report> {
+    fn poll_summary(&self, cx: &Context<'_>) -> Poll<Summary> {
         let Inner { inbound, hub, .. } = &*self.inner;
         let mut rounds = 0;
         while !self.inner.is_delivered() {
@@ -756,11 +851,11 @@ impl<B, P: Provider> Shutdown<B, P> {
         }
         let [sent, detached, failed] = [&inbound.sent, &inbound.detached, &inbound.failed]
             .map(|counter| counter.load(Ordering::Relaxed));
-        Poll::Ready(Report { sent, detached, failed })
+        Poll::Ready(Summary { sent, detached, failed })
     }
 }
 
-waits!([B, P: Provider] Shutdown<B, P> => Result<Report>);
+waits!([B, P: Provider] Shutdown<B, P> => Result<Summary>);
 
 // It contains no pinned values.
 impl<B, P: Provider> Unpin for Shutdown<B, P> {}
@@ -791,6 +886,7 @@ impl<B: Source, P: Provider> Client<B, P> {
     /// # Errors
     /// - [`Error::Invalid`]: the client is connected, or `remote` is the address of a QP without flow
     ///   control, such as an [`Endpoint`](super::Endpoint).
+    /// - [`Error::FlowControlVersion`]: the server has another version of the flow control.
     /// - [`Error::Closed`]: the client was shut down.
     /// - [`Error::Kernel`]: the server is unreachable, or the kernel rejects a transition.
     pub fn connect(&self, remote: &Address) -> Result<()> {

@@ -52,6 +52,7 @@ kernel_tests! {
     message_is_echoed_in_place,
     a_thousand_clients_share_few_receives if device::soft_roce,
     shutdown_under_traffic_loses_nothing,
+    drain_by_ctrl_c_answers_every_request_that_was_sent,
     two_hundred_clients_ask_one_server,
     full_server_and_foreign_addresses_are_refused,
     message_longer_than_the_peers_buffers_is_refused,

@@ -5,17 +5,22 @@ use std::time::Duration;
 
 use bareverbs::cq::CqInit;
 use bareverbs::qp::{ConnectAttr, Operation, Payload, QpInit, Rc, RecvRequest, SendFlags, SendRequest};
-use bareverbs::server::{Client, Event, PeerId, Report, Server, ServerOptions};
+use bareverbs::server::{Client, Event, PeerId, Server, ServerOptions, Summary};
 use bareverbs::srq::SrqInit;
 use bareverbs::values::{AckTimeout, RetryCount};
-use bareverbs::{Access, Buffer, Endpoint, Error, Op, Pd, Pending, PoolBuffer, RegionMut, Remote, WcStatus};
+use bareverbs::{
+    Access, Buffer, Endpoint, Error, Op, Outcome, Pd, Pending, PoolBuffer, RegionMut, Remote, WcStatus,
+};
 use bareverbs_kernel_tests::loopback::domain;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{TIMEOUT, device};
 use futures_core::Stream;
 use futures_sink::Sink;
+use nix::sys::pthread::{Pthread, pthread_kill, pthread_self};
 use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::{SigSet, Signal};
 use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::connections::seed_of;
@@ -61,7 +66,7 @@ fn fill(mut lease: PoolBuffer, seed: u64) -> PoolBuffer {
     lease
 }
 
-async fn echo(mut server: Server, mut clients: usize) -> Report {
+async fn echo(mut server: Server, mut clients: usize) -> Summary {
     let mut shutdown = None;
     while let Some(event) = timeout(TIMEOUT, server.next()).await.unwrap().unwrap() {
         match event {
@@ -351,6 +356,131 @@ pub(crate) fn shutdown_under_traffic_loses_nothing() {
     });
 }
 
+/// Asks questions, four at a time, until the server drains. Returns the number of those that the server
+/// has, and of its answers.
+async fn ask_until_drained(mut client: Client) -> (u64, u64) {
+    let (mut asked, mut answers, mut drains, mut open) = (0, 0, false, HashSet::new());
+    loop {
+        if !drains && open.len() < 4 {
+            let question = fill(timeout(TIMEOUT, client.acquire()).await.unwrap().unwrap(), asked);
+            match timeout(TIMEOUT, client.send(question, ..)).await.unwrap() {
+                Ok(_) => {
+                    open.insert(asked);
+                    asked += 1;
+                }
+                Err(failed) => {
+                    assert!(matches!(failed.error, Error::Draining { .. }), "{failed}");
+                    assert_eq!((failed.outcome, failed.buffer.is_some()), (Outcome::NotExecuted, true));
+                    drains = true;
+                }
+            }
+            continue;
+        }
+        match timeout(TIMEOUT, client.next()).await.unwrap().unwrap() {
+            Some(Event::Message(answer)) => {
+                assert!(open.remove(&seed_of(answer.bytes())), "an answer to each question, once");
+                answers += 1;
+            }
+            Some(Event::Closed(_)) => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    timeout(TIMEOUT, client.shutdown()).await.unwrap().unwrap();
+    assert!(timeout(TIMEOUT, client.next()).await.unwrap().unwrap().is_none());
+    (asked, answers)
+}
+
+/// A thread that waits for SIGINT.
+struct CtrlC(Option<Pthread>);
+
+impl CtrlC {
+    fn press(&mut self) {
+        if let Some(thread) = self.0.take() {
+            pthread_kill(thread, Signal::SIGINT).unwrap();
+        }
+    }
+}
+
+impl Drop for CtrlC {
+    /// The runtime waits for the thread.
+    fn drop(&mut self) {
+        self.press();
+    }
+}
+
+/// Waits for SIGINT in a thread of its own.
+fn ctrl_c() -> (impl Future<Output = ()>, CtrlC) {
+    let (thread, waiting) = std::sync::mpsc::channel();
+    let waits = tokio::task::spawn_blocking(move || {
+        let signals = SigSet::from_iter([Signal::SIGINT]);
+        signals.thread_block().unwrap();
+        thread.send(pthread_self()).unwrap();
+        assert_eq!(signals.wait().unwrap(), Signal::SIGINT);
+    });
+    (async { waits.await.unwrap() }, CtrlC(Some(waiting.recv().unwrap())))
+}
+
+pub(crate) fn drain_by_ctrl_c_answers_every_request_that_was_sent() {
+    nothing_leaks(|| {
+        const CLIENTS: usize = 6;
+        runtime().block_on(async {
+            let pd = domain();
+            let mut server = server_with(&pd, CLIENTS as u32, |options| options.sends(16));
+            let handle = server.handle().clone();
+            tokio::spawn(handle.drive(bareverbs::runtime::Tokio).unwrap());
+            let clients: Vec<_> = (0..CLIENTS)
+                .map(|_| {
+                    let (client, _) = client(&pd, &server);
+                    tokio::spawn(client.handle().drive(bareverbs::runtime::Tokio).unwrap());
+                    tokio::spawn(ask_until_drained(client))
+                })
+                .collect();
+            let (stop, mut ctrl_c) = ctrl_c();
+            let stops = tokio::spawn(async move {
+                stop.await;
+                timeout(TIMEOUT, handle.drain()).await.unwrap().unwrap()
+            });
+            let (mut received, mut closed, mut answers) = (0, 0, JoinSet::new());
+            while let Some(event) = timeout(TIMEOUT, server.next()).await.unwrap().unwrap() {
+                match event {
+                    Event::Message(message) => {
+                        received += 1;
+                        let handle = server.handle().clone();
+                        // Each answer takes some turns.
+                        answers.spawn(async move {
+                            tokio::task::yield_now().await;
+                            let answer = fill(handle.acquire().await.unwrap(), seed_of(message.bytes()));
+                            let sent = message.reply(answer, ..);
+                            drop(message);
+                            drop(timeout(TIMEOUT, sent).await.unwrap().unwrap());
+                        });
+                    }
+                    Event::Closed(_) => closed += 1,
+                    other => panic!("{other:?}"),
+                }
+                if received == 300 {
+                    ctrl_c.press();
+                }
+            }
+            let refused =
+                server.handle().admit(&Client::options().build(&pd).unwrap().address()).unwrap_err();
+            assert!(matches!(refused, Error::Closed { .. }), "{refused}");
+            assert_eq!(closed, CLIENTS);
+            assert_eq!(answers.join_all().await.len() as u64, received);
+            let summary = stops.await.unwrap();
+            assert_eq!((summary.sent, summary.failed), (received, 0));
+            let (mut asked, mut answered) = (0, 0);
+            for client in clients {
+                let (questions, answers) = client.await.unwrap();
+                (asked, answered) = (asked + questions, answered + answers);
+            }
+            assert_eq!((asked, answered), (received, received));
+            assert!(received > 300);
+        });
+        std::thread::sleep(Duration::from_millis(20));
+    });
+}
+
 pub(crate) fn two_hundred_clients_ask_one_server() {
     nothing_leaks(|| {
         const CLIENTS: u64 = 200;
@@ -395,8 +525,22 @@ pub(crate) fn full_server_and_foreign_addresses_are_refused() {
     nothing_leaks(|| {
         let pd = domain();
         let server = server(&pd, 1);
-        let (_client, _) = client(&pd, &server);
         let other = Client::options().message_size(64).build(&pd).unwrap();
+        let own = other.address().flow_control;
+        for version in [own - 1, own + 1] {
+            let mut address = other.address();
+            address.flow_control = version;
+            let refused =
+                [server.handle().admit(&address).unwrap_err(), other.connect(&address).unwrap_err()];
+            for refused in refused {
+                assert!(
+                    matches!(refused, Error::FlowControlVersion { peer, .. } if peer == version),
+                    "{refused}"
+                );
+            }
+        }
+        // They take no place.
+        let (_client, _) = client(&pd, &server);
         let full = server.handle().admit(&other.address()).unwrap_err();
         assert!(full.to_string().contains("all 1 peers"), "{full}");
         let mut foreign = other.address();

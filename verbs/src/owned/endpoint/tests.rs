@@ -1558,7 +1558,7 @@ fn failed_endpoint_is_closed_for_connect() {
 #[test]
 fn endpoint_refuses_the_address_of_a_server() {
     let mut setup = Setup::new();
-    let server = Address { flow_control: true, ..Address::new(Gid::default(), 1) };
+    let server = Address { flow_control: 2, ..Address::new(Gid::default(), 1) };
     let refused = setup.endpoint.connect(&server).unwrap_err();
     assert!(refused.to_string().contains("that of a `Server` or `Client`"), "{refused}");
 }

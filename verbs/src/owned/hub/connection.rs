@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::mem;
-use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,15 +9,13 @@ use bareverbs_provider::traits::Provider;
 use bareverbs_provider::wake::FirstPanic;
 
 use super::HubInner;
-use super::reaper::{Batch, Conn, ConnState, Failure, Operation, Operations, PostedBy, Queued, SlotKind};
-use crate::error::{Limit, PostError, PostReason, PushError};
-use crate::owned::buffer::checked_sge;
+use super::reaper::{Batch, Conn, ConnState, Failure, Operation, Operations, PostedBy, SlotKind};
+use crate::error::{PostError, PostReason, PushError};
 use crate::owned::buffer::sealed::{Domain, PdId};
 use crate::owned::keepalive::Policy;
 use crate::owned::op::sealed::Sealed;
 use crate::owned::op::{Load, Place, Receive};
 use crate::owned::resolve::ResolveTimeout;
-use crate::owned::server::flow::Flow;
 use crate::owned::{Address, Op, Pending, PoolBuffer, Source};
 use crate::qp::{ConnectAttr, Operation as WrOperation, Qp, Rc, RecvRequest, SendRequest};
 use crate::{AnyProvider, Error, Pd, Result, WcOpcode};
@@ -55,6 +52,48 @@ macro_rules! posted_by {
 }
 
 impl<B, P: Provider> ConnectionInner<B, P> {
+    /// Connects while the connection `is_open`, and calls `connected` before a completion of the
+    /// connection is handled.
+    pub(crate) fn connect(
+        &self,
+        verb: &'static str,
+        remote: &Address,
+        is_open: impl Fn(&ConnState<P>) -> bool,
+        connected: impl FnOnce(&mut ConnState<P>),
+    ) -> Result<()> {
+        let Self { hub, conn, local, attr, policy, resolve } = self;
+        let resolution = resolve.start();
+        // Other threads get the lock between two tries.
+        let mut state = loop {
+            let mut state = conn.lock();
+            let open = is_open(&state);
+            let Some(qp) = state.qp.as_mut().filter(|qp| open && !qp.is_destroyed()) else {
+                return Err(Error::Closed { verb, reason: "the connection was closed" });
+            };
+            match qp.connect(local, remote, attr) {
+                Ok(()) => break state,
+                Err(error) if resolution.connect_goes_on(qp, &error) => {}
+                Err(error) => return Err(error),
+            }
+        };
+        connected(&mut state);
+        let interval = policy.interval(remote.remote_write);
+        state.start_keepalive(interval, Instant::now());
+        drop(state);
+        if let Some(interval) = interval {
+            hub.probe_every(interval);
+        }
+        Ok(())
+    }
+
+    /// Ends the connection.
+    #[cold]
+    pub(crate) fn end(&self, failure: Failure) {
+        let mut batch = Batch::new();
+        self.hub.end(&self.conn, failure, &mut batch);
+        batch.finish();
+    }
+
     fn retire(&mut self) {
         let qp = self.conn.lock().qp.take();
         let Some(mut qp) = qp else { return };
@@ -139,40 +178,7 @@ impl<B, P: Provider> Connection<B, P> {
     /// [`Qp::connect`].
     pub fn connect(&self, remote: &Address) -> Result<()> {
         remote.check_no_flow_control("Connection::connect")?;
-        self.connect_and("Connection::connect", remote, |_| ())
-    }
-
-    /// Connects, and calls `connected` before a completion of the connection is handled. A connection
-    /// of a server that was closed before is refused.
-    pub(crate) fn connect_and(
-        &self,
-        verb: &'static str,
-        remote: &Address,
-        connected: impl FnOnce(&mut ConnState<P>),
-    ) -> Result<()> {
-        let ConnectionInner { hub, conn, local, attr, policy, resolve } = &*self.inner;
-        let resolution = resolve.start();
-        // Other threads get the lock between two tries.
-        let mut state = loop {
-            let mut state = conn.lock();
-            let unused = state.flow.as_ref().is_some_and(Flow::is_unused);
-            let Some(qp) = state.qp.as_mut().filter(|qp| !unused && !qp.is_destroyed()) else {
-                return Err(Error::Closed { verb, reason: "the connection was closed" });
-            };
-            match qp.connect(local, remote, attr) {
-                Ok(()) => break state,
-                Err(error) if resolution.connect_goes_on(qp, &error) => {}
-                Err(error) => return Err(error),
-            }
-        };
-        connected(&mut state);
-        let interval = policy.interval(remote.remote_write);
-        state.start_keepalive(interval, Instant::now());
-        drop(state);
-        if let Some(interval) = interval {
-            hub.probe_every(interval);
-        }
-        Ok(())
+        self.inner.connect("Connection::connect", remote, |_| true, |_| ())
     }
 
     /// Probes the peer by an RDMA write of length 0, unless an earlier probe is outstanding. If the peer
@@ -194,7 +200,7 @@ impl<B, P: Provider> Connection<B, P> {
         if let Some(failure) = state.failure {
             return Err(failure.into());
         }
-        if state.flow.is_none() && !conn.has_probe() {
+        if state.service.is_none() && !conn.has_probe() {
             let reason = "the device's limits leave no entry for the probe: create the connection with \
                           fewer sends, or a hub with fewer entries";
             return Err(Error::invalid("Connection::probe", reason));
@@ -203,7 +209,7 @@ impl<B, P: Provider> Connection<B, P> {
         drop(state);
         let Err(error) = probed else { return Ok(()) };
         if matches!(error.reason, PostReason::Doorbell(_)) {
-            self.end(Failure::Post(error));
+            self.inner.end(Failure::Post(error));
         }
         Err(error.into())
     }
@@ -263,30 +269,15 @@ impl<B: Source, P: Provider> Connection<B, P> {
         op.post_on(self)
     }
 
-    /// Posts a write, a read or an atomic operation of a server or a client.
-    pub(crate) fn post_one_sided<L: Load<B>>(&self, op: Op<L>) -> Pending<B, P> {
-        let verb = posted_by(SlotKind::OneSided, &op.operation).verb;
-        if matches!(op.operation, WrOperation::Send | WrOperation::SendImm(_) | WrOperation::WriteImm(..)) {
-            let reason = "it is a message, whose receives and immediate data belong to the flow control: \
-                          use `Handle::send`";
-            return Pending::refused_op(SlotKind::OneSided, Error::invalid(verb, reason), op);
-        }
-        if self.inner.conn.lock().flow.as_ref().is_none_or(Flow::is_closing) {
-            return Pending::refused_op(SlotKind::OneSided, closing(verb), op);
-        }
-        self.post_in(SlotKind::OneSided, op)
-    }
-
-    /// Inlined where the kind of the operation is known, so that nothing decides about it.
+    /// Posts an operation of the send queue for the function `by`.
     #[inline(always)]
-    fn post_in<L: Load<B>>(&self, kind: SlotKind, op: Op<L>) -> Pending<B, P> {
-        let by = posted_by(kind, &op.operation);
+    pub(crate) fn post_by<L: Load<B>>(&self, by: &'static PostedBy, op: Op<L>) -> Pending<B, P> {
         let place = match self.place(by, &op) {
             Ok(place) => place,
-            Err(error) => return Pending::refused_op(kind, error, op),
+            Err(error) => return Pending::refused_op(SlotKind::Send, error, op),
         };
         let (buffer, Op { operation, tag, flags, .. }) = op.split();
-        self.submit(self.entry(by, kind, tag, place.len()), buffer, |qp, wr_id| {
+        self.submit(self.entry(by, SlotKind::Send, tag, place.len()), buffer, |qp, wr_id| {
             let request = SendRequest { wr_id, operation, flags, payload: place.payload() };
             // SAFETY: `submit` has moved the buffer into the hub's table, and the place is that of the
             // buffer (`Load`). The table keeps it until the provider reports the completion of `wr_id`
@@ -335,7 +326,7 @@ impl<B: Source, P: Provider> Connection<B, P> {
         let mut ops = ops.drain(..);
         let mut batch = qp.start_send();
         for op in &mut ops {
-            let by = posted_by(SlotKind::Send, &op.operation);
+            let by = posted_by(&op.operation);
             let place = match self.place(by, &op) {
                 Ok(place) => place,
                 Err(error) => {
@@ -369,7 +360,7 @@ impl<B: Source, P: Provider> Connection<B, P> {
         match rung {
             Ok(()) => {}
             // They count as posted, and complete when the connection ends.
-            Err(error) if error.accepted > 0 => self.end(Failure::Post(error)),
+            Err(error) if error.accepted > 0 => self.inner.end(Failure::Post(error)),
             // None of them was posted.
             Err(error) => {
                 for operation in &mut pending[first..] {
@@ -404,7 +395,7 @@ pub trait PostOn<B, P: Provider>: Sized + Sealed {
 impl<B: Source, P: Provider, L: Load<B>> PostOn<B, P> for Op<L> {
     #[inline(always)]
     fn post_on(self, connection: &Connection<B, P>) -> Pending<B, P> {
-        connection.post_in(SlotKind::Send, self)
+        connection.post_by(posted_by(&self.operation), self)
     }
 }
 
@@ -418,7 +409,7 @@ impl<B: Source, P: Provider, L: Load<B>> PostOn<B, P> for Op<L, Receive> {
         let (buffer, Op { tag, .. }) = self.split();
         let entry = connection.entry(BY, SlotKind::Recv, tag, place.len());
         connection.submit(entry, buffer, |qp, wr_id| {
-            // SAFETY: as in `post_in`. `Op::recv` requires a `Target`, and `Op::any` keeps the buffer:
+            // SAFETY: as in `post_by`. `Op::recv` requires a `Target`, and `Op::any` keeps the buffer:
             // both types are buffers of this crate, and no other crate can convert them.
             unsafe { qp.post_recv(&[RecvRequest { wr_id, sges: place.sges() }]) }
         })
@@ -462,7 +453,7 @@ impl<B, P: Provider> Connection<B, P> {
             // A request that counts as posted completes when the connection ends.
             Err(error) if error.accepted > 0 => {
                 drop(state);
-                self.end(Failure::Post(error));
+                self.inner.end(Failure::Post(error));
                 return Pending::posted(Arc::clone(&self.inner), wr_id);
             }
             Err(error) => {
@@ -472,13 +463,6 @@ impl<B, P: Provider> Connection<B, P> {
         }
         drop(state);
         Pending::posted(Arc::clone(&self.inner), wr_id)
-    }
-
-    #[cold]
-    fn end(&self, failure: Failure) {
-        let mut batch = Batch::new();
-        self.inner.hub.end(&self.inner.conn, failure, &mut batch);
-        batch.finish();
     }
 
     /// Refuses an operation whose request was not posted.
@@ -496,70 +480,8 @@ impl<B, P: Provider> Connection<B, P> {
     }
 }
 
-impl<B: Source, P: Provider> Connection<B, P> {
-    /// Sends a message of a server or a client, or adds it to those that wait for credits.
-    pub(crate) fn send_message(&self, buffer: B, range: impl RangeBounds<usize>, tag: u64) -> Pending<B, P> {
-        const BY: &PostedBy = posted_by!("Handle::send", SEND);
-        const VERB: &str = BY.verb;
-        let ConnectionInner { hub, conn, .. } = &*self.inner;
-        let sge = match checked_sge(VERB, &buffer, hub.pd.domain(), range) {
-            Ok(sge) => sge,
-            Err(error) => return Pending::refused(error, Some(buffer), tag),
-        };
-        let mut state = conn.lock();
-        let max = state.max_message;
-        let refusal = if let Some(failure) = state.failure {
-            Some(failure.into())
-        } else if sge.length > max {
-            Some(Error::Limit {
-                verb: VERB,
-                limit: Limit::MessageLen,
-                asked: sge.length.into(),
-                max: max.into(),
-            })
-        } else if state.flow.as_ref().is_none_or(Flow::is_closing) {
-            Some(closing(VERB))
-        } else {
-            None
-        };
-        let index = if refusal.is_none() { conn.take_slot(SlotKind::Send) } else { None };
-        let (Some(index), Some(flow)) = (index, &mut state.flow) else {
-            drop(state);
-            let error = refusal.unwrap_or_else(|| full(conn, SlotKind::Send));
-            return Pending::refused(error, Some(buffer), tag);
-        };
-        // The table owns the buffer before the request is posted, so a panic in between does not
-        // free it.
-        let wr_id = hub.table.insert_queued(
-            index,
-            Operation { buffer: Some(buffer), ..self.entry(BY, SlotKind::Send, tag, sge.length) },
-        );
-        flow.push(Queued { wr_id, sge });
-        let pumped = state.pump(&hub.table);
-        drop(state);
-        if let Err(failure) = pumped {
-            self.end(failure);
-        }
-        Pending::posted(Arc::clone(&self.inner), wr_id)
-    }
-}
-
-#[cold]
-fn closing(verb: &'static str) -> Error {
-    Error::Closed { verb, reason: "the connection is closing: it takes no more messages and operations" }
-}
-
 /// The function that posts an operation.
-fn posted_by(kind: SlotKind, operation: &WrOperation) -> &'static PostedBy {
-    if kind == SlotKind::OneSided {
-        return match operation {
-            WrOperation::Write(_) => posted_by!("Handle::write", RDMA_WRITE),
-            WrOperation::Read(_) => posted_by!("Handle::read", RDMA_READ),
-            WrOperation::CmpSwp { .. } => posted_by!("Handle::compare_swap", COMP_SWAP),
-            WrOperation::FetchAdd { .. } => posted_by!("Handle::fetch_add", FETCH_ADD),
-            _ => posted_by!("Handle::post", SEND),
-        };
-    }
+fn posted_by(operation: &WrOperation) -> &'static PostedBy {
     match operation {
         WrOperation::Write(_) | WrOperation::WriteImm(..) => {
             posted_by!("Connection::post(Op::write)", RDMA_WRITE)
@@ -573,7 +495,7 @@ fn posted_by(kind: SlotKind, operation: &WrOperation) -> &'static PostedBy {
 
 /// The error of [`Failed::is_full`](crate::owned::Failed::is_full).
 #[cold]
-fn full<P: Provider>(conn: &Conn<P>, kind: SlotKind) -> Error {
+pub(crate) fn full<P: Provider>(conn: &Conn<P>, kind: SlotKind) -> Error {
     let capacity = conn.depths[kind as usize];
     PostError { accepted: 0, reason: PushError::QueueFull { capacity }.into() }.into()
 }
@@ -586,11 +508,7 @@ impl From<Failure> for Error {
             }
             Failure::Unknown { wr_id } => Self::UnknownCompletion { wr_id },
             Failure::Post(error) => error.into(),
-            Failure::Protocol => {
-                let reason = "the peer violated the flow control protocol: connect `Server`s and `Client`s of the \
-                              same version only";
-                Self::Closed { verb: "Server::next", reason }
-            }
+            Failure::Service { verb, reason } => Self::Closed { verb, reason },
             Failure::Aborted => {
                 Self::Closed { verb: "Connection", reason: "the connection was ended by `abort`" }
             }

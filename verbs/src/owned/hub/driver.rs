@@ -45,8 +45,7 @@ impl<B, P: Provider> DriverGuard<B, P> {
             let own = hub.election.driver();
             let appointed = hub.election.detach_driver();
             // The tasks find that there is no driver.
-            let events = hub.inbound.iter().flat_map(|inbound| inbound.take_all_wakers());
-            let woken = appointed.into_iter().chain(hub.table.take_wakers()).chain(events);
+            let woken = appointed.into_iter().chain(hub.table.take_wakers()).chain(hub.service_wakers());
             let mut panics = FirstPanic::default();
             panics.catch(|| wake_all(woken));
             panics.catch(|| drop(own));

@@ -1,6 +1,7 @@
 //! The CQ of a hub, and the connections on it.
 
-use std::collections::{HashMap, VecDeque};
+use std::any::Any;
+use std::collections::HashMap;
 use std::mem::{self, ManuallyDrop};
 use std::sync::Arc;
 use std::task::Waker;
@@ -10,23 +11,22 @@ use bareverbs_provider::traits::{Completion, Provider, Visitor};
 use bareverbs_provider::wake::FirstPanic;
 use smallvec::SmallVec;
 
+use super::service::{RESERVED, Service};
 use super::table::{Completed, Table};
 use crate::cq::{Cq, WorkCompletion};
 use crate::device::DriverId;
 use crate::error::PostError;
 use crate::owned::keepalive::post_empty_write;
-use crate::owned::server::PeerId;
-use crate::owned::server::flow::{Flow, Kind};
-use crate::owned::server::inbound::{Inbound, RawEvent, SHARED};
 use crate::owned::{BUDGET, spend_budget};
-use crate::qp::{Operation as WrOperation, Payload, Qp, QpState, Rc, SendFlags, SendRequest, Sge};
+use crate::qp::{Qp, QpState, Rc};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::{Imm, PortNum, WcOpcode, WcStatus, link_down};
 
-/// Set in the `wr_id`s of control messages. The kind of the message is in the low bits.
-const CONTROL: u64 = 1 << 62;
 /// The `wr_id` of a keepalive.
-pub(super) const PROBE: u64 = CONTROL | 5;
+pub(super) const PROBE: u64 = RESERVED;
+
+/// The status of an operation that its service took back before it was posted. No device reports it.
+pub(crate) const TAKEN_BACK: WcStatus = WcStatus(u32::MAX);
 
 /// Maximum of completions that are polled with the CQ locked.
 pub(crate) const BATCH: usize = 32;
@@ -99,28 +99,28 @@ pub enum Direction {
 /// The operations of a connection that share its slots of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SlotKind {
-    /// Those of the send queue; of a server's connection, the messages only.
+    /// Those of the send queue.
     Send,
     Recv,
-    /// Writes, reads and atomics of a server's connection.
-    OneSided,
+    /// Those of the send queue whose ends the hub's [`Service`] counts.
+    Service,
 }
 
-/// The number of operations of each [`SlotKind`] that a connection has room for, and of control
-/// messages.
+/// The number of operations of each [`SlotKind`] that a connection has room for.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Depths {
     pub(crate) sends: u32,
     pub(crate) recvs: u32,
-    pub(crate) one_sided: u32,
-    pub(crate) control: u32,
+    pub(crate) service: u32,
+    /// Requests that its service posts, and the probe.
+    pub(crate) reserved: u32,
 }
 
 impl Depths {
     /// The completions for which it needs room.
     pub(crate) fn completions(&self) -> usize {
-        let Self { sends, recvs, one_sided, control } = *self;
-        [sends, recvs, one_sided, control].into_iter().map(|depth| depth as usize).sum()
+        let Self { sends, recvs, service, reserved } = *self;
+        [sends, recvs, service, reserved].into_iter().map(|depth| depth as usize).sum()
     }
 }
 
@@ -139,10 +139,10 @@ pub(crate) enum Failure {
     Unknown { wr_id: u64 },
     /// Its owner ended it.
     Aborted,
-    /// A message that was due could not be posted.
+    /// A request of its service or a probe could not be posted.
     Post(PostError),
-    /// The peer violated the protocol of [`Server`](crate::owned::server::Server)s.
-    Protocol,
+    /// Its service ended it.
+    Service { verb: &'static str, reason: &'static str },
     /// The device was removed.
     DeviceRemoved,
 }
@@ -150,8 +150,8 @@ pub(crate) enum Failure {
 /// A connection of a hub. Its QP is destroyed before its slots are reused.
 pub(crate) struct Conn<P: Provider> {
     pub(crate) qp_num: u32,
-    /// Its number in its server.
-    pub(crate) id: PeerId,
+    /// Its number in its service.
+    pub(crate) id: u64,
     pub(crate) driver: DriverId,
     state: Mutex<ConnState<P>>,
     /// Indices of the free slots of each kind.
@@ -168,12 +168,10 @@ pub(crate) struct ConnState<P: Provider> {
     /// `None` once the connection is retired.
     pub(crate) qp: Option<Qp<Rc, P>>,
     pub(crate) failure: Option<Failure>,
-    /// For connections of servers and clients.
-    pub(crate) flow: Option<Flow<Queued>>,
-    /// Longest message that the peer receives.
-    pub(crate) max_message: u32,
-    /// Whether the event of its end was queued for its server.
-    ended: bool,
+    /// What its service keeps of it. The hub does not look at it.
+    pub(crate) service: Option<Box<dyn Any + Send>>,
+    /// Whether its service knows of its end.
+    pub(crate) ended: bool,
     /// Whether a probe is outstanding.
     probing: bool,
     /// How often the peer is probed, and when the next time.
@@ -181,40 +179,7 @@ pub(crate) struct ConnState<P: Provider> {
     next_probe: Option<Instant>,
 }
 
-/// A message that waits for a credit. The table has its buffer.
-pub(crate) struct Queued {
-    pub(crate) wr_id: u64,
-    pub(crate) sge: Sge,
-}
-
 impl<P: Provider> ConnState<P> {
-    /// Posts the messages that are due.
-    pub(crate) fn pump<B>(&mut self, table: &Operations<B>) -> Result<(), Failure> {
-        let Self { qp: Some(qp), failure: None, flow: Some(flow), .. } = self else { return Ok(()) };
-        if qp.state() != QpState::RTS {
-            return Ok(());
-        }
-        while let Some((kind, imm, message)) = flow.next() {
-            let (wr_id, sge) = match &message {
-                Some(Queued { wr_id, sge }) => (*wr_id, Some(*sge)),
-                None => (CONTROL | kind as u64, None),
-            };
-            if message.is_some() {
-                table.publish(wr_id);
-            }
-            let posted = post(qp, wr_id, WrOperation::SendImm(imm), sge);
-            if let Err(error) = posted {
-                // A request that counts as posted completes when the connection ends.
-                if let Some(message) = message.filter(|_| error.accepted == 0) {
-                    // It fails with the connection.
-                    flow.put_back(message);
-                }
-                return Err(Failure::Post(error));
-            }
-        }
-        Ok(())
-    }
-
     /// Probes the peer every `interval` from `now` on. It has that time to connect.
     pub(super) fn start_keepalive(&mut self, interval: Option<Duration>, now: Instant) {
         self.keepalive = interval;
@@ -253,44 +218,28 @@ impl<P: Provider> ConnState<P> {
     }
 }
 
-/// Posts a request that does not write local memory.
-fn post<P: Provider>(
-    qp: &mut Qp<Rc, P>,
-    wr_id: u64,
-    operation: WrOperation,
-    sge: Option<Sge>,
-) -> Result<(), PostError> {
-    let payload = Payload::Sges(sge.as_slice());
-    let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
-    // SAFETY: a request without an SGE names no memory. That of a message was made by `checked_sge`
-    // for a buffer of `Source` that was moved into the table, and `Connection::post` documents how
-    // long the table keeps it.
-    unsafe { qp.post_send(&[request]) }
-}
-
 impl<P: Provider> Conn<P> {
-    /// `slots` has those of the sends, the receives, the one-sided operations and the control messages,
-    /// in this order.
+    /// `slots` has those of the sends, the receives and the service, and the reserved ones, in this
+    /// order. `service` has the number of the connection in its service, and its state there.
     pub(super) fn new(
         qp: Qp<Rc, P>,
         slots: Vec<u32>,
         depths: Depths,
         probe: bool,
-        shared: Option<(PeerId, Flow<Queued>)>,
+        service: Option<ServiceConn>,
     ) -> Self {
-        let (id, flow) = shared.map_or((PeerId::default(), None), |(id, flow)| (id, Some(flow)));
+        let (id, service) = service.map_or((0, None), |(id, state)| (id, Some(state)));
         let (qp_num, driver) = (qp.qp_num(), DriverId(qp.pd().domain().context.file.driver_id()));
         let state = ConnState {
             qp: Some(qp),
             failure: None,
-            flow,
-            max_message: u32::MAX,
+            service,
             ended: false,
             probing: false,
             keepalive: None,
             next_probe: None,
         };
-        let depths = [depths.sends, depths.recvs, depths.one_sided];
+        let depths = [depths.sends, depths.recvs, depths.service];
         let mut rest = slots.as_slice();
         let free = depths.map(|depth| {
             let (own, others) = rest.split_at(depth as usize);
@@ -314,10 +263,16 @@ impl<P: Provider> Conn<P> {
     }
 
     /// The failure that a completion of its QP reports.
-    fn failure(&self, verb: &'static str, status: WcStatus, vendor_err: u32) -> Failure {
+    pub(crate) fn failure(&self, verb: &'static str, status: WcStatus, vendor_err: u32) -> Failure {
         let state = self.lock();
         let link_down = state.qp.as_ref().and_then(|qp| link_down::cause(&qp.pd().domain().context, status));
         Failure::Completion { verb, status, vendor_err, driver: self.driver, link_down }
+    }
+
+    /// All of its slots of the kind.
+    fn slots_of(&self, kind: SlotKind) -> &[u32] {
+        let from: u32 = self.depths[..kind as usize].iter().sum();
+        &self.slots[from as usize..][..self.depths[kind as usize] as usize]
     }
 
     /// Takes a free slot.
@@ -361,13 +316,16 @@ impl<P: Provider> Conn<P> {
     }
 }
 
+/// The number of a connection in its service, and its state there.
+pub(crate) type ServiceConn = (u64, Box<dyn Any + Send>);
+
 /// The CQ with the owners of its completions. Its lock makes its holder the only one that reaps.
 pub(crate) struct Reaper<P: Provider> {
     pub(super) cq: Cq<P>,
     /// The connection of each slot.
     owners: Box<[Option<Arc<Conn<P>>>]>,
-    /// Whether each slot is one of [`SlotKind::Send`]. The opcode of a completion may be wrong.
-    of_sends: Box<[bool]>,
+    /// Whether each slot is one of [`SlotKind::Service`].
+    of_service: Box<[bool]>,
     by_number: HashMap<u32, Arc<Conn<P>>>,
     /// Slots of no connection. They are also the room of the CQ that is not reserved.
     free: Vec<u32>,
@@ -387,10 +345,10 @@ impl<P: Provider> Reaper<P> {
     /// `cq` has room for `entries` completions and for `probes`.
     pub(super) fn new(cq: Cq<P>, entries: u32, probes: u32) -> Self {
         let owners = (0..entries).map(|_| None).collect();
-        let of_sends = (0..entries).map(|_| false).collect();
+        let of_service = (0..entries).map(|_| false).collect();
         let free = (0..entries).rev().collect();
         let by_number = HashMap::new();
-        Self { cq, owners, of_sends, by_number, free, probes, polled: None, budget: BUDGET, armed: false }
+        Self { cq, owners, of_service, by_number, free, probes, polled: None, budget: BUDGET, armed: false }
     }
 
     /// Reserves room for a probe. `false`: there is none.
@@ -436,9 +394,12 @@ impl<P: Provider> Reaper<P> {
     /// Adds a connection. The CQ must be empty of completions of a destroyed QP with its number.
     pub(super) fn add(&mut self, conn: &Arc<Conn<P>>) {
         self.by_number.insert(conn.qp_num, Arc::clone(conn));
-        for (at, slot) in (0..).zip(&conn.slots) {
+        for slot in &conn.slots {
             self.owners[*slot as usize] = Some(Arc::clone(conn));
-            self.of_sends[*slot as usize] = at < conn.depths[SlotKind::Send as usize];
+            self.of_service[*slot as usize] = false;
+        }
+        for slot in conn.slots_of(SlotKind::Service) {
+            self.of_service[*slot as usize] = true;
         }
     }
 
@@ -463,9 +424,9 @@ impl<P: Provider> Reaper<P> {
     /// Polls one completion. If it is not the success of `wr_id`, the caller must call
     /// [`Reaper::reap_polled`].
     #[inline(always)]
-    pub(super) fn poll_own(&mut self, wr_id: u64) -> Own {
+    pub(super) fn poll_own(&mut self, wr_id: u64) -> Next {
         let Self { cq, polled, .. } = self;
-        cq.visit_next(PollOwn { wr_id, polled })
+        cq.visit_next(PollNext { wr_id, polled })
     }
 
     /// Hands out the completion that [`Reaper::poll_own`] has polled, and those behind it as
@@ -473,15 +434,15 @@ impl<P: Provider> Reaper<P> {
     pub(super) fn reap_polled<B>(
         &mut self,
         table: &Operations<B>,
-        inbound: Option<&Arc<Inbound<P>>>,
+        service: Option<&dyn Service<B, P>>,
         batch: &mut Batch<B>,
     ) -> usize {
-        let Some(polled) = self.polled.take() else { return self.reap(table, inbound, batch) };
-        let Self { owners, of_sends, by_number, .. } = self;
+        let Some(polled) = self.polled.take() else { return self.reap(table, service, batch) };
+        let Self { owners, of_service, by_number, .. } = self;
         let success = (polled.status == WcStatus::SUCCESS).then(|| Ended::of_value(&polled));
-        let to = Recipients { owners, of_sends, by_number, table, inbound };
+        let to = Recipients { owners, of_service, by_number, table, service };
         to.deliver(polled.wr_id, success, || polled, batch);
-        1 + self.reap(table, inbound, batch)
+        1 + self.reap(table, service, batch)
     }
 
     /// Takes up to [`BATCH`] completions and hands out the result of each. Returns their number.
@@ -489,11 +450,11 @@ impl<P: Provider> Reaper<P> {
     pub(super) fn reap<B>(
         &mut self,
         table: &Operations<B>,
-        inbound: Option<&Arc<Inbound<P>>>,
+        service: Option<&dyn Service<B, P>>,
         batch: &mut Batch<B>,
     ) -> usize {
-        let Self { cq, owners, of_sends, by_number, .. } = self;
-        let to = Recipients { owners, of_sends, by_number, table, inbound };
+        let Self { cq, owners, of_service, by_number, .. } = self;
+        let to = Recipients { owners, of_service, by_number, table, service };
         let mut completions = cq.poll();
         let mut taken = 0;
         while taken < BATCH
@@ -507,56 +468,56 @@ impl<P: Provider> Reaper<P> {
     }
 }
 
-/// What a poll for one operation found. It is small enough for registers.
-pub(super) enum Own {
-    /// The operation has succeeded.
-    Done(Ended),
-    /// The CQ is empty.
+/// The next completion of the CQ, for one operation. It is small enough for registers.
+pub(super) enum Next {
+    /// The success of the operation.
+    Success(Ended),
+    /// There is none.
     Empty,
-    /// There may be completions to reap.
-    Other,
+    /// Another one, which is to be reaped.
+    Foreign,
 }
 
-/// Polls for the operation `wr_id`. Any other completion is stored in `polled`, not in [`Own`], whose
+/// Polls for the operation `wr_id`. Any other completion is stored in `polled`, not in [`Next`], whose
 /// variants share their place: the compiler would move the result through memory.
-struct PollOwn<'r> {
+struct PollNext<'r> {
     wr_id: u64,
     polled: &'r mut Option<WorkCompletion>,
 }
 
-impl Visitor for PollOwn<'_> {
-    type Output = Own;
+impl Visitor for PollNext<'_> {
+    type Output = Next;
 
     #[inline(always)]
-    fn completion(self, completion: impl Completion) -> Own {
+    fn completion(self, completion: impl Completion) -> Next {
         let Self { wr_id, polled } = self;
         if completion.wr_id() == wr_id && completion.status() == WcStatus::SUCCESS {
-            return Own::Done(Ended::success(&completion));
+            return Next::Success(Ended::success(&completion));
         }
         // A copy, so that the fast path keeps the completion in registers.
         let copy = ManuallyDrop::new(completion);
         *polled = Some(copy.to_value());
-        Own::Other
+        Next::Foreign
     }
 
     #[inline(always)]
-    fn empty(self) -> Own {
-        Own::Empty
+    fn empty(self) -> Next {
+        Next::Empty
     }
 
     #[inline(always)]
-    fn declined(self) -> Own {
-        Own::Other
+    fn declined(self) -> Next {
+        Next::Foreign
     }
 }
 
 /// The owners of completions.
 struct Recipients<'r, B, P: Provider> {
     owners: &'r [Option<Arc<Conn<P>>>],
-    of_sends: &'r [bool],
+    of_service: &'r [bool],
     by_number: &'r HashMap<u32, Arc<Conn<P>>>,
     table: &'r Operations<B>,
-    inbound: Option<&'r Arc<Inbound<P>>>,
+    service: Option<&'r dyn Service<B, P>>,
 }
 
 impl<B, P: Provider> Recipients<'_, B, P> {
@@ -569,23 +530,21 @@ impl<B, P: Provider> Recipients<'_, B, P> {
         value: impl Fn() -> WorkCompletion,
         batch: &mut Batch<B>,
     ) {
-        let Self { owners, of_sends, by_number, table, inbound } = *self;
-        if let Some(inbound) = inbound
-            && wr_id & (SHARED | CONTROL) != 0
-        {
-            message(&value(), by_number, table, inbound, batch);
+        let Self { owners, of_service, by_number, table, service } = *self;
+        if wr_id & RESERVED != 0 {
+            self.deliver_reserved(&value(), batch);
             return;
         }
         let ended = match success {
             Some(ended) => ended,
-            None => failed(&value(), table, owners, inbound, batch),
+            None => failed(&value(), table, owners, service, batch),
         };
         match table.complete(wr_id, ended) {
             Completed::Waiting(waker) => {
-                if let Some(inbound) = inbound
-                    && of_sends[Operations::<B>::index(wr_id) as usize]
+                if let Some(service) = service
+                    && of_service[Operations::<B>::index(wr_id) as usize]
                 {
-                    inbound.count_sent(ended.status == WcStatus::SUCCESS, false);
+                    service.count(ended.status == WcStatus::SUCCESS, false);
                 }
                 if let Some(waker) = waker {
                     batch.woken.push(waker);
@@ -596,19 +555,35 @@ impl<B, P: Provider> Recipients<'_, B, P> {
                 if let Some(Some(conn)) = owners.get(index as usize) {
                     conn.put_slot(operation.kind, index);
                 }
-                if let Some(inbound) = inbound
-                    && operation.kind == SlotKind::Send
+                if let Some(service) = service
+                    && operation.kind == SlotKind::Service
                 {
-                    inbound.count_sent(ended.status == WcStatus::SUCCESS, true);
+                    service.count(ended.status == WcStatus::SUCCESS, true);
                 }
                 batch.ended.push(operation);
             }
             Completed::Unknown => {
                 let completion = value();
                 if let Some(conn) = by_number.get(&completion.qp_num) {
-                    unknown(conn, &completion, table, inbound, batch);
+                    unknown(conn, &completion, table, service, batch);
                 }
             }
+        }
+    }
+
+    /// Hands out a completion whose `wr_id` is that of no operation.
+    #[cold]
+    #[inline(never)]
+    fn deliver_reserved(&self, completion: &WorkCompletion, batch: &mut Batch<B>) {
+        let Self { by_number, table, service, .. } = *self;
+        let conn = by_number.get(&completion.qp_num);
+        match (service, conn) {
+            (Some(service), _) if completion.wr_id != PROBE => {
+                service.completion(completion, conn, table, batch);
+            }
+            (service, Some(conn)) => unknown(conn, completion, table, service, batch),
+            // The connection was destroyed.
+            (_, None) => {}
         }
     }
 }
@@ -620,7 +595,7 @@ fn failed<B, P: Provider>(
     completion: &WorkCompletion,
     table: &Operations<B>,
     owners: &[Option<Arc<Conn<P>>>],
-    inbound: Option<&Arc<Inbound<P>>>,
+    service: Option<&dyn Service<B, P>>,
     batch: &mut Batch<B>,
 ) -> Ended {
     let WorkCompletion { wr_id, mut status, vendor_err, .. } = *completion;
@@ -636,12 +611,10 @@ fn failed<B, P: Provider>(
         {
             status = failure.status;
         }
-        state.flow.as_ref().is_some_and(Flow::is_delivered)
+        // Only the hardware acknowledgement is missing.
+        kind == SlotKind::Service && service.is_some_and(|service| service.is_delivered(&state))
     };
-    end(conn, conn.failure(verb, status, vendor_err), table, inbound, batch);
-    // If the peer has acknowledged all data (FIN acknowledged), only the hardware acknowledgement is
-    // missing.
-    let delivered = delivered && kind != SlotKind::OneSided;
+    end(conn, conn.failure(verb, status, vendor_err), table, service, batch);
     Ended::error(if delivered { WcStatus::SUCCESS } else { status }, vendor_err)
 }
 
@@ -652,7 +625,7 @@ fn unknown<B, P: Provider>(
     conn: &Conn<P>,
     completion: &WorkCompletion,
     table: &Operations<B>,
-    inbound: Option<&Arc<Inbound<P>>>,
+    service: Option<&dyn Service<B, P>>,
     batch: &mut Batch<B>,
 ) {
     let WorkCompletion { wr_id, status, vendor_err, .. } = *completion;
@@ -663,39 +636,25 @@ fn unknown<B, P: Provider>(
     } else {
         return;
     };
-    end(conn, failure, table, inbound, batch);
+    end(conn, failure, table, service, batch);
 }
 
-/// Ends messages that waited for credits, as failed.
-pub(crate) fn flush<B, P: Provider>(
-    conn: &Conn<P>,
-    queue: VecDeque<Queued>,
-    table: &Operations<B>,
-    inbound: &Inbound<P>,
-    batch: &mut Batch<B>,
-) {
-    for Queued { wr_id, .. } in queue {
-        table.publish(wr_id);
-        end_flushed(conn, wr_id, table, Some(inbound), batch);
-    }
-}
-
-/// Ends the operation in flight with this `wr_id`, if there is one, as flushed. A message counts as sent by
-/// `inbound`.
-fn end_flushed<B, P: Provider>(
+/// Ends the operation in flight with this `wr_id`, if there is one, with `status`. `service` counts it.
+pub(crate) fn end_unposted<B, P: Provider>(
     conn: &Conn<P>,
     wr_id: u64,
+    status: WcStatus,
     table: &Operations<B>,
-    inbound: Option<&Inbound<P>>,
+    service: Option<&dyn Service<B, P>>,
     batch: &mut Batch<B>,
 ) {
-    match table.complete(wr_id, Ended::error(WcStatus::WR_FLUSH_ERR, 0)) {
+    match table.complete(wr_id, Ended::error(status, 0)) {
         Completed::Waiting(waker) => {
-            inbound.inspect(|inbound| inbound.count_sent(false, false));
+            service.inspect(|service| service.count(false, false));
             batch.woken.extend(waker);
         }
         Completed::Detached(operation, _) => {
-            inbound.inspect(|inbound| inbound.count_sent(false, true));
+            service.inspect(|service| service.count(false, true));
             conn.put_slot(operation.kind, Operations::<B>::index(wr_id));
             batch.ended.push(operation);
         }
@@ -708,7 +667,7 @@ fn end_flushed<B, P: Provider>(
 pub(super) fn end_removed<B, P: Provider>(
     conn: &Conn<P>,
     table: &Operations<B>,
-    inbound: Option<&Arc<Inbound<P>>>,
+    service: Option<&dyn Service<B, P>>,
     batch: &mut Batch<B>,
 ) {
     // While the connection has its QP, no other connection uses its slots.
@@ -716,136 +675,27 @@ pub(super) fn end_removed<B, P: Provider>(
     if !state.qp.as_ref().is_some_and(Qp::is_destroyed) {
         return;
     }
-    let sends = conn.depths[SlotKind::Send as usize] as usize;
-    for (at, slot) in conn.slots.iter().enumerate() {
-        let counting = inbound.filter(|_| at < sends).map(|inbound| &**inbound);
-        end_flushed(conn, table.wr_id(*slot), table, counting, batch);
+    for kind in [SlotKind::Send, SlotKind::Recv, SlotKind::Service] {
+        let service = service.filter(|_| kind == SlotKind::Service);
+        for slot in conn.slots_of(kind) {
+            end_unposted(conn, table.wr_id(*slot), WcStatus::WR_FLUSH_ERR, table, service, batch);
+        }
     }
     drop(state);
-    end(conn, Failure::DeviceRemoved, table, inbound, batch);
+    end(conn, Failure::DeviceRemoved, table, service, batch);
 }
 
-/// Ends a connection, flushes its messages that wait for credits, and queues the event for its
-/// server.
-pub(super) fn end<B, P: Provider>(
+/// Ends a connection, and tells its service.
+pub(crate) fn end<B, P: Provider>(
     conn: &Conn<P>,
     failure: Failure,
     table: &Operations<B>,
-    inbound: Option<&Arc<Inbound<P>>>,
+    service: Option<&dyn Service<B, P>>,
     batch: &mut Batch<B>,
 ) {
     conn.fail(failure);
-    let Some(inbound) = inbound else { return };
-    let (queue, complete, first) = {
-        let mut state = conn.lock();
-        let Some(flow) = &mut state.flow else { return };
-        let (queue, complete) = (flow.take_queue(), flow.is_complete());
-        (queue, complete, !mem::replace(&mut state.ended, true))
-    };
-    flush(conn, queue, table, inbound, batch);
-    if first {
-        if complete {
-            batch.wake(inbound.finished(conn.id));
-        } else {
-            batch.woken.extend(inbound.push(RawEvent::Failed(conn.id, failure)));
-            batch.wake(inbound.shutdown_wakers());
-        }
-    }
-}
-
-/// Handles the completion of a receive of the SRQ, or of a control message.
-fn message<B, P: Provider>(
-    completion: &WorkCompletion,
-    by_number: &HashMap<u32, Arc<Conn<P>>>,
-    table: &Operations<B>,
-    inbound: &Arc<Inbound<P>>,
-    batch: &mut Batch<B>,
-) {
-    let WorkCompletion { wr_id, status, vendor_err, qp_num, .. } = *completion;
-    let shared = wr_id & SHARED != 0;
-    let receive = if shared { inbound.take(wr_id) } else { None };
-    let unknown = shared && receive.is_none();
-    let Some(conn) = by_number.get(&qp_num) else {
-        // The connection was destroyed.
-        receive.into_iter().for_each(|receive| inbound.post_again(receive));
-        return;
-    };
-    let failure = if unknown {
-        Some(Failure::Unknown { wr_id })
-    } else if status != WcStatus::SUCCESS {
-        let verb = match wr_id {
-            PROBE => "keepalive",
-            _ if shared => "Server::next",
-            _ => "Handle::send",
-        };
-        Some(conn.failure(verb, status, vendor_err))
-    } else {
-        None
-    };
-    if let Some(failure) = failure {
-        receive.into_iter().for_each(|receive| inbound.post_again(receive));
-        end(conn, failure, table, Some(inbound), batch);
-        return;
-    }
-    let mut state = conn.lock();
-    let ended = state.ended;
-    let Some(flow) = state.flow.as_mut().filter(|_| !ended) else {
-        // The event of its end was queued, and no message may follow it.
-        drop(state);
-        receive.into_iter().for_each(|receive| inbound.post_again(receive));
-        return;
-    };
-    let arrived = match &receive {
-        None => {
-            let kinds = [Kind::Credit, Kind::Fin, Kind::FinAck];
-            kinds
-                .into_iter()
-                .filter(|kind| CONTROL | *kind as u64 == wr_id)
-                .for_each(|kind| flow.control_done(kind));
-            if wr_id == PROBE {
-                state.probed();
-            }
-            Ok(None)
-        }
-        Some(receive) => {
-            let len = completion.byte_len as usize;
-            // The length of an RDMA write with immediate is not that of bytes in the receive.
-            if completion.opcode == WcOpcode::RECV && len <= receive.lease.len() {
-                let kind = flow.arrived(completion.imm().unwrap_or(Imm(0)));
-                kind.map(|kind| Some((kind, len))).map_err(|_| Failure::Protocol)
-            } else {
-                Err(Failure::Protocol)
-            }
-        }
-    };
-    let pumped = match arrived {
-        Ok(_) => state.pump(table),
-        Err(failure) => Err(failure),
-    };
-    let finished =
-        state.flow.as_ref().is_some_and(Flow::is_finished) && !mem::replace(&mut state.ended, true);
-    let answered = state.flow.as_ref().is_some_and(Flow::is_delivered);
-    drop(state);
-    match (arrived, receive) {
-        (Ok(Some((Kind::Data, len))), Some(receive)) => {
-            let conn = Arc::clone(conn);
-            batch.woken.extend(inbound.push(RawEvent::Message { conn, receive, len }));
-        }
-        (arrived, receive) => {
-            receive.into_iter().for_each(|receive| inbound.post_again(receive));
-            if let Ok(Some((Kind::Fin, _))) = arrived {
-                batch.woken.extend(inbound.push(RawEvent::Closed(conn.id)));
-            }
-        }
-    }
-    if answered {
-        batch.wake(inbound.shutdown_wakers());
-    }
-    if finished {
-        batch.wake(inbound.finished(conn.id));
-    }
-    if let Err(failure) = pumped {
-        end(conn, failure, table, Some(inbound), batch);
+    if let Some(service) = service {
+        service.ended(conn, failure, table, batch);
     }
 }
 
@@ -853,7 +703,7 @@ fn message<B, P: Provider>(
 /// application.
 pub(crate) struct Batch<B> {
     // Empty lists are not dropped. They have not grown, so there is nothing to free.
-    woken: ManuallyDrop<SmallList<Waker>>,
+    pub(crate) woken: ManuallyDrop<SmallList<Waker>>,
     ended: ManuallyDrop<SmallList<Operation<B>>>,
 }
 
@@ -861,10 +711,6 @@ impl<B> Batch<B> {
     #[inline]
     pub(crate) fn new() -> Self {
         Self { woken: ManuallyDrop::new(SmallList::new()), ended: ManuallyDrop::new(SmallList::new()) }
-    }
-
-    fn wake(&mut self, wakers: Vec<Waker>) {
-        self.woken.extend(wakers);
     }
 
     /// Wakes the tasks and drops the buffers of detached operations.

@@ -60,6 +60,14 @@ impl Setup {
         self.hub.connection_for_test(self.plain.queue_pair(&self.hub.inner.pd), [depth; 2], None)
     }
 
+    /// Creates a connection for `depth` sends and receives.
+    fn open(&self, depth: u32, policy: Policy) -> Result<Connection<Buffer, Plain>> {
+        let depths = Depths { sends: depth, recvs: depth, ..Depths::default() };
+        let attr = (ConnectAttr::new(1, 0), policy, ResolveTimeout::default());
+        let create = |init: &QpInit<'_, Plain>| self.hub.pd().create_qp(init);
+        self.hub.open("test", attr, (depths, 0), |address| address, create, None)
+    }
+
     fn buffer(&self) -> Buffer {
         let part = self.region.part(Counted(vec![7; 16], Arc::clone(&self.freed)));
         part.map_err(|Refused { error, .. }| error).unwrap()
@@ -881,10 +889,8 @@ fn options_that_connections_do_not_have_are_refused() {
 #[test]
 fn connection_that_cannot_be_created_takes_no_room() {
     let setup = Setup::new(8);
-    let depths = Depths { sends: 2, recvs: 2, ..Depths::default() };
-    let attr = (ConnectAttr::new(1, 0), Policy::default(), ResolveTimeout::default());
     // The device file of the test accepts no command.
-    setup.hub.open("test", attr, (depths, 0), |address| address, None).unwrap_err();
+    setup.open(2, Policy::default()).unwrap_err();
     assert_eq!(setup.hub.free_entries(), 8);
     let probes = std::iter::from_fn(|| setup.hub.inner().lock().reserve_probe().then_some(())).count();
     assert_eq!(probes, 4, "half of the entries");
@@ -895,11 +901,7 @@ fn completions_of_an_earlier_qp_of_the_same_number_do_not_end_a_connection() {
     let test = || {
         let setup = Setup::new(8);
         succeed_ioctls();
-        let open = || {
-            let depths = Depths { sends: 1, recvs: 1, ..Depths::default() };
-            let attr = (ConnectAttr::new(1, 0), Policy::default(), ResolveTimeout::default());
-            setup.hub.open("test", attr, (depths, 0), |address| address, None).unwrap()
-        };
+        let open = || setup.open(1, Policy::default()).unwrap();
         let first = open();
         // Each QP of the test has two rings.
         let qp_num = first.inner().conn.qp_num + 2;
@@ -1247,12 +1249,7 @@ fn connection_of_a_hub_without_room_for_probes_has_no_keepalive() {
     let test = || {
         let setup = Setup::new(8);
         succeed_ioctls();
-        let open = || {
-            let depths = Depths { sends: 1, recvs: 1, ..Depths::default() };
-            let attr =
-                (ConnectAttr::new(1, 0), Policy::Every(Duration::from_secs(1)), ResolveTimeout::default());
-            setup.hub.open("test", attr, (depths, 0), |address| address, None).unwrap()
-        };
+        let open = || setup.open(1, Policy::Every(Duration::from_secs(1))).unwrap();
         assert_eq!(open().inner().policy.interval(true), Some(Duration::from_secs(1)));
         while setup.hub.inner().lock().reserve_probe() {}
         assert_eq!(open().inner().policy.interval(true), None);

@@ -8,6 +8,7 @@
 //! | credit | 2 | no | none |
 //! | FIN: no more data follows | 3 | no | none |
 //! | FIN acknowledged: all data arrived | 4 | no | none |
+//! | drain: send a FIN, and no more data | 5 | no | none |
 //!
 //! The credit is an absolute count: how many data messages the sender of this message permits since
 //! the connection began, modulo 2^28. So the latest count replaces all earlier ones.
@@ -22,21 +23,38 @@
 //!
 //! - Two credit messages. Credits that the peer has not seen are at most the window, and each
 //!   credit message carries at least half of it.
-//! - One FIN and one acknowledgement of it.
+//! - One FIN, one acknowledgement of it, and one drain.
 //!
 //! Neither waits for the application. A peer that sends more control messages has no credits left for
 //! them: a credit message without a credit is a violation, and so are more credits than the peer has
 //! receives.
+//!
+//! # Drain
+//!
+//! An end that drains asks for the peer's FIN, and sends its own when the application has dropped all
+//! messages of the peer. The peer sends no data after it has reaped the drain: messages that wait for
+//! credits fail.
+//!
+//! # Versions
+//!
+//! An address names the [`VERSION`] of its end. Ends of two versions do not connect.
+//!
+//! | version | kinds |
+//! |---|---|
+//! | 1 | 1 to 4 |
+//! | 2 | 1 to 5 |
 
 use std::collections::VecDeque;
 
 use crate::Imm;
 
+/// The version of the protocol.
+pub(crate) const VERSION: u8 = 2;
 /// Receives that a connection reserves for control messages.
-pub(crate) const CONTROL_RECEIVES: u32 = 4;
-/// Sends that a connection reserves for control messages: a credit, a FIN, its acknowledgement, a
-/// keepalive.
-pub(crate) const CONTROL_SENDS: u32 = 4;
+pub(crate) const CONTROL_RECEIVES: u32 = 5;
+/// Sends that a connection reserves for control messages: a credit, a FIN, its acknowledgement, a drain,
+/// a keepalive.
+pub(crate) const CONTROL_SENDS: u32 = 5;
 
 const COUNT: u32 = (1 << 28) - 1;
 /// The largest window: the difference of two counts modulo 2^28 must be unambiguous.
@@ -50,13 +68,15 @@ pub(crate) enum Kind {
     Credit = 2,
     Fin = 3,
     FinAck = 4,
+    Drain = 5,
 }
 
 impl Kind {
+    /// The kinds without a payload.
+    pub(crate) const CONTROL: [Self; 4] = [Self::Credit, Self::Fin, Self::FinAck, Self::Drain];
+
     fn of(imm: Imm) -> Option<Self> {
-        [Self::Data, Self::Credit, Self::Fin, Self::FinAck]
-            .into_iter()
-            .find(|kind| *kind as u32 == imm.0 >> 28)
+        [Self::Data].into_iter().chain(Self::CONTROL).find(|kind| *kind as u32 == imm.0 >> 28)
     }
 }
 
@@ -82,6 +102,10 @@ pub(crate) struct Flow<T> {
     queue: VecDeque<T>,
     connected: bool,
     closing: bool,
+    /// It closes when the peer has sent its FIN and its messages are released.
+    draining: bool,
+    drain_sent: bool,
+    drain_received: bool,
     fin_sent: bool,
     /// The peer's device has acknowledged the FIN.
     fin_done: bool,
@@ -108,6 +132,9 @@ impl<T> Flow<T> {
             queue: VecDeque::with_capacity(depth),
             connected: false,
             closing: false,
+            draining: false,
+            drain_sent: false,
+            drain_received: false,
             fin_sent: false,
             fin_done: false,
             fin_acked: false,
@@ -144,6 +171,18 @@ impl<T> Flow<T> {
         self.closing = true;
     }
 
+    /// The peer is to send no more data. A FIN follows when its messages are released and the queue is
+    /// sent. It is at once if it was never connected.
+    pub(crate) fn drain(&mut self) {
+        self.draining = true;
+        self.closing |= !self.connected;
+    }
+
+    /// Whether the peer accepts no more data.
+    pub(crate) fn is_peer_draining(&self) -> bool {
+        self.drain_received
+    }
+
     pub(crate) fn is_closing(&self) -> bool {
         self.closing
     }
@@ -173,6 +212,13 @@ impl<T> Flow<T> {
                 if std::mem::replace(&mut self.fin_received, true) {
                     return Err(Violation);
                 }
+                // An end that drains answers first.
+                self.closing |= !self.draining;
+            }
+            Kind::Drain => {
+                if self.fin_received || std::mem::replace(&mut self.drain_received, true) {
+                    return Err(Violation);
+                }
                 self.closing = true;
             }
             Kind::FinAck => {
@@ -194,6 +240,7 @@ impl<T> Flow<T> {
     pub(crate) fn next(&mut self) -> Option<(Kind, Imm, Option<T>)> {
         let total = self.window.wrapping_add(self.released);
         let unadvertised = total.wrapping_sub(self.advertised);
+        self.closing |= self.draining && self.fin_received && !self.holds_messages();
         let (kind, message) = if self.sent != self.granted
             && let Some(message) = self.queue.pop_front()
         {
@@ -202,6 +249,9 @@ impl<T> Flow<T> {
         } else if self.fin_received && !self.fin_ack_sent {
             self.fin_ack_sent = true;
             (Kind::FinAck, None)
+        } else if self.draining && !self.drain_sent && !self.closing && !self.fin_received {
+            self.drain_sent = true;
+            (Kind::Drain, None)
         } else if self.closing && self.queue.is_empty() && !self.fin_sent {
             self.fin_sent = true;
             (Kind::Fin, None)
@@ -221,7 +271,7 @@ impl<T> Flow<T> {
             Kind::Credit => self.credit_in_flight = false,
             Kind::FinAck => self.fin_ack_done = true,
             Kind::Fin => self.fin_done = true,
-            Kind::Data => {}
+            Kind::Data | Kind::Drain => {}
         }
     }
 
@@ -270,6 +320,8 @@ mod tests {
         held: u32,
         sent: u32,
         heard: Vec<u32>,
+        /// Messages that were not sent because the peer drains.
+        refused: Vec<u32>,
         control: u32,
     }
 
@@ -277,7 +329,15 @@ mod tests {
         fn new(window: u32, peers: u32) -> Self {
             let mut flow = Flow::new(window, 8);
             flow.connected(peers);
-            Self { flow, wire: VecDeque::new(), held: 0, sent: 0, heard: Vec::new(), control: 0 }
+            Self {
+                flow,
+                wire: VecDeque::new(),
+                held: 0,
+                sent: 0,
+                heard: Vec::new(),
+                refused: Vec::new(),
+                control: 0,
+            }
         }
 
         fn post(&mut self) {
@@ -300,6 +360,9 @@ mod tests {
             } else {
                 from.control -= 1;
             }
+            if kind == Kind::Drain {
+                self.refused.extend(self.flow.take_queue());
+            }
             self.post();
         }
 
@@ -316,7 +379,7 @@ mod tests {
         #[test]
         fn every_message_is_delivered_once_and_has_a_posted_receive(
             windows in (1u32..6, 1u32..6),
-            steps in prop::collection::vec((0u8..8, any::<bool>()), 1..300),
+            steps in prop::collection::vec((0u8..9, any::<bool>()), 1..300),
         ) {
             let mut ends = [End::new(windows.0, windows.1), End::new(windows.1, windows.0)];
             let receives = [windows.0, windows.1];
@@ -331,8 +394,12 @@ mod tests {
                     }
                     2..=4 => end.reap(other),
                     5 | 6 => end.release(),
-                    _ if end.sent > 20 => {
+                    7 if end.sent > 20 => {
                         end.flow.close();
+                        end.post();
+                    }
+                    8 if end.sent > 10 => {
+                        end.flow.drain();
                         end.post();
                     }
                     _ => {}
@@ -357,8 +424,10 @@ mod tests {
             }
             let [a, b] = &ends;
             prop_assert!(a.flow.is_finished() && b.flow.is_finished());
-            prop_assert_eq!(&a.heard, &(0..b.sent).collect::<Vec<_>>());
-            prop_assert_eq!(&b.heard, &(0..a.sent).collect::<Vec<_>>());
+            for (end, other) in [(a, b), (b, a)] {
+                let all = [other.heard.as_slice(), end.refused.as_slice()].concat();
+                prop_assert_eq!(all, (0..end.sent).collect::<Vec<_>>(), "received in order, or refused");
+            }
         }
 
         #[test]
@@ -416,6 +485,44 @@ mod tests {
         assert_eq!(flow.arrived(credit(4)), Err(Violation), "one message was sent");
         assert_eq!(flow.arrived(credit(3)), Ok(Kind::Credit));
         assert_eq!(flow.arrived(credit(3)), Err(Violation), "it has no credit");
+    }
+
+    #[test]
+    fn end_that_drains_sends_its_fin_when_the_messages_of_the_peer_are_released() {
+        let [mut server, mut client] = [End::new(4, 4), End::new(4, 4)];
+        (0..6).for_each(|message| client.flow.push(message));
+        client.post();
+        server.flow.drain();
+        server.post();
+        (0..4).for_each(|_| server.reap(&mut client));
+        client.reap(&mut server);
+        assert_eq!(client.refused, [4, 5], "the messages without a credit");
+        assert!(client.flow.is_closing() && client.flow.is_peer_draining());
+        server.reap(&mut client);
+        assert!(!server.flow.is_closing(), "it has four messages to answer");
+        for answer in 0..4 {
+            server.flow.push(answer);
+            server.post();
+            server.release();
+        }
+        (0..8).for_each(|_| client.reap(&mut server));
+        (0..4).for_each(|_| client.release());
+        (0..4).for_each(|_| server.reap(&mut client));
+        assert_eq!(client.heard, [0, 1, 2, 3]);
+        assert!(server.flow.is_finished() && client.flow.is_finished());
+    }
+
+    #[test]
+    fn drain_follows_no_fin_and_no_other_drain() {
+        let mut flow = Flow::<()>::new(1, 1);
+        flow.connected(1);
+        let imm = |kind: Kind| Imm((kind as u32) << 28 | 1);
+        assert_eq!(flow.arrived(imm(Kind::Drain)), Ok(Kind::Drain));
+        assert_eq!(flow.arrived(imm(Kind::Drain)), Err(Violation));
+        let mut flow = Flow::<()>::new(1, 1);
+        flow.connected(1);
+        assert_eq!(flow.arrived(imm(Kind::Fin)), Ok(Kind::Fin));
+        assert_eq!(flow.arrived(imm(Kind::Drain)), Err(Violation));
     }
 
     #[test]

@@ -9,8 +9,10 @@ use bareverbs_provider::traits::Provider;
 
 use super::PeerId;
 use super::inbound::{Inbound, Receive};
+use super::post::send_message;
+use super::reap::{PeerState, pump};
 use crate::owned::hub::connection::{Connection, ConnectionInner};
-use crate::owned::hub::reaper::{BATCH, Batch, Conn};
+use crate::owned::hub::reaper::{BATCH, Conn};
 use crate::owned::{Pending, PoolBuffer, Source};
 use crate::{AnyProvider, Error};
 
@@ -80,7 +82,7 @@ impl<B: Source, P: Provider> Message<B, P> {
     /// The sender.
     #[must_use]
     pub fn peer(&self) -> PeerId {
-        self.conn.id
+        self.conn.id.into()
     }
 
     /// The message, mutable, for an answer in the same buffer.
@@ -92,7 +94,7 @@ impl<B: Source, P: Provider> Message<B, P> {
     /// Sends a message to the sender of this one, as [`Handle::send`](super::Handle::send) does.
     pub fn reply(&self, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
         match self.peer.upgrade() {
-            Some(peer) => Connection::of(peer).send_message(buffer, range, 0),
+            Some(peer) => send_message(&Connection::of(peer), buffer, range, 0),
             None => Pending::refused(super::closed("Message::reply"), Some(buffer), 0),
         }
     }
@@ -154,18 +156,16 @@ impl<B: Source, P: Provider> Drop for Message<B, P> {
         let peer = self.peer.upgrade();
         let pumped = {
             let mut state = self.conn.lock();
-            if let Some(flow) = &mut state.flow {
+            if let Some(PeerState { flow, .. }) = PeerState::of_mut(&mut state) {
                 flow.released();
             }
             // Without the peer, its QP is destroyed.
-            peer.as_ref().map_or(Ok(()), |peer| state.pump(&peer.hub.table))
+            peer.as_ref().map_or(Ok(()), |peer| pump(&mut state, &peer.hub.table))
         };
         if let Err(failure) = pumped
             && let Some(peer) = peer
         {
-            let mut batch = Batch::new();
-            peer.hub.end(&self.conn, failure, &mut batch);
-            batch.finish();
+            peer.end(failure);
         }
     }
 }

@@ -9,6 +9,7 @@ use super::inbound::Inbound;
 use super::{Client, Handle, Inner, Server};
 use crate::error::Limit;
 use crate::owned::hub::Hub;
+use crate::owned::hub::service::Service;
 use crate::owned::options::{ConnectionOptions, connection_setters};
 use crate::owned::{Pool, PoolBuffer, Source, Spin};
 use crate::qp::ConnectAttr;
@@ -27,7 +28,7 @@ const CLIENT: &str = "ClientOptions::build";
 /// | [`sends`](Self::sends) | 16 messages |
 /// | [`message_size`](Self::message_size) | 4096 bytes |
 /// | [`operations`](Self::operations) | 4 |
-/// | [`receives`](Self::receives) | `peers` × (`window` + 4), or the device's limit |
+/// | [`receives`](Self::receives) | `peers` × (`window` + 5), or the device's limit |
 /// | [`inline`](Self::inline) | 0 bytes |
 /// | [`access`](Self::access) | `REMOTE_WRITE` |
 /// | those of the connections, such as [`port`](Self::port) and [`timeout`](Self::timeout) | those of [`EndpointOptions`](crate::owned::EndpointOptions) |
@@ -37,7 +38,7 @@ const CLIENT: &str = "ClientOptions::build";
 ///
 /// # Thousands of peers
 ///
-/// The CQ has `receives` + `peers` × (`sends` + `operations` + 4) entries. On Soft-RoCE a CQ has at
+/// The CQ has `receives` + `peers` × (`sends` + `operations` + 5) entries. On Soft-RoCE a CQ has at
 /// most 32,767, and a ConnectX has SRQs of at most 32,767 receives. So lower `sends`, `operations` and
 /// `receives` for thousands of peers that are seldom busy at the same time:
 ///
@@ -131,7 +132,7 @@ setters! {
     /// Outstanding writes, reads and atomics for each peer: [`Handle::post`]. They take no room from
     /// `sends`. 0 to 2^20.
     operations(operations: u32) operations = operations;
-    /// Receives of the SRQ, which all peers share. At least `window` + 4.
+    /// Receives of the SRQ, which all peers share. At least `window` + 5.
     ///
     /// With the default each message finds a posted receive. With fewer, a message may arrive when none
     /// is posted. Its sender's device then repeats it until one is (RNR retries, without limit by
@@ -191,7 +192,8 @@ impl ServerOptions {
         }
         let each = self.window + CONTROL_RECEIVES;
         if let Some(receives) = self.receives.filter(|receives| *receives < each) {
-            let reason = format!("receives is {receives}: it must be at least `window` + 4, {each}");
+            let reason =
+                format!("receives is {receives}: it must be at least `window` + {CONTROL_RECEIVES}, {each}");
             return Err(Error::invalid(verb, reason));
         }
         if self.message_size == 0 {
@@ -217,12 +219,8 @@ impl ServerOptions {
         let pool = Pool::new(pd, count, self.message_size as usize)?;
         let srq = pd.create_srq(&SrqInit::new(receives))?;
         let inbound = Arc::new(Inbound::new(srq, pool, receives as usize, self.peers as usize));
-        let hub = Hub::with_inbound(
-            pd,
-            entries as u32,
-            self.spin,
-            Some((Arc::clone(&inbound), receives as usize)),
-        )?;
+        let service: Arc<dyn Service<B, P>> = Arc::<Inbound<P>>::clone(&inbound);
+        let hub = Hub::with_service(pd, entries as u32, self.spin, Some((service, receives as usize)))?;
         for index in 0..receives {
             let lease = inbound
                 .pool

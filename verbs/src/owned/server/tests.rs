@@ -14,6 +14,7 @@ use crate::cq::{WcFlags, WorkCompletion};
 use crate::owned::Pool;
 use crate::owned::hub::driver::DriverGuard;
 use crate::owned::hub::election::DriverKind;
+use crate::owned::hub::service::Service;
 use crate::owned::options::ConnectionOptions;
 use crate::qp::ConnectAttr;
 use crate::srq::{Srq, SrqInit};
@@ -41,13 +42,14 @@ impl Setup {
         Self::with(|flow| flow.connected(WINDOW))
     }
 
-    fn with(connect: impl FnOnce(&mut Flow<crate::owned::hub::reaper::Queued>)) -> Self {
+    fn with(connect: impl FnOnce(&mut Flow<Queued>)) -> Self {
         let plain = Plain::default();
         let pd = plain.domain();
         let pool = Pool::for_test(&pd, (RECEIVES + SENDS) as usize, SIZE);
         let srq = Srq::create(&pd, &SrqInit::new(RECEIVES)).unwrap();
         let inbound = Arc::new(Inbound::new(srq, pool, RECEIVES as usize, 1));
-        let hub = Hub::for_test(&pd, 64, Some(Arc::clone(&inbound)));
+        let service: Arc<dyn Service<PoolBuffer, Plain>> = Arc::<Inbound<Plain>>::clone(&inbound);
+        let hub = Hub::for_test(&pd, 64, Some(service));
         for index in 0..RECEIVES {
             inbound.post(index, inbound.pool.take().unwrap()).unwrap();
         }
@@ -56,9 +58,9 @@ impl Setup {
         connect(&mut flow);
         let qp = plain.queue_pair(&pd);
         let qp_num = qp.qp_num();
+        let state = Box::new(PeerState { flow, max_message: SIZE as u32 });
         let connection =
-            hub.connection_for_test(qp, [SENDS as usize, CONTROL_SENDS as usize], Some((peer, flow)));
-        connection.inner().conn.lock().max_message = SIZE as u32;
+            hub.connection_for_test(qp, [SENDS as usize, CONTROL_SENDS as usize], Some((peer.into(), state)));
         let attr = ConnectAttr::new(1, 0);
         let defaults = ConnectionOptions::new(Access::REMOTE_WRITE);
         let options = options::Resolved {
@@ -74,6 +76,12 @@ impl Setup {
         lock(&inner.peers)[0].peer = Some(connection);
         let server = Server { handle: Handle { inner } };
         Self { plain, server, peer, qp_num, credits: WINDOW }
+    }
+
+    /// Limits the messages to the peer to `max` bytes.
+    fn limit(&self, max: u32) {
+        let peer = self.server.handle.inner.get(self.peer).unwrap();
+        PeerState::of_mut(&mut peer.inner().conn.lock()).unwrap().max_message = max;
     }
 
     /// The oldest receive that is posted.
@@ -233,7 +241,7 @@ fn shutdown_ends_when_both_ends_have_received_everything() {
     assert!(matches!(setup.next(), Some(Event::Closed(peer)) if peer == setup.peer));
     // The acknowledgement of the peer's FIN.
     setup.sent();
-    assert_eq!(shutdown.wait().unwrap(), Report { sent: 1, detached: 0, failed: 0 });
+    assert_eq!(shutdown.wait().unwrap(), Summary { sent: 1, detached: 0, failed: 0 });
     assert!(setup.next().is_none());
     assert!(setup.server.handle.peers().is_empty());
 }
@@ -249,9 +257,133 @@ fn shutdown_ends_when_a_peer_that_has_closed_leaves() {
     assert_eq!(setup.plain.log().sent.len(), 2);
     assert!(shutdown.wait_timeout(Duration::ZERO).is_none());
     (0..2).for_each(|_| setup.sent());
-    assert_eq!(shutdown.wait().unwrap(), Report::default());
+    assert_eq!(shutdown.wait().unwrap(), Summary::default());
     assert!(setup.next().is_none());
     assert!(setup.server.handle.peers().is_empty());
+}
+
+/// The kinds of the control messages that were posted, the oldest first.
+fn controls(setup: &Setup) -> Vec<u64> {
+    let sent = setup.plain.log().sent.iter().map(|sent| sent.1).collect::<Vec<_>>();
+    sent.into_iter().filter(|wr_id| wr_id >> 62 == 1).map(|wr_id| wr_id & 0xf).collect()
+}
+
+#[test]
+fn drain_ends_after_the_answers() {
+    let mut setup = Setup::new();
+    let handle = setup.server.handle.clone();
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Data as u32, 5);
+    let message = setup.message();
+    let mut drain = handle.drain();
+    assert_eq!(controls(&setup), [Kind::Drain as u64]);
+    // A message that the peer had sent before it knew.
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Data as u32, 5);
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Fin as u32, 0);
+    let late = setup.message();
+    assert!(matches!(setup.next(), Some(Event::Closed(peer)) if peer == setup.peer));
+    setup.sent();
+    let answer = message.reply(handle.acquire().wait().unwrap(), ..4);
+    drop(message);
+    assert_eq!(controls(&setup), [Kind::FinAck as u64], "a message has no answer");
+    assert!(drain.wait_timeout(Duration::ZERO).is_none());
+    assert!(setup.next().is_none(), "a timeout");
+    let other = late.reply_in_place(..4);
+    assert_eq!(controls(&setup), [Kind::FinAck as u64, Kind::Fin as u64]);
+    (0..4).for_each(|_| setup.sent());
+    drop((answer.wait().unwrap(), other.wait().unwrap()));
+    assert_eq!(drain.wait().unwrap(), Summary { sent: 2, detached: 0, failed: 0 });
+    assert!(matches!(setup.server.next().wait(), Ok(None)));
+}
+
+#[test]
+fn messages_to_a_peer_that_drains_are_not_sent() {
+    // One credit.
+    let mut setup = Setup::with(|flow| flow.connected(1));
+    setup.credits = 1;
+    let handle = setup.server.handle.clone();
+    let [sent, waits] = [4, 5].map(|len| handle.send(setup.peer, setup.server.take().unwrap(), ..len));
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Drain as u32, 0);
+    handle.inner.hub.poll(8);
+    assert_eq!(controls(&setup), [Kind::Fin as u64]);
+    let assert_refused = |pending: Pending<PoolBuffer, Plain>, verb| {
+        let failed = pending.wait().unwrap_err();
+        assert_eq!(failed.outcome, crate::owned::Outcome::NotExecuted, "{failed}");
+        assert!(matches!(failed.error, Error::Draining { verb: of } if of == verb), "{failed}");
+        failed.buffer.unwrap()
+    };
+    let buffer = assert_refused(waits, "Handle::send");
+    let buffer = assert_refused(handle.send(setup.peer, buffer, ..4), "Handle::send");
+    let remote = crate::Remote { addr: 0, rkey: 1 };
+    drop(assert_refused(handle.write(setup.peer, buffer, ..4, remote), "Handle::write"));
+    // The message that was sent, and its answer.
+    setup.sent();
+    drop(sent.wait().unwrap());
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Data as u32, 3);
+    assert_eq!(setup.message().bytes().len(), 3);
+}
+
+#[test]
+fn drain_refuses_new_peers_and_ends_a_server_without_peers() {
+    let setup = Setup::with(|_| ());
+    let handle = setup.server.handle.clone();
+    drop(handle.drain());
+    let remote =
+        Address { recvs: WINDOW, flow_control: flow::VERSION, ..Address::new(crate::Gid::default(), 1) };
+    assert!(matches!(handle.admit(&remote), Err(Error::Closed { verb: "Handle::admit", .. })));
+    let refused = handle.connect("test", setup.peer, &remote).unwrap_err();
+    assert!(matches!(refused, Error::Closed { verb: "test", .. }), "{refused}");
+    let mut server = setup.server;
+    assert!(matches!(server.next().wait(), Ok(None)));
+    assert_eq!(handle.drain().wait().unwrap(), Summary::default());
+}
+
+#[test]
+fn shutdown_after_a_drain_waits_for_no_answer() {
+    let mut setup = Setup::new();
+    let receive = setup.receive();
+    setup.arrives(receive, Kind::Data as u32, 5);
+    let message = setup.message();
+    drop(setup.server.handle.drain());
+    let shutdown = setup.server.handle.shutdown();
+    assert_eq!(controls(&setup), [Kind::Drain as u64, Kind::Fin as u64]);
+    (0..2).for_each(|_| setup.sent());
+    for kind in [Kind::FinAck, Kind::Fin] {
+        let receive = setup.receive();
+        setup.arrives(receive, kind as u32, 0);
+    }
+    assert_eq!(shutdown.wait().unwrap(), Summary::default());
+    assert!(message.reply(setup.server.take().unwrap(), ..).wait().is_err());
+}
+
+#[test]
+fn drain_wakes_the_reader_of_a_server_without_peers() {
+    let mut setup = Setup::with(|_| ());
+    let handle = setup.server.handle.clone();
+    assert!(handle.inner.hub.inner().election.attach_driver(DriverKind::Task));
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    assert!(Pin::new(&mut setup.server.next()).poll(&mut Context::from_waker(&waker)).is_pending());
+    drop(handle.drain());
+    assert!(woken.0.load(Ordering::Relaxed));
+}
+
+#[test]
+fn peers_of_other_versions_are_refused() {
+    let setup = Setup::with(|_| ());
+    for peer in [1, flow::VERSION - 1, flow::VERSION + 1, u8::MAX] {
+        let remote = Address { recvs: WINDOW, flow_control: peer, ..Address::new(crate::Gid::default(), 1) };
+        let remote = Address::from_bytes(&remote.to_bytes()).unwrap();
+        let refused = setup.server.handle.connect("test", setup.peer, &remote).unwrap_err();
+        assert!(
+            matches!(refused, Error::FlowControlVersion { verb: "test", own: flow::VERSION, peer: of } if of == peer),
+            "{refused}"
+        );
+    }
 }
 
 #[test]
@@ -352,7 +484,7 @@ fn end_of_the_driver_wakes_the_reader_and_shutdowns() {
 #[test]
 fn shutdown_ignores_a_peer_that_was_never_connected() {
     let mut setup = Setup::with(|_| ());
-    assert_eq!(setup.server.handle.shutdown().wait().unwrap(), Report::default());
+    assert_eq!(setup.server.handle.shutdown().wait().unwrap(), Summary::default());
     assert!(setup.next().is_none());
     let refused = setup.server.handle.open("test").unwrap_err();
     assert!(matches!(refused, Error::Closed { .. }), "{refused}");
@@ -375,7 +507,8 @@ fn shutdown_wakes_the_reader_of_a_server_without_peers() {
 fn connect_after_the_shutdown_is_refused() {
     let setup = Setup::with(|_| ());
     drop(setup.server.handle.shutdown());
-    let remote = Address { recvs: WINDOW, flow_control: true, ..Address::new(crate::Gid::default(), 1) };
+    let remote =
+        Address { recvs: WINDOW, flow_control: flow::VERSION, ..Address::new(crate::Gid::default(), 1) };
     let refused = setup.server.handle.connect("test", setup.peer, &remote).unwrap_err();
     assert!(matches!(refused, Error::Closed { verb: "test", .. }), "{refused}");
 }
@@ -383,7 +516,7 @@ fn connect_after_the_shutdown_is_refused() {
 #[test]
 fn messages_that_wait_for_a_connection_fail_at_the_shutdown() {
     let setup = Setup::with(|_| ());
-    setup.server.handle.inner.get(setup.peer).unwrap().inner().conn.lock().max_message = SIZE as u32;
+    setup.limit(SIZE as u32);
     let message = setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
     let report = setup.server.handle.shutdown().wait().unwrap();
     assert_eq!((report.sent, report.failed), (0, 1));
@@ -461,7 +594,7 @@ fn failure_of_a_peer_is_reported_though_its_removal_panics() {
 fn shutdown_wakes_the_reader_though_the_waker_of_a_message_panics() {
     let mut setup = Setup::with(|_| ());
     assert!(setup.server.handle.inner.hub.inner().election.attach_driver(DriverKind::Task));
-    setup.server.handle.inner.get(setup.peer).unwrap().inner().conn.lock().max_message = SIZE as u32;
+    setup.limit(SIZE as u32);
     let mut message = setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
     let waker = Waker::from(Arc::new(Panics));
     assert!(Pin::new(&mut message).poll(&mut Context::from_waker(&waker)).is_pending());
@@ -956,8 +1089,8 @@ fn end_of_the_driver_ends_the_polls_of_a_wait() {
 #[test]
 fn receives_below_the_window_of_a_peer_are_refused() {
     let pd = Plain::default().domain();
-    let refused = Server::options().window(8).receives(11).build(&pd).unwrap_err();
-    assert!(refused.to_string().contains("receives is 11"), "{refused}");
+    let refused = Server::options().window(8).receives(12).build(&pd).unwrap_err();
+    assert!(refused.to_string().contains("receives is 12"), "{refused}");
 }
 
 #[test]
@@ -1015,7 +1148,7 @@ fn messages_that_wait_for_credits_fail_with_their_peer() {
 #[test]
 fn message_beyond_the_length_of_the_peer_is_refused() {
     let setup = Setup::new();
-    setup.server.handle.inner.get(setup.peer).unwrap().inner().conn.lock().max_message = 8;
+    setup.limit(8);
     let send = |len| setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..len);
     let refused = send(9).wait().unwrap_err();
     assert!(matches!(refused.error, Error::Limit { asked: 9, max: 8, .. }), "{refused}");
@@ -1075,7 +1208,7 @@ fn peer_that_is_admitted_while_the_server_is_shut_down_is_refused() {
 fn window_of_a_peer_that_is_out_of_range_is_refused() {
     let setup = Setup::with(|_| ());
     for recvs in [0, super::flow::MAX_WINDOW + 1, u32::MAX] {
-        let remote = Address { recvs, flow_control: true, ..Address::new(crate::Gid::default(), 1) };
+        let remote = Address { recvs, flow_control: flow::VERSION, ..Address::new(crate::Gid::default(), 1) };
         let refused = setup.server.handle.connect("test", setup.peer, &remote).unwrap_err();
         assert!(refused.to_string().contains("`recvs`"), "{refused}");
     }

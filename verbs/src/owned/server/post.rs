@@ -1,0 +1,103 @@
+//! Messages and operations on the connections of a server.
+
+use std::ops::RangeBounds;
+use std::sync::Arc;
+
+use bareverbs_provider::traits::Provider;
+
+use super::reap::{PeerState, Queued, pump};
+use crate::error::Limit;
+use crate::owned::buffer::checked_sge;
+use crate::owned::hub::connection::{Connection, ConnectionInner, full};
+use crate::owned::hub::reaper::{Operation, PostedBy, SlotKind};
+use crate::owned::op::Load;
+use crate::owned::{Op, Pending, Source};
+use crate::qp::Operation as WrOperation;
+use crate::{Error, WcOpcode};
+
+/// Sends a message, or adds it to those that wait for credits.
+pub(super) fn send_message<B: Source, P: Provider>(
+    peer: &Connection<B, P>,
+    buffer: B,
+    range: impl RangeBounds<usize>,
+    tag: u64,
+) -> Pending<B, P> {
+    const BY: &PostedBy = &PostedBy { verb: "Handle::send", opcode: WcOpcode::SEND };
+    const VERB: &str = BY.verb;
+    let ConnectionInner { hub, conn, .. } = peer.inner();
+    let sge = match checked_sge(VERB, &buffer, hub.pd.domain(), range) {
+        Ok(sge) => sge,
+        Err(error) => return Pending::refused(error, Some(buffer), tag),
+    };
+    let mut state = conn.lock();
+    if let Some(failure) = state.failure {
+        drop(state);
+        return Pending::refused(failure.into(), Some(buffer), tag);
+    }
+    let room = match PeerState::of_mut(&mut state) {
+        Some(PeerState { max_message, .. }) if sge.length > *max_message => Err(Error::Limit {
+            verb: VERB,
+            limit: Limit::MessageLen,
+            asked: sge.length.into(),
+            max: (*max_message).into(),
+        }),
+        Some(PeerState { flow, .. }) if !flow.is_closing() => match conn.take_slot(SlotKind::Service) {
+            Some(index) => Ok((flow, index)),
+            None => Err(full(conn, SlotKind::Service)),
+        },
+        peer => Err(closing(VERB, peer.as_deref())),
+    };
+    let (flow, index) = match room {
+        Ok(room) => room,
+        Err(error) => {
+            drop(state);
+            return Pending::refused(error, Some(buffer), tag);
+        }
+    };
+    // The table owns the buffer before the request is posted, so a panic in between does not free it.
+    let wr_id = hub.table.insert_queued(
+        index,
+        Operation { buffer: Some(buffer), posted_by: BY, kind: SlotKind::Service, tag, len: sge.length },
+    );
+    flow.push(Queued { wr_id, sge });
+    let pumped = pump(&mut state, &hub.table);
+    drop(state);
+    if let Err(failure) = pumped {
+        peer.inner().end(failure);
+    }
+    Pending::posted(Arc::clone(peer.shared()), wr_id)
+}
+
+/// Posts a write, a read or an atomic operation.
+pub(super) fn post_operation<B: Source, P: Provider, L: Load<B>>(
+    peer: &Connection<B, P>,
+    op: Op<L>,
+) -> Pending<B, P> {
+    let by = match op.operation {
+        WrOperation::Write(_) => &PostedBy { verb: "Handle::write", opcode: WcOpcode::RDMA_WRITE },
+        WrOperation::Read(_) => &PostedBy { verb: "Handle::read", opcode: WcOpcode::RDMA_READ },
+        WrOperation::CmpSwp { .. } => &PostedBy { verb: "Handle::compare_swap", opcode: WcOpcode::COMP_SWAP },
+        WrOperation::FetchAdd { .. } => &PostedBy { verb: "Handle::fetch_add", opcode: WcOpcode::FETCH_ADD },
+        _ => {
+            let reason = "it is a message, whose receives and immediate data belong to the flow control: \
+                          use `Handle::send`";
+            return Pending::refused_op(SlotKind::Send, Error::invalid("Handle::post", reason), op);
+        }
+    };
+    let closing = match PeerState::of(&peer.inner().conn.lock()) {
+        Some(PeerState { flow, .. }) if !flow.is_closing() => None,
+        peer => Some(closing(by.verb, peer)),
+    };
+    if let Some(error) = closing {
+        return Pending::refused_op(SlotKind::Send, error, op);
+    }
+    peer.post_by(by, op)
+}
+
+#[cold]
+fn closing(verb: &'static str, peer: Option<&PeerState>) -> Error {
+    if peer.is_some_and(|peer| peer.flow.is_peer_draining()) {
+        return Error::Draining { verb };
+    }
+    Error::Closed { verb, reason: "the connection is closing: it takes no more messages and operations" }
+}

@@ -1,0 +1,236 @@
+//! The protocol of servers and clients on the connections of their hub.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::Arc;
+use std::task::Waker;
+
+use bareverbs_provider::traits::Provider;
+
+use super::PeerId;
+use super::flow::{Flow, Kind};
+use super::inbound::{Inbound, RawEvent, SHARED};
+use crate::cq::WorkCompletion;
+use crate::owned::hub::reaper::{Batch, Conn, ConnState, Failure, Operations, TAKEN_BACK, end, end_unposted};
+use crate::owned::hub::service::Service;
+use crate::qp::{Operation, Payload, QpState, SendFlags, SendRequest, Sge};
+use crate::{Error, Imm, WcOpcode, WcStatus};
+
+/// Set in the `wr_id`s of control messages. The kind of the message is in the low bits.
+const CONTROL: u64 = 1 << 62;
+
+/// What a server keeps of a connection, beside the hub.
+pub(crate) struct PeerState {
+    pub(crate) flow: Flow<Queued>,
+    /// Longest message that the peer receives.
+    pub(crate) max_message: u32,
+}
+
+/// A message that waits for a credit. The table has its buffer.
+pub(crate) struct Queued {
+    pub(crate) wr_id: u64,
+    pub(crate) sge: Sge,
+}
+
+impl PeerState {
+    /// The state of a connection of a server.
+    pub(crate) fn of<P: Provider>(state: &ConnState<P>) -> Option<&Self> {
+        state.service.as_ref()?.downcast_ref()
+    }
+
+    /// As [`of`](Self::of), to change it.
+    pub(crate) fn of_mut<P: Provider>(state: &mut ConnState<P>) -> Option<&mut Self> {
+        state.service.as_mut()?.downcast_mut()
+    }
+}
+
+/// Whether `test` holds for the flow control of a connection.
+pub(crate) fn flow_is<P: Provider>(state: &ConnState<P>, test: impl FnOnce(&Flow<Queued>) -> bool) -> bool {
+    PeerState::of(state).is_some_and(|peer| test(&peer.flow))
+}
+
+/// Posts the messages that are due.
+pub(crate) fn pump<B, P: Provider>(state: &mut ConnState<P>, table: &Operations<B>) -> Result<(), Failure> {
+    let ConnState { qp: Some(qp), failure: None, service: Some(service), .. } = state else { return Ok(()) };
+    let Some(PeerState { flow, .. }) = service.downcast_mut() else { return Ok(()) };
+    if qp.state() != QpState::RTS {
+        return Ok(());
+    }
+    while let Some((kind, imm, message)) = flow.next() {
+        let (wr_id, sge) = match &message {
+            Some(Queued { wr_id, sge }) => (*wr_id, Some(*sge)),
+            None => (CONTROL | kind as u64, None),
+        };
+        if message.is_some() {
+            table.publish(wr_id);
+        }
+        let payload = Payload::Sges(sge.as_slice());
+        let operation = Operation::SendImm(imm);
+        let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
+        // SAFETY: a request without an SGE names no memory. That of a message was made by `checked_sge`
+        // for a buffer of `Source` that was moved into the table, and `Connection::post` documents how
+        // long the table keeps it. A send does not write its memory.
+        if let Err(error) = unsafe { qp.post_send(&[request]) } {
+            // A request that counts as posted completes when the connection ends.
+            if let Some(message) = message.filter(|_| error.accepted == 0) {
+                // It fails with the connection.
+                flow.put_back(message);
+            }
+            return Err(Failure::Post(error));
+        }
+    }
+    Ok(())
+}
+
+/// Ends messages that waited for credits, with `status`.
+pub(crate) fn flush<B, P: Provider>(
+    conn: &Conn<P>,
+    queue: VecDeque<Queued>,
+    status: WcStatus,
+    table: &Operations<B>,
+    inbound: &Inbound<P>,
+    batch: &mut Batch<B>,
+) {
+    for Queued { wr_id, .. } in queue {
+        table.publish(wr_id);
+        end_unposted(conn, wr_id, status, table, Some(inbound), batch);
+    }
+}
+
+impl<B, P: Provider> Service<B, P> for Inbound<P> {
+    /// Handles the completion of a receive of the SRQ, or of a control message.
+    fn completion(
+        &self,
+        completion: &WorkCompletion,
+        conn: Option<&Arc<Conn<P>>>,
+        table: &Operations<B>,
+        batch: &mut Batch<B>,
+    ) {
+        let WorkCompletion { wr_id, status, vendor_err, .. } = *completion;
+        let shared = wr_id & SHARED != 0;
+        let receive = if shared { self.take(wr_id) } else { None };
+        let unknown = shared && receive.is_none();
+        let Some(conn) = conn else {
+            // The connection was destroyed.
+            receive.into_iter().for_each(|receive| self.post_again(receive));
+            return;
+        };
+        let failure = if unknown {
+            Some(Failure::Unknown { wr_id })
+        } else if status != WcStatus::SUCCESS {
+            let verb = if shared { "Server::next" } else { "Handle::send" };
+            Some(conn.failure(verb, status, vendor_err))
+        } else {
+            None
+        };
+        if let Some(failure) = failure {
+            receive.into_iter().for_each(|receive| self.post_again(receive));
+            end(conn, failure, table, Some(self), batch);
+            return;
+        }
+        let mut state = conn.lock();
+        let ended = state.ended;
+        let Some(PeerState { flow, .. }) = PeerState::of_mut(&mut state).filter(|_| !ended) else {
+            // The event of its end was queued, and no message may follow it.
+            drop(state);
+            receive.into_iter().for_each(|receive| self.post_again(receive));
+            return;
+        };
+        let arrived = match &receive {
+            None => {
+                Kind::CONTROL
+                    .into_iter()
+                    .filter(|kind| CONTROL | *kind as u64 == wr_id)
+                    .for_each(|kind| flow.control_done(kind));
+                Ok(None)
+            }
+            Some(receive) => {
+                let len = completion.byte_len as usize;
+                // The length of an RDMA write with immediate is not that of bytes in the receive.
+                if completion.opcode == WcOpcode::RECV && len <= receive.lease.len() {
+                    let kind = flow.arrived(completion.imm().unwrap_or(Imm(0)));
+                    kind.map(|kind| Some((kind, len))).map_err(|_| VIOLATION)
+                } else {
+                    Err(VIOLATION)
+                }
+            }
+        };
+        let unsent = match arrived {
+            Ok(Some((Kind::Drain, _))) => flow.take_queue(),
+            _ => VecDeque::new(),
+        };
+        let pumped = match arrived {
+            Ok(_) => pump(&mut state, table),
+            Err(failure) => Err(failure),
+        };
+        let finished = flow_is(&state, Flow::is_finished) && !mem::replace(&mut state.ended, true);
+        let answered = flow_is(&state, Flow::is_delivered);
+        drop(state);
+        flush(conn, unsent, TAKEN_BACK, table, self, batch);
+        let id = PeerId::from(conn.id);
+        match (arrived, receive) {
+            (Ok(Some((Kind::Data, len))), Some(receive)) => {
+                let conn = Arc::clone(conn);
+                batch.woken.extend(self.push(RawEvent::Message { conn, receive, len }));
+            }
+            (arrived, receive) => {
+                receive.into_iter().for_each(|receive| self.post_again(receive));
+                if let Ok(Some((Kind::Fin, _))) = arrived {
+                    batch.woken.extend(self.push(RawEvent::Closed(id)));
+                }
+            }
+        }
+        if answered {
+            batch.woken.extend(self.shutdown_wakers());
+        }
+        if finished {
+            batch.woken.extend(self.finished(id));
+        }
+        if let Err(failure) = pumped {
+            end(conn, failure, table, Some(self), batch);
+        }
+    }
+
+    /// Flushes the messages that wait for credits, and queues the event.
+    fn ended(&self, conn: &Conn<P>, failure: Failure, table: &Operations<B>, batch: &mut Batch<B>) {
+        let (queue, complete, first) = {
+            let mut state = conn.lock();
+            let Some(PeerState { flow, .. }) = PeerState::of_mut(&mut state) else { return };
+            let (queue, complete) = (flow.take_queue(), flow.is_complete());
+            (queue, complete, !mem::replace(&mut state.ended, true))
+        };
+        flush(conn, queue, WcStatus::WR_FLUSH_ERR, table, self, batch);
+        if first {
+            let id = PeerId::from(conn.id);
+            if complete {
+                batch.woken.extend(self.finished(id));
+            } else {
+                batch.woken.extend(self.push(RawEvent::Failed(id, failure)));
+                batch.woken.extend(self.shutdown_wakers());
+            }
+        }
+    }
+
+    fn count(&self, success: bool, detached: bool) {
+        self.count_sent(success, detached);
+    }
+
+    fn is_delivered(&self, state: &ConnState<P>) -> bool {
+        flow_is(state, Flow::is_delivered)
+    }
+
+    fn taken_back(&self, verb: &'static str) -> Error {
+        Error::Draining { verb }
+    }
+
+    fn take_wakers(&self) -> Vec<Waker> {
+        self.take_all_wakers()
+    }
+}
+
+/// The peer violated the protocol.
+const VIOLATION: Failure = Failure::Service {
+    verb: "Server::next",
+    reason: "the peer violated the flow control protocol: connect `Server`s and `Client`s of the same version \
+             only",
+};
