@@ -26,7 +26,7 @@ mod wire;
 
 pub use self::error::DatagramError;
 pub use self::options::DatagramSocketOptions;
-pub use self::socket::DatagramSocket;
+pub use self::socket::{DatagramSocket, Receiving, Sending};
 
 /// The result of a call of a datagram socket.
 pub type Result<T, E = DatagramError> = std::result::Result<T, E>;

@@ -10,12 +10,6 @@ use crate::Error;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DatagramError {
-    /// The socket is non-blocking, and the call would wait.
-    #[error("the call would block")]
-    WouldBlock,
-    /// The time limit of the socket has passed.
-    #[error("the time limit of the datagram socket has passed")]
-    TimedOut,
     /// The message is longer than a packet of the port. Nothing was sent.
     #[error("a message of {len} bytes; the port carries at most {max}")]
     TooLong {
@@ -44,8 +38,6 @@ impl DatagramError {
 
     fn kind(&self) -> io::ErrorKind {
         match self {
-            Self::WouldBlock => io::ErrorKind::WouldBlock,
-            Self::TimedOut => io::ErrorKind::TimedOut,
             Self::TooLong { .. } => io::ErrorKind::InvalidInput,
             Self::NotConnected => io::ErrorKind::NotConnected,
             Self::Cm(error) => error.kind(),
@@ -74,10 +66,7 @@ impl<B> From<bareverbs::Failed<B>> for DatagramError {
 impl From<DatagramError> for io::Error {
     /// An error of the matching kind, with the socket's error as its source.
     fn from(error: DatagramError) -> Self {
-        match error {
-            DatagramError::WouldBlock => io::ErrorKind::WouldBlock.into(),
-            error => Self::new(error.kind(), error),
-        }
+        Self::new(error.kind(), error)
     }
 }
 
@@ -94,8 +83,6 @@ mod tests {
     fn io_errors_have_the_kind_of_their_cause() {
         let refused = system("sending a lookup", &io::Error::from(Errno::CONNREFUSED));
         for (error, kind) in [
-            (DatagramError::WouldBlock, io::ErrorKind::WouldBlock),
-            (DatagramError::TimedOut, io::ErrorKind::TimedOut),
             (DatagramError::TooLong { len: 3000, max: 2032 }, io::ErrorKind::InvalidInput),
             (DatagramError::NotConnected, io::ErrorKind::NotConnected),
             (refused.into(), io::ErrorKind::ConnectionRefused),

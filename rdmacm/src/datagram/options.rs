@@ -1,5 +1,9 @@
 //! Options of datagram sockets.
 
+use std::sync::Arc;
+
+use bareverbs::runtime::Runtime;
+
 use super::port::SLOT;
 use super::{DatagramSocket, Result};
 use crate::connection::Domains;
@@ -13,6 +17,7 @@ use crate::{Error, Name};
 /// | [`send_buffer`](Self::send_buffer), [`recv_buffer`](Self::recv_buffer) | 128 KiB: 64 messages | 2 KiB to 64 MiB |
 /// | [`inline`](Self::inline) | 64 bytes | 0 to the device's maximum |
 /// | [`domains`](Self::domains) | [`Domains::of_process`] | |
+/// | [`runtime`](Self::runtime) | none | |
 ///
 /// ```no_run
 /// use bareverbs_rdmacm::datagram::DatagramSocketOptions;
@@ -20,7 +25,7 @@ use crate::{Error, Name};
 /// let socket = DatagramSocketOptions::default().recv_buffer(1 << 20).bind("10.1.0.1:7174")?;
 /// # Ok::<(), bareverbs_rdmacm::datagram::DatagramError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 #[must_use = "`bind` creates the socket"]
 pub struct DatagramSocketOptions {
     send_buffer: usize,
@@ -28,6 +33,7 @@ pub struct DatagramSocketOptions {
     pub(super) inline: u32,
     /// `None`: the list of the process, as it is when the socket is bound.
     domains: Option<Domains>,
+    pub(super) runtime: Option<Arc<dyn Runtime>>,
 }
 
 /// The sizes of a buffer.
@@ -35,7 +41,7 @@ const BUFFERS: std::ops::RangeInclusive<usize> = SLOT..=64 << 20;
 
 impl Default for DatagramSocketOptions {
     fn default() -> Self {
-        Self { send_buffer: 128 << 10, recv_buffer: 128 << 10, inline: 64, domains: None }
+        Self { send_buffer: 128 << 10, recv_buffer: 128 << 10, inline: 64, domains: None, runtime: None }
     }
 }
 
@@ -67,6 +73,13 @@ impl DatagramSocketOptions {
     /// process share.
     pub fn domains(mut self, domains: &Domains) -> Self {
         self.domains = Some(domains.clone());
+        self
+    }
+
+    /// The async runtime whose tasks use the socket. The socket is bound in a task of the runtime, if it
+    /// needs that.
+    pub fn runtime(mut self, runtime: impl Runtime) -> Self {
+        self.runtime = Some(Arc::new(runtime));
         self
     }
 

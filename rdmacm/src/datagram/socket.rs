@@ -2,12 +2,17 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::future::Future;
 use std::io::ErrorKind;
 use std::mem::MaybeUninit;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
+use bareverbs::runtime::{Readable, Runtime};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
@@ -20,6 +25,7 @@ use crate::connection::Domains;
 use crate::event::EventKind;
 use crate::name::{first, ip};
 use crate::steps::RESOLVE_TRY;
+use crate::waiting::{not_attached, refused};
 use crate::{CmId, Error, EventChannel, Name, PortSpace};
 
 /// How long a call polls before it looks at the descriptors, as in rdma-core.
@@ -45,16 +51,19 @@ const FIRST_PORT: u64 = 2;
 /// // One host:
 /// let mut server = DatagramSocket::bind("10.1.0.1:7174")?;
 /// let mut message = [0; 2048];
-/// let (len, sender) = server.recv_from(&mut message)?;
-/// server.send_to(&message[..len], sender)?;
+/// let (len, sender) = server.recv_from(&mut message).wait()?;
+/// server.send_to(&message[..len], sender).wait()?;
 ///
 /// // Another host:
 /// let mut client = DatagramSocket::bind("0.0.0.0:0")?;
 /// client.connect("10.1.0.1:7174")?;
-/// client.send(b"hello")?;
-/// let len = client.recv(&mut message)?;
+/// client.send(b"hello").wait()?;
+/// let (len, server) = client.recv_from(&mut message).wait()?;
 /// # Ok::<(), bareverbs_rdmacm::datagram::DatagramError>(())
 /// ```
+///
+/// Sends and receives return values. A thread calls their `wait` or `wait_timeout`. A task awaits them,
+/// if the socket has a [runtime](DatagramSocketOptions::runtime).
 ///
 /// # Delivery
 ///
@@ -70,9 +79,9 @@ const FIRST_PORT: u64 = 2;
 ///
 /// # Descriptor
 ///
-/// [`AsFd`] gives a descriptor for `poll` and `epoll`. After a call returned
-/// [`DatagramError::WouldBlock`], the descriptor becomes readable when the call may succeed, also if
-/// the call is a send. It is never writable.
+/// [`AsFd`] gives a descriptor for `poll` and `epoll`. After a `wait_timeout` of 0 returned `None`, the
+/// descriptor becomes readable when the call may succeed, also if the call is a send. It is never
+/// writable.
 ///
 /// # Failure
 ///
@@ -91,13 +100,11 @@ pub struct DatagramSocket {
     inbox: VecDeque<(SocketAddr, Vec<u8>)>,
     udp: UdpSocket,
     channel: EventChannel,
-    ready: OwnedFd,
+    ready: Arc<OwnedFd>,
+    /// The descriptor as the runtime of the tasks has it.
+    readable: Option<Box<dyn Readable>>,
     options: DatagramSocketOptions,
     domains: Domains,
-    nonblocking: bool,
-    /// Time limits of receives and sends.
-    read_timeout: Option<Duration>,
-    write_timeout: Option<Duration>,
     /// The bytes of a UDP message.
     message: Vec<u8>,
 }
@@ -130,6 +137,9 @@ impl DatagramSocket {
             epoll::add(&ready, fd, epoll::EventData::new_u64(number), epoll::EventFlags::IN)
                 .map_err(failed)?;
         }
+        let ready = Arc::new(ready);
+        let register = |runtime: &Arc<dyn Runtime>| runtime.register(Arc::clone(&ready));
+        let readable = options.runtime.as_ref().map(register).transpose().map_err(|error| refused(&error))?;
         let mut socket = Self {
             ports: Vec::new(),
             peers: Peers::default(),
@@ -138,11 +148,9 @@ impl DatagramSocket {
             udp,
             channel,
             ready,
+            readable,
             domains: options.list(),
             options: options.clone(),
-            nonblocking: false,
-            read_timeout: None,
-            write_timeout: None,
             message: Vec::new(),
         };
         let local = socket.local_addr()?;
@@ -204,68 +212,40 @@ impl DatagramSocket {
         Ok(self.ports[self.peers.get(index).port].max_message())
     }
 
-    /// Makes calls return [`DatagramError::WouldBlock`] instead of waiting.
-    #[doc(alias = "rfcntl")]
-    pub fn set_nonblocking(&mut self, nonblocking: bool) {
-        self.nonblocking = nonblocking;
-    }
-
-    /// The time that a receive waits at most. `None`: without limit.
-    #[doc(alias = "SO_RCVTIMEO")]
-    pub fn set_read_timeout(&mut self, limit: Option<Duration>) {
-        self.read_timeout = limit;
-    }
-
-    /// The time that a send waits at most. `None`: without limit.
-    #[doc(alias = "SO_SNDTIMEO")]
-    pub fn set_write_timeout(&mut self, limit: Option<Duration>) {
-        self.write_timeout = limit;
-    }
-
-    /// Sends a message to the peer of [`connect`](Self::connect).
+    /// Sends a message to the peer of [`connect`](Self::connect). It waits while the send queue is full.
     ///
     /// # Errors
     /// [`DatagramError::NotConnected`], and those of [`send_to`](Self::send_to).
     #[doc(alias = "rsend")]
-    pub fn send(&mut self, message: &[u8]) -> Result<()> {
-        let peer = self.connected.ok_or(DatagramError::NotConnected)?;
-        self.send_to(message, peer)
+    pub fn send<'a>(&'a mut self, message: &'a [u8]) -> Sending<'a> {
+        let peer = self.connected;
+        Sending { socket: self, message, peer }
     }
 
     /// Sends a message to a peer. It waits while the send queue is full.
     ///
     /// # Errors
     /// - [`DatagramError::TooLong`]: the message is longer than [`max_message`](Self::max_message).
-    /// - [`DatagramError::WouldBlock`], [`DatagramError::TimedOut`]: the send queue is full.
     /// - [`DatagramError::Cm`] with [`Error::System`]: the UDP socket refused a lookup. `ECONNREFUSED`:
     ///   the peer of a connected socket has no socket.
     /// - [`DatagramError::Cm`] with [`Error::Verbs`]: a send has failed. See [Failure](Self#failure).
     /// - The errors of [`connect`](Self::connect).
     #[doc(alias = "rsendto")]
-    pub fn send_to(&mut self, message: &[u8], peer: SocketAddr) -> Result<()> {
-        let peer = plain(peer);
-        self.until(self.write_timeout, |socket| Ok(socket.try_send(message, peer)?.then_some(())))
+    pub fn send_to<'a>(&'a mut self, message: &'a [u8], peer: SocketAddr) -> Sending<'a> {
+        Sending { socket: self, message, peer: Some(plain(peer)) }
     }
 
-    /// Receives a message of the peer of [`connect`](Self::connect), or of any peer if the socket is
-    /// not connected. Returns its length, as [`recv_from`](Self::recv_from) does.
+    /// Receives a message into the start of `into`: of the peer of [`connect`](Self::connect), or of any
+    /// peer if the socket is not connected. The result is its length and its sender. Bytes that do not
+    /// fit are lost, and the length is that of the copied bytes.
     ///
     /// # Errors
-    /// As for [`recv_from`](Self::recv_from).
+    /// [`DatagramError::Cm`]: as for [`send_to`](Self::send_to).
     #[doc(alias = "rrecv")]
-    pub fn recv(&mut self, into: &mut [u8]) -> Result<usize> {
-        Ok(self.recv_from(into)?.0)
-    }
-
-    /// Receives a message into the start of `into`. Returns its length and its sender. Bytes that do
-    /// not fit are lost, and the length is that of the copied bytes.
-    ///
-    /// # Errors
-    /// - [`DatagramError::WouldBlock`], [`DatagramError::TimedOut`]: there is no message.
-    /// - [`DatagramError::Cm`]: as for [`send_to`](Self::send_to).
     #[doc(alias = "rrecvfrom")]
-    pub fn recv_from(&mut self, into: &mut [u8]) -> Result<(usize, SocketAddr)> {
-        self.until(self.read_timeout, |socket| socket.try_recv(into))
+    #[doc(alias = "recv")]
+    pub fn recv_from<'a>(&'a mut self, into: &'a mut [u8]) -> Receiving<'a> {
+        Receiving { socket: self, into }
     }
 
     fn try_send(&mut self, message: &[u8], peer: SocketAddr) -> Result<bool> {
@@ -289,7 +269,8 @@ impl DatagramSocket {
         sent.map_err(|error| self.replace_port(number, error))
     }
 
-    fn try_recv(&mut self, into: &mut [u8]) -> Result<Option<(usize, SocketAddr)>> {
+    /// `spins`: for the polling time.
+    fn try_recv(&mut self, into: &mut [u8], spins: bool) -> Result<Option<(usize, SocketAddr)>> {
         if let Some((sender, message)) = self.inbox.pop_front() {
             return Ok(Some((copy(&message, into), sender)));
         }
@@ -302,6 +283,9 @@ impl DatagramSocket {
                     Err(error) => return Err(self.replace_port(number, error)),
                 }
             }
+            if !spins {
+                break;
+            }
             let now = Instant::now();
             if now >= *end.get_or_insert(now + POLLING_TIME) {
                 break;
@@ -310,46 +294,46 @@ impl DatagramSocket {
         Ok(None)
     }
 
-    /// Attempts until there is a result, at most for `limit`.
-    fn until<T>(
+    /// Attempts until there is a result. Pending: the time limit of the thread has passed, or the task is
+    /// woken.
+    fn poll_by<T>(
         &mut self,
-        limit: Option<Duration>,
+        mut caller: Caller<'_, '_>,
         mut attempt: impl FnMut(&mut Self) -> Result<Option<T>>,
-    ) -> Result<T> {
-        let end = Deadline::new(limit);
+    ) -> Poll<Result<T>> {
         let mut settled = false;
         loop {
             if let Some(result) = attempt(self)? {
-                return Ok(result);
+                return Poll::Ready(Ok(result));
             }
             // Messages of others may arrive without end, so the limit counts also if there is more to
-            // handle. The descriptor is readable then.
-            if settled {
-                self.check_limit(end)?;
+            // handle, and other tasks run. The descriptor is readable then.
+            if settled && caller.is_over() {
+                return Poll::Pending;
             }
             settled = true;
             if !self.settle()? {
-                self.check_limit(end)?;
-                self.sleep(end)?;
+                match &mut caller {
+                    Caller::Thread(end) => {
+                        if is_past(*end) {
+                            return Poll::Pending;
+                        }
+                        self.sleep(*end)?;
+                    }
+                    Caller::Task(cx) => {
+                        let readable = self.readable.as_ref().ok_or_else(not_attached)?;
+                        ready!(readable.poll_readable(cx)).map_err(|error| refused(&error))?;
+                    }
+                }
                 settled = false;
             }
         }
     }
 
-    /// Fails if a call may not wait longer.
-    fn check_limit(&self, end: Deadline) -> Result<()> {
-        if self.nonblocking {
-            return Err(DatagramError::WouldBlock);
-        }
-        match end.left() {
-            Some(Duration::ZERO) => Err(DatagramError::TimedOut),
-            _ => Ok(()),
-        }
-    }
-
     /// Sleeps until the descriptor is readable, at most until `end`.
-    fn sleep(&self, end: Deadline) -> Result<()> {
-        let left = end.left().and_then(|left| Timespec::try_from(left).ok());
+    fn sleep(&self, end: Option<Instant>) -> Result<()> {
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
         let mut ready = [const { MaybeUninit::<epoll::Event>::uninit() }; 1];
         match epoll::wait(&self.ready, &mut ready, left.as_ref()) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -541,19 +525,103 @@ fn plain(addr: SocketAddr) -> SocketAddr {
     }
 }
 
-/// The end of a wait.
-#[derive(Clone, Copy)]
-struct Deadline(Option<Instant>);
+/// Who waits for a call.
+enum Caller<'c, 'w> {
+    /// A thread, until then. `None`: without end.
+    Thread(Option<Instant>),
+    Task(&'c mut Context<'w>),
+}
 
-impl Deadline {
-    /// `None`, or a limit beyond the clock: no end.
-    fn new(limit: Option<Duration>) -> Self {
-        Self(limit.and_then(|limit| Instant::now().checked_add(limit)))
+impl Caller<'_, '_> {
+    /// Whether the caller handles no more now. A task continues after the others.
+    fn is_over(&self) -> bool {
+        match self {
+            Self::Thread(end) => is_past(*end),
+            Self::Task(cx) => {
+                cx.waker().wake_by_ref();
+                true
+            }
+        }
     }
+}
 
-    fn left(self) -> Option<Duration> {
-        self.0.map(|end| end.saturating_duration_since(Instant::now()))
+fn is_past(end: Option<Instant>) -> bool {
+    end.is_some_and(|end| Instant::now() >= end)
+}
+
+/// The send of a message, from [`DatagramSocket::send`] and [`DatagramSocket::send_to`].
+#[derive(Debug)]
+#[must_use = "the message is sent by `wait`, `wait_timeout` or `.await`"]
+pub struct Sending<'a> {
+    socket: &'a mut DatagramSocket,
+    message: &'a [u8],
+    peer: Option<SocketAddr>,
+}
+
+impl Sending<'_> {
+    fn poll_by(&mut self, caller: Caller<'_, '_>) -> Poll<Result<()>> {
+        let Self { socket, message, peer } = self;
+        let peer = peer.ok_or(DatagramError::NotConnected)?;
+        socket.poll_by(caller, |socket| Ok(socket.try_send(message, peer)?.then_some(())))
     }
+}
+
+/// The receive of a message, from [`DatagramSocket::recv_from`].
+#[derive(Debug)]
+#[must_use = "a message is received by `wait`, `wait_timeout` or `.await`"]
+pub struct Receiving<'a> {
+    socket: &'a mut DatagramSocket,
+    into: &'a mut [u8],
+}
+
+impl Receiving<'_> {
+    fn poll_by(&mut self, caller: Caller<'_, '_>) -> Poll<Result<(usize, SocketAddr)>> {
+        let (Self { socket, into }, spins) = (self, matches!(caller, Caller::Thread(_)));
+        socket.poll_by(caller, |socket| socket.try_recv(into, spins))
+    }
+}
+
+macro_rules! waits {
+    ($($type:ident -> $output:ty;)*) => {$(
+        impl $type<'_> {
+            /// Blocks the thread until the result is there.
+            ///
+            /// # Errors
+            /// As for the await, without a missing runtime.
+            pub fn wait(mut self) -> $output {
+                match self.poll_by(Caller::Thread(None)) {
+                    Poll::Ready(output) => output,
+                    Poll::Pending => unreachable!("a wait without end has a result"),
+                }
+            }
+
+            /// Blocks the thread until the result is there, at most for `limit`. `None`: the limit has
+            /// passed, and nothing was transferred. 0: the call does not wait.
+            ///
+            /// # Errors
+            /// As for [`wait`](Self::wait).
+            pub fn wait_timeout(&mut self, limit: Duration) -> Option<$output> {
+                match self.poll_by(Caller::Thread(Instant::now().checked_add(limit))) {
+                    Poll::Ready(output) => Some(output),
+                    Poll::Pending => None,
+                }
+            }
+        }
+
+        impl Future for $type<'_> {
+            type Output = $output;
+
+            /// Cancel-safe: dropping it loses no message.
+            fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<$output> {
+                self.get_mut().poll_by(Caller::Task(cx))
+            }
+        }
+    )*};
+}
+
+waits! {
+    Sending -> Result<()>;
+    Receiving -> Result<(usize, SocketAddr)>;
 }
 
 impl AsFd for DatagramSocket {
@@ -586,10 +654,9 @@ mod tests {
         for _ in 0..3 * BATCH {
             peer.send_to(b"not a lookup", addr).unwrap();
         }
-        socket.set_read_timeout(Some(Duration::ZERO));
-        assert!(matches!(socket.recv(&mut []), Err(DatagramError::TimedOut)));
-        socket.set_nonblocking(true);
-        assert!(matches!(socket.recv(&mut []), Err(DatagramError::WouldBlock)));
+        assert!(socket.recv_from(&mut []).wait_timeout(Duration::ZERO).is_none());
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        assert!(Pin::new(&mut socket.recv_from(&mut [])).poll(&mut cx).is_pending());
         assert!(socket.settle().unwrap(), "each call takes one batch");
     }
 }

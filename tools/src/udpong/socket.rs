@@ -39,8 +39,7 @@ impl<'a> Socket<'a> {
         } else {
             let bytes = options.buffer.unwrap_or(BUFFER) as usize;
             let sizes = DatagramSocketOptions::default().send_buffer(bytes).recv_buffer(bytes);
-            let mut socket = sizes.bind(addr).with_context(|| format!("cannot bind to {addr}"))?;
-            socket.set_nonblocking(true);
+            let socket = sizes.bind(addr).with_context(|| format!("cannot bind to {addr}"))?;
             Inner::Rdma(Box::new(socket))
         };
         Ok(Self { inner, stop, spin: options.spins() })
@@ -74,7 +73,7 @@ impl<'a> Socket<'a> {
     /// Sends a message to the server.
     pub(super) fn send(&mut self, message: &[u8]) -> Result<()> {
         self.attempt(PollFlags::OUT, |inner| match inner {
-            Inner::Rdma(inner) => inner.send(message),
+            Inner::Rdma(inner) => inner.send(message).wait_timeout(Duration::ZERO).transpose(),
             Inner::Udp(inner) => of_udp(inner.send(message).map(drop)),
         })
     }
@@ -82,7 +81,7 @@ impl<'a> Socket<'a> {
     /// Sends a message to a client.
     pub(super) fn send_to(&mut self, message: &[u8], client: SocketAddr) -> Result<()> {
         self.attempt(PollFlags::OUT, |inner| match inner {
-            Inner::Rdma(inner) => inner.send_to(message, client),
+            Inner::Rdma(inner) => inner.send_to(message, client).wait_timeout(Duration::ZERO).transpose(),
             Inner::Udp(inner) => of_udp(inner.send_to(message, client).map(drop)),
         })
     }
@@ -97,9 +96,8 @@ impl<'a> Socket<'a> {
         let end = Instant::now() + limit;
         loop {
             self.stop.check()?;
-            match self.inner.recv_from(into) {
-                Err(DatagramError::WouldBlock) => {}
-                received => return Ok(Some(received?.0)),
+            if let Some((len, _)) = self.inner.recv_from(into)? {
+                return Ok(Some(len));
             }
             let mut timeout = Timeout::after(end.saturating_duration_since(Instant::now()));
             match self.stop.wait(self.inner.as_fd(), PollFlags::IN, Some(&mut timeout))? {
@@ -113,14 +111,13 @@ impl<'a> Socket<'a> {
     fn attempt<T>(
         &mut self,
         events: PollFlags,
-        mut call: impl FnMut(&mut Inner) -> Result<T, DatagramError>,
+        mut call: impl FnMut(&mut Inner) -> Result<Option<T>, DatagramError>,
     ) -> Result<T> {
         loop {
             // A call that never waits is interruptible, too.
             self.stop.check()?;
-            match call(&mut self.inner) {
-                Err(DatagramError::WouldBlock) => {}
-                result => return Ok(result?),
+            if let Some(result) = call(&mut self.inner)? {
+                return Ok(result);
             }
             if !self.spin {
                 // The descriptor of an RDMA socket is readable in both cases.
@@ -134,9 +131,10 @@ impl<'a> Socket<'a> {
 }
 
 impl Inner {
-    fn recv_from(&mut self, into: &mut [u8]) -> Result<(usize, SocketAddr), DatagramError> {
+    /// Receives a message, if there is one.
+    fn recv_from(&mut self, into: &mut [u8]) -> Result<Option<(usize, SocketAddr)>, DatagramError> {
         match self {
-            Self::Rdma(inner) => inner.recv_from(into),
+            Self::Rdma(inner) => inner.recv_from(into).wait_timeout(Duration::ZERO).transpose(),
             Self::Udp(inner) => of_udp(inner.recv_from(into)),
         }
     }
@@ -151,13 +149,14 @@ impl AsFd for Inner {
     }
 }
 
-/// The result of a call of a UDP socket.
-fn of_udp<T>(result: std::io::Result<T>) -> Result<T, DatagramError> {
-    result.map_err(|error| match error.kind() {
-        ErrorKind::WouldBlock => DatagramError::WouldBlock,
-        _ => {
+/// The result of a call of a UDP socket. `None`: it would wait.
+fn of_udp<T>(result: std::io::Result<T>) -> Result<Option<T>, DatagramError> {
+    match result {
+        Ok(result) => Ok(Some(result)),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+        Err(error) => {
             let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO);
-            bareverbs_rdmacm::Error::System { what: "the UDP socket", errno }.into()
+            Err(bareverbs_rdmacm::Error::System { what: "the UDP socket", errno }.into())
         }
-    })
+    }
 }

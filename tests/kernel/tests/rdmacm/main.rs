@@ -166,6 +166,8 @@ kernel_tests! {
     connected_socket_receives_from_its_peer_only if has_ip,
     datagram_socket_errors_name_their_cause if has_ip,
     descriptor_tells_when_a_message_waits if has_ip,
+    tasks_exchange_datagrams if has_ip,
+    task_without_a_runtime_does_not_wait_for_datagrams,
     full_send_queue_makes_its_sender_wait if has_ip,
 
     lost_messages_are_unreachable_peers if lossy_wire,

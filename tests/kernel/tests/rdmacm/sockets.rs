@@ -1,13 +1,16 @@
 //! Datagram sockets.
 
-use std::io::ErrorKind;
+use std::future::{Future, poll_fn};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
+use std::pin::pin;
 use std::sync::mpsc;
+use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bareverbs::qp::GRH_BYTES;
+use bareverbs::runtime::{AsyncIo, Runtime, Tokio};
 use bareverbs::{Datagrams, Errno, Op, Pool, PoolBuffer};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{child, device};
@@ -31,8 +34,7 @@ const DATA: u8 = 0;
 const CONTROL: u8 = 7;
 
 fn server() -> (DatagramSocket, SocketAddr) {
-    let mut server = DatagramSocket::bind(SocketAddr::new(ip(), 0)).unwrap();
-    server.set_read_timeout(Some(TIMEOUT));
+    let server = DatagramSocket::bind(SocketAddr::new(ip(), 0)).unwrap();
     let addr = server.local_addr().unwrap();
     (server, addr)
 }
@@ -41,8 +43,18 @@ fn server() -> (DatagramSocket, SocketAddr) {
 fn client(server: SocketAddr) -> DatagramSocket {
     let mut client = DatagramSocket::bind(ANY).unwrap();
     client.connect(server).unwrap();
-    client.set_read_timeout(Some(TIMEOUT));
     client
+}
+
+/// The next message.
+#[track_caller]
+fn received(socket: &mut DatagramSocket, into: &mut [u8]) -> (usize, SocketAddr) {
+    socket.recv_from(into).wait_timeout(TIMEOUT).expect("a message in time").unwrap()
+}
+
+/// The length of the next message, if there is one.
+fn try_recv(socket: &mut DatagramSocket, into: &mut [u8]) -> Option<usize> {
+    Some(socket.recv_from(into).wait_timeout(Duration::ZERO)?.unwrap().0)
 }
 
 /// A UDP socket at the device's address.
@@ -66,8 +78,8 @@ pub(crate) fn datagram_sockets_exchange_messages() {
         let echo = thread::spawn(move || {
             let mut message = [0; 2048];
             loop {
-                let (len, sender) = server.recv_from(&mut message).unwrap();
-                server.send_to(&message[..len], sender).unwrap();
+                let (len, sender) = received(&mut server, &mut message);
+                server.send_to(&message[..len], sender).wait().unwrap();
                 if len == 0 {
                     return;
                 }
@@ -76,7 +88,6 @@ pub(crate) fn datagram_sockets_exchange_messages() {
         let mut client = client(addr);
         assert_eq!((client.peer_addr(), client.local_addr().unwrap().ip()), (Some(addr), ip()));
         let max = client.max_message(addr).unwrap();
-        client.set_read_timeout(Some(Duration::from_millis(100)));
         for round in 0..200usize {
             // Inline, by reference, and of the largest size.
             let message = vec![round as u8; [1, 50, 500, max][round % 4]];
@@ -84,17 +95,17 @@ pub(crate) fn datagram_sockets_exchange_messages() {
             // Messages may be lost while the sides look each other up.
             let end = Instant::now() + TIMEOUT;
             loop {
-                client.send(&message).unwrap();
-                match client.recv(&mut answer) {
-                    Ok(len) if answer[..len] == message => break,
-                    Ok(_) | Err(DatagramError::TimedOut) => assert!(Instant::now() < end),
+                client.send(&message).wait().unwrap();
+                match client.recv_from(&mut answer).wait_timeout(Duration::from_millis(100)).transpose() {
+                    Ok(Some((len, _))) if answer[..len] == message => break,
+                    Ok(_) => assert!(Instant::now() < end),
                     Err(error) => panic!("{error}"),
                 }
             }
         }
-        let too_long = client.send(&vec![0; max + 1]).unwrap_err();
+        let too_long = client.send(&vec![0; max + 1]).wait().unwrap_err();
         assert!(matches!(too_long, DatagramError::TooLong { len, .. } if len == max + 1), "{too_long}");
-        client.send(&[]).unwrap();
+        client.send(&[]).wait().unwrap();
         echo.join().unwrap();
     });
 }
@@ -106,7 +117,7 @@ pub(crate) fn messages_go_by_udp_until_the_peer_answers_the_lookup() {
         let mut queue = PeerQueue::new();
         // By UDP, and with the same queue pair each time.
         let [first, second] = [b"one", b"two"].map(|message| {
-            socket.send(message).unwrap();
+            socket.send(message).wait().unwrap();
             let mut bytes = [0; 64];
             let (len, sender) = peer.recv_from(&mut bytes).unwrap();
             assert_eq!(sender, socket.local_addr().unwrap());
@@ -118,7 +129,7 @@ pub(crate) fn messages_go_by_udp_until_the_peer_answers_the_lookup() {
         // By RDMA, as soon as the path is resolved.
         let end = Instant::now() + TIMEOUT;
         let received = loop {
-            socket.send(b"three").unwrap();
+            socket.send(b"three").wait().unwrap();
             if let Some(message) = queue.recv() {
                 break message;
             }
@@ -140,7 +151,7 @@ pub(crate) fn datagram_socket_dropped_in_a_forked_child_polls_nothing() {
         peer.send_to(&lookup(CONTROL, queue.qp_num()), socket.local_addr().unwrap()).unwrap();
         let end = Instant::now() + TIMEOUT;
         loop {
-            socket.send(b"one").unwrap();
+            socket.send(b"one").wait().unwrap();
             if queue.recv().is_some() {
                 break;
             }
@@ -149,7 +160,7 @@ pub(crate) fn datagram_socket_dropped_in_a_forked_child_polls_nothing() {
         // The completion of the send was not polled.
         let mut slot = Some(socket);
         child::run(|| drop(slot.take()));
-        slot.take().unwrap().send(b"of the parent").unwrap();
+        slot.take().unwrap().send(b"of the parent").wait().unwrap();
         assert!(queue.recv().is_some());
     });
 }
@@ -200,7 +211,7 @@ pub(crate) fn lookup_is_answered_and_its_message_received() {
         message.extend(b"hello");
         udp.send_to(&message, addr).unwrap();
         let mut bytes = [0; 64];
-        assert_eq!(socket.recv_from(&mut bytes).unwrap(), (5, from));
+        assert_eq!(received(&mut socket, &mut bytes), (5, from));
         assert_eq!(&bytes[..5], b"hello");
         let qp_num = answered(&udp);
 
@@ -211,7 +222,7 @@ pub(crate) fn lookup_is_answered_and_its_message_received() {
         message.extend(from.ip().octets());
         message.extend(b"again");
         queue.send(qp_num, &message);
-        assert_eq!(socket.recv_from(&mut bytes).unwrap(), (5, from.into()));
+        assert_eq!(received(&mut socket, &mut bytes), (5, from.into()));
         assert_eq!(&bytes[..5], b"again");
     });
 }
@@ -230,7 +241,7 @@ pub(crate) fn malformed_messages_are_ignored() {
         }
         udp.send_to(&whole, addr).unwrap();
         let mut bytes = [0; 64];
-        assert_eq!(socket.recv_from(&mut bytes).unwrap().0, 3);
+        assert_eq!(received(&mut socket, &mut bytes).0, 3);
         let qp_num = answered(&udp);
         // Headers of no family, of a wrong length, and cut off.
         for message in [&[][..], &[4], &[5, 8, 0, 1, 10, 1, 0, 1], &[4, 24, 0, 1, 10, 1, 0, 1], &[6, 24, 0]] {
@@ -238,7 +249,7 @@ pub(crate) fn malformed_messages_are_ignored() {
         }
         queue.send(qp_num, &[4, 8, 0, 1, 10, 9, 9, 9, 7]);
         let sender = SocketAddr::from((Ipv4Addr::new(10, 9, 9, 9), 1));
-        assert_eq!(socket.recv_from(&mut bytes).unwrap(), (1, sender));
+        assert_eq!(received(&mut socket, &mut bytes), (1, sender));
         assert_eq!(bytes[0], 7);
     });
 }
@@ -252,23 +263,18 @@ pub(crate) fn connected_socket_receives_from_its_peer_only() {
         other.send_to(&message, local).unwrap();
         peer.send_to(&message, local).unwrap();
         let mut bytes = [0; 64];
-        assert_eq!(socket.recv_from(&mut bytes).unwrap(), (1, peer.local_addr().unwrap()));
+        assert_eq!(received(&mut socket, &mut bytes), (1, peer.local_addr().unwrap()));
         queue.send(answered(&peer), &[4, 8, 0, 1, 10, 9, 9, 9, 7]);
-        socket.set_read_timeout(Some(QUIET));
-        let late = socket.recv_from(&mut bytes).unwrap_err();
-        assert!(matches!(late, DatagramError::TimedOut), "{late}");
+        assert!(socket.recv_from(&mut bytes).wait_timeout(QUIET).is_none());
     });
 }
 
 pub(crate) fn datagram_socket_errors_name_their_cause() {
     nothing_leaks(|| {
         let mut socket = DatagramSocket::bind(ANY).unwrap();
-        let error = socket.send(b"to whom").unwrap_err();
+        let error = socket.send(b"to whom").wait().unwrap_err();
         assert!(matches!(error, DatagramError::NotConnected), "{error}");
-        socket.set_nonblocking(true);
-        let error = socket.recv(&mut [0; 8]).unwrap_err();
-        assert!(matches!(error, DatagramError::WouldBlock), "{error}");
-        assert_eq!(std::io::Error::from(error).kind(), ErrorKind::WouldBlock);
+        assert!(socket.recv_from(&mut [0; 8]).wait_timeout(Duration::ZERO).is_none());
         let error = DatagramSocket::bind("192.0.2.1:0").unwrap_err();
         assert_eq!(error.errno(), Some(Errno::ADDRNOTAVAIL), "{error}");
         let error = socket.connect("127.0.0.1:7174").unwrap_err();
@@ -281,7 +287,7 @@ pub(crate) fn datagram_socket_errors_name_their_cause() {
         let mut socket = client(free);
         let end = Instant::now() + TIMEOUT;
         let error = loop {
-            if let Err(error) = socket.send(b"hello") {
+            if let Err(error) = socket.send(b"hello").wait() {
                 break error;
             }
             assert!(Instant::now() < end, "no error");
@@ -297,7 +303,6 @@ pub(crate) fn datagram_socket_errors_name_their_cause() {
 pub(crate) fn descriptor_tells_when_a_message_waits() {
     nothing_leaks(|| {
         let (mut server, addr) = server();
-        server.set_nonblocking(true);
         let ready = |socket: &DatagramSocket, wait: Duration| {
             let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
             let timeout = PollTimeout::try_from(wait).unwrap();
@@ -306,21 +311,18 @@ pub(crate) fn descriptor_tells_when_a_message_waits() {
         let (mut client, mut bytes) = (client(addr), [0; 8]);
         for round in 0..20u8 {
             // Until the socket has nothing to do.
-            while server.recv(&mut bytes).is_ok() || ready(&server, Duration::ZERO) {}
-            client.send(&[round]).unwrap();
+            while try_recv(&mut server, &mut bytes).is_some() || ready(&server, Duration::ZERO) {}
+            client.send(&[round]).wait().unwrap();
             let end = Instant::now() + TIMEOUT;
             loop {
                 assert!(ready(&server, TIMEOUT) && Instant::now() < end);
-                match server.recv(&mut bytes) {
-                    Ok(len) => break assert_eq!((len, bytes[0]), (1, round)),
-                    // The descriptor reported the resolution of the path.
-                    Err(DatagramError::WouldBlock) => {}
-                    Err(error) => panic!("{error}"),
+                // Else the descriptor reported the resolution of the path.
+                if let Some(len) = try_recv(&mut server, &mut bytes) {
+                    break assert_eq!((len, bytes[0]), (1, round));
                 }
             }
             // The client gets the answer to its lookup.
-            client.set_read_timeout(Some(Duration::from_millis(5)));
-            client.recv(&mut bytes).unwrap_err();
+            assert!(client.recv_from(&mut bytes).wait_timeout(Duration::from_millis(5)).is_none());
         }
     });
 }
@@ -331,15 +333,12 @@ pub(crate) fn full_send_queue_makes_its_sender_wait() {
         let options = DatagramSocketOptions::default().send_buffer(4096).recv_buffer(1 << 20);
         let mut client = options.bind(ANY).unwrap();
         client.connect(addr).unwrap();
-        client.set_write_timeout(Some(TIMEOUT));
         let (stop, stopped) = mpsc::channel();
         let receiving = thread::spawn(move || {
             let (mut bytes, mut received) = ([0; 256], 0);
             while stopped.try_recv().is_err() {
-                match server.recv(&mut bytes) {
-                    Ok(len) => assert_eq!((len, bytes[199]), (200, 1)),
-                    Err(error) => panic!("{error}"),
-                }
+                let len = self::received(&mut server, &mut bytes).0;
+                assert_eq!((len, bytes[199]), (200, 1));
                 received += 1;
             }
             received
@@ -347,12 +346,65 @@ pub(crate) fn full_send_queue_makes_its_sender_wait() {
         // The first messages go by UDP, the others by RDMA, faster than the device sends them.
         let end = Instant::now() + QUIET;
         while Instant::now() < end {
-            client.send(&[1; 200]).unwrap();
+            client.send(&[1; 200]).wait().unwrap();
         }
         stop.send(()).unwrap();
         while !receiving.is_finished() {
-            client.send(&[1; 200]).unwrap();
+            client.send(&[1; 200]).wait().unwrap();
         }
         assert!(receiving.join().unwrap() > 0);
     });
+}
+
+/// A client in a task, and its server in another one. Messages may be lost while the sides look each
+/// other up, so the client sends again after a pause.
+async fn exchange_in_a_task<P: Future>(runtime: impl Runtime + Copy, pause: impl Fn() -> P) {
+    let bind = |addr| DatagramSocketOptions::default().runtime(runtime).bind(addr).unwrap();
+    let (mut server, mut client) = (bind(SocketAddr::new(ip(), 0)), bind(SocketAddr::from(ANY)));
+    client.connect(server.local_addr().unwrap()).unwrap();
+    let echo = async {
+        let mut message = [0; 64];
+        loop {
+            let (len, sender) = server.recv_from(&mut message).await.unwrap();
+            server.send_to(&message[..len], sender).await.unwrap();
+        }
+    };
+    let exchange = async {
+        let mut answer = [0; 64];
+        for round in 0..50u8 {
+            loop {
+                client.send(&[round; 2]).await.unwrap();
+                let received = first(client.recv_from(&mut answer), pause()).await;
+                if received.is_some_and(|received| received.unwrap().0 == 2) && answer[0] == round {
+                    break;
+                }
+            }
+        }
+    };
+    first(exchange, echo).await.expect("the exchange ends");
+}
+
+/// The output of `one`, unless `other` ends before.
+async fn first<T>(one: impl Future<Output = T>, other: impl Future) -> Option<T> {
+    let (mut one, mut other) = (pin!(one), pin!(other));
+    poll_fn(|cx| match one.as_mut().poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => other.as_mut().poll(cx).map(|_| None),
+    })
+    .await
+}
+
+pub(crate) fn tasks_exchange_datagrams() {
+    const PAUSE: Duration = Duration::from_millis(100);
+    nothing_leaks(|| {
+        let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(exchange_in_a_task(Tokio, || ::tokio::time::sleep(PAUSE)));
+        ::async_io::block_on(exchange_in_a_task(AsyncIo, || ::async_io::Timer::after(PAUSE)));
+    });
+}
+
+pub(crate) fn task_without_a_runtime_does_not_wait_for_datagrams() {
+    let mut socket = DatagramSocket::bind(ANY).unwrap();
+    let refused = ::async_io::block_on(socket.recv_from(&mut [0; 8])).unwrap_err();
+    assert!(matches!(refused, DatagramError::Cm(Error::Invalid { verb: "await", .. })), "{refused}");
 }
