@@ -45,7 +45,7 @@ use Figure::{Each, Further, One};
 /// `AnyProvider`, and the provider's own types.
 const TYPES: [&str; 2] = ["any", "own"];
 
-const ROWS: [Row; 41] = [
+const ROWS: [Row; 42] = [
     Row(
         "post_send of a write of 8 bytes, known where it is posted",
         One("post_send 1 in place"),
@@ -90,6 +90,7 @@ const ROWS: [Row; 41] = [
     Row("endpoint: batch of 32, each", Each("end batch 32", 32.0), [52.0, 49.0]),
     Row("endpoint: poll, of a receive with immediate data", One("end poll imm"), [71.0, 66.0]),
     Row("endpoint: poll, of a write with immediate data", One("end poll write imm"), [71.0, 66.0]),
+    Row("endpoint: wait of a send whose completion is in the CQ", One("end wait send"), [65.0, 58.0]),
     Row("endpoint: await of a send whose completion is in the CQ", One("end await send"), [65.0, 58.0]),
     Row("endpoint: the same of a receive", One("end await receive"), [66.0, 60.0]),
     Row("scope: post of a write of one element", One("scope post"), [91.0, 88.0]),
@@ -123,13 +124,16 @@ const PAIRS: [(&str, &str, f64); 18] = [
     ("end batch 32", "start_send 32", 32.0),
 ];
 
-/// Instructions that the await of an operation whose completion is in the CQ may take more than the raw
+/// Instructions that the wait or the await of an operation whose completion is in the CQ may take more than the raw
 /// poll beside it.
 const AWAIT_DIFFERENCE: f64 = 40.0;
 
-/// Awaits and raw polls whose difference is limited.
-const AWAITS: [(&str, &str, f64); 2] =
-    [("end await send", "poll send", 1.0), ("end await receive", "poll receive", 1.0)];
+/// Waits, awaits and raw polls whose difference is limited.
+const AWAITS: [(&str, &str, f64); 3] = [
+    ("end wait send", "poll send", 1.0),
+    ("end await send", "poll send", 1.0),
+    ("end await receive", "poll receive", 1.0),
+];
 
 impl Counts {
     pub(crate) fn run(self) -> Result<ExitCode> {

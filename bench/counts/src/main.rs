@@ -357,6 +357,10 @@ mod x86_64 {
             }
             batch.ring().is_ok()
         }
+        end_wait(end: &mut End<P>) -> Option<(u64, PoolBuffer)> {
+            let Ok(done) = end.next().wait() else { return None };
+            Some((done.tag + u64::from(done.len), done.buffer?))
+        }
         end_poll(end: &mut End<P>) -> Option<(u64, Option<Imm>, Option<PoolBuffer>)> {
             let Some(Ok(done)) = end.poll() else { return None };
             Some((done.tag + u64::from(done.len), done.imm, done.buffer))
@@ -385,6 +389,16 @@ mod x86_64 {
             drop(end.poll().expect("a completion").expect("a success"));
         }
         report(types, "end unsignaled");
+
+        begin();
+        for tag in 0..RUNS {
+            end.post(Op::write(buffer, .., remote).tag(tag)).expect("room");
+            peer.run();
+            let (done, again) = end_wait(&mut end).expect("a completion");
+            assert_eq!(done, tag + 64);
+            buffer = again;
+        }
+        report(types, "end wait send");
 
         for (name, count) in [("end batch 1", 1), ("end batch 32", BATCH)] {
             begin();
