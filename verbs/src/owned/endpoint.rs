@@ -22,7 +22,7 @@ use super::removal::{Watch, is_hint};
 use super::resolve::{self, ResolveTimeout};
 use super::spin::SpinState;
 use super::{BUDGET, Batch, Completed, Done, EndpointOptions, Failed, Next, Op, PoolBuffer, Source};
-use crate::cq::{CompChannel, Completions, Cq, WorkCompletion};
+use crate::cq::{CompChannel, Cq, WorkCompletion};
 use crate::error::{PostError, PostReason};
 use crate::pd::shared::PdShared;
 use crate::qp::{ConnectAttr, Qp, QpAttr, QpAttrMask, QpState, Rc, Transport};
@@ -231,74 +231,51 @@ pub(super) enum Marker {
 pub(super) enum Polled<D> {
     /// Nothing.
     Empty,
-    /// An operation that was successful.
+    /// The oldest operation of its direction, successful.
     Done(D),
-    /// A completion that needs more work, in [`Flows::polled`], an operation that was reaped
-    /// before, or a CQE that the fast path declined.
-    Slow,
+    /// Another completion; or none, if an operation was reaped before, or the fast path declined the CQE.
+    Other(Option<WorkCompletion>),
 }
 
-/// Polls a completion on the fast path.
-pub(super) struct PollFast<'f, B, K: Kind = Reliable>(pub(super) &'f mut Flows<B, K>);
+/// Takes the operation of the next completion, if it was successful and is the oldest of its direction.
+pub(super) struct TakeOldest<'f, B, K: Kind = Reliable>(pub(super) &'f mut Flows<B, K>);
 
-impl<B, K: Kind> Visitor for PollFast<'_, B, K> {
+impl<B, K: Kind> Visitor for TakeOldest<'_, B, K> {
     type Output = Polled<K::Done<B>>;
 
     #[inline(always)]
     fn completion(self, completion: impl Completion) -> Self::Output {
-        end_operation(self.0, completion)
+        let Flows { sends, recvs } = self.0;
+        let (wr_id, status) = (completion.wr_id(), completion.status());
+        if status == WcStatus::SUCCESS {
+            // The direction decides which queue is searched. It may be wrong if the device is: then no
+            // request of the queue has this `wr_id`.
+            if completion.is_recv() {
+                if let Some(oldest) = recvs.oldest(wr_id) {
+                    return Polled::Done(oldest.take().done::<K>(received::<K>(&completion)));
+                }
+            } else if let Some(oldest) = sends.oldest(wr_id) {
+                return Polled::Done(oldest.take().done());
+            }
+        }
+        Polled::Other(Some(completion.to_value()))
     }
 
     #[inline(always)]
     fn empty(self) -> Self::Output {
-        if self.0.has_result() { Polled::Slow } else { Polled::Empty }
+        if self.0.has_result() { Polled::Other(None) } else { Polled::Empty }
     }
 
     #[inline(always)]
     fn declined(self) -> Self::Output {
-        Polled::Slow
+        Polled::Other(None)
     }
-}
-
-/// Polls any completion.
-pub(super) fn poll_any<B, K: Kind, P: Provider>(
-    flows: &mut Flows<B, K>,
-    mut completions: Completions<'_, P>,
-) -> Polled<K::Done<B>> {
-    completions.next().map_or(Polled::Empty, |completion| end_operation(flows, completion))
-}
-
-/// Takes the operation of a completion, if it was successful and is the oldest of its queue.
-#[inline(always)]
-fn end_operation<B, K: Kind>(flows: &mut Flows<B, K>, completion: impl Completion) -> Polled<K::Done<B>> {
-    let (wr_id, status) = (completion.wr_id(), completion.status());
-    if status == WcStatus::SUCCESS {
-        // The direction decides which queue is searched. It may be wrong if the device is: then no
-        // request of the queue has this `wr_id`.
-        if completion.is_recv() {
-            if let Some(oldest) = flows.recvs.oldest(wr_id) {
-                return Polled::Done(oldest.take().done::<K>(received::<K>(&completion)));
-            }
-        } else if let Some(oldest) = flows.sends.oldest(wr_id) {
-            return Polled::Done(oldest.take().done());
-        }
-    }
-    // A copy, so that the fast path keeps the completion in registers.
-    let copy = ManuallyDrop::new(completion);
-    flows.polled = Some(copy.to_value());
-    Polled::Slow
 }
 
 /// The operations of both directions.
 pub(super) struct Flows<B, K: Kind = Reliable> {
     pub(super) sends: SendFlow<B, K>,
     pub(super) recvs: RecvFlow<B, K>,
-    /// A completion that was polled and not reaped. Not in [`Polled`], whose variants share their
-    /// place: the compiler would move the operation through memory.
-    pub(super) polled: Option<WorkCompletion>,
-    /// The result of a slow poll, for a moment. The slow path returns it here, because a function's
-    /// result in memory would force that of the fast path into the same memory.
-    pub(super) slow: Option<Completed<B, K::Done<B>>>,
 }
 
 impl<B, P: Provider> Endpoint<B, P> {
@@ -453,45 +430,29 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         }
     }
 
+    #[inline(always)]
+    pub(super) fn poll_oldest(&mut self) -> Polled<DoneOf<B, P, T>> {
+        self.cq.visit_next(TakeOldest(&mut self.flows))
+    }
+
     /// As [`Endpoint::poll`].
     #[inline(always)]
     pub(crate) fn poll(&mut self) -> Option<Completed<B, DoneOf<B, P, T>>> {
-        match self.cq.visit_next(PollFast(&mut self.flows)) {
+        match self.poll_oldest() {
             Polled::Done(done) => Some(Ok(done)),
             Polled::Empty => None,
-            Polled::Slow => {
-                self.poll_slow();
-                self.flows.slow.take()
-            }
+            Polled::Other(completion) => self.poll_slow(completion),
         }
     }
 
+    /// As [`poll`](Self::poll), after [`Polled::Other`].
+    #[cold]
     #[inline(never)]
-    fn poll_slow(&mut self) {
-        self.flows.slow = self.slow_result();
-    }
-
-    /// Polls a successful operation on the fast path. `None`: there may be another result, on the slow
-    /// path.
-    #[inline(always)]
-    pub(super) fn poll_done(&mut self) -> Option<DoneOf<B, P, T>> {
-        match self.cq.visit_next(PollFast(&mut self.flows)) {
-            Polled::Done(done) => Some(done),
-            Polled::Empty | Polled::Slow => None,
-        }
-    }
-
-    /// As [`poll`](Self::poll), on the slow path.
-    pub(super) fn slow_result(&mut self) -> Option<Completed<B, DoneOf<B, P, T>>> {
-        let completion = match self.flows.polled.take() {
-            Some(completion) => completion,
-            // The fast path declined a CQE, or found none and there are operations that were reaped.
-            None => match poll_any::<B, _, P>(&mut self.flows, self.cq.poll()) {
-                Polled::Done(done) => return Some(Ok(done)),
-                Polled::Empty => return self.take(),
-                Polled::Slow => self.flows.polled.take()?,
-            },
-        };
+    pub(super) fn poll_slow(
+        &mut self,
+        completion: Option<WorkCompletion>,
+    ) -> Option<Completed<B, DoneOf<B, P, T>>> {
+        let Some(completion) = completion.or_else(|| self.cq.poll_one()) else { return self.take() };
         let earlier = if self.flows.has_complete() { self.take() } else { None };
         match (self.reap_one(completion), earlier) {
             // An unknown completion has ended the connection. Later polls show that, too.
@@ -1000,8 +961,6 @@ impl<B, K: Kind> Flows<B, K> {
         Self {
             sends: SendFlow::new(Arc::clone(domain), sends, signal_every),
             recvs: RecvFlow::new(Arc::clone(domain), recvs),
-            polled: None,
-            slow: None,
         }
     }
 

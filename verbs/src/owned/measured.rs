@@ -12,14 +12,14 @@ use bareverbs_provider::traits::{CompletionQueue, CreatedAh, CreatedCq, CreatedQ
 use bareverbs_uapi::write::structs::ExQueryDeviceResp;
 use rustix::io::Errno;
 
-use super::endpoint::{Flows, PollFast, Polled, poll_any};
+use super::endpoint::{Flows, Polled, TakeOldest};
 use super::keepalive::Policy;
 use super::op::{Load, Receive};
 use super::options::{EndpointParts, QueueParts};
 use super::resolve::ResolveTimeout;
 use super::{Address, Completed, Connection, Endpoint, Hub, Op, Pending, Pool, RegionMut, Source, Spin};
 use crate::context::ContextInner;
-use crate::cq::{CompChannel, Completions, Cq, CqInit};
+use crate::cq::{CompChannel, Cq, CqInit};
 use crate::pd::shared::PdShared;
 use crate::qp::{ConnectAttr, Qp, QpCap, QpInit, QpState, Rc, RecvHalf, SendHalf};
 use crate::{Buffer, Context, Gid, MemoryOwner, Mr, Pd, Refused};
@@ -83,22 +83,11 @@ impl<B> HarnessEndpoint<B> {
     /// `cq` must be the CQ of the queues that the endpoint posts to.
     #[inline(always)]
     pub unsafe fn poll<P: Provider>(&mut self, cq: &mut P::Cq) -> Option<Completed<B>> {
-        match cq.visit_next(PollFast(&mut self.flows)) {
+        match cq.visit_next(TakeOldest(&mut self.flows)) {
             Polled::Done(done) => Some(Ok(done)),
             Polled::Empty => None,
-            Polled::Slow => {
-                self.poll_slow::<P>(cq);
-                self.flows.slow.take()
-            }
+            Polled::Other(_) => self.flows.take(),
         }
-    }
-
-    #[inline(never)]
-    fn poll_slow<P: Provider>(&mut self, cq: &mut P::Cq) {
-        self.flows.slow = match poll_any::<B, _, P>(&mut self.flows, Completions::from_raw_queue(cq)) {
-            Polled::Done(done) => Some(Ok(done)),
-            Polled::Empty | Polled::Slow => self.flows.take(),
-        };
     }
 
     #[cold]

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
 
-use super::endpoint::{DoneOf, Flowing, Flows, Marker, Queues};
+use super::endpoint::{DoneOf, Flowing, Flows, Marker, Polled, Queues};
 use super::flow::Kind;
 use super::hub::reaper::Direction;
 use super::keepalive::{ROUNDS, earlier};
@@ -34,17 +34,20 @@ pub(super) struct Waiting<'q, B, P: Provider, T: Flowing = Rc> {
     queues: &'q mut Queues<B, P, T>,
     /// `None` until a poll has found nothing.
     spin: Option<SpinRounds>,
+    /// The result of the slow path, for a moment. If a function returned it, the result of the fast path
+    /// would be in the same memory.
+    ended: Option<Ended<B, P, T>>,
 }
+
+// It contains no pinned values.
+impl<B, P: Provider, T: Flowing> Unpin for Waiting<'_, B, P, T> {}
 
 impl<'q, B, P: Provider, T: Flowing> Waiting<'q, B, P, T> {
     pub(super) fn new(queues: &'q mut Queues<B, P, T>) -> Self {
-        Self { queues, spin: None }
+        Self { queues, spin: None, ended: None }
     }
 
     /// Waits for an operation of the direction, or of any.
-    // It is inlined, so that an operation that has ended is returned in registers. The slow path leaves
-    // its result in the flows: the result of a function would force that of the fast path into the same
-    // memory.
     #[inline(always)]
     pub(super) fn poll_by(
         &mut self,
@@ -59,22 +62,25 @@ impl<'q, B, P: Provider, T: Flowing> Waiting<'q, B, P, T> {
                     self.queues.budget > 0
                 }
             };
-            if direction.is_none()
-                && goes_on
-                && let Some(done) = self.queues.poll_done()
-            {
-                return Poll::Ready(Ok(done));
+            if direction.is_none() && goes_on {
+                match self.queues.poll_oldest() {
+                    Polled::Done(done) => return Poll::Ready(Ok(done)),
+                    Polled::Empty => {}
+                    Polled::Other(completion) => self.ended = self.queues.poll_slow(completion),
+                }
             }
         }
-        self.poll_slow(direction, caller);
-        self.queues.flows.slow.take().map_or(Poll::Pending, Poll::Ready)
+        if self.ended.is_none() {
+            self.poll_slow(direction, caller);
+        }
+        self.ended.take().map_or(Poll::Pending, Poll::Ready)
     }
 
-    /// Leaves the result in the flows.
+    /// Leaves the result in `ended`.
     #[cold]
     #[inline(never)]
     fn poll_slow(&mut self, direction: Option<Direction>, caller: Caller<'_>) {
-        let Self { queues, spin } = self;
+        let Self { queues, spin, ended } = self;
         if queues.yields(caller) {
             return;
         }
@@ -83,7 +89,7 @@ impl<'q, B, P: Provider, T: Flowing> Waiting<'q, B, P, T> {
             ended => ended,
         });
         match polled {
-            Poll::Ready(ended) => queues.flows.slow = Some(ended.unwrap_or_else(|error| Err(error.into()))),
+            Poll::Ready(polled) => *ended = Some(polled.unwrap_or_else(|error| Err(error.into()))),
             // Other tasks run now.
             Poll::Pending => queues.budget = BUDGET,
         }
@@ -235,10 +241,10 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         polled.map(|ended| ended.unwrap_or_else(|error| Some(Err(error.into()))))
     }
 
-    /// Polls an operation of the direction, or of any, on the slow path.
+    /// Polls an operation of the direction, or of any.
     fn poll_ended(&mut self, direction: Option<Direction>) -> Option<Ended<B, P, T>> {
         match direction {
-            None => self.slow_result(),
+            None => self.poll(),
             Some(direction) => self.poll_direction(direction),
         }
     }
