@@ -144,6 +144,9 @@ pub(crate) struct Queues<B, P: Provider, T: Flowing = Rc> {
     pub(super) channel: CompChannel,
     /// Dropped after the QP is destroyed: see `Drop`.
     pub(super) flows: ManuallyDrop<Flows<B, T::Kind<P>>>,
+    /// The result of the slow path of a wait, for a moment. If a function returned it, the result of the
+    /// fast path would be in the same memory.
+    pub(super) ended: Option<Completed<B, DoneOf<B, P, T>>>,
     /// The status that moved the QP to ERR.
     cause: Option<WcStatus>,
     /// Whether this side has ended the connection, by `abort` or `close`, before anything failed.
@@ -413,6 +416,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             cq,
             channel,
             flows,
+            ended: None,
             cause: None,
             ended_here: false,
             link_down: None,

@@ -13,7 +13,7 @@ use super::flow::Kind;
 use super::hub::reaper::Direction;
 use super::keepalive::{ROUNDS, earlier};
 use super::{BUDGET, Done, Endpoint, Failed, PoolBuffer, Spinning};
-use crate::cq::Arm;
+use crate::cq::{Arm, WorkCompletion};
 use crate::qp::Rc;
 use crate::runtime::{Attached, Runtime, not_attached};
 use crate::wait::{Caller, waits};
@@ -34,17 +34,11 @@ pub(super) struct Waiting<'q, B, P: Provider, T: Flowing = Rc> {
     queues: &'q mut Queues<B, P, T>,
     /// `None` until a poll has found nothing.
     spin: Option<SpinRounds>,
-    /// The result of the slow path, for a moment. If a function returned it, the result of the fast path
-    /// would be in the same memory.
-    ended: Option<Ended<B, P, T>>,
 }
-
-// It contains no pinned values.
-impl<B, P: Provider, T: Flowing> Unpin for Waiting<'_, B, P, T> {}
 
 impl<'q, B, P: Provider, T: Flowing> Waiting<'q, B, P, T> {
     pub(super) fn new(queues: &'q mut Queues<B, P, T>) -> Self {
-        Self { queues, spin: None, ended: None }
+        Self { queues, spin: None }
     }
 
     /// Waits for an operation of the direction, or of any.
@@ -66,21 +60,27 @@ impl<'q, B, P: Provider, T: Flowing> Waiting<'q, B, P, T> {
                 match self.queues.poll_oldest() {
                     Polled::Done(done) => return Poll::Ready(Ok(done)),
                     Polled::Empty => {}
-                    Polled::Other(completion) => self.ended = self.queues.poll_slow(completion),
+                    Polled::Other(completion) => self.poll_other(completion),
                 }
             }
         }
-        if self.ended.is_none() {
+        if self.queues.ended.is_none() {
             self.poll_slow(direction, caller);
         }
-        self.ended.take().map_or(Poll::Pending, Poll::Ready)
+        self.queues.ended.take().map_or(Poll::Pending, Poll::Ready)
     }
 
-    /// Leaves the result in `ended`.
+    #[cold]
+    #[inline(never)]
+    fn poll_other(&mut self, completion: Option<WorkCompletion>) {
+        self.queues.ended = self.queues.poll_slow(completion);
+    }
+
+    /// Leaves the result in the queues.
     #[cold]
     #[inline(never)]
     fn poll_slow(&mut self, direction: Option<Direction>, caller: Caller<'_>) {
-        let Self { queues, spin, ended } = self;
+        let Self { queues, spin } = self;
         if queues.yields(caller) {
             return;
         }
@@ -89,7 +89,7 @@ impl<'q, B, P: Provider, T: Flowing> Waiting<'q, B, P, T> {
             ended => ended,
         });
         match polled {
-            Poll::Ready(polled) => *ended = Some(polled.unwrap_or_else(|error| Err(error.into()))),
+            Poll::Ready(polled) => queues.ended = Some(polled.unwrap_or_else(|error| Err(error.into()))),
             // Other tasks run now.
             Poll::Pending => queues.budget = BUDGET,
         }
