@@ -91,8 +91,7 @@ use self::connection::ConnectionInner;
 pub use self::driver::Driver;
 use self::election::Election;
 use self::reaper::{
-    BATCH, Batch, Conn, Depths, Ended, Failure, Next, Operation, Operations, Reaper, ServiceConn, SlotKind,
-    SmallList,
+    BATCH, Batch, Conn, Depths, Ended, Failure, Next, Operation, Operations, Reaper, SlotKind, SmallList,
 };
 use self::service::Service;
 use self::sweep::Sweeps;
@@ -145,12 +144,12 @@ pub(crate) enum NotTaken {
 ///
 /// Connections and `Pending`s keep the hub. It is dropped with the last of them. A driver does not
 /// keep it, and ends with it.
-pub struct Hub<B = PoolBuffer, P: Provider = AnyProvider> {
-    inner: Arc<HubInner<B, P>>,
+pub struct Hub<B = PoolBuffer, P: Provider = AnyProvider, S: Service<P> = ()> {
+    inner: Arc<HubInner<B, P, S>>,
 }
 
 /// What the handles of a hub share.
-pub(crate) struct HubInner<B, P: Provider> {
+pub(crate) struct HubInner<B, P: Provider, S: Service<P>> {
     pub(crate) pd: Pd<P>,
     channel: CompChannel,
     pub(crate) table: Operations<B>,
@@ -159,33 +158,33 @@ pub(crate) struct HubInner<B, P: Provider> {
     /// When the peers of its connections are probed.
     sweeps: Sweeps,
     /// The protocol that runs on its connections.
-    service: Option<Arc<dyn Service<B, P>>>,
+    service: S,
     /// Whether the device was removed. All operations have ended.
     removed: AtomicBool,
-    reaper: Mutex<Reaper<P>>,
+    reaper: Mutex<Reaper<P, S>>,
 }
 
-impl<B, P: Provider> HubInner<B, P> {
-    fn lock(&self) -> MutexGuard<'_, Reaper<P>> {
+impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
+    fn lock(&self) -> MutexGuard<'_, Reaper<P, S>> {
         lock(&self.reaper)
     }
 
     #[inline]
-    fn reap(&self, reaper: &mut Reaper<P>, batch: &mut Batch<B>) -> usize {
+    fn reap(&self, reaper: &mut Reaper<P, S>, batch: &mut Batch<B>) -> usize {
         reaper.reap(&self.table, self.service(), batch)
     }
 
-    pub(crate) fn service(&self) -> Option<&dyn Service<B, P>> {
-        self.service.as_deref()
+    pub(crate) fn service(&self) -> &S {
+        &self.service
     }
 
     /// The wakers of all tasks and threads that wait for the service. The caller must wake them.
     fn service_wakers(&self) -> Vec<Waker> {
-        self.service().map_or_else(Vec::new, Service::take_wakers)
+        self.service.take_wakers()
     }
 
     /// Ends a connection.
-    pub(crate) fn end(&self, conn: &Conn<P>, failure: Failure, batch: &mut Batch<B>) {
+    pub(crate) fn end(&self, conn: &Conn<P, S>, failure: Failure, batch: &mut Batch<B>) {
         reaper::end(conn, failure, &self.table, self.service(), batch);
     }
 
@@ -208,8 +207,8 @@ impl<B, P: Provider> HubInner<B, P> {
                 let operation = slot.take();
                 drop(reaper);
                 let Some(operation) = operation else { return Err(NotTaken::Slow) };
-                if operation.kind == SlotKind::Service {
-                    self.service().inspect(|service| service.count(true, false));
+                if S::OWNS && operation.kind == SlotKind::Service {
+                    self.service.count(true, false);
                 }
                 Ok((operation, ended))
             }
@@ -224,7 +223,7 @@ impl<B, P: Provider> HubInner<B, P> {
 
     /// Hands out the completion that was polled, if there is one, and reaps those behind it.
     #[inline(never)]
-    fn reap_polled(&self, mut reaper: MutexGuard<'_, Reaper<P>>) {
+    fn reap_polled(&self, mut reaper: MutexGuard<'_, Reaper<P, S>>) {
         let mut batch = Batch::new();
         reaper.reap_polled(&self.table, self.service(), &mut batch);
         drop(reaper);
@@ -347,7 +346,7 @@ impl<B, P: Provider> HubInner<B, P> {
     }
 }
 
-impl<B, P: Provider> Drop for HubInner<B, P> {
+impl<B, P: Provider, S: Service<P>> Drop for HubInner<B, P, S> {
     fn drop(&mut self) {
         // The driver ends, because the hub is dropped. The thread may unwind.
         wake_all(self.election.driver());
@@ -372,104 +371,7 @@ impl<B, P: Provider> Hub<B, P> {
     /// # Errors
     /// As for [`Hub::new`].
     pub fn with_spin(pd: &Pd<P>, entries: u32, spin: Spin) -> Result<Self> {
-        Self::with_service(pd, entries, spin, None)
-    }
-
-    /// Creates a hub for a service, with the number of completions that are not of its connections.
-    pub(crate) fn with_service(
-        pd: &Pd<P>,
-        entries: u32,
-        spin: Spin,
-        service: Option<(Arc<dyn Service<B, P>>, usize)>,
-    ) -> Result<Self> {
-        let context = pd.context();
-        let channel = context.create_comp_channel()?;
-        // Each connection has at least two entries, and at most one probe. Those of a service are among
-        // its reserved requests.
-        let probes = if service.is_some() { 0 } else { entries / 2 };
-        let all = entries.saturating_add(probes).min(context.limits().max_cqe.max(entries));
-        let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(all) })?;
-        let mut reaper = Reaper::new(cq, entries, all - entries);
-        if let Some((_, completions)) = &service {
-            // Never released.
-            drop(reaper.reserve(*completions));
-        }
-        let inner = HubInner {
-            pd: pd.clone(),
-            channel,
-            table: Operations::new(entries),
-            election: Election::new(THREADS),
-            spin: SpinState::new(spin),
-            sweeps: Sweeps::new(),
-            service: service.map(|(service, _)| service),
-            removed: AtomicBool::new(false),
-            reaper: Mutex::new(reaper),
-        };
-        Ok(Self { inner: Arc::new(inner) })
-    }
-
-    /// A hub whose channel has no events.
-    #[cfg(test)]
-    pub(crate) fn for_test(pd: &Pd<P>, entries: u32, service: Option<Arc<dyn Service<B, P>>>) -> Self {
-        let cq = pd.context().create_cq(&CqInit::new(entries)).expect("a CQ");
-        Self::of_cq(pd, cq, entries, service)
-    }
-
-    /// A hub of `cq` whose channel has no events.
-    #[cfg(any(test, feature = "test-utils"))]
-    pub(crate) fn of_cq(
-        pd: &Pd<P>,
-        cq: crate::cq::Cq<P>,
-        entries: u32,
-        service: Option<Arc<dyn Service<B, P>>>,
-    ) -> Self {
-        let channel = CompChannel::for_test(pd.context().file());
-        let inner = HubInner {
-            pd: pd.clone(),
-            channel,
-            table: Operations::new(entries),
-            election: Election::new(THREADS),
-            spin: SpinState::new(Spin::Never),
-            sweeps: Sweeps::new(),
-            service,
-            removed: AtomicBool::new(false),
-            reaper: Mutex::new(Reaper::new(cq, entries, entries / 2)),
-        };
-        Self { inner: Arc::new(inner) }
-    }
-
-    /// A connection on a QP that the test has made.
-    #[cfg(any(test, feature = "test-utils"))]
-    pub(crate) fn connection_for_test(
-        &self,
-        qp: Qp<Rc, P>,
-        [sends, more]: [usize; 2],
-        service: Option<ServiceConn>,
-    ) -> Connection<B, P> {
-        let (sends, more) = (sends as u32, more as u32);
-        let depths = match service.is_some() {
-            true => Depths { sends: 2, service: sends, reserved: more, ..Depths::default() },
-            false => Depths { sends, recvs: more, ..Depths::default() },
-        };
-        let slots = self.inner.lock().reserve(depths.completions()).expect("room");
-        let local = Address::new(crate::Gid::default(), qp.qp_num());
-        let probe = service.is_none() && self.inner.lock().reserve_probe();
-        let conn = Arc::new(Conn::new(qp, slots, depths, probe, service));
-        self.inner.lock().add(&conn);
-        let hub = Arc::clone(&self.inner);
-        let attr = ConnectAttr::new(1, 0);
-        Connection::new(ConnectionInner {
-            hub,
-            conn,
-            local,
-            attr,
-            policy: Policy::default(),
-            resolve: ResolveTimeout::default(),
-        })
-    }
-
-    pub(crate) fn inner(&self) -> &Arc<HubInner<B, P>> {
-        &self.inner
+        Self::with_service(pd, entries, spin, (), 0)
     }
 
     /// Creates a connection at `port` (counted from 1) for `depth` sends, writes, reads and
@@ -517,7 +419,101 @@ impl<B, P: Provider> Hub<B, P> {
         let depths = Depths { sends, recvs, ..Depths::default() };
         let create = |init: &QpInit<'_, P>| self.inner.pd.create_qp(init);
         let attr = (attr, options.keepalive_policy(), options.resolve());
-        self.open(VERB, attr, (depths, inline), describe, create, None)
+        self.open(VERB, attr, (depths, inline), describe, create, (0, ()))
+    }
+}
+
+impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
+    /// Creates a hub for `service`, and reserves room for `reserved` completions that are not of its
+    /// connections.
+    pub(crate) fn with_service(
+        pd: &Pd<P>,
+        entries: u32,
+        spin: Spin,
+        service: S,
+        reserved: usize,
+    ) -> Result<Self> {
+        let context = pd.context();
+        let channel = context.create_comp_channel()?;
+        // Each connection has at least two entries, and at most one probe. Those of a service are among
+        // its reserved requests.
+        let probes = if S::OWNS { 0 } else { entries / 2 };
+        let all = entries.saturating_add(probes).min(context.limits().max_cqe.max(entries));
+        let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(all) })?;
+        let mut reaper = Reaper::new(cq, entries, all - entries);
+        // Never released.
+        drop(reaper.reserve(reserved));
+        let inner = HubInner {
+            pd: pd.clone(),
+            channel,
+            table: Operations::new(entries),
+            election: Election::new(THREADS),
+            spin: SpinState::new(spin),
+            sweeps: Sweeps::new(),
+            service,
+            removed: AtomicBool::new(false),
+            reaper: Mutex::new(reaper),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// A hub whose channel has no events.
+    #[cfg(test)]
+    pub(crate) fn for_test(pd: &Pd<P>, entries: u32, service: S) -> Self {
+        let cq = pd.context().create_cq(&CqInit::new(entries)).expect("a CQ");
+        Self::of_cq(pd, cq, entries, service)
+    }
+
+    /// A hub of `cq` whose channel has no events.
+    #[cfg(any(test, feature = "test-utils"))]
+    pub(crate) fn of_cq(pd: &Pd<P>, cq: crate::cq::Cq<P>, entries: u32, service: S) -> Self {
+        let channel = CompChannel::for_test(pd.context().file());
+        let inner = HubInner {
+            pd: pd.clone(),
+            channel,
+            table: Operations::new(entries),
+            election: Election::new(THREADS),
+            spin: SpinState::new(Spin::Never),
+            sweeps: Sweeps::new(),
+            service,
+            removed: AtomicBool::new(false),
+            reaper: Mutex::new(Reaper::new(cq, entries, entries / 2)),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// A connection on a QP that the test has made.
+    #[cfg(any(test, feature = "test-utils"))]
+    pub(crate) fn connection_for_test(
+        &self,
+        qp: Qp<Rc, P>,
+        [sends, more]: [usize; 2],
+        service: (u64, S::Conn),
+    ) -> Connection<B, P, S> {
+        let (sends, more) = (sends as u32, more as u32);
+        let depths = match S::OWNS {
+            true => Depths { sends: 2, service: sends, reserved: more, ..Depths::default() },
+            false => Depths { sends, recvs: more, ..Depths::default() },
+        };
+        let slots = self.inner.lock().reserve(depths.completions()).expect("room");
+        let local = Address::new(crate::Gid::default(), qp.qp_num());
+        let probe = !S::OWNS && self.inner.lock().reserve_probe();
+        let conn = Arc::new(Conn::new(qp, slots, depths, probe, service));
+        self.inner.lock().add(&conn);
+        let hub = Arc::clone(&self.inner);
+        let attr = ConnectAttr::new(1, 0);
+        Connection::new(ConnectionInner {
+            hub,
+            conn,
+            local,
+            attr,
+            policy: Policy::default(),
+            resolve: ResolveTimeout::default(),
+        })
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<HubInner<B, P, S>> {
+        &self.inner
     }
 
     /// Creates a connection with slots for all operations of `depths`. `describe` completes its address,
@@ -529,8 +525,8 @@ impl<B, P: Provider> Hub<B, P> {
         (depths, max_inline_data): (Depths, u32),
         describe: impl FnOnce(Address) -> Address,
         create: impl FnOnce(&QpInit<'_, P>) -> Result<Qp<Rc, P>>,
-        service: Option<ServiceConn>,
-    ) -> Result<Connection<B, P>> {
+        service: (u64, S::Conn),
+    ) -> Result<Connection<B, P, S>> {
         let ConnectAttr { port, gid_index, pkey_index, access, .. } = attr;
         let asked = depths.completions();
         let mut reaper = self.inner.lock();
@@ -545,8 +541,8 @@ impl<B, P: Provider> Hub<B, P> {
         };
         // The probe of a service's connection is among its reserved requests.
         let max_qp_wr = self.inner.pd.context().limits().max_qp_wr;
-        let probe = service.is_none() && depths.sends < max_qp_wr && reaper.reserve_probe();
-        let policy = if probe || service.is_some() { policy } else { Policy::Never };
+        let probe = !S::OWNS && depths.sends < max_qp_wr && reaper.reserve_probe();
+        let policy = if probe || S::OWNS { policy } else { Policy::Never };
         let Depths { sends, recvs: max_recv_wr, service: counted, reserved } = depths;
         let max_send_wr = (sends + counted + reserved + u32::from(probe)).min(max_qp_wr);
         let cap = QpCap { max_send_wr, max_recv_wr, max_inline_data, ..QpCap::default() };
@@ -589,7 +585,7 @@ impl<B, P: Provider> Hub<B, P> {
     /// # Errors
     /// - [`Error::Invalid`]: the hub has a driver, or there is no runtime.
     /// - [`Error::System`]: the channel could not be registered with the runtime.
-    pub fn drive(&self, runtime: impl Runtime) -> Result<Driver<B, P>> {
+    pub fn drive(&self, runtime: impl Runtime) -> Result<Driver<B, P, S>> {
         Driver::new(&self.inner, runtime)
     }
 
@@ -618,13 +614,13 @@ impl<B, P: Provider> Hub<B, P> {
     }
 }
 
-impl<B, P: Provider> Clone for Hub<B, P> {
+impl<B, P: Provider, S: Service<P>> Clone for Hub<B, P, S> {
     fn clone(&self) -> Self {
         Self { inner: Arc::clone(&self.inner) }
     }
 }
 
-impl<B, P: Provider> fmt::Debug for Hub<B, P> {
+impl<B, P: Provider, S: Service<P>> fmt::Debug for Hub<B, P, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hub").field("driver", &self.inner.election.has_driver()).finish_non_exhaustive()
     }

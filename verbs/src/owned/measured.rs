@@ -270,8 +270,8 @@ impl<B: Source, P: Provider> HarnessHub<B, P> {
     #[must_use]
     pub unsafe fn new(cq: P::Cq, (sq, rq): (P::Sq, P::Rq), depth: u32) -> Self {
         let GivenObjects { pd, cq, qp } = given::<P>(cq, (sq, rq), depth);
-        let hub = Hub::of_cq(&pd, cq, 2 * depth, None);
-        let connection = hub.connection_for_test(qp, [depth as usize; 2], None);
+        let hub = Hub::of_cq(&pd, cq, 2 * depth, ());
+        let connection = hub.connection_for_test(qp, [depth as usize; 2], (0, ()));
         Self { connection, domain: HarnessPd(Arc::clone(pd.domain())) }
     }
 

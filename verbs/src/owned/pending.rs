@@ -13,6 +13,7 @@ use bareverbs_provider::traits::Provider;
 use super::hub::NotTaken;
 use super::hub::connection::ConnectionInner;
 use super::hub::reaper::{BATCH, Ended, Failure, Operation, Operations, SlotKind, TAKEN_BACK};
+use super::hub::service::Service;
 use super::hub::table::Detached;
 use super::op::Load;
 use super::{Completed, Done, Failed, Op, Outcome};
@@ -53,9 +54,9 @@ use crate::{AnyProvider, Error, Result, WcStatus};
 /// [`Connection::failure`]: super::Connection::failure
 /// [`Hub::poll`]: super::Hub::poll
 #[must_use = "the operation continues; its result is lost unless it is awaited"]
-pub struct Pending<B, P: Provider = AnyProvider> {
+pub struct Pending<B, P: Provider = AnyProvider, S: Service<P> = ()> {
     /// The connection, until the result is taken. `None` if the operation was refused.
-    peer: Option<Arc<ConnectionInner<B, P>>>,
+    peer: Option<Arc<ConnectionInner<B, P, S>>>,
     wr_id: u64,
     /// Whether it was polled before its end, and may have a waker.
     polled: bool,
@@ -65,10 +66,10 @@ pub struct Pending<B, P: Provider = AnyProvider> {
 }
 
 // The table holds the buffer, or it is returned by value: it is never pinned.
-impl<B, P: Provider> Unpin for Pending<B, P> {}
+impl<B, P: Provider, S: Service<P>> Unpin for Pending<B, P, S> {}
 
-impl<B, P: Provider> Pending<B, P> {
-    pub(super) fn posted(peer: Arc<ConnectionInner<B, P>>, wr_id: u64) -> Self {
+impl<B, P: Provider, S: Service<P>> Pending<B, P, S> {
+    pub(super) fn posted(peer: Arc<ConnectionInner<B, P, S>>, wr_id: u64) -> Self {
         Self { peer: Some(peer), wr_id, polled: false, result: None }
     }
 
@@ -89,9 +90,9 @@ impl<B, P: Provider> Pending<B, P> {
         Self::refused_in(kind, error, buffer, tag)
     }
 
-    /// Takes the connection and the `wr_id`, if it is posted. The operation continues.
-    pub(super) fn take_posted(&mut self) -> Option<(Arc<ConnectionInner<B, P>>, u64)> {
-        self.peer.take().map(|peer| (peer, self.wr_id))
+    /// Takes the connection, if it is posted. The operation continues.
+    pub(super) fn take_peer(&mut self) -> Option<Arc<ConnectionInner<B, P, S>>> {
+        self.peer.take()
     }
 
     /// The `wr_id`, if it is posted.
@@ -223,8 +224,8 @@ fn refused<B>(kind: SlotKind, error: Error, buffer: Option<B>, tag: u64) -> Fail
     Failed { operation: true, error, tag, buffer, outcome, cause: None, recv, ended_here: false }
 }
 
-fn finished<B, P: Provider>(
-    peer: &ConnectionInner<B, P>,
+fn finished<B, P: Provider, S: Service<P>>(
+    peer: &ConnectionInner<B, P, S>,
     operation: Operation<B>,
     ended: Ended,
 ) -> Completed<B> {
@@ -235,10 +236,8 @@ fn finished<B, P: Provider>(
     let verb = posted_by.verb;
     let ConnectionInner { hub, conn, .. } = peer;
     let Ended { status, vendor_err, .. } = ended;
-    if status == TAKEN_BACK
-        && let Some(service) = hub.service()
-    {
-        return Err(refused(kind, service.taken_back(verb), buffer, tag));
+    if status == TAKEN_BACK {
+        return Err(refused(kind, hub.service().taken_back(verb), buffer, tag));
     }
     let completion =
         |link_down| Error::Completion { verb, status, vendor_err, driver: conn.driver, link_down };
@@ -252,9 +251,9 @@ fn finished<B, P: Provider>(
     Err(Failed { operation: true, error, tag, buffer, outcome, cause, recv, ended_here })
 }
 
-waits!(threads [B, P: Provider] Pending<B, P> => Result<Done<B>, Failed<B>>);
+waits!(threads [B, P: Provider, S: Service<P>] Pending<B, P, S> => Result<Done<B>, Failed<B>>);
 
-impl<B, P: Provider> Future for Pending<B, P> {
+impl<B, P: Provider, S: Service<P>> Future for Pending<B, P, S> {
     type Output = Result<Done<B>, Failed<B>>;
 
     /// Cancel-safe: see [dropping it](Pending#dropping-it).
@@ -273,7 +272,7 @@ impl<B, P: Provider> Future for Pending<B, P> {
     }
 }
 
-impl<B, P: Provider> Drop for Pending<B, P> {
+impl<B, P: Provider, S: Service<P>> Drop for Pending<B, P, S> {
     fn drop(&mut self) {
         let Some(peer) = &self.peer else { return };
         if let Detached::Ended(operation, _) = peer.hub.table.detach(self.wr_id) {
@@ -282,7 +281,7 @@ impl<B, P: Provider> Drop for Pending<B, P> {
     }
 }
 
-impl<B, P: Provider> fmt::Debug for Pending<B, P> {
+impl<B, P: Provider, S: Service<P>> fmt::Debug for Pending<B, P, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match (&self.peer, &self.result) {
             (Some(_), _) => "posted",

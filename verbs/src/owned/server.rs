@@ -129,9 +129,9 @@ pub use self::futures::MessageSink;
 use self::inbound::{Inbound, RawEvent};
 pub use self::message::{Event, Message};
 pub use self::options::{ClientOptions, ServerOptions};
-use self::reap::{PeerState, Queued, flow_is, flush, pump};
+use self::reap::{PeerConn, PeerState, Peers, Queued, flush, pump};
 use super::hub::connection::{Connection, ConnectionInner};
-use super::hub::reaper::{BATCH, Batch, Conn, Depths, SlotKind};
+use super::hub::reaper::{BATCH, Batch, ConnState, Depths, SlotKind};
 use super::hub::{Driver, Hub};
 use super::op::Load;
 use super::pool::Lender;
@@ -145,6 +145,9 @@ use crate::{AnyProvider, Error, Remote, Result, WcStatus};
 fn closed(verb: &'static str) -> Error {
     Error::Closed { verb, reason: "the connection of the peer has failed, or was ended by either side" }
 }
+
+/// A message to a peer of a server or a client, or an operation on its memory: posted, and to be awaited.
+pub type PeerOperation<B = PoolBuffer, P = AnyProvider> = Pending<B, P, Peers<P>>;
 
 /// Batches of completions that are reaped before others get their turn.
 const ROUNDS: u32 = 4;
@@ -205,7 +208,7 @@ pub struct Handle<B: Source = PoolBuffer, P: Provider = AnyProvider> {
 
 struct Inner<B, P: Provider> {
     options: options::Resolved,
-    hub: Hub<B, P>,
+    hub: Hub<B, P, Peers<P>>,
     inbound: Arc<Inbound<P>>,
     peers: Mutex<Vec<Entry<B, P>>>,
     /// Whether the server drains or is shut down: no peer is admitted.
@@ -218,9 +221,9 @@ struct Inner<B, P: Provider> {
 
 struct Entry<B, P: Provider> {
     generation: u32,
-    peer: Option<Connection<B, P>>,
+    peer: Option<Connection<B, P, Peers<P>>>,
     /// The connection of the peer before, whose messages may hold receives.
-    previous: Option<Arc<Conn<P>>>,
+    previous: Option<Arc<PeerConn<P>>>,
 }
 
 impl<B, P: Provider> Entry<B, P> {
@@ -230,20 +233,25 @@ impl<B, P: Provider> Entry<B, P> {
 
     /// Whether all its receives are posted, and it has no peer.
     fn is_free(&self) -> bool {
-        let holds = |conn: &Arc<Conn<P>>| flow_is(&conn.lock(), flow::Flow::holds_messages);
+        let holds = |conn: &Arc<PeerConn<P>>| conn.lock().service.flow.holds_messages();
         self.peer.is_none() && !self.previous.as_ref().is_some_and(holds)
     }
 
     /// Whether it has a peer that may have an event.
     fn is_open(&self) -> bool {
-        let unused = |peer: &Connection<B, P>| flow_is(&peer.inner().conn.lock(), flow::Flow::is_unused);
+        let unused = |peer: &Connection<B, P, Peers<P>>| peer.inner().conn.lock().service.flow.is_unused();
         self.peer.as_ref().is_some_and(|peer| !unused(peer))
     }
 }
 
 impl<B: Source, P: Provider> Inner<B, P> {
     /// A server of `peers` peers, to which the buffers of its receives are returned.
-    fn new(options: options::Resolved, hub: Hub<B, P>, inbound: Arc<Inbound<P>>, peers: u32) -> Arc<Self> {
+    fn new(
+        options: options::Resolved,
+        hub: Hub<B, P, Peers<P>>,
+        inbound: Arc<Inbound<P>>,
+        peers: u32,
+    ) -> Arc<Self> {
         let inner = Arc::new(Self {
             options,
             hub,
@@ -276,7 +284,7 @@ impl<B: Source, P: Provider> Lender for Inner<B, P> {
 
 impl<B, P: Provider> Inner<B, P> {
     /// Creates the connection of a peer. It takes its receives from the SRQ.
-    fn connection(&self, id: PeerId) -> Result<Connection<B, P>> {
+    fn connection(&self, id: PeerId) -> Result<Connection<B, P, Peers<P>>> {
         let options::Resolved { attr, connection, sends, operations, inline, window, message_size } =
             self.options;
         let flow = flow::Flow::new(window, sends as usize);
@@ -294,11 +302,11 @@ impl<B, P: Provider> Inner<B, P> {
         let reserved = flow::CONTROL_SENDS;
         let depths = Depths { sends: operations, service: sends, reserved, ..Depths::default() };
         let attr = (attr, connection.keepalive, connection.resolve);
-        let state = Box::new(PeerState { flow, max_message: u32::MAX });
-        self.hub.open("Handle::admit", attr, (depths, inline), describe, create, Some((id.into(), state)))
+        let state = PeerState { flow, max_message: u32::MAX };
+        self.hub.open("Handle::admit", attr, (depths, inline), describe, create, (id.into(), state))
     }
 
-    fn get(&self, id: PeerId) -> Option<Connection<B, P>> {
+    fn get(&self, id: PeerId) -> Option<Connection<B, P, Peers<P>>> {
         let peers = lock(&self.peers);
         let entry = peers.get(id.index as usize).filter(|entry| entry.generation == id.generation)?;
         entry.peer.clone()
@@ -351,16 +359,15 @@ impl<B, P: Provider> Inner<B, P> {
 
     /// Applies `change` to the connection of `peer` and posts what is due then. Messages that can't be
     /// sent any more fail.
-    fn update(&self, peer: &Connection<B, P>, change: impl FnOnce(&mut flow::Flow<Queued>)) {
+    fn update(&self, peer: &Connection<B, P, Peers<P>>, change: impl FnOnce(&mut flow::Flow<Queued>)) {
         let ConnectionInner { hub, conn, .. } = peer.inner();
         let (pumped, unsent) = {
             let mut state = conn.lock();
             let mut unsent = VecDeque::new();
-            if let Some(PeerState { flow, .. }) = PeerState::of_mut(&mut state) {
-                change(flow);
-                if flow.is_unused() {
-                    unsent = flow.take_queue();
-                }
+            let PeerState { flow, .. } = &mut state.service;
+            change(flow);
+            if flow.is_unused() {
+                unsent = flow.take_queue();
             }
             (pump(&mut state, &hub.table), unsent)
         };
@@ -373,7 +380,7 @@ impl<B, P: Provider> Inner<B, P> {
     }
 
     /// Whether `test` holds for each peer. It runs without the lock.
-    fn all(&self, mut test: impl FnMut(&Connection<B, P>) -> bool) -> bool {
+    fn all(&self, mut test: impl FnMut(&Connection<B, P, Peers<P>>) -> bool) -> bool {
         let mut next = 0;
         loop {
             let peer = {
@@ -396,7 +403,7 @@ impl<B, P: Provider> Inner<B, P> {
         self.collect();
         self.all(|peer| {
             let state = peer.inner().conn.lock();
-            state.failure.is_some() || flow_is(&state, flow::Flow::is_delivered)
+            state.failure.is_some() || state.service.flow.is_delivered()
         })
     }
 }
@@ -591,12 +598,10 @@ impl<B: Source, P: Provider> Handle<B, P> {
         if remote.recvs == 0 || remote.recvs > flow::MAX_WINDOW {
             return Err(Error::invalid(verb, "`recvs` of the address is 0 or too large"));
         }
-        let is_open = |state: &_| !flow_is(state, flow::Flow::is_unused);
+        let is_open = |state: &ConnState<P, Peers<P>>| !state.service.flow.is_unused();
         peer.inner().connect(verb, remote, is_open, |state| {
-            if let Some(peer) = PeerState::of_mut(state) {
-                peer.max_message = remote.max_message;
-                peer.flow.connected(remote.recvs);
-            }
+            state.service.max_message = remote.max_message;
+            state.service.flow.connected(remote.recvs);
         })?;
         // It posts the messages that were queued before.
         self.inner.update(&peer, |_| ());
@@ -606,7 +611,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// Sends the bytes of `buffer` in `range` to `peer`. If the peer has no receive for it, the
     /// message waits in a queue of [`ServerOptions::sends`] messages. A full queue refuses the
     /// message, and so does a peer that drains ([`Error::Draining`]).
-    pub fn send(&self, peer: PeerId, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
+    pub fn send(&self, peer: PeerId, buffer: B, range: impl RangeBounds<usize>) -> PeerOperation<B, P> {
         self.send_tagged(peer, buffer, range, 0)
     }
 
@@ -617,7 +622,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
         buffer: B,
         range: impl RangeBounds<usize>,
         tag: u64,
-    ) -> Pending<B, P> {
+    ) -> PeerOperation<B, P> {
         match self.inner.get(peer) {
             Some(peer) => post::send_message(&peer, buffer, range, tag),
             None => Pending::refused(closed("Handle::send"), Some(buffer), tag),
@@ -649,7 +654,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// [`RegionMut::expose`](super::RegionMut::expose).
     ///
     /// Refused are sends and writes with immediate data ([`Error::Invalid`]): they are messages.
-    pub fn post<L: Load<B>>(&self, peer: PeerId, op: Op<L>) -> Pending<B, P> {
+    pub fn post<L: Load<B>>(&self, peer: PeerId, op: Op<L>) -> PeerOperation<B, P> {
         match self.inner.get(peer) {
             Some(peer) => post::post_operation(&peer, op),
             None => Pending::refused_op(SlotKind::Send, closed("Handle::post"), op),
@@ -663,7 +668,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
         buffer: B,
         range: impl RangeBounds<usize>,
         remote: Remote,
-    ) -> Pending<B, P> {
+    ) -> PeerOperation<B, P> {
         self.post(peer, Op::write(buffer, range, remote))
     }
 
@@ -759,7 +764,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
     ///
     /// # Errors
     /// As for [`Hub::drive`].
-    pub fn drive(&self, runtime: impl Runtime) -> Result<Driver<B, P>> {
+    pub fn drive(&self, runtime: impl Runtime) -> Result<Driver<B, P, Peers<P>>> {
         self.inner.hub.drive(runtime)
     }
 
@@ -780,13 +785,13 @@ impl<B: Target, P: Provider> Handle<B, P> {
         buffer: B,
         range: impl RangeBounds<usize>,
         remote: Remote,
-    ) -> Pending<B, P> {
+    ) -> PeerOperation<B, P> {
         self.post(peer, Op::read(buffer, range, remote))
     }
 
     /// Adds `add` to 8 bytes of the memory of `peer`. The first 8 bytes of `buffer` receive the old
     /// value, in native byte order. The peer needs [`Access::REMOTE_ATOMIC`](crate::Access).
-    pub fn fetch_add(&self, peer: PeerId, buffer: B, remote: Remote, add: u64) -> Pending<B, P> {
+    pub fn fetch_add(&self, peer: PeerId, buffer: B, remote: Remote, add: u64) -> PeerOperation<B, P> {
         self.post(peer, Op::fetch_add(buffer, remote, add))
     }
 
@@ -799,7 +804,7 @@ impl<B: Target, P: Provider> Handle<B, P> {
         remote: Remote,
         compare: u64,
         swap: u64,
-    ) -> Pending<B, P> {
+    ) -> PeerOperation<B, P> {
         self.post(peer, Op::compare_swap(buffer, remote, compare, swap))
     }
 }
@@ -911,22 +916,22 @@ impl<B: Source, P: Provider> Client<B, P> {
     ///
     /// Before [`Client::connect`] the message waits for the connection. That wait has no limit of its
     /// own: [`Pending::wait_timeout`] sets one.
-    pub fn send(&self, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
+    pub fn send(&self, buffer: B, range: impl RangeBounds<usize>) -> PeerOperation<B, P> {
         self.server.handle.send(self.id, buffer, range)
     }
 
     /// Sends as [`Client::send`] does. `tag` comes back in [`Done::tag`](super::Done::tag).
-    pub fn send_tagged(&self, buffer: B, range: impl RangeBounds<usize>, tag: u64) -> Pending<B, P> {
+    pub fn send_tagged(&self, buffer: B, range: impl RangeBounds<usize>, tag: u64) -> PeerOperation<B, P> {
         self.server.handle.send_tagged(self.id, buffer, range, tag)
     }
 
     /// Posts a write, a read or an atomic operation on memory of the server, as [`Handle::post`] does.
-    pub fn post<L: Load<B>>(&self, op: Op<L>) -> Pending<B, P> {
+    pub fn post<L: Load<B>>(&self, op: Op<L>) -> PeerOperation<B, P> {
         self.server.handle.post(self.id, op)
     }
 
     /// Writes the bytes of `buffer` in `range` to the memory of the server: see [`Handle::post`].
-    pub fn write(&self, buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> Pending<B, P> {
+    pub fn write(&self, buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> PeerOperation<B, P> {
         self.post(Op::write(buffer, range, remote))
     }
 
@@ -955,17 +960,17 @@ impl<B: Source, P: Provider> Client<B, P> {
 
 impl<B: Target, P: Provider> Client<B, P> {
     /// Reads memory of the server into the bytes of `buffer` in `range`: see [`Handle::post`].
-    pub fn read(&self, buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> Pending<B, P> {
+    pub fn read(&self, buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> PeerOperation<B, P> {
         self.post(Op::read(buffer, range, remote))
     }
 
     /// Adds `add` to 8 bytes of the memory of the server, as [`Handle::fetch_add`] does.
-    pub fn fetch_add(&self, buffer: B, remote: Remote, add: u64) -> Pending<B, P> {
+    pub fn fetch_add(&self, buffer: B, remote: Remote, add: u64) -> PeerOperation<B, P> {
         self.post(Op::fetch_add(buffer, remote, add))
     }
 
     /// Replaces 8 bytes of the memory of the server, as [`Handle::compare_swap`] does.
-    pub fn compare_swap(&self, buffer: B, remote: Remote, compare: u64, swap: u64) -> Pending<B, P> {
+    pub fn compare_swap(&self, buffer: B, remote: Remote, compare: u64, swap: u64) -> PeerOperation<B, P> {
         self.post(Op::compare_swap(buffer, remote, compare, swap))
     }
 }

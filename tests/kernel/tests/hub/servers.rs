@@ -5,12 +5,10 @@ use std::time::Duration;
 
 use bareverbs::cq::CqInit;
 use bareverbs::qp::{ConnectAttr, Operation, Payload, QpInit, Rc, RecvRequest, SendFlags, SendRequest};
-use bareverbs::server::{Client, Event, PeerId, Server, ServerOptions, Summary};
+use bareverbs::server::{Client, Event, PeerId, PeerOperation, Server, ServerOptions, Summary};
 use bareverbs::srq::SrqInit;
 use bareverbs::values::{AckTimeout, RetryCount};
-use bareverbs::{
-    Access, Buffer, Endpoint, Error, Op, Outcome, Pd, Pending, PoolBuffer, RegionMut, Remote, WcStatus,
-};
+use bareverbs::{Access, Buffer, Endpoint, Error, Op, Outcome, Pd, PoolBuffer, RegionMut, Remote, WcStatus};
 use bareverbs_kernel_tests::loopback::domain;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{TIMEOUT, device};
@@ -187,7 +185,7 @@ pub(crate) fn ends_that_send_without_reading_do_not_deadlock() {
             let to_server = client.send(fill(client.take().unwrap_or_else(|| spare(&pd)), round), ..);
             [to_client, to_server]
         };
-        let mut waiting: Vec<Pending<PoolBuffer>> = Vec::new();
+        let mut waiting: Vec<PeerOperation> = Vec::new();
         let mut sent = [0_u64; 2];
         for round in 0..4 {
             for (at, pending) in send(round).into_iter().enumerate() {

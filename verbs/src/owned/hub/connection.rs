@@ -10,6 +10,7 @@ use bareverbs_provider::wake::FirstPanic;
 
 use super::HubInner;
 use super::reaper::{Batch, Conn, ConnState, Failure, Operation, Operations, PostedBy, SlotKind};
+use super::service::Service;
 use crate::error::{PostError, PostReason, PushError};
 use crate::owned::buffer::sealed::{Domain, PdId};
 use crate::owned::keepalive::Policy;
@@ -30,14 +31,14 @@ use crate::{AnyProvider, Error, Pd, Result, WcOpcode};
 ///
 /// The QP is destroyed when the last clone and the last `Pending` of the connection are dropped.
 /// Operations in flight end with it, and their messages may be lost: await them first.
-pub struct Connection<B = PoolBuffer, P: Provider = AnyProvider> {
-    inner: Arc<ConnectionInner<B, P>>,
+pub struct Connection<B = PoolBuffer, P: Provider = AnyProvider, S: Service<P> = ()> {
+    inner: Arc<ConnectionInner<B, P, S>>,
 }
 
 /// What the clones of a `Connection` and its `Pending`s share.
-pub(crate) struct ConnectionInner<B, P: Provider> {
-    pub(crate) hub: Arc<HubInner<B, P>>,
-    pub(crate) conn: Arc<Conn<P>>,
+pub(crate) struct ConnectionInner<B, P: Provider, S: Service<P>> {
+    pub(crate) hub: Arc<HubInner<B, P, S>>,
+    pub(crate) conn: Arc<Conn<P, S>>,
     pub(crate) local: Address,
     pub(crate) attr: ConnectAttr,
     pub(crate) policy: Policy,
@@ -51,15 +52,15 @@ macro_rules! posted_by {
     };
 }
 
-impl<B, P: Provider> ConnectionInner<B, P> {
+impl<B, P: Provider, S: Service<P>> ConnectionInner<B, P, S> {
     /// Connects while the connection `is_open`, and calls `connected` before a completion of the
     /// connection is handled.
     pub(crate) fn connect(
         &self,
         verb: &'static str,
         remote: &Address,
-        is_open: impl Fn(&ConnState<P>) -> bool,
-        connected: impl FnOnce(&mut ConnState<P>),
+        is_open: impl Fn(&ConnState<P, S>) -> bool,
+        connected: impl FnOnce(&mut ConnState<P, S>),
     ) -> Result<()> {
         let Self { hub, conn, local, attr, policy, resolve } = self;
         let resolution = resolve.start();
@@ -121,37 +122,37 @@ impl<B, P: Provider> ConnectionInner<B, P> {
 
 /// Forgets the operations of a connection: the table no longer has them, and their memory is
 /// leaked. Their slots stay reserved.
-struct Leak<'h, B, P: Provider> {
-    hub: &'h HubInner<B, P>,
+struct Leak<'h, B, P: Provider, S: Service<P>> {
+    hub: &'h HubInner<B, P, S>,
     slots: &'h [u32],
 }
 
-impl<B, P: Provider> Drop for Leak<'_, B, P> {
+impl<B, P: Provider, S: Service<P>> Drop for Leak<'_, B, P, S> {
     fn drop(&mut self) {
         self.slots.iter().for_each(|slot| mem::forget(self.hub.table.abandon(*slot)));
     }
 }
 
-impl<B, P: Provider> Drop for ConnectionInner<B, P> {
+impl<B, P: Provider, S: Service<P>> Drop for ConnectionInner<B, P, S> {
     fn drop(&mut self) {
         self.retire();
     }
 }
 
-impl<B, P: Provider> Connection<B, P> {
-    pub(super) fn new(inner: ConnectionInner<B, P>) -> Self {
+impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
+    pub(super) fn new(inner: ConnectionInner<B, P, S>) -> Self {
         Self { inner: Arc::new(inner) }
     }
 
-    pub(crate) fn of(inner: Arc<ConnectionInner<B, P>>) -> Self {
+    pub(crate) fn of(inner: Arc<ConnectionInner<B, P, S>>) -> Self {
         Self { inner }
     }
 
-    pub(crate) fn inner(&self) -> &ConnectionInner<B, P> {
+    pub(crate) fn inner(&self) -> &ConnectionInner<B, P, S> {
         &self.inner
     }
 
-    pub(crate) fn shared(&self) -> &Arc<ConnectionInner<B, P>> {
+    pub(crate) fn shared(&self) -> &Arc<ConnectionInner<B, P, S>> {
         &self.inner
     }
 
@@ -200,7 +201,7 @@ impl<B, P: Provider> Connection<B, P> {
         if let Some(failure) = state.failure {
             return Err(failure.into());
         }
-        if state.service.is_none() && !conn.has_probe() {
+        if !conn.has_probe() {
             let reason = "the device's limits leave no entry for the probe: create the connection with \
                           fewer sends, or a hub with fewer entries";
             return Err(Error::invalid("Connection::probe", reason));
@@ -227,7 +228,7 @@ impl<B, P: Provider> Connection<B, P> {
     }
 }
 
-impl<B: Source, P: Provider> Connection<B, P> {
+impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
     /// Posts an operation: a send, a write, a read, an atomic operation or a receive. Its tag comes back in
     /// [`Done::tag`](crate::owned::Done::tag).
     ///
@@ -265,13 +266,13 @@ impl<B: Source, P: Provider> Connection<B, P> {
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
-    pub fn post(&self, op: impl PostOn<B, P>) -> Pending<B, P> {
+    pub fn post(&self, op: impl PostOn<B, P, S>) -> Pending<B, P, S> {
         op.post_on(self)
     }
 
     /// Posts an operation of the send queue for the function `by`.
     #[inline(always)]
-    pub(crate) fn post_by<L: Load<B>>(&self, by: &'static PostedBy, op: Op<L>) -> Pending<B, P> {
+    pub(crate) fn post_by<L: Load<B>>(&self, by: &'static PostedBy, op: Op<L>) -> Pending<B, P, S> {
         let place = match self.place(by, &op) {
             Ok(place) => place,
             Err(error) => return Pending::refused_op(SlotKind::Send, error, op),
@@ -311,7 +312,7 @@ impl<B: Source, P: Provider> Connection<B, P> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn post_all<L: Load<B>>(&self, ops: &mut Vec<Op<L>>, pending: &mut Vec<Pending<B, P>>) {
+    pub fn post_all<L: Load<B>>(&self, ops: &mut Vec<Op<L>>, pending: &mut Vec<Pending<B, P, S>>) {
         pending.reserve(ops.len());
         let first = pending.len();
         let ConnectionInner { hub, conn, .. } = &*self.inner;
@@ -364,7 +365,9 @@ impl<B: Source, P: Provider> Connection<B, P> {
             // None of them was posted.
             Err(error) => {
                 for operation in &mut pending[first..] {
-                    if let Some((peer, wr_id)) = operation.take_posted() {
+                    if let Some(wr_id) = operation.wr_id()
+                        && let Some(peer) = operation.take_peer()
+                    {
                         *operation = Self::of(peer).take_back(wr_id, error.into());
                     }
                 }
@@ -387,20 +390,20 @@ impl<B: Source, P: Provider> Connection<B, P> {
 
 /// An operation that a [`Connection`] of buffers of type `B` posts: all but those of several buffers,
 /// datagrams, and those on borrowed memory. It is sealed.
-pub trait PostOn<B, P: Provider>: Sized + Sealed {
+pub trait PostOn<B, P: Provider, S: Service<P>>: Sized + Sealed {
     #[doc(hidden)]
-    fn post_on(self, connection: &Connection<B, P>) -> Pending<B, P>;
+    fn post_on(self, connection: &Connection<B, P, S>) -> Pending<B, P, S>;
 }
 
-impl<B: Source, P: Provider, L: Load<B>> PostOn<B, P> for Op<L> {
+impl<B: Source, P: Provider, S: Service<P>, L: Load<B>> PostOn<B, P, S> for Op<L> {
     #[inline(always)]
-    fn post_on(self, connection: &Connection<B, P>) -> Pending<B, P> {
+    fn post_on(self, connection: &Connection<B, P, S>) -> Pending<B, P, S> {
         connection.post_by(posted_by(&self.operation), self)
     }
 }
 
-impl<B: Source, P: Provider, L: Load<B>> PostOn<B, P> for Op<L, Receive> {
-    fn post_on(self, connection: &Connection<B, P>) -> Pending<B, P> {
+impl<B: Source, P: Provider, S: Service<P>, L: Load<B>> PostOn<B, P, S> for Op<L, Receive> {
+    fn post_on(self, connection: &Connection<B, P, S>) -> Pending<B, P, S> {
         const BY: &PostedBy = posted_by!("Connection::post(Op::recv)", RECV);
         let place = match connection.place(BY, &self) {
             Ok(place) => place,
@@ -416,7 +419,7 @@ impl<B: Source, P: Provider, L: Load<B>> PostOn<B, P> for Op<L, Receive> {
     }
 }
 
-impl<B, P: Provider> Connection<B, P> {
+impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
     #[inline]
     fn entry(&self, posted_by: &'static PostedBy, kind: SlotKind, tag: u64, len: u32) -> Operation<B> {
         Operation { buffer: None, posted_by, kind, tag, len }
@@ -429,7 +432,7 @@ impl<B, P: Provider> Connection<B, P> {
         operation: Operation<B>,
         buffer: Option<B>,
         post: impl FnOnce(&mut Qp<Rc, P>, u64) -> Result<(), PostError>,
-    ) -> Pending<B, P> {
+    ) -> Pending<B, P, S> {
         let ConnectionInner { hub, conn, .. } = &*self.inner;
         let Operation { kind, tag, .. } = operation;
         let mut state = conn.lock();
@@ -467,7 +470,7 @@ impl<B, P: Provider> Connection<B, P> {
 
     /// Refuses an operation whose request was not posted.
     #[cold]
-    fn take_back(&self, wr_id: u64, error: Error) -> Pending<B, P> {
+    fn take_back(&self, wr_id: u64, error: Error) -> Pending<B, P, S> {
         let ConnectionInner { hub, conn, .. } = &*self.inner;
         match hub.table.take_back(wr_id) {
             Some(Operation { buffer, kind, tag, .. }) => {
@@ -495,7 +498,7 @@ fn posted_by(operation: &WrOperation) -> &'static PostedBy {
 
 /// The error of [`Failed::is_full`](crate::owned::Failed::is_full).
 #[cold]
-pub(crate) fn full<P: Provider>(conn: &Conn<P>, kind: SlotKind) -> Error {
+pub(crate) fn full<P: Provider, S: Service<P>>(conn: &Conn<P, S>, kind: SlotKind) -> Error {
     let capacity = conn.depths[kind as usize];
     PostError { accepted: 0, reason: PushError::QueueFull { capacity }.into() }.into()
 }
@@ -517,13 +520,13 @@ impl From<Failure> for Error {
     }
 }
 
-impl<B, P: Provider> Clone for Connection<B, P> {
+impl<B, P: Provider, S: Service<P>> Clone for Connection<B, P, S> {
     fn clone(&self) -> Self {
         Self { inner: Arc::clone(&self.inner) }
     }
 }
 
-impl<B, P: Provider> fmt::Debug for Connection<B, P> {
+impl<B, P: Provider, S: Service<P>> fmt::Debug for Connection<B, P, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // A copy: the writer may use the connection.
         let failure = self.inner.conn.lock().failure;

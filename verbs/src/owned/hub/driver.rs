@@ -13,6 +13,7 @@ use bareverbs_provider::wake::{FirstPanic, wake_all};
 
 use super::election::DriverKind;
 use super::park::Parker;
+use super::service::Service;
 use super::{BATCH, HubInner};
 use crate::cq::CompChannel;
 use crate::owned::Spinning;
@@ -25,12 +26,12 @@ const TURN: usize = 2 * BATCH;
 const ROUNDS: usize = 4;
 
 /// The role of the driver. Drop ends it.
-pub(crate) struct DriverGuard<B, P: Provider> {
-    hub: Weak<HubInner<B, P>>,
+pub(crate) struct DriverGuard<B, P: Provider, S: Service<P>> {
+    hub: Weak<HubInner<B, P, S>>,
 }
 
-impl<B, P: Provider> DriverGuard<B, P> {
-    pub(crate) fn take(hub: &Arc<HubInner<B, P>>, kind: DriverKind) -> Result<Self> {
+impl<B, P: Provider, S: Service<P>> DriverGuard<B, P, S> {
+    pub(crate) fn take(hub: &Arc<HubInner<B, P, S>>, kind: DriverKind) -> Result<Self> {
         if hub.election.attach_driver(kind) {
             return Ok(Self { hub: Arc::downgrade(hub) });
         }
@@ -38,7 +39,7 @@ impl<B, P: Provider> DriverGuard<B, P> {
     }
 }
 
-impl<B, P: Provider> DriverGuard<B, P> {
+impl<B, P: Provider, S: Service<P>> DriverGuard<B, P, S> {
     fn end(&mut self) {
         let hub = std::mem::take(&mut self.hub).upgrade();
         if let Some(hub) = hub {
@@ -54,7 +55,7 @@ impl<B, P: Provider> DriverGuard<B, P> {
     }
 }
 
-impl<B, P: Provider> Drop for DriverGuard<B, P> {
+impl<B, P: Provider, S: Service<P>> Drop for DriverGuard<B, P, S> {
     fn drop(&mut self) {
         self.end();
     }
@@ -67,24 +68,24 @@ impl<B, P: Provider> Drop for DriverGuard<B, P> {
 /// `Send`. After it is dropped, the hub has no driver: see
 /// [`Pending`](crate::owned::Pending#without-a-driver).
 #[must_use = "a driver does nothing unless it is polled"]
-pub struct Driver<B, P: Provider = AnyProvider> {
-    guard: DriverGuard<B, P>,
+pub struct Driver<B, P: Provider = AnyProvider, S: Service<P> = ()> {
+    guard: DriverGuard<B, P, S>,
     attached: Attached,
     /// The current wait.
     spinning: Option<Spinning>,
 }
 
-impl<B, P: Provider> Driver<B, P> {
-    pub(super) fn new(hub: &Arc<HubInner<B, P>>, runtime: impl Runtime) -> Result<Self> {
+impl<B, P: Provider, S: Service<P>> Driver<B, P, S> {
+    pub(super) fn new(hub: &Arc<HubInner<B, P, S>>, runtime: impl Runtime) -> Result<Self> {
         let attached = Attached::new(Arc::new(runtime), &hub.channel)?;
         Ok(Self { guard: DriverGuard::take(hub, DriverKind::Task)?, attached, spinning: None })
     }
 }
 
 // It contains no pinned values.
-impl<B, P: Provider> Unpin for Driver<B, P> {}
+impl<B, P: Provider, S: Service<P>> Unpin for Driver<B, P, S> {}
 
-impl<B, P: Provider> Future for Driver<B, P> {
+impl<B, P: Provider, S: Service<P>> Future for Driver<B, P, S> {
     type Output = Result<()>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
@@ -98,7 +99,7 @@ impl<B, P: Provider> Future for Driver<B, P> {
     }
 }
 
-impl<B, P: Provider> Driver<B, P> {
+impl<B, P: Provider, S: Service<P>> Driver<B, P, S> {
     fn poll_hub(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let this = self;
         let Some(hub) = this.guard.hub.upgrade() else { return Poll::Ready(Ok(())) };
@@ -128,7 +129,7 @@ impl<B, P: Provider> Driver<B, P> {
     }
 }
 
-impl<B, P: Provider> fmt::Debug for Driver<B, P> {
+impl<B, P: Provider, S: Service<P>> fmt::Debug for Driver<B, P, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Driver")
             .field("ended", &(self.guard.hub.strong_count() == 0))
@@ -138,7 +139,9 @@ impl<B, P: Provider> fmt::Debug for Driver<B, P> {
 }
 
 /// Starts a thread that drives the hub.
-pub(super) fn spawn<B: Send + 'static, P: Provider>(hub: &Arc<HubInner<B, P>>) -> Result<()> {
+pub(super) fn spawn<B: Send + 'static, P: Provider, S: Service<P>>(
+    hub: &Arc<HubInner<B, P, S>>,
+) -> Result<()> {
     let guard = DriverGuard::take(hub, DriverKind::Thread)?;
     let channel = hub.channel.clone();
     let spawned = std::thread::Builder::new().name("bareverbs-hub".into()).spawn(move || {
@@ -151,7 +154,7 @@ pub(super) fn spawn<B: Send + 'static, P: Provider>(hub: &Arc<HubInner<B, P>>) -
     })
 }
 
-fn run<B, P: Provider>(guard: &DriverGuard<B, P>, channel: &CompChannel) -> Result<()> {
+fn run<B, P: Provider, S: Service<P>>(guard: &DriverGuard<B, P, S>, channel: &CompChannel) -> Result<()> {
     Parker::with(|parker, waker| {
         let mut spinning: Option<Spinning> = None;
         while let Some(hub) = guard.hub.upgrade() {

@@ -1,6 +1,5 @@
 //! The CQ of a hub, and the connections on it.
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::mem::{self, ManuallyDrop};
 use std::sync::Arc;
@@ -148,12 +147,12 @@ pub(crate) enum Failure {
 }
 
 /// A connection of a hub. Its QP is destroyed before its slots are reused.
-pub(crate) struct Conn<P: Provider> {
+pub(crate) struct Conn<P: Provider, S: Service<P> = ()> {
     pub(crate) qp_num: u32,
     /// Its number in its service.
     pub(crate) id: u64,
     pub(crate) driver: DriverId,
-    state: Mutex<ConnState<P>>,
+    state: Mutex<ConnState<P, S>>,
     /// Indices of the free slots of each kind.
     free: [Mutex<Vec<u32>>; 3],
     /// All of its slots.
@@ -162,14 +161,16 @@ pub(crate) struct Conn<P: Provider> {
     pub(super) depths: [u32; 3],
     /// Whether it has room for a probe of its own, beside its slots.
     probe: bool,
+    /// Whether its service has requests of its own. Probes are among them.
+    reserved: bool,
 }
 
-pub(crate) struct ConnState<P: Provider> {
+pub(crate) struct ConnState<P: Provider, S: Service<P>> {
     /// `None` once the connection is retired.
     pub(crate) qp: Option<Qp<Rc, P>>,
     pub(crate) failure: Option<Failure>,
-    /// What its service keeps of it. The hub does not look at it.
-    pub(crate) service: Option<Box<dyn Any + Send>>,
+    /// What its service keeps of it.
+    pub(crate) service: S::Conn,
     /// Whether its service knows of its end.
     pub(crate) ended: bool,
     /// Whether a probe is outstanding.
@@ -179,7 +180,7 @@ pub(crate) struct ConnState<P: Provider> {
     next_probe: Option<Instant>,
 }
 
-impl<P: Provider> ConnState<P> {
+impl<P: Provider, S: Service<P>> ConnState<P, S> {
     /// Probes the peer every `interval` from `now` on. It has that time to connect.
     pub(super) fn start_keepalive(&mut self, interval: Option<Duration>, now: Instant) {
         self.keepalive = interval;
@@ -218,7 +219,7 @@ impl<P: Provider> ConnState<P> {
     }
 }
 
-impl<P: Provider> Conn<P> {
+impl<P: Provider, S: Service<P>> Conn<P, S> {
     /// `slots` has those of the sends, the receives and the service, and the reserved ones, in this
     /// order. `service` has the number of the connection in its service, and its state there.
     pub(super) fn new(
@@ -226,9 +227,8 @@ impl<P: Provider> Conn<P> {
         slots: Vec<u32>,
         depths: Depths,
         probe: bool,
-        service: Option<ServiceConn>,
+        (id, service): (u64, S::Conn),
     ) -> Self {
-        let (id, service) = service.map_or((0, None), |(id, state)| (id, Some(state)));
         let (qp_num, driver) = (qp.qp_num(), DriverId(qp.pd().domain().context.file.driver_id()));
         let state = ConnState {
             qp: Some(qp),
@@ -239,6 +239,7 @@ impl<P: Provider> Conn<P> {
             keepalive: None,
             next_probe: None,
         };
+        let reserved = depths.reserved > 0;
         let depths = [depths.sends, depths.recvs, depths.service];
         let mut rest = slots.as_slice();
         let free = depths.map(|depth| {
@@ -246,19 +247,19 @@ impl<P: Provider> Conn<P> {
             rest = others;
             Mutex::new(own.to_vec())
         });
-        Self { qp_num, id, driver, state: Mutex::new(state), free, depths, slots, probe }
+        Self { qp_num, id, driver, state: Mutex::new(state), free, depths, slots, probe, reserved }
     }
 
-    /// Whether it has room for a probe of its own.
+    /// Whether it has room for a probe.
     pub(super) fn has_probe(&self) -> bool {
-        self.probe
+        self.probe || self.reserved
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, ConnState<P>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ConnState<P, S>> {
         lock(&self.state)
     }
 
-    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, ConnState<P>>> {
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, ConnState<P, S>>> {
         self.state.try_lock()
     }
 
@@ -316,17 +317,17 @@ impl<P: Provider> Conn<P> {
     }
 }
 
-/// The number of a connection in its service, and its state there.
-pub(crate) type ServiceConn = (u64, Box<dyn Any + Send>);
+/// The connection of a slot.
+type Owner<P, S> = Option<Arc<Conn<P, S>>>;
 
 /// The CQ with the owners of its completions. Its lock makes its holder the only one that reaps.
-pub(crate) struct Reaper<P: Provider> {
+pub(crate) struct Reaper<P: Provider, S: Service<P>> {
     pub(super) cq: Cq<P>,
     /// The connection of each slot.
-    owners: Box<[Option<Arc<Conn<P>>>]>,
+    owners: Box<[Owner<P, S>]>,
     /// Whether each slot is one of [`SlotKind::Service`].
     of_service: Box<[bool]>,
-    by_number: HashMap<u32, Arc<Conn<P>>>,
+    by_number: HashMap<u32, Arc<Conn<P, S>>>,
     /// Slots of no connection. They are also the room of the CQ that is not reserved.
     free: Vec<u32>,
     /// The probes for which the CQ has room that is not reserved.
@@ -341,7 +342,7 @@ pub(crate) struct Reaper<P: Provider> {
     pub(super) armed: bool,
 }
 
-impl<P: Provider> Reaper<P> {
+impl<P: Provider, S: Service<P>> Reaper<P, S> {
     /// `cq` has room for `entries` completions and for `probes`.
     pub(super) fn new(cq: Cq<P>, entries: u32, probes: u32) -> Self {
         let owners = (0..entries).map(|_| None).collect();
@@ -360,7 +361,7 @@ impl<P: Provider> Reaper<P> {
 
     /// Adds to `found` the connections whose first slot is `from` or above, until it has
     /// [`BATCH`]. Returns where the next call begins, or `None` at the end.
-    pub(super) fn connections(&self, from: usize, found: &mut SmallList<Arc<Conn<P>>>) -> Option<usize> {
+    pub(super) fn connections(&self, from: usize, found: &mut SmallList<Arc<Conn<P, S>>>) -> Option<usize> {
         for (slot, owner) in self.owners.iter().enumerate().skip(from) {
             if let Some(conn) = owner
                 && conn.slots.first().is_some_and(|first| *first as usize == slot)
@@ -392,7 +393,7 @@ impl<P: Provider> Reaper<P> {
     }
 
     /// Adds a connection. The CQ must be empty of completions of a destroyed QP with its number.
-    pub(super) fn add(&mut self, conn: &Arc<Conn<P>>) {
+    pub(super) fn add(&mut self, conn: &Arc<Conn<P, S>>) {
         self.by_number.insert(conn.qp_num, Arc::clone(conn));
         for slot in &conn.slots {
             self.owners[*slot as usize] = Some(Arc::clone(conn));
@@ -405,7 +406,7 @@ impl<P: Provider> Reaper<P> {
 
     /// Removes a connection whose QP is destroyed, and releases its room. The CQ must be empty of
     /// its completions.
-    pub(super) fn remove(&mut self, conn: &Arc<Conn<P>>) {
+    pub(super) fn remove(&mut self, conn: &Arc<Conn<P, S>>) {
         if self.by_number.get(&conn.qp_num).is_some_and(|other| Arc::ptr_eq(other, conn)) {
             self.by_number.remove(&conn.qp_num);
         }
@@ -434,7 +435,7 @@ impl<P: Provider> Reaper<P> {
     pub(super) fn reap_polled<B>(
         &mut self,
         table: &Operations<B>,
-        service: Option<&dyn Service<B, P>>,
+        service: &S,
         batch: &mut Batch<B>,
     ) -> usize {
         let Some(polled) = self.polled.take() else { return self.reap(table, service, batch) };
@@ -447,12 +448,7 @@ impl<P: Provider> Reaper<P> {
 
     /// Takes up to [`BATCH`] completions and hands out the result of each. Returns their number.
     #[inline]
-    pub(super) fn reap<B>(
-        &mut self,
-        table: &Operations<B>,
-        service: Option<&dyn Service<B, P>>,
-        batch: &mut Batch<B>,
-    ) -> usize {
+    pub(super) fn reap<B>(&mut self, table: &Operations<B>, service: &S, batch: &mut Batch<B>) -> usize {
         let Self { cq, owners, of_service, by_number, .. } = self;
         let to = Recipients { owners, of_service, by_number, table, service };
         let mut completions = cq.poll();
@@ -512,15 +508,15 @@ impl Visitor for PollNext<'_> {
 }
 
 /// The owners of completions.
-struct Recipients<'r, B, P: Provider> {
-    owners: &'r [Option<Arc<Conn<P>>>],
+struct Recipients<'r, B, P: Provider, S: Service<P>> {
+    owners: &'r [Owner<P, S>],
     of_service: &'r [bool],
-    by_number: &'r HashMap<u32, Arc<Conn<P>>>,
+    by_number: &'r HashMap<u32, Arc<Conn<P, S>>>,
     table: &'r Operations<B>,
-    service: Option<&'r dyn Service<B, P>>,
+    service: &'r S,
 }
 
-impl<B, P: Provider> Recipients<'_, B, P> {
+impl<B, P: Provider, S: Service<P>> Recipients<'_, B, P, S> {
     /// Hands out a completion. `success` is its result if it succeeded, and `value` returns all of it.
     #[inline(always)]
     fn deliver(
@@ -531,7 +527,7 @@ impl<B, P: Provider> Recipients<'_, B, P> {
         batch: &mut Batch<B>,
     ) {
         let Self { owners, of_service, by_number, table, service } = *self;
-        if wr_id & RESERVED != 0 {
+        if S::OWNS && wr_id & RESERVED != 0 {
             self.deliver_reserved(&value(), batch);
             return;
         }
@@ -541,9 +537,7 @@ impl<B, P: Provider> Recipients<'_, B, P> {
         };
         match table.complete(wr_id, ended) {
             Completed::Waiting(waker) => {
-                if let Some(service) = service
-                    && of_service[Operations::<B>::index(wr_id) as usize]
-                {
+                if S::OWNS && of_service[Operations::<B>::index(wr_id) as usize] {
                     service.count(ended.status == WcStatus::SUCCESS, false);
                 }
                 if let Some(waker) = waker {
@@ -555,9 +549,7 @@ impl<B, P: Provider> Recipients<'_, B, P> {
                 if let Some(Some(conn)) = owners.get(index as usize) {
                     conn.put_slot(operation.kind, index);
                 }
-                if let Some(service) = service
-                    && operation.kind == SlotKind::Service
-                {
+                if S::OWNS && operation.kind == SlotKind::Service {
                     service.count(ended.status == WcStatus::SUCCESS, true);
                 }
                 batch.ended.push(operation);
@@ -577,13 +569,10 @@ impl<B, P: Provider> Recipients<'_, B, P> {
     fn deliver_reserved(&self, completion: &WorkCompletion, batch: &mut Batch<B>) {
         let Self { by_number, table, service, .. } = *self;
         let conn = by_number.get(&completion.qp_num);
-        match (service, conn) {
-            (Some(service), _) if completion.wr_id != PROBE => {
-                service.completion(completion, conn, table, batch);
-            }
-            (service, Some(conn)) => unknown(conn, completion, table, service, batch),
-            // The connection was destroyed.
-            (_, None) => {}
+        if completion.wr_id != PROBE {
+            service.completion(completion, conn, table, batch);
+        } else if let Some(conn) = conn {
+            unknown(conn, completion, table, service, batch);
         }
     }
 }
@@ -591,11 +580,11 @@ impl<B, P: Provider> Recipients<'_, B, P> {
 /// Ends the connection of a failed operation. Returns a more precise status if there is one.
 #[cold]
 #[inline(never)]
-fn failed<B, P: Provider>(
+fn failed<B, P: Provider, S: Service<P>>(
     completion: &WorkCompletion,
     table: &Operations<B>,
-    owners: &[Option<Arc<Conn<P>>>],
-    service: Option<&dyn Service<B, P>>,
+    owners: &[Owner<P, S>],
+    service: &S,
     batch: &mut Batch<B>,
 ) -> Ended {
     let WorkCompletion { wr_id, mut status, vendor_err, .. } = *completion;
@@ -612,7 +601,7 @@ fn failed<B, P: Provider>(
             status = failure.status;
         }
         // Only the hardware acknowledgement is missing.
-        kind == SlotKind::Service && service.is_some_and(|service| service.is_delivered(&state))
+        kind == SlotKind::Service && service.is_delivered(&state)
     };
     end(conn, conn.failure(verb, status, vendor_err), table, service, batch);
     Ended::error(if delivered { WcStatus::SUCCESS } else { status }, vendor_err)
@@ -621,11 +610,11 @@ fn failed<B, P: Provider>(
 /// Handles a completion that ends no operation: that of a probe, or an unknown one.
 #[cold]
 #[inline(never)]
-fn unknown<B, P: Provider>(
-    conn: &Conn<P>,
+fn unknown<B, P: Provider, S: Service<P>>(
+    conn: &Conn<P, S>,
     completion: &WorkCompletion,
     table: &Operations<B>,
-    service: Option<&dyn Service<B, P>>,
+    service: &S,
     batch: &mut Batch<B>,
 ) {
     let WorkCompletion { wr_id, status, vendor_err, .. } = *completion;
@@ -639,22 +628,26 @@ fn unknown<B, P: Provider>(
     end(conn, failure, table, service, batch);
 }
 
-/// Ends the operation in flight with this `wr_id`, if there is one, with `status`. `service` counts it.
-pub(crate) fn end_unposted<B, P: Provider>(
-    conn: &Conn<P>,
+/// Ends the operation in flight with this `wr_id`, if there is one, with `status`.
+pub(crate) fn end_unposted<B, P: Provider, S: Service<P>>(
+    conn: &Conn<P, S>,
     wr_id: u64,
-    status: WcStatus,
+    (status, counted): (WcStatus, bool),
     table: &Operations<B>,
-    service: Option<&dyn Service<B, P>>,
+    service: &S,
     batch: &mut Batch<B>,
 ) {
     match table.complete(wr_id, Ended::error(status, 0)) {
         Completed::Waiting(waker) => {
-            service.inspect(|service| service.count(false, false));
+            if counted {
+                service.count(false, false);
+            }
             batch.woken.extend(waker);
         }
         Completed::Detached(operation, _) => {
-            service.inspect(|service| service.count(false, true));
+            if counted {
+                service.count(false, true);
+            }
             conn.put_slot(operation.kind, Operations::<B>::index(wr_id));
             batch.ended.push(operation);
         }
@@ -664,10 +657,10 @@ pub(crate) fn end_unposted<B, P: Provider>(
 
 /// Ends all operations of a connection whose QP was destroyed because the device was removed, unless
 /// another thread retires it. The CQ must be empty of its completions.
-pub(super) fn end_removed<B, P: Provider>(
-    conn: &Conn<P>,
+pub(super) fn end_removed<B, P: Provider, S: Service<P>>(
+    conn: &Conn<P, S>,
     table: &Operations<B>,
-    service: Option<&dyn Service<B, P>>,
+    service: &S,
     batch: &mut Batch<B>,
 ) {
     // While the connection has its QP, no other connection uses its slots.
@@ -676,9 +669,9 @@ pub(super) fn end_removed<B, P: Provider>(
         return;
     }
     for kind in [SlotKind::Send, SlotKind::Recv, SlotKind::Service] {
-        let service = service.filter(|_| kind == SlotKind::Service);
+        let ended = (WcStatus::WR_FLUSH_ERR, kind == SlotKind::Service);
         for slot in conn.slots_of(kind) {
-            end_unposted(conn, table.wr_id(*slot), WcStatus::WR_FLUSH_ERR, table, service, batch);
+            end_unposted(conn, table.wr_id(*slot), ended, table, service, batch);
         }
     }
     drop(state);
@@ -686,17 +679,15 @@ pub(super) fn end_removed<B, P: Provider>(
 }
 
 /// Ends a connection, and tells its service.
-pub(crate) fn end<B, P: Provider>(
-    conn: &Conn<P>,
+pub(crate) fn end<B, P: Provider, S: Service<P>>(
+    conn: &Conn<P, S>,
     failure: Failure,
     table: &Operations<B>,
-    service: Option<&dyn Service<B, P>>,
+    service: &S,
     batch: &mut Batch<B>,
 ) {
     conn.fail(failure);
-    if let Some(service) = service {
-        service.ended(conn, failure, table, batch);
-    }
+    service.ended(conn, failure, table, batch);
 }
 
 /// Wakers to call and buffers to drop after the CQ was unlocked, because both run code of the

@@ -14,34 +14,38 @@ use crate::cq::WorkCompletion;
 pub(crate) const RESERVED: u64 = 0b11 << 62;
 
 /// A protocol on the connections of a hub: the seam between the hub and
-/// [`server`](crate::owned::server). A hub without one has only operations and probes.
+/// [`server`](crate::owned::server). `()` is none: the hub has only operations and probes, and asks it
+/// nothing.
 ///
 /// It is called with the CQ locked, so it runs no code of the application: wakers and buffers go to the
 /// batch.
-///
-/// It is no type parameter of the hub, because [`Pending`](crate::owned::Pending) would show it to every
-/// caller. The hub looks for it only after a completion that is no operation of a hub, or that the
-/// service counts.
-pub(crate) trait Service<B, P: Provider>: Send + Sync {
+#[expect(private_interfaces, reason = "it is sealed: no other crate can name it")]
+pub trait Service<P: Provider>: Sized + Send + Sync + 'static {
+    /// What it keeps of a connection.
+    type Conn: Send + 'static;
+
+    /// Whether it has requests and operations of its own.
+    const OWNS: bool;
+
     /// Handles the completion of a request of the service. Its `wr_id` has one bit of [`RESERVED`].
     /// `conn` is `None` if the connection was destroyed.
-    fn completion(
+    fn completion<B>(
         &self,
         completion: &WorkCompletion,
-        conn: Option<&Arc<Conn<P>>>,
+        conn: Option<&Arc<Conn<P, Self>>>,
         table: &Operations<B>,
         batch: &mut Batch<B>,
     );
 
     /// Handles the end of a connection. It may be called again for the same one.
-    fn ended(&self, conn: &Conn<P>, failure: Failure, table: &Operations<B>, batch: &mut Batch<B>);
+    fn ended<B>(&self, conn: &Conn<P, Self>, failure: Failure, table: &Operations<B>, batch: &mut Batch<B>);
 
     /// Counts an operation of [`SlotKind::Service`](super::reaper::SlotKind) that has ended.
     fn count(&self, success: bool, detached: bool);
 
     /// Whether the peer has received all operations of
     /// [`SlotKind::Service`](super::reaper::SlotKind): then none of them fails.
-    fn is_delivered(&self, state: &ConnState<P>) -> bool;
+    fn is_delivered(&self, state: &ConnState<P, Self>) -> bool;
 
     /// The error of an operation of `verb` that the service [took back](super::reaper::TAKEN_BACK).
     fn taken_back(&self, verb: &'static str) -> Error;
@@ -49,4 +53,36 @@ pub(crate) trait Service<B, P: Provider>: Send + Sync {
     /// Takes the wakers of all tasks and threads that wait for the service. The caller must wake them.
     #[must_use]
     fn take_wakers(&self) -> Vec<Waker>;
+}
+
+#[expect(private_interfaces, reason = "as of the trait")]
+impl<P: Provider> Service<P> for () {
+    type Conn = ();
+
+    const OWNS: bool = false;
+
+    fn completion<B>(
+        &self,
+        _: &WorkCompletion,
+        _: Option<&Arc<Conn<P, Self>>>,
+        _: &Operations<B>,
+        _: &mut Batch<B>,
+    ) {
+    }
+
+    fn ended<B>(&self, _: &Conn<P, Self>, _: Failure, _: &Operations<B>, _: &mut Batch<B>) {}
+
+    fn count(&self, _: bool, _: bool) {}
+
+    fn is_delivered(&self, _: &ConnState<P, Self>) -> bool {
+        false
+    }
+
+    fn taken_back(&self, verb: &'static str) -> Error {
+        Error::Closed { verb, reason: "the connection was closed" }
+    }
+
+    fn take_wakers(&self) -> Vec<Waker> {
+        Vec::new()
+    }
 }

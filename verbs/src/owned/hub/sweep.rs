@@ -6,6 +6,7 @@ use bareverbs_provider::traits::Provider;
 
 use super::HubInner;
 use super::reaper::{Batch, Failure, SmallList};
+use super::service::Service;
 use crate::error::PostReason;
 use crate::owned::removal::Watch;
 use crate::sync::{Mutex, lock};
@@ -54,7 +55,7 @@ impl Sweeps {
     }
 }
 
-impl<B, P: Provider> HubInner<B, P> {
+impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
     /// Probes a connection of the hub every `interval` from now on.
     pub(super) fn probe_every(&self, interval: Duration) {
         if self.sweeps.shorten(interval, Instant::now())

@@ -52,12 +52,12 @@ impl Setup {
         let plain = Plain::default();
         let pd = plain.domain();
         let region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE);
-        Self { plain, region, hub: Hub::for_test(&pd, entries, None), freed: Arc::default() }
+        Self { plain, region, hub: Hub::for_test(&pd, entries, ()), freed: Arc::default() }
     }
 
     /// A connection in RTS. Its destruction fails.
     fn connection(&self, depth: usize) -> Connection<Buffer, Plain> {
-        self.hub.connection_for_test(self.plain.queue_pair(&self.hub.inner.pd), [depth; 2], None)
+        self.hub.connection_for_test(self.plain.queue_pair(&self.hub.inner.pd), [depth; 2], (0, ()))
     }
 
     /// Creates a connection for `depth` sends and receives.
@@ -65,7 +65,7 @@ impl Setup {
         let depths = Depths { sends: depth, recvs: depth, ..Depths::default() };
         let attr = (ConnectAttr::new(1, 0), policy, ResolveTimeout::default());
         let create = |init: &QpInit<'_, Plain>| self.hub.pd().create_qp(init);
-        self.hub.open("test", attr, (depths, 0), |address| address, create, None)
+        self.hub.open("test", attr, (depths, 0), |address| address, create, (0, ()))
     }
 
     fn buffer(&self) -> Buffer {
@@ -847,8 +847,8 @@ fn failed_probe_ends_the_operations_of_its_connection() {
 fn receive_takes_a_buffer_of_another_type() {
     let plain = Plain::default();
     let pd = plain.domain();
-    let hub: Hub<AnyBuffer, Plain> = Hub::for_test(&pd, 8, None);
-    let peer = hub.connection_for_test(plain.queue_pair(&pd), [1, 1], None);
+    let hub: Hub<AnyBuffer, Plain> = Hub::for_test(&pd, 8, ());
+    let peer = hub.connection_for_test(plain.queue_pair(&pd), [1, 1], (0, ()));
     let lease = Pool::for_test(&pd, 1, 8).take().unwrap();
     let pending = peer.post(Op::recv(lease).tag(5).any());
     let wr_id = plain.log().received[0];

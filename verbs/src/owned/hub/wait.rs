@@ -12,6 +12,7 @@ use bareverbs_provider::wake::wake_all;
 use super::HubInner;
 use super::election::{Election, WaiterId};
 use super::park::Parker;
+use super::service::Service;
 use crate::owned::keepalive::{ROUNDS, earlier};
 use crate::wait::Caller;
 use crate::{Error, Result};
@@ -35,7 +36,7 @@ impl Drop for Waiter<'_> {
     }
 }
 
-impl<B, P: Provider> HubInner<B, P> {
+impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
     /// Polls for a task, which needs a driver, or blocks a thread. `poll` reaps and registers the waker of
     /// its context.
     pub(crate) fn poll_by<T, E: From<Error>>(

@@ -85,6 +85,7 @@ impl Kind {
 pub(crate) struct Violation;
 
 /// One end of a connection. `T` is a data message that waits for a credit.
+#[derive(Debug)]
 pub(crate) struct Flow<T> {
     /// Receives for data of the peer.
     window: u32,

@@ -10,8 +10,8 @@ use bareverbs_provider::traits::Provider;
 use futures_core::Stream;
 use futures_sink::Sink;
 
-use super::{Client, Event, Handle, PeerId, Server};
-use crate::owned::{Failed, Pending, PoolBuffer, Source};
+use super::{Client, Event, Handle, PeerId, PeerOperation, Server};
+use crate::owned::{Failed, PoolBuffer, Source};
 use crate::{AnyProvider, Error, Result};
 
 impl<B: Source, P: Provider> Stream for Server<B, P> {
@@ -45,7 +45,7 @@ pub struct MessageSink<B: Source = PoolBuffer, P: Provider = AnyProvider> {
     handle: Handle<B, P>,
     peer: PeerId,
     /// Outstanding messages, the oldest first.
-    pending: VecDeque<Pending<B, P>>,
+    pending: VecDeque<PeerOperation<B, P>>,
     limit: usize,
 }
 

@@ -1,6 +1,7 @@
 //! The SRQ of a server, and the queue of events for the application.
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,8 +10,9 @@ use std::task::{Context, Waker};
 use bareverbs_provider::traits::Provider;
 
 use super::PeerId;
+use super::reap::PeerConn;
 use crate::owned::buffer::checked_sge;
-use crate::owned::hub::reaper::{Conn, Failure};
+use crate::owned::hub::reaper::Failure;
 use crate::owned::pool::Loans;
 use crate::owned::{Pool, PoolBuffer};
 use crate::qp::{RecvRequest, WrId};
@@ -22,7 +24,7 @@ use crate::{Error, Pd, Result};
 pub(crate) const SHARED: u64 = 1 << 63;
 
 /// The receives and the events of a server.
-pub(crate) struct Inbound<P: Provider> {
+pub struct Inbound<P: Provider> {
     /// That of the SRQ.
     pd: Pd<P>,
     receives: Mutex<Receives<P>>,
@@ -46,7 +48,7 @@ struct Receives<P: Provider> {
 
 /// A receive whose buffer is on loan, and the connection whose message it had.
 struct Lent<P: Provider> {
-    conn: Arc<Conn<P>>,
+    conn: Arc<PeerConn<P>>,
     index: u32,
 }
 
@@ -77,7 +79,7 @@ impl<P: Provider> Events<P> {
 
 /// An event, before it is given to the application.
 pub(crate) enum RawEvent<P: Provider> {
-    Message { conn: Arc<Conn<P>>, receive: Receive, len: usize },
+    Message { conn: Arc<PeerConn<P>>, receive: Receive, len: usize },
     Failed(PeerId, Failure),
     Closed(PeerId),
 }
@@ -158,7 +160,7 @@ impl<P: Provider> Inbound<P> {
     /// Buffers on loan and those of sends do not mix: neither the receives nor the callers that wait
     /// for a buffer take those of the other.
     #[cold]
-    pub(crate) fn lend(&self, conn: &Arc<Conn<P>>, Receive { index, lease }: Receive) -> PoolBuffer {
+    pub(crate) fn lend(&self, conn: &Arc<PeerConn<P>>, Receive { index, lease }: Receive) -> PoolBuffer {
         let lent = Lent { conn: Arc::clone(conn), index };
         let previous = lock(&self.lent).insert(lease.slot(), lent);
         debug_assert!(previous.is_none(), "a slot has one lease");
@@ -166,7 +168,7 @@ impl<P: Provider> Inbound<P> {
     }
 
     /// Takes the receive whose buffer was on loan.
-    pub(crate) fn take_lent(&self, lease: PoolBuffer) -> Option<(Arc<Conn<P>>, Receive)> {
+    pub(crate) fn take_lent(&self, lease: PoolBuffer) -> Option<(Arc<PeerConn<P>>, Receive)> {
         let Lent { conn, index } = lock(&self.lent).remove(&lease.slot())?;
         Some((conn, Receive { index, lease }))
     }
@@ -263,6 +265,12 @@ impl<P: Provider> Inbound<P> {
         let ended = if success { &self.sent } else { &self.failed };
         ended.fetch_add(1, Ordering::Relaxed);
         self.detached.fetch_add(detached.into(), Ordering::Relaxed);
+    }
+}
+
+impl<P: Provider> fmt::Debug for Inbound<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbound").field("pool", &self.pool).finish_non_exhaustive()
     }
 }
 

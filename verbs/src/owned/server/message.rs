@@ -7,12 +7,12 @@ use std::sync::{Arc, Weak};
 
 use bareverbs_provider::traits::Provider;
 
-use super::PeerId;
 use super::inbound::{Inbound, Receive};
 use super::post::send_message;
-use super::reap::{PeerState, pump};
+use super::reap::{PeerConn, Peers, pump};
+use super::{PeerId, PeerOperation};
 use crate::owned::hub::connection::{Connection, ConnectionInner};
-use crate::owned::hub::reaper::{BATCH, Conn};
+use crate::owned::hub::reaper::BATCH;
 use crate::owned::{Pending, PoolBuffer, Source};
 use crate::{AnyProvider, Error};
 
@@ -52,9 +52,9 @@ pub enum Event<B: Source = PoolBuffer, P: Provider = AnyProvider> {
 /// `mem::forget` costs one message of the peer's window. After the peer has ended, its place in
 /// [`ServerOptions::peers`](super::ServerOptions::peers) is free when all its messages are dropped.
 pub struct Message<B: Source = PoolBuffer, P: Provider = AnyProvider> {
-    conn: Arc<Conn<P>>,
+    conn: Arc<PeerConn<P>>,
     /// `Weak`, so that a message does not keep a connection.
-    peer: Weak<ConnectionInner<B, P>>,
+    peer: Weak<ConnectionInner<B, P, Peers<P>>>,
     inbound: Arc<Inbound<P>>,
     /// `None` once its buffer was taken.
     receive: Option<Receive>,
@@ -63,8 +63,8 @@ pub struct Message<B: Source = PoolBuffer, P: Provider = AnyProvider> {
 
 impl<B: Source, P: Provider> Message<B, P> {
     pub(super) fn new(
-        conn: Arc<Conn<P>>,
-        peer: Option<&Connection<B, P>>,
+        conn: Arc<PeerConn<P>>,
+        peer: Option<&Connection<B, P, Peers<P>>>,
         inbound: Arc<Inbound<P>>,
         receive: Receive,
         len: usize,
@@ -92,7 +92,7 @@ impl<B: Source, P: Provider> Message<B, P> {
     }
 
     /// Sends a message to the sender of this one, as [`Handle::send`](super::Handle::send) does.
-    pub fn reply(&self, buffer: B, range: impl RangeBounds<usize>) -> Pending<B, P> {
+    pub fn reply(&self, buffer: B, range: impl RangeBounds<usize>) -> PeerOperation<B, P> {
         match self.peer.upgrade() {
             Some(peer) => send_message(&Connection::of(peer), buffer, range, 0),
             None => Pending::refused(super::closed("Message::reply"), Some(buffer), 0),
@@ -136,7 +136,7 @@ impl<B: Source + From<PoolBuffer>, P: Provider> Message<B, P> {
     /// be longer than the message: the buffer has the message size of this end.
     ///
     /// Another buffer replaces it among the receives, as [`Message::into_lease`] describes.
-    pub fn reply_in_place(mut self, range: impl RangeBounds<usize>) -> Pending<B, P> {
+    pub fn reply_in_place(mut self, range: impl RangeBounds<usize>) -> PeerOperation<B, P> {
         let lease = self.take_lease();
         // The message is dropped afterwards: its credit goes with the next message.
         self.reply(lease.into(), range)
@@ -156,9 +156,7 @@ impl<B: Source, P: Provider> Drop for Message<B, P> {
         let peer = self.peer.upgrade();
         let pumped = {
             let mut state = self.conn.lock();
-            if let Some(PeerState { flow, .. }) = PeerState::of_mut(&mut state) {
-                flow.released();
-            }
+            state.service.flow.released();
             // Without the peer, its QP is destroyed.
             peer.as_ref().map_or(Ok(()), |peer| pump(&mut state, &peer.hub.table))
         };

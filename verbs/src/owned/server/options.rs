@@ -9,7 +9,6 @@ use super::inbound::Inbound;
 use super::{Client, Handle, Inner, Server};
 use crate::error::Limit;
 use crate::owned::hub::Hub;
-use crate::owned::hub::service::Service;
 use crate::owned::options::{ConnectionOptions, connection_setters};
 use crate::owned::{Pool, PoolBuffer, Source, Spin};
 use crate::qp::ConnectAttr;
@@ -219,8 +218,7 @@ impl ServerOptions {
         let pool = Pool::new(pd, count, self.message_size as usize)?;
         let srq = pd.create_srq(&SrqInit::new(receives))?;
         let inbound = Arc::new(Inbound::new(srq, pool, receives as usize, self.peers as usize));
-        let service: Arc<dyn Service<B, P>> = Arc::<Inbound<P>>::clone(&inbound);
-        let hub = Hub::with_service(pd, entries as u32, self.spin, Some((service, receives as usize)))?;
+        let hub = Hub::with_service(pd, entries as u32, self.spin, Arc::clone(&inbound), receives as usize)?;
         for index in 0..receives {
             let lease = inbound
                 .pool

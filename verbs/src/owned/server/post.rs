@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use bareverbs_provider::traits::Provider;
 
-use super::reap::{PeerState, Queued, pump};
+use super::PeerOperation;
+use super::reap::{PeerState, Peers, Queued, pump};
 use crate::error::Limit;
 use crate::owned::buffer::checked_sge;
 use crate::owned::hub::connection::{Connection, ConnectionInner, full};
@@ -17,11 +18,11 @@ use crate::{Error, WcOpcode};
 
 /// Sends a message, or adds it to those that wait for credits.
 pub(super) fn send_message<B: Source, P: Provider>(
-    peer: &Connection<B, P>,
+    peer: &Connection<B, P, Peers<P>>,
     buffer: B,
     range: impl RangeBounds<usize>,
     tag: u64,
-) -> Pending<B, P> {
+) -> PeerOperation<B, P> {
     const BY: &PostedBy = &PostedBy { verb: "Handle::send", opcode: WcOpcode::SEND };
     const VERB: &str = BY.verb;
     let ConnectionInner { hub, conn, .. } = peer.inner();
@@ -34,18 +35,18 @@ pub(super) fn send_message<B: Source, P: Provider>(
         drop(state);
         return Pending::refused(failure.into(), Some(buffer), tag);
     }
-    let room = match PeerState::of_mut(&mut state) {
-        Some(PeerState { max_message, .. }) if sge.length > *max_message => Err(Error::Limit {
+    let room = match &mut state.service {
+        PeerState { max_message, .. } if sge.length > *max_message => Err(Error::Limit {
             verb: VERB,
             limit: Limit::MessageLen,
             asked: sge.length.into(),
             max: (*max_message).into(),
         }),
-        Some(PeerState { flow, .. }) if !flow.is_closing() => match conn.take_slot(SlotKind::Service) {
+        PeerState { flow, .. } if !flow.is_closing() => match conn.take_slot(SlotKind::Service) {
             Some(index) => Ok((flow, index)),
             None => Err(full(conn, SlotKind::Service)),
         },
-        peer => Err(closing(VERB, peer.as_deref())),
+        peer => Err(closing(VERB, peer)),
     };
     let (flow, index) = match room {
         Ok(room) => room,
@@ -70,9 +71,9 @@ pub(super) fn send_message<B: Source, P: Provider>(
 
 /// Posts a write, a read or an atomic operation.
 pub(super) fn post_operation<B: Source, P: Provider, L: Load<B>>(
-    peer: &Connection<B, P>,
+    peer: &Connection<B, P, Peers<P>>,
     op: Op<L>,
-) -> Pending<B, P> {
+) -> PeerOperation<B, P> {
     let by = match op.operation {
         WrOperation::Write(_) => &PostedBy { verb: "Handle::write", opcode: WcOpcode::RDMA_WRITE },
         WrOperation::Read(_) => &PostedBy { verb: "Handle::read", opcode: WcOpcode::RDMA_READ },
@@ -84,8 +85,8 @@ pub(super) fn post_operation<B: Source, P: Provider, L: Load<B>>(
             return Pending::refused_op(SlotKind::Send, Error::invalid("Handle::post", reason), op);
         }
     };
-    let closing = match PeerState::of(&peer.inner().conn.lock()) {
-        Some(PeerState { flow, .. }) if !flow.is_closing() => None,
+    let closing = match &peer.inner().conn.lock().service {
+        PeerState { flow, .. } if !flow.is_closing() => None,
         peer => Some(closing(by.verb, peer)),
     };
     if let Some(error) = closing {
@@ -95,8 +96,8 @@ pub(super) fn post_operation<B: Source, P: Provider, L: Load<B>>(
 }
 
 #[cold]
-fn closing(verb: &'static str, peer: Option<&PeerState>) -> Error {
-    if peer.is_some_and(|peer| peer.flow.is_peer_draining()) {
+fn closing(verb: &'static str, peer: &PeerState) -> Error {
+    if peer.flow.is_peer_draining() {
         return Error::Draining { verb };
     }
     Error::Closed { verb, reason: "the connection is closing: it takes no more messages and operations" }

@@ -20,39 +20,34 @@ use crate::{Error, Imm, WcOpcode, WcStatus};
 const CONTROL: u64 = 1 << 62;
 
 /// What a server keeps of a connection, beside the hub.
-pub(crate) struct PeerState {
+#[derive(Debug)]
+pub struct PeerState {
     pub(crate) flow: Flow<Queued>,
     /// Longest message that the peer receives.
     pub(crate) max_message: u32,
 }
 
 /// A message that waits for a credit. The table has its buffer.
+#[derive(Debug)]
 pub(crate) struct Queued {
     pub(crate) wr_id: u64,
     pub(crate) sge: Sge,
 }
 
-impl PeerState {
-    /// The state of a connection of a server.
-    pub(crate) fn of<P: Provider>(state: &ConnState<P>) -> Option<&Self> {
-        state.service.as_ref()?.downcast_ref()
-    }
+/// The peers of a server, as the service of its hub.
+pub(crate) type Peers<P> = Arc<Inbound<P>>;
 
-    /// As [`of`](Self::of), to change it.
-    pub(crate) fn of_mut<P: Provider>(state: &mut ConnState<P>) -> Option<&mut Self> {
-        state.service.as_mut()?.downcast_mut()
-    }
-}
-
-/// Whether `test` holds for the flow control of a connection.
-pub(crate) fn flow_is<P: Provider>(state: &ConnState<P>, test: impl FnOnce(&Flow<Queued>) -> bool) -> bool {
-    PeerState::of(state).is_some_and(|peer| test(&peer.flow))
-}
+/// The connection of a peer.
+pub(crate) type PeerConn<P> = Conn<P, Peers<P>>;
 
 /// Posts the messages that are due.
-pub(crate) fn pump<B, P: Provider>(state: &mut ConnState<P>, table: &Operations<B>) -> Result<(), Failure> {
-    let ConnState { qp: Some(qp), failure: None, service: Some(service), .. } = state else { return Ok(()) };
-    let Some(PeerState { flow, .. }) = service.downcast_mut() else { return Ok(()) };
+pub(crate) fn pump<B, P: Provider>(
+    state: &mut ConnState<P, Peers<P>>,
+    table: &Operations<B>,
+) -> Result<(), Failure> {
+    let ConnState { qp: Some(qp), failure: None, service: PeerState { flow, .. }, .. } = state else {
+        return Ok(());
+    };
     if qp.state() != QpState::RTS {
         return Ok(());
     }
@@ -84,25 +79,30 @@ pub(crate) fn pump<B, P: Provider>(state: &mut ConnState<P>, table: &Operations<
 
 /// Ends messages that waited for credits, with `status`.
 pub(crate) fn flush<B, P: Provider>(
-    conn: &Conn<P>,
+    conn: &PeerConn<P>,
     queue: VecDeque<Queued>,
     status: WcStatus,
     table: &Operations<B>,
-    inbound: &Inbound<P>,
+    inbound: &Peers<P>,
     batch: &mut Batch<B>,
 ) {
     for Queued { wr_id, .. } in queue {
         table.publish(wr_id);
-        end_unposted(conn, wr_id, status, table, Some(inbound), batch);
+        end_unposted(conn, wr_id, (status, true), table, inbound, batch);
     }
 }
 
-impl<B, P: Provider> Service<B, P> for Inbound<P> {
+#[expect(private_interfaces, reason = "as of the trait")]
+impl<P: Provider> Service<P> for Peers<P> {
+    type Conn = PeerState;
+
+    const OWNS: bool = true;
+
     /// Handles the completion of a receive of the SRQ, or of a control message.
-    fn completion(
+    fn completion<B>(
         &self,
         completion: &WorkCompletion,
-        conn: Option<&Arc<Conn<P>>>,
+        conn: Option<&Arc<PeerConn<P>>>,
         table: &Operations<B>,
         batch: &mut Batch<B>,
     ) {
@@ -125,17 +125,17 @@ impl<B, P: Provider> Service<B, P> for Inbound<P> {
         };
         if let Some(failure) = failure {
             receive.into_iter().for_each(|receive| self.post_again(receive));
-            end(conn, failure, table, Some(self), batch);
+            end(conn, failure, table, self, batch);
             return;
         }
         let mut state = conn.lock();
-        let ended = state.ended;
-        let Some(PeerState { flow, .. }) = PeerState::of_mut(&mut state).filter(|_| !ended) else {
+        if state.ended {
             // The event of its end was queued, and no message may follow it.
             drop(state);
             receive.into_iter().for_each(|receive| self.post_again(receive));
             return;
-        };
+        }
+        let PeerState { flow, .. } = &mut state.service;
         let arrived = match &receive {
             None => {
                 Kind::CONTROL
@@ -163,8 +163,8 @@ impl<B, P: Provider> Service<B, P> for Inbound<P> {
             Ok(_) => pump(&mut state, table),
             Err(failure) => Err(failure),
         };
-        let finished = flow_is(&state, Flow::is_finished) && !mem::replace(&mut state.ended, true);
-        let answered = flow_is(&state, Flow::is_delivered);
+        let finished = state.service.flow.is_finished() && !mem::replace(&mut state.ended, true);
+        let answered = state.service.flow.is_delivered();
         drop(state);
         flush(conn, unsent, TAKEN_BACK, table, self, batch);
         let id = PeerId::from(conn.id);
@@ -187,15 +187,15 @@ impl<B, P: Provider> Service<B, P> for Inbound<P> {
             batch.woken.extend(self.finished(id));
         }
         if let Err(failure) = pumped {
-            end(conn, failure, table, Some(self), batch);
+            end(conn, failure, table, self, batch);
         }
     }
 
     /// Flushes the messages that wait for credits, and queues the event.
-    fn ended(&self, conn: &Conn<P>, failure: Failure, table: &Operations<B>, batch: &mut Batch<B>) {
+    fn ended<B>(&self, conn: &PeerConn<P>, failure: Failure, table: &Operations<B>, batch: &mut Batch<B>) {
         let (queue, complete, first) = {
             let mut state = conn.lock();
-            let Some(PeerState { flow, .. }) = PeerState::of_mut(&mut state) else { return };
+            let PeerState { flow, .. } = &mut state.service;
             let (queue, complete) = (flow.take_queue(), flow.is_complete());
             (queue, complete, !mem::replace(&mut state.ended, true))
         };
@@ -215,8 +215,8 @@ impl<B, P: Provider> Service<B, P> for Inbound<P> {
         self.count_sent(success, detached);
     }
 
-    fn is_delivered(&self, state: &ConnState<P>) -> bool {
-        flow_is(state, Flow::is_delivered)
+    fn is_delivered(&self, state: &ConnState<P, Peers<P>>) -> bool {
+        state.service.flow.is_delivered()
     }
 
     fn taken_back(&self, verb: &'static str) -> Error {

@@ -14,7 +14,6 @@ use crate::cq::{WcFlags, WorkCompletion};
 use crate::owned::Pool;
 use crate::owned::hub::driver::DriverGuard;
 use crate::owned::hub::election::DriverKind;
-use crate::owned::hub::service::Service;
 use crate::owned::options::ConnectionOptions;
 use crate::qp::ConnectAttr;
 use crate::srq::{Srq, SrqInit};
@@ -26,6 +25,11 @@ const WINDOW: u32 = 2;
 const SENDS: u32 = 2;
 const SIZE: usize = 32;
 const RECEIVES: u32 = WINDOW + CONTROL_RECEIVES;
+
+/// The state of a connection that is no peer.
+fn unused() -> PeerState {
+    PeerState { flow: Flow::new(1, 1), max_message: 0 }
+}
 
 /// A server with one peer, and no device.
 struct Setup {
@@ -48,8 +52,7 @@ impl Setup {
         let pool = Pool::for_test(&pd, (RECEIVES + SENDS) as usize, SIZE);
         let srq = Srq::create(&pd, &SrqInit::new(RECEIVES)).unwrap();
         let inbound = Arc::new(Inbound::new(srq, pool, RECEIVES as usize, 1));
-        let service: Arc<dyn Service<PoolBuffer, Plain>> = Arc::<Inbound<Plain>>::clone(&inbound);
-        let hub = Hub::for_test(&pd, 64, Some(service));
+        let hub = Hub::for_test(&pd, 64, Arc::clone(&inbound));
         for index in 0..RECEIVES {
             inbound.post(index, inbound.pool.take().unwrap()).unwrap();
         }
@@ -58,9 +61,9 @@ impl Setup {
         connect(&mut flow);
         let qp = plain.queue_pair(&pd);
         let qp_num = qp.qp_num();
-        let state = Box::new(PeerState { flow, max_message: SIZE as u32 });
+        let state = PeerState { flow, max_message: SIZE as u32 };
         let connection =
-            hub.connection_for_test(qp, [SENDS as usize, CONTROL_SENDS as usize], Some((peer.into(), state)));
+            hub.connection_for_test(qp, [SENDS as usize, CONTROL_SENDS as usize], (peer.into(), state));
         let attr = ConnectAttr::new(1, 0);
         let defaults = ConnectionOptions::new(Access::REMOTE_WRITE);
         let options = options::Resolved {
@@ -81,7 +84,7 @@ impl Setup {
     /// Limits the messages to the peer to `max` bytes.
     fn limit(&self, max: u32) {
         let peer = self.server.handle.inner.get(self.peer).unwrap();
-        PeerState::of_mut(&mut peer.inner().conn.lock()).unwrap().max_message = max;
+        peer.inner().conn.lock().service.max_message = max;
     }
 
     /// The oldest receive that is posted.
@@ -309,7 +312,7 @@ fn messages_to_a_peer_that_drains_are_not_sent() {
     setup.arrives(receive, Kind::Drain as u32, 0);
     handle.inner.hub.poll(8);
     assert_eq!(controls(&setup), [Kind::Fin as u64]);
-    let assert_refused = |pending: Pending<PoolBuffer, Plain>, verb| {
+    let assert_refused = |pending: PeerOperation<PoolBuffer, Plain>, verb| {
         let failed = pending.wait().unwrap_err();
         assert_eq!(failed.outcome, crate::owned::Outcome::NotExecuted, "{failed}");
         assert!(matches!(failed.error, Error::Draining { verb: of } if of == verb), "{failed}");
@@ -541,7 +544,7 @@ impl Setup {
     fn panicking_task(&self) -> impl FnOnce() + use<> {
         let hub = &self.server.handle.inner.hub;
         let qp = self.plain.queue_pair(hub.pd());
-        let other = hub.connection_for_test(qp, [1, 1], None);
+        let other = hub.connection_for_test(qp, [1, 1], (0, unused()));
         let mut pending = other.post(Op::send_inline(b"x"));
         let waker = Waker::from(Arc::new(Panics));
         assert!(Pin::new(&mut pending).poll(&mut Context::from_waker(&waker)).is_pending());
@@ -747,7 +750,7 @@ impl Setup {
         waiter
     }
 
-    fn drive(&self) -> DriverGuard<PoolBuffer, Plain> {
+    fn drive(&self) -> DriverGuard<PoolBuffer, Plain, Peers<Plain>> {
         DriverGuard::take(self.server.handle.inner.hub.inner(), DriverKind::Task).unwrap()
     }
 
@@ -1185,7 +1188,7 @@ fn peer_that_is_admitted_while_the_server_is_shut_down_is_refused() {
         let handle = setup.server.handle().clone();
         let hub = &handle.inner.hub;
         assert!(hub.inner().election.attach_driver(DriverKind::Task));
-        let other = hub.connection_for_test(setup.plain.queue_pair(hub.pd()), [1, 1], None);
+        let other = hub.connection_for_test(setup.plain.queue_pair(hub.pd()), [1, 1], (0, unused()));
         let mut pending = other.post(Op::send_inline(b"x"));
         let shuts = Arc::new(ShutsDown(handle.clone(), AtomicBool::new(false)));
         let waker = Waker::from(Arc::clone(&shuts));
