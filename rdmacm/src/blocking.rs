@@ -196,7 +196,7 @@ impl BlockingId {
     }
 
     /// Joins a multicast group, and waits for its address. The key is for
-    /// [`CmId::leave_multicast`].
+    /// [`CmId::leave_multicast`]. Drop of the wait leaves the membership to the identifier.
     ///
     /// # Errors
     /// [`Error::Multicast`]; those of [`CmId::join_multicast`].

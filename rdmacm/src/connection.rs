@@ -244,8 +244,8 @@ pub struct Listener {
 
 impl Listener {
     /// Listens on the first of the addresses that can be bound. The system's resolver looks host names
-    /// up, which blocks. Port 0 is a free port, which [`Listener::local_addr`] returns. An unspecified address
-    /// is that of every device.
+    /// up, which blocks. Port 0 is a free port, which [`Listener::local_addr`] returns. An unspecified
+    /// address is that of every device.
     ///
     /// # Errors
     /// - [`Error::Name`]: the name was not resolved.
@@ -873,9 +873,9 @@ impl Link {
         peer_addr(&self.id)
     }
 
-    /// Gives the connection an event channel of its own, without a runtime. A thread that reads a shared channel takes
-    /// the events of all its connections, so the descriptor of a shared channel does not show those
-    /// of one. Call it before you wait by the descriptor of [`CmId::channel`].
+    /// Gives the connection an event channel of its own, with the same runtime. A thread that reads a
+    /// shared channel takes the events of all its connections, so the descriptor of a shared channel does
+    /// not show those of one. Call it before you wait by the descriptor of [`CmId::channel`].
     ///
     /// ```no_run
     /// use std::os::fd::AsFd;
@@ -892,10 +892,14 @@ impl Link {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`EventChannel::new`] and [`CmId::migrate`].
+    /// The errors of [`EventChannel::new`], [`EventChannel::attach`] and [`CmId::migrate`].
     #[doc(alias = "rdma_migrate_id")]
     pub fn own_channel(&mut self) -> Result<()> {
-        self.id.move_to(&EventChannel::private()?)
+        let channel = EventChannel::private()?;
+        if let Some(runtime) = self.id.channel().runtime() {
+            channel.attach_to(&runtime)?;
+        }
+        self.id.move_to(&channel)
     }
 
     /// Whether the peer has ended the connection. It does not wait. If a DREQ has arrived, a

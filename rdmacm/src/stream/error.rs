@@ -76,7 +76,7 @@ pub enum StreamError {
     /// The name of the peer was not resolved to an IP address: an [`Error::Name`](crate::Error::Name).
     #[error("{0}")]
     Name(Arc<crate::Error>),
-    /// The time limit of the stream, or of the call, has passed. The stream has not ended because of it.
+    /// The time limit of the stream has passed. The stream has not ended because of it.
     #[error("the time limit of {limit:?} has passed")]
     TimedOut {
         /// The time limit.
