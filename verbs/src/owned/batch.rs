@@ -104,6 +104,7 @@ impl<B, P: Provider> Batch<'_, B, P> {
         op.post_to(self)
     }
 
+    #[expect(clippy::result_large_err, reason = "the error returns the operation without an allocation")]
     #[inline(always)]
     fn push<L: Load<B>>(&mut self, op: Op<L>) -> Result<(), Refused<Op<L>>> {
         let Queues { qp, flows, .. } = &mut self.endpoint.queues;

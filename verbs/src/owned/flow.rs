@@ -124,7 +124,7 @@ impl<B, K: Kind> SendEntry<B, K> {
     #[inline(always)]
     pub(super) fn done(self) -> K::Done<B> {
         let Self { buffer, tag, len, opcode, .. } = self;
-        K::sent(Done { tag, buffer, len, imm: None, opcode: opcode })
+        K::sent(Done { tag, buffer, len, imm: None, opcode })
     }
 
     fn failed(self, domain: &PdShared, failure: Failure) -> Failed<B> {

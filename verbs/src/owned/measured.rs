@@ -108,6 +108,7 @@ impl<B: Source> HarnessEndpoint<B> {
     ///
     /// The endpoint must exist until the device has finished with all operations. `send` must
     /// belong to the endpoint's queue.
+    #[expect(clippy::result_large_err, reason = "the error returns the operation without an allocation")]
     #[inline(always)]
     pub unsafe fn post<P: Provider, L: Load<B>>(
         &mut self,

@@ -134,6 +134,7 @@ impl<B> SendFlow<B> {
 
 impl<B: Source> SendFlow<B> {
     /// Posts a signalled operation of several buffers, and publishes it with all earlier ones.
+    #[expect(clippy::result_large_err, reason = "the error returns the operation without an allocation")]
     pub(in crate::owned) fn post_parts<Q: PostSend, R: RangeBounds<usize>, const N: usize>(
         &mut self,
         queue: &mut Q,
@@ -192,6 +193,7 @@ impl<B> RecvFlow<B> {
 
 impl<B: Source> RecvFlow<B> {
     /// Posts a receive of several buffers.
+    #[expect(clippy::type_complexity, reason = "the error returns the operation")]
     pub(in crate::owned) fn post_parts<R: RangeBounds<usize>, const N: usize>(
         &mut self,
         queue: &mut impl PostRecv,
