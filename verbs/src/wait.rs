@@ -45,12 +45,12 @@ macro_rules! waits {
             ///
             /// # Errors
             /// The errors of the await, without those of a missing runtime or driver.
+            // It is inlined, so that a result that is there is returned in registers.
+            #[inline(always)]
             pub fn wait(mut self) -> $output {
-                loop {
-                    // Without a limit, it returns only with a result.
-                    if let std::task::Poll::Ready(output) = self.poll_by($crate::wait::Caller::Thread(None)) {
-                        return output;
-                    }
+                match self.poll_by($crate::wait::Caller::Thread(None)) {
+                    std::task::Poll::Ready(output) => output,
+                    std::task::Poll::Pending => unreachable!("a thread without a limit gets a result"),
                 }
             }
 
