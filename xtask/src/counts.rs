@@ -103,7 +103,7 @@ const DIFFERENCE: f64 = 45.0;
 
 /// Samples of the safe layer and of the raw path whose difference is limited, and the number of their
 /// operations.
-const PAIRS: [(&str, &str, f64); 18] = [
+const PAIRS: [(&str, &str, f64); 19] = [
     ("safe post PoolBuffer", "post_send 1 sge", 1.0),
     ("safe post RegionMut", "post_send 1 sge", 1.0),
     ("safe post Mr", "post_send 1 sge", 1.0),
@@ -118,6 +118,7 @@ const PAIRS: [(&str, &str, f64); 18] = [
     ("safe poll receive Mr", "poll receive", 1.0),
     ("end inline", "post_send 1 in place", 1.0),
     ("end unsignaled", "post_send 1 unsignaled", 1.0),
+    ("end wait send", "poll send", 1.0),
     ("end poll imm", "poll receive imm", 1.0),
     ("end poll write imm", "poll write imm", 1.0),
     ("scope post", "post_send 1 sge", 1.0),
@@ -131,10 +132,6 @@ const AWAIT_DIFFERENCE: f64 = 40.0;
 /// Awaits and raw polls whose difference is limited.
 const AWAITS: [(&str, &str, f64); 2] =
     [("end await send", "poll send", 1.0), ("end await receive", "poll receive", 1.0)];
-
-/// The same of a blocking wait.
-const WAIT_DIFFERENCE: f64 = 45.0;
-const WAITS: [(&str, &str, f64); 1] = [("end wait send", "poll send", 1.0)];
 
 impl Counts {
     pub(crate) fn run(self) -> Result<ExitCode> {
@@ -264,8 +261,7 @@ fn table(figures: &BTreeMap<String, f64>) -> Result<Counted> {
     }
     let pairs = PAIRS.map(|pair| (pair, DIFFERENCE));
     let awaits = AWAITS.map(|pair| (pair, AWAIT_DIFFERENCE));
-    let waits = WAITS.map(|pair| (pair, WAIT_DIFFERENCE));
-    for ((safe, raw, count), limit) in pairs.into_iter().chain(awaits).chain(waits) {
+    for ((safe, raw, count), limit) in pairs.into_iter().chain(awaits) {
         for types in TYPES {
             let get = |name: &str| {
                 let figure = figures.get(&format!("{types}.{name}")).copied();

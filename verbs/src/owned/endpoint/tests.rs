@@ -20,7 +20,6 @@ use crate::testing::tasks::{Never, Wakes};
 use crate::testing::{Hook, Plain, completion, refuse_ioctls, succeed_ioctls};
 use crate::values::Mtu;
 use crate::{Access, Buffer, Gid, MemoryOwner, Mr, Remote, WcOpcode};
-#[cfg(any(feature = "async-io", feature = "tokio"))]
 
 /// Memory that counts how often it is freed.
 struct Counted(Vec<u8>, Arc<AtomicUsize>);
