@@ -122,6 +122,8 @@ kernel_tests! {
     receives_leave_room_for_sends,
     operations_return_tag_length_and_immediate,
     unsignaled_runs_and_batches_complete_in_order,
+    operations_of_a_dropped_batch_are_not_sent,
+    receive_without_a_buffer_takes_immediate_data,
     aborted_endpoint_returns_all_operations,
     close_names_its_time_limit,
     closed_endpoint_returns_messages_and_unused_receives,

@@ -204,6 +204,50 @@ pub(crate) fn unsignaled_runs_and_batches_complete_in_order() {
     assert_eq!((alice.pending(), bob.pending()), (0, 0));
 }
 
+pub(crate) fn operations_of_a_dropped_batch_are_not_sent() {
+    let pd = open().alloc_pd().unwrap();
+    let (mut alice, mut bob): (Endpoint<Mr<Buffer>>, Endpoint<Mr<Buffer>>) = endpoints(&pd, 4);
+    for _ in 0..3 {
+        bob.post(Op::recv(local(&pd, &[0; 8]))).unwrap();
+    }
+    // More of them than the queue takes at a time.
+    for _ in 0..3 {
+        let mut batch = alice.batch();
+        for _ in 0..4 {
+            batch.post(Op::send(local(&pd, b"dropped"), ..)).unwrap();
+        }
+        drop(batch);
+        assert_eq!(alice.pending(), 0);
+    }
+    for (text, tag) in [(b"one", 1), (b"two", 2)] {
+        let mut batch = alice.batch();
+        batch.post(Op::send(local(&pd, text), ..).tag(tag)).unwrap();
+        batch.ring().unwrap();
+        assert_eq!(alice.next().wait_timeout(TIMEOUT).unwrap().unwrap().tag, tag);
+        assert_eq!(bob.next().wait_timeout(TIMEOUT).unwrap().unwrap().message(), Some(&text[..]));
+    }
+    assert_eq!((alice.pending(), bob.pending()), (0, 1));
+}
+
+pub(crate) fn receive_without_a_buffer_takes_immediate_data() {
+    let pd = open().alloc_pd().unwrap();
+    let (mut alice, mut bob): (Endpoint<Mr<Buffer>>, Endpoint<Mr<Buffer>>) = endpoints(&pd, 4);
+    let shared = region(&pd, &[b'.'; 8]);
+    bob.post(Op::recv_empty().tag(5)).unwrap();
+    bob.post(Op::recv_empty().tag(6)).unwrap();
+    alice.post(Op::write_imm(local(&pd, b"word"), .., shared.remote(2).unwrap(), 7)).unwrap();
+    alice.post(Op::send_imm(local(&pd, b"none"), ..0, 8)).unwrap();
+    let received = [(); 2].map(|()| bob.next().wait_timeout(TIMEOUT).unwrap().unwrap());
+    let [word, none] = received.map(|done| (done.tag, done.imm, done.buffer.is_none()));
+    assert_eq!((word, none), ((5, Some(Imm(7)), true), (6, Some(Imm(8)), true)));
+    assert_eq!(contents(&shared), b"..word..");
+    // A message with bytes has no room.
+    bob.post(Op::recv_empty().tag(7)).unwrap();
+    alice.post(Op::send(local(&pd, b"bytes"), ..)).unwrap();
+    let failed = bob.next().wait_timeout(TIMEOUT).unwrap().unwrap_err();
+    assert_eq!((failed.tag, failed.is_recv(), failed.buffer.is_none()), (7, true, true), "{failed}");
+}
+
 pub(crate) fn aborted_endpoint_returns_all_operations() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, mut bob) = endpoints(&pd, 8);
