@@ -104,7 +104,7 @@ impl SafeBuffer for PoolBuffer {
 
     fn make(domain: &HarnessPd, Placed(start, len): Placed, lkey: u32) -> Self {
         // SAFETY: the testbed's region is never freed while the harness exists, and only the pool's
-        // lease names these bytes.
+        // buffer names these bytes.
         unsafe { domain.pool(start, len, lkey) }.take().expect("a free buffer")
     }
 }

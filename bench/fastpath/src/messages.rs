@@ -147,13 +147,13 @@ fn by_endpoints<P: Provider>(report: &Report<'_>, context: &Context<P>) -> Resul
     alice.connect(&bob.address())?;
     bob.connect(&alice.address())?;
     let pool = Pool::new(&pd, 2 + BATCH, BYTES)?;
-    let lease = || pool.take().expect("a free buffer");
+    let buffer = || pool.take().expect("a free buffer");
 
     let mut samples = Samples::new(RUNS);
     for _ in 0..RUNS {
         samples.take(|| {
-            bob.post(Op::recv(lease()))?;
-            alice.post(Op::send(lease(), ..))?;
+            bob.post(Op::recv(buffer()))?;
+            alice.post(Op::send(buffer(), ..))?;
             bob.next().wait()?;
             alice.next().wait()?;
             anyhow::Ok(())
@@ -168,7 +168,7 @@ fn by_endpoints<P: Provider>(report: &Report<'_>, context: &Context<P>) -> Resul
         samples.take(|| {
             let mut batch = alice.batch();
             for _ in 0..BATCH {
-                batch.post(Op::write(lease(), .., remote))?;
+                batch.post(Op::write(buffer(), .., remote))?;
             }
             batch.ring()?;
             for _ in 0..BATCH {

@@ -105,8 +105,8 @@ impl Port {
             .inline(options.inline)
             .build(pd)?;
         let recvs = Pool::new(pd, options.recvs(), GRH_BYTES + SLOT)?;
-        while let Some(lease) = recvs.take() {
-            datagrams.post(Op::recv(lease))?;
+        while let Some(buffer) = recvs.take() {
+            datagrams.post(Op::recv(buffer))?;
         }
         let header = Header::of(local);
         let packet = SLOT.min(datagrams.max_message() as usize) - header.as_bytes().len();
@@ -178,9 +178,9 @@ impl Port {
                 self.datagrams.post(Op::send_to_inline(to, inline))
             }
             None => {
-                let Some(mut lease) = self.sends.take() else { return Ok(false) };
-                put(&mut lease.bytes_mut()[..len], header, message);
-                self.datagrams.post(Op::send_to(to, lease, ..len)).map_err(Into::into)
+                let Some(mut buffer) = self.sends.take() else { return Ok(false) };
+                put(&mut buffer.bytes_mut()[..len], header, message);
+                self.datagrams.post(Op::send_to(to, buffer, ..len)).map_err(Into::into)
             }
         };
         match posted {

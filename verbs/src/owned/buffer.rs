@@ -235,8 +235,8 @@ unsafe impl<M: MemoryOwner + Send + 'static> Target for Mr<M> {}
 /// ```no_run
 /// use bareverbs::{AnyBuffer, Endpoint, PoolBuffer, Op, Remote};
 ///
-/// # fn post(endpoint: &mut Endpoint<AnyBuffer>, leases: [PoolBuffer; 3], from: Remote) -> bareverbs::Result<()> {
-/// let [message, value, old] = leases;
+/// # fn post(endpoint: &mut Endpoint<AnyBuffer>, buffers: [PoolBuffer; 3], from: Remote) -> bareverbs::Result<()> {
+/// let [message, value, old] = buffers;
 /// endpoint.post(Op::recv(message).tag(1).any())?;
 /// endpoint.post(Op::read(value, ..64, from).tag(2).any())?;
 /// endpoint.post(Op::fetch_add(old, from, 1).tag(3).any())?;
@@ -275,8 +275,8 @@ impl<M> From<Region<M>> for AnyBuffer<M> {
 }
 
 impl<M> From<PoolBuffer> for AnyBuffer<M> {
-    fn from(lease: PoolBuffer) -> Self {
-        Self::PoolBuffer(lease)
+    fn from(buffer: PoolBuffer) -> Self {
+        Self::PoolBuffer(buffer)
     }
 }
 
@@ -288,7 +288,7 @@ impl<M> AnyBuffer<M> {
             Self::RegionMut(part) => Some(part.bytes()),
             Self::Region(shared) => Some(shared.bytes()),
             Self::RemoteRegion(_) => None,
-            Self::PoolBuffer(lease) => Some(lease.bytes()),
+            Self::PoolBuffer(buffer) => Some(buffer.bytes()),
         }
     }
 }
@@ -332,7 +332,7 @@ macro_rules! forward {
                     Self::RegionMut(part) => part.$method($($argument),*),
                     Self::Region(shared) => shared.$method($($argument),*),
                     Self::RemoteRegion(source) => source.$method($($argument),*),
-                    Self::PoolBuffer(lease) => lease.$method($($argument),*),
+                    Self::PoolBuffer(buffer) => buffer.$method($($argument),*),
                 }
             })*
         }

@@ -30,15 +30,15 @@ const ALIGNMENT: usize = 64;
 /// caller [waits](Self::acquire) for one. Any number of threads may do both. Cloning a pool is cheap:
 /// clones share the buffers.
 ///
-/// The region is deregistered when the pool, its clones and all leases are dropped.
+/// The region is deregistered when the pool, its clones and all buffers are dropped.
 ///
 /// ```no_run
 /// use bareverbs::{Context, Pool};
 ///
 /// let pd = Context::open_first()?.alloc_pd()?;
 /// let pool = Pool::new(&pd, 64, 4096)?;
-/// let mut lease = pool.take().expect("a free buffer");
-/// lease.bytes_mut()[..5].copy_from_slice(b"hello");
+/// let mut buffer = pool.take().expect("a free buffer");
+/// buffer.bytes_mut()[..5].copy_from_slice(b"hello");
 /// # Ok::<(), bareverbs::Error>(())
 /// ```
 #[derive(Clone)]
@@ -57,7 +57,7 @@ struct Inner {
     addr: u64,
     lkey: u32,
     verified_pd: PdId,
-    /// Of leases on loan. Their slots are taken from another `Inner` of the same region.
+    /// Of buffers on loan. Their slots are taken from another `Inner` of the same region.
     loan: Option<Loan>,
 }
 
@@ -132,9 +132,9 @@ impl Pool {
     /// # fn block(pool: &Pool) -> bareverbs::Result<()> {
     ///
     /// // A thread blocks:
-    /// let lease = pool.acquire().wait()?;
+    /// let buffer = pool.acquire().wait()?;
     /// let in_time = pool.acquire().wait_timeout(Duration::from_millis(100)).transpose()?;
-    /// # drop((lease, in_time));
+    /// # drop((buffer, in_time));
     /// # Ok(())
     /// # }
     /// ```
@@ -192,16 +192,16 @@ impl fmt::Debug for Pool {
 /// A buffer of a [`Pool`]. Dropping it gives the buffer back. `mem::forget` removes the buffer from
 /// the pool permanently.
 ///
-/// A lease may outlive the pool.
+/// A buffer may outlive the pool.
 #[doc(alias = "Lease")]
 pub struct PoolBuffer {
     pool: Arc<Inner>,
-    /// The address of its slot, which belongs to this lease alone.
+    /// The address of its slot, which belongs to this buffer alone.
     iova: u64,
 }
 
 impl PoolBuffer {
-    /// The lease of a slot that was taken.
+    /// The buffer of a slot that was taken.
     #[inline]
     fn new(pool: &Arc<Inner>, slot: u32) -> Self {
         let offset = slot as usize * pool.stride;
@@ -229,8 +229,8 @@ impl PoolBuffer {
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the slot is within the region, whose bytes are valid and initialised while it
-        // exists. The region never had remote rights. The slot belongs to this lease alone, and a
-        // lease that an operation uses is owned by the code that posted it, which calls no method
+        // exists. The region never had remote rights. The slot belongs to this buffer alone, and a
+        // buffer that an operation uses is owned by the code that posted it, which calls no method
         // of it.
         unsafe { std::slice::from_raw_parts(self.pool.region.as_ptr().add(self.offset()), self.len()) }
     }
@@ -238,7 +238,7 @@ impl PoolBuffer {
     /// Its bytes, mutable.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`. The lease is borrowed exclusively.
+        // SAFETY: as in `bytes`. The buffer is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.pool.region.as_ptr().add(self.offset()), self.len()) }
     }
 }
@@ -285,9 +285,9 @@ impl Registered for PoolBuffer {
     }
 }
 
-// SAFETY: the lease keeps the pool's region, which owns its memory and stays registered until the
-// last lease is dropped. The free list gives a slot to one lease at a time, and only that lease's
-// methods borrow its bytes out. A forgotten lease keeps the region until the process ends.
+// SAFETY: the buffer keeps the pool's region, which owns its memory and stays registered until the
+// last buffer is dropped. The free list gives a slot to one buffer at a time, and only that buffer's
+// methods borrow its bytes out. A forgotten buffer keeps the region until the process ends.
 unsafe impl Source for PoolBuffer {
     fn try_bytes(&self) -> Option<&[u8]> {
         Some(self.bytes())
@@ -343,16 +343,16 @@ mod tests {
     fn leases_are_disjoint_and_come_back_when_dropped() {
         let (pd, pool) = pool(3, 100);
         assert_eq!((pool.capacity(), pool.buffer_len()), (3, 100));
-        let mut leases: Vec<PoolBuffer> = (0..3).map(|_| pool.take().unwrap()).collect();
+        let mut buffers: Vec<PoolBuffer> = (0..3).map(|_| pool.take().unwrap()).collect();
         assert!(pool.take().is_none());
-        for (at, lease) in (1..).zip(&mut leases) {
-            lease.bytes_mut().fill(at);
-            let sge = checked_sge("test", lease, pd.domain(), 10..).unwrap();
-            assert_eq!((sge.addr, sge.length), (lease.bytes().as_ptr().addr() as u64 + 10, 90));
-            assert_eq!(lease.bytes().as_ptr().addr() % ALIGNMENT, 0);
+        for (at, buffer) in (1..).zip(&mut buffers) {
+            buffer.bytes_mut().fill(at);
+            let sge = checked_sge("test", buffer, pd.domain(), 10..).unwrap();
+            assert_eq!((sge.addr, sge.length), (buffer.bytes().as_ptr().addr() as u64 + 10, 90));
+            assert_eq!(buffer.bytes().as_ptr().addr() % ALIGNMENT, 0);
         }
-        assert!((1..).zip(&leases).all(|(at, lease)| lease.bytes() == [at; 100]));
-        leases.remove(1);
+        assert!((1..).zip(&buffers).all(|(at, buffer)| buffer.bytes() == [at; 100]));
+        buffers.remove(1);
         let back = pool.take().unwrap();
         assert_eq!((back.bytes(), back.len()), (&[2; 100][..], 100));
         assert!(pool.take().is_none());
@@ -362,19 +362,19 @@ mod tests {
     fn forgotten_lease_takes_its_buffer_only() {
         let (_, pool) = pool(2, 8);
         std::mem::forget(pool.take());
-        let lease = pool.take().unwrap();
+        let buffer = pool.take().unwrap();
         assert!(pool.take().is_none());
-        drop(lease);
+        drop(buffer);
         assert!(pool.take().is_some());
     }
 
     #[test]
     fn lease_outlives_its_pool() {
         let (_, pool) = pool(1, 8);
-        let mut lease = pool.take().unwrap();
+        let mut buffer = pool.take().unwrap();
         drop(pool);
-        lease.bytes_mut().fill(7);
-        assert_eq!(lease.bytes(), [7; 8]);
+        buffer.bytes_mut().fill(7);
+        assert_eq!(buffer.bytes(), [7; 8]);
     }
 
     /// Counts its wakes.
@@ -397,7 +397,7 @@ mod tests {
     fn poll(wait: &mut PendingPoolBuffer, wakes: &Arc<Wakes>) -> Option<PoolBuffer> {
         let waker = Waker::from(Arc::clone(wakes));
         match Pin::new(wait).poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(lease) => Some(lease.unwrap()),
+            Poll::Ready(buffer) => Some(buffer.unwrap()),
             Poll::Pending => None,
         }
     }
@@ -409,9 +409,9 @@ mod tests {
     #[test]
     fn wait_for_a_free_buffer_is_ready_at_once() {
         let (_, pool) = pool(1, 8);
-        let lease = poll(&mut pool.acquire(), &Arc::default()).unwrap();
+        let buffer = poll(&mut pool.acquire(), &Arc::default()).unwrap();
         assert!(pool.take().is_none());
-        drop(lease);
+        drop(buffer);
         drop(pool.acquire().wait().unwrap());
         assert!(pool.take().is_some());
     }
@@ -427,10 +427,10 @@ mod tests {
         assert!(poll(&mut second, &b).is_none());
         drop(two);
         assert_eq!([&a, &b, &c].map(|wakes| woken(wakes)), [1, 1, 0]);
-        let leases = [poll(&mut second, &b).unwrap(), poll(&mut first, &a).unwrap()];
+        let buffers = [poll(&mut second, &b).unwrap(), poll(&mut first, &a).unwrap()];
         assert!(poll(&mut third, &c).is_none());
-        let [lease, _held] = leases;
-        drop(lease);
+        let [buffer, _held] = buffers;
+        drop(buffer);
         assert_eq!(woken(&c), 1);
         assert!(pool.take().is_none(), "waits are served before later callers");
         drop(poll(&mut third, &c).unwrap());
@@ -440,20 +440,20 @@ mod tests {
     #[test]
     fn dropped_wait_passes_its_buffer_on() {
         let (_, pool) = pool(1, 8);
-        let lease = pool.take().unwrap();
+        let buffer = pool.take().unwrap();
         let [(first, a), (second, b), (mut third, c)] = [(); 3].map(|()| waits(&pool));
         // The first one has no buffer yet.
         drop(first);
-        drop(lease);
+        drop(buffer);
         assert_eq!([&a, &b, &c].map(|wakes| woken(wakes)), [0, 1, 0]);
         drop(second);
         assert_eq!(woken(&c), 1);
         drop(poll(&mut third, &c).unwrap());
         drop(third);
         let (last, _) = {
-            let lease = pool.take().unwrap();
+            let buffer = pool.take().unwrap();
             let wait = waits(&pool);
-            drop(lease);
+            drop(buffer);
             wait
         };
         drop(last);
@@ -463,23 +463,23 @@ mod tests {
     #[test]
     fn wait_is_woken_by_its_last_waker() {
         let (_, pool) = pool(1, 8);
-        let lease = pool.take().unwrap();
+        let buffer = pool.take().unwrap();
         let (mut wait, before) = waits(&pool);
         let now = Arc::default();
         assert!(poll(&mut wait, &now).is_none());
         assert_eq!(Arc::strong_count(&before), 1, "the earlier waker was dropped");
-        drop(lease);
+        drop(buffer);
         assert_eq!((woken(&before), woken(&now)), (0, 1));
     }
 
     #[test]
     fn wait_of_a_thread_ends_at_its_time_limit_and_keeps_its_place() {
         let (_, pool) = pool(1, 8);
-        let lease = pool.take().unwrap();
+        let buffer = pool.take().unwrap();
         let mut first = pool.acquire();
         assert!(first.wait_timeout(Duration::from_millis(5)).is_none());
         let (mut second, wakes) = waits(&pool);
-        drop(lease);
+        drop(buffer);
         assert!(poll(&mut second, &wakes).is_none());
         drop(first.wait_timeout(Duration::ZERO).unwrap().unwrap());
         assert!(poll(&mut second, &wakes).is_some());
@@ -495,14 +495,14 @@ mod tests {
                 scope.spawn(move || {
                     for _ in 0..rounds {
                         let mut wait = pool.acquire();
-                        let mut lease = wait
+                        let mut buffer = wait
                             .wait_timeout(Duration::from_secs(20))
                             .transpose()
                             .unwrap()
                             .expect("a buffer");
-                        lease.bytes_mut().fill(thread);
+                        buffer.bytes_mut().fill(thread);
                         std::thread::yield_now();
-                        assert_eq!(lease.bytes(), [thread; 8]);
+                        assert_eq!(buffer.bytes(), [thread; 8]);
                     }
                 });
             }
@@ -519,10 +519,10 @@ mod tests {
             }
         }
         let (_, pool) = pool(1, 8);
-        let lease = pool.take().unwrap();
+        let buffer = pool.take().unwrap();
         let (mut wait, waker) = (pool.acquire(), Waker::from(Arc::new(Panics)));
         assert!(Pin::new(&mut wait).poll(&mut Context::from_waker(&waker)).is_pending());
-        catch_unwind(AssertUnwindSafe(|| drop(lease))).unwrap_err();
+        catch_unwind(AssertUnwindSafe(|| drop(buffer))).unwrap_err();
         assert!(poll(&mut wait, &Arc::default()).is_some());
     }
 
@@ -545,10 +545,10 @@ mod tests {
         let (_, pool) = pool(1, 8);
         let waker = std::mem::ManuallyDrop::new(panics_on_drop());
         let mut cx = Context::from_waker(&waker);
-        let lease = pool.take().unwrap();
+        let buffer = pool.take().unwrap();
         let (mut first, _) = waits(&pool);
         let (mut second, wakes) = waits(&pool);
-        drop(lease);
+        drop(buffer);
         // The first wait has the buffer.
         let polled = catch_unwind(AssertUnwindSafe(|| Pin::new(&mut first).poll(&mut cx).is_ready()));
         assert!(polled.is_err());
@@ -564,9 +564,9 @@ mod tests {
         assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1)))), 1);
         let count = allocations(|| {
             for _ in 0..100 {
-                let leases: [Option<PoolBuffer>; 9] = std::array::from_fn(|_| pool.take());
-                let taken = leases.iter().flatten();
-                let sges = taken.filter(|lease| checked_sge("test", *lease, pd.domain(), ..).is_ok());
+                let buffers: [Option<PoolBuffer>; 9] = std::array::from_fn(|_| pool.take());
+                let taken = buffers.iter().flatten();
+                let sges = taken.filter(|buffer| checked_sge("test", *buffer, pd.domain(), ..).is_ok());
                 assert_eq!(sges.count(), 8);
             }
         });

@@ -208,7 +208,7 @@ unsafe impl<R: Lend> Lend for LendRange<'_, R> {}
 // and all methods that change the range borrow or move it.
 unsafe impl<M: Send + Sync + 'static> Lend for RegionMut<M> {}
 
-// SAFETY: the slot belongs to the lease alone, and its region stays registered while it exists.
+// SAFETY: the slot belongs to the buffer alone, and its region stays registered while it exists.
 // `bytes_mut` borrows it exclusively.
 unsafe impl Lend for PoolBuffer {}
 

@@ -268,13 +268,13 @@ impl<B: Source, P: Provider> Inner<B, P> {
 }
 
 impl<B: Source, P: Provider> Lender for Inner<B, P> {
-    fn returned(&self, lease: PoolBuffer) {
-        // A forked child does not inherit the rings. The parent has the lease, too.
+    fn returned(&self, buffer: PoolBuffer) {
+        // A forked child does not inherit the rings. The parent has the buffer, too.
         if !self.inbound.is_of_this_process() {
-            mem::forget(lease);
+            mem::forget(buffer);
             return;
         }
-        if let Some((conn, receive)) = self.inbound.take_lent(lease) {
+        if let Some((conn, receive)) = self.inbound.take_lent(buffer) {
             let peer = self.get(conn.id.into());
             // Its drop posts the receive and returns the credit.
             drop(Message::new(conn, peer.as_ref(), Arc::clone(&self.inbound), receive, 0));
@@ -416,7 +416,7 @@ impl<B: Source, P: Provider> Server<B, P> {
     }
 
     /// Takes a buffer for a message. `None` if all are in use: by sends, detached or not, that are not
-    /// complete, or by leases that the program holds; or if callers of [`acquire`](Self::acquire) wait.
+    /// complete, or by buffers that the program holds; or if callers of [`acquire`](Self::acquire) wait.
     #[must_use]
     pub fn take(&self) -> Option<PoolBuffer> {
         self.handle.take()

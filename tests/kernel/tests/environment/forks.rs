@@ -79,9 +79,9 @@ pub(crate) fn message_of_a_server_dropped_in_a_forked_child_stays_with_its_paren
         let (_, address) = server.handle().admit(&client.address()).unwrap();
         client.connect(&address).unwrap();
         for text in [b"one", b"two"] {
-            let mut lease = client.take().unwrap();
-            lease.bytes_mut()[..3].copy_from_slice(text);
-            client.send(lease, ..3).wait().unwrap();
+            let mut buffer = client.take().unwrap();
+            buffer.bytes_mut()[..3].copy_from_slice(text);
+            client.send(buffer, ..3).wait().unwrap();
             let Some(Event::Message(message)) = server.next().wait().unwrap() else { panic!("no message") };
             let mut slot = Some(message);
             child::run(|| drop(slot.take()));

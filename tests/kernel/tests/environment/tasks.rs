@@ -190,10 +190,12 @@ macro_rules! results_are_a_stream {
                 }
                 // The task sleeps before the first message.
                 let sender = std::thread::spawn({
-                    let (mut alice, leases) = (alice, [(); 4].map(|()| pool.take().unwrap()));
+                    let (mut alice, buffers) = (alice, [(); 4].map(|()| pool.take().unwrap()));
                     move || {
                         std::thread::sleep(Duration::from_millis(2));
-                        leases.into_iter().for_each(|lease| alice.post(Op::send(lease, ..=round)).unwrap());
+                        buffers
+                            .into_iter()
+                            .for_each(|buffer| alice.post(Op::send(buffer, ..=round)).unwrap());
                         (0..4).for_each(|_| drop(alice.next().wait().unwrap()));
                         alice
                     }

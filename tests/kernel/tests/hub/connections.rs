@@ -32,11 +32,11 @@ pub(crate) fn message(pool: &Pool, seed: u64) -> PoolBuffer {
 }
 
 /// The buffer, whose 64 bytes are made from `seed`.
-pub(crate) fn fill(mut lease: PoolBuffer, seed: u64) -> PoolBuffer {
-    for (at, word) in (0..).zip(lease.bytes_mut().chunks_mut(8)) {
+pub(crate) fn fill(mut buffer: PoolBuffer, seed: u64) -> PoolBuffer {
+    for (at, word) in (0..).zip(buffer.bytes_mut().chunks_mut(8)) {
         word.copy_from_slice(&(seed.rotate_left(at * 7) ^ u64::from(at)).to_le_bytes());
     }
-    lease
+    buffer
 }
 
 /// The seed of a received message. Panics unless it is complete.

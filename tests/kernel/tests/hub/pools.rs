@@ -37,8 +37,8 @@ impl Setup {
 }
 
 fn is_full(pool: &Pool) -> bool {
-    let leases: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
-    leases.len() == pool.capacity()
+    let buffers: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+    buffers.len() == pool.capacity()
 }
 
 pub(crate) fn threads_wait_for_the_buffers_of_detached_sends() {

@@ -79,9 +79,9 @@ pub(crate) fn threads_wait_for_the_buffers_of_a_client_without_a_driver() {
                 let (peer, handle) = (client.id(), client.handle().clone());
                 threads.spawn(move || {
                     for number in 0..MESSAGES {
-                        let lease =
+                        let buffer =
                             handle.acquire().wait_timeout(TIMEOUT).transpose().unwrap().expect("a buffer");
-                        let sent = handle.send(peer, fill(lease, sender << 32 | number), ..);
+                        let sent = handle.send(peer, fill(buffer, sender << 32 | number), ..);
                         // A thread that ends leaves its last messages to others, which reap them.
                         if number % 3 == 0 || number == MESSAGES - 1 {
                             sent.wait().unwrap();
@@ -163,8 +163,8 @@ pub(crate) fn death_of_a_peer_ends_the_wait_for_its_buffers() {
             Some(Some(Event::Failed(peer, _))) => assert_eq!(peer, lost),
             other => panic!("{other:?}"),
         }
-        let lease = waiter.join().unwrap().unwrap().expect("the buffer of a failed message");
-        let refused = handle.send(lost, lease, ..).wait().unwrap_err();
+        let buffer = waiter.join().unwrap().unwrap().expect("the buffer of a failed message");
+        let refused = handle.send(lost, buffer, ..).wait().unwrap_err();
         assert!(matches!(refused.error, Error::Closed { .. }), "{refused}");
     });
 }
@@ -175,7 +175,7 @@ pub(crate) fn end_of_a_server_ends_the_waits_for_its_buffers() {
             let pd = domain();
             let server = server(&pd, 1);
             let (client, _) = client(&pd, &server);
-            let _leases: Vec<_> =
+            let _buffers: Vec<_> =
                 std::iter::from_fn(|| server.take()).chain(std::iter::from_fn(|| client.take())).collect();
             let waiters = [server.handle(), client.handle()].map(|handle| {
                 let handle = handle.clone();
@@ -200,7 +200,7 @@ pub(crate) fn waits_for_a_buffer_do_not_delay_replies_in_place() {
         let pd = domain();
         let mut server = server(&pd, 1);
         let (mut client, _) = client(&pd, &server);
-        let leases: Vec<_> = std::iter::from_fn(|| server.take()).collect();
+        let buffers: Vec<_> = std::iter::from_fn(|| server.take()).collect();
         std::thread::scope(|threads| {
             let waiters: Vec<_> = (0..3)
                 .map(|_| {
@@ -226,7 +226,7 @@ pub(crate) fn waits_for_a_buffer_do_not_delay_replies_in_place() {
                 assert_eq!(seed_of(answer.bytes()), round);
             }
             assert!(waiters.iter().all(|waiter| !waiter.is_finished()), "no buffer is free");
-            drop(leases);
+            drop(buffers);
             assert!(waiters.into_iter().all(|waiter| waiter.join().unwrap()));
         });
     });

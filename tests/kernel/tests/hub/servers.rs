@@ -57,11 +57,11 @@ pub(crate) fn client(pd: &Pd, server: &Server) -> (Client, PeerId) {
 }
 
 /// Fills a buffer with 64 bytes made from `seed`.
-fn fill(mut lease: PoolBuffer, seed: u64) -> PoolBuffer {
-    for (at, word) in (0..).zip(lease.bytes_mut().chunks_mut(8)) {
+fn fill(mut buffer: PoolBuffer, seed: u64) -> PoolBuffer {
+    for (at, word) in (0..).zip(buffer.bytes_mut().chunks_mut(8)) {
         word.copy_from_slice(&(seed.rotate_left(at * 7) ^ u64::from(at)).to_le_bytes());
     }
-    lease
+    buffer
 }
 
 async fn echo(mut server: Server, mut clients: usize) -> Summary {
@@ -296,8 +296,8 @@ pub(crate) fn shutdown_under_traffic_loses_nothing() {
                         let mut closed = false;
                         loop {
                             // Until the server closes.
-                            if !closed && let Some(lease) = client.take() {
-                                let mut pending = client.send(fill(lease, sent), ..);
+                            if !closed && let Some(buffer) = client.take() {
+                                let mut pending = client.send(fill(buffer, sent), ..);
                                 match pending.wait_timeout(Duration::ZERO).transpose() {
                                     Err(failed) => assert!(failed.buffer.is_some(), "{failed}"),
                                     _ => sent += 1,
@@ -330,8 +330,8 @@ pub(crate) fn shutdown_under_traffic_loses_nothing() {
                     Event::Message(message) => {
                         received += 1;
                         let seed = seed_of(message.bytes());
-                        if let Some(lease) = server.take() {
-                            let mut pending = message.reply(fill(lease, seed), ..);
+                        if let Some(buffer) = server.take() {
+                            let mut pending = message.reply(fill(buffer, seed), ..);
                             match pending.wait_timeout(Duration::ZERO).transpose() {
                                 Err(refused) => assert!(refused.buffer.is_some(), "{refused}"),
                                 _ => answered += 1,
@@ -589,8 +589,8 @@ pub(crate) fn messages_flow_through_a_sink_and_a_stream() {
             let sends = async {
                 for seed in 0..50 {
                     poll_fn(|cx| Pin::new(&mut sink).poll_ready(cx)).await.unwrap();
-                    let lease = client.take().expect("a buffer for each message on its way");
-                    Pin::new(&mut sink).start_send((fill(lease, seed), 64)).unwrap();
+                    let buffer = client.take().expect("a buffer for each message on its way");
+                    Pin::new(&mut sink).start_send((fill(buffer, seed), 64)).unwrap();
                 }
                 poll_fn(|cx| Pin::new(&mut sink).poll_close(cx)).await.unwrap();
             };

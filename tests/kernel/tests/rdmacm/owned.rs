@@ -23,10 +23,10 @@ fn domain() -> Pd {
     device::open().alloc_pd().unwrap()
 }
 
-fn lease(pool: &Pool, bytes: &[u8]) -> PoolBuffer {
-    let mut lease = pool.take().expect("a free buffer");
-    lease.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
-    lease
+fn buffer(pool: &Pool, bytes: &[u8]) -> PoolBuffer {
+    let mut buffer = pool.take().expect("a free buffer");
+    buffer.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+    buffer
 }
 
 pub(crate) fn connections_of_hubs_are_made_by_ip_address() {
@@ -42,7 +42,7 @@ pub(crate) fn connections_of_hubs_are_made_by_ip_address() {
             let mut server = accepted.join().unwrap();
             assert_eq!(client.link.peer().qp_num, server.queue.address().qp_num);
             let received = server.queue.post(Op::recv(pool.take().unwrap()));
-            client.queue.post(Op::send(lease(&pool, b"by address"), ..10)).wait().unwrap();
+            client.queue.post(Op::send(buffer(&pool, b"by address"), ..10)).wait().unwrap();
             assert_eq!(received.wait().unwrap().message(), Some(&b"by address"[..]));
             // The end of the connection is that of the connection manager.
             let end = scope.spawn(move || client.link.disconnect().in_time().unwrap());
@@ -103,7 +103,7 @@ pub(crate) fn tasks_connect_hubs_by_ip_address() {
                 (listener.accept_on(&hub, &options), connector.connect_on(&hub, addr, &options));
             let (server, client) = ::tokio::join!(accept, connect);
             let received = server.unwrap().queue.post(Op::recv(pool.take().unwrap()));
-            client.unwrap().queue.post(Op::send(lease(&pool, b"task"), ..4)).wait().unwrap();
+            client.unwrap().queue.post(Op::send(buffer(&pool, b"task"), ..4)).wait().unwrap();
             assert_eq!(received.wait().unwrap().message(), Some(&b"task"[..]));
         });
     });

@@ -175,8 +175,8 @@ impl PeerQueue {
         let pd = device::open().alloc_pd().unwrap();
         let mut datagrams: Datagrams = Datagrams::options().recvs(4).inline(64).build(&pd).unwrap();
         let pool = Pool::new(&pd, 4, GRH_BYTES + 2048).unwrap();
-        while let Some(lease) = pool.take() {
-            datagrams.post(Op::recv(lease)).unwrap();
+        while let Some(buffer) = pool.take() {
+            datagrams.post(Op::recv(buffer)).unwrap();
         }
         Self { datagrams }
     }

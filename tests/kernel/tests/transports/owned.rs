@@ -29,9 +29,9 @@ fn datagrams(host: &Host) -> Datagrams {
 }
 
 fn message(pool: &Pool, text: &[u8]) -> PoolBuffer {
-    let mut lease = pool.take().unwrap();
-    lease.bytes_mut()[..text.len()].copy_from_slice(text);
-    lease
+    let mut buffer = pool.take().unwrap();
+    buffer.bytes_mut()[..text.len()].copy_from_slice(text);
+    buffer
 }
 
 fn wait_recv(datagrams: &mut Datagrams) -> ReceivedDatagram<PoolBuffer> {

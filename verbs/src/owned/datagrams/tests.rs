@@ -82,14 +82,14 @@ impl<B> Setup<B> {
 }
 
 impl Setup {
-    fn lease(&self) -> PoolBuffer {
+    fn buffer(&self) -> PoolBuffer {
         self.pool.take().unwrap()
     }
 
     /// Posts a receive and returns its `wr_id`.
     fn post(&mut self, tag: u64) -> u64 {
-        let lease = self.lease();
-        self.datagrams.post(Op::recv(lease).tag(tag)).unwrap();
+        let buffer = self.buffer();
+        self.datagrams.post(Op::recv(buffer).tag(tag)).unwrap();
         *self.plain.log().received.last().unwrap()
     }
 
@@ -144,9 +144,9 @@ fn receive_buffer_that_peers_may_write_is_rejected_and_returned() {
 #[test]
 fn message_is_behind_the_grh() {
     let mut setup: Setup = Setup::new();
-    let mut lease = setup.lease();
-    lease.bytes_mut()[GRH_BYTES..][..5].copy_from_slice(b"hello");
-    setup.datagrams.post(Op::recv(lease).tag(7)).unwrap();
+    let mut buffer = setup.buffer();
+    buffer.bytes_mut()[GRH_BYTES..][..5].copy_from_slice(b"hello");
+    setup.datagrams.post(Op::recv(buffer).tag(7)).unwrap();
     let wr_id = setup.plain.log().received[0];
     setup.received(wr_id, 45);
     let received = setup.datagrams.next_recv().wait().unwrap();
@@ -165,11 +165,11 @@ fn sender_is_that_of_the_completion_and_of_the_grh() {
     let mut setup: Setup = Setup::new();
     let gid = Gid::from(Ipv4Addr::new(10, 1, 0, 2));
     for (wc_flags, expected) in [(WcFlags::GRH, Some(gid)), (WcFlags::empty(), None)] {
-        let mut lease = setup.lease();
-        lease.bytes_mut()[..GRH_BYTES].fill(0);
-        lease.bytes_mut()[20] = 0x45;
-        lease.bytes_mut()[32..36].copy_from_slice(&[10, 1, 0, 2]);
-        setup.datagrams.post(Op::recv(lease)).unwrap();
+        let mut buffer = setup.buffer();
+        buffer.bytes_mut()[..GRH_BYTES].fill(0);
+        buffer.bytes_mut()[20] = 0x45;
+        buffer.bytes_mut()[32..36].copy_from_slice(&[10, 1, 0, 2]);
+        setup.datagrams.post(Op::recv(buffer)).unwrap();
         let wr_id = *setup.plain.log().received.last().unwrap();
         let success = completion(wr_id, WcStatus::SUCCESS);
         setup.complete(WorkCompletion { byte_len: 41, src_qp: 5, slid: 9, wc_flags, ..success });
@@ -208,7 +208,7 @@ fn unknown_completion_returns_no_buffer_and_moves_qp_to_err() {
         assert!(matches!(failed.error, Error::UnknownCompletion { .. }), "{failed}");
         assert!(failed.buffer.is_none());
         assert_eq!((setup.datagrams.qp().state(), setup.datagrams.pending()), (QpState::ERR, 2));
-        let refused = setup.datagrams.post(Op::recv(setup.lease())).unwrap_err();
+        let refused = setup.datagrams.post(Op::recv(setup.buffer())).unwrap_err();
         assert!(refused.to_string().contains("Datagrams::post(Op::recv): the QP is in ERR"), "{refused}");
         let refused = setup.datagrams.post(Op::send_to_inline(&setup.peer, b"x")).unwrap_err();
         assert!(matches!(refused, Error::Closed { .. }), "{refused}");
@@ -242,8 +242,8 @@ fn refused_send_holds_no_address_handle() {
     let mut setup: Setup = Setup::new();
     let too_long = PushError::DatagramTooLong { given: 2000, max: 1024 };
     setup.plain.log().send_rejections.push_back(too_long);
-    let lease = setup.lease();
-    let refused = setup.datagrams.post(Op::send_to(&setup.peer, lease, ..8)).unwrap_err();
+    let buffer = setup.buffer();
+    let refused = setup.datagrams.post(Op::send_to(&setup.peer, buffer, ..8)).unwrap_err();
     assert!(matches!(&refused.error, Error::Post(error) if error.reason == too_long.into()), "{refused}");
     drop(refused);
     assert_eq!((setup.holders(), setup.datagrams.pending()), (0, 0));
@@ -284,7 +284,7 @@ fn destination_of_another_pd_is_rejected() {
     let same_context = setup.pd.context().alloc_pd().unwrap();
     for pd in [&same_context, &setup.plain.domain()] {
         let foreign = destination(pd);
-        let refused = setup.datagrams.post(Op::send_to(&foreign, setup.lease(), ..1).tag(7)).unwrap_err();
+        let refused = setup.datagrams.post(Op::send_to(&foreign, setup.buffer(), ..1).tag(7)).unwrap_err();
         assert!(matches!(refused.error, Error::Invalid { .. }), "{refused}");
         assert!(refused.to_string().contains("another PD"), "{refused}");
         drop(refused);
@@ -446,9 +446,9 @@ proptest! {
         numbers: (u32, u16, u8, u8, u32),
     ) {
         let mut setup: Setup = Setup::new();
-        let mut lease = setup.lease();
-        lease.bytes_mut().copy_from_slice(&bytes);
-        setup.datagrams.post(Op::recv(lease)).unwrap();
+        let mut buffer = setup.buffer();
+        buffer.bytes_mut().copy_from_slice(&bytes);
+        setup.datagrams.post(Op::recv(buffer)).unwrap();
         let wr_id = setup.plain.log().received[0];
         let (src_qp, slid, sl, dlid_path_bits, wc_flags) = numbers;
         let wc_flags = WcFlags::from_bits_retain(wc_flags);

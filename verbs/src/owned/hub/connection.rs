@@ -236,10 +236,10 @@ impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
     ///
     /// ```no_run
     /// # use bareverbs::{Connection, PoolBuffer, Op};
-    /// # fn post(connection: &Connection, [answer, lease]: [PoolBuffer; 2]) -> bareverbs::Result<()> {
+    /// # fn post(connection: &Connection, [answer, buffer]: [PoolBuffer; 2]) -> bareverbs::Result<()> {
     /// let answer = connection.post(Op::recv(answer));
     /// let reply = connection.post(Op::send_inline(b"short").tag(7));
-    /// let write = connection.post(Op::send(lease, ..10).fenced().tag(8));
+    /// let write = connection.post(Op::send(buffer, ..10).fenced().tag(8));
     /// assert_eq!((reply.wait()?.tag, write.wait()?.tag), (7, 8));
     /// println!("{:?}", answer.wait()?.message());
     /// # Ok(())
@@ -258,8 +258,8 @@ impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
     ///     }
     /// }
     ///
-    /// fn receive(connection: &Connection<Other>, lease: PoolBuffer) {
-    ///     connection.post(Op::recv(lease));
+    /// fn receive(connection: &Connection<Other>, buffer: PoolBuffer) {
+    ///     connection.post(Op::recv(buffer));
     /// }
     /// ```
     #[doc(alias = "recv_tagged")]

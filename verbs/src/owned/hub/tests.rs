@@ -849,8 +849,8 @@ fn receive_takes_a_buffer_of_another_type() {
     let pd = plain.domain();
     let hub: Hub<AnyBuffer, Plain> = Hub::for_test(&pd, 8, ());
     let peer = hub.connection_for_test(plain.queue_pair(&pd), [1, 1], (0, ()));
-    let lease = Pool::for_test(&pd, 1, 8).take().unwrap();
-    let pending = peer.post(Op::recv(lease).tag(5).any());
+    let buffer = Pool::for_test(&pd, 1, 8).take().unwrap();
+    let pending = peer.post(Op::recv(buffer).tag(5).any());
     let wr_id = plain.log().received[0];
     let qp_num = peer.inner().conn.qp_num;
     plain.log().completions.push_back(WorkCompletion { qp_num, ..completion(wr_id, WcStatus::SUCCESS) });

@@ -7,18 +7,18 @@ use super::{Inner, Pool, PoolBuffer};
 
 /// The owner of buffers that it lends.
 pub(crate) trait Lender: Send + Sync {
-    /// A buffer that was lent is no longer used. It is called where the lease is dropped, without
+    /// A buffer that was lent is no longer used. It is called where the buffer is dropped, without
     /// locks.
-    fn returned(&self, lease: PoolBuffer);
+    fn returned(&self, buffer: PoolBuffer);
 }
 
 /// Lends buffers of a pool.
 ///
-/// A lease on loan belongs to a second `Inner` of the pool, whose list of free slots refuses all of
-/// them. So other leases pay nothing for it.
+/// A buffer on loan belongs to a second `Inner` of the pool, whose list of free slots refuses all of
+/// them. So other buffers pay nothing for it.
 pub(crate) struct Loans(Arc<Inner>);
 
-/// What the `Inner` of leases on loan has more than that of others.
+/// What the `Inner` of buffers on loan has more than that of others.
 pub(super) struct Loan {
     pool: Arc<Inner>,
     lender: OnceLock<Weak<dyn Lender>>,
@@ -42,20 +42,20 @@ impl Loans {
         }
     }
 
-    /// Lends the buffer of a lease of the pool.
-    pub(crate) fn lend(&self, mut lease: PoolBuffer) -> PoolBuffer {
-        lease.pool = Arc::clone(&self.0);
-        lease
+    /// Lends the buffer of a buffer of the pool.
+    pub(crate) fn lend(&self, mut buffer: PoolBuffer) -> PoolBuffer {
+        buffer.pool = Arc::clone(&self.0);
+        buffer
     }
 }
 
 impl Loan {
-    /// A lease on loan was dropped.
+    /// A buffer on loan was dropped.
     pub(super) fn end(&self, slot: u32) {
-        let lease = PoolBuffer::new(&self.pool, slot);
+        let buffer = PoolBuffer::new(&self.pool, slot);
         match self.lender.get().and_then(Weak::upgrade) {
-            Some(lender) => lender.returned(lease),
-            None => drop(lease),
+            Some(lender) => lender.returned(buffer),
+            None => drop(buffer),
         }
     }
 }

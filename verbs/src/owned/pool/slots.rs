@@ -9,7 +9,7 @@ use bareverbs_provider::wake::wake_all;
 
 use crate::sync::{Mutex, lock};
 
-/// The slots of a pool that no lease has.
+/// The slots of a pool that no buffer has.
 ///
 /// While a task waits, the list is empty and [marked](FreeList::mark). A slot that is returned goes to
 /// the task that has waited longest, so no later caller gets it. Without a waiting task, taking and

@@ -96,8 +96,8 @@ impl<B: Source, P: Provider> PendingBuffer<B, P> {
     fn poll_lease(&mut self, cx: &Context<'_>) -> Poll<Result<PoolBuffer>> {
         for _ in 0..ROUNDS {
             self.check_open()?;
-            if let Poll::Ready(lease) = self.wait.poll_lease(cx.waker()) {
-                return Poll::Ready(Ok(lease));
+            if let Poll::Ready(buffer) = self.wait.poll_lease(cx.waker()) {
+                return Poll::Ready(Ok(buffer));
             }
             // The end of the server either finds the waker, or was before this.
             self.check_open()?;

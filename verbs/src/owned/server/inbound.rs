@@ -52,11 +52,11 @@ struct Lent<P: Provider> {
     index: u32,
 }
 
-/// A receive. It is posted while it has its lease.
+/// A receive. It is posted while it has its buffer.
 struct Slot {
     /// Counts its uses from 1, in 31 bits.
     generation: u32,
-    lease: Option<PoolBuffer>,
+    buffer: Option<PoolBuffer>,
 }
 
 struct Events<P: Provider> {
@@ -87,12 +87,12 @@ pub(crate) enum RawEvent<P: Provider> {
 /// A receive that a message has consumed, and its buffer.
 pub(crate) struct Receive {
     index: u32,
-    pub(crate) lease: PoolBuffer,
+    pub(crate) buffer: PoolBuffer,
 }
 
 impl<P: Provider> Inbound<P> {
     pub(crate) fn new(srq: Srq<P>, pool: Pool, receives: usize, peers: usize) -> Self {
-        let slot = |_| Slot { generation: 1, lease: None };
+        let slot = |_| Slot { generation: 1, buffer: None };
         let events = Events {
             // Each receive has one message at a time, each peer ends once and closes once.
             queue: VecDeque::with_capacity(receives + 2 * peers),
@@ -123,54 +123,54 @@ impl<P: Provider> Inbound<P> {
         lock(&self.receives).srq.as_ref().map(work)
     }
 
-    /// Posts the receive `index` into `lease`.
-    pub(crate) fn post(&self, index: u32, lease: PoolBuffer) -> Result<()> {
-        let sge = checked_sge("Server", &lease, self.pd.domain(), ..)?;
+    /// Posts the receive `index` into `buffer`.
+    pub(crate) fn post(&self, index: u32, buffer: PoolBuffer) -> Result<()> {
+        let sge = checked_sge("Server", &buffer, self.pd.domain(), ..)?;
         let mut receives = lock(&self.receives);
         let Receives { srq: Some(srq), slots } = &mut *receives else { return Ok(()) };
         let slot = &mut slots[index as usize];
         // The slot owns the buffer before the request is posted, so a panic in between does not
         // free it.
-        slot.lease = Some(lease);
+        slot.buffer = Some(buffer);
         let wr_id = SHARED | u64::from(WrId { owner: slot.generation, request: index });
-        // SAFETY: the slot keeps the lease, which `checked_sge` found to be of the SRQ's PD, until
+        // SAFETY: the slot keeps the buffer, which `checked_sge` found to be of the SRQ's PD, until
         // the provider reports the completion of `wr_id` or `Drop` has destroyed the SRQ. If that
-        // fails, or the inbound is forgotten, the lease is leaked. A `Target` is not accessed
+        // fails, or the inbound is forgotten, the buffer is leaked. A `Target` is not accessed
         // meanwhile.
         match unsafe { srq.post_recv(&[RecvRequest { wr_id, sges: &[sge] }]) } {
             Ok(()) => Ok(()),
             // It counts as posted.
             Err(error) if error.accepted > 0 => Ok(()),
-            // The slot keeps the lease.
+            // The slot keeps the buffer.
             Err(error) => Err(error.into()),
         }
     }
 
     /// Posts a consumed receive again. It fails only if the device was removed: the slot keeps the
-    /// lease then. The caller may hold locks, and the drop of a lease may run a waker.
+    /// buffer then. The caller may hold locks, and the drop of a buffer may run a waker.
     pub(crate) fn post_again(&self, receive: Receive) {
-        let Receive { index, lease } = receive;
-        let _ = self.post(index, lease);
+        let Receive { index, buffer } = receive;
+        let _ = self.post(index, buffer);
     }
 
     /// Lends the buffer of a receive that a message of `conn` has consumed. The receive is posted, and
-    /// the credit of the message returned, when the lease is dropped.
+    /// the credit of the message returned, when the buffer is dropped.
     ///
     /// So a message whose buffer is in use costs its peer a credit, as one that is not dropped does.
     /// Buffers on loan and those of sends do not mix: neither the receives nor the callers that wait
     /// for a buffer take those of the other.
     #[cold]
-    pub(crate) fn lend(&self, conn: &Arc<PeerConn<P>>, Receive { index, lease }: Receive) -> PoolBuffer {
+    pub(crate) fn lend(&self, conn: &Arc<PeerConn<P>>, Receive { index, buffer }: Receive) -> PoolBuffer {
         let lent = Lent { conn: Arc::clone(conn), index };
-        let previous = lock(&self.lent).insert(lease.slot(), lent);
-        debug_assert!(previous.is_none(), "a slot has one lease");
-        self.loans.lend(lease)
+        let previous = lock(&self.lent).insert(buffer.slot(), lent);
+        debug_assert!(previous.is_none(), "a slot has one buffer");
+        self.loans.lend(buffer)
     }
 
     /// Takes the receive whose buffer was on loan.
-    pub(crate) fn take_lent(&self, lease: PoolBuffer) -> Option<(Arc<PeerConn<P>>, Receive)> {
-        let Lent { conn, index } = lock(&self.lent).remove(&lease.slot())?;
-        Some((conn, Receive { index, lease }))
+    pub(crate) fn take_lent(&self, buffer: PoolBuffer) -> Option<(Arc<PeerConn<P>>, Receive)> {
+        let Lent { conn, index } = lock(&self.lent).remove(&buffer.slot())?;
+        Some((conn, Receive { index, buffer }))
     }
 
     /// Takes the receive of a completion. `None` if none in flight has the `wr_id`.
@@ -181,9 +181,9 @@ impl<P: Provider> Inbound<P> {
         if slot.generation != owner {
             return None;
         }
-        let lease = slot.lease.take()?;
+        let buffer = slot.buffer.take()?;
         slot.generation = if slot.generation == u32::MAX >> 1 { 1 } else { slot.generation + 1 };
-        Some(Receive { index, lease })
+        Some(Receive { index, buffer })
     }
 
     /// Adds an event. The caller must wake the returned waker.

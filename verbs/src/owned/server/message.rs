@@ -76,7 +76,7 @@ impl<B: Source, P: Provider> Message<B, P> {
     /// The message.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        self.receive.as_ref().map_or(&[], |receive| &receive.lease.bytes()[..self.len])
+        self.receive.as_ref().map_or(&[], |receive| &receive.buffer.bytes()[..self.len])
     }
 
     /// The sender.
@@ -88,7 +88,7 @@ impl<B: Source, P: Provider> Message<B, P> {
     /// The message, mutable, for an answer in the same buffer.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        self.receive.as_mut().map_or(&mut [], |receive| &mut receive.lease.bytes_mut()[..self.len])
+        self.receive.as_mut().map_or(&mut [], |receive| &mut receive.buffer.bytes_mut()[..self.len])
     }
 
     /// Sends a message to the sender of this one, as [`Handle::send`](super::Handle::send) does.
@@ -104,15 +104,15 @@ impl<B: Source, P: Provider> Message<B, P> {
     ///
     /// A buffer of [`Server::take`](super::Server::take) replaces it among the receives, and permits the
     /// peer to send another message. If all are in use, or callers of
-    /// [`Handle::acquire`](super::Handle::acquire) wait, the peer must wait until the lease is dropped,
+    /// [`Handle::acquire`](super::Handle::acquire) wait, the peer must wait until the buffer is dropped,
     /// as if the message was kept. A buffer that an operation uses is dropped with its result.
     #[must_use]
-    pub fn into_lease(mut self) -> PoolBuffer {
-        self.take_lease()
+    pub fn into_pool_buffer(mut self) -> PoolBuffer {
+        self.take_buffer()
     }
 
     /// Takes the buffer. It is called once.
-    fn take_lease(&mut self) -> PoolBuffer {
+    fn take_buffer(&mut self) -> PoolBuffer {
         let inbound = &self.inbound;
         // Reaping may run a waker that panics: `Drop` posts the receive then.
         let spare = inbound.pool.take().or_else(|| {
@@ -124,10 +124,10 @@ impl<B: Source, P: Provider> Message<B, P> {
             unreachable!("it is called before `Drop`, and consumes the message");
         };
         let Some(spare) = spare else { return inbound.lend(&self.conn, receive) };
-        let lease = mem::replace(&mut receive.lease, spare);
+        let buffer = mem::replace(&mut receive.buffer, spare);
         // `Drop` posts it, and returns the credit.
         self.receive = Some(receive);
-        lease
+        buffer
     }
 }
 
@@ -135,11 +135,11 @@ impl<B: Source + From<PoolBuffer>, P: Provider> Message<B, P> {
     /// Sends the bytes of the message's buffer in `range` to its sender, without a copy. The range may
     /// be longer than the message: the buffer has the message size of this end.
     ///
-    /// Another buffer replaces it among the receives, as [`Message::into_lease`] describes.
+    /// Another buffer replaces it among the receives, as [`Message::into_pool_buffer`] describes.
     pub fn reply_in_place(mut self, range: impl RangeBounds<usize>) -> PeerOperation<B, P> {
-        let lease = self.take_lease();
+        let buffer = self.take_buffer();
         // The message is dropped afterwards: its credit goes with the next message.
-        self.reply(lease.into(), range)
+        self.reply(buffer.into(), range)
     }
 }
 

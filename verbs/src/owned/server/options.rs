@@ -158,7 +158,7 @@ impl ServerOptions {
         self
     }
 
-    /// Creates the server in `pd`. It sends leases.
+    /// Creates the server in `pd`. It sends buffers.
     ///
     /// # Errors
     /// As for [`build_for`](Self::build_for).
@@ -220,11 +220,11 @@ impl ServerOptions {
         let inbound = Arc::new(Inbound::new(srq, pool, receives as usize, self.peers as usize));
         let hub = Hub::with_service(pd, entries as u32, self.spin, Arc::clone(&inbound), receives as usize)?;
         for index in 0..receives {
-            let lease = inbound
+            let buffer = inbound
                 .pool
                 .take()
                 .ok_or_else(|| Error::invalid(verb, "the pool has no buffer left for a receive"))?;
-            inbound.post(index, lease)?;
+            inbound.post(index, buffer)?;
         }
         let Self { connection, sends, operations, inline, window, message_size, .. } = *self;
         let options = Resolved { attr, connection, sends, operations, inline, window, message_size };
@@ -233,7 +233,7 @@ impl ServerOptions {
 }
 
 impl ClientOptions {
-    /// Creates the client in `pd`. It sends leases.
+    /// Creates the client in `pd`. It sends buffers.
     ///
     /// # Errors
     /// As for [`ServerOptions::build_for`].

@@ -147,7 +147,7 @@ impl<P: Provider> Service<P> for Peers<P> {
             Some(receive) => {
                 let len = completion.byte_len as usize;
                 // The length of an RDMA write with immediate is not that of bytes in the receive.
-                if completion.opcode == WcOpcode::RECV && len <= receive.lease.len() {
+                if completion.opcode == WcOpcode::RECV && len <= receive.buffer.len() {
                     let kind = flow.arrived(completion.imm().unwrap_or(Imm(0)));
                     kind.map(|kind| Some((kind, len))).map_err(|_| VIOLATION)
                 } else {

@@ -731,16 +731,16 @@ fn reply_in_place_sends_the_buffer_of_the_message_and_posts_another_one() {
     let reply = message.reply_in_place(..5);
     assert_eq!(setup.plain.log().received.len(), RECEIVES as usize, "the receive is posted again");
     setup.sent();
-    let lease = reply.wait().unwrap().into_buffer();
-    assert_eq!((lease.bytes().as_ptr(), &lease.bytes()[..5]), (place, &[9; 5][..]));
+    let buffer = reply.wait().unwrap().into_buffer();
+    assert_eq!((buffer.bytes().as_ptr(), &buffer.bytes()[..5]), (place, &[9; 5][..]));
 }
 
 impl Setup {
     /// All buffers of sends.
-    fn leases(&self) -> Vec<PoolBuffer> {
-        let leases: Vec<_> = std::iter::from_fn(|| self.server.take()).collect();
-        assert_eq!(leases.len() as u32, SENDS);
-        leases
+    fn buffers(&self) -> Vec<PoolBuffer> {
+        let buffers: Vec<_> = std::iter::from_fn(|| self.server.take()).collect();
+        assert_eq!(buffers.len() as u32, SENDS);
+        buffers
     }
 
     /// A task that waits for a buffer.
@@ -774,9 +774,9 @@ impl Waiter {
         self.woken.0.swap(false, Ordering::Relaxed)
     }
 
-    fn lease(&mut self) -> PoolBuffer {
+    fn buffer(&mut self) -> PoolBuffer {
         match self.poll() {
-            Poll::Ready(lease) => lease.unwrap(),
+            Poll::Ready(buffer) => buffer.unwrap(),
             Poll::Pending => panic!("a buffer"),
         }
     }
@@ -796,14 +796,14 @@ fn lease_of_a_message_without_a_spare_buffer_posts_its_receive_when_dropped() {
     let receive = setup.receive();
     setup.arrives(receive, Kind::Data as u32, 5);
     let message = setup.message();
-    let mut leases = setup.leases();
-    let lease = message.into_lease();
-    assert_eq!((lease.len(), setup.posted()), (SIZE, RECEIVES - 1));
+    let mut buffers = setup.buffers();
+    let buffer = message.into_pool_buffer();
+    assert_eq!((buffer.len(), setup.posted()), (SIZE, RECEIVES - 1));
     // The buffer of a send does not become that of the receive.
-    leases.pop();
+    buffers.pop();
     assert_eq!(setup.posted(), RECEIVES - 1);
     assert!(setup.plain.log().sent.is_empty(), "no credit");
-    drop(lease);
+    drop(buffer);
     assert_eq!(setup.posted(), RECEIVES);
     assert_eq!(setup.plain.log().sent.len(), 1, "the credit");
     let free: Vec<_> = std::iter::from_fn(|| setup.server.take()).collect();
@@ -818,9 +818,9 @@ fn message_posts_its_receive_though_a_waker_panics_while_its_buffer_is_taken() {
     let receive = setup.receive();
     setup.arrives(receive, Kind::Data as u32, 5);
     let message = setup.message();
-    let _leases = setup.leases();
+    let _buffers = setup.buffers();
     complete();
-    assert!(panics(|| message.into_lease()));
+    assert!(panics(|| message.into_pool_buffer()));
     assert_eq!(setup.posted(), RECEIVES);
     assert_eq!(setup.plain.log().sent.len(), 1, "the credit");
 }
@@ -829,7 +829,7 @@ fn message_posts_its_receive_though_a_waker_panics_while_its_buffer_is_taken() {
 fn reply_in_place_needs_no_other_buffer_and_is_not_delayed_by_waits() {
     let mut setup = Setup::new();
     let _driver = setup.drive();
-    let mut leases = setup.leases();
+    let mut buffers = setup.buffers();
     let mut waiter = setup.waiter();
     for _ in 0..3 {
         let receive = setup.receive();
@@ -845,9 +845,9 @@ fn reply_in_place_needs_no_other_buffer_and_is_not_delayed_by_waits() {
         assert!(setup.next().is_none());
         assert!(!waiter.is_woken() && waiter.poll().is_pending());
     }
-    leases.pop();
+    buffers.pop();
     assert!(waiter.is_woken());
-    drop(waiter.lease());
+    drop(waiter.buffer());
     assert_eq!(setup.posted(), RECEIVES);
 }
 
@@ -855,18 +855,18 @@ fn reply_in_place_needs_no_other_buffer_and_is_not_delayed_by_waits() {
 fn receives_on_loan_leave_buffers_to_waits() {
     let mut setup = Setup::new();
     let _driver = setup.drive();
-    let mut leases = setup.leases();
+    let mut buffers = setup.buffers();
     let mut waiters = [setup.waiter(), setup.waiter()];
     let mut lent = Vec::new();
     for _ in 0..WINDOW {
         let receive = setup.receive();
         setup.arrives(receive, Kind::Data as u32, 5);
-        lent.push(setup.message().into_lease());
+        lent.push(setup.message().into_pool_buffer());
     }
     for waiter in &mut waiters {
-        leases.pop();
+        buffers.pop();
         assert!(waiter.is_woken());
-        leases.insert(0, waiter.lease());
+        buffers.insert(0, waiter.buffer());
     }
     assert_eq!(setup.posted(), RECEIVES - WINDOW);
     drop(lent);
@@ -880,11 +880,11 @@ fn lease_on_loan_of_an_ended_peer_posts_its_receive_when_dropped() {
     let receive = setup.receive();
     setup.arrives(receive, Kind::Data as u32, 5);
     let message = setup.message();
-    let _leases = setup.leases();
-    let lease = message.into_lease();
+    let _buffers = setup.buffers();
+    let buffer = message.into_pool_buffer();
     setup.server.handle.inner.remove(setup.peer);
     assert!(!lock(&setup.server.handle.inner.peers)[0].is_free());
-    drop(lease);
+    drop(buffer);
     assert!(lock(&setup.server.handle.inner.peers)[0].is_free());
     assert_eq!(setup.posted(), RECEIVES);
 }
@@ -895,28 +895,28 @@ fn lease_on_loan_outlives_its_server() {
     let receive = setup.receive();
     setup.arrives(receive, Kind::Data as u32, 5);
     let message = setup.message();
-    drop(setup.leases().into_iter().map(std::mem::forget).collect::<Vec<_>>());
+    drop(setup.buffers().into_iter().map(std::mem::forget).collect::<Vec<_>>());
     let pool = setup.server.handle.inner.inbound.pool.clone();
-    let mut lease = message.into_lease();
+    let mut buffer = message.into_pool_buffer();
     drop(setup);
-    lease.bytes_mut().fill(3);
+    buffer.bytes_mut().fill(3);
     assert!(pool.take().is_none());
-    drop(lease);
+    drop(buffer);
     assert_eq!(pool.take().unwrap().bytes(), [3; SIZE]);
 }
 
 #[test]
 fn free_buffer_ends_a_wait_at_once() {
     let setup = Setup::new();
-    let lease = setup.server.acquire().wait().unwrap();
+    let buffer = setup.server.acquire().wait().unwrap();
     let mut wait = setup.server.handle().acquire();
     let other = wait.wait_timeout(Duration::ZERO).unwrap().unwrap();
     assert!(wait.wait_timeout(Duration::ZERO).is_none());
-    drop((lease, other));
+    drop((buffer, other));
     // A task needs no driver then.
     drop(wait);
     let mut waiter = Waiter { wait: setup.server.acquire(), woken: Arc::default() };
-    drop(waiter.lease());
+    drop(waiter.buffer());
 }
 
 #[test]
@@ -927,29 +927,29 @@ fn wait_reaps_the_sends_whose_buffers_it_waits_for() {
     let mut wait = setup.server.acquire();
     assert!(wait.wait_timeout(Duration::ZERO).is_none());
     setup.sent();
-    let lease = wait.wait().unwrap();
-    assert_eq!(lease.len(), SIZE);
+    let buffer = wait.wait().unwrap();
+    assert_eq!(buffer.len(), SIZE);
     let _driver = setup.drive();
     let mut waiter = setup.waiter();
     setup.sent();
-    drop(waiter.lease());
+    drop(waiter.buffer());
 }
 
 #[test]
 fn one_buffer_ends_one_of_two_waits_and_then_the_other() {
     let setup = Setup::new();
     let _driver = setup.drive();
-    let mut leases = setup.leases();
+    let mut buffers = setup.buffers();
     let (mut first, mut second) = (setup.waiter(), setup.waiter());
-    leases.pop();
+    buffers.pop();
     assert!(first.is_woken() && !second.is_woken());
     assert!(setup.server.take().is_none(), "it belongs to the first wait");
     assert!(second.poll().is_pending());
-    let lease = first.lease();
+    let buffer = first.buffer();
     assert!(!second.is_woken());
-    drop(lease);
+    drop(buffer);
     assert!(second.is_woken());
-    drop(second.lease());
+    drop(second.buffer());
     assert!(setup.server.take().is_some());
 }
 
@@ -957,9 +957,9 @@ fn one_buffer_ends_one_of_two_waits_and_then_the_other() {
 fn cancelled_wait_leaves_its_buffer_to_the_next_one() {
     let setup = Setup::new();
     let _driver = setup.drive();
-    let mut leases = setup.leases();
+    let mut buffers = setup.buffers();
     let (first, second) = (setup.waiter(), setup.waiter());
-    leases.pop();
+    buffers.pop();
     drop(first);
     assert!(second.is_woken());
     drop(second);
@@ -981,20 +981,20 @@ fn buffers_of_a_dead_peer_end_the_waits() {
     }
     setup.failure();
     assert!(first.is_woken() && !second.is_woken(), "the detached one");
-    let _lease = first.lease();
+    let _buffer = first.buffer();
     assert!(second.poll().is_pending());
     drop(kept.wait().unwrap_err());
     assert!(second.is_woken());
-    drop(second.lease());
+    drop(second.buffer());
 }
 
 #[test]
 fn shutdown_ends_the_waits() {
     let setup = Setup::new();
     let _driver = setup.drive();
-    let mut leases = setup.leases();
+    let mut buffers = setup.buffers();
     let (mut first, mut second) = (setup.waiter(), setup.waiter());
-    leases.pop();
+    buffers.pop();
     drop(setup.server.handle.shutdown());
     assert!(first.is_woken() && second.is_woken());
     assert_eq!(first.end(), "the server was shut down");
@@ -1008,7 +1008,7 @@ fn shutdown_ends_the_waits() {
 #[test]
 fn shutdown_ends_the_wait_of_a_thread() {
     let setup = Setup::new();
-    let _leases = setup.leases();
+    let _buffers = setup.buffers();
     let handle = setup.server.handle().clone();
     let guard = DriverGuard::take(handle.inner.hub.inner(), DriverKind::Thread).unwrap();
     let waiter = std::thread::spawn(move || handle.acquire().wait().map(drop));
@@ -1042,7 +1042,7 @@ fn shuts_down_when_cloned(handle: &Handle<PoolBuffer, Plain>) -> Waker {
 fn shutdown_while_a_wait_is_registered_ends_it() {
     let setup = Setup::new();
     let _driver = setup.drive();
-    let _leases = setup.leases();
+    let _buffers = setup.buffers();
     let mut wait = setup.server.acquire();
     let waker = shuts_down_when_cloned(&setup.server.handle);
     let polled = Pin::new(&mut wait).poll(&mut Context::from_waker(&waker));
@@ -1053,7 +1053,7 @@ fn shutdown_while_a_wait_is_registered_ends_it() {
 fn wait_with_a_busy_cq_yields_and_is_polled_again() {
     let setup = Setup::new();
     let _driver = setup.drive();
-    let _leases = setup.leases();
+    let _buffers = setup.buffers();
     let busy = || WorkCompletion { qp_num: 0xff_ffff, ..completion(0, WcStatus::SUCCESS) };
     setup.plain.log().completions.extend(std::iter::repeat_with(busy).take(10 * BATCH));
     let waiter = setup.waiter();
@@ -1065,13 +1065,13 @@ fn wait_with_a_busy_cq_yields_and_is_polled_again() {
 fn drop_of_the_server_ends_the_waits() {
     let setup = Setup::new();
     let _driver = setup.drive();
-    let leases = setup.leases();
+    let buffers = setup.buffers();
     let mut waiter = setup.waiter();
     let (handle, server) = (setup.server.handle().clone(), setup.server);
     drop(server);
     assert!(waiter.is_woken());
     assert!(waiter.end().contains("was dropped"));
-    drop(leases);
+    drop(buffers);
     assert!(handle.acquire().wait().is_err());
     assert!(handle.take().is_some(), "the handle sends");
 }
@@ -1080,13 +1080,13 @@ fn drop_of_the_server_ends_the_waits() {
 fn end_of_the_driver_ends_the_polls_of_a_wait() {
     let setup = Setup::new();
     let driver = setup.drive();
-    let mut leases = setup.leases();
+    let mut buffers = setup.buffers();
     let mut waiter = setup.waiter();
     drop(driver);
     assert!(waiter.is_woken());
     assert!(matches!(waiter.poll(), Poll::Ready(Err(Error::NoDriver { verb: "Handle::acquire" }))));
-    leases.pop();
-    drop(waiter.lease());
+    buffers.pop();
+    drop(waiter.buffer());
 }
 
 #[test]
