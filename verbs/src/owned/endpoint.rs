@@ -21,7 +21,7 @@ use super::queue::owner;
 use super::removal::{Watch, is_hint};
 use super::resolve::{self, ResolveTimeout};
 use super::spin::SpinState;
-use super::{BUDGET, Batch, Completed, Done, EndpointOptions, Failed, Next, Op, PoolBuffer, Source};
+use super::{BUDGET, Batch, Completed, EndpointOptions, Failed, Next, Op, PoolBuffer, Source};
 use crate::cq::{CompChannel, Cq, WorkCompletion};
 use crate::error::{PostError, PostReason};
 use crate::pd::shared::PdShared;
@@ -1092,7 +1092,7 @@ posts! {
 /// without the polling of [`Spin`](super::Spin).
 #[cfg(feature = "futures")]
 impl<B, P: Provider> futures_core::Stream for Endpoint<B, P> {
-    type Item = Result<Done<B>, Failed<B>>;
+    type Item = Completed<B>;
 
     fn poll_next(
         self: std::pin::Pin<&mut Self>,

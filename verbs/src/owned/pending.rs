@@ -112,7 +112,7 @@ impl<B, P: Provider, S: Service<P>> Pending<B, P, S> {
     /// Discards the result, as dropping it does.
     pub fn detach(self) {}
 
-    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
+    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Completed<B>> {
         match self.poll_first() {
             Ok(done) => Poll::Ready(Ok(done)),
             Err(_) => self.poll_rest(caller),
@@ -146,14 +146,14 @@ impl<B, P: Provider, S: Service<P>> Pending<B, P, S> {
         }
     }
 
-    fn poll_rest(&mut self, caller: Caller<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
+    fn poll_rest(&mut self, caller: Caller<'_>) -> Poll<Completed<B>> {
         match caller {
             Caller::Task(waker) => self.poll_task(&Context::from_waker(waker)),
             Caller::Thread(end) => self.poll_thread(end),
         }
     }
 
-    fn poll_task(&mut self, cx: &Context<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
+    fn poll_task(&mut self, cx: &Context<'_>) -> Poll<Completed<B>> {
         let polled = self.poll_again(cx);
         match &self.peer {
             Some(peer) if polled.is_pending() && !peer.hub.election.has_driver() => {
@@ -166,7 +166,7 @@ impl<B, P: Provider, S: Service<P>> Pending<B, P, S> {
         }
     }
 
-    fn poll_thread(&mut self, end: Option<Instant>) -> Poll<Result<Done<B>, Failed<B>>> {
+    fn poll_thread(&mut self, end: Option<Instant>) -> Poll<Completed<B>> {
         // Most results are there or in the CQ.
         let polled = self.poll_again(&Context::from_waker(Waker::noop()));
         match &self.peer {
@@ -251,10 +251,10 @@ fn finished<B, P: Provider, S: Service<P>>(
     Err(Failed { operation: true, error, tag, buffer, outcome, cause, recv, ended_here })
 }
 
-waits!(threads [B, P: Provider, S: Service<P>] Pending<B, P, S> => Result<Done<B>, Failed<B>>);
+waits!(threads [B, P: Provider, S: Service<P>] Pending<B, P, S> => Completed<B>);
 
 impl<B, P: Provider, S: Service<P>> Future for Pending<B, P, S> {
-    type Output = Result<Done<B>, Failed<B>>;
+    type Output = Completed<B>;
 
     /// Cancel-safe: see [dropping it](Pending#dropping-it).
     // It is inlined, so that a completion that is there is returned in registers. The slow path has all

@@ -12,15 +12,12 @@ use super::endpoint::{DoneOf, Flowing, Flows, Marker, Polled, Queues};
 use super::flow::Kind;
 use super::hub::reaper::Direction;
 use super::keepalive::{ROUNDS, earlier};
-use super::{BUDGET, Done, Endpoint, Failed, PoolBuffer, Spinning};
+use super::{BUDGET, Completed, Endpoint, PoolBuffer, Spinning};
 use crate::cq::{Arm, WorkCompletion};
 use crate::qp::Rc;
 use crate::runtime::{Attached, Runtime, not_attached};
 use crate::wait::{Caller, waits};
 use crate::{AnyProvider, Error, Result};
-
-/// The result of an operation.
-pub(crate) type Ended<B, P, T> = Result<DoneOf<B, P, T>, Failed<B>>;
 
 /// The polling of a wait before it sleeps.
 #[derive(Debug)]
@@ -47,7 +44,7 @@ impl<'q, B, P: Provider, T: Flowing> Waiting<'q, B, P, T> {
         &mut self,
         direction: Option<Direction>,
         caller: Caller<'_>,
-    ) -> Poll<Ended<B, P, T>> {
+    ) -> Poll<Completed<B, DoneOf<B, P, T>>> {
         if self.spin.is_none() {
             let goes_on = match caller {
                 Caller::Thread(_) => true,
@@ -227,7 +224,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         &mut self,
         direction: Option<Direction>,
         waker: &Waker,
-    ) -> Poll<Option<Ended<B, P, T>>> {
+    ) -> Poll<Option<Completed<B, DoneOf<B, P, T>>>> {
         let caller = Caller::Task(waker);
         self.budget -= 1;
         if self.yields(caller) {
@@ -242,7 +239,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     }
 
     /// Polls an operation of the direction, or of any.
-    fn poll_ended(&mut self, direction: Option<Direction>) -> Option<Ended<B, P, T>> {
+    fn poll_ended(&mut self, direction: Option<Direction>) -> Option<Completed<B, DoneOf<B, P, T>>> {
         match direction {
             None => self.poll(),
             Some(direction) => self.poll_direction(direction),
@@ -325,12 +322,12 @@ impl<'e, B, P: Provider> Next<'e, B, P> {
     }
 
     #[inline(always)]
-    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<Done<B>, Failed<B>>> {
+    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Completed<B>> {
         self.0.poll_by(None, caller)
     }
 }
 
-waits!([B, P: Provider] Next<'_, B, P> => Result<Done<B>, Failed<B>>);
+waits!([B, P: Provider] Next<'_, B, P> => Completed<B>);
 
 impl<B, P: Provider> fmt::Debug for Next<'_, B, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

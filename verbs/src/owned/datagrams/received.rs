@@ -4,7 +4,7 @@ use std::fmt;
 
 use bareverbs_provider::traits::Provider;
 
-use super::super::{Done, Failed, Outcome, Source};
+use super::super::{Completed, Done, Failed, Outcome, Source};
 use super::{Datagrams, PendingDestination};
 use crate::ah::{AhAttr, Grh};
 use crate::cq::{WcFlags, WorkCompletion};
@@ -164,7 +164,7 @@ impl<B: Source> ReceivedDatagram<B> {
 }
 
 /// Rejects a received datagram whose length is impossible.
-pub(crate) fn checked<B: Source>(done: DatagramDone<B>) -> Result<DatagramDone<B>, Failed<B>> {
+pub(crate) fn checked<B: Source>(done: DatagramDone<B>) -> Completed<B, DatagramDone<B>> {
     match done {
         DatagramDone::Received(received) if received.message_bytes().is_none() => Err(received.failed()),
         done => Ok(done),
@@ -172,7 +172,7 @@ pub(crate) fn checked<B: Source>(done: DatagramDone<B>) -> Result<DatagramDone<B
 }
 
 /// The datagram of a receive.
-pub(crate) fn received<B: Source>(done: DatagramDone<B>) -> Result<ReceivedDatagram<B>, Failed<B>> {
+pub(crate) fn received<B: Source>(done: DatagramDone<B>) -> Completed<B, ReceivedDatagram<B>> {
     match checked(done)? {
         DatagramDone::Received(received) => Ok(received),
         DatagramDone::Sent(_) => unreachable!("an operation of the receive queue"),

@@ -14,7 +14,7 @@ use crate::error::{DoorbellError, PushError};
 use crate::mr::ImplicitMr;
 use crate::owned::flow::{PROBE, PostRecv};
 use crate::owned::keepalive::{INTERVAL, Policy};
-use crate::owned::{Outcome, Spin};
+use crate::owned::{Done, Outcome, Spin};
 use crate::qp::RecvRequest;
 use crate::testing::tasks::{Never, Wakes};
 use crate::testing::{Hook, Plain, completion, refuse_ioctls, succeed_ioctls};
