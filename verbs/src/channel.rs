@@ -135,7 +135,7 @@ impl CompChannel {
     /// Registers the channel with an async runtime, before the first await. Clones that are made later
     /// share the registration. Threads can wait as before.
     ///
-    /// One task waits at a time: a second await, also on a clone, takes the place of the first.
+    /// Several tasks may wait, also on clones. Each event is returned to one of them.
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the calling thread has no reactor.

@@ -55,7 +55,7 @@ impl AsyncEvents {
     /// Registers the stream with an async runtime, before the first await. Clones that are made later
     /// share the registration. Threads can wait as before.
     ///
-    /// One task waits at a time: a second await, also on a clone, takes the place of the first.
+    /// Several tasks may wait, also on clones. Each event is returned to one of them.
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the calling thread has no reactor.
@@ -216,6 +216,9 @@ impl From<AsyncEventDesc> for AsyncEvent {
 
 #[cfg(test)]
 mod tests {
+    #[cfg(all(feature = "tokio", not(loom)))]
+    use zerocopy::IntoBytes;
+
     use super::*;
 
     fn event(event_type: EventType, element: u64) -> AsyncEvent {
@@ -236,5 +239,41 @@ mod tests {
     fn unknown_event_types_are_preserved() {
         let unknown = EventType(99);
         assert_eq!(event(unknown, 3), AsyncEvent::Other { event: unknown, element: 3 });
+    }
+
+    /// A reactor keeps one waker of a descriptor.
+    #[cfg(all(feature = "tokio", not(loom)))]
+    #[test]
+    fn tasks_that_wait_for_one_stream_are_all_woken() {
+        assert!(crate::testing::ends(|| {
+            let null = std::fs::File::open("/dev/null").unwrap();
+            // SAFETY: `/dev/null` fails every ioctl and mmap.
+            let file = unsafe { DeviceFile::from_fd_unchecked(null.into(), 0) }.unwrap();
+            let (read, write) = rustix::pipe::pipe().unwrap();
+            let runtime = ::tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+            runtime.block_on(async {
+                let mut events = AsyncEvents::over_fd(&Arc::new(file), read).unwrap();
+                events.attach(crate::runtime::Tokio).unwrap();
+                let clone = events.clone();
+                let tasks =
+                    [events, clone].map(|events| ::tokio::spawn(async move { events.next().await.unwrap() }));
+                // Both wait before the first event arrives.
+                ::tokio::task::yield_now().await;
+                for element in [1, 2] {
+                    let event_type = EventType::SQ_DRAINED;
+                    let event = AsyncEventDesc { element, event_type, ..AsyncEventDesc::zeroed() };
+                    rustix::io::write(&write, event.as_bytes()).unwrap();
+                }
+                let mut ended = Vec::new();
+                for task in tasks {
+                    let AsyncEvent::Qp { user_data, .. } = task.await.unwrap() else {
+                        panic!("another event")
+                    };
+                    ended.push(user_data);
+                }
+                ended.sort_unstable();
+                assert_eq!(ended, [1, 2]);
+            });
+        }));
     }
 }
