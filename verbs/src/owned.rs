@@ -67,8 +67,8 @@ mod batch;
 mod buffer;
 mod datagrams;
 pub(crate) mod endpoint;
-pub(crate) mod flow;
 pub mod hub;
+pub(crate) mod in_flight;
 mod keepalive;
 mod local_atomics;
 #[cfg(feature = "test-utils")]

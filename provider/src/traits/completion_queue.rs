@@ -42,7 +42,7 @@ use crate::work::{Imm, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 /// 6. **Order of sends** (the same methods). Successful completions of one send queue are reported
 ///    in the order of posting. So when one is reported, the device has finished with the memory of
 ///    all requests that were posted to this send queue before it and were not reported, such as
-///    unsignalled ones. `verbs`' safe layer (`SendFlow::reap`) relies on it: it returns the
+///    unsignalled ones. `verbs`' safe layer (`SendsInFlight::reap`) relies on it: it returns the
 ///    buffers of all older requests. A driver that may complete requests of a send queue out of
 ///    order, as the kernel's siw does for RDMA reads, needs a queue that restores the order.
 ///

@@ -7,7 +7,7 @@ use bareverbs_provider::error::DoorbellError;
 use bareverbs_provider::traits::Provider;
 
 use super::endpoint::Queues;
-use super::flow::Unpublished;
+use super::in_flight::Unpublished;
 use super::op::{Inline, Load, PostTo};
 use super::{Endpoint, Op, Source};
 use crate::error::{PostError, PostReason};
@@ -68,10 +68,10 @@ impl<'e, B, P: Provider> Batch<'e, B, P> {
         if batch.pushed == 0 {
             return Ok(());
         }
-        let Queues { qp, flows, .. } = &mut batch.endpoint.queues;
+        let Queues { qp, in_flight, .. } = &mut batch.endpoint.queues;
         match qp.start_send().ring() {
             Ok(()) => {
-                flows.sends.published_open();
+                in_flight.sends.published_open();
                 Ok(())
             }
             Err(error) => batch.refused(error),
@@ -82,7 +82,7 @@ impl<'e, B, P: Provider> Batch<'e, B, P> {
     #[cold]
     #[inline(never)]
     fn refused(&mut self, error: PostError) -> Result<()> {
-        let sends = &mut self.endpoint.queues.flows.sends;
+        let sends = &mut self.endpoint.queues.in_flight.sends;
         if matches!(error.reason, PostReason::Doorbell(DoorbellError::TakenBack(_))) {
             sends.refuse(error.reason);
         } else {
@@ -107,8 +107,8 @@ impl<B, P: Provider> Batch<'_, B, P> {
     #[expect(clippy::result_large_err, reason = "the error returns the operation without an allocation")]
     #[inline(always)]
     fn push<L: Load<B>>(&mut self, op: Op<L>) -> Result<(), Refused<Op<L>>> {
-        let Queues { qp, flows, .. } = &mut self.endpoint.queues;
-        let posted = flows.sends.post(&mut Unpublished(qp), op);
+        let Queues { qp, in_flight, .. } = &mut self.endpoint.queues;
+        let posted = in_flight.sends.post(&mut Unpublished(qp), op);
         self.pushed += usize::from(posted.is_ok());
         posted
     }
@@ -134,13 +134,13 @@ impl<B, P: Provider> PostTo<Batch<'_, B, P>> for Op<Inline<'_>> {
 
 impl<B, P: Provider> Drop for Batch<'_, B, P> {
     fn drop(&mut self) {
-        let Queues { qp, flows, .. } = &mut self.endpoint.queues;
+        let Queues { qp, in_flight, .. } = &mut self.endpoint.queues;
         // A forked child does not inherit the rings.
         if self.pushed == 0 || qp.pd().context().file().check_same_process().is_err() {
             return;
         }
         drop(qp.start_send());
-        flows.sends.take_back_unpublished();
+        in_flight.sends.take_back_unpublished();
     }
 }
 

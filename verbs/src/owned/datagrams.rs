@@ -24,9 +24,9 @@ pub use self::received::{DatagramDone, DatagramSender, ReceivedDatagram};
 
 use self::received::{Sender, checked, received, sent};
 use super::buffer::sealed::PdId;
-use super::endpoint::{Flowing, Queues};
-use super::flow::{Kind, MARKER, PostSend, SendOperation};
+use super::endpoint::{Queues, SafeTransport};
 use super::hub::reaper::Direction;
+use super::in_flight::{MARKER, PostSend, QueueKind, SendOperation};
 use super::op::{Inline, Load, PostTo, Receive};
 use super::resolve::ResolveTimeout;
 use super::{Completed, Done, Op, PoolBuffer, Source};
@@ -276,13 +276,13 @@ impl<B, P: Provider> Datagrams<B, P> {
     /// The number of sends that were not returned yet.
     #[must_use]
     pub fn pending_sends(&self) -> usize {
-        self.queues.flows.sends.queue().len()
+        self.queues.in_flight.sends.queue().len()
     }
 
     /// The number of receives that were not returned yet.
     #[must_use]
     pub fn pending_recvs(&self) -> usize {
-        self.queues.flows.recvs.queue().len()
+        self.queues.in_flight.recvs.queue().len()
     }
 
     /// Ends all operations: they fail. Polling and waiting return them, with their buffers, until
@@ -438,8 +438,8 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
         if op.operation.pd() != self.pd {
             return Err(foreign_destination(op.into_buffer()));
         }
-        let Queues { qp, flows, .. } = &mut self.queues;
-        let posted = flows.sends.post(qp, op);
+        let Queues { qp, in_flight, .. } = &mut self.queues;
+        let posted = in_flight.sends.post(qp, op);
         posted.map_err(|refused| self.queues.refused(refused).map(Op::into_buffer))
     }
 }
@@ -470,8 +470,8 @@ impl<B: Source, P: Provider> PostTo<Datagrams<B, P>> for Op<B, Receive> {
         if self.load.length() < SHORTEST || self.load.try_bytes().is_none() {
             return Err(unusable(self));
         }
-        let Queues { qp, flows, .. } = &mut to.queues;
-        flows.recvs.post(qp, self)
+        let Queues { qp, in_flight, .. } = &mut to.queues;
+        in_flight.recvs.post(qp, self)
     }
 }
 
@@ -498,7 +498,7 @@ fn unusable<B: Source>(op: Op<B, Receive>) -> Refused<Op<B, Receive>> {
 /// UD: datagrams over address handles.
 pub(crate) struct Unconnected<P>(PhantomData<P>);
 
-impl<P: Provider> Kind for Unconnected<P> {
+impl<P: Provider> QueueKind for Unconnected<P> {
     type Held = Arc<Ah<P>>;
     type Sender = Sender;
     type Done<B> = DatagramDone<B>;
@@ -539,8 +539,8 @@ impl<P: Provider> Kind for Unconnected<P> {
     }
 }
 
-impl Flowing for Ud {
-    type Kind<P: Provider> = Unconnected<P>;
+impl SafeTransport for Ud {
+    type QueueKind<P: Provider> = Unconnected<P>;
 
     /// In RTS, it would be a datagram to a peer.
     const MARKER_IS_EXECUTED: bool = false;

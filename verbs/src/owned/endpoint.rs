@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::{Completion, Provider, Visitor};
 
-use super::flow::{
-    FLUSHED, Failure, Kind, MARKER, PROBE, RECVS, Received, RecvFlow, Reliable, SENDS, SendFlow,
-};
 use super::hub::reaper::Direction;
+use super::in_flight::{
+    FLUSHED, Failure, MARKER, PROBE, QueueKind, RECVS, Received, RecvsInFlight, Reliable, SENDS,
+    SendsInFlight,
+};
 use super::keepalive::{Keepalive, Policy, post_empty_write};
 use super::op::{Inline, NoBuffer, Parts, PostTo, Receive};
 use super::options::{EndpointParts, QueueParts};
@@ -138,12 +139,12 @@ pub struct Endpoint<B = PoolBuffer, P: Provider = AnyProvider> {
 }
 
 /// A QP with its CQ, and the outstanding operations.
-pub(crate) struct Queues<B, P: Provider, T: Flowing = Rc> {
+pub(crate) struct Queues<B, P: Provider, T: SafeTransport = Rc> {
     pub(super) qp: Qp<T, P>,
     pub(super) cq: Cq<P>,
     pub(super) channel: CompChannel,
     /// Dropped after the QP is destroyed: see `Drop`.
-    pub(super) flows: ManuallyDrop<Flows<B, T::Kind<P>>>,
+    pub(super) in_flight: ManuallyDrop<InFlight<B, T::QueueKind<P>>>,
     /// The result of the slow path of a wait, for a moment. If a function returned it, the result of the
     /// fast path would be in the same memory.
     pub(super) ended: Option<Completed<B, DoneOf<B, P, T>>>,
@@ -175,12 +176,12 @@ pub(crate) struct Queues<B, P: Provider, T: Flowing = Rc> {
 }
 
 /// A successful operation of a transport.
-pub(crate) type DoneOf<B, P, T> = <<T as Flowing>::Kind<P> as Kind>::Done<B>;
+pub(crate) type DoneOf<B, P, T> = <<T as SafeTransport>::QueueKind<P> as QueueKind>::Done<B>;
 
 /// A transport whose QPs have operations that own their buffers.
-pub(crate) trait Flowing: Transport {
+pub(crate) trait SafeTransport: Transport {
     /// What its operations keep and return.
-    type Kind<P: Provider>: Kind;
+    type QueueKind<P: Provider>: QueueKind;
 
     /// Whether the marker behind unsignalled sends may be executed. Otherwise it is posted in ERR
     /// only, where it is flushed.
@@ -193,7 +194,7 @@ pub(crate) trait Flowing: Transport {
     /// holds.
     fn post_marker<P: Provider>(
         qp: &mut Qp<Self, P>,
-        newest: &<Self::Kind<P> as Kind>::Held,
+        newest: &<Self::QueueKind<P> as QueueKind>::Held,
     ) -> Result<(), PostError>
     where
         Self: Sized;
@@ -204,8 +205,8 @@ pub(crate) trait Flowing: Transport {
         Self: Sized;
 }
 
-impl Flowing for Rc {
-    type Kind<P: Provider> = Reliable;
+impl SafeTransport for Rc {
+    type QueueKind<P: Provider> = Reliable;
 
     const MARKER_IS_EXECUTED: bool = true;
     const HAS_PROBES: bool = true;
@@ -241,14 +242,14 @@ pub(super) enum Polled<D> {
 }
 
 /// Takes the operation of the next completion, if it was successful and is the oldest of its direction.
-pub(super) struct TakeOldest<'f, B, K: Kind = Reliable>(pub(super) &'f mut Flows<B, K>);
+pub(super) struct TakeOldest<'f, B, K: QueueKind = Reliable>(pub(super) &'f mut InFlight<B, K>);
 
-impl<B, K: Kind> Visitor for TakeOldest<'_, B, K> {
+impl<B, K: QueueKind> Visitor for TakeOldest<'_, B, K> {
     type Output = Polled<K::Done<B>>;
 
     #[inline(always)]
     fn completion(self, completion: impl Completion) -> Self::Output {
-        let Flows { sends, recvs } = self.0;
+        let InFlight { sends, recvs } = self.0;
         let (wr_id, status) = (completion.wr_id(), completion.status());
         if status == WcStatus::SUCCESS {
             // The direction decides which queue is searched. It may be wrong if the device is: then no
@@ -276,9 +277,9 @@ impl<B, K: Kind> Visitor for TakeOldest<'_, B, K> {
 }
 
 /// The operations of both directions.
-pub(super) struct Flows<B, K: Kind = Reliable> {
-    pub(super) sends: SendFlow<B, K>,
-    pub(super) recvs: RecvFlow<B, K>,
+pub(super) struct InFlight<B, K: QueueKind = Reliable> {
+    pub(super) sends: SendsInFlight<B, K>,
+    pub(super) recvs: RecvsInFlight<B, K>,
 }
 
 impl<B, P: Provider> Endpoint<B, P> {
@@ -297,8 +298,8 @@ impl<B, P: Provider> Endpoint<B, P> {
         let EndpointParts { queues, address, attr, resolve, max_sge } = parts;
         let mut queues = Queues::new(queues);
         if max_sge > 1 {
-            queues.flows.sends.reserve_parts();
-            queues.flows.recvs.reserve_parts();
+            queues.in_flight.sends.reserve_parts();
+            queues.in_flight.recvs.reserve_parts();
         }
         Self { queues, address, attr, resolve }
     }
@@ -383,13 +384,13 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// The number of sends, writes, reads and atomics that [`Endpoint::poll`] has not returned yet.
     #[must_use]
     pub fn pending_sends(&self) -> usize {
-        self.queues.flows.sends.queue().len()
+        self.queues.in_flight.sends.queue().len()
     }
 
     /// The number of receives that [`Endpoint::poll`] has not returned yet.
     #[must_use]
     pub fn pending_recvs(&self) -> usize {
-        self.queues.flows.recvs.queue().len()
+        self.queues.in_flight.recvs.queue().len()
     }
 
     /// Polls one operation that has ended, or returns `None` if there is none. Operations of a
@@ -407,15 +408,15 @@ impl<B, P: Provider> Endpoint<B, P> {
     }
 }
 
-impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
+impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
     pub(super) fn new(parts: QueueParts<P, T>) -> Self {
         let QueueParts { qp, cq, channel, sends, recvs, signal_every, spin, keepalive, probes } = parts;
-        let flows = ManuallyDrop::new(Flows::new(qp.pd().domain(), sends, signal_every, recvs));
+        let in_flight = ManuallyDrop::new(InFlight::new(qp.pd().domain(), sends, signal_every, recvs));
         Self {
             qp,
             cq,
             channel,
-            flows,
+            in_flight,
             ended: None,
             cause: None,
             ended_here: false,
@@ -436,7 +437,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
 
     #[inline(always)]
     pub(super) fn poll_oldest(&mut self) -> Polled<DoneOf<B, P, T>> {
-        self.cq.visit_next(TakeOldest(&mut self.flows))
+        self.cq.visit_next(TakeOldest(&mut self.in_flight))
     }
 
     /// As [`Endpoint::poll`].
@@ -457,7 +458,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         completion: Option<WorkCompletion>,
     ) -> Option<Completed<B, DoneOf<B, P, T>>> {
         let Some(completion) = completion.or_else(|| self.cq.poll_one()) else { return self.take() };
-        let earlier = if self.flows.has_complete() { self.take() } else { None };
+        let earlier = if self.in_flight.has_complete() { self.take() } else { None };
         match (self.reap_one(completion), earlier) {
             // An unknown completion has ended the connection. Later polls show that, too.
             (_, Some(earlier)) => Some(earlier),
@@ -469,7 +470,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
 
     /// The oldest operation that was reaped and not returned.
     fn take(&mut self) -> Option<Completed<B, DoneOf<B, P, T>>> {
-        let result = self.flows.take()?;
+        let result = self.in_flight.take()?;
         Some(result.map_err(|failed| self.with_cause(failed)))
     }
 
@@ -483,19 +484,19 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
 
     /// Polls one operation of the direction that has ended. It reaps those of the other one.
     pub(crate) fn poll_direction(&mut self, direction: Direction) -> Option<Completed<B, DoneOf<B, P, T>>> {
-        while !self.flows.has_complete_of(direction)
+        while !self.in_flight.has_complete_of(direction)
             && let Some(completion) = self.cq.poll_one()
         {
             if let Err(error) = self.reap_one(completion) {
                 return Some(Err(error.into()));
             }
         }
-        let Flows { sends, recvs, .. } = &mut *self.flows;
+        let InFlight { sends, recvs, .. } = &mut *self.in_flight;
         let ended = match direction {
             Direction::Send => sends.take(),
             Direction::Recv => recvs.take(),
         }?;
-        self.flows.hold();
+        self.in_flight.hold();
         Some(ended.map_err(|failed| self.with_cause(failed)))
     }
 
@@ -514,14 +515,14 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     fn reap_one(&mut self, completion: WorkCompletion) -> Result<()> {
         let wr_id = completion.wr_id;
         let failure = self.failure(&completion);
-        let Flows { sends, recvs, .. } = &mut *self.flows;
+        let InFlight { sends, recvs, .. } = &mut *self.in_flight;
         let known = match owner(wr_id) {
             SENDS => sends.reap(wr_id, failure),
-            RECVS => recvs.reap(wr_id, received_value::<T::Kind<P>>(&completion), failure),
+            RECVS => recvs.reap(wr_id, received_value::<T::QueueKind<P>>(&completion), failure),
             _ if wr_id == MARKER && self.marker == Marker::Outstanding => {
                 self.marker = Marker::Completed;
                 sends.reap_marker();
-                self.flows.hold();
+                self.in_flight.hold();
                 return Ok(());
             }
             _ if wr_id == PROBE && self.probing => {
@@ -530,7 +531,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
             }
             _ => false,
         };
-        self.flows.hold();
+        self.in_flight.hold();
         if !known || failure.is_some() {
             self.fail();
         }
@@ -560,8 +561,8 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     #[cold]
     #[inline(never)]
     pub(super) fn fail(&mut self) {
-        self.flows.sends.close();
-        self.flows.recvs.close();
+        self.in_flight.sends.close();
+        self.in_flight.recvs.close();
         if self.qp.is_destroyed() {
             return;
         }
@@ -576,45 +577,45 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     }
 
     /// Makes the device end all sends: posts the marker behind unsignalled ones, unless it was posted,
-    /// and rings for those that a forgotten batch has left. The flow must be closed.
+    /// and rings for those that a forgotten batch has left. The list must be closed.
     fn mark(&mut self) {
         if self.qp.is_destroyed() {
             return;
         }
-        if self.flows.sends.unsignaled_tail() == 0 || self.marker != Marker::None {
+        if self.in_flight.sends.unsignaled_tail() == 0 || self.marker != Marker::None {
             return self.ring_left();
         }
-        let Some(newest) = self.flows.sends.newest_held() else { return };
+        let Some(newest) = self.in_flight.sends.newest_held() else { return };
         match T::post_marker(&mut self.qp, newest) {
             Ok(()) => {
                 self.marker = Marker::Outstanding;
-                self.flows.sends.published();
+                self.in_flight.sends.published();
             }
             Err(error) => {
                 // A request that counts as posted completes in ERR at the latest.
                 if error.accepted > 0 {
                     self.marker = Marker::Outstanding;
                 }
-                self.flows.sends.not_posted(error.reason);
+                self.in_flight.sends.not_posted(error.reason);
             }
         }
     }
 
     /// Rings the doorbell for operations that a forgotten batch has left in the queue.
     fn ring_left(&mut self) {
-        if !self.flows.sends.has_left() {
+        if !self.in_flight.sends.has_left() {
             return;
         }
         match self.qp.start_send().ring() {
-            Ok(()) => self.flows.sends.published(),
-            Err(error) => self.flows.sends.not_posted(error.reason),
+            Ok(()) => self.in_flight.sends.published(),
+            Err(error) => self.in_flight.sends.not_posted(error.reason),
         }
     }
 
     /// As [`Endpoint::probe`]. Does nothing if the transport has no probes.
     pub(super) fn probe(&mut self) -> Result<()> {
-        if self.flows.sends.queue().is_closed() {
-            return Err(Error::Closed { verb: "Endpoint::probe", reason: T::Kind::<P>::CLOSED });
+        if self.in_flight.sends.queue().is_closed() {
+            return Err(Error::Closed { verb: "Endpoint::probe", reason: T::QueueKind::<P>::CLOSED });
         }
         if self.probing || !T::HAS_PROBES {
             return Ok(());
@@ -629,7 +630,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         match T::post_probe(&mut self.qp) {
             // The doorbell was rung for all earlier requests.
             Ok(()) => {
-                self.flows.sends.published();
+                self.in_flight.sends.published();
                 Ok(())
             }
             Err(error) => {
@@ -642,7 +643,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
 
     #[cold]
     fn probe_refused(&mut self, error: PostError) {
-        self.flows.sends.not_posted(error.reason);
+        self.in_flight.sends.not_posted(error.reason);
         if let PostReason::Doorbell(_) = error.reason {
             self.fail();
         }
@@ -654,7 +655,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         if self.watch.is_due(now) && self.channel.is_closed() {
             self.end_removed();
         }
-        let Flows { sends, recvs, .. } = &*self.flows;
+        let InFlight { sends, recvs, .. } = &*self.in_flight;
         let completed = sends.queue().completed().wrapping_add(recvs.queue().completed());
         if self.keepalive.is_idle(completed, now) && self.qp.state() == QpState::RTS {
             // A refused doorbell ends the connection, and the wait returns that.
@@ -772,7 +773,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     }
 }
 
-impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
+impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
     /// As [`Endpoint::close`].
     #[expect(clippy::type_complexity, reason = "the results of all operations")]
     pub(super) fn close(mut self, timeout: Duration) -> Result<Vec<Completed<B, DoneOf<B, P, T>>>> {
@@ -782,10 +783,11 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         let is_late = !drained && end.is_some_and(|end| Instant::now() >= end);
         self.end();
         let flushed = Instant::now().checked_add(FLUSH_LIMIT);
-        let _ = self.reap_until(flushed, |flows| flows.in_use() == 0);
+        let _ = self.reap_until(flushed, |in_flight| in_flight.in_use() == 0);
         self.destroy_qp()?;
-        let mut results = Vec::with_capacity(self.flows.sends.queue().len() + self.flows.recvs.queue().len());
-        let late = || Error::TimedOut { verb: T::Kind::<P>::CLOSE, limit: timeout };
+        let mut results =
+            Vec::with_capacity(self.in_flight.sends.queue().len() + self.in_flight.recvs.queue().len());
+        let late = || Error::TimedOut { verb: T::QueueKind::<P>::CLOSE, limit: timeout };
         results.extend(std::iter::from_fn(|| self.take()).map(|ended| {
             ended.map_err(|failed| {
                 match is_late && failed.ended_here && !failed.recv && failed.is_flushed() {
@@ -806,19 +808,19 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     /// Accepts no more operations, and waits until all sends are complete, at most until `end`.
     /// Without a marker, it does not wait for unsignalled sends at the end.
     fn drain(&mut self, end: Option<Instant>) -> Result<bool> {
-        self.flows.sends.close();
-        self.flows.recvs.close();
+        self.in_flight.sends.close();
+        self.in_flight.recvs.close();
         if T::MARKER_IS_EXECUTED && self.qp.state() == QpState::RTS {
             self.mark();
         }
-        self.reap_until(end, |flows| {
-            flows.sends.in_use() == 0 || (!T::MARKER_IS_EXECUTED && flows.sends.only_unsignaled())
+        self.reap_until(end, |in_flight| {
+            in_flight.sends.in_use() == 0 || (!T::MARKER_IS_EXECUTED && in_flight.sends.only_unsignaled())
         })
     }
 
     /// Rejects to connect a QP that has failed or was destroyed.
     fn check_not_failed(&self, verb: &'static str) -> Result<()> {
-        let reason = T::Kind::<P>::CLOSED;
+        let reason = T::QueueKind::<P>::CLOSED;
         let failed = self.qp.is_destroyed() || self.qp.state() == QpState::ERR;
         if failed { Err(Error::Closed { verb, reason }) } else { Ok(()) }
     }
@@ -838,12 +840,12 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         if self.qp.is_destroyed() {
             return Ok(());
         }
-        // SAFETY: `fail` and the flows, which are closed by `destroyed`, post nothing afterwards.
+        // SAFETY: `fail` and the queues in flight, which are closed by `destroyed`, post nothing afterwards.
         let destroyed = unsafe { self.qp.destroy_object() };
         destroyed
             .map_err(|refused| Error::kernel("destroy_qp", format!("QP {:#x}", self.qp.qp_num()), refused))?;
-        self.flows.sends.destroyed(FLUSHED);
-        self.flows.recvs.destroyed(FLUSHED);
+        self.in_flight.sends.destroyed(FLUSHED);
+        self.in_flight.recvs.destroyed(FLUSHED);
         Ok(())
     }
 
@@ -865,17 +867,17 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         if self.removed {
             return true;
         }
-        self.flows.sends.close();
-        self.flows.recvs.close();
-        // SAFETY: the QP was not destroyed. The flows, `fail`, `mark` and `probe` post nothing afterwards.
+        self.in_flight.sends.close();
+        self.in_flight.recvs.close();
+        // SAFETY: the QP was not destroyed. The queues in flight, `fail`, `mark` and `probe` post nothing afterwards.
         if !self.qp.is_destroyed() && unsafe { self.qp.try_destroy_object() }.is_err() {
             return false;
         }
         // Completions from before the removal. Without operations it changes nothing.
         let _ = self.reap();
-        self.flows.sends.destroyed(Failure::DeviceRemoved);
-        self.flows.recvs.destroyed(Failure::DeviceRemoved);
-        self.flows.hold();
+        self.in_flight.sends.destroyed(Failure::DeviceRemoved);
+        self.in_flight.recvs.destroyed(Failure::DeviceRemoved);
+        self.in_flight.hold();
         self.removed = true;
         true
     }
@@ -960,11 +962,11 @@ impl<B, P: Provider> Endpoint<B, P> {
 /// How long the operations of a QP in ERR may take to be flushed.
 pub(super) const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 
-impl<B, K: Kind> Flows<B, K> {
+impl<B, K: QueueKind> InFlight<B, K> {
     pub(super) fn new(domain: &Arc<PdShared>, sends: u32, signal_every: u32, recvs: u32) -> Self {
         Self {
-            sends: SendFlow::new(Arc::clone(domain), sends, signal_every),
-            recvs: RecvFlow::new(Arc::clone(domain), recvs),
+            sends: SendsInFlight::new(Arc::clone(domain), sends, signal_every),
+            recvs: RecvsInFlight::new(Arc::clone(domain), recvs),
         }
     }
 
@@ -1009,13 +1011,13 @@ impl<B, K: Kind> Flows<B, K> {
 
 /// The fields of a successful receive.
 #[inline(always)]
-fn received<K: Kind>(completion: &impl Completion) -> Received<K::Sender> {
+fn received<K: QueueKind>(completion: &impl Completion) -> Received<K::Sender> {
     let len = completion.byte_len();
     let (imm, opcode, sender) = (completion.recv_imm(), completion.recv_opcode(), K::sender(completion));
     Received { len, imm, opcode, sender }
 }
 
-fn received_value<K: Kind>(completion: &WorkCompletion) -> Received<K::Sender> {
+fn received_value<K: QueueKind>(completion: &WorkCompletion) -> Received<K::Sender> {
     // The queue of the `wr_id` says that it is a receive. A device may say otherwise.
     let opcode = match completion.opcode {
         WcOpcode::RECV_RDMA_WITH_IMM => WcOpcode::RECV_RDMA_WITH_IMM,
@@ -1068,8 +1070,8 @@ macro_rules! posts {
 
             #[inline(always)]
             fn post_to(self, to: &mut Endpoint<B, P>) -> Result<(), $refused> {
-                let Queues { qp, flows, .. } = &mut to.queues;
-                let posted = flows.$direction.$post(qp, self);
+                let Queues { qp, in_flight, .. } = &mut to.queues;
+                let posted = in_flight.$direction.$post(qp, self);
                 posted.map_err(|refused| $returned(to.queues.refused(refused)))
             }
         }
@@ -1105,11 +1107,11 @@ impl<B, P: Provider> futures_core::Stream for Endpoint<B, P> {
 // It contains no pinned values.
 impl<B, P: Provider> Unpin for Endpoint<B, P> {}
 
-impl<B, P: Provider, T: Flowing> Drop for Queues<B, P, T> {
+impl<B, P: Provider, T: SafeTransport> Drop for Queues<B, P, T> {
     fn drop(&mut self) {
-        // The flows are not dropped, even if destroying the QP panics.
+        // The operations in flight are not dropped, even if destroying the QP panics.
         let destroyed = self.qp.is_destroyed() || {
-            if self.flows.sends.in_use() > 0 {
+            if self.in_flight.sends.in_use() > 0 {
                 // Before Linux 6.4, Soft-RoCE waits long for a QP in RTS whose send is retried.
                 let _ = self.qp.set_error();
             }
@@ -1117,8 +1119,8 @@ impl<B, P: Provider, T: Flowing> Drop for Queues<B, P, T> {
             unsafe { self.qp.destroy_inner() }.is_ok()
         };
         if destroyed {
-            // SAFETY: `flows` is not used after this.
-            unsafe { ManuallyDrop::drop(&mut self.flows) };
+            // SAFETY: `in_flight` is not used after this.
+            unsafe { ManuallyDrop::drop(&mut self.in_flight) };
         }
     }
 }

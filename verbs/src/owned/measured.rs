@@ -12,7 +12,7 @@ use bareverbs_provider::traits::{CompletionQueue, CreatedAh, CreatedCq, CreatedQ
 use bareverbs_uapi::write::structs::ExQueryDeviceResp;
 use rustix::io::Errno;
 
-use super::endpoint::{Flows, Polled, TakeOldest};
+use super::endpoint::{InFlight, Polled, TakeOldest};
 use super::keepalive::Policy;
 use super::op::{Load, Receive};
 use super::options::{EndpointParts, QueueParts};
@@ -66,14 +66,14 @@ impl HarnessPd {
 
 /// An endpoint whose queues the caller keeps.
 pub struct HarnessEndpoint<B> {
-    flows: Flows<B>,
+    in_flight: InFlight<B>,
 }
 
 impl<B> HarnessEndpoint<B> {
     /// An endpoint for `depth` operations in each direction.
     #[must_use]
     pub fn new(domain: &HarnessPd, depth: u32) -> Self {
-        Self { flows: Flows::new(&domain.0, depth, depth, depth) }
+        Self { in_flight: InFlight::new(&domain.0, depth, depth, depth) }
     }
 
     /// As [`Endpoint::poll`](super::Endpoint::poll). Completions that need more work are dropped.
@@ -83,17 +83,17 @@ impl<B> HarnessEndpoint<B> {
     /// `cq` must be the CQ of the queues that the endpoint posts to.
     #[inline(always)]
     pub unsafe fn poll<P: Provider>(&mut self, cq: &mut P::Cq) -> Option<Completed<B>> {
-        match cq.visit_next(TakeOldest(&mut self.flows)) {
+        match cq.visit_next(TakeOldest(&mut self.in_flight)) {
             Polled::Done(done) => Some(Ok(done)),
             Polled::Empty => None,
-            Polled::Other(_) => self.flows.take(),
+            Polled::Other(_) => self.in_flight.take(),
         }
     }
 
     #[cold]
     #[inline(never)]
     fn refused<O>(&mut self, refused: Refused<O>) -> Refused<O> {
-        self.flows.sends.close();
+        self.in_flight.sends.close();
         refused
     }
 }
@@ -115,7 +115,7 @@ impl<B: Source> HarnessEndpoint<B> {
         send: &mut SendHalf<'_, Rc, P>,
         op: Op<L>,
     ) -> Result<(), Refused<Op<L>>> {
-        self.flows.sends.post(send, op).map_err(|refused| self.refused(refused))
+        self.in_flight.sends.post(send, op).map_err(|refused| self.refused(refused))
     }
 
     /// As [`Endpoint::post`](super::Endpoint::post) of a receive.
@@ -132,7 +132,7 @@ impl<B: Source> HarnessEndpoint<B> {
         recv: &mut RecvHalf<'_, Rc, P>,
         op: Op<B, Receive>,
     ) -> Result<(), Refused<Op<B, Receive>>> {
-        self.flows.recvs.post(recv, op)
+        self.in_flight.recvs.post(recv, op)
     }
 }
 

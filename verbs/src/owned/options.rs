@@ -2,8 +2,8 @@
 
 use bareverbs_provider::traits::Provider;
 
-use super::endpoint::Flowing;
-use super::flow::MAX_PARTS;
+use super::endpoint::SafeTransport;
+use super::in_flight::MAX_PARTS;
 use super::keepalive::Policy;
 use super::resolve::ResolveTimeout;
 use super::{Address, Endpoint, Spin};
@@ -369,7 +369,7 @@ impl EndpointOptions {
 
     /// Creates a QP in RESET with its CQ, after it has checked the options. Returns them with the
     /// GID index.
-    pub(super) fn queues<T: Flowing, P: Provider>(
+    pub(super) fn queues<T: SafeTransport, P: Provider>(
         &self,
         verb: &'static str,
         pd: &Pd<P>,

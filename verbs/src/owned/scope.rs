@@ -335,7 +335,7 @@ impl<B, P: Provider> Endpoint<B, P> {
         work: impl for<'scope> FnOnce(&mut Scope<'scope, 'env, B, P>) -> R,
     ) -> Result<R> {
         let mut scope = Scope {
-            start: self.queues.flows.sends.queue().posted(),
+            start: self.queues.in_flight.sends.queue().posted(),
             endpoint: self,
             end: None,
             limit: Duration::ZERO,
@@ -364,9 +364,9 @@ impl<B, P: Provider> Endpoint<B, P> {
 
     /// Returns after the device has finished with the requests of a scope.
     fn end_scope(&mut self, end: Option<Instant>, limit: Duration, posted: Posted) -> Result<()> {
-        let until = move |flows: &super::endpoint::Flows<B>| {
-            (flows.sends.queue().completed() >= posted.sends || flows.sends.in_use() == 0)
-                && flows.recvs.queue().completed() >= posted.recvs
+        let until = move |in_flight: &super::endpoint::InFlight<B>| {
+            (in_flight.sends.queue().completed() >= posted.sends || in_flight.sends.in_use() == 0)
+                && in_flight.recvs.queue().completed() >= posted.recvs
         };
         let known = self.queues.is_removed();
         match self.queues.reap_until(end, until) {
@@ -444,7 +444,7 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
     #[inline(never)]
     fn refused<O>(&mut self, refused: Refused<O>) -> Refused<O> {
         // All operations since the start of the scope are the scope's.
-        let posted = self.endpoint.queues.flows.sends.queue().posted();
+        let posted = self.endpoint.queues.in_flight.sends.queue().posted();
         self.posted.sends = if posted > self.start { posted } else { 0 };
         self.endpoint.queues.refused(refused)
     }
@@ -463,15 +463,15 @@ impl<'scope, B, P: Provider, L: Borrow<'scope>> PostTo<Scope<'scope, '_, B, P>> 
 
     #[inline(always)]
     fn post_to(self, to: &mut Scope<'scope, '_, B, P>) -> Result<()> {
-        let Queues { qp, flows, .. } = &mut to.endpoint.queues;
+        let Queues { qp, in_flight, .. } = &mut to.endpoint.queues;
         // Counted before the request is posted.
-        to.posted.sends = flows.sends.queue().posted() + 1;
+        to.posted.sends = in_flight.sends.queue().posted() + 1;
         // SAFETY: the region is borrowed for 'scope, so it stays registered, and nothing writes its
         // bytes. If the operation fills them, the region is borrowed exclusively, so nothing accesses
         // them. `Endpoint::scope` does not return before the request is complete or the QP is
         // destroyed, and the borrow lasts until it returns.
         let op = self.map(|region| unsafe { Lent::new(region) });
-        let posted = flows.sends.post(qp, op);
+        let posted = in_flight.sends.post(qp, op);
         posted.map_err(|refused| to.refused(refused).into())
     }
 }
@@ -480,8 +480,8 @@ impl<B, P: Provider> PostTo<Scope<'_, '_, B, P>> for Op<Inline<'_>> {
     type Refused = Error;
 
     fn post_to(self, to: &mut Scope<'_, '_, B, P>) -> Result<()> {
-        let Queues { qp, flows, .. } = &mut to.endpoint.queues;
-        let posted = flows.sends.post(qp, self);
+        let Queues { qp, in_flight, .. } = &mut to.endpoint.queues;
+        let posted = in_flight.sends.post(qp, self);
         posted.map_err(|refused| to.endpoint.queues.refused(refused).into())
     }
 }
@@ -490,13 +490,13 @@ impl<'scope, B, P: Provider, R: Lend> PostTo<Scope<'scope, '_, B, P>> for Op<&'s
     type Refused = Error;
 
     fn post_to(self, to: &mut Scope<'scope, '_, B, P>) -> Result<()> {
-        let Queues { qp, flows, .. } = &mut to.endpoint.queues;
+        let Queues { qp, in_flight, .. } = &mut to.endpoint.queues;
         // Counted before the request is posted.
         let before = to.posted.recvs;
-        to.posted.recvs = flows.recvs.queue().posted() + 1;
+        to.posted.recvs = in_flight.recvs.queue().posted() + 1;
         // SAFETY: as for the operations of the send queue.
         let op = self.map(|region| unsafe { Lent::new(region) });
-        let posted = flows.recvs.post(qp, op);
+        let posted = in_flight.recvs.post(qp, op);
         posted.map_err(|refused| {
             to.posted.recvs = before;
             refused.into()

@@ -287,7 +287,7 @@ impl<B, P: Provider> Inner<B, P> {
     fn connection(&self, id: PeerId) -> Result<Connection<B, P, Peers<P>>> {
         let options::Resolved { attr, connection, sends, operations, inline, window, message_size } =
             self.options;
-        let flow = flow::Flow::new(window, sends as usize);
+        let flow = flow::FlowControl::new(window, sends as usize);
         let describe = |offered| Address {
             recvs: window,
             max_message: message_size,
@@ -349,7 +349,7 @@ impl<B, P: Provider> Inner<B, P> {
     }
 
     /// Ends all connections by `change`, and admits no more peers.
-    fn end(&self, change: impl Fn(&mut flow::Flow<Queued>), panics: &mut FirstPanic) {
+    fn end(&self, change: impl Fn(&mut flow::FlowControl<Queued>), panics: &mut FirstPanic) {
         self.ending.store(true, Ordering::Release);
         self.all(|peer| {
             panics.catch(|| self.update(peer, &change));
@@ -359,7 +359,7 @@ impl<B, P: Provider> Inner<B, P> {
 
     /// Applies `change` to the connection of `peer` and posts what is due then. Messages that can't be
     /// sent any more fail.
-    fn update(&self, peer: &Connection<B, P, Peers<P>>, change: impl FnOnce(&mut flow::Flow<Queued>)) {
+    fn update(&self, peer: &Connection<B, P, Peers<P>>, change: impl FnOnce(&mut flow::FlowControl<Queued>)) {
         let ConnectionInner { hub, conn, .. } = peer.inner();
         let (pumped, unsent) = {
             let mut state = conn.lock();
@@ -677,7 +677,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// follows.
     pub fn close(&self, peer: PeerId) {
         if let Some(peer) = self.inner.get(peer) {
-            self.inner.update(&peer, flow::Flow::close);
+            self.inner.update(&peer, flow::FlowControl::close);
         }
     }
 
@@ -693,7 +693,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
     pub fn shutdown(&self) -> Shutdown<B, P> {
         self.inner.closed.store(true, Ordering::Release);
         let mut panics = FirstPanic::default();
-        self.inner.end(flow::Flow::close, &mut panics);
+        self.inner.end(flow::FlowControl::close, &mut panics);
         // Without a peer that may have an event, the reader has reached its end. The waits for a buffer
         // have reached theirs.
         panics.catch(|| wake_all(self.inner.inbound.take_all_wakers()));
@@ -734,7 +734,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// ```
     pub fn drain(&self) -> Shutdown<B, P> {
         let mut panics = FirstPanic::default();
-        self.inner.end(flow::Flow::drain, &mut panics);
+        self.inner.end(flow::FlowControl::drain, &mut panics);
         // Without a peer that may have an event, the reader has reached its end.
         panics.catch(|| wake_all(self.inner.inbound.take_wakers()));
         panics.resume();

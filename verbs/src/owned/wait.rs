@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
 
-use super::endpoint::{DoneOf, Flowing, Flows, Marker, Polled, Queues};
-use super::flow::Kind;
+use super::endpoint::{DoneOf, InFlight, Marker, Polled, Queues, SafeTransport};
 use super::hub::reaper::Direction;
+use super::in_flight::QueueKind;
 use super::keepalive::{ROUNDS, earlier};
 use super::{BUDGET, Completed, Endpoint, PoolBuffer, Spinning};
 use crate::cq::{Arm, WorkCompletion};
@@ -27,13 +27,13 @@ struct SpinRounds {
 }
 
 /// A wait for an operation.
-pub(super) struct Waiting<'q, B, P: Provider, T: Flowing = Rc> {
+pub(super) struct Waiting<'q, B, P: Provider, T: SafeTransport = Rc> {
     queues: &'q mut Queues<B, P, T>,
     /// `None` until a poll has found nothing.
     spin: Option<SpinRounds>,
 }
 
-impl<'q, B, P: Provider, T: Flowing> Waiting<'q, B, P, T> {
+impl<'q, B, P: Provider, T: SafeTransport> Waiting<'q, B, P, T> {
     pub(super) fn new(queues: &'q mut Queues<B, P, T>) -> Self {
         Self { queues, spin: None }
     }
@@ -93,7 +93,7 @@ impl<'q, B, P: Provider, T: Flowing> Waiting<'q, B, P, T> {
     }
 }
 
-impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
+impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
     /// As [`Endpoint::attach`].
     pub(super) fn attach(&mut self, runtime: impl Runtime) -> Result<()> {
         // A runtime accepts no descriptor twice.
@@ -184,7 +184,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     fn poll_events(&mut self, waker: &Waker) -> Poll<Result<()>> {
         let due = self.keep_alive(Instant::now());
         let Some(attached) = &mut self.attached else {
-            return Poll::Ready(Err(not_attached(T::Kind::<P>::WAIT)));
+            return Poll::Ready(Err(not_attached(T::QueueKind::<P>::WAIT)));
         };
         ready!(attached.poll(waker, due))?;
         loop {
@@ -201,15 +201,15 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     pub(super) fn reap_until(
         &mut self,
         end: Option<Instant>,
-        until: impl Fn(&Flows<B, T::Kind<P>>) -> bool,
+        until: impl Fn(&InFlight<B, T::QueueKind<P>>) -> bool,
     ) -> Result<bool> {
         let reaped = self.poll_until(Caller::Thread(end), None, |queues| {
             // An unknown completion moves the QP to ERR, which flushes all operations.
             let _ = queues.reap();
-            let is_endless = queues.flows.sends.only_unsignaled()
+            let is_endless = queues.in_flight.sends.only_unsignaled()
                 && queues.marker == Marker::None
-                && queues.flows.recvs.queue().outstanding() == 0;
-            let is_done = until(&queues.flows);
+                && queues.in_flight.recvs.queue().outstanding() == 0;
+            let is_done = until(&queues.in_flight);
             (is_done || is_endless).then_some(is_done)
         });
         match reaped {
@@ -259,7 +259,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     /// Whether an operation of the direction, or of any, is outstanding.
     #[cfg(feature = "futures")]
     pub(crate) fn has_pending(&self, direction: Option<Direction>) -> bool {
-        let Flows { sends, recvs, .. } = &*self.flows;
+        let InFlight { sends, recvs, .. } = &*self.in_flight;
         let (sends, recvs) = (sends.queue().len(), recvs.queue().len());
         match direction {
             None => sends + recvs > 0,
@@ -272,7 +272,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     pub(crate) fn check_wait(&self, direction: Option<Direction>) -> Result<()> {
         match direction {
             Some(direction) => self.check_wait_for(direction),
-            None if self.flows.recvs.queue().len() > 0 => Ok(()),
+            None if self.in_flight.recvs.queue().len() > 0 => Ok(()),
             None => self.check_wait_for(Direction::Send),
         }
     }
@@ -280,18 +280,18 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
     /// Rejects a wait for an operation of the direction that no completion would end.
     fn check_wait_for(&self, direction: Direction) -> Result<()> {
         let reason = match direction {
-            Direction::Recv if self.flows.recvs.queue().len() == 0 => {
+            Direction::Recv if self.in_flight.recvs.queue().len() == 0 => {
                 "no receive is outstanding: post one first"
             }
-            Direction::Send if self.flows.sends.queue().len() == 0 => {
+            Direction::Send if self.in_flight.sends.queue().len() == 0 => {
                 "no operation is outstanding: post one first"
             }
-            Direction::Send if self.flows.sends.only_unsignaled() && self.marker == Marker::None => {
+            Direction::Send if self.in_flight.sends.only_unsignaled() && self.marker == Marker::None => {
                 "all outstanding operations are unsignalled: post a signalled one"
             }
             _ => return Ok(()),
         };
-        Err(Error::invalid(T::Kind::<P>::WAIT, reason))
+        Err(Error::invalid(T::QueueKind::<P>::WAIT, reason))
     }
 
     /// As [`Endpoint::arm`].
@@ -304,7 +304,7 @@ impl<B, P: Provider, T: Flowing> Queues<B, P, T> {
         if !self.armed {
             self.arm_cq()?;
         }
-        if self.removed { Err(Error::DeviceRemoved { verb: T::Kind::<P>::ARM }) } else { Ok(()) }
+        if self.removed { Err(Error::DeviceRemoved { verb: T::QueueKind::<P>::ARM }) } else { Ok(()) }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::cq::CqInit;
 use crate::device::DriverId;
 use crate::error::{DoorbellError, PushError};
 use crate::mr::ImplicitMr;
-use crate::owned::flow::{PROBE, PostRecv};
+use crate::owned::in_flight::{PROBE, PostRecv};
 use crate::owned::keepalive::{INTERVAL, Policy};
 use crate::owned::{Done, Outcome, Spin};
 use crate::qp::RecvRequest;
@@ -305,7 +305,7 @@ fn provider_panic_in_post_keeps_the_buffer() {
     let buffer = setup.buffer();
     let Setup { endpoint, freed, .. } = &mut setup;
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let _ = endpoint.queues.flows.recvs.post(&mut Panics, Op::recv(buffer));
+        let _ = endpoint.queues.in_flight.recvs.post(&mut Panics, Op::recv(buffer));
     }))
     .unwrap_err();
     assert_eq!((freed.load(Ordering::Relaxed), endpoint.pending()), (0, 1));
@@ -381,7 +381,7 @@ fn failures_that_are_reaped_together_are_all_returned() {
     setup.complete(third, WcStatus::WR_FLUSH_ERR);
     setup.complete(fourth, WcStatus::WR_FLUSH_ERR);
     setup.endpoint.queues.reap().unwrap();
-    assert_eq!(setup.endpoint.queues.flows.sends.queue().outstanding(), 0);
+    assert_eq!(setup.endpoint.queues.in_flight.sends.queue().outstanding(), 0);
     assert_eq!((setup.ended(), setup.freed()), (vec![1, -2, -3, -4], 4));
 }
 
@@ -677,7 +677,7 @@ fn rejected_probe_publishes_a_forgotten_batch() {
 
 /// Forgets a batch with an unsignalled send of the tag 1. Returns its `wr_id`.
 fn forget_unsignaled_batch(setup: &mut Setup) -> u64 {
-    let (buffer, wr_id) = (setup.buffer(), setup.endpoint.queues.flows.sends.queue().posted());
+    let (buffer, wr_id) = (setup.buffer(), setup.endpoint.queues.in_flight.sends.queue().posted());
     let mut batch = setup.endpoint.batch();
     batch.post(Op::send(buffer, ..).tag(1).unsignaled()).unwrap();
     mem::forget(batch);
@@ -1172,7 +1172,7 @@ fn forgotten_values_do_not_end_the_wait_of_a_scope() {
         })
         .unwrap();
     // The scope has reaped both operations that were not polled.
-    assert_eq!((setup.endpoint.queues.flows.in_use(), setup.plain.log().completions.len()), (0, 0));
+    assert_eq!((setup.endpoint.queues.in_flight.in_use(), setup.plain.log().completions.len()), (0, 0));
     assert_eq!(setup.ended(), [2, 3]);
 }
 

@@ -63,7 +63,7 @@ pub(crate) const MAX_WINDOW: u32 = 1 << 20;
 /// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Kind {
+pub(crate) enum ControlKind {
     Data = 1,
     Credit = 2,
     Fin = 3,
@@ -71,7 +71,7 @@ pub(crate) enum Kind {
     Drain = 5,
 }
 
-impl Kind {
+impl ControlKind {
     /// The kinds without a payload.
     pub(crate) const CONTROL: [Self; 4] = [Self::Credit, Self::Fin, Self::FinAck, Self::Drain];
 
@@ -86,7 +86,7 @@ pub(crate) struct Violation;
 
 /// One end of a connection. `T` is a data message that waits for a credit.
 #[derive(Debug)]
-pub(crate) struct Flow<T> {
+pub(crate) struct FlowControl<T> {
     /// Receives for data of the peer.
     window: u32,
     /// Data messages that arrived, and those of them whose receive is posted again.
@@ -117,7 +117,7 @@ pub(crate) struct Flow<T> {
     fin_ack_done: bool,
 }
 
-impl<T> Flow<T> {
+impl<T> FlowControl<T> {
     /// `window` receives are posted for the peer's data, and the peer has that count from the
     /// address. Up to `depth` messages wait for credits.
     pub(crate) fn new(window: u32, depth: usize) -> Self {
@@ -189,40 +189,40 @@ impl<T> Flow<T> {
     }
 
     /// A message of the peer arrived.
-    pub(crate) fn arrived(&mut self, imm: Imm) -> Result<Kind, Violation> {
-        let kind = Kind::of(imm).ok_or(Violation)?;
+    pub(crate) fn arrived(&mut self, imm: Imm) -> Result<ControlKind, Violation> {
+        let kind = ControlKind::of(imm).ok_or(Violation)?;
         // Messages arrive in order, so the count never falls.
         let more = (imm.0 & COUNT).wrapping_sub(self.granted) & COUNT;
         let granted = self.granted.wrapping_add(more) & COUNT;
         // The peer has no receives for more, and no reason to send a credit message without a credit. So
         // control messages, which consume no credit, can't follow each other without end.
         let unused = granted.wrapping_sub(self.sent) & COUNT;
-        if more > MAX_WINDOW || unused > self.peer_window || kind == Kind::Credit && more == 0 {
+        if more > MAX_WINDOW || unused > self.peer_window || kind == ControlKind::Credit && more == 0 {
             return Err(Violation);
         }
         match kind {
-            Kind::Data => {
+            ControlKind::Data => {
                 // More messages than it has credits for.
                 if self.fin_received || self.received.wrapping_sub(self.released) >= self.window {
                     return Err(Violation);
                 }
                 self.received = self.received.wrapping_add(1);
             }
-            Kind::Credit => {}
-            Kind::Fin => {
+            ControlKind::Credit => {}
+            ControlKind::Fin => {
                 if std::mem::replace(&mut self.fin_received, true) {
                     return Err(Violation);
                 }
                 // An end that drains answers first.
                 self.closing |= !self.draining;
             }
-            Kind::Drain => {
+            ControlKind::Drain => {
                 if self.fin_received || std::mem::replace(&mut self.drain_received, true) {
                     return Err(Violation);
                 }
                 self.closing = true;
             }
-            Kind::FinAck => {
+            ControlKind::FinAck => {
                 if !self.fin_sent || std::mem::replace(&mut self.fin_acked, true) {
                     return Err(Violation);
                 }
@@ -238,7 +238,7 @@ impl<T> Flow<T> {
     }
 
     /// The next message to post, with its immediate data. `None` if there is none at the moment.
-    pub(crate) fn next(&mut self) -> Option<(Kind, Imm, Option<T>)> {
+    pub(crate) fn next(&mut self) -> Option<(ControlKind, Imm, Option<T>)> {
         let total = self.window.wrapping_add(self.released);
         let unadvertised = total.wrapping_sub(self.advertised);
         self.closing |= self.draining && self.fin_received && !self.holds_messages();
@@ -246,19 +246,19 @@ impl<T> Flow<T> {
             && let Some(message) = self.queue.pop_front()
         {
             self.sent = (self.sent + 1) & COUNT;
-            (Kind::Data, Some(message))
+            (ControlKind::Data, Some(message))
         } else if self.fin_received && !self.fin_ack_sent {
             self.fin_ack_sent = true;
-            (Kind::FinAck, None)
+            (ControlKind::FinAck, None)
         } else if self.draining && !self.drain_sent && !self.closing && !self.fin_received {
             self.drain_sent = true;
-            (Kind::Drain, None)
+            (ControlKind::Drain, None)
         } else if self.closing && self.queue.is_empty() && !self.fin_sent {
             self.fin_sent = true;
-            (Kind::Fin, None)
+            (ControlKind::Fin, None)
         } else if !self.credit_in_flight && !self.fin_received && unadvertised >= self.window.div_ceil(2) {
             self.credit_in_flight = true;
-            (Kind::Credit, None)
+            (ControlKind::Credit, None)
         } else {
             return None;
         };
@@ -267,12 +267,12 @@ impl<T> Flow<T> {
     }
 
     /// The peer's device has acknowledged a control message.
-    pub(crate) fn control_done(&mut self, kind: Kind) {
+    pub(crate) fn control_done(&mut self, kind: ControlKind) {
         match kind {
-            Kind::Credit => self.credit_in_flight = false,
-            Kind::FinAck => self.fin_ack_done = true,
-            Kind::Fin => self.fin_done = true,
-            Kind::Data | Kind::Drain => {}
+            ControlKind::Credit => self.credit_in_flight = false,
+            ControlKind::FinAck => self.fin_ack_done = true,
+            ControlKind::Fin => self.fin_done = true,
+            ControlKind::Data | ControlKind::Drain => {}
         }
     }
 
@@ -315,8 +315,8 @@ mod tests {
 
     /// An end with its application, and the messages to the peer that were not reaped there.
     struct End {
-        flow: Flow<u32>,
-        wire: VecDeque<(Kind, Imm, Option<u32>)>,
+        flow: FlowControl<u32>,
+        wire: VecDeque<(ControlKind, Imm, Option<u32>)>,
         /// Messages that the application holds.
         held: u32,
         sent: u32,
@@ -328,7 +328,7 @@ mod tests {
 
     impl End {
         fn new(window: u32, peers: u32) -> Self {
-            let mut flow = Flow::new(window, 8);
+            let mut flow = FlowControl::new(window, 8);
             flow.connected(peers);
             Self {
                 flow,
@@ -343,7 +343,7 @@ mod tests {
 
         fn post(&mut self) {
             while let Some(message) = self.flow.next() {
-                if message.0 != Kind::Data {
+                if message.0 != ControlKind::Data {
                     self.control += 1;
                     // The acknowledgement comes before the peer reaps, the worst case.
                     self.flow.control_done(message.0);
@@ -361,7 +361,7 @@ mod tests {
             } else {
                 from.control -= 1;
             }
-            if kind == Kind::Drain {
+            if kind == ControlKind::Drain {
                 self.refused.extend(self.flow.take_queue());
             }
             self.post();
@@ -406,7 +406,7 @@ mod tests {
                     _ => {}
                 }
                 for at in 0..2 {
-                    let data = ends[1 - at].wire.iter().filter(|(kind, ..)| *kind == Kind::Data).count() as u32;
+                    let data = ends[1 - at].wire.iter().filter(|(kind, ..)| *kind == ControlKind::Data).count() as u32;
                     prop_assert!(data + ends[at].held <= receives[at], "each message has a receive");
                     prop_assert!(ends[at].control <= CONTROL_RECEIVES);
                 }
@@ -433,11 +433,11 @@ mod tests {
 
         #[test]
         fn any_immediate_data_is_accepted_or_rejected(imms in prop::collection::vec(any::<u32>(), 1..20)) {
-            let mut flow = Flow::<()>::new(2, 1);
+            let mut flow = FlowControl::<()>::new(2, 1);
             flow.connected(2);
             let mut data = 0;
             for imm in imms {
-                data += u32::from(flow.arrived(Imm(imm)) == Ok(Kind::Data));
+                data += u32::from(flow.arrived(Imm(imm)) == Ok(ControlKind::Data));
             }
             prop_assert!(data <= 2);
         }
@@ -466,10 +466,10 @@ mod tests {
 
     #[test]
     fn message_that_is_put_back_keeps_its_credit_and_its_place() {
-        let mut flow = Flow::new(2, 2);
+        let mut flow = FlowControl::new(2, 2);
         flow.connected(2);
         [1, 2].into_iter().for_each(|message| flow.push(message));
-        let Some((Kind::Data, _, Some(first))) = flow.next() else { panic!("there are credits") };
+        let Some((ControlKind::Data, _, Some(first))) = flow.next() else { panic!("there are credits") };
         flow.put_back(first);
         let messages = std::iter::from_fn(|| flow.next()).map(|(_, _, message)| message);
         assert_eq!(messages.collect::<Vec<_>>(), [Some(1), Some(2)]);
@@ -477,14 +477,14 @@ mod tests {
 
     #[test]
     fn credits_beyond_the_receives_of_the_peer_are_violations() {
-        let mut flow = Flow::new(1, 1);
+        let mut flow = FlowControl::new(1, 1);
         flow.connected(2);
-        let credit = |count: u32| Imm((Kind::Credit as u32) << 28 | count);
+        let credit = |count: u32| Imm((ControlKind::Credit as u32) << 28 | count);
         assert_eq!(flow.arrived(credit(3)), Err(Violation), "nothing was sent");
         flow.push(());
         assert!(flow.next().is_some());
         assert_eq!(flow.arrived(credit(4)), Err(Violation), "one message was sent");
-        assert_eq!(flow.arrived(credit(3)), Ok(Kind::Credit));
+        assert_eq!(flow.arrived(credit(3)), Ok(ControlKind::Credit));
         assert_eq!(flow.arrived(credit(3)), Err(Violation), "it has no credit");
     }
 
@@ -515,30 +515,30 @@ mod tests {
 
     #[test]
     fn drain_follows_no_fin_and_no_other_drain() {
-        let mut flow = Flow::<()>::new(1, 1);
+        let mut flow = FlowControl::<()>::new(1, 1);
         flow.connected(1);
-        let imm = |kind: Kind| Imm((kind as u32) << 28 | 1);
-        assert_eq!(flow.arrived(imm(Kind::Drain)), Ok(Kind::Drain));
-        assert_eq!(flow.arrived(imm(Kind::Drain)), Err(Violation));
-        let mut flow = Flow::<()>::new(1, 1);
+        let imm = |kind: ControlKind| Imm((kind as u32) << 28 | 1);
+        assert_eq!(flow.arrived(imm(ControlKind::Drain)), Ok(ControlKind::Drain));
+        assert_eq!(flow.arrived(imm(ControlKind::Drain)), Err(Violation));
+        let mut flow = FlowControl::<()>::new(1, 1);
         flow.connected(1);
-        assert_eq!(flow.arrived(imm(Kind::Fin)), Ok(Kind::Fin));
-        assert_eq!(flow.arrived(imm(Kind::Drain)), Err(Violation));
+        assert_eq!(flow.arrived(imm(ControlKind::Fin)), Ok(ControlKind::Fin));
+        assert_eq!(flow.arrived(imm(ControlKind::Drain)), Err(Violation));
     }
 
     #[test]
     fn excess_data_and_repeated_fins_are_violations() {
-        let mut flow = Flow::<()>::new(1, 1);
+        let mut flow = FlowControl::<()>::new(1, 1);
         flow.connected(3);
-        let imm = |kind: Kind, count: u32| Imm((kind as u32) << 28 | count);
-        assert_eq!(flow.arrived(imm(Kind::Data, 3)), Ok(Kind::Data));
-        assert_eq!(flow.arrived(imm(Kind::Data, 3)), Err(Violation), "the window is 1");
-        assert_eq!(flow.arrived(imm(Kind::Credit, 2)), Err(Violation), "the count falls");
-        assert_eq!(flow.arrived(imm(Kind::FinAck, 3)), Err(Violation), "no FIN was sent");
-        assert_eq!(flow.arrived(imm(Kind::Fin, 3)), Ok(Kind::Fin));
-        assert_eq!(flow.arrived(imm(Kind::Fin, 3)), Err(Violation));
+        let imm = |kind: ControlKind, count: u32| Imm((kind as u32) << 28 | count);
+        assert_eq!(flow.arrived(imm(ControlKind::Data, 3)), Ok(ControlKind::Data));
+        assert_eq!(flow.arrived(imm(ControlKind::Data, 3)), Err(Violation), "the window is 1");
+        assert_eq!(flow.arrived(imm(ControlKind::Credit, 2)), Err(Violation), "the count falls");
+        assert_eq!(flow.arrived(imm(ControlKind::FinAck, 3)), Err(Violation), "no FIN was sent");
+        assert_eq!(flow.arrived(imm(ControlKind::Fin, 3)), Ok(ControlKind::Fin));
+        assert_eq!(flow.arrived(imm(ControlKind::Fin, 3)), Err(Violation));
         flow.released();
-        assert_eq!(flow.arrived(imm(Kind::Data, 3)), Err(Violation), "after the FIN");
+        assert_eq!(flow.arrived(imm(ControlKind::Data, 3)), Err(Violation), "after the FIN");
         assert_eq!(flow.arrived(Imm(3)), Err(Violation));
     }
 }

@@ -8,7 +8,7 @@ use std::task::Waker;
 use bareverbs_provider::traits::Provider;
 
 use super::PeerId;
-use super::flow::{Flow, Kind};
+use super::flow::{ControlKind, FlowControl};
 use super::inbound::{Inbound, RawEvent, SHARED};
 use crate::cq::WorkCompletion;
 use crate::owned::hub::reaper::{Batch, Conn, ConnState, Failure, Operations, TAKEN_BACK, end, end_unposted};
@@ -22,7 +22,7 @@ const CONTROL: u64 = 1 << 62;
 /// What a server keeps of a connection, beside the hub.
 #[derive(Debug)]
 pub struct PeerState {
-    pub(crate) flow: Flow<Queued>,
+    pub(crate) flow: FlowControl<Queued>,
     /// Longest message that the peer receives.
     pub(crate) max_message: u32,
 }
@@ -138,7 +138,7 @@ impl<P: Provider> Service<P> for Peers<P> {
         let PeerState { flow, .. } = &mut state.service;
         let arrived = match &receive {
             None => {
-                Kind::CONTROL
+                ControlKind::CONTROL
                     .into_iter()
                     .filter(|kind| CONTROL | *kind as u64 == wr_id)
                     .for_each(|kind| flow.control_done(kind));
@@ -156,7 +156,7 @@ impl<P: Provider> Service<P> for Peers<P> {
             }
         };
         let unsent = match arrived {
-            Ok(Some((Kind::Drain, _))) => flow.take_queue(),
+            Ok(Some((ControlKind::Drain, _))) => flow.take_queue(),
             _ => VecDeque::new(),
         };
         let pumped = match arrived {
@@ -169,13 +169,13 @@ impl<P: Provider> Service<P> for Peers<P> {
         flush(conn, unsent, TAKEN_BACK, table, self, batch);
         let id = PeerId::from(conn.id);
         match (arrived, receive) {
-            (Ok(Some((Kind::Data, len))), Some(receive)) => {
+            (Ok(Some((ControlKind::Data, len))), Some(receive)) => {
                 let conn = Arc::clone(conn);
                 batch.woken.extend(self.push(RawEvent::Message { conn, receive, len }));
             }
             (arrived, receive) => {
                 receive.into_iter().for_each(|receive| self.post_again(receive));
-                if let Ok(Some((Kind::Fin, _))) = arrived {
+                if let Ok(Some((ControlKind::Fin, _))) = arrived {
                     batch.woken.extend(self.push(RawEvent::Closed(id)));
                 }
             }

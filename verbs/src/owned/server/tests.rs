@@ -7,7 +7,7 @@ use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::error::DoorbellError;
 use rustix::io::Errno;
 
-use super::flow::{CONTROL_RECEIVES, CONTROL_SENDS, Flow, Kind};
+use super::flow::{CONTROL_RECEIVES, CONTROL_SENDS, ControlKind, FlowControl};
 use super::inbound::{Inbound, SHARED};
 use super::*;
 use crate::cq::{WcFlags, WorkCompletion};
@@ -28,7 +28,7 @@ const RECEIVES: u32 = WINDOW + CONTROL_RECEIVES;
 
 /// The state of a connection that is no peer.
 fn unused() -> PeerState {
-    PeerState { flow: Flow::new(1, 1), max_message: 0 }
+    PeerState { flow: FlowControl::new(1, 1), max_message: 0 }
 }
 
 /// A server with one peer, and no device.
@@ -46,7 +46,7 @@ impl Setup {
         Self::with(|flow| flow.connected(WINDOW))
     }
 
-    fn with(connect: impl FnOnce(&mut Flow<Queued>)) -> Self {
+    fn with(connect: impl FnOnce(&mut FlowControl<Queued>)) -> Self {
         let plain = Plain::default();
         let pd = plain.domain();
         let pool = Pool::for_test(&pd, (RECEIVES + SENDS) as usize, SIZE);
@@ -57,7 +57,7 @@ impl Setup {
             inbound.post(index, inbound.pool.take().unwrap()).unwrap();
         }
         let peer = PeerId { index: 0, generation: 1 };
-        let mut flow = Flow::new(WINDOW, SENDS as usize);
+        let mut flow = FlowControl::new(WINDOW, SENDS as usize);
         connect(&mut flow);
         let qp = plain.queue_pair(&pd);
         let qp_num = qp.qp_num();
@@ -136,7 +136,7 @@ fn message_gives_its_receive_back_when_dropped() {
     let mut setup = Setup::new();
     assert_eq!(setup.plain.log().received.len(), RECEIVES as usize);
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Data as u32, 5);
+    setup.arrives(receive, ControlKind::Data as u32, 5);
     let message = setup.message();
     assert_eq!((message.bytes().len(), message.peer()), (5, setup.peer));
     assert_eq!(setup.plain.log().received.len(), RECEIVES as usize - 1);
@@ -159,7 +159,7 @@ fn messages_wait_for_credits() {
     assert!(third.wait_timeout(Duration::ZERO).is_none());
     setup.credits += 1;
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Credit as u32, 0);
+    setup.arrives(receive, ControlKind::Credit as u32, 0);
     assert!(setup.next().is_none());
     setup.sent();
     assert_eq!(third.wait().unwrap().len, 4);
@@ -169,7 +169,7 @@ fn messages_wait_for_credits() {
 fn unknown_receives_end_the_connection() {
     for nonsense in [SHARED, SHARED | 1, SHARED | 1 << 32 | 99, SHARED | 2 << 32, u64::MAX] {
         let mut setup = Setup::new();
-        setup.arrives(nonsense, Kind::Data as u32, 5);
+        setup.arrives(nonsense, ControlKind::Data as u32, 5);
         let failure = setup.failure();
         assert!(matches!(failure, Error::UnknownCompletion { wr_id } if wr_id == nonsense), "{failure}");
     }
@@ -179,8 +179,8 @@ fn unknown_receives_end_the_connection() {
 fn repeated_receive_returns_no_second_message() {
     let mut setup = Setup::new();
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Data as u32, 5);
-    setup.arrives(receive, Kind::Data as u32, 5);
+    setup.arrives(receive, ControlKind::Data as u32, 5);
+    setup.arrives(receive, ControlKind::Data as u32, 5);
     let message = setup.message();
     assert!(matches!(setup.failure(), Error::UnknownCompletion { .. }));
     assert_eq!(message.bytes().len(), 5);
@@ -190,7 +190,9 @@ fn repeated_receive_returns_no_second_message() {
 #[test]
 fn messages_that_violate_the_protocol_end_the_connection() {
     let over = SIZE as u32 + 1;
-    for (kind, byte_len) in [(Kind::Data as u32, over), (Kind::Data as u32, u32::MAX), (0, 5), (9, 5)] {
+    for (kind, byte_len) in
+        [(ControlKind::Data as u32, over), (ControlKind::Data as u32, u32::MAX), (0, 5), (9, 5)]
+    {
         let mut setup = Setup::new();
         let receive = setup.receive();
         setup.arrives(receive, kind, byte_len);
@@ -205,7 +207,7 @@ fn message_beyond_the_window_ends_the_connection() {
     let mut setup = Setup::new();
     for _ in 0..=WINDOW {
         let receive = setup.receive();
-        setup.arrives(receive, Kind::Data as u32, 5);
+        setup.arrives(receive, ControlKind::Data as u32, 5);
     }
     let messages = [setup.message(), setup.message()];
     assert!(setup.failure().to_string().contains("violated the flow control protocol"));
@@ -237,7 +239,7 @@ fn shutdown_ends_when_both_ends_have_received_everything() {
     (0..2).for_each(|_| setup.sent());
     sent.wait().unwrap();
     assert!(shutdown.wait_timeout(Duration::ZERO).is_none());
-    for kind in [Kind::FinAck, Kind::Fin] {
+    for kind in [ControlKind::FinAck, ControlKind::Fin] {
         let receive = setup.receive();
         setup.arrives(receive, kind as u32, 0);
     }
@@ -253,7 +255,7 @@ fn shutdown_ends_when_both_ends_have_received_everything() {
 fn shutdown_ends_when_a_peer_that_has_closed_leaves() {
     let mut setup = Setup::new();
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Fin as u32, 0);
+    setup.arrives(receive, ControlKind::Fin as u32, 0);
     assert!(matches!(setup.next(), Some(Event::Closed(peer)) if peer == setup.peer));
     let mut shutdown = setup.server.handle.shutdown();
     // The acknowledgement of the peer's FIN, and the FIN of this end. The peer does not answer it.
@@ -276,25 +278,25 @@ fn drain_ends_after_the_answers() {
     let mut setup = Setup::new();
     let handle = setup.server.handle.clone();
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Data as u32, 5);
+    setup.arrives(receive, ControlKind::Data as u32, 5);
     let message = setup.message();
     let mut drain = handle.drain();
-    assert_eq!(controls(&setup), [Kind::Drain as u64]);
+    assert_eq!(controls(&setup), [ControlKind::Drain as u64]);
     // A message that the peer had sent before it knew.
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Data as u32, 5);
+    setup.arrives(receive, ControlKind::Data as u32, 5);
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Fin as u32, 0);
+    setup.arrives(receive, ControlKind::Fin as u32, 0);
     let late = setup.message();
     assert!(matches!(setup.next(), Some(Event::Closed(peer)) if peer == setup.peer));
     setup.sent();
     let answer = message.reply(handle.acquire().wait().unwrap(), ..4);
     drop(message);
-    assert_eq!(controls(&setup), [Kind::FinAck as u64], "a message has no answer");
+    assert_eq!(controls(&setup), [ControlKind::FinAck as u64], "a message has no answer");
     assert!(drain.wait_timeout(Duration::ZERO).is_none());
     assert!(setup.next().is_none(), "a timeout");
     let other = late.reply_in_place(..4);
-    assert_eq!(controls(&setup), [Kind::FinAck as u64, Kind::Fin as u64]);
+    assert_eq!(controls(&setup), [ControlKind::FinAck as u64, ControlKind::Fin as u64]);
     (0..4).for_each(|_| setup.sent());
     drop((answer.wait().unwrap(), other.wait().unwrap()));
     assert_eq!(drain.wait().unwrap(), Summary { sent: 2, detached: 0, failed: 0 });
@@ -309,9 +311,9 @@ fn messages_to_a_peer_that_drains_are_not_sent() {
     let handle = setup.server.handle.clone();
     let [sent, waits] = [4, 5].map(|len| handle.send(setup.peer, setup.server.take().unwrap(), ..len));
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Drain as u32, 0);
+    setup.arrives(receive, ControlKind::Drain as u32, 0);
     handle.inner.hub.poll(8);
-    assert_eq!(controls(&setup), [Kind::Fin as u64]);
+    assert_eq!(controls(&setup), [ControlKind::Fin as u64]);
     let assert_refused = |pending: PeerOperation<PoolBuffer, Plain>, verb| {
         let failed = pending.wait().unwrap_err();
         assert_eq!(failed.outcome, crate::owned::Outcome::NotExecuted, "{failed}");
@@ -326,7 +328,7 @@ fn messages_to_a_peer_that_drains_are_not_sent() {
     setup.sent();
     drop(sent.wait().unwrap());
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Data as u32, 3);
+    setup.arrives(receive, ControlKind::Data as u32, 3);
     assert_eq!(setup.message().bytes().len(), 3);
 }
 
@@ -349,13 +351,13 @@ fn drain_refuses_new_peers_and_ends_a_server_without_peers() {
 fn shutdown_after_a_drain_waits_for_no_answer() {
     let mut setup = Setup::new();
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Data as u32, 5);
+    setup.arrives(receive, ControlKind::Data as u32, 5);
     let message = setup.message();
     drop(setup.server.handle.drain());
     let shutdown = setup.server.handle.shutdown();
-    assert_eq!(controls(&setup), [Kind::Drain as u64, Kind::Fin as u64]);
+    assert_eq!(controls(&setup), [ControlKind::Drain as u64, ControlKind::Fin as u64]);
     (0..2).for_each(|_| setup.sent());
-    for kind in [Kind::FinAck, Kind::Fin] {
+    for kind in [ControlKind::FinAck, ControlKind::Fin] {
         let receive = setup.receive();
         setup.arrives(receive, kind as u32, 0);
     }
@@ -404,7 +406,7 @@ fn completions_of_a_removed_peer_post_their_receives_again() {
     let mut setup = Setup::new();
     setup.qp_num += 1000;
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Data as u32, 5);
+    setup.arrives(receive, ControlKind::Data as u32, 5);
     assert!(setup.next().is_none());
     assert_eq!(setup.plain.log().received.len(), RECEIVES as usize);
 }
@@ -425,7 +427,7 @@ fn completions_do_not_end_messages_that_wait_for_credits() {
     assert!(queued.wait_timeout(Duration::ZERO).is_none());
     setup.credits += 1;
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Credit as u32, 0);
+    setup.arrives(receive, ControlKind::Credit as u32, 0);
     assert!(setup.next().is_none());
     setup.sent();
     assert_eq!(queued.wait().unwrap().len, 4);
@@ -435,7 +437,7 @@ fn completions_do_not_end_messages_that_wait_for_credits() {
 fn write_with_immediate_is_no_message() {
     let mut setup = Setup::new();
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Data as u32, 5);
+    setup.arrives(receive, ControlKind::Data as u32, 5);
     setup.plain.log().completions.back_mut().unwrap().opcode = WcOpcode::RECV_RDMA_WITH_IMM;
     assert!(setup.failure().to_string().contains("violated the flow control protocol"));
 }
@@ -463,7 +465,7 @@ fn every_waiter_of_a_shutdown_is_woken() {
     }
     setup.sent();
     let receive = setup.receive();
-    setup.arrives(receive, Kind::FinAck as u32, 0);
+    setup.arrives(receive, ControlKind::FinAck as u32, 0);
     while setup.next().is_some() {}
     assert!(woken.iter().all(|woken| woken.0.load(Ordering::Relaxed)));
 }
@@ -582,7 +584,7 @@ fn failure_of_a_peer_is_reported_though_its_removal_panics() {
         let mut setup = Setup::new();
         assert!(setup.server.handle.inner.hub.inner().election.attach_driver(DriverKind::Task));
         let complete = setup.panicking_task();
-        setup.arrives(SHARED, Kind::Data as u32, 5);
+        setup.arrives(SHARED, ControlKind::Data as u32, 5);
         setup.server.handle.inner.hub.poll(1);
         succeed_ioctls();
         complete();
@@ -638,7 +640,7 @@ fn sink_reports_a_failure_after_it_reported_that_there_is_no_driver() {
 fn place_of_an_ended_peer_is_free_when_its_messages_are_dropped() {
     let mut setup = Setup::new();
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Data as u32, 5);
+    setup.arrives(receive, ControlKind::Data as u32, 5);
     let message = setup.message();
     setup.server.handle.inner.remove(setup.peer);
     let full = setup.server.handle.open("test").unwrap_err();
@@ -724,7 +726,7 @@ fn sends_and_immediate_data_are_refused_as_one_sided_operations() {
 fn reply_in_place_sends_the_buffer_of_the_message_and_posts_another_one() {
     let mut setup = Setup::new();
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Data as u32, 5);
+    setup.arrives(receive, ControlKind::Data as u32, 5);
     let mut message = setup.message();
     message.bytes_mut().fill(9);
     let place = message.bytes().as_ptr();
@@ -794,7 +796,7 @@ impl Waiter {
 fn lease_of_a_message_without_a_spare_buffer_posts_its_receive_when_dropped() {
     let mut setup = Setup::new();
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Data as u32, 5);
+    setup.arrives(receive, ControlKind::Data as u32, 5);
     let message = setup.message();
     let mut buffers = setup.buffers();
     let buffer = message.into_pool_buffer();
@@ -816,7 +818,7 @@ fn message_posts_its_receive_though_a_waker_panics_while_its_buffer_is_taken() {
     let _driver = setup.drive();
     let complete = setup.panicking_task();
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Data as u32, 5);
+    setup.arrives(receive, ControlKind::Data as u32, 5);
     let message = setup.message();
     let _buffers = setup.buffers();
     complete();
@@ -833,7 +835,7 @@ fn reply_in_place_needs_no_other_buffer_and_is_not_delayed_by_waits() {
     let mut waiter = setup.waiter();
     for _ in 0..3 {
         let receive = setup.receive();
-        setup.arrives(receive, Kind::Data as u32, 5);
+        setup.arrives(receive, ControlKind::Data as u32, 5);
         setup.message().reply_in_place(..5).detach();
         assert_eq!((setup.posted(), setup.plain.log().sent.len()), (RECEIVES - 1, 1), "the reply");
         setup.credits += 1;
@@ -860,7 +862,7 @@ fn receives_on_loan_leave_buffers_to_waits() {
     let mut lent = Vec::new();
     for _ in 0..WINDOW {
         let receive = setup.receive();
-        setup.arrives(receive, Kind::Data as u32, 5);
+        setup.arrives(receive, ControlKind::Data as u32, 5);
         lent.push(setup.message().into_pool_buffer());
     }
     for waiter in &mut waiters {
@@ -878,7 +880,7 @@ fn receives_on_loan_leave_buffers_to_waits() {
 fn lease_on_loan_of_an_ended_peer_posts_its_receive_when_dropped() {
     let mut setup = Setup::new();
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Data as u32, 5);
+    setup.arrives(receive, ControlKind::Data as u32, 5);
     let message = setup.message();
     let _buffers = setup.buffers();
     let buffer = message.into_pool_buffer();
@@ -893,7 +895,7 @@ fn lease_on_loan_of_an_ended_peer_posts_its_receive_when_dropped() {
 fn lease_on_loan_outlives_its_server() {
     let mut setup = Setup::new();
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Data as u32, 5);
+    setup.arrives(receive, ControlKind::Data as u32, 5);
     let message = setup.message();
     drop(setup.buffers().into_iter().map(std::mem::forget).collect::<Vec<_>>());
     let pool = setup.server.handle.inner.inbound.pool.clone();
@@ -1105,7 +1107,7 @@ fn failed_write_is_an_error_though_the_peer_has_acknowledged_all_messages() {
     let message = handle.send(setup.peer, handle.take().unwrap(), ..4);
     let shutdown = handle.shutdown();
     let receive = setup.receive();
-    setup.arrives(receive, Kind::FinAck as u32, 0);
+    setup.arrives(receive, ControlKind::FinAck as u32, 0);
     assert_eq!(handle.inner.hub.poll(1), 1);
     // The acknowledgements of the device are lost.
     let sent: Vec<_> = setup.plain.log().sent.drain(..2).collect();
@@ -1122,9 +1124,9 @@ fn failed_write_is_an_error_though_the_peer_has_acknowledged_all_messages() {
 #[test]
 fn message_of_an_ended_peer_posts_its_receive_again() {
     let mut setup = Setup::new();
-    setup.arrives(SHARED, Kind::Data as u32, 5);
+    setup.arrives(SHARED, ControlKind::Data as u32, 5);
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Data as u32, 5);
+    setup.arrives(receive, ControlKind::Data as u32, 5);
     assert_eq!(setup.server.handle.inner.hub.poll(2), 2);
     assert!(matches!(setup.failure(), Error::UnknownCompletion { wr_id: SHARED }));
     assert!(setup.next().is_none(), "no message follows the end");
@@ -1140,7 +1142,7 @@ fn messages_that_wait_for_credits_fail_with_their_peer() {
     sent.into_iter().for_each(|sent| drop(sent.wait().unwrap()));
     let mut waiting = send(&setup);
     assert!(setup.plain.log().sent.is_empty());
-    setup.arrives(SHARED, Kind::Data as u32, 5);
+    setup.arrives(SHARED, ControlKind::Data as u32, 5);
     assert!(matches!(setup.failure(), Error::UnknownCompletion { .. }));
     let failed = waiting.wait_timeout(Duration::ZERO).transpose().unwrap_err();
     assert!(failed.buffer.is_some(), "{failed}");
@@ -1230,11 +1232,11 @@ fn address_without_flow_control_is_refused() {
 fn peer_that_fails_after_both_ends_have_finished_is_no_failure() {
     let mut setup = Setup::new();
     let receive = setup.receive();
-    setup.arrives(receive, Kind::Fin as u32, 0);
+    setup.arrives(receive, ControlKind::Fin as u32, 0);
     assert!(matches!(setup.next(), Some(Event::Closed(_))));
     setup.server.handle.close(setup.peer);
     let receive = setup.receive();
-    setup.arrives(receive, Kind::FinAck as u32, 0);
+    setup.arrives(receive, ControlKind::FinAck as u32, 0);
     // The acknowledgement of the device for that of the peer's FIN is lost.
     let lost = setup.plain.log().sent.remove(0).1;
     let lost = WorkCompletion { qp_num: setup.qp_num, ..completion(lost, WcStatus::RETRY_EXC_ERR) };
@@ -1252,7 +1254,7 @@ fn failure_of_a_peer_wakes_the_shutdown() {
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
     assert!(Pin::new(&mut shutdown).poll(&mut Context::from_waker(&waker)).is_pending());
-    setup.arrives(SHARED, Kind::Data as u32, 5);
+    setup.arrives(SHARED, ControlKind::Data as u32, 5);
     handle.inner.hub.poll(1);
     assert!(woken.0.load(Ordering::Relaxed));
     assert!(Pin::new(&mut shutdown).poll(&mut Context::from_waker(&waker)).is_ready());

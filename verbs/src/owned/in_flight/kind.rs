@@ -7,8 +7,8 @@ use crate::WcOpcode;
 use crate::cq::WorkCompletion;
 use crate::qp::Operation;
 
-/// What the flows of a transport keep and return.
-pub(crate) trait Kind {
+/// What the operations in flight of a transport keep and return.
+pub(crate) trait QueueKind {
     /// What a send holds until it is complete, besides its buffer.
     type Held;
     /// What the completion of a receive says about the sender.
@@ -16,7 +16,7 @@ pub(crate) trait Kind {
     /// A successful operation.
     type Done<B>;
 
-    /// Why a closed flow accepts no operation.
+    /// Why a closed list accepts no operation.
     const CLOSED: &'static str;
 
     /// Name of the method that waits.
@@ -34,7 +34,7 @@ pub(crate) trait Kind {
     /// The sender of a received message.
     fn sender(completion: &impl Completion) -> Self::Sender;
 
-    /// As [`Kind::sender`].
+    /// As [`QueueKind::sender`].
     fn sender_of(completion: &WorkCompletion) -> Self::Sender;
 
     /// The result of an operation of the send queue.
@@ -44,8 +44,8 @@ pub(crate) trait Kind {
     fn received<B>(done: Done<B>, sender: Self::Sender) -> Self::Done<B>;
 }
 
-/// An operation that a flow of `K` posts.
-pub(crate) trait SendOperation<K: Kind>: Copy {
+/// An operation that a list of `K` posts.
+pub(crate) trait SendOperation<K: QueueKind>: Copy {
     /// The opcode of its completion.
     fn opcode(&self) -> WcOpcode;
 
@@ -56,7 +56,7 @@ pub(crate) trait SendOperation<K: Kind>: Copy {
 /// RC: operations of a connection.
 pub(crate) enum Reliable {}
 
-impl Kind for Reliable {
+impl QueueKind for Reliable {
     type Held = ();
     type Sender = ();
     type Done<B> = Done<B>;

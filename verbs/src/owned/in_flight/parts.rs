@@ -12,7 +12,8 @@ use super::super::op::{Parts, Receive};
 use super::super::queue::Queue;
 use super::super::{Op, Source};
 use super::{
-    Kind, PostRecv, PostSend, Received, RecvEntry, RecvFlow, Reliable, SendEntry, SendFlow, SendOperation,
+    PostRecv, PostSend, QueueKind, Received, RecvEntry, RecvsInFlight, Reliable, SendEntry, SendOperation,
+    SendsInFlight,
 };
 use crate::pd::shared::PdShared;
 use crate::qp::{Payload, RecvRequest, SendFlags, SendRequest, Sge};
@@ -125,14 +126,14 @@ fn take_back<T, B, R, const N: usize>(
     })
 }
 
-impl<B> SendFlow<B> {
+impl<B> SendsInFlight<B> {
     /// Makes room for operations of several buffers.
     pub(in crate::owned) fn reserve_parts(&mut self) {
         self.groups.reserve(self.depth);
     }
 }
 
-impl<B: Source> SendFlow<B> {
+impl<B: Source> SendsInFlight<B> {
     /// Posts a signalled operation of several buffers, and publishes it with all earlier ones.
     #[expect(clippy::result_large_err, reason = "the error returns the operation without an allocation")]
     pub(in crate::owned) fn post_parts<Q: PostSend, R: RangeBounds<usize>, const N: usize>(
@@ -151,7 +152,7 @@ impl<B: Source> SendFlow<B> {
         let first = self.queue.posted();
         let mut lens = sges.iter().map(|sge| sge.length);
         let (operation, tag, flags) = (op.operation, op.tag, op.flags | SendFlags::SIGNALED);
-        // The flow owns the buffers before the request is posted, so a panic in between does not
+        // The list owns the buffers before the request is posted, so a panic in between does not
         // free them.
         let op = op.map(|Parts(parts)| {
             parts.map(|(buffer, range)| {
@@ -184,14 +185,14 @@ impl<B: Source> SendFlow<B> {
     }
 }
 
-impl<B> RecvFlow<B> {
+impl<B> RecvsInFlight<B> {
     /// Makes room for receives of several buffers.
     pub(in crate::owned) fn reserve_parts(&mut self) {
         self.groups.reserve(self.depth);
     }
 }
 
-impl<B: Source> RecvFlow<B> {
+impl<B: Source> RecvsInFlight<B> {
     /// Posts a receive of several buffers.
     #[expect(clippy::type_complexity, reason = "the error returns the operation")]
     pub(in crate::owned) fn post_parts<R: RangeBounds<usize>, const N: usize>(
@@ -215,7 +216,7 @@ impl<B: Source> RecvFlow<B> {
             })
         });
         let request = RecvRequest { wr_id: self.queue.posted() - 1, sges: &sges };
-        // SAFETY: as in `SendFlow::post_parts`.
+        // SAFETY: as in `SendsInFlight::post_parts`.
         match unsafe { queue.post(&request) } {
             Ok(()) => {
                 self.queue.publish();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bareverbs_provider::traits::Provider;
 
-pub(crate) use self::kind::{Kind, Reliable, SendOperation};
+pub(crate) use self::kind::{QueueKind, Reliable, SendOperation};
 use self::parts::Groups;
 pub(super) use self::parts::MAX_PARTS;
 use super::buffer::sealed::{Domain, PdId};
@@ -37,7 +37,7 @@ pub(super) const PROBE: u64 = MARKER | 1;
 
 #[cold]
 #[inline(never)]
-fn full<K: Kind>(opcode: WcOpcode, closed: bool, capacity: usize) -> Error {
+fn full<K: QueueKind>(opcode: WcOpcode, closed: bool, capacity: usize) -> Error {
     if closed {
         return Error::Closed { verb: K::verb(opcode), reason: K::CLOSED };
     }
@@ -45,7 +45,7 @@ fn full<K: Kind>(opcode: WcOpcode, closed: bool, capacity: usize) -> Error {
     PostError { accepted: 0, reason: PushError::QueueFull { capacity }.into() }.into()
 }
 
-/// A send queue that a flow posts operations of type `O` to. A trait and not a closure, so that the
+/// A send queue that a list posts operations of type `O` to. A trait and not a closure, so that the
 /// fast path is inlined.
 pub(super) trait PostSend<O = Operation> {
     /// Whether a posted request is published, with all earlier ones.
@@ -59,7 +59,7 @@ pub(super) trait PostSend<O = Operation> {
     unsafe fn post(&mut self, request: &SendRequest<'_, O>) -> Result<(), PostError>;
 }
 
-/// A receive queue that a flow posts to.
+/// A receive queue that a list posts to.
 pub(super) trait PostRecv {
     /// Posts a receive. It is published only if the result is `Ok`.
     ///
@@ -111,7 +111,7 @@ impl<P: Provider> PostSend for Unpublished<'_, P> {
 }
 
 /// An outstanding send, write, read or atomic operation.
-pub(super) struct SendEntry<B, K: Kind = Reliable> {
+pub(super) struct SendEntry<B, K: QueueKind = Reliable> {
     buffer: Option<B>,
     tag: u64,
     len: u32,
@@ -120,7 +120,7 @@ pub(super) struct SendEntry<B, K: Kind = Reliable> {
     held: K::Held,
 }
 
-impl<B, K: Kind> SendEntry<B, K> {
+impl<B, K: QueueKind> SendEntry<B, K> {
     #[inline(always)]
     pub(super) fn done(self) -> K::Done<B> {
         let Self { buffer, tag, len, opcode, .. } = self;
@@ -149,7 +149,7 @@ pub(super) const FLUSHED: Failure = Failure::Completion { status: WcStatus::WR_F
 /// Soundness: an entry owns its buffer from before the request is posted until the
 /// provider reports the request's completion, or that of a later request. A send queue completes in
 /// order.
-pub(super) struct SendFlow<B, K: Kind = Reliable> {
+pub(super) struct SendsInFlight<B, K: QueueKind = Reliable> {
     queue: Queue<SendEntry<B, K>>,
     depth: u32,
     domain: Arc<PdShared>,
@@ -171,7 +171,7 @@ pub(super) struct SendFlow<B, K: Kind = Reliable> {
     groups: Groups,
 }
 
-impl<B, K: Kind> SendFlow<B, K> {
+impl<B, K: QueueKind> SendsInFlight<B, K> {
     pub(super) fn new(domain: Arc<PdShared>, depth: u32, signal_every: u32) -> Self {
         Self {
             queue: Queue::new(SENDS, depth),
@@ -263,7 +263,7 @@ impl<B, K: Kind> SendFlow<B, K> {
     /// The entries that were pushed last were removed, because their request was not posted.
     ///
     /// A doorbell that took it back, also took back all that were not published. Their `wr_id`s must
-    /// not be used again, so the flow is closed. Otherwise a queue that `publishes` rang for all
+    /// not be used again, so the list is closed. Otherwise a queue that `publishes` rang for all
     /// earlier requests, also if it rejected this one.
     fn taken_back(&mut self, publishes: bool, reason: PostReason) {
         self.queue.reserve(0);
@@ -288,7 +288,7 @@ impl<B, K: Kind> SendFlow<B, K> {
         Err(Refused::new(error, op))
     }
 
-    /// Posts an operation to the send queue of the flow's QP, and publishes it with all earlier
+    /// Posts an operation to the send queue of the list's QP, and publishes it with all earlier
     /// ones if the queue does. It serves all payloads of at most one element.
     #[inline(always)]
     pub(super) fn post<L: Load<B>, O: SendOperation<K>, Q: PostSend<O>>(
@@ -306,7 +306,7 @@ impl<B, K: Kind> SendFlow<B, K> {
         let flags = self.signal(op.flags);
         let Some(vacant) = self.queue.vacant() else { return self.full(op) };
         let wr_id = vacant.wr_id();
-        // The flow owns the buffer before the request is posted, so a panic in between does not
+        // The list owns the buffer before the request is posted, so a panic in between does not
         // free it.
         let (buffer, op) = op.split();
         let entry = SendEntry {
@@ -319,10 +319,10 @@ impl<B, K: Kind> SendFlow<B, K> {
         };
         let pushed = vacant.fill(entry);
         let request = SendRequest { wr_id, operation: op.operation, flags, payload: place.payload() };
-        // SAFETY: the place is of the buffer (`Load`), and the flow owns the buffer. It stays there,
+        // SAFETY: the place is of the buffer (`Load`), and the list owns the buffer. It stays there,
         // registered and untouched (`Source`; `Op` demands a `Target` for operations that write it),
         // until the provider reports the completion of the request or of a later one, or the QP is
-        // destroyed. If the flow is forgotten, as by an endpoint that is forgotten or whose QP the
+        // destroyed. If the list is forgotten, as by an endpoint that is forgotten or whose QP the
         // kernel refuses to destroy, the buffer is leaked, and its bytes stay valid. Inline bytes are
         // copied. Borrowed memory is as `Lent::new` demands.
         match unsafe { queue.post(&request) } {
@@ -344,10 +344,10 @@ impl<B, K: Kind> SendFlow<B, K> {
         }
     }
 
-    /// As [`SendFlow::published`], of a flow that is not closed: none of its operations was refused.
+    /// As [`SendsInFlight::published`], of a list that is not closed: none of its operations was refused.
     #[inline(always)]
     pub(super) fn published_open(&mut self) {
-        debug_assert!(!self.queue.is_closed() && self.refused == 0, "`refuse` closes the flow");
+        debug_assert!(!self.queue.is_closed() && self.refused == 0, "`refuse` closes the list");
         self.queue.publish();
     }
 
@@ -365,7 +365,7 @@ impl<B, K: Kind> SendFlow<B, K> {
         self.refused == 0 && self.queue.unpublished() > 0
     }
 
-    /// The operations for which no doorbell was rung were taken back from the queue of an open flow.
+    /// The operations for which no doorbell was rung were taken back from the queue of an open list.
     pub(super) fn take_back_unpublished(&mut self) {
         self.queue.reserve(0);
         self.queue.take_back_unpublished();
@@ -378,8 +378,8 @@ impl<B, K: Kind> SendFlow<B, K> {
         self.refusal = Some(PostError { accepted: 0, reason });
     }
 
-    /// The operation with this `wr_id`, if it is published and the oldest one of the flow. `None` if
-    /// the flow is held.
+    /// The operation with this `wr_id`, if it is published and the oldest one of the list. `None` if
+    /// the list is held.
     #[inline(always)]
     pub(super) fn oldest(&mut self, wr_id: u64) -> Option<Oldest<'_, SendEntry<B, K>>> {
         self.queue.oldest_if(wr_id)
@@ -436,7 +436,7 @@ impl<B, K: Kind> SendFlow<B, K> {
         self.failed = true;
     }
 
-    /// Whether [`SendFlow::take`] may return an operation.
+    /// Whether [`SendsInFlight::take`] may return an operation.
     #[inline(always)]
     pub(super) fn has_result(&self) -> bool {
         self.queue.has_complete() || self.failed
@@ -498,7 +498,7 @@ impl<B, K: Kind> SendFlow<B, K> {
     }
 }
 
-fn failed<B, K: Kind>(
+fn failed<B, K: QueueKind>(
     domain: &PdShared,
     opcode: WcOpcode,
     (buffer, tag): (Option<B>, u64),
@@ -534,7 +534,7 @@ pub(super) struct Received<S = ()> {
 
 impl<B> RecvEntry<B> {
     #[inline(always)]
-    pub(super) fn done<K: Kind>(self, received: Received<K::Sender>) -> K::Done<B> {
+    pub(super) fn done<K: QueueKind>(self, received: Received<K::Sender>) -> K::Done<B> {
         let Received { len, imm, opcode, sender } = received;
         K::received(Done { tag: self.tag, buffer: self.buffer, len, imm, opcode }, sender)
     }
@@ -542,9 +542,9 @@ impl<B> RecvEntry<B> {
 
 /// The receives of a QP with a receive queue of its own.
 ///
-/// Soundness: as for [`SendFlow`]. A receive queue completes in order, and each receive generates a
+/// Soundness: as for [`SendsInFlight`]. A receive queue completes in order, and each receive generates a
 /// completion.
-pub(super) struct RecvFlow<B, K: Kind = Reliable> {
+pub(super) struct RecvsInFlight<B, K: QueueKind = Reliable> {
     queue: Queue<RecvEntry<B>>,
     depth: u32,
     domain: Arc<PdShared>,
@@ -555,7 +555,7 @@ pub(super) struct RecvFlow<B, K: Kind = Reliable> {
     groups: Groups,
 }
 
-impl<B, K: Kind> RecvFlow<B, K> {
+impl<B, K: QueueKind> RecvsInFlight<B, K> {
     pub(super) fn new(domain: Arc<PdShared>, depth: u32) -> Self {
         let reaped = VecDeque::with_capacity(depth as usize);
         Self {
@@ -582,7 +582,7 @@ impl<B, K: Kind> RecvFlow<B, K> {
         self.queue.hold(held || self.groups.outstanding(self.queue.completed()));
     }
 
-    /// As [`SendFlow::checked`].
+    /// As [`SendsInFlight::checked`].
     #[cold]
     #[inline(never)]
     fn checked<L: Load<B>>(&self, op: &Op<L, Receive>) -> Result<L::Place> {
@@ -614,7 +614,7 @@ impl<B, K: Kind> RecvFlow<B, K> {
         let wr_id = vacant.wr_id();
         let (buffer, op) = op.split();
         let pushed = vacant.fill(RecvEntry { buffer, tag: op.tag });
-        // SAFETY: as in `SendFlow::post`. The buffer was made an operation by `Op::recv` as a `Target`,
+        // SAFETY: as in `SendsInFlight::post`. The buffer was made an operation by `Op::recv` as a `Target`,
         // so nothing accesses the bytes meanwhile. `Op::any` keeps the buffer: both types are buffers of
         // this crate, and no other crate can convert them.
         match unsafe { queue.post(&RecvRequest { wr_id, sges: place.sges() }) } {
@@ -640,7 +640,7 @@ impl<B, K: Kind> RecvFlow<B, K> {
         Err(Refused::new(error.into(), op.map(|kept| L::join(buffer, kept))))
     }
 
-    /// As [`SendFlow::oldest`].
+    /// As [`SendsInFlight::oldest`].
     #[inline(always)]
     pub(super) fn oldest(&mut self, wr_id: u64) -> Option<Oldest<'_, RecvEntry<B>>> {
         self.queue.oldest_if(wr_id)
@@ -683,7 +683,7 @@ impl<B, K: Kind> RecvFlow<B, K> {
         self.queue.complete(self.queue.outstanding());
     }
 
-    /// Whether [`RecvFlow::take`] returns a receive.
+    /// Whether [`RecvsInFlight::take`] returns a receive.
     #[inline(always)]
     pub(super) fn has_result(&self) -> bool {
         self.queue.has_complete()
