@@ -245,7 +245,8 @@ pub struct Rejected {
 
 impl fmt::Display for Rejected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The kernel rejects for the application, without data (`cm_destroy_id` and `cma_ib_req_handler`).
+        // The kernel rejects for the application, without data (`cm_destroy_id` and
+        // `cma_ib_req_handler`).
         if self.reason == RejectReason::Consumer && self.private_data.is_zero() {
             return write!(
                 f,

@@ -344,8 +344,8 @@ impl CmId {
     /// identifier may resolve again.
     ///
     /// The kernel may miss the answer of the peer. It then looks again at the end of `timeout` only. So a
-    /// caller that waits longer gives a short one, such as 500 ms, and resolves again after `ETIMEDOUT`, as
-    /// [`BlockingId::resolve`](crate::blocking::BlockingId::resolve) does.
+    /// caller that waits longer gives a short one, such as 500 ms, and resolves again after
+    /// `ETIMEDOUT`, as [`BlockingId::resolve`](crate::blocking::BlockingId::resolve) does.
     ///
     /// Use the address of a device, also for a peer on this host: a loopback address resolves, but
     /// has no route on RoCE.
@@ -609,10 +609,10 @@ impl CmId {
 
     /// Reports an event of the QP to the kernel's connection manager:
     ///
-    /// - [`COMM_EST`](bareverbs::device::EventType::COMM_EST): a message arrived before the connection was
-    ///   established. The connection is established then. Does nothing if it was already.
-    /// - [`PATH_MIG`](bareverbs::device::EventType::PATH_MIG): the QP has migrated to the alternate path that
-    ///   the peer offered in its request.
+    /// - [`COMM_EST`](bareverbs::device::EventType::COMM_EST): a message arrived before the connection
+    ///   was established. The connection is established then. Does nothing if it was already.
+    /// - [`PATH_MIG`](bareverbs::device::EventType::PATH_MIG): the QP has migrated to the alternate
+    ///   path that the peer offered in its request.
     ///
     /// After `COMM_EST`, wait for [`Established`](crate::event::EventKind::Established) before
     /// [`CmId::disconnect`]. Otherwise the kernel may keep repeating its REP, and destroying the

@@ -125,8 +125,8 @@ async fn until<T>(
 /// Resolves address and route.
 pub(crate) async fn resolve(wait: &impl Wait, id: &CmId, src: Option<Addr>, dst: Addr) -> Result<()> {
     resolve_addr(wait, id, src, dst, RESOLVE).await?;
-    // It is not repeated: on RoCE the answer comes at once, and on InfiniBand the kernel repeats the query
-    // within the limit.
+    // It is not repeated: on RoCE the answer comes at once, and on InfiniBand the kernel repeats the
+    // query within the limit.
     id.resolve_route(RESOLVE)?;
     until(wait, id.channel(), id.key(), "resolve_route", |kind| match kind {
         EventKind::RouteResolved => ControlFlow::Break(()),

@@ -68,7 +68,8 @@ async fn serve(pd: &Pd, port: u16, clients: u32) -> Result<()> {
                     }
                 });
             }
-            // A client that dies while it has no call ends with an event, because idle clients are probed.
+            // A client that dies while it has no call ends with an event, because idle clients are
+            // probed.
             event = server.next() => match event? {
                 Some(Event::Message(message)) => {
                     let Some(mut answer) = server.take() else { bail!("more calls than buffers") };

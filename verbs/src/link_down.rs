@@ -67,8 +67,8 @@ impl<P: Provider> Context<P> {
 
     /// The error of a completion that has failed: [`Error::Completion`] with the driver of the device,
     /// and with the port whose link is down if this may be the cause. `verb` names the operation. On
-    /// Soft-RoCE, `status` is that of [`Qp::failure`](crate::qp::Qp::failure), if the QP has one: since Linux
-    /// 6.4 the completion of the request that failed says `WR_FLUSH_ERR`.
+    /// Soft-RoCE, `status` is that of [`Qp::failure`](crate::qp::Qp::failure), if the QP has one:
+    /// since Linux 6.4 the completion of the request that failed says `WR_FLUSH_ERR`.
     #[must_use]
     pub fn completion_error(&self, verb: &'static str, status: WcStatus, vendor_err: u32) -> Error {
         let (driver, link_down) = (self.driver(), cause(self.inner(), status));

@@ -531,10 +531,10 @@ impl<T: Transport, P: Provider> Qp<T, P> {
 
     /// Splits the QP into its halves: for two threads on one connection, or two borrows.
     ///
-    /// Each half has a ring of its own, and each thread polls a CQ of its own: no lock is taken. Posting is
-    /// `unsafe`. The safe layer's way is a connection of a [`Hub`](crate::owned::Hub): clones of a
-    /// [`Connection`](crate::owned::Connection) post from any thread or task. Instructions on mlx5 with
-    /// [`AnyProvider`] (`docs/fastpath.md`):
+    /// Each half has a ring of its own, and each thread polls a CQ of its own: no lock is taken.
+    /// Posting is `unsafe`. The safe layer's way is a connection of a [`Hub`](crate::owned::Hub):
+    /// clones of a [`Connection`](crate::owned::Connection) post from any thread or task. Instructions
+    /// on mlx5 with [`AnyProvider`] (`docs/fastpath.md`):
     ///
     /// | | half | hub |
     /// |---|---|---|
@@ -596,8 +596,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///         let receiver = scope.spawn(|| {
     ///             let sges = [incoming.sge(..)?];
     ///             for wr_id in 1..=100 {
-    ///                 // SAFETY: `incoming` stays registered, and nothing reads it, until `complete` returns.
-    ///                 unsafe { recv.post_recv(&[RecvRequest::new(wr_id, &sges)]) }?;
+    ///                 // SAFETY: `incoming` stays registered, and nothing reads it, until `complete`
+    ///                 returns. unsafe { recv.post_recv(&[RecvRequest::new(wr_id, &sges)]) }?;
     ///                 complete(&mut recv_cq, "recv", wr_id, &context)?;
     ///                 println!("received {:?}", incoming.bytes().map(|bytes| &bytes[..8]));
     ///             }

@@ -85,13 +85,14 @@ impl StreamOptions {
         bring_up(&id, prepared.endpoint(), &options, None)?;
         let mut session = prepared.start(&response.private_data, true)?;
         id.establish().map_err(|error| steps::refused(&id, "connect", error))?;
-        // Grants the peer the rest of the ring. The accepting side does so when it is used first after the
-        // peer's confirmation.
+        // Grants the peer the rest of the ring. The accepting side does so when it is used first after
+        // the peer's confirmation.
         session.progress();
         self.stream(session, id, domains, true)
     }
 
-    /// Listens on the first of the addresses that can be bound. Streams that are accepted have these options.
+    /// Listens on the first of the addresses that can be bound. Streams that are accepted have these
+    /// options.
     ///
     /// # Errors
     /// As for [`RdmaListener::bind`].
@@ -132,8 +133,8 @@ fn of_name(error: Error) -> StreamError {
 }
 
 impl RdmaStream {
-    /// Connects to a listener at `peer`, with default options. Drop ends the attempt. Otherwise the kernel
-    /// gives up after about 70 to 100 seconds on RoCE.
+    /// Connects to a listener at `peer`, with default options. Drop ends the attempt. Otherwise the
+    /// kernel gives up after about 70 to 100 seconds on RoCE.
     ///
     /// ```no_run
     /// use bareverbs_rdmacm::stream::RdmaStream;
@@ -184,7 +185,8 @@ pub struct RdmaListener {
 }
 
 impl RdmaListener {
-    /// Listens on the first of the addresses that can be bound, with default options. Port 0 lets the kernel choose.
+    /// Listens on the first of the addresses that can be bound, with default options. Port 0 lets the
+    /// kernel choose.
     ///
     /// # Errors
     /// [`StreamError::Cm`] with [`Error::Command`]: `EADDRINUSE`, `EADDRNOTAVAIL`, or `ENODEV` if

@@ -112,7 +112,8 @@ impl StreamOptions {
     /// use bareverbs_rdmacm::IdOptions;
     /// use bareverbs_rdmacm::stream::StreamOptions;
     ///
-    /// let options = StreamOptions::default().id_options(IdOptions { backlog: 16, ..IdOptions::default() });
+    /// let options = StreamOptions::default().id_options(IdOptions { backlog: 16,
+    /// ..IdOptions::default() });
     /// ```
     #[doc(alias = "rsetsockopt")]
     #[doc(alias = "IP_TOS")]
@@ -154,8 +155,8 @@ impl StreamOptions {
     /// `AsyncWrite`, if the feature `tokio` or `async-io` is enabled.
     ///
     /// Streams and listeners are created in tasks of the runtime, where it needs that. Drop of a stream
-    /// does not wait, unless [`RdmaStream::set_linger`](super::RdmaStream::set_linger) says so: bytes that
-    /// are not acknowledged may be lost.
+    /// does not wait, unless [`RdmaStream::set_linger`](super::RdmaStream::set_linger) says so: bytes
+    /// that are not acknowledged may be lost.
     ///
     /// ```no_run
     /// use bareverbs::runtime::Runtime;

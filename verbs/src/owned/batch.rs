@@ -54,8 +54,8 @@ impl<'e, B, P: Provider> Batch<'e, B, P> {
         self.pushed == 0
     }
 
-    /// Rings the doorbell for all operations of the batch, and for those of forgotten batches. Does nothing
-    /// if the batch is empty.
+    /// Rings the doorbell for all operations of the batch, and for those of forgotten batches. Does
+    /// nothing if the batch is empty.
     ///
     /// # Errors
     /// [`Error::Post`] with [`PostReason::Doorbell`]: the kernel refuses the

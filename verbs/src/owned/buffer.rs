@@ -70,8 +70,8 @@ use self::sealed::{Domain, PdId, Registered, Writable};
 
 /// A registered buffer that a device may read: the payload of a send or a write.
 ///
-/// The crate implements it for [`RegionMut`], [`Region`], [`RemoteRegionSource`], [`PoolBuffer`], [`AnyBuffer`] and
-/// [`Mr`]`<impl MemoryOwner>`. It is sealed.
+/// The crate implements it for [`RegionMut`], [`Region`], [`RemoteRegionSource`], [`PoolBuffer`],
+/// [`AnyBuffer`] and [`Mr`]`<impl MemoryOwner>`. It is sealed.
 ///
 /// # Safety
 ///
@@ -109,8 +109,8 @@ pub unsafe trait Source: Registered + Send + 'static {
 /// A registered buffer that a device may write: for a receive, a read or the result of an atomic
 /// operation.
 ///
-/// The crate implements it for [`RegionMut`], [`PoolBuffer`] and [`Mr`]`<impl MemoryOwner>`. It is sealed. A
-/// [`Region`] buffer is read-only:
+/// The crate implements it for [`RegionMut`], [`PoolBuffer`] and [`Mr`]`<impl MemoryOwner>`. It is
+/// sealed. A [`Region`] buffer is read-only:
 ///
 /// ```compile_fail,E0277
 /// # use bareverbs::Region;
@@ -226,8 +226,8 @@ impl<M: MemoryOwner + Send + 'static> Writable for Mr<M> {}
 // SAFETY: as above. The MR is the only owner of the bytes.
 unsafe impl<M: MemoryOwner + Send + 'static> Target for Mr<M> {}
 
-/// A [`RegionMut`], a [`Region`], an [`RemoteRegionSource`] or a [`PoolBuffer`], for connections that post several of
-/// them.
+/// A [`RegionMut`], a [`Region`], an [`RemoteRegionSource`] or a [`PoolBuffer`], for connections that
+/// post several of them.
 ///
 /// It is a [`Source`] only: a device may not write all of them. Operations that write the buffer take
 /// the [`RegionMut`] or the [`PoolBuffer`] itself, and [`Op::any`](super::Op::any) converts them:

@@ -180,10 +180,10 @@ impl<B, P: Provider> Datagrams<B, P> {
     /// # Errors
     /// Those of the wait:
     ///
-    /// - [`Error::Invalid`]: on InfiniBand, the address has no LID; or a task awaits it, and the datagrams
-    ///   are not attached.
-    /// - [`Error::Kernel`] with `ETIMEDOUT`: the peer did not answer the address resolution, or the address
-    ///   has no route, so that the kernel asked on the network interface of the local GID.
+    /// - [`Error::Invalid`]: on InfiniBand, the address has no LID; or a task awaits it, and the
+    ///   datagrams are not attached.
+    /// - [`Error::Kernel`] with `ETIMEDOUT`: the peer did not answer the address resolution, or the
+    ///   address has no route, so that the kernel asked on the network interface of the local GID.
     /// - [`Error::Kernel`] with another errno: there is no route.
     #[doc(alias = "ibv_create_ah")]
     pub fn destination(&self, peer: &DatagramAddress) -> PendingDestination<P> {
@@ -314,7 +314,8 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     /// ```no_run
     /// use bareverbs::{Datagrams, Destination, PoolBuffer, Op};
     ///
-    /// fn post(datagrams: &mut Datagrams, to: &Destination, buffers: [PoolBuffer; 2]) -> bareverbs::Result<()> {
+    /// fn post(datagrams: &mut Datagrams, to: &Destination, buffers: [PoolBuffer; 2]) ->
+    /// bareverbs::Result<()> {
     ///     let [answer, message] = buffers;
     ///     datagrams.post(Op::recv(answer))?;
     ///     datagrams.post(Op::send_to_inline(to, b"begin").tag(1).unsignaled())?;
@@ -324,8 +325,8 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     /// ```
     ///
     /// # Errors
-    /// [Errors of posting](Datagrams#errors-of-posting). The error returns the buffer of a datagram, or the
-    /// receive.
+    /// [Errors of posting](Datagrams#errors-of-posting). The error returns the buffer of a datagram,
+    /// or the receive.
     #[doc(alias = "post_send")]
     #[doc(alias = "post_send_imm")]
     #[doc(alias = "post_send_inline")]

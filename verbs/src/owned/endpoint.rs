@@ -286,7 +286,8 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// Creates an endpoint at `port` for `depth` outstanding sends and `depth` receives. Short for
     /// [`Endpoint::options`] with these values.
     ///
-    /// The first post decides the type of its buffers. Without one, name it: `let endpoint: Endpoint = …`.
+    /// The first post decides the type of its buffers. Without one, name it: `let endpoint: Endpoint =
+    /// …`.
     ///
     /// # Errors
     /// As for [`EndpointOptions::build`].
@@ -840,7 +841,8 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
         if self.qp.is_destroyed() {
             return Ok(());
         }
-        // SAFETY: `fail` and the queues in flight, which are closed by `destroyed`, post nothing afterwards.
+        // SAFETY: `fail` and the queues in flight, which are closed by `destroyed`, post nothing
+        // afterwards.
         let destroyed = unsafe { self.qp.destroy_object() };
         destroyed
             .map_err(|refused| Error::kernel("destroy_qp", format!("QP {:#x}", self.qp.qp_num()), refused))?;
@@ -869,7 +871,8 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
         }
         self.in_flight.sends.close();
         self.in_flight.recvs.close();
-        // SAFETY: the QP was not destroyed. The queues in flight, `fail`, `mark` and `probe` post nothing afterwards.
+        // SAFETY: the QP was not destroyed. The queues in flight, `fail`, `mark` and `probe` post
+        // nothing afterwards.
         if !self.qp.is_destroyed() && unsafe { self.qp.try_destroy_object() }.is_err() {
             return false;
         }
@@ -910,7 +913,8 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// # drop((done, in_time));
     /// # Ok(())
     /// # }
-    /// async fn task(endpoint: &mut Endpoint<Mr<Buffer>>) -> Result<Done<Mr<Buffer>>, Failed<Mr<Buffer>>> {
+    /// async fn task(endpoint: &mut Endpoint<Mr<Buffer>>) -> Result<Done<Mr<Buffer>>,
+    /// Failed<Mr<Buffer>>> {
     ///     endpoint.next().await
     /// }
     /// ```

@@ -614,9 +614,9 @@ impl<B, K: QueueKind> RecvsInFlight<B, K> {
         let wr_id = vacant.wr_id();
         let (buffer, op) = op.split();
         let pushed = vacant.fill(RecvEntry { buffer, tag: op.tag });
-        // SAFETY: as in `SendsInFlight::post`. The buffer was made an operation by `Op::recv` as a `Target`,
-        // so nothing accesses the bytes meanwhile. `Op::any` keeps the buffer: both types are buffers of
-        // this crate, and no other crate can convert them.
+        // SAFETY: as in `SendsInFlight::post`. The buffer was made an operation by `Op::recv` as a
+        // `Target`, so nothing accesses the bytes meanwhile. `Op::any` keeps the buffer: both types
+        // are buffers of this crate, and no other crate can convert them.
         match unsafe { queue.post(&RecvRequest { wr_id, sges: place.sges() }) } {
             Ok(()) => {
                 pushed.publish();

@@ -62,8 +62,8 @@ impl<P: Provider> LocalAtomics<P> {
         Ok(Self { requester, responder, result })
     }
 
-    /// Adds `add` to the word of 8 bytes at `offset` atomically. Returns the previous value. The sum wraps
-    /// around.
+    /// Adds `add` to the word of 8 bytes at `offset` atomically. Returns the previous value. The sum
+    /// wraps around.
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the word exceeds the memory or is not aligned to 8 bytes, peers lack

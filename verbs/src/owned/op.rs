@@ -44,8 +44,8 @@ use crate::{Error, Imm, Remote, Result};
 ///
 /// A write needs `REMOTE_WRITE`, a read `REMOTE_READ`, and an atomic operation `REMOTE_ATOMIC`. Both
 /// the peer's QP ([`EndpointOptions::access`](super::EndpointOptions::access)) and its memory
-/// ([`RegionMut::expose`](super::RegionMut::expose)) need the right. By default an endpoint permits reads and
-/// writes, and a server or a client only writes.
+/// ([`RegionMut::expose`](super::RegionMut::expose)) need the right. By default an endpoint permits
+/// reads and writes, and a server or a client only writes.
 ///
 /// Reads and writes transfer bytes unchanged. Operands and results of atomic operations have the
 /// native byte order of this host; the word in the peer's memory has that of the peer.
@@ -107,8 +107,8 @@ impl SendQueueOperation for Operation {}
     note = "borrowed memory is posted in `Endpoint::scope`"
 )]
 pub trait PostTo<To>: Sized + sealed::Sealed {
-    /// What a refused post returns: [`Refused`](crate::Refused) with the operation, if that owns its buffers, else the
-    /// [`Error`]. So it has no lifetime, and `?` converts it to any error.
+    /// What a refused post returns: [`Refused`](crate::Refused) with the operation, if that owns its
+    /// buffers, else the [`Error`]. So it has no lifetime, and `?` converts it to any error.
     type Refused: std::error::Error + Into<Error>;
 
     #[doc(hidden)]

@@ -203,8 +203,8 @@ macro_rules! connection_setters {
             /// How long the resolution of the peer's Ethernet address is repeated on RoCE. Default: 3
             /// seconds.
             ///
-            /// The kernel waits one second for the answer of a neighbour, and fails with `ETIMEDOUT`. Then
-            /// it is asked again, if less than `timeout` has passed. So the call blocks for at most
+            /// The kernel waits one second for the answer of a neighbour, and fails with `ETIMEDOUT`.
+            /// Then it is asked again, if less than `timeout` has passed. So the call blocks for at most
             /// `timeout` and one second. 0: it is asked once.
             pub fn resolve_timeout(mut self, timeout: std::time::Duration) -> Self {
                 self.$($connection).+.resolve = $crate::owned::resolve::ResolveTimeout(timeout);

@@ -32,8 +32,8 @@ use crate::{AnyProvider, Error, Result, WcStatus};
 /// # Dropping it
 ///
 /// Dropping it does not end the operation, because no device can take a request back. The hub keeps
-/// the buffer until the completion and then drops it: a [`PoolBuffer`](super::PoolBuffer) goes back to its
-/// pool. So it can be dropped at any time, by `select!`, a timeout or the end of a task. To keep
+/// the buffer until the completion and then drops it: a [`PoolBuffer`](super::PoolBuffer) goes back to
+/// its pool. So it can be dropped at any time, by `select!`, a timeout or the end of a task. To keep
 /// the result, await it by reference: `timeout(limit, &mut pending)`.
 ///
 /// `mem::forget` costs one operation of the depth of the connection, and keeps the QP until

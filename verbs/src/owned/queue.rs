@@ -231,13 +231,14 @@ impl<T> Queue<T> {
         Some(unsafe { self.entry(wr_id).assume_init_read() })
     }
 
-    /// Removes all requests that were not published. If dropping an entry panics, it leaks the newer ones.
+    /// Removes all requests that were not published. If dropping an entry panics, it leaks the newer
+    /// ones.
     pub(crate) fn take_back_unpublished(&mut self) {
         let behind = self.head;
         self.head -= self.unpublished() as u64;
         for wr_id in self.head..behind {
-            // SAFETY: the request was below `head` and outstanding, so its entry is initialised. It is not
-            // below `head` now, so it is not read again before it is written.
+            // SAFETY: the request was below `head` and outstanding, so its entry is initialised. It is
+            // not below `head` now, so it is not read again before it is written.
             drop(unsafe { self.entry(wr_id).assume_init_read() });
         }
     }

@@ -41,8 +41,8 @@ impl Resolution {
         error.errno() == Some(Errno::TIMEDOUT) && self.end.is_none_or(|end| Instant::now() < end)
     }
 
-    /// Whether another try follows one of [`Qp::connect`] that failed with `error`. The kernel resolves the
-    /// address in the transition to RTR, whose failure leaves the QP in INIT.
+    /// Whether another try follows one of [`Qp::connect`] that failed with `error`. The kernel
+    /// resolves the address in the transition to RTR, whose failure leaves the QP in INIT.
     pub(crate) fn connect_goes_on<P: Provider>(&self, qp: &Qp<Rc, P>, error: &Error) -> bool {
         qp.state() == QpState::INIT && self.goes_on(error)
     }
@@ -121,7 +121,8 @@ mod tests {
         assert_eq!(ResolveTimeout::default().0, Duration::from_secs(3));
     }
 
-    /// The states that [`connect`] sets if the commands end so, the later ones with success, and its error.
+    /// The states that [`connect`] sets if the commands end so, the later ones with success, and its
+    /// error.
     fn connected(
         state: QpState,
         timeout: Duration,

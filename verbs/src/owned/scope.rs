@@ -15,8 +15,8 @@ use super::{Completed, Endpoint, Next, Op, PoolBuffer, RegionMut};
 use crate::{AnyProvider, Borrowed, Error, MemoryOwner, Mr, Refused, Result};
 
 /// A registered region that a [`Scope`] can borrow: an [`Mr`] of memory that it
-/// [owns](MemoryOwner) or [borrows](Borrowed), a [`RegionMut`], a [`PoolBuffer`], or a range of one of them
-/// ([`LendRange`]). It is sealed.
+/// [owns](MemoryOwner) or [borrows](Borrowed), a [`RegionMut`], a [`PoolBuffer`], or a range of one of
+/// them ([`LendRange`]). It is sealed.
 ///
 /// # Safety
 ///

@@ -708,11 +708,11 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// - The peers send no more messages. Those that they have not sent yet, and later ones, fail with
     ///   [`Error::Draining`] and [`Outcome::NotExecuted`](super::Outcome::NotExecuted). So each message
     ///   whose send succeeded is one that this end has.
-    /// - Messages can be sent and buffers be waited for as before. A message counts as answered when it is
-    ///   dropped or its buffer is taken: answer it before, as [`Message::reply`] and
+    /// - Messages can be sent and buffers be waited for as before. A message counts as answered when
+    ///   it is dropped or its buffer is taken: answer it before, as [`Message::reply`] and
     ///   [`Message::reply_in_place`] do.
-    /// - A connection is closed when all messages of its peer are answered. [`Server::next`] returns `None`
-    ///   when all are.
+    /// - A connection is closed when all messages of its peer are answered. [`Server::next`] returns
+    ///   `None` when all are.
     ///
     /// Messages that the program keeps, and peers that take no answers, delay the end:
     /// [`Shutdown::wait_timeout`] sets a limit, and [`Handle::shutdown`] afterwards gives up what is not

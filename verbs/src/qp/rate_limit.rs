@@ -37,8 +37,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///
     /// # Errors
     /// - [`Error::Unsupported`]: the device has no packet pacing for QPs of this transport
-    ///   ([`DeviceAttr::rate_limit_supported_qpts`](crate::device::DeviceAttr)). mlx5 has it for raw packet
-    ///   QPs, and from Linux 7.2 on for UC and UD.
+    ///   ([`DeviceAttr::rate_limit_supported_qpts`](crate::device::DeviceAttr)). mlx5 has it for raw
+    ///   packet QPs, and from Linux 7.2 on for UC and UD.
     /// - [`Error::Invalid`]: the state is not RTS, or the rate is below the device's minimum.
     /// - [`Error::Limit`]: the rate is above the device's maximum.
     /// - [`Error::Kernel`]: the kernel rejects the command.

@@ -154,8 +154,8 @@ impl<P: Provider> Qp<RawPacket, P> {
     /// counted too. Several flows can use the same counters.
     ///
     /// # Errors
-    /// As for [`Qp::create_flow`]; [`Error::Invalid`](crate::Error::Invalid) for counters of another context;
-    /// [`Error::Unsupported`](crate::Error::Unsupported) if the device has no flow counters.
+    /// As for [`Qp::create_flow`]; [`Error::Invalid`](crate::Error::Invalid) for counters of another
+    /// context; [`Error::Unsupported`](crate::Error::Unsupported) if the device has no flow counters.
     #[doc(alias = "ibv_attach_counters_point_flow")]
     #[doc(alias = "IBV_FLOW_SPEC_ACTION_COUNT")]
     pub fn create_counted_flow(&mut self, rule: &FlowRule, counters: &FlowCounters) -> Result<FlowId> {
@@ -165,7 +165,8 @@ impl<P: Provider> Qp<RawPacket, P> {
     /// Destroys a flow.
     ///
     /// # Errors
-    /// - [`Error::Invalid`](crate::Error::Invalid): the flow belongs to another QP, or was destroyed already.
+    /// - [`Error::Invalid`](crate::Error::Invalid): the flow belongs to another QP, or was destroyed
+    ///   already.
     /// - [`Error::Kernel`](crate::Error::Kernel): the kernel rejects the command.
     #[doc(alias = "ibv_destroy_flow")]
     pub fn destroy_flow(&mut self, flow: FlowId) -> Result<()> {

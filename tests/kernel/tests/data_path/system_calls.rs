@@ -256,7 +256,8 @@ pub(crate) fn pingpong_of_one_message_takes_few_system_calls() {
 const WAITS: [Duration; 3] = [Duration::from_millis(200), Duration::from_secs(2), Duration::from_secs(10)];
 
 /// Asserts that these of all `parts` between marks take no system call, in a program that waits for its
-/// operations for a time. A program whose time is too short makes calls, and runs again with a longer one.
+/// operations for a time. A program whose time is too short makes calls, and runs again with a longer
+/// one.
 fn expect_no_calls(parts: usize, quiet: &[usize], program: impl Fn(Duration)) {
     let mut made = Vec::new();
     for wait in WAITS {

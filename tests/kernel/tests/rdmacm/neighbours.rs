@@ -45,8 +45,8 @@ fn silent(host: u8) -> Ipv4Addr {
     Ipv4Addr::new(a, b, c, host)
 }
 
-/// On the wire, the far end answers while `RESOLVE_ADDR` sends the solicitation. The request is not in the
-/// kernel's list yet, and is not looked at again before its time limit.
+/// On the wire, the far end answers while `RESOLVE_ADDR` sends the solicitation. The request is not in
+/// the kernel's list yet, and is not looked at again before its time limit.
 pub(crate) fn answer_of_a_neighbour_is_not_missed() {
     const ROUNDS: usize = 6;
     let wire = Wire::new();

@@ -19,8 +19,8 @@ fn with_tokio() -> StreamOptions {
     StreamOptions::default().runtime(Tokio)
 }
 
-/// Both ends of a stream, whose first one is used by tasks of the runtime of the options. The other one is
-/// used by threads.
+/// Both ends of a stream, whose first one is used by tasks of the runtime of the options. The other
+/// one is used by threads.
 fn pair(options: &StreamOptions) -> (RdmaStream, RdmaStream) {
     pair_of(&StreamOptions::default(), options)
 }

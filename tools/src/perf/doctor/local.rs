@@ -206,8 +206,9 @@ fn port_state(name: &str, port: &PortAttr, netdev: Option<&str>) -> Finding {
     here(Level::Fault, Check::Port, format!("{name}{over} is {state}")).remedy(remedy)
 }
 
-/// A fault if QP 1 (GSI), which carries the MADs of the CM, is in ERR. Soft-RoCE sets it to ERR if a MAD is
-/// sent while the interface is down; 6.1 reports RTS all the same. Without RDMA netlink, nothing is known.
+/// A fault if QP 1 (GSI), which carries the MADs of the CM, is in ERR. Soft-RoCE sets it to ERR if a
+/// MAD is sent while the interface is down; 6.1 reports RTS all the same. Without RDMA netlink,
+/// nothing is known.
 fn gsi_qp(device: &str, port: u8, netdev: Option<&str>) -> Option<Finding> {
     let qps = RdmaNetlink::open().and_then(|mut netlink| netlink.queue_pairs(device)).ok()?;
     let gsi = qps.into_iter().find(|qp| qp.qp_num == 1 && qp.port.is_none_or(|of| u8::from(of) == port))?;

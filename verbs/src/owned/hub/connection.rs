@@ -229,8 +229,8 @@ impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
 }
 
 impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
-    /// Posts an operation: a send, a write, a read, an atomic operation or a receive. Its tag comes back in
-    /// [`Done::tag`](crate::owned::Done::tag).
+    /// Posts an operation: a send, a write, a read, an atomic operation or a receive. Its tag comes
+    /// back in [`Done::tag`](crate::owned::Done::tag).
     ///
     /// Each operation has a result of its own, so [`Op::unsignaled`] has no effect.
     ///

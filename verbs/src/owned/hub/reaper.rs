@@ -307,8 +307,8 @@ impl<P: Provider, S: Service<P>> Conn<P, S> {
     pub(super) fn destroy_removed(&self) -> Option<bool> {
         let mut state = self.lock();
         let qp = state.qp.as_mut()?;
-        // SAFETY: the QP was not destroyed. Every post and command of the connection looks at `failure` or
-        // `is_destroyed` first, with the lock.
+        // SAFETY: the QP was not destroyed. Every post and command of the connection looks at
+        // `failure` or `is_destroyed` first, with the lock.
         let destroyed = qp.is_destroyed() || unsafe { qp.try_destroy_object() }.is_ok();
         if destroyed {
             state.failure.get_or_insert(Failure::DeviceRemoved);

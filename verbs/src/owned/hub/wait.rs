@@ -37,8 +37,8 @@ impl Drop for Waiter<'_> {
 }
 
 impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
-    /// Polls for a task, which needs a driver, or blocks a thread. `poll` reaps and registers the waker of
-    /// its context.
+    /// Polls for a task, which needs a driver, or blocks a thread. `poll` reaps and registers the
+    /// waker of its context.
     pub(crate) fn poll_by<T, E: From<Error>>(
         &self,
         caller: Caller<'_>,

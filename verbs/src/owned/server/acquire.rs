@@ -23,9 +23,9 @@ const VERB: &str = "Handle::acquire";
 /// order. Each buffer that is free again wakes one wait. After it has returned a buffer, it waits for
 /// another one.
 ///
-/// Unlike a [`PendingPoolBuffer`] of a [`Pool`](crate::owned::Pool), it polls the CQ, so it reaps the sends
-/// whose buffers it waits for. It reads no events: buffers that messages of peers have are not among
-/// those that it waits for.
+/// Unlike a [`PendingPoolBuffer`] of a [`Pool`](crate::owned::Pool), it polls the CQ, so it reaps the
+/// sends whose buffers it waits for. It reads no events: buffers that messages of peers have are not
+/// among those that it waits for.
 ///
 /// # Dropping it
 ///
