@@ -513,7 +513,7 @@ impl Incoming {
         };
         check_type("accept", self.request.id(), &queue)?;
         let mut param = options.param(&queue);
-        // What the peer can't use is not reserved.
+        // Resources that the peer can't use are not reserved.
         param.responder_resources = param.responder_resources.min(peer.responder_resources);
         param.initiator_depth = param.initiator_depth.min(peer.initiator_depth);
         agree_on_ece(&mut queue, options, peer.ece)?;

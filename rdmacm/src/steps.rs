@@ -32,7 +32,7 @@ pub(crate) trait Wait: Sync {
     fn pass(&self) -> impl Future<Output = ()> + Send;
 }
 
-/// What an event means for a step that waits for another one.
+/// The error that an event means for a step that waits for another event.
 fn failure(kind: EventKind, verb: &'static str) -> Option<Error> {
     Some(match kind {
         EventKind::AddrError(errno) => Error::Address(errno),

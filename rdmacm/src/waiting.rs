@@ -108,7 +108,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Who polls a [`Waiting`].
+/// The poller of a [`Waiting`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum Mode {
     /// A task: the future pends.
@@ -127,7 +127,7 @@ impl Waiter {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = mode;
     }
 
-    /// Who polls.
+    /// The current poller.
     pub(crate) fn mode(&self) -> Mode {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -185,7 +185,9 @@ impl Wait for Waiter {
 
 /// The error of a task without a runtime.
 pub(crate) fn not_attached() -> Error {
-    Error::invalid("await", "no async runtime is attached: call `attach` at set-up, or `wait` in a thread")
+    let reason = "there is no async runtime: give one at set-up by `attach`, or by `runtime` of the options, \
+                  or call `wait` in a thread";
+    Error::invalid("await", reason)
 }
 
 /// The error of a call of the runtime.

@@ -247,7 +247,7 @@ pub enum Error {
         link_down: Option<PortNum>,
     },
     /// The device reported a completion whose `wr_id` matches no outstanding operation: it was
-    /// never posted or has already completed. [`owned::Endpoint`](crate::owned::Endpoint) then
+    /// never posted or has already completed. [`Endpoint`](crate::Endpoint) then
     /// moves its QP to ERR.
     #[error(
         "the device completed request {wr_id:#x}, which is not outstanding; the QP is in \
@@ -268,7 +268,7 @@ pub enum Error {
         min: u64,
     },
     /// The device reported a received datagram with an impossible length. The bytes of the buffer are
-    /// undefined. [`owned::Datagrams`](crate::owned::Datagrams) stays usable.
+    /// undefined. [`Datagrams`](crate::Datagrams) stays usable.
     #[error(
         "the device reported a datagram of {len} bytes, with its GRH, in a buffer of {max} bytes: \
          only 40 to {max} are possible; post the buffer again"

@@ -56,12 +56,14 @@
 //!
 //! # Waiting
 //!
-//! Every call that waits returns a value. A task awaits it; a thread calls its `wait`, or its
-//! `wait_timeout`, which returns `None` if the limit has passed. No result is lost then.
+//! Calls that wait for completions, events or buffers return a value. A task awaits it; a thread calls
+//! its `wait`, or its `wait_timeout`, which returns `None` if the limit has passed. No result is lost
+//! then. `connect`, `admit` and `close` block the thread: in a task, call them in the runtime's
+//! `spawn_blocking`.
 //!
-//! [`CompChannel`], [`AsyncEvents`], [`Endpoint`] and [`Datagrams`] take the async
-//! [`runtime`] once, by `attach`. The features `tokio` and `async-io` (off by default) have one each.
-//! Their file descriptors work with `poll`, `epoll` and the like.
+//! [`CompChannel`], [`AsyncEvents`], [`Endpoint`] and [`Datagrams`] take the async [`runtime`] once, by
+//! `attach`; a hub and a server take it by `drive`. The features `tokio` and `async-io` (off by default)
+//! have one each. The file descriptors of the four types work with `poll`, `epoll` and the like.
 //!
 //! # Forks
 //!

@@ -538,7 +538,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///
     /// | | half | hub |
     /// |---|---|---|
-    /// | post a write of 64 bytes | 71 | 242 |
+    /// | post a write of 64 bytes | 71 | 230 |
     /// | poll a send; await of a hub | 42 | 124 |
     ///
     /// One thread sends 100 messages, the other receives 100:

@@ -30,7 +30,7 @@ pub use self::async_io::AsyncIo;
 #[cfg(feature = "tokio")]
 pub use self::tokio::Tokio;
 
-/// An async runtime: what this crate needs of it.
+/// The interface of an async runtime: readiness of descriptors, and calls that block.
 pub trait Runtime: fmt::Debug + Send + Sync + 'static {
     /// Registers a non-blocking descriptor with the reactor, for reading.
     ///
@@ -48,7 +48,7 @@ pub trait Runtime: fmt::Debug + Send + Sync + 'static {
 
 /// A descriptor that is registered with a reactor.
 pub trait Readable: fmt::Debug + Send + Sync {
-    /// Waits until the descriptor is readable or has an error, and forgets that it was. The caller
+    /// Waits until the descriptor is readable or has an error, and clears the readiness. The caller
     /// then reads until nothing is left, and calls this again before it sleeps. What arrives after
     /// this call makes the descriptor readable again.
     ///
@@ -106,7 +106,7 @@ impl Registration {
     }
 }
 
-/// What a task waits by: the events of a completion channel, and the times of keepalives.
+/// The sources that wake a task: the events of a completion channel, and a timer for keepalives.
 #[derive(Debug)]
 pub(crate) struct Attached {
     channel: Registration,

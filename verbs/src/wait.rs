@@ -3,7 +3,8 @@
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-/// Who waits. A value that is waited for has one function for both, `poll_by`.
+/// The caller of a wait: a thread or a task. A value that is waited for has one function for both,
+/// `poll_by`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Caller<'w> {
     /// A thread. `poll_by` blocks, and is pending if this time has passed; `None`: no limit.

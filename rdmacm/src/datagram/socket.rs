@@ -525,7 +525,7 @@ fn plain(addr: SocketAddr) -> SocketAddr {
     }
 }
 
-/// Who waits for a call.
+/// The caller of a wait.
 enum Caller<'c, 'w> {
     /// A thread, until then. `None`: without end.
     Thread(Option<Instant>),

@@ -476,7 +476,7 @@ impl<P: Provider> Session<P> {
         Ok(Some(number))
     }
 
-    /// Frees the entry for other memory. The peer is not told.
+    /// Frees the entry for other memory. The peer is not notified.
     pub(super) fn unmap(&mut self, index: u32) {
         if let Some(used) = self.peer_iomap.get_mut(index as usize) {
             *used = false;

@@ -14,7 +14,7 @@ use super::Error;
 /// | [`Mr::replace`](crate::Mr::replace) | [`NotReplaced`](crate::mr::NotReplaced) |
 /// | `post` of an [`Endpoint`](crate::owned::Endpoint::post), a [`Scope`](crate::owned::Scope::post) or [`Datagrams`](crate::owned::Datagrams::post) | the [`Op`](crate::owned::Op) |
 /// | [`RegionMut::new`](crate::owned::RegionMut::new) | the MR |
-/// | [`RegionMut::expose`](crate::owned::RegionMut::expose), [`RemoteRegion::revoke`](crate::owned::RemoteRegion::revoke) | the part, the exposed memory |
+/// | [`RegionMut::expose`](crate::owned::RegionMut::expose), [`RemoteRegion::revoke`](crate::owned::RemoteRegion::revoke) | the `RegionMut`, the `RemoteRegion` |
 ///
 /// ```no_run
 /// # fn example(mr: bareverbs::Mr<Vec<u8>>, mw: bareverbs::mw::Mw) -> bareverbs::Result<Vec<u8>> {

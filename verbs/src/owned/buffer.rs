@@ -226,7 +226,7 @@ impl<M: MemoryOwner + Send + 'static> Writable for Mr<M> {}
 // SAFETY: as above. The MR is the only owner of the bytes.
 unsafe impl<M: MemoryOwner + Send + 'static> Target for Mr<M> {}
 
-/// A [`RegionMut`], a [`Region`], an [`RemoteRegionSource`] or a [`PoolBuffer`], for connections that
+/// A [`RegionMut`], a [`Region`], a [`RemoteRegionSource`] or a [`PoolBuffer`], for connections that
 /// post several of them.
 ///
 /// It is a [`Source`] only: a device may not write all of them. Operations that write the buffer take

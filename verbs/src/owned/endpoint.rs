@@ -30,7 +30,10 @@ use crate::qp::{ConnectAttr, Qp, QpAttr, QpAttrMask, QpState, Rc, Transport};
 use crate::runtime::{Attached, Runtime};
 use crate::{Address, AnyProvider, Error, Pd, PortNum, Refused, Result, WcOpcode, WcStatus, link_down};
 
-/// A reliable connection whose operations own their buffers of type `B`: an [`Mr`](crate::Mr), a
+/// One connection with one owner, the fastest: completions come from one queue, in order. Several threads
+/// or tasks, or many connections on one CQ: a [`Connection`](super::Connection) of a [`Hub`](super::Hub).
+///
+/// Its operations own their buffers of type `B`: an [`Mr`](crate::Mr), a
 /// [`RegionMut`](super::RegionMut), a [`PoolBuffer`](super::PoolBuffer) or [`AnyBuffer`](super::AnyBuffer).
 ///
 /// The first failed operation moves the QP to ERR. All outstanding operations then fail, and posting
@@ -116,7 +119,7 @@ use crate::{Address, AnyProvider, Error, Pd, PortNum, Refused, Result, WcOpcode,
 ///
 /// | call | after the removal |
 /// |---|---|
-/// | [`Endpoint::next`] | They return an operation, as failed. When none is left, the error is [`Error::Invalid`]. |
+/// | [`Endpoint::next`] | It returns an operation, as failed. When none is left, the error is [`Error::Invalid`]. |
 /// | [`Endpoint::arm`] | It fails with [`Error::DeviceRemoved`]. Poll until [`Endpoint::pending`] is 0. |
 /// | [`Endpoint::poll`] | It makes no system call, so it notices nothing by itself. After one of the calls above it returns the operations. |
 /// | posting | It may return `Ok` until one of the calls above has noticed the removal, because queues are memory. |

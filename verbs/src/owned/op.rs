@@ -38,6 +38,7 @@ use crate::{Error, Imm, Remote, Result};
 /// | [`Parts`] | several buffers and their ranges, one message | [`Op::send_parts`], [`Op::recv_parts`], … |
 /// | [`Inline`] | bytes that are copied when posted | [`Op::send_inline`], … |
 /// | [`NoBuffer`] | a receive for immediate data only | [`Op::recv_empty`] |
+/// | [`Mixed`] | one buffer or inline bytes, for [`post_all`](super::Connection::post_all) | [`Op::mixed`] |
 /// | `&R`, `&mut R` of a [`Lend`](super::Lend) | borrowed memory, for a [`Scope`](super::Scope) | [`Op::send`], [`Op::recv`], … |
 ///
 /// # Remote access

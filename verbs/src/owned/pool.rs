@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn leases_are_disjoint_and_come_back_when_dropped() {
+    fn buffers_are_disjoint_and_come_back_when_dropped() {
         let (pd, pool) = pool(3, 100);
         assert_eq!((pool.capacity(), pool.buffer_len()), (3, 100));
         let mut buffers: Vec<PoolBuffer> = (0..3).map(|_| pool.take().unwrap()).collect();
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn forgotten_lease_takes_its_buffer_only() {
+    fn forgotten_buffer_is_the_only_one_lost() {
         let (_, pool) = pool(2, 8);
         std::mem::forget(pool.take());
         let buffer = pool.take().unwrap();
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn lease_outlives_its_pool() {
+    fn buffer_outlives_its_pool() {
         let (_, pool) = pool(1, 8);
         let mut buffer = pool.take().unwrap();
         drop(pool);

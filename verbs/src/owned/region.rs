@@ -13,7 +13,7 @@ use super::{Source, Target};
 use crate::mr::check_range;
 use crate::{Access, Buffer, MemoryOwner, Mr, Pd, Refused, Result};
 
-/// An exclusive range of a registered region.
+/// An exclusive range of a registered region, called a part of it on this page.
 ///
 /// A part is split and joined without a copy, an allocation or a system call. So many operations
 /// use one registration at the same time, each on a part of its own. The region is deregistered
@@ -274,7 +274,7 @@ impl<M> RegionMut<M> {
     #[must_use = "a part that is not used is dropped"]
     pub fn split_off(&mut self, at: usize) -> Self {
         let (offset, len) = (self.offset(), self.len());
-        assert!(at <= len, "a split at {at} exceeds the part's {len} bytes");
+        assert!(at <= len, "a split at {at} exceeds the range's {len} bytes");
         let rest = self.sibling(offset + at, len - at);
         self.set_range(offset, at);
         rest
@@ -655,7 +655,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic = "a split at 5 exceeds the part's 4 bytes"]
+    #[should_panic = "a split at 5 exceeds the range's 4 bytes"]
     fn split_beyond_a_part_panics() {
         let _ = whole(4).split_at(5);
     }

@@ -25,7 +25,7 @@ const EXPOSE: &str = "RegionMut::expose";
 /// as a slice, [`revoke`](Self::revoke) the access first.
 ///
 /// [`RegionMut::expose`] creates it. The range has a registration of its own, whose R_Key grants access
-/// to this range only. Peers can't access the region's other parts.
+/// to this range only. Peers can't access the rest of the region.
 ///
 /// ```no_run
 /// use bareverbs::{Access, Buffer, Context, RegionMut};

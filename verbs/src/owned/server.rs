@@ -724,11 +724,11 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// use bareverbs::server::Handle;
     ///
     /// # fn stop(handle: &Handle) -> bareverbs::Result<()> {
-    /// let report = match handle.drain().wait_timeout(Duration::from_secs(10)).transpose()? {
-    ///     Some(report) => report,
+    /// let summary = match handle.drain().wait_timeout(Duration::from_secs(10)).transpose()? {
+    ///     Some(summary) => summary,
     ///     None => handle.shutdown().wait()?,
     /// };
-    /// println!("{report:?}");
+    /// println!("{summary:?}");
     /// # Ok(())
     /// # }
     /// ```

@@ -1,4 +1,4 @@
-//! What threads and tasks wait for.
+//! Waits for datagrams and for destinations.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -21,7 +21,7 @@ use crate::{AnyProvider, Error, Result};
 
 const VERB: &str = "Datagrams::destination";
 
-/// What a wait of [`Datagrams`] returns. It is sealed.
+/// A result of a wait of [`Datagrams`]. It is sealed.
 pub trait Ending<B>: Sized {
     /// The direction of the operations; `None`: both.
     #[doc(hidden)]

@@ -21,7 +21,8 @@ use crate::owned::{Address, Op, Pending, PoolBuffer, Source};
 use crate::qp::{ConnectAttr, Operation as WrOperation, Qp, Rc, RecvRequest, SendRequest};
 use crate::{AnyProvider, Error, Pd, Result, WcOpcode};
 
-/// A connection of a [`Hub`](super::Hub).
+/// A connection of a [`Hub`](super::Hub), shared by threads and tasks: each operation is a future. For one
+/// owner, an [`Endpoint`](crate::owned::Endpoint) is faster.
 ///
 /// Clones are the same connection. Threads and tasks may post at the same time. Operations of one
 /// direction are posted in the order of the calls, at once: a [`Pending`] that is never awaited is
@@ -45,7 +46,7 @@ pub(crate) struct ConnectionInner<B, P: Provider, S: Service<P>> {
     pub(crate) resolve: ResolveTimeout,
 }
 
-/// What the operations of a function have in common. It is a constant.
+/// The constant [`PostedBy`] of a function.
 macro_rules! posted_by {
     ($verb:literal, $opcode:ident) => {
         &PostedBy { verb: $verb, opcode: WcOpcode::$opcode }
@@ -344,7 +345,7 @@ impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
             let entry = Operation { buffer, ..self.entry(by, SlotKind::Send, tag, place.len()) };
             let wr_id = hub.table.insert_queued(index, entry);
             let payload = place.payload();
-            // SAFETY: as in `post`: the table has the buffer, or the bytes are copied.
+            // SAFETY: as in `post_by`: the table has the buffer, or the bytes are copied.
             match unsafe { batch.push(&SendRequest { wr_id, operation, flags, payload }) } {
                 Ok(()) => pending.push(Pending::posted(Arc::clone(&self.inner), wr_id)),
                 Err(reason) => {

@@ -1,4 +1,4 @@
-//! What uses a hub for a protocol of its own.
+//! The seam between a hub and a protocol on its connections.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -21,7 +21,7 @@ pub(crate) const RESERVED: u64 = 0b11 << 62;
 /// batch.
 #[expect(private_interfaces, reason = "it is sealed: no other crate can name it")]
 pub trait Service<P: Provider>: Sized + Send + Sync + 'static {
-    /// What it keeps of a connection.
+    /// Its state of each connection.
     type Conn: Send + 'static;
 
     /// Whether it has requests and operations of its own.

@@ -63,7 +63,7 @@ impl fmt::Debug for Inline<'_> {
 }
 
 /// The payload of an operation for an endpoint or a connection with buffers of type `B`: such a buffer,
-/// [`Inline`] bytes or [`NoBuffer`]. It is sealed.
+/// [`Inline`] bytes, [`Mixed`] or [`NoBuffer`]. It is sealed.
 ///
 /// # Safety
 ///
@@ -74,7 +74,7 @@ pub unsafe trait Load<B>: Sized {
     #[doc(hidden)]
     type Place: Place;
 
-    /// What is left of it without its buffer.
+    /// The payload without its buffer.
     #[doc(hidden)]
     type Kept;
 

@@ -18,7 +18,7 @@ pub(crate) trait Lender: Send + Sync {
 /// them. So other buffers pay nothing for it.
 pub(crate) struct Loans(Arc<Inner>);
 
-/// What the `Inner` of buffers on loan has more than that of others.
+/// The additional state of an `Inner` of buffers on loan.
 pub(super) struct Loan {
     pool: Arc<Inner>,
     lender: OnceLock<Weak<dyn Lender>>,

@@ -24,7 +24,7 @@ use crate::wait::{Caller, waits};
 /// buffer, the next wait gets it. So a wait that is neither polled nor dropped may keep a buffer, and
 /// `mem::forget` may remove one from the pool.
 ///
-/// # Who gives buffers back
+/// # Return of buffers
 ///
 /// A wait does not poll a CQ. A buffer of a detached operation comes back when another thread, or a
 /// [driver](crate::owned::Hub#drivers), reaps its completion.

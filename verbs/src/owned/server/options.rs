@@ -158,7 +158,7 @@ impl ServerOptions {
         self
     }
 
-    /// Creates the server in `pd`. It sends buffers.
+    /// Creates the server in `pd`. It sends [`PoolBuffer`]s.
     ///
     /// # Errors
     /// As for [`build_for`](Self::build_for).
@@ -233,7 +233,7 @@ impl ServerOptions {
 }
 
 impl ClientOptions {
-    /// Creates the client in `pd`. It sends buffers.
+    /// Creates the client in `pd`. It sends [`PoolBuffer`]s.
     ///
     /// # Errors
     /// As for [`ServerOptions::build_for`].

@@ -19,7 +19,7 @@ use crate::{Error, Imm, WcOpcode, WcStatus};
 /// Set in the `wr_id`s of control messages. The kind of the message is in the low bits.
 const CONTROL: u64 = 1 << 62;
 
-/// What a server keeps of a connection, beside the hub.
+/// The server's state of a connection.
 #[derive(Debug)]
 pub struct PeerState {
     pub(crate) flow: FlowControl<Queued>,
@@ -63,7 +63,7 @@ pub(crate) fn pump<B, P: Provider>(
         let operation = Operation::SendImm(imm);
         let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
         // SAFETY: a request without an SGE names no memory. That of a message was made by `checked_sge`
-        // for a buffer of `Source` that was moved into the table, and `Connection::post` documents how
+        // for a buffer of `Source` that was moved into the table, and `Connection::post_by` documents how
         // long the table keeps it. A send does not write its memory.
         if let Err(error) = unsafe { qp.post_send(&[request]) } {
             // A request that counts as posted completes when the connection ends.

@@ -793,7 +793,7 @@ impl Waiter {
 }
 
 #[test]
-fn lease_of_a_message_without_a_spare_buffer_posts_its_receive_when_dropped() {
+fn buffer_of_a_message_without_a_spare_one_posts_its_receive_when_dropped() {
     let mut setup = Setup::new();
     let receive = setup.receive();
     setup.arrives(receive, ControlKind::Data as u32, 5);
@@ -877,7 +877,7 @@ fn receives_on_loan_leave_buffers_to_waits() {
 }
 
 #[test]
-fn lease_on_loan_of_an_ended_peer_posts_its_receive_when_dropped() {
+fn buffer_on_loan_of_an_ended_peer_posts_its_receive_when_dropped() {
     let mut setup = Setup::new();
     let receive = setup.receive();
     setup.arrives(receive, ControlKind::Data as u32, 5);
@@ -892,7 +892,7 @@ fn lease_on_loan_of_an_ended_peer_posts_its_receive_when_dropped() {
 }
 
 #[test]
-fn lease_on_loan_outlives_its_server() {
+fn buffer_on_loan_outlives_its_server() {
     let mut setup = Setup::new();
     let receive = setup.receive();
     setup.arrives(receive, ControlKind::Data as u32, 5);
