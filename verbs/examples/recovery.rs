@@ -83,7 +83,7 @@ fn receive(pd: &Pd, options: &Options) -> Result<()> {
             Some(Some(Event::Closed(_))) => closing = Some(server.handle().shutdown()),
             Some(Some(_)) => {}
             Some(None) => break,
-            None => server.handle().keepalive(),
+            None => server.handle().probe(),
         }
     }
     let report = closing.context("the server was shut down")?.wait()?;
@@ -140,7 +140,7 @@ fn send(pd: &Pd, host: &str, options: &Options) -> Result<()> {
                 }
                 Some(Some(Event::Failed(_, error))) => break error,
                 Some(Some(_)) | Some(None) => bail!("the receiver has closed the connection"),
-                None => client.handle().keepalive(),
+                None => client.handle().probe(),
             }
         };
         let ms = heard.elapsed().as_millis();

@@ -135,12 +135,12 @@ use super::hub::reaper::{BATCH, Batch, ConnState, Depths, SlotKind};
 use super::hub::{Driver, Hub};
 use super::op::Load;
 use super::pool::Lender;
-use super::{Address, Op, Pending, PoolBuffer, Source, Target};
+use super::{Address, Op, Pending, PoolBuffer, Source};
 use crate::qp::{QpInit, WrId};
 use crate::runtime::Runtime;
 use crate::sync::{Mutex, lock};
 use crate::wait::{Caller, waits};
-use crate::{AnyProvider, Error, Remote, Result, WcStatus};
+use crate::{AnyProvider, Error, Result, WcStatus};
 
 fn closed(verb: &'static str) -> Error {
     Error::Closed { verb, reason: "the connection of the peer has failed, or was ended by either side" }
@@ -608,29 +608,15 @@ impl<B: Source, P: Provider> Handle<B, P> {
         Ok(())
     }
 
-    /// Sends the bytes of `buffer` in `range` to `peer`. If the peer has no receive for it, the
-    /// message waits in a queue of [`ServerOptions::sends`] messages. A full queue refuses the
-    /// message, and so does a peer that drains ([`Error::Draining`]).
+    /// Sends the bytes of `buffer` in `range` to `peer`: [`post`](Self::post) of [`Op::send`]. If the peer
+    /// has no receive for it, the message waits in a queue of [`ServerOptions::sends`] messages. A full
+    /// queue refuses the message, and so does a peer that drains ([`Error::Draining`]).
     pub fn send(&self, peer: PeerId, buffer: B, range: impl RangeBounds<usize>) -> PeerOperation<B, P> {
-        self.send_tagged(peer, buffer, range, 0)
+        self.post(peer, Op::send(buffer, range))
     }
 
-    /// Sends as [`Handle::send`] does. `tag` comes back in [`Done::tag`](super::Done::tag).
-    pub fn send_tagged(
-        &self,
-        peer: PeerId,
-        buffer: B,
-        range: impl RangeBounds<usize>,
-        tag: u64,
-    ) -> PeerOperation<B, P> {
-        match self.inner.get(peer) {
-            Some(peer) => post::send_message(&peer, buffer, range, tag),
-            None => Pending::refused(closed("Handle::send"), Some(buffer), tag),
-        }
-    }
-
-    /// Posts a write, a read or an atomic operation on memory of `peer`, with its options: inline data,
-    /// fence and a tag. The peer sends the [`Remote`] in a message.
+    /// Posts a [message](Self::send), or a write, a read or an atomic operation on memory of `peer`. The
+    /// peer sends the [`Remote`] of its memory in a message.
     ///
     /// ```no_run
     /// use bareverbs::server::{Handle, PeerId};
@@ -638,13 +624,15 @@ impl<B: Source, P: Provider> Handle<B, P> {
     ///
     /// # fn read(handle: &Handle, peer: PeerId, value: Remote, flag: Remote) -> bareverbs::Result<()> {
     /// let room = handle.take().expect("a buffer");
-    /// let value = handle.read(peer, room, ..64, value).wait()?.into_buffer();
+    /// let value = handle.post(peer, Op::read(room, ..64, value)).wait()?.into_buffer();
     /// println!("{:?}", &value.bytes()[..64]);
     /// // It needs `ServerOptions::inline(8)`.
     /// handle.post(peer, Op::write_inline(&[1; 8], flag).fenced()).wait()?;
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// A message has a tag and no other option. Operations on memory have all options.
     ///
     /// Each peer has [`ServerOptions::operations`] of them at a time, apart from messages. An operation
     /// is executed in order with the messages that were sent before it, unless these wait for credits.
@@ -653,23 +641,17 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// [`ServerOptions::access`] of the peer allows it, and the memory of the peer: see
     /// [`RegionMut::expose`](super::RegionMut::expose).
     ///
-    /// Refused are sends and writes with immediate data ([`Error::Invalid`]): they are messages.
+    /// Refused are inline messages, and sends and writes with immediate data ([`Error::Invalid`]).
+    #[doc(alias = "send_tagged")]
+    #[doc(alias = "write")]
+    #[doc(alias = "read")]
+    #[doc(alias = "fetch_add")]
+    #[doc(alias = "compare_swap")]
     pub fn post<L: Load<B>>(&self, peer: PeerId, op: Op<L>) -> PeerOperation<B, P> {
         match self.inner.get(peer) {
-            Some(peer) => post::post_operation(&peer, op),
+            Some(peer) => post::post(&peer, op),
             None => Pending::refused_op(SlotKind::Send, closed("Handle::post"), op),
         }
-    }
-
-    /// Writes the bytes of `buffer` in `range` to the memory of `peer`: see [`Handle::post`].
-    pub fn write(
-        &self,
-        peer: PeerId,
-        buffer: B,
-        range: impl RangeBounds<usize>,
-        remote: Remote,
-    ) -> PeerOperation<B, P> {
-        self.post(peer, Op::write(buffer, range, remote))
     }
 
     /// Closes the connection to `peer` without loss: messages that were sent before are delivered,
@@ -746,7 +728,8 @@ impl<B: Source, P: Provider> Handle<B, P> {
     ///
     /// Waits and the driver do this every few seconds, as
     /// [`ServerOptions::keepalive`](ServerOptions::keepalive) says.
-    pub fn keepalive(&self) {
+    #[doc(alias = "keepalive")]
+    pub fn probe(&self) {
         self.inner.collect();
         self.inner.hub.inner().sweep(None);
     }
@@ -774,38 +757,6 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// As for [`Hub::spawn_driver_thread`].
     pub fn spawn_driver_thread(&self) -> Result<()> {
         self.inner.hub.spawn_driver_thread()
-    }
-}
-
-impl<B: Target, P: Provider> Handle<B, P> {
-    /// Reads memory of `peer` into the bytes of `buffer` in `range`: see [`Handle::post`].
-    pub fn read(
-        &self,
-        peer: PeerId,
-        buffer: B,
-        range: impl RangeBounds<usize>,
-        remote: Remote,
-    ) -> PeerOperation<B, P> {
-        self.post(peer, Op::read(buffer, range, remote))
-    }
-
-    /// Adds `add` to 8 bytes of the memory of `peer`. The first 8 bytes of `buffer` receive the old
-    /// value, in native byte order. The peer needs [`Access::REMOTE_ATOMIC`](crate::Access).
-    pub fn fetch_add(&self, peer: PeerId, buffer: B, remote: Remote, add: u64) -> PeerOperation<B, P> {
-        self.post(peer, Op::fetch_add(buffer, remote, add))
-    }
-
-    /// Replaces 8 bytes of the memory of `peer` by `swap` if they equal `compare`. The first 8 bytes of
-    /// `buffer` receive the old value, in native byte order.
-    pub fn compare_swap(
-        &self,
-        peer: PeerId,
-        buffer: B,
-        remote: Remote,
-        compare: u64,
-        swap: u64,
-    ) -> PeerOperation<B, P> {
-        self.post(peer, Op::compare_swap(buffer, remote, compare, swap))
     }
 }
 
@@ -920,19 +871,9 @@ impl<B: Source, P: Provider> Client<B, P> {
         self.server.handle.send(self.id, buffer, range)
     }
 
-    /// Sends as [`Client::send`] does. `tag` comes back in [`Done::tag`](super::Done::tag).
-    pub fn send_tagged(&self, buffer: B, range: impl RangeBounds<usize>, tag: u64) -> PeerOperation<B, P> {
-        self.server.handle.send_tagged(self.id, buffer, range, tag)
-    }
-
-    /// Posts a write, a read or an atomic operation on memory of the server, as [`Handle::post`] does.
+    /// Posts a message, or an operation on memory of the server, as [`Handle::post`] does.
     pub fn post<L: Load<B>>(&self, op: Op<L>) -> PeerOperation<B, P> {
         self.server.handle.post(self.id, op)
-    }
-
-    /// Writes the bytes of `buffer` in `range` to the memory of the server: see [`Handle::post`].
-    pub fn write(&self, buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> PeerOperation<B, P> {
-        self.post(Op::write(buffer, range, remote))
     }
 
     /// The id of the server as the client's peer, for the client's [handle](Self::handle).
@@ -955,23 +896,6 @@ impl<B: Source, P: Provider> Client<B, P> {
     /// Closes the connection without loss, as [`Handle::shutdown`] does.
     pub fn shutdown(&self) -> Shutdown<B, P> {
         self.server.handle.shutdown()
-    }
-}
-
-impl<B: Target, P: Provider> Client<B, P> {
-    /// Reads memory of the server into the bytes of `buffer` in `range`: see [`Handle::post`].
-    pub fn read(&self, buffer: B, range: impl RangeBounds<usize>, remote: Remote) -> PeerOperation<B, P> {
-        self.post(Op::read(buffer, range, remote))
-    }
-
-    /// Adds `add` to 8 bytes of the memory of the server, as [`Handle::fetch_add`] does.
-    pub fn fetch_add(&self, buffer: B, remote: Remote, add: u64) -> PeerOperation<B, P> {
-        self.post(Op::fetch_add(buffer, remote, add))
-    }
-
-    /// Replaces 8 bytes of the memory of the server, as [`Handle::compare_swap`] does.
-    pub fn compare_swap(&self, buffer: B, remote: Remote, compare: u64, swap: u64) -> PeerOperation<B, P> {
-        self.post(Op::compare_swap(buffer, remote, compare, swap))
     }
 }
 

@@ -151,7 +151,7 @@ pub(crate) fn server_that_echoes_allocates_nothing() {
                 panic!("an answer")
             };
             assert_eq!(answer.bytes().len(), 8);
-            server.handle().keepalive();
+            server.handle().probe();
         }
     };
     exchange(WARM_UP);

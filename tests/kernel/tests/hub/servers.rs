@@ -269,13 +269,13 @@ pub(crate) fn keepalive_finds_a_dead_idle_client() {
         let ((dead, lost), (_alive, peer)) = (client(&pd, &server), client(&pd, &server));
         drop(dead);
         for _ in 0..3 {
-            server.handle().keepalive();
+            server.handle().probe();
         }
         match server.next().wait_timeout(TIMEOUT).transpose().unwrap() {
             Some(Some(Event::Failed(failed, _))) => assert_eq!(failed, lost),
             other => panic!("{other:?}"),
         }
-        server.handle().keepalive();
+        server.handle().probe();
         assert!(server.next().wait_timeout(Duration::from_millis(200)).is_none());
         assert_eq!(server.handle().peers(), [peer]);
     });
@@ -674,18 +674,19 @@ pub(crate) fn server_accesses_memory_of_its_client() {
         let handle = server.handle().clone();
         let mut buffer = server.take().unwrap();
         buffer.bytes_mut()[..5].copy_from_slice(b"hello");
-        let buffer = handle.write(peer, buffer, ..5, at(8)).wait().unwrap().into_buffer();
+        let buffer = handle.post(peer, Op::write(buffer, ..5, at(8))).wait().unwrap().into_buffer();
         let flag = handle.post(peer, Op::write_inline(&7_u64.to_ne_bytes(), remote).tag(3)).wait().unwrap();
         assert_eq!((flag.tag, exposed.load::<u64>(0).unwrap()), (3, 7));
-        let buffer = handle.fetch_add(peer, buffer, remote, 5).wait().unwrap().into_buffer();
+        let buffer = handle.post(peer, Op::fetch_add(buffer, remote, 5)).wait().unwrap().into_buffer();
         assert_eq!(&buffer.bytes()[..8], &7_u64.to_ne_bytes());
-        let buffer = handle.compare_swap(peer, buffer, remote, 12, 40).wait().unwrap().into_buffer();
+        let buffer =
+            handle.post(peer, Op::compare_swap(buffer, remote, 12, 40)).wait().unwrap().into_buffer();
         assert_eq!(exposed.load::<u64>(0).unwrap(), 40);
-        let buffer = handle.read(peer, buffer, ..13, remote).wait().unwrap().into_buffer();
+        let buffer = handle.post(peer, Op::read(buffer, ..13, remote)).wait().unwrap().into_buffer();
         assert_eq!(&buffer.bytes()[8..13], b"hello");
         // Messages go on, and an operation that the memory does not allow ends the connection.
-        handle.send_tagged(peer, buffer, ..8, 9).wait().map(|done| assert_eq!(done.tag, 9)).unwrap();
-        let beyond = handle.read(peer, server.take().unwrap(), ..8, at(4096)).wait().unwrap_err();
+        handle.post(peer, Op::send(buffer, ..8).tag(9)).wait().map(|done| assert_eq!(done.tag, 9)).unwrap();
+        let beyond = handle.post(peer, Op::read(server.take().unwrap(), ..8, at(4096))).wait().unwrap_err();
         assert!(beyond.buffer.is_some(), "{beyond}");
         match server.next().wait_timeout(TIMEOUT).transpose().unwrap() {
             Some(Some(Event::Failed(failed, _))) => assert_eq!(failed, peer),
@@ -704,7 +705,8 @@ pub(crate) fn client_reads_memory_of_its_server() {
         let table = table.expose(Access::REMOTE_READ).unwrap();
         table.write(100, b"value").unwrap();
         let room = client.take().unwrap();
-        let value = client.read(room, ..5, table.remote(100).unwrap()).wait().unwrap().into_buffer();
+        let value =
+            client.post(Op::read(room, ..5, table.remote(100).unwrap())).wait().unwrap().into_buffer();
         assert_eq!(&value.bytes()[..5], b"value");
         drop(table.revoke().unwrap());
     });

@@ -8,12 +8,12 @@ use std::sync::{Arc, Weak};
 use bareverbs_provider::traits::Provider;
 
 use super::inbound::{Inbound, Receive};
-use super::post::send_message;
+use super::post::post;
 use super::reap::{PeerConn, Peers, pump};
 use super::{PeerId, PeerOperation};
 use crate::owned::hub::connection::{Connection, ConnectionInner};
 use crate::owned::hub::reaper::BATCH;
-use crate::owned::{Pending, PoolBuffer, Source};
+use crate::owned::{Op, Pending, PoolBuffer, Source};
 use crate::{AnyProvider, Error};
 
 /// An event of a [`Server`](super::Server) or a [`Client`](super::Client).
@@ -94,7 +94,7 @@ impl<B: Source, P: Provider> Message<B, P> {
     /// Sends a message to the sender of this one, as [`Handle::send`](super::Handle::send) does.
     pub fn reply(&self, buffer: B, range: impl RangeBounds<usize>) -> PeerOperation<B, P> {
         match self.peer.upgrade() {
-            Some(peer) => send_message(&Connection::of(peer), buffer, range, 0),
+            Some(peer) => post(&Connection::of(peer), Op::send(buffer, range)),
             None => Pending::refused(super::closed("Message::reply"), Some(buffer), 0),
         }
     }

@@ -1,6 +1,5 @@
 //! Messages and operations on the connections of a server.
 
-use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use bareverbs_provider::traits::Provider;
@@ -11,19 +10,19 @@ use crate::error::Limit;
 use crate::owned::buffer::checked_sge;
 use crate::owned::hub::connection::{Connection, ConnectionInner, full};
 use crate::owned::hub::reaper::{Operation, PostedBy, SlotKind};
-use crate::owned::op::Load;
+use crate::owned::op::{ByteRange, Load};
 use crate::owned::{Op, Pending, Source};
-use crate::qp::Operation as WrOperation;
+use crate::qp::{Operation as WrOperation, SendFlags};
 use crate::{Error, WcOpcode};
 
 /// Sends a message, or adds it to those that wait for credits.
-pub(super) fn send_message<B: Source, P: Provider>(
+fn send_message<B: Source, P: Provider>(
     peer: &Connection<B, P, Peers<P>>,
     buffer: B,
-    range: impl RangeBounds<usize>,
+    range: ByteRange,
     tag: u64,
 ) -> PeerOperation<B, P> {
-    const BY: &PostedBy = &PostedBy { verb: "Handle::send", opcode: WcOpcode::SEND };
+    const BY: &PostedBy = &PostedBy { verb: "Handle::post(Op::send)", opcode: WcOpcode::SEND };
     const VERB: &str = BY.verb;
     let ConnectionInner { hub, conn, .. } = peer.inner();
     let sge = match checked_sge(VERB, &buffer, hub.pd.domain(), range) {
@@ -69,19 +68,35 @@ pub(super) fn send_message<B: Source, P: Provider>(
     Pending::posted(Arc::clone(peer.shared()), wr_id)
 }
 
-/// Posts a write, a read or an atomic operation.
-pub(super) fn post_operation<B: Source, P: Provider, L: Load<B>>(
+/// Posts a message, a write, a read or an atomic operation.
+pub(super) fn post<B: Source, P: Provider, L: Load<B>>(
     peer: &Connection<B, P, Peers<P>>,
     op: Op<L>,
 ) -> PeerOperation<B, P> {
     let by = match op.operation {
-        WrOperation::Write(_) => &PostedBy { verb: "Handle::write", opcode: WcOpcode::RDMA_WRITE },
-        WrOperation::Read(_) => &PostedBy { verb: "Handle::read", opcode: WcOpcode::RDMA_READ },
-        WrOperation::CmpSwp { .. } => &PostedBy { verb: "Handle::compare_swap", opcode: WcOpcode::COMP_SWAP },
-        WrOperation::FetchAdd { .. } => &PostedBy { verb: "Handle::fetch_add", opcode: WcOpcode::FETCH_ADD },
+        WrOperation::Write(_) => &PostedBy { verb: "Handle::post(Op::write)", opcode: WcOpcode::RDMA_WRITE },
+        WrOperation::Read(_) => &PostedBy { verb: "Handle::post(Op::read)", opcode: WcOpcode::RDMA_READ },
+        WrOperation::CmpSwp { .. } => {
+            &PostedBy { verb: "Handle::post(Op::compare_swap)", opcode: WcOpcode::COMP_SWAP }
+        }
+        WrOperation::FetchAdd { .. } => {
+            &PostedBy { verb: "Handle::post(Op::fetch_add)", opcode: WcOpcode::FETCH_ADD }
+        }
+        WrOperation::Send if op.flags == SendFlags::SIGNALED => {
+            let (range, tag) = (op.range, op.tag);
+            return match op.split() {
+                (Some(buffer), _) => send_message(peer, buffer, range, tag),
+                (None, _) => {
+                    Pending::refused(Error::invalid("Handle::post", "a message is not inline"), None, tag)
+                }
+            };
+        }
+        WrOperation::Send => {
+            let reason = "a message has no option but its tag";
+            return Pending::refused_op(SlotKind::Send, Error::invalid("Handle::post", reason), op);
+        }
         _ => {
-            let reason = "it is a message, whose receives and immediate data belong to the flow control: \
-                          use `Handle::send`";
+            let reason = "immediate data belongs to the flow control: use `Op::send` or `Op::write`";
             return Pending::refused_op(SlotKind::Send, Error::invalid("Handle::post", reason), op);
         }
     };

@@ -118,7 +118,7 @@ impl<P: Provider> Service<P> for Peers<P> {
         let failure = if unknown {
             Some(Failure::Unknown { wr_id })
         } else if status != WcStatus::SUCCESS {
-            let verb = if shared { "Server::next" } else { "Handle::send" };
+            let verb = if shared { "Server::next" } else { "Handle::post(Op::send)" };
             Some(conn.failure(verb, status, vendor_err))
         } else {
             None

@@ -19,7 +19,7 @@ use crate::qp::ConnectAttr;
 use crate::srq::{Srq, SrqInit};
 use crate::testing::{Plain, completion, succeed_ioctls};
 use crate::values::AckTimeout;
-use crate::{Access, Imm, WcOpcode, WcStatus};
+use crate::{Access, Imm, Remote, WcOpcode, WcStatus};
 
 const WINDOW: u32 = 2;
 const SENDS: u32 = 2;
@@ -320,10 +320,10 @@ fn messages_to_a_peer_that_drains_are_not_sent() {
         assert!(matches!(failed.error, Error::Draining { verb: of } if of == verb), "{failed}");
         failed.buffer.unwrap()
     };
-    let buffer = assert_refused(waits, "Handle::send");
-    let buffer = assert_refused(handle.send(setup.peer, buffer, ..4), "Handle::send");
+    let buffer = assert_refused(waits, "Handle::post(Op::send)");
+    let buffer = assert_refused(handle.send(setup.peer, buffer, ..4), "Handle::post(Op::send)");
     let remote = crate::Remote { addr: 0, rkey: 1 };
-    drop(assert_refused(handle.write(setup.peer, buffer, ..4, remote), "Handle::write"));
+    drop(assert_refused(handle.post(setup.peer, Op::write(buffer, ..4, remote)), "Handle::post(Op::write)"));
     // The message that was sent, and its answer.
     setup.sent();
     drop(sent.wait().unwrap());
@@ -696,7 +696,7 @@ fn one_sided_operations_have_room_of_their_own_and_are_not_counted_as_messages()
     assert_eq!(write.wait().unwrap().tag, 7);
     let failed = add.wait().unwrap_err();
     assert_eq!((failed.tag, failed.is_recv()), (8, false));
-    assert_eq!(failed.error.verb(), Some("Handle::write"), "{failed}");
+    assert_eq!(failed.error.verb(), Some("Handle::post(Op::write)"), "{failed}");
     let counts = |inbound: &Inbound<Plain>| {
         [&inbound.sent, &inbound.failed].map(|counter| counter.load(Ordering::Relaxed))
     };
@@ -704,14 +704,20 @@ fn one_sided_operations_have_room_of_their_own_and_are_not_counted_as_messages()
 }
 
 #[test]
-fn sends_and_immediate_data_are_refused_as_one_sided_operations() {
+fn inline_messages_immediate_data_and_options_of_messages_are_refused() {
     let setup = Setup::new();
     let (handle, peer) = (setup.server.handle(), setup.peer);
     let remote = Remote { addr: 8, rkey: 1 };
-    let buffer = setup.server.take().unwrap();
+    let buffer = || setup.server.take().unwrap();
     let inline = [Op::send_inline(b"x"), Op::write_imm_inline(b"x", remote, 1)];
     let inline = inline.map(|op| handle.post(peer, op.tag(3)));
-    for pending in inline.into_iter().chain([handle.post(peer, Op::send_imm(buffer, ..1, 1).tag(3))]) {
+    let of_buffers = [
+        Op::send_imm(buffer(), ..1, 1),
+        Op::send(buffer(), ..1).fenced(),
+        Op::send(buffer(), ..1).unsignaled(),
+    ];
+    let of_buffers = of_buffers.map(|op| handle.post(peer, op.tag(3)));
+    for pending in inline.into_iter().chain(of_buffers) {
         let refused = pending.wait().unwrap_err();
         assert!(matches!(refused.error, Error::Invalid { .. }), "{refused}");
         assert_eq!(refused.tag, 3);
@@ -1103,7 +1109,7 @@ fn failed_write_is_an_error_though_the_peer_has_acknowledged_all_messages() {
     let setup = Setup::new();
     let remote = Remote { addr: 0, rkey: 1 };
     let handle = setup.server.handle().clone();
-    let write = handle.write(setup.peer, handle.take().unwrap(), ..4, remote);
+    let write = handle.post(setup.peer, Op::write(handle.take().unwrap(), ..4, remote));
     let message = handle.send(setup.peer, handle.take().unwrap(), ..4);
     let shutdown = handle.shutdown();
     let receive = setup.receive();
