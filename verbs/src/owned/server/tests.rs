@@ -708,19 +708,21 @@ fn inline_messages_immediate_data_and_options_of_messages_are_refused() {
     let setup = Setup::new();
     let (handle, peer) = (setup.server.handle(), setup.peer);
     let remote = Remote { addr: 8, rkey: 1 };
-    let buffer = || setup.server.take().unwrap();
-    let inline = [Op::send_inline(b"x"), Op::write_imm_inline(b"x", remote, 1)];
-    let inline = inline.map(|op| handle.post(peer, op.tag(3)));
-    let of_buffers = [
-        Op::send_imm(buffer(), ..1, 1),
-        Op::send(buffer(), ..1).fenced(),
-        Op::send(buffer(), ..1).unsignaled(),
-    ];
-    let of_buffers = of_buffers.map(|op| handle.post(peer, op.tag(3)));
-    for pending in inline.into_iter().chain(of_buffers) {
+    let assert_invalid = |pending: PeerOperation<PoolBuffer, Plain>| {
         let refused = pending.wait().unwrap_err();
         assert!(matches!(refused.error, Error::Invalid { .. }), "{refused}");
         assert_eq!(refused.tag, 3);
+    };
+    for op in [Op::send_inline(b"x"), Op::write_imm_inline(b"x", remote, 1)] {
+        assert_invalid(handle.post(peer, op.tag(3)));
+    }
+    let of_buffer: [fn(PoolBuffer) -> Op<PoolBuffer>; 3] = [
+        |buffer| Op::send_imm(buffer, ..1, 1),
+        |buffer| Op::send(buffer, ..1).fenced(),
+        |buffer| Op::send(buffer, ..1).unsignaled(),
+    ];
+    for op in of_buffer {
+        assert_invalid(handle.post(peer, op(setup.server.take().unwrap()).tag(3)));
     }
     assert!(setup.plain.log().sent.is_empty());
     handle.close(peer);
