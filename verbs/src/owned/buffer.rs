@@ -251,14 +251,14 @@ pub enum AnyBuffer<M = Buffer> {
     /// A read-only range.
     Region(Region<M>),
     /// A range that peers access.
-    RemoteRegion(RemoteRegionSource<M>),
+    RemoteRegionSource(RemoteRegionSource<M>),
     /// A slot of a pool.
     PoolBuffer(PoolBuffer),
 }
 
 impl<M> From<RemoteRegionSource<M>> for AnyBuffer<M> {
     fn from(source: RemoteRegionSource<M>) -> Self {
-        Self::RemoteRegion(source)
+        Self::RemoteRegionSource(source)
     }
 }
 
@@ -287,7 +287,7 @@ impl<M> AnyBuffer<M> {
         match self {
             Self::RegionMut(part) => Some(part.bytes()),
             Self::Region(shared) => Some(shared.bytes()),
-            Self::RemoteRegion(_) => None,
+            Self::RemoteRegionSource(_) => None,
             Self::PoolBuffer(buffer) => Some(buffer.bytes()),
         }
     }
@@ -331,7 +331,7 @@ macro_rules! forward {
                 match self {
                     Self::RegionMut(part) => part.$method($($argument),*),
                     Self::Region(shared) => shared.$method($($argument),*),
-                    Self::RemoteRegion(source) => source.$method($($argument),*),
+                    Self::RemoteRegionSource(source) => source.$method($($argument),*),
                     Self::PoolBuffer(buffer) => buffer.$method($($argument),*),
                 }
             })*

@@ -132,7 +132,7 @@ kernel_tests! {
     scope_waits_for_operations_that_were_not_polled,
     scope_reads_into_disjoint_ranges_of_a_region,
     lent_odp_range_leaves_its_neighbour_alone,
-    scope_borrows_parts_and_leases_and_posts_all_kinds_of_writes,
+    scope_borrows_regions_and_pool_buffers_and_posts_all_kinds_of_writes,
     panic_in_a_scope_ends_its_operations,
     scope_ends_at_its_timeout,
     owned_operations_outlive_a_scope,

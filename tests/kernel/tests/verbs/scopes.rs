@@ -163,7 +163,7 @@ pub(crate) fn scope_reads_into_disjoint_ranges_of_a_region() {
     assert_eq!(whole.bytes(), Some(&bytes[..]));
 }
 
-pub(crate) fn scope_borrows_parts_and_leases_and_posts_all_kinds_of_writes() {
+pub(crate) fn scope_borrows_regions_and_pool_buffers_and_posts_all_kinds_of_writes() {
     let pd = open().alloc_pd().unwrap();
     let options = Endpoint::options().inline(16);
     let (mut alice, mut bob): (Endpoint<Mr<Buffer>>, Endpoint<Mr<Buffer>>) =

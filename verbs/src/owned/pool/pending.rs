@@ -43,12 +43,12 @@ impl PendingPoolBuffer {
 
     fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<PoolBuffer>> {
         match caller {
-            Caller::Thread(end) => Parker::block_on(end, |waker| self.poll_lease(waker).map(Ok)),
-            Caller::Task(waker) => self.poll_lease(waker).map(Ok),
+            Caller::Thread(end) => Parker::block_on(end, |waker| self.poll_buffer(waker).map(Ok)),
+            Caller::Task(waker) => self.poll_buffer(waker).map(Ok),
         }
     }
 
-    pub(crate) fn poll_lease(&mut self, waker: &Waker) -> Poll<PoolBuffer> {
+    pub(crate) fn poll_buffer(&mut self, waker: &Waker) -> Poll<PoolBuffer> {
         self.pool
             .slots
             .poll(&mut self.ticket, &Context::from_waker(waker))

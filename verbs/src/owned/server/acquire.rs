@@ -89,14 +89,14 @@ impl<B: Source, P: Provider> Handle<B, P> {
 impl<B: Source, P: Provider> PendingBuffer<B, P> {
     fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<PoolBuffer>> {
         let hub = Arc::clone(self.server.hub.inner());
-        hub.poll_by(caller, VERB, |cx| self.poll_lease(cx))
+        hub.poll_by(caller, VERB, |cx| self.poll_buffer(cx))
     }
 
     /// Takes a buffer, or registers the task and helps to reap.
-    fn poll_lease(&mut self, cx: &Context<'_>) -> Poll<Result<PoolBuffer>> {
+    fn poll_buffer(&mut self, cx: &Context<'_>) -> Poll<Result<PoolBuffer>> {
         for _ in 0..ROUNDS {
             self.check_open()?;
-            if let Poll::Ready(buffer) = self.wait.poll_lease(cx.waker()) {
+            if let Poll::Ready(buffer) = self.wait.poll_buffer(cx.waker()) {
                 return Poll::Ready(Ok(buffer));
             }
             // The end of the server either finds the waker, or was before this.
