@@ -49,6 +49,8 @@ pub mod request;
 pub mod ring;
 pub mod rss;
 pub mod traits;
+#[doc(hidden)]
+pub mod wait;
 pub mod wake;
 pub mod work;
 

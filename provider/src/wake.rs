@@ -58,42 +58,60 @@ impl FirstPanic {
     }
 }
 
-/// A call that blocks, to be run beside the tasks, and a future of its result. If the future is dropped,
+/// The state of a call of [`answered`].
+enum Answer<T> {
+    /// The call has not ended. The task that waits for it.
+    Pending(Option<Waker>),
+    /// Its result. `None`: it was taken, or the call was dropped unrun.
+    Ended(Option<thread::Result<T>>),
+}
+
+/// The side of the call. Its drop ends a call that was not run.
+struct Answering<T>(Arc<Mutex<Answer<T>>>);
+
+impl<T> Answering<T> {
+    /// Only the first end counts.
+    fn end(&self, result: Option<thread::Result<T>>) {
+        let mut answer = lock(&self.0);
+        let Answer::Pending(waker) = &mut *answer else { return };
+        let waker = waker.take();
+        *answer = Answer::Ended(result);
+        drop(answer);
+        waker.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl<T> Drop for Answering<T> {
+    fn drop(&mut self) {
+        self.end(None);
+    }
+}
+
+fn lock<T>(answer: &Mutex<Answer<T>>) -> MutexGuard<'_, Answer<T>> {
+    answer.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A call that blocks, to be run beside the tasks, and a future of its result. `None`: the call was
+/// dropped unrun, as by a runtime that ends, or its result was taken before. If the future is dropped,
 /// the call runs to its end.
 ///
 /// # Panics
 /// The future panics if the call does.
 pub fn answered<T: Send + 'static, F: FnOnce() -> T + Send + 'static>(
     call: F,
-) -> (impl FnOnce() + Send + use<T, F>, impl Future<Output = T> + Send + use<T, F>) {
-    type Answer<T> = (Option<thread::Result<T>>, Option<Waker>);
-    fn lock<T>(answer: &Mutex<Answer<T>>) -> MutexGuard<'_, Answer<T>> {
-        answer.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-    let answer: Arc<Mutex<Answer<T>>> = Arc::new(Mutex::new((None, None)));
-    let asked = Arc::clone(&answer);
-    let work = move || {
-        let result = panic::catch_unwind(AssertUnwindSafe(call));
-        let waker = {
-            let mut answer = lock(&asked);
-            answer.0 = Some(result);
-            answer.1.take()
-        };
-        waker.into_iter().for_each(Waker::wake);
-    };
+) -> (impl FnOnce() + Send + use<T, F>, impl Future<Output = Option<T>> + Send + use<T, F>) {
+    let answer = Arc::new(Mutex::new(Answer::Pending(None)));
+    let answering = Answering(Arc::clone(&answer));
+    let work = move || answering.end(Some(panic::catch_unwind(AssertUnwindSafe(call))));
     let answered = poll_fn(move |cx| {
-        let mut answer = lock(&answer);
-        match answer.0.take() {
-            Some(Ok(result)) => Poll::Ready(result),
-            Some(Err(payload)) => {
-                drop(answer);
-                panic::resume_unwind(payload)
+        let result = match &mut *lock(&answer) {
+            Answer::Pending(waker) => {
+                *waker = Some(cx.waker().clone());
+                return Poll::Pending;
             }
-            None => {
-                answer.1 = Some(cx.waker().clone());
-                Poll::Pending
-            }
-        }
+            Answer::Ended(result) => result.take(),
+        };
+        Poll::Ready(result.map(|result| result.unwrap_or_else(|payload| panic::resume_unwind(payload))))
     });
     (work, answered)
 }
@@ -139,7 +157,18 @@ mod tests {
         let mut called = pin!(called);
         assert!(called.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         go.send(()).unwrap();
-        assert_ne!(block_on(called), own);
+        assert_ne!(block_on(called).unwrap(), own);
+    }
+
+    #[test]
+    fn blocking_call_that_is_dropped_unrun_ends_its_future() {
+        let (call, called) = answered(|| 5);
+        let (mut called, count) = (pin!(called), Arc::new(Count::default()));
+        let waker = Waker::from(Arc::clone(&count));
+        assert!(called.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        drop(call);
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        assert_eq!(called.as_mut().poll(&mut Context::from_waker(&waker)), Poll::Ready(None));
     }
 
     #[test]

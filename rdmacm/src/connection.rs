@@ -384,10 +384,7 @@ impl Listener {
     /// and the path are those of the identifier. Retries and the RNR timer are those of
     /// [`ConnectOptions::default`].
     ///
-    /// An idle peer is probed by RDMA writes of length 0, so that a dead one ends a wait for receives:
-    /// [`EndpointOptions::keepalive`]. The kernel's connection manager sets `REMOTE_WRITE` of the
-    /// peer's QP. Set `keepalive(None)` for a peer that removes this right: a probe would end the
-    /// connection.
+    /// An idle peer is [probed](ConnectOptions#keepalive).
     ///
     /// # Errors
     /// The errors of [`Listener::request`], [`EndpointOptions::build`] and [`Incoming::accept`].
@@ -468,10 +465,7 @@ impl Incoming {
     /// Moves the queue to RTS, accepts the request, and waits until the peer has confirmed.
     /// Receives are posted to the queue before, or after. Drop ends the connection.
     ///
-    /// An idle peer is probed by RDMA writes of length 0, so that a dead one ends a wait for receives:
-    /// [`EndpointOptions::keepalive`]. The kernel's connection manager sets `REMOTE_WRITE` of the
-    /// peer's QP. Set `keepalive(None)` for a peer that removes this right: a probe would end the
-    /// connection.
+    /// An idle peer is [probed](ConnectOptions#keepalive).
     ///
     /// ```no_run
     /// use bareverbs::{Endpoint, PoolBuffer};
@@ -653,10 +647,7 @@ impl Connector {
     /// and the path are those of the identifier. Retries and the RNR timer are those of
     /// [`ConnectOptions::default`].
     ///
-    /// An idle peer is probed by RDMA writes of length 0, so that a dead one ends a wait for receives:
-    /// [`EndpointOptions::keepalive`]. The kernel's connection manager sets `REMOTE_WRITE` of the
-    /// peer's QP. Set `keepalive(None)` for a peer that removes this right: a probe would end the
-    /// connection.
+    /// An idle peer is [probed](ConnectOptions#keepalive).
     ///
     /// # Errors
     /// The errors of [`Connector::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
@@ -740,10 +731,7 @@ impl Route {
     /// Connects the queue and moves it to RTS. Receives are posted to the queue before, or after. Drop
     /// ends the attempt.
     ///
-    /// An idle peer is probed by RDMA writes of length 0, so that a dead one ends a wait for receives:
-    /// [`EndpointOptions::keepalive`]. The kernel's connection manager sets `REMOTE_WRITE` of the
-    /// peer's QP. Set `keepalive(None)` for a peer that removes this right: a probe would end the
-    /// connection.
+    /// An idle peer is [probed](ConnectOptions#keepalive).
     ///
     /// ```no_run
     /// use bareverbs::{Endpoint, PoolBuffer};

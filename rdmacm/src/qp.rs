@@ -212,6 +212,15 @@ impl<B, P: Provider> sealed::Sealed for Endpoint<B, P> {
 
 /// Parameters of a connection whose QP is made by the caller and moved by this crate.
 ///
+/// # Keepalive
+///
+/// An idle peer is probed by RDMA writes of length 0, so that a dead one ends a wait for receives:
+/// [`EndpointOptions::keepalive`](bareverbs::EndpointOptions::keepalive). The kernel's connection
+/// manager sets `REMOTE_WRITE` of the peer's QP. Set `keepalive(None)` for a peer that removes this
+/// right: a probe would end the connection.
+///
+/// # Example
+///
 /// ```
 /// use bareverbs_rdmacm::ConnectOptions;
 ///

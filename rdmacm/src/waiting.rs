@@ -9,6 +9,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use bareverbs::runtime::Runtime;
+use bareverbs_provider::wait::{Caller, is_past, waits};
 use bareverbs_provider::wake::answered;
 
 use crate::event::Event;
@@ -19,7 +20,7 @@ use crate::{Error, EventChannel, Key, Result};
 /// call begins then.
 ///
 /// Drop ends the call: an attempt to connect, or the answer to a request. It loses no event of a
-/// channel and no request of a listener.
+/// channel and no request of a listener. A wait after the result was returned panics.
 ///
 /// ```no_run
 /// use bareverbs_rdmacm::Listener;
@@ -48,36 +49,22 @@ impl<'a, T> Waiting<'a, T> {
         Self { future: Box::pin(steps(waiter.clone())), waiter }
     }
 
-    /// Blocks the thread until the result is there.
-    pub fn wait(mut self) -> T {
-        self.wait_until(None).unwrap_or_else(|| unreachable!("a wait without end has a result"))
-    }
-
-    /// Blocks the thread until the result is there, at most for `limit`. `None`: the limit has passed.
-    /// Nothing is lost: the call goes on with the next `wait`, `wait_timeout` or `.await`.
-    ///
-    /// # Panics
-    /// If the result was returned before.
-    pub fn wait_timeout(&mut self, limit: Duration) -> Option<T> {
-        match Instant::now().checked_add(limit) {
-            Some(end) => self.wait_until(Some(end)),
-            // A limit that overflows `Instant` is none.
-            None => self.wait_until(None),
-        }
-    }
-
-    fn wait_until(&mut self, end: Option<Instant>) -> Option<T> {
+    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<T> {
+        let end = match caller {
+            Caller::Task(waker) => return self.future.as_mut().poll(&mut Context::from_waker(waker)),
+            Caller::Thread(end) => end,
+        };
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         loop {
             self.waiter.set(Mode::Thread { end });
             let polled = self.future.as_mut().poll(&mut Context::from_waker(&waker));
             self.waiter.set(Mode::Task);
-            if let Poll::Ready(result) = polled {
-                return Some(result);
+            if polled.is_ready() {
+                return polled;
             }
             // Its time has passed, or it goes on with work that a task has begun.
             match end.map(|end| end.saturating_duration_since(Instant::now())) {
-                Some(Duration::ZERO) => return None,
+                Some(Duration::ZERO) => return Poll::Pending,
                 Some(left) => thread::park_timeout(left),
                 None => thread::park(),
             }
@@ -85,13 +72,7 @@ impl<'a, T> Waiting<'a, T> {
     }
 }
 
-impl<T> Future for Waiting<'_, T> {
-    type Output = T;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        self.future.as_mut().poll(cx)
-    }
-}
+waits!([T] Waiting<'_, T> => T);
 
 impl<T> fmt::Debug for Waiting<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -148,7 +129,7 @@ impl Waiter {
     /// Runs work that blocks: in the thread that waits, or else beside the tasks of the runtime.
     ///
     /// # Errors
-    /// There is no runtime, or it refused the work.
+    /// There is no runtime, or it refused the work, or it has ended.
     pub(crate) async fn blocking<T: Send + 'static>(
         &self,
         runtime: Option<Arc<dyn Runtime>>,
@@ -160,7 +141,7 @@ impl Waiter {
         let (work, answer) = answered(work);
         let runtime = runtime.ok_or_else(not_attached)?;
         runtime.blocking(Box::new(work)).map_err(|error| refused(&error))?;
-        Ok(answer.await)
+        answer.await.ok_or_else(|| Error::invalid("await", "the async runtime has ended"))
     }
 }
 
@@ -172,7 +153,7 @@ impl Wait for Waiter {
     async fn pass(&self) {
         let mut has_passed = false;
         poll_fn(|cx| match self.mode() {
-            Mode::Thread { end } if end.is_some_and(|end| Instant::now() >= end) => Poll::Pending,
+            Mode::Thread { end } if is_past(end) => Poll::Pending,
             Mode::Task if !std::mem::replace(&mut has_passed, true) => {
                 cx.waker().wake_by_ref();
                 Poll::Pending
@@ -206,11 +187,16 @@ mod tests {
     use crate::PortSpace;
     use crate::key::{self, KeyInfo};
 
-    /// A runtime with a thread for each call that blocks, and without a reactor.
+    /// A runtime without a reactor.
     #[derive(Debug)]
-    struct Threads;
+    enum Blocking {
+        /// A thread for each call that blocks.
+        Threads,
+        /// The runtime has ended: it drops the calls.
+        Ended,
+    }
 
-    impl Runtime for Threads {
+    impl Runtime for Blocking {
         fn register(
             &self,
             _: Arc<std::os::fd::OwnedFd>,
@@ -219,13 +205,16 @@ mod tests {
         }
 
         fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> std::io::Result<()> {
-            drop(thread::spawn(work));
+            match self {
+                Self::Threads => drop(thread::spawn(work)),
+                Self::Ended => drop(work),
+            }
             Ok(())
         }
     }
 
     fn threads() -> Option<Arc<dyn Runtime>> {
-        Some(Arc::new(Threads))
+        Some(Arc::new(Blocking::Threads))
     }
 
     fn poll<T>(waiting: &mut Waiting<'_, T>) -> Poll<T> {
@@ -284,6 +273,14 @@ mod tests {
         let mut work = Waiting::new(|waiter| async move { waiter.blocking(None, || 7).await });
         let Poll::Ready(refused) = poll(&mut work) else { panic!("it pends") };
         assert!(matches!(refused, Err(Error::Invalid { verb: "await", .. })));
+    }
+
+    #[test]
+    fn end_of_the_runtime_ends_the_wait() {
+        let ended = Some(Arc::new(Blocking::Ended) as Arc<dyn Runtime>);
+        let mut work = Waiting::new(|waiter| async move { waiter.blocking(ended, || 7).await });
+        let Poll::Ready(dropped) = poll(&mut work) else { panic!("it pends") };
+        assert!(dropped.unwrap_err().to_string().contains("has ended"));
     }
 
     #[test]

@@ -26,6 +26,7 @@ use crate::device::{GidEntry, GidType};
 use crate::error::Feature;
 use crate::values::ParseValueError;
 use crate::values::hex;
+use crate::wait::is_past;
 use crate::{Context, Error, Gid, Result};
 
 const VERB: &str = "resolve_eth_l2_from_gid";
@@ -266,7 +267,7 @@ impl RouteNetlink {
             if let Some(mac) = self.neighbour(to, interface)? {
                 return Ok(mac);
             }
-            if end.is_some_and(|end| Instant::now() >= end) {
+            if is_past(end) {
                 break;
             }
             if look % POLLS_PER_SOLICIT == 0 {

@@ -2,17 +2,16 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::future::Future;
 use std::io::ErrorKind;
 use std::mem::MaybeUninit;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bareverbs::runtime::{Readable, Runtime};
+use bareverbs_provider::wait::{Caller, is_past, waits};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
@@ -298,7 +297,7 @@ impl DatagramSocket {
     /// woken.
     fn poll_by<T>(
         &mut self,
-        mut caller: Caller<'_, '_>,
+        caller: Caller<'_>,
         mut attempt: impl FnMut(&mut Self) -> Result<Option<T>>,
     ) -> Poll<Result<T>> {
         let mut settled = false;
@@ -308,21 +307,22 @@ impl DatagramSocket {
             }
             // Messages of others may arrive without end, so the limit counts also if there is more to
             // handle, and other tasks run. The descriptor is readable then.
-            if settled && caller.is_over() {
-                return Poll::Pending;
+            match caller {
+                Caller::Thread(end) if settled && is_past(end) => return Poll::Pending,
+                Caller::Task(waker) if settled => {
+                    waker.wake_by_ref();
+                    return Poll::Pending;
+                }
+                _ => settled = true,
             }
-            settled = true;
             if !self.settle()? {
-                match &mut caller {
-                    Caller::Thread(end) => {
-                        if is_past(*end) {
-                            return Poll::Pending;
-                        }
-                        self.sleep(*end)?;
-                    }
-                    Caller::Task(cx) => {
+                match caller {
+                    Caller::Thread(end) if is_past(end) => return Poll::Pending,
+                    Caller::Thread(end) => self.sleep(end)?,
+                    Caller::Task(waker) => {
                         let readable = self.readable.as_ref().ok_or_else(not_attached)?;
-                        ready!(readable.poll_readable(cx)).map_err(|error| refused(&error))?;
+                        ready!(readable.poll_readable(&mut Context::from_waker(waker)))
+                            .map_err(|error| refused(&error))?;
                     }
                 }
                 settled = false;
@@ -525,30 +525,6 @@ fn plain(addr: SocketAddr) -> SocketAddr {
     }
 }
 
-/// The caller of a wait.
-enum Caller<'c, 'w> {
-    /// A thread, until then. `None`: without end.
-    Thread(Option<Instant>),
-    Task(&'c mut Context<'w>),
-}
-
-impl Caller<'_, '_> {
-    /// Whether the caller handles no more now. A task continues after the others.
-    fn is_over(&self) -> bool {
-        match self {
-            Self::Thread(end) => is_past(*end),
-            Self::Task(cx) => {
-                cx.waker().wake_by_ref();
-                true
-            }
-        }
-    }
-}
-
-fn is_past(end: Option<Instant>) -> bool {
-    end.is_some_and(|end| Instant::now() >= end)
-}
-
 /// The send of a message, from [`DatagramSocket::send`] and [`DatagramSocket::send_to`].
 #[derive(Debug)]
 #[must_use = "the message is sent by `wait`, `wait_timeout` or `.await`"]
@@ -559,12 +535,14 @@ pub struct Sending<'a> {
 }
 
 impl Sending<'_> {
-    fn poll_by(&mut self, caller: Caller<'_, '_>) -> Poll<Result<()>> {
+    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<()>> {
         let Self { socket, message, peer } = self;
         let peer = peer.ok_or(DatagramError::NotConnected)?;
         socket.poll_by(caller, |socket| Ok(socket.try_send(message, peer)?.then_some(())))
     }
 }
+
+waits!([] Sending<'_> => Result<()>);
 
 /// The receive of a message, from [`DatagramSocket::recv_from`].
 #[derive(Debug)]
@@ -575,54 +553,13 @@ pub struct Receiving<'a> {
 }
 
 impl Receiving<'_> {
-    fn poll_by(&mut self, caller: Caller<'_, '_>) -> Poll<Result<(usize, SocketAddr)>> {
+    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<(usize, SocketAddr)>> {
         let (Self { socket, into }, spins) = (self, matches!(caller, Caller::Thread(_)));
         socket.poll_by(caller, |socket| socket.try_recv(into, spins))
     }
 }
 
-macro_rules! waits {
-    ($($type:ident -> $output:ty;)*) => {$(
-        impl $type<'_> {
-            /// Blocks the thread until the result is there.
-            ///
-            /// # Errors
-            /// As for the await, without a missing runtime.
-            pub fn wait(mut self) -> $output {
-                match self.poll_by(Caller::Thread(None)) {
-                    Poll::Ready(output) => output,
-                    Poll::Pending => unreachable!("a wait without end has a result"),
-                }
-            }
-
-            /// Blocks the thread until the result is there, at most for `limit`. `None`: the limit has
-            /// passed, and nothing was transferred. 0: the call does not wait.
-            ///
-            /// # Errors
-            /// As for [`wait`](Self::wait).
-            pub fn wait_timeout(&mut self, limit: Duration) -> Option<$output> {
-                match self.poll_by(Caller::Thread(Instant::now().checked_add(limit))) {
-                    Poll::Ready(output) => Some(output),
-                    Poll::Pending => None,
-                }
-            }
-        }
-
-        impl Future for $type<'_> {
-            type Output = $output;
-
-            /// Cancel-safe: dropping it loses no message.
-            fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<$output> {
-                self.get_mut().poll_by(Caller::Task(cx))
-            }
-        }
-    )*};
-}
-
-waits! {
-    Sending -> Result<()>;
-    Receiving -> Result<(usize, SocketAddr)>;
-}
+waits!([] Receiving<'_> => Result<(usize, SocketAddr)>);
 
 impl AsFd for DatagramSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -641,6 +578,9 @@ impl fmt::Debug for DatagramSocket {
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+
     use super::*;
 
     #[test]
@@ -656,7 +596,7 @@ mod tests {
         }
         assert!(socket.recv_from(&mut []).wait_timeout(Duration::ZERO).is_none());
         let mut cx = Context::from_waker(std::task::Waker::noop());
-        assert!(Pin::new(&mut socket.recv_from(&mut [])).poll(&mut cx).is_pending());
+        assert!(pin!(socket.recv_from(&mut [])).poll(&mut cx).is_pending());
         assert!(socket.settle().unwrap(), "each call takes one batch");
     }
 }

@@ -226,7 +226,7 @@ impl<B, P: Provider> Datagrams<B, P> {
             let ah = resolution.run(|| pd.create_ah(&path))?;
             Ok(Destination::new(Arc::new(ah), qp_num, qkey))
         };
-        PendingDestination::new(runtime, Box::new(create))
+        PendingDestination::new(runtime, create)
     }
 
     /// Receives datagrams to a multicast group that have the Q_Key of these datagrams. A second join

@@ -28,6 +28,7 @@ use crate::error::{PostError, PostReason};
 use crate::pd::shared::PdShared;
 use crate::qp::{ConnectAttr, Qp, QpAttr, QpAttrMask, QpState, Rc, Transport};
 use crate::runtime::{Attached, Runtime};
+use crate::wait::is_past;
 use crate::{Address, AnyProvider, Error, Pd, PortNum, Refused, Result, WcOpcode, WcStatus, link_down};
 
 /// One connection with one owner, the fastest: completions come from one queue, in order. Several threads
@@ -784,7 +785,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
         let end = Instant::now().checked_add(timeout);
         // A wait that fails is ended by the destruction of the QP.
         let drained = self.drain(end).unwrap_or(true);
-        let is_late = !drained && end.is_some_and(|end| Instant::now() >= end);
+        let is_late = !drained && is_past(end);
         self.end();
         let flushed = Instant::now().checked_add(FLUSH_LIMIT);
         let _ = self.reap_until(flushed, |in_flight| in_flight.in_use() == 0);

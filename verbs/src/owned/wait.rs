@@ -16,7 +16,7 @@ use super::{BUDGET, Completed, Endpoint, PoolBuffer, Spinning};
 use crate::cq::{Arm, WorkCompletion};
 use crate::qp::Rc;
 use crate::runtime::{Attached, Runtime, not_attached};
-use crate::wait::{Caller, waits};
+use crate::wait::{Caller, is_past, waits};
 use crate::{AnyProvider, Error, Result};
 
 /// The polling of a wait before it sleeps.
@@ -144,7 +144,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
                         self.keep_alive(Instant::now());
                     }
                     match caller {
-                        Caller::Thread(end) => is_late = end.is_some_and(|end| Instant::now() >= end),
+                        Caller::Thread(end) => is_late = is_past(end),
                         Caller::Task(waker) => {
                             waker.wake_by_ref();
                             return Poll::Pending;
@@ -220,6 +220,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
 
     /// Polls an operation of the direction, or of any; `None` if none is outstanding. It sleeps at once.
     #[cfg(feature = "futures")]
+    #[expect(clippy::type_complexity, reason = "the poll of a `Stream`")]
     pub(super) fn poll_stream(
         &mut self,
         direction: Option<Direction>,

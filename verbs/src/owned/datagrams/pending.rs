@@ -1,11 +1,14 @@
 //! Waits for datagrams and for destinations.
 
 use std::fmt;
+use std::future::Future;
 use std::marker::PhantomData;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_provider::wake::answered;
 
 use super::super::hub::park::Parker;
 use super::super::hub::reaper::Direction;
@@ -15,7 +18,6 @@ use super::received::{checked, received, sent};
 use super::{DatagramDone, Datagrams, Destination, ReceivedDatagram};
 use crate::qp::Ud;
 use crate::runtime::{Runtime, failed, not_attached};
-use crate::sync::{Mutex, lock};
 use crate::wait::{Caller, waits};
 use crate::{AnyProvider, Error, Result};
 
@@ -89,7 +91,7 @@ impl<B, P: Provider, D> fmt::Debug for NextDatagram<'_, B, P, D> {
     }
 }
 
-type Call<P> = Box<dyn FnOnce() -> Result<Destination<P>> + Send>;
+type Answer<P> = dyn Future<Output = Option<Result<Destination<P>>>> + Send;
 
 /// The destination of an address, from [`Datagrams::destination`], which a task awaits or a thread
 /// [waits for](Self::wait).
@@ -99,90 +101,50 @@ type Call<P> = Box<dyn FnOnce() -> Result<Destination<P>> + Send>;
 pub struct PendingDestination<P: Provider = AnyProvider> {
     runtime: Option<Arc<dyn Runtime>>,
     /// The call that was not started.
-    call: Option<Call<P>>,
-    /// What another thread answers, or an error.
-    answer: Arc<Mutex<Answer<P>>>,
-}
-
-struct Answer<P: Provider> {
-    result: Option<Result<Destination<P>>>,
-    waker: Option<Waker>,
-    /// Whether no result follows.
-    is_over: bool,
-}
-
-/// The result of a call. Its drop is the end of the call, also by a panic.
-struct Answering<P: Provider>(Arc<Mutex<Answer<P>>>);
-
-impl<P: Provider> Drop for Answering<P> {
-    fn drop(&mut self) {
-        let mut answer = lock(&self.0);
-        answer.is_over = true;
-        let waker = answer.waker.take();
-        drop(answer);
-        waker.into_iter().for_each(Waker::wake);
-    }
+    call: Option<Box<dyn FnOnce() + Send>>,
+    answer: Pin<Box<Answer<P>>>,
 }
 
 impl<P: Provider> PendingDestination<P> {
-    pub(super) fn new(runtime: Option<Arc<dyn Runtime>>, call: Call<P>) -> Self {
-        let answer = Answer { result: None, waker: None, is_over: false };
-        Self { runtime, call: Some(call), answer: Arc::new(Mutex::new(answer)) }
+    pub(super) fn new(
+        runtime: Option<Arc<dyn Runtime>>,
+        call: impl FnOnce() -> Result<Destination<P>> + Send + 'static,
+    ) -> Self {
+        let (call, answer) = answered(call);
+        Self { runtime, call: Some(Box::new(call)), answer: Box::pin(answer) }
     }
 
     pub(super) fn failed(error: Error) -> Self {
-        let answer = Answer { result: Some(Err(error)), waker: None, is_over: true };
-        Self { runtime: None, call: None, answer: Arc::new(Mutex::new(answer)) }
+        let (call, answer) = answered(|| Err(error));
+        call();
+        Self { runtime: None, call: None, answer: Box::pin(answer) }
     }
 
     /// A thread without a time limit makes the call itself. Otherwise another thread does.
     fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<Destination<P>>> {
-        if let Caller::Task(_) = caller
-            && self.runtime.is_none()
-            && self.call.is_some()
-        {
-            return Poll::Ready(Err(not_attached(VERB)));
-        }
-        match (self.call.take(), caller) {
-            (Some(call), Caller::Thread(None)) => {
-                lock(&self.answer).is_over = true;
-                return Poll::Ready(call());
+        match (caller, &self.runtime, self.call.take()) {
+            (Caller::Task(_), None, Some(call)) => {
+                self.call = Some(call);
+                return Poll::Ready(Err(not_attached(VERB)));
             }
-            (Some(call), _) => self.start(call)?,
-            (None, _) => {}
+            (Caller::Thread(None), _, Some(call)) => call(),
+            (_, Some(runtime), Some(call)) => runtime.blocking(call).map_err(|error| failed(VERB, &error))?,
+            (_, None, Some(call)) => {
+                let thread = std::thread::Builder::new().name("bareverbs-blocking".into());
+                thread.spawn(call).map_err(|error| failed(VERB, &error))?;
+            }
+            (_, _, None) => {}
         }
-        match caller {
-            Caller::Task(waker) => self.poll_answer(waker),
-            Caller::Thread(end) => Parker::block_on(end, |waker| self.poll_answer(waker)),
-        }
-    }
-
-    fn start(&self, call: Call<P>) -> Result<()> {
-        let answering = Answering(Arc::clone(&self.answer));
-        let work = Box::new(move || {
-            let result = call();
-            lock(&answering.0).result = Some(result);
-        });
-        let started = match &self.runtime {
-            Some(runtime) => runtime.blocking(work),
-            None => std::thread::Builder::new().name("bareverbs-blocking".into()).spawn(work).map(drop),
+        let mut poll = |waker: &Waker| {
+            let answer = self.answer.as_mut().poll(&mut Context::from_waker(waker));
+            answer.map(|answer| {
+                let reason = "its result was taken before, or the runtime has ended";
+                answer.unwrap_or_else(|| Err(Error::invalid(VERB, reason)))
+            })
         };
-        started.map_err(|error| failed(VERB, &error))
-    }
-
-    fn poll_answer(&self, waker: &Waker) -> Poll<Result<Destination<P>>> {
-        let mut answer = lock(&self.answer);
-        match answer.result.take() {
-            Some(result) => Poll::Ready(result),
-            None if answer.is_over => {
-                let reason =
-                    "its result was taken before, or its call has panicked, or the runtime has ended";
-                Poll::Ready(Err(Error::invalid(VERB, reason)))
-            }
-            None => {
-                answer.waker = Some(waker.clone());
-                Poll::Pending
-            }
+        match caller {
+            Caller::Task(waker) => poll(waker),
+            Caller::Thread(end) => Parker::block_on(end, poll),
         }
     }
 }

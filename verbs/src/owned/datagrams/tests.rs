@@ -367,12 +367,12 @@ fn destination_is_created_by_a_thread_or_beside_the_tasks() {
     let gone = Arc::new(std::sync::Mutex::new(gone));
     let create = |waits: bool| {
         let (to, gone) = (destination(&pd), waits.then(|| Arc::clone(&gone)));
-        Box::new(move || {
+        move || {
             if let Some(gone) = gone {
                 gone.lock().unwrap().recv().unwrap();
             }
             Ok(to)
-        })
+        }
     };
     // A task needs a runtime; a thread makes the call then.
     let mut pending = PendingDestination::new(None, create(false));
@@ -394,9 +394,11 @@ fn destination_is_created_by_a_thread_or_beside_the_tasks() {
 
 #[test]
 fn panic_of_a_destination_ends_the_wait() {
-    let mut pending = PendingDestination::<Plain>::new(None, Box::new(|| panic!("of the test")));
-    let ended = pending.wait_timeout(Duration::from_secs(20)).expect("the wait ends");
-    assert!(ended.unwrap_err().to_string().contains("panicked"));
+    let mut pending = PendingDestination::<Plain>::new(None, || panic!("of the test"));
+    let wait = std::panic::AssertUnwindSafe(|| pending.wait_timeout(Duration::from_secs(20)));
+    let panic = std::panic::catch_unwind(wait).expect_err("the panic continues");
+    assert_eq!(panic.downcast_ref(), Some(&"of the test"));
+    assert!(pending.wait().unwrap_err().to_string().contains("taken before"));
 }
 
 #[test]

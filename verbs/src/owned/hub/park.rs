@@ -10,6 +10,7 @@ use std::time::Instant;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
+use crate::wait::is_past;
 use crate::{Error, Result};
 
 const AWAKE: u32 = 0;
@@ -64,7 +65,7 @@ impl Parker {
                 if let Poll::Ready(value) = poll(waker) {
                     return value.map(Poll::Ready);
                 }
-                if end.is_some_and(|end| Instant::now() >= end) {
+                if is_past(end) {
                     return Ok(Poll::Pending);
                 }
                 parker.sleep(None, end)?;

@@ -14,7 +14,7 @@ use super::election::{Election, WaiterId};
 use super::park::Parker;
 use super::service::Service;
 use crate::owned::keepalive::{ROUNDS, earlier};
-use crate::wait::Caller;
+use crate::wait::{Caller, is_past};
 use crate::{Error, Result};
 
 /// A blocked thread, from when it is about to sleep until it leaves.
@@ -88,7 +88,7 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
                     };
                 }
                 let spinning = *spinning.get_or_insert_with(|| self.spin.start());
-                if end.is_some_and(|end| Instant::now() >= end) {
+                if is_past(end) {
                     self.spin.timed_out(spinning);
                     return Ok(None);
                 }

@@ -1,0 +1,80 @@
+//! The two ways to wait: a thread sleeps, a task is woken.
+
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+/// The caller of a wait: a thread or a task. A value that is waited for has one function for both,
+/// `poll_by`.
+#[derive(Clone, Copy, Debug)]
+pub enum Caller<'w> {
+    /// A thread. `poll_by` blocks, and is pending if this time has passed; `None`: no limit.
+    Thread(Option<Instant>),
+    /// A task. `poll_by` is pending if the waker will be woken.
+    Task(&'w Waker),
+}
+
+impl Caller<'_> {
+    /// A thread that waits at most for `limit`. One that overflows `Instant` is no limit.
+    pub fn thread(limit: Duration) -> Self {
+        Self::Thread(Instant::now().checked_add(limit))
+    }
+}
+
+/// Whether a time limit has passed. `None`: no limit.
+#[inline]
+pub fn is_past(end: Option<Instant>) -> bool {
+    end.is_some_and(|end| Instant::now() >= end)
+}
+
+/// The ways to wait for a value, by its `poll_by`: its await, `wait` and `wait_timeout`. `threads`: the
+/// latter two only.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! waits {
+    ([$($generics:tt)*] $ty:ty => $output:ty) => {
+        $crate::waits!(threads [$($generics)*] $ty => $output);
+
+        impl<$($generics)*> std::future::Future for $ty {
+            type Output = $output;
+
+            /// Cancel-safe: dropping it loses no result.
+            // It is inlined, so that a result that is there is returned in registers.
+            #[inline(always)]
+            fn poll(
+                self: std::pin::Pin<&mut Self>,
+                cx: &mut std::task::Context<'_>,
+            ) -> std::task::Poll<$output> {
+                self.get_mut().poll_by($crate::wait::Caller::Task(cx.waker()))
+            }
+        }
+    };
+    (threads [$($generics:tt)*] $ty:ty => $output:ty) => {
+        impl<$($generics)*> $ty {
+            /// Blocks the thread until the result is there.
+            ///
+            /// # Errors
+            /// The errors of the await, without those of a missing runtime or driver.
+            // It is inlined, so that a result that is there is returned in registers.
+            #[inline(always)]
+            pub fn wait(mut self) -> $output {
+                match self.poll_by($crate::wait::Caller::Thread(None)) {
+                    std::task::Poll::Ready(output) => output,
+                    std::task::Poll::Pending => unreachable!("a thread without a limit gets a result"),
+                }
+            }
+
+            /// Blocks the thread until the result is there, at most for `limit`. `None`: the limit has
+            /// passed. Nothing is lost: wait for it again, or drop it.
+            ///
+            /// # Errors
+            /// As for [`wait`](Self::wait).
+            pub fn wait_timeout(&mut self, limit: std::time::Duration) -> Option<$output> {
+                match self.poll_by($crate::wait::Caller::thread(limit)) {
+                    std::task::Poll::Ready(output) => Some(output),
+                    std::task::Poll::Pending => None,
+                }
+            }
+        }
+    };
+}
+pub use crate::waits;
