@@ -27,7 +27,7 @@
 //!
 //! ```compile_fail,E0382
 //! # use bareverbs::{Buffer, Endpoint, Mr, Op};
-//! # fn touch(endpoint: &mut Endpoint, mut buffer: Mr<Buffer>) -> bareverbs::Result<()> {
+//! # fn touch(endpoint: &mut Endpoint<Mr<Buffer>>, mut buffer: Mr<Buffer>) -> bareverbs::Result<()> {
 //! endpoint.post(Op::send(buffer, ..))?;
 //! buffer.write(0, b"too late")?;
 //! # Ok(())

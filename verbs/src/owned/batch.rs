@@ -94,7 +94,8 @@ impl<'e, B, P: Provider> Batch<'e, B, P> {
 }
 
 impl<B, P: Provider> Batch<'_, B, P> {
-    /// Adds an operation of the send queue.
+    /// Adds an operation of the send queue with one buffer, or an inline one. Receives and operations of
+    /// several buffers are posted by [`Endpoint::post`].
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error returns the operation. Earlier

@@ -892,7 +892,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
 
 impl<B, P: Provider> Endpoint<B, P> {
     /// Registers the endpoint with an async runtime, before the first await. The runtime is used when an
-    /// await has nothing to return. Threads can wait as before.
+    /// await has nothing to return. Threads can wait as before. Another call changes the runtime.
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the calling thread has no reactor.

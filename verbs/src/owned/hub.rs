@@ -59,7 +59,7 @@
 //!
 //! Receiving into read-only memory:
 //!
-//! ```compile_fail,E0599
+//! ```compile_fail,E0277
 //! # use bareverbs::{Connection, Op, Region};
 //! # fn overwrite(peer: &Connection<Region>, buffer: Region) {
 //! peer.post(Op::recv(buffer)).detach();
@@ -121,7 +121,8 @@ pub(crate) enum NotTaken {
 /// A CQ that many connections share; see the [module](self).
 ///
 /// Clones are the same hub. `B` is the type of the buffers, such as [`PoolBuffer`] or
-/// [`RegionMut`](super::RegionMut). A hub of [`AnyBuffer`](super::AnyBuffer), [`Region`](super::Region) or
+/// [`RegionMut`](super::RegionMut). A hub of [`AnyBuffer`](super::AnyBuffer) receives by
+/// [`Op::any`](super::Op::any). One of [`Region`](super::Region) or
 /// [`RemoteRegionSource`](super::RemoteRegionSource) can't receive, because these are no
 /// [`Target`](super::Target)s.
 ///

@@ -18,7 +18,8 @@ pub struct Done<B> {
     /// The buffer. `None` for an inline operation, a receive [without a buffer](Op::recv_empty), and an
     /// operation of a [scope](super::Endpoint::scope).
     pub buffer: Option<B>,
-    /// Bytes sent, written, read or received. The device reports the length of a received message.
+    /// Bytes sent, written, read or received. The device reports the length of a received message, or
+    /// of the peer's write with immediate data.
     pub len: u32,
     /// Immediate data of a received message.
     pub imm: Option<Imm>,

@@ -249,8 +249,8 @@ impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
     ///
     /// Types of other crates are not buffers:
     ///
-    /// ```compile_fail,E0277
-    /// # use bareverbs::{Connection, PoolBuffer, Op};
+    /// ```compile_fail,E0599
+    /// # use bareverbs::{Connection, Op, PoolBuffer};
     /// struct Other;
     ///
     /// impl From<PoolBuffer> for Other {

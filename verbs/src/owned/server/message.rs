@@ -133,7 +133,8 @@ impl<B: Source, P: Provider> Message<B, P> {
 
 impl<B: Source + From<PoolBuffer>, P: Provider> Message<B, P> {
     /// Sends the bytes of the message's buffer in `range` to its sender, without a copy. The range may
-    /// be longer than the message: the buffer has the message size of this end.
+    /// be longer than the message: the buffer has the message size of this end. The bytes behind the
+    /// message may be those of an earlier message, also of another peer.
     ///
     /// Another buffer replaces it among the receives, as [`Message::into_pool_buffer`] describes.
     pub fn reply_in_place(mut self, range: impl RangeBounds<usize>) -> PeerOperation<B, P> {
