@@ -173,15 +173,15 @@ impl CompChannel {
     /// The next completion of `cq`, to be awaited or waited for. It polls, arms the CQ, polls again and
     /// then sleeps, so it misses no completion.
     ///
-    /// It discards events of other CQs on the channel. It polls first, so this is correct with any number
-    /// of CQs. To wait for several CQs at once, arm them, poll them all once more and wait for
-    /// [an event](Self::next).
+    /// It discards events of other CQs on the channel. It polls first, so one caller at a time may wait for
+    /// any number of CQs in turn. A thread that waits on a clone at the same time may lose its event. To
+    /// wait for several CQs at once, arm them, poll them all once more and wait for [an event](Self::next).
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the CQ was not created with this channel.
     /// - The errors of [`Cq::arm`] and [`next`](Self::next).
-    pub fn completion<'c, P: Provider>(&'c self, cq: &'c mut Cq<P>) -> NextCompletion<'c, P> {
-        NextCompletion { channel: self, cq, armed: false }
+    pub fn completion<'c, P: Provider>(&'c mut self, cq: &'c mut Cq<P>) -> NextCompletion<'c, P> {
+        NextCompletion { event: self.events.next(), cq, armed: false }
     }
 }
 
@@ -191,14 +191,14 @@ impl CompChannel {
 /// Dropping it loses no completion.
 #[must_use = "it does nothing unless it is awaited or waited for"]
 pub struct NextCompletion<'c, P: Provider = AnyProvider> {
-    channel: &'c CompChannel,
+    event: NextEvent<'c, CompEvent>,
     cq: &'c mut Cq<P>,
     armed: bool,
 }
 
 impl<P: Provider> NextCompletion<'_, P> {
     fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<WorkCompletion>> {
-        if !self.cq.channel().is_some_and(|channel| Arc::ptr_eq(channel.events(), self.channel.events())) {
+        if !self.cq.channel().is_some_and(|channel| Arc::ptr_eq(channel.events(), self.event.events())) {
             let reason = "the CQ does not use this channel: create the CQ with it";
             return Poll::Ready(Err(Error::invalid("CompChannel::completion", reason)));
         }
@@ -207,7 +207,7 @@ impl<P: Provider> NextCompletion<'_, P> {
                 return Poll::Ready(Ok(completion));
             }
             if self.armed {
-                ready!(self.channel.events.poll_by::<CompEvent>(caller))?;
+                ready!(self.event.poll_by(caller))?;
                 self.armed = false;
             } else {
                 // Completions before the arm raise no event: poll once more.
@@ -222,7 +222,7 @@ waits!([P: Provider] NextCompletion<'_, P> => Result<WorkCompletion>);
 
 impl<P: Provider> fmt::Debug for NextCompletion<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NextCompletion").field("channel", self.channel).finish_non_exhaustive()
+        f.debug_struct("NextCompletion").field("event", &self.event).finish_non_exhaustive()
     }
 }
 

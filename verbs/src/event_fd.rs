@@ -2,17 +2,20 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::task::{Poll, ready};
+use std::task::{Poll, Wake, Waker, ready};
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::wake::wake_all;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::runtime::{Registration, Runtime, not_attached};
+use crate::sync::{Mutex, lock};
 use crate::wait::{Caller, waits};
 use crate::{Error, Result};
 
@@ -93,7 +96,53 @@ impl EventFd {
 #[derive(Clone, Debug)]
 pub(crate) struct EventStream {
     fd: Arc<EventFd>,
-    registration: Option<Arc<Registration>>,
+    registration: Option<Arc<Shared>>,
+}
+
+/// A registration that several tasks wait by. The reactor keeps one waker, that of all of them.
+#[derive(Debug)]
+struct Shared {
+    registration: Registration,
+    tasks: Arc<Tasks>,
+}
+
+/// The waits of tasks, with their wakers.
+struct Tasks(Mutex<Waits>);
+
+#[derive(Default)]
+struct Waits {
+    last_id: u64,
+    wakers: Vec<(u64, Waker)>,
+}
+
+impl Tasks {
+    /// Adds a wait, or renews its waker.
+    fn add(&self, id: &mut Option<u64>, waker: Waker) {
+        let mut waits = lock(&self.0);
+        let id = *id.get_or_insert_with(|| {
+            waits.last_id += 1;
+            waits.last_id
+        });
+        waits.wakers.retain(|(other, _)| *other != id);
+        waits.wakers.push((id, waker));
+    }
+
+    fn remove(&self, id: u64) {
+        lock(&self.0).wakers.retain(|(other, _)| *other != id);
+    }
+}
+
+impl Wake for Tasks {
+    fn wake(self: Arc<Self>) {
+        let wakers = mem::take(&mut lock(&self.0).wakers);
+        wake_all(wakers.into_iter().map(|(_, waker)| waker));
+    }
+}
+
+impl fmt::Debug for Tasks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Tasks").field(&lock(&self.0).wakers.len()).finish()
+    }
 }
 
 impl EventStream {
@@ -104,7 +153,9 @@ impl EventStream {
     pub(crate) fn attach(&mut self, runtime: impl Runtime) -> Result<()> {
         // A runtime accepts no descriptor twice.
         self.registration = None;
-        self.registration = Some(Arc::new(Registration::new(Arc::new(runtime), &self.fd)?));
+        let registration = Registration::new(Arc::new(runtime), &self.fd)?;
+        let tasks = Arc::new(Tasks(Mutex::new(Waits::default())));
+        self.registration = Some(Arc::new(Shared { registration, tasks }));
         Ok(())
     }
 
@@ -113,11 +164,11 @@ impl EventStream {
     }
 
     pub(crate) fn next<E: Record>(&self) -> NextEvent<'_, E> {
-        NextEvent { stream: self, _event: PhantomData }
+        NextEvent { stream: self, id: None, _event: PhantomData }
     }
 
     /// Reads an event, or waits for one.
-    pub(crate) fn poll_by<E: Record>(&self, caller: Caller<'_>) -> Poll<Result<E>> {
+    fn poll_by<E: Record>(&self, id: &mut Option<u64>, caller: Caller<'_>) -> Poll<Result<E>> {
         let waker = match caller {
             Caller::Thread(end) => {
                 return self
@@ -131,10 +182,12 @@ impl EventStream {
             if let Some(desc) = self.fd.try_read::<E::Desc>()? {
                 return Poll::Ready(Ok(desc.into()));
             }
-            let Some(registration) = &self.registration else {
+            let Some(shared) = &self.registration else {
                 return Poll::Ready(Err(not_attached(E::WAIT)));
             };
-            ready!(registration.poll_readable(waker))?;
+            shared.tasks.add(id, waker.clone());
+            let all = Waker::from(Arc::clone(&shared.tasks));
+            ready!(shared.registration.poll_readable(&all))?;
         }
     }
 }
@@ -155,12 +208,28 @@ pub trait Record: From<Self::Desc> {
 #[must_use = "it does nothing unless it is awaited or waited for"]
 pub struct NextEvent<'e, E> {
     stream: &'e EventStream,
+    /// Of the wait, once a task has waited.
+    id: Option<u64>,
     _event: PhantomData<fn() -> E>,
 }
 
 impl<E: Record> NextEvent<'_, E> {
-    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<E>> {
-        self.stream.poll_by(caller)
+    pub(crate) fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<E>> {
+        self.stream.poll_by(&mut self.id, caller)
+    }
+}
+
+impl<E> NextEvent<'_, E> {
+    pub(crate) fn events(&self) -> &Arc<EventFd> {
+        &self.stream.fd
+    }
+}
+
+impl<E> Drop for NextEvent<'_, E> {
+    fn drop(&mut self) {
+        if let (Some(id), Some(shared)) = (self.id, &self.stream.registration) {
+            shared.tasks.remove(id);
+        }
     }
 }
 

@@ -276,4 +276,30 @@ mod tests {
             });
         }));
     }
+
+    #[cfg(all(feature = "tokio", not(loom)))]
+    #[test]
+    fn wait_that_is_dropped_keeps_no_waker() {
+        struct Task;
+
+        impl std::task::Wake for Task {
+            fn wake(self: Arc<Self>) {}
+        }
+
+        let null = std::fs::File::open("/dev/null").unwrap();
+        // SAFETY: `/dev/null` fails every ioctl and mmap.
+        let file = unsafe { DeviceFile::from_fd_unchecked(null.into(), 0) }.unwrap();
+        let (read, _write) = rustix::pipe::pipe().unwrap();
+        let runtime = ::tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        let _entered = runtime.enter();
+        let mut events = AsyncEvents::over_fd(&Arc::new(file), read).unwrap();
+        events.attach(crate::runtime::Tokio).unwrap();
+        let task = Arc::new(Task);
+        let waker = std::task::Waker::from(Arc::clone(&task));
+        let mut next = Box::pin(events.next());
+        let mut context = std::task::Context::from_waker(&waker);
+        assert!(std::future::Future::poll(next.as_mut(), &mut context).is_pending());
+        drop((next, waker));
+        assert_eq!(Arc::strong_count(&task), 1);
+    }
 }

@@ -5,19 +5,16 @@
 
 use std::fmt;
 use std::io;
-use std::mem;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use bareverbs_provider::wake::wake_all;
 use rustix::io::Errno;
 
 use crate::alarm::Alarm;
 use crate::cq::CompChannel;
 use crate::event_fd::EventFd;
-use crate::sync::{Mutex, lock};
 use crate::{Error, Result};
 
 #[cfg(feature = "async-io")]
@@ -64,44 +61,17 @@ pub trait Readable: fmt::Debug + Send + Sync {
 pub(crate) struct Registration {
     runtime: Arc<dyn Runtime>,
     readable: Box<dyn Readable>,
-    tasks: Arc<Tasks>,
-}
-
-/// The tasks that wait for a descriptor. The reactor keeps one waker, that of all of them.
-struct Tasks(Mutex<Vec<Waker>>);
-
-impl Tasks {
-    fn add(&self, waker: &Waker) {
-        let mut tasks = lock(&self.0);
-        if !tasks.iter().any(|task| task.will_wake(waker)) {
-            tasks.push(waker.clone());
-        }
-    }
-}
-
-impl Wake for Tasks {
-    fn wake(self: Arc<Self>) {
-        let tasks = mem::take(&mut *lock(&self.0));
-        wake_all(tasks);
-    }
-}
-
-impl fmt::Debug for Tasks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Tasks").field(&lock(&self.0).len()).finish()
-    }
 }
 
 impl Registration {
     pub(crate) fn new(runtime: Arc<dyn Runtime>, events: &EventFd) -> Result<Self> {
         let readable = runtime.register(Arc::clone(events.fd())).map_err(|error| failed("attach", &error))?;
-        Ok(Self { runtime, readable, tasks: Arc::new(Tasks(Mutex::new(Vec::new()))) })
+        Ok(Self { runtime, readable })
     }
 
+    /// One waker is kept: that of the last call.
     pub(crate) fn poll_readable(&self, waker: &Waker) -> Poll<Result<()>> {
-        self.tasks.add(waker);
-        let all = Waker::from(Arc::clone(&self.tasks));
-        let readable = self.readable.poll_readable(&mut Context::from_waker(&all));
+        let readable = self.readable.poll_readable(&mut Context::from_waker(waker));
         readable.map_err(|error| failed("await", &error))
     }
 }

@@ -334,8 +334,8 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
                 panics.catch(|| batch.finish());
             }
         }
-        let woken = self.service_wakers();
         self.removed.store(all, Ordering::Release);
+        let woken = self.service_wakers();
         panics.catch(|| wake_all(woken));
         panics.resume();
         all

@@ -12,6 +12,7 @@ use super::endpoint::{FLUSH_LIMIT, Queues};
 use super::keepalive::earlier;
 use super::op::{Inline, Lent, PostTo, Receive};
 use super::{Completed, Endpoint, Next, Op, PoolBuffer, RegionMut};
+use crate::qp::SendFlags;
 use crate::{AnyProvider, Borrowed, Error, MemoryOwner, Mr, Refused, Result};
 
 /// A registered region that a [`Scope`] can borrow: an [`Mr`] of memory that it
@@ -470,7 +471,9 @@ impl<'scope, B, P: Provider, L: Borrow<'scope>> PostTo<Scope<'scope, '_, B, P>> 
         // bytes. If the operation fills them, the region is borrowed exclusively, so nothing accesses
         // them. `Endpoint::scope` does not return before the request is complete or the QP is
         // destroyed, and the borrow lasts until it returns.
-        let op = self.map(|region| unsafe { Lent::new(region) });
+        let mut op = self.map(|region| unsafe { Lent::new(region) });
+        // The end of the scope waits for its completion.
+        op.flags |= SendFlags::SIGNALED;
         let posted = in_flight.sends.post(qp, op);
         posted.map_err(|refused| to.refused(refused).into())
     }

@@ -716,7 +716,10 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// ```
     pub fn drain(&self) -> Shutdown<B, P> {
         let mut panics = FirstPanic::default();
-        self.inner.end(flow::FlowControl::drain, &mut panics);
+        // Messages that nobody reads are not answered.
+        let reader_dropped = self.inner.reader_dropped.load(Ordering::Acquire);
+        let end = if reader_dropped { flow::FlowControl::close } else { flow::FlowControl::drain };
+        self.inner.end(end, &mut panics);
         // Without a peer that may have an event, the reader has reached its end.
         panics.catch(|| wake_all(self.inner.inbound.take_wakers()));
         panics.resume();
@@ -903,8 +906,15 @@ impl<B: Source, P: Provider> Drop for Server<B, P> {
     fn drop(&mut self) {
         let inner = &self.handle.inner;
         inner.reader_dropped.store(true, Ordering::Release);
-        // The waits for a buffer have reached their end. The thread may unwind.
-        wake_all(inner.inbound.pool.take_wakers());
+        // The thread may unwind.
+        let mut panics = FirstPanic::default();
+        if inner.ending.load(Ordering::Acquire) {
+            // A drain does not wait for answers to messages that nobody reads.
+            inner.end(flow::FlowControl::close, &mut panics);
+        }
+        // The waits for a buffer have reached their end.
+        panics.catch(|| wake_all(inner.inbound.pool.take_wakers()));
+        panics.resume();
     }
 }
 

@@ -1725,7 +1725,7 @@ fn completion_of_a_cq_is_awaited_on_its_own_channel_only() {
     let mut context = Context::from_waker(Waker::noop());
     let plain = Plain::default();
     let pd = plain.domain();
-    let [own, other] = [(); 2].map(|()| CompChannel::for_test(pd.context().file()));
+    let [mut own, mut other] = [(); 2].map(|()| CompChannel::for_test(pd.context().file()));
     let init = CqInit { channel: Some(&own), ..CqInit::new(8) };
     let mut cq = pd.context().create_cq(&init).unwrap();
     let polled = std::pin::pin!(other.completion(&mut cq)).poll(&mut context);
@@ -1736,4 +1736,19 @@ fn completion_of_a_cq_is_awaited_on_its_own_channel_only() {
     let polled = std::pin::pin!(own.completion(&mut cq)).poll(&mut context);
     assert!(matches!(polled, Poll::Ready(Ok(WorkCompletion { wr_id: 7, .. }))), "it arrived meanwhile");
     plain.log().armed = Hook(None);
+}
+
+#[test]
+fn operation_on_borrowed_memory_is_signalled() {
+    let mut setup = Setup::new();
+    succeed_ioctls();
+    let (region, plain) = (setup.buffer(), setup.plain.clone());
+    let ended = setup.endpoint.scope(|scope| {
+        scope.post(Op::send(&region, ..).tag(1).unsignaled()).unwrap();
+        let mut log = plain.log();
+        let wr_id = *log.signaled.last().expect("a signalled request");
+        log.completions.push_back(completion(wr_id, WcStatus::SUCCESS));
+    });
+    ended.unwrap();
+    assert_ne!(setup.endpoint.qp().state(), QpState::ERR);
 }

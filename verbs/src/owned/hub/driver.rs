@@ -77,8 +77,9 @@ pub struct Driver<B, P: Provider = AnyProvider, S: Service<P> = ()> {
 
 impl<B, P: Provider, S: Service<P>> Driver<B, P, S> {
     pub(super) fn new(hub: &Arc<HubInner<B, P, S>>, runtime: impl Runtime) -> Result<Self> {
-        let attached = Attached::new(Arc::new(runtime), &hub.channel)?;
-        Ok(Self { guard: DriverGuard::take(hub, DriverKind::Task)?, attached, spinning: None })
+        // A second driver is refused before its runtime is asked.
+        let guard = DriverGuard::take(hub, DriverKind::Task)?;
+        Ok(Self { guard, attached: Attached::new(Arc::new(runtime), &hub.channel)?, spinning: None })
     }
 }
 

@@ -54,7 +54,7 @@ struct Lent<P: Provider> {
 
 /// A receive. It is posted while it has its buffer.
 struct Slot {
-    /// Counts its uses from 1, in 31 bits.
+    /// Counts its uses from 1, in 30 bits. With another one, its `wr_id` could be that of a probe.
     generation: u32,
     buffer: Option<PoolBuffer>,
 }
@@ -182,7 +182,7 @@ impl<P: Provider> Inbound<P> {
             return None;
         }
         let buffer = slot.buffer.take()?;
-        slot.generation = if slot.generation == u32::MAX >> 1 { 1 } else { slot.generation + 1 };
+        slot.generation = if slot.generation == u32::MAX >> 2 { 1 } else { slot.generation + 1 };
         Some(Receive { index, buffer })
     }
 
@@ -286,5 +286,12 @@ impl<P: Provider> Drop for Inbound<P> {
         if destroyed.is_ok() {
             drop(mem::ManuallyDrop::into_inner(slots));
         }
+    }
+}
+
+#[cfg(test)]
+impl<P: Provider> Inbound<P> {
+    pub(crate) fn set_generation(&self, index: usize, generation: u32) {
+        lock(&self.receives).slots[index].generation = generation;
     }
 }

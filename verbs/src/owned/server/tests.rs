@@ -1298,3 +1298,41 @@ fn completed_probe_of_a_server_permits_the_next_one() {
     }
     assert!(peer.failure().is_none());
 }
+
+#[test]
+fn drain_of_a_server_without_a_reader_ends() {
+    let setup = Setup::new();
+    let handle = setup.server.handle.clone();
+    // A message that is never read.
+    let receive = setup.receive();
+    setup.arrives(receive, ControlKind::Data as u32, 5);
+    handle.inner.hub.poll(8);
+    let _drain = handle.drain();
+    let receive = setup.receive();
+    setup.arrives(receive, ControlKind::Fin as u32, 0);
+    handle.inner.hub.poll(8);
+    let Setup { plain, server, .. } = setup;
+    drop(server);
+    handle.inner.hub.poll(8);
+    let is_fin = |wr_id: u64| wr_id >> 62 == 1 && wr_id & 0xf == ControlKind::Fin as u64;
+    assert!(plain.log().sent.iter().any(|sent| is_fin(sent.1)), "a FIN follows");
+}
+
+#[test]
+fn receive_that_is_used_often_has_no_wr_id_of_a_probe() {
+    let mut setup = Setup::new();
+    let inbound = Arc::clone(&setup.server.handle.inner.inbound);
+    assert_eq!(setup.receive() as u32, 0);
+    let last = u32::MAX >> 2;
+    inbound.set_generation(0, last);
+    for round in 0..3 {
+        let posted = *setup.plain.log().received.last().unwrap();
+        let wr_id = if round == 0 { SHARED | u64::from(last) << 32 } else { posted };
+        setup.arrives(wr_id, ControlKind::Data as u32, 5);
+        drop(setup.message());
+        while !setup.plain.log().sent.is_empty() {
+            setup.sent();
+        }
+        setup.server.handle.inner.hub.poll(8);
+    }
+}
