@@ -173,9 +173,10 @@ impl CompChannel {
     /// The next completion of `cq`, to be awaited or waited for. It polls, arms the CQ, polls again and
     /// then sleeps, so it misses no completion.
     ///
-    /// It discards events of other CQs on the channel. It polls first, so one caller at a time may wait for
-    /// any number of CQs in turn. A thread that waits on a clone at the same time may lose its event. To
-    /// wait for several CQs at once, arm them, poll them all once more and wait for [an event](Self::next).
+    /// It discards events of other CQs on the channel. It polls first, so one caller at a time may
+    /// wait for any number of CQs in turn. A thread that waits on a clone at the same time may lose
+    /// its event. To wait for several CQs at once, arm them, poll them all once more and wait for [an
+    /// event](Self::next).
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the CQ was not created with this channel.

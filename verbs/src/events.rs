@@ -23,8 +23,8 @@ use crate::{Error, PortNum, Result};
 ///
 /// let events = Device::find("rxe0")?.open()?.async_events();
 /// match events.next().wait()? {
-///     AsyncEvent::Qp { event: EventType::SQ_DRAINED, user_data } => println!("queue pair {user_data}
-///     is drained"), AsyncEvent::Port { event, port } => println!("port {port}: {event:?}"),
+///     AsyncEvent::Qp { event: EventType::SQ_DRAINED, user_data } => println!("queue pair {user_data} is drained"),
+///     AsyncEvent::Port { event, port } => println!("port {port}: {event:?}"),
 ///     other => println!("{other:?}"),
 /// }
 /// # Ok::<(), bareverbs::Error>(())

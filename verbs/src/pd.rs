@@ -287,8 +287,8 @@ impl<P: Provider> Pd<P> {
     /// # fn share(pd: &bareverbs::Pd, buffer: std::os::fd::OwnedFd) -> bareverbs::Result<()> {
     /// use bareverbs::Access;
     ///
-    /// let region = pd.register_dmabuf(&buffer, 0, 1 << 20, 0, Access::LOCAL_WRITE |
-    /// Access::REMOTE_READ)?; println!("peers read it at {:?}", region.remote(0)?);
+    /// let region = pd.register_dmabuf(&buffer, 0, 1 << 20, 0, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+    /// println!("peers read it at {:?}", region.remote(0)?);
     /// # Ok(())
     /// # }
     /// ```

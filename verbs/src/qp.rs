@@ -596,8 +596,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///         let receiver = scope.spawn(|| {
     ///             let sges = [incoming.sge(..)?];
     ///             for wr_id in 1..=100 {
-    ///                 // SAFETY: `incoming` stays registered, and nothing reads it, until `complete`
-    ///                 returns. unsafe { recv.post_recv(&[RecvRequest::new(wr_id, &sges)]) }?;
+    ///                 // SAFETY: `incoming` stays registered, and nothing reads it, until `complete` returns.
+    ///                 unsafe { recv.post_recv(&[RecvRequest::new(wr_id, &sges)]) }?;
     ///                 complete(&mut recv_cq, "recv", wr_id, &context)?;
     ///                 println!("received {:?}", incoming.bytes().map(|bytes| &bytes[..8]));
     ///             }

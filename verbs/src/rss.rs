@@ -209,8 +209,8 @@ pub struct RssInit<'a, P: Provider = AnyProvider> {
 ///     wq.ready()?;
 /// }
 /// let table = pd.context().create_indirection_table(&wqs.iter().collect::<Vec<_>>())?;
-/// let fields = HashFields::SRC_IPV4 | HashFields::DST_IPV4 | HashFields::SRC_PORT_UDP |
-/// HashFields::DST_PORT_UDP; let hash = RssHash { fields, key };
+/// let fields = HashFields::SRC_IPV4 | HashFields::DST_IPV4 | HashFields::SRC_PORT_UDP | HashFields::DST_PORT_UDP;
+/// let hash = RssHash { fields, key };
 /// let mut qp = pd.create_rss_qp(&RssInit { table: &table, hash, user_data: 0 })?;
 /// // Frames to this address consume the receives that are posted to the four WQs.
 /// let own = Some(MacAddress([2, 0, 0, 0, 0, 7]));

@@ -240,8 +240,7 @@ impl<P: Provider> Srq<P> {
     ///
     /// srq.set_limit(16)?;
     /// if let AsyncEvent::Srq { user_data, .. } = srq.pd().context().async_events().next().wait()? {
-    ///     println!("fewer than 16 receives are left in {user_data}: post receives, then set the limit
-    ///     again");
+    ///     println!("fewer than 16 receives are left in {user_data}: post receives, then set the limit again");
     /// }
     /// # Ok(())
     /// # }

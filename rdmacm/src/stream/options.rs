@@ -112,8 +112,7 @@ impl StreamOptions {
     /// use bareverbs_rdmacm::IdOptions;
     /// use bareverbs_rdmacm::stream::StreamOptions;
     ///
-    /// let options = StreamOptions::default().id_options(IdOptions { backlog: 16,
-    /// ..IdOptions::default() });
+    /// let options = StreamOptions::default().id_options(IdOptions { backlog: 16, ..IdOptions::default() });
     /// ```
     #[doc(alias = "rsetsockopt")]
     #[doc(alias = "IP_TOS")]

@@ -314,8 +314,7 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     /// ```no_run
     /// use bareverbs::{Datagrams, Destination, PoolBuffer, Op};
     ///
-    /// fn post(datagrams: &mut Datagrams, to: &Destination, buffers: [PoolBuffer; 2]) ->
-    /// bareverbs::Result<()> {
+    /// fn post(datagrams: &mut Datagrams, to: &Destination, buffers: [PoolBuffer; 2]) -> bareverbs::Result<()> {
     ///     let [answer, message] = buffers;
     ///     datagrams.post(Op::recv(answer))?;
     ///     datagrams.post(Op::send_to_inline(to, b"begin").tag(1).unsignaled())?;

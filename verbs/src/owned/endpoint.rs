@@ -917,8 +917,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// # drop((done, in_time));
     /// # Ok(())
     /// # }
-    /// async fn task(endpoint: &mut Endpoint<Mr<Buffer>>) -> Result<Done<Mr<Buffer>>,
-    /// Failed<Mr<Buffer>>> {
+    /// async fn task(endpoint: &mut Endpoint<Mr<Buffer>>) -> Result<Done<Mr<Buffer>>, Failed<Mr<Buffer>>> {
     ///     endpoint.next().await
     /// }
     /// ```

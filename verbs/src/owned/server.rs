@@ -608,15 +608,15 @@ impl<B: Source, P: Provider> Handle<B, P> {
         Ok(())
     }
 
-    /// Sends the bytes of `buffer` in `range` to `peer`: [`post`](Self::post) of [`Op::send`]. If the peer
-    /// has no receive for it, the message waits in a queue of [`ServerOptions::sends`] messages. A full
-    /// queue refuses the message, and so does a peer that drains ([`Error::Draining`]).
+    /// Sends the bytes of `buffer` in `range` to `peer`: [`post`](Self::post) of [`Op::send`]. If the
+    /// peer has no receive for it, the message waits in a queue of [`ServerOptions::sends`] messages.
+    /// A full queue refuses the message, and so does a peer that drains ([`Error::Draining`]).
     pub fn send(&self, peer: PeerId, buffer: B, range: impl RangeBounds<usize>) -> PeerOperation<B, P> {
         self.post(peer, Op::send(buffer, range))
     }
 
     /// Posts a [message](Self::send), or a write, a read or an atomic operation on memory of `peer`. The
-    /// peer sends the [`Remote`] of its memory in a message.
+    /// peer sends the [`Remote`](crate::Remote) of its memory in a message.
     ///
     /// ```no_run
     /// use bareverbs::server::{Handle, PeerId};

@@ -89,8 +89,7 @@ impl<T: BringUp, P: Provider> Qp<T, P> {
     /// ```no_run
     /// use bareverbs::qp::{BringUp, Qp, Ud, UdInitAttr};
     ///
-    /// fn start<T: BringUp>(qps: &mut [Qp<T>], init: &T::Init, rtr: &T::Rtr, rts: &T::Rts) ->
-    /// bareverbs::Result<()> {
+    /// fn start<T: BringUp>(qps: &mut [Qp<T>], init: &T::Init, rtr: &T::Rtr, rts: &T::Rts) -> bareverbs::Result<()> {
     ///     qps.iter_mut().try_for_each(|qp| qp.bring_up(init, rtr, rts))
     /// }
     ///

@@ -83,8 +83,8 @@ impl<P: Provider> Qp<Ud, P> {
     /// let own = pd.context().default_gid(1)?;
     /// let ah = pd.create_ah(&AhAttr::global(1, group, own.index))?;
     /// let mut batch = qp.start_send();
-    /// batch.send_to_inline(1, Datagram::new(&ah, MULTICAST_QP, 0x1234), b"to all",
-    /// SendFlags::SIGNALED)?; batch.ring()?;
+    /// batch.send_to_inline(1, Datagram::new(&ah, MULTICAST_QP, 0x1234), b"to all", SendFlags::SIGNALED)?;
+    /// batch.ring()?;
     /// # Ok(())
     /// # }
     /// ```

@@ -21,8 +21,8 @@ use crate::owned::{Address, Op, Pending, PoolBuffer, Source};
 use crate::qp::{ConnectAttr, Operation as WrOperation, Qp, Rc, RecvRequest, SendRequest};
 use crate::{AnyProvider, Error, Pd, Result, WcOpcode};
 
-/// A connection of a [`Hub`](super::Hub), shared by threads and tasks: each operation is a future. For one
-/// owner, an [`Endpoint`](crate::owned::Endpoint) is faster.
+/// A connection of a [`Hub`](super::Hub), shared by threads and tasks: each operation is a future. For
+/// one owner, an [`Endpoint`](crate::owned::Endpoint) is faster.
 ///
 /// Clones are the same connection. Threads and tasks may post at the same time. Operations of one
 /// direction are posted in the order of the calls, at once: a [`Pending`] that is never awaited is
