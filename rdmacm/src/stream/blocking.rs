@@ -107,8 +107,8 @@ impl<P: Provider> RdmaStream<P> {
 
     /// Probes the connection at this interval, on all handles. If the peer's host is unreachable, the
     /// probe fails, and calls fail with [`StreamError::Verbs`]. With
-    /// [`RetryCount::MAX`](bareverbs::values::RetryCount::MAX), no probe fails on Soft-RoCE: set a read timeout.
-    /// The interval is 1 ms or more. `None`, or 0: no probes, the default.
+    /// [`RetryCount::MAX`](bareverbs::values::RetryCount::MAX), no probe fails on Soft-RoCE: set a
+    /// read timeout. The interval is 1 ms or more. `None`, or 0: no probes, the default.
     ///
     /// A probe is an RDMA write of 0 bytes. It takes no credit, and the peer's program does not notice
     /// it. Probes are sent while a call or a task waits for the stream. The

@@ -128,8 +128,8 @@ use crate::{Address, AnyProvider, Error, Pd, PortNum, Refused, Result, WcOpcode,
 /// | [`Endpoint::close`], drop | They end as for any connection, and free the buffers. |
 ///
 /// [`Context::async_events`](crate::Context::async_events) reports
-/// [`EventType::DEVICE_FATAL`](crate::device::EventType::DEVICE_FATAL). Soft-RoCE is not removed while a program
-/// has it open: operations go on.
+/// [`EventType::DEVICE_FATAL`](crate::device::EventType::DEVICE_FATAL). Soft-RoCE is not removed
+/// while a program has it open: operations go on.
 ///
 /// [`PostReason::State`]: crate::error::PostReason::State
 /// [`PostReason::Queue`]: crate::error::PostReason::Queue

@@ -18,8 +18,8 @@ use crate::{Error, Imm, Remote, Result};
 ///
 /// `post` of [`Endpoint`](super::Endpoint::post), [`Batch`](super::Batch::post),
 /// [`Scope`](super::Scope::post), [`Datagrams`](super::Datagrams::post) and
-/// [`Connection`](super::Connection::post) posts it. A refused operation comes back in [`Refused`](crate::Refused), if it
-/// owns its buffer, and can be posted again.
+/// [`Connection`](super::Connection::post) posts it. A refused operation comes back in
+/// [`Refused`](crate::Refused), if it owns its buffer, and can be posted again.
 ///
 /// ```no_run
 /// # use bareverbs::{Endpoint, PoolBuffer, Op};

@@ -716,7 +716,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// ```
     pub fn drain(&self) -> Shutdown<B, P> {
         let mut panics = FirstPanic::default();
-        // Messages that nobody reads are not answered.
+        // Without a reader the application answers no message.
         let reader_dropped = self.inner.reader_dropped.load(Ordering::Acquire);
         let end = if reader_dropped { flow::FlowControl::close } else { flow::FlowControl::drain };
         self.inner.end(end, &mut panics);
@@ -909,7 +909,7 @@ impl<B: Source, P: Provider> Drop for Server<B, P> {
         // The thread may unwind.
         let mut panics = FirstPanic::default();
         if inner.ending.load(Ordering::Acquire) {
-            // A drain does not wait for answers to messages that nobody reads.
+            // Without a reader the application answers no message: the drain ends.
             inner.end(flow::FlowControl::close, &mut panics);
         }
         // The waits for a buffer have reached their end.

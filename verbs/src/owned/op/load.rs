@@ -278,8 +278,8 @@ impl<L> Lent<L> {
     /// # Safety
     ///
     /// The bytes of the region must satisfy the contract of
-    /// [`Qp::post_send`](crate::qp::Qp::post_send) or [`Qp::post_recv`](crate::qp::Qp::post_recv) from a post of
-    /// the value until the operation has ended, or the QP is destroyed.
+    /// [`Qp::post_send`](crate::qp::Qp::post_send) or [`Qp::post_recv`](crate::qp::Qp::post_recv)
+    /// from a post of the value until the operation has ended, or the QP is destroyed.
     pub(in crate::owned) unsafe fn new(region: L) -> Self {
         Self(region)
     }
