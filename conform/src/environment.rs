@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use bareverbs::netlink::{NetnsMode, RdmaNetlink};
+use bareverbs_netlink::{NetnsMode, RdmaNetlink};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -175,7 +175,7 @@ struct Exclusive {
 const SETTLE: Duration = Duration::from_secs(10);
 
 /// Changes the mode of namespaces as soon as the first one is alone.
-fn set_mode(netlink: &mut RdmaNetlink, mode: NetnsMode) -> bareverbs::Result<()> {
+fn set_mode(netlink: &mut RdmaNetlink, mode: NetnsMode) -> bareverbs_netlink::Result<()> {
     let begin = Instant::now();
     loop {
         match netlink.set_netns_mode(mode) {

@@ -4,7 +4,8 @@
 
 use std::os::fd::OwnedFd;
 
-use bareverbs::netlink::ResourceSummary;
+use bareverbs_netlink::ResourceSummary;
+use bareverbs_trace::overread_len;
 use bareverbs_uapi::ioctl::{Attribute, Header};
 use bareverbs_uapi::method::{AttributeInfo, AttributeKind, Method, MethodInfo, UHW_OUT};
 use bareverbs_uapi::netlink::messages;
@@ -25,7 +26,7 @@ use crate::own_memory::{read, store};
 use crate::request::Request;
 use crate::rules::Rule;
 use crate::target::{CmFile, Target, UverbsFile};
-use crate::write_buffer::{WriteBuffer, overread_len};
+use crate::write_buffer::WriteBuffer;
 
 /// The rules that a fault on Soft-RoCE breaks.
 pub(crate) const SOFT_ROCE: &[Rule] = &[

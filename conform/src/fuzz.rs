@@ -38,6 +38,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use bareverbs_trace::trace::Record;
 use bareverbs_uapi::abi::Since;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
@@ -50,7 +51,6 @@ use crate::kernel::KernelDevice;
 use crate::probe;
 use crate::session::{Session, Stop};
 use crate::target::Target;
-use crate::trace::Record;
 use crate::write_buffer::WriteBuffer;
 
 use machine::Machine;
@@ -69,7 +69,7 @@ pub struct Options {
     pub seed: u64,
     /// The longest duration of one call.
     pub call_limit: Duration,
-    /// The file for the running program, in the format of [`replay`](crate::replay). It has the
+    /// The file for the running program, in the format of [`replay`](bareverbs_trace::replay). It has the
     /// shrunk program after a failure, and the last one if the kernel kills the process.
     pub out: Option<PathBuf>,
 }
@@ -143,7 +143,7 @@ pub struct Failure {
     pub rule: Rule,
     /// The call and its answer, or the difference, as text.
     pub reason: String,
-    /// The calls of the shrunk program. [`replay::write`](crate::replay::write) makes a recording of
+    /// The calls of the shrunk program. [`replay::write`](bareverbs_trace::replay::write) makes a recording of
     /// them.
     pub program: Vec<Record>,
     /// Messages of the kernel that report a fault.

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 use std::time::Duration;
 
-use bareverbs::netlink::{RdmaNetlink, ResourceSummary};
 use bareverbs::{Device, Error};
+use bareverbs_netlink::{RdmaNetlink, ResourceSummary};
 use bareverbs_uapi::netlink::{Content, messages};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};

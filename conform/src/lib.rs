@@ -22,7 +22,6 @@ mod answer;
 mod base;
 mod call;
 mod check;
-pub mod decode;
 mod environment;
 mod errno;
 #[cfg(any(test, feature = "test-utils"))]
@@ -40,14 +39,12 @@ mod own_memory;
 mod privilege;
 mod probe;
 mod provided;
-pub mod replay;
 pub mod report;
 mod request;
 mod rules;
 mod session;
 mod suite;
 mod target;
-pub mod trace;
 mod write_buffer;
 
 pub use answer::{Answer, Change, Expect};
@@ -60,9 +57,12 @@ pub use suite::{Outcome, Results, Suite, Verdict};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SuiteError {
-    /// There is no such device, or RDMA netlink is unavailable.
+    /// There is no such device.
     #[error(transparent)]
     Device(#[from] bareverbs::Error),
+    /// RDMA netlink is unavailable.
+    #[error(transparent)]
+    Netlink(#[from] bareverbs_netlink::Error),
     /// The device has no uverbs file: the kernel module `ib_uverbs` is missing.
     #[error("device {device} has no uverbs file: load the kernel module ib_uverbs")]
     NoUverbs {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-use bareverbs::netlink::ResourceSummary;
+use bareverbs_netlink::ResourceSummary;
 use bareverbs_uapi::ioctl::{Attribute, AttributeFlags, Header, VERBS_IOCTL};
 use bareverbs_uapi::method::{
     Access, AttributeInfo, AttributeKind, Method, MethodInfo, PayloadSize, UHW_IN, UHW_OUT,

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use bareverbs::netlink::ResourceSummary;
+use bareverbs_netlink::ResourceSummary;
+use bareverbs_trace::ResourceChange;
 use bareverbs_uapi::abi::Since;
 #[cfg(any(test, feature = "test-utils"))]
 use bareverbs_uapi::uverbs::types::DriverId;
@@ -18,7 +19,7 @@ use crate::kernel::KernelDevice;
 use crate::probe;
 use crate::rules::Rule;
 use crate::session::{Judged, Session, Step, Stop};
-use crate::target::{Difference, Target};
+use crate::target::Target;
 use crate::{Filter, SuiteError};
 
 /// Timeout of the release of objects after a check. Drivers release some of them in a worker.
@@ -328,7 +329,7 @@ impl Suite {
                 return Ok(());
             }
             if begin.elapsed() > timeout {
-                let leak = format!("the device's objects: {}", Difference(before, now));
+                let leak = format!("the device's objects: {}", ResourceChange(before, now));
                 *baseline = Ok(now);
                 return Err(leak);
             }

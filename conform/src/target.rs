@@ -1,9 +1,8 @@
 //! The target of the checks: a kernel's device, or a model of the kernel.
 
-use std::fmt;
 use std::os::fd::OwnedFd;
 
-use bareverbs::netlink::ResourceSummary;
+use bareverbs_netlink::ResourceSummary;
 use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 
@@ -114,28 +113,4 @@ pub(crate) trait CmFile {
 
     /// Whether an event is queued.
     fn is_readable(&self) -> Result<bool, Errno>;
-}
-
-/// The difference of two resource counts, for a report of a leak.
-pub(crate) struct Difference(pub(crate) ResourceSummary, pub(crate) ResourceSummary);
-
-impl fmt::Display for Difference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(before, after) = self;
-        let pairs = [
-            ("pd", before.pd, after.pd),
-            ("cq", before.cq, after.cq),
-            ("qp", before.qp, after.qp),
-            ("cm_id", before.cm_id, after.cm_id),
-            ("mr", before.mr, after.mr),
-            ("ctx", before.ctx, after.ctx),
-            ("srq", before.srq, after.srq),
-        ];
-        let mut separator = "";
-        for (class, before, after) in pairs.into_iter().filter(|(_, before, after)| before != after) {
-            write!(f, "{separator}{class} {before} before, {after} after")?;
-            separator = ", ";
-        }
-        Ok(())
-    }
 }

@@ -1,33 +1,12 @@
-//! Commands for `write()`, with known bytes behind them.
-//!
-//! rdma-core 18 and 19 send `DESTROY_CQ` with 16 of its 24 bytes. The kernel accepts this length and
-//! reads 24 bytes (core/uverbs_main.c: verify_hdr). The handle of the CQ is in the 8 bytes behind the
-//! written ones. So a command lies in memory where those bytes are known.
+//! Commands for `write()`, with known bytes behind them, which the kernel
+//! [may read](bareverbs_trace::overread_len).
 
-use bareverbs_uapi::write::structs::{CmdHdr, DestroyCqReq};
-use bareverbs_uapi::write::{self, WriteCommand};
-use zerocopy::FromBytes;
+use bareverbs_trace::{OVERREAD, overread_len};
 
 use crate::guard::Guard;
 
-/// Length of `DESTROY_CQ` in rdma-core 18 and 19, in bytes.
-const SHORT_DESTROY_CQ: usize = 16;
-
-/// The maximum number of bytes that the kernel reads behind a command.
-pub(crate) const OVERREAD: usize = size_of::<CmdHdr>() + size_of::<DestroyCqReq>() - SHORT_DESTROY_CQ;
-
 /// Fill byte: the handle 0xffffffff is invalid.
 const FILL: u8 = 0xff;
-
-/// The number of bytes that the kernel reads behind a command.
-pub(crate) fn overread_len(command: &[u8]) -> usize {
-    let is_short = command.len() == SHORT_DESTROY_CQ
-        && CmdHdr::read_from_prefix(command).is_ok_and(|(header, _)| {
-            header.command == write::DestroyCq::INFO.number
-                && usize::from(header.in_words) * 4 == SHORT_DESTROY_CQ
-        });
-    if is_short { OVERREAD } else { 0 }
-}
 
 enum Memory {
     Heap(Vec<u8>),
@@ -83,18 +62,6 @@ mod tests {
         let mut command = vec![0; len.into()];
         (command[0], command[4]) = (number, len / 4);
         command
-    }
-
-    #[test]
-    fn kernel_reads_behind_a_destroy_cq_of_16_bytes_only() {
-        assert_eq!(overread_len(&command(20, 16)), 8);
-        for (number, len) in [(20, 12), (20, 20), (20, 24), (27, 16), (4, 16)] {
-            assert_eq!(overread_len(&command(number, len)), 0, "command {number} of {len} bytes");
-        }
-        let mut other_length = command(20, 16);
-        other_length[4] = 6;
-        assert_eq!(overread_len(&other_length), 0);
-        assert_eq!(overread_len(&[]), 0);
     }
 
     #[test]

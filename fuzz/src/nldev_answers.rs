@@ -4,7 +4,7 @@
 //! Any datagram is decoded or is malformed, with at most one object for every 4 bytes. Each device
 //! in the datagram is decoded with the values that were encoded.
 
-use bareverbs::parsers::{read_nldev, read_notifications};
+use bareverbs_netlink::parsers::{read_nldev, read_notifications};
 use bareverbs_uapi::netlink::{MessageFlags, MessageWriter, messages};
 use bareverbs_uapi::nldev::{ATTRIBUTES, Attribute, Command, ValueKind};
 

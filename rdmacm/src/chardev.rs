@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use bareverbs::netlink::RdmaNetlink;
+use bareverbs_netlink::RdmaNetlink;
 use bareverbs_uapi::rdma_cm::ABI_VERSION;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -61,7 +61,7 @@ impl CmDevice {
         let found = match RdmaNetlink::open().and_then(|mut netlink| netlink.global_char_device("rdma_cm")) {
             Ok(Some(found)) => Self { name: found.name, number: found.number, abi: found.abi },
             Err(error) if matches!(error.errno(), Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
-                return Err(error.into());
+                return Err(bareverbs::Error::from(error).into());
             }
             // The kernel has no RDMA netlink, a filter rejects it, or the module is not loaded.
             _ => Self::in_sysfs(Path::new(SYSFS)).ok_or(Error::NoConnectionManager)?,

@@ -236,7 +236,7 @@ impl CmId {
     }
 
     /// The kernel's number of the identifier, for [`command`](crate::command). It is unique in the
-    /// system, and may be 0. [`CmIdResource`](bareverbs::netlink::CmIdResource) lists it.
+    /// system, and may be 0. [`CmIdResource`](bareverbs_netlink::CmIdResource) lists it.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number

@@ -1,7 +1,7 @@
 //! `bareverbs decode`: the kernel's RDMA messages as names and values.
 
 use anyhow::{Context as _, Result, ensure};
-use bareverbs_conform::decode::{Form, Found, Message, guess, messages_of_text};
+use bareverbs_trace::decode::{Form, Found, Message, guess, messages_of_text};
 
 use crate::cli::conform::{Decode, InputForm, MessageKind, TextOrJson};
 use crate::{dump, output};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use bareverbs::Error;
-use bareverbs::netlink::{DeviceInfo, RdmaNetlink};
+use bareverbs_netlink::{DeviceInfo, RdmaNetlink};
 use serde::Serialize;
 
 use crate::cli::device::{Dev, DevAction, DevSetting};

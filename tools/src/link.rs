@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use bareverbs::device::{PortPhysState, PortState};
-use bareverbs::netlink::{DeviceInfo, PortInfo, RdmaNetlink, RouteNetlink};
 use bareverbs::{Device, Error, Gid};
+use bareverbs_netlink::{DeviceInfo, PortInfo, RdmaNetlink, RouteNetlink};
 use serde::Serialize;
 
 use crate::cli::device::{Link, LinkAction, LinkAdd, LinkName};

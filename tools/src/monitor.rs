@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
 use bareverbs::device::{DriverId, PortState};
-use bareverbs::netlink::{
+use bareverbs::{AsyncEvent, AsyncEvents, Device};
+use bareverbs_netlink::{
     AddressEvent, Event, EventSources, Events, NetdevEvent, RdmaEvent, RdmaNetlink, Uevent,
 };
-use bareverbs::{AsyncEvent, AsyncEvents, Device};
 use rustix::event::PollFlags;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use serde::Serialize;
@@ -161,7 +161,9 @@ impl Watcher {
             match self.events.try_wait() {
                 Ok(Some(event)) => taken.push(event),
                 Ok(None) => break,
-                Err(error @ bareverbs::Error::Netlink { .. }) => output::diagnostic(&format!("{error}")),
+                Err(error @ bareverbs_netlink::Error::Malformed { .. }) => {
+                    output::diagnostic(&format!("{error}"))
+                }
                 Err(error) => return Err(error.into()),
             }
         }
@@ -303,9 +305,8 @@ fn changed<'a>(before: &[Port], now: &'a [Port]) -> Vec<(&'a Port, Option<PortSt
 }
 
 fn rdma_line(event: &RdmaEvent) -> Line<'_> {
-    let name = |event: bareverbs::netlink::EventType| {
-        event.name().map_or_else(|| event.0.to_string(), str::to_owned)
-    };
+    let name =
+        |event: bareverbs_netlink::EventType| event.name().map_or_else(|| event.0.to_string(), str::to_owned);
     Line::Rdma {
         event: event.event.map_or_else(|| "unknown".into(), name),
         device: event.device.as_deref(),

@@ -6,7 +6,7 @@ mod text;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
-use bareverbs::netlink::{Counter, QpCounters, RdmaNetlink};
+use bareverbs_netlink::{Counter, QpCounters, RdmaNetlink};
 use serde::Serialize;
 
 use self::rows::{Cell, Row};

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Result, bail};
 use bareverbs::PortNum;
-use bareverbs::netlink::{Counter, CounterBinding, CounterMask, CounterMode, RdmaNetlink};
+use bareverbs_netlink::{Counter, CounterBinding, CounterMask, CounterMode, RdmaNetlink};
 use serde::{Serialize, Serializer};
 
 use crate::cli::device::LinkName;

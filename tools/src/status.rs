@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 use bareverbs::Device;
 use bareverbs::device::{DriverId, PortAttr};
-use bareverbs::netlink::{DeviceInfo, PortInfo, RdmaNetlink};
+use bareverbs_netlink::{DeviceInfo, PortInfo, RdmaNetlink};
 use serde::Serialize;
 
 use crate::cli::device::Status;

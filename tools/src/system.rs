@@ -1,7 +1,7 @@
 //! `bareverbs system`: settings of the kernel's RDMA core.
 
 use anyhow::Result;
-use bareverbs::netlink::{NetnsMode, RdmaNetlink, SystemInfo};
+use bareverbs_netlink::{NetnsMode, RdmaNetlink, SystemInfo};
 use serde::Serialize;
 
 use crate::cli::device::{self, System, SystemAction, SystemSetting};

@@ -37,6 +37,7 @@ pub mod rtnetlink;
 pub mod rxe;
 #[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 pub mod uverbs;
+pub mod values;
 #[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 pub mod verbs_values;
 #[macro_use]

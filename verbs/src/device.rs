@@ -13,10 +13,10 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use bareverbs_netlink::{CharDevice, DeviceInfo, RdmaNetlink};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use crate::netlink::{CharDevice, DeviceInfo, RdmaNetlink};
 use crate::values::Guid;
 use crate::{Context, Error, Provider, Result};
 
@@ -84,8 +84,8 @@ struct Uverbs {
 /// whose node is missing in a container.
 ///
 /// # Errors
-/// [`Error::Netlink`] if the kernel's response is malformed; [`Error::System`] if this process has
-/// no file descriptor left for a socket.
+/// [`Error::Netlink`] if the kernel's response is malformed, or if this process has no file
+/// descriptor left for a socket.
 #[doc(alias = "ibv_get_device_list")]
 #[doc(alias = "ibv_free_device_list")]
 pub fn devices() -> Result<Vec<Device>> {
@@ -94,7 +94,7 @@ pub fn devices() -> Result<Vec<Device>> {
         // If no socket can be created, sysfs can't be read either: the list would be empty.
         Err(error) if matches!(error.errno(), Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(error),
         // The kernel has no RDMA netlink, or a filter rejects it.
-        Err(Error::System { .. } | Error::NetlinkRefused(_)) => Ok(sysfs::devices(Path::new("/sys"))),
+        Err(error) if error.errno().is_some() => Ok(sysfs::devices(Path::new("/sys"))),
         Err(error) => Err(error),
     }
 }
@@ -233,8 +233,7 @@ impl Device {
     }
 
     /// Number of ports, at most 255: verbs name no port above. Ports are numbered from 1.
-    /// [`netlink::DeviceInfo::port_count`](crate::netlink::DeviceInfo::port_count) has the number of
-    /// a device with more.
+    /// [`bareverbs_netlink::DeviceInfo::port_count`] has the number of a device with more.
     #[doc(alias = "phys_port_cnt")]
     #[must_use]
     pub fn port_count(&self) -> u8 {

@@ -20,7 +20,6 @@ pub use refused::Refused;
 pub use report::Report;
 
 use crate::PortNum;
-use crate::netlink::NetlinkError;
 use crate::values::{GidIndex, ValueError};
 
 pub use crate::owned::ParseAddressError;
@@ -297,17 +296,9 @@ pub enum Error {
         /// The errno.
         errno: Errno,
     },
-    /// The kernel refused a netlink request.
+    /// A request to netlink failed.
     #[error(transparent)]
-    NetlinkRefused(Box<NetlinkError>),
-    /// A netlink response is malformed.
-    #[error("{what}: malformed netlink response: {reason}")]
-    Netlink {
-        /// The request, as text.
-        what: String,
-        /// The reason.
-        reason: String,
-    },
+    Netlink(#[from] bareverbs_netlink::Error),
 }
 
 /// A request that the kernel rejected.
@@ -364,7 +355,7 @@ impl Error {
             Self::Open { errno, .. } | Self::System { errno, .. } => Some(*errno),
             Self::Kernel(refusal) => Some(refusal.refused.errno),
             Self::DeviceRemoved { .. } => Some(Errno::IO),
-            Self::NetlinkRefused(refused) => Some(refused.errno),
+            Self::Netlink(error) => error.errno(),
             Self::Post(PostError { reason, .. }) | Self::Rejected(reason) => reason.errno(),
             Self::Provider { reason: CreateError::Ioctl(refused), .. } => Some(refused.errno),
             Self::NoneOpened { reasons } => {
@@ -491,6 +482,9 @@ impl From<Error> for io::Error {
     /// An error of the kind that the errno has, if there is one, with the whole error as its
     /// source.
     fn from(error: Error) -> Self {
+        if let Error::Netlink(error) = error {
+            return error.into();
+        }
         let kind = match (&error, error.errno()) {
             (Error::DeviceRemoved { .. }, _) => ErrorKind::NotConnected,
             (_, Some(errno)) => Self::from(errno).kind(),
@@ -513,7 +507,7 @@ impl From<Error> for io::Error {
                 _,
             ) => ErrorKind::InvalidInput,
             (Error::Closed { .. } | Error::Draining { .. }, _) => ErrorKind::NotConnected,
-            (Error::Netlink { .. } | Error::DatagramLength { .. }, _) => ErrorKind::InvalidData,
+            (Error::DatagramLength { .. }, _) => ErrorKind::InvalidData,
             (Error::TimedOut { .. } | Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }, _) => {
                 ErrorKind::TimedOut
             }
@@ -644,10 +638,6 @@ fn open_hint(errno: Errno) -> &'static str {
 fn system_hint(errno: Errno) -> &'static str {
     match errno {
         Errno::MFILE => ": close some descriptors or raise the limit with `ulimit -n`",
-        // Only opening an RDMA netlink socket fails so.
-        Errno::PROTONOSUPPORT => {
-            ": the kernel has no RDMA netlink: load ib_core, such as by `modprobe rdma_rxe`"
-        }
         _ => "",
     }
 }

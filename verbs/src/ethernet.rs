@@ -103,11 +103,11 @@ impl FromStr for MacAddress {
     /// Six groups of one or two hexadecimal digits.
     fn from_str(text: &str) -> Result<Self, ParseValueError> {
         let expected = "an Ethernet address: six groups of hexadecimal digits, such as 52:54:00:12:34:56";
-        let error = ParseValueError { expected };
+        let error = ParseValueError::not(expected);
         let mut bytes = [0; 6];
         let mut groups = text.split(':');
         for byte in &mut bytes {
-            *byte = groups.next().and_then(|group| hex(group, 2)).ok_or(error)? as u8;
+            *byte = groups.next().and_then(hex).ok_or(error)?;
         }
         if groups.next().is_some() { Err(error) } else { Ok(Self(bytes)) }
     }
@@ -302,8 +302,9 @@ impl RouteNetlink {
         fill: impl FnOnce(&mut MessageWriter<'_>),
         read: impl Fn(&Message<'_>) -> Result<T, Malformed>,
     ) -> Result<T> {
-        let bad_response =
-            |reason: &dyn fmt::Display| Error::Netlink { what: what.to_owned(), reason: reason.to_string() };
+        let bad_response = |reason: &dyn fmt::Display| -> Error {
+            bareverbs_netlink::Error::Malformed { what: what.to_owned(), reason: reason.to_string() }.into()
+        };
         self.seq = self.seq.wrapping_add(1);
         let mut buffer = [0; 256];
         let mut writer = MessageWriter::new(&mut buffer);

@@ -2,4 +2,3 @@
 
 pub use crate::device::testing::{SysfsLine, read_sysfs_line};
 pub use crate::ethernet::testing::{RouteAnswer, read_route_answers};
-pub use crate::netlink::testing::{read_nldev, read_notifications};

@@ -23,7 +23,8 @@ use crate::print::heading;
 use crate::test::{Lab, Plan, Tested, side_by_side};
 
 /// The folders of the measured crates.
-const PRODUCT_CRATES: [&str; 6] = ["uapi", "provider", "provider-rxe", "provider-mlx5", "verbs", "rdmacm"];
+const PRODUCT_CRATES: [&str; 7] =
+    ["uapi", "netlink", "provider", "provider-rxe", "provider-mlx5", "verbs", "rdmacm"];
 
 #[derive(Args)]
 pub(crate) struct Measure {

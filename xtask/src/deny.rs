@@ -22,14 +22,16 @@ const TOOL: &str = "cargo-deny";
 const VERSION: &str = "0.20.2";
 
 /// The crates that users build. All others are for tests.
-const PRODUCT: [&str; 8] = [
+const PRODUCT: [&str; 10] = [
     "bareverbs",
     "bareverbs-conform",
     "bareverbs-mlx5",
+    "bareverbs-netlink",
     "bareverbs-provider",
     "bareverbs-rdmacm",
     "bareverbs-rxe",
     "bareverbs-tools",
+    "bareverbs-trace",
     "bareverbs-uapi",
 ];
 

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use bareverbs_trace::ResourceChange;
 use bareverbs_uapi::abi::Since;
 use bareverbs_uapi::ioctl::VERBS_IOCTL;
 use bareverbs_uapi::method::Method;
@@ -17,7 +18,7 @@ use bareverbs_uapi::uverbs::{InfoHandles, InvokeWrite, ObjectClass, QueryGidEntr
 
 use crate::answer::Answer;
 use crate::call::{Call, Payload, Slot};
-use crate::target::{Difference, Target, UverbsFile};
+use crate::target::{Target, UverbsFile};
 use crate::write_buffer::WriteBuffer;
 
 use super::build::Written;
@@ -546,7 +547,7 @@ impl<'t> Machine<'t> {
     }
 
     /// Compares all handles and counts with the model.
-    fn check_all(&self, before: &Result<bareverbs::netlink::ResourceSummary, String>) -> Step<()> {
+    fn check_all(&self, before: &Result<bareverbs_netlink::ResourceSummary, String>) -> Step<()> {
         for (index, file) in self.files.iter().enumerate() {
             if !file.has_context {
                 continue;
@@ -571,7 +572,7 @@ impl<'t> Machine<'t> {
     }
 
     /// Compares the device's counts with the model. Drivers other than rxe have objects of their own.
-    fn check_counts(&self, before: &Result<bareverbs::netlink::ResourceSummary, String>) -> Step<()> {
+    fn check_counts(&self, before: &Result<bareverbs_netlink::ResourceSummary, String>) -> Step<()> {
         if self.target.driver_id() != DriverId::RXE.0 {
             return Ok(());
         }
@@ -593,14 +594,15 @@ impl<'t> Machine<'t> {
         }
         match now == expected {
             true => Ok(()),
-            false => {
-                Err(failed(format!("the device's objects (model, kernel): {}", Difference(expected, now))))
-            }
+            false => Err(failed(format!(
+                "the device's objects (model, kernel): {}",
+                ResourceChange(expected, now)
+            ))),
         }
     }
 
     /// Waits until the device has as many objects as before the program.
-    fn settle(&self, before: &Result<bareverbs::netlink::ResourceSummary, String>) -> Step<()> {
+    fn settle(&self, before: &Result<bareverbs_netlink::ResourceSummary, String>) -> Step<()> {
         let failed = |reason: String| Broken::new(Rule::Leak, reason);
         let before = before.clone().map_err(failed)?;
         let begin = Instant::now();
@@ -612,7 +614,7 @@ impl<'t> Machine<'t> {
             if begin.elapsed() > SETTLE {
                 return Err(failed(format!(
                     "after closing, the device's objects: {}",
-                    Difference(before, now)
+                    ResourceChange(before, now)
                 )));
             }
             std::thread::sleep(Duration::from_millis(2));

@@ -9,12 +9,12 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::Instant;
 
+use bareverbs_trace::replay::Header;
+use bareverbs_trace::trace::{CallKind, Chunk, Interface, Record};
 use rustix::io::Errno;
 
 use crate::call::{Call, Payload};
-use crate::replay::Header;
 use crate::target::Target;
-use crate::trace::{CallKind, Chunk, Interface, Record};
 use crate::write_buffer::WriteBuffer;
 
 /// Records the calls of one program.

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use bareverbs_trace::OVERREAD;
 use bareverbs_uapi::abi::Since;
 use bareverbs_uapi::method::{UHW_IN, UHW_OUT};
 use bareverbs_uapi::registry;
@@ -18,7 +19,7 @@ use crate::guard::Guard;
 use crate::request::Request;
 use crate::rules::Rule;
 use crate::session::{Session, Step, fail, skip};
-use crate::write_buffer::{OVERREAD, WriteBuffer};
+use crate::write_buffer::WriteBuffer;
 
 pub(crate) static UNREADABLE_TAIL: Change = Change {
     name: "request-tail-unreadable",

@@ -10,7 +10,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 
-use bareverbs::netlink::ResourceSummary;
+use bareverbs_netlink::ResourceSummary;
 use bareverbs_uapi::ioctl::{Attribute, Header};
 use bareverbs_uapi::method::{Method, UHW_OUT};
 use bareverbs_uapi::registry;

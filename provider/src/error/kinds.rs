@@ -36,8 +36,6 @@ texts! {
         PortSpeed = "effective port speeds are",
         /// The use of a port without a network interface where one is needed.
         PortsWithoutNetdev = "ports without a network interface are",
-        /// System-wide permission of privileged Q_Keys for unprivileged processes.
-        PrivilegedQkey = "privileged Q_Keys of unprivileged processes are",
         /// Reads of the device clock.
         DeviceClock = "reads of the device clock are",
         /// Conversion of the device clock to nanoseconds.

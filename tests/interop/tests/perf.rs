@@ -15,11 +15,11 @@ use std::io::Write;
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-use bareverbs::netlink::{Owner, QpResource, QpType, RdmaNetlink};
 use bareverbs::qp::QpState;
 use bareverbs_interop_tests::perf::{Benchmark, PAIRINGS, Run, Side, json, rows};
 use bareverbs_interop_tests::pingpong::{HOST, PORT, wait_until_connected};
 use bareverbs_interop_tests::program::Program;
+use bareverbs_netlink::{Owner, QpResource, QpType, RdmaNetlink};
 use bareverbs_test_support::wire::{lossy_wire, wire};
 use bareverbs_test_support::{device, kernel_tests};
 use doctor::*;

@@ -5,17 +5,17 @@ use std::os::fd::AsFd;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use bareverbs::netlink::{
-    CounterMask, Event, EventSources, Events, MigState, NetdevEvent, Owner, QpType, RdmaNetlink,
-    RouteNetlink, SrqType,
-};
 use bareverbs::qp::{Operation, Payload, QpCap, QpInit, QpState, Rc};
 use bareverbs::srq::SrqInit;
-use bareverbs::{Access, Error, Mr, PortNum};
+use bareverbs::{Access, Mr, PortNum};
 use bareverbs_kernel_tests::kernel_tests;
 use bareverbs_kernel_tests::loopback::{Plan, domain, pair, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{child, device};
+use bareverbs_netlink::{
+    CounterMask, Error, Event, EventSources, Events, MigState, NetdevEvent, Owner, QpType, RdmaNetlink,
+    RouteNetlink, SrqType,
+};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::io::Errno;
 
@@ -179,7 +179,7 @@ fn rxe_has_no_per_qp_counters() {
     let mut netlink = netlink();
     assert_eq!(netlink.qp_counters(device::name()).unwrap(), []);
     if let Some(binding) = netlink.counter_binding(device::name(), 1).unwrap() {
-        assert_eq!((binding.mode, binding.shared_by), (Some(bareverbs::netlink::CounterMode::NONE), None));
+        assert_eq!((binding.mode, binding.shared_by), (Some(bareverbs_netlink::CounterMode::NONE), None));
     }
     let own = only(netlink.memory_regions(device::name()).unwrap(), |region| region.lkey == Some(mr.lkey()));
     let counted = only(netlink.mr_counters(device::name()).unwrap(), |counted| counted.number == own.number);
@@ -275,7 +275,7 @@ fn rdma_events_require_privileges_before_linux_7_2() {
         Events::open(EventSources::UEVENT | EventSources::NETDEV).unwrap();
         match Events::open(EventSources::RDMA) {
             Ok(_) => assert!(system.monitor, "this kernel is older than RDMA notifications"),
-            Err(Error::NetlinkRefused(refused)) => {
+            Err(Error::Kernel(refused)) => {
                 assert_eq!(refused.errno, Errno::PERM);
                 assert!(refused.to_string().contains("CAP_NET_ADMIN"), "{refused}");
             }
@@ -288,7 +288,7 @@ fn refused_request_has_the_kernels_explanation() {
     let mut route = RouteNetlink::open().unwrap();
     let multicast = "ff02::9".parse().unwrap();
     let refused = match route.add_address(INTERFACE, multicast, 64) {
-        Err(Error::NetlinkRefused(refused)) => refused,
+        Err(Error::Kernel(refused)) => refused,
         other => panic!("{other:?}"),
     };
     assert_eq!(refused.errno, Errno::ADDRNOTAVAIL);

@@ -3,7 +3,7 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use bareverbs::netlink::{RdmaNetlink, ResourceSummary};
+use bareverbs_netlink::{RdmaNetlink, ResourceSummary};
 
 use crate::{TIMEOUT, device};
 

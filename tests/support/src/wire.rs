@@ -10,7 +10,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use bareverbs::netlink::{RdmaNetlink, ResourceSummary};
+use bareverbs_netlink::{RdmaNetlink, ResourceSummary};
 
 use crate::device::{Requirement, soft_roce};
 use crate::{TIMEOUT, device};

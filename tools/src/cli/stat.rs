@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use bareverbs::netlink::CounterMask;
+use bareverbs_netlink::CounterMask;
 use clap::{Args, Subcommand};
 
 use super::device::{LinkName, Switch};

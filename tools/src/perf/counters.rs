@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use bareverbs::netlink::RdmaNetlink;
+use bareverbs_netlink::RdmaNetlink;
 use serde::{Deserialize, Serialize};
 
 /// A counter that changed during the run.

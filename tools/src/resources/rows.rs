@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use bareverbs::netlink::{
+use bareverbs_netlink::{
     CmIdResource, ContextResource, CounterMode, CqResource, DriverDetail, DriverValue, MigState, MrResource,
     Owner, PdResource, PollContext, PortSpace, QpCounters, QpResource, QpType, SrqResource,
 };
@@ -244,7 +244,7 @@ impl WqeDisplay for QpResource {
 impl WqeDisplay for SrqResource {
     fn fill(&self, row: &mut Row) {
         row.number("srqn", self.number)
-            .text("type", named(self.srq_type, bareverbs::netlink::SrqType::name))
+            .text("type", named(self.srq_type, bareverbs_netlink::SrqType::name))
             .put("lqpn", Cell::Ranges(self.queue_pairs.clone()))
             .number("pdn", self.pd)
             .number("cqn", self.cq)

@@ -12,9 +12,10 @@ use crate::build;
 use crate::sources::{first_word, group_of, implemented, is_punct, rust_files};
 
 /// The folders of the crates, the safest first, and their names.
-const CRATES: [(&str, &str); 6] = [
+const CRATES: [(&str, &str); 7] = [
     ("verbs", "bareverbs"),
     ("rdmacm", "bareverbs_rdmacm"),
+    ("netlink", "bareverbs_netlink"),
     ("provider-mlx5", "bareverbs_mlx5"),
     ("provider-rxe", "bareverbs_rxe"),
     ("provider", "bareverbs_provider"),

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bareverbs_conform::fuzz::Report;
-use bareverbs_conform::replay;
 use bareverbs_lab::{Accelerator, Exec};
+use bareverbs_trace::replay;
 
 use super::{Device, Testbed};
 use crate::build;

@@ -19,8 +19,9 @@ use crate::test::Instrumented;
 const WRAPPER: &str = "BAREVERBS_COVERAGE_WRAPPER";
 
 /// The packages whose tests run: those without a kernel, then those in guests.
-const PACKAGES: [&str; 9] = [
+const PACKAGES: [&str; 10] = [
     "bareverbs-uapi",
+    "bareverbs-netlink",
     "bareverbs-provider",
     "bareverbs-rxe",
     "bareverbs-mlx5",

@@ -1,5 +1,5 @@
 //! Checks for targets other than the host's: `bareverbs-uapi` compiles for any platform, and the
-//! documentation of `bareverbs` and `bareverbs-rdmacm` builds for each architecture that docs.rs
+//! documentation of `bareverbs`, `bareverbs-netlink` and `bareverbs-rdmacm` builds for each architecture that docs.rs
 //! shows.
 
 use std::env;
@@ -33,10 +33,18 @@ pub(super) fn check(totals: &mut Totals) -> Result<()> {
             ]))?;
         }
     }
-    if available(DOCUMENTED, "the documentation of bareverbs and bareverbs-rdmacm builds", totals)? {
+    if available(DOCUMENTED, "the documentation of the library builds", totals)? {
         succeed(
             build::cargo()
-                .args(["doc", "--package", "bareverbs", "--package", "bareverbs-rdmacm"])
+                .args([
+                    "doc",
+                    "--package",
+                    "bareverbs",
+                    "--package",
+                    "bareverbs-netlink",
+                    "--package",
+                    "bareverbs-rdmacm",
+                ])
                 .args(["--all-features", "--no-deps", "--quiet", "--target", DOCUMENTED])
                 .env("RUSTDOCFLAGS", "-D warnings"),
         )?;

@@ -8,10 +8,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bareverbs::device::GidType;
-use bareverbs::netlink::RdmaNetlink;
 use bareverbs::qp::QpState;
 use bareverbs_interop_tests::pingpong::wait_until_listening;
 use bareverbs_interop_tests::program::{Finished, Program};
+use bareverbs_netlink::RdmaNetlink;
 use bareverbs_test_support::device::{self, Requirement};
 use bareverbs_test_support::wire::{End, Wire, stopped_gsi_qp_is_in_error, wait_for_gid, wire};
 use nix::sys::signal::Signal;

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use bareverbs::ah::AhAttr;
 use bareverbs::cq::CqInit;
 use bareverbs::device::PortState;
-use bareverbs::netlink::RdmaNetlink;
 use bareverbs::qp::{InitAttr, QpCap, QpInit, QpState, Rc, RtrAttr};
 use bareverbs::values::GidIndex;
 use bareverbs::{Context, Device, Errno, Error, PortNum};
@@ -18,6 +17,7 @@ use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{Plan, domain, open, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{child, device};
+use bareverbs_netlink::RdmaNetlink;
 
 use crate::tool::tool_error;
 

@@ -1,13 +1,19 @@
 //! Names and numbers of devices from outside of the program.
 
 use bareverbs::device::DriverId;
-use bareverbs::netlink::RdmaNetlink;
 use bareverbs::{Device, Error};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_netlink::{Error as NetlinkError, RdmaNetlink};
 use bareverbs_provider::device::{DeviceFile, OpenError};
 
-use crate::refusals::invalid;
+/// A request to netlink that is rejected before it is sent.
+#[track_caller]
+fn invalid<T>(answer: bareverbs_netlink::Result<T>, text: &str) {
+    let refused = answer.map(drop).expect_err(text);
+    assert!(matches!(refused, NetlinkError::Invalid { .. }), "{refused:?}");
+    assert_eq!(refused.to_string(), text);
+}
 
 /// Names that no device has: empty, paths, with special bytes, and very long.
 fn invalid_names() -> Vec<String> {
@@ -90,9 +96,9 @@ pub(crate) fn new_link_rejects_invalid_names() {
             format!("RdmaNetlink::new_link: network interface {cut:?} has 16 bytes; the maximum is 15");
         invalid(netlink.new_link("rxe1", "rxe", &cut), &text);
 
-        let reported = |refused: bareverbs::Result<()>, start: &str| {
+        let reported = |refused: bareverbs_netlink::Result<()>, start: &str| {
             let refused = refused.unwrap_err();
-            assert!(matches!(refused, Error::NetlinkRefused(_)), "{refused:?}");
+            assert!(matches!(refused, NetlinkError::Kernel(_)), "{refused:?}");
             assert!(refused.to_string().starts_with(start), "{refused}");
         };
         reported(netlink.new_link("rxe1", "rxe", "nosuch0"), "creating rxe device rxe1 on nosuch0: ");
@@ -143,7 +149,7 @@ pub(crate) fn netlink_error_names_the_device_index() {
                 // The kernel returns the same error for a missing device and for an unsupported
                 // resource type.
                 let Err(refused) = refused else { continue };
-                assert!(matches!(refused, Error::NetlinkRefused(_)), "{refused:?}");
+                assert!(matches!(refused, NetlinkError::Kernel(_)), "{refused:?}");
                 let text = refused.to_string();
                 assert!(text.starts_with(&format!("{start} device {wrong}: ")), "{text}");
             }

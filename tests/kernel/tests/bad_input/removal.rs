@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use bareverbs::cq::{CompChannel, CqInit};
 use bareverbs::device::EventType;
 use bareverbs::mr::LocalAccess;
-use bareverbs::netlink::RdmaNetlink;
 use bareverbs::qp::{Operation, Payload, RecvRequest};
 use bareverbs::server::{Client, Event, Server};
 use bareverbs::srq::SrqInit;
@@ -21,6 +20,7 @@ use bareverbs::{
 use bareverbs_kernel_tests::bus::Bus;
 use bareverbs_kernel_tests::loopback::{Plan, domain, pair, region, request};
 use bareverbs_kernel_tests::{TIMEOUT, device};
+use bareverbs_netlink::RdmaNetlink;
 use rustix::io::Errno;
 
 use crate::devices::restore_soft_roce;

@@ -4,7 +4,6 @@ use std::fs;
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
 
 use bareverbs::cq::{Arm, CqInit};
-use bareverbs::netlink::RdmaNetlink;
 use bareverbs::qp::{Operation, Payload, QpAttr, QpAttrMask, QpInit, QpState, Rc};
 use bareverbs::rss::WqInit;
 use bareverbs::server::{Client, Event, Server};
@@ -15,6 +14,7 @@ use bareverbs_kernel_tests::loopback::{
 };
 use bareverbs_kernel_tests::resources::{held, nothing_leaks, settles_at};
 use bareverbs_kernel_tests::{Completion, Outcome, child, skip};
+use bareverbs_netlink::RdmaNetlink;
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitStatus, waitpid};

@@ -1,11 +1,11 @@
 //! What the device keeps of the driver's objects, by the raw state of RDMA netlink.
 
 use bareverbs::cq::CqInit;
-use bareverbs::netlink::{Owner, RawObject, RdmaNetlink};
-use bareverbs::{Access, Error, Mr};
+use bareverbs::{Access, Mr};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{domain, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_netlink::{Error, Owner, RawObject, RdmaNetlink};
 use rustix::io::Errno;
 
 /// Segment types from this on are not objects.
@@ -92,7 +92,7 @@ pub(crate) fn rxe_has_no_raw_state() {
         let own = regions.iter().find(|listed| listed.owner == me).unwrap();
         assert_eq!(own.lkey, Some(mr.lkey()));
         match netlink.raw_state(device::name(), RawObject::Mr(own.number)) {
-            Err(Error::NetlinkRefused(refused)) => assert_eq!(refused.errno, Errno::INVAL),
+            Err(Error::Kernel(refused)) => assert_eq!(refused.errno, Errno::INVAL),
             other => panic!("{other:?}"),
         }
     });

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use bareverbs::cq::CqInit;
-use bareverbs::netlink::{QpType, RawObject, RdmaNetlink};
 use bareverbs::qp::{
     Ece, InitAttr, Operation, Payload, Qp, QpAttr, QpAttrMask, QpInit, RateLimit, RecvRequest, Transport, Uc,
     UcRtrAttr, Ud, UdInitAttr,
@@ -13,6 +12,7 @@ use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::loopback::{Plan, contents, domain, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_mlx5::Mlx5;
+use bareverbs_netlink::{QpType, RawObject, RdmaNetlink};
 use bareverbs_provider::device::DeviceFile;
 use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::uverbs::types::DriverId;

@@ -7,7 +7,6 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bareverbs::netlink::RdmaNetlink;
 use bareverbs::values::AckTimeout;
 use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Errno, Mr, Op};
 use bareverbs_kernel_tests::bus::Bus;
@@ -15,6 +14,7 @@ use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::wire::{End, Wire};
+use bareverbs_netlink::RdmaNetlink;
 use bareverbs_rdmacm::blocking::BlockingId;
 use bareverbs_rdmacm::command::{self, CmFile};
 use bareverbs_rdmacm::event::{EventKind, RejectReason};

@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bareverbs::netlink::RdmaNetlink;
 use bareverbs::qp::QpState;
 use bareverbs::values::AckTimeout;
 use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Errno, Mr, Op};
 use bareverbs_kernel_tests::wire::{End, Wire, stopped_gsi_qp_is_in_error};
+use bareverbs_netlink::RdmaNetlink;
 use bareverbs_rdmacm::event::{Event, EventKind, RequestParam};
 use bareverbs_rdmacm::{
     CmId, ConnectRequest, Connector, Error, EventChannel, IdOptions, Listener, PortSpace,

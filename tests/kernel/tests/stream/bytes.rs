@@ -3,11 +3,11 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::thread;
 use std::time::Duration;
 
-use bareverbs::netlink::RdmaNetlink;
 use bareverbs::values::AckTimeout;
 use bareverbs::{Access, Buffer, Errno, RegionMut, RemoteRegion};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{InTime, TIMEOUT, device};
+use bareverbs_netlink::RdmaNetlink;
 use bareverbs_rdmacm::IdOptions;
 use bareverbs_rdmacm::connection::Domains;
 use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamError, StreamOptions};

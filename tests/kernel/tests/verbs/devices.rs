@@ -3,10 +3,10 @@ use std::path::Path;
 
 use bareverbs::device::{DriverId, FoundBy, GidType, LinkLayer, NodeType, PortState};
 use bareverbs::error::ObjectClass;
-use bareverbs::netlink::RdmaNetlink;
 use bareverbs::values::Mtu;
 use bareverbs::{Device, Error, PortNum, devices};
 use bareverbs_kernel_tests::device;
+use bareverbs_netlink::RdmaNetlink;
 use nix::unistd::{Uid, seteuid};
 
 use crate::pair::{counts, kernel, open};

@@ -2,8 +2,8 @@ use std::time::{Duration, Instant};
 
 use bareverbs::Access;
 use bareverbs::cq::CqInit;
-use bareverbs::netlink::ResourceSummary;
 use bareverbs::qp::{Payload, QpCap, QpInit, Rc};
+use bareverbs_netlink::ResourceSummary;
 
 use crate::pair::{TIMEOUT, counts, message, open, pair, pair_in, region};
 

@@ -1,10 +1,10 @@
 //! The checks of this machine: device, port, GIDs, memory, and the device with itself.
 
 use bareverbs::device::{GidEntry, GidType, LinkLayer, PortAttr, PortState};
-use bareverbs::netlink::RdmaNetlink;
 use bareverbs::qp::QpState;
 use bareverbs::values::{GidIndex, Mtu};
 use bareverbs::{Access, Buffer, Context, Errno, Error, Pd};
+use bareverbs_netlink::RdmaNetlink;
 
 use super::finding::{Check, Finding, Level, Place};
 use super::judge::Facts;

@@ -115,7 +115,7 @@ impl DatagramOptions {
     /// The Q_Key. The QP drops datagrams with another one. Peers must know it;
     /// [`Datagrams::address`] has it. If its highest bit is set, it is privileged: the kernel
     /// requires `CAP_NET_RAW`, unless
-    /// [`set_privileged_qkey`](crate::netlink::RdmaNetlink::set_privileged_qkey) is on.
+    /// [`set_privileged_qkey`](bareverbs_netlink::RdmaNetlink::set_privileged_qkey) is on.
     #[doc(alias = "RDMA_UDP_QKEY")]
     pub fn qkey(mut self, qkey: u32) -> Self {
         self.qkey = qkey;

@@ -1,4 +1,4 @@
-use super::socket::{Outcome, read_answers};
+use crate::socket::{Outcome, read_answers};
 use bareverbs_uapi::netlink::messages;
 
 use super::*;
@@ -90,7 +90,7 @@ fn invalid_netlink_errno_does_not_panic() {
     assert_eq!(refusal(-3), Ok(Outcome::Refused(Errno::PROTO, None)));
 }
 
-pub(super) fn with_attributes<T>(
+pub(crate) fn with_attributes<T>(
     fill: impl FnOnce(&mut MessageWriter<'_>),
     read: impl FnOnce(&Attributes<'_>) -> Result<T, Malformed>,
 ) -> T {

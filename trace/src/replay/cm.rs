@@ -10,7 +10,7 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 
-use bareverbs::netlink::RdmaNetlink;
+use bareverbs_netlink::RdmaNetlink;
 use bareverbs_uapi::abi::StructInfo;
 use bareverbs_uapi::print::native;
 use bareverbs_uapi::rdma_cm::{Header, decode};

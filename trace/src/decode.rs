@@ -2,14 +2,14 @@
 //! [`bareverbs_uapi`].
 //!
 //! ```
-//! use bareverbs_conform::decode::{Form, Message, decode, messages_of_text};
+//! use bareverbs_trace::decode::{Form, Message, decode, messages_of_text};
 //!
 //! // DEALLOC_PD of handle 7, as strace prints a write.
 //! let text = r#"write(3, "\4\0\0\0\3\0\0\0\7\0\0\0", 12) = 12"#;
 //! let found = messages_of_text(text, Form::of(text))?.remove(0);
 //! assert_eq!(found.message, Some(Message::Write));
 //! assert_eq!(decode(Message::Write, &found.bytes).text, "DeallocPd: DeallocPdReq { pd_handle: 7 }");
-//! # Ok::<(), bareverbs_conform::decode::TextError>(())
+//! # Ok::<(), bareverbs_trace::decode::TextError>(())
 //! ```
 
 mod json;
@@ -28,7 +28,7 @@ use bareverbs_uapi::{decode as ioctl, nldev};
 use serde::Serialize;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::write_buffer::overread_len;
+use crate::overread_len;
 
 pub use text::{Form, Found, TextError, messages_of_text};
 

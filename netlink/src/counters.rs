@@ -8,9 +8,9 @@ pub use bareverbs_uapi::nldev::{CounterMask, CounterMode};
 use bareverbs_uapi::uverbs::types::QpType;
 use rustix::io::Errno;
 
-use super::RdmaNetlink;
-use super::attrs::{FromAttribute, Owner, list, netlink_struct};
-use super::error::with_hint;
+use crate::RdmaNetlink;
+use crate::attrs::{FromAttribute, Owner, list, netlink_struct};
+use crate::error::with_hint;
 use crate::{Error, PortNum, Result};
 
 netlink_struct! {
@@ -80,18 +80,18 @@ impl RdmaNetlink {
     /// The counters of a port with their values; `None` if the driver has none.
     ///
     /// ```no_run
-    /// use bareverbs::netlink::RdmaNetlink;
+    /// use bareverbs_netlink::RdmaNetlink;
     ///
     /// for counter in RdmaNetlink::open()?.port_counters("rxe0", 1)?.into_iter().flatten() {
     ///     println!("{counter:?}");
     /// }
-    /// # Ok::<(), bareverbs::Error>(())
+    /// # Ok::<(), bareverbs_netlink::Error>(())
     /// ```
     ///
     /// # Errors
     /// [`Error::UnknownDevice`] if there is no such device;
-    /// [`Error::NetlinkRefused`] if there is no such port;
-    /// [`Error::Netlink`] if the response is malformed.
+    /// [`Error::Kernel`] if there is no such port;
+    /// [`Error::Malformed`] if the response is malformed.
     #[doc(alias = "rdma statistic show")]
     #[doc(alias = "RDMA_NLDEV_CMD_STAT_GET")]
     pub fn port_counters(&mut self, device: &str, port: impl Into<PortNum>) -> Result<Option<Vec<Counter>>> {
@@ -111,8 +111,8 @@ impl RdmaNetlink {
     ///
     /// # Errors
     /// [`Error::UnknownDevice`] if there is no such device;
-    /// [`Error::NetlinkRefused`] if there is no such port;
-    /// [`Error::Netlink`] if the response is malformed.
+    /// [`Error::Kernel`] if there is no such port;
+    /// [`Error::Malformed`] if the response is malformed.
     #[doc(alias = "rdma statistic mode")]
     #[doc(alias = "RDMA_NLDEV_CMD_STAT_GET_STATUS")]
     pub fn counter_status(
@@ -136,8 +136,8 @@ impl RdmaNetlink {
     ///
     /// # Errors
     /// [`Error::UnknownDevice`] if there is no such device;
-    /// [`Error::NetlinkRefused`] if there is no such port;
-    /// [`Error::Netlink`] if the response is malformed.
+    /// [`Error::Kernel`] if there is no such port;
+    /// [`Error::Malformed`] if the response is malformed.
     #[doc(alias = "rdma_nl_counter_mode")]
     pub fn counter_binding(
         &mut self,
@@ -158,7 +158,7 @@ impl RdmaNetlink {
     ///
     /// # Errors
     /// [`Error::UnknownDevice`] if there is no such device;
-    /// [`Error::Netlink`] if the response is malformed.
+    /// [`Error::Malformed`] if the response is malformed.
     #[doc(alias = "rdma statistic qp show")]
     pub fn qp_counters(&mut self, device: &str) -> Result<Vec<QpCounters>> {
         self.dump_counters(device, Attribute::RES_QP, Attribute::STAT_COUNTER, QpCounters::read)
@@ -169,7 +169,7 @@ impl RdmaNetlink {
     ///
     /// # Errors
     /// [`Error::UnknownDevice`] if there is no such device;
-    /// [`Error::Netlink`] if the response is malformed.
+    /// [`Error::Malformed`] if the response is malformed.
     #[doc(alias = "rdma statistic mr show")]
     pub fn mr_counters(&mut self, device: &str) -> Result<Vec<MrCounters>> {
         self.dump_counters(device, Attribute::RES_MR, Attribute::RES_MR, MrCounters::read)
@@ -181,17 +181,17 @@ impl RdmaNetlink {
     /// rxe has no optional counters. [`RdmaNetlink::counter_status`] lists them.
     ///
     /// ```no_run
-    /// use bareverbs::netlink::RdmaNetlink;
+    /// use bareverbs_netlink::RdmaNetlink;
     ///
     /// RdmaNetlink::open()?.set_optional_counters("mlx5_0", 1, &["cc_rx_ce_pkts", "cc_rx_cnp_pkts"])?;
-    /// # Ok::<(), bareverbs::Error>(())
+    /// # Ok::<(), bareverbs_netlink::Error>(())
     /// ```
     ///
     /// # Errors
     /// - [`Error::UnknownDevice`].
     /// - [`Error::NoPort`].
     /// - [`Error::Invalid`] if a name is not that of an optional counter of the port.
-    /// - [`Error::NetlinkRefused`] with `EPERM` without `CAP_NET_ADMIN`.
+    /// - [`Error::Kernel`] with `EPERM` without `CAP_NET_ADMIN`.
     #[doc(alias = "rdma statistic set link optional-counters")]
     #[doc(alias = "RDMA_NLDEV_CMD_STAT_SET")]
     pub fn set_optional_counters(
@@ -240,7 +240,7 @@ impl RdmaNetlink {
     /// `None` leaves it to the kernel.
     ///
     /// # Errors
-    /// [`Error::UnknownDevice`]; [`Error::NoPort`]; [`Error::NetlinkRefused`] with
+    /// [`Error::UnknownDevice`]; [`Error::NoPort`]; [`Error::Kernel`] with
     /// - `EPERM`: no `CAP_NET_ADMIN`;
     /// - `EOPNOTSUPP`: the driver has no QP counters;
     /// - `EBUSY`: counters are in use.
@@ -270,7 +270,7 @@ impl RdmaNetlink {
     /// `counter` is `None`.
     ///
     /// # Errors
-    /// [`Error::UnknownDevice`]; [`Error::NoPort`]; [`Error::NetlinkRefused`] with
+    /// [`Error::UnknownDevice`]; [`Error::NoPort`]; [`Error::Kernel`] with
     /// - `EPERM`: no `CAP_NET_ADMIN`;
     /// - `ENOENT`: no such QP or counter;
     /// - `EOPNOTSUPP`: the driver has no QP counters;
@@ -311,7 +311,7 @@ impl RdmaNetlink {
     /// Unbinds a QP from a QP counter that [`RdmaNetlink::bind_counter`] bound it to.
     ///
     /// # Errors
-    /// [`Error::UnknownDevice`]; [`Error::NoPort`]; [`Error::NetlinkRefused`] with
+    /// [`Error::UnknownDevice`]; [`Error::NoPort`]; [`Error::Kernel`] with
     /// - `EPERM`: no `CAP_NET_ADMIN`;
     /// - `ENOENT`: no such QP or counter;
     /// - `EINVAL`: the port is in automatic mode, or the QP is not bound to the counter.

@@ -14,7 +14,7 @@ use zerocopy::FromBytes;
 use crate::PortNum;
 
 /// A value of an attribute of an object. Unknown attributes are ignored.
-pub(super) trait FromAttribute: Sized {
+pub(crate) trait FromAttribute: Sized {
     fn from_attribute(object: &Attributes<'_>, attribute: Attribute) -> Result<Self, Malformed>;
 }
 
@@ -27,21 +27,21 @@ macro_rules! netlink_struct {
         pub struct $name { $( $(#[$fmeta])* pub $field: $type, )* }
 
         impl $name {
-            pub(super) fn read(
+            pub(crate) fn read(
                 object: &bareverbs_uapi::netlink::Attributes<'_>,
             ) -> Result<Self, bareverbs_uapi::netlink::Malformed> {
                 use bareverbs_uapi::nldev::Attribute;
-                use $crate::netlink::attrs::FromAttribute;
+                use $crate::attrs::FromAttribute;
                 Ok(Self { $( $field: FromAttribute::from_attribute(object, Attribute::$attribute)?, )* })
             }
         }
     )*};
 }
 
-pub(super) use netlink_struct;
+pub(crate) use netlink_struct;
 
 /// The objects of a nested attribute, each parsed by `read`.
-pub(super) fn list<T>(
+pub(crate) fn list<T>(
     object: &Attributes<'_>,
     table: Attribute,
     read: impl Fn(&Attributes<'_>) -> Result<T, Malformed>,

@@ -8,19 +8,19 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{self, AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-use super::error::NetlinkError;
+use crate::error::KernelError;
 use crate::{Error, Result};
 
 /// Size of the largest response: a dump of 32 KiB (`netlink_dump` in `net/netlink/af_netlink.c`).
 /// Other responses are smaller.
-pub(super) const RESPONSE_BYTES: usize = 32 * 1024;
+pub(crate) const RESPONSE_BYTES: usize = 32 * 1024;
 
 /// Size of the largest request: one that enables 200 optional counters.
 const REQUEST_BYTES: usize = 2048;
 
 /// A netlink socket for requests.
 #[derive(Debug)]
-pub(super) struct Socket {
+pub(crate) struct Socket {
     fd: OwnedFd,
     seq: u32,
     answer: Vec<u8>,
@@ -28,7 +28,7 @@ pub(super) struct Socket {
 
 impl Socket {
     /// Opens a netlink socket of `protocol`. `None`: rtnetlink (`NETLINK_ROUTE`, 0).
-    pub(super) fn open(what: &str, protocol: Option<Protocol>) -> Result<Self> {
+    pub(crate) fn open(what: &str, protocol: Option<Protocol>) -> Result<Self> {
         let fd = net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)
             .map_err(|errno| Error::system(what, errno))?;
         report_reasons(fd.as_fd());
@@ -36,7 +36,7 @@ impl Socket {
     }
 
     /// Sends one request and calls `each` for every message of the response.
-    pub(super) fn request(
+    pub(crate) fn request(
         &mut self,
         what: &str,
         kind: u16,
@@ -58,20 +58,17 @@ impl Socket {
         loop {
             let (_, length) = retry_on_intr(|| net::recv(&self.fd, &mut self.answer[..], RecvFlags::TRUNC))
                 .map_err(|errno| Error::system(what, errno))?;
-            let datagram = self.answer.get(..length).ok_or_else(|| Error::Netlink {
-                what: what.to_owned(),
-                reason: format!("{length} bytes exceed the maximum of {RESPONSE_BYTES}"),
+            let datagram = self.answer.get(..length).ok_or_else(|| {
+                Error::malformed(what, format_args!("{length} bytes exceed the maximum of {RESPONSE_BYTES}"))
             })?;
             match read_answers(datagram, self.seq, &mut each) {
                 Ok(Outcome::Ended) => return Ok(()),
                 Ok(Outcome::Data) if !needs_ack => return Ok(()),
                 Ok(Outcome::Data | Outcome::Nothing) => {}
                 Ok(Outcome::Refused(errno, message)) => {
-                    return Err(NetlinkError::new(what, errno, message).into());
+                    return Err(KernelError::new(what, errno, message).into());
                 }
-                Err(malformed) => {
-                    return Err(Error::Netlink { what: what.to_owned(), reason: malformed.to_string() });
-                }
+                Err(malformed) => return Err(Error::malformed(what, malformed)),
             }
         }
     }
@@ -85,7 +82,7 @@ impl AsFd for Socket {
 
 /// Opens a non-blocking socket that receives the notifications of the multicast groups in the mask
 /// `groups`.
-pub(super) fn subscribe(protocol: Option<Protocol>, groups: u32) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn subscribe(protocol: Option<Protocol>, groups: u32) -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
     net::bind(&fd, &SocketAddrNetlink::new(0, groups))?;
@@ -110,7 +107,7 @@ fn report_reasons(fd: BorrowedFd<'_>) {
 
 /// Outcome of a request, according to one datagram.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     Nothing,
     Data,
     Ended,
@@ -118,7 +115,7 @@ pub(super) enum Outcome {
     Refused(Errno, Option<String>),
 }
 
-pub(super) fn read_answers(
+pub(crate) fn read_answers(
     datagram: &[u8],
     seq: u32,
     each: &mut impl FnMut(&Attributes<'_>) -> Result<(), Malformed>,

@@ -1,7 +1,7 @@
 //! RDMA netlink: devices, ports, links, resources and counters, without opening a device.
 //!
 //! ```no_run
-//! use bareverbs::netlink::RdmaNetlink;
+//! use bareverbs_netlink::RdmaNetlink;
 //!
 //! let mut netlink = RdmaNetlink::open()?;
 //! for device in netlink.devices()? {
@@ -14,45 +14,55 @@
 //!         println!("{}: {}", counter.name, counter.value);
 //!     }
 //! }
-//! # Ok::<(), bareverbs::Error>(())
+//! # Ok::<(), bareverbs_netlink::Error>(())
 //! ```
+//!
+//! [`RdmaNetlink`] is a socket for requests, [`Events`] one for notifications, [`RouteNetlink`]
+//! configures the network interface below a software device. Each call sends one request and waits
+//! for its response.
+#![deny(missing_debug_implementations)]
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 mod attrs;
 mod counters;
 mod error;
 mod events;
 mod links;
+#[cfg(feature = "test-utils")]
+pub mod parsers;
 mod resources;
 mod route;
 mod socket;
 mod system;
-#[cfg(feature = "test-utils")]
-pub(crate) mod testing;
 
 use bareverbs_uapi::netlink::{Attributes, Malformed, MessageFlags, MessageWriter};
-use bareverbs_uapi::nldev::{Attribute, Command, NodeType};
-use bareverbs_uapi::uverbs::types::DriverId;
-use bareverbs_uapi::verbs_values::{PortPhysState, PortState};
-use rustix::io::Errno;
+pub use bareverbs_uapi::nldev::NodeType;
+use bareverbs_uapi::nldev::{Attribute, Command};
+pub use bareverbs_uapi::uverbs::types::DriverId;
+pub use bareverbs_uapi::values::{Guid, PortNum};
+pub use bareverbs_uapi::verbs_values::{PortPhysState, PortState};
+pub use rustix::io::Errno;
 use rustix::net::netlink::RDMA;
 
 use self::attrs::FromAttribute;
 pub use self::counters::{
     Counter, CounterBinding, CounterMask, CounterMode, CounterStatus, MrCounters, QpCounters,
 };
-pub use self::error::NetlinkError;
+pub use self::error::{Error, KernelError, Result};
 pub use self::events::{
     AddressEvent, Event, EventSources, EventType, Events, NetdevEvent, RdmaEvent, Uevent,
 };
 pub use self::resources::{
     CmIdResource, ContextResource, CqResource, DriverDetail, DriverValue, MigState, MrResource, Owner,
-    PdResource, PollContext, PortSpace, QpResource, QpType, RawObject, SrqResource, SrqType,
+    PdResource, PollContext, PortSpace, QpResource, QpState, QpType, RawObject, SrqResource, SrqType,
 };
 pub use self::route::RouteNetlink;
 use self::socket::Socket;
 pub use self::system::{NetnsMode, SystemInfo};
-use crate::values::Guid;
-use crate::{Error, PortNum, Result};
 
 /// Maximum length of a device name (`IB_DEVICE_NAME_MAX` minus the NUL byte).
 const DEVICE_NAME_LEN: usize = 63;
@@ -172,7 +182,7 @@ impl RdmaNetlink {
     /// The devices of this network namespace.
     ///
     /// # Errors
-    /// [`Error::NetlinkRefused`] if the kernel refuses the request; [`Error::Netlink`] if its
+    /// [`Error::Kernel`] if the kernel refuses the request; [`Error::Malformed`] if its
     /// response is malformed.
     #[doc(alias = "rdma dev show")]
     #[doc(alias = "RDMA_NLDEV_CMD_GET")]
@@ -195,7 +205,7 @@ impl RdmaNetlink {
     /// only devices with many representors have.
     ///
     /// # Errors
-    /// [`Error::NetlinkRefused`] if there is no such device; [`Error::Netlink`] if the response is
+    /// [`Error::Kernel`] if there is no such device; [`Error::Malformed`] if the response is
     /// malformed.
     #[doc(alias = "rdma link show")]
     #[doc(alias = "RDMA_NLDEV_CMD_PORT_GET")]
@@ -222,8 +232,8 @@ impl RdmaNetlink {
     /// The character device `rdma_cm` belongs to no device: [`RdmaNetlink::global_char_device`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an invalid type; [`Error::NetlinkRefused`] if the kernel refuses the
-    /// request; [`Error::Netlink`] if the response is malformed.
+    /// [`Error::Invalid`] for an invalid type; [`Error::Kernel`] if the kernel refuses the
+    /// request; [`Error::Malformed`] if the response is malformed.
     #[doc(alias = "RDMA_NLDEV_CMD_GET_CHARDEV")]
     pub fn char_device(&mut self, device_index: u32, kind: &str) -> Result<Option<CharDevice>> {
         check_name("RdmaNetlink::char_device", "type", kind, CHARDEV_TYPE_LEN)?;
@@ -239,11 +249,11 @@ impl RdmaNetlink {
     /// loads it (`request_module` of alias `rdma-client-rdma_cm`).
     ///
     /// ```no_run
-    /// use bareverbs::netlink::RdmaNetlink;
+    /// use bareverbs_netlink::RdmaNetlink;
     ///
     /// let found = RdmaNetlink::open()?.global_char_device("rdma_cm")?;
     /// println!("the connection manager: {found:?}");
-    /// # Ok::<(), bareverbs::Error>(())
+    /// # Ok::<(), bareverbs_netlink::Error>(())
     /// ```
     ///
     /// # Errors
@@ -288,7 +298,7 @@ impl RdmaNetlink {
     /// Number of objects of each type on the device named `device`.
     ///
     /// # Errors
-    /// [`Error::UnknownDevice`] if there is no such device; [`Error::Netlink`] if the response is
+    /// [`Error::UnknownDevice`] if there is no such device; [`Error::Malformed`] if the response is
     /// malformed.
     #[doc(alias = "rdma resource show")]
     #[doc(alias = "RDMA_NLDEV_CMD_RES_GET")]

@@ -3,14 +3,14 @@
 use bareverbs_uapi::netlink::{Attributes, Malformed};
 use bareverbs_uapi::nldev::Attribute;
 
-use super::attrs::{FromAttribute, list};
-use super::counters::{Counter, MrCounters, QpCounters};
-use super::events::{Uevent, read_rdma_events, read_route_events};
-use super::resources::{
+use crate::attrs::{FromAttribute, list};
+use crate::counters::{Counter, MrCounters, QpCounters};
+use crate::events::{Uevent, read_rdma_events, read_route_events};
+use crate::resources::{
     CmIdResource, ContextResource, CqResource, MrResource, PdResource, QpResource, SrqResource,
 };
-use super::socket::read_answers;
-use super::{CharDevice, CounterBinding, CounterStatus, DeviceInfo, PortInfo, ResourceSummary, SystemInfo};
+use crate::socket::read_answers;
+use crate::{CharDevice, CounterBinding, CounterStatus, DeviceInfo, PortInfo, ResourceSummary, SystemInfo};
 
 /// Parses a response to request `seq`, each message as a response to every request. Returns the
 /// devices that it has, and the number of objects in its lists.

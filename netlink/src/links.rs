@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, AsRawFd};
 use bareverbs_uapi::nldev::{Attribute, Command};
 use rustix::io::Errno;
 
-use super::error::with_hint;
-use super::system::NetnsMode;
-use super::{DEVICE_NAME_LEN, INTERFACE_NAME_LEN, RdmaNetlink, check_name};
 use crate::Result;
+use crate::error::with_hint;
+use crate::system::NetnsMode;
+use crate::{DEVICE_NAME_LEN, INTERFACE_NAME_LEN, RdmaNetlink, check_name};
 
 /// Software devices, and settings of devices. All require `CAP_NET_ADMIN` in the initial user
 /// namespace.
@@ -19,15 +19,15 @@ impl RdmaNetlink {
     /// If the kernel does not have the type, it loads the module `rdma-link-KIND` by `modprobe`.
     ///
     /// ```no_run
-    /// use bareverbs::netlink::RdmaNetlink;
+    /// use bareverbs_netlink::RdmaNetlink;
     ///
     /// RdmaNetlink::open()?.new_link("rxe0", "rxe", "eth0")?;
-    /// # Ok::<(), bareverbs::Error>(())
+    /// # Ok::<(), bareverbs_netlink::Error>(())
     /// ```
     ///
     /// # Errors
     /// - [`Error::Invalid`](crate::Error::Invalid): a name is empty or has forbidden characters.
-    /// - [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) with
+    /// - [`Error::Kernel`](crate::Error::Kernel) with
     ///   - `EPERM`: the capability is missing, or the interface is a VLAN and the type is `rxe`;
     ///   - `ENODEV`: there is no such network interface;
     ///   - `EEXIST`: the interface has a device of the type already, or the name is taken;
@@ -74,7 +74,7 @@ impl RdmaNetlink {
     ///
     /// # Errors
     /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device;
-    /// [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) with `EPERM` without the capability,
+    /// [`Error::Kernel`](crate::Error::Kernel) with `EPERM` without the capability,
     /// with `EINVAL` if it is not a software device.
     #[doc(alias = "rdma link delete")]
     #[doc(alias = "RDMA_NLDEV_CMD_DELLINK")]
@@ -93,7 +93,7 @@ impl RdmaNetlink {
     /// # Errors
     /// - [`Error::Invalid`](crate::Error::Invalid) for an invalid name.
     /// - [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device.
-    /// - [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) with `EPERM` without the
+    /// - [`Error::Kernel`](crate::Error::Kernel) with `EPERM` without the
     ///   capability, with `EEXIST` if the name is taken.
     #[doc(alias = "rdma dev set name")]
     #[doc(alias = "RDMA_NLDEV_CMD_SET")]
@@ -116,15 +116,15 @@ impl RdmaNetlink {
     /// ```no_run
     /// use std::fs::File;
     ///
-    /// use bareverbs::netlink::RdmaNetlink;
+    /// use bareverbs_netlink::RdmaNetlink;
     ///
     /// RdmaNetlink::open()?.set_device_netns("mlx5_0", &File::open("/run/netns/blue").unwrap())?;
-    /// # Ok::<(), bareverbs::Error>(())
+    /// # Ok::<(), bareverbs_netlink::Error>(())
     /// ```
     ///
     /// # Errors
     /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device;
-    /// [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) with
+    /// [`Error::Kernel`](crate::Error::Kernel) with
     /// - `EPERM`: the capability is missing, here or in the target namespace;
     /// - `EINVAL`: the file is not a network namespace;
     /// - `EEXIST`: the name is taken in the target namespace;
@@ -156,7 +156,7 @@ impl RdmaNetlink {
     ///
     /// # Errors
     /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device;
-    /// [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) with `EPERM` without the capability.
+    /// [`Error::Kernel`](crate::Error::Kernel) with `EPERM` without the capability.
     #[doc(alias = "rdma dev set adaptive-moderation")]
     #[doc(alias = "RDMA_NLDEV_ATTR_DEV_DIM")]
     pub fn set_adaptive_moderation(&mut self, device: &str, on: bool) -> Result<()> {

@@ -19,9 +19,9 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::net::netlink::{KOBJECT_UEVENT, RDMA, SocketAddrNetlink};
 use rustix::net::{RecvFlags, recvfrom};
 
-use super::attrs::netlink_struct;
-use super::error::NetlinkError;
-use super::socket::{RESPONSE_BYTES, subscribe};
+use crate::attrs::netlink_struct;
+use crate::error::KernelError;
+use crate::socket::{RESPONSE_BYTES, subscribe};
 use crate::{Error, PortNum, Result};
 
 /// Multicast group of the kernel's own uevents. Group 2 has those of udev.
@@ -139,7 +139,7 @@ pub struct AddressEvent {
 /// and the reactors built on them. Take notifications until there is none before waiting again.
 ///
 /// ```no_run
-/// use bareverbs::netlink::{Event, EventSources, Events};
+/// use bareverbs_netlink::{Event, EventSources, Events};
 ///
 /// let mut events = Events::open(EventSources::UEVENT | EventSources::NETDEV)?;
 /// loop {
@@ -150,7 +150,7 @@ pub struct AddressEvent {
 ///     }
 /// }
 /// # #[allow(unreachable_code)]
-/// # Ok::<(), bareverbs::Error>(())
+/// # Ok::<(), bareverbs_netlink::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct Events {
@@ -166,7 +166,7 @@ impl Events {
     ///
     /// # Errors
     /// - [`Error::Invalid`] without sources.
-    /// - [`Error::NetlinkRefused`] with `EPERM`: the kernel reserves notifications of
+    /// - [`Error::Kernel`] with `EPERM`: the kernel reserves notifications of
     ///   [`EventSources::RDMA`] for processes with `CAP_NET_ADMIN`.
     /// - [`Error::System`]: a socket can't be opened.
     #[doc(alias = "rdma monitor")]
@@ -186,7 +186,7 @@ impl Events {
                 continue;
             }
             let socket = subscribe(protocol, groups).map_err(|errno| match errno {
-                Errno::PERM => NetlinkError::new(what, errno, None).into(),
+                Errno::PERM => KernelError::new(what, errno, None).into(),
                 errno => Error::system(what, errno),
             })?;
             // The default buffer holds fewer than 100 notifications of network interfaces. A
@@ -196,7 +196,7 @@ impl Events {
             sockets.push((source, socket));
         }
         if sockets.is_empty() {
-            return Err(Error::empty(
+            return Err(Error::invalid(
                 "Events::open",
                 "`sources` is empty: pass `EventSources::RDMA`, `UEVENT` or `NETDEV`",
             ));
@@ -207,7 +207,7 @@ impl Events {
     /// Takes a notification if there is one.
     ///
     /// # Errors
-    /// [`Error::System`] if a socket fails; [`Error::Netlink`] for a malformed notification, which
+    /// [`Error::System`] if a socket fails; [`Error::Malformed`] for a malformed notification, which
     /// is skipped.
     pub fn try_wait(&mut self) -> Result<Option<Event>> {
         for index in 0..self.sockets.len() {
@@ -260,7 +260,7 @@ impl Events {
     /// Receives a datagram of a socket, if there is one. Returns whether there was one.
     fn receive(&mut self, index: usize) -> Result<bool> {
         let Some((source, socket)) = self.sockets.get(index) else { return Ok(false) };
-        let what = || "receiving notifications".to_owned();
+        let what = "receiving notifications";
         let received =
             retry_on_intr(|| recvfrom(socket, &mut self.buffer[..], RecvFlags::DONTWAIT | RecvFlags::TRUNC));
         let (length, sender) = match received {
@@ -270,7 +270,7 @@ impl Events {
                 self.pending.push_back(Event::Lost(*source));
                 return Ok(true);
             }
-            Err(errno) => return Err(Error::system(what(), errno)),
+            Err(errno) => return Err(Error::system(what, errno)),
         };
         // Other processes can send to the socket; they can't send in the kernel's name.
         let sender = sender.and_then(|sender| SocketAddrNetlink::try_from(sender).ok());
@@ -286,7 +286,7 @@ impl Events {
             EventSources::UEVENT => Ok(Uevent::read(datagram).map(Event::Uevent).into_iter().collect()),
             _ => read_route_events(datagram),
         };
-        let events = read.map_err(|error| Error::Netlink { what: what(), reason: error.to_string() })?;
+        let events = read.map_err(|error| Error::malformed(what, error))?;
         self.pending.extend(events);
         Ok(true)
     }
@@ -298,7 +298,7 @@ impl AsFd for Events {
     }
 }
 
-pub(super) fn read_rdma_events(datagram: &[u8]) -> Result<Vec<Event>, Malformed> {
+pub(crate) fn read_rdma_events(datagram: &[u8]) -> Result<Vec<Event>, Malformed> {
     let mut events = Vec::new();
     for message in messages(datagram) {
         let message = message?;
@@ -309,7 +309,7 @@ pub(super) fn read_rdma_events(datagram: &[u8]) -> Result<Vec<Event>, Malformed>
     Ok(events)
 }
 
-pub(super) fn read_route_events(datagram: &[u8]) -> Result<Vec<Event>, Malformed> {
+pub(crate) fn read_route_events(datagram: &[u8]) -> Result<Vec<Event>, Malformed> {
     let mut events = Vec::new();
     for message in messages(datagram) {
         let message = message?;
@@ -364,7 +364,7 @@ impl Uevent {
     }
 
     /// `None` for other subsystems, and for bytes that are not a uevent.
-    pub(super) fn read(datagram: &[u8]) -> Option<Self> {
+    pub(crate) fn read(datagram: &[u8]) -> Option<Self> {
         let text = str::from_utf8(datagram).ok()?;
         let mut lines = text.split_terminator('\0');
         // The first line is `ACTION@DEVPATH`.

@@ -9,21 +9,21 @@ use rustix::io::Errno;
 use rustix::net::AddressFamily;
 use rustix::net::netdevice::name_to_index;
 
-use super::error::{NetlinkError, with_hint};
-use super::socket::Socket;
-use super::{INTERFACE_NAME_LEN, check_name};
+use crate::error::{KernelError, with_hint};
+use crate::socket::Socket;
 use crate::{Error, Result};
+use crate::{INTERFACE_NAME_LEN, check_name};
 
 /// An rtnetlink socket that configures network interfaces below software devices.
 ///
 /// ```no_run
-/// use bareverbs::netlink::{RdmaNetlink, RouteNetlink};
+/// use bareverbs_netlink::{RdmaNetlink, RouteNetlink};
 ///
 /// let mut route = RouteNetlink::open()?;
 /// route.set_up("eth0")?;
 /// route.add_address("eth0", [10, 1, 0, 1].into(), 24)?;
 /// RdmaNetlink::open()?.new_link("rxe0", "rxe", "eth0")?;
-/// # Ok::<(), bareverbs::Error>(())
+/// # Ok::<(), bareverbs_netlink::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct RouteNetlink {
@@ -42,7 +42,7 @@ impl RouteNetlink {
     /// Sets the network interface `netdev` up. It may be up already.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an invalid name; [`Error::NetlinkRefused`] with `ENODEV` if there is
+    /// [`Error::Invalid`] for an invalid name; [`Error::Kernel`] with `ENODEV` if there is
     /// no such network interface, with `EPERM` without `CAP_NET_ADMIN`.
     #[doc(alias = "ip link set up")]
     pub fn set_up(&mut self, netdev: &str) -> Result<()> {
@@ -69,7 +69,7 @@ impl RouteNetlink {
     /// have the address already.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an invalid name or prefix; [`Error::NetlinkRefused`] with `ENODEV` if
+    /// [`Error::Invalid`] for an invalid name or prefix; [`Error::Kernel`] with `ENODEV` if
     /// there is no such network interface, with `EPERM` without `CAP_NET_ADMIN`.
     #[doc(alias = "ip address add")]
     pub fn add_address(&mut self, netdev: &str, address: IpAddr, prefix: u8) -> Result<()> {
@@ -108,7 +108,7 @@ impl RouteNetlink {
     fn index_of(&self, verb: &'static str, what: &str, netdev: &str) -> Result<u32> {
         check_name(verb, "network interface", netdev, INTERFACE_NAME_LEN)?;
         let found = name_to_index(self.socket.as_fd(), netdev)
-            .map_err(|errno| NetlinkError::new(what, errno, None).into());
+            .map_err(|errno| KernelError::new(what, errno, None).into());
         with_hint(found, hint)
     }
 }

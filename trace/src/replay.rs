@@ -25,7 +25,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use bareverbs::Device;
-use bareverbs::netlink::{RdmaNetlink, ResourceSummary};
+use bareverbs_netlink::{RdmaNetlink, ResourceSummary};
 use bareverbs_uapi::abi::{FieldKind, StructInfo};
 use bareverbs_uapi::decode::{DecodedCall, DecodedValue, Layout, Memory, decode};
 use bareverbs_uapi::ioctl::{Attribute, Header as CallHeader, VERBS_IOCTL};
@@ -39,9 +39,8 @@ use nix::libc;
 use serde::{Deserialize, Serialize};
 use zerocopy::FromBytes;
 
-use crate::target;
 use crate::trace::{CallKind, Chunk, Interface, Record};
-use crate::write_buffer::{OVERREAD, WriteBuffer};
+use crate::{OVERREAD, ResourceChange};
 use map::Names;
 
 /// The first line of a recording.
@@ -59,6 +58,9 @@ pub struct Header {
 pub const VERSION: u32 = 1;
 
 const FORMAT: &str = "bareverbs-trace";
+
+/// Bytes behind a command that are no valid handle.
+const NO_HANDLE: [u8; OVERREAD] = [0xff; OVERREAD];
 
 impl Header {
     /// The header of a recording on the running kernel.
@@ -87,6 +89,9 @@ pub enum ReplayError {
     /// There is no device to replay on.
     #[error(transparent)]
     Device(#[from] bareverbs::Error),
+    /// RDMA netlink is unavailable.
+    #[error(transparent)]
+    Netlink(#[from] bareverbs_netlink::Error),
     /// The recorded calls are of another driver than the device's, or of one whose requests are
     /// unknown.
     #[error(
@@ -284,7 +289,7 @@ fn leak(
             return Ok(None);
         }
         if begin.elapsed() > SETTLE {
-            return Ok(Some(target::Difference(before, now).to_string()));
+            return Ok(Some(ResourceChange(before, now).to_string()));
         }
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -520,18 +525,19 @@ impl Replayer<'_> {
             bytes.get_mut(8..16)?.copy_from_slice(&place.to_ne_bytes());
         }
         // Recordings of older versions do not have the bytes behind the command.
-        let buffer = match <[u8; OVERREAD]>::try_from(&record.overread[..]) {
+        let tail = match <[u8; OVERREAD]>::try_from(&record.overread[..]) {
             Ok(mut tail) => {
                 if let Some(info) = command.request {
                     let mut whole = [&bytes[start..], &tail].concat();
                     open.names.translate(info, &mut whole, &descriptor);
                     tail.copy_from_slice(&whole[whole.len() - OVERREAD..]);
                 }
-                WriteBuffer::with_tail(&bytes, tail)
+                tail
             }
-            Err(_) => WriteBuffer::new(&bytes),
+            Err(_) => NO_HANDLE,
         };
-        let result = match (&open.file).write(buffer.command()) {
+        let buffer = [&bytes[..], &tail].concat();
+        let result = match (&open.file).write(&buffer[..bytes.len()]) {
             Ok(count) => i64::try_from(count).unwrap_or(i64::MAX),
             Err(error) => -i64::from(error.raw_os_error().unwrap_or(libc::EIO)),
         };

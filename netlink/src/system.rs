@@ -6,11 +6,10 @@ use bareverbs_uapi::netlink::{Attributes, Malformed, MessageFlags};
 use bareverbs_uapi::nldev::{Attribute, Command};
 use rustix::io::Errno;
 
-use super::attrs::FromAttribute;
-use super::error::with_hint;
-use super::{RdmaNetlink, number8};
-use crate::error::Feature;
+use crate::attrs::FromAttribute;
+use crate::error::with_hint;
 use crate::{Error, Result};
+use crate::{RdmaNetlink, number8};
 
 /// Visibility of devices in network namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,7 +29,7 @@ pub struct SystemInfo {
     #[doc(alias = "RDMA_NLDEV_SYS_ATTR_NETNS_MODE")]
     pub netns_mode: NetnsMode,
     /// Whether a forked child gets copies of pinned pages. If so, the parent and the device
-    /// continue to share theirs. See [fork](crate#forks).
+    /// continue to share theirs.
     #[doc(alias = "ibv_fork_init")]
     #[doc(alias = "ibv_is_fork_initialized")]
     #[doc(alias = "rdma system set copy-on-fork")]
@@ -49,8 +48,8 @@ impl RdmaNetlink {
     /// System-wide settings of the kernel's RDMA core.
     ///
     /// # Errors
-    /// [`Error::NetlinkRefused`] if the kernel refuses the request;
-    /// [`Error::Netlink`] if its response is malformed.
+    /// [`Error::Kernel`] if the kernel refuses the request;
+    /// [`Error::Malformed`] if its response is malformed.
     pub fn system(&mut self) -> Result<SystemInfo> {
         let mut info = SystemInfo::default();
         self.request(
@@ -69,7 +68,7 @@ impl RdmaNetlink {
     /// Sets the visibility of devices in network namespaces, system-wide.
     ///
     /// # Errors
-    /// [`Error::NetlinkRefused`] with `EPERM` without `CAP_NET_ADMIN` in the initial user
+    /// [`Error::Kernel`] with `EPERM` without `CAP_NET_ADMIN` in the initial user
     /// namespace, with `EBUSY` while other network namespaces than the initial one exist.
     #[doc(alias = "rdma system set netns")]
     #[doc(alias = "RDMA_NLDEV_CMD_SYS_SET")]
@@ -92,12 +91,15 @@ impl RdmaNetlink {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the kernel doesn't have the setting;
-    /// [`Error::NetlinkRefused`] with `EPERM` without `CAP_NET_ADMIN`
+    /// [`Error::Kernel`] with `EPERM` without `CAP_NET_ADMIN`
     /// in the initial user namespace.
     #[doc(alias = "rdma system set privileged-qkey")]
     pub fn set_privileged_qkey(&mut self, on: bool) -> Result<()> {
         if self.system()?.privileged_qkey.is_none() {
-            return Err(Error::unsupported("RdmaNetlink::set_privileged_qkey", Feature::PrivilegedQkey));
+            return Err(Error::Unsupported {
+                verb: "RdmaNetlink::set_privileged_qkey",
+                feature: "privileged Q_Keys of unprivileged processes",
+            });
         }
         let what = format!("setting privileged-qkey {}", if on { "on" } else { "off" });
         self.change(&what, Command::SYS_SET, |request| {
@@ -123,7 +125,7 @@ impl Default for SystemInfo {
 }
 
 impl SystemInfo {
-    pub(super) fn read(answer: &Attributes<'_>) -> Result<Self, Malformed> {
+    pub(crate) fn read(answer: &Attributes<'_>) -> Result<Self, Malformed> {
         Ok(Self {
             netns_mode: match number8(answer, Attribute::SYS_NETNS_MODE)? {
                 0 => NetnsMode::Exclusive,

@@ -7,12 +7,11 @@ use bareverbs_uapi::netlink::{Attributes, Malformed, MessageFlags};
 use bareverbs_uapi::nldev::{Attribute, Command};
 pub use bareverbs_uapi::rdma_cm::PortSpace;
 pub use bareverbs_uapi::uverbs::types::{QpType, SrqType};
-pub use bareverbs_uapi::verbs_values::{MigState, PollContext};
+pub use bareverbs_uapi::verbs_values::{MigState, PollContext, QpState};
 
-use super::RdmaNetlink;
-pub use super::attrs::{DriverDetail, DriverValue, Owner};
-use super::attrs::{list, netlink_struct};
-use crate::qp::QpState;
+use crate::RdmaNetlink;
+pub use crate::attrs::{DriverDetail, DriverValue, Owner};
+use crate::attrs::{list, netlink_struct};
 use crate::{PortNum, Result};
 
 netlink_struct! {
@@ -162,9 +161,9 @@ macro_rules! lists {
                 /// # Errors
                 /// - [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such
                 ///   device.
-                /// - [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) if the kernel refuses
+                /// - [`Error::Kernel`](crate::Error::Kernel) if the kernel refuses
                 ///   the request.
-                /// - [`Error::Netlink`](crate::Error::Netlink) if its response is malformed.
+                /// - [`Error::Malformed`](crate::Error::Malformed) if its response is malformed.
                 pub fn $name(&mut self, device: &str) -> Result<Vec<$entry>> {
                     self.list_objects($what, device, Command::$command, Attribute::$table, $entry::read)
                 }
@@ -177,12 +176,12 @@ lists! {
     /// The queue pairs of the device named `device`.
     ///
     /// ```no_run
-    /// use bareverbs::netlink::RdmaNetlink;
+    /// use bareverbs_netlink::RdmaNetlink;
     ///
     /// for qp in RdmaNetlink::open()?.queue_pairs("rxe0")? {
     ///     println!("{qp:?}");
     /// }
-    /// # Ok::<(), bareverbs::Error>(())
+    /// # Ok::<(), bareverbs_netlink::Error>(())
     /// ```
     #[doc(alias = "rdma resource show qp")]
     #[doc(alias = "RDMA_NLDEV_CMD_RES_QP_GET")]
@@ -278,21 +277,21 @@ impl RdmaNetlink {
     /// a device with resource dumps. rxe has no raw state. The kernel requires `CAP_NET_ADMIN`.
     ///
     /// ```no_run
-    /// use bareverbs::netlink::{RawObject, RdmaNetlink};
+    /// use bareverbs_netlink::{RawObject, RdmaNetlink};
     ///
     /// let mut netlink = RdmaNetlink::open()?;
     /// for mr in netlink.memory_regions("mlx5_0")? {
     ///     println!("{:02x?}", netlink.raw_state("mlx5_0", RawObject::Mr(mr.number))?);
     /// }
-    /// # Ok::<(), bareverbs::Error>(())
+    /// # Ok::<(), bareverbs_netlink::Error>(())
     /// ```
     ///
     /// # Errors
     /// - [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device.
-    /// - [`Error::NetlinkRefused`](crate::Error::NetlinkRefused) if the kernel refuses the request:
+    /// - [`Error::Kernel`](crate::Error::Kernel) if the kernel refuses the request:
     ///   `EPERM` without the capability, `ENOENT` if there is no such object, `EINVAL` if the
     ///   driver has no raw state, `EOPNOTSUPP` if the device has none.
-    /// - [`Error::Netlink`](crate::Error::Netlink) if the response is malformed.
+    /// - [`Error::Malformed`](crate::Error::Malformed) if the response is malformed.
     #[doc(alias = "rdma resource show -r")]
     #[doc(alias = "RDMA_NLDEV_CMD_RES_QP_GET_RAW")]
     #[doc(alias = "RDMA_NLDEV_CMD_RES_MR_GET_RAW")]

@@ -8,7 +8,7 @@
 //! ```no_run
 //! use std::ops::ControlFlow;
 //!
-//! use bareverbs_conform::trace::{Target, trace};
+//! use bareverbs_trace::trace::{Target, trace};
 //!
 //! let command = ["ibv_devinfo", "-v"].map(Into::into).to_vec();
 //! let end = trace(&Target::Command(command), |record| {
@@ -16,7 +16,7 @@
 //!     ControlFlow::Continue(())
 //! })?;
 //! println!("{end:?}");
-//! # Ok::<(), bareverbs_conform::trace::TraceError>(())
+//! # Ok::<(), bareverbs_trace::trace::TraceError>(())
 //! ```
 
 mod files;
@@ -48,7 +48,7 @@ pub use files::Interface;
 pub use record::{CallKind, Chunk, Record};
 pub use summary::Summary;
 
-use crate::write_buffer::overread_len;
+use crate::overread_len;
 use files::Files;
 use sys::{Change, Syscall};
 
