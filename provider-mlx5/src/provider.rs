@@ -17,7 +17,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use bareverbs_provider::Errno;
-use bareverbs_provider::caps::Capabilities;
+use bareverbs_provider::caps::{Capabilities, MrQuirks};
 use bareverbs_provider::clock::ClockInfo;
 use bareverbs_provider::command::{self, ContextInfo, DriverPayload, QpHandle};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
@@ -155,6 +155,7 @@ fn capabilities(
         qp_rate_limit_min: device.packet_pacing_caps.qp_rate_limit_min,
         qp_rate_limit_max: device.packet_pacing_caps.qp_rate_limit_max,
         rate_limit_supported_qpts: device.packet_pacing_caps.supported_qpts,
+        mr_quirks: MrQuirks::default(),
     }
 }
 
@@ -237,6 +238,7 @@ impl Mlx5 {
 //    within them.
 // 6. The null key is the device's own (`dump_fill_mkey`). Writes are discarded, and reads return no
 //    bytes of any memory.
+// 7. The device checks each access against the bounds of its mkey.
 unsafe impl Provider for Mlx5 {
     type Cq = Mlx5Cq;
     type Sq = Mlx5Sq;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bareverbs_provider::Errno;
-use bareverbs_provider::caps::Capabilities;
+use bareverbs_provider::caps::{Capabilities, MrQuirks};
 use bareverbs_provider::command::{self, ContextInfo, DriverPayload, QpBuffers};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::error::{CreateError, Feature};
@@ -15,6 +15,7 @@ use bareverbs_provider::request::{
 };
 use bareverbs_provider::traits::{CompletionQueue, RecvQueue};
 use bareverbs_provider::traits::{CreatedAh, CreatedCq, CreatedQp, CreatedSrq, Provider, SendQueue};
+use bareverbs_provider::work::WcStatus;
 use bareverbs_uapi::rxe::{
     CreateAhResp, CreateCqResp, CreateQpResp, CreateSrqResp, MmapInfo, ModifySrqCmd, ResizeCqResp,
 };
@@ -112,6 +113,9 @@ unsafe fn destroy_srq(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> 
 //    the mapping fails, the queue keeps the old pages, which the kernel no longer uses. `resize_cq`
 //    releases all polled completions first.
 // 5. and 6. rxe has no device memory and no null key; the default methods return `Unsupported`.
+// 7. The quirks of `capabilities` are those of docs/kernel-bugs.md. rxe checks a REREG_MR before it
+//    changes anything (`rxe_rereg_user_mr` of `rxe_verbs.c`). The core then fails only with `EFAULT`,
+//    if it can't write the response.
 unsafe impl Provider for Rxe {
     type Cq = RxeCq;
     type Sq = RxeSq;
@@ -135,7 +139,15 @@ unsafe impl Provider for Rxe {
 
     fn capabilities(&self) -> Capabilities {
         let ContextInfo { num_comp_vectors, core_support } = self.info;
-        Capabilities { num_comp_vectors, core_support, ..Capabilities::default() }
+        // docs/kernel-bugs.md, "ODP copies ignore the offset in the page" (`__rxe_odp_mr_copy` of
+        // `rxe_odp.c`, Linux 7.2).
+        let mr_quirks = MrQuirks {
+            odp_ignores_page_offset: true,
+            odp_ignores_addr: true,
+            odp_is_fixed: true,
+            rereg_is_atomic: true,
+        };
+        Capabilities { num_comp_vectors, core_support, mr_quirks, ..Capabilities::default() }
     }
 
     fn alloc_pd(&self) -> Result<u32, IoctlError> {
@@ -290,6 +302,27 @@ unsafe impl Provider for Rxe {
     /// The number of the address handle, 4 bytes in host byte order.
     fn address_vector(ah: &RxeAh) -> Vec<u8> {
         ah.number.to_ne_bytes().to_vec()
+    }
+
+    fn explain(status: WcStatus) -> Option<&'static str> {
+        match status {
+            WcStatus::LOC_QP_OP_ERR => Some(
+                "on Soft-RoCE also: an lkey that is wrong or of another PD, or a range beyond its MR; of a receive, \
+                 it is shorter than the message; of a send, no packet can be sent: the link was down, there is no \
+                 route to the peer, the local address was removed, or a firewall drops it",
+            ),
+            WcStatus::WR_FLUSH_ERR => Some(
+                "on Soft-RoCE also: the request itself failed locally: a wrong lkey, range or access flags, an MR of \
+                 another PD, or no packet can be sent (link down, no route)",
+            ),
+            WcStatus::REM_INV_REQ_ERR => {
+                Some("on Soft-RoCE also: a receive whose message was too long or invalidated an invalid rkey")
+            }
+            WcStatus::REM_OP_ERR => {
+                Some("on Soft-RoCE also: the peer's receive is too short, or its MR is not writable")
+            }
+            _ => None,
+        }
     }
 
     fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {

@@ -41,6 +41,23 @@ pub struct Capabilities {
     pub qp_rate_limit_max: u32,
     /// Transports with rate limits: bit number = QP type.
     pub rate_limit_supported_qpts: u32,
+    /// What memory regions of this driver do otherwise.
+    pub mr_quirks: MrQuirks,
+}
+
+/// What memory regions of a driver do otherwise than those of the others. The default has no
+/// quirks. `verbs` refuses what these make unsound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MrQuirks {
+    /// An operation on an `ON_DEMAND` MR ignores its offset within a page, and so may exceed the
+    /// bounds of memory that does not begin at a page boundary.
+    pub odp_ignores_page_offset: bool,
+    /// The pages of an `ON_DEMAND` MR are those at its IOVA, also if its address differs.
+    pub odp_ignores_addr: bool,
+    /// `REREG_MR` can't change `ON_DEMAND`.
+    pub odp_is_fixed: bool,
+    /// A `REREG_MR` that fails with an errno other than `EFAULT` has changed nothing.
+    pub rereg_is_atomic: bool,
 }
 
 impl Default for Capabilities {
@@ -61,6 +78,7 @@ impl Default for Capabilities {
             qp_rate_limit_min: 0,
             qp_rate_limit_max: 0,
             rate_limit_supported_qpts: 0,
+            mr_quirks: MrQuirks::default(),
         }
     }
 }

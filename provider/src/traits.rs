@@ -28,6 +28,7 @@ use crate::request::{
     AhRequest, CountedFlowRequest, CqRequest, DmRequest, QpRequest, RssQpRequest, SrqChange, SrqRequest,
     WqChange, WqRequest, XrcTargetRequest,
 };
+use crate::work::WcStatus;
 
 /// An open device of one kind.
 ///
@@ -55,6 +56,9 @@ use crate::request::{
 ///    are safe.
 /// 6. **The null key** ([`Capabilities::null_key`]). The device accesses no memory of this process
 ///    through this key.
+/// 7. **Memory regions** ([`Capabilities::mr_quirks`]). Apart from these quirks, the device accesses
+///    only bytes of an MR that a request or a peer names, and `REREG_MR` is as
+///    [`MrQuirks::rereg_is_atomic`](crate::caps::MrQuirks::rereg_is_atomic) says.
 ///
 /// No code may rely on the other results for soundness.
 ///
@@ -279,6 +283,13 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
 
     /// Creates an address handle. A failed call leaves no object behind.
     fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError>;
+
+    /// Causes of the status of a completion that only devices of this driver have, as a clause.
+    /// Informative. Default: none.
+    fn explain(status: WcStatus) -> Option<&'static str> {
+        let _ = status;
+        None
+    }
 }
 
 /// A created completion queue.

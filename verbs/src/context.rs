@@ -5,6 +5,7 @@ mod open;
 
 use std::sync::Arc;
 
+use bareverbs_provider::caps::MrQuirks;
 use bareverbs_provider::command::{self, RegMrMethod};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::traits::Provider;
@@ -64,6 +65,7 @@ pub(crate) struct ContextInner {
     pub(crate) file: Arc<DeviceFile>,
     pub(crate) device: Device,
     pub(crate) capabilities: Capabilities,
+    pub(crate) mr_quirks: MrQuirks,
     pub(crate) reg_mr: RegMrMethod,
     /// The kernel's response to QUERY_DEVICE_EX at open. It does not change.
     pub(crate) device_attr: ExQueryDeviceResp,

@@ -19,8 +19,8 @@ pub use cause::InvalidCause;
 pub use refused::Refused;
 pub use report::Report;
 
-use crate::PortNum;
 use crate::values::{GidIndex, ValueError};
+use crate::{PortNum, provider};
 
 pub use crate::owned::ParseAddressError;
 pub use crate::qp::post::{PostError, PostReason, SendFailure};
@@ -528,24 +528,8 @@ pub(crate) fn explain(status: WcStatus, driver: DriverId, link_down: Option<Port
         );
     }
     let text = wc_status_str(status);
-    let also = match status {
-        _ if driver != DriverId::RXE => None,
-        WcStatus::LOC_QP_OP_ERR => Some(
-            "an lkey that is wrong or of another PD, or a range beyond its MR; of a receive, it is shorter than \
-             the message; of a send, no packet can be sent: the link was down, there is no route to the peer, \
-             the local address was removed, or a firewall drops it",
-        ),
-        WcStatus::WR_FLUSH_ERR => Some(
-            "the request itself failed locally: a wrong lkey, range or access flags, an MR of another PD, or no \
-             packet can be sent (link down, no route)",
-        ),
-        WcStatus::REM_INV_REQ_ERR => {
-            Some("a receive whose message was too long or invalidated an invalid rkey")
-        }
-        WcStatus::REM_OP_ERR => Some("the peer's receive is too short, or its MR is not writable"),
-        _ => None,
-    };
-    also.map_or_else(|| text.to_owned(), |also| format!("{text}; on Soft-RoCE also: {also}"))
+    let of_driver = provider::explain(driver, status);
+    of_driver.map_or_else(|| text.to_owned(), |of_driver| format!("{text}; {of_driver}"))
 }
 
 /// Describes the status of a completion and its causes on every device, the most likely first.

@@ -14,7 +14,6 @@ use std::sync::Arc;
 
 use bareverbs_provider::command::{self, MrRequest};
 use bareverbs_provider::copy;
-use bareverbs_uapi::uverbs::types::DriverId;
 use rustix::io::Errno;
 
 use crate::dmah::DmahShared;
@@ -130,9 +129,9 @@ impl Registration {
             access,
             dmah: hints.map(Dmah::handle),
         };
-        if iova != addr && access.contains(Access::ON_DEMAND) && is_soft_roce(domain) {
+        if iova != addr && access.contains(Access::ON_DEMAND) && inner.mr_quirks.odp_ignores_addr {
             let reason = format!(
-                "Soft-RoCE resolves ON_DEMAND pages at the wrong address if iova {iova:#x} differs \
+                "the driver resolves ON_DEMAND pages at the wrong address if iova {iova:#x} differs \
                  from the address {addr:#x}: omit `iova` and ZERO_BASED, or register without \
                  ON_DEMAND"
             );
@@ -289,8 +288,8 @@ impl Mr<RawMemory> {
     ///
     /// # Safety
     ///
-    /// As for [`Pd::register_raw`](crate::Pd::register_raw), except for on-demand MRs on Soft-RoCE:
-    /// they are rejected unless they begin at a page boundary.
+    /// As for [`Pd::register_raw`](crate::Pd::register_raw), except for on-demand MRs of drivers that
+    /// ignore the offset in a page: they are rejected unless they begin at a page boundary.
     pub(crate) unsafe fn register_remote(
         verb: &'static str,
         domain: &Arc<PdShared>,
@@ -572,7 +571,7 @@ impl<M> Mr<M> {
             return Err(Error::invalid(verb, reason));
         }
         if ignores_page_offset(self.domain(), self.access()) {
-            let reason = "Soft-RoCE ignores the offset of an operation on an ON_DEMAND MR within a page: \
+            let reason = "the driver ignores the offset of an operation on an ON_DEMAND MR within a page: \
                           register the memory without ON_DEMAND";
             return Err(Error::invalid(verb, reason));
         }
@@ -635,11 +634,8 @@ fn beyond_the_end(what: &'static str, start: Option<usize>, end: Option<usize>, 
 /// Whether the device copies to and from the start of the page that an operation names, and so may
 /// exceed the bounds of a part of a region. It keeps to the bounds of a region or range that begins
 /// at a page boundary.
-///
-/// Workaround: docs/kernel-bugs.md, "ODP copies ignore the offset in the page"
-/// (`__rxe_odp_mr_copy` of `rxe_odp.c`, Linux 7.2).
 fn ignores_page_offset(domain: &PdShared, access: Access) -> bool {
-    access.contains(Access::ON_DEMAND) && is_soft_roce(domain)
+    access.contains(Access::ON_DEMAND) && domain.context.mr_quirks.odp_ignores_page_offset
 }
 
 /// Rejects memory at `addr` if the device exceeds its bounds.
@@ -647,14 +643,10 @@ fn check_page_offset(verb: &'static str, domain: &PdShared, access: Access, addr
     if !ignores_page_offset(domain, access) || addr.is_multiple_of(rustix::param::page_size()) {
         return Ok(());
     }
-    let reason = "Soft-RoCE ignores the offset of an operation on an ON_DEMAND MR within its first page: use \
+    let reason = "the driver ignores the offset of an operation on an ON_DEMAND MR within its first page: use \
                   page-aligned memory such as `Buffer` and ranges that begin at a page boundary, or \
                   register without ON_DEMAND";
     Err(Error::invalid(verb, reason))
-}
-
-fn is_soft_roce(domain: &PdShared) -> bool {
-    domain.context.file.driver_id() == DriverId::RXE.0
 }
 
 /// A scatter/gather element for a checked range of a region that starts at `addr`.
@@ -709,6 +701,9 @@ impl<M> fmt::Debug for Mr<M> {
 mod tests {
     use std::cell::Cell;
 
+    use bareverbs_provider::caps::MrQuirks;
+    use bareverbs_uapi::uverbs::types::DriverId;
+
     use super::*;
     use crate::testing::Plain;
 
@@ -761,9 +756,10 @@ mod tests {
 
     #[test]
     fn mr_is_not_postable_after_a_failed_rereg_mr() {
-        // Its ioctl fails with `EINVAL`. rxe checks the request before it changes the region.
-        for (driver, postable) in [(DriverId::MLX5, false), (DriverId::RXE, true)] {
-            let domain = Plain::default().domain_behind("/dev/urandom", driver);
+        // Its ioctl fails with `EINVAL`.
+        for postable in [false, true] {
+            let quirks = MrQuirks { rereg_is_atomic: postable, ..MrQuirks::default() };
+            let domain = Plain::with(quirks).domain_behind("/dev/urandom", DriverId::UNKNOWN);
             let mut memory = MaybeUninit::new(vec![7; 4]);
             // SAFETY: it was just initialised.
             let (start, len) = unsafe { memory.assume_init_mut() }.region();
@@ -792,8 +788,9 @@ mod tests {
     }
 
     #[test]
-    fn rxe_rereg_mr_rejects_changes_of_on_demand() {
-        let domain = Plain::default().domain_of(DriverId::RXE);
+    fn rereg_mr_rejects_changes_of_on_demand_that_the_driver_can_not_make() {
+        let quirks = MrQuirks { odp_is_fixed: true, ..MrQuirks::default() };
+        let domain = Plain::with(quirks).domain();
         for (has, asked) in [
             (Access::LOCAL_WRITE, Access::LOCAL_WRITE | Access::ON_DEMAND),
             (Access::LOCAL_WRITE | Access::ON_DEMAND, Access::LOCAL_WRITE),
@@ -809,12 +806,13 @@ mod tests {
     }
 
     #[test]
-    fn rxe_odp_mr_requires_iova_equal_to_address() {
+    fn odp_mr_requires_the_address_as_iova_if_the_driver_ignores_the_address() {
         let pages = crate::Buffer::zeroed(64).unwrap();
         let start = pages.as_ptr().cast_mut();
         let addr = start.expose_provenance() as u64;
-        for (driver, refuses) in [(DriverId::RXE, true), (DriverId::UNKNOWN, false)] {
-            let pd = Plain::default().domain_of(driver);
+        for refuses in [true, false] {
+            let quirks = MrQuirks { odp_ignores_addr: refuses, ..MrQuirks::default() };
+            let pd = Plain::with(quirks).domain();
             for (iova, access, refused) in [
                 (Some(addr), Access::ON_DEMAND, false),
                 (None, Access::ON_DEMAND, false),

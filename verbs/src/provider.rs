@@ -34,6 +34,7 @@ use bareverbs_provider::work::{
 };
 #[cfg(feature = "rxe")]
 use bareverbs_rxe::Rxe;
+use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::write::structs::{ExModifyQp, ModifyQpReq};
 use rustix::io::Errno;
 
@@ -147,6 +148,14 @@ macro_rules! providers {
             #[cfg(not(any($(feature = $feature),*)))]
             #[doc(hidden)]
             None(Infallible),
+        }
+
+        /// Causes of a status that only devices of a driver have: [`Provider::explain`].
+        pub(crate) fn explain(driver: DriverId, status: WcStatus) -> Option<&'static str> {
+            $(#[cfg(feature = $feature)] if <$provider>::drives(driver.0) {
+                return <$provider>::explain(status);
+            })*
+            None
         }
 
         /// The part of an address handle that the send queues of the built-in providers need.

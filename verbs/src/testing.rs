@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use bareverbs_provider::caps::Capabilities;
+use bareverbs_provider::caps::{Capabilities, MrQuirks};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::error::{CreateError, DoorbellError};
 use bareverbs_provider::request::{AhRequest, CqRequest, QpRequest, SrqChange, SrqRequest};
@@ -74,6 +74,8 @@ pub(crate) struct Log {
     pub(crate) armed: Hook,
     /// Whether the fast path of polls declines every completion.
     pub(crate) declines: bool,
+    /// The quirks of the driver.
+    pub(crate) mr_quirks: MrQuirks,
     rings: u32,
 }
 
@@ -92,6 +94,13 @@ impl std::fmt::Debug for Hook {
 pub(crate) struct Plain(Arc<Mutex<Log>>);
 
 impl Plain {
+    /// A provider of a driver with these quirks.
+    pub(crate) fn with(quirks: MrQuirks) -> Self {
+        let plain = Self::default();
+        plain.log().mr_quirks = quirks;
+        plain
+    }
+
     pub(crate) fn log(&self) -> MutexGuard<'_, Log> {
         self.0.lock().expect("no test panics with the log in hand")
     }
@@ -476,7 +485,8 @@ unsafe impl Provider for Plain {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { num_comp_vectors: 1, ..Capabilities::default() }
+        let mr_quirks = self.log().mr_quirks;
+        Capabilities { num_comp_vectors: 1, mr_quirks, ..Capabilities::default() }
     }
 
     fn alloc_pd(&self) -> Result<u32, IoctlError> {

@@ -4,6 +4,7 @@ use std::fs::OpenOptions;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use bareverbs_provider::caps::MrQuirks;
 use bareverbs_provider::command::{self, RegMrMethod};
 use bareverbs_provider::device::{DeviceFile, IoctlError, OpenError};
 use bareverbs_provider::traits::Provider;
@@ -113,6 +114,7 @@ impl<P: Provider> Context<P> {
         let device_attr = command::query_device_ex(&file).map_err(refused)?;
         let inner = Arc::new(ContextInner {
             capabilities: Capabilities::of(&file, &provider, &device_attr).map_err(refused)?,
+            mr_quirks: provider.capabilities().mr_quirks,
             file,
             device: device.clone(),
             reg_mr: RegMrMethod::default(),
@@ -133,7 +135,9 @@ impl<P: Provider> Context<P> {
             Capabilities::of(&file, &provider, &device_attr).expect("a provider with complete attributes");
         let events = AsyncEvents::for_test(&file);
         let (device, reg_mr) = (Device::for_test(), RegMrMethod::default());
-        let inner = Arc::new(ContextInner { capabilities, file, device, reg_mr, device_attr, events });
+        let mr_quirks = provider.capabilities().mr_quirks;
+        let inner =
+            Arc::new(ContextInner { capabilities, mr_quirks, file, device, reg_mr, device_attr, events });
         Self { shared: Arc::new(ContextShared { inner, provider }) }
     }
 
@@ -282,6 +286,7 @@ impl ContextInner {
             file,
             device: Device::for_test(),
             capabilities: Capabilities::default(),
+            mr_quirks: MrQuirks::default(),
             reg_mr: RegMrMethod::default(),
             device_attr: bareverbs_uapi::write::structs::ExQueryDeviceResp::zeroed(),
         })

@@ -6,7 +6,7 @@ use bareverbs_provider::command::{self, MrInfo, ReregMr};
 use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
-use super::{Mr, Object, REMOTE_ACCESSIBLE, Registration, check_page_offset, is_soft_roce};
+use super::{Mr, Object, REMOTE_ACCESSIBLE, Registration, check_page_offset};
 use crate::error::Feature;
 use crate::pd::shared::PdShared;
 use crate::{Access, Error, MemoryOwner, Pd, RawMemory, Result, locked_memory, mr_hints};
@@ -19,9 +19,7 @@ pub(super) fn changed_nothing(domain: &PdShared, errno: Errno) -> bool {
     // `ESTALE`: a forked child issues no command. No driver changes a region before it checks for
     // support and for the rights of the memory.
     let checked_first = matches!(errno, Errno::STALE | Errno::OPNOTSUPP | Errno::ACCESS);
-    // rxe checks everything before it changes anything. The core then fails only with `EFAULT`, if it
-    // can't write the response.
-    checked_first || is_soft_roce(domain) && errno != Errno::FAULT
+    checked_first || domain.context.mr_quirks.rereg_is_atomic && errno != Errno::FAULT
 }
 
 impl Registration {
@@ -39,10 +37,10 @@ impl Registration {
         };
         if let Some(access) = access
             && (access ^ self.access).contains(Access::ON_DEMAND)
-            && is_soft_roce(&self.domain)
+            && self.domain.context.mr_quirks.odp_is_fixed
         {
             let reason =
-                "Soft-RoCE cannot change ON_DEMAND of an MR: keep it unchanged, or register a new MR";
+                "the driver cannot change ON_DEMAND of an MR: keep it unchanged, or register a new MR";
             return Err(Error::invalid(VERB, reason));
         }
         let change = ReregMr { translation: None, pd: domain.map(|domain| domain.handle), access };

@@ -361,7 +361,7 @@ mod tests {
     use std::ops::Bound;
     use std::ptr::NonNull;
 
-    use bareverbs_uapi::uverbs::types::DriverId;
+    use bareverbs_provider::caps::MrQuirks;
     use proptest::prelude::*;
 
     use super::*;
@@ -398,10 +398,11 @@ mod tests {
     }
 
     #[test]
-    fn rxe_odp_ranges_are_posted_from_page_boundaries_only() {
+    fn odp_ranges_are_posted_from_page_boundaries_if_page_offsets_are_ignored() {
         let page = rustix::param::page_size();
-        for (driver, rejects) in [(DriverId::RXE, true), (DriverId::UNKNOWN, false)] {
-            let pd = Plain::default().domain_of(driver);
+        for rejects in [true, false] {
+            let quirks = MrQuirks { odp_ignores_page_offset: rejects, ..MrQuirks::default() };
+            let pd = Plain::with(quirks).domain();
             let domain = pd.domain();
             let region = ImplicitMr::for_test(domain, Access::LOCAL_WRITE | Access::ON_DEMAND);
             let mut mr =

@@ -570,7 +570,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::device::DriverId;
+    use bareverbs_provider::caps::MrQuirks;
+
     use crate::mr::ImplicitMr;
     use crate::owned::buffer::checked_sge;
     use crate::testing::Plain;
@@ -603,9 +604,10 @@ mod tests {
     }
 
     #[test]
-    fn on_demand_region_is_rejected_on_rxe_only() {
-        for (driver, refused) in [(DriverId::RXE, true), (DriverId::UNKNOWN, false)] {
-            let pd = Plain::default().domain_of(driver);
+    fn on_demand_region_is_rejected_if_its_page_offsets_are_ignored() {
+        for refused in [true, false] {
+            let quirks = MrQuirks { odp_ignores_page_offset: refused, ..MrQuirks::default() };
+            let pd = Plain::with(quirks).domain();
             let mr = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE | Access::ON_DEMAND)
                 .part(Buffer::zeroed(8192).unwrap());
             assert_eq!(RegionMut::new(mr.map_err(|failed| failed.error).unwrap()).is_err(), refused);

@@ -3,13 +3,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bareverbs_provider::caps::MrQuirks;
 use bareverbs_provider::device::IoctlError;
 use proptest::prelude::*;
 use rustix::io::Errno;
 
 use super::*;
 use crate::cq::CqInit;
-use crate::device::DriverId;
 use crate::error::{DoorbellError, PushError};
 use crate::mr::ImplicitMr;
 use crate::owned::in_flight::{PROBE, PostRecv};
@@ -40,8 +40,9 @@ unsafe impl MemoryOwner for Counted {
 }
 
 #[test]
-fn rxe_odp_mr_must_be_page_aligned() {
-    let mut setup = Setup::of(DriverId::RXE);
+fn odp_mr_must_be_page_aligned_if_the_driver_ignores_page_offsets() {
+    let quirks = MrQuirks { odp_ignores_page_offset: true, ..MrQuirks::default() };
+    let mut setup = Setup::of(Plain::with(quirks));
     let pd = setup.endpoint.queues.qp.pd().clone();
     setup.region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE | Access::ON_DEMAND);
     let mut memory = Buffer::zeroed(64).unwrap();
@@ -82,12 +83,11 @@ struct Setup {
 
 impl Setup {
     fn new() -> Self {
-        Self::of(DriverId::UNKNOWN)
+        Self::of(Plain::default())
     }
 
-    fn of(driver: DriverId) -> Self {
-        let plain = Plain::default();
-        let pd = plain.domain_of(driver);
+    fn of(plain: Plain) -> Self {
+        let pd = plain.domain();
         let context = pd.context();
         let endpoint = Endpoint::from_parts(EndpointParts {
             queues: QueueParts {
