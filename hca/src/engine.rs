@@ -14,10 +14,8 @@ mod error_state;
 mod ethernet;
 mod layout;
 pub(crate) mod limits;
-pub(crate) mod migration;
 pub(crate) mod mkey;
 mod objects;
-mod pacing;
 pub mod packet;
 pub(crate) mod page_fault;
 mod paging;
@@ -55,11 +53,11 @@ pub use eq::{EqSetup, EventKind, Interrupts};
 use ethernet::Rq;
 pub use ethernet::{RqSetup, RqState};
 pub(crate) use layout::be32;
-pub use migration::{AlternatePath, Migration};
 pub use mkey::KeyKind;
-pub use pacing::Rate;
 pub use packet::{Link, Packet};
 pub use port::Port;
+pub use qp::migration::{AlternatePath, Migration};
+pub use qp::pacing::Rate;
 use qp::{Qp, Turn};
 pub use qp::{QpAttributes, QpSetup, ReceiveQueue, State};
 use recorder::Recording;
@@ -258,7 +256,7 @@ impl Engine {
         }
         if let Service::Datagram(_) = qp.setup.service {
             datagram::receive(qp, &mut self.core, &packet);
-        } else if !migration::received(qp, &mut self.core, &packet) {
+        } else if !qp::migration::received(qp, &mut self.core, &packet) {
             return;
         } else if packet.operation.is_response() {
             requester::receive(qp, &mut self.core, &packet);

@@ -1,5 +1,6 @@
 //! Memory shared with the kernel or a device.
 
+use std::any::Any;
 use std::ptr::NonNull;
 
 use rustix::fd::AsFd;
@@ -8,7 +9,6 @@ use rustix::mm::ProtFlags;
 
 use crate::pages;
 use crate::process::ForkGuard;
-use crate::queue_buffer::Lease;
 
 /// Access of the program to a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub struct Mapping {
     fork_guard: ForkGuard,
     is_huge: bool,
     /// The right to memory that this value has not mapped.
-    lease: Option<Lease>,
+    lease: Option<Box<dyn Any + Send + Sync>>,
 }
 
 // SAFETY: a mapping belongs to the process, not to the thread that created it, and `Mapping` itself
@@ -100,9 +100,13 @@ impl Mapping {
 
     /// The memory of a [`QueueBuffer`](crate::queue_buffer::QueueBuffer). Drop ends the lease. A
     /// forked child may inherit copies of memory of the process, and none of a dma-buf.
-    pub(crate) fn leased(start: NonNull<u8>, len: usize, lease: Lease) -> Result<Self, Errno> {
+    pub(crate) fn leased(
+        start: NonNull<u8>,
+        len: usize,
+        lease: impl Any + Send + Sync,
+    ) -> Result<Self, Errno> {
         let (fork_guard, protection) = (ForkGuard::new()?, Protection::ReadWrite);
-        Ok(Self { start, len, protection, fork_guard, is_huge: false, lease: Some(lease) })
+        Ok(Self { start, len, protection, fork_guard, is_huge: false, lease: Some(Box::new(lease)) })
     }
 
     fn with_dont_fork(self) -> Result<Self, Errno> {

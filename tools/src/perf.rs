@@ -7,6 +7,7 @@ pub(crate) mod doctor;
 mod endpoint;
 mod error;
 pub(crate) mod expect;
+mod facts;
 mod group;
 pub(crate) mod hosts;
 mod html;

@@ -1,5 +1,7 @@
 //! QPs: parameters, attributes, and the state of requester and responder.
 
+pub(crate) mod migration;
+pub(crate) mod pacing;
 mod requester_state;
 mod responder_state;
 mod setup;

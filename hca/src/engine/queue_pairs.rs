@@ -2,8 +2,9 @@
 
 use super::error_state::enter_error;
 use super::qp::Qp;
+use super::qp::migration;
 use super::{Engine, EngineError, Progress, QpAttributes, QpSetup, Rate, ReceiveQueue, Service, State};
-use super::{limits, migration, requester};
+use super::{limits, requester};
 
 impl Engine {
     /// Creates a QP in RESET.

@@ -1,12 +1,11 @@
 //! Commands that create, query and destroy QPs, and commands about multicast groups.
 
-use super::bits::{Layout, View};
+use super::bits::{Layout, View, ViewMut};
 use super::command::{Reply, Request, Result, Status};
 use super::layout::command::{CreateQpIn, CreateQpOut, QueryQpOut};
 use super::layout::object::{AddressPath, Qpc};
 use super::opcode;
 use super::state::{Firmware, QpEntry};
-use super::transitions::use_alternate_path;
 use super::work_queue::{PAGES, ring};
 use crate::engine::packet::{PSN_MASK, Transport};
 use crate::engine::{Engine, ManagementQp, QpAttributes, QpSetup, ReceiveQueue, Service, State};
@@ -171,6 +170,12 @@ impl Firmware {
         }
         Ok(())
     }
+}
+
+/// Copies the alternate path of a context to the primary one.
+pub(super) fn use_alternate_path(context: &mut ViewMut<'_, Qpc>) {
+    let path = context.part(Qpc::SECONDARY_ADDRESS_PATH).raw().to_vec();
+    context.part(Qpc::PRIMARY_ADDRESS_PATH).fill(&path);
 }
 
 /// The address vector of an address path.

@@ -5,7 +5,7 @@ use super::command::{Reply, Request, Result, Status};
 use super::layout::command::{CreateQpIn, CreateQpOut};
 use super::layout::object::{AddressPath, Qpc};
 use super::opcode;
-use super::qps::{address, supported_ece};
+use super::qps::{address, supported_ece, use_alternate_path};
 use super::state::Firmware;
 use crate::engine::{AlternatePath, Engine, Migration, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 
@@ -336,12 +336,6 @@ impl Firmware {
             path.set(AddressPath::ACK_TIMEOUT, from.get(AddressPath::ACK_TIMEOUT));
         }
     }
-}
-
-/// Copies the alternate path of a context to the primary one.
-pub(super) fn use_alternate_path(context: &mut ViewMut<'_, Qpc>) {
-    let path = context.part(Qpc::SECONDARY_ADDRESS_PATH).raw().to_vec();
-    context.part(Qpc::PRIMARY_ADDRESS_PATH).fill(&path);
 }
 
 /// The path migration state of a context.

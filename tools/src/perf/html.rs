@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::compare;
+use super::facts;
 use super::report::{Bucket, Report, SizeResult};
 use super::svg::{Chart, Scale, Series, Style, escape, short};
 use crate::cli::perf::Measure;
@@ -68,7 +68,7 @@ pub(crate) fn page(runs: &[(&str, &Report)]) -> String {
             escape(&format!("{} port {}", run.environment.device, run.environment.port))
         );
     }
-    if let Some(warning) = compare::different_natures(runs) {
+    if let Some(warning) = facts::different_natures(runs) {
         let _ = writeln!(page, "<p><strong>{}</strong></p>", escape(&warning));
     }
     page += "<div class=\"charts\">\n";
@@ -84,7 +84,7 @@ pub(crate) fn page(runs: &[(&str, &Report)]) -> String {
     page += "</div>\n<h2>Results</h2>\n";
     page += &results(runs);
     page += "<h2>Environment and options</h2>\n";
-    page += &facts(runs);
+    page += &facts_table(runs);
     page += "<h2>Counters that changed</h2>\n";
     page += &counters(runs);
     page + "</body>\n</html>\n"
@@ -248,13 +248,13 @@ fn results(runs: &[(&str, &Report)]) -> String {
 }
 
 /// The environment and the options, and which of them differ.
-fn facts(runs: &[(&str, &Report)]) -> String {
+fn facts_table(runs: &[(&str, &Report)]) -> String {
     let mut html = "<div class=\"wide\"><table class=\"facts\">\n".to_owned();
     if runs.len() > 1 {
         let names: String = runs.iter().map(|(name, _)| format!("<th>{}</th>", escape(name))).collect();
         let _ = writeln!(html, "<tr><th></th>{names}</tr>");
     }
-    for fact in compare::facts(runs) {
+    for fact in facts::facts(runs) {
         let class = if fact.differs() { " class=\"differs\"" } else { "" };
         let cells: String = fact.values.iter().map(|value| format!("<td>{}</td>", escape(value))).collect();
         let _ = writeln!(html, "<tr{class}><td>{}</td>{cells}</tr>", escape(&fact.name));

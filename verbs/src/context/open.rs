@@ -4,7 +4,6 @@ use std::fs::OpenOptions;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use bareverbs_provider::caps::MrQuirks;
 use bareverbs_provider::command::{self, RegMrMethod};
 use bareverbs_provider::device::{DeviceFile, IoctlError, OpenError};
 use bareverbs_provider::traits::Provider;
@@ -286,7 +285,7 @@ impl ContextInner {
             file,
             device: Device::for_test(),
             capabilities: Capabilities::default(),
-            mr_quirks: MrQuirks::default(),
+            mr_quirks: bareverbs_provider::caps::MrQuirks::default(),
             reg_mr: RegMrMethod::default(),
             device_attr: bareverbs_uapi::write::structs::ExQueryDeviceResp::zeroed(),
         })

@@ -1,7 +1,7 @@
 //! Parameters, attributes and states of QPs.
 
-use crate::engine::migration::{AlternatePath, Migration};
-use crate::engine::pacing::Rate;
+use super::migration::{AlternatePath, Migration};
+use super::pacing::Rate;
 use crate::engine::packet::Route;
 use crate::engine::ring::Ring;
 use crate::engine::service::Service;

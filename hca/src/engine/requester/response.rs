@@ -3,10 +3,10 @@
 use super::complete::{fail, retire, wait_for_page};
 use crate::engine::core::Core;
 use crate::engine::cq::Syndrome;
-use crate::engine::migration;
 use crate::engine::mkey::{self, access};
 use crate::engine::packet::{Operation, PSN_MASK, Packet, psn_distance, syndrome};
 use crate::engine::page_fault::kind;
+use crate::engine::qp::migration;
 use crate::engine::qp::{InflightWqe, Qp, Response, State};
 use crate::engine::wqe::Segment;
 

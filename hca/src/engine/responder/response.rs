@@ -3,10 +3,10 @@
 use super::faults::wait_for_page;
 use crate::engine::core::Core;
 use crate::engine::error_state::enter_error;
-use crate::engine::migration::Migration;
 use crate::engine::mkey::{self, AccessError, access};
 use crate::engine::packet::{Acknowledge, Headers, Operation, PSN_MASK, Packet, Transport, syndrome};
 use crate::engine::page_fault::PageFaultInfo;
+use crate::engine::qp::migration::Migration;
 use crate::engine::qp::{
     AtomicReplay, FaultedAccess, PendingNak, PendingResponse, Qp, ReadResponse, ResponderState, Turn,
 };

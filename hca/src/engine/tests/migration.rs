@@ -1,8 +1,8 @@
 //! Automatic path migration: alternate paths, and the migration bit of packets.
 
 use super::qp_pair::{DATA, Pair, data, remote};
-use crate::engine::migration::{AlternatePath, Migration};
 use crate::engine::packet::{Route, Transport};
+use crate::engine::qp::migration::{AlternatePath, Migration};
 use crate::engine::wqe::opcode;
 use crate::engine::{EventKind, Packet, QpAttributes, State};
 

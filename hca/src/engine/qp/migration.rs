@@ -4,10 +4,10 @@
 //! REARM or ARMED too, as the migration bit of its packets says. An armed QP migrates when the
 //! driver asks, when the retries on its path are exceeded, or after the peer.
 
-use super::core::Core;
-use super::eq::EventKind;
-use super::packet::{Link, Packet, Route};
-use super::qp::Qp;
+use super::Qp;
+use crate::engine::core::Core;
+use crate::engine::eq::EventKind;
+use crate::engine::packet::{Link, Packet, Route};
 
 /// Path migration states, numbered as in the firmware interface (`MLX5_QP_PM_*` in
 /// `include/linux/mlx5/qp.h`).

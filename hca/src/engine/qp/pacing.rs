@@ -1,7 +1,7 @@
 //! Packet pacing: rate limits of send queues.
 
-use super::core::Core;
-use super::qp::Qp;
+use super::Qp;
+use crate::engine::core::Core;
 
 /// A rate limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
