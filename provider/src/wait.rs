@@ -27,12 +27,13 @@ pub fn is_past(end: Option<Instant>) -> bool {
 }
 
 /// The ways to wait for a value, by its `poll_by`: its await, `wait` and `wait_timeout`. `threads`: the
-/// latter two only.
+/// latter two only. They call the function `first` before, if there is one: it returns a result that is
+/// there.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! waits {
-    ([$($generics:tt)*] $ty:ty => $output:ty) => {
-        $crate::waits!(threads [$($generics)*] $ty => $output);
+    ([$($generics:tt)*] $ty:ty => $output:ty $(, first $first:ident)?) => {
+        $crate::waits!(threads [$($generics)*] $ty => $output $(, first $first)?);
 
         impl<$($generics)*> std::future::Future for $ty {
             type Output = $output;
@@ -48,7 +49,7 @@ macro_rules! waits {
             }
         }
     };
-    (threads [$($generics:tt)*] $ty:ty => $output:ty) => {
+    (threads [$($generics:tt)*] $ty:ty => $output:ty $(, first $first:ident)?) => {
         impl<$($generics)*> $ty {
             /// Blocks the thread until the result is there.
             ///
@@ -57,6 +58,9 @@ macro_rules! waits {
             // It is inlined, so that a result that is there is returned in registers.
             #[inline(always)]
             pub fn wait(mut self) -> $output {
+                $(if let Some(output) = self.$first() {
+                    return output;
+                })?
                 match self.poll_by($crate::wait::Caller::Thread(None)) {
                     std::task::Poll::Ready(output) => output,
                     std::task::Poll::Pending => unreachable!("a thread without a limit gets a result"),
@@ -69,6 +73,9 @@ macro_rules! waits {
             /// # Errors
             /// As for [`wait`](Self::wait).
             pub fn wait_timeout(&mut self, limit: std::time::Duration) -> Option<$output> {
+                $(if let Some(output) = self.$first() {
+                    return Some(output);
+                })?
                 match self.poll_by($crate::wait::Caller::thread(limit)) {
                     std::task::Poll::Ready(output) => Some(output),
                     std::task::Poll::Pending => None,

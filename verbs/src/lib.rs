@@ -58,7 +58,7 @@
 //!
 //! Calls that wait for completions, events or buffers return a value. A task awaits it; a thread calls
 //! its `wait`, or its `wait_timeout`, which returns `None` if the limit has passed. No result is lost
-//! then. `connect`, `admit` and `close` block the thread: in a task, call them in the runtime's
+//! then. `connect` and `admit` block the thread: in a task, call them in the runtime's
 //! `spawn_blocking`.
 //!
 //! [`CompChannel`], [`AsyncEvents`], [`Endpoint`] and [`Datagrams`] take the async [`runtime`] once, by
@@ -218,7 +218,7 @@ pub use mr::Mr;
 #[cfg(feature = "test-utils")]
 pub use owned::measured;
 pub use owned::{
-    Address, AnyBuffer, Batch, Completed, Connection, Datagrams, Destination, Done, Endpoint,
+    Address, AnyBuffer, Batch, Closing, Completed, Connection, Datagrams, Destination, Done, Endpoint,
     EndpointOptions, Failed, Hub, Next, Op, Outcome, Pending, Pool, PoolBuffer, Region, RegionMut,
     RemoteRegion, Scope, Spin, hub, op, server,
 };

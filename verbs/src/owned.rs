@@ -65,6 +65,7 @@
 mod address;
 mod batch;
 mod buffer;
+mod closing;
 mod datagrams;
 pub(crate) mod endpoint;
 pub mod hub;
@@ -91,6 +92,7 @@ mod wait;
 pub use self::address::{Address, ParseAddressError};
 pub use self::batch::Batch;
 pub use self::buffer::{AnyBuffer, Source, Target};
+pub use self::closing::Closing;
 pub use self::datagrams::{
     DatagramAddress, DatagramDone, DatagramOptions, DatagramSender, Datagrams, Destination, NextDatagram,
     PendingDestination, ReceivedDatagram, SendTo,

@@ -19,6 +19,8 @@ use std::fmt::{self, Write};
 /// }
 /// ```
 ///
+/// A text of the program is an error, too: `Err(std::io::Error::other("usage: echo HOST"))?`.
+///
 /// It is no [`std::error::Error`] itself: functions that handle errors return those.
 pub struct Report(String);
 

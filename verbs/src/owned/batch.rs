@@ -8,7 +8,7 @@ use bareverbs_provider::traits::Provider;
 
 use super::endpoint::Queues;
 use super::in_flight::Unpublished;
-use super::op::{Inline, Load, PostTo};
+use super::op::{Inline, OpPayload, PostTo};
 use super::{Endpoint, Op, Source};
 use crate::error::{PostError, PostReason};
 use crate::{AnyProvider, Error, Refused, Result};
@@ -71,7 +71,7 @@ impl<'e, B, P: Provider> Batch<'e, B, P> {
         let Queues { qp, in_flight, .. } = &mut batch.endpoint.queues;
         match qp.start_send().ring() {
             Ok(()) => {
-                in_flight.sends.published_open();
+                in_flight.sends.published();
                 Ok(())
             }
             Err(error) => batch.refused(error),
@@ -107,7 +107,7 @@ impl<B, P: Provider> Batch<'_, B, P> {
 
     #[expect(clippy::result_large_err, reason = "the error returns the operation without an allocation")]
     #[inline(always)]
-    fn push<L: Load<B>>(&mut self, op: Op<L>) -> Result<(), Refused<Op<L>>> {
+    fn push<L: OpPayload<B>>(&mut self, op: Op<L>) -> Result<(), Refused<Op<L>>> {
         let Queues { qp, in_flight, .. } = &mut self.endpoint.queues;
         let posted = in_flight.sends.post(&mut Unpublished(qp), op);
         self.pushed += usize::from(posted.is_ok());

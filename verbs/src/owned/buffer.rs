@@ -63,7 +63,7 @@ pub(crate) mod sealed {
         note = "use a `RegionMut`, a `PoolBuffer` of a `Pool`, or an `Mr` of memory that it owns; in a scope a `&mut` \
                 reference to one"
     )]
-    pub trait Writable: Registered {}
+    pub trait Writable {}
 }
 
 use self::sealed::{Domain, PdId, Registered, Writable};
@@ -225,6 +225,68 @@ impl<M: MemoryOwner + Send + 'static> Writable for Mr<M> {}
 
 // SAFETY: as above. The MR is the only owner of the bytes.
 unsafe impl<M: MemoryOwner + Send + 'static> Target for Mr<M> {}
+
+/// The length, [`Registered`] and `Debug` of a type with `iova` and `len`, a range of another region.
+macro_rules! range_of {
+    ([$($generics:tt)*] $range:ident<$($argument:tt),*>, $($region:ident).+) => {
+        impl<$($generics)*> $range<$($argument),*> {
+            /// Length in bytes. It may be 0.
+            #[must_use]
+            pub fn len(&self) -> usize {
+                self.len
+            }
+
+            /// Whether its length is 0.
+            #[must_use]
+            pub fn is_empty(&self) -> bool {
+                self.len == 0
+            }
+        }
+
+        impl<$($generics)*> fmt::Debug for $range<$($argument),*> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($range))
+                    .field("addr", &format_args!("{:#x}", self.iova))
+                    .field("len", &self.len)
+                    .finish_non_exhaustive()
+            }
+        }
+
+        impl<$($generics)*> Registered for $range<$($argument),*> {
+            #[inline]
+            fn domain(&self) -> Domain<'_> {
+                self.$($region).+.domain()
+            }
+
+            #[inline]
+            fn iova(&self) -> u64 {
+                self.iova
+            }
+
+            #[inline]
+            fn lkey(&self) -> u32 {
+                self.$($region).+.lkey()
+            }
+
+            #[inline]
+            fn length(&self) -> usize {
+                self.len
+            }
+
+            #[inline]
+            fn check_bounds(&self, verb: &'static str, start: usize) -> Result<()> {
+                let offset = self.iova.wrapping_sub(self.$($region).+.iova()) as usize;
+                self.$($region).+.check_bounds(verb, offset + start)
+            }
+
+            #[inline]
+            fn verified_pd(&self) -> PdId {
+                self.$($region).+.verified_pd()
+            }
+        }
+    };
+}
+pub(super) use range_of;
 
 /// A [`RegionMut`], a [`Region`], a [`RemoteRegionSource`] or a [`PoolBuffer`], for connections that
 /// post several of them.

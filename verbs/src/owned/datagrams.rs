@@ -12,7 +12,6 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 use bareverbs_provider::traits::{Completion, Provider};
 
@@ -22,14 +21,14 @@ pub use self::options::DatagramOptions;
 pub use self::pending::{NextDatagram, PendingDestination};
 pub use self::received::{DatagramDone, DatagramSender, ReceivedDatagram};
 
-use self::received::{Sender, checked, received, sent};
+pub(super) use self::received::checked;
+use self::received::{Sender, received, sent};
 use super::buffer::sealed::PdId;
 use super::endpoint::{Queues, SafeTransport};
-use super::hub::reaper::Direction;
-use super::in_flight::{MARKER, PostSend, QueueKind, SendOperation};
-use super::op::{Inline, Load, PostTo, Receive};
+use super::in_flight::{Direction, ListOperation, MARKER, PostSend, QueueKind, SendOperation};
+use super::op::{Inline, OpPayload, PostTo, Receive};
 use super::resolve::ResolveTimeout;
-use super::{Completed, Done, Op, PoolBuffer, Source};
+use super::{Closing, Completed, Done, Op, PoolBuffer, Source};
 use crate::ah::{Ah, AhAttr};
 use crate::cq::{WcFlags, WorkCompletion};
 use crate::error::PostError;
@@ -415,26 +414,27 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
         NextDatagram::new(self)
     }
 
-    /// Waits until the device has sent all signalled datagrams, at most for `timeout`, and destroys
-    /// the QP. Returns all operations that were not polled, receives included: those that received a
-    /// datagram, and those that were flushed.
+    /// Waits until the device has sent all signalled datagrams, and destroys the QP, when the returned
+    /// value is awaited or waited for. The result has all operations that were not polled, receives
+    /// included: those that received a datagram, and those that were flushed.
     ///
     /// It does not wait for unsignalled datagrams behind the last signalled one. Those that were not
-    /// sent by then fail with [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR). If `timeout` passes, the
-    /// datagrams that were not sent fail with [`Error::TimedOut`].
+    /// sent by then fail with [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR).
     ///
     /// # Errors
-    /// [`Error::Kernel`]: the kernel refuses to destroy the QP. The buffers of outstanding
-    /// operations are leaked.
-    pub fn close(self, timeout: Duration) -> Result<Vec<Completed<B, DatagramDone<B>>>> {
-        let ended = self.queues.close(timeout)?;
-        Ok(ended.into_iter().map(|ended| checked(ended?)).collect())
+    /// Those of the wait:
+    ///
+    /// - [`Error::Kernel`]: the kernel refuses to destroy the QP. The buffers of outstanding
+    ///   operations are leaked.
+    /// - [`Error::Invalid`]: a task awaits it, and the datagrams are not [attached](Self::attach).
+    pub fn close(self) -> Closing<Self> {
+        Closing(self)
     }
 }
 
 impl<B: Source, P: Provider> Datagrams<B, P> {
     #[inline]
-    fn send<L: Load<B>>(&mut self, op: Op<L, SendTo<'_, P>>) -> Result<(), Refused<L>> {
+    fn send<L: OpPayload<B>>(&mut self, op: Op<L, SendTo<'_, P>>) -> Result<(), Refused<L>> {
         if op.operation.pd() != self.pd {
             return Err(foreign_destination(op.into_buffer()));
         }
@@ -467,7 +467,7 @@ impl<B: Source, P: Provider> PostTo<Datagrams<B, P>> for Op<B, Receive> {
 
     #[inline]
     fn post_to(self, to: &mut Datagrams<B, P>) -> Result<(), Refused<Self>> {
-        if self.load.length() < SHORTEST || self.load.try_bytes().is_none() {
+        if self.payload.length() < SHORTEST || self.payload.try_bytes().is_none() {
             return Err(unusable(self));
         }
         let Queues { qp, in_flight, .. } = &mut to.queues;
@@ -486,7 +486,7 @@ fn foreign_destination<T>(op: T) -> Refused<T> {
 #[cold]
 #[inline(never)]
 fn unusable<B: Source>(op: Op<B, Receive>) -> Refused<Op<B, Receive>> {
-    let (len, min) = (op.load.length() as u64, SHORTEST as u64);
+    let (len, min) = (op.payload.length() as u64, SHORTEST as u64);
     let error = if len < min {
         Error::BufferTooShort { verb: RECV, len, min }
     } else {
@@ -560,12 +560,14 @@ impl SafeTransport for Ud {
     }
 }
 
-impl<P: Provider> SendOperation<Unconnected<P>> for SendTo<'_, P> {
+impl<P: Provider> ListOperation for SendTo<'_, P> {
     #[inline]
     fn opcode(&self) -> WcOpcode {
         WcOpcode::SEND
     }
+}
 
+impl<P: Provider> SendOperation<Unconnected<P>> for SendTo<'_, P> {
     #[inline]
     fn held(&self) -> Arc<Ah<P>> {
         self.ah()

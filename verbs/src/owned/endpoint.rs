@@ -10,25 +10,23 @@ use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::{Completion, Provider, Visitor};
 
-use super::hub::reaper::Direction;
 use super::in_flight::{
-    FLUSHED, Failure, MARKER, PROBE, QueueKind, RECVS, Received, RecvsInFlight, Reliable, SENDS,
-    SendsInFlight,
+    Direction, FLUSHED, MARKER, OpFailure, PROBE, QueueKind, RECVS, Received, RecvState, RecvsInFlight,
+    Reliable, SENDS, SendState, SendsInFlight,
 };
-use super::keepalive::{Keepalive, Policy, post_empty_write};
+use super::keepalive::{Keepalive, Policy, earlier, post_empty_write};
 use super::op::{Inline, NoBuffer, Parts, PostTo, Receive};
-use super::options::{EndpointParts, QueueParts};
+use super::options::QueueParts;
 use super::queue::owner;
 use super::removal::{Watch, is_hint};
 use super::resolve::{self, ResolveTimeout};
 use super::spin::SpinState;
-use super::{BUDGET, Batch, Completed, EndpointOptions, Failed, Next, Op, PoolBuffer, Source};
+use super::{BUDGET, Batch, Closing, Completed, EndpointOptions, Failed, Next, Op, PoolBuffer, Source};
 use crate::cq::{CompChannel, Cq, WorkCompletion};
 use crate::error::{PostError, PostReason};
 use crate::pd::shared::PdShared;
 use crate::qp::{ConnectAttr, Qp, QpAttr, QpAttrMask, QpState, Rc, Transport};
 use crate::runtime::{Attached, Runtime};
-use crate::wait::is_past;
 use crate::{Address, AnyProvider, Error, Pd, PortNum, Refused, Result, WcOpcode, WcStatus, link_down};
 
 /// One connection with one owner, the fastest: completions come from one queue, in order. Several threads
@@ -137,9 +135,9 @@ use crate::{Address, AnyProvider, Error, Pd, PortNum, Refused, Result, WcOpcode,
 #[doc(alias = "IBV_QPT_RC")]
 pub struct Endpoint<B = PoolBuffer, P: Provider = AnyProvider> {
     pub(crate) queues: Queues<B, P>,
-    address: Address,
-    attr: ConnectAttr,
-    resolve: ResolveTimeout,
+    pub(super) address: Address,
+    pub(super) attr: ConnectAttr,
+    pub(super) resolve: ResolveTimeout,
 }
 
 /// A QP with its CQ, and the outstanding operations.
@@ -156,6 +154,8 @@ pub(crate) struct Queues<B, P: Provider, T: SafeTransport = Rc> {
     cause: Option<WcStatus>,
     /// Whether this side has ended the connection, by `abort` or `close`, before anything failed.
     ended_here: bool,
+    /// Until when closing waits for the flush, once the sends are complete or given up.
+    pub(super) flush_end: Option<Instant>,
     /// The port whose link was down then, if this may be the cause.
     link_down: Option<PortNum>,
     /// The marker behind unsignalled sends.
@@ -299,16 +299,6 @@ impl<B, P: Provider> Endpoint<B, P> {
         EndpointOptions::default().port(port).sends(depth).recvs(depth).build(pd)
     }
 
-    pub(super) fn from_parts(parts: EndpointParts<P>) -> Self {
-        let EndpointParts { queues, address, attr, resolve, max_sge } = parts;
-        let mut queues = Queues::new(queues);
-        if max_sge > 1 {
-            queues.in_flight.sends.reserve_parts();
-            queues.in_flight.recvs.reserve_parts();
-        }
-        Self { queues, address, attr, resolve }
-    }
-
     /// The address of this endpoint, for the peer.
     #[must_use]
     pub fn address(&self) -> Address {
@@ -415,16 +405,22 @@ impl<B, P: Provider> Endpoint<B, P> {
 
 impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
     pub(super) fn new(parts: QueueParts<P, T>) -> Self {
-        let QueueParts { qp, cq, channel, sends, recvs, signal_every, spin, keepalive, probes } = parts;
-        let in_flight = ManuallyDrop::new(InFlight::new(qp.pd().domain(), sends, signal_every, recvs));
+        let QueueParts { qp, cq, channel, sends, recvs, max_sge, signal_every, spin, keepalive, probes } =
+            parts;
+        let mut in_flight = InFlight::new(qp.pd().domain(), sends, signal_every, recvs);
+        if max_sge > 1 {
+            in_flight.sends.reserve_parts();
+            in_flight.recvs.reserve_parts();
+        }
         Self {
             qp,
             cq,
             channel,
-            in_flight,
+            in_flight: ManuallyDrop::new(in_flight),
             ended: None,
             cause: None,
             ended_here: false,
+            flush_end: None,
             link_down: None,
             marker: Marker::None,
             armed: false,
@@ -474,7 +470,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
     }
 
     /// The oldest operation that was reaped and not returned.
-    fn take(&mut self) -> Option<Completed<B, DoneOf<B, P, T>>> {
+    pub(super) fn take(&mut self) -> Option<Completed<B, DoneOf<B, P, T>>> {
         let result = self.in_flight.take()?;
         Some(result.map_err(|failed| self.with_cause(failed)))
     }
@@ -544,7 +540,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
     }
 
     /// The failure that the completion reports.
-    fn failure(&mut self, completion: &WorkCompletion) -> Option<Failure> {
+    fn failure(&mut self, completion: &WorkCompletion) -> Option<OpFailure> {
         let WorkCompletion { wr_id, mut status, vendor_err, .. } = *completion;
         if status == WcStatus::SUCCESS {
             return None;
@@ -558,7 +554,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
             self.cause = Some(cause);
             self.link_down = link_down::cause(self.qp.pd().context().inner(), cause);
         }
-        Some(Failure::Completion { status, vendor_err })
+        Some(OpFailure::Completion { status, vendor_err })
     }
 
     /// Ends the connection: moves the QP to ERR, which flushes all operations. Without effect if
@@ -583,7 +579,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
 
     /// Makes the device end all sends: posts the marker behind unsignalled ones, unless it was posted,
     /// and rings for those that a forgotten batch has left. The list must be closed.
-    fn mark(&mut self) {
+    pub(super) fn mark(&mut self) {
         if self.qp.is_destroyed() {
             return;
         }
@@ -654,8 +650,9 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
         }
     }
 
-    /// Probes the peer if the connection was idle for the interval. Returns when to call it again. A
-    /// removed device is noticed as well: a wait that polls without limit reads no event.
+    /// Probes the peer if the connection was idle for the interval. Returns when to call it again, or when
+    /// a flush is late. A removed device is noticed as well: a wait that polls without limit reads no
+    /// event.
     pub(crate) fn keep_alive(&mut self, now: Instant) -> Option<Instant> {
         if self.watch.is_due(now) && self.channel.is_closed() {
             self.end_removed();
@@ -666,7 +663,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
             // A refused doorbell ends the connection, and the wait returns that.
             let _ = self.probe();
         }
-        self.keepalive.next(completed, now)
+        earlier(self.keepalive.next(completed, now), self.flush_end)
     }
 
     /// Probes the peer of a new connection from now on, by the policy.
@@ -739,9 +736,10 @@ impl<B, P: Provider> Endpoint<B, P> {
         self.queues.end();
     }
 
-    /// Waits until all sends, writes, reads and atomics are complete, at most for `timeout`. Then
-    /// it ends the connection. Returns all operations that were not polled, receives included:
-    /// those that received a message, and those that were flushed.
+    /// Waits until all sends, writes, reads and atomics are complete, ends the connection and destroys the
+    /// QP, when the returned value is awaited or waited for. The result has all operations that were not
+    /// polled, receives included: those that received a message, and those that were flushed with
+    /// [`WR_FLUSH_ERR`](WcStatus::WR_FLUSH_ERR).
     ///
     /// If the last sends are unsignalled, it posts a write of length 0 behind them, whose completion
     /// shows that they are complete. The peer must permit [`Access::REMOTE_WRITE`](crate::Access), as
@@ -751,14 +749,14 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// A send is complete when the peer's device has acknowledged it. The acknowledgement does not
     /// show that the peer has polled its receive, or that the data is visible in the peer's memory.
     ///
-    /// A `timeout` that passes is not an error of this call: the sends that were not complete are
-    /// among the results, as failed with [`Error::TimedOut`]. Receives that got no message failed with
-    /// [`WR_FLUSH_ERR`](WcStatus::WR_FLUSH_ERR).
+    /// A peer that posts no receive, or is slow, delays the end: give a limit to
+    /// [`wait_timeout`](Closing::wait_timeout). When it has passed, wait again, or call
+    /// [`abort`](Closing::abort), which ends the sends. No buffer is lost.
     ///
     /// ```no_run
     /// # use bareverbs::Endpoint;
     /// # fn leave(endpoint: Endpoint) -> bareverbs::Result<()> {
-    /// for result in endpoint.close(std::time::Duration::from_secs(5))? {
+    /// for result in endpoint.close().wait()? {
     ///     match result {
     ///         Ok(done) if done.is_recv() => println!("received {:?}", done.message()),
     ///         Ok(done) => println!("operation {} is complete", done.tag),
@@ -771,56 +769,21 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Kernel`]: the kernel refuses to destroy the QP. The buffers of outstanding
-    /// operations are leaked.
-    pub fn close(self, timeout: Duration) -> Result<Vec<Completed<B>>> {
-        self.queues.close(timeout)
+    /// Those of the wait:
+    ///
+    /// - [`Error::Kernel`]: the kernel refuses to destroy the QP. The buffers of outstanding
+    ///   operations are leaked.
+    /// - [`Error::Invalid`]: a task awaits it, and the endpoint is not [attached](Self::attach).
+    pub fn close(self) -> Closing<Self> {
+        Closing(self)
     }
 }
 
 impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
-    /// As [`Endpoint::close`].
-    #[expect(clippy::type_complexity, reason = "the results of all operations")]
-    pub(super) fn close(mut self, timeout: Duration) -> Result<Vec<Completed<B, DoneOf<B, P, T>>>> {
-        let end = Instant::now().checked_add(timeout);
-        // A wait that fails is ended by the destruction of the QP.
-        let drained = self.drain(end).unwrap_or(true);
-        let is_late = !drained && is_past(end);
-        self.end();
-        let flushed = Instant::now().checked_add(FLUSH_LIMIT);
-        let _ = self.reap_until(flushed, |in_flight| in_flight.in_use() == 0);
-        self.destroy_qp()?;
-        let mut results =
-            Vec::with_capacity(self.in_flight.sends.queue().len() + self.in_flight.recvs.queue().len());
-        let late = || Error::TimedOut { verb: T::QueueKind::<P>::CLOSE, limit: timeout };
-        results.extend(std::iter::from_fn(|| self.take()).map(|ended| {
-            ended.map_err(|failed| {
-                match is_late && failed.ended_here && !failed.recv && failed.is_flushed() {
-                    true => Failed { error: late(), ..failed },
-                    false => failed,
-                }
-            })
-        }));
-        Ok(results)
-    }
-
     /// Ends the connection for this side.
-    fn end(&mut self) {
+    pub(super) fn end(&mut self) {
         self.ended_here |= self.qp.state() != QpState::ERR;
         self.fail();
-    }
-
-    /// Accepts no more operations, and waits until all sends are complete, at most until `end`.
-    /// Without a marker, it does not wait for unsignalled sends at the end.
-    fn drain(&mut self, end: Option<Instant>) -> Result<bool> {
-        self.in_flight.sends.close();
-        self.in_flight.recvs.close();
-        if T::MARKER_IS_EXECUTED && self.qp.state() == QpState::RTS {
-            self.mark();
-        }
-        self.reap_until(end, |in_flight| {
-            in_flight.sends.in_use() == 0 || (!T::MARKER_IS_EXECUTED && in_flight.sends.only_unsignaled())
-        })
     }
 
     /// Rejects to connect a QP that has failed or was destroyed.
@@ -882,8 +845,8 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
         }
         // Completions from before the removal. Without operations it changes nothing.
         let _ = self.reap();
-        self.in_flight.sends.destroyed(Failure::DeviceRemoved);
-        self.in_flight.recvs.destroyed(Failure::DeviceRemoved);
+        self.in_flight.sends.destroyed(OpFailure::DeviceRemoved);
+        self.in_flight.recvs.destroyed(OpFailure::DeviceRemoved);
         self.in_flight.hold();
         self.removed = true;
         true
@@ -972,8 +935,8 @@ pub(super) const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 impl<B, K: QueueKind> InFlight<B, K> {
     pub(super) fn new(domain: &Arc<PdShared>, sends: u32, signal_every: u32, recvs: u32) -> Self {
         Self {
-            sends: SendsInFlight::new(Arc::clone(domain), sends, signal_every),
-            recvs: RecvsInFlight::new(Arc::clone(domain), recvs),
+            sends: SendsInFlight::new(SENDS, domain, sends, SendState::new(sends, signal_every)),
+            recvs: RecvsInFlight::new(RECVS, domain, recvs, RecvState::new(recvs)),
         }
     }
 

@@ -91,7 +91,8 @@ use self::connection::ConnectionInner;
 pub use self::driver::Driver;
 use self::election::Election;
 use self::reaper::{
-    BATCH, Batch, Conn, Depths, Ended, Failure, Next, Operation, Operations, Reaper, SlotKind, SmallList,
+    BATCH, Conn, ConnFailure, Deferred, Depths, HubOp, HubOps, OpCompletion, OwnPolled, Reaper, SlotKind,
+    SmallList,
 };
 use self::service::Service;
 use self::sweep::Sweeps;
@@ -153,7 +154,7 @@ pub struct Hub<B = PoolBuffer, P: Provider = AnyProvider, S: Service<P> = ()> {
 pub(crate) struct HubInner<B, P: Provider, S: Service<P>> {
     pub(crate) pd: Pd<P>,
     channel: CompChannel,
-    pub(crate) table: Operations<B>,
+    pub(crate) table: HubOps<B>,
     pub(crate) election: Election,
     spin: SpinState,
     /// When the peers of its connections are probed.
@@ -171,8 +172,8 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
     }
 
     #[inline]
-    fn reap(&self, reaper: &mut Reaper<P, S>, batch: &mut Batch<B>) -> usize {
-        reaper.reap(&self.table, self.service(), batch)
+    fn reap(&self, reaper: &mut Reaper<P, S>, deferred: &mut Deferred<B>) -> usize {
+        reaper.reap(&self.table, self.service(), deferred)
     }
 
     pub(crate) fn service(&self) -> &S {
@@ -185,15 +186,15 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
     }
 
     /// Ends a connection.
-    pub(crate) fn end(&self, conn: &Conn<P, S>, failure: Failure, batch: &mut Batch<B>) {
-        reaper::end(conn, failure, &self.table, self.service(), batch);
+    pub(crate) fn end(&self, conn: &Conn<P, S>, failure: ConnFailure, deferred: &mut Deferred<B>) {
+        reaper::end(conn, failure, &self.table, self.service(), deferred);
     }
 
     /// Takes the operation `wr_id`, for which no task waits, if the next completion of the CQ is its
     /// success. Its slot is free, and to be given back to its connection. Otherwise it reaps as
     /// [`HubInner::poll`] does.
     #[inline(always)]
-    pub(crate) fn poll_own(&self, wr_id: u64) -> Result<(Operation<B>, Ended), NotTaken> {
+    pub(crate) fn poll_own(&self, wr_id: u64) -> Result<(HubOp<B>, OpCompletion), NotTaken> {
         let Some(mut reaper) = self.reaper.try_lock() else { return Err(NotTaken::Slow) };
         if reaper.spend_budget() {
             return Err(NotTaken::Yield);
@@ -204,7 +205,7 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
             return Err(NotTaken::Slow);
         };
         match reaper.poll_own(wr_id) {
-            Next::Success(ended) => {
+            OwnPolled::Success(ended) => {
                 let operation = slot.take();
                 drop(reaper);
                 let Some(operation) = operation else { return Err(NotTaken::Slow) };
@@ -213,8 +214,8 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
                 }
                 Ok((operation, ended))
             }
-            Next::Empty => Err(NotTaken::Slow),
-            Next::Foreign => {
+            OwnPolled::Empty => Err(NotTaken::Slow),
+            OwnPolled::Foreign => {
                 drop(slot);
                 self.reap_polled(reaper);
                 Err(NotTaken::Slow)
@@ -225,10 +226,10 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
     /// Hands out the completion that was polled, if there is one, and reaps those behind it.
     #[inline(never)]
     fn reap_polled(&self, mut reaper: MutexGuard<'_, Reaper<P, S>>) {
-        let mut batch = Batch::new();
-        reaper.reap_polled(&self.table, self.service(), &mut batch);
+        let mut deferred = Deferred::new();
+        reaper.reap_polled(&self.table, self.service(), &mut deferred);
         drop(reaper);
-        batch.finish();
+        deferred.finish();
     }
 
     /// Reaps up to about `max` completions, unless another thread reaps. Returns their number.
@@ -236,12 +237,12 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
     pub(crate) fn poll(&self, max: usize) -> usize {
         let mut all = 0;
         while all < max {
-            let mut batch = Batch::new();
+            let mut deferred = Deferred::new();
             let reaped = match self.reaper.try_lock() {
-                Some(mut reaper) => self.reap(&mut reaper, &mut batch),
+                Some(mut reaper) => self.reap(&mut reaper, &mut deferred),
                 None => break,
             };
-            batch.finish();
+            deferred.finish();
             all += reaped;
             if reaped < BATCH {
                 break;
@@ -255,9 +256,9 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
     fn reap_all(&self, panics: &mut FirstPanic) {
         let mut left = self.lock().cq.capacity() as usize;
         loop {
-            let mut batch = Batch::new();
-            let reaped = self.reap(&mut self.lock(), &mut batch);
-            panics.catch(|| batch.finish());
+            let mut deferred = Deferred::new();
+            let reaped = self.reap(&mut self.lock(), &mut deferred);
+            panics.catch(|| deferred.finish());
             left = left.saturating_sub(reaped);
             if reaped == 0 || left == 0 {
                 break;
@@ -268,9 +269,9 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
     /// Prepares a sleep: the next completion raises an event. Returns whether completions were
     /// reaped instead; then the CQ may not be armed.
     fn arm(&self) -> Result<bool> {
-        let mut batch = Batch::new();
+        let mut deferred = Deferred::new();
         let mut reaper = self.lock();
-        let mut reaped = self.reap(&mut reaper, &mut batch);
+        let mut reaped = self.reap(&mut reaper, &mut deferred);
         if reaped == 0 && !reaper.armed {
             if let Err(error) = reaper.cq.arm(Arm::Any) {
                 drop(reaper);
@@ -279,10 +280,10 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
             }
             reaper.armed = true;
             // Completions before the arm raise no event.
-            reaped = self.reap(&mut reaper, &mut batch);
+            reaped = self.reap(&mut reaper, &mut deferred);
         }
         drop(reaper);
-        batch.finish();
+        deferred.finish();
         Ok(reaped > 0)
     }
 
@@ -329,9 +330,9 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
             // Completions from before the removal.
             self.reap_all(&mut panics);
             for conn in conns {
-                let mut batch = Batch::new();
-                reaper::end_removed(&conn, &self.table, self.service(), &mut batch);
-                panics.catch(|| batch.finish());
+                let mut deferred = Deferred::new();
+                reaper::end_removed(&conn, &self.table, self.service(), &mut deferred);
+                panics.catch(|| deferred.finish());
             }
         }
         self.removed.store(all, Ordering::Release);
@@ -447,7 +448,7 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
         let inner = HubInner {
             pd: pd.clone(),
             channel,
-            table: Operations::new(entries),
+            table: HubOps::new(entries),
             election: Election::new(THREADS),
             spin: SpinState::new(spin),
             sweeps: Sweeps::new(),
@@ -472,7 +473,7 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
         let inner = HubInner {
             pd: pd.clone(),
             channel,
-            table: Operations::new(entries),
+            table: HubOps::new(entries),
             election: Election::new(THREADS),
             spin: SpinState::new(Spin::Never),
             sweeps: Sweeps::new(),

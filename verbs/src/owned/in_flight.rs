@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use bareverbs_provider::traits::Provider;
 
-pub(crate) use self::kind::{QueueKind, Reliable, SendOperation};
+pub(crate) use self::kind::{ListOperation, QueueKind, Reliable, SendOperation};
 use self::parts::Groups;
 pub(super) use self::parts::MAX_PARTS;
 use super::buffer::sealed::{Domain, PdId};
-use super::op::{Load, Place, Receive};
+use super::op::{OpPayload, Place, Receive};
 use super::queue::{Oldest, Queue};
 use super::{Completed, Done, Failed, Op, Outcome};
 use crate::device::DriverId;
@@ -35,14 +35,14 @@ pub(super) const MARKER: u64 = 3 << 62;
 /// The `wr_id` of a probe.
 pub(super) const PROBE: u64 = MARKER | 1;
 
-#[cold]
-#[inline(never)]
-fn full<K: QueueKind>(opcode: WcOpcode, closed: bool, capacity: usize) -> Error {
-    if closed {
-        return Error::Closed { verb: K::verb(opcode), reason: K::CLOSED };
-    }
-    let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
-    PostError { accepted: 0, reason: PushError::QueueFull { capacity }.into() }.into()
+/// The result of a post. The error returns the operation.
+type PostResult<L, O = Operation> = Result<(), Refused<Op<L, O>>>;
+
+/// The queue of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    Send,
+    Recv,
 }
 
 /// A send queue that a list posts operations of type `O` to. A trait and not a closure, so that the
@@ -127,14 +127,14 @@ impl<B, K: QueueKind> SendEntry<B, K> {
         K::sent(Done { tag, buffer, len, imm: None, opcode })
     }
 
-    fn failed(self, domain: &PdShared, failure: Failure) -> Failed<B> {
+    fn failed(self, domain: &PdShared, failure: OpFailure) -> Failed<B> {
         failed::<B, K>(domain, self.opcode, (self.buffer, self.tag), failure)
     }
 }
 
 /// Why an operation failed.
 #[derive(Clone, Copy)]
-pub(super) enum Failure {
+pub(super) enum OpFailure {
     /// Status and vendor error of an error completion.
     Completion { status: WcStatus, vendor_err: u32 },
     /// The device was removed.
@@ -142,49 +142,42 @@ pub(super) enum Failure {
 }
 
 /// The failure of an operation whose QP was destroyed.
-pub(super) const FLUSHED: Failure = Failure::Completion { status: WcStatus::WR_FLUSH_ERR, vendor_err: 0 };
+pub(super) const FLUSHED: OpFailure = OpFailure::Completion { status: WcStatus::WR_FLUSH_ERR, vendor_err: 0 };
 
-/// The operations of the send queue of a QP.
+/// The entry of an operation in a queue.
+trait Entry<B> {
+    fn into_buffer(self) -> Option<B>;
+}
+
+impl<B, K: QueueKind> Entry<B> for SendEntry<B, K> {
+    fn into_buffer(self) -> Option<B> {
+        self.buffer
+    }
+}
+
+/// The operations of one queue of a QP. `E` is their entry, and `S` what its direction has besides.
 ///
-/// Soundness: an entry owns its buffer from before the request is posted until the
-/// provider reports the request's completion, or that of a later request. A send queue completes in
-/// order.
-pub(super) struct SendsInFlight<B, K: QueueKind = Reliable> {
-    queue: Queue<SendEntry<B, K>>,
+/// Soundness: an entry owns its buffer from before the request is posted until the provider reports the
+/// request's completion. A queue completes in order.
+pub(super) struct QueueInFlight<E, S> {
+    queue: Queue<E>,
     depth: u32,
     domain: Arc<PdShared>,
     /// That of `domain`.
     pd: PdId,
-    /// Longest run of unsignalled operations, plus 1.
-    signal_every: u32,
-    /// Failed requests that were polled and not returned, by their number in the queue. It never
-    /// has more elements than the queue.
-    failures: VecDeque<(u64, Failure)>,
-    /// Whether a request failed, or `refused` or `destroyed` is set.
-    failed: bool,
-    /// The newest outstanding requests, whose doorbell the kernel refused. They never complete.
-    refused: usize,
-    /// Why they were refused.
-    refusal: Option<PostError>,
-    /// Set once the QP is destroyed: the outstanding requests never complete, and end with this failure.
-    destroyed: Option<Failure>,
     groups: Groups,
+    state: S,
 }
 
-impl<B, K: QueueKind> SendsInFlight<B, K> {
-    pub(super) fn new(domain: Arc<PdShared>, depth: u32, signal_every: u32) -> Self {
+impl<E, S> QueueInFlight<E, S> {
+    pub(super) fn new(owner: u32, domain: &Arc<PdShared>, depth: u32, state: S) -> Self {
         Self {
-            queue: Queue::new(SENDS, depth),
+            queue: Queue::new(owner, depth),
             depth,
-            pd: PdId::of(&domain),
-            domain,
-            signal_every,
-            failures: VecDeque::with_capacity(depth as usize),
-            failed: false,
-            refused: 0,
-            refusal: None,
-            destroyed: None,
+            domain: Arc::clone(domain),
+            pd: PdId::of(domain),
             groups: Groups::default(),
+            state,
         }
     }
 
@@ -202,6 +195,76 @@ impl<B, K: QueueKind> SendsInFlight<B, K> {
         self.queue.hold(held || self.groups.outstanding(self.queue.completed()));
     }
 
+    /// The operation with this `wr_id`, if it is published and the oldest one of the list. `None` if
+    /// the list is held.
+    #[inline(always)]
+    pub(super) fn oldest(&mut self, wr_id: u64) -> Option<Oldest<'_, E>> {
+        self.queue.oldest_if(wr_id)
+    }
+
+    /// The place of a payload that was not verified before, or why it is refused.
+    #[cold]
+    #[inline(never)]
+    fn checked<K: QueueKind, B, L: OpPayload<B>, O: ListOperation>(&self, op: &Op<L, O>) -> Result<L::Place> {
+        op.payload.checked(K::verb(op.operation.opcode()), Domain(&self.domain), op.range)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn full<K: QueueKind, L, O: ListOperation>(&self, op: Op<L, O>) -> PostResult<L, O> {
+        let error = if self.queue.is_closed() {
+            Error::Closed { verb: K::verb(op.operation.opcode()), reason: K::CLOSED }
+        } else {
+            let full = PushError::QueueFull { capacity: self.depth };
+            PostError { accepted: 0, reason: full.into() }.into()
+        };
+        Err(Refused::new(error, op))
+    }
+
+    /// Removes the operation that was pushed last and not posted. Returns it.
+    fn take_back<B, L: OpPayload<B>, O>(&mut self, error: PostError, op: Op<L::Kept, O>) -> Refused<Op<L, O>>
+    where
+        E: Entry<B>,
+    {
+        let Some(entry) = self.queue.take_back() else {
+            unreachable!("the operation was pushed by the caller")
+        };
+        Refused::new(error.into(), op.map(|kept| L::join(entry.into_buffer(), kept)))
+    }
+}
+
+/// The operations of a send queue. A completion of a send also completes all older sends, which were not
+/// signalled.
+pub(super) type SendsInFlight<B, K = Reliable> = QueueInFlight<SendEntry<B, K>, SendState>;
+
+/// The receives of a QP with a receive queue of its own. Each receive generates a completion.
+pub(super) type RecvsInFlight<B, K = Reliable> = QueueInFlight<RecvEntry<B>, RecvState<K>>;
+
+/// What only the operations of a send queue have.
+pub(super) struct SendState {
+    /// Longest run of unsignalled operations, plus 1.
+    signal_every: u32,
+    /// Failed requests that were polled and not returned, by their number in the queue. It never
+    /// has more elements than the queue.
+    failures: VecDeque<(u64, OpFailure)>,
+    /// Whether a request failed, or `refused` or `destroyed` is set.
+    failed: bool,
+    /// The newest outstanding requests, whose doorbell the kernel refused. They never complete.
+    refused: usize,
+    /// Why they were refused.
+    refusal: Option<PostError>,
+    /// Set once the QP is destroyed: the outstanding requests never complete, and end with this failure.
+    destroyed: Option<OpFailure>,
+}
+
+impl SendState {
+    pub(super) fn new(depth: u32, signal_every: u32) -> Self {
+        let failures = VecDeque::with_capacity(depth as usize);
+        Self { signal_every, failures, failed: false, refused: 0, refusal: None, destroyed: None }
+    }
+}
+
+impl<B, K: QueueKind> SendsInFlight<B, K> {
     /// What the operation that was posted last holds, if it was not returned.
     pub(super) fn newest_held(&self) -> Option<&K::Held> {
         self.queue.newest().map(|entry| &entry.held)
@@ -227,7 +290,7 @@ impl<B, K: QueueKind> SendsInFlight<B, K> {
     fn start_run(&mut self, flags: SendFlags) -> SendFlags {
         let start = self.queue.posted() - self.unsignaled_tail() as u64;
         // The rest of the run takes the fast path.
-        self.queue.reserve(start + u64::from(self.signal_every) - 1);
+        self.queue.reserve(start + u64::from(self.state.signal_every) - 1);
         if self.queue.is_reserved() { flags } else { flags | SendFlags::SIGNALED }
     }
 
@@ -239,12 +302,12 @@ impl<B, K: QueueKind> SendsInFlight<B, K> {
     /// The request that was pushed last was posted, or not: then its operation is returned.
     #[cold]
     #[inline(never)]
-    fn post_failed<L: Load<B>, O>(
+    fn post_failed<L: OpPayload<B>, O>(
         &mut self,
         publishes: bool,
         error: PostError,
         op: Op<L::Kept, O>,
-    ) -> Result<(), Refused<Op<L, O>>> {
+    ) -> PostResult<L, O> {
         // A request that counts as posted will complete, even if its doorbell was refused.
         if error.accepted > 0 {
             if publishes {
@@ -252,12 +315,9 @@ impl<B, K: QueueKind> SendsInFlight<B, K> {
             }
             return Ok(());
         }
-        let entry = self.queue.take_back();
+        let refused = self.take_back(error, op);
         self.taken_back(publishes, error.reason);
-        let Some(SendEntry { buffer, .. }) = entry else {
-            unreachable!("the operation was pushed by the caller")
-        };
-        Err(Refused::new(error.into(), op.map(|kept| L::join(buffer, kept))))
+        Err(refused)
     }
 
     /// The entries that were pushed last were removed, because their request was not posted.
@@ -274,37 +334,23 @@ impl<B, K: QueueKind> SendsInFlight<B, K> {
         }
     }
 
-    /// The place of a payload that was not verified before, or why it is refused.
-    #[cold]
-    #[inline(never)]
-    fn checked<L: Load<B>, O: SendOperation<K>>(&self, op: &Op<L, O>) -> Result<L::Place> {
-        op.load.checked(K::verb(op.operation.opcode()), Domain(&self.domain), op.range)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn full<L, O: SendOperation<K>>(&self, op: Op<L, O>) -> Result<(), Refused<Op<L, O>>> {
-        let error = full::<K>(op.operation.opcode(), self.queue.is_closed(), self.depth as usize);
-        Err(Refused::new(error, op))
-    }
-
     /// Posts an operation to the send queue of the list's QP, and publishes it with all earlier
     /// ones if the queue does. It serves all payloads of at most one element.
     #[inline(always)]
-    pub(super) fn post<L: Load<B>, O: SendOperation<K>, Q: PostSend<O>>(
+    pub(super) fn post<L: OpPayload<B>, O: SendOperation<K>, Q: PostSend<O>>(
         &mut self,
         queue: &mut Q,
         op: Op<L, O>,
-    ) -> Result<(), Refused<Op<L, O>>> {
-        let place = match op.load.place(self.pd, op.range) {
+    ) -> PostResult<L, O> {
+        let place = match op.payload.place(self.pd, op.range) {
             Some(place) => place,
-            None => match self.checked(&op) {
+            None => match self.checked::<K, _, _, _>(&op) {
                 Ok(place) => place,
                 Err(error) => return Err(Refused::new(error, op)),
             },
         };
         let flags = self.signal(op.flags);
-        let Some(vacant) = self.queue.vacant() else { return self.full(op) };
+        let Some(vacant) = self.queue.vacant() else { return self.full::<K, _, _>(op) };
         let wr_id = vacant.wr_id();
         // The list owns the buffer before the request is posted, so a panic in between does not
         // free it.
@@ -319,7 +365,7 @@ impl<B, K: QueueKind> SendsInFlight<B, K> {
         };
         let pushed = vacant.fill(entry);
         let request = SendRequest { wr_id, operation: op.operation, flags, payload: place.payload() };
-        // SAFETY: the place is of the buffer (`Load`), and the list owns the buffer. It stays there,
+        // SAFETY: the place is of the buffer (`OpPayload`), and the list owns the buffer. It stays there,
         // registered and untouched (`Source`; `Op` demands a `Target` for operations that write it),
         // until the provider reports the completion of the request or of a later one, or the QP is
         // destroyed. If the list is forgotten, as by an endpoint that is forgotten or whose QP the
@@ -339,16 +385,9 @@ impl<B, K: QueueKind> SendsInFlight<B, K> {
     /// The doorbell was rung for all operations, or may have been, except for those that an earlier
     /// doorbell took back.
     pub(super) fn published(&mut self) {
-        if self.refused == 0 {
+        if self.state.refused == 0 {
             self.queue.publish();
         }
-    }
-
-    /// As [`SendsInFlight::published`], of a list that is not closed: none of its operations was refused.
-    #[inline(always)]
-    pub(super) fn published_open(&mut self) {
-        debug_assert!(!self.queue.is_closed() && self.refused == 0, "`refuse` closes the list");
-        self.queue.publish();
     }
 
     /// A marker or a probe was not posted. A doorbell that took it back, also took back all operations
@@ -362,7 +401,7 @@ impl<B, K: QueueKind> SendsInFlight<B, K> {
 
     /// Whether there are operations for which no doorbell was rung.
     pub(super) fn has_left(&self) -> bool {
-        self.refused == 0 && self.queue.unpublished() > 0
+        self.state.refused == 0 && self.queue.unpublished() > 0
     }
 
     /// The operations for which no doorbell was rung were taken back from the queue of an open list.
@@ -374,21 +413,14 @@ impl<B, K: QueueKind> SendsInFlight<B, K> {
     /// A refused doorbell took back all operations that were not published.
     pub(super) fn refuse(&mut self, reason: PostReason) {
         self.close();
-        (self.refused, self.failed) = (self.queue.unpublished(), true);
-        self.refusal = Some(PostError { accepted: 0, reason });
-    }
-
-    /// The operation with this `wr_id`, if it is published and the oldest one of the list. `None` if
-    /// the list is held.
-    #[inline(always)]
-    pub(super) fn oldest(&mut self, wr_id: u64) -> Option<Oldest<'_, SendEntry<B, K>>> {
-        self.queue.oldest_if(wr_id)
+        (self.state.refused, self.state.failed) = (self.queue.unpublished(), true);
+        self.state.refusal = Some(PostError { accepted: 0, reason });
     }
 
     /// The oldest requests were polled, up to the one with this `wr_id`. Returns `false` if no
     /// outstanding request has it.
     #[inline(always)]
-    pub(super) fn reap(&mut self, wr_id: u64, failure: Option<Failure>) -> bool {
+    pub(super) fn reap(&mut self, wr_id: u64, failure: Option<OpFailure>) -> bool {
         let Some(older) = self.queue.position(wr_id) else { return false };
         if self.groups.within(wr_id) {
             return false;
@@ -404,57 +436,58 @@ impl<B, K: QueueKind> SendsInFlight<B, K> {
     /// were successful if no earlier request had failed, else it is unknown.
     #[cold]
     #[inline(never)]
-    fn note_failure(&mut self, older: usize, failure: Failure) {
+    fn note_failure(&mut self, older: usize, failure: OpFailure) {
         let oldest = self.queue.completed();
         let number = oldest + older as u64;
         let first = self.groups.first(number);
-        if self.failed {
-            self.failures.extend((oldest..first).map(|number| (number, FLUSHED)));
+        if self.state.failed {
+            self.state.failures.extend((oldest..first).map(|number| (number, FLUSHED)));
         }
         // The entries of one operation fail with it.
-        self.failures.extend((first..=number).map(|number| (number, failure)));
-        self.failed = true;
+        self.state.failures.extend((first..=number).map(|number| (number, failure)));
+        self.state.failed = true;
     }
 
     /// The marker was polled. The device has finished with all requests that it saw. Those that
     /// generated no completion were successful, unless an earlier request failed: then it is
     /// unknown.
     pub(super) fn reap_marker(&mut self) {
-        let seen = self.queue.outstanding() - self.refused.min(self.queue.outstanding());
-        if self.failed {
+        let seen = self.seen();
+        if self.state.failed {
             let oldest = self.queue.completed();
-            self.failures.extend((oldest..oldest + seen as u64).map(|number| (number, FLUSHED)));
+            self.state.failures.extend((oldest..oldest + seen as u64).map(|number| (number, FLUSHED)));
         }
         self.queue.complete(seen);
     }
 
     /// The QP is destroyed: the device has finished with all requests. Those that are outstanding end
     /// with `failure`.
-    pub(super) fn destroyed(&mut self, failure: Failure) {
+    pub(super) fn destroyed(&mut self, failure: OpFailure) {
         self.close();
-        self.destroyed.get_or_insert(failure);
-        self.failed = true;
+        self.state.destroyed.get_or_insert(failure);
+        self.state.failed = true;
     }
 
     /// Whether [`SendsInFlight::take`] may return an operation.
     #[inline(always)]
     pub(super) fn has_result(&self) -> bool {
-        self.queue.has_complete() || self.failed
+        self.queue.has_complete() || self.state.failed
+    }
+
+    /// The number of outstanding operations that no refused doorbell took back.
+    fn seen(&self) -> usize {
+        self.queue.outstanding().saturating_sub(self.state.refused)
     }
 
     /// The number of operations that the device may still use.
     pub(super) fn in_use(&self) -> usize {
-        if self.destroyed.is_some() {
-            0
-        } else {
-            self.queue.outstanding() - self.refused.min(self.queue.outstanding())
-        }
+        if self.state.destroyed.is_some() { 0 } else { self.seen() }
     }
 
     /// The oldest operation that completed.
     #[inline(always)]
     pub(super) fn take(&mut self) -> Option<Completed<B, K::Done<B>>> {
-        if self.failed {
+        if self.state.failed {
             return self.take_failed();
         }
         self.queue.take().map(|entry| Ok(entry.done()))
@@ -465,55 +498,45 @@ impl<B, K: QueueKind> SendsInFlight<B, K> {
     fn take_failed(&mut self) -> Option<Completed<B, K::Done<B>>> {
         let number = self.queue.taken();
         if let Some(entry) = self.queue.take() {
-            return match self.failures.front() {
+            return match self.state.failures.front() {
                 Some(&(failed, failure)) if failed == number => {
-                    self.failures.pop_front();
+                    self.state.failures.pop_front();
                     Some(Err(entry.failed(&self.domain, failure)))
                 }
                 _ => Some(Ok(entry.done())),
             };
         }
-        let refused = self.refused > 0 && self.queue.outstanding() <= self.refused;
+        let refused = self.state.refused > 0 && self.queue.outstanding() <= self.state.refused;
         if !refused {
-            let failure = self.destroyed?;
+            let failure = self.state.destroyed?;
             self.queue.complete(1);
             return Some(Err(self.queue.take()?.failed(&self.domain, failure)));
         }
         self.queue.complete(1);
         let entry = self.queue.take()?;
-        self.refused -= 1;
+        self.state.refused -= 1;
         let SendEntry { buffer, tag, opcode, .. } = entry;
         let closed = || Error::Closed { verb: K::verb(opcode), reason: K::CLOSED };
-        let error = self.refusal.map_or_else(closed, Error::from);
-        Some(Err(Failed {
-            operation: true,
-            error,
-            tag,
-            buffer,
-            outcome: Outcome::NotExecuted,
-            cause: None,
-            recv: false,
-            ended_here: false,
-        }))
+        let error = self.state.refusal.map_or_else(closed, Error::from);
+        Some(Err(Failed::of_operation((buffer, tag), false, error, Outcome::NotExecuted)))
     }
 }
 
 fn failed<B, K: QueueKind>(
     domain: &PdShared,
     opcode: WcOpcode,
-    (buffer, tag): (Option<B>, u64),
-    failure: Failure,
+    operation: (Option<B>, u64),
+    failure: OpFailure,
 ) -> Failed<B> {
     let verb = K::verb(opcode);
     let (error, outcome) = match failure {
-        Failure::Completion { status, vendor_err } => {
+        OpFailure::Completion { status, vendor_err } => {
             let driver = DriverId(domain.context.file.driver_id());
             (Error::Completion { verb, status, vendor_err, driver, link_down: None }, Outcome::of(status))
         }
-        Failure::DeviceRemoved => (Error::DeviceRemoved { verb }, Outcome::Unknown),
+        OpFailure::DeviceRemoved => (Error::DeviceRemoved { verb }, Outcome::Unknown),
     };
-    let recv = opcode == WcOpcode::RECV;
-    Failed { operation: true, error, tag, buffer, outcome, cause: None, recv, ended_here: false }
+    Failed::of_operation(operation, opcode == WcOpcode::RECV, error, outcome)
 }
 
 /// An outstanding receive.
@@ -540,77 +563,37 @@ impl<B> RecvEntry<B> {
     }
 }
 
-/// The receives of a QP with a receive queue of its own.
-///
-/// Soundness: as for [`SendsInFlight`]. A receive queue completes in order, and each receive generates a
-/// completion.
-pub(super) struct RecvsInFlight<B, K: QueueKind = Reliable> {
-    queue: Queue<RecvEntry<B>>,
-    depth: u32,
-    domain: Arc<PdShared>,
-    /// That of `domain`.
-    pd: PdId,
-    /// Of the receives that were reaped and not taken, oldest first. Its capacity is `depth`.
-    reaped: VecDeque<(Received<K::Sender>, Option<Failure>)>,
-    groups: Groups,
+impl<B> Entry<B> for RecvEntry<B> {
+    fn into_buffer(self) -> Option<B> {
+        self.buffer
+    }
+}
+
+/// What only receives have: those that were reaped and not taken, oldest first. The capacity is the depth.
+pub(super) struct RecvState<K: QueueKind>(VecDeque<(Received<K::Sender>, Option<OpFailure>)>);
+
+impl<K: QueueKind> RecvState<K> {
+    pub(super) fn new(depth: u32) -> Self {
+        Self(VecDeque::with_capacity(depth as usize))
+    }
 }
 
 impl<B, K: QueueKind> RecvsInFlight<B, K> {
-    pub(super) fn new(domain: Arc<PdShared>, depth: u32) -> Self {
-        let reaped = VecDeque::with_capacity(depth as usize);
-        Self {
-            queue: Queue::new(RECVS, depth),
-            depth,
-            pd: PdId::of(&domain),
-            domain,
-            reaped,
-            groups: Groups::default(),
-        }
-    }
-
-    pub(super) fn queue(&self) -> &Queue<impl Sized> {
-        &self.queue
-    }
-
-    pub(super) fn close(&mut self) {
-        self.queue.close();
-    }
-
-    /// Makes `oldest` return `None`, or not. It does so while an operation of several buffers is
-    /// outstanding: the oldest entry may be one of its first, and no request has that `wr_id`.
-    pub(super) fn hold(&mut self, held: bool) {
-        self.queue.hold(held || self.groups.outstanding(self.queue.completed()));
-    }
-
-    /// As [`SendsInFlight::checked`].
-    #[cold]
-    #[inline(never)]
-    fn checked<L: Load<B>>(&self, op: &Op<L, Receive>) -> Result<L::Place> {
-        op.load.checked(K::verb(WcOpcode::RECV), Domain(&self.domain), op.range)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn full<L>(&self, op: Op<L, Receive>) -> Result<(), Refused<Op<L, Receive>>> {
-        let error = full::<K>(WcOpcode::RECV, self.queue.is_closed(), self.depth as usize);
-        Err(Refused::new(error, op))
-    }
-
     /// Posts a receive of at most one element.
     #[inline(always)]
-    pub(super) fn post<L: Load<B>>(
+    pub(super) fn post<L: OpPayload<B>>(
         &mut self,
         queue: &mut impl PostRecv,
         op: Op<L, Receive>,
-    ) -> Result<(), Refused<Op<L, Receive>>> {
-        let place = match op.load.place(self.pd, op.range) {
+    ) -> PostResult<L, Receive> {
+        let place = match op.payload.place(self.pd, op.range) {
             Some(place) => place,
-            None => match self.checked(&op) {
+            None => match self.checked::<K, _, _, _>(&op) {
                 Ok(place) => place,
                 Err(error) => return Err(Refused::new(error, op)),
             },
         };
-        let Some(vacant) = self.queue.vacant() else { return self.full(op) };
+        let Some(vacant) = self.queue.vacant() else { return self.full::<K, _, _>(op) };
         let wr_id = vacant.wr_id();
         let (buffer, op) = op.split();
         let pushed = vacant.fill(RecvEntry { buffer, tag: op.tag });
@@ -622,28 +605,8 @@ impl<B, K: QueueKind> RecvsInFlight<B, K> {
                 pushed.publish();
                 Ok(())
             }
-            Err(error) => self.post_failed(error, op),
+            Err(error) => Err(self.take_back(error, op)),
         }
-    }
-
-    /// Returns the receive that was pushed last and not posted.
-    #[cold]
-    #[inline(never)]
-    fn post_failed<L: Load<B>>(
-        &mut self,
-        error: PostError,
-        op: Op<L::Kept, Receive>,
-    ) -> Result<(), Refused<Op<L, Receive>>> {
-        let Some(RecvEntry { buffer, .. }) = self.queue.take_back() else {
-            unreachable!("the receive was pushed by the caller")
-        };
-        Err(Refused::new(error.into(), op.map(|kept| L::join(buffer, kept))))
-    }
-
-    /// As [`SendsInFlight::oldest`].
-    #[inline(always)]
-    pub(super) fn oldest(&mut self, wr_id: u64) -> Option<Oldest<'_, RecvEntry<B>>> {
-        self.queue.oldest_if(wr_id)
     }
 
     /// The receive with this `wr_id` was polled. Returns `false` if it is not the oldest outstanding
@@ -652,21 +615,21 @@ impl<B, K: QueueKind> RecvsInFlight<B, K> {
         &mut self,
         wr_id: u64,
         received: Received<K::Sender>,
-        failure: Option<Failure>,
+        failure: Option<OpFailure>,
     ) -> bool {
         let oldest = self.queue.completed();
         match self.queue.position(wr_id) {
             Some(_) if self.groups.within(wr_id) => false,
             Some(0) => {
                 self.queue.complete(1);
-                self.reaped.push_back((received, failure));
+                self.state.0.push_back((received, failure));
                 true
             }
             // The last entry of a receive of several buffers.
             Some(older) => {
                 let Some(each) = self.groups.take(oldest, wr_id, received) else { return false };
                 self.queue.complete(older + 1);
-                self.reaped.extend(each.map(|received| (received, failure)));
+                self.state.0.extend(each.map(|received| (received, failure)));
                 true
             }
             None => false,
@@ -675,11 +638,11 @@ impl<B, K: QueueKind> RecvsInFlight<B, K> {
 
     /// The QP is destroyed: the device has finished with all receives. Those that are outstanding end
     /// with `failure`.
-    pub(super) fn destroyed(&mut self, failure: Failure) {
+    pub(super) fn destroyed(&mut self, failure: OpFailure) {
         self.close();
         let none = Received { len: 0, imm: None, opcode: WcOpcode::RECV, sender: K::Sender::default() };
         let ended = (none, Some(failure));
-        self.reaped.extend(std::iter::repeat_n(ended, self.queue.outstanding()));
+        self.state.0.extend(std::iter::repeat_n(ended, self.queue.outstanding()));
         self.queue.complete(self.queue.outstanding());
     }
 
@@ -692,7 +655,7 @@ impl<B, K: QueueKind> RecvsInFlight<B, K> {
     /// The oldest receive that was reaped.
     pub(super) fn take(&mut self) -> Option<Completed<B, K::Done<B>>> {
         let entry = self.queue.take()?;
-        let (received, failure) = self.reaped.pop_front()?;
+        let (received, failure) = self.state.0.pop_front()?;
         Some(match failure {
             None => Ok(entry.done::<K>(received)),
             Some(failure) => {

@@ -12,10 +12,10 @@ use bareverbs_provider::traits::{CompletionQueue, CreatedAh, CreatedCq, CreatedQ
 use bareverbs_uapi::write::structs::ExQueryDeviceResp;
 use rustix::io::Errno;
 
-use super::endpoint::{InFlight, Polled, TakeOldest};
+use super::endpoint::{InFlight, Polled, Queues, TakeOldest};
 use super::keepalive::Policy;
-use super::op::{Load, Receive};
-use super::options::{EndpointParts, QueueParts};
+use super::op::{OpPayload, Receive};
+use super::options::QueueParts;
 use super::resolve::ResolveTimeout;
 use super::{Address, Completed, Connection, Endpoint, Hub, Op, Pending, Pool, RegionMut, Source, Spin};
 use crate::context::ContextInner;
@@ -110,7 +110,7 @@ impl<B: Source> HarnessEndpoint<B> {
     /// belong to the endpoint's queue.
     #[expect(clippy::result_large_err, reason = "the error returns the operation without an allocation")]
     #[inline(always)]
-    pub unsafe fn post<P: Provider, L: Load<B>>(
+    pub unsafe fn post<P: Provider, L: OpPayload<B>>(
         &mut self,
         send: &mut SendHalf<'_, Rc, P>,
         op: Op<L>,
@@ -232,23 +232,23 @@ pub unsafe fn endpoint<B, P: Provider>(
     depth: u32,
 ) -> (Endpoint<B, Given<P>>, HarnessPd) {
     let GivenObjects { pd, cq, qp } = given::<P>(cq, queues, depth);
-    let endpoint = Endpoint::from_parts(EndpointParts {
+    let endpoint = Endpoint {
         address: Address::new(Gid::default(), qp.qp_num()),
-        queues: QueueParts {
+        queues: Queues::new(QueueParts {
             qp,
             cq,
             channel: CompChannel::for_test(pd.context().file()),
             sends: depth,
             recvs: depth,
+            max_sge: 1,
             signal_every: depth,
             spin: Spin::Always,
             keepalive: Policy::Never,
             probes: true,
-        },
+        }),
         attr: ConnectAttr::new(1, 0),
         resolve: ResolveTimeout::default(),
-        max_sge: 1,
-    });
+    };
     (endpoint, HarnessPd(Arc::clone(pd.domain())))
 }
 
@@ -283,7 +283,7 @@ impl<B: Source, P: Provider> HarnessHub<B, P> {
 
     /// As [`Connection::post`].
     #[inline(always)]
-    pub fn post<L: Load<B>>(&self, op: Op<L>) -> Pending<B, Given<P>> {
+    pub fn post<L: OpPayload<B>>(&self, op: Op<L>) -> Pending<B, Given<P>> {
         self.connection.post(op)
     }
 }

@@ -1,14 +1,14 @@
 //! Operations, before they are posted.
 
-mod load;
+mod payload;
 
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 
-pub use self::load::{Inline, Load, Mixed, NoBuffer, Parts};
-pub(super) use self::load::{Lent, Place};
+pub use self::payload::{Inline, NoBuffer, OpPayload, Parts};
+pub(super) use self::payload::{Lent, Place};
 use super::AnyBuffer;
-use super::buffer::sealed::{Registered, Writable};
+use super::buffer::sealed::Writable;
 pub use super::hub::connection::PostOn;
 use crate::qp::{Operation, SendFlags};
 use crate::{Error, Imm, Remote, Result};
@@ -38,7 +38,6 @@ use crate::{Error, Imm, Remote, Result};
 /// | [`Parts`] | several buffers and their ranges, one message | [`Op::send_parts`], [`Op::recv_parts`], … |
 /// | [`Inline`] | bytes that are copied when posted | [`Op::send_inline`], … |
 /// | [`NoBuffer`] | a receive for immediate data only | [`Op::recv_empty`] |
-/// | [`Mixed`] | one buffer or inline bytes, for [`post_all`](super::Connection::post_all) | [`Op::mixed`] |
 /// | `&R`, `&mut R` of a [`Lend`](super::Lend) | borrowed memory, for a [`Scope`](super::Scope) | [`Op::send`], [`Op::recv`], … |
 ///
 /// # Remote access
@@ -76,7 +75,7 @@ use crate::{Error, Imm, Remote, Result};
 #[must_use = "`post` posts it"]
 pub struct Op<L, O = Operation> {
     pub(super) operation: O,
-    pub(super) load: L,
+    pub(super) payload: L,
     /// The bytes of the buffer. Without meaning for other payloads than one buffer.
     pub(super) range: ByteRange,
     pub(super) tag: u64,
@@ -164,35 +163,35 @@ impl RangeBounds<usize> for ByteRange {
 
 impl<L, O> Op<L, O> {
     #[inline(always)]
-    pub(super) fn of(operation: O, load: L, range: impl RangeBounds<usize>) -> Self {
-        Self { operation, load, range: ByteRange::new(range), tag: 0, flags: SendFlags::SIGNALED }
+    pub(super) fn of(operation: O, payload: L, range: impl RangeBounds<usize>) -> Self {
+        Self { operation, payload, range: ByteRange::new(range), tag: 0, flags: SendFlags::SIGNALED }
     }
 
     #[inline(always)]
-    pub(super) fn without_range(operation: O, load: L) -> Self {
-        Self { operation, load, range: ByteRange::ALL, tag: 0, flags: SendFlags::SIGNALED }
+    pub(super) fn without_range(operation: O, payload: L) -> Self {
+        Self { operation, payload, range: ByteRange::ALL, tag: 0, flags: SendFlags::SIGNALED }
     }
 
     /// The payload without the operation: the buffer, or what holds several or none.
     pub fn into_buffer(self) -> L {
-        self.load
+        self.payload
     }
 
     /// Takes the buffer out.
     #[inline(always)]
     pub(super) fn split<B>(self) -> (Option<B>, Op<L::Kept, O>)
     where
-        L: Load<B>,
+        L: OpPayload<B>,
     {
-        let Self { operation, load, range, tag, flags } = self;
-        let (buffer, load) = load.split();
-        (buffer, Op { operation, load, range, tag, flags })
+        let Self { operation, payload, range, tag, flags } = self;
+        let (buffer, payload) = payload.split();
+        (buffer, Op { operation, payload, range, tag, flags })
     }
 
     /// The same operation with another payload.
     pub(super) fn map<T>(self, wrap: impl FnOnce(L) -> T) -> Op<T, O> {
-        let Self { operation, load, range, tag, flags } = self;
-        Op { operation, load: wrap(load), range, tag, flags }
+        let Self { operation, payload, range, tag, flags } = self;
+        Op { operation, payload: wrap(payload), range, tag, flags }
     }
 }
 
@@ -206,7 +205,7 @@ impl<L, O: fmt::Debug> fmt::Debug for Op<L, O> {
     }
 }
 
-impl<B: Registered> Op<B> {
+impl<B> Op<B> {
     /// Sends the bytes of `buffer` in `range` as one message.
     #[doc(alias = "IBV_WR_SEND")]
     #[inline(always)]
@@ -357,8 +356,8 @@ impl<B: Writable, R: RangeBounds<usize>, const N: usize> Op<Parts<B, R, N>, Rece
     /// Receives one message into the ranges of several buffers, in order. See
     /// [several buffers](Op#several-buffers).
     ///
-    /// [`Done::message`](super::Done::message) begins at the start of the buffer, so begin its range there
-    /// to use it.
+    /// [`Done::message`](super::Done::message) of each buffer has the bytes of the message that the buffer
+    /// received. It begins at the start of the buffer, so begin its range there to use it.
     #[doc(alias = "post_recv_parts")]
     #[doc(alias = "ibv_post_recv")]
     pub fn recv_parts(parts: [(B, R); N]) -> Self {
@@ -394,14 +393,6 @@ impl<L, O> Op<L, O> {
     pub fn tag(mut self, tag: u64) -> Self {
         self.tag = tag;
         self
-    }
-
-    /// The same operation for a list of operations with buffers and inline ones.
-    pub fn mixed<'a, B>(self) -> Op<Mixed<'a, B>, O>
-    where
-        L: Into<Mixed<'a, B>>,
-    {
-        self.map(Into::into)
     }
 
     /// The same operation for an endpoint or a connection of [`AnyBuffer`].

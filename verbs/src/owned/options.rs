@@ -2,7 +2,7 @@
 
 use bareverbs_provider::traits::Provider;
 
-use super::endpoint::SafeTransport;
+use super::endpoint::{Queues, SafeTransport};
 use super::in_flight::MAX_PARTS;
 use super::keepalive::Policy;
 use super::resolve::ResolveTimeout;
@@ -267,15 +267,6 @@ impl Default for EndpointOptions {
     }
 }
 
-/// What [`EndpointOptions`] create.
-pub(super) struct EndpointParts<P: Provider> {
-    pub(super) queues: QueueParts<P, Rc>,
-    pub(super) address: Address,
-    pub(super) attr: ConnectAttr,
-    pub(super) resolve: ResolveTimeout,
-    pub(super) max_sge: u32,
-}
-
 /// A QP with its CQ, and the limits of its operations.
 pub(super) struct QueueParts<P: Provider, T: Transport> {
     pub(super) qp: Qp<T, P>,
@@ -283,6 +274,8 @@ pub(super) struct QueueParts<P: Provider, T: Transport> {
     pub(super) channel: CompChannel,
     pub(super) sends: u32,
     pub(super) recvs: u32,
+    /// Maximum of the buffers of an operation.
+    pub(super) max_sge: u32,
     pub(super) signal_every: u32,
     pub(super) spin: Spin,
     pub(super) keepalive: Policy,
@@ -352,19 +345,15 @@ impl EndpointOptions {
     /// - [`Error::NoGid`]: the port has no such GID, or none.
     /// - [`Error::Kernel`], [`Error::Provider`]: a command of the setup failed.
     pub fn build<B, P: Provider>(&self, pd: &Pd<P>) -> Result<Endpoint<B, P>> {
-        Ok(Endpoint::from_parts(self.parts(pd)?))
-    }
-
-    pub(super) fn parts<P: Provider>(&self, pd: &Pd<P>) -> Result<EndpointParts<P>> {
         if !(1..=MAX_PARTS as u32).contains(&self.max_sge) {
             let reason = format!("max_sge is {}: it must be from 1 to {MAX_PARTS}", self.max_sge);
             return Err(Error::invalid(VERB, reason));
         }
-        let (mut queues, attr) = self.queues::<Rc, P>(VERB, pd)?;
-        let qp = &mut queues.qp;
+        let (mut parts, attr) = self.queues::<Rc, P>(VERB, pd)?;
+        let qp = &mut parts.qp;
         qp.init(&InitAttr { port: attr.port, pkey_index: attr.pkey_index, access: attr.access })?;
         let address = self.address(qp.address(attr.port, attr.gid_index)?);
-        Ok(EndpointParts { queues, address, attr, resolve: self.resolve(), max_sge: self.max_sge })
+        Ok(Endpoint { queues: Queues::new(parts), address, attr, resolve: self.resolve() })
     }
 
     /// Creates a QP in RESET with its CQ, after it has checked the options. Returns them with the
@@ -390,9 +379,11 @@ impl EndpointOptions {
             max_inline_data: self.inline,
         };
         let qp = pd.create_qp::<T>(&QpInit { cap, ..QpInit::new(&cq, &cq) })?;
-        let Self { sends, recvs, connection: ConnectionOptions { keepalive, .. }, .. } = *self;
+        let Self { sends, recvs, max_sge, connection: ConnectionOptions { keepalive, .. }, .. } = *self;
         let spin = self.spin.unwrap_or_default();
-        Ok((QueueParts { qp, cq, channel, sends, recvs, signal_every, spin, keepalive, probes }, attr))
+        let parts =
+            QueueParts { qp, cq, channel, sends, recvs, max_sge, signal_every, spin, keepalive, probes };
+        Ok((parts, attr))
     }
 
     /// Whether the SQ and the CQ have an entry beside those of the depths, which are within the limits.

@@ -12,10 +12,10 @@ use bareverbs_provider::traits::Provider;
 
 use super::hub::NotTaken;
 use super::hub::connection::ConnectionInner;
-use super::hub::reaper::{BATCH, Ended, Failure, Operation, Operations, SlotKind, TAKEN_BACK};
+use super::hub::reaper::{BATCH, ConnFailure, HubOp, HubOps, OpCompletion, SlotKind, TAKEN_BACK};
 use super::hub::service::Service;
 use super::hub::table::Detached;
-use super::op::Load;
+use super::op::OpPayload;
 use super::{Completed, Done, Failed, Op, Outcome};
 use crate::wait::{Caller, waits};
 use crate::{AnyProvider, Error, Result, WcStatus};
@@ -85,7 +85,7 @@ impl<B, P: Provider, S: Service<P>> Pending<B, P, S> {
     }
 
     #[cold]
-    pub(super) fn refused_op<L: Load<B>, O>(kind: SlotKind, error: Error, op: Op<L, O>) -> Self {
+    pub(super) fn refused_op<L: OpPayload<B>, O>(kind: SlotKind, error: Error, op: Op<L, O>) -> Self {
         let (buffer, Op { tag, .. }) = op.split();
         Self::refused_in(kind, error, buffer, tag)
     }
@@ -129,7 +129,7 @@ impl<B, P: Provider, S: Service<P>> Pending<B, P, S> {
     fn poll_first(&mut self) -> Result<Done<B>, NotTaken> {
         let Some(peer) = self.peer.as_ref().filter(|_| !self.polled) else { return Err(NotTaken::Slow) };
         let (operation, ended) = peer.hub.poll_own(self.wr_id)?;
-        peer.conn.put_slot(operation.kind, Operations::<B>::index(self.wr_id));
+        peer.conn.put_slot(operation.kind, HubOps::<B>::index(self.wr_id));
         // The last handle of a connection destroys its QP.
         self.peer = None;
         Ok(done(operation, ended))
@@ -193,7 +193,7 @@ impl<B, P: Provider, S: Service<P>> Pending<B, P, S> {
         let polled = peer.hub.table.poll(wr_id, cx);
         let Poll::Ready(ended) = polled else { return Poll::Pending };
         if let Some((operation, _)) = &ended {
-            peer.conn.put_slot(operation.kind, Operations::<B>::index(wr_id));
+            peer.conn.put_slot(operation.kind, HubOps::<B>::index(wr_id));
         }
         let Some(peer) = self.peer.take() else { return Poll::Ready(self.take_refused()) };
         let result = match ended {
@@ -208,12 +208,12 @@ impl<B, P: Provider, S: Service<P>> Pending<B, P, S> {
 
 /// The result of an operation that has succeeded.
 #[inline(always)]
-fn done<B>(operation: Operation<B>, ended: Ended) -> Done<B> {
-    let Operation { buffer, posted_by, kind, tag, len } = operation;
+fn done<B>(operation: HubOp<B>, ended: OpCompletion) -> Done<B> {
+    let HubOp { buffer, posted_by, kind, tag, len } = operation;
     if kind != SlotKind::Recv {
         return Done { tag, buffer, len, imm: None, opcode: posted_by.opcode };
     }
-    let Ended { opcode, byte_len, imm, .. } = ended;
+    let OpCompletion { opcode, byte_len, imm, .. } = ended;
     Done { tag, buffer, len: byte_len, imm, opcode }
 }
 
@@ -226,25 +226,27 @@ fn refused<B>(kind: SlotKind, error: Error, buffer: Option<B>, tag: u64) -> Fail
 
 fn finished<B, P: Provider, S: Service<P>>(
     peer: &ConnectionInner<B, P, S>,
-    operation: Operation<B>,
-    ended: Ended,
+    operation: HubOp<B>,
+    ended: OpCompletion,
 ) -> Completed<B> {
     if ended.status == WcStatus::SUCCESS {
         return Ok(done(operation, ended));
     }
-    let Operation { buffer, posted_by, kind, tag, .. } = operation;
+    let HubOp { buffer, posted_by, kind, tag, .. } = operation;
     let verb = posted_by.verb;
     let ConnectionInner { hub, conn, .. } = peer;
-    let Ended { status, vendor_err, .. } = ended;
+    let OpCompletion { status, vendor_err, .. } = ended;
     if status == TAKEN_BACK {
         return Err(refused(kind, hub.service().taken_back(verb), buffer, tag));
     }
     let completion =
         |link_down| Error::Completion { verb, status, vendor_err, driver: conn.driver, link_down };
     let (error, cause, ended_here) = match conn.lock().failure {
-        Some(Failure::DeviceRemoved) => (Error::DeviceRemoved { verb }, None, false),
-        Some(Failure::Completion { status, link_down, .. }) => (completion(link_down), Some(status), false),
-        failure => (completion(None), None, matches!(failure, Some(Failure::Aborted))),
+        Some(ConnFailure::DeviceRemoved) => (Error::DeviceRemoved { verb }, None, false),
+        Some(ConnFailure::Completion { status, link_down, .. }) => {
+            (completion(link_down), Some(status), false)
+        }
+        failure => (completion(None), None, matches!(failure, Some(ConnFailure::Aborted))),
     };
     let recv = kind == SlotKind::Recv;
     let outcome = Outcome::of(status);
@@ -276,7 +278,7 @@ impl<B, P: Provider, S: Service<P>> Drop for Pending<B, P, S> {
     fn drop(&mut self) {
         let Some(peer) = &self.peer else { return };
         if let Detached::Ended(operation, _) = peer.hub.table.detach(self.wr_id) {
-            peer.conn.put_slot(operation.kind, Operations::<B>::index(self.wr_id));
+            peer.conn.put_slot(operation.kind, HubOps::<B>::index(self.wr_id));
         }
     }
 }

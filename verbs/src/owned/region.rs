@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bareverbs_provider::traits::Provider;
 
+use super::buffer::range_of;
 use super::buffer::sealed::{Domain, PdId, Registered, Writable};
 use super::{Source, Target};
 use crate::mr::check_range;
@@ -470,18 +471,6 @@ impl<M> Clone for Region<M> {
 }
 
 impl<M> Region<M> {
-    /// Length in bytes. It may be 0.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether its length is 0.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// Its bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
@@ -513,53 +502,13 @@ impl<M> Region<M> {
     }
 }
 
-impl<M> Registered for Region<M> {
-    #[inline]
-    fn domain(&self) -> Domain<'_> {
-        self.part.domain()
-    }
-
-    #[inline]
-    fn iova(&self) -> u64 {
-        self.iova
-    }
-
-    #[inline]
-    fn lkey(&self) -> u32 {
-        self.part.lkey()
-    }
-
-    #[inline]
-    fn length(&self) -> usize {
-        self.len
-    }
-
-    #[inline]
-    fn check_bounds(&self, verb: &'static str, start: usize) -> Result<()> {
-        self.part.check_bounds(verb, start)
-    }
-
-    #[inline]
-    fn verified_pd(&self) -> PdId {
-        self.part.verified_pd()
-    }
-}
+range_of!([M] Region<M>, part);
 
 // SAFETY: the frozen part upholds the obligations. It is never borrowed exclusively, nor posted for
 // a device to write, while a `Region` of it exists: the `Arc` gives shared references to it only.
 unsafe impl<M: Send + Sync + 'static> Source for Region<M> {
     fn try_bytes(&self) -> Option<&[u8]> {
         Some(self.bytes())
-    }
-}
-
-impl<M> fmt::Debug for Region<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Region")
-            .field("addr", &format_args!("{:#x}", self.iova()))
-            .field("len", &self.len)
-            .field("lkey", &format_args!("{:#x}", self.lkey()))
-            .finish()
     }
 }
 

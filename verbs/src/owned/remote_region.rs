@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use bareverbs_provider::{barrier, copy};
 
+use super::buffer::range_of;
 use super::buffer::sealed::{Domain, PdId, Registered};
 use super::{RegionMut, Source};
 use crate::device::AtomicCap;
@@ -73,6 +74,7 @@ const EXPOSE: &str = "RegionMut::expose";
 /// | writes before a send or a write with immediate | the receive completion of that message was polled |
 /// | write, without a message | no defined time; a device with relaxed ordering writes bytes in any order |
 /// | atomic operation | a [`load`](Self::load) that returns the new word |
+/// | atomic operation before a send or a write with immediate | the receive completion of that message was polled: a responder executes them in order (InfiniBand specification 1.4, section 9.5) |
 /// | writes before an atomic operation of the same QP | a [`load`](Self::load) that returns the new word, unless the memory was registered with relaxed ordering |
 ///
 /// A QP executes reads in the order of posting, but a read of several packets or cache lines is not
@@ -399,58 +401,14 @@ pub struct RemoteRegionSource<M = Buffer> {
     len: usize,
 }
 
-impl<M> RemoteRegionSource<M> {
-    /// Length in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether its length is 0.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-}
-
 impl<M> Clone for RemoteRegionSource<M> {
     fn clone(&self) -> Self {
         Self { memory: Arc::clone(&self.memory), ..*self }
     }
 }
 
-impl<M> Registered for RemoteRegionSource<M> {
-    #[inline]
-    fn domain(&self) -> Domain<'_> {
-        self.memory.part.domain()
-    }
-
-    #[inline]
-    fn iova(&self) -> u64 {
-        self.iova
-    }
-
-    /// That of the region, which peers don't know.
-    #[inline]
-    fn lkey(&self) -> u32 {
-        self.memory.part.lkey()
-    }
-
-    #[inline]
-    fn length(&self) -> usize {
-        self.len
-    }
-
-    #[inline]
-    fn check_bounds(&self, verb: &'static str, start: usize) -> Result<()> {
-        self.memory.part.check_bounds(verb, start)
-    }
-
-    #[inline]
-    fn verified_pd(&self) -> PdId {
-        self.memory.part.verified_pd()
-    }
-}
+// The local key is that of the region, which peers don't know.
+range_of!([M] RemoteRegionSource<M>, memory.part);
 
 // SAFETY: the range is within the part, which exists while the source does, and stays registered. A
 // part that is verified is shorter than 4 GiB, and so is the range. If the source is forgotten, so is
@@ -459,15 +417,6 @@ impl<M> Registered for RemoteRegionSource<M> {
 unsafe impl<M: Send + Sync + 'static> Source for RemoteRegionSource<M> {
     fn try_bytes(&self) -> Option<&[u8]> {
         None
-    }
-}
-
-impl<M> fmt::Debug for RemoteRegionSource<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteRegionSource")
-            .field("addr", &format_args!("{:#x}", self.iova))
-            .field("len", &self.len)
-            .finish_non_exhaustive()
     }
 }
 

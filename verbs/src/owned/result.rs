@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::op::Load;
+use super::op::OpPayload;
 use super::{Op, Source};
 use crate::error::explain;
 use crate::{Error, Imm, PortNum, Refused, WcOpcode, WcStatus};
@@ -147,27 +147,29 @@ impl<B> Failed<B> {
     }
 }
 
+impl<B> Failed<B> {
+    /// An operation that failed.
+    pub(super) fn of_operation(
+        (buffer, tag): (Option<B>, u64),
+        recv: bool,
+        error: Error,
+        outcome: Outcome,
+    ) -> Self {
+        Self { error, tag, buffer, outcome, cause: None, operation: true, recv, ended_here: false }
+    }
+}
+
 impl<B> From<Error> for Failed<B> {
     fn from(error: Error) -> Self {
-        Self {
-            error,
-            tag: 0,
-            buffer: None,
-            outcome: Outcome::Unknown,
-            cause: None,
-            operation: false,
-            recv: false,
-            ended_here: false,
-        }
+        Self { operation: false, ..Self::of_operation((None, 0), false, error, Outcome::Unknown) }
     }
 }
 
 /// An operation that was not executed.
-impl<B, L: Load<B>, O> From<Refused<Op<L, O>>> for Failed<B> {
+impl<B, L: OpPayload<B>, O> From<Refused<Op<L, O>>> for Failed<B> {
     fn from(Refused { error, object, .. }: Refused<Op<L, O>>) -> Self {
         let (buffer, Op { tag, .. }) = object.split();
-        let outcome = Outcome::NotExecuted;
-        Self { operation: true, error, tag, buffer, outcome, cause: None, recv: false, ended_here: false }
+        Self::of_operation((buffer, tag), false, error, Outcome::NotExecuted)
     }
 }
 

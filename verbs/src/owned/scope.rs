@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
 
+use super::buffer::range_of;
 use super::buffer::sealed::{Domain, PdId, Registered, Writable};
 use super::endpoint::{FLUSH_LIMIT, Queues};
 use super::keepalive::earlier;
@@ -47,8 +48,8 @@ pub unsafe trait Lend: Registered {
     where
         Self: Sized,
     {
-        let len = self.length();
-        LendRange { region: self, offset: 0, len, _exclusive: PhantomData }
+        let (iova, len) = (self.iova(), self.length());
+        LendRange { region: self, iova, len, _exclusive: PhantomData }
     }
 }
 
@@ -71,36 +72,24 @@ pub unsafe trait Lend: Registered {
 /// ```
 pub struct LendRange<'r, R> {
     region: &'r R,
-    offset: usize,
+    iova: u64,
     len: usize,
     /// The region was borrowed exclusively, and this range belongs to this value alone.
     _exclusive: PhantomData<&'r mut R>,
 }
 
 impl<'r, R: Lend> LendRange<'r, R> {
-    /// Length in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether its length is 0.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// Splits it: the first range has `mid` bytes, the second the rest.
     ///
     /// # Panics
     /// If `mid` exceeds its length.
     #[must_use]
     pub fn split_at(self, mid: usize) -> (Self, Self) {
-        let Self { region, offset, len, _exclusive } = self;
+        let Self { region, iova, len, _exclusive } = self;
         assert!(mid <= len, "a split at {mid} exceeds the range's {len} bytes");
         (
-            Self { region, offset, len: mid, _exclusive },
-            Self { region, offset: offset + mid, len: len - mid, _exclusive },
+            Self { region, iova, len: mid, _exclusive },
+            Self { region, iova: iova.wrapping_add(mid as u64), len: len - mid, _exclusive },
         )
     }
 
@@ -122,82 +111,7 @@ impl<'r, R: Lend> LendRange<'r, R> {
     }
 }
 
-impl<R: Lend> Registered for LendRange<'_, R> {
-    fn domain(&self) -> Domain<'_> {
-        self.region.domain()
-    }
-
-    fn iova(&self) -> u64 {
-        self.region.iova().wrapping_add(self.offset as u64)
-    }
-
-    fn lkey(&self) -> u32 {
-        self.region.lkey()
-    }
-
-    fn length(&self) -> usize {
-        self.len
-    }
-
-    fn check_bounds(&self, verb: &'static str, start: usize) -> Result<()> {
-        self.region.check_bounds(verb, self.offset + start)
-    }
-
-    fn verified_pd(&self) -> PdId {
-        self.region.verified_pd()
-    }
-}
-
-impl<R> fmt::Debug for LendRange<'_, R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LendRange")
-            .field("offset", &self.offset)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
-    }
-}
-
-macro_rules! forward {
-    ($($reference:ty),*) => {$(
-        impl<R: Lend> Registered for $reference {
-            #[inline]
-            fn domain(&self) -> Domain<'_> {
-                R::domain(self)
-            }
-
-            #[inline]
-            fn iova(&self) -> u64 {
-                R::iova(self)
-            }
-
-            #[inline]
-            fn lkey(&self) -> u32 {
-                R::lkey(self)
-            }
-
-            #[inline]
-            fn length(&self) -> usize {
-                R::length(self)
-            }
-
-            fn check_bounds(&self, verb: &'static str, start: usize) -> Result<()> {
-                R::check_bounds(self, verb, start)
-            }
-
-            #[inline]
-            fn verified_pd(&self) -> PdId {
-                R::verified_pd(self)
-            }
-
-            #[inline]
-            fn verified_len(&self) -> u32 {
-                R::verified_len(self)
-            }
-        }
-    )*};
-}
-
-forward!(&R, &mut R);
+range_of!([R: Lend] LendRange<'_, R>, region);
 
 impl<R: Lend> Writable for &mut R {}
 
@@ -452,11 +366,29 @@ impl<'scope, B, P: Provider> Scope<'scope, '_, B, P> {
 }
 
 /// A reference to a region, for `'scope`.
-pub trait Borrow<'scope>: Registered {}
+pub trait Borrow<'scope>: 'scope {
+    type Region: Lend;
 
-impl<'scope, R: Lend> Borrow<'scope> for &'scope R {}
+    fn region(self) -> &'scope Self::Region;
+}
 
-impl<'scope, R: Lend> Borrow<'scope> for &'scope mut R {}
+impl<'scope, R: Lend> Borrow<'scope> for &'scope R {
+    type Region = R;
+
+    #[inline(always)]
+    fn region(self) -> &'scope R {
+        self
+    }
+}
+
+impl<'scope, R: Lend> Borrow<'scope> for &'scope mut R {
+    type Region = R;
+
+    #[inline(always)]
+    fn region(self) -> &'scope R {
+        self
+    }
+}
 
 // An operation that fills its region takes a mutable reference: only that is `Writable`.
 impl<'scope, B, P: Provider, L: Borrow<'scope>> PostTo<Scope<'scope, '_, B, P>> for Op<L> {
@@ -471,7 +403,7 @@ impl<'scope, B, P: Provider, L: Borrow<'scope>> PostTo<Scope<'scope, '_, B, P>> 
         // bytes. If the operation fills them, the region is borrowed exclusively, so nothing accesses
         // them. `Endpoint::scope` does not return before the request is complete or the QP is
         // destroyed, and the borrow lasts until it returns.
-        let mut op = self.map(|region| unsafe { Lent::new(region) });
+        let mut op = self.map(|region| unsafe { Lent::new(region.region()) });
         // The end of the scope waits for its completion.
         op.flags |= SendFlags::SIGNALED;
         let posted = in_flight.sends.post(qp, op);

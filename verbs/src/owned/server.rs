@@ -131,9 +131,9 @@ pub use self::message::{Event, Message};
 pub use self::options::{ClientOptions, ServerOptions};
 use self::reap::{PeerConn, PeerState, Peers, Queued, flush, pump};
 use super::hub::connection::{Connection, ConnectionInner};
-use super::hub::reaper::{BATCH, Batch, ConnState, Depths, SlotKind};
+use super::hub::reaper::{BATCH, ConnState, Deferred, Depths, SlotKind};
 use super::hub::{Driver, Hub};
-use super::op::Load;
+use super::op::OpPayload;
 use super::pool::Lender;
 use super::{Address, Op, Pending, PoolBuffer, Source};
 use crate::qp::{QpInit, WrId};
@@ -371,12 +371,12 @@ impl<B, P: Provider> Inner<B, P> {
             }
             (pump(&mut state, &hub.table), unsent)
         };
-        let mut batch = Batch::new();
-        flush(conn, unsent, WcStatus::WR_FLUSH_ERR, &hub.table, &self.inbound, &mut batch);
+        let mut deferred = Deferred::new();
+        flush(conn, unsent, WcStatus::WR_FLUSH_ERR, &hub.table, &self.inbound, &mut deferred);
         if let Err(failure) = pumped {
-            hub.end(conn, failure, &mut batch);
+            hub.end(conn, failure, &mut deferred);
         }
-        batch.finish();
+        deferred.finish();
     }
 
     /// Whether `test` holds for each peer. It runs without the lock.
@@ -647,7 +647,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
     #[doc(alias = "read")]
     #[doc(alias = "fetch_add")]
     #[doc(alias = "compare_swap")]
-    pub fn post<L: Load<B>>(&self, peer: PeerId, op: Op<L>) -> PeerOperation<B, P> {
+    pub fn post<L: OpPayload<B>>(&self, peer: PeerId, op: Op<L>) -> PeerOperation<B, P> {
         match self.inner.get(peer) {
             Some(peer) => post::post(&peer, op),
             None => Pending::refused_op(SlotKind::Send, closed("Handle::post"), op),
@@ -875,7 +875,7 @@ impl<B: Source, P: Provider> Client<B, P> {
     }
 
     /// Posts a message, or an operation on memory of the server, as [`Handle::post`] does.
-    pub fn post<L: Load<B>>(&self, op: Op<L>) -> PeerOperation<B, P> {
+    pub fn post<L: OpPayload<B>>(&self, op: Op<L>) -> PeerOperation<B, P> {
         self.server.handle.post(self.id, op)
     }
 

@@ -9,8 +9,7 @@ use std::time::Instant;
 use bareverbs_provider::traits::Provider;
 
 use super::endpoint::{DoneOf, InFlight, Marker, Polled, Queues, SafeTransport};
-use super::hub::reaper::Direction;
-use super::in_flight::QueueKind;
+use super::in_flight::{Direction, QueueKind};
 use super::keepalive::{ROUNDS, earlier};
 use super::{BUDGET, Completed, Endpoint, PoolBuffer, Spinning};
 use crate::cq::{Arm, WorkCompletion};
@@ -38,6 +37,17 @@ impl<'q, B, P: Provider, T: SafeTransport> Waiting<'q, B, P, T> {
         Self { queues, spin: None }
     }
 
+    /// The operation that is the next completion of the CQ. Any other result stays in the queues.
+    #[inline(always)]
+    fn poll_first(&mut self) -> Option<DoneOf<B, P, T>> {
+        match self.queues.poll_oldest() {
+            Polled::Done(done) => return Some(done),
+            Polled::Empty => {}
+            Polled::Other(completion) => self.poll_other(completion),
+        }
+        None
+    }
+
     /// Waits for an operation of the direction, or of any.
     #[inline(always)]
     pub(super) fn poll_by(
@@ -45,15 +55,9 @@ impl<'q, B, P: Provider, T: SafeTransport> Waiting<'q, B, P, T> {
         direction: Option<Direction>,
         caller: Caller<'_>,
     ) -> Poll<Completed<B, DoneOf<B, P, T>>> {
-        if self.spin.is_none() {
-            let goes_on = match caller {
-                Caller::Thread(_) => true,
-                Caller::Task(_) => {
-                    self.queues.budget -= 1;
-                    self.queues.budget > 0
-                }
-            };
-            if direction.is_none() && goes_on {
+        if matches!(caller, Caller::Task(_)) && self.spin.is_none() {
+            self.queues.budget -= 1;
+            if self.queues.budget > 0 && direction.is_none() {
                 match self.queues.poll_oldest() {
                     Polled::Done(done) => return Poll::Ready(Ok(done)),
                     Polled::Empty => {}
@@ -196,26 +200,34 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
         }
     }
 
-    /// Reaps until `until`. Returns `false` at `end`, and if waiting is impossible because all
-    /// outstanding operations are unsignalled.
+    /// Blocks as [`poll_reap`](Self::poll_reap) does, at most until `end`. Returns `false` then.
     pub(super) fn reap_until(
         &mut self,
         end: Option<Instant>,
         until: impl Fn(&InFlight<B, T::QueueKind<P>>) -> bool,
     ) -> Result<bool> {
-        let reaped = self.poll_until(Caller::Thread(end), None, |queues| {
+        match self.poll_reap(Caller::Thread(end), until) {
+            Poll::Ready(reaped) => reaped,
+            Poll::Pending => Ok(false),
+        }
+    }
+
+    /// Reaps until `until`. Returns `false` at the limit of the flush, and if waiting is impossible
+    /// because all outstanding operations are unsignalled.
+    pub(super) fn poll_reap(
+        &mut self,
+        caller: Caller<'_>,
+        until: impl Fn(&InFlight<B, T::QueueKind<P>>) -> bool,
+    ) -> Poll<Result<bool>> {
+        self.poll_until(caller, None, |queues| {
             // An unknown completion moves the QP to ERR, which flushes all operations.
             let _ = queues.reap();
             let is_endless = queues.in_flight.sends.only_unsignaled()
                 && queues.marker == Marker::None
                 && queues.in_flight.recvs.queue().outstanding() == 0;
             let is_done = until(&queues.in_flight);
-            (is_done || is_endless).then_some(is_done)
-        });
-        match reaped {
-            Poll::Ready(reaped) => reaped,
-            Poll::Pending => Ok(false),
-        }
+            (is_done || is_endless || is_past(queues.flush_end)).then_some(is_done)
+        })
     }
 
     /// Polls an operation of the direction, or of any; `None` if none is outstanding. It sleeps at once.
@@ -271,23 +283,12 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
 
     /// Rejects a wait for an operation of the direction, or of any, that no completion would end.
     pub(crate) fn check_wait(&self, direction: Option<Direction>) -> Result<()> {
-        match direction {
-            Some(direction) => self.check_wait_for(direction),
-            None if self.in_flight.recvs.queue().len() > 0 => Ok(()),
-            None => self.check_wait_for(Direction::Send),
-        }
-    }
-
-    /// Rejects a wait for an operation of the direction that no completion would end.
-    fn check_wait_for(&self, direction: Direction) -> Result<()> {
+        let InFlight { sends, recvs, .. } = &*self.in_flight;
         let reason = match direction {
-            Direction::Recv if self.in_flight.recvs.queue().len() == 0 => {
-                "no receive is outstanding: post one first"
-            }
-            Direction::Send if self.in_flight.sends.queue().len() == 0 => {
-                "no operation is outstanding: post one first"
-            }
-            Direction::Send if self.in_flight.sends.only_unsignaled() && self.marker == Marker::None => {
+            None | Some(Direction::Recv) if recvs.queue().len() > 0 => return Ok(()),
+            Some(Direction::Recv) => "no receive is outstanding: post one first",
+            _ if sends.queue().len() == 0 => "no operation is outstanding: post one first",
+            _ if sends.only_unsignaled() && self.marker == Marker::None => {
                 "all outstanding operations are unsignalled: post a signalled one"
             }
             _ => return Ok(()),
@@ -322,13 +323,22 @@ impl<'e, B, P: Provider> Next<'e, B, P> {
         Self(Waiting::new(&mut endpoint.queues))
     }
 
+    // A thread returns this result at once: the compiler would move that of `poll_by` through memory.
+    #[inline(always)]
+    fn poll_first(&mut self) -> Option<Completed<B>> {
+        if self.0.spin.is_some() {
+            return None;
+        }
+        self.0.poll_first().map(Ok)
+    }
+
     #[inline(always)]
     fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Completed<B>> {
         self.0.poll_by(None, caller)
     }
 }
 
-waits!([B, P: Provider] Next<'_, B, P> => Completed<B>);
+waits!([B, P: Provider] Next<'_, B, P> => Completed<B>, first poll_first);
 
 impl<B, P: Provider> fmt::Debug for Next<'_, B, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -187,7 +187,7 @@ pub(crate) fn device_removal_ends_each_wait_and_returns_the_buffers() {
             assert!(matches!(idle.error, Error::Invalid { .. }), "{idle}");
             let armed = endpoint.arm().unwrap_err();
             assert!(matches!(armed, Error::DeviceRemoved { .. }), "{armed}");
-            assert_eq!(endpoint.close(TIMEOUT).unwrap().len(), 0);
+            assert_eq!(endpoint.close().wait_timeout(TIMEOUT).unwrap().unwrap().len(), 0);
         });
     }
 
@@ -208,7 +208,7 @@ pub(crate) fn device_removal_ends_each_wait_and_returns_the_buffers() {
     peers.push(peer);
     endpoint.post(Op::send(take(&pool), ..)).unwrap();
     waits.start("close", false, move || {
-        for ended in endpoint.close(2 * TIMEOUT).unwrap() {
+        for ended in endpoint.close().wait_timeout(2 * TIMEOUT).unwrap().unwrap() {
             removed(ended);
         }
     });

@@ -81,16 +81,14 @@ pub(crate) fn hub_executes_every_operation() {
         assert_eq!(contents(&target)[..8], 9_u64.to_ne_bytes());
 
         let received = b.post(Op::recv(take(&pool)).tag(12));
-        let mut ops = vec![
-            Op::write_inline(&[6; 32], word).mixed(),
-            Op::read(take(&pool), ..32, word).fenced().tag(10).mixed(),
-            Op::send_inline(b"end").tag(11).mixed(),
-        ];
+        let mut inline = vec![Op::write_inline(&[6; 32], word), Op::send_inline(b"end").tag(11)];
+        let mut reads = vec![Op::read(take(&pool), ..32, word).fenced().tag(10)];
         let mut pending = Vec::new();
-        a.post_all(&mut ops, &mut pending);
+        a.post_all(&mut inline, &mut pending);
+        a.post_all(&mut reads, &mut pending);
         let done: Vec<_> = pending.into_iter().map(|pending| pending.wait().unwrap()).collect();
-        assert_eq!(done[1].buffer.as_ref().unwrap().bytes()[..32], [6; 32]);
-        assert_eq!(done.iter().map(|done| done.tag).collect::<Vec<_>>(), [0, 10, 11]);
+        assert_eq!(done[2].buffer.as_ref().unwrap().bytes()[..32], [6; 32]);
+        assert_eq!(done.iter().map(|done| done.tag).collect::<Vec<_>>(), [0, 11, 10]);
         let received = received.wait().unwrap();
         assert_eq!((received.message(), received.tag), (Some(&b"end"[..]), 12));
         let long = a.post(Op::send_inline(&[0; 4096])).wait().unwrap_err();

@@ -246,12 +246,12 @@ pub(crate) fn closed_datagrams_return_every_operation() {
         }
         alice.post(Op::send_to_inline(&to, b"first").unsignaled().tag(1)).unwrap();
         alice.post(Op::send_to_inline(&to, b"second").tag(2)).unwrap();
-        let sent = alice.close(TIMEOUT).unwrap();
+        let sent = alice.close().wait_timeout(TIMEOUT).unwrap().unwrap();
         assert_eq!(sent.iter().filter(|ended| ended.is_ok()).count(), 2, "{sent:?}");
         assert_eq!(wait_recv(&mut bob).message(), b"first");
         // The second one is not polled, and stays in the CQ.
         std::thread::sleep(QUIET);
-        let ended = bob.close(TIMEOUT).unwrap();
+        let ended = bob.close().wait_timeout(TIMEOUT).unwrap().unwrap();
         let messages = ended.into_iter().map(|ended| match ended {
             Ok(done) => done.into_received().map(|received| received.message().to_vec()),
             Err(failed) => {

@@ -4,7 +4,6 @@ mod dead_peer;
 mod deferred;
 mod devices;
 mod events;
-mod exposed;
 mod lifetime;
 mod memory;
 mod owned;
@@ -12,6 +11,7 @@ mod pair;
 mod polling;
 mod posting;
 mod queue_pairs;
+mod remote_region;
 mod scopes;
 mod traffic;
 
@@ -20,13 +20,13 @@ use dead_peer::*;
 use deferred::*;
 use devices::*;
 use events::*;
-use exposed::*;
 use lifetime::*;
 use memory::*;
 use owned::*;
 use polling::*;
 use posting::*;
 use queue_pairs::*;
+use remote_region::*;
 use scopes::*;
 use traffic::*;
 
@@ -125,7 +125,8 @@ kernel_tests! {
     operations_of_a_dropped_batch_are_not_sent,
     receive_without_a_buffer_takes_immediate_data,
     aborted_endpoint_returns_all_operations,
-    close_names_its_time_limit,
+    close_is_awaited_by_tasks,
+    close_whose_limit_passes_goes_on_or_is_aborted,
     closed_endpoint_returns_messages_and_unused_receives,
     closed_endpoint_waits_for_unsignaled_sends,
     scope_sends_and_receives_borrowed_memory,

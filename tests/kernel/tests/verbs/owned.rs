@@ -1,7 +1,10 @@
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use bareverbs::runtime::{AsyncIo, Runtime, Tokio};
 use bareverbs::{
     Access, Buffer, Done, Endpoint, Error, Imm, MemoryOwner, Mr, Op, Pd, RegionMut, WcOpcode, WcStatus,
 };
@@ -269,26 +272,58 @@ pub(crate) fn aborted_endpoint_returns_all_operations() {
 }
 
 /// The peer has no receive, so its device asks for retries until the limit.
-pub(crate) fn close_names_its_time_limit() {
+pub(crate) fn close_whose_limit_passes_goes_on_or_is_aborted() {
     let pd = open().alloc_pd().unwrap();
-    let (mut alice, _bob) = endpoints(&pd, 4);
-    alice.post(Op::recv(local(&pd, &[0; 8]))).unwrap();
-    alice.post(Op::send(local(&pd, b"late"), ..)).unwrap();
-    let limit = Duration::from_millis(200);
-    let ended = alice.close(limit).unwrap();
-    assert_eq!(ended.len(), 2, "{ended:?}");
-    for failed in ended {
-        let failed = failed.unwrap_err();
-        let text = failed.to_string();
-        if failed.is_recv() {
-            let expected = "Endpoint::post(Op::recv) was flushed, because this side has ended the connection";
-            assert_eq!(text, expected);
+    for abort in [false, true] {
+        let (mut alice, mut bob) = endpoints(&pd, 4);
+        alice.post(Op::recv(local(&pd, &[0; 8])).tag(1)).unwrap();
+        alice.post(Op::send(local(&pd, b"late"), ..).tag(2)).unwrap();
+        let mut closing = alice.close();
+        assert!(closing.wait_timeout(Duration::from_millis(200)).is_none());
+        let ended = if abort {
+            closing.abort().wait().unwrap()
         } else {
-            let expected =
-                matches!(failed.error, Error::TimedOut { verb: "Endpoint::close", limit: of } if of == limit);
-            assert!(expected && text.contains("200ms"), "{text}");
+            bob.post(Op::recv(local(&pd, &[0; 8]))).unwrap();
+            closing.wait_timeout(TIMEOUT).unwrap().unwrap()
+        };
+        assert_eq!(ended.len(), 2, "{ended:?}");
+        for ended in ended {
+            match ended {
+                Ok(done) => assert!(!abort && done.tag == 2 && done.buffer.is_some(), "{done:?}"),
+                Err(failed) => {
+                    let text = "was flushed, because this side has ended the connection";
+                    assert!(failed.to_string().ends_with(text), "{failed}");
+                    assert!((abort || failed.is_recv()) && failed.buffer.is_some(), "{failed:?}");
+                }
+            }
         }
     }
+}
+
+pub(crate) fn close_is_awaited_by_tasks() {
+    async fn closes(runtime: impl Runtime, pd: Pd) {
+        let (mut alice, mut bob) = endpoints(&pd, 4);
+        alice.attach(runtime).unwrap();
+        alice.post(Op::recv(local(&pd, &[0; 8])).tag(1)).unwrap();
+        alice.post(Op::send(local(&pd, b"last"), ..).tag(2)).unwrap();
+        let mut closing = alice.close();
+        // The peer has no receive yet.
+        let polled = std::future::poll_fn(|cx| Poll::Ready(Pin::new(&mut closing).poll(cx))).await;
+        assert!(polled.is_pending(), "{polled:?}");
+        bob.post(Op::recv(local(&pd, &[0; 8]))).unwrap();
+        let ended = closing.await.unwrap();
+        assert!(
+            matches!(&ended[..], [Ok(sent), Err(unused)] if sent.tag == 2 && unused.tag == 1),
+            "{ended:?}"
+        );
+        assert_eq!(bob.next().wait_timeout(TIMEOUT).unwrap().unwrap().message(), Some(&b"last"[..]));
+    }
+    let before = counts();
+    let pd = open().alloc_pd().unwrap();
+    let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tokio.block_on(closes(Tokio, pd.clone()));
+    async_io::block_on(closes(AsyncIo, pd));
+    assert_eq!(counts(), before);
 }
 
 pub(crate) fn closed_endpoint_returns_messages_and_unused_receives() {
@@ -299,11 +334,11 @@ pub(crate) fn closed_endpoint_returns_messages_and_unused_receives() {
         bob.post(Op::recv(local(&pd, &[0; 8])).tag(tag)).unwrap();
     }
     alice.post(Op::send(local(&pd, b"last"), ..)).unwrap();
-    let ended = alice.close(TIMEOUT).unwrap();
+    let ended = alice.close().wait_timeout(TIMEOUT).unwrap().unwrap();
     assert!(matches!(&ended[..], [Ok(done)] if done.opcode == WcOpcode::SEND), "{ended:?}");
     let received = bob.next().wait_timeout(TIMEOUT).unwrap().unwrap();
     assert_eq!(received.message(), Some(&b"last"[..]));
-    let unused = bob.close(TIMEOUT).unwrap();
+    let unused = bob.close().wait_timeout(TIMEOUT).unwrap().unwrap();
     assert!(matches!(&unused[..], [Err(failed)] if failed.tag == 2 && failed.buffer.is_some()), "{unused:?}");
     drop((ended, received, unused, pd));
     assert_eq!(counts(), before);
@@ -324,7 +359,7 @@ pub(crate) fn closed_endpoint_waits_for_unsignaled_sends() {
                 bob.post(Op::recv(local(&pd, &[0; 8]))).unwrap();
             });
             let start = Instant::now();
-            let ended = alice.close(TIMEOUT).unwrap();
+            let ended = alice.close().wait_timeout(TIMEOUT).unwrap().unwrap();
             assert!(start.elapsed() < TIMEOUT, "it does not wait for the receive");
             assert!(matches!(&ended[0], Ok(done) if done.tag == 1), "{ended:?}");
             assert_eq!(ended.len(), 1 + usize::from(receive), "{ended:?}");

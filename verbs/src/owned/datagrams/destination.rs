@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bareverbs_provider::traits::Provider;
 
 use super::super::Op;
-use super::super::buffer::sealed::{PdId, Registered};
+use super::super::buffer::sealed::PdId;
 use super::super::op::{Inline, SendQueueOperation};
 use crate::ah::Ah;
 use crate::qp::Datagram;
@@ -118,7 +118,7 @@ impl<P: Provider> fmt::Debug for SendTo<'_, P> {
 
 impl<P: Provider> SendQueueOperation for SendTo<'_, P> {}
 
-impl<'a, B: Registered, P: Provider> Op<B, SendTo<'a, P>> {
+impl<'a, B, P: Provider> Op<B, SendTo<'a, P>> {
     /// Sends the bytes of `buffer` in `range` as one datagram.
     #[inline]
     pub fn send_to(to: &'a Destination<P>, buffer: B, range: impl RangeBounds<usize>) -> Self {

@@ -11,7 +11,7 @@ use bareverbs_provider::traits::Provider;
 use bareverbs_provider::wake::answered;
 
 use super::super::hub::park::Parker;
-use super::super::hub::reaper::Direction;
+use super::super::in_flight::Direction;
 use super::super::wait::Waiting;
 use super::super::{Done, Failed, PoolBuffer, Source};
 use super::received::{checked, received, sent};

@@ -194,8 +194,7 @@ impl<B: Source> ReceivedDatagram<B> {
         let Done { tag, buffer, len, .. } = self.done;
         let max = buffer.as_ref().map_or(0, |buffer| buffer.length() as u64);
         let error = Error::DatagramLength { len, max };
-        let outcome = Outcome::Unknown;
-        Failed { operation: true, error, tag, buffer, outcome, cause: None, recv: true, ended_here: false }
+        Failed::of_operation((buffer, tag), true, error, Outcome::Unknown)
     }
 }
 

@@ -1,5 +1,6 @@
 use std::net::Ipv4Addr;
 use std::task::Poll;
+use std::time::Duration;
 
 use bareverbs_provider::device::IoctlError;
 use proptest::prelude::*;
@@ -44,6 +45,7 @@ impl<B> Setup<B> {
             channel: CompChannel::for_test(context.file()),
             sends: 4,
             recvs: 2,
+            max_sge: 1,
             signal_every: 4,
             spin: Spin::Never,
             keepalive: Policy::Never,
@@ -425,7 +427,7 @@ fn close_sends_no_marker_to_a_peer() {
     })));
     setup.sent(MARKER, WcStatus::WR_FLUSH_ERR);
     // The kernel is `/dev/null`, which does not destroy the QP.
-    setup.datagrams.close(Duration::ZERO).unwrap_err();
+    setup.datagrams.close().wait().unwrap_err();
     assert_eq!(*posted_in_err.lock().unwrap(), Some((MARKER, Some(QpState::ERR))));
 }
 

@@ -19,6 +19,7 @@ use crate::qp::RecvRequest;
 use crate::testing::tasks::{Never, Wakes};
 use crate::testing::{Hook, Plain, completion, refuse_ioctls, succeed_ioctls};
 use crate::values::Mtu;
+use crate::wait::Caller;
 use crate::{Access, Buffer, Gid, MemoryOwner, Mr, Remote, WcOpcode};
 
 /// Memory that counts how often it is freed.
@@ -89,23 +90,23 @@ impl Setup {
     fn of(plain: Plain) -> Self {
         let pd = plain.domain();
         let context = pd.context();
-        let endpoint = Endpoint::from_parts(EndpointParts {
-            queues: QueueParts {
+        let endpoint = Endpoint {
+            queues: Queues::new(QueueParts {
                 qp: plain.queue_pair(&pd),
                 cq: context.create_cq(&CqInit::new(8)).unwrap(),
                 channel: CompChannel::for_test(context.file()),
                 sends: 4,
                 recvs: 2,
+                max_sge: 4,
                 signal_every: 3,
                 spin: Spin::Never,
                 keepalive: Policy::Never,
                 probes: true,
-            },
+            }),
             address: Address::new(Gid::default(), 1),
             attr: ConnectAttr::new(1, 0),
             resolve: ResolveTimeout::default(),
-            max_sge: 4,
-        });
+        };
         let region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE);
         Self { plain, region, endpoint, freed: Arc::default() }
     }
@@ -752,36 +753,97 @@ fn flush_after_a_failed_send_is_not_blamed_on_abort() {
     assert!(flushed.cause.is_none() && flushed.to_string().contains("this side has ended"), "{flushed}");
 }
 
+/// Makes the device end these requests when the QP is moved to ERR.
+fn flush_in_err(plain: &Plain, ended: Vec<(u64, WcStatus)>) {
+    let device = plain.clone();
+    plain.log().modified = Hook(Some(Arc::new(move |state| {
+        assert_eq!(state, u64::from(QpState::ERR.0));
+        let completions = ended.iter().map(|(wr_id, status)| completion(*wr_id, *status));
+        device.log().completions.extend(completions);
+    })));
+}
+
 #[test]
-fn late_close_marks_flushed_sends_as_timed_out() {
+fn close_whose_limit_has_passed_is_aborted_without_losing_a_buffer() {
     let test = |first: WcStatus| {
         let mut setup = Setup::new();
         let (channel, _events) = CompChannel::with_pipe(setup.endpoint.qp().pd().context().file());
         setup.endpoint.queues.channel = channel;
         let flushed = [setup.send(1, true), setup.send(2, true), setup.post()];
-        let plain = setup.plain.clone();
-        // The device flushes the requests in ERR.
-        setup.plain.log().modified = Hook(Some(Arc::new(move |state| {
-            assert_eq!(state, u64::from(QpState::ERR.0));
-            let ended = flushed.into_iter().zip([first, WcStatus::WR_FLUSH_ERR, WcStatus::WR_FLUSH_ERR]);
-            plain.log().completions.extend(ended.map(|(wr_id, status)| completion(wr_id, status)));
-        })));
+        let statuses = [first, WcStatus::WR_FLUSH_ERR, WcStatus::WR_FLUSH_ERR];
+        flush_in_err(&setup.plain, flushed.into_iter().zip(statuses).collect());
         succeed_ioctls();
-        let (plain, limit) = (setup.plain.clone(), Duration::from_nanos(1));
-        let ended = setup.endpoint.close(limit).unwrap();
+        let (plain, mut closing) = (setup.plain.clone(), setup.endpoint.close());
+        assert!(closing.wait_timeout(Duration::from_nanos(1)).is_none(), "the sends are outstanding");
+        assert!(plain.log().states.is_empty(), "the QP is in RTS");
+        let ended = closing.abort().wait().unwrap();
         plain.log().modified = Hook(None);
         let [sent, late, received] = <[_; 3]>::try_from(ended).unwrap();
         assert_eq!(sent.is_ok(), first == WcStatus::SUCCESS, "{sent:?}");
         let (late, received) = (late.unwrap_err(), received.unwrap_err());
-        let is_late = matches!(late.error, Error::TimedOut { limit: found, .. } if found == limit);
-        assert_eq!(is_late, first == WcStatus::SUCCESS, "{late:?}");
+        // A request that failed has flushed those behind it.
+        assert_eq!(late.ended_here, first == WcStatus::SUCCESS, "{late:?}");
         assert!(received.is_recv() && received.is_flushed(), "{received:?}");
         assert!([late, received].iter().all(|failed| failed.buffer.is_some()));
     };
-    // A request that failed has flushed those behind it.
     for first in [WcStatus::SUCCESS, WcStatus::REM_ACCESS_ERR] {
         std::thread::spawn(move || test(first)).join().unwrap();
     }
+}
+
+#[test]
+fn close_whose_limit_has_passed_goes_on_to_wait() {
+    let test = || {
+        let mut setup = Setup::new();
+        let (channel, _events) = CompChannel::with_pipe(setup.endpoint.qp().pd().context().file());
+        setup.endpoint.queues.channel = channel;
+        let (received, sent) = (setup.post(), setup.send(1, true));
+        flush_in_err(&setup.plain, vec![(received, WcStatus::WR_FLUSH_ERR)]);
+        succeed_ioctls();
+        let (plain, freed, mut closing) = (setup.plain.clone(), setup.freed, setup.endpoint.close());
+        assert!(closing.wait_timeout(Duration::from_nanos(1)).is_none(), "the send is outstanding");
+        plain.log().completions.push_back(completion(sent, WcStatus::SUCCESS));
+        let ended = closing.wait().unwrap();
+        plain.log().modified = Hook(None);
+        assert!(matches!(&ended[..], [Ok(sent), Err(received)] if sent.tag == 1 && received.is_recv()));
+        assert_eq!(freed.load(Ordering::Relaxed), 0);
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn close_is_awaited() {
+    use std::task::{Context, Poll, Waker};
+
+    let test = || {
+        let mut context = Context::from_waker(Waker::noop());
+        let mut setup = Setup::new();
+        let (received, sent) = (setup.post(), setup.send(1, true));
+        flush_in_err(&setup.plain, vec![(received, WcStatus::WR_FLUSH_ERR)]);
+        succeed_ioctls();
+        setup.endpoint.attach(Never::Readable).unwrap();
+        let (plain, mut closing) = (setup.plain.clone(), setup.endpoint.close());
+        assert!(std::pin::Pin::new(&mut closing).poll(&mut context).is_pending());
+        plain.log().completions.push_back(completion(sent, WcStatus::SUCCESS));
+        let polled = std::pin::Pin::new(&mut closing).poll(&mut context);
+        plain.log().modified = Hook(None);
+        let Poll::Ready(Ok(ended)) = polled else { panic!("{polled:?}") };
+        assert!(matches!(&ended[..], [Ok(sent), Err(received)] if sent.tag == 1 && received.is_recv()));
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn dropped_close_frees_the_buffers_as_the_endpoint_does() {
+    let test = || {
+        let mut setup = Setup::new();
+        setup.post();
+        setup.send(1, true);
+        succeed_ioctls();
+        drop(setup.endpoint.close());
+        assert_eq!(setup.freed.load(Ordering::Relaxed), 2);
+    };
+    std::thread::spawn(test).join().unwrap();
 }
 
 #[test]
@@ -796,7 +858,8 @@ fn close_waits_for_unsignaled_sends() {
             plain.log().completions.push_back(completion(wr_id, WcStatus::SUCCESS));
         }
     })));
-    setup.endpoint.queues.drain(None).unwrap();
+    let drained = setup.endpoint.queues.poll_drain(Caller::Thread(None));
+    assert!(matches!(drained, std::task::Poll::Ready(Ok(true))));
     let states = setup.plain.log().states.clone();
     assert!(states.is_empty(), "the QP is in RTS");
     setup.plain.log().pushed = Hook(None);
@@ -926,7 +989,7 @@ fn close_of_an_endpoint_that_cannot_be_destroyed_leaks_its_buffers() {
     setup.complete(posted, WcStatus::WR_FLUSH_ERR);
     setup.send(1, true);
     let Setup { endpoint, freed, .. } = setup;
-    endpoint.close(Duration::ZERO).unwrap_err();
+    endpoint.close().abort().wait().unwrap_err();
     assert_eq!(freed.load(Ordering::Relaxed), 0);
 }
 
@@ -1452,7 +1515,7 @@ fn close_of_a_removed_device_returns_the_operations() {
     let test = || {
         let setup = removed_setup(true);
         setup.plain.log().armed = Hook(None);
-        let ended = setup.endpoint.close(Duration::from_secs(60)).unwrap();
+        let ended = setup.endpoint.close().wait().unwrap();
         let removed = |ended: &Result<_, Failed<_>>| {
             matches!(ended, Err(Failed { error: Error::DeviceRemoved { .. }, buffer: Some(_), .. }))
         };
@@ -1470,7 +1533,7 @@ fn close_posts_no_marker_to_a_destroyed_qp() {
         // The newest operation, which is unsignalled, is outstanding.
         assert!(matches!(endpoint.next().wait().unwrap_err().error, Error::DeviceRemoved { .. }));
         let sent = plain.log().sent.len();
-        let ended = endpoint.close(Duration::from_secs(60)).unwrap();
+        let ended = endpoint.close().wait().unwrap();
         assert!(!ended.is_empty());
         assert_eq!(plain.log().sent.len(), sent);
     };
@@ -1699,6 +1762,10 @@ fn await_without_a_runtime_names_attach() {
     let Poll::Ready(Err(refused)) = polled else { panic!("it is refused") };
     assert!(matches!(refused.error, Error::Invalid { verb: "Endpoint::next", .. }), "{refused}");
     assert!(refused.to_string().contains("call `attach` first"), "{refused}");
+    let polled = std::pin::pin!(setup.endpoint.close()).poll(&mut Context::from_waker(Waker::noop()));
+    let Poll::Ready(Err(refused)) = polled else { panic!("it is refused") };
+    assert!(matches!(refused, Error::Invalid { verb: "Endpoint::close", .. }), "{refused}");
+    assert!(setup.plain.log().states.is_empty(), "the QP is in RTS");
 }
 
 #[test]

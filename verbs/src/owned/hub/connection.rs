@@ -9,16 +9,16 @@ use bareverbs_provider::traits::Provider;
 use bareverbs_provider::wake::FirstPanic;
 
 use super::HubInner;
-use super::reaper::{Batch, Conn, ConnState, Failure, Operation, Operations, PostedBy, SlotKind};
+use super::reaper::{Conn, ConnFailure, ConnState, Deferred, HubOp, HubOps, PostedBy, SlotKind};
 use super::service::Service;
 use crate::error::{PostError, PostReason, PushError};
 use crate::owned::buffer::sealed::{Domain, PdId};
 use crate::owned::keepalive::Policy;
 use crate::owned::op::sealed::Sealed;
-use crate::owned::op::{Load, Place, Receive};
+use crate::owned::op::{OpPayload, Place, Receive};
 use crate::owned::resolve::ResolveTimeout;
 use crate::owned::{Address, Op, Pending, PoolBuffer, Source};
-use crate::qp::{ConnectAttr, Operation as WrOperation, Qp, Rc, RecvRequest, SendRequest};
+use crate::qp::{ConnectAttr, Operation, Qp, Rc, RecvRequest, SendRequest};
 use crate::{AnyProvider, Error, Pd, Result, WcOpcode};
 
 /// A connection of a [`Hub`](super::Hub), shared by threads and tasks: each operation is a future. For
@@ -90,10 +90,10 @@ impl<B, P: Provider, S: Service<P>> ConnectionInner<B, P, S> {
 
     /// Ends the connection.
     #[cold]
-    pub(crate) fn end(&self, failure: Failure) {
-        let mut batch = Batch::new();
-        self.hub.end(&self.conn, failure, &mut batch);
-        batch.finish();
+    pub(crate) fn end(&self, failure: ConnFailure) {
+        let mut deferred = Deferred::new();
+        self.hub.end(&self.conn, failure, &mut deferred);
+        deferred.finish();
     }
 
     fn retire(&mut self) {
@@ -211,7 +211,7 @@ impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
         drop(state);
         let Err(error) = probed else { return Ok(()) };
         if matches!(error.reason, PostReason::Doorbell(_)) {
-            self.inner.end(Failure::Post(error));
+            self.inner.end(ConnFailure::Post(error));
         }
         Err(error.into())
     }
@@ -219,7 +219,7 @@ impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
     /// Ends the connection: all operations in flight fail, and return their buffers when the device
     /// has finished with them. Posts are rejected.
     pub fn abort(&self) {
-        self.inner.conn.fail(Failure::Aborted);
+        self.inner.conn.fail(ConnFailure::Aborted);
     }
 
     /// Why the connection ended. `None` while it has not.
@@ -273,7 +273,7 @@ impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
 
     /// Posts an operation of the send queue for the function `by`.
     #[inline(always)]
-    pub(crate) fn post_by<L: Load<B>>(&self, by: &'static PostedBy, op: Op<L>) -> Pending<B, P, S> {
+    pub(crate) fn post_by<L: OpPayload<B>>(&self, by: &'static PostedBy, op: Op<L>) -> Pending<B, P, S> {
         let place = match self.place(by, &op) {
             Ok(place) => place,
             Err(error) => return Pending::refused_op(SlotKind::Send, error, op),
@@ -282,7 +282,7 @@ impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
         self.submit(self.entry(by, SlotKind::Send, tag, place.len()), buffer, |qp, wr_id| {
             let request = SendRequest { wr_id, operation, flags, payload: place.payload() };
             // SAFETY: `submit` has moved the buffer into the hub's table, and the place is that of the
-            // buffer (`Load`). The table keeps it until the provider reports the completion of `wr_id`
+            // buffer (`OpPayload`). The table keeps it until the provider reports the completion of `wr_id`
             // or the QP is destroyed (`ConnectionInner::retire`, which leaks the buffer if that fails).
             // A forgotten hub leaks the table. `Source` keeps the bytes valid and unwritten meanwhile;
             // operations that write the bytes come from constructors of `Op` that require `Target`.
@@ -313,7 +313,9 @@ impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn post_all<L: Load<B>>(&self, ops: &mut Vec<Op<L>>, pending: &mut Vec<Pending<B, P, S>>) {
+    #[doc(alias = "Mixed")]
+    #[doc(alias = "mixed")]
+    pub fn post_all<L: OpPayload<B>>(&self, ops: &mut Vec<Op<L>>, pending: &mut Vec<Pending<B, P, S>>) {
         pending.reserve(ops.len());
         let first = pending.len();
         let ConnectionInner { hub, conn, .. } = &*self.inner;
@@ -321,7 +323,7 @@ impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
         let failure = state.failure;
         let Some(qp) = state.qp.as_mut().filter(|_| failure.is_none()) else {
             drop(state);
-            let error = || Error::from(failure.unwrap_or(Failure::Aborted));
+            let error = || Error::from(failure.unwrap_or(ConnFailure::Aborted));
             pending.extend(ops.drain(..).map(|op| Pending::refused_op(SlotKind::Send, error(), op)));
             return;
         };
@@ -342,7 +344,7 @@ impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
             };
             // Until the doorbell, the device does not know the request.
             let (buffer, Op { operation, tag, flags, .. }) = op.split();
-            let entry = Operation { buffer, ..self.entry(by, SlotKind::Send, tag, place.len()) };
+            let entry = HubOp { buffer, ..self.entry(by, SlotKind::Send, tag, place.len()) };
             let wr_id = hub.table.insert_queued(index, entry);
             let payload = place.payload();
             // SAFETY: as in `post_by`: the table has the buffer, or the bytes are copied.
@@ -362,7 +364,7 @@ impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
         match rung {
             Ok(()) => {}
             // They count as posted, and complete when the connection ends.
-            Err(error) if error.accepted > 0 => self.inner.end(Failure::Post(error)),
+            Err(error) if error.accepted > 0 => self.inner.end(ConnFailure::Post(error)),
             // None of them was posted.
             Err(error) => {
                 for operation in &mut pending[first..] {
@@ -380,11 +382,11 @@ impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
 
     /// The place of the payload of an operation.
     #[inline]
-    fn place<L: Load<B>, O>(&self, by: &PostedBy, op: &Op<L, O>) -> Result<L::Place> {
+    fn place<L: OpPayload<B>, O>(&self, by: &PostedBy, op: &Op<L, O>) -> Result<L::Place> {
         let domain = self.inner.hub.pd.domain();
-        match op.load.place(PdId::of(domain), op.range) {
+        match op.payload.place(PdId::of(domain), op.range) {
             Some(place) => Ok(place),
-            None => op.load.checked(by.verb, Domain(domain), op.range),
+            None => op.payload.checked(by.verb, Domain(domain), op.range),
         }
     }
 }
@@ -396,14 +398,14 @@ pub trait PostOn<B, P: Provider, S: Service<P>>: Sized + Sealed {
     fn post_on(self, connection: &Connection<B, P, S>) -> Pending<B, P, S>;
 }
 
-impl<B: Source, P: Provider, S: Service<P>, L: Load<B>> PostOn<B, P, S> for Op<L> {
+impl<B: Source, P: Provider, S: Service<P>, L: OpPayload<B>> PostOn<B, P, S> for Op<L> {
     #[inline(always)]
     fn post_on(self, connection: &Connection<B, P, S>) -> Pending<B, P, S> {
         connection.post_by(posted_by(&self.operation), self)
     }
 }
 
-impl<B: Source, P: Provider, S: Service<P>, L: Load<B>> PostOn<B, P, S> for Op<L, Receive> {
+impl<B: Source, P: Provider, S: Service<P>, L: OpPayload<B>> PostOn<B, P, S> for Op<L, Receive> {
     fn post_on(self, connection: &Connection<B, P, S>) -> Pending<B, P, S> {
         const BY: &PostedBy = posted_by!("Connection::post(Op::recv)", RECV);
         let place = match connection.place(BY, &self) {
@@ -422,20 +424,20 @@ impl<B: Source, P: Provider, S: Service<P>, L: Load<B>> PostOn<B, P, S> for Op<L
 
 impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
     #[inline]
-    fn entry(&self, posted_by: &'static PostedBy, kind: SlotKind, tag: u64, len: u32) -> Operation<B> {
-        Operation { buffer: None, posted_by, kind, tag, len }
+    fn entry(&self, posted_by: &'static PostedBy, kind: SlotKind, tag: u64, len: u32) -> HubOp<B> {
+        HubOp { buffer: None, posted_by, kind, tag, len }
     }
 
     /// Moves `buffer` into the table and posts its request by `post`.
     #[inline]
     fn submit(
         &self,
-        operation: Operation<B>,
+        operation: HubOp<B>,
         buffer: Option<B>,
         post: impl FnOnce(&mut Qp<Rc, P>, u64) -> Result<(), PostError>,
     ) -> Pending<B, P, S> {
         let ConnectionInner { hub, conn, .. } = &*self.inner;
-        let Operation { kind, tag, .. } = operation;
+        let HubOp { kind, tag, .. } = operation;
         let mut state = conn.lock();
         if let Some(failure) = state.failure {
             drop(state);
@@ -443,7 +445,7 @@ impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
         }
         let Some(qp) = &mut state.qp else {
             drop(state);
-            return Pending::refused_in(kind, Failure::Aborted.into(), buffer, tag);
+            return Pending::refused_in(kind, ConnFailure::Aborted.into(), buffer, tag);
         };
         let Some(index) = conn.take_slot(kind) else {
             drop(state);
@@ -451,13 +453,13 @@ impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
         };
         // The table owns the buffer before the request is posted, so a panic in between does not
         // free it.
-        let wr_id = hub.table.insert(index, Operation { buffer, ..operation });
+        let wr_id = hub.table.insert(index, HubOp { buffer, ..operation });
         match post(qp, wr_id) {
             Ok(()) => {}
             // A request that counts as posted completes when the connection ends.
             Err(error) if error.accepted > 0 => {
                 drop(state);
-                self.inner.end(Failure::Post(error));
+                self.inner.end(ConnFailure::Post(error));
                 return Pending::posted(Arc::clone(&self.inner), wr_id);
             }
             Err(error) => {
@@ -474,8 +476,8 @@ impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
     fn take_back(&self, wr_id: u64, error: Error) -> Pending<B, P, S> {
         let ConnectionInner { hub, conn, .. } = &*self.inner;
         match hub.table.take_back(wr_id) {
-            Some(Operation { buffer, kind, tag, .. }) => {
-                conn.put_slot(kind, Operations::<B>::index(wr_id));
+            Some(HubOp { buffer, kind, tag, .. }) => {
+                conn.put_slot(kind, HubOps::<B>::index(wr_id));
                 Pending::refused_in(kind, error, buffer, tag)
             }
             // A device that completed what it was not given. The table has the buffer.
@@ -485,14 +487,14 @@ impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
 }
 
 /// The function that posts an operation.
-fn posted_by(operation: &WrOperation) -> &'static PostedBy {
+fn posted_by(operation: &Operation) -> &'static PostedBy {
     match operation {
-        WrOperation::Write(_) | WrOperation::WriteImm(..) => {
+        Operation::Write(_) | Operation::WriteImm(..) => {
             posted_by!("Connection::post(Op::write)", RDMA_WRITE)
         }
-        WrOperation::Read(_) => posted_by!("Connection::post(Op::read)", RDMA_READ),
-        WrOperation::CmpSwp { .. } => posted_by!("Connection::post(Op::compare_swap)", COMP_SWAP),
-        WrOperation::FetchAdd { .. } => posted_by!("Connection::post(Op::fetch_add)", FETCH_ADD),
+        Operation::Read(_) => posted_by!("Connection::post(Op::read)", RDMA_READ),
+        Operation::CmpSwp { .. } => posted_by!("Connection::post(Op::compare_swap)", COMP_SWAP),
+        Operation::FetchAdd { .. } => posted_by!("Connection::post(Op::fetch_add)", FETCH_ADD),
         _ => posted_by!("Connection::post(Op::send)", SEND),
     }
 }
@@ -504,19 +506,19 @@ pub(crate) fn full<P: Provider, S: Service<P>>(conn: &Conn<P, S>, kind: SlotKind
     PostError { accepted: 0, reason: PushError::QueueFull { capacity }.into() }.into()
 }
 
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
+impl From<ConnFailure> for Error {
+    fn from(failure: ConnFailure) -> Self {
         match failure {
-            Failure::Completion { verb, status, vendor_err, driver, link_down } => {
+            ConnFailure::Completion { verb, status, vendor_err, driver, link_down } => {
                 Self::Completion { verb, status, vendor_err, driver, link_down }
             }
-            Failure::Unknown { wr_id } => Self::UnknownCompletion { wr_id },
-            Failure::Post(error) => error.into(),
-            Failure::Service { verb, reason } => Self::Closed { verb, reason },
-            Failure::Aborted => {
+            ConnFailure::Unknown { wr_id } => Self::UnknownCompletion { wr_id },
+            ConnFailure::Post(error) => error.into(),
+            ConnFailure::Service { verb, reason } => Self::Closed { verb, reason },
+            ConnFailure::Aborted => {
                 Self::Closed { verb: "Connection", reason: "the connection was ended by `abort`" }
             }
-            Failure::DeviceRemoved => Self::DeviceRemoved { verb: "Connection" },
+            ConnFailure::DeviceRemoved => Self::DeviceRemoved { verb: "Connection" },
         }
     }
 }

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 use loom::thread;
 
 use super::election::{DriverKind, Election};
-use super::table::{Completed, Detached, Table};
+use super::table::{Detached, EndedOp, Table};
 use crate::sync::loom_models::{Bell, model};
 use crate::sync::{Mutex, lock};
 
@@ -23,12 +23,12 @@ fn wait<T, R: Copy>(table: &Table<T, R>, wr_id: u64) -> (T, R) {
 
 fn complete<T>(table: &Table<T, u32>, wr_id: u64, result: u32) -> Option<T> {
     match table.complete(wr_id, result) {
-        Completed::Waiting(waker) => {
+        EndedOp::Waiting(waker) => {
             waker.into_iter().for_each(Waker::wake);
             None
         }
-        Completed::Detached(operation, _) => Some(operation),
-        Completed::Unknown => panic!("the operation is in flight"),
+        EndedOp::Detached(operation, _) => Some(operation),
+        EndedOp::Unknown => panic!("the operation is in flight"),
     }
 }
 
@@ -75,7 +75,7 @@ fn late_completion_ends_no_later_operation_of_the_slot() {
         assert!(complete(&table, first, 1).is_none());
         let repeats = {
             let table = Arc::clone(&table);
-            thread::spawn(move || assert!(matches!(table.complete(first, 9), Completed::Unknown)))
+            thread::spawn(move || assert!(matches!(table.complete(first, 9), EndedOp::Unknown)))
         };
         assert_eq!(wait(&table, first), (1, 1));
         let second = table.insert(0, 2);
@@ -93,7 +93,7 @@ fn retired_slot_returns_its_buffer_once() {
         assert!(matches!(table.detach(wr_id), Detached::InFlight));
         let reaper = {
             let table = Arc::clone(&table);
-            thread::spawn(move || matches!(table.complete(wr_id, ()), Completed::Detached(..)))
+            thread::spawn(move || matches!(table.complete(wr_id, ()), EndedOp::Detached(..)))
         };
         let abandoned = table.abandon(0).is_some();
         assert!(abandoned != reaper.join().unwrap());
@@ -212,7 +212,7 @@ impl ModelHub {
             let Some(mut cq) = self.cq.try_lock() else { return false };
             let taken = std::mem::take(&mut cq.completions);
             for wr_id in &taken {
-                if let Completed::Waiting(Some(waker)) = self.table.complete(*wr_id, 7) {
+                if let EndedOp::Waiting(Some(waker)) = self.table.complete(*wr_id, 7) {
                     woken.push(waker);
                 }
             }

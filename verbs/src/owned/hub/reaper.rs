@@ -11,7 +11,7 @@ use bareverbs_provider::wake::FirstPanic;
 use smallvec::SmallVec;
 
 use super::service::{RESERVED, Service};
-use super::table::{Completed, Table};
+use super::table::{EndedOp, Table};
 use crate::cq::{Cq, WorkCompletion};
 use crate::device::DriverId;
 use crate::error::PostError;
@@ -31,11 +31,11 @@ pub(crate) const TAKEN_BACK: WcStatus = WcStatus(u32::MAX);
 pub(crate) const BATCH: usize = 32;
 
 /// The operations of a hub.
-pub(crate) type Operations<B> = Table<Operation<B>, Ended>;
+pub(crate) type HubOps<B> = Table<HubOp<B>, OpCompletion>;
 
 /// The completion of an operation.
 #[derive(Clone, Copy)]
-pub(crate) struct Ended {
+pub(crate) struct OpCompletion {
     pub(crate) status: WcStatus,
     pub(crate) vendor_err: u32,
     /// Of a receive. That of a send is known when it is posted.
@@ -45,7 +45,7 @@ pub(crate) struct Ended {
     pub(crate) imm: Option<Imm>,
 }
 
-impl Ended {
+impl OpCompletion {
     #[inline(always)]
     fn success(completion: &impl Completion) -> Self {
         let (opcode, imm) = match completion.is_recv() {
@@ -69,7 +69,7 @@ impl Ended {
 }
 
 /// An operation of a hub.
-pub(crate) struct Operation<B> {
+pub(crate) struct HubOp<B> {
     /// `None` if it is inline.
     pub(crate) buffer: Option<B>,
     pub(crate) posted_by: &'static PostedBy,
@@ -86,13 +86,6 @@ pub(crate) struct PostedBy {
     pub(crate) verb: &'static str,
     /// The opcode of a success. That of a receive depends on its message.
     pub(crate) opcode: WcOpcode,
-}
-
-/// The queue of an operation of an endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    Send,
-    Recv,
 }
 
 /// The operations of a connection that share its slots of one kind.
@@ -125,7 +118,7 @@ impl Depths {
 
 /// Why a connection accepts no more operations.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Failure {
+pub(crate) enum ConnFailure {
     /// An operation failed.
     Completion {
         verb: &'static str,
@@ -168,7 +161,7 @@ pub(crate) struct Conn<P: Provider, S: Service<P> = ()> {
 pub(crate) struct ConnState<P: Provider, S: Service<P>> {
     /// `None` once the connection is retired.
     pub(crate) qp: Option<Qp<Rc, P>>,
-    pub(crate) failure: Option<Failure>,
+    pub(crate) failure: Option<ConnFailure>,
     /// What its service keeps of it.
     pub(crate) service: S::Conn,
     /// Whether its service knows of its end.
@@ -264,10 +257,10 @@ impl<P: Provider, S: Service<P>> Conn<P, S> {
     }
 
     /// The failure that a completion of its QP reports.
-    pub(crate) fn failure(&self, verb: &'static str, status: WcStatus, vendor_err: u32) -> Failure {
+    pub(crate) fn failure(&self, verb: &'static str, status: WcStatus, vendor_err: u32) -> ConnFailure {
         let state = self.lock();
         let link_down = state.qp.as_ref().and_then(|qp| link_down::cause(&qp.pd().domain().context, status));
-        Failure::Completion { verb, status, vendor_err, driver: self.driver, link_down }
+        ConnFailure::Completion { verb, status, vendor_err, driver: self.driver, link_down }
     }
 
     /// All of its slots of the kind.
@@ -289,7 +282,7 @@ impl<P: Provider, S: Service<P>> Conn<P, S> {
     }
 
     /// Ends the connection: posts are rejected, and operations in flight complete with an error.
-    pub(crate) fn fail(&self, failure: Failure) {
+    pub(crate) fn fail(&self, failure: ConnFailure) {
         let mut state = self.lock();
         state.failure.get_or_insert(failure);
         if let Some(qp) = &mut state.qp
@@ -311,7 +304,7 @@ impl<P: Provider, S: Service<P>> Conn<P, S> {
         // `failure` or `is_destroyed` first, with the lock.
         let destroyed = qp.is_destroyed() || unsafe { qp.try_destroy_object() }.is_ok();
         if destroyed {
-            state.failure.get_or_insert(Failure::DeviceRemoved);
+            state.failure.get_or_insert(ConnFailure::DeviceRemoved);
         }
         Some(destroyed)
     }
@@ -425,7 +418,7 @@ impl<P: Provider, S: Service<P>> Reaper<P, S> {
     /// Polls one completion. If it is not the success of `wr_id`, the caller must call
     /// [`Reaper::reap_polled`].
     #[inline(always)]
-    pub(super) fn poll_own(&mut self, wr_id: u64) -> Next {
+    pub(super) fn poll_own(&mut self, wr_id: u64) -> OwnPolled {
         let Self { cq, polled, .. } = self;
         cq.visit_next(PollNext { wr_id, polled })
     }
@@ -434,21 +427,21 @@ impl<P: Provider, S: Service<P>> Reaper<P, S> {
     /// [`Reaper::reap`] does.
     pub(super) fn reap_polled<B>(
         &mut self,
-        table: &Operations<B>,
+        table: &HubOps<B>,
         service: &S,
-        batch: &mut Batch<B>,
+        deferred: &mut Deferred<B>,
     ) -> usize {
-        let Some(polled) = self.polled.take() else { return self.reap(table, service, batch) };
+        let Some(polled) = self.polled.take() else { return self.reap(table, service, deferred) };
         let Self { owners, of_service, by_number, .. } = self;
-        let success = (polled.status == WcStatus::SUCCESS).then(|| Ended::of_value(&polled));
+        let success = (polled.status == WcStatus::SUCCESS).then(|| OpCompletion::of_value(&polled));
         let to = Recipients { owners, of_service, by_number, table, service };
-        to.deliver(polled.wr_id, success, || polled, batch);
-        1 + self.reap(table, service, batch)
+        to.deliver(polled.wr_id, success, || polled, deferred);
+        1 + self.reap(table, service, deferred)
     }
 
     /// Takes up to [`BATCH`] completions and hands out the result of each. Returns their number.
     #[inline]
-    pub(super) fn reap<B>(&mut self, table: &Operations<B>, service: &S, batch: &mut Batch<B>) -> usize {
+    pub(super) fn reap<B>(&mut self, table: &HubOps<B>, service: &S, deferred: &mut Deferred<B>) -> usize {
         let Self { cq, owners, of_service, by_number, .. } = self;
         let to = Recipients { owners, of_service, by_number, table, service };
         let mut completions = cq.poll();
@@ -457,24 +450,25 @@ impl<P: Provider, S: Service<P>> Reaper<P, S> {
             && let Some(completion) = completions.next()
         {
             taken += 1;
-            let success = (completion.status() == WcStatus::SUCCESS).then(|| Ended::success(&completion));
-            to.deliver(completion.wr_id(), success, || completion.to_value(), batch);
+            let success =
+                (completion.status() == WcStatus::SUCCESS).then(|| OpCompletion::success(&completion));
+            to.deliver(completion.wr_id(), success, || completion.to_value(), deferred);
         }
         taken
     }
 }
 
 /// The next completion of the CQ, for one operation. It is small enough for registers.
-pub(super) enum Next {
+pub(super) enum OwnPolled {
     /// The success of the operation.
-    Success(Ended),
+    Success(OpCompletion),
     /// There is none.
     Empty,
     /// Another one, which is to be reaped.
     Foreign,
 }
 
-/// Polls for the operation `wr_id`. Any other completion is stored in `polled`, not in [`Next`], whose
+/// Polls for the operation `wr_id`. Any other completion is stored in `polled`, not in [`OwnPolled`], whose
 /// variants share their place: the compiler would move the result through memory.
 struct PollNext<'r> {
     wr_id: u64,
@@ -482,28 +476,28 @@ struct PollNext<'r> {
 }
 
 impl Visitor for PollNext<'_> {
-    type Output = Next;
+    type Output = OwnPolled;
 
     #[inline(always)]
-    fn completion(self, completion: impl Completion) -> Next {
+    fn completion(self, completion: impl Completion) -> OwnPolled {
         let Self { wr_id, polled } = self;
         if completion.wr_id() == wr_id && completion.status() == WcStatus::SUCCESS {
-            return Next::Success(Ended::success(&completion));
+            return OwnPolled::Success(OpCompletion::success(&completion));
         }
         // A copy, so that the fast path keeps the completion in registers.
         let copy = ManuallyDrop::new(completion);
         *polled = Some(copy.to_value());
-        Next::Foreign
+        OwnPolled::Foreign
     }
 
     #[inline(always)]
-    fn empty(self) -> Next {
-        Next::Empty
+    fn empty(self) -> OwnPolled {
+        OwnPolled::Empty
     }
 
     #[inline(always)]
-    fn declined(self) -> Next {
-        Next::Foreign
+    fn declined(self) -> OwnPolled {
+        OwnPolled::Foreign
     }
 }
 
@@ -512,7 +506,7 @@ struct Recipients<'r, B, P: Provider, S: Service<P>> {
     owners: &'r [Owner<P, S>],
     of_service: &'r [bool],
     by_number: &'r HashMap<u32, Arc<Conn<P, S>>>,
-    table: &'r Operations<B>,
+    table: &'r HubOps<B>,
     service: &'r S,
 }
 
@@ -522,42 +516,42 @@ impl<B, P: Provider, S: Service<P>> Recipients<'_, B, P, S> {
     fn deliver(
         &self,
         wr_id: u64,
-        success: Option<Ended>,
+        success: Option<OpCompletion>,
         value: impl Fn() -> WorkCompletion,
-        batch: &mut Batch<B>,
+        deferred: &mut Deferred<B>,
     ) {
         let Self { owners, of_service, by_number, table, service } = *self;
         if S::OWNS && wr_id & RESERVED != 0 {
-            self.deliver_reserved(&value(), batch);
+            self.deliver_reserved(&value(), deferred);
             return;
         }
         let ended = match success {
             Some(ended) => ended,
-            None => failed(&value(), table, owners, service, batch),
+            None => failed(&value(), table, owners, service, deferred),
         };
         match table.complete(wr_id, ended) {
-            Completed::Waiting(waker) => {
-                if S::OWNS && of_service[Operations::<B>::index(wr_id) as usize] {
+            EndedOp::Waiting(waker) => {
+                if S::OWNS && of_service[HubOps::<B>::index(wr_id) as usize] {
                     service.count(ended.status == WcStatus::SUCCESS, false);
                 }
                 if let Some(waker) = waker {
-                    batch.woken.push(waker);
+                    deferred.woken.push(waker);
                 }
             }
-            Completed::Detached(operation, _) => {
-                let index = Operations::<B>::index(wr_id);
+            EndedOp::Detached(operation, _) => {
+                let index = HubOps::<B>::index(wr_id);
                 if let Some(Some(conn)) = owners.get(index as usize) {
                     conn.put_slot(operation.kind, index);
                 }
                 if S::OWNS && operation.kind == SlotKind::Service {
                     service.count(ended.status == WcStatus::SUCCESS, true);
                 }
-                batch.ended.push(operation);
+                deferred.ended.push(operation);
             }
-            Completed::Unknown => {
+            EndedOp::Unknown => {
                 let completion = value();
                 if let Some(conn) = by_number.get(&completion.qp_num) {
-                    unknown(conn, &completion, table, service, batch);
+                    unknown(conn, &completion, table, service, deferred);
                 }
             }
         }
@@ -566,13 +560,13 @@ impl<B, P: Provider, S: Service<P>> Recipients<'_, B, P, S> {
     /// Hands out a completion whose `wr_id` is that of no operation.
     #[cold]
     #[inline(never)]
-    fn deliver_reserved(&self, completion: &WorkCompletion, batch: &mut Batch<B>) {
+    fn deliver_reserved(&self, completion: &WorkCompletion, deferred: &mut Deferred<B>) {
         let Self { by_number, table, service, .. } = *self;
         let conn = by_number.get(&completion.qp_num);
         if completion.wr_id != PROBE {
-            service.completion(completion, conn, table, batch);
+            service.completion(completion, conn, table, deferred);
         } else if let Some(conn) = conn {
-            unknown(conn, completion, table, service, batch);
+            unknown(conn, completion, table, service, deferred);
         }
     }
 }
@@ -582,16 +576,16 @@ impl<B, P: Provider, S: Service<P>> Recipients<'_, B, P, S> {
 #[inline(never)]
 fn failed<B, P: Provider, S: Service<P>>(
     completion: &WorkCompletion,
-    table: &Operations<B>,
+    table: &HubOps<B>,
     owners: &[Owner<P, S>],
     service: &S,
-    batch: &mut Batch<B>,
-) -> Ended {
+    deferred: &mut Deferred<B>,
+) -> OpCompletion {
     let WorkCompletion { wr_id, mut status, vendor_err, .. } = *completion;
-    let unchanged = Ended::error(status, vendor_err);
+    let unchanged = OpCompletion::error(status, vendor_err);
     let found = table.inspect(wr_id, |operation| (operation.posted_by.verb, operation.kind));
     let Some((verb, kind)) = found else { return unchanged };
-    let Some(Some(conn)) = owners.get(Operations::<B>::index(wr_id) as usize) else { return unchanged };
+    let Some(Some(conn)) = owners.get(HubOps::<B>::index(wr_id) as usize) else { return unchanged };
     let delivered = {
         let state = conn.lock();
         if let Some(qp) = &state.qp
@@ -603,8 +597,8 @@ fn failed<B, P: Provider, S: Service<P>>(
         // Only the hardware acknowledgement is missing.
         kind == SlotKind::Service && service.is_delivered(&state)
     };
-    end(conn, conn.failure(verb, status, vendor_err), table, service, batch);
-    Ended::error(if delivered { WcStatus::SUCCESS } else { status }, vendor_err)
+    end(conn, conn.failure(verb, status, vendor_err), table, service, deferred);
+    OpCompletion::error(if delivered { WcStatus::SUCCESS } else { status }, vendor_err)
 }
 
 /// Handles a completion that ends no operation: that of a probe, or an unknown one.
@@ -613,19 +607,19 @@ fn failed<B, P: Provider, S: Service<P>>(
 fn unknown<B, P: Provider, S: Service<P>>(
     conn: &Conn<P, S>,
     completion: &WorkCompletion,
-    table: &Operations<B>,
+    table: &HubOps<B>,
     service: &S,
-    batch: &mut Batch<B>,
+    deferred: &mut Deferred<B>,
 ) {
     let WorkCompletion { wr_id, status, vendor_err, .. } = *completion;
     let failure = if wr_id != PROBE || !conn.lock().probed() {
-        Failure::Unknown { wr_id }
+        ConnFailure::Unknown { wr_id }
     } else if status != WcStatus::SUCCESS {
         conn.failure("keepalive", status, vendor_err)
     } else {
         return;
     };
-    end(conn, failure, table, service, batch);
+    end(conn, failure, table, service, deferred);
 }
 
 /// Ends the operation in flight with this `wr_id`, if there is one, with `status`.
@@ -633,25 +627,25 @@ pub(crate) fn end_unposted<B, P: Provider, S: Service<P>>(
     conn: &Conn<P, S>,
     wr_id: u64,
     (status, counted): (WcStatus, bool),
-    table: &Operations<B>,
+    table: &HubOps<B>,
     service: &S,
-    batch: &mut Batch<B>,
+    deferred: &mut Deferred<B>,
 ) {
-    match table.complete(wr_id, Ended::error(status, 0)) {
-        Completed::Waiting(waker) => {
+    match table.complete(wr_id, OpCompletion::error(status, 0)) {
+        EndedOp::Waiting(waker) => {
             if counted {
                 service.count(false, false);
             }
-            batch.woken.extend(waker);
+            deferred.woken.extend(waker);
         }
-        Completed::Detached(operation, _) => {
+        EndedOp::Detached(operation, _) => {
             if counted {
                 service.count(false, true);
             }
-            conn.put_slot(operation.kind, Operations::<B>::index(wr_id));
-            batch.ended.push(operation);
+            conn.put_slot(operation.kind, HubOps::<B>::index(wr_id));
+            deferred.ended.push(operation);
         }
-        Completed::Unknown => {}
+        EndedOp::Unknown => {}
     }
 }
 
@@ -659,9 +653,9 @@ pub(crate) fn end_unposted<B, P: Provider, S: Service<P>>(
 /// another thread retires it. The CQ must be empty of its completions.
 pub(super) fn end_removed<B, P: Provider, S: Service<P>>(
     conn: &Conn<P, S>,
-    table: &Operations<B>,
+    table: &HubOps<B>,
     service: &S,
-    batch: &mut Batch<B>,
+    deferred: &mut Deferred<B>,
 ) {
     // While the connection has its QP, no other connection uses its slots.
     let state = conn.lock();
@@ -671,34 +665,34 @@ pub(super) fn end_removed<B, P: Provider, S: Service<P>>(
     for kind in [SlotKind::Send, SlotKind::Recv, SlotKind::Service] {
         let ended = (WcStatus::WR_FLUSH_ERR, kind == SlotKind::Service);
         for slot in conn.slots_of(kind) {
-            end_unposted(conn, table.wr_id(*slot), ended, table, service, batch);
+            end_unposted(conn, table.wr_id(*slot), ended, table, service, deferred);
         }
     }
     drop(state);
-    end(conn, Failure::DeviceRemoved, table, service, batch);
+    end(conn, ConnFailure::DeviceRemoved, table, service, deferred);
 }
 
 /// Ends a connection, and tells its service.
 pub(crate) fn end<B, P: Provider, S: Service<P>>(
     conn: &Conn<P, S>,
-    failure: Failure,
-    table: &Operations<B>,
+    failure: ConnFailure,
+    table: &HubOps<B>,
     service: &S,
-    batch: &mut Batch<B>,
+    deferred: &mut Deferred<B>,
 ) {
     conn.fail(failure);
-    service.ended(conn, failure, table, batch);
+    service.ended(conn, failure, table, deferred);
 }
 
 /// Wakers to call and buffers to drop after the CQ was unlocked, because both run code of the
 /// application.
-pub(crate) struct Batch<B> {
+pub(crate) struct Deferred<B> {
     // Empty lists are not dropped. They have not grown, so there is nothing to free.
     pub(crate) woken: ManuallyDrop<SmallList<Waker>>,
-    ended: ManuallyDrop<SmallList<Operation<B>>>,
+    ended: ManuallyDrop<SmallList<HubOp<B>>>,
 }
 
-impl<B> Batch<B> {
+impl<B> Deferred<B> {
     #[inline]
     pub(crate) fn new() -> Self {
         Self { woken: ManuallyDrop::new(SmallList::new()), ended: ManuallyDrop::new(SmallList::new()) }
@@ -725,7 +719,7 @@ impl<B> Batch<B> {
     }
 }
 
-impl<B> Drop for Batch<B> {
+impl<B> Drop for Deferred<B> {
     /// If the thread unwinds.
     #[inline]
     fn drop(&mut self) {

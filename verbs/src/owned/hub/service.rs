@@ -5,7 +5,7 @@ use std::task::Waker;
 
 use bareverbs_provider::traits::Provider;
 
-use super::reaper::{Batch, Conn, ConnState, Failure, Operations};
+use super::reaper::{Conn, ConnFailure, ConnState, Deferred, HubOps};
 use crate::Error;
 use crate::cq::WorkCompletion;
 
@@ -33,12 +33,18 @@ pub trait Service<P: Provider>: Sized + Send + Sync + 'static {
         &self,
         completion: &WorkCompletion,
         conn: Option<&Arc<Conn<P, Self>>>,
-        table: &Operations<B>,
-        batch: &mut Batch<B>,
+        table: &HubOps<B>,
+        deferred: &mut Deferred<B>,
     );
 
     /// Handles the end of a connection. It may be called again for the same one.
-    fn ended<B>(&self, conn: &Conn<P, Self>, failure: Failure, table: &Operations<B>, batch: &mut Batch<B>);
+    fn ended<B>(
+        &self,
+        conn: &Conn<P, Self>,
+        failure: ConnFailure,
+        table: &HubOps<B>,
+        deferred: &mut Deferred<B>,
+    );
 
     /// Counts an operation of [`SlotKind::Service`](super::reaper::SlotKind) that has ended.
     fn count(&self, success: bool, detached: bool);
@@ -65,12 +71,12 @@ impl<P: Provider> Service<P> for () {
         &self,
         _: &WorkCompletion,
         _: Option<&Arc<Conn<P, Self>>>,
-        _: &Operations<B>,
-        _: &mut Batch<B>,
+        _: &HubOps<B>,
+        _: &mut Deferred<B>,
     ) {
     }
 
-    fn ended<B>(&self, _: &Conn<P, Self>, _: Failure, _: &Operations<B>, _: &mut Batch<B>) {}
+    fn ended<B>(&self, _: &Conn<P, Self>, _: ConnFailure, _: &HubOps<B>, _: &mut Deferred<B>) {}
 
     fn count(&self, _: bool, _: bool) {}
 

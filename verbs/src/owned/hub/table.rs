@@ -53,7 +53,7 @@ enum State<R> {
 
 /// What a completion ended.
 #[must_use]
-pub(crate) enum Completed<T, R> {
+pub(crate) enum EndedOp<T, R> {
     /// No operation in flight has the `wr_id`.
     Unknown,
     /// An operation whose result is wanted. The waker of its task, if one waits.
@@ -154,19 +154,19 @@ impl<T, R: Copy> Table<T, R> {
 
     /// Ends the operation of a completion.
     #[inline]
-    pub(crate) fn complete(&self, wr_id: u64, result: R) -> Completed<T, R> {
+    pub(crate) fn complete(&self, wr_id: u64, result: R) -> EndedOp<T, R> {
         let completed = self.with(wr_id, |slot| match slot.state {
             State::Posted if !slot.queued => {
                 slot.state = State::Done(result);
-                Completed::Waiting(slot.waker.take())
+                EndedOp::Waiting(slot.waker.take())
             }
             State::Detached if !slot.queued => match slot.free() {
-                Some(operation) => Completed::Detached(operation, result),
-                None => Completed::Unknown,
+                Some(operation) => EndedOp::Detached(operation, result),
+                None => EndedOp::Unknown,
             },
-            _ => Completed::Unknown,
+            _ => EndedOp::Unknown,
         });
-        completed.unwrap_or(Completed::Unknown)
+        completed.unwrap_or(EndedOp::Unknown)
     }
 
     /// Locks the slot of a posted operation, to [take](Posted::take) it if its completion is polled.

@@ -3,6 +3,7 @@
 use bareverbs_provider::traits::Completion;
 
 use super::super::Done;
+use super::super::op::Receive;
 use crate::WcOpcode;
 use crate::cq::WorkCompletion;
 use crate::qp::Operation;
@@ -44,11 +45,14 @@ pub(crate) trait QueueKind {
     fn received<B>(done: Done<B>, sender: Self::Sender) -> Self::Done<B>;
 }
 
-/// An operation that a list of `K` posts.
-pub(crate) trait SendOperation<K: QueueKind>: Copy {
+/// An operation that a list posts.
+pub(crate) trait ListOperation: Copy {
     /// The opcode of its completion.
     fn opcode(&self) -> WcOpcode;
+}
 
+/// An operation that a list of `K` posts to the send queue.
+pub(crate) trait SendOperation<K: QueueKind>: ListOperation {
     /// What it holds until it is complete.
     fn held(&self) -> K::Held;
 }
@@ -94,7 +98,14 @@ impl QueueKind for Reliable {
     }
 }
 
-impl SendOperation<Reliable> for Operation {
+impl ListOperation for Receive {
+    #[inline(always)]
+    fn opcode(&self) -> WcOpcode {
+        WcOpcode::RECV
+    }
+}
+
+impl ListOperation for Operation {
     #[inline(always)]
     fn opcode(&self) -> WcOpcode {
         match self {
@@ -105,7 +116,9 @@ impl SendOperation<Reliable> for Operation {
             _ => WcOpcode::SEND,
         }
     }
+}
 
+impl SendOperation<Reliable> for Operation {
     #[inline(always)]
     fn held(&self) {}
 }

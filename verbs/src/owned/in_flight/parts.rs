@@ -12,9 +12,10 @@ use super::super::op::{Parts, Receive};
 use super::super::queue::Queue;
 use super::super::{Op, Source};
 use super::{
-    PostRecv, PostSend, QueueKind, Received, RecvEntry, RecvsInFlight, Reliable, SendEntry, SendOperation,
-    SendsInFlight,
+    Entry, ListOperation, PostRecv, PostResult, PostSend, QueueInFlight, QueueKind, Received, RecvEntry,
+    RecvsInFlight, Reliable, SendEntry, SendsInFlight,
 };
+use crate::error::PostError;
 use crate::pd::shared::PdShared;
 use crate::qp::{Payload, RecvRequest, SendFlags, SendRequest, Sge};
 use crate::{Refused, Result, WcOpcode};
@@ -110,14 +111,10 @@ fn sges<B: Source, R: RangeBounds<usize>, const N: usize>(
 }
 
 /// Removes the entries that were pushed last. Returns the parts of their operation.
-fn take_back<T, B, R, const N: usize>(
-    queue: &mut Queue<T>,
-    buffer: impl Fn(T) -> Option<B>,
-    ranges: [R; N],
-) -> [(B, R); N] {
+fn take_back<E: Entry<B>, B, R, const N: usize>(queue: &mut Queue<E>, ranges: [R; N]) -> [(B, R); N] {
     let mut buffers = array::from_fn::<_, N, _>(|_| None);
     for slot in buffers.iter_mut().rev() {
-        *slot = queue.take_back().and_then(&buffer);
+        *slot = queue.take_back().and_then(E::into_buffer);
     }
     let mut parts = buffers.into_iter().zip(ranges);
     array::from_fn(|_| match parts.next() {
@@ -126,10 +123,52 @@ fn take_back<T, B, R, const N: usize>(
     })
 }
 
-impl<B> SendsInFlight<B> {
+impl<E, S> QueueInFlight<E, S> {
     /// Makes room for operations of several buffers.
     pub(in crate::owned) fn reserve_parts(&mut self) {
         self.groups.reserve(self.depth);
+    }
+
+    /// Posts an operation of several buffers by `post`, and publishes it with all earlier ones.
+    fn post_entries<B: Source, O: ListOperation, R: RangeBounds<usize>, const N: usize>(
+        &mut self,
+        op: Op<Parts<B, R, N>, O>,
+        entry: impl Fn(Option<B>, u32) -> E,
+        post: impl FnOnce(u64, &[Sge]) -> Result<(), PostError>,
+    ) -> PostResult<Parts<B, R, N>, O>
+    where
+        E: Entry<B>,
+    {
+        let sges = match sges(Reliable::verb(op.operation.opcode()), &op.payload.0, &self.domain) {
+            Ok(sges) => sges,
+            Err(error) => return Err(Refused::new(error, op)),
+        };
+        if self.queue.credits() < N {
+            return self.full::<Reliable, _, _>(op);
+        }
+        let first = self.queue.posted();
+        let mut lens = sges.iter().map(|sge| sge.length);
+        // The list owns the buffers before the request is posted, so a panic in between does not
+        // free them.
+        let op = op.map(|Parts(parts)| {
+            parts.map(|(buffer, range)| {
+                let pushed = self.queue.push(entry(Some(buffer), lens.next().unwrap_or_default()));
+                debug_assert!(pushed.is_ok(), "there is room");
+                range
+            })
+        });
+        match post(self.queue.posted() - 1, &sges) {
+            Err(error) if error.accepted == 0 => {
+                let op = op.map(|ranges| Parts(take_back(&mut self.queue, ranges)));
+                Err(Refused::new(error.into(), op))
+            }
+            _ => {
+                self.queue.publish();
+                self.groups.add(self.queue.completed(), first, &sges);
+                self.hold(self.queue.has_complete());
+                Ok(())
+            }
+        }
     }
 }
 
@@ -140,94 +179,42 @@ impl<B: Source> SendsInFlight<B> {
         &mut self,
         queue: &mut Q,
         op: Op<Parts<B, R, N>>,
-    ) -> Result<(), Refused<Op<Parts<B, R, N>>>> {
-        let opcode = op.operation.opcode();
-        let sges = match sges(Reliable::verb(opcode), &op.load.0, &self.domain) {
-            Ok(sges) => sges,
-            Err(error) => return Err(Refused::new(error, op)),
-        };
-        if self.queue.credits() < N {
-            return self.full(op);
-        }
-        let first = self.queue.posted();
-        let mut lens = sges.iter().map(|sge| sge.length);
+    ) -> PostResult<Parts<B, R, N>> {
+        const { assert!(Q::PUBLISHES) };
         let (operation, tag, flags) = (op.operation, op.tag, op.flags | SendFlags::SIGNALED);
-        // The list owns the buffers before the request is posted, so a panic in between does not
-        // free them.
-        let op = op.map(|Parts(parts)| {
-            parts.map(|(buffer, range)| {
-                let (buffer, len) = (Some(buffer), lens.next().unwrap_or_default());
-                let pushed =
-                    self.queue.push(SendEntry { buffer, tag, len, opcode, signaled: true, held: () });
-                debug_assert!(pushed.is_ok(), "there is room");
-                range
-            })
+        let opcode = operation.opcode();
+        let entry = |buffer, len| SendEntry { buffer, tag, len, opcode, signaled: true, held: () };
+        let mut refused = None;
+        let posted = self.post_entries(op, entry, |wr_id, sges| {
+            let request = SendRequest { wr_id, operation, flags, payload: Payload::Sges(sges) };
+            // SAFETY: as in `post`, for each buffer. The request completes with the last entry, and the
+            // queue returns none of the entries before.
+            let posted = unsafe { queue.post(&request) };
+            refused = posted.err().filter(|error| error.accepted == 0);
+            posted
         });
-        let wr_id = self.queue.posted() - 1;
-        let request = SendRequest { wr_id, operation, flags, payload: Payload::Sges(&sges) };
-        // SAFETY: as in `post`, for each buffer. The request completes with the last entry, and the
-        // queue returns none of the entries before.
-        match unsafe { queue.post(&request) } {
-            Err(error) if error.accepted == 0 => {
-                let op = op.map(|ranges| Parts(take_back(&mut self.queue, |entry| entry.buffer, ranges)));
-                self.taken_back(Q::PUBLISHES, error.reason);
-                Err(Refused::new(error.into(), op))
-            }
-            _ => {
-                if Q::PUBLISHES {
-                    self.queue.publish();
-                }
-                self.groups.add(self.queue.completed(), first, &sges);
-                self.hold(self.queue.has_complete());
-                Ok(())
-            }
+        if let Some(error) = refused {
+            self.taken_back(true, error.reason);
         }
-    }
-}
-
-impl<B> RecvsInFlight<B> {
-    /// Makes room for receives of several buffers.
-    pub(in crate::owned) fn reserve_parts(&mut self) {
-        self.groups.reserve(self.depth);
+        posted
     }
 }
 
 impl<B: Source> RecvsInFlight<B> {
     /// Posts a receive of several buffers.
-    #[expect(clippy::type_complexity, reason = "the error returns the operation")]
     pub(in crate::owned) fn post_parts<R: RangeBounds<usize>, const N: usize>(
         &mut self,
         queue: &mut impl PostRecv,
         op: Op<Parts<B, R, N>, Receive>,
-    ) -> Result<(), Refused<Op<Parts<B, R, N>, Receive>>> {
-        let sges = match sges(Reliable::verb(WcOpcode::RECV), &op.load.0, &self.domain) {
-            Ok(sges) => sges,
-            Err(error) => return Err(Refused::new(error, op)),
-        };
-        if self.queue.credits() < N {
-            return self.full(op);
-        }
-        let (first, tag) = (self.queue.posted(), op.tag);
-        let op = op.map(|Parts(parts)| {
-            parts.map(|(buffer, range)| {
-                let pushed = self.queue.push(RecvEntry { buffer: Some(buffer), tag });
-                debug_assert!(pushed.is_ok(), "there is room");
-                range
-            })
-        });
-        let request = RecvRequest { wr_id: self.queue.posted() - 1, sges: &sges };
-        // SAFETY: as in `SendsInFlight::post_parts`.
-        match unsafe { queue.post(&request) } {
-            Ok(()) => {
-                self.queue.publish();
-                self.groups.add(self.queue.completed(), first, &sges);
-                self.hold(self.queue.has_complete());
-                Ok(())
-            }
-            Err(error) => {
-                let op = op.map(|ranges| Parts(take_back(&mut self.queue, |entry| entry.buffer, ranges)));
-                Err(Refused::new(error.into(), op))
-            }
-        }
+    ) -> PostResult<Parts<B, R, N>, Receive> {
+        let tag = op.tag;
+        self.post_entries(
+            op,
+            |buffer, _| RecvEntry { buffer, tag },
+            |wr_id, sges| {
+                // SAFETY: as for sends.
+                unsafe { queue.post(&RecvRequest { wr_id, sges }) }
+            },
+        )
     }
 }

@@ -12,7 +12,7 @@ use bareverbs_provider::traits::Provider;
 use super::PeerId;
 use super::reap::PeerConn;
 use crate::owned::buffer::checked_sge;
-use crate::owned::hub::reaper::Failure;
+use crate::owned::hub::reaper::ConnFailure;
 use crate::owned::pool::Loans;
 use crate::owned::{Pool, PoolBuffer};
 use crate::qp::{RecvRequest, WrId};
@@ -80,7 +80,7 @@ impl<P: Provider> Events<P> {
 /// An event, before it is given to the application.
 pub(crate) enum RawEvent<P: Provider> {
     Message { conn: Arc<PeerConn<P>>, receive: Receive, len: usize },
-    Failed(PeerId, Failure),
+    Failed(PeerId, ConnFailure),
     Closed(PeerId),
 }
 

@@ -9,10 +9,10 @@ use super::reap::{PeerState, Peers, Queued, pump};
 use crate::error::Limit;
 use crate::owned::buffer::checked_sge;
 use crate::owned::hub::connection::{Connection, ConnectionInner, full};
-use crate::owned::hub::reaper::{Operation, PostedBy, SlotKind};
-use crate::owned::op::{ByteRange, Load};
+use crate::owned::hub::reaper::{HubOp, PostedBy, SlotKind};
+use crate::owned::op::{ByteRange, OpPayload};
 use crate::owned::{Op, Pending, Source};
-use crate::qp::{Operation as WrOperation, SendFlags};
+use crate::qp::{Operation, SendFlags};
 use crate::{Error, WcOpcode};
 
 /// Sends a message, or adds it to those that wait for credits.
@@ -57,7 +57,7 @@ fn send_message<B: Source, P: Provider>(
     // The table owns the buffer before the request is posted, so a panic in between does not free it.
     let wr_id = hub.table.insert_queued(
         index,
-        Operation { buffer: Some(buffer), posted_by: BY, kind: SlotKind::Service, tag, len: sge.length },
+        HubOp { buffer: Some(buffer), posted_by: BY, kind: SlotKind::Service, tag, len: sge.length },
     );
     flow.push(Queued { wr_id, sge });
     let pumped = pump(&mut state, &hub.table);
@@ -69,20 +69,20 @@ fn send_message<B: Source, P: Provider>(
 }
 
 /// Posts a message, a write, a read or an atomic operation.
-pub(super) fn post<B: Source, P: Provider, L: Load<B>>(
+pub(super) fn post<B: Source, P: Provider, L: OpPayload<B>>(
     peer: &Connection<B, P, Peers<P>>,
     op: Op<L>,
 ) -> PeerOperation<B, P> {
     let by = match op.operation {
-        WrOperation::Write(_) => &PostedBy { verb: "Handle::post(Op::write)", opcode: WcOpcode::RDMA_WRITE },
-        WrOperation::Read(_) => &PostedBy { verb: "Handle::post(Op::read)", opcode: WcOpcode::RDMA_READ },
-        WrOperation::CmpSwp { .. } => {
+        Operation::Write(_) => &PostedBy { verb: "Handle::post(Op::write)", opcode: WcOpcode::RDMA_WRITE },
+        Operation::Read(_) => &PostedBy { verb: "Handle::post(Op::read)", opcode: WcOpcode::RDMA_READ },
+        Operation::CmpSwp { .. } => {
             &PostedBy { verb: "Handle::post(Op::compare_swap)", opcode: WcOpcode::COMP_SWAP }
         }
-        WrOperation::FetchAdd { .. } => {
+        Operation::FetchAdd { .. } => {
             &PostedBy { verb: "Handle::post(Op::fetch_add)", opcode: WcOpcode::FETCH_ADD }
         }
-        WrOperation::Send if op.flags == SendFlags::SIGNALED => {
+        Operation::Send if op.flags == SendFlags::SIGNALED => {
             let (range, tag) = (op.range, op.tag);
             return match op.split() {
                 (Some(buffer), _) => send_message(peer, buffer, range, tag),
@@ -91,7 +91,7 @@ pub(super) fn post<B: Source, P: Provider, L: Load<B>>(
                 }
             };
         }
-        WrOperation::Send => {
+        Operation::Send => {
             let reason = "a message has no option but its tag";
             return Pending::refused_op(SlotKind::Send, Error::invalid("Handle::post", reason), op);
         }

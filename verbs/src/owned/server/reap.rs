@@ -11,7 +11,9 @@ use super::PeerId;
 use super::flow::{ControlKind, FlowControl};
 use super::inbound::{Inbound, RawEvent, SHARED};
 use crate::cq::WorkCompletion;
-use crate::owned::hub::reaper::{Batch, Conn, ConnState, Failure, Operations, TAKEN_BACK, end, end_unposted};
+use crate::owned::hub::reaper::{
+    Conn, ConnFailure, ConnState, Deferred, HubOps, TAKEN_BACK, end, end_unposted,
+};
 use crate::owned::hub::service::Service;
 use crate::qp::{Operation, Payload, QpState, SendFlags, SendRequest, Sge};
 use crate::{Error, Imm, WcOpcode, WcStatus};
@@ -43,8 +45,8 @@ pub(crate) type PeerConn<P> = Conn<P, Peers<P>>;
 /// Posts the messages that are due.
 pub(crate) fn pump<B, P: Provider>(
     state: &mut ConnState<P, Peers<P>>,
-    table: &Operations<B>,
-) -> Result<(), Failure> {
+    table: &HubOps<B>,
+) -> Result<(), ConnFailure> {
     let ConnState { qp: Some(qp), failure: None, service: PeerState { flow, .. }, .. } = state else {
         return Ok(());
     };
@@ -71,7 +73,7 @@ pub(crate) fn pump<B, P: Provider>(
                 // It fails with the connection.
                 flow.put_back(message);
             }
-            return Err(Failure::Post(error));
+            return Err(ConnFailure::Post(error));
         }
     }
     Ok(())
@@ -82,13 +84,13 @@ pub(crate) fn flush<B, P: Provider>(
     conn: &PeerConn<P>,
     queue: VecDeque<Queued>,
     status: WcStatus,
-    table: &Operations<B>,
+    table: &HubOps<B>,
     inbound: &Peers<P>,
-    batch: &mut Batch<B>,
+    deferred: &mut Deferred<B>,
 ) {
     for Queued { wr_id, .. } in queue {
         table.publish(wr_id);
-        end_unposted(conn, wr_id, (status, true), table, inbound, batch);
+        end_unposted(conn, wr_id, (status, true), table, inbound, deferred);
     }
 }
 
@@ -103,8 +105,8 @@ impl<P: Provider> Service<P> for Peers<P> {
         &self,
         completion: &WorkCompletion,
         conn: Option<&Arc<PeerConn<P>>>,
-        table: &Operations<B>,
-        batch: &mut Batch<B>,
+        table: &HubOps<B>,
+        deferred: &mut Deferred<B>,
     ) {
         let WorkCompletion { wr_id, status, vendor_err, .. } = *completion;
         let shared = wr_id & SHARED != 0;
@@ -116,7 +118,7 @@ impl<P: Provider> Service<P> for Peers<P> {
             return;
         };
         let failure = if unknown {
-            Some(Failure::Unknown { wr_id })
+            Some(ConnFailure::Unknown { wr_id })
         } else if status != WcStatus::SUCCESS {
             let verb = if shared { "Server::next" } else { "Handle::post(Op::send)" };
             Some(conn.failure(verb, status, vendor_err))
@@ -125,7 +127,7 @@ impl<P: Provider> Service<P> for Peers<P> {
         };
         if let Some(failure) = failure {
             receive.into_iter().for_each(|receive| self.post_again(receive));
-            end(conn, failure, table, self, batch);
+            end(conn, failure, table, self, deferred);
             return;
         }
         let mut state = conn.lock();
@@ -166,47 +168,53 @@ impl<P: Provider> Service<P> for Peers<P> {
         let finished = state.service.flow.is_finished() && !mem::replace(&mut state.ended, true);
         let answered = state.service.flow.is_delivered();
         drop(state);
-        flush(conn, unsent, TAKEN_BACK, table, self, batch);
+        flush(conn, unsent, TAKEN_BACK, table, self, deferred);
         let id = PeerId::from(conn.id);
         match (arrived, receive) {
             (Ok(Some((ControlKind::Data, len))), Some(receive)) => {
                 let conn = Arc::clone(conn);
-                batch.woken.extend(self.push(RawEvent::Message { conn, receive, len }));
+                deferred.woken.extend(self.push(RawEvent::Message { conn, receive, len }));
             }
             (arrived, receive) => {
                 receive.into_iter().for_each(|receive| self.post_again(receive));
                 if let Ok(Some((ControlKind::Fin, _))) = arrived {
-                    batch.woken.extend(self.push(RawEvent::Closed(id)));
+                    deferred.woken.extend(self.push(RawEvent::Closed(id)));
                 }
             }
         }
         if answered {
-            batch.woken.extend(self.shutdown_wakers());
+            deferred.woken.extend(self.shutdown_wakers());
         }
         if finished {
-            batch.woken.extend(self.finished(id));
+            deferred.woken.extend(self.finished(id));
         }
         if let Err(failure) = pumped {
-            end(conn, failure, table, self, batch);
+            end(conn, failure, table, self, deferred);
         }
     }
 
     /// Flushes the messages that wait for credits, and queues the event.
-    fn ended<B>(&self, conn: &PeerConn<P>, failure: Failure, table: &Operations<B>, batch: &mut Batch<B>) {
+    fn ended<B>(
+        &self,
+        conn: &PeerConn<P>,
+        failure: ConnFailure,
+        table: &HubOps<B>,
+        deferred: &mut Deferred<B>,
+    ) {
         let (queue, complete, first) = {
             let mut state = conn.lock();
             let PeerState { flow, .. } = &mut state.service;
             let (queue, complete) = (flow.take_queue(), flow.is_complete());
             (queue, complete, !mem::replace(&mut state.ended, true))
         };
-        flush(conn, queue, WcStatus::WR_FLUSH_ERR, table, self, batch);
+        flush(conn, queue, WcStatus::WR_FLUSH_ERR, table, self, deferred);
         if first {
             let id = PeerId::from(conn.id);
             if complete {
-                batch.woken.extend(self.finished(id));
+                deferred.woken.extend(self.finished(id));
             } else {
-                batch.woken.extend(self.push(RawEvent::Failed(id, failure)));
-                batch.woken.extend(self.shutdown_wakers());
+                deferred.woken.extend(self.push(RawEvent::Failed(id, failure)));
+                deferred.woken.extend(self.shutdown_wakers());
             }
         }
     }
@@ -229,7 +237,7 @@ impl<P: Provider> Service<P> for Peers<P> {
 }
 
 /// The peer violated the protocol.
-const VIOLATION: Failure = Failure::Service {
+const VIOLATION: ConnFailure = ConnFailure::Service {
     verb: "Server::next",
     reason: "the peer violated the flow control protocol: connect `Server`s and `Client`s of the same version \
              only",

@@ -30,28 +30,6 @@ impl<B, R, const N: usize> fmt::Debug for Parts<B, R, N> {
     }
 }
 
-/// A buffer or inline bytes, for lists of both, from [`Op::mixed`](super::Op::mixed).
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub enum Mixed<'a, B> {
-    /// A buffer.
-    Buffer(B),
-    /// Inline bytes.
-    Inline(Inline<'a>),
-}
-
-impl<B: Source> From<B> for Mixed<'_, B> {
-    fn from(buffer: B) -> Self {
-        Self::Buffer(buffer)
-    }
-}
-
-impl<'a, B> From<Inline<'a>> for Mixed<'a, B> {
-    fn from(bytes: Inline<'a>) -> Self {
-        Self::Inline(bytes)
-    }
-}
-
 /// The payload of a receive that has no buffer, from [`Op::recv_empty`](super::Op::recv_empty).
 #[derive(Debug)]
 pub struct NoBuffer(pub(super) ());
@@ -63,14 +41,15 @@ impl fmt::Debug for Inline<'_> {
 }
 
 /// The payload of an operation for an endpoint or a connection with buffers of type `B`: such a buffer,
-/// [`Inline`] bytes, [`Mixed`] or [`NoBuffer`]. It is sealed.
+/// [`Inline`] bytes or [`NoBuffer`]. It is sealed.
 ///
 /// # Safety
 ///
 /// The bytes that the place names are those of the buffer of [`split`](Self::split), are only read while
 /// the request is posted, or satisfy the contract of posting by another promise. A `place` that is not
 /// `None` is the one of `checked`.
-pub unsafe trait Load<B>: Sized {
+#[doc(alias = "Load")]
+pub unsafe trait OpPayload<B>: Sized {
     #[doc(hidden)]
     type Place: Place;
 
@@ -137,22 +116,6 @@ impl Place for Inline<'_> {
     }
 }
 
-impl Place for Mixed<'_, Sge> {
-    fn len(&self) -> u32 {
-        match self {
-            Self::Buffer(sge) => sge.len(),
-            Self::Inline(bytes) => bytes.len(),
-        }
-    }
-
-    fn payload(&self) -> Payload<'_> {
-        match self {
-            Self::Buffer(sge) => sge.payload(),
-            Self::Inline(bytes) => bytes.payload(),
-        }
-    }
-}
-
 impl Place for () {
     #[inline(always)]
     fn len(&self) -> u32 {
@@ -166,7 +129,7 @@ impl Place for () {
 }
 
 // SAFETY: the place is that of the buffer, which is the one of `split`.
-unsafe impl<B: Source> Load<B> for B {
+unsafe impl<B: Source> OpPayload<B> for B {
     type Place = Sge;
     type Kept = ();
 
@@ -190,7 +153,7 @@ unsafe impl<B: Source> Load<B> for B {
 }
 
 // SAFETY: inline bytes are copied while the request is posted.
-unsafe impl<B> Load<B> for Inline<'_> {
+unsafe impl<B> OpPayload<B> for Inline<'_> {
     type Place = Self;
     type Kept = Self;
 
@@ -213,42 +176,8 @@ unsafe impl<B> Load<B> for Inline<'_> {
     }
 }
 
-// SAFETY: as for each of them.
-unsafe impl<'a, B: Source> Load<B> for Mixed<'a, B> {
-    type Place = Mixed<'a, Sge>;
-    type Kept = Option<Inline<'a>>;
-
-    fn place(&self, pd: PdId, range: ByteRange) -> Option<Self::Place> {
-        match self {
-            Self::Buffer(buffer) => verified_sge(buffer, pd, range).map(Mixed::Buffer),
-            Self::Inline(bytes) => Some(Mixed::Inline(*bytes)),
-        }
-    }
-
-    fn checked(&self, verb: &'static str, domain: Domain<'_>, range: ByteRange) -> Result<Self::Place> {
-        match self {
-            Self::Buffer(buffer) => checked_sge(verb, buffer, domain.0, range).map(Mixed::Buffer),
-            Self::Inline(bytes) => Ok(Mixed::Inline(*bytes)),
-        }
-    }
-
-    fn split(self) -> (Option<B>, Self::Kept) {
-        match self {
-            Self::Buffer(buffer) => (Some(buffer), None),
-            Self::Inline(bytes) => (None, Some(bytes)),
-        }
-    }
-
-    fn join(buffer: Option<B>, kept: Self::Kept) -> Self {
-        match kept {
-            Some(bytes) => Self::Inline(bytes),
-            None => Self::Buffer(buffer.expect("the operation was posted with a buffer")),
-        }
-    }
-}
-
 // SAFETY: it names no bytes.
-unsafe impl<B> Load<B> for NoBuffer {
+unsafe impl<B> OpPayload<B> for NoBuffer {
     type Place = ();
     type Kept = Self;
 
@@ -272,31 +201,31 @@ unsafe impl<B> Load<B> for NoBuffer {
 }
 
 /// A borrowed region.
-pub(in crate::owned) struct Lent<L>(L);
+pub(in crate::owned) struct Lent<'r, R>(&'r R);
 
-impl<L> Lent<L> {
+impl<'r, R> Lent<'r, R> {
     /// # Safety
     ///
     /// The bytes of the region must satisfy the contract of
     /// [`Qp::post_send`](crate::qp::Qp::post_send) or [`Qp::post_recv`](crate::qp::Qp::post_recv)
     /// from a post of the value until the operation has ended, or the QP is destroyed.
-    pub(in crate::owned) unsafe fn new(region: L) -> Self {
+    pub(in crate::owned) unsafe fn new(region: &'r R) -> Self {
         Self(region)
     }
 }
 
 // SAFETY: the caller of `new` has promised it.
-unsafe impl<B, L: Registered> Load<B> for Lent<L> {
+unsafe impl<B, R: Registered> OpPayload<B> for Lent<'_, R> {
     type Place = Sge;
     type Kept = Self;
 
     #[inline(always)]
     fn place(&self, pd: PdId, range: ByteRange) -> Option<Sge> {
-        verified_sge(&self.0, pd, range)
+        verified_sge(self.0, pd, range)
     }
 
     fn checked(&self, verb: &'static str, domain: Domain<'_>, range: ByteRange) -> Result<Sge> {
-        checked_sge(verb, &self.0, domain.0, range)
+        checked_sge(verb, self.0, domain.0, range)
     }
 
     #[inline(always)]

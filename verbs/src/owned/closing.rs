@@ -1,0 +1,111 @@
+//! The orderly end of endpoints and of datagrams.
+
+use std::fmt;
+use std::task::{Poll, ready};
+use std::time::Instant;
+
+use bareverbs_provider::traits::Provider;
+
+use super::datagrams::checked;
+use super::endpoint::{DoneOf, FLUSH_LIMIT, Queues, SafeTransport};
+use super::in_flight::QueueKind;
+use super::{Completed, DatagramDone, Datagrams, Done, Endpoint, Source};
+use crate::Result;
+use crate::qp::QpState;
+use crate::runtime::not_attached;
+use crate::wait::{Caller, waits};
+
+/// The results of all operations that were not polled.
+type Closed<B, D> = Result<Vec<Completed<B, D>>>;
+
+/// The end of an [`Endpoint`] or of [`Datagrams`], from [`Endpoint::close`] or [`Datagrams::close`], which
+/// a task awaits or a thread [waits for](Closing::wait).
+///
+/// Dropping it does what dropping `E` does.
+#[must_use = "it does nothing unless it is awaited or waited for"]
+pub struct Closing<E>(pub(super) E);
+
+impl<B, P: Provider> Closing<Endpoint<B, P>> {
+    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Closed<B, Done<B>>> {
+        self.0.queues.poll_close(caller)
+    }
+
+    /// Ends the connection, as [`Endpoint::abort`] does. The wait does not wait for the sends then: those
+    /// that are outstanding fail.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    ///
+    /// use bareverbs::{Completed, Endpoint, PoolBuffer, Result};
+    ///
+    /// /// Waits for the sends, at most for 5 seconds.
+    /// fn leave(endpoint: Endpoint) -> Result<Vec<Completed<PoolBuffer>>> {
+    ///     let mut closing = endpoint.close();
+    ///     let in_time = closing.wait_timeout(Duration::from_secs(5));
+    ///     in_time.unwrap_or_else(|| closing.abort().wait())
+    /// }
+    /// ```
+    pub fn abort(mut self) -> Self {
+        self.0.queues.begin_flush();
+        self
+    }
+}
+
+impl<B: Source, P: Provider> Closing<Datagrams<B, P>> {
+    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Closed<B, DatagramDone<B>>> {
+        let closed = self.0.queues.poll_close(caller);
+        closed.map_ok(|ended| ended.into_iter().map(|ended| checked(ended?)).collect())
+    }
+
+    /// Ends the datagrams, as [`Datagrams::abort`] does. The wait does not wait for the sends then: those
+    /// that are outstanding fail.
+    pub fn abort(mut self) -> Self {
+        self.0.queues.begin_flush();
+        self
+    }
+}
+
+waits!([B, P: Provider] Closing<Endpoint<B, P>> => Result<Vec<Completed<B>>>);
+waits!([B: Source, P: Provider] Closing<Datagrams<B, P>> => Result<Vec<Completed<B, DatagramDone<B>>>>);
+
+impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
+    /// As [`Endpoint::close`].
+    fn poll_close(&mut self, caller: Caller<'_>) -> Poll<Closed<B, DoneOf<B, P, T>>> {
+        if self.attached.is_none() && matches!(caller, Caller::Task(_)) {
+            return Poll::Ready(Err(not_attached(T::QueueKind::<P>::CLOSE)));
+        }
+        // The destruction of the QP ends the operations if a wait fails.
+        if self.flush_end.is_none() {
+            let _ = ready!(self.poll_drain(caller));
+            self.begin_flush();
+        }
+        let _ = ready!(self.poll_reap(caller, |in_flight| in_flight.in_use() == 0));
+        self.destroy_qp()?;
+        Poll::Ready(Ok(std::iter::from_fn(|| self.take()).collect()))
+    }
+
+    /// Accepts no more operations, and waits until all sends are complete. Without a marker, it does not
+    /// wait for unsignalled sends at the end.
+    pub(super) fn poll_drain(&mut self, caller: Caller<'_>) -> Poll<Result<bool>> {
+        self.in_flight.sends.close();
+        self.in_flight.recvs.close();
+        if T::MARKER_IS_EXECUTED && self.qp.state() == QpState::RTS {
+            self.mark();
+        }
+        self.poll_reap(caller, |in_flight| {
+            in_flight.sends.in_use() == 0 || (!T::MARKER_IS_EXECUTED && in_flight.sends.only_unsignaled())
+        })
+    }
+
+    /// Ends the connection for this side. Closing it waits for the flush only.
+    fn begin_flush(&mut self) {
+        self.end();
+        self.flush_end = Instant::now().checked_add(FLUSH_LIMIT);
+    }
+}
+
+impl<E: fmt::Debug> fmt::Debug for Closing<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Closing").field(&self.0).finish()
+    }
+}
