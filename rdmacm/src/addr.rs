@@ -1,7 +1,8 @@
 //! Addresses and port spaces.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 
 use bareverbs::Gid;
 use bareverbs::qp::QpType;
@@ -11,8 +12,6 @@ use bareverbs_uapi::rdma_cm::address::{
     AddressFamily, SocketAddressIb, SocketAddressIn, SocketAddressIn6, SocketAddressStorage,
 };
 use zerocopy::{FromBytes, IntoBytes};
-
-use crate::{Error, Result};
 
 /// A port space: a name space of ports, which also implies a QP type.
 ///
@@ -45,13 +44,13 @@ impl PortSpace {
         }
     }
 
-    /// Rejects a QP type that the port space does not have.
-    pub(crate) fn check(self, verb: &'static str, qp_type: QpType) -> Result<()> {
-        if self == Self::Ib || qp_type == self.qp_type() {
-            return Ok(());
+    /// The port space of QPs of a type, unless the caller wants another one.
+    pub(crate) const fn of(qp_type: QpType) -> Self {
+        match qp_type {
+            QpType::RC => Self::Tcp,
+            QpType::UD => Self::Udp,
+            _ => Self::Ib,
         }
-        let reason = format!("port space {self:?} implies {:?}, not {qp_type:?}", self.qp_type());
-        Err(Error::invalid(verb, reason))
     }
 
     pub(crate) const fn to_kernel(self) -> rdma_cm::PortSpace {
@@ -177,7 +176,13 @@ impl Addr {
                 address: addr.ip().octets(),
                 reserved: [0; 8],
             }),
-            Self::Ip(SocketAddr::V6(addr)) => stored(to_in6(addr)),
+            Self::Ip(SocketAddr::V6(addr)) => stored(SocketAddressIn6 {
+                family: AddressFamily::INET6,
+                port: Be16::new(addr.port()),
+                flow_info: Be32::new(addr.flowinfo()),
+                address: addr.ip().octets(),
+                scope_id: addr.scope_id(),
+            }),
             Self::Ib(addr) => stored(SocketAddressIb {
                 family: AddressFamily::IB,
                 pkey: Be16::new(addr.pkey),
@@ -223,25 +228,17 @@ impl Addr {
     pub(crate) fn from_ip_kernel(addr: SocketAddressIn6) -> Option<Self> {
         Self::from_kernel(&addr.into())
     }
-
-    /// The form of the commands for IP addresses only: 28 bytes, of which an IPv4 address uses 16.
-    pub(crate) fn to_ip_kernel(addr: SocketAddr) -> SocketAddressIn6 {
-        let (storage, _) = Self::Ip(addr).to_kernel();
-        match SocketAddressIn6::read_from_prefix(storage.as_bytes()) {
-            Ok((addr, _)) => addr,
-            Err(_) => unreachable!("the storage has 128 bytes"),
-        }
-    }
 }
 
-fn to_in6(addr: SocketAddrV6) -> SocketAddressIn6 {
-    SocketAddressIn6 {
-        family: AddressFamily::INET6,
-        port: Be16::new(addr.port()),
-        flow_info: Be32::new(addr.flowinfo()),
-        address: addr.ip().octets(),
-        scope_id: addr.scope_id(),
-    }
+/// The local address of this host's route to a peer. No packet is sent.
+pub(crate) fn local_to(peer: SocketAddr) -> io::Result<SocketAddr> {
+    let any: IpAddr = match peer {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(peer)?;
+    socket.local_addr()
 }
 
 impl fmt::Display for Addr {
@@ -315,9 +312,8 @@ mod tests {
             };
             prop_assert_eq!(size, expected);
             prop_assert!(storage.as_bytes()[usize::from(size)..].iter().all(|byte| *byte == 0));
-            if let Some(ip) = addr.ip() {
-                let old = Addr::to_ip_kernel(ip);
-                prop_assert_eq!(old.as_bytes(), &storage.as_bytes()[..28]);
+            if addr.ip().is_some() {
+                let (old, _) = SocketAddressIn6::read_from_prefix(storage.as_bytes()).unwrap();
                 prop_assert_eq!(Addr::from_ip_kernel(old), Some(addr));
             }
         }

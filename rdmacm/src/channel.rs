@@ -1,26 +1,30 @@
-//! Event channels.
+//! Event channels: the file of the connection manager, and its events in the kernel's form.
+
+mod attached;
+mod inbox;
+#[cfg(test)]
+mod testing;
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use bareverbs_provider::wait::is_past;
 use bareverbs_provider::wake::wake_all;
 use bareverbs_uapi::rdma_cm::EventType;
 use bareverbs_uapi::rdma_cm::structs::{DestroyIdReq, EventResp};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-use crate::attached::Attached;
+use self::attached::Attached;
+use self::inbox::Inboxes;
 use crate::command::{self, CmFile};
-use crate::event::{Event, EventKind, parse, parse_request};
-use crate::id::CmId;
-use crate::inbox::Inboxes;
-use crate::request::ConnectRequest;
-use crate::waiting::Waiting;
-use crate::{Error, Key, Result, key};
+use crate::key::{self, Key, KeyInfo};
+use crate::ready::combine;
+use crate::{Error, Result};
 
 /// A channel of the connection manager: identifiers are created on it, and it delivers their
 /// events.
@@ -30,8 +34,9 @@ use crate::{Error, Key, Result, key};
 /// descriptor works with `poll`, `epoll` and the reactors built on them, also edge-triggered, and
 /// is always non-blocking.
 ///
-/// Connections of [`connection`](crate::connection) that share a channel get their own events. Any
-/// thread may read the channel. The calls of this type return the events of all other identifiers.
+/// Connections of [`connection`](crate::connection) that share a channel get their own events, and so do
+/// the waits of a [`CmId`](crate::CmId). Any thread may read the channel. The calls of this type return
+/// all other events.
 ///
 /// Events need no acknowledgement. Destroying an identifier waits for no reader; the kernel drops
 /// its undelivered events, and [`EventChannel::try_wait`] those that it reads afterwards.
@@ -57,7 +62,14 @@ pub struct EventChannel {
     inner: Arc<Inner>,
 }
 
-pub(crate) struct Inner {
+/// An event of a live key, in the kernel's form.
+pub(crate) struct RawEvent {
+    pub(crate) key: Key,
+    pub(crate) info: KeyInfo,
+    pub(crate) resp: EventResp,
+}
+
+struct Inner {
     file: CmFile,
     /// Whether it was opened for one identifier.
     private: bool,
@@ -67,7 +79,7 @@ pub(crate) struct Inner {
     /// Notified when the thread that slept on the descriptor has delivered events.
     delivered: Condvar,
     /// The runtime of the tasks that wait.
-    attached: OnceLock<Attached>,
+    attached: Mutex<Option<Arc<Attached>>>,
 }
 
 /// Wakes the readers of a channel while there may be events that the kernel does not report to readers
@@ -106,7 +118,7 @@ impl WakeEvent {
 impl Inner {
     fn new(file: CmFile, private: bool) -> Arc<Self> {
         let (wake, inboxes, delivered) = (OnceLock::new(), Mutex::default(), Condvar::new());
-        Arc::new(Self { file, private, wake, inboxes, delivered, attached: OnceLock::new() })
+        Arc::new(Self { file, private, wake, inboxes, delivered, attached: Mutex::default() })
     }
 }
 
@@ -142,60 +154,14 @@ impl EventChannel {
         Ok(())
     }
 
-    /// A channel without events, which refuses commands.
-    #[cfg(test)]
-    pub(crate) fn for_test() -> Self {
-        Self { inner: Inner::new(CmFile::for_test(), true) }
-    }
-
-    /// A channel with a simulated kernel.
-    #[cfg(test)]
-    pub(crate) fn simulated() -> Self {
-        let channel = Self { inner: Inner::new(CmFile::simulated(), false) };
-        channel.create_wake().expect("an eventfd");
-        channel
-    }
-
-    /// A channel of one identifier, with a simulated kernel.
-    #[cfg(test)]
-    pub(crate) fn simulated_private() -> Self {
-        Self { inner: Inner::new(CmFile::simulated(), true) }
-    }
-
     pub(crate) fn file(&self) -> &CmFile {
         &self.inner.file
-    }
-
-    /// The channel, unless it is dropped.
-    pub(crate) fn upgrade(inner: &Weak<Inner>) -> Option<Self> {
-        Some(Self { inner: inner.upgrade()? })
-    }
-
-    pub(crate) fn downgrade(&self) -> Weak<Inner> {
-        Arc::downgrade(&self.inner)
-    }
-
-    pub(crate) fn attached(&self) -> &OnceLock<Attached> {
-        &self.inner.attached
     }
 
     /// Whether both are the same channel.
     #[must_use]
     pub fn same_channel(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
-    }
-
-    /// Reads an event if there is one.
-    ///
-    /// Events of identifiers that have been destroyed are skipped. If one is a connection
-    /// request, its child is destroyed, which rejects the request.
-    ///
-    /// # Errors
-    /// [`Error::Command`] with `ESTALE`: the channel was opened before fork. With `EACCES`: the
-    /// credentials of the process changed.
-    #[doc(alias = "rdma_get_cm_event")]
-    pub fn try_wait(&self) -> Result<Option<Event>> {
-        self.try_event(None)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inboxes> {
@@ -208,47 +174,50 @@ impl EventChannel {
         self.lock().claim(key, backlog);
     }
 
-    /// Ends [`claim`](Self::claim). Events that were delivered are for any caller then.
+    /// Ends one [`claim`](Self::claim). After the last one, events that were delivered are for any caller.
     pub(crate) fn unclaim(&self, key: Key) {
         let mut wakers = Vec::new();
-        self.lock().unclaim(key, &mut wakers);
-        self.wake();
+        if self.lock().unclaim(key, &mut wakers) {
+            self.wake();
+        }
         wake_all(wakers);
     }
 
     /// Drops the events of an identifier that is destroyed, and of its memberships. The children in
     /// them are destroyed, as the kernel does for events that were not read.
-    pub(crate) fn purge(&self, key: Key, memberships: &[Key]) {
-        let is_it = |uid| uid == key.get() || memberships.iter().any(|key| key.get() == uid);
+    pub(crate) fn purge(&self, keys: &[Key]) {
         let mut wakers = Vec::new();
-        let (_, events) = self.lock().remove(key, is_it, &mut wakers);
+        let (_, events) = self.lock().remove(keys, &mut wakers);
         self.destroy_children(&events);
         wake_all(wakers);
     }
 
-    /// Takes over the events of an identifier that was migrated from `old`, and wakes the readers.
-    pub(crate) fn take_over(&self, old: &Self, key: Key, memberships: &[Key]) {
-        let is_it = |uid| uid == key.get() || memberships.iter().any(|key| key.get() == uid);
+    /// Takes over the events of an identifier that was migrated from `old`, and of its memberships, and
+    /// wakes the readers. The first key is that of the identifier.
+    pub(crate) fn take_over(&self, old: &Self, keys: &[Key]) {
         let mut wakers = Vec::new();
-        let (claimed, events) = old.lock().remove(key, is_it, &mut wakers);
+        let (claims, events) = old.lock().remove(keys, &mut wakers);
         let mut inboxes = self.lock();
         // Other readers of this channel may have read events from after the migration.
-        let (_, newer) = inboxes.remove(key, is_it, &mut wakers);
-        if claimed {
-            // A listener is not migrated.
-            inboxes.claim(key, 0);
-        }
+        let (_, newer) = inboxes.remove(keys, &mut wakers);
+        // A listener is not migrated.
+        (0..claims).for_each(|_| inboxes.claim(keys[0], 0));
         events.into_iter().chain(newer).for_each(|event| inboxes.deliver(event, &mut wakers));
         drop(inboxes);
         self.wake();
         wake_all(wakers);
     }
 
-    /// Reads events up to the next one of a key that is claimed, or else up to one of any key that is
-    /// not.
-    fn read_until(&self, inboxes: &mut Inboxes, key: Option<Key>, wakers: &mut Vec<Waker>) -> Result<()> {
+    /// Reads events into their inboxes until `is_enough`, unless a thread sleeps on the descriptor, which
+    /// does it.
+    fn read(
+        &self,
+        inboxes: &mut Inboxes,
+        wakers: &mut Vec<Waker>,
+        is_enough: impl Fn(&mut Inboxes) -> bool,
+    ) -> Result<()> {
         while !inboxes.sleeping
-            && !inboxes.has(key)
+            && !is_enough(inboxes)
             && let Some(event) = command::get_event(self.file())?
         {
             inboxes.deliver(event, wakers);
@@ -256,8 +225,8 @@ impl EventChannel {
         Ok(())
     }
 
-    /// Takes an event, reading up to it as [`read_until`](Self::read_until) does. Returns the inboxes,
-    /// too.
+    /// Takes the next event of a key that is claimed, or else one of any key that is not. Reads up to it.
+    /// Returns the inboxes, too.
     ///
     /// The tasks that wait for the other events are woken first, without the lock. If a waker panics,
     /// the event is still in its inbox. Requests for which there is no room are rejected.
@@ -265,7 +234,7 @@ impl EventChannel {
         let mut rejects = true;
         loop {
             let (mut inboxes, mut wakers) = (self.lock(), Vec::new());
-            let read = self.read_until(&mut inboxes, key, &mut wakers);
+            let read = self.read(&mut inboxes, &mut wakers, |inboxes| inboxes.has(key));
             // Once: peers may send requests without end. The next call rejects the rest.
             let refused = if rejects { inboxes.take_refused() } else { Vec::new() };
             if wakers.is_empty() && refused.is_empty() {
@@ -279,43 +248,20 @@ impl EventChannel {
         }
     }
 
-    /// Reads all events into their inboxes, unless a thread sleeps on the descriptor, which does it.
-    fn read_all(&self, inboxes: &mut Inboxes, wakers: &mut Vec<Waker>) -> Result<()> {
-        while !inboxes.sleeping
-            && let Some(event) = command::get_event(self.file())?
-        {
-            inboxes.deliver(event, wakers);
-        }
-        Ok(())
-    }
-
-    /// Takes an event as [`read_until`](Self::read_until) does.
-    pub(crate) fn try_event(&self, key: Option<Key>) -> Result<Option<Event>> {
-        self.take_event(key, None)
-    }
-
-    /// As [`try_event`](Self::try_event). If there is none, the waker is woken when there may be one.
-    pub(crate) fn poll_event(&self, key: Option<Key>, waker: &Waker) -> Result<Option<Event>> {
-        self.take_event(key, Some(waker))
-    }
-
-    fn take_event(&self, key: Option<Key>, waker: Option<&Waker>) -> Result<Option<Event>> {
+    /// Takes an event as [`take`](Self::take) does. If there is none, the waker is woken when there may be
+    /// one.
+    fn take_or_register(&self, key: Option<Key>, waker: &Waker) -> Result<Option<RawEvent>> {
         let mut clone = None;
         loop {
-            let (read, registered) = {
-                let (mut inboxes, read) = self.take(key);
-                let registered = match (&read, waker) {
-                    (Ok(None), Some(waker)) => inboxes.register(key, waker, &mut clone),
-                    _ => true,
-                };
-                (read, registered)
-            };
-            if let (false, Some(waker)) = (registered, waker) {
+            let (mut inboxes, taken) = self.take(key);
+            let registered = !matches!(taken, Ok(None)) || inboxes.register(key, waker, &mut clone);
+            drop(inboxes);
+            if !registered {
                 clone = Some(waker.clone());
                 continue;
             }
-            let Some(resp) = read? else { return Ok(None) };
-            if let Some(event) = self.dispatch(&resp) {
+            let Some(resp) = taken? else { return Ok(None) };
+            if let Some(event) = self.live(resp) {
                 return Ok(Some(event));
             }
         }
@@ -326,7 +272,7 @@ impl EventChannel {
     ///
     /// # Panics
     /// If a waker panics, after all tasks were woken.
-    pub(crate) fn serve(&self) -> bool {
+    fn serve(&self) -> bool {
         self.forget_wake();
         let mut wakers = Vec::new();
         let (reads, refused) = {
@@ -336,7 +282,7 @@ impl EventChannel {
                 // The tasks read by themselves. No more is read than is taken, so that the descriptor
                 // stays readable.
                 inboxes.take_unclaimed_wakers(&mut wakers);
-            } else if self.read_all(&mut inboxes, &mut wakers).is_err() {
+            } else if self.read(&mut inboxes, &mut wakers, |_| false).is_err() {
                 // They get the error when they read.
                 inboxes.take_wakers(&mut wakers);
             }
@@ -347,8 +293,8 @@ impl EventChannel {
         reads
     }
 
-    /// Wakes all tasks that wait, which then get the error of the runtime.
-    pub(crate) fn wake_tasks(&self) {
+    /// Wakes all tasks that wait. They poll the runtime then, which may have an error.
+    fn wake_tasks(&self) {
         let mut wakers = Vec::new();
         self.lock().take_wakers(&mut wakers);
         wake_all(wakers);
@@ -367,44 +313,25 @@ impl EventChannel {
         }
     }
 
-    fn dispatch(&self, resp: &EventResp) -> Option<Event> {
+    /// The event, unless its identifier has been destroyed.
+    fn live(&self, resp: EventResp) -> Option<RawEvent> {
         let Some((key, info)) = key::find(resp.uid) else {
-            self.destroy_child(resp);
+            self.destroy_child(&resp);
             return None;
         };
-        let kind = if resp.event == EventType::CONNECT_REQUEST {
-            let child = CmId::adopt(self, resp.id, info);
-            EventKind::ConnectRequest(ConnectRequest::new(child, key, parse_request(resp, info.qp_type)))
-        } else {
-            parse(resp, info.qp_type)
-        };
-        Some(Event { key, kind })
+        Some(RawEvent { key, info, resp })
     }
 
-    /// Waits for an event. A wait that is dropped loses no event.
-    ///
-    /// # Errors
-    /// As for [`EventChannel::try_wait`]. [`Error::Invalid`] in a task: no runtime is
-    /// [attached](Self::attach).
-    #[doc(alias = "rdma_get_cm_event")]
-    #[doc(alias = "wait")]
-    pub fn next(&self) -> Waiting<'_, Result<Event>> {
-        Waiting::new(|waiter| async move { waiter.next(self, None).await })
-    }
-
-    /// Waits in a thread for an event of an identifier without a claim, at most until `end`.
-    pub(crate) fn wait_for_any(&self, end: Option<Instant>) -> Result<Option<Event>> {
-        // Before this thread looks for an event: the end of a claim may find one for it afterwards.
-        self.create_wake()?;
-        self.wait_until(None, end)
-    }
-
-    /// Waits for an event that [`try_event`](Self::try_event) takes, at most until `end`.
-    pub(crate) fn wait_until(&self, key: Option<Key>, end: Option<Instant>) -> Result<Option<Event>> {
+    /// Waits in a thread for an event that [`take`](Self::take) takes, at most until `end`.
+    pub(crate) fn wait_raw(&self, key: Option<Key>, end: Option<Instant>) -> Result<Option<RawEvent>> {
+        if key.is_none() && !is_past(end) {
+            // Before this thread looks for an event: the end of a claim may find one for it afterwards.
+            self.create_wake()?;
+        }
         loop {
-            let (mut inboxes, read) = self.take(key);
+            let (mut inboxes, taken) = self.take(key);
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            let waits = matches!(read, Ok(None)) && left != Some(Duration::ZERO);
+            let waits = matches!(taken, Ok(None)) && left != Some(Duration::ZERO);
             if waits && inboxes.sleeping {
                 self.wait_for_delivery(inboxes, left);
                 continue;
@@ -412,9 +339,9 @@ impl EventChannel {
             // From here on until `sleep` resets it, no code of the application runs.
             inboxes.sleeping |= waits;
             drop(inboxes);
-            match read? {
+            match taken? {
                 Some(resp) => {
-                    if let Some(event) = self.dispatch(&resp) {
+                    if let Some(event) = self.live(resp) {
                         return Ok(Some(event));
                     }
                 }
@@ -445,7 +372,7 @@ impl EventChannel {
         // Tasks that the runtime has woken meanwhile have left the events to this thread. Other threads
         // read by themselves.
         let serves = inboxes.are_claimed() && inboxes.have_tasks();
-        let read = if serves { self.read_all(&mut inboxes, &mut wakers) } else { Ok(()) };
+        let read = if serves { self.read(&mut inboxes, &mut wakers, |_| false) } else { Ok(()) };
         inboxes.take_unclaimed_wakers(&mut wakers);
         let refused = inboxes.take_refused();
         drop(inboxes);
@@ -473,27 +400,19 @@ impl EventChannel {
     }
 
     /// Wakes readers that wait, because the kernel does not.
-    pub(crate) fn wake(&self) {
+    fn wake(&self) {
         if let Some(wake) = self.inner.wake.get() {
             wake.set();
         }
     }
 
     /// A descriptor that is readable while an event waits or was migrated.
-    pub(crate) fn descriptor(&self) -> Result<OwnedFd> {
-        use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
+    fn descriptor(&self) -> Result<OwnedFd> {
         let failed = |errno| Error::System { what: "creating a descriptor of a channel", errno };
         let Some(wake) = self.inner.wake.get() else {
             return rustix::io::fcntl_dupfd_cloexec(self.file(), 0).map_err(failed);
         };
-        let combine = || {
-            let combined = create(CreateFlags::CLOEXEC)?;
-            for fd in [self.file().as_fd(), wake.event.as_fd()] {
-                add(&combined, fd, EventData::new_u64(0), EventFlags::IN)?;
-            }
-            Ok(combined)
-        };
-        combine().map_err(failed)
+        combine(&[(self.file().as_fd(), 0), (wake.event.as_fd(), 1)]).map_err(failed)
     }
 
     /// Ends the readiness of [`EventChannel::wake`]. The caller reads events afterwards.
@@ -530,10 +449,10 @@ mod tests {
 
     use bareverbs::qp::QpType;
 
+    use super::inbox::REQUESTS;
     use super::*;
-    use crate::PortSpace;
-    use crate::inbox::REQUESTS;
-    use crate::key::KeyInfo;
+    use crate::event::{Event, EventKind};
+    use crate::{CmId, PortSpace};
 
     fn new_key() -> Key {
         key::create(KeyInfo { port_space: PortSpace::Tcp, qp_type: QpType::RC })
@@ -614,7 +533,7 @@ mod tests {
             read(&old, 1);
             // A thread of the new channel reads it before the older one is moved.
             read(&new, 2);
-            new.take_over(&old, key, &[]);
+            new.take_over(&old, &[key]);
             let mut inboxes = new.lock();
             let taken = std::iter::from_fn(|| inboxes.take(Some(key))).map(|event| event.status);
             assert_eq!(taken.collect::<Vec<_>>(), [1, 2], "{claimed}");
@@ -678,8 +597,10 @@ mod tests {
 
     #[test]
     fn end_of_a_claim_wakes_sleeping_threads_if_a_waker_panics() {
-        let channel = EventChannel::simulated();
-        let key = claim_by_panicking_task(&channel);
+        let (channel, key) = (EventChannel::simulated(), new_key());
+        channel.claim(key, 0);
+        channel.lock().deliver(event(key, EventType::ADDR_RESOLVED), &mut Vec::new());
+        register(&channel, Some(key), &Waker::from(Arc::new(Panics)));
         assert!(panics(|| channel.unclaim(key)));
         assert_eq!(rustix::io::read(&channel.inner.wake.get().unwrap().event, &mut [0; 8]), Ok(8));
     }
@@ -723,11 +644,12 @@ mod tests {
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         assert!(channel.try_event(Some(key)).unwrap().is_some());
     }
+
     #[test]
     fn claim_of_a_migrated_id_moves_with_it() {
         let (old, new, key) = (EventChannel::simulated(), EventChannel::simulated(), new_key());
         old.claim(key, 0);
-        new.take_over(&old, key, &[]);
+        new.take_over(&old, &[key]);
         assert!(!old.lock().are_claimed());
         new.file().kernel().report(event(key, EventType::ADDR_RESOLVED));
         assert!(new.try_wait().unwrap().is_none());
@@ -747,7 +669,7 @@ mod tests {
             let end = start.checked_add(Duration::from_secs(20));
             channel.file().kernel().report(event(key, EventType::ADDR_RESOLVED));
             // The descriptor of a simulated file is never readable, so the first thread sleeps on.
-            assert!(channel.wait_until(Some(key), end).unwrap().is_some());
+            assert!(channel.wait_raw(Some(key), end).unwrap().is_some());
             assert!(start.elapsed() < Duration::from_secs(10), "it was woken");
         });
     }

@@ -21,6 +21,8 @@
 //! ```
 
 mod hint;
+#[cfg(test)]
+mod testing;
 
 use std::fmt;
 use std::fs::File;
@@ -32,8 +34,6 @@ use bareverbs_uapi::rdma_cm::structs::*;
 use bareverbs_uapi::rdma_cm::*;
 use bareverbs_uapi::write::structs::QpAttr;
 use rustix::io::Errno;
-#[cfg(test)]
-use zerocopy::FromBytes;
 use zerocopy::FromZeros;
 
 use self::hint::Asked;
@@ -50,66 +50,7 @@ pub struct CmFile {
     file: File,
     process: ForkGuard,
     #[cfg(test)]
-    simulated: Option<Simulated>,
-}
-
-/// The kernel's side of a file of a test. It executes every command, and has events.
-#[cfg(test)]
-#[derive(Debug, Default)]
-pub(crate) struct Simulated {
-    events: std::sync::Mutex<std::collections::VecDeque<EventResp>>,
-    destroyed: std::sync::Mutex<Vec<u32>>,
-    resolved: std::sync::Mutex<Vec<u32>>,
-    peer: std::sync::Mutex<Option<Addr>>,
-}
-
-#[cfg(test)]
-impl Simulated {
-    /// Queues an event.
-    pub(crate) fn report(&self, event: EventResp) {
-        self.events.lock().unwrap().push_back(event);
-    }
-
-    /// The numbers of the identifiers that were destroyed.
-    pub(crate) fn destroyed(&self) -> Vec<u32> {
-        self.destroyed.lock().unwrap().clone()
-    }
-
-    /// The time limits in milliseconds of the addresses that were to be resolved.
-    pub(crate) fn resolved(&self) -> Vec<u32> {
-        self.resolved.lock().unwrap().clone()
-    }
-
-    /// Sets the address of the peer of all identifiers.
-    pub(crate) fn set_peer(&self, peer: Addr) {
-        *self.peer.lock().unwrap() = Some(peer);
-    }
-
-    fn execute<C: Command>(&self, call: &Call<'_, C>) {
-        fn request<R: FromBytes>(call: &[u8]) -> R {
-            R::read_from_prefix(&call[size_of::<Header>()..]).expect("a request of this command").0
-        }
-        let (call, number) = (call.as_bytes(), C::INFO.number);
-        if number == DestroyId::INFO.number {
-            self.destroyed.lock().unwrap().push(request::<DestroyIdReq>(call).id);
-        } else if number == ResolveAddr::INFO.number {
-            self.resolved.lock().unwrap().push(request::<ResolveAddrReq>(call).timeout_ms);
-        } else if number == Query::INFO.number {
-            self.answer(request(call));
-        }
-    }
-
-    fn answer(&self, QueryReq { response, option, .. }: QueryReq) {
-        let Some(peer) = self.peer.lock().unwrap().filter(|_| option == QueryOption::ADDR) else { return };
-        let (dst_addr, dst_size) = peer.to_kernel();
-        let answer = QueryAddrResp { dst_addr, dst_size, ..QueryAddrResp::zeroed() };
-        let response = std::ptr::with_exposed_provenance_mut::<QueryAddrResp>(response as usize);
-        #[expect(unsafe_code, reason = "commands have the addresses of their responses")]
-        // SAFETY: `query_addr` alone has this option, and its call borrows a response of this type.
-        unsafe {
-            response.write(answer);
-        }
-    }
+    simulated: Option<testing::Simulated>,
 }
 
 impl CmFile {
@@ -128,31 +69,17 @@ impl CmFile {
         })
     }
 
-    /// A file that refuses commands.
-    #[cfg(test)]
-    pub(crate) fn for_test() -> Self {
-        let file = File::open("/dev/null").expect("/dev/null");
-        Self { file, process: ForkGuard::new().expect("a page"), simulated: None }
-    }
-
-    /// A file with a simulated kernel. Its descriptor is never readable.
-    #[cfg(test)]
-    pub(crate) fn simulated() -> Self {
-        let flags = rustix::event::EventfdFlags::CLOEXEC;
-        let file = rustix::event::eventfd(0, flags).expect("an eventfd").into();
-        Self { file, process: ForkGuard::new().expect("a page"), simulated: Some(Simulated::default()) }
-    }
-
-    /// The simulated kernel.
-    #[cfg(test)]
-    pub(crate) fn kernel(&self) -> &Simulated {
-        self.simulated.as_ref().expect("a simulated file")
-    }
-
     /// Whether the current process opened the file.
     #[must_use]
     pub fn is_of_this_process(&self) -> bool {
         self.process.is_same_process()
+    }
+
+    /// Whether the kernel has the additions of Linux 7.2: events of programs and the resolution of
+    /// services. One with them looks the identifier up, and finds none of this number.
+    pub(crate) fn has_user_events(&self) -> bool {
+        let request = WriteCmEventReq { id: u32::MAX, event: EventType::USER, ..WriteCmEventReq::zeroed() };
+        self.submit(&Call::<WriteCmEvent>::new(request, &mut ())) != Err(Errno::INVAL)
     }
 
     /// Writes a command. `asked` describes the request for errors.
@@ -178,8 +105,7 @@ impl CmFile {
             return Err(Errno::STALE);
         }
         #[cfg(test)]
-        if let Some(simulated) = &self.simulated {
-            simulated.execute(call);
+        if self.execute(call) {
             return Ok(());
         }
         // Not the `write` of rustix: its system call is declared to change no memory, so that an
@@ -209,7 +135,7 @@ fn describe(id: u32, more: fmt::Arguments<'_>) -> Asked {
 fn resolution(id: u32, local: Option<Addr>, peer: Option<Addr>, timeout_ms: u32) -> Asked {
     let from = local.map_or_else(String::new, |local| format!(" from {local}"));
     let peer_text = text(peer);
-    describe(id, format_args!(", {peer_text}{from}, at most {timeout_ms} ms")).local(local).peer(peer)
+    Asked { local, peer, ..describe(id, format_args!(", {peer_text}{from}, at most {timeout_ms} ms")) }
 }
 
 fn text(addr: Option<Addr>) -> String {
@@ -243,7 +169,7 @@ commands! {
     /// BIND_IP: [`bind`] for IP addresses.
     bind_ip(BindIp) -> (), |request| {
         let local = Addr::from_ip_kernel(request.addr);
-        describe(request.id, format_args!(", {}", text(local))).local(local)
+        Asked { local, ..describe(request.id, format_args!(", {}", text(local))) }
     };
     /// RESOLVE_IP: [`resolve_addr`] for IP addresses.
     resolve_ip(ResolveIp) -> (), |request| {
@@ -285,7 +211,7 @@ commands! {
     /// BIND: binds to an address of any family.
     bind(Bind) -> (), |request| {
         let local = Addr::from_kernel(&request.addr);
-        describe(request.id, format_args!(", {}", text(local))).local(local)
+        Asked { local, ..describe(request.id, format_args!(", {}", text(local))) }
     };
     /// RESOLVE_ADDR: resolves an address of any family.
     resolve_addr(ResolveAddr) -> (), |request| {
@@ -303,7 +229,7 @@ commands! {
     };
     /// WRITE_CM_EVENT: queues an event of the application. Linux 7.2 and later.
     write_cm_event(WriteCmEvent) -> (), |request| {
-        describe(request.id, format_args!(", {:?}", request.event)).event(request.event)
+        Asked { event: Some(request.event), ..describe(request.id, format_args!(", {:?}", request.event)) }
     };
 }
 
@@ -324,7 +250,7 @@ pub fn query(file: &CmFile, request: QueryReq, room: &mut [u8]) -> Result<()> {
 pub fn get_event(file: &CmFile) -> Result<Option<EventResp>> {
     #[cfg(test)]
     if let Some(simulated) = &file.simulated {
-        return Ok(simulated.events.lock().unwrap().pop_front());
+        return Ok(simulated.next_event());
     }
     let mut response = EventResp::zeroed();
     let call = Call::<GetEvent>::new(GetEventReq::zeroed(), &mut response);
@@ -355,7 +281,7 @@ pub fn set_option(file: &CmFile, mut request: SetOptionReq, value: &[u8]) -> Res
             Some(name) => describe(request.id, format_args!(", {name}, {} bytes", value.len())),
             None => describe(request.id, format_args!(", level {}, option {option}", level.0)),
         };
-        asked.option(level, option)
+        Asked { option: Some((level, option)), ..asked }
     })?;
     Ok(())
 }

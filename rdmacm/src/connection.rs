@@ -36,11 +36,13 @@
 //! # Tasks
 //!
 //! Calls that wait return a [`Waiting`]: a thread calls `wait`, a task awaits it. A runtime is attached
-//! once, to the listener or the connector. Its connections have the same one.
+//! once, to the listener or the connector. Its connections have the same one, and so has an [`Endpoint`]
+//! that a task accepts or connects. One task may wait for `queue.next()` and `link.ended()` at once, by
+//! `select!`.
 //!
 //! ```no_run
-//! use bareverbs::Endpoint;
 //! use bareverbs::runtime::Runtime;
+//! use bareverbs::{Endpoint, Op};
 //! use bareverbs_rdmacm::{ConnectOptions, Listener, Result};
 //!
 //! // `runtime` is `Tokio` or `AsyncIo` of `bareverbs::runtime`.
@@ -53,7 +55,8 @@
 //!         let pd = request.pd().await?;
 //!         let endpoint: Endpoint = Endpoint::options().port(request.port()?).build(&pd)?;
 //!         let mut peer = request.accept(endpoint, &ConnectOptions::default()).await?;
-//!         println!("{}", peer.link.peer_addr()?);
+//!         peer.queue.post(Op::send_inline(b"welcome"))?;
+//!         peer.queue.next().await?;
 //!         peer.link.ended().await?;
 //!     }
 //! }
@@ -69,7 +72,7 @@ mod exchange;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use bareverbs::qp::{Ece, QpType};
 use bareverbs::runtime::Runtime;
@@ -80,11 +83,10 @@ use crate::channel::EventChannel;
 use crate::event::{EventKind, RequestParam};
 use crate::id::BoundDevice;
 use crate::name::{Name, first, first_of};
-use crate::param::PrivateData;
 pub use crate::qp::{ConnectOptions, ConnectQueue};
 use crate::qp::{bring_up, check_type};
 use crate::waiting::{Waiter, Waiting};
-use crate::{Addr, CmId, ConnectRequest, Error, IdOptions, PeerParam, Result, steps};
+use crate::{Addr, CmId, ConnectRequest, Error, IdOptions, PeerParam, PrivateData, Result, steps};
 
 /// A list of open devices, each with one protection domain (PD), that connections share. Clones are
 /// the same list.
@@ -135,8 +137,8 @@ impl Domains {
     /// [`Error::Verbs`]: the device can't be opened.
     pub fn pd(&self, device: BoundDevice) -> Result<Pd> {
         let mut known = self.lock();
-        if let Some((_, pd)) = known.iter().find(|(of, _)| is_same(of, &device)) {
-            return Ok(pd.clone());
+        if let Some(pd) = find(&known, &device) {
+            return Ok(pd);
         }
         let pd = device.find()?.open()?.alloc_pd()?;
         known.push((device, pd.clone()));
@@ -150,7 +152,7 @@ impl Domains {
         runtime: Option<Arc<dyn Runtime>>,
         device: BoundDevice,
     ) -> Result<Pd> {
-        let found = self.lock().iter().find(|(of, _)| is_same(of, &device)).map(|(_, pd)| pd.clone());
+        let found = find(&self.lock(), &device);
         match found {
             Some(pd) => Ok(pd),
             None => {
@@ -211,6 +213,10 @@ impl fmt::Debug for Domains {
         let devices = self.lock().len();
         f.debug_struct("Domains").field("devices", &devices).finish()
     }
+}
+
+fn find(known: &Known, device: &BoundDevice) -> Option<Pd> {
+    known.iter().find(|(of, _)| is_same(of, device)).map(|(_, pd)| pd.clone())
 }
 
 fn is_same(one: &BoundDevice, other: &BoundDevice) -> bool {
@@ -320,7 +326,7 @@ impl Listener {
     }
 
     /// Registers the channel of the listener with an async runtime, for tasks. Its connections have the
-    /// same runtime. Threads may wait, too.
+    /// same runtime, and the endpoints that tasks accept. Threads may wait, too.
     ///
     /// # Errors
     /// As for [`EventChannel::attach`].
@@ -364,14 +370,12 @@ impl Listener {
     #[doc(alias = "rdma_get_request")]
     #[doc(alias = "get_request")]
     pub fn request(&self) -> Waiting<'_, Result<Incoming>> {
-        Waiting::new(|waiter| async move { self.next_request(&waiter).await })
-    }
-
-    async fn next_request(&self, waiter: &Waiter) -> Result<Incoming> {
-        let request = steps::request(waiter, &self.id).await?;
-        request.id().claim();
-        self.id_options.apply_to_child(request.id())?;
-        Ok(Incoming { request, domains: self.domains.clone() })
+        Waiting::new(move |waiter| async move {
+            let request = steps::request(&waiter, &self.id).await?;
+            request.id().claim();
+            self.id_options.apply_to_child(request.id())?;
+            Ok(Incoming { request, domains: self.domains.clone() })
+        })
     }
 
     /// Waits for a request and accepts it with a new endpoint on its device. Receives may be posted
@@ -386,6 +390,9 @@ impl Listener {
     ///
     /// An idle peer is [probed](ConnectOptions#keepalive).
     ///
+    /// The type of the buffers is that of the operations which are posted. A program that posts none names
+    /// one: `accept::<PoolBuffer>`.
+    ///
     /// # Errors
     /// The errors of [`Listener::request`], [`EndpointOptions::build`] and [`Incoming::accept`].
     #[doc(alias = "rdma_accept")]
@@ -394,9 +401,9 @@ impl Listener {
         options: &'a EndpointOptions,
     ) -> Waiting<'a, Result<Connected<Endpoint<B>>>> {
         Waiting::new(move |waiter| async move {
-            let incoming = self.next_request(&waiter).await?;
+            let incoming = self.request().within(&waiter).await?;
             let endpoint = self.domains.endpoint(&waiter, incoming.request.id(), options).await?;
-            incoming.accept_with(&waiter, endpoint, &ConnectOptions::default()).await
+            incoming.accept(endpoint, &ConnectOptions::default()).within(&waiter).await
         })
     }
 }
@@ -490,32 +497,26 @@ impl Incoming {
     #[doc(alias = "rdma_accept")]
     pub fn accept<'a, Q: ConnectQueue + Send + 'a>(
         self,
-        queue: Q,
+        mut queue: Q,
         options: &'a ConnectOptions<'a>,
     ) -> Waiting<'a, Result<Connected<Q>>> {
-        Waiting::new(move |waiter| async move { self.accept_with(&waiter, queue, options).await })
-    }
-
-    async fn accept_with<Q: ConnectQueue>(
-        self,
-        waiter: &Waiter,
-        mut queue: Q,
-        options: &ConnectOptions<'_>,
-    ) -> Result<Connected<Q>> {
-        let RequestParam::Connection(peer) = self.request.param().clone() else {
-            return Err(Error::invalid("accept", "the request is for a datagram QP"));
-        };
-        check_type("accept", self.request.id(), &queue)?;
-        let mut param = options.param(&queue);
-        // Resources that the peer can't use are not reserved.
-        param.responder_resources = param.responder_resources.min(peer.responder_resources);
-        param.initiator_depth = param.initiator_depth.min(peer.initiator_depth);
-        agree_on_ece(&mut queue, options, peer.ece)?;
-        bring_up(self.request.id(), &mut queue, options, Some(&param))?;
-        param.ece = queue.ece().unwrap_or_default();
-        let id = self.request.accept(&param)?;
-        steps::established(waiter, &id).await?;
-        Ok(Connected::new(id, queue, peer))
+        Waiting::new(move |waiter| async move {
+            let RequestParam::Connection(peer) = self.request.param().clone() else {
+                return Err(Error::invalid("accept", "the request is for a datagram QP"));
+            };
+            check_type("accept", self.request.id(), &queue)?;
+            let mut param = options.param(&queue);
+            // Resources that the peer can't use are not reserved.
+            param.responder_resources = param.responder_resources.min(peer.responder_resources);
+            param.initiator_depth = param.initiator_depth.min(peer.initiator_depth);
+            agree_on_ece(&mut queue, options, peer.ece)?;
+            bring_up(self.request.id(), &mut queue, options, Some(&param))?;
+            attach(&waiter, self.request.id(), &mut queue)?;
+            param.ece = queue.ece().unwrap_or_default();
+            let id = self.request.accept(&param)?;
+            steps::established(&waiter, &id).await?;
+            Ok(Connected::new(id, queue, peer))
+        })
     }
 
     /// Rejects the request, with data for the peer's application.
@@ -543,12 +544,12 @@ fn agree_on_ece<Q: ConnectQueue>(queue: &mut Q, options: &ConnectOptions<'_>, pe
 /// own events, also when several threads wait. Clones share the devices and the channel.
 #[doc(alias = "rdma_get_devices")]
 #[doc(alias = "rdma_free_devices")]
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Connector {
     domains: Domains,
     id_options: IdOptions,
     /// Opened on first use.
-    channel: Arc<Mutex<Option<EventChannel>>>,
+    channel: Arc<OnceLock<EventChannel>>,
 }
 
 impl Connector {
@@ -589,19 +590,16 @@ impl Connector {
     /// # Errors
     /// As for [`EventChannel::new`].
     pub fn channel(&self) -> Result<EventChannel> {
-        let mut channel = self.lock_channel();
-        if let Some(channel) = &*channel {
+        if let Some(channel) = self.channel.get() {
             return Ok(channel.clone());
         }
-        Ok(channel.insert(EventChannel::new()?).clone())
-    }
-
-    fn lock_channel(&self) -> MutexGuard<'_, Option<EventChannel>> {
-        self.channel.lock().unwrap_or_else(PoisonError::into_inner)
+        let opened = EventChannel::new()?;
+        // Another thread may have opened one.
+        Ok(self.channel.get_or_init(|| opened).clone())
     }
 
     /// Registers the channel of the connector with an async runtime, for tasks. Its connections have the
-    /// same runtime. Threads may wait, too.
+    /// same runtime, and the endpoints that tasks connect. Threads may wait, too.
     ///
     /// # Errors
     /// As for [`Connector::channel`] and [`EventChannel::attach`].
@@ -623,19 +621,17 @@ impl Connector {
     #[doc(alias = "rdma_getaddrinfo")]
     pub fn resolve(&self, name: impl Into<Name>) -> Waiting<'_, Result<Route>> {
         let name = name.into();
-        Waiting::new(move |waiter| async move { self.route(&waiter, name).await })
-    }
-
-    async fn route(&self, waiter: &Waiter, name: Name) -> Result<Route> {
-        let (channel, options) = (&self.channel()?, &self.id_options);
-        let addrs = name.lookup_by(waiter, channel.runtime(), "Connector::resolve").await?;
-        first_of(addrs, |addr| async move {
-            let id = options.create_id(channel)?;
-            id.claim();
-            steps::resolve(waiter, &id, options.source, addr).await?;
-            Ok(Route { id, domains: self.domains.clone() })
+        Waiting::new(move |waiter| async move {
+            let (waiter, channel, options) = (&waiter, &self.channel()?, &self.id_options);
+            let addrs = name.lookup_by(waiter, channel.runtime(), "Connector::resolve").await?;
+            first_of(addrs, |addr| async move {
+                let id = options.create_id(channel)?;
+                id.claim();
+                steps::resolve(waiter, &id, options.source, addr).await?;
+                Ok(Route { id, domains: self.domains.clone() })
+            })
+            .await
         })
-        .await
     }
 
     /// Connects to the first of the addresses that has a route, with a new endpoint. Receives may
@@ -649,6 +645,9 @@ impl Connector {
     ///
     /// An idle peer is [probed](ConnectOptions#keepalive).
     ///
+    /// The type of the buffers is that of the operations which are posted. A program that posts none names
+    /// one: `connect::<PoolBuffer>`.
+    ///
     /// # Errors
     /// The errors of [`Connector::resolve`], [`EndpointOptions::build`] and [`Route::connect`].
     #[doc(alias = "rdma_connect")]
@@ -660,23 +659,10 @@ impl Connector {
     ) -> Waiting<'a, Result<Connected<Endpoint<B>>>> {
         let name = name.into();
         Waiting::new(move |waiter| async move {
-            let route = self.route(&waiter, name).await?;
+            let route = self.resolve(name).within(&waiter).await?;
             let endpoint = self.domains.endpoint(&waiter, &route.id, options).await?;
-            route.connect_with(&waiter, endpoint, &ConnectOptions::default()).await
+            route.connect(endpoint, &ConnectOptions::default()).within(&waiter).await
         })
-    }
-}
-
-impl fmt::Debug for Connector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { domains, id_options, .. } = self;
-        // A clone: the writer may use the connector.
-        let channel = self.lock_channel().clone();
-        f.debug_struct("Connector")
-            .field("domains", domains)
-            .field("id_options", id_options)
-            .field("channel", &channel)
-            .finish()
     }
 }
 
@@ -755,25 +741,28 @@ impl Route {
     #[doc(alias = "rdma_connect")]
     pub fn connect<'a, Q: ConnectQueue + Send + 'a>(
         self,
-        queue: Q,
+        mut queue: Q,
         options: &'a ConnectOptions<'a>,
     ) -> Waiting<'a, Result<Connected<Q>>> {
-        Waiting::new(move |waiter| async move { self.connect_with(&waiter, queue, options).await })
+        Waiting::new(move |waiter| async move {
+            let id = self.id;
+            check_type("connect", &id, &queue)?;
+            id.connect(&options.param(&queue))?;
+            let peer = steps::response(&waiter, &id).await?;
+            agree_on_ece(&mut queue, options, peer.ece)?;
+            bring_up(&id, &mut queue, options, None)?;
+            attach(&waiter, &id, &mut queue)?;
+            id.establish().map_err(|error| steps::refused(&id, "connect", error))?;
+            Ok(Connected::new(id, queue, peer))
+        })
     }
+}
 
-    async fn connect_with<Q: ConnectQueue>(
-        self,
-        waiter: &Waiter,
-        mut queue: Q,
-        options: &ConnectOptions<'_>,
-    ) -> Result<Connected<Q>> {
-        let id = self.id;
-        check_type("connect", &id, &queue)?;
-        let peer = steps::connect(waiter, &id, &options.param(&queue)).await?;
-        agree_on_ece(&mut queue, options, peer.ece)?;
-        bring_up(&id, &mut queue, options, None)?;
-        id.establish().map_err(|error| steps::refused(&id, "connect", error))?;
-        Ok(Connected::new(id, queue, peer))
+/// Gives the queue of a task the runtime of its connection.
+fn attach<Q: ConnectQueue>(waiter: &Waiter, id: &CmId, queue: &mut Q) -> Result<()> {
+    match id.channel().runtime() {
+        Some(runtime) if waiter.is_task() => Ok(queue.attach(runtime)?),
+        _ => Ok(()),
     }
 }
 
@@ -784,7 +773,8 @@ fn pd<'a>(domains: &'a Domains, id: &'a CmId) -> Waiting<'a, Result<Pd>> {
     )
 }
 
-/// A connection: its queue, which is in RTS, and its link. A task may wait for both at a time.
+/// A connection: its queue, which is in RTS, and its link. One task may wait for `queue.next()` and
+/// `link.ended()` at once, by `select!`.
 ///
 /// ```no_run
 /// # use bareverbs::Endpoint;

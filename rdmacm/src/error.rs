@@ -8,7 +8,7 @@ use std::time::Duration;
 use bareverbs::Refused;
 use rustix::io::Errno;
 
-use crate::event::{Rejected, RouteStatus, SidrStatus};
+use crate::status::{Rejected, RouteStatus, SidrStatus};
 use crate::{Addr, PrivateData};
 
 /// The result of a call of the connection manager.
@@ -99,7 +99,7 @@ pub enum Error {
     /// The peer refused the SIDR request of a datagram QP.
     #[error(
         "the SIDR request{} for a datagram QP was refused: {status}{}", to_peer(*peer),
-        private_data_text(private_data)
+        private_data.suffix()
     )]
     Sidr {
         /// The address that the request was for.
@@ -255,14 +255,6 @@ fn descriptor_hint(errno: Errno) -> &'static str {
     }
 }
 
-/// Private data that is not only zeros.
-pub(crate) fn private_data_text(data: &PrivateData) -> String {
-    match data.is_zero() {
-        false => format!(", private data {data:?}"),
-        true => String::new(),
-    }
-}
-
 fn to_peer(peer: Option<Addr>) -> String {
     peer.map_or_else(String::new, |peer| format!(" to {peer}"))
 }
@@ -303,9 +295,18 @@ impl Error {
             _ => None,
         }
     }
-}
 
-impl Error {
+    /// Whether the kernel refused a command because of the state of the identifier.
+    pub(crate) fn is_wrong_state(&self) -> bool {
+        matches!(self, Self::Command(error) if error.errno == Errno::INVAL)
+    }
+
+    /// The error of a command that answers a request. After the peer has given up, the kernel refuses it
+    /// with `EINVAL`. It reports no event of a request that is not accepted.
+    pub(crate) fn withdrawn(self, verb: &'static str) -> Self {
+        if self.is_wrong_state() { Self::Withdrawn { verb } } else { self }
+    }
+
     /// The kind of error that it is for `std::io`.
     pub(crate) fn kind(&self) -> ErrorKind {
         match (self, self.errno()) {
@@ -418,5 +419,16 @@ mod tests {
         assert_eq!(error.to_string(), text);
         let stale = CommandError { errno: Errno::STALE, hint: None, ..error };
         assert!(stale.to_string().starts_with("LISTEN was not issued (id 3): "), "{stale}");
+    }
+
+    #[test]
+    fn refused_answer_to_a_request_means_that_the_peer_has_withdrawn_it() {
+        let refused = |errno| {
+            let command = CommandError { command: "ACCEPT", asked: String::new(), errno, hint: None };
+            Error::from(command).withdrawn("accept")
+        };
+        let error = refused(Errno::INVAL);
+        assert!(matches!(error, Error::Withdrawn { verb: "accept" }), "{error}");
+        assert_eq!(refused(Errno::NXIO).errno(), Some(Errno::NXIO));
     }
 }

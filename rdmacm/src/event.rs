@@ -1,18 +1,19 @@
 //! Events: typed values with their parameters and private data.
 
-use std::fmt;
+use std::future::poll_fn;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
-use bareverbs::ah::AhAttr;
 use bareverbs::qp::QpType;
-use bareverbs_uapi::rdma_cm::structs::{EventResp, UdParam};
+use bareverbs_provider::wait::Caller;
+use bareverbs_uapi::rdma_cm::structs::EventResp;
 use bareverbs_uapi::rdma_cm::{EventParam, EventType};
 use rustix::io::Errno;
 
-use crate::error::private_data_text;
-use crate::param::{PeerParam, PrivateData};
-use crate::qp::ah_attr;
-use crate::request::ConnectRequest;
-use crate::{Addr, Key};
+use crate::channel::RawEvent;
+pub use crate::param::{RequestParam, UdPeer};
+pub use crate::status::{RejectReason, Rejected, RouteStatus, SidrStatus, Unreachable};
+use crate::{CmId, ConnectRequest, EventChannel, Key, PeerParam, PrivateData, Result, Waiting};
 
 /// An event of an identifier or of a multicast membership.
 ///
@@ -149,290 +150,63 @@ pub enum EventKind {
     },
 }
 
-/// Why the route was not resolved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum RouteStatus {
-    /// An error of the kernel; `ETIMEDOUT`: the subnet administrator did not answer.
-    Errno(Errno),
-    /// The status of the subnet administrator's answer.
-    Sa(u32),
-}
-
-impl fmt::Display for RouteStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Errno(errno) => errno.fmt(f),
-            Self::Sa(status) => write!(f, "the subnet administrator answered with status {status:#x}"),
-        }
+impl EventChannel {
+    /// Reads an event if there is one.
+    ///
+    /// Events of identifiers that have been destroyed are skipped. If one is a connection
+    /// request, its child is destroyed, which rejects the request.
+    ///
+    /// # Errors
+    /// [`Error::Command`](crate::Error::Command) with `ESTALE`: the channel was opened before fork. With
+    /// `EACCES`: the credentials of the process changed.
+    #[doc(alias = "rdma_get_cm_event")]
+    pub fn try_wait(&self) -> Result<Option<Event>> {
+        self.try_event(None)
     }
-}
 
-/// Why the peer is unreachable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "private data is inline by design")]
-#[non_exhaustive]
-pub enum Unreachable {
-    /// The peer did not answer: `ETIMEDOUT`, or another error of the kernel.
-    Errno(Errno),
-    /// The peer refused the SIDR request for a datagram QP.
-    Sidr(SidrStatus, PrivateData),
-}
-
-/// Status of a `SIDR_REP`: the answer to a request for a datagram QP (IBA 12.11.2).
-#[doc(alias = "ib_cm_sidr_status")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum SidrStatus {
-    /// No application listens for the service ID.
-    #[doc(alias = "IB_SIDR_UNSUPPORTED")]
-    Unsupported,
-    /// The application rejected it, or its backlog is full.
-    #[doc(alias = "IB_SIDR_REJECT")]
-    Rejected,
-    /// There is no QP.
-    #[doc(alias = "IB_SIDR_NO_QP")]
-    NoQp,
-    /// The service is at another port.
-    #[doc(alias = "IB_SIDR_REDIRECT")]
-    Redirect,
-    /// The version is unsupported.
-    #[doc(alias = "IB_SIDR_UNSUPPORTED_VERSION")]
-    UnsupportedVersion,
-    /// Another status.
-    Other(u32),
-}
-
-impl From<u32> for SidrStatus {
-    fn from(status: u32) -> Self {
-        match status {
-            1 => Self::Unsupported,
-            2 => Self::Rejected,
-            3 => Self::NoQp,
-            4 => Self::Redirect,
-            5 => Self::UnsupportedVersion,
-            other => Self::Other(other),
-        }
+    /// The next event of a key that is claimed, or else of any key that is not.
+    pub(crate) fn try_event(&self, key: Option<Key>) -> Result<Option<Event>> {
+        self.wait_event(key, Some(Instant::now()))
     }
-}
 
-impl fmt::Display for SidrStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Unsupported => "no application listens on the port",
-            Self::Rejected => "the application rejected it, or its backlog is full",
-            Self::NoQp => "the application has no QP",
-            Self::Redirect => "the service is at another port",
-            Self::UnsupportedVersion => "the version is unsupported",
-            Self::Other(status) => return write!(f, "status {status}"),
-        })
+    /// Waits in a thread as [`poll_event`](Self::poll_event) does, at most until `end`.
+    pub(crate) fn wait_event(&self, key: Option<Key>, end: Option<Instant>) -> Result<Option<Event>> {
+        Ok(self.wait_raw(key, end)?.map(|raw| Event::new(self, raw)))
     }
-}
 
-/// The rejection of a request or of a response.
-#[doc(alias = "ib_cm_rej_event_param")]
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Rejected {
-    /// The reason.
-    pub reason: RejectReason,
-    /// Data from the application of the peer.
-    pub private_data: PrivateData,
-    /// The address of the peer. `None` in an event, which names its identifier by a key:
-    /// [`CmId::addresses`](crate::CmId::addresses).
-    pub peer: Option<Addr>,
-}
-
-impl fmt::Display for Rejected {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The kernel rejects for the application, without data (`cm_destroy_id` and
-        // `cma_ib_req_handler`).
-        if self.reason == RejectReason::Consumer && self.private_data.is_zero() {
-            return write!(
-                f,
-                "the application rejected it, dropped the request, or listens on the port with another \
-                 address (reason {})",
-                self.reason.code()
-            );
-        }
-        write!(f, "{}{}", self.reason, private_data_text(&self.private_data))
-    }
-}
-
-macro_rules! reject_reasons {
-    ($($(#[$meta:meta])* $name:ident = $number:literal, $text:literal;)*) => {
-        /// Reason of a rejection (REJ message, IBA 12.6.7.2).
-        #[doc(alias = "ib_cm_rej_reason")]
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[non_exhaustive]
-        pub enum RejectReason {
-            $($(#[$meta])* $name,)*
-            /// Another reason.
-            Other(u32),
-        }
-
-        impl RejectReason {
-            /// The number in the message.
-            #[must_use]
-            pub const fn code(self) -> u32 {
-                match self {
-                    $(Self::$name => $number,)*
-                    Self::Other(number) => number,
-                }
+    /// Waits for the next event of a key that is claimed, or else of any key that is not.
+    pub(crate) fn poll_event(&self, key: Option<Key>, caller: Caller<'_>) -> Poll<Result<Event>> {
+        match caller {
+            Caller::Thread(end) => self.wait_event(key, end).transpose().map_or(Poll::Pending, Poll::Ready),
+            Caller::Task(waker) => {
+                let raw = ready!(self.poll_raw(key, &mut Context::from_waker(waker)))?;
+                Poll::Ready(Ok(Event::new(self, raw)))
             }
         }
+    }
 
-        impl From<u32> for RejectReason {
-            fn from(number: u32) -> Self {
-                match number {
-                    $($number => Self::$name,)*
-                    other => Self::Other(other),
-                }
-            }
-        }
-
-        impl fmt::Display for RejectReason {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                match self {
-                    $(Self::$name => write!(f, "{} (reason {})", $text, $number),)*
-                    Self::Other(number) => write!(f, "reason {number}"),
-                }
-            }
-        }
-    };
+    /// Waits for an event. A wait that is dropped loses no event.
+    ///
+    /// # Errors
+    /// As for [`EventChannel::try_wait`]. [`Error::Invalid`](crate::Error::Invalid) in a task: no runtime
+    /// is [attached](Self::attach).
+    #[doc(alias = "rdma_get_cm_event")]
+    #[doc(alias = "wait")]
+    pub fn next(&self) -> Waiting<'_, Result<Event>> {
+        Waiting::new(|waiter| poll_fn(move |cx| self.poll_event(None, waiter.caller(cx))))
+    }
 }
 
-reject_reasons! {
-    /// No QP is available.
-    #[doc(alias = "IB_CM_REJ_NO_QP")]
-    NoQp = 1, "no QP";
-    /// No end-to-end context is available.
-    #[doc(alias = "IB_CM_REJ_NO_EEC")]
-    NoEec = 2, "no end-to-end context";
-    /// No resources are available.
-    #[doc(alias = "IB_CM_REJ_NO_RESOURCES")]
-    NoResources = 3, "no resources";
-    /// The peer gave up: it destroyed its identifier while connecting, or its time ran out.
-    #[doc(alias = "IB_CM_REJ_TIMEOUT")]
-    Timeout = 4, "timeout";
-    /// The request is unsupported.
-    #[doc(alias = "IB_CM_REJ_UNSUPPORTED")]
-    Unsupported = 5, "unsupported request";
-    /// The communication ID is invalid.
-    #[doc(alias = "IB_CM_REJ_INVALID_COMM_ID")]
-    InvalidCommId = 6, "invalid communication ID";
-    /// The communication instance is invalid.
-    #[doc(alias = "IB_CM_REJ_INVALID_COMM_INSTANCE")]
-    InvalidCommInstance = 7, "invalid communication instance";
-    /// No application listens on the port (service ID).
-    #[doc(alias = "IB_CM_REJ_INVALID_SERVICE_ID")]
-    InvalidServiceId = 8, "no application listens on the port";
-    /// The transport type is invalid.
-    #[doc(alias = "IB_CM_REJ_INVALID_TRANSPORT_TYPE")]
-    InvalidTransportType = 9, "invalid transport type";
-    /// The QP number is in use, or was until recently, for another connection of the two hosts.
-    #[doc(alias = "IB_CM_REJ_STALE_CONN")]
-    StaleConnection = 10, "stale connection";
-    /// There is no RDC.
-    #[doc(alias = "IB_CM_REJ_RDC_NOT_EXIST")]
-    RdcNotExist = 11, "no RDC";
-    /// The GID is not in the table of the port.
-    #[doc(alias = "IB_CM_REJ_INVALID_GID")]
-    InvalidGid = 12, "invalid GID";
-    /// The LID is invalid.
-    #[doc(alias = "IB_CM_REJ_INVALID_LID")]
-    InvalidLid = 13, "invalid LID";
-    /// The service level is invalid.
-    #[doc(alias = "IB_CM_REJ_INVALID_SL")]
-    InvalidSl = 14, "invalid service level";
-    /// The traffic class is invalid.
-    #[doc(alias = "IB_CM_REJ_INVALID_TRAFFIC_CLASS")]
-    InvalidTrafficClass = 15, "invalid traffic class";
-    /// The hop limit is invalid.
-    #[doc(alias = "IB_CM_REJ_INVALID_HOP_LIMIT")]
-    InvalidHopLimit = 16, "invalid hop limit";
-    /// The packet rate is invalid.
-    #[doc(alias = "IB_CM_REJ_INVALID_PACKET_RATE")]
-    InvalidPacketRate = 17, "invalid packet rate";
-    /// The GID of the alternate path is invalid.
-    #[doc(alias = "IB_CM_REJ_INVALID_ALT_GID")]
-    InvalidAltGid = 18, "invalid GID of the alternate path";
-    /// The LID of the alternate path is invalid.
-    #[doc(alias = "IB_CM_REJ_INVALID_ALT_LID")]
-    InvalidAltLid = 19, "invalid LID of the alternate path";
-    /// The service level of the alternate path is invalid.
-    #[doc(alias = "IB_CM_REJ_INVALID_ALT_SL")]
-    InvalidAltSl = 20, "invalid service level of the alternate path";
-    /// The traffic class of the alternate path is invalid.
-    #[doc(alias = "IB_CM_REJ_INVALID_ALT_TRAFFIC_CLASS")]
-    InvalidAltTrafficClass = 21, "invalid traffic class of the alternate path";
-    /// The hop limit of the alternate path is invalid.
-    #[doc(alias = "IB_CM_REJ_INVALID_ALT_HOP_LIMIT")]
-    InvalidAltHopLimit = 22, "invalid hop limit of the alternate path";
-    /// The packet rate of the alternate path is invalid.
-    #[doc(alias = "IB_CM_REJ_INVALID_ALT_PACKET_RATE")]
-    InvalidAltPacketRate = 23, "invalid packet rate of the alternate path";
-    /// The connection manager is at another port.
-    #[doc(alias = "IB_CM_REJ_PORT_CM_REDIRECT")]
-    PortCmRedirect = 24, "redirected to another port of the connection manager";
-    /// The service is at another port.
-    #[doc(alias = "IB_CM_REJ_PORT_REDIRECT")]
-    PortRedirect = 25, "redirected to another port";
-    /// The MTU is invalid.
-    #[doc(alias = "IB_CM_REJ_INVALID_MTU")]
-    InvalidMtu = 26, "invalid MTU";
-    /// The responder resources are insufficient.
-    #[doc(alias = "IB_CM_REJ_INSUFFICIENT_RESP_RESOURCES")]
-    InsufficientResponderResources = 27, "insufficient responder resources";
-    /// The application rejected it. Also: it dropped the request, it failed to accept, or it
-    /// listens on the port with another address.
-    #[doc(alias = "IB_CM_REJ_CONSUMER_DEFINED")]
-    Consumer = 28, "the application rejected it";
-    /// The RNR retry count is rejected.
-    #[doc(alias = "IB_CM_REJ_INVALID_RNR_RETRY")]
-    RnrRetryCount = 29, "rejected RNR retry count";
-    /// The communication ID of the peer is a duplicate.
-    #[doc(alias = "IB_CM_REJ_DUPLICATE_LOCAL_COMM_ID")]
-    DuplicateLocalCommId = 30, "duplicate communication ID";
-    /// The class version is invalid.
-    #[doc(alias = "IB_CM_REJ_INVALID_CLASS_VERSION")]
-    InvalidClassVersion = 31, "invalid class version";
-    /// The flow label is invalid.
-    #[doc(alias = "IB_CM_REJ_INVALID_FLOW_LABEL")]
-    InvalidFlowLabel = 32, "invalid flow label";
-    /// The flow label of the alternate path is invalid.
-    #[doc(alias = "IB_CM_REJ_INVALID_ALT_FLOW_LABEL")]
-    InvalidAltFlowLabel = 33, "invalid flow label of the alternate path";
-    /// The ECE options are unsupported.
-    #[doc(alias = "IB_CM_REJ_VENDOR_OPTION_NOT_SUPPORTED")]
-    VendorOptionNotSupported = 35, "unsupported ECE options";
-}
-
-/// Address of a datagram QP or of a multicast group.
-#[doc(alias = "rdma_ud_param")]
-#[doc(alias = "rdma_post_ud_send")]
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct UdPeer {
-    /// QPN; 0xffffff for a multicast group.
-    pub qp_num: u32,
-    /// Q_Key.
-    pub qkey: u32,
-    /// The address for [`Pd::create_ah`](bareverbs::Pd::create_ah). For a multicast group its GID is
-    /// the group, and its LID on InfiniBand the MLID.
-    pub address: AhAttr,
-    /// Data from the application of the peer; empty for a multicast group.
-    pub private_data: PrivateData,
-}
-
-impl UdPeer {
-    fn from_kernel(param: &UdParam) -> Self {
-        Self {
-            qp_num: param.qp_num,
-            qkey: param.qkey,
-            address: ah_attr(&param.ah_attr),
-            private_data: PrivateData::new(param.private_data, param.private_data_len),
-        }
+impl Event {
+    /// The event of a channel. A request has a live identifier, whose drop rejects it.
+    fn new(channel: &EventChannel, RawEvent { key, info, resp }: RawEvent) -> Self {
+        let kind = if resp.event == EventType::CONNECT_REQUEST {
+            let child = CmId::adopt(channel, resp.id, info);
+            EventKind::ConnectRequest(ConnectRequest::new(child, key, parse_request(&resp, info.qp_type)))
+        } else {
+            parse(&resp, info.qp_type)
+        };
+        Self { key, kind }
     }
 }
 
@@ -503,26 +277,6 @@ pub(crate) fn parse_request(resp: &EventResp, qp_type: QpType) -> RequestParam {
         }
         EventParam::Conn(param) => RequestParam::Connection(PeerParam::from_kernel(&param, resp.ece)),
         _ => RequestParam::Datagram(PrivateData::EMPTY),
-    }
-}
-
-/// Parameters of a connection request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RequestParam {
-    /// A peer asks to connect a QP.
-    Connection(PeerParam),
-    /// A peer asks for the address of a datagram QP.
-    Datagram(PrivateData),
-}
-
-impl RequestParam {
-    /// The private data of the peer's application.
-    #[must_use]
-    pub fn private_data(&self) -> &PrivateData {
-        match self {
-            Self::Connection(param) => &param.private_data,
-            Self::Datagram(data) => data,
-        }
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bareverbs::qp::{QpAttr, QpAttrMask, QpState, QpType};
 use bareverbs::values::Guid;
 use bareverbs::{Device, PortNum, Refused};
-use bareverbs_uapi::rdma_cm::path::{PathRecData, ServiceRec};
+use bareverbs_uapi::rdma_cm::path::{PathRecData, PathRecord, ServiceRec};
 use bareverbs_uapi::rdma_cm::structs::*;
 use bareverbs_uapi::rdma_cm::{EventType, IbServiceFlags, QueryOption};
 use bareverbs_uapi::verbs_values;
@@ -17,13 +17,12 @@ use rustix::io::Errno;
 use zerocopy::FromBytes;
 
 use crate::addr::{Addr, IbAddr, PortSpace};
+use crate::attr::qp_attr;
 use crate::channel::EventChannel;
 use crate::command::{self, CmFile};
 use crate::key::{self, Key, KeyInfo};
-use crate::multicast::Membership;
-use crate::option::PathRecord;
 use crate::param::{ConnParam, Message};
-use crate::qp::qp_attr;
+use crate::status::RejectReason;
 use crate::{Error, Feature, Result};
 
 /// Number of records that a query offers room for. The kernel has one path for each identifier, or
@@ -48,20 +47,69 @@ const SERVICES: usize = 64;
 /// moment, while the kernel handles an event of the identifier or sends its messages. It waits for
 /// no event to be read or acknowledged.
 ///
+/// Calls issue one command each, and return at once. Those that return a
+/// [`Waiting`](crate::Waiting) wait for an event: [`CmId::resolve`], [`CmId::response`] and so on. A program
+/// that is driven by events reads the channel instead.
+///
 /// ```no_run
-/// use bareverbs_rdmacm::event::EventKind;
-/// use bareverbs_rdmacm::{CmId, EventChannel, PortSpace};
+/// use bareverbs_rdmacm::{CmId, ConnParam, EventChannel, PortSpace};
 /// use std::net::Ipv4Addr;
 ///
-/// let channel = EventChannel::new()?;
-/// let listener = CmId::new(&channel, PortSpace::Tcp)?;
-/// listener.bind_addr((Ipv4Addr::UNSPECIFIED, 7174))?;
-/// listener.listen(16)?;
-/// if let EventKind::ConnectRequest(request) = channel.next().wait()?.kind {
-///     println!("request from {:?}", request.id().addresses()?.peer);
-/// }
+/// # fn move_qp(id: &bareverbs_rdmacm::CmId) -> bareverbs_rdmacm::Result<()> { Ok(()) }
+/// # let qp_num = 0x11;
+/// let id = CmId::new(&EventChannel::new()?, PortSpace::Tcp)?;
+/// id.resolve(None, (Ipv4Addr::new(10, 1, 0, 1), 7174)).wait()?;
+/// id.connect(&ConnParam::new(qp_num))?;
+/// let peer = id.response().wait()?;
+/// println!("the peer has QP {:#x}", peer.qp_num);
+/// // The caller moves its own QP by the attributes of `CmId::init_qp_attr`.
+/// move_qp(&id)?;
+/// id.establish()?;
 /// # Ok::<(), bareverbs_rdmacm::Error>(())
 /// ```
+///
+/// # Datagram services
+///
+/// A client asks a service by IP address for the QP of its datagrams
+/// ([`Datagrams`](bareverbs::Datagrams)):
+///
+/// ```no_run
+/// use bareverbs::{Datagrams, Op, Pool};
+/// use bareverbs_rdmacm::connection::Domains;
+/// use bareverbs_rdmacm::{CmId, ConnParam, EventChannel, PortSpace};
+/// use std::net::Ipv4Addr;
+///
+/// fn service(domains: &Domains) -> bareverbs_rdmacm::Result<()> {
+///     let listener = CmId::new(&EventChannel::new()?, PortSpace::Udp)?;
+///     listener.bind_addr((Ipv4Addr::UNSPECIFIED, 7174))?;
+///     listener.listen(0)?;
+///     let request = listener.request().wait()?;
+///     let device = request.id().addresses()?.device.expect("a request has a device");
+///     let pd = domains.pd(device)?;
+///     let mut datagrams: Datagrams = Datagrams::options().port(device.port).build(&pd)?;
+///     let pool = Pool::new(&pd, 1, 40 + datagrams.max_message() as usize)?;
+///     datagrams.post(Op::recv(pool.take().expect("a free buffer")))?;
+///     // A listener may answer all clients with the QP of the same datagrams.
+///     request.accept(&ConnParam::new(datagrams.qp().qp_num()))?;
+///     println!("{:?}", datagrams.next_recv().wait()?.message());
+///     Ok(())
+/// }
+///
+/// fn client(domains: &Domains) -> bareverbs_rdmacm::Result<()> {
+///     let id = CmId::new(&EventChannel::new()?, PortSpace::Udp)?;
+///     id.resolve(None, (Ipv4Addr::new(10, 1, 0, 1), 7174)).wait()?;
+///     let device = id.addresses()?.device.expect("a resolved address has a device");
+///     id.connect(&ConnParam::new(0))?;
+///     let peer = id.ud_peer().wait()?;
+///     let options = Datagrams::options().port(device.port).inline(64).qkey(peer.qkey);
+///     let mut datagrams: Datagrams = options.build(&domains.pd(device)?)?;
+///     let to = datagrams.destination_with_path(&peer.address, peer.qp_num, peer.qkey).wait()?;
+///     datagrams.post(Op::send_to_inline(&to, b"hello"))?;
+///     datagrams.next_send().wait()?;
+///     Ok(())
+/// }
+/// ```
+#[doc(alias = "BlockingId")]
 #[doc(alias = "rdma_cm_id")]
 #[doc(alias = "rdma_destroy_id")]
 #[doc(alias = "rdma_create_qp")]
@@ -80,6 +128,13 @@ pub struct CmId {
     accepted: AtomicBool,
     memberships: Mutex<Vec<Membership>>,
     destroyed: bool,
+}
+
+/// A membership of an identifier in a multicast group.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    pub(crate) key: Key,
+    pub(crate) number: u32,
 }
 
 /// The device that an identifier is bound to.
@@ -168,6 +223,17 @@ fn millis(timeout: Duration) -> u32 {
     timeout.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as u32
 }
 
+impl PortSpace {
+    /// Rejects a QP type that the port space does not have.
+    pub(crate) fn check(self, verb: &'static str, qp_type: QpType) -> Result<()> {
+        if self == Self::Ib || qp_type == self.qp_type() {
+            return Ok(());
+        }
+        let reason = format!("port space {self:?} implies {:?}, not {qp_type:?}", self.qp_type());
+        Err(Error::invalid(verb, reason))
+    }
+}
+
 impl CmId {
     /// Creates an identifier on a channel, with the QP type of the port space.
     ///
@@ -207,13 +273,6 @@ impl CmId {
     /// The identifier that the kernel created for a request.
     pub(crate) fn adopt(channel: &EventChannel, number: u32, info: KeyInfo) -> Self {
         Self::from_parts(channel, number, key::create(info), info)
-    }
-
-    /// An identifier of a file that refuses commands.
-    #[cfg(test)]
-    pub(crate) fn for_test(channel: &EventChannel) -> Self {
-        let info = KeyInfo { port_space: PortSpace::Udp, qp_type: QpType::UD };
-        Self::from_parts(channel, 0, key::create(info), info)
     }
 
     fn from_parts(channel: &EventChannel, number: u32, key: Key, info: KeyInfo) -> Self {
@@ -294,12 +353,11 @@ impl CmId {
     fn retire_keys(&self) {
         // In a forked child the tables of keys may be locked by a thread that is not there.
         if self.file().is_of_this_process() {
-            key::retire(self.key);
-            let memberships = self.membership_keys();
+            let keys = self.keys();
             self.memberships().clear();
-            memberships.iter().for_each(|key| key::retire(*key));
+            keys.iter().for_each(|key| key::retire(*key));
             // No thread queues an event of a retired key.
-            self.channel.purge(self.key, &memberships);
+            self.channel.purge(&keys);
         }
     }
 
@@ -345,7 +403,7 @@ impl CmId {
     ///
     /// The kernel may miss the answer of the peer. It then looks again at the end of `timeout` only. So a
     /// caller that waits longer gives a short one, such as 500 ms, and resolves again after
-    /// `ETIMEDOUT`, as [`BlockingId::resolve`](crate::blocking::BlockingId::resolve) does.
+    /// `ETIMEDOUT`, as [`CmId::resolve`] does.
     ///
     /// Use the address of a device, also for a peer on this host: a loopback address resolves, but
     /// has no route on RoCE.
@@ -532,7 +590,7 @@ impl CmId {
     /// As for [`CmId::reject`].
     #[doc(alias = "rdma_reject_ece")]
     pub fn reject_ece(&self, private_data: &[u8]) -> Result<()> {
-        self.reject_with(private_data, crate::event::RejectReason::VendorOptionNotSupported.code() as u8)
+        self.reject_with(private_data, RejectReason::VendorOptionNotSupported.code() as u8)
     }
 
     fn reject_with(&self, private_data: &[u8], reason: u8) -> Result<()> {
@@ -725,24 +783,12 @@ impl CmId {
         command::migrate_id(channel.file(), request)?;
         // Before wakers are called, which may panic: the kernel has the identifier on the new channel.
         let old = mem::replace(&mut self.channel, channel.clone());
-        channel.take_over(&old, self.key, &self.membership_keys());
+        channel.take_over(&old, &self.keys());
         Ok(())
     }
 
-    /// Whether the kernel has the additions of Linux 7.2: events of programs and the resolution of
-    /// services.
-    fn has_user_events(&self) -> Result<bool> {
-        // A kernel with the command looks the identifier up, and finds none of this number.
-        let request = WriteCmEventReq { id: u32::MAX, event: EventType::USER, ..WriteCmEventReq::zeroed() };
-        match command::write_cm_event(self.file(), request) {
-            Err(Error::Command(error)) if error.errno == Errno::INVAL => Ok(false),
-            Err(Error::Command(error)) if error.errno == Errno::NOENT => Ok(true),
-            other => other.map(|()| true),
-        }
-    }
-
     fn require_user_events(&self, verb: &'static str) -> Result<()> {
-        match self.has_user_events()? {
+        match self.file().has_user_events() {
             true => Ok(()),
             false => Err(Error::Unsupported { verb, feature: Feature::UserEvents }),
         }
@@ -822,7 +868,12 @@ impl CmId {
 
     /// Delivers its events to those who wait for this identifier only.
     pub(crate) fn claim(&self) {
-        self.channel.claim(self.key, self.backlog.load(Ordering::Relaxed));
+        self.channel.claim(self.key, self.backlog());
+    }
+
+    /// The backlog of a listener.
+    pub(crate) fn backlog(&self) -> u32 {
+        self.backlog.load(Ordering::Relaxed)
     }
 
     /// Ends [`claim`](Self::claim).
@@ -830,8 +881,10 @@ impl CmId {
         self.channel.unclaim(self.key);
     }
 
-    fn membership_keys(&self) -> Vec<Key> {
-        self.memberships().iter().map(|membership| membership.key).collect()
+    /// The key of the identifier, and those of its memberships.
+    fn keys(&self) -> Vec<Key> {
+        let memberships = self.memberships();
+        [self.key].into_iter().chain(memberships.iter().map(|membership| membership.key)).collect()
     }
 
     pub(crate) fn memberships(&self) -> MutexGuard<'_, Vec<Membership>> {

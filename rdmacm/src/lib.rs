@@ -9,10 +9,9 @@
 //! | module | for |
 //! |---|---|
 //! | [`connection`] | connections with their queue pairs: [`Listener`], [`Connector`], [`Connected`] |
-//! | [`blocking`] | identifiers whose calls wait |
 //! | [`stream`] | byte streams, used like those of [`std::net`] |
 //! | [`datagram`] | datagrams, used like those of [`std::net`] |
-//! | [`EventChannel`], [`CmId`], [`event`] | programs that are driven by events |
+//! | [`CmId`], [`EventChannel`], [`event`] | identifiers: commands, waits for their events, or events for a loop |
 //! | [`command`] | single commands of the kernel's ABI |
 //!
 //! # Waiting
@@ -37,11 +36,11 @@
 //! | `rdma_get_devices` | [`bareverbs::devices`]; a [`connection::Domains`] opens each device once |
 //! | `rdma_create_event_channel`, `rdma_get_cm_event` | [`EventChannel::new`], [`EventChannel::next`], [`EventChannel::try_wait`] |
 //! | `rdma_ack_cm_event` | none: events need no acknowledgement |
-//! | `rdma_create_id`, `rdma_destroy_id` | [`CmId::new`], drop or [`CmId::destroy`]; [`blocking::BlockingId`] without a channel |
-//! | `rdma_bind_addr`, `rdma_listen`, `rdma_get_request` | [`CmId::bind_addr`], [`CmId::listen`], [`blocking::BlockingId::request`] |
+//! | `rdma_create_id`, `rdma_destroy_id` | [`CmId::new`], drop or [`CmId::destroy`] |
+//! | `rdma_bind_addr`, `rdma_listen`, `rdma_get_request` | [`CmId::bind_addr`], [`CmId::listen`], [`CmId::request`] |
 //! | `rdma_event_str` | `Debug` of [`event::EventKind`] |
 //! | `rdma_getaddrinfo` | [`AddrInfo::lookup`]; [`Listener::bind`] and [`Connector::connect`] take names |
-//! | `rdma_resolve_addr`, `rdma_resolve_route` | [`CmId::resolve_addr`], [`CmId::resolve_route`]; both: [`blocking::BlockingId::resolve`] |
+//! | `rdma_resolve_addr`, `rdma_resolve_route` | [`CmId::resolve_addr`], [`CmId::resolve_route`]; both: [`CmId::resolve`] |
 //! | `rdma_create_qp`, `rdma_create_ep` | [`Pd::create_qp`](bareverbs::Pd::create_qp) or [`Endpoint`](bareverbs::Endpoint), then [`connection::Route::connect`] or [`connection::Incoming::accept`] |
 //! | `rdma_connect`, `rdma_accept`, `rdma_establish` | [`CmId::connect`], [`ConnectRequest::accept`], [`CmId::establish`] |
 //! | `rdma_reject`, `rdma_reject_ece` | [`ConnectRequest::reject`], [`ConnectRequest::reject_ece`], or drop |
@@ -77,8 +76,7 @@
 #![deny(missing_debug_implementations)]
 
 mod addr;
-mod attached;
-pub mod blocking;
+mod attr;
 mod channel;
 mod chardev;
 pub mod command;
@@ -87,7 +85,6 @@ pub mod datagram;
 mod error;
 pub mod event;
 mod id;
-mod inbox;
 mod key;
 mod multicast;
 mod name;
@@ -95,12 +92,15 @@ mod option;
 mod param;
 #[cfg(feature = "test-utils")]
 pub mod parsers;
+mod private_data;
 mod qp;
+mod ready;
 mod request;
+mod status;
 mod steps;
 pub mod stream;
 mod waiting;
-mod woken;
+mod waits;
 
 pub use addr::{Addr, IbAddr, PortSpace};
 pub use channel::EventChannel;
@@ -112,7 +112,8 @@ pub use key::Key;
 pub use multicast::JoinMode;
 pub use name::{AddrFamily, AddrHints, AddrInfo, Name};
 pub use option::{IdOptions, PathRecord};
-pub use param::{ConnParam, Message, PeerParam, PrivateData};
+pub use param::{ConnParam, Message, PeerParam};
+pub use private_data::PrivateData;
 pub use request::ConnectRequest;
 pub use waiting::Waiting;
 

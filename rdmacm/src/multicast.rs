@@ -1,24 +1,15 @@
 //! Multicast groups.
 
-use std::net::SocketAddr;
-
 use bareverbs::Provider;
 use bareverbs::qp::{Qp, QpType, Ud};
 use bareverbs_uapi::rdma_cm::JoinFlags;
-use bareverbs_uapi::rdma_cm::structs::{DestroyIdReq, JoinIpMcastReq, JoinMcastReq};
+use bareverbs_uapi::rdma_cm::structs::{DestroyIdReq, JoinMcastReq};
 
 use crate::addr::Addr;
-use crate::event::UdPeer;
-use crate::id::CmId;
+use crate::id::{CmId, Membership};
 use crate::key::{self, Key, KeyInfo};
+use crate::param::UdPeer;
 use crate::{Error, Result, command};
-
-/// A membership of an identifier in a group.
-#[derive(Debug)]
-pub(crate) struct Membership {
-    pub(crate) key: Key,
-    number: u32,
-}
 
 /// How a member uses a group.
 #[doc(alias = "rdma_cm_mc_join_flags")]
@@ -61,52 +52,35 @@ impl CmId {
     ///   address nor unspecified. The kernel would join a group that nothing else uses.
     /// - [`Error::Command`] with `EINVAL`: it is not bound to a device. With errno 524: an IPv6
     ///   group on RoCE v2.
+    #[doc(alias = "rdma_join_multicast")]
     #[doc(alias = "rdma_join_multicast_ex")]
+    #[doc(alias = "join_ip_multicast")]
     #[doc(alias = "rdma_cm_join_mc_attr_ex")]
     pub fn join_multicast(&self, group: impl Into<Addr>, mode: JoinMode) -> Result<Key> {
         let group = group.into();
-        check_group("join_multicast", group.ip())?;
+        // The kernel makes a group of the low bits of a unicast address.
+        if let Some(ip) = group.ip().map(|addr| addr.ip())
+            && !ip.is_multicast()
+            && !ip.is_unspecified()
+        {
+            let reason = format!("{ip} is not a multicast address: use one of 224.0.0.0/4 or ff00::/8");
+            return Err(Error::invalid("join_multicast", reason));
+        }
+        if self.qp_type() != QpType::UD {
+            let reason = "only identifiers with datagram QPs join groups";
+            return Err(Error::invalid("join_multicast", reason));
+        }
         let (addr, addr_size) = group.to_kernel();
         let join_flags = match mode {
             JoinMode::Full => JoinFlags::FULL_MEMBER,
             JoinMode::SendOnly => JoinFlags::SEND_ONLY_FULL_MEMBER,
         };
-        self.join("join_multicast", |uid| {
-            let request = JoinMcastReq {
-                uid,
-                id: self.number(),
-                addr_size,
-                join_flags,
-                addr,
-                ..JoinMcastReq::zeroed()
-            };
-            command::join_mcast(self.file(), request).map(|joined| joined.id)
-        })
-    }
-
-    /// Joins the group of an IP address as a full member, by the kernel's older command. Otherwise
-    /// as [`CmId::join_multicast`].
-    ///
-    /// # Errors
-    /// As for [`CmId::join_multicast`].
-    #[doc(alias = "rdma_join_multicast")]
-    pub fn join_ip_multicast(&self, group: SocketAddr) -> Result<Key> {
-        check_group("join_ip_multicast", Some(group))?;
-        let addr = Addr::to_ip_kernel(group);
-        self.join("join_ip_multicast", |uid| {
-            let request = JoinIpMcastReq { uid, id: self.number(), addr, ..JoinIpMcastReq::zeroed() };
-            command::join_ip_mcast(self.file(), request).map(|joined| joined.id)
-        })
-    }
-
-    fn join(&self, verb: &'static str, join: impl FnOnce(u64) -> Result<u32>) -> Result<Key> {
-        if self.qp_type() != QpType::UD {
-            return Err(Error::invalid(verb, "only identifiers with datagram QPs join groups"));
-        }
         let key = key::create(KeyInfo { port_space: self.port_space(), qp_type: QpType::UD });
-        match join(key.get()) {
-            Ok(number) => {
-                self.memberships().push(Membership { key, number });
+        let (id, uid) = (self.number(), key.get());
+        let request = JoinMcastReq { uid, id, addr_size, join_flags, addr, ..JoinMcastReq::zeroed() };
+        match command::join_mcast(self.file(), request) {
+            Ok(joined) => {
+                self.memberships().push(Membership { key, number: joined.id });
                 Ok(key)
             }
             Err(error) => {
@@ -132,17 +106,6 @@ impl CmId {
         command::leave_mcast(self.file(), request)?;
         key::retire(memberships.swap_remove(place).key);
         Ok(())
-    }
-}
-
-/// Rejects unicast addresses. The kernel makes a group of their low bits.
-fn check_group(verb: &'static str, group: Option<SocketAddr>) -> Result<()> {
-    match group.map(|group| group.ip()) {
-        Some(ip) if !ip.is_multicast() && !ip.is_unspecified() => Err(Error::invalid(
-            verb,
-            format!("{ip} is not a multicast address: use one of 224.0.0.0/4 or ff00::/8"),
-        )),
-        _ => Ok(()),
     }
 }
 

@@ -319,11 +319,7 @@ fn resolve_host(host: &str) -> Result<Vec<SocketAddr>> {
 impl AddrHints {
     /// The port space and the QP type.
     fn transport(&self) -> Result<(PortSpace, QpType)> {
-        let port_space = self.port_space.unwrap_or(match self.qp_type {
-            Some(QpType::UD) => PortSpace::Udp,
-            None | Some(QpType::RC) => PortSpace::Tcp,
-            Some(_) => PortSpace::Ib,
-        });
+        let port_space = self.port_space.unwrap_or(PortSpace::of(self.qp_type.unwrap_or(QpType::RC)));
         let qp_type = self.qp_type.unwrap_or_else(|| port_space.qp_type());
         port_space.check(LOOKUP, qp_type)?;
         Ok((port_space, qp_type))

@@ -52,8 +52,6 @@ pub struct IdOptions {
     /// The type of the QPs of connections: RC; UC or XRC, whose identifiers are of
     /// [`PortSpace::Ib`]. An XRC listener is [`QpType::XRC_TGT`], its peers are
     /// [`QpType::XRC_INI`]. `None` is RC.
-    /// [`BlockingId::with_options`](crate::blocking::BlockingId::with_options) takes any type that the
-    /// port space has.
     pub qp_type: Option<QpType>,
     /// The local address that an identifier resolves from; `None` leaves the choice to the routing
     /// table. Listeners ignore it.
@@ -84,10 +82,11 @@ impl IdOptions {
 
     /// The port space of connections.
     fn port_space(&self) -> Result<PortSpace> {
-        match self.qp_type {
-            None | Some(QpType::RC) => Ok(PortSpace::Tcp),
-            Some(QpType::UC | QpType::XRC_INI | QpType::XRC_TGT) => Ok(PortSpace::Ib),
-            Some(other) => {
+        match self.qp_type.unwrap_or(QpType::RC) {
+            connected @ (QpType::RC | QpType::UC | QpType::XRC_INI | QpType::XRC_TGT) => {
+                Ok(PortSpace::of(connected))
+            }
+            other => {
                 let reason = format!("connections are of RC, UC or XRC queue pairs, not {other:?}");
                 Err(Error::invalid("IdOptions", reason))
             }
@@ -108,6 +107,7 @@ impl IdOptions {
     /// The errors of [`CmId::set_tos`], [`CmId::set_ack_timeout`], [`CmId::set_reuse_addr`] and
     /// [`CmId::set_ipv6_only`].
     #[doc(alias = "rdma_set_option")]
+    #[doc(alias = "with_options")]
     pub fn apply(&self, id: &CmId) -> Result<()> {
         if let Some(tos) = self.tos {
             id.set_tos(tos)?;

@@ -1,13 +1,12 @@
-//! Parameters of connections, and private data.
+//! Parameters of connections and datagram QPs.
 
-use std::fmt;
-use std::ops::Deref;
-
+use bareverbs::ah::AhAttr;
 use bareverbs::qp::{Ece, QpType};
 use bareverbs::values::{RetryCount, RnrRetry};
-use bareverbs_uapi::rdma_cm::{MAX_PRIVATE_DATA, structs};
+use bareverbs_uapi::rdma_cm::structs::{self, UdParam};
 
-use crate::{Error, Result};
+use crate::attr::ah_attr;
+use crate::{Error, PrivateData, Result};
 
 /// A message that carries private data of the caller.
 #[doc(alias = "ib_cm_data_size")]
@@ -66,54 +65,6 @@ impl Message {
             return Err(Error::PrivateData { verb, length: data.len(), max });
         }
         Ok(())
-    }
-}
-
-/// Private data of a received message.
-///
-/// It has the whole field of the message: the sender's data, and zeros after it. The message does
-/// not carry the length of the sender's data.
-#[derive(Clone, Copy)]
-pub struct PrivateData {
-    length: u8,
-    bytes: [u8; MAX_PRIVATE_DATA],
-}
-
-impl PrivateData {
-    /// No data.
-    pub const EMPTY: Self = Self { length: 0, bytes: [0; MAX_PRIVATE_DATA] };
-
-    pub(crate) fn new(bytes: [u8; MAX_PRIVATE_DATA], length: u8) -> Self {
-        Self { length, bytes }
-    }
-
-    /// Whether there is nothing but padding.
-    pub(crate) fn is_zero(&self) -> bool {
-        self.iter().all(|byte| *byte == 0)
-    }
-}
-
-impl Deref for PrivateData {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.bytes[..usize::from(self.length)]
-    }
-}
-
-impl PartialEq for PrivateData {
-    fn eq(&self, other: &Self) -> bool {
-        **self == **other
-    }
-}
-
-impl Eq for PrivateData {}
-
-impl fmt::Debug for PrivateData {
-    /// The bytes without the zeros at the end, as text where they are printable.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let end = self.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-        write!(f, "b\"{}\" in {} bytes", self[..end].escape_ascii(), self.length)
     }
 }
 
@@ -242,6 +193,54 @@ impl PeerParam {
     }
 }
 
+/// Address of a datagram QP or of a multicast group.
+#[doc(alias = "rdma_ud_param")]
+#[doc(alias = "rdma_post_ud_send")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UdPeer {
+    /// QPN; 0xffffff for a multicast group.
+    pub qp_num: u32,
+    /// Q_Key.
+    pub qkey: u32,
+    /// The address for [`Pd::create_ah`](bareverbs::Pd::create_ah). For a multicast group its GID is
+    /// the group, and its LID on InfiniBand the MLID.
+    pub address: AhAttr,
+    /// Data from the application of the peer; empty for a multicast group.
+    pub private_data: PrivateData,
+}
+
+impl UdPeer {
+    pub(crate) fn from_kernel(param: &UdParam) -> Self {
+        Self {
+            qp_num: param.qp_num,
+            qkey: param.qkey,
+            address: ah_attr(&param.ah_attr),
+            private_data: PrivateData::new(param.private_data, param.private_data_len),
+        }
+    }
+}
+
+/// Parameters of a connection request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RequestParam {
+    /// A peer asks to connect a QP.
+    Connection(PeerParam),
+    /// A peer asks for the address of a datagram QP.
+    Datagram(PrivateData),
+}
+
+impl RequestParam {
+    /// The private data of the peer's application.
+    #[must_use]
+    pub fn private_data(&self) -> &PrivateData {
+        match self {
+            Self::Connection(param) => &param.private_data,
+            Self::Datagram(data) => data,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -290,14 +289,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn private_data_prints_without_its_padding() {
-        let mut bytes = [0; MAX_PRIVATE_DATA];
-        bytes[..3].copy_from_slice(b"a\0b");
-        let data = PrivateData::new(bytes, 56);
-        assert_eq!(format!("{data:?}"), "b\"a\\x00b\" in 56 bytes");
-        assert_eq!((data.len(), PrivateData::EMPTY.len()), (56, 0));
     }
 }

@@ -1,92 +1,47 @@
-//! Queue pairs of connections, and the attributes for them that the kernel hands out.
+//! Queue pairs of connections.
 
-use bareverbs::ah::{AhAttr, GlobalRoute};
+use std::sync::Arc;
+
+use bareverbs::ah::AhAttr;
 use bareverbs::device::RdAtomicLimits;
-use bareverbs::qp::{Ece, MigState, Qp, QpAttr, QpAttrMask, QpCap, QpState, QpType, Rc, RtrAttr, Uc};
+use bareverbs::qp::{Ece, Qp, QpAttr, QpAttrMask, QpState, QpType, Rc, RtrAttr, Uc};
+use bareverbs::runtime::Runtime;
 use bareverbs::values::{MinRnrTimer, RetryCount, RnrRetry};
 use bareverbs::xrc::{XrcSend, XrcTarget};
-use bareverbs::{Access, Endpoint, Gid, PortNum, Provider};
-use bareverbs_uapi::write::structs;
+use bareverbs::{Access, Endpoint, Provider};
 
-use crate::steps::{refused, withdrawn};
+use crate::steps::refused;
 use crate::{CmId, ConnParam, Error, Result};
-
-/// The address vector in the kernel's form.
-pub(crate) fn ah_attr(attr: &structs::AhAttr) -> AhAttr {
-    let grh = GlobalRoute {
-        dgid: Gid(attr.grh.dgid),
-        sgid_index: attr.grh.sgid_index.into(),
-        flow_label: attr.grh.flow_label,
-        hop_limit: attr.grh.hop_limit,
-        traffic_class: attr.grh.traffic_class,
-    };
-    AhAttr {
-        port: PortNum(attr.port_num),
-        dlid: attr.dlid,
-        sl: attr.sl,
-        src_path_bits: attr.src_path_bits,
-        static_rate: attr.static_rate,
-        grh: (attr.is_global != 0).then_some(grh),
-    }
-}
-
-/// The attributes and their mask in the kernel's form.
-pub(crate) fn qp_attr(attr: &structs::QpAttr) -> bareverbs::Result<(QpAttr, QpAttrMask)> {
-    let values = QpAttr {
-        qp_state: bareverbs::qp::QpState(attr.qp_state as u8),
-        cur_qp_state: bareverbs::qp::QpState(attr.cur_qp_state as u8),
-        path_mtu: match attr.path_mtu {
-            0 => None,
-            mtu => Some(u8::try_from(mtu).unwrap_or(u8::MAX).try_into()?),
-        },
-        path_mig_state: MigState(attr.path_mig_state as u8),
-        qkey: attr.qkey,
-        rq_psn: attr.rq_psn,
-        sq_psn: attr.sq_psn,
-        dest_qp_num: attr.dest_qp_num,
-        access: attr.qp_access_flags,
-        cap: QpCap {
-            max_send_wr: attr.max_send_wr,
-            max_recv_wr: attr.max_recv_wr,
-            max_send_sge: attr.max_send_sge,
-            max_recv_sge: attr.max_recv_sge,
-            max_inline_data: attr.max_inline_data,
-        },
-        ah_attr: ah_attr(&attr.ah_attr),
-        alt_ah_attr: ah_attr(&attr.alt_ah_attr),
-        pkey_index: attr.pkey_index,
-        alt_pkey_index: attr.alt_pkey_index,
-        en_sqd_async_notify: attr.en_sqd_async_notify != 0,
-        sq_draining: attr.sq_draining != 0,
-        max_rd_atomic: attr.max_rd_atomic,
-        max_dest_rd_atomic: attr.max_dest_rd_atomic,
-        min_rnr_timer: attr.min_rnr_timer.0.try_into()?,
-        port_num: PortNum(attr.port_num),
-        timeout: attr.timeout.try_into()?,
-        retry_cnt: attr.retry_cnt.try_into()?,
-        rnr_retry: attr.rnr_retry.try_into()?,
-        alt_port_num: PortNum(attr.alt_port_num),
-        alt_timeout: attr.alt_timeout.try_into()?,
-        rate_limit: 0,
-    };
-    Ok((values, attr.qp_attr_mask))
-}
 
 /// Most reads and atomics at a time that a connection has by default.
 const RD_ATOMIC: u8 = 16;
 
 mod sealed {
-    use bareverbs::qp::{Ece, QpAttr, QpAttrMask, QpState, QpType, Transport};
+    use std::sync::Arc;
+
+    use bareverbs::qp::{Ece, QpAttr, QpAttrMask, QpType, Transport};
+    use bareverbs::runtime::Runtime;
 
     pub trait Sealed {
         fn qp_type(&self) -> QpType;
         /// The most reads and atomics that the device has outstanding as responder and as requester.
         fn rd_atomic(&self) -> [u32; 2];
         fn qp_num(&self) -> u32;
-        fn state(&self) -> QpState;
         fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> bareverbs::Result<()>;
-        fn ece(&self) -> Option<Ece>;
-        fn set_ece(&mut self, ece: Ece) -> bareverbs::Result<()>;
+
+        /// `None`: it uses no ECE options.
+        fn ece(&self) -> Option<Ece> {
+            None
+        }
+
+        fn set_ece(&mut self, _: Ece) -> bareverbs::Result<()> {
+            Ok(())
+        }
+
+        /// Registers it with the runtime of a task, if it has waits.
+        fn attach(&mut self, _: Arc<dyn Runtime>) -> bareverbs::Result<()> {
+            Ok(())
+        }
     }
 
     /// A transport that the connection manager connects.
@@ -130,10 +85,6 @@ impl<T: sealed::Connects, P: Provider> sealed::Sealed for Qp<T, P> {
         Qp::qp_num(self)
     }
 
-    fn state(&self) -> QpState {
-        Qp::state(self)
-    }
-
     fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> bareverbs::Result<()> {
         Qp::modify(self, attr, mask)
     }
@@ -162,20 +113,8 @@ impl<P: Provider> sealed::Sealed for XrcTarget<P> {
         XrcTarget::qp_num(self)
     }
 
-    fn state(&self) -> QpState {
-        XrcTarget::state(self)
-    }
-
     fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> bareverbs::Result<()> {
         XrcTarget::modify(self, attr, mask)
-    }
-
-    fn ece(&self) -> Option<Ece> {
-        None
-    }
-
-    fn set_ece(&mut self, _: Ece) -> bareverbs::Result<()> {
-        Ok(())
     }
 }
 
@@ -192,21 +131,12 @@ impl<B, P: Provider> sealed::Sealed for Endpoint<B, P> {
         self.qp().qp_num()
     }
 
-    fn state(&self) -> QpState {
-        self.qp().state()
-    }
-
     fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> bareverbs::Result<()> {
         self.modify_qp(attr, mask)
     }
 
-    /// An endpoint uses no ECE options.
-    fn ece(&self) -> Option<Ece> {
-        None
-    }
-
-    fn set_ece(&mut self, _: Ece) -> bareverbs::Result<()> {
-        Ok(())
+    fn attach(&mut self, runtime: Arc<dyn Runtime>) -> bareverbs::Result<()> {
+        Endpoint::attach(self, runtime)
     }
 }
 
@@ -315,7 +245,7 @@ pub(crate) fn bring_up<Q: ConnectQueue>(
 ) -> Result<()> {
     let explain = |error| match param {
         None => refused(id, "connect", error),
-        Some(_) => withdrawn("accept", error),
+        Some(_) => error.withdrawn("accept"),
     };
     for state in [QpState::INIT, QpState::RTR, QpState::RTS] {
         let (mut attr, mask) = id.init_qp_attr(state).map_err(explain)?;

@@ -1,10 +1,8 @@
 //! Connection requests.
 
-use crate::event::RequestParam;
 use crate::id::CmId;
-use crate::param::{ConnParam, PrivateData};
-use crate::steps::withdrawn;
-use crate::{EventChannel, Key, Result};
+use crate::param::{ConnParam, RequestParam};
+use crate::{EventChannel, Key, PrivateData, Result};
 
 /// A request of a peer, with the identifier that the kernel created for it.
 ///
@@ -32,13 +30,11 @@ pub struct ConnectRequest {
     id: CmId,
     listener: Key,
     param: RequestParam,
-    /// Whether no other identifier gets its events from the channel.
-    own_channel: bool,
 }
 
 impl ConnectRequest {
     pub(crate) fn new(id: CmId, listener: Key, param: RequestParam) -> Self {
-        Self { id, listener, param, own_channel: false }
+        Self { id, listener, param }
     }
 
     /// The identifier of the connection. It is on the channel of the listener.
@@ -60,17 +56,12 @@ impl ConnectRequest {
     /// As for [`CmId::migrate`].
     #[doc(alias = "rdma_migrate_id")]
     pub fn migrate(&mut self, channel: &EventChannel) -> Result<()> {
-        self.own_channel = false;
         self.id.migrate(channel)
     }
 
-    /// Moves the identifier to a channel that no other identifier has, unless it is on one.
+    /// Moves the identifier to a channel that no other identifier has.
     pub(crate) fn move_to_own_channel(&mut self) -> Result<()> {
-        if !self.own_channel {
-            self.id.move_to(&EventChannel::private()?)?;
-            self.own_channel = true;
-        }
-        Ok(())
+        self.id.move_to(&EventChannel::private()?)
     }
 
     /// The key of the listener.
@@ -100,7 +91,7 @@ impl ConnectRequest {
     /// otherwise. The request is rejected then.
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, param: &ConnParam<'_>) -> Result<CmId> {
-        self.id.accept(param).map_err(|error| withdrawn("accept", error))?;
+        self.id.accept(param).map_err(|error| error.withdrawn("accept"))?;
         Ok(self.id)
     }
 
@@ -111,7 +102,7 @@ impl ConnectRequest {
     /// otherwise. The request is rejected without the data then.
     #[doc(alias = "rdma_reject")]
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
-        self.id.reject(private_data).map_err(|error| withdrawn("reject", error))
+        self.id.reject(private_data).map_err(|error| error.withdrawn("reject"))
     }
 
     /// Rejects the request because of its ECE options.
@@ -120,6 +111,6 @@ impl ConnectRequest {
     /// As for [`ConnectRequest::reject`].
     #[doc(alias = "rdma_reject_ece")]
     pub fn reject_ece(self, private_data: &[u8]) -> Result<()> {
-        self.id.reject_ece(private_data).map_err(|error| withdrawn("reject", error))
+        self.id.reject_ece(private_data).map_err(|error| error.withdrawn("reject"))
     }
 }

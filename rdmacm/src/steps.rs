@@ -3,7 +3,7 @@
 //! There is one implementation: `async` functions over [`Wait`]. Those of
 //! [`Waiting`](crate::waiting::Waiting) block in a thread and pend in a task.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,8 @@ use bareverbs::qp::QpType;
 use rustix::io::Errno;
 
 use crate::event::{Event, EventKind, UdPeer, Unreachable};
-use crate::{Addr, CmId, ConnParam, ConnectRequest, Error, EventChannel, Key, PeerParam, Result};
+use crate::waiting::Waiter;
+use crate::{Addr, CmId, ConnectRequest, Error, EventChannel, Key, PeerParam, Result};
 
 /// The time limit of the resolution of an address, and again of a route. The kernel divides that of a
 /// path query by the number of its retries (`send_mad` in `sa_query.c`), so that a longer one repeats a
@@ -26,10 +27,12 @@ pub(crate) const RESOLVE_TRY: Duration = Duration::from_millis(500);
 /// key.
 pub(crate) trait Wait: Sync {
     fn event(&self, channel: &EventChannel, key: Key) -> impl Future<Output = Result<Event>> + Send;
+}
 
-    /// To be called between events that peers may cause without end. It ends the wait if the time limit
-    /// has passed, or lets other tasks run.
-    fn pass(&self) -> impl Future<Output = ()> + Send;
+impl Wait for Waiter {
+    async fn event(&self, channel: &EventChannel, key: Key) -> Result<Event> {
+        poll_fn(|cx| channel.poll_event(Some(key), self.caller(cx))).await
+    }
 }
 
 /// The error that an event means for a step that waits for another event.
@@ -60,7 +63,7 @@ const PENDING: Duration = Duration::from_millis(100);
 /// command with `EINVAL`, and the event of the identifier has the cause.
 pub(crate) fn refused(id: &CmId, verb: &'static str, error: Error) -> Error {
     let end = Instant::now().checked_add(PENDING);
-    let events = std::iter::from_fn(|| id.channel().wait_until(Some(id.key()), end).ok().flatten());
+    let events = std::iter::from_fn(|| id.channel().wait_event(Some(id.key()), end).ok().flatten());
     with_peer(id, cause(error, verb, id.key(), events))
 }
 
@@ -78,44 +81,52 @@ fn peer_of(id: &CmId) -> Option<Addr> {
     id.addresses().ok()?.peer
 }
 
-/// The error of a command that answers a request. After the peer has given up, the kernel refuses it with
-/// `EINVAL`. It reports no event of a request that is not accepted.
-pub(crate) fn withdrawn(verb: &'static str, error: Error) -> Error {
-    if is_wrong_state(&error) { Error::Withdrawn { verb } } else { error }
-}
-
-/// Whether the kernel refused a command because of the state of the identifier.
-fn is_wrong_state(error: &Error) -> bool {
-    matches!(error, Error::Command(error) if error.errno == Errno::INVAL)
-}
-
 /// The error of the first of the events that means one, if `error` is `EINVAL` of a command.
 fn cause(error: Error, verb: &'static str, key: Key, mut events: impl Iterator<Item = Event>) -> Error {
-    let found = is_wrong_state(&error)
+    let found = error
+        .is_wrong_state()
         .then(|| events.find_map(|event| if event.key == key { failure(event.kind, verb) } else { None }));
     found.flatten().unwrap_or(error)
 }
 
-/// Waits until `is_it` takes an event of `key`. An event that means failure ends the wait; others
-/// are skipped.
+/// Takes one kind of event, or returns another one, for [`until`].
+macro_rules! take {
+    ($pattern:pat => $taken:expr) => {
+        |kind| match kind {
+            $pattern => ControlFlow::Break($taken),
+            other => ControlFlow::Continue(other),
+        }
+    };
+}
+
+/// The claim of the events of a key, while a step waits for them.
+struct Claim<'a>(&'a EventChannel, Key);
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.0.unclaim(self.1);
+    }
+}
+
+/// Waits until `take` takes an event of `key`, which is that of the identifier or of a membership. An
+/// event that means failure ends the wait; others are skipped. Those of other keys stay for those who
+/// wait for them.
 async fn until<T>(
     wait: &impl Wait,
-    channel: &EventChannel,
+    id: &CmId,
     key: Key,
     verb: &'static str,
-    mut is_it: impl FnMut(EventKind) -> ControlFlow<T, EventKind> + Send,
+    mut take: impl FnMut(EventKind) -> ControlFlow<T, EventKind> + Send,
 ) -> Result<T> {
+    let channel = id.channel();
+    channel.claim(key, id.backlog());
+    let _claim = Claim(channel, key);
     loop {
-        let event = wait.event(channel, key).await?;
-        // Of a membership, or of an earlier identifier.
-        if event.key != key {
-            continue;
-        }
-        match is_it(event.kind) {
+        match take(wait.event(channel, key).await?.kind) {
             ControlFlow::Break(taken) => return Ok(taken),
             ControlFlow::Continue(kind) => {
                 if let Some(error) = failure(kind, verb) {
-                    return Err(error);
+                    return Err(with_peer(id, error));
                 }
             }
         }
@@ -128,11 +139,7 @@ pub(crate) async fn resolve(wait: &impl Wait, id: &CmId, src: Option<Addr>, dst:
     // It is not repeated: on RoCE the answer comes at once, and on InfiniBand the kernel repeats the
     // query within the limit.
     id.resolve_route(RESOLVE)?;
-    until(wait, id.channel(), id.key(), "resolve_route", |kind| match kind {
-        EventKind::RouteResolved => ControlFlow::Break(()),
-        other => ControlFlow::Continue(other),
-    })
-    .await
+    until(wait, id, id.key(), "resolve_route", take!(EventKind::RouteResolved => ())).await
 }
 
 /// Resolves the address. After a failure the kernel's identifier is bound, and may resolve again.
@@ -148,11 +155,7 @@ async fn resolve_addr(
     loop {
         let left = limit.saturating_sub(begin.elapsed());
         id.resolve_addr(src, dst, resolve_try(left))?;
-        let resolved = until(wait, id.channel(), id.key(), VERB, |kind| match kind {
-            EventKind::AddrResolved => ControlFlow::Break(()),
-            other => ControlFlow::Continue(other),
-        });
-        match resolved.await {
+        match until(wait, id, id.key(), VERB, take!(EventKind::AddrResolved => ())).await {
             Err(Error::Address(Errno::TIMEDOUT)) if begin.elapsed() < limit => {}
             Err(Error::Address(Errno::TIMEDOUT)) => return Err(Error::TimedOut { verb: VERB, limit }),
             ended => return ended,
@@ -166,63 +169,47 @@ fn resolve_try(left: Duration) -> Duration {
     (left / 2).clamp(Duration::from_millis(1), RESOLVE_TRY)
 }
 
-/// Connects a connected QP up to the response of the peer.
-pub(crate) async fn connect(wait: &impl Wait, id: &CmId, param: &ConnParam<'_>) -> Result<PeerParam> {
-    const VERB: &str = "connect";
+/// Waits for the response of the peer of a connected QP.
+pub(crate) async fn response(wait: &impl Wait, id: &CmId) -> Result<PeerParam> {
     if id.qp_type() == QpType::UD {
-        return Err(Error::invalid(VERB, "the identifier is for datagrams: use `connect_datagram`"));
+        return Err(Error::invalid("response", "the identifier is for datagrams: use `ud_peer`"));
     }
-    id.connect(param)?;
-    until(wait, id.channel(), id.key(), VERB, |kind| match kind {
-        EventKind::ConnectResponse(peer) => ControlFlow::Break(peer),
-        other => ControlFlow::Continue(other),
-    })
-    .await
-    .map_err(|error| with_peer(id, error))
+    until(wait, id, id.key(), "connect", take!(EventKind::ConnectResponse(peer) => peer)).await
 }
 
-/// Asks for the address of a datagram QP.
-pub(crate) async fn connect_datagram(wait: &impl Wait, id: &CmId, private_data: &[u8]) -> Result<UdPeer> {
-    const VERB: &str = "connect_datagram";
+/// Waits for the address of the peer's datagram QP.
+pub(crate) async fn ud_peer(wait: &impl Wait, id: &CmId) -> Result<UdPeer> {
     if id.qp_type() != QpType::UD {
-        return Err(Error::invalid(VERB, "the identifier is for a connection: use `connect`"));
+        return Err(Error::invalid("ud_peer", "the identifier is for a connection: use `response`"));
     }
-    id.connect(&ConnParam { private_data, ..ConnParam::new(0) })?;
-    until(wait, id.channel(), id.key(), VERB, |kind| match kind {
-        EventKind::Established(Some(peer)) => ControlFlow::Break(peer),
-        other => ControlFlow::Continue(other),
-    })
-    .await
-    .map_err(|error| with_peer(id, error))
+    until(wait, id, id.key(), "connect", take!(EventKind::Established(Some(peer)) => peer)).await
 }
 
 /// Waits until the peer has confirmed an accepted request.
 pub(crate) async fn established(wait: &impl Wait, id: &CmId) -> Result<()> {
-    until(wait, id.channel(), id.key(), "accept", |kind| match kind {
-        EventKind::Established(_) => ControlFlow::Break(()),
-        other => ControlFlow::Continue(other),
-    })
-    .await
-    .map_err(|error| with_peer(id, error))
+    if id.qp_type() == QpType::UD {
+        return Err(Error::invalid("established", "the peer does not confirm the address of a datagram QP"));
+    }
+    until(wait, id, id.key(), "accept", take!(EventKind::Established(_) => ())).await
 }
 
 /// The next request to a listener, on the listener's channel.
 pub(crate) async fn request(wait: &impl Wait, listener: &CmId) -> Result<ConnectRequest> {
-    until(wait, listener.channel(), listener.key(), "request", |kind| match kind {
-        EventKind::ConnectRequest(request) => ControlFlow::Break(request),
-        other => ControlFlow::Continue(other),
-    })
-    .await
+    until(wait, listener, listener.key(), "request", take!(EventKind::ConnectRequest(request) => request))
+        .await
 }
 
 /// Waits for the end of the connection. The result is the error of the end, if there was one.
 pub(crate) async fn disconnected(wait: &impl Wait, id: &CmId, verb: &'static str) -> Result<Option<Errno>> {
-    until(wait, id.channel(), id.key(), verb, |kind| match kind {
+    if id.qp_type() == QpType::UD {
+        return Err(Error::invalid(verb, "a datagram QP has no connection"));
+    }
+    until(wait, id, id.key(), verb, |kind| match kind {
         EventKind::Disconnected(status) => ControlFlow::Break(status),
         // The end of TIMEWAIT comes after the end of the connection.
         EventKind::TimewaitExit => ControlFlow::Break(None),
         // On RoCE, a neighbour with another MAC address is reported so. The connection works.
-        EventKind::Unreachable(_) => ControlFlow::Continue(EventKind::TimewaitExit),
+        EventKind::Unreachable(_) => ControlFlow::Continue(EventKind::AddrChange),
         other => ControlFlow::Continue(other),
     })
     .await
@@ -230,11 +217,7 @@ pub(crate) async fn disconnected(wait: &impl Wait, id: &CmId, verb: &'static str
 
 /// Waits until a group is joined.
 pub(crate) async fn joined(wait: &impl Wait, id: &CmId, membership: Key) -> Result<UdPeer> {
-    until(wait, id.channel(), membership, "join_multicast", |kind| match kind {
-        EventKind::MulticastJoin(group) => ControlFlow::Break(group),
-        other => ControlFlow::Continue(other),
-    })
-    .await
+    until(wait, id, membership, "join_multicast", take!(EventKind::MulticastJoin(group) => group)).await
 }
 
 #[cfg(test)]
@@ -248,10 +231,9 @@ mod tests {
 
     use super::*;
     use crate::PortSpace;
+    use crate::PrivateData;
     use crate::error::CommandError;
     use crate::event::{RejectReason, Rejected, RouteStatus, SidrStatus};
-    use crate::key::{self, KeyInfo};
-    use crate::param::PrivateData;
 
     /// Events that come in this order, and then none.
     struct Script(Mutex<Vec<Event>>);
@@ -269,8 +251,6 @@ mod tests {
             let next = self.0.lock().unwrap().pop();
             next.ok_or(Error::System { what: "the script has no more events", errno: Errno::NOMSG })
         }
-
-        async fn pass(&self) {}
     }
 
     /// The output of a future that waits for a script only.
@@ -281,17 +261,15 @@ mod tests {
         }
     }
 
-    fn new_key() -> Key {
-        key::create(KeyInfo { port_space: PortSpace::Tcp, qp_type: QpType::RC })
+    fn new_id() -> CmId {
+        CmId::new(&EventChannel::simulated(), PortSpace::Tcp).unwrap()
     }
 
     /// Waits for an event that means success, after these.
     fn after(kinds: impl IntoIterator<Item = EventKind>) -> Result<()> {
-        let key = new_key();
-        run(until(&Script::new(key, kinds), &EventChannel::for_test(), key, "connect", |kind| match kind {
-            EventKind::RouteResolved => ControlFlow::Break(()),
-            other => ControlFlow::Continue(other),
-        }))
+        let id = new_id();
+        let script = Script::new(id.key(), kinds);
+        run(until(&script, &id, id.key(), "connect", take!(EventKind::RouteResolved => ())))
     }
 
     #[test]
@@ -335,10 +313,10 @@ mod tests {
 
     /// The error of a refused command, after which these events come.
     fn cause_of(errno: Errno, kinds: impl IntoIterator<Item = EventKind>) -> Error {
-        let key = new_key();
+        let key = new_id().key();
         let command = CommandError { command: "INIT_QP_ATTR", asked: String::new(), errno, hint: None };
         let events = kinds.into_iter().map(|kind| Event { key, kind });
-        let other = Event { key: new_key(), kind: EventKind::DeviceRemoval };
+        let other = Event { key: new_id().key(), kind: EventKind::DeviceRemoval };
         cause(Error::Command(Box::new(command)), "connect", key, std::iter::once(other).chain(events))
     }
 
@@ -356,17 +334,6 @@ mod tests {
             let error = cause_of(errno, [kind]);
             assert_eq!(error.errno(), Some(errno), "{error}");
         }
-    }
-
-    #[test]
-    fn refused_answer_to_a_request_means_that_the_peer_has_withdrawn_it() {
-        let refused = |errno| {
-            let command = CommandError { command: "ACCEPT", asked: String::new(), errno, hint: None };
-            withdrawn("accept", Error::Command(Box::new(command)))
-        };
-        let error = refused(Errno::INVAL);
-        assert!(matches!(error, Error::Withdrawn { verb: "accept" }), "{error}");
-        assert_eq!(refused(Errno::NXIO).errno(), Some(Errno::NXIO));
     }
 
     #[test]
@@ -426,10 +393,10 @@ mod tests {
         let (uid, event) = (id.key().get(), EventType::REJECTED);
         channel.file().kernel().report(EventResp { uid, event, ..EventResp::zeroed() });
         for error in [
-            run(connect(&script(), &id, &ConnParam::new(0x11))).unwrap_err(),
+            run(response(&script(), &id)).unwrap_err(),
             run(established(&script(), &id)).unwrap_err(),
             refused(&id, "accept", command.into()),
-            run(connect_datagram(&Script::new(datagram.key(), [sidr]), &datagram, &[])).unwrap_err(),
+            run(ud_peer(&Script::new(datagram.key(), [sidr]), &datagram)).unwrap_err(),
         ] {
             let found = match &error {
                 Error::Rejected(rejected) => rejected.peer,
@@ -442,17 +409,18 @@ mod tests {
     }
 
     #[test]
-    fn events_of_other_keys_are_skipped() {
-        let (key, other) = (new_key(), new_key());
-        let mut events = vec![Event { key, kind: EventKind::RouteResolved }];
-        // An error of an identifier that is not waited for.
-        events.push(Event { key: other, kind: EventKind::DeviceRemoval });
-        let script = Script(Mutex::new(events));
-        run(until(&script, &EventChannel::for_test(), key, "connect", |kind| match kind {
-            EventKind::RouteResolved => ControlFlow::Break(()),
-            other => ControlFlow::Continue(other),
-        }))
-        .unwrap();
-        assert!(script.0.lock().unwrap().is_empty());
+    fn wait_leaves_the_events_of_other_keys_on_a_shared_channel() {
+        let channel = EventChannel::simulated();
+        let [id, other] = [(); 2].map(|()| CmId::new(&channel, PortSpace::Tcp).unwrap());
+        for key in [other.key(), id.key()] {
+            let event = EventResp { uid: key.get(), event: EventType::ESTABLISHED, ..EventResp::zeroed() };
+            channel.file().kernel().report(event);
+        }
+        id.established().wait().unwrap();
+        assert!(channel.try_wait().unwrap().is_some_and(|event| event.key == other.key()));
+        // Without a wait, events are for any caller.
+        let event = EventResp { uid: id.key().get(), event: EventType::TIMEWAIT_EXIT, ..EventResp::zeroed() };
+        channel.file().kernel().report(event);
+        assert!(channel.try_wait().unwrap().is_some_and(|event| event.key == id.key()));
     }
 }

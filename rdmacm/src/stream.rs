@@ -46,6 +46,7 @@ mod shared;
 #[cfg(any(feature = "async-io", feature = "tokio"))]
 mod task;
 mod wire;
+mod woken;
 
 pub use self::blocking::{RdmaStream, Readiness};
 pub use self::connect::RdmaListener;

@@ -12,9 +12,7 @@ use bareverbs::runtime::Runtime;
 use bareverbs_provider::wait::{Caller, is_past, waits};
 use bareverbs_provider::wake::answered;
 
-use crate::event::Event;
-use crate::steps::Wait;
-use crate::{Error, EventChannel, Key, Result};
+use crate::{Error, Result};
 
 /// The result of a call that waits. A thread takes it by [`wait`](Self::wait), a task by `.await`. The
 /// call begins then.
@@ -47,6 +45,15 @@ impl<'a, T> Waiting<'a, T> {
     pub(crate) fn new<F: Future<Output = T> + Send + 'a>(steps: impl FnOnce(Waiter) -> F) -> Self {
         let waiter = Waiter::default();
         Self { future: Box::pin(steps(waiter.clone())), waiter }
+    }
+
+    /// The same call as a step of another one, whose caller waits for both.
+    pub(crate) async fn within(mut self, outer: &Waiter) -> T {
+        poll_fn(|cx| {
+            self.waiter.set(outer.mode());
+            self.future.as_mut().poll(cx)
+        })
+        .await
     }
 
     fn poll_by(&mut self, caller: Caller<'_>) -> Poll<T> {
@@ -91,7 +98,7 @@ impl Wake for Unpark {
 
 /// The poller of a [`Waiting`].
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) enum Mode {
+enum Mode {
     /// A task: the future pends.
     #[default]
     Task,
@@ -108,22 +115,35 @@ impl Waiter {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = mode;
     }
 
-    /// The current poller.
-    pub(crate) fn mode(&self) -> Mode {
+    fn mode(&self) -> Mode {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next event of a channel: of a key, if it is claimed, or else of any key.
-    pub(crate) async fn next(&self, channel: &EventChannel, key: Option<Key>) -> Result<Event> {
-        poll_fn(|cx| {
-            let event = match (self.mode(), key) {
-                (Mode::Task, key) => return channel.poll_next(key, cx),
-                (Mode::Thread { end }, Some(key)) => channel.wait_until(Some(key), end)?,
-                (Mode::Thread { end }, None) => channel.wait_for_any(end)?,
-            };
-            event.map_or(Poll::Pending, |event| Poll::Ready(Ok(event)))
+    pub(crate) fn is_task(&self) -> bool {
+        matches!(self.mode(), Mode::Task)
+    }
+
+    /// The current poller.
+    pub(crate) fn caller<'w>(&self, cx: &Context<'w>) -> Caller<'w> {
+        match self.mode() {
+            Mode::Task => Caller::Task(cx.waker()),
+            Mode::Thread { end } => Caller::Thread(end),
+        }
+    }
+
+    /// To be called between events that peers may cause without end. It ends the wait if the time limit
+    /// has passed, or lets other tasks run.
+    pub(crate) async fn pass(&self) {
+        let mut has_passed = false;
+        poll_fn(|cx| match self.caller(cx) {
+            Caller::Thread(end) if is_past(end) => Poll::Pending,
+            Caller::Task(waker) if !std::mem::replace(&mut has_passed, true) => {
+                waker.wake_by_ref();
+                Poll::Pending
+            }
+            _ => Poll::Ready(()),
         })
-        .await
+        .await;
     }
 
     /// Runs work that blocks: in the thread that waits, or else beside the tasks of the runtime.
@@ -135,32 +155,13 @@ impl Waiter {
         runtime: Option<Arc<dyn Runtime>>,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
-        if let Mode::Thread { .. } = self.mode() {
+        if !self.is_task() {
             return Ok(work());
         }
         let (work, answer) = answered(work);
         let runtime = runtime.ok_or_else(not_attached)?;
         runtime.blocking(Box::new(work)).map_err(|error| refused(&error))?;
         answer.await.ok_or_else(|| Error::invalid("await", "the async runtime has ended"))
-    }
-}
-
-impl Wait for Waiter {
-    async fn event(&self, channel: &EventChannel, key: Key) -> Result<Event> {
-        self.next(channel, Some(key)).await
-    }
-
-    async fn pass(&self) {
-        let mut has_passed = false;
-        poll_fn(|cx| match self.mode() {
-            Mode::Thread { end } if is_past(end) => Poll::Pending,
-            Mode::Task if !std::mem::replace(&mut has_passed, true) => {
-                cx.waker().wake_by_ref();
-                Poll::Pending
-            }
-            _ => Poll::Ready(()),
-        })
-        .await;
     }
 }
 
@@ -184,8 +185,8 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::PortSpace;
     use crate::key::{self, KeyInfo};
+    use crate::{EventChannel, PortSpace};
 
     /// A runtime without a reactor.
     #[derive(Debug)]

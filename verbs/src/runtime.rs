@@ -43,6 +43,16 @@ pub trait Runtime: fmt::Debug + Send + Sync + 'static {
     fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> io::Result<()>;
 }
 
+impl Runtime for Arc<dyn Runtime> {
+    fn register(&self, fd: Arc<OwnedFd>) -> io::Result<Box<dyn Readable>> {
+        (**self).register(fd)
+    }
+
+    fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+        (**self).blocking(work)
+    }
+}
+
 /// A descriptor that is registered with a reactor.
 pub trait Readable: fmt::Debug + Send + Sync {
     /// Waits until the descriptor is readable or has an error, and clears the readiness. The caller

@@ -4,7 +4,7 @@
 //! Where the state of the identifier or of the system shows which one it is, [`hint`] looks. Otherwise
 //! the text names the causes, the most likely first.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::path::Path;
 
 use bareverbs_uapi::rdma_cm::structs::*;
@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use super::CmFile;
 use crate::Addr;
+use crate::addr::local_to;
 
 /// `ENOTSUPP` of the kernel, which has no name in user space.
 const ENOTSUPP: i32 = 524;
@@ -34,67 +35,65 @@ impl Asked {
         Self { text, ..Self::default() }
     }
 
-    pub(super) fn local(self, local: Option<Addr>) -> Self {
-        Self { local, ..self }
-    }
-
-    pub(super) fn peer(self, peer: Option<Addr>) -> Self {
-        Self { peer, ..self }
-    }
-
-    pub(super) fn option(self, level: OptionLevel, option: u32) -> Self {
-        Self { option: Some((level, option)), ..self }
-    }
-
-    pub(super) fn event(self, event: EventType) -> Self {
-        Self { event: Some(event), ..self }
-    }
-
-    /// The scope of a link-local address whose network interface does not exist.
+    /// Whether the scope of a link-local address is of no network interface.
     fn has_unknown_scope(&self) -> bool {
-        [self.local, self.peer].into_iter().flatten().any(|addr| match addr {
-            Addr::Ip(SocketAddr::V6(addr)) => {
-                addr.ip().is_unicast_link_local()
-                    && addr.scope_id() != 0
-                    && !interface_exists(addr.scope_id())
-            }
-            _ => false,
-        })
+        let scopes = [self.local, self.peer].into_iter().filter_map(link_local_scope);
+        scopes.filter(|scope| *scope != 0).any(|scope| !interface_exists(scope))
     }
 }
 
-const BIND: u32 = Bind::INFO.number;
-const BIND_IP: u32 = BindIp::INFO.number;
-const LISTEN: u32 = Listen::INFO.number;
-const RESOLVE_ADDR: u32 = ResolveAddr::INFO.number;
-const RESOLVE_IP: u32 = ResolveIp::INFO.number;
-const RESOLVE_ROUTE: u32 = ResolveRoute::INFO.number;
-const RESOLVE_SERVICE: u32 = ResolveIbService::INFO.number;
-const ACCEPT: u32 = Accept::INFO.number;
-const NOTIFY: u32 = Notify::INFO.number;
-const INIT_QP_ATTR: u32 = InitQpAttr::INFO.number;
-const SET_OPTION: u32 = SetOption::INFO.number;
-const QUERY: u32 = Query::INFO.number;
-const JOIN: u32 = JoinMcast::INFO.number;
-const JOIN_IP: u32 = JoinIpMcast::INFO.number;
-const LEAVE: u32 = LeaveMcast::INFO.number;
-const MIGRATE: u32 = MigrateId::INFO.number;
-const CREATE: u32 = CreateId::INFO.number;
-const CONNECT: u32 = Connect::INFO.number;
-const REJECT: u32 = Reject::INFO.number;
-const DISCONNECT: u32 = Disconnect::INFO.number;
-const WRITE_EVENT: u32 = WriteCmEvent::INFO.number;
+/// The numbers of commands. Those for IP addresses have the causes of those for any address.
+macro_rules! numbers {
+    ($($name:ident = $command:ident;)*) => {
+        $(const $name: u32 = $command::INFO.number;)*
+    };
+}
+
+numbers! {
+    ACCEPT = Accept;
+    BIND = Bind;
+    CONNECT = Connect;
+    CREATE = CreateId;
+    DISCONNECT = Disconnect;
+    INIT_QP_ATTR = InitQpAttr;
+    JOIN = JoinMcast;
+    LEAVE = LeaveMcast;
+    LISTEN = Listen;
+    MIGRATE = MigrateId;
+    NOTIFY = Notify;
+    QUERY = Query;
+    REJECT = Reject;
+    RESOLVE_ADDR = ResolveAddr;
+    RESOLVE_ROUTE = ResolveRoute;
+    RESOLVE_SERVICE = ResolveIbService;
+    SET_OPTION = SetOption;
+    WRITE_EVENT = WriteCmEvent;
+}
+
+/// The number of the command for any address in place of that for IP addresses.
+fn any_family(command: u32) -> u32 {
+    const BIND_IP: u32 = BindIp::INFO.number;
+    const RESOLVE_IP: u32 = ResolveIp::INFO.number;
+    const JOIN_IP: u32 = JoinIpMcast::INFO.number;
+    match command {
+        BIND_IP => BIND,
+        RESOLVE_IP => RESOLVE_ADDR,
+        JOIN_IP => JOIN,
+        command => command,
+    }
+}
 
 /// The cause of a refusal and the remedy.
 pub(super) fn hint(file: &CmFile, command: u32, errno: Errno, asked: &Asked) -> Option<&'static str> {
+    let command = any_family(command);
     Some(match (command, errno) {
         (_, Errno::ACCESS) if file.has_other_credentials() => {
             "the credentials of this process changed since the file was opened"
         }
-        (BIND | BIND_IP, Errno::ACCESS) => {
+        (BIND, Errno::ACCESS) => {
             "ports below 1024 require CAP_NET_BIND_SERVICE in the initial user namespace"
         }
-        (RESOLVE_ADDR | RESOLVE_IP, Errno::ACCESS) => match asked.peer.map(look_up_route) {
+        (RESOLVE_ADDR, Errno::ACCESS) => match asked.peer.map(look_up_route) {
             Some(Err(Errno::ACCESS)) => {
                 "a route of this host prohibits the address: `ip route get ADDRESS` shows it"
             }
@@ -110,11 +109,11 @@ pub(super) fn hint(file: &CmFile, command: u32, errno: Errno, asked: &Asked) -> 
             _ => "the port has no such P_Key any more: the partition of the path was changed",
         },
         (_, Errno::INVAL) => return invalid(file, command, asked),
-        (BIND | BIND_IP | LISTEN | RESOLVE_ADDR | RESOLVE_IP, Errno::ADDRINUSE) => {
+        (BIND | LISTEN | RESOLVE_ADDR, Errno::ADDRINUSE) => {
             "another identifier uses the address and the port in this port space: use another port, or port 0"
         }
-        (BIND | BIND_IP, Errno::ADDRNOTAVAIL) => bind_not_available(file, asked.local, false),
-        (RESOLVE_ADDR | RESOLVE_IP, Errno::ADDRNOTAVAIL) => match asked.local {
+        (BIND, Errno::ADDRNOTAVAIL) => bind_not_available(file, asked.local, false),
+        (RESOLVE_ADDR, Errno::ADDRNOTAVAIL) => match asked.local {
             // The kernel does not bind an identifier again.
             Some(local) if local.port() != 0 || is_local(file, local) == Some(false) => {
                 bind_not_available(file, asked.local, true)
@@ -128,39 +127,39 @@ pub(super) fn hint(file: &CmFile, command: u32, errno: Errno, asked: &Asked) -> 
             Ok(Some(State { local: Some(local), .. })) if local.port() != 0 => PORT_BESIDE_WILDCARD,
             _ => NO_FREE_PORT,
         },
-        (ACCEPT | INIT_QP_ATTR | JOIN | JOIN_IP, Errno::ADDRNOTAVAIL) => {
+        (ACCEPT | INIT_QP_ATTR | JOIN, Errno::ADDRNOTAVAIL) => {
             "the port has not joined the broadcast group of IPoIB: set the network interface up"
         }
-        (BIND | BIND_IP | RESOLVE_ADDR | RESOLVE_IP, Errno::NODEV) => no_device(command, asked),
-        (RESOLVE_ROUTE | SET_OPTION | JOIN | JOIN_IP, Errno::NODEV) => match state(file, asked) {
+        (BIND | RESOLVE_ADDR, Errno::NODEV) => no_device(command, asked),
+        (RESOLVE_ROUTE | SET_OPTION | JOIN, Errno::NODEV) => match state(file, asked) {
             Ok(Some(state)) if state.is_loopback() => {
                 "the address has no network interface with an RDMA device: loopback addresses have none; use \
                  the address of the device's own interface"
             }
-            _ if matches!(command, JOIN | JOIN_IP) => {
+            _ if command == JOIN => {
                 "the network interface has no IPv4 configuration or was removed, or the RDMA device is being \
                  removed"
             }
             _ => "the network interface of the address was removed, or the RDMA device is being removed",
         },
         (NOTIFY | RESOLVE_SERVICE, Errno::NODEV) => "the RDMA device is being removed",
-        (RESOLVE_ADDR | RESOLVE_IP, Errno::NETUNREACH) => {
+        (RESOLVE_ADDR, Errno::NETUNREACH) => {
             "this host has no IP route to the address, or the interface of the source address is down: `ip \
              route get ADDRESS` and `ip link` show it"
         }
-        (RESOLVE_ADDR | RESOLVE_IP, Errno::HOSTUNREACH) => {
+        (RESOLVE_ADDR, Errno::HOSTUNREACH) => {
             "a route of this host rejects the address as unreachable: `ip route get ADDRESS` shows it"
         }
         (BIND | RESOLVE_ADDR, Errno::PROTONOSUPPORT) => {
             "the service ID of the address is not one of the identifier's port space"
         }
-        (RESOLVE_ROUTE | RESOLVE_SERVICE | JOIN | JOIN_IP, Errno::AGAIN) => {
+        (RESOLVE_ROUTE | RESOLVE_SERVICE | JOIN, Errno::AGAIN) => {
             "the port knows no subnet manager: its link is down, or no subnet manager runs"
         }
         (QUERY, Errno::NOSYS) => "the kernel has no such query; that of services is in Linux 7.2 and later",
         (QUERY, Errno::NODATA) => "no services were resolved",
         (SET_OPTION, Errno::NOSYS) => "the kernel has no such option",
-        (JOIN | JOIN_IP, errno) if errno.raw_os_error() == ENOTSUPP => "RoCE v2 has no IPv6 multicast groups",
+        (JOIN, errno) if errno.raw_os_error() == ENOTSUPP => "RoCE v2 has no IPv6 multicast groups",
         (RESOLVE_SERVICE, Errno::OPNOTSUPP) => {
             "the port has no subnet administrator: it is not an InfiniBand port"
         }
@@ -180,11 +179,11 @@ fn invalid(file: &CmFile, command: u32, asked: &Asked) -> Option<&'static str> {
                  file",
             );
         }
-        WRITE_EVENT | RESOLVE_SERVICE if !file.has_command_of_7_2() => {
+        WRITE_EVENT | RESOLVE_SERVICE if !file.has_user_events() => {
             return Some("Linux 7.2 and later have this command");
         }
-        BIND | BIND_IP if asked.local.is_none() => return Some(MALFORMED),
-        RESOLVE_ADDR | RESOLVE_IP if asked.peer.is_none() => return Some(MALFORMED),
+        BIND if asked.local.is_none() => return Some(MALFORMED),
+        RESOLVE_ADDR if asked.peer.is_none() => return Some(MALFORMED),
         _ => {}
     }
     let state = match state(file, asked) {
@@ -203,24 +202,21 @@ fn invalid(file: &CmFile, command: u32, asked: &Asked) -> Option<&'static str> {
             | NOTIFY
             | INIT_QP_ATTR
             | JOIN
-            | JOIN_IP
     );
     if needs_device && !state.has_device {
         return Some("the identifier has no device: its address is not resolved, and it is not bound to one");
     }
     Some(match command {
-        BIND | BIND_IP | RESOLVE_ADDR | RESOLVE_IP if lacks_scope(asked.local) => LACKS_SCOPE,
-        BIND | BIND_IP if state.has_device || asked.local.is_some_and(is_any) => {
-            "the identifier is bound already"
-        }
-        BIND | BIND_IP => {
+        BIND | RESOLVE_ADDR if link_local_scope(asked.local) == Some(0) => LACKS_SCOPE,
+        BIND if state.has_device || asked.local.is_some_and(is_any) => "the identifier is bound already",
+        BIND => {
             "the identifier is bound already, or its port space is IPOIB and the address not one of IPoIB"
         }
         LISTEN => {
             "the identifier is in use as a client or listens already, or a service of the kernel listens on \
              its service ID"
         }
-        RESOLVE_ADDR | RESOLVE_IP => resolve_invalid(asked, &state),
+        RESOLVE_ADDR => resolve_invalid(asked, &state),
         RESOLVE_ROUTE => {
             "the address is not resolved, the route is resolved already, the MTU of the network interface is \
              below 352 bytes, or the time limit is 0"
@@ -239,7 +235,7 @@ fn invalid(file: &CmFile, command: u32, asked: &Asked) -> Option<&'static str> {
         }
         NOTIFY => "no accepted request waits for the peer, or the event is neither COMM_EST nor PATH_MIG",
         SET_OPTION => option_invalid(asked, &state),
-        JOIN | JOIN_IP => {
+        JOIN => {
             "the identifier is not for datagrams, it listens or has a route, or the group is the unspecified \
              address"
         }
@@ -259,6 +255,7 @@ const NO_FREE_PORT: &str = "no port of the sysctl net.ipv4.ip_local_port_range i
 
 fn resolve_invalid(asked: &Asked, state: &State) -> &'static str {
     let Some(peer) = asked.peer else { return MALFORMED };
+    let family = |addr: Addr| addr.to_kernel().0.family;
     let is_other_family = |addr: Addr| family(addr) != family(peer);
     // A bound identifier ignores the source. The kernel has bound an unbound one to it.
     if asked.local.is_some_and(is_other_family) || state.local.is_some_and(is_other_family) {
@@ -324,7 +321,7 @@ fn no_device(command: u32, asked: &Asked) -> &'static str {
         return "no network interface has the scope id of the address";
     }
     let local = asked.local.filter(|local| !is_any(*local));
-    match (local.or(asked.peer), command == Bind::INFO.number || command == BindIp::INFO.number) {
+    match (local.or(asked.peer), command == BIND) {
         (Some(Addr::Ib(_)), true) => "no InfiniBand port has the GID: RoCE ports have IP addresses only",
         (Some(Addr::Ib(_)), false) => {
             "no active InfiniBand port is in the subnet of the GID and has the P_Key: RoCE ports have IP \
@@ -377,21 +374,6 @@ impl CmFile {
         use std::io::Write;
         (&self.file).write(&[]).is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::ACCESS))
     }
-
-    /// Whether the kernel has the commands of Linux 7.2: one with them looks the identifier up, and finds
-    /// none of this number.
-    fn has_command_of_7_2(&self) -> bool {
-        let request = WriteCmEventReq { id: u32::MAX, event: EventType::USER, ..WriteCmEventReq::zeroed() };
-        self.submit(&Call::<WriteCmEvent>::new(request, &mut ())) != Err(Errno::INVAL)
-    }
-}
-
-fn family(addr: Addr) -> u8 {
-    match addr {
-        Addr::Ip(SocketAddr::V4(_)) => 4,
-        Addr::Ip(SocketAddr::V6(_)) => 6,
-        Addr::Ib(_) => 0,
-    }
 }
 
 /// Whether the kernel binds it to all devices.
@@ -402,9 +384,12 @@ fn is_any(addr: Addr) -> bool {
     }
 }
 
-fn lacks_scope(addr: Option<Addr>) -> bool {
-    matches!(addr, Some(Addr::Ip(SocketAddr::V6(addr)))
-        if addr.ip().is_unicast_link_local() && addr.scope_id() == 0)
+/// The scope of a link-local IPv6 address; 0 for none.
+fn link_local_scope(addr: Option<Addr>) -> Option<u32> {
+    match addr {
+        Some(Addr::Ip(SocketAddr::V6(addr))) if addr.ip().is_unicast_link_local() => Some(addr.scope_id()),
+        _ => None,
+    }
 }
 
 fn interface_exists(index: u32) -> bool {
@@ -435,13 +420,7 @@ fn is_local(file: &CmFile, addr: Addr) -> Option<bool> {
 fn look_up_route(addr: Addr) -> Result<(), Errno> {
     /// The discard port.
     const PORT: u16 = 9;
-    let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
     let Addr::Ip(mut addr) = addr else { return Err(Errno::AFNOSUPPORT) };
     addr.set_port(PORT);
-    let any: IpAddr = match addr {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let socket = UdpSocket::bind((any, 0)).map_err(errno)?;
-    socket.connect(addr).map_err(errno)
+    local_to(addr).map(drop).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }

@@ -6,11 +6,11 @@ use bareverbs::buffer::Source;
 use bareverbs::server::{Client, Handle, PeerId};
 use bareverbs::{Address, EndpointOptions, Hub, Pd, Provider};
 
-use super::{Connected, Connector, Incoming, Listener, Route};
+use super::{Connected, Incoming, Route};
 use crate::event::RequestParam;
 use crate::id::BoundDevice;
-use crate::waiting::{Waiter, Waiting};
-use crate::{ConnParam, Error, Name, PeerParam, Result, steps};
+use crate::waiting::Waiting;
+use crate::{ConnParam, Error, PeerParam, Result, steps};
 
 /// The parameters with the address of this side as private data.
 fn param<'a>(local: &Address, bytes: &'a [u8]) -> ConnParam<'a> {
@@ -46,6 +46,10 @@ impl Route {
     /// Connects a queue that connects by addresses. The peer gets `local`, and answers with its own
     /// address, to which `connect` connects the queue. The connection owns what `connect` returns.
     ///
+    /// In a task, `connect` blocks the runtime's thread while the kernel resolves the peer's Ethernet
+    /// address. The kernel usually knows it from the messages of the connection manager. Otherwise it takes
+    /// the `resolve_timeout` of the queue's options and one second at most.
+    ///
     /// ```no_run
     /// use bareverbs::Endpoint;
     /// use bareverbs_rdmacm::Connector;
@@ -75,26 +79,78 @@ impl Route {
         connect: impl FnOnce(&Address) -> bareverbs::Result<T> + Send + 'a,
     ) -> Waiting<'a, Result<Connected<T>>> {
         let local = *local;
-        Waiting::new(move |waiter| async move { self.exchange_with(&waiter, &local, connect).await })
+        Waiting::new(move |waiter| async move {
+            let (id, bytes) = (self.id, local.to_bytes());
+            id.connect(&param(&local, &bytes))?;
+            let peer = steps::response(&waiter, &id).await?;
+            let queue = connect(&address_of("exchange", &peer)?)?;
+            id.establish().map_err(|error| steps::refused(&id, "connect", error))?;
+            Ok(Connected::new(id, queue, peer))
+        })
     }
 
-    async fn exchange_with<T>(
+    /// Connects a new connection of a hub to the peer, which accepts by [`Incoming::accept_on`] or
+    /// [`Incoming::exchange`].
+    ///
+    /// The end of the connection is reported by [`Link::ended`](super::Link::ended). It does not end the
+    /// hub's connection: [`abort`](bareverbs::Connection::abort) it then.
+    ///
+    /// ```no_run
+    /// use bareverbs::{Endpoint, Hub};
+    /// use bareverbs_rdmacm::Connector;
+    ///
+    /// let route = Connector::new().resolve("10.1.0.1:7174").wait()?;
+    /// let hub: Hub = Hub::new(&route.pd().wait()?, 64)?;
+    /// let connected = route.connect_on(&hub, &Endpoint::options()).wait()?;
+    /// # Ok::<(), bareverbs_rdmacm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: the hub is on another device than the route.
+    /// - The errors of [`Hub::connection_with`] and [`Route::exchange`].
+    pub fn connect_on<'a, B: Send, P: Provider>(
         self,
-        waiter: &Waiter,
-        local: &Address,
-        connect: impl FnOnce(&Address) -> bareverbs::Result<T>,
-    ) -> Result<Connected<T>> {
-        let (id, bytes) = (self.id, local.to_bytes());
-        let peer = steps::connect(waiter, &id, &param(local, &bytes)).await?;
-        let queue = connect(&address_of("exchange", &peer)?)?;
-        id.establish().map_err(|error| steps::refused(&id, "connect", error))?;
-        Ok(Connected::new(id, queue, peer))
+        hub: &'a Hub<B, P>,
+        options: &'a EndpointOptions,
+    ) -> Waiting<'a, Result<Connected<bareverbs::Connection<B, P>>>> {
+        Waiting::new(move |waiter| async move {
+            let device = self.device()?;
+            check_device("connect_on", hub.pd(), &device)?;
+            let queue = hub.connection_with(&options.clone().port(device.port))?;
+            let local = queue.address();
+            self.exchange(&local, |peer| queue.connect(peer).map(|()| queue)).within(&waiter).await
+        })
+    }
+
+    /// Connects a client of [`bareverbs::server`] to its server, which admits it by
+    /// [`Incoming::admit`]. [`Link::ended`](super::Link::ended) reports the end of the server's process;
+    /// the client notices it by its keepalive too.
+    ///
+    /// ```no_run
+    /// use bareverbs::server::Client;
+    /// use bareverbs_rdmacm::Connector;
+    ///
+    /// let route = Connector::new().resolve("10.1.0.1:7174").wait()?;
+    /// let client: Client = Client::options().port(route.port()?).build(&route.pd().wait()?)?;
+    /// let link = route.connect_client(&client).wait()?.link;
+    /// # Ok::<(), bareverbs_rdmacm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`Client::connect`] and [`Route::exchange`].
+    pub fn connect_client<B: Source + Send, P: Provider>(
+        self,
+        client: &Client<B, P>,
+    ) -> Waiting<'_, Result<Connected<()>>> {
+        let local = client.address();
+        self.exchange(&local, |server| client.connect(server))
     }
 }
 
 impl Incoming {
     /// Accepts the request by a queue that connects by addresses. `answer` gets the address of the
-    /// peer, connects the queue to it, and returns the queue with its own address, which the peer gets.
+    /// peer, connects the queue to it, and returns the queue with its own address, which the peer gets. In
+    /// a task, `answer` may block as `connect` of [`Route::exchange`] does.
     ///
     /// # Errors
     /// The request is rejected then, and the queue dropped.
@@ -108,27 +164,33 @@ impl Incoming {
         self,
         answer: impl FnOnce(&Address) -> bareverbs::Result<(T, Address)> + Send + 'a,
     ) -> Waiting<'a, Result<Connected<T>>> {
-        Waiting::new(move |waiter| async move { self.exchange_with(&waiter, answer).await })
-    }
-
-    async fn exchange_with<T>(
-        self,
-        waiter: &Waiter,
-        answer: impl FnOnce(&Address) -> bareverbs::Result<(T, Address)>,
-    ) -> Result<Connected<T>> {
         const VERB: &str = "exchange";
-        let RequestParam::Connection(peer) = self.request.param().clone() else {
-            return Err(Error::invalid(VERB, "the request is for a datagram QP"));
-        };
-        let (queue, local) = answer(&address_of(VERB, &peer)?)?;
-        let bytes = local.to_bytes();
-        let id = self.request.accept(&param(&local, &bytes))?;
-        steps::established(waiter, &id).await?;
-        Ok(Connected::new(id, queue, peer))
+        Waiting::new(move |waiter| async move {
+            let RequestParam::Connection(peer) = self.request.param().clone() else {
+                return Err(Error::invalid(VERB, "the request is for a datagram QP"));
+            };
+            let (queue, local) = answer(&address_of(VERB, &peer)?)?;
+            let bytes = local.to_bytes();
+            let id = self.request.accept(&param(&local, &bytes))?;
+            steps::established(&waiter, &id).await?;
+            Ok(Connected::new(id, queue, peer))
+        })
     }
 
     /// Accepts the request with a new connection of a hub. The peer connects by
-    /// [`Connector::connect_on`] or [`Route::exchange`].
+    /// [`Route::connect_on`] or [`Route::exchange`].
+    ///
+    /// ```no_run
+    /// use bareverbs::{Endpoint, Hub, PoolBuffer};
+    /// use bareverbs_rdmacm::Listener;
+    ///
+    /// # fn accept(listener: &Listener, hub: &Hub<PoolBuffer>) -> bareverbs_rdmacm::Result<()> {
+    /// let options = Endpoint::options();
+    /// let connected = listener.request().wait()?.accept_on(hub, &options).wait()?;
+    /// println!("{}", connected.link.peer_addr()?);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the hub is on another device than the request.
@@ -138,28 +200,21 @@ impl Incoming {
         hub: &'a Hub<B, P>,
         options: &'a EndpointOptions,
     ) -> Waiting<'a, Result<Connected<bareverbs::Connection<B, P>>>> {
-        Waiting::new(move |waiter| async move { self.accept_on_with(&waiter, hub, options).await })
-    }
-
-    async fn accept_on_with<B, P: Provider>(
-        self,
-        waiter: &Waiter,
-        hub: &Hub<B, P>,
-        options: &EndpointOptions,
-    ) -> Result<Connected<bareverbs::Connection<B, P>>> {
-        let device = self.device()?;
-        check_device("accept_on", hub.pd(), &device)?;
-        self.exchange_with(waiter, |peer| {
-            let queue = hub.connection_with(&options.clone().port(device.port))?;
-            queue.connect(peer)?;
-            let local = queue.address();
-            Ok((queue, local))
+        Waiting::new(move |waiter| async move {
+            let device = self.device()?;
+            check_device("accept_on", hub.pd(), &device)?;
+            let accepting = self.exchange(|peer| {
+                let queue = hub.connection_with(&options.clone().port(device.port))?;
+                queue.connect(peer)?;
+                let local = queue.address();
+                Ok((queue, local))
+            });
+            accepting.within(&waiter).await
         })
-        .await
     }
 
     /// Admits the client to a server of [`bareverbs::server`]. The client connects by
-    /// [`Connector::connect_client`]. [`Link::ended`](super::Link::ended) reports the end of the client's
+    /// [`Route::connect_client`]. [`Link::ended`](super::Link::ended) reports the end of the client's
     /// process; the server notices it by its keepalive too.
     ///
     /// # Errors
@@ -169,20 +224,14 @@ impl Incoming {
         self,
         server: &'a Handle<B, P>,
     ) -> Waiting<'a, Result<Connected<PeerId>>> {
-        Waiting::new(move |waiter| async move { self.admit_with(&waiter, server).await })
-    }
-
-    async fn admit_with<B: Source, P: Provider>(
-        self,
-        waiter: &Waiter,
-        server: &Handle<B, P>,
-    ) -> Result<Connected<PeerId>> {
-        let accepted = self.exchange_with(waiter, |client| {
-            let (peer, local) = server.admit(client)?;
-            Ok((Admitted { server, peer }, local))
-        });
-        let Connected { link, queue } = accepted.await?;
-        Ok(Connected { link, queue: queue.keep() })
+        Waiting::new(move |waiter| async move {
+            let accepting = self.exchange(|client| {
+                let (peer, local) = server.admit(client)?;
+                Ok((Admitted { server, peer }, local))
+            });
+            let Connected { link, queue } = accepting.within(&waiter).await?;
+            Ok(Connected { link, queue: queue.keep() })
+        })
     }
 }
 
@@ -201,80 +250,5 @@ impl<B: Source, P: Provider> Admitted<'_, B, P> {
 impl<B: Source, P: Provider> Drop for Admitted<'_, B, P> {
     fn drop(&mut self) {
         self.server.close(self.peer);
-    }
-}
-
-impl Connector {
-    /// Connects a new connection of a hub to a peer, which accepts by [`Listener::accept_on`] or
-    /// [`Incoming::exchange`].
-    ///
-    /// The end of the connection is reported by [`Link::ended`](super::Link::ended). It does not end the
-    /// hub's connection: [`abort`](bareverbs::Connection::abort) it then.
-    ///
-    /// # Errors
-    /// - [`Error::Invalid`]: the hub is on another device than the route to the peer.
-    /// - The errors of [`Connector::resolve`], [`Hub::connection_with`] and [`Route::exchange`].
-    pub fn connect_on<'a, B: Send, P: Provider>(
-        &'a self,
-        hub: &'a Hub<B, P>,
-        name: impl Into<Name>,
-        options: &'a EndpointOptions,
-    ) -> Waiting<'a, Result<Connected<bareverbs::Connection<B, P>>>> {
-        let name = name.into();
-        Waiting::new(move |waiter| async move {
-            let route = self.route(&waiter, name).await?;
-            let device = route.device()?;
-            check_device("connect_on", hub.pd(), &device)?;
-            let queue = hub.connection_with(&options.clone().port(device.port))?;
-            let local = queue.address();
-            route.exchange_with(&waiter, &local, |peer| queue.connect(peer).map(|()| queue)).await
-        })
-    }
-
-    /// Connects a client of [`bareverbs::server`] to its server, which admits it by
-    /// [`Listener::admit`]. [`Link::ended`](super::Link::ended) reports the end of the server's process;
-    /// the client notices it by its keepalive too.
-    ///
-    /// # Errors
-    /// The errors of [`Connector::resolve`] and [`Route::exchange`].
-    pub fn connect_client<'a, B: Source + Send, P: Provider>(
-        &'a self,
-        client: &'a Client<B, P>,
-        name: impl Into<Name>,
-    ) -> Waiting<'a, Result<Connected<()>>> {
-        let name = name.into();
-        Waiting::new(move |waiter| async move {
-            let route = self.route(&waiter, name).await?;
-            route.exchange_with(&waiter, &client.address(), |server| client.connect(server)).await
-        })
-    }
-}
-
-impl Listener {
-    /// Waits for a request and accepts it with a new connection of a hub.
-    ///
-    /// # Errors
-    /// The errors of [`Listener::request`] and [`Incoming::accept_on`].
-    pub fn accept_on<'a, B: Send, P: Provider>(
-        &'a self,
-        hub: &'a Hub<B, P>,
-        options: &'a EndpointOptions,
-    ) -> Waiting<'a, Result<Connected<bareverbs::Connection<B, P>>>> {
-        Waiting::new(move |waiter| async move {
-            self.next_request(&waiter).await?.accept_on_with(&waiter, hub, options).await
-        })
-    }
-
-    /// Waits for a request of a client and admits it to a server of [`bareverbs::server`].
-    ///
-    /// # Errors
-    /// The errors of [`Listener::request`] and [`Incoming::admit`].
-    pub fn admit<'a, B: Source + Send, P: Provider>(
-        &'a self,
-        server: &'a Handle<B, P>,
-    ) -> Waiting<'a, Result<Connected<PeerId>>> {
-        Waiting::new(move |waiter| async move {
-            self.next_request(&waiter).await?.admit_with(&waiter, server).await
-        })
     }
 }

@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use bareverbs::runtime::Runtime;
 
-use super::port::SLOT;
-use super::{DatagramSocket, Result};
+use super::wire::SLOT;
 use crate::connection::Domains;
-use crate::name::{first, ip};
-use crate::{Error, Name};
+use crate::{Error, Result};
 
 /// Sizes of a datagram socket, fixed when it is bound. The defaults are those of rdma-core's rsocket.
 ///
@@ -83,20 +81,14 @@ impl DatagramSocketOptions {
         self
     }
 
-    /// Binds to the first of the addresses that can be bound, as [`DatagramSocket::bind`] does.
-    ///
-    /// # Errors
-    /// As for [`DatagramSocket::bind`]. [`Error::Invalid`]: an option is out of range.
-    #[doc(alias = "rbind")]
-    pub fn bind(&self, name: impl Into<Name>) -> Result<DatagramSocket> {
-        const VERB: &str = "DatagramSocket::bind";
+    /// Rejects sizes out of range.
+    pub(super) fn check(&self, verb: &'static str) -> Result<()> {
         for (option, bytes) in [("send_buffer", self.send_buffer), ("recv_buffer", self.recv_buffer)] {
             if !BUFFERS.contains(&bytes) {
-                let reason = format!("{option}: {bytes} is not 2 KiB to 64 MiB");
-                return Err(Error::invalid(VERB, reason).into());
+                return Err(Error::invalid(verb, format!("{option}: {bytes} is not 2 KiB to 64 MiB")));
             }
         }
-        first(name.into().resolve(VERB)?, |addr| DatagramSocket::new(ip(VERB, addr)?, self))
+        Ok(())
     }
 
     /// Messages of the send buffer.

@@ -92,7 +92,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use super::*;
-    use crate::EventChannel;
+    use crate::{EventChannel, PortSpace};
 
     fn addr(number: u32) -> SocketAddr {
         (Ipv4Addr::from(number), 7174).into()
@@ -111,9 +111,10 @@ mod tests {
 
     #[test]
     fn replaced_queue_pair_ends_the_resolutions_of_its_own_peers() {
-        let (mut peers, channel) = (Peers::default(), EventChannel::for_test());
+        let (mut peers, channel) = (Peers::default(), EventChannel::simulated());
         let keys = [(1, 0), (2, 1)].map(|(number, port)| {
-            let (index, id) = (peers.add(addr(number), port, None), CmId::for_test(&channel));
+            let (index, id) =
+                (peers.add(addr(number), port, None), CmId::new(&channel, PortSpace::Udp).unwrap());
             let key = id.key();
             peers.get_mut(index).resolving = Some(id);
             key

@@ -10,14 +10,11 @@ use bareverbs::qp::{GRH_BYTES, QpState};
 use bareverbs::{Datagrams, Destination, Op, Pd, Pool, PoolBuffer};
 use rustix::io::Errno;
 
-use super::wire::{Header, Lookup};
+use super::wire::{Header, Lookup, SLOT};
 use super::{DatagramSocketOptions, Result};
 use crate::connection::Domains;
 use crate::id::BoundDevice;
 use crate::{CmId, Error, EventChannel, PathRecord, PortSpace};
-
-/// Bytes of a message with its header, by UD and by UDP, as in rdma-core (`RS_SNDLOWAT`).
-pub(super) const SLOT: usize = 2048;
 
 /// The Q_Key of all datagram sockets (`RDMA_UDP_QKEY`).
 const QKEY: u32 = 0x0123_4567;

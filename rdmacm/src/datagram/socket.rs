@@ -4,25 +4,27 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io::ErrorKind;
 use std::mem::MaybeUninit;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use bareverbs::runtime::{Readable, Runtime};
+use bareverbs::runtime::Readable;
 use bareverbs_provider::wait::{Caller, is_past, waits};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use super::error::system;
 use super::peers::Peers;
-use super::port::{Port, SLOT, copy};
-use super::wire::{Lookup, LookupKind, with_scope};
+use super::port::{Port, copy};
+use super::wire::{Lookup, LookupKind, SLOT, with_scope};
 use super::{DatagramError, DatagramSocketOptions, Result};
+use crate::addr::local_to;
 use crate::connection::Domains;
 use crate::event::EventKind;
 use crate::name::{first, ip};
+use crate::ready::{add, combine, register};
 use crate::steps::RESOLVE_TRY;
 use crate::waiting::{not_attached, refused};
 use crate::{CmId, Error, EventChannel, Name, PortSpace};
@@ -61,8 +63,9 @@ const FIRST_PORT: u64 = 2;
 /// # Ok::<(), bareverbs_rdmacm::datagram::DatagramError>(())
 /// ```
 ///
-/// Sends and receives return values. A thread calls their `wait` or `wait_timeout`. A task awaits them,
-/// if the socket has a [runtime](DatagramSocketOptions::runtime).
+/// Sends and receives return values. A thread calls their `wait` or `wait_timeout`, which take the place of
+/// `set_read_timeout` and `set_nonblocking` of a `UdpSocket`. A task awaits them, if the socket has a
+/// [runtime](DatagramSocketOptions::runtime).
 ///
 /// # Delivery
 ///
@@ -70,6 +73,14 @@ const FIRST_PORT: u64 = 2;
 /// lost, duplicated or reordered, and the sender does not notice. Messages to a peer whose queue pair
 /// is unknown go by UDP. The peer answers with the number of its queue pair, and later messages go by
 /// RDMA.
+///
+/// Calls of a connected socket, receives too, fail with `ECONNREFUSED`
+/// ([`Errno::CONNREFUSED`](bareverbs::Errno)) after a message to a peer without a socket. A program that
+/// repeats its messages treats it as a lost message.
+///
+/// # Sharing
+///
+/// A socket has one owner. Other tasks or threads give their messages to it, over a channel of the program.
 ///
 /// # Progress
 ///
@@ -131,14 +142,9 @@ impl DatagramSocket {
         let bound = UdpSocket::bind(addr).and_then(|udp| udp.set_nonblocking(true).map(|()| udp));
         let udp = bound.map_err(|error| system("binding the UDP socket of a datagram socket", &error))?;
         let failed = |errno| Error::System { what: "creating the descriptor of a datagram socket", errno };
-        let ready = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
-        for (fd, number) in [(udp.as_fd(), UDP), (channel.as_fd(), EVENT)] {
-            epoll::add(&ready, fd, epoll::EventData::new_u64(number), epoll::EventFlags::IN)
-                .map_err(failed)?;
-        }
+        let ready = combine(&[(udp.as_fd(), UDP), (channel.as_fd(), EVENT)]).map_err(failed)?;
         let ready = Arc::new(ready);
-        let register = |runtime: &Arc<dyn Runtime>| runtime.register(Arc::clone(&ready));
-        let readable = options.runtime.as_ref().map(register).transpose().map_err(|error| refused(&error))?;
+        let readable = register(options.runtime.as_ref(), &ready)?;
         let mut socket = Self {
             ports: Vec::new(),
             peers: Peers::default(),
@@ -239,7 +245,8 @@ impl DatagramSocket {
     /// fit are lost, and the length is that of the copied bytes.
     ///
     /// # Errors
-    /// [`DatagramError::Cm`]: as for [`send_to`](Self::send_to).
+    /// [`DatagramError::Cm`]: as for [`send_to`](Self::send_to), with `ECONNREFUSED`: an earlier message
+    /// found no socket.
     #[doc(alias = "rrecv")]
     #[doc(alias = "rrecvfrom")]
     #[doc(alias = "recv")]
@@ -469,15 +476,8 @@ impl DatagramSocket {
     fn local_to(&self, peer: SocketAddr) -> Result<SocketAddr> {
         let mut local = self.local_addr()?;
         if local.ip().is_unspecified() {
-            let any: SocketAddr = match peer {
-                SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-                SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
-            };
-            let routed = UdpSocket::bind(any).and_then(|udp| {
-                udp.connect(peer)?;
-                udp.local_addr()
-            });
-            let routed = routed.map_err(|error| system("finding the local address to a peer", &error))?;
+            let routed =
+                local_to(peer).map_err(|error| system("finding the local address to a peer", &error))?;
             local = SocketAddr::new(routed.ip(), local.port());
             if let (SocketAddr::V6(local), SocketAddr::V6(routed)) = (&mut local, routed) {
                 local.set_scope_id(routed.scope_id());
@@ -498,8 +498,7 @@ impl DatagramSocket {
 
     fn new_port(&self, local: SocketAddr, number: usize) -> Result<Port> {
         let port = Port::new(&self.channel, &self.domains, &self.options, local)?;
-        let data = epoll::EventData::new_u64(FIRST_PORT + number as u64);
-        epoll::add(&self.ready, &port, data, epoll::EventFlags::IN)
+        add(&self.ready, &port, FIRST_PORT + number as u64)
             .map_err(|errno| Error::System { what: "adding a queue pair to a datagram socket", errno })?;
         Ok(port)
     }
@@ -512,6 +511,19 @@ impl DatagramSocket {
             self.ports[number] = port;
         }
         error
+    }
+}
+
+impl DatagramSocketOptions {
+    /// Binds to the first of the addresses that can be bound, as [`DatagramSocket::bind`] does.
+    ///
+    /// # Errors
+    /// As for [`DatagramSocket::bind`]. [`Error::Invalid`]: an option is out of range.
+    #[doc(alias = "rbind")]
+    pub fn bind(&self, name: impl Into<Name>) -> Result<DatagramSocket> {
+        const VERB: &str = "DatagramSocket::bind";
+        self.check(VERB)?;
+        first(name.into().resolve(VERB)?, |addr| DatagramSocket::new(ip(VERB, addr)?, self))
     }
 }
 
@@ -579,6 +591,7 @@ impl fmt::Debug for DatagramSocket {
 #[cfg(test)]
 mod tests {
     use std::future::Future;
+    use std::net::Ipv4Addr;
     use std::pin::pin;
 
     use super::*;

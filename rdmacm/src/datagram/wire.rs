@@ -3,6 +3,9 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
+/// Bytes of a message with its header, by UD and by UDP, as in rdma-core (`RS_SNDLOWAT`).
+pub(super) const SLOT: usize = 2048;
+
 /// Version and length of a [`Header`] by its family.
 const V4: [u8; 2] = [4, 8];
 const V6: [u8; 2] = [6, 24];

@@ -1,18 +1,19 @@
 //! The stream.
 
 use std::fmt;
+use std::future::{Future, poll_fn};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bareverbs::{AnyProvider, Pd, Provider, RemoteRegion};
+use bareverbs::{Pd, RemoteRegion};
 
 use super::session::Session;
-use super::shared::{Direction, Limit, Shared};
+use super::shared::{Direction, Shared};
 use super::{Result, StreamError};
-use crate::waiting::Waiting;
+use crate::waiting::{Waiter, Waiting};
 
 /// A byte stream over a reliable connection, used like [`std::net::TcpStream`]. It is
 /// wire-compatible with rdma-core's rsocket.
@@ -21,7 +22,8 @@ use crate::waiting::Waiting;
 /// [`Read`] and [`Write`] are also implemented for `&RdmaStream`, so that one thread reads while
 /// another one writes.
 ///
-/// Reads, writes and the calls that return a [`Result`] block. In tasks, a stream with a
+/// Reads, writes and the calls that return a [`Result`] block, as those of a `TcpStream`, with the limits of
+/// [`set_read_timeout`](Self::set_read_timeout) and [`set_write_timeout`](Self::set_write_timeout). In tasks, a stream with a
 /// [runtime](super::StreamOptions::runtime) is used by the traits of the runtime: `AsyncRead` and
 /// `AsyncWrite` of tokio, or of futures-io for async-io. One task may read while another one writes.
 /// [`shutdown`](Self::shutdown) does not wait, and [`sent`](Self::sent) is awaited; `poll_shutdown` of the
@@ -44,8 +46,8 @@ use crate::waiting::Waiting;
 /// what was written, at most for the time of [`set_linger`](Self::set_linger). Nothing sends the
 /// rest afterwards. [`close`](Self::close) reports whether the peer's device has everything.
 #[doc(alias = "rsocket")]
-pub struct RdmaStream<P: Provider = AnyProvider> {
-    pub(super) shared: Arc<Shared<P>>,
+pub struct RdmaStream {
+    pub(super) shared: Arc<Shared>,
 }
 
 /// The [readiness](RdmaStream::readiness) of a stream: the calls that do not wait.
@@ -58,7 +60,7 @@ pub struct Readiness {
     pub writable: bool,
 }
 
-impl<P: Provider> RdmaStream<P> {
+impl RdmaStream {
     /// The local address.
     #[doc(alias = "rgetsockname")]
     #[must_use]
@@ -75,7 +77,7 @@ impl<P: Provider> RdmaStream<P> {
 
     /// The protection domain of the stream: that of memory which the peer [may write](Self::map).
     #[must_use]
-    pub fn pd(&self) -> &Pd<P> {
+    pub fn pd(&self) -> &Pd {
         &self.shared.pd
     }
 
@@ -144,7 +146,7 @@ impl<P: Provider> RdmaStream<P> {
     #[doc(alias = "rselect")]
     #[doc(alias = "repoll_wait")]
     pub fn readiness(&self) -> Result<Readiness> {
-        let ready = |session: &mut Session<P>| {
+        let ready = |session: &mut Session| {
             let readiness = Readiness { readable: session.is_readable(), writable: session.is_writable() };
             Ok((readiness.readable || readiness.writable).then_some(readiness))
         };
@@ -160,8 +162,7 @@ impl<P: Provider> RdmaStream<P> {
     /// [`StreamError::Verbs`].
     #[doc(alias = "rpoll")]
     pub fn is_readable(&self) -> Result<bool> {
-        let ready = |session: &mut Session<P>| Ok(session.is_readable().then_some(()));
-        Ok(self.shared.attempt(None, ready)?.is_some())
+        Ok(self.shared.attempt(None, |session| Ok(session.is_readable().then_some(())))?.is_some())
     }
 
     /// Whether [`send`](Self::send) would return at once. If not, the [descriptor](Self#descriptor)
@@ -171,8 +172,7 @@ impl<P: Provider> RdmaStream<P> {
     /// [`StreamError::Verbs`].
     #[doc(alias = "rpoll")]
     pub fn is_writable(&self) -> Result<bool> {
-        let ready = |session: &mut Session<P>| Ok(session.is_writable().then_some(()));
-        Ok(self.shared.attempt(None, ready)?.is_some())
+        Ok(self.shared.attempt(None, |session| Ok(session.is_writable().then_some(())))?.is_some())
     }
 
     /// Reads bytes. Returns 0 at the end of the stream.
@@ -185,7 +185,7 @@ impl<P: Provider> RdmaStream<P> {
     #[doc(alias = "rrecv")]
     #[doc(alias = "rread")]
     pub fn recv(&self, into: &mut [u8]) -> Result<usize> {
-        self.shared.wait(Direction::Read, Limit::Stream, |session| session.read(into))
+        self.shared.call(Direction::Read, |session| session.read(into))
     }
 
     /// Writes bytes from the beginning of `bytes`. Returns their number, at least 1 unless `bytes`
@@ -198,7 +198,7 @@ impl<P: Provider> RdmaStream<P> {
     #[doc(alias = "rsend")]
     #[doc(alias = "rwrite")]
     pub fn send(&self, bytes: &[u8]) -> Result<usize> {
-        self.shared.wait(Direction::Write, Limit::Stream, |session| session.write(bytes))
+        self.shared.call(Direction::Write, |session| session.write(bytes))
     }
 
     /// Shuts down a direction, or both. The peer reads the end of the stream after all bytes that
@@ -217,7 +217,7 @@ impl<P: Provider> RdmaStream<P> {
     /// The errors of [`send`](Self::send), without those of time limits.
     #[doc(alias = "wait_sent")]
     pub fn sent(&self) -> Waiting<'_, Result<()>> {
-        Waiting::new(|waiter| async move { self.shared.flushed(&waiter).await })
+        Waiting::new(move |waiter| flushed(&self.shared, waiter))
     }
 
     /// Ends both directions and waits until the peer's device has acknowledged all bytes that were
@@ -227,9 +227,9 @@ impl<P: Provider> RdmaStream<P> {
     /// As for [`sent`](Self::sent). The stream has ended in any case.
     #[doc(alias = "rclose")]
     pub fn close(self) -> Waiting<'static, Result<()>> {
-        Waiting::new(|waiter| async move {
+        Waiting::new(move |waiter| async move {
             self.shutdown(Shutdown::Both)?;
-            self.shared.flushed(&waiter).await
+            flushed(&self.shared, waiter).await
         })
     }
 
@@ -271,7 +271,7 @@ impl<P: Provider> RdmaStream<P> {
         let remote = memory.remote(0)?;
         // The kernel registers less than 4 GiB only if told so; the entry has 32 bits.
         let len = u32::try_from(memory.len()).unwrap_or(u32::MAX);
-        self.shared.wait(Direction::Write, Limit::Stream, |session| session.map(remote, len, offset))
+        self.shared.call(Direction::Write, |session| session.map(remote, len, offset))
     }
 
     /// Frees the number of a mapping for other memory. The peer is not notified, and its access does
@@ -288,17 +288,22 @@ impl<P: Provider> RdmaStream<P> {
     /// [`StreamError::NotMapped`], and the errors of [`send`](Self::send).
     #[doc(alias = "riowrite")]
     pub fn write_mapped(&self, bytes: &[u8], offset: u64) -> Result<usize> {
-        self.shared.wait(Direction::Write, Limit::Stream, |session| session.write_mapped(bytes, offset))
+        self.shared.call(Direction::Write, |session| session.write_mapped(bytes, offset))
     }
 }
 
-impl<P: Provider> Read for &RdmaStream<P> {
+/// Waits until the peer's device has acknowledged all sends.
+fn flushed(shared: &Shared, waiter: Waiter) -> impl Future<Output = Result<()>> + Send + use<'_> {
+    poll_fn(move |cx| shared.poll_by(waiter.caller(cx), Direction::Write, Session::flushed))
+}
+
+impl Read for &RdmaStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         Ok(self.recv(into)?)
     }
 }
 
-impl<P: Provider> Write for &RdmaStream<P> {
+impl Write for &RdmaStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         Ok(self.send(bytes)?)
     }
@@ -309,13 +314,13 @@ impl<P: Provider> Write for &RdmaStream<P> {
     }
 }
 
-impl<P: Provider> Read for RdmaStream<P> {
+impl Read for RdmaStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         (&*self).read(into)
     }
 }
 
-impl<P: Provider> Write for RdmaStream<P> {
+impl Write for RdmaStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         (&*self).write(bytes)
     }
@@ -325,13 +330,13 @@ impl<P: Provider> Write for RdmaStream<P> {
     }
 }
 
-impl<P: Provider> AsFd for RdmaStream<P> {
+impl AsFd for RdmaStream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.ready().as_fd()
     }
 }
 
-impl<P: Provider> fmt::Debug for RdmaStream<P> {
+impl fmt::Debug for RdmaStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RdmaStream")
             .field("local", &self.local_addr())

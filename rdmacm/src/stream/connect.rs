@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use bareverbs::values::RetryCount;
-use bareverbs::{AnyProvider, Endpoint, Errno, Pd, RegionMut};
+use bareverbs::{Endpoint, Errno, Pd, RegionMut};
 
 use super::link::Link;
 use super::session::{CONTROL_RECVS, Prepared, Session};
@@ -18,7 +18,6 @@ use crate::event::RequestParam;
 use crate::id::BoundDevice;
 use crate::name::{first, first_of};
 use crate::qp::bring_up;
-use crate::steps::Wait;
 use crate::waiting::{Waiter, Waiting};
 use crate::{
     Addr, CmId, ConnParam, ConnectOptions, ConnectRequest, Error, EventChannel, Name, PortSpace, steps,
@@ -30,13 +29,13 @@ fn connect_options(offer: &[u8], retry_count: RetryCount) -> ConnectOptions<'_> 
     ConnectOptions { private_data: offer, rd_atomic: 0, retry_count, ..ConnectOptions::default() }
 }
 
-fn param<'a>(options: &ConnectOptions<'a>, prepared: &mut Prepared<AnyProvider>) -> ConnParam<'a> {
+fn param<'a>(options: &ConnectOptions<'a>, prepared: &mut Prepared) -> ConnParam<'a> {
     ConnParam { flow_control: true, ..options.param(prepared.endpoint()) }
 }
 
 impl StreamOptions {
     /// The memory and the queue pair of a stream on the identifier's port.
-    fn prepare(&self, domains: &Domains, device: BoundDevice) -> Result<Prepared<AnyProvider>> {
+    fn prepare(&self, domains: &Domains, device: BoundDevice) -> Result<Prepared> {
         domains.build(device, StreamError::errno, |pd: &Pd| {
             let endpoint: Endpoint<RegionMut> = Endpoint::options()
                 .port(device.port)
@@ -58,7 +57,7 @@ impl StreamOptions {
         let (options, peer) = (self.clone(), peer.into());
         Waiting::new(move |waiter| async move {
             options.check(VERB)?;
-            let addrs = peer.lookup_by(&waiter, options.runtime.clone(), VERB).await.map_err(of_name)?;
+            let addrs = peer.lookup_by(&waiter, options.runtime.clone(), VERB).await?;
             first_of(addrs, |addr| options.connect_to(&waiter, addr)).await
         })
     }
@@ -81,7 +80,8 @@ impl StreamOptions {
         let offer = prepared.offer()?;
         let options = connect_options(&offer, self.retry_count);
         let param = param(&options, &mut prepared);
-        let response = steps::connect(waiter, &id, &param).await?;
+        id.connect(&param)?;
+        let response = steps::response(waiter, &id).await?;
         bring_up(&id, prepared.endpoint(), &options, None)?;
         let mut session = prepared.start(&response.private_data, true)?;
         id.establish().map_err(|error| steps::refused(&id, "connect", error))?;
@@ -99,17 +99,11 @@ impl StreamOptions {
     pub fn listen(&self, name: impl Into<Name>) -> Result<RdmaListener> {
         const VERB: &str = "RdmaListener::bind";
         self.check(VERB)?;
-        let addrs = name.into().resolve(VERB).map_err(of_name)?;
+        let addrs = name.into().resolve(VERB)?;
         first(addrs, |addr| RdmaListener::new(addr, self.clone()))
     }
 
-    fn stream(
-        &self,
-        session: Session<AnyProvider>,
-        id: CmId,
-        domains: Domains,
-        established: bool,
-    ) -> Result<RdmaStream> {
+    fn stream(&self, session: Session, id: CmId, domains: Domains, established: bool) -> Result<RdmaStream> {
         let addresses = id.addresses()?;
         let (local, peer) = (ip(addresses.local)?, ip(addresses.peer)?);
         let link = Link::new(id, domains, established);
@@ -122,14 +116,6 @@ impl StreamOptions {
 fn ip(addr: Option<Addr>) -> Result<SocketAddr> {
     let ip = addr.and_then(|addr| addr.ip());
     Ok(ip.ok_or_else(|| Error::invalid("RdmaStream", "streams have IP addresses"))?)
-}
-
-/// The error of a name that was not resolved.
-fn of_name(error: Error) -> StreamError {
-    match error {
-        error @ Error::Name { .. } => StreamError::Name(Arc::new(error)),
-        error => error.into(),
-    }
 }
 
 impl RdmaStream {
@@ -149,8 +135,8 @@ impl RdmaStream {
     /// ```
     ///
     /// # Errors
-    /// - [`StreamError::Cm`] with [`Error::Address`], [`Error::Route`], [`Error::Unreachable`],
-    ///   [`Error::TimedOut`]: the peer was not found.
+    /// - [`StreamError::Cm`] with [`Error::Name`], [`Error::Address`], [`Error::Route`],
+    ///   [`Error::Unreachable`], [`Error::TimedOut`]: the peer was not found.
     /// - [`StreamError::Cm`] with [`Error::Rejected`]: no listener, or the listener rejected. A peer that
     ///   ends during the handshake rejects, too.
     /// - [`StreamError::Cm`] with [`Error::Disconnected`]: the peer ended the connection during the

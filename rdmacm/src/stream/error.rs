@@ -73,9 +73,6 @@ pub enum StreamError {
     /// This side has shut down its sending direction, or both.
     #[error("this side has shut the stream down for writing")]
     Shutdown,
-    /// The name of the peer was not resolved to an IP address: an [`Error::Name`](crate::Error::Name).
-    #[error("{0}")]
-    Name(Arc<crate::Error>),
     /// The time limit of the stream has passed. The stream has not ended because of it.
     #[error("the time limit of {limit:?} has passed")]
     TimedOut {
@@ -100,7 +97,8 @@ pub enum StreamError {
     /// A verb failed, or an operation of the queue pair.
     #[error("{0}")]
     Verbs(Arc<bareverbs::Error>),
-    /// The connection manager failed.
+    /// The connection manager failed, or the name of the peer was not resolved
+    /// ([`Error::Name`](crate::Error::Name)).
     #[error("{0}")]
     Cm(Arc<crate::Error>),
 }
@@ -143,7 +141,7 @@ impl StreamError {
             Self::WouldBlock => io::ErrorKind::WouldBlock,
             Self::NotMapped { .. } => io::ErrorKind::InvalidInput,
             Self::IomapFull { .. } => io::ErrorKind::StorageFull,
-            Self::Name(error) | Self::Cm(error) => error.kind(),
+            Self::Cm(error) => error.kind(),
         }
     }
 }

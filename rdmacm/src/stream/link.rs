@@ -61,7 +61,7 @@ impl Link {
     fn wait_for_establishment(&mut self) {
         let end = Instant::now() + ESTABLISHMENT;
         while !self.established && self.end.is_none() {
-            let Ok(Some(event)) = self.id.channel().wait_for_any(Some(end)) else { break };
+            let Ok(Some(event)) = self.id.channel().wait_event(None, Some(end)) else { break };
             if self.take(event).is_err() {
                 break;
             }

@@ -5,7 +5,6 @@ use bareverbs::{
     Access, Buffer, Done, Endpoint, Error as VerbsError, Failed, Op, Pd, RegionMut, Remote, RemoteRegion,
 };
 use bareverbs_provider::copy::copy_slice;
-use bareverbs_provider::traits::Provider;
 
 use super::inbound::{Grant, Inbound};
 use super::outbound::Outbound;
@@ -38,22 +37,18 @@ const CONTROL: u64 = 1;
 const DISCONNECT: u64 = 2;
 
 /// The memory of a stream, with its receives posted, before the peer's offer is known.
-pub(super) struct Prepared<P: Provider> {
-    endpoint: Endpoint<RegionMut, P>,
+pub(super) struct Prepared {
+    endpoint: Endpoint<RegionMut>,
     ring: RemoteRegion,
     table: RemoteRegion,
     sends: SendRing,
     options: StreamOptions,
 }
 
-impl<P: Provider> Prepared<P> {
+impl Prepared {
     /// Registers memory and posts the receives on `endpoint`, whose QP is in INIT and has no
     /// operation outstanding.
-    pub(super) fn new(
-        mut endpoint: Endpoint<RegionMut, P>,
-        pd: &Pd<P>,
-        options: StreamOptions,
-    ) -> Result<Self> {
+    pub(super) fn new(mut endpoint: Endpoint<RegionMut>, pd: &Pd, options: StreamOptions) -> Result<Self> {
         let register = |len: usize| -> Result<RegionMut, VerbsError> {
             Ok(RegionMut::register(pd, Buffer::zeroed(len)?)?)
         };
@@ -86,13 +81,13 @@ impl<P: Provider> Prepared<P> {
     }
 
     /// The endpoint, to be connected.
-    pub(super) fn endpoint(&mut self) -> &mut Endpoint<RegionMut, P> {
+    pub(super) fn endpoint(&mut self) -> &mut Endpoint<RegionMut> {
         &mut self.endpoint
     }
 
     /// The stream with a peer, whose private data is `offer`. `confirmed`: whether the peer can receive
     /// when the stream is used first.
-    pub(super) fn start(self, offer: &[u8], confirmed: bool) -> Result<Session<P>> {
+    pub(super) fn start(self, offer: &[u8], confirmed: bool) -> Result<Session> {
         let Self { endpoint, ring, table, sends, options } = self;
         let peer = Offer::from_bytes(offer)?;
         Ok(Session {
@@ -132,8 +127,8 @@ enum Phase {
 }
 
 /// A connected stream.
-pub(super) struct Session<P: Provider> {
-    endpoint: Endpoint<RegionMut, P>,
+pub(super) struct Session {
+    endpoint: Endpoint<RegionMut>,
     /// What the peer writes: the stream's bytes, and the entries that announce where this side
     /// may write.
     ring: RemoteRegion,
@@ -167,8 +162,8 @@ pub(super) struct Session<P: Provider> {
     error: Option<StreamError>,
 }
 
-impl<P: Provider> Session<P> {
-    pub(super) fn endpoint(&mut self) -> &mut Endpoint<RegionMut, P> {
+impl Session {
+    pub(super) fn endpoint(&mut self) -> &mut Endpoint<RegionMut> {
         &mut self.endpoint
     }
 
@@ -329,7 +324,7 @@ impl<P: Provider> Session<P> {
     /// Posts `len` bytes of the stream, or writes them to memory of the peer.
     fn post_data<L>(&mut self, op: Op<L>, len: usize) -> Result<()>
     where
-        Op<L>: PostTo<Endpoint<RegionMut, P>>,
+        Op<L>: PostTo<Endpoint<RegionMut>>,
     {
         let unsignaled = self.unsignaled + len;
         if unsignaled < self.options.send_buffer / SIGNAL_PART {
@@ -344,7 +339,7 @@ impl<P: Provider> Session<P> {
     /// Posts an operation whose completion ends all messages before it.
     fn post_signaled<L>(&mut self, op: Op<L>) -> Result<()>
     where
-        Op<L>: PostTo<Endpoint<RegionMut, P>>,
+        Op<L>: PostTo<Endpoint<RegionMut>>,
     {
         self.endpoint.post(op.tag(DATA)).map_err(Into::into)?;
         self.unsignaled = 0;

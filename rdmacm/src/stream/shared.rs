@@ -1,6 +1,5 @@
 //! What the threads and tasks of a stream share, and how they wait.
 
-use std::future::poll_fn;
 use std::mem::MaybeUninit;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,8 +8,9 @@ use std::task::{Context, Poll, Wake, Waker, ready};
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
+use bareverbs::Pd;
 use bareverbs::runtime::{Readable, Runtime};
-use bareverbs::{Pd, Provider};
+use bareverbs_provider::wait::{Caller, is_past};
 use bareverbs_provider::wake::wake_all;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
@@ -20,10 +20,11 @@ use rustix::time::{
 
 use super::link::Link;
 use super::session::{BATCH, Session};
+use super::woken::Woken;
 use super::{Result, StreamError};
 use crate::Error;
-use crate::waiting::{Mode, Waiter, not_attached, refused};
-use crate::woken::Woken;
+use crate::ready::{add, combine, register};
+use crate::waiting::{not_attached, refused};
 
 /// How long a call polls before it sleeps, as in rdma-core.
 const POLLING_TIME: Duration = Duration::from_micros(10);
@@ -49,8 +50,8 @@ const WAKE: u64 = 3;
 const LEFT: u64 = 4;
 
 /// A stream as its threads and tasks share it.
-pub(super) struct Shared<P: Provider> {
-    state: Mutex<State<P>>,
+pub(super) struct Shared {
+    state: Mutex<State>,
     /// Notified when the state may have changed.
     changed: Condvar,
     /// Tasks that wait.
@@ -63,14 +64,14 @@ pub(super) struct Shared<P: Provider> {
     /// An eventfd that wakes the thread that sleeps on the descriptor, when another one has handled
     /// the completion and its event.
     wake: OwnedFd,
-    pub(super) pd: Pd<P>,
+    pub(super) pd: Pd,
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
 }
 
-pub(super) struct State<P: Provider> {
+pub(super) struct State {
     /// Dropped before the link: the queue pair belongs to the link's identifier.
-    pub(super) session: Session<P>,
+    pub(super) session: Session,
     link: Link,
     /// Whether a thread sleeps on the descriptor. It wakes the others when it has slept.
     sleeping: bool,
@@ -96,15 +97,6 @@ pub(super) struct State<P: Provider> {
 pub(super) enum Direction {
     Read,
     Write,
-}
-
-/// How long a call waits.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Limit {
-    /// As the stream says for the direction: not at all if it is non-blocking.
-    Stream,
-    /// Until then; `None`: without end.
-    Until(Option<Instant>),
 }
 
 /// The tasks that wait, one for each direction. A runtime keeps one waker of a descriptor. It gets
@@ -141,24 +133,21 @@ impl Wake for Tasks {
     }
 }
 
-impl<P: Provider> Shared<P> {
+impl Shared {
     pub(super) fn new(
-        mut session: Session<P>,
+        mut session: Session,
         link: Link,
         local: SocketAddr,
         peer: SocketAddr,
         runtime: Option<&Arc<dyn Runtime>>,
     ) -> Result<Self> {
         let system = |errno| Error::System { what: "creating the descriptor of a stream", errno };
-        let ready = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system)?;
-        let data = |number| epoll::EventData::new_u64(number);
-        epoll::add(&ready, session.endpoint().as_fd(), data(COMPLETION), epoll::EventFlags::IN)
-            .map_err(system)?;
-        epoll::add(&ready, link.as_fd(), data(CONNECTION), epoll::EventFlags::IN).map_err(system)?;
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let wake = eventfd(0, flags).map_err(system)?;
-        epoll::add(&ready, &wake, data(WAKE), epoll::EventFlags::IN).map_err(system)?;
-        let pd = session.endpoint().qp().pd().clone();
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system)?;
+        let endpoint = session.endpoint();
+        let pd = endpoint.qp().pd().clone();
+        let fds = [(endpoint.as_fd(), COMPLETION), (link.as_fd(), CONNECTION), (wake.as_fd(), WAKE)];
+        let ready = Arc::new(combine(&fds).map_err(system)?);
+        let readable = register(runtime, &ready)?;
         let state = State {
             session,
             link,
@@ -173,14 +162,11 @@ impl<P: Provider> Shared<P> {
             // Tasks must not block their runtime.
             linger: if runtime.is_some() { Duration::ZERO } else { LINGER },
         };
-        let ready = Arc::new(ready);
-        let register = |runtime: &Arc<dyn Runtime>| runtime.register(Arc::clone(&ready));
-        let readable = runtime.map(register).transpose().map_err(|error| refused(&error))?;
         let (state, changed, tasks) = (Mutex::new(state), Condvar::new(), Arc::default());
         Ok(Self { state, changed, tasks, ready, readable, wake, pd, local, peer })
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State<P>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // No call panics between two changes that belong together.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -201,24 +187,49 @@ impl<P: Provider> Shared<P> {
         let interval = Timespec::try_from(interval).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
         let times = Itimerspec { it_interval: interval, it_value: interval };
         timerfd_settime(&timer, TimerfdTimerFlags::empty(), &times).map_err(system)?;
-        epoll::add(&self.ready, &timer, epoll::EventData::new_u64(KEEPALIVE), epoll::EventFlags::IN)
-            .map_err(system)?;
+        add(&self.ready, &timer, KEEPALIVE).map_err(system)?;
         state.keepalive = Some(timer);
         Ok(())
     }
 
-    /// Attempts until there is a result, and else has the task woken when another attempt is
-    /// worthwhile.
-    pub(super) fn poll<T>(
+    /// Attempts as the stream says for the direction: for its time limit, or once if it is non-blocking.
+    pub(super) fn call<T>(
         &self,
-        cx: &mut Context<'_>,
         direction: Direction,
-        mut attempt: impl FnMut(&mut Session<P>) -> Result<Option<T>>,
+        mut attempt: impl FnMut(&mut Session) -> Result<Option<T>>,
+    ) -> Result<T> {
+        let (state, result) = self.attempt_once(self.lock(), None, false, &mut attempt)?;
+        if let Some(result) = result {
+            return Ok(result);
+        }
+        if state.nonblocking {
+            return self.attempt_after_events(state, None, &mut attempt)?.ok_or(StreamError::WouldBlock);
+        }
+        let limit = state.timeouts[direction as usize];
+        let end = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let limit = limit.unwrap_or_default();
+        self.wait(state, end, &mut attempt)?.ok_or(StreamError::TimedOut { limit })
+    }
+
+    /// Attempts until there is a result. Pending: the time of the thread has passed, or the task is woken
+    /// when another attempt is worthwhile.
+    pub(super) fn poll_by<T>(
+        &self,
+        caller: Caller<'_>,
+        direction: Direction,
+        mut attempt: impl FnMut(&mut Session) -> Result<Option<T>>,
     ) -> Poll<Result<T>> {
+        let waker = match caller {
+            Caller::Task(waker) => waker,
+            Caller::Thread(end) => {
+                let result = self.wait(self.lock(), end, &mut attempt);
+                return result.transpose().map_or(Poll::Pending, Poll::Ready);
+            }
+        };
         let Some(readable) = &self.readable else { return Poll::Ready(Err(not_attached().into())) };
         loop {
             // Before the attempt: another task that finds this one's bytes later wakes it.
-            self.tasks.set(direction, cx.waker());
+            self.tasks.set(direction, waker);
             if let Some(result) = self.attempt(Some(direction), &mut attempt)? {
                 return Poll::Ready(Ok(result));
             }
@@ -228,32 +239,30 @@ impl<P: Provider> Shared<P> {
         }
     }
 
-    /// Waits until the peer's device has acknowledged all sends.
-    pub(super) async fn flushed(&self, waiter: &Waiter) -> Result<()> {
-        poll_fn(|cx| match waiter.mode() {
-            Mode::Task => self.poll(cx, Direction::Write, Session::flushed),
-            Mode::Thread { end } => match self.wait(Direction::Write, Limit::Until(end), Session::flushed) {
-                Err(StreamError::TimedOut { .. }) => Poll::Pending,
-                flushed => Poll::Ready(flushed),
-            },
-        })
-        .await
-    }
-
     /// Handles what has happened, and attempts once. `Ok(None)`: the descriptor becomes readable
     /// when another attempt is worthwhile. `task` is the direction of the task that attempts, or `None`
     /// for a thread.
     pub(super) fn attempt<T>(
         &self,
         task: Option<Direction>,
-        mut attempt: impl FnMut(&mut Session<P>) -> Result<Option<T>>,
+        mut attempt: impl FnMut(&mut Session) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
-        let (mut state, result) = self.attempt_unarmed(self.lock(), task, &mut attempt)?;
-        if result.is_some() {
-            return Ok(result);
+        let (state, result) = self.attempt_once(self.lock(), task, false, &mut attempt)?;
+        match result {
+            Some(result) => Ok(Some(result)),
+            None => self.attempt_after_events(state, task, &mut attempt),
         }
-        state = self.handle_events(state, task)?;
-        Ok(self.attempt_armed(state, task, &mut attempt)?.1)
+    }
+
+    /// Handles events, arms the CQ, handles completions and attempts.
+    fn attempt_after_events<T>(
+        &self,
+        state: MutexGuard<'_, State>,
+        task: Option<Direction>,
+        attempt: &mut impl FnMut(&mut Session) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        let state = self.handle_events(state, task)?;
+        Ok(self.attempt_once(state, task, true, attempt)?.1)
     }
 
     /// Handles events of the connection, and the end of the keepalive interval. The other threads and
@@ -261,9 +270,9 @@ impl<P: Provider> Shared<P> {
     /// by [`progress`](Self::progress).
     fn handle_events<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State<P>>,
+        mut state: MutexGuard<'a, State>,
         task: Option<Direction>,
-    ) -> Result<MutexGuard<'a, State<P>>> {
+    ) -> Result<MutexGuard<'a, State>> {
         let end = state.link.end()?;
         let mut is_new = state.link.is_established() && state.session.confirm();
         if let Some(end) = end {
@@ -290,16 +299,18 @@ impl<P: Provider> Shared<P> {
         Ok(state)
     }
 
-    /// Arms the CQ, handles completions and attempts.
-    fn attempt_armed<'a, T>(
+    /// Handles completions and attempts. `arms`: arms the CQ before.
+    fn attempt_once<'a, T>(
         &'a self,
-        mut state: MutexGuard<'a, State<P>>,
+        mut state: MutexGuard<'a, State>,
         task: Option<Direction>,
-        attempt: &mut impl FnMut(&mut Session<P>) -> Result<Option<T>>,
-    ) -> Result<(MutexGuard<'a, State<P>>, Option<T>)> {
+        arms: bool,
+        attempt: &mut impl FnMut(&mut Session) -> Result<Option<T>>,
+    ) -> Result<(MutexGuard<'a, State>, Option<T>)> {
         // Completions before the arming raise no event, so it is followed by a poll. There is
         // nothing to arm after the removal of the device.
-        if state.session.error().is_none()
+        if arms
+            && state.session.error().is_none()
             && let Err(error) = state.session.endpoint().arm()
         {
             // The event of a removal is the more precise error.
@@ -309,21 +320,9 @@ impl<P: Provider> Shared<P> {
             }
         }
         let (mut state, handled) = self.progress(state, task);
-        if handled == BATCH {
+        if arms && handled == BATCH {
             self.report_left(&mut state)?;
         }
-        let result = attempt(&mut state.session)?;
-        Ok((state, result))
-    }
-
-    /// Handles completions and attempts.
-    fn attempt_unarmed<'a, T>(
-        &'a self,
-        state: MutexGuard<'a, State<P>>,
-        task: Option<Direction>,
-        attempt: &mut impl FnMut(&mut Session<P>) -> Result<Option<T>>,
-    ) -> Result<(MutexGuard<'a, State<P>>, Option<T>)> {
-        let (mut state, _) = self.progress(state, task);
         let result = attempt(&mut state.session)?;
         Ok((state, result))
     }
@@ -334,9 +333,9 @@ impl<P: Provider> Shared<P> {
     /// has not taken its result.
     fn progress<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State<P>>,
+        mut state: MutexGuard<'a, State>,
         task: Option<Direction>,
-    ) -> (MutexGuard<'a, State<P>>, usize) {
+    ) -> (MutexGuard<'a, State>, usize) {
         let handled = state.session.progress();
         let mut woken = Woken::default();
         if handled > 0 {
@@ -351,11 +350,7 @@ impl<P: Provider> Shared<P> {
     }
 
     /// Wakes tasks without the lock.
-    fn wake_tasks<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State<P>>,
-        mut woken: Woken,
-    ) -> MutexGuard<'a, State<P>> {
+    fn wake_tasks<'a>(&'a self, mut state: MutexGuard<'a, State>, mut woken: Woken) -> MutexGuard<'a, State> {
         if !woken.is_empty() {
             drop(state);
             woken.wake();
@@ -365,14 +360,13 @@ impl<P: Provider> Shared<P> {
     }
 
     /// Makes the descriptor readable, because no event may report the completions that are left.
-    fn report_left(&self, state: &mut State<P>) -> Result<()> {
+    fn report_left(&self, state: &mut State) -> Result<()> {
         let system = |errno| Error::System { what: "reporting completions of a stream", errno };
         let left = match &mut state.left {
             Some(left) => left,
             none => {
                 let left = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system)?;
-                epoll::add(&self.ready, &left, epoll::EventData::new_u64(LEFT), epoll::EventFlags::IN)
-                    .map_err(system)?;
+                add(&self.ready, &left, LEFT).map_err(system)?;
                 none.insert(left)
             }
         };
@@ -391,7 +385,7 @@ impl<P: Provider> Shared<P> {
     }
 
     /// Lets the threads attempt that wait for the one that sleeps on the descriptor.
-    fn notify_waiting(&self, state: &State<P>) {
+    fn notify_waiting(&self, state: &State) {
         // Each call is a system call.
         if state.waiting > 0 {
             self.changed.notify_all();
@@ -399,7 +393,7 @@ impl<P: Provider> Shared<P> {
     }
 
     /// Lets the other threads and tasks attempt.
-    fn notify(&self, state: &mut State<P>, woken: &mut Woken, task: Option<Direction>) {
+    fn notify(&self, state: &mut State, woken: &mut Woken, task: Option<Direction>) {
         self.notify_waiting(state);
         if state.sleeping && !state.has_wake {
             // The count of an eventfd that was read can't overflow.
@@ -409,30 +403,26 @@ impl<P: Provider> Shared<P> {
         self.tasks.take_others(task).into_iter().for_each(|waker| woken.add(waker));
     }
 
-    /// Attempts until there is a result, at most for `limit`.
-    pub(super) fn wait<T>(
-        &self,
-        direction: Direction,
-        limit: Limit,
-        mut attempt: impl FnMut(&mut Session<P>) -> Result<Option<T>>,
-    ) -> Result<T> {
-        let (mut state, mut result) = self.attempt_unarmed(self.lock(), None, &mut attempt)?;
-        if let Some(result) = result {
-            return Ok(result);
-        }
+    /// Attempts until there is a result, at most until `end`.
+    fn wait<'a, T>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        end: Option<Instant>,
+        attempt: &mut impl FnMut(&mut Session) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
         let start = Instant::now();
-        let own = matches!(limit, Limit::Stream);
-        let end = match limit {
-            Limit::Stream => state.timeouts[direction as usize].and_then(|limit| start.checked_add(limit)),
-            Limit::Until(end) => end,
-        };
+        let spins_until = start + polling_time();
         // A thread that sleeps does so on the descriptor, which reports events.
-        let mut events = own && state.nonblocking || end.is_some_and(|end| end <= start);
-        let (mut now, polling) = (start, polling_time());
+        let mut events = end.is_some_and(|end| end <= start);
+        let (mut state, mut now) = (state, start);
         loop {
-            let waits = !(own && state.nonblocking);
+            let result;
+            (state, result) = self.attempt_once(state, None, false, attempt)?;
+            if result.is_some() {
+                return Ok(result);
+            }
             // Completions raise no events while the thread polls, because the CQ is not armed.
-            if waits && now < start + polling && end.is_none_or(|end| now < end) {
+            if now < spins_until && end.is_none_or(|end| now < end) {
                 // Lets the other threads of the stream attempt, too.
                 drop(state);
                 std::hint::spin_loop();
@@ -441,23 +431,12 @@ impl<P: Provider> Shared<P> {
                 if std::mem::take(&mut events) {
                     state = self.handle_events(state, None)?;
                 }
-                (state, result) = self.attempt_armed(state, None, &mut attempt)?;
-                if let Some(result) = result {
+                let result;
+                (state, result) = self.attempt_once(state, None, true, attempt)?;
+                if result.is_some() || is_past(end) {
                     return Ok(result);
                 }
-                if !waits {
-                    return Err(StreamError::WouldBlock);
-                }
-                if let Some(end) = end
-                    && Instant::now() >= end
-                {
-                    return Err(StreamError::TimedOut { limit: end.saturating_duration_since(start) });
-                }
                 (state, events) = self.sleep(state, end)?;
-            }
-            (state, result) = self.attempt_unarmed(state, None, &mut attempt)?;
-            if let Some(result) = result {
-                return Ok(result);
             }
             now = Instant::now();
         }
@@ -467,9 +446,9 @@ impl<P: Provider> Shared<P> {
     /// beside completions.
     fn sleep<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State<P>>,
+        mut state: MutexGuard<'a, State>,
         end: Option<Instant>,
-    ) -> Result<(MutexGuard<'a, State<P>>, bool)> {
+    ) -> Result<(MutexGuard<'a, State>, bool)> {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
         if state.sleeping {
             state.waiting += 1;
@@ -507,7 +486,7 @@ impl<P: Provider> Shared<P> {
     }
 }
 
-impl<P: Provider> Drop for Shared<P> {
+impl Drop for Shared {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         // A forked child does not inherit the rings.
@@ -516,9 +495,8 @@ impl<P: Provider> Drop for Shared<P> {
         }
         // Drop reports no error.
         let _ = state.session.shutdown(Shutdown::Both);
-        state.nonblocking = false;
-        let limit = Limit::Until(Instant::now().checked_add(state.linger));
-        let _ = self.wait(Direction::Write, limit, Session::flushed);
+        let end = Instant::now().checked_add(state.linger);
+        let _ = self.wait(self.lock(), end, &mut Session::flushed);
     }
 }
 

@@ -5,30 +5,36 @@ use std::net::Shutdown;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use bareverbs::Provider;
+use bareverbs_provider::wait::Caller;
 
 use super::RdmaStream;
 use super::session::Session;
 use super::shared::Direction;
 
-impl<P: Provider> RdmaStream<P> {
+impl RdmaStream {
     fn poll_recv(&self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
-        self.shared.poll(cx, Direction::Read, |session| session.read(into)).map_err(io::Error::from)
+        self.shared
+            .poll_by(Caller::Task(cx.waker()), Direction::Read, |session| session.read(into))
+            .map_err(io::Error::from)
     }
 
     fn poll_send(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.shared.poll(cx, Direction::Write, |session| session.write(bytes)).map_err(io::Error::from)
+        self.shared
+            .poll_by(Caller::Task(cx.waker()), Direction::Write, |session| session.write(bytes))
+            .map_err(io::Error::from)
     }
 
     /// Ends the sending direction, and waits until the peer's device has acknowledged all bytes.
     fn poll_end(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.shared.lock().session.shutdown(Shutdown::Write)?;
-        self.shared.poll(cx, Direction::Write, Session::flushed).map_err(io::Error::from)
+        self.shared
+            .poll_by(Caller::Task(cx.waker()), Direction::Write, Session::flushed)
+            .map_err(io::Error::from)
     }
 }
 
 #[cfg(feature = "tokio")]
-impl<P: Provider> tokio::io::AsyncRead for RdmaStream<P> {
+impl tokio::io::AsyncRead for RdmaStream {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -41,7 +47,7 @@ impl<P: Provider> tokio::io::AsyncRead for RdmaStream<P> {
 }
 
 #[cfg(feature = "tokio")]
-impl<P: Provider> tokio::io::AsyncWrite for RdmaStream<P> {
+impl tokio::io::AsyncWrite for RdmaStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_send(cx, bytes)
     }
@@ -56,14 +62,14 @@ impl<P: Provider> tokio::io::AsyncWrite for RdmaStream<P> {
 }
 
 #[cfg(feature = "async-io")]
-impl<P: Provider> futures_io::AsyncRead for RdmaStream<P> {
+impl futures_io::AsyncRead for RdmaStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
         self.poll_recv(cx, into)
     }
 }
 
 #[cfg(feature = "async-io")]
-impl<P: Provider> futures_io::AsyncWrite for RdmaStream<P> {
+impl futures_io::AsyncWrite for RdmaStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_send(cx, bytes)
     }

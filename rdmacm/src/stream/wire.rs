@@ -1,7 +1,7 @@
 //! The bytes of the stream protocol: private data, immediate data, and the records that peers write
 //! into each other's memory. Source: `librdmacm/rsocket.c` of rdma-core and its protocol note.
 
-use std::fmt;
+use zerocopy::{FromBytes, Immutable, IntoBytes, transmute};
 
 /// Version of the protocol.
 const VERSION: u8 = 1;
@@ -16,7 +16,8 @@ const KNOWS_IOMAP: u8 = 1 << 1;
 pub(crate) const SLOTS: usize = 2;
 
 /// Bytes of memory with its key, as records describe it (`struct rs_sge`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
 pub(crate) struct Span {
     /// Address of the first byte, in the owner's address space.
     pub(crate) addr: u64,
@@ -26,36 +27,39 @@ pub(crate) struct Span {
     pub(crate) len: u32,
 }
 
+/// Whether a host of the byte order has the numbers of this host's records reversed.
+fn is_reversed(big_endian: bool) -> bool {
+    big_endian != cfg!(target_endian = "big")
+}
+
 impl Span {
     /// Size of the record.
-    pub(crate) const SIZE: usize = 16;
+    pub(crate) const SIZE: usize = size_of::<Self>();
+
+    /// The record with the numbers in the byte order of a host.
+    fn ordered(self, big_endian: bool) -> Self {
+        let Self { addr, key, len } = self;
+        match is_reversed(big_endian) {
+            true => Self { addr: addr.swap_bytes(), key: key.swap_bytes(), len: len.swap_bytes() },
+            false => self,
+        }
+    }
 
     /// The record in the memory of a host of the given byte order.
     pub(crate) fn to_bytes(self, big_endian: bool) -> [u8; Self::SIZE] {
-        let mut bytes = [0; Self::SIZE];
-        let (addr, key, len) = if big_endian {
-            (self.addr.to_be_bytes(), self.key.to_be_bytes(), self.len.to_be_bytes())
-        } else {
-            (self.addr.to_le_bytes(), self.key.to_le_bytes(), self.len.to_le_bytes())
-        };
-        bytes[..8].copy_from_slice(&addr);
-        bytes[8..12].copy_from_slice(&key);
-        bytes[12..].copy_from_slice(&len);
-        bytes
+        transmute!(self.ordered(big_endian))
     }
 
     /// The record of this host's own memory.
     pub(crate) fn from_own_bytes(bytes: [u8; Self::SIZE]) -> Self {
-        let [addr @ .., _, _, _, _, _, _, _, _] = bytes;
-        let [_, _, _, _, _, _, _, _, key @ .., _, _, _, _] = bytes;
-        let [_, _, _, _, _, _, _, _, _, _, _, _, len @ ..] = bytes;
-        Self { addr: u64::from_ne_bytes(addr), key: u32::from_ne_bytes(key), len: u32::from_ne_bytes(len) }
+        transmute!(bytes)
     }
 }
 
 /// Memory that its owner lets the peer write, with the offset that the owner gave it
 /// (`struct rs_iomap`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
 pub(crate) struct IomapEntry {
     pub(crate) offset: u64,
     pub(crate) span: Span,
@@ -63,22 +67,17 @@ pub(crate) struct IomapEntry {
 
 impl IomapEntry {
     /// Size of the record.
-    pub(crate) const SIZE: usize = 24;
+    pub(crate) const SIZE: usize = size_of::<Self>();
 
     /// The record in the memory of a host of the given byte order.
     pub(crate) fn to_bytes(self, big_endian: bool) -> [u8; Self::SIZE] {
-        let mut bytes = [0; Self::SIZE];
-        let offset = if big_endian { self.offset.to_be_bytes() } else { self.offset.to_le_bytes() };
-        bytes[..8].copy_from_slice(&offset);
-        bytes[8..].copy_from_slice(&self.span.to_bytes(big_endian));
-        bytes
+        let offset = if is_reversed(big_endian) { self.offset.swap_bytes() } else { self.offset };
+        transmute!(Self { offset, span: self.span.ordered(big_endian) })
     }
 
     /// The record of this host's own memory.
     pub(crate) fn from_own_bytes(bytes: [u8; Self::SIZE]) -> Self {
-        let [offset @ .., _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _] = bytes;
-        let [_, _, _, _, _, _, _, _, span @ ..] = bytes;
-        Self { offset: u64::from_ne_bytes(offset), span: Span::from_own_bytes(span) }
+        transmute!(bytes)
     }
 }
 
@@ -171,11 +170,7 @@ impl Offer {
         if bytes[0] != VERSION {
             return Err(OfferError::Version(bytes[0]));
         }
-        let span = |at: usize| Span {
-            addr: u64::from_be_bytes(array(&bytes[at..])),
-            key: u32::from_be_bytes(array(&bytes[at + 8..])),
-            len: u32::from_be_bytes(array(&bytes[at + 12..])),
-        };
+        let span = |at: usize| Span::from_own_bytes(array(&bytes[at..])).ordered(true);
         let offer = Self {
             big_endian: bytes[1] & BIG_ENDIAN != 0,
             iomap: bytes[1] & KNOWS_IOMAP != 0,
@@ -268,20 +263,6 @@ impl Word {
     }
 }
 
-impl fmt::Display for Word {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Data(len) => write!(f, "DATA of {len} bytes"),
-            Self::Credits(limit) => write!(f, "SGL with credits up to {limit}"),
-            Self::Iomap(index) => write!(f, "IOMAP_SGL of entry {index}"),
-            Self::Disconnect => f.write_str("CTRL DISCONNECT"),
-            Self::Keepalive => f.write_str("CTRL KEEPALIVE"),
-            Self::Shutdown => f.write_str("CTRL SHUTDOWN"),
-            Self::Unknown(word) => write!(f, "unknown word {word:#010x}"),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -363,7 +344,7 @@ mod tests {
             (Word::Shutdown, 0xe000_0002),
         ];
         for (word, imm) in words {
-            assert_eq!(word.to_imm(), imm, "{word}");
+            assert_eq!(word.to_imm(), imm, "{word:?}");
             assert_eq!(Word::from_imm(imm), word);
         }
         // A counter of 17 bits.

@@ -408,7 +408,7 @@ pub(crate) fn infiniband_addresses_connect() {
     });
 }
 
-pub(crate) fn commands_for_ip_addresses_bind_resolve_and_query() {
+pub(crate) fn commands_for_ip_addresses_bind_resolve_query_and_join() {
     nothing_leaks(|| {
         let (file, ip_addr) = (CmFile::open().unwrap(), ip());
         let IpAddr::V4(v4) = ip_addr else { panic!("{ip_addr}") };
@@ -430,18 +430,18 @@ pub(crate) fn commands_for_ip_addresses_bind_resolve_and_query() {
         let active = create(2).unwrap().id;
         let request = ResolveIpReq { id: active, src_addr: addr(0), dst_addr: addr(port), timeout_ms: 5000 };
         command::resolve_ip(&file, request).unwrap();
-        let next = |expected| {
+        let next = |uid, expected| {
             let begin = Instant::now();
             loop {
                 if let Some(event) = command::get_event(&file).unwrap() {
-                    break assert_eq!((event.event, event.uid, event.status), (expected, 2, 0));
+                    break assert_eq!((event.event, event.uid, event.status), (expected, uid, 0));
                 }
                 assert!(begin.elapsed() < TIMEOUT);
             }
         };
-        next(EventType::ADDR_RESOLVED);
+        next(2, EventType::ADDR_RESOLVED);
         command::resolve_route(&file, ResolveRouteReq { id: active, timeout_ms: 5000 }).unwrap();
-        next(EventType::ROUTE_RESOLVED);
+        next(2, EventType::ROUTE_RESOLVED);
         let route = query(active);
         assert_eq!((route.num_paths, route.port_num), (1, 1));
         assert_eq!((route.node_guid, route.ibdev_index), (bound.node_guid, bound.ibdev_index));
@@ -454,5 +454,15 @@ pub(crate) fn commands_for_ip_addresses_bind_resolve_and_query() {
         for id in [active, passive] {
             command::destroy_id(&file, DestroyIdReq { id, ..DestroyIdReq::zeroed() }).unwrap();
         }
+
+        let create = CreateIdReq { uid: 3, ps: rdma_cm::PortSpace::UDP, ..CreateIdReq::zeroed() };
+        let id = command::create_id(&file, create).unwrap().id;
+        command::bind_ip(&file, BindIpReq { id, addr: addr(0), response: 0 }).unwrap();
+        let mut group = addr(0);
+        group.as_mut_bytes()[4..8].copy_from_slice(&[239, 1, 2, 2]);
+        let join = JoinIpMcastReq { uid: 4, addr: group, id, ..JoinIpMcastReq::zeroed() };
+        let membership = command::join_ip_mcast(&file, join).unwrap().id;
+        next(4, EventType::MULTICAST_JOIN);
+        command::leave_mcast(&file, DestroyIdReq { id: membership, ..DestroyIdReq::zeroed() }).unwrap();
     });
 }

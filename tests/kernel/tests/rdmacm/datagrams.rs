@@ -117,7 +117,7 @@ pub(crate) fn multicast_group_is_joined_and_left() {
         let id = bound();
         let memberships = [
             id.join_multicast(group(1), JoinMode::Full).unwrap(),
-            id.join_ip_multicast(group(2)).unwrap(),
+            id.join_multicast(group(2), JoinMode::Full).unwrap(),
             id.join_multicast(group(3), JoinMode::SendOnly).unwrap(),
         ];
         for membership in memberships {

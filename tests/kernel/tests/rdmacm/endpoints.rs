@@ -13,7 +13,6 @@ use bareverbs::values::{MinRnrTimer, Mtu, RetryCount, RnrRetry};
 use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Mr, Op, Pd};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_rdmacm::blocking::BlockingId;
 use bareverbs_rdmacm::event::{RejectReason, SidrStatus};
 use bareverbs_rdmacm::{
     CmId, ConnParam, ConnectOptions, Connected, Connector, Error, EventChannel, IdOptions, JoinMode,
@@ -28,74 +27,94 @@ fn listen() -> (Listener, SocketAddr) {
     (listener, addr)
 }
 
-/// A blocking listener of that port space.
-fn blocking_listener(port_space: PortSpace) -> (BlockingId, SocketAddr) {
-    let listener = BlockingId::new(port_space).unwrap();
-    listener.bind_addr((ip(), 0)).unwrap();
-    listener.listen(8).unwrap();
-    let addr = listener.addresses().unwrap().local.unwrap().ip().unwrap();
-    (listener, addr)
-}
-
 fn region(pd: &Pd) -> Mr<Buffer> {
     pd.register(Buffer::zeroed(4096).unwrap(), Access::LOCAL_WRITE).unwrap()
 }
 
-pub(crate) fn blocking_calls_wait_for_their_events() {
+pub(crate) fn waits_of_identifiers_get_their_events() {
     nothing_leaks(|| {
-        let (listener, addr) = blocking_listener(PortSpace::Tcp);
+        let (listener, addr) = listener(PortSpace::Tcp, 8);
         thread::scope(|scope| {
             let server = scope.spawn(|| {
                 let request = listener.request().in_time().unwrap();
-                let passive = BlockingId::accept(request, &ConnParam { private_data: b"yes", ..param() })
-                    .in_time()
-                    .unwrap();
-                passive.disconnect().in_time().unwrap();
+                let passive = request.accept(&ConnParam { private_data: b"yes", ..param() }).unwrap();
+                passive.established().in_time().unwrap();
+                passive.disconnect().unwrap();
+                passive.disconnected().in_time().unwrap();
             });
-            let active = BlockingId::new(PortSpace::Tcp).unwrap();
-            active.resolve(addr).in_time().unwrap();
-            let peer = active.connect(&param()).in_time().unwrap();
+            let active = new_id(PortSpace::Tcp);
+            active.resolve(None, addr).in_time().unwrap();
+            active.connect(&param()).unwrap();
+            let peer = active.response().in_time().unwrap();
             assert_eq!(&peer.private_data[..4], b"yes\0");
             active.establish().unwrap();
-            // The end by the peer is an event like any other, and is answered.
-            active.disconnect().in_time().unwrap();
+            active.disconnected().in_time().unwrap();
+            // The end by the peer is answered.
+            active.disconnect().unwrap();
             server.join().unwrap();
         });
     });
 }
 
-pub(crate) fn blocking_calls_have_time_limits() {
+pub(crate) fn waits_of_identifiers_have_time_limits() {
     nothing_leaks(|| {
         let short = Duration::from_millis(200);
-        let (listener, addr) = blocking_listener(PortSpace::Tcp);
+        let (listener, addr) = listener(PortSpace::Tcp, 8);
         let begin = Instant::now();
         assert!(listener.request().wait_timeout(short).is_none());
         assert!(begin.elapsed() >= short);
-        let active = BlockingId::new(PortSpace::Tcp).unwrap();
-        active.resolve(addr).in_time().unwrap();
-        let own = param();
-        let mut connecting = active.connect(&own);
-        assert!(connecting.wait_timeout(short).is_none());
-        let request = listener.request().in_time().unwrap();
+        let active = new_id(PortSpace::Tcp);
+        active.resolve(None, addr).in_time().unwrap();
+        active.connect(&param()).unwrap();
+        let mut response = active.response();
+        assert!(response.wait_timeout(short).is_none());
+        let passive = listener.request().in_time().unwrap().accept(&param()).unwrap();
         // The peer does not confirm.
-        let passive = param();
-        let mut accepting = BlockingId::accept(request, &passive);
-        assert!(accepting.wait_timeout(short).is_none());
-        // The calls go on.
-        connecting.in_time().unwrap();
+        let mut established = passive.established();
+        assert!(established.wait_timeout(short).is_none());
+        // The waits go on.
+        response.in_time().unwrap();
         active.establish().unwrap();
-        drop(accepting.in_time().unwrap());
+        established.in_time().unwrap();
     });
 }
 
-pub(crate) fn blocking_errors_are_typed() {
+pub(crate) fn identifiers_of_one_channel_wait_at_a_time() {
     nothing_leaks(|| {
-        let (listener, addr) = blocking_listener(PortSpace::Tcp);
-        let active = BlockingId::new(PortSpace::Tcp).unwrap();
-        active.resolve(addr).in_time().unwrap();
+        let channel = EventChannel::new().unwrap();
+        let listening = CmId::new(&channel, PortSpace::Tcp).unwrap();
+        listening.bind_addr((ip(), 0)).unwrap();
+        listening.listen(8).unwrap();
+        let addr = listening.addresses().unwrap().local.unwrap().ip().unwrap();
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                // Two threads wait for requests, and then for their own connection.
+                scope.spawn(|| {
+                    let request = listening.request().in_time().unwrap();
+                    request.accept(&param()).unwrap().established().in_time().unwrap();
+                });
+                scope.spawn(|| {
+                    let active = CmId::new(&channel, PortSpace::Tcp).unwrap();
+                    active.resolve(None, addr).in_time().unwrap();
+                    active.connect(&param()).unwrap();
+                    active.response().in_time().unwrap();
+                    active.establish().unwrap();
+                    active.disconnected().in_time().unwrap();
+                });
+            }
+        });
+    });
+}
+
+pub(crate) fn errors_of_waits_are_typed() {
+    nothing_leaks(|| {
+        let (listener, addr) = listener(PortSpace::Tcp, 8);
+        let active = new_id(PortSpace::Tcp);
+        active.resolve(None, addr).in_time().unwrap();
         thread::scope(|scope| {
             scope.spawn(|| listener.request().in_time().unwrap().reject(b"no").unwrap());
-            let refused = active.connect(&param()).in_time().unwrap_err();
+            active.connect(&param()).unwrap();
+            let refused = active.response().in_time().unwrap_err();
             let Error::Rejected(rejected) = &refused else { panic!("{refused}") };
             assert_eq!(
                 (rejected.reason, &rejected.private_data[..3]),
@@ -106,48 +125,56 @@ pub(crate) fn blocking_errors_are_typed() {
         });
         drop(listener);
 
-        let active = BlockingId::new(PortSpace::Tcp).unwrap();
-        active.resolve(addr).in_time().unwrap();
-        let refused = active.connect(&param()).in_time().unwrap_err();
+        let active = new_id(PortSpace::Tcp);
+        active.resolve(None, addr).in_time().unwrap();
+        active.connect(&param()).unwrap();
+        let refused = active.response().in_time().unwrap_err();
         let text = format!("the connection to {addr} was rejected: no application listens on the port");
         assert!(refused.to_string().starts_with(&text), "{refused}");
         let Error::Rejected(rejected) = refused else { panic!("{refused}") };
         assert_eq!((rejected.reason, rejected.peer), (RejectReason::InvalidServiceId, Some(addr.into())));
 
-        let unrouted = BlockingId::new(PortSpace::Tcp).unwrap();
-        let refused = unrouted.resolve((Ipv4Addr::new(192, 0, 2, 1), 1)).in_time().unwrap_err();
+        let refused =
+            new_id(PortSpace::Tcp).resolve(None, (Ipv4Addr::new(192, 0, 2, 1), 1)).in_time().unwrap_err();
         assert_eq!(refused.errno(), Some(bareverbs::Errno::NETUNREACH));
-        let silent = BlockingId::new(PortSpace::Tcp).unwrap();
         let std::net::IpAddr::V4(own) = ip() else { panic!() };
         let [a, b, c, _] = own.octets();
+        let silent = new_id(PortSpace::Tcp);
         let refused =
-            silent.resolve((Ipv4Addr::new(a, b, c, 78), 1)).wait_timeout(Duration::from_millis(300));
+            silent.resolve(None, (Ipv4Addr::new(a, b, c, 78), 1)).wait_timeout(Duration::from_millis(300));
         assert!(matches!(refused, None | Some(Err(Error::Address(_)))), "{refused:?}");
 
-        let datagrams = BlockingId::new(PortSpace::Udp).unwrap();
-        let refused = datagrams.disconnect().in_time().unwrap_err();
-        assert!(matches!(refused, Error::Invalid { verb: "disconnect", .. }), "{refused}");
-        let refused = datagrams.connect(&param()).in_time().unwrap_err();
-        assert!(matches!(refused, Error::Invalid { verb: "connect", .. }), "{refused}");
+        let datagrams = new_id(PortSpace::Udp);
+        let refused = [
+            ("disconnected", datagrams.disconnected().in_time().unwrap_err()),
+            ("response", datagrams.response().in_time().map(drop).unwrap_err()),
+            ("established", datagrams.established().in_time().unwrap_err()),
+            ("ud_peer", silent.ud_peer().in_time().map(drop).unwrap_err()),
+        ];
+        for (expected, refused) in refused {
+            assert!(matches!(refused, Error::Invalid { verb, .. } if verb == expected), "{refused}");
+        }
     });
 }
 
-pub(crate) fn blocking_datagram_calls_wait_for_their_events() {
+pub(crate) fn waits_of_datagram_identifiers_get_their_events() {
     nothing_leaks(|| {
-        let (listener, addr) = blocking_listener(PortSpace::Udp);
+        let (listener, addr) = listener(PortSpace::Udp, 8);
         thread::scope(|scope| {
             scope.spawn(|| {
                 let request = listener.request().in_time().unwrap();
                 assert_eq!(&request.private_data()[..4], b"who?");
-                BlockingId::accept(request, &ConnParam::new(0x77)).in_time().unwrap();
+                request.accept(&ConnParam::new(0x77)).unwrap();
                 listener.request().in_time().unwrap().reject(b"full").unwrap();
             });
-            let active = BlockingId::new(PortSpace::Udp).unwrap();
-            active.resolve(addr).in_time().unwrap();
-            assert_eq!(active.connect_datagram(b"who?").in_time().unwrap().qp_num, 0x77);
-            let second = BlockingId::new(PortSpace::Udp).unwrap();
-            second.resolve(addr).in_time().unwrap();
-            let refused = second.connect_datagram(b"who?").in_time().unwrap_err();
+            let asks = || {
+                let active = new_id(PortSpace::Udp);
+                active.resolve(None, addr).in_time().unwrap();
+                active.connect(&ConnParam { private_data: b"who?", ..ConnParam::new(0) }).unwrap();
+                active
+            };
+            assert_eq!(asks().ud_peer().in_time().unwrap().qp_num, 0x77);
+            let refused = asks().ud_peer().in_time().unwrap_err();
             assert!(refused.to_string().contains("private data b\"full\""), "{refused}");
             let Error::Sidr { peer, status: SidrStatus::Rejected, private_data: data } = refused else {
                 panic!("{refused}")
@@ -155,11 +182,10 @@ pub(crate) fn blocking_datagram_calls_wait_for_their_events() {
             assert_eq!(peer, Some(addr.into()));
             assert_eq!(&data[..5], b"full\0");
         });
-        let id = BlockingId::new(PortSpace::Udp).unwrap();
+        let id = new_id(PortSpace::Udp);
         id.bind_addr((ip(), 0)).unwrap();
-        let (membership, group) =
-            id.join_multicast_group((Ipv4Addr::new(239, 1, 2, 30), 0), JoinMode::Full).in_time().unwrap();
-        assert_eq!(group.qp_num, bareverbs::qp::MULTICAST_QP);
+        let membership = id.join_multicast((Ipv4Addr::new(239, 1, 2, 30), 0), JoinMode::Full).unwrap();
+        assert_eq!(id.joined(membership).in_time().unwrap().qp_num, bareverbs::qp::MULTICAST_QP);
         id.leave_multicast(membership).unwrap();
     });
 }
@@ -375,7 +401,6 @@ async fn echo(runtime: impl Runtime + Copy, count: usize) {
     for _ in 0..count {
         let server = async {
             let Connected { queue: mut peer, mut link } = listener.accept(&options).await.unwrap();
-            peer.attach(runtime).unwrap();
             let pd = peer.qp().pd().clone();
             peer.post(Op::recv(region(&pd))).unwrap();
             let message = peer.next().await.unwrap();
@@ -388,7 +413,6 @@ async fn echo(runtime: impl Runtime + Copy, count: usize) {
         let client = async {
             let connected = connector.connect(addr, &options).await.unwrap();
             let Connected { queue: mut server, mut link } = connected;
-            server.attach(runtime).unwrap();
             let pd = server.qp().pd().clone();
             server.post(Op::recv(region(&pd))).unwrap();
             let mut hello = region(&pd);
@@ -453,6 +477,26 @@ pub(crate) fn tasks_wait_for_events_and_are_woken_by_migration() {
             // A cancelled wait loses nothing.
             let waited = ::tokio::time::timeout(QUIET, channel.next()).await;
             assert!(waited.is_err());
+        });
+    });
+}
+
+pub(crate) fn channel_moves_to_another_runtime() {
+    nothing_leaks(|| {
+        let channel = EventChannel::new().unwrap();
+        let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
+        // Each runtime ends with its round.
+        for _ in 0..2 {
+            let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                channel.attach(Tokio).unwrap();
+                let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
+                id.resolve(None, (ip(), 1)).await.unwrap();
+            });
+        }
+        ::async_io::block_on(async {
+            channel.attach(AsyncIo).unwrap();
+            id.resolve(None, (ip(), 1)).await.unwrap();
         });
     });
 }

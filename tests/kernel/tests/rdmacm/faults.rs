@@ -15,7 +15,6 @@ use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::wire::{End, Wire};
 use bareverbs_netlink::RdmaNetlink;
-use bareverbs_rdmacm::blocking::BlockingId;
 use bareverbs_rdmacm::command::{self, CmFile};
 use bareverbs_rdmacm::event::{EventKind, RejectReason};
 use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamError, StreamOptions};
@@ -77,13 +76,6 @@ pub(crate) fn connect_to(
     })
 }
 
-/// An identifier of its own channel with a route, by the blocking calls.
-fn blocking(addr: SocketAddr) -> BlockingId {
-    let id = BlockingId::new(PortSpace::Tcp).unwrap();
-    id.resolve(addr).in_time().unwrap();
-    id
-}
-
 fn unreachable<T>(result: Result<T, Error>, of: &str) {
     match result.map(drop) {
         Err(Error::Unreachable(Errno::TIMEDOUT)) => {}
@@ -105,7 +97,8 @@ pub(crate) fn lost_messages_are_unreachable_peers() {
         let asking = resolved(addr, PortSpace::Tcp);
         asking.connect(&param()).unwrap();
         let asked = steps_of(listener.request().in_time().unwrap());
-        let silent = blocking(addr);
+        let silent = new_id(PortSpace::Tcp);
+        silent.resolve(None, addr).in_time().unwrap();
         let streams = RdmaListener::bind((End::Far.ip(), 0)).unwrap();
         let opening = resolved(streams.local_addr(), PortSpace::Tcp);
         opening.connect(&ConnParam { private_data: &offer(), ..param() }).unwrap();
@@ -137,7 +130,8 @@ pub(crate) fn lost_messages_are_unreachable_peers() {
                 assert!(lost, "confirmation of a stream: {ended:?}");
             });
             scope.spawn(|| {
-                let ended = silent.connect(&param()).wait_timeout(RETRIES).expect("an end in time");
+                silent.connect(&param()).unwrap();
+                let ended = silent.response().wait_timeout(RETRIES).expect("an end in time");
                 unreachable(ended, "request");
             });
             scope.spawn(|| {
@@ -601,17 +595,20 @@ pub(crate) fn killed_server_is_noticed_in_each_step() {
                 std::mem::forget(listener);
             });
             let addr = doomed.receive_port();
-            let client = blocking(addr);
+            let client = new_id(PortSpace::Tcp);
+            client.resolve(None, addr).in_time().unwrap();
             match step {
                 0 => {
                     doomed.reached();
                     doomed.kill();
-                    let refused = client.connect(&param()).in_time().unwrap_err();
+                    client.connect(&param()).unwrap();
+                    let refused = client.response().in_time().unwrap_err();
                     let Error::Rejected(rejected) = refused else { panic!("{refused}") };
                     assert_eq!(rejected.reason, RejectReason::InvalidServiceId);
                 }
                 1 => {
-                    let connecting = thread::spawn(move || client.connect(&param()).in_time().map(drop));
+                    client.connect(&param()).unwrap();
+                    let connecting = thread::spawn(move || client.response().in_time().map(drop));
                     doomed.reached();
                     doomed.kill();
                     let refused = connecting.join().unwrap().unwrap_err();
@@ -619,7 +616,8 @@ pub(crate) fn killed_server_is_noticed_in_each_step() {
                     assert_eq!(rejected.reason, RejectReason::Consumer);
                 }
                 2 => {
-                    client.connect(&param()).in_time().unwrap();
+                    client.connect(&param()).unwrap();
+                    client.response().in_time().unwrap();
                     doomed.reached();
                     doomed.kill();
                     thread::sleep(QUIET);
@@ -627,7 +625,8 @@ pub(crate) fn killed_server_is_noticed_in_each_step() {
                     assert_eq!(errno(client.establish()), Errno::INVAL);
                 }
                 _ => {
-                    client.connect(&param()).in_time().unwrap();
+                    client.connect(&param()).unwrap();
+                    client.response().in_time().unwrap();
                     client.establish().unwrap();
                     doomed.reached();
                     doomed.kill();

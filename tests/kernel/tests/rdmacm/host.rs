@@ -117,11 +117,16 @@ pub(crate) fn listener(port_space: PortSpace, backlog: u32) -> (CmId, SocketAddr
 
 /// A listener of its own channel on that address.
 pub(crate) fn listener_on(addr: SocketAddr, port_space: PortSpace, backlog: u32) -> (CmId, SocketAddr) {
-    let listener = CmId::new(&EventChannel::new().unwrap(), port_space).unwrap();
+    let listener = new_id(port_space);
     listener.bind_addr(addr).unwrap();
     listener.listen(backlog).unwrap();
     let bound = listener.addresses().unwrap().local.unwrap().ip().unwrap();
     (listener, bound)
+}
+
+/// An identifier of its own channel.
+pub(crate) fn new_id(port_space: PortSpace) -> CmId {
+    CmId::new(&EventChannel::new().unwrap(), port_space).unwrap()
 }
 
 /// Resolves address and route on an identifier that is alone on its channel.
@@ -138,7 +143,7 @@ pub(crate) fn resolve(id: &CmId, addr: SocketAddr) {
 /// An identifier of its own channel with a route to the address.
 #[track_caller]
 pub(crate) fn resolved(addr: SocketAddr, port_space: PortSpace) -> CmId {
-    let id = CmId::new(&EventChannel::new().unwrap(), port_space).unwrap();
+    let id = new_id(port_space);
     resolve(&id, addr);
     id
 }

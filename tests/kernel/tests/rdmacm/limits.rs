@@ -7,7 +7,6 @@ use std::thread;
 use bareverbs::{Endpoint, EndpointOptions, Errno, PoolBuffer};
 use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_rdmacm::blocking::BlockingId;
 use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamError};
 use bareverbs_rdmacm::{CmId, Connector, Error, EventChannel, Listener, PortSpace};
 use nix::sched::{CloneFlags, unshare};
@@ -55,7 +54,6 @@ pub(crate) fn exhausted_descriptors_are_errors_with_the_remedy() {
                 (connector.resolve(addr).in_time().unwrap(), resolved(streams.local_addr(), PortSpace::Tcp));
             let mut taken = take_all_descriptors();
             assert_full(EventChannel::new());
-            assert_full(BlockingId::new(PortSpace::Tcp));
             assert_full(Listener::bind((own, 0)));
             assert_full(Connector::new().resolve(addr).in_time());
             assert_full(connector.connect::<PoolBuffer>(addr, &small()).in_time());

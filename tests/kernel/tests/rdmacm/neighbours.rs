@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use bareverbs::runtime::{AsyncIo, Tokio};
 use bareverbs_kernel_tests::wire::{End, Wire};
 use bareverbs_kernel_tests::{device, neighbour};
-use bareverbs_rdmacm::blocking::BlockingId;
 use bareverbs_rdmacm::connection::Route;
 use bareverbs_rdmacm::stream::{RdmaListener, StreamError, StreamOptions};
 use bareverbs_rdmacm::{Connector, Error, IdOptions, PortSpace};
@@ -120,16 +119,17 @@ pub(crate) fn late_neighbour_is_resolved() {
             resolved("Route", Some(route.id().paths().unwrap()[0].traffic_class));
         });
         scope.spawn(|| {
-            let id = BlockingId::with_options(PortSpace::Tcp, &options).unwrap();
-            id.resolve(addr).in_time().unwrap();
-            resolved("BlockingId", Some(id.paths().unwrap()[0].traffic_class));
-            id.resolve(addr).in_time().expect_err("it resolves once");
+            let id = new_id(PortSpace::Tcp);
+            options.apply(&id).unwrap();
+            id.resolve(None, addr).in_time().unwrap();
+            resolved("CmId", Some(id.paths().unwrap()[0].traffic_class));
+            id.resolve(None, addr).in_time().expect_err("it resolves once");
         });
         scope.spawn(|| {
-            let id = BlockingId::new(PortSpace::Udp).unwrap();
+            let id = new_id(PortSpace::Udp);
             id.bind_addr((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
             let port = id.addresses().unwrap().local.unwrap().port();
-            id.resolve(addr).in_time().unwrap();
+            id.resolve(None, addr).in_time().unwrap();
             resolved("bound id", None);
             assert_eq!(id.addresses().unwrap().local.unwrap().port(), port);
         });
@@ -171,9 +171,9 @@ pub(crate) fn resolution_without_an_answer_ends_at_its_time_limit() {
             });
             scope.spawn(move || {
                 let begin = Instant::now();
-                let id = BlockingId::new(PortSpace::Tcp).unwrap();
-                assert!(id.resolve(addr).wait_timeout(limit).is_none());
-                in_time("BlockingId", limit, begin);
+                let id = new_id(PortSpace::Tcp);
+                assert!(id.resolve(None, addr).wait_timeout(limit).is_none());
+                in_time("CmId", limit, begin);
             });
             scope.spawn(move || {
                 let begin = Instant::now();

@@ -36,9 +36,13 @@ pub(crate) fn connections_of_hubs_are_made_by_ip_address() {
         let (hub, pool): (Hub, _) = (Hub::new(&pd, 64).unwrap(), Pool::new(&pd, 8, 64).unwrap());
         let options = Endpoint::options().sends(2).recvs(2);
         thread::scope(|scope| {
-            let accepted = scope.spawn(|| listener.accept_on(&hub, &options).in_time().unwrap());
+            let accepted = scope.spawn(|| {
+                let request = listener.request().in_time().unwrap();
+                request.accept_on(&hub, &options).in_time().unwrap()
+            });
             let connector = Connector::new();
-            let mut client = connector.connect_on(&hub, addr, &options).in_time().unwrap();
+            let route = connector.resolve(addr).in_time().unwrap();
+            let mut client = route.connect_on(&hub, &options).in_time().unwrap();
             let mut server = accepted.join().unwrap();
             assert_eq!(client.link.peer().qp_num, server.queue.address().qp_num);
             let received = server.queue.post(Op::recv(pool.take().unwrap()));
@@ -61,11 +65,12 @@ pub(crate) fn clients_are_admitted_by_ip_address() {
         let connector = Connector::new();
         let clients: Vec<(Client, _)> = thread::scope(|scope| {
             let handle = server.handle();
-            let admitted =
-                scope.spawn(|| (0..3).map(|_| listener.admit(handle).in_time().unwrap()).collect::<Vec<_>>());
+            let admit = || listener.request().in_time().unwrap().admit(handle).in_time().unwrap();
+            let admitted = scope.spawn(move || (0..3).map(|_| admit()).collect::<Vec<_>>());
             let clients = (0..3u8).map(|number| {
                 let client: Client = Client::options().message_size(64).build(&pd).unwrap();
-                let connection = connector.connect_client(&client, addr).in_time().unwrap();
+                let route = connector.resolve(addr).in_time().unwrap();
+                let connection = route.connect_client(&client).in_time().unwrap();
                 let mut hello = client.take().unwrap();
                 hello.bytes_mut()[0] = number;
                 client.send(hello, ..1).wait().unwrap();
@@ -99,8 +104,8 @@ pub(crate) fn tasks_connect_hubs_by_ip_address() {
             let connector = Connector::new();
             listener.attach(Tokio).unwrap();
             connector.attach(Tokio).unwrap();
-            let (accept, connect) =
-                (listener.accept_on(&hub, &options), connector.connect_on(&hub, addr, &options));
+            let accept = async { listener.request().await?.accept_on(&hub, &options).await };
+            let connect = async { connector.resolve(addr).await?.connect_on(&hub, &options).await };
             let (server, client) = ::tokio::join!(accept, connect);
             let received = server.unwrap().queue.post(Op::recv(pool.take().unwrap()));
             client.unwrap().queue.post(Op::send(buffer(&pool, b"task"), ..4)).wait().unwrap();
@@ -118,7 +123,8 @@ pub(crate) fn private_data_that_is_no_address_is_rejected() {
         for private_data in [&b""[..], &b"hello"[..], &[1; 56][..]] {
             let active = resolved(addr, PortSpace::Tcp);
             active.connect(&bareverbs_rdmacm::ConnParam { private_data, ..param() }).unwrap();
-            let refused = listener.accept_on(&hub, &options).in_time().unwrap_err();
+            let request = listener.request().in_time().unwrap();
+            let refused = request.accept_on(&hub, &options).in_time().unwrap_err();
             assert!(matches!(refused, Error::PeerAddress { verb: "exchange", .. }), "{refused}");
             let kind = next_of(active.channel(), active.key());
             let bareverbs_rdmacm::event::EventKind::Rejected(rejected) = kind else { panic!("{kind:?}") };

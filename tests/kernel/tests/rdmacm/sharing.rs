@@ -12,7 +12,6 @@ use bareverbs::runtime::{AsyncIo, Tokio};
 use bareverbs::values::AckTimeout;
 use bareverbs::{Buffer, Endpoint, EndpointOptions, Errno, Mr, Op};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_rdmacm::blocking::BlockingId;
 use bareverbs_rdmacm::event::EventKind;
 use bareverbs_rdmacm::{
     AddrFamily, AddrHints, AddrInfo, CmId, Connected, Connector, Error, EventChannel, IdOptions, Listener,
@@ -343,12 +342,15 @@ pub(crate) fn options_of_listeners_and_connectors_reach_their_identifiers() {
         let refused = [
             Connector::new().id_options(foreign).resolve(addr).in_time().map(drop),
             Connector::new().id_options(foreign).resolve(addr).in_time().map(drop),
-            BlockingId::with_options(PortSpace::Tcp, &foreign).unwrap().resolve(addr).in_time(),
+            new_id(PortSpace::Tcp).resolve(foreign.source, addr).in_time(),
         ];
         refused.into_iter().for_each(|refused| assert_eq!(errno(refused), Errno::ADDRNOTAVAIL));
         // A port with two owners, of which none listens yet.
         let reuse = IdOptions { reuse_addr: true, ..IdOptions::default() };
-        let [one, other] = [(); 2].map(|()| BlockingId::with_options(PortSpace::Tcp, &reuse).unwrap());
+        let [one, other] = [(); 2].map(|()| new_id(PortSpace::Tcp));
+        for id in [&one, &other] {
+            reuse.apply(id).unwrap();
+        }
         one.bind_addr((ip(), 0)).unwrap();
         other.bind_addr(one.addresses().unwrap().local.unwrap()).unwrap();
     });

@@ -215,7 +215,8 @@ pub(crate) fn connect_errors_name_their_cause() {
         assert_eq!(io.kind(), ErrorKind::ConnectionRefused, "{io}");
 
         let unresolved = RdmaStream::connect("no.such.host.invalid:1").wait().unwrap_err();
-        assert!(matches!(unresolved, StreamError::Name(_)), "{unresolved:?}");
+        let StreamError::Cm(cause) = &unresolved else { panic!("{unresolved:?}") };
+        assert!(matches!(**cause, Error::Name { .. }), "{unresolved:?}");
         let text = "RdmaStream::connect: the name \"no.such.host.invalid:1\" was not resolved: ";
         assert!(unresolved.to_string().starts_with(text), "{unresolved}");
 

@@ -8,7 +8,6 @@ use bareverbs::qp::QpState;
 use bareverbs::{Access, Buffer, Endpoint, Op, RegionMut, Remote, RemoteRegion};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{InTime, TIMEOUT, device};
-use bareverbs_rdmacm::blocking::BlockingId;
 use bareverbs_rdmacm::event::{EventKind, RejectReason};
 use bareverbs_rdmacm::stream::{OfferError, ProtocolError, RdmaStream, StreamError, StreamOptions};
 use bareverbs_rdmacm::{CmId, ConnParam, Error, EventChannel, PortSpace};
@@ -287,7 +286,7 @@ pub(crate) fn answer_of_another_protocol_is_an_error_of_connect() {
             (with(23, 1), OfferError::Table(1)),
             (with(39, 0), OfferError::NoData),
         ] {
-            let listener = BlockingId::new(PortSpace::Tcp).unwrap();
+            let listener = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
             listener.bind_addr(any_port()).unwrap();
             listener.listen(1).unwrap();
             let addr = listener.addresses().unwrap().local.unwrap().ip().unwrap();
@@ -295,7 +294,7 @@ pub(crate) fn answer_of_another_protocol_is_an_error_of_connect() {
             let request = listener.request().in_time().unwrap();
             // The connection manager does not look at the queue pair.
             let param = ConnParam { private_data: &answer, ..ConnParam::new(0x77_0000) };
-            let refused = BlockingId::accept(request, &param).in_time().unwrap_err();
+            let refused = request.accept(&param).unwrap().established().in_time().unwrap_err();
             assert!(matches!(refused, Error::Rejected(_)), "{refused}");
             let error = connecting.join().unwrap().unwrap_err();
             assert!(matches!(error, StreamError::Offer(found) if found == expected), "{error:?}");
@@ -339,9 +338,8 @@ pub(crate) fn peer_that_gives_up_before_it_is_accepted_is_skipped() {
     nothing_leaks(|| {
         let listener = StreamOptions::default().listen(any_port()).unwrap();
         let addr = listener.local_addr();
-        let gone = BlockingId::new(PortSpace::Tcp).unwrap();
-        gone.resolve(addr).in_time().unwrap();
-        let gone = gone.into_inner();
+        let gone = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
+        gone.resolve(None, addr).in_time().unwrap();
         let private_data = &offer(Remote { addr: 0, rkey: 0 })[..];
         gone.connect(&ConnParam { private_data, ..ConnParam::new(0x77_0100) }).unwrap();
         let limit = Timespec::try_from(TIMEOUT).unwrap();

@@ -7,21 +7,21 @@ use bareverbs_provider::wake::wake_all;
 /// Tasks that are woken when the value is dropped. Declared before the guard of a lock, it is dropped
 /// after the guard, also on an early return.
 #[derive(Default)]
-pub(crate) struct Woken(Vec<Waker>);
+pub(super) struct Woken(Vec<Waker>);
 
 impl Woken {
     /// Adds a task, if there is one.
-    pub(crate) fn add(&mut self, waker: Option<Waker>) {
+    pub(super) fn add(&mut self, waker: Option<Waker>) {
         self.0.extend(waker);
     }
 
     /// Whether there is no task.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Wakes the tasks.
-    pub(crate) fn wake(&mut self) {
+    pub(super) fn wake(&mut self) {
         wake_all(std::mem::take(&mut self.0));
     }
 }

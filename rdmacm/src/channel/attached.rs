@@ -3,20 +3,19 @@
 //! A channel is registered with the runtime once, whatever the number of its connections. The waker that
 //! the runtime gets delivers events to their inboxes, which wakes the tasks that wait for them.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
 use bareverbs::runtime::{Readable, Runtime};
 use bareverbs_provider::wake::FirstPanic;
 
-use crate::channel::Inner;
-use crate::event::Event;
+use super::{EventChannel, Inner, RawEvent};
 use crate::waiting::{not_attached, refused};
-use crate::{Error, EventChannel, Key, Result};
+use crate::{Key, Result};
 
 /// The runtime of a channel.
 #[derive(Debug)]
-pub(crate) struct Attached {
+pub(super) struct Attached {
     runtime: Arc<dyn Runtime>,
     readable: Box<dyn Readable>,
     /// The waker of [`Serve`], which is the only one that the runtime gets.
@@ -29,9 +28,9 @@ struct Serve(Weak<Inner>);
 
 impl Wake for Serve {
     fn wake(self: Arc<Self>) {
-        if let Some(channel) = EventChannel::upgrade(&self.0)
-            && let Some(attached) = channel.attached().get()
-        {
+        let Some(inner) = self.0.upgrade() else { return };
+        let channel = EventChannel { inner };
+        if let Some(attached) = channel.attached() {
             let mut panics = FirstPanic::default();
             attached.serve(&channel, &mut panics);
             panics.resume();
@@ -77,7 +76,8 @@ impl Attached {
 
 impl EventChannel {
     /// Registers the channel with an async runtime, for the tasks that wait for its events. The
-    /// identifiers and connections on the channel have the same runtime. Threads may wait, too.
+    /// identifiers and connections on the channel have the same runtime. Threads may wait, too. Another
+    /// call replaces the runtime, of tasks that wait, too.
     ///
     /// ```no_run
     /// use bareverbs::runtime::Runtime;
@@ -94,33 +94,46 @@ impl EventChannel {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`]: the calling thread has no such runtime, or one is attached already.
-    /// [`Error::System`]: the process has too many descriptors, or the runtime refused the descriptor.
+    /// The channel keeps its runtime then.
+    ///
+    /// - [`Error::Invalid`](crate::Error::Invalid): the calling thread has no such runtime.
+    /// - [`Error::System`](crate::Error::System): the process has too many descriptors, or the runtime
+    ///   refused the descriptor.
     pub fn attach(&self, runtime: impl Runtime) -> Result<()> {
         self.attach_to(&(Arc::new(runtime) as Arc<dyn Runtime>))
     }
 
     /// As [`attach`](Self::attach), to a runtime that several channels share.
     pub(crate) fn attach_to(&self, runtime: &Arc<dyn Runtime>) -> Result<()> {
+        // A descriptor of its own: a runtime accepts none twice.
         let registered = runtime.register(Arc::new(self.descriptor()?));
         let readable = registered.map_err(|error| refused(&error))?;
-        let waker = Waker::from(Arc::new(Serve(self.downgrade())));
+        let waker = Waker::from(Arc::new(Serve(Arc::downgrade(&self.inner))));
         let attached = Attached { runtime: Arc::clone(runtime), readable, waker };
-        self.attached()
-            .set(attached)
-            .map_err(|_| Error::invalid("attach", "an async runtime is attached already"))
+        let earlier = self.lock_attached().replace(Arc::new(attached));
+        drop(earlier);
+        self.wake_tasks();
+        Ok(())
+    }
+
+    fn lock_attached(&self) -> MutexGuard<'_, Option<Arc<Attached>>> {
+        self.inner.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn attached(&self) -> Option<Arc<Attached>> {
+        self.lock_attached().clone()
     }
 
     /// The runtime of the tasks.
     pub(crate) fn runtime(&self) -> Option<Arc<dyn Runtime>> {
-        Some(Arc::clone(&self.attached().get()?.runtime))
+        Some(Arc::clone(&self.attached()?.runtime))
     }
 
-    /// The next event that [`EventChannel::try_event`](crate::EventChannel) takes, for a task.
-    pub(crate) fn poll_next(&self, key: Option<Key>, cx: &mut Context<'_>) -> Poll<Result<Event>> {
-        let Some(attached) = self.attached().get() else { return Poll::Ready(Err(not_attached())) };
+    /// Waits in a task for an event, as [`wait_raw`](Self::wait_raw) does in a thread.
+    pub(crate) fn poll_raw(&self, key: Option<Key>, cx: &mut Context<'_>) -> Poll<Result<RawEvent>> {
+        let attached = self.attached().ok_or_else(not_attached)?;
         loop {
-            if let Some(event) = self.poll_event(key, cx.waker())? {
+            if let Some(event) = self.take_or_register(key, cx.waker())? {
                 return Poll::Ready(Ok(event));
             }
             match attached.poll_readable() {
@@ -165,6 +178,11 @@ mod tests {
             let runtime = Self::default();
             channel.attach(runtime.clone()).unwrap();
             runtime
+        }
+
+        /// Whether a channel has its descriptor.
+        fn is_registered(&self) -> bool {
+            Arc::strong_count(&self.0) > 1
         }
 
         fn has_waker(&self) -> bool {
@@ -212,7 +230,7 @@ mod tests {
     }
 
     fn arm(channel: &EventChannel) -> Poll<Result<()>> {
-        channel.attached().get().unwrap().poll_readable()
+        channel.attached().unwrap().poll_readable()
     }
 
     #[test]
@@ -220,18 +238,27 @@ mod tests {
         let channel = EventChannel::for_test();
         let runtime = Manual::attached(&channel);
         assert!(arm(&channel).is_pending());
-        let weak = channel.downgrade();
+        let weak = Arc::downgrade(&channel.inner);
         drop(channel);
         assert!(weak.upgrade().is_none());
         runtime.become_readable();
     }
 
     #[test]
-    fn channel_has_one_runtime() {
-        let channel = EventChannel::for_test();
-        Manual::attached(&channel);
-        let refused = channel.attach(Manual::default()).unwrap_err();
-        assert!(matches!(refused, Error::Invalid { verb: "attach", .. }), "{refused}");
+    fn tasks_that_wait_move_to_another_runtime() {
+        let channel = EventChannel::simulated();
+        let first = Manual::attached(&channel);
+        let (task, key) = Waiter::new(&channel, false);
+        assert!(arm(&channel).is_pending());
+        let second = Manual::attached(&channel);
+        assert_eq!(task.woken.load(Ordering::Relaxed), 1, "it arms the other runtime");
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(channel.poll_raw(Some(key), &mut cx).is_pending());
+        assert!(second.has_waker());
+        report(&channel, key);
+        second.become_readable();
+        assert!(channel.poll_raw(Some(key), &mut cx).is_ready());
+        assert!(!first.is_registered() && second.is_registered());
     }
 
     #[test]
@@ -257,7 +284,7 @@ mod tests {
         fn new(channel: &EventChannel, panics: bool) -> (Arc<Self>, Key) {
             let (task, key) = (Arc::new(Self { panics, woken: AtomicUsize::new(0) }), new_key());
             channel.claim(key, 0);
-            assert!(channel.poll_event(Some(key), &Waker::from(Arc::clone(&task))).unwrap().is_none());
+            assert!(channel.take_or_register(Some(key), &Waker::from(Arc::clone(&task))).unwrap().is_none());
             (task, key)
         }
     }
@@ -293,7 +320,7 @@ mod tests {
                 let own = new_key();
                 channel.claim(own, 0);
                 let mut cx = Context::from_waker(Waker::noop());
-                assert!(channel.poll_next(Some(own), &mut cx).is_pending());
+                assert!(channel.poll_raw(Some(own), &mut cx).is_pending());
             };
             let panic = catch_unwind(AssertUnwindSafe(serve)).unwrap_err();
             assert_eq!(panic.downcast_ref(), Some(&"the test asked for it"), "{by_task}");

@@ -4,6 +4,7 @@
 //! what it reads to the inbox of the event's key. Events of keys without an inbox are for the callers
 //! of [`EventChannel::try_wait`](crate::EventChannel::try_wait).
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::task::Waker;
 
@@ -40,6 +41,8 @@ pub(crate) struct Inboxes {
 
 #[derive(Default)]
 struct Inbox {
+    /// Those who have claimed the events.
+    claims: usize,
     events: VecDeque<EventResp>,
     /// The backlog of the listener.
     backlog: usize,
@@ -58,41 +61,47 @@ impl Inboxes {
         self.have_tasks
     }
 
-    /// Creates an inbox for the events of a key. Those that wait for any caller move there. `backlog` is
-    /// that of a listener.
+    /// Claims the events of a key, which get an inbox of their own. Those that wait for any caller move
+    /// there. `backlog` is that of a listener.
     pub(crate) fn claim(&mut self, key: Key, backlog: u32) {
-        let events = remove(&mut self.unclaimed.events, |uid| uid == key.get());
+        let events = remove(&mut self.unclaimed.events, &[key]);
         let inbox = self.claimed.entry(key.get()).or_default();
+        inbox.claims += 1;
         inbox.events.extend(events);
         inbox.backlog = backlog.min(MAX_BACKLOG) as usize;
     }
 
-    /// Ends the inbox of a key. Its events wait for any caller then.
-    pub(crate) fn unclaim(&mut self, key: Key, wakers: &mut Vec<Waker>) {
-        if let Some(inbox) = self.claimed.remove(&key.get()) {
-            self.unclaimed.events.extend(inbox.events);
-            wakers.append(&mut self.unclaimed.wakers);
-            wakers.extend(inbox.wakers);
+    /// Ends a claim, and with the last one the inbox of the key. Its events wait for any caller then.
+    /// Returns whether there are such events. Tasks to be woken are added to `wakers`.
+    #[must_use]
+    pub(crate) fn unclaim(&mut self, key: Key, wakers: &mut Vec<Waker>) -> bool {
+        let Entry::Occupied(mut inbox) = self.claimed.entry(key.get()) else { return false };
+        inbox.get_mut().claims -= 1;
+        if inbox.get().claims > 0 {
+            return false;
         }
+        let inbox = inbox.remove();
+        wakers.extend(inbox.wakers);
+        if inbox.events.is_empty() {
+            return false;
+        }
+        self.unclaimed.events.extend(inbox.events);
+        wakers.append(&mut self.unclaimed.wakers);
+        true
     }
 
-    /// Ends the inbox of a key, and removes the events of all keys that `is_it` takes. Returns whether
-    /// there was an inbox, and the events. Tasks that wait for the inbox are added to `wakers`.
-    pub(crate) fn remove(
-        &mut self,
-        key: Key,
-        is_it: impl Fn(u64) -> bool,
-        wakers: &mut Vec<Waker>,
-    ) -> (bool, Vec<EventResp>) {
-        let mut events = Vec::new();
-        let inbox = self.claimed.remove(&key.get());
-        let claimed = inbox.is_some();
-        if let Some(inbox) = inbox {
+    /// Ends the inboxes of the keys, and removes their events. Returns the number of claims of the first
+    /// key, and the events. Tasks that wait for the inboxes are added to `wakers`.
+    pub(crate) fn remove(&mut self, keys: &[Key], wakers: &mut Vec<Waker>) -> (usize, Vec<EventResp>) {
+        let (mut claims, mut events) = (None, Vec::new());
+        for key in keys {
+            let inbox = self.claimed.remove(&key.get()).unwrap_or_default();
+            claims.get_or_insert(inbox.claims);
             events.extend(inbox.events);
             wakers.extend(inbox.wakers);
         }
-        events.extend(remove(&mut self.unclaimed.events, is_it));
-        (claimed, events)
+        events.extend(remove(&mut self.unclaimed.events, keys));
+        (claims.unwrap_or_default(), events)
     }
 
     fn of(&mut self, key: Option<Key>) -> &mut Inbox {
@@ -158,9 +167,9 @@ impl Inboxes {
     }
 }
 
-/// Removes the events whose key `is_it` takes.
-fn remove(events: &mut VecDeque<EventResp>, is_it: impl Fn(u64) -> bool) -> Vec<EventResp> {
-    let (removed, kept) = events.drain(..).partition(|event| is_it(event.uid));
+/// Removes the events of the keys.
+fn remove(events: &mut VecDeque<EventResp>, keys: &[Key]) -> Vec<EventResp> {
+    let (removed, kept) = events.drain(..).partition(|event| keys.iter().any(|key| key.get() == event.uid));
     *events = kept;
     removed.into()
 }
@@ -230,15 +239,15 @@ mod tests {
         inboxes.claim(one, 0);
         assert!(inboxes.are_claimed());
         assert_eq!(inboxes.take(None).map(|event| event.status), Some(2));
-        inboxes.unclaim(one, &mut wakers);
+        assert!(inboxes.unclaim(one, &mut wakers));
         assert!(!inboxes.are_claimed());
         assert_eq!(inboxes.take(None).map(|event| event.status), Some(1));
 
         inboxes.claim(one, 0);
         inboxes.deliver(event(one, 3), &mut wakers);
         inboxes.deliver(event(other, 4), &mut wakers);
-        let (claimed, events) = inboxes.remove(one, |uid| uid == other.get(), &mut wakers);
-        assert!(claimed && inboxes.take(None).is_none());
+        let (claims, events) = inboxes.remove(&[one, other], &mut wakers);
+        assert!(claims == 1 && inboxes.take(None).is_none());
         assert_eq!(events.iter().map(|event| event.status).collect::<Vec<_>>(), [3, 4]);
     }
 
@@ -294,10 +303,25 @@ mod tests {
         for (key, waker) in [(Some(key), own), (None, of_any)] {
             assert!(inboxes.register(key, &waker, &mut Some(waker.clone())));
         }
-        inboxes.unclaim(key, &mut wakers);
+        assert!(inboxes.unclaim(key, &mut wakers));
         wakers.into_iter().for_each(Waker::wake);
         assert_eq!(counts.map(|count| count.0.load(Ordering::Relaxed)), [1, 1]);
         assert!(inboxes.has(None), "any caller gets its event");
+    }
+
+    #[test]
+    fn inbox_lasts_until_its_last_claim_ends() {
+        let [key] = keys();
+        let (mut inboxes, mut wakers) = (Inboxes::default(), Vec::new());
+        inboxes.claim(key, 0);
+        inboxes.claim(key, 0);
+        inboxes.deliver(event(key, 1), &mut wakers);
+        assert!(!inboxes.unclaim(key, &mut wakers));
+        assert!(inboxes.take(None).is_none());
+        assert!(inboxes.unclaim(key, &mut wakers));
+        assert_eq!(inboxes.take(None).map(|event| event.status), Some(1));
+        inboxes.claim(key, 0);
+        assert!(!inboxes.unclaim(key, &mut wakers), "there is no event");
     }
 
     #[test]
@@ -308,7 +332,7 @@ mod tests {
         inboxes.claim(key, 0);
         assert!(!inboxes.register(Some(key), &waker, &mut None), "it is to be cloned first");
         assert!(inboxes.register(Some(key), &waker, &mut Some(waker.clone())));
-        let _ = inboxes.remove(key, |_| false, &mut wakers);
+        let _ = inboxes.remove(&[key], &mut wakers);
         assert!(wakers.len() == 1 && wakers[0].will_wake(&waker));
     }
 }
