@@ -66,7 +66,7 @@ fn receive(pd: &Pd, options: &Options) -> Result<()> {
     let mut closing = None;
     loop {
         match server.next().wait_timeout(PROBE).transpose()? {
-            Some(Some(Event::Message(message))) => {
+            Some(Event::Message(message)) => {
                 let number: u64 = str::from_utf8(message.bytes())?.parse()?;
                 // After a loss, the sender repeats messages that are in the file already.
                 if number > last {
@@ -74,15 +74,15 @@ fn receive(pd: &Pd, options: &Options) -> Result<()> {
                     file.write_all(format!("{number}\n").as_bytes())?;
                     last = number;
                 }
-                let mut answer = server.take().context("a buffer for each answer")?;
+                let mut answer = server.handle().take().context("a buffer for each answer")?;
                 answer.bytes_mut()[..8].copy_from_slice(&last.to_be_bytes());
                 message.reply(answer, ..8).detach();
             }
-            Some(Some(Event::Failed(_, error))) => println!("the sender is gone: {error}"),
+            Some(Event::Failed(_, error)) => println!("the sender is gone: {error}"),
             // The sender has all answers.
-            Some(Some(Event::Closed(_))) => closing = Some(server.handle().shutdown()),
-            Some(Some(_)) => {}
-            Some(None) => break,
+            Some(Event::Closed(_)) => closing = Some(server.handle().shutdown()),
+            Some(Event::Ended) => break,
+            Some(_) => {}
             None => server.handle().probe(),
         }
     }
@@ -126,20 +126,20 @@ fn send(pd: &Pd, host: &str, options: &Options) -> Result<()> {
             if unacknowledged.is_empty() {
                 // Until its last event, the receiver needs the connection.
                 let closing = client.shutdown();
-                while client.next().wait()?.is_some() {}
+                while !matches!(client.next().wait()?, Event::Ended) {}
                 closing.wait()?;
                 println!("all {} messages are acknowledged", options.messages);
                 return Ok(());
             }
             thread::sleep(Duration::from_millis(options.pause));
             match client.next().wait_timeout(PROBE).transpose()? {
-                Some(Some(Event::Message(answer))) => {
+                Some(Event::Message(answer)) => {
                     let last = u64::from_be_bytes(answer.bytes().try_into()?);
                     unacknowledged.retain(|number| *number > last);
                     heard = Instant::now();
                 }
-                Some(Some(Event::Failed(_, error))) => break error,
-                Some(Some(_)) | Some(None) => bail!("the receiver has closed the connection"),
+                Some(Event::Failed(_, error)) => break error,
+                Some(_) => bail!("the receiver has closed the connection"),
                 None => client.handle().probe(),
             }
         };

@@ -71,21 +71,21 @@ async fn serve(pd: &Pd, port: u16, clients: u32) -> Result<()> {
             // A client that dies while it has no call ends with an event, because idle clients are
             // probed.
             event = server.next() => match event? {
-                Some(Event::Message(message)) => {
-                    let Some(mut answer) = server.take() else { bail!("more calls than buffers") };
+                Event::Message(message) => {
+                    let Some(mut answer) = server.handle().take() else { bail!("more calls than buffers") };
                     let len = message.bytes().len();
                     answer.bytes_mut()[..len].copy_from_slice(message.bytes());
                     answer.bytes_mut()[..len].make_ascii_uppercase();
                     message.reply(answer, ..len).detach();
                 }
-                Some(Event::Failed(peer, error)) => {
+                Event::Failed(peer, error) => {
                     eprintln!("{peer:?} failed: {error}");
                     ended += 1;
                 }
-                Some(Event::Closed(_)) => ended += 1,
-                Some(_) => {}
+                Event::Closed(_) => ended += 1,
                 // The server was shut down, and all clients have ended.
-                None => break,
+                Event::Ended => break,
+                _ => {}
             }
         }
         if ended >= clients && closing.is_none() {
@@ -119,7 +119,7 @@ async fn ask(pd: Pd, host: String, port: u16, number: u32, calls: u32) -> Result
     }
     // Until its last event, the server needs the connection.
     let closing = client.shutdown();
-    while client.next().await?.is_some() {}
+    while !matches!(client.next().await?, Event::Ended) {}
     closing.await?;
     Ok(())
 }
@@ -129,8 +129,8 @@ async fn call_server(client: &mut Client, text: &str) -> Result<String> {
     question.bytes_mut()[..text.len()].copy_from_slice(text.as_bytes());
     client.send(question, ..text.len()).detach();
     match client.next().await? {
-        Some(Event::Message(answer)) => Ok(String::from_utf8(answer.bytes().to_vec())?),
-        Some(Event::Failed(_, error)) => Err(error.into()),
+        Event::Message(answer) => Ok(String::from_utf8(answer.bytes().to_vec())?),
+        Event::Failed(_, error) => Err(error.into()),
         _ => bail!("the server has closed the connection"),
     }
 }

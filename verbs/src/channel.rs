@@ -176,7 +176,14 @@ impl CompChannel {
     /// It discards events of other CQs on the channel. It polls first, so one caller at a time may
     /// wait for any number of CQs in turn. A thread that waits on a clone at the same time may lose
     /// its event. To wait for several CQs at once, arm them, poll them all once more and wait for [an
-    /// event](Self::next).
+    /// event](Self::next). Two waits on one channel do not compile:
+    ///
+    /// ```compile_fail,E0499
+    /// # use bareverbs::cq::{CompChannel, Cq};
+    /// # fn both(channel: &mut CompChannel, one: &mut Cq, other: &mut Cq) {
+    /// let waits = (channel.completion(one), channel.completion(other));
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the CQ was not created with this channel.

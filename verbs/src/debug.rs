@@ -1,7 +1,5 @@
 //! `Debug` of handles: the numbers that name an object in the kernel's reports.
 
-use std::fmt;
-
 use bareverbs_provider::traits::Provider;
 
 use crate::ah::Ah;
@@ -15,11 +13,11 @@ use crate::srq::Srq;
 use crate::xrc::{XrcSrq, XrcSrqInit, XrcTarget, Xrcd};
 use crate::{AnyProvider, Context, Pd};
 
-/// Implements `Debug` by the values of some methods, so that providers need not implement it.
+/// Implements `Debug` by the values of some methods, so that providers and buffers need not implement it.
 macro_rules! debug {
     ($($this:ident: $name:literal [$($generics:tt)*] $ty:ty { $($field:ident = $value:expr),* })*) => {$(
-        impl<$($generics)*> fmt::Debug for $ty {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl<$($generics)*> std::fmt::Debug for $ty {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 let $this = self;
                 let _ = $this;
                 f.debug_struct($name)$(.field(stringify!($field), &$value))*.finish_non_exhaustive()
@@ -27,6 +25,7 @@ macro_rules! debug {
         }
     )*};
 }
+pub(crate) use debug;
 
 debug! {
     it: "Context" [P: Provider] Context<P> { device = it.device().name() }

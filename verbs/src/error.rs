@@ -161,7 +161,8 @@ pub enum Error {
     /// The peer [drains](crate::owned::server::Handle::drain): it answers the messages that it has, and
     /// accepts no more. The message was not sent.
     #[error(
-        "{verb}: the peer drains and accepts no more messages; this one was not sent: send it to another peer"
+        "{verb}: the peer drains and accepts no more messages or operations on its memory; this one was not posted: \
+         send it to another peer"
     )]
     Draining {
         /// The operation.

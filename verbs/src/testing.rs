@@ -36,6 +36,8 @@ pub(crate) struct Log {
     pub(crate) completions: VecDeque<WorkCompletion>,
     /// Posted send requests whose doorbell was rung: QP number and `wr_id`.
     pub(crate) sent: Vec<(u32, u64)>,
+    /// The `wr_id`s of the posted send requests that are fenced.
+    pub(crate) fenced: Vec<u64>,
     /// The `wr_id`s of the posted send requests that are signalled.
     pub(crate) signaled: Vec<u64>,
     /// The number of doorbells of send queues.
@@ -278,6 +280,9 @@ impl Ring {
             let mut log = self.plain.log();
             if let Some(rejection) = log.send_rejections.pop_front() {
                 return Err(rejection);
+            }
+            if request.flags.contains(SendFlags::FENCE) {
+                log.fenced.push(request.wr_id);
             }
             if request.flags.contains(SendFlags::SIGNALED) {
                 log.signaled.push(request.wr_id);

@@ -215,7 +215,8 @@ impl Incoming {
 
     /// Admits the client to a server of [`bareverbs::server`]. The client connects by
     /// [`Route::connect_client`]. [`Link::ended`](super::Link::ended) reports the end of the client's
-    /// process; the server notices it by its keepalive too.
+    /// process at once, and the server by its keepalive within seconds. [`Handle::abort`] ends a client
+    /// that is known to be dead.
     ///
     /// # Errors
     /// The errors of [`Handle::admit`] and [`Incoming::exchange`]. A client that was admitted is closed

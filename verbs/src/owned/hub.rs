@@ -72,16 +72,15 @@ pub(crate) mod election;
 #[cfg(all(test, loom))]
 mod loom_models;
 pub(crate) mod park;
+mod parts;
 pub(crate) mod reaper;
 pub(crate) mod service;
 mod sweep;
 pub(crate) mod table;
 mod wait;
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Waker;
 
 use bareverbs_provider::traits::Provider;
 use bareverbs_provider::wake::{FirstPanic, wake_all};
@@ -91,8 +90,7 @@ use self::connection::ConnectionInner;
 pub use self::driver::Driver;
 use self::election::Election;
 use self::reaper::{
-    BATCH, Conn, ConnFailure, Deferred, Depths, HubOp, HubOps, OpCompletion, OwnPolled, Reaper, SlotKind,
-    SmallList,
+    BATCH, Conn, Cqe, Deferred, Depths, NextCqe, OpEntry, OpTable, Reaper, SlotKind, SmallList,
 };
 use self::service::Service;
 use self::sweep::Sweeps;
@@ -101,7 +99,8 @@ use super::removal::is_hint;
 use super::resolve::ResolveTimeout;
 use super::spin::SpinState;
 use super::{Address, EndpointOptions, PoolBuffer, Spin};
-use crate::cq::{Arm, CompChannel, CqInit};
+use crate::cq::{Arm, CompChannel, Cq, CqInit};
+use crate::debug::debug;
 use crate::error::Limit;
 use crate::qp::{ConnectAttr, InitAttr, Qp, QpCap, QpInit, Rc};
 use crate::runtime::Runtime;
@@ -147,20 +146,20 @@ pub(crate) enum NotTaken {
 /// Connections and `Pending`s keep the hub. It is dropped with the last of them. A driver does not
 /// keep it, and ends with it.
 pub struct Hub<B = PoolBuffer, P: Provider = AnyProvider, S: Service<P> = ()> {
-    inner: Arc<HubInner<B, P, S>>,
+    pub(crate) inner: Arc<HubInner<B, P, S>>,
 }
 
 /// What the handles of a hub share.
 pub(crate) struct HubInner<B, P: Provider, S: Service<P>> {
     pub(crate) pd: Pd<P>,
     channel: CompChannel,
-    pub(crate) table: HubOps<B>,
+    pub(crate) table: OpTable<B>,
     pub(crate) election: Election,
     spin: SpinState,
     /// When the peers of its connections are probed.
     sweeps: Sweeps,
     /// The protocol that runs on its connections.
-    service: S,
+    pub(crate) service: S,
     /// Whether the device was removed. All operations have ended.
     removed: AtomicBool,
     reaper: Mutex<Reaper<P, S>>,
@@ -171,30 +170,11 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
         lock(&self.reaper)
     }
 
-    #[inline]
-    fn reap(&self, reaper: &mut Reaper<P, S>, deferred: &mut Deferred<B>) -> usize {
-        reaper.reap(&self.table, self.service(), deferred)
-    }
-
-    pub(crate) fn service(&self) -> &S {
-        &self.service
-    }
-
-    /// The wakers of all tasks and threads that wait for the service. The caller must wake them.
-    fn service_wakers(&self) -> Vec<Waker> {
-        self.service.take_wakers()
-    }
-
-    /// Ends a connection.
-    pub(crate) fn end(&self, conn: &Conn<P, S>, failure: ConnFailure, deferred: &mut Deferred<B>) {
-        reaper::end(conn, failure, &self.table, self.service(), deferred);
-    }
-
     /// Takes the operation `wr_id`, for which no task waits, if the next completion of the CQ is its
     /// success. Its slot is free, and to be given back to its connection. Otherwise it reaps as
     /// [`HubInner::poll`] does.
     #[inline(always)]
-    pub(crate) fn poll_own(&self, wr_id: u64) -> Result<(HubOp<B>, OpCompletion), NotTaken> {
+    pub(crate) fn poll_own(&self, wr_id: u64) -> Result<(OpEntry<B>, Cqe), NotTaken> {
         let Some(mut reaper) = self.reaper.try_lock() else { return Err(NotTaken::Slow) };
         if reaper.spend_budget() {
             return Err(NotTaken::Yield);
@@ -205,17 +185,17 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
             return Err(NotTaken::Slow);
         };
         match reaper.poll_own(wr_id) {
-            OwnPolled::Success(ended) => {
-                let operation = slot.take();
+            NextCqe::Success(cqe) => {
+                let entry = slot.take();
                 drop(reaper);
-                let Some(operation) = operation else { return Err(NotTaken::Slow) };
-                if S::OWNS && operation.kind == SlotKind::Service {
+                let Some(entry) = entry else { return Err(NotTaken::Slow) };
+                if S::OWNS && entry.kind == SlotKind::Service {
                     self.service.count(true, false);
                 }
-                Ok((operation, ended))
+                Ok((entry, cqe))
             }
-            OwnPolled::Empty => Err(NotTaken::Slow),
-            OwnPolled::Foreign => {
+            NextCqe::Empty => Err(NotTaken::Slow),
+            NextCqe::Foreign => {
                 drop(slot);
                 self.reap_polled(reaper);
                 Err(NotTaken::Slow)
@@ -227,7 +207,7 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
     #[inline(never)]
     fn reap_polled(&self, mut reaper: MutexGuard<'_, Reaper<P, S>>) {
         let mut deferred = Deferred::new();
-        reaper.reap_polled(&self.table, self.service(), &mut deferred);
+        reaper.reap_polled(self, &mut deferred);
         drop(reaper);
         deferred.finish();
     }
@@ -239,7 +219,7 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
         while all < max {
             let mut deferred = Deferred::new();
             let reaped = match self.reaper.try_lock() {
-                Some(mut reaper) => self.reap(&mut reaper, &mut deferred),
+                Some(mut reaper) => reaper.reap(self, &mut deferred),
                 None => break,
             };
             deferred.finish();
@@ -257,7 +237,7 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
         let mut left = self.lock().cq.capacity() as usize;
         loop {
             let mut deferred = Deferred::new();
-            let reaped = self.reap(&mut self.lock(), &mut deferred);
+            let reaped = self.lock().reap(self, &mut deferred);
             panics.catch(|| deferred.finish());
             left = left.saturating_sub(reaped);
             if reaped == 0 || left == 0 {
@@ -271,7 +251,7 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
     fn arm(&self) -> Result<bool> {
         let mut deferred = Deferred::new();
         let mut reaper = self.lock();
-        let mut reaped = self.reap(&mut reaper, &mut deferred);
+        let mut reaped = reaper.reap(self, &mut deferred);
         if reaped == 0 && !reaper.armed {
             if let Err(error) = reaper.cq.arm(Arm::Any) {
                 drop(reaper);
@@ -280,7 +260,7 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
             }
             reaper.armed = true;
             // Completions before the arm raise no event.
-            reaped = self.reap(&mut reaper, &mut deferred);
+            reaped = reaper.reap(self, &mut deferred);
         }
         drop(reaper);
         deferred.finish();
@@ -331,13 +311,13 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
             self.reap_all(&mut panics);
             for conn in conns {
                 let mut deferred = Deferred::new();
-                reaper::end_removed(&conn, &self.table, self.service(), &mut deferred);
+                self.end_operations(&conn, &mut deferred);
                 panics.catch(|| deferred.finish());
             }
         }
         self.removed.store(all, Ordering::Release);
-        let woken = self.service_wakers();
-        panics.catch(|| wake_all(woken));
+        // Those that wait for the service look at `removed`.
+        panics.catch(|| wake_all(self.service.take_wakers()));
         panics.resume();
         all
     }
@@ -391,8 +371,7 @@ impl<B, P: Provider> Hub<B, P> {
     /// It reserves room for the completions of its sends and receives. The room is released after
     /// the connection's last completion was reaped.
     ///
-    /// [`EndpointOptions::max_sge`] above 1, [`EndpointOptions::signal_every`] and
-    /// [`EndpointOptions::spin`] are refused: an operation has one buffer, every operation is
+    /// [`EndpointOptions::signal_every`] and [`EndpointOptions::spin`] are refused: every operation is
     /// signalled, and the hub has the policy of waits.
     ///
     /// ```no_run
@@ -417,8 +396,8 @@ impl<B, P: Provider> Hub<B, P> {
         options.check_for_hub(VERB)?;
         let attr = options.check(VERB, self.inner.pd.context())?;
         let describe = |address| options.address(address);
-        let [sends, recvs, inline] = options.capacity();
-        let depths = Depths { sends, recvs, ..Depths::default() };
+        let [sends, recvs, inline, max_sge] = options.capacity();
+        let depths = Depths { sends, recvs, max_sge, ..Depths::default() };
         let create = |init: &QpInit<'_, P>| self.inner.pd.create_qp(init);
         let attr = (attr, options.keepalive_policy(), options.resolve());
         self.open(VERB, attr, (depths, inline), describe, create, (0, ()))
@@ -442,21 +421,32 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
         let probes = if S::OWNS { 0 } else { entries / 2 };
         let all = entries.saturating_add(probes).min(context.limits().max_cqe.max(entries));
         let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(all) })?;
-        let mut reaper = Reaper::new(cq, entries, all - entries);
+        let hub = Self::over(pd, (cq, channel), (entries, all - entries), spin, service);
         // Never released.
-        drop(reaper.reserve(reserved));
+        drop(hub.inner.lock().reserve(reserved));
+        Ok(hub)
+    }
+
+    /// A hub of a CQ, which has room for `entries` completions and for `probes`.
+    fn over(
+        pd: &Pd<P>,
+        (cq, channel): (Cq<P>, CompChannel),
+        (entries, probes): (u32, u32),
+        spin: Spin,
+        service: S,
+    ) -> Self {
         let inner = HubInner {
             pd: pd.clone(),
             channel,
-            table: HubOps::new(entries),
+            table: OpTable::new(entries),
             election: Election::new(THREADS),
             spin: SpinState::new(spin),
             sweeps: Sweeps::new(),
             service,
             removed: AtomicBool::new(false),
-            reaper: Mutex::new(reaper),
+            reaper: Mutex::new(Reaper::new(cq, entries, probes)),
         };
-        Ok(Self { inner: Arc::new(inner) })
+        Self { inner: Arc::new(inner) }
     }
 
     /// A hub whose channel has no events.
@@ -468,20 +458,9 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
 
     /// A hub of `cq` whose channel has no events.
     #[cfg(any(test, feature = "test-utils"))]
-    pub(crate) fn of_cq(pd: &Pd<P>, cq: crate::cq::Cq<P>, entries: u32, service: S) -> Self {
+    pub(crate) fn of_cq(pd: &Pd<P>, cq: Cq<P>, entries: u32, service: S) -> Self {
         let channel = CompChannel::for_test(pd.context().file());
-        let inner = HubInner {
-            pd: pd.clone(),
-            channel,
-            table: HubOps::new(entries),
-            election: Election::new(THREADS),
-            spin: SpinState::new(Spin::Never),
-            sweeps: Sweeps::new(),
-            service,
-            removed: AtomicBool::new(false),
-            reaper: Mutex::new(Reaper::new(cq, entries, entries / 2)),
-        };
-        Self { inner: Arc::new(inner) }
+        Self::over(pd, (cq, channel), (entries, entries / 2), Spin::Never, service)
     }
 
     /// A connection on a QP that the test has made.
@@ -504,18 +483,8 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
         self.inner.lock().add(&conn);
         let hub = Arc::clone(&self.inner);
         let attr = ConnectAttr::new(1, 0);
-        Connection::new(ConnectionInner {
-            hub,
-            conn,
-            local,
-            attr,
-            policy: Policy::default(),
-            resolve: ResolveTimeout::default(),
-        })
-    }
-
-    pub(crate) fn inner(&self) -> &Arc<HubInner<B, P, S>> {
-        &self.inner
+        let (policy, resolve) = (Policy::default(), ResolveTimeout::default());
+        Connection { inner: Arc::new(ConnectionInner { hub, conn, local, attr, policy, resolve }) }
     }
 
     /// Creates a connection with slots for all operations of `depths`. `describe` completes its address,
@@ -545,9 +514,10 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
         let max_qp_wr = self.inner.pd.context().limits().max_qp_wr;
         let probe = !S::OWNS && depths.sends < max_qp_wr && reaper.reserve_probe();
         let policy = if probe || S::OWNS { policy } else { Policy::Never };
-        let Depths { sends, recvs: max_recv_wr, service: counted, reserved } = depths;
+        let Depths { sends, recvs: max_recv_wr, service: counted, reserved, max_sge } = depths;
         let max_send_wr = (sends + counted + reserved + u32::from(probe)).min(max_qp_wr);
-        let cap = QpCap { max_send_wr, max_recv_wr, max_inline_data, ..QpCap::default() };
+        let (max_send_sge, max_recv_sge) = (max_sge, max_sge);
+        let cap = QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data };
         let cq = &reaper.cq;
         let created = create(&QpInit { cap, signal_all: true, ..QpInit::new(cq, cq) });
         let ready = created.and_then(|mut qp| {
@@ -570,7 +540,7 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
         self.inner.reap_all(&mut panics);
         panics.resume();
         self.inner.lock().add(&inner.conn);
-        Ok(Connection::new(inner))
+        Ok(Connection { inner: Arc::new(inner) })
     }
 
     /// Reaps up to about `max` completions and wakes their tasks. Returns their number. It does not
@@ -583,6 +553,9 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
 
     /// A driver for a task of the [runtime](crate::runtime), such as `Tokio`. See
     /// [drivers](Self#drivers).
+    ///
+    /// A hub has one driver at a time, a task or a thread. A second one is refused, and the first one
+    /// goes on. Another one can follow after it was dropped.
     ///
     /// # Errors
     /// - [`Error::Invalid`]: the hub has a driver, or there is no runtime.
@@ -622,10 +595,8 @@ impl<B, P: Provider, S: Service<P>> Clone for Hub<B, P, S> {
     }
 }
 
-impl<B, P: Provider, S: Service<P>> fmt::Debug for Hub<B, P, S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hub").field("driver", &self.inner.election.has_driver()).finish_non_exhaustive()
-    }
+debug! {
+    it: "Hub" [B, P: Provider, S: Service<P>] Hub<B, P, S> { driver = it.inner.election.has_driver() }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -11,7 +11,7 @@ use bareverbs_provider::traits::Provider;
 
 pub(crate) use self::kind::{ListOperation, QueueKind, Reliable, SendOperation};
 use self::parts::Groups;
-pub(super) use self::parts::MAX_PARTS;
+pub(super) use self::parts::{MAX_PARTS, sges};
 use super::buffer::sealed::{Domain, PdId};
 use super::op::{OpPayload, Place, Receive};
 use super::queue::{Oldest, Queue};
@@ -518,14 +518,14 @@ impl<B, K: QueueKind> SendsInFlight<B, K> {
         let SendEntry { buffer, tag, opcode, .. } = entry;
         let closed = || Error::Closed { verb: K::verb(opcode), reason: K::CLOSED };
         let error = self.state.refusal.map_or_else(closed, Error::from);
-        Some(Err(Failed::of_operation((buffer, tag), false, error, Outcome::NotExecuted)))
+        Some(Err(Failed::new(error, (buffer, tag), Outcome::NotExecuted, false)))
     }
 }
 
 fn failed<B, K: QueueKind>(
     domain: &PdShared,
     opcode: WcOpcode,
-    operation: (Option<B>, u64),
+    buffer_and_tag: (Option<B>, u64),
     failure: OpFailure,
 ) -> Failed<B> {
     let verb = K::verb(opcode);
@@ -536,7 +536,7 @@ fn failed<B, K: QueueKind>(
         }
         OpFailure::DeviceRemoved => (Error::DeviceRemoved { verb }, Outcome::Unknown),
     };
-    Failed::of_operation(operation, opcode == WcOpcode::RECV, error, outcome)
+    Failed::new(error, buffer_and_tag, outcome, opcode == WcOpcode::RECV)
 }
 
 /// An outstanding receive.

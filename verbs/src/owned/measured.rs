@@ -283,7 +283,7 @@ impl<B: Source, P: Provider> HarnessHub<B, P> {
 
     /// As [`Connection::post`].
     #[inline(always)]
-    pub fn post<L: OpPayload<B>>(&self, op: Op<L>) -> Pending<B, Given<P>> {
+    pub fn post(&self, op: Op<B>) -> Pending<B, Given<P>> {
         self.connection.post(op)
     }
 }

@@ -52,8 +52,9 @@ use crate::{Error, Imm, Remote, Result};
 ///
 /// # Several buffers
 ///
-/// Each buffer has a [`Done`](super::Done) or [`Failed`](super::Failed) of its own, in order, with the
-/// tag of the operation and the bytes of the buffer. The last one has the immediate data. Each buffer
+/// Each buffer has a [`Done`](super::Done) or [`Failed`](super::Failed) of its own, with the tag of the
+/// operation and the bytes of the buffer. The last one has the immediate data. An endpoint returns them
+/// in order, a [`Connection`](super::Connection::post) a [`Pending`](super::Pending) for each. Each buffer
 /// counts as an operation of the depth. The operation is signalled. It allocates no memory. The ranges
 /// have one type, such as `..` or `..len`.
 ///
@@ -69,6 +70,14 @@ use crate::{Error, Imm, Remote, Result};
 /// // Each buffer has a result of its own, in order. They have the tag 7.
 /// let (header, body) = (endpoint.next().wait()?, endpoint.next().wait()?);
 /// assert_eq!((header.len, body.len), (16, len as u32));
+/// # Ok(())
+/// # }
+/// # fn shared(connection: &bareverbs::Connection, [header, body]: [PoolBuffer; 2]) -> bareverbs::Result<()> {
+///
+/// // On a connection of a hub:
+/// let [header, body] = connection.post(Op::send_parts([(header, ..16), (body, ..64)]));
+/// header.wait()?;
+/// body.wait()?;
 /// # Ok(())
 /// # }
 /// ```

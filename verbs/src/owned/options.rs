@@ -308,7 +308,6 @@ impl EndpointOptions {
 
     /// Maximum of the buffers of an operation (`max_send_sge`, `max_recv_sge`), 1 to 8; see
     /// [`Op::send_parts`](super::Op::send_parts). Each buffer counts as an operation of `sends` or `recvs`.
-    /// Connections of a [`Hub`](super::Hub) have operations of one buffer only, and refuse more.
     #[doc(alias = "max_send_sge")]
     #[doc(alias = "max_recv_sge")]
     pub fn max_sge(mut self, buffers: u32) -> Self {
@@ -345,10 +344,7 @@ impl EndpointOptions {
     /// - [`Error::NoGid`]: the port has no such GID, or none.
     /// - [`Error::Kernel`], [`Error::Provider`]: a command of the setup failed.
     pub fn build<B, P: Provider>(&self, pd: &Pd<P>) -> Result<Endpoint<B, P>> {
-        if !(1..=MAX_PARTS as u32).contains(&self.max_sge) {
-            let reason = format!("max_sge is {}: it must be from 1 to {MAX_PARTS}", self.max_sge);
-            return Err(Error::invalid(VERB, reason));
-        }
+        self.check_max_sge(VERB)?;
         let (mut parts, attr) = self.queues::<Rc, P>(VERB, pd)?;
         let qp = &mut parts.qp;
         qp.init(&InitAttr { port: attr.port, pkey_index: attr.pkey_index, access: attr.access })?;
@@ -391,11 +387,18 @@ impl EndpointOptions {
         self.sends < max_qp_wr && self.sends + self.recvs < max_cqe
     }
 
+    fn check_max_sge(&self, verb: &'static str) -> Result<()> {
+        if !(1..=MAX_PARTS as u32).contains(&self.max_sge) {
+            let reason = format!("max_sge is {}: it must be from 1 to {MAX_PARTS}", self.max_sge);
+            return Err(Error::invalid(verb, reason));
+        }
+        Ok(())
+    }
+
     /// Refuses options that the connections of a hub do not have.
     pub(super) fn check_for_hub(&self, verb: &'static str) -> Result<()> {
-        let reason = if self.max_sge != 1 {
-            "max_sge: the operations of a hub have one buffer"
-        } else if self.signal_every.is_some() {
+        self.check_max_sge(verb)?;
+        let reason = if self.signal_every.is_some() {
             "signal_every: every operation of a hub is signalled"
         } else if self.spin.is_some() {
             "spin: the waits of a hub have one policy, that of `Hub::with_spin`"
@@ -415,9 +418,9 @@ impl EndpointOptions {
         self.connection.resolve
     }
 
-    /// The depths of both directions and the maximum of inline data.
-    pub(super) fn capacity(&self) -> [u32; 3] {
-        [self.sends, self.recvs, self.inline]
+    /// The depths of both directions, and the maxima of inline data and of buffers.
+    pub(super) fn capacity(&self) -> [u32; 4] {
+        [self.sends, self.recvs, self.inline, self.max_sge]
     }
 
     /// Checks the options against the device and its port. Returns them with the GID index.

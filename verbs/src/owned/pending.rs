@@ -1,20 +1,18 @@
-//! Operations of a hub that are awaited.
+//! OpTable of a hub that are awaited.
 
 use std::fmt;
 use std::future::Future;
 use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::task::{Context, Poll, ready};
 
 use bareverbs_provider::traits::Provider;
 
-use super::hub::NotTaken;
 use super::hub::connection::ConnectionInner;
-use super::hub::reaper::{BATCH, ConnFailure, HubOp, HubOps, OpCompletion, SlotKind, TAKEN_BACK};
+use super::hub::reaper::{BATCH, Conn, Cqe, Failure, OpEntry, OpTable, SlotKind, TAKEN_BACK};
 use super::hub::service::Service;
-use super::hub::table::Detached;
+use super::hub::{HubInner, NotTaken};
 use super::op::OpPayload;
 use super::{Completed, Done, Failed, Op, Outcome};
 use crate::wait::{Caller, waits};
@@ -55,13 +53,13 @@ use crate::{AnyProvider, Error, Result, WcStatus};
 /// [`Hub::poll`]: super::Hub::poll
 #[must_use = "the operation continues; its result is lost unless it is awaited"]
 pub struct Pending<B, P: Provider = AnyProvider, S: Service<P> = ()> {
-    /// The connection, until the result is taken. `None` if the operation was refused.
+    /// The connection, while the operation is in its table. `None` if it was refused.
     peer: Option<Arc<ConnectionInner<B, P, S>>>,
     wr_id: u64,
     /// Whether it was polled before its end, and may have a waker.
     polled: bool,
-    /// The error of a refused post, until it is taken. During a poll also the result of the slow path: if
-    /// a function returned it, the result of the fast path would be in the same memory.
+    /// The result, from when it is known until it is returned: that of a refused post, and that of the
+    /// slow path. If a function returned that, the result of the fast path would be in the same memory.
     result: Option<Completed<B>>,
 }
 
@@ -75,19 +73,14 @@ impl<B, P: Provider, S: Service<P>> Pending<B, P, S> {
 
     #[cold]
     pub(super) fn refused(error: Error, buffer: Option<B>, tag: u64) -> Self {
-        Self::refused_in(SlotKind::Send, error, buffer, tag)
-    }
-
-    /// Refuses an operation of the kind.
-    #[cold]
-    pub(super) fn refused_in(kind: SlotKind, error: Error, buffer: Option<B>, tag: u64) -> Self {
-        Self { peer: None, wr_id: 0, polled: false, result: Some(Err(refused(kind, error, buffer, tag))) }
+        let refused = Failed::new(error, (buffer, tag), Outcome::NotExecuted, false);
+        Self { peer: None, wr_id: 0, polled: false, result: Some(Err(refused)) }
     }
 
     #[cold]
-    pub(super) fn refused_op<L: OpPayload<B>, O>(kind: SlotKind, error: Error, op: Op<L, O>) -> Self {
+    pub(super) fn refused_op<L: OpPayload<B>, O>(error: Error, op: Op<L, O>) -> Self {
         let (buffer, Op { tag, .. }) = op.split();
-        Self::refused_in(kind, error, buffer, tag)
+        Self::refused(error, buffer, tag)
     }
 
     /// Takes the connection, if it is posted. The operation continues.
@@ -115,142 +108,99 @@ impl<B, P: Provider, S: Service<P>> Pending<B, P, S> {
     fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Completed<B>> {
         match self.poll_first() {
             Ok(done) => Poll::Ready(Ok(done)),
-            Err(_) => self.poll_rest(caller),
+            Err(_) => self.poll_table(caller),
         }
-    }
-
-    fn take_refused(&mut self) -> Completed<B> {
-        let taken = || Error::invalid("Pending::wait", "its result was taken before").into();
-        self.result.take().unwrap_or_else(|| Err(taken()))
     }
 
     /// Takes the operation if it was not polled before and the next completion is its success.
     #[inline(always)]
     fn poll_first(&mut self) -> Result<Done<B>, NotTaken> {
         let Some(peer) = self.peer.as_ref().filter(|_| !self.polled) else { return Err(NotTaken::Slow) };
-        let (operation, ended) = peer.hub.poll_own(self.wr_id)?;
-        peer.conn.put_slot(operation.kind, HubOps::<B>::index(self.wr_id));
+        let (entry, cqe) = peer.hub.poll_own(self.wr_id)?;
+        peer.conn.put_slot(entry.kind, OpTable::<B>::index(self.wr_id));
         // The last handle of a connection destroys its QP.
         self.peer = None;
-        Ok(done(operation, ended))
+        Ok(done(entry, cqe))
     }
 
     /// Polls on the slow path, and leaves the result in `result`.
     #[cold]
     #[inline(never)]
-    fn poll_slow(&mut self, yields: bool, cx: &Context<'_>) {
-        if yields {
-            cx.waker().wake_by_ref();
-        } else if let Poll::Ready(result) = self.poll_rest(Caller::Task(cx.waker())) {
-            self.result = Some(result);
-        }
-    }
-
-    fn poll_rest(&mut self, caller: Caller<'_>) -> Poll<Completed<B>> {
-        match caller {
-            Caller::Task(waker) => self.poll_task(&Context::from_waker(waker)),
-            Caller::Thread(end) => self.poll_thread(end),
-        }
-    }
-
-    fn poll_task(&mut self, cx: &Context<'_>) -> Poll<Completed<B>> {
-        let polled = self.poll_again(cx);
-        match &self.peer {
-            Some(peer) if polled.is_pending() && !peer.hub.election.has_driver() => {
-                let error = peer.hub.no_driver("Pending::wait");
-                // A driver that ends because the device was removed has ended the operation before.
-                let polled = self.poll_again(cx);
-                if polled.is_pending() { Poll::Ready(Err(error.into())) } else { polled }
+    fn poll_slow(&mut self, not_taken: NotTaken, cx: &Context<'_>) {
+        match not_taken {
+            NotTaken::Yield => cx.waker().wake_by_ref(),
+            NotTaken::Slow => {
+                if let Poll::Ready(result) = self.poll_table(Caller::Task(cx.waker())) {
+                    self.result = Some(result);
+                }
             }
-            _ => polled,
         }
     }
 
-    fn poll_thread(&mut self, end: Option<Instant>) -> Poll<Completed<B>> {
-        // Most results are there or in the CQ.
-        let polled = self.poll_again(&Context::from_waker(Waker::noop()));
-        match &self.peer {
-            Some(peer) if polled.is_pending() => {
-                let hub = Arc::clone(&peer.hub);
-                hub.poll_by(Caller::Thread(end), "Pending::wait", |cx| self.poll_again(cx))
-            }
-            _ => polled,
-        }
-    }
-
-    /// Takes the result of an operation that may have ended, or registers the task and helps to reap.
-    #[inline(never)]
-    fn poll_again(&mut self, cx: &Context<'_>) -> Poll<Completed<B>> {
-        let (Some(peer), wr_id) = (&self.peer, self.wr_id) else {
-            return Poll::Ready(self.take_refused());
+    /// Takes the result of an operation that may have ended, or registers the waker and helps to reap.
+    fn poll_table(&mut self, caller: Caller<'_>) -> Poll<Completed<B>> {
+        let Self { peer, wr_id, polled, result } = self;
+        let Some(ConnectionInner { hub, conn, .. }) = peer.as_deref() else {
+            let taken = || Err(Error::invalid("Pending::wait", "its result was taken before").into());
+            return Poll::Ready(result.take().unwrap_or_else(taken));
         };
-        // The first poll has reaped, unless it was to yield: then the caller polls again.
-        if mem::replace(&mut self.polled, true) && peer.hub.table.is_in_flight(wr_id) {
-            peer.hub.poll(BATCH);
-        }
-        // A completion that arrives from now on raises an event: a driver or a blocked thread reaps
-        // it, and finds the waker.
-        let polled = peer.hub.table.poll(wr_id, cx);
-        let Poll::Ready(ended) = polled else { return Poll::Pending };
-        if let Some((operation, _)) = &ended {
-            peer.conn.put_slot(operation.kind, HubOps::<B>::index(wr_id));
-        }
-        let Some(peer) = self.peer.take() else { return Poll::Ready(self.take_refused()) };
+        let ended = ready!(hub.poll_by(caller, "Pending::wait", |cx| {
+            // The first poll has reaped, unless it was to yield: then the caller polls again.
+            if mem::replace(polled, true) && hub.table.is_in_flight(*wr_id) {
+                hub.poll(BATCH);
+            }
+            // A completion that arrives from now on raises an event: a driver or a blocked thread reaps
+            // it, and finds the waker.
+            hub.table.poll(*wr_id, cx).map(Ok::<_, Error>)
+        }))?;
         let result = match ended {
-            Some((operation, completion)) => finished(&peer, operation, completion),
+            Some((entry, cqe)) => {
+                conn.put_slot(entry.kind, OpTable::<B>::index(*wr_id));
+                finished(hub, conn, entry, cqe)
+            }
             None => Err(Error::Closed { verb: "Pending::wait", reason: "the connection was closed" }.into()),
         };
         // The last handle of a connection destroys its QP.
-        drop(peer);
+        *peer = None;
         Poll::Ready(result)
     }
 }
 
 /// The result of an operation that has succeeded.
 #[inline(always)]
-fn done<B>(operation: HubOp<B>, ended: OpCompletion) -> Done<B> {
-    let HubOp { buffer, posted_by, kind, tag, len } = operation;
+fn done<B>(entry: OpEntry<B>, cqe: Cqe) -> Done<B> {
+    let OpEntry { buffer, opcode, kind, tag, len } = entry;
     if kind != SlotKind::Recv {
-        return Done { tag, buffer, len, imm: None, opcode: posted_by.opcode };
+        return Done { tag, buffer, len, imm: None, opcode };
     }
-    let OpCompletion { opcode, byte_len, imm, .. } = ended;
-    Done { tag, buffer, len: byte_len, imm, opcode }
-}
-
-/// The error of an operation that was not posted.
-#[cold]
-fn refused<B>(kind: SlotKind, error: Error, buffer: Option<B>, tag: u64) -> Failed<B> {
-    let (outcome, recv) = (Outcome::NotExecuted, kind == SlotKind::Recv);
-    Failed { operation: true, error, tag, buffer, outcome, cause: None, recv, ended_here: false }
+    Done { tag, buffer, len: cqe.byte_len, imm: cqe.imm, opcode: cqe.opcode }
 }
 
 fn finished<B, P: Provider, S: Service<P>>(
-    peer: &ConnectionInner<B, P, S>,
-    operation: HubOp<B>,
-    ended: OpCompletion,
+    hub: &HubInner<B, P, S>,
+    conn: &Conn<P, S>,
+    entry: OpEntry<B>,
+    cqe: Cqe,
 ) -> Completed<B> {
-    if ended.status == WcStatus::SUCCESS {
-        return Ok(done(operation, ended));
+    let Cqe { status, vendor_err, .. } = cqe;
+    if status == WcStatus::SUCCESS {
+        return Ok(done(entry, cqe));
     }
-    let HubOp { buffer, posted_by, kind, tag, .. } = operation;
-    let verb = posted_by.verb;
-    let ConnectionInner { hub, conn, .. } = peer;
-    let OpCompletion { status, vendor_err, .. } = ended;
+    let OpEntry { buffer, opcode, kind, tag, .. } = entry;
+    let verb = S::verb(opcode);
     if status == TAKEN_BACK {
-        return Err(refused(kind, hub.service().taken_back(verb), buffer, tag));
+        let error = hub.service.taken_back(verb);
+        return Err(Failed::new(error, (buffer, tag), Outcome::NotExecuted, false));
     }
     let completion =
         |link_down| Error::Completion { verb, status, vendor_err, driver: conn.driver, link_down };
     let (error, cause, ended_here) = match conn.lock().failure {
-        Some(ConnFailure::DeviceRemoved) => (Error::DeviceRemoved { verb }, None, false),
-        Some(ConnFailure::Completion { status, link_down, .. }) => {
-            (completion(link_down), Some(status), false)
-        }
-        failure => (completion(None), None, matches!(failure, Some(ConnFailure::Aborted))),
+        Some(Failure::DeviceRemoved) => (Error::DeviceRemoved { verb }, None, false),
+        Some(Failure::Completion { status, link_down, .. }) => (completion(link_down), Some(status), false),
+        failure => (completion(None), None, matches!(failure, Some(Failure::Aborted))),
     };
-    let recv = kind == SlotKind::Recv;
-    let outcome = Outcome::of(status);
-    Err(Failed { operation: true, error, tag, buffer, outcome, cause, recv, ended_here })
+    let failed = Failed::new(error, (buffer, tag), Outcome::of(status), kind == SlotKind::Recv);
+    Err(Failed { cause, ended_here, ..failed })
 }
 
 waits!(threads [B, P: Provider, S: Service<P>] Pending<B, P, S> => Completed<B>);
@@ -264,12 +214,10 @@ impl<B, P: Provider, S: Service<P>> Future for Pending<B, P, S> {
     #[inline(always)]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        let yields = match this.poll_first() {
+        match this.poll_first() {
             Ok(done) => return Poll::Ready(Ok(done)),
-            Err(NotTaken::Yield) => true,
-            Err(NotTaken::Slow) => false,
-        };
-        this.poll_slow(yields, cx);
+            Err(not_taken) => this.poll_slow(not_taken, cx),
+        }
         this.result.take().map_or(Poll::Pending, Poll::Ready)
     }
 }
@@ -277,8 +225,8 @@ impl<B, P: Provider, S: Service<P>> Future for Pending<B, P, S> {
 impl<B, P: Provider, S: Service<P>> Drop for Pending<B, P, S> {
     fn drop(&mut self) {
         let Some(peer) = &self.peer else { return };
-        if let Detached::Ended(operation, _) = peer.hub.table.detach(self.wr_id) {
-            peer.conn.put_slot(operation.kind, HubOps::<B>::index(self.wr_id));
+        if let Some(entry) = peer.hub.table.detach(self.wr_id) {
+            peer.conn.put_slot(entry.kind, OpTable::<B>::index(self.wr_id));
         }
     }
 }

@@ -101,6 +101,11 @@ pub struct Failed<B> {
 }
 
 impl<B> Failed<B> {
+    /// An operation that has failed.
+    pub(super) fn new(error: Error, (buffer, tag): (Option<B>, u64), outcome: Outcome, recv: bool) -> Self {
+        Self { error, tag, buffer, outcome, cause: None, operation: true, recv, ended_here: false }
+    }
+
     /// Whether an operation has ended. Otherwise the wait failed, such as in a forked child, or the
     /// device completed an unknown operation ([`Error::UnknownCompletion`]).
     ///
@@ -147,21 +152,9 @@ impl<B> Failed<B> {
     }
 }
 
-impl<B> Failed<B> {
-    /// An operation that failed.
-    pub(super) fn of_operation(
-        (buffer, tag): (Option<B>, u64),
-        recv: bool,
-        error: Error,
-        outcome: Outcome,
-    ) -> Self {
-        Self { error, tag, buffer, outcome, cause: None, operation: true, recv, ended_here: false }
-    }
-}
-
 impl<B> From<Error> for Failed<B> {
     fn from(error: Error) -> Self {
-        Self { operation: false, ..Self::of_operation((None, 0), false, error, Outcome::Unknown) }
+        Self { operation: false, ..Self::new(error, (None, 0), Outcome::Unknown, false) }
     }
 }
 
@@ -169,7 +162,7 @@ impl<B> From<Error> for Failed<B> {
 impl<B, L: OpPayload<B>, O> From<Refused<Op<L, O>>> for Failed<B> {
     fn from(Refused { error, object, .. }: Refused<Op<L, O>>) -> Self {
         let (buffer, Op { tag, .. }) = object.split();
-        Self::of_operation((buffer, tag), false, error, Outcome::NotExecuted)
+        Self::new(error, (buffer, tag), Outcome::NotExecuted, false)
     }
 }
 

@@ -8,7 +8,7 @@
 //! | order | the messages of a peer arrive in the order of the calls, each once |
 //! | flow control | a message is sent when the peer has a receive for it. Until then it waits in the sender's queue |
 //! | no deadlock | two ends that both send without reading fill their queues; a full queue refuses a message at once |
-//! | end | [`close`](Handle::close) and [`shutdown`](Handle::shutdown) lose no message that was sent before. [`drain`](Handle::drain) also answers each message of the peers |
+//! | end | [`close`](Handle::close) and [`shutdown`](Handle::shutdown) lose no message that was sent before. [`drain`](Handle::drain) also answers each message of the peers. [`abort`](Handle::abort) ends one peer at once |
 //! | a dead peer | ends its own connection ([`Event::Failed`]), and no other |
 //!
 //! # Server
@@ -35,8 +35,8 @@
 //!     }
 //!     Ok(())
 //! });
-//! while let Some(event) = server.next().wait()? {
-//!     match event {
+//! loop {
+//!     match server.next().wait()? {
 //!         Event::Message(mut message) => {
 //!             message.bytes_mut().make_ascii_uppercase();
 //!             let (peer, len) = (message.peer(), message.bytes().len());
@@ -47,6 +47,7 @@
 //!         }
 //!         Event::Failed(peer, error) => eprintln!("{peer:?} failed: {error}"),
 //!         Event::Closed(peer) => println!("{peer:?} has finished"),
+//!         Event::Ended => break,
 //!         _ => {}
 //!     }
 //! }
@@ -74,12 +75,12 @@
 //! let mut question = client.take().expect("a buffer");
 //! question.bytes_mut()[..5].copy_from_slice(b"hello");
 //! client.send(question, ..5).detach();
-//! if let Some(Event::Message(answer)) = client.next().wait()? {
+//! if let Event::Message(answer) = client.next().wait()? {
 //!     assert_eq!(answer.bytes(), b"hello");
 //! }
 //! let closing = client.shutdown();
 //! // The server may need the connection until its last event.
-//! while client.next().wait()?.is_some() {}
+//! while !matches!(client.next().wait()?, Event::Ended) {}
 //! println!("{:?}", closing.wait()?);
 //! # Ok(())
 //! # }
@@ -131,16 +132,17 @@ pub use self::message::{Event, Message};
 pub use self::options::{ClientOptions, ServerOptions};
 use self::reap::{PeerConn, PeerState, Peers, Queued, flush, pump};
 use super::hub::connection::{Connection, ConnectionInner};
-use super::hub::reaper::{BATCH, ConnState, Deferred, Depths, SlotKind};
+use super::hub::reaper::{BATCH, ConnState, Deferred, Depths, Failure};
 use super::hub::{Driver, Hub};
 use super::op::OpPayload;
 use super::pool::Lender;
 use super::{Address, Op, Pending, PoolBuffer, Source};
-use crate::qp::{QpInit, WrId};
+use crate::debug::debug;
+use crate::qp::{ConnectAttr, QpInit, WrId};
 use crate::runtime::Runtime;
 use crate::sync::{Mutex, lock};
 use crate::wait::{Caller, waits};
-use crate::{AnyProvider, Error, Result, WcStatus};
+use crate::{AnyProvider, Error, Pd, Result, WcStatus};
 
 fn closed(verb: &'static str) -> Error {
     Error::Closed { verb, reason: "the connection of the peer has failed, or was ended by either side" }
@@ -199,6 +201,10 @@ pub struct Summary {
 /// It reads the events. A [`Handle`] does everything else, from any thread or task.
 pub struct Server<B: Source = PoolBuffer, P: Provider = AnyProvider> {
     handle: Handle<B, P>,
+    /// Whether [`Event::Ended`] was returned.
+    ended: bool,
+    /// Whether it is that of a client: it has one peer, and ends with it.
+    is_client: bool,
 }
 
 /// Admits, sends and closes. Clones belong to the same server.
@@ -207,7 +213,9 @@ pub struct Handle<B: Source = PoolBuffer, P: Provider = AnyProvider> {
 }
 
 struct Inner<B, P: Provider> {
-    options: options::Resolved,
+    options: ServerOptions,
+    /// What the connections have in common.
+    attr: ConnectAttr,
     hub: Hub<B, P, Peers<P>>,
     inbound: Arc<Inbound<P>>,
     peers: Mutex<Vec<Entry<B, P>>>,
@@ -239,24 +247,25 @@ impl<B, P: Provider> Entry<B, P> {
 
     /// Whether it has a peer that may have an event.
     fn is_open(&self) -> bool {
-        let unused = |peer: &Connection<B, P, Peers<P>>| peer.inner().conn.lock().service.flow.is_unused();
+        let unused = |peer: &Connection<B, P, Peers<P>>| peer.inner.conn.lock().service.flow.is_unused();
         self.peer.as_ref().is_some_and(|peer| !unused(peer))
     }
 }
 
 impl<B: Source, P: Provider> Inner<B, P> {
-    /// A server of `peers` peers, to which the buffers of its receives are returned.
+    /// A server to which the buffers of its receives are returned.
     fn new(
-        options: options::Resolved,
+        options: ServerOptions,
+        attr: ConnectAttr,
         hub: Hub<B, P, Peers<P>>,
         inbound: Arc<Inbound<P>>,
-        peers: u32,
     ) -> Arc<Self> {
         let inner = Arc::new(Self {
             options,
+            attr,
             hub,
             inbound,
-            peers: Mutex::new((0..peers).map(|_| Entry::new()).collect()),
+            peers: Mutex::new((0..options.peers).map(|_| Entry::new()).collect()),
             ending: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             reader_dropped: AtomicBool::new(false),
@@ -285,8 +294,7 @@ impl<B: Source, P: Provider> Lender for Inner<B, P> {
 impl<B, P: Provider> Inner<B, P> {
     /// Creates the connection of a peer. It takes its receives from the SRQ.
     fn connection(&self, id: PeerId) -> Result<Connection<B, P, Peers<P>>> {
-        let options::Resolved { attr, connection, sends, operations, inline, window, message_size } =
-            self.options;
+        let ServerOptions { connection, sends, operations, inline, window, message_size, .. } = self.options;
         let flow = flow::FlowControl::new(window, sends as usize);
         let describe = |offered| Address {
             recvs: window,
@@ -301,7 +309,7 @@ impl<B, P: Provider> Inner<B, P> {
         };
         let reserved = flow::CONTROL_SENDS;
         let depths = Depths { sends: operations, service: sends, reserved, ..Depths::default() };
-        let attr = (attr, connection.keepalive, connection.resolve);
+        let attr = (self.attr, connection.keepalive, connection.resolve);
         let state = PeerState { flow, max_message: u32::MAX };
         self.hub.open("Handle::admit", attr, (depths, inline), describe, create, (id.into(), state))
     }
@@ -320,7 +328,7 @@ impl<B, P: Provider> Inner<B, P> {
                 Some(entry) if entry.generation == id.generation => {
                     entry.generation = entry.generation.wrapping_add(1);
                     let peer = entry.peer.take();
-                    entry.previous = peer.as_ref().map(|peer| Arc::clone(&peer.inner().conn));
+                    entry.previous = peer.as_ref().map(|peer| Arc::clone(&peer.inner.conn));
                     peer
                 }
                 _ => None,
@@ -351,16 +359,15 @@ impl<B, P: Provider> Inner<B, P> {
     /// Ends all connections by `change`, and admits no more peers.
     fn end(&self, change: impl Fn(&mut flow::FlowControl<Queued>), panics: &mut FirstPanic) {
         self.ending.store(true, Ordering::Release);
-        self.all(|peer| {
-            panics.catch(|| self.update(peer, &change));
-            true
-        });
+        for peer in self.connections() {
+            panics.catch(|| self.update(&peer, &change));
+        }
     }
 
     /// Applies `change` to the connection of `peer` and posts what is due then. Messages that can't be
     /// sent any more fail.
     fn update(&self, peer: &Connection<B, P, Peers<P>>, change: impl FnOnce(&mut flow::FlowControl<Queued>)) {
-        let ConnectionInner { hub, conn, .. } = peer.inner();
+        let ConnectionInner { hub, conn, .. } = &*peer.inner;
         let (pumped, unsent) = {
             let mut state = conn.lock();
             let mut unsent = VecDeque::new();
@@ -372,37 +379,49 @@ impl<B, P: Provider> Inner<B, P> {
             (pump(&mut state, &hub.table), unsent)
         };
         let mut deferred = Deferred::new();
-        flush(conn, unsent, WcStatus::WR_FLUSH_ERR, &hub.table, &self.inbound, &mut deferred);
+        flush(hub, conn, unsent, WcStatus::WR_FLUSH_ERR, &mut deferred);
         if let Err(failure) = pumped {
-            hub.end(conn, failure, &mut deferred);
+            hub.end_conn(conn, failure, &mut deferred);
         }
         deferred.finish();
     }
 
-    /// Whether `test` holds for each peer. It runs without the lock.
-    fn all(&self, mut test: impl FnMut(&Connection<B, P, Peers<P>>) -> bool) -> bool {
-        let mut next = 0;
-        loop {
-            let peer = {
-                let peers = lock(&self.peers);
-                let found = (next..)
-                    .zip(peers.get(next..).unwrap_or_default())
-                    .find_map(|(at, entry)| Some((at, entry.peer.clone()?)));
-                let Some((at, peer)) = found else { return true };
-                next = at + 1;
-                peer
-            };
-            if !test(&peer) {
-                return false;
+    /// The connections of the peers.
+    fn connections(&self) -> Vec<Connection<B, P, Peers<P>>> {
+        lock(&self.peers).iter().filter_map(|entry| entry.peer.clone()).collect()
+    }
+
+    /// Polls or blocks until `look` returns a value. It reaps, and calls `register` before it looks for
+    /// the last time.
+    fn poll_by<T>(
+        &self,
+        caller: Caller<'_>,
+        verb: &'static str,
+        register: impl Fn(&Context<'_>),
+        mut look: impl FnMut() -> Option<Result<T>>,
+    ) -> Poll<Result<T>> {
+        self.hub.inner.poll_by(caller, verb, |cx| {
+            for round in 0..ROUNDS {
+                if let Some(found) = look() {
+                    return Poll::Ready(found);
+                }
+                if round == 0 {
+                    register(cx);
+                } else if self.hub.poll(BATCH) == 0 {
+                    return Poll::Pending;
+                }
             }
-        }
+            // Other connections keep the CQ busy: others get their turn first.
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
     }
 
     /// Whether every peer has received all messages to it, or has failed.
     fn is_delivered(&self) -> bool {
         self.collect();
-        self.all(|peer| {
-            let state = peer.inner().conn.lock();
+        self.connections().iter().all(|peer| {
+            let state = peer.inner.conn.lock();
             state.failure.is_some() || state.service.flow.is_delivered()
         })
     }
@@ -415,23 +434,10 @@ impl<B: Source, P: Provider> Server<B, P> {
         &self.handle
     }
 
-    /// Takes a buffer for a message. `None` if all are in use: by sends, detached or not, that are not
-    /// complete, or by buffers that the program holds; or if callers of [`acquire`](Self::acquire) wait.
-    #[must_use]
-    pub fn take(&self) -> Option<PoolBuffer> {
-        self.handle.take()
-    }
-
-    /// Waits for a buffer for a message, as [`Handle::acquire`] does.
+    /// The next event, to be awaited or waited for. The last one is [`Event::Ended`].
     ///
-    /// # Errors
-    /// [Those of the wait](PendingBuffer#errors).
-    pub fn acquire(&self) -> PendingBuffer<B, P> {
-        self.handle.acquire()
-    }
-
-    /// The next event, to be awaited or waited for. `None` when the server was shut down and all peers
-    /// have ended.
+    /// A thread that has something else to wait for lets another thread call this and pass the events
+    /// into a channel. A task uses `select!`.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -439,16 +445,17 @@ impl<B: Source, P: Provider> Server<B, P> {
     /// use bareverbs::server::{Event, Server};
     ///
     /// # async fn task(server: &mut Server) -> bareverbs::Result<()> {
-    /// while let Some(event) = server.next().await? {
-    ///     println!("{event:?}");
+    /// loop {
+    ///     match server.next().await? {
+    ///         Event::Ended => return Ok(()),
+    ///         event => println!("{event:?}"),
+    ///     }
     /// }
-    /// # Ok(())
     /// # }
     /// # fn thread(server: &mut Server) -> bareverbs::Result<()> {
     ///
-    /// // A thread blocks. The outer `None`: no event in a second.
-    /// let in_time: Option<Option<Event>> =
-    ///     server.next().wait_timeout(Duration::from_secs(1)).transpose()?;
+    /// // A thread blocks. `None`: no event in a second.
+    /// let in_time: Option<Event> = server.next().wait_timeout(Duration::from_secs(1)).transpose()?;
     /// # drop(in_time);
     /// # Ok(())
     /// # }
@@ -457,6 +464,7 @@ impl<B: Source, P: Provider> Server<B, P> {
     /// # Errors
     /// Those of the wait:
     ///
+    /// - [`Error::Closed`]: [`Event::Ended`] was returned before.
     /// - [`Error::DeviceRemoved`]: the device was removed, and all events were returned. Each peer has
     ///   ended with [`Event::Failed`], its sends and operations with this error.
     /// - [`Error::NoDriver`]: a task awaits it, and there is no [driver](super::Hub#drivers).
@@ -468,27 +476,21 @@ impl<B: Source, P: Provider> Server<B, P> {
         Next { server: self }
     }
 
-    fn poll_event(&mut self, cx: &Context<'_>) -> Poll<Option<Event<B, P>>> {
+    /// Takes the next event if there is one.
+    fn take_event(&mut self) -> Option<Result<Event<B, P>>> {
         let inner = &self.handle.inner;
-        let mut registered = false;
-        for _ in 0..ROUNDS {
-            inner.collect();
-            if let Some(event) = inner.inbound.pop() {
-                return Poll::Ready(Some(self.event(event)));
-            }
-            if inner.ending.load(Ordering::Acquire) && !lock(&inner.peers).iter().any(Entry::is_open) {
-                return Poll::Ready(None);
-            }
-            if !registered {
-                inner.inbound.register_reader(cx);
-                registered = true;
-            } else if inner.hub.poll(BATCH) == 0 {
-                return Poll::Pending;
-            }
+        inner.collect();
+        if let Some(event) = inner.inbound.pop() {
+            return Some(Ok(self.event(event)));
         }
-        // Other connections keep the CQ busy: others get their turn first.
-        cx.waker().wake_by_ref();
-        Poll::Pending
+        let is_ending = self.is_client || inner.ending.load(Ordering::Acquire);
+        if !is_ending || lock(&inner.peers).iter().any(Entry::is_open) {
+            return None;
+        }
+        Some(match mem::replace(&mut self.ended, true) {
+            false => Ok(Event::Ended),
+            true => Err(Error::Closed { verb: "Server::next", reason: "the server has ended" }),
+        })
     }
 
     fn event(&self, event: RawEvent<P>) -> Event<B, P> {
@@ -514,8 +516,14 @@ impl<B: Source, P: Provider> Server<B, P> {
 }
 
 impl<B: Source, P: Provider> Handle<B, P> {
-    /// Takes a buffer for a message. `None` if all are in use, or callers of
-    /// [`acquire`](Self::acquire) wait.
+    /// The protection domain of the server, in which the buffers that it sends are registered.
+    #[must_use]
+    pub fn pd(&self) -> &Pd<P> {
+        self.inner.hub.pd()
+    }
+
+    /// Takes a buffer for a message. `None` if all are in use: by sends, detached or not, that are not
+    /// complete, or by buffers that the program holds; or if callers of [`acquire`](Self::acquire) wait.
     #[must_use]
     pub fn take(&self) -> Option<PoolBuffer> {
         let Inner { inbound, hub, .. } = &*self.inner;
@@ -599,7 +607,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
             return Err(Error::invalid(verb, "`recvs` of the address is 0 or too large"));
         }
         let is_open = |state: &ConnState<P, Peers<P>>| !state.service.flow.is_unused();
-        peer.inner().connect(verb, remote, is_open, |state| {
+        peer.inner.connect(verb, remote, is_open, |state| {
             state.service.max_message = remote.max_message;
             state.service.flow.connected(remote.recvs);
         })?;
@@ -632,14 +640,17 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// # }
     /// ```
     ///
-    /// A message has a tag and no other option. Operations on memory have all options.
+    /// The buffers are those of [`take`](Self::take), of any [`Pool`](super::Pool) of the same
+    /// [protection domain](Self::pd), or others of the type `B`. A message has a tag and no other
+    /// option. Operations on memory have all options.
     ///
     /// Each peer has [`ServerOptions::operations`] of them at a time, apart from messages. An operation
     /// is executed in order with the messages that were sent before it, unless these wait for credits.
     /// One that fails, such as a write that the peer does not allow, ends the connection.
     ///
     /// [`ServerOptions::access`] of the peer allows it, and the memory of the peer: see
-    /// [`RegionMut::expose`](super::RegionMut::expose).
+    /// [`RegionMut::expose`](super::RegionMut::expose). Memory that peers access must be exposed until
+    /// [`Event::Closed`] or [`Event::Failed`] of each: earlier operations have ended then.
     ///
     /// Refused are inline messages, and sends and writes with immediate data ([`Error::Invalid`]).
     #[doc(alias = "send_tagged")]
@@ -650,16 +661,25 @@ impl<B: Source, P: Provider> Handle<B, P> {
     pub fn post<L: OpPayload<B>>(&self, peer: PeerId, op: Op<L>) -> PeerOperation<B, P> {
         match self.inner.get(peer) {
             Some(peer) => post::post(&peer, op),
-            None => Pending::refused_op(SlotKind::Send, closed("Handle::post"), op),
+            None => Pending::refused_op(closed("Handle::post"), op),
         }
     }
 
-    /// Closes the connection to `peer` without loss: messages that were sent before are delivered,
-    /// and later ones are rejected. The peer sends its queued messages; then [`Event::Closed`]
-    /// follows.
+    /// Closes the connection to `peer` without loss: messages and operations on memory that were posted
+    /// before are executed, and later ones are rejected. The peer sends its queued messages; then
+    /// [`Event::Closed`] follows.
     pub fn close(&self, peer: PeerId) {
         if let Some(peer) = self.inner.get(peer) {
             self.inner.update(&peer, flow::FlowControl::close);
+        }
+    }
+
+    /// Ends the connection to `peer` at once, for one that is known to be dead: its messages and
+    /// operations fail, and [`Event::Failed`] follows.
+    pub fn abort(&self, peer: PeerId) {
+        if let Some(peer) = self.inner.get(peer) {
+            let ConnectionInner { hub, conn, .. } = &*peer.inner;
+            hub.end(conn, Failure::Aborted);
         }
     }
 
@@ -671,8 +691,8 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// that wait for its connection fail.
     ///
     /// Messages of the peers arrive meanwhile and afterwards: read them until [`Server::next`]
-    /// returns `None`. A peer without credits waits until earlier messages are dropped.
-    pub fn shutdown(&self) -> Shutdown<B, P> {
+    /// returns [`Event::Ended`]. A peer without credits waits until earlier messages are dropped.
+    pub fn shutdown(&self) -> Ending<B, P> {
         self.inner.closed.store(true, Ordering::Release);
         let mut panics = FirstPanic::default();
         self.inner.end(flow::FlowControl::close, &mut panics);
@@ -680,7 +700,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
         // have reached theirs.
         panics.catch(|| wake_all(self.inner.inbound.take_all_wakers()));
         panics.resume();
-        Shutdown { inner: Arc::clone(&self.inner) }
+        Ending { inner: Arc::clone(&self.inner) }
     }
 
     /// Ends all connections after an answer to each message that has arrived or is on its way, and admits
@@ -690,14 +710,17 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// - The peers send no more messages. Those that they have not sent yet, and later ones, fail with
     ///   [`Error::Draining`] and [`Outcome::NotExecuted`](super::Outcome::NotExecuted). So each message
     ///   whose send succeeded is one that this end has.
-    /// - Messages can be sent and buffers be waited for as before. A message counts as answered when
-    ///   it is dropped or its buffer is taken: answer it before, as [`Message::reply`] and
+    /// - The same is true of the peers' operations on memory of this end. So an answer can't name memory
+    ///   for the peer to read: write the bytes into memory that the request named
+    ///   ([`Handle::post`]), or send them in the answer.
+    /// - Messages can be sent, operations be posted and buffers be waited for as before. A message counts
+    ///   as answered when it is dropped or its buffer is taken: answer it before, as [`Message::reply`] and
     ///   [`Message::reply_in_place`] do.
     /// - A connection is closed when all messages of its peer are answered. [`Server::next`] returns
-    ///   `None` when all are.
+    ///   [`Event::Ended`] when all are.
     ///
     /// Messages that the program keeps, and peers that take no answers, delay the end:
-    /// [`Shutdown::wait_timeout`] sets a limit, and [`Handle::shutdown`] afterwards gives up what is not
+    /// [`Ending::wait_timeout`] sets a limit, and [`Handle::shutdown`] afterwards gives up what is not
     /// answered.
     ///
     /// ```no_run
@@ -714,7 +737,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn drain(&self) -> Shutdown<B, P> {
+    pub fn drain(&self) -> Ending<B, P> {
         let mut panics = FirstPanic::default();
         // Without a reader the application answers no message.
         let reader_dropped = self.inner.reader_dropped.load(Ordering::Acquire);
@@ -723,7 +746,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
         // Without a peer that may have an event, the reader has reached its end.
         panics.catch(|| wake_all(self.inner.inbound.take_wakers()));
         panics.resume();
-        Shutdown { inner: Arc::clone(&self.inner) }
+        Ending { inner: Arc::clone(&self.inner) }
     }
 
     /// Probes each peer now by an RDMA write of length 0, unless an earlier probe is outstanding. A dead
@@ -734,7 +757,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
     #[doc(alias = "keepalive")]
     pub fn probe(&self) {
         self.inner.collect();
-        self.inner.hub.inner().sweep(None);
+        self.inner.hub.inner.sweep(None);
     }
 
     /// The ids of the connected peers.
@@ -773,51 +796,35 @@ pub struct Next<'s, B: Source = PoolBuffer, P: Provider = AnyProvider> {
 }
 
 impl<B: Source, P: Provider> Next<'_, B, P> {
-    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<Option<Event<B, P>>>> {
-        let hub = Arc::clone(self.server.handle.inner.hub.inner());
-        hub.poll_by(caller, "Server::next", |cx| self.server.poll_event(cx).map(Ok))
+    fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<Event<B, P>>> {
+        let inner = Arc::clone(&self.server.handle.inner);
+        let register = |cx: &Context<'_>| inner.inbound.register_reader(cx);
+        inner.poll_by(caller, "Server::next", register, || self.server.take_event())
     }
 }
 
-waits!([B: Source, P: Provider] Next<'_, B, P> => Result<Option<Event<B, P>>>);
+waits!([B: Source, P: Provider] Next<'_, B, P> => Result<Event<B, P>>);
 
 /// The end of a server, from [`Handle::shutdown`] or [`Handle::drain`], which a task awaits or a thread
 /// [waits for](Self::wait): the peers have received everything. It continues if this is dropped.
+#[doc(alias = "Shutdown")]
 #[must_use = "await it for the summary"]
-pub struct Shutdown<B, P: Provider = AnyProvider> {
+pub struct Ending<B, P: Provider = AnyProvider> {
     inner: Arc<Inner<B, P>>,
 }
 
-impl<B, P: Provider> Shutdown<B, P> {
+impl<B, P: Provider> Ending<B, P> {
     fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<Summary>> {
-        self.inner.hub.inner().poll_by(caller, "Handle::shutdown", |cx| self.poll_summary(cx).map(Ok))
-    }
-
-    fn poll_summary(&self, cx: &Context<'_>) -> Poll<Summary> {
-        let Inner { inbound, hub, .. } = &*self.inner;
-        let mut rounds = 0;
-        while !self.inner.is_delivered() {
-            match rounds {
-                0 => inbound.register_shutdown(cx),
-                ROUNDS => {
-                    cx.waker().wake_by_ref();
-                    return Poll::Pending;
-                }
-                _ if hub.poll(BATCH) == 0 => return Poll::Pending,
-                _ => {}
-            }
-            rounds += 1;
-        }
-        let [sent, detached, failed] = [&inbound.sent, &inbound.detached, &inbound.failed]
-            .map(|counter| counter.load(Ordering::Relaxed));
-        Poll::Ready(Summary { sent, detached, failed })
+        let register = |cx: &Context<'_>| self.inner.inbound.register_shutdown(cx);
+        let summary = || self.inner.is_delivered().then(|| Ok(self.inner.inbound.summary()));
+        self.inner.poll_by(caller, "Ending::wait", register, summary)
     }
 }
 
-waits!([B, P: Provider] Shutdown<B, P> => Result<Summary>);
+waits!([B, P: Provider] Ending<B, P> => Result<Summary>);
 
 // It contains no pinned values.
-impl<B, P: Provider> Unpin for Shutdown<B, P> {}
+impl<B, P: Provider> Unpin for Ending<B, P> {}
 
 /// The other end of a peer of a [`Server`]. See the [module](self).
 pub struct Client<B: Source = PoolBuffer, P: Provider = AnyProvider> {
@@ -852,10 +859,10 @@ impl<B: Source, P: Provider> Client<B, P> {
         self.server.handle.connect("Client::connect", self.id, remote)
     }
 
-    /// Takes a buffer for a message, as [`Server::take`] does.
+    /// Takes a buffer for a message, as [`Handle::take`] does.
     #[must_use]
     pub fn take(&self) -> Option<PoolBuffer> {
-        self.server.take()
+        self.handle().take()
     }
 
     /// Waits for a buffer for a message, as [`Handle::acquire`] does.
@@ -863,7 +870,7 @@ impl<B: Source, P: Provider> Client<B, P> {
     /// # Errors
     /// [Those of the wait](PendingBuffer#errors).
     pub fn acquire(&self) -> PendingBuffer<B, P> {
-        self.server.acquire()
+        self.handle().acquire()
     }
 
     /// Sends the bytes of `buffer` in `range` as [`Handle::send`] does.
@@ -885,7 +892,8 @@ impl<B: Source, P: Provider> Client<B, P> {
         self.id
     }
 
-    /// The next event, as that of [`Server::next`].
+    /// The next event, as that of [`Server::next`]. [`Event::Ended`] follows when the server has closed the
+    /// connection and both ends have received everything, or when the connection has failed.
     ///
     /// # Errors
     /// As for [`Server::next`].
@@ -897,7 +905,7 @@ impl<B: Source, P: Provider> Client<B, P> {
     }
 
     /// Closes the connection without loss, as [`Handle::shutdown`] does.
-    pub fn shutdown(&self) -> Shutdown<B, P> {
+    pub fn shutdown(&self) -> Ending<B, P> {
         self.server.handle.shutdown()
     }
 }
@@ -924,35 +932,12 @@ impl<B: Source, P: Provider> Clone for Handle<B, P> {
     }
 }
 
-impl<B: Source, P: Provider> fmt::Debug for Server<B, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server").field("peers", &self.handle.peers()).finish_non_exhaustive()
-    }
-}
-
-impl<B: Source, P: Provider> fmt::Debug for Handle<B, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handle").field("peers", &self.peers()).finish_non_exhaustive()
-    }
-}
-
-impl<B: Source, P: Provider> fmt::Debug for Client<B, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("address", &self.address).finish_non_exhaustive()
-    }
-}
-
-impl<B: Source, P: Provider> fmt::Debug for Next<'_, B, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Next").field("server", self.server).finish()
-    }
-}
-
-impl<B, P: Provider> fmt::Debug for Shutdown<B, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inbound { sent, failed, .. } = &*self.inner.inbound;
-        f.debug_struct("Shutdown").field("sent", sent).field("failed", failed).finish_non_exhaustive()
-    }
+debug! {
+    it: "Server" [B: Source, P: Provider] Server<B, P> { peers = it.handle.peers() }
+    it: "Handle" [B: Source, P: Provider] Handle<B, P> { peers = it.peers() }
+    it: "Client" [B: Source, P: Provider] Client<B, P> { address = it.address }
+    it: "Next" [B: Source, P: Provider] Next<'_, B, P> { server = it.server }
+    it: "Ending" [B, P: Provider] Ending<B, P> { summary = it.inner.inbound.summary() }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -140,13 +140,12 @@ pub(crate) fn server_that_echoes_allocates_nothing() {
     let mut exchange = |rounds| {
         for _ in 0..rounds {
             client.send(client.take().unwrap(), ..8).detach();
-            let Some(Some(Event::Message(message))) =
-                server.next().wait_timeout(TIMEOUT).transpose().unwrap()
+            let Some(Event::Message(message)) = server.next().wait_timeout(TIMEOUT).transpose().unwrap()
             else {
                 panic!("a message")
             };
             message.reply_in_place(..8).detach();
-            let Some(Some(Event::Message(answer))) = client.next().wait_timeout(TIMEOUT).transpose().unwrap()
+            let Some(Event::Message(answer)) = client.next().wait_timeout(TIMEOUT).transpose().unwrap()
             else {
                 panic!("an answer")
             };

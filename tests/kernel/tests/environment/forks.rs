@@ -82,14 +82,14 @@ pub(crate) fn message_of_a_server_dropped_in_a_forked_child_stays_with_its_paren
             let mut buffer = client.take().unwrap();
             buffer.bytes_mut()[..3].copy_from_slice(text);
             client.send(buffer, ..3).wait().unwrap();
-            let Some(Event::Message(message)) = server.next().wait().unwrap() else { panic!("no message") };
+            let Event::Message(message) = server.next().wait().unwrap() else { panic!("no message") };
             let mut slot = Some(message);
             child::run(|| drop(slot.take()));
             // Its buffer and its credit are the parent's, which sends the answer.
             let message = slot.take().unwrap();
             assert_eq!(message.bytes(), text);
-            message.reply(server.take().unwrap(), ..3).wait().unwrap();
-            assert!(matches!(client.next().wait().unwrap(), Some(Event::Message(_))));
+            message.reply(server.handle().take().unwrap(), ..3).wait().unwrap();
+            assert!(matches!(client.next().wait().unwrap(), Event::Message(_)));
         }
     });
 }

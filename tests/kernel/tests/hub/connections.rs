@@ -96,6 +96,58 @@ pub(crate) fn hub_executes_every_operation() {
     });
 }
 
+pub(crate) fn header_and_body_are_one_message_of_a_hub() {
+    nothing_leaks(|| {
+        let (pd, hub, pool) = setup(16, 16);
+        let options = Endpoint::options().sends(4).recvs(4).max_sge(2).access(ALL_REMOTE);
+        let [a, b] = [(); 2].map(|()| hub.connection_with(&options).unwrap());
+        a.connect(&b.address()).unwrap();
+        b.connect(&a.address()).unwrap();
+        let text = |text: &[u8]| {
+            let mut buffer = take(&pool);
+            buffer.bytes_mut()[..text.len()].copy_from_slice(text);
+            buffer
+        };
+        for round in 0..5 {
+            let received = b.post(Op::recv_parts([(take(&pool), 0..4), (take(&pool), 0..64)]).tag(1));
+            let sent = a.post(Op::send_parts([(text(b"headers"), 0..6), (text(b"body"), 0..4)]).tag(2));
+            // The last buffer is awaited first.
+            let [header, body] = received;
+            let (body, header) = (body.wait().unwrap(), header.wait().unwrap());
+            assert_eq!((header.message(), header.tag), (Some(&b"head"[..]), 1), "round {round}");
+            assert_eq!((body.message(), body.tag), (Some(&b"erbody"[..]), 1), "round {round}");
+            let sent = sent.map(|pending| pending.wait().unwrap());
+            assert_eq!(sent.map(|done| (done.tag, done.len)), [(2, 6), (2, 4)]);
+        }
+        let target = pd.register(Buffer::zeroed(64).unwrap(), ALL_REMOTE).unwrap();
+        let remote = target.remote(4).unwrap();
+        let parts = [(text(b"one"), 0..3), (text(b"two"), 0..3)];
+        for pending in a.post(Op::write_parts(parts, remote)) {
+            pending.wait().unwrap();
+        }
+        assert_eq!(contents(&target)[..12], *b"\0\0\0\0onetwo\0\0");
+        let read = a.post(Op::read_parts([(take(&pool), 1..3), (take(&pool), 0..4)], remote));
+        let [first, second] = read.map(|pending| pending.wait().unwrap().into_buffer());
+        assert_eq!((&first.bytes()[1..3], &second.bytes()[..4]), (&b"on"[..], &b"etwo"[..]));
+        // More buffers than `max_sge`, or than the depth has room for, are refused.
+        for refused in a.post(Op::send_parts([(); 3].map(|()| (take(&pool), 0..4)))) {
+            assert!(matches!(refused.wait().unwrap_err().error, Error::Post(_)));
+        }
+        let posted = [(); 2].map(|()| b.post(Op::recv_parts([(); 2].map(|()| (take(&pool), ..)))));
+        for refused in b.post(Op::recv_parts([(); 2].map(|()| (take(&pool), ..)))) {
+            assert!(refused.wait().unwrap_err().is_full());
+        }
+        b.abort();
+        for failed in posted.into_iter().flatten().map(|pending| pending.wait().unwrap_err()) {
+            assert!(failed.is_recv() && failed.buffer.is_some(), "{failed}");
+        }
+        let lost = a.post(Op::send_parts([(text(b"lost"), 0..4), (text(b"too"), 0..3)]).tag(5));
+        for failed in lost.map(|pending| pending.wait().unwrap_err()) {
+            assert_eq!((failed.tag, failed.buffer.is_some()), (5, true), "{failed}");
+        }
+    });
+}
+
 pub(crate) fn hub_room_is_reserved_and_released() {
     nothing_leaks(|| {
         let (_pd, hub, pool) = setup(8, 8);

@@ -19,6 +19,7 @@ use threads::*;
 
 kernel_tests! {
     hub_executes_every_operation,
+    header_and_body_are_one_message_of_a_hub,
     hub_room_is_reserved_and_released,
     full_cq_at_its_exact_reserve_loses_nothing,
     aborted_connection_returns_its_buffers,
@@ -51,6 +52,7 @@ kernel_tests! {
     client_reads_memory_of_its_server,
     message_is_echoed_in_place,
     a_thousand_clients_share_few_receives if device::soft_roce,
+    clients_end_with_their_server,
     shutdown_under_traffic_loses_nothing,
     drain_by_ctrl_c_answers_every_request_that_was_sent,
     two_hundred_clients_ask_one_server,

@@ -57,7 +57,7 @@ pub(crate) fn tasks_wait_for_the_buffers_of_a_client() {
             let (senders, mut order) = (senders.collect::<Vec<_>>(), Order::default());
             while !order.is_complete() {
                 match timeout(TIMEOUT, server.next()).await.expect("each wait gets a buffer").unwrap() {
-                    Some(Event::Message(message)) => order.arrived(message.bytes()),
+                    Event::Message(message) => order.arrived(message.bytes()),
                     other => panic!("{other:?}"),
                 }
             }
@@ -92,7 +92,7 @@ pub(crate) fn threads_wait_for_the_buffers_of_a_client_without_a_driver() {
             let mut order = Order::default();
             while !order.is_complete() {
                 match server.next().wait_timeout(TIMEOUT).transpose().unwrap() {
-                    Some(Some(Event::Message(message))) => order.arrived(message.bytes()),
+                    Some(Event::Message(message)) => order.arrived(message.bytes()),
                     other => panic!("{other:?}"),
                 }
             }
@@ -130,7 +130,7 @@ pub(crate) fn cancelled_wait_of_a_client_passes_its_buffer_on() {
                 });
                 tokio::task::yield_now().await;
                 match timeout(TIMEOUT, server.next()).await.unwrap().unwrap() {
-                    Some(Event::Message(message)) => assert_eq!(seed_of(message.bytes()), seed),
+                    Event::Message(message) => assert_eq!(seed_of(message.bytes()), seed),
                     other => panic!("{other:?}"),
                 }
                 drop(first);
@@ -160,7 +160,7 @@ pub(crate) fn death_of_a_peer_ends_the_wait_for_its_buffers() {
             move || handle.acquire().wait_timeout(TIMEOUT).transpose()
         });
         match server.next().wait_timeout(TIMEOUT).transpose().unwrap() {
-            Some(Some(Event::Failed(peer, _))) => assert_eq!(peer, lost),
+            Some(Event::Failed(peer, _)) => assert_eq!(peer, lost),
             other => panic!("{other:?}"),
         }
         let buffer = waiter.join().unwrap().unwrap().expect("the buffer of a failed message");
@@ -175,8 +175,9 @@ pub(crate) fn end_of_a_server_ends_the_waits_for_its_buffers() {
             let pd = domain();
             let server = server(&pd, 1);
             let (client, _) = client(&pd, &server);
-            let _buffers: Vec<_> =
-                std::iter::from_fn(|| server.take()).chain(std::iter::from_fn(|| client.take())).collect();
+            let _buffers: Vec<_> = std::iter::from_fn(|| server.handle().take())
+                .chain(std::iter::from_fn(|| client.take()))
+                .collect();
             let waiters = [server.handle(), client.handle()].map(|handle| {
                 let handle = handle.clone();
                 std::thread::spawn(move || handle.acquire().wait().map(drop))
@@ -200,7 +201,7 @@ pub(crate) fn waits_for_a_buffer_do_not_delay_replies_in_place() {
         let pd = domain();
         let mut server = server(&pd, 1);
         let (mut client, _) = client(&pd, &server);
-        let buffers: Vec<_> = std::iter::from_fn(|| server.take()).collect();
+        let buffers: Vec<_> = std::iter::from_fn(|| server.handle().take()).collect();
         std::thread::scope(|threads| {
             let waiters: Vec<_> = (0..3)
                 .map(|_| {
@@ -212,14 +213,12 @@ pub(crate) fn waits_for_a_buffer_do_not_delay_replies_in_place() {
             // Each window several times.
             for round in 0..40 {
                 client.send(fill(client.take().unwrap(), round), ..).detach();
-                let Some(Some(Event::Message(message))) =
-                    server.next().wait_timeout(TIMEOUT).transpose().unwrap()
+                let Some(Event::Message(message)) = server.next().wait_timeout(TIMEOUT).transpose().unwrap()
                 else {
                     panic!("a message")
                 };
                 message.reply_in_place(..).wait().unwrap();
-                let Some(Some(Event::Message(answer))) =
-                    client.next().wait_timeout(TIMEOUT).transpose().unwrap()
+                let Some(Event::Message(answer)) = client.next().wait_timeout(TIMEOUT).transpose().unwrap()
                 else {
                     panic!("an answer")
                 };

@@ -66,10 +66,10 @@ fn fill(mut buffer: PoolBuffer, seed: u64) -> PoolBuffer {
 
 async fn echo(mut server: Server, mut clients: usize) -> Summary {
     let mut shutdown = None;
-    while let Some(event) = timeout(TIMEOUT, server.next()).await.unwrap().unwrap() {
-        match event {
+    loop {
+        match timeout(TIMEOUT, server.next()).await.unwrap().unwrap() {
             Event::Message(message) => {
-                let answer = fill(server.take().unwrap(), seed_of(message.bytes()));
+                let answer = fill(server.handle().take().unwrap(), seed_of(message.bytes()));
                 drop(timeout(TIMEOUT, message.reply(answer, ..)).await.unwrap().unwrap());
             }
             Event::Closed(_) => {
@@ -78,6 +78,7 @@ async fn echo(mut server: Server, mut clients: usize) -> Summary {
                     shutdown = Some(server.handle().shutdown());
                 }
             }
+            Event::Ended => break,
             other => panic!("{other:?}"),
         }
     }
@@ -99,15 +100,15 @@ async fn ask(mut client: Client, number: u64, rounds: u64) {
             continue;
         }
         match timeout(TIMEOUT, client.next()).await.unwrap().unwrap() {
-            Some(Event::Message(answer)) => assert_eq!(seed_of(answer.bytes()), number << 32 | received),
+            Event::Message(answer) => assert_eq!(seed_of(answer.bytes()), number << 32 | received),
             other => panic!("{other:?}"),
         }
         received += 1;
     }
     let report = timeout(TIMEOUT, client.shutdown()).await.unwrap().unwrap();
     assert_eq!((report.sent, report.failed), (rounds, 0));
-    assert!(matches!(timeout(TIMEOUT, client.next()).await.unwrap().unwrap(), Some(Event::Closed(_))));
-    assert!(timeout(TIMEOUT, client.next()).await.unwrap().unwrap().is_none());
+    assert!(matches!(timeout(TIMEOUT, client.next()).await.unwrap().unwrap(), Event::Closed(_)));
+    assert!(matches!(timeout(TIMEOUT, client.next()).await.unwrap().unwrap(), Event::Ended));
 }
 
 pub(crate) fn ten_clients_ask_a_server_on_tokio() {
@@ -142,22 +143,22 @@ pub(crate) fn threads_use_a_server_without_a_driver() {
                 for round in 0..50 {
                     client.send(fill(client.take().unwrap(), round), ..).detach();
                     match client.next().wait().unwrap() {
-                        Some(Event::Message(answer)) => assert_eq!(seed_of(answer.bytes()), round),
+                        Event::Message(answer) => assert_eq!(seed_of(answer.bytes()), round),
                         other => panic!("{other:?}"),
                     }
                 }
                 assert_eq!(client.shutdown().wait().unwrap().failed, 0);
-                assert!(matches!(client.next().wait().unwrap(), Some(Event::Closed(_))));
-                assert!(client.next().wait().unwrap().is_none());
+                assert!(matches!(client.next().wait().unwrap(), Event::Closed(_)));
+                assert!(matches!(client.next().wait().unwrap(), Event::Ended));
             });
             loop {
                 match server.next().wait().unwrap() {
-                    Some(Event::Message(message)) => {
+                    Event::Message(message) => {
                         assert_eq!(message.peer(), peer);
-                        let answer = fill(server.take().unwrap(), seed_of(message.bytes()));
+                        let answer = fill(server.handle().take().unwrap(), seed_of(message.bytes()));
                         message.reply(answer, ..).wait().unwrap();
                     }
-                    Some(Event::Closed(closed)) => {
+                    Event::Closed(closed) => {
                         assert_eq!(closed, peer);
                         break;
                     }
@@ -180,8 +181,11 @@ pub(crate) fn ends_that_send_without_reading_do_not_deadlock() {
         client.handle().spawn_driver_thread().unwrap();
         // Windows of 4 and queues of 4: the ninth message has no place.
         let send = |round| {
-            let to_client =
-                server.handle().send(peer, fill(server.take().unwrap_or_else(|| spare(&pd)), round), ..);
+            let to_client = server.handle().send(
+                peer,
+                fill(server.handle().take().unwrap_or_else(|| spare(&pd)), round),
+                ..,
+            );
             let to_server = client.send(fill(client.take().unwrap_or_else(|| spare(&pd)), round), ..);
             [to_client, to_server]
         };
@@ -212,7 +216,7 @@ pub(crate) fn ends_that_send_without_reading_do_not_deadlock() {
                 client.next().wait_timeout(TIMEOUT).transpose().unwrap(),
             ] {
                 match event {
-                    Some(Some(Event::Message(message))) => assert_eq!(seed_of(message.bytes()), round),
+                    Some(Event::Message(message)) => assert_eq!(seed_of(message.bytes()), round),
                     other => panic!("{other:?}"),
                 }
             }
@@ -233,13 +237,13 @@ pub(crate) fn dead_client_costs_itself_only() {
         let ((dead, lost), (mut alive, peer)) = (client(&pd, &server), client(&pd, &server));
         dead.send(fill(dead.take().unwrap(), 1), ..).wait().unwrap();
         drop(dead);
-        let pending = server.handle().send(lost, fill(server.take().unwrap(), 2), ..);
+        let pending = server.handle().send(lost, fill(server.handle().take().unwrap(), 2), ..);
         alive.send(fill(alive.take().unwrap(), 3), ..).detach();
         let (mut seeds, mut gone) = (Vec::new(), false);
         while seeds.len() < 2 || !gone {
             match server.next().wait_timeout(TIMEOUT).transpose().unwrap() {
-                Some(Some(Event::Message(message))) => seeds.push((message.peer(), seed_of(message.bytes()))),
-                Some(Some(Event::Failed(peer, error))) => {
+                Some(Event::Message(message)) => seeds.push((message.peer(), seed_of(message.bytes()))),
+                Some(Event::Failed(peer, error)) => {
                     assert!(matches!(error, Error::Completion { .. }), "{error}");
                     assert_eq!(peer, lost);
                     gone = true;
@@ -250,14 +254,14 @@ pub(crate) fn dead_client_costs_itself_only() {
         seeds.sort_by_key(|(_, seed)| *seed);
         assert_eq!(seeds, [(lost, 1), (peer, 3)]);
         assert!(pending.wait().unwrap_err().buffer.is_some());
-        assert!(server.handle().send(lost, server.take().unwrap(), ..).wait().is_err());
+        assert!(server.handle().send(lost, server.handle().take().unwrap(), ..).wait().is_err());
         assert_eq!(server.handle().peers(), [peer]);
         // Its place is free for another one.
         let (_other, next) = client(&pd, &server);
         assert_ne!(next, lost);
-        server.handle().send(peer, fill(server.take().unwrap(), 4), ..).wait().unwrap();
+        server.handle().send(peer, fill(server.handle().take().unwrap(), 4), ..).wait().unwrap();
         assert!(
-            matches!(alive.next().wait().unwrap(), Some(Event::Message(message)) if seed_of(message.bytes()) == 4)
+            matches!(alive.next().wait().unwrap(), Event::Message(message) if seed_of(message.bytes()) == 4)
         );
     });
 }
@@ -272,12 +276,39 @@ pub(crate) fn keepalive_finds_a_dead_idle_client() {
             server.handle().probe();
         }
         match server.next().wait_timeout(TIMEOUT).transpose().unwrap() {
-            Some(Some(Event::Failed(failed, _))) => assert_eq!(failed, lost),
+            Some(Event::Failed(failed, _)) => assert_eq!(failed, lost),
             other => panic!("{other:?}"),
         }
         server.handle().probe();
         assert!(server.next().wait_timeout(Duration::from_millis(200)).is_none());
         assert_eq!(server.handle().peers(), [peer]);
+    });
+}
+
+pub(crate) fn clients_end_with_their_server() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut server = server(&pd, 2);
+        let ((mut kept, _), (mut aborted, peer)) = (client(&pd, &server), client(&pd, &server));
+        let next = |end: &mut Server| end.next().wait_timeout(TIMEOUT).unwrap().unwrap();
+        server.handle().abort(peer);
+        let event = next(&mut server);
+        assert!(matches!(event, Event::Failed(failed, Error::Closed { .. }) if failed == peer), "{event:?}");
+        // The server's QP is destroyed, so the probe fails.
+        aborted.handle().probe();
+        let event = aborted.next().wait_timeout(TIMEOUT).unwrap().unwrap();
+        assert!(matches!(event, Event::Failed(..)), "{event:?}");
+        assert!(matches!(aborted.next().wait().unwrap(), Event::Ended));
+        let closing = server.handle().shutdown();
+        let reader = std::thread::spawn(move || {
+            // Nothing else can come: it needs no shutdown of its own.
+            let events = [(); 2].map(|()| kept.next().wait_timeout(TIMEOUT).unwrap().unwrap());
+            assert!(matches!(events, [Event::Closed(_), Event::Ended]), "{events:?}");
+        });
+        let events = [(); 2].map(|()| next(&mut server));
+        assert!(matches!(events, [Event::Closed(_), Event::Ended]), "{events:?}");
+        assert_eq!(closing.wait().unwrap().failed, 0);
+        reader.join().unwrap();
     });
 }
 
@@ -304,19 +335,19 @@ pub(crate) fn shutdown_under_traffic_loses_nothing() {
                                 }
                             }
                             match client.next().wait_timeout(Duration::from_millis(1)).transpose().unwrap() {
-                                Some(Some(Event::Message(answer))) => {
+                                Some(Event::Message(answer)) => {
                                     let seed = seed_of(answer.bytes());
                                     // A full queue has refused some.
                                     assert!(seed >= next, "{seed} after {next}");
                                     (answers, next) = (answers + 1, seed + 1);
                                 }
-                                Some(Some(Event::Closed(_))) => {
+                                Some(Event::Closed(_)) => {
                                     closed = true;
                                     let report = client.shutdown().wait().unwrap();
                                     assert_eq!((report.sent, report.failed), (sent, 0));
                                 }
-                                Some(None) => break (sent, answers),
-                                Some(Some(other)) => panic!("{other:?}"),
+                                Some(Event::Ended) => break (sent, answers),
+                                Some(other) => panic!("{other:?}"),
                                 None => {}
                             }
                         }
@@ -325,12 +356,12 @@ pub(crate) fn shutdown_under_traffic_loses_nothing() {
                 .collect();
             let (mut received, mut answered) = (0, 0);
             let mut shutdown = None;
-            while let Some(event) = server.next().wait().unwrap() {
-                match event {
+            loop {
+                match server.next().wait().unwrap() {
                     Event::Message(message) => {
                         received += 1;
                         let seed = seed_of(message.bytes());
-                        if let Some(buffer) = server.take() {
+                        if let Some(buffer) = server.handle().take() {
                             let mut pending = message.reply(fill(buffer, seed), ..);
                             match pending.wait_timeout(Duration::ZERO).transpose() {
                                 Err(refused) => assert!(refused.buffer.is_some(), "{refused}"),
@@ -342,6 +373,7 @@ pub(crate) fn shutdown_under_traffic_loses_nothing() {
                         }
                     }
                     Event::Closed(_) => {}
+                    Event::Ended => break,
                     other => panic!("{other:?}"),
                 }
             }
@@ -375,16 +407,16 @@ async fn ask_until_drained(mut client: Client) -> (u64, u64) {
             continue;
         }
         match timeout(TIMEOUT, client.next()).await.unwrap().unwrap() {
-            Some(Event::Message(answer)) => {
+            Event::Message(answer) => {
                 assert!(open.remove(&seed_of(answer.bytes())), "an answer to each question, once");
                 answers += 1;
             }
-            Some(Event::Closed(_)) => break,
+            Event::Closed(_) => break,
             other => panic!("{other:?}"),
         }
     }
     timeout(TIMEOUT, client.shutdown()).await.unwrap().unwrap();
-    assert!(timeout(TIMEOUT, client.next()).await.unwrap().unwrap().is_none());
+    assert!(matches!(timeout(TIMEOUT, client.next()).await.unwrap().unwrap(), Event::Ended));
     (asked, answers)
 }
 
@@ -439,8 +471,8 @@ pub(crate) fn drain_by_ctrl_c_answers_every_request_that_was_sent() {
                 timeout(TIMEOUT, handle.drain()).await.unwrap().unwrap()
             });
             let (mut received, mut closed, mut answers) = (0, 0, JoinSet::new());
-            while let Some(event) = timeout(TIMEOUT, server.next()).await.unwrap().unwrap() {
-                match event {
+            loop {
+                match timeout(TIMEOUT, server.next()).await.unwrap().unwrap() {
                     Event::Message(message) => {
                         received += 1;
                         let handle = server.handle().clone();
@@ -454,6 +486,7 @@ pub(crate) fn drain_by_ctrl_c_answers_every_request_that_was_sent() {
                         });
                     }
                     Event::Closed(_) => closed += 1,
+                    Event::Ended => break,
                     other => panic!("{other:?}"),
                 }
                 if received == 300 {
@@ -502,17 +535,17 @@ pub(crate) fn two_hundred_clients_ask_one_server() {
         let mut seen = HashSet::new();
         while seen.len() < CLIENTS as usize {
             match server.next().wait_timeout(TIMEOUT).transpose().unwrap() {
-                Some(Some(Event::Message(message))) => {
+                Some(Event::Message(message)) => {
                     let seed = seed_of(message.bytes());
                     assert!(seen.insert(seed));
-                    message.reply(fill(server.take().unwrap(), seed), ..).detach();
+                    message.reply(fill(server.handle().take().unwrap(), seed), ..).detach();
                 }
                 other => panic!("{other:?}"),
             }
         }
         for (number, mut client) in (0..).zip(clients) {
             match client.next().wait_timeout(TIMEOUT).transpose().unwrap() {
-                Some(Some(Event::Message(message))) => assert_eq!(seed_of(message.bytes()), number),
+                Some(Event::Message(message)) => assert_eq!(seed_of(message.bytes()), number),
                 other => panic!("{other:?}"),
             }
         }
@@ -672,7 +705,7 @@ pub(crate) fn server_accesses_memory_of_its_client() {
         let remote = exposed.remote(0).unwrap();
         let at = |offset: u64| Remote { addr: remote.addr + offset, ..remote };
         let handle = server.handle().clone();
-        let mut buffer = server.take().unwrap();
+        let mut buffer = server.handle().take().unwrap();
         buffer.bytes_mut()[..5].copy_from_slice(b"hello");
         let buffer = handle.post(peer, Op::write(buffer, ..5, at(8))).wait().unwrap().into_buffer();
         let flag = handle.post(peer, Op::write_inline(&7_u64.to_ne_bytes(), remote).tag(3)).wait().unwrap();
@@ -686,10 +719,11 @@ pub(crate) fn server_accesses_memory_of_its_client() {
         assert_eq!(&buffer.bytes()[8..13], b"hello");
         // Messages go on, and an operation that the memory does not allow ends the connection.
         handle.post(peer, Op::send(buffer, ..8).tag(9)).wait().map(|done| assert_eq!(done.tag, 9)).unwrap();
-        let beyond = handle.post(peer, Op::read(server.take().unwrap(), ..8, at(4096))).wait().unwrap_err();
+        let beyond =
+            handle.post(peer, Op::read(server.handle().take().unwrap(), ..8, at(4096))).wait().unwrap_err();
         assert!(beyond.buffer.is_some(), "{beyond}");
         match server.next().wait_timeout(TIMEOUT).transpose().unwrap() {
-            Some(Some(Event::Failed(failed, _))) => assert_eq!(failed, peer),
+            Some(Event::Failed(failed, _)) => assert_eq!(failed, peer),
             other => panic!("{other:?}"),
         }
         drop(exposed.revoke().unwrap());
@@ -719,14 +753,13 @@ pub(crate) fn message_is_echoed_in_place() {
         let (mut client, _) = client(&pd, &server);
         for round in 0..40 {
             client.send(fill(client.take().unwrap(), round), ..).detach();
-            let Some(Some(Event::Message(mut message))) =
-                server.next().wait_timeout(TIMEOUT).transpose().unwrap()
+            let Some(Event::Message(mut message)) = server.next().wait_timeout(TIMEOUT).transpose().unwrap()
             else {
                 panic!("a message")
             };
             message.bytes_mut()[63] = 99;
             message.reply_in_place(..).detach();
-            let Some(Some(Event::Message(answer))) = client.next().wait_timeout(TIMEOUT).transpose().unwrap()
+            let Some(Event::Message(answer)) = client.next().wait_timeout(TIMEOUT).transpose().unwrap()
             else {
                 panic!("an answer")
             };
@@ -762,7 +795,7 @@ pub(crate) fn a_thousand_clients_share_few_receives() {
     let mut seeds = HashSet::new();
     while seeds.len() < CLIENTS as usize {
         match server.next().wait_timeout(TIMEOUT).transpose().unwrap() {
-            Some(Some(Event::Message(message))) => assert!(seeds.insert(seed_of(message.bytes()))),
+            Some(Event::Message(message)) => assert!(seeds.insert(seed_of(message.bytes()))),
             other => panic!("{other:?}"),
         }
     }

@@ -83,7 +83,7 @@ pub(crate) fn clients_are_admitted_by_ip_address() {
         });
         let mut seen = Vec::new();
         while seen.len() < 3 {
-            if let Some(Event::Message(message)) = server.next().wait().unwrap() {
+            if let Event::Message(message) = server.next().wait().unwrap() {
                 seen.push(message.bytes()[0]);
             }
         }

@@ -194,7 +194,7 @@ impl<B: Source> ReceivedDatagram<B> {
         let Done { tag, buffer, len, .. } = self.done;
         let max = buffer.as_ref().map_or(0, |buffer| buffer.length() as u64);
         let error = Error::DatagramLength { len, max };
-        Failed::of_operation((buffer, tag), true, error, Outcome::Unknown)
+        Failed::new(error, (buffer, tag), Outcome::Unknown, true)
     }
 }
 

@@ -9,31 +9,32 @@ use bareverbs_provider::traits::Provider;
 use bareverbs_provider::wake::FirstPanic;
 
 use super::HubInner;
-use super::reaper::{Conn, ConnFailure, ConnState, Deferred, HubOp, HubOps, PostedBy, SlotKind};
+use super::reaper::{Conn, ConnState, Failure, OpEntry, OpTable, SlotKind};
 use super::service::Service;
 use crate::error::{PostError, PostReason, PushError};
 use crate::owned::buffer::sealed::{Domain, PdId};
+use crate::owned::in_flight::ListOperation;
 use crate::owned::keepalive::Policy;
 use crate::owned::op::sealed::Sealed;
-use crate::owned::op::{OpPayload, Place, Receive};
+use crate::owned::op::{Inline, NoBuffer, OpPayload, Place, Receive};
 use crate::owned::resolve::ResolveTimeout;
 use crate::owned::{Address, Op, Pending, PoolBuffer, Source};
-use crate::qp::{ConnectAttr, Operation, Qp, Rc, RecvRequest, SendRequest};
+use crate::qp::{ConnectAttr, Qp, Rc, RecvRequest, SendRequest};
 use crate::{AnyProvider, Error, Pd, Result, WcOpcode};
 
 /// A connection of a [`Hub`](super::Hub), shared by threads and tasks: each operation is a future. For
 /// one owner, an [`Endpoint`](crate::owned::Endpoint) is faster.
 ///
-/// Clones are the same connection. Threads and tasks may post at the same time. Operations of one
+/// Clones are the same connection. Threads and tasks may post at the same time. OpTable of one
 /// direction are posted in the order of the calls, at once: a [`Pending`] that is never awaited is
 /// executed as well.
 ///
 /// The first failed operation ends the connection: all its operations fail, and posts are rejected.
 ///
 /// The QP is destroyed when the last clone and the last `Pending` of the connection are dropped.
-/// Operations in flight end with it, and their messages may be lost: await them first.
+/// OpTable in flight end with it, and their messages may be lost: await them first.
 pub struct Connection<B = PoolBuffer, P: Provider = AnyProvider, S: Service<P> = ()> {
-    inner: Arc<ConnectionInner<B, P, S>>,
+    pub(crate) inner: Arc<ConnectionInner<B, P, S>>,
 }
 
 /// What the clones of a `Connection` and its `Pending`s share.
@@ -44,13 +45,6 @@ pub(crate) struct ConnectionInner<B, P: Provider, S: Service<P>> {
     pub(crate) attr: ConnectAttr,
     pub(crate) policy: Policy,
     pub(crate) resolve: ResolveTimeout,
-}
-
-/// The constant [`PostedBy`] of a function.
-macro_rules! posted_by {
-    ($verb:literal, $opcode:ident) => {
-        &PostedBy { verb: $verb, opcode: WcOpcode::$opcode }
-    };
 }
 
 impl<B, P: Provider, S: Service<P>> ConnectionInner<B, P, S> {
@@ -86,14 +80,6 @@ impl<B, P: Provider, S: Service<P>> ConnectionInner<B, P, S> {
             hub.probe_every(interval);
         }
         Ok(())
-    }
-
-    /// Ends the connection.
-    #[cold]
-    pub(crate) fn end(&self, failure: ConnFailure) {
-        let mut deferred = Deferred::new();
-        self.hub.end(&self.conn, failure, &mut deferred);
-        deferred.finish();
     }
 
     fn retire(&mut self) {
@@ -141,22 +127,6 @@ impl<B, P: Provider, S: Service<P>> Drop for ConnectionInner<B, P, S> {
 }
 
 impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
-    pub(super) fn new(inner: ConnectionInner<B, P, S>) -> Self {
-        Self { inner: Arc::new(inner) }
-    }
-
-    pub(crate) fn of(inner: Arc<ConnectionInner<B, P, S>>) -> Self {
-        Self { inner }
-    }
-
-    pub(crate) fn inner(&self) -> &ConnectionInner<B, P, S> {
-        &self.inner
-    }
-
-    pub(crate) fn shared(&self) -> &Arc<ConnectionInner<B, P, S>> {
-        &self.inner
-    }
-
     /// The address of this end, for the peer.
     #[must_use]
     pub fn address(&self) -> Address {
@@ -211,7 +181,7 @@ impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
         drop(state);
         let Err(error) = probed else { return Ok(()) };
         if matches!(error.reason, PostReason::Doorbell(_)) {
-            self.inner.end(ConnFailure::Post(error));
+            self.inner.hub.end(conn, Failure::Post(error));
         }
         Err(error.into())
     }
@@ -219,7 +189,7 @@ impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
     /// Ends the connection: all operations in flight fail, and return their buffers when the device
     /// has finished with them. Posts are rejected.
     pub fn abort(&self) {
-        self.inner.conn.fail(ConnFailure::Aborted);
+        self.inner.conn.fail(Failure::Aborted);
     }
 
     /// Why the connection ended. `None` while it has not.
@@ -231,7 +201,8 @@ impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
 
 impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
     /// Posts an operation: a send, a write, a read, an atomic operation or a receive. Its tag comes
-    /// back in [`Done::tag`](crate::owned::Done::tag).
+    /// back in [`Done::tag`](crate::owned::Done::tag). One of
+    /// [several buffers](Op#several-buffers) returns an array: a [`Pending`] for each buffer.
     ///
     /// Each operation has a result of its own, so [`Op::unsignaled`] has no effect.
     ///
@@ -267,19 +238,21 @@ impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
-    pub fn post(&self, op: impl PostOn<B, P, S>) -> Pending<B, P, S> {
+    pub fn post<O: PostOn<B, P, S>>(&self, op: O) -> O::Pending {
         op.post_on(self)
     }
 
-    /// Posts an operation of the send queue for the function `by`.
+    /// Posts an operation of the send queue.
     #[inline(always)]
-    pub(crate) fn post_by<L: OpPayload<B>>(&self, by: &'static PostedBy, op: Op<L>) -> Pending<B, P, S> {
-        let place = match self.place(by, &op) {
+    pub(crate) fn post_send<L: OpPayload<B>>(&self, op: Op<L>) -> Pending<B, P, S> {
+        let opcode = op.operation.opcode();
+        let place = match self.place(opcode, &op) {
             Ok(place) => place,
-            Err(error) => return Pending::refused_op(SlotKind::Send, error, op),
+            Err(error) => return Pending::refused_op(error, op),
         };
         let (buffer, Op { operation, tag, flags, .. }) = op.split();
-        self.submit(self.entry(by, SlotKind::Send, tag, place.len()), buffer, |qp, wr_id| {
+        let entry = OpEntry { buffer, opcode, kind: SlotKind::Send, tag, len: place.len() };
+        self.submit(entry, |qp, wr_id| {
             let request = SendRequest { wr_id, operation, flags, payload: place.payload() };
             // SAFETY: `submit` has moved the buffer into the hub's table, and the place is that of the
             // buffer (`OpPayload`). The table keeps it until the provider reports the completion of `wr_id`
@@ -320,34 +293,32 @@ impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
         let first = pending.len();
         let ConnectionInner { hub, conn, .. } = &*self.inner;
         let mut state = conn.lock();
-        let failure = state.failure;
-        let Some(qp) = state.qp.as_mut().filter(|_| failure.is_none()) else {
-            drop(state);
-            let error = || Error::from(failure.unwrap_or(ConnFailure::Aborted));
-            pending.extend(ops.drain(..).map(|op| Pending::refused_op(SlotKind::Send, error(), op)));
-            return;
+        let qp = match state.open_qp() {
+            Ok(qp) => qp,
+            Err(failure) => {
+                drop(state);
+                pending.extend(ops.drain(..).map(|op| Pending::refused_op(failure.into(), op)));
+                return;
+            }
         };
         let mut ops = ops.drain(..);
         let mut batch = qp.start_send();
         for op in &mut ops {
-            let by = posted_by(&op.operation);
-            let place = match self.place(by, &op) {
-                Ok(place) => place,
+            let (kind, opcode) = (SlotKind::Send, op.operation.opcode());
+            let slot = || conn.take_slot(kind).ok_or_else(|| full(conn, kind));
+            let (place, index) = match self.place(opcode, &op).and_then(|place| Ok((place, slot()?))) {
+                Ok(placed) => placed,
                 Err(error) => {
-                    pending.push(Pending::refused_op(SlotKind::Send, error, op));
+                    pending.push(Pending::refused_op(error, op));
                     break;
                 }
             };
-            let Some(index) = conn.take_slot(SlotKind::Send) else {
-                pending.push(Pending::refused_op(SlotKind::Send, full(conn, SlotKind::Send), op));
-                break;
-            };
             // Until the doorbell, the device does not know the request.
             let (buffer, Op { operation, tag, flags, .. }) = op.split();
-            let entry = HubOp { buffer, ..self.entry(by, SlotKind::Send, tag, place.len()) };
+            let entry = OpEntry { buffer, opcode, kind, tag, len: place.len() };
             let wr_id = hub.table.insert_queued(index, entry);
             let payload = place.payload();
-            // SAFETY: as in `post_by`: the table has the buffer, or the bytes are copied.
+            // SAFETY: as in `post_send`: the table has the buffer, or the bytes are copied.
             match unsafe { batch.push(&SendRequest { wr_id, operation, flags, payload }) } {
                 Ok(()) => pending.push(Pending::posted(Arc::clone(&self.inner), wr_id)),
                 Err(reason) => {
@@ -364,58 +335,75 @@ impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
         match rung {
             Ok(()) => {}
             // They count as posted, and complete when the connection ends.
-            Err(error) if error.accepted > 0 => self.inner.end(ConnFailure::Post(error)),
+            Err(error) if error.accepted > 0 => hub.end(conn, Failure::Post(error)),
             // None of them was posted.
             Err(error) => {
                 for operation in &mut pending[first..] {
                     if let Some(wr_id) = operation.wr_id()
                         && let Some(peer) = operation.take_peer()
                     {
-                        *operation = Self::of(peer).take_back(wr_id, error.into());
+                        *operation = Self { inner: peer }.take_back(wr_id, error.into());
                     }
                 }
             }
         }
         let behind = || Error::invalid("Connection::post_all", "an earlier operation was refused");
-        pending.extend(ops.map(|op| Pending::refused_op(SlotKind::Send, behind(), op)));
+        pending.extend(ops.map(|op| Pending::refused_op(behind(), op)));
     }
 
     /// The place of the payload of an operation.
     #[inline]
-    fn place<L: OpPayload<B>, O>(&self, by: &PostedBy, op: &Op<L, O>) -> Result<L::Place> {
+    fn place<L: OpPayload<B>, O>(&self, opcode: WcOpcode, op: &Op<L, O>) -> Result<L::Place> {
         let domain = self.inner.hub.pd.domain();
         match op.payload.place(PdId::of(domain), op.range) {
             Some(place) => Ok(place),
-            None => op.payload.checked(by.verb, Domain(domain), op.range),
+            None => op.payload.checked(S::verb(opcode), Domain(domain), op.range),
         }
     }
 }
 
-/// An operation that a [`Connection`] of buffers of type `B` posts: all but those of several buffers,
-/// datagrams, and those on borrowed memory. It is sealed.
+/// An operation that a [`Connection`] of buffers of type `B` posts: all but datagrams, and those on
+/// borrowed memory. It is sealed.
 pub trait PostOn<B, P: Provider, S: Service<P>>: Sized + Sealed {
+    /// What [`Connection::post`] returns: a [`Pending`], or an array of one for each buffer.
+    type Pending;
+
     #[doc(hidden)]
-    fn post_on(self, connection: &Connection<B, P, S>) -> Pending<B, P, S>;
+    fn post_on(self, connection: &Connection<B, P, S>) -> Self::Pending;
 }
 
-impl<B: Source, P: Provider, S: Service<P>, L: OpPayload<B>> PostOn<B, P, S> for Op<L> {
-    #[inline(always)]
-    fn post_on(self, connection: &Connection<B, P, S>) -> Pending<B, P, S> {
-        connection.post_by(posted_by(&self.operation), self)
-    }
+macro_rules! posts {
+    ($($op:ty, $post:ident;)*) => {$(
+        impl<B: Source, P: Provider, S: Service<P>> PostOn<B, P, S> for $op {
+            type Pending = Pending<B, P, S>;
+
+            #[inline(always)]
+            fn post_on(self, connection: &Connection<B, P, S>) -> Pending<B, P, S> {
+                connection.$post(self)
+            }
+        }
+    )*};
 }
 
-impl<B: Source, P: Provider, S: Service<P>, L: OpPayload<B>> PostOn<B, P, S> for Op<L, Receive> {
-    fn post_on(self, connection: &Connection<B, P, S>) -> Pending<B, P, S> {
-        const BY: &PostedBy = posted_by!("Connection::post(Op::recv)", RECV);
-        let place = match connection.place(BY, &self) {
+posts! {
+    Op<B>, post_send;
+    Op<Inline<'_>>, post_send;
+    Op<B, Receive>, post_recv;
+    Op<NoBuffer, Receive>, post_recv;
+}
+
+impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
+    /// Posts a receive.
+    fn post_recv<L: OpPayload<B>>(&self, op: Op<L, Receive>) -> Pending<B, P, S> {
+        let opcode = WcOpcode::RECV;
+        let place = match self.place(opcode, &op) {
             Ok(place) => place,
-            Err(error) => return Pending::refused_op(SlotKind::Recv, error, self),
+            Err(error) => return Pending::refused_op(error, op),
         };
-        let (buffer, Op { tag, .. }) = self.split();
-        let entry = connection.entry(BY, SlotKind::Recv, tag, place.len());
-        connection.submit(entry, buffer, |qp, wr_id| {
-            // SAFETY: as in `post_by`. `Op::recv` requires a `Target`, and `Op::any` keeps the buffer:
+        let (buffer, Op { tag, .. }) = op.split();
+        let entry = OpEntry { buffer, opcode, kind: SlotKind::Recv, tag, len: place.len() };
+        self.submit(entry, |qp, wr_id| {
+            // SAFETY: as in `post_send`. `Op::recv` requires a `Target`, and `Op::any` keeps the buffer:
             // both types are buffers of this crate, and no other crate can convert them.
             unsafe { qp.post_recv(&[RecvRequest { wr_id, sges: place.sges() }]) }
         })
@@ -423,79 +411,52 @@ impl<B: Source, P: Provider, S: Service<P>, L: OpPayload<B>> PostOn<B, P, S> for
 }
 
 impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
-    #[inline]
-    fn entry(&self, posted_by: &'static PostedBy, kind: SlotKind, tag: u64, len: u32) -> HubOp<B> {
-        HubOp { buffer: None, posted_by, kind, tag, len }
-    }
-
-    /// Moves `buffer` into the table and posts its request by `post`.
+    /// Moves an operation into the table and posts its request by `post`.
     #[inline]
     fn submit(
         &self,
-        operation: HubOp<B>,
-        buffer: Option<B>,
+        entry: OpEntry<B>,
         post: impl FnOnce(&mut Qp<Rc, P>, u64) -> Result<(), PostError>,
     ) -> Pending<B, P, S> {
         let ConnectionInner { hub, conn, .. } = &*self.inner;
-        let HubOp { kind, tag, .. } = operation;
         let mut state = conn.lock();
-        if let Some(failure) = state.failure {
-            drop(state);
-            return Pending::refused_in(kind, failure.into(), buffer, tag);
-        }
-        let Some(qp) = &mut state.qp else {
-            drop(state);
-            return Pending::refused_in(kind, ConnFailure::Aborted.into(), buffer, tag);
+        let qp = match state.open_qp() {
+            Ok(qp) => qp,
+            Err(failure) => {
+                drop(state);
+                return Pending::refused(failure.into(), entry.buffer, entry.tag);
+            }
         };
-        let Some(index) = conn.take_slot(kind) else {
+        let Some(index) = conn.take_slot(entry.kind) else {
             drop(state);
-            return Pending::refused_in(kind, full(conn, kind), buffer, tag);
+            return Pending::refused(full(conn, entry.kind), entry.buffer, entry.tag);
         };
         // The table owns the buffer before the request is posted, so a panic in between does not
         // free it.
-        let wr_id = hub.table.insert(index, HubOp { buffer, ..operation });
-        match post(qp, wr_id) {
+        let wr_id = hub.table.insert(index, entry);
+        let posted = post(qp, wr_id);
+        drop(state);
+        match posted {
             Ok(()) => {}
             // A request that counts as posted completes when the connection ends.
-            Err(error) if error.accepted > 0 => {
-                drop(state);
-                self.inner.end(ConnFailure::Post(error));
-                return Pending::posted(Arc::clone(&self.inner), wr_id);
-            }
-            Err(error) => {
-                drop(state);
-                return self.take_back(wr_id, error.into());
-            }
+            Err(error) if error.accepted > 0 => hub.end(conn, Failure::Post(error)),
+            Err(error) => return self.take_back(wr_id, error.into()),
         }
-        drop(state);
         Pending::posted(Arc::clone(&self.inner), wr_id)
     }
 
     /// Refuses an operation whose request was not posted.
     #[cold]
-    fn take_back(&self, wr_id: u64, error: Error) -> Pending<B, P, S> {
+    pub(super) fn take_back(&self, wr_id: u64, error: Error) -> Pending<B, P, S> {
         let ConnectionInner { hub, conn, .. } = &*self.inner;
         match hub.table.take_back(wr_id) {
-            Some(HubOp { buffer, kind, tag, .. }) => {
-                conn.put_slot(kind, HubOps::<B>::index(wr_id));
-                Pending::refused_in(kind, error, buffer, tag)
+            Some(OpEntry { buffer, kind, tag, .. }) => {
+                conn.put_slot(kind, OpTable::<B>::index(wr_id));
+                Pending::refused(error, buffer, tag)
             }
             // A device that completed what it was not given. The table has the buffer.
             None => Pending::posted(Arc::clone(&self.inner), wr_id),
         }
-    }
-}
-
-/// The function that posts an operation.
-fn posted_by(operation: &Operation) -> &'static PostedBy {
-    match operation {
-        Operation::Write(_) | Operation::WriteImm(..) => {
-            posted_by!("Connection::post(Op::write)", RDMA_WRITE)
-        }
-        Operation::Read(_) => posted_by!("Connection::post(Op::read)", RDMA_READ),
-        Operation::CmpSwp { .. } => posted_by!("Connection::post(Op::compare_swap)", COMP_SWAP),
-        Operation::FetchAdd { .. } => posted_by!("Connection::post(Op::fetch_add)", FETCH_ADD),
-        _ => posted_by!("Connection::post(Op::send)", SEND),
     }
 }
 
@@ -506,19 +467,19 @@ pub(crate) fn full<P: Provider, S: Service<P>>(conn: &Conn<P, S>, kind: SlotKind
     PostError { accepted: 0, reason: PushError::QueueFull { capacity }.into() }.into()
 }
 
-impl From<ConnFailure> for Error {
-    fn from(failure: ConnFailure) -> Self {
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
         match failure {
-            ConnFailure::Completion { verb, status, vendor_err, driver, link_down } => {
+            Failure::Completion { verb, status, vendor_err, driver, link_down } => {
                 Self::Completion { verb, status, vendor_err, driver, link_down }
             }
-            ConnFailure::Unknown { wr_id } => Self::UnknownCompletion { wr_id },
-            ConnFailure::Post(error) => error.into(),
-            ConnFailure::Service { verb, reason } => Self::Closed { verb, reason },
-            ConnFailure::Aborted => {
+            Failure::Unknown { wr_id } => Self::UnknownCompletion { wr_id },
+            Failure::Post(error) => error.into(),
+            Failure::Service { verb, reason } => Self::Closed { verb, reason },
+            Failure::Aborted => {
                 Self::Closed { verb: "Connection", reason: "the connection was ended by `abort`" }
             }
-            ConnFailure::DeviceRemoved => Self::DeviceRemoved { verb: "Connection" },
+            Failure::DeviceRemoved => Self::DeviceRemoved { verb: "Connection" },
         }
     }
 }

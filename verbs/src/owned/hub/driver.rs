@@ -1,11 +1,10 @@
 //! Drivers, which wait for the events of a hub's CQ.
 
-use std::fmt;
 use std::future::Future;
 use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
@@ -16,6 +15,7 @@ use super::park::Parker;
 use super::service::Service;
 use super::{BATCH, HubInner};
 use crate::cq::CompChannel;
+use crate::debug::debug;
 use crate::owned::Spinning;
 use crate::runtime::{Attached, Runtime};
 use crate::{AnyProvider, Error, Result};
@@ -46,7 +46,7 @@ impl<B, P: Provider, S: Service<P>> DriverGuard<B, P, S> {
             let own = hub.election.driver();
             let appointed = hub.election.detach_driver();
             // The tasks find that there is no driver.
-            let woken = appointed.into_iter().chain(hub.table.take_wakers()).chain(hub.service_wakers());
+            let woken = appointed.into_iter().chain(hub.table.take_wakers()).chain(hub.service.take_wakers());
             let mut panics = FirstPanic::default();
             panics.catch(|| wake_all(woken));
             panics.catch(|| drop(own));
@@ -102,40 +102,55 @@ impl<B, P: Provider, S: Service<P>> Future for Driver<B, P, S> {
 
 impl<B, P: Provider, S: Service<P>> Driver<B, P, S> {
     fn poll_hub(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let this = self;
-        let Some(hub) = this.guard.hub.upgrade() else { return Poll::Ready(Ok(())) };
-        hub.election.register_driver(cx.waker());
+        let Some(hub) = self.guard.hub.upgrade() else { return Poll::Ready(Ok(())) };
         for _ in 0..ROUNDS {
-            if hub.is_removed() {
-                return Poll::Ready(Err(Error::DeviceRemoved { verb: "Hub::drive" }));
+            match hub.turn(cx.waker(), &mut self.spinning)? {
+                Turn::Yield => break,
+                Turn::Again => {}
+                Turn::Sleep(due) => {
+                    ready!(self.attached.poll(cx.waker(), due))?;
+                    hub.take_events()?;
+                }
             }
-            let due = hub.keep_alive(Instant::now());
-            let reaped = hub.poll(TURN);
-            if reaped > 0
-                && let Some(spinning) = this.spinning.take()
-            {
-                hub.spin.end(spinning);
-            }
-            if reaped >= TURN || this.spinning.get_or_insert_with(|| hub.spin.start()).goes_on() {
-                break;
-            }
-            if hub.arm()? {
-                continue;
-            }
-            ready!(this.attached.poll(cx.waker(), due))?;
-            hub.take_events()?;
         }
         cx.waker().wake_by_ref();
         Poll::Pending
     }
 }
 
-impl<B, P: Provider, S: Service<P>> fmt::Debug for Driver<B, P, S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Driver")
-            .field("ended", &(self.guard.hub.strong_count() == 0))
-            .field("attached", &self.attached)
-            .finish_non_exhaustive()
+/// What a driver does after a turn.
+enum Turn {
+    /// It lets others run.
+    Yield,
+    Again,
+    /// It waits for an event of the armed CQ, at most until then.
+    Sleep(Option<Instant>),
+}
+
+impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
+    /// Reaps, and arms the CQ when there is nothing to reap and the driver has polled long enough.
+    fn turn(&self, waker: &Waker, wait: &mut Option<Spinning>) -> Result<Turn> {
+        self.election.register_driver(waker);
+        if self.is_removed() {
+            return Err(Error::DeviceRemoved { verb: "Hub::drive" });
+        }
+        let due = self.keep_alive(Instant::now());
+        let reaped = self.poll(TURN);
+        if reaped > 0
+            && let Some(spinning) = wait.take()
+        {
+            self.spin.end(spinning);
+        }
+        if reaped >= TURN || wait.get_or_insert_with(|| self.spin.start()).goes_on() {
+            return Ok(Turn::Yield);
+        }
+        Ok(if self.arm()? { Turn::Again } else { Turn::Sleep(due) })
+    }
+}
+
+debug! {
+    it: "Driver" [B, P: Provider, S: Service<P>] Driver<B, P, S> {
+        ended = it.guard.hub.strong_count() == 0, attached = it.attached
     }
 }
 
@@ -157,26 +172,16 @@ pub(super) fn spawn<B: Send + 'static, P: Provider, S: Service<P>>(
 
 fn run<B, P: Provider, S: Service<P>>(guard: &DriverGuard<B, P, S>, channel: &CompChannel) -> Result<()> {
     Parker::with(|parker, waker| {
-        let mut spinning: Option<Spinning> = None;
+        let mut spinning = None;
         while let Some(hub) = guard.hub.upgrade() {
-            hub.election.register_driver(waker);
-            if hub.is_removed() {
-                return Err(Error::DeviceRemoved { verb: "Hub::drive" });
-            }
-            let due = hub.keep_alive(Instant::now());
-            if hub.poll(TURN) > 0 {
-                if let Some(spinning) = spinning.take() {
-                    hub.spin.end(spinning);
+            let due = match hub.turn(waker, &mut spinning)? {
+                Turn::Yield => {
+                    std::hint::spin_loop();
+                    continue;
                 }
-                continue;
-            }
-            if spinning.get_or_insert_with(|| hub.spin.start()).goes_on() {
-                std::hint::spin_loop();
-                continue;
-            }
-            if hub.arm()? {
-                continue;
-            }
+                Turn::Again => continue,
+                Turn::Sleep(due) => due,
+            };
             // A sleeping driver does not keep the hub.
             drop(hub);
             if parker.sleep(Some(channel.as_fd()), due)?

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 use loom::thread;
 
 use super::election::{DriverKind, Election};
-use super::table::{Detached, EndedOp, Table};
+use super::table::{Reaped, Table};
 use crate::sync::loom_models::{Bell, model};
 use crate::sync::{Mutex, lock};
 
@@ -23,12 +23,12 @@ fn wait<T, R: Copy>(table: &Table<T, R>, wr_id: u64) -> (T, R) {
 
 fn complete<T>(table: &Table<T, u32>, wr_id: u64, result: u32) -> Option<T> {
     match table.complete(wr_id, result) {
-        EndedOp::Waiting(waker) => {
+        Reaped::Waiting(waker) => {
             waker.into_iter().for_each(Waker::wake);
             None
         }
-        EndedOp::Detached(operation, _) => Some(operation),
-        EndedOp::Unknown => panic!("the operation is in flight"),
+        Reaped::Detached(operation) => Some(operation),
+        Reaped::Unknown => panic!("the operation is in flight"),
     }
 }
 
@@ -55,11 +55,7 @@ fn buffer_of_a_detached_operation_is_returned_once() {
             let table = Arc::clone(&table);
             thread::spawn(move || complete(&table, wr_id, 7))
         };
-        let detached = match table.detach(wr_id) {
-            Detached::Ended(buffer, 7) => Some(buffer),
-            Detached::InFlight => None,
-            _ => panic!("only this thread takes it"),
-        };
+        let detached = table.detach(wr_id);
         let reaped = reaper.join().unwrap();
         assert!(detached.is_some() != reaped.is_some());
         // The slot is free.
@@ -75,7 +71,7 @@ fn late_completion_ends_no_later_operation_of_the_slot() {
         assert!(complete(&table, first, 1).is_none());
         let repeats = {
             let table = Arc::clone(&table);
-            thread::spawn(move || assert!(matches!(table.complete(first, 9), EndedOp::Unknown)))
+            thread::spawn(move || assert!(matches!(table.complete(first, 9), Reaped::Unknown)))
         };
         assert_eq!(wait(&table, first), (1, 1));
         let second = table.insert(0, 2);
@@ -90,10 +86,10 @@ fn retired_slot_returns_its_buffer_once() {
     model(|| {
         let table = Arc::new(Table::new(1));
         let wr_id = table.insert(0, "buffer");
-        assert!(matches!(table.detach(wr_id), Detached::InFlight));
+        assert!(table.detach(wr_id).is_none());
         let reaper = {
             let table = Arc::clone(&table);
-            thread::spawn(move || matches!(table.complete(wr_id, ()), EndedOp::Detached(..)))
+            thread::spawn(move || matches!(table.complete(wr_id, ()), Reaped::Detached(..)))
         };
         let abandoned = table.abandon(0).is_some();
         assert!(abandoned != reaper.join().unwrap());
@@ -212,7 +208,7 @@ impl ModelHub {
             let Some(mut cq) = self.cq.try_lock() else { return false };
             let taken = std::mem::take(&mut cq.completions);
             for wr_id in &taken {
-                if let EndedOp::Waiting(Some(waker)) = self.table.complete(*wr_id, 7) {
+                if let Reaped::Waiting(Some(waker)) = self.table.complete(*wr_id, 7) {
                     woken.push(waker);
                 }
             }

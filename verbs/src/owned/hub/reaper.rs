@@ -10,11 +10,13 @@ use bareverbs_provider::traits::{Completion, Provider, Visitor};
 use bareverbs_provider::wake::FirstPanic;
 use smallvec::SmallVec;
 
+use super::HubInner;
 use super::service::{RESERVED, Service};
-use super::table::{EndedOp, Table};
+use super::table::{Reaped, Table};
 use crate::cq::{Cq, WorkCompletion};
 use crate::device::DriverId;
 use crate::error::PostError;
+use crate::owned::in_flight::MAX_PARTS;
 use crate::owned::keepalive::post_empty_write;
 use crate::owned::{BUDGET, spend_budget};
 use crate::qp::{Qp, QpState, Rc};
@@ -31,11 +33,11 @@ pub(crate) const TAKEN_BACK: WcStatus = WcStatus(u32::MAX);
 pub(crate) const BATCH: usize = 32;
 
 /// The operations of a hub.
-pub(crate) type HubOps<B> = Table<HubOp<B>, OpCompletion>;
+pub(crate) type OpTable<B> = Table<OpEntry<B>, Cqe>;
 
-/// The completion of an operation.
+/// What is kept of the completion of an operation.
 #[derive(Clone, Copy)]
-pub(crate) struct OpCompletion {
+pub(crate) struct Cqe {
     pub(crate) status: WcStatus,
     pub(crate) vendor_err: u32,
     /// Of a receive. That of a send is known when it is posted.
@@ -45,7 +47,7 @@ pub(crate) struct OpCompletion {
     pub(crate) imm: Option<Imm>,
 }
 
-impl OpCompletion {
+impl Cqe {
     #[inline(always)]
     fn success(completion: &impl Completion) -> Self {
         let (opcode, imm) = match completion.is_recv() {
@@ -63,29 +65,22 @@ impl OpCompletion {
         Self { status: WcStatus::SUCCESS, vendor_err: 0, opcode, byte_len, imm }
     }
 
-    fn error(status: WcStatus, vendor_err: u32) -> Self {
+    pub(crate) fn error(status: WcStatus, vendor_err: u32) -> Self {
         Self { status, vendor_err, opcode: WcOpcode::SEND, byte_len: 0, imm: None }
     }
 }
 
 /// An operation of a hub.
-pub(crate) struct HubOp<B> {
+pub(crate) struct OpEntry<B> {
     /// `None` if it is inline.
     pub(crate) buffer: Option<B>,
-    pub(crate) posted_by: &'static PostedBy,
+    /// The opcode of a success. That of a receive depends on its message.
+    pub(crate) opcode: WcOpcode,
     pub(crate) kind: SlotKind,
     /// The caller's number.
     pub(crate) tag: u64,
     /// Bytes of its request.
     pub(crate) len: u32,
-}
-
-/// What all operations that a function posts have in common.
-pub(crate) struct PostedBy {
-    /// The function.
-    pub(crate) verb: &'static str,
-    /// The opcode of a success. That of a receive depends on its message.
-    pub(crate) opcode: WcOpcode,
 }
 
 /// The operations of a connection that share its slots of one kind.
@@ -98,27 +93,39 @@ pub(crate) enum SlotKind {
     Service,
 }
 
-/// The number of operations of each [`SlotKind`] that a connection has room for.
-#[derive(Clone, Copy, Default)]
+/// The number of operations of each [`SlotKind`] that a connection has room for, and their size.
+#[derive(Clone, Copy)]
 pub(crate) struct Depths {
     pub(crate) sends: u32,
     pub(crate) recvs: u32,
     pub(crate) service: u32,
     /// Requests that its service posts, and the probe.
     pub(crate) reserved: u32,
+    /// The maximum of the buffers of an operation.
+    pub(crate) max_sge: u32,
+}
+
+impl Default for Depths {
+    fn default() -> Self {
+        Self { sends: 0, recvs: 0, service: 0, reserved: 0, max_sge: 1 }
+    }
 }
 
 impl Depths {
     /// The completions for which it needs room.
     pub(crate) fn completions(&self) -> usize {
-        let Self { sends, recvs, service, reserved } = *self;
+        let Self { sends, recvs, service, reserved, .. } = *self;
         [sends, recvs, service, reserved].into_iter().map(|depth| depth as usize).sum()
     }
 }
 
+/// The `wr_id`s of the buffers of one request, in order. No request has one of them: that of the request
+/// is the first one with the bits [`RESERVED`].
+pub(super) type Parts = SmallVec<[u64; MAX_PARTS]>;
+
 /// Why a connection accepts no more operations.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum ConnFailure {
+pub(crate) enum Failure {
     /// An operation failed.
     Completion {
         verb: &'static str,
@@ -161,11 +168,13 @@ pub(crate) struct Conn<P: Provider, S: Service<P> = ()> {
 pub(crate) struct ConnState<P: Provider, S: Service<P>> {
     /// `None` once the connection is retired.
     pub(crate) qp: Option<Qp<Rc, P>>,
-    pub(crate) failure: Option<ConnFailure>,
+    pub(crate) failure: Option<Failure>,
     /// What its service keeps of it.
     pub(crate) service: S::Conn,
     /// Whether its service knows of its end.
     pub(crate) ended: bool,
+    /// The outstanding requests of several buffers.
+    pub(super) parts: Vec<Parts>,
     /// Whether a probe is outstanding.
     probing: bool,
     /// How often the peer is probed, and when the next time.
@@ -174,6 +183,16 @@ pub(crate) struct ConnState<P: Provider, S: Service<P>> {
 }
 
 impl<P: Provider, S: Service<P>> ConnState<P, S> {
+    /// The QP, unless the connection has ended.
+    #[inline]
+    pub(super) fn open_qp(&mut self) -> Result<&mut Qp<Rc, P>, Failure> {
+        match self {
+            Self { failure: Some(failure), .. } => Err(*failure),
+            Self { qp: Some(qp), .. } => Ok(qp),
+            Self { qp: None, .. } => Err(Failure::Aborted),
+        }
+    }
+
     /// Probes the peer every `interval` from `now` on. It has that time to connect.
     pub(super) fn start_keepalive(&mut self, interval: Option<Duration>, now: Instant) {
         self.keepalive = interval;
@@ -228,6 +247,7 @@ impl<P: Provider, S: Service<P>> Conn<P, S> {
             failure: None,
             service,
             ended: false,
+            parts: Vec::with_capacity(if depths.max_sge > 1 { slots.len() } else { 0 }),
             probing: false,
             keepalive: None,
             next_probe: None,
@@ -257,10 +277,10 @@ impl<P: Provider, S: Service<P>> Conn<P, S> {
     }
 
     /// The failure that a completion of its QP reports.
-    pub(crate) fn failure(&self, verb: &'static str, status: WcStatus, vendor_err: u32) -> ConnFailure {
+    pub(crate) fn failure(&self, verb: &'static str, status: WcStatus, vendor_err: u32) -> Failure {
         let state = self.lock();
         let link_down = state.qp.as_ref().and_then(|qp| link_down::cause(&qp.pd().domain().context, status));
-        ConnFailure::Completion { verb, status, vendor_err, driver: self.driver, link_down }
+        Failure::Completion { verb, status, vendor_err, driver: self.driver, link_down }
     }
 
     /// All of its slots of the kind.
@@ -275,14 +295,31 @@ impl<P: Provider, S: Service<P>> Conn<P, S> {
         lock(&self.free[kind as usize]).pop()
     }
 
+    /// Takes `N` free slots, or none.
+    pub(super) fn take_slots<const N: usize>(&self, kind: SlotKind) -> Option<[u32; N]> {
+        let mut free = lock(&self.free[kind as usize]);
+        let at = free.len().checked_sub(N)?;
+        let mut slots = [0; N];
+        slots.copy_from_slice(&free[at..]);
+        free.truncate(at);
+        Some(slots)
+    }
+
     /// Gives a free slot back. Its vector has the capacity.
     #[inline]
     pub(crate) fn put_slot(&self, kind: SlotKind, index: u32) {
         lock(&self.free[kind as usize]).push(index);
     }
 
+    /// Takes the parts of the request `wr_id`.
+    fn take_parts(&self, wr_id: u64) -> Option<Parts> {
+        let parts = &mut self.lock().parts;
+        let at = parts.iter().position(|parts| RESERVED | parts[0] == wr_id)?;
+        Some(parts.swap_remove(at))
+    }
+
     /// Ends the connection: posts are rejected, and operations in flight complete with an error.
-    pub(crate) fn fail(&self, failure: ConnFailure) {
+    pub(crate) fn fail(&self, failure: Failure) {
         let mut state = self.lock();
         state.failure.get_or_insert(failure);
         if let Some(qp) = &mut state.qp
@@ -304,7 +341,7 @@ impl<P: Provider, S: Service<P>> Conn<P, S> {
         // `failure` or `is_destroyed` first, with the lock.
         let destroyed = qp.is_destroyed() || unsafe { qp.try_destroy_object() }.is_ok();
         if destroyed {
-            state.failure.get_or_insert(ConnFailure::DeviceRemoved);
+            state.failure.get_or_insert(Failure::DeviceRemoved);
         }
         Some(destroyed)
     }
@@ -418,40 +455,35 @@ impl<P: Provider, S: Service<P>> Reaper<P, S> {
     /// Polls one completion. If it is not the success of `wr_id`, the caller must call
     /// [`Reaper::reap_polled`].
     #[inline(always)]
-    pub(super) fn poll_own(&mut self, wr_id: u64) -> OwnPolled {
+    pub(super) fn poll_own(&mut self, wr_id: u64) -> NextCqe {
         let Self { cq, polled, .. } = self;
         cq.visit_next(PollNext { wr_id, polled })
     }
 
     /// Hands out the completion that [`Reaper::poll_own`] has polled, and those behind it as
     /// [`Reaper::reap`] does.
-    pub(super) fn reap_polled<B>(
-        &mut self,
-        table: &HubOps<B>,
-        service: &S,
-        deferred: &mut Deferred<B>,
-    ) -> usize {
-        let Some(polled) = self.polled.take() else { return self.reap(table, service, deferred) };
-        let Self { owners, of_service, by_number, .. } = self;
-        let success = (polled.status == WcStatus::SUCCESS).then(|| OpCompletion::of_value(&polled));
-        let to = Recipients { owners, of_service, by_number, table, service };
-        to.deliver(polled.wr_id, success, || polled, deferred);
-        1 + self.reap(table, service, deferred)
+    pub(super) fn reap_polled<B>(&mut self, hub: &HubInner<B, P, S>, deferred: &mut Deferred<B>) {
+        if let Some(polled) = self.polled.take() {
+            let Self { owners, of_service, by_number, .. } = self;
+            let success = (polled.status == WcStatus::SUCCESS).then(|| Cqe::of_value(&polled));
+            let to = Recipients { owners, of_service, by_number, hub };
+            to.deliver(polled.wr_id, success, || polled, deferred);
+        }
+        self.reap(hub, deferred);
     }
 
     /// Takes up to [`BATCH`] completions and hands out the result of each. Returns their number.
     #[inline]
-    pub(super) fn reap<B>(&mut self, table: &HubOps<B>, service: &S, deferred: &mut Deferred<B>) -> usize {
+    pub(super) fn reap<B>(&mut self, hub: &HubInner<B, P, S>, deferred: &mut Deferred<B>) -> usize {
         let Self { cq, owners, of_service, by_number, .. } = self;
-        let to = Recipients { owners, of_service, by_number, table, service };
+        let to = Recipients { owners, of_service, by_number, hub };
         let mut completions = cq.poll();
         let mut taken = 0;
         while taken < BATCH
             && let Some(completion) = completions.next()
         {
             taken += 1;
-            let success =
-                (completion.status() == WcStatus::SUCCESS).then(|| OpCompletion::success(&completion));
+            let success = (completion.status() == WcStatus::SUCCESS).then(|| Cqe::success(&completion));
             to.deliver(completion.wr_id(), success, || completion.to_value(), deferred);
         }
         taken
@@ -459,16 +491,16 @@ impl<P: Provider, S: Service<P>> Reaper<P, S> {
 }
 
 /// The next completion of the CQ, for one operation. It is small enough for registers.
-pub(super) enum OwnPolled {
+pub(super) enum NextCqe {
     /// The success of the operation.
-    Success(OpCompletion),
+    Success(Cqe),
     /// There is none.
     Empty,
     /// Another one, which is to be reaped.
     Foreign,
 }
 
-/// Polls for the operation `wr_id`. Any other completion is stored in `polled`, not in [`OwnPolled`], whose
+/// Polls for the operation `wr_id`. Any other completion is stored in `polled`, not in [`NextCqe`], whose
 /// variants share their place: the compiler would move the result through memory.
 struct PollNext<'r> {
     wr_id: u64,
@@ -476,28 +508,28 @@ struct PollNext<'r> {
 }
 
 impl Visitor for PollNext<'_> {
-    type Output = OwnPolled;
+    type Output = NextCqe;
 
     #[inline(always)]
-    fn completion(self, completion: impl Completion) -> OwnPolled {
+    fn completion(self, completion: impl Completion) -> NextCqe {
         let Self { wr_id, polled } = self;
         if completion.wr_id() == wr_id && completion.status() == WcStatus::SUCCESS {
-            return OwnPolled::Success(OpCompletion::success(&completion));
+            return NextCqe::Success(Cqe::success(&completion));
         }
         // A copy, so that the fast path keeps the completion in registers.
         let copy = ManuallyDrop::new(completion);
         *polled = Some(copy.to_value());
-        OwnPolled::Foreign
+        NextCqe::Foreign
     }
 
     #[inline(always)]
-    fn empty(self) -> OwnPolled {
-        OwnPolled::Empty
+    fn empty(self) -> NextCqe {
+        NextCqe::Empty
     }
 
     #[inline(always)]
-    fn declined(self) -> OwnPolled {
-        OwnPolled::Foreign
+    fn declined(self) -> NextCqe {
+        NextCqe::Foreign
     }
 }
 
@@ -506,8 +538,7 @@ struct Recipients<'r, B, P: Provider, S: Service<P>> {
     owners: &'r [Owner<P, S>],
     of_service: &'r [bool],
     by_number: &'r HashMap<u32, Arc<Conn<P, S>>>,
-    table: &'r HubOps<B>,
-    service: &'r S,
+    hub: &'r HubInner<B, P, S>,
 }
 
 impl<B, P: Provider, S: Service<P>> Recipients<'_, B, P, S> {
@@ -516,172 +547,190 @@ impl<B, P: Provider, S: Service<P>> Recipients<'_, B, P, S> {
     fn deliver(
         &self,
         wr_id: u64,
-        success: Option<OpCompletion>,
+        success: Option<Cqe>,
         value: impl Fn() -> WorkCompletion,
         deferred: &mut Deferred<B>,
     ) {
-        let Self { owners, of_service, by_number, table, service } = *self;
+        let Self { owners, of_service, hub, .. } = *self;
         if S::OWNS && wr_id & RESERVED != 0 {
             self.deliver_reserved(&value(), deferred);
             return;
         }
-        let ended = match success {
-            Some(ended) => ended,
-            None => failed(&value(), table, owners, service, deferred),
-        };
-        match table.complete(wr_id, ended) {
-            EndedOp::Waiting(waker) => {
-                if S::OWNS && of_service[HubOps::<B>::index(wr_id) as usize] {
-                    service.count(ended.status == WcStatus::SUCCESS, false);
+        let cqe = success.unwrap_or_else(|| self.failed(&value(), deferred));
+        match hub.table.complete(wr_id, cqe) {
+            Reaped::Waiting(waker) => {
+                if S::OWNS && of_service[OpTable::<B>::index(wr_id) as usize] {
+                    hub.service.count(cqe.status == WcStatus::SUCCESS, false);
                 }
                 if let Some(waker) = waker {
                     deferred.woken.push(waker);
                 }
             }
-            EndedOp::Detached(operation, _) => {
-                let index = HubOps::<B>::index(wr_id);
+            Reaped::Detached(entry) => {
+                let index = OpTable::<B>::index(wr_id);
                 if let Some(Some(conn)) = owners.get(index as usize) {
-                    conn.put_slot(operation.kind, index);
+                    conn.put_slot(entry.kind, index);
                 }
-                if S::OWNS && operation.kind == SlotKind::Service {
-                    service.count(ended.status == WcStatus::SUCCESS, true);
+                if S::OWNS && entry.kind == SlotKind::Service {
+                    hub.service.count(cqe.status == WcStatus::SUCCESS, true);
                 }
-                deferred.ended.push(operation);
+                deferred.ended.push(entry);
             }
-            EndedOp::Unknown => {
-                let completion = value();
-                if let Some(conn) = by_number.get(&completion.qp_num) {
-                    unknown(conn, &completion, table, service, deferred);
-                }
-            }
+            Reaped::Unknown => self.deliver_reserved(&value(), deferred),
         }
+    }
+
+    /// Ends the connection of a failed operation.
+    #[cold]
+    #[inline(never)]
+    fn failed(&self, completion: &WorkCompletion, deferred: &mut Deferred<B>) -> Cqe {
+        let owner = self.owners.get(OpTable::<B>::index(completion.wr_id) as usize);
+        let conn = owner.and_then(Option::as_deref);
+        self.hub.failed(conn, completion.wr_id, completion, deferred)
     }
 
     /// Hands out a completion whose `wr_id` is that of no operation.
     #[cold]
     #[inline(never)]
     fn deliver_reserved(&self, completion: &WorkCompletion, deferred: &mut Deferred<B>) {
-        let Self { by_number, table, service, .. } = *self;
-        let conn = by_number.get(&completion.qp_num);
-        if completion.wr_id != PROBE {
-            service.completion(completion, conn, table, deferred);
+        let conn = self.by_number.get(&completion.qp_num);
+        let reserved = completion.wr_id & RESERVED;
+        if S::OWNS && reserved != 0 && reserved != RESERVED {
+            S::completion(self.hub, completion, conn, deferred);
         } else if let Some(conn) = conn {
-            unknown(conn, completion, table, service, deferred);
+            self.hub.complete_other(conn, completion, deferred);
         }
     }
 }
 
-/// Ends the connection of a failed operation. Returns a more precise status if there is one.
-#[cold]
-#[inline(never)]
-fn failed<B, P: Provider, S: Service<P>>(
-    completion: &WorkCompletion,
-    table: &HubOps<B>,
-    owners: &[Owner<P, S>],
-    service: &S,
-    deferred: &mut Deferred<B>,
-) -> OpCompletion {
-    let WorkCompletion { wr_id, mut status, vendor_err, .. } = *completion;
-    let unchanged = OpCompletion::error(status, vendor_err);
-    let found = table.inspect(wr_id, |operation| (operation.posted_by.verb, operation.kind));
-    let Some((verb, kind)) = found else { return unchanged };
-    let Some(Some(conn)) = owners.get(HubOps::<B>::index(wr_id) as usize) else { return unchanged };
-    let delivered = {
+impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
+    /// Ends the connection of the failed operation `wr_id`, of which the completion is. Returns it, with
+    /// a more precise status if there is one.
+    #[cold]
+    fn failed(
+        &self,
+        conn: Option<&Conn<P, S>>,
+        wr_id: u64,
+        completion: &WorkCompletion,
+        deferred: &mut Deferred<B>,
+    ) -> Cqe {
+        let WorkCompletion { mut status, vendor_err, .. } = *completion;
+        let found = self.table.inspect(wr_id, |entry| (entry.opcode, entry.kind));
+        let (Some((opcode, kind)), Some(conn)) = (found, conn) else {
+            return Cqe::error(status, vendor_err);
+        };
+        let delivered = {
+            let state = conn.lock();
+            if let Some(qp) = &state.qp
+                && let Some(failure) = qp.failure()
+                && failure.wr_id == completion.wr_id
+            {
+                status = failure.status;
+            }
+            // Only the hardware acknowledgement is missing.
+            kind == SlotKind::Service && self.service.is_delivered(&state)
+        };
+        self.end_conn(conn, conn.failure(S::verb(opcode), status, vendor_err), deferred);
+        Cqe::error(if delivered { WcStatus::SUCCESS } else { status }, vendor_err)
+    }
+
+    /// Handles a completion that names no operation: that of a request of several buffers, that of a
+    /// probe, or an unknown one.
+    #[cold]
+    fn complete_other(&self, conn: &Conn<P, S>, completion: &WorkCompletion, deferred: &mut Deferred<B>) {
+        let WorkCompletion { wr_id, status, vendor_err, .. } = *completion;
+        if let Some(parts) = conn.take_parts(wr_id) {
+            self.end_parts(conn, parts, completion, deferred);
+            return;
+        }
+        let failure = if wr_id != PROBE || !conn.lock().probed() {
+            Failure::Unknown { wr_id }
+        } else if status != WcStatus::SUCCESS {
+            conn.failure("keepalive", status, vendor_err)
+        } else {
+            return;
+        };
+        self.end_conn(conn, failure, deferred);
+    }
+
+    /// Ends the operations of the buffers of a request. A received message fills them in order.
+    fn end_parts(
+        &self,
+        conn: &Conn<P, S>,
+        parts: Parts,
+        completion: &WorkCompletion,
+        deferred: &mut Deferred<B>,
+    ) {
+        let cqe = match completion.status {
+            WcStatus::SUCCESS => Cqe::of_value(completion),
+            _ => self.failed(Some(conn), parts[0], completion, deferred),
+        };
+        let (mut left, last) = (cqe.byte_len, parts.len() - 1);
+        for (at, wr_id) in parts.into_iter().enumerate() {
+            let byte_len = match cqe.opcode {
+                _ if at == last => left,
+                WcOpcode::RECV => self.table.inspect(wr_id, |entry| entry.len.min(left)).unwrap_or(0),
+                // The length of a write with immediate is not that of bytes in the buffers.
+                _ => 0,
+            };
+            left -= byte_len;
+            let imm = if at == last { cqe.imm } else { None };
+            self.end_operation(conn, wr_id, Cqe { byte_len, imm, ..cqe }, deferred);
+        }
+    }
+
+    /// Ends the operation in flight with this `wr_id`, if there is one. It may be queued.
+    pub(crate) fn end_operation(&self, conn: &Conn<P, S>, wr_id: u64, cqe: Cqe, deferred: &mut Deferred<B>) {
+        self.table.publish(wr_id);
+        let counts = S::OWNS && self.table.inspect(wr_id, |entry| entry.kind) == Some(SlotKind::Service);
+        let detached = match self.table.complete(wr_id, cqe) {
+            Reaped::Waiting(waker) => {
+                deferred.woken.extend(waker);
+                false
+            }
+            Reaped::Detached(entry) => {
+                conn.put_slot(entry.kind, OpTable::<B>::index(wr_id));
+                deferred.ended.push(entry);
+                true
+            }
+            Reaped::Unknown => return,
+        };
+        if counts {
+            self.service.count(cqe.status == WcStatus::SUCCESS, detached);
+        }
+    }
+
+    /// Ends all operations of a connection whose QP was destroyed because the device was removed, unless
+    /// another thread retires it. The CQ must be empty of its completions.
+    pub(super) fn end_operations(&self, conn: &Conn<P, S>, deferred: &mut Deferred<B>) {
+        // While the connection has its QP, no other connection uses its slots.
         let state = conn.lock();
-        if let Some(qp) = &state.qp
-            && let Some(failure) = qp.failure()
-            && failure.wr_id == wr_id
-        {
-            status = failure.status;
+        if !state.qp.as_ref().is_some_and(Qp::is_destroyed) {
+            return;
         }
-        // Only the hardware acknowledgement is missing.
-        kind == SlotKind::Service && service.is_delivered(&state)
-    };
-    end(conn, conn.failure(verb, status, vendor_err), table, service, deferred);
-    OpCompletion::error(if delivered { WcStatus::SUCCESS } else { status }, vendor_err)
-}
-
-/// Handles a completion that ends no operation: that of a probe, or an unknown one.
-#[cold]
-#[inline(never)]
-fn unknown<B, P: Provider, S: Service<P>>(
-    conn: &Conn<P, S>,
-    completion: &WorkCompletion,
-    table: &HubOps<B>,
-    service: &S,
-    deferred: &mut Deferred<B>,
-) {
-    let WorkCompletion { wr_id, status, vendor_err, .. } = *completion;
-    let failure = if wr_id != PROBE || !conn.lock().probed() {
-        ConnFailure::Unknown { wr_id }
-    } else if status != WcStatus::SUCCESS {
-        conn.failure("keepalive", status, vendor_err)
-    } else {
-        return;
-    };
-    end(conn, failure, table, service, deferred);
-}
-
-/// Ends the operation in flight with this `wr_id`, if there is one, with `status`.
-pub(crate) fn end_unposted<B, P: Provider, S: Service<P>>(
-    conn: &Conn<P, S>,
-    wr_id: u64,
-    (status, counted): (WcStatus, bool),
-    table: &HubOps<B>,
-    service: &S,
-    deferred: &mut Deferred<B>,
-) {
-    match table.complete(wr_id, OpCompletion::error(status, 0)) {
-        EndedOp::Waiting(waker) => {
-            if counted {
-                service.count(false, false);
+        let flushed = Cqe::error(WcStatus::WR_FLUSH_ERR, 0);
+        for kind in [SlotKind::Send, SlotKind::Recv, SlotKind::Service] {
+            for slot in conn.slots_of(kind) {
+                self.end_operation(conn, self.table.wr_id(*slot), flushed, deferred);
             }
-            deferred.woken.extend(waker);
         }
-        EndedOp::Detached(operation, _) => {
-            if counted {
-                service.count(false, true);
-            }
-            conn.put_slot(operation.kind, HubOps::<B>::index(wr_id));
-            deferred.ended.push(operation);
-        }
-        EndedOp::Unknown => {}
+        drop(state);
+        self.end_conn(conn, Failure::DeviceRemoved, deferred);
     }
-}
 
-/// Ends all operations of a connection whose QP was destroyed because the device was removed, unless
-/// another thread retires it. The CQ must be empty of its completions.
-pub(super) fn end_removed<B, P: Provider, S: Service<P>>(
-    conn: &Conn<P, S>,
-    table: &HubOps<B>,
-    service: &S,
-    deferred: &mut Deferred<B>,
-) {
-    // While the connection has its QP, no other connection uses its slots.
-    let state = conn.lock();
-    if !state.qp.as_ref().is_some_and(Qp::is_destroyed) {
-        return;
+    /// Ends a connection, and tells its service.
+    pub(crate) fn end_conn(&self, conn: &Conn<P, S>, failure: Failure, deferred: &mut Deferred<B>) {
+        conn.fail(failure);
+        S::ended(self, conn, failure, deferred);
     }
-    for kind in [SlotKind::Send, SlotKind::Recv, SlotKind::Service] {
-        let ended = (WcStatus::WR_FLUSH_ERR, kind == SlotKind::Service);
-        for slot in conn.slots_of(kind) {
-            end_unposted(conn, table.wr_id(*slot), ended, table, service, deferred);
-        }
-    }
-    drop(state);
-    end(conn, ConnFailure::DeviceRemoved, table, service, deferred);
-}
 
-/// Ends a connection, and tells its service.
-pub(crate) fn end<B, P: Provider, S: Service<P>>(
-    conn: &Conn<P, S>,
-    failure: ConnFailure,
-    table: &HubOps<B>,
-    service: &S,
-    deferred: &mut Deferred<B>,
-) {
-    conn.fail(failure);
-    service.ended(conn, failure, table, deferred);
+    /// As [`HubInner::end_conn`], without a lock.
+    #[cold]
+    pub(crate) fn end(&self, conn: &Conn<P, S>, failure: Failure) {
+        let mut deferred = Deferred::new();
+        self.end_conn(conn, failure, &mut deferred);
+        deferred.finish();
+    }
 }
 
 /// Wakers to call and buffers to drop after the CQ was unlocked, because both run code of the
@@ -689,7 +738,7 @@ pub(crate) fn end<B, P: Provider, S: Service<P>>(
 pub(crate) struct Deferred<B> {
     // Empty lists are not dropped. They have not grown, so there is nothing to free.
     pub(crate) woken: ManuallyDrop<SmallList<Waker>>,
-    ended: ManuallyDrop<SmallList<HubOp<B>>>,
+    ended: ManuallyDrop<SmallList<OpEntry<B>>>,
 }
 
 impl<B> Deferred<B> {

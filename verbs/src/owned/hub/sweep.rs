@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use bareverbs_provider::traits::Provider;
 
 use super::HubInner;
-use super::reaper::{ConnFailure, Deferred, SmallList};
+use super::reaper::{Failure, SmallList};
 use super::service::Service;
 use crate::error::PostReason;
 use crate::owned::removal::Watch;
@@ -100,9 +100,7 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
                 if let Err(error) = probed
                     && matches!(error.reason, PostReason::Doorbell(_))
                 {
-                    let mut deferred = Deferred::new();
-                    self.end(&conn, ConnFailure::Post(error), &mut deferred);
-                    deferred.finish();
+                    self.end(&conn, Failure::Post(error));
                 }
             }
         }

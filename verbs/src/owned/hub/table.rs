@@ -9,7 +9,7 @@ use crate::sync::{Mutex, MutexGuard, lock};
 
 const LAST_GENERATION: u32 = (1 << 30) - 1;
 
-/// Operations by the `wr_id` of their requests, with the results of those that ended. `T` is an
+/// OpTable by the `wr_id` of their requests, with the results of those that ended. `T` is an
 /// operation, with its buffer, and `R` its result.
 ///
 /// The lower half of a `wr_id` is the index of the slot. The upper half is the generation of the
@@ -53,24 +53,13 @@ enum State<R> {
 
 /// What a completion ended.
 #[must_use]
-pub(crate) enum EndedOp<T, R> {
+pub(crate) enum Reaped<T> {
     /// No operation in flight has the `wr_id`.
     Unknown,
     /// An operation whose result is wanted. The waker of its task, if one waits.
     Waiting(Option<Waker>),
     /// A detached operation. Its slot is free.
-    Detached(T, R),
-}
-
-/// What a detached `wr_id` was.
-#[must_use]
-pub(crate) enum Detached<T, R> {
-    /// An operation in flight, which the table keeps until its completion.
-    InFlight,
-    /// An operation that had ended. Its slot is free.
-    Ended(T, R),
-    /// No operation.
-    Unknown,
+    Detached(T),
 }
 
 impl<T, R> Slot<T, R> {
@@ -154,19 +143,19 @@ impl<T, R: Copy> Table<T, R> {
 
     /// Ends the operation of a completion.
     #[inline]
-    pub(crate) fn complete(&self, wr_id: u64, result: R) -> EndedOp<T, R> {
-        let completed = self.with(wr_id, |slot| match slot.state {
+    pub(crate) fn complete(&self, wr_id: u64, result: R) -> Reaped<T> {
+        let reaped = self.with(wr_id, |slot| match slot.state {
             State::Posted if !slot.queued => {
                 slot.state = State::Done(result);
-                EndedOp::Waiting(slot.waker.take())
+                Reaped::Waiting(slot.waker.take())
             }
             State::Detached if !slot.queued => match slot.free() {
-                Some(operation) => EndedOp::Detached(operation, result),
-                None => EndedOp::Unknown,
+                Some(operation) => Reaped::Detached(operation),
+                None => Reaped::Unknown,
             },
-            _ => EndedOp::Unknown,
+            _ => Reaped::Unknown,
         });
-        completed.unwrap_or(EndedOp::Unknown)
+        reaped.unwrap_or(Reaped::Unknown)
     }
 
     /// Locks the slot of a posted operation, to [take](Posted::take) it if its completion is polled.
@@ -180,23 +169,7 @@ impl<T, R: Copy> Table<T, R> {
 
     /// Takes the result of an operation that ended and frees its slot. Otherwise registers the
     /// waker of `cx` in place of an earlier one. `Ready(None)` if no operation has the `wr_id`.
-    #[inline]
     pub(crate) fn poll(&self, wr_id: u64, cx: &Context<'_>) -> Poll<Option<(T, R)>> {
-        let polled = self.with(wr_id, |slot| match slot.state {
-            State::Done(result) => Poll::Ready(slot.free().map(|operation| (operation, result))),
-            State::Posted => Poll::Pending,
-            State::Free | State::Detached => Poll::Ready(None),
-        });
-        match polled {
-            Some(Poll::Pending) => self.register(wr_id, cx),
-            Some(ready) => ready,
-            None => Poll::Ready(None),
-        }
-    }
-
-    /// As [`Table::poll`], of an operation that was in flight.
-    #[inline(never)]
-    fn register(&self, wr_id: u64, cx: &Context<'_>) -> Poll<Option<(T, R)>> {
         // Cloning and dropping a waker may run any code, so both are done without the lock.
         let mut waker: Option<Waker> = None;
         loop {
@@ -238,21 +211,19 @@ impl<T, R: Copy> Table<T, R> {
         looked.flatten()
     }
 
-    /// Gives up the result of an operation. The table keeps it until its completion.
-    pub(crate) fn detach(&self, wr_id: u64) -> Detached<T, R> {
+    /// Gives up the result of an operation. Returns the operation if it has ended: its slot is free.
+    /// Otherwise the table keeps it until its completion.
+    pub(crate) fn detach(&self, wr_id: u64) -> Option<T> {
         let detached = self.with(wr_id, |slot| match slot.state {
             State::Posted => {
                 slot.state = State::Detached;
-                (Detached::InFlight, slot.waker.take())
+                (None, slot.waker.take())
             }
-            State::Done(result) => match slot.free() {
-                Some(operation) => (Detached::Ended(operation, result), None),
-                None => (Detached::Unknown, None),
-            },
-            State::Free | State::Detached => (Detached::Unknown, None),
+            State::Done(_) => (slot.free(), None),
+            State::Free | State::Detached => (None, None),
         });
         // The waker is dropped here, without the lock.
-        detached.map_or(Detached::Unknown, |(detached, _)| detached)
+        detached.and_then(|(ended, _)| ended)
     }
 
     /// Frees the slot `index` in any state and returns its operation.

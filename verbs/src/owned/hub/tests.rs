@@ -1,5 +1,8 @@
+use std::io;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{OnceLock, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
@@ -10,16 +13,18 @@ use rustix::io::Errno;
 use super::driver::DriverGuard;
 use super::election::DriverKind;
 use super::reaper::{Depths, PROBE};
+use super::service::RESERVED;
 use super::*;
-use crate::cq::WorkCompletion;
+use crate::cq::{WcFlags, WorkCompletion};
 use crate::error::{PostError, PushError};
 use crate::mr::ImplicitMr;
 use crate::owned::{AnyBuffer, Done, Failed, Op, Outcome, Pending, Pool};
 use crate::qp::QpState;
+use crate::runtime::Readable;
 use crate::testing::tasks::Never;
 use crate::testing::{Hook, Plain, completion, ends, refuse_ioctls, succeed_ioctls};
 use crate::values::Mtu;
-use crate::{Access, MemoryOwner, Mr, Refused, Remote, WcOpcode, WcStatus};
+use crate::{Access, Imm, MemoryOwner, Mr, Refused, Remote, WcOpcode, WcStatus};
 
 /// Memory that counts how often it is freed.
 struct Counted(Vec<u8>, Arc<AtomicUsize>);
@@ -799,9 +804,9 @@ fn peers_of_a_hub_are_probed_in_their_intervals() {
     const SECOND: Duration = Duration::from_secs(1);
     let setup = Setup::new(8);
     let (often, rarely, never) = (setup.connection(1), setup.connection(1), setup.connection(1));
-    let (start, hub) = (Instant::now(), setup.hub.inner());
+    let (start, hub) = (Instant::now(), &setup.hub.inner);
     let begin = |peer: &Connection<Buffer, Plain>, interval| {
-        peer.inner().conn.lock().start_keepalive(interval, start);
+        peer.inner.conn.lock().start_keepalive(interval, start);
     };
     begin(&often, Some(SECOND));
     begin(&rarely, Some(2 * SECOND));
@@ -852,7 +857,7 @@ fn receive_takes_a_buffer_of_another_type() {
     let buffer = Pool::for_test(&pd, 1, 8).take().unwrap();
     let pending = peer.post(Op::recv(buffer).tag(5).any());
     let wr_id = plain.log().received[0];
-    let qp_num = peer.inner().conn.qp_num;
+    let qp_num = peer.inner.conn.qp_num;
     plain.log().completions.push_back(WorkCompletion { qp_num, ..completion(wr_id, WcStatus::SUCCESS) });
     let done = pending.wait().unwrap();
     assert_eq!((done.tag, done.len), (5, 1));
@@ -862,13 +867,13 @@ fn receive_takes_a_buffer_of_another_type() {
 #[test]
 fn connection_without_room_for_a_probe_is_not_probed() {
     let setup = Setup::new(8);
-    while setup.hub.inner().lock().reserve_probe() {}
+    while setup.hub.inner.lock().reserve_probe() {}
     let peer = setup.connection(1);
     let refused = peer.probe().unwrap_err();
     assert!(matches!(refused, Error::Invalid { verb: "Connection::probe", .. }), "{refused}");
     assert!(peer.failure().is_none() && setup.plain.log().sent.is_empty());
     // The probe of a closed connection leaves its room to the next one.
-    setup.hub.inner().lock().release(&[], true);
+    setup.hub.inner.lock().release(&[], true);
     setup.connection(1).probe().unwrap();
 }
 
@@ -877,7 +882,7 @@ fn options_that_connections_do_not_have_are_refused() {
     let setup = Setup::new(8);
     let options = EndpointOptions::default;
     for (options, named) in [
-        (options().max_sge(2), "max_sge"),
+        (options().max_sge(9), "max_sge"),
         (options().signal_every(1), "signal_every"),
         (options().spin(Spin::Never), "Hub::with_spin"),
     ] {
@@ -892,7 +897,7 @@ fn connection_that_cannot_be_created_takes_no_room() {
     // The device file of the test accepts no command.
     setup.open(2, Policy::default()).unwrap_err();
     assert_eq!(setup.hub.free_entries(), 8);
-    let probes = std::iter::from_fn(|| setup.hub.inner().lock().reserve_probe().then_some(())).count();
+    let probes = std::iter::from_fn(|| setup.hub.inner.lock().reserve_probe().then_some(())).count();
     assert_eq!(probes, 4, "half of the entries");
 }
 
@@ -904,11 +909,11 @@ fn completions_of_an_earlier_qp_of_the_same_number_do_not_end_a_connection() {
         let open = || setup.open(1, Policy::default()).unwrap();
         let first = open();
         // Each QP of the test has two rings.
-        let qp_num = first.inner().conn.qp_num + 2;
+        let qp_num = first.inner.conn.qp_num + 2;
         let stale = WorkCompletion { qp_num, ..completion(0x1234, WcStatus::WR_FLUSH_ERR) };
         setup.plain.log().completions.push_back(stale);
         let second = open();
-        assert_eq!(second.inner().conn.qp_num, qp_num);
+        assert_eq!(second.inner.conn.qp_num, qp_num);
         setup.hub.poll(8);
         assert!(first.failure().is_none() && second.failure().is_none());
     };
@@ -950,7 +955,7 @@ fn completion_that_arrives_while_the_cq_is_armed_is_reaped() {
         let arrived = WorkCompletion { qp_num, ..completion(wr_id, WcStatus::SUCCESS) };
         plain.log().completions.push_back(arrived);
     })));
-    assert!(setup.hub.inner().arm().unwrap(), "no event will report it");
+    assert!(setup.hub.inner.arm().unwrap(), "no event will report it");
     setup.plain.log().armed = Hook(None);
     assert!(pending.wait_timeout(Duration::ZERO).transpose().unwrap().is_some());
 }
@@ -960,7 +965,7 @@ fn cq_is_armed_again_after_its_event_was_read() {
     let mut setup = Setup::new(4);
     let (channel, events) = CompChannel::with_pipe(setup.hub.pd().context().file());
     Arc::get_mut(&mut setup.hub.inner).unwrap().channel = channel;
-    let hub = setup.hub.inner();
+    let hub = setup.hub.inner;
     for arms in 1..4 {
         assert!(!hub.arm().unwrap() && !hub.arm().unwrap());
         assert_eq!(setup.plain.log().arms, arms, "once for an event");
@@ -1081,10 +1086,10 @@ fn connection_has_failed_once_the_kernel_confirms_the_removal() {
     let test = || {
         let setup = Setup::new(8);
         let peer = setup.connection(2);
-        assert_eq!(peer.inner().conn.destroy_removed(), Some(false));
+        assert_eq!(peer.inner.conn.destroy_removed(), Some(false));
         assert!(peer.failure().is_none());
         succeed_ioctls();
-        assert_eq!(peer.inner().conn.destroy_removed(), Some(true));
+        assert_eq!(peer.inner.conn.destroy_removed(), Some(true));
         let mut pending = peer.post(Op::recv(setup.buffer()));
         let Poll::Ready(Err(refused)) = poll(&mut pending) else { panic!("it is refused") };
         assert_eq!((refused.outcome, refused.buffer.is_some()), (Outcome::NotExecuted, true), "{refused}");
@@ -1102,7 +1107,7 @@ fn connection_resolves_its_peer_again_after_a_timeout() {
         succeed_ioctls();
         let setup = Setup::new(4);
         let peer = setup.connection(1);
-        peer.inner().conn.lock().qp.as_mut().unwrap().assume_state(QpState::INIT);
+        peer.inner.conn.lock().qp.as_mut().unwrap().assume_state(QpState::INIT);
         let late = IoctlError { method: "ModifyQp", errno: Errno::TIMEDOUT };
         setup.plain.log().answers.extend([Err(late); 2]);
         let gid = "fe80::1".parse().unwrap();
@@ -1181,7 +1186,7 @@ fn shorter_interval_of_probes_wakes_the_driver() {
     assert!(setup.hub.inner.election.attach_driver(DriverKind::Task));
     for (seconds, woken) in [(5, 1), (5, 1), (9, 1), (2, 2)] {
         setup.hub.inner.election.register_driver(&Waker::from(Arc::clone(&counts)));
-        setup.hub.inner().probe_every(Duration::from_secs(seconds));
+        setup.hub.inner.probe_every(Duration::from_secs(seconds));
         assert_eq!(counts.0.load(Ordering::Relaxed), woken, "{seconds} s");
     }
 }
@@ -1192,7 +1197,7 @@ fn probe_whose_doorbell_is_refused_ends_its_connection_only() {
     let (first, second) = (setup.connection(1), setup.connection(1));
     let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
     setup.plain.log().refusals.push_back(DoorbellError::Posted(refused));
-    setup.hub.inner().sweep(None);
+    setup.hub.inner.sweep(None);
     assert_eq!(first.failure().and_then(|failure| failure.errno()), Some(Errno::NOMEM));
     assert!(second.failure().is_none());
     assert_eq!(setup.plain.log().states, [QpState::ERR]);
@@ -1204,7 +1209,7 @@ fn full_send_queue_is_not_probed_and_ends_no_connection() {
     let peer = setup.connection(1);
     setup.plain.log().send_rejections.push_back(PushError::QueueFull { capacity: 16 });
     for probes in [0, 1] {
-        setup.hub.inner().sweep(None);
+        setup.hub.inner.sweep(None);
         assert!(peer.failure().is_none());
         let sent = setup.plain.log().sent.len();
         assert_eq!(sent, probes);
@@ -1222,7 +1227,7 @@ fn qp_of_a_dropped_connection_is_moved_to_err_before_it_is_destroyed() {
 fn sweep_probes_each_of_many_connections() {
     let setup = Setup::new(4 * BATCH as u32);
     let peers: Vec<_> = (0..BATCH + 2).map(|_| setup.connection(1)).collect();
-    setup.hub.inner().sweep(None);
+    setup.hub.inner.sweep(None);
     assert_eq!(setup.plain.log().sent.len(), peers.len());
 }
 
@@ -1232,15 +1237,15 @@ fn sweep_does_not_wait_for_a_peer_that_is_being_connected() {
     let peers = [setup.connection(1), setup.connection(1)];
     let (now, interval) = (Instant::now(), Duration::from_secs(1));
     for peer in &peers {
-        peer.inner().conn.lock().start_keepalive(Some(interval), now);
+        peer.inner.conn.lock().start_keepalive(Some(interval), now);
     }
-    setup.hub.inner().probe_every(interval);
-    let connecting = peers[0].inner().conn.lock();
+    setup.hub.inner.probe_every(interval);
+    let connecting = peers[0].inner.conn.lock();
     let (hub, due) = (Arc::clone(&setup.hub.inner), now + 2 * interval);
     assert!(ends(move || hub.sweep(Some(due))));
     drop(connecting);
     assert_eq!(setup.plain.log().sent.len(), 1, "the other peer is probed");
-    setup.hub.inner().sweep(Some(due));
+    setup.hub.inner.sweep(Some(due));
     assert_eq!(setup.plain.log().sent.len(), 2);
 }
 
@@ -1250,9 +1255,9 @@ fn connection_of_a_hub_without_room_for_probes_has_no_keepalive() {
         let setup = Setup::new(8);
         succeed_ioctls();
         let open = || setup.open(1, Policy::Every(Duration::from_secs(1))).unwrap();
-        assert_eq!(open().inner().policy.interval(true), Some(Duration::from_secs(1)));
-        while setup.hub.inner().lock().reserve_probe() {}
-        assert_eq!(open().inner().policy.interval(true), None);
+        assert_eq!(open().inner.policy.interval(true), Some(Duration::from_secs(1)));
+        while setup.hub.inner.lock().reserve_probe() {}
+        assert_eq!(open().inner.policy.interval(true), None);
     };
     std::thread::spawn(test).join().unwrap();
 }
@@ -1264,8 +1269,8 @@ fn blocked_thread_probes_idle_peers() {
     let (channel, _events) = CompChannel::with_pipe(setup.hub.pd().context().file());
     Arc::get_mut(&mut setup.hub.inner).unwrap().channel = channel;
     let peer = setup.connection(1);
-    peer.inner().conn.lock().start_keepalive(Some(INTERVAL), Instant::now());
-    setup.hub.inner().probe_every(INTERVAL);
+    peer.inner.conn.lock().start_keepalive(Some(INTERVAL), Instant::now());
+    setup.hub.inner.probe_every(INTERVAL);
     let (mut pending, _) = setup.recv(&peer);
     // The first wait may end late, without a probe.
     for _ in 0..10 {
@@ -1290,4 +1295,260 @@ fn driver_of_a_busy_cq_yields_and_is_polled_again() {
         assert!(poll().is_pending());
     }
     assert!(setup.plain.log().completions.is_empty() && setup.plain.log().arms > 0);
+}
+
+#[test]
+fn second_driver_is_refused_before_its_runtime_is_asked() {
+    /// A runtime that refuses descriptors, and counts them.
+    #[derive(Debug)]
+    struct Refuses(Arc<AtomicUsize>);
+
+    impl Runtime for Refuses {
+        fn register(&self, _: Arc<OwnedFd>) -> io::Result<Box<dyn Readable>> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Err(io::Error::other("no reactor"))
+        }
+
+        fn blocking(&self, _: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+            unreachable!("a hub does no blocking work")
+        }
+    }
+
+    let (setup, asked) = (Setup::new(4), Arc::new(AtomicUsize::new(0)));
+    let mut driver = setup.hub.drive(Never::Readable).unwrap();
+    for refused in [setup.hub.drive(Refuses(Arc::clone(&asked))).map(drop), setup.hub.spawn_driver_thread()] {
+        assert!(matches!(refused, Err(Error::Invalid { verb: "Hub::drive", .. })), "{refused:?}");
+    }
+    assert_eq!(asked.load(Ordering::Relaxed), 0);
+    // The first one goes on.
+    let polled = std::pin::Pin::new(&mut driver).poll(&mut Context::from_waker(Waker::noop()));
+    assert!(polled.is_pending() && setup.hub.inner.election.has_driver());
+    drop(driver);
+    // One whose runtime refuses the channel is no driver.
+    assert!(setup.hub.drive(Refuses(Arc::clone(&asked))).is_err());
+    assert_eq!((asked.load(Ordering::Relaxed), setup.hub.inner.election.has_driver()), (1, false));
+}
+
+/// A service that looks at the hub when its wakers are taken.
+#[derive(Default)]
+struct Looks {
+    hub: OnceLock<Weak<HubInner<Buffer, Plain, Arc<Self>>>>,
+    was_removed: AtomicBool,
+}
+
+impl Service<Plain> for Arc<Looks> {
+    type Conn = ();
+
+    const OWNS: bool = false;
+
+    fn verb(_: WcOpcode) -> &'static str {
+        "test"
+    }
+
+    fn take_wakers(&self) -> Vec<Waker> {
+        let hub = self.hub.get().and_then(Weak::upgrade).expect("the hub");
+        self.was_removed.store(hub.is_removed(), Ordering::Relaxed);
+        Vec::new()
+    }
+}
+
+/// A waker that is registered later finds the removal.
+#[test]
+fn wakers_of_the_service_are_taken_after_the_removal_is_visible() {
+    let (plain, looks) = (Plain::default(), Arc::new(Looks::default()));
+    let hub: Hub<Buffer, Plain, Arc<Looks>> = Hub::for_test(&plain.domain(), 4, Arc::clone(&looks));
+    looks.hub.set(Arc::downgrade(&hub.inner)).expect("it is set once");
+    assert!(hub.inner.end_removed());
+    assert!(looks.was_removed.load(Ordering::Relaxed));
+}
+
+/// The results of the buffers of an operation: their tags, their lengths, or 0 with the status of a
+/// failure. Each has its buffer.
+fn each<const N: usize>(pending: [Pending<Buffer, Plain>; N]) -> [(u64, u32, WcStatus); N] {
+    pending.map(|pending| match pending.wait() {
+        Ok(Done { tag, len, buffer: Some(_), .. }) => (tag, len, WcStatus::SUCCESS),
+        Err(Failed { tag, buffer: Some(_), error: Error::Completion { status, .. }, .. }) => (tag, 0, status),
+        other => panic!("{other:?}"),
+    })
+}
+
+#[test]
+fn buffers_of_an_operation_have_results_of_their_own() {
+    let setup = Setup::new(8);
+    let peer = setup.connection(4);
+    let remote = Remote { addr: 0, rkey: 1 };
+    // More operations than slots: each slot is given back.
+    for _ in 0..3 {
+        let parts = || [(setup.buffer(), 0..3), (setup.buffer(), 2..15)];
+        let sent = peer.post(Op::send_parts(parts()).tag(2));
+        let mut written = peer.post(Op::write_parts(parts(), remote).tag(3));
+        assert!(written[0].wait_timeout(Duration::ZERO).is_none());
+        let wr_ids: Vec<_> = setup.plain.log().sent.drain(..).map(|sent| sent.1).collect();
+        wr_ids.iter().for_each(|wr_id| setup.complete(&peer, *wr_id, WcStatus::SUCCESS));
+        let [first, second] = written;
+        assert_eq!(each([second, first]), [(3, 13, WcStatus::SUCCESS), (3, 3, WcStatus::SUCCESS)]);
+        assert_eq!(each(sent), [(2, 3, WcStatus::SUCCESS), (2, 13, WcStatus::SUCCESS)]);
+    }
+    assert!(peer.failure().is_none());
+}
+
+#[test]
+fn message_fills_the_buffers_of_a_receive_in_order() {
+    let setup = Setup::new(8);
+    let peer = setup.connection(4);
+    let write = WcOpcode::RECV_RDMA_WITH_IMM;
+    for (opcode, byte_len, lens) in [
+        (WcOpcode::RECV, 12, [4, 5, 3]),
+        (WcOpcode::RECV, 3, [3, 0, 0]),
+        (WcOpcode::RECV, 30, [4, 5, 21]),
+        (write, 4096, [0, 0, 4096]),
+    ] {
+        let parts = [(setup.buffer(), 0..4), (setup.buffer(), 0..5), (setup.buffer(), 0..6)];
+        let pending = peer.post(Op::recv_parts(parts).tag(7));
+        let wr_id = *setup.plain.log().received.last().unwrap();
+        setup.complete(&peer, wr_id, WcStatus::SUCCESS);
+        {
+            let mut log = setup.plain.log();
+            let arrived = log.completions.back_mut().unwrap();
+            (arrived.opcode, arrived.byte_len) = (opcode, byte_len);
+            (arrived.ex, arrived.wc_flags) = (Imm(9).to_be(), WcFlags::WITH_IMM);
+        }
+        let done = pending.map(|pending| pending.wait().unwrap());
+        assert_eq!(done.each_ref().map(|done| (done.len, done.opcode)), lens.map(|len| (len, opcode)));
+        assert_eq!(done.map(|done| done.imm), [None, None, Some(Imm(9))]);
+    }
+}
+
+#[test]
+fn buffers_of_a_failed_operation_fail_together() {
+    let setup = Setup::new(8);
+    let peer = setup.connection(4);
+    let parts = || [(setup.buffer(), ..), (setup.buffer(), ..)];
+    let (received, sent) = (peer.post(Op::recv_parts(parts())), peer.post(Op::send_parts(parts())));
+    let (recv, send) = {
+        let log = setup.plain.log();
+        (log.received[0], log.sent[0].1)
+    };
+    setup.complete(&peer, send, WcStatus::REM_OP_ERR);
+    setup.complete(&peer, recv, WcStatus::WR_FLUSH_ERR);
+    assert_eq!(each(sent).map(|(.., status)| status), [WcStatus::REM_OP_ERR; 2]);
+    for failed in received.map(|pending| pending.wait().unwrap_err()) {
+        assert!(failed.is_recv() && failed.cause == Some(WcStatus::REM_OP_ERR), "{failed}");
+    }
+    let failure = peer.failure().unwrap();
+    assert!(matches!(failure, Error::Completion { verb: "Connection::post(Op::send)", .. }), "{failure}");
+}
+
+#[test]
+fn dropped_results_keep_all_buffers_until_the_completion() {
+    let setup = Setup::new(8);
+    let peer = setup.connection(4);
+    let [first, second] = peer.post(Op::recv_parts([(setup.buffer(), ..), (setup.buffer(), ..)]));
+    drop(first);
+    assert_eq!((setup.hub.poll(1), setup.freed()), (0, 0));
+    let wr_id = setup.plain.log().received[0];
+    setup.complete(&peer, wr_id, WcStatus::SUCCESS);
+    assert_eq!((setup.hub.poll(1), setup.freed()), (1, 1));
+    assert!(second.wait().is_ok());
+    let taken: Vec<_> = (0..4).map(|_| setup.recv(&peer)).collect();
+    drop(taken);
+}
+
+#[test]
+fn completion_of_one_buffer_of_an_operation_frees_nothing_and_ends_the_connection() {
+    for which in 0..2 {
+        let setup = Setup::new(8);
+        let peer = setup.connection(4);
+        let mut pending = peer.post(Op::recv_parts([(setup.buffer(), ..), (setup.buffer(), ..)]));
+        // No request has the `wr_id` of a buffer.
+        setup.complete(&peer, pending[which].wr_id().unwrap(), WcStatus::SUCCESS);
+        assert!(
+            pending
+                .each_mut()
+                .map(|pending| pending.wait_timeout(Duration::ZERO))
+                .iter()
+                .all(Option::is_none)
+        );
+        assert!(matches!(peer.failure(), Some(Error::UnknownCompletion { .. })));
+        let wr_id = setup.plain.log().received[0];
+        // A repeated completion is unknown as well.
+        (0..2).for_each(|_| setup.complete(&peer, wr_id, WcStatus::WR_FLUSH_ERR));
+        assert_eq!(each(pending), [(0, 0, WcStatus::WR_FLUSH_ERR); 2]);
+        assert_eq!(setup.freed(), 2);
+    }
+}
+
+#[test]
+fn refused_operation_of_several_buffers_returns_them() {
+    let setup = Setup::new(6);
+    let peer = setup.connection(3);
+    let parts = |end| [(setup.buffer(), 0..3), (setup.buffer(), 0..end)];
+    let refused = |pending: [Pending<Buffer, Plain>; 2]| {
+        pending.map(|pending| {
+            let refused = pending.wait().unwrap_err();
+            assert_eq!((refused.outcome, refused.tag), (Outcome::NotExecuted, 5), "{refused}");
+            assert!(refused.buffer.is_some(), "{refused}");
+            refused.error
+        })
+    };
+    let [error, other] = refused(peer.post(Op::send_parts(parts(17)).tag(5)));
+    assert!(error.to_string().contains("bytes 0..17 exceed"), "{error}");
+    assert!(other.to_string().contains("another buffer"), "{other}");
+    // The doorbell is refused, which takes the request back.
+    let late = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+    setup.plain.log().refusals.push_back(DoorbellError::TakenBack(late));
+    let errors = refused(peer.post(Op::send_parts(parts(4)).tag(5)));
+    assert_eq!(errors.map(|error| error.errno()), [Some(Errno::NOMEM); 2]);
+    // The third slot is not taken by half an operation.
+    let pending = peer.post(Op::recv_parts(parts(4)).tag(5));
+    assert!(refused(peer.post(Op::recv_parts(parts(4)).tag(5))).iter().all(Error::is_full));
+    let (single, _) = setup.recv(&peer);
+    peer.abort();
+    let [error, _] = refused(peer.post(Op::send_parts(parts(4)).tag(5)));
+    assert!(matches!(error, Error::Closed { .. }), "{error}");
+    assert_eq!(setup.freed(), 8);
+    drop((pending, single));
+}
+
+#[test]
+fn refused_doorbell_of_a_posted_operation_of_several_buffers_ends_the_connection() {
+    let setup = Setup::new(8);
+    let peer = setup.connection(4);
+    let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+    setup.plain.log().refusals.push_back(DoorbellError::Posted(refused));
+    let mut pending = peer.post(Op::send_parts([(setup.buffer(), ..), (setup.buffer(), ..)]));
+    assert_eq!(peer.failure().unwrap().errno(), Some(Errno::NOMEM));
+    assert!(pending[1].wait_timeout(Duration::ZERO).is_none());
+    let wr_id = RESERVED | pending[0].wr_id().unwrap();
+    setup.complete(&peer, wr_id, WcStatus::WR_FLUSH_ERR);
+    assert_eq!(each(pending), [(0, 0, WcStatus::WR_FLUSH_ERR); 2]);
+}
+
+#[test]
+fn removal_of_the_device_ends_operations_of_several_buffers() {
+    let test = || {
+        let setup = Setup::new(8);
+        let peer = setup.connection(4);
+        let pending = peer.post(Op::recv_parts([(setup.buffer(), ..), (setup.buffer(), ..)]));
+        succeed_ioctls();
+        assert!(setup.hub.inner.end_removed());
+        pending.into_iter().for_each(|pending| assert_removed(pending.wait()));
+        assert_eq!(setup.freed(), 2);
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn provider_panic_keeps_the_buffers_of_an_operation() {
+    let setup = Setup::new(8);
+    let peer = setup.connection(4);
+    setup.plain.log().panics = true;
+    let parts = [(setup.buffer(), ..), (setup.buffer(), ..)];
+    let post = || drop(peer.post(Op::recv_parts(parts)));
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(post)).unwrap_err();
+    setup.plain.log().panics = false;
+    assert_eq!(setup.freed(), 0);
+    let (pending, wr_id) = setup.recv(&peer);
+    setup.complete(&peer, wr_id, WcStatus::SUCCESS);
+    pending.wait().unwrap();
 }

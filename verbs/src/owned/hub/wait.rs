@@ -46,14 +46,27 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<Result<T, E>>,
     ) -> Poll<Result<T, E>> {
         match caller {
-            Caller::Thread(end) => match self.block_on(end, poll) {
-                Ok(polled) => polled.map_or(Poll::Pending, Poll::Ready),
-                Err(error) => Poll::Ready(Err(error.into())),
-            },
-            Caller::Task(waker) => match poll(&mut Context::from_waker(waker)) {
-                Poll::Pending if !self.election.has_driver() => Poll::Ready(Err(self.no_driver(verb).into())),
+            // Most results are there or in the CQ.
+            Caller::Thread(end) => match poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Pending => match self.block_on(end, poll) {
+                    Ok(polled) => polled.map_or(Poll::Pending, Poll::Ready),
+                    Err(error) => Poll::Ready(Err(error.into())),
+                },
                 polled => polled,
             },
+            Caller::Task(waker) => {
+                let mut context = Context::from_waker(waker);
+                match poll(&mut context) {
+                    Poll::Pending if !self.election.has_driver() => {
+                        let error = self.no_driver(verb);
+                        // A driver that ends because the device was removed has ended the operations
+                        // before.
+                        let polled = poll(&mut context);
+                        if polled.is_pending() { Poll::Ready(Err(error.into())) } else { polled }
+                    }
+                    polled => polled,
+                }
+            }
         }
     }
 

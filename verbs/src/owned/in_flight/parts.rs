@@ -96,7 +96,7 @@ impl Groups {
     }
 }
 
-fn sges<B: Source, R: RangeBounds<usize>, const N: usize>(
+pub(in crate::owned) fn sges<B: Source, R: RangeBounds<usize>, const N: usize>(
     verb: &'static str,
     parts: &[(B, R); N],
     domain: &Arc<PdShared>,

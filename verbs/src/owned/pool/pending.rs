@@ -1,12 +1,12 @@
 //! Waiting for a buffer of a pool.
 
-use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use super::slots::Ticket;
 use super::{Inner, PoolBuffer};
 use crate::Result;
+use crate::debug::debug;
 use crate::owned::hub::park::Parker;
 use crate::wait::{Caller, waits};
 
@@ -71,8 +71,6 @@ impl Drop for PendingPoolBuffer {
     }
 }
 
-impl fmt::Debug for PendingPoolBuffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PendingPoolBuffer").field("waits", &self.ticket.is_some()).finish_non_exhaustive()
-    }
+debug! {
+    it: "PendingPoolBuffer" [] PendingPoolBuffer { waits = it.ticket.is_some() }
 }

@@ -1,6 +1,5 @@
 //! Waits for a buffer of a server.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
@@ -8,6 +7,7 @@ use std::task::{Context, Poll};
 use bareverbs_provider::traits::Provider;
 
 use super::{Handle, Inner, ROUNDS};
+use crate::debug::debug;
 use crate::owned::hub::reaper::BATCH;
 use crate::owned::{PendingPoolBuffer, PoolBuffer, Source};
 use crate::wait::{Caller, waits};
@@ -88,7 +88,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
 
 impl<B: Source, P: Provider> PendingBuffer<B, P> {
     fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<PoolBuffer>> {
-        let hub = Arc::clone(self.server.hub.inner());
+        let hub = Arc::clone(&self.server.hub.inner);
         hub.poll_by(caller, VERB, |cx| self.poll_buffer(cx))
     }
 
@@ -130,8 +130,6 @@ waits!([B: Source, P: Provider] PendingBuffer<B, P> => Result<PoolBuffer>);
 // It contains no pinned values.
 impl<B: Source, P: Provider> Unpin for PendingBuffer<B, P> {}
 
-impl<B: Source, P: Provider> fmt::Debug for PendingBuffer<B, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PendingBuffer").field("wait", &self.wait).finish_non_exhaustive()
-    }
+debug! {
+    it: "PendingBuffer" [B: Source, P: Provider] PendingBuffer<B, P> { wait = it.wait }
 }

@@ -1,7 +1,6 @@
 //! Streams of events and sinks of messages (feature `futures`).
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -11,23 +10,28 @@ use futures_core::Stream;
 use futures_sink::Sink;
 
 use super::{Client, Event, Handle, PeerId, PeerOperation, Server};
+use crate::debug::debug;
 use crate::owned::{Failed, PoolBuffer, Source};
 use crate::{AnyProvider, Error, Result};
 
 impl<B: Source, P: Provider> Stream for Server<B, P> {
     type Item = Result<Event<B, P>>;
 
-    /// As [`Server::next`]: it ends when the server was shut down and all peers have ended.
+    /// The events before [`Event::Ended`].
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        Pin::new(&mut self.get_mut().next()).poll(cx).map(Result::transpose)
+        Pin::new(&mut self.get_mut().next()).poll(cx).map(|event| match event {
+            Ok(Event::Ended) => None,
+            event => Some(event),
+        })
     }
 }
 
 impl<B: Source, P: Provider> Stream for Client<B, P> {
     type Item = Result<Event<B, P>>;
 
+    /// As that of [`Server`].
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        Pin::new(&mut self.get_mut().next()).poll(cx).map(Result::transpose)
+        Pin::new(&mut self.get_mut().server).poll_next(cx)
     }
 }
 
@@ -113,11 +117,8 @@ impl<B: Source, P: Provider> Sink<(B, usize)> for MessageSink<B, P> {
 // The buffers are in the table of the hub.
 impl<B: Source, P: Provider> Unpin for MessageSink<B, P> {}
 
-impl<B: Source, P: Provider> fmt::Debug for MessageSink<B, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MessageSink")
-            .field("peer", &self.peer)
-            .field("pending", &self.pending.len())
-            .finish_non_exhaustive()
+debug! {
+    it: "MessageSink" [B: Source, P: Provider] MessageSink<B, P> {
+        peer = it.peer, pending = it.pending.len()
     }
 }

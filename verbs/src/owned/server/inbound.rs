@@ -1,7 +1,6 @@
 //! The SRQ of a server, and the queue of events for the application.
 
 use std::collections::{HashMap, VecDeque};
-use std::fmt;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,10 +8,11 @@ use std::task::{Context, Waker};
 
 use bareverbs_provider::traits::Provider;
 
-use super::PeerId;
 use super::reap::PeerConn;
+use super::{PeerId, Summary};
+use crate::debug::debug;
 use crate::owned::buffer::checked_sge;
-use crate::owned::hub::reaper::ConnFailure;
+use crate::owned::hub::reaper::Failure;
 use crate::owned::pool::Loans;
 use crate::owned::{Pool, PoolBuffer};
 use crate::qp::{RecvRequest, WrId};
@@ -80,7 +80,7 @@ impl<P: Provider> Events<P> {
 /// An event, before it is given to the application.
 pub(crate) enum RawEvent<P: Provider> {
     Message { conn: Arc<PeerConn<P>>, receive: Receive, len: usize },
-    Failed(PeerId, ConnFailure),
+    Failed(PeerId, Failure),
     Closed(PeerId),
 }
 
@@ -186,6 +186,13 @@ impl<P: Provider> Inbound<P> {
         Some(Receive { index, buffer })
     }
 
+    /// The counts of the messages that have ended.
+    pub(crate) fn summary(&self) -> Summary {
+        let [sent, detached, failed] =
+            [&self.sent, &self.detached, &self.failed].map(|counter| counter.load(Ordering::Relaxed));
+        Summary { sent, detached, failed }
+    }
+
     /// Adds an event. The caller must wake the returned waker.
     #[must_use]
     pub(crate) fn push(&self, event: RawEvent<P>) -> Option<Waker> {
@@ -259,19 +266,10 @@ impl<P: Provider> Inbound<P> {
             drop(waker);
         }
     }
-
-    /// Counts a message that has ended.
-    pub(crate) fn count_sent(&self, success: bool, detached: bool) {
-        let ended = if success { &self.sent } else { &self.failed };
-        ended.fetch_add(1, Ordering::Relaxed);
-        self.detached.fetch_add(detached.into(), Ordering::Relaxed);
-    }
 }
 
-impl<P: Provider> fmt::Debug for Inbound<P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inbound").field("pool", &self.pool).finish_non_exhaustive()
-    }
+debug! {
+    it: "Inbound" [P: Provider] Inbound<P> { pool = it.pool }
 }
 
 impl<P: Provider> Drop for Inbound<P> {

@@ -11,6 +11,7 @@ use super::inbound::{Inbound, Receive};
 use super::post::post;
 use super::reap::{PeerConn, Peers, pump};
 use super::{PeerId, PeerOperation};
+use crate::debug::debug;
 use crate::owned::hub::connection::{Connection, ConnectionInner};
 use crate::owned::hub::reaper::BATCH;
 use crate::owned::{Op, Pending, PoolBuffer, Source};
@@ -27,6 +28,9 @@ pub enum Event<B: Source = PoolBuffer, P: Provider = AnyProvider> {
     /// The peer sends no more messages: it has closed the connection, or answers to
     /// [`close`](super::Handle::close). It follows the last message of the peer.
     Closed(PeerId),
+    /// The last event: all peers have ended, and no other one can come. A server was shut down or has
+    /// drained before. A client has one peer, and needs no [`shutdown`](super::Client::shutdown).
+    Ended,
 }
 
 /// A message. Dropping it gives its buffer back to the receives, and permits the peer to send
@@ -38,14 +42,17 @@ pub enum Event<B: Source = PoolBuffer, P: Provider = AnyProvider> {
 /// use bareverbs::server::{Event, Server};
 ///
 /// # fn echo(mut server: Server) -> bareverbs::Result<()> {
-/// while let Some(event) = server.next().wait()? {
-///     if let Event::Message(mut message) = event {
-///         message.bytes_mut().make_ascii_uppercase();
-///         let len = message.bytes().len();
-///         message.reply_in_place(..len).detach();
+/// loop {
+///     match server.next().wait()? {
+///         Event::Message(mut message) => {
+///             message.bytes_mut().make_ascii_uppercase();
+///             let len = message.bytes().len();
+///             message.reply_in_place(..len).detach();
+///         }
+///         Event::Ended => return Ok(()),
+///         _ => {}
 ///     }
 /// }
-/// # Ok(())
 /// # }
 /// ```
 ///
@@ -69,7 +76,7 @@ impl<B: Source, P: Provider> Message<B, P> {
         receive: Receive,
         len: usize,
     ) -> Self {
-        let peer = peer.map_or_else(Weak::new, |peer| Arc::downgrade(peer.shared()));
+        let peer = peer.map_or_else(Weak::new, |peer| Arc::downgrade(&peer.inner));
         Self { conn, peer, inbound, receive: Some(receive), len }
     }
 
@@ -94,7 +101,7 @@ impl<B: Source, P: Provider> Message<B, P> {
     /// Sends a message to the sender of this one, as [`Handle::send`](super::Handle::send) does.
     pub fn reply(&self, buffer: B, range: impl RangeBounds<usize>) -> PeerOperation<B, P> {
         match self.peer.upgrade() {
-            Some(peer) => post(&Connection::of(peer), Op::send(buffer, range)),
+            Some(peer) => post(&Connection { inner: peer }, Op::send(buffer, range)),
             None => Pending::refused(super::closed("Message::reply"), Some(buffer), 0),
         }
     }
@@ -102,7 +109,7 @@ impl<B: Source, P: Provider> Message<B, P> {
     /// Takes the buffer of the message. It has the message size of this end; the message is at its
     /// start.
     ///
-    /// A buffer of [`Server::take`](super::Server::take) replaces it among the receives, and permits the
+    /// A buffer of [`Handle::take`](super::Handle::take) replaces it among the receives, and permits the
     /// peer to send another message. If all are in use, or callers of
     /// [`Handle::acquire`](super::Handle::acquire) wait, the peer must wait until the buffer is dropped,
     /// as if the message was kept. A buffer that an operation uses is dropped with its result.
@@ -134,7 +141,9 @@ impl<B: Source, P: Provider> Message<B, P> {
 impl<B: Source + From<PoolBuffer>, P: Provider> Message<B, P> {
     /// Sends the bytes of the message's buffer in `range` to its sender, without a copy. The range may
     /// be longer than the message: the buffer has the message size of this end. The bytes behind the
-    /// message may be those of an earlier message, also of another peer.
+    /// message may be those of an earlier message, also of another peer. For an answer that is longer
+    /// than the request, use a buffer of [`Handle::acquire`](super::Handle::acquire) and
+    /// [`Message::reply`].
     ///
     /// Another buffer replaces it among the receives, as [`Message::into_pool_buffer`] describes.
     pub fn reply_in_place(mut self, range: impl RangeBounds<usize>) -> PeerOperation<B, P> {
@@ -164,7 +173,7 @@ impl<B: Source, P: Provider> Drop for Message<B, P> {
         if let Err(failure) = pumped
             && let Some(peer) = peer
         {
-            peer.end(failure);
+            peer.hub.end(&peer.conn, failure);
         }
     }
 }
@@ -175,12 +184,11 @@ impl<B: Source, P: Provider> fmt::Debug for Event<B, P> {
             Self::Message(message) => f.debug_tuple("Message").field(message).finish(),
             Self::Failed(peer, error) => f.debug_tuple("Failed").field(peer).field(error).finish(),
             Self::Closed(peer) => f.debug_tuple("Closed").field(peer).finish(),
+            Self::Ended => f.write_str("Ended"),
         }
     }
 }
 
-impl<B: Source, P: Provider> fmt::Debug for Message<B, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Message").field("peer", &self.peer()).field("len", &self.len).finish_non_exhaustive()
-    }
+debug! {
+    it: "Message" [B: Source, P: Provider] Message<B, P> { peer = it.peer(), len = it.len }
 }

@@ -11,7 +11,6 @@ use crate::error::Limit;
 use crate::owned::hub::Hub;
 use crate::owned::options::{ConnectionOptions, connection_setters};
 use crate::owned::{Pool, PoolBuffer, Source, Spin};
-use crate::qp::ConnectAttr;
 use crate::srq::SrqInit;
 use crate::{Access, Error, Pd, Result};
 
@@ -53,14 +52,14 @@ const CLIENT: &str = "ClientOptions::build";
 #[derive(Clone, Copy, Debug)]
 #[must_use = "`build` creates the server"]
 pub struct ServerOptions {
-    peers: u32,
-    window: u32,
-    sends: u32,
-    message_size: u32,
-    operations: u32,
+    pub(super) peers: u32,
+    pub(super) window: u32,
+    pub(super) sends: u32,
+    pub(super) message_size: u32,
+    pub(super) operations: u32,
     receives: Option<u32>,
-    inline: u32,
-    connection: ConnectionOptions,
+    pub(super) inline: u32,
+    pub(super) connection: ConnectionOptions,
     spin: Spin,
 }
 
@@ -86,18 +85,6 @@ impl Default for ServerOptions {
             spin: Spin::default(),
         }
     }
-}
-
-/// What each connection of a server needs.
-#[derive(Clone, Copy)]
-pub(crate) struct Resolved {
-    pub(crate) attr: ConnectAttr,
-    pub(crate) connection: ConnectionOptions,
-    pub(crate) sends: u32,
-    pub(crate) operations: u32,
-    pub(crate) inline: u32,
-    pub(crate) window: u32,
-    pub(crate) message_size: u32,
 }
 
 macro_rules! setters {
@@ -226,9 +213,8 @@ impl ServerOptions {
                 .ok_or_else(|| Error::invalid(verb, "the pool has no buffer left for a receive"))?;
             inbound.post(index, buffer)?;
         }
-        let Self { connection, sends, operations, inline, window, message_size, .. } = *self;
-        let options = Resolved { attr, connection, sends, operations, inline, window, message_size };
-        Ok(Server { handle: Handle { inner: Inner::new(options, hub, inbound, self.peers) } })
+        let handle = Handle { inner: Inner::new(*self, attr, hub, inbound) };
+        Ok(Server { handle, ended: false, is_client: false })
     }
 }
 
@@ -246,7 +232,8 @@ impl ClientOptions {
     /// # Errors
     /// As for [`ServerOptions::build_for`].
     pub fn build_for<B: Source, P: Provider>(&self, pd: &Pd<P>) -> Result<Client<B, P>> {
-        let server: Server<B, P> = self.options.peers(1).build_as(CLIENT, pd)?;
+        let mut server: Server<B, P> = self.options.peers(1).build_as(CLIENT, pd)?;
+        server.is_client = true;
         let (id, address) = server.handle.open(CLIENT)?;
         Ok(Client { server, id, address })
     }

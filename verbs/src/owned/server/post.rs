@@ -9,11 +9,13 @@ use super::reap::{PeerState, Peers, Queued, pump};
 use crate::error::Limit;
 use crate::owned::buffer::checked_sge;
 use crate::owned::hub::connection::{Connection, ConnectionInner, full};
-use crate::owned::hub::reaper::{HubOp, PostedBy, SlotKind};
+use crate::owned::hub::reaper::{OpEntry, SlotKind};
+use crate::owned::hub::service::Service;
+use crate::owned::in_flight::ListOperation;
 use crate::owned::op::{ByteRange, OpPayload};
 use crate::owned::{Op, Pending, Source};
 use crate::qp::{Operation, SendFlags};
-use crate::{Error, WcOpcode};
+use crate::{Error, Result, WcOpcode};
 
 /// Sends a message, or adds it to those that wait for credits.
 fn send_message<B: Source, P: Provider>(
@@ -22,50 +24,43 @@ fn send_message<B: Source, P: Provider>(
     range: ByteRange,
     tag: u64,
 ) -> PeerOperation<B, P> {
-    const BY: &PostedBy = &PostedBy { verb: "Handle::post(Op::send)", opcode: WcOpcode::SEND };
-    const VERB: &str = BY.verb;
-    let ConnectionInner { hub, conn, .. } = peer.inner();
-    let sge = match checked_sge(VERB, &buffer, hub.pd.domain(), range) {
+    let (opcode, kind) = (WcOpcode::SEND, SlotKind::Service);
+    let verb = Peers::<P>::verb(opcode);
+    let ConnectionInner { hub, conn, .. } = &*peer.inner;
+    let sge = match checked_sge(verb, &buffer, hub.pd.domain(), range) {
         Ok(sge) => sge,
         Err(error) => return Pending::refused(error, Some(buffer), tag),
     };
     let mut state = conn.lock();
-    if let Some(failure) = state.failure {
-        drop(state);
-        return Pending::refused(failure.into(), Some(buffer), tag);
-    }
-    let room = match &mut state.service {
-        PeerState { max_message, .. } if sge.length > *max_message => Err(Error::Limit {
-            verb: VERB,
+    let slot = match (state.failure, &state.service) {
+        (Some(failure), _) => Err(failure.into()),
+        (None, PeerState { max_message, .. }) if sge.length > *max_message => Err(Error::Limit {
+            verb,
             limit: Limit::MessageLen,
             asked: sge.length.into(),
             max: (*max_message).into(),
         }),
-        PeerState { flow, .. } if !flow.is_closing() => match conn.take_slot(SlotKind::Service) {
-            Some(index) => Ok((flow, index)),
-            None => Err(full(conn, SlotKind::Service)),
-        },
-        peer => Err(closing(VERB, peer)),
+        (None, peer) => {
+            check_open(verb, peer).and_then(|()| conn.take_slot(kind).ok_or_else(|| full(conn, kind)))
+        }
     };
-    let (flow, index) = match room {
-        Ok(room) => room,
+    let index = match slot {
+        Ok(index) => index,
         Err(error) => {
             drop(state);
             return Pending::refused(error, Some(buffer), tag);
         }
     };
     // The table owns the buffer before the request is posted, so a panic in between does not free it.
-    let wr_id = hub.table.insert_queued(
-        index,
-        HubOp { buffer: Some(buffer), posted_by: BY, kind: SlotKind::Service, tag, len: sge.length },
-    );
-    flow.push(Queued { wr_id, sge });
+    let entry = OpEntry { buffer: Some(buffer), opcode, kind, tag, len: sge.length };
+    let wr_id = hub.table.insert_queued(index, entry);
+    state.service.flow.push(Queued { wr_id, sge });
     let pumped = pump(&mut state, &hub.table);
     drop(state);
     if let Err(failure) = pumped {
-        peer.inner().end(failure);
+        hub.end(conn, failure);
     }
-    Pending::posted(Arc::clone(peer.shared()), wr_id)
+    Pending::posted(Arc::clone(&peer.inner), wr_id)
 }
 
 /// Posts a message, a write, a read or an atomic operation.
@@ -73,15 +68,7 @@ pub(super) fn post<B: Source, P: Provider, L: OpPayload<B>>(
     peer: &Connection<B, P, Peers<P>>,
     op: Op<L>,
 ) -> PeerOperation<B, P> {
-    let by = match op.operation {
-        Operation::Write(_) => &PostedBy { verb: "Handle::post(Op::write)", opcode: WcOpcode::RDMA_WRITE },
-        Operation::Read(_) => &PostedBy { verb: "Handle::post(Op::read)", opcode: WcOpcode::RDMA_READ },
-        Operation::CmpSwp { .. } => {
-            &PostedBy { verb: "Handle::post(Op::compare_swap)", opcode: WcOpcode::COMP_SWAP }
-        }
-        Operation::FetchAdd { .. } => {
-            &PostedBy { verb: "Handle::post(Op::fetch_add)", opcode: WcOpcode::FETCH_ADD }
-        }
+    let checked = match op.operation {
         Operation::Send if op.flags == SendFlags::SIGNALED => {
             let (range, tag) = (op.range, op.tag);
             return match op.split() {
@@ -91,29 +78,28 @@ pub(super) fn post<B: Source, P: Provider, L: OpPayload<B>>(
                 }
             };
         }
-        Operation::Send => {
-            let reason = "a message has no option but its tag";
-            return Pending::refused_op(SlotKind::Send, Error::invalid("Handle::post", reason), op);
+        Operation::Send => Err(Error::invalid("Handle::post", "a message has no option but its tag")),
+        Operation::Write(_) | Operation::Read(_) | Operation::CmpSwp { .. } | Operation::FetchAdd { .. } => {
+            check_open(Peers::<P>::verb(op.operation.opcode()), &peer.inner.conn.lock().service)
         }
         _ => {
             let reason = "immediate data belongs to the flow control: use `Op::send` or `Op::write`";
-            return Pending::refused_op(SlotKind::Send, Error::invalid("Handle::post", reason), op);
+            Err(Error::invalid("Handle::post", reason))
         }
     };
-    let closing = match &peer.inner().conn.lock().service {
-        PeerState { flow, .. } if !flow.is_closing() => None,
-        peer => Some(closing(by.verb, peer)),
-    };
-    if let Some(error) = closing {
-        return Pending::refused_op(SlotKind::Send, error, op);
+    match checked {
+        Ok(()) => peer.post_send(op),
+        Err(error) => Pending::refused_op(error, op),
     }
-    peer.post_by(by, op)
 }
 
-#[cold]
-fn closing(verb: &'static str, peer: &PeerState) -> Error {
-    if peer.flow.is_peer_draining() {
-        return Error::Draining { verb };
+fn check_open(verb: &'static str, peer: &PeerState) -> Result<()> {
+    if !peer.flow.is_closing() {
+        return Ok(());
     }
-    Error::Closed { verb, reason: "the connection is closing: it takes no more messages and operations" }
+    if peer.flow.is_peer_draining() {
+        return Err(Error::Draining { verb });
+    }
+    let reason = "the connection is closing: it takes no more messages and operations";
+    Err(Error::Closed { verb, reason })
 }

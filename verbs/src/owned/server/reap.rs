@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Waker;
 
 use bareverbs_provider::traits::Provider;
@@ -11,10 +12,9 @@ use super::PeerId;
 use super::flow::{ControlKind, FlowControl};
 use super::inbound::{Inbound, RawEvent, SHARED};
 use crate::cq::WorkCompletion;
-use crate::owned::hub::reaper::{
-    Conn, ConnFailure, ConnState, Deferred, HubOps, TAKEN_BACK, end, end_unposted,
-};
-use crate::owned::hub::service::Service;
+use crate::owned::hub::HubInner;
+use crate::owned::hub::reaper::{Conn, ConnState, Cqe, Deferred, Failure, OpTable, TAKEN_BACK};
+use crate::owned::hub::service::{Service, post_verb};
 use crate::qp::{Operation, Payload, QpState, SendFlags, SendRequest, Sge};
 use crate::{Error, Imm, WcOpcode, WcStatus};
 
@@ -45,8 +45,8 @@ pub(crate) type PeerConn<P> = Conn<P, Peers<P>>;
 /// Posts the messages that are due.
 pub(crate) fn pump<B, P: Provider>(
     state: &mut ConnState<P, Peers<P>>,
-    table: &HubOps<B>,
-) -> Result<(), ConnFailure> {
+    table: &OpTable<B>,
+) -> Result<(), Failure> {
     let ConnState { qp: Some(qp), failure: None, service: PeerState { flow, .. }, .. } = state else {
         return Ok(());
     };
@@ -63,9 +63,11 @@ pub(crate) fn pump<B, P: Provider>(
         }
         let payload = Payload::Sges(sge.as_slice());
         let operation = Operation::SendImm(imm);
-        let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
+        // Earlier reads and atomics of this end are complete: the peer may end the access to its memory.
+        let fence = if kind == ControlKind::Fin { SendFlags::FENCE } else { SendFlags::empty() };
+        let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED | fence, payload };
         // SAFETY: a request without an SGE names no memory. That of a message was made by `checked_sge`
-        // for a buffer of `Source` that was moved into the table, and `Connection::post_by` documents how
+        // for a buffer of `Source` that was moved into the table, and `Connection::post_send` says how
         // long the table keeps it. A send does not write its memory.
         if let Err(error) = unsafe { qp.post_send(&[request]) } {
             // A request that counts as posted completes when the connection ends.
@@ -73,7 +75,7 @@ pub(crate) fn pump<B, P: Provider>(
                 // It fails with the connection.
                 flow.put_back(message);
             }
-            return Err(ConnFailure::Post(error));
+            return Err(Failure::Post(error));
         }
     }
     Ok(())
@@ -81,16 +83,14 @@ pub(crate) fn pump<B, P: Provider>(
 
 /// Ends messages that waited for credits, with `status`.
 pub(crate) fn flush<B, P: Provider>(
+    hub: &HubInner<B, P, Peers<P>>,
     conn: &PeerConn<P>,
     queue: VecDeque<Queued>,
     status: WcStatus,
-    table: &HubOps<B>,
-    inbound: &Peers<P>,
     deferred: &mut Deferred<B>,
 ) {
     for Queued { wr_id, .. } in queue {
-        table.publish(wr_id);
-        end_unposted(conn, wr_id, (status, true), table, inbound, deferred);
+        hub.end_operation(conn, wr_id, Cqe::error(status, 0), deferred);
     }
 }
 
@@ -100,41 +100,45 @@ impl<P: Provider> Service<P> for Peers<P> {
 
     const OWNS: bool = true;
 
+    fn verb(opcode: WcOpcode) -> &'static str {
+        post_verb!("Handle", opcode)
+    }
+
     /// Handles the completion of a receive of the SRQ, or of a control message.
     fn completion<B>(
-        &self,
+        hub: &HubInner<B, P, Self>,
         completion: &WorkCompletion,
         conn: Option<&Arc<PeerConn<P>>>,
-        table: &HubOps<B>,
         deferred: &mut Deferred<B>,
     ) {
+        let inbound = &hub.service;
         let WorkCompletion { wr_id, status, vendor_err, .. } = *completion;
         let shared = wr_id & SHARED != 0;
-        let receive = if shared { self.take(wr_id) } else { None };
+        let receive = if shared { inbound.take(wr_id) } else { None };
         let unknown = shared && receive.is_none();
         let Some(conn) = conn else {
             // The connection was destroyed.
-            receive.into_iter().for_each(|receive| self.post_again(receive));
+            receive.into_iter().for_each(|receive| inbound.post_again(receive));
             return;
         };
         let failure = if unknown {
-            Some(ConnFailure::Unknown { wr_id })
+            Some(Failure::Unknown { wr_id })
         } else if status != WcStatus::SUCCESS {
-            let verb = if shared { "Server::next" } else { "Handle::post(Op::send)" };
+            let verb = if shared { "Server::next" } else { Self::verb(WcOpcode::SEND) };
             Some(conn.failure(verb, status, vendor_err))
         } else {
             None
         };
         if let Some(failure) = failure {
-            receive.into_iter().for_each(|receive| self.post_again(receive));
-            end(conn, failure, table, self, deferred);
+            receive.into_iter().for_each(|receive| inbound.post_again(receive));
+            hub.end_conn(conn, failure, deferred);
             return;
         }
         let mut state = conn.lock();
         if state.ended {
             // The event of its end was queued, and no message may follow it.
             drop(state);
-            receive.into_iter().for_each(|receive| self.post_again(receive));
+            receive.into_iter().for_each(|receive| inbound.post_again(receive));
             return;
         }
         let PeerState { flow, .. } = &mut state.service;
@@ -162,43 +166,42 @@ impl<P: Provider> Service<P> for Peers<P> {
             _ => VecDeque::new(),
         };
         let pumped = match arrived {
-            Ok(_) => pump(&mut state, table),
+            Ok(_) => pump(&mut state, &hub.table),
             Err(failure) => Err(failure),
         };
         let finished = state.service.flow.is_finished() && !mem::replace(&mut state.ended, true);
         let answered = state.service.flow.is_delivered();
         drop(state);
-        flush(conn, unsent, TAKEN_BACK, table, self, deferred);
+        flush(hub, conn, unsent, TAKEN_BACK, deferred);
         let id = PeerId::from(conn.id);
         match (arrived, receive) {
             (Ok(Some((ControlKind::Data, len))), Some(receive)) => {
                 let conn = Arc::clone(conn);
-                deferred.woken.extend(self.push(RawEvent::Message { conn, receive, len }));
+                deferred.woken.extend(inbound.push(RawEvent::Message { conn, receive, len }));
             }
             (arrived, receive) => {
-                receive.into_iter().for_each(|receive| self.post_again(receive));
+                receive.into_iter().for_each(|receive| inbound.post_again(receive));
                 if let Ok(Some((ControlKind::Fin, _))) = arrived {
-                    deferred.woken.extend(self.push(RawEvent::Closed(id)));
+                    deferred.woken.extend(inbound.push(RawEvent::Closed(id)));
                 }
             }
         }
         if answered {
-            deferred.woken.extend(self.shutdown_wakers());
+            deferred.woken.extend(inbound.shutdown_wakers());
         }
         if finished {
-            deferred.woken.extend(self.finished(id));
+            deferred.woken.extend(inbound.finished(id));
         }
         if let Err(failure) = pumped {
-            end(conn, failure, table, self, deferred);
+            hub.end_conn(conn, failure, deferred);
         }
     }
 
     /// Flushes the messages that wait for credits, and queues the event.
     fn ended<B>(
-        &self,
+        hub: &HubInner<B, P, Self>,
         conn: &PeerConn<P>,
-        failure: ConnFailure,
-        table: &HubOps<B>,
+        failure: Failure,
         deferred: &mut Deferred<B>,
     ) {
         let (queue, complete, first) = {
@@ -207,20 +210,22 @@ impl<P: Provider> Service<P> for Peers<P> {
             let (queue, complete) = (flow.take_queue(), flow.is_complete());
             (queue, complete, !mem::replace(&mut state.ended, true))
         };
-        flush(conn, queue, WcStatus::WR_FLUSH_ERR, table, self, deferred);
+        flush(hub, conn, queue, WcStatus::WR_FLUSH_ERR, deferred);
         if first {
-            let id = PeerId::from(conn.id);
+            let (inbound, id) = (&hub.service, PeerId::from(conn.id));
             if complete {
-                deferred.woken.extend(self.finished(id));
+                deferred.woken.extend(inbound.finished(id));
             } else {
-                deferred.woken.extend(self.push(RawEvent::Failed(id, failure)));
-                deferred.woken.extend(self.shutdown_wakers());
+                deferred.woken.extend(inbound.push(RawEvent::Failed(id, failure)));
+                deferred.woken.extend(inbound.shutdown_wakers());
             }
         }
     }
 
     fn count(&self, success: bool, detached: bool) {
-        self.count_sent(success, detached);
+        let ended = if success { &self.sent } else { &self.failed };
+        ended.fetch_add(1, Ordering::Relaxed);
+        self.detached.fetch_add(detached.into(), Ordering::Relaxed);
     }
 
     fn is_delivered(&self, state: &ConnState<P, Peers<P>>) -> bool {
@@ -237,7 +242,7 @@ impl<P: Provider> Service<P> for Peers<P> {
 }
 
 /// The peer violated the protocol.
-const VIOLATION: ConnFailure = ConnFailure::Service {
+const VIOLATION: Failure = Failure::Service {
     verb: "Server::next",
     reason: "the peer violated the flow control protocol: connect `Server`s and `Client`s of the same version \
              only",

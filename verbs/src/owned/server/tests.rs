@@ -14,12 +14,11 @@ use crate::cq::{WcFlags, WorkCompletion};
 use crate::owned::Pool;
 use crate::owned::hub::driver::DriverGuard;
 use crate::owned::hub::election::DriverKind;
-use crate::owned::options::ConnectionOptions;
 use crate::qp::ConnectAttr;
 use crate::srq::{Srq, SrqInit};
 use crate::testing::{Plain, completion, succeed_ioctls};
 use crate::values::AckTimeout;
-use crate::{Access, Imm, Remote, WcOpcode, WcStatus};
+use crate::{Imm, Remote, WcOpcode, WcStatus};
 
 const WINDOW: u32 = 2;
 const SENDS: u32 = 2;
@@ -64,27 +63,17 @@ impl Setup {
         let state = PeerState { flow, max_message: SIZE as u32 };
         let connection =
             hub.connection_for_test(qp, [SENDS as usize, CONTROL_SENDS as usize], (peer.into(), state));
-        let attr = ConnectAttr::new(1, 0);
-        let defaults = ConnectionOptions::new(Access::REMOTE_WRITE);
-        let options = options::Resolved {
-            attr,
-            connection: defaults,
-            sends: SENDS,
-            operations: 2,
-            inline: 0,
-            window: WINDOW,
-            message_size: SIZE as u32,
-        };
-        let inner = Inner::new(options, hub, inbound, 1);
+        let options = Server::options().peers(1).sends(SENDS).operations(2).window(WINDOW);
+        let inner = Inner::new(options.message_size(SIZE as u32), ConnectAttr::new(1, 0), hub, inbound);
         lock(&inner.peers)[0].peer = Some(connection);
-        let server = Server { handle: Handle { inner } };
+        let server = Server { handle: Handle { inner }, ended: false, is_client: false };
         Self { plain, server, peer, qp_num, credits: WINDOW }
     }
 
     /// Limits the messages to the peer to `max` bytes.
     fn limit(&self, max: u32) {
         let peer = self.server.handle.inner.get(self.peer).unwrap();
-        peer.inner().conn.lock().service.max_message = max;
+        peer.inner.conn.lock().service.max_message = max;
     }
 
     /// The oldest receive that is posted.
@@ -113,7 +102,7 @@ impl Setup {
     }
 
     fn next(&mut self) -> Option<Event<PoolBuffer, Plain>> {
-        self.server.next().wait_timeout(Duration::ZERO).transpose().unwrap().flatten()
+        self.server.next().wait_timeout(Duration::ZERO).transpose().unwrap()
     }
 
     fn message(&mut self) -> Message<PoolBuffer, Plain> {
@@ -150,7 +139,7 @@ fn message_gives_its_receive_back_when_dropped() {
 #[test]
 fn messages_wait_for_credits() {
     let mut setup = Setup::new();
-    let send = |setup: &Setup| setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    let send = |setup: &Setup| setup.server.handle.send(setup.peer, setup.server.handle.take().unwrap(), ..4);
     let first = [send(&setup), send(&setup)];
     (0..2).for_each(|_| setup.sent());
     first.into_iter().for_each(|sent| assert_eq!(sent.wait().unwrap().len, 4));
@@ -184,7 +173,7 @@ fn repeated_receive_returns_no_second_message() {
     let message = setup.message();
     assert!(matches!(setup.failure(), Error::UnknownCompletion { .. }));
     assert_eq!(message.bytes().len(), 5);
-    assert!(message.reply(setup.server.take().unwrap(), ..).wait().is_err());
+    assert!(message.reply(setup.server.handle.take().unwrap(), ..).wait().is_err());
 }
 
 #[test]
@@ -218,7 +207,7 @@ fn message_beyond_the_window_ends_the_connection() {
 #[test]
 fn failed_send_ends_its_peer_and_is_counted() {
     let mut setup = Setup::new();
-    let pending = setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    let pending = setup.server.handle.send(setup.peer, setup.server.handle.take().unwrap(), ..4);
     let sent = setup.plain.log().sent.remove(0).1;
     let failed = WorkCompletion { qp_num: setup.qp_num, ..completion(sent, WcStatus::RETRY_EXC_ERR) };
     setup.plain.log().completions.push_back(failed);
@@ -226,13 +215,13 @@ fn failed_send_ends_its_peer_and_is_counted() {
     assert!(pending.wait().unwrap_err().buffer.is_some());
     let report = setup.server.handle.shutdown().wait().unwrap();
     assert_eq!((report.sent, report.failed), (0, 1));
-    assert!(setup.next().is_none());
+    assert!(matches!(setup.next(), Some(Event::Ended)));
 }
 
 #[test]
 fn shutdown_ends_when_both_ends_have_received_everything() {
     let mut setup = Setup::new();
-    let sent = setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    let sent = setup.server.handle.send(setup.peer, setup.server.handle.take().unwrap(), ..4);
     let mut shutdown = setup.server.handle.shutdown();
     // The message, then the FIN.
     assert_eq!(setup.plain.log().sent.len(), 2);
@@ -247,7 +236,7 @@ fn shutdown_ends_when_both_ends_have_received_everything() {
     // The acknowledgement of the peer's FIN.
     setup.sent();
     assert_eq!(shutdown.wait().unwrap(), Summary { sent: 1, detached: 0, failed: 0 });
-    assert!(setup.next().is_none());
+    assert!(matches!(setup.next(), Some(Event::Ended)));
     assert!(setup.server.handle.peers().is_empty());
 }
 
@@ -263,7 +252,7 @@ fn shutdown_ends_when_a_peer_that_has_closed_leaves() {
     assert!(shutdown.wait_timeout(Duration::ZERO).is_none());
     (0..2).for_each(|_| setup.sent());
     assert_eq!(shutdown.wait().unwrap(), Summary::default());
-    assert!(setup.next().is_none());
+    assert!(matches!(setup.next(), Some(Event::Ended)));
     assert!(setup.server.handle.peers().is_empty());
 }
 
@@ -300,7 +289,10 @@ fn drain_ends_after_the_answers() {
     (0..4).for_each(|_| setup.sent());
     drop((answer.wait().unwrap(), other.wait().unwrap()));
     assert_eq!(drain.wait().unwrap(), Summary { sent: 2, detached: 0, failed: 0 });
-    assert!(matches!(setup.server.next().wait(), Ok(None)));
+    assert!(matches!(setup.server.next().wait(), Ok(Event::Ended)));
+    // A loop that ignores the end does not run for ever.
+    let ended = setup.server.next().wait().unwrap_err();
+    assert!(matches!(ended, Error::Closed { verb: "Server::next", .. }), "{ended}");
 }
 
 #[test]
@@ -309,7 +301,7 @@ fn messages_to_a_peer_that_drains_are_not_sent() {
     let mut setup = Setup::with(|flow| flow.connected(1));
     setup.credits = 1;
     let handle = setup.server.handle.clone();
-    let [sent, waits] = [4, 5].map(|len| handle.send(setup.peer, setup.server.take().unwrap(), ..len));
+    let [sent, waits] = [4, 5].map(|len| handle.send(setup.peer, setup.server.handle.take().unwrap(), ..len));
     let receive = setup.receive();
     setup.arrives(receive, ControlKind::Drain as u32, 0);
     handle.inner.hub.poll(8);
@@ -343,7 +335,7 @@ fn drain_refuses_new_peers_and_ends_a_server_without_peers() {
     let refused = handle.connect("test", setup.peer, &remote).unwrap_err();
     assert!(matches!(refused, Error::Closed { verb: "test", .. }), "{refused}");
     let mut server = setup.server;
-    assert!(matches!(server.next().wait(), Ok(None)));
+    assert!(matches!(server.next().wait(), Ok(Event::Ended)));
     assert_eq!(handle.drain().wait().unwrap(), Summary::default());
 }
 
@@ -362,14 +354,14 @@ fn shutdown_after_a_drain_waits_for_no_answer() {
         setup.arrives(receive, kind as u32, 0);
     }
     assert_eq!(shutdown.wait().unwrap(), Summary::default());
-    assert!(message.reply(setup.server.take().unwrap(), ..).wait().is_err());
+    assert!(message.reply(setup.server.handle.take().unwrap(), ..).wait().is_err());
 }
 
 #[test]
 fn drain_wakes_the_reader_of_a_server_without_peers() {
     let mut setup = Setup::with(|_| ());
     let handle = setup.server.handle.clone();
-    assert!(handle.inner.hub.inner().election.attach_driver(DriverKind::Task));
+    assert!(handle.inner.hub.inner.election.attach_driver(DriverKind::Task));
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
     assert!(Pin::new(&mut setup.server.next()).poll(&mut Context::from_waker(&waker)).is_pending());
@@ -394,11 +386,11 @@ fn peers_of_other_versions_are_refused() {
 #[test]
 fn take_reaps_sends_that_are_complete() {
     let setup = Setup::new();
-    let send = || setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    let send = || setup.server.handle.send(setup.peer, setup.server.handle.take().unwrap(), ..4);
     [send(), send()].into_iter().for_each(Pending::detach);
-    assert!(setup.server.take().is_none());
+    assert!(setup.server.handle.take().is_none());
     setup.sent();
-    assert!(setup.server.take().is_some());
+    assert!(setup.server.handle.take().is_some());
 }
 
 #[test]
@@ -414,7 +406,7 @@ fn completions_of_a_removed_peer_post_their_receives_again() {
 #[test]
 fn completions_do_not_end_messages_that_wait_for_credits() {
     let mut setup = Setup::new();
-    let send = |setup: &Setup| setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    let send = |setup: &Setup| setup.server.handle.send(setup.peer, setup.server.handle.take().unwrap(), ..4);
     let sent = [send(&setup), send(&setup)];
     (0..2).for_each(|_| setup.sent());
     sent.into_iter().for_each(|sent| assert_eq!(sent.wait().unwrap().len, 4));
@@ -447,7 +439,7 @@ fn refused_doorbell_of_a_posted_message_ends_the_connection() {
     let mut setup = Setup::new();
     let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
     setup.plain.log().refusals.push_back(DoorbellError::Posted(refused));
-    let pending = setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    let pending = setup.server.handle.send(setup.peer, setup.server.handle.take().unwrap(), ..4);
     assert_eq!(setup.failure().errno(), Some(Errno::NOMEM));
     assert_eq!(setup.plain.log().states, [crate::qp::QpState::ERR]);
     drop(pending);
@@ -457,7 +449,7 @@ fn refused_doorbell_of_a_posted_message_ends_the_connection() {
 fn every_waiter_of_a_shutdown_is_woken() {
     let mut setup = Setup::new();
     let woken = [(); 2].map(|()| Arc::new(Woken::default()));
-    assert!(setup.server.handle.inner.hub.inner().election.attach_driver(DriverKind::Task));
+    assert!(setup.server.handle.inner.hub.inner.election.attach_driver(DriverKind::Task));
     let mut shutdowns = [setup.server.handle.shutdown(), setup.server.handle.shutdown()];
     for (shutdown, woken) in shutdowns.iter_mut().zip(&woken) {
         let waker = Waker::from(Arc::clone(woken));
@@ -473,7 +465,7 @@ fn every_waiter_of_a_shutdown_is_woken() {
 #[test]
 fn end_of_the_driver_wakes_the_reader_and_shutdowns() {
     let mut setup = Setup::new();
-    let hub = Arc::clone(setup.server.handle.inner.hub.inner());
+    let hub = Arc::clone(&setup.server.handle.inner.hub.inner);
     let guard = DriverGuard::take(&hub, DriverKind::Task).unwrap();
     let woken = [(); 2].map(|()| Arc::new(Woken::default()));
     let wakers = woken.clone().map(Waker::from);
@@ -490,7 +482,7 @@ fn end_of_the_driver_wakes_the_reader_and_shutdowns() {
 fn shutdown_ignores_a_peer_that_was_never_connected() {
     let mut setup = Setup::with(|_| ());
     assert_eq!(setup.server.handle.shutdown().wait().unwrap(), Summary::default());
-    assert!(setup.next().is_none());
+    assert!(matches!(setup.next(), Some(Event::Ended)));
     let refused = setup.server.handle.open("test").unwrap_err();
     assert!(matches!(refused, Error::Closed { .. }), "{refused}");
 }
@@ -498,14 +490,14 @@ fn shutdown_ignores_a_peer_that_was_never_connected() {
 #[test]
 fn shutdown_wakes_the_reader_of_a_server_without_peers() {
     let mut setup = Setup::with(|_| ());
-    assert!(setup.server.handle.inner.hub.inner().election.attach_driver(DriverKind::Task));
+    assert!(setup.server.handle.inner.hub.inner.election.attach_driver(DriverKind::Task));
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
     assert!(Pin::new(&mut setup.server.next()).poll(&mut Context::from_waker(&waker)).is_pending());
     drop(setup.server.handle.shutdown());
     assert!(woken.0.load(Ordering::Relaxed));
     let polled = Pin::new(&mut setup.server.next()).poll(&mut Context::from_waker(&waker));
-    assert!(matches!(polled, Poll::Ready(Ok(None))));
+    assert!(matches!(polled, Poll::Ready(Ok(Event::Ended))));
 }
 
 #[test]
@@ -522,7 +514,7 @@ fn connect_after_the_shutdown_is_refused() {
 fn messages_that_wait_for_a_connection_fail_at_the_shutdown() {
     let setup = Setup::with(|_| ());
     setup.limit(SIZE as u32);
-    let message = setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    let message = setup.server.handle.send(setup.peer, setup.server.handle.take().unwrap(), ..4);
     let report = setup.server.handle.shutdown().wait().unwrap();
     assert_eq!((report.sent, report.failed), (0, 1));
     assert!(message.wait().unwrap_err().buffer.is_some());
@@ -564,7 +556,7 @@ impl Setup {
 fn removed_peer_wakes_the_reader_though_another_waker_panics() {
     let test = || {
         let mut setup = Setup::new();
-        assert!(setup.server.handle.inner.hub.inner().election.attach_driver(DriverKind::Task));
+        assert!(setup.server.handle.inner.hub.inner.election.attach_driver(DriverKind::Task));
         let complete = setup.panicking_task();
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(Arc::clone(&woken));
@@ -582,7 +574,7 @@ fn removed_peer_wakes_the_reader_though_another_waker_panics() {
 fn failure_of_a_peer_is_reported_though_its_removal_panics() {
     let test = || {
         let mut setup = Setup::new();
-        assert!(setup.server.handle.inner.hub.inner().election.attach_driver(DriverKind::Task));
+        assert!(setup.server.handle.inner.hub.inner.election.attach_driver(DriverKind::Task));
         let complete = setup.panicking_task();
         setup.arrives(SHARED, ControlKind::Data as u32, 5);
         setup.server.handle.inner.hub.poll(1);
@@ -598,9 +590,9 @@ fn failure_of_a_peer_is_reported_though_its_removal_panics() {
 #[test]
 fn shutdown_wakes_the_reader_though_the_waker_of_a_message_panics() {
     let mut setup = Setup::with(|_| ());
-    assert!(setup.server.handle.inner.hub.inner().election.attach_driver(DriverKind::Task));
+    assert!(setup.server.handle.inner.hub.inner.election.attach_driver(DriverKind::Task));
     setup.limit(SIZE as u32);
-    let mut message = setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    let mut message = setup.server.handle.send(setup.peer, setup.server.handle.take().unwrap(), ..4);
     let waker = Waker::from(Arc::new(Panics));
     assert!(Pin::new(&mut message).poll(&mut Context::from_waker(&waker)).is_pending());
     let woken = Arc::new(Woken::default());
@@ -617,11 +609,11 @@ fn sink_reports_a_failure_after_it_reported_that_there_is_no_driver() {
     use futures_sink::Sink;
 
     let setup = Setup::new();
-    let hub = Arc::clone(setup.server.handle.inner.hub.inner());
+    let hub = Arc::clone(&setup.server.handle.inner.hub.inner);
     let driver = || DriverGuard::take(&hub, DriverKind::Task).unwrap();
     let mut sink = setup.server.handle.sink(setup.peer);
     let first = driver();
-    Pin::new(&mut sink).start_send((setup.server.take().unwrap(), 4)).unwrap();
+    Pin::new(&mut sink).start_send((setup.server.handle.take().unwrap(), 4)).unwrap();
     let mut cx = Context::from_waker(Waker::noop());
     assert!(Pin::new(&mut sink).poll_flush(&mut cx).is_pending());
     drop(first);
@@ -675,7 +667,7 @@ fn one_sided_operations_have_room_of_their_own_and_are_not_counted_as_messages()
     let setup = Setup::new();
     let (handle, peer) = (setup.server.handle(), setup.peer);
     let remote = Remote { addr: 8, rkey: 1 };
-    let messages = [(); 2].map(|()| handle.send(peer, setup.server.take().unwrap(), ..4));
+    let messages = [(); 2].map(|()| handle.send(peer, setup.server.handle.take().unwrap(), ..4));
     // Two operations, which take no room from the two messages.
     let write = handle.post(peer, Op::write_inline(b"flag", remote).tag(7));
     let add = handle.post(peer, Op::write_inline(b"flag", remote).tag(8));
@@ -722,7 +714,7 @@ fn inline_messages_immediate_data_and_options_of_messages_are_refused() {
         |buffer| Op::send(buffer, ..1).unsignaled(),
     ];
     for op in of_buffer {
-        assert_invalid(handle.post(peer, op(setup.server.take().unwrap()).tag(3)));
+        assert_invalid(handle.post(peer, op(setup.server.handle.take().unwrap()).tag(3)));
     }
     assert!(setup.plain.log().sent.is_empty());
     handle.close(peer);
@@ -748,20 +740,20 @@ fn reply_in_place_sends_the_buffer_of_the_message_and_posts_another_one() {
 impl Setup {
     /// All buffers of sends.
     fn buffers(&self) -> Vec<PoolBuffer> {
-        let buffers: Vec<_> = std::iter::from_fn(|| self.server.take()).collect();
+        let buffers: Vec<_> = std::iter::from_fn(|| self.server.handle.take()).collect();
         assert_eq!(buffers.len() as u32, SENDS);
         buffers
     }
 
     /// A task that waits for a buffer.
     fn waiter(&self) -> Waiter {
-        let mut waiter = Waiter { wait: self.server.acquire(), woken: Arc::default() };
+        let mut waiter = Waiter { wait: self.server.handle.acquire(), woken: Arc::default() };
         assert!(waiter.poll().is_pending());
         waiter
     }
 
     fn drive(&self) -> DriverGuard<PoolBuffer, Plain, Peers<Plain>> {
-        DriverGuard::take(self.server.handle.inner.hub.inner(), DriverKind::Task).unwrap()
+        DriverGuard::take(&self.server.handle.inner.hub.inner, DriverKind::Task).unwrap()
     }
 
     fn posted(&self) -> u32 {
@@ -816,7 +808,7 @@ fn buffer_of_a_message_without_a_spare_one_posts_its_receive_when_dropped() {
     drop(buffer);
     assert_eq!(setup.posted(), RECEIVES);
     assert_eq!(setup.plain.log().sent.len(), 1, "the credit");
-    let free: Vec<_> = std::iter::from_fn(|| setup.server.take()).collect();
+    let free: Vec<_> = std::iter::from_fn(|| setup.server.handle.take()).collect();
     assert_eq!(free.len(), 1);
 }
 
@@ -881,7 +873,7 @@ fn receives_on_loan_leave_buffers_to_waits() {
     assert_eq!(setup.posted(), RECEIVES - WINDOW);
     drop(lent);
     assert_eq!(setup.posted(), RECEIVES);
-    assert!(setup.server.take().is_none());
+    assert!(setup.server.handle.take().is_none());
 }
 
 #[test]
@@ -918,23 +910,23 @@ fn buffer_on_loan_outlives_its_server() {
 #[test]
 fn free_buffer_ends_a_wait_at_once() {
     let setup = Setup::new();
-    let buffer = setup.server.acquire().wait().unwrap();
+    let buffer = setup.server.handle.acquire().wait().unwrap();
     let mut wait = setup.server.handle().acquire();
     let other = wait.wait_timeout(Duration::ZERO).unwrap().unwrap();
     assert!(wait.wait_timeout(Duration::ZERO).is_none());
     drop((buffer, other));
     // A task needs no driver then.
     drop(wait);
-    let mut waiter = Waiter { wait: setup.server.acquire(), woken: Arc::default() };
+    let mut waiter = Waiter { wait: setup.server.handle.acquire(), woken: Arc::default() };
     drop(waiter.buffer());
 }
 
 #[test]
 fn wait_reaps_the_sends_whose_buffers_it_waits_for() {
     let setup = Setup::new();
-    let send = || setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    let send = || setup.server.handle.send(setup.peer, setup.server.handle.take().unwrap(), ..4);
     [send(), send()].into_iter().for_each(Pending::detach);
-    let mut wait = setup.server.acquire();
+    let mut wait = setup.server.handle.acquire();
     assert!(wait.wait_timeout(Duration::ZERO).is_none());
     setup.sent();
     let buffer = wait.wait().unwrap();
@@ -953,14 +945,14 @@ fn one_buffer_ends_one_of_two_waits_and_then_the_other() {
     let (mut first, mut second) = (setup.waiter(), setup.waiter());
     buffers.pop();
     assert!(first.is_woken() && !second.is_woken());
-    assert!(setup.server.take().is_none(), "it belongs to the first wait");
+    assert!(setup.server.handle.take().is_none(), "it belongs to the first wait");
     assert!(second.poll().is_pending());
     let buffer = first.buffer();
     assert!(!second.is_woken());
     drop(buffer);
     assert!(second.is_woken());
     drop(second.buffer());
-    assert!(setup.server.take().is_some());
+    assert!(setup.server.handle.take().is_some());
 }
 
 #[test]
@@ -973,14 +965,14 @@ fn cancelled_wait_leaves_its_buffer_to_the_next_one() {
     drop(first);
     assert!(second.is_woken());
     drop(second);
-    assert!(setup.server.take().is_some(), "no wait is left");
+    assert!(setup.server.handle.take().is_some(), "no wait is left");
 }
 
 #[test]
 fn buffers_of_a_dead_peer_end_the_waits() {
     let mut setup = Setup::new();
     let _driver = setup.drive();
-    let send = |setup: &Setup| setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    let send = |setup: &Setup| setup.server.handle.send(setup.peer, setup.server.handle.take().unwrap(), ..4);
     let kept = send(&setup);
     send(&setup).detach();
     let (mut first, mut second) = (setup.waiter(), setup.waiter());
@@ -1010,8 +1002,8 @@ fn shutdown_ends_the_waits() {
     assert_eq!(first.end(), "the server was shut down");
     assert_eq!(second.end(), "the server was shut down");
     // The ended waits keep neither places nor buffers.
-    assert!(setup.server.take().is_some());
-    let ended = setup.server.acquire().wait().unwrap_err();
+    assert!(setup.server.handle.take().is_some());
+    let ended = setup.server.handle.acquire().wait().unwrap_err();
     assert!(matches!(ended, Error::Closed { verb: "Handle::acquire", .. }), "{ended}");
 }
 
@@ -1020,7 +1012,7 @@ fn shutdown_ends_the_wait_of_a_thread() {
     let setup = Setup::new();
     let _buffers = setup.buffers();
     let handle = setup.server.handle().clone();
-    let guard = DriverGuard::take(handle.inner.hub.inner(), DriverKind::Thread).unwrap();
+    let guard = DriverGuard::take(&handle.inner.hub.inner, DriverKind::Thread).unwrap();
     let waiter = std::thread::spawn(move || handle.acquire().wait().map(drop));
     std::thread::sleep(Duration::from_millis(20));
     assert!(!waiter.is_finished());
@@ -1053,7 +1045,7 @@ fn shutdown_while_a_wait_is_registered_ends_it() {
     let setup = Setup::new();
     let _driver = setup.drive();
     let _buffers = setup.buffers();
-    let mut wait = setup.server.acquire();
+    let mut wait = setup.server.handle.acquire();
     let waker = shuts_down_when_cloned(&setup.server.handle);
     let polled = Pin::new(&mut wait).poll(&mut Context::from_waker(&waker));
     assert!(matches!(polled, Poll::Ready(Err(Error::Closed { verb: "Handle::acquire", .. }))), "{polled:?}");
@@ -1144,7 +1136,7 @@ fn message_of_an_ended_peer_posts_its_receive_again() {
 #[test]
 fn messages_that_wait_for_credits_fail_with_their_peer() {
     let mut setup = Setup::new();
-    let send = |setup: &Setup| setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..4);
+    let send = |setup: &Setup| setup.server.handle.send(setup.peer, setup.server.handle.take().unwrap(), ..4);
     let sent = [send(&setup), send(&setup)];
     (0..2).for_each(|_| setup.sent());
     sent.into_iter().for_each(|sent| drop(sent.wait().unwrap()));
@@ -1162,7 +1154,7 @@ fn messages_that_wait_for_credits_fail_with_their_peer() {
 fn message_beyond_the_length_of_the_peer_is_refused() {
     let setup = Setup::new();
     setup.limit(8);
-    let send = |len| setup.server.handle.send(setup.peer, setup.server.take().unwrap(), ..len);
+    let send = |len| setup.server.handle.send(setup.peer, setup.server.handle.take().unwrap(), ..len);
     let refused = send(9).wait().unwrap_err();
     assert!(matches!(refused.error, Error::Limit { asked: 9, max: 8, .. }), "{refused}");
     assert!(send(8).wait_timeout(Duration::ZERO).is_none());
@@ -1171,7 +1163,7 @@ fn message_beyond_the_length_of_the_peer_is_refused() {
 #[test]
 fn reader_of_a_busy_cq_yields_and_is_polled_again() {
     let mut setup = Setup::new();
-    assert!(setup.server.handle.inner.hub.inner().election.attach_driver(DriverKind::Task));
+    assert!(setup.server.handle.inner.hub.inner.election.attach_driver(DriverKind::Task));
     let busy = || WorkCompletion { qp_num: 0xff_ffff, ..completion(0, WcStatus::SUCCESS) };
     setup.plain.log().completions.extend(std::iter::repeat_with(busy).take(10 * BATCH));
     let woken = Arc::new(Woken::default());
@@ -1197,7 +1189,7 @@ fn peer_that_is_admitted_while_the_server_is_shut_down_is_refused() {
         let setup = Setup::new();
         let handle = setup.server.handle().clone();
         let hub = &handle.inner.hub;
-        assert!(hub.inner().election.attach_driver(DriverKind::Task));
+        assert!(hub.inner.election.attach_driver(DriverKind::Task));
         let other = hub.connection_for_test(setup.plain.queue_pair(hub.pd()), [1, 1], (0, unused()));
         let mut pending = other.post(Op::send_inline(b"x"));
         let shuts = Arc::new(ShutsDown(handle.clone(), AtomicBool::new(false)));
@@ -1257,7 +1249,7 @@ fn peer_that_fails_after_both_ends_have_finished_is_no_failure() {
 fn failure_of_a_peer_wakes_the_shutdown() {
     let setup = Setup::new();
     let handle = setup.server.handle();
-    assert!(handle.inner.hub.inner().election.attach_driver(DriverKind::Task));
+    assert!(handle.inner.hub.inner.election.attach_driver(DriverKind::Task));
     let mut shutdown = handle.shutdown();
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
@@ -1335,4 +1327,67 @@ fn receive_that_is_used_often_has_no_wr_id_of_a_probe() {
         }
         setup.server.handle.inner.hub.poll(8);
     }
+}
+
+#[test]
+fn client_ends_after_its_server_or_a_failure() {
+    // The server closes.
+    let mut setup = Setup::new();
+    setup.server.is_client = true;
+    assert!(setup.next().is_none());
+    let receive = setup.receive();
+    setup.arrives(receive, ControlKind::Fin as u32, 0);
+    assert!(matches!(setup.next(), Some(Event::Closed(_))));
+    assert!(setup.next().is_none(), "the server has not acknowledged the FIN");
+    let receive = setup.receive();
+    setup.arrives(receive, ControlKind::FinAck as u32, 0);
+    while !setup.plain.log().sent.is_empty() {
+        setup.sent();
+    }
+    assert!(matches!(setup.next(), Some(Event::Ended)));
+    assert!(setup.server.next().wait().is_err());
+    // The connection fails.
+    let mut setup = Setup::new();
+    setup.server.is_client = true;
+    setup.server.handle.abort(setup.peer);
+    setup.failure();
+    assert!(matches!(setup.next(), Some(Event::Ended)));
+    // A server has other peers.
+    let mut setup = Setup::new();
+    setup.server.handle.abort(setup.peer);
+    setup.failure();
+    assert!(setup.next().is_none());
+}
+
+#[test]
+fn aborted_peer_ends_at_once_and_its_operations_fail() {
+    let mut setup = Setup::new();
+    let handle = setup.server.handle.clone();
+    let sent = handle.send(setup.peer, handle.take().unwrap(), ..4);
+    let wr_id = setup.plain.log().sent[0].1;
+    handle.abort(setup.peer);
+    assert_eq!(setup.plain.log().states, [crate::qp::QpState::ERR]);
+    let flushed = WorkCompletion { qp_num: setup.qp_num, ..completion(wr_id, WcStatus::WR_FLUSH_ERR) };
+    setup.plain.log().completions.push_back(flushed);
+    let failed = sent.wait().unwrap_err();
+    assert!(failed.buffer.is_some() && failed.to_string().contains("this side has ended"), "{failed}");
+    let error = setup.failure();
+    assert!(matches!(error, Error::Closed { .. }), "{error}");
+    assert!(handle.peers().is_empty());
+    handle.abort(setup.peer);
+    assert!(setup.next().is_none(), "it has one event");
+}
+
+/// So the peer may revoke its memory when it has the FIN.
+#[test]
+fn fin_follows_the_reads_of_its_end() {
+    let setup = Setup::new();
+    let handle = setup.server.handle.clone();
+    let read = handle.post(setup.peer, Op::read(handle.take().unwrap(), ..4, Remote { addr: 0, rkey: 1 }));
+    handle.close(setup.peer);
+    let log = setup.plain.log();
+    assert_eq!(log.sent.len(), 2);
+    assert_eq!(log.fenced, [log.sent[1].1], "the FIN, not the read");
+    drop(log);
+    drop(read);
 }

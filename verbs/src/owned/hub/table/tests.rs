@@ -34,7 +34,7 @@ fn result_wakes_the_last_task_that_polled() {
     for waker in [&one, &two, &two] {
         assert!(table.poll(wr_id, &Context::from_waker(waker)).is_pending());
     }
-    let EndedOp::Waiting(Some(waker)) = table.complete(wr_id, 7) else { panic!("a task waits") };
+    let Reaped::Waiting(Some(waker)) = table.complete(wr_id, 7) else { panic!("a task waits") };
     waker.wake();
     assert_eq!((first.0.load(Ordering::Relaxed), last.0.load(Ordering::Relaxed)), (0, 1));
     assert_eq!(table.poll(wr_id, &idle()), Poll::Ready(Some(("read", 7))));
@@ -45,10 +45,10 @@ fn result_wakes_the_last_task_that_polled() {
 fn detached_operation_is_kept_until_its_completion() {
     let table = Table::new(1);
     let wr_id = table.insert(0, Arc::new(()));
-    assert!(matches!(table.detach(wr_id), Detached::InFlight));
-    let EndedOp::Detached(operation, ()) = table.complete(wr_id, ()) else { panic!("in flight until now") };
+    assert!(table.detach(wr_id).is_none());
+    let Reaped::Detached(operation) = table.complete(wr_id, ()) else { panic!("in flight until now") };
     assert_eq!(Arc::strong_count(&operation), 1);
-    assert!(matches!(table.complete(wr_id, ()), EndedOp::Unknown));
+    assert!(matches!(table.complete(wr_id, ()), Reaped::Unknown));
 }
 
 #[test]
@@ -56,17 +56,17 @@ fn zero_stale_and_repeated_wr_ids_match_no_operation() {
     let table = Table::<_, ()>::new(1);
     let first = table.insert(0, 1);
     for unknown in [0, 1, first + 1, first + (1 << 32), u64::MAX] {
-        assert!(matches!(table.complete(unknown, ()), EndedOp::Unknown), "{unknown:#x}");
-        assert!(matches!(table.detach(unknown), Detached::Unknown));
+        assert!(matches!(table.complete(unknown, ()), Reaped::Unknown), "{unknown:#x}");
+        assert!(table.detach(unknown).is_none());
         assert_eq!(table.take_back(unknown), None);
     }
-    assert!(matches!(table.complete(first, ()), EndedOp::Waiting(None)));
-    assert!(matches!(table.complete(first, ()), EndedOp::Unknown), "repeated");
+    assert!(matches!(table.complete(first, ()), Reaped::Waiting(None)));
+    assert!(matches!(table.complete(first, ()), Reaped::Unknown), "repeated");
     assert_eq!(table.poll(first, &idle()), Poll::Ready(Some((1, ()))));
     let second = table.insert(0, 2);
-    assert!(matches!(table.complete(first, ()), EndedOp::Unknown), "stale");
+    assert!(matches!(table.complete(first, ()), Reaped::Unknown), "stale");
     assert_eq!(table.take_back(second), Some(2));
-    assert!(matches!(table.complete(second, ()), EndedOp::Unknown), "taken back");
+    assert!(matches!(table.complete(second, ()), Reaped::Unknown), "taken back");
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn abandoned_slot_is_free_in_every_state() {
         }
         assert_eq!(table.abandon(0), Some("buffer"));
         assert_eq!(table.abandon(0), None);
-        assert!(matches!(table.complete(wr_id, ()), EndedOp::Unknown));
+        assert!(matches!(table.complete(wr_id, ()), Reaped::Unknown));
     }
     assert_eq!(table.abandon(1), None);
 }
@@ -119,7 +119,7 @@ fn wakers_may_use_the_table_when_they_are_cloned_and_dropped() {
     for waker in [&waker, Waker::noop(), &waker] {
         assert!(TABLE.poll(wr_id, &Context::from_waker(waker)).is_pending());
     }
-    assert!(matches!(TABLE.detach(wr_id), Detached::InFlight));
+    assert!(TABLE.detach(wr_id).is_none());
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -152,15 +152,15 @@ proptest! {
                     prop_assert!(model.insert(id, (step, Model::Posted)).is_none());
                 },
                 2 => match (table.complete(id, step), known) {
-                    (EndedOp::Waiting(None), Some((operation, Model::Posted))) => {
+                    (Reaped::Waiting(None), Some((operation, Model::Posted))) => {
                         model.insert(id, (operation, Model::Done(step)));
                     }
-                    (EndedOp::Detached(operation, result), Some((posted, Model::Detached))) => {
-                        prop_assert_eq!((operation, result), (posted, step));
+                    (Reaped::Detached(operation), Some((posted, Model::Detached))) => {
+                        prop_assert_eq!(operation, posted);
                         model.remove(&id);
                         free.push(id as u32);
                     }
-                    (EndedOp::Unknown, None | Some((_, Model::Done(_)))) => {}
+                    (Reaped::Unknown, None | Some((_, Model::Done(_)))) => {}
                     _ => prop_assert!(false, "completion of {:#x}", id),
                 },
                 3 => match (table.poll(id, &idle()), known) {
@@ -177,15 +177,15 @@ proptest! {
                     _ => prop_assert!(false, "poll of {:#x}", id),
                 },
                 4 => match (table.detach(id), known) {
-                    (Detached::InFlight, Some((operation, Model::Posted))) => {
+                    (None, Some((operation, Model::Posted))) => {
                         model.insert(id, (operation, Model::Detached));
                     }
-                    (Detached::Ended(operation, result), Some((posted, Model::Done(expected)))) => {
-                        prop_assert_eq!((operation, result), (posted, expected));
+                    (Some(operation), Some((posted, Model::Done(_)))) => {
+                        prop_assert_eq!(operation, posted);
                         model.remove(&id);
                         free.push(id as u32);
                     }
-                    (Detached::Unknown, None | Some((_, Model::Detached))) => {}
+                    (None, None | Some((_, Model::Detached))) => {}
                     _ => prop_assert!(false, "detach of {:#x}", id),
                 },
                 5 => match (table.lock_posted(id).and_then(Posted::take), known) {
