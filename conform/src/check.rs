@@ -4,7 +4,7 @@ use std::fmt;
 
 use bareverbs_uapi::abi::Since;
 
-use crate::answer::{Answer, Expect};
+use crate::answer::{Answer, Change, Expect};
 use crate::rules::Rule;
 use crate::session::{Session, Step};
 
@@ -60,11 +60,70 @@ impl Check {
         self.bug = Some(bug);
         self
     }
+}
 
-    /// The check, which does this to kernels that break the rule.
-    pub(crate) fn hazardous(mut self, hazard: &'static str) -> Self {
+/// All checked series.
+pub(crate) const EVERY: &[Since] = &[Since::V6_1, Since::V6_12, Since::V7_2, Since::V7_3];
+
+/// What a row does on a fresh file of the device. It gets the expected answer on this series.
+pub(crate) type RowBody = fn(&mut Session<'_>, Answer) -> Step<()>;
+
+/// A row of a table of checks that differ in what they do.
+pub(crate) struct Row {
+    /// The second and the third part of the name.
+    place: &'static str,
+    rule: Rule,
+    /// What follows the rule in the name; empty for nothing.
+    suffix: &'static str,
+    expect: Expect,
+    hazard: Option<&'static str>,
+    bug: Option<Bug>,
+    body: RowBody,
+}
+
+pub(crate) const fn row(
+    place: &'static str,
+    rule: Rule,
+    suffix: &'static str,
+    answer: Answer,
+    body: RowBody,
+) -> Row {
+    Row { place, rule, suffix, expect: Expect::Is(answer), hazard: None, bug: None, body }
+}
+
+impl Row {
+    /// The row, whose answer was another one before a change of the kernel.
+    pub(crate) const fn since(mut self, change: &'static Change, before: Answer) -> Self {
+        if let Expect::Is(after) = self.expect {
+            self.expect = Expect::Changed { change, before, after };
+        }
+        self
+    }
+
+    /// The row, which shows a bug: its page, the series that have it, and their answer.
+    pub(crate) const fn of_bug(
+        mut self,
+        page: &'static str,
+        series: &'static [Since],
+        answer: Answer,
+    ) -> Self {
+        self.bug = Some(Bug { page, series, answer });
+        self
+    }
+
+    /// The row, which does this to kernels that break the rule.
+    pub(crate) const fn hazardous(mut self, hazard: &'static str) -> Self {
         self.hazard = Some(hazard);
         self
+    }
+
+    /// The check of the row, in an area of names.
+    pub(crate) fn check(&self, area: &str) -> Check {
+        let Self { place, rule, suffix, expect, hazard, bug, body } = *self;
+        let separator = if suffix.is_empty() { "" } else { "-" };
+        let name = format!("{area}::{place}::{}{separator}{suffix}", rule.id());
+        let body = Box::new(move |session: &mut Session<'_>| body(session, expect.on(session.series)));
+        Check { name, rule, expect, hazard, bug, body }
     }
 }
 

@@ -1,4 +1,8 @@
 //! The generators of checks.
+//!
+//! Most checks are rows of tables: what is changed in a valid call, the rule that the change breaks, and
+//! the answer. A function makes the checks of a table at each place that it applies to. Checks that
+//! differ in all that they do are a [`Row`](crate::check::Row) each.
 
 pub(crate) mod alone;
 mod bugs;

@@ -19,11 +19,10 @@ use zerocopy::IntoBytes;
 use super::pair::{LENGTH, Options, Pair, REGION, SEND_ID};
 use crate::answer::Answer;
 use crate::call::{Call, Slot};
-use crate::check::{Bug, Check};
+use crate::check::{Bug, Check, EVERY, Row, RowBody, row};
 use crate::rules::Rule;
 use crate::session::{Session, Step, fail, skip};
 
-const EVERY: &[Since] = &[Since::V6_1, Since::V6_12, Since::V7_2, Since::V7_3];
 const SINCE_7_2: &[Since] = &[Since::V7_2, Since::V7_3];
 
 /// How long a completion that may never come is awaited. Retries of the checks take less.
@@ -306,29 +305,30 @@ fn known(checks: &mut Vec<Check>) {
     }
 }
 
+const fn bug(place: &'static str, answer: Answer, body: RowBody) -> Row {
+    row(place, Rule::KnownBug, "", answer, body)
+}
+
 /// Bugs that crash or corrupt a kernel, or take minutes.
-fn hazardous(checks: &mut Vec<Check>) {
-    let rule = Rule::KnownBug;
-    let name = |page: &str| format!("bug::rxe::{page}::{}", rule.id());
-    let range =
-        Check::new(name("odp-lookups-ignore-the-difference-of-iova-and-address"), rule, SUCCESS, |session| {
-            if session.series < Since::V7_2 {
-                return skip("rxe has on-demand paging since 7.2");
-            }
-            let mut pair = Pair::new(session, QpType::RC, None)?;
-            pair.post_recv(0, &|_, _| {})?;
-            let access = AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND;
-            let mut request = session.mr_request(pair.pd, access.bits());
-            request.hca_va = (1 << 40) + request.start % 4096;
-            let response = session.invoke::<write::RegMr>(&request)?;
-            session.note_object(ObjectClass::MR.0, response.mr_handle);
-            let lkey = response.lkey;
-            pair.post_send(session, &|_, sge| (sge.addr, sge.lkey) = (request.hca_va, lkey))?;
-            let got = Answer::Status(pair.completion(SEND_ID)?.status.0);
-            session.compare(&"a send from an on-demand region with another iova", SUCCESS, got).map(drop)
-        });
-    checks.push(range.hazardous("7.2 reads kernel memory beyond an array"));
-    let advice = Check::new(name("advice-accepts-a-pinned-region"), rule, Answer::INVAL, |session| {
+const HAZARDOUS: [Row; 4] = [
+    bug("rxe::odp-lookups-ignore-the-difference-of-iova-and-address", SUCCESS, |session, answer| {
+        if session.series < Since::V7_2 {
+            return skip("rxe has on-demand paging since 7.2");
+        }
+        let mut pair = Pair::new(session, QpType::RC, None)?;
+        pair.post_recv(0, &|_, _| {})?;
+        let access = AccessFlags::LOCAL_WRITE | AccessFlags::ON_DEMAND;
+        let mut request = session.mr_request(pair.pd, access.bits());
+        request.hca_va = (1 << 40) + request.start % 4096;
+        let response = session.invoke::<write::RegMr>(&request)?;
+        session.note_object(ObjectClass::MR.0, response.mr_handle);
+        let lkey = response.lkey;
+        pair.post_send(session, &|_, sge| (sge.addr, sge.lkey) = (request.hca_va, lkey))?;
+        let got = Answer::Status(pair.completion(SEND_ID)?.status.0);
+        session.compare(&"a send from an on-demand region with another iova", answer, got).map(drop)
+    })
+    .hazardous("7.2 reads kernel memory beyond an array"),
+    bug("rxe::advice-accepts-a-pinned-region", Answer::INVAL, |session, answer| {
         if session.series < Since::V7_2 {
             return skip("rxe has the method since 7.2");
         }
@@ -344,12 +344,12 @@ fn hazardous(checks: &mut Vec<Check>) {
             .with(Slot::number(AdviseMr::ADVICE.id(), 0))
             .with(Slot::number(AdviseMr::FLAGS.id(), flush))
             .with(Slot::input(AdviseMr::SGE_LIST.id(), &element));
-        session.judge(&mut call, Answer::INVAL).map(drop)
-    });
+        session.judge(&mut call, answer).map(drop)
+    })
     // The answer if the memory beyond the object, the range of an on-demand region, is zero.
-    let bug = Bug { page: "advice-accepts-a-pinned-region", series: SINCE_7_2, answer: Answer::FAULT };
-    checks.push(advice.of_bug(bug).hazardous("kernels read memory beyond an object"));
-    let grows = Check::new(name("growing-max_dest_rd_atomic-corrupts-memory"), rule, Answer::Ok, |session| {
+    .of_bug("advice-accepts-a-pinned-region", SINCE_7_2, Answer::FAULT)
+    .hazardous("kernels read memory beyond an object"),
+    bug("rxe::growing-max_dest_rd_atomic-corrupts-memory", Answer::Ok, |session, answer| {
         let mut qp = super::qp_states::Qp::new(session, QpType::RC)?;
         qp.to(session, QpState::RTS)?;
         let request =
@@ -358,11 +358,10 @@ fn hazardous(checks: &mut Vec<Check>) {
             return skip("the state table of this kernel refuses the change outside of SQD");
         }
         let mut call = session.command(write::ModifyQp::INFO.number, request.as_bytes(), 0, 0);
-        session.judge(&mut call, Answer::Ok).map(drop)
-    });
-    checks.push(grows.hazardous("6.1 before 6.1.191 and 6.12 before 6.12.108 write beyond an allocation"));
-    let page = "destroy-waits-50-seconds-for-a-bound-window";
-    let bound = Check::new(name(page), rule, Answer::Value(0), |session| {
+        session.judge(&mut call, answer).map(drop)
+    })
+    .hazardous("6.1 before 6.1.191 and 6.12 before 6.12.108 write beyond an allocation"),
+    bug("rxe::destroy-waits-50-seconds-for-a-bound-window", Answer::Value(0), |session, answer| {
         let handle = super::data::bound_window(session)?;
         let begin = Instant::now();
         let got = session.destroy(ObjectClass::QP.0, handle)?;
@@ -371,51 +370,51 @@ fn hazardous(checks: &mut Vec<Check>) {
         }
         let waited = Answer::Value(u64::from(begin.elapsed() > Duration::from_secs(10)));
         let text = "whether QP_DESTROY takes more than 10 seconds with a bound window";
-        session.compare(&text, Answer::Value(0), waited).map(drop)
-    });
-    let bound = bound.of_bug(Bug { page, series: EVERY, answer: Answer::Value(1) });
-    checks.push(bound.hazardous("kernels wait 50 seconds and free a QP that the window refers to"));
-}
+        session.compare(&text, answer, waited).map(drop)
+    })
+    .of_bug("destroy-waits-50-seconds-for-a-bound-window", EVERY, Answer::Value(1))
+    .hazardous("kernels wait 50 seconds and free a QP that the window refers to"),
+];
 
 /// `WQ_CREATE` of mlx5 without its optional CQ.
+const WQ_CREATE: Row = bug("mlx5::wq_create-without-a-cq-crashes", Answer::NOENT, |session, answer| {
+    let pd = session.pd()?;
+    let start = session.memory().next_multiple_of(4096);
+    let payload = CreateWqReq {
+        buf_addr: start,
+        db_addr: start + 0x8000,
+        rq_wqe_count: 16,
+        rq_wqe_shift: 4,
+        ..CreateWqReq::zeroed()
+    };
+    let number = |id: u16, value: u32| Slot::input(id, &value.to_ne_bytes());
+    let mut call = Call::of(session.driver_id(), &WqCreate::INFO)
+        .with(Slot::word(WqCreate::HANDLE.id(), 0))
+        .with(Slot::word(WqCreate::PD_HANDLE.id(), pd.into()))
+        .with(Slot::number(WqCreate::USER_HANDLE.id(), 0))
+        .with(Slot::number(WqCreate::TYPE.id(), 0))
+        .with(number(WqCreate::MAX_WR.id(), 16))
+        .with(number(WqCreate::MAX_SGE.id(), 1))
+        .with(Slot::number(WqCreate::FLAGS.id(), 0))
+        .with(Slot::output(WqCreate::RESP_MAX_WR.id(), 4))
+        .with(Slot::output(WqCreate::RESP_MAX_SGE.id(), 4))
+        .with(Slot::input(UHW_IN, payload.as_bytes()))
+        .with(Slot::output(UHW_OUT, 8));
+    match session.execute(&mut call) {
+        // Only ports on Ethernet have the class (`hw/mlx5/main.c`: `mlx5_ib_dev_common_roce_ops`).
+        Answer::PROTONOSUPPORT => skip("the device has no WQs"),
+        got => session.compare(&call, answer, got).map(drop),
+    }
+})
+.hazardous("kernels use an error pointer as the CQ (wq_create-without-a-cq-crashes)");
+
 pub(crate) fn of_mlx5() -> Vec<Check> {
-    let rule = Rule::KnownBug;
-    let name = format!("bug::mlx5::wq_create-without-a-cq-crashes::{}", rule.id());
-    let check = Check::new(name, rule, Answer::NOENT, |session| {
-        let pd = session.pd()?;
-        let start = session.memory().next_multiple_of(4096);
-        let payload = CreateWqReq {
-            buf_addr: start,
-            db_addr: start + 0x8000,
-            rq_wqe_count: 16,
-            rq_wqe_shift: 4,
-            ..CreateWqReq::zeroed()
-        };
-        let number = |id: u16, value: u32| Slot::input(id, &value.to_ne_bytes());
-        let mut call = Call::of(session.driver_id(), &WqCreate::INFO)
-            .with(Slot::word(WqCreate::HANDLE.id(), 0))
-            .with(Slot::word(WqCreate::PD_HANDLE.id(), pd.into()))
-            .with(Slot::number(WqCreate::USER_HANDLE.id(), 0))
-            .with(Slot::number(WqCreate::TYPE.id(), 0))
-            .with(number(WqCreate::MAX_WR.id(), 16))
-            .with(number(WqCreate::MAX_SGE.id(), 1))
-            .with(Slot::number(WqCreate::FLAGS.id(), 0))
-            .with(Slot::output(WqCreate::RESP_MAX_WR.id(), 4))
-            .with(Slot::output(WqCreate::RESP_MAX_SGE.id(), 4))
-            .with(Slot::input(UHW_IN, payload.as_bytes()))
-            .with(Slot::output(UHW_OUT, 8));
-        match session.execute(&mut call) {
-            // Only ports on Ethernet have the class (`hw/mlx5/main.c`: `mlx5_ib_dev_common_roce_ops`).
-            Answer::PROTONOSUPPORT => skip("the device has no WQs"),
-            got => session.compare(&call, Answer::NOENT, got).map(drop),
-        }
-    });
-    vec![check.hazardous("kernels use an error pointer as the CQ (wq_create-without-a-cq-crashes)")]
+    vec![WQ_CREATE.check("bug")]
 }
 
 pub(crate) fn checks() -> Vec<Check> {
     let mut checks = Vec::new();
     known(&mut checks);
-    hazardous(&mut checks);
+    checks.extend(HAZARDOUS.iter().map(|row| row.check("bug")));
     checks
 }

@@ -4,9 +4,10 @@ use bareverbs_uapi::abi::Since;
 use bareverbs_uapi::rdma_cm::{CommandInfo, decode, find as command};
 use rustix::io::Errno;
 
+use super::NOWHERE;
 use crate::answer::{Answer, Change, Expect};
 use crate::call::UNMAPPED;
-use crate::check::Check;
+use crate::check::{Check, Row, row};
 use crate::request::position;
 use crate::rules::Rule;
 use crate::session::{Session, Step, fail, skip};
@@ -230,21 +231,83 @@ fn title(number: u32) -> &'static str {
     command(number).map_or("unknown", |info| info.rust)
 }
 
+/// Opens the file, makes an identifier in a state, and a plausible message with it.
+fn begin<'t>(session: &mut Session<'t>, number: u32, state: State) -> Step<(Box<dyn CmFile + 't>, Message)> {
+    let file = open(session)?;
+    let id = state.make(session, &*file)?;
+    let mut message = plausible(number, file.descriptor())?;
+    if message.has("id") {
+        message = message.set("id", id.into());
+    }
+    Ok((file, message))
+}
+
+/// A change of a plausible message.
+#[derive(Clone, Copy)]
+enum Mutation {
+    /// The length of the response in the header.
+    Output(u16),
+    /// The length of the request in the header.
+    Input(u16),
+    /// The same, this much above its own length.
+    InputBeyond(u16),
+    /// The response has no memory.
+    Unmapped,
+    /// The request.
+    Request(fn(Message) -> Message),
+}
+
+impl Mutation {
+    fn apply(self, mut message: Message) -> Message {
+        match self {
+            Self::Output(len) => message.output = len,
+            Self::Input(len) => message.input = Some(len),
+            Self::InputBeyond(more) => {
+                message.input = Some((message.request.len() as u16).saturating_add(more));
+            }
+            Self::Unmapped => message.unmapped = true,
+            Self::Request(change) => return change(message),
+        }
+        message
+    }
+}
+
+/// The check of a plausible message with a change.
+fn changed(
+    number: u32,
+    place: &str,
+    rule: Rule,
+    suffix: &str,
+    state: State,
+    expect: impl Into<Expect>,
+    mutation: Mutation,
+) -> Check {
+    let name = format!("cm::{}::{place}::{}-{suffix}", title(number), rule.id());
+    let expect = expect.into();
+    Check::new(name, rule, expect, move |session| {
+        let (file, message) = begin(session, number, state)?;
+        judge(session, &*file, mutation.apply(message), expect.on(session.series)).map(drop)
+    })
+}
+
+/// An identifier that the file does not have: a suffix, the answer, and what makes it.
+type NoId = (&'static str, Answer, fn(&dyn CmFile, &dyn CmFile) -> Step<u32>);
+
+const NO_IDS: [NoId; 4] = [
+    ("unknown", Answer::NOENT, |_, _| Ok(NOWHERE)),
+    ("maximum", Answer::NOENT, |_, _| Ok(u32::MAX)),
+    ("destroyed", Answer::NOENT, |file, _| {
+        let id = create(file, TCP)?;
+        prepare(file, Message::new(1)?.set("id", id.into()))?;
+        Ok(id)
+    }),
+    ("other-file", Answer::INVAL, |_, other| create(other, TCP)),
+];
+
 fn of_ids(checks: &mut Vec<Check>) {
     let rule = Rule::CmId;
     for number in WITH_ID {
-        type Case = (&'static str, Answer, fn(&dyn CmFile, &dyn CmFile) -> Step<u32>);
-        let cases: [Case; 4] = [
-            ("unknown", Answer::NOENT, |_, _| Ok(0x7fff_fff0)),
-            ("maximum", Answer::NOENT, |_, _| Ok(u32::MAX)),
-            ("destroyed", Answer::NOENT, |file, _| {
-                let id = create(file, TCP)?;
-                prepare(file, Message::new(1)?.set("id", id.into()))?;
-                Ok(id)
-            }),
-            ("other-file", Answer::INVAL, |_, other| create(other, TCP)),
-        ];
-        for (suffix, answer, make) in cases {
+        for (suffix, answer, make) in NO_IDS {
             // Multicast groups have handles of their own.
             if number == 17 && ["destroyed", "other-file"].contains(&suffix) {
                 continue;
@@ -265,43 +328,25 @@ fn of_ids(checks: &mut Vec<Check>) {
 const RESPONSES: [(u32, u16); 8] =
     [(0, 4), (1, 4), (5, 200), (11, 144), (12, 324), (16, 4), (19, 272), (22, 4)];
 
+/// Responses that the kernel accepts: command, suffix, length and answer.
+const ACCEPTED: [(u32, &str, u16, Answer); 7] = [
+    (5, "least", 200, Answer::Ok),
+    (19, "least", 272, Answer::Ok),
+    (12, "least", 324, Answer::AGAIN),
+    (12, "whole", 336, Answer::AGAIN),
+    (18, "unchecked", 0, Answer::Ok),
+    (19, "longer", 4096, Answer::Ok),
+    (0, "longer", 4096, Answer::Ok),
+];
+
 fn of_responses(checks: &mut Vec<Check>) {
     let rule = Rule::CmResponse;
-    for (number, least) in RESPONSES {
-        for (suffix, output) in [("absent", 0), ("one-less", least - 1)] {
-            let name = format!("cm::{}::response::{}-{suffix}", title(number), rule.id());
-            checks.push(Check::new(name, rule, Answer::NOSPC, move |session| {
-                let file = open(session)?;
-                let id = create(&*file, TCP)?;
-                let mut message = plausible(number, file.descriptor())?;
-                if message.has("id") {
-                    message = message.set("id", id.into());
-                }
-                message.output = output;
-                judge(session, &*file, message, Answer::NOSPC).map(drop)
-            }));
-        }
-    }
-    for (number, suffix, output, answer) in [
-        (5, "least", 200, Answer::Ok),
-        (19, "least", 272, Answer::Ok),
-        (12, "least", 324, Answer::AGAIN),
-        (12, "whole", 336, Answer::AGAIN),
-        (18, "unchecked", 0, Answer::Ok),
-        (19, "longer", 4096, Answer::Ok),
-        (0, "longer", 4096, Answer::Ok),
-    ] {
-        let name = format!("cm::{}::response::{}-{suffix}", title(number), rule.id());
-        checks.push(Check::new(name, rule, answer, move |session| {
-            let file = open(session)?;
-            let id = create(&*file, TCP)?;
-            let mut message = plausible(number, file.descriptor())?;
-            if message.has("id") {
-                message = message.set("id", id.into());
-            }
-            message.output = output;
-            judge(session, &*file, message, answer).map(drop)
-        }));
+    let refused = RESPONSES.into_iter().flat_map(|(number, least)| {
+        [(number, "absent", 0, Answer::NOSPC), (number, "one-less", least - 1, Answer::NOSPC)]
+    });
+    for (number, suffix, len, answer) in refused.chain(ACCEPTED) {
+        let (state, mutation) = (State::Idle, Mutation::Output(len));
+        checks.push(changed(number, "response", rule, suffix, state, answer, mutation));
     }
     for number in [0, 1, 5, 18, 19] {
         let name = format!("cm::{}::response::{}-unmapped", title(number), rule.id());
@@ -323,14 +368,8 @@ fn of_responses(checks: &mut Vec<Check>) {
             }
         }));
     }
-    let name = format!("cm::InitQpAttr::response::{}-unmapped", rule.id());
-    checks.push(Check::new(name, rule, Answer::FAULT, move |session| {
-        let file = open(session)?;
-        let id = State::OnDevice.make(session, &*file)?;
-        let mut message = Message::new(11)?.set("id", id.into()).set("qp_state", 1);
-        message.unmapped = true;
-        judge(session, &*file, message, Answer::FAULT).map(drop)
-    }));
+    let unmapped = Mutation::Request(|message| Mutation::Unmapped.apply(message.set("qp_state", 1)));
+    checks.push(changed(11, "response", rule, "unmapped", State::OnDevice, Answer::FAULT, unmapped));
 }
 
 /// Writes bytes as the judged command.
@@ -341,9 +380,36 @@ fn judge_bytes(session: &mut Session<'_>, file: &dyn CmFile, bytes: &[u8], expec
     session.compare(&text, expected, Answer::of(&result)).map(drop)
 }
 
+/// Headers without a request: a suffix, the rule, the answer, and the bytes.
+type Head = (&'static str, Rule, Answer, [u16; 4]);
+
+const HEADS: [Head; 6] = [
+    ("number-hole", Rule::CmHeader, Answer::NOSYS, [13, 0, 0, 0]),
+    ("number-25", Rule::CmHeader, Answer::INVAL, [25, 0, 0, 0]),
+    ("number-255", Rule::CmHeader, Answer::INVAL, [255, 0, 0, 0]),
+    ("number-bit-31", Rule::CmHeader, Answer::INVAL, [0, 1 << 15, 0, 0]),
+    ("number-maximum", Rule::CmHeader, Answer::INVAL, [u16::MAX, u16::MAX, 0, 0]),
+    // The length is tested before the number's handler is looked for.
+    ("length-then-hole", Rule::CheckOrder, Answer::INVAL, [13, 0, 1, 0]),
+];
+
+/// Commands whose handlers copy their whole request, whatever length the header states.
+const UNCHECKED: [u32; 8] = [0, 1, 5, 7, 14, 18, 19, 20];
+
+/// Lengths of requests that handlers check: command, suffix, length and answer. With an unknown
+/// identifier, a request that is long enough fails with ENOENT.
+const CHECKED: [(u32, &str, u16, Answer); 6] = [
+    (6, "one-less", 279, Answer::INVAL),
+    (6, "least", 280, Answer::NOENT),
+    (6, "0", 0, Answer::INVAL),
+    (8, "one-less", 287, Answer::INVAL),
+    (8, "least", 288, Answer::NOENT),
+    (8, "0", 0, Answer::INVAL),
+];
+
 fn of_headers(checks: &mut Vec<Check>) {
-    let rule = Rule::CmHeader;
     for (suffix, len) in [("empty", 0), ("7-bytes", 7)] {
+        let rule = Rule::CmHeader;
         let name = format!("cm::all::header::{}-{suffix}", rule.id());
         checks.push(Check::new(name, rule, Answer::INVAL, move |session| {
             let file = open(session)?;
@@ -351,81 +417,36 @@ fn of_headers(checks: &mut Vec<Check>) {
             judge_bytes(session, &*file, &bytes[..len], Answer::INVAL)
         }));
     }
-    for (suffix, number, answer) in [
-        ("hole", 13, Answer::NOSYS),
-        ("25", 25, Answer::INVAL),
-        ("255", 255, Answer::INVAL),
-        ("bit-31", 1 << 31, Answer::INVAL),
-        ("maximum", u32::MAX, Answer::INVAL),
-    ] {
-        let name = format!("cm::all::header::{}-number-{suffix}", rule.id());
+    for (suffix, rule, answer, words) in HEADS {
+        let name = format!("cm::all::header::{}-{suffix}", rule.id());
         checks.push(Check::new(name, rule, answer, move |session| {
             let file = open(session)?;
-            let mut bytes = vec![0; 8];
-            bytes[..4].copy_from_slice(&number.to_ne_bytes());
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             judge_bytes(session, &*file, &bytes, answer)
         }));
     }
-    // The length is tested before the number's handler is looked for.
-    let name = format!("cm::all::header::{}-length-then-hole", Rule::CheckOrder.id());
-    checks.push(Check::new(name, Rule::CheckOrder, Answer::INVAL, |session| {
-        let file = open(session)?;
-        let mut bytes = vec![0; 8];
-        bytes[..4].copy_from_slice(&13_u32.to_ne_bytes());
-        bytes[4..6].copy_from_slice(&1_u16.to_ne_bytes());
-        judge_bytes(session, &*file, &bytes, Answer::INVAL)
-    }));
+    of_lengths(checks);
+}
+
+fn of_lengths(checks: &mut Vec<Check>) {
+    let rule = Rule::CmHeader;
+    let mut add = |number: u32, suffix: &str, answer: Answer, mutation: Mutation| {
+        checks.push(changed(number, "header", rule, suffix, State::Idle, answer, mutation));
+    };
     for number in (0..13).chain(14..25) {
-        for (suffix, more) in [("one-more", 1), ("maximum", u16::MAX)] {
-            let name = format!("cm::{}::header::{}-input-{suffix}", title(number), rule.id());
-            checks.push(Check::new(name, rule, Answer::INVAL, move |session| {
-                let file = open(session)?;
-                let id = create(&*file, TCP)?;
-                let mut message = plausible(number, file.descriptor())?;
-                if message.has("id") {
-                    message = message.set("id", id.into());
-                }
-                message.input = Some((message.request.len() as u16).saturating_add(more));
-                judge(session, &*file, message, Answer::INVAL).map(drop)
-            }));
-        }
+        add(number, "input-one-more", Answer::INVAL, Mutation::InputBeyond(1));
+        add(number, "input-maximum", Answer::INVAL, Mutation::InputBeyond(u16::MAX));
     }
-    // Handlers copy their whole request, whatever length the header states, except two.
-    for (number, answer) in [
-        (0, Answer::Ok),
-        (1, Answer::Ok),
-        (5, Answer::Ok),
-        (7, Answer::Ok),
-        (14, Answer::Ok),
-        (18, Answer::Ok),
-        (19, Answer::Ok),
-        (20, Answer::Ok),
-    ] {
-        let name = format!("cm::{}::header::{}-input-0", title(number), rule.id());
+    for number in UNCHECKED {
+        add(number, "input-0", Answer::Ok, Mutation::Input(0));
+    }
+    for (number, suffix, len, answer) in CHECKED {
+        let name = format!("cm::{}::header::{}-{suffix}", title(number), rule.id());
         checks.push(Check::new(name, rule, answer, move |session| {
             let file = open(session)?;
-            let id = create(&*file, TCP)?;
-            let mut message = plausible(number, file.descriptor())?;
-            if message.has("id") {
-                message = message.set("id", id.into());
-            }
-            message.input = Some(0);
-            judge(session, &*file, message, answer).map(drop)
+            let message = plausible(number, file.descriptor())?.set("id", NOWHERE.into());
+            judge(session, &*file, Mutation::Input(len).apply(message), answer).map(drop)
         }));
-    }
-    for (number, least) in [(6, 280_u16), (8, 288)] {
-        // With an unknown identifier, a request that is long enough fails with ENOENT.
-        for (suffix, input, answer) in
-            [("one-less", least - 1, Answer::INVAL), ("least", least, Answer::NOENT), ("0", 0, Answer::INVAL)]
-        {
-            let name = format!("cm::{}::header::{}-{suffix}", title(number), rule.id());
-            checks.push(Check::new(name, rule, answer, move |session| {
-                let file = open(session)?;
-                let mut message = plausible(number, file.descriptor())?.set("id", 0x7fff_fff0);
-                message.input = Some(input);
-                judge(session, &*file, message, answer).map(drop)
-            }));
-        }
     }
 }
 
@@ -551,17 +572,18 @@ fn of_states(checks: &mut Vec<Check>) {
 /// A field out of range: command, suffix, state, answer, and the change of a valid request.
 type Field = (u32, &'static str, State, Expect, fn(Message) -> Message);
 
-fn option(level: u64, name: u64, len: u64) -> impl Fn(Message) -> Message {
-    move |mut message| {
-        message.option = vec![0; 256];
-        message.set("level", level).set("optname", name).set("optlen", len)
-    }
+fn option(mut message: Message, level: u64, name: u64, len: u64) -> Message {
+    message.option = vec![0; 256];
+    message.set("level", level).set("optname", name).set("optlen", len)
 }
 
-fn fields() -> Vec<Field> {
+const fn is(answer: Answer) -> Expect {
+    Expect::Is(answer)
+}
+
+const FIELDS: [Field; 62] = {
     use State::{Idle, OnDevice};
-    let is = |answer: Answer| Expect::Is(answer);
-    vec![
+    [
         (0, "port-space-0", Idle, is(Answer::INVAL), |m| m.set("ps", 0)),
         (0, "port-space-unknown", Idle, is(Answer::INVAL), |m| m.set("ps", 0x0107)),
         (0, "port-space-UDP", Idle, is(Answer::Ok), |m| m.set("ps", UDP)),
@@ -600,26 +622,26 @@ fn fields() -> Vec<Field> {
         (11, "state-7", OnDevice, is(Answer::INVAL), |m| m.set("qp_state", 7)),
         (11, "state-maximum", OnDevice, is(Answer::INVAL), |m| m.set("qp_state", 0xffff_ffff)),
         (11, "state-RTS", OnDevice, is(Answer::Ok), |m| m.set("qp_state", 3)),
-        (14, "TOS", Idle, is(Answer::Ok), |m| option(0, 0, 1)(m)),
-        (14, "TOS-length-0", Idle, is(Answer::INVAL), |m| option(0, 0, 0)(m)),
-        (14, "TOS-length-2", Idle, is(Answer::INVAL), |m| option(0, 0, 2)(m)),
-        (14, "REUSEADDR", Idle, is(Answer::Ok), |m| option(0, 1, 4)(m)),
-        (14, "REUSEADDR-length-1", Idle, is(Answer::INVAL), |m| option(0, 1, 1)(m)),
-        (14, "REUSEADDR-length-8", Idle, is(Answer::INVAL), |m| option(0, 1, 8)(m)),
-        (14, "REUSEADDR-off-when-bound", State::Bound, is(Answer::INVAL), |m| option(0, 1, 4)(m)),
-        (14, "AFONLY", Idle, is(Answer::Ok), |m| option(0, 2, 4)(m)),
-        (14, "AFONLY-length-1", Idle, is(Answer::INVAL), |m| option(0, 2, 1)(m)),
-        (14, "AFONLY-when-listening", State::Listening, is(Answer::INVAL), |m| option(0, 2, 4)(m)),
-        (14, "ACK_TIMEOUT", Idle, is(Answer::Ok), |m| option(0, 3, 1)(m)),
-        (14, "ACK_TIMEOUT-length-4", Idle, is(Answer::INVAL), |m| option(0, 3, 4)(m)),
-        (14, "ACK_TIMEOUT-of-datagrams", State::Datagram, is(Answer::INVAL), |m| option(0, 3, 1)(m)),
-        (14, "option-4", Idle, is(Answer::NOSYS), |m| option(0, 4, 1)(m)),
-        (14, "option-maximum", Idle, is(Answer::NOSYS), |m| option(0, 0xffff_ffff, 1)(m)),
-        (14, "level-2", Idle, is(Answer::NOSYS), |m| option(2, 0, 1)(m)),
-        (14, "IB-option-0", Idle, is(Answer::NOSYS), |m| option(1, 0, 1)(m)),
-        (14, "IB-path-length-71", Idle, is(Answer::INVAL), |m| option(1, 1, 71)(m)),
-        (14, "IB-path-length-0", Idle, is(Answer::INVAL), |m| option(1, 1, 0)(m)),
-        (14, "IB-path-without-primary", Idle, is(Answer::INVAL), |m| option(1, 1, 72)(m)),
+        (14, "TOS", Idle, is(Answer::Ok), |m| option(m, 0, 0, 1)),
+        (14, "TOS-length-0", Idle, is(Answer::INVAL), |m| option(m, 0, 0, 0)),
+        (14, "TOS-length-2", Idle, is(Answer::INVAL), |m| option(m, 0, 0, 2)),
+        (14, "REUSEADDR", Idle, is(Answer::Ok), |m| option(m, 0, 1, 4)),
+        (14, "REUSEADDR-length-1", Idle, is(Answer::INVAL), |m| option(m, 0, 1, 1)),
+        (14, "REUSEADDR-length-8", Idle, is(Answer::INVAL), |m| option(m, 0, 1, 8)),
+        (14, "REUSEADDR-off-when-bound", State::Bound, is(Answer::INVAL), |m| option(m, 0, 1, 4)),
+        (14, "AFONLY", Idle, is(Answer::Ok), |m| option(m, 0, 2, 4)),
+        (14, "AFONLY-length-1", Idle, is(Answer::INVAL), |m| option(m, 0, 2, 1)),
+        (14, "AFONLY-when-listening", State::Listening, is(Answer::INVAL), |m| option(m, 0, 2, 4)),
+        (14, "ACK_TIMEOUT", Idle, is(Answer::Ok), |m| option(m, 0, 3, 1)),
+        (14, "ACK_TIMEOUT-length-4", Idle, is(Answer::INVAL), |m| option(m, 0, 3, 4)),
+        (14, "ACK_TIMEOUT-of-datagrams", State::Datagram, is(Answer::INVAL), |m| option(m, 0, 3, 1)),
+        (14, "option-4", Idle, is(Answer::NOSYS), |m| option(m, 0, 4, 1)),
+        (14, "option-maximum", Idle, is(Answer::NOSYS), |m| option(m, 0, 0xffff_ffff, 1)),
+        (14, "level-2", Idle, is(Answer::NOSYS), |m| option(m, 2, 0, 1)),
+        (14, "IB-option-0", Idle, is(Answer::NOSYS), |m| option(m, 1, 0, 1)),
+        (14, "IB-path-length-71", Idle, is(Answer::INVAL), |m| option(m, 1, 1, 71)),
+        (14, "IB-path-length-0", Idle, is(Answer::INVAL), |m| option(m, 1, 1, 0)),
+        (14, "IB-path-without-primary", Idle, is(Answer::INVAL), |m| option(m, 1, 1, 72)),
         (15, "COMM_EST", OnDevice, is(Answer::INVAL), |m| m.set("event", 4)),
         (15, "event-0", OnDevice, is(Answer::INVAL), |m| m.set("event", 0)),
         (16, "family-0", Idle, is(Answer::INVAL), |mut m| {
@@ -646,7 +668,7 @@ fn fields() -> Vec<Field> {
         (24, "event-17", Idle, is(Answer::INVAL), |m| m.set("event", 17)),
         (24, "event-20", Idle, is(Answer::INVAL), |m| m.set("event", 20)),
     ]
-}
+};
 
 impl Message {
     /// Replaces the family of the address.
@@ -656,59 +678,55 @@ impl Message {
     }
 }
 
+/// A field that is checked before the identifier: command, suffix, and the change of a valid request.
+type BeforeId = (u32, &'static str, fn(Message) -> Message);
+
+const BEFORE_ID: [BeforeId; 7] = [
+    (6, "valid-then-id", |m| m.set("valid", 0)),
+    (9, "reason-then-id", |m| m.set("reason", 1)),
+    (11, "state-then-id", |m| m.set("qp_state", 7)),
+    (20, "size-then-id", |m| m.set("addr_size", 0)),
+    (21, "size-then-id", |m| m.set("dst_size", 0)),
+    (22, "size-then-id", |m| m.set("addr_size", 0)),
+    (24, "event-then-id", |m| m.set("event", 0)),
+];
+
 fn of_fields(checks: &mut Vec<Check>) {
-    let rule = Rule::CmField;
-    for (number, suffix, state, expect, change) in fields() {
-        let name = format!("cm::{}::field::{}-{suffix}", title(number), rule.id());
-        checks.push(Check::new(name, rule, expect, move |session| {
+    for (number, suffix, state, expect, change) in FIELDS {
+        let mutation = Mutation::Request(change);
+        checks.push(changed(number, "field", Rule::CmField, suffix, state, expect, mutation));
+    }
+    for (number, suffix, change) in BEFORE_ID {
+        let rule = Rule::CheckOrder;
+        let name = format!("cm::{}::order::{}-{suffix}", title(number), rule.id());
+        checks.push(Check::new(name, rule, Answer::INVAL, move |session| {
             let file = open(session)?;
-            let id = state.make(session, &*file)?;
-            let mut message = plausible(number, file.descriptor())?;
-            if message.has("id") {
-                message = message.set("id", id.into());
-            }
-            judge(session, &*file, change(message), expect.on(session.series)).map(drop)
+            let message = plausible(number, file.descriptor())?.set("id", NOWHERE.into());
+            judge(session, &*file, change(message), Answer::INVAL).map(drop)
         }));
     }
-    let name = format!("cm::MigrateId::field::{}-descriptor-other-type", rule.id());
-    checks.push(Check::new(name, rule, Answer::INVAL, |session| {
+}
+
+const MIGRATIONS: [Row; 2] = [
+    row("MigrateId::field", Rule::CmField, "descriptor-other-type", Answer::INVAL, |session, answer| {
         let file = open(session)?;
         let id = create(&*file, TCP)?;
         let [uverbs, _] = session.file().other_fds();
         let message = Message::new(18)?.set("id", id.into()).set("fd", u64::from(uverbs.cast_unsigned()));
-        judge(session, &*file, message, Answer::INVAL).map(drop)
-    }));
+        judge(session, &*file, message, answer).map(drop)
+    }),
     // After a migration, the identifier belongs to the other file only.
-    let name = format!("cm::MigrateId::id::{}-migrated", Rule::CmId.id());
-    checks.push(Check::new(name, Rule::CmId, Answer::INVAL, |session| {
+    row("MigrateId::id", Rule::CmId, "migrated", Answer::INVAL, |session, answer| {
         let (file, other) = (open(session)?, open(session)?);
         let id = create(&*file, TCP)?;
         prepare(
             &*other,
             Message::new(18)?.set("id", id.into()).set("fd", u64::from(file.descriptor().cast_unsigned())),
         )?;
-        judge(session, &*file, Message::new(1)?.set("id", id.into()), Answer::INVAL)?;
+        judge(session, &*file, Message::new(1)?.set("id", id.into()), answer)?;
         prepare(&*other, Message::new(1)?.set("id", id.into())).map(drop)
-    }));
-    // The first check of a field precedes the identifier's.
-    for (number, suffix, change) in [
-        (6, "valid-then-id", (|m: Message| m.set("valid", 0)) as fn(Message) -> Message),
-        (9, "reason-then-id", |m| m.set("reason", 1)),
-        (11, "state-then-id", |m| m.set("qp_state", 7)),
-        (20, "size-then-id", |m| m.set("addr_size", 0)),
-        (21, "size-then-id", |m| m.set("dst_size", 0)),
-        (22, "size-then-id", |m| m.set("addr_size", 0)),
-        (24, "event-then-id", |m| m.set("event", 0)),
-    ] {
-        let rule = Rule::CheckOrder;
-        let name = format!("cm::{}::order::{}-{suffix}", title(number), rule.id());
-        checks.push(Check::new(name, rule, Answer::INVAL, move |session| {
-            let file = open(session)?;
-            let message = plausible(number, file.descriptor())?.set("id", 0x7fff_fff0);
-            judge(session, &*file, change(message), Answer::INVAL).map(drop)
-        }));
-    }
-}
+    }),
+];
 
 /// The checks of the connection manager.
 pub(crate) fn checks() -> Vec<Check> {
@@ -718,6 +736,7 @@ pub(crate) fn checks() -> Vec<Check> {
     of_ids(&mut checks);
     of_states(&mut checks);
     of_fields(&mut checks);
+    checks.extend(MIGRATIONS.iter().map(|row| row.check("cm")));
     checks
 }
 
@@ -732,7 +751,7 @@ mod tests {
             assert_eq!(message.info.number, number);
             assert_eq!(message.has("id"), WITH_ID.contains(&number), "{}", message.info.rust);
         }
-        for (number, suffix, _, _, change) in fields() {
+        for (number, suffix, _, _, change) in FIELDS {
             let valid = plausible(number, 3).unwrap();
             let changed = change(valid.clone());
             let (bytes, options) = (valid.encode() != changed.encode(), valid.option != changed.option);

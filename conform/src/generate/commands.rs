@@ -1,7 +1,5 @@
 //! The write commands through `INVOKE_WRITE`, and by `write()`.
 
-use std::rc::Rc;
-
 use bareverbs_trace::OVERREAD;
 use bareverbs_uapi::abi::Since;
 use bareverbs_uapi::method::{UHW_IN, UHW_OUT};
@@ -142,7 +140,7 @@ fn multicast(session: &mut Session<'_>, request: Request) -> Step<Request> {
 }
 
 /// The commands that rxe has.
-const COMMANDS: [Command; 33] = [
+static COMMANDS: [Command; 33] = [
     command(0, Effect::MakesContext, |_, request| Ok(request)),
     command(1, Effect::Nothing, |_, request| Ok(request)),
     command(2, Effect::Nothing, |_, request| Ok(request.set("port_num", 1))),
@@ -331,10 +329,13 @@ fn apply_first(
     Ok(())
 }
 
-type Mutate = Rc<dyn Fn(&mut Session<'_>, &mut Call, &mut Request) -> Step<()>>;
-
 /// Executes a changed command, and the valid one after a refusal.
-fn run(command: &Command, session: &mut Session<'_>, mutate: &Mutate, expect: Expect) -> Step<()> {
+fn run(
+    command: &Command,
+    session: &mut Session<'_>,
+    expect: Expect,
+    mutate: impl Fn(&mut Session<'_>, &mut Call, &mut Request) -> Step<()>,
+) -> Step<()> {
     let (mut valid, request) = build(command, session)?;
     let (mut call, mut changed) = (valid.clone(), request.clone());
     mutate(session, &mut call, &mut changed)?;
@@ -380,206 +381,250 @@ fn title(command: &Command, place: &str, rule: Rule, suffix: &str) -> String {
     format!("command::{}::{place}::{}{separator}{suffix}", command.title(), rule.id())
 }
 
-fn of_command(command: &'static Command, checks: &mut Vec<Check>) {
-    let info = command.info();
-    let (input, output) = (InvokeWrite::CORE_IN.id(), InvokeWrite::CORE_OUT.id());
-    let mut add = |place: &str, rule: Rule, suffix: &str, expect: Expect, mutate: Mutate| {
-        checks.push(Check::new(title(command, place, rule, suffix), rule, expect, move |session| {
-            run(command, session, &mutate, expect)
-        }));
-    };
-    let is = |answer: Answer| Expect::Is(answer);
-    add("all", Rule::GoodCall, "", command.answer(), Rc::new(|_, _, _| Ok(())));
-    let size = info.request.map_or(0, |info| info.size);
-    let minimum = info.request_minimum;
-    // INVOKE_WRITE itself refuses requests below 4 bytes.
-    let extended = command.number & EXTENDED != 0;
-    let (short, absent) = match minimum {
-        // Only QUERY_DEVICE takes a request of zeros.
-        _ if extended => (Answer::Ok, if info.rust == "QueryDevice" { Answer::Ok } else { Answer::INVAL }),
-        0..=4 => (Answer::INVAL, Answer::NOSPC),
-        _ => (Answer::NOSPC, Answer::NOSPC),
-    };
-    let [request_short, response_short] = match extended {
-        true => [Rule::ExtendedShort; 2],
-        false => [Rule::RequestShort, Rule::ResponseShort],
-    };
-    add(
+const CORE_IN: u16 = InvokeWrite::CORE_IN.id();
+const CORE_OUT: u16 = InvokeWrite::CORE_OUT.id();
+
+/// The rule and the expected answer of a check of a command; `None`: the command has no such check.
+type Applies = fn(&Command) -> Option<(Rule, Expect)>;
+
+/// A change of a valid call: the place, a suffix, what it expects, and the change.
+type Mutation = (&'static str, &'static str, Applies, fn(&Command, &mut Call, &Request) -> Step<()>);
+
+/// The rule of requests or responses that are too short.
+fn short(command: &Command, rule: Rule) -> Rule {
+    if command.is_extended() { Rule::ExtendedShort } else { rule }
+}
+
+/// What a check expects of commands with a response.
+fn of_response(command: &Command, rule: Rule, answer: impl Into<Expect>) -> Option<(Rule, Expect)> {
+    command.info().response.map(|_| (rule, answer.into()))
+}
+
+/// What a check expects of commands with a driver's response.
+fn of_driver(command: &Command, rule: Rule, answer: Answer) -> Option<(Rule, Expect)> {
+    (command.uhw_out > 0 && command.number != 5).then(|| (rule, answer.into()))
+}
+
+const MUTATIONS: [Mutation; 13] = [
+    ("all", "", |command| Some((Rule::GoodCall, command.answer())), |_, _, _| Ok(())),
+    (
         "request",
-        request_short,
         "one-less",
-        is(short),
-        Rc::new(move |_, call, _| {
-            slot_mut(call, input)?.set_len((minimum - 1) as u16);
-            Ok(())
-        }),
-    );
-    // A request of zeros names descriptor 0 as its channel.
-    let absent = match command.number == (EXTENDED | 18) {
-        true => Expect::Changed { change: &CQ_WITHOUT_ENTRIES, before: Answer::BADF, after: Answer::INVAL },
-        false => is(absent),
-    };
-    add(
+        |command| Some((short(command, Rule::RequestShort), command.answer_of_short().into())),
+        |command, call, _| cut(call, CORE_IN, command.info().request_minimum - 1),
+    ),
+    (
         "request",
-        request_short,
         "absent",
-        absent,
-        Rc::new(move |_, call, _| {
-            call.slots.retain(|slot| slot.raw.attr_id != input);
-            Ok(())
-        }),
-    );
-    if size > 8 {
-        add(
-            "request",
-            Rule::RequestUnreadable,
-            "",
-            is(Answer::FAULT),
-            Rc::new(move |_, call, _| {
-                slot_mut(call, input)?.unmap();
-                Ok(())
-            }),
-        );
-    }
-    add(
+        |command| Some((short(command, Rule::RequestShort), command.answer_without_request())),
+        |_, call, _| remove(call, CORE_IN),
+    ),
+    (
         "request",
-        Rule::RequestZeroTail,
         "",
-        command.answer(),
-        Rc::new(|_, call, request| {
-            let bytes = [request.bytes.as_slice(), &[0; 8]].concat();
-            replace(call, &bytes)
-        }),
-    );
-    for (suffix, position) in [("first", 0), ("last", 7)] {
-        add(
-            "request",
-            Rule::RequestTail,
-            suffix,
-            is(Answer::OPNOTSUPP),
-            Rc::new(move |_, call, request| {
-                let mut tail = [0; 8];
-                tail[position] = 1;
-                replace(call, &[request.bytes.as_slice(), &tail].concat())
-            }),
-        );
+        |command| {
+            let size = command.info().request.map_or(0, |info| info.size);
+            (size > 8).then_some((Rule::RequestUnreadable, Expect::Is(Answer::FAULT)))
+        },
+        |_, call, _| unmap(call, CORE_IN),
+    ),
+    (
+        "request",
+        "",
+        |command| Some((Rule::RequestZeroTail, command.answer())),
+        |_, call, request| append(call, request, [0; 8]),
+    ),
+    (
+        "request",
+        "first",
+        |_| Some((Rule::RequestTail, Expect::Is(Answer::OPNOTSUPP))),
+        |_, call, request| append(call, request, [1, 0, 0, 0, 0, 0, 0, 0]),
+    ),
+    (
+        "request",
+        "last",
+        |_| Some((Rule::RequestTail, Expect::Is(Answer::OPNOTSUPP))),
+        |_, call, request| append(call, request, [0, 0, 0, 0, 0, 0, 0, 1]),
+    ),
+    (
+        "response",
+        "one-less",
+        |command| {
+            of_response(command, short(command, Rule::ResponseShort), command.answer_of_short_response())
+        },
+        |command, call, _| cut(call, CORE_OUT, command.info().response_minimum - 1),
+    ),
+    (
+        "response",
+        "absent",
+        |command| {
+            of_response(command, short(command, Rule::ResponseShort), command.answer_of_short_response())
+        },
+        |_, call, _| remove(call, CORE_OUT),
+    ),
+    (
+        "response",
+        "",
+        |command| of_response(command, Rule::ResponseUnwritable, Answer::FAULT),
+        |_, call, _| unmap(call, CORE_OUT),
+    ),
+    (
+        "UHW_OUT",
+        "one-less",
+        |command| of_driver(command, Rule::DriverPayload, Answer::INVAL),
+        |command, call, _| cut(call, UHW_OUT, command.uhw_out - 1),
+    ),
+    (
+        "UHW_OUT",
+        "absent",
+        |command| of_driver(command, Rule::DriverPayload, Answer::INVAL),
+        |_, call, _| remove(call, UHW_OUT),
+    ),
+    (
+        "UHW_OUT",
+        "",
+        |command| of_driver(command, Rule::ResponseUnwritable, Answer::FAULT),
+        |_, call, _| unmap(call, UHW_OUT),
+    ),
+];
+
+/// Sets the length of a payload.
+fn cut(call: &mut Call, id: u16, len: usize) -> Step<()> {
+    slot_mut(call, id)?.set_len(len as u16);
+    Ok(())
+}
+
+/// Replaces the address of a payload by one without memory.
+fn unmap(call: &mut Call, id: u16) -> Step<()> {
+    slot_mut(call, id)?.unmap();
+    Ok(())
+}
+
+fn remove(call: &mut Call, id: u16) -> Step<()> {
+    call.slots.retain(|slot| slot.raw.attr_id != id);
+    Ok(())
+}
+
+fn append(call: &mut Call, request: &Request, tail: [u8; 8]) -> Step<()> {
+    replace(call, &[request.bytes.as_slice(), &tail].concat())
+}
+
+impl Command {
+    fn is_extended(&self) -> bool {
+        self.number & EXTENDED != 0
     }
-    if info.rust != "PostSend" {
-        let expect =
-            Expect::Changed { change: &UNREADABLE_TAIL, before: Answer::OPNOTSUPP, after: Answer::FAULT };
-        checks.push(Check::new(
-            title(command, "request", Rule::RequestTail, "unreadable"),
-            Rule::RequestTail,
-            expect,
-            move |session| {
-                let (mut call, request) = build(command, session)?;
-                let Some(guard) = Guard::ending_with(&request.bytes) else { return skip("no memory") };
-                let slot = slot_mut(&mut call, input)?;
-                (slot.payload, slot.raw.data) = (Payload::None, guard.address());
-                slot.raw.len = (request.bytes.len() + 8) as u16;
-                session.judge(&mut call, expect).map(drop)
-            },
-        ));
+
+    /// The answer to a request that is one byte too short.
+    fn answer_of_short(&self) -> Answer {
+        // INVOKE_WRITE itself refuses requests below 4 bytes.
+        match self.info().request_minimum {
+            _ if self.is_extended() => Answer::Ok,
+            0..=4 => Answer::INVAL,
+            _ => Answer::NOSPC,
+        }
     }
-    let mut add = |place: &str, rule: Rule, suffix: &str, expect: Expect, mutate: Mutate| {
-        checks.push(Check::new(title(command, place, rule, suffix), rule, expect, move |session| {
-            run(command, session, &mutate, expect)
-        }));
-    };
-    if let Some(response) = info.response {
-        let least = info.response_minimum;
-        let short = if extended { Answer::Ok } else { Answer::NOSPC };
-        add(
-            "response",
-            response_short,
-            "one-less",
-            is(short),
-            Rc::new(move |_, call, _| {
-                slot_mut(call, output)?.set_len((least - 1) as u16);
-                Ok(())
-            }),
-        );
-        add(
-            "response",
-            response_short,
-            "absent",
-            is(short),
-            Rc::new(move |_, call, _| {
-                call.slots.retain(|slot| slot.raw.attr_id != output);
-                Ok(())
-            }),
-        );
-        add(
-            "response",
-            Rule::ResponseUnwritable,
-            "",
-            is(Answer::FAULT),
-            Rc::new(move |_, call, _| {
-                slot_mut(call, output)?.unmap();
-                Ok(())
-            }),
-        );
-        let size = response.size;
-        let expect = command.answer();
-        checks.push(Check::new(
-            title(command, "response", Rule::ResponseTail, ""),
-            Rule::ResponseTail,
-            expect,
-            move |session| {
-                let (mut call, request) = build(command, session)?;
-                slot_mut(&mut call, output)?.set_len((size + 8) as u16);
-                if session.judge(&mut call, expect)? != Answer::Ok {
-                    return Ok(());
-                }
-                apply(command, session, &request, call.slot(output))?;
-                match call.slot(output).and_then(|slot| slot.bytes().get(size..size + 8)) {
-                    Some([0, 0, 0, 0, 0, 0, 0, 0]) => Ok(()),
-                    // The kernel answers with the struct of the extended command.
-                    Some([0, 0, 0, 0, _, 0, 0, 0]) if [18, 24].contains(&command.number) => Ok(()),
-                    tail => fail(format!("the tail is {tail:02x?} (filled with {FILL:#x}), not zero")),
-                }
-            },
-        ));
+
+    /// The answer to a call without a request.
+    fn answer_without_request(&self) -> Expect {
+        // A request of zeros names descriptor 0 as its channel.
+        if self.number == (EXTENDED | 18) {
+            let (before, after) = (Answer::BADF, Answer::INVAL);
+            return Expect::Changed { change: &CQ_WITHOUT_ENTRIES, before, after };
+        }
+        // Only QUERY_DEVICE takes a request of zeros.
+        let answer = match self.is_extended() {
+            true if self.info().rust == "QueryDevice" => Answer::Ok,
+            true => Answer::INVAL,
+            false => Answer::NOSPC,
+        };
+        answer.into()
     }
-    of_handles(command, checks);
-    if command.effect != Effect::MakesContext {
-        let rule = Rule::NeedsContext;
+
+    /// The answer to a call whose response is too short or absent.
+    fn answer_of_short_response(&self) -> Answer {
+        if self.is_extended() { Answer::Ok } else { Answer::NOSPC }
+    }
+
+    /// The answer on a file without a context.
+    fn answer_without_context(&self) -> Answer {
         // Commands with handles look the object up first, in a file that has none.
-        let handles = Request::new(info).handles();
-        let first = matches!(command.effect, Effect::Makes(_) | Effect::MakesFd(_)) || handles.is_empty();
-        let answer = if first { Answer::INVAL } else { Answer::NOENT };
-        checks.push(Check::new(title(command, "all", rule, ""), rule, answer, move |session| {
+        let handles = Request::new(self.info()).handles();
+        let makes = matches!(self.effect, Effect::Makes(_) | Effect::MakesFd(_));
+        if makes || handles.is_empty() { Answer::INVAL } else { Answer::NOENT }
+    }
+}
+
+/// A judged call that is not followed by the valid one: the place, a suffix, what it expects, and the
+/// call.
+type Judged = (&'static str, &'static str, Applies, fn(&Command, &mut Session<'_>, Expect) -> Step<()>);
+
+const JUDGED: [Judged; 3] = [
+    (
+        "request",
+        "unreadable",
+        |command| {
+            let (before, after) = (Answer::OPNOTSUPP, Answer::FAULT);
+            let expect = Expect::Changed { change: &UNREADABLE_TAIL, before, after };
+            (command.info().rust != "PostSend").then_some((Rule::RequestTail, expect))
+        },
+        |command, session, expect| {
+            let (mut call, request) = build(command, session)?;
+            let Some(guard) = Guard::ending_with(&request.bytes) else { return skip("no memory") };
+            let slot = slot_mut(&mut call, CORE_IN)?;
+            (slot.payload, slot.raw.data) = (Payload::None, guard.address());
+            slot.raw.len = (request.bytes.len() + 8) as u16;
+            session.judge(&mut call, expect).map(drop)
+        },
+    ),
+    (
+        "response",
+        "",
+        |command| of_response(command, Rule::ResponseTail, command.answer()),
+        |command, session, expect| {
+            let size = command.info().response.map_or(0, |response| response.size);
+            let (mut call, request) = build(command, session)?;
+            cut(&mut call, CORE_OUT, size + 8)?;
+            if session.judge(&mut call, expect)? != Answer::Ok {
+                return Ok(());
+            }
+            apply(command, session, &request, call.slot(CORE_OUT))?;
+            match call.slot(CORE_OUT).and_then(|slot| slot.bytes().get(size..size + 8)) {
+                Some([0, 0, 0, 0, 0, 0, 0, 0]) => Ok(()),
+                // The kernel answers with the struct of the extended command.
+                Some([0, 0, 0, 0, _, 0, 0, 0]) if [18, 24].contains(&command.number) => Ok(()),
+                tail => fail(format!("the tail is {tail:02x?} (filled with {FILL:#x}), not zero")),
+            }
+        },
+    ),
+    (
+        "all",
+        "",
+        |command| {
+            let needs_context = command.effect != Effect::MakesContext;
+            needs_context.then(|| (Rule::NeedsContext, command.answer_without_context().into()))
+        },
+        |command, session, expect| {
             let mut other = session.other()?;
             let (mut call, _) = build(command, &mut other)?;
-            session.judge(&mut call, answer)?;
-            Ok(())
+            session.judge(&mut call, expect).map(drop)
+        },
+    ),
+];
+
+fn of_command(command: &'static Command, checks: &mut Vec<Check>) {
+    for (place, suffix, applies, mutate) in MUTATIONS {
+        let Some((rule, expect)) = applies(command) else { continue };
+        checks.push(Check::new(title(command, place, rule, suffix), rule, expect, move |session| {
+            run(command, session, expect, |_, call, request| mutate(command, call, request))
         }));
     }
-    if command.uhw_out > 0 && command.number != 5 {
-        for (suffix, len) in [("one-less", command.uhw_out - 1), ("absent", 0)] {
-            let mutate: Mutate = Rc::new(move |_, call, _| {
-                if len == 0 {
-                    call.slots.retain(|slot| slot.raw.attr_id != UHW_OUT);
-                } else {
-                    slot_mut(call, UHW_OUT)?.set_len(len as u16);
-                }
-                Ok(())
-            });
-            let rule = Rule::DriverPayload;
-            let expect = is(Answer::INVAL);
-            checks.push(Check::new(title(command, "UHW_OUT", rule, suffix), rule, expect, move |session| {
-                run(command, session, &mutate, expect)
-            }));
-        }
-        let rule = Rule::ResponseUnwritable;
-        let mutate: Mutate = Rc::new(move |_, call, _| {
-            slot_mut(call, UHW_OUT)?.unmap();
-            Ok(())
-        });
-        checks.push(Check::new(title(command, "UHW_OUT", rule, ""), rule, Answer::FAULT, move |session| {
-            run(command, session, &mutate, Expect::Is(Answer::FAULT))
+    for (place, suffix, applies, body) in JUDGED {
+        let Some((rule, expect)) = applies(command) else { continue };
+        checks.push(Check::new(title(command, place, rule, suffix), rule, expect, move |session| {
+            body(command, session, expect)
         }));
     }
+    of_handles(command, checks);
 }
 
 /// Whether a command reads a handle only for some requests that the valid one is not of.
@@ -606,43 +651,37 @@ fn class_of(field: &str) -> Option<ObjectClass> {
     })
 }
 
+/// A handle that names no object of the class: a suffix, the answer, and what makes it.
+type NoHandle = (&'static str, Answer, fn(&mut Session<'_>, ObjectClass) -> Step<u32>);
+
+const NO_HANDLES: [NoHandle; 4] = [
+    ("unknown", Answer::NOENT, |_, _| Ok(NOWHERE)),
+    ("maximum", Answer::NOENT, |_, _| Ok(u32::MAX)),
+    ("destroyed", Answer::NOENT, |session, class| {
+        let handle = session.object(class.0)?;
+        session.destroy(class.0, handle)?;
+        Ok(handle)
+    }),
+    ("type", Answer::INVAL, |session, class| {
+        let other = if class == ObjectClass::MW { ObjectClass::PD } else { ObjectClass::MW };
+        session.object(other.0)
+    }),
+];
+
 fn of_handles(command: &'static Command, checks: &mut Vec<Check>) {
-    let request = Request::new(command.info());
+    let (rule, request) = (Rule::RequestHandle, Request::new(command.info()));
     for field in request.handles() {
         let Some(class) = class_of(field) else { continue };
         // REREG_MR reads the PD only with its flag.
         if is_conditional(field, &request) || (command.number == 11 && field == "pd_handle") {
             continue;
         }
-        let rule = Rule::RequestHandle;
-        let set = move |call: &mut Call, request: &Request, handle: u32| {
-            replace(call, &request.clone().set(field, handle.into()).bytes)
-        };
-        let mut cases: Vec<(&str, Answer, Mutate)> = vec![
-            ("unknown", Answer::NOENT, Rc::new(move |_, call, request| set(call, request, NOWHERE))),
-            ("maximum", Answer::NOENT, Rc::new(move |_, call, request| set(call, request, u32::MAX))),
-            (
-                "destroyed",
-                Answer::NOENT,
-                Rc::new(move |session, call, request| {
-                    let handle = session.object(class.0)?;
-                    session.destroy(class.0, handle)?;
-                    set(call, request, handle)
-                }),
-            ),
-        ];
-        let other = if class == ObjectClass::MW { ObjectClass::PD } else { ObjectClass::MW };
-        cases.push((
-            "type",
-            Answer::INVAL,
-            Rc::new(move |session, call, request| {
-                let handle = session.object(other.0)?;
-                set(call, request, handle)
-            }),
-        ));
-        for (suffix, answer, mutate) in cases {
+        for (suffix, answer, make) in NO_HANDLES {
             checks.push(Check::new(title(command, field, rule, suffix), rule, answer, move |session| {
-                run(command, session, &mutate, answer.into())
+                run(command, session, answer.into(), |session, call, request| {
+                    let handle = make(session, class)?;
+                    replace(call, &request.clone().set(field, handle.into()).bytes)
+                })
             }));
         }
     }
@@ -753,48 +792,55 @@ static FLUSH: Change = Change {
     why: "the flush access flags exist since 6.12 (include/rdma/ib_verbs.h: ib_check_mr_access)",
 };
 
-fn changed_fields() -> Vec<(u32, &'static str, &'static str, u64, Expect)> {
-    let changed = |change: &'static Change, before, after| Expect::Changed { change, before, after };
-    vec![
-        (
-            9,
-            "zero-based",
-            "access_flags",
-            0x21,
-            changed(&MR_ACCESS_UNSUPPORTED, Answer::Ok, Answer::OPNOTSUPP),
-        ),
-        (9, "hugetlb", "access_flags", 0x81, changed(&MR_ACCESS_UNSUPPORTED, Answer::Ok, Answer::OPNOTSUPP)),
-        (9, "flush-global", "access_flags", 0x101, changed(&FLUSH, Answer::INVAL, Answer::Ok)),
-    ]
+/// Fields whose answer depends on the series: as [`FIELDS`], with the change and the answer before it.
+const CHANGED_FIELDS: [(u32, &str, &str, u64, Expect); 3] = [
+    (9, "zero-based", "access_flags", 0x21, UNSUPPORTED),
+    (9, "hugetlb", "access_flags", 0x81, UNSUPPORTED),
+    (9, "flush-global", "access_flags", 0x101, {
+        Expect::Changed { change: &FLUSH, before: Answer::INVAL, after: Answer::Ok }
+    }),
+];
+
+const UNSUPPORTED: Expect =
+    Expect::Changed { change: &MR_ACCESS_UNSUPPORTED, before: Answer::Ok, after: Answer::OPNOTSUPP };
+
+/// Sets a field of a valid request.
+fn run_with(
+    command: &Command,
+    session: &mut Session<'_>,
+    expect: Expect,
+    field: &str,
+    value: u64,
+) -> Step<()> {
+    run(command, session, expect, |_, call, request| replace(call, &request.clone().set(field, value).bytes))
 }
 
 fn of_fields(checks: &mut Vec<Check>) {
     let fixed = FIELDS
         .iter()
         .map(|&(number, suffix, field, value, answer)| (number, suffix, field, value, Expect::Is(answer)));
-    for (number, suffix, field, value, expect) in fixed.chain(changed_fields()) {
-        let Some(command) = COMMANDS.iter().find(|command| command.number == number) else { continue };
+    for (number, suffix, field, value, expect) in fixed.chain(CHANGED_FIELDS) {
+        let Some(command) = find(number) else { continue };
         let rule = if field == "access_flags" { Rule::MrAccess } else { Rule::RequestField };
-        let mutate: Mutate = Rc::new(move |_, call, request| {
-            let changed = request.clone().set(field, value);
-            replace(call, &changed.bytes)
-        });
         checks.push(Check::new(title(command, field, rule, suffix), rule, expect, move |session| {
-            run(command, session, &mutate, expect)
+            run_with(command, session, expect, field, value)
         }));
     }
     // Three answers: the flag is known since 6.1, refused for the device by another error since
     // 6.12, and supported since 7.2.
-    let Some(command) = COMMANDS.iter().find(|command| command.number == 9) else { return };
+    let Some(command) = find(9) else { return };
     let rule = Rule::MrAccess;
     let old = Expect::Changed { change: &FLUSH, before: Answer::INVAL, after: Answer::OPNOTSUPP };
     let title = title(command, "access_flags", rule, "on-demand");
     checks.push(Check::new(title, rule, old, move |session| {
         let expect = if session.series >= RXE_ODP.since { Answer::Ok.into() } else { old };
-        let mutate: Mutate =
-            Rc::new(move |_, call, request| replace(call, &request.clone().set("access_flags", 0x41).bytes));
-        run(command, session, &mutate, expect)
+        run_with(command, session, expect, "access_flags", 0x41)
     }));
+}
+
+/// The command with a number.
+fn find(number: u32) -> Option<&'static Command> {
+    COMMANDS.iter().find(|command| command.number == number)
 }
 
 /// Command numbers without a handler, and numbers with undefined bits.
@@ -809,7 +855,7 @@ fn of_numbers(checks: &mut Vec<Check>) {
     };
     for base in [0, EXTENDED] {
         for number in (0..=58).chain([127, 128, 255]).map(|number| base | number) {
-            match COMMANDS.iter().find(|command| command.number == number) {
+            match find(number) {
                 // A command that rxe got later.
                 Some(command) if command.since > Since::V6_1 => {
                     let change = &RXE_REREG_MR;
@@ -899,6 +945,46 @@ fn judge_buffer(
     session.compare(&text, expected, Answer::of(&result))
 }
 
+/// Words of the header that do not fit the command: a suffix, the answer, and the change of the words in
+/// and out.
+type Words = (&'static str, Answer, fn(&mut [u16; 2]));
+
+const WORDS: [Words; 4] = [
+    ("in-words-more", Answer::INVAL, |words| words[0] += 1),
+    ("in-words-less", Answer::INVAL, |words| words[0] -= 1),
+    ("in-words-0", Answer::INVAL, |words| words[0] = 0),
+    (OUT_WORDS, Answer::NOSPC, |words| words[1] = 0),
+];
+
+/// Of commands with a response, except extended ones.
+const OUT_WORDS: &str = "out-words-0";
+
+/// Bytes that are no valid command: the command that they change, its title, a suffix, the answer, and the
+/// change.
+type Bytes = (u32, &'static str, &'static str, Answer, fn(&mut Vec<u8>));
+
+const BYTES: [Bytes; 13] = [
+    (1, "all", "empty", Answer::INVAL, |bytes| bytes.clear()),
+    (1, "all", "7-bytes", Answer::INVAL, |bytes| bytes.truncate(7)),
+    (1, "all", "8-bytes", Answer::INVAL, |bytes| bytes.truncate(8)),
+    (1, "all", "number-unknown", Answer::OPNOTSUPP, |bytes| renumber(bytes, 41)),
+    (1, "all", "number-hole", Answer::OPNOTSUPP, |bytes| renumber(bytes, 22)),
+    (1, "all", "number-unsupported", Answer::OPNOTSUPP, |bytes| renumber(bytes, 37)),
+    (1, "all", "number-extended-unknown", Answer::OPNOTSUPP, |bytes| renumber(bytes, EXTENDED | 58)),
+    (1, "all", "number-bit-8", Answer::INVAL, |bytes| renumber(bytes, 0x101)),
+    (1, "all", "number-bit-30", Answer::INVAL, |bytes| renumber(bytes, 1 << 30 | 1)),
+    (EXTENDED | 1, "ExQueryDevice", "reserved", Answer::INVAL, |bytes| bytes[20] = 1),
+    (EXTENDED | 1, "ExQueryDevice", "no-response", Answer::INVAL, |bytes| bytes[8..16].fill(0)),
+    (EXTENDED | 1, "ExQueryDevice", "response-not-user", Answer::FAULT, |bytes| {
+        bytes[8..16].copy_from_slice(&(1_u64 << 63).to_ne_bytes());
+    }),
+    (EXTENDED | 1, "ExQueryDevice", "no-room", Answer::INVAL, |bytes| bytes[6..8].fill(0)),
+];
+
+fn renumber(bytes: &mut [u8], number: u32) {
+    bytes[..4].copy_from_slice(&number.to_ne_bytes());
+}
+
 fn of_write(checks: &mut Vec<Check>) {
     for command in &COMMANDS {
         let rule = Rule::WriteParity;
@@ -910,16 +996,8 @@ fn of_write(checks: &mut Vec<Check>) {
             apply_first(command, session, &request, first)
         }));
         let rule = Rule::WriteHeader;
-        type Adjust = fn(&mut [u16; 2]);
-        let mut cases: Vec<(&str, Answer, Adjust)> = vec![
-            ("in-words-more", Answer::INVAL, |words| words[0] += 1),
-            ("in-words-less", Answer::INVAL, |words| words[0] -= 1),
-            ("in-words-0", Answer::INVAL, |words| words[0] = 0),
-        ];
-        if command.info().response.is_some() && command.number & EXTENDED == 0 {
-            cases.push(("out-words-0", Answer::NOSPC, |words| words[1] = 0));
-        }
-        for (suffix, answer, adjust) in cases {
+        let has_response = command.info().response.is_some() && !command.is_extended();
+        for (suffix, answer, adjust) in WORDS.into_iter().filter(|row| row.0 != OUT_WORDS || has_response) {
             checks.push(Check::new(title(command, "write", rule, suffix), rule, answer, move |session| {
                 let (call, request) = build(command, session)?;
                 let written = written(command, &request, adjust);
@@ -927,49 +1005,11 @@ fn of_write(checks: &mut Vec<Check>) {
             }));
         }
     }
-    let rule = Rule::WriteHeader;
-    let lengths = [("empty", 0, Answer::INVAL), ("7-bytes", 7, Answer::INVAL), ("8-bytes", 8, Answer::INVAL)];
-    for (suffix, len, answer) in lengths {
-        let name = format!("command::all::write::{}-{suffix}", rule.id());
+    for (number, title, suffix, answer, change) in BYTES {
+        let rule = Rule::WriteHeader;
+        let name = format!("command::{title}::write::{}-{suffix}", rule.id());
         checks.push(Check::new(name, rule, answer, move |session| {
-            let command = &COMMANDS[1];
-            let (call, request) = build(command, session)?;
-            let written = written(command, &request, |_| {});
-            judge_write(session, &call, &written.bytes[..len], answer).map(drop)
-        }));
-    }
-    for (suffix, number, answer) in [
-        ("unknown", 41_u32, Answer::OPNOTSUPP),
-        ("hole", 22, Answer::OPNOTSUPP),
-        ("unsupported", 37, Answer::OPNOTSUPP),
-        ("extended-unknown", EXTENDED | 58, Answer::OPNOTSUPP),
-        ("bit-8", 0x101, Answer::INVAL),
-        ("bit-30", 1 << 30 | 1, Answer::INVAL),
-    ] {
-        let name = format!("command::all::write::{}-number-{suffix}", rule.id());
-        checks.push(Check::new(name, rule, answer, move |session| {
-            let command = &COMMANDS[1];
-            let (call, request) = build(command, session)?;
-            let mut written = written(command, &request, |_| {});
-            written.bytes[..4].copy_from_slice(&number.to_ne_bytes());
-            judge_write(session, &call, &written.bytes, answer).map(drop)
-        }));
-    }
-    type Change = fn(&mut [u8]);
-    let extended: [(&str, Answer, Change); 4] = [
-        ("reserved", Answer::INVAL, |bytes| bytes[20] = 1),
-        ("no-response", Answer::INVAL, |bytes| bytes[8..16].fill(0)),
-        ("response-not-user", Answer::FAULT, |bytes| {
-            bytes[8..16].copy_from_slice(&(1_u64 << 63).to_ne_bytes())
-        }),
-        ("no-room", Answer::INVAL, |bytes| bytes[6..8].fill(0)),
-    ];
-    for (suffix, answer, change) in extended {
-        let name = format!("command::ExQueryDevice::write::{}-{suffix}", rule.id());
-        checks.push(Check::new(name, rule, answer, move |session| {
-            let Some(command) = COMMANDS.iter().find(|command| command.number == (EXTENDED | 1)) else {
-                return skip("no such command");
-            };
+            let Some(command) = find(number) else { return skip("no such command") };
             let (call, request) = build(command, session)?;
             let mut written = written(command, &request, |_| {});
             change(&mut written.bytes);
@@ -980,7 +1020,6 @@ fn of_write(checks: &mut Vec<Check>) {
 
 /// `DESTROY_CQ` of fewer bytes than its struct. The kernel accepts 16 bytes.
 fn of_short_destroy_cq(checks: &mut Vec<Check>) {
-    let find = |number| COMMANDS.iter().find(move |command| command.number == number);
     let (Some(destroy_cq), Some(destroy_qp)) = (find(20), find(27)) else { return };
     /// The first bytes of a command, with a header for them, and the bytes behind them.
     fn split(

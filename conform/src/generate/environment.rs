@@ -1,7 +1,6 @@
 //! The environment of a process: capabilities, limits of pinned memory, cgroups, network namespaces and
 //! forked children.
 
-use bareverbs_uapi::abi::Since;
 use bareverbs_uapi::method::Method;
 use bareverbs_uapi::uverbs::ObjectClass;
 use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
@@ -9,86 +8,103 @@ use bareverbs_uapi::uverbs::{GetContext, InfoHandles, InvokeWrite, QpCreate};
 use bareverbs_uapi::verbs_values::{QpAttrMask, QpState};
 use bareverbs_uapi::write::structs::{AllocPdReq, AllocPdResp, ExCreateQp, ExCreateQpResp, RegMrResp};
 use bareverbs_uapi::write::{self, WriteCommand};
+use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::qp_states::Qp;
 use crate::answer::Answer;
 use crate::call::{Call, Slot};
-use crate::check::{Bug, Check};
+use crate::check::{Bug, Check, EVERY, Row, row};
 use crate::environment::{Restricted, Restriction};
 use crate::rules::Rule;
 use crate::session::{Session, Step, Stop, fail, skip};
-
-fn name(place: &str, kind: &str, rule: Rule, suffix: &str) -> String {
-    format!("environment::{place}::{kind}::{}-{suffix}", rule.id())
-}
 
 /// Restricts the process.
 fn restrict(session: &Session<'_>, restriction: Restriction) -> Step<Box<dyn Restricted>> {
     session.target.restrict(restriction).or_else(skip)
 }
 
+const RAW: Restriction = Restriction::Without(CapabilitySet::NET_RAW);
+
+/// A call that needs `CAP_NET_RAW`: its place, the answers with and without the capability, and what
+/// makes the call.
+type Privileged = (&'static str, [Answer; 2], Option<Bug>, fn(&mut Session<'_>) -> Step<Call>);
+
+const PRIVILEGED: [Privileged; 3] = [
+    ("QpCreate::RAW_PACKET", [Answer::OPNOTSUPP, Answer::PERM], None, |session| {
+        let (pd, cq) = (session.pd()?, session.cq()?);
+        Ok(session.qp_call(QpType::RAW_PACKET, pd, cq))
+    }),
+    // rxe takes no source QPN.
+    (
+        "QpCreate::SOURCE_QPN",
+        [Answer::OPNOTSUPP, Answer::PERM],
+        Some(Bug {
+            page: "qp_create-takes-a-source-qpn-without-cap_net_raw",
+            series: EVERY,
+            answer: Answer::OPNOTSUPP,
+        }),
+        |session| {
+            let (pd, cq) = (session.pd()?, session.cq()?);
+            let number = Slot::input(QpCreate::SOURCE_QPN.id(), &7_u32.to_ne_bytes());
+            Ok(session.qp_call(QpType::UD, pd, cq).with(number))
+        },
+    ),
+    ("ExCreateQp::SOURCE_QPN", [Answer::OPNOTSUPP, Answer::PERM], None, |session| {
+        let (pd, cq) = (session.pd()?, session.cq()?);
+        let request = ExCreateQp {
+            pd_handle: pd,
+            send_cq_handle: cq,
+            recv_cq_handle: cq,
+            qp_type: QpType::UD.0 as u8,
+            // IB_QP_CREATE_SOURCE_QPN.
+            create_flags: QpCreateFlags::from_bits_retain(1 << 10),
+            source_qpn: 7,
+            ..ExCreateQp::new_zeroed()
+        };
+        let number = write::ex::CreateQp::INFO.number;
+        Ok(session.command(number, request.as_bytes(), size_of::<ExCreateQpResp>(), 32))
+    }),
+];
+
+/// Q_Keys of a QP: the place, the value, and the answers with and without `CAP_NET_RAW`.
+const QKEYS: [(&str, u32, [Answer; 2]); 2] = [
+    ("ModifyQp::privileged-q_key", 1 << 31, [Answer::Ok, Answer::PERM]),
+    ("ModifyQp::ordinary-q_key", 1 << 30, [Answer::Ok, Answer::Ok]),
+];
+
 fn of_capabilities(checks: &mut Vec<Check>) {
     let rule = Rule::Capability;
-    let raw = Restriction::Without(CapabilitySet::NET_RAW);
-    for (suffix, restricted, answer) in
-        [("with-cap_net_raw", false, Answer::OPNOTSUPP), ("without-cap_net_raw", true, Answer::PERM)]
-    {
-        let title = name("QpCreate", "RAW_PACKET", rule, suffix);
-        checks.push(Check::new(title, rule, answer, move |session| {
-            let (pd, cq) = (session.pd()?, session.cq()?);
-            let mut call = session.qp_call(QpType::RAW_PACKET, pd, cq);
-            let _restricted = restricted.then(|| restrict(session, raw)).transpose()?;
-            session.judge(&mut call, answer).map(drop)
-        }));
-        // rxe takes no source QPN.
-        let answer = if restricted { Answer::PERM } else { Answer::OPNOTSUPP };
-        let title = name("QpCreate", "SOURCE_QPN", rule, suffix);
-        let check = Check::new(title, rule, answer, move |session| {
-            let (pd, cq) = (session.pd()?, session.cq()?);
-            let mut call = session
-                .qp_call(QpType::UD, pd, cq)
-                .with(Slot::input(QpCreate::SOURCE_QPN.id(), &7_u32.to_ne_bytes()));
-            let _restricted = restricted.then(|| restrict(session, raw)).transpose()?;
-            session.judge(&mut call, answer).map(drop)
-        });
-        checks.push(check.of_bug(Bug {
-            page: "qp_create-takes-a-source-qpn-without-cap_net_raw",
-            series: &[Since::V6_1, Since::V6_12, Since::V7_2, Since::V7_3],
-            answer: Answer::OPNOTSUPP,
-        }));
-        let title = name("ExCreateQp", "SOURCE_QPN", rule, suffix);
-        checks.push(Check::new(title, rule, answer, move |session| {
-            let (pd, cq) = (session.pd()?, session.cq()?);
-            let request = ExCreateQp {
-                pd_handle: pd,
-                send_cq_handle: cq,
-                recv_cq_handle: cq,
-                qp_type: QpType::UD.0 as u8,
-                // IB_QP_CREATE_SOURCE_QPN.
-                create_flags: QpCreateFlags::from_bits_retain(1 << 10),
-                source_qpn: 7,
-                ..ExCreateQp::new_zeroed()
-            };
-            let number = write::ex::CreateQp::INFO.number;
-            let mut call = session.command(number, request.as_bytes(), size_of::<ExCreateQpResp>(), 32);
-            let _restricted = restricted.then(|| restrict(session, raw)).transpose()?;
-            session.judge(&mut call, answer).map(drop)
-        }));
-        let answer = if restricted { Answer::PERM } else { Answer::Ok };
-        for (qkey, value, answer) in [("privileged", 1 << 31, answer), ("ordinary", 1 << 30, Answer::Ok)] {
-            let title = name("ModifyQp", &format!("{qkey}-q_key"), rule, suffix);
-            checks.push(Check::new(title, rule, answer, move |session| {
+    for (position, suffix) in ["with-cap_net_raw", "without-cap_net_raw"].into_iter().enumerate() {
+        let restricted =
+            move |session: &Session<'_>| (position == 1).then(|| restrict(session, RAW)).transpose();
+        for (place, answers, bug, build) in PRIVILEGED {
+            let answer = answers[position];
+            let mut check = Check::new(name(place, rule, suffix), rule, answer, move |session| {
+                let mut call = build(session)?;
+                let _restricted = restricted(session)?;
+                session.judge(&mut call, answer).map(drop)
+            });
+            check.bug = bug;
+            checks.push(check);
+        }
+        for (place, value, answers) in QKEYS {
+            let answer = answers[position];
+            checks.push(Check::new(name(place, rule, suffix), rule, answer, move |session| {
                 session.needs_rxe_payloads()?;
                 let mut qp = Qp::new(session, QpType::UD)?;
                 qp.to(session, QpState::INIT)?;
                 qp.request.qkey = value;
-                let _restricted = restricted.then(|| restrict(session, raw)).transpose()?;
+                let _restricted = restricted(session)?;
                 qp.judge(session, QpState::INIT, QpAttrMask::STATE | QpAttrMask::QKEY, answer)
             }));
         }
     }
+}
+
+fn name(place: &str, rule: Rule, suffix: &str) -> String {
+    format!("environment::{place}::{}-{suffix}", rule.id())
 }
 
 /// The call that registers pages of the memory.
@@ -111,60 +127,52 @@ fn judge_region(session: &mut Session<'_>, call: &mut Call, answer: Answer) -> S
     Ok(())
 }
 
-fn of_memlock(checks: &mut Vec<Check>) {
-    let rule = Rule::Memlock;
-    let nomem = Answer::errno(rustix::io::Errno::NOMEM);
-    for (suffix, limit, pages, answer) in [
-        ("below-the-limit", 4, 3, Answer::Ok),
-        ("at-the-limit", 4, 4, Answer::Ok),
-        ("above-the-limit", 4, 5, nomem),
-        ("limit-0", 0, 1, Answer::PERM),
-    ] {
-        checks.push(Check::new(
-            name("RegMr", "RLIMIT_MEMLOCK", rule, suffix),
-            rule,
-            answer,
-            move |session| {
-                let mut call = register(session, pages)?;
-                let _restricted = restrict(session, Restriction::Memlock(limit * PAGE))?;
-                judge_region(session, &mut call, answer)
-            },
-        ));
-    }
-    checks.push(Check::new(
-        name("RegMr", "CAP_IPC_LOCK", rule, "above-the-limit"),
-        rule,
-        Answer::Ok,
-        |session| {
-            let mut call = register(session, 5)?;
-            judge_region(session, &mut call, Answer::Ok)
-        },
-    ));
-    checks.push(Check::new(name("RegMr", "RLIMIT_MEMLOCK", rule, "sum"), rule, nomem, move |session| {
+const NOMEM: Answer = Answer::errno(Errno::NOMEM);
+
+/// One registration with a limit of pinned memory: a suffix, the limit and the size in pages.
+const LIMITS: [(&str, u64, u64, Answer); 4] = [
+    ("below-the-limit", 4, 3, Answer::Ok),
+    ("at-the-limit", 4, 4, Answer::Ok),
+    ("above-the-limit", 4, 5, NOMEM),
+    ("limit-0", 0, 1, Answer::PERM),
+];
+
+const MEMLOCK: [Row; 3] = [
+    row("RegMr::CAP_IPC_LOCK", Rule::Memlock, "above-the-limit", Answer::Ok, |session, answer| {
+        let mut call = register(session, 5)?;
+        judge_region(session, &mut call, answer)
+    }),
+    row("RegMr::RLIMIT_MEMLOCK", Rule::Memlock, "sum", NOMEM, |session, answer| {
         let _restricted = restrict(session, Restriction::Memlock(4 * PAGE))?;
         let mut first = register(session, 3)?;
         session.prepare(&mut first)?;
         session.note_new(ObjectClass::MR.0)?;
         let mut second = register(session, 2)?;
-        judge_region(session, &mut second, nomem)
-    }));
-    checks.push(Check::new(
-        name("RegMr", "RLIMIT_MEMLOCK", rule, "after-dereg"),
-        rule,
-        Answer::Ok,
-        |session| {
-            let _restricted = restrict(session, Restriction::Memlock(4 * PAGE))?;
-            let mut first = register(session, 3)?;
-            session.prepare(&mut first)?;
-            let handle = first.u32_of(InvokeWrite::CORE_OUT.id());
-            session.note_object(ObjectClass::MR.0, handle);
-            if session.destroy(ObjectClass::MR.0, handle)? != Answer::Ok {
-                return fail("the region can't be deregistered");
-            }
-            let mut second = register(session, 3)?;
-            judge_region(session, &mut second, Answer::Ok)
-        },
-    ));
+        judge_region(session, &mut second, answer)
+    }),
+    row("RegMr::RLIMIT_MEMLOCK", Rule::Memlock, "after-dereg", Answer::Ok, |session, answer| {
+        let _restricted = restrict(session, Restriction::Memlock(4 * PAGE))?;
+        let mut first = register(session, 3)?;
+        session.prepare(&mut first)?;
+        let handle = first.u32_of(InvokeWrite::CORE_OUT.id());
+        session.note_object(ObjectClass::MR.0, handle);
+        if session.destroy(ObjectClass::MR.0, handle)? != Answer::Ok {
+            return fail("the region can't be deregistered");
+        }
+        let mut second = register(session, 3)?;
+        judge_region(session, &mut second, answer)
+    }),
+];
+
+fn of_memlock(checks: &mut Vec<Check>) {
+    let rule = Rule::Memlock;
+    for (suffix, limit, pages, answer) in LIMITS {
+        checks.push(Check::new(name("RegMr::RLIMIT_MEMLOCK", rule, suffix), rule, answer, move |session| {
+            let mut call = register(session, pages)?;
+            let _restricted = restrict(session, Restriction::Memlock(limit * PAGE))?;
+            judge_region(session, &mut call, answer)
+        }));
+    }
 }
 
 /// The classes whose objects a cgroup counts. Descriptors are not counted.
@@ -200,170 +208,157 @@ fn needed(class: ObjectClass) -> u32 {
     }
 }
 
+const fn objects(limit: u32) -> Restriction {
+    Restriction::Cgroup { handles: None, objects: Some(limit) }
+}
+
+const fn handles(limit: u32) -> Restriction {
+    Restriction::Cgroup { handles: Some(limit), objects: None }
+}
+
+/// The answer of `GET_CONTEXT` with a limit of contexts.
+fn judge_context(session: &mut Session<'_>, limit: u32, answer: Answer) -> Step<()> {
+    let _restricted = restrict(session, handles(limit))?;
+    let mut call = Call::of(session.driver_id(), &GetContext::INFO);
+    session.judge(&mut call, answer)?;
+    if answer == Answer::Ok {
+        session.note_context();
+    }
+    Ok(())
+}
+
+/// What a cgroup releases, and its limit of contexts.
+const CGROUPS: [Row; 4] = [
+    row("Pd::hca_object", Rule::Cgroup, "after-destroy", Answer::Ok, |session, answer| {
+        session.context()?;
+        let _restricted = restrict(session, objects(1))?;
+        let pd = session.pd()?;
+        if session.destroy(ObjectClass::PD.0, pd)? != Answer::Ok {
+            return fail("the PD can't be destroyed");
+        }
+        let got = last_answer(session, ObjectClass::PD)?;
+        session.compare(&"creation of a PD after another was destroyed", answer, got).map(drop)
+    }),
+    row("Pd::hca_object", Rule::Cgroup, "after-failure", Answer::Ok, |session, answer| {
+        session.needs_rxe_payloads()?;
+        session.context()?;
+        let _restricted = restrict(session, objects(1))?;
+        // A CQ without entries is refused.
+        let mut call = session.cq_call(0);
+        if session.execute(&mut call) == Answer::Ok {
+            return fail("the driver made a CQ without entries");
+        }
+        let got = last_answer(session, ObjectClass::PD)?;
+        session.compare(&"creation of a PD after a failed creation", answer, got).map(drop)
+    }),
+    row("GetContext::hca_handle", Rule::Cgroup, "at-the-limit", Answer::Ok, |session, answer| {
+        judge_context(session, 1, answer)
+    }),
+    row("GetContext::hca_handle", Rule::Cgroup, "above-the-limit", Answer::AGAIN, |session, answer| {
+        judge_context(session, 0, answer)
+    }),
+];
+
+/// The creations of objects with a limit of their number: class, suffix, limit and answer.
+fn creations() -> impl Iterator<Item = (ObjectClass, &'static str, u32, Answer)> {
+    let counted = COUNTED.into_iter().flat_map(|class| {
+        let needed = needed(class);
+        [(class, "at-the-limit", needed, Answer::Ok), (class, "above-the-limit", needed - 1, Answer::AGAIN)]
+    });
+    let others = [ObjectClass::COMP_CHANNEL, ObjectClass::ASYNC_EVENT];
+    counted.chain(others.map(|class| (class, "not-counted", 0, Answer::Ok)))
+}
+
 fn of_cgroups(checks: &mut Vec<Check>) {
     let rule = Rule::Cgroup;
-    let objects = |limit| Restriction::Cgroup { handles: None, objects: Some(limit) };
-    for class in COUNTED {
-        for (suffix, limit, answer) in [
-            ("at-the-limit", needed(class), Answer::Ok),
-            ("above-the-limit", needed(class) - 1, Answer::AGAIN),
-        ] {
-            let title = name(&class.to_string(), "hca_object", rule, suffix);
-            checks.push(Check::new(title, rule, answer, move |session| {
-                session.needs_rxe_payloads()?;
-                session.context()?;
-                let _restricted = restrict(session, objects(limit))?;
-                let got = last_answer(session, class)?;
-                session
-                    .compare(&format!("creation of {class} with hca_object={limit}"), answer, got)
-                    .map(drop)
-            }));
-        }
-    }
-    for class in [ObjectClass::COMP_CHANNEL, ObjectClass::ASYNC_EVENT] {
-        let title = name(&class.to_string(), "hca_object", rule, "not-counted");
-        checks.push(Check::new(title, rule, Answer::Ok, move |session| {
-            session.context()?;
-            let _restricted = restrict(session, objects(0))?;
-            let got = last_answer(session, class)?;
-            session.compare(&format!("creation of {class} with hca_object=0"), Answer::Ok, got).map(drop)
-        }));
-    }
-    checks.push(Check::new(
-        name("Pd", "hca_object", rule, "after-destroy"),
-        rule,
-        Answer::Ok,
-        move |session| {
-            session.context()?;
-            let _restricted = restrict(session, objects(1))?;
-            let pd = session.pd()?;
-            if session.destroy(ObjectClass::PD.0, pd)? != Answer::Ok {
-                return fail("the PD can't be destroyed");
-            }
-            let got = last_answer(session, ObjectClass::PD)?;
-            session.compare(&"creation of a PD after another was destroyed", Answer::Ok, got).map(drop)
-        },
-    ));
-    checks.push(Check::new(
-        name("Pd", "hca_object", rule, "after-failure"),
-        rule,
-        Answer::Ok,
-        move |session| {
-            session.needs_rxe_payloads()?;
-            session.context()?;
-            let _restricted = restrict(session, objects(1))?;
-            // A CQ without entries is refused.
-            let mut call = session.cq_call(0);
-            if session.execute(&mut call) == Answer::Ok {
-                return fail("the driver made a CQ without entries");
-            }
-            let got = last_answer(session, ObjectClass::PD)?;
-            session.compare(&"creation of a PD after a failed creation", Answer::Ok, got).map(drop)
-        },
-    ));
-    for (suffix, limit, answer) in [("at-the-limit", 1, Answer::Ok), ("above-the-limit", 0, Answer::AGAIN)] {
-        let title = name("GetContext", "hca_handle", rule, suffix);
+    for (class, suffix, limit, answer) in creations() {
+        let title = name(&format!("{class}::hca_object"), rule, suffix);
         checks.push(Check::new(title, rule, answer, move |session| {
-            let restriction = Restriction::Cgroup { handles: Some(limit), objects: None };
-            let _restricted = restrict(session, restriction)?;
-            let mut call = Call::of(session.driver_id(), &GetContext::INFO);
-            session.judge(&mut call, answer)?;
-            if answer == Answer::Ok {
-                session.note_context();
+            if COUNTED.contains(&class) {
+                session.needs_rxe_payloads()?;
             }
-            Ok(())
+            session.context()?;
+            let _restricted = restrict(session, objects(limit))?;
+            let got = last_answer(session, class)?;
+            session.compare(&format!("creation of {class} with hca_object={limit}"), answer, got).map(drop)
         }));
     }
 }
 
-fn of_namespaces(checks: &mut Vec<Check>) {
-    let rule = Rule::Namespace;
-    // The default mode shares devices between namespaces.
-    checks.push(Check::new(name("open", "shared", rule, "other-namespace"), rule, Answer::Ok, |session| {
+/// The default mode shares devices between namespaces.
+const NAMESPACES: [Row; 2] = [
+    row("open::shared", Rule::Namespace, "other-namespace", Answer::Ok, |session, answer| {
         let _restricted = restrict(session, Restriction::Namespace)?;
         let other = session.other();
         let got = if other.is_ok() { Answer::Ok } else { Answer::PERM };
-        session.compare(&"open() of the device in another network namespace", Answer::Ok, got).map(drop)
-    }));
-    checks.push(Check::new(
-        name("QpCreate", "shared", rule, "other-namespace"),
-        rule,
-        Answer::Ok,
-        |session| {
-            session.needs_rxe_payloads()?;
-            let (pd, cq) = (session.pd()?, session.cq()?);
-            let mut call = session.qp_call(QpType::RC, pd, cq);
-            let _restricted = restrict(session, Restriction::Namespace)?;
-            session.judge(&mut call, Answer::Ok)?;
-            session.made(&call, ObjectClass::QP, QpCreate::HANDLE.id());
-            Ok(())
-        },
-    ));
+        session.compare(&"open() of the device in another network namespace", answer, got).map(drop)
+    }),
+    row("QpCreate::shared", Rule::Namespace, "other-namespace", Answer::Ok, |session, answer| {
+        session.needs_rxe_payloads()?;
+        let (pd, cq) = (session.pd()?, session.cq()?);
+        let mut call = session.qp_call(QpType::RC, pd, cq);
+        let _restricted = restrict(session, Restriction::Namespace)?;
+        session.judge(&mut call, answer)?;
+        session.made(&call, ObjectClass::QP, QpCreate::HANDLE.id());
+        Ok(())
+    }),
+];
+
+const OUT_OF_REACH: &str = "the device is out of reach of other namespaces while the check runs";
+
+/// `ALLOC_PD` without its handle being noted.
+fn alloc_pd(session: &mut Session<'_>) -> Step<Call> {
+    session.context()?;
+    let number = write::AllocPd::INFO.number;
+    let request = AllocPdReq::new_zeroed();
+    Ok(session.command(number, request.as_bytes(), size_of::<AllocPdResp>(), 0))
 }
 
 /// Devices that are exclusive to their namespaces. The mode is that of the whole machine.
-fn of_exclusive_namespaces(checks: &mut Vec<Check>) {
-    let rule = Rule::ExclusiveNamespace;
-    let hazard = "the device is out of reach of other namespaces while the check runs";
-    let exclusive = Restriction::ExclusiveNamespace;
-    let check =
-        Check::new(name("open", "exclusive", rule, "other-namespace"), rule, Answer::PERM, move |session| {
-            let _restricted = restrict(session, exclusive)?;
-            let got = Answer::of(&session.target.open());
-            session.compare(&"open() of the device in another network namespace", Answer::PERM, got).map(drop)
-        });
-    checks.push(check.hazardous(hazard));
-    let title = name("AllocPd", "exclusive", rule, "opened-before");
-    checks.push(
-        Check::new(title, rule, Answer::Ok, move |session| {
-            session.context()?;
-            let number = write::AllocPd::INFO.number;
-            let request = AllocPdReq::new_zeroed();
-            let mut call = session.command(number, request.as_bytes(), size_of::<AllocPdResp>(), 0);
-            let _restricted = restrict(session, exclusive)?;
-            session.judge(&mut call, Answer::Ok)?;
-            session.note_new(ObjectClass::PD.0)
-        })
-        .hazardous(hazard),
-    );
-    let title = name("nldev", "exclusive", rule, "other-namespace");
-    checks.push(
-        Check::new(title, rule, Answer::INVAL, move |session| {
-            let _restricted = restrict(session, exclusive)?;
-            super::nldev::judge_get(session, Answer::INVAL)
-        })
-        .hazardous(hazard),
-    );
-}
+const EXCLUSIVE: [Row; 3] = [
+    row("open::exclusive", Rule::ExclusiveNamespace, "other-namespace", Answer::PERM, |session, answer| {
+        let _restricted = restrict(session, Restriction::ExclusiveNamespace)?;
+        let got = Answer::of(&session.target.open());
+        session.compare(&"open() of the device in another network namespace", answer, got).map(drop)
+    })
+    .hazardous(OUT_OF_REACH),
+    row("AllocPd::exclusive", Rule::ExclusiveNamespace, "opened-before", Answer::Ok, |session, answer| {
+        let mut call = alloc_pd(session)?;
+        let _restricted = restrict(session, Restriction::ExclusiveNamespace)?;
+        session.judge(&mut call, answer)?;
+        session.note_new(ObjectClass::PD.0)
+    })
+    .hazardous(OUT_OF_REACH),
+    row("nldev::exclusive", Rule::ExclusiveNamespace, "other-namespace", Answer::INVAL, |session, answer| {
+        let _restricted = restrict(session, Restriction::ExclusiveNamespace)?;
+        super::nldev::judge_get(session, answer)
+    })
+    .hazardous(OUT_OF_REACH),
+];
 
-fn of_children(checks: &mut Vec<Check>) {
-    let rule = Rule::Fork;
-    checks.push(Check::new(name("InfoHandles", "ioctl", rule, "in-child"), rule, Answer::Ok, |session| {
+const CHILDREN: [Row; 3] = [
+    row("InfoHandles::ioctl", Rule::Fork, "in-child", Answer::Ok, |session, answer| {
         session.pd()?;
         let mut call = Call::of(session.driver_id(), &InfoHandles::INFO)
             .with(Slot::number(InfoHandles::OBJECT_ID.id(), ObjectClass::PD.0.into()))
             .with(Slot::output(InfoHandles::TOTAL_HANDLES.id(), 4))
             .with(Slot::output(InfoHandles::HANDLES_LIST.id(), 64));
         let got = session.execute_in_child(&mut call)?;
-        session.compare(&call, Answer::Ok, got).map(drop)
-    }));
-    checks.push(Check::new(name("AllocPd", "ioctl", rule, "in-child"), rule, Answer::Ok, |session| {
-        session.context()?;
-        let request = AllocPdReq::new_zeroed();
-        let number = write::AllocPd::INFO.number;
-        let mut call = session.command(number, request.as_bytes(), size_of::<AllocPdResp>(), 0);
+        session.compare(&call, answer, got).map(drop)
+    }),
+    row("AllocPd::ioctl", Rule::Fork, "in-child", Answer::Ok, |session, answer| {
+        let mut call = alloc_pd(session)?;
         let got = session.execute_in_child(&mut call)?;
-        session.compare(&call, Answer::Ok, got)?;
+        session.compare(&call, answer, got)?;
         // The object belongs to the file, and outlives the child.
         session.note_new(ObjectClass::PD.0)?;
         match session.handles(ObjectClass::PD.0)? {
             Some(handles) if handles.len() == 1 => Ok(()),
             handles => fail(format!("the file has the PDs {handles:?}")),
         }
-    }));
-    let access = Answer::errno(rustix::io::Errno::ACCESS);
+    }),
     // write() is refused where the credentials are not those of open().
-    checks.push(Check::new(name("write", "write", rule, "in-child"), rule, access, move |session| {
+    row("write::write", Rule::Fork, "in-child", Answer::errno(Errno::ACCESS), |session, answer| {
         session.context()?;
         // DEALLOC_PD: 3 words.
         let mut command = 4_u32.to_ne_bytes().to_vec();
@@ -371,17 +366,17 @@ fn of_children(checks: &mut Vec<Check>) {
         command.extend(0_u16.to_ne_bytes());
         command.extend(0x7fff_fff0_u32.to_ne_bytes());
         let got = session.write_in_child(&command)?;
-        session.compare(&"write() of DEALLOC_PD in a forked child", access, got).map(drop)
-    }));
-}
+        session.compare(&"write() of DEALLOC_PD in a forked child", answer, got).map(drop)
+    }),
+];
 
 pub(crate) fn checks() -> Vec<Check> {
     let mut checks = Vec::new();
     of_capabilities(&mut checks);
     of_memlock(&mut checks);
     of_cgroups(&mut checks);
-    of_namespaces(&mut checks);
-    of_exclusive_namespaces(&mut checks);
-    of_children(&mut checks);
+    for table in [&MEMLOCK[..], &CGROUPS, &NAMESPACES, &EXCLUSIVE, &CHILDREN] {
+        checks.extend(table.iter().map(|row| row.check("environment")));
+    }
     checks
 }

@@ -156,21 +156,44 @@ const QUEUED: [Case; 8] = [
     }),
 ];
 
+/// A descriptor of a class without an event: a suffix, the answers of completion channels and of
+/// descriptors of asynchronous events, and the body.
+type Empty = (&'static str, [Answer; 2], fn(&mut Session<'_>, ObjectClass, Answer) -> Step<()>);
+
+const EMPTY: [Empty; 3] = [
+    ("empty", [Answer::AGAIN; 2], |session, class, answer| read_empty(session, class, 64, answer)),
+    ("empty-short", [Answer::AGAIN; 2], |session, class, answer| read_empty(session, class, 1, answer)),
+    // The completion channel ends with its file; the descriptor of asynchronous events does not.
+    ("file-closed", [Answer::IO, Answer::AGAIN], |session, class, answer| {
+        let mut other = session.other()?;
+        let fd = other.descriptor(class.0)?;
+        other.leave_open(fd);
+        drop(other);
+        let result = read(session, fd, 64, answer);
+        session.file().close(fd);
+        result.map(drop)
+    }),
+];
+
+fn read_empty(session: &mut Session<'_>, class: ObjectClass, len: usize, answer: Answer) -> Step<()> {
+    let fd = session.descriptor(class.0)?;
+    if is_readable(session, fd)? {
+        return fail("the descriptor is readable without an event");
+    }
+    read(session, fd, len, answer).map(drop)
+}
+
+const CLASSES: [(ObjectClass, Make); 2] =
+    [(ObjectClass::COMP_CHANNEL, completion_event), (ObjectClass::ASYNC_EVENT, drained_event)];
+
 pub(crate) fn checks() -> Vec<Check> {
     let mut checks = Vec::new();
     let rule = Rule::EventFd;
-    let makers: [(ObjectClass, Make); 2] =
-        [(ObjectClass::COMP_CHANNEL, completion_event), (ObjectClass::ASYNC_EVENT, drained_event)];
-    for (class, make) in makers {
-        for (suffix, len) in [("empty", 64), ("empty-short", 1)] {
+    for (position, (class, make)) in CLASSES.into_iter().enumerate() {
+        for (suffix, answers, body) in EMPTY {
             let name = format!("event::{class}::read::{}-{suffix}", rule.id());
-            checks.push(Check::new(name, rule, Answer::AGAIN, move |session| {
-                let fd = session.descriptor(class.0)?;
-                if is_readable(session, fd)? {
-                    return fail("the descriptor is readable without an event");
-                }
-                read(session, fd, len, Answer::AGAIN).map(drop)
-            }));
+            let answer = answers[position];
+            checks.push(Check::new(name, rule, answer, move |session| body(session, class, answer)));
         }
         for (suffix, answer, body) in QUEUED {
             let name = format!("event::{class}::queued::{}-{suffix}", rule.id());
@@ -179,18 +202,6 @@ pub(crate) fn checks() -> Vec<Check> {
                 body(session, event)
             }));
         }
-        // The completion channel ends with its file; the descriptor of asynchronous events does not.
-        let answer = if class == ObjectClass::COMP_CHANNEL { Answer::IO } else { Answer::AGAIN };
-        let name = format!("event::{class}::read::{}-file-closed", rule.id());
-        checks.push(Check::new(name, rule, answer, move |session| {
-            let mut other = session.other()?;
-            let fd = other.descriptor(class.0)?;
-            other.leave_open(fd);
-            drop(other);
-            let result = read(session, fd, 64, answer);
-            session.file().close(fd);
-            result.map(drop)
-        }));
     }
     checks
 }

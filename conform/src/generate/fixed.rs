@@ -15,13 +15,15 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::pair::{Pair, SEND_ID};
 use crate::answer::Answer;
-use crate::call::{Slot, UNMAPPED};
-use crate::check::Check;
+use crate::call::{Call, Slot, UNMAPPED};
+use crate::check::{Check, Row, RowBody as Body, row};
 use crate::rules::Rule;
 use crate::session::{Session, Step, fail, skip};
 
-fn name(place: &str, suffix: &str) -> String {
-    format!("fixed::{place}::{suffix}::{}", Rule::Fixed.id())
+const SUCCESS: Answer = Answer::Status(WcStatus::SUCCESS.0);
+
+const fn fixed(place: &'static str, answer: Answer, body: Body) -> Row {
+    row(place, Rule::Fixed, "", answer, body)
 }
 
 /// Sends one message over a pair, which shows that the device still works.
@@ -36,53 +38,80 @@ fn still_works(session: &mut Session<'_>) -> Step<()> {
 }
 
 /// POST_SEND with sizes whose product or allocation overflows.
-fn of_post_send(checks: &mut Vec<Check>) {
-    let rule = Rule::Fixed;
-    let cases = [
-        ("wqe_size-2^30", 0, 1 << 30, Answer::errno(Errno::NOMEM)),
-        ("product-2^32", 1 << 16, 1 << 16, Answer::NOSPC),
-    ];
-    for (suffix, wr_count, wqe_size, answer) in cases {
-        checks.push(Check::new(name("PostSend", suffix), rule, answer, move |session| {
-            let qp = session.qp(QpType::RC)?;
-            let mut request = PostSendReq::new_zeroed();
-            (request.qp_handle, request.wr_count, request.wqe_size) = (qp, wr_count, wqe_size);
-            let number = write::PostSend::INFO.number;
-            let mut call = session.command(number, request.as_bytes(), 4, 0);
-            session.judge(&mut call, answer).map(drop)
-        }));
-    }
+fn post_send(session: &mut Session<'_>, wr_count: u32, wqe_size: u32, answer: Answer) -> Step<()> {
+    let qp = session.qp(QpType::RC)?;
+    let mut request = PostSendReq::new_zeroed();
+    (request.qp_handle, request.wr_count, request.wqe_size) = (qp, wr_count, wqe_size);
+    let mut call = session.command(write::PostSend::INFO.number, request.as_bytes(), 4, 0);
+    session.judge(&mut call, answer).map(drop)
 }
 
-/// A refused REREG_MR leaves the region in its PD.
-fn of_rereg(checks: &mut Vec<Check>) {
-    let rule = Rule::Fixed;
-    let success = Answer::Status(WcStatus::SUCCESS.0);
-    checks.push(Check::new(name("ReregMr", "refused-keeps-the-pd"), rule, success, move |session| {
-        if session.series < Since::V6_12 {
-            return skip("rxe has REREG_MR since 6.12");
-        }
+fn needs_rereg(session: &Session<'_>) -> Step<()> {
+    if session.series < Since::V6_12 { skip("rxe has REREG_MR since 6.12") } else { Ok(()) }
+}
+
+fn rereg(session: &Session<'_>, request: &ReregMrReq) -> Call {
+    session.command(write::ReregMr::INFO.number, request.as_bytes(), size_of::<ReregMrResp>(), 0)
+}
+
+/// The UDP port of RoCE v2.
+const ROCE: u16 = 4791;
+
+/// Sends a packet of an ordinary socket, which the receiver must drop. The first byte is the opcode.
+fn packet(session: &mut Session<'_>, head: [u8; 2], title: &str, answer: Answer) -> Step<()> {
+    let (_, gid) = session.ipv4_gid()?;
+    let address = Ipv4Addr::new(gid[12], gid[13], gid[14], gid[15]);
+    let mut packet = [0; 48];
+    packet[..2].copy_from_slice(&head);
+    // The multicast QPN: no QP is needed.
+    packet[5..8].fill(0xff);
+    let sent = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))
+        .and_then(|socket| socket.send_to(&packet, (address, ROCE)));
+    if let Err(error) = sent {
+        return skip(format!("a datagram can't be sent: {error}"));
+    }
+    still_works(session)?;
+    session.compare(&title, answer, Answer::Ok).map(drop)
+}
+
+const FIXED: [Row; 7] = [
+    fixed("PostSend::wqe_size-2^30", Answer::errno(Errno::NOMEM), |session, answer| {
+        post_send(session, 0, 1 << 30, answer)
+    }),
+    fixed("PostSend::product-2^32", Answer::NOSPC, |session, answer| {
+        post_send(session, 1 << 16, 1 << 16, answer)
+    }),
+    // A refused REREG_MR leaves the region in its PD.
+    fixed("ReregMr::refused-keeps-the-pd", SUCCESS, |session, answer| {
+        needs_rereg(session)?;
         let mut pair = Pair::new(session, QpType::RC, None)?;
         let mut request = ReregMrReq::new_zeroed();
         request.mr_handle = pair.sender.region.handle;
         request.pd_handle = session.pd()?;
         request.access_flags = AccessFlags::LOCAL_WRITE | AccessFlags::HUGETLB;
         request.flags = MrReregFlags::PD | MrReregFlags::ACCESS;
-        let number = write::ReregMr::INFO.number;
-        let mut call = session.command(number, request.as_bytes(), size_of::<ReregMrResp>(), 0);
+        let mut call = rereg(session, &request);
         if session.execute(&mut call) != Answer::OPNOTSUPP {
             return fail(format!("REREG_MR with HUGETLB: {}", session.last_answer));
         }
         pair.post_recv(0, &|_, _| {})?;
         pair.post_send(session, &|_, _| {})?;
         let got = Answer::Status(pair.completion(SEND_ID)?.status.0);
-        session.compare(&"a send from the region after the refused call", success, got).map(drop)
-    }));
-}
-
-/// A failed resize leaves the SRQ usable.
-fn of_srq(checks: &mut Vec<Check>) {
-    let check = Check::new(name("ModifySrq", "failed-resize"), Rule::Fixed, Answer::Ok, |session| {
+        session.compare(&"a send from the region after the refused call", answer, got).map(drop)
+    }),
+    // REREG_MR does not give a region that was pinned for reading the right to write.
+    fixed("ReregMr::access-above-the-pinning", Answer::errno(Errno::ACCESS), |session, answer| {
+        needs_rereg(session)?;
+        let pd = session.pd()?;
+        let region = session.mr_with(pd, 0)?;
+        let mut request = ReregMrReq::new_zeroed();
+        (request.mr_handle, request.access_flags) = (region.mr_handle, AccessFlags::LOCAL_WRITE);
+        request.flags = MrReregFlags::ACCESS;
+        let mut call = rereg(session, &request);
+        session.judge(&mut call, answer).map(drop)
+    }),
+    // A failed resize leaves the SRQ usable.
+    fixed("ModifySrq::failed-resize", Answer::Ok, |session, answer| {
         session.needs_rxe_payloads()?;
         let srq = session.srq()?;
         let number = write::ModifySrq::INFO.number;
@@ -98,76 +127,20 @@ fn of_srq(checks: &mut Vec<Check>) {
         (limit.srq_handle, limit.srq_limit) = (srq, 1);
         limit.attr_mask = SrqAttrMask::LIMIT;
         let mut call = session.command(number, limit.as_bytes(), 0, 0).with(Slot::number(UHW_IN, 0));
-        session.judge(&mut call, Answer::Ok).map(drop)
-    });
-    checks.push(check.hazardous("6.1 before 6.1.191 and 6.12 before 6.12.63 dereference a null pointer"));
-}
-
-/// A packet: its name, what it does to kernels without the fix, and its contents.
-type Packet = (&'static str, &'static str, fn(&mut [u8; 48]));
-
-/// The UDP port of RoCE v2.
-const ROCE: u16 = 4791;
-
-/// Packets of an ordinary socket, which the receiver must drop. The first byte is the opcode.
-fn of_packets(checks: &mut Vec<Check>) {
-    let packets: [Packet; 2] = [
-        ("unknown-opcode", "6.1 before 6.1.175 and 6.12 before 6.12.88 compute a CRC of 4 GiB", |packet| {
-            packet[0] = 0xff;
-        }),
-        (
-            "pad-above-the-payload",
-            "6.1 before 6.1.175 and 6.12 before 6.12.86 have a length underflow",
-            |packet| {
-                // RC SEND_ONLY with a pad of 3 bytes and no payload.
-                (packet[0], packet[1]) = (0x04, 0x30);
-            },
-        ),
-    ];
-    for (suffix, hazard, change) in packets {
-        let check = Check::new(name("packet", suffix), Rule::Fixed, Answer::Ok, move |session| {
-            let (_, gid) = session.ipv4_gid()?;
-            let address = Ipv4Addr::new(gid[12], gid[13], gid[14], gid[15]);
-            let mut packet = [0; 48];
-            // The multicast QPN: no QP is needed.
-            packet[5..8].fill(0xff);
-            change(&mut packet);
-            let sent = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))
-                .and_then(|socket| socket.send_to(&packet, (address, ROCE)));
-            if let Err(error) = sent {
-                return skip(format!("a datagram can't be sent: {error}"));
-            }
-            still_works(session)?;
-            session.compare(&format!("a packet with {suffix}"), Answer::Ok, Answer::Ok).map(drop)
-        });
-        checks.push(check.hazardous(hazard));
-    }
-}
-
-/// REREG_MR does not give a region that was pinned for reading the right to write.
-fn of_access(checks: &mut Vec<Check>) {
-    let (rule, access) = (Rule::Fixed, Answer::errno(Errno::ACCESS));
-    checks.push(Check::new(name("ReregMr", "access-above-the-pinning"), rule, access, move |session| {
-        if session.series < Since::V6_12 {
-            return skip("rxe has REREG_MR since 6.12");
-        }
-        let pd = session.pd()?;
-        let region = session.mr_with(pd, 0)?;
-        let mut request = ReregMrReq::new_zeroed();
-        (request.mr_handle, request.access_flags) = (region.mr_handle, AccessFlags::LOCAL_WRITE);
-        request.flags = MrReregFlags::ACCESS;
-        let number = write::ReregMr::INFO.number;
-        let mut call = session.command(number, request.as_bytes(), size_of::<ReregMrResp>(), 0);
-        session.judge(&mut call, access).map(drop)
-    }));
-}
+        session.judge(&mut call, answer).map(drop)
+    })
+    .hazardous("6.1 before 6.1.191 and 6.12 before 6.12.63 dereference a null pointer"),
+    fixed("packet::unknown-opcode", Answer::Ok, |session, answer| {
+        packet(session, [0xff, 0], "a packet with unknown-opcode", answer)
+    })
+    .hazardous("6.1 before 6.1.175 and 6.12 before 6.12.88 compute a CRC of 4 GiB"),
+    // RC SEND_ONLY with a pad of 3 bytes and no payload.
+    fixed("packet::pad-above-the-payload", Answer::Ok, |session, answer| {
+        packet(session, [0x04, 0x30], "a packet with pad-above-the-payload", answer)
+    })
+    .hazardous("6.1 before 6.1.175 and 6.12 before 6.12.86 have a length underflow"),
+];
 
 pub(crate) fn checks() -> Vec<Check> {
-    let mut checks = Vec::new();
-    of_post_send(&mut checks);
-    of_rereg(&mut checks);
-    of_access(&mut checks);
-    of_srq(&mut checks);
-    of_packets(&mut checks);
-    checks
+    FIXED.iter().map(|row| row.check("fixed")).collect()
 }

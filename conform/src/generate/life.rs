@@ -7,7 +7,7 @@ use bareverbs_uapi::uverbs::{CqCreate, GetContext};
 
 use crate::answer::Answer;
 use crate::call::{Call, Slot};
-use crate::check::Check;
+use crate::check::{Check, Row, row};
 use crate::rules::Rule;
 use crate::session::{Session, Step, fail};
 
@@ -106,101 +106,108 @@ fn name(place: &str, kind: &str, rule: Rule, suffix: &str) -> String {
     format!("life::{place}::{kind}::{}{separator}{suffix}", rule.id())
 }
 
-pub(crate) fn checks() -> Vec<Check> {
-    let mut checks = Vec::new();
-    for (way, by_command) in [("method", false), ("command", true)] {
-        for (used, user, make) in USES {
-            let rule = Rule::Busy;
-            let user_name =
-                if user == ObjectClass::DEVICE { "multicast".to_owned() } else { user.to_string() };
-            checks.push(Check::new(
-                name(&used.to_string(), way, rule, &user_name),
-                rule,
-                Answer::BUSY,
-                move |session| {
-                    let (object, other) = make(session)?;
-                    let mut call = destroyer(session, used, object, by_command)?;
-                    session.judge(&mut call, Answer::BUSY)?;
-                    if user == ObjectClass::DEVICE {
-                        multicast(session, 31, other)?;
-                    } else if session.destroy(user.0, other)? != Answer::Ok {
-                        return fail("the user of the object can't be destroyed");
-                    }
-                    let mut call = destroyer(session, used, object, by_command)?;
-                    session.judge(&mut call, Answer::Ok)?;
-                    session.forget(used.0, object);
-                    Ok(())
-                },
-            ));
-        }
-        for class in CLASSES {
-            let rule = Rule::DestroyTwice;
-            checks.push(Check::new(
-                name(&class.to_string(), way, rule, ""),
-                rule,
-                Answer::NOENT,
-                move |session| {
-                    let handle = session.object(class.0)?;
-                    let mut call = destroyer(session, class, handle, by_command)?;
-                    session.judge(&mut call, Answer::Ok)?;
-                    session.forget(class.0, handle);
-                    let mut call = destroyer(session, class, handle, by_command)?;
-                    session.judge(&mut call, Answer::NOENT).map(drop)
-                },
-            ));
-        }
-    }
-    for class in CLASSES {
-        let rule = Rule::CloseFrees;
-        checks.push(Check::new(
-            name(&class.to_string(), "all", rule, ""),
-            rule,
-            Answer::Ok,
-            move |session| {
-                let mut other = session.other()?;
-                for _ in 0..3 {
-                    other.object(class.0)?;
-                }
-                drop(other);
-                // The runner compares the device's objects.
-                session.context()
-            },
-        ));
-    }
-    of_contexts(&mut checks);
-    checks
-}
-
-fn of_contexts(checks: &mut Vec<Check>) {
-    let rule = Rule::SecondContext;
-    checks.push(Check::new(name("GetContext", "all", rule, ""), rule, Answer::INVAL, |session| {
-        session.context()?;
-        let mut call = Call::of(session.driver_id(), &GetContext::INFO);
-        session.judge(&mut call, Answer::INVAL).map(drop)
-    }));
-    // Event channels may be closed before the CQ that uses them.
-    for class in [ObjectClass::COMP_CHANNEL, ObjectClass::ASYNC_EVENT] {
-        let rule = Rule::DestroyTwice;
-        let title = format!("life::Cq::{class}::closed-first");
-        checks.push(Check::new(title, rule, Answer::Ok, move |session| {
-            session.context()?;
-            session.needs_rxe_payloads()?;
-            let fd = session.descriptor(class.0)?;
-            let id = if class == ObjectClass::COMP_CHANNEL {
-                CqCreate::COMP_CHANNEL.id()
-            } else {
-                CqCreate::EVENT_FD.id()
-            };
-            let mut call = session.cq_call(16).with(Slot::word(id, i64::from(fd).cast_unsigned()));
-            session.prepare(&mut call)?;
-            let cq = session.made(&call, ObjectClass::CQ, CqCreate::HANDLE.id());
-            session.close(fd);
-            let mut call = session.destroy_call(ObjectClass::CQ.0, cq)?;
+/// A class with the user that keeps its objects busy.
+fn of_uses(checks: &mut Vec<Check>, way: &str, by_command: bool) {
+    let rule = Rule::Busy;
+    for (used, user, make) in USES {
+        let user_name = if user == ObjectClass::DEVICE { "multicast".to_owned() } else { user.to_string() };
+        let title = name(&used.to_string(), way, rule, &user_name);
+        checks.push(Check::new(title, rule, Answer::BUSY, move |session| {
+            let (object, other) = make(session)?;
+            let mut call = destroyer(session, used, object, by_command)?;
+            session.judge(&mut call, Answer::BUSY)?;
+            if user == ObjectClass::DEVICE {
+                multicast(session, 31, other)?;
+            } else if session.destroy(user.0, other)? != Answer::Ok {
+                return fail("the user of the object can't be destroyed");
+            }
+            let mut call = destroyer(session, used, object, by_command)?;
             session.judge(&mut call, Answer::Ok)?;
-            session.forget(ObjectClass::CQ.0, cq);
+            session.forget(used.0, object);
             Ok(())
         }));
     }
+}
+
+/// What is done with an object of a class: kind, rule, answer and body.
+type OfClass = (&'static str, Rule, Answer, fn(&mut Session<'_>, ObjectClass) -> Step<()>);
+
+const OF_CLASS: [OfClass; 3] = [
+    ("method", Rule::DestroyTwice, Answer::NOENT, |session, class| destroy_twice(session, class, false)),
+    ("command", Rule::DestroyTwice, Answer::NOENT, |session, class| destroy_twice(session, class, true)),
+    ("all", Rule::CloseFrees, Answer::Ok, |session, class| {
+        let mut other = session.other()?;
+        for _ in 0..3 {
+            other.object(class.0)?;
+        }
+        drop(other);
+        // The runner compares the device's objects.
+        session.context()
+    }),
+];
+
+fn destroy_twice(session: &mut Session<'_>, class: ObjectClass, by_command: bool) -> Step<()> {
+    let handle = session.object(class.0)?;
+    let mut call = destroyer(session, class, handle, by_command)?;
+    session.judge(&mut call, Answer::Ok)?;
+    session.forget(class.0, handle);
+    let mut call = destroyer(session, class, handle, by_command)?;
+    session.judge(&mut call, Answer::NOENT).map(drop)
+}
+
+fn of_classes(checks: &mut Vec<Check>) {
+    for (kind, rule, answer, body) in OF_CLASS {
+        for class in CLASSES {
+            let title = name(&class.to_string(), kind, rule, "");
+            checks.push(Check::new(title, rule, answer, move |session| body(session, class)));
+        }
+    }
+}
+
+/// Destroys a CQ whose event channel is closed.
+fn closed_first(session: &mut Session<'_>, class: ObjectClass, id: u16, answer: Answer) -> Step<()> {
+    session.context()?;
+    session.needs_rxe_payloads()?;
+    let fd = session.descriptor(class.0)?;
+    let mut call = session.cq_call(16).with(Slot::word(id, i64::from(fd).cast_unsigned()));
+    session.prepare(&mut call)?;
+    let cq = session.made(&call, ObjectClass::CQ, CqCreate::HANDLE.id());
+    session.close(fd);
+    let mut call = session.destroy_call(ObjectClass::CQ.0, cq)?;
+    session.judge(&mut call, answer)?;
+    session.forget(ObjectClass::CQ.0, cq);
+    Ok(())
+}
+
+const CONTEXTS: [Row; 1] =
+    [row("GetContext::all", Rule::SecondContext, "", Answer::INVAL, |session, answer| {
+        session.context()?;
+        let mut call = Call::of(session.driver_id(), &GetContext::INFO);
+        session.judge(&mut call, answer).map(drop)
+    })];
+
+/// Event channels may be closed before the CQ that uses them.
+fn of_channels(checks: &mut Vec<Check>) {
+    let channels = [
+        (ObjectClass::COMP_CHANNEL, CqCreate::COMP_CHANNEL.id()),
+        (ObjectClass::ASYNC_EVENT, CqCreate::EVENT_FD.id()),
+    ];
+    for (class, id) in channels {
+        let title = format!("life::Cq::{class}::closed-first");
+        checks.push(Check::new(title, Rule::DestroyTwice, Answer::Ok, move |session| {
+            closed_first(session, class, id, Answer::Ok)
+        }));
+    }
+}
+
+pub(crate) fn checks() -> Vec<Check> {
+    let mut checks = Vec::new();
+    of_uses(&mut checks, "method", false);
+    of_uses(&mut checks, "command", true);
+    of_classes(&mut checks);
+    checks.extend(CONTEXTS.iter().map(|row| row.check("life")));
+    of_channels(&mut checks);
+    checks
 }
 
 /// Offset and length of a queue of rxe, in the driver's response.

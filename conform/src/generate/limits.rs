@@ -1,7 +1,5 @@
 //! Limits of the device, and what queries return.
 
-use std::rc::Rc;
-
 use bareverbs_uapi::abi::Since;
 use bareverbs_uapi::method::Method;
 use bareverbs_uapi::uverbs::types::QpType;
@@ -19,9 +17,9 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use super::qp_states::Qp;
 use crate::answer::{Answer, Change, Expect};
 use crate::call::{Call, Slot};
-use crate::check::{Bug, Check};
+use crate::check::{Check, Row, row};
 use crate::rules::Rule;
-use crate::session::{Session, Step, fail};
+use crate::session::{Session, Step, fail, skip};
 
 static CURRENT_STATE: Change = Change {
     name: "rxe-query-qp-current-state",
@@ -96,105 +94,94 @@ struct Limit {
     name: &'static str,
     value: fn(&mut Session<'_>) -> Step<u32>,
     affordable: bool,
-    made: Option<(ObjectClass, u16)>,
-    /// Answer of a call above the limit.
-    above: Answer,
+    made: Made,
     call: fn(&mut Session<'_>, u32) -> Step<Call>,
 }
 
-fn limits() -> Vec<Limit> {
-    let qp = Some((ObjectClass::QP, QpCreate::HANDLE.id()));
-    let cq = Some((ObjectClass::CQ, CqCreate::HANDLE.id()));
-    let srq = Some((ObjectClass::SRQ, SrqCreate::HANDLE.id()));
-    let above = Answer::INVAL;
-    vec![
-        Limit {
-            name: "Qp::max_send_wr",
-            value: |session| Ok(device(session)?.max_qp_wr),
-            affordable: false,
-            made: qp,
-            above,
-            call: |session, value| qp_with(session, 0, value),
+type Made = Option<(ObjectClass, u16)>;
+
+const QP: Made = Some((ObjectClass::QP, QpCreate::HANDLE.id()));
+const CQ: Made = Some((ObjectClass::CQ, CqCreate::HANDLE.id()));
+const SRQ: Made = Some((ObjectClass::SRQ, SrqCreate::HANDLE.id()));
+
+const LIMITS: [Limit; 9] = [
+    Limit {
+        name: "Qp::max_send_wr",
+        value: |session| Ok(device(session)?.max_qp_wr),
+        affordable: false,
+        made: QP,
+        call: |session, value| qp_with(session, 0, value),
+    },
+    Limit {
+        name: "Qp::max_recv_wr",
+        value: |session| Ok(device(session)?.max_qp_wr),
+        affordable: false,
+        made: QP,
+        call: |session, value| qp_with(session, 1, value),
+    },
+    Limit {
+        name: "Qp::max_send_sge",
+        value: |session| Ok(device(session)?.max_sge),
+        affordable: true,
+        made: QP,
+        call: |session, value| qp_with(session, 2, value),
+    },
+    Limit {
+        name: "Qp::max_recv_sge",
+        value: |session| Ok(device(session)?.max_sge),
+        affordable: true,
+        made: QP,
+        call: |session, value| qp_with(session, 3, value),
+    },
+    Limit {
+        name: "Cq::cqe",
+        value: |session| Ok(device(session)?.max_cqe),
+        affordable: true,
+        made: CQ,
+        call: |session, value| {
+            session.context()?;
+            Ok(session.cq_call(value))
         },
-        Limit {
-            name: "Qp::max_recv_wr",
-            value: |session| Ok(device(session)?.max_qp_wr),
-            affordable: false,
-            made: qp,
-            above,
-            call: |session, value| qp_with(session, 1, value),
+    },
+    Limit {
+        name: "Cq::comp_vector",
+        value: |session| Ok(completion_vectors(session)?.saturating_sub(1)),
+        affordable: true,
+        made: CQ,
+        call: |session, value| {
+            session.context()?;
+            let call = session.cq_call(16);
+            Ok(replace(call, number(CqCreate::COMP_VECTOR.id(), value)))
         },
-        Limit {
-            name: "Qp::max_send_sge",
-            value: |session| Ok(device(session)?.max_sge),
-            affordable: true,
-            made: qp,
-            above,
-            call: |session, value| qp_with(session, 2, value),
+    },
+    Limit {
+        name: "Srq::max_wr",
+        value: |session| Ok(device(session)?.max_srq_wr),
+        affordable: false,
+        made: SRQ,
+        call: |session, value| srq_with(session, SrqCreate::MAX_WR.id(), value),
+    },
+    Limit {
+        name: "Srq::max_sge",
+        value: |session| Ok(device(session)?.max_srq_sge),
+        affordable: true,
+        made: SRQ,
+        call: |session, value| srq_with(session, SrqCreate::MAX_SGE.id(), value),
+    },
+    Limit {
+        name: "Port::port_num",
+        value: |session| Ok(device(session)?.phys_port_cnt.into()),
+        affordable: true,
+        made: None,
+        call: |session, value| {
+            session.context()?;
+            let mut request = QueryPortReq::new_zeroed();
+            request.port_num = value as u8;
+            let len = size_of::<QueryPortResp>();
+            Ok(session.command(write::QueryPort::INFO.number, request.as_bytes(), len, 0))
         },
-        Limit {
-            name: "Qp::max_recv_sge",
-            value: |session| Ok(device(session)?.max_sge),
-            affordable: true,
-            made: qp,
-            above,
-            call: |session, value| qp_with(session, 3, value),
-        },
-        Limit {
-            name: "Cq::cqe",
-            value: |session| Ok(device(session)?.max_cqe),
-            affordable: true,
-            made: cq,
-            above,
-            call: |session, value| {
-                session.context()?;
-                Ok(session.cq_call(value))
-            },
-        },
-        Limit {
-            name: "Cq::comp_vector",
-            value: |session| Ok(completion_vectors(session)?.saturating_sub(1)),
-            affordable: true,
-            made: cq,
-            above,
-            call: |session, value| {
-                session.context()?;
-                let call = session.cq_call(16);
-                Ok(replace(call, number(CqCreate::COMP_VECTOR.id(), value)))
-            },
-        },
-        Limit {
-            name: "Srq::max_wr",
-            value: |session| Ok(device(session)?.max_srq_wr),
-            affordable: false,
-            made: srq,
-            above,
-            call: |session, value| srq_with(session, SrqCreate::MAX_WR.id(), value),
-        },
-        Limit {
-            name: "Srq::max_sge",
-            value: |session| Ok(device(session)?.max_srq_sge),
-            affordable: true,
-            made: srq,
-            above,
-            call: |session, value| srq_with(session, SrqCreate::MAX_SGE.id(), value),
-        },
-        Limit {
-            name: "Port::port_num",
-            value: |session| Ok(device(session)?.phys_port_cnt.into()),
-            affordable: true,
-            made: None,
-            above,
-            call: |session, value| {
-                session.context()?;
-                let mut request = QueryPortReq::new_zeroed();
-                request.port_num = value as u8;
-                let len = size_of::<QueryPortResp>();
-                Ok(session.command(write::QueryPort::INFO.number, request.as_bytes(), len, 0))
-            },
-        },
-    ]
-}
+    },
+];
 
 /// The completion vectors of a device. A file of its own is asked, because GET_CONTEXT succeeds once.
 fn completion_vectors(session: &Session<'_>) -> Step<u32> {
@@ -205,30 +192,31 @@ fn completion_vectors(session: &Session<'_>) -> Step<u32> {
     Ok(call.u32_of(id))
 }
 
+/// A value at a limit or above it: a suffix, the value and the answer.
+type Place = (&'static str, fn(u32) -> u32, Answer);
+
+const PLACES: [Place; 3] = [
+    ("at", |value| value, Answer::Ok),
+    ("one-above", |value| value + 1, Answer::INVAL),
+    ("maximum", |_| u32::MAX, Answer::INVAL),
+];
+
 fn of_limits(checks: &mut Vec<Check>) {
     let rule = Rule::Limit;
-    for limit in limits() {
-        let limit = Rc::new(limit);
-        type Case = (&'static str, fn(u32) -> u32, Answer);
-        let cases: [Case; 3] = [
-            ("at", |value| value, Answer::Ok),
-            ("one-above", |value| value + 1, limit.above),
-            ("maximum", |_| u32::MAX, limit.above),
-        ];
-        for (suffix, change, answer) in cases {
+    for limit in &LIMITS {
+        for (suffix, change, answer) in PLACES {
             // The port has 8 bits.
             let truncated = suffix == "maximum" && limit.made.is_none();
             if (answer == Answer::Ok && !limit.affordable) || truncated {
                 continue;
             }
-            let shared = Rc::clone(&limit);
             let name = format!("limit::{}::{}-{suffix}", limit.name, rule.id());
             checks.push(Check::new(name, rule, answer, move |session| {
                 session.needs_rxe_payloads()?;
-                let value = change((shared.value)(session)?);
-                let mut call = (shared.call)(session, value)?;
+                let value = change((limit.value)(session)?);
+                let mut call = (limit.call)(session, value)?;
                 if session.judge(&mut call, answer)? == Answer::Ok
-                    && let Some((class, id)) = shared.made
+                    && let Some((class, id)) = limit.made
                 {
                     session.made(&call, class, id);
                 }
@@ -236,27 +224,36 @@ fn of_limits(checks: &mut Vec<Check>) {
             }));
         }
     }
-    // The limits of a QP's outstanding reads and atomics.
-    type Depth = (&'static str, fn(&QueryDeviceResp) -> u32, QpState, QpAttrMask, fn(&mut ModifyQpReq, u8));
-    let depths: [Depth; 2] = [
-        (
-            "max_dest_rd_atomic",
-            |device| device.max_qp_rd_atom,
-            QpState::INIT,
-            QpAttrMask::MAX_DEST_RD_ATOMIC,
-            { |request, value| request.max_dest_rd_atomic = value },
-        ),
-        (
-            "max_rd_atomic",
-            |device| device.max_qp_init_rd_atom,
-            QpState::RTR,
-            QpAttrMask::MAX_QP_RD_ATOMIC,
-            |request, value| request.max_rd_atomic = value,
-        ),
-    ];
-    for (field, value, from, mask, set) in depths {
+}
+
+/// A limit of a QP's outstanding reads and atomics: its name, its value, the state before the
+/// transition that sets it, its bit, the answer above it, and its field.
+type Depth =
+    (&'static str, fn(&QueryDeviceResp) -> u32, QpState, QpAttrMask, Answer, fn(&mut ModifyQpReq, u8));
+
+const DEPTHS: [Depth; 2] = [
+    (
+        "max_dest_rd_atomic",
+        |device| device.max_qp_rd_atom,
+        QpState::INIT,
+        QpAttrMask::MAX_DEST_RD_ATOMIC,
         // rxe compares the depth of the requester only (`rxe_qp_chk_attr`).
-        let above = if from == QpState::INIT { Answer::Ok } else { Answer::INVAL };
+        Answer::Ok,
+        |request, value| request.max_dest_rd_atomic = value,
+    ),
+    (
+        "max_rd_atomic",
+        |device| device.max_qp_init_rd_atom,
+        QpState::RTR,
+        QpAttrMask::MAX_QP_RD_ATOMIC,
+        Answer::INVAL,
+        |request, value| request.max_rd_atomic = value,
+    ),
+];
+
+fn of_depths(checks: &mut Vec<Check>) {
+    let rule = Rule::Limit;
+    for (field, value, from, mask, above, set) in DEPTHS {
         for (suffix, more, answer) in [("at", 0, Answer::Ok), ("one-above", 1, above)] {
             let name = format!("limit::Qp::{field}::{}-{suffix}", rule.id());
             checks.push(Check::new(name, rule, answer, move |session| {
@@ -273,23 +270,31 @@ fn of_limits(checks: &mut Vec<Check>) {
             }));
         }
     }
-    for (suffix, more, answer) in [("last", 0, Answer::NODATA), ("beyond", 1, Answer::INVAL)] {
-        let name = format!("limit::Port::gid_index::{}-{suffix}", rule.id());
-        checks.push(Check::new(name, rule, answer, move |session| {
-            session.needs_rxe_payloads()?;
-            let mut request = QueryPortReq::new_zeroed();
-            request.port_num = 1;
-            let port: QueryPortResp = session.invoke::<write::QueryPort>(&request)?;
-            let index = port.gid_tbl_len.saturating_sub(1) + more;
-            let mut call = Call::of(session.driver_id(), &QueryGidEntry::INFO)
-                .with(Slot::number(QueryGidEntry::PORT.id(), 1))
-                .with(Slot::number(QueryGidEntry::GID_INDEX.id(), index.into()))
-                .with(Slot::number(QueryGidEntry::FLAGS.id(), 0))
-                .with(Slot::output(QueryGidEntry::RESP_ENTRY.id(), 32));
-            session.judge(&mut call, answer).map(drop)
-        }));
-    }
 }
+
+/// Queries the entry of the GID table that is `more` behind the last one.
+fn gid_entry(session: &mut Session<'_>, more: u32, answer: Answer) -> Step<()> {
+    session.needs_rxe_payloads()?;
+    let mut request = QueryPortReq::new_zeroed();
+    request.port_num = 1;
+    let port: QueryPortResp = session.invoke::<write::QueryPort>(&request)?;
+    let index = port.gid_tbl_len.saturating_sub(1) + more;
+    let mut call = Call::of(session.driver_id(), &QueryGidEntry::INFO)
+        .with(Slot::number(QueryGidEntry::PORT.id(), 1))
+        .with(Slot::number(QueryGidEntry::GID_INDEX.id(), index.into()))
+        .with(Slot::number(QueryGidEntry::FLAGS.id(), 0))
+        .with(Slot::output(QueryGidEntry::RESP_ENTRY.id(), 32));
+    session.judge(&mut call, answer).map(drop)
+}
+
+const GID_INDICES: [Row; 2] = [
+    row("Port::gid_index", Rule::Limit, "last", Answer::NODATA, |session, answer| {
+        gid_entry(session, 0, answer)
+    }),
+    row("Port::gid_index", Rule::Limit, "beyond", Answer::INVAL, |session, answer| {
+        gid_entry(session, 1, answer)
+    }),
+];
 
 /// Compares a value that a query returned.
 fn value(session: &mut Session<'_>, what: &str, expected: u64, got: u64) -> Step<()> {
@@ -329,7 +334,28 @@ const QP_VALUES: [QpValue; 18] = {
     ]
 };
 
-fn of_queries(checks: &mut Vec<Check>) {
+/// A capability of a QP: its name, its position in `ib_uverbs_qp_cap`, and the value of the query.
+type Cap = (&'static str, usize, fn(&QueryQpResp) -> u32);
+
+const CAPS: [Cap; 5] = [
+    ("max_send_wr", 0, |r| r.max_send_wr),
+    ("max_recv_wr", 1, |r| r.max_recv_wr),
+    ("max_send_sge", 2, |r| r.max_send_sge),
+    ("max_recv_sge", 3, |r| r.max_recv_sge),
+    ("max_inline_data", 4, |r| r.max_inline_data),
+];
+
+/// What QUERY_MR returns: its name, its attribute, and the value of the registration.
+type MrValue = (&'static str, u16, fn(&RegMrReq, &RegMrResp) -> u64);
+
+const MR_VALUES: [MrValue; 4] = [
+    ("lkey", QueryMr::RESP_LKEY.id(), |_, response| response.lkey.into()),
+    ("rkey", QueryMr::RESP_RKEY.id(), |_, response| response.rkey.into()),
+    ("length", QueryMr::RESP_LENGTH.id(), |request, _| request.length),
+    ("iova", QueryMr::RESP_IOVA.id(), |request, _| request.hca_va),
+];
+
+fn of_values(checks: &mut Vec<Check>) {
     let rule = Rule::QueryValue;
     for (what, state, sent, returned) in QP_VALUES {
         let name = format!("query::Qp::attribute::{}-{what}", rule.id());
@@ -342,104 +368,7 @@ fn of_queries(checks: &mut Vec<Check>) {
             value(session, what, sent, returned)
         }));
     }
-    let current: Expect = Expect::Changed {
-        change: &CURRENT_STATE,
-        before: Answer::Value(0),
-        after: Answer::Value(QpState::RTS.0.into()),
-    };
-    let name = format!("query::Qp::attribute::{}-cur_qp_state", rule.id());
-    checks.push(Check::new(name, rule, current, move |session| {
-        session.needs_rxe_payloads()?;
-        let mut qp = Qp::new(session, QpType::RC)?;
-        qp.to(session, QpState::RTS)?;
-        let got = qp.query(session)?.cur_qp_state.0;
-        let expected = current.on(session.series);
-        session.compare(&"cur_qp_state in RTS", expected, Answer::Value(got.into())).map(drop)
-    }));
-    // The capabilities that the creation reported.
-    type Cap = (&'static str, usize, fn(&QueryQpResp) -> u32);
-    let caps: [Cap; 5] = [
-        ("max_send_wr", 0, |r| r.max_send_wr),
-        ("max_recv_wr", 1, |r| r.max_recv_wr),
-        ("max_send_sge", 2, |r| r.max_send_sge),
-        ("max_recv_sge", 3, |r| r.max_recv_sge),
-        ("max_inline_data", 4, |r| r.max_inline_data),
-    ];
-    for (what, position, returned) in caps {
-        for asked in [1_u32, 3, 10, 31] {
-            let name = format!("query::Qp::{what}::{}-{asked}", rule.id());
-            // Send and receive requests; the others are returned as they are.
-            let is_queue = position < 2;
-            let expect = if is_queue { created_size(asked) } else { Answer::Ok.into() };
-            checks.push(Check::new(name, rule, expect, move |session| {
-                session.needs_rxe_payloads()?;
-                let mut call = qp_with(session, position, asked)?;
-                session.prepare(&mut call)?;
-                let handle = session.made(&call, ObjectClass::QP, QpCreate::HANDLE.id());
-                let bytes = call.slot(QpCreate::RESP_CAP.id()).map(Slot::bytes).unwrap_or_default();
-                let granted = bytes.as_chunks::<4>().0.get(position).map(|word| u32::from_ne_bytes(*word));
-                let Some(granted) = granted else { return fail("the creation reported no capabilities") };
-                if granted < asked {
-                    return fail(format!("{what}: {asked} requested, {granted} granted"));
-                }
-                let qp = Qp::of(session, handle, QpType::RC)?;
-                let response = qp.query(session)?;
-                if is_queue {
-                    return sizes(session, what, asked, granted, returned(&response));
-                }
-                value(session, what, granted.into(), returned(&response).into())
-            }));
-        }
-    }
-    for asked in [1_u32, 3, 10, 31, 1000] {
-        let name = format!("query::Srq::max_wr::{}-{asked}", rule.id());
-        checks.push(Check::new(name, rule, created_size(asked), move |session| {
-            session.needs_rxe_payloads()?;
-            let mut call = srq_with(session, SrqCreate::MAX_WR.id(), asked)?;
-            session.prepare(&mut call)?;
-            let mut request = QuerySrqReq::new_zeroed();
-            request.srq_handle = session.made(&call, ObjectClass::SRQ, SrqCreate::HANDLE.id());
-            let granted = call.u32_of(SrqCreate::RESP_MAX_WR.id());
-            let response: QuerySrqResp = session.invoke::<write::QuerySrq>(&request)?;
-            sizes(session, "max_wr", asked, granted, response.max_wr)
-        }));
-        let name = format!("query::Cq::cqe::{}-{asked}", rule.id());
-        checks.push(Check::new(name, rule, Answer::Ok, move |session| {
-            session.needs_rxe_payloads()?;
-            session.context()?;
-            let mut call = session.cq_call(asked);
-            session.prepare(&mut call)?;
-            session.made(&call, ObjectClass::CQ, CqCreate::HANDLE.id());
-            let granted = call.u32_of(CqCreate::RESP_CQE.id());
-            session.compare(&"whether the CQ has the requested entries", Answer::Value(1), {
-                Answer::Value((granted >= asked).into())
-            })?;
-            Ok(())
-        }));
-    }
-    of_regions(checks);
-    let name = format!("query::Device::attributes::{}-extended", rule.id());
-    checks.push(Check::new(name, rule, Answer::Ok, |session| {
-        let plain = device(session)?;
-        let extended: ExQueryDeviceResp = session
-            .invoke::<write::ex::QueryDevice>(&bareverbs_uapi::write::structs::ExQueryDevice::new_zeroed())?;
-        let same = plain.as_bytes() == extended.base.as_bytes();
-        value(session, "whether the extended query has the same attributes", 1, same.into())
-    }));
-}
-
-/// What QUERY_MR returns: its name, its attribute, and the value of the registration.
-type MrValue = (&'static str, u16, fn(&RegMrReq, &RegMrResp) -> u64);
-
-fn of_regions(checks: &mut Vec<Check>) {
-    let rule = Rule::QueryValue;
-    let values: [MrValue; 4] = [
-        ("lkey", QueryMr::RESP_LKEY.id(), |_, response| response.lkey.into()),
-        ("rkey", QueryMr::RESP_RKEY.id(), |_, response| response.rkey.into()),
-        ("length", QueryMr::RESP_LENGTH.id(), |request, _| request.length),
-        ("iova", QueryMr::RESP_IOVA.id(), |request, _| request.hca_va),
-    ];
-    for (what, id, registered) in values {
+    for (what, id, registered) in MR_VALUES {
         let name = format!("query::Mr::command::{}-{what}", rule.id());
         checks.push(Check::new(name, rule, Answer::Ok, move |session| {
             let pd = session.pd()?;
@@ -450,10 +379,86 @@ fn of_regions(checks: &mut Vec<Check>) {
             value(session, what, registered(&request, &response), got)
         }));
     }
-    let name = format!("query::Mr::method::{}-length", Rule::KnownBug.id());
-    let check = Check::new(name, Rule::KnownBug, Answer::Value(4096), move |session| {
+}
+
+/// A capability that the creation of a QP granted, and that a query returns.
+fn judge_cap(session: &mut Session<'_>, cap: usize, asked: u32) -> Step<()> {
+    let (what, position, returned) = CAPS[cap];
+    session.needs_rxe_payloads()?;
+    let mut call = qp_with(session, position, asked)?;
+    session.prepare(&mut call)?;
+    let handle = session.made(&call, ObjectClass::QP, QpCreate::HANDLE.id());
+    let bytes = call.slot(QpCreate::RESP_CAP.id()).map(Slot::bytes).unwrap_or_default();
+    let granted = bytes.as_chunks::<4>().0.get(position).map(|word| u32::from_ne_bytes(*word));
+    let Some(granted) = granted else { return fail("the creation reported no capabilities") };
+    if granted < asked {
+        return fail(format!("{what}: {asked} requested, {granted} granted"));
+    }
+    let qp = Qp::of(session, handle, QpType::RC)?;
+    let response = qp.query(session)?;
+    if position < QUEUES {
+        return sizes(session, what, asked, granted, returned(&response));
+    }
+    value(session, what, granted.into(), returned(&response).into())
+}
+
+/// The number of capabilities that are sizes of queues, which come first. The others are returned as
+/// they are.
+const QUEUES: usize = 2;
+
+fn judge_srq_size(session: &mut Session<'_>, asked: u32) -> Step<()> {
+    session.needs_rxe_payloads()?;
+    let mut call = srq_with(session, SrqCreate::MAX_WR.id(), asked)?;
+    session.prepare(&mut call)?;
+    let mut request = QuerySrqReq::new_zeroed();
+    request.srq_handle = session.made(&call, ObjectClass::SRQ, SrqCreate::HANDLE.id());
+    let granted = call.u32_of(SrqCreate::RESP_MAX_WR.id());
+    let response: QuerySrqResp = session.invoke::<write::QuerySrq>(&request)?;
+    sizes(session, "max_wr", asked, granted, response.max_wr)
+}
+
+fn judge_cq_size(session: &mut Session<'_>, asked: u32) -> Step<()> {
+    session.needs_rxe_payloads()?;
+    session.context()?;
+    let mut call = session.cq_call(asked);
+    session.prepare(&mut call)?;
+    session.made(&call, ObjectClass::CQ, CqCreate::HANDLE.id());
+    let granted = call.u32_of(CqCreate::RESP_CQE.id());
+    value(session, "whether the CQ has the requested entries", 1, (granted >= asked).into())
+}
+
+fn of_sizes(checks: &mut Vec<Check>) {
+    let rule = Rule::QueryValue;
+    let name = |what: &str, asked| format!("query::{what}::{}-{asked}", rule.id());
+    for (cap, (what, position, _)) in CAPS.into_iter().enumerate() {
+        for asked in [1, 3, 10, 31] {
+            let expect = if position < QUEUES { created_size(asked) } else { Answer::Ok.into() };
+            let name = name(&format!("Qp::{what}"), asked);
+            checks.push(Check::new(name, rule, expect, move |session| judge_cap(session, cap, asked)));
+        }
+    }
+    for asked in [1, 3, 10, 31, 1000] {
+        let (srq, cq) = (name("Srq::max_wr", asked), name("Cq::cqe", asked));
+        checks
+            .push(Check::new(srq, rule, created_size(asked), move |session| judge_srq_size(session, asked)));
+        checks.push(Check::new(cq, rule, Answer::Ok, move |session| judge_cq_size(session, asked)));
+    }
+}
+
+const QUERIES: [Row; 3] = [
+    row("Qp::attribute", Rule::QueryValue, "cur_qp_state", Answer::Value(QpState::RTS.0 as u64), {
+        |session, expected| {
+            session.needs_rxe_payloads()?;
+            let mut qp = Qp::new(session, QpType::RC)?;
+            qp.to(session, QpState::RTS)?;
+            let got = qp.query(session)?.cur_qp_state.0;
+            session.compare(&"cur_qp_state in RTS", expected, Answer::Value(got.into())).map(drop)
+        }
+    })
+    .since(&CURRENT_STATE, Answer::Value(0)),
+    row("Mr::method", Rule::KnownBug, "length", Answer::Value(4096), |session, expected| {
         if session.series < Since::V7_2 {
-            return crate::session::skip("the kernel has the method since 7.2");
+            return skip("the kernel has the method since 7.2");
         }
         session.context()?;
         let (pd, memory) = (session.pd()?, session.memory());
@@ -469,15 +474,17 @@ fn of_regions(checks: &mut Vec<Check>) {
         session.prepare(&mut call)?;
         let handle = session.made(&call, ObjectClass::MR, RegMr::HANDLE.id());
         let got = query_mr(session, handle, QueryMr::RESP_LENGTH.id())?;
-        let text = "the length of a region that REG_MR made";
-        session.compare(&text, Answer::Value(4096), Answer::Value(got)).map(drop)
-    });
-    checks.push(check.of_bug(Bug {
-        page: "the-reg_mr-method-makes-unusable-regions",
-        series: &[Since::V7_2, Since::V7_3],
-        answer: Answer::Value(0),
-    }));
-}
+        session.compare(&"the length of a region that REG_MR made", expected, Answer::Value(got)).map(drop)
+    })
+    .of_bug("the-reg_mr-method-makes-unusable-regions", &[Since::V7_2, Since::V7_3], Answer::Value(0)),
+    row("Device::attributes", Rule::QueryValue, "extended", Answer::Ok, |session, _| {
+        let plain = device(session)?;
+        let extended: ExQueryDeviceResp = session
+            .invoke::<write::ex::QueryDevice>(&bareverbs_uapi::write::structs::ExQueryDevice::new_zeroed())?;
+        let same = plain.as_bytes() == extended.base.as_bytes();
+        value(session, "whether the extended query has the same attributes", 1, same.into())
+    }),
+];
 
 fn query_mr(session: &mut Session<'_>, handle: u32, id: u16) -> Step<u64> {
     let mut call = Call::of(session.driver_id(), &QueryMr::INFO)
@@ -496,6 +503,10 @@ fn query_mr(session: &mut Session<'_>, handle: u32, id: u16) -> Step<u64> {
 pub(crate) fn checks() -> Vec<Check> {
     let mut checks = Vec::new();
     of_limits(&mut checks);
-    of_queries(&mut checks);
+    of_depths(&mut checks);
+    checks.extend(GID_INDICES.iter().map(|row| row.check("limit")));
+    of_values(&mut checks);
+    of_sizes(&mut checks);
+    checks.extend(QUERIES.iter().map(|row| row.check("query")));
     checks
 }

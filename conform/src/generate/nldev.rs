@@ -10,7 +10,7 @@ use rustix::thread::CapabilitySet;
 
 use super::NOWHERE;
 use crate::answer::{Answer, Change, Expect};
-use crate::check::Check;
+use crate::check::{Check, Row, row};
 use crate::privilege::Dropped;
 use crate::rules::Rule;
 use crate::session::{Session, Step, fail, skip};
@@ -193,100 +193,97 @@ fn place(attribute: Attribute) -> Option<u32> {
     }
 }
 
+/// The check of a message of a method.
+fn of_message(
+    method: &Method,
+    place: &str,
+    rule: Rule,
+    suffix: &str,
+    expect: impl Into<Expect>,
+    message: Message,
+) -> Check {
+    let (first, admin, expect) = (method.since, method.admin, expect.into());
+    Check::new(name(method.command, place, rule, suffix), rule, expect, move |session| {
+        since(session, first)?;
+        if admin {
+            needs_admin(session)?;
+        }
+        judge(session, &message, expect.on(session.series))
+    })
+}
+
+/// The check of a message of a method, without `CAP_NET_ADMIN`.
+fn without_privilege(method: &Method, suffix: &str, answer: Answer, message: Message) -> Check {
+    let (first, rule) = (method.since, Rule::NetlinkPermission);
+    Check::new(name(method.command, "all", rule, suffix), rule, answer, move |session| {
+        since(session, first)?;
+        needs_admin(session)?;
+        let Ok(_dropped) = Dropped::new(CapabilitySet::NET_ADMIN) else {
+            return skip("the capability can't be dropped");
+        };
+        judge(session, &message, answer)
+    })
+}
+
+/// Values of an attribute that a command refuses: rule, suffix and value; `None`: it is missing.
+fn wrong_values(attribute: Attribute, value: &Value) -> Vec<(Rule, &'static str, Option<Value>)> {
+    let mut list = vec![(Rule::NetlinkAttribute, "missing", None)];
+    if !matches!(value, Value::Text(_)) {
+        for (suffix, len) in [("0-bytes", 0), ("2-bytes", 2), ("3-bytes", 3)] {
+            list.push((Rule::NetlinkAttribute, suffix, Some(Value::Bytes(vec![0; len]))));
+        }
+    }
+    if let Some(nowhere) = place(attribute) {
+        list.push((Rule::NetlinkObject, "unknown", Some(Value::U32(nowhere))));
+    }
+    if attribute == Attribute::PORT_INDEX {
+        list.push((Rule::NetlinkObject, "0", Some(Value::U32(0))));
+    }
+    list
+}
+
+/// The answer to a valid message with an unknown attribute; `None`: it would change the system.
+fn with_unknown(command: Command, answer: Option<Answer>) -> Option<Expect> {
+    let answer = answer?;
+    match command {
+        Command::SET | Command::NEWLINK => {
+            Some(Expect::Changed { change: &STRICT, before: answer, after: Answer::INVAL })
+        }
+        Command::SYS_GET | Command::GET_CHARDEV | Command::STAT_GET | Command::STAT_GET_STATUS => {
+            Some(Expect::Changed { change: &LIBERAL, before: Answer::INVAL, after: answer })
+        }
+        Command::SYS_SET => None,
+        _ => Some(Expect::Is(answer)),
+    }
+}
+
 fn of_methods(checks: &mut Vec<Check>) {
-    for Method { command, since: first, admin, needs, answer } in methods() {
-        let mut add = |place: &str, rule: Rule, suffix: &str, expect: Expect, message: Message| {
-            checks.push(Check::new(name(command, place, rule, suffix), rule, expect, move |session| {
-                since(session, first)?;
-                if admin {
-                    needs_admin(session)?;
-                }
-                judge(session, &message, expect.on(session.series))
-            }));
-        };
-        let valid = Message::of(command, &needs);
-        if let Some(answer) = answer {
-            add("all", Rule::NetlinkObject, "valid", answer.into(), valid.clone());
+    for method in &methods() {
+        let Method { command, admin, needs, answer, .. } = method;
+        let valid = Message::of(*command, needs);
+        if let Some(answer) = *answer {
+            checks.push(of_message(method, "all", Rule::NetlinkObject, "valid", answer, valid.clone()));
         }
-        for (attribute, value) in &needs {
-            let without = |id: u16| {
+        for (attribute, value) in needs {
+            for (rule, suffix, wrong) in wrong_values(*attribute, value) {
                 let mut message = valid.clone();
-                message.attributes.retain(|(of, _)| *of != id);
-                message
-            };
-            let text = attribute.to_string();
-            add(&text, Rule::NetlinkAttribute, "missing", Answer::INVAL.into(), without(attribute.0));
-            if !matches!(value, Value::Text(_)) {
-                for len in [0, 2, 3] {
-                    let message = without(attribute.0).with(*attribute, Value::Bytes(vec![0; len]));
-                    add(
-                        &text,
-                        Rule::NetlinkAttribute,
-                        &format!("{len}-bytes"),
-                        Answer::INVAL.into(),
-                        message,
-                    );
-                }
-            }
-            if let Some(nowhere) = place(*attribute) {
-                let message = without(attribute.0).with(*attribute, Value::U32(nowhere));
-                add(&text, Rule::NetlinkObject, "unknown", Answer::INVAL.into(), message);
-                if *attribute == Attribute::PORT_INDEX {
-                    let message = without(attribute.0).with(*attribute, Value::U32(0));
-                    add(&text, Rule::NetlinkObject, "0", Answer::INVAL.into(), message);
-                }
+                message.attributes.retain(|(of, _)| *of != attribute.0);
+                message.attributes.extend(wrong.map(|wrong| (attribute.0, wrong)));
+                checks.push(of_message(method, &attribute.to_string(), rule, suffix, Answer::INVAL, message));
             }
         }
-        let unknown = match (command, answer) {
-            (Command::SET, Some(answer)) => {
-                Some(Expect::Changed { change: &STRICT, before: answer, after: Answer::INVAL })
-            }
-            (Command::NEWLINK, Some(answer)) => {
-                Some(Expect::Changed { change: &STRICT, before: answer, after: Answer::INVAL })
-            }
-            (
-                Command::SYS_GET | Command::GET_CHARDEV | Command::STAT_GET | Command::STAT_GET_STATUS,
-                Some(answer),
-            ) => Some(Expect::Changed { change: &LIBERAL, before: Answer::INVAL, after: answer }),
-            (Command::SYS_SET, _) => None,
-            (_, answer) => answer.map(Expect::Is),
-        };
-        if let Some(expect) = unknown {
+        if let Some(expect) = with_unknown(*command, *answer) {
             let mut message = valid.clone();
             message.attributes.push((UNKNOWN, Value::U32(1)));
-            add("unknown", Rule::NetlinkUnknown, "", expect, message);
+            checks.push(of_message(method, "unknown", Rule::NetlinkUnknown, "", expect, message));
         }
-        if admin {
-            let rule = Rule::NetlinkPermission;
-            for (suffix, message) in [
-                ("empty", Message::of(command, &[])),
-                ("unknown-device", Message::of(command, &[]).with(Attribute::DEV_INDEX, Value::U32(NOWHERE))),
-            ] {
-                checks.push(Check::new(
-                    name(command, "all", rule, suffix),
-                    rule,
-                    Answer::PERM,
-                    move |session| {
-                        since(session, first)?;
-                        needs_admin(session)?;
-                        let Ok(_dropped) = Dropped::new(CapabilitySet::NET_ADMIN) else {
-                            return skip("the capability can't be dropped");
-                        };
-                        judge(session, &message, Answer::PERM)
-                    },
-                ));
-            }
-        } else {
-            let rule = Rule::NetlinkPermission;
-            let Some(answer) = answer else { continue };
-            checks.push(Check::new(name(command, "all", rule, "not-needed"), rule, answer, move |session| {
-                since(session, first)?;
-                needs_admin(session)?;
-                let Ok(_dropped) = Dropped::new(CapabilitySet::NET_ADMIN) else {
-                    return skip("the capability can't be dropped");
-                };
-                judge(session, &valid, answer)
-            }));
+        if *admin {
+            let empty = Message::of(*command, &[]);
+            let unknown = empty.clone().with(Attribute::DEV_INDEX, Value::U32(NOWHERE));
+            checks.push(without_privilege(method, "empty", Answer::PERM, empty));
+            checks.push(without_privilege(method, "unknown-device", Answer::PERM, unknown));
+        } else if let Some(answer) = *answer {
+            checks.push(without_privilege(method, "not-needed", answer, valid));
         }
     }
 }
@@ -421,19 +418,19 @@ fn of_singles(checks: &mut Vec<Check>) {
             judge(session, &Message::of(command, &attributes), answer)
         }));
     }
-    // A QP in RESET has no port.
-    let rule = Rule::NetlinkObject;
-    let name = name(Command::RES_QP_GET, "RES_LQPN", rule, "own-in-RESET");
-    checks.push(Check::new(name, rule, Answer::AGAIN, |session| {
+}
+
+/// A QP in RESET has no port.
+const IN_RESET: Row =
+    row("RES_QP_GET::RES_LQPN", Rule::NetlinkObject, "own-in-RESET", Answer::AGAIN, |session, answer| {
         session.needs_rxe_payloads()?;
         let (pd, cq) = (session.pd()?, session.cq()?);
         let mut call = session.qp_call(QpType::RC, pd, cq);
         session.prepare(&mut call)?;
         session.made(&call, ObjectClass::QP, QpCreate::HANDLE.id());
         let number = (Attribute::RES_LQPN, Value::U32(call.u32_of(QpCreate::RESP_QP_NUM.id())));
-        judge(session, &Message::of(Command::RES_QP_GET, &[DEVICE, PORT, number]), Answer::AGAIN)
-    }));
-}
+        judge(session, &Message::of(Command::RES_QP_GET, &[DEVICE, PORT, number]), answer)
+    });
 
 /// The checks of RDMA netlink.
 pub(crate) fn checks() -> Vec<Check> {
@@ -442,5 +439,6 @@ pub(crate) fn checks() -> Vec<Check> {
     of_dumps(&mut checks);
     of_types(&mut checks);
     of_singles(&mut checks);
+    checks.push(IN_RESET.check("nldev"));
     checks
 }

@@ -29,99 +29,118 @@ fn spoil(call: &mut Call, id: u16) -> Step<()> {
     Ok(())
 }
 
-/// Two faults of a call: a suffix, the answer, and the change of the call.
-type Pair = (String, Answer, Mutate);
+/// Sets the handle of an attribute to one that no object has.
+fn unknown_handle(call: &mut Call, id: u16) -> Step<()> {
+    match call.slot_mut(id) {
+        Some(slot) => slot.raw.data = 0x7fff_fff0,
+        None => return fail("the call has no such attribute"),
+    }
+    Ok(())
+}
+
+/// Two faults of a call: a suffix, the answer, and the change of the call at an attribute.
+type Pair = (&'static str, Answer, fn(&mut Call, u16) -> Step<()>);
+
+/// The faults of a call, and its first attribute.
+const FAULTS: [Pair; 4] = [
+    ("unknown-then-reserved", Answer::PROTONOSUPPORT, |call, id| {
+        spoil(call, id)?;
+        call.slots.insert(0, unknown());
+        Ok(())
+    }),
+    ("reserved-then-unknown", Answer::INVAL, |call, id| {
+        spoil(call, id)?;
+        call.slots.push(unknown());
+        Ok(())
+    }),
+    ("driver-id-then-unknown", Answer::INVAL, |call, _| {
+        call.header.driver_id = 0;
+        call.slots.push(unknown());
+        Ok(())
+    }),
+    ("header-then-reserved", Answer::PROTONOSUPPORT, |call, id| {
+        call.header.reserved1 = 1;
+        spoil(call, id)
+    }),
+];
+
+/// The faults at a mandatory attribute.
+const MANDATORY: [Pair; 1] = [("unknown-then-missing", Answer::PROTONOSUPPORT, |call, id| {
+    call.slots.retain(|slot| slot.raw.attr_id != id);
+    call.slots.push(unknown());
+    Ok(())
+})];
+
+/// The faults at the handle of an existing object.
+const HANDLES: [Pair; 2] = [
+    ("handle-then-unknown", Answer::NOENT, |call, id| {
+        unknown_handle(call, id)?;
+        call.slots.push(unknown());
+        Ok(())
+    }),
+    ("unknown-then-handle", Answer::PROTONOSUPPORT, |call, id| {
+        unknown_handle(call, id)?;
+        call.slots.insert(0, unknown());
+        Ok(())
+    }),
+];
+
+/// A pair at an attribute: the suffix of its name, the answer, and the change of the call.
+type Placed = (String, Answer, Mutate);
+
+fn place(pair: Pair, suffix: String, id: u16) -> Placed {
+    let (_, answer, change) = pair;
+    (suffix, answer, Rc::new(move |_, call, _| change(call, id)))
+}
 
 /// The pairs of faults at one method. Attributes are parsed in the caller's order, then mandatory ones
 /// are looked for, then the handler runs.
-fn pairs(base: &Base) -> Vec<Pair> {
-    let mut pairs: Vec<Pair> = Vec::new();
-    let Some(first) = base.attributes.iter().find(|attr| attr.in_base) else { return pairs };
-    let id = first.id;
-    pairs.push((
-        "unknown-then-reserved".into(),
-        Answer::PROTONOSUPPORT,
-        Rc::new(move |_, call, _| {
-            spoil(call, id)?;
-            call.slots.insert(0, unknown());
-            Ok(())
-        }),
-    ));
-    pairs.push((
-        "reserved-then-unknown".into(),
-        Answer::INVAL,
-        Rc::new(move |_, call, _| {
-            spoil(call, id)?;
-            call.slots.push(unknown());
-            Ok(())
-        }),
-    ));
-    pairs.push((
-        "driver-id-then-unknown".into(),
-        Answer::INVAL,
-        Rc::new(|_, call, _| {
-            call.header.driver_id = 0;
-            call.slots.push(unknown());
-            Ok(())
-        }),
-    ));
-    pairs.push((
-        "header-then-reserved".into(),
-        Answer::PROTONOSUPPORT,
-        Rc::new(move |_, call, _| {
-            call.header.reserved1 = 1;
-            spoil(call, id)
-        }),
-    ));
-    for attr in base.attributes.iter().filter(|attr| attr.in_base) {
-        let id = attr.id;
+fn pairs(base: &Base) -> Vec<Placed> {
+    let mut given = base.attributes.iter().filter(|attr| attr.in_base).peekable();
+    let Some(first) = given.peek().map(|attr| attr.id) else { return Vec::new() };
+    let mut pairs: Vec<Placed> =
+        FAULTS.into_iter().map(|pair| place(pair, pair.0.to_owned(), first)).collect();
+    for attr in given {
+        let mut add = |table: &[Pair]| {
+            pairs.extend(table.iter().map(|pair| place(*pair, format!("{}-{}", pair.0, attr.name), attr.id)));
+        };
         if attr.missing == Some(Answer::INVAL) && attr.kind_is_mandatory() {
-            pairs.push((
-                format!("unknown-then-missing-{}", attr.name),
-                Answer::PROTONOSUPPORT,
-                Rc::new(move |_, call, _| {
-                    call.slots.retain(|slot| slot.raw.attr_id != id);
-                    call.slots.push(unknown());
-                    Ok(())
-                }),
-            ));
+            add(&MANDATORY);
         }
         let reads = matches!(
             attr.kind,
             AttributeKind::Handle { access: Access::Read | Access::Write | Access::Destroy, .. }
         );
         if reads {
-            pairs.push((
-                format!("handle-then-unknown-{}", attr.name),
-                Answer::NOENT,
-                Rc::new(move |_, call, _| {
-                    match call.slot_mut(id) {
-                        Some(slot) => slot.raw.data = 0x7fff_fff0,
-                        None => return fail("the call has no such attribute"),
-                    }
-                    call.slots.push(unknown());
-                    Ok(())
-                }),
-            ));
-            pairs.push((
-                format!("unknown-then-handle-{}", attr.name),
-                Answer::PROTONOSUPPORT,
-                Rc::new(move |_, call, _| {
-                    match call.slot_mut(id) {
-                        Some(slot) => slot.raw.data = 0x7fff_fff0,
-                        None => return fail("the call has no such attribute"),
-                    }
-                    call.slots.insert(0, unknown());
-                    Ok(())
-                }),
-            ));
+            add(&HANDLES);
         }
     }
     pairs
 }
 
+/// Moves the attribute of the new object to the front: it is allocated before all others are parsed.
+fn front(call: &mut Call, new: u16) {
+    call.slots.sort_by_key(|slot| slot.raw.attr_id != new);
+}
+
+/// Calls that fail after the handle of the new object was allocated: a suffix, the answer, and the
+/// change of the call with that attribute in front.
+const UNDONE: [Pair; 2] = [
+    ("unknown-last", Answer::PROTONOSUPPORT, |call, new| {
+        front(call, new);
+        call.slots.push(unknown());
+        Ok(())
+    }),
+    ("new-object-twice", Answer::INVAL, |call, new| {
+        front(call, new);
+        let again = call.slots.first().cloned();
+        call.slots.extend(again);
+        Ok(())
+    }),
+];
+
 /// Calls that fail after the handle of the new object was allocated: the last attribute is bad.
-fn undone(base: &Base) -> Vec<Pair> {
+fn undone(base: &Base) -> Vec<Placed> {
     let makes = base.attributes.iter().find(|attr| {
         matches!(
             attr.kind,
@@ -130,50 +149,16 @@ fn undone(base: &Base) -> Vec<Pair> {
         )
     });
     let Some(new) = makes.map(|attr| attr.id) else { return Vec::new() };
-    let first = move |call: &mut Call| {
-        // The new object is allocated before all other attributes are parsed.
-        if let Some(position) = call.slots.iter().position(|slot| slot.raw.attr_id == new) {
-            let slot = call.slots.remove(position);
-            call.slots.insert(0, slot);
-        }
-    };
-    let mut pairs: Vec<Pair> = vec![
-        (
-            "unknown-last".into(),
-            Answer::PROTONOSUPPORT,
-            Rc::new(move |_, call, _| {
-                first(call);
-                call.slots.push(unknown());
-                Ok(())
-            }),
-        ),
-        (
-            "new-object-twice".into(),
-            Answer::INVAL,
-            Rc::new(move |_, call, _| {
-                first(call);
-                let again = call.slots.first().cloned();
-                call.slots.extend(again);
-                Ok(())
-            }),
-        ),
-    ];
+    let mut pairs: Vec<Placed> = UNDONE.into_iter().map(|pair| place(pair, pair.0.to_owned(), new)).collect();
     for attr in base.attributes.iter().filter(|attr| attr.in_base && attr.id != new) {
         let id = attr.id;
-        pairs.push((
-            format!("reserved-last-{}", attr.name),
-            Answer::INVAL,
-            Rc::new(move |_, call, _| {
-                first(call);
-                spoil(call, id)?;
-                let position = call.slots.iter().position(|slot| slot.raw.attr_id == id);
-                if let Some(position) = position {
-                    let slot = call.slots.remove(position);
-                    call.slots.push(slot);
-                }
-                Ok(())
-            }),
-        ));
+        let mutate: Mutate = Rc::new(move |_, call, _| {
+            front(call, new);
+            spoil(call, id)?;
+            call.slots.sort_by_key(|slot| slot.raw.attr_id == id);
+            Ok(())
+        });
+        pairs.push((format!("reserved-last-{}", attr.name), Answer::INVAL, mutate));
     }
     pairs
 }

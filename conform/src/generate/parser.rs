@@ -66,7 +66,13 @@ fn change(
     })
 }
 
-fn set_data(suffix: &str, rule: Rule, phase: Phase, answer: Answer, data: u64) -> Mutation {
+fn set_data(
+    suffix: &str,
+    rule: Rule,
+    phase: Phase,
+    answer: impl Into<Option<Answer>>,
+    data: u64,
+) -> Mutation {
     change(suffix, rule, phase, answer, move |slot| slot.raw.data = data)
 }
 
@@ -247,12 +253,10 @@ fn existing_fd(class: u16) -> Vec<Mutation> {
 
 /// The mutations of an attribute by its kind.
 pub(super) fn by_kind(attr: &Attr) -> Vec<Mutation> {
-    use Phase::{Handler, Parser, Response};
     match attr.kind {
         AttributeKind::Handle { access: Access::New, .. }
         | AttributeKind::Descriptor { access: Access::New, .. } => {
-            let mut list = vec![set_data("", Rule::NewHandleInput, Parser, Answer::Ok, u64::MAX)];
-            list[0].answer = None;
+            let mut list = vec![set_data("", Rule::NewHandleInput, Phase::Parser, None, u64::MAX)];
             list.extend(handle_lengths());
             list
         }
@@ -261,110 +265,114 @@ pub(super) fn by_kind(attr: &Attr) -> Vec<Mutation> {
         AttributeKind::RawDescriptor => {
             let mut list: Vec<_> = handle_lengths().into();
             for (suffix, data) in [("2^31", 1 << 31), ("minimum", 1 << 63)] {
-                list.push(set_data(suffix, Rule::FdWide, Parser, Answer::INVAL, data));
+                list.push(set_data(suffix, Rule::FdWide, Phase::Parser, Answer::INVAL, data));
             }
             list
         }
-        AttributeKind::Constant { size, .. } => {
-            let mut list = Vec::new();
-            for len in [0, 4, 7] {
-                list.push(set_len(&len.to_string(), Rule::TooShort, Parser, Answer::INVAL, len));
-            }
-            for len in [9, 16] {
-                list.push(set_len(&len.to_string(), Rule::TooLong, Parser, Answer::INVAL, len));
-            }
-            if size < 8 {
-                for (suffix, value) in [("above", 1 << (8 * size)), ("maximum", u64::MAX)] {
-                    list.push(set_number(suffix, Rule::ConstantRange, Answer::INVAL, value));
-                }
-            }
-            list
-        }
+        AttributeKind::Constant { size, .. } => constant(size),
         AttributeKind::Flags { names, .. } => {
-            let mut list = Vec::new();
-            for len in [0, 3] {
-                list.push(set_len(&len.to_string(), Rule::TooShort, Parser, Answer::INVAL, len));
-            }
-            list.push(set_len("9", Rule::TooLong, Parser, Answer::INVAL, 9));
-            for len in [5, 7] {
-                list.push(set_len(&len.to_string(), Rule::FlagsLength, Handler, Answer::INVAL, len));
-            }
-            list.push(set_len("", Rule::FlagsFourBytes, Handler, None, 4));
-            let known = names.map_or(0, |info| info.values.iter().fold(0, |all, value| all | value.value));
-            for bit in [15, 30, 31, 32, 63].into_iter().filter(|bit| known & (1 << bit) == 0) {
-                list.push(set_number(&format!("bit-{bit}"), Rule::FlagsUnknown, Answer::INVAL, 1 << bit));
-            }
-            list
+            flags(names.map_or(0, |info| info.values.iter().fold(0, |all, value| all | value.value)))
         }
-        AttributeKind::Input { size, .. } => {
-            let mut list = Vec::new();
-            let minimum = minimum(size);
-            if minimum > 0 {
-                list.push(set_len("one-less", Rule::TooShort, Parser, Answer::INVAL, minimum - 1));
-                if minimum > 1 {
-                    list.push(set_len("0", Rule::TooShort, Parser, Answer::INVAL, 0));
-                }
-            }
-            match size {
-                PayloadSize::Exact(len) => {
-                    list.push(set_len("one-more", Rule::TooLong, Parser, Answer::INVAL, len + 1));
-                    list.push(set_len("maximum", Rule::TooLong, Parser, Answer::INVAL, 65535));
-                }
-                PayloadSize::Extensible { known, .. } => {
-                    list.push(set_len("", Rule::ZeroTail, Parser, None, known + 8));
-                    list.push(change("", Rule::NonZeroTail, Parser, Answer::OPNOTSUPP, move |slot| {
-                        slot.set_len((known + 8) as u16);
-                        if let Payload::Input(bytes) = &mut slot.payload {
-                            bytes[known + 7] = 1;
-                        }
-                    }));
-                    list.push(change(
-                        "unreadable",
-                        Rule::NonZeroTail,
-                        Parser,
-                        Answer::OPNOTSUPP,
-                        move |slot| {
-                            slot.unmap();
-                            slot.raw.len = (known + 8) as u16;
-                        },
-                    ));
-                }
-                PayloadSize::AtLeast(_) | PayloadSize::Within { .. } => {}
-            }
-            if length(size).max(minimum) > 8 {
-                // Input that is read later than it is parsed.
-                let answer = attr.read.then_some(Answer::FAULT);
-                let phase = if attr.copied { Parser } else { Handler };
-                list.push(change("", Rule::InputUnreadable, phase, answer, |slot| slot.unmap()));
-            }
-            list
-        }
-        AttributeKind::Output { size, .. } => {
-            let mut list = Vec::new();
-            let minimum = minimum(size);
-            if minimum > 0 {
-                list.push(set_len("one-less", Rule::TooShort, Parser, Answer::INVAL, minimum - 1));
-                if minimum > 1 {
-                    list.push(set_len("0", Rule::TooShort, Parser, Answer::INVAL, 0));
-                }
-            }
-            match size {
-                PayloadSize::Exact(len) => {
-                    list.push(set_len("one-more", Rule::TooLong, Parser, Answer::INVAL, len + 1));
-                }
-                PayloadSize::Extensible { known, .. } => {
-                    list.push(set_len("", Rule::OutputTail, Parser, None, known + 8));
-                }
-                PayloadSize::AtLeast(_) | PayloadSize::Within { .. } => {}
-            }
-            if attr.written {
-                list.push(change("", Rule::OutputUnwritable, Response, Answer::FAULT, |slot| slot.unmap()));
-                list.push(mutation("", Rule::OutputFlag, Parser, None, |_, _, _| Ok(())));
-            }
-            list
-        }
+        AttributeKind::Input { size, .. } => input(attr, size),
+        AttributeKind::Output { size, .. } => output(attr, size),
         AttributeKind::Handles { .. } | AttributeKind::Enumeration { .. } => Vec::new(),
     }
+}
+
+/// Lengths of an attribute that the parser refuses.
+fn lengths(rule: Rule, lengths: &[usize]) -> impl Iterator<Item = Mutation> {
+    lengths.iter().map(move |len| set_len(&len.to_string(), rule, Phase::Parser, Answer::INVAL, *len))
+}
+
+/// The mutations of a number of `size` bytes, which takes 8 bytes in a call.
+fn constant(size: usize) -> Vec<Mutation> {
+    let mut list: Vec<_> =
+        lengths(Rule::TooShort, &[0, 4, 7]).chain(lengths(Rule::TooLong, &[9, 16])).collect();
+    if size < 8 {
+        for (suffix, value) in [("above", 1 << (8 * size)), ("maximum", u64::MAX)] {
+            list.push(set_number(suffix, Rule::ConstantRange, Answer::INVAL, value));
+        }
+    }
+    list
+}
+
+/// The mutations of flags with these known bits.
+fn flags(known: u64) -> Vec<Mutation> {
+    let mut list: Vec<_> = lengths(Rule::TooShort, &[0, 3]).chain(lengths(Rule::TooLong, &[9])).collect();
+    for len in [5, 7] {
+        list.push(set_len(&len.to_string(), Rule::FlagsLength, Phase::Handler, Answer::INVAL, len));
+    }
+    list.push(set_len("", Rule::FlagsFourBytes, Phase::Handler, None, 4));
+    for bit in [15, 30, 31, 32, 63].into_iter().filter(|bit| known & (1 << bit) == 0) {
+        list.push(set_number(&format!("bit-{bit}"), Rule::FlagsUnknown, Answer::INVAL, 1 << bit));
+    }
+    list
+}
+
+/// Lengths of a payload below its minimum.
+fn too_short(size: PayloadSize) -> Vec<Mutation> {
+    let minimum = minimum(size);
+    let mut list = Vec::new();
+    if minimum > 0 {
+        list.push(set_len("one-less", Rule::TooShort, Phase::Parser, Answer::INVAL, minimum - 1));
+    }
+    if minimum > 1 {
+        list.push(set_len("0", Rule::TooShort, Phase::Parser, Answer::INVAL, 0));
+    }
+    list
+}
+
+/// The mutations of an input.
+fn input(attr: &Attr, size: PayloadSize) -> Vec<Mutation> {
+    use Phase::{Handler, Parser};
+    let mut list = too_short(size);
+    match size {
+        PayloadSize::Exact(len) => {
+            list.push(set_len("one-more", Rule::TooLong, Parser, Answer::INVAL, len + 1));
+            list.push(set_len("maximum", Rule::TooLong, Parser, Answer::INVAL, 65535));
+        }
+        PayloadSize::Extensible { known, .. } => {
+            list.push(set_len("", Rule::ZeroTail, Parser, None, known + 8));
+            list.push(change("", Rule::NonZeroTail, Parser, Answer::OPNOTSUPP, move |slot| {
+                slot.set_len((known + 8) as u16);
+                if let Payload::Input(bytes) = &mut slot.payload {
+                    bytes[known + 7] = 1;
+                }
+            }));
+            list.push(change("unreadable", Rule::NonZeroTail, Parser, Answer::OPNOTSUPP, move |slot| {
+                slot.unmap();
+                slot.raw.len = (known + 8) as u16;
+            }));
+        }
+        PayloadSize::AtLeast(_) | PayloadSize::Within { .. } => {}
+    }
+    if length(size).max(minimum(size)) > 8 {
+        // Input that is read later than it is parsed.
+        let answer = attr.read.then_some(Answer::FAULT);
+        let phase = if attr.copied { Parser } else { Handler };
+        list.push(change("", Rule::InputUnreadable, phase, answer, |slot| slot.unmap()));
+    }
+    list
+}
+
+/// The mutations of an output.
+fn output(attr: &Attr, size: PayloadSize) -> Vec<Mutation> {
+    use Phase::{Parser, Response};
+    let mut list = too_short(size);
+    match size {
+        PayloadSize::Exact(len) => {
+            list.push(set_len("one-more", Rule::TooLong, Parser, Answer::INVAL, len + 1));
+        }
+        PayloadSize::Extensible { known, .. } => {
+            list.push(set_len("", Rule::OutputTail, Parser, None, known + 8));
+        }
+        PayloadSize::AtLeast(_) | PayloadSize::Within { .. } => {}
+    }
+    if attr.written {
+        list.push(change("", Rule::OutputUnwritable, Response, Answer::FAULT, |slot| slot.unmap()));
+        list.push(mutation("", Rule::OutputFlag, Parser, None, |_, _, _| Ok(())));
+    }
+    list
 }
 
 fn minimum(size: PayloadSize) -> usize {
@@ -590,62 +598,72 @@ fn of_method(base: &Rc<Base>, checks: &mut Vec<Check>) {
     }
 }
 
+/// A change of a header: its rule, a suffix, the answer and the change.
+type HeaderChange = (Rule, &'static str, Answer, fn(&mut Header));
+
+const HEADERS: [HeaderChange; 23] = [
+    (Rule::HeaderLength, "0", Answer::INVAL, |header| header.length = 0),
+    (Rule::HeaderLength, "one-less", Answer::INVAL, |header| header.length -= 1),
+    (Rule::HeaderLength, "one-more", Answer::INVAL, |header| header.length += 1),
+    (Rule::HeaderLength, "without-last", Answer::INVAL, |header| header.length -= 16),
+    (Rule::HeaderLength, "one-attribute-more", Answer::INVAL, |header| header.length += 16),
+    (Rule::HeaderLength, "fewer-attributes", Answer::INVAL, |header| header.num_attrs -= 1),
+    (Rule::HeaderLength, "more-attributes", Answer::INVAL, |header| header.num_attrs += 1),
+    (Rule::HeaderLength, "no-attributes", Answer::INVAL, |header| header.num_attrs = 0),
+    (Rule::HeaderLength, "above-a-page", Answer::INVAL, |header| {
+        header.num_attrs = 255;
+        header.length = 24 + 16 * 255;
+    }),
+    (Rule::HeaderLength, "wrapped", Answer::INVAL, |header| {
+        // 24 + 16 × 4097 is 24 + 16 in 16 bits.
+        header.num_attrs = 4097;
+        header.length = 40;
+    }),
+    (Rule::HeaderReserved, "reserved1", Answer::PROTONOSUPPORT, |header| header.reserved1 = 1),
+    (Rule::HeaderReserved, "reserved1-high", Answer::PROTONOSUPPORT, |header| header.reserved1 = 1 << 63),
+    (Rule::HeaderReserved, "reserved2", Answer::PROTONOSUPPORT, |header| header.reserved2 = 1),
+    (Rule::HeaderReserved, "reserved2-high", Answer::PROTONOSUPPORT, |header| header.reserved2 = 1 << 31),
+    (Rule::DriverId, "0", Answer::INVAL, |header| header.driver_id = 0),
+    (Rule::DriverId, "next", Answer::INVAL, |header| header.driver_id += 1),
+    (Rule::DriverId, "maximum", Answer::INVAL, |header| header.driver_id = u32::MAX),
+    (Rule::DriverId, "bit-31", Answer::INVAL, |header| header.driver_id |= 1 << 31),
+    (Rule::CheckOrder, "length-before-reserved", Answer::INVAL, |header| {
+        header.length += 1;
+        header.reserved1 = 1;
+    }),
+    (Rule::CheckOrder, "reserved-before-driver", Answer::PROTONOSUPPORT, |header| {
+        header.reserved2 = 1;
+        header.driver_id = 0;
+    }),
+    (Rule::CheckOrder, "driver-before-object", Answer::INVAL, |header| {
+        header.driver_id = 0;
+        header.object_id = 0xfff;
+    }),
+    (Rule::CheckOrder, "length-before-driver", Answer::INVAL, |header| {
+        header.length = 0;
+        header.driver_id = 0;
+    }),
+    (Rule::CheckOrder, "length-before-object", Answer::INVAL, |header| {
+        header.length = 0;
+        header.object_id = 0xfff;
+    }),
+];
+
+/// Numbers that are not that of the ioctl.
+const NUMBERS: [(&str, u32); 6] = [
+    ("number-0", 0xc018_1b00),
+    ("number-2", 0xc018_1b02),
+    ("type", 0xc018_1c01),
+    ("direction", 0x4018_1b01),
+    ("size", 0xc010_1b01),
+    ("zero", 0),
+];
+
 /// The checks of headers, which are the same for all methods.
 fn of_headers(checks: &mut Vec<Check>) {
-    let base = || {
-        let method = registry::Driver::default().method(0, 5);
-        method.and_then(Base::on_rxe).map(Rc::new)
-    };
-    let Some(base) = base() else { return };
-    type Change = fn(&mut Header);
-    let cases: &[(Rule, &str, Answer, Change)] = &[
-        (Rule::HeaderLength, "0", Answer::INVAL, |header| header.length = 0),
-        (Rule::HeaderLength, "one-less", Answer::INVAL, |header| header.length -= 1),
-        (Rule::HeaderLength, "one-more", Answer::INVAL, |header| header.length += 1),
-        (Rule::HeaderLength, "without-last", Answer::INVAL, |header| header.length -= 16),
-        (Rule::HeaderLength, "one-attribute-more", Answer::INVAL, |header| header.length += 16),
-        (Rule::HeaderLength, "fewer-attributes", Answer::INVAL, |header| header.num_attrs -= 1),
-        (Rule::HeaderLength, "more-attributes", Answer::INVAL, |header| header.num_attrs += 1),
-        (Rule::HeaderLength, "no-attributes", Answer::INVAL, |header| header.num_attrs = 0),
-        (Rule::HeaderLength, "above-a-page", Answer::INVAL, |header| {
-            header.num_attrs = 255;
-            header.length = 24 + 16 * 255;
-        }),
-        (Rule::HeaderLength, "wrapped", Answer::INVAL, |header| {
-            // 24 + 16 × 4097 is 24 + 16 in 16 bits.
-            header.num_attrs = 4097;
-            header.length = 40;
-        }),
-        (Rule::HeaderReserved, "reserved1", Answer::PROTONOSUPPORT, |header| header.reserved1 = 1),
-        (Rule::HeaderReserved, "reserved1-high", Answer::PROTONOSUPPORT, |header| header.reserved1 = 1 << 63),
-        (Rule::HeaderReserved, "reserved2", Answer::PROTONOSUPPORT, |header| header.reserved2 = 1),
-        (Rule::HeaderReserved, "reserved2-high", Answer::PROTONOSUPPORT, |header| header.reserved2 = 1 << 31),
-        (Rule::DriverId, "0", Answer::INVAL, |header| header.driver_id = 0),
-        (Rule::DriverId, "next", Answer::INVAL, |header| header.driver_id += 1),
-        (Rule::DriverId, "maximum", Answer::INVAL, |header| header.driver_id = u32::MAX),
-        (Rule::DriverId, "bit-31", Answer::INVAL, |header| header.driver_id |= 1 << 31),
-        (Rule::CheckOrder, "length-before-reserved", Answer::INVAL, |header| {
-            header.length += 1;
-            header.reserved1 = 1;
-        }),
-        (Rule::CheckOrder, "reserved-before-driver", Answer::PROTONOSUPPORT, |header| {
-            header.reserved2 = 1;
-            header.driver_id = 0;
-        }),
-        (Rule::CheckOrder, "driver-before-object", Answer::INVAL, |header| {
-            header.driver_id = 0;
-            header.object_id = 0xfff;
-        }),
-        (Rule::CheckOrder, "length-before-driver", Answer::INVAL, |header| {
-            header.length = 0;
-            header.driver_id = 0;
-        }),
-        (Rule::CheckOrder, "length-before-object", Answer::INVAL, |header| {
-            header.length = 0;
-            header.object_id = 0xfff;
-        }),
-    ];
-    for &(rule, suffix, answer, change) in cases {
+    let method = registry::Driver::default().method(0, 5);
+    let Some(base) = method.and_then(Base::on_rxe).map(Rc::new) else { return };
+    for (rule, suffix, answer, change) in HEADERS {
         let shared = Rc::clone(&base);
         let name = format!("header::all::all::{}-{suffix}", rule.id());
         checks.push(Check::new(name, rule, answer, move |session| {
@@ -656,14 +674,7 @@ fn of_headers(checks: &mut Vec<Check>) {
             session.judge(&mut call, answer).map(drop)
         }));
     }
-    for (suffix, number) in [
-        ("number-0", 0xc018_1b00_u32),
-        ("number-2", 0xc018_1b02),
-        ("type", 0xc018_1c01),
-        ("direction", 0x4018_1b01),
-        ("size", 0xc010_1b01),
-        ("zero", 0),
-    ] {
+    for (suffix, number) in NUMBERS {
         let (rule, shared) = (Rule::IoctlNumber, Rc::clone(&base));
         let name = format!("header::all::all::{}-{suffix}", rule.id());
         checks.push(Check::new(name, rule, Answer::NOTTY, move |session| {

@@ -12,7 +12,7 @@ use bareverbs_uapi::write::{self, WriteCommand};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::answer::{Answer, Change, Expect};
-use crate::check::Check;
+use crate::check::{Check, Row, row};
 use crate::rules::Rule;
 use crate::session::{Session, Step, fail, skip};
 
@@ -333,21 +333,19 @@ pub(crate) fn checks() -> Vec<Check> {
         }
     }
     ranges(&mut checks);
-    checks.push(Check::new(
-        format!("qp::all::handles::{}-destroyed", Rule::RequestHandle.id()),
-        Rule::RequestHandle,
-        Answer::NOENT,
-        |session| {
-            let mut qp = Qp::new(session, QpType::RC)?;
-            session.destroy(ObjectClass::QP.0, qp.handle)?;
-            qp.state = QpState::RESET;
-            let request = qp.request(QpState::RESET, Mask::STATE);
-            let mut call = session.command(write::ModifyQp::INFO.number, request.as_bytes(), 0, 0);
-            session.judge(&mut call, Answer::NOENT).map(drop)
-        },
-    ));
+    checks.push(DESTROYED.check("qp"));
     checks
 }
+
+const DESTROYED: Row =
+    row("all::handles", Rule::RequestHandle, "destroyed", Answer::NOENT, |session, answer| {
+        let mut qp = Qp::new(session, QpType::RC)?;
+        session.destroy(ObjectClass::QP.0, qp.handle)?;
+        qp.state = QpState::RESET;
+        let request = qp.request(QpState::RESET, Mask::STATE);
+        let mut call = session.command(write::ModifyQp::INFO.number, request.as_bytes(), 0, 0);
+        session.judge(&mut call, answer).map(drop)
+    });
 
 /// A value out of range, in a request that is valid otherwise.
 type Value = (&'static str, QpState, QpState, Answer, fn(&mut ModifyQpReq));
@@ -403,16 +401,10 @@ fn ranges(checks: &mut Vec<Check>) {
         ));
     }
     for bit in 21..32 {
+        let title = format!("qp::RC::RESET-RESET::{}-bit-{bit}", rule.id());
         let mask = Mask::from_bits_retain(1 << bit) | Mask::STATE;
-        checks.push(Check::new(
-            format!("qp::RC::RESET-RESET::{}-bit-{bit}", rule.id()),
-            rule,
-            Answer::OPNOTSUPP,
-            move |session| {
-                let qp = Qp::new(session, QpType::RC)?;
-                qp.judge(session, QpState::RESET, mask, Answer::OPNOTSUPP)
-            },
-        ));
+        let (state, answer) = (QpState::RESET, Answer::OPNOTSUPP.into());
+        checks.push(check(title, rule, QpType::RC, state, state, mask, answer));
     }
 }
 

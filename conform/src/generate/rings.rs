@@ -17,7 +17,7 @@ use super::life::queue;
 use super::pair::{Pair, READ_WRITE, RECV_ID, REGION, SEND_ID};
 use crate::answer::{Answer, Change, Expect};
 use crate::call::Call;
-use crate::check::Check;
+use crate::check::{Check, Row, row};
 use crate::map::Map;
 use crate::rules::Rule;
 use crate::session::{Session, Step, fail};
@@ -196,36 +196,58 @@ fn of_maps(checks: &mut Vec<Check>) {
             }));
         }
     }
-    for (suffix, expected) in [("old-offset", Answer::INVAL), ("new-offset", Answer::Ok)] {
-        let name = format!("mmap::Cq::resized::{}-{suffix}", rule.id());
-        checks.push(Check::new(name, rule, expected, move |session| {
-            session.needs_rxe_payloads()?;
-            session.context()?;
-            let mut call = session.cq_call(16);
-            session.prepare(&mut call)?;
-            let handle = session.made(&call, ObjectClass::CQ, CqCreate::HANDLE.id());
-            let (old, len) = queue(&call, 0)?;
-            let mut request = ResizeCqReq::new_zeroed();
-            (request.cq_handle, request.cqe) = (handle, 100);
-            let number = write::ResizeCq::INFO.number;
-            let mut resize = session.command(number, request.as_bytes(), size_of::<ResizeCqResp>(), 16);
-            session.prepare(&mut resize)?;
-            let (new, new_len) = queue(&resize, 0)?;
-            let (offset, len) = if expected == Answer::Ok { (new, new_len) } else { (old, len) };
-            map(session, offset, len, READ_WRITE, expected).map(drop)
-        }));
-    }
 }
 
-/// A request that the transport or the memory does not allow: its name, the status of kernels before
-/// the flush, and the change of the request.
-type Bad = (&'static str, WcStatus, fn(&mut SendWqe, &mut Sge));
+/// The offsets and lengths of a CQ's ring, before and after a resize.
+fn resized(session: &mut Session<'_>) -> Step<[(u64, usize); 2]> {
+    session.needs_rxe_payloads()?;
+    session.context()?;
+    let mut call = session.cq_call(16);
+    session.prepare(&mut call)?;
+    let handle = session.made(&call, ObjectClass::CQ, CqCreate::HANDLE.id());
+    let mut request = ResizeCqReq::new_zeroed();
+    (request.cq_handle, request.cqe) = (handle, 100);
+    let number = write::ResizeCq::INFO.number;
+    let mut resize = session.command(number, request.as_bytes(), size_of::<ResizeCqResp>(), 16);
+    session.prepare(&mut resize)?;
+    Ok([queue(&call, 0)?, queue(&resize, 0)?])
+}
 
-const BAD: [Bad; 3] = [
-    ("l_key-unknown", WcStatus::LOC_QP_OP_ERR, |_, sge| sge.lkey = 0x00de_ad00),
-    ("sge-behind-the-region", WcStatus::LOC_PROT_ERR, |_, sge| sge.addr += REGION as u64),
-    ("length-above-sges", WcStatus::LOC_QP_OP_ERR, |wqe, _| {
+const RESIZED: [Row; 2] = [
+    row("Cq::resized", Rule::Mmap, "old-offset", Answer::INVAL, |session, answer| {
+        let [(offset, len), _] = resized(session)?;
+        map(session, offset, len, READ_WRITE, answer).map(drop)
+    }),
+    row("Cq::resized", Rule::Mmap, "new-offset", Answer::Ok, |session, answer| {
+        let [_, (offset, len)] = resized(session)?;
+        map(session, offset, len, READ_WRITE, answer).map(drop)
+    }),
+];
+
+/// A request that the transport or the memory does not allow: its name, its title, the status of
+/// kernels before the flush, its hazard, and the change of the request.
+type Bad = (&'static str, &'static str, WcStatus, Option<&'static str>, fn(&mut SendWqe, &mut Sge));
+
+const BEYOND: Option<&str> = Some("kernels before 6.1.188 and 6.12.110 read beyond the queue");
+
+const BAD: [Bad; 6] = [
+    ("l_key-unknown", "l_key-unknown", WcStatus::LOC_QP_OP_ERR, None, |_, sge| sge.lkey = 0x00de_ad00),
+    ("sge-behind-the-region", "sge-behind-the-region", WcStatus::LOC_PROT_ERR, None, |_, sge| {
+        sge.addr += REGION as u64;
+    }),
+    ("length-above-sges", "length-above-sges", WcStatus::LOC_QP_OP_ERR, None, |wqe, _| {
         (wqe.dma.length, wqe.dma.resid) = (256, 256);
+    }),
+    ("many-sges", "65535 SGEs", WcStatus::LOC_QP_OP_ERR, BEYOND, |wqe, _| wqe.dma.num_sge = 0xffff),
+    (
+        "opcode-2^24",
+        "the opcode 2^24",
+        WcStatus::LOC_QP_OP_ERR,
+        Some("kernels read beyond a table (send-opcodes-are-not-limited)"),
+        |wqe, _| wqe.wr.opcode = WrOpcode(1 << 24),
+    ),
+    ("current-sge", "a current SGE of 1000", WcStatus::LOC_QP_OP_ERR, BEYOND, |wqe, _| {
+        wqe.dma.cur_sge = 1000;
     }),
 ];
 
@@ -300,62 +322,60 @@ fn of_requests(checks: &mut Vec<Check>) {
         if qp_type == QpType::UD {
             continue;
         }
-        for (suffix, before, change) in BAD {
+        for (suffix, title, before, hazard, change) in BAD {
             let name = format!("ring::{kind}::send::{}-{suffix}", rule.id());
             let expect = flushed(before);
-            checks.push(Check::new(name, rule, expect, move |session| {
-                refused(session, qp_type, suffix, expect, &change)
-            }));
+            let mut check = Check::new(name, rule, expect, move |session| {
+                refused(session, qp_type, title, expect, &change)
+            });
+            check.hazard = hazard;
+            checks.push(check);
         }
-        let name = format!("ring::{kind}::send::{}-many-sges", rule.id());
-        let expect = flushed(WcStatus::LOC_QP_OP_ERR);
-        let check = Check::new(name, rule, expect, move |session| {
-            refused(session, qp_type, "65535 SGEs", expect, &|wqe, _| wqe.dma.num_sge = 0xffff)
-        });
-        checks.push(check.hazardous("kernels before 6.1.188 and 6.12.110 read beyond the queue"));
-        let name = format!("ring::{kind}::send::{}-opcode-2^24", rule.id());
-        let check = Check::new(name, rule, expect, move |session| {
-            refused(session, qp_type, "the opcode 2^24", expect, &|wqe, _| wqe.wr.opcode = WrOpcode(1 << 24))
-        });
-        checks.push(check.hazardous("kernels read beyond a table (send-opcodes-are-not-limited)"));
-        let name = format!("ring::{kind}::send::{}-current-sge", rule.id());
-        let check = Check::new(name, rule, expect, move |session| {
-            refused(session, qp_type, "a current SGE of 1000", expect, &|wqe, _| wqe.dma.cur_sge = 1000)
-        });
-        checks.push(check.hazardous("kernels before 6.1.188 and 6.12.110 read beyond the queue"));
     }
 }
+
+/// A producer index that is some cycles beyond the queue.
+fn judge_producer(session: &mut Session<'_>, cycles: u32, answer: Answer) -> Step<()> {
+    let mut pair = Pair::new(session, QpType::RC, None)?;
+    pair.post_recv(cycles, &|_, _| {})?;
+    pair.post_send(session, &|_, _| {})?;
+    let wc = pair.completion(RECV_ID)?;
+    let text = format!("a receive whose producer index is {cycles} cycles beyond the queue");
+    session.compare(&text, answer, Answer::Status(wc.status.0)).map(drop)
+}
+
+/// A consumer index that is some cycles beyond the queue.
+fn judge_consumer(session: &mut Session<'_>, cycles: u32, answer: Answer) -> Step<()> {
+    let mut pair = Pair::new(session, QpType::RC, None)?;
+    pair.post_recv(0, &|_, _| {})?;
+    let stored = cycles.wrapping_mul(pair.cq.ring()?.mask().wrapping_add(1));
+    pair.cq.ring()?.store_consumer(stored)?;
+    pair.post_send(session, &|_, _| {})?;
+    let wc = pair.completion(SEND_ID)?;
+    let text = format!("a send with a CQ whose consumer index is {stored:#x}");
+    session.compare(&text, answer, Answer::Status(wc.status.0)).map(drop)
+}
+
+/// An index of a ring: its place, and what judges it at a number of cycles beyond the queue.
+type Index = (&'static str, fn(&mut Session<'_>, u32, Answer) -> Step<()>);
+
+const INDICES: [Index; 2] = [("RC::recv", judge_producer), ("Cq::consumer", judge_consumer)];
 
 fn of_indices(checks: &mut Vec<Check>) {
     let rule = Rule::RingIndex;
     let success = Answer::Status(WcStatus::SUCCESS.0);
     for (suffix, cycles) in [("in-range", 0), ("one-cycle", 1), ("many-cycles", 0x10_0001)] {
-        let name = format!("ring::RC::recv::{}-{suffix}", rule.id());
-        checks.push(Check::new(name, rule, success, move |session| {
-            let mut pair = Pair::new(session, QpType::RC, None)?;
-            pair.post_recv(cycles, &|_, _| {})?;
-            pair.post_send(session, &|_, _| {})?;
-            let wc = pair.completion(RECV_ID)?;
-            let text = format!("a receive whose producer index is {cycles} cycles beyond the queue");
-            session.compare(&text, success, Answer::Status(wc.status.0)).map(drop)
-        }));
-        let name = format!("ring::Cq::consumer::{}-{suffix}", rule.id());
-        checks.push(Check::new(name, rule, success, move |session| {
-            let mut pair = Pair::new(session, QpType::RC, None)?;
-            pair.post_recv(0, &|_, _| {})?;
-            let stored = cycles.wrapping_mul(pair.cq.ring()?.mask().wrapping_add(1));
-            pair.cq.ring()?.store_consumer(stored)?;
-            pair.post_send(session, &|_, _| {})?;
-            let wc = pair.completion(SEND_ID)?;
-            let text = format!("a send with a CQ whose consumer index is {stored:#x}");
-            session.compare(&text, success, Answer::Status(wc.status.0)).map(drop)
-        }));
+        for (place, judge) in INDICES {
+            let name = format!("ring::{place}::{}-{suffix}", rule.id());
+            checks.push(Check::new(name, rule, success, move |session| judge(session, cycles, success)));
+        }
     }
 }
 
 pub(crate) fn checks() -> Vec<Check> {
     let mut checks = Vec::new();
     of_maps(&mut checks);
+    checks.extend(RESIZED.iter().map(|row| row.check("mmap")));
     of_requests(&mut checks);
     of_indices(&mut checks);
     checks

@@ -36,7 +36,7 @@ pub enum CallKind {
     /// `recvfrom` or `recvmsg`.
     Receive,
     /// `close` of a device file, or of a descriptor that a call made. Only recordings of
-    /// [`fuzz`](crate::fuzz) have it.
+    /// `bareverbs conform --fuzz` have it.
     Close,
 }
 

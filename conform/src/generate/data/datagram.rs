@@ -11,7 +11,7 @@ use super::Device;
 use super::operation::{LOCAL_BYTE, REMOTE_BYTE};
 use super::trial::status;
 use crate::answer::{self, Answer, Expect};
-use crate::check::Check;
+use crate::check::{Check, Row, row};
 use crate::generate::pair::{LENGTH, Options, Pair, RECEIVED, RECV_ID, REGION, SEND_ID, loopback, one_sge};
 use crate::rules::Rule;
 use crate::session::{Session, Step, fail};
@@ -156,7 +156,10 @@ fn of_sent(checks: &mut Vec<Check>, device: Device) {
             }
         }));
     }
-    checks.push(Check::new(name(rule, "contents"), rule, Answer::Value((LENGTH + GRH).into()), |session| {
+}
+
+const CONTENTS: Row = row("UD::SEND", Rule::Datagram, "contents", Answer::Value((LENGTH + GRH) as u64), {
+    |session, expected| {
         let mut datagrams = Datagrams::new(session)?;
         datagrams.post_recv(LENGTH)?;
         datagrams.send(session, &|_, _, _| {})?;
@@ -171,12 +174,11 @@ fn of_sent(checks: &mut Vec<Check>, device: Device) {
         if session.bytes(start, LENGTH as usize) != [LOCAL_BYTE; LENGTH as usize] {
             return fail("the datagram has other bytes");
         }
-        let expected = Answer::Value((LENGTH + GRH).into());
         session
             .compare(&"the length of a received datagram", expected, Answer::Value(wc.byte_len.into()))
             .map(drop)
-    }));
-}
+    }
+});
 
 type Refused = (&'static str, fn(&mut SendWqe, &mut Sge, &mut UdWr));
 
@@ -214,21 +216,24 @@ fn of_refused(checks: &mut Vec<Check>, device: Device) {
             judge_refused(session, &mut datagrams, suffix, expected)
         }));
     }
-    // A WQE of mlx5 has the address, not the address handle.
-    if device != Device::Rxe {
-        return;
-    }
-    checks.push(Check::new(name(rule, "ah-of-another-pd"), rule, status(expected), move |session| {
+}
+
+/// A WQE of mlx5 has the address, not the address handle.
+const OF_ANOTHER_PD: Row =
+    row("UD::SEND", Rule::Datagram, "ah-of-another-pd", status(WcStatus::LOC_QP_OP_ERR), |session, _| {
         let mut datagrams = Datagrams::new(session)?;
         let pd = session.pd()?;
         let path = loopback(session)?;
         datagrams.ah = datagrams.pair.sender.address(session, pd, path)?;
         datagrams.send(session, &|_, _, _| {})?;
-        judge_refused(session, &mut datagrams, "an AH of another PD", expected)
-    }));
-}
+        judge_refused(session, &mut datagrams, "an AH of another PD", WcStatus::LOC_QP_OP_ERR)
+    });
 
 pub(crate) fn checks(checks: &mut Vec<Check>, device: Device) {
     of_sent(checks, device);
+    checks.push(CONTENTS.check("data"));
     of_refused(checks, device);
+    if device == Device::Rxe {
+        checks.push(OF_ANOTHER_PD.check("data"));
+    }
 }

@@ -63,21 +63,6 @@ fn violated(device: Device, operation: &Operation, qp_type: QpType) -> Results {
     }
 }
 
-fn check(
-    operation: &'static Operation,
-    qp_type: QpType,
-    suffix: &str,
-    title: &'static str,
-    change: Change,
-    results: Results,
-) -> Check {
-    let rule = Rule::RemoteKey;
-    let mut trial = Trial::new(operation, qp_type);
-    trial.change = change;
-    let name = format!("data::{qp_type}::{}::{}-{suffix}", operation.name, rule.id());
-    Check::new(name, rule, results.expect(), move |session| trial.judge(session, title, &results))
-}
-
 /// A request that wraps around the end of the address space.
 fn wrapping(wqe: &mut SendWqe, _: &mut Sge, operation: &Operation, region: &Region) {
     let len = u64::from(wqe.dma.length);
@@ -95,41 +80,35 @@ fn empty(wqe: &mut SendWqe, _: &mut Sge, operation: &Operation, _: &Region) {
 }
 
 pub(crate) fn checks(checks: &mut Vec<Check>, device: Device) {
+    let rule = Rule::RemoteKey;
     for operation in device.operations().filter(|operation| operation.has_key()) {
         of_regions(checks, operation);
         for qp_type in operation.on.iter().copied() {
+            let trial = Trial::new(operation, qp_type);
+            let violated = violated(device, operation, qp_type);
             for (suffix, title, change) in WRONG {
-                let results = violated(device, operation, qp_type);
-                checks.push(check(operation, qp_type, suffix, title, change, results));
+                checks.push(Trial { change, ..trial }.check(rule, suffix, title, violated));
             }
-            let wraps = check(
-                operation,
-                qp_type,
-                "wraps",
-                "with its end behind the last address",
-                wrapping,
-                violated(device, operation, qp_type),
-            );
-            checks.push(match device {
-                Device::Rxe => {
-                    wraps.hazardous("6.12 before 6.12.112 and 7.2 before 7.2.8 use a wild pointer")
-                }
-                Device::Mlx5 => wraps,
-            });
+            let wraps = Trial { change: wrapping, ..trial };
+            let mut wraps = wraps.check(rule, "wraps", "with its end behind the last address", violated);
+            if device == Device::Rxe {
+                wraps.hazard = Some("6.12 before 6.12.112 and 7.2 before 7.2.8 use a wild pointer");
+            }
+            checks.push(wraps);
             if !operation.is_atomic() && operation.opcode != WrOpcode::ATOMIC_WRITE {
-                of_empty(checks, device, operation, qp_type);
+                // An empty read or write needs no R_Key (C9-88).
+                let results = match operation.opcode {
+                    WrOpcode::FLUSH => violated,
+                    _ => Results { effect: Effect::None, ..Results::success(operation) },
+                };
+                let trial = Trial { length: 0, change: empty, ..trial };
+                checks.push(trial.check(rule, "empty", "with an R_Key of no region", results));
             }
             // The provider of mlx5 accepts aligned atomics only.
             if operation.length == 8 && device == Device::Rxe {
                 let results = Results::refused(operation, WcStatus::REM_INV_REQ_ERR, WcStatus::WR_FLUSH_ERR);
-                checks.push(check(
-                    operation,
-                    qp_type,
-                    "unaligned",
-                    "4 bytes behind a multiple of 8",
-                    unaligned,
-                    results,
-                ));
+                let trial = Trial { change: unaligned, ..trial };
+                checks.push(trial.check(rule, "unaligned", "4 bytes behind a multiple of 8", results));
             }
         }
     }
@@ -141,8 +120,7 @@ fn of_regions(checks: &mut Vec<Check>, operation: &'static Operation) {
     let expected = status(WcStatus::REM_ACCESS_ERR);
     for (suffix, foreign) in [("key-deregistered", false), ("key-of-another-pd", true)] {
         let trial = Trial::new(operation, QpType::RC);
-        let name = format!("data::RC::{}::{}-{suffix}", operation.name, rule.id());
-        checks.push(Check::new(name, rule, expected, move |session| {
+        checks.push(Check::new(trial.name(rule, suffix), rule, expected, move |session| {
             let mut pair = trial.prepare(session)?;
             if operation.receives {
                 pair.post_recv(0, &|_, _| {})?;
@@ -160,20 +138,4 @@ fn of_regions(checks: &mut Vec<Check>, operation: &'static Operation) {
             session.compare(&text, expected, Answer::Status(wc.status.0)).map(drop)
         }));
     }
-}
-
-/// An empty read or write needs no R_Key (C9-88).
-fn of_empty(checks: &mut Vec<Check>, device: Device, operation: &'static Operation, qp_type: QpType) {
-    let rule = Rule::RemoteKey;
-    let results = match operation.opcode {
-        WrOpcode::FLUSH => violated(device, operation, qp_type),
-        _ => Results { effect: Effect::None, ..Results::success(operation) },
-    };
-    let mut trial = Trial::new(operation, qp_type);
-    trial.length = 0;
-    trial.change = empty;
-    let name = format!("data::{qp_type}::{}::{}-empty", operation.name, rule.id());
-    checks.push(Check::new(name, rule, results.expect(), move |session| {
-        trial.judge(session, "with an R_Key of no region", &results)
-    }));
 }

@@ -64,23 +64,15 @@ fn results(device: Device, operation: &Operation, fault: Fault) -> Results {
 fn of_operation(checks: &mut Vec<Check>, device: Device, operation: &'static Operation, qp_type: QpType) {
     let rule = Rule::LocalKey;
     for (suffix, title, fault, change) in WRONG {
-        let mut trial = Trial::new(operation, qp_type);
-        trial.change = change;
-        let results = results(device, operation, fault);
-        let name = format!("data::{qp_type}::{}::{}-{suffix}", operation.name, rule.id());
-        checks.push(Check::new(name, rule, results.expect(), move |session| {
-            trial.judge(session, title, &results)
-        }));
+        let trial = Trial { change, ..Trial::new(operation, qp_type) };
+        checks.push(trial.check(rule, suffix, title, results(device, operation, fault)));
     }
     // Sends and writes only read the region. Responses need LOCAL_WRITE.
     let mut trial = Trial::new(operation, qp_type);
     trial.options.local = AccessFlags::empty();
     let results =
         if operation.responds { results(device, operation, Fault::Key) } else { Results::success(operation) };
-    let name = format!("data::{qp_type}::{}::{}-read-only", operation.name, rule.id());
-    checks.push(Check::new(name, rule, results.expect(), move |session| {
-        trial.judge(session, "with a region without LOCAL_WRITE", &results)
-    }));
+    checks.push(trial.check(rule, "read-only", "with a region without LOCAL_WRITE", results));
 }
 
 pub(crate) fn checks(checks: &mut Vec<Check>, device: Device) {

@@ -10,14 +10,10 @@ use super::Device;
 use super::operation::{IMMEDIATE, Operation};
 use super::trial::{Effect, Requester, Results, Trial, status};
 use crate::answer::Answer;
-use crate::check::{Bug, Check};
+use crate::check::{Bug, Check, EVERY};
 use crate::generate::pair::{Options, Pair, RECV_ID, SEND_ID, one_sge};
 use crate::rules::Rule;
 use crate::session::{Session, Step, fail};
-use bareverbs_uapi::abi::Since;
-
-/// All checked series.
-const EVERY: &[Since] = &[Since::V6_1, Since::V6_12, Since::V7_2, Since::V7_3];
 
 /// Lengths around the path MTU of 1024 bytes, and up to the size of the receive.
 const LENGTHS: [u32; 10] = [0, 1, 3, 4, 1023, 1024, 1025, 2048, 5000, MAXIMUM];
@@ -32,11 +28,8 @@ fn of_lengths(checks: &mut Vec<Check>, operation: &'static Operation, qp_type: Q
             one_sge(&mut wqe.dma, MAXIMUM);
             sge.length = MAXIMUM;
         };
-        let results = Results::success(operation);
-        let name = format!("data::{qp_type}::{}::{}-length-{length}", operation.name, rule.id());
-        checks.push(Check::new(name, rule, results.expect(), move |session| {
-            trial.judge(session, "at a path MTU of 1024 bytes", &results)
-        }));
+        let (suffix, results) = (format!("length-{length}"), Results::success(operation));
+        checks.push(trial.check(rule, &suffix, "at a path MTU of 1024 bytes", results));
     }
 }
 
@@ -87,8 +80,7 @@ fn judge_received(session: &mut Session<'_>, pair: &Pair, operation: &Operation,
 fn of_completions(checks: &mut Vec<Check>, device: Device, operation: &'static Operation, qp_type: QpType) {
     let rule = Rule::Completion;
     let trial = Trial::new(operation, qp_type);
-    let name = format!("data::{qp_type}::{}::{}-request", operation.name, rule.id());
-    let check = Check::new(name, rule, Answer::Value(0), move |session| {
+    let check = Check::new(trial.name(rule, "request"), rule, Answer::Value(0), move |session| {
         let mut pair = trial.post(session)?;
         let wc = pair.completion(SEND_ID)?;
         judge_sent(session, &pair, operation, &wc)
@@ -103,7 +95,7 @@ fn of_completions(checks: &mut Vec<Check>, device: Device, operation: &'static O
         check
     });
     if operation.receives {
-        let name = format!("data::{qp_type}::{}::{}-receive", operation.name, rule.id());
+        let name = trial.name(rule, "receive");
         let immediate = if has_immediate(operation) { IMMEDIATE } else { 0 };
         checks.push(Check::new(name, rule, Answer::Value(immediate.into()), move |session| {
             let mut pair = trial.post(session)?;
@@ -126,12 +118,8 @@ fn of_inline(checks: &mut Vec<Check>, device: Device, operation: &'static Operat
         inline(wqe, 8);
         sge.addr = u64::from_ne_bytes([super::operation::LOCAL_BYTE; 8]);
     };
-    let mut results = Results::success(operation);
     trial.length = 8;
-    let name = format!("data::{qp_type}::{}::{}-8-bytes", operation.name, rule.id());
-    checks.push(Check::new(name, rule, results.expect(), move |session| {
-        trial.judge(session, "as inline data", &results)
-    }));
+    checks.push(trial.check(rule, "8-bytes", "as inline data", Results::success(operation)));
     if device != Device::Rxe {
         return;
     }
@@ -142,11 +130,8 @@ fn of_inline(checks: &mut Vec<Check>, device: Device, operation: &'static Operat
         one_sge(&mut wqe.dma, MAXIMUM);
         sge.length = MAXIMUM;
     };
-    results = Results::not_sent(operation, status(WcStatus::LOC_QP_OP_ERR));
-    let name = format!("data::{qp_type}::{}::{}-above-the-limit", operation.name, rule.id());
-    let check = Check::new(name, rule, results.expect(), move |session| {
-        trial.judge(session, "as inline data", &results)
-    });
+    let results = Results::not_sent(operation, status(WcStatus::LOC_QP_OP_ERR));
+    let check = trial.check(rule, "above-the-limit", "as inline data", results);
     checks.push(check.of_bug(Bug {
         page: "inline-data-is-not-limited",
         series: EVERY,
@@ -165,10 +150,7 @@ fn of_no_sge(checks: &mut Vec<Check>, operation: &'static Operation, qp_type: Qp
     } else {
         Results::not_sent(operation, status(WcStatus::LOC_QP_OP_ERR))
     };
-    let name = format!("data::{qp_type}::{}::{}-no-sge", operation.name, rule.id());
-    let check = Check::new(name, rule, results.expect(), move |session| {
-        trial.judge(session, "with a length and no SGE", &results)
-    });
+    let check = trial.check(rule, "no-sge", "with a length and no SGE", results);
     checks.push(check.of_bug(Bug {
         page: "requests-without-sge-use-the-first-one",
         series: EVERY,
@@ -176,24 +158,24 @@ fn of_no_sge(checks: &mut Vec<Check>, operation: &'static Operation, qp_type: Qp
     }));
 }
 
-/// Changes the attributes of QPs.
-type Attributes = fn(&mut ModifyQpReq);
+/// QPs that retry fast: a suffix and their attributes.
+type Retries = (&'static str, fn(&mut ModifyQpReq));
+
+const RETRIES: [Retries; 3] = [
+    ("no-peer-retry_cnt-0", |request| (request.timeout, request.retry_cnt) = (8, 0)),
+    ("no-peer-retry_cnt-1", |request| (request.timeout, request.retry_cnt) = (8, 1)),
+    ("no-peer-retry_cnt-6", |request| (request.timeout, request.retry_cnt) = (8, 6)),
+];
 
 /// A peer that does not answer.
 fn of_no_peer(checks: &mut Vec<Check>, device: Device) {
     let rule = Rule::Retry;
     let expected = status(WcStatus::RETRY_EXC_ERR);
-    let fast: [(&str, Attributes); 3] = [
-        ("retry_cnt-0", |request| (request.timeout, request.retry_cnt) = (8, 0)),
-        ("retry_cnt-1", |request| (request.timeout, request.retry_cnt) = (8, 1)),
-        ("retry_cnt-6", |request| (request.timeout, request.retry_cnt) = (8, 6)),
-    ];
     for operation in device.operations().filter(|operation| operation.on.contains(&QpType::RC)) {
-        for (suffix, attributes) in fast {
+        for (suffix, attributes) in RETRIES {
             let mut trial = Trial::new(operation, QpType::RC);
             trial.options.attributes = attributes;
-            let name = format!("data::RC::{}::{}-no-peer-{suffix}", operation.name, rule.id());
-            checks.push(Check::new(name, rule, expected, move |session| {
+            checks.push(Check::new(trial.name(rule, suffix), rule, expected, move |session| {
                 let mut pair = trial.prepare(session)?;
                 pair.receiver.qp.reset(session)?;
                 trial.send(session, &mut pair)?;
@@ -205,19 +187,20 @@ fn of_no_peer(checks: &mut Vec<Check>, device: Device) {
     }
 }
 
-/// A doorbell in each state.
+/// A doorbell in a state: the answer, and the status of the send; `None` if it does not complete.
+const DOORBELLS: [(QpState, Answer, Option<WcStatus>); 6] = [
+    (QpState::RESET, Answer::INVAL, None),
+    (QpState::INIT, Answer::INVAL, None),
+    (QpState::RTR, Answer::INVAL, None),
+    (QpState::RTS, Answer::Ok, Some(WcStatus::SUCCESS)),
+    (QpState::SQD, Answer::Ok, None),
+    (QpState::ERR, Answer::Ok, Some(WcStatus::WR_FLUSH_ERR)),
+];
+
 fn of_states(checks: &mut Vec<Check>) {
     let rule = Rule::SendState;
-    let states = [
-        (QpState::RESET, Answer::INVAL),
-        (QpState::INIT, Answer::INVAL),
-        (QpState::RTR, Answer::INVAL),
-        (QpState::RTS, Answer::Ok),
-        (QpState::SQD, Answer::Ok),
-        (QpState::ERR, Answer::Ok),
-    ];
     for qp_type in [QpType::RC, QpType::UC] {
-        for (state, answer) in states {
+        for (state, answer, expected) in DOORBELLS {
             let name = format!("data::{qp_type}::{state}::{}-doorbell", rule.id());
             checks.push(Check::new(name, rule, answer, move |session| {
                 let options = Options { unconnected: true, ..Options::of(qp_type) };
@@ -228,24 +211,16 @@ fn of_states(checks: &mut Vec<Check>) {
                 pair.sender.push_send(&|_, _| {})?;
                 let mut call = pair.sender.doorbell(session);
                 session.judge(&mut call, answer)?;
-                let expected = match state {
-                    QpState::RTS => Some(WcStatus::SUCCESS),
-                    QpState::ERR => Some(WcStatus::WR_FLUSH_ERR),
-                    _ => None,
+                let got = match expected {
+                    Some(_) => Some(pair.completion(SEND_ID)?.status),
+                    None => pair.pending(SEND_ID).map(|wc| wc.status),
                 };
-                match expected {
-                    Some(expected) => {
-                        let wc = pair.completion(SEND_ID)?;
-                        if wc.status == expected {
-                            Ok(())
-                        } else {
-                            fail(format!("the send completed with {:?}, expected {expected:?}", wc.status))
-                        }
+                match (got, expected) {
+                    (got, expected) if got == expected => Ok(()),
+                    (Some(got), Some(expected)) => {
+                        fail(format!("the send completed with {got:?}, expected {expected:?}"))
                     }
-                    None => match pair.pending(SEND_ID) {
-                        None => Ok(()),
-                        Some(wc) => fail(format!("the send completed with {:?}", wc.status)),
-                    },
+                    (got, _) => fail(format!("the send completed with {got:?}")),
                 }
             }));
         }

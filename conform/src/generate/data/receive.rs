@@ -3,12 +3,12 @@
 use bareverbs_uapi::rxe::{RecvWqe, Sge};
 use bareverbs_uapi::uverbs::types::{AccessFlags, QpType};
 use bareverbs_uapi::verbs_values::WcStatus;
+use bareverbs_uapi::write::structs::ModifyQpReq;
 use bareverbs_uapi::write::types::WrOpcode;
 
 use super::Device;
 use super::operation::Operation;
-use super::trial::{Results, Trial};
-use crate::answer::Answer;
+use super::trial::{Results, Trial, status};
 use crate::check::Check;
 use crate::generate::pair::{LENGTH, REGION, SEND_ID, one_sge};
 use crate::rules::Rule;
@@ -73,13 +73,8 @@ pub(super) fn results(device: Device, operation: &Operation, qp_type: QpType, fa
 fn of_operation(checks: &mut Vec<Check>, device: Device, operation: &'static Operation, qp_type: QpType) {
     let rule = Rule::ReceiveBuffer;
     for (suffix, title, fault, receive) in WRONG {
-        let mut trial = Trial::new(operation, qp_type);
-        trial.receive = receive;
-        let results = results(device, operation, qp_type, fault);
-        let name = format!("data::{qp_type}::{}::{}-{suffix}", operation.name, rule.id());
-        checks.push(Check::new(name, rule, results.expect(), move |session| {
-            trial.judge(session, title, &results)
-        }));
+        let trial = Trial { receive, ..Trial::new(operation, qp_type) };
+        checks.push(trial.check(rule, suffix, title, results(device, operation, qp_type, fault)));
     }
     if operation.has_key() {
         return;
@@ -87,30 +82,29 @@ fn of_operation(checks: &mut Vec<Check>, device: Device, operation: &'static Ope
     let mut trial = Trial::new(operation, qp_type);
     trial.options.remote = AccessFlags::empty();
     let results = results(device, operation, qp_type, Fault::Memory);
-    let name = format!("data::{qp_type}::{}::{}-read-only", operation.name, rule.id());
-    checks.push(Check::new(name, rule, results.expect(), move |session| {
-        trial.judge(session, "with a receive in a region without LOCAL_WRITE", &results)
-    }));
+    checks.push(trial.check(rule, "read-only", "with a receive in a region without LOCAL_WRITE", results));
 }
+
+/// Posting without a receive: a suffix, the value of `rnr_retry`, and the attributes of the QPs.
+type Retries = (&'static str, u8, fn(&mut ModifyQpReq));
+
+const RETRIES: [Retries; 2] = [
+    ("no-receive-without-retry", 0, |request| (request.rnr_retry, request.min_rnr_timer.0) = (0, 1)),
+    ("no-receive-one-retry", 1, |request| (request.rnr_retry, request.min_rnr_timer.0) = (1, 1)),
+];
 
 /// A message without a receive: RC retries `rnr_retry` times, UC drops it.
 fn of_none(checks: &mut Vec<Check>, operation: &'static Operation, qp_type: QpType) {
     let rule = Rule::Retry;
-    for (suffix, retries) in [("without-retry", 0), ("one-retry", 1)] {
-        let expected = if qp_type == QpType::RC { WcStatus::RNR_RETRY_EXC_ERR } else { WcStatus::SUCCESS };
+    let expected = if qp_type == QpType::RC { WcStatus::RNR_RETRY_EXC_ERR } else { WcStatus::SUCCESS };
+    for (suffix, retries, attributes) in RETRIES {
         let mut trial = Trial::new(operation, qp_type);
-        trial.options.attributes = if retries == 0 {
-            |request| (request.rnr_retry, request.min_rnr_timer.0) = (0, 1)
-        } else {
-            |request| (request.rnr_retry, request.min_rnr_timer.0) = (1, 1)
-        };
-        let name = format!("data::{qp_type}::{}::{}-no-receive-{suffix}", operation.name, rule.id());
-        let expect = Answer::Status(expected.0);
-        checks.push(Check::new(name, rule, expect, move |session| {
+        trial.options.attributes = attributes;
+        checks.push(Check::new(trial.name(rule, suffix), rule, status(expected), move |session| {
             let mut pair = trial.post_with(session, false)?;
             let wc = pair.completion(SEND_ID)?;
             let text = format!("{} without a receive and rnr_retry {retries}", operation.name);
-            session.compare(&text, expect, Answer::Status(wc.status.0)).map(drop)
+            session.compare(&text, status(expected), status(wc.status)).map(drop)
         }));
     }
 }

@@ -71,10 +71,7 @@ fn of_qp(checks: &mut Vec<Check>, operation: &'static Operation, qp_type: QpType
         };
         let mut trial = Trial::new(operation, qp_type);
         trial.options.access = access;
-        let name = format!("data::{qp_type}::{}::{}-{set}", operation.name, rule.id());
-        checks.push(Check::new(name, rule, results.expect(), move |session| {
-            trial.judge(session, "with these rights of the QP", &results)
-        }));
+        checks.push(trial.check(rule, &set, "with these rights of the QP", results));
     }
 }
 
@@ -90,10 +87,8 @@ fn of_key(checks: &mut Vec<Check>, device: Device, operation: &'static Operation
         };
         let mut trial = Trial::new(operation, qp_type);
         trial.options.remote = access | AccessFlags::LOCAL_WRITE;
-        let name = format!("data::{qp_type}::{}::{}-rights-{set}", operation.name, rule.id());
-        checks.push(Check::new(name, rule, results.expect(), move |session| {
-            trial.judge(session, "with these rights of the key", &results)
-        }));
+        let suffix = format!("rights-{set}");
+        checks.push(trial.check(rule, &suffix, "with these rights of the key", results));
     }
 }
 

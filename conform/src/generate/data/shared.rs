@@ -1,6 +1,7 @@
 //! Receives of an SRQ.
 
 use bareverbs_uapi::method::UHW_IN;
+use bareverbs_uapi::rxe::{RecvWqe, Sge};
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::verbs_values::{EventType, QpState, SrqAttrMask, WcStatus};
 use bareverbs_uapi::write::structs::ModifySrqReq;
@@ -12,7 +13,7 @@ use super::Device;
 use super::operation::Operation;
 use super::receive::{self, Fault};
 use super::rights::judge_event;
-use super::trial::{Results, Trial, status, wait_state};
+use super::trial::{Trial, status, wait_state};
 use super::windows::aim;
 use crate::answer::Answer;
 use crate::call::Slot;
@@ -32,25 +33,24 @@ fn name(operation: &str, qp_type: QpType, suffix: &str) -> String {
     format!("data::{qp_type}::{operation}::{}-{suffix}", Rule::SharedReceive.id())
 }
 
-fn of_operation(checks: &mut Vec<Check>, device: Device, operation: &'static Operation, qp_type: QpType) {
-    let rule = Rule::SharedReceive;
-    let mut push = |suffix: &str, trial: Trial, results: Results| {
-        let title = format!("from an SRQ: {suffix}");
-        let name = name(operation.name, qp_type, suffix);
-        checks.push(Check::new(name, rule, results.expect(), move |session| {
-            trial.judge(session, &title, &results)
-        }));
-    };
-    push("good", shared(operation, qp_type), Results::success(operation));
-    let mut short = shared(operation, qp_type);
-    short.receive = |wqe, sge| {
+/// A receive of an SRQ: a suffix, what is wrong with it, and its change.
+type Taken = (&'static str, Fault, fn(&mut RecvWqe, &mut Sge));
+
+const TAKEN: [Taken; 3] = [
+    ("good", Fault::Fits, |_, _| {}),
+    ("one-byte-short", Fault::Short, |wqe, sge| {
         one_sge(&mut wqe.dma, LENGTH - 1);
         sge.length = LENGTH - 1;
-    };
-    push("one-byte-short", short, receive::results(device, operation, qp_type, Fault::Short));
-    let mut unusable = shared(operation, qp_type);
-    unusable.receive = |_, sge| sge.lkey ^= 0xff;
-    push("key-low-byte", unusable, receive::results(device, operation, qp_type, Fault::Memory));
+    }),
+    ("key-low-byte", Fault::Memory, |_, sge| sge.lkey ^= 0xff),
+];
+
+fn of_operation(checks: &mut Vec<Check>, device: Device, operation: &'static Operation, qp_type: QpType) {
+    for (suffix, fault, receive) in TAKEN {
+        let trial = Trial { receive, ..shared(operation, qp_type) };
+        let results = receive::results(device, operation, qp_type, fault);
+        checks.push(trial.check(Rule::SharedReceive, suffix, format!("from an SRQ: {suffix}"), results));
+    }
     of_violation(checks, operation, qp_type);
     of_empty(checks, operation, qp_type);
 }

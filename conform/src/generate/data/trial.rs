@@ -1,5 +1,6 @@
 //! One request between two QPs, and the comparison of everything that it changes.
 
+use std::borrow::Cow;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,9 @@ use bareverbs_uapi::write::types::WrOpcode;
 
 use super::operation::{LOCAL_BYTE, Memory, Operation, REMOTE_BYTE};
 use crate::answer::{Answer, Expect};
+use crate::check::Check;
 use crate::generate::pair::{Endpoint, Options, Pair, RECV_ID, REGION, Region, SEND_ID};
+use crate::rules::Rule;
 use crate::session::{Session, Step, fail, skip};
 
 /// The status of the request.
@@ -56,7 +59,7 @@ pub(crate) struct Results {
     pub(crate) breaks_receiver: bool,
 }
 
-pub(crate) fn status(status: WcStatus) -> Answer {
+pub(crate) const fn status(status: WcStatus) -> Answer {
     Answer::Status(status.0)
 }
 
@@ -173,8 +176,27 @@ impl Trial {
         })
     }
 
+    /// The name of a check of the request.
+    pub(crate) fn name(&self, rule: Rule, suffix: &str) -> String {
+        format!("data::{}::{}::{}-{suffix}", self.options.qp_type, self.operation.name, rule.id())
+    }
+
+    /// The check of the results of the request.
+    pub(crate) fn check(
+        self,
+        rule: Rule,
+        suffix: &str,
+        title: impl Into<Cow<'static, str>>,
+        results: Results,
+    ) -> Check {
+        let title = title.into();
+        Check::new(self.name(rule, suffix), rule, results.expect(), move |session| {
+            self.judge(session, &title, &results)
+        })
+    }
+
     /// Judges the results of the request.
-    pub(crate) fn judge(&self, session: &mut Session<'_>, title: &str, results: &Results) -> Step<()> {
+    fn judge(&self, session: &mut Session<'_>, title: &str, results: &Results) -> Step<()> {
         let mut pair = self.post(session)?;
         let before = Memory { local: vec![LOCAL_BYTE; REGION], remote: vec![REMOTE_BYTE; REGION] };
         let wc = pair.completion(SEND_ID)?;

@@ -12,8 +12,8 @@ use zerocopy::FromZeros;
 
 use super::Device;
 use super::trial::status;
-use crate::answer::{Answer, Change, Expect};
-use crate::check::{Bug, Check};
+use crate::answer::{Answer, Change};
+use crate::check::{Bug, Check, EVERY, Row, RowBody, row};
 use crate::generate::pair::{LENGTH, Options, Pair, RECV_ID, REGION, Region, SEND_ID};
 use crate::rules::Rule;
 use crate::session::{Session, Step, fail};
@@ -160,13 +160,9 @@ const BINDS: [Bind; 14] = [
     }),
 ];
 
-fn name(place: &str, rule: Rule, suffix: &str) -> String {
-    format!("data::RC::{place}::{}-{suffix}", rule.id())
-}
-
 /// Judges the status of a bind.
-fn judge(session: &mut Session<'_>, title: &str, expect: Expect, got: WcStatus) -> Step<()> {
-    session.compare(&title, expect.on(session.series), Answer::Status(got.0)).map(drop)
+fn judge(session: &mut Session<'_>, title: &str, answer: Answer, got: WcStatus) -> Step<()> {
+    session.compare(&title, answer, status(got)).map(drop)
 }
 
 /// The binds that mlx5 judges when they are executed. It judges the region at each access.
@@ -185,17 +181,16 @@ const UNUSABLE: [Unusable; 3] = [
 /// Accesses through windows of mlx5 that are bound to memory which they may not open.
 fn of_unusable_binds(checks: &mut Vec<Check>) {
     let rule = Rule::Window;
-    let violation: Expect = status(WcStatus::REM_ACCESS_ERR).into();
     for (suffix, offset, change) in UNUSABLE {
-        let suffix = format!("use-of-{suffix}");
-        checks.push(Check::new(name("MW", rule, &suffix), rule, violation, move |session| {
+        let name = format!("data::RC::MW::{}-use-of-{suffix}", rule.id());
+        checks.push(Check::new(name, rule, VIOLATION, move |session| {
             let mut windowed = Windowed::new(session, BINDABLE)?;
             let got = windowed.bind(session, &change)?;
             if got != WcStatus::SUCCESS {
                 return fail(format!("the bind has the status {got:?}"));
             }
             let wc = windowed.access(session, WrOpcode::RDMA_WRITE, offset)?;
-            judge(session, "a write through a window on other memory", violation, wc.status)
+            judge(session, "a write through a window on other memory", VIOLATION, wc.status)
         }));
     }
 }
@@ -206,74 +201,66 @@ fn of_binds(checks: &mut Vec<Check>, device: Device) {
         if device == Device::Mlx5 && !BINDS_OF_MLX5.contains(&suffix) {
             continue;
         }
-        let expect = status(expected).into();
-        checks.push(Check::new(name("BIND_MW", rule, suffix), rule, expect, move |session| {
-            let got = Windowed::new(session, remote)?.bind(session, &change)?;
-            judge(session, &format!("BIND_MW {suffix}"), expect, got)
+        let answer = status(expected);
+        checks.push(Check::new(format!("data::RC::BIND_MW::{}-{suffix}", rule.id()), rule, answer, {
+            move |session| {
+                let got = Windowed::new(session, remote)?.bind(session, &change)?;
+                judge(session, &format!("BIND_MW {suffix}"), answer, got)
+            }
         }));
     }
-    let expect: Expect = status(WcStatus::MW_BIND_ERR).into();
-    checks.push(Check::new(name("BIND_MW", rule, "twice"), rule, expect, move |session| {
+}
+
+const MW_BIND_ERR: Answer = status(WcStatus::MW_BIND_ERR);
+
+const fn bind(suffix: &'static str, body: RowBody) -> Row {
+    row("RC::BIND_MW", Rule::Window, suffix, MW_BIND_ERR, body)
+}
+
+/// Binds of windows that may not be bound.
+const UNBINDABLE: [Row; 2] = [
+    bind("twice", |session, answer| {
         let mut windowed = Windowed::bound(session, ALL)?;
         windowed.unbound = windowed.rkey();
         let got = windowed.bind(session, &|_| {})?;
-        judge(session, "BIND_MW of a bound window", expect, got)
-    }));
-    checks.push(Check::new(name("BIND_MW", rule, "window-of-another-pd"), rule, expect, move |session| {
+        judge(session, "BIND_MW of a bound window", answer, got)
+    }),
+    bind("window-of-another-pd", |session, answer| {
         let mut windowed = Windowed::new(session, BINDABLE)?;
         let pd = session.pd()?;
         windowed.unbound = window_on(session, pd)?;
         let got = windowed.bind(session, &|_| {})?;
-        judge(session, "BIND_MW of a window of another PD", expect, got)
-    }));
-    match device {
-        Device::Rxe => of_binds_of_rxe(checks),
-        Device::Mlx5 => of_unusable_binds(checks),
-    }
-}
+        judge(session, "BIND_MW of a window of another PD", answer, got)
+    }),
+];
 
 /// Binds that rxe judges when they are executed.
-fn of_binds_of_rxe(checks: &mut Vec<Check>) {
-    let rule = Rule::Window;
-    let expect = Expect::Changed {
-        change: &RXE_WINDOW_ACCESS,
-        before: status(WcStatus::SUCCESS),
-        after: status(WcStatus::MW_BIND_ERR),
-    };
-    checks.push(Check::new(name("BIND_MW", rule, "access-unsupported"), rule, expect, move |session| {
+const BINDS_OF_RXE: [Row; 3] = [
+    bind("access-unsupported", |session, answer| {
         let mut windowed = Windowed::new(session, BINDABLE)?;
         let got = windowed.bind(session, &|bind| bind.access |= AccessFlags::HUGETLB)?;
-        judge(session, "BIND_MW with HUGETLB", expect, got)
-    }));
-    let wraps = Check::new(name("BIND_MW", rule, "wraps"), rule, status(WcStatus::MW_BIND_ERR), |session| {
-        let expect = status(WcStatus::MW_BIND_ERR).into();
+        judge(session, "BIND_MW with HUGETLB", answer, got)
+    })
+    .since(&RXE_WINDOW_ACCESS, status(WcStatus::SUCCESS)),
+    bind("wraps", |session, answer| {
         let mut windowed = Windowed::new(session, BINDABLE)?;
         let got = windowed.bind(session, &|bind| {
             (bind.addr, bind.length) = (LEN.wrapping_neg(), 2 * LEN);
         })?;
-        judge(session, "BIND_MW of a range that wraps", expect, got)
-    });
-    checks.push(wraps.of_bug(Bug {
-        page: "bind_mw-does-not-check-for-overflow",
-        series: &[Since::V6_1, Since::V6_12, Since::V7_2, Since::V7_3],
-        answer: status(WcStatus::SUCCESS),
-    }));
-    let expect: Expect = status(WcStatus::MW_BIND_ERR).into();
-    let foreign = Check::new(name("BIND_MW", rule, "region-of-another-pd"), rule, expect, move |session| {
+        judge(session, "BIND_MW of a range that wraps", answer, got)
+    })
+    .of_bug("bind_mw-does-not-check-for-overflow", EVERY, status(WcStatus::SUCCESS)),
+    bind("region-of-another-pd", |session, answer| {
         let mut windowed = Windowed::new(session, BINDABLE)?;
         let pd = session.pd()?;
         let region = Region::new(session, pd, 0, BINDABLE)?;
         let got = windowed.bind(session, &|bind| {
             (bind.addr, bind.mr_lkey) = (region.start, region.lkey);
         })?;
-        judge(session, "BIND_MW to a region of another PD", expect, got)
-    });
-    checks.push(foreign.of_bug(Bug {
-        page: "bind_mw-does-not-compare-protection-domains",
-        series: &[Since::V6_1, Since::V6_12, Since::V7_2, Since::V7_3],
-        answer: status(WcStatus::SUCCESS),
-    }));
-}
+        judge(session, "BIND_MW to a region of another PD", answer, got)
+    })
+    .of_bug("bind_mw-does-not-compare-protection-domains", EVERY, status(WcStatus::SUCCESS)),
+];
 
 /// An access through a window: its name, the rights of the window, the operation, the first byte in
 /// the region and its status.
@@ -290,36 +277,42 @@ const USES: [(&str, AccessFlags, WrOpcode, u64, WcStatus); 7] = [
 fn of_uses(checks: &mut Vec<Check>, device: Device) {
     let rule = Rule::Window;
     for (suffix, access, opcode, offset, expected) in USES {
-        let expect: Expect = status(expected).into();
-        let check = Check::new(name("MW", rule, suffix), rule, expect, move |session| {
+        let answer = status(expected);
+        let name = format!("data::RC::MW::{}-{suffix}", rule.id());
+        let check = Check::new(name, rule, answer, move |session| {
             let mut windowed = Windowed::bound(session, access)?;
             let wc = windowed.access(session, opcode, offset)?;
-            judge(session, &format!("{opcode} through a window: {suffix}"), expect, wc.status)
+            judge(session, &format!("{opcode} through a window: {suffix}"), answer, wc.status)
         });
         checks.push(if device == Device::Rxe && ["before", "across-the-end"].contains(&suffix) {
             check.of_bug(Bug {
                 page: "a-window-opens-the-whole-region",
-                series: &[Since::V6_1, Since::V6_12, Since::V7_2, Since::V7_3],
+                series: EVERY,
                 answer: status(WcStatus::SUCCESS),
             })
         } else {
             check
         });
     }
-    let violation: Expect = status(WcStatus::REM_ACCESS_ERR).into();
-    checks.push(Check::new(name("MW", rule, "unbound"), rule, violation, move |session| {
+}
+
+const VIOLATION: Answer = status(WcStatus::REM_ACCESS_ERR);
+
+/// Accesses through windows that are not bound to the key or the QP, or no more.
+const UNUSABLE_WINDOWS: [Row; 5] = [
+    row("RC::MW", Rule::Window, "unbound", VIOLATION, |session, answer| {
         let mut windowed = Windowed::new(session, BINDABLE)?;
         let wc = windowed.access(session, WrOpcode::RDMA_WRITE, START)?;
-        judge(session, "a write through an unbound window", violation, wc.status)
-    }));
-    checks.push(Check::new(name("MW", rule, "former-key"), rule, violation, move |session| {
+        judge(session, "a write through an unbound window", answer, wc.status)
+    }),
+    row("RC::MW", Rule::Window, "former-key", VIOLATION, |session, answer| {
         let mut windowed = Windowed::bound(session, ALL)?;
         let (target, rkey) = (windowed.pair.receiver.region.start + START, windowed.unbound);
         windowed.pair.post_send(session, &|wqe, _| aim(wqe, WrOpcode::RDMA_WRITE, target, rkey))?;
         let wc = windowed.pair.completion(SEND_ID)?;
-        judge(session, "a write with the key before the bind", violation, wc.status)
-    }));
-    checks.push(Check::new(name("MW", rule, "of-another-qp"), rule, violation, move |session| {
+        judge(session, "a write with the key before the bind", answer, wc.status)
+    }),
+    row("RC::MW", Rule::Window, "of-another-qp", VIOLATION, |session, answer| {
         // The window is bound to the receiver's QP; the receiver uses it at the sender.
         let mut windowed = Windowed::bound(session, ALL)?;
         let (target, rkey) = (windowed.pair.receiver.region.start + START, windowed.rkey());
@@ -327,14 +320,9 @@ fn of_uses(checks: &mut Vec<Check>, device: Device) {
             aim(wqe, WrOpcode::RDMA_WRITE, target, rkey);
         })?;
         let wc = windowed.pair.completion(SEND_ID)?;
-        judge(session, "a write through a window of another QP", violation, wc.status)
-    }));
-}
-
-fn of_invalidations(checks: &mut Vec<Check>, device: Device) {
-    let rule = Rule::Invalidate;
-    let violation: Expect = status(WcStatus::REM_ACCESS_ERR).into();
-    checks.push(Check::new(name("LOCAL_INV", rule, "window"), rule, violation, move |session| {
+        judge(session, "a write through a window of another QP", answer, wc.status)
+    }),
+    row("RC::LOCAL_INV", Rule::Invalidate, "window", VIOLATION, |session, answer| {
         let mut windowed = Windowed::bound(session, ALL)?;
         let rkey = windowed.rkey();
         let got = windowed.invalidate(session, rkey)?;
@@ -342,9 +330,9 @@ fn of_invalidations(checks: &mut Vec<Check>, device: Device) {
             return fail(format!("the invalidation has the status {got:?}"));
         }
         let wc = windowed.access(session, WrOpcode::RDMA_WRITE, START)?;
-        judge(session, "a write through an invalidated window", violation, wc.status)
-    }));
-    checks.push(Check::new(name("SEND_WITH_INV", rule, "window"), rule, violation, move |session| {
+        judge(session, "a write through an invalidated window", answer, wc.status)
+    }),
+    row("RC::SEND_WITH_INV", Rule::Invalidate, "window", VIOLATION, |session, answer| {
         let mut windowed = Windowed::bound(session, ALL)?;
         let rkey = windowed.rkey();
         send_with_invalidate(session, &mut windowed.pair, rkey)?;
@@ -356,52 +344,60 @@ fn of_invalidations(checks: &mut Vec<Check>, device: Device) {
             return fail(format!("the receive has the flags {:?} and the key {:#x}", wc.wc_flags, wc.ex));
         }
         let wc = windowed.access(session, WrOpcode::RDMA_WRITE, START)?;
-        judge(session, "a write through an invalidated window", violation, wc.status)
-    }));
+        judge(session, "a write through an invalidated window", answer, wc.status)
+    }),
+];
+
+/// An invalidation of a key that names nothing: its place, its title, and how its status is found.
+type Invalidation = (&'static str, &'static str, fn(&mut Session<'_>, &mut Windowed, u32) -> Step<WcStatus>);
+
+const INVALIDATIONS: [Invalidation; 2] = [
+    ("LOCAL_INV", "LOCAL_INV of a key that names nothing", |session, windowed, key| {
+        windowed.invalidate(session, key)
+    }),
+    ("SEND_WITH_INV", "a receive of SEND_WITH_INV of a key that names nothing", |session, windowed, key| {
+        send_with_invalidate(session, &mut windowed.pair, key)?;
+        Ok(windowed.pair.completion(RECV_ID)?.status)
+    }),
+];
+
+fn of_invalidations(checks: &mut Vec<Check>, device: Device) {
+    let rule = Rule::Invalidate;
     // IBTA has MW_BIND_ERR for both sides' key; rxe deviates (docs/kernel-bugs.md: statuses).
-    let (local, remote) = match device {
-        Device::Rxe => (WcStatus::LOC_QP_OP_ERR, WcStatus::REM_INV_REQ_ERR),
-        Device::Mlx5 => (WcStatus::MW_BIND_ERR, WcStatus::REM_ACCESS_ERR),
+    let statuses = match device {
+        Device::Rxe => [RXE_INVALIDATION, status(WcStatus::REM_INV_REQ_ERR)],
+        Device::Mlx5 => [MW_BIND_ERR, VIOLATION],
     };
     for (suffix, key) in [("unknown-window", 0x00ff_ff01), ("unknown-region", 0x00de_ad00)] {
-        let expect: Expect = status(local).into();
-        checks.push(Check::new(name("LOCAL_INV", rule, suffix), rule, expect, move |session| {
-            let mut windowed = Windowed::new(session, BINDABLE)?;
-            let got = windowed.invalidate(session, key)?;
-            judge(session, "LOCAL_INV of a key that names nothing", expect, got)
-        }));
-        let expect: Expect = status(remote).into();
-        checks.push(Check::new(name("SEND_WITH_INV", rule, suffix), rule, expect, move |session| {
-            let mut windowed = Windowed::new(session, BINDABLE)?;
-            send_with_invalidate(session, &mut windowed.pair, key)?;
-            let wc = windowed.pair.completion(RECV_ID)?;
-            judge(session, "a receive of SEND_WITH_INV of a key that names nothing", expect, wc.status)
-        }));
-    }
-    if device == Device::Rxe {
-        of_invalidations_of_rxe(checks, status(local).into());
+        for ((place, title, invalidate), answer) in INVALIDATIONS.into_iter().zip(statuses) {
+            let name = format!("data::RC::{place}::{}-{suffix}", rule.id());
+            checks.push(Check::new(name, rule, answer, move |session| {
+                let mut windowed = Windowed::new(session, BINDABLE)?;
+                let got = invalidate(session, &mut windowed, key)?;
+                judge(session, title, answer, got)
+            }));
+        }
     }
 }
 
+const RXE_INVALIDATION: Answer = status(WcStatus::LOC_QP_OP_ERR);
+
 /// Invalidations of keys that exist. It is not known how a ConnectX answers them.
-fn of_invalidations_of_rxe(checks: &mut Vec<Check>, expect: Expect) {
-    let rule = Rule::Invalidate;
-    checks.push(Check::new(name("LOCAL_INV", rule, "user-region"), rule, expect, move |session| {
+const INVALIDATIONS_OF_RXE: [Row; 2] = [
+    row("RC::LOCAL_INV", Rule::Invalidate, "user-region", RXE_INVALIDATION, |session, answer| {
         let mut windowed = Windowed::new(session, BINDABLE)?;
         let key = windowed.pair.receiver.region.lkey;
         let got = windowed.invalidate(session, key)?;
-        judge(session, "LOCAL_INV of a region that a method made", expect, got)
-    }));
-    let unbound = Check::new(name("LOCAL_INV", rule, "unbound-window"), rule, expect, move |session| {
+        judge(session, "LOCAL_INV of a region that a method made", answer, got)
+    }),
+    row("RC::LOCAL_INV", Rule::Invalidate, "unbound-window", RXE_INVALIDATION, |session, answer| {
         let mut windowed = Windowed::new(session, BINDABLE)?;
         let key = windowed.unbound;
         let got = windowed.invalidate(session, key)?;
-        judge(session, "LOCAL_INV of an unbound window", expect, got)
-    });
-    checks.push(
-        unbound.hazardous("kernels dereference a null pointer (invalidating-an-unbound-window-crashes)"),
-    );
-}
+        judge(session, "LOCAL_INV of an unbound window", answer, got)
+    })
+    .hazardous("kernels dereference a null pointer (invalidating-an-unbound-window-crashes)"),
+];
 
 fn send_with_invalidate(session: &mut Session<'_>, pair: &mut Pair, key: u32) -> Step<()> {
     pair.post_recv(0, &|_, _| {})?;
@@ -415,4 +411,14 @@ pub(crate) fn checks(checks: &mut Vec<Check>, device: Device) {
     of_binds(checks, device);
     of_uses(checks, device);
     of_invalidations(checks, device);
+    let mut add = |rows: &[Row]| checks.extend(rows.iter().map(|row| row.check("data")));
+    add(&UNBINDABLE);
+    add(&UNUSABLE_WINDOWS);
+    match device {
+        Device::Rxe => {
+            add(&BINDS_OF_RXE);
+            add(&INVALIDATIONS_OF_RXE);
+        }
+        Device::Mlx5 => of_unusable_binds(checks),
+    }
 }
