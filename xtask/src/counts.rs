@@ -94,7 +94,7 @@ const ROWS: [Row; 42] = [
     Row("endpoint: await of a send whose completion is in the CQ", One("end await send"), [80.0, 73.0]),
     Row("endpoint: the same of a receive", One("end await receive"), [80.0, 73.0]),
     Row("scope: post of a write of one element", One("scope post"), [120.0, 117.0]),
-    Row("hub, `PoolBuffer`: post of the same", One("hub post"), [234.0, 223.0]),
+    Row("hub, `PoolBuffer`: post of the same", One("hub post"), [220.0, 210.0]),
     Row("hub: await of a completion in the CQ", One("hub await"), [126.0, 119.0]),
 ];
 

@@ -123,18 +123,16 @@ impl<B, P: Provider, S: Service<P>> Pending<B, P, S> {
         Ok(done(entry, cqe))
     }
 
-    /// Polls on the slow path, and leaves the result in `result`.
+    /// Polls on the slow path, and leaves the result in `result`. `false`: it is pending.
     #[cold]
     #[inline(never)]
-    fn poll_slow(&mut self, not_taken: NotTaken, cx: &Context<'_>) {
-        match not_taken {
-            NotTaken::Yield => cx.waker().wake_by_ref(),
-            NotTaken::Slow => {
-                if let Poll::Ready(result) = self.poll_table(Caller::Task(cx.waker())) {
-                    self.result = Some(result);
-                }
-            }
+    fn poll_slow(&mut self, yields: bool, cx: &Context<'_>) -> bool {
+        if yields {
+            cx.waker().wake_by_ref();
+        } else if let Poll::Ready(result) = self.poll_table(Caller::Task(cx.waker())) {
+            self.result = Some(result);
         }
+        self.result.is_some()
     }
 
     /// Takes the result of an operation that may have ended, or registers the waker and helps to reap.
@@ -214,9 +212,13 @@ impl<B, P: Provider, S: Service<P>> Future for Pending<B, P, S> {
     #[inline(always)]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        match this.poll_first() {
+        let yields = match this.poll_first() {
             Ok(done) => return Poll::Ready(Ok(done)),
-            Err(not_taken) => this.poll_slow(not_taken, cx),
+            Err(NotTaken::Yield) => true,
+            Err(NotTaken::Slow) => false,
+        };
+        if !this.poll_slow(yields, cx) {
+            return Poll::Pending;
         }
         this.result.take().map_or(Poll::Pending, Poll::Ready)
     }

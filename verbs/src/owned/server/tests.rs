@@ -1385,9 +1385,10 @@ fn fin_follows_the_reads_of_its_end() {
     let handle = setup.server.handle.clone();
     let read = handle.post(setup.peer, Op::read(handle.take().unwrap(), ..4, Remote { addr: 0, rkey: 1 }));
     handle.close(setup.peer);
-    let log = setup.plain.log();
-    assert_eq!(log.sent.len(), 2);
-    assert_eq!(log.fenced, [log.sent[1].1], "the FIN, not the read");
-    drop(log);
+    let (sent, fenced) = {
+        let log = setup.plain.log();
+        (log.sent.clone(), log.fenced.clone())
+    };
+    assert_eq!((sent.len(), fenced), (2, vec![sent[1].1]), "the FIN, not the read");
     drop(read);
 }
