@@ -529,59 +529,48 @@ fn behind(base: Expect, fault: Answer) -> Expect {
 /// Ids that no method of the core has, with and without the bits of a driver's namespace.
 pub(super) const UNKNOWN_IDS: [u16; 4] = [60, 0x0fff, 0x1ffe, 0xf001];
 
-/// The checks of one method.
-fn of_method(base: &Rc<Base>, checks: &mut Vec<Check>) {
-    let method = base.method;
-    let mut add = |rule: Rule, suffix: &str, expect: Expect, mutate: Mutate| {
-        let shared = Rc::clone(base);
-        checks.push(Check::new(name(method, "all", rule, suffix), rule, expect, move |session| {
-            run(session, &shared, None, &mutate, expect, |_| Ok(()))
-        }));
-    };
-    add(Rule::GoodCall, "", base.answer, Rc::new(|_, _, _| Ok(())));
-    add(
-        Rule::AttributeOrder,
-        "reversed",
-        base.answer,
-        Rc::new(|_, call, _| {
+/// The mutations of a whole call.
+fn whole(base: &Base) -> Vec<Mutation> {
+    use Phase::Parser;
+    let mut list = vec![
+        mutation("", Rule::GoodCall, Parser, None, |_, _, _| Ok(())),
+        mutation("reversed", Rule::AttributeOrder, Parser, None, |_, call, _| {
             call.slots.reverse();
             Ok(())
         }),
-    );
+    ];
     if base.attributes.iter().any(Attr::kind_is_mandatory) {
-        add(
-            Rule::Missing,
-            "",
-            Answer::INVAL.into(),
-            Rc::new(|_, call, _| {
-                call.slots.clear();
-                Ok(())
-            }),
-        );
+        list.push(mutation("", Rule::Missing, Parser, Answer::INVAL, |_, call, _| {
+            call.slots.clear();
+            Ok(())
+        }));
     }
     for id in UNKNOWN_IDS {
         let suffix = format!("{id:#x}");
-        add(
-            Rule::UnknownMandatory,
-            &suffix,
-            Answer::PROTONOSUPPORT.into(),
-            Rc::new(move |_, call, _| {
-                call.slots.push(Slot::number(id, 1));
-                Ok(())
-            }),
-        );
-        add(
-            Rule::UnknownOptional,
-            &suffix,
-            base.answer,
-            Rc::new(move |_, call, _| {
-                let mut slot = Slot::number(id, 1);
-                slot.raw.flags = AttributeFlags::empty();
-                slot.raw.attr_data = 0xffff;
-                call.slots.push(slot);
-                Ok(())
-            }),
-        );
+        let answer = Answer::PROTONOSUPPORT;
+        list.push(mutation(&suffix, Rule::UnknownMandatory, Parser, answer, move |_, call, _| {
+            call.slots.push(Slot::number(id, 1));
+            Ok(())
+        }));
+        list.push(mutation(&suffix, Rule::UnknownOptional, Parser, None, move |_, call, _| {
+            let mut slot = Slot::number(id, 1);
+            slot.raw.flags = AttributeFlags::empty();
+            slot.raw.attr_data = 0xffff;
+            call.slots.push(slot);
+            Ok(())
+        }));
+    }
+    list
+}
+
+/// The checks of one method.
+fn of_method(base: &Rc<Base>, checks: &mut Vec<Check>) {
+    let method = base.method;
+    for Mutation { suffix, rule, answer, mutate, .. } in whole(base) {
+        let (shared, expect) = (Rc::clone(base), answer.map_or(base.answer, Expect::Is));
+        checks.push(Check::new(name(method, "all", rule, &suffix), rule, expect, move |session| {
+            run(session, &shared, None, &mutate, expect, |_| Ok(()))
+        }));
     }
     if let Some(answer) = base.without_context {
         let shared = Rc::clone(base);
