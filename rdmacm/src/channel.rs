@@ -702,4 +702,89 @@ mod tests {
             assert_eq!(rustix::io::read(event, &mut [0; 8]), Err(Errno::AGAIN));
         }
     }
+
+    #[test]
+    fn readiness_by_a_wake_is_read_when_the_channel_is_served() {
+        let channel = EventChannel::simulated();
+        channel.wake();
+        channel.serve();
+        let event = &channel.inner.wake.get().unwrap().event;
+        assert_eq!(rustix::io::read(event, &mut [0; 8]), Err(Errno::AGAIN));
+    }
+
+    #[test]
+    fn error_of_the_file_wakes_the_tasks() {
+        // A file that refuses commands is not an event channel.
+        let (channel, key, count) = (EventChannel::for_test(), new_key(), Arc::new(Count::default()));
+        channel.claim(key, 0);
+        register(&channel, Some(key), &Waker::from(Arc::clone(&count)));
+        channel.serve();
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn requests_without_room_are_rejected_when_the_channel_is_served() {
+        let (channel, listener) = (EventChannel::simulated(), new_key());
+        channel.claim(listener, 0);
+        let (kernel, count) = (channel.file().kernel(), REQUESTS as u32);
+        for id in 0..=count {
+            kernel.report(EventResp { id, ..event(listener, EventType::CONNECT_REQUEST) });
+        }
+        assert!(channel.serve());
+        assert_eq!(kernel.destroyed(), [count]);
+    }
+
+    #[test]
+    fn events_are_left_to_the_thread_that_sleeps_on_the_descriptor() {
+        let (channel, key) = (EventChannel::simulated(), new_key());
+        channel.claim(key, 0);
+        channel.file().kernel().report(event(key, EventType::ADDR_RESOLVED));
+        channel.lock().sleeping = true;
+        assert!(channel.try_event(Some(key)).unwrap().is_none());
+        assert!(channel.serve() && !channel.lock().has(Some(key)));
+        channel.lock().sleeping = false;
+        assert!(channel.try_event(Some(key)).unwrap().is_some());
+    }
+
+    #[test]
+    fn request_to_a_destroyed_listener_is_rejected() {
+        let (channel, listener) = (EventChannel::simulated(), new_key());
+        key::retire(listener);
+        channel.file().kernel().report(EventResp { id: 5, ..event(listener, EventType::CONNECT_REQUEST) });
+        assert!(channel.try_wait().unwrap().is_none());
+        assert_eq!(channel.file().kernel().destroyed(), [5]);
+    }
+
+    #[test]
+    fn events_of_the_memberships_of_a_destroyed_id_are_dropped() {
+        let (channel, own, membership) = (EventChannel::simulated(), new_key(), new_key());
+        for key in [own, membership] {
+            channel.lock().deliver(event(key, EventType::MULTICAST_JOIN), &mut Vec::new());
+        }
+        channel.purge(&[own, membership]);
+        assert!(channel.try_wait().unwrap().is_none());
+    }
+
+    #[test]
+    fn thread_that_has_slept_delivers_the_events_of_tasks() {
+        let (channel, count) = (EventChannel::simulated(), Arc::new(Count::default()));
+        let (own, other) = (new_key(), new_key());
+        [own, other].iter().for_each(|key| channel.claim(*key, 0));
+        register(&channel, Some(other), &Waker::from(Arc::clone(&count)));
+        let end = Instant::now().checked_add(Duration::from_millis(200));
+        std::thread::scope(|scope| {
+            let slept = scope.spawn(|| channel.wait_raw(Some(own), end).unwrap().is_some());
+            while !channel.lock().sleeping {
+                assert!(!slept.is_finished(), "it sleeps until its time limit");
+                std::thread::yield_now();
+            }
+            // The descriptor of a simulated file is never readable. The task leaves its event, which is
+            // behind that of the thread, to the thread.
+            channel.file().kernel().report(event(own, EventType::ADDR_RESOLVED));
+            channel.file().kernel().report(event(other, EventType::ADDR_RESOLVED));
+            assert!(slept.join().unwrap());
+        });
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        assert!(channel.lock().has(Some(other)));
+    }
 }

@@ -949,3 +949,79 @@ impl Link {
         self.id
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bareverbs_uapi::rdma_cm::EventType;
+    use bareverbs_uapi::rdma_cm::structs::EventResp;
+
+    use super::*;
+    use crate::PortSpace;
+
+    /// The link of a connection whose kernel is simulated, and reports these events.
+    fn link(events: impl IntoIterator<Item = EventType>) -> (EventChannel, Link) {
+        let channel = EventChannel::simulated();
+        let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
+        id.claim();
+        for event in events {
+            let event = EventResp { uid: id.key().get(), event, ..EventResp::zeroed() };
+            channel.file().kernel().report(event);
+        }
+        let peer = PeerParam {
+            qp_num: 1,
+            srq: false,
+            responder_resources: 0,
+            initiator_depth: 0,
+            flow_control: false,
+            retry_count: 0,
+            rnr_retry_count: 0,
+            private_data: PrivateData::EMPTY,
+            ece: Ece::default(),
+        };
+        (channel, Link { id, peer, ended: false })
+    }
+
+    fn answers(channel: &EventChannel) -> usize {
+        channel.file().kernel().disconnected().len()
+    }
+
+    #[test]
+    fn end_of_a_connection_is_found_behind_other_events() {
+        let (channel, mut link) = link([EventType::ADDR_CHANGE, EventType::DISCONNECTED]);
+        assert!(link.has_ended().unwrap());
+        assert_eq!(answers(&channel), 1);
+        assert!(link.has_ended().unwrap(), "once more");
+        assert_eq!(answers(&channel), 1);
+    }
+
+    #[test]
+    fn end_by_the_peer_is_answered_once() {
+        let (channel, mut link) = link([EventType::DISCONNECTED]);
+        for _ in 0..2 {
+            link.ended().wait().unwrap();
+            assert_eq!(answers(&channel), 1);
+        }
+    }
+
+    #[test]
+    fn disconnect_after_the_end_by_the_peer_waits_for_no_event() {
+        for known in [false, true] {
+            let (channel, mut link) = link([EventType::DISCONNECTED]);
+            if known {
+                assert!(link.has_ended().unwrap());
+            }
+            link.disconnect().wait_timeout(Duration::ZERO).expect("the connection has ended").unwrap();
+            assert_eq!(answers(&channel), 1);
+        }
+    }
+
+    #[test]
+    fn events_of_an_identifier_without_its_link_are_for_any_caller() {
+        let (channel, link) = link([EventType::DISCONNECTED]);
+        assert!(channel.try_wait().unwrap().is_none());
+        let id = link.into_id();
+        assert_eq!(channel.try_wait().unwrap().unwrap().key, id.key());
+    }
+}

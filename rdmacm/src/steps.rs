@@ -409,6 +409,20 @@ mod tests {
     }
 
     #[test]
+    fn end_of_a_connection_is_its_disconnection_or_the_exit_of_timewait() {
+        let channel = EventChannel::simulated();
+        let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
+        let ended = |kinds: Vec<EventKind>| run(disconnected(&Script::new(id.key(), kinds), &id, "ended"));
+        // The neighbour has another MAC address: the connection works.
+        let moved = || EventKind::Unreachable(Unreachable::Errno(Errno::HOSTUNREACH));
+        let late = EventKind::Disconnected(Some(Errno::TIMEDOUT));
+        assert_eq!(ended(vec![moved(), EventKind::AddrChange, late]).unwrap(), Some(Errno::TIMEDOUT));
+        assert_eq!(ended(vec![moved(), EventKind::TimewaitExit]).unwrap(), None);
+        let removed = ended(vec![EventKind::DeviceRemoval]).unwrap_err();
+        assert!(matches!(removed, Error::DeviceRemoved { verb: "ended" }), "{removed}");
+    }
+
+    #[test]
     fn wait_leaves_the_events_of_other_keys_on_a_shared_channel() {
         let channel = EventChannel::simulated();
         let [id, other] = [(); 2].map(|()| CmId::new(&channel, PortSpace::Tcp).unwrap());

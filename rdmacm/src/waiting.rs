@@ -242,6 +242,43 @@ mod tests {
         assert!(poll(&mut by_task).is_ready());
     }
 
+    #[derive(Default)]
+    struct Count(std::sync::atomic::AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn pass_of_a_task_wakes_it_again() {
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(Arc::clone(&count));
+        let mut passing = Waiting::new(|waiter| async move { waiter.pass().await });
+        assert!(Pin::new(&mut passing).poll(&mut Context::from_waker(&waker)).is_pending());
+        assert_eq!(count.0.load(std::sync::atomic::Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn task_goes_on_with_the_wait_of_a_thread() {
+        let channel = EventChannel::simulated();
+        let mut next = channel.next();
+        assert!(next.wait_timeout(Duration::from_millis(1)).is_none());
+        // It does not wait as the thread did.
+        assert!(matches!(poll(&mut next), Poll::Ready(Err(Error::Invalid { verb: "await", .. }))));
+    }
+
+    #[test]
+    fn thread_waits_until_its_time_limit_for_the_work_that_a_task_has_begun() {
+        let (go, gone) = mpsc::channel();
+        let work = move || gone.recv().unwrap();
+        let mut work = Waiting::new(|waiter| async move { waiter.blocking(threads(), work).await });
+        assert!(poll(&mut work).is_pending());
+        thread::spawn(move || go.send(7).unwrap());
+        assert_eq!(work.wait_timeout(Duration::from_secs(20)).transpose().unwrap(), Some(7));
+    }
+
     #[test]
     fn wait_goes_on_after_its_time_limit() {
         let channel = EventChannel::simulated();

@@ -173,6 +173,61 @@ mod tests {
         assert!(ends(|| ::async_io::block_on(removal_ends_waits(AsyncIo))));
     }
 
+    async fn readiness_is_returned_once(runtime: impl Runtime) {
+        let (read, write) = pipe_with(PipeFlags::NONBLOCK).unwrap();
+        let read = Arc::new(read);
+        let readable = runtime.register(Arc::clone(&read)).unwrap();
+        for _ in 0..2 {
+            rustix::io::write(&write, &[7]).unwrap();
+            poll_fn(|cx| readable.poll_readable(cx)).await.unwrap();
+            assert_eq!(rustix::io::read(&read, &mut [0; 8]), Ok(1));
+            poll_fn(|cx| {
+                assert!(readable.poll_readable(cx).is_pending());
+                Poll::Ready(())
+            })
+            .await;
+        }
+    }
+
+    #[cfg(feature = "tokio")]
+    #[test]
+    fn readiness_is_returned_once_by_tokio() {
+        assert!(ends(|| {
+            let runtime = ::tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+            runtime.block_on(readiness_is_returned_once(Tokio));
+        }));
+    }
+
+    #[cfg(feature = "async-io")]
+    #[test]
+    fn readiness_is_returned_once_by_async_io() {
+        assert!(ends(|| ::async_io::block_on(readiness_is_returned_once(AsyncIo))));
+    }
+
+    /// Runs work that ends after the call that has started it.
+    async fn blocking_work_does_not_block_its_caller(runtime: impl Runtime) {
+        let ((go, wait), (done, ended)) = (std::sync::mpsc::channel(), std::sync::mpsc::channel());
+        let work = move || done.send(wait.recv().unwrap()).unwrap();
+        runtime.blocking(Box::new(work)).unwrap();
+        go.send(7).unwrap();
+        assert_eq!(ended.recv(), Ok(7));
+    }
+
+    #[cfg(feature = "tokio")]
+    #[test]
+    fn blocking_work_does_not_block_a_task_of_tokio() {
+        assert!(ends(|| {
+            let runtime = ::tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(blocking_work_does_not_block_its_caller(Tokio));
+        }));
+    }
+
+    #[cfg(feature = "async-io")]
+    #[test]
+    fn blocking_work_does_not_block_a_task_of_async_io() {
+        assert!(ends(|| ::async_io::block_on(blocking_work_does_not_block_its_caller(AsyncIo))));
+    }
+
     #[cfg(feature = "tokio")]
     #[test]
     fn registration_outside_a_runtime_names_the_missing_reactor() {

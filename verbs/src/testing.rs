@@ -74,6 +74,8 @@ pub(crate) struct Log {
     pub(crate) arms: u32,
     /// Is called after a CQ was armed, with 0.
     pub(crate) armed: Hook,
+    /// Is called after a poll that found nothing, with 0.
+    pub(crate) empty: Hook,
     /// Whether the fast path of polls declines every completion.
     pub(crate) declines: bool,
     /// The quirks of the driver.
@@ -408,13 +410,16 @@ unsafe impl CompletionQueue for Ring {
     }
 
     fn next(&mut self) -> Option<Taken> {
-        let (panics, next) = {
+        let (panics, next, hook) = {
             let mut log = self.plain.log();
             let panics = log.poll_panics > 0;
             log.poll_panics -= u32::from(panics);
-            (panics, if panics { None } else { log.completions.pop_front() })
+            (panics, if panics { None } else { log.completions.pop_front() }, log.empty.clone())
         };
         assert!(!panics, "the test asked for it");
+        if let (None, Hook(Some(hook))) = (next, hook) {
+            hook(0);
+        }
         next.map(Taken)
     }
 

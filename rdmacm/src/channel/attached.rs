@@ -330,6 +330,40 @@ mod tests {
         }
     }
 
+    /// A runtime that has ended when its descriptor is asked for the second time.
+    #[derive(Clone, Debug, Default)]
+    struct Ends(Arc<Mutex<Option<Waker>>>);
+
+    impl Runtime for Ends {
+        fn register(&self, _: Arc<OwnedFd>) -> io::Result<Box<dyn Readable>> {
+            Ok(Box::new(self.clone()))
+        }
+
+        fn blocking(&self, _: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+            unreachable!("no test blocks")
+        }
+    }
+
+    impl Readable for Ends {
+        fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            match self.0.lock().unwrap().replace(cx.waker().clone()) {
+                None => Poll::Pending,
+                Some(_) => Poll::Ready(Err(io::ErrorKind::Other.into())),
+            }
+        }
+    }
+
+    #[test]
+    fn end_of_the_runtime_wakes_the_tasks() {
+        let (channel, runtime) = (EventChannel::simulated(), Ends::default());
+        channel.attach(runtime.clone()).unwrap();
+        let (task, _) = Waiter::new(&channel, false);
+        assert!(arm(&channel).is_pending());
+        let waker = runtime.0.lock().unwrap().clone().unwrap();
+        waker.wake();
+        assert_eq!(task.woken.load(Ordering::Relaxed), 1);
+    }
+
     /// A runtime with a level-triggered poller would report it again and again.
     #[test]
     fn descriptor_is_not_armed_while_its_events_are_left_unread() {

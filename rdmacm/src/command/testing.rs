@@ -17,6 +17,7 @@ use crate::Addr;
 pub(crate) struct Simulated {
     events: Mutex<VecDeque<EventResp>>,
     destroyed: Mutex<Vec<u32>>,
+    disconnected: Mutex<Vec<u32>>,
     resolved: Mutex<Vec<u32>>,
     peer: Mutex<Option<Addr>>,
 }
@@ -30,6 +31,11 @@ impl Simulated {
     /// The numbers of the identifiers that were destroyed.
     pub(crate) fn destroyed(&self) -> Vec<u32> {
         self.destroyed.lock().unwrap().clone()
+    }
+
+    /// The numbers of the identifiers whose connections were ended.
+    pub(crate) fn disconnected(&self) -> Vec<u32> {
+        self.disconnected.lock().unwrap().clone()
     }
 
     /// The time limits in milliseconds of the addresses that were to be resolved.
@@ -53,6 +59,8 @@ impl Simulated {
         let (call, number) = (call.as_bytes(), C::INFO.number);
         if number == DestroyId::INFO.number {
             self.destroyed.lock().unwrap().push(request::<DestroyIdReq>(call).id);
+        } else if number == Disconnect::INFO.number {
+            self.disconnected.lock().unwrap().push(request::<DisconnectReq>(call).id);
         } else if number == ResolveAddr::INFO.number {
             self.resolved.lock().unwrap().push(request::<ResolveAddrReq>(call).timeout_ms);
         } else if number == Query::INFO.number {

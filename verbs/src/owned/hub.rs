@@ -487,6 +487,12 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
         Connection { inner: Arc::new(ConnectionInner { hub, conn, local, attr, policy, resolve }) }
     }
 
+    /// Ends all operations, as a removal of the device does.
+    #[cfg(test)]
+    pub(crate) fn remove_for_test(&self) -> bool {
+        self.inner.end_removed()
+    }
+
     /// Creates a connection with slots for all operations of `depths`. `describe` completes its address,
     /// and `create` creates its QP.
     pub(crate) fn open(

@@ -460,6 +460,17 @@ mod tests {
     }
 
     #[test]
+    fn complete_request_holds_the_queue_until_it_is_taken() {
+        let mut queue = Queue::new(1, 2);
+        let ids = [queue.push(7).unwrap(), queue.push(8).unwrap()];
+        queue.publish();
+        queue.complete(1);
+        queue.hold(false);
+        assert_eq!(take_oldest(&mut queue, ids[1]), None, "the older one comes first");
+        assert_eq!((queue.take(), take_oldest(&mut queue, ids[1])), (Some(7), Some(8)));
+    }
+
+    #[test]
     fn newer_requests_are_counted_up_to_the_oldest_outstanding_one() {
         let mut queue = Queue::new(1, 4);
         for entry in [1, 2, 1, 1] {

@@ -88,6 +88,11 @@ impl Setup {
     }
 
     fn of(plain: Plain) -> Self {
+        Self::with(plain, 4)
+    }
+
+    /// With room for `sends` sends.
+    fn with(plain: Plain, sends: u32) -> Self {
         let pd = plain.domain();
         let context = pd.context();
         let endpoint = Endpoint {
@@ -95,7 +100,7 @@ impl Setup {
                 qp: plain.queue_pair(&pd),
                 cq: context.create_cq(&CqInit::new(8)).unwrap(),
                 channel: CompChannel::for_test(context.file()),
-                sends: 4,
+                sends,
                 recvs: 2,
                 max_sge: 4,
                 signal_every: 3,
@@ -1818,4 +1823,329 @@ fn operation_on_borrowed_memory_is_signalled() {
     });
     ended.unwrap();
     assert_ne!(setup.endpoint.qp().state(), QpState::ERR);
+}
+
+#[test]
+fn completion_at_the_time_limit_of_a_wait_is_returned() {
+    let mut setup = Setup::new();
+    let (channel, _events) = CompChannel::with_pipe(setup.endpoint.qp().pd().context().file());
+    setup.endpoint.queues.channel = channel;
+    let (wr_id, plain) = (setup.post(), setup.plain.clone());
+    // It arrives after the last poll before the sleep.
+    setup.plain.log().empty = Hook(Some(Arc::new(move |_| {
+        let mut log = plain.log();
+        if log.arms == 1 && log.completions.is_empty() {
+            log.completions.push_back(completion(wr_id, WcStatus::SUCCESS));
+        }
+    })));
+    let done = setup.endpoint.next().wait_timeout(Duration::ZERO).transpose().unwrap();
+    setup.plain.log().empty = Hook(None);
+    assert!(done.is_some_and(|done| done.is_recv()));
+}
+
+/// Makes the device fail the next probe.
+fn fail_probes(plain: &Plain) {
+    let log = plain.clone();
+    plain.log().pushed = Hook(Some(Arc::new(move |wr_id| {
+        if wr_id == PROBE {
+            log.log().completions.push_back(completion(wr_id, WcStatus::RETRY_EXC_ERR));
+        }
+    })));
+}
+
+/// An idle endpoint whose peer is dead, with a receive.
+fn idle_endpoint() -> (Setup, std::os::fd::OwnedFd) {
+    let mut setup = Setup::new();
+    let (channel, events) = CompChannel::with_pipe(setup.endpoint.qp().pd().context().file());
+    setup.endpoint.queues.channel = channel;
+    let (wr_id, plain) = (setup.post(), setup.plain.clone());
+    fail_probes(&setup.plain);
+    setup.plain.log().modified = Hook(Some(Arc::new(move |_| {
+        plain.log().completions.push_back(completion(wr_id, WcStatus::WR_FLUSH_ERR));
+    })));
+    setup.endpoint.queues.keepalive.start(Some(Duration::from_millis(1)));
+    (setup, events)
+}
+
+fn assert_dead(ended: Completed<Mr<Counted>>, plain: &Plain) {
+    let failed = ended.unwrap_err();
+    assert!(failed.is_recv() && failed.is_peer_lost(), "{failed}");
+    let mut log = plain.log();
+    (log.pushed, log.modified) = (Hook(None), Hook(None));
+}
+
+#[test]
+fn wait_of_a_thread_without_a_limit_goes_on_after_a_probe() {
+    let (mut setup, _events) = idle_endpoint();
+    assert_dead(setup.endpoint.next().wait(), &setup.plain);
+}
+
+#[cfg(feature = "tokio")]
+#[test]
+fn await_probes_an_idle_peer() {
+    assert!(crate::testing::ends(|| {
+        let (mut setup, _events) = idle_endpoint();
+        let runtime = ::tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        let ended = runtime.block_on(async {
+            setup.endpoint.attach(crate::runtime::Tokio).unwrap();
+            setup.endpoint.next().await
+        });
+        assert_dead(ended, &setup.plain);
+    }));
+}
+
+#[test]
+fn wait_for_the_marker_is_no_wait_without_end() {
+    let mut setup = Setup::new();
+    let (channel, _events) = CompChannel::with_pipe(setup.endpoint.qp().pd().context().file());
+    setup.endpoint.queues.channel = channel;
+    setup.send(1, false);
+    setup.endpoint.abort();
+    assert!(setup.endpoint.next().wait_timeout(Duration::ZERO).is_none(), "the marker is outstanding");
+    setup.complete(MARKER, WcStatus::WR_FLUSH_ERR);
+    assert_eq!(setup.endpoint.next().wait().unwrap().tag, 1);
+}
+
+#[test]
+fn close_sleeps_until_the_marker_is_complete() {
+    let mut setup = Setup::new();
+    setup.send(1, false);
+    let plain = setup.plain.clone();
+    setup.plain.log().armed = Hook(Some(Arc::new(move |_| {
+        plain.log().completions.push_back(completion(MARKER, WcStatus::SUCCESS));
+    })));
+    let drained = setup.endpoint.queues.poll_drain(Caller::Thread(None));
+    assert!(matches!(drained, std::task::Poll::Ready(Ok(true))));
+    setup.plain.log().armed = Hook(None);
+    assert_eq!(setup.ended(), [1]);
+}
+
+#[test]
+fn await_that_polls_wakes_its_task() {
+    use std::task::{Context, Waker};
+
+    let mut setup = Setup::new();
+    setup.endpoint.queues.spin = SpinState::new(Spin::Always);
+    setup.post();
+    setup.endpoint.attach(Never::Waits).unwrap();
+    let wakes = Arc::new(Wakes::default());
+    let waker = Waker::from(Arc::clone(&wakes));
+    let mut wait = std::pin::pin!(setup.endpoint.next());
+    for polls in 1..4 {
+        assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        assert_eq!(wakes.0.load(Ordering::Relaxed), polls);
+    }
+}
+
+#[test]
+fn await_reads_all_events_of_its_channel() {
+    use std::task::{Context, Waker};
+
+    let mut setup = Setup::new();
+    let (channel, events) = CompChannel::with_pipe(setup.endpoint.qp().pd().context().file());
+    setup.endpoint.queues.channel = channel;
+    setup.post();
+    rustix::io::write(&events, &[0; 16]).unwrap();
+    setup.endpoint.attach(Never::ReadableAgain).unwrap();
+    let mut wait = std::pin::pin!(setup.endpoint.next());
+    assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert!(setup.endpoint.queues.channel.try_wait().unwrap().is_none(), "the reactor reports none of them");
+}
+
+#[test]
+fn await_that_has_slept_has_its_whole_budget_again() {
+    use std::task::{Context, Waker};
+
+    let mut setup = Setup::new();
+    setup.endpoint.attach(Never::Readable).unwrap();
+    let mut context = Context::from_waker(Waker::noop());
+    for awaits in [100, 120] {
+        for _ in 0..awaits {
+            let wr_id = setup.post();
+            setup.complete(wr_id, WcStatus::SUCCESS);
+            assert!(std::pin::pin!(setup.endpoint.next()).poll(&mut context).is_ready());
+        }
+        let wr_id = setup.post();
+        assert!(std::pin::pin!(setup.endpoint.next()).poll(&mut context).is_pending());
+        setup.complete(wr_id, WcStatus::SUCCESS);
+        assert!(setup.endpoint.poll().is_some_and(|done| done.is_ok()));
+    }
+}
+
+#[test]
+fn refused_operations_behind_the_marker_are_not_executed() {
+    let mut setup = Setup::new();
+    setup.send(1, false);
+    setup.refuse_doorbell();
+    let buffer = setup.buffer();
+    let mut batch = setup.endpoint.batch();
+    batch.post(Op::send(buffer, ..).tag(2).unsignaled()).unwrap();
+    batch.ring().unwrap_err();
+    setup.complete(MARKER, WcStatus::WR_FLUSH_ERR);
+    let outcomes: Vec<_> = std::iter::from_fn(|| setup.endpoint.poll())
+        .map(|ended| ended.map_or_else(|failed| (failed.tag, failed.outcome), |done| panic!("{done:?}")))
+        .collect();
+    assert_eq!(outcomes, [(1, Outcome::Unknown), (2, Outcome::NotExecuted)]);
+}
+
+#[test]
+fn close_does_not_wait_for_refused_operations() {
+    let mut setup = Setup::new();
+    setup.post_refused_batch(true);
+    let drained = setup.endpoint.queues.poll_drain(Caller::Thread(Some(Instant::now())));
+    assert!(matches!(drained, std::task::Poll::Ready(Ok(true))));
+}
+
+#[test]
+fn operations_of_a_dropped_batch_begin_no_run() {
+    let mut setup = Setup::with(Plain::default(), 16);
+    (1..=2).for_each(|tag| _ = setup.send(tag, false));
+    let buffers = [setup.buffer(), setup.buffer()];
+    let mut batch = setup.endpoint.batch();
+    let [one, two] = buffers.map(|buffer| Op::send(buffer, ..));
+    batch.post(one).unwrap();
+    batch.post(two.unsignaled()).unwrap();
+    drop(batch);
+    // The next request has a `wr_id` of the batch.
+    setup.plain.log().signaled.clear();
+    setup.send(3, false);
+    assert!(setup.signaled(), "two unsignalled operations are before it");
+}
+
+#[test]
+fn write_with_immediate_fills_no_buffer_of_a_receive() {
+    let mut setup = Setup::new();
+    setup.endpoint.post(Op::recv_parts([(setup.buffer(), 0..4), (setup.buffer(), 0..15)]).tag(7)).unwrap();
+    let received = *setup.plain.log().received.last().unwrap();
+    let opcode = WcOpcode::RECV_RDMA_WITH_IMM;
+    let arrived = WorkCompletion { opcode, byte_len: 4096, ..completion(received, WcStatus::SUCCESS) };
+    setup.plain.log().completions.push_back(arrived);
+    assert_eq!(results(&mut setup), [(7, 0, true), (7, 4096, true)]);
+}
+
+#[test]
+fn buffers_of_a_refused_operation_keep_their_ranges() {
+    let mut setup = Setup::new();
+    let parts = || {
+        let mut number = 0;
+        [0..3, 0..4].map(|range| {
+            number += 1;
+            let part = setup.region.part(Counted(vec![number; 16], Arc::default()));
+            (part.map_err(|refused| refused.error).unwrap(), range)
+        })
+    };
+    let (sends, recvs) = (parts(), parts());
+    let assert_order = |parts: [(Mr<Counted>, std::ops::Range<usize>); 2]| {
+        let found = parts.map(|(buffer, range)| (buffer.bytes().unwrap()[0], range));
+        assert_eq!(found, [(1, 0..3), (2, 0..4)]);
+    };
+    reject(&setup);
+    let refused = setup.endpoint.post(Op::send_parts(sends)).unwrap_err();
+    assert_order(refused.object.into_buffer().into_inner());
+    setup.plain.log().rejections.push_back(PushError::QueueFull { capacity: 1 });
+    let refused = setup.endpoint.post(Op::recv_parts(recvs)).unwrap_err();
+    assert_order(refused.object.into_buffer().into_inner());
+    assert_eq!(setup.endpoint.pending(), 0);
+}
+
+#[test]
+fn operation_of_more_buffers_than_have_room_is_refused() {
+    let mut setup = Setup::new();
+    (1..=3).for_each(|tag| _ = setup.send(tag, true));
+    setup.post();
+    let (sends, recvs) =
+        ([(setup.buffer(), ..), (setup.buffer(), ..)], [(setup.buffer(), ..), (setup.buffer(), ..)]);
+    assert!(setup.endpoint.post(Op::send_parts(sends)).unwrap_err().is_full());
+    assert!(setup.endpoint.post(Op::recv_parts(recvs)).unwrap_err().is_full());
+    assert_eq!((setup.endpoint.pending_sends(), setup.endpoint.pending_recvs()), (3, 1));
+}
+
+#[test]
+fn empty_batch_rings_for_no_forgotten_one() {
+    let mut setup = Setup::new();
+    let buffer = setup.buffer();
+    let mut batch = setup.endpoint.batch();
+    batch.post(Op::send(buffer, ..)).unwrap();
+    std::mem::forget(batch);
+    setup.endpoint.batch().ring().unwrap();
+    let doorbells = setup.plain.log().doorbells;
+    assert_eq!(doorbells, 0);
+}
+
+#[test]
+fn refused_operation_is_not_in_the_batch() {
+    let mut setup = Setup::new();
+    reject(&setup);
+    let buffer = setup.buffer();
+    let mut batch = setup.endpoint.batch();
+    assert!(batch.post(Op::send(buffer, ..)).is_err());
+    assert!(batch.is_empty());
+    batch.ring().unwrap();
+    let doorbells = setup.plain.log().doorbells;
+    assert_eq!(doorbells, 0);
+}
+
+#[test]
+fn batch_that_counts_as_posted_is_not_rung_again() {
+    let mut setup = Setup::new();
+    let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+    // A second doorbell would take back what the device may execute.
+    setup.plain.log().refusals.extend([DoorbellError::Posted(refused), DoorbellError::TakenBack(refused)]);
+    let buffer = setup.buffer();
+    let mut batch = setup.endpoint.batch();
+    batch.post(Op::send(buffer, ..)).unwrap();
+    batch.ring().unwrap_err();
+    assert!(setup.endpoint.poll().is_none(), "the device may use the buffer");
+    assert_eq!((setup.endpoint.pending(), setup.freed()), (1, 0));
+}
+
+#[test]
+fn scope_waits_for_a_request_whose_post_panics() {
+    let test = || {
+        let mut setup = Setup::new();
+        // A wait finds that the device was removed.
+        let (channel, other) = CompChannel::removable(setup.endpoint.qp().pd().context().file());
+        setup.endpoint.queues.channel = channel;
+        drop(other);
+        succeed_ioctls();
+        let region = setup.buffer();
+        setup.plain.log().pushed = Hook(Some(Arc::new(|_| panic!("in the post"))));
+        let scope = std::panic::AssertUnwindSafe(|| {
+            setup.endpoint.scope(|scope| scope.post(Op::send(&region, ..).tag(1)))
+        });
+        let panic = std::panic::catch_unwind(scope).unwrap_err();
+        assert_eq!(panic.downcast_ref(), Some(&"in the post"));
+        setup.plain.log().pushed = Hook(None);
+        // The request may have been posted.
+        assert!(setup.endpoint.qp().is_destroyed(), "the scope did not wait");
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn panic_in_a_scope_aborts_the_endpoint_though_no_operation_is_outstanding() {
+    let mut setup = Setup::new();
+    let scope = std::panic::AssertUnwindSafe(|| setup.endpoint.scope(|_| panic!("in the scope")));
+    std::panic::catch_unwind(scope).unwrap_err();
+    assert_eq!(setup.endpoint.qp().state(), QpState::ERR);
+    let refused = setup.endpoint.post(Op::recv(setup.buffer())).unwrap_err();
+    assert!(matches!(refused.error, Error::Closed { .. }), "{refused}");
+}
+
+#[test]
+fn chunks_of_a_region_are_disjoint() {
+    use crate::buffer::Lend;
+    use crate::owned::buffer::checked_sge;
+
+    let setup = Setup::new();
+    let mut region = setup.buffer();
+    let start = region.bytes().unwrap().as_ptr().addr() as u64;
+    let domain = setup.endpoint.qp().pd().domain();
+    let places: Vec<_> = region
+        .lend()
+        .chunks(4)
+        .map(|chunk| checked_sge("test", &chunk, domain, ..).unwrap())
+        .map(|sge| (sge.addr - start, sge.length))
+        .collect();
+    assert_eq!(places, [(0, 4), (4, 4), (8, 4), (12, 3)]);
 }

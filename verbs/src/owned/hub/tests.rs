@@ -1552,3 +1552,72 @@ fn provider_panic_keeps_the_buffers_of_an_operation() {
     setup.complete(&peer, wr_id, WcStatus::SUCCESS);
     pending.wait().unwrap();
 }
+
+#[test]
+fn room_of_a_probe_is_free_when_its_connection_is_dropped() {
+    let test = || {
+        // It has room for two probes.
+        let setup = Setup::new(4);
+        succeed_ioctls();
+        for _ in 0..4 {
+            let peer = setup.open(1, Policy::Never).unwrap();
+            assert!(peer.inner.conn.has_probe());
+        }
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+/// A hub with an idle connection, whose peer is probed in intervals.
+fn idle_connection(interval: Duration) -> (Setup, Connection<Buffer, Plain>, std::os::fd::OwnedFd) {
+    let mut setup = Setup::new(4);
+    let (channel, events) = CompChannel::with_pipe(setup.hub.pd().context().file());
+    Arc::get_mut(&mut setup.hub.inner).unwrap().channel = channel;
+    let peer = setup.connection(1);
+    peer.inner.conn.lock().start_keepalive(Some(interval), Instant::now());
+    (setup, peer, events)
+}
+
+#[test]
+fn driver_that_is_a_thread_probes_idle_peers() {
+    let interval = Duration::from_millis(20);
+    let (setup, _peer, _events) = idle_connection(interval);
+    setup.hub.spawn_driver_thread().unwrap();
+    let (probed, wait) = std::sync::mpsc::channel();
+    setup.plain.log().pushed = Hook(Some(Arc::new(move |wr_id| {
+        if wr_id == PROBE {
+            probed.send(()).unwrap();
+        }
+    })));
+    setup.hub.inner.probe_every(interval);
+    wait.recv_timeout(Duration::from_secs(20)).expect("a probe");
+}
+
+#[cfg(feature = "tokio")]
+#[test]
+fn driver_that_is_a_task_probes_idle_peers() {
+    assert!(ends(|| {
+        let (setup, peer, _events) = idle_connection(Duration::from_millis(1));
+        setup.hub.inner.probe_every(Duration::from_millis(1));
+        let (mut pending, wr_id) = setup.recv(&peer);
+        let (plain, qp_num) = (setup.plain.clone(), peer.address().qp_num);
+        let complete = move |wr_id, status| {
+            let ended = WorkCompletion { qp_num, ..completion(wr_id, status) };
+            plain.log().completions.push_back(ended);
+        };
+        setup.plain.log().pushed = Hook(Some(Arc::new(move |probe| {
+            complete(probe, WcStatus::RETRY_EXC_ERR);
+            complete(wr_id, WcStatus::WR_FLUSH_ERR);
+        })));
+        let runtime = ::tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        let ended = runtime.block_on(async {
+            let mut driver = setup.hub.drive(crate::runtime::Tokio).unwrap();
+            std::future::poll_fn(|cx| {
+                assert!(std::pin::Pin::new(&mut driver).poll(cx).is_pending());
+                std::pin::Pin::new(&mut pending).poll(cx)
+            })
+            .await
+        });
+        setup.plain.log().pushed = Hook(None);
+        assert_eq!(ended.unwrap_err().cause, Some(WcStatus::RETRY_EXC_ERR));
+    }));
+}

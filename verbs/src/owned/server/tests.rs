@@ -1392,3 +1392,95 @@ fn fin_follows_the_reads_of_its_end() {
     assert_eq!((sent.len(), fenced), (2, vec![sent[1].1]), "the FIN, not the read");
     drop(read);
 }
+
+#[test]
+fn message_that_counts_as_posted_keeps_its_buffer() {
+    let mut setup = Setup::new();
+    let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+    setup.plain.log().refusals.push_back(DoorbellError::Posted(refused));
+    let mut pending = setup.server.handle.send(setup.peer, setup.server.handle.take().unwrap(), ..4);
+    assert_eq!(setup.failure().errno(), Some(Errno::NOMEM));
+    assert!(pending.wait_timeout(Duration::ZERO).is_none(), "the device may read the buffer");
+}
+
+#[test]
+fn failed_receive_is_posted_again() {
+    let mut setup = Setup::new();
+    let failed = completion(setup.receive(), WcStatus::LOC_LEN_ERR);
+    setup.plain.log().completions.push_back(WorkCompletion { qp_num: setup.qp_num, ..failed });
+    let failure = setup.failure();
+    assert!(matches!(failure, Error::Completion { status: WcStatus::LOC_LEN_ERR, .. }), "{failure}");
+    let receives = setup.plain.log().received.len();
+    assert_eq!(receives, RECEIVES as usize);
+}
+
+#[test]
+fn event_wakes_the_last_task_that_polled() {
+    let mut setup = Setup::new();
+    let hub = Arc::clone(&setup.server.handle.inner.hub.inner);
+    assert!(hub.election.attach_driver(DriverKind::Task));
+    let woken = [(); 2].map(|()| Arc::new(Woken::default()));
+    for waker in woken.clone().map(Waker::from) {
+        assert!(Pin::new(&mut setup.server.next()).poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+    let receive = setup.receive();
+    setup.arrives(receive, ControlKind::Data as u32, 5);
+    hub.poll(BATCH);
+    assert_eq!(woken.map(|woken| woken.0.load(Ordering::Relaxed)), [false, true]);
+}
+
+#[test]
+fn receive_of_a_message_is_posted_before_its_credit() {
+    let mut setup = Setup::new();
+    let receive = setup.receive();
+    setup.arrives(receive, ControlKind::Data as u32, 5);
+    let message = setup.message();
+    let (plain, credit) = (setup.plain.clone(), std::sync::mpsc::channel());
+    setup.plain.log().pushed =
+        crate::testing::Hook(Some(Arc::new(move |_| credit.0.send(plain.log().received.len()).unwrap())));
+    drop(message);
+    setup.plain.log().pushed = crate::testing::Hook(None);
+    assert_eq!(credit.1.iter().collect::<Vec<_>>(), [RECEIVES as usize]);
+}
+
+#[test]
+fn shutdown_with_a_busy_cq_yields_and_is_polled_again() {
+    let setup = Setup::new();
+    assert!(setup.server.handle.inner.hub.inner.election.attach_driver(DriverKind::Task));
+    let busy = || WorkCompletion { qp_num: 0xff_ffff, ..completion(0, WcStatus::SUCCESS) };
+    setup.plain.log().completions.extend(std::iter::repeat_with(busy).take(10 * BATCH));
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut shutdown = setup.server.handle.shutdown();
+    assert!(Pin::new(&mut shutdown).poll(&mut Context::from_waker(&waker)).is_pending());
+    assert!(!setup.plain.log().completions.is_empty(), "it yields");
+    assert!(woken.0.load(Ordering::Relaxed));
+}
+
+#[test]
+fn removal_of_the_device_ends_messages_and_wakes_the_waits_for_buffers() {
+    let test = || {
+        // One credit.
+        let mut setup = Setup::with(|flow| flow.connected(1));
+        let handle = setup.server.handle.clone();
+        assert!(handle.inner.hub.inner.election.attach_driver(DriverKind::Task));
+        let send = |len| handle.send(setup.peer, handle.take().unwrap(), ..len);
+        let [sent, waits] = [4, 5].map(send);
+        let (mut buffer, woken) = (handle.acquire(), Arc::new(Woken::default()));
+        let waker = Waker::from(Arc::clone(&woken));
+        assert!(Pin::new(&mut buffer).poll(&mut Context::from_waker(&waker)).is_pending());
+        succeed_ioctls();
+        assert!(handle.inner.hub.remove_for_test());
+        assert!(woken.0.load(Ordering::Relaxed));
+        for pending in [sent, waits] {
+            let failed = pending.wait().unwrap_err();
+            assert!(
+                matches!(failed.error, Error::DeviceRemoved { .. }) && failed.buffer.is_some(),
+                "{failed}"
+            );
+        }
+        let failure = setup.failure();
+        assert!(matches!(failure, Error::DeviceRemoved { .. }), "{failure}");
+    };
+    std::thread::spawn(test).join().unwrap();
+}
