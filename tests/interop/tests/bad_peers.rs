@@ -9,13 +9,10 @@ use bareverbs_interop_tests::lines::RECORD;
 use bareverbs_interop_tests::pingpong::{Bareverbs, HOST, RdmaCore, record_of_absent_qp, run_pingpong};
 use bareverbs_interop_tests::program::Program;
 use bareverbs_test_support::resources::nothing_leaks;
-use bareverbs_test_support::{device, kernel_tests};
+use bareverbs_test_support::{device, kernel_test};
 
-kernel_tests! {
-    misbehaving_peers_are_reported,
-    connection_refused_is_reported,
-    tcp_port_in_use_is_an_error,
-    peers_with_another_message_size,
+fn main() -> std::process::ExitCode {
+    bareverbs_test_support::run()
 }
 
 const WITHOUT_GID: &[u8; RECORD] = b"0000:00fffe:123456:00000000000000000000000000000000\0";
@@ -168,6 +165,7 @@ const SERVERS: [Case; 7] = [
 ];
 
 /// Runs all cases in parallel, because some take 10 s. Each has its own TCP port.
+#[kernel_test]
 fn misbehaving_peers_are_reported() {
     let serve = |port: u16, peer: fn(TcpStream), words: &str| {
         let server = Bareverbs(&["-p", &port.to_string()]).serve(port);
@@ -202,6 +200,7 @@ fn misbehaving_peers_are_reported() {
     });
 }
 
+#[kernel_test]
 fn connection_refused_is_reported() {
     nothing_leaks(|| {
         let client = Program::start(&mut Bareverbs(&[]).command(Some(HOST)));
@@ -211,6 +210,7 @@ fn connection_refused_is_reported() {
     });
 }
 
+#[kernel_test]
 fn tcp_port_in_use_is_an_error() {
     nothing_leaks(|| {
         let _taken = TcpListener::bind(("::", 4712)).unwrap();
@@ -219,6 +219,7 @@ fn tcp_port_in_use_is_an_error() {
     });
 }
 
+#[kernel_test]
 fn peers_with_another_message_size() {
     let (small, large) = (&["-n", "5", "-s", "64"][..], &["-n", "5", "-s", "2000"][..]);
     nothing_leaks(|| {

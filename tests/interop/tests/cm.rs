@@ -12,60 +12,13 @@ use std::time::{Duration, Instant};
 
 use bareverbs_interop_tests::program::{Finished, LIMIT, Program};
 use bareverbs_test_support::device::{self, Requirement};
-use bareverbs_test_support::kernel_tests;
+use bareverbs_test_support::kernel_test;
 use bareverbs_test_support::resources::nothing_leaks;
 use nix::sys::signal::Signal;
-use rcopy::*;
 use serde_json::Value;
-use signals::*;
 
-kernel_tests! {
-    rping_interoperates_in_both_roles if has_ip,
-    rping_carries_its_smallest_and_largest_pings if has_ip,
-    rping_interoperates_over_ipv6 if is_soft_roce,
-    persistent_rping_server_serves_clients_until_a_signal if has_ip,
-    rping_errors_name_the_cause if has_ip,
-
-    rstream_interoperates_in_both_roles if has_ip,
-    riostream_interoperates_in_both_roles if has_ip,
-
-    ucmatose_interoperates_in_both_roles if has_ip,
-    ucmatose_errors_name_the_cause if has_ip,
-    rdma_client_and_server_interoperate_in_both_roles if has_ip,
-
-    rdma_xclient_and_xserver_interoperate_over_rc if has_ip,
-    rdma_xclient_and_xserver_interoperate_over_xrc if has_ip_and_xrc,
-    rdma_xclient_names_the_missing_xrc if has_ip_but_no_xrc,
-
-    cmtime_interoperates_in_both_roles if has_ip,
-    cmtime_shares_connections_among_threads_and_listeners if has_ip,
-    cmtime_errors_name_the_cause if has_ip,
-
-    udaddy_interoperates_in_both_roles if has_ip,
-    udaddy_errors_name_the_cause if has_ip,
-    mckey_interoperates_in_both_roles if has_ip,
-    mckey_joins_with_several_queue_pairs_and_to_send_only if has_ip,
-    mckey_joins_raw_groups if is_infiniband,
-
-    pingpong_exchanges_addresses_by_the_connection_manager if has_ip,
-
-    udpong_interoperates_in_both_roles if is_infiniband,
-    udpong_runs_over_roce if device::ethernet,
-    udpong_of_librdmacm_has_no_address_handle_on_roce if device::ethernet,
-    udpong_errors_name_the_cause if has_ip,
-
-    rcopy_interoperates_in_both_roles if has_ip,
-    rcopy_errors_name_the_cause if has_ip,
-    rcopy_copies_pipes_and_pseudo_files if has_ip,
-    rcopy_reports_files_that_change_while_they_are_sent if has_ip,
-    rcopy_server_errors_reach_the_client if has_ip,
-    rcopy_reports_errors_of_closing if has_ip,
-
-    signals_end_the_resolution_of_addresses if has_ip,
-    signals_end_name_lookups if has_ip,
-    signals_end_waits_for_clients if has_ip,
-    signals_end_both_sides_of_transfers if has_ip,
-    signals_end_both_sides_of_a_copy if has_ip,
+fn main() -> std::process::ExitCode {
+    bareverbs_test_support::run()
 }
 
 /// For tests with an IP address of the device.
@@ -204,6 +157,7 @@ fn ping(number: u8, size: usize) -> String {
     text
 }
 
+#[kernel_test(has_ip)]
 fn rping_interoperates_in_both_roles() {
     let lines =
         |start: &str| (0..3).map(|number| format!("{start}: {}\n", ping(number, 64))).collect::<String>();
@@ -220,6 +174,7 @@ fn rping_interoperates_in_both_roles() {
     });
 }
 
+#[kernel_test(has_ip)]
 fn rping_carries_its_smallest_and_largest_pings() {
     for (server, client) in PAIRINGS {
         for size in ["26", "65535"] {
@@ -234,6 +189,7 @@ fn rping_carries_its_smallest_and_largest_pings() {
     }
 }
 
+#[kernel_test(is_soft_roce)]
 fn rping_interoperates_over_ipv6() {
     let netdev =
         fs::read_to_string("/sys/class/infiniband/rxe0/parent").expect("rxe has a network interface");
@@ -268,6 +224,7 @@ fn rping_interoperates_over_ipv6() {
     ip("del");
 }
 
+#[kernel_test(has_ip)]
 fn persistent_rping_server_serves_clients_until_a_signal() {
     nothing_leaks(|| {
         let mut server = Bareverbs.start("rping", &["-s", "-P", "--json"]);
@@ -292,6 +249,7 @@ fn persistent_rping_server_serves_clients_until_a_signal() {
     });
 }
 
+#[kernel_test(has_ip)]
 fn rping_errors_name_the_cause() {
     nothing_leaks(|| {
         let refused = |options: &[&str], words: &str| {
@@ -335,6 +293,7 @@ fn stream_tests(output: &str) -> Vec<Vec<&str>> {
     lines.map(|line| line.split_whitespace().take(5).collect()).collect()
 }
 
+#[kernel_test(has_ip)]
 fn rstream_interoperates_in_both_roles() {
     nothing_leaks(|| {
         for (server, client) in PAIRINGS {
@@ -354,6 +313,7 @@ fn rstream_interoperates_in_both_roles() {
     });
 }
 
+#[kernel_test(has_ip)]
 fn riostream_interoperates_in_both_roles() {
     nothing_leaks(|| {
         for (server, client) in PAIRINGS {
@@ -409,6 +369,7 @@ fn connected_pairs(report: &Value, first: &str, second: &str) -> Vec<(String, St
     pairs
 }
 
+#[kernel_test(has_ip)]
 fn pingpong_exchanges_addresses_by_the_connection_manager() {
     nothing_leaks(|| {
         for kind in [&["rc"][..], &["uc"], &["ud"], &["srq"], &["srq", "-q", "3", "-e"]] {
@@ -472,6 +433,7 @@ fn run_udpong(server: Origin, client: Origin) {
     program.finish();
 }
 
+#[kernel_test(is_infiniband)]
 fn udpong_interoperates_in_both_roles() {
     nothing_leaks(|| {
         for (server, client) in PAIRINGS {
@@ -480,6 +442,7 @@ fn udpong_interoperates_in_both_roles() {
     });
 }
 
+#[kernel_test(device::ethernet)]
 fn udpong_runs_over_roce() {
     nothing_leaks(|| {
         run_udpong(Bareverbs, Bareverbs);
@@ -497,6 +460,7 @@ fn udpong_runs_over_roce() {
 
 /// A datagram socket of librdmacm creates an address handle for its own QP, without a GRH. The kernel
 /// rejects it on RoCE.
+#[kernel_test(device::ethernet)]
 fn udpong_of_librdmacm_has_no_address_handle_on_roce() {
     nothing_leaks(|| {
         for server in [Librdmacm, Bareverbs] {
@@ -519,6 +483,7 @@ fn udpong_of_librdmacm_has_no_address_handle_on_roce() {
     });
 }
 
+#[kernel_test(has_ip)]
 fn udpong_errors_name_the_cause() {
     nothing_leaks(|| {
         let refused = |options: &[&str], words: &str| {
@@ -541,6 +506,7 @@ fn udpong_errors_name_the_cause() {
     });
 }
 
+#[kernel_test(has_ip)]
 fn rcopy_interoperates_in_both_roles() {
     let folder = Folder::new("/tmp/rcopy");
     let [source, copy] = [folder.path("source"), folder.path("copy")];
@@ -565,6 +531,7 @@ fn rcopy_interoperates_in_both_roles() {
     });
 }
 
+#[kernel_test(has_ip)]
 fn rcopy_errors_name_the_cause() {
     let folder = Folder::new("/tmp/rcopy-errors");
     let [empty, copy, missing] = ["empty", "copy", "missing/copy"].map(|name| folder.path(name));
@@ -594,6 +561,7 @@ fn plain_lines(output: &str) -> Vec<&str> {
     output.lines().filter(|line| !line.contains(": ")).collect()
 }
 
+#[kernel_test(has_ip)]
 fn ucmatose_interoperates_in_both_roles() {
     nothing_leaks(|| {
         for (server, client) in PAIRINGS {
@@ -633,6 +601,7 @@ fn ucmatose_interoperates_in_both_roles() {
     });
 }
 
+#[kernel_test(has_ip)]
 fn ucmatose_errors_name_the_cause() {
     nothing_leaks(|| {
         let refused = |options: &[&str], words: &str| {
@@ -654,6 +623,7 @@ fn ucmatose_errors_name_the_cause() {
     });
 }
 
+#[kernel_test(has_ip)]
 fn rdma_client_and_server_interoperate_in_both_roles() {
     nothing_leaks(|| {
         for (server, client) in PAIRINGS {
@@ -699,14 +669,17 @@ fn run_x_programs(transport: &str) {
     });
 }
 
+#[kernel_test(has_ip)]
 fn rdma_xclient_and_xserver_interoperate_over_rc() {
     run_x_programs("r");
 }
 
+#[kernel_test(has_ip_and_xrc)]
 fn rdma_xclient_and_xserver_interoperate_over_xrc() {
     run_x_programs("x");
 }
 
+#[kernel_test(has_ip_but_no_xrc)]
 fn rdma_xclient_names_the_missing_xrc() {
     let refused = Bareverbs.start("rdma_xclient", &["-s", host(), "-c", "x"]).finish();
     refused.expect_failure("XRC");
@@ -752,6 +725,7 @@ fn cmtime_tables(output: &str) -> Vec<(&str, &str)> {
     tables
 }
 
+#[kernel_test(has_ip)]
 fn cmtime_interoperates_in_both_roles() {
     let mut base = 0x1000;
     nothing_leaks(|| {
@@ -783,6 +757,7 @@ fn cmtime_interoperates_in_both_roles() {
     });
 }
 
+#[kernel_test(has_ip)]
 fn cmtime_shares_connections_among_threads_and_listeners() {
     nothing_leaks(|| {
         // Two listeners, and two clients of which each connects 8 times to each listener.
@@ -810,6 +785,7 @@ fn cmtime_shares_connections_among_threads_and_listeners() {
     });
 }
 
+#[kernel_test(has_ip)]
 fn cmtime_errors_name_the_cause() {
     nothing_leaks(|| {
         for (listens, words) in [(&[][..], "no peer listens (-L)"), (&["-L"], "all peers listen (-L)")] {
@@ -827,6 +803,7 @@ fn cmtime_errors_name_the_cause() {
     });
 }
 
+#[kernel_test(has_ip)]
 fn udaddy_interoperates_in_both_roles() {
     nothing_leaks(|| {
         for (server, client) in PAIRINGS {
@@ -849,6 +826,7 @@ fn udaddy_interoperates_in_both_roles() {
     });
 }
 
+#[kernel_test(has_ip)]
 fn udaddy_errors_name_the_cause() {
     nothing_leaks(|| {
         let refused = |options: &[&str], words: &str| {
@@ -865,6 +843,7 @@ fn udaddy_errors_name_the_cause() {
     });
 }
 
+#[kernel_test(has_ip)]
 fn mckey_interoperates_in_both_roles() {
     let receiving = ["-m", "239.7.7.7", "-b", host(), "-C", "4"];
     let sending = [&receiving[..], &["-s"]].concat();
@@ -906,6 +885,7 @@ fn run_mckey(receivers: &[(Origin, &[&str])], senders: &[(Origin, &[&str])]) -> 
     }
 }
 
+#[kernel_test(has_ip)]
 fn mckey_joins_with_several_queue_pairs_and_to_send_only() {
     nothing_leaks(|| {
         let group = ["-m", "239.7.7.8", "-b", host(), "-S", "500", "-C", "4"];
@@ -933,6 +913,7 @@ fn mckey_joins_with_several_queue_pairs_and_to_send_only() {
     });
 }
 
+#[kernel_test(is_infiniband)]
 fn mckey_joins_raw_groups() {
     nothing_leaks(|| {
         let options = ["-M", "ff12:401b:ffff::707", "-b", host(), "-C", "4"];

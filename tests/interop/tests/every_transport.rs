@@ -16,29 +16,17 @@ use bareverbs_interop_tests::pingpong::{
 };
 use bareverbs_interop_tests::program::{Finished, Program};
 use bareverbs_test_support::resources::nothing_leaks;
-use bareverbs_test_support::{Completion, Outcome, device, kernel_tests, skip};
+use bareverbs_test_support::{Completion, Outcome, device, kernel_test, skip};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-kernel_tests! {
-    default_runs_match_the_c_programs,
-    either_side_of_any_transport_may_sleep_on_events,
-    messages_of_every_size_that_a_transport_carries,
-    checked_data_on_every_transport,
-    service_levels_gid_indices_and_long_names,
-    small_srq_is_refilled,
-    any_number_of_queue_pairs,
-    different_qp_counts_are_rejected,
-    records_of_several_qps_match_the_c_program,
-    shared_receives_on_demand_where_the_kernel_has_it,
-    unsupported_options_of_a_transport_are_refused_first,
-    killed_peers_are_reported_on_every_transport,
-    peer_with_another_message_size_is_reported_on_every_transport,
-    json_output_of_every_transport,
+fn main() -> std::process::ExitCode {
+    bareverbs_test_support::run()
 }
 
 const KINDS: [Kind; 3] = [Kind::Uc, Kind::Ud, Kind::Srq];
 
+#[kernel_test]
 fn default_runs_match_the_c_programs() {
     nothing_leaks(|| {
         for kind in KINDS {
@@ -47,6 +35,7 @@ fn default_runs_match_the_c_programs() {
     });
 }
 
+#[kernel_test]
 fn either_side_of_any_transport_may_sleep_on_events() {
     let (awake, asleep) = (&["-n", "50", "-s", "512"][..], &["-e", "-n", "50", "-s", "512"][..]);
     nothing_leaks(|| {
@@ -64,6 +53,7 @@ fn either_side_of_any_transport_may_sleep_on_events() {
     });
 }
 
+#[kernel_test]
 fn messages_of_every_size_that_a_transport_carries() {
     for kind in KINDS {
         for size in ["1", "16", "17", "1000", "1024"] {
@@ -78,6 +68,7 @@ fn messages_of_every_size_that_a_transport_carries() {
     }
 }
 
+#[kernel_test]
 fn checked_data_on_every_transport() {
     for kind in KINDS {
         for size in ["1", "200", "1024", "20000"] {
@@ -109,6 +100,7 @@ fn checked_data_on_every_transport() {
     }
 }
 
+#[kernel_test]
 fn service_levels_gid_indices_and_long_names() {
     let options = &[
         "--port=4711",
@@ -134,6 +126,7 @@ fn service_levels_gid_indices_and_long_names() {
     }
 }
 
+#[kernel_test]
 fn small_srq_is_refilled() {
     for receives in ["4", "5", "9"] {
         for check in [&[][..], &["-c"]] {
@@ -143,6 +136,7 @@ fn small_srq_is_refilled() {
     }
 }
 
+#[kernel_test]
 fn any_number_of_queue_pairs() {
     nothing_leaks(|| {
         run_all_pairings_of(Kind::Srq, &["-q", "1", "-r", "1", "-n", "20", "-s", "64"], 64, 20);
@@ -152,6 +146,7 @@ fn any_number_of_queue_pairs() {
     });
 }
 
+#[kernel_test]
 fn different_qp_counts_are_rejected() {
     let (few, many) = (BareverbsOf(Kind::Srq, &["-q", "3"]), BareverbsOf(Kind::Srq, &["-q", "5"]));
     nothing_leaks(|| {
@@ -182,6 +177,7 @@ fn server_output(server: Pingpong<'_>, records: &[u8]) -> Vec<u8> {
     received
 }
 
+#[kernel_test]
 fn records_of_several_qps_match_the_c_program() {
     let somebody = record_of_absent_qp();
     let blank = b"0000:000000:000000:00000000000000000000000000000000\0";
@@ -221,6 +217,7 @@ fn devinfo() -> String {
     String::from_utf8_lossy(&report.stdout).into_owned()
 }
 
+#[kernel_test]
 fn shared_receives_on_demand_where_the_kernel_has_it() -> Outcome {
     if !devinfo().contains("SUPPORT_SRQ") {
         return skip("this kernel's Soft-RoCE has no on-demand paging for shared receives");
@@ -239,6 +236,7 @@ fn refused(kind: Kind, options: &[&str], words: &str) {
     }
 }
 
+#[kernel_test]
 fn unsupported_options_of_a_transport_are_refused_first() {
     let mtu = device::open().query_port(1).expect("the port").active_mtu;
     let too_long = (mtu.bytes() + 1).to_string();
@@ -291,6 +289,7 @@ fn kill_client_after(time: Duration, kind: Kind, port: &str, theirs: bool) -> Fi
 }
 
 /// Runs the cases in parallel, because each may take 10 s.
+#[kernel_test]
 fn killed_peers_are_reported_on_every_transport() {
     let unheard = "no completion for 10 s: the peer has exited, or a message was lost";
     let lost = "Failed status transport retry counter exceeded (12) for wr_id 2";
@@ -304,6 +303,7 @@ fn killed_peers_are_reported_on_every_transport() {
     });
 }
 
+#[kernel_test]
 fn peer_with_another_message_size_is_reported_on_every_transport() {
     for kind in KINDS {
         // Shorter messages are an error only if the data is checked.
@@ -320,6 +320,7 @@ fn peer_with_another_message_size_is_reported_on_every_transport() {
     }
 }
 
+#[kernel_test]
 fn json_output_of_every_transport() {
     let active = device::open().query_port(1).expect("the port").active_mtu;
     for kind in KINDS {

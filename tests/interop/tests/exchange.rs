@@ -9,13 +9,11 @@ use bareverbs_interop_tests::lines::{Address, RECORD};
 use bareverbs_interop_tests::pingpong::{Bareverbs, HOST, PORT, Pingpong, RdmaCore, record_of_absent_qp};
 use bareverbs_interop_tests::program::Program;
 use bareverbs_test_support::resources::nothing_leaks;
-use bareverbs_test_support::{device, kernel_tests};
+use bareverbs_test_support::{device, kernel_test};
 use nix::sys::signal::Signal;
 
-kernel_tests! {
-    server_record_matches_ibv_rc_pingpong,
-    client_record_and_done_match_ibv_rc_pingpong,
-    each_part_is_written_in_one_call,
+fn main() -> std::process::ExitCode {
+    bareverbs_test_support::run()
 }
 
 const SOON: Duration = Duration::from_secs(20);
@@ -64,6 +62,7 @@ fn record_address(record: &[u8]) -> Option<Address> {
     (address.record() == record).then_some(address)
 }
 
+#[kernel_test]
 fn server_record_matches_ibv_rc_pingpong() {
     nothing_leaks(|| {
         for server in [Bareverbs(&[]), RdmaCore(&[])] {
@@ -77,6 +76,7 @@ fn server_record_matches_ibv_rc_pingpong() {
     });
 }
 
+#[kernel_test]
 fn client_record_and_done_match_ibv_rc_pingpong() {
     nothing_leaks(|| {
         for client in [Bareverbs(&["-n", "1"]), RdmaCore(&["-n", "1"])] {
@@ -115,6 +115,7 @@ fn writes(trace: &str) -> Vec<(usize, usize)> {
         .collect()
 }
 
+#[kernel_test]
 fn each_part_is_written_in_one_call() {
     let traced = |log: &str, client: Option<&str>| {
         let mut command = Command::new("strace");

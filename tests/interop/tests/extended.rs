@@ -6,16 +6,11 @@ use std::process::Command;
 use bareverbs_interop_tests::pingpong::{HOST, wait_until_listening};
 use bareverbs_interop_tests::program::{Finished, Program};
 use bareverbs_test_support::resources::nothing_leaks;
-use bareverbs_test_support::{device, kernel_tests};
+use bareverbs_test_support::{device, kernel_test};
 use serde_json::Value;
 
-kernel_tests! {
-    default_xsrq_runs_match_ibv_xsrq_pingpong if device::xrc,
-    xsrq_server_serves_several_clients if device::xrc,
-    xsrq_runs_with_every_size_and_mtu if device::xrc,
-    xsrq_runs_with_events_on_either_side if device::xrc,
-    xsrq_json_output if device::xrc,
-    xsrq_is_rejected_without_xrc if device::no_xrc,
+fn main() -> std::process::ExitCode {
+    bareverbs_test_support::run()
 }
 
 /// The command of `bareverbs` if `ours`, else of the C program.
@@ -73,6 +68,7 @@ fn expect_regular(sides: &[Finished]) {
     assert_eq!(addresses(server, "remote"), of_clients("local"), "{sides:#?}");
 }
 
+#[kernel_test(device::xrc)]
 fn default_xsrq_runs_match_ibv_xsrq_pingpong() {
     nothing_leaks(|| {
         for (server, client) in [(true, false), (false, true), (true, true)] {
@@ -81,6 +77,7 @@ fn default_xsrq_runs_match_ibv_xsrq_pingpong() {
     });
 }
 
+#[kernel_test(device::xrc)]
 fn xsrq_server_serves_several_clients() {
     nothing_leaks(|| {
         for (server, clients) in [
@@ -94,6 +91,7 @@ fn xsrq_server_serves_several_clients() {
     });
 }
 
+#[kernel_test(device::xrc)]
 fn xsrq_runs_with_every_size_and_mtu() {
     for (server, client) in [(true, false), (false, true)] {
         for size in ["1", "4097", "100000"] {
@@ -108,12 +106,14 @@ fn xsrq_runs_with_every_size_and_mtu() {
     expect_regular(&run_pingpong(true, &[true], &["--num_tests=500", "--size=0x10"]));
 }
 
+#[kernel_test(device::xrc)]
 fn xsrq_runs_with_events_on_either_side() {
     for (server, client) in [(true, false), (false, true), (true, true)] {
         expect_regular(&run_pingpong(server, &[client], &["-e", "-n", "20"]));
     }
 }
 
+#[kernel_test(device::xrc)]
 fn xsrq_json_output() {
     let sides = run_pingpong(true, &[true, true], &["--json", "-n", "7"]);
     for (side, number) in sides.iter().zip([2, 1, 1]) {
@@ -124,6 +124,7 @@ fn xsrq_json_output() {
     }
 }
 
+#[kernel_test(device::no_xrc)]
 fn xsrq_is_rejected_without_xrc() {
     nothing_leaks(|| {
         let refused = Program::start(&mut program(true, &[])).finish();

@@ -12,34 +12,14 @@ use bareverbs_interop_tests::pingpong::{HOST, PORT, wait_until_listening};
 use bareverbs_interop_tests::program::{Finished, LIMIT, Program};
 use bareverbs_test_support::child::NOBODY;
 use bareverbs_test_support::resources::nothing_leaks;
-use bareverbs_test_support::{Completion, Outcome, Verdict, device, kernel_tests, skip};
+use bareverbs_test_support::{Completion, Outcome, Verdict, device, kernel_test, skip};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
 use nix::unistd::chroot;
 use serde_json::Value;
 
-kernel_tests! {
-    empty_root_brings_up_soft_roce_and_runs_traffic if device::soft_roce,
-    device_commands_run_in_an_empty_root if device::soft_roce,
-    link_show_matches_rdma_link_show,
-    dev_show_matches_rdma_dev_show,
-    system_show_matches_rdma_system_show,
-    stat_show_matches_rdma_statistic_show,
-    optional_counters_are_switched_or_refused,
-    qp_counter_modes_match_rdma_statistic_qp_mode,
-    qp_counters_are_bound_or_refused,
-    status_has_a_line_per_port,
-    links_are_interchangeable_with_rdma if device::soft_roce,
-    devices_are_renamed if device::soft_roce,
-    adaptive_moderation_is_switched,
-    privileged_qkeys_are_switched_or_unsupported,
-    devices_move_to_network_namespaces_or_the_reason_is_named if device::soft_roce,
-    refused_changes_name_the_reason if device::soft_roce,
-    changes_need_privileges,
-    monitor_prints_devices_that_come_and_go if device::soft_roce,
-    monitor_prints_port_states if device::ethernet,
-    monitor_works_without_privileges,
-    running_tools_name_a_link_that_goes_down if device::ethernet,
+fn main() -> std::process::ExitCode {
+    bareverbs_test_support::run()
 }
 
 /// The name of the device that tests create.
@@ -153,6 +133,7 @@ impl Drop for EmptyRoot {
     }
 }
 
+#[kernel_test(device::soft_roce)]
 fn empty_root_brings_up_soft_roce_and_runs_traffic() {
     let root = EmptyRoot::new();
     let _netdev = Netdev::down();
@@ -175,6 +156,7 @@ fn empty_root_brings_up_soft_roce_and_runs_traffic() {
     assert!(!names().iter().any(|name| name == NEW), "{:?}", names());
 }
 
+#[kernel_test(device::soft_roce)]
 fn device_commands_run_in_an_empty_root() {
     let root = EmptyRoot::new();
     let _netdev = Netdev::up();
@@ -216,6 +198,7 @@ fn device_commands_run_in_an_empty_root() {
     assert!(!names().iter().any(|name| name == "rxe_other"), "{:?}", names());
 }
 
+#[kernel_test]
 fn link_show_matches_rdma_link_show() {
     let mine = json("bareverbs", &["link", "--json"]);
     let theirs = json("rdma", &["-j", "-d", "link", "show"]);
@@ -235,6 +218,7 @@ fn link_show_matches_rdma_link_show() {
     assert_eq!(text.trim_end(), theirs.trim_end());
 }
 
+#[kernel_test]
 fn dev_show_matches_rdma_dev_show() {
     let mine = json("bareverbs", &["dev", "--json"]);
     let theirs = json("rdma", &["-j", "-d", "dev", "show"]);
@@ -253,6 +237,7 @@ fn dev_show_matches_rdma_dev_show() {
     assert!(shown.contains(&format!(": {}: node_type ca ", device::name())), "{shown}");
 }
 
+#[kernel_test]
 fn system_show_matches_rdma_system_show() {
     let mine = json("bareverbs", &["system", "--json"]);
     let words = |text: &str| -> Vec<String> { text.split_whitespace().map(str::to_owned).collect() };
@@ -278,6 +263,7 @@ fn system_show_matches_rdma_system_show() {
     }
 }
 
+#[kernel_test]
 fn stat_show_matches_rdma_statistic_show() {
     let one = format!("{}/1", device::name());
     let before = json("rdma", &["-j", "statistic", "show", "link", &one]);
@@ -293,6 +279,7 @@ fn stat_show_matches_rdma_statistic_show() {
     assert!(text.starts_with(&format!("link {one}\n    ")), "{text}");
 }
 
+#[kernel_test]
 fn optional_counters_are_switched_or_refused() -> Outcome {
     let one = format!("{}/1", device::name());
     // The enabled optional counters: none by default.
@@ -326,6 +313,7 @@ fn optional_counters_are_switched_or_refused() -> Outcome {
     Ok(Completion::Completed)
 }
 
+#[kernel_test]
 fn qp_counter_modes_match_rdma_statistic_qp_mode() {
     let text = succeed("bareverbs", &["stat", "qp", "mode"]);
     let theirs = succeed("rdma", &["statistic", "qp", "mode"]);
@@ -335,6 +323,7 @@ fn qp_counter_modes_match_rdma_statistic_qp_mode() {
     assert_eq!(ours, theirs);
 }
 
+#[kernel_test]
 fn qp_counters_are_bound_or_refused() {
     let one = format!("{}/1", device::name());
     let no_port = bareverbs(&["stat", "qp", "set", "link", device::name(), "auto", "type", "on"])
@@ -351,6 +340,7 @@ fn qp_counters_are_bound_or_refused() {
     assert_eq!(json("bareverbs", &["stat", "mr", "--json"]).as_array().map(Vec::len), Some(0));
 }
 
+#[kernel_test]
 fn status_has_a_line_per_port() {
     nothing_leaks(|| {
         let rows = json("bareverbs", &["status", "--json"]);
@@ -379,6 +369,7 @@ fn status_has_a_line_per_port() {
     });
 }
 
+#[kernel_test(device::soft_roce)]
 fn links_are_interchangeable_with_rdma() {
     let _netdev = Netdev::up();
     succeed("bareverbs", &["link", "add", NEW, "type", "rxe", "netdev", NETDEV]);
@@ -393,6 +384,7 @@ fn links_are_interchangeable_with_rdma() {
     assert!(!names().iter().any(|name| name == NEW));
 }
 
+#[kernel_test(device::soft_roce)]
 fn devices_are_renamed() {
     let _netdev = Netdev::up();
     succeed("bareverbs", &["link", "add", NEW, "type", "rxe", "netdev", NETDEV]);
@@ -404,6 +396,7 @@ fn devices_are_renamed() {
     succeed("bareverbs", &["link", "del", "other"]);
 }
 
+#[kernel_test]
 fn adaptive_moderation_is_switched() {
     let setting =
         || json("bareverbs", &["dev", "show", device::name(), "--json"])[0]["adaptive-moderation"].clone();
@@ -418,6 +411,7 @@ fn adaptive_moderation_is_switched() {
     switch(before == true);
 }
 
+#[kernel_test]
 fn privileged_qkeys_are_switched_or_unsupported() {
     let setting = || json("bareverbs", &["system", "--json"])["privileged-qkey"].clone();
     if setting().is_null() {
@@ -453,6 +447,7 @@ impl Namespace {
     }
 }
 
+#[kernel_test(device::soft_roce)]
 fn devices_move_to_network_namespaces_or_the_reason_is_named() -> Outcome {
     let mode = || json("bareverbs", &["system", "--json"])["netns"].clone();
     assert_eq!(mode(), "shared");
@@ -502,6 +497,7 @@ fn devices_move_to_network_namespaces_or_the_reason_is_named() -> Outcome {
     skip("rxe of this kernel can't be moved")
 }
 
+#[kernel_test(device::soft_roce)]
 fn refused_changes_name_the_reason() {
     let netdev = device::netdev();
     let add = |name: &str, kind: &str, netdev: &str| {
@@ -528,6 +524,7 @@ fn refused_changes_name_the_reason() {
     succeed("bareverbs", &["link", "del", NEW]);
 }
 
+#[kernel_test]
 fn changes_need_privileges() {
     let one = format!("{}/1", device::name());
     for arguments in [
@@ -572,6 +569,7 @@ fn end(monitor: Program) -> Finished {
     finished
 }
 
+#[kernel_test(device::soft_roce)]
 fn monitor_prints_devices_that_come_and_go() {
     let _netdev = Netdev::up();
     let (mut monitor, start) = monitor();
@@ -607,6 +605,7 @@ fn monitor_prints_devices_that_come_and_go() {
     }
 }
 
+#[kernel_test(device::ethernet)]
 fn monitor_prints_port_states() {
     let (mut monitor, _) = monitor();
     let (link, gid) = (device::netdev(), device::gid());
@@ -627,6 +626,7 @@ fn monitor_prints_port_states() {
     assert_eq!(text.contains(r#""source":"async""#), !device::is_soft_roce(), "{text}");
 }
 
+#[kernel_test]
 fn monitor_works_without_privileges() {
     let mut monitor = Program::start(Command::new("bareverbs").arg("monitor").uid(NOBODY).gid(NOBODY));
     let start = monitor.line("monitor watching ");
@@ -653,6 +653,7 @@ fn wait_for_traffic(client: &mut Program) {
     }
 }
 
+#[kernel_test(device::ethernet)]
 fn running_tools_name_a_link_that_goes_down() {
     let (netdev, address) = (device::netdev(), device::gid());
     let set = |state| succeed("ip", &["link", "set", "dev", &netdev, state]);

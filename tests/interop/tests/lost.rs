@@ -9,17 +9,12 @@ use std::time::Duration;
 use bareverbs_interop_tests::lines::RECORD;
 use bareverbs_interop_tests::pingpong::{Bareverbs, HOST, PORT, Pingpong, RdmaCore};
 use bareverbs_interop_tests::program::{Finished, Program};
-use bareverbs_test_support::kernel_tests;
+use bareverbs_test_support::kernel_test;
 use bareverbs_test_support::resources::{held, nothing_leaks, settles_at};
 use nix::sys::signal::Signal;
 
-kernel_tests! {
-    peer_killed_before_the_first_message,
-    killed_peers_are_reported,
-    stopped_and_dead_peers_are_distinguished,
-    killed_bareverbs_server_is_reported,
-    killed_bareverbs_client_is_reported,
-    sigterm_ends_the_server_cleanly,
+fn main() -> std::process::ExitCode {
+    bareverbs_test_support::run()
 }
 
 /// More iterations than a test can complete.
@@ -33,6 +28,7 @@ const A_WHILE: Duration = Duration::from_secs(1);
 /// comes before the first message.
 const KILL_AFTER: [u64; 3] = [1, 4, 12];
 
+#[kernel_test]
 fn peer_killed_before_the_first_message() {
     nothing_leaks(|| {
         let server = RdmaCore(&["-p", "4714"]).serve(4714);
@@ -101,6 +97,7 @@ enum Side {
 }
 
 /// Runs the cases in parallel, because each may take 10 s.
+#[kernel_test]
 fn killed_peers_are_reported() {
     let forever = |port| ["-n", "1000000000", "-p", port];
     let on_events = |port| ["-n", "1000000000", "-e", "-p", port];
@@ -122,6 +119,7 @@ fn killed_peers_are_reported() {
     });
 }
 
+#[kernel_test]
 fn stopped_and_dead_peers_are_distinguished() {
     nothing_leaks(|| {
         let server = Bareverbs(FOREVER).serve(PORT);
@@ -140,6 +138,7 @@ fn kill(ours: Program) {
     assert_eq!(ours.finish().status.signal(), Some(Signal::SIGKILL as i32));
 }
 
+#[kernel_test]
 fn killed_bareverbs_server_is_reported() {
     nothing_leaks(|| {
         let mut server = Bareverbs(FOREVER).serve(PORT);
@@ -152,6 +151,7 @@ fn killed_bareverbs_server_is_reported() {
     });
 }
 
+#[kernel_test]
 fn killed_bareverbs_client_is_reported() {
     nothing_leaks(|| {
         let server = RdmaCore(FOREVER).serve(PORT);
@@ -166,6 +166,7 @@ fn killed_bareverbs_client_is_reported() {
     });
 }
 
+#[kernel_test]
 fn sigterm_ends_the_server_cleanly() {
     nothing_leaks(|| {
         for signal in [Signal::SIGTERM, Signal::SIGINT] {

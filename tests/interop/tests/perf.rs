@@ -20,92 +20,13 @@ use bareverbs_interop_tests::perf::{Benchmark, PAIRINGS, Run, Side, json, rows};
 use bareverbs_interop_tests::pingpong::{HOST, PORT, wait_until_connected};
 use bareverbs_interop_tests::program::Program;
 use bareverbs_netlink::{Owner, QpResource, QpType, RdmaNetlink};
-use bareverbs_test_support::wire::{lossy_wire, wire};
-use bareverbs_test_support::{device, kernel_tests};
-use doctor::*;
-use faults::*;
-use load::*;
+
+use bareverbs_test_support::{device, kernel_test};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-kernel_tests! {
-    short_runs_interoperate_with_perftest,
-    short_runs_on_other_transports_interoperate,
-    short_run_reports_a_killed_server,
-    short_runs_compare_every_message,
-    short_run_names_a_corrupt_byte,
-    short_run_refuses_to_compare_with_perftest,
-    short_open_loop_keeps_its_rate,
-    short_threads_share_the_queue_pairs,
-    short_mix_has_the_ratio_of_its_weights,
-    short_server_runs_with_several_clients,
-    short_hosts_run_with_each_other,
-    bandwidth_tests_interoperate_with_perftest,
-    latency_tests_interoperate_with_perftest,
-    bidirectional_tests_interoperate_with_perftest,
-    timed_tests_interoperate_with_perftest,
-    all_sizes_interoperate_with_perftest,
-    all_sizes_in_both_directions_interoperate_with_perftest,
-    several_queue_pairs_lists_and_events,
-    other_transports_interoperate_with_perftest,
-    short_xrc_interoperates_with_perftest if device::xrc,
-    xrc_latency_tests_interoperate_with_perftest if device::xrc,
-    xrc_bandwidth_tests_interoperate_with_perftest if device::xrc,
-    verified_xrc_runs_with_every_option if device::xrc,
-    short_receiver_of_xrc_has_no_requester if device::xrc,
-    short_xrc_is_refused_without_support if device::no_xrc,
-    killed_peers_are_reported,
-    peers_that_speak_garbage_are_reported,
-    different_settings_are_named_on_both_sides,
-    expectations_decide_the_exit_status,
-    counters_of_the_port_agree_with_the_messages if device::soft_roce,
-    short_doctor_checks_a_device_and_its_peer,
-    doctor_finds_a_healthy_wire_healthy if wire,
-    doctor_names_a_port_that_is_down if wire,
-    doctor_names_a_gsi_qp_in_error if gsi_errors,
-    doctor_names_a_peer_whose_port_is_down if wire,
-    doctor_names_a_port_without_an_ip_address if wire,
-    doctor_names_wrong_gid_indices if wire,
-    doctor_names_different_mtus_of_the_ends if wire,
-    doctor_names_lost_packets if lossy_wire,
-    doctor_names_the_direction_of_lost_packets if lossy_wire,
-    doctor_names_a_firewall_of_the_peer if wire,
-    doctor_names_an_ip_address_of_both_ends if wire,
-    short_doctor_names_different_roce_versions if both_roce_versions,
-    doctor_names_a_cut_path if lossy_wire,
-    doctor_names_a_delayed_path if lossy_wire,
-    doctor_names_a_slow_path if lossy_wire,
-    doctor_names_a_slow_path_back if lossy_wire,
-    doctor_names_a_wrong_neighbour_entry if wire,
-    doctor_names_a_smaller_mtu_of_the_path if lossy_wire,
-    doctor_names_a_peer_without_permission if wire,
-    doctor_names_missing_device_nodes,
-    doctor_names_a_path_that_is_cut_on_the_way_back if lossy_wire,
-    doctor_names_a_loss_of_five_percent if lossy_wire,
-    doctor_names_the_gid_of_a_removed_address if wire,
-    doctor_names_what_changes_during_the_checks if lossy_wire,
-    doctor_rejects_peers_of_other_protocols,
-    short_peer_killed_after_the_connection_is_reported,
-    peers_killed_in_each_phase_of_the_exchange_are_reported,
-    peers_killed_at_the_final_barrier_are_reported,
-    peers_killed_in_bidirectional_runs_are_reported,
-    garbage_in_each_phase_is_reported,
-    short_interrupted_runs_print_what_they_measured,
-    sides_interrupted_in_each_phase_end_soon,
-    lost_and_delayed_packets_end_with_results if lossy_wire,
-    cut_paths_end_with_errors if lossy_wire,
-    large_messages_on_a_slow_path_complete if lossy_wire,
-    bytes_agree_with_the_counters_of_the_port if device::soft_roce,
-    verified_runs_with_every_option,
-    open_loop_counts_the_wait_of_late_messages,
-    server_ends_with_all_clients_if_one_is_killed,
-    two_thousand_queue_pairs_share_a_cq,
-    two_thousand_queue_pairs_have_their_own_cqs,
-    two_thousand_queue_pairs_are_served_by_two_threads,
-    two_thousand_queue_pairs_share_an_srq,
-    options_of_one_side_interoperate_with_perftest,
-    missing_host_is_reported,
-    page_and_comparison_are_written,
+fn main() -> std::process::ExitCode {
+    bareverbs_test_support::run()
 }
 
 const OPERATIONS: [&str; 4] = ["send", "write", "read", "atomic"];
@@ -160,6 +81,7 @@ fn expect_row(run: &Run, side: Side, size: u64, messages: u64) {
 /// The pairings with perftest, without that of `bareverbs` with itself.
 const WITH_PERFTEST: &[(Side, Side)] = PAIRINGS.split_at(2).0;
 
+#[kernel_test]
 fn short_runs_interoperate_with_perftest() {
     for operation in OPERATIONS.into_iter().chain(["write-imm"]) {
         for test in ["bw", "lat"] {
@@ -176,6 +98,7 @@ fn short_runs_interoperate_with_perftest() {
     }
 }
 
+#[kernel_test]
 fn short_runs_on_other_transports_interoperate() {
     for (operation, test, transport) in [("send", "lat", "UD"), ("write", "bw", "UC")] {
         for pairing in WITH_PERFTEST {
@@ -187,10 +110,12 @@ fn short_runs_on_other_transports_interoperate() {
     }
 }
 
+#[kernel_test]
 fn short_run_reports_a_killed_server() {
     expect_notice(Benchmark { operation: "write", test: "bw" }, (Side::Perftest, Side::Bareverbs), true);
 }
 
+#[kernel_test]
 fn bandwidth_tests_interoperate_with_perftest() {
     for operation in OPERATIONS.into_iter().chain(["write-imm"]) {
         let benchmark = Benchmark { operation, test: "bw" };
@@ -213,6 +138,7 @@ fn bandwidth_tests_interoperate_with_perftest() {
     }
 }
 
+#[kernel_test]
 fn latency_tests_interoperate_with_perftest() {
     for operation in OPERATIONS.into_iter().chain(["write-imm"]) {
         let benchmark = Benchmark { operation, test: "lat" };
@@ -233,6 +159,7 @@ fn latency_tests_interoperate_with_perftest() {
     }
 }
 
+#[kernel_test]
 fn bidirectional_tests_interoperate_with_perftest() {
     for operation in OPERATIONS {
         let benchmark = Benchmark { operation, test: "bw" };
@@ -246,6 +173,7 @@ fn bidirectional_tests_interoperate_with_perftest() {
     }
 }
 
+#[kernel_test]
 fn timed_tests_interoperate_with_perftest() {
     for (operation, test) in [("send", "bw"), ("write", "lat")] {
         let benchmark = Benchmark { operation, test };
@@ -262,6 +190,7 @@ fn timed_tests_interoperate_with_perftest() {
 }
 
 /// Sends carry 160 MiB, which takes Soft-RoCE half a minute on a busy host.
+#[kernel_test]
 fn all_sizes_interoperate_with_perftest() {
     const LIMIT: Duration = Duration::from_secs(120);
     for (operation, test, pairings) in [("write", "bw", &PAIRINGS[..]), ("send", "lat", WITH_PERFTEST)] {
@@ -278,6 +207,7 @@ fn all_sizes_interoperate_with_perftest() {
     }
 }
 
+#[kernel_test]
 fn all_sizes_in_both_directions_interoperate_with_perftest() {
     const LIMIT: Duration = Duration::from_secs(120);
     for pairing in WITH_PERFTEST {
@@ -292,6 +222,7 @@ fn all_sizes_in_both_directions_interoperate_with_perftest() {
     }
 }
 
+#[kernel_test]
 fn several_queue_pairs_lists_and_events() {
     for (operation, others) in [
         ("write", &["-q", "4", "-n", "100", "-t", "16"][..]),
@@ -320,6 +251,7 @@ fn several_queue_pairs_lists_and_events() {
     }
 }
 
+#[kernel_test]
 fn other_transports_interoperate_with_perftest() {
     for (operation, test, transport) in [
         ("send", "bw", "UD"),
@@ -360,6 +292,7 @@ fn run_on_xrc(benchmark: Benchmark, pairing: (Side, Side), others: &[&str], mess
     }
 }
 
+#[kernel_test(device::xrc)]
 fn short_xrc_interoperates_with_perftest() {
     for (operation, test, messages) in [("send", "bw", 20), ("write", "bw", 20), ("write", "lat", 19)] {
         for pairing in WITH_PERFTEST {
@@ -368,6 +301,7 @@ fn short_xrc_interoperates_with_perftest() {
     }
 }
 
+#[kernel_test(device::xrc)]
 fn xrc_latency_tests_interoperate_with_perftest() {
     for operation in OPERATIONS.into_iter().chain(["write-imm"]) {
         let both = !matches!(operation, "read" | "atomic");
@@ -378,6 +312,7 @@ fn xrc_latency_tests_interoperate_with_perftest() {
     }
 }
 
+#[kernel_test(device::xrc)]
 fn xrc_bandwidth_tests_interoperate_with_perftest() {
     for operation in OPERATIONS.into_iter().chain(["write-imm"]) {
         let benchmark = Benchmark { operation, test: "bw" };
@@ -388,6 +323,7 @@ fn xrc_bandwidth_tests_interoperate_with_perftest() {
     }
 }
 
+#[kernel_test(device::xrc)]
 fn verified_xrc_runs_with_every_option() {
     let ours = (Side::Bareverbs, Side::Bareverbs);
     for (operation, others) in [
@@ -423,6 +359,7 @@ fn wait_until_ready_to_send(program: &Program) {
     }
 }
 
+#[kernel_test(device::xrc)]
 fn short_receiver_of_xrc_has_no_requester() {
     let benchmark = Benchmark { operation: "send", test: "bw" };
     let options = ["-c", "XRC", "-q", "3", "-D", "600"];
@@ -439,6 +376,7 @@ fn short_receiver_of_xrc_has_no_requester() {
 }
 
 /// A device without XRC is refused at once, not when a peer has come.
+#[kernel_test(device::no_xrc)]
 fn short_xrc_is_refused_without_support() {
     let benchmark = Benchmark { operation: "send", test: "bw" };
     let server = Program::start(&mut benchmark.command(Side::Bareverbs, &["-c", "XRC"], None));
@@ -450,6 +388,7 @@ const SOON: Duration = Duration::from_secs(20);
 /// Time before the kill.
 const A_WHILE: Duration = Duration::from_secs(1);
 
+#[kernel_test]
 fn killed_peers_are_reported() {
     for (operation, test) in
         [("send", "bw"), ("write", "bw"), ("send", "lat"), ("write", "lat"), ("read", "lat")]
@@ -484,6 +423,7 @@ fn expect_notice(benchmark: Benchmark, (server, client): (Side, Side), server_di
     assert!(causes.iter().any(|cause| message.contains(cause)), "{message}");
 }
 
+#[kernel_test]
 fn peers_that_speak_garbage_are_reported() {
     let benchmark = Benchmark { operation: "write", test: "bw" };
     for (bytes, words) in [
@@ -501,6 +441,7 @@ fn peers_that_speak_garbage_are_reported() {
     }
 }
 
+#[kernel_test]
 fn different_settings_are_named_on_both_sides() {
     let server = Benchmark { operation: "write", test: "bw" }.serve(Side::Bareverbs, &["-s", "64"]);
     let read = Benchmark { operation: "read", test: "bw" };
@@ -509,6 +450,7 @@ fn different_settings_are_named_on_both_sides() {
     server.finish_within(SOON).expect_failure("the peer has op=read, -s=128, this side op=write, -s=64");
 }
 
+#[kernel_test]
 fn expectations_decide_the_exit_status() {
     let benchmark = Benchmark { operation: "write", test: "lat" };
     let options = ["-n", "50"];
@@ -527,6 +469,7 @@ fn expectations_decide_the_exit_status() {
     }
 }
 
+#[kernel_test(device::soft_roce)]
 fn counters_of_the_port_agree_with_the_messages() {
     let benchmark = Benchmark { operation: "write", test: "bw" };
     let run = benchmark.run((Side::Bareverbs, Side::Bareverbs), &["-s", "1024", "-n", "1000", "-m", "1024"]);

@@ -9,29 +9,16 @@ use bareverbs_interop_tests::pingpong::{
     Bareverbs, RdmaCore, run_all_pairings, run_pingpong, run_pingpong_on,
 };
 use bareverbs_test_support::resources::nothing_leaks;
-use bareverbs_test_support::{Outcome, device, kernel_tests, skip};
+use bareverbs_test_support::{Outcome, device, kernel_test, skip};
 
-kernel_tests! {
-    default_rc_runs_match_ibv_rc_pingpong,
-    either_side_may_sleep_on_events,
-    sizes_around_the_inline_limit,
-    one_receive_and_one_iteration,
-    large_messages,
-    every_path_mtu,
-    checked_data_in_both_directions,
-    sends_through_a_batch,
-    requested_gid_index_is_used,
-    service_level,
-    another_tcp_port_and_long_names,
-    deep_and_shallow_receive_queues,
-    odp_runs_with_kernel_support,
-    completion_timestamps if device::timestamps,
-    device_memory if device::device_memory,
+fn main() -> std::process::ExitCode {
+    bareverbs_test_support::run()
 }
 
 /// Iterations of tests for which the number does not matter.
 const SOME: &[&str] = &["-n", "50"];
 
+#[kernel_test]
 fn default_rc_runs_match_ibv_rc_pingpong() {
     nothing_leaks(|| {
         for (server, client) in [
@@ -53,6 +40,7 @@ fn default_rc_runs_match_ibv_rc_pingpong() {
     });
 }
 
+#[kernel_test]
 fn either_side_may_sleep_on_events() {
     let sleeping = &["-e", "-n", "50"][..];
     nothing_leaks(|| {
@@ -68,16 +56,19 @@ fn either_side_may_sleep_on_events() {
     });
 }
 
+#[kernel_test]
 fn sizes_around_the_inline_limit() {
     for size in ["1", "15", "16", "17", "64", "512"] {
         run_all_pairings(&["-n", "20", "-s", size], size.parse().unwrap(), 20);
     }
 }
 
+#[kernel_test]
 fn one_receive_and_one_iteration() {
     run_all_pairings(&["-s", "128", "-r", "1", "-n", "1"], 128, 1);
 }
 
+#[kernel_test]
 fn large_messages() {
     run_all_pairings(&["-s", "1048576", "-n", "3"], 1 << 20, 3);
     run_all_pairings(&["-s", "1048576", "-n", "2", "-e"], 1 << 20, 2);
@@ -108,6 +99,7 @@ impl Drop for LinkMtu {
     }
 }
 
+#[kernel_test]
 fn every_path_mtu() {
     for mtu in ["256", "512", "1024"] {
         run_all_pairings(&["-m", mtu, "-s", "3000", "-n", "5"], 3000, 5);
@@ -125,6 +117,7 @@ fn every_path_mtu() {
     }
 }
 
+#[kernel_test]
 fn checked_data_in_both_directions() {
     for size in ["1", "200", "4096", "100000"] {
         let options = &["-c", "-n", "10", "-s", size][..];
@@ -147,6 +140,7 @@ fn checked_data_in_both_directions() {
     }
 }
 
+#[kernel_test]
 fn sends_through_a_batch() {
     run_all_pairings(&["-N", "-n", "50"], 4096, 50);
     run_all_pairings(&["-N", "-n", "50", "-s", "64"], 64, 50);
@@ -157,6 +151,7 @@ fn sends_through_a_batch() {
     run_pingpong(inline, inline).expect_regular(16, 50);
 }
 
+#[kernel_test]
 fn requested_gid_index_is_used() {
     let index = device::gid_index().to_string();
     let options = ["-n", "20", "-g", &index];
@@ -174,10 +169,12 @@ fn requested_gid_index_is_used() {
     assert!(run.client.stdout.contains("GID fe80::"), "{run:#?}");
 }
 
+#[kernel_test]
 fn service_level() {
     run_all_pairings(&["-l", "3", "-n", "20"], 4096, 20);
 }
 
+#[kernel_test]
 fn another_tcp_port_and_long_names() {
     let options =
         &["--port=4711", "--ib-dev", device::name(), "--ib-port=1", "--iters=20", "--size=0x100"][..];
@@ -187,12 +184,14 @@ fn another_tcp_port_and_long_names() {
     }
 }
 
+#[kernel_test]
 fn deep_and_shallow_receive_queues() {
     let (deep, shallow) = (&["-n", "50", "-r", "4000"][..], &["-n", "50", "-r", "2"][..]);
     run_pingpong(Bareverbs(deep), RdmaCore(shallow)).expect_regular(4096, 50);
     run_pingpong(RdmaCore(deep), Bareverbs(shallow)).expect_regular(4096, 50);
 }
 
+#[kernel_test]
 fn odp_runs_with_kernel_support() -> Outcome {
     let report = Command::new("ibv_devinfo").arg("-v").output().expect("the lab has ibv_devinfo");
     let report = String::from_utf8_lossy(&report.stdout).into_owned();
@@ -216,6 +215,7 @@ fn odp_runs_with_kernel_support() -> Outcome {
     Ok(bareverbs_test_support::Completion::Completed)
 }
 
+#[kernel_test(device::timestamps)]
 fn completion_timestamps() {
     const STARTS: [&str; 3] = ["Max", "Min", "Average"];
     let options = &["-t", "-n", "50"][..];
@@ -245,6 +245,7 @@ fn completion_timestamps() {
     });
 }
 
+#[kernel_test(device::device_memory)]
 fn device_memory() {
     nothing_leaks(|| {
         for size in ["4096", "20000"] {

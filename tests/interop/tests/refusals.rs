@@ -5,16 +5,10 @@ use std::process::Command;
 use bareverbs::values::Mtu;
 use bareverbs_interop_tests::calls::trace;
 use bareverbs_interop_tests::pingpong::{Bareverbs, HOST};
-use bareverbs_test_support::{Completion, Outcome, device, kernel_tests, skip};
+use bareverbs_test_support::{Completion, Outcome, device, kernel_test, skip};
 
-kernel_tests! {
-    strace_lists_the_objects_of_a_client,
-    implicit_on_demand_paging_is_refused_where_the_device_has_none,
-    completion_timestamps_are_refused_where_the_device_has_none,
-    device_memory_is_refused_where_the_device_has_none,
-    odp_is_rejected_without_kernel_support,
-    limits_of_the_device_are_refused_with_the_limit,
-    absent_port_or_gid_is_refused,
+fn main() -> std::process::ExitCode {
+    bareverbs_test_support::run()
 }
 
 /// Asserts that `bareverbs` fails with an error that contains `words`, as server and as client, and
@@ -39,6 +33,7 @@ fn odp_is_supported() -> bool {
     devinfo().contains("ODP_SUPPORT")
 }
 
+#[kernel_test]
 fn strace_lists_the_objects_of_a_client() {
     let calls = trace(&mut Bareverbs(&["-p", "4713"]).command(Some(HOST)));
     assert!(calls.network() && calls.stderr.contains("Connection refused"), "{calls:#?}");
@@ -54,6 +49,7 @@ fn strace_lists_the_objects_of_a_client() {
     assert!(look.making().is_empty(), "a look at the device made {:?}", look.making());
 }
 
+#[kernel_test]
 fn implicit_on_demand_paging_is_refused_where_the_device_has_none() -> Outcome {
     if devinfo().contains("ODP_SUPPORT_IMPLICIT") {
         return skip("the device has implicit on-demand paging");
@@ -69,6 +65,7 @@ fn implicit_on_demand_paging_is_refused_where_the_device_has_none() -> Outcome {
     Ok(Completion::Completed)
 }
 
+#[kernel_test]
 fn completion_timestamps_are_refused_where_the_device_has_none() -> Outcome {
     if device::open().capabilities().completion_timestamps {
         return skip("the device has completion timestamps");
@@ -80,6 +77,7 @@ fn completion_timestamps_are_refused_where_the_device_has_none() -> Outcome {
     Ok(Completion::Completed)
 }
 
+#[kernel_test]
 fn device_memory_is_refused_where_the_device_has_none() -> Outcome {
     if device::open().capabilities().device_memory {
         return skip("the device has memory of its own");
@@ -90,6 +88,7 @@ fn device_memory_is_refused_where_the_device_has_none() -> Outcome {
     Ok(Completion::Completed)
 }
 
+#[kernel_test]
 fn odp_is_rejected_without_kernel_support() -> Outcome {
     if odp_is_supported() {
         return skip("the device has on-demand paging");
@@ -101,6 +100,7 @@ fn odp_is_rejected_without_kernel_support() -> Outcome {
     Ok(Completion::Completed)
 }
 
+#[kernel_test]
 fn limits_of_the_device_are_refused_with_the_limit() {
     let report = devinfo();
     let largest = report.lines().find_map(|line| line.trim().strip_prefix("max_msg_sz:")).unwrap().trim();
@@ -115,6 +115,7 @@ fn limits_of_the_device_are_refused_with_the_limit() {
     }
 }
 
+#[kernel_test]
 fn absent_port_or_gid_is_refused() {
     refused(&["-i", "3"], "port 3");
     refused(&["-g", "200"], "GID");

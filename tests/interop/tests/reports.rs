@@ -5,18 +5,11 @@ use std::process::Command;
 
 use bareverbs_interop_tests::pingpong::{Bareverbs, HOST, PORT, run_pingpong};
 use bareverbs_interop_tests::program::{Finished, Program};
-use bareverbs_test_support::{device, kernel_tests};
+use bareverbs_test_support::{device, kernel_test};
 use serde_json::Value;
 
-kernel_tests! {
-    devices_output_equals_ibv_devices,
-    devinfo_prints_the_values_of_ibv_devinfo,
-    devinfo_prints_the_fields_in_the_order_of_ibv_devinfo,
-    gids_are_shown_with_type_and_network_interface if device::ethernet,
-    devinfo_lists_and_selects_devices,
-    devices_as_json,
-    rc_json_output,
-    small_messages_go_inline if device::soft_roce,
+fn main() -> std::process::ExitCode {
+    bareverbs_test_support::run()
 }
 
 fn run(program: &str, arguments: &[&str]) -> Finished {
@@ -32,6 +25,7 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error} in {text}"))
 }
 
+#[kernel_test]
 fn devices_output_equals_ibv_devices() {
     assert_eq!(output("bareverbs", &["devices"]), output("ibv_devices", &[]));
 }
@@ -46,6 +40,7 @@ fn fields(text: &str) -> BTreeMap<String, Vec<String>> {
     fields
 }
 
+#[kernel_test]
 fn devinfo_prints_the_values_of_ibv_devinfo() {
     for arguments in [&[][..], &["-v"], &["-d", device::name(), "-i", "1", "-v"]] {
         let ours = output("bareverbs", &[&["devinfo"], arguments].concat());
@@ -65,6 +60,7 @@ fn devinfo_prints_the_values_of_ibv_devinfo() {
     }
 }
 
+#[kernel_test]
 fn devinfo_prints_the_fields_in_the_order_of_ibv_devinfo() {
     let names = |program: &str, arguments: &[&str]| -> Vec<String> {
         let text = output(program, arguments);
@@ -74,6 +70,7 @@ fn devinfo_prints_the_fields_in_the_order_of_ibv_devinfo() {
     assert_eq!(names("bareverbs", &["devinfo", "-v"]), names("ibv_devinfo", &["-v"]));
 }
 
+#[kernel_test(device::ethernet)]
 fn gids_are_shown_with_type_and_network_interface() {
     let port = &json(&["devinfo", "--json"])[0]["ports"][0];
     let gids = port["gids"].as_array().unwrap();
@@ -87,12 +84,14 @@ fn gids_are_shown_with_type_and_network_interface() {
     assert!(text.contains(&format!("GID[{index:3}]:\t\t::ffff:{HOST}, RoCE v2, {netdev}\n")), "{text}");
 }
 
+#[kernel_test]
 fn devinfo_lists_and_selects_devices() {
     assert_eq!(fields(&output("bareverbs", &["devinfo", "-l"])), fields(&output("ibv_devinfo", &["-l"])));
     run("bareverbs", &["devinfo", "-d", "rxe7"]).expect_failure("rxe7");
     run("bareverbs", &["devinfo", "-i", "3"]).expect_failure("port 3");
 }
 
+#[kernel_test]
 fn devices_as_json() {
     let devices = json(&["devices", "--json"]);
     let guid = devices[0]["node_guid"].as_str().unwrap();
@@ -123,6 +122,7 @@ fn devices_as_json() {
 }
 
 /// With one SGE, a send WQE of Soft-RoCE has room for 16 bytes of inline data.
+#[kernel_test(device::soft_roce)]
 fn small_messages_go_inline() {
     for (size, inline) in [("1", true), ("16", true), ("17", false), ("64", false)] {
         let options = &["--json", "-n", "5", "-s", size][..];
@@ -134,6 +134,7 @@ fn small_messages_go_inline() {
     }
 }
 
+#[kernel_test]
 fn rc_json_output() {
     let options = &["--json", "-n", "100", "-s", "16", "-e", "-c"][..];
     // The server prints its lines when it exits, so the test does not wait for them.

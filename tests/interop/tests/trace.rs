@@ -9,24 +9,12 @@ use std::time::{Duration, Instant};
 use bareverbs_interop_tests::pingpong::{Bareverbs, HOST, PORT, Pingpong, RdmaCore, wait_until_listening};
 use bareverbs_interop_tests::program::{Finished, LIMIT, Program};
 use bareverbs_test_support::resources::nothing_leaks;
-use bareverbs_test_support::{device, kernel_tests};
+use bareverbs_test_support::{device, kernel_test};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-kernel_tests! {
-    devinfo_of_rdma_core_is_decoded,
-    own_devinfo_is_decoded,
-    pingpong_of_rdma_core_is_decoded,
-    threads_and_connection_manager_are_followed if device::ethernet,
-    children_are_followed,
-    killed_program_ends_the_trace,
-    running_process_is_traced_until_it_ends,
-    summary_counts_each_method,
-    recorded_devinfo_replays,
-    recorded_pingpong_replays,
-    recorded_rping_replays_up_to_its_peer if device::ethernet,
-    recording_of_another_driver_is_refused,
-    changed_answer_is_reported,
+fn main() -> std::process::ExitCode {
+    bareverbs_test_support::run()
 }
 
 /// A file of one test.
@@ -84,6 +72,7 @@ fn expect_decoded(calls: &[Value]) {
     }
 }
 
+#[kernel_test]
 fn devinfo_of_rdma_core_is_decoded() {
     let plain = Program::start(Command::new("ibv_devinfo").arg("-v")).finish().expect_success();
     let (finished, calls) = traced("devinfo", &["ibv_devinfo", "-v"]);
@@ -100,6 +89,7 @@ fn devinfo_of_rdma_core_is_decoded() {
     assert!(text.contains(device::name()), "{netlink:?}");
 }
 
+#[kernel_test]
 fn own_devinfo_is_decoded() {
     let (finished, calls) = traced("own", &["bareverbs", "devinfo", "-v"]);
     finished.expect_success();
@@ -125,6 +115,7 @@ impl Traced<'_> {
     }
 }
 
+#[kernel_test]
 fn pingpong_of_rdma_core_is_decoded() {
     let mut server = Traced { test: "pingpong", program: RdmaCore(&["-n", "20"]) }.run(None);
     wait_until_listening(&mut server, PORT);
@@ -149,6 +140,7 @@ fn pingpong_of_rdma_core_is_decoded() {
     assert!(!named(&calls, &["DestroyQp", "QpDestroy"]).is_empty(), "{:?}", names(&calls));
 }
 
+#[kernel_test(device::ethernet)]
 fn threads_and_connection_manager_are_followed() {
     let mut server = Program::start(&mut trace("threads", &["rping", "-s", "-C", "3", "-p", "7411"]));
     let address = "10.1.0.1";
@@ -178,6 +170,7 @@ fn threads_and_connection_manager_are_followed() {
     assert!(events.iter().any(|event| event.contains("CONNECT_REQUEST")), "{events:?}");
 }
 
+#[kernel_test]
 fn children_are_followed() {
     let script = "ibv_devinfo >/dev/null & bareverbs devinfo >/dev/null && wait";
     let (finished, calls) = traced("children", &["sh", "-c", script]);
@@ -188,6 +181,7 @@ fn children_are_followed() {
     assert!(processes.len() >= 2, "{contexts:?}");
 }
 
+#[kernel_test]
 fn killed_program_ends_the_trace() {
     let script = "echo pid $$; exec bareverbs asyncwatch";
     let mut tracer = Program::start(&mut trace("killed", &["sh", "-c", script]));
@@ -205,6 +199,7 @@ fn killed_program_ends_the_trace() {
     assert!(!named(&calls, &["GetContext"]).is_empty());
 }
 
+#[kernel_test]
 fn running_process_is_traced_until_it_ends() {
     let program = RdmaCore(&["-n", "20"]);
     let server = program.serve(PORT);
@@ -228,6 +223,7 @@ fn running_process_is_traced_until_it_ends() {
     assert_eq!(named(&calls, &["ModifyQp", "ex::ModifyQp"]).len(), 2, "{:?}", names(&calls));
 }
 
+#[kernel_test]
 fn summary_counts_each_method() {
     let output = file("summary");
     let mut command = Command::new("bareverbs");
@@ -269,6 +265,7 @@ fn expect_same(recording: &PathBuf, least: u64) {
     assert!(result["same"].as_u64() >= Some(least) && result["difference"].is_null(), "{result}");
 }
 
+#[kernel_test]
 fn recorded_devinfo_replays() {
     for (program, test) in [("bareverbs devinfo -v", "record-own"), ("ibv_devinfo -v", "record-c")] {
         let mut words = program.split(' ');
@@ -279,6 +276,7 @@ fn recorded_devinfo_replays() {
     }
 }
 
+#[kernel_test]
 fn recorded_pingpong_replays() {
     for (test, program) in [
         ("record-own-pingpong", Bareverbs(&["-n", "20", "-e"])),
@@ -292,6 +290,7 @@ fn recorded_pingpong_replays() {
     }
 }
 
+#[kernel_test(device::ethernet)]
 fn recorded_rping_replays_up_to_its_peer() {
     let mut command = Command::new("rping");
     let (mut server, recording) = record("record-rping", command.args(["-s", "-C", "3", "-p", "7412"]));
@@ -314,6 +313,7 @@ fn recorded_rping_replays_up_to_its_peer() {
     assert!(skipped("peer") >= 1 && skipped("time") >= 2, "{result}");
 }
 
+#[kernel_test]
 fn recording_of_another_driver_is_refused() {
     let mut command = Command::new("bareverbs");
     let (program, recording) = record("record-driver", command.args(["devinfo"]));
@@ -328,6 +328,7 @@ fn recording_of_another_driver_is_refused() {
     assert!(finished.stderr.contains("use a device of the recorded driver"), "{finished:?}");
 }
 
+#[kernel_test]
 fn changed_answer_is_reported() {
     let mut command = Command::new("bareverbs");
     let (program, recording) = record("record-changed", command.args(["devinfo", "-v"]));

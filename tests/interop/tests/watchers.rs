@@ -7,18 +7,12 @@ use std::time::Instant;
 use bareverbs_interop_tests::pingpong::{Bareverbs, BareverbsOf, Kind, PORT, run_pingpong};
 use bareverbs_interop_tests::program::{Finished, LIMIT, Program};
 use bareverbs_test_support::resources::nothing_leaks;
-use bareverbs_test_support::{device, kernel_tests};
+use bareverbs_test_support::{device, kernel_test};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-kernel_tests! {
-    asyncwatch_output_equals_ibv_asyncwatch if device::ethernet,
-    asyncwatch_ends_on_signals,
-    resources_match_rdma_resource_show,
-    counters_match_rdma_statistic,
-    watch_appends_json_lines if device::soft_roce,
-    watch_redraws_on_terminals_only,
-    absent_device_is_refused,
+fn main() -> std::process::ExitCode {
+    bareverbs_test_support::run()
 }
 
 fn bareverbs(arguments: &[&str]) -> Program {
@@ -48,6 +42,7 @@ fn cut_the_link() {
     }
 }
 
+#[kernel_test(device::ethernet)]
 fn asyncwatch_output_equals_ibv_asyncwatch() {
     nothing_leaks(|| {
         let mut watchers = [
@@ -74,6 +69,7 @@ fn asyncwatch_output_equals_ibv_asyncwatch() {
     });
 }
 
+#[kernel_test]
 fn asyncwatch_ends_on_signals() {
     nothing_leaks(|| {
         for signal in [Signal::SIGINT, Signal::SIGTERM] {
@@ -91,6 +87,7 @@ fn rows<'a>(list: impl Iterator<Item = &'a Value>, key: &str) -> BTreeMap<u64, &
     list.filter_map(|row| Some((row[key].as_u64()?, row))).collect()
 }
 
+#[kernel_test]
 fn resources_match_rdma_resource_show() {
     nothing_leaks(|| {
         let connected = Bareverbs(&[]).serve(PORT);
@@ -146,6 +143,7 @@ fn resources_match_rdma_resource_show() {
     });
 }
 
+#[kernel_test]
 fn counters_match_rdma_statistic() {
     let shown = json("rdma", &["-j", "statistic", "show", "link", &format!("{}/1", device::name())]);
     let report = json("bareverbs", &["resources", "--json"]);
@@ -160,6 +158,7 @@ fn counters_match_rdma_statistic() {
     }
 }
 
+#[kernel_test(device::soft_roce)]
 fn watch_appends_json_lines() {
     let mut watcher = bareverbs(&["resources", "--json", "--watch", "0.2"]);
     let mut moment =
@@ -180,6 +179,7 @@ fn watch_appends_json_lines() {
     assert_eq!(watcher.finish().status.code(), Some(130));
 }
 
+#[kernel_test]
 fn watch_redraws_on_terminals_only() {
     const CLEAR: &str = "\u{1b}[H\u{1b}[2J";
     let draws_twice = |program: &str, arguments: &[&str], begin: &str| {
@@ -196,6 +196,7 @@ fn watch_redraws_on_terminals_only() {
     draws_twice("python3", &["-c", terminal], CLEAR);
 }
 
+#[kernel_test]
 fn absent_device_is_refused() {
     for command in ["asyncwatch", "resources"] {
         let finished = bareverbs(&[command, "-d", "rxe7"]).finish();

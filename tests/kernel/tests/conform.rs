@@ -1,20 +1,13 @@
 //! The conformance suite on this kernel, by the program.
 
+use bareverbs_kernel_tests::kernel_test;
 use std::process::{Command, Output};
 
 use bareverbs_conform::{Filter, Rule, Suite};
 use bareverbs_kernel_tests::device;
 
-bareverbs_kernel_tests::kernel_tests! {
-    kernel_conforms if device::soft_roce,
-    selected_checks_pass_in_any_order if device::soft_roce,
-    formats_have_the_same_checks if device::soft_roce,
-    mlx5_conforms if device::connectx,
-    suite_names_broken_rules_of_commands if device::soft_roce,
-    suite_names_broken_rules_of_queues_and_files if device::soft_roce,
-    suite_names_broken_rules_of_mlx5 if device::connectx,
-    decode_prints_names,
-    fuzzed_calls_break_no_rule_and_replay,
+fn main() -> std::process::ExitCode {
+    bareverbs_kernel_tests::run()
 }
 
 fn conform(args: &[&str]) -> Output {
@@ -36,6 +29,7 @@ fn subtests(text: &str) -> Vec<&str> {
     indented.filter(|line| line.starts_with("ok ") || line.starts_with("not ok ")).collect()
 }
 
+#[kernel_test(device::soft_roce)]
 fn kernel_conforms() {
     conforms(5000);
 }
@@ -54,6 +48,7 @@ fn conforms(least: usize) {
     assert!(passed > least, "{passed} checks passed");
 }
 
+#[kernel_test(device::soft_roce)]
 fn selected_checks_pass_in_any_order() {
     for seed in ["1", "2"] {
         let output = conform(&["--filter", "life::*", "--seed", seed]);
@@ -66,6 +61,7 @@ fn selected_checks_pass_in_any_order() {
     assert_eq!(none.status.code(), Some(4), "{}", text(&none));
 }
 
+#[kernel_test(device::soft_roce)]
 fn formats_have_the_same_checks() {
     let with = |format| text(&conform(&["--filter", "mmap::", "--format", format]));
     let ktap = subtests(&with("ktap")).len();
@@ -75,6 +71,7 @@ fn formats_have_the_same_checks() {
     assert_eq!(lines(&list, "mmap::"), ktap, "{list}");
 }
 
+#[kernel_test(device::connectx)]
 fn mlx5_conforms() {
     conforms(1700);
 }
@@ -105,21 +102,25 @@ fn names_broken_rules(family: &str, is_of_family: impl Fn(Rule) -> bool) {
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
+#[kernel_test(device::soft_roce)]
 fn suite_names_broken_rules_of_commands() {
     let is_of_others = |rule: Rule| FAMILIES.iter().any(|(_, start)| rule.id().starts_with(start));
     names_broken_rules("command::*", |rule| !is_of_others(rule));
 }
 
+#[kernel_test(device::soft_roce)]
 fn suite_names_broken_rules_of_queues_and_files() {
     for (family, start) in FAMILIES {
         names_broken_rules(family, |rule| rule.id().starts_with(start));
     }
 }
 
+#[kernel_test(device::connectx)]
 fn suite_names_broken_rules_of_mlx5() {
     names_broken_rules("parser::*", |_| true);
 }
 
+#[kernel_test]
 fn decode_prints_names() {
     let input = std::env::temp_dir().join("bareverbs-decode");
     std::fs::write(&input, r#"write(3, "\4\0\0\0\3\0\0\0\7\0\0\0", 12) = 12"#).unwrap();
@@ -128,6 +129,7 @@ fn decode_prints_names() {
     std::fs::remove_file(input).unwrap();
 }
 
+#[kernel_test]
 fn fuzzed_calls_break_no_rule_and_replay() {
     let file = std::env::temp_dir().join("bareverbs-fuzz");
     let mut command = Command::new("bareverbs");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use bareverbs::qp::{Operation, Payload, QpCap, QpInit, QpState, Rc};
 use bareverbs::srq::SrqInit;
 use bareverbs::{Access, Mr, PortNum};
-use bareverbs_kernel_tests::kernel_tests;
+use bareverbs_kernel_tests::kernel_test;
 use bareverbs_kernel_tests::loopback::{Plan, domain, pair, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{child, device};
@@ -19,21 +19,8 @@ use bareverbs_netlink::{
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::io::Errno;
 
-kernel_tests! {
-    resources_have_owner_and_parent,
-    qps_are_listed_with_state_and_peer,
-    srq_is_listed_with_its_qps,
-    kernel_objects_are_listed_by_name,
-    mr_keys_require_cap_net_admin,
-    port_counters_grow_with_traffic if device::soft_roce,
-    counters_have_the_names_of_their_status,
-    rxe_has_no_per_qp_counters if device::soft_roce,
-    unknown_device_or_port_is_rejected,
-    unknown_ports_and_counters_are_not_changed,
-    events_wake_a_poller_of_the_descriptor,
-    lost_events_are_reported_and_others_follow,
-    rdma_events_require_privileges_before_linux_7_2,
-    refused_request_has_the_kernels_explanation,
+fn main() -> std::process::ExitCode {
+    bareverbs_kernel_tests::run()
 }
 
 fn netlink() -> RdmaNetlink {
@@ -51,6 +38,7 @@ fn only<T: std::fmt::Debug>(list: Vec<T>, is_it: impl Fn(&T) -> bool) -> T {
     found.remove(0)
 }
 
+#[kernel_test]
 fn resources_have_owner_and_parent() {
     nothing_leaks(|| {
         let pd = domain();
@@ -82,6 +70,7 @@ fn resources_have_owner_and_parent() {
     assert!(netlink.memory_regions(device::name()).unwrap().iter().all(|region| region.owner != me()));
 }
 
+#[kernel_test]
 fn qps_are_listed_with_state_and_peer() {
     let pd = domain();
     let (mut a, b) = pair(&pd, Plan::default());
@@ -97,6 +86,7 @@ fn qps_are_listed_with_state_and_peer() {
     assert_eq!(listed.state, Some(QpState::ERR));
 }
 
+#[kernel_test]
 fn srq_is_listed_with_its_qps() {
     let pd = domain();
     let srq = pd.create_srq(&SrqInit::new(8)).unwrap();
@@ -111,6 +101,7 @@ fn srq_is_listed_with_its_qps() {
     assert_eq!(named, sharing.iter().map(|qp| qp.qp_num()).collect());
 }
 
+#[kernel_test]
 fn kernel_objects_are_listed_by_name() {
     let mut netlink = netlink();
     let services = only(netlink.queue_pairs(device::name()).unwrap(), |qp| qp.qp_type == Some(QpType::GSI));
@@ -122,6 +113,7 @@ fn kernel_objects_are_listed_by_name() {
     assert_eq!(netlink.cm_ids(device::name()).unwrap(), []);
 }
 
+#[kernel_test]
 fn mr_keys_require_cap_net_admin() {
     let pd = domain();
     let mr = region(&pd, &[0; 100], Access::LOCAL_WRITE);
@@ -142,6 +134,7 @@ fn counter(name: &str) -> u64 {
     only(counters, |counter| counter.name == name).value
 }
 
+#[kernel_test(device::soft_roce)]
 fn port_counters_grow_with_traffic() {
     let pd = domain();
     let (mut a, mut b) = pair(&pd, Plan::default());
@@ -155,6 +148,7 @@ fn port_counters_grow_with_traffic() {
     assert!(counter("sent_pkts") >= sent + 11 && counter("rcvd_pkts") >= received + 11);
 }
 
+#[kernel_test]
 fn counters_have_the_names_of_their_status() {
     let mut netlink = netlink();
     let status = netlink.counter_status(device::name(), 1).unwrap().expect("the device counts");
@@ -173,6 +167,7 @@ fn counters_have_the_names_of_their_status() {
     }
 }
 
+#[kernel_test(device::soft_roce)]
 fn rxe_has_no_per_qp_counters() {
     let pd = domain();
     let mr = region(&pd, &[0; 100], Access::LOCAL_WRITE);
@@ -186,6 +181,7 @@ fn rxe_has_no_per_qp_counters() {
     assert_eq!(counted.counters, []);
 }
 
+#[kernel_test]
 fn unknown_device_or_port_is_rejected() {
     let mut netlink = netlink();
     let refused = netlink.queue_pairs("rxe7").unwrap_err().to_string();
@@ -197,6 +193,7 @@ fn unknown_device_or_port_is_rejected() {
     netlink.qp_counters("rxe7").unwrap_err();
 }
 
+#[kernel_test]
 fn unknown_ports_and_counters_are_not_changed() {
     let mut netlink = netlink();
     let name = device::name();
@@ -232,6 +229,7 @@ fn is_readable(events: &Events) -> bool {
     poll(&mut fds, PollTimeout::ZERO).unwrap() > 0
 }
 
+#[kernel_test]
 fn events_wake_a_poller_of_the_descriptor() {
     let mut events = Events::open(EventSources::NETDEV).unwrap();
     while events.wait_timeout(Duration::from_millis(200)).unwrap().is_some() {}
@@ -249,6 +247,7 @@ fn events_wake_a_poller_of_the_descriptor() {
     set_mtu(65_536);
 }
 
+#[kernel_test]
 fn lost_events_are_reported_and_others_follow() {
     let mut events = Events::open(EventSources::NETDEV).unwrap();
     let mut lines = String::new();
@@ -267,6 +266,7 @@ fn lost_events_are_reported_and_others_follow() {
     assert!(matches!(&last, Some(Event::Netdev(event)) if event.mtu == Some(65_536)), "{last:?}");
 }
 
+#[kernel_test]
 fn rdma_events_require_privileges_before_linux_7_2() {
     let system = netlink().system().unwrap();
     Events::open(EventSources::all()).unwrap();
@@ -284,6 +284,7 @@ fn rdma_events_require_privileges_before_linux_7_2() {
     });
 }
 
+#[kernel_test]
 fn refused_request_has_the_kernels_explanation() {
     let mut route = RouteNetlink::open().unwrap();
     let multicast = "ff02::9".parse().unwrap();

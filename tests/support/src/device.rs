@@ -1,14 +1,14 @@
 //! The guest's device, and conditions of tests on the device.
 //!
 //! Tests are the same for all devices. A test that needs an optional feature names a condition in
-//! [`kernel_tests!`](crate::kernel_tests), and is skipped with the reason on other devices:
+//! its attribute, and is skipped with the reason on other devices:
 //!
 //! ```
-//! use bareverbs_test_support::device;
+//! use bareverbs_test_support::{device, kernel_test};
 //!
+//! #[kernel_test(device::ethernet)]
 //! fn peer_resolves_by_ip_address() {}
-//!
-//! bareverbs_test_support::kernel_tests! { peer_resolves_by_ip_address if device::ethernet }
+//! # fn main() {}
 //! ```
 
 use std::fs;

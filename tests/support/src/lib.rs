@@ -3,6 +3,10 @@
 //! [`allocations`] and [`TIMEOUT`] need no feature. The feature `kernel` adds the harness of tests
 //! that need a kernel with an RDMA device.
 
+// The attribute names this crate by its name.
+#[cfg(all(test, feature = "kernel"))]
+extern crate self as bareverbs_test_support;
+
 use std::time::Duration;
 
 pub mod allocations;
@@ -26,7 +30,13 @@ pub mod resources;
 pub mod wire;
 
 #[cfg(feature = "kernel")]
-pub use crate::harness::{Arguments, Completion, Failed, Outcome, Test, Verdict, in_lab, run, skip};
+pub use bareverbs_test_macros::kernel_test;
+#[cfg(feature = "kernel")]
+#[doc(hidden)]
+pub use inventory::submit;
+
+#[cfg(feature = "kernel")]
+pub use crate::harness::{Completion, Failed, Outcome, Test, Verdict, in_lab, run, skip};
 
 /// Timeout of an expected event: 30 s. Guests without KVM are slow, so it is much longer than any
 /// event needs.

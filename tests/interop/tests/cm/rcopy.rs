@@ -3,6 +3,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 
+use bareverbs_test_support::kernel_test;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use super::*;
@@ -28,7 +29,8 @@ fn end(server: Program) {
     server.finish();
 }
 
-pub(crate) fn rcopy_copies_pipes_and_pseudo_files() {
+#[kernel_test(crate::has_ip)]
+fn rcopy_copies_pipes_and_pseudo_files() {
     let folder = Folder::new("/tmp/rcopy-pipes");
     let [copied, fifo] = ["copy", "fifo"].map(|name| folder.path(name));
     let bytes = noise(PIPED);
@@ -60,7 +62,8 @@ pub(crate) fn rcopy_copies_pipes_and_pseudo_files() {
     });
 }
 
-pub(crate) fn rcopy_reports_files_that_change_while_they_are_sent() {
+#[kernel_test(crate::has_ip)]
+fn rcopy_reports_files_that_change_while_they_are_sent() {
     const SIZE: u64 = 32 << 20;
     let folder = Folder::new("/tmp/rcopy-changes");
     let [source, copied] = ["source", "copy"].map(|name| folder.path(name));
@@ -111,7 +114,8 @@ impl Drop for SmallDisk {
     }
 }
 
-pub(crate) fn rcopy_server_errors_reach_the_client() {
+#[kernel_test(crate::has_ip)]
+fn rcopy_server_errors_reach_the_client() {
     const ENOSPC: i32 = 28;
     let folder = Folder::new("/tmp/rcopy-full");
     let [small, large] = ["small", "large"].map(|name| folder.path(name));
@@ -140,7 +144,8 @@ pub(crate) fn rcopy_server_errors_reach_the_client() {
     });
 }
 
-pub(crate) fn rcopy_reports_errors_of_closing() {
+#[kernel_test(crate::has_ip)]
+fn rcopy_reports_errors_of_closing() {
     let folder = Folder::new("/tmp/rcopy-close");
     let [source, copied, log] = ["source", "copy", "log"].map(|name| folder.path(name));
     fs::write(&source, b"hello").expect("the file is writable");

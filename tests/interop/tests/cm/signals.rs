@@ -3,6 +3,7 @@
 use std::net::UdpSocket;
 use std::os::unix::process::ExitStatusExt;
 
+use bareverbs_test_support::kernel_test;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use super::*;
@@ -54,7 +55,8 @@ const CLIENTS: [&str; 10] = [
     "pingpong rc --cm",
 ];
 
-pub(crate) fn signals_end_the_resolution_of_addresses() {
+#[kernel_test(crate::has_ip)]
+fn signals_end_the_resolution_of_addresses() {
     // No host has this address, so that the neighbour discovery takes seconds.
     let absent = host().replace(".0.1", ".0.77");
     nothing_leaks(|| {
@@ -91,7 +93,8 @@ impl Drop for SilentNameServer {
     }
 }
 
-pub(crate) fn signals_end_name_lookups() {
+#[kernel_test(crate::has_ip)]
+fn signals_end_name_lookups() {
     let server = SilentNameServer::new();
     server.0.set_read_timeout(Some(LIMIT)).expect("the limit is not 0");
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
@@ -106,7 +109,8 @@ pub(crate) fn signals_end_name_lookups() {
     }
 }
 
-pub(crate) fn signals_end_waits_for_clients() {
+#[kernel_test(crate::has_ip)]
+fn signals_end_waits_for_clients() {
     let servers = [
         "rstream -p 7801",
         "riostream -p 7802",
@@ -158,7 +162,8 @@ fn start_pair(server: &str, client: &[&str]) -> (Program, Program) {
     }
 }
 
-pub(crate) fn signals_end_both_sides_of_transfers() {
+#[kernel_test(crate::has_ip)]
+fn signals_end_both_sides_of_transfers() {
     for (line, to) in TRANSFERS {
         // Clients have the options of the server, or others.
         let (tool, options) = line.split_once(' ').unwrap_or((line, ""));
@@ -175,7 +180,8 @@ pub(crate) fn signals_end_both_sides_of_transfers() {
     }
 }
 
-pub(crate) fn signals_end_both_sides_of_a_copy() {
+#[kernel_test(crate::has_ip)]
+fn signals_end_both_sides_of_a_copy() {
     let folder = Folder::new("/tmp/rcopy-signals");
     let source = folder.path("source");
     fs::File::create(&source).and_then(|file| file.set_len(1 << 40)).expect("the file is sparse");

@@ -13,7 +13,8 @@ use bareverbs_interop_tests::pingpong::wait_until_listening;
 use bareverbs_interop_tests::program::{Finished, Program};
 use bareverbs_netlink::RdmaNetlink;
 use bareverbs_test_support::device::{self, Requirement};
-use bareverbs_test_support::wire::{End, Wire, stopped_gsi_qp_is_in_error, wait_for_gid, wire};
+use bareverbs_test_support::kernel_test;
+use bareverbs_test_support::wire::{End, Wire, lossy_wire, stopped_gsi_qp_is_in_error, wait_for_gid, wire};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -68,7 +69,8 @@ fn expect_fault((finished, json): &(Finished, Value), words: &[&str]) {
     assert!(finished.stderr.contains("bareverbs: the doctor found"), "{finished:#?}");
 }
 
-pub(crate) fn short_doctor_checks_a_device_and_its_peer() {
+#[kernel_test]
+fn short_doctor_checks_a_device_and_its_peer() {
     let name = device::name();
     let alone = examine(&["-d", name]);
     assert!(alone.status.success() && alone.stdout.contains("is ACTIVE"), "{alone:#?}");
@@ -87,13 +89,15 @@ pub(crate) fn short_doctor_checks_a_device_and_its_peer() {
     assert!(absent.stdout.contains("start `bareverbs perf doctor --serve` there"), "{absent:#?}");
 }
 
-pub(crate) fn doctor_finds_a_healthy_wire_healthy() {
+#[kernel_test(wire)]
+fn doctor_finds_a_healthy_wire_healthy() {
     let _wire = Wire::new();
     let (finished, json) = examine_wire(&[]);
     assert!(finished.status.success(), "{json:#}");
 }
 
-pub(crate) fn doctor_names_a_port_that_is_down() {
+#[kernel_test(wire)]
+fn doctor_names_a_port_that_is_down() {
     let wire = Wire::new();
     wire.take_down(End::Near);
     let netdev = format!("ip link set up dev {}", End::Near.netdev());
@@ -115,7 +119,8 @@ fn gsi_qp_is_in_error(end: End) -> bool {
     queue_pairs.iter().any(|qp| qp.qp_num == 1 && qp.state == Some(QpState::ERR))
 }
 
-pub(crate) fn doctor_names_a_gsi_qp_in_error() {
+#[kernel_test(gsi_errors)]
+fn doctor_names_a_gsi_qp_in_error() {
     let wire = Wire::new();
     wire.take_down(End::Far);
     // The kernel can't send the request of the CM, and QP 1 ends in ERR.
@@ -134,13 +139,15 @@ pub(crate) fn doctor_names_a_gsi_qp_in_error() {
     expect_fault(&examine_wire(&[]), &words);
 }
 
-pub(crate) fn doctor_names_a_peer_whose_port_is_down() {
+#[kernel_test(wire)]
+fn doctor_names_a_peer_whose_port_is_down() {
     let wire = Wire::new();
     wire.take_down(End::Far);
     expect_fault(&examine_wire(&[]), &["peer port", "is DOWN"]);
 }
 
-pub(crate) fn doctor_names_a_port_without_an_ip_address() {
+#[kernel_test(wire)]
+fn doctor_names_a_port_without_an_ip_address() {
     let _wire = Wire::new();
     run("ip", &format!("address del {}/32 dev {}", End::Near.ip(), End::Near.netdev()));
     wait_for_gid(End::Near, End::Near.ip(), false);
@@ -148,14 +155,16 @@ pub(crate) fn doctor_names_a_port_without_an_ip_address() {
     expect_fault(&result, &["local gid", "ip address add"]);
 }
 
-pub(crate) fn doctor_names_wrong_gid_indices() {
+#[kernel_test(wire)]
+fn doctor_names_wrong_gid_indices() {
     let _wire = Wire::new();
     expect_fault(&examine_wire(&["-x", "200"]), &["local gid", "GID index 200", "use GID index"]);
     // The link-local GID, while the far end has its IPv4 one.
     expect_fault(&examine_wire(&["-x", "0"]), &["path ends", "different families", "(-x)"]);
 }
 
-pub(crate) fn doctor_names_different_mtus_of_the_ends() {
+#[kernel_test(wire)]
+fn doctor_names_different_mtus_of_the_ends() {
     let _wire = Wire::new();
     run("ip", &format!("link set dev {} mtu 4200", End::Near.netdev()));
     let (finished, json) = examine_wire(&[]);
@@ -164,14 +173,16 @@ pub(crate) fn doctor_names_different_mtus_of_the_ends() {
     assert!(warnings.iter().any(|text| text.contains("the MTU is 4096 here and 1024 there")), "{json:#}");
 }
 
-pub(crate) fn doctor_names_lost_packets() {
+#[kernel_test(lossy_wire)]
+fn doctor_names_lost_packets() {
     let wire = Wire::new();
     wire.impair(End::Near, "loss 10%");
     let result = examine_wire(&[]);
     expect_fault(&result, &["path ud", "datagrams", "loses packets"]);
 }
 
-pub(crate) fn doctor_names_the_direction_of_lost_packets() {
+#[kernel_test(lossy_wire)]
+fn doctor_names_the_direction_of_lost_packets() {
     let wire = Wire::new();
     for (end, words) in [(End::Near, "on the way to the peer only"), (End::Far, "on the way back only")] {
         wire.impair(end, "loss 10%");
@@ -181,7 +192,8 @@ pub(crate) fn doctor_names_the_direction_of_lost_packets() {
 }
 
 /// The peer drops the packets of RoCE v2 that arrive, as a firewall does.
-pub(crate) fn doctor_names_a_firewall_of_the_peer() {
+#[kernel_test(wire)]
+fn doctor_names_a_firewall_of_the_peer() {
     let _wire = Wire::new();
     let rule = format!("pref 5 iif {} ipproto udp dport 4791 blackhole", End::Far.netdev());
     run("ip", &format!("rule add {rule}"));
@@ -191,7 +203,8 @@ pub(crate) fn doctor_names_a_firewall_of_the_peer() {
     expect_fault(&result, &["path ud", "0 arrived", "UDP port 4791 is open"]);
 }
 
-pub(crate) fn doctor_names_an_ip_address_of_both_ends() {
+#[kernel_test(wire)]
+fn doctor_names_an_ip_address_of_both_ends() {
     let _wire = Wire::new();
     let far = End::Far.netdev();
     run("ip", &format!("address del {}/32 dev {far}", End::Far.ip()));
@@ -216,7 +229,8 @@ fn gid_index(kind: GidType) -> Option<u8> {
     gids.iter().rfind(|entry| entry.gid_type == kind).map(|entry| entry.index.into())
 }
 
-pub(crate) fn short_doctor_names_different_roce_versions() {
+#[kernel_test(both_roce_versions)]
+fn short_doctor_names_different_roce_versions() {
     let name = device::name();
     let [one, two] = [GidType::ROCE_V1, GidType::ROCE_V2]
         .map(|kind| gid_index(kind).expect("the port has such a GID").to_string());
@@ -227,7 +241,8 @@ pub(crate) fn short_doctor_names_different_roce_versions() {
     expect_fault(&(client, json), &["path ends", "different types", "RoCE v1", "RoCE v2", "(-x)"]);
 }
 
-pub(crate) fn doctor_names_a_cut_path() {
+#[kernel_test(lossy_wire)]
+fn doctor_names_a_cut_path() {
     let wire = Wire::new();
     wire.cut(End::Near);
     let result = examine_wire(&[]);
@@ -235,19 +250,22 @@ pub(crate) fn doctor_names_a_cut_path() {
     expect_fault(&result, &["path ud", "0 arrived"]);
 }
 
-pub(crate) fn doctor_names_a_delayed_path() {
+#[kernel_test(lossy_wire)]
+fn doctor_names_a_delayed_path() {
     let wire = Wire::new();
     wire.impair(End::Near, "delay 60ms");
     expect_fault(&examine_wire(&[]), &["path latency", "delays packets"]);
 }
 
-pub(crate) fn doctor_names_a_slow_path() {
+#[kernel_test(lossy_wire)]
+fn doctor_names_a_slow_path() {
     let wire = Wire::new();
     wire.impair(End::Near, "rate 1mbit");
     expect_fault(&examine_wire(&[]), &["path bandwidth", "traffic shaper"]);
 }
 
-pub(crate) fn doctor_names_a_smaller_mtu_of_the_path() {
+#[kernel_test(lossy_wire)]
+fn doctor_names_a_smaller_mtu_of_the_path() {
     let _wire = Wire::new();
     for end in [End::Near, End::Far] {
         run("ip", &format!("link set dev {} mtu 4200", end.netdev()));
@@ -259,7 +277,8 @@ pub(crate) fn doctor_names_a_smaller_mtu_of_the_path() {
     expect_fault(&result, &["path mtu", "packets of 4096 bytes don't arrive, those of 1024 bytes do"]);
 }
 
-pub(crate) fn doctor_names_a_peer_without_permission() {
+#[kernel_test(wire)]
+fn doctor_names_a_peer_without_permission() {
     let _wire = Wire::new();
     let nodes: Vec<_> =
         std::fs::read_dir("/dev/infiniband").unwrap().map(|node| node.unwrap().path()).collect();
@@ -277,7 +296,8 @@ pub(crate) fn doctor_names_a_peer_without_permission() {
 }
 
 /// As in a container without the device nodes.
-pub(crate) fn doctor_names_missing_device_nodes() {
+#[kernel_test]
+fn doctor_names_missing_device_nodes() {
     let (nodes, aside) = ("/dev/infiniband", "/dev/infiniband-aside");
     std::fs::rename(nodes, aside).unwrap();
     let alone = examine(&["-d", device::name()]);
@@ -286,7 +306,8 @@ pub(crate) fn doctor_names_missing_device_nodes() {
     assert!(alone.stdout.contains("pass /dev/infiniband into the container"), "{alone:#?}");
 }
 
-pub(crate) fn doctor_names_a_path_that_is_cut_on_the_way_back() {
+#[kernel_test(lossy_wire)]
+fn doctor_names_a_path_that_is_cut_on_the_way_back() {
     let wire = Wire::new();
     wire.cut(End::Far);
     let result = examine_wire(&[]);
@@ -294,14 +315,16 @@ pub(crate) fn doctor_names_a_path_that_is_cut_on_the_way_back() {
     expect_fault(&result, &["path ud", "200 arrived and 0 came back", "the peer's firewall (UDP port 4791)"]);
 }
 
-pub(crate) fn doctor_names_a_loss_of_five_percent() {
+#[kernel_test(lossy_wire)]
+fn doctor_names_a_loss_of_five_percent() {
     let wire = Wire::new();
     wire.impair(End::Near, "loss 5%");
     wire.impair(End::Far, "loss 5%");
     expect_fault(&examine_wire(&[]), &["path ud", "datagrams", "loses packets"]);
 }
 
-pub(crate) fn doctor_names_the_gid_of_a_removed_address() {
+#[kernel_test(wire)]
+fn doctor_names_the_gid_of_a_removed_address() {
     let _wire = Wire::new();
     run("ip", &format!("address del {}/32 dev {}", End::Near.ip(), End::Near.netdev()));
     wait_for_gid(End::Near, End::Near.ip(), false);
@@ -310,14 +333,16 @@ pub(crate) fn doctor_names_the_gid_of_a_removed_address() {
 }
 
 /// RDMA writes to the peer do not show it.
-pub(crate) fn doctor_names_a_slow_path_back() {
+#[kernel_test(lossy_wire)]
+fn doctor_names_a_slow_path_back() {
     let wire = Wire::new();
     wire.impair(End::Far, "rate 1mbit");
     expect_fault(&examine_wire(&[]), &["path bandwidth", "reads of 64 KiB from the peer", "traffic shaper"]);
 }
 
 /// Packets go to a machine that is not the peer.
-pub(crate) fn doctor_names_a_wrong_neighbour_entry() {
+#[kernel_test(wire)]
+fn doctor_names_a_wrong_neighbour_entry() {
     let _wire = Wire::new();
     let (peer, netdev) = (End::Far.ip(), End::Near.netdev());
     run("ip", &format!("neigh replace {peer} lladdr 02:00:00:00:77:99 nud permanent dev {netdev}"));
@@ -327,7 +352,8 @@ pub(crate) fn doctor_names_a_wrong_neighbour_entry() {
 }
 
 /// The far end loses its port, or the near one its address, while the path is measured.
-pub(crate) fn doctor_names_what_changes_during_the_checks() {
+#[kernel_test(lossy_wire)]
+fn doctor_names_what_changes_during_the_checks() {
     for (fault, words) in [
         (format!("link set down dev {}", End::Far.netdev()), "is DOWN since the checks began"),
         (
@@ -350,7 +376,8 @@ pub(crate) fn doctor_names_what_changes_during_the_checks() {
     }
 }
 
-pub(crate) fn doctor_rejects_peers_of_other_protocols() {
+#[kernel_test]
+fn doctor_rejects_peers_of_other_protocols() {
     use std::io::Write;
     for (bytes, words) in [
         (&b"6.24\0\0\0\0\0\0\0\0\0\0\0\0"[..], "does not run this version of `perf doctor`"),

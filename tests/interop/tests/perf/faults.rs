@@ -12,8 +12,8 @@ use std::time::Duration;
 use bareverbs_interop_tests::perf::json;
 use bareverbs_interop_tests::pingpong::wait_until_listening;
 use bareverbs_interop_tests::program::{Finished, Program};
-use bareverbs_test_support::device;
-use bareverbs_test_support::wire::{End, Wire};
+use bareverbs_test_support::wire::{End, Wire, lossy_wire};
+use bareverbs_test_support::{device, kernel_test};
 use nix::sys::signal::Signal;
 
 const LOCALHOST: &str = "127.0.0.1";
@@ -147,12 +147,14 @@ fn kill_at(test: Test, faulty: Side, phase: &str, limit: usize) {
     });
 }
 
-pub(crate) fn short_peer_killed_after_the_connection_is_reported() {
+#[kernel_test]
+fn short_peer_killed_after_the_connection_is_reported() {
     let (phase, limit) = phases()[4];
     kill_at(Test("write bw"), Server, phase, limit);
 }
 
-pub(crate) fn peers_killed_in_each_phase_of_the_exchange_are_reported() {
+#[kernel_test]
+fn peers_killed_in_each_phase_of_the_exchange_are_reported() {
     for (phase, limit) in phases() {
         for faulty in [Server, Client] {
             kill_at(Test("write bw"), faulty, phase, limit);
@@ -182,7 +184,8 @@ fn phases_after_the_run(test: Test, faulty: Side) -> [(&'static str, usize); 3] 
 /// A run that ends by itself.
 const SHORT: Test = Test("write bw -n 20 -s 512");
 
-pub(crate) fn peers_killed_at_the_final_barrier_are_reported() {
+#[kernel_test]
+fn peers_killed_at_the_final_barrier_are_reported() {
     for faulty in [Server, Client] {
         for (phase, limit) in phases_after_the_run(SHORT, faulty) {
             kill_at(SHORT, faulty, phase, limit);
@@ -190,7 +193,8 @@ pub(crate) fn peers_killed_at_the_final_barrier_are_reported() {
     }
 }
 
-pub(crate) fn peers_killed_in_bidirectional_runs_are_reported() {
+#[kernel_test]
+fn peers_killed_in_bidirectional_runs_are_reported() {
     for test in [Test("write bw -b -D 600"), Test("send bw -b -D 600"), Test("read bw -b -e -D 600")] {
         for faulty in [Server, Client] {
             through_proxy(test, faulty, 0, &[], |server, client, near, far| {
@@ -217,7 +221,8 @@ pub(crate) fn peers_killed_in_bidirectional_runs_are_reported() {
     }
 }
 
-pub(crate) fn garbage_in_each_phase_is_reported() {
+#[kernel_test]
+fn garbage_in_each_phase_is_reported() {
     const GARBAGE: [u8; 300] = [0xa5; 300];
     for faulty in [Server, Client] {
         for (phase, limit) in phases().into_iter().chain(phases_after_the_run(SHORT, faulty)) {
@@ -239,7 +244,8 @@ fn expect_interruption(side: &Finished, case: &str) {
     assert!(!side.stderr.contains("panicked"), "{case}: {side:#?}");
 }
 
-pub(crate) fn short_interrupted_runs_print_what_they_measured() {
+#[kernel_test]
+fn short_interrupted_runs_print_what_they_measured() {
     for (test, interrupted) in [
         (Test("write bw -D 600 -f 1"), Client),
         (Test("send bw -D 600 -f 1 -s 512"), Server),
@@ -268,7 +274,8 @@ pub(crate) fn short_interrupted_runs_print_what_they_measured() {
     }
 }
 
-pub(crate) fn sides_interrupted_in_each_phase_end_soon() {
+#[kernel_test]
+fn sides_interrupted_in_each_phase_end_soon() {
     for (phase, limit) in phases() {
         for faulty in [Server, Client] {
             interrupt_at(Test("write bw"), faulty, phase, limit);
@@ -316,7 +323,8 @@ fn over_wire(test: Test) -> (Program, Program) {
     (server, Program::start(&mut test.command(End::Near.device(), &[LOCALHOST])))
 }
 
-pub(crate) fn lost_and_delayed_packets_end_with_results() {
+#[kernel_test(lossy_wire)]
+fn lost_and_delayed_packets_end_with_results() {
     let wire = Wire::new();
     for (netem, test) in [
         ("loss 3%", Test("write bw -s 1024 -n 100 -t 8")),
@@ -334,7 +342,8 @@ pub(crate) fn lost_and_delayed_packets_end_with_results() {
 }
 
 /// All messages complete at once, after 17 s, or one after the other.
-pub(crate) fn large_messages_on_a_slow_path_complete() {
+#[kernel_test(lossy_wire)]
+fn large_messages_on_a_slow_path_complete() {
     let wire = Wire::new();
     for end in [End::Near, End::Far] {
         wire.impair(end, "rate 20mbit");
@@ -346,7 +355,8 @@ pub(crate) fn large_messages_on_a_slow_path_complete() {
     }
 }
 
-pub(crate) fn cut_paths_end_with_errors() {
+#[kernel_test(lossy_wire)]
+fn cut_paths_end_with_errors() {
     let wire = Wire::new();
     for test in [
         Test("write bw -D 600"),

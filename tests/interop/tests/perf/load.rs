@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use bareverbs_interop_tests::perf::{Benchmark, PAIRINGS, Run, Side, json};
 use bareverbs_interop_tests::pingpong::{HOST, wait_until_listening};
 use bareverbs_interop_tests::program::{Finished, Program};
+use bareverbs_test_support::{device, kernel_test};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -50,7 +51,8 @@ fn expect_compared(run: &Run, operation: &str, messages: u64) {
     }
 }
 
-pub(crate) fn short_runs_compare_every_message() {
+#[kernel_test]
+fn short_runs_compare_every_message() {
     for operation in OPERATIONS.into_iter().chain(["write-imm"]) {
         for test in ["bw", "lat"] {
             let run = Benchmark { operation, test }.run(OURS, &options(operation, &["-n", "20", "--verify"]));
@@ -61,7 +63,8 @@ pub(crate) fn short_runs_compare_every_message() {
     }
 }
 
-pub(crate) fn verified_runs_with_every_option() {
+#[kernel_test]
+fn verified_runs_with_every_option() {
     for (operation, others) in [
         ("send", &["-s", "3000", "-q", "3", "-n", "500"][..]),
         ("send", &["-s", "200", "-n", "500", "-c", "UD"]),
@@ -112,7 +115,8 @@ pub(crate) fn verified_runs_with_every_option() {
 
 /// The data of reads lies in the server's memory and does not change, so that it can be corrupted
 /// from outside.
-pub(crate) fn short_run_names_a_corrupt_byte() {
+#[kernel_test]
+fn short_run_names_a_corrupt_byte() {
     const SIZE: usize = 4096;
     const OFFSET: usize = 1234;
     let benchmark = Benchmark { operation: "read", test: "bw" };
@@ -158,7 +162,8 @@ fn corrupt(memory: &File, process: Pid, size: usize, offset: usize) -> usize {
 }
 
 /// Without `--verify` at the other end, data can't be compared.
-pub(crate) fn short_run_refuses_to_compare_with_perftest() {
+#[kernel_test]
+fn short_run_refuses_to_compare_with_perftest() {
     let benchmark = Benchmark { operation: "write", test: "bw" };
     let server = benchmark.serve(Side::Perftest, &["-n", "20"]);
     let options = ["-n", "20", "--verify"];
@@ -170,7 +175,8 @@ pub(crate) fn short_run_refuses_to_compare_with_perftest() {
 /// A rate that every machine reaches.
 const RATE: f64 = 500.0;
 
-pub(crate) fn short_open_loop_keeps_its_rate() {
+#[kernel_test]
+fn short_open_loop_keeps_its_rate() {
     for (operation, pairing) in [("write", WITH_PERFTEST[0]), ("send", OURS)] {
         let benchmark = Benchmark { operation, test: "bw" };
         let messages = ["-s", "64", "-n", "1000"];
@@ -187,7 +193,8 @@ pub(crate) fn short_open_loop_keeps_its_rate() {
 
 /// The receiver is stopped for a second. Messages that were due in that time were late, and their
 /// latencies say so: in a closed loop, only those of the outstanding messages do.
-pub(crate) fn open_loop_counts_the_wait_of_late_messages() {
+#[kernel_test]
+fn open_loop_counts_the_wait_of_late_messages() {
     const DEPTH: u64 = 8;
     let benchmark = Benchmark { operation: "send", test: "bw" };
     let both = ["-s", "64", "-D", "6", "-f", "0.1", "-r", "8", "-t", "8", "-Q", "1"];
@@ -215,7 +222,8 @@ pub(crate) fn open_loop_counts_the_wait_of_late_messages() {
     assert!((1..=most).contains(&closed), "{closed} late messages in a closed loop, {open} in an open one");
 }
 
-pub(crate) fn short_threads_share_the_queue_pairs() {
+#[kernel_test]
+fn short_threads_share_the_queue_pairs() {
     for (operation, pairing, ours) in [
         ("write", WITH_PERFTEST[0], &["--threads", "2"][..]),
         ("send", WITH_PERFTEST[1], &["--threads", "2", "--srq"]),
@@ -232,7 +240,8 @@ pub(crate) fn short_threads_share_the_queue_pairs() {
     }
 }
 
-pub(crate) fn short_mix_has_the_ratio_of_its_weights() {
+#[kernel_test]
+fn short_mix_has_the_ratio_of_its_weights() {
     let sizes = &["-n", "400", "--mix", "64:3,4096:1"][..];
     let operations = &["-n", "400", "--mix", "write/64:2,read/1024:1,atomic:1"][..];
     for (pairing, server, mix, expected) in [
@@ -276,7 +285,8 @@ fn expect_sum(json: &Value, peers: usize, messages: u64) {
     assert_eq!(count.or(all["peer"]["iterations"].as_u64()), Some(messages * peers as u64), "{json:#}");
 }
 
-pub(crate) fn short_server_runs_with_several_clients() {
+#[kernel_test]
+fn short_server_runs_with_several_clients() {
     for (operation, sides) in [
         ("write", [Side::Bareverbs, Side::Perftest, Side::Bareverbs]),
         ("send", [Side::Bareverbs, Side::Bareverbs, Side::Perftest]),
@@ -296,7 +306,8 @@ pub(crate) fn short_server_runs_with_several_clients() {
     }
 }
 
-pub(crate) fn server_ends_with_all_clients_if_one_is_killed() {
+#[kernel_test]
+fn server_ends_with_all_clients_if_one_is_killed() {
     let benchmark = Benchmark { operation: "send", test: "bw" };
     let both = ["-s", "512", "-D", "600"];
     let server = benchmark.serve(Side::Bareverbs, &[&both[..], &["--clients", "2"]].concat());
@@ -313,7 +324,8 @@ pub(crate) fn server_ends_with_all_clients_if_one_is_killed() {
     assert_eq!(survivor.status.code(), Some(1), "{survivor:#?}");
 }
 
-pub(crate) fn short_hosts_run_with_each_other() {
+#[kernel_test]
+fn short_hosts_run_with_each_other() {
     let benchmark = Benchmark { operation: "write", test: "bw" };
     let hosts = [4801, 4802, 4803].map(|port| format!("{HOST}:{port}")).join(",");
     let start = |rank: &str| {
@@ -343,24 +355,29 @@ fn two_thousand_queue_pairs(operation: &'static str, others: &[&str]) {
     println!("2000 queue pairs, {others:?}: {} s, {}", result["seconds"], result["latency"]["p99"]);
 }
 
-pub(crate) fn two_thousand_queue_pairs_share_a_cq() {
+#[kernel_test]
+fn two_thousand_queue_pairs_share_a_cq() {
     two_thousand_queue_pairs("write", &["--cq", "shared"]);
 }
 
-pub(crate) fn two_thousand_queue_pairs_have_their_own_cqs() {
+#[kernel_test]
+fn two_thousand_queue_pairs_have_their_own_cqs() {
     two_thousand_queue_pairs("write", &["--cq", "own"]);
 }
 
-pub(crate) fn two_thousand_queue_pairs_are_served_by_two_threads() {
+#[kernel_test]
+fn two_thousand_queue_pairs_are_served_by_two_threads() {
     two_thousand_queue_pairs("write", &["--threads", "2"]);
 }
 
-pub(crate) fn two_thousand_queue_pairs_share_an_srq() {
+#[kernel_test]
+fn two_thousand_queue_pairs_share_an_srq() {
     // A busy processor may serve a queue pair late: 7 timeouts of 4.3 s end a run, not 7 of 0.27 s.
     two_thousand_queue_pairs("send", &["--cq", "shared", "--srq", "-u", "20"]);
 }
 
-pub(crate) fn page_and_comparison_are_written() {
+#[kernel_test]
+fn page_and_comparison_are_written() {
     let benchmark = Benchmark { operation: "write", test: "bw" };
     let mut files = Vec::new();
     for size in ["512", "4096"] {
@@ -383,7 +400,8 @@ pub(crate) fn page_and_comparison_are_written() {
 }
 
 /// All pairings accept the options that concern one side only.
-pub(crate) fn options_of_one_side_interoperate_with_perftest() {
+#[kernel_test]
+fn options_of_one_side_interoperate_with_perftest() {
     for pairing in PAIRINGS {
         for (operation, ours) in [
             ("write", &["--rate", "2000"][..]),
@@ -403,7 +421,8 @@ pub(crate) fn options_of_one_side_interoperate_with_perftest() {
 }
 
 /// UC has no acknowledgements, so that the device sends the packets of the messages and no others.
-pub(crate) fn bytes_agree_with_the_counters_of_the_port() {
+#[kernel_test(device::soft_roce)]
+fn bytes_agree_with_the_counters_of_the_port() {
     let benchmark = Benchmark { operation: "write", test: "bw" };
     let both = ["-c", "UC", "-s", "8192", "-n", "2000", "-m", "1024"];
     let run = benchmark.run(OURS, &both);
@@ -418,7 +437,8 @@ pub(crate) fn bytes_agree_with_the_counters_of_the_port() {
 }
 
 /// Waits for a server at the port of a host of `--all-to-all`.
-pub(crate) fn missing_host_is_reported() {
+#[kernel_test]
+fn missing_host_is_reported() {
     let benchmark = Benchmark { operation: "write", test: "bw" };
     let hosts = format!("{HOST}:4811,{HOST}:4812");
     let options = ["-b", "--all-to-all", &hosts, "--rank", "0"];

@@ -10,10 +10,10 @@ use bareverbs::qp::{
 };
 use bareverbs::values::{AckTimeout, GidIndex, MinRnrTimer, Mtu, RetryCount, RnrRetry};
 use bareverbs::{Access, Error, Gid, PortNum};
-use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{Plan, domain, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{child, kernel_test};
 
 use crate::refusals::{invalid, refused_by_kernel};
 
@@ -22,7 +22,8 @@ const RTR: &str = "modify_qp INIT→RTR";
 const RTS: &str = "modify_qp RTR→RTS";
 const EINVAL: i32 = 22;
 
-pub(crate) fn reset_to_init_attributes_are_validated() {
+#[kernel_test]
+fn reset_to_init_attributes_are_validated() {
     nothing_leaks(|| {
         let pd = domain();
         let mut rc = side(&pd, Plan::default());
@@ -55,7 +56,8 @@ pub(crate) fn reset_to_init_attributes_are_validated() {
     });
 }
 
-pub(crate) fn privileged_qkey_is_rejected_without_privilege() {
+#[kernel_test]
+fn privileged_qkey_is_rejected_without_privilege() {
     nothing_leaks(|| {
         child::run(|| {
             child::drop_privileges();
@@ -77,7 +79,8 @@ pub(crate) fn privileged_qkey_is_rejected_without_privilege() {
     });
 }
 
-pub(crate) fn ah_attr_is_validated_in_init_to_rtr() {
+#[kernel_test]
+fn ah_attr_is_validated_in_init_to_rtr() {
     nothing_leaks(|| {
         let pd = domain();
         let mut side = side(&pd, Plan::default());
@@ -144,7 +147,8 @@ pub(crate) fn ah_attr_is_validated_in_init_to_rtr() {
     });
 }
 
-pub(crate) fn init_to_rtr_attributes_are_validated() {
+#[kernel_test]
+fn init_to_rtr_attributes_are_validated() {
     nothing_leaks(|| {
         let pd = domain();
         let mut rc = side(&pd, Plan::default());
@@ -192,7 +196,8 @@ pub(crate) fn init_to_rtr_attributes_are_validated() {
     });
 }
 
-pub(crate) fn rtr_to_rts_attributes_are_validated() {
+#[kernel_test]
+fn rtr_to_rts_attributes_are_validated() {
     nothing_leaks(|| {
         let pd = domain();
         let mut rc = side(&pd, Plan::default());
@@ -226,7 +231,8 @@ pub(crate) fn rtr_to_rts_attributes_are_validated() {
 }
 
 /// Each attribute of `modify`, out of range.
-pub(crate) fn modify_rejects_out_of_range_values() {
+#[kernel_test]
+fn modify_rejects_out_of_range_values() {
     nothing_leaks(|| {
         let pd = domain();
         let mut side = side(&pd, Plan::default());
@@ -264,7 +270,8 @@ pub(crate) fn modify_rejects_out_of_range_values() {
 }
 
 /// The error names missing and disallowed attributes, together with the kernel's error.
-pub(crate) fn modify_names_missing_and_disallowed_attributes() {
+#[kernel_test]
+fn modify_names_missing_and_disallowed_attributes() {
     nothing_leaks(|| {
         let pd = domain();
         let mut side = side(&pd, Plan::default());
@@ -297,7 +304,8 @@ pub(crate) fn modify_names_missing_and_disallowed_attributes() {
     });
 }
 
-pub(crate) fn max_dest_rd_atomic_above_the_first_value_is_rejected_on_rxe() {
+#[kernel_test]
+fn max_dest_rd_atomic_above_the_first_value_is_rejected_on_rxe() {
     nothing_leaks(|| {
         let pd = domain();
         for (first, next, possible) in

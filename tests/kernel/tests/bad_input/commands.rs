@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use bareverbs::AnyProvider;
-use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, CreatedMr, DriverPayload, MrRequest, RegMrMethod, ReregMr};
 use bareverbs_provider::device::{DeviceFile, IoctlError, OpenError};
@@ -288,7 +288,8 @@ fn no_such_object(class: ObjectClass, handle: u32, answers: Vec<(&'static str, R
     }
 }
 
-pub(crate) fn handles_of_another_class_are_rejected() {
+#[kernel_test]
+fn handles_of_another_class_are_rejected() {
     nothing_leaks(|| {
         let testbed = Testbed::new();
         for class in CLASSES {
@@ -301,7 +302,8 @@ pub(crate) fn handles_of_another_class_are_rejected() {
     });
 }
 
-pub(crate) fn unknown_handles_are_rejected() {
+#[kernel_test]
+fn unknown_handles_are_rejected() {
     nothing_leaks(|| {
         let testbed = Testbed::new();
         for class in CLASSES {
@@ -313,7 +315,8 @@ pub(crate) fn unknown_handles_are_rejected() {
     });
 }
 
-pub(crate) fn freed_handles_are_rejected() {
+#[kernel_test]
+fn freed_handles_are_rejected() {
     nothing_leaks(|| {
         let testbed = Testbed::new();
         // Objects are destroyed before the objects that they use.
@@ -326,7 +329,8 @@ pub(crate) fn freed_handles_are_rejected() {
     });
 }
 
-pub(crate) fn objects_in_use_are_not_destroyed() {
+#[kernel_test]
+fn objects_in_use_are_not_destroyed() {
     nothing_leaks(|| {
         let testbed = Testbed::new();
         let srq_user = testbed.create_qp(testbed.pd, testbed.cq, Some(testbed.srq)).unwrap();
@@ -348,7 +352,8 @@ pub(crate) fn objects_in_use_are_not_destroyed() {
     });
 }
 
-pub(crate) fn objects_of_another_file_are_not_seen() {
+#[kernel_test]
+fn objects_of_another_file_are_not_seen() {
     nothing_leaks(|| {
         let (one, other) = (Testbed::new(), Testbed::new());
         // Gives the first file handles that the second one does not have.
@@ -366,7 +371,8 @@ pub(crate) fn objects_of_another_file_are_not_seen() {
     });
 }
 
-pub(crate) fn create_cq_rejects_other_descriptors_as_channel() {
+#[kernel_test]
+fn create_cq_rejects_other_descriptors_as_channel() {
     nothing_leaks(|| {
         let testbed = Testbed::new();
         let null = File::open("/dev/null").unwrap();
@@ -386,7 +392,8 @@ pub(crate) fn create_cq_rejects_other_descriptors_as_channel() {
     });
 }
 
-pub(crate) fn device_file_without_context_rejects_commands() {
+#[kernel_test]
+fn device_file_without_context_rejects_commands() {
     nothing_leaks(|| {
         let with = |path: &str, driver| DeviceFile::open(path, driver).unwrap();
         for path in ["/dev/null", "/dev/zero", "/dev/kmsg"] {
@@ -423,7 +430,8 @@ pub(crate) fn device_file_without_context_rejects_commands() {
     });
 }
 
-pub(crate) fn queries_handle_any_buffer_size() {
+#[kernel_test]
+fn queries_handle_any_buffer_size() {
     nothing_leaks(|| {
         let testbed = Testbed::new();
         let file = &testbed.file;

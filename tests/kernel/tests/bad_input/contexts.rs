@@ -9,11 +9,12 @@ use bareverbs::srq::SrqInit;
 use bareverbs::{Access, Error, WcStatus};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, open, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{Outcome, skip};
+use bareverbs_kernel_tests::{Outcome, device, kernel_test, skip};
 
 use crate::refusals::invalid;
 
-pub(crate) fn create_qp_rejects_queues_of_another_context() {
+#[kernel_test]
+fn create_qp_rejects_queues_of_another_context() {
     nothing_leaks(|| {
         let (here, elsewhere) = (domain(), domain());
         // The queue's handle in the other context is the handle of another queue in this one.
@@ -40,7 +41,8 @@ pub(crate) fn create_qp_rejects_queues_of_another_context() {
     });
 }
 
-pub(crate) fn rereg_mr_rejects_pd_of_another_context() -> Outcome {
+#[kernel_test]
+fn rereg_mr_rejects_pd_of_another_context() -> Outcome {
     nothing_leaks(|| {
         let (here, elsewhere) = (domain(), domain());
         let mut memory = region(&here, &[7; 64], ALL_REMOTE);
@@ -56,7 +58,8 @@ pub(crate) fn rereg_mr_rejects_pd_of_another_context() -> Outcome {
     })
 }
 
-pub(crate) fn srq_of_another_pd_uses_its_own_mrs() {
+#[kernel_test]
+fn srq_of_another_pd_uses_its_own_mrs() {
     nothing_leaks(|| {
         let pd = domain();
         let other = pd.context().alloc_pd().unwrap();
@@ -80,7 +83,8 @@ pub(crate) fn srq_of_another_pd_uses_its_own_mrs() {
     });
 }
 
-pub(crate) fn mw_bind_validates_pd_and_access() {
+#[kernel_test]
+fn mw_bind_validates_pd_and_access() {
     nothing_leaks(|| {
         let pd = domain();
         let other = pd.context().alloc_pd().unwrap();
@@ -121,7 +125,8 @@ pub(crate) fn mw_bind_validates_pd_and_access() {
 }
 
 /// A datagram over an address handle of another PD.
-pub(crate) fn ah_of_another_pd_fails_the_send() {
+#[kernel_test(device::soft_roce_validates_ah)]
+fn ah_of_another_pd_fails_the_send() {
     nothing_leaks(|| {
         let pd = domain();
         let own_context = pd.context();

@@ -8,8 +8,8 @@ use bareverbs::qp::{InitAttr, Operation, Payload, QpCap, QpInit, QpState, Rc, Re
 use bareverbs::srq::SrqInit;
 use bareverbs::values::RnrRetry;
 use bareverbs::{Access, AsyncEvent, Imm, Remote, WcStatus};
-use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, domain, region, request, side_on};
+use bareverbs_kernel_tests::{device, kernel_test};
 
 const COOKBOOK: &str = include_str!("../../../../docs/cookbook.md");
 /// Times in which completions and events come: most often, and on a busy machine.
@@ -191,14 +191,16 @@ fn wrong_statuses(time: Duration) -> String {
     wrong
 }
 
-pub(crate) fn statuses_are_those_of_the_cookbook() {
+#[kernel_test]
+fn statuses_are_those_of_the_cookbook() {
     let [soon, later] = TIMES;
     if !wrong_statuses(soon).is_empty() {
         assert_eq!(wrong_statuses(later), "");
     }
 }
 
-pub(crate) fn granted_depths_are_those_of_the_cookbook() {
+#[kernel_test]
+fn granted_depths_are_those_of_the_cookbook() {
     let pd = domain();
     let context = pd.context();
     let mut wrong = String::new();

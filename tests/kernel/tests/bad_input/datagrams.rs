@@ -10,10 +10,10 @@ use bareverbs::qp::{
     Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr,
 };
 use bareverbs::{Buffer, Error, Imm, Mr, Pd, WcStatus};
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents, domain, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 
 use crate::refusals::invalid;
 
@@ -102,7 +102,8 @@ fn send(end: &mut End<Uc>, operation: UcOperation, payload: Payload<'_>) {
     unsafe { end.qp.post_send(&[request]) }.unwrap();
 }
 
-pub(crate) fn empty_datagram_arrives_with_its_grh() {
+#[kernel_test]
+fn empty_datagram_arrives_with_its_grh() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[0; 128], ALL_REMOTE);
@@ -122,7 +123,8 @@ pub(crate) fn empty_datagram_arrives_with_its_grh() {
     });
 }
 
-pub(crate) fn datagram_above_the_mtu_is_rejected() {
+#[kernel_test]
+fn datagram_above_the_mtu_is_rejected() {
     nothing_leaks(|| {
         let pd = domain();
         let mtu = pd.context().query_port(1).unwrap().active_mtu as usize;
@@ -160,7 +162,8 @@ pub(crate) fn datagram_above_the_mtu_is_rejected() {
     });
 }
 
-pub(crate) fn undeliverable_datagrams_are_dropped() {
+#[kernel_test]
+fn undeliverable_datagrams_are_dropped() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[0; 256], ALL_REMOTE);
@@ -207,7 +210,8 @@ pub(crate) fn undeliverable_datagrams_are_dropped() {
     });
 }
 
-pub(crate) fn ah_attr_from_wc_validates_the_grh() {
+#[kernel_test]
+fn ah_attr_from_wc_validates_the_grh() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context();
@@ -246,7 +250,8 @@ pub(crate) fn ah_attr_from_wc_validates_the_grh() {
     });
 }
 
-pub(crate) fn zero_byte_uc_messages_and_writes_arrive() {
+#[kernel_test]
+fn zero_byte_uc_messages_and_writes_arrive() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[7; 64], ALL_REMOTE);
@@ -270,7 +275,8 @@ pub(crate) fn zero_byte_uc_messages_and_writes_arrive() {
     });
 }
 
-pub(crate) fn uc_message_too_long_writes_nothing_out_of_bounds() {
+#[kernel_test]
+fn uc_message_too_long_writes_nothing_out_of_bounds() {
     nothing_leaks(|| {
         let pd = domain();
         let target = region(&pd, &[0; 64], ALL_REMOTE);

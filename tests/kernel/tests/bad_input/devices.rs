@@ -16,7 +16,7 @@ use bareverbs::{Context, Device, Errno, Error, PortNum};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{Plan, domain, open, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{child, device};
+use bareverbs_kernel_tests::{child, device, kernel_test};
 use bareverbs_netlink::RdmaNetlink;
 
 use crate::tool::tool_error;
@@ -58,7 +58,8 @@ pub(crate) fn restore_soft_roce(netlink: &mut RdmaNetlink, netdev: &str) {
     }
 }
 
-pub(crate) fn missing_device_is_reported_by_every_entry_point() {
+#[kernel_test(device::soft_roce)]
+fn missing_device_is_reported_by_every_entry_point() {
     let removed = Removed::new();
     assert!(bareverbs::devices().unwrap().is_empty());
     let first = Device::first().unwrap_err();
@@ -121,7 +122,8 @@ impl Drop for Hidden {
     }
 }
 
-pub(crate) fn device_without_node_is_skipped_unless_it_is_named() {
+#[kernel_test(device::has_peer_veth)]
+fn device_without_node_is_skipped_unless_it_is_named() {
     let first = device::name();
     let _second = Second::new();
     let hidden = Hidden::new(first);
@@ -179,7 +181,8 @@ impl Drop for RootOnly {
     }
 }
 
-pub(crate) fn open_without_permission_names_the_device_node() {
+#[kernel_test]
+fn open_without_permission_names_the_device_node() {
     let root_only = RootOnly::new();
     nothing_leaks(|| {
         child::run(|| {
@@ -194,7 +197,8 @@ pub(crate) fn open_without_permission_names_the_device_node() {
     });
 }
 
-pub(crate) fn every_verb_rejects_invalid_ports() {
+#[kernel_test]
+fn every_verb_rejects_invalid_ports() {
     nothing_leaks(|| {
         let pd = domain();
         let mut side = side(&pd, Plan::default());
@@ -228,7 +232,8 @@ pub(crate) fn every_verb_rejects_invalid_ports() {
     });
 }
 
-pub(crate) fn invalid_gid_index_leaves_qp_in_init() {
+#[kernel_test]
+fn invalid_gid_index_leaves_qp_in_init() {
     nothing_leaks(|| {
         let pd = domain();
         let mut side = side(&pd, Plan::default());
@@ -263,7 +268,8 @@ pub(crate) fn invalid_gid_index_leaves_qp_in_init() {
     });
 }
 
-pub(crate) fn queues_above_device_limits_name_the_limit() {
+#[kernel_test]
+fn queues_above_device_limits_name_the_limit() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context();

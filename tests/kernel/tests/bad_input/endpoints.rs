@@ -4,10 +4,10 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use bareverbs::{Access, Address, Buffer, Endpoint, Error, Gid, Mr, Op, Pd, Remote, WcStatus};
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{domain, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 
 use crate::refusals::invalid;
 
@@ -22,7 +22,8 @@ fn pair(pd: &Pd) -> (Endpoint<Mr<Buffer>>, Endpoint<Mr<Buffer>>) {
     (alice, bob)
 }
 
-pub(crate) fn endpoint_new_and_connect_validate_arguments() {
+#[kernel_test]
+fn endpoint_new_and_connect_validate_arguments() {
     nothing_leaks(|| {
         let (pd, device) = (domain(), device::name());
         for (port, depth, start) in [
@@ -73,7 +74,8 @@ pub(crate) fn endpoint_new_and_connect_validate_arguments() {
     });
 }
 
-pub(crate) fn refused_operation_returns_its_buffer() {
+#[kernel_test]
+fn refused_operation_returns_its_buffer() {
     nothing_leaks(|| {
         let pd = domain();
         let mut alone = Endpoint::<Mr<Buffer>>::new(&pd, 1, 4).unwrap();
@@ -106,7 +108,8 @@ pub(crate) fn refused_operation_returns_its_buffer() {
     });
 }
 
-pub(crate) fn mr_of_another_pd_is_rejected_and_returned() {
+#[kernel_test]
+fn mr_of_another_pd_is_rejected_and_returned() {
     nothing_leaks(|| {
         let pd = domain();
         let same_context = pd.context().alloc_pd().unwrap();
@@ -140,7 +143,8 @@ pub(crate) fn mr_of_another_pd_is_rejected_and_returned() {
     });
 }
 
-pub(crate) fn failed_endpoint_returns_all_buffers_and_rejects_posts() {
+#[kernel_test]
+fn failed_endpoint_returns_all_buffers_and_rejects_posts() {
     nothing_leaks(|| {
         let pd = domain();
         let unregistered = Remote { addr: 0x1000, rkey: 0xdead_be00 };

@@ -12,6 +12,7 @@ use bareverbs_kernel_tests::loopback::{
     ALL_REMOTE, Plan, Side, contents, domain, pair, region, request, side,
 };
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 
 /// Kernels that put the queue pair into ERR first flush the failing request too.
 const LOCAL: &[WcStatus] = &[
@@ -90,7 +91,8 @@ impl Fixture {
     }
 }
 
-pub(crate) fn short_receive_fails_on_both_sides() {
+#[kernel_test]
+fn short_receive_fails_on_both_sides() {
     nothing_leaks(|| {
         let pd = domain();
         let (from, to) = (region(&pd, &[7; 8192], ALL_REMOTE), region(&pd, &[0; 8192], ALL_REMOTE));
@@ -128,7 +130,8 @@ pub(crate) fn short_receive_fails_on_both_sides() {
     });
 }
 
-pub(crate) fn receive_with_wrong_lkey_fails_on_both_sides() {
+#[kernel_test]
+fn receive_with_wrong_lkey_fails_on_both_sides() {
     nothing_leaks(|| {
         let pd = domain();
         let closed = region(&pd, &[0; 256], Access::empty());
@@ -156,7 +159,8 @@ pub(crate) fn receive_with_wrong_lkey_fails_on_both_sides() {
     });
 }
 
-pub(crate) fn rnr_and_missing_peer_exhaust_the_retries() {
+#[kernel_test]
+fn rnr_and_missing_peer_exhaust_the_retries() {
     nothing_leaks(|| {
         let pd = domain();
         let mut fixture = Fixture::new(&pd, Plan { rnr_retry: RnrRetry::new(1).unwrap(), ..Plan::default() });
@@ -176,7 +180,8 @@ pub(crate) fn rnr_and_missing_peer_exhaust_the_retries() {
     });
 }
 
-pub(crate) fn each_remote_operation_requires_its_access_flag() {
+#[kernel_test]
+fn each_remote_operation_requires_its_access_flag() {
     nothing_leaks(|| {
         let pd = domain();
         let own = region(&pd, &[1; 64], ALL_REMOTE);
@@ -210,7 +215,8 @@ pub(crate) fn each_remote_operation_requires_its_access_flag() {
     });
 }
 
-pub(crate) fn rkey_is_valid_only_while_its_mr_exists() {
+#[kernel_test]
+fn rkey_is_valid_only_while_its_mr_exists() {
     nothing_leaks(|| {
         let pd = domain();
         let own = region(&pd, &[1; 128], ALL_REMOTE);
@@ -244,7 +250,8 @@ pub(crate) fn rkey_is_valid_only_while_its_mr_exists() {
     });
 }
 
-pub(crate) fn local_inv_and_bind_mw_with_invalid_keys_fail() {
+#[kernel_test(device::soft_roce_validates_binds)]
+fn local_inv_and_bind_mw_with_invalid_keys_fail() {
     nothing_leaks(|| {
         let pd = domain();
         let bindable = region(&pd, &[0; 64], Access::LOCAL_WRITE | Access::MW_BIND);
@@ -284,7 +291,8 @@ pub(crate) fn local_inv_and_bind_mw_with_invalid_keys_fail() {
     });
 }
 
-pub(crate) fn send_with_invalid_rkey_to_invalidate_fails_at_the_peer() {
+#[kernel_test]
+fn send_with_invalid_rkey_to_invalidate_fails_at_the_peer() {
     nothing_leaks(|| {
         let pd = domain();
         let gone = pd.alloc_mw(MwType::TYPE_2).unwrap().rkey();
@@ -304,7 +312,8 @@ pub(crate) fn send_with_invalid_rkey_to_invalidate_fails_at_the_peer() {
     });
 }
 
-pub(crate) fn max_rd_atomic_zero_rejects_reads_and_atomics() {
+#[kernel_test(device::soft_roce)]
+fn max_rd_atomic_zero_rejects_reads_and_atomics() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[0; 64], ALL_REMOTE);
@@ -337,7 +346,8 @@ pub(crate) fn max_rd_atomic_zero_rejects_reads_and_atomics() {
     });
 }
 
-pub(crate) fn max_dest_rd_atomic_zero_rejects_remote_reads() {
+#[kernel_test]
+fn max_dest_rd_atomic_zero_rejects_remote_reads() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[0; 64], ALL_REMOTE);

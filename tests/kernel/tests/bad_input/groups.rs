@@ -7,6 +7,7 @@ use bareverbs::qp::{Qp, QpCap, QpInit, Ud, UdInitAttr};
 use bareverbs::{Error, Gid, Pd};
 use bareverbs_kernel_tests::loopback::domain;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 
 use crate::refusals::invalid;
 
@@ -17,7 +18,8 @@ fn datagrams(pd: &Pd, cq: &Cq) -> Qp<Ud> {
     qp
 }
 
-pub(crate) fn multicast_verbs_reject_other_gids() {
+#[kernel_test(device::multicast_by_gid)]
+fn multicast_verbs_reject_other_gids() {
     nothing_leaks(|| {
         let pd = domain();
         let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
@@ -46,7 +48,8 @@ pub(crate) fn multicast_verbs_reject_other_gids() {
     });
 }
 
-pub(crate) fn multicast_attach_limits_are_enforced() {
+#[kernel_test(device::multicast_by_gid)]
+fn multicast_attach_limits_are_enforced() {
     nothing_leaks(|| {
         let pd = domain();
         let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();

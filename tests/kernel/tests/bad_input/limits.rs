@@ -5,7 +5,7 @@ use std::fs::File;
 use bareverbs::{Device, Error};
 use bareverbs_kernel_tests::loopback::open;
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{child, device};
+use bareverbs_kernel_tests::{child, device, kernel_test};
 use nix::libc::EMFILE;
 use nix::sys::resource::{Resource, setrlimit};
 
@@ -15,7 +15,8 @@ fn take_all_descriptors() -> Vec<File> {
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }
 
-pub(crate) fn open_without_free_descriptors_reports_emfile() {
+#[kernel_test]
+fn open_without_free_descriptors_reports_emfile() {
     nothing_leaks(|| {
         child::run(|| {
             let context = open();

@@ -10,7 +10,7 @@ use bareverbs::srq::SrqInit;
 use bareverbs::{Access, Buffer, Pd, Remote, WcStatus};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{child, device};
+use bareverbs_kernel_tests::{child, device, kernel_test};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use nix::sys::resource::{Resource, setrlimit};
 
@@ -46,7 +46,8 @@ fn register(pd: &Pd, start: *mut u8, len: usize, iova: Option<u64>, access: Acce
     unsafe { pd.register_raw(start, len, iova, access) }.map(drop)
 }
 
-pub(crate) fn reg_mr_failure_names_the_cause() {
+#[kernel_test]
+fn reg_mr_failure_names_the_cause() {
     nothing_leaks(|| {
         let pd = domain();
         let refused = |start: *mut u8, len, iova, access| {
@@ -94,7 +95,8 @@ pub(crate) fn reg_mr_failure_names_the_cause() {
     });
 }
 
-pub(crate) fn memory_needs_no_alignment() {
+#[kernel_test]
+fn memory_needs_no_alignment() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());
@@ -120,7 +122,8 @@ pub(crate) fn memory_needs_no_alignment() {
     });
 }
 
-pub(crate) fn reg_mr_above_rlimit_memlock_names_the_limit() {
+#[kernel_test]
+fn reg_mr_above_rlimit_memlock_names_the_limit() {
     nothing_leaks(|| {
         child::run(|| {
             setrlimit(Resource::RLIMIT_MEMLOCK, 65536, 65536).unwrap();
@@ -146,7 +149,8 @@ pub(crate) fn reg_mr_above_rlimit_memlock_names_the_limit() {
     });
 }
 
-pub(crate) fn rlimit_memlock_of_zero_is_named() {
+#[kernel_test]
+fn rlimit_memlock_of_zero_is_named() {
     const CAUSE: &str = ": RLIMIT_MEMLOCK is 0, so the process may not pin memory: raise it with `ulimit -l` or \
                          LimitMEMLOCK=, or run with CAP_IPC_LOCK";
     nothing_leaks(|| {
@@ -170,7 +174,8 @@ pub(crate) fn rlimit_memlock_of_zero_is_named() {
     });
 }
 
-pub(crate) fn rlimit_memlock_that_queues_exceed_is_named() {
+#[kernel_test]
+fn rlimit_memlock_that_queues_exceed_is_named() {
     nothing_leaks(|| {
         child::run(|| {
             setrlimit(Resource::RLIMIT_MEMLOCK, 65536, 65536).unwrap();
@@ -194,7 +199,8 @@ pub(crate) fn rlimit_memlock_that_queues_exceed_is_named() {
     });
 }
 
-pub(crate) fn mappings_that_cannot_be_pinned_are_named() {
+#[kernel_test]
+fn mappings_that_cannot_be_pinned_are_named() {
     nothing_leaks(|| {
         let pd = domain();
         let path = std::env::temp_dir().join("bareverbs-mapped");
@@ -241,7 +247,8 @@ pub(crate) fn mappings_that_cannot_be_pinned_are_named() {
     });
 }
 
-pub(crate) fn lkey_violations_complete_with_protection_errors() {
+#[kernel_test]
+fn lkey_violations_complete_with_protection_errors() {
     nothing_leaks(|| {
         let pd = domain();
         let own = region(&pd, &[1; 64], Access::LOCAL_WRITE);
@@ -276,7 +283,8 @@ pub(crate) fn lkey_violations_complete_with_protection_errors() {
     });
 }
 
-pub(crate) fn rkey_violations_complete_with_access_errors() {
+#[kernel_test]
+fn rkey_violations_complete_with_access_errors() {
     nothing_leaks(|| {
         let pd = domain();
         let source = region(&pd, &[1; 64], Access::LOCAL_WRITE);

@@ -2,8 +2,8 @@
 
 use bareverbs::device::DriverId;
 use bareverbs::{Device, Error};
-use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_netlink::{Error as NetlinkError, RdmaNetlink};
 use bareverbs_provider::device::{DeviceFile, OpenError};
 
@@ -50,7 +50,8 @@ fn invalid_names() -> Vec<String> {
     words.map(str::to_owned).into_iter().chain(near).chain(long).collect()
 }
 
-pub(crate) fn unknown_device_names_are_rejected() {
+#[kernel_test]
+fn unknown_device_names_are_rejected() {
     nothing_leaks(|| {
         for name in invalid_names() {
             let refused = Device::find(&name).unwrap_err();
@@ -68,7 +69,8 @@ pub(crate) fn unknown_device_names_are_rejected() {
     });
 }
 
-pub(crate) fn new_link_rejects_invalid_names() {
+#[kernel_test]
+fn new_link_rejects_invalid_names() {
     nothing_leaks(|| {
         let mut netlink = RdmaNetlink::open().unwrap();
         let devices = netlink.devices().unwrap();
@@ -115,7 +117,8 @@ pub(crate) fn new_link_rejects_invalid_names() {
     });
 }
 
-pub(crate) fn open_rejects_non_device_paths() {
+#[kernel_test]
+fn open_rejects_non_device_paths() {
     nothing_leaks(|| {
         let long = format!("/dev/{}", "u".repeat(5000));
         for path in [
@@ -137,7 +140,8 @@ pub(crate) fn open_rejects_non_device_paths() {
     });
 }
 
-pub(crate) fn netlink_error_names_the_device_index() {
+#[kernel_test]
+fn netlink_error_names_the_device_index() {
     nothing_leaks(|| {
         let mut netlink = RdmaNetlink::open().unwrap();
         let index = netlink.devices().unwrap()[0].index;

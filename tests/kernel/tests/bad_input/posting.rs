@@ -9,7 +9,7 @@ use bareverbs::{Access, Remote, WcStatus};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{Completion, Outcome, skip};
+use bareverbs_kernel_tests::{Completion, Outcome, kernel_test, skip};
 
 const HELLO: Payload<'_> = Payload::Inline(&[b"hello"]);
 
@@ -26,7 +26,8 @@ fn good(range: impl Iterator<Item = u64>) -> Vec<(u64, WcStatus)> {
     range.map(|wr_id| (wr_id, WcStatus::SUCCESS)).collect()
 }
 
-pub(crate) fn full_send_queue_frees_exactly_the_completed_slots() {
+#[kernel_test]
+fn full_send_queue_frees_exactly_the_completed_slots() {
     nothing_leaks(|| {
         let pd = domain();
         let cap = QpCap { max_send_wr: 8, max_recv_wr: 64, ..long_timeouts().cap };
@@ -65,7 +66,8 @@ pub(crate) fn full_send_queue_frees_exactly_the_completed_slots() {
     });
 }
 
-pub(crate) fn full_recv_queue_frees_exactly_the_completed_slots() {
+#[kernel_test]
+fn full_recv_queue_frees_exactly_the_completed_slots() {
     nothing_leaks(|| {
         let pd = domain();
         let cap = QpCap { max_send_wr: 64, max_recv_wr: 8, ..long_timeouts().cap };
@@ -95,7 +97,8 @@ pub(crate) fn full_recv_queue_frees_exactly_the_completed_slots() {
     });
 }
 
-pub(crate) fn rejected_request_in_a_list_keeps_earlier_ones_posted() {
+#[kernel_test]
+fn rejected_request_in_a_list_keeps_earlier_ones_posted() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());
@@ -129,7 +132,8 @@ pub(crate) fn rejected_request_in_a_list_keeps_earlier_ones_posted() {
     });
 }
 
-pub(crate) fn invalid_requests_are_rejected_before_posting() {
+#[kernel_test]
+fn invalid_requests_are_rejected_before_posting() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());
@@ -167,7 +171,8 @@ pub(crate) fn invalid_requests_are_rejected_before_posting() {
     });
 }
 
-pub(crate) fn total_length_overflow_is_rejected() {
+#[kernel_test]
+fn total_length_overflow_is_rejected() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());
@@ -213,7 +218,8 @@ pub(crate) fn total_length_overflow_is_rejected() {
     });
 }
 
-pub(crate) fn flush_with_invalid_level_or_placement_is_rejected() -> Outcome {
+#[kernel_test]
+fn flush_with_invalid_level_or_placement_is_rejected() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, _b) = pair(&pd, Plan::default());
@@ -239,7 +245,8 @@ pub(crate) fn flush_with_invalid_level_or_placement_is_rejected() -> Outcome {
     })
 }
 
-pub(crate) fn duplicate_wr_ids_are_returned_for_each_request() {
+#[kernel_test]
+fn duplicate_wr_ids_are_returned_for_each_request() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());
@@ -255,7 +262,8 @@ pub(crate) fn duplicate_wr_ids_are_returned_for_each_request() {
     });
 }
 
-pub(crate) fn forgotten_batch_is_sent_with_the_next_doorbell() {
+#[kernel_test]
+fn forgotten_batch_is_sent_with_the_next_doorbell() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());

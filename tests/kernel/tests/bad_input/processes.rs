@@ -7,9 +7,9 @@ use bareverbs::cq::{Arm, CqInit};
 use bareverbs::qp::{Operation, Payload};
 use bareverbs::values::RnrRetry;
 use bareverbs::{Access, Buffer, Endpoint, Op};
-use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::{held, nothing_leaks};
+use bareverbs_kernel_tests::{child, kernel_test};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 
@@ -36,7 +36,8 @@ fn with_all_objects(then: impl FnOnce()) {
     forget((pd, channel, cq, a, b, memory, alice, bob));
 }
 
-pub(crate) fn killed_process_leaks_no_objects() {
+#[kernel_test]
+fn killed_process_leaks_no_objects() {
     nothing_leaks(|| {
         let before = held();
         let (mut ready, mut say) = pipe().unwrap();
@@ -59,7 +60,8 @@ pub(crate) fn killed_process_leaks_no_objects() {
     });
 }
 
-pub(crate) fn forgotten_handles_leak_no_objects_after_exit() {
+#[kernel_test]
+fn forgotten_handles_leak_no_objects_after_exit() {
     nothing_leaks(|| {
         child::run(|| {
             for _ in 0..3 {

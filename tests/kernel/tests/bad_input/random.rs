@@ -14,6 +14,7 @@ use bareverbs::qp::{
 use bareverbs::srq::SrqInit;
 use bareverbs::values::{AckTimeout, GidIndex, MinRnrTimer, Mtu, RetryCount, RnrRetry};
 use bareverbs::{Access, Error, Gid, Imm, PortNum, Remote, WcStatus};
+use bareverbs_kernel_tests::kernel_test;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use proptest::prelude::*;
@@ -133,16 +134,19 @@ fn changes_at_random<T: Transport>(cases: u32) {
     });
 }
 
-pub(crate) fn random_modify_qp_on_rc() {
+#[kernel_test]
+fn random_modify_qp_on_rc() {
     changes_at_random::<Rc>(100);
 }
 
-pub(crate) fn random_modify_qp_on_uc_and_ud() {
+#[kernel_test]
+fn random_modify_qp_on_uc_and_ud() {
     changes_at_random::<Uc>(50);
     changes_at_random::<Ud>(50);
 }
 
-pub(crate) fn queues_are_created_as_requested_or_rejected() {
+#[kernel_test]
+fn queues_are_created_as_requested_or_rejected() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context();
@@ -235,7 +239,8 @@ fn connect_again(a: &mut Side, b: &mut Side) {
     b.connect(a.qp.qp_num());
 }
 
-pub(crate) fn random_requests_are_rejected_or_complete() {
+#[kernel_test]
+fn random_requests_are_rejected_or_complete() {
     nothing_leaks(|| {
         let pd = domain();
         let own = region(&pd, &[1; 64], Access::LOCAL_WRITE);

@@ -5,6 +5,7 @@ use std::ops::Bound;
 use bareverbs::error::ObjectClass;
 use bareverbs::mr::LocalAccess;
 use bareverbs::{Access, Buffer, Error};
+use bareverbs_kernel_tests::kernel_test;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents, domain, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
@@ -12,7 +13,8 @@ use crate::refusals::{invalid, refused_by_kernel};
 
 const EINVAL: i32 = 22;
 
-pub(crate) fn invalid_access_flags_name_the_remedy() {
+#[kernel_test]
+fn invalid_access_flags_name_the_remedy() {
     nothing_leaks(|| {
         let pd = domain();
         let register = |access| pd.register(Buffer::zeroed(4096).unwrap(), access);
@@ -47,7 +49,8 @@ pub(crate) fn invalid_access_flags_name_the_remedy() {
     });
 }
 
-pub(crate) fn iova_must_match_the_page_offset() {
+#[kernel_test]
+fn iova_must_match_the_page_offset() {
     nothing_leaks(|| {
         let pd = domain();
         let mut pages = Buffer::zeroed(3 * 4096).unwrap();
@@ -66,7 +69,8 @@ pub(crate) fn iova_must_match_the_page_offset() {
     });
 }
 
-pub(crate) fn set_access_rejects_invalid_flags() {
+#[kernel_test]
+fn set_access_rejects_invalid_flags() {
     nothing_leaks(|| {
         let pd = domain();
         let mut memory = region(&pd, &[7; 64], Access::LOCAL_WRITE);
@@ -92,7 +96,8 @@ pub(crate) fn set_access_rejects_invalid_flags() {
     });
 }
 
-pub(crate) fn every_method_rejects_ranges_outside_the_mr() {
+#[kernel_test]
+fn every_method_rejects_ranges_outside_the_mr() {
     nothing_leaks(|| {
         let pd = domain();
         let mut memory = region(&pd, &[7; 64], ALL_REMOTE);
@@ -129,7 +134,8 @@ pub(crate) fn every_method_rejects_ranges_outside_the_mr() {
     });
 }
 
-pub(crate) fn advise_mr_requires_on_demand() {
+#[kernel_test]
+fn advise_mr_requires_on_demand() {
     nothing_leaks(|| {
         let pd = domain();
         let pinned = region(&pd, &[0; 4096], Access::LOCAL_WRITE);
@@ -149,7 +155,8 @@ pub(crate) fn advise_mr_requires_on_demand() {
     });
 }
 
-pub(crate) fn unsupported_queries_return_typed_errors() {
+#[kernel_test]
+fn unsupported_queries_return_typed_errors() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context();

@@ -19,13 +19,14 @@ use bareverbs::{
 };
 use bareverbs_kernel_tests::bus::Bus;
 use bareverbs_kernel_tests::loopback::{Plan, domain, pair, region, request};
-use bareverbs_kernel_tests::{TIMEOUT, device};
+use bareverbs_kernel_tests::{TIMEOUT, device, kernel_test};
 use bareverbs_netlink::RdmaNetlink;
 use rustix::io::Errno;
 
 use crate::devices::restore_soft_roce;
 
-pub(crate) fn device_removal_under_traffic_is_reported() {
+#[kernel_test(device::unbindable)]
+fn device_removal_under_traffic_is_reported() {
     let bus = Bus::new();
     let pd = domain();
     let context = pd.context().clone();
@@ -165,7 +166,8 @@ fn tokio() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-pub(crate) fn device_removal_ends_each_wait_and_returns_the_buffers() {
+#[kernel_test(device::unbindable)]
+fn device_removal_ends_each_wait_and_returns_the_buffers() {
     let bus = Bus::new();
     let pd = domain();
     let pool = Pool::new(&pd, 64, BYTES).unwrap();
@@ -310,7 +312,8 @@ fn has_node() -> bool {
     names.into_iter().any(|name| name.trim() == device::name())
 }
 
-pub(crate) fn deleted_soft_roce_works_until_it_is_closed() {
+#[kernel_test(device::soft_roce)]
+fn deleted_soft_roce_works_until_it_is_closed() {
     let until = |what: &str, holds: &mut dyn FnMut() -> bool| {
         let begin = Instant::now();
         while !holds() {

@@ -7,6 +7,7 @@ use bareverbs::values::RnrRetry;
 use bareverbs::{Access, Error, PortNum, WcStatus};
 use bareverbs_kernel_tests::loopback::{Plan, Side, contents, domain, pair, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 
 fn hello(wr_id: u64) -> SendRequest<'static> {
     request(wr_id, Operation::Send, Payload::Inline(&[b"hello"]))
@@ -51,7 +52,8 @@ fn refuses(side: &mut Side, state: QpState, steps: [bool; 3], changes: &[QpState
     is_in(side, state);
 }
 
-pub(crate) fn out_of_order_transitions_are_rejected() {
+#[kernel_test]
+fn out_of_order_transitions_are_rejected() {
     nothing_leaks(|| {
         let pd = domain();
         let mut side = side(&pd, Plan::default());
@@ -104,7 +106,8 @@ const STEPS: [(&str, QpState, Step); 5] = [
     ("SQD→RTS", QpState::SQD, |side| side.qp.resume()),
 ];
 
-pub(crate) fn typed_transitions_check_the_current_state() {
+#[kernel_test(device::sqd)]
+fn typed_transitions_check_the_current_state() {
     nothing_leaks(|| {
         let pd = domain();
         let states = [QpState::RESET, QpState::INIT, QpState::RTR, QpState::RTS, QpState::SQD, QpState::ERR];
@@ -132,7 +135,8 @@ pub(crate) fn typed_transitions_check_the_current_state() {
     });
 }
 
-pub(crate) fn posting_is_checked_in_every_state() {
+#[kernel_test]
+fn posting_is_checked_in_every_state() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[0; 8], Access::LOCAL_WRITE);
@@ -176,7 +180,8 @@ fn flushed(completions: &[WorkCompletion]) -> Vec<u64> {
     completions.iter().map(|completion| completion.wr_id).collect()
 }
 
-pub(crate) fn err_state_flushes_in_order() {
+#[kernel_test]
+fn err_state_flushes_in_order() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, _b) = pair(&pd, long_timeouts());
@@ -199,7 +204,8 @@ pub(crate) fn err_state_flushes_in_order() {
     });
 }
 
-pub(crate) fn qp_in_err_can_be_queried_and_flushes_new_sends() {
+#[kernel_test]
+fn qp_in_err_can_be_queried_and_flushes_new_sends() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());
@@ -218,7 +224,8 @@ pub(crate) fn qp_in_err_can_be_queried_and_flushes_new_sends() {
     });
 }
 
-pub(crate) fn qp_works_after_error_and_reset() {
+#[kernel_test]
+fn qp_works_after_error_and_reset() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, long_timeouts());

@@ -5,8 +5,8 @@ use std::process::{Command, Output};
 
 use bareverbs::values::Mtu;
 use bareverbs_kernel_tests::child::NOBODY;
-use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 
 use crate::devices::RootOnly;
 
@@ -23,7 +23,8 @@ pub(crate) fn tool_error(args: &[&str]) -> String {
     error_line(args, &Command::new("bareverbs").args(args).output().unwrap())
 }
 
-pub(crate) fn tool_rejects_unsupported_options() {
+#[kernel_test]
+fn tool_rejects_unsupported_options() {
     let name = device::name();
     let attr = device::open().query_device().unwrap();
     let port = device::open().query_port(1).unwrap();
@@ -59,7 +60,8 @@ pub(crate) fn tool_rejects_unsupported_options() {
     }
 }
 
-pub(crate) fn tool_names_the_inaccessible_device_node() {
+#[kernel_test(device::not_instrumented)]
+fn tool_names_the_inaccessible_device_node() {
     let root_only = RootOnly::new();
     let [start, end] = root_only.words();
     for args in [&["pingpong", "rc"][..], &["devinfo"], &["devinfo", "-d", device::name()]] {

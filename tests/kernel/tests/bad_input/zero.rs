@@ -2,10 +2,12 @@
 
 use bareverbs::qp::{Operation, Payload, RecvRequest, Sge};
 use bareverbs::{Imm, Remote, WcOpcode, WcStatus};
+use bareverbs_kernel_tests::kernel_test;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
-pub(crate) fn every_operation_accepts_zero_bytes() {
+#[kernel_test]
+fn every_operation_accepts_zero_bytes() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[7; 64], ALL_REMOTE);
@@ -52,7 +54,8 @@ pub(crate) fn every_operation_accepts_zero_bytes() {
     });
 }
 
-pub(crate) fn zero_length_sges_change_nothing() {
+#[kernel_test]
+fn zero_length_sges_change_nothing() {
     nothing_leaks(|| {
         let pd = domain();
         let from = region(&pd, b"abcdefgh", ALL_REMOTE);
@@ -73,7 +76,8 @@ pub(crate) fn zero_length_sges_change_nothing() {
     });
 }
 
-pub(crate) fn zero_length_receives_accept_only_empty_messages() {
+#[kernel_test]
+fn zero_length_receives_accept_only_empty_messages() {
     nothing_leaks(|| {
         let pd = domain();
         let to = region(&pd, &[0; 64], ALL_REMOTE);

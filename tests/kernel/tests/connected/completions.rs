@@ -7,13 +7,14 @@ use bareverbs::cq::{Arm, Completion, CqInit};
 use bareverbs::qp::{InitAttr, Operation, Payload, Qp, QpInit, Rc, SendFlags, SendRequest, WrId};
 use bareverbs::srq::SrqInit;
 use bareverbs::{WcOpcode, WcStatus};
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, domain, pair, region, request, side, take};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 
 use super::{plan_with_depth, settle};
 
-pub(crate) fn fenced_send_waits_for_the_previous_read() {
+#[kernel_test]
+fn fenced_send_waits_for_the_previous_read() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());
@@ -36,7 +37,8 @@ pub(crate) fn fenced_send_waits_for_the_previous_read() {
     });
 }
 
-pub(crate) fn solicited_only_arm_ignores_other_completions() {
+#[kernel_test]
+fn solicited_only_arm_ignores_other_completions() {
     nothing_leaks(|| {
         let pd = domain();
         let plan = Plan::default();
@@ -70,7 +72,8 @@ pub(crate) fn solicited_only_arm_ignores_other_completions() {
     });
 }
 
-pub(crate) fn cq_resize_under_traffic_preserves_completions_in_order() {
+#[kernel_test]
+fn cq_resize_under_traffic_preserves_completions_in_order() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, _b) = pair(&pd, plan_with_depth(200));
@@ -112,7 +115,8 @@ pub(crate) fn cq_resize_under_traffic_preserves_completions_in_order() {
     });
 }
 
-pub(crate) fn cq_resize_below_pending_completions_is_rejected() {
+#[kernel_test]
+fn cq_resize_below_pending_completions_is_rejected() {
     // The sends complete at some time after the receives: with the acknowledgement.
     let times = [Duration::from_millis(100), Duration::from_secs(5)];
     assert!(nothing_leaks(|| times.into_iter().any(resize_below_pending_is_rejected)), "it holds 10");
@@ -139,7 +143,8 @@ fn resize_below_pending_is_rejected(time: Duration) -> bool {
     true
 }
 
-pub(crate) fn armed_cq_stays_armed_over_resize() {
+#[kernel_test]
+fn armed_cq_stays_armed_over_resize() {
     nothing_leaks(|| {
         let pd = domain();
         let plan = Plan::default();
@@ -159,7 +164,8 @@ pub(crate) fn armed_cq_stays_armed_over_resize() {
     });
 }
 
-pub(crate) fn two_qps_share_one_cq() {
+#[kernel_test]
+fn two_qps_share_one_cq() {
     nothing_leaks(|| {
         let pd = domain();
         let plan = Plan::default();
@@ -195,7 +201,8 @@ pub(crate) fn two_qps_share_one_cq() {
     });
 }
 
-pub(crate) fn wr_id_owner_is_returned_with_completions() {
+#[kernel_test]
+fn wr_id_owner_is_returned_with_completions() {
     nothing_leaks(|| {
         let pd = domain();
         let plan = Plan::default();
@@ -247,7 +254,8 @@ pub(crate) fn wr_id_owner_is_returned_with_completions() {
     });
 }
 
-pub(crate) fn sends_and_receives_complete_in_separate_cqs() {
+#[kernel_test]
+fn sends_and_receives_complete_in_separate_cqs() {
     nothing_leaks(|| {
         let pd = domain();
         let plan = Plan::default();

@@ -7,14 +7,15 @@ use bareverbs::cq::CqInit;
 use bareverbs::device::{EventType, PortState};
 use bareverbs::qp::{Operation, Payload, QpInit, Rc};
 use bareverbs::{Access, AsyncEvent, Buffer, Context, Endpoint, Error, Gid, Op, PortNum, WcStatus};
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device::{self, netdev};
 use bareverbs_kernel_tests::loopback::{Plan, domain, open, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 
 use super::event;
 
-pub(crate) fn cq_overrun_raises_cq_err() {
+#[kernel_test]
+fn cq_overrun_raises_cq_err() {
     nothing_leaks(|| {
         let pd = domain();
         let plan = Plan::default();
@@ -39,7 +40,8 @@ fn ip(arguments: &[&str]) {
     assert!(status.success(), "ip {arguments:?}");
 }
 
-pub(crate) fn port_state_changes_raise_events() {
+#[kernel_test(device::ethernet)]
+fn port_state_changes_raise_events() {
     let context = open();
     let (device, address) = (netdev(), device::gid());
     let of_port = |wanted| move |event: &AsyncEvent| matches!(event, AsyncEvent::Port { event, .. } if *event == wanted);
@@ -62,7 +64,8 @@ fn wait_for_address(context: &Context, address: Gid) {
     }
 }
 
-pub(crate) fn failed_operation_names_a_link_that_is_down() {
+#[kernel_test(device::soft_roce)]
+fn failed_operation_names_a_link_that_is_down() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context();
@@ -100,7 +103,8 @@ pub(crate) fn failed_operation_names_a_link_that_is_down() {
     });
 }
 
-pub(crate) fn new_ip_address_raises_gid_change() {
+#[kernel_test(device::ethernet)]
+fn new_ip_address_raises_gid_change() {
     let context = open();
     let device = netdev();
     let before = context.gid_table().unwrap().len();

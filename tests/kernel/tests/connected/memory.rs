@@ -7,7 +7,7 @@ use bareverbs::qp::{Operation, Payload, SendRequest};
 use bareverbs::{Access, Buffer, Error, Mr, Remote, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{Outcome, skip};
+use bareverbs_kernel_tests::{Outcome, device, kernel_test, skip};
 
 use super::{execute, request_without_sges, settle};
 
@@ -29,7 +29,8 @@ fn write_of(side: &mut Side, remote: Remote, bytes: &[u8]) -> WcStatus {
     execute(side, request(60, Operation::Write(remote), Payload::Inline(&[bytes])))
 }
 
-pub(crate) fn type_2_mw_grants_access_until_invalidated() {
+#[kernel_test]
+fn type_2_mw_grants_access_until_invalidated() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[0; 64], BINDABLE);
@@ -47,7 +48,8 @@ pub(crate) fn type_2_mw_grants_access_until_invalidated() {
     });
 }
 
-pub(crate) fn type_2_mw_is_limited_to_its_qp_and_mr() {
+#[kernel_test]
+fn type_2_mw_is_limited_to_its_qp_and_mr() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[0; 64], BINDABLE);
@@ -65,7 +67,8 @@ pub(crate) fn type_2_mw_is_limited_to_its_qp_and_mr() {
     });
 }
 
-pub(crate) fn send_with_invalidate_invalidates_a_mw() {
+#[kernel_test]
+fn send_with_invalidate_invalidates_a_mw() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[0; 64], BINDABLE);
@@ -88,7 +91,8 @@ pub(crate) fn send_with_invalidate_invalidates_a_mw() {
     });
 }
 
-pub(crate) fn type_1_mw_is_rebound_and_unbound() {
+#[kernel_test]
+fn type_1_mw_is_rebound_and_unbound() {
     nothing_leaks(|| {
         let pd = domain();
         let (one, other) = (region(&pd, &[0; 64], BINDABLE), region(&pd, &[0; 64], BINDABLE));
@@ -111,7 +115,8 @@ pub(crate) fn type_1_mw_is_rebound_and_unbound() {
     });
 }
 
-pub(crate) fn mw_bind_without_mw_bind_access_fails() {
+#[kernel_test(device::soft_roce_validates_binds)]
+fn mw_bind_without_mw_bind_access_fails() {
     nothing_leaks(|| {
         let pd = domain();
         let plain = region(&pd, &[0; 64], Access::LOCAL_WRITE);
@@ -138,7 +143,8 @@ pub(crate) fn mw_bind_without_mw_bind_access_fails() {
     });
 }
 
-pub(crate) fn mr_with_bound_mw_is_not_deregistered() {
+#[kernel_test(device::soft_roce_validates_binds)]
+fn mr_with_bound_mw_is_not_deregistered() {
     let pd = domain();
     let memory = region(&pd, &[7; 64], BINDABLE);
     let (mut a, mut b) = pair(&pd, Plan::default());
@@ -162,7 +168,8 @@ pub(crate) fn mr_with_bound_mw_is_not_deregistered() {
     assert_eq!([byte(15), byte(16), byte(17)], [7, b'S', b'T']);
 }
 
-pub(crate) fn mr_of_a_refused_deregistration_is_deregistered_after_its_mw() {
+#[kernel_test(device::soft_roce_validates_binds)]
+fn mr_of_a_refused_deregistration_is_deregistered_after_its_mw() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[7; 64], BINDABLE);
@@ -175,7 +182,8 @@ pub(crate) fn mr_of_a_refused_deregistration_is_deregistered_after_its_mw() {
     });
 }
 
-pub(crate) fn mr_is_addressed_by_its_iova() {
+#[kernel_test]
+fn mr_is_addressed_by_its_iova() {
     nothing_leaks(|| {
         let pd = domain();
         let mut buffer = Buffer::zeroed(8192).unwrap();
@@ -196,7 +204,8 @@ pub(crate) fn mr_is_addressed_by_its_iova() {
     });
 }
 
-pub(crate) fn rereg_mr_changes_access() -> Outcome {
+#[kernel_test]
+fn rereg_mr_changes_access() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
         let mut memory = region(&pd, &[0; 64], Access::LOCAL_WRITE);
@@ -228,7 +237,8 @@ pub(crate) fn rereg_mr_changes_access() -> Outcome {
     })
 }
 
-pub(crate) fn rereg_mr_changes_atomic_access() -> Outcome {
+#[kernel_test]
+fn rereg_mr_changes_atomic_access() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
         let atomic = Access::LOCAL_WRITE | Access::REMOTE_ATOMIC;
@@ -253,7 +263,8 @@ pub(crate) fn rereg_mr_changes_atomic_access() -> Outcome {
     })
 }
 
-pub(crate) fn rereg_mr_changes_access_of_raw_memory() -> Outcome {
+#[kernel_test]
+fn rereg_mr_changes_access_of_raw_memory() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
         let mut buffer = Buffer::zeroed(4096).unwrap();
@@ -282,7 +293,8 @@ pub(crate) fn rereg_mr_changes_access_of_raw_memory() -> Outcome {
     })
 }
 
-pub(crate) fn rereg_mr_changes_pd() -> Outcome {
+#[kernel_test]
+fn rereg_mr_changes_pd() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
         let other = pd.context().alloc_pd().unwrap();
@@ -312,7 +324,8 @@ pub(crate) fn rereg_mr_changes_pd() -> Outcome {
     })
 }
 
-pub(crate) fn many_mrs_coexist() {
+#[kernel_test]
+fn many_mrs_coexist() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, _b) = pair(&pd, Plan::default());
@@ -332,7 +345,8 @@ pub(crate) fn many_mrs_coexist() {
     });
 }
 
-pub(crate) fn flush_reaches_peer_memory() -> Outcome {
+#[kernel_test]
+fn flush_reaches_peer_memory() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
         let flush = |remote| Operation::Flush {
@@ -367,7 +381,8 @@ pub(crate) fn flush_reaches_peer_memory() -> Outcome {
     })
 }
 
-pub(crate) fn atomic_write_changes_eight_bytes() -> Outcome {
+#[kernel_test]
+fn atomic_write_changes_eight_bytes() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
         let write = |remote, value| Operation::AtomicWrite { remote, value };
@@ -397,7 +412,8 @@ pub(crate) fn atomic_write_changes_eight_bytes() -> Outcome {
     })
 }
 
-pub(crate) fn operations_without_payload_reject_a_payload() {
+#[kernel_test]
+fn operations_without_payload_reject_a_payload() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, _b) = pair(&pd, Plan::default());

@@ -8,14 +8,15 @@ use bareverbs::error::{PostReason, PushError};
 use bareverbs::qp::{Operation, Payload, Qp, QpCap, QpInit, QpState, Rc, SendFlags, SendRequest};
 use bareverbs::values::RnrRetry;
 use bareverbs::{Access, AsyncEvent, WcOpcode, WcStatus};
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, domain, pair, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 
 use super::{event, plan_with_depth, recv, settle};
 
-pub(crate) fn sqd_completes_started_sends_and_holds_the_rest() {
+#[kernel_test(device::sqd)]
+fn sqd_completes_started_sends_and_holds_the_rest() {
     nothing_leaks(|| {
         let pd = domain();
         let plan = Plan::default();
@@ -49,7 +50,8 @@ pub(crate) fn sqd_completes_started_sends_and_holds_the_rest() {
     });
 }
 
-pub(crate) fn err_state_flushes_earlier_and_later_posts() {
+#[kernel_test]
+fn err_state_flushes_earlier_and_later_posts() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, _b) = pair(&pd, Plan { rnr_retry: RnrRetry::new(7).unwrap(), ..Plan::default() });
@@ -77,7 +79,8 @@ pub(crate) fn err_state_flushes_earlier_and_later_posts() {
     });
 }
 
-pub(crate) fn err_state_flushes_lists_of_any_length() {
+#[kernel_test]
+fn err_state_flushes_lists_of_any_length() {
     nothing_leaks(|| {
         let pd = domain();
         let cap = QpCap { max_send_wr: 3, ..QpCap::default() };
@@ -107,7 +110,8 @@ fn post_when_there_is_room(side: &mut Side, mut requests: &[SendRequest<'_>]) {
     }
 }
 
-pub(crate) fn query_qp_reports_every_state() {
+#[kernel_test]
+fn query_qp_reports_every_state() {
     nothing_leaks(|| {
         let pd = domain();
         let plan = Plan::default();
@@ -146,7 +150,8 @@ pub(crate) fn query_qp_reports_every_state() {
     });
 }
 
-pub(crate) fn reset_with_outstanding_sends_discards_them() {
+#[kernel_test]
+fn reset_with_outstanding_sends_discards_them() {
     nothing_leaks(|| {
         let pd = domain();
         // RNR retries are unlimited. The peer grants no remote access, so a write that is executed
@@ -179,7 +184,8 @@ pub(crate) fn reset_with_outstanding_sends_discards_them() {
     });
 }
 
-pub(crate) fn reset_restarts_rings_from_any_position() {
+#[kernel_test]
+fn reset_restarts_rings_from_any_position() {
     nothing_leaks(|| {
         let pd = domain();
         let plan = plan_with_depth(5);
@@ -214,7 +220,8 @@ pub(crate) fn reset_restarts_rings_from_any_position() {
     });
 }
 
-pub(crate) fn unsignaled_sends_keep_the_free_slot_count() {
+#[kernel_test]
+fn unsignaled_sends_keep_the_free_slot_count() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, b) = pair(&pd, plan_with_depth(20));
@@ -271,7 +278,8 @@ pub(crate) fn unsignaled_sends_keep_the_free_slot_count() {
     });
 }
 
-pub(crate) fn signal_all_completes_every_send() {
+#[kernel_test]
+fn signal_all_completes_every_send() {
     nothing_leaks(|| {
         let pd = domain();
         let plan = plan_with_depth(40);

@@ -6,14 +6,15 @@ use bareverbs::cq::Completion;
 use bareverbs::qp::{Operation, Payload, QpCap, RecvRequest, SendFlags};
 use bareverbs::server::{Client, Event, Server};
 use bareverbs::{Access, Endpoint, Op, Pd, Pool, PoolBuffer, WcStatus};
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::allocations::{CountingAllocator, allocations, total};
 use bareverbs_kernel_tests::loopback::{Plan, domain, pair, region, request};
+use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 
 #[global_allocator]
 static COUNTING: CountingAllocator = CountingAllocator;
 
-pub(crate) fn ten_thousand_messages_allocate_nothing() {
+#[kernel_test]
+fn ten_thousand_messages_allocate_nothing() {
     const BURST: usize = 50;
     let pd = domain();
     let cap = QpCap { max_send_wr: 64, max_recv_wr: 64, ..Plan::default().cap };
@@ -56,7 +57,8 @@ pub(crate) fn ten_thousand_messages_allocate_nothing() {
     assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1_u64)))), 1);
 }
 
-pub(crate) fn endpoint_messages_allocate_nothing() {
+#[kernel_test]
+fn endpoint_messages_allocate_nothing() {
     let pd = domain();
     let mut ends: [Endpoint<PoolBuffer>; 2] = [(); 2].map(|()| Endpoint::new(&pd, 1, 16).unwrap());
     let [alice, bob] = ends.each_mut();
@@ -120,7 +122,8 @@ macro_rules! exchange {
     };
 }
 
-pub(crate) fn endpoints_of_tasks_allocate_nothing() {
+#[kernel_test]
+fn endpoints_of_tasks_allocate_nothing() {
     let pd = domain();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
     // The first await of an endpoint that sleeps creates the timer of its keepalive.
@@ -131,7 +134,8 @@ pub(crate) fn endpoints_of_tasks_allocate_nothing() {
     assert!(allocations <= 2 * 180, "{allocations} in 180 rounds of two awaits");
 }
 
-pub(crate) fn server_that_echoes_allocates_nothing() {
+#[kernel_test]
+fn server_that_echoes_allocates_nothing() {
     let pd = domain();
     let mut server = Server::options().peers(1).message_size(64).build(&pd).unwrap();
     let mut client = Client::options().message_size(64).build(&pd).unwrap();

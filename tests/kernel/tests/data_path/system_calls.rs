@@ -12,9 +12,9 @@ use bareverbs::cq::{Arm, CqInit, WorkCompletion};
 use bareverbs::qp::{Operation, Payload, QpCap, RecvRequest, SendFlags, SendRequest};
 use bareverbs::server::{Client, Event, Server};
 use bareverbs::{Access, Endpoint, Hub, Imm, Op, Pool, PoolBuffer, WcStatus};
-use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 use nix::libc;
 
 use crate::tracer::{Call, between_marks, calls_of, mark};
@@ -33,7 +33,8 @@ fn numbers(calls: &[Call]) -> Vec<i64> {
     calls.iter().map(|call| call.number).collect()
 }
 
-pub(crate) fn batch_of_64_sends_is_one_system_call() {
+#[kernel_test]
+fn batch_of_64_sends_is_one_system_call() {
     let calls = calls_of(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, deep());
@@ -68,7 +69,8 @@ pub(crate) fn batch_of_64_sends_is_one_system_call() {
     assert_eq!(polling, []);
 }
 
-pub(crate) fn deferred_sends_cost_one_system_call_at_flush() {
+#[kernel_test]
+fn deferred_sends_cost_one_system_call_at_flush() {
     let calls = calls_of(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, deep());
@@ -92,7 +94,8 @@ pub(crate) fn deferred_sends_cost_one_system_call_at_flush() {
     assert_eq!(numbers(flush), doorbell());
 }
 
-pub(crate) fn post_recv_and_poll_take_no_system_call() {
+#[kernel_test]
+fn post_recv_and_poll_take_no_system_call() {
     let calls = calls_of(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, deep());
@@ -125,7 +128,8 @@ pub(crate) fn post_recv_and_poll_take_no_system_call() {
     assert_eq!(numbers(sending), doorbell());
 }
 
-pub(crate) fn req_notify_cq_is_one_system_call() {
+#[kernel_test]
+fn req_notify_cq_is_one_system_call() {
     let calls = calls_of(|| {
         let pd = domain();
         let channel = pd.context().create_comp_channel().unwrap();
@@ -171,7 +175,8 @@ fn commands_are_ioctls(calls: &[Call], sends: usize) {
     assert_eq!(by_file.collect::<Vec<_>>(), doorbell().repeat(sends));
 }
 
-pub(crate) fn commands_to_the_device_file_are_ioctls() {
+#[kernel_test]
+fn commands_to_the_device_file_are_ioctls() {
     let calls = nothing_leaks(|| {
         calls_of(|| {
             let pd = domain();
@@ -196,7 +201,8 @@ pub(crate) fn commands_to_the_device_file_are_ioctls() {
     commands_are_ioctls(&calls, 1);
 }
 
-pub(crate) fn commands_of_the_tool_are_ioctls() {
+#[kernel_test]
+fn commands_of_the_tool_are_ioctls() {
     for events in [&[][..], &["-e"]] {
         let mut server = Command::new("bareverbs");
         server.args(["pingpong", "rc", "-n", "20"]).args(events).stdout(Stdio::piped());
@@ -230,7 +236,8 @@ fn ping_pong(arguments: &[&str]) -> Command {
     tool
 }
 
-pub(crate) fn pingpong_of_one_message_takes_few_system_calls() {
+#[kernel_test(device::not_instrumented)]
+fn pingpong_of_one_message_takes_few_system_calls() {
     let mut server = ping_pong(&[]);
     let mut server = server.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
@@ -272,7 +279,8 @@ fn expect_no_calls(parts: usize, quiet: &[usize], program: impl Fn(Duration)) {
     panic!("system calls of the parts {quiet:?}: {made:?}");
 }
 
-pub(crate) fn wait_for_a_complete_operation_takes_no_system_call() {
+#[kernel_test]
+fn wait_for_a_complete_operation_takes_no_system_call() {
     expect_no_calls(5, &[0, 2, 4], |time| {
         let pd = domain();
         let mut ends: [Endpoint<PoolBuffer>; 2] = [(); 2].map(|()| Endpoint::new(&pd, 1, 16).unwrap());
@@ -311,7 +319,8 @@ pub(crate) fn wait_for_a_complete_operation_takes_no_system_call() {
     });
 }
 
-pub(crate) fn complete_operations_of_a_hub_take_no_system_call() {
+#[kernel_test]
+fn complete_operations_of_a_hub_take_no_system_call() {
     expect_no_calls(2, &[0, 1], |time| {
         let pd = domain();
         let pool = Pool::new(&pd, 32, 64).unwrap();
@@ -338,7 +347,8 @@ pub(crate) fn complete_operations_of_a_hub_take_no_system_call() {
     });
 }
 
-pub(crate) fn message_that_has_arrived_takes_no_system_call() {
+#[kernel_test]
+fn message_that_has_arrived_takes_no_system_call() {
     // Dropping a message posts its receive again, which takes no system call.
     expect_no_calls(2, &[0, 1], |time| {
         let pd = domain();

@@ -12,7 +12,7 @@ use bareverbs::{AsyncEvent, Error, Pd, Remote, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, domain, region, request, side, side_on};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{Completion, Outcome, skip};
+use bareverbs_kernel_tests::{Completion, Outcome, device, kernel_test, skip};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// Time without an event after which none is expected.
@@ -37,7 +37,8 @@ fn drained(user_data: u64) -> AsyncEvent {
     AsyncEvent::Qp { event: EventType::SQ_DRAINED, user_data }
 }
 
-pub(crate) fn access_violation_raises_qp_access_err() -> Outcome {
+#[kernel_test]
+fn access_violation_raises_qp_access_err() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
         let events = pd.context().async_events();
@@ -61,7 +62,8 @@ pub(crate) fn access_violation_raises_qp_access_err() -> Outcome {
     })
 }
 
-pub(crate) fn failed_qp_raises_last_wqe_reached() -> Outcome {
+#[kernel_test]
+fn failed_qp_raises_last_wqe_reached() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
         let events = pd.context().async_events();
@@ -84,7 +86,8 @@ pub(crate) fn failed_qp_raises_last_wqe_reached() -> Outcome {
     })
 }
 
-pub(crate) fn async_events_are_read_by_polling_the_descriptor() {
+#[kernel_test(device::sqd)]
+fn async_events_are_read_by_polling_the_descriptor() {
     nothing_leaks(|| {
         let pd = domain();
         let events = pd.context().async_events();
@@ -102,7 +105,8 @@ pub(crate) fn async_events_are_read_by_polling_the_descriptor() {
     });
 }
 
-pub(crate) fn async_event_wakes_a_blocked_reader() {
+#[kernel_test(device::sqd)]
+fn async_event_wakes_a_blocked_reader() {
     nothing_leaks(|| {
         let pd = domain();
         let events = pd.context().async_events();
@@ -115,7 +119,8 @@ pub(crate) fn async_event_wakes_a_blocked_reader() {
     });
 }
 
-pub(crate) fn destroy_returns_the_count_of_read_events() {
+#[kernel_test(device::sqd)]
+fn destroy_returns_the_count_of_read_events() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context().clone();
@@ -152,7 +157,8 @@ pub(crate) fn destroy_returns_the_count_of_read_events() {
     });
 }
 
-pub(crate) fn queues_of_a_refused_destroy_are_used_and_destroyed_later() {
+#[kernel_test]
+fn queues_of_a_refused_destroy_are_used_and_destroyed_later() {
     nothing_leaks(|| {
         let pd = domain();
         let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
@@ -171,7 +177,8 @@ pub(crate) fn queues_of_a_refused_destroy_are_used_and_destroyed_later() {
     });
 }
 
-pub(crate) fn cq_in_use_outlives_its_qps() {
+#[kernel_test]
+fn cq_in_use_outlives_its_qps() {
     nothing_leaks(|| {
         let pd = domain();
         let Side { qp, mut cq, .. } = side(&pd, Plan::long_timeouts());

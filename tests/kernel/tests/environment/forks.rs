@@ -13,7 +13,7 @@ use bareverbs_kernel_tests::loopback::{
     ALL_REMOTE, Plan, Side, contents, domain, pair, region, request, side_on,
 };
 use bareverbs_kernel_tests::resources::{held, nothing_leaks, settles_at};
-use bareverbs_kernel_tests::{Completion, Outcome, child, skip};
+use bareverbs_kernel_tests::{Completion, Outcome, child, kernel_test, skip};
 use bareverbs_netlink::RdmaNetlink;
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
@@ -25,11 +25,13 @@ fn exchange(a: &mut Side, b: &mut Side) {
     assert_eq!((a.ends(1), b.ends(1)), (vec![(8, WcStatus::SUCCESS)], vec![(7, WcStatus::SUCCESS)]));
 }
 
-pub(crate) fn memory_is_copied_on_fork() {
+#[kernel_test]
+fn memory_is_copied_on_fork() {
     assert!(RdmaNetlink::open().unwrap().system().unwrap().copy_on_fork);
 }
 
-pub(crate) fn child_drop_does_not_destroy_parent_objects() {
+#[kernel_test]
+fn child_drop_does_not_destroy_parent_objects() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context().clone();
@@ -52,7 +54,8 @@ pub(crate) fn child_drop_does_not_destroy_parent_objects() {
     });
 }
 
-pub(crate) fn batch_dropped_in_a_forked_child_is_not_rung() {
+#[kernel_test]
+fn batch_dropped_in_a_forked_child_is_not_rung() {
     nothing_leaks(|| {
         let pd = domain();
         let [mut a, mut b]: [Endpoint<Mr<Buffer>>; 2] =
@@ -71,7 +74,8 @@ pub(crate) fn batch_dropped_in_a_forked_child_is_not_rung() {
     });
 }
 
-pub(crate) fn message_of_a_server_dropped_in_a_forked_child_stays_with_its_parent() {
+#[kernel_test]
+fn message_of_a_server_dropped_in_a_forked_child_stays_with_its_parent() {
     nothing_leaks(|| {
         let pd = domain();
         let mut server: Server = Server::options().peers(1).window(1).message_size(64).build(&pd).unwrap();
@@ -94,7 +98,8 @@ pub(crate) fn message_of_a_server_dropped_in_a_forked_child_stays_with_its_paren
     });
 }
 
-pub(crate) fn child_exit_does_not_destroy_parent_objects() {
+#[kernel_test]
+fn child_exit_does_not_destroy_parent_objects() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::long_timeouts());
@@ -112,7 +117,8 @@ fn refused_as_foreign<T>(result: bareverbs::Result<T>) {
     assert!(error.to_string().contains("opened before fork"), "{error}");
 }
 
-pub(crate) fn commands_in_a_forked_child_fail_with_estale() {
+#[kernel_test]
+fn commands_in_a_forked_child_fail_with_estale() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context().clone();
@@ -154,7 +160,8 @@ pub(crate) fn commands_in_a_forked_child_fail_with_estale() {
     });
 }
 
-pub(crate) fn queue_memory_is_not_inherited_over_fork() {
+#[kernel_test]
+fn queue_memory_is_not_inherited_over_fork() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::long_timeouts());
@@ -231,7 +238,8 @@ fn messages_pass_beside_a_child<M: MemoryOwner>(pd: &Pd, access: Access, make: i
     exchange(&mut a, &mut b, &mut from, &to, 3);
 }
 
-pub(crate) fn child_writes_to_mr_are_private() {
+#[kernel_test]
+fn child_writes_to_mr_are_private() {
     nothing_leaks(|| {
         let pd = domain();
         messages_pass_beside_a_child(&pd, ALL_REMOTE, || Buffer::zeroed(3 * 4096).unwrap());
@@ -240,7 +248,8 @@ pub(crate) fn child_writes_to_mr_are_private() {
     });
 }
 
-pub(crate) fn child_writes_to_odp_mr_are_private() -> Outcome {
+#[kernel_test]
+fn child_writes_to_odp_mr_are_private() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
         if !pd.context().capabilities().odp {
@@ -253,7 +262,8 @@ pub(crate) fn child_writes_to_odp_mr_are_private() -> Outcome {
     })
 }
 
-pub(crate) fn forked_child_can_open_its_own_context() {
+#[kernel_test]
+fn forked_child_can_open_its_own_context() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::long_timeouts());

@@ -7,9 +7,9 @@ use std::time::Duration;
 use bareverbs::WcStatus;
 use bareverbs::cq::{Arm, Cq, CqEventCounts, CqInit};
 use bareverbs::qp::{Operation, Payload, QpCap, SendFlags, SendRequest};
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{Plan, Side, domain, request, side, side_on};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 
 const PAIRS: usize = 3;
 const DEPTH: u32 = 64;
@@ -72,7 +72,8 @@ fn take(side: &mut Side, taken: &AtomicU64) -> u64 {
     number - before
 }
 
-pub(crate) fn arm_then_poll_misses_no_completion() {
+#[kernel_test]
+fn arm_then_poll_misses_no_completion() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context().clone();
@@ -133,7 +134,8 @@ pub(crate) fn arm_then_poll_misses_no_completion() {
     });
 }
 
-pub(crate) fn unread_events_do_not_block_destroy() {
+#[kernel_test]
+fn unread_events_do_not_block_destroy() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context().clone();

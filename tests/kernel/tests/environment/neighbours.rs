@@ -9,9 +9,9 @@ use bareverbs::ah::AhAttr;
 use bareverbs::device::{GidEntry, GidType};
 use bareverbs::values::EthernetAddress;
 use bareverbs::{Context, Error, Gid};
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device::{FAR, netdev};
 use bareverbs_kernel_tests::loopback::open;
+use bareverbs_kernel_tests::{TIMEOUT, device, kernel_test};
 use rustix::io::Errno;
 
 fn ip(arguments: &str) -> String {
@@ -47,7 +47,8 @@ fn own(context: &Context, wanted: impl Fn(&GidEntry) -> bool) -> GidEntry {
     *table.iter().find(|entry| wanted(entry)).unwrap_or_else(|| panic!("no such entry in {table:?}"))
 }
 
-pub(crate) fn peer_resolves_by_neighbour_or_gateway() {
+#[kernel_test(device::ethernet)]
+fn peer_resolves_by_neighbour_or_gateway() {
     let context = open();
     let (from, near) = (context.default_gid(1).unwrap(), netdev());
     ip(&format!("neigh replace 10.1.0.77 lladdr 02:00:00:00:00:77 nud permanent dev {near}"));
@@ -60,7 +61,8 @@ pub(crate) fn peer_resolves_by_neighbour_or_gateway() {
     ip(&format!("neigh del 10.1.0.77 dev {near}"));
 }
 
-pub(crate) fn unknown_neighbour_is_solicited() {
+#[kernel_test(device::has_peer_veth)]
+fn unknown_neighbour_is_solicited() {
     let context = open();
     let near = netdev();
     let from = own(&context, |entry| entry.gid.is_link_local() && entry.gid_type == GidType::ROCE_V2);
@@ -71,14 +73,16 @@ pub(crate) fn unknown_neighbour_is_solicited() {
     assert!(reported.contains(&mac_of(FAR)), "the kernel has learnt it too: {reported}");
 }
 
-pub(crate) fn local_gids_resolve_to_the_local_mac() {
+#[kernel_test(device::ethernet)]
+fn local_gids_resolve_to_the_local_mac() {
     let context = open();
     for from in context.gid_table().unwrap().iter().filter(|entry| entry.gid_type == GidType::ROCE_V2) {
         assert_eq!(mac(&context, from, from.gid), mac_of(&netdev()), "{from:?}");
     }
 }
 
-pub(crate) fn multicast_and_roce_v1_macs_are_derived() {
+#[kernel_test(device::ethernet)]
+fn multicast_and_roce_v1_macs_are_derived() {
     let context = open();
     let v2 = context.default_gid(1).unwrap();
     assert_eq!(mac(&context, &v2, Ipv4Addr::new(239, 1, 2, 3).into()), "01:00:5e:01:02:03");
@@ -89,7 +93,8 @@ pub(crate) fn multicast_and_roce_v1_macs_are_derived() {
     }
 }
 
-pub(crate) fn silent_neighbour_has_no_address() {
+#[kernel_test(device::ethernet)]
+fn silent_neighbour_has_no_address() {
     let context = open();
     let from = context.default_gid(1).unwrap();
     let absent = AhAttr::global(1, Ipv4Addr::new(10, 1, 0, 222).into(), from.index);

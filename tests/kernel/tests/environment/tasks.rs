@@ -11,16 +11,19 @@ use bareverbs::runtime::{AsyncIo, Tokio};
 use bareverbs::{AsyncEvent, Endpoint, Error, Op, Pool, PoolBuffer, WcStatus};
 use bareverbs_kernel_tests::loopback::{Plan, Side, domain, request, side, side_on};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 use futures_core::Stream;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::{async_io_echo, tokio_echo};
 
-pub(crate) fn tokio_example_runs() {
+#[kernel_test]
+fn tokio_example_runs() {
     nothing_leaks(|| tokio_echo::main().unwrap());
 }
 
-pub(crate) fn async_io_example_runs() {
+#[kernel_test]
+fn async_io_example_runs() {
     nothing_leaks(|| async_io_echo::main().unwrap());
 }
 
@@ -72,11 +75,13 @@ macro_rules! completions_of_several_queues {
     };
 }
 
-pub(crate) fn completions_of_several_cqs_wake_a_tokio_task() {
+#[kernel_test]
+fn completions_of_several_cqs_wake_a_tokio_task() {
     nothing_leaks(|| runtime().block_on(completions_of_several_queues!(Tokio)));
 }
 
-pub(crate) fn completions_of_several_cqs_wake_an_async_io_task() {
+#[kernel_test]
+fn completions_of_several_cqs_wake_an_async_io_task() {
     nothing_leaks(|| async_io::block_on(completions_of_several_queues!(AsyncIo)));
 }
 
@@ -93,14 +98,16 @@ macro_rules! a_drained_queue_pair {
     };
 }
 
-pub(crate) fn tasks_wake_with_asynchronous_events() {
+#[kernel_test(device::sqd)]
+fn tasks_wake_with_asynchronous_events() {
     nothing_leaks(|| {
         runtime().block_on(a_drained_queue_pair!(Tokio));
         async_io::block_on(a_drained_queue_pair!(AsyncIo));
     });
 }
 
-pub(crate) fn dropped_wait_future_loses_no_event() {
+#[kernel_test]
+fn dropped_wait_future_loses_no_event() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (mut channel, mut a, mut b) = pair_on_a_channel();
@@ -117,7 +124,8 @@ pub(crate) fn dropped_wait_future_loses_no_event() {
     });
 }
 
-pub(crate) fn streams_and_endpoints_change_their_runtime() {
+#[kernel_test]
+fn streams_and_endpoints_change_their_runtime() {
     nothing_leaks(|| {
         let pd = domain();
         let pool = Pool::new(&pd, 4, 64).unwrap();
@@ -151,7 +159,8 @@ pub(crate) fn streams_and_endpoints_change_their_runtime() {
     });
 }
 
-pub(crate) fn invalid_waits_are_rejected() {
+#[kernel_test]
+fn invalid_waits_are_rejected() {
     nothing_leaks(|| {
         let (mut channel, mut a, _b) = pair_on_a_channel();
         let outside = channel.attach(Tokio).unwrap_err();
@@ -212,7 +221,8 @@ macro_rules! results_are_a_stream {
     };
 }
 
-pub(crate) fn results_of_an_endpoint_are_a_stream() {
+#[kernel_test]
+fn results_of_an_endpoint_are_a_stream() {
     nothing_leaks(|| {
         runtime().block_on(results_are_a_stream!(Tokio));
         async_io::block_on(results_are_a_stream!(AsyncIo));

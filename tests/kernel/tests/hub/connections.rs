@@ -3,9 +3,9 @@ use std::time::Instant;
 use bareverbs::{
     Access, Buffer, Connection, Endpoint, Error, Hub, Op, Pd, Pending, Pool, PoolBuffer, RegionMut, WcStatus,
 };
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents, domain};
 use bareverbs_kernel_tests::resources::{held, nothing_leaks, settles_at};
+use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 
 /// Two connected ends on one hub.
 pub(crate) fn pair<B>(hub: &Hub<B>, depth: u32) -> (Connection<B>, Connection<B>) {
@@ -48,7 +48,8 @@ pub(crate) fn seed_of(bytes: &[u8]) -> u64 {
     seed
 }
 
-pub(crate) fn hub_executes_every_operation() {
+#[kernel_test]
+fn hub_executes_every_operation() {
     nothing_leaks(|| {
         let (pd, hub, pool) = setup(16, 8);
         let options = Endpoint::options().sends(4).recvs(4).inline(32).access(ALL_REMOTE);
@@ -96,7 +97,8 @@ pub(crate) fn hub_executes_every_operation() {
     });
 }
 
-pub(crate) fn header_and_body_are_one_message_of_a_hub() {
+#[kernel_test]
+fn header_and_body_are_one_message_of_a_hub() {
     nothing_leaks(|| {
         let (pd, hub, pool) = setup(16, 16);
         let options = Endpoint::options().sends(4).recvs(4).max_sge(2).access(ALL_REMOTE);
@@ -148,7 +150,8 @@ pub(crate) fn header_and_body_are_one_message_of_a_hub() {
     });
 }
 
-pub(crate) fn hub_room_is_reserved_and_released() {
+#[kernel_test]
+fn hub_room_is_reserved_and_released() {
     nothing_leaks(|| {
         let (_pd, hub, pool) = setup(8, 8);
         assert_eq!(hub.free_entries(), 8);
@@ -175,7 +178,8 @@ pub(crate) fn hub_room_is_reserved_and_released() {
     });
 }
 
-pub(crate) fn full_cq_at_its_exact_reserve_loses_nothing() {
+#[kernel_test]
+fn full_cq_at_its_exact_reserve_loses_nothing() {
     nothing_leaks(|| {
         const DEPTH: u32 = 16;
         let (_pd, hub, pool) = setup(4 * DEPTH, 4 * DEPTH as usize + 1);
@@ -199,7 +203,8 @@ pub(crate) fn full_cq_at_its_exact_reserve_loses_nothing() {
     });
 }
 
-pub(crate) fn aborted_connection_returns_its_buffers() {
+#[kernel_test]
+fn aborted_connection_returns_its_buffers() {
     nothing_leaks(|| {
         let (_pd, hub, pool) = setup(16, 8);
         let (a, b) = pair(&hub, 4);
@@ -218,7 +223,8 @@ pub(crate) fn aborted_connection_returns_its_buffers() {
     });
 }
 
-pub(crate) fn dead_peer_costs_its_connection_only() {
+#[kernel_test]
+fn dead_peer_costs_its_connection_only() {
     nothing_leaks(|| {
         let (_pd, hub, pool) = setup(32, 16);
         let ((a, dead), (c, d)) = (pair(&hub, 4), pair(&hub, 4));
@@ -242,7 +248,8 @@ pub(crate) fn dead_peer_costs_its_connection_only() {
     });
 }
 
-pub(crate) fn qp_is_destroyed_with_its_last_handle() {
+#[kernel_test]
+fn qp_is_destroyed_with_its_last_handle() {
     let (_pd, hub, pool) = setup(16, 8);
     let before = held();
     let with_qps = |count| {
@@ -263,7 +270,8 @@ pub(crate) fn qp_is_destroyed_with_its_last_handle() {
     with_qps(0);
 }
 
-pub(crate) fn two_hundred_connections_share_a_cq() {
+#[kernel_test]
+fn two_hundred_connections_share_a_cq() {
     nothing_leaks(|| {
         const PAIRS: usize = 100;
         let pd = domain();

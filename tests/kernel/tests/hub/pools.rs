@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use bareverbs::{Connection, Hub, Op, Pool, PoolBuffer};
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 use tokio::runtime::Builder;
 use tokio::time::timeout;
 
@@ -41,7 +41,8 @@ fn is_full(pool: &Pool) -> bool {
     buffers.len() == pool.capacity()
 }
 
-pub(crate) fn threads_wait_for_the_buffers_of_detached_sends() {
+#[kernel_test]
+fn threads_wait_for_the_buffers_of_detached_sends() {
     nothing_leaks(|| {
         let setup = Setup::new();
         setup.hub.spawn_driver_thread().unwrap();
@@ -69,7 +70,8 @@ pub(crate) fn threads_wait_for_the_buffers_of_detached_sends() {
     });
 }
 
-pub(crate) fn tasks_wait_for_the_buffers_of_detached_sends() {
+#[kernel_test]
+fn tasks_wait_for_the_buffers_of_detached_sends() {
     nothing_leaks(|| {
         Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
             let setup = Setup::new();
@@ -101,7 +103,8 @@ pub(crate) fn tasks_wait_for_the_buffers_of_detached_sends() {
     });
 }
 
-pub(crate) fn cancelled_wait_passes_its_buffer_to_the_next_one() {
+#[kernel_test]
+fn cancelled_wait_passes_its_buffer_to_the_next_one() {
     nothing_leaks(|| {
         Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
             let (pd, hub, pool) = setup(8, 1);
@@ -133,7 +136,8 @@ pub(crate) fn cancelled_wait_passes_its_buffer_to_the_next_one() {
     });
 }
 
-pub(crate) fn wait_for_a_buffer_ends_at_its_time_limit_and_goes_on() {
+#[kernel_test]
+fn wait_for_a_buffer_ends_at_its_time_limit_and_goes_on() {
     nothing_leaks(|| {
         let (pd, hub, pool) = setup(8, 1);
         let ((a, b), receives) = (pair(&hub, 2), Pool::new(&pd, 1, 64).unwrap());

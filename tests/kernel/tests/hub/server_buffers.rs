@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use bareverbs::Error;
 use bareverbs::server::Event;
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::domain;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 use tokio::runtime::Builder;
 use tokio::time::timeout;
 
@@ -34,7 +34,8 @@ impl Order {
     }
 }
 
-pub(crate) fn tasks_wait_for_the_buffers_of_a_client() {
+#[kernel_test]
+fn tasks_wait_for_the_buffers_of_a_client() {
     nothing_leaks(|| {
         Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
             let pd = domain();
@@ -69,7 +70,8 @@ pub(crate) fn tasks_wait_for_the_buffers_of_a_client() {
     });
 }
 
-pub(crate) fn threads_wait_for_the_buffers_of_a_client_without_a_driver() {
+#[kernel_test]
+fn threads_wait_for_the_buffers_of_a_client_without_a_driver() {
     nothing_leaks(|| {
         let pd = domain();
         let mut server = server(&pd, 1);
@@ -100,7 +102,8 @@ pub(crate) fn threads_wait_for_the_buffers_of_a_client_without_a_driver() {
     });
 }
 
-pub(crate) fn cancelled_wait_of_a_client_passes_its_buffer_on() {
+#[kernel_test]
+fn cancelled_wait_of_a_client_passes_its_buffer_on() {
     nothing_leaks(|| {
         Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
             let pd = domain();
@@ -144,7 +147,8 @@ pub(crate) fn cancelled_wait_of_a_client_passes_its_buffer_on() {
     });
 }
 
-pub(crate) fn death_of_a_peer_ends_the_wait_for_its_buffers() {
+#[kernel_test]
+fn death_of_a_peer_ends_the_wait_for_its_buffers() {
     nothing_leaks(|| {
         let pd = domain();
         let mut server = server(&pd, 1);
@@ -169,7 +173,8 @@ pub(crate) fn death_of_a_peer_ends_the_wait_for_its_buffers() {
     });
 }
 
-pub(crate) fn end_of_a_server_ends_the_waits_for_its_buffers() {
+#[kernel_test]
+fn end_of_a_server_ends_the_waits_for_its_buffers() {
     nothing_leaks(|| {
         for shut_down in [true, false] {
             let pd = domain();
@@ -196,7 +201,8 @@ pub(crate) fn end_of_a_server_ends_the_waits_for_its_buffers() {
     });
 }
 
-pub(crate) fn waits_for_a_buffer_do_not_delay_replies_in_place() {
+#[kernel_test]
+fn waits_for_a_buffer_do_not_delay_replies_in_place() {
     nothing_leaks(|| {
         let pd = domain();
         let mut server = server(&pd, 1);

@@ -11,7 +11,7 @@ use bareverbs::values::{AckTimeout, RetryCount};
 use bareverbs::{Access, Buffer, Endpoint, Error, Op, Outcome, Pd, PoolBuffer, RegionMut, Remote, WcStatus};
 use bareverbs_kernel_tests::loopback::domain;
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{TIMEOUT, device};
+use bareverbs_kernel_tests::{TIMEOUT, device, kernel_test};
 use futures_core::Stream;
 use futures_sink::Sink;
 use nix::sys::pthread::{Pthread, pthread_kill, pthread_self};
@@ -111,7 +111,8 @@ async fn ask(mut client: Client, number: u64, rounds: u64) {
     assert!(matches!(timeout(TIMEOUT, client.next()).await.unwrap().unwrap(), Event::Ended));
 }
 
-pub(crate) fn ten_clients_ask_a_server_on_tokio() {
+#[kernel_test]
+fn ten_clients_ask_a_server_on_tokio() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let pd = domain();
@@ -133,7 +134,8 @@ pub(crate) fn ten_clients_ask_a_server_on_tokio() {
     });
 }
 
-pub(crate) fn threads_use_a_server_without_a_driver() {
+#[kernel_test]
+fn threads_use_a_server_without_a_driver() {
     nothing_leaks(|| {
         let pd = domain();
         let mut server = server(&pd, 2);
@@ -171,7 +173,8 @@ pub(crate) fn threads_use_a_server_without_a_driver() {
     });
 }
 
-pub(crate) fn ends_that_send_without_reading_do_not_deadlock() {
+#[kernel_test]
+fn ends_that_send_without_reading_do_not_deadlock() {
     nothing_leaks(|| {
         let pd = domain();
         let mut server = server(&pd, 1);
@@ -230,7 +233,8 @@ fn spare(pd: &Pd) -> PoolBuffer {
     bareverbs::Pool::new(pd, 1, 64).unwrap().take().unwrap()
 }
 
-pub(crate) fn dead_client_costs_itself_only() {
+#[kernel_test]
+fn dead_client_costs_itself_only() {
     nothing_leaks(|| {
         let pd = domain();
         let mut server = server(&pd, 3);
@@ -266,7 +270,8 @@ pub(crate) fn dead_client_costs_itself_only() {
     });
 }
 
-pub(crate) fn keepalive_finds_a_dead_idle_client() {
+#[kernel_test]
+fn keepalive_finds_a_dead_idle_client() {
     nothing_leaks(|| {
         let pd = domain();
         let mut server = server(&pd, 2);
@@ -285,7 +290,8 @@ pub(crate) fn keepalive_finds_a_dead_idle_client() {
     });
 }
 
-pub(crate) fn clients_end_with_their_server() {
+#[kernel_test]
+fn clients_end_with_their_server() {
     nothing_leaks(|| {
         let pd = domain();
         let mut server = server(&pd, 2);
@@ -312,7 +318,8 @@ pub(crate) fn clients_end_with_their_server() {
     });
 }
 
-pub(crate) fn shutdown_under_traffic_loses_nothing() {
+#[kernel_test]
+fn shutdown_under_traffic_loses_nothing() {
     nothing_leaks(|| {
         const CLIENTS: u64 = 4;
         let pd = domain();
@@ -450,7 +457,8 @@ fn ctrl_c() -> (impl Future<Output = ()>, CtrlC) {
     (async { waits.await.unwrap() }, CtrlC(Some(waiting.recv().unwrap())))
 }
 
-pub(crate) fn drain_by_ctrl_c_answers_every_request_that_was_sent() {
+#[kernel_test]
+fn drain_by_ctrl_c_answers_every_request_that_was_sent() {
     nothing_leaks(|| {
         const CLIENTS: usize = 6;
         runtime().block_on(async {
@@ -512,7 +520,8 @@ pub(crate) fn drain_by_ctrl_c_answers_every_request_that_was_sent() {
     });
 }
 
-pub(crate) fn two_hundred_clients_ask_one_server() {
+#[kernel_test]
+fn two_hundred_clients_ask_one_server() {
     nothing_leaks(|| {
         const CLIENTS: u64 = 200;
         let pd = domain();
@@ -552,7 +561,8 @@ pub(crate) fn two_hundred_clients_ask_one_server() {
     });
 }
 
-pub(crate) fn full_server_and_foreign_addresses_are_refused() {
+#[kernel_test]
+fn full_server_and_foreign_addresses_are_refused() {
     nothing_leaks(|| {
         let pd = domain();
         let server = server(&pd, 1);
@@ -595,7 +605,8 @@ pub(crate) fn full_server_and_foreign_addresses_are_refused() {
     });
 }
 
-pub(crate) fn message_longer_than_the_peers_buffers_is_refused() {
+#[kernel_test]
+fn message_longer_than_the_peers_buffers_is_refused() {
     nothing_leaks(|| {
         let pd = domain();
         let server = server(&pd, 1);
@@ -609,7 +620,8 @@ pub(crate) fn message_longer_than_the_peers_buffers_is_refused() {
     });
 }
 
-pub(crate) fn messages_flow_through_a_sink_and_a_stream() {
+#[kernel_test]
+fn messages_flow_through_a_sink_and_a_stream() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let pd = domain();
@@ -650,7 +662,8 @@ pub(crate) fn messages_flow_through_a_sink_and_a_stream() {
 
 /// The IB specification permits it. Soft-RoCE looks keys of an SRQ's receives up in the PD of the
 /// QP.
-pub(crate) fn qp_uses_an_srq_of_another_pd() {
+#[kernel_test]
+fn qp_uses_an_srq_of_another_pd() {
     nothing_leaks(|| {
         let context = domain().context().clone();
         let (own, other) = (context.alloc_pd().unwrap(), context.alloc_pd().unwrap());
@@ -692,7 +705,8 @@ pub(crate) fn qp_uses_an_srq_of_another_pd() {
     });
 }
 
-pub(crate) fn server_accesses_memory_of_its_client() {
+#[kernel_test]
+fn server_accesses_memory_of_its_client() {
     nothing_leaks(|| {
         let pd = domain();
         let mut server = server_with(&pd, 1, |options| options.inline(8).operations(2));
@@ -730,7 +744,8 @@ pub(crate) fn server_accesses_memory_of_its_client() {
     });
 }
 
-pub(crate) fn client_reads_memory_of_its_server() {
+#[kernel_test]
+fn client_reads_memory_of_its_server() {
     nothing_leaks(|| {
         let pd = domain();
         let server = server_with(&pd, 1, |options| options.access(Access::REMOTE_READ));
@@ -746,7 +761,8 @@ pub(crate) fn client_reads_memory_of_its_server() {
     });
 }
 
-pub(crate) fn message_is_echoed_in_place() {
+#[kernel_test]
+fn message_is_echoed_in_place() {
     nothing_leaks(|| {
         let pd = domain();
         let mut server = server(&pd, 1);
@@ -772,7 +788,8 @@ pub(crate) fn message_is_echoed_in_place() {
 
 /// Many more windows than receives: a burst of all clients finds no receive for most messages, and
 /// their devices repeat them.
-pub(crate) fn a_thousand_clients_share_few_receives() {
+#[kernel_test(device::soft_roce)]
+fn a_thousand_clients_share_few_receives() {
     const CLIENTS: u32 = 1000;
     // Each client has a channel, and threads wake by another descriptor.
     setrlimit(Resource::RLIMIT_NOFILE, 8192, 8192).unwrap();

@@ -5,9 +5,9 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use bareverbs::{Done, Endpoint, Error, Failed, Op, Pd, Pool, PoolBuffer, Spin, WcStatus};
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::domain;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 use futures_core::Stream;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
@@ -73,7 +73,8 @@ async fn exchange(
     endpoint
 }
 
-pub(crate) fn streams_of_endpoints_carry_both_directions_in_tokio_tasks() {
+#[kernel_test]
+fn streams_of_endpoints_carry_both_directions_in_tokio_tasks() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (_pd, pool, ends) = setup(Spin::Never);
@@ -86,7 +87,8 @@ pub(crate) fn streams_of_endpoints_carry_both_directions_in_tokio_tasks() {
     });
 }
 
-pub(crate) fn streams_of_endpoints_carry_both_directions_in_async_io_tasks() {
+#[kernel_test]
+fn streams_of_endpoints_carry_both_directions_in_async_io_tasks() {
     nothing_leaks(|| {
         let (_pd, pool, ends) = setup(Spin::default());
         std::thread::scope(|threads| {
@@ -99,7 +101,8 @@ pub(crate) fn streams_of_endpoints_carry_both_directions_in_async_io_tasks() {
     });
 }
 
-pub(crate) fn dropped_await_of_an_endpoint_loses_no_message() {
+#[kernel_test]
+fn dropped_await_of_an_endpoint_loses_no_message() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (_pd, pool, [mut alice, mut bob]) = setup(Spin::Never);
@@ -122,7 +125,8 @@ pub(crate) fn dropped_await_of_an_endpoint_loses_no_message() {
     });
 }
 
-pub(crate) fn failure_ends_the_stream_of_an_endpoint_with_its_buffers() {
+#[kernel_test]
+fn failure_ends_the_stream_of_an_endpoint_with_its_buffers() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (_pd, pool, [mut alice, bob]) = setup(Spin::Never);

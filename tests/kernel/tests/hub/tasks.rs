@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use bareverbs::{Connection, Error, Hub, Op, Pool, PoolBuffer};
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
@@ -44,7 +44,8 @@ async fn echoes(hub: Hub, pool: Pool, clients: u64, rounds: u64) {
     }
 }
 
-pub(crate) fn tokio_tasks_share_a_hub() {
+#[kernel_test]
+fn tokio_tasks_share_a_hub() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (_pd, hub, pool) = setup(4 * 2 * CLIENTS as u32, 64);
@@ -55,7 +56,8 @@ pub(crate) fn tokio_tasks_share_a_hub() {
     });
 }
 
-pub(crate) fn hundreds_of_connections_of_tasks_share_a_hub() {
+#[kernel_test]
+fn hundreds_of_connections_of_tasks_share_a_hub() {
     const PAIRS: u64 = 125;
     nothing_leaks(|| {
         runtime().block_on(async {
@@ -67,7 +69,8 @@ pub(crate) fn hundreds_of_connections_of_tasks_share_a_hub() {
     });
 }
 
-pub(crate) fn tasks_share_a_hub_with_a_driver_thread() {
+#[kernel_test]
+fn tasks_share_a_hub_with_a_driver_thread() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (_pd, hub, pool) = setup(4 * 2 * CLIENTS as u32, 64);
@@ -77,7 +80,8 @@ pub(crate) fn tasks_share_a_hub_with_a_driver_thread() {
     });
 }
 
-pub(crate) fn thread_of_a_driver_that_is_blocked_gets_its_message() {
+#[kernel_test]
+fn thread_of_a_driver_that_is_blocked_gets_its_message() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (_pd, hub, pool) = setup(8, 16);
@@ -101,7 +105,8 @@ pub(crate) fn thread_of_a_driver_that_is_blocked_gets_its_message() {
     });
 }
 
-pub(crate) fn async_io_tasks_share_a_hub() {
+#[kernel_test]
+fn async_io_tasks_share_a_hub() {
     nothing_leaks(|| {
         let (_pd, hub, pool) = setup(8, 16);
         let driver = hub.drive(bareverbs::runtime::AsyncIo).unwrap();
@@ -116,7 +121,8 @@ pub(crate) fn async_io_tasks_share_a_hub() {
     });
 }
 
-pub(crate) fn cancelled_awaits_lose_no_message() {
+#[kernel_test]
+fn cancelled_awaits_lose_no_message() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (_pd, hub, pool) = setup(16, 16);
@@ -146,7 +152,8 @@ pub(crate) fn cancelled_awaits_lose_no_message() {
     });
 }
 
-pub(crate) fn tasks_without_a_driver_end_with_an_error() {
+#[kernel_test]
+fn tasks_without_a_driver_end_with_an_error() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (_pd, hub, pool) = setup(8, 8);
@@ -174,7 +181,8 @@ pub(crate) fn tasks_without_a_driver_end_with_an_error() {
     });
 }
 
-pub(crate) fn driver_ends_with_its_hub() {
+#[kernel_test]
+fn driver_ends_with_its_hub() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (_pd, hub, pool) = setup(8, 8);

@@ -2,10 +2,10 @@ use std::time::{Duration, Instant};
 
 use bareverbs::values::AckTimeout;
 use bareverbs::{Connection, Endpoint, Hub, Op, Pool, PoolBuffer, Spin};
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::allocations::{CountingAllocator, allocations};
 use bareverbs_kernel_tests::loopback::domain;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 
 use crate::connections::{message, pair, seed_of, setup, take};
 
@@ -52,14 +52,16 @@ fn echoes(hub: &Hub, pool: &Pool) {
     });
 }
 
-pub(crate) fn threads_without_a_driver_share_a_hub() {
+#[kernel_test]
+fn threads_without_a_driver_share_a_hub() {
     nothing_leaks(|| {
         let (_pd, hub, pool) = setup(32, 64);
         echoes(&hub, &pool);
     });
 }
 
-pub(crate) fn threads_with_a_driver_share_a_hub() {
+#[kernel_test]
+fn threads_with_a_driver_share_a_hub() {
     nothing_leaks(|| {
         let (_pd, hub, pool) = setup(32, 64);
         hub.spawn_driver_thread().unwrap();
@@ -68,7 +70,8 @@ pub(crate) fn threads_with_a_driver_share_a_hub() {
     });
 }
 
-pub(crate) fn adaptive_and_busy_threads_share_a_hub() {
+#[kernel_test]
+fn adaptive_and_busy_threads_share_a_hub() {
     nothing_leaks(|| {
         for (spin, driven) in [
             (Spin::Adaptive(Duration::from_micros(50)), false),
@@ -94,7 +97,8 @@ pub(crate) fn adaptive_and_busy_threads_share_a_hub() {
     });
 }
 
-pub(crate) fn wait_timeout_leaves_the_operation_posted() {
+#[kernel_test]
+fn wait_timeout_leaves_the_operation_posted() {
     nothing_leaks(|| {
         let (_pd, hub, pool) = setup(8, 8);
         let (a, b) = pair(&hub, 2);
@@ -108,7 +112,8 @@ pub(crate) fn wait_timeout_leaves_the_operation_posted() {
     });
 }
 
-pub(crate) fn blocked_thread_takes_over_from_a_dropped_driver() {
+#[kernel_test]
+fn blocked_thread_takes_over_from_a_dropped_driver() {
     nothing_leaks(|| {
         let (_pd, hub, pool) = setup(8, 8);
         let (a, b) = pair(&hub, 2);
@@ -129,7 +134,8 @@ pub(crate) fn blocked_thread_takes_over_from_a_dropped_driver() {
     });
 }
 
-pub(crate) fn awaited_operations_allocate_nothing() {
+#[kernel_test]
+fn awaited_operations_allocate_nothing() {
     let (_pd, hub, pool) = setup(16, 16);
     let (a, b) = pair(&hub, 4);
     let run = |rounds: u64| {

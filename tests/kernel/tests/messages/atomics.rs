@@ -3,6 +3,7 @@
 use bareverbs::qp::{Operation, Payload, Sge};
 use bareverbs::{Access, Remote, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::exchange::{RcEndpoint, exchange_rounds, rc_endpoints};
+use bareverbs_kernel_tests::kernel_test;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
@@ -13,7 +14,8 @@ fn number(player: &RcEndpoint) -> u64 {
     u64::from_ne_bytes(player.bytes(8).try_into().unwrap())
 }
 
-pub(crate) fn both_sides_compare_and_swap() {
+#[kernel_test]
+fn both_sides_compare_and_swap() {
     nothing_leaks(|| {
         exchange_rounds(&mut rc_endpoints(&domain(), 8, ALL_REMOTE), ROUNDS, 8, |from, to, text| {
             to.memory.write(0, text).unwrap();
@@ -32,7 +34,8 @@ pub(crate) fn both_sides_compare_and_swap() {
     });
 }
 
-pub(crate) fn both_sides_fetch_and_add() {
+#[kernel_test]
+fn both_sides_fetch_and_add() {
     nothing_leaks(|| {
         exchange_rounds(&mut rc_endpoints(&domain(), 8, ALL_REMOTE), ROUNDS, 8, |from, to, text| {
             to.memory.write(0, text).unwrap();
@@ -53,7 +56,8 @@ fn each(remote: Remote) -> [Operation; 2] {
     [Operation::FetchAdd { remote, add: 1 }, Operation::CmpSwp { remote, compare: 0, swap: 1 }]
 }
 
-pub(crate) fn atomic_with_unknown_rkey_fails() {
+#[kernel_test]
+fn atomic_with_unknown_rkey_fails() {
     nothing_leaks(|| {
         let pd = domain();
         let (result, target) = (region(&pd, &[0; 8], ALL_REMOTE), region(&pd, &[0; 8], ALL_REMOTE));
@@ -75,7 +79,8 @@ pub(crate) fn atomic_with_unknown_rkey_fails() {
     });
 }
 
-pub(crate) fn atomic_without_remote_atomic_access_fails() {
+#[kernel_test]
+fn atomic_without_remote_atomic_access_fails() {
     nothing_leaks(|| {
         let pd = domain();
         let (result, target) = (region(&pd, &[0; 8], ALL_REMOTE), region(&pd, &[0; 8], ALL_REMOTE));

@@ -4,17 +4,18 @@ use bareverbs::cq::{Arm, CompChannel, CqInit, WcFlags};
 use bareverbs::mr::LocalAccess;
 use bareverbs::qp::{Operation, Payload, RecvRequest, SendFlags, SendRequest};
 use bareverbs::{Access, Mr, WcOpcode, WcStatus};
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::exchange::{
     IMM, RcEndpoint, UdEndpoint, exchange_rounds, long_timeout_plan, rc_endpoints, ud_endpoints,
 };
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Side, contents, domain, pair, region, request, take};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 
 const ROUNDS: usize = 25;
 const LEN: usize = 1024;
 
-pub(crate) fn rc_messages_in_both_directions() {
+#[kernel_test]
+fn rc_messages_in_both_directions() {
     nothing_leaks(|| {
         let mut both = rc_endpoints(&domain(), LEN, Access::LOCAL_WRITE);
         exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
@@ -30,7 +31,8 @@ pub(crate) fn rc_messages_in_both_directions() {
     });
 }
 
-pub(crate) fn datagrams_in_both_directions() {
+#[kernel_test]
+fn datagrams_in_both_directions() {
     nothing_leaks(|| {
         let mut both = ud_endpoints(&domain(), LEN, Access::LOCAL_WRITE);
         exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
@@ -44,7 +46,8 @@ pub(crate) fn datagrams_in_both_directions() {
     });
 }
 
-pub(crate) fn writes_with_immediate_in_both_directions() {
+#[kernel_test]
+fn writes_with_immediate_in_both_directions() {
     nothing_leaks(|| {
         let mut both = rc_endpoints(&domain(), LEN, ALL_REMOTE);
         exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
@@ -55,7 +58,8 @@ pub(crate) fn writes_with_immediate_in_both_directions() {
     });
 }
 
-pub(crate) fn both_sides_read_and_write() {
+#[kernel_test]
+fn both_sides_read_and_write() {
     nothing_leaks(|| {
         let mut both = rc_endpoints(&domain(), LEN, ALL_REMOTE);
         exchange_rounds(&mut both, ROUNDS, LEN, write);
@@ -77,7 +81,8 @@ fn write(from: &mut RcEndpoint, to: &mut RcEndpoint, text: &[u8]) {
     assert!(to.bytes(text.len()) == text, "other bytes were written");
 }
 
-pub(crate) fn zero_byte_operations_complete() {
+#[kernel_test]
+fn zero_byte_operations_complete() {
     nothing_leaks(|| {
         let pd = domain();
         let mut both = rc_endpoints(&pd, 8, ALL_REMOTE);
@@ -103,7 +108,8 @@ pub(crate) fn zero_byte_operations_complete() {
     });
 }
 
-pub(crate) fn relaxed_ordering_mrs_work() {
+#[kernel_test]
+fn relaxed_ordering_mrs_work() {
     nothing_leaks(|| {
         let pd = domain();
         let access = Access::LOCAL_WRITE | Access::RELAXED_ORDERING;
@@ -128,7 +134,8 @@ fn carry<A, B>(sides: &mut [Side; 2], from: &Mr<A>, to: &Mr<B>) {
     assert_eq!((a.ends(1), b.ends(1)), (vec![(2, WcStatus::SUCCESS)], vec![(1, WcStatus::SUCCESS)]));
 }
 
-pub(crate) fn two_mrs_share_one_buffer() {
+#[kernel_test]
+fn two_mrs_share_one_buffer() {
     const PAGE: usize = 4096;
     nothing_leaks(|| {
         let pd = domain();
@@ -157,7 +164,8 @@ fn woken(channel: &CompChannel, user_data: u64) {
     assert_eq!(event.expect("the completion raises an event").user_data, user_data);
 }
 
-pub(crate) fn rc_messages_with_completion_events() {
+#[kernel_test]
+fn rc_messages_with_completion_events() {
     nothing_leaks(|| {
         let pd = domain();
         let channels = [(); 2].map(|()| pd.context().create_comp_channel().unwrap());
@@ -186,7 +194,8 @@ pub(crate) fn rc_messages_with_completion_events() {
     });
 }
 
-pub(crate) fn datagrams_with_completion_events() {
+#[kernel_test]
+fn datagrams_with_completion_events() {
     nothing_leaks(|| {
         let pd = domain();
         let channels = [(); 2].map(|()| pd.context().create_comp_channel().unwrap());

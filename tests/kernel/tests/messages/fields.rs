@@ -6,11 +6,11 @@ use bareverbs::cq::{Completion, Cq};
 use bareverbs::device::LinkLayer;
 use bareverbs::qp::{Operation, Payload};
 use bareverbs::{Access, Imm, WcOpcode, WcStatus};
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::exchange::{IMM, exchange_rounds, rc_endpoints, ud_endpoints};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, domain, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 
 const ROUNDS: usize = 25;
 const LEN: usize = 64;
@@ -64,7 +64,8 @@ fn next(cq: &mut Cq) -> Read {
     }
 }
 
-pub(crate) fn completion_fields_match_the_message() {
+#[kernel_test]
+fn completion_fields_match_the_message() {
     nothing_leaks(|| {
         let mut both = rc_endpoints(&domain(), LEN, ALL_REMOTE);
         exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
@@ -85,7 +86,8 @@ pub(crate) fn completion_fields_match_the_message() {
     });
 }
 
-pub(crate) fn datagram_completion_fields_match_the_message() {
+#[kernel_test]
+fn datagram_completion_fields_match_the_message() {
     nothing_leaks(|| {
         let mut both = ud_endpoints(&domain(), LEN, Access::LOCAL_WRITE);
         exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {

@@ -7,12 +7,13 @@ use bareverbs::{Access, Remote, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::exchange::{exchange_rounds, rc_endpoints};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{Completion, Outcome, skip};
+use bareverbs_kernel_tests::{Completion, Outcome, kernel_test, skip};
 
 const BINDABLE: Access = Access::LOCAL_WRITE.union(Access::MW_BIND);
 const NOTHING: Payload<'static> = Payload::Sges(&[]);
 
-pub(crate) fn deallocated_mw_grants_no_access() {
+#[kernel_test]
+fn deallocated_mw_grants_no_access() {
     nothing_leaks(|| {
         let pd = domain();
         for mw_type in [MwType::TYPE_1, MwType::TYPE_2] {
@@ -42,7 +43,8 @@ pub(crate) fn deallocated_mw_grants_no_access() {
     });
 }
 
-pub(crate) fn mw_grants_the_bound_access() {
+#[kernel_test]
+fn mw_grants_the_bound_access() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, b"8 bytes.", BINDABLE | ALL_REMOTE);
@@ -78,7 +80,8 @@ pub(crate) fn mw_grants_the_bound_access() {
     });
 }
 
-pub(crate) fn flush_of_a_whole_mr_checks_placement_type() -> Outcome {
+#[kernel_test]
+fn flush_of_a_whole_mr_checks_placement_type() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
         if !pd.context().capabilities().flush {

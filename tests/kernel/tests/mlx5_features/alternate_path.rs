@@ -8,10 +8,10 @@ use bareverbs::error::Feature;
 use bareverbs::qp::{AlternatePath, MigState, Operation, Payload, QpAttr, QpAttrMask};
 use bareverbs::values::AckTimeout;
 use bareverbs::{Access, AsyncEvent, Context, Error, WcStatus};
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::loopback::{Plan, Side, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 use rustix::io::Errno;
 
 /// For tests of path migration.
@@ -56,7 +56,8 @@ fn migrated(context: &Context, count: usize) {
     }
 }
 
-pub(crate) fn armed_qps_migrate_to_the_alternate_path() {
+#[kernel_test(apm)]
+fn armed_qps_migrate_to_the_alternate_path() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());
@@ -101,7 +102,8 @@ pub(crate) fn armed_qps_migrate_to_the_alternate_path() {
     });
 }
 
-pub(crate) fn alternate_path_is_rejected_on_ethernet() {
+#[kernel_test(device::ethernet)]
+fn alternate_path_is_rejected_on_ethernet() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, _b) = pair(&pd, Plan::default());

@@ -6,9 +6,9 @@ use bareverbs::cq::{Completion, Cq, CqInit};
 use bareverbs::error::Feature;
 use bareverbs::qp::{Operation, Payload, RecvRequest};
 use bareverbs::{Access, Error, Pd, Remote, WcStatus};
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{Plan, Side, domain, pair, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, device, kernel_test};
 
 /// A side with completion timestamps.
 fn timed_side(pd: &Pd) -> Side {
@@ -27,7 +27,8 @@ fn next(cq: &mut Cq) -> (u64, WcStatus, Option<u64>) {
     }
 }
 
-pub(crate) fn completions_carry_timestamps() {
+#[kernel_test(device::timestamps)]
+fn completions_carry_timestamps() {
     nothing_leaks(|| {
         let pd = domain();
         let clock = || pd.context().raw_clock().unwrap();
@@ -55,7 +56,8 @@ pub(crate) fn completions_carry_timestamps() {
     });
 }
 
-pub(crate) fn raw_clock_runs_at_hca_core_clock() {
+#[kernel_test(device::timestamps)]
+fn raw_clock_runs_at_hca_core_clock() {
     nothing_leaks(|| {
         let context = domain().context().clone();
         let attr = context.query_device().unwrap();
@@ -73,7 +75,8 @@ pub(crate) fn raw_clock_runs_at_hca_core_clock() {
     });
 }
 
-pub(crate) fn completions_have_wall_clock_times() {
+#[kernel_test(device::timestamps)]
+fn completions_have_wall_clock_times() {
     let now = || SystemTime::UNIX_EPOCH.elapsed().unwrap();
     nothing_leaks(|| {
         let pd = domain();
@@ -112,7 +115,8 @@ pub(crate) fn completions_have_wall_clock_times() {
     });
 }
 
-pub(crate) fn error_completions_have_no_timestamp() {
+#[kernel_test(device::timestamps)]
+fn error_completions_have_no_timestamp() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = (timed_side(&pd), timed_side(&pd));
@@ -126,7 +130,8 @@ pub(crate) fn error_completions_have_no_timestamp() {
     });
 }
 
-pub(crate) fn timestamps_are_unsupported_without_the_capability() {
+#[kernel_test(device::no_timestamps)]
+fn timestamps_are_unsupported_without_the_capability() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context();

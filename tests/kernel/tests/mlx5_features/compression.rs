@@ -5,15 +5,16 @@ use std::time::Instant;
 use bareverbs::cq::{Completion, CqInit};
 use bareverbs::qp::{Operation, Payload, QpCap, QpInit, Rc, RecvRequest, Sge};
 use bareverbs::{Access, Error, Imm, WcStatus};
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{Plan, Side, domain, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 use bareverbs_mlx5::Mlx5;
 
 use crate::raw_wqe;
 
-pub(crate) fn compressed_cqes_equal_uncompressed_ones() {
+#[kernel_test(device::compression)]
+fn compressed_cqes_equal_uncompressed_ones() {
     const ROUNDS: u64 = 20;
     const BATCH: u64 = 40;
     nothing_leaks(|| {
@@ -59,7 +60,8 @@ pub(crate) fn compressed_cqes_equal_uncompressed_ones() {
     });
 }
 
-pub(crate) fn simultaneous_completions_are_compressed() {
+#[kernel_test(device::compression)]
+fn simultaneous_completions_are_compressed() {
     const RECEIVES: u32 = 8;
     // The format in a CQE's last byte.
     const FORMAT: u8 = 3 << 2;
@@ -109,7 +111,8 @@ pub(crate) fn simultaneous_completions_are_compressed() {
     });
 }
 
-pub(crate) fn compression_is_unsupported_without_the_capability() {
+#[kernel_test(device::no_compression)]
+fn compression_is_unsupported_without_the_capability() {
     let context = domain().context().clone();
     let error = context.create_cq(&CqInit { compressed: true, ..CqInit::new(4) }).map(drop).unwrap_err();
     assert!(matches!(error, Error::Unsupported { verb: "create_cq", .. }), "{error}");

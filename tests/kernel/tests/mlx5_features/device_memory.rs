@@ -9,7 +9,7 @@ use bareverbs::qp::{Operation, Payload, RecvRequest};
 use bareverbs::{Access, Context, Error, Imm, WcStatus};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{Completion, Outcome, skip};
+use bareverbs_kernel_tests::{Completion, Outcome, device, kernel_test, skip};
 
 fn take(context: &Context, len: usize) -> Dm {
     context.alloc_dm(&DmInit::new(len)).unwrap()
@@ -21,7 +21,8 @@ fn read(dm: &Dm, offset: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-pub(crate) fn device_memory_is_copied_to_and_from() {
+#[kernel_test(device::device_memory)]
+fn device_memory_is_copied_to_and_from() {
     nothing_leaks(|| {
         let context = domain().context().clone();
         // Two adjacent allocations, not at the start of a page.
@@ -41,7 +42,8 @@ pub(crate) fn device_memory_is_copied_to_and_from() {
     });
 }
 
-pub(crate) fn peers_reach_device_memory_with_every_operation() {
+#[kernel_test(device::device_memory)]
+fn peers_reach_device_memory_with_every_operation() {
     nothing_leaks(|| {
         let pd = domain();
         let mut dm = take(pd.context(), 256);
@@ -90,7 +92,8 @@ pub(crate) fn peers_reach_device_memory_with_every_operation() {
     });
 }
 
-pub(crate) fn device_memory_is_checked_before_it_is_touched() {
+#[kernel_test(device::device_memory)]
+fn device_memory_is_checked_before_it_is_touched() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context();
@@ -123,7 +126,8 @@ pub(crate) fn device_memory_is_checked_before_it_is_touched() {
     });
 }
 
-pub(crate) fn device_memory_is_freed_after_its_last_mr() {
+#[kernel_test(device::device_memory)]
+fn device_memory_is_freed_after_its_last_mr() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context().clone();
@@ -149,7 +153,8 @@ fn region_of_zeros(pd: &bareverbs::Pd) -> bareverbs::Mr<bareverbs::Buffer> {
     region(pd, &[0; 8], Access::LOCAL_WRITE)
 }
 
-pub(crate) fn freed_device_memory_can_be_allocated_again() {
+#[kernel_test(device::device_memory)]
+fn freed_device_memory_can_be_allocated_again() {
     nothing_leaks(|| {
         let context = domain().context().clone();
         let most = context.query_device().unwrap().max_dm_size as usize;
@@ -167,7 +172,8 @@ pub(crate) fn freed_device_memory_can_be_allocated_again() {
     });
 }
 
-pub(crate) fn device_memory_is_unsupported_without_the_capability() {
+#[kernel_test(device::no_device_memory)]
+fn device_memory_is_unsupported_without_the_capability() {
     nothing_leaks(|| {
         let context = domain().context().clone();
         for len in [0, 64] {
@@ -182,7 +188,8 @@ pub(crate) fn device_memory_is_unsupported_without_the_capability() {
     });
 }
 
-pub(crate) fn device_memory_is_exported_as_a_dmabuf() -> Outcome {
+#[kernel_test(device::device_memory)]
+fn device_memory_is_exported_as_a_dmabuf() -> Outcome {
     const PAGE: u64 = 4096;
     let context = domain().context().clone();
     if let Err(refused) = take(&context, 64).export_dmabuf() {

@@ -2,9 +2,9 @@
 
 use bareverbs::cq::CqInit;
 use bareverbs::{Access, Mr};
-use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{domain, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_netlink::{Error, Owner, RawObject, RdmaNetlink};
 use rustix::io::Errno;
 
@@ -42,7 +42,8 @@ pub(crate) fn mkey_context(lkey: u32) -> Vec<u8> {
 const CQ_CONTEXT: usize = OUTPUT + 16;
 const LOG_CQ_SIZE: usize = 12;
 
-pub(crate) fn raw_state_of_a_cq_has_its_size() {
+#[kernel_test(device::connectx)]
+fn raw_state_of_a_cq_has_its_size() {
     nothing_leaks(|| {
         let context = domain().context().clone();
         let mut netlink = RdmaNetlink::open().unwrap();
@@ -63,7 +64,8 @@ fn relaxed<M>(mr: &Mr<M>) -> (bool, bool) {
     (context[1] & 0x04 != 0, context[59] & 0x40 != 0)
 }
 
-pub(crate) fn relaxed_ordering_reaches_the_mkey() {
+#[kernel_test(device::connectx)]
+fn relaxed_ordering_reaches_the_mkey() {
     nothing_leaks(|| {
         let pd = domain();
         let strict = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -82,7 +84,8 @@ pub(crate) fn relaxed_ordering_reaches_the_mkey() {
     });
 }
 
-pub(crate) fn rxe_has_no_raw_state() {
+#[kernel_test(device::soft_roce)]
+fn rxe_has_no_raw_state() {
     nothing_leaks(|| {
         let pd = domain();
         let mr = region(&pd, &[0; 8], Access::LOCAL_WRITE | Access::RELAXED_ORDERING);

@@ -13,7 +13,7 @@ use bareverbs::{Access, Buffer, Context, Error, WcStatus};
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{Completion, Outcome, skip};
+use bareverbs_kernel_tests::{Completion, Outcome, kernel_test, skip};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use rustix::io::Errno;
@@ -64,7 +64,8 @@ fn buffer(bytes: &[u8]) -> Buffer {
     buffer
 }
 
-pub(crate) fn dma_handles_are_unsupported_without_tph() {
+#[kernel_test(no_dma_handles)]
+fn dma_handles_are_unsupported_without_tph() {
     nothing_leaks(|| {
         let pd = domain();
         let volatile = DmahInit { cpu: Some((0, TphMemType::VOLATILE)), ..hint(3) };
@@ -77,7 +78,8 @@ pub(crate) fn dma_handles_are_unsupported_without_tph() {
     });
 }
 
-pub(crate) fn processing_hints_reach_the_mkey() {
+#[kernel_test(dma_handles)]
+fn processing_hints_reach_the_mkey() {
     nothing_leaks(|| {
         let pd = domain();
         // Small and large regions take different paths in the driver.
@@ -120,7 +122,8 @@ fn carries_every_operation(a: &mut Side, b: &mut Side, hints: &Dmah) {
     assert_eq!(contents(&ours), b"ABCDEFGH");
 }
 
-pub(crate) fn regions_with_hints_carry_every_operation() {
+#[kernel_test(dma_handles)]
+fn regions_with_hints_carry_every_operation() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());
@@ -130,7 +133,8 @@ pub(crate) fn regions_with_hints_carry_every_operation() {
     });
 }
 
-pub(crate) fn dmabuf_with_hints_is_remotely_accessible() -> Outcome {
+#[kernel_test(dma_handles)]
+fn dmabuf_with_hints_is_remotely_accessible() -> Outcome {
     let (file, memory) = match dma_buf(1 << 16) {
         Ok(made) => made,
         Err(error) => return skip(format!("this kernel makes no dma-bufs of memory: {error}")),
@@ -166,7 +170,8 @@ pub(crate) fn dmabuf_with_hints_is_remotely_accessible() -> Outcome {
     Ok(Completion::Completed)
 }
 
-pub(crate) fn dma_handle_is_busy_while_a_region_uses_it() {
+#[kernel_test(dma_handles)]
+fn dma_handle_is_busy_while_a_region_uses_it() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context();
@@ -194,7 +199,8 @@ pub(crate) fn dma_handle_is_busy_while_a_region_uses_it() {
     });
 }
 
-pub(crate) fn mlx5_rejects_changes_of_regions_with_hints() {
+#[kernel_test(dma_handles)]
+fn mlx5_rejects_changes_of_regions_with_hints() {
     nothing_leaks(|| {
         let pd = domain();
         let other = pd.context().alloc_pd().unwrap();
@@ -223,7 +229,8 @@ pub(crate) fn mlx5_rejects_changes_of_regions_with_hints() {
     });
 }
 
-pub(crate) fn regions_reject_unsuitable_hints() {
+#[kernel_test(dma_handles)]
+fn regions_reject_unsuitable_hints() {
     nothing_leaks(|| {
         let pd = domain();
         let hints = alloc(pd.context(), 1);
@@ -263,7 +270,8 @@ fn raw_alloc(
     unsafe { raw.execute(&mut call) }.unwrap_err()
 }
 
-pub(crate) fn invalid_dma_handles_are_rejected() {
+#[kernel_test(dma_handles)]
+fn invalid_dma_handles_are_rejected() {
     nothing_leaks(|| {
         let context = domain().context().clone();
         let refused = context.alloc_dmah(&hint(4)).map(drop).unwrap_err();
@@ -289,7 +297,8 @@ pub(crate) fn invalid_dma_handles_are_rejected() {
 
 /// A steering tag comes from the root port's firmware. An endpoint that is integrated in the root
 /// complex has no root port (`pcie_tph_get_cpu_st` of `drivers/pci/tph.c`).
-pub(crate) fn dma_handle_of_a_cpu_needs_a_root_port() {
+#[kernel_test(dma_handles)]
+fn dma_handle_of_a_cpu_needs_a_root_port() {
     nothing_leaks(|| {
         let context = domain().context().clone();
         for memory in [TphMemType::VOLATILE, TphMemType::PERSISTENT] {
@@ -301,7 +310,8 @@ pub(crate) fn dma_handle_of_a_cpu_needs_a_root_port() {
     });
 }
 
-pub(crate) fn dma_handle_of_a_forbidden_cpu_is_rejected() -> Outcome {
+#[kernel_test(dma_handles)]
+fn dma_handle_of_a_forbidden_cpu_is_rejected() -> Outcome {
     if thread::available_parallelism().unwrap().get() < 2 {
         return skip("the guest has one CPU");
     }

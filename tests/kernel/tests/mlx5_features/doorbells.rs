@@ -5,14 +5,17 @@ use bareverbs::qp::{DoorbellChoice, Operation, Payload, QpInit, Rc};
 use bareverbs::{Error, WcStatus};
 use bareverbs_kernel_tests::loopback::{Plan, Side, domain, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 
 use crate::raw_wqe;
 
-pub(crate) fn hand_built_wqe_example_runs() {
+#[kernel_test(device::connectx)]
+fn hand_built_wqe_example_runs() {
     nothing_leaks(|| raw_wqe::main().unwrap());
 }
 
-pub(crate) fn qp_uses_the_requested_doorbell() {
+#[kernel_test(device::connectx)]
+fn qp_uses_the_requested_doorbell() {
     nothing_leaks(|| {
         let pd = domain();
         let cq = pd.context().create_cq(&CqInit::new(64)).unwrap();
@@ -31,7 +34,8 @@ pub(crate) fn qp_uses_the_requested_doorbell() {
     });
 }
 
-pub(crate) fn qps_work_with_shared_and_dedicated_doorbells() {
+#[kernel_test(device::connectx)]
+fn qps_work_with_shared_and_dedicated_doorbells() {
     nothing_leaks(|| {
         let pd = domain();
         let with = |doorbell| {
@@ -58,7 +62,8 @@ pub(crate) fn qps_work_with_shared_and_dedicated_doorbells() {
     });
 }
 
-pub(crate) fn dedicated_doorbell_is_unsupported_on_rxe() {
+#[kernel_test(device::soft_roce)]
+fn dedicated_doorbell_is_unsupported_on_rxe() {
     nothing_leaks(|| {
         let pd = domain();
         let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();

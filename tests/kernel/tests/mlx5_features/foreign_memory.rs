@@ -9,7 +9,7 @@ use bareverbs::qp::{Operation, Payload, RecvRequest};
 use bareverbs::{Access, Error, WcStatus};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{Completion, Outcome, device, skip};
+use bareverbs_kernel_tests::{Completion, Outcome, device, kernel_test, skip};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
 
@@ -34,7 +34,8 @@ pub(crate) fn dma_buf(len: u64) -> io::Result<(File, OwnedFd)> {
     Ok((File::from(memory), buffer))
 }
 
-pub(crate) fn null_mr_skips_part_of_a_message() {
+#[kernel_test(device::null_mr)]
+fn null_mr_skips_part_of_a_message() {
     nothing_leaks(|| {
         let pd = domain();
         let nowhere = pd.alloc_null_mr().unwrap();
@@ -51,14 +52,16 @@ pub(crate) fn null_mr_skips_part_of_a_message() {
     });
 }
 
-pub(crate) fn rxe_has_no_null_mr() {
+#[kernel_test(device::soft_roce)]
+fn rxe_has_no_null_mr() {
     nothing_leaks(|| {
         let refused = domain().alloc_null_mr().unwrap_err();
         assert_eq!(refused.to_string(), "alloc_null_mr: null MRs are not supported by this kernel or device");
     });
 }
 
-pub(crate) fn dmabuf_mr_is_remotely_accessible() -> Outcome {
+#[kernel_test]
+fn dmabuf_mr_is_remotely_accessible() -> Outcome {
     let (file, buffer) = match dma_buf(1 << 16) {
         Ok(made) => made,
         Err(error) => return skip(format!("this kernel makes no dma-bufs of memory: {error}")),
@@ -98,7 +101,8 @@ pub(crate) fn dmabuf_mr_is_remotely_accessible() -> Outcome {
     Ok(Completion::Completed)
 }
 
-pub(crate) fn invalid_dmabuf_registrations_are_rejected() -> Outcome {
+#[kernel_test]
+fn invalid_dmabuf_registrations_are_rejected() -> Outcome {
     if device::is_soft_roce() {
         return skip("Soft-RoCE reaches no dma-bufs");
     }

@@ -8,9 +8,9 @@ use bareverbs::qp::{Operation, Payload, Qp, QpInit, QueueMemory, Rc, RecvRequest
 use bareverbs::rss::{HashFields, WqInit};
 use bareverbs::srq::SrqInit;
 use bareverbs::{Access, Error, WcStatus};
-use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{Plan, Side, contents, domain, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 
 use crate::raw_packets::{BOB, EXPERIMENT, Side as FrameSide, frame, to_bob};
 use crate::rss::{Queues, spread};
@@ -68,7 +68,8 @@ fn huge_cq() -> CqInit<'static> {
     CqInit { memory: QueueMemory::HugePages, ..CqInit::new(100) }
 }
 
-pub(crate) fn queues_in_huge_pages_carry_messages() {
+#[kernel_test(huge_pages)]
+fn queues_in_huge_pages_carry_messages() {
     let pages = SetAside::pages(16);
     nothing_leaks(|| {
         let pd = domain();
@@ -112,7 +113,8 @@ pub(crate) fn queues_in_huge_pages_carry_messages() {
     assert_eq!(pages.free(), 16, "all come back");
 }
 
-pub(crate) fn work_queues_in_huge_pages_receive_frames() {
+#[kernel_test(huge_work_queues)]
+fn work_queues_in_huge_pages_receive_frames() {
     let pages = SetAside::pages(16);
     nothing_leaks(|| {
         let (pd, mut sender) = (domain(), FrameSide::new(&domain()));
@@ -130,7 +132,8 @@ pub(crate) fn work_queues_in_huge_pages_receive_frames() {
     assert_eq!(pages.free(), 16, "all come back");
 }
 
-pub(crate) fn missing_huge_pages_error_names_the_remedy() {
+#[kernel_test(huge_pages)]
+fn missing_huge_pages_error_names_the_remedy() {
     let pages = SetAside::pages(0);
     nothing_leaks(|| {
         assert_eq!(pages.free(), 0);
@@ -153,7 +156,8 @@ pub(crate) fn missing_huge_pages_error_names_the_remedy() {
     });
 }
 
-pub(crate) fn rxe_rejects_huge_page_queues() {
+#[kernel_test(device::soft_roce)]
+fn rxe_rejects_huge_page_queues() {
     nothing_leaks(|| {
         let pd = domain();
         let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();

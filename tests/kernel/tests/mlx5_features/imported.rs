@@ -17,7 +17,7 @@ use bareverbs_kernel_tests::loopback::{
     ALL_REMOTE, Plan, contents, domain, open, pair, region, request, side,
 };
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{child, device};
+use bareverbs_kernel_tests::{child, device, kernel_test};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use nix::sys::wait::{WaitStatus, waitpid};
 use rustix::io::Errno;
@@ -71,7 +71,8 @@ fn two_processes(theirs: impl FnOnce(UnixStream), ours: impl FnOnce(&UnixStream)
     assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)), "the other process failed");
 }
 
-pub(crate) fn imported_pd_and_mr_work_in_another_process() {
+#[kernel_test(device::import)]
+fn imported_pd_and_mr_work_in_another_process() {
     let theirs = |socket: UnixStream| {
         let (fd, [pd, mr, qp_num, target, rkey, ..]) = receive(&socket);
         let context = Context::import(fd).unwrap();
@@ -124,7 +125,8 @@ pub(crate) fn imported_pd_and_mr_work_in_another_process() {
     });
 }
 
-pub(crate) fn async_events_go_to_the_owning_process() {
+#[kernel_test(device::import)]
+fn async_events_go_to_the_owning_process() {
     let theirs = |socket: UnixStream| {
         let (fd, [pd, ..]) = receive(&socket);
         let pd = Context::import(fd).unwrap().import_pd(pd as u32).unwrap();
@@ -157,7 +159,8 @@ pub(crate) fn async_events_go_to_the_owning_process() {
     });
 }
 
-pub(crate) fn imported_dm_works_in_another_process() {
+#[kernel_test(device::import)]
+fn imported_dm_works_in_another_process() {
     let theirs = |socket: UnixStream| {
         let (fd, [dm, mr, ..]) = receive(&socket);
         let context = Context::import(fd).unwrap();
@@ -189,7 +192,8 @@ pub(crate) fn imported_dm_works_in_another_process() {
     });
 }
 
-pub(crate) fn leaked_objects_are_freed_with_the_shared_context() {
+#[kernel_test(device::import)]
+fn leaked_objects_are_freed_with_the_shared_context() {
     nothing_leaks(|| {
         let theirs = |socket: UnixStream| {
             let (fd, [pd, ..]) = receive(&socket);
@@ -213,7 +217,8 @@ pub(crate) fn leaked_objects_are_freed_with_the_shared_context() {
     });
 }
 
-pub(crate) fn unknown_import_handles_are_rejected() {
+#[kernel_test(device::import)]
+fn unknown_import_handles_are_rejected() {
     let context = open();
     let pd = context.alloc_pd().unwrap();
     let nothing =
@@ -229,7 +234,8 @@ pub(crate) fn unknown_import_handles_are_rejected() {
     }
 }
 
-pub(crate) fn import_rejects_other_descriptors() {
+#[kernel_test(device::import)]
+fn import_rejects_other_descriptors() {
     let null = std::fs::File::open("/dev/null").unwrap();
     let pipe = std::io::pipe().unwrap().0;
     for fd in [null.into(), pipe.into()] {
@@ -244,7 +250,8 @@ pub(crate) fn import_rejects_other_descriptors() {
     assert!(refused.to_string().contains("the sending process must open the device first"), "{refused}");
 }
 
-pub(crate) fn import_is_unsupported_without_the_capability() {
+#[kernel_test(device::no_import)]
+fn import_is_unsupported_without_the_capability() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context();

@@ -6,6 +6,7 @@ use bareverbs::qp::{Frame, Payload, QpInit, RawPacket, Rc, SendFlags, SendReques
 use bareverbs::{Access, Error, Pd, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::loopback::{domain, region, take};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 
 use crate::raw_packets::{ALICE, BOB, IPV4, Side, to_bob};
 
@@ -45,7 +46,8 @@ fn sent(side: &mut Side) {
     assert_eq!((done.wr_id, done.status, done.opcode), (9, WcStatus::SUCCESS, WcOpcode::TSO));
 }
 
-pub(crate) fn tso_send_arrives_as_tcp_segments() {
+#[kernel_test(device::raw_packets)]
+fn tso_send_arrives_as_tcp_segments() {
     nothing_leaks(|| {
         let (a_pd, b_pd) = (domain(), domain());
         let (mut a, mut b) = (Side::cutting(&a_pd, HEADER as u16), Side::cutting(&b_pd, 0));
@@ -78,7 +80,8 @@ pub(crate) fn tso_send_arrives_as_tcp_segments() {
     });
 }
 
-pub(crate) fn invalid_tso_sends_are_rejected() {
+#[kernel_test(device::raw_packets)]
+fn invalid_tso_sends_are_rejected() {
     nothing_leaks(|| {
         let pd = domain();
         let mut a = Side::cutting(&pd, HEADER as u16);
@@ -123,7 +126,8 @@ pub(crate) fn invalid_tso_sends_are_rejected() {
     });
 }
 
-pub(crate) fn tso_is_rejected_where_unsupported() {
+#[kernel_test]
+fn tso_is_rejected_where_unsupported() {
     nothing_leaks(|| {
         let pd = domain();
         let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();

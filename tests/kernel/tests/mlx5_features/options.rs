@@ -9,6 +9,7 @@ use bareverbs::qp::{
 };
 use bareverbs::{Access, Error, PortNum, WcStatus};
 use bareverbs_kernel_tests::device::{self, Requirement};
+use bareverbs_kernel_tests::kernel_test;
 use bareverbs_kernel_tests::loopback::{Plan, contents, domain, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_mlx5::Mlx5;
@@ -36,7 +37,8 @@ pub(crate) fn no_options() -> Requirement {
     options().map_or(Ok(()), |()| Err("the device has options beyond the standard".to_owned()))
 }
 
-pub(crate) fn ece_options_are_negotiated() {
+#[kernel_test(options)]
+fn ece_options_are_negotiated() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = (side(&pd, Plan::default()), side(&pd, Plan::default()));
@@ -65,7 +67,8 @@ pub(crate) fn ece_options_are_negotiated() {
     });
 }
 
-pub(crate) fn ece_rejects_another_vendors_options() {
+#[kernel_test(options)]
+fn ece_rejects_another_vendors_options() {
     nothing_leaks(|| {
         let mut a = side(&domain(), Plan::default());
         let own = a.qp.query_ece().unwrap();
@@ -76,7 +79,8 @@ pub(crate) fn ece_rejects_another_vendors_options() {
     });
 }
 
-pub(crate) fn ece_is_unsupported_without_the_capability() {
+#[kernel_test(no_options)]
+fn ece_is_unsupported_without_the_capability() {
     nothing_leaks(|| {
         let mut a = side(&domain(), Plan::default());
         for refused in [a.qp.query_ece().map(drop).unwrap_err(), a.qp.set_ece(Ece::default()).unwrap_err()] {
@@ -85,7 +89,8 @@ pub(crate) fn ece_is_unsupported_without_the_capability() {
     });
 }
 
-pub(crate) fn rate_limit_is_rejected_without_packet_pacing() {
+#[kernel_test(no_rates)]
+fn rate_limit_is_rejected_without_packet_pacing() {
     nothing_leaks(|| {
         let pd = domain();
         let reported = pd.context().query_device().unwrap();
@@ -133,7 +138,8 @@ fn rate_index(qp_num: u32) -> u16 {
     u16::from_be_bytes(object_segment(&dump)[at..at + 2].try_into().unwrap())
 }
 
-pub(crate) fn uc_rate_reaches_the_qp_context() {
+#[kernel_test(uc_rates)]
+fn uc_rate_reaches_the_qp_context() {
     nothing_leaks(|| {
         let pd = domain();
         let cq = pd.context().create_cq(&CqInit::new(16)).unwrap();
@@ -147,7 +153,8 @@ pub(crate) fn uc_rate_reaches_the_qp_context() {
     });
 }
 
-pub(crate) fn ud_rate_reaches_the_qp_context() {
+#[kernel_test(ud_rates)]
+fn ud_rate_reaches_the_qp_context() {
     nothing_leaks(|| {
         let pd = domain();
         let cq = pd.context().create_cq(&CqInit::new(16)).unwrap();
@@ -186,7 +193,8 @@ pub(crate) fn no_rates() -> Requirement {
     if reported.qp_rate_limit_max == 0 { Ok(()) } else { Err("the device holds sends to rates".to_owned()) }
 }
 
-pub(crate) fn ucontext_limits_match_query_device() {
+#[kernel_test(device::connectx)]
+fn ucontext_limits_match_query_device() {
     let attr = device::open().query_device().unwrap();
     let device = device::device();
     let path = device.uverbs_path().expect("a uverbs device");

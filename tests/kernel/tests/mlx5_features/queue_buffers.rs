@@ -9,7 +9,7 @@ use bareverbs::{Access, Buffer, Error, MemoryOwner, Pd, WcStatus};
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::loopback::{Plan, Side, contents, domain, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{Completion, Outcome, skip};
+use bareverbs_kernel_tests::{Completion, Outcome, kernel_test, skip};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use crate::foreign_memory::dma_buf;
@@ -116,7 +116,8 @@ fn qp_in(pd: &Pd, cq: &Cq, buffer: &QueueBuffer) -> Qp<Rc> {
     pd.create_qp(&init).unwrap()
 }
 
-pub(crate) fn queue_buffers_are_reported_by_mlx5_since_linux_7_2() {
+#[kernel_test]
+fn queue_buffers_are_reported_by_mlx5_since_linux_7_2() {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(['.', '-']).map_while(|part| part.trim().parse::<u32>().ok());
     let kernel = (numbers.next().unwrap(), numbers.next().unwrap());
@@ -124,7 +125,8 @@ pub(crate) fn queue_buffers_are_reported_by_mlx5_since_linux_7_2() {
     assert_eq!(device::open().capabilities().queue_buffers, expected, "Linux {release}");
 }
 
-pub(crate) fn cq_in_caller_memory_carries_completions() {
+#[kernel_test(queue_buffers)]
+fn cq_in_caller_memory_carries_completions() {
     nothing_leaks(|| {
         let (pd, buffer) = (domain(), memory());
         let cq = cq_in(&pd, &buffer);
@@ -140,7 +142,8 @@ pub(crate) fn cq_in_caller_memory_carries_completions() {
     });
 }
 
-pub(crate) fn cq_in_a_callers_huge_page_carries_completions() -> Outcome {
+#[kernel_test(queue_buffers)]
+fn cq_in_a_callers_huge_page_carries_completions() -> Outcome {
     let pages = SetAside::pages(1);
     let page = match HugePage::new() {
         Ok(page) => page,
@@ -161,7 +164,8 @@ pub(crate) fn cq_in_a_callers_huge_page_carries_completions() -> Outcome {
     Ok(Completion::Completed)
 }
 
-pub(crate) fn qp_in_caller_memory_carries_messages() {
+#[kernel_test(queue_buffers)]
+fn qp_in_caller_memory_carries_messages() {
     nothing_leaks(|| {
         let (pd, plan) = (domain(), Plan::default());
         let (cq_memory, qp_memory) = (memory(), memory());
@@ -177,7 +181,8 @@ pub(crate) fn qp_in_caller_memory_carries_messages() {
     });
 }
 
-pub(crate) fn queues_in_a_dmabuf_carry_messages() -> Outcome {
+#[kernel_test(queue_buffers)]
+fn queues_in_a_dmabuf_carry_messages() -> Outcome {
     let (file, dmabuf) = match dma_buf(4 * LEN as u64) {
         Ok(made) => made,
         Err(error) => return skip(format!("this kernel makes no dma-bufs of memory: {error}")),
@@ -210,7 +215,8 @@ pub(crate) fn queues_in_a_dmabuf_carry_messages() -> Outcome {
     Ok(Completion::Completed)
 }
 
-pub(crate) fn raw_packet_queues_in_caller_memory_carry_frames() {
+#[kernel_test(raw_queue_buffers)]
+fn raw_packet_queues_in_caller_memory_carry_frames() {
     nothing_leaks(|| {
         let mut a = FrameSide::new(&domain());
         let (pd, buffer) = (domain(), memory());
@@ -232,7 +238,8 @@ pub(crate) fn raw_packet_queues_in_caller_memory_carry_frames() {
     });
 }
 
-pub(crate) fn resized_cq_leaves_the_caller_memory() {
+#[kernel_test(queue_buffers)]
+fn resized_cq_leaves_the_caller_memory() {
     nothing_leaks(|| {
         let (pd, plan, buffer) = (domain(), Plan::default(), memory());
         let mut a = Side::on(&pd, plan, cq_in(&pd, &buffer));
@@ -245,7 +252,8 @@ pub(crate) fn resized_cq_leaves_the_caller_memory() {
     });
 }
 
-pub(crate) fn unsuitable_queue_buffers_are_rejected() {
+#[kernel_test(queue_buffers)]
+fn unsuitable_queue_buffers_are_rejected() {
     nothing_leaks(|| {
         let pd = domain();
         let short = QueueBuffer::new(Buffer::zeroed(CQ_BYTES - 1).unwrap()).unwrap();
@@ -272,7 +280,8 @@ pub(crate) fn unsuitable_queue_buffers_are_rejected() {
     });
 }
 
-pub(crate) fn queue_buffers_are_unsupported_without_the_capability() {
+#[kernel_test(no_queue_buffers)]
+fn queue_buffers_are_unsupported_without_the_capability() {
     nothing_leaks(|| {
         let (pd, buffer) = (domain(), memory());
         let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();

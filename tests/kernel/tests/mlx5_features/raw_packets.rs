@@ -14,10 +14,10 @@ use bareverbs::qp::{
 };
 use bareverbs::values::MacAddress;
 use bareverbs::{Access, Buffer, Error, Mr, Pd, PortNum, WcOpcode, WcStatus};
-use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::child::{self, drop_privileges};
 use bareverbs_kernel_tests::loopback::{contents, domain, region, take};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{TIMEOUT, device, kernel_test};
 use rustix::io::Errno;
 
 pub(crate) const ALICE: MacAddress = MacAddress([2, 0, 0, 0, 0, 0xa]);
@@ -113,7 +113,8 @@ pub(crate) fn to_bob() -> FlowRule {
     FlowRule::new(1, EthernetMatch { dst_mac: Some(BOB), ..EthernetMatch::default() })
 }
 
-pub(crate) fn flow_steers_frames_to_its_qp() {
+#[kernel_test(device::raw_packets)]
+fn flow_steers_frames_to_its_qp() {
     nothing_leaks(|| {
         let (mut a, mut b) = sides();
         (0..4).for_each(|wr_id| b.receive(wr_id));
@@ -158,7 +159,8 @@ pub(crate) fn flow_steers_frames_to_its_qp() {
     });
 }
 
-pub(crate) fn raw_packets_keep_to_their_rate() {
+#[kernel_test(device::raw_packets)]
+fn raw_packets_keep_to_their_rate() {
     /// Frames of 125 bytes are 1000 bits: one each millisecond at 1000 kbit/s.
     const FRAME: usize = 125;
     const RATE: RateLimit = RateLimit { rate: 1000, max_burst: 0, typical_packet: 0 };
@@ -188,7 +190,8 @@ pub(crate) fn raw_packets_keep_to_their_rate() {
     });
 }
 
-pub(crate) fn flows_match_by_headers() {
+#[kernel_test(device::raw_packets)]
+fn flows_match_by_headers() {
     nothing_leaks(|| {
         let ((mut a, mut b), mut c) = (sides(), Side::new(&domain()));
         let l4 = |port| Some(L4Match::Udp(PortMatch { dst_port: Some(port), ..PortMatch::default() }));
@@ -222,7 +225,8 @@ fn tagged(id: u16, frame: &[u8]) -> Vec<u8> {
     [&frame[..12], &[0x81, 0], &id.to_be_bytes(), &frame[12..]].concat()
 }
 
-pub(crate) fn flows_match_vlan_tos_protocol_and_ipv6() {
+#[kernel_test(device::raw_packets)]
+fn flows_match_vlan_tos_protocol_and_ipv6() {
     nothing_leaks(|| {
         let (mut a, mut b) = sides();
         let mut marked = datagram(4791);
@@ -264,7 +268,8 @@ pub(crate) fn flows_match_vlan_tos_protocol_and_ipv6() {
     });
 }
 
-pub(crate) fn drop_flow_discards_frames_before_other_flows() {
+#[kernel_test(device::raw_packets)]
+fn drop_flow_discards_frames_before_other_flows() {
     nothing_leaks(|| {
         let (mut a, mut b) = sides();
         (0..2).for_each(|wr_id| b.receive(wr_id));
@@ -284,7 +289,8 @@ pub(crate) fn drop_flow_discards_frames_before_other_flows() {
     });
 }
 
-pub(crate) fn flow_counters_count_frames_of_their_flows() {
+#[kernel_test(device::raw_packets)]
+fn flow_counters_count_frames_of_their_flows() {
     nothing_leaks(|| {
         let (mut a, mut b) = sides();
         let counters = b.qp.pd().context().create_flow_counters().unwrap();
@@ -339,7 +345,8 @@ pub(crate) fn flow_counters_count_frames_of_their_flows() {
     });
 }
 
-pub(crate) fn flow_counters_are_unsupported_without_the_driver() {
+#[kernel_test(device::soft_roce)]
+fn flow_counters_are_unsupported_without_the_driver() {
     nothing_leaks(|| {
         let refused = bareverbs_kernel_tests::device::open().create_flow_counters().unwrap_err();
         assert!(matches!(refused, Error::Unsupported { feature: Feature::FlowCounters, .. }), "{refused}");
@@ -353,7 +360,8 @@ fn datagram(port: u16) -> Vec<u8> {
     frame(BOB, IPV4, &[&ip[..], &udp].concat())
 }
 
-pub(crate) fn device_computes_checksums() {
+#[kernel_test(device::raw_packets)]
+fn device_computes_checksums() {
     nothing_leaks(|| {
         let (mut a, mut b) = sides();
         b.qp.create_flow(&to_bob()).unwrap();
@@ -375,7 +383,8 @@ pub(crate) fn device_computes_checksums() {
     });
 }
 
-pub(crate) fn raw_packet_queues_wrap_and_restart_after_reset() {
+#[kernel_test(device::raw_packets)]
+fn raw_packet_queues_wrap_and_restart_after_reset() {
     nothing_leaks(|| {
         let (mut a, mut b) = sides();
         b.qp.create_flow(&to_bob()).unwrap();
@@ -398,7 +407,8 @@ pub(crate) fn raw_packet_queues_wrap_and_restart_after_reset() {
     });
 }
 
-pub(crate) fn invalid_flow_rules_are_rejected() {
+#[kernel_test(device::raw_packets)]
+fn invalid_flow_rules_are_rejected() {
     nothing_leaks(|| {
         let pd = domain();
         let mut side = Side::new(&pd);
@@ -425,7 +435,8 @@ pub(crate) fn invalid_flow_rules_are_rejected() {
     });
 }
 
-pub(crate) fn raw_packet_qp_requires_cap_net_raw() {
+#[kernel_test(device::raw_packets)]
+fn raw_packet_qp_requires_cap_net_raw() {
     nothing_leaks(|| {
         child::run(|| {
             let context = bareverbs_kernel_tests::device::open();
@@ -439,7 +450,8 @@ pub(crate) fn raw_packet_qp_requires_cap_net_raw() {
     });
 }
 
-pub(crate) fn raw_packets_are_unsupported_without_the_capability() {
+#[kernel_test(device::no_raw_packets)]
+fn raw_packets_are_unsupported_without_the_capability() {
     nothing_leaks(|| {
         let pd = domain();
         let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
@@ -474,7 +486,8 @@ fn next_with_tag(side: &mut Side) -> (Option<u16>, Vec<u8>) {
     }
 }
 
-pub(crate) fn cvlan_stripping_qp_moves_the_tag_to_the_completion() {
+#[kernel_test(device::raw_packets)]
+fn cvlan_stripping_qp_moves_the_tag_to_the_completion() {
     nothing_leaks(|| {
         let mut sender = Side::new(&domain());
         let bare = frame(BOB, EXPERIMENT, &[9; 60]);
@@ -500,7 +513,8 @@ fn fcs(frame: &[u8]) -> [u8; 4] {
     (!crc).to_le_bytes()
 }
 
-pub(crate) fn scatter_fcs_qp_receives_the_fcs_behind_the_frame() {
+#[kernel_test(device::raw_packets)]
+fn scatter_fcs_qp_receives_the_fcs_behind_the_frame() {
     nothing_leaks(|| {
         let mut sender = Side::new(&domain());
         let bare = frame(BOB, EXPERIMENT, &[9; 60]);
@@ -519,7 +533,8 @@ pub(crate) fn scatter_fcs_qp_receives_the_fcs_behind_the_frame() {
     });
 }
 
-pub(crate) fn end_padding_qp_receives_whole_frames() {
+#[kernel_test(device::raw_packets)]
+fn end_padding_qp_receives_whole_frames() {
     nothing_leaks(|| {
         let mut sender = Side::new(&domain());
         let attr = sender.qp.pd().context().query_device().unwrap();
@@ -536,7 +551,8 @@ pub(crate) fn end_padding_qp_receives_whole_frames() {
     });
 }
 
-pub(crate) fn creation_flags_that_the_device_reports_create_raw_packet_qps() {
+#[kernel_test(device::raw_packets)]
+fn creation_flags_that_the_device_reports_create_raw_packet_qps() {
     nothing_leaks(|| {
         let pd = domain();
         let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();

@@ -17,6 +17,7 @@ use bareverbs::{Access, Buffer, Error, Mr, Pd, PortNum, Result, WcOpcode, WcStat
 use bareverbs_kernel_tests::child::{self, drop_privileges};
 use bareverbs_kernel_tests::loopback::{contents, domain, region, take};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 use rustix::io::Errno;
 
 use crate::raw_packets::{BOB, EXPERIMENT, IPV4, Side, frame, to_bob};
@@ -152,7 +153,8 @@ fn spread_to_bob(count: usize, fields: HashFields) -> (Side, Queues, RssQp) {
 }
 
 /// "Verifying the RSS hash calculation" in the documentation of Windows's network drivers.
-pub(crate) fn rss_matches_the_published_toeplitz_vectors() {
+#[kernel_test(device::work_queues)]
+fn rss_matches_the_published_toeplitz_vectors() {
     const QUEUES: usize = 8;
     type Flow = ([u8; 4], u16, [u8; 4], u16, u32, u32);
     // Source and destination, the hash of the addresses, and the hash with the ports.
@@ -202,7 +204,8 @@ pub(crate) fn rss_matches_the_published_toeplitz_vectors() {
     });
 }
 
-pub(crate) fn rss_delivers_each_flow_to_one_queue_exactly_once() {
+#[kernel_test(device::work_queues)]
+fn rss_delivers_each_flow_to_one_queue_exactly_once() {
     const QUEUES: usize = 4;
     const FLOWS: u16 = 48;
     nothing_leaks(|| {
@@ -232,7 +235,8 @@ pub(crate) fn rss_delivers_each_flow_to_one_queue_exactly_once() {
     });
 }
 
-pub(crate) fn rss_with_one_entry_needs_no_hash_fields() {
+#[kernel_test(device::work_queues)]
+fn rss_with_one_entry_needs_no_hash_fields() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut sender, mut queues) = (Side::new(&domain()), Queues::ready(&pd, 1));
@@ -258,7 +262,8 @@ pub(crate) fn rss_with_one_entry_needs_no_hash_fields() {
     });
 }
 
-pub(crate) fn rss_work_queues_go_through_their_states() {
+#[kernel_test(device::work_queues)]
+fn rss_work_queues_go_through_their_states() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut sender, mut queues) = (Side::new(&domain()), Queues::new(&pd, 1));
@@ -306,7 +311,8 @@ pub(crate) fn rss_work_queues_go_through_their_states() {
     });
 }
 
-pub(crate) fn rss_failed_work_queues_recover_by_reset() {
+#[kernel_test(device::work_queues)]
+fn rss_failed_work_queues_recover_by_reset() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut sender, mut queues) = (Side::new(&domain()), Queues::new(&pd, 1));
@@ -331,7 +337,8 @@ pub(crate) fn rss_failed_work_queues_recover_by_reset() {
     });
 }
 
-pub(crate) fn rss_work_queues_strip_vlan_tags() {
+#[kernel_test(device::work_queues)]
+fn rss_work_queues_strip_vlan_tags() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut sender, mut queues) = (Side::new(&domain()), Queues::ready(&pd, 1));
@@ -359,7 +366,8 @@ pub(crate) fn rss_work_queues_strip_vlan_tags() {
     });
 }
 
-pub(crate) fn rss_objects_drop_in_any_order() {
+#[kernel_test(device::work_queues)]
+fn rss_objects_drop_in_any_order() {
     nothing_leaks(|| {
         let (mut sender, mut queues, qp) = spread_to_bob(2, OF_IPV4);
         let context = qp.pd().context().clone();
@@ -407,7 +415,8 @@ pub(crate) fn rss_objects_drop_in_any_order() {
     });
 }
 
-pub(crate) fn rss_invalid_arguments_are_rejected() {
+#[kernel_test(device::work_queues)]
+fn rss_invalid_arguments_are_rejected() {
     nothing_leaks(|| {
         let (pd, other) = (domain(), domain());
         let (queues, foreign) = (Queues::new(&pd, 2), Queues::new(&other, 1));
@@ -493,7 +502,8 @@ pub(crate) fn rss_invalid_arguments_are_rejected() {
     });
 }
 
-pub(crate) fn rss_requires_cap_net_raw() {
+#[kernel_test(device::work_queues)]
+fn rss_requires_cap_net_raw() {
     nothing_leaks(|| {
         child::run(|| {
             let context = bareverbs_kernel_tests::device::open();
@@ -507,7 +517,8 @@ pub(crate) fn rss_requires_cap_net_raw() {
     });
 }
 
-pub(crate) fn rss_limits_are_reported() {
+#[kernel_test(device::work_queues)]
+fn rss_limits_are_reported() {
     let attr = domain().context().query_device().unwrap();
     assert!(attr.max_rwq_indirection_tables > 0 && attr.max_rwq_indirection_table_size > 1, "{attr:?}");
     assert!(attr.max_wq_type_rq > 0, "{attr:?}");
@@ -515,7 +526,8 @@ pub(crate) fn rss_limits_are_reported() {
     assert!(attr.rx_hash_fields_mask.contains(OF_IPV4 | OF_IPV6 | OF_TCP | OF_UDP), "{attr:?}");
 }
 
-pub(crate) fn rss_is_unsupported_without_the_capability() {
+#[kernel_test(device::no_work_queues)]
+fn rss_is_unsupported_without_the_capability() {
     nothing_leaks(|| {
         let pd = domain();
         let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();

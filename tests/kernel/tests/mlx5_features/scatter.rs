@@ -6,8 +6,10 @@ use bareverbs::qp::{Operation, Payload, QpInit, Rc, RecvRequest, Sge};
 use bareverbs::{Access, Error, WcStatus};
 use bareverbs_kernel_tests::loopback::{Plan, contents, domain, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 
-pub(crate) fn scatter_to_cqe_copies_messages_to_their_memory() {
+#[kernel_test(device::scatter)]
+fn scatter_to_cqe_copies_messages_to_their_memory() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) =
@@ -34,7 +36,8 @@ pub(crate) fn scatter_to_cqe_copies_messages_to_their_memory() {
     });
 }
 
-pub(crate) fn scatter_to_cqe_is_rejected_where_unsupported() {
+#[kernel_test]
+fn scatter_to_cqe_is_rejected_where_unsupported() {
     let pd = domain();
     let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
     let init = QpInit { scatter_to_cqe: true, signal_all: true, ..QpInit::new(&cq, &cq) };

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use bareverbs::qp::{Operation, Payload};
 use bareverbs::{Access, WcStatus};
 use bareverbs_kernel_tests::device::{self, Requirement};
+use bareverbs_kernel_tests::kernel_test;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, domain, pair, region, request};
 
 /// The agent counts data in 4-byte words.
@@ -25,7 +26,8 @@ pub(crate) fn counted() -> Requirement {
     counter("port_xmit_packets").map(drop)
 }
 
-pub(crate) fn port_counters_count_packets_and_bytes() {
+#[kernel_test(counted)]
+fn port_counters_count_packets_and_bytes() {
     const MESSAGES: u64 = 100;
     const LENGTH: u64 = 1000;
     // Each message is a packet with up to 100 bytes of headers. Acknowledgements and the kernel's

@@ -19,7 +19,7 @@ use bareverbs::xrc::{
 use bareverbs::{Access, AsyncEvent, Buffer, Context, Error, Imm, Mr, Pd, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents, domain, region, take};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{Completion, Outcome, TIMEOUT, skip};
+use bareverbs_kernel_tests::{Completion, Outcome, TIMEOUT, device, kernel_test, skip};
 use rustix::io::Errno;
 
 const CAP: QpCap =
@@ -111,7 +111,8 @@ fn send(qp: &mut Qp<XrcSend>, cq: &mut Cq, srq: u32, bytes: &[u8]) -> WcStatus {
     done.status
 }
 
-pub(crate) fn xrc_send_reaches_the_named_srq() {
+#[kernel_test(device::xrc)]
+fn xrc_send_reaches_the_named_srq() {
     nothing_leaks(|| {
         let pd = domain();
         let xrcd = pd.context().open_xrcd(XrcdShare::Private).unwrap();
@@ -132,7 +133,8 @@ pub(crate) fn xrc_send_reaches_the_named_srq() {
     });
 }
 
-pub(crate) fn xrc_carries_every_rc_operation() {
+#[kernel_test(device::xrc)]
+fn xrc_carries_every_rc_operation() {
     nothing_leaks(|| {
         let pd = domain();
         let xrcd = pd.context().open_xrcd(XrcdShare::Private).unwrap();
@@ -180,7 +182,8 @@ pub(crate) fn xrc_carries_every_rc_operation() {
     });
 }
 
-pub(crate) fn xrc_operations_reach_odp_mr() -> Outcome {
+#[kernel_test(device::xrc)]
+fn xrc_operations_reach_odp_mr() -> Outcome {
     if !domain().context().capabilities().odp {
         return skip("the device does not page on demand");
     }
@@ -225,7 +228,8 @@ fn file(name: &str) -> File {
     file
 }
 
-pub(crate) fn xrc_domain_is_shared_by_file() {
+#[kernel_test(device::xrc)]
+fn xrc_domain_is_shared_by_file() {
     nothing_leaks(|| {
         let file = file("xrc-domain");
         let (one, other) = (domain(), domain());
@@ -253,7 +257,8 @@ pub(crate) fn xrc_domain_is_shared_by_file() {
     });
 }
 
-pub(crate) fn xrcd_create_and_join_are_distinguished() {
+#[kernel_test(device::xrc)]
+fn xrcd_create_and_join_are_distinguished() {
     nothing_leaks(|| {
         let (file, context) = (file("xrc-made"), domain().context().clone());
         let open = |share| context.open_xrcd(share);
@@ -269,7 +274,8 @@ pub(crate) fn xrcd_create_and_join_are_distinguished() {
     });
 }
 
-pub(crate) fn xrc_srq_limit_event_is_raised_once() {
+#[kernel_test(device::xrc)]
+fn xrc_srq_limit_event_is_raised_once() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context();
@@ -302,7 +308,8 @@ pub(crate) fn xrc_srq_limit_event_is_raised_once() {
     });
 }
 
-pub(crate) fn xrc_send_to_unknown_srq_fails() {
+#[kernel_test(device::xrc)]
+fn xrc_send_to_unknown_srq_fails() {
     nothing_leaks(|| {
         let pd = domain();
         let xrcd = pd.context().open_xrcd(XrcdShare::Private).unwrap();
@@ -321,7 +328,8 @@ pub(crate) fn xrc_send_to_unknown_srq_fails() {
     });
 }
 
-pub(crate) fn xrc_rejects_unsupported_operations() {
+#[kernel_test(device::xrc)]
+fn xrc_rejects_unsupported_operations() {
     nothing_leaks(|| {
         let pd = domain();
         let xrcd = pd.context().open_xrcd(XrcdShare::Private).unwrap();
@@ -375,7 +383,8 @@ pub(crate) fn xrc_rejects_unsupported_operations() {
     });
 }
 
-pub(crate) fn xrc_domain_closes_after_its_objects() {
+#[kernel_test(device::xrc)]
+fn xrc_domain_closes_after_its_objects() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context().clone();
@@ -395,7 +404,8 @@ pub(crate) fn xrc_domain_closes_after_its_objects() {
     });
 }
 
-pub(crate) fn xrc_objects_of_another_context_are_rejected() {
+#[kernel_test(device::xrc)]
+fn xrc_objects_of_another_context_are_rejected() {
     nothing_leaks(|| {
         let (one, other) = (domain(), domain());
         let xrcd = one.context().open_xrcd(XrcdShare::Private).unwrap();
@@ -408,7 +418,8 @@ pub(crate) fn xrc_objects_of_another_context_are_rejected() {
     });
 }
 
-pub(crate) fn xrc_is_unsupported_without_the_capability() {
+#[kernel_test(device::no_xrc)]
+fn xrc_is_unsupported_without_the_capability() {
     nothing_leaks(|| {
         let pd = domain();
         let file = file("xrc-none");

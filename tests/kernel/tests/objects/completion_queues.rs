@@ -8,7 +8,7 @@ use bareverbs::error::ObjectClass;
 use bareverbs::{Context, Error};
 use bareverbs_kernel_tests::loopback::open;
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{Completion, Outcome, skip};
+use bareverbs_kernel_tests::{Completion, Outcome, kernel_test, skip};
 
 /// The minimum, a medium and the maximum depth.
 fn depths(context: &Context) -> [u32; 3] {
@@ -16,7 +16,8 @@ fn depths(context: &Context) -> [u32; 3] {
     [1, max / 2, max]
 }
 
-pub(crate) fn cqs_accept_any_depth_and_vector() {
+#[kernel_test]
+fn cqs_accept_any_depth_and_vector() {
     nothing_leaks(|| {
         let context = open();
         let vectors = context.capabilities().num_comp_vectors;
@@ -38,7 +39,8 @@ pub(crate) fn cqs_accept_any_depth_and_vector() {
     });
 }
 
-pub(crate) fn cqs_of_any_depth_share_a_channel() {
+#[kernel_test]
+fn cqs_of_any_depth_share_a_channel() {
     nothing_leaks(|| {
         let context = open();
         let channel = context.create_comp_channel().unwrap();
@@ -56,7 +58,8 @@ pub(crate) fn cqs_of_any_depth_share_a_channel() {
     });
 }
 
-pub(crate) fn cq_moderation_is_limited_by_the_device() -> Outcome {
+#[kernel_test]
+fn cq_moderation_is_limited_by_the_device() -> Outcome {
     let context = open();
     let DeviceAttr { max_cq_count, max_cq_period, .. } = context.query_device().unwrap();
     let cq = context.create_cq(&CqInit::new(16)).unwrap();

@@ -2,12 +2,13 @@
 
 use bareverbs::values::Guid;
 use bareverbs::{Error, PortNum};
-use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::open;
+use bareverbs_kernel_tests::{device, kernel_test};
 
 const PAGE: u64 = 4096;
 
-pub(crate) fn query_device_limits_are_plausible() {
+#[kernel_test]
+fn query_device_limits_are_plausible() {
     let context = open();
     let attr = context.query_device().unwrap();
     for (what, guid) in [("node", attr.node_guid), ("system", attr.sys_image_guid)] {
@@ -32,7 +33,8 @@ pub(crate) fn query_device_limits_are_plausible() {
     assert!(port.max_msg_sz > 0x1000 && port.active_mtu <= port.max_mtu);
 }
 
-pub(crate) fn get_pkey_index_finds_the_default_pkey() {
+#[kernel_test]
+fn get_pkey_index_finds_the_default_pkey() {
     let context = open();
     let kernels = device::read_sysfs("ports/1/pkeys/0");
     let pkey = u16::from_str_radix(kernels.trim().trim_start_matches("0x"), 16).unwrap();

@@ -8,10 +8,12 @@ use bareverbs::raw::uapi::uverbs::object;
 use bareverbs::raw::uapi::write::AllocMw;
 use bareverbs::raw::uapi::write::structs::{AllocMwReq, AllocMwResp};
 use bareverbs::{Errno, Error, Pd};
+use bareverbs_kernel_tests::kernel_test;
 use bareverbs_kernel_tests::loopback::{domain, open};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
-pub(crate) fn pds_are_allocated_and_freed_repeatedly() {
+#[kernel_test]
+fn pds_are_allocated_and_freed_repeatedly() {
     nothing_leaks(|| {
         let context = open();
         let count = || context.object_count(ObjectClass::PD).unwrap();
@@ -32,7 +34,8 @@ pub(crate) fn pds_are_allocated_and_freed_repeatedly() {
     });
 }
 
-pub(crate) fn pd_in_use_is_returned_by_dealloc() {
+#[kernel_test]
+fn pd_in_use_is_returned_by_dealloc() {
     nothing_leaks(|| {
         let context = open();
         let raw = context.raw();
@@ -64,7 +67,8 @@ pub(crate) fn pd_in_use_is_returned_by_dealloc() {
     });
 }
 
-pub(crate) fn ah_is_created_and_destroyed() {
+#[kernel_test]
+fn ah_is_created_and_destroyed() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context();
@@ -81,7 +85,8 @@ pub(crate) fn ah_is_created_and_destroyed() {
     });
 }
 
-pub(crate) fn unknown_mw_type_is_rejected() {
+#[kernel_test]
+fn unknown_mw_type_is_rejected() {
     nothing_leaks(|| {
         let pd = domain();
         for number in [0, 3, 255] {

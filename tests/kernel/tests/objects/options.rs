@@ -13,7 +13,7 @@ use bareverbs_kernel_tests::loopback::{
     ALL_REMOTE, Plan, Side, contents, domain, open, pair, region, request, side,
 };
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{Outcome, TIMEOUT, device, skip};
+use bareverbs_kernel_tests::{Outcome, TIMEOUT, device, kernel_test, skip};
 
 /// More sends than a CQ of 4 entries has room for, none of them polled. Returns the QP's state in
 /// the kernel, and whether the CQ failed within a time.
@@ -45,7 +45,8 @@ fn overrun(
     Ok((a.kernel_state(), failed))
 }
 
-pub(crate) fn cq_that_ignores_overruns_raises_no_error() -> Outcome {
+#[kernel_test]
+fn cq_that_ignores_overruns_raises_no_error() -> Outcome {
     nothing_leaks(|| {
         // SAFETY: requests and completions name no memory that is reused, so a completion of
         // another request does no harm.
@@ -66,7 +67,8 @@ pub(crate) fn cq_that_ignores_overruns_raises_no_error() -> Outcome {
     })
 }
 
-pub(crate) fn qp_creation_flags_work_or_are_unsupported() {
+#[kernel_test]
+fn qp_creation_flags_work_or_are_unsupported() {
     nothing_leaks(|| {
         let pd = domain();
         let cq = pd.context().create_cq(&CqInit::new(16)).unwrap();
@@ -104,7 +106,8 @@ pub(crate) fn qp_creation_flags_work_or_are_unsupported() {
     });
 }
 
-pub(crate) fn rate_limit_works_or_is_unsupported() {
+#[kernel_test(device::raw_packets)]
+fn rate_limit_works_or_is_unsupported() {
     nothing_leaks(|| {
         let pd = domain();
         let cq = pd.context().create_cq(&CqInit::new(16)).unwrap();
@@ -125,7 +128,8 @@ pub(crate) fn rate_limit_works_or_is_unsupported() {
     });
 }
 
-pub(crate) fn advice_covers_several_regions() -> Outcome {
+#[kernel_test]
+fn advice_covers_several_regions() -> Outcome {
     if !open().capabilities().advise_mr {
         return skip("the device takes no advice");
     }
@@ -148,7 +152,8 @@ pub(crate) fn advice_covers_several_regions() -> Outcome {
     })
 }
 
-pub(crate) fn replaced_memory_of_an_mr_is_used_or_the_mr_is_unchanged() {
+#[kernel_test]
+fn replaced_memory_of_an_mr_is_used_or_the_mr_is_unchanged() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());

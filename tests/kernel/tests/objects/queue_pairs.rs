@@ -12,7 +12,7 @@ use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::exchange::ud_endpoints;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, domain, pair, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{child, loopback};
+use bareverbs_kernel_tests::{child, kernel_test, loopback};
 
 const CAP: QpCap =
     QpCap { max_send_wr: 33, max_recv_wr: 17, max_send_sge: 3, max_recv_sge: 2, max_inline_data: 48 };
@@ -43,7 +43,8 @@ fn fields(cap: &QpCap) -> [(&'static str, u32); 5] {
     ]
 }
 
-pub(crate) fn new_qp_is_in_reset_with_requested_caps() {
+#[kernel_test]
+fn new_qp_is_in_reset_with_requested_caps() {
     fn look<T: Transport>(pd: &Pd) {
         for (cap, signal_all) in [(QpCap::default(), false), (CAP, false), (CAP, true)] {
             let qp = make::<T>(pd, cap, signal_all).unwrap();
@@ -66,7 +67,8 @@ pub(crate) fn new_qp_is_in_reset_with_requested_caps() {
     });
 }
 
-pub(crate) fn bring_up_of_each_transport_matches_query_qp() {
+#[kernel_test]
+fn bring_up_of_each_transport_matches_query_qp() {
     nothing_leaks(|| {
         let pd = domain();
         let init = InitAttr { access: ALL_REMOTE, ..InitAttr::new(1) };
@@ -105,7 +107,8 @@ pub(crate) fn bring_up_of_each_transport_matches_query_qp() {
     });
 }
 
-pub(crate) fn bring_up_is_generic_over_transports() {
+#[kernel_test]
+fn bring_up_is_generic_over_transports() {
     fn look<T: BringUp>(pd: &Pd, init: &T::Init, rtr: &T::Rtr, rts: &T::Rts) {
         let supported = pd.context().is_qpt_supported(T::QP_TYPE);
         assert!(supported || T::QP_TYPE == QpType::RAW_PACKET);
@@ -135,7 +138,8 @@ pub(crate) fn bring_up_is_generic_over_transports() {
     });
 }
 
-pub(crate) fn qp_caps_above_device_limits_are_rejected() {
+#[kernel_test]
+fn qp_caps_above_device_limits_are_rejected() {
     fn look<T: Transport>(pd: &Pd) {
         let refused = |cap| make::<T>(pd, cap, false).map(drop).unwrap_err();
         for cap in [
@@ -156,7 +160,8 @@ pub(crate) fn qp_caps_above_device_limits_are_rejected() {
     });
 }
 
-pub(crate) fn privileged_qkey_is_rejected_without_privilege() {
+#[kernel_test]
+fn privileged_qkey_is_rejected_without_privilege() {
     const PRIVILEGED: u32 = 0x8000_0000;
     nothing_leaks(|| {
         let pd = domain();
@@ -182,7 +187,8 @@ pub(crate) fn privileged_qkey_is_rejected_without_privilege() {
     });
 }
 
-pub(crate) fn max_rd_atomic_is_kept() {
+#[kernel_test]
+fn max_rd_atomic_is_kept() {
     nothing_leaks(|| {
         let pd = domain();
         let limits = pd.context().query_device().unwrap();
@@ -201,7 +207,8 @@ pub(crate) fn max_rd_atomic_is_kept() {
     });
 }
 
-pub(crate) fn cq_sized_for_the_granted_depths_loses_no_completion() {
+#[kernel_test]
+fn cq_sized_for_the_granted_depths_loses_no_completion() {
     nothing_leaks(|| {
         let pd = domain();
         let cap = QpCap { max_send_wr: 20, max_recv_wr: 9, ..QpCap::default() };
@@ -243,7 +250,8 @@ pub(crate) fn cq_sized_for_the_granted_depths_loses_no_completion() {
     });
 }
 
-pub(crate) fn reset_qp_rejects_posts() {
+#[kernel_test]
+fn reset_qp_rejects_posts() {
     nothing_leaks(|| {
         let pd = domain();
         let [mut one, mut other] = ud_endpoints(&pd, 8, ALL_REMOTE);

@@ -3,8 +3,8 @@
 use bareverbs::mr::{ImplicitMr, LocalAccess};
 use bareverbs::qp::{Operation, Payload, RecvRequest};
 use bareverbs::{Access, Buffer, Error, Pd, WcStatus};
-use bareverbs_kernel_tests::Outcome;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, pair, request};
+use bareverbs_kernel_tests::{Outcome, kernel_test};
 
 use super::{PAGE, ROUNDS, evict_pages, on_demand, passed, skip};
 
@@ -26,7 +26,8 @@ fn reachable(pd: &Pd) -> ImplicitMr {
     unsafe { pd.register_implicit_remote(ALL_REMOTE) }.unwrap()
 }
 
-pub(crate) fn implicit_odp_mr_covers_all_memory() -> Outcome {
+#[kernel_test]
+fn implicit_odp_mr_covers_all_memory() -> Outcome {
     implicit(|pd| {
         let everything = pd.register_implicit(LocalAccess::ReadWrite).unwrap();
         let (mut a, mut b) = pair(pd, Plan::long_timeouts());
@@ -47,7 +48,8 @@ pub(crate) fn implicit_odp_mr_covers_all_memory() -> Outcome {
     })
 }
 
-pub(crate) fn implicit_odp_mr_is_remotely_accessible() -> Outcome {
+#[kernel_test]
+fn implicit_odp_mr_is_remotely_accessible() -> Outcome {
     implicit(|pd| {
         let everything = reachable(pd);
         let (mut a, b) = pair(pd, Plan::long_timeouts());
@@ -71,7 +73,8 @@ pub(crate) fn implicit_odp_mr_is_remotely_accessible() -> Outcome {
     })
 }
 
-pub(crate) fn implicit_odp_parts_keep_access_and_bytes() -> Outcome {
+#[kernel_test]
+fn implicit_odp_parts_keep_access_and_bytes() -> Outcome {
     implicit(|pd| {
         let everything = pd.register_implicit(LocalAccess::Read).unwrap();
         assert!(everything.access().contains(Access::ON_DEMAND));

@@ -8,29 +8,11 @@ use bareverbs::{Access, Buffer, Mr, Pd};
 use bareverbs_kernel_tests::exchange::RcEndpoint;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, domain};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{Completion, Outcome, kernel_tests, skip};
-use everything::*;
+use bareverbs_kernel_tests::{Completion, Outcome, skip};
 use nix::sys::mman::{MmapAdvise, madvise};
-use operations::*;
-use prefetch::*;
 
-kernel_tests! {
-    odp_messages_survive_page_reclaim,
-    datagrams_are_sent_from_odp_mr,
-    odp_and_pinned_sges_form_one_message,
-    odp_mr_is_read_and_written,
-    atomics_reach_odp_mr,
-    atomic_write_reaches_odp_mr,
-    odp_mr_is_flushed,
-    odp_mr_is_written_at_any_offset,
-
-    implicit_odp_mr_covers_all_memory,
-    implicit_odp_mr_is_remotely_accessible,
-    implicit_odp_parts_keep_access_and_bytes,
-
-    advise_mr_prefetches_synchronously_and_asynchronously,
-    prefetch_no_fault_skips_absent_pages,
-    advise_mr_on_pinned_memory_is_rejected,
+fn main() -> std::process::ExitCode {
+    bareverbs_kernel_tests::run()
 }
 
 const ROUNDS: usize = 20;

@@ -7,11 +7,12 @@ use bareverbs_kernel_tests::exchange::{
     RcEndpoint, exchange_rounds, long_timeout_plan, rc_endpoints, ud_endpoints,
 };
 use bareverbs_kernel_tests::loopback::{contents, region, request};
-use bareverbs_kernel_tests::{Outcome, loopback, skip};
+use bareverbs_kernel_tests::{Outcome, kernel_test, loopback, skip};
 
 use super::{LEN, ON_DEMAND, PAGE, ROUNDS, evict_pages, faults_await, on_demand, passed};
 
-pub(crate) fn odp_messages_survive_page_reclaim() -> Outcome {
+#[kernel_test]
+fn odp_messages_survive_page_reclaim() -> Outcome {
     on_demand(|pd| {
         exchange_rounds(&mut rc_endpoints(pd, LEN, ON_DEMAND), ROUNDS, LEN, |from, to, text| {
             faults_await(from, to);
@@ -21,7 +22,8 @@ pub(crate) fn odp_messages_survive_page_reclaim() -> Outcome {
     })
 }
 
-pub(crate) fn datagrams_are_sent_from_odp_mr() -> Outcome {
+#[kernel_test]
+fn datagrams_are_sent_from_odp_mr() -> Outcome {
     on_demand(|pd| {
         exchange_rounds(
             &mut ud_endpoints(pd, LEN, Access::LOCAL_WRITE | Access::ON_DEMAND),
@@ -36,7 +38,8 @@ pub(crate) fn datagrams_are_sent_from_odp_mr() -> Outcome {
     })
 }
 
-pub(crate) fn odp_and_pinned_sges_form_one_message() -> Outcome {
+#[kernel_test]
+fn odp_and_pinned_sges_form_one_message() -> Outcome {
     on_demand(|pd| {
         let mut both = rc_endpoints(pd, LEN, ON_DEMAND);
         let pinned = [(); 2].map(|()| region(pd, &[0; 500], Access::LOCAL_WRITE));
@@ -65,7 +68,8 @@ fn writes(from: &mut RcEndpoint, to: &mut RcEndpoint, text: &[u8]) {
     assert!(to.bytes(LEN) == text, "other bytes were written");
 }
 
-pub(crate) fn odp_mr_is_read_and_written() -> Outcome {
+#[kernel_test]
+fn odp_mr_is_read_and_written() -> Outcome {
     on_demand(|pd| {
         let mut both = rc_endpoints(pd, LEN, ON_DEMAND);
         exchange_rounds(&mut both, ROUNDS, LEN, writes);
@@ -79,7 +83,8 @@ pub(crate) fn odp_mr_is_read_and_written() -> Outcome {
     })
 }
 
-pub(crate) fn atomics_reach_odp_mr() -> Outcome {
+#[kernel_test]
+fn atomics_reach_odp_mr() -> Outcome {
     on_demand(|pd| {
         exchange_rounds(&mut rc_endpoints(pd, LEN, ON_DEMAND), ROUNDS, 8, |from, to, text| {
             let number = u64::from_ne_bytes(text.try_into().unwrap());
@@ -101,7 +106,8 @@ pub(crate) fn atomics_reach_odp_mr() -> Outcome {
     })
 }
 
-pub(crate) fn atomic_write_reaches_odp_mr() -> Outcome {
+#[kernel_test]
+fn atomic_write_reaches_odp_mr() -> Outcome {
     on_demand(|pd| {
         if !pd.context().capabilities().atomic_write {
             return skip("no atomic writes");
@@ -117,7 +123,8 @@ pub(crate) fn atomic_write_reaches_odp_mr() -> Outcome {
     })
 }
 
-pub(crate) fn odp_mr_is_flushed() -> Outcome {
+#[kernel_test]
+fn odp_mr_is_flushed() -> Outcome {
     on_demand(|pd| {
         if !pd.context().capabilities().flush {
             return skip("no flushes");
@@ -145,7 +152,8 @@ pub(crate) fn odp_mr_is_flushed() -> Outcome {
     })
 }
 
-pub(crate) fn odp_mr_is_written_at_any_offset() -> Outcome {
+#[kernel_test]
+fn odp_mr_is_written_at_any_offset() -> Outcome {
     on_demand(|pd| {
         let [mut from, mut to] = rc_endpoints(pd, 2 * PAGE, ON_DEMAND);
         let text: Vec<u8> = (1..=200).collect();

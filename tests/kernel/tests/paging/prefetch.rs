@@ -3,10 +3,10 @@
 use bareverbs::mr::Advice;
 use bareverbs::qp::Operation;
 use bareverbs::{Access, Buffer, Error, Mr};
-use bareverbs_kernel_tests::Outcome;
 use bareverbs_kernel_tests::exchange::{exchange_rounds, rc_endpoints};
 use bareverbs_kernel_tests::loopback::{domain, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{Outcome, kernel_test};
 
 use super::{LEN, ON_DEMAND, PAGE, ROUNDS, evict_pages, faults_await, on_demand, passed};
 
@@ -24,7 +24,8 @@ fn resident(region: &Mr<Buffer>) -> Vec<bool> {
     reported.iter().map(|page| page & 1 != 0).collect()
 }
 
-pub(crate) fn advise_mr_prefetches_synchronously_and_asynchronously() -> Outcome {
+#[kernel_test]
+fn advise_mr_prefetches_synchronously_and_asynchronously() -> Outcome {
     on_demand(|pd| {
         let alone = region(pd, &[1; 3 * PAGE], ON_DEMAND);
         evict_pages(&alone);
@@ -48,7 +49,8 @@ pub(crate) fn advise_mr_prefetches_synchronously_and_asynchronously() -> Outcome
     })
 }
 
-pub(crate) fn prefetch_no_fault_skips_absent_pages() -> Outcome {
+#[kernel_test]
+fn prefetch_no_fault_skips_absent_pages() -> Outcome {
     on_demand(|pd| {
         let mut alone = region(pd, &[1; 3 * PAGE], ON_DEMAND);
         evict_pages(&alone);
@@ -67,7 +69,8 @@ pub(crate) fn prefetch_no_fault_skips_absent_pages() -> Outcome {
     })
 }
 
-pub(crate) fn advise_mr_on_pinned_memory_is_rejected() {
+#[kernel_test]
+fn advise_mr_on_pinned_memory_is_rejected() {
     nothing_leaks(|| {
         let pd = domain();
         let pinned = region(&pd, &[0; LEN], Access::LOCAL_WRITE);

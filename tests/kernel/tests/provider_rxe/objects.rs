@@ -1,5 +1,6 @@
 //! Kernel objects: attributes, wrong keys, destruction.
 
+use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_provider::command;
 use bareverbs_provider::request::{CqRequest, QueueMemory};
 use bareverbs_provider::traits::{Provider, SendQueue};
@@ -9,7 +10,8 @@ use bareverbs_uapi::uverbs::ObjectClass;
 use crate::host::{Host, Memory};
 use crate::pair::{CAP, Pair, poll};
 
-pub(crate) fn mr_has_the_registered_range() {
+#[kernel_test(device::soft_roce)]
+fn mr_has_the_registered_range() {
     let host = Host::new();
     let memory = Memory::new(&host, 8192);
     let info = command::query_mr(&host.file, memory.mr.handle).unwrap();
@@ -17,7 +19,8 @@ pub(crate) fn mr_has_the_registered_range() {
     assert_eq!((info.length, info.iova), (8192, memory.addr(0)));
 }
 
-pub(crate) fn query_device_and_query_device_ex_agree() {
+#[kernel_test(device::soft_roce)]
+fn query_device_and_query_device_ex_agree() {
     let host = Host::new();
     let (base, extended) =
         (command::query_device(&host.file).unwrap(), command::query_device_ex(&host.file).unwrap().base);
@@ -25,7 +28,8 @@ pub(crate) fn query_device_and_query_device_ex_agree() {
     assert!(base.max_qp > 0);
 }
 
-pub(crate) fn lkey_of_another_pd_fails() {
+#[kernel_test(device::soft_roce)]
+fn lkey_of_another_pd_fails() {
     let mut pair = Pair::new(CAP);
     let memory = Memory::new(&pair.host, 4096);
     let wrong = Sge { lkey: memory.mr.lkey ^ 0x5500, ..memory.sge(0, 8) };
@@ -40,7 +44,8 @@ pub(crate) fn lkey_of_another_pd_fails() {
     assert!(matches!(reported, Some((1, WcStatus::LOC_PROT_ERR | WcStatus::LOC_QP_OP_ERR))), "{reported:?}");
 }
 
-pub(crate) fn destroyed_objects_leave_no_handles() {
+#[kernel_test(device::soft_roce)]
+fn destroyed_objects_leave_no_handles() {
     let count = |host: &Host, class| command::info_handles(&host.file, class, &mut [0; 64]).unwrap();
     let pair = Pair::new(CAP);
     let memory = Memory::new(&pair.host, 4096);

@@ -1,5 +1,6 @@
 //! The operations.
 
+use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_provider::traits::CompletionQueue;
 use bareverbs_provider::work::{Imm, Operation, Payload, WcOpcode};
 use bareverbs_uapi::uverbs::types::QpCap;
@@ -7,7 +8,8 @@ use bareverbs_uapi::uverbs::types::QpCap;
 use crate::host::Memory;
 use crate::pair::{CAP, Pair, succeeds};
 
-pub(crate) fn every_operation_moves_its_bytes() {
+#[kernel_test(device::soft_roce)]
+fn every_operation_moves_its_bytes() {
     let mut pair = Pair::new(CAP);
     let (local, remote) = (Memory::new(&pair.host, 8192), Memory::new(&pair.host, 8192));
     local.write(0, b"from the client");
@@ -67,7 +69,8 @@ pub(crate) fn every_operation_moves_its_bytes() {
     }
 }
 
-pub(crate) fn sges_of_several_mrs_are_gathered_and_scattered_in_order() {
+#[kernel_test(device::soft_roce)]
+fn sges_of_several_mrs_are_gathered_and_scattered_in_order() {
     let mut pair = Pair::new(QpCap { max_send_sge: 3, ..CAP });
     let (one, other) = (Memory::new(&pair.host, 8192), Memory::new(&pair.host, 8192));
     let bytes: Vec<u8> = (0..3000u32).map(|i| (i * 7) as u8).collect();
@@ -83,7 +86,8 @@ pub(crate) fn sges_of_several_mrs_are_gathered_and_scattered_in_order() {
     assert_eq!(one.read(2048, 500), bytes[2500..]);
 }
 
-pub(crate) fn inline_data_needs_no_sge_and_no_mr() {
+#[kernel_test(device::soft_roce)]
+fn inline_data_needs_no_sge_and_no_mr() {
     // Kernels that check a request's SGEs during execution reject inline data on a queue with
     // max_send_sge 0. The provider's queues have at least one.
     let mut pair = Pair::new(QpCap { max_send_sge: 0, max_inline_data: 8, ..CAP });

@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::os::fd::AsFd;
 
+use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_provider::command;
 use bareverbs_provider::request::{CqRequest, QueueMemory, SrqRequest};
 use bareverbs_provider::traits::{CompletionQueue, Provider, RecvQueue, SendQueue};
@@ -12,7 +13,8 @@ use bareverbs_uapi::uverbs::types::QpCap;
 use crate::host::Memory;
 use crate::pair::{CAP, Pair, push, succeeds};
 
-pub(crate) fn queue_accepts_exactly_its_capacity() {
+#[kernel_test(device::soft_roce)]
+fn queue_accepts_exactly_its_capacity() {
     let mut pair = Pair::new(CAP);
     let memory = Memory::new(&pair.host, 4096);
     assert_eq!((pair.client.cap.max_send_wr, pair.client.cap.max_recv_wr), (15, 15));
@@ -45,7 +47,8 @@ pub(crate) fn queue_accepts_exactly_its_capacity() {
     pair.client.sq.abort();
 }
 
-pub(crate) fn small_rings_carry_many_messages() {
+#[kernel_test(device::soft_roce)]
+fn small_rings_carry_many_messages() {
     let mut pair = Pair::new(QpCap { max_send_wr: 3, max_recv_wr: 3, ..CAP });
     let memory = Memory::new(&pair.host, 4096);
     let (mut sent, mut received, mut posted) = (0u64, 0u64, 0u64);
@@ -69,7 +72,8 @@ pub(crate) fn small_rings_carry_many_messages() {
     }
 }
 
-pub(crate) fn armed_cq_raises_one_event() {
+#[kernel_test(device::soft_roce)]
+fn armed_cq_raises_one_event() {
     let mut pair = Pair::unconnected(CAP);
     let channel = command::create_comp_channel(&pair.host.file).unwrap();
     let request = CqRequest {
@@ -100,7 +104,8 @@ pub(crate) fn armed_cq_raises_one_event() {
     assert_eq!((read, &event[..8]), (8, &0x1234u64.to_ne_bytes()[..]), "one event, with the queue's number");
 }
 
-pub(crate) fn srq_receives_messages_of_a_connection() {
+#[kernel_test(device::soft_roce)]
+fn srq_receives_messages_of_a_connection() {
     let mut pair = Pair::unconnected(CAP);
     let memory = Memory::new(&pair.host, 4096);
     let request = SrqRequest {

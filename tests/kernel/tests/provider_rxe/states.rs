@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_provider::Errno;
 use bareverbs_provider::error::DoorbellError;
 use bareverbs_provider::traits::{CreatedQp, RecvQueue, SendQueue};
@@ -13,7 +14,8 @@ use nix::unistd::setfsuid;
 use crate::host::Memory;
 use crate::pair::{CAP, Pair, poll, push, succeeds, try_poll};
 
-pub(crate) fn batch_rejected_before_rts_is_never_sent() {
+#[kernel_test(device::soft_roce)]
+fn batch_rejected_before_rts_is_never_sent() {
     let mut pair = Pair::unconnected(CAP);
     let memory = Memory::new(&pair.host, 4096);
     let refused = |qp: &mut CreatedQp<Rxe>| {
@@ -64,7 +66,8 @@ fn reset_to_rtr(pair: &mut Pair) {
     pair.host.ready_to_receive(&pair.server, &pair.client);
 }
 
-pub(crate) fn batch_posted_in_rtr_after_reset_is_never_sent() {
+#[kernel_test(device::soft_roce)]
+fn batch_posted_in_rtr_after_reset_is_never_sent() {
     let mut pair = Pair::new(CAP);
     let memory = Memory::new(&pair.host, 4096);
     for round in 0..20 {
@@ -100,7 +103,8 @@ fn flushed(pair: &mut Pair) {
     }
 }
 
-pub(crate) fn doorbell_flushes_a_qp_in_err() {
+#[kernel_test(device::soft_roce)]
+fn doorbell_flushes_a_qp_in_err() {
     let mut pair = Pair::new(CAP);
     pair.receive(50, &[]);
     for qp in [&pair.client, &pair.server] {
@@ -112,7 +116,8 @@ pub(crate) fn doorbell_flushes_a_qp_in_err() {
     flushed(&mut pair);
 }
 
-pub(crate) fn doorbell_rings_for_a_thread_with_other_credentials() {
+#[kernel_test(device::soft_roce)]
+fn doorbell_rings_for_a_thread_with_other_credentials() {
     let mut pair = Pair::new(CAP);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -131,7 +136,8 @@ pub(crate) fn doorbell_rings_for_a_thread_with_other_credentials() {
     succeeds(&mut pair.client_cq, 3, WcOpcode::SEND);
 }
 
-pub(crate) fn qp_works_after_reset() {
+#[kernel_test(device::soft_roce)]
+fn qp_works_after_reset() {
     let mut pair = Pair::new(CAP);
     let memory = Memory::new(&pair.host, 4096);
     for round in 0..5 {

@@ -7,9 +7,9 @@ use bareverbs::raw::uapi::mlx5::{CqFlags, CreateCqReq, UarObjAlloc};
 use bareverbs::raw::uapi::uverbs::types::{BufferDesc, BufferType};
 use bareverbs::raw::uapi::uverbs::{CqCreate, object};
 use bareverbs::{Buffer, Errno, MemoryOwner};
-use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::open;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 use zerocopy::IntoBytes;
 
 const ENTRIES: u32 = 63;
@@ -26,7 +26,8 @@ enum Naming {
 
 /// mlx5 takes the ring of a CQ from the attributes since Linux 7.2. Older kernels reject the
 /// attributes; rxe ignores them.
-pub(crate) fn cq_ring_is_named_by_an_attribute() {
+#[kernel_test]
+fn cq_ring_is_named_by_an_attribute() {
     let is_known = open().capabilities().queue_buffers;
     nothing_leaks(|| {
         let context = open();

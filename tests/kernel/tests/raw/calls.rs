@@ -15,9 +15,9 @@ use bareverbs::raw::uapi::write::{AllocPd, DeallocPd, QueryPort as WriteQueryPor
 use bareverbs::raw::{QueryError, RawContext, RawObject, UntypedCall};
 use bareverbs::srq::SrqInit;
 use bareverbs::{Access as Rights, Errno};
-use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{domain, open, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 
 /// A handle and a descriptor that no object has.
 const NO_OBJECT: u32 = 0x7fff_fff0;
@@ -58,7 +58,8 @@ const ANSWERS: [Errno; 10] = [
 
 /// Every method of the core and of the driver, with its mandatory attributes of minimal size.
 /// Handles name no object. So most methods fail, and each error is the kernel's.
-pub(crate) fn every_declared_method_is_answered_by_the_kernel() {
+#[kernel_test]
+fn every_declared_method_is_answered_by_the_kernel() {
     nothing_leaks(|| {
         let context = open();
         let raw = context.raw();
@@ -98,7 +99,8 @@ pub(crate) fn every_declared_method_is_answered_by_the_kernel() {
     });
 }
 
-pub(crate) fn queries_match_the_verbs() {
+#[kernel_test]
+fn queries_match_the_verbs() {
     nothing_leaks(|| {
         let pd = domain();
         let (context, raw) = (pd.context(), pd.context().raw());
@@ -148,7 +150,8 @@ pub(crate) fn queries_match_the_verbs() {
     });
 }
 
-pub(crate) fn write_commands_match_the_verbs() {
+#[kernel_test]
+fn write_commands_match_the_verbs() {
     nothing_leaks(|| {
         let pd = domain();
         let raw = pd.context().raw();
@@ -171,7 +174,8 @@ pub(crate) fn write_commands_match_the_verbs() {
     });
 }
 
-pub(crate) fn invalid_calls_get_the_kernels_errno() {
+#[kernel_test]
+fn invalid_calls_get_the_kernels_errno() {
     nothing_leaks(|| {
         let pd = domain();
         let (raw, mr) = (pd.context().raw(), region(&pd, &[0; 64], Rights::LOCAL_WRITE));
@@ -206,7 +210,8 @@ pub(crate) fn invalid_calls_get_the_kernels_errno() {
     });
 }
 
-pub(crate) fn unknown_attributes_are_rejected_if_mandatory() {
+#[kernel_test]
+fn unknown_attributes_are_rejected_if_mandatory() {
     nothing_leaks(|| {
         let pd = domain();
         let (raw, mr) = (pd.context().raw(), region(&pd, &[0; 64], Rights::LOCAL_WRITE));
@@ -224,7 +229,8 @@ pub(crate) fn unknown_attributes_are_rejected_if_mandatory() {
     });
 }
 
-pub(crate) fn created_objects_are_destroyed_by_their_class() {
+#[kernel_test]
+fn created_objects_are_destroyed_by_their_class() {
     nothing_leaks(|| {
         let context = open();
         let raw = context.raw();

@@ -22,6 +22,7 @@ use bareverbs::srq::SrqInit;
 use bareverbs::{Access, Buffer, Context, Errno, Mr, Pd};
 use bareverbs_kernel_tests::loopback::{Plan, Side, domain, open, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 
 fn alloc_pd(raw: &RawContext) -> u32 {
     let (request, mut response, mut driver) = (AllocPdReq::zeroed(), AllocPdResp::zeroed(), [0; 8]);
@@ -32,7 +33,8 @@ fn alloc_pd(raw: &RawContext) -> u32 {
     response.pd_handle
 }
 
-pub(crate) fn adopted_handles_work_and_are_destroyed() {
+#[kernel_test]
+fn adopted_handles_work_and_are_destroyed() {
     nothing_leaks(|| {
         let context = open();
         let raw = context.raw();
@@ -87,7 +89,8 @@ fn destroy<O: Object>(context: &Context, handle: u32) {
     assert_eq!(context.object_count(class).unwrap(), 0, "{class:?}");
 }
 
-pub(crate) fn given_up_objects_stay_until_they_are_destroyed() {
+#[kernel_test]
+fn given_up_objects_stay_until_they_are_destroyed() {
     // The queues that are given up keep the device file open, so nothing is counted afterwards.
     let context = open();
     let pd = context.alloc_pd().unwrap();
@@ -121,7 +124,8 @@ pub(crate) fn given_up_objects_stay_until_they_are_destroyed() {
     destroy::<object::Pd>(&context, pd.into_handle());
 }
 
-pub(crate) fn adopted_channels_deliver_events() {
+#[kernel_test]
+fn adopted_channels_deliver_events() {
     nothing_leaks(|| {
         let pd = domain();
         let (context, raw) = (pd.context(), pd.context().raw());
@@ -148,7 +152,8 @@ pub(crate) fn adopted_channels_deliver_events() {
     });
 }
 
-pub(crate) fn adopted_device_memory_is_freed() {
+#[kernel_test(device::device_memory)]
+fn adopted_device_memory_is_freed() {
     nothing_leaks(|| {
         let context = open();
         let raw = context.raw();

@@ -8,9 +8,9 @@ use bareverbs::qp::{Operation, Payload};
 use bareverbs::raw::uapi::mlx5::PdQuery;
 use bareverbs::raw::{DoorbellLayout, QueueLayout};
 use bareverbs::srq::SrqInit;
-use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{Plan, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 
 use crate::raw_level;
 
@@ -41,11 +41,13 @@ fn published(layout: &QueueLayout, which: usize) -> u32 {
     }
 }
 
-pub(crate) fn raw_level_example_runs() {
+#[kernel_test]
+fn raw_level_example_runs() {
     nothing_leaks(|| raw_level::main().unwrap());
 }
 
-pub(crate) fn layout_of_queues_matches_their_memory() {
+#[kernel_test]
+fn layout_of_queues_matches_their_memory() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());
@@ -95,7 +97,8 @@ pub(crate) fn layout_of_queues_matches_their_memory() {
     });
 }
 
-pub(crate) fn address_vector_names_the_peer() {
+#[kernel_test]
+fn address_vector_names_the_peer() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context();

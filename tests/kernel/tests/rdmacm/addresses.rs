@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs::{Errno, Gid};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{child, device};
+use bareverbs_kernel_tests::{child, device, kernel_test};
 use bareverbs_rdmacm::command::{self, CmFile};
 use bareverbs_rdmacm::event::EventKind;
 use bareverbs_rdmacm::{Addr, CmId, ConnParam, EventChannel, IbAddr, PortSpace};
@@ -19,7 +19,8 @@ fn new(port_space: PortSpace) -> CmId {
     CmId::new(&EventChannel::new().unwrap(), port_space).unwrap()
 }
 
-pub(crate) fn bind_errors_name_their_cause() {
+#[kernel_test(crate::host::has_ip)]
+fn bind_errors_name_their_cause() {
     nothing_leaks(|| {
         let id = new(PortSpace::Tcp);
         let foreign = id.bind_addr((Ipv4Addr::new(192, 0, 2, 1), 0)).unwrap_err();
@@ -63,7 +64,8 @@ const BESIDE_WILDCARD: &str = "another identifier uses the port in this port spa
 const NO_FREE_PORT: &str = "no port of the sysctl net.ipv4.ip_local_port_range is free";
 
 /// The kernel has one errno for a port that a wildcard address needs alone, and for a foreign address.
-pub(crate) fn port_in_use_beside_a_wildcard_is_no_foreign_address() {
+#[kernel_test(crate::host::has_ip)]
+fn port_in_use_beside_a_wildcard_is_no_foreign_address() {
     nothing_leaks(|| {
         let everywhere = new(PortSpace::Tcp);
         everywhere.bind_addr((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
@@ -103,7 +105,8 @@ pub(crate) fn port_in_use_beside_a_wildcard_is_no_foreign_address() {
 }
 
 /// An identifier may share its port until it listens.
-pub(crate) fn listen_names_the_owner_of_a_reused_port() {
+#[kernel_test(crate::host::has_ip)]
+fn listen_names_the_owner_of_a_reused_port() {
     nothing_leaks(|| {
         for (local, errno, hint) in [
             (ip(), Errno::ADDRINUSE, "another identifier uses the address and the port"),
@@ -140,7 +143,8 @@ impl Drop for PortRange {
     }
 }
 
-pub(crate) fn exhausted_port_range_is_named() {
+#[kernel_test(crate::host::has_ip)]
+fn exhausted_port_range_is_named() {
     nothing_leaks(|| {
         let _range = PortRange::set("50000 50001");
         let mut bound = Vec::new();
@@ -161,7 +165,8 @@ pub(crate) fn exhausted_port_range_is_named() {
     });
 }
 
-pub(crate) fn invalid_binds_and_resolutions_name_their_cause() {
+#[kernel_test(crate::host::has_ip)]
+fn invalid_binds_and_resolutions_name_their_cause() {
     nothing_leaks(|| {
         let link_local =
             |scope| SocketAddr::from(std::net::SocketAddrV6::new("fe80::1".parse().unwrap(), 0, 0, scope));
@@ -247,7 +252,8 @@ fn ip_command(arguments: &str) {
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-pub(crate) fn routes_that_refuse_an_address_are_named() {
+#[kernel_test(crate::host::has_ip)]
+fn routes_that_refuse_an_address_are_named() {
     nothing_leaks(|| {
         let resolve = || new(PortSpace::Tcp).resolve_addr(None, (FOREIGN, 1), RESOLVE);
         assert_hint(resolve(), Errno::NETUNREACH, "this host has no IP route to the address");
@@ -278,7 +284,8 @@ impl Drop for LoopbackAddress {
     }
 }
 
-pub(crate) fn interface_without_an_rdma_device_is_named() {
+#[kernel_test(crate::host::has_ip)]
+fn interface_without_an_rdma_device_is_named() {
     nothing_leaks(|| {
         let _address = LoopbackAddress::add();
         let hint = "the address is local, but its network interface has no RDMA device";
@@ -300,7 +307,8 @@ impl IpOnly for SocketAddr {
     }
 }
 
-pub(crate) fn unresolvable_addresses_are_errors() {
+#[kernel_test(crate::host::has_ip)]
+fn unresolvable_addresses_are_errors() {
     nothing_leaks(|| {
         // The guest has no default route.
         let id = new(PortSpace::Tcp);
@@ -324,7 +332,8 @@ pub(crate) fn unresolvable_addresses_are_errors() {
     });
 }
 
-pub(crate) fn loopback_address_has_no_route_on_roce() {
+#[kernel_test(device::ethernet)]
+fn loopback_address_has_no_route_on_roce() {
     nothing_leaks(|| {
         let id = new(PortSpace::Tcp);
         id.resolve_addr(None, (Ipv4Addr::LOCALHOST, 1), RESOLVE).unwrap();
@@ -340,7 +349,8 @@ pub(crate) fn loopback_address_has_no_route_on_roce() {
     });
 }
 
-pub(crate) fn ports_below_1024_need_a_capability() {
+#[kernel_test(crate::host::has_ip)]
+fn ports_below_1024_need_a_capability() {
     new(PortSpace::Tcp).bind_addr((ip(), 1023)).unwrap();
     child::run(|| {
         child::drop_privileges();
@@ -360,7 +370,8 @@ pub(crate) fn ports_below_1024_need_a_capability() {
     });
 }
 
-pub(crate) fn paths_and_gids_are_those_of_the_addresses() {
+#[kernel_test(crate::host::has_ip)]
+fn paths_and_gids_are_those_of_the_addresses() {
     nothing_leaks(|| {
         let (_listener, addr) = listener(PortSpace::Tcp, 1);
         let id = new(PortSpace::Tcp);
@@ -384,7 +395,8 @@ pub(crate) fn paths_and_gids_are_those_of_the_addresses() {
     });
 }
 
-pub(crate) fn infiniband_addresses_connect() {
+#[kernel_test(device::infiniband)]
+fn infiniband_addresses_connect() {
     nothing_leaks(|| {
         let listener = new(PortSpace::Ib);
         listener.bind_addr(IbAddr::new(device::gid(), PortSpace::Ib, 0)).unwrap();
@@ -408,7 +420,8 @@ pub(crate) fn infiniband_addresses_connect() {
     });
 }
 
-pub(crate) fn commands_for_ip_addresses_bind_resolve_query_and_join() {
+#[kernel_test(crate::host::has_ip)]
+fn commands_for_ip_addresses_bind_resolve_query_and_join() {
     nothing_leaks(|| {
         let (file, ip_addr) = (CmFile::open().unwrap(), ip());
         let IpAddr::V4(v4) = ip_addr else { panic!("{ip_addr}") };

@@ -5,9 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bareverbs::Errno;
-use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::device::is_infiniband;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{child, kernel_test};
 use bareverbs_rdmacm::command::{self, CmFile};
 use bareverbs_rdmacm::event::{EventKind, RejectReason};
 use bareverbs_rdmacm::{CmId, Error, EventChannel, PortSpace};
@@ -17,7 +17,8 @@ use bareverbs_uapi::rdma_cm::structs::*;
 use crate::host::*;
 use crate::options::kernel_is_7_2;
 
-pub(crate) fn ids_outlive_their_channel() {
+#[kernel_test(crate::host::has_ip)]
+fn ids_outlive_their_channel() {
     nothing_leaks(|| {
         let channel = EventChannel::new().unwrap();
         let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
@@ -31,7 +32,8 @@ pub(crate) fn ids_outlive_their_channel() {
     });
 }
 
-pub(crate) fn destroyed_id_takes_its_events_along() {
+#[kernel_test(crate::host::has_ip)]
+fn destroyed_id_takes_its_events_along() {
     nothing_leaks(|| {
         let channel = EventChannel::new().unwrap();
         let (one, other) =
@@ -48,7 +50,8 @@ pub(crate) fn destroyed_id_takes_its_events_along() {
     });
 }
 
-pub(crate) fn events_may_outlive_their_id() {
+#[kernel_test(crate::host::has_ip)]
+fn events_may_outlive_their_id() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 1);
         let active = resolved(addr, PortSpace::Tcp);
@@ -65,7 +68,8 @@ pub(crate) fn events_may_outlive_their_id() {
     });
 }
 
-pub(crate) fn requests_of_a_destroyed_listener_are_rejected() {
+#[kernel_test(crate::host::has_ip)]
+fn requests_of_a_destroyed_listener_are_rejected() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
         let active = resolved(addr, PortSpace::Tcp);
@@ -79,7 +83,8 @@ pub(crate) fn requests_of_a_destroyed_listener_are_rejected() {
     });
 }
 
-pub(crate) fn migrated_id_takes_its_events_along() {
+#[kernel_test(crate::host::has_ip)]
+fn migrated_id_takes_its_events_along() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
         let (old, new) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
@@ -111,7 +116,8 @@ pub(crate) fn migrated_id_takes_its_events_along() {
     });
 }
 
-pub(crate) fn migration_wakes_a_waiting_reader() {
+#[kernel_test(crate::host::has_ip)]
+fn migration_wakes_a_waiting_reader() {
     nothing_leaks(|| {
         let (old, new) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
         let mut id = CmId::new(&old, PortSpace::Tcp).unwrap();
@@ -129,13 +135,15 @@ pub(crate) fn migration_wakes_a_waiting_reader() {
     });
 }
 
-pub(crate) fn listener_is_not_migrated() {
+#[kernel_test(crate::host::has_ip)]
+fn listener_is_not_migrated() {
     let (mut listener, _) = listener(PortSpace::Tcp, 8);
     let refused = listener.migrate(&EventChannel::new().unwrap()).unwrap_err();
     assert!(matches!(refused, Error::Invalid { verb: "migrate", .. }), "{refused}");
 }
 
-pub(crate) fn wait_has_a_time_limit() {
+#[kernel_test]
+fn wait_has_a_time_limit() {
     let channel = EventChannel::new().unwrap();
     let begin = Instant::now();
     assert!(channel.next().wait_timeout(QUIET).transpose().unwrap().is_none());
@@ -143,7 +151,8 @@ pub(crate) fn wait_has_a_time_limit() {
     assert!(channel.next().wait_timeout(Duration::ZERO).is_none());
 }
 
-pub(crate) fn threads_share_a_channel() {
+#[kernel_test(crate::host::has_ip)]
+fn threads_share_a_channel() {
     const EACH: usize = 50;
     nothing_leaks(|| {
         let channel = EventChannel::new().unwrap();
@@ -171,7 +180,8 @@ pub(crate) fn threads_share_a_channel() {
     });
 }
 
-pub(crate) fn identifiers_are_destroyed_while_another_thread_reads_their_events() {
+#[kernel_test(crate::host::has_ip)]
+fn identifiers_are_destroyed_while_another_thread_reads_their_events() {
     const ROUNDS: u32 = 300;
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 0);
@@ -211,7 +221,8 @@ pub(crate) fn identifiers_are_destroyed_while_another_thread_reads_their_events(
     });
 }
 
-pub(crate) fn forked_child_can_not_use_a_channel() {
+#[kernel_test(crate::host::has_ip)]
+fn forked_child_can_not_use_a_channel() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
         let mut slot = Some(resolved(addr, PortSpace::Tcp));
@@ -230,7 +241,8 @@ pub(crate) fn forked_child_can_not_use_a_channel() {
     });
 }
 
-pub(crate) fn changed_credentials_are_refused() {
+#[kernel_test]
+fn changed_credentials_are_refused() {
     child::run(|| {
         let channel = EventChannel::new().unwrap();
         let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
@@ -243,7 +255,8 @@ pub(crate) fn changed_credentials_are_refused() {
     });
 }
 
-pub(crate) fn raw_commands_return_the_errors_of_the_kernel() {
+#[kernel_test]
+fn raw_commands_return_the_errors_of_the_kernel() {
     let (file, other) = (CmFile::open().unwrap(), CmFile::open().unwrap());
     let create = CreateIdReq { uid: 1, ps: rdma_cm::PortSpace::TCP, ..CreateIdReq::zeroed() };
     let id = command::create_id(&file, create).unwrap().id;

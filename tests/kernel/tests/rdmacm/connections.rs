@@ -6,12 +6,14 @@ use bareverbs::Errno;
 use bareverbs::device::EventType;
 use bareverbs::qp::{Ece, QpAttrMask, QpState, QpType};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_rdmacm::event::{EventKind, RejectReason, RequestParam, Unreachable};
 use bareverbs_rdmacm::{CmDevice, CmId, ConnParam, Error, EventChannel, Message, PeerParam, PortSpace};
 
 use crate::host::*;
 
-pub(crate) fn rdma_cm_device_is_found_and_opened() {
+#[kernel_test]
+fn rdma_cm_device_is_found_and_opened() {
     let found = CmDevice::find().unwrap();
     assert_eq!((found.name.as_str(), found.abi), ("rdma_cm", 4));
     let channel = EventChannel::new().unwrap();
@@ -25,7 +27,8 @@ fn peer_of_request(param: &RequestParam) -> &PeerParam {
     }
 }
 
-pub(crate) fn peers_connect_with_private_data_and_disconnect() {
+#[kernel_test(crate::host::has_ip)]
+fn peers_connect_with_private_data_and_disconnect() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
         let active = resolved(addr, PortSpace::Tcp);
@@ -71,7 +74,8 @@ pub(crate) fn peers_connect_with_private_data_and_disconnect() {
     });
 }
 
-pub(crate) fn ipv6_peers_connect() {
+#[kernel_test(device::ethernet)]
+fn ipv6_peers_connect() {
     nothing_leaks(|| {
         let (listener, addr) = listener_on(ipv6(0), PortSpace::Tcp, 8);
         assert!(addr.is_ipv6() && addr.port() != 0);
@@ -82,7 +86,8 @@ pub(crate) fn ipv6_peers_connect() {
     });
 }
 
-pub(crate) fn wildcard_listener_takes_a_free_port() {
+#[kernel_test(crate::host::has_ip)]
+fn wildcard_listener_takes_a_free_port() {
     nothing_leaks(|| {
         let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
         let (listener, bound) = listener_on(any, PortSpace::Tcp, 0);
@@ -117,7 +122,8 @@ fn answered(answer: impl FnOnce(bareverbs_rdmacm::ConnectRequest)) -> EventKind 
     })
 }
 
-pub(crate) fn rejection_carries_reason_and_private_data() {
+#[kernel_test(crate::host::has_ip)]
+fn rejection_carries_reason_and_private_data() {
     let kind = answered(|request| request.reject(b"busy").unwrap());
     let EventKind::Rejected(rejected) = kind else { panic!("{kind:?}") };
     assert_eq!((rejected.reason, rejected.private_data.len()), (RejectReason::Consumer, 148));
@@ -128,13 +134,15 @@ pub(crate) fn rejection_carries_reason_and_private_data() {
     assert_eq!(rejected.reason, RejectReason::VendorOptionNotSupported);
 }
 
-pub(crate) fn dropped_request_is_rejected() {
+#[kernel_test(crate::host::has_ip)]
+fn dropped_request_is_rejected() {
     let kind = answered(drop);
     let EventKind::Rejected(rejected) = kind else { panic!("{kind:?}") };
     assert_eq!(rejected.reason, RejectReason::Consumer);
 }
 
-pub(crate) fn response_can_be_rejected() {
+#[kernel_test(crate::host::has_ip)]
+fn response_can_be_rejected() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
         let active = resolved(addr, PortSpace::Tcp);
@@ -150,7 +158,8 @@ pub(crate) fn response_can_be_rejected() {
     });
 }
 
-pub(crate) fn connect_without_listener_is_rejected() {
+#[kernel_test(crate::host::has_ip)]
+fn connect_without_listener_is_rejected() {
     nothing_leaks(|| {
         // A port that was free a moment ago.
         let (listener, addr) = listener(PortSpace::Tcp, 8);
@@ -164,7 +173,8 @@ pub(crate) fn connect_without_listener_is_rejected() {
     });
 }
 
-pub(crate) fn private_data_has_the_documented_limits() {
+#[kernel_test(crate::host::has_ip)]
+fn private_data_has_the_documented_limits() {
     nothing_leaks(|| {
         let too_long = [7; 257];
         let limit = |message: Message| message.max_private_data(QpType::RC, false);
@@ -205,7 +215,8 @@ pub(crate) fn private_data_has_the_documented_limits() {
     });
 }
 
-pub(crate) fn request_is_accepted_once() {
+#[kernel_test(crate::host::has_ip)]
+fn request_is_accepted_once() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
         let active = resolved(addr, PortSpace::Tcp);
@@ -221,7 +232,8 @@ pub(crate) fn request_is_accepted_once() {
     });
 }
 
-pub(crate) fn calls_in_a_wrong_state_are_refused() {
+#[kernel_test(crate::host::has_ip)]
+fn calls_in_a_wrong_state_are_refused() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
         let id = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
@@ -257,7 +269,8 @@ pub(crate) fn calls_in_a_wrong_state_are_refused() {
     });
 }
 
-pub(crate) fn hundreds_of_requests_wait_for_an_answer() {
+#[kernel_test(crate::host::has_ip)]
+fn hundreds_of_requests_wait_for_an_answer() {
     const COUNT: usize = 300;
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 0);
@@ -301,7 +314,8 @@ pub(crate) fn hundreds_of_requests_wait_for_an_answer() {
     });
 }
 
-pub(crate) fn requests_above_the_backlog_arrive_when_the_peer_repeats_them() {
+#[kernel_test(crate::host::has_ip)]
+fn requests_above_the_backlog_arrive_when_the_peer_repeats_them() {
     const BACKLOG: usize = 2;
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, BACKLOG as u32);
@@ -325,7 +339,8 @@ pub(crate) fn requests_above_the_backlog_arrive_when_the_peer_repeats_them() {
     });
 }
 
-pub(crate) fn peer_that_gives_up_is_noticed_by_accept() {
+#[kernel_test(crate::host::has_ip)]
+fn peer_that_gives_up_is_noticed_by_accept() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
         let active = resolved(addr, PortSpace::Tcp);
@@ -340,7 +355,8 @@ pub(crate) fn peer_that_gives_up_is_noticed_by_accept() {
     });
 }
 
-pub(crate) fn notify_establishes_a_connection() {
+#[kernel_test(crate::host::has_ip)]
+fn notify_establishes_a_connection() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
         let active = resolved(addr, PortSpace::Tcp);
@@ -359,7 +375,8 @@ pub(crate) fn notify_establishes_a_connection() {
     });
 }
 
-pub(crate) fn many_connections_leave_no_objects() {
+#[kernel_test(crate::host::has_ip)]
+fn many_connections_leave_no_objects() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 0);
         for round in 0..100 {
@@ -383,7 +400,8 @@ pub(crate) fn many_connections_leave_no_objects() {
     });
 }
 
-pub(crate) fn ece_options_travel_in_request_and_response() {
+#[kernel_test(crate::host::has_ip)]
+fn ece_options_travel_in_request_and_response() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
         let active = resolved(addr, PortSpace::Tcp);
@@ -403,7 +421,8 @@ pub(crate) fn ece_options_travel_in_request_and_response() {
     });
 }
 
-pub(crate) fn ib_port_space_connects_unreliable_queue_pairs() {
+#[kernel_test(crate::host::has_ip)]
+fn ib_port_space_connects_unreliable_queue_pairs() {
     nothing_leaks(|| {
         let listener = CmId::with_qp_type(&EventChannel::new().unwrap(), PortSpace::Ib, QpType::UC).unwrap();
         listener.bind_addr((ip(), 0)).unwrap();

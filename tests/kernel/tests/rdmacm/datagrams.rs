@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use bareverbs::cq::CqInit;
 use bareverbs::qp::{Datagram, GRH_BYTES, MULTICAST_QP, QpCap, QpInit, QpState, RecvRequest, Ud};
 use bareverbs::{Access, Buffer, Errno, WcStatus};
-use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_rdmacm::event::{EventKind, RequestParam, SidrStatus, UdPeer, Unreachable};
 use bareverbs_rdmacm::{CmId, ConnParam, Error, EventChannel, JoinMode, PortSpace};
 
@@ -15,7 +15,8 @@ use crate::host::*;
 /// The Q_Key of all identifiers of the port space.
 const QKEY: u32 = 0x0123_4567;
 
-pub(crate) fn datagram_service_is_resolved() {
+#[kernel_test(crate::host::has_ip)]
+fn datagram_service_is_resolved() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Udp, 8);
         let active = resolved(addr, PortSpace::Udp);
@@ -53,7 +54,8 @@ fn sidr(active: &CmId) -> (SidrStatus, bareverbs_rdmacm::PrivateData) {
     }
 }
 
-pub(crate) fn datagram_request_is_refused_with_private_data() {
+#[kernel_test(crate::host::has_ip)]
+fn datagram_request_is_refused_with_private_data() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Udp, 8);
         let active = resolved(addr, PortSpace::Udp);
@@ -64,7 +66,8 @@ pub(crate) fn datagram_request_is_refused_with_private_data() {
     });
 }
 
-pub(crate) fn datagram_request_without_listener_is_refused() {
+#[kernel_test(crate::host::has_ip)]
+fn datagram_request_without_listener_is_refused() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Udp, 8);
         drop(listener);
@@ -74,7 +77,8 @@ pub(crate) fn datagram_request_without_listener_is_refused() {
     });
 }
 
-pub(crate) fn datagram_requests_above_the_backlog_are_refused() {
+#[kernel_test(crate::host::has_ip)]
+fn datagram_requests_above_the_backlog_are_refused() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Udp, 2);
         let ids: Vec<_> = (0..3).map(|_| resolved(addr, PortSpace::Udp)).collect();
@@ -112,7 +116,8 @@ fn joined(id: &CmId, membership: bareverbs_rdmacm::Key) -> UdPeer {
     }
 }
 
-pub(crate) fn multicast_group_is_joined_and_left() {
+#[kernel_test(crate::host::has_ip)]
+fn multicast_group_is_joined_and_left() {
     nothing_leaks(|| {
         let id = bound();
         let memberships = [
@@ -135,7 +140,8 @@ pub(crate) fn multicast_group_is_joined_and_left() {
     });
 }
 
-pub(crate) fn multicast_errors_name_their_cause() {
+#[kernel_test(crate::host::has_ip)]
+fn multicast_errors_name_their_cause() {
     nothing_leaks(|| {
         let unbound = CmId::new(&EventChannel::new().unwrap(), PortSpace::Udp).unwrap();
         assert_eq!(errno(unbound.join_multicast(group(1), JoinMode::Full)), Errno::INVAL);
@@ -153,7 +159,8 @@ pub(crate) fn multicast_errors_name_their_cause() {
     });
 }
 
-pub(crate) fn members_of_a_group_receive_its_datagrams() {
+#[kernel_test(crate::host::has_ip)]
+fn members_of_a_group_receive_its_datagrams() {
     nothing_leaks(|| {
         let id = bound();
         let membership = id.join_multicast(group(9), JoinMode::Full).unwrap();

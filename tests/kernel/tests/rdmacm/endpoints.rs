@@ -11,8 +11,8 @@ use bareverbs::qp::{Ece, Qp, QpAttr, QpAttrMask, QpInit, QpState, QpType, Rc, Uc
 use bareverbs::runtime::{AsyncIo, Runtime, Tokio};
 use bareverbs::values::{MinRnrTimer, Mtu, RetryCount, RnrRetry};
 use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Mr, Op, Pd};
-use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_rdmacm::event::{RejectReason, SidrStatus};
 use bareverbs_rdmacm::{
     CmId, ConnParam, ConnectOptions, Connected, Connector, Error, EventChannel, IdOptions, JoinMode,
@@ -31,7 +31,8 @@ fn region(pd: &Pd) -> Mr<Buffer> {
     pd.register(Buffer::zeroed(4096).unwrap(), Access::LOCAL_WRITE).unwrap()
 }
 
-pub(crate) fn waits_of_identifiers_get_their_events() {
+#[kernel_test(crate::host::has_ip)]
+fn waits_of_identifiers_get_their_events() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
         thread::scope(|scope| {
@@ -56,7 +57,8 @@ pub(crate) fn waits_of_identifiers_get_their_events() {
     });
 }
 
-pub(crate) fn waits_of_identifiers_have_time_limits() {
+#[kernel_test(crate::host::has_ip)]
+fn waits_of_identifiers_have_time_limits() {
     nothing_leaks(|| {
         let short = Duration::from_millis(200);
         let (listener, addr) = listener(PortSpace::Tcp, 8);
@@ -79,7 +81,8 @@ pub(crate) fn waits_of_identifiers_have_time_limits() {
     });
 }
 
-pub(crate) fn identifiers_of_one_channel_wait_at_a_time() {
+#[kernel_test(crate::host::has_ip)]
+fn identifiers_of_one_channel_wait_at_a_time() {
     nothing_leaks(|| {
         let channel = EventChannel::new().unwrap();
         let listening = CmId::new(&channel, PortSpace::Tcp).unwrap();
@@ -106,7 +109,8 @@ pub(crate) fn identifiers_of_one_channel_wait_at_a_time() {
     });
 }
 
-pub(crate) fn errors_of_waits_are_typed() {
+#[kernel_test(crate::host::has_ip)]
+fn errors_of_waits_are_typed() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
         let active = new_id(PortSpace::Tcp);
@@ -157,7 +161,8 @@ pub(crate) fn errors_of_waits_are_typed() {
     });
 }
 
-pub(crate) fn waits_of_datagram_identifiers_get_their_events() {
+#[kernel_test(crate::host::has_ip)]
+fn waits_of_datagram_identifiers_get_their_events() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Udp, 8);
         thread::scope(|scope| {
@@ -190,7 +195,8 @@ pub(crate) fn waits_of_datagram_identifiers_get_their_events() {
     });
 }
 
-pub(crate) fn endpoints_connect_and_exchange_messages() {
+#[kernel_test(crate::host::has_ip)]
+fn endpoints_connect_and_exchange_messages() {
     nothing_leaks(|| {
         let (listener, addr) = listen();
         let (answers, answered) = mpsc::channel();
@@ -237,7 +243,8 @@ pub(crate) fn endpoints_connect_and_exchange_messages() {
     });
 }
 
-pub(crate) fn connections_share_devices_and_can_be_taken_apart() {
+#[kernel_test(crate::host::has_ip)]
+fn connections_share_devices_and_can_be_taken_apart() {
     nothing_leaks(|| {
         let (listener, addr) = listen();
         let connector = Connector::with_domains(listener.domains());
@@ -282,7 +289,8 @@ fn queue(pd: &Pd) -> Qp<Rc> {
     pd.create_qp::<Rc>(&QpInit::new(&cq, &cq)).unwrap()
 }
 
-pub(crate) fn queue_pair_has_the_attributes_of_its_connection() {
+#[kernel_test(crate::host::has_ip)]
+fn queue_pair_has_the_attributes_of_its_connection() {
     nothing_leaks(|| {
         let (listener, addr) = listen();
         let pd = device::open().alloc_pd().unwrap();
@@ -327,7 +335,8 @@ pub(crate) fn queue_pair_has_the_attributes_of_its_connection() {
     });
 }
 
-pub(crate) fn caller_moves_its_own_queue_pair() {
+#[kernel_test(crate::host::has_ip)]
+fn caller_moves_its_own_queue_pair() {
     nothing_leaks(|| {
         let pd = device::open().alloc_pd().unwrap();
         let (mut a, mut b) = (queue(&pd), queue(&pd));
@@ -359,7 +368,8 @@ pub(crate) fn caller_moves_its_own_queue_pair() {
     });
 }
 
-pub(crate) fn endpoint_takes_attributes_of_a_connection_only() {
+#[kernel_test]
+fn endpoint_takes_attributes_of_a_connection_only() {
     let pd = device::open().alloc_pd().unwrap();
     let mut endpoint: Endpoint<Mr<Buffer>> = Endpoint::new(&pd, 1, 4).unwrap();
     for (state, mask) in [
@@ -374,7 +384,8 @@ pub(crate) fn endpoint_takes_attributes_of_a_connection_only() {
     assert_eq!(endpoint.qp().state(), QpState::INIT);
 }
 
-pub(crate) fn listener_and_connector_errors_name_their_cause() {
+#[kernel_test(crate::host::has_ip)]
+fn listener_and_connector_errors_name_their_cause() {
     let refused = Listener::bind("192.0.2.1:0").unwrap_err();
     assert_eq!(refused.errno(), Some(bareverbs::Errno::ADDRNOTAVAIL));
     let refused = Connector::new().resolve("no-such-host.invalid:1").in_time().unwrap_err();
@@ -444,18 +455,21 @@ async fn both(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
     .await;
 }
 
-pub(crate) fn tokio_listener_yields_connections() {
+#[kernel_test(crate::host::has_ip)]
+fn tokio_listener_yields_connections() {
     nothing_leaks(|| {
         let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(echo(Tokio, 5));
     });
 }
 
-pub(crate) fn async_io_listener_yields_connections() {
+#[kernel_test(crate::host::has_ip)]
+fn async_io_listener_yields_connections() {
     nothing_leaks(|| ::async_io::block_on(echo(AsyncIo, 5)));
 }
 
-pub(crate) fn tasks_wait_for_events_and_are_woken_by_migration() {
+#[kernel_test(crate::host::has_ip)]
+fn tasks_wait_for_events_and_are_woken_by_migration() {
     nothing_leaks(|| {
         let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -481,7 +495,8 @@ pub(crate) fn tasks_wait_for_events_and_are_woken_by_migration() {
     });
 }
 
-pub(crate) fn channel_moves_to_another_runtime() {
+#[kernel_test(crate::host::has_ip)]
+fn channel_moves_to_another_runtime() {
     nothing_leaks(|| {
         let channel = EventChannel::new().unwrap();
         let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
@@ -501,7 +516,8 @@ pub(crate) fn channel_moves_to_another_runtime() {
     });
 }
 
-pub(crate) fn tasks_without_a_runtime_are_refused() {
+#[kernel_test(crate::host::has_ip)]
+fn tasks_without_a_runtime_are_refused() {
     let refused = EventChannel::new().unwrap().attach(Tokio).unwrap_err();
     assert!(matches!(refused, Error::Invalid { verb: "attach", .. }), "{refused}");
     let (listener, addr) = listen();
@@ -517,7 +533,8 @@ pub(crate) fn tasks_without_a_runtime_are_refused() {
 }
 
 /// The names are looked up and the devices opened beside the task.
-pub(crate) fn tasks_look_names_up_and_open_devices() {
+#[kernel_test(crate::host::has_ip)]
+fn tasks_look_names_up_and_open_devices() {
     fn looked_up(
         runtime: impl Runtime + Copy,
         run: impl FnOnce(std::pin::Pin<Box<dyn Future<Output = ()>>>),
@@ -541,7 +558,8 @@ pub(crate) fn tasks_look_names_up_and_open_devices() {
     });
 }
 
-pub(crate) fn domain_of_a_local_address_is_known_before_the_first_request() {
+#[kernel_test(crate::host::has_ip)]
+fn domain_of_a_local_address_is_known_before_the_first_request() {
     nothing_leaks(|| {
         let listener = Listener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
         let pd = listener.pd(ip()).wait().unwrap();
@@ -561,7 +579,8 @@ pub(crate) fn domain_of_a_local_address_is_known_before_the_first_request() {
     });
 }
 
-pub(crate) fn ipv6_listener_and_connector_connect() {
+#[kernel_test(device::ethernet)]
+fn ipv6_listener_and_connector_connect() {
     nothing_leaks(|| {
         let only = IdOptions { ipv6_only: Some(true), ..IdOptions::default() };
         let listener = Listener::bind_with(&only, ipv6(0)).unwrap();
@@ -583,7 +602,8 @@ pub(crate) fn ipv6_listener_and_connector_connect() {
     });
 }
 
-pub(crate) fn connection_agrees_on_ece_options() {
+#[kernel_test(crate::host::has_ip)]
+fn connection_agrees_on_ece_options() {
     nothing_leaks(|| {
         let (listener, addr) = listen();
         let pd = device::open().alloc_pd().unwrap();
@@ -626,7 +646,8 @@ pub(crate) fn connection_agrees_on_ece_options() {
     });
 }
 
-pub(crate) fn unreliable_queue_pairs_connect_by_type() {
+#[kernel_test(crate::host::has_ip)]
+fn unreliable_queue_pairs_connect_by_type() {
     nothing_leaks(|| {
         let options = IdOptions { qp_type: Some(QpType::UC), ..IdOptions::default() };
         let listener = Listener::bind_with(&options, SocketAddr::new(ip(), 0)).unwrap();
@@ -662,7 +683,8 @@ pub(crate) fn unreliable_queue_pairs_connect_by_type() {
     });
 }
 
-pub(crate) fn peer_that_ends_during_the_handshake_has_rejected() {
+#[kernel_test(crate::host::has_ip)]
+fn peer_that_ends_during_the_handshake_has_rejected() {
     nothing_leaks(|| {
         let pd = device::open().alloc_pd().unwrap();
         let (listener, addr) = listener(PortSpace::Tcp, 8);

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use bareverbs::values::AckTimeout;
 use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Errno, Mr, Op};
 use bareverbs_kernel_tests::bus::Bus;
-use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::wire::{End, Wire};
+use bareverbs_kernel_tests::wire::{End, Wire, lossy_wire, wire};
+use bareverbs_kernel_tests::{child, kernel_test};
 use bareverbs_netlink::RdmaNetlink;
 use bareverbs_rdmacm::command::{self, CmFile};
 use bareverbs_rdmacm::event::{EventKind, RejectReason};
@@ -83,7 +83,8 @@ fn unreachable<T>(result: Result<T, Error>, of: &str) {
     }
 }
 
-pub(crate) fn lost_messages_are_unreachable_peers() {
+#[kernel_test(lossy_wire)]
+fn lost_messages_are_unreachable_peers() {
     let wire = Wire::new();
     {
         let (listener, addr) = far();
@@ -159,7 +160,8 @@ fn steps_of(incoming: bareverbs_rdmacm::connection::Incoming) -> bareverbs_rdmac
     request
 }
 
-pub(crate) fn time_limit_ends_the_wait_for_a_peer_that_is_cut_off() {
+#[kernel_test(lossy_wire)]
+fn time_limit_ends_the_wait_for_a_peer_that_is_cut_off() {
     let wire = Wire::new();
     {
         let short = Duration::from_millis(500);
@@ -191,7 +193,8 @@ pub(crate) fn removable() -> Requirement {
     device::ethernet()
 }
 
-pub(crate) fn device_removal_ends_each_identifier_with_its_error() {
+#[kernel_test(removable)]
+fn device_removal_ends_each_identifier_with_its_error() {
     let bus = Bus::new();
     let everywhere = Listener::bind("0.0.0.0:0").unwrap();
     let listener = Listener::bind((ip(), 0)).unwrap();
@@ -255,7 +258,8 @@ pub(crate) fn device_removal_ends_each_identifier_with_its_error() {
 }
 
 /// Soft-RoCE has no bus. The kernel deletes its device at once if no program has opened it for verbs.
-pub(crate) fn deleted_device_closes_each_identifier() {
+#[kernel_test(wire)]
+fn deleted_device_closes_each_identifier() {
     let wire = Wire::new();
     {
         let (listener, addr) = listener_on(SocketAddr::new(End::Far.ip().into(), 0), PortSpace::Tcp, 8);
@@ -297,7 +301,8 @@ pub(crate) fn deleted_device_closes_each_identifier() {
     wire.settle();
 }
 
-pub(crate) fn interface_down_ends_connections_and_refuses_new_ones() {
+#[kernel_test(wire)]
+fn interface_down_ends_connections_and_refuses_new_ones() {
     let wire = Wire::new();
     {
         let (listener, addr) = far();
@@ -316,7 +321,8 @@ pub(crate) fn interface_down_ends_connections_and_refuses_new_ones() {
 }
 
 /// Soft-RoCE deletes its device with the interface. The kernel waits until no program has it open.
-pub(crate) fn deleted_interface_ends_connections_and_refuses_new_ones() {
+#[kernel_test(wire)]
+fn deleted_interface_ends_connections_and_refuses_new_ones() {
     let wire = Wire::new();
     thread::scope(|scope| {
         let (listener, addr) = far();
@@ -388,7 +394,8 @@ fn raw_id(file: &CmFile) -> u32 {
 }
 
 /// Nothing destroys the identifiers of raw commands but the last close of their file.
-pub(crate) fn closed_file_ends_its_identifiers_in_each_step() {
+#[kernel_test(crate::host::has_ip)]
+fn closed_file_ends_its_identifiers_in_each_step() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
         for step in 0..4 {
@@ -441,7 +448,8 @@ pub(crate) fn closed_file_ends_its_identifiers_in_each_step() {
 }
 
 /// A listener of raw commands, with a request that was read and one that was not.
-pub(crate) fn closed_file_ends_its_listener() {
+#[kernel_test(crate::host::has_ip)]
+fn closed_file_ends_its_listener() {
     nothing_leaks(|| {
         let file = CmFile::open().unwrap();
         let id = raw_id(&file);
@@ -511,7 +519,8 @@ fn receive_port(pipe: &mut UnixStream) -> SocketAddr {
     SocketAddr::new(ip(), u16::from_le_bytes(port))
 }
 
-pub(crate) fn killed_client_is_noticed_in_each_step() {
+#[kernel_test(crate::host::has_ip)]
+fn killed_client_is_noticed_in_each_step() {
     nothing_leaks(|| {
         for step in 0..4 {
             let mut doomed = Doomed::new(|pipe| {
@@ -573,7 +582,8 @@ fn endpoint(listener: &Listener, incoming: &bareverbs_rdmacm::connection::Incomi
     small().port(device.port).build(&listener.domains().pd(device).unwrap()).unwrap()
 }
 
-pub(crate) fn killed_server_is_noticed_in_each_step() {
+#[kernel_test(crate::host::has_ip)]
+fn killed_server_is_noticed_in_each_step() {
     nothing_leaks(|| {
         for step in 0..4 {
             let mut doomed = Doomed::new(|pipe| {
@@ -638,7 +648,8 @@ pub(crate) fn killed_server_is_noticed_in_each_step() {
     });
 }
 
-pub(crate) fn killed_peer_ends_its_stream() {
+#[kernel_test(crate::host::has_ip)]
+fn killed_peer_ends_its_stream() {
     nothing_leaks(|| {
         let mut doomed = Doomed::new(|pipe| {
             let listener = RdmaListener::bind(SocketAddr::new(ip(), 0)).unwrap();

@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::thread;
 
 use bareverbs::{Endpoint, EndpointOptions, Errno, PoolBuffer};
-use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{child, kernel_test};
 use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamError};
 use bareverbs_rdmacm::{CmId, Connector, Error, EventChannel, Listener, PortSpace};
 use nix::sched::{CloneFlags, unshare};
@@ -40,7 +40,8 @@ fn assert_stream_full(result: Result<RdmaStream, StreamError>) {
     assert!(refused.to_string().contains("ulimit -n"), "{refused}");
 }
 
-pub(crate) fn exhausted_descriptors_are_errors_with_the_remedy() {
+#[kernel_test(crate::host::has_ip)]
+fn exhausted_descriptors_are_errors_with_the_remedy() {
     nothing_leaks(|| {
         child::run(|| {
             // Looks the device up.
@@ -81,7 +82,8 @@ pub(crate) fn exhausted_descriptors_are_errors_with_the_remedy() {
     });
 }
 
-pub(crate) fn network_namespace_without_the_device_has_no_addresses() {
+#[kernel_test(crate::host::has_ip)]
+fn network_namespace_without_the_device_has_no_addresses() {
     let (listener, addr) = listener(PortSpace::Tcp, 8);
     child::run(|| {
         unshare(CloneFlags::CLONE_NEWNET).unwrap();

@@ -10,6 +10,7 @@ use bareverbs::device::{DeviceCapFlags, EventType};
 use bareverbs::qp::{AlternatePath, MigState, Operation, Payload, Qp, QpInit, Rc, SendFlags, SendRequest};
 use bareverbs::{AsyncEvent, Context, Errno, Pd, Remote};
 use bareverbs_kernel_tests::device::{self, Requirement};
+use bareverbs_kernel_tests::kernel_test;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::connection::{Connected, Connector};
 use bareverbs_rdmacm::{ConnectOptions, Error, Listener, PortSpace};
@@ -65,7 +66,8 @@ fn armed(active: &mut Connected<Qp<Rc>>) {
     }
 }
 
-pub(crate) fn connection_migrates_to_the_paths_that_its_sides_load() {
+#[kernel_test(migrates)]
+fn connection_migrates_to_the_paths_that_its_sides_load() {
     nothing_leaks(|| {
         let pd = device::open().alloc_pd().unwrap();
         let listener = Listener::bind(SocketAddr::new(ip(), 0)).unwrap();
@@ -106,7 +108,8 @@ pub(crate) fn connection_migrates_to_the_paths_that_its_sides_load() {
     });
 }
 
-pub(crate) fn migration_is_not_reported_without_an_alternate_path() {
+#[kernel_test(has_ip)]
+fn migration_is_not_reported_without_an_alternate_path() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
         let (active, passive) = connected(&listener, addr);

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bareverbs::runtime::{AsyncIo, Tokio};
-use bareverbs_kernel_tests::wire::{End, Wire};
-use bareverbs_kernel_tests::{device, neighbour};
+use bareverbs_kernel_tests::wire::{End, Wire, wire};
+use bareverbs_kernel_tests::{device, kernel_test, neighbour};
 use bareverbs_rdmacm::connection::Route;
 use bareverbs_rdmacm::stream::{RdmaListener, StreamError, StreamOptions};
 use bareverbs_rdmacm::{Connector, Error, IdOptions, PortSpace};
@@ -46,7 +46,8 @@ fn silent(host: u8) -> Ipv4Addr {
 
 /// On the wire, the far end answers while `RESOLVE_ADDR` sends the solicitation. The request is not in
 /// the kernel's list yet, and is not looked at again before its time limit.
-pub(crate) fn answer_of_a_neighbour_is_not_missed() {
+#[kernel_test(wire)]
+fn answer_of_a_neighbour_is_not_missed() {
     const ROUNDS: usize = 6;
     let wire = Wire::new();
     {
@@ -94,7 +95,8 @@ pub(crate) fn answer_of_a_neighbour_is_not_missed() {
 }
 
 /// The answer comes after several tries of the kernel.
-pub(crate) fn late_neighbour_is_resolved() {
+#[kernel_test(device::ethernet)]
+fn late_neighbour_is_resolved() {
     const DELAY: Duration = Duration::from_millis(1300);
     let netdev = device::netdev();
     let peer = silent(79);
@@ -149,7 +151,8 @@ pub(crate) fn late_neighbour_is_resolved() {
     neighbour::forget(&netdev, peer);
 }
 
-pub(crate) fn resolution_without_an_answer_ends_at_its_time_limit() {
+#[kernel_test(crate::host::has_ip)]
+fn resolution_without_an_answer_ends_at_its_time_limit() {
     /// The longest time that a resolution takes.
     const WHOLE: Duration = Duration::from_secs(10);
     let addr = SocketAddr::new(silent(80).into(), 1);

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use bareverbs::qp::QpState;
 use bareverbs::values::AckTimeout;
 use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Errno, Mr, Op};
-use bareverbs_kernel_tests::wire::{End, Wire, stopped_gsi_qp_is_in_error};
+use bareverbs_kernel_tests::kernel_test;
+use bareverbs_kernel_tests::wire::{End, Wire, lossy_wire, stopped_gsi_qp_is_in_error, wire};
 use bareverbs_netlink::RdmaNetlink;
 use bareverbs_rdmacm::event::{Event, EventKind, RequestParam};
 use bareverbs_rdmacm::{
@@ -92,7 +93,8 @@ fn peer_qp_num(request: &ConnectRequest) -> u32 {
 }
 
 /// Each message of the connecting side arrives twice. The copy may be the later by up to 200 ms.
-pub(crate) fn repeated_request_is_new_after_its_rejection() {
+#[kernel_test(lossy_wire)]
+fn repeated_request_is_new_after_its_rejection() {
     const ROUNDS: usize = 12;
     let latest = Duration::from_millis(400);
     let wire = Wire::new();
@@ -139,7 +141,8 @@ pub(crate) fn repeated_request_is_new_after_its_rejection() {
 
 /// The interface of the listener goes down and comes back, and then that of the connecting side. No
 /// message of the CM is sent meanwhile.
-pub(crate) fn listener_answers_after_an_interface_returns() {
+#[kernel_test(wire)]
+fn listener_answers_after_an_interface_returns() {
     let wire = Wire::new();
     {
         let (everywhere, everywhere_addr) = far();
@@ -168,7 +171,8 @@ fn near_gsi_state() -> Option<QpState> {
 }
 
 /// Soft-RoCE can't send the request and sets QP 1 to ERR. Only a new device has one that works.
-pub(crate) fn request_while_the_interface_is_down_leaves_the_device_without_its_gsi_qp() {
+#[kernel_test(wire)]
+fn request_while_the_interface_is_down_leaves_the_device_without_its_gsi_qp() {
     let wire = Wire::new();
     {
         let (listener, addr) = far();
@@ -195,7 +199,8 @@ pub(crate) fn request_while_the_interface_is_down_leaves_the_device_without_its_
 }
 
 /// The device loses its only IP address, and gets it back.
-pub(crate) fn removed_address_refuses_new_connections_until_it_returns() {
+#[kernel_test(wire)]
+fn removed_address_refuses_new_connections_until_it_returns() {
     let wire = Wire::new();
     {
         let (listener, addr) = far();
@@ -232,7 +237,8 @@ pub(crate) fn removed_address_refuses_new_connections_until_it_returns() {
 }
 
 /// Programs that know the device by its old name.
-pub(crate) fn renamed_device_keeps_connections_and_takes_new_ones() {
+#[kernel_test(wire)]
+fn renamed_device_keeps_connections_and_takes_new_ones() {
     const NAME: &str = "renamed0";
     let wire = Wire::new();
     {

@@ -5,8 +5,8 @@ use std::net::{Ipv6Addr, SocketAddr};
 use bareverbs::Errno;
 use bareverbs::qp::QpState;
 use bareverbs::values::AckTimeout;
-use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_rdmacm::event::{EventKind, RejectReason};
 use bareverbs_rdmacm::{CmId, Error, EventChannel, Feature, PortSpace, ServiceKey};
 
@@ -16,7 +16,8 @@ fn new(port_space: PortSpace) -> CmId {
     CmId::new(&EventChannel::new().unwrap(), port_space).unwrap()
 }
 
-pub(crate) fn type_of_service_is_that_of_the_path() {
+#[kernel_test(device::ethernet)]
+fn type_of_service_is_that_of_the_path() {
     nothing_leaks(|| {
         let id = new(PortSpace::Tcp);
         id.set_tos(0x68).unwrap();
@@ -25,7 +26,8 @@ pub(crate) fn type_of_service_is_that_of_the_path() {
     });
 }
 
-pub(crate) fn ack_timeout_is_that_of_the_queue_pair() {
+#[kernel_test(crate::host::has_ip)]
+fn ack_timeout_is_that_of_the_queue_pair() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 1);
         let active = new(PortSpace::Tcp);
@@ -43,7 +45,8 @@ pub(crate) fn ack_timeout_is_that_of_the_queue_pair() {
     });
 }
 
-pub(crate) fn reused_port_has_two_owners_until_one_listens() {
+#[kernel_test(crate::host::has_ip)]
+fn reused_port_has_two_owners_until_one_listens() {
     nothing_leaks(|| {
         let (one, other) = (new(PortSpace::Tcp), new(PortSpace::Tcp));
         for id in [&one, &other] {
@@ -62,7 +65,8 @@ pub(crate) fn reused_port_has_two_owners_until_one_listens() {
     });
 }
 
-pub(crate) fn ipv6_listener_takes_ipv4_peers_unless_ipv6_only() {
+#[kernel_test(device::ethernet)]
+fn ipv6_listener_takes_ipv4_peers_unless_ipv6_only() {
     nothing_leaks(|| {
         for only in [false, true] {
             let listener = new(PortSpace::Tcp);
@@ -86,7 +90,8 @@ pub(crate) fn ipv6_listener_takes_ipv4_peers_unless_ipv6_only() {
     });
 }
 
-pub(crate) fn path_option_replaces_route_resolution() {
+#[kernel_test(crate::host::has_ip)]
+fn path_option_replaces_route_resolution() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 1);
         let path = resolved(addr, PortSpace::Tcp).paths().unwrap()[0];
@@ -102,7 +107,8 @@ pub(crate) fn path_option_replaces_route_resolution() {
     });
 }
 
-pub(crate) fn user_events_need_linux_7_2() {
+#[kernel_test]
+fn user_events_need_linux_7_2() {
     let id = new(PortSpace::Tcp);
     match id.write_user_event(0x0123_4567_89ab_cdef, 5) {
         Ok(()) => match next_of(id.channel(), id.key()) {
@@ -120,7 +126,8 @@ pub(crate) fn kernel_is_7_2() -> bool {
     std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap().starts_with("7.2")
 }
 
-pub(crate) fn services_are_resolved_on_infiniband_only() {
+#[kernel_test(crate::host::has_ip)]
+fn services_are_resolved_on_infiniband_only() {
     nothing_leaks(|| {
         let id = new(PortSpace::Tcp);
         id.bind_addr((ip(), 0)).unwrap();

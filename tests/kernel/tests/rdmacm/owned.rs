@@ -6,8 +6,8 @@ use std::thread;
 use bareverbs::runtime::Tokio;
 use bareverbs::server::{Client, Event, Server};
 use bareverbs::{Endpoint, Hub, Op, Pd, Pool, PoolBuffer};
-use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_rdmacm::event::RejectReason;
 use bareverbs_rdmacm::{Connector, Error, Listener, PortSpace};
 
@@ -29,7 +29,8 @@ fn buffer(pool: &Pool, bytes: &[u8]) -> PoolBuffer {
     buffer
 }
 
-pub(crate) fn connections_of_hubs_are_made_by_ip_address() {
+#[kernel_test(crate::host::has_ip)]
+fn connections_of_hubs_are_made_by_ip_address() {
     nothing_leaks(|| {
         let (listener, addr) = listen();
         let pd = domain();
@@ -57,7 +58,8 @@ pub(crate) fn connections_of_hubs_are_made_by_ip_address() {
     });
 }
 
-pub(crate) fn clients_are_admitted_by_ip_address() {
+#[kernel_test(crate::host::has_ip)]
+fn clients_are_admitted_by_ip_address() {
     nothing_leaks(|| {
         let (listener, addr) = listen();
         let pd = domain();
@@ -93,7 +95,8 @@ pub(crate) fn clients_are_admitted_by_ip_address() {
     });
 }
 
-pub(crate) fn tasks_connect_hubs_by_ip_address() {
+#[kernel_test(crate::host::has_ip)]
+fn tasks_connect_hubs_by_ip_address() {
     nothing_leaks(|| {
         let pd = domain();
         let (hub, pool): (Hub, _) = (Hub::new(&pd, 64).unwrap(), Pool::new(&pd, 8, 64).unwrap());
@@ -114,7 +117,8 @@ pub(crate) fn tasks_connect_hubs_by_ip_address() {
     });
 }
 
-pub(crate) fn private_data_that_is_no_address_is_rejected() {
+#[kernel_test(crate::host::has_ip)]
+fn private_data_that_is_no_address_is_rejected() {
     nothing_leaks(|| {
         let (listener, addr) = listen();
         let pd = domain();

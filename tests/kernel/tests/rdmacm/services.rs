@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use bareverbs::{Errno, Gid};
 use bareverbs_kernel_tests::device::{self, Requirement};
+use bareverbs_kernel_tests::kernel_test;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::event::EventKind;
 use bareverbs_rdmacm::{
@@ -123,7 +124,8 @@ fn resolved_services(key: ServiceKey<'_>) -> Result<(CmId, Vec<IbService>), Errn
     }
 }
 
-pub(crate) fn registered_services_are_resolved_by_id_and_name() {
+#[kernel_test(has_services)]
+fn registered_services_are_resolved_by_id_and_name() {
     nothing_leaks(|| {
         let mut registrar = Registrar::new();
         let gid = device::open().default_gid(1).unwrap().gid;
@@ -150,7 +152,8 @@ pub(crate) fn registered_services_are_resolved_by_id_and_name() {
     });
 }
 
-pub(crate) fn route_leads_to_a_resolved_service() {
+#[kernel_test(has_services)]
+fn route_leads_to_a_resolved_service() {
     nothing_leaks(|| {
         let mut registrar = Registrar::new();
         let (listener, addr) = listener(PortSpace::Tcp, 1);
@@ -169,7 +172,8 @@ pub(crate) fn route_leads_to_a_resolved_service() {
 }
 
 /// The service takes the place of the peer's address, which is then an InfiniBand address.
-pub(crate) fn client_connects_to_a_resolved_service() {
+#[kernel_test(has_services)]
+fn client_connects_to_a_resolved_service() {
     nothing_leaks(|| {
         let mut registrar = Registrar::new();
         let gid = device::open().default_gid(1).unwrap().gid;
@@ -201,7 +205,8 @@ pub(crate) fn client_connects_to_a_resolved_service() {
     });
 }
 
-pub(crate) fn services_need_a_subnet_administrator() {
+#[kernel_test]
+fn services_need_a_subnet_administrator() {
     let id = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
     // An identifier without a device can't ask.
     match id.resolve_ib_service(ServiceKey::Id(1)) {

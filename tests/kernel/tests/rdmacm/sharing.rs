@@ -12,6 +12,7 @@ use bareverbs::runtime::{AsyncIo, Tokio};
 use bareverbs::values::AckTimeout;
 use bareverbs::{Buffer, Endpoint, EndpointOptions, Errno, Mr, Op};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_rdmacm::event::EventKind;
 use bareverbs_rdmacm::{
     AddrFamily, AddrHints, AddrInfo, CmId, Connected, Connector, Error, EventChannel, IdOptions, Listener,
@@ -71,7 +72,8 @@ fn used() -> usize {
     usize::MAX / 2 - available * 1024
 }
 
-pub(crate) fn channel_of_its_own_shows_the_end_while_a_thread_reads_the_shared_one() {
+#[kernel_test(crate::host::has_ip)]
+fn channel_of_its_own_shows_the_end_while_a_thread_reads_the_shared_one() {
     nothing_leaks(|| {
         let (listener, addr) = listen();
         let connector = Connector::with_domains(listener.domains());
@@ -96,7 +98,8 @@ pub(crate) fn channel_of_its_own_shows_the_end_while_a_thread_reads_the_shared_o
     });
 }
 
-pub(crate) fn thousand_connections_share_one_file() {
+#[kernel_test(crate::host::has_ip)]
+fn thousand_connections_share_one_file() {
     const COUNT: usize = 1000;
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     // Each endpoint has the descriptor of its completion channel.
@@ -147,7 +150,8 @@ pub(crate) fn thousand_connections_share_one_file() {
     });
 }
 
-pub(crate) fn threads_wait_for_their_own_connections() {
+#[kernel_test(crate::host::has_ip)]
+fn threads_wait_for_their_own_connections() {
     const COUNT: usize = 20;
     nothing_leaks(|| {
         let (listener, addr) = listen();
@@ -218,7 +222,8 @@ macro_rules! ends {
     }};
 }
 
-pub(crate) fn tasks_of_tokio_get_the_events_of_their_connections() {
+#[kernel_test(crate::host::has_ip)]
+fn tasks_of_tokio_get_the_events_of_their_connections() {
     nothing_leaks(|| {
         let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -230,7 +235,8 @@ pub(crate) fn tasks_of_tokio_get_the_events_of_their_connections() {
     });
 }
 
-pub(crate) fn futures_of_async_io_get_the_events_of_their_connections() {
+#[kernel_test(crate::host::has_ip)]
+fn futures_of_async_io_get_the_events_of_their_connections() {
     nothing_leaks(|| {
         ::async_io::block_on(async {
             let mut ends = ends!(AsyncIo);
@@ -243,7 +249,8 @@ pub(crate) fn futures_of_async_io_get_the_events_of_their_connections() {
     });
 }
 
-pub(crate) fn thread_and_task_share_a_channel() {
+#[kernel_test(crate::host::has_ip)]
+fn thread_and_task_share_a_channel() {
     nothing_leaks(|| {
         let (listener, addr) = listen();
         let connector = Connector::new();
@@ -270,7 +277,8 @@ pub(crate) fn thread_and_task_share_a_channel() {
     });
 }
 
-pub(crate) fn events_of_other_identifiers_stay_on_the_channel() {
+#[kernel_test(crate::host::has_ip)]
+fn events_of_other_identifiers_stay_on_the_channel() {
     nothing_leaks(|| {
         let channel = EventChannel::new().unwrap();
         let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
@@ -295,7 +303,8 @@ pub(crate) fn events_of_other_identifiers_stay_on_the_channel() {
     });
 }
 
-pub(crate) fn delivered_requests_of_a_dropped_listener_are_rejected() {
+#[kernel_test(crate::host::has_ip)]
+fn delivered_requests_of_a_dropped_listener_are_rejected() {
     nothing_leaks(|| {
         let channel = EventChannel::new().unwrap();
         let new = || {
@@ -315,7 +324,8 @@ pub(crate) fn delivered_requests_of_a_dropped_listener_are_rejected() {
     });
 }
 
-pub(crate) fn listener_needs_an_identifier_that_listens() {
+#[kernel_test(crate::host::has_ip)]
+fn listener_needs_an_identifier_that_listens() {
     let id = |port_space| CmId::new(&EventChannel::new().unwrap(), port_space).unwrap();
     let refused = Listener::from_id(id(PortSpace::Tcp)).unwrap_err();
     assert!(refused.to_string().contains("does not listen"), "{refused}");
@@ -325,7 +335,8 @@ pub(crate) fn listener_needs_an_identifier_that_listens() {
     assert!(matches!(Listener::from_id(datagrams).unwrap_err(), Error::Invalid { .. }));
 }
 
-pub(crate) fn options_of_listeners_and_connectors_reach_their_identifiers() {
+#[kernel_test(crate::host::has_ip)]
+fn options_of_listeners_and_connectors_reach_their_identifiers() {
     nothing_leaks(|| {
         let timeout = AckTimeout::new(11).unwrap();
         let options = IdOptions { ack_timeout: Some(timeout), backlog: 4, ..IdOptions::default() };
@@ -356,14 +367,16 @@ pub(crate) fn options_of_listeners_and_connectors_reach_their_identifiers() {
     });
 }
 
-pub(crate) fn type_of_service_of_a_connector_is_that_of_its_paths() {
+#[kernel_test(device::ethernet)]
+fn type_of_service_of_a_connector_is_that_of_its_paths() {
     let (_listener, addr) = listen();
     let options = IdOptions { tos: Some(0x68), ..IdOptions::default() };
     let route = Connector::new().id_options(options).resolve(addr).in_time().unwrap();
     assert_eq!(route.id().paths().unwrap()[0].traffic_class, 0x68);
 }
 
-pub(crate) fn looked_up_addresses_bind_and_connect() {
+#[kernel_test(crate::host::has_ip)]
+fn looked_up_addresses_bind_and_connect() {
     nothing_leaks(|| {
         let host = ip().to_string();
         let passive = AddrHints { passive: true, family: Some(AddrFamily::V4), ..AddrHints::default() };
@@ -380,7 +393,8 @@ pub(crate) fn looked_up_addresses_bind_and_connect() {
     });
 }
 
-pub(crate) fn gid_as_text_is_resolved_on_infiniband() {
+#[kernel_test(device::infiniband)]
+fn gid_as_text_is_resolved_on_infiniband() {
     nothing_leaks(|| {
         let gid = bareverbs_kernel_tests::device::gid().to_string();
         let passive = AddrHints { passive: true, family: Some(AddrFamily::Ib), ..AddrHints::default() };

@@ -13,7 +13,7 @@ use bareverbs::qp::GRH_BYTES;
 use bareverbs::runtime::{AsyncIo, Runtime, Tokio};
 use bareverbs::{Datagrams, Errno, Op, Pool, PoolBuffer};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{child, device};
+use bareverbs_kernel_tests::{child, device, kernel_test};
 use bareverbs_rdmacm::Error;
 use bareverbs_rdmacm::datagram::{DatagramError, DatagramSocket, DatagramSocketOptions};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -72,7 +72,8 @@ fn answered(udp: &UdpSocket) -> u32 {
     u32::from_be_bytes(answer[8..12].try_into().unwrap())
 }
 
-pub(crate) fn datagram_sockets_exchange_messages() {
+#[kernel_test(crate::host::has_ip)]
+fn datagram_sockets_exchange_messages() {
     nothing_leaks(|| {
         let (mut server, addr) = server();
         let echo = thread::spawn(move || {
@@ -110,7 +111,8 @@ pub(crate) fn datagram_sockets_exchange_messages() {
     });
 }
 
-pub(crate) fn messages_go_by_udp_until_the_peer_answers_the_lookup() {
+#[kernel_test(crate::host::has_ip)]
+fn messages_go_by_udp_until_the_peer_answers_the_lookup() {
     nothing_leaks(|| {
         let peer = plain_udp();
         let mut socket = client(peer.local_addr().unwrap());
@@ -143,7 +145,8 @@ pub(crate) fn messages_go_by_udp_until_the_peer_answers_the_lookup() {
     });
 }
 
-pub(crate) fn datagram_socket_dropped_in_a_forked_child_polls_nothing() {
+#[kernel_test(crate::host::has_ip)]
+fn datagram_socket_dropped_in_a_forked_child_polls_nothing() {
     nothing_leaks(|| {
         let peer = plain_udp();
         let mut socket = client(peer.local_addr().unwrap());
@@ -202,7 +205,8 @@ impl PeerQueue {
     }
 }
 
-pub(crate) fn lookup_is_answered_and_its_message_received() {
+#[kernel_test(crate::host::has_ip)]
+fn lookup_is_answered_and_its_message_received() {
     nothing_leaks(|| {
         let (mut socket, addr) = server();
         let (udp, mut queue) = (plain_udp(), PeerQueue::new());
@@ -227,7 +231,8 @@ pub(crate) fn lookup_is_answered_and_its_message_received() {
     });
 }
 
-pub(crate) fn malformed_messages_are_ignored() {
+#[kernel_test(crate::host::has_ip)]
+fn malformed_messages_are_ignored() {
     nothing_leaks(|| {
         let (mut socket, addr) = server();
         let (udp, mut queue) = (plain_udp(), PeerQueue::new());
@@ -254,7 +259,8 @@ pub(crate) fn malformed_messages_are_ignored() {
     });
 }
 
-pub(crate) fn connected_socket_receives_from_its_peer_only() {
+#[kernel_test(crate::host::has_ip)]
+fn connected_socket_receives_from_its_peer_only() {
     nothing_leaks(|| {
         let (peer, other, mut queue) = (plain_udp(), plain_udp(), PeerQueue::new());
         let mut socket = client(peer.local_addr().unwrap());
@@ -269,7 +275,8 @@ pub(crate) fn connected_socket_receives_from_its_peer_only() {
     });
 }
 
-pub(crate) fn datagram_socket_errors_name_their_cause() {
+#[kernel_test(crate::host::has_ip)]
+fn datagram_socket_errors_name_their_cause() {
     nothing_leaks(|| {
         let mut socket = DatagramSocket::bind(ANY).unwrap();
         let error = socket.send(b"to whom").wait().unwrap_err();
@@ -300,7 +307,8 @@ pub(crate) fn datagram_socket_errors_name_their_cause() {
     });
 }
 
-pub(crate) fn descriptor_tells_when_a_message_waits() {
+#[kernel_test(crate::host::has_ip)]
+fn descriptor_tells_when_a_message_waits() {
     nothing_leaks(|| {
         let (mut server, addr) = server();
         let ready = |socket: &DatagramSocket, wait: Duration| {
@@ -327,7 +335,8 @@ pub(crate) fn descriptor_tells_when_a_message_waits() {
     });
 }
 
-pub(crate) fn full_send_queue_makes_its_sender_wait() {
+#[kernel_test(crate::host::has_ip)]
+fn full_send_queue_makes_its_sender_wait() {
     nothing_leaks(|| {
         let (mut server, addr) = server();
         let options = DatagramSocketOptions::default().send_buffer(4096).recv_buffer(1 << 20);
@@ -394,7 +403,8 @@ async fn first<T>(one: impl Future<Output = T>, other: impl Future) -> Option<T>
     .await
 }
 
-pub(crate) fn tasks_exchange_datagrams() {
+#[kernel_test(crate::host::has_ip)]
+fn tasks_exchange_datagrams() {
     const PAUSE: Duration = Duration::from_millis(100);
     nothing_leaks(|| {
         let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -403,7 +413,8 @@ pub(crate) fn tasks_exchange_datagrams() {
     });
 }
 
-pub(crate) fn task_without_a_runtime_does_not_wait_for_datagrams() {
+#[kernel_test]
+fn task_without_a_runtime_does_not_wait_for_datagrams() {
     let mut socket = DatagramSocket::bind(ANY).unwrap();
     let refused = ::async_io::block_on(socket.recv_from(&mut [0; 8])).unwrap_err();
     assert!(matches!(refused, DatagramError::Cm(Error::Invalid { verb: "await", .. })), "{refused}");

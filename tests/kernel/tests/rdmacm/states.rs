@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bareverbs::Errno;
+use bareverbs_kernel_tests::kernel_test;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_rdmacm::command::{self, CmFile};
 use bareverbs_rdmacm::event::{EventKind, RejectReason};
@@ -15,7 +16,8 @@ use bareverbs_uapi::rdma_cm::structs::*;
 use crate::host::*;
 
 /// The kernel ends only an established connection. Before and afterwards, the call does nothing.
-pub(crate) fn disconnect_ends_established_connections_only() {
+#[kernel_test(crate::host::has_ip)]
+fn disconnect_ends_established_connections_only() {
     nothing_leaks(|| {
         let everywhere = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
         everywhere.listen(1).unwrap();
@@ -59,7 +61,8 @@ pub(crate) fn disconnect_ends_established_connections_only() {
 }
 
 /// The peer ends the connection before this side has noticed that it is established.
-pub(crate) fn end_of_the_peer_follows_its_confirmation() {
+#[kernel_test(crate::host::has_ip)]
+fn end_of_the_peer_follows_its_confirmation() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
         let active = resolved(addr, PortSpace::Tcp);
@@ -80,7 +83,8 @@ pub(crate) fn end_of_the_peer_follows_its_confirmation() {
     });
 }
 
-pub(crate) fn two_threads_accept_a_request_once() {
+#[kernel_test(crate::host::has_ip)]
+fn two_threads_accept_a_request_once() {
     const ROUNDS: usize = 20;
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
@@ -108,7 +112,8 @@ pub(crate) fn two_threads_accept_a_request_once() {
 }
 
 /// Raw commands have no owner of an identifier.
-pub(crate) fn two_threads_destroy_a_number_once() {
+#[kernel_test(crate::host::has_ip)]
+fn two_threads_destroy_a_number_once() {
     const ROUNDS: usize = 100;
     nothing_leaks(|| {
         let file = CmFile::open().unwrap();
@@ -137,7 +142,8 @@ pub(crate) fn two_threads_destroy_a_number_once() {
     });
 }
 
-pub(crate) fn rejection_has_any_length_of_private_data() {
+#[kernel_test(crate::host::has_ip)]
+fn rejection_has_any_length_of_private_data() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
         for length in [0, 1, 2, 3, 7, 63, 147, 148] {
@@ -156,7 +162,8 @@ pub(crate) fn rejection_has_any_length_of_private_data() {
     });
 }
 
-pub(crate) fn destroyed_listener_rejects_unread_requests_only() {
+#[kernel_test(crate::host::has_ip)]
+fn destroyed_listener_rejects_unread_requests_only() {
     const EACH: usize = 50;
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 0);
@@ -205,7 +212,8 @@ pub(crate) fn destroyed_listener_rejects_unread_requests_only() {
 }
 
 /// The channel has unread events of each kind.
-pub(crate) fn channel_is_dropped_with_unread_events() {
+#[kernel_test(crate::host::has_ip)]
+fn channel_is_dropped_with_unread_events() {
     const EACH: usize = 100;
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 0);
@@ -242,7 +250,8 @@ pub(crate) fn channel_is_dropped_with_unread_events() {
 /// A handler that does nothing.
 extern "C" fn ignore(_: nix::libc::c_int) {}
 
-pub(crate) fn signals_do_not_end_a_wait() {
+#[kernel_test(crate::host::has_ip)]
+fn signals_do_not_end_a_wait() {
     use nix::sys::pthread::{pthread_kill, pthread_self};
     use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bareverbs::values::AckTimeout;
 use bareverbs::{Access, Buffer, Errno, RegionMut, RemoteRegion};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{InTime, TIMEOUT, device};
+use bareverbs_kernel_tests::{InTime, TIMEOUT, device, kernel_test};
 use bareverbs_netlink::RdmaNetlink;
 use bareverbs_rdmacm::IdOptions;
 use bareverbs_rdmacm::connection::Domains;
@@ -15,7 +15,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{any_port, listener, pair, pair_with, pattern};
 
-pub(crate) fn stream_carries_bytes_both_ways() {
+#[kernel_test(crate::has_ip)]
+fn stream_carries_bytes_both_ways() {
     nothing_leaks(|| {
         let (mut a, mut b) = pair();
         assert_eq!(a.peer_addr(), b.local_addr());
@@ -52,7 +53,8 @@ fn transfer(mut a: impl Write + Send, b: &mut impl Read, bytes: &[u8], end: impl
     })
 }
 
-pub(crate) fn large_transfer_arrives_whole() {
+#[kernel_test(crate::has_ip)]
+fn large_transfer_arrives_whole() {
     nothing_leaks(|| {
         let (a, mut b) = pair();
         let bytes = pattern(8 << 20);
@@ -61,7 +63,8 @@ pub(crate) fn large_transfer_arrives_whole() {
     });
 }
 
-pub(crate) fn small_writes_arrive_in_order() {
+#[kernel_test(crate::has_ip)]
+fn small_writes_arrive_in_order() {
     nothing_leaks(|| {
         let (mut a, mut b) = pair();
         let bytes = pattern(6000);
@@ -74,7 +77,8 @@ pub(crate) fn small_writes_arrive_in_order() {
     });
 }
 
-pub(crate) fn small_buffers_carry_large_transfers() {
+#[kernel_test(crate::has_ip)]
+fn small_buffers_carry_large_transfers() {
     nothing_leaks(|| {
         let options = StreamOptions::default().send_buffer(2048).recv_buffer(6).sends(16).recvs(16);
         let (a, mut b) = pair_with(&options);
@@ -84,7 +88,8 @@ pub(crate) fn small_buffers_carry_large_transfers() {
     });
 }
 
-pub(crate) fn both_ends_send_at_once_from_two_threads() {
+#[kernel_test(crate::has_ip)]
+fn both_ends_send_at_once_from_two_threads() {
     nothing_leaks(|| {
         let (a, b) = pair();
         let bytes = pattern(2 << 20);
@@ -106,7 +111,8 @@ pub(crate) fn both_ends_send_at_once_from_two_threads() {
     });
 }
 
-pub(crate) fn reader_is_woken_when_another_thread_handles_its_completion() {
+#[kernel_test(crate::has_ip)]
+fn reader_is_woken_when_another_thread_handles_its_completion() {
     nothing_leaks(|| {
         let options = StreamOptions::default().send_buffer(2048).recv_buffer(64).sends(16).recvs(16);
         let (mut a, b) = pair_with(&options);
@@ -138,7 +144,8 @@ pub(crate) fn reader_is_woken_when_another_thread_handles_its_completion() {
     });
 }
 
-pub(crate) fn full_stream_blocks_its_writer_until_the_peer_reads() {
+#[kernel_test(crate::has_ip)]
+fn full_stream_blocks_its_writer_until_the_peer_reads() {
     nothing_leaks(|| {
         let (mut a, mut b) = pair();
         a.set_nonblocking(true);
@@ -169,7 +176,8 @@ pub(crate) fn full_stream_blocks_its_writer_until_the_peer_reads() {
     });
 }
 
-pub(crate) fn descriptor_tells_when_a_call_is_worthwhile() {
+#[kernel_test(crate::has_ip)]
+fn descriptor_tells_when_a_call_is_worthwhile() {
     nothing_leaks(|| {
         let (a, mut b) = pair();
         let limit = Timespec::try_from(TIMEOUT).unwrap();
@@ -214,7 +222,8 @@ fn write_all_mapped(stream: &RdmaStream, bytes: &[u8], offset: u64) {
     }
 }
 
-pub(crate) fn mapped_memory_is_written_directly() {
+#[kernel_test(crate::has_ip)]
+fn mapped_memory_is_written_directly() {
     const LEN: usize = 100 << 10;
     nothing_leaks(|| {
         let options = StreamOptions::default().iomap_size(2);
@@ -242,7 +251,8 @@ pub(crate) fn mapped_memory_is_written_directly() {
     });
 }
 
-pub(crate) fn mappings_are_renewed_more_often_than_there_are_receives() {
+#[kernel_test(crate::has_ip)]
+fn mappings_are_renewed_more_often_than_there_are_receives() {
     const ROUNDS: u64 = 100;
     nothing_leaks(|| {
         let options = StreamOptions::default().iomap_size(1).sends(16).recvs(16);
@@ -287,7 +297,8 @@ fn open_devices() -> usize {
     targets.filter(|target| target.starts_with("/dev/infiniband") && !target.ends_with("rdma_cm")).count()
 }
 
-pub(crate) fn streams_share_the_open_device_of_the_process() {
+#[kernel_test(crate::has_ip)]
+fn streams_share_the_open_device_of_the_process() {
     nothing_leaks(|| {
         let before = open_devices();
         let (a, b) = pair();
@@ -304,7 +315,8 @@ pub(crate) fn streams_share_the_open_device_of_the_process() {
     });
 }
 
-pub(crate) fn stream_has_the_options_of_its_identifier() {
+#[kernel_test(crate::has_ip)]
+fn stream_has_the_options_of_its_identifier() {
     nothing_leaks(|| {
         let source = SocketAddr::new(any_port().ip(), 0);
         let id_options = IdOptions {
@@ -326,7 +338,8 @@ pub(crate) fn stream_has_the_options_of_its_identifier() {
     });
 }
 
-pub(crate) fn fifty_streams_share_a_listener() {
+#[kernel_test(crate::has_ip)]
+fn fifty_streams_share_a_listener() {
     const STREAMS: usize = 50;
     nothing_leaks(|| {
         let options = StreamOptions::default().send_buffer(4096).recv_buffer(4096).sends(16).recvs(16);
@@ -365,7 +378,8 @@ fn retransmissions() -> u64 {
 }
 
 /// The peer's QP is moved to RTR after the response to its request has arrived.
-pub(crate) fn accepting_side_sends_nothing_before_its_peer_can_receive() {
+#[kernel_test(device::soft_roce)]
+fn accepting_side_sends_nothing_before_its_peer_can_receive() {
     nothing_leaks(|| {
         let before = retransmissions();
         for round in 0..20 {
@@ -395,7 +409,8 @@ pub(crate) fn accepting_side_sends_nothing_before_its_peer_can_receive() {
     });
 }
 
-pub(crate) fn ipv6_streams_carry_bytes() {
+#[kernel_test(device::ethernet)]
+fn ipv6_streams_carry_bytes() {
     nothing_leaks(|| {
         let table = bareverbs_kernel_tests::device::open().gid_table().unwrap();
         let entry = table.iter().find(|entry| entry.gid.is_link_local()).expect("a link-local address");

@@ -4,7 +4,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{InTime, child};
+use bareverbs_kernel_tests::{InTime, child, kernel_test};
 use bareverbs_rdmacm::Error;
 use bareverbs_rdmacm::event::RejectReason;
 use bareverbs_rdmacm::stream::{RdmaStream, StreamError, StreamOptions};
@@ -14,7 +14,8 @@ use nix::unistd::Pid;
 
 use crate::{any_port, listener, pair, pattern};
 
-pub(crate) fn shutdown_ends_one_direction() {
+#[kernel_test(crate::has_ip)]
+fn shutdown_ends_one_direction() {
     nothing_leaks(|| {
         let (mut a, mut b) = pair();
         a.write_all(b"last").unwrap();
@@ -37,7 +38,8 @@ pub(crate) fn shutdown_ends_one_direction() {
 }
 
 /// Whatever has ended since, this side has ended its direction itself.
-pub(crate) fn writes_after_an_own_shutdown_name_this_side() {
+#[kernel_test(crate::has_ip)]
+fn writes_after_an_own_shutdown_name_this_side() {
     #[track_caller]
     fn assert_own(stream: &RdmaStream) {
         let refused = stream.send(b"x").unwrap_err();
@@ -76,7 +78,8 @@ pub(crate) fn writes_after_an_own_shutdown_name_this_side() {
     });
 }
 
-pub(crate) fn dropped_stream_delivers_its_bytes() {
+#[kernel_test(crate::has_ip)]
+fn dropped_stream_delivers_its_bytes() {
     nothing_leaks(|| {
         let (mut a, mut b) = pair();
         let bytes = pattern(100 << 10);
@@ -102,7 +105,8 @@ impl Drop for Reader {
 /// The device and the connection manager report in no order: whichever a reader looks at first, the
 /// other may have changed by then. The peer sends and disconnects while the reader is stopped, each
 /// time at another place of its loop.
-pub(crate) fn reader_gets_all_bytes_wherever_the_end_of_the_connection_finds_it() {
+#[kernel_test(crate::has_ip)]
+fn reader_gets_all_bytes_wherever_the_end_of_the_connection_finds_it() {
     const ROUNDS: u8 = 100;
 
     nothing_leaks(|| {
@@ -149,7 +153,8 @@ pub(crate) fn reader_gets_all_bytes_wherever_the_end_of_the_connection_finds_it(
 
 /// Both sides have ended their sending direction when the writer drops its stream: that alone does
 /// not tell it that its bytes have arrived.
-pub(crate) fn bytes_are_acknowledged_before_a_stream_that_both_sides_ended_is_dropped() {
+#[kernel_test(crate::has_ip)]
+fn bytes_are_acknowledged_before_a_stream_that_both_sides_ended_is_dropped() {
     nothing_leaks(|| {
         for round in 0..50 {
             let (mut reader, mut writer) = pair();
@@ -168,7 +173,8 @@ pub(crate) fn bytes_are_acknowledged_before_a_stream_that_both_sides_ended_is_dr
     });
 }
 
-pub(crate) fn shutdown_of_reads_ends_a_read_that_waits() {
+#[kernel_test(crate::has_ip)]
+fn shutdown_of_reads_ends_a_read_that_waits() {
     nothing_leaks(|| {
         let (a, _b) = pair();
         thread::scope(|scope| {
@@ -181,7 +187,8 @@ pub(crate) fn shutdown_of_reads_ends_a_read_that_waits() {
     });
 }
 
-pub(crate) fn reads_and_writes_have_time_limits() {
+#[kernel_test(crate::has_ip)]
+fn reads_and_writes_have_time_limits() {
     nothing_leaks(|| {
         let (mut a, _b) = pair();
         let limit = Duration::from_millis(200);
@@ -201,7 +208,8 @@ pub(crate) fn reads_and_writes_have_time_limits() {
     });
 }
 
-pub(crate) fn connect_errors_name_their_cause() {
+#[kernel_test(crate::has_ip)]
+fn connect_errors_name_their_cause() {
     nothing_leaks(|| {
         let free = listener().1;
         let refused = RdmaStream::connect(free).wait().unwrap_err();
@@ -235,7 +243,8 @@ pub(crate) fn connect_errors_name_their_cause() {
     });
 }
 
-pub(crate) fn invalid_options_are_rejected() {
+#[kernel_test]
+fn invalid_options_are_rejected() {
     let options = StreamOptions::default;
     for (options, name) in [
         (options().send_buffer(100), "send_buffer"),
@@ -249,7 +258,8 @@ pub(crate) fn invalid_options_are_rejected() {
     }
 }
 
-pub(crate) fn stream_dropped_in_a_forked_child_writes_nothing() {
+#[kernel_test(crate::has_ip)]
+fn stream_dropped_in_a_forked_child_writes_nothing() {
     nothing_leaks(|| {
         let (a, mut b) = pair();
         let mut slot = Some(a);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bareverbs::qp::QpState;
 use bareverbs::{Access, Buffer, Endpoint, Op, RegionMut, Remote, RemoteRegion};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{InTime, TIMEOUT, device};
+use bareverbs_kernel_tests::{InTime, TIMEOUT, device, kernel_test};
 use bareverbs_rdmacm::event::{EventKind, RejectReason};
 use bareverbs_rdmacm::stream::{OfferError, ProtocolError, RdmaStream, StreamError, StreamOptions};
 use bareverbs_rdmacm::{CmId, ConnParam, Error, EventChannel, PortSpace};
@@ -77,7 +77,8 @@ fn ask_with(options: &StreamOptions, private_data: impl Fn(Remote) -> Vec<u8>) -
     })
 }
 
-pub(crate) fn request_of_another_protocol_is_rejected() {
+#[kernel_test(crate::has_ip)]
+fn request_of_another_protocol_is_rejected() {
     nothing_leaks(|| {
         let another_version = |table| {
             let mut offer = offer(table);
@@ -110,7 +111,8 @@ fn error_after(words: &[u32]) -> StreamError {
     *error.downcast::<StreamError>().expect("the stream's error")
 }
 
-pub(crate) fn peer_that_breaks_the_protocol_ends_its_stream() {
+#[kernel_test(crate::has_ip)]
+fn peer_that_breaks_the_protocol_ends_its_stream() {
     nothing_leaks(|| {
         let data = |len: u32| len;
         let credits = |limit: u32| 4 << 29 | limit;
@@ -129,7 +131,8 @@ pub(crate) fn peer_that_breaks_the_protocol_ends_its_stream() {
     });
 }
 
-pub(crate) fn announced_buffer_without_room_ends_the_stream() {
+#[kernel_test(crate::has_ip)]
+fn announced_buffer_without_room_ends_the_stream() {
     nothing_leaks(|| {
         let with_memory = |memory: Remote| {
             let mut offer = offer(memory);
@@ -149,7 +152,8 @@ pub(crate) fn announced_buffer_without_room_ends_the_stream() {
     });
 }
 
-pub(crate) fn vanished_peer_is_noticed() {
+#[kernel_test(crate::has_ip)]
+fn vanished_peer_is_noticed() {
     nothing_leaks(|| {
         let Asked { id, endpoint, table, stream, .. } = ask(offer);
         let mut stream = stream.expect("a stream");
@@ -166,7 +170,8 @@ pub(crate) fn vanished_peer_is_noticed() {
 }
 
 /// Whichever thread reads the event, both know the end.
-pub(crate) fn reader_is_woken_when_another_thread_reads_the_end_of_the_connection() {
+#[kernel_test(crate::has_ip)]
+fn reader_is_woken_when_another_thread_reads_the_end_of_the_connection() {
     nothing_leaks(|| {
         for _ in 0..20 {
             let Asked { id, mut endpoint, table, stream, .. } = ask(offer);
@@ -208,7 +213,8 @@ fn error_of(stream: &RdmaStream) -> StreamError {
     }
 }
 
-pub(crate) fn messages_beyond_the_credits_end_the_stream() {
+#[kernel_test(crate::has_ip)]
+fn messages_beyond_the_credits_end_the_stream() {
     nothing_leaks(|| {
         let options = StreamOptions::default().recvs(16);
         let Asked { id, mut endpoint, table: _table, stream, .. } = ask_with(&options, offer);
@@ -228,7 +234,8 @@ pub(crate) fn messages_beyond_the_credits_end_the_stream() {
     });
 }
 
-pub(crate) fn message_without_immediate_data_ends_the_stream() {
+#[kernel_test(crate::has_ip)]
+fn message_without_immediate_data_ends_the_stream() {
     nothing_leaks(|| {
         let Asked { id: _id, mut endpoint, table: _table, stream, .. } = ask(offer);
         let stream = stream.expect("a stream");
@@ -246,7 +253,8 @@ fn is_ready(stream: &RdmaStream, limit: Duration) -> bool {
     poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&limit)).unwrap() > 0
 }
 
-pub(crate) fn flood_of_words_is_handled_in_bounded_steps() {
+#[kernel_test(crate::has_ip)]
+fn flood_of_words_is_handled_in_bounded_steps() {
     nothing_leaks(|| {
         let Asked { id: _id, mut endpoint, table: _table, stream, .. } = ask(offer);
         let stream = stream.expect("a stream");
@@ -270,7 +278,8 @@ pub(crate) fn flood_of_words_is_handled_in_bounded_steps() {
     });
 }
 
-pub(crate) fn answer_of_another_protocol_is_an_error_of_connect() {
+#[kernel_test(crate::has_ip)]
+fn answer_of_another_protocol_is_an_error_of_connect() {
     nothing_leaks(|| {
         let nothing = Remote { addr: 0, rkey: 0 };
         let with = |at: usize, byte: u8| {
@@ -302,7 +311,8 @@ pub(crate) fn answer_of_another_protocol_is_an_error_of_connect() {
     });
 }
 
-pub(crate) fn peer_that_ends_during_the_handshake_has_rejected() {
+#[kernel_test(crate::has_ip)]
+fn peer_that_ends_during_the_handshake_has_rejected() {
     nothing_leaks(|| {
         let listener = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
         listener.bind_addr(any_port()).unwrap();
@@ -334,7 +344,8 @@ pub(crate) fn peer_that_ends_during_the_handshake_has_rejected() {
     });
 }
 
-pub(crate) fn peer_that_gives_up_before_it_is_accepted_is_skipped() {
+#[kernel_test(crate::has_ip)]
+fn peer_that_gives_up_before_it_is_accepted_is_skipped() {
     nothing_leaks(|| {
         let listener = StreamOptions::default().listen(any_port()).unwrap();
         let addr = listener.local_addr();

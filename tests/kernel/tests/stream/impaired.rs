@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bareverbs::values::{AckTimeout, RetryCount};
-use bareverbs_kernel_tests::wire::{End, Wire};
-use bareverbs_kernel_tests::{InTime, TIMEOUT};
+use bareverbs_kernel_tests::wire::{End, Wire, lossy_wire};
+use bareverbs_kernel_tests::{InTime, TIMEOUT, kernel_test};
 use bareverbs_rdmacm::IdOptions;
 use bareverbs_rdmacm::stream::{RdmaStream, StreamError, StreamOptions};
 
@@ -54,7 +54,8 @@ fn read_without_a_peer(keepalive: Option<Duration>) -> StreamError {
     error
 }
 
-pub(crate) fn keepalive_notices_a_peer_that_is_cut_off() {
+#[kernel_test(lossy_wire)]
+fn keepalive_notices_a_peer_that_is_cut_off() {
     let error = read_without_a_peer(Some(Duration::from_millis(100)));
     assert!(matches!(error, StreamError::Verbs(_)), "{error:?}");
     // Without it, the read has its time limit only.
@@ -63,7 +64,8 @@ pub(crate) fn keepalive_notices_a_peer_that_is_cut_off() {
 }
 
 /// The peer's device does not acknowledge the bytes.
-pub(crate) fn close_of_a_stream_ends_at_its_time_limit() {
+#[kernel_test(lossy_wire)]
+fn close_of_a_stream_ends_at_its_time_limit() {
     let limit = Duration::from_millis(200);
     let wire = Wire::new();
     {
@@ -131,16 +133,19 @@ fn impaired(netem: &str, blocks: usize) {
     wire.settle();
 }
 
-pub(crate) fn streams_lose_nothing_when_packets_are_lost() {
+#[kernel_test(lossy_wire)]
+fn streams_lose_nothing_when_packets_are_lost() {
     impaired("loss 1%", 1024);
 }
 
 /// The delay is constant: netem's jitter also reorders nearly all packets.
-pub(crate) fn streams_lose_nothing_when_packets_are_late() {
+#[kernel_test(lossy_wire)]
+fn streams_lose_nothing_when_packets_are_late() {
     impaired("delay 3ms", 32);
 }
 
-pub(crate) fn streams_lose_nothing_when_packets_overtake_each_other() {
+#[kernel_test(lossy_wire)]
+fn streams_lose_nothing_when_packets_overtake_each_other() {
     // Two of a hundred packets are late, so that those after them arrive first.
     impaired("delay 1ms reorder 98%", 32);
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bareverbs::runtime::{AsyncIo, Tokio};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{InTime, TIMEOUT};
+use bareverbs_kernel_tests::{InTime, TIMEOUT, kernel_test};
 use bareverbs_rdmacm::Error;
 use bareverbs_rdmacm::stream::{RdmaStream, StreamError, StreamOptions};
 use tokio::io::{AsyncRead as _, AsyncReadExt, AsyncWrite as _, AsyncWriteExt, ReadBuf};
@@ -37,7 +37,8 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-pub(crate) fn tokio_tasks_copy_in_both_directions() {
+#[kernel_test(crate::has_ip)]
+fn tokio_tasks_copy_in_both_directions() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (a, mut b) = pair_in_tasks().await;
@@ -63,7 +64,8 @@ pub(crate) fn tokio_tasks_copy_in_both_directions() {
     });
 }
 
-pub(crate) fn stream_of_tasks_that_lingers_delivers_its_bytes_when_dropped() {
+#[kernel_test(crate::has_ip)]
+fn stream_of_tasks_that_lingers_delivers_its_bytes_when_dropped() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (a, b) = pair(&with_tokio());
@@ -83,14 +85,16 @@ pub(crate) fn stream_of_tasks_that_lingers_delivers_its_bytes_when_dropped() {
     });
 }
 
-pub(crate) fn stream_outside_of_a_runtime_is_refused() {
+#[kernel_test(crate::has_ip)]
+fn stream_outside_of_a_runtime_is_refused() {
     let addr = crate::listener().1;
     let error = with_tokio().connect(addr).wait().unwrap_err();
     let StreamError::Cm(cause) = &error else { panic!("{error}") };
     assert!(matches!(**cause, Error::Invalid { verb: "attach", .. }), "{error}");
 }
 
-pub(crate) fn async_io_tasks_copy_in_both_directions() {
+#[kernel_test(crate::has_ip)]
+fn async_io_tasks_copy_in_both_directions() {
     use futures_io::{AsyncRead, AsyncWrite};
     use std::future::poll_fn;
 
@@ -131,7 +135,8 @@ pub(crate) fn async_io_tasks_copy_in_both_directions() {
     });
 }
 
-pub(crate) fn cancelled_read_loses_no_byte() {
+#[kernel_test(crate::has_ip)]
+fn cancelled_read_loses_no_byte() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (mut a, mut b) = pair_in_tasks().await;
@@ -175,7 +180,8 @@ impl Wake for Reenters {
     }
 }
 
-pub(crate) fn waker_may_use_its_stream() {
+#[kernel_test(crate::has_ip)]
+fn waker_may_use_its_stream() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (mut a, mut b) = pair(&with_tokio());
@@ -207,7 +213,8 @@ impl Wake for Count {
     }
 }
 
-pub(crate) fn thread_that_handles_completions_wakes_the_task_of_its_own_direction() {
+#[kernel_test(crate::has_ip)]
+fn thread_that_handles_completions_wakes_the_task_of_its_own_direction() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (mut a, mut b) = pair(&with_tokio());
@@ -233,7 +240,8 @@ impl Wake for Panics {
     }
 }
 
-pub(crate) fn panic_of_a_waker_loses_no_byte() {
+#[kernel_test(crate::has_ip)]
+fn panic_of_a_waker_loses_no_byte() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let (mut a, mut b) = pair(&with_tokio());
@@ -256,7 +264,8 @@ pub(crate) fn panic_of_a_waker_loses_no_byte() {
     });
 }
 
-pub(crate) fn tokio_tasks_connect_and_accept() {
+#[kernel_test(crate::has_ip)]
+fn tokio_tasks_connect_and_accept() {
     nothing_leaks(|| {
         runtime().block_on(async {
             let listener = with_tokio().listen(any_port()).unwrap();
@@ -287,7 +296,8 @@ pub(crate) fn tokio_tasks_connect_and_accept() {
     });
 }
 
-pub(crate) fn async_io_tasks_connect_and_accept() {
+#[kernel_test(crate::has_ip)]
+fn async_io_tasks_connect_and_accept() {
     use futures_io::{AsyncRead, AsyncWrite};
     use std::future::poll_fn;
 
@@ -323,7 +333,8 @@ pub(crate) fn async_io_tasks_connect_and_accept() {
     });
 }
 
-pub(crate) fn http2_server_of_hyper_runs_over_streams() {
+#[kernel_test(crate::has_ip)]
+fn http2_server_of_hyper_runs_over_streams() {
     use crate::http2::{fetch, serve};
 
     nothing_leaks(|| {

@@ -13,7 +13,7 @@ use bareverbs::qp::{
 };
 use bareverbs::values::GidIndex;
 use bareverbs::{Error, Gid, Imm, PortNum, WcOpcode, WcStatus};
-use bareverbs_kernel_tests::device;
+use bareverbs_kernel_tests::{device, kernel_test};
 
 use crate::host::{CAP, Host, QKEY, bytes, done, next, on_device, quiet, receive};
 
@@ -23,7 +23,8 @@ fn send(qp: &mut Qp<Ud>, wr_id: u64, to: Datagram<'_>, text: &[u8]) {
     batch.ring().unwrap();
 }
 
-pub(crate) fn datagram_payload_follows_the_40_byte_grh() {
+#[kernel_test]
+fn datagram_payload_follows_the_40_byte_grh() {
     on_device(|host| {
         let (mut from_cq, mut to_cq) = (host.cq(), host.cq());
         let (mut from, mut to) = (host.datagrams(&from_cq, QKEY), host.datagrams(&to_cq, QKEY));
@@ -88,18 +89,21 @@ fn datagram_round_trip_with_every_gid(host: &Host, which: impl Fn(&GidEntry) -> 
     }
 }
 
-pub(crate) fn datagram_is_answered_by_ah_attr_from_wc() {
+#[kernel_test]
+fn datagram_is_answered_by_ah_attr_from_wc() {
     on_device(|host| {
         let own = host.gid().gid;
         datagram_round_trip_with_every_gid(host, |entry| entry.gid == own);
     });
 }
 
-pub(crate) fn datagram_over_ipv6_has_a_parsable_grh() {
+#[kernel_test(device::ethernet)]
+fn datagram_over_ipv6_has_a_parsable_grh() {
     on_device(|host| datagram_round_trip_with_every_gid(host, |entry| entry.gid.ipv4().is_none()));
 }
 
-pub(crate) fn one_qp_sends_to_several_peers_with_one_doorbell() {
+#[kernel_test]
+fn one_qp_sends_to_several_peers_with_one_doorbell() {
     on_device(|host| {
         let (mut from_cq, mut to_cq) = (host.cq(), host.cq());
         let mut from = host.datagrams(&from_cq, QKEY);
@@ -124,7 +128,8 @@ pub(crate) fn one_qp_sends_to_several_peers_with_one_doorbell() {
     });
 }
 
-pub(crate) fn datagram_size_is_limited_to_the_mtu() {
+#[kernel_test]
+fn datagram_size_is_limited_to_the_mtu() {
     on_device(|host| {
         let mtu = host.context.query_port(1).unwrap().active_mtu.bytes();
         let (mut from_cq, mut to_cq) = (host.cq(), host.cq());
@@ -152,7 +157,8 @@ pub(crate) fn datagram_size_is_limited_to_the_mtu() {
     });
 }
 
-pub(crate) fn datagram_with_wrong_qkey_is_dropped() {
+#[kernel_test]
+fn datagram_with_wrong_qkey_is_dropped() {
     on_device(|host| {
         let (mut from_cq, mut to_cq) = (host.cq(), host.cq());
         let (mut from, mut to) = (host.datagrams(&from_cq, QKEY), host.datagrams(&to_cq, QKEY));
@@ -177,7 +183,8 @@ fn failed(qp: &Qp<Ud>, completion: WorkCompletion) {
     assert_eq!(qp.query().unwrap().0.qp_state, QpState::ERR);
 }
 
-pub(crate) fn datagram_over_destroyed_ah_fails() {
+#[kernel_test(device::soft_roce_validates_ah)]
+fn datagram_over_destroyed_ah_fails() {
     on_device(|host| {
         let (mut from_cq, to_cq) = (host.cq(), host.cq());
         let (mut from, to) = (host.datagrams(&from_cq, QKEY), host.datagrams(&to_cq, QKEY));
@@ -191,7 +198,8 @@ pub(crate) fn datagram_over_destroyed_ah_fails() {
     });
 }
 
-pub(crate) fn datagram_over_ah_of_another_pd_fails() {
+#[kernel_test(device::soft_roce_validates_ah)]
+fn datagram_over_ah_of_another_pd_fails() {
     on_device(|host| {
         let (mut from_cq, to_cq) = (host.cq(), host.cq());
         let (mut from, to) = (host.datagrams(&from_cq, QKEY), host.datagrams(&to_cq, QKEY));
@@ -202,7 +210,8 @@ pub(crate) fn datagram_over_ah_of_another_pd_fails() {
     });
 }
 
-pub(crate) fn ud_bring_up_sets_exactly_the_required_attributes() {
+#[kernel_test]
+fn ud_bring_up_sets_exactly_the_required_attributes() {
     on_device(|host| {
         let cq = host.cq();
         let mut qp = host.pd.create_qp::<Ud>(&QpInit { cap: CAP, ..QpInit::new(&cq, &cq) }).unwrap();
@@ -219,7 +228,8 @@ pub(crate) fn ud_bring_up_sets_exactly_the_required_attributes() {
     });
 }
 
-pub(crate) fn create_ah_requires_a_route() {
+#[kernel_test(device::ethernet)]
+fn create_ah_requires_a_route() {
     on_device(|host| {
         let gid = host.gid();
         let to = |address| AhAttr::global(1, Gid::from(address), gid.index);
@@ -243,7 +253,8 @@ pub(crate) fn create_ah_requires_a_route() {
     });
 }
 
-pub(crate) fn create_ah_validates_attributes() {
+#[kernel_test]
+fn create_ah_validates_attributes() {
     on_device(|host| {
         let refused = |attr: &AhAttr| host.pd.create_ah(attr).expect_err("refused");
         if device::ethernet().is_ok() {

@@ -7,7 +7,7 @@ use bareverbs::ah::{AhAttr, Grh};
 use bareverbs::device::GidEntry;
 use bareverbs::qp::{Datagram, GRH_BYTES, MULTICAST_QP, Qp, QpCreateFlags, QpInit, SendFlags, Ud};
 use bareverbs::{Errno, Error, Gid};
-use bareverbs_kernel_tests::device;
+use bareverbs_kernel_tests::{device, kernel_test};
 
 use crate::host::{CAP, Host, QKEY, QUIET, bytes, done, on_device, quiet, ready, receive};
 
@@ -88,23 +88,28 @@ fn own_datagram(host: &Host, flags: QpCreateFlags) -> Vec<u64> {
     ids
 }
 
-pub(crate) fn member_receives_its_own_multicast_datagrams() {
+#[kernel_test]
+fn member_receives_its_own_multicast_datagrams() {
     on_device(|host| assert_eq!(own_datagram(host, QpCreateFlags::empty()), [1, 77]));
 }
 
-pub(crate) fn blocked_multicast_loopback_spares_the_sender_only() {
+#[kernel_test(device::connectx)]
+fn blocked_multicast_loopback_spares_the_sender_only() {
     on_device(|host| assert_eq!(own_datagram(host, QpCreateFlags::BLOCK_MULTICAST_LOOPBACK), [77]));
 }
 
-pub(crate) fn multicast_datagram_reaches_every_member() {
+#[kernel_test]
+fn multicast_datagram_reaches_every_member() {
     on_device(|host| reaches_every_member(host, GROUP.into(), host.gid()));
 }
 
-pub(crate) fn ipv6_multicast_datagram_reaches_every_member() {
+#[kernel_test(device::ethernet)]
+fn ipv6_multicast_datagram_reaches_every_member() {
     on_device(|host| reaches_every_member(host, GROUP6.into(), host.ipv6_gid()));
 }
 
-pub(crate) fn detached_qp_receives_no_multicast() {
+#[kernel_test]
+fn detached_qp_receives_no_multicast() {
     on_device(|host| {
         let (mut from_cq, mut stays_cq, mut leaves_cq) = (host.cq(), host.cq(), host.cq());
         let mut from = host.datagrams(&from_cq, QKEY);
@@ -136,7 +141,8 @@ fn is_joined(group: Gid) -> bool {
     fs::read_to_string(file).unwrap().contains(&number)
 }
 
-pub(crate) fn ip_group_is_joined_until_the_last_qp_is_detached() {
+#[kernel_test(device::ethernet)]
+fn ip_group_is_joined_until_the_last_qp_is_detached() {
     on_device(|host| {
         for group in
             [Gid::from(Ipv4Addr::new(239, 7, 7, 9)), Gid::from(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 7, 9))]
@@ -177,7 +183,8 @@ impl Drop for Limit {
     }
 }
 
-pub(crate) fn qp_is_not_attached_if_the_ip_group_can_not_be_joined() {
+#[kernel_test(device::ethernet)]
+fn qp_is_not_attached_if_the_ip_group_can_not_be_joined() {
     on_device(|host| {
         let group = Gid::from(Ipv4Addr::new(239, 7, 7, 10));
         let cq = host.cq();
@@ -194,7 +201,8 @@ pub(crate) fn qp_is_not_attached_if_the_ip_group_can_not_be_joined() {
     });
 }
 
-pub(crate) fn attach_mcast_requires_a_multicast_gid() {
+#[kernel_test]
+fn attach_mcast_requires_a_multicast_gid() {
     on_device(|host| {
         let cq = host.cq();
         let mut qp = host.datagrams(&cq, QKEY);
@@ -202,7 +210,8 @@ pub(crate) fn attach_mcast_requires_a_multicast_gid() {
     });
 }
 
-pub(crate) fn attached_qp_can_be_dropped() {
+#[kernel_test]
+fn attached_qp_can_be_dropped() {
     on_device(|host| {
         let cq = host.cq();
         let mut qp = host.datagrams(&cq, QKEY);
@@ -212,7 +221,8 @@ pub(crate) fn attached_qp_can_be_dropped() {
     });
 }
 
-pub(crate) fn infiniband_multicast_requires_a_multicast_lid() {
+#[kernel_test(device::infiniband)]
+fn infiniband_multicast_requires_a_multicast_lid() {
     on_device(|host| {
         let cq = host.cq();
         let mut qp = host.datagrams(&cq, QKEY);

@@ -11,8 +11,8 @@ use bareverbs::runtime::{AsyncIo, Tokio};
 use bareverbs::{
     Buffer, Context, Datagrams, Endpoint, EndpointOptions, Errno, Error, Gid, Hub, Mr, Op, Pool, PoolBuffer,
 };
-use bareverbs_kernel_tests::wire::{End, Wire};
-use bareverbs_kernel_tests::{device, neighbour};
+use bareverbs_kernel_tests::wire::{End, Wire, lossy_wire};
+use bareverbs_kernel_tests::{device, kernel_test, neighbour};
 
 use crate::host::{QKEY, TIMEOUT, on_device};
 
@@ -74,7 +74,8 @@ fn late<T>(resolve: impl FnOnce() -> bareverbs::Result<T>) -> T {
     resolved.unwrap()
 }
 
-pub(crate) fn destination_waits_for_a_late_neighbour() {
+#[kernel_test(device::ethernet)]
+fn destination_waits_for_a_late_neighbour() {
     on_device(|host| {
         let datagrams: Datagrams = options().build(&host.pd).unwrap();
         let to = late(|| datagrams.destination(&peer()).wait());
@@ -82,7 +83,8 @@ pub(crate) fn destination_waits_for_a_late_neighbour() {
     });
 }
 
-pub(crate) fn destination_of_a_silent_neighbour_has_a_time_limit() {
+#[kernel_test(device::ethernet)]
+fn destination_of_a_silent_neighbour_has_a_time_limit() {
     on_device(|host| {
         for (limit, tries) in [(Duration::ZERO, 1), (SILENCE, 2)] {
             let datagrams: Datagrams = options().resolve_timeout(limit).build(&host.pd).unwrap();
@@ -113,7 +115,8 @@ async fn beside<T>(
     .await
 }
 
-pub(crate) fn tasks_run_while_a_destination_is_resolved() {
+#[kernel_test(device::ethernet)]
+fn tasks_run_while_a_destination_is_resolved() {
     const PAUSE: Duration = Duration::from_millis(50);
     on_device(|host| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -154,7 +157,8 @@ pub(crate) fn tasks_run_while_a_destination_is_resolved() {
     });
 }
 
-pub(crate) fn connect_waits_for_a_late_neighbour() {
+#[kernel_test(device::ethernet)]
+fn connect_waits_for_a_late_neighbour() {
     on_device(|host| {
         let mut endpoint: Endpoint<Mr<Buffer>> = endpoints().build(&host.pd).unwrap();
         let mut peer = endpoint.address();
@@ -189,7 +193,8 @@ fn open(end: End) -> Context {
 }
 
 /// The solicitations of the first 1.5 seconds are lost, and the next one is answered.
-pub(crate) fn reply_waits_for_a_neighbour_whose_answer_is_lost() {
+#[kernel_test(lossy_wire)]
+fn reply_waits_for_a_neighbour_whose_answer_is_lost() {
     let wire = Wire::new();
     {
         let [near, far] = [End::Near, End::Far].map(|end| open(end).alloc_pd().unwrap());

@@ -11,7 +11,7 @@ use bareverbs::qp::{GRH_BYTES, QpState};
 use bareverbs::runtime::{AsyncIo, Tokio};
 use bareverbs::values::GidIndex;
 use bareverbs::{Datagrams, Destination, Errno, Error, Gid, Imm, Op, Pool, PoolBuffer, WcStatus};
-use bareverbs_kernel_tests::device;
+use bareverbs_kernel_tests::{device, kernel_test};
 use futures_core::Stream;
 
 use crate::host::{Host, QKEY, QUIET, TIMEOUT, on_device};
@@ -42,7 +42,8 @@ fn is_quiet(datagrams: &mut Datagrams) -> bool {
     datagrams.next_recv().wait_timeout(QUIET).is_none()
 }
 
-pub(crate) fn owned_datagrams_are_received_and_answered() {
+#[kernel_test]
+fn owned_datagrams_are_received_and_answered() {
     on_device(|host| {
         let (pool, mut alice, mut bob) = (pool(host), datagrams(host), datagrams(host));
         for tag in 1..=3 {
@@ -94,7 +95,8 @@ fn join(datagrams: &mut Datagrams, group: Gid) -> Result<(), Error> {
     if device::is_infiniband() { datagrams.join_with_lid(group, LID) } else { datagrams.join(group) }
 }
 
-pub(crate) fn owned_datagrams_to_a_group_reach_its_members() {
+#[kernel_test]
+fn owned_datagrams_to_a_group_reach_its_members() {
     on_device(|host| {
         let (pool, mut sender) = (pool(host), datagrams(host));
         let group = Gid::from(std::net::Ipv4Addr::new(239, 7, 7, 11));
@@ -127,7 +129,8 @@ pub(crate) fn owned_datagrams_to_a_group_reach_its_members() {
     });
 }
 
-pub(crate) fn owned_datagrams_have_the_length_of_a_packet() {
+#[kernel_test]
+fn owned_datagrams_have_the_length_of_a_packet() {
     on_device(|host| {
         let (mut alice, mut bob) = (datagrams(host), datagrams(host));
         let max = alice.max_message() as usize;
@@ -160,7 +163,8 @@ pub(crate) fn owned_datagrams_have_the_length_of_a_packet() {
 }
 
 /// A datagram that is longer than the receive never completes it successfully.
-pub(crate) fn datagram_beyond_its_receive_is_no_message() {
+#[kernel_test]
+fn datagram_beyond_its_receive_is_no_message() {
     on_device(|host| {
         let (pool, mut alice, mut bob) = (pool(host), datagrams(host), datagrams(host));
         let short = Pool::new(&host.pd, 1, GRH_BYTES + 1).unwrap();
@@ -179,7 +183,8 @@ pub(crate) fn datagram_beyond_its_receive_is_no_message() {
     });
 }
 
-pub(crate) fn aborted_datagrams_return_their_buffers() {
+#[kernel_test]
+fn aborted_datagrams_return_their_buffers() {
     on_device(|host| {
         let (pool, mut alice, bob) = (pool(host), datagrams(host), datagrams(host));
         let to = alice.destination(&bob.address()).wait().unwrap();
@@ -219,7 +224,8 @@ pub(crate) fn aborted_datagrams_return_their_buffers() {
     });
 }
 
-pub(crate) fn destination_may_be_dropped_before_its_sends_complete() {
+#[kernel_test]
+fn destination_may_be_dropped_before_its_sends_complete() {
     on_device(|host| {
         let (pool, mut alice, mut bob) = (pool(host), datagrams(host), datagrams(host));
         for _ in 0..8 {
@@ -237,7 +243,8 @@ pub(crate) fn destination_may_be_dropped_before_its_sends_complete() {
     });
 }
 
-pub(crate) fn closed_datagrams_return_every_operation() {
+#[kernel_test]
+fn closed_datagrams_return_every_operation() {
     on_device(|host| {
         let (pool, mut alice, mut bob) = (pool(host), datagrams(host), datagrams(host));
         let to = alice.destination(&bob.address()).wait().unwrap();
@@ -263,7 +270,8 @@ pub(crate) fn closed_datagrams_return_every_operation() {
     });
 }
 
-pub(crate) fn full_queues_of_datagrams_accept_posts_after_a_completion() {
+#[kernel_test]
+fn full_queues_of_datagrams_accept_posts_after_a_completion() {
     on_device(|host| {
         let pool = pool(host);
         let options = Datagrams::options().qkey(QKEY).sends(2).recvs(2).inline(LEN as u32);
@@ -285,7 +293,8 @@ pub(crate) fn full_queues_of_datagrams_accept_posts_after_a_completion() {
     });
 }
 
-pub(crate) fn datagram_options_out_of_range_are_refused() {
+#[kernel_test]
+fn datagram_options_out_of_range_are_refused() {
     on_device(|host| {
         let build = |options: bareverbs::datagram::DatagramOptions| {
             let built: Result<Datagrams, _> = options.build(&host.pd);
@@ -328,7 +337,8 @@ async fn in_time<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(TIMEOUT, work).await.expect("in time")
 }
 
-pub(crate) fn datagrams_of_tokio_tasks_flow() {
+#[kernel_test]
+fn datagrams_of_tokio_tasks_flow() {
     on_device(|host| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -352,7 +362,8 @@ pub(crate) fn datagrams_of_tokio_tasks_flow() {
     });
 }
 
-pub(crate) fn datagrams_of_async_io_tasks_flow() {
+#[kernel_test]
+fn datagrams_of_async_io_tasks_flow() {
     on_device(|host| {
         let mut tasks = datagrams(host);
         tasks.attach(AsyncIo).unwrap();
@@ -360,7 +371,8 @@ pub(crate) fn datagrams_of_async_io_tasks_flow() {
     });
 }
 
-pub(crate) fn descriptor_of_datagrams_is_readable_after_a_completion() {
+#[kernel_test]
+fn descriptor_of_datagrams_is_readable_after_a_completion() {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     on_device(|host| {
         let (pool, mut datagrams) = (pool(host), datagrams(host));
@@ -382,7 +394,8 @@ pub(crate) fn descriptor_of_datagrams_is_readable_after_a_completion() {
 }
 
 /// On InfiniBand, a group without a LID is refused with the remedy.
-pub(crate) fn owned_datagrams_join_groups_of_infiniband_by_lid() {
+#[kernel_test(device::infiniband)]
+fn owned_datagrams_join_groups_of_infiniband_by_lid() {
     on_device(|host| {
         let refused = datagrams(host).join("ff12::7".parse().unwrap()).unwrap_err();
         assert_eq!(refused.errno(), Some(Errno::INVAL));

@@ -9,6 +9,7 @@ use bareverbs::qp::{
 };
 use bareverbs::srq::{Srq, SrqInit};
 use bareverbs::{AsyncEvent, Buffer, Error, Mr};
+use bareverbs_kernel_tests::{device, kernel_test};
 
 use crate::host::{CAP, Host, QKEY, TIMEOUT, bytes, done, on_device, ready};
 
@@ -48,7 +49,8 @@ fn send(qp: &mut Qp<Rc>, cq: &mut Cq, number: u64) {
     assert_eq!(done(cq).wr_id, number);
 }
 
-pub(crate) fn srq_serves_several_qps() {
+#[kernel_test]
+fn srq_serves_several_qps() {
     on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let mut srq = host.pd.create_srq(&SrqInit::new(16)).unwrap();
@@ -66,7 +68,8 @@ pub(crate) fn srq_serves_several_qps() {
     });
 }
 
-pub(crate) fn srq_receives_datagrams() {
+#[kernel_test]
+fn srq_receives_datagrams() {
     on_device(|host| {
         let (mut from_cq, mut to_cq) = (host.cq(), host.cq());
         let mut srq = host.pd.create_srq(&SrqInit::new(16)).unwrap();
@@ -91,7 +94,8 @@ pub(crate) fn srq_receives_datagrams() {
     });
 }
 
-pub(crate) fn srq_limit_event_is_raised_once() {
+#[kernel_test]
+fn srq_limit_event_is_raised_once() {
     on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let init = SrqInit { user_data: 0xfeed, ..SrqInit::new(16) };
@@ -119,7 +123,8 @@ pub(crate) fn srq_limit_event_is_raised_once() {
     });
 }
 
-pub(crate) fn srq_resize_preserves_receives() {
+#[kernel_test(device::srq_resize)]
+fn srq_resize_preserves_receives() {
     on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let mut srq = host.pd.create_srq(&SrqInit::new(15)).unwrap();
@@ -155,7 +160,8 @@ pub(crate) fn srq_resize_preserves_receives() {
     });
 }
 
-pub(crate) fn srq_is_resized_under_traffic() {
+#[kernel_test(device::srq_resize)]
+fn srq_is_resized_under_traffic() {
     on_device(|host| {
         const MESSAGES: u64 = 400;
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
@@ -182,7 +188,8 @@ pub(crate) fn srq_is_resized_under_traffic() {
     });
 }
 
-pub(crate) fn srq_resize_below_posted_receives_is_rejected() {
+#[kernel_test(device::srq_resize)]
+fn srq_resize_below_posted_receives_is_rejected() {
     on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let mut srq = host.pd.create_srq(&SrqInit::new(63)).unwrap();
@@ -202,7 +209,8 @@ pub(crate) fn srq_resize_below_posted_receives_is_rejected() {
     });
 }
 
-pub(crate) fn create_srq_checks_limits() {
+#[kernel_test]
+fn create_srq_checks_limits() {
     on_device(|host| {
         let attr = host.context.query_device().unwrap();
         let refused = |init| host.pd.create_srq(&init).expect_err("refused");
@@ -221,7 +229,8 @@ pub(crate) fn create_srq_checks_limits() {
     });
 }
 
-pub(crate) fn qp_with_srq_rejects_post_recv() {
+#[kernel_test]
+fn qp_with_srq_rejects_post_recv() {
     on_device(|host| {
         let cq = host.cq();
         let srq = host.pd.create_srq(&SrqInit::new(4)).unwrap();
@@ -234,7 +243,8 @@ pub(crate) fn qp_with_srq_rejects_post_recv() {
     });
 }
 
-pub(crate) fn receive_limits_are_ignored_with_an_srq() {
+#[kernel_test]
+fn receive_limits_are_ignored_with_an_srq() {
     on_device(|host| {
         let cq = host.cq();
         let srq = host.pd.create_srq(&SrqInit::new(4)).unwrap();
@@ -250,7 +260,8 @@ pub(crate) fn receive_limits_are_ignored_with_an_srq() {
     });
 }
 
-pub(crate) fn srq_and_its_qps_drop_in_any_order() {
+#[kernel_test]
+fn srq_and_its_qps_drop_in_any_order() {
     on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let mut srq = host.pd.create_srq(&SrqInit::new(4)).unwrap();

@@ -7,6 +7,7 @@ use bareverbs::qp::{
 };
 use bareverbs::values::{Mtu, RetryCount};
 use bareverbs::{Access, Imm, WcOpcode};
+use bareverbs_kernel_tests::kernel_test;
 
 use crate::host::{CAP, Host, bytes, done, next, on_device, quiet};
 
@@ -28,7 +29,8 @@ fn post(qp: &mut Qp<Uc>, wr_id: u64, operation: UcOperation, payload: Payload<'_
     unsafe { qp.post_send(&[request]) }.unwrap();
 }
 
-pub(crate) fn uc_carries_messages_and_writes() {
+#[kernel_test]
+fn uc_carries_messages_and_writes() {
     on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let (mut client, mut server) = pair(host, &client_cq, &server_cq);
@@ -71,7 +73,8 @@ pub(crate) fn uc_carries_messages_and_writes() {
     });
 }
 
-pub(crate) fn uc_connects_by_exchanged_addresses() {
+#[kernel_test]
+fn uc_connects_by_exchanged_addresses() {
     on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let qp = |cq| host.pd.create_qp::<Uc>(&QpInit { cap: CAP, ..QpInit::new(cq, cq) }).unwrap();
@@ -97,7 +100,8 @@ pub(crate) fn uc_connects_by_exchanged_addresses() {
     });
 }
 
-pub(crate) fn uc_message_of_many_packets_arrives() {
+#[kernel_test]
+fn uc_message_of_many_packets_arrives() {
     on_device(|host| {
         const LEN: usize = 60_001;
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
@@ -115,7 +119,8 @@ pub(crate) fn uc_message_of_many_packets_arrives() {
     });
 }
 
-pub(crate) fn uc_message_without_receive_is_dropped_silently() {
+#[kernel_test]
+fn uc_message_without_receive_is_dropped_silently() {
     on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let (mut client, mut server) = pair(host, &client_cq, &server_cq);
@@ -134,7 +139,8 @@ pub(crate) fn uc_message_without_receive_is_dropped_silently() {
     });
 }
 
-pub(crate) fn uc_bring_up_sets_exactly_the_required_attributes() {
+#[kernel_test]
+fn uc_bring_up_sets_exactly_the_required_attributes() {
     on_device(|host| {
         let cq = host.cq();
         let mut qp = host.pd.create_qp::<Uc>(&QpInit { cap: CAP, ..QpInit::new(&cq, &cq) }).unwrap();

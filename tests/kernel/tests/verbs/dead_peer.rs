@@ -15,8 +15,8 @@ use bareverbs::{
     Access, Address, Buffer, Connection, Datagrams, Done, Endpoint, Error, Failed, Hub, Mr, Op, Pd, Pool,
     PoolBuffer, Remote, WcStatus,
 };
-use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::loopback::request;
+use bareverbs_kernel_tests::{child, kernel_test};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
@@ -106,7 +106,8 @@ fn buffer(pd: &Pd) -> Mr<Buffer> {
     pd.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap()
 }
 
-pub(crate) fn send_to_a_killed_peer_fails_within_seconds() {
+#[kernel_test]
+fn send_to_a_killed_peer_fails_within_seconds() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
     let context = pd.context();
@@ -132,7 +133,8 @@ pub(crate) fn send_to_a_killed_peer_fails_within_seconds() {
     assert_eq!(status(Operation::Write(Remote { addr: 0, rkey: 0 })), WcStatus::RETRY_EXC_ERR);
 }
 
-pub(crate) fn endpoint_of_a_killed_peer_fails_within_seconds() {
+#[kernel_test]
+fn endpoint_of_a_killed_peer_fails_within_seconds() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
     let mut endpoint: Endpoint<Mr<Buffer>> = Endpoint::new(&pd, 1, 4).unwrap();
@@ -148,7 +150,8 @@ pub(crate) fn endpoint_of_a_killed_peer_fails_within_seconds() {
     assert!(matches!(failed.error, Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }), "{failed}");
 }
 
-pub(crate) fn scope_of_a_killed_peer_ends_within_seconds() {
+#[kernel_test]
+fn scope_of_a_killed_peer_ends_within_seconds() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
     let mut endpoint: Endpoint<Mr<Buffer>> = Endpoint::new(&pd, 1, 4).unwrap();
@@ -202,7 +205,8 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap().block_on(future)
 }
 
-pub(crate) fn endpoints_that_only_receive_notice_a_killed_peer() {
+#[kernel_test]
+fn endpoints_that_only_receive_notice_a_killed_peer() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
     let [mut waits, mut limited, mut scoped, mut task, mut other] = [(); 5].map(|()| peer.endpoint(&pd));
@@ -240,7 +244,8 @@ pub(crate) fn endpoints_that_only_receive_notice_a_killed_peer() {
     kill_while(&peer, waits);
 }
 
-pub(crate) fn hubs_that_only_receive_notice_a_killed_peer() {
+#[kernel_test]
+fn hubs_that_only_receive_notice_a_killed_peer() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
     let pool = Pool::new(&pd, 4, 64).unwrap();
@@ -286,7 +291,8 @@ fn assert_failed(event: Event) {
     }
 }
 
-pub(crate) fn server_notices_a_killed_client() {
+#[kernel_test]
+fn server_notices_a_killed_client() {
     let mut peer = clients();
     let pd = open().alloc_pd().unwrap();
     let [mut threads, mut tasks] = [(); 2].map(|()| Server::options().build(&pd).unwrap());
@@ -306,7 +312,8 @@ pub(crate) fn server_notices_a_killed_client() {
     kill_while(&peer, waits);
 }
 
-pub(crate) fn client_notices_a_killed_server() {
+#[kernel_test]
+fn client_notices_a_killed_server() {
     let mut peer = serving();
     let pd = open().alloc_pd().unwrap();
     let [mut threads, mut tasks] = [(); 2].map(|()| client_of(&mut peer, &pd));
@@ -363,7 +370,8 @@ fn assert_lost<B>(begin: Instant, ended: Result<Done<B>, Failed<B>>) {
     assert!(error.is_peer_lost(), "{error}");
 }
 
-pub(crate) fn operations_of_a_hub_to_a_killed_peer_fail_within_seconds() {
+#[kernel_test]
+fn operations_of_a_hub_to_a_killed_peer_fail_within_seconds() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
     let pool = Pool::new(&pd, 16, 64).unwrap();
@@ -397,7 +405,8 @@ pub(crate) fn operations_of_a_hub_to_a_killed_peer_fail_within_seconds() {
     });
 }
 
-pub(crate) fn messages_to_a_killed_client_fail_and_the_server_shuts_down() {
+#[kernel_test]
+fn messages_to_a_killed_client_fail_and_the_server_shuts_down() {
     let mut peer = clients();
     let pd = open().alloc_pd().unwrap();
     let mut server = Server::options().build(&pd).unwrap();
@@ -416,7 +425,8 @@ pub(crate) fn messages_to_a_killed_client_fail_and_the_server_shuts_down() {
     assert_eq!((report.sent, report.failed), (1, 1), "{report:?}");
 }
 
-pub(crate) fn messages_to_a_killed_server_fail_and_the_client_shuts_down() {
+#[kernel_test]
+fn messages_to_a_killed_server_fail_and_the_client_shuts_down() {
     let mut peer = serving();
     let pd = open().alloc_pd().unwrap();
     let mut client = client_of(&mut peer, &pd);
@@ -434,7 +444,8 @@ pub(crate) fn messages_to_a_killed_server_fail_and_the_client_shuts_down() {
 }
 
 /// UD has no acknowledgement: sends complete, and a wait for an answer has a time limit.
-pub(crate) fn datagrams_to_a_killed_peer_complete_without_an_answer() {
+#[kernel_test]
+fn datagrams_to_a_killed_peer_complete_without_an_answer() {
     let mut peer = Peer::run(|_, to_parent| {
         let pd = open().alloc_pd().unwrap();
         let datagrams: Datagrams = Datagrams::options().build(&pd).unwrap();

@@ -6,6 +6,7 @@ use bareverbs::WcStatus;
 use bareverbs::cq::Completion;
 use bareverbs::error::{PostReason, PushError};
 use bareverbs::qp::{InitAttr, Payload, QpAttr, QpAttrMask, QpState};
+use bareverbs_kernel_tests::{device, kernel_test};
 
 use crate::pair::{End, message, pair, region};
 
@@ -26,7 +27,8 @@ fn receive(end: &mut End, wr_ids: std::ops::Range<u64>) -> bareverbs::Mr<barever
     target
 }
 
-pub(crate) fn deferred_sends_are_flushed_in_order() {
+#[kernel_test(device::deferred_doorbells)]
+fn deferred_sends_are_flushed_in_order() {
     let (_pd, mut a, mut b) = pair();
     let _target = receive(&mut b, 0..9);
     a.qp.flush().unwrap();
@@ -57,7 +59,8 @@ pub(crate) fn deferred_sends_are_flushed_in_order() {
     assert!(b.completions(9).iter().all(|completion| completion.status == WcStatus::SUCCESS));
 }
 
-pub(crate) fn dropped_batch_keeps_deferred_sends() {
+#[kernel_test]
+fn dropped_batch_keeps_deferred_sends() {
     let (_pd, mut a, mut b) = pair();
     let _target = receive(&mut b, 0..2);
     defer(&mut a, 0..1);
@@ -71,7 +74,8 @@ pub(crate) fn dropped_batch_keeps_deferred_sends() {
     assert!(a.completions(2).iter().map(|completion| completion.wr_id).eq(0..2));
 }
 
-pub(crate) fn deferred_sends_fill_the_queue_until_they_are_flushed() {
+#[kernel_test(device::deferred_doorbells)]
+fn deferred_sends_fill_the_queue_until_they_are_flushed() {
     let (_pd, mut a, mut b) = pair();
     let room = u64::from(a.qp.split().0.capacity());
     let _target = receive(&mut b, 0..room.min(16));
@@ -88,7 +92,8 @@ pub(crate) fn deferred_sends_fill_the_queue_until_they_are_flushed() {
     assert!(ends.iter().all(|completion| completion.status == WcStatus::WR_FLUSH_ERR), "{ends:?}");
 }
 
-pub(crate) fn reset_discards_deferred_sends() {
+#[kernel_test(device::deferred_doorbells)]
+fn reset_discards_deferred_sends() {
     let (_pd, mut a, mut b) = pair();
     let _target = receive(&mut b, 0..1);
     defer(&mut a, 0..3);

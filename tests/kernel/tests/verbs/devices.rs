@@ -5,13 +5,14 @@ use bareverbs::device::{DriverId, FoundBy, GidType, LinkLayer, NodeType, PortSta
 use bareverbs::error::ObjectClass;
 use bareverbs::values::Mtu;
 use bareverbs::{Device, Error, PortNum, devices};
-use bareverbs_kernel_tests::device;
+use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_netlink::RdmaNetlink;
 use nix::unistd::{Uid, seteuid};
 
 use crate::pair::{counts, kernel, open};
 
-pub(crate) fn netlink_lists_the_device_with_driver_and_node() {
+#[kernel_test]
+fn netlink_lists_the_device_with_driver_and_node() {
     let found = devices().unwrap();
     assert_eq!(found.iter().map(Device::name).collect::<Vec<_>>(), [device::name()]);
     let device = &found[0];
@@ -29,13 +30,15 @@ pub(crate) fn netlink_lists_the_device_with_driver_and_node() {
     assert_eq!(ports[0].netdev_name.is_some(), device::ethernet().is_ok());
 }
 
-pub(crate) fn unknown_device_name_lists_the_devices() {
+#[kernel_test]
+fn unknown_device_name_lists_the_devices() {
     let error = Device::find("mlx5_7").unwrap_err();
     let expected = format!("no RDMA device is named \"mlx5_7\"; the only device is {}", device::name());
     assert_eq!(error.to_string(), expected);
 }
 
-pub(crate) fn open_without_permission_names_the_path() {
+#[kernel_test]
+fn open_without_permission_names_the_path() {
     let node = "/dev/infiniband/uverbs0";
     let device = device::device();
     let permissions = std::fs::metadata(node).unwrap().permissions();
@@ -49,7 +52,8 @@ pub(crate) fn open_without_permission_names_the_path() {
     assert!(text.starts_with(&expected), "{text}");
 }
 
-pub(crate) fn capabilities_are_those_of_the_kernel() {
+#[kernel_test]
+fn capabilities_are_those_of_the_kernel() {
     let context = open();
     let capabilities = context.capabilities();
     assert!(capabilities.num_comp_vectors > 0);
@@ -64,7 +68,8 @@ pub(crate) fn capabilities_are_those_of_the_kernel() {
     }
 }
 
-pub(crate) fn query_device_reports_limits() {
+#[kernel_test]
+fn query_device_reports_limits() {
     let attr = open().query_device().unwrap();
     assert_eq!(attr.phys_port_cnt, 1);
     if device::is_soft_roce() {
@@ -74,7 +79,8 @@ pub(crate) fn query_device_reports_limits() {
     assert_eq!(attr.node_guid, device::device().node_guid());
 }
 
-pub(crate) fn port_speed_is_reported_or_unsupported() {
+#[kernel_test]
+fn port_speed_is_reported_or_unsupported() {
     let context = open();
     match context.port_speed(1) {
         Ok(speed) => assert!(context.capabilities().port_speed && speed > 0, "{speed} Mbit/s"),
@@ -84,7 +90,8 @@ pub(crate) fn port_speed_is_reported_or_unsupported() {
     }
 }
 
-pub(crate) fn query_port_reports_state_and_mtu() {
+#[kernel_test]
+fn query_port_reports_state_and_mtu() {
     let port = open().query_port(1).unwrap();
     assert_eq!((port.state, port.max_mtu), (PortState::ACTIVE, Mtu::Mtu4096));
     if device::is_infiniband() {
@@ -98,7 +105,8 @@ pub(crate) fn query_port_reports_state_and_mtu() {
     assert_eq!(port.gid_tbl_len as usize, std::fs::read_dir(device::sysfs("ports/1/gids")).unwrap().count());
 }
 
-pub(crate) fn nonexistent_ports_are_rejected_with_the_valid_range() {
+#[kernel_test]
+fn nonexistent_ports_are_rejected_with_the_valid_range() {
     let (context, device) = (open(), device::name());
     for port in [0, 3, 255] {
         let expected = format!("device {device} has no port {port}: its only port is 1");
@@ -108,7 +116,8 @@ pub(crate) fn nonexistent_ports_are_rejected_with_the_valid_range() {
     }
 }
 
-pub(crate) fn gid_table_contains_the_ip_address_and_the_default_is_ipv4() {
+#[kernel_test(device::ethernet)]
+fn gid_table_contains_the_ip_address_and_the_default_is_ipv4() {
     let context = open();
     let table = context.gid_table().unwrap();
     let default = context.default_gid(1).unwrap();
@@ -119,7 +128,8 @@ pub(crate) fn gid_table_contains_the_ip_address_and_the_default_is_ipv4() {
     assert_eq!(context.gid(1, default.index).unwrap(), default);
 }
 
-pub(crate) fn empty_and_out_of_range_gid_indices_are_rejected() {
+#[kernel_test]
+fn empty_and_out_of_range_gid_indices_are_rejected() {
     let (context, device) = (open(), device::name());
     let length = context.query_port(1).unwrap().gid_tbl_len;
     let filled: Vec<_> = context.gid_table().unwrap().iter().map(|entry| entry.index.to_string()).collect();
@@ -137,14 +147,16 @@ pub(crate) fn empty_and_out_of_range_gid_indices_are_rejected() {
     }
 }
 
-pub(crate) fn default_pkey_is_read() {
+#[kernel_test]
+fn default_pkey_is_read() {
     let context = open();
     assert_eq!(context.pkey(1, 0).unwrap(), 0xffff);
     let length = context.query_port(1).unwrap().pkey_tbl_len;
     assert!(matches!(context.pkey(1, length), Err(Error::Invalid { .. })));
 }
 
-pub(crate) fn netlink_counts_objects_of_a_context() {
+#[kernel_test]
+fn netlink_counts_objects_of_a_context() {
     let before = counts();
     let context = open();
     let pds: Vec<_> = (0..3).map(|_| context.alloc_pd().unwrap()).collect();

@@ -4,7 +4,7 @@ use bareverbs::AsyncEvent;
 use bareverbs::cq::{Arm, CqInit};
 use bareverbs::device::{DeviceAttr, EventType};
 use bareverbs::qp::{Payload, QpCap, SendFlags};
-use bareverbs_kernel_tests::{Completion, Outcome, device, skip};
+use bareverbs_kernel_tests::{Completion, Outcome, device, kernel_test, skip};
 
 use crate::pair::{End, TIMEOUT, message, open, region};
 
@@ -50,7 +50,8 @@ impl Evented {
     }
 }
 
-pub(crate) fn armed_cq_raises_one_event() {
+#[kernel_test]
+fn armed_cq_raises_one_event() {
     let mut evented = Evented::new();
     evented.exchange(SendFlags::empty());
     assert!(evented.quiet(), "the CQ is not armed");
@@ -67,7 +68,8 @@ pub(crate) fn armed_cq_raises_one_event() {
     assert_eq!(evented.channel.next().wait_timeout(TIMEOUT).unwrap().unwrap().user_data, 2);
 }
 
-pub(crate) fn completion_events_identify_their_cq() {
+#[kernel_test]
+fn completion_events_identify_their_cq() {
     let mut evented = Evented::new();
     evented.a.cq.arm(Arm::Any).unwrap();
     evented.b.cq.arm(Arm::Any).unwrap();
@@ -78,7 +80,8 @@ pub(crate) fn completion_events_identify_their_cq() {
     assert_eq!(reported, [1, 2]);
 }
 
-pub(crate) fn cq_moderation_delays_events_by_count_or_period() -> Outcome {
+#[kernel_test]
+fn cq_moderation_delays_events_by_count_or_period() -> Outcome {
     let DeviceAttr { max_cq_count, max_cq_period, .. } = open().query_device().unwrap();
     if max_cq_count == 0 {
         return skip("the device does not moderate events");
@@ -107,7 +110,8 @@ pub(crate) fn cq_moderation_delays_events_by_count_or_period() -> Outcome {
     Ok(Completion::Completed)
 }
 
-pub(crate) fn pending_event_survives_modify_cq() -> Outcome {
+#[kernel_test]
+fn pending_event_survives_modify_cq() -> Outcome {
     let DeviceAttr { max_cq_count, max_cq_period, .. } = open().query_device().unwrap();
     if max_cq_count == 0 {
         return skip("the device does not moderate events");
@@ -125,7 +129,8 @@ pub(crate) fn pending_event_survives_modify_cq() -> Outcome {
     Ok(Completion::Completed)
 }
 
-pub(crate) fn solicited_arm_wakes_on_solicited_messages_only() {
+#[kernel_test]
+fn solicited_arm_wakes_on_solicited_messages_only() {
     let mut evented = Evented::new();
     evented.b.cq.arm(Arm::Solicited).unwrap();
     evented.exchange(SendFlags::empty());
@@ -134,7 +139,8 @@ pub(crate) fn solicited_arm_wakes_on_solicited_messages_only() {
     assert_eq!(evented.channel.next().wait().unwrap().user_data, 2);
 }
 
-pub(crate) fn cq_overrun_raises_an_async_event() {
+#[kernel_test]
+fn cq_overrun_raises_an_async_event() {
     let pd = open().alloc_pd().unwrap();
     let events = pd.context().async_events();
     assert!(events.try_wait().unwrap().is_none());

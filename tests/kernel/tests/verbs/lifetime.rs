@@ -3,6 +3,7 @@ use std::time::{Duration, Instant};
 use bareverbs::Access;
 use bareverbs::cq::CqInit;
 use bareverbs::qp::{Payload, QpCap, QpInit, Rc};
+use bareverbs_kernel_tests::kernel_test;
 use bareverbs_netlink::ResourceSummary;
 
 use crate::pair::{TIMEOUT, counts, message, open, pair, pair_in, region};
@@ -34,7 +35,8 @@ fn orders(count: usize) -> Vec<Vec<usize>> {
     all
 }
 
-pub(crate) fn every_drop_order_frees_all_objects() {
+#[kernel_test]
+fn every_drop_order_frees_all_objects() {
     let before = counts();
     let orders = orders(5);
     assert_eq!(orders.len(), 120);
@@ -59,7 +61,8 @@ pub(crate) fn every_drop_order_frees_all_objects() {
     }
 }
 
-pub(crate) fn failed_creates_leak_no_objects() {
+#[kernel_test]
+fn failed_creates_leak_no_objects() {
     let before = counts();
     let context = open();
     let pd = context.alloc_pd().unwrap();
@@ -78,7 +81,8 @@ pub(crate) fn failed_creates_leak_no_objects() {
     settles_at(before);
 }
 
-pub(crate) fn rejected_accept_returns_the_qp_with_posted_work() {
+#[kernel_test]
+fn rejected_accept_returns_the_qp_with_posted_work() {
     let before = counts();
     for _ in 0..10 {
         let (pd, mut a, mut b) = pair();

@@ -5,12 +5,14 @@ use std::ptr;
 use bareverbs::mr::LocalAccess;
 use bareverbs::qp::{Operation, Payload, RecvRequest, SendFlags, SendRequest};
 use bareverbs::{Access, Buffer, Error, Mr, Remote};
+use bareverbs_kernel_tests::kernel_test;
 use memmap2::MmapMut;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
 use crate::pair::{counts, kernel, message, open, pair, region};
 
-pub(crate) fn every_memory_owner_is_registered_and_returned() {
+#[kernel_test]
+fn every_memory_owner_is_registered_and_returned() {
     let before = counts();
     let pd = open().alloc_pd().unwrap();
 
@@ -46,7 +48,8 @@ pub(crate) fn every_memory_owner_is_registered_and_returned() {
     assert_eq!(counts(), before);
 }
 
-pub(crate) fn message_is_received_into_a_mapped_file() {
+#[kernel_test]
+fn message_is_received_into_a_mapped_file() {
     let path = std::env::temp_dir().join("received");
     let mut file =
         std::fs::File::options().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
@@ -70,7 +73,8 @@ pub(crate) fn message_is_received_into_a_mapped_file() {
     assert_eq!(&text[..24], b"........into the file...");
 }
 
-pub(crate) fn reg_mr_failure_returns_the_memory() {
+#[kernel_test]
+fn reg_mr_failure_returns_the_memory() {
     let before = counts();
     let pd = open().alloc_pd().unwrap();
     let empty = pd.register(Vec::new(), Access::LOCAL_WRITE).unwrap_err();
@@ -94,7 +98,8 @@ pub(crate) fn reg_mr_failure_returns_the_memory() {
     assert_eq!(counts(), before);
 }
 
-pub(crate) fn reg_mr_names_the_unusable_range() {
+#[kernel_test]
+fn reg_mr_names_the_unusable_range() {
     const PAGE: usize = 4096;
     let pages = NonZeroUsize::new(4 * PAGE).unwrap();
     // SAFETY: a new mapping replaces nothing.
@@ -131,7 +136,8 @@ pub(crate) fn reg_mr_names_the_unusable_range() {
     register(0, 2, Access::empty()).unwrap();
 }
 
-pub(crate) fn remote_write_without_local_write_names_the_remedy() {
+#[kernel_test]
+fn remote_write_without_local_write_names_the_remedy() {
     let pd = open().alloc_pd().unwrap();
     for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
         let refused = pd.register(vec![0; 8], access).unwrap_err().to_string();
@@ -150,7 +156,8 @@ pub(crate) fn remote_write_without_local_write_names_the_remedy() {
     }
 }
 
-pub(crate) fn sges_outside_the_mr_are_rejected() {
+#[kernel_test]
+fn sges_outside_the_mr_are_rejected() {
     let pd = open().alloc_pd().unwrap();
     let mut region = region(&pd, &[0; 100]);
     let sge = region.sge(10..30).unwrap();
@@ -164,7 +171,8 @@ pub(crate) fn sges_outside_the_mr_are_rejected() {
     assert!(region.read(96, &mut [0; 5]).is_err() && region.write(usize::MAX, &[0; 5]).is_err());
 }
 
-pub(crate) fn remotely_writable_mr_is_read_by_copy() {
+#[kernel_test]
+fn remotely_writable_mr_is_read_by_copy() {
     let (pd, mut a, _b) = pair();
     let target: Mr<Buffer> = region(&pd, &[0; 16]);
     assert!(target.bytes().is_none(), "a peer may write it at any moment");

@@ -8,6 +8,7 @@ use bareverbs::runtime::{AsyncIo, Runtime, Tokio};
 use bareverbs::{
     Access, Buffer, Done, Endpoint, Error, Imm, MemoryOwner, Mr, Op, Pd, RegionMut, WcOpcode, WcStatus,
 };
+use bareverbs_kernel_tests::kernel_test;
 
 use crate::pair::{ALL_REMOTE, TIMEOUT, contents, counts, open, region};
 
@@ -24,7 +25,8 @@ fn local(pd: &Pd, bytes: &[u8]) -> Mr<Buffer> {
     region
 }
 
-pub(crate) fn endpoints_exchange_messages_without_unsafe() {
+#[kernel_test]
+fn endpoints_exchange_messages_without_unsafe() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, mut bob) = endpoints(&pd, 4);
     let mut ball = local(&pd, b"ping");
@@ -39,7 +41,8 @@ pub(crate) fn endpoints_exchange_messages_without_unsafe() {
     }
 }
 
-pub(crate) fn header_and_body_are_sent_and_received_as_one_message() {
+#[kernel_test]
+fn header_and_body_are_sent_and_received_as_one_message() {
     let pd = open().alloc_pd().unwrap();
     let build = || Endpoint::options().max_sge(2).sends(4).recvs(4).build(&pd).unwrap();
     let (mut alice, mut bob): (Endpoint<Mr<Buffer>>, Endpoint<Mr<Buffer>>) = (build(), build());
@@ -78,7 +81,8 @@ pub(crate) fn header_and_body_are_sent_and_received_as_one_message() {
     }
 }
 
-pub(crate) fn endpoints_write_and_read_remote_memory() {
+#[kernel_test]
+fn endpoints_write_and_read_remote_memory() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, _bob) = endpoints(&pd, 4);
     let shared = region(&pd, &[0; 16]);
@@ -90,7 +94,8 @@ pub(crate) fn endpoints_write_and_read_remote_memory() {
     assert_eq!(read.bytes(), Some(&b".written."[..]));
 }
 
-pub(crate) fn refused_post_returns_its_buffer() {
+#[kernel_test]
+fn refused_post_returns_its_buffer() {
     let pd = open().alloc_pd().unwrap();
     let mut single = Endpoint::new(&pd, 1, 1).unwrap();
     let refused = single.post(Op::send(local(&pd, b"early"), ..)).unwrap_err();
@@ -113,7 +118,8 @@ pub(crate) fn refused_post_returns_its_buffer() {
     assert_eq!(full.object.into_buffer().len(), 4);
 }
 
-pub(crate) fn receives_leave_room_for_sends() {
+#[kernel_test]
+fn receives_leave_room_for_sends() {
     let pd = open().alloc_pd().unwrap();
     for depth in [1, 2] {
         let (mut alice, mut bob) = endpoints(&pd, depth);
@@ -133,7 +139,8 @@ pub(crate) fn receives_leave_room_for_sends() {
     }
 }
 
-pub(crate) fn operations_return_tag_length_and_immediate() {
+#[kernel_test]
+fn operations_return_tag_length_and_immediate() {
     let pd = open().alloc_pd().unwrap();
     let options = Endpoint::options().sends(8).inline(16).access(ALL_REMOTE);
     let (mut alice, mut bob): (Endpoint<Mr<Buffer>>, Endpoint<Mr<Buffer>>) =
@@ -185,7 +192,8 @@ pub(crate) fn operations_return_tag_length_and_immediate() {
     );
 }
 
-pub(crate) fn unsignaled_runs_and_batches_complete_in_order() {
+#[kernel_test]
+fn unsignaled_runs_and_batches_complete_in_order() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, mut bob): (Endpoint<RegionMut>, Endpoint<RegionMut>) = endpoints(&pd, 8);
     let part = |len| RegionMut::register(&pd, Buffer::zeroed(len).unwrap()).unwrap();
@@ -207,7 +215,8 @@ pub(crate) fn unsignaled_runs_and_batches_complete_in_order() {
     assert_eq!((alice.pending(), bob.pending()), (0, 0));
 }
 
-pub(crate) fn operations_of_a_dropped_batch_are_not_sent() {
+#[kernel_test]
+fn operations_of_a_dropped_batch_are_not_sent() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, mut bob): (Endpoint<Mr<Buffer>>, Endpoint<Mr<Buffer>>) = endpoints(&pd, 4);
     for _ in 0..3 {
@@ -232,7 +241,8 @@ pub(crate) fn operations_of_a_dropped_batch_are_not_sent() {
     assert_eq!((alice.pending(), bob.pending()), (0, 1));
 }
 
-pub(crate) fn receive_without_a_buffer_takes_immediate_data() {
+#[kernel_test]
+fn receive_without_a_buffer_takes_immediate_data() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, mut bob): (Endpoint<Mr<Buffer>>, Endpoint<Mr<Buffer>>) = endpoints(&pd, 4);
     let shared = region(&pd, &[b'.'; 8]);
@@ -251,7 +261,8 @@ pub(crate) fn receive_without_a_buffer_takes_immediate_data() {
     assert_eq!((failed.tag, failed.is_recv(), failed.buffer.is_none()), (7, true, true), "{failed}");
 }
 
-pub(crate) fn aborted_endpoint_returns_all_operations() {
+#[kernel_test]
+fn aborted_endpoint_returns_all_operations() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, mut bob) = endpoints(&pd, 8);
     bob.post(Op::recv(local(&pd, &[0; 8]))).unwrap();
@@ -272,7 +283,8 @@ pub(crate) fn aborted_endpoint_returns_all_operations() {
 }
 
 /// The peer has no receive, so its device asks for retries until the limit.
-pub(crate) fn close_whose_limit_passes_goes_on_or_is_aborted() {
+#[kernel_test]
+fn close_whose_limit_passes_goes_on_or_is_aborted() {
     let pd = open().alloc_pd().unwrap();
     for abort in [false, true] {
         let (mut alice, mut bob) = endpoints(&pd, 4);
@@ -300,7 +312,8 @@ pub(crate) fn close_whose_limit_passes_goes_on_or_is_aborted() {
     }
 }
 
-pub(crate) fn close_is_awaited_by_tasks() {
+#[kernel_test]
+fn close_is_awaited_by_tasks() {
     async fn closes(runtime: impl Runtime, pd: Pd) {
         let (mut alice, mut bob) = endpoints(&pd, 4);
         alice.attach(runtime).unwrap();
@@ -326,7 +339,8 @@ pub(crate) fn close_is_awaited_by_tasks() {
     assert_eq!(counts(), before);
 }
 
-pub(crate) fn closed_endpoint_returns_messages_and_unused_receives() {
+#[kernel_test]
+fn closed_endpoint_returns_messages_and_unused_receives() {
     let before = counts();
     let pd = open().alloc_pd().unwrap();
     let (mut alice, mut bob) = endpoints(&pd, 4);
@@ -344,7 +358,8 @@ pub(crate) fn closed_endpoint_returns_messages_and_unused_receives() {
     assert_eq!(counts(), before);
 }
 
-pub(crate) fn closed_endpoint_waits_for_unsignaled_sends() {
+#[kernel_test]
+fn closed_endpoint_waits_for_unsignaled_sends() {
     let pd = open().alloc_pd().unwrap();
     for receive in [false, true] {
         let (mut alice, mut bob) = endpoints(&pd, 4);
@@ -368,7 +383,8 @@ pub(crate) fn closed_endpoint_waits_for_unsignaled_sends() {
     }
 }
 
-pub(crate) fn failed_operation_returns_its_buffer() {
+#[kernel_test]
+fn failed_operation_returns_its_buffer() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, mut bob) = endpoints(&pd, 2);
     bob.post(Op::recv(local(&pd, b"..."))).unwrap();
@@ -385,7 +401,8 @@ pub(crate) fn failed_operation_returns_its_buffer() {
     assert_eq!(failed.buffer.unwrap().len(), 3);
 }
 
-pub(crate) fn wait_without_pending_operations_is_rejected() {
+#[kernel_test]
+fn wait_without_pending_operations_is_rejected() {
     let pd = open().alloc_pd().unwrap();
     let mut endpoint = Endpoint::<Buffer>::new(&pd, 1, 1).unwrap();
     assert_eq!(
@@ -395,7 +412,8 @@ pub(crate) fn wait_without_pending_operations_is_rejected() {
     assert!(endpoint.poll().is_none());
 }
 
-pub(crate) fn wait_timeout_ends() {
+#[kernel_test]
+fn wait_timeout_ends() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, mut bob) = endpoints(&pd, 2);
     bob.post(Op::recv(local(&pd, &[0; 8]))).unwrap();
@@ -430,7 +448,8 @@ fn with_work_under_way(pd: &Pd, freed: &Arc<AtomicUsize>) -> Endpoint<Mr<Watched
     endpoint
 }
 
-pub(crate) fn endpoint_dropped_with_outstanding_work_frees_its_buffers() {
+#[kernel_test]
+fn endpoint_dropped_with_outstanding_work_frees_its_buffers() {
     let before = counts();
     let freed = Arc::new(AtomicUsize::new(0));
     let pd = open().alloc_pd().unwrap();
@@ -442,7 +461,8 @@ pub(crate) fn endpoint_dropped_with_outstanding_work_frees_its_buffers() {
     assert_eq!(counts(), before);
 }
 
-pub(crate) fn forgotten_endpoint_keeps_its_buffers() {
+#[kernel_test]
+fn forgotten_endpoint_keeps_its_buffers() {
     let freed = Arc::new(AtomicUsize::new(0));
     let pd = open().alloc_pd().unwrap();
     let before = counts().mr;

@@ -7,6 +7,7 @@ use bareverbs::qp::{
 };
 use bareverbs::rss::WqInit;
 use bareverbs::{WcOpcode, WcStatus};
+use bareverbs_kernel_tests::kernel_test;
 
 use crate::pair::{End, TIMEOUT, open, pair_in, region};
 
@@ -33,7 +34,8 @@ fn empty() -> WorkCompletion {
     WorkCompletion { wr_id: u64::MAX, vendor_err: u32::MAX, ..WorkCompletion::default() }
 }
 
-pub(crate) fn slices_of_every_small_length_get_all_completions_in_order() {
+#[kernel_test]
+fn slices_of_every_small_length_get_all_completions_in_order() {
     let pd = open().alloc_pd().unwrap();
     let depth = POSTED as u32;
     let cap = QpCap { max_send_wr: depth, max_recv_wr: depth, max_inline_data: 16, ..QpCap::default() };
@@ -71,7 +73,8 @@ pub(crate) fn slices_of_every_small_length_get_all_completions_in_order() {
     }
 }
 
-pub(crate) fn init_structs_with_borrows_have_defaults() {
+#[kernel_test]
+fn init_structs_with_borrows_have_defaults() {
     let context = open();
     let cq = context.create_cq(&CqInit::new(16)).unwrap();
     let QpInit {

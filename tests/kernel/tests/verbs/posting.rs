@@ -3,10 +3,12 @@ use bareverbs::error::{PostReason, PushError};
 use bareverbs::qp::{
     Operation, Payload, QpAttr, QpAttrMask, QpCap, QpState, RecvRequest, SendFlags, SendRequest,
 };
+use bareverbs_kernel_tests::kernel_test;
 
 use crate::pair::{End, contents, message, open, pair, pair_in, region};
 
-pub(crate) fn batch_of_64_completes_in_order() {
+#[kernel_test]
+fn batch_of_64_completes_in_order() {
     let pd = open().alloc_pd().unwrap();
     let cap = QpCap { max_send_wr: 64, max_recv_wr: 64, max_inline_data: 8, ..QpCap::default() };
     let (mut a, mut b) = pair_in(&pd, cap);
@@ -27,7 +29,8 @@ pub(crate) fn batch_of_64_completes_in_order() {
     }
 }
 
-pub(crate) fn full_queue_reports_accepted_count() {
+#[kernel_test]
+fn full_queue_reports_accepted_count() {
     let (pd, mut a, mut b) = pair();
     let target = region(&pd, &[0; 8]);
     let room = b.qp.split().1.capacity() as usize;
@@ -57,7 +60,8 @@ pub(crate) fn full_queue_reports_accepted_count() {
     a.send(&sends[room]);
 }
 
-pub(crate) fn dropped_batch_sends_nothing() {
+#[kernel_test]
+fn dropped_batch_sends_nothing() {
     let (pd, mut a, mut b) = pair();
     let target = region(&pd, &[0; 8]);
     b.recv(1, &target);
@@ -70,7 +74,8 @@ pub(crate) fn dropped_batch_sends_nothing() {
     assert_eq!(&contents(&target)[..5], b"sent\0");
 }
 
-pub(crate) fn posting_in_reset_is_rejected() {
+#[kernel_test]
+fn posting_in_reset_is_rejected() {
     let pd = open().alloc_pd().unwrap();
     let mut end = End::new(&pd, QpCap { max_inline_data: 8, ..QpCap::default() });
     let target = region(&pd, &[0; 8]);
@@ -85,7 +90,8 @@ pub(crate) fn posting_in_reset_is_rejected() {
     assert!(end.cq.poll_one().is_none());
 }
 
-pub(crate) fn requests_that_exceed_the_queue_are_rejected() {
+#[kernel_test]
+fn requests_that_exceed_the_queue_are_rejected() {
     let (pd, mut a, _b) = pair();
     let source = region(&pd, &[0; 64]);
     let element = source.sge(..8).unwrap();
@@ -102,7 +108,8 @@ pub(crate) fn requests_that_exceed_the_queue_are_rejected() {
     assert!(matches!(reason, PostReason::Queue(PushError::InlineTooLong { given: 2000, .. })), "{reason}");
 }
 
-pub(crate) fn lkey_of_another_pd_completes_with_loc_prot_err() {
+#[kernel_test]
+fn lkey_of_another_pd_completes_with_loc_prot_err() {
     let (pd, mut a, mut b) = pair();
     let foreign = region(&pd.context().alloc_pd().unwrap(), b"not here");
     let target = region(&pd, &[0; 8]);
@@ -120,7 +127,8 @@ pub(crate) fn lkey_of_another_pd_completes_with_loc_prot_err() {
     assert_eq!(contents(&target), [0; 8]);
 }
 
-pub(crate) fn message_longer_than_its_receive_fails_both_sides() {
+#[kernel_test]
+fn message_longer_than_its_receive_fails_both_sides() {
     let (pd, mut a, mut b) = pair();
     let target = region(&pd, &[0; 4]);
     b.recv(1, &target);
@@ -131,7 +139,8 @@ pub(crate) fn message_longer_than_its_receive_fails_both_sides() {
     assert!(matches!(received, WcStatus::LOC_LEN_ERR | WcStatus::LOC_QP_OP_ERR), "{received:?}");
 }
 
-pub(crate) fn rnr_retries_end_with_rnr_retry_exc_err() {
+#[kernel_test]
+fn rnr_retries_end_with_rnr_retry_exc_err() {
     let pd = open().alloc_pd().unwrap();
     let cap = QpCap { max_inline_data: 8, ..QpCap::default() };
     let (mut a, mut b) = (End::new(&pd, cap), End::new(&pd, cap));
@@ -142,7 +151,8 @@ pub(crate) fn rnr_retries_end_with_rnr_retry_exc_err() {
     assert_eq!(a.completions(1)[0].status, WcStatus::RNR_RETRY_EXC_ERR);
 }
 
-pub(crate) fn unreachable_peer_exhausts_retries_and_flushes() {
+#[kernel_test]
+fn unreachable_peer_exhausts_retries_and_flushes() {
     let (_pd, mut a, b) = pair();
     drop(b);
     for wr_id in 0..3 {
@@ -155,7 +165,8 @@ pub(crate) fn unreachable_peer_exhausts_retries_and_flushes() {
     assert_eq!(a.qp.query().unwrap().0.qp_state, QpState::ERR);
 }
 
-pub(crate) fn err_state_flushes_receives() {
+#[kernel_test]
+fn err_state_flushes_receives() {
     let (pd, _a, mut b) = pair();
     let target = region(&pd, &[0; 4]);
     for wr_id in 0..3 {

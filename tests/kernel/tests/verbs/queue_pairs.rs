@@ -7,8 +7,8 @@ use bareverbs::qp::{
 use bareverbs::values::{AckTimeout, Mtu, RetryCount, RnrRetry};
 use bareverbs::{Access, Error, Pd, PortNum, Remote, WcStatus};
 
-use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{request, take};
+use bareverbs_kernel_tests::{device, kernel_test};
 
 use crate::pair::{End, counts, open};
 
@@ -22,7 +22,8 @@ fn to_itself(qp: &Qp<Rc>) -> RtrAttr {
     RtrAttr::new(AhAttr::global(1, gid.gid, gid.index), qp.qp_num())
 }
 
-pub(crate) fn bring_up_states_match_query_qp() {
+#[kernel_test]
+fn bring_up_states_match_query_qp() {
     let mut qp = in_reset(&open().alloc_pd().unwrap());
     let kernels = |qp: &Qp<Rc>| qp.query().unwrap().0;
     assert_eq!((qp.state(), kernels(&qp).qp_state), (QpState::RESET, QpState::RESET));
@@ -61,7 +62,8 @@ pub(crate) fn bring_up_states_match_query_qp() {
     );
 }
 
-pub(crate) fn out_of_order_steps_are_rejected() {
+#[kernel_test]
+fn out_of_order_steps_are_rejected() {
     let mut qp = in_reset(&open().alloc_pd().unwrap());
     let refused = qp.ready_to_send(&RtsAttr::default()).unwrap_err().to_string();
     assert_eq!(refused, "modify_qp RTR→RTS: the QP is in RESET, not in RTR");
@@ -72,7 +74,8 @@ pub(crate) fn out_of_order_steps_are_rejected() {
     assert_eq!(refused, "modify_qp RESET→INIT: the QP is in INIT, not in RESET");
 }
 
-pub(crate) fn invalid_bring_up_attributes_are_rejected_by_name() {
+#[kernel_test]
+fn invalid_bring_up_attributes_are_rejected_by_name() {
     let mut qp = in_reset(&open().alloc_pd().unwrap());
     let device = device::name();
     for port in [0, 3] {
@@ -116,7 +119,8 @@ pub(crate) fn invalid_bring_up_attributes_are_rejected_by_name() {
     qp.ready_to_send(&RtsAttr::default()).unwrap();
 }
 
-pub(crate) fn caps_above_device_limits_are_rejected_by_name() {
+#[kernel_test]
+fn caps_above_device_limits_are_rejected_by_name() {
     let before = counts();
     let pd = open().alloc_pd().unwrap();
     let cq = pd.context().create_cq(&CqInit::new(16)).unwrap();
@@ -141,7 +145,8 @@ pub(crate) fn caps_above_device_limits_are_rejected_by_name() {
     assert_eq!(counts(), before);
 }
 
-pub(crate) fn cqs_of_invalid_depth_are_rejected() {
+#[kernel_test]
+fn cqs_of_invalid_depth_are_rejected() {
     let context = open();
     let refused = |init: CqInit<'_>| context.create_cq(&init).map(drop).unwrap_err().to_string();
     assert_eq!(refused(CqInit::new(0)), "create_cq: a CQ requires at least 1 entry");
@@ -156,7 +161,8 @@ pub(crate) fn cqs_of_invalid_depth_are_rejected() {
     assert!(context.create_cq(&CqInit::new(most)).unwrap().capacity() >= most);
 }
 
-pub(crate) fn raw_modify_is_checked_by_the_kernel() {
+#[kernel_test]
+fn raw_modify_is_checked_by_the_kernel() {
     let mut qp = in_reset(&open().alloc_pd().unwrap());
     let to = |qp_state| QpAttr { qp_state, ..QpAttr::default() };
     let jump = qp.modify(&to(QpState::RTS), QpAttrMask::STATE).unwrap_err();
@@ -171,7 +177,8 @@ pub(crate) fn raw_modify_is_checked_by_the_kernel() {
     assert!(qp.modify(&QpAttr::default(), QpAttrMask::RATE_LIMIT).is_err());
 }
 
-pub(crate) fn failed_qp_is_reported_in_err() {
+#[kernel_test]
+fn failed_qp_is_reported_in_err() {
     let pd = open().alloc_pd().unwrap();
     let (mut a, mut b) = (End::new(&pd, QpCap::default()), End::new(&pd, QpCap::default()));
     let numbers = (a.qp.qp_num(), b.qp.qp_num());
@@ -195,7 +202,8 @@ pub(crate) fn failed_qp_is_reported_in_err() {
 }
 
 /// Devices grant deeper queues than requested. Programs that fill them size the CQ for that.
-pub(crate) fn cq_of_the_granted_depths_holds_all_completions() {
+#[kernel_test]
+fn cq_of_the_granted_depths_holds_all_completions() {
     const QPS: usize = 6;
     let pd = open().alloc_pd().unwrap();
     let cap = QpCap { max_send_wr: 16, ..QpCap::default() };

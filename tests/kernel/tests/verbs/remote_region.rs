@@ -7,6 +7,7 @@ use bareverbs::buffer::LocalAtomics;
 use bareverbs::device::AtomicCap;
 use bareverbs::qp::{Operation, Payload, QpCap};
 use bareverbs::{Access, AnyBuffer, Buffer, Endpoint, Error, Mr, Op, Pd, RegionMut, RemoteRegion, WcStatus};
+use bareverbs_kernel_tests::kernel_test;
 use bareverbs_kernel_tests::loopback::{contents, region, request};
 
 use crate::pair::{End, open};
@@ -30,7 +31,8 @@ fn part(pd: &Pd, len: usize) -> RegionMut {
     RegionMut::register(pd, Buffer::zeroed(len).unwrap()).unwrap()
 }
 
-pub(crate) fn revoked_memory_rejects_peers_and_is_a_slice_again() {
+#[kernel_test]
+fn revoked_memory_rejects_peers_and_is_a_slice_again() {
     let pd = open().alloc_pd().unwrap();
     let words = region(&pd, b"by a peer", Access::LOCAL_WRITE);
     let (mut left, right) = part(&pd, 8192).split_at(5000);
@@ -55,7 +57,8 @@ pub(crate) fn revoked_memory_rejects_peers_and_is_a_slice_again() {
     assert_eq!(left.into_mr().unwrap().len(), 8192);
 }
 
-pub(crate) fn dropped_exposure_rejects_peers() {
+#[kernel_test]
+fn dropped_exposure_rejects_peers() {
     let pd = open().alloc_pd().unwrap();
     let words = region(&pd, b"late", Access::LOCAL_WRITE);
     let (left, _right) = part(&pd, 64).split_at(32);
@@ -66,7 +69,8 @@ pub(crate) fn dropped_exposure_rejects_peers() {
     assert_eq!(execute(&mut peer, Operation::Write(remote), &words), WcStatus::REM_ACCESS_ERR);
 }
 
-pub(crate) fn key_opens_the_exposed_range_only() {
+#[kernel_test]
+fn key_opens_the_exposed_range_only() {
     let pd = open().alloc_pd().unwrap();
     let words = region(&pd, b"12345678", Access::LOCAL_WRITE);
     // All three lie in one page.
@@ -92,7 +96,8 @@ pub(crate) fn key_opens_the_exposed_range_only() {
     assert_eq!(&exposed.revoke().unwrap().bytes()[92..], b"12345678");
 }
 
-pub(crate) fn words_are_shared_with_peers() {
+#[kernel_test]
+fn words_are_shared_with_peers() {
     let pd = open().alloc_pd().unwrap();
     let result = region(&pd, &[0; 8], Access::LOCAL_WRITE);
     let exposed: RemoteRegion = part(&pd, 64).expose(Access::REMOTE_ATOMIC | Access::REMOTE_READ).unwrap();
@@ -114,7 +119,8 @@ pub(crate) fn words_are_shared_with_peers() {
     assert_eq!(exposed.load::<u64>(16).unwrap(), if global { 6 } else { 0 });
 }
 
-pub(crate) fn exposed_memory_is_sent_without_a_copy() {
+#[kernel_test]
+fn exposed_memory_is_sent_without_a_copy() {
     let pd = open().alloc_pd().unwrap();
     let exposed = part(&pd, 8192).expose(Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
     exposed.write(5000, b"a value").unwrap();
@@ -141,7 +147,8 @@ fn old(result: &Mr<Buffer>) -> u64 {
     u64::from_ne_bytes(contents(result).try_into().unwrap())
 }
 
-pub(crate) fn local_atomics_are_atomic_with_those_of_a_peer() {
+#[kernel_test]
+fn local_atomics_are_atomic_with_those_of_a_peer() {
     const ROUNDS: u64 = 300;
     let pd = open().alloc_pd().unwrap();
     let exposed = part(&pd, 64).expose(Access::REMOTE_ATOMIC).unwrap();
@@ -172,7 +179,8 @@ pub(crate) fn local_atomics_are_atomic_with_those_of_a_peer() {
     assert_eq!(exposed.load::<u64>(0).unwrap() + exposed.load::<u64>(16).unwrap(), 0);
 }
 
-pub(crate) fn local_atomics_lock_a_word_against_a_peer() {
+#[kernel_test]
+fn local_atomics_lock_a_word_against_a_peer() {
     const ROUNDS: u64 = 40;
     const LOCK: usize = 0;
     const COUNT: usize = 8;
@@ -210,7 +218,8 @@ pub(crate) fn local_atomics_lock_a_word_against_a_peer() {
     assert_eq!(exposed.load::<u64>(COUNT).unwrap(), 2 * ROUNDS);
 }
 
-pub(crate) fn local_atomics_reject_words_that_they_cannot_reach() {
+#[kernel_test]
+fn local_atomics_reject_words_that_they_cannot_reach() {
     let (pd, other) = (open().alloc_pd().unwrap(), open().alloc_pd().unwrap());
     let exposed = part(&pd, 24).expose(Access::REMOTE_ATOMIC).unwrap();
     let readable = part(&pd, 8).expose(Access::REMOTE_READ).unwrap();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bareverbs::buffer::{Lend, LendRange};
 use bareverbs::mr::LocalAccess;
 use bareverbs::{Access, Buffer, Endpoint, Error, Mr, Op, Pd, Pool, RegionMut, WcStatus};
-use bareverbs_kernel_tests::{Completion, Outcome, skip};
+use bareverbs_kernel_tests::{Completion, Outcome, kernel_test, skip};
 
 use crate::owned::endpoints;
 use crate::pair::{ALL_REMOTE, TIMEOUT, contents, counts, open, region};
@@ -15,7 +15,8 @@ fn pair(pd: &Pd) -> (Endpoint<Mr<Buffer>>, Endpoint<Mr<Buffer>>) {
     endpoints(pd, 8)
 }
 
-pub(crate) fn scope_sends_and_receives_borrowed_memory() {
+#[kernel_test]
+fn scope_sends_and_receives_borrowed_memory() {
     let before = counts();
     let pd = open().alloc_pd().unwrap();
     let (mut alice, mut bob) = pair(&pd);
@@ -40,7 +41,8 @@ pub(crate) fn scope_sends_and_receives_borrowed_memory() {
     assert_eq!(counts(), before);
 }
 
-pub(crate) fn scope_waits_for_operations_that_were_not_polled() {
+#[kernel_test]
+fn scope_waits_for_operations_that_were_not_polled() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, _bob) = pair(&pd);
     let shared = region(&pd, &[7; 64]);
@@ -61,7 +63,8 @@ pub(crate) fn scope_waits_for_operations_that_were_not_polled() {
     assert_eq!(alice.pending(), 0);
 }
 
-pub(crate) fn panic_in_a_scope_ends_its_operations() {
+#[kernel_test]
+fn panic_in_a_scope_ends_its_operations() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, _bob) = pair(&pd);
     let mut room = [0; 64];
@@ -83,7 +86,8 @@ pub(crate) fn panic_in_a_scope_ends_its_operations() {
     assert_eq!(alice.pending(), 0);
 }
 
-pub(crate) fn scope_ends_at_its_timeout() {
+#[kernel_test]
+fn scope_ends_at_its_timeout() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, _bob) = pair(&pd);
     let mut region = pd.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
@@ -99,7 +103,8 @@ pub(crate) fn scope_ends_at_its_timeout() {
     assert!(alice.post(Op::send_inline(b"")).is_err(), "the connection has failed");
 }
 
-pub(crate) fn owned_operations_outlive_a_scope() {
+#[kernel_test]
+fn owned_operations_outlive_a_scope() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, mut bob) = pair(&pd);
     let buffer = || pd.register(Buffer::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap();
@@ -124,7 +129,8 @@ pub(crate) fn owned_operations_outlive_a_scope() {
     assert_eq!(of, [(1, 1, true), (2, 2, true), (3, 3, false)]);
 }
 
-pub(crate) fn lent_odp_range_leaves_its_neighbour_alone() -> Outcome {
+#[kernel_test]
+fn lent_odp_range_leaves_its_neighbour_alone() -> Outcome {
     let pd = open().alloc_pd().unwrap();
     if !pd.context().capabilities().odp {
         return skip("the device does not page on demand");
@@ -141,7 +147,8 @@ pub(crate) fn lent_odp_range_leaves_its_neighbour_alone() -> Outcome {
     Ok(Completion::Completed)
 }
 
-pub(crate) fn scope_reads_into_disjoint_ranges_of_a_region() {
+#[kernel_test]
+fn scope_reads_into_disjoint_ranges_of_a_region() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, _bob) = pair(&pd);
     let bytes: Vec<u8> = (0..200).collect();
@@ -163,7 +170,8 @@ pub(crate) fn scope_reads_into_disjoint_ranges_of_a_region() {
     assert_eq!(whole.bytes(), Some(&bytes[..]));
 }
 
-pub(crate) fn scope_borrows_regions_and_pool_buffers_and_posts_all_kinds_of_writes() {
+#[kernel_test]
+fn scope_borrows_regions_and_pool_buffers_and_posts_all_kinds_of_writes() {
     let pd = open().alloc_pd().unwrap();
     let options = Endpoint::options().inline(16);
     let (mut alice, mut bob): (Endpoint<Mr<Buffer>>, Endpoint<Mr<Buffer>>) =

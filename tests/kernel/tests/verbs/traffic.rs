@@ -1,9 +1,11 @@
 use bareverbs::qp::{Operation, Payload, RecvRequest, SendFlags, SendRequest};
 use bareverbs::{Access, Buffer, Imm, WcOpcode, WcStatus};
+use bareverbs_kernel_tests::kernel_test;
 
 use crate::pair::{End, contents, message, pair, region};
 
-pub(crate) fn message_arrives_with_its_length() {
+#[kernel_test]
+fn message_arrives_with_its_length() {
     let (pd, mut a, mut b) = pair();
     let (source, target) = (region(&pd, b"hello, bob"), region(&pd, &[0; 64]));
     b.recv(1, &target);
@@ -16,7 +18,8 @@ pub(crate) fn message_arrives_with_its_length() {
     assert_eq!(&contents(&target)[..12], b"hello, bob\0\0");
 }
 
-pub(crate) fn immediate_data_arrives_as_sent() {
+#[kernel_test]
+fn immediate_data_arrives_as_sent() {
     let (pd, mut a, mut b) = pair();
     let target = region(&pd, &[0; 8]);
     b.recv(1, &target);
@@ -36,7 +39,8 @@ pub(crate) fn immediate_data_arrives_as_sent() {
     assert_eq!(contents(&target), b"imm\0imm\0");
 }
 
-pub(crate) fn inline_data_may_change_after_posting() {
+#[kernel_test]
+fn inline_data_may_change_after_posting() {
     let (pd, mut a, mut b) = pair();
     let target = region(&pd, &[0; 8]);
     b.recv(1, &target);
@@ -50,7 +54,8 @@ pub(crate) fn inline_data_may_change_after_posting() {
     assert_eq!(&contents(&target)[..6], b"before");
 }
 
-pub(crate) fn reads_writes_and_atomics_change_only_their_target() {
+#[kernel_test]
+fn reads_writes_and_atomics_change_only_their_target() {
     let (pd, mut a, _b) = pair();
     let local = region(&pd, b"abcdefgh");
     let remote = region(&pd, &[0; 16]);
@@ -86,7 +91,8 @@ pub(crate) fn reads_writes_and_atomics_change_only_their_target() {
     assert_eq!((number(&contents(&local)), number(&contents(&remote)[..8])), (10, 99));
 }
 
-pub(crate) fn three_sges_of_two_mrs_arrive_in_two_sges() {
+#[kernel_test]
+fn three_sges_of_two_mrs_arrive_in_two_sges() {
     let (pd, mut a, mut b) = pair();
     let (one, two) = (region(&pd, b"-abc-def-"), region(&pd, b"123456"));
     let (head, tail) = (region(&pd, &[b'.'; 6]), region(&pd, &[b'.'; 8]));
@@ -101,7 +107,8 @@ pub(crate) fn three_sges_of_two_mrs_arrive_in_two_sges() {
     assert_eq!(contents(&tail), b"..45def.");
 }
 
-pub(crate) fn mr_is_addressed_by_its_iova() {
+#[kernel_test]
+fn mr_is_addressed_by_its_iova() {
     let (pd, mut a, _b) = pair();
     let source = region(&pd, b"renamed!");
     let mut target = Buffer::zeroed(4096).unwrap();
@@ -121,7 +128,8 @@ pub(crate) fn mr_is_addressed_by_its_iova() {
     assert_eq!(&target[16..24], b"renamed!");
 }
 
-pub(crate) fn message_of_one_megabyte_arrives() {
+#[kernel_test]
+fn message_of_one_megabyte_arrives() {
     let (pd, mut a, mut b) = pair();
     let bytes: Vec<u8> =
         (0..1_u32 << 18).flat_map(|word| word.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
@@ -133,7 +141,8 @@ pub(crate) fn message_of_one_megabyte_arrives() {
     assert!(contents(&target) == bytes, "the bytes differ");
 }
 
-pub(crate) fn split_halves_work_on_two_threads() {
+#[kernel_test]
+fn split_halves_work_on_two_threads() {
     const MESSAGES: u64 = 200;
     let (pd, mut a, mut b) = pair();
     let targets: Vec<_> = (0..8).map(|_| region(&pd, &[0; 8])).collect();
