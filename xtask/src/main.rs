@@ -13,6 +13,7 @@ mod fastpath;
 mod filter;
 mod flaky;
 mod fuzz;
+mod guest_sources;
 mod guest_tests;
 mod hca;
 mod installed;

@@ -1,6 +1,5 @@
 //! `cargo xtask pyverbs`: compares rdma-core's test suite with ours, case by case.
 
-mod guest_sources;
 mod hca;
 mod keywords;
 mod passing;
@@ -17,9 +16,9 @@ use anyhow::{Context, Result, bail, ensure};
 use bareverbs_lab::{Accelerator, Cache, Guests, Hca, Kernel, Programs, RdmaCore, Series, Setup, Tools};
 use clap::Args;
 
+use crate::guest_sources::GuestSources;
 use crate::print::heading;
 use crate::{build, c_functions, guest_tests, lab};
-use guest_sources::GuestSources;
 use keywords::KEYWORDS;
 use passing::Passing;
 pub(crate) use passing::refuted;
