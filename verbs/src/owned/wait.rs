@@ -37,9 +37,14 @@ impl<'q, B, P: Provider, T: SafeTransport> Waiting<'q, B, P, T> {
         Self { queues, spin: None }
     }
 
-    /// The operation that is the next completion of the CQ. Any other result stays in the queues.
+    /// The operation that is the next completion of the CQ, for a thread that begins to wait. Any other
+    /// result stays in the queues. A thread returns this one before it calls [`poll_by`](Self::poll_by),
+    /// whose result the compiler would move through memory.
     #[inline(always)]
-    fn poll_first(&mut self) -> Option<DoneOf<B, P, T>> {
+    pub(super) fn poll_first(&mut self) -> Option<DoneOf<B, P, T>> {
+        if self.spin.is_some() {
+            return None;
+        }
         match self.queues.poll_oldest() {
             Polled::Done(done) => return Some(done),
             Polled::Empty => {}
@@ -323,12 +328,8 @@ impl<'e, B, P: Provider> Next<'e, B, P> {
         Self(Waiting::new(&mut endpoint.queues))
     }
 
-    // A thread returns this result at once: the compiler would move that of `poll_by` through memory.
     #[inline(always)]
     fn poll_first(&mut self) -> Option<Completed<B>> {
-        if self.0.spin.is_some() {
-            return None;
-        }
         self.0.poll_first().map(Ok)
     }
 

@@ -120,6 +120,25 @@ fn words_are_shared_with_peers() {
 }
 
 #[kernel_test]
+fn atomic_operation_before_a_message_is_visible_with_it() {
+    let pd = open().alloc_pd().unwrap();
+    let word: RemoteRegion = part(&pd, 64).expose(Access::REMOTE_ATOMIC).unwrap();
+    let options = Endpoint::options().access(Access::REMOTE_ATOMIC | Access::REMOTE_WRITE);
+    let [mut alice, mut bob]: [Endpoint<Mr<Buffer>>; 2] = [(); 2].map(|()| options.build(&pd).unwrap());
+    alice.connect(&bob.address()).unwrap();
+    bob.connect(&alice.address()).unwrap();
+    let local = || pd.register(Buffer::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap();
+    for round in 1..=100_u64 {
+        bob.post(Op::recv(local())).unwrap();
+        alice.post(Op::fetch_add(local(), word.remote(8).unwrap(), 1)).unwrap();
+        alice.post(Op::send(local(), ..)).unwrap();
+        drop(bob.next().wait().unwrap());
+        assert_eq!(word.load::<u64>(8).unwrap(), round);
+        [(); 2].map(|()| drop(alice.next().wait().unwrap()));
+    }
+}
+
+#[kernel_test]
 fn exposed_memory_is_sent_without_a_copy() {
     let pd = open().alloc_pd().unwrap();
     let exposed = part(&pd, 8192).expose(Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();

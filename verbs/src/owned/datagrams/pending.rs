@@ -78,12 +78,17 @@ impl<'d, B, P: Provider, D: Ending<B>> NextDatagram<'d, B, P, D> {
     }
 
     #[inline(always)]
+    fn poll_first(&mut self) -> Option<Result<D, Failed<B>>> {
+        if D::DIRECTION.is_some() { None } else { self.waiting.poll_first().map(D::of) }
+    }
+
+    #[inline(always)]
     fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Result<D, Failed<B>>> {
         self.waiting.poll_by(D::DIRECTION, caller).map(|ended| ended.and_then(D::of))
     }
 }
 
-waits!([B, P: Provider, D: Ending<B>] NextDatagram<'_, B, P, D> => Result<D, Failed<B>>);
+waits!([B, P: Provider, D: Ending<B>] NextDatagram<'_, B, P, D> => Result<D, Failed<B>>, first poll_first);
 
 impl<B, P: Provider, D> fmt::Debug for NextDatagram<'_, B, P, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
