@@ -291,6 +291,12 @@ fn queue(pd: &Pd) -> Qp<Rc> {
 
 #[kernel_test(crate::host::has_ip)]
 fn queue_pair_has_the_attributes_of_its_connection() {
+    // Each side once permits less than the other.
+    [(8, 4), (4, 8)].into_iter().for_each(assert_attributes);
+}
+
+/// `rd_atomic` is that of the active and the passive side.
+fn assert_attributes(rd_atomic: (u8, u8)) {
     nothing_leaks(|| {
         let (listener, addr) = listen();
         let pd = device::open().alloc_pd().unwrap();
@@ -300,7 +306,7 @@ fn queue_pair_has_the_attributes_of_its_connection() {
                 assert_eq!(&incoming.private_data()[..5], b"hello");
                 assert_eq!(incoming.device().unwrap().find().unwrap().name(), device::name());
                 assert_eq!(incoming.peer_addr().unwrap().ip().map(|peer| peer.ip()), Some(ip()));
-                let options = ConnectOptions { rd_atomic: 4, ..ConnectOptions::default() };
+                let options = ConnectOptions { rd_atomic: rd_atomic.1, ..ConnectOptions::default() };
                 let peer = incoming.accept(queue(&pd), &options).in_time().unwrap();
                 let (attr, _) = peer.queue.query().unwrap();
                 assert_eq!(attr.qp_state, QpState::RTS);
@@ -310,7 +316,7 @@ fn queue_pair_has_the_attributes_of_its_connection() {
             let options = ConnectOptions {
                 private_data: b"hello",
                 access: Access::REMOTE_WRITE,
-                rd_atomic: 8,
+                rd_atomic: rd_atomic.0,
                 retry_count: RetryCount::new(4).unwrap(),
                 min_rnr_timer: MinRnrTimer::new(5).unwrap(),
                 ..ConnectOptions::default()

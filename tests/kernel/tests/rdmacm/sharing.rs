@@ -212,7 +212,11 @@ macro_rules! ends {
         // The listener and the connector may go before their connections.
         drop((listener, connector));
         let mut ends: Vec<Pin<Box<dyn Future<Output = ()> + Send>>> = Vec::new();
-        for mut connection in passive {
+        for (number, mut connection) in passive.into_iter().enumerate() {
+            if number == 0 {
+                // It has the same runtime.
+                connection.link.own_channel().unwrap();
+            }
             ends.push(Box::pin(async move { connection.link.ended().await.unwrap() }));
         }
         for mut connection in active.into_iter().rev() {
