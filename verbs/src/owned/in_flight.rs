@@ -270,9 +270,10 @@ impl<B, K: QueueKind> SendsInFlight<B, K> {
         self.queue.newest().map(|entry| &entry.held)
     }
 
-    /// The number of outstanding operations at the end of the queue that generate no completion.
+    /// The number of operations that generate no completion behind the last that does, of those that the
+    /// device sees.
     pub(super) fn unsignaled_tail(&self) -> usize {
-        self.queue.newer_than(|entry| entry.signaled)
+        self.queue.newer_than(self.seen(), |entry| entry.signaled)
     }
 
     /// The flags of the next request: signalled if it would make a run of unsignalled ones too long,
@@ -294,9 +295,9 @@ impl<B, K: QueueKind> SendsInFlight<B, K> {
         if self.queue.is_reserved() { flags } else { flags | SendFlags::SIGNALED }
     }
 
-    /// Whether all outstanding operations generate no completion.
+    /// Whether the device sees operations, none of which generates a completion.
     pub(super) fn only_unsignaled(&self) -> bool {
-        self.queue.outstanding() > 0 && self.unsignaled_tail() == self.queue.outstanding()
+        self.seen() > 0 && self.unsignaled_tail() == self.seen()
     }
 
     /// The request that was pushed last was posted, or not: then its operation is returned.

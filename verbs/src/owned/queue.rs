@@ -150,16 +150,19 @@ impl<T> Queue<T> {
         self.complete != 0
     }
 
-    /// The number of outstanding requests behind the newest one that `until` accepts.
-    pub(crate) fn newer_than(&self, until: impl Fn(&T) -> bool) -> usize {
+    /// The number of the oldest `among` outstanding requests behind the newest of them that `until`
+    /// accepts.
+    pub(crate) fn newer_than(&self, among: usize, until: impl Fn(&T) -> bool) -> usize {
         let outstanding = self.outstanding();
-        (0..outstanding)
+        let left_out = outstanding - among;
+        (left_out..outstanding)
             .find(|newer| {
                 let index = (self.head - 1 - *newer as u64) as usize & self.mask;
                 // SAFETY: the request is outstanding, so its entry is initialised.
                 until(unsafe { self.entries[index].assume_init_ref() })
             })
             .unwrap_or(outstanding)
+            - left_out
     }
 
     /// Makes [`Queue::is_reserved`] accept the requests below `until` that do not fill the queue.
@@ -476,11 +479,18 @@ mod tests {
         for entry in [1, 2, 1, 1] {
             queue.push(entry).unwrap();
         }
-        assert_eq!((queue.newer_than(|entry| *entry == 2), queue.newer_than(|entry| *entry == 1)), (2, 0));
+        assert_eq!(
+            (queue.newer_than(4, |entry| *entry == 2), queue.newer_than(4, |entry| *entry == 1)),
+            (2, 0)
+        );
+        assert_eq!(
+            (queue.newer_than(2, |entry| *entry == 2), queue.newer_than(2, |entry| *entry == 1)),
+            (0, 1)
+        );
         queue.complete(1);
-        assert_eq!(queue.newer_than(|entry| *entry == 3), 3);
+        assert_eq!(queue.newer_than(3, |entry| *entry == 3), 3);
         queue.complete(3);
-        assert_eq!(queue.newer_than(|entry| *entry == 3), 0);
+        assert_eq!(queue.newer_than(0, |entry| *entry == 3), 0);
     }
 
     #[test]

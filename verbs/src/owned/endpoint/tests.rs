@@ -575,6 +575,23 @@ fn completion_of_a_taken_back_request_ends_no_older_one() {
 }
 
 #[test]
+fn unsignaled_operation_before_a_batch_that_was_taken_back_ends_by_the_marker() {
+    for signaled in [false, true] {
+        let mut setup = Setup::new();
+        setup.send(1, false);
+        setup.post_refused_batch(signaled);
+        assert_eq!(setup.plain.log().sent.last().unwrap().1, MARKER, "signaled: {signaled}");
+        setup.complete(MARKER, WcStatus::WR_FLUSH_ERR);
+        let outcomes = [Outcome::Unknown, Outcome::NotExecuted, Outcome::NotExecuted];
+        for (tag, outcome) in (1..).zip(outcomes) {
+            let failed = setup.endpoint.poll().unwrap().unwrap_err();
+            assert_eq!((failed.tag, failed.outcome), (tag, outcome), "signaled: {signaled}");
+        }
+        assert_eq!(setup.endpoint.pending(), 0);
+    }
+}
+
+#[test]
 fn refused_doorbell_of_a_post_ends_the_connection() {
     let mut setup = Setup::new();
     setup.refuse_doorbell();
@@ -719,13 +736,10 @@ fn completion_of_an_unsignaled_request_that_was_taken_back_ends_no_older_one() {
     let mut setup = Setup::new();
     let first = setup.send(1, true);
     setup.post_refused_batch(false);
-    let (_, marker) = *setup.plain.log().sent.last().unwrap();
-    assert_eq!(marker, MARKER);
     setup.complete(first + 2, WcStatus::GENERAL_ERR);
     setup.poll_unknown(first + 2);
     assert!(setup.endpoint.poll().is_none(), "the first operation is outstanding");
     setup.complete(first, WcStatus::WR_FLUSH_ERR);
-    setup.complete(marker, WcStatus::WR_FLUSH_ERR);
     assert_eq!((setup.ended(), setup.freed()), (vec![-1, -2, -3], 3));
 }
 
