@@ -134,7 +134,9 @@ fn atomic_operation_before_a_message_is_visible_with_it() {
         alice.post(Op::send(local(), ..)).unwrap();
         drop(bob.next().wait().unwrap());
         assert_eq!(word.load::<u64>(8).unwrap(), round);
-        [(); 2].map(|()| drop(alice.next().wait().unwrap()));
+        for _ in 0..2 {
+            drop(alice.next().wait().unwrap());
+        }
     }
 }
 
