@@ -43,6 +43,7 @@ pub enum Error {
         reason: String,
     },
     /// The kernel does not support the request.
+    #[doc(alias = "PrivilegedQkey")]
     #[error("{verb}: {feature} are not supported by this kernel")]
     Unsupported {
         /// The function.

@@ -139,12 +139,14 @@ unsafe impl Provider for Rxe {
 
     fn capabilities(&self) -> Capabilities {
         let ContextInfo { num_comp_vectors, core_support } = self.info;
-        // docs/kernel-bugs.md, "ODP copies ignore the offset in the page" (`__rxe_odp_mr_copy` of
-        // `rxe_odp.c`, Linux 7.2).
         let mr_quirks = MrQuirks {
+            // docs/kernel-bugs.md, "ODP copies ignore the offset in the page".
             odp_ignores_page_offset: true,
+            // docs/kernel-bugs.md, "ODP lookups ignore the difference of iova and address".
             odp_ignores_addr: true,
+            // `rxe_rereg_user_mr` of `rxe_verbs.c` keeps the pages as they are.
             odp_is_fixed: true,
+            // docs/soundness.md, "Errnos of REREG_MR".
             rereg_is_atomic: true,
         };
         Capabilities { num_comp_vectors, core_support, mr_quirks, ..Capabilities::default() }

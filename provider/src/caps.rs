@@ -41,12 +41,12 @@ pub struct Capabilities {
     pub qp_rate_limit_max: u32,
     /// Transports with rate limits: bit number = QP type.
     pub rate_limit_supported_qpts: u32,
-    /// What memory regions of this driver do otherwise.
+    /// Deviations of the driver's memory regions.
     pub mr_quirks: MrQuirks,
 }
 
-/// What memory regions of a driver do otherwise than those of the others. The default has no
-/// quirks. `verbs` refuses what these make unsound.
+/// Deviations of a driver's memory regions. Default: none, and a failed `REREG_MR` may have changed the
+/// MR. `verbs` refuses what a deviation makes unsound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MrQuirks {
     /// An operation on an `ON_DEMAND` MR ignores its offset within a page, and so may exceed the

@@ -284,8 +284,9 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// Creates an address handle. A failed call leaves no object behind.
     fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError>;
 
-    /// Causes of the status of a completion that only devices of this driver have, as a clause.
-    /// Informative. Default: none.
+    /// Causes of the status of a completion that only devices of this driver have, as a clause that
+    /// names the driver: "on Soft-RoCE also: …". `verbs` asks its built-in providers. Informative.
+    /// Default: none.
     fn explain(status: WcStatus) -> Option<&'static str> {
         let _ = status;
         None

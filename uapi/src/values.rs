@@ -70,7 +70,7 @@ pub struct ParseValueError {
 impl ParseValueError {
     /// The text is not `expected`, such as `"a port number: 0 to 255"`.
     #[must_use]
-    pub const fn not(expected: &'static str) -> Self {
+    pub const fn expected(expected: &'static str) -> Self {
         Self { expected }
     }
 }
@@ -102,7 +102,7 @@ impl fmt::Debug for Guid {
 }
 
 const NOT_A_GUID: ParseValueError =
-    ParseValueError::not("a GUID: four groups of hexadecimal digits, such as 0200:00ff:fe00:0001");
+    ParseValueError::expected("a GUID: four groups of hexadecimal digits, such as 0200:00ff:fe00:0001");
 
 impl FromStr for Guid {
     type Err = ParseValueError;
@@ -187,7 +187,7 @@ macro_rules! number {
                 // `u8::from_str` accepts a sign.
                 let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
                 let number = text.parse().ok().filter(|_| digits);
-                number.map(Self).ok_or(ParseValueError::not(EXPECTED))
+                number.map(Self).ok_or(ParseValueError::expected(EXPECTED))
             }
         }
 

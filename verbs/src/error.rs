@@ -298,6 +298,8 @@ pub enum Error {
         errno: Errno,
     },
     /// A request to netlink failed.
+    #[doc(alias = "NetlinkRefused")]
+    #[doc(alias = "NetlinkError")]
     #[error(transparent)]
     Netlink(#[from] bareverbs_netlink::Error),
 }

@@ -103,7 +103,7 @@ impl FromStr for MacAddress {
     /// Six groups of one or two hexadecimal digits.
     fn from_str(text: &str) -> Result<Self, ParseValueError> {
         let expected = "an Ethernet address: six groups of hexadecimal digits, such as 52:54:00:12:34:56";
-        let error = ParseValueError::not(expected);
+        let error = ParseValueError::expected(expected);
         let mut bytes = [0; 6];
         let mut groups = text.split(':');
         for byte in &mut bytes {

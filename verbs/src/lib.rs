@@ -42,7 +42,8 @@
 //! scatter/gather elements (SGEs) and are `unsafe`, because the compiler cannot see how long a device
 //! uses memory. All other verbs are safe. [`raw`] issues any method of the kernel ABI.
 //!
-//! [`docs/choosing.md`] of the repository is a decision tree.
+//! [`docs/choosing.md`] of the repository is a decision tree. The crate `bareverbs-netlink` lists and
+//! changes devices without opening them: links, counters, objects and their owners.
 //!
 //! # Objects and ownership
 //!

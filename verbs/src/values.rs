@@ -80,7 +80,7 @@ impl FromStr for Mtu {
     /// The number of bytes.
     fn from_str(text: &str) -> Result<Self, ParseValueError> {
         let expected = "an MTU: 256, 512, 1024, 2048 or 4096";
-        text.parse().ok().and_then(Self::from_bytes).ok_or(ParseValueError::not(expected))
+        text.parse().ok().and_then(Self::from_bytes).ok_or(ParseValueError::expected(expected))
     }
 }
 

@@ -21,8 +21,9 @@ type Closed<B, D> = Result<Vec<Completed<B, D>>>;
 /// The end of an [`Endpoint`] or of [`Datagrams`], from [`Endpoint::close`] or [`Datagrams::close`], which
 /// a task awaits or a thread [waits for](Closing::wait).
 ///
-/// Dropping it does what dropping `E` does.
-#[must_use = "it does nothing unless it is awaited or waited for"]
+/// It owns `E`. Dropping it drops `E`, and the results are lost. In a task with a limit, await a borrow:
+/// `timeout(limit, &mut closing)`.
+#[must_use = "dropping it loses the results"]
 pub struct Closing<E>(pub(super) E);
 
 impl<B, P: Provider> Closing<Endpoint<B, P>> {
@@ -30,8 +31,8 @@ impl<B, P: Provider> Closing<Endpoint<B, P>> {
         self.0.queues.poll_close(caller)
     }
 
-    /// Ends the connection, as [`Endpoint::abort`] does. The wait does not wait for the sends then: those
-    /// that are outstanding fail.
+    /// Ends the connection, as [`Endpoint::abort`] does. Outstanding sends fail. The wait ends when all
+    /// operations are flushed, after 5 seconds at most.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -57,8 +58,8 @@ impl<B: Source, P: Provider> Closing<Datagrams<B, P>> {
         closed.map_ok(|ended| ended.into_iter().map(|ended| checked(ended?)).collect())
     }
 
-    /// Ends the datagrams, as [`Datagrams::abort`] does. The wait does not wait for the sends then: those
-    /// that are outstanding fail.
+    /// Ends the datagrams, as [`Datagrams::abort`] does. Outstanding sends fail. The wait ends when all
+    /// operations are flushed, after 5 seconds at most.
     pub fn abort(mut self) -> Self {
         self.0.queues.begin_flush();
         self

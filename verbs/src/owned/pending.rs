@@ -1,4 +1,4 @@
-//! OpTable of a hub that are awaited.
+//! Operations of a hub that are awaited.
 
 use std::fmt;
 use std::future::Future;

@@ -489,6 +489,9 @@ impl<B: Source, P: Provider> Server<B, P> {
         }
         Some(match mem::replace(&mut self.ended, true) {
             false => Ok(Event::Ended),
+            true if self.is_client => {
+                Err(Error::Closed { verb: "Client::next", reason: "the client has ended" })
+            }
             true => Err(Error::Closed { verb: "Server::next", reason: "the server has ended" }),
         })
     }

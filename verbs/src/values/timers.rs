@@ -225,7 +225,7 @@ impl FromStr for RetryCount {
 
     /// A decimal number from 0 to 7.
     fn from_str(text: &str) -> Result<Self, ParseValueError> {
-        digit(text).and_then(Self::new).ok_or(ParseValueError::not("a retry count: 0 to 7"))
+        digit(text).and_then(Self::new).ok_or(ParseValueError::expected("a retry count: 0 to 7"))
     }
 }
 
@@ -238,7 +238,7 @@ impl FromStr for RnrRetry {
             return Ok(Self::INFINITE);
         }
         let expected = "an RNR retry count: 0 to 7, or infinite";
-        digit(text).and_then(Self::new).ok_or(ParseValueError::not(expected))
+        digit(text).and_then(Self::new).ok_or(ParseValueError::expected(expected))
     }
 }
 

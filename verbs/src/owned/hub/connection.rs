@@ -25,14 +25,14 @@ use crate::{AnyProvider, Error, Pd, Result, WcOpcode};
 /// A connection of a [`Hub`](super::Hub), shared by threads and tasks: each operation is a future. For
 /// one owner, an [`Endpoint`](crate::owned::Endpoint) is faster.
 ///
-/// Clones are the same connection. Threads and tasks may post at the same time. OpTable of one
+/// Clones are the same connection. Threads and tasks may post at the same time. Operations of one
 /// direction are posted in the order of the calls, at once: a [`Pending`] that is never awaited is
 /// executed as well.
 ///
 /// The first failed operation ends the connection: all its operations fail, and posts are rejected.
 ///
 /// The QP is destroyed when the last clone and the last `Pending` of the connection are dropped.
-/// OpTable in flight end with it, and their messages may be lost: await them first.
+/// Operations in flight end with it, and their messages may be lost: await them first.
 pub struct Connection<B = PoolBuffer, P: Provider = AnyProvider, S: Service<P> = ()> {
     pub(crate) inner: Arc<ConnectionInner<B, P, S>>,
 }

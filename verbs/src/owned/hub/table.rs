@@ -9,7 +9,7 @@ use crate::sync::{Mutex, MutexGuard, lock};
 
 const LAST_GENERATION: u32 = (1 << 30) - 1;
 
-/// OpTable by the `wr_id` of their requests, with the results of those that ended. `T` is an
+/// Operations by the `wr_id` of their requests, with the results of those that ended. `T` is an
 /// operation, with its buffer, and `R` its result.
 ///
 /// The lower half of a `wr_id` is the index of the slot. The upper half is the generation of the

@@ -28,8 +28,8 @@ pub enum Event<B: Source = PoolBuffer, P: Provider = AnyProvider> {
     /// The peer sends no more messages: it has closed the connection, or answers to
     /// [`close`](super::Handle::close). It follows the last message of the peer.
     Closed(PeerId),
-    /// The last event: all peers have ended, and no other one can come. A server was shut down or has
-    /// drained before. A client has one peer, and needs no [`shutdown`](super::Client::shutdown).
+    /// The last event: all peers have ended. Of a server, it follows `shutdown` or `drain`. Of a client,
+    /// it follows the end of its connection.
     Ended,
 }
 
