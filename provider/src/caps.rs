@@ -56,7 +56,7 @@ pub struct MrQuirks {
     pub odp_ignores_addr: bool,
     /// `REREG_MR` can't change `ON_DEMAND`.
     pub odp_is_fixed: bool,
-    /// A `REREG_MR` that fails with an errno other than `EFAULT` has changed nothing.
+    /// A `REREG_MR` of one change that fails with an errno other than `EFAULT` has changed nothing.
     pub rereg_is_atomic: bool,
 }
 

@@ -57,7 +57,8 @@ use crate::work::WcStatus;
 /// 6. **The null key** ([`Capabilities::null_key`]). The device accesses no memory of this process
 ///    through this key.
 /// 7. **Memory regions** ([`Capabilities::mr_quirks`]). Apart from these quirks, the device accesses
-///    only bytes of an MR that a request or a peer names, and `REREG_MR` is as
+///    only bytes of an MR that a request or a peer names. A `REREG_MR` of one change (PD, access or
+///    translation) that fails with `EOPNOTSUPP` or `EACCES` has changed nothing; other errnos are as
 ///    [`MrQuirks::rereg_is_atomic`](crate::caps::MrQuirks::rereg_is_atomic) says.
 ///
 /// No code may rely on the other results for soundness.

@@ -38,7 +38,7 @@ macro_rules! waits {
         impl<$($generics)*> std::future::Future for $ty {
             type Output = $output;
 
-            /// A poll that is pending loses no result.
+            /// A poll that is pending loses no result. What dropping it does, its type says.
             // It is inlined, so that a result that is there is returned in registers.
             #[inline(always)]
             fn poll(
@@ -68,7 +68,7 @@ macro_rules! waits {
             }
 
             /// Blocks the thread until the result is there, at most for `limit`. `None`: the limit has
-            /// passed, and nothing is lost. Wait for it again.
+            /// passed. Wait for it again.
             ///
             /// # Errors
             /// As for [`wait`](Self::wait).

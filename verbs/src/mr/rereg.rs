@@ -43,6 +43,8 @@ impl Registration {
                 "the driver cannot change ON_DEMAND of an MR: keep it unchanged, or register a new MR";
             return Err(Error::invalid(VERB, reason));
         }
+        // Of several changes, a driver may have made one when it fails.
+        debug_assert!(domain.is_none() || access.is_none(), "one change a command");
         let change = ReregMr { translation: None, pd: domain.map(|domain| domain.handle), access };
         let file = Arc::clone(&self.domain.context.file);
         // SAFETY: the caller of `change` upholds the contract for the range with the new rights.

@@ -350,7 +350,7 @@ impl<B, P: Provider> Inner<B, P> {
     }
 
     fn check_admits(&self, verb: &'static str) -> Result<()> {
-        if self.ending.load(Ordering::Acquire) {
+        if self.ending.load(Ordering::SeqCst) {
             return Err(Error::Closed { verb, reason: "the server drains or was shut down" });
         }
         Ok(())
@@ -358,7 +358,7 @@ impl<B, P: Provider> Inner<B, P> {
 
     /// Ends all connections by `change`, and admits no more peers.
     fn end(&self, change: impl Fn(&mut flow::FlowControl<Queued>), panics: &mut FirstPanic) {
-        self.ending.store(true, Ordering::Release);
+        self.ending.store(true, Ordering::SeqCst);
         for peer in self.connections() {
             panics.catch(|| self.update(&peer, &change));
         }
@@ -480,11 +480,13 @@ impl<B: Source, P: Provider> Server<B, P> {
     fn take_event(&mut self) -> Option<Result<Event<B, P>>> {
         let inner = &self.handle.inner;
         inner.collect();
+        // Before the events are taken: the events of a peer are queued before it is removed.
+        let is_ending = self.is_client || inner.ending.load(Ordering::SeqCst);
+        let is_over = is_ending && !lock(&inner.peers).iter().any(Entry::is_open);
         if let Some(event) = inner.inbound.pop() {
             return Some(Ok(self.event(event)));
         }
-        let is_ending = self.is_client || inner.ending.load(Ordering::Acquire);
-        if !is_ending || lock(&inner.peers).iter().any(Entry::is_open) {
+        if !is_over {
             return None;
         }
         Some(match mem::replace(&mut self.ended, true) {
@@ -742,10 +744,12 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// ```
     pub fn drain(&self) -> Ending<B, P> {
         let mut panics = FirstPanic::default();
-        // Without a reader the application answers no message.
-        let reader_dropped = self.inner.reader_dropped.load(Ordering::Acquire);
-        let end = if reader_dropped { flow::FlowControl::close } else { flow::FlowControl::drain };
-        self.inner.end(end, &mut panics);
+        self.inner.end(flow::FlowControl::drain, &mut panics);
+        // Without a reader the application answers no message: the drain ends. It may be dropped now,
+        // before it can see that the server ends.
+        if self.inner.reader_dropped.load(Ordering::SeqCst) {
+            self.inner.end(flow::FlowControl::close, &mut panics);
+        }
         // Without a peer that may have an event, the reader has reached its end.
         panics.catch(|| wake_all(self.inner.inbound.take_wakers()));
         panics.resume();
@@ -916,10 +920,10 @@ impl<B: Source, P: Provider> Client<B, P> {
 impl<B: Source, P: Provider> Drop for Server<B, P> {
     fn drop(&mut self) {
         let inner = &self.handle.inner;
-        inner.reader_dropped.store(true, Ordering::Release);
+        inner.reader_dropped.store(true, Ordering::SeqCst);
         // The thread may unwind.
         let mut panics = FirstPanic::default();
-        if inner.ending.load(Ordering::Acquire) {
+        if inner.ending.load(Ordering::SeqCst) {
             // Without a reader the application answers no message: the drain ends.
             inner.end(flow::FlowControl::close, &mut panics);
         }

@@ -420,6 +420,10 @@ impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
     ) -> Pending<B, P, S> {
         let ConnectionInner { hub, conn, .. } = &*self.inner;
         let mut state = conn.lock();
+        if let Err(error) = S::check_post(&state.service, entry.opcode) {
+            drop(state);
+            return Pending::refused(error, entry.buffer, entry.tag);
+        }
         let qp = match state.open_qp() {
             Ok(qp) => qp,
             Err(failure) => {

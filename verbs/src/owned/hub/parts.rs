@@ -70,6 +70,8 @@ impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
                 return refuse(parts, &mut || error.take().unwrap_or_else(other));
             }
         };
+        // They are of the application, and so are dropped without the lock.
+        let mut ranges = [const { None }; N];
         let mut state = conn.lock();
         let qp = match state.open_qp() {
             Ok(qp) => qp,
@@ -85,8 +87,9 @@ impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
         let mut at = 0;
         // The table owns the buffers before the request is posted, so a panic in between does not free
         // them.
-        let wr_ids = parts.map(|(buffer, _)| {
+        let wr_ids = parts.map(|(buffer, range)| {
             let (slot, len) = (slots[at], sges[at].length);
+            ranges[at] = Some(range);
             at += 1;
             hub.table.insert_queued(slot, OpEntry { buffer: Some(buffer), opcode, kind, tag, len })
         });

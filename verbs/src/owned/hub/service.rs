@@ -8,7 +8,7 @@ use bareverbs_provider::traits::Provider;
 use super::HubInner;
 use super::reaper::{Conn, ConnState, Deferred, Failure};
 use crate::cq::WorkCompletion;
-use crate::{Error, WcOpcode};
+use crate::{Error, Result, WcOpcode};
 
 /// The bits of a `wr_id` that no operation of a [`Table`](super::table::Table) has. With one of them it
 /// is a request of the service. With both it is the probe of the hub, or a request of several buffers.
@@ -45,6 +45,13 @@ pub trait Service<P: Provider>: Sized + Send + Sync + 'static {
 
     /// The call that posts operations with this opcode.
     fn verb(opcode: WcOpcode) -> &'static str;
+
+    /// Whether the connection takes an operation. It is called with the connection locked until the
+    /// operation is posted.
+    #[inline(always)]
+    fn check_post(_: &Self::Conn, _: WcOpcode) -> Result<()> {
+        Ok(())
+    }
 
     /// Handles the completion of a request of the service. Its `wr_id` has one bit of [`RESERVED`].
     /// `conn` is `None` if the connection was destroyed.

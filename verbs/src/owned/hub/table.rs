@@ -24,8 +24,8 @@ const LAST_GENERATION: u32 = (1 << 30) - 1;
 /// | done | `complete` | [`poll`](Self::poll) returns the result, [`detach`](Self::detach) |
 /// | detached | `detach` of a posted operation | `complete` |
 ///
-/// A queued operation is one of which no device knows: no completion ends it. Otherwise it is as a
-/// posted one. [`abandon`](Self::abandon) ends every state. Each slot has a lock of its own, which
+/// No request that a device knows has the `wr_id` of a queued operation: it is not posted yet, or it is
+/// a buffer of a request of several. So no completion ends it. Otherwise it is as a posted one. [`abandon`](Self::abandon) ends every state. Each slot has a lock of its own, which
 /// is held for a few instructions, or while one completion is polled. No code of the application runs
 /// with a lock held.
 pub(crate) struct Table<T, R> {
@@ -111,19 +111,25 @@ impl<T, R: Copy> Table<T, R> {
     /// Stores `operation` in the free slot `index`, which the caller owns. Returns its `wr_id`.
     #[inline]
     pub(crate) fn insert(&self, index: u32, operation: T) -> u64 {
+        self.store(index, operation, false)
+    }
+
+    /// Stores as `insert` does an operation that is posted later, or a buffer of a request of several.
+    pub(crate) fn insert_queued(&self, index: u32, operation: T) -> u64 {
+        self.store(index, operation, true)
+    }
+
+    #[inline(always)]
+    fn store(&self, index: u32, operation: T, is_queued: bool) -> u64 {
         let mut slot = lock(&self.slots[index as usize]);
         debug_assert!(matches!(slot.state, State::Free), "the caller owns a free slot");
         slot.state = State::Posted;
+        if is_queued {
+            slot.queued = true;
+        }
         // A free slot has no operation. The compiler does not know that, and would drop one.
         mem::forget(slot.operation.replace(operation));
         WrId { owner: slot.generation.get(), request: index }.into()
-    }
-
-    /// Stores as `insert` does an operation that is posted later.
-    pub(crate) fn insert_queued(&self, index: u32, operation: T) -> u64 {
-        let wr_id = self.insert(index, operation);
-        self.with(wr_id, |slot| slot.queued = true);
-        wr_id
     }
 
     /// A queued operation is about to be published to the device, or was flushed.

@@ -11,11 +11,10 @@ use crate::owned::buffer::checked_sge;
 use crate::owned::hub::connection::{Connection, ConnectionInner, full};
 use crate::owned::hub::reaper::{OpEntry, SlotKind};
 use crate::owned::hub::service::Service;
-use crate::owned::in_flight::ListOperation;
 use crate::owned::op::{ByteRange, OpPayload};
 use crate::owned::{Op, Pending, Source};
 use crate::qp::{Operation, SendFlags};
-use crate::{Error, Result, WcOpcode};
+use crate::{Error, WcOpcode};
 
 /// Sends a message, or adds it to those that wait for credits.
 fn send_message<B: Source, P: Provider>(
@@ -41,7 +40,7 @@ fn send_message<B: Source, P: Provider>(
             max: (*max_message).into(),
         }),
         (None, peer) => {
-            check_open(verb, peer).and_then(|()| conn.take_slot(kind).ok_or_else(|| full(conn, kind)))
+            peer.check_open(verb).and_then(|()| conn.take_slot(kind).ok_or_else(|| full(conn, kind)))
         }
     };
     let index = match slot {
@@ -80,7 +79,7 @@ pub(super) fn post<B: Source, P: Provider, L: OpPayload<B>>(
         }
         Operation::Send => Err(Error::invalid("Handle::post", "a message has no option but its tag")),
         Operation::Write(_) | Operation::Read(_) | Operation::CmpSwp { .. } | Operation::FetchAdd { .. } => {
-            check_open(Peers::<P>::verb(op.operation.opcode()), &peer.inner.conn.lock().service)
+            Ok(())
         }
         _ => {
             let reason = "immediate data belongs to the flow control: use `Op::send` or `Op::write`";
@@ -91,15 +90,4 @@ pub(super) fn post<B: Source, P: Provider, L: OpPayload<B>>(
         Ok(()) => peer.post_send(op),
         Err(error) => Pending::refused_op(error, op),
     }
-}
-
-fn check_open(verb: &'static str, peer: &PeerState) -> Result<()> {
-    if !peer.flow.is_closing() {
-        return Ok(());
-    }
-    if peer.flow.is_peer_draining() {
-        return Err(Error::Draining { verb });
-    }
-    let reason = "the connection is closing: it takes no more messages and operations";
-    Err(Error::Closed { verb, reason })
 }

@@ -16,7 +16,7 @@ use crate::owned::hub::HubInner;
 use crate::owned::hub::reaper::{Conn, ConnState, Cqe, Deferred, Failure, OpTable, TAKEN_BACK};
 use crate::owned::hub::service::{Service, post_verb};
 use crate::qp::{Operation, Payload, QpState, SendFlags, SendRequest, Sge};
-use crate::{Error, Imm, WcOpcode, WcStatus};
+use crate::{Error, Imm, Result, WcOpcode, WcStatus};
 
 /// Set in the `wr_id`s of control messages. The kind of the message is in the low bits.
 const CONTROL: u64 = 1 << 62;
@@ -94,6 +94,20 @@ pub(crate) fn flush<B, P: Provider>(
     }
 }
 
+impl PeerState {
+    /// Rejects messages and operations of a connection that closes.
+    pub(super) fn check_open(&self, verb: &'static str) -> Result<()> {
+        if !self.flow.is_closing() {
+            return Ok(());
+        }
+        if self.flow.is_peer_draining() {
+            return Err(Error::Draining { verb });
+        }
+        let reason = "the connection is closing: it takes no more messages and operations";
+        Err(Error::Closed { verb, reason })
+    }
+}
+
 #[expect(private_interfaces, reason = "as of the trait")]
 impl<P: Provider> Service<P> for Peers<P> {
     type Conn = PeerState;
@@ -102,6 +116,10 @@ impl<P: Provider> Service<P> for Peers<P> {
 
     fn verb(opcode: WcOpcode) -> &'static str {
         post_verb!("Handle", opcode)
+    }
+
+    fn check_post(peer: &PeerState, opcode: WcOpcode) -> Result<()> {
+        peer.check_open(Self::verb(opcode))
     }
 
     /// Handles the completion of a receive of the SRQ, or of a control message.
