@@ -35,8 +35,8 @@ use crate::{Error, Result};
 /// is always non-blocking.
 ///
 /// Connections of [`connection`](crate::connection) that share a channel get their own events, and so do
-/// the waits of a [`CmId`](crate::CmId). Any thread may read the channel. The calls of this type return
-/// all other events.
+/// the waits of a [`CmId`](crate::CmId) while they last. Any thread may read the channel meanwhile. The
+/// calls of this type return all other events.
 ///
 /// Events need no acknowledgement. Destroying an identifier waits for no reader; the kernel drops
 /// its undelivered events, and [`EventChannel::try_wait`] those that it reads afterwards.
@@ -76,7 +76,8 @@ struct Inner {
     /// That of a private channel is created by the first thread that waits for the events of any key.
     wake: OnceLock<WakeEvent>,
     inboxes: Mutex<Inboxes>,
-    /// Notified when the thread that slept on the descriptor has delivered events.
+    /// Notified when the thread that slept on the descriptor has delivered events, or the end of a claim
+    /// has left some.
     delivered: Condvar,
     /// The runtime of the tasks that wait.
     attached: Mutex<Option<Arc<Attached>>>,
@@ -179,6 +180,9 @@ impl EventChannel {
         let mut wakers = Vec::new();
         if self.lock().unclaim(key, &mut wakers) {
             self.wake();
+            // The thread that sleeps on the descriptor of a private channel may have begun without the
+            // eventfd, if it waits for one key.
+            self.inner.delivered.notify_all();
         }
         wake_all(wakers);
     }
@@ -618,6 +622,33 @@ mod tests {
             }
             channel.unclaim(key);
             assert!(waits.join().unwrap().is_some_and(|event| event.key == key));
+        });
+        assert!(start.elapsed() < timeout);
+    }
+
+    #[test]
+    fn end_of_a_claim_wakes_a_thread_while_another_one_sleeps_for_its_key_on_a_private_channel() {
+        let (channel, key, own) = (EventChannel::simulated_private(), new_key(), new_key());
+        [key, own].iter().for_each(|key| channel.claim(*key, 0));
+        channel.lock().deliver(event(key, EventType::ADDR_RESOLVED), &mut Vec::new());
+        let (start, timeout) = (Instant::now(), Duration::from_secs(10));
+        std::thread::scope(|scope| {
+            let sleeps = scope.spawn(|| channel.wait_raw(Some(own), None).unwrap());
+            while !channel.lock().sleeping {
+                std::thread::yield_now();
+            }
+            let waits = scope.spawn(|| channel.next().wait_timeout(timeout).transpose().unwrap());
+            // The second thread creates the eventfd before it waits.
+            while channel.inner.wake.get().is_none() {
+                std::thread::yield_now();
+            }
+            channel.unclaim(key);
+            let taken = waits.join().unwrap();
+            // The simulated file is an eventfd: its readiness ends the sleep of the first thread.
+            channel.file().kernel().report(event(own, EventType::ROUTE_RESOLVED));
+            rustix::io::write(channel.file(), &1_u64.to_ne_bytes()).unwrap();
+            assert!(sleeps.join().unwrap().is_some_and(|event| event.key == own));
+            assert!(taken.is_some_and(|event| event.key == key));
         });
         assert!(start.elapsed() < timeout);
     }

@@ -188,7 +188,7 @@ pub struct IbService {
     pub gid: bareverbs::Gid,
     /// P_Key.
     pub pkey: u16,
-    /// PoolBuffer in seconds.
+    /// Lease in seconds.
     pub lease: u32,
     /// Name, without the zeros at its end.
     pub name: Vec<u8>,

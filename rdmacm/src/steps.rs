@@ -102,6 +102,13 @@ macro_rules! take {
 /// The claim of the events of a key, while a step waits for them.
 struct Claim<'a>(&'a EventChannel, Key);
 
+impl<'a> Claim<'a> {
+    fn new(id: &'a CmId, key: Key) -> Self {
+        id.channel().claim(key, id.backlog());
+        Self(id.channel(), key)
+    }
+}
+
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         self.0.unclaim(self.1);
@@ -118,11 +125,9 @@ async fn until<T>(
     verb: &'static str,
     mut take: impl FnMut(EventKind) -> ControlFlow<T, EventKind> + Send,
 ) -> Result<T> {
-    let channel = id.channel();
-    channel.claim(key, id.backlog());
-    let _claim = Claim(channel, key);
+    let _claim = Claim::new(id, key);
     loop {
-        match take(wait.event(channel, key).await?.kind) {
+        match take(wait.event(id.channel(), key).await?.kind) {
             ControlFlow::Break(taken) => return Ok(taken),
             ControlFlow::Continue(kind) => {
                 if let Some(error) = failure(kind, verb) {
@@ -135,6 +140,8 @@ async fn until<T>(
 
 /// Resolves address and route.
 pub(crate) async fn resolve(wait: &impl Wait, id: &CmId, src: Option<Addr>, dst: Addr) -> Result<()> {
+    // Before the commands: another reader of the channel would take their events.
+    let _claim = Claim::new(id, id.key());
     resolve_addr(wait, id, src, dst, RESOLVE).await?;
     // It is not repeated: on RoCE the answer comes at once, and on InfiniBand the kernel repeats the
     // query within the limit.
@@ -223,8 +230,8 @@ pub(crate) async fn joined(wait: &impl Wait, id: &CmId, membership: Key) -> Resu
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
-    use std::sync::Mutex;
-    use std::task::{Context, Poll, Waker};
+    use std::sync::{Arc, Mutex};
+    use std::task::{Context, Poll, Wake, Waker};
 
     use bareverbs_uapi::rdma_cm::EventType;
     use bareverbs_uapi::rdma_cm::structs::EventResp;
@@ -376,6 +383,38 @@ mod tests {
         let (ended, limits) = resolved(long, [unroutable].into_iter().chain(found()).collect());
         let error = ended.unwrap_err();
         assert!(matches!(error, Error::Address(Errno::NODEV)) && limits == [500], "{error:?}, {limits:?}");
+    }
+
+    /// A reader of the channel that reads at once when the kernel reports the next of the events.
+    struct Reader {
+        id: Key,
+        channel: EventChannel,
+        events: Mutex<Vec<EventType>>,
+        taken: Mutex<Vec<Event>>,
+    }
+
+    impl Wake for Reader {
+        fn wake(self: Arc<Self>) {
+            let event = self.events.lock().unwrap().pop().expect("an event for each command");
+            let uid = self.id.get();
+            self.channel.file().kernel().report(EventResp { uid, event, ..EventResp::zeroed() });
+            self.taken.lock().unwrap().extend(self.channel.try_wait().unwrap());
+        }
+    }
+
+    #[test]
+    fn resolution_gets_its_events_on_a_channel_that_another_reader_reads() {
+        let channel = EventChannel::simulated();
+        let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
+        let events = Mutex::new(vec![EventType::ROUTE_RESOLVED, EventType::ADDR_RESOLVED]);
+        let taken = Mutex::default();
+        let reader = Arc::new(Reader { id: id.key(), channel: channel.clone(), events, taken });
+        channel.file().kernel().wake_at_resolution(Some(Arc::clone(&reader).into()));
+        let resolved = id.resolve(None, peer()).wait_timeout(Duration::from_secs(5));
+        // The waker has the channel.
+        channel.file().kernel().wake_at_resolution(None);
+        assert!(reader.taken.lock().unwrap().is_empty(), "the reader took an event of the resolution");
+        resolved.expect("the events were reported").unwrap();
     }
 
     #[test]

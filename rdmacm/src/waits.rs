@@ -7,8 +7,15 @@ use crate::{Addr, CmId, ConnectRequest, Error, Key, PeerParam, Result, steps};
 /// # Waits
 ///
 /// A thread calls `wait` or `wait_timeout`, a task awaits, after a runtime was
-/// [attached](crate::EventChannel::attach) to the channel. The events that belong to a wait go to it, and not
-/// to the readers of the channel. A wait that is dropped loses no event.
+/// [attached](crate::EventChannel::attach) to the channel. From its begin to its end, the events that belong
+/// to a wait go to it, and not to the readers of the channel. A wait that is dropped loses no event.
+///
+/// A wait also gets earlier events that no reader has taken. Let no other thread or task read the channel
+/// between a command, such as [`CmId::connect`], and its wait. [`CmId::resolve`] issues its commands itself
+/// and loses none of their events.
+///
+/// An identifier has one wait at a time, and so has a membership: a wait skips events that another one of
+/// the same key waits for.
 impl CmId {
     /// Resolves address and route of a peer: [`CmId::resolve_addr`] and [`CmId::resolve_route`], repeated
     /// while the kernel may have missed the answer of the peer. `src` is the local address; `None` leaves

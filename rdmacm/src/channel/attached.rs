@@ -131,7 +131,7 @@ impl EventChannel {
 
     /// Waits in a task for an event, as [`wait_raw`](Self::wait_raw) does in a thread.
     pub(crate) fn poll_raw(&self, key: Option<Key>, cx: &mut Context<'_>) -> Poll<Result<RawEvent>> {
-        let attached = self.attached().ok_or_else(not_attached)?;
+        let mut attached = self.attached().ok_or_else(not_attached)?;
         loop {
             if let Some(event) = self.take_or_register(key, cx.waker())? {
                 return Poll::Ready(Ok(event));
@@ -139,7 +139,12 @@ impl EventChannel {
             match attached.poll_readable() {
                 Poll::Ready(Ok(())) => attached.serve_readable(self),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                Poll::Pending => return Poll::Pending,
+                // `attach` may have replaced the runtime before the task was registered. It wakes only
+                // tasks that are.
+                Poll::Pending => match self.attached() {
+                    Some(now) if !Arc::ptr_eq(&now, &attached) => attached = now,
+                    _ => return Poll::Pending,
+                },
             }
         }
     }
@@ -258,6 +263,31 @@ mod tests {
         report(&channel, key);
         second.become_readable();
         assert!(channel.poll_raw(Some(key), &mut cx).is_ready());
+        assert!(!first.is_registered() && second.is_registered());
+    }
+
+    /// A task whose waker attaches its channel to the runtime.
+    struct Attaches(EventChannel, Manual);
+
+    impl Wake for Attaches {
+        fn wake(self: Arc<Self>) {
+            self.0.attach(self.1.clone()).unwrap();
+        }
+    }
+
+    #[test]
+    fn task_that_registers_after_attach_arms_the_other_runtime() {
+        let channel = EventChannel::simulated();
+        let first = Manual::attached(&channel);
+        let (second, other, own) = (Manual::default(), new_key(), new_key());
+        [other, own].iter().for_each(|key| channel.claim(*key, 0));
+        let attaches = Waker::from(Arc::new(Attaches(channel.clone(), second.clone())));
+        assert!(channel.take_or_register(Some(other), &attaches).unwrap().is_none());
+        drop(attaches);
+        // The task reads the event of the other one, and wakes it, before it registers itself.
+        report(&channel, other);
+        assert!(channel.poll_raw(Some(own), &mut Context::from_waker(Waker::noop())).is_pending());
+        assert!(second.has_waker());
         assert!(!first.is_registered() && second.is_registered());
     }
 

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::sync::Mutex;
+use std::task::Waker;
 
 use bareverbs_provider::process::ForkGuard;
 use bareverbs_uapi::rdma_cm::structs::*;
@@ -19,6 +20,7 @@ pub(crate) struct Simulated {
     destroyed: Mutex<Vec<u32>>,
     disconnected: Mutex<Vec<u32>>,
     resolved: Mutex<Vec<u32>>,
+    at_resolution: Mutex<Option<Waker>>,
     peer: Mutex<Option<Addr>>,
 }
 
@@ -43,6 +45,11 @@ impl Simulated {
         self.resolved.lock().unwrap().clone()
     }
 
+    /// Wakes the waker while a command resolves an address or a route.
+    pub(crate) fn wake_at_resolution(&self, waker: Option<Waker>) {
+        *self.at_resolution.lock().unwrap() = waker;
+    }
+
     /// Sets the address of the peer of all identifiers.
     pub(crate) fn set_peer(&self, peer: Addr) {
         *self.peer.lock().unwrap() = Some(peer);
@@ -65,6 +72,11 @@ impl Simulated {
             self.resolved.lock().unwrap().push(request::<ResolveAddrReq>(call).timeout_ms);
         } else if number == Query::INFO.number {
             self.answer(request(call));
+        }
+        if number == ResolveAddr::INFO.number || number == ResolveRoute::INFO.number {
+            // Without the lock: the waker may call the kernel.
+            let waker = self.at_resolution.lock().unwrap().clone();
+            waker.iter().for_each(Waker::wake_by_ref);
         }
     }
 
