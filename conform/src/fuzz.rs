@@ -143,8 +143,8 @@ pub struct Failure {
     pub rule: Rule,
     /// The call and its answer, or the difference, as text.
     pub reason: String,
-    /// The calls of the shrunk program. [`replay::write`](bareverbs_trace::replay::write) makes a recording of
-    /// them.
+    /// The calls of the shrunk program. [`replay::write`](bareverbs_trace::replay::write) makes a
+    /// recording of them.
     pub program: Vec<Record>,
     /// Messages of the kernel that report a fault.
     pub kernel_log: Vec<String>,

@@ -113,9 +113,9 @@ unsafe fn destroy_srq(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> 
 //    the mapping fails, the queue keeps the old pages, which the kernel no longer uses. `resize_cq`
 //    releases all polled completions first.
 // 5. and 6. rxe has no device memory and no null key; the default methods return `Unsupported`.
-// 7. The quirks of `capabilities` are those of docs/kernel-bugs.md. rxe checks a REREG_MR of
-//    one change before it changes anything (`rxe_rereg_user_mr` of `rxe_verbs.c`). The core then fails only with `EFAULT`,
-//    if it can't write the response.
+// 7. The quirks of `capabilities` are those of docs/kernel-bugs.md. rxe checks a REREG_MR of one
+//    change before it changes anything (`rxe_rereg_user_mr` of `rxe_verbs.c`). The core then fails
+//    only with `EFAULT`, if it can't write the response.
 unsafe impl Provider for Rxe {
     type Cq = RxeCq;
     type Sq = RxeSq;

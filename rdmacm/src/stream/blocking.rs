@@ -22,8 +22,9 @@ use crate::waiting::{Waiter, Waiting};
 /// [`Read`] and [`Write`] are also implemented for `&RdmaStream`, so that one thread reads while
 /// another one writes.
 ///
-/// Reads, writes and the calls that return a [`Result`] block, as those of a `TcpStream`, with the limits of
-/// [`set_read_timeout`](Self::set_read_timeout) and [`set_write_timeout`](Self::set_write_timeout). In tasks, a stream with a
+/// Reads, writes and the calls that return a [`Result`] block, as those of a `TcpStream`, with the
+/// limits of [`set_read_timeout`](Self::set_read_timeout) and
+/// [`set_write_timeout`](Self::set_write_timeout). In tasks, a stream with a
 /// [runtime](super::StreamOptions::runtime) is used by the traits of the runtime: `AsyncRead` and
 /// `AsyncWrite` of tokio, or of futures-io for async-io. One task may read while another one writes.
 /// [`shutdown`](Self::shutdown) does not wait, and [`sent`](Self::sent) is awaited; `poll_shutdown` of the

@@ -1,6 +1,6 @@
 //! Checks for targets other than the host's: `bareverbs-uapi` compiles for any platform, and the
-//! documentation of `bareverbs`, `bareverbs-netlink` and `bareverbs-rdmacm` builds for each architecture that docs.rs
-//! shows.
+//! documentation of `bareverbs`, `bareverbs-netlink` and `bareverbs-rdmacm` builds for each
+//! architecture that docs.rs shows.
 
 use std::env;
 use std::path::PathBuf;

@@ -25,9 +25,10 @@ const LAST_GENERATION: u32 = (1 << 30) - 1;
 /// | detached | `detach` of a posted operation | `complete` |
 ///
 /// No request that a device knows has the `wr_id` of a queued operation: it is not posted yet, or it is
-/// a buffer of a request of several. So no completion ends it. Otherwise it is as a posted one. [`abandon`](Self::abandon) ends every state. Each slot has a lock of its own, which
-/// is held for a few instructions, or while one completion is polled. No code of the application runs
-/// with a lock held.
+/// a buffer of a request of several. So no completion ends it. Otherwise it is as a posted one.
+/// [`abandon`](Self::abandon) ends every state. Each slot has a lock of its own, which is held for a
+/// few instructions, or while one completion is polled. No code of the application runs with a lock
+/// held.
 pub(crate) struct Table<T, R> {
     slots: Box<[Mutex<Slot<T, R>>]>,
 }

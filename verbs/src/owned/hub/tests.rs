@@ -1,4 +1,5 @@
 use std::io;
+use std::ops::{Bound, RangeBounds};
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -1476,6 +1477,36 @@ fn completion_of_one_buffer_of_an_operation_frees_nothing_and_ends_the_connectio
         assert_eq!(each(pending), [(0, 0, WcStatus::WR_FLUSH_ERR); 2]);
         assert_eq!(setup.freed(), 2);
     }
+}
+
+/// All bytes. Its drop counts whether the connection is not locked.
+struct Whole<'a>(&'a Connection<Buffer, Plain>, &'a AtomicUsize);
+
+impl RangeBounds<usize> for Whole<'_> {
+    fn start_bound(&self) -> Bound<&usize> {
+        Bound::Unbounded
+    }
+
+    fn end_bound(&self) -> Bound<&usize> {
+        Bound::Unbounded
+    }
+}
+
+impl Drop for Whole<'_> {
+    fn drop(&mut self) {
+        self.1.fetch_add(self.0.inner.conn.try_lock().is_some().into(), Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn ranges_of_the_application_are_dropped_without_the_lock_of_the_connection() {
+    let setup = Setup::new(8);
+    let peer = setup.connection(4);
+    let unlocked = AtomicUsize::new(0);
+    let part = || (setup.buffer(), Whole(&peer, &unlocked));
+    let pending = peer.post(Op::send_parts([part(), part()]));
+    assert_eq!(unlocked.load(Ordering::Relaxed), 2);
+    drop(pending);
 }
 
 #[test]
