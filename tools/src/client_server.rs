@@ -8,9 +8,12 @@ use bareverbs_rdmacm::connection::{Connected, Connector, Listener, Route};
 use serde::Serialize;
 
 use crate::cli::connected::{RdmaClient, RdmaServer};
-use crate::connected::{LIMIT, RESOLVE_LIMIT, next_completion, next_request, within, without_access};
+use crate::output;
+use crate::session::address;
+use crate::session::connected::{
+    LIMIT, RESOLVE_LIMIT, next_completion, next_request, within, without_access,
+};
 use crate::signal::Stop;
-use crate::{address, output};
 
 /// Bytes of a message.
 pub(crate) const MESSAGE: usize = 16;

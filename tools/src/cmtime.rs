@@ -21,8 +21,9 @@ use self::mesh::{Mesh, Peer, listeners};
 use self::server::Server;
 use self::steps::Report;
 use crate::cli::connected::Cmtime;
+use crate::output;
+use crate::session::address;
 use crate::signal::Stop;
-use crate::{address, output};
 
 /// The barriers: before a round, before its connections are made, after that, and after their end.
 /// The C program uses the numbers of its steps.

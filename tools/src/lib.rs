@@ -2,14 +2,11 @@
 //!
 //! It has no API for other programs; they use the crate `bareverbs`.
 
-mod address;
 mod asyncwatch;
 mod cli;
 mod client_server;
 mod cmtime;
 mod conform;
-mod connected;
-mod datagram;
 mod decode;
 mod dev;
 mod devices;
@@ -26,8 +23,8 @@ mod rcopy;
 mod resources;
 mod rping;
 mod rstream;
+mod session;
 mod signal;
-mod socket;
 mod stat;
 mod status;
 mod system;

@@ -12,10 +12,11 @@ use bareverbs_rdmacm::{Addr, CmId, EventChannel, IbAddr, JoinMode};
 use serde::Serialize;
 
 use crate::cli::datagram::Mckey;
-use crate::connected::RESOLVE_LIMIT;
-use crate::datagram::{Messages, Node, step};
+use crate::output;
+use crate::session::address;
+use crate::session::connected::RESOLVE_LIMIT;
+use crate::session::datagram::{Messages, Node, step};
 use crate::signal::{Interrupted, Stop, Wake};
-use crate::{address, output};
 
 /// Time for the subnet manager to configure switches, as in the C program.
 const SETTLE: Duration = Duration::from_secs(3);

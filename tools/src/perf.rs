@@ -6,6 +6,7 @@ mod counters;
 pub(crate) mod doctor;
 mod endpoint;
 mod error;
+pub(crate) mod exchange;
 pub(crate) mod expect;
 mod facts;
 mod group;
@@ -20,7 +21,6 @@ mod rendezvous;
 mod report;
 mod run;
 mod schedule;
-pub(crate) mod session;
 mod svg;
 mod transport;
 mod verify;
@@ -36,14 +36,15 @@ use bareverbs::qp::{Rc, Uc, Ud};
 use bareverbs::xrc::{XrcSend, XrcdShare};
 
 use self::counters::Snapshot;
+use self::exchange::Role;
 use self::link::{Local, Outcome};
 use self::progress::Progress;
 use self::rendezvous::Rendezvous;
 use self::report::{Environment, Options, PeerResults, Report, Unit};
-use self::session::Role;
 use self::transport::Service;
 use crate::cli::perf::{Connection, Perf, Plan, Verb};
 use crate::devinfo::gid_type;
+use crate::session::path::select_gid;
 use crate::signal::Stop;
 use crate::{devices, output};
 
@@ -75,7 +76,7 @@ fn run_transport<T: Service>(mut plan: Plan<'_>) -> Result<()> {
         context.open_xrcd(XrcdShare::Private)?;
     }
     let port = context.query_port(options.ib_port)?;
-    let gid = crate::pingpong::select_gid(options.gid_index, options.ib_port, &context, &port)?;
+    let gid = select_gid(options.gid_index, options.ib_port, &context, &port)?;
     let mut environment = Environment::new(device, options.ib_port, context.driver(), &port);
     if let Some((index, gid)) = gid {
         let entry = context.gid(options.ib_port, index)?;

@@ -7,22 +7,17 @@ mod latency;
 mod limits;
 mod memory;
 mod over_cm;
-pub(crate) mod queues;
+mod queues;
 pub(crate) mod record;
 mod report;
-pub(crate) mod run;
+mod run;
 mod run_error;
 mod state;
-pub(crate) mod status;
 mod wait;
 pub(crate) mod xsrq;
 
 use anyhow::{Context as _, Result};
-use bareverbs::device::{LinkLayer, PortAttr};
-use bareverbs::values::GidIndex;
-use bareverbs::{Context, Gid};
 
-use self::exchange::{Peer, Server};
 use self::limits::DeviceLimits;
 use self::over_cm::Manager;
 use self::queues::{Datagrams, Queues, Reliable, Unreliable};
@@ -31,7 +26,8 @@ use self::report::{Addresses, Checked, Figures, Report, address_line};
 use self::run::Endpoint;
 use self::state::Side;
 use crate::cli::pingpong::{CommonOptions, Config, Kind, Pingpong, SingleClient};
-use crate::devinfo::gid_type;
+use crate::session::exchange::{Peer, Server};
+use crate::session::path::select_gid;
 use crate::signal::Stop;
 use crate::{devices, output};
 
@@ -154,35 +150,6 @@ fn run_transport<Q: Queues>(config: Config<'_>) -> Result<()> {
 fn show_addresses(kind: Kind, whose: &str, records: &[Record]) -> Result<()> {
     let lines: Vec<_> = records.iter().map(|record| address_line(kind, whose, record)).collect();
     Ok(output::line(&lines.join("\n"))?)
-}
-
-/// The local GID and its index: the entry at `index` if it is not negative, else the port's default
-/// GID on RoCE. `None` on InfiniBand, which needs no GID.
-pub(crate) fn select_gid(
-    index: Option<i32>,
-    ib_port: u8,
-    context: &Context,
-    port: &PortAttr,
-) -> Result<Option<(GidIndex, Gid)>> {
-    match index.map(u32::try_from) {
-        Some(Ok(index)) => {
-            let entry = context.gid(ib_port, GidIndex::try_from(index)?)?;
-            Ok(Some((entry.index, entry.gid)))
-        }
-        _ if port.link_layer == LinkLayer::ETHERNET => {
-            let entry = context.default_gid(ib_port)?;
-            let kind = gid_type(entry.gid_type);
-            output::diagnostic(&format!("using GID index {} ({}, {kind})", entry.index, entry.gid));
-            Ok(Some((entry.index, entry.gid)))
-        }
-        _ => {
-            anyhow::ensure!(
-                port.lid != 0,
-                "port {ib_port} has no LID: check that a subnet manager is running"
-            );
-            Ok(None)
-        }
-    }
 }
 
 /// The server's part of the exchange. Its queue pairs are ready to receive before it sends its

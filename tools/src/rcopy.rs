@@ -16,9 +16,10 @@ use serde::Serialize;
 use tempfile::SpooledTempFile;
 
 use crate::cli::rcopy::{Destination, Rcopy};
+use crate::output;
+use crate::session::address;
+use crate::session::socket::{Server, Socket, Waiting};
 use crate::signal::Stop;
-use crate::socket::{Server, Socket, Waiting};
-use crate::{address, output};
 
 const OPEN: u8 = 1;
 const CLOSE: u8 = 2;

@@ -14,9 +14,10 @@ use bareverbs_rdmacm::{Addr, IdOptions};
 use serde::Serialize;
 
 use crate::cli::rping::Rping;
-use crate::connected::{LIMIT, RESOLVE_LIMIT, next_request, within, without_access};
+use crate::output;
+use crate::session::connected::{LIMIT, RESOLVE_LIMIT, next_request, within, without_access};
+use crate::session::{address, connected};
 use crate::signal::Stop;
-use crate::{address, connected, output};
 
 /// Bytes of a message: address, R_Key and length of a buffer, big endian.
 const MESSAGE: usize = 16;

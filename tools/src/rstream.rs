@@ -15,9 +15,10 @@ use bareverbs_rdmacm::stream::StreamOptions;
 use serde::Serialize;
 
 use crate::cli::rstream::{Riostream, Rstream, Size};
+use crate::output;
+use crate::session::address;
+use crate::session::socket::{Server, Socket};
 use crate::signal::Stop;
-use crate::socket::{Server, Socket};
-use crate::{address, output};
 
 /// Bytes of the buffers of a stream, unless `-B` sets them.
 const BUFFER: usize = 1 << 19;

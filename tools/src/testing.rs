@@ -8,11 +8,13 @@ use std::time::Duration;
 use crate::cli::EntryKind;
 use crate::cmtime::mesh;
 use crate::dump;
-use crate::perf::session::{Preamble, Role, Session};
+use crate::perf::exchange::{Preamble, Role, Session};
 use crate::perf::wire::{KeyForm, KeyRecord, Version};
-use crate::pingpong::exchange::{ExchangeError, Peer};
-use crate::pingpong::record::{self, BadRecord, Record};
+use crate::pingpong::exchange::RecordsError;
+use crate::pingpong::record::{self, Record};
 use crate::pingpong::xsrq::record::{self as xrc_record, XrcRecord};
+use crate::session::exchange::Peer;
+use crate::session::hex::BadRecord;
 use crate::signal::Stop;
 
 /// Bytes of an address record.
@@ -110,7 +112,7 @@ pub fn receive(read: Read, bytes: &[u8]) -> Result<Vec<Vec<u8>>, String> {
     let _ = theirs.write(bytes);
     theirs.shutdown(Shutdown::Write).expect("a connected socket");
     let peer = Peer::from_socket(ours.into(), &stop, Duration::from_secs(1));
-    let message = |error: ExchangeError| error.to_string();
+    let message = |error: RecordsError| error.to_string();
     match read {
         Read::Records { ours, places } => peer
             .receive_records(ours, places)

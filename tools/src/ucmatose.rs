@@ -15,10 +15,11 @@ use bareverbs_rdmacm::{Addr, CmId, ConnParam, ConnectRequest, EventChannel, Key}
 use serde::Serialize;
 
 use crate::cli::connected::Ucmatose;
-use crate::connected::{RESOLVE_LIMIT, bring_up, failure};
-use crate::datagram::next_event;
+use crate::output;
+use crate::session::address;
+use crate::session::connected::{RESOLVE_LIMIT, bring_up, failure};
+use crate::session::datagram::next_event;
 use crate::signal::{Interrupted, Stop, Wake};
-use crate::{address, output};
 
 /// The result, for `--json`.
 #[derive(Debug, Serialize)]

@@ -12,10 +12,11 @@ use bareverbs_rdmacm::{CmId, ConnParam, EventChannel};
 use serde::Serialize;
 
 use crate::cli::datagram::Udaddy;
-use crate::connected::RESOLVE_LIMIT;
-use crate::datagram::{Messages, Node, next_event, step};
+use crate::output;
+use crate::session::address;
+use crate::session::connected::RESOLVE_LIMIT;
+use crate::session::datagram::{Messages, Node, next_event, step};
 use crate::signal::Stop;
-use crate::{address, output};
 
 /// The port of the C program, which has no option for it.
 const PORT: u16 = 7174;

@@ -16,9 +16,10 @@ use serde::Serialize;
 use self::message::{CONTROL_BYTES, HEAD, Head, Op};
 use self::socket::Socket;
 use crate::cli::udpong::Udpong;
+use crate::output;
 use crate::rstream::{count, count_text, short, size_text};
+use crate::session::address;
 use crate::signal::Stop;
-use crate::{address, output};
 
 /// The sizes of the standard tests.
 const SIZES: [u32; 9] = [64, 128, 192, 256, 384, 512, 768, 1024, 1536];

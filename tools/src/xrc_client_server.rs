@@ -12,11 +12,11 @@ use bareverbs::{Access, Buffer, Context, PortNum, WcStatus};
 use bareverbs_rdmacm::connection::{ConnectOptions, Connected, Incoming, Listener, Route};
 use bareverbs_rdmacm::{IdOptions, Link};
 
-use crate::address;
 use crate::cli::connected::{RdmaXclient, RdmaXserver, XTransport};
 use crate::client_server::{MESSAGE, end, endpoint, receive, resolve, say, send};
-use crate::connected::{LIMIT, next_request, within, without_access};
-use crate::pingpong::status;
+use crate::session::address;
+use crate::session::connected::{LIMIT, next_request, within, without_access};
+use crate::session::status;
 use crate::signal::{Interrupted, Stop, Wake};
 
 /// The private data of a server's response: the number of its SRQ, or 0 for RC.

@@ -2,21 +2,10 @@
 
 use bareverbs::values::AckTimeout;
 use bareverbs_rdmacm::{CmId, PortSpace};
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use super::values::number;
-
-/// The form of addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum AddressFormat {
-    /// A host name or an IP address
-    Name,
-    /// An IP address
-    #[value(alias = "ipv6")]
-    Ip,
-    /// A GID; on InfiniBand only
-    Gid,
-}
+use crate::session::address::AddressFormat;
 
 /// The port spaces of connected queue pairs.
 fn port_space(text: &str) -> Result<PortSpace, String> {

@@ -5,9 +5,9 @@ use std::net::Ipv6Addr;
 use bareverbs_rdmacm::PortSpace;
 use clap::{ArgGroup, Args};
 
-use super::connected::AddressFormat;
 use super::values::number;
-use crate::datagram::Messages;
+use crate::session::address::AddressFormat;
+use crate::session::datagram::Messages;
 
 /// The numbers of the port spaces (`RDMA_PS_IPOIB`, `RDMA_PS_UDP`), which the C programs take.
 fn port_space(text: &str) -> Result<PortSpace, String> {

@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 
 use super::values::number;
-use crate::socket::Waiting;
+use crate::session::socket::Waiting;
 
 /// A transfer size, or all standard sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use super::Progress;
 use super::conn::{Next, Over, Queue, QueuePairs, Verbs, in_threads};
 use super::mesh::Mesh;
 use super::steps::{Report, Step, Times, Totals};
-use crate::connected::failure;
+use crate::session::connected::failure;
 use crate::signal::{Stop, Timeout};
 
 /// How long the client waits for the answers to the ends of its connections. A peer may have lost one,

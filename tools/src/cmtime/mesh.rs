@@ -8,8 +8,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
+use crate::session::socket::{Server, Socket, Waiting};
 use crate::signal::Stop;
-use crate::socket::{Server, Socket, Waiting};
 
 /// Bytes of a record: a socket address, the role and padding.
 pub(crate) const RECORD: usize = 136;

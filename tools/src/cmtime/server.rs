@@ -15,8 +15,8 @@ use super::Progress;
 use super::conn::{Next, Over, Queue, QueuePairs, Verbs, in_threads};
 use super::mesh::Mesh;
 use super::steps::{Report, Step, Times, Totals};
-use crate::connected::failure;
 use crate::output;
+use crate::session::connected::failure;
 use crate::signal::{Stop, Timeout};
 
 /// How long the clients have to end their connections, as in the C program. The message about the

@@ -23,7 +23,7 @@ use self::probe::{Active, DATAGRAMS, Passive, Postcards, ProbeError};
 use super::counters::Snapshot;
 use crate::cli::doctor::DoctorOptions;
 use crate::output;
-use crate::pingpong::exchange::{ExchangeError, Peer, Server};
+use crate::session::exchange::{ExchangeError, Peer, Server};
 use crate::signal::Stop;
 
 /// The time in which the other end answers.

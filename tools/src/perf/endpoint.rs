@@ -15,17 +15,17 @@ use bareverbs::xrc::{XrcSrq, XrcSrqInit, XrcTarget, XrcdShare};
 use bareverbs::{Access, Buffer, Context, Mr, Remote, WcStatus};
 
 use super::error::{PathInfo, Progress, RunError, advice};
+use super::exchange::Preamble;
 use super::measure::Completed;
 use super::mix::{Kind, Order};
-use super::session::Preamble;
 use super::transport::{Path, Service, connect_target, init_target};
 use super::verify::{Pattern, Place, Verifier};
 use super::watch::{Verdict, Watch};
 use super::wire::KeyRecord;
 use crate::cli::perf::{CqUse, Measure, Plan, Verb};
-use crate::pingpong::exchange::EXCHANGE_TIMEOUT;
-use crate::pingpong::run::random_psn;
-use crate::pingpong::status;
+use crate::session::exchange::EXCHANGE_TIMEOUT;
+use crate::session::path::random_psn;
+use crate::session::status;
 
 /// perftest's limits of inline data in latency tests on ConnectX.
 const INLINE_SEND: u32 = 236;

@@ -9,7 +9,7 @@ use bareverbs::values::{AckTimeout, Mtu};
 
 use super::transport::RETRY_CNT;
 use super::wire::KeyRecord;
-use crate::pingpong::status;
+use crate::session::status;
 
 /// How far a run has come.
 #[derive(Clone, Copy, Debug, Default)]

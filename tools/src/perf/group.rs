@@ -10,7 +10,7 @@ use super::rendezvous::cause;
 use super::transport::Service;
 use crate::cli::perf::Plan;
 use crate::output;
-use crate::pingpong::exchange::{Peer, Server};
+use crate::session::exchange::{Peer, Server};
 use crate::signal::Stop;
 
 /// The time in which the hosts of `--all-to-all` have to be started.

@@ -14,6 +14,7 @@ use bareverbs::{Context, Gid};
 use super::collect::Collector;
 use super::endpoint::{Endpoint, Posting};
 use super::error::RunError;
+use super::exchange::{Preamble, Role, Session, SessionError};
 use super::measure::{CpuTime, Interval, Measured, Recorder, Window};
 use super::pace::Pace;
 use super::progress::Progress;
@@ -21,13 +22,12 @@ use super::rendezvous::{Rendezvous, cause};
 use super::report::{self, Labels, PeerInfo, SizeResult};
 use super::run::{self, Flow};
 use super::schedule::{Shape, Step};
-use super::session::{Preamble, Role, Session, SessionError};
 use super::transport::{Path, Service};
 use super::watch::Watch;
 use super::wire::{KeyForm, KeyRecord, Version};
 use crate::cli::perf::{Length, Measure, Plan, Verb};
-use crate::pingpong::exchange::Peer;
-use crate::pingpong::queues::ah_attr;
+use crate::session::exchange::Peer;
+use crate::session::path::ah_attr;
 use crate::signal::Stop;
 
 /// The hop limit of perftest.

@@ -9,10 +9,10 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use super::counters::{self, Change};
+use super::exchange::{Preamble, Role};
 use super::link::{Outcome, Sized};
 use super::measure::{CpuTime, Interval, KindFigures, Measured};
 use super::mix::Order;
-use super::session::{Preamble, Role};
 use super::wire::{BandwidthReport, KeyRecord};
 use crate::cli::perf::{Connection, CqUse, Length, Measure, Plan, Verb};
 use crate::output;

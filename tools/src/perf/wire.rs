@@ -8,7 +8,8 @@ use std::net::Ipv6Addr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::pingpong::record::{BadRecord, read_hex, write_hex};
+use crate::session::exchange::Item;
+use crate::session::hex::{BadRecord, read_hex, write_hex};
 
 /// Bytes of the version record.
 pub(crate) const VERSION_LEN: usize = 16;
@@ -28,8 +29,8 @@ pub(crate) enum Message {
     /// Only between two sides of this program.
     Settings,
     Key(KeyForm),
-    /// The value of the bandwidth report at this index of [`REPORT`].
-    Report(usize),
+    /// A value of the bandwidth report.
+    Report,
     /// The messages that a queue pair has sent. Only between two sides of this program.
     Count,
     /// Whether the data was as expected. Only between two sides of this program.
@@ -43,31 +44,39 @@ pub(crate) const LARGEST_FIGURE: f64 = 1e18;
 const REPORT: [&str; 5] = ["size", "iterations", "peak bandwidth", "average bandwidth", "message rate"];
 
 impl Message {
-    pub(crate) fn len(self) -> usize {
+    pub(crate) fn item(self) -> Item {
+        Item { name: self.name(), len: self.len() }
+    }
+
+    fn len(self) -> usize {
         match self {
             Self::Version => VERSION_LEN,
             Self::CycleBuffer | Self::CacheLine => 4,
             Self::Mtu => 2,
             Self::Settings => SETTINGS_LEN,
             Self::Key(form) => form.len(),
-            Self::Report(_) | Self::Count | Self::Outcome => 8,
+            Self::Report | Self::Count | Self::Outcome => 8,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Version => "the version record",
+            Self::CycleBuffer => "the size of the cycle buffer",
+            Self::CacheLine => "the size of a cache line",
+            Self::Mtu => "the MTU",
+            Self::Settings => "the settings",
+            Self::Key(_) => "the address record",
+            Self::Count => "the number of messages",
+            Self::Outcome => "the outcome of the comparison",
+            Self::Report => "a value of the report",
         }
     }
 }
 
 impl fmt::Display for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Version => f.write_str("the version record"),
-            Self::CycleBuffer => f.write_str("the size of the cycle buffer"),
-            Self::CacheLine => f.write_str("the size of a cache line"),
-            Self::Mtu => f.write_str("the MTU"),
-            Self::Settings => f.write_str("the settings"),
-            Self::Key(_) => f.write_str("the address record"),
-            Self::Count => f.write_str("the number of messages"),
-            Self::Outcome => f.write_str("the outcome of the comparison"),
-            Self::Report(index) => write!(f, "the {} of the report", REPORT.get(*index).unwrap_or(&"value")),
-        }
+        f.write_str(self.name())
     }
 }
 

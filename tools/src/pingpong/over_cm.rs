@@ -3,12 +3,11 @@
 //! Each queue pair has an identifier, whose request and response carry the records of both sides as
 //! private data. For UD, the request is for the server's QPN.
 
-use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use bareverbs::device::{GidType, LinkLayer, PortAttr};
+use bareverbs::device::PortAttr;
 use bareverbs::qp::QpType;
 use bareverbs::values::GidIndex;
 use bareverbs::{Context, Gid};
@@ -16,13 +15,13 @@ use bareverbs_rdmacm::event::{Event, EventKind, UdPeer};
 use bareverbs_rdmacm::{CmId, ConnParam, EventChannel, PeerParam, PortSpace, PrivateData};
 use rustix::event::PollFlags;
 
-use super::exchange::{EXCHANGE_TIMEOUT, TIMEOUT_PER_QP};
 use super::queues::Queues;
 use super::record::{RECORD_LEN, Record};
 use super::run::Endpoint;
-use crate::address;
 use crate::cli::pingpong::{Config, Kind};
-use crate::connected::{RESOLVE_LIMIT, failure};
+use crate::session::address;
+use crate::session::connected::{self, RESOLVE_LIMIT, failure};
+use crate::session::exchange::{EXCHANGE_TIMEOUT, TIMEOUT_PER_QP};
 use crate::signal::{Interrupted, Stop, Timeout, Wake};
 
 /// The identifiers of the queue pairs.
@@ -126,9 +125,7 @@ impl<'a> Manager<'a> {
 
     /// Opens the device that the address of the peer leads to. Returns it with its port.
     pub(super) fn open_device(&self) -> Result<(Context, u8)> {
-        let id = self.ids.first().context("there is no connection")?;
-        let device = id.addresses()?.device.context("the route to the address has no RDMA device")?;
-        Ok((device.find()?.open()?, device.port.0))
+        connected::open_device(self.first()?)
     }
 
     /// The GID of the local address and its index; `None` on InfiniBand, which needs no GID.
@@ -138,19 +135,11 @@ impl<'a> Manager<'a> {
         ib_port: u8,
         port: &PortAttr,
     ) -> Result<Option<(GidIndex, Gid)>> {
-        if port.link_layer != LinkLayer::ETHERNET {
-            return Ok(None);
-        }
-        let id = self.ids.first().context("there is no connection")?;
-        let [local, _] = id.gids()?;
-        let local = local.context("the connection has no local GID")?.gid;
-        let table = context.gid_table()?;
-        let entries = table.iter().filter(|entry| entry.port.0 == ib_port && entry.gid == local);
-        // A GID may be in the table for RoCE v1, too, which the connection manager does not use.
-        let entry = entries.max_by_key(|entry| entry.gid_type == GidType::ROCE_V2);
-        let address = IpAddr::from(local.0).to_canonical();
-        let entry = entry.with_context(|| format!("port {ib_port} has no GID {address}"))?;
-        Ok(Some((entry.index, entry.gid)))
+        connected::local_gid(self.first()?, context, ib_port, port)
+    }
+
+    fn first(&self) -> Result<&CmId> {
+        self.ids.first().context("there is no connection")
     }
 
     /// Exchanges the records. The queue pairs of a server are connected then.

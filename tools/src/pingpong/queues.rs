@@ -9,8 +9,8 @@ use bareverbs::qp::{
     RtrAttr, RtsAttr, SendFlags, SendRequest, Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr,
 };
 use bareverbs::srq::{Srq, SrqInit};
-use bareverbs::values::{AckTimeout, GidIndex, Mtu, RetryCount, RnrRetry};
-use bareverbs::{Gid, Pd, Remote};
+use bareverbs::values::{AckTimeout, Mtu, RetryCount, RnrRetry};
+use bareverbs::{Pd, Remote};
 
 use super::state::SEND_ID;
 use crate::cli::pingpong::{Config, Kind};
@@ -296,18 +296,4 @@ impl Queues for Datagrams {
     fn set_error(&mut self) {
         set_error(&mut self.qp);
     }
-}
-
-/// The path to a peer's port: by its GID if it has one, else by its LID.
-pub(crate) fn ah_attr(
-    (port, sl): (u8, u8),
-    sgid_index: Option<GidIndex>,
-    lid: u16,
-    gid: Option<Gid>,
-) -> Result<AhAttr> {
-    let ah_attr = match (sgid_index, gid) {
-        (Some(index), Some(gid)) => AhAttr { dlid: lid, ..AhAttr::global(port, gid, index) },
-        _ => AhAttr::local(port, lid),
-    };
-    Ok(AhAttr { sl, ..ah_attr })
 }

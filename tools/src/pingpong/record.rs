@@ -9,6 +9,8 @@ use std::ops::Range;
 
 use serde::Serialize;
 
+use crate::session::hex::{BadRecord, read_hex, write_hex};
+
 /// Bytes of a record.
 pub(crate) const RECORD_LEN: usize = 52;
 
@@ -28,15 +30,6 @@ pub(crate) struct Record {
     pub(crate) psn: u32,
     /// All zero if the path needs no GID.
     pub(crate) gid: Ipv6Addr,
-}
-
-/// Why bytes do not decode as a record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BadRecord {
-    #[error("byte {at} is {found:#04x} where {expected:#04x} must separate the fields")]
-    Separator { at: usize, expected: u8, found: u8 },
-    #[error("byte {at} is {found:#04x}, not a hexadecimal digit")]
-    Digit { at: usize, found: u8 },
 }
 
 impl Record {
@@ -75,21 +68,6 @@ impl Record {
             gid: Ipv6Addr::from_bits(read_hex(bytes, GID)?),
         })
     }
-}
-
-pub(crate) fn write_hex(field: &mut [u8], mut value: u128) {
-    for digit in field.iter_mut().rev() {
-        *digit = b"0123456789abcdef"[(value & 0xf) as usize];
-        value >>= 4;
-    }
-}
-
-pub(crate) fn read_hex(bytes: &[u8], field: Range<usize>) -> Result<u128, BadRecord> {
-    field.into_iter().try_fold(0, |value, at| {
-        let found = bytes[at];
-        let digit = char::from(found).to_digit(16).ok_or(BadRecord::Digit { at, found })?;
-        Ok(value << 4 | u128::from(digit))
-    })
 }
 
 #[cfg(test)]

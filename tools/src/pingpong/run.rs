@@ -14,14 +14,15 @@ use bareverbs::{Access, Context, Gid, WcStatus};
 use super::check::{Checker, FILL, Scheme};
 use super::latency::{Latency, LatencyFigures};
 use super::memory::Memory;
-use super::queues::{Queues, Route, ah_attr};
+use super::queues::{Queues, Route};
 use super::record::Record;
 use super::run_error::{Failure, Progress, RunError};
 use super::state::{Actions, RECV_ID, RunState, SEND_ID, Side};
-use super::status;
 use super::wait::{CompletionWaiter, TimedCompletion, WaitMode};
 use crate::cli::pingpong::{Config, Kind};
 use crate::output;
+use crate::session::path::{ah_attr, random_psn};
+use crate::session::status;
 use crate::signal::Stop;
 
 /// Timeout of the probe of the peer's queue pair: longer than all retries.
@@ -34,14 +35,6 @@ fn filled(size: usize, fill: u8) -> Result<Vec<u8>> {
     bytes.try_reserve_exact(size).with_context(|| format!("out of memory: a message of {size} bytes"))?;
     bytes.resize(size, fill);
     Ok(bytes)
-}
-
-/// A random first PSN of 24 bits.
-pub(crate) fn random_psn() -> Result<u32> {
-    let mut psn = [0; 4];
-    rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty())
-        .context("the random number generator failed")?;
-    Ok(u32::from_ne_bytes(psn) & 0xff_ffff)
 }
 
 /// One side of a run: its queue pairs with their objects.

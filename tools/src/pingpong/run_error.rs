@@ -5,7 +5,7 @@ use std::time::Duration;
 use bareverbs::WcStatus;
 use bareverbs::device::LinkDown;
 
-use super::status;
+use crate::session::status;
 
 /// Timeout of the next completion, after the first one.
 pub(crate) const COMPLETION_TIMEOUT: Duration = Duration::from_secs(10);

@@ -9,8 +9,8 @@ use bareverbs::Context;
 use bareverbs::cq::{Arm, CompChannel, Completion, Cq, CqInit, WorkCompletion};
 use rustix::event::PollFlags;
 
-use super::exchange::TIMEOUT_PER_QP;
 use super::run_error::COMPLETION_TIMEOUT;
+use crate::session::exchange::TIMEOUT_PER_QP;
 use crate::signal::{Interrupted, Stop, Timeout, Wake};
 
 /// Polls of an empty CQ between two checks of the clock and of signals: few at first, then more.

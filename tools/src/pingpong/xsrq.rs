@@ -15,11 +15,11 @@ use serde::Serialize;
 
 use self::endpoint::Endpoint;
 use self::record::XrcRecord;
-use super::exchange::{Peer, Server};
 use super::limits::DeviceLimits;
-use super::select_gid;
 use super::state::Side;
 use crate::cli::pingpong::XsrqPingpong;
+use crate::session::exchange::{Peer, Server};
+use crate::session::path::select_gid;
 use crate::signal::Stop;
 use crate::{devices, output};
 

@@ -10,8 +10,8 @@ use anyhow::{Result, bail};
 use bareverbs::RemoteRegion;
 
 use super::{SYNC, Test, Tool};
+use crate::session::socket::Socket;
 use crate::signal::Stop;
-use crate::socket::Socket;
 
 /// The marker before the first one, which no message of a test begins with.
 const NO_MARKER: u8 = 0xff;

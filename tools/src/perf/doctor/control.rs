@@ -15,7 +15,7 @@ use super::finding::Finding;
 use super::judge::Facts;
 use super::probe::Invitation;
 use crate::perf::counters::Change;
-use crate::pingpong::exchange::Peer;
+use crate::session::exchange::Peer;
 use crate::signal::{Interrupted, Stop, Timeout, Wake};
 
 /// The first bytes of each message, and the version of the protocol.

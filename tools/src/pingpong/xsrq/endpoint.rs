@@ -21,11 +21,11 @@ use bareverbs::{Access, Buffer, Context, Gid, Mr, Pd, WcStatus};
 
 use super::record::XrcRecord;
 use crate::cli::pingpong::XsrqPingpong;
-use crate::pingpong::queues::{ACK_TIMEOUT, RETRY_CNT, ah_attr};
-use crate::pingpong::run::random_psn;
+use crate::pingpong::queues::{ACK_TIMEOUT, RETRY_CNT};
 use crate::pingpong::state::{RECV_ID, SEND_ID, Side};
-use crate::pingpong::status;
 use crate::pingpong::wait::{CompletionWaiter, WaitMode};
+use crate::session::path::{ah_attr, random_psn};
+use crate::session::status;
 use crate::signal::Stop;
 
 /// An XRC QP for each direction.

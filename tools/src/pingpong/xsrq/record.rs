@@ -9,7 +9,8 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use crate::pingpong::record::{BadRecord, Record, read_hex, write_hex};
+use crate::pingpong::record::Record;
+use crate::session::hex::{BadRecord, read_hex, write_hex};
 
 /// Bytes of a record.
 pub(crate) const XRC_RECORD_LEN: usize = 66;

@@ -9,7 +9,7 @@ use super::wire::{
     BadMessage, BandwidthReport, KeyForm, KeyRecord, Message, Version, decode_mtu, decode_settings,
     decode_size, encode_mtu, encode_settings,
 };
-use crate::pingpong::exchange::{ExchangeError, Item, Peer};
+use crate::session::exchange::{ExchangeError, Peer};
 
 /// The side of a run. The client is the side that was given a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -71,7 +71,7 @@ impl<'s> Session<'s> {
 
     /// Exchanges messages of equal length. A patient side waits for the peer without limit.
     fn swap(&self, what: Message, ours: &[u8], patient: bool) -> Result<Vec<u8>, ExchangeError> {
-        let item = Item::Perf(what);
+        let item = what.item();
         let receive = || if patient { self.peer.receive_patiently(item) } else { self.peer.receive(item) };
         match self.role {
             Role::Client => {
@@ -129,8 +129,8 @@ impl<'s> Session<'s> {
     /// Exchanges the bandwidth reports. That of the peer is not checked.
     pub(crate) fn report(&self, ours: &BandwidthReport) -> Result<BandwidthReport, SessionError> {
         let mut theirs = [[0; 8]; 5];
-        for ((index, bytes), theirs) in ours.encode().into_iter().enumerate().zip(&mut theirs) {
-            *theirs = self.swap_array(Message::Report(index), bytes)?;
+        for (bytes, theirs) in ours.encode().into_iter().zip(&mut theirs) {
+            *theirs = self.swap_array(Message::Report, bytes)?;
         }
         Ok(BandwidthReport::decode(theirs))
     }

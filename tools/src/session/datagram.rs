@@ -16,8 +16,8 @@ use bareverbs_rdmacm::event::{Event, EventKind, UdPeer};
 use bareverbs_rdmacm::{CmId, EventChannel};
 use rustix::event::PollFlags;
 
-use crate::connected::failure;
-use crate::pingpong::status;
+use crate::session::connected::failure;
+use crate::session::status;
 use crate::signal::{Interrupted, Stop, Wake};
 
 /// How long a wait for a completion takes at most: datagrams may be lost.

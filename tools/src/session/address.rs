@@ -5,8 +5,19 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use anyhow::{Context as _, Result};
 use bareverbs::Gid;
 use bareverbs_rdmacm::{Addr, IbAddr, PortSpace};
+use clap::ValueEnum;
 
-use crate::cli::connected::AddressFormat;
+/// The form of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AddressFormat {
+    /// A host name or an IP address
+    Name,
+    /// An IP address
+    #[value(alias = "ipv6")]
+    Ip,
+    /// A GID; on InfiniBand only
+    Gid,
+}
 
 /// The first address of a host.
 pub(crate) fn first(host: &str, port: u16) -> Result<SocketAddr> {
