@@ -1,5 +1,6 @@
 //! Benchmarks between two or more hosts, wire-compatible with perftest.
 
+pub(crate) mod choice;
 mod collect;
 pub(crate) mod compare;
 mod counters;
@@ -8,6 +9,7 @@ mod endpoint;
 mod error;
 pub(crate) mod exchange;
 pub(crate) mod expect;
+pub(crate) mod expectation;
 mod facts;
 mod group;
 pub(crate) mod hosts;
@@ -16,6 +18,8 @@ mod link;
 mod measure;
 pub(crate) mod mix;
 mod pace;
+mod plan;
+mod posting;
 mod progress;
 mod rendezvous;
 mod report;
@@ -35,14 +39,16 @@ use bareverbs::Context;
 use bareverbs::qp::{Rc, Uc, Ud};
 use bareverbs::xrc::{XrcSend, XrcdShare};
 
+use self::choice::{Connection, Verb};
 use self::counters::Snapshot;
 use self::exchange::Role;
-use self::link::{Local, Outcome};
+use self::link::Local;
+use self::plan::Plan;
 use self::progress::Progress;
 use self::rendezvous::Rendezvous;
-use self::report::{Environment, Options, PeerResults, Report, Unit};
+use self::report::{Environment, Options, Outcome, PeerResults, Report, Unit};
 use self::transport::Service;
-use crate::cli::perf::{Connection, Perf, Plan, Verb};
+use crate::cli::perf::Perf;
 use crate::devinfo::gid_type;
 use crate::session::path::select_gid;
 use crate::signal::Stop;
@@ -50,14 +56,7 @@ use crate::{devices, output};
 
 /// `bareverbs perf`.
 pub(crate) fn run(perf: &Perf) -> Result<()> {
-    let (verb, test) = match perf {
-        Perf::Send { test } => (Verb::Send, test),
-        Perf::Write { test } => (Verb::Write, test),
-        Perf::WriteImm { test } => (Verb::WriteImm, test),
-        Perf::Read { test } => (Verb::Read, test),
-        Perf::Atomic { test } => (Verb::Atomic, test),
-    };
-    let plan = test.plan(verb).map_err(|conflict| anyhow!(conflict))?;
+    let plan = Plan::new(perf).map_err(|conflict| anyhow!(conflict))?;
     match plan.options.connection {
         Connection::Rc => run_transport::<Rc>(plan),
         Connection::Uc => run_transport::<Uc>(plan),

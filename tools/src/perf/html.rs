@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
+use super::choice::Measure;
 use super::facts;
 use super::report::{Bucket, Report, SizeResult};
 use super::svg::{Chart, Scale, Series, Style, escape, short};
-use crate::cli::perf::Measure;
 
 /// The style of the page, for light and dark screens and any width.
 const STYLE: &str = "\

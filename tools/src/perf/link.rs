@@ -11,22 +11,24 @@ use bareverbs::device::{LinkLayer, PortAttr};
 use bareverbs::values::GidIndex;
 use bareverbs::{Context, Gid};
 
+use super::choice::{Measure, Verb};
 use super::collect::Collector;
-use super::endpoint::{Endpoint, Posting};
+use super::endpoint::{Endpoint, Setup};
 use super::error::RunError;
 use super::exchange::{Preamble, Role, Session, SessionError};
 use super::measure::{CpuTime, Interval, Measured, Recorder, Window};
 use super::pace::Pace;
+use super::plan::{Length, Plan};
+use super::posting::Posting;
 use super::progress::Progress;
 use super::rendezvous::{Rendezvous, cause};
-use super::report::{self, Labels, PeerInfo, SizeResult};
+use super::report::{self, Labels, Outcome, PeerInfo, SizeResult, Sized};
 use super::run::{self, Flow};
 use super::schedule::{Shape, Step};
 use super::transport::{Path, Service};
 use super::watch::Watch;
 use super::wire::{KeyForm, KeyRecord, Version};
-use crate::cli::perf::{Length, Measure, Plan, Verb};
-use crate::session::exchange::Peer;
+use crate::session::exchange::{EXCHANGE_TIMEOUT, Peer};
 use crate::session::path::ah_attr;
 use crate::signal::Stop;
 
@@ -36,6 +38,9 @@ const HOP_LIMIT: u8 = 255;
 const LAST_ACK: Duration = Duration::from_secs(2);
 /// Bytes of a cache line, if the kernel does not say.
 const CACHE_LINE: u32 = 64;
+
+/// The exchange of many records takes longer than its timeout if a side connects in between.
+const _: () = assert!(EXCHANGE_TIMEOUT.as_secs() >= 10);
 
 /// What all runs of this side have in common.
 pub(crate) struct Local<'l> {
@@ -51,24 +56,6 @@ pub(crate) struct Local<'l> {
     pub(crate) rendezvous: &'l Rendezvous,
     /// What runs have measured that a signal ended.
     pub(crate) partial: Mutex<Vec<Outcome>>,
-}
-
-/// A run with a peer that has ended.
-#[derive(Debug)]
-pub(crate) struct Outcome {
-    pub(crate) address: String,
-    pub(crate) peer: PeerInfo,
-    pub(crate) agreed: Preamble,
-    pub(crate) addresses: Vec<KeyRecord>,
-    pub(crate) sizes: Vec<Sized>,
-}
-
-/// The results of a message size, and the measurements that they were computed from. A side that
-/// only served memory has none.
-#[derive(Debug)]
-pub(crate) struct Sized {
-    pub(crate) result: SizeResult,
-    pub(crate) measured: Option<Measured>,
 }
 
 /// A run whose control connection is up.
@@ -109,8 +96,15 @@ pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>, peer: Peer<'_>
         gid: local.gid.map(|(_, gid)| gid.0.into()),
         ..KeyRecord::default()
     };
-    let endpoint = |ids| Endpoint::<T>::new(&plan, local.context, &agreed, local.out_reads, &record, ids);
-    let mut endpoints = plan.shares().map(endpoint).collect::<Result<Vec<_>>>()?;
+    let setup = Setup {
+        plan: &plan,
+        context: local.context,
+        agreed: &agreed,
+        out_reads: local.out_reads,
+        address: &record,
+    };
+    let mut endpoints =
+        plan.shares().map(|ids| Endpoint::<T>::new(&setup, ids)).collect::<Result<Vec<_>>>()?;
     let shape = Shape::new(&plan, agreed.peer.bareverbs);
     let several = options.clients.is_some() || options.all_to_all.is_some();
     let name = several.then(|| address.clone());

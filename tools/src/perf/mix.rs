@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::cli::perf::Verb;
+use super::choice::Verb;
 
 /// The operation and the size of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::measure::Interval;
+use super::plan::{Length, Plan};
 use super::report::{IntervalFigures, Labels};
-use crate::cli::perf::{Length, Plan};
 
 /// A bar on standard error, if that is a terminal. It is drawn at the end of each interval only, so
 /// that it does not disturb the measurement.

@@ -4,12 +4,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::endpoint::{Endpoint, Posting};
+use super::choice::Verb;
+use super::endpoint::Endpoint;
 use super::measure::{Completed, Recorder};
 use super::pace::Pace;
+use super::plan::{Length, Plan};
+use super::posting::Posting;
 use super::transport::Service;
 use super::watch::{Verdict, Watch};
-use crate::cli::perf::{Length, Plan, Verb};
 
 /// The time in which requests that are outstanding at the end of a timed run complete.
 const DRAIN: Duration = Duration::from_millis(500);

@@ -1,6 +1,7 @@
 //! The order of exchanges, connection and runs: that of perftest's programs.
 
-use crate::cli::perf::{Length, Measure, Plan, Verb};
+use super::choice::{Measure, Verb};
+use super::plan::{Length, Plan};
 
 /// A step of a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

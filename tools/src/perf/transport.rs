@@ -9,8 +9,9 @@ use bareverbs::values::{AckTimeout, MinRnrTimer, Mtu, RetryCount, RnrRetry};
 use bareverbs::xrc::{XrcOperation, XrcSend, XrcTarget, XrcTargetRtsAttr};
 use bareverbs::{Access, AnyProvider, Remote};
 
+use super::choice::{Connection, Verb};
+use super::plan::Plan;
 use super::wire::KeyRecord;
-use crate::cli::perf::{Connection, Verb};
 
 /// The Q_Key of perftest.
 const QKEY: u32 = 0x1111_1111;
@@ -38,6 +39,11 @@ pub(crate) trait Service: Transport + Sized + Send {
     const HAS_TARGETS: bool = false;
     /// The peer's address, if each request needs it.
     type Route: Send;
+
+    /// Whether this side has queue pairs that send. With XRC, a side that only receives has none.
+    fn requests(plan: &Plan<'_>) -> bool {
+        !Self::HAS_TARGETS || plan.requests()
+    }
 
     /// RESET → INIT.
     fn init(qp: &mut Qp<Self>, port: u8, access: Access) -> bareverbs::Result<()>;

@@ -159,7 +159,7 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
 
-    use crate::cli::perf::STALL_TIMEOUT;
+    use crate::perf::plan::STALL_TIMEOUT;
 
     static ABORT: AtomicBool = AtomicBool::new(false);
 
