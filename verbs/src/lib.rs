@@ -195,8 +195,8 @@ pub mod rss;
 pub mod runtime;
 pub mod srq;
 mod sync;
-#[cfg(test)]
-mod testing;
+#[cfg(any(test, feature = "test-utils"))]
+pub mod testing;
 pub mod values;
 mod wait;
 mod wq;
@@ -216,8 +216,6 @@ pub use events::{AsyncEvent, AsyncEvents};
 pub use gid::Gid;
 pub use memory::{Borrowed, Buffer, MemoryOwner, RawMemory};
 pub use mr::Mr;
-#[cfg(feature = "test-utils")]
-pub use owned::measured;
 pub use owned::{
     Address, AnyBuffer, Batch, Closing, Completed, Connection, Datagrams, Destination, Done, Endpoint,
     EndpointOptions, Failed, Hub, Next, Op, Outcome, Pending, Pool, PoolBuffer, Region, RegionMut,

@@ -112,17 +112,6 @@ impl Buffer {
             .map_err(|errno| Error::system(format!("mapping a buffer of {len} bytes"), errno))
     }
 
-    /// A buffer of other memory.
-    ///
-    /// # Safety
-    ///
-    /// The bytes must be initialised, and valid for reads and writes until the process ends.
-    /// Nothing else may access them. The buffer must not be dropped.
-    #[cfg(feature = "test-utils")]
-    pub(crate) unsafe fn from_raw_parts(start: NonNull<u8>, len: usize) -> Self {
-        Self { start, len }
-    }
-
     /// Length of the mapping in bytes, at least 1.
     fn mapped(len: usize) -> usize {
         len.max(1)

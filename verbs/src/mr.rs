@@ -155,7 +155,7 @@ impl Registration {
         })
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "test-utils"))]
     fn for_test(domain: &Arc<PdShared>, access: Access) -> Self {
         let object = Object::Own(1);
         Self {
@@ -231,18 +231,9 @@ impl<M: MemoryOwner> Mr<M> {
         let mut memory = MaybeUninit::new(memory);
         // SAFETY: it was just initialised.
         let (start, len) = unsafe { memory.assume_init_mut() }.region();
-        let registration = Registration {
-            domain: Arc::clone(domain),
-            object: Object::Own(0),
-            lkey,
-            rkey: lkey,
-            iova: start.as_ptr().expose_provenance() as u64,
-            access: Access::LOCAL_WRITE,
-            ever_granted: Access::LOCAL_WRITE,
-            half_changed: false,
-            _hints: None,
-        };
-        Self::new(registration, memory, start, len)
+        let iova = start.as_ptr().expose_provenance() as u64;
+        let registration = Registration::for_test(domain, Access::LOCAL_WRITE);
+        Self::new(Registration { lkey, rkey: lkey, iova, ..registration }, memory, start, len)
     }
 }
 

@@ -72,8 +72,6 @@ pub mod hub;
 pub(crate) mod in_flight;
 mod keepalive;
 mod local_atomics;
-#[cfg(feature = "test-utils")]
-pub mod measured;
 pub mod op;
 mod options;
 mod pending;

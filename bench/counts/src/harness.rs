@@ -1,20 +1,24 @@
 //! The measured queue pair, over `AnyProvider` or the provider's own types.
 
-use std::ptr::NonNull;
-
 use bareverbs::buffer::Target;
-use bareverbs::cq::{Completion, Completions, WorkCompletion};
-use bareverbs::measured::{Given, HarnessEndpoint, HarnessHub, HarnessPd, endpoint};
-use bareverbs::qp::{Operation, Payload, Rc, RecvHalf, RecvRequest, SendFlags, SendHalf, SendRequest, Sge};
-use bareverbs::{
-    AnyCq, AnyProvider, AnyRq, AnySq, Completed, Endpoint, Imm, MemoryOwner, Mr, Op, Pending, PoolBuffer,
-    Provider, RegionMut, Remote, WcStatus,
+use bareverbs::cq::{Completion, Completions, Cq, CqInit, WorkCompletion};
+use bareverbs::qp::{
+    Operation, Payload, Qp, QpInit, Rc, RecvHalf, RecvRequest, SendFlags, SendHalf, SendRequest, Sge,
 };
+use bareverbs::{
+    AnyCq, AnyProvider, AnyRq, AnySq, Buffer, Connection, Endpoint, Imm, MemoryOwner, Mr, Pd, PoolBuffer,
+    Provider, RegionMut, Remote, WcStatus, testing,
+};
+use bareverbs_mlx5::testing::DmaRange;
 use bareverbs_mlx5::{Mlx5, Mlx5Cq, Mlx5Rq, Mlx5Sq};
+use bareverbs_mlx5_testbed::{Testbed, recv, request, send};
 use bareverbs_provider::traits::CompletionQueue;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
-use crate::testbed::{Testbed, recv, request, send};
+pub use crate::provider::Given;
+
+/// Bytes of a page.
+const PAGE: usize = 0x1000;
 
 /// Minimum depth of the queues.
 pub const DEPTH: u32 = 256;
@@ -57,60 +61,44 @@ impl WrapMlx5 for AnyProvider {
     }
 }
 
-/// Bytes of the testbed's region.
-pub struct Placed(NonNull<u8>, usize);
-
-// SAFETY: the bytes belong to the testbed's region, which outlives the endpoint of the harness.
-unsafe impl Send for Placed {}
-
-// SAFETY: a shared reference gives no access to the bytes.
-unsafe impl Sync for Placed {}
-
-// SAFETY: the testbed's region is never freed while the harness exists, and the harness accesses
-// its bytes in no other way.
-unsafe impl MemoryOwner for Placed {
-    fn region(&mut self) -> (NonNull<u8>, usize) {
-        (self.0, self.1)
-    }
-}
-
 /// A buffer of the safe layer.
 pub trait SafeBuffer: Target {
     /// The name of its type.
     const NAME: &str;
 
-    /// A buffer of `memory`.
-    fn make(domain: &HarnessPd, memory: Placed, lkey: u32) -> Self;
+    /// A buffer of all bytes of a region.
+    fn of(region: Mr<Buffer>) -> Self;
 }
 
-impl SafeBuffer for RegionMut<Placed> {
+impl SafeBuffer for RegionMut<Buffer> {
     const NAME: &str = "RegionMut";
 
-    fn make(domain: &HarnessPd, memory: Placed, lkey: u32) -> Self {
-        domain.part(memory, lkey)
+    fn of(region: Mr<Buffer>) -> Self {
+        Self::new(region).map_err(|refused| refused.error).expect("local rights")
     }
 }
 
-impl SafeBuffer for Mr<Placed> {
+impl SafeBuffer for Mr<Buffer> {
     const NAME: &str = "Mr";
 
-    fn make(domain: &HarnessPd, memory: Placed, lkey: u32) -> Self {
-        domain.mr(memory, lkey)
+    fn of(region: Mr<Buffer>) -> Self {
+        region
     }
 }
 
 impl SafeBuffer for PoolBuffer {
     const NAME: &str = "PoolBuffer";
 
-    fn make(domain: &HarnessPd, Placed(start, len): Placed, lkey: u32) -> Self {
-        // SAFETY: the testbed's region is never freed while the harness exists, and only the pool's
-        // buffer names these bytes.
-        unsafe { domain.pool(start, len, lkey) }.take().expect("a free buffer")
+    fn of(region: Mr<Buffer>) -> Self {
+        testing::pool(region).take().expect("a free buffer")
     }
 }
 
+/// The queue pair and its CQ as objects of the public API.
+type Objects<P> = (Qp<Rc, Given<P>>, Cq<Given<P>>);
+
 /// A queue pair, its peer, and the HCA of both.
-pub struct Harness<P: WrapMlx5, B = PoolBuffer> {
+pub struct Harness<P: WrapMlx5> {
     /// The measured send queue.
     pub sq: P::Sq,
     /// The measured receive queue.
@@ -121,15 +109,12 @@ pub struct Harness<P: WrapMlx5, B = PoolBuffer> {
     pub remote: Remote,
     /// The memory of receives.
     pub sge: Sge,
-    /// The safe layer over these queues.
-    safe: HarnessEndpoint<B>,
-    domain: HarnessPd,
     peer: Mlx5Sq,
     peer_cq: Mlx5Cq,
     testbed: Testbed,
 }
 
-impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
+impl<P: WrapMlx5> Harness<P> {
     /// Sets the queue pair up. Each kind of request has been posted and polled once.
     #[expect(clippy::new_without_default, reason = "creating a device is too costly for `Default`")]
     #[must_use]
@@ -151,7 +136,7 @@ impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
         let (cq, peer_cq) = (testbed.cq(10, 64), testbed.cq(10, 64));
         let left = testbed.qp(QpType::RC, &cap, (&cq, &cq), None, blue_flame);
         let right = testbed.qp(QpType::RC, &cap, (&peer_cq, &peer_cq), None, false);
-        testbed.hca.connect(left.number, right.number).expect("a connection");
+        testbed.hca().connect(left.number, right.number).expect("a connection");
         let mut rq = left.rq.expect("receives");
         let (mut sq, mut peer) = (left.sq, right.sq);
         let (remote, sge) = (testbed.remote(0x1000), testbed.sge(0x2000, 64));
@@ -159,10 +144,7 @@ impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
         send(&mut sq, &request(2, Operation::Write(remote), &[sge]));
         send(&mut peer, &request(3, Operation::Send, &[testbed.sge(0, 8)]));
         let (sq, rq, cq) = (P::sq(sq), P::rq(rq), P::cq(cq.queue));
-        let domain = HarnessPd::new();
-        let safe = HarnessEndpoint::new(&domain, DEPTH);
-        let mut harness =
-            Self { sq, rq, cq, remote, sge, safe, domain, peer, peer_cq: peer_cq.queue, testbed };
+        let mut harness = Self { sq, rq, cq, remote, sge, peer, peer_cq: peer_cq.queue, testbed };
         harness.run();
         assert_eq!(harness.drain(), 2);
         harness
@@ -244,15 +226,6 @@ impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
         self.cq.next_value()
     }
 
-    /// A buffer of 64 bytes for the safe layer.
-    #[must_use]
-    pub fn buffer(&self) -> B {
-        let Sge { addr, length, lkey } = self.sge;
-        let start = std::ptr::with_exposed_provenance_mut(addr as usize);
-        let memory = Placed(NonNull::new(start).expect("an address"), length as usize);
-        B::make(&self.domain, memory, lkey)
-    }
-
     /// Posts a write of one SGE.
     #[inline(always)]
     pub fn post_sge(&mut self, wr_id: u64, sge: Sge, flags: SendFlags) -> bool {
@@ -262,46 +235,31 @@ impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
         unsafe { self.send().post_send(&[request]) }.is_ok()
     }
 
-    /// Posts a write of the whole buffer through the safe layer.
-    #[inline(always)]
-    pub fn safe_write(&mut self, buffer: B, tag: u64) -> bool {
-        let op = Op::write(buffer, .., self.remote).tag(tag);
-        // SAFETY: the queues belong to the harness, which drops the endpoint after the last run of
-        // the device.
-        unsafe { self.safe.post::<P, _>(&mut SendHalf::from_raw_queue(&mut self.sq), op) }.is_ok()
-    }
-
-    /// Posts a receive through the safe layer.
-    #[inline(always)]
-    pub fn safe_recv(&mut self, buffer: B) -> bool {
-        // SAFETY: as in `safe_write`.
-        unsafe { self.safe.post_recv::<P>(&mut RecvHalf::from_raw_queue(&mut self.rq), Op::recv(buffer)) }
-            .is_ok()
-    }
-
-    /// Polls an operation of the safe layer.
-    #[inline(always)]
-    pub fn safe_poll(&mut self) -> Option<Completed<B>> {
-        // SAFETY: the CQ is that of the queues.
-        unsafe { self.safe.poll::<P>(&mut self.cq) }
-    }
-
-    /// The same queues in a hub.
-    #[must_use]
-    pub fn into_hub(self) -> HubHarness<P> {
-        let Self { sq, rq, cq, remote, sge, peer, peer_cq, testbed, .. } = self;
-        // SAFETY: the QP of the queues is connected. The device runs in `HubHarness::run` only.
-        let hub = unsafe { HarnessHub::new(cq, (sq, rq), DEPTH) };
-        HubHarness { hub, remote, sge, testbed, _peer: (peer, peer_cq) }
-    }
-
     /// The same queues in an endpoint.
     #[must_use]
-    pub fn into_endpoint(self) -> (Endpoint<PoolBuffer, Given<P>>, EndpointPeer) {
-        let Self { sq, rq, cq, remote, sge, peer, peer_cq, testbed, .. } = self;
-        // SAFETY: the QP of the queues is connected. The device runs in methods of `EndpointPeer` only.
-        let (endpoint, domain) = unsafe { endpoint::<PoolBuffer, P>(cq, (sq, rq), DEPTH) };
-        (endpoint, EndpointPeer { domain, remote, sge, peer, peer_cq, testbed })
+    pub fn into_endpoint<B>(self) -> (Endpoint<B, Given<P>>, Peer<P>) {
+        let ((qp, cq), peer) = self.into_objects();
+        (testing::endpoint(qp, cq), peer)
+    }
+
+    /// The same queues in a connection of a hub.
+    #[must_use]
+    pub fn into_connection(self) -> (Connection<PoolBuffer, Given<P>>, Peer<P>) {
+        let ((qp, cq), peer) = self.into_objects();
+        (testing::connection(qp, cq), peer)
+    }
+
+    fn into_objects(self) -> (Objects<P>, Peer<P>) {
+        let Self { sq, rq, cq, remote, peer, peer_cq, testbed, .. } = self;
+        // SAFETY: the QP of the queues is connected. The device runs in methods of `Peer` only, and the
+        // safe layer leaks memory of requests that have not completed.
+        let provider = unsafe { Given::new(cq, (sq, rq)) };
+        let pd = testing::pd(provider, DEPTH);
+        let cq = pd.context().create_cq(&CqInit::new(2 * DEPTH)).expect("the given CQ");
+        let mut init = QpInit::new(&cq, &cq);
+        (init.cap.max_send_wr, init.cap.max_recv_wr) = (DEPTH, DEPTH);
+        let qp = pd.create_qp(&init).expect("the given QP");
+        ((qp, cq), Peer { pd, remote, peer, peer_cq, testbed })
     }
 
     /// Makes the peer send `count` messages of 8 bytes.
@@ -332,33 +290,25 @@ impl<P: WrapMlx5, B: SafeBuffer> Harness<P, B> {
     }
 }
 
-/// The peer of an endpoint, and the HCA of both.
-pub struct EndpointPeer {
-    domain: HarnessPd,
+/// The peer of an endpoint or a connection, and the HCA of both.
+pub struct Peer<P: WrapMlx5> {
+    pd: Pd<Given<P>>,
     /// The target of writes.
     pub remote: Remote,
-    sge: Sge,
     peer: Mlx5Sq,
     peer_cq: Mlx5Cq,
     testbed: Testbed,
 }
 
-impl EndpointPeer {
+impl<P: WrapMlx5> Peer<P> {
     /// A buffer of 64 bytes.
-    #[must_use]
-    pub fn buffer(&self) -> PoolBuffer {
-        let Sge { addr, length, lkey } = self.sge;
-        let start = std::ptr::with_exposed_provenance_mut(addr as usize);
-        let memory = Placed(NonNull::new(start).expect("an address"), length as usize);
-        PoolBuffer::make(&self.domain, memory, lkey)
-    }
-
-    /// A region of 64 bytes.
-    #[must_use]
-    pub fn region(&self) -> Mr<Placed> {
-        let Sge { addr, length, lkey } = self.sge;
-        let start = std::ptr::with_exposed_provenance_mut(addr as usize);
-        self.domain.mr(Placed(NonNull::new(start).expect("an address"), length as usize), lkey)
+    pub fn buffer<B: SafeBuffer>(&mut self) -> B {
+        let mut buffer = Buffer::zeroed(64).expect("memory");
+        let (start, len) = (buffer.region().0, PAGE);
+        // SAFETY: the buffer has a page of its own. Its region has no kernel object, so it is never freed.
+        let lkey = unsafe { self.testbed.register(DmaRange { start, len }) };
+        // SAFETY: the device has just registered the page.
+        B::of(unsafe { testing::mr(&self.pd, buffer, lkey) })
     }
 
     /// Executes an operation with 8 bytes.
@@ -367,37 +317,6 @@ impl EndpointPeer {
         send(&mut self.peer, &request(1, operation, &[sge]));
         self.testbed.run();
         while self.peer_cq.next_value().is_some() {}
-    }
-
-    /// Runs the HCA until it is idle.
-    pub fn run(&mut self) {
-        self.testbed.run();
-    }
-}
-
-/// A hub with the connection of a [`Harness`].
-pub struct HubHarness<P: WrapMlx5> {
-    hub: HarnessHub<PoolBuffer, P>,
-    remote: Remote,
-    sge: Sge,
-    testbed: Testbed,
-    _peer: (Mlx5Sq, Mlx5Cq),
-}
-
-impl<P: WrapMlx5> HubHarness<P> {
-    /// A buffer of 64 bytes.
-    #[must_use]
-    pub fn buffer(&self) -> PoolBuffer {
-        let Sge { addr, length, lkey } = self.sge;
-        let start = std::ptr::with_exposed_provenance_mut(addr as usize);
-        let memory = Placed(NonNull::new(start).expect("an address"), length as usize);
-        PoolBuffer::make(self.hub.domain(), memory, lkey)
-    }
-
-    /// Posts a write of the whole buffer.
-    #[inline(always)]
-    pub fn post(&self, buffer: PoolBuffer, tag: u64) -> Pending<PoolBuffer, Given<P>> {
-        self.hub.post(Op::write(buffer, .., self.remote).tag(tag))
     }
 
     /// Runs the HCA until it is idle.

@@ -22,10 +22,11 @@ mod x86_64 {
     use std::task::{Context, Poll, Waker};
 
     use bareverbs::cq::WorkCompletion;
-    use bareverbs::measured::Given;
     use bareverbs::qp::{Operation, Payload, RecvRequest, SendFlags, SendRequest, Sge};
-    use bareverbs::{Endpoint, Imm, Mr, Op, Pending, PoolBuffer, RegionMut, Remote, Scope, WcStatus};
-    use counts::harness::{EndpointPeer, Harness, HubHarness, Placed, SafeBuffer, WrapMlx5};
+    use bareverbs::{
+        Buffer, Connection, Endpoint, Imm, Mr, Op, Pending, PoolBuffer, RegionMut, Remote, Scope, WcStatus,
+    };
+    use counts::harness::{Given, Harness, Peer, SafeBuffer, WrapMlx5};
     use counts::marks::{begin, counted, end};
 
     /// Samples of each quantity. All operations of a measurement fit into the queues.
@@ -46,13 +47,13 @@ mod x86_64 {
         receives(types, &mut Harness::<P>::new());
         raw(types, &mut Harness::<P>::new());
         registers::<P>(types);
-        safe(types, &mut Harness::<P, PoolBuffer>::new());
-        hub(types, &mut Harness::<P, PoolBuffer>::new().into_hub());
-        endpoint(types, Harness::<P, PoolBuffer>::new().into_endpoint());
-        task(types, Harness::<P, PoolBuffer>::new().into_endpoint());
-        scope(types, Harness::<P, PoolBuffer>::new().into_endpoint());
-        safe(types, &mut Harness::<P, RegionMut<Placed>>::new());
-        safe(types, &mut Harness::<P, Mr<Placed>>::new());
+        safe::<P, PoolBuffer>(types, Harness::new().into_endpoint());
+        hub(types, Harness::<P>::new().into_connection());
+        endpoint(types, Harness::<P>::new().into_endpoint());
+        task(types, Harness::<P>::new().into_endpoint());
+        scope(types, Harness::<P>::new().into_endpoint());
+        safe::<P, RegionMut<Buffer>>(types, Harness::new().into_endpoint());
+        safe::<P, Mr<Buffer>>(types, Harness::new().into_endpoint());
     }
 
     /// The measured operations. Each is a function of its own, so the compiler can't move code
@@ -94,29 +95,6 @@ mod x86_64 {
         poll_imm(harness) -> Option<(u64, Option<Imm>)> {
             let (wr_id, status, byte_len, imm) = harness.poll_imm()?;
             (status == WcStatus::SUCCESS).then_some((wr_id + u64::from(byte_len), imm))
-        }
-    }
-
-    /// As `measured`, for a type of buffer.
-    macro_rules! measured_safe {
-        ($($name:ident($harness:ident $(, $argument:ident: $ty:ty)*) -> $result:ty $work:block)*) => {$(
-            #[inline(never)]
-            fn $name<P: WrapMlx5, B: SafeBuffer>($harness: &mut Harness<P, B> $(, $argument: $ty)*) -> $result {
-                counted(|| $work)
-            }
-        )*};
-    }
-
-    measured_safe! {
-        safe_write(harness, buffer: B, tag: u64) -> bool { harness.safe_write(buffer, tag) }
-        safe_recv(harness, buffer: B) -> bool { harness.safe_recv(buffer) }
-        safe_poll_send(harness) -> Option<(u64, B)> {
-            let Some(Ok(done)) = harness.safe_poll() else { return None };
-            Some((done.tag, done.into_buffer()))
-        }
-        safe_poll_recv(harness) -> Option<(u64, B)> {
-            let Some(Ok(done)) = harness.safe_poll() else { return None };
-            Some((done.tag + u64::from(done.len), done.into_buffer()))
         }
     }
 
@@ -286,15 +264,42 @@ mod x86_64 {
         report(types, "post_send 1 unsignaled");
     }
 
-    /// The safe layer.
-    fn safe<P: WrapMlx5, B: SafeBuffer>(types: &str, harness: &mut Harness<P, B>) {
+    type End<P, B = PoolBuffer> = Endpoint<B, Given<P>>;
+
+    /// The counted functions of an endpoint with buffers of type `B`.
+    macro_rules! measured_safe {
+        ($($name:ident($end:ident $(, $argument:ident: $ty:ty)*) -> $result:ty $work:block)*) => {$(
+            #[inline(never)]
+            fn $name<P: WrapMlx5, B: SafeBuffer>($end: &mut End<P, B> $(, $argument: $ty)*) -> $result {
+                counted(|| $work)
+            }
+        )*};
+    }
+
+    measured_safe! {
+        safe_write(end, buffer: B, remote: Remote, tag: u64) -> bool {
+            end.post(Op::write(buffer, .., remote).tag(tag)).is_ok()
+        }
+        safe_recv(end, buffer: B) -> bool { end.post(Op::recv(buffer)).is_ok() }
+        safe_poll_send(end) -> Option<(u64, B)> {
+            let Some(Ok(done)) = end.poll() else { return None };
+            Some((done.tag, done.into_buffer()))
+        }
+        safe_poll_recv(end) -> Option<(u64, B)> {
+            let Some(Ok(done)) = end.poll() else { return None };
+            Some((done.tag + u64::from(done.len), done.into_buffer()))
+        }
+    }
+
+    /// Operations with one buffer of type `B`.
+    fn safe<P: WrapMlx5, B: SafeBuffer>(types: &str, (mut end, mut peer): (End<P, B>, Peer<P>)) {
         let report = |name: &str| report(types, &format!("safe {name} {}", B::NAME));
-        let mut buffer = harness.buffer();
+        let (mut buffer, remote) = (peer.buffer(), peer.remote);
         begin();
         for tag in 0..RUNS {
-            assert!(safe_write(harness, buffer, tag));
-            harness.run();
-            let done = harness.safe_poll().expect("a completion").expect("a success");
+            assert!(safe_write(&mut end, buffer, remote, tag));
+            peer.run();
+            let done = end.poll().expect("a completion").expect("a success");
             assert_eq!((done.tag, done.len), (tag, 64));
             buffer = done.into_buffer();
         }
@@ -302,9 +307,9 @@ mod x86_64 {
 
         begin();
         for tag in 0..RUNS {
-            assert!(harness.safe_write(buffer, tag));
-            harness.run();
-            let (done, again) = safe_poll_send(harness).expect("a completion");
+            end.post(Op::write(buffer, .., remote).tag(tag)).expect("room");
+            peer.run();
+            let (done, again) = safe_poll_send(&mut end).expect("a completion");
             assert_eq!(done, tag);
             buffer = again;
         }
@@ -312,24 +317,22 @@ mod x86_64 {
 
         begin();
         for _ in 0..RUNS {
-            assert!(safe_recv(harness, buffer));
-            harness.receive(1);
-            buffer = harness.safe_poll().expect("a completion").expect("a success").into_buffer();
+            assert!(safe_recv(&mut end, buffer));
+            peer.execute(Operation::Send);
+            buffer = end.poll().expect("a completion").expect("a success").into_buffer();
         }
         report("post_recv");
 
         begin();
         for _ in 0..RUNS {
-            assert!(harness.safe_recv(buffer));
-            harness.receive(1);
-            let (len, again) = safe_poll_recv(harness).expect("a completion");
+            end.post(Op::recv(buffer)).expect("room");
+            peer.execute(Operation::Send);
+            let (len, again) = safe_poll_recv(&mut end).expect("a completion");
             assert_eq!(len, 8);
             buffer = again;
         }
         report("poll receive");
     }
-
-    type End<P> = Endpoint<PoolBuffer, Given<P>>;
 
     /// The functions of `End` that are counted.
     macro_rules! measured_end {
@@ -368,7 +371,7 @@ mod x86_64 {
     }
 
     /// Operations of an endpoint.
-    fn endpoint<P: WrapMlx5>(types: &str, (mut end, mut peer): (End<P>, EndpointPeer)) {
+    fn endpoint<P: WrapMlx5>(types: &str, (mut end, mut peer): (End<P>, Peer<P>)) {
         let remote = peer.remote;
         begin();
         for tag in 0..RUNS {
@@ -437,7 +440,7 @@ mod x86_64 {
     }
 
     /// An endpoint that a task of tokio waits on.
-    fn task<P: WrapMlx5>(types: &str, (mut end, mut peer): (End<P>, EndpointPeer)) {
+    fn task<P: WrapMlx5>(types: &str, (mut end, mut peer): (End<P>, Peer<P>)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().expect("a runtime");
         let _entered = runtime.enter();
         end.attach(bareverbs::runtime::Tokio).expect("a task of tokio");
@@ -471,15 +474,15 @@ mod x86_64 {
     #[inline(never)]
     fn scope_write<'scope, P: WrapMlx5>(
         scope: &mut Scope<'scope, '_, PoolBuffer, Given<P>>,
-        region: &'scope Mr<Placed>,
+        region: &'scope Mr<Buffer>,
         remote: Remote,
     ) -> bool {
         counted(|| scope.post(Op::write(region, .., remote).tag(1)).is_ok())
     }
 
     /// A post in a scope.
-    fn scope<P: WrapMlx5>(types: &str, (mut end, mut peer): (End<P>, EndpointPeer)) {
-        let (region, remote) = (peer.region(), peer.remote);
+    fn scope<P: WrapMlx5>(types: &str, (mut end, mut peer): (End<P>, Peer<P>)) {
+        let (region, remote) = (peer.buffer::<Mr<Buffer>>(), peer.remote);
         begin();
         end.scope(|scope| {
             for _ in 0..RUNS {
@@ -494,11 +497,12 @@ mod x86_64 {
 
     #[inline(never)]
     fn hub_write<P: WrapMlx5>(
-        harness: &HubHarness<P>,
+        connection: &Connection<PoolBuffer, Given<P>>,
         buffer: PoolBuffer,
+        remote: Remote,
         tag: u64,
     ) -> Pending<PoolBuffer, Given<P>> {
-        counted(|| harness.post(buffer, tag))
+        counted(|| connection.post(Op::write(buffer, .., remote).tag(tag)))
     }
 
     /// The completion is in the CQ. The future reaps it and takes the result.
@@ -517,16 +521,18 @@ mod x86_64 {
     }
 
     /// A hub: a post, and a completion that is handed to the future that waits for it.
-    fn hub<P: WrapMlx5>(types: &str, harness: &mut HubHarness<P>) {
+    fn hub<P: WrapMlx5>(types: &str, (connection, mut peer): (Connection<PoolBuffer, Given<P>>, Peer<P>)) {
         let mut cx = Context::from_waker(Waker::noop());
-        let mut buffer = harness.buffer();
+        let (mut buffer, remote) = (peer.buffer(), peer.remote);
         for name in ["hub post", "hub await"] {
             begin();
             for tag in 0..RUNS {
                 let posted = name == "hub post";
-                let mut pending =
-                    if posted { hub_write(harness, buffer, tag) } else { harness.post(buffer, tag) };
-                harness.run();
+                let mut pending = match posted {
+                    true => hub_write(&connection, buffer, remote, tag),
+                    false => connection.post(Op::write(buffer, .., remote).tag(tag)),
+                };
+                peer.run();
                 let (done, again) = if posted {
                     let done = pending.wait().expect("a success");
                     (done.tag, done.into_buffer())

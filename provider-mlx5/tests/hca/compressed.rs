@@ -2,13 +2,12 @@
 
 use std::collections::VecDeque;
 
+use bareverbs_mlx5_testbed::{Testbed, recv, request, send};
 use bareverbs_provider::traits::{Completion, CompletionQueue};
 use bareverbs_provider::work::{Imm, Operation, WcStatus};
 use bareverbs_uapi::mlx5::CqeCompressionFormats as Formats;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 use proptest::prelude::*;
-
-use crate::testbed::{Testbed, recv, request, send};
 
 const CAP: QpCap =
     QpCap { max_send_wr: 64, max_recv_wr: 64, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
@@ -47,7 +46,7 @@ proptest! {
             .map(|_| {
                 let left = testbed.qp(QpType::RC, &CAP, (&cq, &cq), None, false);
                 let right = testbed.qp(QpType::RC, &CAP, (&peer_cq, &peer_cq), None, false);
-                testbed.hca.connect(left.number, right.number).expect("a connection");
+                testbed.hca().connect(left.number, right.number).expect("a connection");
                 (left, right)
             })
             .collect();
@@ -91,7 +90,7 @@ fn compressed_run_has_title_and_mini_cqe_arrays() {
     let (mut cq, peer_cq) = (testbed.compressed_cq(6, Formats::CSUM_STRIDX), testbed.cq(6, 64));
     let mut left = testbed.qp(QpType::RC, &CAP, (&cq, &cq), None, false);
     let mut right = testbed.qp(QpType::RC, &CAP, (&peer_cq, &peer_cq), None, false);
-    testbed.hca.connect(left.number, right.number).expect("a connection");
+    testbed.hca().connect(left.number, right.number).expect("a connection");
     for id in 0..20 {
         recv(left.rq.as_mut().expect("receives"), id, &[testbed.sge(0, 64)]);
         send(&mut right.sq, &request(0, Operation::Send, &[testbed.sge(0x1000, 8)]));

@@ -1,13 +1,12 @@
 //! Sends, writes, reads and atomics on RC and UC queue pairs.
 
+use bareverbs_mlx5_testbed::{Testbed, cap, poll, push, recv, request, send};
 use bareverbs_provider::traits::SendQueue;
 use bareverbs_provider::work::{
     Imm, Operation, Payload, PushError, SendFlags, SendRequest, WcFlags, WcOpcode, WcStatus,
 };
 use bareverbs_uapi::uverbs::types::QpType;
 use proptest::prelude::*;
-
-use crate::testbed::{SIGNALED, Testbed, cap, poll, push, recv, request, send};
 
 #[test]
 fn send_completes_on_both_sides() {
@@ -102,7 +101,7 @@ fn send_queue_is_full_until_cqe_is_polled() {
     let capacity = left.sq.capacity();
     // Only the last request of a round is signalled.
     let unsignaled = write(SendFlags::empty());
-    let signaled = write(SIGNALED);
+    let signaled = write(SendFlags::SIGNALED);
     for _ in 0..3 {
         for _ in 1..capacity {
             push(&mut left.sq, &unsignaled).expect("room");

@@ -2,17 +2,16 @@
 
 use bareverbs_mlx5::testing::Plain;
 use bareverbs_mlx5::wqe::AddressVector;
+use bareverbs_mlx5_testbed::{Testbed, cap, poll, recv};
 use bareverbs_provider::traits::SendQueue;
-use bareverbs_provider::work::{Datagram, Payload, PushError, SendRequest, WcStatus};
+use bareverbs_provider::work::{Datagram, Payload, PushError, SendFlags, SendRequest, WcStatus};
 use bareverbs_uapi::uverbs::types::QpType;
-
-use crate::testbed::{SIGNALED, Testbed, cap, poll, recv};
 
 #[test]
 fn datagram_arrives_after_grh_with_source_qp() {
     let mut testbed = Testbed::new();
     let (mut left, mut right, mut cq) = testbed.connected(QpType::UD, &cap(8, 64));
-    let lid = u32::from(testbed.hca.engine().port().lid);
+    let lid = u32::from(testbed.hca().engine().port().lid);
     let ah = Plain::ah(AddressVector {
         path: lid,
         rmac: [0; 6],
@@ -22,12 +21,13 @@ fn datagram_arrives_after_grh_with_source_qp() {
         rgid: [0; 16],
     });
     assert_eq!((ah.vector().path, ah.vector().grh), (lid, 0));
-    let qkey = testbed.hca.attributes(0).qkey;
+    let qkey = testbed.hca().attributes(0).qkey;
     testbed.write(0, b"datagram");
     recv(right.rq.as_mut().expect("receives"), 1, &[testbed.sge(0x1000, 256)]);
     let sges = [testbed.sge(0, 8)];
     let operation = Datagram { ah: &ah, qp_num: right.number, qkey, imm: None };
-    let request = SendRequest { wr_id: 2, operation, flags: SIGNALED, payload: Payload::Sges(&sges) };
+    let request =
+        SendRequest { wr_id: 2, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(&sges) };
     // SAFETY: the SGEs lie in the testbed's MR.
     unsafe { left.sq.push_datagram(&request) }.expect("room");
     left.sq.ring().expect("rung");

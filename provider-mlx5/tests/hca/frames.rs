@@ -1,11 +1,10 @@
 //! TSO: one request that the device segments into frames.
 
+use bareverbs_mlx5_testbed::{Qp, Testbed, poll};
 use bareverbs_provider::traits::SendQueue;
 use bareverbs_provider::work::{Frame, Payload, PushError, SendFlags, SendRequest, WcOpcode, WcStatus};
 use bareverbs_uapi::uverbs::types::QpCap;
 use proptest::prelude::*;
-
-use crate::testbed::{Pair, Testbed, poll};
 
 /// Few requests, so that the ring wraps often.
 const CAP: QpCap =
@@ -78,7 +77,7 @@ fn checked(frame: &[u8], header: &[u8], at: usize, is_last: bool, number: u16) -
     frame[header.len()..end].to_vec()
 }
 
-fn post(testbed: &Testbed, pair: &mut Pair, wr_id: u64, frame: Frame<'_>, payload: &[u8], cuts: [usize; 2]) {
+fn post(testbed: &Testbed, pair: &mut Qp, wr_id: u64, frame: Frame<'_>, payload: &[u8], cuts: [usize; 2]) {
     testbed.write(0x1000, payload);
     let (one, two) = (cuts[0].min(payload.len()), cuts[1].min(payload.len()));
     let (one, two) = (one.min(two), one.max(two));
@@ -113,7 +112,7 @@ proptest! {
             let ends = poll(&mut cq);
             let ends: Vec<_> = ends.iter().map(|end| (end.wr_id, end.status, end.opcode)).collect();
             prop_assert_eq!(ends, [(wr_id, WcStatus::SUCCESS, WcOpcode::TSO)]);
-            let frames = testbed.hca.take_frames();
+            let frames = testbed.hca().take_frames();
             let count = payload.len().div_ceil(usize::from(*mss)).max(1);
             prop_assert_eq!(frames.len(), count);
             let mut arrived = Vec::new();
@@ -148,7 +147,7 @@ fn inline_tso_and_plain_frame_share_a_queue() {
         testbed.run();
         let opcodes: Vec<_> = poll(&mut cq).iter().map(|end| end.opcode).collect();
         assert_eq!(opcodes, [WcOpcode::TSO, WcOpcode::SEND]);
-        let frames = testbed.hca.take_frames();
+        let frames = testbed.hca().take_frames();
         assert_eq!(frames.len(), 4);
         let cut: Vec<u8> = (0..3u16)
             .zip(&frames)
@@ -165,7 +164,7 @@ fn invalid_tso_is_rejected_without_side_effect() {
     let mut cq = testbed.cq(6, 64);
     let mut pair = testbed.frames(&CAP, LONGEST_HEADER, &cq);
     let mut without = testbed.frames(&CAP, 0, &cq);
-    let refusal = |pair: &mut Pair, header: &[u8], mss, payload| {
+    let refusal = |pair: &mut Qp, header: &[u8], mss, payload| {
         let operation = Frame { header, checksums: true, mss: Some(mss) };
         let request = SendRequest { wr_id: 0, operation, flags: SendFlags::SIGNALED, payload };
         // SAFETY: a rejected request is not executed.
@@ -196,7 +195,7 @@ fn invalid_tso_is_rejected_without_side_effect() {
         pair.sq.ring().expect("doorbells are not refused");
     }
     testbed.run();
-    assert!(poll(&mut cq).is_empty() && testbed.hca.take_frames().is_empty());
+    assert!(poll(&mut cq).is_empty() && testbed.hca().take_frames().is_empty());
 }
 
 #[test]
@@ -211,6 +210,6 @@ fn tso_header_length_must_match_headers() {
         testbed.run();
         let ends: Vec<_> = poll(&mut cq).iter().map(|end| end.status).collect();
         assert_eq!(ends, [WcStatus::LOC_QP_OP_ERR], "{} bytes", header.len());
-        assert!(testbed.hca.take_frames().is_empty());
+        assert!(testbed.hca().take_frames().is_empty());
     }
 }

@@ -1,10 +1,9 @@
 //! Destruction, reset and reuse of QPs, and CQ resize.
 
+use bareverbs_mlx5_testbed::{Testbed, cap, poll, push, recv, request, send};
 use bareverbs_provider::traits::{CompletionQueue, SendQueue};
 use bareverbs_provider::work::{Operation, WcStatus};
 use bareverbs_uapi::uverbs::types::QpType;
-
-use crate::testbed::{Testbed, cap, poll, push, recv, request, send};
 
 #[test]
 fn cqes_of_destroyed_qp_are_discarded() {
@@ -21,11 +20,11 @@ fn after_destruction(cqe_version: u8) {
     // A new QP gets no CQEs of the old one, even if the QPN or user index is the same.
     let mut next = testbed.qp(QpType::RC, &cap(8, 0), (&cq, &cq), None, false);
     testbed
-        .hca
+        .hca()
         .engine()
         .modify_qp(right.number, bareverbs_hca::engine::State::Reset, Default::default())
         .expect("reset");
-    testbed.hca.connect(next.number, right.number).expect("a connection");
+    testbed.hca().connect(next.number, right.number).expect("a connection");
     send(&mut next.sq, &request(2, Operation::Write(testbed.remote(0x1000)), &local));
     testbed.run();
     let done: Vec<_> = poll(&mut cq).iter().map(|wc| (wc.wr_id, wc.status)).collect();
@@ -51,14 +50,14 @@ fn after_resets(cqe_version: u8) {
         testbed.run();
         for pair in [&mut left, &mut right] {
             let reset = bareverbs_hca::engine::State::Reset;
-            testbed.hca.engine().modify_qp(pair.number, reset, Default::default()).expect("reset");
+            testbed.hca().engine().modify_qp(pair.number, reset, Default::default()).expect("reset");
             // SAFETY: the device has just reset the queue pair.
             unsafe {
                 pair.sq.reset();
                 bareverbs_provider::traits::RecvQueue::reset(pair.rq.as_mut().expect("receives"));
             }
         }
-        testbed.hca.connect(left.number, right.number).expect("a connection");
+        testbed.hca().connect(left.number, right.number).expect("a connection");
         send(&mut left.sq, &request(100 * round + 50, Operation::Write(testbed.remote(0x1000)), &local));
         testbed.run();
         let done: Vec<_> = poll(&mut cq).iter().map(|wc| (wc.wr_id, wc.status)).collect();
@@ -73,7 +72,7 @@ fn cq_wraps_with_64_and_128_byte_cqes() {
         let mut cq = testbed.cq(2, cqe_size);
         let mut left = testbed.qp(QpType::RC, &cap(8, 0), (&cq, &cq), None, false);
         let right = testbed.qp(QpType::RC, &cap(8, 0), (&cq, &cq), None, false);
-        testbed.hca.connect(left.number, right.number).expect("a connection");
+        testbed.hca().connect(left.number, right.number).expect("a connection");
         let local = [testbed.sge(0, 8)];
         for wr_id in 0..50 {
             send(&mut left.sq, &request(wr_id, Operation::Write(testbed.remote(0x1000)), &local));
@@ -122,7 +121,7 @@ fn reused_qpn_gets_no_cqes_of_previous_qp() {
         let receiver = testbed.qp(QpType::RC, &cap(8, 0), (&cq, &cq), Some((&srq, srq_number)), false);
         let number = receiver.number;
         let mut sender = testbed.qp(QpType::RC, &cap(8, 0), (&cq, &cq), None, false);
-        testbed.hca.connect(sender.number, number).expect("a connection");
+        testbed.hca().connect(sender.number, number).expect("a connection");
         (0..3).for_each(|wr_id| recv(&mut srq, wr_id, &into));
         send(&mut sender.sq, &request(10, Operation::Send, &local));
         testbed.run();
@@ -141,7 +140,7 @@ fn reused_qpn_gets_no_cqes_of_previous_qp() {
             }
         };
         let peer = testbed.qp(QpType::RC, &cap(8, 0), (&cq, &cq), None, false);
-        testbed.hca.connect(next.number, peer.number).expect("a connection");
+        testbed.hca().connect(next.number, peer.number).expect("a connection");
         send(&mut next.sq, &request(20, Operation::Write(testbed.remote(0x1000)), &local));
         testbed.run();
         let done: Vec<_> = poll(&mut cq).iter().map(|wc| (wc.wr_id, wc.status)).collect();
@@ -167,7 +166,7 @@ fn discarded_cqes_free_cq_slots() {
     for round in 0..4 {
         let mut left = testbed.qp(QpType::RC, &cap(8, 0), (&cq, &cq), None, false);
         let right = testbed.qp(QpType::RC, &cap(8, 0), (&cq, &cq), None, false);
-        testbed.hca.connect(left.number, right.number).expect("a connection");
+        testbed.hca().connect(left.number, right.number).expect("a connection");
         for wr_id in 0..8 {
             send(&mut left.sq, &request(wr_id, Operation::Write(testbed.remote(0x1000)), &local));
         }

@@ -10,6 +10,5 @@ mod lifetime;
 mod mixed;
 mod scattered;
 mod shared;
-mod testbed;
 mod windows;
 mod work_queues;

@@ -1,11 +1,10 @@
 //! Requests on the fast path, mixed with requests on the slow path.
 
+use bareverbs_mlx5_testbed::{Testbed, cap, poll, push, recv, request, send};
 use bareverbs_provider::traits::SendQueue;
 use bareverbs_provider::work::{Operation, Payload, SendFlags, SendRequest, WcOpcode, WcStatus};
 use bareverbs_uapi::uverbs::types::QpType;
 use proptest::prelude::*;
-
-use crate::testbed::{SIGNALED, Testbed, cap, poll, push, recv, request, send};
 
 /// Offsets in the MR: target of writes and messages, and results of reads.
 const TARGET: usize = 0x2000;
@@ -116,14 +115,14 @@ proptest! {
                         SendRequest { payload: Payload::Inline(&parts), ..request(wr_id, Operation::Send, &[]) }
                     }
                 };
-                let flags = if signaled || index == last { SIGNALED } else { SendFlags::empty() };
+                let flags = if signaled || index == last { SendFlags::SIGNALED } else { SendFlags::empty() };
                 let request = SendRequest { flags, ..request };
                 if fate == Mode::Single {
                     send(&mut left.sq, &request);
                 } else {
                     prop_assert_eq!(push(&mut left.sq, &request), Ok(()));
                 }
-                if flags == SIGNALED {
+                if flags == SendFlags::SIGNALED {
                     sent.push((wr_id, 0));
                 }
                 let length = match step {

@@ -1,11 +1,10 @@
 //! Scatter to CQE: messages in receive CQEs.
 
+use bareverbs_mlx5_testbed::{Testbed, recv, request, send};
 use bareverbs_provider::traits::{Completion, CompletionQueue};
 use bareverbs_provider::work::{Operation, WcStatus};
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 use proptest::prelude::*;
-
-use crate::testbed::{Testbed, recv, request, send};
 
 const CAP: QpCap =
     QpCap { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 3, max_inline_data: 0 };
@@ -22,7 +21,7 @@ proptest! {
         let (mut cq, mut peer_cq) = (testbed.cq(6, 64), testbed.cq(6, 64));
         let mut left = testbed.scattering_qp(qp_type, &CAP, &cq);
         let mut right = testbed.qp(qp_type, &CAP, (&peer_cq, &peer_cq), None, false);
-        testbed.hca.connect(left.number, right.number).expect("a connection");
+        testbed.hca().connect(left.number, right.number).expect("a connection");
         for (id, (message, first, second)) in (0..).zip(&messages) {
             testbed.write(0x100, &[0; 512]);
             testbed.write(0x1000, message);

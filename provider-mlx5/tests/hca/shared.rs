@@ -1,10 +1,9 @@
 //! Shared receive queues (SRQs).
 
+use bareverbs_mlx5_testbed::{Testbed, cap, poll, recv, request, send};
 use bareverbs_provider::traits::RecvQueue;
 use bareverbs_provider::work::{Operation, PushError, RecvRequest, WcOpcode, WcStatus};
 use bareverbs_uapi::uverbs::types::QpType;
-
-use crate::testbed::{Testbed, cap, poll, recv, request, send};
 
 #[test]
 fn srq_slots_return_when_polled() {
@@ -21,7 +20,7 @@ fn go_and_come_back(mut testbed: Testbed) {
         let receiver = testbed.qp(QpType::RC, &cap(8, 0), (&cq, &cq), Some((&srq, number)), false);
         let sender = testbed.qp(QpType::RC, &cap(8, 0), (&cq, &cq), None, false);
         assert!(receiver.rq.is_none());
-        testbed.hca.connect(sender.number, receiver.number).expect("a connection");
+        testbed.hca().connect(sender.number, receiver.number).expect("a connection");
         senders.push((sender, receiver));
     }
     let capacity = srq.capacity();

@@ -1,9 +1,8 @@
 //! Local invalidation and its completions.
 
+use bareverbs_mlx5_testbed::{Testbed, cap, poll, request, send};
 use bareverbs_provider::work::{Operation, WcOpcode, WcStatus};
 use bareverbs_uapi::uverbs::types::QpType;
-
-use crate::testbed::{Testbed, cap, poll, request, send};
 
 #[test]
 fn failed_local_inv_completes_in_error_and_flushes() {

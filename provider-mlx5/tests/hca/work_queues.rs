@@ -2,17 +2,16 @@
 
 use bareverbs_hca::engine::RqState;
 use bareverbs_mlx5::Mlx5Rq;
+use bareverbs_mlx5_testbed::{Cq, Testbed, poll, recv};
 use bareverbs_provider::traits::RecvQueue;
 use bareverbs_provider::work::{PushError, RecvRequest, Sge, WcOpcode, WcStatus};
 
-use crate::testbed::{Cq, Testbed, poll, recv};
-
 fn ready(testbed: &mut Testbed, number: u32) {
-    testbed.hca.engine().move_rq(number, RqState::Ready).expect("a state");
+    testbed.hca().engine().move_rq(number, RqState::Ready).expect("a state");
 }
 
 fn arrives(testbed: &mut Testbed, number: u32, frame: &[u8]) -> bool {
-    let taken = testbed.hca.engine().receive_frame(number, frame);
+    let taken = testbed.hca().engine().receive_frame(number, frame);
     testbed.run();
     taken
 }
@@ -81,13 +80,13 @@ fn wq_error_flushes_receives_and_reset_restarts() {
             recv(&mut wq, 10 * round + wr_id, &[testbed.sge(0, 64)]);
         }
         assert!(arrives(&mut testbed, number, &[1; 60]));
-        testbed.hca.engine().move_rq(number, RqState::Error).expect("a state");
+        testbed.hca().engine().move_rq(number, RqState::Error).expect("a state");
         testbed.run();
         let flushed = (1..5).map(|wr_id| (10 * round + wr_id, WcStatus::WR_FLUSH_ERR));
         let all: Vec<_> = [(10 * round, WcStatus::SUCCESS)].into_iter().chain(flushed).collect();
         assert_eq!(ends(&mut cq), all);
         assert!(!arrives(&mut testbed, number, &[1; 60]));
-        testbed.hca.engine().move_rq(number, RqState::Reset).expect("a state");
+        testbed.hca().engine().move_rq(number, RqState::Reset).expect("a state");
         // SAFETY: the device has just reset the work queue.
         unsafe { wq.reset() };
         ready(&mut testbed, number);

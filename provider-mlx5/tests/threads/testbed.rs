@@ -1,7 +1,6 @@
 //! The in-process HCA on its own thread, and queues for other threads.
 
 use std::cell::UnsafeCell;
-use std::collections::HashSet;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -9,20 +8,17 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use bareverbs_hca::InProcessHca;
 use bareverbs_hca::engine::packet::Transport;
-use bareverbs_hca::engine::{CqSetup, QpSetup, ReceiveQueue, Service, SrqSetup, State};
-use bareverbs_hca::{InProcessHca, Link};
-use bareverbs_mlx5::testing::{CqRef, DmaRange, Plain, page_of, resize};
+use bareverbs_hca::engine::{CqSetup, QpSetup, Service, State};
+use bareverbs_mlx5::testing::{CqRef, DmaRange, Plain, resize};
 use bareverbs_mlx5::{Mlx5Cq, Mlx5Rq, Mlx5Sq, Mlx5Srq};
+use bareverbs_mlx5_testbed::{Device, post, push, request};
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::traits::{CompletionQueue, RecvQueue, SendQueue};
-use bareverbs_provider::work::{
-    Operation, Payload, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge, WorkCompletion,
-};
+use bareverbs_provider::work::{Operation, PushError, RecvRequest, Remote, Sge, WorkCompletion};
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
-/// The protection domain of all objects.
-const PD: u32 = 7;
 /// Bytes of the MR that messages use.
 const REGION: usize = 0x1000;
 /// Timeout of every wait, long enough for ThreadSanitizer on a busy machine.
@@ -77,8 +73,7 @@ impl<T> Drop for Guard<'_, T> {
 
 /// The device, with the state that a kernel driver would keep.
 struct Hca {
-    device: InProcessHca,
-    mapped: HashSet<u64>,
+    device: Device,
     /// UAR pages of the queues.
     pages: Vec<NonNull<u8>>,
     qps: Vec<u32>,
@@ -89,34 +84,20 @@ struct Hca {
 unsafe impl Send for Hca {}
 
 impl Hca {
-    fn map_memory(&mut self, place: DmaRange) {
-        if self.mapped.insert(place.address()) {
-            // SAFETY: queues unmap their memory before they free it (`take_back`), and other memory
-            // outlives the device. Queues use volatile or atomic accesses for memory that the
-            // device accesses.
-            unsafe { self.device.map_memory(place.start, place.len) }.expect("room in the device's map");
-        }
-    }
-
-    fn take_back(&mut self, place: DmaRange) {
-        self.device.take_back(place.address(), place.len);
-        self.mapped.remove(&place.address());
-    }
-
     /// One iteration of the device's thread.
     fn turn(&mut self, events: &AtomicU32) {
         for page in self.pages.clone() {
             // SAFETY: queues remove their pages from the list before they free them.
-            unsafe { self.device.take_doorbells_of(page) };
+            unsafe { self.device.hca.take_doorbells_of(page) };
         }
         // A page of memory keeps only the last doorbell, so every QP's doorbell record is read.
         for qp in &self.qps {
-            self.device.engine().ring_qp(*qp);
+            self.device.hca.engine().ring_qp(*qp);
         }
-        self.device.pass(1_000);
-        if self.device.interrupts() != self.events_read {
-            self.events_read = self.device.interrupts();
-            self.device.engine().eq_consumed(InProcessHca::EVENTS, self.events_read, true);
+        self.device.hca.pass(1_000);
+        if self.device.hca.interrupts() != self.events_read {
+            self.events_read = self.device.hca.interrupts();
+            self.device.hca.engine().eq_consumed(InProcessHca::EVENTS, self.events_read, true);
             events.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -160,8 +141,8 @@ unsafe impl Send for Pair {}
 impl Drop for Pair {
     fn drop(&mut self) {
         let mut hca = self.hca.lock();
-        let _ = hca.device.engine().destroy_qp(self.number);
-        hca.take_back(self.rings);
+        let _ = hca.device.hca.engine().destroy_qp(self.number);
+        hca.device.take_back(self.rings);
         let number = self.number;
         hca.qps.retain(|qp| *qp != number);
         let own = self.page;
@@ -183,7 +164,7 @@ unsafe impl Send for Cq {}
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        self.hca.lock().take_back(self.ring);
+        self.hca.lock().device.take_back(self.ring);
     }
 }
 
@@ -200,7 +181,7 @@ unsafe impl Send for Srq {}
 
 impl Drop for Srq {
     fn drop(&mut self) {
-        self.hca.lock().take_back(self.ring);
+        self.hca.lock().device.take_back(self.ring);
     }
 }
 
@@ -218,12 +199,8 @@ impl Cq {
         let (number, old, hca) = (self.number, self.ring, &self.hca);
         let mut moved = old;
         resize(&mut self.queue, log, |ring| {
-            let mut hca = hca.lock();
-            hca.map_memory(ring);
+            hca.lock().device.resize_cq(number, old, ring, log);
             moved = ring;
-            let ring = InProcessHca::ring_at(ring.address(), 64 << log);
-            hca.device.engine().resize_cq(number, ring, log as u8).expect("room for what is there");
-            hca.take_back(old);
         })
         .expect("memory");
         (self.ring, self.log) = (moved, log);
@@ -275,20 +252,14 @@ pub(crate) const DEPTH: u32 = 16;
 impl Testbed {
     /// A device with CQEs of this version, 0 or 1.
     pub(crate) fn of_version(cqe_version: u8) -> Self {
-        let mut device = InProcessHca::new(Link::InfiniBand).expect("a device");
-        device.engine().eq_consumed(InProcessHca::EVENTS, 0, true);
+        // SAFETY: queues unmap their memory before they free it (`Drop`), and other memory outlives the
+        // device. Queues use volatile or atomic accesses for memory that the device accesses.
+        let mut device = unsafe { Device::new() };
+        device.hca.engine().eq_consumed(InProcessHca::EVENTS, 0, true);
         let context = Plain::with_version(1 << 10, cqe_version).expect("memory");
         let region = Mapping::anonymous(REGION).expect("memory");
-        let place = DmaRange { start: region.as_ptr(), len: REGION };
-        let mut hca = Hca {
-            device,
-            mapped: HashSet::new(),
-            pages: vec![context.uar()],
-            qps: Vec::new(),
-            events_read: 0,
-        };
-        hca.map_memory(place);
-        let key = hca.device.engine().register(PD, place.address(), REGION as u64).expect("a key");
+        let key = device.register(DmaRange { start: region.as_ptr(), len: REGION });
+        let hca = Hca { device, pages: vec![context.uar()], qps: Vec::new(), events_read: 0 };
         let hca = Arc::new(SpinLock::new(hca));
         let (stop, events) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
         let device = std::thread::spawn({
@@ -309,41 +280,14 @@ impl Testbed {
 
     pub(crate) fn cq(&self, log: u32) -> Cq {
         let parts = self.context.cq(log, 64).expect("memory");
-        let (ring, doorbell) = (parts.ring(), parts.doorbell());
-        let mut hca = self.hca.lock();
-        hca.map_memory(ring);
-        hca.map_memory(page_of(doorbell));
-        let setup = CqSetup {
-            ring: InProcessHca::ring_at(ring.address(), 64 << log),
-            log_size: log as u8,
-            eq: InProcessHca::EVENTS,
-            doorbell,
-            ..CqSetup::default()
-        };
-        let number = hca.device.engine().create_cq(setup).expect("a CQ");
-        drop(hca);
+        let shape = CqSetup { log_size: log as u8, ..CqSetup::default() };
+        let (ring, number) = (parts.ring(), self.hca.lock().device.create_cq(&parts, shape));
         Cq { queue: parts.finish(number), number, ring, log, hca: Arc::clone(&self.hca) }
     }
 
     pub(crate) fn srq(&self, max_wr: u32) -> Srq {
         let parts = self.context.srq(max_wr, 1).expect("memory");
-        let mut hca = self.hca.lock();
-        hca.map_memory(parts.ring);
-        hca.map_memory(page_of(parts.doorbell));
-        let setup = SrqSetup {
-            ring: InProcessHca::ring_at(parts.ring.address(), (parts.slots as usize) << parts.shift),
-            log_size: parts.slots.trailing_zeros() as u8,
-            log_stride: parts.shift as u8,
-            doorbell: parts.doorbell,
-            pd: PD,
-            user_index: 0,
-            cq: None,
-            xrcd: None,
-            linked: true,
-        };
-        let number = hca.device.engine().create_srq(setup, 0).expect("an SRQ");
-        parts.number(number);
-        drop(hca);
+        let number = self.hca.lock().device.create_srq(&parts);
         Srq { ring: parts.ring, queue: parts.queue, number, hca: Arc::clone(&self.hca) }
     }
 
@@ -360,31 +304,16 @@ impl Testbed {
         let names = [&send_cq.0, &recv_cq.0];
         let parts =
             self.context.qp_beside_pollers(QpType::RC, &cap, names, queue, scatters).expect("a layout");
-        let (slots, shift) = parts.receives();
-        let (send_offset, blocks) = parts.sends();
-        let receive = match srq {
-            Some(srq) => ReceiveQueue::Shared(srq.number),
-            None => ReceiveQueue::Own { log_size: slots.trailing_zeros() as u8, log_stride: shift as u8 },
-        };
-        let (rings, doorbell) = (parts.rings(), parts.doorbell());
-        let mut hca = self.hca.lock();
-        hca.map_memory(rings);
-        hca.map_memory(page_of(doorbell));
-        let setup = QpSetup {
+        let shape = QpSetup {
             service: Service::Connected(Transport::Rc),
-            pd: PD,
-            user_index: parts.user_index(),
-            ring: InProcessHca::ring_at(rings.address(), rings.len),
-            send_offset: send_offset as u64,
-            log_send_size: Some(blocks.trailing_zeros() as u8),
-            receive,
-            doorbell,
             send_cq: send_cq.1,
             receive_cq: recv_cq.1,
             inline_receives: if scatters { 32 } else { 0 },
             ..QpSetup::default()
         };
-        let number = hca.device.engine().create_qp(setup, Default::default()).expect("a queue pair");
+        let rings = parts.rings();
+        let mut hca = self.hca.lock();
+        let number = hca.device.create_qp(&parts, shape, srq.map(|srq| srq.number));
         hca.qps.push(number);
         let (sq, rq, page) = parts.finish(number, own_page).expect("memory");
         if own_page {
@@ -397,7 +326,7 @@ impl Testbed {
 
     /// Connects two QPs: moves them from RESET to RTS.
     pub(crate) fn connect(&self, left: &Pair, right: &Pair) {
-        self.hca.lock().device.connect(left.number, right.number).expect("a connection");
+        self.hca.lock().device.hca.connect(left.number, right.number).expect("a connection");
     }
 
     /// Two connected QPs of the same kind.
@@ -413,6 +342,7 @@ impl Testbed {
             let mut hca = self.hca.lock();
             for pair in pairs.iter() {
                 hca.device
+                    .hca
                     .engine()
                     .modify_qp(pair.number, State::Reset, Default::default())
                     .expect("any queue pair can be reset");
@@ -439,33 +369,24 @@ impl Testbed {
 
     /// Posts a write of 8 bytes.
     pub(crate) fn write(&self, sq: &mut Mlx5Sq, wr_id: u64) -> Result<(), PushError> {
-        let remote = Remote { addr: self.address() + 64, rkey: self.key };
-        self.send(sq, wr_id, Operation::Write(remote))
+        self.send(sq, wr_id, Operation::Write(self.remote()))
     }
 
-    /// Posts a request of 8 bytes: on the fast path, or on the slow path if the fast path declines.
+    fn remote(&self) -> Remote {
+        Remote { addr: self.address() + 64, rkey: self.key }
+    }
+
+    /// Posts a request of 8 bytes.
     pub(crate) fn send(&self, sq: &mut Mlx5Sq, wr_id: u64, operation: Operation) -> Result<(), PushError> {
-        let sges = [self.sge()];
-        let request =
-            SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(&sges) };
-        // SAFETY: the SGE lies in the MR, which stays registered.
-        if unsafe { sq.try_post(&request, false) }.is_none() {
-            // SAFETY: the SGE lies in the MR, which stays registered.
-            unsafe { sq.push(&request) }?;
-            sq.ring().expect("doorbells are not refused");
-        }
-        Ok(())
+        post(sq, &request(wr_id, operation, &[self.sge()]))
     }
 
     /// Pushes writes until the queue is full, and aborts them. Returns their number.
     pub(crate) fn room(&self, sq: &mut Mlx5Sq) -> u32 {
         let sges = [self.sge()];
-        let remote = Remote { addr: self.address() + 64, rkey: self.key };
-        let (operation, flags) = (Operation::Write(remote), SendFlags::SIGNALED);
-        let request = SendRequest { wr_id: 0, operation, flags, payload: Payload::Sges(&sges) };
+        let request = request(0, Operation::Write(self.remote()), &sges);
         let mut room = 0;
-        // SAFETY: the SGE lies in the MR, which stays registered.
-        while unsafe { sq.try_push(&request) || sq.push(&request).is_ok() } {
+        while push(sq, &request).is_ok() {
             room += 1;
             assert!(room <= 10 * DEPTH, "a queue without end");
         }

@@ -11,7 +11,6 @@ use super::query_port_speed;
 use crate::{Context, cq::CqInit, qp::RawPacket, rss::RssQp};
 
 /// Capabilities of the kernel and the device, determined at open.
-#[cfg_attr(feature = "test-utils", derive(Default))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {

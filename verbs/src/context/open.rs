@@ -271,23 +271,3 @@ fn probe_driver(file: &DeviceFile) -> Option<DriverId> {
         unsafe { file.execute(&mut call) }.is_ok()
     })
 }
-
-#[cfg(feature = "test-utils")]
-impl ContextInner {
-    /// A context of no device: every command fails.
-    pub(crate) fn without_kernel() -> Arc<Self> {
-        let null = std::fs::File::open("/dev/null").expect("/dev/null");
-        // SAFETY: `/dev/null` fails every ioctl and mmap.
-        let file = unsafe { DeviceFile::from_fd_unchecked(null.into(), DriverId::UNKNOWN.0) };
-        let file = Arc::new(file.expect("memory"));
-        Arc::new(Self {
-            events: AsyncEvents::for_test(&file),
-            file,
-            device: Device::for_test(),
-            capabilities: Capabilities::default(),
-            mr_quirks: bareverbs_provider::caps::MrQuirks::default(),
-            reg_mr: RegMrMethod::default(),
-            device_attr: bareverbs_uapi::write::structs::ExQueryDeviceResp::zeroed(),
-        })
-    }
-}

@@ -299,6 +299,29 @@ impl<B, P: Provider> Endpoint<B, P> {
         EndpointOptions::default().port(port).sends(depth).recvs(depth).build(pd)
     }
 
+    /// An endpoint of a QP and its CQ, whose channel has no events.
+    #[cfg(any(test, feature = "test-utils"))]
+    pub(crate) fn of_queues(qp: Qp<Rc, P>, cq: Cq<P>) -> Self {
+        let (sends, recvs) = (qp.cap().max_send_wr, qp.cap().max_recv_wr);
+        Self {
+            address: Address::new(crate::Gid::default(), qp.qp_num()),
+            queues: Queues::new(QueueParts {
+                channel: CompChannel::for_test(qp.pd().context().file()),
+                qp,
+                cq,
+                sends,
+                recvs,
+                max_sge: 1,
+                signal_every: sends,
+                spin: super::Spin::Always,
+                keepalive: Policy::Never,
+                probes: true,
+            }),
+            attr: ConnectAttr::new(1, 0),
+            resolve: ResolveTimeout::default(),
+        }
+    }
+
     /// The address of this endpoint, for the peer.
     #[must_use]
     pub fn address(&self) -> Address {

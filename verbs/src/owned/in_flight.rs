@@ -20,7 +20,7 @@ use crate::device::DriverId;
 use crate::error::{DoorbellError, PostError, PostReason, PushError};
 use crate::pd::shared::PdShared;
 use crate::qp::{Operation, Qp, Rc, RecvRequest, SendFlags, SendRequest, Transport};
-#[cfg(any(doc, feature = "test-utils"))]
+#[cfg(doc)]
 use crate::qp::{RecvHalf, SendHalf};
 use crate::{Error, Imm, Refused, Result, WcOpcode, WcStatus};
 
@@ -89,10 +89,6 @@ macro_rules! queues {
 queues! {
     PostSend for Qp<Rc, P> { SendRequest, post_send, PUBLISHES }
     PostRecv for Qp<T, P> where T { RecvRequest, post_recv }
-    #[cfg(feature = "test-utils")]
-    PostSend for SendHalf<'_, Rc, P> { SendRequest, post_send, PUBLISHES }
-    #[cfg(feature = "test-utils")]
-    PostRecv for RecvHalf<'_, Rc, P> { RecvRequest, post_recv }
 }
 
 /// Adds requests to a QP without a doorbell.

@@ -88,7 +88,7 @@ impl Pool {
     }
 
     /// `region` has local rights only, and `count` times `stride` bytes.
-    pub(super) fn of(region: Mr<Buffer>, count: usize, size: usize, stride: usize) -> Self {
+    pub(crate) fn of(region: Mr<Buffer>, count: usize, size: usize, stride: usize) -> Self {
         // The region may be too long for an SGE. Its buffers are not, and they are not registered on
         // demand.
         let (addr, lkey, verified_pd) = (region.addr(), region.lkey(), PdId::of(region.domain()));

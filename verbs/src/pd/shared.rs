@@ -29,14 +29,6 @@ impl PdId {
     }
 }
 
-#[cfg(feature = "test-utils")]
-impl PdShared {
-    /// A PD without a kernel object.
-    pub(crate) fn without_kernel(context: Arc<ContextInner>) -> Self {
-        Self { context, handle: 0, imported: false, released: Released::default() }
-    }
-}
-
 impl Drop for PdShared {
     fn drop(&mut self) {
         if self.imported || self.released.get() {
