@@ -7,31 +7,25 @@
 
 mod core;
 mod cq;
-mod datagram;
 pub mod doorbell;
 mod eq;
-mod error_state;
 mod ethernet;
 mod layout;
 pub(crate) mod limits;
 pub(crate) mod mkey;
 mod objects;
-pub mod packet;
 pub(crate) mod page_fault;
 mod paging;
 pub(crate) mod port;
-mod qp;
 mod queue_pairs;
+mod queues;
 mod receive_queue;
 mod recorder;
-mod requester;
-mod responder;
 mod ring;
 mod send_queue;
 mod service;
 mod srq;
-pub(crate) mod table;
-mod traffic;
+mod transport;
 mod umr;
 mod wqe;
 
@@ -39,11 +33,14 @@ mod wqe;
 mod tests;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::BinaryHeap;
 use std::fmt;
 
-pub(crate) use self::core::Counters;
-use self::core::{Core, Timer};
+pub(crate) use bareverbs_transport::{AddressVector, Counters, Tally, Traffic};
+pub use bareverbs_transport::{AlternatePath, ManagementQp, Migration, QpAttributes, Rate, State, packet};
+use bareverbs_transport::{Scheduler, Table};
+
+use self::core::Core;
 pub(crate) use cq::LONGEST_RUN;
 pub use cq::{CqSetup, MiniFormat};
 pub(crate) use cq::{Moderation, NO_USER_INDEX};
@@ -56,25 +53,15 @@ pub(crate) use layout::be32;
 pub use mkey::KeyKind;
 pub use packet::{Link, Packet};
 pub use port::Port;
-pub use qp::migration::{AlternatePath, Migration};
-pub use qp::pacing::Rate;
-use qp::{Qp, Turn};
-pub use qp::{QpAttributes, QpSetup, ReceiveQueue, State};
+use queues::QpQueues;
+pub use queues::{QpSetup, ReceiveQueue};
 use recorder::Recording;
 pub use recorder::{Queue, Recorder};
 pub use ring::Ring;
-pub use service::{ManagementQp, Service};
+pub use service::Service;
 pub use srq::SrqSetup;
-use table::Table;
-#[cfg(test)]
-pub(crate) use traffic::octets;
-pub(crate) use traffic::{Tally, Traffic};
-pub(crate) use wqe::AddressVector;
 
 use crate::memory::DmaMap;
-
-/// Maximum number of packets that a QP sends in one turn.
-const BUDGET: u32 = 32;
 
 /// Why the engine rejects a request for an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,10 +95,8 @@ impl std::error::Error for EngineError {}
 /// The engine of one device.
 pub struct Engine {
     pub(crate) core: Core,
-    qps: Table<Qp>,
+    qps: Scheduler<Core>,
     rqs: Table<Rq>,
-    ready: VecDeque<u32>,
-    groups: BTreeMap<[u8; 16], Vec<u32>>,
 }
 
 impl fmt::Debug for Engine {
@@ -144,10 +129,8 @@ impl Engine {
                 now: 0,
                 recording: Recording::default(),
             },
-            qps: Table::new(0x48, 1 << limits::LOG_QPS),
+            qps: Scheduler::new(0x48, 1 << limits::LOG_QPS),
             rqs: Table::new(0x10, 1 << limits::LOG_RQS),
-            ready: VecDeque::new(),
-            groups: BTreeMap::new(),
         }
     }
 
@@ -207,124 +190,37 @@ impl Engine {
     /// Receives a packet from the wire.
     pub fn receive(&mut self, packet: Packet) {
         self.core.traffic.received.packet(&packet);
-        if packet.route.is_multicast() {
-            self.receive_group(&packet);
-            return;
-        }
-        let number = match packet.destination {
-            0 => self.management(ManagementQp::Smi),
-            1 => self.management(ManagementQp::Gsi),
-            number => Some(number),
-        };
-        if let Some(number) = number {
-            self.receive_for(number, packet);
-        }
-    }
-
-    fn management(&self, wanted: ManagementQp) -> Option<u32> {
-        let service = Service::Datagram(Some(wanted));
-        self.qps.iter().find(|qp| qp.setup.service == service).map(|qp| qp.number)
-    }
-
-    fn receive_group(&mut self, packet: &Packet) {
-        const EVERYONE: u32 = 0xff_ffff;
-        let (Some(global), EVERYONE) = (packet.route.global, packet.destination) else { return };
-        let members = self.groups.get(&global.destination).cloned().unwrap_or_default();
-        let sender = packet.headers.datagram.map(|datagram| datagram.source_qp);
-        let ours = packet.route.source_lid == self.core.port.lid && packet.route.source_mac == self.own_mac();
-        for number in members {
-            let own = ours && sender == Some(number);
-            if !(own && self.qps.get(number).is_some_and(|qp| qp.setup.blocks_own_multicast)) {
-                self.receive_for(number, packet.clone());
-            }
-        }
-    }
-
-    fn own_mac(&self) -> [u8; 6] {
-        if self.core.is_ethernet() { self.core.port.mac } else { [0; 6] }
-    }
-
-    fn receive_for(&mut self, number: u32, packet: Packet) {
-        let Some(qp) = self.qps.get_mut(number) else { return };
-        if qp.setup.service.transport() != Some(packet.transport) {
-            return;
-        }
-        let management = matches!(qp.setup.service, Service::Datagram(Some(_)));
-        if !management && !port::pkeys_match(packet.pkey, qp.attributes.pkey) {
-            self.core.port.pkey_violations = self.core.port.pkey_violations.saturating_add(1);
-            return;
-        }
-        if let Service::Datagram(_) = qp.setup.service {
-            datagram::receive(qp, &mut self.core, &packet);
-        } else if !qp::migration::received(qp, &mut self.core, &packet) {
-            return;
-        } else if packet.operation.is_response() {
-            requester::receive(qp, &mut self.core, &packet);
-        } else {
-            responder::receive(qp, &mut self.core, packet);
-        }
-        self.wake(number);
+        self.qps.receive(&mut self.core, packet);
     }
 
     /// Runs the ready QPs and expired timers at the time `now`, in nanoseconds of a monotonic
     /// clock. Returns `true` if work is left to do at once.
     pub fn run(&mut self, now: u64) -> bool {
         self.core.now = now;
-        self.expire_timers();
-        for _ in 0..self.ready.len() {
-            let Some(number) = self.ready.pop_front() else { break };
-            let Some(qp) = self.qps.get_mut(number) else { continue };
-            qp.queued = false;
-            let answers = responder::turn(qp, &mut self.core, BUDGET);
-            let requests = requester::turn(qp, &mut self.core, BUDGET);
-            if answers == Turn::More || requests == Turn::More {
-                self.wake(number);
-            }
-            self.set_timer(number);
-        }
+        self.qps.expire_timers(&mut self.core);
+        self.end_moderation();
+        self.qps.run(&mut self.core);
         self.core.end_runs();
         self.fail_users_of_cqs();
-        !self.ready.is_empty()
+        self.has_work()
     }
 
-    fn set_timer(&mut self, number: u32) {
-        if let Some(qp) = self.qps.get_mut(number)
-            && let Some(deadline) = qp.deadline()
-            && qp.timed.is_none_or(|timed| deadline < timed)
-        {
-            qp.timed = Some(deadline);
-            self.core.timers.push(Reverse((deadline, Timer::Qp(number))));
-        }
-    }
-
-    fn expire_timers(&mut self) {
+    /// Raises the events of CQs whose moderation ends.
+    fn end_moderation(&mut self) {
         let now = self.core.now;
-        while let Some(&Reverse((deadline, timer))) = self.core.timers.peek()
+        while let Some(&Reverse((deadline, cq))) = self.core.timers.peek()
             && deadline <= now
         {
             self.core.timers.pop();
-            match timer {
-                Timer::Cq(number) => {
-                    if self.core.cqs.get_mut(number).is_some_and(|cq| cq.period_ended(now)) {
-                        self.core.follow(number, cq::Outcome::Event);
-                    }
-                }
-                Timer::Qp(number) => {
-                    if let Some(qp) = self.qps.get_mut(number) {
-                        qp.timed = qp.timed.filter(|timed| *timed != deadline);
-                        requester::expire(qp, &mut self.core);
-                        responder::expire(qp, &mut self.core);
-                        self.wake(number);
-                        self.set_timer(number);
-                    }
-                }
+            if self.core.cqs.get_mut(cq).is_some_and(|cq| cq.period_ended(now)) {
+                self.core.follow(cq, cq::Outcome::Event);
             }
         }
     }
 
     /// Whether a QP is ready to run.
     pub fn has_work(&self) -> bool {
-        !self.ready.is_empty()
+        self.qps.has_work()
     }
 
     /// Sets the time without running anything.
@@ -367,17 +263,19 @@ impl Engine {
 
     /// The time of the next timer: [`Self::run`] must be called then at the latest.
     pub fn next_deadline(&self) -> Option<u64> {
-        self.core.timers.peek().map(|Reverse((deadline, _))| *deadline)
+        let moderation = self.core.timers.peek().map(|Reverse((deadline, _))| *deadline);
+        [moderation, self.qps.next_deadline()].into_iter().flatten().min()
     }
 
     /// Moves the QPs of an overrun CQ to ERR.
     fn fail_users_of_cqs(&mut self) {
         while let Some(cq) = self.core.failed_cqs.pop() {
-            for qp in self.qps.iter_mut() {
-                let uses = qp.setup.send_cq == cq || qp.setup.receive_cq == cq;
-                if uses && !matches!(qp.state, State::Reset | State::Init | State::Error) {
-                    error_state::enter_error(qp, &mut self.core);
-                    self.core.qp_event(EventKind::WqCatastrophic, qp.number);
+            let uses = |queues: &QpQueues| queues.setup.send_cq == cq || queues.setup.receive_cq == cq;
+            let users = self.qps.iter().filter(|qp| uses(&qp.queues));
+            let users: Vec<u32> = users.map(|qp| qp.queues.number).collect();
+            for number in users {
+                if self.qps.fail(&mut self.core, number) {
+                    self.core.qp_event(EventKind::WqCatastrophic, number);
                 }
             }
         }

@@ -2,16 +2,12 @@
 //! to the switches of other processes.
 
 mod delay;
-mod faults;
 mod inter_switch_link;
-mod pcap;
 pub(crate) mod subnet;
 #[cfg(feature = "test-utils")]
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
-mod transport;
-pub(crate) mod wire;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -23,13 +19,13 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
+use bareverbs_transport::pcap::Recorder;
+use bareverbs_transport::{FaultInjector, Faults};
+
 use crate::engine::Doorbell;
 use crate::engine::packet::{Link, Packet};
 use delay::Delayed;
-use faults::FaultInjector;
-pub use faults::Faults;
 use inter_switch_link::InterSwitchLink;
-use pcap::Recorder;
 use subnet::service::Services;
 
 /// Most packets queued at a port; further ones are dropped.

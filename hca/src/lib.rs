@@ -11,7 +11,6 @@
 #![recursion_limit = "256"]
 #![deny(missing_debug_implementations)]
 
-mod checksum;
 mod control;
 mod device;
 pub mod engine;
@@ -24,10 +23,11 @@ pub mod memory;
 pub mod testing;
 mod vfio_user;
 
+pub use bareverbs_transport::Faults;
 pub use control::Control;
 pub use device::{PortChange, Setup};
 pub use engine::Link;
-pub use fabric::{Fabric, Faults};
+pub use fabric::Fabric;
 pub use firmware_harness::FirmwareHarness;
 pub use in_process::{InProcessHca, Memory};
 pub use vfio_user::Server;

@@ -22,7 +22,7 @@ const TOOL: &str = "cargo-deny";
 const VERSION: &str = "0.20.2";
 
 /// The crates that users build. All others are for tests.
-const PRODUCT: [&str; 10] = [
+const PRODUCT: [&str; 11] = [
     "bareverbs",
     "bareverbs-conform",
     "bareverbs-mlx5",
@@ -32,6 +32,7 @@ const PRODUCT: [&str; 10] = [
     "bareverbs-rxe",
     "bareverbs-tools",
     "bareverbs-trace",
+    "bareverbs-transport",
     "bareverbs-uapi",
 ];
 

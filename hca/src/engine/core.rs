@@ -3,39 +3,17 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use bareverbs_transport::{Counters, RecvFetch, Table, Traffic};
+
 use super::cq::{Completion, Cq, Outcome};
 use super::eq::{Eq, EventKind, Interrupts};
 use super::mkey::Mkeys;
-use super::packet::{Link, Packet, Route};
+use super::packet::{Link, Packet};
 use super::page_fault::{Faults, PageFaultInfo};
 use super::port::Port;
 use super::recorder::Recording;
-use super::srq::{RecvFetch, Srq};
-use super::table::Table;
-use super::traffic::Traffic;
+use super::srq::Srq;
 use crate::memory::DmaMap;
-
-/// The object whose timer it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Timer {
-    Qp(u32),
-    Cq(u32),
-}
-
-/// One counter set, as QUERY_Q_COUNTER reports it.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) writes: u32,
-    pub(crate) reads: u32,
-    pub(crate) atomics: u32,
-    pub(crate) out_of_buffer: u32,
-    pub(crate) out_of_sequence: u32,
-    pub(crate) duplicates: u32,
-    pub(crate) rnr_naks: u32,
-    pub(crate) sequence_naks: u32,
-    pub(crate) implied_naks: u32,
-    pub(crate) timeouts: u32,
-}
 
 pub(crate) struct Core {
     pub(crate) memory: DmaMap,
@@ -46,7 +24,8 @@ pub(crate) struct Core {
     pub(crate) srqs: Table<Srq>,
     pub(crate) port: Port,
     pub(crate) interrupts: Box<dyn Interrupts>,
-    pub(crate) timers: BinaryHeap<Reverse<(u64, Timer)>>,
+    /// The CQs whose moderation ends at a time.
+    pub(crate) timers: BinaryHeap<Reverse<(u64, u32)>>,
     /// Packets to transmit.
     pub(crate) outgoing: Vec<Packet>,
     /// Frames to transmit.
@@ -94,7 +73,7 @@ impl Core {
             Outcome::Event => self.completion_event(cq),
             Outcome::Delayed => {
                 if let Some(deadline) = self.cqs.get(cq).and_then(|queue| queue.moderation.deadline) {
-                    self.timers.push(Reverse((deadline, Timer::Cq(cq))));
+                    self.timers.push(Reverse((deadline, cq)));
                 }
             }
             Outcome::Overrun => {
@@ -140,7 +119,7 @@ impl Core {
     /// Posts a page-fault event for the QP `qp`. `committed` is the number of bytes of the message
     /// that are done, and `packet` the length of the faulting packet. Returns the token, or `None`
     /// if no page-fault EQ took the event.
-    pub(crate) fn page_fault(
+    pub(crate) fn page_fault_event(
         &mut self,
         qp: u32,
         info: PageFaultInfo,
@@ -158,7 +137,7 @@ impl Core {
     }
 
     /// Takes a receive work request from an SRQ.
-    pub(crate) fn take_shared(&mut self, number: u32) -> RecvFetch {
+    pub(crate) fn take_shared(&mut self, number: u32) -> RecvFetch<u16> {
         let Some(srq) = self.srqs.get_mut(number).filter(|srq| !srq.failed) else { return RecvFetch::Fault };
         let (taken, limit_crossed) = srq.take(&self.memory, &mut self.recording);
         if let RecvFetch::Fault = taken {
@@ -170,23 +149,7 @@ impl Core {
         taken
     }
 
-    /// The route of a response to a packet that came by `route`.
-    pub(crate) fn reverse_route(route: &Route) -> Route {
-        let mut back = *route;
-        std::mem::swap(&mut back.source_lid, &mut back.destination_lid);
-        std::mem::swap(&mut back.source_mac, &mut back.destination_mac);
-        if let Some(global) = &mut back.global {
-            std::mem::swap(&mut global.source, &mut global.destination);
-        }
-        back
-    }
-
     pub(crate) fn is_ethernet(&self) -> bool {
         self.port.link == Link::Ethernet
-    }
-
-    pub(crate) fn count(&mut self, set: u8, count: impl FnOnce(&mut Counters) -> &mut u32) {
-        let counter = count(&mut self.counters[usize::from(set)]);
-        *counter = counter.wrapping_add(1);
     }
 }

@@ -6,6 +6,8 @@ pub(crate) use compress::LONGEST as LONGEST_RUN;
 pub use compress::MiniFormat;
 use compress::Run;
 
+use bareverbs_transport::Status;
+
 use super::layout::{cqe as field, error_cqe};
 use super::ring::Ring;
 use crate::memory::{DmaFault, DmaMap};
@@ -47,35 +49,21 @@ pub(crate) enum CqeOpcode {
     ResponderError = 14,
 }
 
-/// Why a work request failed (`MLX5_CQE_SYNDROME_*` in `include/linux/mlx5/device.h`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Syndrome {
-    LocalLength = 0x01,
-    LocalQpOperation = 0x02,
-    LocalProtection = 0x04,
-    Flushed = 0x05,
-    MemoryWindowBind = 0x06,
-    BadResponse = 0x10,
-    RemoteInvalidRequest = 0x12,
-    RemoteAccess = 0x13,
-    RemoteOperation = 0x14,
-    TransportRetriesExceeded = 0x15,
-    RnrRetriesExceeded = 0x16,
-}
-
-impl Syndrome {
-    /// The vendor error syndrome beside the syndrome; it is diagnostic only.
-    const fn vendor(self) -> u8 {
-        match self {
-            Self::Flushed => 0xf5,
-            Self::TransportRetriesExceeded => 0x81,
-            Self::RnrRetriesExceeded => 0x87,
-            Self::RemoteAccess => 0x88,
-            Self::RemoteInvalidRequest => 0x8a,
-            Self::RemoteOperation => 0x89,
-            _ => 0x52,
-        }
+/// The syndrome of an error CQE, and the vendor error syndrome, which is diagnostic only
+/// (`MLX5_CQE_SYNDROME_*` in `include/linux/mlx5/device.h`).
+const fn syndromes(status: Status) -> (u8, u8) {
+    match status {
+        Status::LocalLength => (0x01, 0x52),
+        Status::LocalQpOperation => (0x02, 0x52),
+        Status::LocalProtection => (0x04, 0x52),
+        Status::Flushed => (0x05, 0xf5),
+        Status::MemoryWindowBind => (0x06, 0x52),
+        Status::BadResponse => (0x10, 0x52),
+        Status::RemoteInvalidRequest => (0x12, 0x8a),
+        Status::RemoteAccess => (0x13, 0x88),
+        Status::RemoteOperation => (0x14, 0x89),
+        Status::RetriesExceeded => (0x15, 0x81),
+        Status::RnrRetriesExceeded => (0x16, 0x87),
     }
 }
 
@@ -86,7 +74,7 @@ pub(crate) const NO_USER_INDEX: u32 = 0xff_ffff;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completion<'a> {
     pub(crate) opcode: CqeOpcode,
-    pub(crate) syndrome: Option<Syndrome>,
+    pub(crate) status: Option<Status>,
     pub(crate) qp: u32,
     /// The user index of the QP or SRQ; [`NO_USER_INDEX`] for CQE version 0.
     pub(crate) user_index: u32,
@@ -113,7 +101,7 @@ impl Completion<'_> {
     pub(crate) fn new(opcode: CqeOpcode, qp: u32, user_index: u32, wqe_counter: u16) -> Self {
         Self {
             opcode,
-            syndrome: None,
+            status: None,
             qp,
             user_index,
             srq: 0,
@@ -136,10 +124,11 @@ impl Completion<'_> {
         let mut put = |at: usize, bytes: &[u8]| entry[at..at + bytes.len()].copy_from_slice(bytes);
         let queue = if self.user_index == NO_USER_INDEX { self.srq } else { self.user_index };
         put(field::SRQN, &queue.to_be_bytes());
-        match self.syndrome {
-            Some(syndrome) => {
-                put(error_cqe::VENDOR_ERR_SYND, &[syndrome.vendor()]);
-                put(error_cqe::SYNDROME, &[syndrome as u8]);
+        match self.status {
+            Some(status) => {
+                let (syndrome, vendor) = syndromes(status);
+                put(error_cqe::VENDOR_ERR_SYND, &[vendor]);
+                put(error_cqe::SYNDROME, &[syndrome]);
             }
             None => {
                 put(field::CHECK_SUM, &self.checksum.to_be_bytes());
@@ -302,7 +291,7 @@ impl Cq {
             self.failed = true;
             return Outcome::Overrun;
         }
-        self.wrote(1, completion.solicited || completion.syndrome.is_some(), now)
+        self.wrote(1, completion.solicited || completion.status.is_some(), now)
     }
 
     /// Writes the CQEs that were held back for compression.

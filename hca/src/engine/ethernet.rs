@@ -1,13 +1,15 @@
 //! Ethernet frames: the netdev sends through SQ objects and receives through RQ objects.
 
+use bareverbs_transport::Status;
+use bareverbs_transport::checksum::{crc32, ones_sum};
+
 use super::core::Core;
-use super::cq::{Completion, CqeOpcode, Syndrome};
+use super::cq::{Completion, CqeOpcode};
 use super::limits::LOG_LARGE_SEND;
 use super::mkey::{self, Accessor, access};
 use super::ring::Ring;
 use super::srq::scatter_list;
 use super::wqe::Frame;
-use crate::checksum::{crc32, ones_sum};
 
 /// Minimum frame length without the FCS, in bytes.
 const SHORTEST: usize = 60;
@@ -85,22 +87,22 @@ impl Rq {
         let left = (posted as u16).wrapping_sub(self.consumed);
         if self.setup.flushes && u32::from(left) <= 1 << self.setup.log_size {
             for _ in 0..left {
-                self.fail_next(core, Syndrome::Flushed);
+                self.fail_next(core, Status::Flushed);
             }
         }
     }
 
     /// Completes the next WQE with an error.
-    fn fail_next(&mut self, core: &mut Core, syndrome: Syndrome) {
+    fn fail_next(&mut self, core: &mut Core, status: Status) {
         let counter = self.consumed;
         self.consumed = counter.wrapping_add(1);
-        self.fail(core, counter, syndrome);
+        self.fail(core, counter, status);
     }
 
-    fn fail(&self, core: &mut Core, counter: u16, syndrome: Syndrome) {
+    fn fail(&self, core: &mut Core, counter: u16, status: Status) {
         let (number, index) = (self.number, self.setup.user_index);
         let completion = Completion {
-            syndrome: Some(syndrome),
+            status: Some(status),
             ..Completion::new(CqeOpcode::ResponderError, number, index, counter)
         };
         core.complete(self.setup.cq, &completion);
@@ -108,13 +110,14 @@ impl Rq {
 }
 
 /// Checks the length of a WQE's frame.
-pub(crate) fn check_length(how: Frame, length: u64) -> Result<(), Syndrome> {
+pub(crate) fn check_length(how: Frame, length: u64) -> Result<(), Status> {
     let longest = if how.segment.is_some() { u64::from(how.header) + LARGEST } else { LONGEST };
-    if length > longest || length < HEADER as u64 { Err(Syndrome::LocalLength) } else { Ok(()) }
+    if length > longest || length < HEADER as u64 { Err(Status::LocalLength) } else { Ok(()) }
 }
 
-/// Sends a frame of the send queue `sender`, segmented if it is a TSO send.
-pub(crate) fn send(core: &mut Core, sender: u32, how: Frame, frame: Vec<u8>) -> Result<(), Syndrome> {
+/// Sends a frame of the send queue `sender`, segmented if it is a TSO send. Returns the number of
+/// bytes on the wire.
+pub(crate) fn send(core: &mut Core, sender: u32, how: Frame, frame: Vec<u8>) -> Result<u64, Status> {
     let before = core.frames.len();
     match how.segment {
         None => core.frames.push(finish(frame, how.checksum)),
@@ -122,14 +125,14 @@ pub(crate) fn send(core: &mut Core, sender: u32, how: Frame, frame: Vec<u8>) -> 
             // Only TCP is segmented, as on the device. The inline headers must be exactly all
             // headers of the frame, from Ethernet to TCP.
             let headers = headers_length(&frame).filter(|headers| *headers == usize::from(how.header));
-            let headers = headers.ok_or(Syndrome::LocalQpOperation)?;
+            let headers = headers.ok_or(Status::LocalQpOperation)?;
             for frame in cut(&frame, headers, usize::from(size)) {
                 core.frames.push(finish(frame, L4_CHECKSUM));
             }
         }
     }
     core.senders.resize(core.senders.len() + core.frames.len() - before, sender);
-    Ok(())
+    Ok(core.frames[before..].iter().map(|frame| frame.len() as u64).sum())
 }
 
 /// Offset of the IPv4 or IPv6 payload, and its protocol.
@@ -268,14 +271,14 @@ pub(crate) fn receive(rq: &mut Rq, core: &mut Core, frame: &[u8]) -> bool {
         let (now, rest) = left.split_at((sge.length as usize).min(left.len()));
         let place = (sge.key, sge.address);
         if mkey::write(&core.mkeys, &core.memory, who, place, access::LOCAL_WRITE, now).is_err() {
-            rq.fail(core, counter, Syndrome::LocalProtection);
+            rq.fail(core, counter, Status::LocalProtection);
             rq.enter(core, RqState::Error);
             return false;
         }
         left = rest;
     }
     if !left.is_empty() {
-        rq.fail(core, counter, Syndrome::LocalLength);
+        rq.fail(core, counter, Status::LocalLength);
         return true;
     }
     let completion = Completion {

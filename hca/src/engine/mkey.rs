@@ -6,9 +6,11 @@ mod walk;
 mod tests;
 
 use super::layout::{be32, be64};
-use super::table::Table;
 use crate::memory::DmaFault;
-pub(crate) use walk::{check, read, walk, write};
+use bareverbs_transport::Table;
+#[cfg(test)]
+use walk::walk;
+pub(crate) use walk::{check, read, update, write};
 
 /// Flag bits of an MTT entry.
 const FLAGS: u64 = 0x7;
@@ -300,6 +302,24 @@ impl Mkey {
             *slot = word;
         }
         true
+    }
+}
+
+/// Invalidates a key on request of the peer (SEND with invalidate). Returns `false` if the peer may
+/// not.
+pub(crate) fn invalidate(keys: &mut Mkeys, who: Accessor, key: u32) -> bool {
+    match keys.get_mut(key >> 8) {
+        Some(mkey)
+            if u32::from(mkey.variant) == key & 0xff
+                && !mkey.free
+                && mkey.remote_invalidate
+                && mkey.pd == who.pd
+                && (mkey.qp == ANY_QP || mkey.qp == who.qp) =>
+        {
+            mkey.free = true;
+            true
+        }
+        _ => false,
     }
 }
 

@@ -1,12 +1,12 @@
 //! Creation, modification and destruction of EQs, CQs, mkeys, SRQs and the netdev's RQs.
 
-use super::core::{Core, Counters};
+use super::core::Core;
 use super::cq::{self, CqSetup, Moderation};
 use super::eq::{self, EqSetup, EventKind};
 use super::ethernet::{self, Rq, RqSetup, RqState};
 use super::mkey::{self, Accessor, KeyKind, Mkey};
 use super::srq::{self, SrqSetup};
-use super::{Engine, EngineError, ReceiveQueue, Ring, Traffic};
+use super::{Counters, Engine, EngineError, ReceiveQueue, Ring, Traffic};
 
 impl Engine {
     // ---- event queues ----
@@ -71,7 +71,10 @@ impl Engine {
 
     /// Destroys a CQ. `EngineError::Busy` if another object uses it.
     pub fn destroy_cq(&mut self, number: u32) -> Result<(), EngineError> {
-        let used = self.qps.iter().any(|qp| qp.setup.send_cq == number || qp.setup.receive_cq == number)
+        let used = self
+            .qps
+            .iter()
+            .any(|qp| qp.queues.setup.send_cq == number || qp.queues.setup.receive_cq == number)
             || self.core.srqs.iter().any(|srq| srq.setup.cq == Some(number))
             || self.rqs.iter().any(|rq| rq.setup.cq == number);
         if used && self.core.cqs.get(number).is_some() {
@@ -216,7 +219,11 @@ impl Engine {
 
     /// Destroys an SRQ. `EngineError::Busy` if a QP uses it.
     pub fn destroy_srq(&mut self, number: u32) -> Result<(), EngineError> {
-        if self.qps.iter().any(|qp| matches!(qp.setup.receive, ReceiveQueue::Shared(srq) if srq == number)) {
+        if self
+            .qps
+            .iter()
+            .any(|qp| matches!(qp.queues.setup.receive, ReceiveQueue::Shared(srq) if srq == number))
+        {
             return Err(EngineError::Busy);
         }
         self.core.srqs.remove(number).ok_or(EngineError::Missing)?;
@@ -292,7 +299,7 @@ impl Engine {
 
     /// Whether an object uses a PD.
     pub(crate) fn uses_pd(&self, pd: u32) -> bool {
-        self.qps.iter().any(|qp| qp.setup.pd == pd)
+        self.qps.iter().any(|qp| qp.queues.setup.pd == pd)
             || self.core.srqs.iter().any(|srq| srq.setup.pd == pd)
             || self.rqs.iter().any(|rq| rq.setup.pd == pd)
             || self.core.mkeys.iter().any(|key| key.pd == pd && !key.free)
@@ -300,7 +307,7 @@ impl Engine {
 
     /// Whether an object uses an XRC domain.
     pub(crate) fn uses_xrcd(&self, xrcd: u32) -> bool {
-        self.qps.iter().any(|qp| qp.setup.xrcd == Some(xrcd))
+        self.qps.iter().any(|qp| qp.queues.setup.xrcd == Some(xrcd))
             || self.core.srqs.iter().any(|srq| srq.setup.xrcd == Some(xrcd))
     }
 

@@ -2,7 +2,7 @@
 //! `include/linux/mlx5/device.h`).
 
 use super::layout::page_fault;
-use super::table::Table;
+use bareverbs_transport::Table;
 
 /// Fault types, as in the event and in the driver's answer.
 pub(crate) mod kind {

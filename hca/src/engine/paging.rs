@@ -7,7 +7,7 @@
 //! `EngineError::Missing`.
 
 use super::page_fault::{Fault, Faults, kind};
-use super::{Engine, EngineError, requester, responder};
+use super::{Engine, EngineError};
 
 impl Engine {
     /// The driver's answer to a page fault: the page is present, or the fault-in `failed`. `kind`
@@ -28,11 +28,7 @@ impl Engine {
     /// Resumes the QP that waits for this fault. A QP that was reset since isn't waiting and is
     /// unaffected.
     fn release(&mut self, fault: Fault, failed: bool) {
-        if let Some(qp) = self.qps.get_mut(fault.qp) {
-            requester::resume(qp, &mut self.core, fault.token, failed);
-            responder::resume(qp, &mut self.core, fault.token, failed);
-            self.wake(fault.qp);
-        }
+        self.qps.resume(&mut self.core, fault.qp, fault.token, failed);
     }
 
     /// Discards the faults of a destroyed QP's own WQEs. The driver doesn't answer those that it

@@ -1,7 +1,8 @@
 //! The device's port: addresses and tables.
 
+use bareverbs_transport::AddressVector;
+
 use super::packet::{Global, Link, Network, Route};
-use super::wqe::AddressVector;
 
 /// Size of the GID table of an Ethernet port.
 pub(crate) const GIDS: usize = 64;
@@ -150,9 +151,4 @@ impl Port {
 /// Whether a GID holds an IPv4 address.
 pub(crate) fn is_ipv4(gid: &[u8; 16]) -> bool {
     gid[..10] == [0; 10] && gid[10..12] == [0xff, 0xff]
-}
-
-/// Whether two P_Keys match: the same nonzero partition, and at least one full member.
-pub(crate) fn pkeys_match(left: u16, right: u16) -> bool {
-    left & 0x7fff != 0 && left & 0x7fff == right & 0x7fff && (left | right) & 0x8000 != 0
 }

@@ -1,10 +1,9 @@
 //! Creation, modification and destruction of QPs, and their multicast groups.
 
-use super::error_state::enter_error;
-use super::qp::Qp;
-use super::qp::migration;
-use super::{Engine, EngineError, Progress, QpAttributes, QpSetup, Rate, ReceiveQueue, Service, State};
-use super::{limits, requester};
+use super::queues::QpQueues;
+use super::{
+    Engine, EngineError, Progress, QpAttributes, QpSetup, Rate, ReceiveQueue, Service, State, limits,
+};
 
 impl Engine {
     /// Creates a QP in RESET.
@@ -36,38 +35,41 @@ impl Engine {
                 return Err(EngineError::Invalid);
             }
         }
-        self.qps.insert_with(|number| Qp::new(number, setup, attributes)).ok_or(EngineError::Full)
+        self.qps.create(|number| QpQueues::new(number, setup), attributes).ok_or(EngineError::Full)
     }
 
     /// Destroys a QP and discards its work.
     pub fn destroy_qp(&mut self, number: u32) -> Result<(), EngineError> {
-        self.qps.remove(number).ok_or(EngineError::Missing)?;
-        self.remove_faults_of_qp(number);
-        for members in self.groups.values_mut() {
-            members.retain(|member| *member != number);
+        if !self.qps.destroy(number) {
+            return Err(EngineError::Missing);
         }
-        self.groups.retain(|_, members| !members.is_empty());
+        self.remove_faults_of_qp(number);
         Ok(())
     }
 
     /// The state and attributes of a QP.
     pub fn qp_attributes(&self, number: u32) -> Result<(State, &QpAttributes), EngineError> {
-        self.qps.get(number).map(|qp| (qp.state, &qp.attributes)).ok_or(EngineError::Missing)
+        self.qps.get(number).map(|qp| (qp.state(), &qp.attributes)).ok_or(EngineError::Missing)
     }
 
     /// The counters of a QP.
     pub(crate) fn qp_progress(&self, number: u32) -> Result<Progress, EngineError> {
         let qp = self.qps.get(number).ok_or(EngineError::Missing)?;
-        let (done, posted) = qp.requester.counters();
-        let (next_psn, acknowledged_psn) = qp.requester.sequence();
-        let (expected_psn, messages) = qp.responder.sequence();
-        let received = qp.responder.consumed();
-        Ok(Progress { done, posted, next_psn, acknowledged_psn, expected_psn, messages, received })
+        let queues = &qp.queues;
+        Ok(Progress {
+            done: qp.oldest_send().map_or(queues.next_wqe, |wqe| wqe.index),
+            posted: queues.posted,
+            next_psn: qp.next_psn(),
+            acknowledged_psn: qp.acknowledged_psn(),
+            expected_psn: qp.expected_psn(),
+            messages: qp.messages(),
+            received: queues.consumed,
+        })
     }
 
     /// The parameters of a QP.
     pub fn qp_setup(&self, number: u32) -> Result<&QpSetup, EngineError> {
-        self.qps.get(number).map(|qp| &qp.setup).ok_or(EngineError::Missing)
+        self.qps.get(number).map(|qp| &qp.queues.setup).ok_or(EngineError::Missing)
     }
 
     /// Moves a QP to a state with new attributes. The caller checks that the transition is legal.
@@ -77,39 +79,19 @@ impl Engine {
         state: State,
         attributes: QpAttributes,
     ) -> Result<(), EngineError> {
-        let qp = self.qps.get_mut(number).ok_or(EngineError::Missing)?;
-        let before = qp.state;
-        qp.attributes = attributes;
-        match state {
-            State::Reset => qp.reset(),
-            State::Error => enter_error(qp, &mut self.core),
-            _ => qp.state = state,
-        }
-        match (before, state) {
-            (State::Init, State::ReadyToReceive) => qp.responder.start(&qp.attributes),
-            (State::ReadyToReceive, State::ReadyToSend) => qp.requester.start(&qp.attributes),
-            (State::SendQueueError, State::ReadyToSend) => requester::recover(qp),
-            (_, State::SendQueueDrained) => qp.requester.drained = false,
-            _ => {}
-        }
-        self.wake(number);
-        Ok(())
+        let moved = self.qps.modify(&mut self.core, number, state, attributes);
+        if moved { Ok(()) } else { Err(EngineError::Missing) }
     }
 
     /// Sets the rate limit of a QP's sends.
     pub fn set_rate(&mut self, number: u32, rate: Option<Rate>) -> Result<(), EngineError> {
-        let qp = self.qps.get_mut(number).ok_or(EngineError::Missing)?;
-        qp.attributes.rate = rate;
-        qp.requester.pace_until = None;
-        qp.requester.paced_end = 0;
-        self.wake(number);
-        Ok(())
+        if self.qps.set_rate(number, rate) { Ok(()) } else { Err(EngineError::Missing) }
     }
 
     /// Moves an armed QP to its alternate path. `EngineError::Invalid` if it isn't armed.
     pub fn migrate_qp(&mut self, number: u32) -> Result<(), EngineError> {
-        let qp = self.qps.get_mut(number).ok_or(EngineError::Missing)?;
-        if migration::migrate(qp, &mut self.core) { Ok(()) } else { Err(EngineError::Invalid) }
+        self.qps.get(number).ok_or(EngineError::Missing)?;
+        if self.qps.migrate(&mut self.core, number) { Ok(()) } else { Err(EngineError::Invalid) }
     }
 
     /// Changes the parameters of a QP in RESET.
@@ -119,59 +101,43 @@ impl Engine {
         change: impl FnOnce(&mut QpSetup),
     ) -> Result<(), EngineError> {
         let qp = self.qps.get_mut(number).ok_or(EngineError::Missing)?;
-        change(&mut qp.setup);
+        change(&mut qp.queues.setup);
         Ok(())
     }
 
     /// Handles a send doorbell.
     pub fn ring_qp(&mut self, number: u32) {
-        self.wake(number);
+        self.qps.wake(number);
     }
 
     /// Handles a BlueFlame write of a whole WQE, which need not be read from the ring.
     pub(super) fn blueflame(&mut self, number: u32, wqe: Box<[u8]>) {
         if let Some(qp) = self.qps.get_mut(number) {
-            qp.requester.set_bf_wqe(wqe);
+            qp.queues.set_bf_wqe(wqe);
         }
-        self.wake(number);
-    }
-
-    pub(super) fn wake(&mut self, number: u32) {
-        if let Some(qp) = self.qps.get_mut(number)
-            && !std::mem::replace(&mut qp.queued, true)
-        {
-            self.ready.push_back(number);
-        }
+        self.qps.wake(number);
     }
 
     /// Adds a queue pair to a multicast group.
     pub(crate) fn attach(&mut self, group: [u8; 16], number: u32) -> Result<(), EngineError> {
         let qp = self.qps.get(number).ok_or(EngineError::Missing)?;
-        if !matches!(qp.setup.service, Service::Datagram(None)) {
+        if !matches!(qp.queues.setup.service, Service::Datagram(None)) {
             return Err(EngineError::Invalid);
         }
-        if !self.groups.contains_key(&group) && self.groups.len() >= limits::GROUPS {
-            return Err(EngineError::Full);
-        }
-        let members = self.groups.entry(group).or_default();
+        let members = self.qps.group(&group);
         if members.contains(&number) {
             return Ok(());
         }
-        if members.len() >= limits::QPS_PER_GROUP {
+        let full = members.is_empty() && self.qps.groups() >= limits::GROUPS;
+        if full || members.len() >= limits::QPS_PER_GROUP {
             return Err(EngineError::Full);
         }
-        members.push(number);
+        self.qps.attach(group, number);
         Ok(())
     }
 
     /// Removes a queue pair from a multicast group.
     pub(crate) fn detach(&mut self, group: [u8; 16], number: u32) -> Result<(), EngineError> {
-        let members = self.groups.get_mut(&group).ok_or(EngineError::Missing)?;
-        let at = members.iter().position(|member| *member == number).ok_or(EngineError::Missing)?;
-        members.remove(at);
-        if members.is_empty() {
-            self.groups.remove(&group);
-        }
-        Ok(())
+        if self.qps.detach(&group, number) { Ok(()) } else { Err(EngineError::Missing) }
     }
 }

@@ -1,5 +1,7 @@
 //! Service types of QPs.
 
+use bareverbs_transport::ManagementQp;
+
 use super::packet::Transport;
 
 /// Service type of a QP.
@@ -15,15 +17,6 @@ pub enum Service {
     Ethernet,
 }
 
-/// The two management QPs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ManagementQp {
-    /// Subnet management (SMI), QP 0.
-    Smi,
-    /// General services (GSI), QP 1.
-    Gsi,
-}
-
 impl Default for Service {
     fn default() -> Self {
         Self::Connected(Transport::Rc)
@@ -31,17 +24,12 @@ impl Default for Service {
 }
 
 impl Service {
-    /// The transport of its packets. `None` for a QP without packets.
-    pub(crate) fn transport(self) -> Option<Transport> {
+    /// The service type on the wire. `None` for a QP without packets.
+    pub(crate) fn with_packets(self) -> Option<bareverbs_transport::Service> {
         match self {
-            Self::Connected(transport) => Some(transport),
-            Self::Datagram(_) => Some(Transport::Ud),
+            Self::Connected(transport) => Some(bareverbs_transport::Service::Connected(transport)),
+            Self::Datagram(management) => Some(bareverbs_transport::Service::Datagram(management)),
             Self::RegUmr | Self::Ethernet => None,
         }
-    }
-
-    /// Whether a failed send moves the QP to SQE rather than ERR, so that it keeps receiving.
-    pub(crate) fn send_errors_stay_local(self) -> bool {
-        matches!(self, Self::Datagram(_) | Self::Connected(Transport::Uc))
     }
 }

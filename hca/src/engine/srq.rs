@@ -1,27 +1,10 @@
-//! SRQs, and receive WQEs in general.
+//! SRQs, and the scatter lists of receive WQEs.
+
+use bareverbs_transport::{Receive, RecvFetch, Sge};
 
 use super::recorder::{Queue, Recording};
 use super::ring::Ring;
 use crate::memory::{DmaFault, DmaMap};
-
-/// An SGE.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sge {
-    pub(crate) length: u32,
-    pub(crate) key: u32,
-    pub(crate) address: u64,
-}
-
-/// A receive WQE in use by a message.
-#[derive(Clone, Debug)]
-pub(crate) struct Receive {
-    pub(crate) wqe_counter: u16,
-    /// The SRQ that it was taken from.
-    pub(crate) srq: Option<u32>,
-    pub(crate) sges: Vec<Sge>,
-    /// Bytes placed so far.
-    pub(crate) placed: u32,
-}
 
 /// Parses the SGEs of a receive WQE.
 pub(crate) fn scatter_list(bytes: &[u8]) -> Vec<Sge> {
@@ -73,14 +56,6 @@ pub(crate) struct Srq {
     pub(crate) failed: bool,
 }
 
-/// Result of fetching a receive WQE.
-pub(crate) enum RecvFetch {
-    Receive(Receive),
-    Empty,
-    /// The queue's memory is unreadable.
-    Fault,
-}
-
 impl Srq {
     pub(crate) fn new(number: u32, setup: SrqSetup, limit: u16) -> Self {
         Self { number, setup, head: 0, consumed: 0, limit, failed: false }
@@ -91,7 +66,7 @@ impl Srq {
     }
 
     /// Takes the next WQE. The second value is whether the limit event is due.
-    pub(crate) fn take(&mut self, memory: &DmaMap, recording: &mut Recording) -> (RecvFetch, bool) {
+    pub(crate) fn take(&mut self, memory: &DmaMap, recording: &mut Recording) -> (RecvFetch<u16>, bool) {
         match self.next(memory, recording) {
             Ok(Some((receive, left))) => {
                 let crossed = self.limit != 0 && left < self.limit;
@@ -109,7 +84,7 @@ impl Srq {
         &mut self,
         memory: &DmaMap,
         recording: &mut Recording,
-    ) -> Result<Option<(Receive, u16)>, DmaFault> {
+    ) -> Result<Option<(Receive<u16>, u16)>, DmaFault> {
         let posted = self.posted(memory)?;
         if posted == self.consumed {
             return Ok(None);
@@ -128,7 +103,7 @@ impl Srq {
             scatter_list(&wqe)
         };
         self.consumed = self.consumed.wrapping_add(1);
-        let receive = Receive { wqe_counter: index, srq: Some(self.number), sges, placed: 0 };
+        let receive = Receive { wqe: index, srq: Some(self.number), sges, placed: 0 };
         Ok(Some((receive, posted.wrapping_sub(self.consumed))))
     }
 }

@@ -2,11 +2,12 @@
 //! `MLX5_MKEY_MASK_*` in `include/linux/mlx5/`). The driver implements memory registration, memory
 //! windows and local invalidation with them.
 
+use bareverbs_transport::Status;
+
 use super::core::Core;
-use super::cq::Syndrome;
 use super::layout::{be32, be64, control, data, key_update};
 use super::mkey::{self, ANY_QP, Accessor, Context, access};
-use super::wqe::Work;
+use super::wqe::{Work, slice};
 
 mod flag {
     pub(super) const OFFSET: u8 = 0x10;
@@ -47,18 +48,18 @@ mod mask {
 }
 
 /// Executes a UMR WQE.
-pub(crate) fn execute(core: &mut Core, who: Accessor, work: &Work) -> Result<(), Syndrome> {
+pub(crate) fn execute(core: &mut Core, who: Accessor, work: &Work) -> Result<(), Status> {
     const CONTROL: usize = control::SIZE;
     const CONTEXT: usize = CONTROL + key_update::SIZE;
     const DATA: usize = 128;
-    let malformed = |_| Syndrome::LocalQpOperation;
-    let control = work.slice(CONTROL, key_update::SIZE).map_err(malformed)?;
+    let malformed = |_| Status::LocalQpOperation;
+    let control = slice(work, CONTROL, key_update::SIZE).map_err(malformed)?;
     let context: &[u8; 64] =
-        work.slice(CONTEXT, 64).map_err(malformed)?.try_into().map_err(|_| Syndrome::LocalQpOperation)?;
+        slice(work, CONTEXT, 64).map_err(malformed)?.try_into().map_err(|_| Status::LocalQpOperation)?;
     let short = |at: usize| u16::from_be_bytes([control[at], control[at + 1]]);
     let (flags, changes) = (control[key_update::FLAGS], be64(control, key_update::MKEY_MASK));
     if changes & !mask::KNOWN != 0 {
-        return Err(Syndrome::LocalQpOperation);
+        return Err(Status::LocalQpOperation);
     }
     let length = usize::from(short(key_update::XLT_OCTOWORDS)) * 16;
     let offset = if flags & flag::OFFSET != 0 {
@@ -73,16 +74,16 @@ pub(crate) fn execute(core: &mut Core, who: Accessor, work: &Work) -> Result<(),
     } else if flags & flag::INLINE != 0 {
         // Libraries pad inline data to a full block, and the padding may be missing from the WQE.
         let available = work.bytes.len().saturating_sub(DATA).min(length);
-        work.slice(DATA, available).map_err(malformed)?.to_vec()
+        slice(work, DATA, available).map_err(malformed)?.to_vec()
     } else {
-        let pointer = work.slice(DATA, data::SIZE).map_err(malformed)?;
+        let pointer = slice(work, DATA, data::SIZE).map_err(malformed)?;
         let mut bytes = vec![0; length.min(be32(pointer, data::BYTE_COUNT) as usize)];
         let place = (be32(pointer, data::LKEY), be64(pointer, data::ADDR));
         mkey::read(&core.mkeys, &core.memory, who, place, access::LOCAL_READ, &mut bytes)
-            .map_err(|_| Syndrome::LocalProtection)?;
+            .map_err(|_| Status::LocalProtection)?;
         bytes
     };
-    let key = core.mkeys.get_mut(work.immediate >> 8).ok_or(Syndrome::MemoryWindowBind)?;
+    let key = core.mkeys.get_mut(work.immediate >> 8).ok_or(Status::MemoryWindowBind)?;
     let allowed = key.umr && (key.pd == who.pd || who.any_pd);
     let free_as_wanted =
         !(flags & flag::MUST_BE_FREE != 0 && !key.free || flags & flag::MUST_BE_VALID != 0 && key.free);
@@ -90,7 +91,7 @@ pub(crate) fn execute(core: &mut Core, who: Accessor, work: &Work) -> Result<(),
     let bound_elsewhere =
         flags & flag::MUST_BE_VALID != 0 && !who.any_pd && key.qp != ANY_QP && key.qp != who.qp;
     if !allowed || !free_as_wanted || bound_elsewhere || !key.translate_from(offset, &translation) {
-        return Err(Syndrome::MemoryWindowBind);
+        return Err(Status::MemoryWindowBind);
     }
     let wants = |bit: u64| changes & bit != 0;
     if wants(mask::LENGTH) {

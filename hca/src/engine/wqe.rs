@@ -1,5 +1,7 @@
 //! Parser of untrusted send WQEs (`include/linux/mlx5/qp.h`).
 
+use bareverbs_transport::{AddressVector, Fence, Segment, Sge};
+
 use super::layout::{address, atomic, be32, be64, control, data, ethernet, remote, xrc};
 use super::mkey::TERMINATE_SCATTER_LIST_MKEY;
 use super::packet::{ExtendedAtomicMasks, Transport};
@@ -25,17 +27,18 @@ pub(crate) mod opcode {
     pub(crate) const UMR: u8 = 0x25;
 }
 
-/// The operation of a WQE.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
+/// An operation without packets of a QP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Local {
+    #[default]
     Nop,
     Umr,
-    Send { immediate: bool, invalidate: bool },
-    Write { immediate: bool },
-    Read,
-    Atomic { add: bool, masks: Option<ExtendedAtomicMasks> },
     Frame(Frame),
 }
+
+/// A parsed WQE. `bytes` holds the whole WQE.
+pub(crate) type Work = bareverbs_transport::Work<Local>;
+type Action = bareverbs_transport::Action<Local>;
 
 /// Parameters of an Ethernet frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,104 +51,24 @@ pub(crate) struct Frame {
 }
 
 /// The fence of a WQE (`MLX5_FENCE_MODE_*` in `include/linux/mlx5/qp.h`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fence {
-    None,
-    /// Waits for earlier UMRs: the "small" fence.
-    RegUmr,
-    /// Waits for earlier READs and atomics.
-    Answers,
-    /// Waits for all earlier WQEs.
-    Everything,
+fn fence(bits: u8) -> Option<Fence> {
+    Some(match bits {
+        // 1 is the small fence, which waits for earlier UMRs. They execute in order, so none is
+        // ever outstanding.
+        0 | 1 => Fence::None,
+        // With or without the small fence.
+        2 | 4 => Fence::Responses,
+        3 => Fence::Everything,
+        _ => return None,
+    })
 }
 
-impl Fence {
-    fn from_bits(bits: u8) -> Option<Self> {
-        Some(match bits {
-            0 => Self::None,
-            1 => Self::RegUmr,
-            // With or without the small fence.
-            2 | 4 => Self::Answers,
-            3 => Self::Everything,
-            _ => return None,
-        })
-    }
-}
-
-/// A segment of the data to send, or of the destination of a response.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Segment {
-    Inline { at: usize, length: u32 },
-    Memory { key: u32, address: u64, length: u32 },
-}
-
-impl Segment {
-    pub(crate) fn length(&self) -> u32 {
-        match self {
-            Self::Inline { length, .. } | Self::Memory { length, .. } => *length,
-        }
-    }
-}
-
-/// The address vector of a datagram.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct AddressVector {
-    pub(crate) qkey: u32,
-    pub(crate) qp: u32,
-    pub(crate) service_level: u8,
-    pub(crate) lid: u16,
-    pub(crate) mac: [u8; 6],
-    pub(crate) traffic_class: u8,
-    pub(crate) hop_limit: u8,
-    pub(crate) global: bool,
-    pub(crate) gid_index: u8,
-    pub(crate) flow_label: u32,
-    pub(crate) gid: [u8; 16],
-}
-
-/// A parsed WQE. Each QP has one and reuses it.
-#[derive(Clone, Debug)]
-pub(crate) struct Work {
-    pub(crate) action: Action,
-    pub(crate) opcode: u8,
+/// A WQE in execution.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SendWqe {
     pub(crate) index: u16,
     pub(crate) blocks: u16,
-    pub(crate) signaled: bool,
-    pub(crate) solicited: bool,
-    pub(crate) fence: Fence,
-    pub(crate) immediate: u32,
-    pub(crate) remote: (u64, u32),
-    pub(crate) swap_or_add: u64,
-    pub(crate) compare: u64,
-    pub(crate) srq: u32,
-    pub(crate) address: AddressVector,
-    pub(crate) segments: Vec<Segment>,
-    pub(crate) length: u64,
-    /// The bytes of the WQE. Inline segments refer to them.
-    pub(crate) bytes: Vec<u8>,
-}
-
-impl Default for Work {
-    fn default() -> Self {
-        Self {
-            action: Action::Nop,
-            opcode: 0,
-            index: 0,
-            blocks: 1,
-            signaled: false,
-            solicited: false,
-            fence: Fence::None,
-            immediate: 0,
-            remote: (0, 0),
-            swap_or_add: 0,
-            compare: 0,
-            srq: 0,
-            address: AddressVector::default(),
-            segments: Vec::new(),
-            length: 0,
-            bytes: Vec::with_capacity(BLOCK),
-        }
-    }
+    pub(crate) opcode: u8,
 }
 
 /// A malformed WQE.
@@ -162,54 +85,62 @@ pub(crate) fn units(bytes: &[u8; control::SIZE]) -> u8 {
     bytes[control::QPN_DS + 3] & 0x3f
 }
 
-impl Work {
-    /// Sets the fields of the control segment.
-    pub(crate) fn begin(&mut self, index: u16, bytes: &[u8; control::SIZE]) {
+impl SendWqe {
+    /// The WQE with this index and control segment.
+    pub(crate) fn new(index: u16, bytes: &[u8; control::SIZE]) -> Self {
+        Self { index, blocks: blocks(bytes), opcode: bytes[control::OPMOD_IDX_OPCODE + 3] }
+    }
+
+    /// The index of the next WQE.
+    pub(crate) fn end(self) -> u16 {
+        self.index.wrapping_add(self.blocks)
+    }
+
+    /// Sets the fields of `work` that are in the control segment.
+    pub(crate) fn begin(work: &mut Work, index: u16, bytes: &[u8; control::SIZE]) -> Self {
         let flags = bytes[control::FM_CE_SE];
-        self.index = index;
-        self.opcode = bytes[control::OPMOD_IDX_OPCODE + 3];
-        self.blocks = blocks(bytes);
-        self.signaled = flags & 0x0c >= 0x08;
-        self.solicited = flags & 0x02 != 0;
-        self.fence = Fence::from_bits(flags >> 5).unwrap_or(Fence::None);
-        self.immediate = be32(bytes, control::IMM);
-        self.segments.clear();
-        self.length = 0;
+        work.signaled = flags & 0x0c >= 0x08;
+        work.solicited = flags & 0x02 != 0;
+        work.fence = fence(flags >> 5).unwrap_or(Fence::None);
+        work.immediate = be32(bytes, control::IMM);
+        work.segments.clear();
+        work.length = 0;
+        Self::new(index, bytes)
     }
 
     /// Checks the index, QPN and reserved bits of the control segment.
-    pub(crate) fn check_control(&self, qp: u32) -> Result<(), Malformed> {
+    pub(crate) fn check_control(self, work: &Work, qp: u32) -> Result<(), Malformed> {
         /// Reserved bits of the flag byte. `RESERVED_UNITS` are those of the DS byte.
         const RESERVED_FLAGS: u8 = 0x11;
         const RESERVED_UNITS: u8 = 0xc0;
-        let bytes = self.slice(0, control::SIZE)?;
+        let bytes = slice(work, 0, control::SIZE)?;
         let (place, owner) = (be32(bytes, control::OPMOD_IDX_OPCODE), be32(bytes, control::QPN_DS));
         let flags = bytes[control::FM_CE_SE];
         let sound = place >> 8 == u32::from(self.index)
             && owner >> 8 == qp
             && owner as u8 & RESERVED_UNITS == 0
             && flags & RESERVED_FLAGS == 0
-            && Fence::from_bits(flags >> 5).is_some();
+            && fence(flags >> 5).is_some();
         if sound { Ok(()) } else { Err(Malformed) }
     }
 
-    /// Parses `self.bytes`, the whole WQE with its control segment.
-    pub(crate) fn parse(&mut self, service: Service) -> Result<(), Malformed> {
+    /// Parses `work.bytes`, the whole WQE with its control segment.
+    pub(crate) fn parse(self, work: &mut Work, service: Service) -> Result<(), Malformed> {
         use opcode::{
             COMPARE_SWAP, FETCH_ADD, LARGE_SEND, MASKED_COMPARE_SWAP, MASKED_FETCH_ADD, NOP, READ, SEND,
             SEND_IMMEDIATE, SEND_INVALIDATE, UMR, WRITE, WRITE_IMMEDIATE,
         };
         let mut at = control::SIZE;
-        self.action = match (self.opcode, service) {
+        work.action = match (self.opcode, service) {
             (NOP, _) => {
-                self.action = Action::Nop;
+                work.action = Action::Local(Local::Nop);
                 return Ok(());
             }
             (UMR, Service::Connected(Transport::Rc | Transport::Xrc) | Service::RegUmr) => {
-                self.action = Action::Umr;
+                work.action = Action::Local(Local::Umr);
                 return Ok(());
             }
-            (SEND | LARGE_SEND, Service::Ethernet) => return self.parse_frame(),
+            (SEND | LARGE_SEND, Service::Ethernet) => return self.parse_frame(work),
             (SEND, Service::Connected(_) | Service::Datagram(_)) => {
                 Action::Send { immediate: false, invalidate: false }
             }
@@ -229,55 +160,55 @@ impl Work {
             _ => return Err(Malformed),
         };
         if let Service::Datagram(_) = service {
-            self.address = parse_address(self.slice(at, address::SIZE)?)?;
+            work.address = parse_address(slice(work, at, address::SIZE)?)?;
             at += address::SIZE;
         }
         if let Service::Connected(Transport::Xrc) = service {
-            self.srq = be32(self.slice(at, xrc::SIZE)?, xrc::XRC_SRQN) & 0xff_ffff;
+            work.srq = be32(slice(work, at, xrc::SIZE)?, xrc::XRC_SRQN) & 0xff_ffff;
             at += xrc::SIZE;
         }
-        if matches!(self.action, Action::Write { .. } | Action::Read | Action::Atomic { .. }) {
-            let bytes = self.slice(at, remote::SIZE)?;
+        if matches!(work.action, Action::Write { .. } | Action::Read | Action::Atomic { .. }) {
+            let bytes = slice(work, at, remote::SIZE)?;
             if be32(bytes, remote::RESERVED) != 0 {
                 return Err(Malformed);
             }
-            self.remote = (be64(bytes, remote::RADDR), be32(bytes, remote::RKEY));
+            work.remote = (be64(bytes, remote::RADDR), be32(bytes, remote::RKEY));
             at += remote::SIZE;
         }
-        if let Action::Atomic { .. } = self.action {
-            at = self.parse_atomic(at)?;
+        if let Action::Atomic { .. } = work.action {
+            at = self.parse_atomic(work, at)?;
         }
-        self.parse_segments(at)?;
-        match self.action {
-            Action::Atomic { .. } if self.length != 8 => Err(Malformed),
+        parse_segments(work, at)?;
+        match work.action {
+            Action::Atomic { .. } if work.length != 8 => Err(Malformed),
             Action::Read | Action::Atomic { .. } => {
                 // Responses can't be scattered to inline segments.
-                let in_memory = self.segments.iter().all(|segment| matches!(segment, Segment::Memory { .. }));
+                let in_memory = work.segments.iter().all(|segment| matches!(segment, Segment::Memory { .. }));
                 if in_memory { Ok(()) } else { Err(Malformed) }
             }
             _ => Ok(()),
         }
     }
 
-    fn parse_atomic(&mut self, at: usize) -> Result<usize, Malformed> {
-        let operands = self.slice(at, atomic::SIZE)?;
+    fn parse_atomic(self, work: &mut Work, at: usize) -> Result<usize, Malformed> {
+        let operands = slice(work, at, atomic::SIZE)?;
         let (first, second) = (be64(operands, atomic::SWAP_ADD), be64(operands, atomic::COMPARE));
-        (self.swap_or_add, self.compare) = (first, second);
+        (work.swap_or_add, work.compare) = (first, second);
         let add = self.opcode == opcode::FETCH_ADD || self.opcode == opcode::MASKED_FETCH_ADD;
         match self.opcode {
             opcode::MASKED_COMPARE_SWAP => {
-                let masks = self.slice(at + 16, 16)?;
+                let masks = slice(work, at + 16, 16)?;
                 let masks = ExtendedAtomicMasks {
                     compares: true,
                     swap_or_boundary: be64(masks, 0),
                     compare: be64(masks, 8),
                 };
-                self.action = Action::Atomic { add, masks: Some(masks) };
+                work.action = Action::Atomic { add, masks: Some(masks) };
                 Ok(at + 32)
             }
             opcode::MASKED_FETCH_ADD => {
                 let masks = ExtendedAtomicMasks { compares: false, swap_or_boundary: second, compare: 0 };
-                self.action = Action::Atomic { add, masks: Some(masks) };
+                work.action = Action::Atomic { add, masks: Some(masks) };
                 Ok(at + 16)
             }
             _ => Ok(at + 16),
@@ -285,11 +216,11 @@ impl Work {
     }
 
     /// Parses the Ethernet segment: flags and inline headers.
-    fn parse_frame(&mut self) -> Result<(), Malformed> {
+    fn parse_frame(self, work: &mut Work) -> Result<(), Malformed> {
         const AT: usize = control::SIZE;
         /// Largest value of the 14-bit MSS.
         const LARGEST_SEGMENT: u16 = 0x3fff;
-        let bytes = self.slice(AT, ethernet::SIZE)?;
+        let bytes = slice(work, AT, ethernet::SIZE)?;
         let short = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
         let (checksum, segment) = (bytes[ethernet::CS_FLAGS], short(ethernet::MSS));
         let segment = match (self.opcode, segment) {
@@ -301,49 +232,50 @@ impl Work {
         let inline = usize::from(header);
         if inline > 0 {
             let at = AT + ethernet::INLINE_START;
-            self.slice(at, inline)?;
-            self.segments.push(Segment::Inline { at, length: inline as u32 });
-            self.length += inline as u64;
+            slice(work, at, inline)?;
+            work.segments.push(Segment::Inline { at, length: inline as u32 });
+            work.length += inline as u64;
         }
         let after = AT + ethernet::SIZE + inline.saturating_sub(2).next_multiple_of(16);
-        self.action = Action::Frame(Frame { checksum, header, segment });
-        self.parse_segments(after)
+        work.action = Action::Local(Local::Frame(Frame { checksum, header, segment }));
+        parse_segments(work, after)
     }
+}
 
-    fn parse_segments(&mut self, from: usize) -> Result<(), Malformed> {
-        const INLINE: u32 = 0x8000_0000;
-        const INLINE_LENGTH: u32 = 0x3ff;
-        let mut at = from;
-        while at < self.bytes.len() {
-            let head = be32(self.slice(at, 4)?, data::BYTE_COUNT);
-            if head & INLINE != 0 {
-                let length = head & INLINE_LENGTH;
-                if head & !(INLINE | INLINE_LENGTH) != 0 {
-                    return Err(Malformed);
-                }
-                self.slice(at + 4, length as usize)?;
-                self.segments.push(Segment::Inline { at: at + 4, length });
-                self.length += u64::from(length);
-                at = (at + 4 + length as usize).next_multiple_of(16);
-                continue;
+fn parse_segments(work: &mut Work, from: usize) -> Result<(), Malformed> {
+    const INLINE: u32 = 0x8000_0000;
+    const INLINE_LENGTH: u32 = 0x3ff;
+    let mut at = from;
+    while at < work.bytes.len() {
+        let head = be32(slice(work, at, 4)?, data::BYTE_COUNT);
+        if head & INLINE != 0 {
+            let length = head & INLINE_LENGTH;
+            if head & !(INLINE | INLINE_LENGTH) != 0 {
+                return Err(Malformed);
             }
-            let entry = self.slice(at, data::SIZE)?;
-            let (key, address) = (be32(entry, data::LKEY), be64(entry, data::ADDR));
-            at += data::SIZE;
-            if head == 0 && key == TERMINATE_SCATTER_LIST_MKEY {
-                break;
-            }
-            if head != 0 {
-                self.segments.push(Segment::Memory { key, address, length: head });
-                self.length += u64::from(head);
-            }
+            slice(work, at + 4, length as usize)?;
+            work.segments.push(Segment::Inline { at: at + 4, length });
+            work.length += u64::from(length);
+            at = (at + 4 + length as usize).next_multiple_of(16);
+            continue;
         }
-        Ok(())
+        let entry = slice(work, at, data::SIZE)?;
+        let (key, address) = (be32(entry, data::LKEY), be64(entry, data::ADDR));
+        at += data::SIZE;
+        if head == 0 && key == TERMINATE_SCATTER_LIST_MKEY {
+            break;
+        }
+        if head != 0 {
+            work.segments.push(Segment::Memory(Sge { key, address, length: head }));
+            work.length += u64::from(head);
+        }
     }
+    Ok(())
+}
 
-    pub(crate) fn slice(&self, at: usize, length: usize) -> Result<&[u8], Malformed> {
-        self.bytes.get(at..at.checked_add(length).ok_or(Malformed)?).ok_or(Malformed)
-    }
+/// A range of the WQE.
+pub(crate) fn slice(work: &Work, at: usize, length: usize) -> Result<&[u8], Malformed> {
+    work.bytes.get(at..at.checked_add(length).ok_or(Malformed)?).ok_or(Malformed)
 }
 
 fn parse_address(bytes: &[u8]) -> Result<AddressVector, Malformed> {
@@ -378,8 +310,7 @@ mod tests {
     fn parse(service: Service, bytes: &[u8]) -> Result<Work, Malformed> {
         let mut work = Work { bytes: bytes.to_vec(), ..Work::default() };
         let control: [u8; 16] = bytes[..16].try_into().unwrap();
-        work.begin(0, &control);
-        work.parse(service).map(|()| work)
+        SendWqe::begin(&mut work, 0, &control).parse(&mut work, service).map(|()| work)
     }
 
     fn control(opcode: u8, units: u8) -> Vec<u8> {

@@ -12,7 +12,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::{Fabric, Origin, transport};
+use bareverbs_transport::bth;
+
+use super::{Fabric, Origin};
 use crate::engine::packet::{Global, Link, Network, Packet, Route};
 
 /// The greeting; its last byte is the protocol version.
@@ -60,7 +62,7 @@ impl InterSwitchLink {
 pub(super) fn packet_body(packet: &Packet) -> Vec<u8> {
     let mut body = vec![kind::PACKET];
     write_route(&packet.route, &mut body);
-    transport::write(packet, &mut body);
+    bth::write(packet, &mut body);
     body
 }
 
@@ -167,7 +169,7 @@ pub(super) fn parse(body: &[u8], packets: &mut Vec<Packet>, frames: &mut Vec<Vec
     match body.split_first()? {
         (&kind::PACKET, rest) => {
             let (route, rest) = read_route(rest)?;
-            packets.push(transport::read(route, rest)?);
+            packets.push(bth::read(route, rest)?);
         }
         (&kind::FRAME, rest) if rest.len() >= 14 => frames.push(rest.to_vec()),
         _ => return None,
@@ -238,8 +240,16 @@ fn read_route(bytes: &[u8]) -> Option<(Route, &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fabric::transport::tests::any_packet;
     use proptest::prelude::*;
+
+    /// Packets of all transports and operations.
+    fn any_packet() -> impl Strategy<Value = Packet> {
+        proptest::collection::vec(any::<[u8; 4]>(), 3..30).prop_filter_map("a valid BTH", |mut words| {
+            // Header version 0.
+            words[0][1] &= 0xf0;
+            bth::read(Route::default(), words.as_flattened())
+        })
+    }
 
     proptest! {
         #[test]

@@ -5,7 +5,9 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use super::{Fabric, inter_switch_link, wire};
+use bareverbs_transport::roce;
+
+use super::{Fabric, inter_switch_link};
 use crate::engine::packet::{Link, Packet};
 
 /// A message of an inter-switch link.
@@ -39,12 +41,12 @@ pub fn encode_message(message: &Message) -> Vec<u8> {
 
 /// Decodes a RoCE v2 frame and verifies its checksums. Returns `None` if it is malformed.
 pub fn decode_frame(frame: &[u8]) -> Option<Packet> {
-    wire::decode(frame)
+    roce::decode(frame)
 }
 
 /// Encodes a packet as a RoCE v2 frame.
 pub fn encode_frame(packet: &Packet) -> Vec<u8> {
-    wire::encode(packet)
+    roce::encode(packet)
 }
 
 /// Reads bytes from a peer that has greeted and then closes the link, into a fabric without ports.

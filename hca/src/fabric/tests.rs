@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::engine::packet::{Headers, Operation, Route, Transport};
+use bareverbs_transport::roce;
 
 fn addresses(lid: u16) -> Addresses {
     Addresses { lid, gids: Vec::new(), mac: [2, 0, 0, 0, 0, lid as u8] }
@@ -151,7 +152,7 @@ fn pcap_matches_sent_packets() {
     while at < bytes.len() {
         let length = word(at + 8) as usize;
         assert_eq!(word(at + 12) as usize, length);
-        read.push(wire::decode(&bytes[at + 16..][..length]).expect("a sound RoCE v2 frame"));
+        read.push(roce::decode(&bytes[at + 16..][..length]).expect("a sound RoCE v2 frame"));
         at += 16 + length;
     }
     assert_eq!(read.len(), sent.len());

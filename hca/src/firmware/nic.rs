@@ -7,7 +7,7 @@ use super::headers::OUTER;
 use super::layout::object::Sqc;
 use super::limits;
 use super::rss::Hash;
-use crate::engine::table::Table;
+use bareverbs_transport::Table;
 
 const MTU: u16 = 9978;
 

@@ -8,7 +8,7 @@ use super::opcode;
 use super::state::{Firmware, QpEntry};
 use super::work_queue::{PAGES, ring};
 use crate::engine::packet::{PSN_MASK, Transport};
-use crate::engine::{Engine, ManagementQp, QpAttributes, QpSetup, ReceiveQueue, Service, State};
+use crate::engine::{Engine, ManagementQp, Migration, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 
 /// Receive queue types in the context.
 mod receive {
@@ -132,8 +132,8 @@ impl Firmware {
         let entry = self.qps.get(&number).ok_or(Status::BadResource)?;
         reply.view::<QueryQpOut>()?;
         let mut context = reply.view_at::<Qpc>(CONTEXT)?;
-        context.fill(&entry.context).set(Qpc::STATE, state as u8);
-        context.set(Qpc::PM_STATE, attributes.migration as u8);
+        context.fill(&entry.context).set(Qpc::STATE, state_code(state));
+        context.set(Qpc::PM_STATE, migration_code(attributes.migration));
         if attributes.on_alternate {
             use_alternate_path(&mut context);
         }
@@ -176,6 +176,28 @@ impl Firmware {
 pub(super) fn use_alternate_path(context: &mut ViewMut<'_, Qpc>) {
     let path = context.part(Qpc::SECONDARY_ADDRESS_PATH).raw().to_vec();
     context.part(Qpc::PRIMARY_ADDRESS_PATH).fill(&path);
+}
+
+/// The code of a state (`MLX5_QP_STATE_*` in `include/linux/mlx5/qp.h`).
+fn state_code(state: State) -> u8 {
+    match state {
+        State::Reset => 0,
+        State::Init => 1,
+        State::ReadyToReceive => 2,
+        State::ReadyToSend => 3,
+        State::SendQueueError => 4,
+        State::SendQueueDrained => 5,
+        State::Error => 6,
+    }
+}
+
+/// The code of a path migration state (`MLX5_QP_PM_*` in `include/linux/mlx5/qp.h`).
+pub(super) fn migration_code(state: Migration) -> u8 {
+    match state {
+        Migration::Armed => 0,
+        Migration::Rearm => 1,
+        Migration::Migrated => 3,
+    }
 }
 
 /// The address vector of an address path.

@@ -2,7 +2,7 @@
 
 use super::command::{Result, Status};
 use super::{limits, opcode};
-use crate::engine::table::Table;
+use bareverbs_transport::Table;
 
 /// The first UAR page, after the initialization segment and the MSI-X tables.
 pub(crate) const FIRST_UAR: u32 = 8;

@@ -13,7 +13,7 @@ use super::layout::traffic::TrafficCounter;
 use super::limits::{LOG_FLOW_COUNTERS, LOG_FLOW_TABLES};
 use super::nic::Nic;
 use crate::engine::Engine;
-use crate::engine::table::Table;
+use bareverbs_transport::Table;
 
 /// Table type of NIC receive. Tables of other types are stored and never evaluated, because sends
 /// are not steered.

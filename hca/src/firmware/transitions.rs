@@ -5,7 +5,7 @@ use super::command::{Reply, Request, Result, Status};
 use super::layout::command::{CreateQpIn, CreateQpOut};
 use super::layout::object::{AddressPath, Qpc};
 use super::opcode;
-use super::qps::{address, supported_ece, use_alternate_path};
+use super::qps::{address, migration_code, supported_ece, use_alternate_path};
 use super::state::Firmware;
 use crate::engine::{AlternatePath, Engine, Migration, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 
@@ -342,7 +342,7 @@ impl Firmware {
 fn migration(context: &View<'_, Qpc>) -> Result<Migration> {
     [Migration::Armed, Migration::Rearm, Migration::Migrated]
         .into_iter()
-        .find(|state| *state as u8 == context.get8(Qpc::PM_STATE))
+        .find(|state| migration_code(*state) == context.get8(Qpc::PM_STATE))
         .ok_or(Status::BadParameter)
 }
 

@@ -189,3 +189,28 @@ pub(crate) fn write(
         Ok(())
     })
 }
+
+/// Atomically updates the little-endian operand of eight bytes at an aligned address of a key's
+/// range, and returns its old value.
+pub(crate) fn update(
+    keys: &Mkeys,
+    memory: &DmaMap,
+    who: Accessor,
+    (key, address): (u32, u64),
+    rights: u8,
+    change: impl Fn(u64) -> u64,
+) -> Result<u64, AccessError> {
+    const SIZE: usize = size_of::<u64>();
+    let mut place = None;
+    walk(keys, who, key, address, SIZE as u64, rights, &mut |piece| {
+        place = Some(piece);
+        Ok(())
+    })?;
+    let change = |old: u64| change(u64::from_le(old)).to_le();
+    let original = match place {
+        Some((Place::Guest(address), SIZE)) => memory.update_u64(address, change)?,
+        Some((Place::DeviceMemory(offset), SIZE)) => memory.device_memory().update_u64(offset, change)?,
+        _ => return Err(AccessError::Bounds),
+    };
+    Ok(u64::from_le(original))
+}

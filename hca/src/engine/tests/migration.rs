@@ -2,9 +2,8 @@
 
 use super::qp_pair::{DATA, Pair, data, remote};
 use crate::engine::packet::{Route, Transport};
-use crate::engine::qp::migration::{AlternatePath, Migration};
 use crate::engine::wqe::opcode;
-use crate::engine::{EventKind, Packet, QpAttributes, State};
+use crate::engine::{AlternatePath, EventKind, Migration, Packet, QpAttributes, State};
 
 const FROM: u64 = DATA + 0x100;
 const TO: u64 = DATA + 0x4_0000;

@@ -1,0 +1,258 @@
+//! Packetization of WQEs.
+
+use super::complete::{fail, retire, wait_for_page};
+use crate::device::{AccessError, Device, PageFault, Queues};
+use crate::gather::gather;
+use crate::packet::{Atomic, Datagram, Headers, Operation, PSN_MASK, Packet, Remote, Transport};
+use crate::qp::Qp;
+use crate::qp::migration::Migration;
+use crate::qp::requester_state::Response;
+use crate::service::{ManagementQp, Service};
+use crate::status::Status;
+use crate::work::Action;
+
+/// An ACK is requested at least every so many packets of a message.
+const ACK_EVERY: u32 = 32;
+
+/// What a packet's transmission has done.
+struct Sent {
+    /// Payload bytes that the QP's rate limit counts.
+    bytes: u64,
+    /// Whether the WQE is completely sent.
+    whole: bool,
+}
+
+/// Sends the packet at the cursor. Returns the number of payload bytes that were sent.
+pub(super) fn next<D: Device>(qp: &mut Qp<D>, device: &mut D) -> u64 {
+    let (which, packet) = qp.requester.cursor;
+    let Some(inflight) = qp.requester.inflight.get(which) else { return 0 };
+    if inflight.failure.is_some() {
+        qp.requester.cursor_passed();
+        return 0;
+    }
+    if !device.reload(&mut qp.queues, &mut qp.requester.work, inflight.wqe) {
+        // The WQE was valid when it was first read. The driver has changed it during its execution.
+        fail(qp, device, which, Status::LocalQpOperation);
+        return 0;
+    }
+    let result = match qp.requester.work.action {
+        Action::Local(_) => {
+            let result = device.execute(&qp.queues, &qp.requester.work);
+            qp.requester.cursor_passed();
+            result.map(|bytes| Sent { bytes, whole: true }).map_err(BlockReason::Failed)
+        }
+        Action::Read => {
+            read_request(qp, device, which, packet);
+            Ok(Sent { bytes: 0, whole: false })
+        }
+        Action::Atomic { .. } => {
+            atomic_request(qp, device, which);
+            Ok(Sent { bytes: 0, whole: false })
+        }
+        Action::Send { .. } if matches!(qp.queues.service(), Some(Service::Datagram(_))) => {
+            datagram(qp, device)
+        }
+        Action::Send { .. } | Action::Write { .. } => message(qp, device, which, packet),
+    };
+    match result {
+        Err(BlockReason::Failed(status)) => {
+            fail(qp, device, which, status);
+            0
+        }
+        Err(BlockReason::PageFault { committed, packet }) => {
+            wait_for_page(qp, device, which, PageFault::Send, (committed, packet), false);
+            0
+        }
+        Ok(Sent { bytes, whole }) => {
+            if let Some(inflight) = qp.requester.inflight.get_mut(which)
+                && whole
+                && matches!(inflight.response, Response::None)
+            {
+                inflight.done = true;
+            }
+            retire(qp, device);
+            bytes
+        }
+    }
+}
+
+/// Why a packet can't be sent.
+enum BlockReason {
+    Failed(Status),
+    /// An SGE lacks a page, after `committed` bytes of the message.
+    PageFault {
+        committed: u32,
+        packet: usize,
+    },
+}
+
+impl BlockReason {
+    fn of(refusal: AccessError, offset: u64, packet: usize) -> Self {
+        match refusal {
+            AccessError::Absent => Self::PageFault { committed: offset as u32, packet },
+            AccessError::Denied => Self::Failed(Status::LocalProtection),
+        }
+    }
+}
+
+fn packet<D: Device>(
+    qp: &Qp<D>,
+    operation: Operation,
+    psn: u32,
+    headers: Headers,
+    payload: Vec<u8>,
+) -> Packet {
+    let transport = qp.transport().unwrap_or(Transport::Rc);
+    let srq = (transport == Transport::Xrc).then_some(qp.requester.work.srq);
+    Packet {
+        route: qp.attributes.route,
+        transport,
+        operation,
+        solicited: false,
+        migrated: qp.attributes.migration == Migration::Migrated,
+        ack_request: false,
+        pkey: qp.attributes.pkey,
+        destination: qp.attributes.remote_qp,
+        psn,
+        headers: Headers { srq, ..headers },
+        payload,
+    }
+}
+
+fn start_timer<D: Device>(qp: &mut Qp<D>, device: &D) {
+    if qp.requester.deadline.is_none() {
+        qp.requester.deadline = qp.attributes.ack_timeout_nanos().map(|timeout| device.now() + timeout);
+    }
+}
+
+/// Sends one packet of a SEND or WRITE.
+fn message<D: Device>(qp: &mut Qp<D>, device: &mut D, which: usize, index: u32) -> Result<Sent, BlockReason> {
+    use Operation::{
+        SendFirst, SendLast, SendLastImmediate, SendLastInvalidate, SendMiddle, SendOnly, SendOnlyImmediate,
+        SendOnlyInvalidate, WriteFirst, WriteLast, WriteLastImmediate, WriteMiddle, WriteOnly,
+        WriteOnlyImmediate,
+    };
+    let Some(inflight) = qp.requester.inflight.get(which) else { return Ok(Sent { bytes: 0, whole: true }) };
+    let (length, first_psn, packets) = (inflight.length, inflight.first_psn, inflight.packets);
+    let offset = u64::from(index) * u64::from(qp.attributes.mtu);
+    let size = (u64::from(length) - offset.min(u64::from(length))).min(u64::from(qp.attributes.mtu));
+    let mut payload = vec![0; size as usize];
+    gather(device, &qp.queues, &qp.requester.work, offset, &mut payload)
+        .map_err(|refusal| BlockReason::of(refusal, offset, payload.len()))?;
+
+    let (first, last) = (index == 0, index + 1 >= packets);
+    let work = &qp.requester.work;
+    let (immediate, invalidate) = match work.action {
+        Action::Send { immediate, invalidate } => (immediate, invalidate),
+        Action::Write { immediate } => (immediate, false),
+        _ => (false, false),
+    };
+    let operation = if let Action::Write { .. } = work.action {
+        match (first, last, immediate) {
+            (true, true, true) => WriteOnlyImmediate,
+            (true, true, false) => WriteOnly,
+            (true, false, _) => WriteFirst,
+            (false, false, _) => WriteMiddle,
+            (false, true, true) => WriteLastImmediate,
+            (false, true, false) => WriteLast,
+        }
+    } else {
+        match (first, last) {
+            (true, true) if invalidate => SendOnlyInvalidate,
+            (true, true) if immediate => SendOnlyImmediate,
+            (true, true) => SendOnly,
+            (true, false) => SendFirst,
+            (false, false) => SendMiddle,
+            (false, true) if invalidate => SendLastInvalidate,
+            (false, true) if immediate => SendLastImmediate,
+            (false, true) => SendLast,
+        }
+    };
+    let headers = Headers {
+        remote: operation.has_remote().then_some(Remote {
+            address: work.remote.0,
+            key: work.remote.1,
+            length,
+        }),
+        immediate: (operation.has_immediate() || operation.has_invalidate()).then_some(work.immediate),
+        ..Headers::default()
+    };
+    let psn = first_psn.wrapping_add(index) & PSN_MASK;
+    let solicited = last && work.solicited;
+    let mut packet = packet(qp, operation, psn, headers, payload);
+    packet.solicited = solicited;
+    let reliable = packet.transport.reliable();
+    packet.ack_request = reliable && (last || index % ACK_EVERY == ACK_EVERY - 1);
+    device.transmit(packet);
+    if reliable {
+        start_timer(qp, device);
+    }
+    qp.requester.cursor = if last { (which + 1, 0) } else { (which, index + 1) };
+    Ok(Sent { bytes: size, whole: last })
+}
+
+fn read_request<D: Device>(qp: &mut Qp<D>, device: &mut D, which: usize, index: u32) {
+    let Some(inflight) = qp.requester.inflight.get(which) else { return };
+    let skip = index.saturating_mul(qp.attributes.mtu).min(inflight.length);
+    let (address, key) = qp.requester.work.remote;
+    let remote =
+        Remote { address: address.wrapping_add(u64::from(skip)), key, length: inflight.length - skip };
+    let psn = inflight.first_psn.wrapping_add(index) & PSN_MASK;
+    let headers = Headers { remote: Some(remote), ..Headers::default() };
+    let mut packet = packet(qp, Operation::ReadRequest, psn, headers, Vec::new());
+    packet.ack_request = true;
+    device.transmit(packet);
+    start_timer(qp, device);
+    qp.requester.cursor = (which + 1, 0);
+}
+
+fn atomic_request<D: Device>(qp: &mut Qp<D>, device: &mut D, which: usize) {
+    let Some(inflight) = qp.requester.inflight.get(which) else { return };
+    let work = &qp.requester.work;
+    let Action::Atomic { add, masks } = work.action else { return };
+    let operation = match (masks, add) {
+        (Some(_), _) => Operation::MaskedAtomic,
+        (None, true) => Operation::FetchAdd,
+        (None, false) => Operation::CompareSwap,
+    };
+    let (address, key) = work.remote;
+    let atomic = Atomic { address, key, swap_or_add: work.swap_or_add, compare: work.compare, masks };
+    let headers = Headers { atomic: Some(atomic), ..Headers::default() };
+    let mut packet = packet(qp, operation, inflight.first_psn, headers, Vec::new());
+    packet.ack_request = true;
+    device.transmit(packet);
+    start_timer(qp, device);
+    qp.requester.cursor = (which + 1, 0);
+}
+
+fn datagram<D: Device>(qp: &mut Qp<D>, device: &mut D) -> Result<Sent, BlockReason> {
+    /// A Q_Key with this bit in a WQE selects the QP's own Q_Key.
+    const CONTROLLED: u32 = 0x8000_0000;
+    let work = &qp.requester.work;
+    let mut payload = vec![0; work.length as usize];
+    gather(device, &qp.queues, work, 0, &mut payload)
+        .map_err(|refusal| BlockReason::of(refusal, 0, payload.len()))?;
+    let address = &work.address;
+    let qkey = if address.qkey & CONTROLLED != 0 { qp.attributes.qkey } else { address.qkey };
+    let source_qp = match qp.queues.service() {
+        Some(Service::Datagram(Some(ManagementQp::Smi))) => 0,
+        Some(Service::Datagram(Some(ManagementQp::Gsi))) => 1,
+        _ => qp.queues.number(),
+    };
+    let immediate = matches!(work.action, Action::Send { immediate: true, .. });
+    let operation = if immediate { Operation::SendOnlyImmediate } else { Operation::SendOnly };
+    let headers = Headers {
+        datagram: Some(Datagram { qkey, source_qp }),
+        immediate: immediate.then_some(work.immediate),
+        ..Headers::default()
+    };
+    let psn = qp.requester.next_psn.wrapping_sub(1) & PSN_MASK;
+    // Without a valid source GID the datagram has no source address.
+    let route = device.route(address).ok_or(BlockReason::Failed(Status::LocalQpOperation))?;
+    let (destination, solicited, bytes) = (address.qp, work.solicited, work.length);
+    let mut packet = packet(qp, operation, psn, headers, payload);
+    (packet.route, packet.destination, packet.solicited) = (route, destination, solicited);
+    device.transmit(packet);
+    qp.requester.cursor.0 += 1;
+    Ok(Sent { bytes, whole: true })
+}

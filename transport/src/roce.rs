@@ -1,0 +1,296 @@
+//! Packets as RoCE v2 frames.
+
+use crate::bth;
+use crate::checksum::{crc32, ones_sum};
+use crate::packet::{Global, Network, Packet, Route};
+
+const UDP: u8 = 17;
+/// UDP port of RoCE v2.
+const ROCE: u16 = 4791;
+/// UDP source port of a packet without one.
+const ANY_SOURCE: u16 = 0xc000;
+
+/// Encodes a packet as a RoCE v2 frame. LIDs of an InfiniBand port become addresses 10.0.LID.LID
+/// and matching MACs.
+pub fn encode(packet: &Packet) -> Vec<u8> {
+    let mut transport = Vec::with_capacity(packet.payload.len() + 60);
+    bth::write(packet, &mut transport);
+    let global = match packet.route.global {
+        Some(global) if packet.route.destination_lid == 0 => global,
+        _ => by_lid(packet),
+    };
+    let mut frame = Vec::with_capacity(transport.len() + 70);
+    let (source_mac, destination_mac) = if packet.route.destination_lid == 0 {
+        (packet.route.source_mac, packet.route.destination_mac)
+    } else {
+        (mac_of(packet.route.source_lid), mac_of(packet.route.destination_lid))
+    };
+    frame.extend_from_slice(&destination_mac);
+    frame.extend_from_slice(&source_mac);
+    let source_port =
+        if packet.route.udp_source >= ANY_SOURCE { packet.route.udp_source } else { ANY_SOURCE };
+    // The ICRC follows the transport headers and the payload.
+    let length = 8 + transport.len() + 4;
+    if global.network == Network::Ipv4 {
+        frame.extend_from_slice(&[0x08, 0x00]);
+        frame.extend_from_slice(&ipv4(&global, length));
+    } else {
+        frame.extend_from_slice(&[0x86, 0xdd]);
+        frame.extend_from_slice(&ipv6(&global, length));
+    }
+    frame.extend_from_slice(&source_port.to_be_bytes());
+    frame.extend_from_slice(&ROCE.to_be_bytes());
+    frame.extend_from_slice(&(length as u16).to_be_bytes());
+    frame.extend_from_slice(&[0, 0]);
+    frame.extend_from_slice(&transport);
+    let check = invariant_check(&frame[14..]);
+    frame.extend_from_slice(&check.to_le_bytes());
+    frame
+}
+
+/// Decodes a RoCE v2 frame and verifies its checksums. Returns `None` for a frame that [`encode`]
+/// doesn't produce. Addresses made from LIDs are not converted back.
+pub fn decode(frame: &[u8]) -> Option<Packet> {
+    let (ethernet, ip) = frame.split_at_checked(14)?;
+    let short = |at: usize| Some(u16::from_be_bytes(ip.get(at..at + 2)?.try_into().ok()?));
+    let v4 = match ethernet[12..] {
+        [0x08, 0x00] => true,
+        [0x86, 0xdd] => false,
+        _ => return None,
+    };
+    let header = if v4 { 20 } else { 40 };
+    let (length, protocol, version) =
+        if v4 { (short(2)?, *ip.get(9)?, 0x45) } else { (short(4)?.checked_add(40)?, *ip.get(6)?, 0x60) };
+    let sound = usize::from(length) == ip.len()
+        && protocol == UDP
+        && if v4 { ip[0] == version && ones_sum(&ip[..20]) == 0xffff } else { ip[0] & 0xf0 == version };
+    let datagram = ip.get(header..)?;
+    if !sound || short(header + 2)? != ROCE || usize::from(short(header + 4)?) != datagram.len() {
+        return None;
+    }
+    let (covered, check) = ip.split_at_checked(ip.len().checked_sub(4)?)?;
+    let transport = covered.get(header + 8..).filter(|transport| transport.len() >= 12)?;
+    if check != invariant_check(covered).to_le_bytes() {
+        return None;
+    }
+    let mapped = |address: &[u8]| {
+        let mut gid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 0, 0];
+        gid[12..].copy_from_slice(address);
+        gid
+    };
+    let word = u32::from_be_bytes(ip[..4].try_into().ok()?);
+    let global = if v4 {
+        Global {
+            source: mapped(&ip[12..16]),
+            destination: mapped(&ip[16..20]),
+            flow_label: 0,
+            traffic_class: ip[1],
+            hop_limit: ip[8],
+            network: Network::Ipv4,
+        }
+    } else {
+        Global {
+            source: ip[8..24].try_into().ok()?,
+            destination: ip[24..40].try_into().ok()?,
+            flow_label: word & 0xf_ffff,
+            traffic_class: (word >> 20) as u8,
+            hop_limit: ip[7],
+            network: Network::Ipv6,
+        }
+    };
+    let route = Route {
+        source_mac: ethernet[6..12].try_into().ok()?,
+        destination_mac: ethernet[..6].try_into().ok()?,
+        udp_source: short(header)?,
+        global: Some(global),
+        ..Route::default()
+    };
+    bth::read(route, transport)
+}
+
+fn mac_of(lid: u16) -> [u8; 6] {
+    let [high, low] = lid.to_be_bytes();
+    [0x02, 0, 0, 0, high, low]
+}
+
+fn by_lid(packet: &Packet) -> Global {
+    let address = |lid: u16| {
+        let [high, low] = lid.to_be_bytes();
+        [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, high, low]
+    };
+    Global {
+        source: address(packet.route.source_lid),
+        destination: address(packet.route.destination_lid),
+        flow_label: 0,
+        traffic_class: 0,
+        hop_limit: 64,
+        network: Network::Ipv4,
+    }
+}
+
+fn ipv4(global: &Global, length: usize) -> [u8; 20] {
+    let mut header = [0; 20];
+    header[0] = 0x45;
+    header[1] = global.traffic_class;
+    header[2..4].copy_from_slice(&((20 + length) as u16).to_be_bytes());
+    header[6] = 0x40;
+    header[8] = global.hop_limit;
+    header[9] = UDP;
+    header[12..16].copy_from_slice(&global.source[12..]);
+    header[16..20].copy_from_slice(&global.destination[12..]);
+    let sum = !ones_sum(&header);
+    header[10..12].copy_from_slice(&sum.to_be_bytes());
+    header
+}
+
+fn ipv6(global: &Global, length: usize) -> [u8; 40] {
+    let mut header = [0; 40];
+    let first = 6 << 28 | u32::from(global.traffic_class) << 20 | global.flow_label & 0xf_ffff;
+    header[..4].copy_from_slice(&first.to_be_bytes());
+    header[4..6].copy_from_slice(&(length as u16).to_be_bytes());
+    header[6] = UDP;
+    header[7] = global.hop_limit;
+    header[8..24].copy_from_slice(&global.source);
+    header[24..40].copy_from_slice(&global.destination);
+    header
+}
+
+/// The ICRC of a packet from its IP header on: Ethernet's CRC, with the fields that routers change
+/// replaced by ones.
+fn invariant_check(packet: &[u8]) -> u32 {
+    let mut masked = vec![0xff; 8];
+    masked.extend_from_slice(packet);
+    let body = &mut masked[8..];
+    let transport = if body[0] >> 4 == 4 {
+        for at in [1, 8, 10, 11] {
+            body[at] = 0xff;
+        }
+        20
+    } else {
+        body[0] |= 0x0f;
+        body[1..4].fill(0xff);
+        body[7] = 0xff;
+        40
+    };
+    // The UDP checksum, and the BTH byte with FECN and BECN.
+    body[transport + 6..transport + 8].fill(0xff);
+    body[transport + 8 + 4] = 0xff;
+    crc32(&masked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::{Acknowledge, Headers, Operation, Transport};
+    use crate::traffic::octets;
+
+    fn packet(payload: Vec<u8>) -> Packet {
+        Packet {
+            route: Route {
+                source_lid: 1,
+                destination_lid: 2,
+                service_level: 0,
+                source_mac: [0; 6],
+                destination_mac: [0; 6],
+                udp_source: 0,
+                global: None,
+            },
+            transport: Transport::Rc,
+            operation: Operation::SendOnly,
+            solicited: true,
+            migrated: true,
+            ack_request: true,
+            pkey: 0xffff,
+            destination: 0x11,
+            psn: 0x22,
+            headers: Headers::default(),
+            payload,
+        }
+    }
+
+    #[test]
+    fn bth_pad_count_matches_padding() {
+        for length in 0..9 {
+            let frame = encode(&packet(vec![7; length]));
+            let base = &frame[42..];
+            assert_eq!(base[0], 0x04);
+            assert_eq!(base[1], 0xc0 | (length.wrapping_neg() as u8 & 3) << 4);
+            assert_eq!(frame.len(), 42 + 12 + length.next_multiple_of(4) + 4);
+            assert_eq!(u16::from_be_bytes([frame[38], frame[39]]) as usize, frame.len() - 34);
+            assert_eq!(ones_sum(&frame[14..34]), 0xffff);
+        }
+    }
+
+    #[test]
+    fn acks_carry_aeth() {
+        let mut acknowledgement = packet(Vec::new());
+        acknowledgement.operation = Operation::Acknowledge;
+        acknowledgement.headers.acknowledge = Some(Acknowledge { syndrome: 0x1f, messages: 3 });
+        let frame = encode(&acknowledgement);
+        assert_eq!(frame[42 + 12..42 + 16], [0x1f, 0, 0, 3]);
+    }
+
+    fn routed(network: Network) -> Packet {
+        let address = |last: u8| {
+            let mut gid = [0; 16];
+            gid[10..12].fill(0xff);
+            gid[15] = last;
+            gid
+        };
+        let mut packet = packet(vec![1, 2, 3]);
+        packet.route = Route {
+            source_mac: [2, 0, 0, 0, 0, 1],
+            destination_mac: [2, 0, 0, 0, 0, 2],
+            udp_source: 0xc123,
+            global: Some(Global {
+                source: address(1),
+                destination: address(2),
+                flow_label: if network == Network::Ipv6 { 0x54321 } else { 0 },
+                traffic_class: 0x1c,
+                hop_limit: 9,
+                network,
+            }),
+            ..Route::default()
+        };
+        packet
+    }
+
+    #[test]
+    fn roce_v2_frames_round_trip() {
+        for network in [Network::Ipv4, Network::Ipv6] {
+            let packet = routed(network);
+            let frame = encode(&packet);
+            assert_eq!(octets(&packet), frame.len());
+            assert_eq!(decode(&frame), Some(packet));
+        }
+    }
+
+    #[test]
+    fn frame_with_corrupt_icrc_is_rejected() {
+        let frame = encode(&routed(Network::Ipv4));
+        // Traffic class, hop limit, UDP checksum and the FECN/BECN byte may change on the way.
+        let free = [15, 22, 24, 25, 40, 41, 46];
+        for at in (12..frame.len()).filter(|at| !free.contains(at)) {
+            let mut changed = frame.clone();
+            changed[at] ^= 0x10;
+            assert_eq!(decode(&changed), None, "byte {at}");
+        }
+        for length in 0..frame.len() {
+            assert_eq!(decode(&frame[..length]), None);
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn arbitrary_frames_do_not_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200)) {
+            let mut frame = encode(&routed(Network::Ipv6));
+            for (at, byte) in bytes.iter().enumerate() {
+                if let Some(place) = frame.get_mut(at * 3) {
+                    *place = *byte;
+                }
+            }
+            decode(&frame);
+            decode(&bytes);
+        }
+    }
+}
