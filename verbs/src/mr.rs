@@ -224,7 +224,7 @@ impl<M: MemoryOwner> Mr<M> {
     }
 }
 
-#[cfg(feature = "test-utils")]
+#[cfg(any(test, feature = "test-utils"))]
 impl<M: MemoryOwner> Mr<M> {
     /// A region without a kernel object, with the L_Key `lkey`.
     pub(crate) fn without_kernel(domain: &Arc<PdShared>, memory: M, lkey: u32) -> Self {

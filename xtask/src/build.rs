@@ -99,47 +99,37 @@ fn static_programs(profile: &str, programs: &[(&str, &'static str)]) -> Result<P
 /// some optimisation: it takes little time compared with the kernel, and shares most artifacts with
 /// the tests.
 pub(crate) fn soak() -> Result<PathBuf> {
-    announce("the soak program");
+    let folder = static_package("the soak program", &GUEST_PROFILE, "bareverbs-soak")?;
+    Ok(folder.join("debug/bareverbs-soak"))
+}
+
+/// Builds a package for guests with these arguments of cargo. Returns the folder of the profiles.
+fn static_package(what: &'static str, arguments: &[&str], package: &str) -> Result<PathBuf> {
+    announce(what);
     let mut cargo = static_cargo("build");
-    cargo.args(["--quiet", GUEST_PROFILE[0], GUEST_PROFILE[1], "--package", "bareverbs-soak"]);
+    cargo.arg("--quiet").args(arguments).args(["--package", package]);
     if !cargo.status().context("running cargo")?.success() {
-        bail!("the soak program could not be built");
+        bail!("{what} could not be built");
     }
-    Ok(target_folder().join(TARGET).join("debug/bareverbs-soak"))
+    Ok(target_folder().join(TARGET))
 }
 
 /// Builds the examples of `verbs` for two hosts. Returns their folder.
 pub(crate) fn examples() -> Result<PathBuf> {
-    announce("the examples");
-    let mut cargo = static_cargo("build");
-    cargo.args(["--quiet", GUEST_PROFILE[0], GUEST_PROFILE[1], "--package", "bareverbs"]);
-    cargo.args(["--examples", "--features", "tokio,async-io"]);
-    if !cargo.status().context("running cargo")?.success() {
-        bail!("the examples could not be built");
-    }
-    Ok(target_folder().join(TARGET).join("debug/examples"))
+    let arguments = [&GUEST_PROFILE[..], &["--examples", "--features", "tokio,async-io"]].concat();
+    Ok(static_package("the examples", &arguments, "bareverbs")?.join("debug/examples"))
 }
 
 /// Builds the program that measures the data path.
 pub(crate) fn fastpath() -> Result<PathBuf> {
-    announce("the measuring program");
-    let mut cargo = static_cargo("build");
-    cargo.args(["--quiet", "--release", "--package", "bareverbs-fastpath"]);
-    if !cargo.status().context("running cargo")?.success() {
-        bail!("the measuring program could not be built");
-    }
-    Ok(target_folder().join(TARGET).join("release/fastpath"))
+    let folder = static_package("the measuring program", &["--release"], "bareverbs-fastpath")?;
+    Ok(folder.join("release/fastpath"))
 }
 
 /// Builds the program that posts the requests of the WQE comparison.
 pub(crate) fn wqe_diff() -> Result<PathBuf> {
-    announce("the program that posts for comparison");
-    let mut cargo = static_cargo("build");
-    cargo.args(["--quiet", GUEST_PROFILE[0], GUEST_PROFILE[1], "--package", "bareverbs-wqe-diff"]);
-    if !cargo.status().context("running cargo")?.success() {
-        bail!("the posting program could not be built");
-    }
-    Ok(target_folder().join(TARGET).join("debug/wqe-diff"))
+    let what = "the program that posts for comparison";
+    Ok(static_package(what, &GUEST_PROFILE, "bareverbs-wqe-diff")?.join("debug/wqe-diff"))
 }
 
 /// Builds the program whose instructions valgrind counts.

@@ -1,16 +1,18 @@
 //! `cargo xtask cmtime`: the time and the system calls of each step of a connection, with those of
 //! librdmacm in the same guest.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Hca, RdmaCore, Setup, Tools};
+use bareverbs_lab::Guests;
 use clap::Args;
 
-use crate::{build, lab};
+use crate::experiment::calls::{COUNTING, Calls, calls_of_each, calls_rows, parse_calls, sides};
+use crate::experiment::command::{self, UNTIL_LISTENING};
+use crate::experiment::turns::{NAMES, Time, Turns, mean, median};
 
 /// Timeout of one run of both sides, by the host's time.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -19,79 +21,10 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// connections.
 const COUNTED: [u32; 2] = [20, 120];
 
-/// A guest with both programs, and how often they run.
-#[derive(Args)]
-pub(crate) struct Bench {
-    /// A series such as 6.12, rc or a folder.
-    #[arg(long, default_value = lab::DEFAULT_KERNEL)]
-    kernel: String,
-    /// On an HCA instead of rxe: ib or roce.
-    #[arg(long, value_enum)]
-    hca: Option<lab::Port>,
-    /// Runs of each program, in turns.
-    #[arg(long, default_value_t = 5)]
-    pub(crate) pairs: u32,
-}
-
-/// What the time of a guest counts.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Time {
-    /// Instructions of its one processor.
-    Instructions,
-    Real,
-}
-
-impl Bench {
-    /// Boots the guest and runs `work` in it.
-    pub(crate) fn run<T>(&self, time: Time, work: impl FnOnce(&mut Guests) -> Result<T>) -> Result<T> {
-        let cache = Cache::open()?;
-        let tools = Tools::fetch(&cache, false)?;
-        let kernel = lab::kernel(&cache, &tools, &self.kernel)?;
-        let rdma_core = RdmaCore::fetch(&cache, false)?;
-        let programs = build::released_guest_programs()?;
-        let port = self.hca.map(Into::into);
-        let hca = port.map(|port| Hca::start(&build::hca()?, port, 1, &[])).transpose()?;
-        let mut guests = Guests::boot(&Setup {
-            cache: &cache,
-            tools: &tools,
-            kernel: &kernel,
-            programs: &programs,
-            hosts: 1,
-            rdma_core: Some(rdma_core.root.clone()),
-            shares: Vec::new(),
-            accelerator: Accelerator::Auto,
-            instruction_clock: time == Time::Instructions,
-            recording: None,
-            hca: hca.as_ref(),
-        })?;
-        let result = work(&mut guests)?;
-        guests.shut_down()?;
-        Ok(result)
-    }
-
-    /// The IP address of the guest's device.
-    pub(crate) fn ip(&self) -> &'static str {
-        if matches!(self.hca, Some(lab::Port::Ib)) { "10.2.0.1" } else { "10.1.0.1" }
-    }
-}
-
-/// Runs a shell script with arguments. Returns its output.
-pub(crate) fn script(guests: &mut Guests, script: &str, arguments: &[&str]) -> Result<String> {
-    let words = ["sh", "-c", script, "sh"].into_iter().chain(arguments.iter().copied());
-    let exec = Exec { argv: words.map(str::to_owned).collect(), ..Exec::default() };
-    let finished = guests.run(0, exec, LIMIT)?;
-    let text = String::from_utf8_lossy(&finished.stdout).into_owned();
-    if finished.timed_out || finished.status != 0 {
-        let errors = String::from_utf8_lossy(&finished.stderr);
-        bail!("{arguments:?} failed with status {}:\n{text}{errors}", finished.status);
-    }
-    Ok(text)
-}
-
 #[derive(Args)]
 pub(crate) struct Cmtime {
     #[command(flatten)]
-    bench: Bench,
+    turns: Turns,
     /// Connections of a run.
     #[arg(long, default_value_t = 100)]
     connections: u32,
@@ -106,46 +39,7 @@ pub(crate) struct Cmtime {
 /// A program: its name in tables, and the command.
 type Program = (&'static str, &'static str);
 
-const PROGRAMS: [Program; 2] = [("bareverbs", "bareverbs cmtime"), ("librdmacm", "cmtime")];
-
-/// Shell functions that count system calls of programs by the kernel's tracepoints, one trace instance
-/// for each side. A traced program is not stopped: under ptrace, the threads of librdmacm's program
-/// that poll until others are done would take most of the one processor's time.
-///
-/// Their `sched_yield` is not counted for the same reason: its number says how long they poll.
-pub(crate) const COUNTING: &str = r#"
-instances=/sys/kernel/tracing/instances
-# A thread of the kernel that calls nothing.
-nobody=2
-prepare() {
-    [ -e $instances ] || mount -t tracefs tracefs /sys/kernel/tracing
-    for side in client server; do
-        if mkdir $instances/$side 2> /dev/null; then
-            echo $nobody > $instances/$side/set_event_pid
-            echo 1 > $instances/$side/options/event-fork
-            echo 16384 > $instances/$side/buffer_size_kb
-            for call in $instances/$side/events/syscalls/sys_enter_*; do
-                case $call in *_sched_yield) ;; *) echo 1 > $call/enable ;; esac
-            done
-        fi
-        echo > $instances/$side/trace
-    done
-}
-# Becomes a program of side $1.
-become() {
-    side=$1; shift
-    [ $counted = yes ] || exec "$@"
-    exec sh -c 'echo $$ > "$0"; exec "$@"' $instances/$side/set_event_pid "$@"
-}
-show_calls() {
-    for side in client server; do
-        echo "== $side"
-        grep -m 1 entries-in-buffer $instances/$side/trace
-        sed -n 's/.*: sys_\([a-z0-9_]*\)(.*/\1/p' $instances/$side/trace | sort | uniq -c
-    done
-}
-[ $counted = no ] || prepare
-"#;
+const PROGRAMS: [Program; 2] = [(NAMES[0], "bareverbs cmtime"), (NAMES[1], "cmtime")];
 
 /// Runs both sides of `$program`. Their simulated queue pairs have different numbers, because one
 /// kernel takes a number for that of one connection. The root has the controller's port once the kernel
@@ -153,10 +47,7 @@ show_calls() {
 const RUN: &str = r#"
 (become server $program -L -b $ip -C $ip -c $count -q $base "$@") > /tmp/server 2>&1 &
 server=$!
-for _ in $(seq 200); do
-    grep -q ' [0-9A-F]*:1D2F 00000000:0000 0A ' /proc/net/tcp && break
-    sleep 0.1
-done
+until_listening 1D2F
 (become client $program -b $ip -C $ip -c $count -q $((base + 0x1000)) "$@") > /tmp/client 2>&1
 client=$?
 if [ $client != 0 ]; then kill $server; fi
@@ -167,48 +58,25 @@ for side in client server; do
     cat /tmp/$side
 done"#;
 
-/// Microseconds for a connection, and those of the shortest one, by round, side and step.
-type Times = BTreeMap<(&'static str, &'static str, String), [f64; 2]>;
+/// A step of connections: whether they have queue pairs, the side, and the name.
+type Step = (bool, &'static str, String);
 
-/// Steps of which only the sum over the connections is measured, because they happen between
-/// others.
-const SUMMED: [&str; 6] = ["init qp attr", "rtr qp attr", "rtr qp", "rts qp attr", "rts qp", "establish"];
-
-/// Steps in the order of the programs' table.
-const STEPS: [&str; 17] = [
-    "full connect",
-    "create id",
-    "bind addr",
-    "resolve addr",
-    "resolve route",
-    "create qp",
-    "init qp attr",
-    "init qp",
-    "rtr qp attr",
-    "rtr qp",
-    "rts qp attr",
-    "rts qp",
-    "cm connect",
-    "establish",
-    "disconnect",
-    "destroy id",
-    "destroy qp",
-];
+/// Microseconds for a connection, and those of the shortest one, by step.
+#[derive(Debug, Default)]
+struct Times {
+    /// The names of the steps in the order of the program's table.
+    steps: Vec<String>,
+    figures: BTreeMap<Step, [f64; 2]>,
+}
 
 impl Cmtime {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        self.bench.run(Time::Instructions, |guests| {
+        self.turns.in_guest(Time::Instructions, |guests| {
             let mut lab = Lab { guests, options: &self, runs: 0 };
-            let mut times: [Vec<Times>; 2] = Default::default();
-            // The first run of each loads the program and the kernel's modules.
-            for pair in 0..=self.bench.pairs {
-                for (at, program) in PROGRAMS.into_iter().enumerate() {
-                    let text = lab.run(program, self.connections, false, &[])?;
-                    if pair > 0 {
-                        times[at].push(parse_times(&text).with_context(|| format!("{}: {text}", program.0))?);
-                    }
-                }
-            }
+            let times = self.turns.run(PROGRAMS, |program| {
+                let text = lab.run(program, self.connections, false)?;
+                parse_times(&text).with_context(|| format!("{}: {text}", program.0))
+            })?;
             print!("{}", times_table(&times));
             if !self.times_only {
                 print!("{}", lab.calls_table()?);
@@ -224,29 +92,26 @@ struct Lab<'a> {
     runs: u32,
 }
 
-/// Calls for a connection or a message, by name.
-pub(crate) type Calls = BTreeMap<String, f64>;
-
 impl Lab<'_> {
     /// Runs both sides of a program. Simulated queue pairs have other numbers in each run, because
     /// the kernel holds a number for a while after its connection has ended.
-    fn run(&mut self, program: Program, count: u32, counted: bool, extra: &[&str]) -> Result<String> {
+    fn run(&mut self, program: Program, count: u32, counted: bool) -> Result<String> {
         self.runs += 1;
         let (count, base) = (count.to_string(), (self.runs * 0x2000).to_string());
         let threads = self.options.threads.to_string();
         let counted = if counted { "yes" } else { "no" };
-        let ip = self.options.bench.ip();
-        let text = ["program=$1 count=$2 ip=$3 counted=$4 base=$5; shift 5", COUNTING, RUN];
+        let ip = self.options.turns.ip();
+        let text = ["program=$1 count=$2 ip=$3 counted=$4 base=$5; shift 5", COUNTING, UNTIL_LISTENING, RUN];
         let arguments = [program.1, &count, ip, counted, &base, "-n", &threads];
         eprintln!("run {}: {}, {count} connections, system calls counted: {counted}", self.runs, program.0);
-        script(self.guests, &text.concat(), &[&arguments, extra].concat())
+        command::script(self.guests, &text.concat(), &arguments, LIMIT)
     }
 
     /// The calls of both sides for a connection with a queue pair and for one without.
-    fn calls(&mut self, program: Program, extra: &[&str]) -> Result<[Calls; 2]> {
+    fn calls(&mut self, program: Program) -> Result<[Calls; 2]> {
         let mut runs = Vec::new();
         for count in COUNTED {
-            runs.push(parse_calls(&self.run(program, count, true, extra)?)?);
+            runs.push(parse_calls(&self.run(program, count, true)?)?);
         }
         let [few, many] = &runs[..] else { bail!("there are two runs") };
         Ok(calls_of_each(few, many, COUNTED[1] - COUNTED[0]))
@@ -255,7 +120,7 @@ impl Lab<'_> {
     fn calls_table(&mut self) -> Result<String> {
         let mut all = Vec::new();
         for program in PROGRAMS {
-            all.push(self.calls(program, &[])?);
+            all.push(self.calls(program)?);
         }
         let mut text = String::from("\nsystem calls for a connection with a queue pair and one without\n");
         for (side, title) in ["client", "server"].into_iter().enumerate() {
@@ -265,102 +130,38 @@ impl Lab<'_> {
     }
 }
 
-/// The calls of both sides for one of `count` connections or messages, by which two runs differ.
-pub(crate) fn calls_of_each(few: &[Calls; 2], many: &[Calls; 2], count: u32) -> [Calls; 2] {
-    [0, 1].map(|side| {
-        let few = &few[side];
-        let difference = |(name, calls): (&String, &f64)| {
-            (name.clone(), (calls - few.get(name).copied().unwrap_or(0.0)) / f64::from(count))
-        };
-        many[side].iter().map(difference).collect()
-    })
-}
-
-/// A table of the calls of both programs.
-pub(crate) fn calls_rows(title: &str, ours: &Calls, theirs: &Calls) -> String {
-    let mut text = format!("{title:<24} {:>10} {:>10} {:>8}\n", PROGRAMS[0].0, PROGRAMS[1].0, "ratio");
-    let names: BTreeSet<_> = ours.keys().chain(theirs.keys()).collect();
-    for name in names {
-        let get = |calls: &Calls| calls.get(name).copied().unwrap_or(0.0);
-        if get(ours).max(get(theirs)) >= 0.05 {
-            let _ = writeln!(text, "  {name:<22} {:>10.2} {:>10.2}", get(ours), get(theirs));
-        }
-    }
-    let total = |calls: &Calls, without: &[&str]| -> f64 {
-        calls.iter().filter(|(name, _)| !without.contains(&name.as_str())).map(|(_, calls)| calls).sum()
-    };
-    for (title, without) in [("all", &[][..]), ("without futex", &["futex"])] {
-        let (ours, theirs) = (total(ours, without), total(theirs, without));
-        let _ = writeln!(text, "  {title:<26} {ours:>6.1} {theirs:>10.1} {:>8.2}", theirs / ours);
-    }
-    text
-}
-
-/// The parts of the output for each side.
-fn sides(text: &str) -> Result<[&str; 2]> {
-    let client = text.split_once("== client\n").context("there is no client")?.1;
-    let (client, server) = client.split_once("== server\n").context("there is no server")?;
-    Ok([client, server])
-}
-
+/// Parses the tables of both sides. Steps that happen between others have no total, but a sum over the
+/// connections.
 fn parse_times(text: &str) -> Result<Times> {
-    let mut times = Times::new();
+    let mut times = Times::default();
     for (side, text) in ["client", "server"].into_iter().zip(sides(text)?) {
         let mut round = None;
-        let mut count = 0.0;
         for line in text.lines() {
-            let words: Vec<_> = line.split_whitespace().collect();
-            match words[..] {
-                [name @ ("qp_conn" | "cm_conn"), connections] => {
-                    round = Some(if name == "qp_conn" { "qp" } else { "none" });
-                    count = connections.parse()?;
-                }
-                _ => {
-                    let name = line.get(..13).unwrap_or_default().trim_end();
-                    let (Some(round), true) = (round, STEPS.contains(&name)) else { continue };
-                    let figures: Vec<f64> =
-                        line[13..].split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
-                    let [_, total, _, sum, _, min] = figures[..] else { bail!("a row is short: {line}") };
-                    let time = if SUMMED.contains(&name) { sum } else { total };
-                    times.insert((round, side, name.to_owned()), [time / count, min]);
-                }
+            if let [name @ ("qp_conn" | "cm_conn"), connections] =
+                line.split_whitespace().collect::<Vec<_>>()[..]
+            {
+                round = Some((name == "qp_conn", connections.parse::<f64>()?));
+                continue;
             }
+            let (Some((has_qps, count)), Some((name, figures))) = (round, row(line)) else { continue };
+            let [_, total, _, sum, _, min] = figures[..] else { bail!("a row is short: {line}") };
+            let time = if total > 0.0 { total } else { sum };
+            if !times.steps.contains(&name) {
+                times.steps.push(name.clone());
+            }
+            times.figures.insert((has_qps, side, name), [time / count, min]);
         }
     }
-    ensure!(!times.is_empty(), "there is no table");
+    ensure!(!times.steps.is_empty(), "there is no table");
     Ok(times)
 }
 
-/// The calls of both sides, as `show_calls` prints them.
-pub(crate) fn parse_calls(text: &str) -> Result<[Calls; 2]> {
-    let [client, server] = sides(text)?.map(|text| {
-        let (head, rows) = text.split_once('\n').context("there is no trace")?;
-        let words: Vec<_> = head.split([' ', '/']).collect();
-        let numbers: Vec<u64> = words.iter().filter_map(|word| word.parse().ok()).collect();
-        let [in_buffer, written] = numbers[..] else { bail!("{head}") };
-        ensure!(in_buffer == written, "the trace has lost events: {head}");
-        rows.lines()
-            .map(|row| {
-                let (calls, name) = row.trim().split_once(' ').with_context(|| row.to_owned())?;
-                Ok((name.to_owned(), calls.parse()?))
-            })
-            .collect()
-    });
-    Ok([client?, server?])
-}
-
-/// The geometric mean; `None` if there is no figure, or one is 0.
-pub(crate) fn mean(figures: &[f64]) -> Option<f64> {
-    let all = !figures.is_empty() && figures.iter().all(|figure| *figure > 0.0);
-    all.then(|| (figures.iter().map(|figure| figure.ln()).sum::<f64>() / figures.len() as f64).exp())
-}
-
-/// The median; `None` if there is no figure.
-pub(crate) fn median(figures: &[f64]) -> Option<f64> {
-    let mut sorted = figures.to_vec();
-    sorted.sort_unstable_by(f64::total_cmp);
-    let upper = sorted.get(sorted.len() / 2)?;
-    Some(f64::midpoint(sorted[(sorted.len() - 1) / 2], *upper))
+/// The name and the figures of a step. Its name has at most 13 characters, and there are several figures.
+fn row(line: &str) -> Option<(String, Vec<f64>)> {
+    let (name, figures) = line.split_at_checked(13)?;
+    let figures: Vec<f64> =
+        figures.split_whitespace().map(|word| word.parse().ok()).collect::<Option<_>>()?;
+    (figures.len() > 1).then(|| (name.trim_end().to_owned(), figures))
 }
 
 /// The table of the times, which are medians of the runs: in some runs, the scheduler runs the peer for
@@ -368,30 +169,33 @@ pub(crate) fn median(figures: &[f64]) -> Option<f64> {
 /// steps during which neither the peer nor a thread of the kernel ran.
 fn times_table([ours, theirs]: &[Vec<Times>; 2]) -> String {
     let mut text = String::new();
-    for (round, title) in [("qp", "with queue pairs"), ("none", "without queue pairs")] {
+    // The first run has all steps.
+    let Some(steps) = ours.first().map(|times| &times.steps) else { return text };
+    for (has_qps, title) in [(true, "with queue pairs"), (false, "without queue pairs")] {
         for side in ["client", "server"] {
             let _ = writeln!(
                 text,
                 "{:<47} {:>10} {:>10} {:>8} {:>12}",
                 format!("µs for a connection, {side}, {title}"),
-                PROGRAMS[0].0,
-                PROGRAMS[1].0,
+                NAMES[0],
+                NAMES[1],
                 "ratio",
                 "shortest"
             );
             let mut ratios = Vec::new();
-            for step in STEPS {
-                let key = (round, side, step.to_owned());
-                let of = |times: &[Times]| {
-                    let figures: Vec<f64> =
-                        times.iter().filter_map(|times| times.get(&key)).map(|[time, _]| *time).collect();
-                    median(&figures).filter(|time| *time > 0.0)
+            for step in steps {
+                let key = (has_qps, side, step.clone());
+                let of = |times: &[Times]| -> Vec<[f64; 2]> {
+                    times.iter().filter_map(|times| times.figures.get(&key).copied()).collect()
                 };
-                let shortest = [ours, theirs].map(|times| {
-                    let shortest = times.iter().filter_map(|times| times.get(&key)).map(|[_, min]| *min);
-                    shortest.fold(f64::INFINITY, f64::min)
+                let runs = [ours, theirs].map(|times| of(times));
+                let shortest = runs
+                    .each_ref()
+                    .map(|runs| runs.iter().map(|[_, min]| *min).fold(f64::INFINITY, f64::min));
+                let medians = runs.map(|runs| {
+                    median(&runs.iter().map(|[time, _]| *time).collect::<Vec<_>>()).filter(|time| *time > 0.0)
                 });
-                let (Some(ours), Some(theirs)) = (of(ours), of(theirs)) else { continue };
+                let [Some(ours), Some(theirs)] = medians else { continue };
                 ratios.push(theirs / ours);
                 let ratio = theirs / ours;
                 let _ = writeln!(
@@ -434,51 +238,26 @@ cm connect             10         40          0          0       4000       1000
     #[test]
     fn times_are_totals_or_sums_for_each_connection() {
         let times = parse_times(OUTPUT).unwrap();
-        let get = |round, side, step: &str| times[&(round, side, step.to_owned())];
-        assert_eq!(get("qp", "client", "full connect"), [1002.5, 1000.0]);
-        assert_eq!(get("qp", "client", "rtr qp attr"), [25.0, 10.0]);
-        assert_eq!(get("none", "client", "full connect"), [502.5, 1000.0]);
-        assert_eq!(get("qp", "server", "cm connect"), [10.0, 1000.0]);
+        assert_eq!(times.steps, ["full connect", "rtr qp attr", "cm connect"]);
+        let get = |has_qps, side, step: &str| times.figures[&(has_qps, side, step.to_owned())];
+        assert_eq!(get(true, "client", "full connect"), [1002.5, 1000.0]);
+        assert_eq!(get(true, "client", "rtr qp attr"), [25.0, 10.0]);
+        assert_eq!(get(false, "client", "full connect"), [502.5, 1000.0]);
+        assert_eq!(get(true, "server", "cm connect"), [10.0, 1000.0]);
         parse_times("== client\n== server\n").unwrap_err();
-    }
-
-    #[test]
-    fn calls_are_rows_of_a_complete_trace() {
-        let text = "== client
-# entries-in-buffer/entries-written: 120/120   #P:1
-    100 write
-     20 ioctl
-== server
-# entries-in-buffer/entries-written: 0/0   #P:1
-";
-        let [client, server] = parse_calls(text).unwrap();
-        assert_eq!(client, BTreeMap::from([("write".to_owned(), 100.0), ("ioctl".to_owned(), 20.0)]));
-        assert!(server.is_empty());
-        let lost = text.replace("120/120", "120/121");
-        assert!(parse_calls(&lost).unwrap_err().to_string().contains("lost events"));
-    }
-
-    #[test]
-    fn median_of_an_even_number_is_between_the_middle_ones() {
-        assert_eq!(median(&[4.0, 1.0, 3.0, 2.0]), Some(2.5));
-        assert_eq!(median(&[9.0, 1.0, 3.0]), Some(3.0));
-        assert_eq!(median(&[]), None);
     }
 
     #[test]
     fn slice_of_the_peer_in_one_run_does_not_change_the_table() {
         let run = |step: f64| {
-            let key = ("qp", "server", "destroy id".to_owned());
-            Times::from([(key, [step, 5.0])])
+            let name = "destroy id".to_owned();
+            Times {
+                steps: vec![name.clone()],
+                figures: BTreeMap::from([((true, "server", name), [step, 5.0])]),
+            }
         };
         let table = times_table(&[vec![run(5.0), run(16.0), run(5.5)], vec![run(5.5), run(5.5), run(5.5)]]);
         let row = table.lines().find(|line| line.contains("destroy id")).unwrap();
         assert_eq!(row.split_whitespace().nth(4), Some("1.00"), "{table}");
-    }
-
-    #[test]
-    fn mean_is_geometric() {
-        assert_eq!(mean(&[2.0, 8.0]).map(f64::round), Some(4.0));
-        assert_eq!((mean(&[]), mean(&[0.0])), (None, None));
     }
 }

@@ -11,10 +11,11 @@ use std::{fmt, fs};
 
 use anyhow::{Context, Result, ensure};
 use bareverbs_conform::{Outcome, Results, Rule, Verdict, report};
-use bareverbs_lab::{Accelerator, Cache, Exec, Failure, Guests, Hca, HcaPort, Series, Setup, Tools};
+use bareverbs_lab::{Accelerator, Exec, Failure, Guests, Hca, HcaPort, Series, Setup};
 use clap::{Args, Subcommand, ValueEnum};
 
-use crate::{build, lab};
+use crate::build;
+use crate::experiment::{self, Files};
 
 /// Timeout of the suite on one kernel.
 const LIMIT: Duration = Duration::from_secs(1200);
@@ -111,30 +112,15 @@ struct Testbed {
 impl Testbed {
     /// Boots a guest with a kernel.
     fn boot(kernel: &str, device: Device, accelerator: Accelerator) -> Result<Self> {
-        let cache = Cache::open()?;
-        let tools = Tools::fetch(&cache, false)?;
-        let kernel = lab::kernel(&cache, &tools, kernel)?;
-        let programs = build::guest_programs()?;
+        let files = Files::fetch(kernel, build::guest_programs()?)?;
         let port = match device {
             Device::Rxe => None,
             Device::Roce => Some(HcaPort::Roce),
             Device::Ib => Some(HcaPort::Ib),
         };
-        let hca = port.map(|port| Hca::start(&build::hca()?, port, 1, &[])).transpose()?;
-        let guests = Guests::boot(&Setup {
-            cache: &cache,
-            tools: &tools,
-            kernel: &kernel,
-            programs: &programs,
-            hosts: 1,
-            rdma_core: None,
-            shares: Vec::new(),
-            accelerator,
-            instruction_clock: false,
-            recording: None,
-            hca: hca.as_ref(),
-        })?;
-        Ok(Self { guests, _hca: hca, version: kernel.version })
+        let hca = experiment::start_hca(port, 1, &[])?;
+        let guests = Guests::boot(&Setup { accelerator, hca: hca.as_ref(), ..files.setup() })?;
+        Ok(Self { guests, _hca: hca, version: files.kernel.version })
     }
 }
 

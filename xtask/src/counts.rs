@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use crate::build;
+use crate::experiment::ceilings::Ceilings;
 
 /// The name of the check among the tests.
 pub(crate) const TITLE: &str = "counts::mlx5_data_path_stays_below_ceilings";
@@ -139,14 +140,9 @@ impl Counts {
             print!("{}", registers(&counted()?)?);
             return Ok(ExitCode::SUCCESS);
         }
-        let (table, over) = measure()?;
-        print!("{table}");
-        Ok(if over.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(measure()?.print())
     }
 }
-
-/// The table, and the rows above their ceiling.
-pub(crate) type Counted = (String, Vec<&'static str>);
 
 /// Whether instructions can be counted on this machine.
 pub(crate) fn possible() -> bool {
@@ -155,7 +151,7 @@ pub(crate) fn possible() -> bool {
 }
 
 /// Runs the measurement.
-pub(crate) fn measure() -> Result<Counted> {
+pub(crate) fn measure() -> Result<Ceilings> {
     table(&counted()?)
 }
 
@@ -234,47 +230,38 @@ fn dump(text: &str) -> Option<(String, f64)> {
     Some((name.to_owned(), instructions / samples.parse::<f64>().ok()?))
 }
 
-fn table(figures: &BTreeMap<String, f64>) -> Result<Counted> {
+fn table(figures: &BTreeMap<String, f64>) -> Result<Ceilings> {
+    let get = |types: &str, name: &str| {
+        let figure = figures.get(&format!("{types}.{name}")).copied();
+        figure.with_context(|| format!("`{name}` was not counted"))
+    };
     let width = ROWS.iter().map(|Row(what, ..)| what.len()).max().unwrap_or(0);
-    let mut text =
-        format!("{:width$}  AnyProvider      Mlx5  ceilings\n", "instructions, the mean of many runs");
-    let mut over = Vec::new();
+    let heading = "instructions, the mean of many runs";
+    let mut table = Ceilings::new(format!("{heading:width$}  AnyProvider      Mlx5  ceilings"));
     for Row(what, figure, ceilings) in &ROWS {
         let of = |types: &str| -> Result<f64> {
-            let get = |name: &str| {
-                let figure = figures.get(&format!("{types}.{name}")).copied();
-                figure.with_context(|| format!("`{name}` was not counted"))
-            };
             Ok(match figure {
-                One(name) => get(name)?,
-                Each(name, count) => get(name)? / count,
-                Further(one, more, count) => (get(more)? - get(one)?) / count,
+                One(name) => get(types, name)?,
+                Each(name, count) => get(types, name)? / count,
+                Further(one, more, count) => (get(types, more)? - get(types, one)?) / count,
             })
         };
         let (any, own) = (of(TYPES[0])?, of(TYPES[1])?);
-        write!(text, "{what:width$}  {any:11.1} {own:9.1} {:5.0} {:3.0}", ceilings[0], ceilings[1])?;
-        if any > ceilings[0] || own > ceilings[1] {
-            text.push_str("  ABOVE");
-            over.push(*what);
-        }
-        text.push('\n');
+        let line = format!("{what:width$}  {any:11.1} {own:9.1} {:5.0} {:3.0}", ceilings[0], ceilings[1]);
+        table.row(what, &line, any > ceilings[0] || own > ceilings[1]);
     }
     let pairs = PAIRS.map(|pair| (pair, DIFFERENCE));
     let awaits = AWAITS.map(|pair| (pair, AWAIT_DIFFERENCE));
     for ((safe, raw, count), limit) in pairs.into_iter().chain(awaits) {
         for types in TYPES {
-            let get = |name: &str| {
-                let figure = figures.get(&format!("{types}.{name}")).copied();
-                figure.with_context(|| format!("`{name}` was not counted"))
-            };
-            let more = (get(safe)? - get(raw)?) / count;
+            let more = (get(types, safe)? - get(types, raw)?) / count;
             if more > limit {
-                writeln!(text, "{types}: `{safe}` takes {more:.1} more than `{raw}`  ABOVE {limit}")?;
-                over.push(safe);
+                writeln!(table.text, "{types}: `{safe}` takes {more:.1} more than `{raw}`  ABOVE {limit}")?;
+                table.above.push(safe);
             }
         }
     }
-    Ok((text, over))
+    Ok(table)
 }
 
 #[cfg(test)]

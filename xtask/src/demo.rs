@@ -8,8 +8,10 @@ use anyhow::{Context, Result, bail};
 use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Prefixed, RdmaCore, Setup, Stream, Tools};
 use clap::Args;
 
+use crate::experiment;
+use crate::experiment::command::announced;
 use crate::print::{heading, microseconds};
-use crate::{build, lab, native};
+use crate::{build, native};
 
 /// Timeout of one ping-pong.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -21,7 +23,7 @@ const ITERATIONS: &str = "500";
 #[derive(Args)]
 pub(crate) struct Demo {
     /// A series such as 6.12, rc, or a folder with a kernel.
-    #[arg(long, default_value = lab::DEFAULT_KERNEL)]
+    #[arg(long, default_value = experiment::DEFAULT_KERNEL)]
     kernel: String,
     /// The accelerator: auto, kvm or tcg.
     #[arg(long, default_value = "auto")]
@@ -40,7 +42,7 @@ impl Demo {
         let cache = Cache::open()?;
         let tools = Tools::fetch(&cache, false)?;
         println!("QEMU {}", tools.version);
-        let kernel = lab::kernel(&cache, &tools, &self.kernel)?;
+        let kernel = experiment::kernel(&cache, &tools, &self.kernel)?;
         println!("kernel {}", kernel.version);
         let rdma_core = RdmaCore::fetch(&cache, false)?;
         println!("rdma-core {}", rdma_core.version);
@@ -48,20 +50,16 @@ impl Demo {
         println!("bareverbs, static, {} KiB", build::tool(&programs)?.metadata()?.len() / 1024);
         let begin = Instant::now();
         let mut guests = Guests::boot(&Setup {
-            cache: &cache,
-            tools: &tools,
-            kernel: &kernel,
-            programs: &programs,
             hosts: 2,
             rdma_core: Some(rdma_core.root),
-            shares: Vec::new(),
             accelerator: self.accel,
-            instruction_clock: false,
-            recording: None,
-            hca: None,
+            ..experiment::one_host(&cache, &tools, &kernel, &programs)
         })?;
         let seconds = begin.elapsed().as_secs_f64();
-        println!("two hosts on a wire, up in {seconds:.1} s ({})", lab::describe(guests.accelerator, false));
+        println!(
+            "two hosts on a wire, up in {seconds:.1} s ({})",
+            experiment::describe(guests.accelerator, false)
+        );
 
         heading("Devices");
         both(&mut guests, &["bareverbs", "devices"])?;
@@ -129,13 +127,6 @@ fn ping_pong(guests: &mut Guests, server: Vec<String>, client: Vec<String>) -> R
         bail!("the ping-pong failed on host {}", host + 1);
     }
     microseconds(&output.text[1]).context("the client printed no time per iteration")
-}
-
-/// Wraps a server so that it prints `listening` when its port (18515, hexadecimal 4853) is open.
-pub(crate) fn announced(server: &[String]) -> Vec<String> {
-    let script = "\"$@\" & until grep -q ':4853 .* 0A ' /proc/net/tcp /proc/net/tcp6; do \
-                  kill -0 $! 2>/dev/null || break; sleep 0.05; done; echo listening >&2; wait $!";
-    ["bash", "-c", script, "server"].into_iter().map(str::to_owned).chain(server.iter().cloned()).collect()
 }
 
 /// Forwards the hosts' lines and stores them.

@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use bareverbs_lab::{Exec, Failure, Guests, Hca, HcaPort, Setup};
 
 use crate::build;
+use crate::experiment;
 use crate::filter::Filter;
 
 /// Prefix of the tests' names.
@@ -159,7 +160,7 @@ impl<'a> Hosts<'a> {
     /// with rxe.
     pub(crate) fn new(setup: &Setup<'a>, port: Option<HcaPort>) -> Result<Self> {
         let folder = build::examples()?;
-        let hca = port.map(|port| Hca::start(&build::hca()?, port, 2, &[])).transpose()?;
+        let hca = experiment::start_hca(port, 2, &[])?;
         let setup = Setup { hosts: 2, shares: vec![(folder, GUEST_FOLDER.to_owned())], ..setup.clone() };
         Ok(Self { setup, hca, guests: None })
     }

@@ -2,19 +2,18 @@
 //! guest.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::path::Path;
+use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
-use bareverbs_lab::{
-    Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, RdmaCore, Series, Setup, Since, Tools,
-    fetch_headers,
-};
+use anyhow::{Context, Result, bail};
+use bareverbs_lab::{Guests, HcaPort, RdmaCore, Setup, Since};
 use clap::Args;
 
-use crate::{build, lab};
+use crate::build;
+use crate::experiment::ceilings::Ceilings;
+use crate::experiment::programs::Folder;
+use crate::experiment::{self, Files, command};
 
 /// The kernel of the check.
 pub(crate) const KERNEL: &str = Since::V7_2.name();
@@ -37,7 +36,7 @@ pub(crate) struct Fastpath {
     kernel: String,
     /// Measure an HCA, bound by the kernel's mlx5 driver, instead of rxe: ib or roce.
     #[arg(long, value_enum)]
-    hca: Option<lab::Port>,
+    hca: Option<experiment::Port>,
 }
 
 /// A row of the table: its name, the figure of each program, and our ceiling.
@@ -144,50 +143,25 @@ const OURS: [&str; 2] = ["any", "own"];
 
 impl Fastpath {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        let cache = Cache::open()?;
-        let tools = Tools::fetch(&cache, false)?;
-        let kernel = lab::kernel(&cache, &tools, &self.kernel)?;
-        let rdma_core = RdmaCore::fetch(&cache, false)?;
-        let (table, over) = measure(&cache, &tools, &kernel, &rdma_core, self.hca.map(Into::into))?;
-        print!("{table}");
-        Ok(if over.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        let files = Files::with_rdma_core(&self.kernel, build::guest_programs()?)?;
+        let rdma_core = files.rdma_core()?;
+        Ok(measure(&files.setup(), rdma_core, self.hca.map(Into::into))?.print())
     }
 }
 
-/// Measures in a separate guest, on Soft-RoCE or an HCA. Returns the table, and the rows above
-/// their ceiling.
-pub(crate) fn measure(
-    cache: &Cache,
-    tools: &Tools,
-    kernel: &Kernel,
-    rdma_core: &RdmaCore,
-    port: Option<HcaPort>,
-) -> Result<(String, Vec<&'static str>)> {
+/// Measures in a guest of its own, on Soft-RoCE or an HCA.
+pub(crate) fn measure(setup: &Setup<'_>, rdma_core: &RdmaCore, port: Option<HcaPort>) -> Result<Ceilings> {
     let subject = if port.is_some() { HCA } else { SOFT };
-    let folder = build::target_folder().join("fastpath").join(subject.device);
-    std::fs::create_dir_all(&folder)?;
-    let ours = build::fastpath()?;
-    std::fs::copy(&ours, folder.join("fastpath")).context("copying the measuring program")?;
-    compile(cache, rdma_core, "bench/fastpath/c/fastpath.c", &folder.join("fastpath-c"))?;
-    let programs = build::guest_programs()?;
-    let hca = port.map(|port| Hca::start(&build::hca()?, port, 1, &[])).transpose()?;
-    let setup = Setup {
-        cache,
-        tools,
-        kernel,
-        programs: &programs,
-        hosts: 1,
-        rdma_core: Some(rdma_core.root.clone()),
-        shares: vec![(folder, GUEST_FOLDER.to_owned())],
-        accelerator: Accelerator::Auto,
-        instruction_clock: true,
-        recording: None,
-        hca: hca.as_ref(),
-    };
-    let mut guests = Guests::boot(&setup)?;
-    let mut figures = run(&mut guests, &["fastpath", subject.device])?;
-    figures.append(&mut run(&mut guests, &[&["fastpath-c"], subject.arguments].concat())?);
-    guests.shut_down()?;
+    let folder = Folder::new(&Path::new("fastpath").join(subject.device), GUEST_FOLDER)?;
+    folder.copy(&build::fastpath()?)?;
+    folder.compile(setup.cache, rdma_core, "bench/fastpath/c/fastpath.c", "fastpath-c")?;
+    let hca = experiment::start_hca(port, 1, &[])?;
+    let setup = Setup { shares: vec![folder.share()], instruction_clock: true, ..setup.clone() };
+    let mut figures = experiment::run(&setup, hca.as_ref(), |guests| {
+        let mut figures = run(guests, &folder.in_guest("fastpath"), &[subject.device])?;
+        figures.append(&mut run(guests, &folder.in_guest("fastpath-c"), subject.arguments)?);
+        Ok(figures)
+    })?;
     for whose in OURS.iter().chain(&["c"]) {
         let total = |name: &str, parts: f64| figures.get(&format!("{whose}.{name}")).map(|each| each * parts);
         let lists = total(LIST, 32.0).zip(total(SINGLE, 1.0));
@@ -197,34 +171,11 @@ pub(crate) fn measure(
     table(&subject, &figures)
 }
 
-/// Compiles a C program against the guest's rdma-core.
-pub(crate) fn compile(cache: &Cache, rdma_core: &RdmaCore, source: &str, to: &Path) -> Result<()> {
-    let source = build::workspace().join(source);
-    let mut cc = Command::new("cc");
-    cc.args(["-O2", "-o"]).arg(to).arg(source).arg("-I").arg(rdma_core.headers(cache)?);
-    for folder in fetch_headers(cache, Series::NEWEST, false)?.include {
-        cc.arg("-I").arg(folder);
-    }
-    let library: PathBuf = rdma_core.root.join("usr/lib/x86_64-linux-gnu/libibverbs.so.1");
-    // The library's own dependencies exist in the guest only.
-    cc.arg(library).arg("-Wl,--allow-shlib-undefined");
-    ensure!(cc.status().context("running cc")?.success(), "the C program could not be compiled");
-    Ok(())
-}
-
 /// Runs a program with a priority above the kernel's workers, so that only the caller's
 /// instructions are measured.
-fn run(guests: &mut Guests, command: &[&str]) -> Result<Figures> {
-    let program = format!("{GUEST_FOLDER}/{}", command[0]);
-    let argv = ["chrt", "--fifo", "1", &program].into_iter().chain(command[1..].iter().copied());
-    let exec = Exec { argv: argv.map(str::to_owned).collect(), ..Exec::default() };
-    let finished = guests.run(0, exec, LIMIT)?;
-    let (stdout, stderr) =
-        (String::from_utf8_lossy(&finished.stdout), String::from_utf8_lossy(&finished.stderr));
-    if finished.timed_out || finished.status != 0 {
-        bail!("{} failed with status {}:\n{stdout}{stderr}", command[0], finished.status);
-    }
-    stdout.lines().map(|line| figure(line).with_context(|| format!("{}: {line}", command[0]))).collect()
+fn run(guests: &mut Guests, program: &str, arguments: &[&str]) -> Result<Figures> {
+    let text = command::run(guests, &[&["chrt", "--fifo", "1", program], arguments].concat(), LIMIT)?;
+    text.lines().map(|line| figure(line).with_context(|| format!("{program}: {line}"))).collect()
 }
 
 /// `NAME<TAB>SMALLEST<TAB>MEDIAN`
@@ -233,14 +184,13 @@ fn figure(line: &str) -> Option<(String, f64)> {
     Some((words.next()?.to_owned(), words.next()?.parse().ok()?))
 }
 
-fn table(subject: &Subject, figures: &Figures) -> Result<(String, Vec<&'static str>)> {
+fn table(subject: &Subject, figures: &Figures) -> Result<Ceilings> {
     let Subject { types, rows, .. } = subject;
     let width = rows.iter().map(|row| row.what.len()).max().unwrap_or(0);
-    let mut text = format!(
-        "{:width$}  AnyProvider {types:>9}         C   ceiling\n",
+    let mut table = Ceilings::new(format!(
+        "{:width$}  AnyProvider {types:>9}         C   ceiling",
         "instructions, the smallest of many runs"
-    );
-    let mut over = Vec::new();
+    ));
     for Row { what, ours, theirs, ceiling } in *rows {
         let get = |whose: &str, name: &str| figures.get(&format!("{whose}.{name}")).copied();
         let ours: Vec<f64> = OURS.iter().filter_map(|whose| get(whose, ours)).collect();
@@ -259,12 +209,8 @@ fn table(subject: &Subject, figures: &Figures) -> Result<(String, Vec<&'static s
         };
         let theirs = theirs.map_or("-".to_owned(), |each| format!("{each:.1}"));
         let limit = ceiling.map_or("-".to_owned(), |ceiling| format!("{ceiling:.0}"));
-        write!(text, "{what:width$}  {any:11.1} {own:9.1} {theirs:>9} {limit:>9}")?;
-        if ceiling.is_some_and(|ceiling| any.max(own) > ceiling) {
-            text.push_str("  ABOVE");
-            over.push(*what);
-        }
-        text.push('\n');
+        let line = format!("{what:width$}  {any:11.1} {own:9.1} {theirs:>9} {limit:>9}");
+        table.row(what, &line, ceiling.is_some_and(|ceiling| any.max(own) > ceiling));
     }
-    Ok((text, over))
+    Ok(table)
 }

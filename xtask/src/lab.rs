@@ -7,15 +7,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use bareverbs_lab::{
-    Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, Prefixed, RdmaCore, Series, Setup, Since, Stream,
-    ToGuest, Tools, fetch_headers,
+    Accelerator, Cache, Exec, Guests, Hca, Kernel, Prefixed, RdmaCore, Series, Setup, Since, Stream, ToGuest,
+    Tools, fetch_headers,
 };
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 
+use crate::experiment::{self, Files};
 use crate::{build, terminal};
 
-/// The default of `--kernel`.
-pub(crate) const DEFAULT_KERNEL: &str = Since::V6_12.name();
 /// The default of `--timeout`, in seconds.
 const DEFAULT_LIMIT: u64 = 600;
 
@@ -45,28 +44,11 @@ pub(crate) struct Fetch {
     refresh: bool,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-pub(crate) enum Port {
-    /// InfiniBand.
-    Ib,
-    /// RDMA over Ethernet, with the HCA's own netdev.
-    Roce,
-}
-
-impl From<Port> for HcaPort {
-    fn from(port: Port) -> Self {
-        match port {
-            Port::Ib => Self::Ib,
-            Port::Roce => Self::Roce,
-        }
-    }
-}
-
 #[derive(Args)]
 pub(crate) struct Machine {
     /// A series such as 6.12, rc, a built kernel tree, a folder with vmlinuz or bzImage and
     /// lib/modules, or a bzImage with all drivers built in.
-    #[arg(long, default_value = DEFAULT_KERNEL)]
+    #[arg(long, default_value = experiment::DEFAULT_KERNEL)]
     kernel: String,
     /// Run in a Debian root with rdma-core, perftest, pyverbs, strace and iproute2.
     #[arg(long, alias = "peers")]
@@ -82,7 +64,7 @@ pub(crate) struct Machine {
     accel: Accelerator,
     /// Give each host an HCA, bound by the kernel's mlx5 driver, instead of rxe: ib or roce.
     #[arg(long, value_enum)]
-    hca: Option<Port>,
+    hca: Option<experiment::Port>,
     /// An argument for the HCA's own program; may be given more than once.
     #[arg(long, value_name = "ARG", allow_hyphen_values = true, requires = "hca")]
     hca_arg: Vec<String>,
@@ -145,58 +127,36 @@ impl Fetch {
 
 impl Machine {
     fn start_hca(&self, hosts: u8) -> Result<Option<Hca>> {
-        let Some(port) = self.hca else { return Ok(None) };
-        Hca::start(&build::hca()?, port.into(), hosts, &self.hca_arg).map(Some)
+        experiment::start_hca(self.hca, hosts, &self.hca_arg)
     }
 
     fn boot(&self, hosts: u8, hca: Option<&Hca>) -> Result<Guests> {
-        let cache = Cache::open()?;
-        let tools = Tools::fetch(&cache, false)?;
-        let kernel = kernel(&cache, &tools, &self.kernel)?;
-        let rdma_core = self.rdma_core.then(|| RdmaCore::fetch(&cache, false)).transpose()?;
         let programs = build::guest_programs()?;
+        let files = match self.rdma_core {
+            true => Files::with_rdma_core(&self.kernel, programs)?,
+            false => Files::fetch(&self.kernel, programs)?,
+        };
         let mut shares = Vec::new();
         if let Some(folder) = &self.share {
             shares.push((shared_folder(folder)?, "/share".to_owned()));
         }
         let setup = Setup {
-            cache: &cache,
-            tools: &tools,
-            kernel: &kernel,
-            programs: &programs,
             hosts,
-            rdma_core: rdma_core.map(|rdma_core| rdma_core.root),
             shares,
             accelerator: self.accel,
             instruction_clock: self.icount,
             recording: self.pcap.clone(),
             hca,
+            ..files.setup()
         };
         let guests = Guests::boot(&setup)?;
-        eprintln!("lab: kernel {} ({})", kernel.version, describe(guests.accelerator, self.icount));
+        eprintln!(
+            "lab: kernel {} ({})",
+            files.kernel.version,
+            experiment::describe(guests.accelerator, self.icount)
+        );
         Ok(guests)
     }
-}
-
-/// A short description of the accelerator.
-pub(crate) fn describe(accelerator: Accelerator, instruction_clock: bool) -> &'static str {
-    match accelerator {
-        _ if instruction_clock => "tcg, time counts instructions",
-        Accelerator::Kvm => "kvm",
-        Accelerator::Auto | Accelerator::Tcg => "tcg",
-    }
-}
-
-/// A kernel by series or path.
-pub(crate) fn kernel(cache: &Cache, tools: &Tools, wanted: &str) -> Result<Kernel> {
-    if let Ok(series) = wanted.parse() {
-        return Kernel::debian(cache, tools, series, false);
-    }
-    let path = Path::new(wanted);
-    if !path.exists() {
-        bail!("no kernel `{wanted}`: give {}, a kernel tree, a folder or a bzImage", Series::names());
-    }
-    Kernel::at(path, tools, cache)
 }
 
 fn shared_folder(folder: &Path) -> Result<PathBuf> {

@@ -9,6 +9,7 @@ mod coverage;
 mod demo;
 mod deny;
 mod examples;
+mod experiment;
 mod fastpath;
 mod filter;
 mod flaky;

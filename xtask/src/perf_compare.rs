@@ -3,15 +3,19 @@
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bareverbs_lab::Guests;
 use clap::Args;
 use serde_json::Value;
 
-use crate::cmtime::{Bench, Time, median, script};
+use crate::experiment::command::{self, UNTIL_LISTENING};
+use crate::experiment::turns::{Time, Turns, median};
 use crate::filter::Filter;
 
+/// Timeout of one run of both sides, by the host's time.
+const LIMIT: Duration = Duration::from_secs(300);
 /// A difference that does not count.
 const TOLERANCE: f64 = 0.03;
 
@@ -20,10 +24,7 @@ const RUN: &str = r#"
 server=$1 client=$2
 $server > /tmp/server 2>&1 &
 child=$!
-for _ in $(seq 200); do
-    grep -q ' [0-9A-F]*:4853 0*:0000 0A ' /proc/net/tcp /proc/net/tcp6 && break
-    sleep 0.1
-done
+until_listening 4853
 if $client > /tmp/client 2> /tmp/errors; then
     wait $child && cat /tmp/client && exit
 else
@@ -36,7 +37,7 @@ exit 1"#;
 #[derive(Args)]
 pub(crate) struct PerfCompare {
     #[command(flatten)]
-    bench: Bench,
+    turns: Turns,
     /// Only tests with one of these in their names, such as `send lat` or `65536`.
     #[arg(value_name = "PART")]
     parts: Vec<String>,
@@ -108,7 +109,8 @@ impl Test {
     /// Runs both sides of a program. Returns the figure of its client.
     fn run(&self, guests: &mut Guests, ip: &str, program: Program) -> Result<f64> {
         let commands = [self.command(program, ""), self.command(program, ip)];
-        let text = script(guests, RUN, &commands.each_ref().map(String::as_str))?;
+        let script = [UNTIL_LISTENING, RUN].concat();
+        let text = command::script(guests, &script, &commands.each_ref().map(String::as_str), LIMIT)?;
         let figure = match program {
             Program::Bareverbs => self.ours(&text),
             Program::Perftest => self.perftests(&text),
@@ -146,19 +148,12 @@ struct Pairs {
 }
 
 impl Pairs {
-    /// The first pair, which loads the programs and the kernel's modules, is left out.
-    fn measure(guests: &mut Guests, bench: &Bench, test: &Test) -> Result<Self> {
-        let mut pairs = Self { ours: Vec::new(), perftests: Vec::new() };
-        for pair in 0..=bench.pairs {
-            eprintln!("{}, pair {pair} of {}", test.name(), bench.pairs);
-            let ours = test.run(guests, bench.ip(), Program::Bareverbs)?;
-            let perftests = test.run(guests, bench.ip(), Program::Perftest)?;
-            if pair > 0 {
-                pairs.ours.push(ours);
-                pairs.perftests.push(perftests);
-            }
-        }
-        Ok(pairs)
+    fn measure(guests: &mut Guests, turns: &Turns, test: &Test) -> Result<Self> {
+        let [ours, perftests] = turns.run([Program::Bareverbs, Program::Perftest], |program| {
+            eprintln!("{}, {}", test.name(), test.command(program, ""));
+            test.run(guests, turns.ip(), program)
+        })?;
+        Ok(Self { ours, perftests })
     }
 
     /// The median of the ratios of the pairs. Above 1, ours are better.
@@ -188,14 +183,14 @@ fn median_of(figures: impl Iterator<Item = f64>) -> f64 {
 
 impl PerfCompare {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        ensure!(self.bench.pairs >= 2, "the spread of perftest needs two pairs or more (--pairs)");
+        ensure!(self.turns.pairs >= 2, "the spread of perftest needs two pairs or more (--pairs)");
         let filter = Filter(&self.parts);
         let tests: Vec<&Test> = TESTS.iter().filter(|test| filter.takes(&test.name())).collect();
         ensure!(!tests.is_empty(), "no test has `{filter}` in its name");
-        let table = self.bench.run(Time::Real, |guests| {
+        let table = self.turns.in_guest(Time::Real, |guests| {
             let mut table = heading();
             for test in tests {
-                let pairs = Pairs::measure(guests, &self.bench, test)?;
+                let pairs = Pairs::measure(guests, &self.turns, test)?;
                 let _ = writeln!(table, "{}", pairs.row(test).trim_end());
             }
             Ok(table)

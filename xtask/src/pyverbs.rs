@@ -13,12 +13,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
-use bareverbs_lab::{Accelerator, Cache, Guests, Hca, Kernel, Programs, RdmaCore, Series, Setup, Tools};
+use bareverbs_lab::{Accelerator, Cache, Guests, Kernel, RdmaCore, Series, Setup, Tools};
 use clap::Args;
 
+use crate::experiment::{self, Files};
 use crate::guest_sources::GuestSources;
 use crate::print::heading;
-use crate::{build, c_functions, guest_tests, lab};
+use crate::{build, c_functions, guest_tests};
 use keywords::KEYWORDS;
 use passing::Passing;
 pub(crate) use passing::refuted;
@@ -32,7 +33,7 @@ pub(crate) struct Pyverbs {
     record: bool,
     /// Run the suite on the software ConnectX instead, and compare the skipped tests with the list.
     #[arg(long, alias = "card", value_enum)]
-    hca: Option<lab::Port>,
+    hca: Option<experiment::Port>,
     /// Kernels to run the suite on, such as 6.12; may be given more than once (default: all series;
     /// with --hca the newest, for which the list is made).
     #[arg(long = "kernel", value_name = "KERNEL")]
@@ -46,7 +47,7 @@ impl Pyverbs {
     pub(crate) fn run(self) -> Result<ExitCode> {
         let rdma_core = RdmaCore::fetch(&Cache::open()?, false)?;
         if let Some(port) = self.hca {
-            hca::run(&rdma_core, port.into(), &self.kernels, self.record, self.accel)?;
+            hca::run(port.into(), &self.kernels, self.record, self.accel)?;
             return Ok(ExitCode::SUCCESS);
         }
         ensure!(
@@ -213,65 +214,31 @@ pub(crate) fn run_part(
 /// Runs the suite on each kernel and rewrites the table. The column of our tests is kept.
 fn record(rdma_core: &RdmaCore, kernels: &[Series], accelerator: Accelerator) -> Result<()> {
     let kernels = if kernels.is_empty() { Series::RELEASED.to_vec() } else { kernels.to_vec() };
-    let lab = Lab::open(rdma_core, accelerator)?;
     let shipped = suite::shipped(&rdma_core.root)?;
     for series in kernels {
         let Some(column) = KERNELS.iter().position(|&known| known == series) else {
             bail!("the table has no column for {series}");
         };
-        let kernel = lab.kernel(series)?;
-        heading(&format!("pyverbs on {}", kernel.version));
-        let mut guests = lab.boot(&kernel, None)?;
-        let ends = suite::run(&mut guests, "rxe0", "rxe", &[])?;
-        guests.shut_down()?;
+        let files = files(series)?;
+        let version = &files.kernel.version;
+        heading(&format!("pyverbs on {version}"));
+        let setup = Setup { accelerator, ..files.setup() };
+        let ends = experiment::run(&setup, None, |guests| suite::run(guests, "rxe0", "rxe", &[]))?;
         if let Some(id) = shipped.iter().find(|id| !ends.contains_key(*id)) {
             bail!("the suite reported no outcome of {id}");
         }
         // The run took minutes, and the last column may have been edited meanwhile.
         let mut table = if path().exists() { read()? } else { Table::default() };
         table.rdma_core.clone_from(&rdma_core.version);
-        table.enter(column, &kernel.version, &ends);
+        table.enter(column, version, &ends);
         fs::write(path(), table.to_string()).context("writing the table")?;
     }
     Ok(())
 }
 
-/// The environment of the suite.
-struct Lab<'a> {
-    cache: Cache,
-    tools: Tools,
-    programs: Programs,
-    rdma_core: &'a RdmaCore,
-    accelerator: Accelerator,
-}
-
-impl<'a> Lab<'a> {
-    fn open(rdma_core: &'a RdmaCore, accelerator: Accelerator) -> Result<Self> {
-        let cache = Cache::open()?;
-        let tools = Tools::fetch(&cache, false)?;
-        Ok(Self { cache, tools, programs: build::guest_programs()?, rdma_core, accelerator })
-    }
-
-    fn kernel(&self, series: Series) -> Result<Kernel> {
-        Kernel::debian(&self.cache, &self.tools, series, false)
-    }
-
-    /// A host with the Debian root, and with an HCA instead of rxe if given.
-    fn boot(&self, kernel: &Kernel, hca: Option<&Hca>) -> Result<Guests> {
-        Guests::boot(&Setup {
-            cache: &self.cache,
-            tools: &self.tools,
-            kernel,
-            programs: &self.programs,
-            hosts: 1,
-            rdma_core: Some(self.rdma_core.root.clone()),
-            shares: Vec::new(),
-            accelerator: self.accelerator,
-            instruction_clock: false,
-            recording: None,
-            hca,
-        })
-    }
+/// The files of a guest that runs the suite.
+fn files(series: Series) -> Result<Files> {
+    Files::with_rdma_core(&series.to_string(), build::guest_programs()?)
 }
 
 /// The outcome of one of their tests.

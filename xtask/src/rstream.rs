@@ -1,12 +1,18 @@
 //! `cargo xtask rstream`: the throughput of streams, with that of librdmacm in the same guest.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bareverbs_lab::Guests;
 use clap::Args;
 
-use crate::cmtime::{Bench, COUNTING, Time, calls_of_each, calls_rows, mean, parse_calls, script};
+use crate::experiment::calls::{COUNTING, calls_of_each, calls_rows, parse_calls};
+use crate::experiment::command;
+use crate::experiment::turns::{NAMES, Time, Turns, mean};
+
+/// Timeout of one run of both sides, by the host's time.
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// Bytes of a transfer, transfers of a round trip, and round trips.
 const TESTS: [(u32, u32, u32); 10] = [
@@ -48,13 +54,13 @@ exit 1"#;
 fn run(guests: &mut Guests, program: &str, ip: &str, counted: bool, arguments: &[&str]) -> Result<String> {
     let text = ["program=$1 ip=$2 counted=$3; shift 3", COUNTING, RUN];
     let counted = if counted { "yes" } else { "no" };
-    script(guests, &text.concat(), &[&[program, ip, counted], arguments].concat())
+    command::script(guests, &text.concat(), &[&[program, ip, counted], arguments].concat(), LIMIT)
 }
 
 #[derive(Args)]
 pub(crate) struct Rstream {
     #[command(flatten)]
-    bench: Bench,
+    turns: Turns,
     /// Count the system calls of transfers instead.
     #[arg(long)]
     calls: bool,
@@ -62,28 +68,19 @@ pub(crate) struct Rstream {
 
 impl Rstream {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        if self.calls {
-            return self.bench.run(Time::Instructions, |guests| self.print_calls(guests));
-        }
-        self.bench.run(Time::Instructions, |guests| {
-            println!("{:<24} {:>10} {:>10} {:>8}", "Gb/sec", "bareverbs", "librdmacm", "ratio");
+        self.turns.in_guest(Time::Instructions, |guests| {
+            if self.calls {
+                return self.print_calls(guests);
+            }
+            println!("{:<24} {:>10} {:>10} {:>8}", "Gb/sec", NAMES[0], NAMES[1], "ratio");
             let mut ratios = Vec::new();
             for (size, transfers, iterations) in TESTS {
-                let mut figures = [Vec::new(), Vec::new()];
-                // The first run of each loads the program and the kernel's modules.
-                for pair in 0..=self.bench.pairs {
-                    for (program, figures) in PROGRAMS.into_iter().zip(&mut figures) {
-                        let numbers = [size, transfers, iterations].map(|number| number.to_string());
-                        let [size, transfers, iterations] = &numbers;
-                        let options = ["-S", size, "-C", transfers, "-I", iterations];
-                        let text = run(guests, program, self.bench.ip(), false, &options)?;
-                        if pair > 0 {
-                            figures.push(
-                                gigabits(&text, &numbers).with_context(|| format!("{program}: {text}"))?,
-                            );
-                        }
-                    }
-                }
+                let numbers = [size, transfers, iterations].map(|number| number.to_string());
+                let options = ["-S", &numbers[0], "-C", &numbers[1], "-I", &numbers[2]];
+                let figures = self.turns.run(PROGRAMS, |program| {
+                    let text = run(guests, program, self.turns.ip(), false, &options)?;
+                    gigabits(&text, &numbers).with_context(|| format!("{program}: {text}"))
+                })?;
                 let [ours, theirs] = figures.map(|figures| mean(&figures));
                 let (ours, theirs) = ours.zip(theirs).context("a figure is 0")?;
                 ratios.push(ours / theirs);
@@ -109,7 +106,7 @@ impl Rstream {
                 for transfers in counts {
                     let numbers = [size, transfers].map(|number| number.to_string());
                     let options = ["-S", &numbers[0], "-C", &numbers[1], "-I", "1"];
-                    runs.push(parse_calls(&run(guests, program, self.bench.ip(), true, &options)?)?);
+                    runs.push(parse_calls(&run(guests, program, self.turns.ip(), true, &options)?)?);
                 }
                 let [few, many] = &runs[..] else { bail!("there are two runs") };
                 programs.push(calls_of_each(few, many, counts[1] - counts[0]));

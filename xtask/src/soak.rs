@@ -1,15 +1,15 @@
 //! `cargo xtask soak`: long scale and endurance tests.
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, Result, bail};
-use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Hca, Setup, Stream, Tools};
+use anyhow::{Context, Result};
+use bareverbs_lab::{Accelerator, Setup};
 use clap::{Args, Subcommand};
 
-use crate::{build, lab, plot};
+use crate::experiment::{self, Files, command};
+use crate::{build, plot};
 
 /// Our program's name in the guest.
 const PROGRAM: &str = "bareverbs-soak";
@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(1800);
 #[derive(Args)]
 pub(crate) struct Soak {
     /// A series such as 6.12, rc, or a folder with a kernel.
-    #[arg(long, default_value = lab::DEFAULT_KERNEL, global = true)]
+    #[arg(long, default_value = experiment::DEFAULT_KERNEL, global = true)]
     kernel: String,
     /// The accelerator: auto, kvm or tcg.
     #[arg(long, default_value = "auto", global = true)]
@@ -29,7 +29,7 @@ pub(crate) struct Soak {
     icount: bool,
     /// On an HCA instead of rxe: ib or roce.
     #[arg(long, value_enum, global = true)]
-    hca: Option<lab::Port>,
+    hca: Option<experiment::Port>,
     /// Minutes of random verbs, or of random connection attempts.
     #[arg(long, default_value_t = 10)]
     minutes: u64,
@@ -135,46 +135,15 @@ impl Soak {
 
     /// Runs a command in a fresh guest to its end and returns its output.
     fn in_guest(&self, argv: Vec<String>, limit: Duration) -> Result<String> {
-        let cache = Cache::open()?;
-        let tools = Tools::fetch(&cache, false)?;
-        let kernel = lab::kernel(&cache, &tools, &self.kernel)?;
         let mut programs = build::guest_programs()?;
         programs.on_path.insert(PROGRAM.to_owned(), build::soak()?);
-        let hca = match self.hca {
-            Some(port) => Some(Hca::start(&build::hca()?, port.into(), 1, &[])?),
-            None => None,
-        };
-        let mut guests = Guests::boot(&Setup {
-            cache: &cache,
-            tools: &tools,
-            kernel: &kernel,
-            programs: &programs,
-            hosts: 1,
-            rdma_core: None,
-            shares: Vec::new(),
-            accelerator: self.accel,
-            instruction_clock: self.icount,
-            recording: None,
-            hca: hca.as_ref(),
-        })?;
-        eprintln!("lab: kernel {} ({})", kernel.version, lab::describe(guests.accelerator, self.icount));
-        let mut text = Vec::new();
-        let mut show = |_: usize, stream: Stream, bytes: &[u8]| match stream {
-            Stream::Stdout => {
-                text.extend_from_slice(bytes);
-                io::stdout().write_all(bytes)?;
-                io::stdout().flush()
-            }
-            Stream::Stderr => io::stderr().write_all(bytes),
-        };
-        guests.start(0, Exec { argv, ..Exec::default() })?;
-        let statuses = guests.wait(Some(Instant::now() + limit), &mut show)?;
-        for warning in guests.shut_down()? {
-            eprintln!("lab: {warning}");
-        }
-        if statuses != [0] {
-            bail!("it failed with status {statuses:?}");
-        }
-        Ok(String::from_utf8_lossy(&text).into_owned())
+        let files = Files::fetch(&self.kernel, programs)?;
+        let hca = experiment::start_hca(self.hca, 1, &[])?;
+        let setup = Setup { accelerator: self.accel, instruction_clock: self.icount, ..files.setup() };
+        experiment::run(&setup, hca.as_ref(), |guests| {
+            let how = experiment::describe(guests.accelerator, self.icount);
+            eprintln!("lab: kernel {} ({how})", files.kernel.version);
+            command::show(guests, argv, limit)
+        })
     }
 }

@@ -11,7 +11,7 @@ use bareverbs_lab::{Exec, Guests, Setup, Since, Stream};
 use serde_json::Value;
 
 use crate::build;
-use crate::demo::announced;
+use crate::experiment::command::announced;
 
 /// The kernel of these tests.
 pub(crate) const KERNEL: &str = Since::V6_12.name();

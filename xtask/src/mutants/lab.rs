@@ -6,15 +6,14 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use bareverbs_lab::{
-    Accelerator, Cache, Exec, Failure, Guests, Hca, HcaPort, Kernel, Programs, RdmaCore, Setup, Tools,
-};
+use bareverbs_lab::{Cache, Exec, Failure, Guests, HcaPort, Kernel, Programs, RdmaCore, Setup, Tools};
 
 use super::tree::Tree;
 use super::{Mutant, Outcome, Tally, Verdict, list};
+use crate::build;
+use crate::experiment;
 use crate::guest_tests::{GuestTest, guest_tests_of};
 use crate::outcome::{self, judge};
-use crate::{build, lab};
 
 /// The default of `--sample`.
 const SAMPLE: u64 = 8;
@@ -100,7 +99,7 @@ pub(super) fn run(
     let mutants = sampled(tool, tree, files, sample.unwrap_or(SAMPLE))?;
     let cache = Cache::open()?;
     let tools = Tools::fetch(&cache, false)?;
-    let kernel = lab::kernel(&cache, &tools, kernel)?;
+    let kernel = experiment::kernel(&cache, &tools, kernel)?;
     let rdma_core = RdmaCore::fetch(&cache, false)?;
     // Only tested files are mutated.
     let programs = build::guest_programs()?;
@@ -200,19 +199,12 @@ impl Lab {
         tests: &[GuestTest],
         mut go_on: impl FnMut(&GuestTest, outcome::Outcome) -> bool,
     ) -> Result<()> {
-        let hca = test_set.port.map(|port| Hca::start(&build::hca()?, port, 1, &[])).transpose()?;
+        let hca = experiment::start_hca(test_set.port, 1, &[])?;
         let setup = Setup {
-            cache: &self.cache,
-            tools: &self.tools,
-            kernel: &self.kernel,
-            programs: &self.programs,
-            hosts: 1,
             rdma_core: Some(self.rdma_core.root.clone()),
             shares: vec![(folder.to_owned(), GUEST_FOLDER.to_owned())],
-            accelerator: Accelerator::Auto,
-            instruction_clock: false,
-            recording: None,
             hca: hca.as_ref(),
+            ..experiment::one_host(&self.cache, &self.tools, &self.kernel, &self.programs)
         };
         let mut guests = Guests::boot(&setup)?;
         let named = |part: &'static str| tests.iter().filter(move |test| test.title().contains(part));

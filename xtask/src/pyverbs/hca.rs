@@ -8,10 +8,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bareverbs_lab::{Accelerator, Exec, Hca, HcaPort, RdmaCore, Series, Since};
+use bareverbs_lab::{Accelerator, HcaPort, Series, Setup, Since};
 
-use super::{End, Lab, suite};
+use super::{End, suite};
 use crate::build;
+use crate::experiment::{self, command};
 use crate::print::heading;
 
 /// The kernel of the list. Other kernels lack some features; there, only tests that also fail on
@@ -38,20 +39,13 @@ fn path() -> PathBuf {
 
 /// Runs the suite on an HCA on each kernel. Compares the skipped tests with the list, or writes the
 /// list.
-pub(super) fn run(
-    rdma_core: &RdmaCore,
-    port: HcaPort,
-    kernels: &[Series],
-    record: bool,
-    accelerator: Accelerator,
-) -> Result<()> {
+pub(super) fn run(port: HcaPort, kernels: &[Series], record: bool, accelerator: Accelerator) -> Result<()> {
     let kernels = if kernels.is_empty() { &[LISTED] } else { kernels };
     ensure!(!record || kernels == [LISTED], "the list is of {LISTED}");
-    let lab = Lab::open(rdma_core, accelerator)?;
     let soft = super::read()?;
     let mut disagreements = Vec::new();
     for kernel in kernels {
-        let mut ends = run_suite(&lab, port, *kernel)?;
+        let mut ends = run_suite(port, *kernel, accelerator)?;
         ends.retain(|id, end| {
             let excused = *end == End::Failed && soft.fails(id, *kernel);
             if excused {
@@ -85,19 +79,16 @@ fn name(port: HcaPort) -> &'static str {
 }
 
 /// The outcomes on an HCA under this kernel.
-fn run_suite(lab: &Lab<'_>, port: HcaPort, kernel: Series) -> Result<BTreeMap<String, End>> {
-    let kernel = lab.kernel(kernel)?;
-    let hca = Hca::start(&build::hca()?, port, 1, &[])?;
-    heading(&format!("pyverbs on the HCA, {}, kernel {}", name(port), kernel.version));
-    let mut guests = lab.boot(&kernel, Some(&hca))?;
-    let argv = ["sh", "-c", HUGE_PAGES].map(str::to_owned).into();
-    let set_aside = guests.run(0, Exec { argv, ..Exec::default() }, Duration::from_secs(60))?;
-    ensure!(set_aside.status == 0, "the guest has no room for huge pages");
-    let ends = suite::run(&mut guests, "mlx5_0", name(port), &[])?;
-    for warning in guests.shut_down()? {
-        println!("{warning}");
-    }
-    Ok(ends)
+fn run_suite(port: HcaPort, kernel: Series, accelerator: Accelerator) -> Result<BTreeMap<String, End>> {
+    let files = super::files(kernel)?;
+    let hca = experiment::start_hca(Some(port), 1, &[])?;
+    heading(&format!("pyverbs on the HCA, {}, kernel {}", name(port), files.kernel.version));
+    let setup = Setup { accelerator, ..files.setup() };
+    experiment::run(&setup, hca.as_ref(), |guests| {
+        command::script(guests, HUGE_PAGES, &[], Duration::from_secs(60))
+            .context("the guest has no room for huge pages")?;
+        suite::run(guests, "mlx5_0", name(port), &[])
+    })
 }
 
 fn skips(ends: &BTreeMap<String, End>) -> BTreeMap<String, String> {

@@ -9,6 +9,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::{documentation, stopping, succeed, targets};
+use crate::experiment::ceilings::Ceilings;
 use crate::guest_tests::{GUEST_TEST_CRATES, guest_unit_tests};
 use crate::outcome::{Totals, result_line};
 use crate::print::heading;
@@ -28,7 +29,7 @@ pub(super) struct Host {
     /// The names of failed tests.
     pub(super) failures: Vec<String>,
     /// None: there is no valgrind here.
-    counted: Option<counts::Counted>,
+    counted: Option<Ceilings>,
 }
 
 /// A check, and its name.
@@ -73,7 +74,7 @@ impl Host {
     pub(super) fn print(&self) {
         heading("Instructions of the data path");
         match &self.counted {
-            Some((table, _)) => print!("{table}"),
+            Some(table) => print!("{}", table.text),
             None => println!("skipped: {}: there is no valgrind here", counts::TITLE),
         }
     }
@@ -153,7 +154,7 @@ impl Host {
             return Ok(());
         }
         let counted = counts::measure()?;
-        self.add(counts::TITLE, counted.1.is_empty());
+        self.add(counts::TITLE, counted.above.is_empty());
         self.counted = Some(counted);
         Ok(())
     }

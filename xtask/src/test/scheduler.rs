@@ -9,19 +9,20 @@ use std::{fs, iter, mem, thread};
 
 use anyhow::{Result, bail};
 use bareverbs_lab::{
-    Accelerator, Cache, Exec, Failure, Guests, Hca, HcaPort, Kernel, Programs, RdmaCore, Series, Setup,
-    Tools, fetch_headers,
+    Accelerator, Cache, Exec, Failure, Guests, HcaPort, Kernel, Programs, RdmaCore, Series, Setup, Tools,
+    fetch_headers,
 };
 use clap::ValueEnum;
 
 use super::selection::{Selection, is_waiting};
 use crate::examples::{self, Example};
+use crate::experiment::{self, ceilings::Ceilings};
 use crate::filter::Filter;
 use crate::guest_tests::{GuestTest, PROFILE_FILE, guest_tests};
 use crate::hca::{self, Testbed, Tier};
 use crate::outcome::{Outcome, Table, judge};
 use crate::print::heading;
-use crate::{build, fastpath, lab, two_hosts, wqe_diff};
+use crate::{build, fastpath, two_hosts, wqe_diff};
 
 /// Link types of the tested HCAs.
 const PORTS: [HcaPort; 2] = [HcaPort::Ib, HcaPort::Roce];
@@ -102,7 +103,7 @@ impl Lab {
         };
         let mut kernels = Vec::new();
         for name in wanted {
-            let kernel = lab::kernel(&cache, &tools, &name)?;
+            let kernel = experiment::kernel(&cache, &tools, &name)?;
             println!("kernel {}", kernel.version);
             kernels.push((name, kernel));
         }
@@ -508,17 +509,9 @@ impl<'b> Worker<'_, 'b> {
     fn setup<'c>(&'c self, kernel: &'c Kernel) -> Setup<'c> {
         let lab = self.plan.lab;
         Setup {
-            cache: &lab.cache,
-            tools: &lab.tools,
-            kernel,
-            programs: &self.plan.programs,
-            hosts: 1,
             rdma_core: Some(lab.rdma_core.root.clone()),
-            shares: Vec::new(),
             accelerator: self.accelerator,
-            instruction_clock: false,
-            recording: None,
-            hca: None,
+            ..experiment::one_host(&lab.cache, &lab.tools, kernel, &self.plan.programs)
         }
     }
 
@@ -546,10 +539,7 @@ impl<'b> Worker<'_, 'b> {
             let at = &self.queue().test_runs[test_run];
             (at.name.clone(), at.kernel, at.device)
         };
-        let hca = match device.port() {
-            Some(port) => Some(Hca::start(&build::hca()?, port, 1, &[])?),
-            None => None,
-        };
+        let hca = experiment::start_hca(device.port(), 1, &[])?;
         let shares = vec![(self.plan.folder.clone(), GUEST_FOLDER.to_owned())];
         let setup = Setup { shares, hca: hca.as_ref(), ..self.setup(kernel) };
         let mut guests = None;
@@ -593,20 +583,19 @@ impl<'b> Worker<'_, 'b> {
             // not depend on its speed.
             Special::FastPath(checks) => {
                 let rdma_core = &self.plan.lab.rdma_core;
-                let measure = |port| fastpath::measure(setup.cache, setup.tools, kernel, rdma_core, port);
+                let measure = |port| fastpath::measure(&setup, rdma_core, port);
                 let measured: Vec<_> = thread::scope(|scope| {
                     let running: Vec<_> =
                         checks.iter().map(|(_, port)| scope.spawn(|| measure(*port))).collect();
                     running.into_iter().map(|one| one.join().expect("measuring does not panic")).collect()
                 });
                 for ((title, _), measured) in checks.into_iter().zip(measured) {
-                    let (figures, above) = measured?;
-                    self.compared(name, title, above.is_empty(), &figures, begin);
+                    let Ceilings { text, above } = measured?;
+                    self.compared(name, title, above.is_empty(), &text, begin);
                 }
             }
             Special::WqeDiff((title, port)) => {
-                let lab = self.plan.lab;
-                let report = wqe_diff::check(&lab.cache, &lab.tools, kernel, &lab.rdma_core, port)?;
+                let report = wqe_diff::check(&setup, &self.plan.lab.rdma_core, port)?;
                 self.compared(name, title, report.differences.is_empty(), &report.text(), begin);
             }
             Special::Hosts(title, test) => self.judged(name, title, test(&setup), begin),

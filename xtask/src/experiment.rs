@@ -1,0 +1,11 @@
+//! What commands that measure in guests are made of: [`programs`], [`guests`], commands in them
+//! ([`command`]), runs in [`turns`], and tables ([`calls`], [`ceilings`]).
+
+pub(crate) mod calls;
+pub(crate) mod ceilings;
+pub(crate) mod command;
+mod guests;
+pub(crate) mod programs;
+pub(crate) mod turns;
+
+pub(crate) use guests::{DEFAULT_KERNEL, Files, Port, describe, kernel, one_host, run, start_hca};
