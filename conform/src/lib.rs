@@ -36,6 +36,7 @@ mod map;
 mod model;
 #[cfg(any(test, feature = "test-utils"))]
 mod own_memory;
+pub mod page;
 mod privilege;
 mod probe;
 mod provided;

@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 
 pub use html::html;
 
+use crate::page::escape;
 use crate::{Outcome, Results, Verdict};
 
 /// A summary in a line.
@@ -170,22 +171,6 @@ pub fn junit(results: &Results) -> String {
         }
     }
     text + "</testsuite>\n"
-}
-
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for char in text.chars() {
-        match char {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\n' | '\t' => escaped.push(char),
-            char if char.is_control() => {}
-            char => escaped.push(char),
-        }
-    }
-    escaped
 }
 
 /// JSON: an object with the kernel, the device and a list of checks.

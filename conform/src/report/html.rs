@@ -7,61 +7,55 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use super::{counts, escape, known_bugs};
+use super::{counts, known_bugs};
+use crate::page::{escape, page};
 use crate::{Outcome, Results, Rule, Verdict};
 
+/// Answers (`.p` passed, `.f` failed, `.s` skipped, `.b` known bug), checks (`.k`) and calls.
 const STYLE: &str = "\
-:root{color-scheme:light dark;--line:#8884;--soft:#8881;--muted:#667;--pass:#176f2c;--fail:#b3261e;--bug:#8a5300;--link:#0b57d0}\
-@media(prefers-color-scheme:dark){:root{--muted:#9aa;--pass:#7bd88f;--fail:#ff8a80;--bug:#f0b460;--link:#8ab4f8}}\
-*{box-sizing:border-box}body{font:15px/1.45 system-ui,sans-serif;margin:0 auto;padding:1rem;max-width:72rem}\
-h1{font-size:1.4rem;margin:0 0 .25rem}h2{font-size:1.1rem;margin:1.5rem 0 .5rem}p{margin:.25rem 0}\
-a{color:inherit;text-underline-offset:2px}table{border-collapse:collapse;width:100%}\
-th,td{padding:.25rem .5rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}\
-.n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}.m{color:var(--muted);font-size:13px}\
-.p{color:var(--pass)}.f{color:var(--fail);font-weight:600}.s{color:var(--muted)}.b{color:var(--bug)}\
-code,.id{font:13px/1.45 ui-monospace,monospace}code{overflow-wrap:anywhere}.id{overflow-wrap:break-word}\
-thead th{position:sticky;top:0;background:Canvas}\
-details{border-bottom:1px solid var(--line)}summary{padding:.4rem 0;cursor:pointer}\
-.k{padding:.5rem 0 .5rem .75rem;border-top:1px solid var(--soft)}.k:target{background:var(--soft)}\
-.k>b{font-weight:600;overflow-wrap:anywhere}.a{margin-right:.75rem;white-space:nowrap}.w{white-space:normal}\
-.k code{display:block;background:var(--soft);padding:.25rem .5rem;margin-top:.25rem;border-radius:4px}\
-@media(max-width:40rem){body{padding:.6rem}th,td{padding:.25rem .3rem}.m.t{display:none}table{font-size:13px}\
-.id{font-size:12px}th.n{font-size:12px;overflow-wrap:break-word;white-space:normal}}";
+:root{--pass:#176f2c;--fail:#b3261e;--bug:#8a5300}
+@media(prefers-color-scheme:dark){:root{--pass:#7bd88f;--fail:#ff8a80;--bug:#f0b460}}
+.p{color:var(--pass)}.f{color:var(--fail);font-weight:600}.s{color:var(--muted)}.b{color:var(--bug)}
+code,.id{font:13px/1.45 ui-monospace,monospace}code{overflow-wrap:anywhere}.id{overflow-wrap:break-word}
+thead th{position:sticky;top:0;background:Canvas}
+details{border-bottom:1px solid var(--line)}summary{padding:.4rem 0;cursor:pointer}
+.k{padding:.5rem 0 .5rem .75rem;border-top:1px solid var(--soft)}.k:target{background:var(--soft)}
+.k>b{font-weight:600;overflow-wrap:anywhere}.a{margin-right:.75rem;white-space:nowrap}.w{white-space:normal}
+.k code{display:block;background:var(--soft);padding:.25rem .5rem;margin-top:.25rem;border-radius:4px}
+@media(max-width:40rem){.m.t{display:none}.id{font-size:12px}
+th.n{font-size:12px;overflow-wrap:break-word;white-space:normal}}
+";
 
 /// A page with rules × kernels. Each cell links to the calls of the rule.
 #[must_use]
 pub fn html(runs: &[Results]) -> String {
-    let mut page = format!(
-        "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
-         <title>RDMA user ABI</title><style>{STYLE}</style>\n<h1>RDMA user ABI</h1>\n\
-         <p class=\"m\">Rules of the ABI, and the number of checks that each kernel passes (✓), fails (✗) or \
-         skips (–). ! marks the passed checks that show a known bug of the kernel.\n"
-    );
+    let mut body = "<p class=\"m\">Rules of the ABI, and the number of checks that each kernel passes (✓), \
+                    fails (✗) or skips (–). ! marks the passed checks that show a known bug of the kernel.\n"
+        .to_owned();
     let (anchors, names) = (Anchors::new(runs), names(runs));
-    page.push_str("<table><thead><tr><th>Rule");
+    body.push_str("<table><thead><tr><th>Rule");
     for (run, name) in runs.iter().zip(&names) {
         let _ = write!(
-            page,
+            body,
             "<th class=\"n\">{}<br><span class=\"m t\">{} {}</span>",
             escape(name),
             escape(&run.kernel[name.len()..]),
             escape(&run.device)
         );
     }
-    page.push_str("\n<tbody><tr><td><b>All</b>");
+    body.push_str("\n<tbody><tr><td><b>All</b>");
     for run in runs {
-        let _ = write!(page, "<td class=\"n\">{}", cell(counts(run), known_bugs(&run.checks)));
+        let _ = write!(body, "<td class=\"n\">{}", cell(counts(run), known_bugs(&run.checks)));
     }
-    page.push('\n');
+    body.push('\n');
     for rule in anchors.rules() {
-        row(&mut page, rule, runs, &anchors);
+        row(&mut body, rule, runs, &anchors);
     }
-    page.push_str("</table>\n<h2>Calls</h2>\n");
+    body.push_str("</table>\n<h2>Calls</h2>\n");
     for rule in anchors.rules() {
-        section(&mut page, rule, &names, &anchors);
+        section(&mut body, rule, &names, &anchors);
     }
-    page
+    page("RDMA user ABI", STYLE, &body)
 }
 
 /// The releases without the suffixes of a distribution: `6.12.118` of `6.12.118+deb13-amd64`. Whole

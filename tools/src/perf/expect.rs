@@ -2,9 +2,10 @@
 
 use std::fmt::Write as _;
 
+use bareverbs_conform::page::escape;
+
 use super::expectation::{Comparison, Expectation, Figure, Limit, Statistic};
 use super::report::{Latency, Report, SizeResult};
-use super::svg::escape;
 
 impl Statistic {
     fn of(self, latency: &Latency) -> f64 {

@@ -2,47 +2,39 @@
 
 use std::fmt::Write as _;
 
+use bareverbs_conform::page::{self, escape};
+
 use super::choice::Measure;
 use super::facts;
 use super::report::{Bucket, Report, SizeResult};
-use super::svg::{Chart, Scale, Series, Style, escape, short};
+use super::svg::{Chart, Scale, Series, Style, short};
 
-/// The style of the page, for light and dark screens and any width.
+/// The charts, whose series have the colours `.c0` to `.c5`, and the tables.
 const STYLE: &str = "\
-:root{color-scheme:light dark;--text:#1b1f24;--dim:#59636e;--line:#d1d9e0;--back:#fff;--box:#f6f8fa;\
---c0:#0b62b0;--c1:#c2410c;--c2:#047857;--c3:#a21caf;--c4:#a16207;--c5:#0e7490}
-@media(prefers-color-scheme:dark){:root{--text:#e6edf3;--dim:#9198a1;--line:#3d444d;--back:#0d1117;\
---box:#151b23;--c0:#58a6ff;--c1:#ff8f57;--c2:#3fcf8e;--c3:#e07bf0;--c4:#e3b341;--c5:#39c5cf}}
-*{box-sizing:border-box}
-body{margin:0 auto;max-width:72rem;padding:1rem;background:var(--back);color:var(--text);\
-font:16px/1.5 system-ui,sans-serif}
-h1{font-size:1.5rem;line-height:1.25;margin:.5rem 0}
-h2{font-size:1.15rem;margin:2rem 0 .5rem}
-h3{font-size:1rem;margin:0 0 .25rem}
+:root{--c0:#0b62b0;--c1:#c2410c;--c2:#047857;--c3:#a21caf;--c4:#a16207;--c5:#0e7490}
+@media(prefers-color-scheme:dark){:root{--c0:#58a6ff;--c1:#ff8f57;--c2:#3fcf8e;--c3:#e07bf0;--c4:#e3b341;\
+--c5:#39c5cf}}
+.c0{color:var(--c0)}.c1{color:var(--c1)}.c2{color:var(--c2)}.c3{color:var(--c3)}.c4{color:var(--c4)}\
+.c5{color:var(--c5)}
 .nature{display:inline-block;border:1px solid currentColor;border-radius:.25rem;padding:0 .5rem;font-weight:600}
-.dim{color:var(--dim)}
 .charts{display:grid;gap:1rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr))}
 figure{margin:0;padding:.75rem;border:1px solid var(--line);border-radius:.5rem;max-width:36rem}
 svg{display:block;width:100%;height:auto}
-svg text{font-size:13px;fill:var(--dim)}
+svg text{font-size:13px;fill:var(--muted)}
 .middle{text-anchor:middle}.end{text-anchor:end}
-.grid{stroke:var(--line)}.axis{stroke:var(--dim)}
+.grid{stroke:var(--line)}.axis{stroke:var(--muted)}
 polyline{fill:none;stroke:currentColor;stroke-width:2;stroke-linejoin:round}
 circle,rect{fill:currentColor}rect{fill-opacity:.75}
-.mark{stroke:var(--text);stroke-dasharray:3 3}\
-g .start,g .end{fill:var(--text);paint-order:stroke;stroke:var(--back);stroke-width:3px}
-.c0{color:var(--c0)}.c1{color:var(--c1)}.c2{color:var(--c2)}.c3{color:var(--c3)}.c4{color:var(--c4)}\
-.c5{color:var(--c5)}
+.mark{stroke:CanvasText;stroke-dasharray:3 3}\
+g .start,g .end{fill:CanvasText;paint-order:stroke;stroke:Canvas;stroke-width:3px}
 .legend{display:flex;flex-wrap:wrap;gap:.25rem 1rem;font-size:.875rem;padding:0;margin:.25rem 0 0;list-style:none}
 .legend li::before{content:'';display:inline-block;width:.75em;height:.75em;margin-right:.4em;\
 background:currentColor;border-radius:2px}
-.legend span{color:var(--text)}
-.wide{overflow-x:auto}
-table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
-th,td{text-align:right;padding:.25rem .75rem .25rem 0;border-bottom:1px solid var(--line);white-space:nowrap}
-th:first-child,td:first-child{text-align:left}
-.facts th{text-align:left}.facts td{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:8rem}
-.differs{background:var(--box);font-weight:600}
+.legend span{color:CanvasText}
+.figures{white-space:nowrap;font-variant-numeric:tabular-nums}
+.figures th+th,.figures td+td{text-align:right}
+.facts td{overflow-wrap:anywhere;min-width:8rem}
+.differs{background:var(--soft);font-weight:600}
 ";
 
 /// The page of one run, or of several runs side by side. Each has a name, unless it is alone.
@@ -51,17 +43,12 @@ pub(crate) fn page(runs: &[(&str, &Report)]) -> String {
         [(_, run)] => run.title(),
         _ => format!("{} runs", runs.len()),
     };
-    let mut page = format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n\
-         <title>{0}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>{0}</h1>\n",
-        escape(&title)
-    );
+    let mut body = String::new();
     for (index, (name, run)) in runs.iter().enumerate() {
         let name = if name.is_empty() { String::new() } else { format!("{}: {} ", name, run.title()) };
         let _ = writeln!(
-            page,
-            "<p class=\"c{}\">{}<span class=\"nature\">{}</span> <span class=\"dim\">{}</span></p>",
+            body,
+            "<p class=\"c{}\">{}<span class=\"nature\">{}</span> <span class=\"m\">{}</span></p>",
             index % 6,
             escape(&name),
             run.environment.nature.name(),
@@ -69,25 +56,25 @@ pub(crate) fn page(runs: &[(&str, &Report)]) -> String {
         );
     }
     if let Some(warning) = facts::different_natures(runs) {
-        let _ = writeln!(page, "<p><strong>{}</strong></p>", escape(&warning));
+        let _ = writeln!(body, "<p><strong>{}</strong></p>", escape(&warning));
     }
-    page += "<div class=\"charts\">\n";
+    body += "<div class=\"charts\">\n";
     for chart in charts(runs) {
         let _ = writeln!(
-            page,
+            body,
             "<figure>\n<h3>{}</h3>\n{}{}</figure>",
             escape(&chart.title),
             chart.svg(),
             legend(&chart)
         );
     }
-    page += "</div>\n<h2>Results</h2>\n";
-    page += &results(runs);
-    page += "<h2>Environment and options</h2>\n";
-    page += &facts_table(runs);
-    page += "<h2>Counters that changed</h2>\n";
-    page += &counters(runs);
-    page + "</body>\n</html>\n"
+    body += "</div>\n<h2>Results</h2>\n";
+    body += &results(runs);
+    body += "<h2>Environment and options</h2>\n";
+    body += &facts_table(runs);
+    body += "<h2>Counters that changed</h2>\n";
+    body += &counters(runs);
+    page::page(&title, STYLE, &body)
 }
 
 impl Report {
@@ -195,8 +182,8 @@ fn over_time(runs: &[(&str, &Report)]) -> Chart {
 }
 
 /// A table. The first row has the headings.
-fn table(class: &str, rows: &[Vec<String>]) -> String {
-    let mut html = format!("<div class=\"wide\"><table class=\"{class}\">\n");
+fn table(rows: &[Vec<String>]) -> String {
+    let mut html = "<div class=\"wide\"><table class=\"figures\">\n".to_owned();
     for (index, row) in rows.iter().enumerate() {
         let cell = if index == 0 { "th" } else { "td" };
         html += "<tr>";
@@ -244,7 +231,7 @@ fn results(runs: &[(&str, &Report)]) -> String {
             peer.results.iter().for_each(|result| add(format!("{name}, {}", peer.host), result));
         }
     }
-    table("", &rows)
+    table(&rows)
 }
 
 /// The environment and the options, and which of them differ.
@@ -269,7 +256,7 @@ fn counters(runs: &[(&str, &Report)]) -> String {
             rows.push(vec![counter.name.clone(), (*name).to_owned(), counter.change.to_string()]);
         }
     }
-    if rows.len() == 1 { "<p class=\"dim\">none</p>\n".into() } else { table("", &rows) }
+    if rows.len() == 1 { "<p class=\"m\">none</p>\n".into() } else { table(&rows) }
 }
 
 #[cfg(test)]

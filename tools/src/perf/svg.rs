@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use bareverbs_conform::page::escape;
+
 /// Width and height in user units. The page scales charts to the width of a column.
 const WIDTH: f64 = 400.0;
 const HEIGHT: f64 = 250.0;
@@ -291,22 +293,6 @@ fn binary(value: f64) -> String {
         Some((unit, prefix)) => format!("{}{prefix}", value / unit),
         None => short(value),
     }
-}
-
-/// Text of HTML and of attributes.
-pub(crate) fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => escaped += "&amp;",
-            '<' => escaped += "&lt;",
-            '>' => escaped += "&gt;",
-            '"' => escaped += "&quot;",
-            c if c.is_control() => escaped.push(' '),
-            c => escaped.push(c),
-        }
-    }
-    escaped
 }
 
 #[cfg(test)]
