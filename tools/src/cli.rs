@@ -43,6 +43,7 @@ pub(crate) struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "a process parses one")]
 pub(crate) enum Command {
     /// List the RDMA devices, as ibv_devices does
     Devices(Devices),

@@ -16,6 +16,7 @@ pub(crate) mod hosts;
 mod html;
 mod link;
 mod measure;
+mod memory;
 pub(crate) mod mix;
 mod pace;
 mod plan;
@@ -83,6 +84,8 @@ fn run_transport<T: Service>(mut plan: Plan<'_>) -> Result<()> {
         environment.gid_index = Some(index.into());
         environment.gid_type = Some(gid_type(entry.gid_type).to_string());
     }
+    check_path(&plan, &context, gid.is_some())?;
+    memory::check(&plan, &context)?;
     plan.limit_to(port.active_mtu).map_err(|error| anyhow!(error))?;
     let size = plan.largest();
     anyhow::ensure!(
@@ -177,6 +180,24 @@ fn publish(plan: &Plan<'_>, report: &Report) -> Result<()> {
 
 fn write(file: &Path, text: &str, option: &str) -> Result<()> {
     output::file(file, text.as_bytes()).with_context(|| format!("cannot write {} ({option})", file.display()))
+}
+
+/// Rejects options of the path that the port can't apply, before a peer waits.
+fn check_path(plan: &Plan<'_>, context: &Context, has_gid: bool) -> Result<()> {
+    let (options, port) = (plan.options, plan.options.ib_port);
+    for (given, option) in
+        [(options.tclass.is_some(), "--tclass"), (!options.flow_label.is_empty(), "--flow-label")]
+    {
+        anyhow::ensure!(
+            has_gid || !given,
+            "{option} is a field of the GRH, which packets have only with a GID index (-x)"
+        );
+    }
+    if let Some(index) = options.pkey_index {
+        let pkey = context.pkey(port, index).context("--pkey-index")?;
+        anyhow::ensure!(pkey != 0, "--pkey-index: entry {index} of the P_Key table of port {port} is empty");
+    }
+    Ok(())
 }
 
 /// Reads and atomics that this side can have outstanding; 1 for other operations, as in perftest.

@@ -9,6 +9,8 @@ mod doctor;
 mod faults;
 #[path = "perf/load.rs"]
 mod load;
+#[path = "perf/options.rs"]
+mod options;
 
 use std::fs;
 use std::io::Write;

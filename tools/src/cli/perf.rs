@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 
 use super::doctor::DoctorOptions;
 use super::values::{gid_index, mtu, number, rate, seconds};
-use crate::perf::choice::{Connection, CqUse, Measure, Verb};
+use crate::perf::choice::{AtomicType, Connection, CqUse, Measure, Verb};
 use crate::perf::expectation::Expectation;
 use crate::perf::hosts::Hosts;
 use crate::perf::mix::Mix;
@@ -47,7 +47,7 @@ pub(crate) enum Perf {
         #[command(subcommand)]
         test: PerfTest,
     },
-    /// Fetch-and-add on 8 bytes; interoperates with ib_atomic_bw and ib_atomic_lat
+    /// Fetch-and-add or compare-and-swap on 8 bytes; interoperates with ib_atomic_bw and ib_atomic_lat
     Atomic {
         #[command(subcommand)]
         test: PerfTest,
@@ -150,9 +150,40 @@ pub(crate) struct PerfOptions {
     /// Service level
     #[arg(short = 'S', long, default_value = "0", value_parser = number::<u8>(0, 15))]
     pub(crate) sl: u8,
+    /// Traffic class in the GRH; TOS (DSCP and ECN) of RoCE v2 packets (default 0)
+    #[arg(long, value_name = "NUM", value_parser = number::<u8>(0, 255))]
+    pub(crate) tclass: Option<u8>,
+    /// Flow labels in the GRH, for the queue pairs in turn: NUM,… (default 0)
+    #[arg(
+        long,
+        visible_alias = "flow_label",
+        value_name = "NUM",
+        value_delimiter = ',',
+        value_parser = number::<u32>(0, (1 << 20) - 1)
+    )]
+    pub(crate) flow_label: Vec<u32>,
+    /// Index of the P_Key in the table of the port (default 0)
+    #[arg(long, visible_alias = "pkey_index", value_name = "INDEX", value_parser = number::<u16>(0, 65535))]
+    pub(crate) pkey_index: Option<u16>,
+    /// Atomic operation (default FETCH_AND_ADD)
+    #[arg(
+        short = 'A',
+        long,
+        visible_alias = "atomic_type",
+        value_name = "TYPE",
+        value_enum,
+        ignore_case = true
+    )]
+    pub(crate) atomic_type: Option<AtomicType>,
     /// ACK timeout: 4.096 µs × 2^EXP
     #[arg(short = 'u', long = "qp-timeout", value_name = "EXP", default_value = "16", value_parser = number::<u8>(0, 31))]
     pub(crate) qp_timeout: u8,
+    /// Register the memory for on-demand paging: its pages are not pinned
+    #[arg(long)]
+    pub(crate) odp: bool,
+    /// Use huge pages of the kernel's default size for the memory
+    #[arg(long, visible_alias = "use_hugepages")]
+    pub(crate) huge_pages: bool,
     /// Accepted for compatibility: the processor's frequency is not used
     #[arg(short = 'F', long = "CPU-freq")]
     pub(crate) cpu_freq: bool,

@@ -1,4 +1,4 @@
-//! What a benchmark is chosen from: operation, figure, transport, use of completion queues.
+//! What a benchmark is chosen from: operation, figure, transport, atomic, use of completion queues.
 
 use std::fmt;
 
@@ -45,6 +45,34 @@ impl Verb {
             Self::Atomic => "atomic",
         }
     }
+}
+
+/// The operation of `atomic`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+#[value(rename_all = "SCREAMING_SNAKE_CASE")]
+pub(crate) enum AtomicType {
+    /// Adds 1
+    #[default]
+    FetchAndAdd,
+    /// Replaces 0 by 0, as perftest does; with --verify, each number by the next one
+    CmpAndSwap,
+}
+
+impl AtomicType {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::FetchAndAdd => "FETCH_AND_ADD",
+            Self::CmpAndSwap => "CMP_AND_SWAP",
+        }
+    }
+}
+
+/// The operands of an atomic operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Atomic {
+    Add(u64),
+    Swap { compare: u64, swap: u64 },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -13,12 +13,13 @@ use bareverbs::error::PostError;
 use bareverbs::qp::{Payload, Qp, RecvRequest, SendFlags, SendRequest, Sge};
 use bareverbs::srq::Srq;
 use bareverbs::xrc::{XrcSrq, XrcTarget};
-use bareverbs::{Buffer, Context, Mr, Remote, WcStatus};
+use bareverbs::{Context, Remote, WcStatus};
 
 use self::completions::Completions;
 use super::choice::Verb;
 use super::error::{PathInfo, Progress, RunError, advice};
 use super::measure::Completed;
+use super::memory::Memory;
 use super::mix::Kind;
 use super::posting::Posting;
 use super::transport::{Path, Service, connect_target};
@@ -151,7 +152,7 @@ pub(crate) struct Endpoint<T: Service> {
     lanes: Vec<Lane<T>>,
     shared: Option<Shared>,
     completions: Completions,
-    memory: Mr<Buffer>,
+    memory: Memory,
     verifier: Option<Verifier>,
     /// A message for inline data.
     message: Vec<u8>,
@@ -310,12 +311,12 @@ impl<T: Service> Endpoint<T> {
             if let Some(verifier) = &mut self.verifier {
                 compare::prepare(verifier, &mut self.memory, &mut self.message, posting, sends, &next)?;
             }
-            let Next { kind, addr, remote, flags, .. } = next;
+            let Next { kind, number, addr, remote, flags } = next;
             let sges = [Sge { addr, length: kind.size, lkey }];
             let bytes = [self.message.get(..kind.size as usize).unwrap_or_default()];
             let payload =
                 if is_inline(kind, self.inline) { Payload::Inline(&bytes) } else { Payload::Sges(&sges) };
-            let operation = T::operation(kind.verb, remote, route);
+            let operation = T::operation(kind.verb, remote, posting.atomic_of(number), route);
             // SAFETY: the range is in the send area of the lane, and the memory outlives the queue
             // pairs (field order). Completed reads and atomics change its bytes, and `Mr::write`
             // copies into it; nothing borrows them.
@@ -327,12 +328,12 @@ impl<T: Service> Endpoint<T> {
                 if let Some(verifier) = &mut self.verifier {
                     compare::prepare(verifier, &mut self.memory, &mut self.message, posting, sends, &next)?;
                 }
-                let Next { kind, addr, remote, flags, .. } = next;
+                let Next { kind, number, addr, remote, flags } = next;
                 let sges = [Sge { addr, length: kind.size, lkey }];
                 let bytes = [self.message.get(..kind.size as usize).unwrap_or_default()];
                 let payload =
                     if is_inline(kind, self.inline) { Payload::Inline(&bytes) } else { Payload::Sges(&sges) };
-                let operation = T::operation(kind.verb, remote, route);
+                let operation = T::operation(kind.verb, remote, posting.atomic_of(number), route);
                 // SAFETY: as above.
                 unsafe { batch.push(&SendRequest { wr_id, operation, flags, payload }) }
                     .context("cannot post a request")?;

@@ -168,7 +168,7 @@ impl Link<'_> {
                 Step::Connect => {
                     let requesters: usize = endpoints.iter().map(|endpoint| endpoint.local.len()).sum();
                     let peer = |index| peer_of(index, requesters, local.len());
-                    let path = |(index, local)| self.path(local, &remote[peer(index)]);
+                    let path = |(index, local)| self.path(index, local, &remote[peer(index)]);
                     let paths = local.iter().enumerate().map(path).collect::<Result<Vec<_>>>()?;
                     let (mut paths, mut targets) = paths.split_at(requesters);
                     for endpoint in &mut *endpoints {
@@ -189,7 +189,8 @@ impl Link<'_> {
         Ok(remote)
     }
 
-    fn path(&self, local: &KeyRecord, remote: &KeyRecord) -> Result<Path> {
+    /// The path of the queue pair with this index.
+    fn path(&self, index: usize, local: &KeyRecord, remote: &KeyRecord) -> Result<Path> {
         let options = self.plan.options;
         let gid = remote.gid.filter(|gid| *gid != Ipv6Addr::UNSPECIFIED);
         anyhow::ensure!(
@@ -207,7 +208,13 @@ impl Link<'_> {
         let gid = gid.map(|gid| Gid(gid.octets()));
         let sgid_index = self.local.gid.map(|(index, _)| index);
         let address = ah_attr((options.ib_port, options.sl), sgid_index, remote.lid, gid)?;
-        let grh = address.grh.map(|grh| GlobalRoute { hop_limit: HOP_LIMIT, ..grh });
+        let labels = &options.flow_label;
+        let grh = address.grh.map(|grh| GlobalRoute {
+            hop_limit: HOP_LIMIT,
+            traffic_class: options.tclass.unwrap_or(0),
+            flow_label: labels.get(index % labels.len().max(1)).copied().unwrap_or(0),
+            ..grh
+        });
         let address = bareverbs::ah::AhAttr { grh, ..address };
         let (mtu, timeout) = (self.agreed.mtu, self.plan.timeout);
         Ok(Path { address, mtu, local: *local, remote: *remote, timeout })

@@ -85,6 +85,11 @@ impl Mix {
         self.parts.iter().map(kind).collect()
     }
 
+    /// Whether a part names this operation.
+    pub(crate) fn has(&self, verb: Verb) -> bool {
+        self.parts.iter().any(|part| part.verb == Some(verb))
+    }
+
     /// Whether a part names an atomic operation with a size other than 8.
     pub(crate) fn has_wrong_atomic(&self) -> bool {
         let wrong = |part: &Part| {

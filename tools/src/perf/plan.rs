@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bareverbs::values::{AckTimeout, Mtu};
 
-use super::choice::{Connection, Measure, Verb};
+use super::choice::{AtomicType, Connection, Measure, Verb};
 use super::mix::{Kind, Order};
 use crate::cli::perf::{Perf, PerfOptions};
 
@@ -187,6 +187,12 @@ impl<'a> Plan<'a> {
         self.options.connection == Connection::Ud
     }
 
+    /// The kind of the atomic operations, if there are any.
+    pub(crate) fn atomic_type(&self) -> Option<AtomicType> {
+        let atomics = self.verbs().any(|verb| verb == Verb::Atomic);
+        atomics.then(|| self.options.atomic_type.unwrap_or_default())
+    }
+
     /// The largest size of a message.
     pub(crate) fn largest(&self) -> u32 {
         self.sizes.iter().copied().max().unwrap_or(0)
@@ -351,6 +357,26 @@ mod tests {
     }
 
     #[test]
+    fn values_out_of_range_are_refused_with_the_range() {
+        for (line, words) in [
+            ("write bw --tclass 256", "must be between 0 and 255"),
+            ("write bw --flow-label 1,0x100000", "must be between 0 and 1048575"),
+            ("write bw --pkey-index 65536", "must be between 0 and 65535"),
+            ("atomic bw -A SWAP", "possible values: FETCH_AND_ADD, CMP_AND_SWAP"),
+        ] {
+            let words_of_line = ["bareverbs", "perf"].into_iter().chain(line.split_whitespace());
+            let error = Cli::try_parse_from(words_of_line).unwrap_err().to_string();
+            assert!(error.contains(words), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn atomics_of_a_mix_have_the_type() {
+        let perf = perf("write bw --mix write:1,atomic:1 -A CMP_AND_SWAP");
+        assert_eq!(Plan::new(&perf).unwrap().atomic_type(), Some(AtomicType::CmpAndSwap));
+    }
+
+    #[test]
     fn expectations_are_parsed() {
         let perf = perf("write lat --expect p99<5us --expect max<=1ms --junit /tmp/x.xml");
         assert_eq!(Plan::new(&perf).unwrap().options.expect.len(), 2);
@@ -407,6 +433,8 @@ mod tests {
             ("write bw --verify -l 100", "exceed the send queue with --verify"),
             ("write bw --verify -Q 4", "omit -Q"),
             ("write bw --all-to-all a,b", "both directions"),
+            ("write bw -A CMP_AND_SWAP", "-A is for atomic"),
+            ("send lat -A FETCH_AND_ADD", "-A is for atomic"),
         ] {
             let message = Plan::new(&perf(line)).expect_err(line);
             assert!(message.contains(words), "{line}: {message}");

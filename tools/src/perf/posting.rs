@@ -1,6 +1,6 @@
 //! How the messages of a run are posted, and where they lie in memory.
 
-use super::choice::{Measure, Verb};
+use super::choice::{Atomic, AtomicType, Measure, Verb};
 use super::exchange::Preamble;
 use super::mix::Order;
 use super::plan::{Length, Plan};
@@ -70,6 +70,9 @@ pub(crate) struct Posting {
     /// Requests and receives that each queue has outstanding.
     pub(crate) tx_depth: u32,
     pub(crate) rx_depth: u32,
+    atomic: AtomicType,
+    /// Whether compare-and-swap counts the messages of each place.
+    counts: bool,
     /// Whether the messages consume receives and have their length checked.
     pub(crate) sends: bool,
     /// Whether messages may be lost.
@@ -102,9 +105,24 @@ impl Posting {
             },
             tx_depth: depths.send,
             rx_depth: depths.receive,
+            atomic: plan.atomic_type().unwrap_or_default(),
+            counts: plan.options.verify,
             sends: plan.verb == Verb::Send,
             lossy: !plan.options.connection.is_reliable(),
             polled: plan.verb == Verb::Write && plan.measure == Measure::Latency,
+        }
+    }
+
+    /// The operands of a message, if it is an atomic operation. perftest compares with 0 and swaps in 0.
+    #[inline(always)]
+    pub(crate) fn atomic_of(&self, number: u64) -> Atomic {
+        match (self.atomic, self.counts) {
+            (AtomicType::FetchAndAdd, _) => Atomic::Add(1),
+            (AtomicType::CmpAndSwap, false) => Atomic::Swap { compare: 0, swap: 0 },
+            (AtomicType::CmpAndSwap, true) => {
+                let earlier = number / self.send_steps.places();
+                Atomic::Swap { compare: earlier, swap: earlier + 1 }
+            }
         }
     }
 }
@@ -112,8 +130,12 @@ impl Posting {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::perf::PerfCommand;
+    use crate::cli::{Cli, Command};
     use crate::perf::wire::Version;
+    use bareverbs::qp::Rc;
     use bareverbs::values::Mtu;
+    use clap::Parser;
     use proptest::prelude::*;
 
     fn agreed(cycle_buffer: u32, cache_line: u32) -> Preamble {
@@ -132,6 +154,26 @@ mod tests {
         assert_eq!(offsets(2048).take(3).collect::<Vec<_>>(), [0, 2048, 0]);
         assert!(offsets(2049).take(9).all(|offset| offset == 0));
         assert!(offsets(1 << 20).take(9).all(|offset| offset == 0));
+    }
+
+    /// perftest swaps 0 for 0. With `--verify`, the operations of a place count.
+    #[test]
+    fn compare_and_swap_counts_the_messages_of_a_place_if_verified() {
+        for (line, operands) in [
+            ("atomic bw -A CMP_AND_SWAP", [(0, 0), (0, 0), (0, 0)]),
+            ("atomic bw -A CMP_AND_SWAP --verify -t 2", [(0, 1), (0, 1), (1, 2)]),
+        ] {
+            let words = ["bareverbs", "perf"].into_iter().chain(line.split_whitespace());
+            let Command::Perf(PerfCommand::Benchmark(perf)) = Cli::parse_from(words).command else {
+                unreachable!("the command is a benchmark")
+            };
+            let plan = Plan::new(&perf).unwrap();
+            let posting = Posting::new::<Rc>(&plan, &agreed(4096, 64), 8);
+            // Two outstanding messages have three places.
+            for (number, (compare, swap)) in [0, 2, 3].into_iter().zip(operands) {
+                assert_eq!(posting.atomic_of(number), Atomic::Swap { compare, swap }, "{line}: {number}");
+            }
+        }
     }
 
     proptest! {

@@ -10,7 +10,7 @@ use bareverbs::Device;
 use bareverbs::device::{DriverId, PortAttr};
 use serde::{Deserialize, Serialize};
 
-use super::choice::{Connection, CqUse, Measure, Verb};
+use super::choice::{AtomicType, Connection, CqUse, Measure, Verb};
 use super::counters::Change;
 use super::exchange::{Preamble, Role};
 use super::plan::{Length, Plan};
@@ -145,6 +145,17 @@ pub(crate) struct Options {
     events: bool,
     mtu: u32,
     outstanding_reads: u16,
+    /// The kind of the atomic operations, if there are any.
+    pub(crate) atomic_type: Option<AtomicType>,
+    tclass: Option<u8>,
+    /// The flow labels of the queue pairs, in turn.
+    #[serde(default)]
+    flow_label: Vec<u32>,
+    pkey_index: Option<u16>,
+    #[serde(default)]
+    odp: bool,
+    #[serde(default)]
+    huge_pages: bool,
     pub(crate) threads: u32,
     cq: CqUse,
     srq: bool,
@@ -176,6 +187,12 @@ impl Options {
             events: plan.options.events,
             mtu: agreed.mtu.bytes(),
             outstanding_reads,
+            atomic_type: plan.atomic_type(),
+            tclass: plan.options.tclass,
+            flow_label: plan.options.flow_label.clone(),
+            pkey_index: plan.options.pkey_index,
+            odp: plan.options.odp,
+            huge_pages: plan.options.huge_pages,
             threads: plan.options.threads,
             cq: plan.options.cq,
             srq: plan.shares_receives(),

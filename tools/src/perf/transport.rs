@@ -7,9 +7,9 @@ use bareverbs::qp::{
 };
 use bareverbs::values::{AckTimeout, MinRnrTimer, Mtu, RetryCount, RnrRetry};
 use bareverbs::xrc::{XrcOperation, XrcSend, XrcTarget, XrcTargetRtsAttr};
-use bareverbs::{Access, AnyProvider, Remote};
+use bareverbs::{AnyProvider, Remote};
 
-use super::choice::{Connection, Verb};
+use super::choice::{Atomic, Connection, Verb};
 use super::plan::Plan;
 use super::wire::KeyRecord;
 
@@ -46,13 +46,18 @@ pub(crate) trait Service: Transport + Sized + Send {
     }
 
     /// RESET → INIT.
-    fn init(qp: &mut Qp<Self>, port: u8, access: Access) -> bareverbs::Result<()>;
+    fn init(qp: &mut Qp<Self>, attr: &InitAttr) -> bareverbs::Result<()>;
 
     /// INIT → RTS.
     fn connect(qp: &mut Qp<Self>, path: &Path) -> bareverbs::Result<Self::Route>;
 
-    /// The operation of a message to `remote`.
-    fn operation<'r>(verb: Verb, remote: Remote, route: &'r Self::Route) -> Self::Operation<'r, AnyProvider>;
+    /// The operation of a message to `remote`. `atomic` is that of an atomic operation.
+    fn operation<'r>(
+        verb: Verb,
+        remote: Remote,
+        atomic: Atomic,
+        route: &'r Self::Route,
+    ) -> Self::Operation<'r, AnyProvider>;
 }
 
 /// Attributes of INIT → RTR of UC, and of a requester whose responder is another queue pair.
@@ -87,11 +92,6 @@ fn limit(out_reads: u16) -> u8 {
     u8::try_from(out_reads).unwrap_or(u8::MAX)
 }
 
-/// RESET → INIT of an XRC target.
-pub(crate) fn init_target(target: &mut XrcTarget, port: u8, access: Access) -> bareverbs::Result<()> {
-    target.init(&InitAttr { access, ..InitAttr::new(port) })
-}
-
 /// INIT → RTS of an XRC target. The peer is a requester.
 pub(crate) fn connect_target(target: &mut XrcTarget, path: &Path) -> bareverbs::Result<()> {
     target.ready_to_receive(&responder_rtr(path))?;
@@ -102,8 +102,8 @@ impl Service for Rc {
     const CONNECTION: Connection = Connection::Rc;
     type Route = ();
 
-    fn init(qp: &mut Qp<Self>, port: u8, access: Access) -> bareverbs::Result<()> {
-        qp.init(&InitAttr { access, ..InitAttr::new(port) })
+    fn init(qp: &mut Qp<Self>, attr: &InitAttr) -> bareverbs::Result<()> {
+        qp.init(attr)
     }
 
     fn connect(qp: &mut Qp<Self>, path: &Path) -> bareverbs::Result<()> {
@@ -112,13 +112,14 @@ impl Service for Rc {
     }
 
     #[inline(always)]
-    fn operation(verb: Verb, remote: Remote, (): &()) -> Operation {
-        match verb {
-            Verb::Send => Operation::Send,
-            Verb::Write => Operation::Write(remote),
-            Verb::WriteImm => Operation::WriteImm(remote, 0.into()),
-            Verb::Read => Operation::Read(remote),
-            Verb::Atomic => Operation::FetchAdd { remote, add: 1 },
+    fn operation(verb: Verb, remote: Remote, atomic: Atomic, (): &()) -> Operation {
+        match (verb, atomic) {
+            (Verb::Send, _) => Operation::Send,
+            (Verb::Write, _) => Operation::Write(remote),
+            (Verb::WriteImm, _) => Operation::WriteImm(remote, 0.into()),
+            (Verb::Read, _) => Operation::Read(remote),
+            (Verb::Atomic, Atomic::Add(add)) => Operation::FetchAdd { remote, add },
+            (Verb::Atomic, Atomic::Swap { compare, swap }) => Operation::CmpSwp { remote, compare, swap },
         }
     }
 }
@@ -127,8 +128,8 @@ impl Service for Uc {
     const CONNECTION: Connection = Connection::Uc;
     type Route = ();
 
-    fn init(qp: &mut Qp<Self>, port: u8, access: Access) -> bareverbs::Result<()> {
-        qp.init(&InitAttr { access, ..InitAttr::new(port) })
+    fn init(qp: &mut Qp<Self>, attr: &InitAttr) -> bareverbs::Result<()> {
+        qp.init(attr)
     }
 
     fn connect(qp: &mut Qp<Self>, path: &Path) -> bareverbs::Result<()> {
@@ -137,7 +138,7 @@ impl Service for Uc {
     }
 
     #[inline(always)]
-    fn operation(verb: Verb, remote: Remote, (): &()) -> UcOperation {
+    fn operation(verb: Verb, remote: Remote, _: Atomic, (): &()) -> UcOperation {
         match verb {
             Verb::Write => UcOperation::Write(remote),
             Verb::WriteImm => UcOperation::WriteImm(remote, 0.into()),
@@ -153,8 +154,8 @@ impl Service for XrcSend {
     /// The number of the peer's SRQ.
     type Route = u32;
 
-    fn init(qp: &mut Qp<Self>, port: u8, access: Access) -> bareverbs::Result<()> {
-        qp.init(&InitAttr { access, ..InitAttr::new(port) })
+    fn init(qp: &mut Qp<Self>, attr: &InitAttr) -> bareverbs::Result<()> {
+        qp.init(attr)
     }
 
     /// The peer is an XRC target.
@@ -165,8 +166,8 @@ impl Service for XrcSend {
     }
 
     #[inline(always)]
-    fn operation(verb: Verb, remote: Remote, srqn: &u32) -> XrcOperation {
-        XrcOperation { remote_srq: *srqn, operation: Rc::operation(verb, remote, &()) }
+    fn operation(verb: Verb, remote: Remote, atomic: Atomic, srqn: &u32) -> XrcOperation {
+        XrcOperation { remote_srq: *srqn, operation: Rc::operation(verb, remote, atomic, &()) }
     }
 }
 
@@ -175,8 +176,8 @@ impl Service for Ud {
     const HEADROOM: u32 = GRH_BYTES as u32;
     type Route = (Ah, u32);
 
-    fn init(qp: &mut Qp<Self>, port: u8, _: Access) -> bareverbs::Result<()> {
-        qp.init(&UdInitAttr::new(port, QKEY))
+    fn init(qp: &mut Qp<Self>, attr: &InitAttr) -> bareverbs::Result<()> {
+        qp.init(&UdInitAttr { pkey_index: attr.pkey_index, ..UdInitAttr::new(attr.port, QKEY) })
     }
 
     fn connect(qp: &mut Qp<Self>, path: &Path) -> bareverbs::Result<(Ah, u32)> {
@@ -186,7 +187,7 @@ impl Service for Ud {
     }
 
     #[inline(always)]
-    fn operation<'r>(_: Verb, _: Remote, (ah, qpn): &'r (Ah, u32)) -> Datagram<'r> {
+    fn operation<'r>(_: Verb, _: Remote, _: Atomic, (ah, qpn): &'r (Ah, u32)) -> Datagram<'r> {
         Datagram::new(ah, *qpn, QKEY)
     }
 }

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use anyhow::Result;
-use bareverbs::{Buffer, Mr};
+
+use super::memory::Memory;
 
 /// XORed with the number of a message, so that memory of zeros is no message.
 const MARK: u64 = 0xb5ad_4ece_da1c_e2a9;
@@ -97,7 +98,7 @@ impl Verifier {
     /// Writes the data of a message, and returns it.
     pub(crate) fn fill(
         &mut self,
-        memory: &mut Mr<Buffer>,
+        memory: &mut Memory,
         bytes: Range<usize>,
         pattern: Pattern,
     ) -> Result<&[u8]> {
@@ -108,12 +109,7 @@ impl Verifier {
     }
 
     /// Writes the complement of a message, which a read has to replace.
-    pub(crate) fn spoil(
-        &mut self,
-        memory: &mut Mr<Buffer>,
-        bytes: Range<usize>,
-        pattern: Pattern,
-    ) -> Result<()> {
+    pub(crate) fn spoil(&mut self, memory: &mut Memory, bytes: Range<usize>, pattern: Pattern) -> Result<()> {
         self.expected.resize(bytes.len(), 0);
         pattern.fill(&mut self.expected);
         self.expected.iter_mut().for_each(|byte| *byte = !*byte);
@@ -121,7 +117,7 @@ impl Verifier {
     }
 
     /// Compares a message with its pattern.
-    pub(crate) fn compare(&mut self, memory: &Mr<Buffer>, place: &Place, number: u64) -> Result<()> {
+    pub(crate) fn compare(&mut self, memory: &Memory, place: &Place, number: u64) -> Result<()> {
         self.found.resize(place.bytes.len(), 0);
         memory.read(place.bytes.start, &mut self.found)?;
         self.compared += 1;
@@ -130,7 +126,7 @@ impl Verifier {
 
     /// Compares a message of a transport that may lose messages. Returns its number, which is
     /// `next` or later.
-    pub(crate) fn compare_later(&mut self, memory: &Mr<Buffer>, place: &Place, next: u64) -> Result<u64> {
+    pub(crate) fn compare_later(&mut self, memory: &Memory, place: &Place, next: u64) -> Result<u64> {
         self.found.resize(place.bytes.len(), 0);
         memory.read(place.bytes.start, &mut self.found)?;
         self.compared += 1;
@@ -168,7 +164,7 @@ impl Verifier {
     /// Compares the counter of an atomic operation with its expected value.
     pub(crate) fn compare_counter(
         &mut self,
-        memory: &Mr<Buffer>,
+        memory: &Memory,
         place: &Place,
         number: u64,
         expected: u64,

@@ -5,18 +5,19 @@ use std::ops::Range;
 
 use anyhow::{Context as _, Result};
 use bareverbs::device::DriverId;
-use bareverbs::qp::{Qp, QpCap, QpInit};
+use bareverbs::qp::{InitAttr, Qp, QpCap, QpInit};
 use bareverbs::srq::SrqInit;
 use bareverbs::xrc::{XrcSrqInit, XrcTarget, Xrcd, XrcdShare};
-use bareverbs::{Access, Buffer, Context, Pd, Remote};
+use bareverbs::{Access, Context, Pd, Remote};
 
 use super::completions::Completions;
 use super::{Endpoint, Lane, Receives, Sends, Shared, SharedQueue};
 use crate::perf::choice::{Measure, Verb};
 use crate::perf::exchange::Preamble;
+use crate::perf::memory;
 use crate::perf::plan::Plan;
 use crate::perf::posting::Posting;
-use crate::perf::transport::{Service, init_target};
+use crate::perf::transport::Service;
 use crate::perf::verify::Verifier;
 use crate::perf::wire::KeyRecord;
 use crate::session::path::random_psn;
@@ -91,11 +92,13 @@ impl<T: Service> Endpoint<T> {
         let count = u32::try_from(ids.len()).unwrap_or(u32::MAX);
         let pd = context.alloc_pd()?;
         let layout = Layout::new::<T>(plan, agreed, count);
-        let mut buffer = Buffer::zeroed(layout.bytes().context("the buffers exceed the address space")?)?;
-        if plan.verb != Verb::Write || plan.measure == Measure::Bandwidth {
-            fill(&mut buffer);
-        }
-        let memory = pd.register(buffer, Access::LOCAL_WRITE | remote_access(plan))?;
+        let bytes = layout.bytes().context("the buffers exceed the address space")?;
+        let access = Access::LOCAL_WRITE | remote_access(plan);
+        let memory = memory::register(plan, &pd, bytes, access, |bytes| {
+            if plan.verb != Verb::Write || plan.measure == Measure::Bandwidth {
+                fill(bytes);
+            }
+        })?;
         let completions = Completions::new::<T>(plan, context, count)?;
         let receives = Receives::new(memory.addr() + layout.srq());
         let (xrcd, shared) = shared_receives::<T>(plan, &pd, &completions, receives)?;
@@ -150,7 +153,11 @@ impl<T: Service> Endpoint<T> {
         mut qp: Option<Qp<T>>,
         mut target: Option<XrcTarget>,
     ) -> Result<()> {
-        let (port, access) = (self.port, remote_access(setup.plan));
+        let attr = InitAttr {
+            pkey_index: setup.plan.options.pkey_index.unwrap_or(0),
+            access: remote_access(setup.plan),
+            ..InitAttr::new(self.port)
+        };
         let index = self.lanes.len();
         let base = self.memory.addr();
         let receive_at = base + layout.receive(index as u64);
@@ -171,11 +178,11 @@ impl<T: Service> Endpoint<T> {
             })
         };
         if let Some(qp) = &mut qp {
-            T::init(qp, port, access)?;
+            T::init(qp, &attr)?;
             self.local.push(record(qp.qp_num())?);
         }
         if let Some(target) = &mut target {
-            init_target(target, port, access)?;
+            target.init(&attr)?;
             self.targets.push(record(target.qp_num())?);
         }
         let receiver = target.as_ref().map(XrcTarget::qp_num).or(qp.as_ref().map(Qp::qp_num));

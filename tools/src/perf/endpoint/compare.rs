@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use bareverbs::{Buffer, Mr};
 
 use super::{Endpoint, Next, Sends};
 use crate::perf::choice::Verb;
+use crate::perf::memory::Memory;
 use crate::perf::posting::Posting;
 use crate::perf::transport::Service;
 use crate::perf::verify::{Pattern, Place, Verifier};
@@ -18,7 +18,7 @@ const SETTLE: Duration = Duration::from_millis(200);
 /// Writes the data of a message, or spoils the memory that a read or an atomic replaces.
 pub(super) fn prepare(
     verifier: &mut Verifier,
-    memory: &mut Mr<Buffer>,
+    memory: &mut Memory,
     message: &mut [u8],
     posting: &Posting,
     sends: &Sends,

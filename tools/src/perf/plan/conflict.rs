@@ -36,6 +36,10 @@ pub(super) fn check(verb: Verb, measure: Measure, options: &PerfOptions) -> Resu
             "write lat polls memory, so it has no completion events (-e)",
         ),
     ];
+    let atomics = verb == Verb::Atomic || options.mix.as_ref().is_some_and(|mix| mix.has(Verb::Atomic));
+    if options.atomic_type.is_some() && !atomics {
+        return Err(format!("-A is for atomic: {} has no atomic operations", verb.name()));
+    }
     if options.srq && !verb.consumes_receives() {
         return Err(format!("--srq is for send and write-imm: {} consumes no receives", verb.name()));
     }

@@ -10,8 +10,9 @@ impl Report {
     pub(crate) fn heading(&self) -> Vec<String> {
         vec![
             format!(
-                "{} {}, {}, {} queue pair{}, MTU {}",
+                "{}{} {}, {}, {} queue pair{}, MTU {}",
                 self.operation.name(),
+                self.options.atomic_type.map_or_else(String::new, |kind| format!(" {}", kind.name())),
                 self.test.name(),
                 self.transport,
                 self.options.queue_pairs,
