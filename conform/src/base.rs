@@ -13,7 +13,8 @@ use zerocopy::IntoBytes;
 
 use crate::answer::{Answer, Change, Expect};
 use crate::call::{Call, Slot};
-use crate::session::{Session, Step, fail, skip};
+use crate::session::Session;
+use crate::step::{Step, fail, skip};
 
 /// rxe has the methods since 7.2.
 pub(crate) static RXE_ADVISE_MR: Change = Change {

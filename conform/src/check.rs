@@ -6,7 +6,8 @@ use bareverbs_uapi::abi::Since;
 
 use crate::answer::{Answer, Change, Expect};
 use crate::rules::Rule;
-use crate::session::{Session, Step};
+use crate::session::Session;
+use crate::step::Step;
 
 /// What a check does on a fresh file of the device.
 pub(crate) type Body = Box<dyn Fn(&mut Session<'_>) -> Step<()>>;

@@ -30,6 +30,7 @@ mod places;
 mod program;
 mod recorder;
 mod values;
+mod written;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -49,7 +50,8 @@ use crate::SuiteError;
 use crate::generate::alone;
 use crate::kernel::KernelDevice;
 use crate::probe;
-use crate::session::{Session, Stop};
+use crate::session::Session;
+use crate::step::Stop;
 use crate::target::Target;
 use crate::write_buffer::WriteBuffer;
 

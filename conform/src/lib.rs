@@ -44,6 +44,7 @@ pub mod report;
 mod request;
 mod rules;
 mod session;
+mod step;
 mod suite;
 mod target;
 mod write_buffer;

@@ -9,7 +9,8 @@ use zerocopy::IntoBytes;
 use crate::answer::Answer;
 use crate::call::{Call, Slot};
 use crate::generate::alone;
-use crate::session::{Session, Step, fail};
+use crate::session::Session;
+use crate::step::{Step, fail};
 use crate::target::Target;
 
 /// Whether the kernel has a method, which a call with a wrong attribute shows.

@@ -22,7 +22,7 @@ use bareverbs_uapi::write::types::{CqCreateFlags, WrOpcode};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::answer::Answer;
-use crate::session::{Step, fail, skip};
+use crate::step::{Step, fail, skip};
 use crate::target::UverbsFile;
 
 type Cq = <AnyProvider as Provider>::Cq;

@@ -25,27 +25,9 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 use crate::answer::{Answer, Expect};
 use crate::call::{Call, Slot};
 use crate::provided::Provided;
+use crate::step::{Step, fail, skip};
 use crate::target::{Target, UverbsFile};
 use crate::write_buffer::WriteBuffer;
-
-/// Why a check ended early.
-#[derive(Debug)]
-pub(crate) enum Stop {
-    /// It can't run here.
-    Skip(String),
-    /// The kernel broke a rule.
-    Fail(String),
-}
-
-pub(crate) type Step<T> = Result<T, Stop>;
-
-pub(crate) fn skip<T>(reason: impl Into<String>) -> Step<T> {
-    Err(Stop::Skip(reason.into()))
-}
-
-pub(crate) fn fail<T>(reason: impl Into<String>) -> Step<T> {
-    Err(Stop::Fail(reason.into()))
-}
 
 /// The judged call of a check.
 #[derive(Clone, Debug)]

@@ -18,7 +18,8 @@ use crate::generate::pair::{Options, Pair};
 use crate::kernel::KernelDevice;
 use crate::probe;
 use crate::rules::Rule;
-use crate::session::{Judged, Session, Step, Stop};
+use crate::session::{Judged, Session};
+use crate::step::{Step, Stop};
 use crate::target::Target;
 use crate::{Filter, SuiteError};
 

@@ -3,7 +3,6 @@
 mod decode;
 mod notify;
 mod resize;
-pub(crate) mod ring;
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -18,10 +17,8 @@ use bareverbs_provider::work::{WcStatus, WorkCompletion};
 pub use self::decode::Mlx5Completion;
 use self::decode::{DecodedCqe, scattered_payload, status_and_byte_len};
 use self::notify::Armed;
-pub(crate) use self::ring::Ring;
-pub(crate) use self::ring::mini_cqe::MiniCqeFormat;
-use self::ring::mini_cqe::is_title;
-use self::ring::{COUNT, OWNER, is_before};
+use crate::cq_ring::mini_cqe::is_title;
+use crate::cq_ring::{COUNT, OWNER, Ring, is_before};
 use crate::cqe::{Cqe, CqeOpcode};
 use crate::doorbell::{DoorbellRecord, RecordWord, Uar, Word};
 use crate::sync::Ordering;

@@ -54,6 +54,7 @@ pub mod wqe;
 
 mod address;
 mod cq;
+mod cq_ring;
 mod fast_path;
 #[cfg(test)]
 mod fixture;

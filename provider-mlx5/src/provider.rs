@@ -42,7 +42,8 @@ use zerocopy::IntoBytes;
 
 use self::clock::Clock;
 use self::clock_page::ClockPage;
-use crate::cq::{MiniCqeFormat, Mlx5Cq};
+use crate::cq::Mlx5Cq;
+use crate::cq_ring::mini_cqe::MiniCqeFormat;
 use crate::doorbell::{DoorbellRecords, Uar};
 use crate::qp_memory::Limits;
 use crate::rq::Mlx5Rq;
@@ -389,7 +390,7 @@ mod tests {
         use bareverbs_uapi::uverbs::types::WqFlags;
         use bareverbs_uapi::write::types::CqCreateFlags;
 
-        use crate::cq::Ring;
+        use crate::cq_ring::Ring;
         use crate::cqe::CQE;
 
         let mlx5 = Mlx5 {

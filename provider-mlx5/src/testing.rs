@@ -17,7 +17,9 @@ use bareverbs_provider::mapping::Mapping;
 use bareverbs_uapi::mlx5::CqeCompressionFormats;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
-use crate::cq::{MiniCqeFormat, Mlx5Cq, Ring};
+use crate::cq::Mlx5Cq;
+use crate::cq_ring::Ring;
+use crate::cq_ring::mini_cqe::MiniCqeFormat;
 use crate::cqe::CQE;
 use crate::doorbell::{BlueFlame, DoorbellRecord, DoorbellRecords, PAGE, SendRegister, Uar};
 use crate::provider::wq::WqMemory;

@@ -25,7 +25,7 @@ use crate::abi::{EnumInfo, FieldKind, StructInfo};
 use crate::driver::DriverPayload;
 use crate::ioctl::{Attribute, AttributeFlags, Header};
 use crate::method::{
-    Access, AttributeInfo, AttributeKind, Method, MethodInfo, ObjectInfo, PayloadSize, UHW_IN, UHW_OUT,
+    Access, AttributeInfo, AttributeKind, Call, Method, MethodInfo, ObjectInfo, PayloadSize, UHW_IN, UHW_OUT,
 };
 use crate::registry::{self, Driver};
 use crate::uverbs::InvokeWrite;
@@ -129,6 +129,16 @@ fn header(bytes: &[u8]) -> Result<Header, DecodeError> {
         return Err(DecodeError::Truncated { length, given: bytes.len() });
     }
     Ok(header)
+}
+
+impl<M: Method> fmt::Debug for Call<'_, M> {
+    /// The names and values, as [`decode`] without access to memory prints them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match decode(self.bytes_in_buffer(), &NoMemory) {
+            Ok(call) => write!(f, "Call({call})"),
+            Err(error) => write!(f, "Call({error})"),
+        }
+    }
 }
 
 /// A decoded call. Printing never fails.

@@ -36,12 +36,15 @@ pub mod rtnetlink;
 #[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 pub mod rxe;
 #[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
+mod user_verbs;
+#[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 pub mod uverbs;
+#[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
+mod uverbs_values;
 pub mod values;
 #[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 pub mod verbs_values;
 #[macro_use]
-#[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 pub mod write;
 
 /// The examples of the README compile.

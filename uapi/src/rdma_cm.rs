@@ -23,6 +23,7 @@ pub mod commands;
 #[deny(missing_debug_implementations)]
 mod decode;
 pub mod event;
+mod event_type;
 #[deny(missing_debug_implementations)]
 mod option;
 pub mod path;

@@ -18,11 +18,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::abi::{Since, StructInfo};
 use crate::method::Call;
+pub use crate::user_verbs::{structs, types};
 use crate::uverbs::InvokeWrite;
 use structs::*;
 
 /// Flag of extended commands in the command number.
-pub const EXTENDED: u32 = 1 << 31;
+pub const EXTENDED: u32 = types::CMD_FLAG_EXTENDED;
 
 /// A write command that the kernel has a handler for.
 pub trait WriteCommand {
@@ -209,8 +210,6 @@ macro_rules! write_commands {
 }
 
 pub mod ex;
-pub mod structs;
-pub mod types;
 
 write_commands! {
     /// Creates the context of the open file and its asynchronous event channel.

@@ -10,13 +10,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Deserialize;
 
-use crate::build;
 use crate::installed::installed;
 use crate::print::heading;
+use crate::{build, crates};
 
 const TOOL: &str = "cargo-deny";
 const VERSION: &str = "0.20.2";
@@ -110,14 +110,8 @@ struct DependencyKind {
 
 /// The number of crates in the product on Linux, with all features, and the violations.
 fn c_in_the_product() -> Result<(usize, Vec<String>)> {
-    let mut cargo = build::cargo();
-    cargo.args(["metadata", "--format-version=1", "--locked", "--all-features"]);
-    cargo.arg("--filter-platform=x86_64-unknown-linux-gnu");
-    let output = cargo.output().context("running cargo")?;
-    if !output.status.success() {
-        bail!("cargo metadata failed:\n{}", String::from_utf8_lossy(&output.stderr));
-    }
-    let metadata: Metadata = serde_json::from_slice(&output.stdout).context("reading cargo metadata")?;
+    let metadata: Metadata =
+        crates::metadata(&["--all-features", "--filter-platform=x86_64-unknown-linux-gnu"])?;
     let product = product(&metadata)?;
     let mut faults = Vec::new();
     for package in &product {

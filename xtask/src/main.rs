@@ -6,6 +6,7 @@ mod cmtime;
 mod conform;
 mod counts;
 mod coverage;
+mod crates;
 mod demo;
 mod deny;
 mod examples;
@@ -17,6 +18,7 @@ mod fuzz;
 mod guest_sources;
 mod guest_tests;
 mod hca;
+mod imports;
 mod installed;
 mod lab;
 mod loom;
@@ -90,6 +92,8 @@ enum Command {
     Mutants(mutants::Mutants),
     /// Check the dependencies: licenses, sources, no C in the product.
     Deny(deny::Deny),
+    /// List the imports between files that run in circles; fails if there are any.
+    Imports(imports::Check),
     /// Package the published crates, or publish them.
     Package(package::Package),
     /// Build the documentation of all crates; warnings are errors.
@@ -127,6 +131,7 @@ fn main() -> ExitCode {
         Command::Rstream(rstream) => rstream.run(),
         Command::Mutants(mutants) => mutants.run(),
         Command::Deny(deny) => deny.run(),
+        Command::Imports(check) => check.run(),
         Command::Package(package) => package.run(),
         Command::Doc => test::documentation().map(|()| ExitCode::SUCCESS),
         Command::Msrv => test::minimum_rust().map(|()| ExitCode::SUCCESS),

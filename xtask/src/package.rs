@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde::Deserialize;
 
-use crate::build;
+use crate::{build, crates};
 
 #[derive(Args)]
 pub(crate) struct Package {
@@ -61,11 +61,6 @@ fn succeed(subcommand: &[&str], crates: &[Crate]) -> Result<()> {
     Ok(())
 }
 
-#[derive(Deserialize)]
-struct Metadata {
-    packages: Vec<Crate>,
-}
-
 /// A crate of the workspace, as `cargo metadata` describes it.
 #[derive(Deserialize)]
 struct Crate {
@@ -94,15 +89,7 @@ impl Crate {
 }
 
 fn published() -> Result<Vec<Crate>> {
-    let mut cargo = build::cargo();
-    cargo.args(["metadata", "--format-version=1", "--no-deps", "--locked"]);
-    let output = cargo.output().context("running cargo")?;
-    if !output.status.success() {
-        bail!("cargo metadata failed:\n{}", String::from_utf8_lossy(&output.stderr));
-    }
-    let mut metadata: Metadata = serde_json::from_slice(&output.stdout).context("reading cargo metadata")?;
-    metadata.packages.retain(|found| found.publish.is_none());
-    Ok(metadata.packages)
+    Ok(crates::read::<Crate>()?.into_iter().filter(|found| found.publish.is_none()).collect())
 }
 
 #[cfg(test)]

@@ -13,6 +13,8 @@ mod measure;
 mod messages;
 #[cfg(target_arch = "x86_64")]
 mod pair;
+#[cfg(target_arch = "x86_64")]
+mod report;
 
 #[cfg(target_arch = "x86_64")]
 use measure::Pause;

@@ -14,6 +14,7 @@ use bareverbs_test_support::TIMEOUT;
 use crate::clock::Samples;
 use crate::messages;
 use crate::pair::Pair;
+use crate::report::Report;
 
 /// Samples of each quantity.
 const RUNS: usize = 400;
@@ -21,20 +22,6 @@ const RUNS: usize = 400;
 const BATCH: usize = 32;
 /// Receives that are posted, one by one and in lists.
 const RECEIVES: usize = 128;
-
-/// The output of the results.
-pub(crate) struct Report<'a> {
-    types: &'a str,
-}
-
-impl Report<'_> {
-    pub(crate) fn line(&self, name: &str, samples: Samples, parts: usize) -> Result<()> {
-        let figures = samples.smallest_and_median(parts);
-        let (smallest, median) = figures.ok_or_else(|| anyhow::anyhow!("no sample of {name}"))?;
-        println!("{}.{name}\t{smallest:.1}\t{median:.1}", self.types);
-        Ok(())
-    }
-}
 
 /// How the program waits for requests.
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,7 @@ use bareverbs::{
 };
 
 use crate::clock::Samples;
-use crate::measure::Report;
+use crate::report::Report;
 
 /// Samples of each quantity.
 const RUNS: usize = 200;

@@ -21,7 +21,6 @@ use crate::call::{Call, Payload, Slot};
 use crate::target::{Target, UverbsFile};
 use crate::write_buffer::WriteBuffer;
 
-use super::build::Written;
 use super::exclusions::Exclusion;
 use super::facts::{ANY_CLASS, Facts, Name};
 use super::faults::{self, Objects};
@@ -30,6 +29,7 @@ use super::places::{Place, Places, created};
 use super::program::{Action, CallAction, Choices, Fault};
 use super::recorder::Recorder;
 use super::values::Environment;
+use super::written::Written;
 use super::{Broken, Rule};
 
 pub(super) type Step<T> = Result<T, Broken>;

@@ -10,7 +10,8 @@ use crate::base::{Attr, length};
 use crate::call::{Call, Payload, Slot};
 use crate::check::Check;
 use crate::rules::Rule;
-use crate::session::{Session, Step, fail, skip};
+use crate::session::Session;
+use crate::step::{Step, fail, skip};
 
 /// Class id of attributes that take handles of any class.
 const ANY_CLASS: u16 = u16::MAX;

@@ -21,7 +21,8 @@ use crate::answer::Answer;
 use crate::call::{Call, Slot};
 use crate::check::{Bug, Check, EVERY, Row, RowBody, row};
 use crate::rules::Rule;
-use crate::session::{Session, Step, fail, skip};
+use crate::session::Session;
+use crate::step::{Step, fail, skip};
 
 const SINCE_7_2: &[Since] = &[Since::V7_2, Since::V7_3];
 

@@ -10,7 +10,8 @@ use crate::call::UNMAPPED;
 use crate::check::{Check, Row, row};
 use crate::request::position;
 use crate::rules::Rule;
-use crate::session::{Session, Step, fail, skip};
+use crate::session::Session;
+use crate::step::{Step, fail, skip};
 use crate::target::CmFile;
 
 static NEW_COMMANDS: Change = Change {

@@ -16,7 +16,8 @@ use crate::check::Check;
 use crate::guard::Guard;
 use crate::request::Request;
 use crate::rules::Rule;
-use crate::session::{Session, Step, fail, skip};
+use crate::session::Session;
+use crate::step::{Step, fail, skip};
 use crate::write_buffer::WriteBuffer;
 
 pub(crate) static UNREADABLE_TAIL: Change = Change {

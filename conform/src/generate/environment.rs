@@ -18,7 +18,8 @@ use crate::call::{Call, Slot};
 use crate::check::{Bug, Check, EVERY, Row, row};
 use crate::environment::{Restricted, Restriction};
 use crate::rules::Rule;
-use crate::session::{Session, Step, Stop, fail, skip};
+use crate::session::Session;
+use crate::step::{Step, Stop, fail, skip};
 
 /// Restricts the process.
 fn restrict(session: &Session<'_>, restriction: Restriction) -> Step<Box<dyn Restricted>> {

@@ -15,7 +15,8 @@ use super::qp_states::Qp;
 use crate::answer::Answer;
 use crate::check::Check;
 use crate::rules::Rule;
-use crate::session::{Session, Step, fail};
+use crate::session::Session;
+use crate::step::{Step, fail};
 
 /// Timeout of an event. The guests of tests are slow.
 const TIMEOUT: Duration = Duration::from_secs(20);

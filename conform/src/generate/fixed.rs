@@ -18,7 +18,8 @@ use crate::answer::Answer;
 use crate::call::{Call, Slot, UNMAPPED};
 use crate::check::{Check, Row, RowBody as Body, row};
 use crate::rules::Rule;
-use crate::session::{Session, Step, fail, skip};
+use crate::session::Session;
+use crate::step::{Step, fail, skip};
 
 const SUCCESS: Answer = Answer::Status(WcStatus::SUCCESS.0);
 

@@ -9,7 +9,8 @@ use crate::answer::Answer;
 use crate::call::{Call, Slot};
 use crate::check::{Check, Row, row};
 use crate::rules::Rule;
-use crate::session::{Session, Step, fail};
+use crate::session::Session;
+use crate::step::{Step, fail};
 
 /// An object that uses another: the class that is used, the class of the user, and how to make both
 /// (used first).

@@ -19,7 +19,8 @@ use crate::answer::{Answer, Change, Expect};
 use crate::call::{Call, Slot};
 use crate::check::{Check, Row, row};
 use crate::rules::Rule;
-use crate::session::{Session, Step, fail, skip};
+use crate::session::Session;
+use crate::step::{Step, fail, skip};
 
 static CURRENT_STATE: Change = Change {
     name: "rxe-query-qp-current-state",

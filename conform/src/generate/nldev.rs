@@ -13,7 +13,8 @@ use crate::answer::{Answer, Change, Expect};
 use crate::check::{Check, Row, row};
 use crate::privilege::Dropped;
 use crate::rules::Rule;
-use crate::session::{Session, Step, fail, skip};
+use crate::session::Session;
+use crate::step::{Step, fail, skip};
 
 static STRICT: Change = Change {
     name: "nldev-strict-attributes",

@@ -13,7 +13,8 @@ use crate::base::Base;
 use crate::call::{Call, Slot};
 use crate::check::Check;
 use crate::rules::Rule;
-use crate::session::{Session, Step, fail};
+use crate::session::Session;
+use crate::step::{Step, fail};
 
 /// An attribute that no kernel has.
 fn unknown() -> Slot {

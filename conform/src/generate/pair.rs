@@ -24,7 +24,8 @@ use crate::answer::Answer;
 use crate::call::{Call, Slot};
 use crate::map::Map;
 use crate::provided::{ProvidedCq, ProvidedQp};
-use crate::session::{Session, Step, fail};
+use crate::session::Session;
+use crate::step::{Step, fail};
 
 pub(crate) const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 

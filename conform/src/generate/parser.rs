@@ -13,7 +13,8 @@ use crate::call::{Call, FILL, Payload, Slot, UNMAPPED};
 use crate::check::Check;
 use crate::guard::Guard;
 use crate::rules::Rule;
-use crate::session::{Session, Step, fail, skip};
+use crate::session::Session;
+use crate::step::{Step, fail, skip};
 
 /// Changes a valid call at an attribute.
 pub(super) type Mutate = Rc<dyn Fn(&mut Session<'_>, &mut Call, u16) -> Step<()>>;

@@ -14,7 +14,8 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::answer::{Answer, Change, Expect};
 use crate::check::{Check, Row, row};
 use crate::rules::Rule;
-use crate::session::{Session, Step, fail, skip};
+use crate::session::Session;
+use crate::step::{Step, fail, skip};
 
 /// rxe judges the mask by the state table only with `IB_QP_STATE`.
 pub(crate) static RXE_MASK_WITHOUT_STATE: Change = Change {

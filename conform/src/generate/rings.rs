@@ -20,7 +20,8 @@ use crate::call::Call;
 use crate::check::{Check, Row, row};
 use crate::map::Map;
 use crate::rules::Rule;
-use crate::session::{Session, Step, fail};
+use crate::session::Session;
+use crate::step::{Step, fail};
 
 const PAGE: usize = 4096;
 

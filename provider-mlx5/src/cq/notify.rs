@@ -3,8 +3,8 @@
 use bareverbs_provider::barrier;
 
 use super::Mlx5Cq;
-use super::ring::COUNT;
-use super::ring::mini_cqe::is_title;
+use crate::cq_ring::COUNT;
+use crate::cq_ring::mini_cqe::is_title;
 use crate::cqe::CqeOpcode;
 use crate::doorbell::Word;
 

@@ -8,7 +8,7 @@ use bareverbs_provider::traits::CompletionQueue;
 
 use super::Mlx5Cq;
 use super::notify::Armed;
-use super::ring::{OWNER, Ring, counted};
+use crate::cq_ring::{OWNER, Ring, counted};
 use crate::cqe::{CQE, CqeOpcode};
 
 impl Mlx5Cq {

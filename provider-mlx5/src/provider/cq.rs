@@ -9,7 +9,8 @@ use bareverbs_uapi::mlx5::{CqFlags, CreateCqReq, CreateCqResp, ResizeCqReq};
 use zerocopy::IntoBytes;
 
 use super::{Mlx5, ioctl_error, ring_memory, track};
-use crate::cq::{Mlx5Cq, Ring};
+use crate::cq::Mlx5Cq;
+use crate::cq_ring::Ring;
 use crate::cqe::CQE;
 
 /// The device counts CQEs modulo 2^24. One of the 24 bits distinguishes a full CQ from an empty

@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 
 use super::{CqTag, QueueRecordRef, Side, UidxTable};
-use crate::cq::ring::{Ring, counted, is_before};
+use crate::cq_ring::{Ring, counted, is_before};
 use crate::doorbell::{DoorbellRecord, Word};
 use crate::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering};
 

@@ -8,7 +8,7 @@ use loom::thread;
 
 use super::clean::CqShared;
 use super::{QueueRecord, QueueRecordRef, RqTracker, Side, Source, SqTracker, UidxTable};
-use crate::cq::Ring;
+use crate::cq_ring::Ring;
 use crate::cqe::CQE;
 use crate::doorbell::DoorbellRecords;
 use crate::fixture::LOG;

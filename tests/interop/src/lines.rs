@@ -3,7 +3,18 @@
 
 use std::net::Ipv6Addr;
 
-use crate::pingpong::Kind;
+/// The transport of a ping-pong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// RC.
+    Rc,
+    /// UC.
+    Uc,
+    /// UD.
+    Ud,
+    /// RC with an SRQ.
+    Srq,
+}
 
 /// The address of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs_test_support::device;
 
+pub use crate::lines::Kind;
 use crate::lines::{Address, Printed, RECORD};
 use crate::program::{Finished, LIMIT, Program};
 
@@ -14,19 +15,6 @@ use crate::program::{Finished, LIMIT, Program};
 pub const HOST: &str = "10.1.0.1";
 /// The TCP port of a ping-pong without `-p`.
 pub const PORT: u16 = 18515;
-
-/// The transport of a ping-pong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// RC.
-    Rc,
-    /// UC.
-    Uc,
-    /// UD.
-    Ud,
-    /// RC with an SRQ.
-    Srq,
-}
 
 /// A ping-pong program with its options.
 #[derive(Clone, Copy, Debug)]

@@ -13,36 +13,18 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::sync::{Once, OnceLock};
+use std::sync::Once;
 
 use bareverbs::cq::CqInit;
 use bareverbs::device::{DeviceCapFlags, DriverId, LinkLayer};
 use bareverbs::qp::{Operation, Payload, Qp, QpInit, Rc};
-use bareverbs::{Access, Context, Device, Gid};
+use bareverbs::{Access, Gid};
 
 use crate::loopback::{Plan, domain, pair, request};
+pub use crate::opened::{device, name, open};
 
 /// `Err` with the reason if a test can't run.
 pub type Requirement = Result<(), String>;
-
-/// The name of the device: the first one that can be opened if the guest has several.
-///
-/// # Panics
-/// If the guest has no RDMA device that can be opened.
-pub fn name() -> &'static str {
-    static NAME: OnceLock<String> = OnceLock::new();
-    NAME.get_or_init(|| {
-        Context::open_first().expect("the guest has an RDMA device").device().name().to_owned()
-    })
-}
-
-/// The device.
-///
-/// # Panics
-/// If the guest has no RDMA device.
-pub fn device() -> Device {
-    Device::find(name()).expect("the guest's device")
-}
 
 /// Creates a queue pair and a region, so that the driver creates the internal objects that it
 /// creates on first use. After this call, object counts change only with the objects of programs.
@@ -58,14 +40,6 @@ pub fn warm_up() {
         let region = pd.register(vec![0; 64], Access::LOCAL_WRITE).expect("a region");
         drop((region, qp, cq, pd));
     });
-}
-
-/// Opens the device.
-///
-/// # Panics
-/// If the device can't be opened.
-pub fn open() -> Context {
-    device().open().expect("the device opens")
 }
 
 /// The path of the device's file in sysfs.

@@ -25,6 +25,8 @@ pub mod loopback;
 #[cfg(feature = "kernel")]
 pub mod neighbour;
 #[cfg(feature = "kernel")]
+mod opened;
+#[cfg(feature = "kernel")]
 pub mod resources;
 #[cfg(feature = "kernel")]
 pub mod wire;

@@ -68,7 +68,7 @@ pub struct Side {
     plan: Plan,
 }
 
-pub use crate::device::open;
+pub use crate::opened::open;
 
 /// A PD in a new context.
 pub fn domain() -> Pd {

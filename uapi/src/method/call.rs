@@ -9,7 +9,6 @@ use super::{
     RawDescriptor, UHW_IN, UHW_OUT,
 };
 use crate::abi::AbiField;
-use crate::decode::{NoMemory, decode};
 use crate::ioctl::{Attribute, AttributeFlags, Header};
 
 /// An attribute of method `M` of type `K`.
@@ -110,19 +109,6 @@ struct Buffer {
 pub struct Call<'a, M> {
     buffer: Buffer,
     _borrows: PhantomData<(&'a mut [u8], M)>,
-}
-
-impl<M> fmt::Debug for Call<'_, M> {
-    /// The names and values, as [`decode`] without access to memory prints them.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = self.buffer.as_bytes();
-        // The caller may have changed the header.
-        let length = bytes.len().min(self.buffer.header.length.into());
-        match decode(&bytes[..length], &NoMemory) {
-            Ok(call) => write!(f, "Call({call})"),
-            Err(error) => write!(f, "Call({error})"),
-        }
-    }
 }
 
 impl<'a, M: Method> Call<'a, M> {
@@ -351,6 +337,12 @@ impl<'a, M: Method> Call<'a, M> {
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.buffer.as_bytes()[..usize::from(self.buffer.header.length)]
+    }
+
+    /// The bytes of the call, also if the caller has changed the length in the header.
+    pub(crate) fn bytes_in_buffer(&self) -> &[u8] {
+        let bytes = self.buffer.as_bytes();
+        &bytes[..bytes.len().min(self.buffer.header.length.into())]
     }
 
     /// The mutable bytes of the call, for the ioctl.

@@ -4,8 +4,9 @@
 //! it.
 
 use super::address::{SocketAddressIn6, SocketAddressStorage};
+use super::event_type::EventType;
 use super::path::{PathRec, PathRecData, ServiceRec};
-use super::{EventType, IbServiceFlags, JoinFlags, OptionLevel, PortSpace, QueryOption};
+use super::{IbServiceFlags, JoinFlags, OptionLevel, PortSpace, QueryOption};
 use crate::uverbs::types::QpType;
 use crate::verbs_values::{self, QpState};
 use crate::write::structs::AhAttr;

@@ -1,11 +1,11 @@
 //! Completion queues.
 
 use crate::method::{Descriptor, DestroyHandle, Flags, In, NewHandle, Out, RawDescriptor};
+use crate::user_verbs::structs::DestroyCqResp;
+use crate::user_verbs::types::CqCreateFlags;
 use crate::uverbs::ObjectClass;
 use crate::uverbs::object::{AsyncEvent, CompChannel};
 use crate::uverbs::types::BufferDesc;
-use crate::write::structs::DestroyCqResp;
-use crate::write::types::CqCreateFlags;
 
 objects! {
     /// A completion queue.

@@ -1,10 +1,10 @@
 //! Memory regions.
 
 use crate::method::{Constant, DestroyHandle, Flags, Handle, In, InSlice, NewHandle, Out, RawDescriptor};
+use crate::user_verbs::structs::Sge;
 use crate::uverbs::ObjectClass;
 use crate::uverbs::object::{Dm, Dmah, Pd};
 use crate::uverbs::types::{AccessFlags, AdviseMrAdvice, AdviseMrFlag};
-use crate::write::structs::Sge;
 
 objects! {
     /// A memory region.

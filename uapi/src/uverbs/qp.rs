@@ -3,11 +3,11 @@
 use crate::method::{
     Constant, Descriptor, DestroyHandle, Flags, Handle, HandleWrite, In, InStruct, NewHandle, Out, OutStruct,
 };
+use crate::user_verbs::structs::DestroyQpResp;
 use crate::uverbs::ObjectClass;
 use crate::uverbs::comp_cntr::CompCntrOps;
 use crate::uverbs::object::{AsyncEvent, CompCntr, Cq, Pd, RwqIndTbl, Srq, Xrcd};
 use crate::uverbs::types::{BufferDesc, QpCap, QpCreateFlags, QpType};
-use crate::write::structs::DestroyQpResp;
 
 objects! {
     /// A queue pair.

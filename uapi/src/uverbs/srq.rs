@@ -1,10 +1,10 @@
 //! Shared receive queues.
 
 use crate::method::{Constant, Descriptor, DestroyHandle, Handle, In, NewHandle, Out};
+use crate::user_verbs::structs::DestroySrqResp;
 use crate::uverbs::ObjectClass;
 use crate::uverbs::object::{AsyncEvent, Cq, Pd, Xrcd};
 use crate::uverbs::types::{BufferDesc, SrqType};
-use crate::write::structs::DestroySrqResp;
 
 objects! {
     /// A shared receive queue.

@@ -9,13 +9,13 @@ use anyhow::{Context, Result};
 use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
-use syn::{Attribute, Block, ImplItemFn, Item, ItemFn, ItemImpl, ItemMod, ItemTrait, Macro, Signature};
-use syn::{TraitItemFn, Type, Visibility};
+use syn::{Block, ImplItemFn, Item, ItemFn, ItemImpl, ItemMod, ItemTrait, Macro, Signature, TraitItemFn};
+use syn::{Type, Visibility};
 
 use super::PRODUCT_CRATES;
 use super::profiles::Coverage;
 use crate::build;
-use crate::sources::{first_word, group_of, implemented, is_punct, rust_files};
+use crate::sources::{attributes, first_word, group_of, implemented, is_for_tests, is_punct, rust_files};
 
 /// A public function.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -222,28 +222,6 @@ impl<'ast> Visit<'ast> for Visitor<'_> {
 
     fn visit_macro(&mut self, macro_call: &'ast Macro) {
         self.tokens(macro_call.tokens.clone());
-    }
-}
-
-/// Whether it is `#[cfg(test)]` or a feature for tests.
-fn is_for_tests(attribute: &Attribute) -> bool {
-    let syn::Meta::List(list) = &attribute.meta else { return false };
-    let condition = list.tokens.to_string();
-    list.path.is_ident("cfg") && (condition == "test" || condition.contains("test-utils"))
-}
-
-fn attributes(item: &Item) -> &[Attribute] {
-    match item {
-        Item::Const(item) => &item.attrs,
-        Item::Enum(item) => &item.attrs,
-        Item::Fn(item) => &item.attrs,
-        Item::Impl(item) => &item.attrs,
-        Item::Macro(item) => &item.attrs,
-        Item::Mod(item) => &item.attrs,
-        Item::Static(item) => &item.attrs,
-        Item::Struct(item) => &item.attrs,
-        Item::Trait(item) => &item.attrs,
-        _ => &[],
     }
 }
 

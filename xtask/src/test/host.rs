@@ -14,7 +14,7 @@ use crate::guest_tests::{GUEST_TEST_CRATES, guest_unit_tests};
 use crate::outcome::{Totals, result_line};
 use crate::print::heading;
 use crate::tsan::{self, Toolchain, Tsan};
-use crate::{build, counts, loom, package, spelling};
+use crate::{build, counts, imports, loom, package, spelling};
 
 /// What precedes each line of a test's output, as the kernel's name does for tests in guests.
 const NAME: &str = "host";
@@ -36,8 +36,9 @@ pub(super) struct Host {
 type Check = (&'static str, fn(&mut Host) -> Result<()>);
 
 /// What finds most errors comes first.
-const CHECKS: [Check; 10] = [
+const CHECKS: [Check; 11] = [
     ("spelling", |_| spelling::check()),
+    ("imports", |_| imports::check()),
     ("clippy", |_| clippy()),
     ("tests without a kernel", Host::plain_tests),
     // One processor builds and counts: not at the end, when the guests leave two.

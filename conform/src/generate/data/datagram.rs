@@ -14,7 +14,8 @@ use crate::answer::{self, Answer, Expect};
 use crate::check::{Check, Row, row};
 use crate::generate::pair::{LENGTH, Options, Pair, RECEIVED, RECV_ID, REGION, SEND_ID, loopback, one_sge};
 use crate::rules::Rule;
-use crate::session::{Session, Step, fail};
+use crate::session::Session;
+use crate::step::{Step, fail};
 
 /// rxe drops datagrams that are longer than their receive.
 static RXE_DATAGRAM_LENGTH: answer::Change = answer::Change {

@@ -13,7 +13,7 @@ use crate::answer::Answer;
 use crate::check::Check;
 use crate::generate::pair::{REGION, Region, SEND_ID};
 use crate::rules::Rule;
-use crate::session::fail;
+use crate::step::fail;
 
 /// The R_Key that a request has.
 fn rkey(wqe: &SendWqe, operation: &Operation) -> u32 {

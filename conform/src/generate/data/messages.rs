@@ -13,7 +13,8 @@ use crate::answer::Answer;
 use crate::check::{Bug, Check, EVERY};
 use crate::generate::pair::{Options, Pair, RECV_ID, SEND_ID, one_sge};
 use crate::rules::Rule;
-use crate::session::{Session, Step, fail};
+use crate::session::Session;
+use crate::step::{Step, fail};
 
 /// Lengths around the path MTU of 1024 bytes, and up to the size of the receive.
 const LENGTHS: [u32; 10] = [0, 1, 3, 4, 1023, 1024, 1025, 2048, 5000, MAXIMUM];

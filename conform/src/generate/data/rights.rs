@@ -14,7 +14,8 @@ use crate::answer::{Answer, Change, Expect};
 use crate::check::Check;
 use crate::generate::pair::SEND_ID;
 use crate::rules::Rule;
-use crate::session::{Session, Step};
+use crate::session::Session;
+use crate::step::Step;
 use bareverbs_uapi::abi::Since;
 use rustix::io::Errno;
 

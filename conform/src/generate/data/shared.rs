@@ -20,7 +20,8 @@ use crate::call::Slot;
 use crate::check::Check;
 use crate::generate::pair::{LENGTH, Options, Pair, RECV_ID, SEND_ID, one_sge};
 use crate::rules::Rule;
-use crate::session::{Session, Step, fail};
+use crate::session::Session;
+use crate::step::{Step, fail};
 
 /// A request whose receiver has an SRQ.
 fn shared(operation: &'static Operation, qp_type: QpType) -> Trial {

@@ -16,7 +16,8 @@ use crate::answer::{Answer, Expect};
 use crate::check::Check;
 use crate::generate::pair::{Endpoint, Options, Pair, RECV_ID, REGION, Region, SEND_ID};
 use crate::rules::Rule;
-use crate::session::{Session, Step, fail, skip};
+use crate::session::Session;
+use crate::step::{Step, fail, skip};
 
 /// The status of the request.
 #[derive(Clone, Copy)]

@@ -16,7 +16,8 @@ use crate::answer::{Answer, Change};
 use crate::check::{Bug, Check, EVERY, Row, RowBody, row};
 use crate::generate::pair::{LENGTH, Options, Pair, RECV_ID, REGION, Region, SEND_ID};
 use crate::rules::Rule;
-use crate::session::{Session, Step, fail};
+use crate::session::Session;
+use crate::step::{Step, fail};
 
 static RXE_WINDOW_ACCESS: Change = Change {
     name: "rxe-window-access-unsupported",

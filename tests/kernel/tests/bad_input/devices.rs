@@ -1,7 +1,6 @@
 //! Missing devices, permissions, ports and addresses, and requests beyond the device's limits.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread::sleep;
@@ -19,6 +18,7 @@ use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{child, device, kernel_test};
 use bareverbs_netlink::RdmaNetlink;
 
+use crate::root_only::RootOnly;
 use crate::tool::tool_error;
 
 /// Removes the Soft-RoCE device until it is dropped.
@@ -149,35 +149,6 @@ fn device_without_node_is_skipped_unless_it_is_named() {
     assert_eq!(line, none.to_string());
     for node in [&hidden.node, &both.node] {
         assert!(line.contains(&format!("cannot open {}", node.display())), "{line}");
-    }
-}
-
-/// Makes the device node accessible to root only, until it is dropped.
-pub(crate) struct RootOnly {
-    node: String,
-    before: fs::Permissions,
-}
-
-impl RootOnly {
-    pub(crate) fn new() -> Self {
-        let node = device::device().uverbs_path().unwrap().to_str().unwrap().to_owned();
-        let before = fs::metadata(&node).unwrap().permissions();
-        fs::set_permissions(&node, fs::Permissions::from_mode(0o600)).unwrap();
-        Self { node, before }
-    }
-
-    /// The required start and end of the error message.
-    pub(crate) fn words(&self) -> [String; 2] {
-        [
-            format!("cannot open {} of device {}: Permission denied", self.node, device::name()),
-            "grant this user read and write access by a udev rule or a group".to_owned(),
-        ]
-    }
-}
-
-impl Drop for RootOnly {
-    fn drop(&mut self) {
-        fs::set_permissions(&self.node, self.before.clone()).unwrap();
     }
 }
 

@@ -42,6 +42,7 @@ mod random;
 mod refusals;
 mod regions;
 mod removal;
+mod root_only;
 mod states;
 mod tool;
 mod zero;

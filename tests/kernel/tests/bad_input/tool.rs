@@ -8,7 +8,7 @@ use bareverbs_kernel_tests::child::NOBODY;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{device, kernel_test};
 
-use crate::devices::RootOnly;
+use crate::root_only::RootOnly;
 
 fn error_line(args: &[&str], output: &Output) -> String {
     let text = String::from_utf8(output.stderr.clone()).unwrap();

@@ -1,8 +1,8 @@
 //! Queue pairs, paths and work requests.
 
-use crate::uverbs::types::{AccessFlags, QpCreateFlags, QpType};
+use crate::user_verbs::types::{CreateQpMask, WrOpcode};
+use crate::uverbs_values::{AccessFlags, QpCreateFlags, QpType};
 use crate::verbs_values::{MigState, Mtu, QpAttrMask, QpState, Rate, RnrTimeout, SendFlags};
-use crate::write::types::{CreateQpMask, WrOpcode};
 
 abi_structs! {
     header = "rdma/ib_user_verbs.h";

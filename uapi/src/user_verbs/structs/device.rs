@@ -1,11 +1,11 @@
 //! Contexts, devices, ports, completion channels and events.
 
 use crate::abi::Be64;
-use crate::uverbs::types::{PortCapFlags, PortFlags};
+use crate::user_verbs::types::{DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps, RawPacketCaps};
+use crate::uverbs_values::{PortCapFlags, PortFlags};
 use crate::verbs_values::{
     AtomicCap, EventType, LinkLayer, Mtu, PortPhysState, PortSpeed, PortState, PortWidth, TmCapFlags,
 };
-use crate::write::types::{DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps, RawPacketCaps};
 
 abi_structs! {
     header = "rdma/ib_user_verbs.h";

@@ -278,7 +278,7 @@ abi_consts! {
     /// Mask of the command number in a command word.
     const CMD_COMMAND_MASK: u32 = 0xff, "IB_USER_VERBS_CMD_COMMAND_MASK";
     /// Flag of extended commands in a command word.
-    const CMD_FLAG_EXTENDED: u32 = super::EXTENDED, "IB_USER_VERBS_CMD_FLAG_EXTENDED";
+    const CMD_FLAG_EXTENDED: u32 = 1 << 31, "IB_USER_VERBS_CMD_FLAG_EXTENDED";
     /// Mask of all optional fields of extended QP creation.
     const CREATE_QP_SUP_COMP_MASK: u32 = 1, "IB_UVERBS_CREATE_QP_SUP_COMP_MASK";
     /// Maximum log2 of the size of an indirection table.

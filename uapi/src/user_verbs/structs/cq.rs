@@ -1,7 +1,7 @@
 //! Completion queues.
 
+use crate::user_verbs::types::{CqCreateFlags, WcOpcode};
 use crate::verbs_values::{CqAttrMask, WcFlags, WcStatus};
-use crate::write::types::{CqCreateFlags, WcOpcode};
 
 abi_structs! {
     header = "rdma/ib_user_verbs.h";

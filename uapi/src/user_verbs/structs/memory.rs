@@ -1,7 +1,7 @@
 //! Protection domains, memory regions and windows, XRC domains, address handles and multicast.
 
 use super::AhAttr;
-use crate::uverbs::types::AccessFlags;
+use crate::uverbs_values::AccessFlags;
 use crate::verbs_values::{MrReregFlags, MwType};
 
 abi_structs! {

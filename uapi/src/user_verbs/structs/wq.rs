@@ -1,6 +1,6 @@
 //! Work queues and indirection tables.
 
-use crate::uverbs::types::{WqFlags, WqType};
+use crate::uverbs_values::{WqFlags, WqType};
 use crate::verbs_values::{WqAttrMask, WqState};
 
 abi_structs! {

@@ -1,7 +1,7 @@
 //! Shared receive queues.
 
 use super::RecvWr;
-use crate::uverbs::types::SrqType;
+use crate::uverbs_values::SrqType;
 use crate::verbs_values::SrqAttrMask;
 
 abi_structs! {
