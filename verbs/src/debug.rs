@@ -7,9 +7,10 @@ use crate::cq::{Completion, Completions, Cq};
 use crate::dm::{Dm, DmMr};
 use crate::mr::{DmabufMr, Dmah, ImportedMr};
 use crate::provider::{AnyAh, AnyCompletion, AnyCq, AnyRq, AnySq, AnySrq};
-use crate::qp::{Batch, Datagram, Qp, QpInit, RecvHalf, SendHalf, Transport};
+use crate::qp::{Batch, Datagram, Operations, Qp, QpInit, RecvHalf, SendHalf, Transport};
 use crate::rss::{IndirectionTable, RssInit, RssQp, Wq, WqInit};
 use crate::srq::Srq;
+use crate::untyped::QpCore;
 use crate::xrc::{XrcSrq, XrcSrqInit, XrcTarget, Xrcd};
 use crate::{AnyProvider, Context, Pd};
 
@@ -41,6 +42,9 @@ debug! {
     it: "Qp" [T: Transport, P: Provider] Qp<T, P> {
         qp_type = T::QP_TYPE, qp_num = format_args!("{:#x}", it.qp_num()), state = it.state(), cap = it.cap()
     }
+    it: "QpCore" [P: Provider] QpCore<P> {
+        qp_type = it.qp_type(), qp_num = format_args!("{:#x}", it.qp_num()), state = it.state(), cap = it.cap()
+    }
     it: "QpInit" [P: Provider] QpInit<'_, P> {
         send_cq = it.send_cq, recv_cq = it.recv_cq, srq = it.srq, cap = it.cap,
         max_tso_header = it.max_tso_header, signal_all = it.signal_all, flags = it.flags,
@@ -48,11 +52,11 @@ debug! {
         scatter_to_cqe = it.scatter_to_cqe, user_data = it.user_data, doorbell = it.doorbell,
         memory = it.memory, buffer = it.buffer
     }
-    it: "SendHalf" [T: Transport, P: Provider] SendHalf<'_, T, P> {
+    it: "SendHalf" [T: Operations, P: Provider] SendHalf<'_, T, P> {
         capacity = it.capacity(), deferred = it.deferred()
     }
-    it: "RecvHalf" [T: Transport, P: Provider] RecvHalf<'_, T, P> { capacity = it.capacity() }
-    it: "Batch" [T: Transport, P: Provider] Batch<'_, T, P> { len = it.len() }
+    it: "RecvHalf" [T: Operations, P: Provider] RecvHalf<'_, T, P> { capacity = it.capacity() }
+    it: "Batch" [T: Operations, P: Provider] Batch<'_, T, P> { len = it.len() }
     it: "Datagram" [P: Provider] Datagram<'_, P> {
         ah = it.ah, qp_num = format_args!("{:#x}", it.qp_num), qkey = format_args!("{:#x}", it.qkey),
         imm = it.imm

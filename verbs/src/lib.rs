@@ -197,6 +197,7 @@ pub mod srq;
 mod sync;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testing;
+pub mod untyped;
 pub mod values;
 mod wait;
 mod wq;

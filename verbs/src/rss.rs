@@ -9,8 +9,8 @@ use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
 use crate::error::{Feature, Limit};
-use crate::flow::{FlowCounters, FlowId, FlowRule};
-use crate::qp::Flows;
+use crate::qp::flow::{FlowId, FlowRule, Flows};
+use crate::qp::flow_counters::FlowCounters;
 use crate::raw::Released;
 use crate::wq::WqShared;
 use crate::{AnyProvider, Context, Error, Pd, Refused, Result};

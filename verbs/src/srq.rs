@@ -7,14 +7,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bareverbs_provider::command;
 use bareverbs_provider::device::IoctlError;
-use bareverbs_provider::request::{SrqChange, SrqRequest, XrcSrqRequest};
+use bareverbs_provider::request::{QueueMemory, SrqChange, SrqRequest, XrcSrqRequest};
 use bareverbs_provider::traits::{CreatedSrq, Provider, RecvQueue};
+use bareverbs_provider::work::RecvRequest;
 use rustix::io::Errno;
 
 use self::shared::SrqShared;
 use crate::cq::Cq;
 use crate::error::{Limit, PostError};
-use crate::qp::{QueueMemory, RecvRequest, post_receives};
+use crate::qp::post::post_receives;
 use crate::raw::{QueueLayout, Released};
 use crate::xrc::Xrcd;
 use crate::{AnyProvider, Error, Pd, Refused, Result, locked_memory};

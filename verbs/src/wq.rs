@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bareverbs_provider::command;
 use bareverbs_provider::device::IoctlError;
-use bareverbs_provider::request::{WqChange, WqRequest};
-use bareverbs_provider::traits::CreatedWq;
-use bareverbs_provider::traits::{Provider, RecvQueue};
+use bareverbs_provider::request::{QueueMemory, WqChange, WqRequest};
+use bareverbs_provider::traits::{CreatedWq, Provider, RecvQueue};
+use bareverbs_provider::work::RecvRequest;
 use bareverbs_uapi::uverbs::types::WqFlags;
 use bareverbs_uapi::verbs_values::WqState;
 use bareverbs_uapi::write::types::{DeviceCapFlags, RawPacketCaps};
@@ -17,7 +17,7 @@ use rustix::thread::CapabilitySet;
 use crate::cq::{Cq, CqShared};
 use crate::error::{Feature, Limit, PostError, PostReason};
 use crate::locked_memory::has_capability;
-use crate::qp::{QueueMemory, RecvRequest, post_receives};
+use crate::qp::post::post_receives;
 use crate::raw::{QueueLayout, Released, leak_queue};
 use crate::{AnyProvider, Context, Error, Pd, Refused, Result, locked_memory};
 

@@ -1,34 +1,11 @@
 //! Alternate paths of connected QPs: automatic path migration (APM).
 
 use bareverbs_provider::traits::Provider;
-use bareverbs_uapi::verbs_values::MigState;
 
-use super::{Connected, Qp, QpAttr};
-use crate::ah::AhAttr;
-use crate::device::{DeviceCapFlags, LinkLayer};
-use crate::error::Feature;
-use crate::qp::{QpAttrMask, QpState};
-use crate::values::AckTimeout;
-use crate::{Error, Result};
-
-/// A second path to the peer of a connection: [`Qp::load_alternate_path`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AlternatePath {
-    /// The peer's address on this path, and the local port.
-    pub address: AhAttr,
-    /// Index into the P_Key table of that port; 0 by default.
-    pub pkey_index: u16,
-    /// Local ACK timeout on this path; the default of [`AckTimeout`] by default.
-    pub timeout: AckTimeout,
-}
-
-impl AlternatePath {
-    /// A path with the first P_Key and the default timeout.
-    #[must_use]
-    pub fn new(address: AhAttr) -> Self {
-        Self { address, pkey_index: 0, timeout: AckTimeout::default() }
-    }
-}
+use super::{AlternatePath, Connected, MigState, Qp};
+#[cfg(doc)]
+use crate::Error;
+use crate::error::Result;
 
 impl<T: Connected, P: Provider> Qp<T, P> {
     /// Loads an alternate path in RTS, in place of the last one. The path migration state becomes
@@ -66,23 +43,7 @@ impl<T: Connected, P: Provider> Qp<T, P> {
     #[doc(alias = "IBV_MIG_REARM")]
     #[doc(alias = "ibv_modify_qp")]
     pub fn load_alternate_path(&mut self, path: &AlternatePath) -> Result<()> {
-        const VERB: &str = "modify_qp (alternate path)";
-        self.check_state(VERB, QpState::RTS)?;
-        let context = self.pd().context();
-        let port = context.query_port(path.address.port)?;
-        let migrates = context.query_device()?.device_cap_flags.contains(DeviceCapFlags::AUTO_PATH_MIG);
-        if !migrates || port.link_layer == LinkLayer::ETHERNET {
-            return Err(Error::unsupported(VERB, Feature::AlternatePath));
-        }
-        let attr = QpAttr {
-            alt_ah_attr: context.validate_path(VERB, &path.address, &port)?,
-            alt_port_num: path.address.port,
-            alt_pkey_index: path.pkey_index,
-            alt_timeout: path.timeout,
-            path_mig_state: MigState::REARM,
-            ..QpAttr::default()
-        };
-        self.modify_qp(VERB, &attr, QpAttrMask::ALT_PATH | QpAttrMask::PATH_MIG_STATE)
+        self.core.load_alternate_path(path)
     }
 
     /// Moves an armed QP to its alternate path. The peer follows with the next packet.
@@ -93,17 +54,7 @@ impl<T: Connected, P: Provider> Qp<T, P> {
     #[doc(alias = "IBV_MIG_MIGRATED")]
     #[doc(alias = "ibv_modify_qp")]
     pub fn migrate(&mut self) -> Result<()> {
-        const VERB: &str = "modify_qp (path migration)";
-        self.check_state(VERB, QpState::RTS)?;
-        let state = self.path_migration()?;
-        if state != MigState::ARMED {
-            return Err(Error::wrong_state(
-                VERB,
-                format!("the path migration state is {state:?}, not ARMED"),
-            ));
-        }
-        let attr = QpAttr { path_mig_state: MigState::MIGRATED, ..QpAttr::default() };
-        self.modify_qp(VERB, &attr, QpAttrMask::PATH_MIG_STATE)
+        self.core.migrate()
     }
 
     /// The path migration state, as the device reports it.
@@ -112,6 +63,6 @@ impl<T: Connected, P: Provider> Qp<T, P> {
     /// [`Error::Kernel`]: the query fails.
     #[doc(alias = "path_mig_state")]
     pub fn path_migration(&self) -> Result<MigState> {
-        Ok(self.query()?.0.path_mig_state)
+        self.core.path_migration()
     }
 }

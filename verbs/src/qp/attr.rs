@@ -196,7 +196,7 @@ impl Default for QpAttr {
 
 impl QpAttr {
     /// Fails if a value has an encoding that its type lacks.
-    pub(super) fn from_kernel(resp: &QueryQpResp) -> Result<Self, ValueError> {
+    pub(crate) fn from_kernel(resp: &QueryQpResp) -> Result<Self, ValueError> {
         Ok(Self {
             qp_state: resp.qp_state,
             cur_qp_state: resp.cur_qp_state,
@@ -237,7 +237,7 @@ impl QpAttr {
     }
 
     /// Encodes the request for the kernel without validation.
-    pub(super) fn to_kernel(self, qp_handle: u32, attr_mask: QpAttrMask) -> ExModifyQp {
+    pub(crate) fn to_kernel(self, qp_handle: u32, attr_mask: QpAttrMask) -> ExModifyQp {
         ExModifyQp {
             base: ModifyQpReq {
                 dest: self.ah_attr.to_kernel(),

@@ -1,13 +1,10 @@
-//! UD QPs: datagrams.
+//! The operation of UD QPs: a datagram.
 
 use bareverbs_provider::traits::Provider;
-use bareverbs_provider::work;
+use bareverbs_provider::work::{self, Imm};
 
-use super::{Batch, Ud};
 use crate::ah::Ah;
-use crate::error::PostReason;
-use crate::qp::{Payload, SendFlags, SendRequest};
-use crate::{AnyProvider, Imm};
+use crate::provider::AnyProvider;
 
 /// Bytes before the payload of a datagram in the receive's memory, reserved for the [global route
 /// header](crate::ah::Grh).
@@ -47,30 +44,7 @@ impl<'a, P: Provider> Datagram<'a, P> {
     }
 
     #[inline(always)]
-    pub(super) fn to_provider(self) -> work::Datagram<'a, P::Ah> {
+    pub(crate) fn to_provider(self) -> work::Datagram<'a, P::Ah> {
         work::Datagram { ah: self.ah.inner(), qp_num: self.qp_num, qkey: self.qkey, imm: self.imm }
-    }
-}
-
-impl<P: Provider> Batch<'_, Ud, P> {
-    /// A datagram whose bytes are copied now. They need not be registered.
-    ///
-    /// # Errors
-    /// The [`PostReason`] of the rejection, for instance if the bytes exceed the QP's
-    /// `max_inline_data`.
-    #[doc(alias = "ibv_wr_send")]
-    #[doc(alias = "ibv_wr_set_ud_addr")]
-    #[doc(alias = "ibv_wr_set_inline_data")]
-    #[inline]
-    pub fn send_to_inline(
-        &mut self,
-        wr_id: u64,
-        to: Datagram<'_, P>,
-        bytes: &[u8],
-        flags: SendFlags,
-    ) -> Result<(), PostReason> {
-        let request = SendRequest { wr_id, operation: to, flags, payload: Payload::Inline(&[bytes]) };
-        // SAFETY: the request names no memory except bytes that are copied before this returns.
-        unsafe { self.push(&request) }
     }
 }

@@ -1,11 +1,12 @@
 //! Enhanced connection establishment (ECE).
 
 use bareverbs_provider::request::Ece;
-use bareverbs_provider::traits::{Provider, QpControl};
+use bareverbs_provider::traits::Provider;
 
 use super::{Qp, Transport};
-use crate::error::Feature;
-use crate::{Error, Result};
+#[cfg(doc)]
+use crate::Error;
+use crate::error::Result;
 
 impl<T: Transport, P: Provider> Qp<T, P> {
     /// The ECE options. Initially, the options that the device supports for the connection. After
@@ -35,7 +36,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// [`Error::Unsupported`] without [`Capabilities::ece`](crate::device::Capabilities::ece).
     #[doc(alias = "ibv_query_ece")]
     pub fn query_ece(&self) -> Result<Ece> {
-        self.sq.ece().ok_or(Error::unsupported("query_ece", Feature::Ece))
+        self.core.query_ece()
     }
 
     /// Requests these ECE options with the next transition, such as that to RTR.
@@ -45,14 +46,6 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// - [`Error::Invalid`]: the options are of another vendor.
     #[doc(alias = "ibv_set_ece")]
     pub fn set_ece(&mut self, ece: Ece) -> Result<()> {
-        const VERB: &str = "set_ece";
-        let own = self.sq.ece().ok_or(Error::unsupported(VERB, Feature::Ece))?;
-        if ece.vendor_id != own.vendor_id {
-            let (given, own) = (ece.vendor_id, own.vendor_id);
-            let reason = format!("the options are of vendor {given:#x}, the device is of vendor {own:#x}");
-            return Err(Error::invalid(VERB, reason));
-        }
-        self.sq.set_ece(ece.options);
-        Ok(())
+        self.core.set_ece(ece)
     }
 }

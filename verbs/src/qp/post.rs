@@ -4,53 +4,55 @@ mod batch;
 mod error;
 mod recv;
 
-use std::marker::PhantomData;
-
 use bareverbs_provider::traits::{Provider, SendQueue};
+use bareverbs_provider::work::{SendRequest, WcStatus};
+use bareverbs_uapi::verbs_values::QpState;
 
 pub use batch::Batch;
 pub use error::{PostError, PostReason};
 pub use recv::RecvHalf;
-pub(crate) use recv::post_receives;
-pub(super) use recv::post_receives_in;
+pub(crate) use recv::{post_receives, post_receives_in};
 
-pub(super) use self::error::doorbell_error;
-use super::Transport;
+pub(crate) use self::error::doorbell_error;
+use super::transport::Operations;
+#[cfg(feature = "test-utils")]
+use super::transport::Transport;
 #[cfg(doc)]
 use crate::Pd;
 use crate::cq::{Completions, Cq};
-use crate::qp::{QpState, SendRequest};
-use crate::{AnyProvider, WcStatus};
+use crate::provider::AnyProvider;
 
 /// The send half of a QP. It borrows the QP; see [`Qp::split`](super::Qp::split).
-pub struct SendHalf<'q, T: Transport, P: Provider = AnyProvider> {
+pub struct SendHalf<'q, T: Operations, P: Provider = AnyProvider> {
     queue: &'q mut P::Sq,
     /// By reference, so that the fast path does not load it.
     state: &'q QpState,
-    _transport: PhantomData<T>,
+    transport: T,
 }
 
-impl<'q, T: Transport, P: Provider> SendHalf<'q, T, P> {
+impl<'q, T: Operations, P: Provider> SendHalf<'q, T, P> {
     #[inline(always)]
-    pub(super) fn new(queue: &'q mut P::Sq, state: &'q QpState) -> Self {
-        Self { queue, state, _transport: PhantomData }
+    pub(crate) fn new(queue: &'q mut P::Sq, state: &'q QpState, transport: T) -> Self {
+        Self { queue, state, transport }
     }
+}
 
+#[cfg(feature = "test-utils")]
+impl<'q, T: Transport, P: Provider> SendHalf<'q, T, P> {
     /// A send half over a queue without a kernel QP; assumed to be in RTS.
-    #[cfg(feature = "test-utils")]
     #[inline(always)]
     #[must_use]
     pub fn from_raw_queue(queue: &'q mut P::Sq) -> Self {
-        Self::new(queue, &QpState::RTS)
+        Self::new(queue, &QpState::RTS, T::VALUE)
     }
 }
 
-impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
+impl<T: Operations, P: Provider> SendHalf<'_, T, P> {
     /// Starts a batch of sends.
     #[doc(alias = "ibv_wr_start")]
     #[inline]
     pub fn start_send(&mut self) -> Batch<'_, T, P> {
-        Batch::new(self.queue, *self.state)
+        Batch::new(self.queue, *self.state, self.transport)
     }
 
     /// Posts sends and earlier deferred requests with one doorbell.
@@ -98,13 +100,13 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
         // Fast path of a list of one request, inlined here.
         if let [request] = requests
             // SAFETY: the caller upholds the contract for the request.
-            && let Some(posted) = unsafe { T::try_post::<P>(self.queue, request, false) }
+            && let Some(posted) = unsafe { self.transport.try_post::<P>(self.queue, request, false) }
         {
             return posted.map_err(|error| doorbell_error(error, 1));
         }
         // SAFETY: the caller of `post_send` upholds the contract for every request; none of them
         // has been posted.
-        unsafe { post_send_slow::<T, P>(self.queue, self.state, requests, false) }
+        unsafe { post_send_slow::<T, P>(self.transport, self.queue, self.state, requests, false) }
     }
 
     /// Posts sends and defers the doorbell, the expensive part of posting. The next of these rings
@@ -150,13 +152,13 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
     ) -> Result<(), PostError> {
         if let [request] = requests
             // SAFETY: the caller upholds the contract for the request.
-            && let Some(posted) = unsafe { T::try_post::<P>(self.queue, request, true) }
+            && let Some(posted) = unsafe { self.transport.try_post::<P>(self.queue, request, true) }
         {
             return posted.map_err(|error| doorbell_error(error, 1));
         }
         // SAFETY: the caller of `post_send_deferred` upholds the contract for every request; none
         // of them has been posted.
-        unsafe { post_send_slow::<T, P>(self.queue, self.state, requests, true) }
+        unsafe { post_send_slow::<T, P>(self.transport, self.queue, self.state, requests, true) }
     }
 
     /// The number of deferred requests.
@@ -223,7 +225,8 @@ impl From<(u64, WcStatus)> for SendFailure {
 ///
 /// As for [`SendHalf::post_send`].
 #[inline(always)]
-unsafe fn post_send_slow<T: Transport, P: Provider>(
+unsafe fn post_send_slow<T: Operations, P: Provider>(
+    transport: T,
     queue: &mut P::Sq,
     state: &QpState,
     requests: &[SendRequest<'_, T::Operation<'_, P>>],
@@ -233,9 +236,9 @@ unsafe fn post_send_slow<T: Transport, P: Provider>(
         // Copied, so that the fast path need not keep a request in memory if it is known at the
         // call site.
         // SAFETY: the caller's contract is the same, and a copy of a request names the same memory.
-        [request] => unsafe { post_sends::<T, P>(queue, *state, &[*request], defer) },
+        [request] => unsafe { post_sends::<T, P>(transport, queue, *state, &[*request], defer) },
         // SAFETY: the caller's contract is the same.
-        _ => unsafe { post_sends::<T, P>(queue, *state, requests, defer) },
+        _ => unsafe { post_sends::<T, P>(transport, queue, *state, requests, defer) },
     }
 }
 
@@ -245,7 +248,8 @@ unsafe fn post_send_slow<T: Transport, P: Provider>(
 ///
 /// As for [`SendHalf::post_send`].
 #[inline(never)]
-pub(super) unsafe fn post_sends<T: Transport, P: Provider>(
+pub(crate) unsafe fn post_sends<T: Operations, P: Provider>(
+    transport: T,
     queue: &mut P::Sq,
     state: QpState,
     requests: &[SendRequest<'_, T::Operation<'_, P>>],
@@ -256,10 +260,10 @@ pub(super) unsafe fn post_sends<T: Transport, P: Provider>(
     loop {
         // SAFETY: the caller upholds the contract for every request; `pushed` of them have been
         // pushed.
-        pushed += unsafe { T::try_push_all::<P>(queue, &requests[pushed..]) };
+        pushed += unsafe { transport.try_push_all::<P>(queue, &requests[pushed..]) };
         let Some(request) = requests.get(pushed) else { break };
         // SAFETY: the caller upholds the contract for every request, and this one was not pushed.
-        if let Err(reason) = unsafe { push_slow::<T, P>(queue, state, request) } {
+        if let Err(reason) = unsafe { push_slow::<T, P>(transport, queue, state, request) } {
             result = Err(PostError { accepted: pushed, reason });
             break;
         }
@@ -276,7 +280,8 @@ pub(super) unsafe fn post_sends<T: Transport, P: Provider>(
 ///
 /// As for [`SendHalf::post_send`].
 #[inline(never)]
-unsafe fn push_slow<T: Transport, P: Provider>(
+unsafe fn push_slow<T: Operations, P: Provider>(
+    transport: T,
     queue: &mut P::Sq,
     state: QpState,
     request: &SendRequest<'_, T::Operation<'_, P>>,
@@ -285,5 +290,5 @@ unsafe fn push_slow<T: Transport, P: Provider>(
         return Err(PostReason::State(state));
     }
     // SAFETY: the caller upholds the contract for the request.
-    Ok(unsafe { T::push::<P>(queue, request) }?)
+    Ok(unsafe { transport.push::<P>(queue, request) }?)
 }

@@ -3,14 +3,12 @@
 use bareverbs_provider::traits::{Provider, SendQueue};
 use bareverbs_uapi::uverbs::types::QpType;
 
-use super::modify::{INIT, RTR, RTS};
-use super::transport::private::Sealed;
-use super::{Batch, Qp, QpAttr, Transport};
-use crate::error::PostReason;
-use crate::error::PushError;
+use super::transport::private::{Sealed, Typed};
+use super::{Batch, Frame, Operations, Payload, Qp, QpState, SendFlags, SendRequest, Transport};
+use crate::error::{PostReason, PushError, Result};
 use crate::flow::{FlowCounters, FlowId, FlowRule};
-use crate::qp::{Frame, Payload, QpAttrMask, QpState, SendFlags, SendRequest};
-use crate::{PortNum, Result};
+use crate::untyped::qp::modify::{RTR, RTS};
+use crate::values::PortNum;
 
 /// Raw Ethernet frames that bypass the kernel's network stack. The device sends frames unmodified.
 /// [Flows](FlowRule) steer received frames to the QP. Requires `CAP_NET_RAW`, an Ethernet port, and
@@ -77,14 +75,27 @@ use crate::{PortNum, Result};
 #[derive(Clone, Copy, Debug)]
 pub struct RawPacket;
 
-impl Transport for RawPacket {
-    const QP_TYPE: QpType = QpType::RAW_PACKET;
+impl Operations for RawPacket {
     type Operation<'a, P: Provider> = Frame<'a>;
 }
 
+impl Transport for RawPacket {
+    const QP_TYPE: QpType = QpType::RAW_PACKET;
+}
+
+impl Typed for RawPacket {
+    const VALUE: Self = Self;
+}
+
 impl Sealed for RawPacket {
+    #[inline(always)]
+    fn qp_type(self) -> QpType {
+        Self::QP_TYPE
+    }
+
     #[inline]
     unsafe fn push<P: Provider>(
+        self,
         queue: &mut P::Sq,
         request: &SendRequest<'_, Frame<'_>>,
     ) -> Result<(), PushError> {
@@ -103,10 +114,7 @@ impl<P: Provider> Qp<RawPacket, P> {
     #[doc(alias = "IBV_QPS_INIT")]
     #[doc(alias = "ibv_modify_qp")]
     pub fn init(&mut self, port: impl Into<PortNum>) -> Result<()> {
-        self.check_state(INIT, QpState::RESET)?;
-        let port_num = self.pd().context().check_port(port)?;
-        let attr = QpAttr { qp_state: QpState::INIT, port_num, ..QpAttr::default() };
-        self.modify_qp(INIT, &attr, QpAttrMask::STATE | QpAttrMask::PORT)
+        self.core.reset_to_init_frames(port.into())
     }
 
     /// INIT → RTR. The QP receives frames in RTR and later states.
@@ -117,7 +125,7 @@ impl<P: Provider> Qp<RawPacket, P> {
     #[doc(alias = "IBV_QPS_RTR")]
     #[doc(alias = "ibv_modify_qp")]
     pub fn ready_to_receive(&mut self) -> Result<()> {
-        self.transition(RTR, QpState::INIT, QpState::RTR)
+        self.core.transition(RTR, QpState::INIT, QpState::RTR)
     }
 
     /// RTR → RTS. The QP sends frames in RTS.
@@ -128,12 +136,7 @@ impl<P: Provider> Qp<RawPacket, P> {
     #[doc(alias = "IBV_QPS_RTS")]
     #[doc(alias = "ibv_modify_qp")]
     pub fn ready_to_send(&mut self) -> Result<()> {
-        self.transition(RTS, QpState::RTR, QpState::RTS)
-    }
-
-    fn transition(&mut self, verb: &'static str, from: QpState, to: QpState) -> Result<()> {
-        self.check_state(verb, from)?;
-        self.modify_qp(verb, &QpAttr { qp_state: to, ..QpAttr::default() }, QpAttrMask::STATE)
+        self.core.transition(RTS, QpState::RTR, QpState::RTS)
     }
 
     /// Steers frames that match `rule` to this QP instead of the kernel's network stack. A frame is
@@ -147,7 +150,7 @@ impl<P: Provider> Qp<RawPacket, P> {
     ///   `CAP_NET_RAW`.
     #[doc(alias = "ibv_create_flow")]
     pub fn create_flow(&mut self, rule: &FlowRule) -> Result<FlowId> {
-        self.flows.create(self.pd.context(), self.handle, rule, None)
+        self.core.create_flow(rule)
     }
 
     /// As [`Qp::create_flow`], and counts the frames that match. Frames that the rule drops are
@@ -159,7 +162,7 @@ impl<P: Provider> Qp<RawPacket, P> {
     #[doc(alias = "ibv_attach_counters_point_flow")]
     #[doc(alias = "IBV_FLOW_SPEC_ACTION_COUNT")]
     pub fn create_counted_flow(&mut self, rule: &FlowRule, counters: &FlowCounters) -> Result<FlowId> {
-        self.flows.create(self.pd.context(), self.handle, rule, Some(counters))
+        self.core.create_counted_flow(rule, counters)
     }
 
     /// Destroys a flow.
@@ -170,7 +173,7 @@ impl<P: Provider> Qp<RawPacket, P> {
     /// - [`Error::Kernel`](crate::Error::Kernel): the kernel rejects the command.
     #[doc(alias = "ibv_destroy_flow")]
     pub fn destroy_flow(&mut self, flow: FlowId) -> Result<()> {
-        self.flows.destroy(self.pd.context(), flow)
+        self.core.destroy_flow(flow)
     }
 }
 

@@ -2,20 +2,22 @@
 
 use bareverbs_provider::error::DoorbellError;
 use bareverbs_provider::traits::{Provider, SendQueue};
+use bareverbs_provider::work::{Imm, Operation, PushError, Remote, SendRequest};
 use bareverbs_uapi::uverbs::types::QpType;
 
-use super::Datagram;
-use crate::error::PushError;
-use crate::qp::{Operation, SendRequest};
-use crate::{Imm, Remote};
+use super::datagram::Datagram;
 
-/// A transport of QPs, as a type. A QP has only the operations of its transport.
-pub trait Transport: private::Sealed + 'static {
-    /// The QP type in the kernel's encoding.
-    const QP_TYPE: QpType;
-
+/// The operations that a send queue takes: those of a [`Transport`], or of a transport that is known
+/// at run time only ([`AnyTransport`](crate::untyped::AnyTransport)).
+pub trait Operations: private::Sealed + Copy + 'static {
     /// The type of its send operations.
     type Operation<'a, P: Provider>: Copy;
+}
+
+/// A transport of QPs, as a type. A QP has only the operations of its transport.
+pub trait Transport: Operations + private::Typed {
+    /// The QP type in the kernel's encoding.
+    const QP_TYPE: QpType;
 }
 
 /// A transport between two connected QPs.
@@ -119,28 +121,46 @@ impl From<UcOperation> for Operation {
     }
 }
 
+impl Operations for Rc {
+    type Operation<'a, P: Provider> = Operation;
+}
+
 impl Transport for Rc {
     const QP_TYPE: QpType = QpType::RC;
-    type Operation<'a, P: Provider> = Operation;
+}
+
+impl Operations for Uc {
+    type Operation<'a, P: Provider> = UcOperation;
 }
 
 impl Transport for Uc {
     const QP_TYPE: QpType = QpType::UC;
-    type Operation<'a, P: Provider> = UcOperation;
+}
+
+impl Operations for Ud {
+    type Operation<'a, P: Provider> = Datagram<'a, P>;
 }
 
 impl Transport for Ud {
     const QP_TYPE: QpType = QpType::UD;
-    type Operation<'a, P: Provider> = Datagram<'a, P>;
 }
 
 impl Connected for Rc {}
 impl Connected for Uc {}
 
-pub(super) mod private {
+pub(crate) mod private {
     use super::*;
 
-    pub trait Sealed {
+    pub trait Typed: Sealed {
+        /// The transport as a value.
+        const VALUE: Self;
+    }
+
+    /// Posting. The values of the transports of QPs have no size.
+    pub trait Sealed: Sized {
+        /// The QP type in the kernel's encoding.
+        fn qp_type(self) -> QpType;
+
         /// Pushes a request by the fast path. Returns `false` if the fast path declined it.
         ///
         /// # Safety
@@ -148,11 +168,12 @@ pub(super) mod private {
         /// As for [`SendQueue::push`].
         #[inline(always)]
         unsafe fn try_push<P: Provider>(
+            self,
             queue: &mut P::Sq,
-            request: &SendRequest<'_, <Self as Transport>::Operation<'_, P>>,
+            request: &SendRequest<'_, <Self as Operations>::Operation<'_, P>>,
         ) -> bool
         where
-            Self: Transport,
+            Self: Operations + Copy,
         {
             let _ = (queue, request);
             false
@@ -165,16 +186,17 @@ pub(super) mod private {
         /// As for [`SendQueue::push`].
         #[inline(always)]
         unsafe fn try_push_all<P: Provider>(
+            self,
             queue: &mut P::Sq,
-            requests: &[SendRequest<'_, <Self as Transport>::Operation<'_, P>>],
+            requests: &[SendRequest<'_, <Self as Operations>::Operation<'_, P>>],
         ) -> usize
         where
-            Self: Transport,
+            Self: Operations + Copy,
         {
             let mut rest = requests;
             while let [request, more @ ..] = rest {
                 // SAFETY: the caller's contract is the same.
-                if !unsafe { Self::try_push::<P>(queue, request) } {
+                if !unsafe { self.try_push::<P>(queue, request) } {
                     break;
                 }
                 rest = more;
@@ -190,12 +212,13 @@ pub(super) mod private {
         /// As for [`SendQueue::push`].
         #[inline(always)]
         unsafe fn try_post<P: Provider>(
+            self,
             queue: &mut P::Sq,
-            request: &SendRequest<'_, <Self as Transport>::Operation<'_, P>>,
+            request: &SendRequest<'_, <Self as Operations>::Operation<'_, P>>,
             defer: bool,
         ) -> Option<Result<(), DoorbellError>>
         where
-            Self: Transport,
+            Self: Operations + Copy,
         {
             let _ = (queue, request, defer);
             None
@@ -207,11 +230,12 @@ pub(super) mod private {
         ///
         /// As for [`SendQueue::push`].
         unsafe fn push<P: Provider>(
+            self,
             queue: &mut P::Sq,
-            request: &SendRequest<'_, <Self as Transport>::Operation<'_, P>>,
+            request: &SendRequest<'_, <Self as Operations>::Operation<'_, P>>,
         ) -> Result<(), PushError>
         where
-            Self: Transport;
+            Self: Operations;
     }
 
     pub trait Shared: Transport {
@@ -233,21 +257,31 @@ pub(super) mod private {
         }
     }
 
+    impl Typed for Rc {
+        const VALUE: Self = Self;
+    }
+
     impl Sealed for Rc {
         #[inline(always)]
-        unsafe fn try_push<P: Provider>(queue: &mut P::Sq, request: &SendRequest<'_>) -> bool {
+        fn qp_type(self) -> QpType {
+            Self::QP_TYPE
+        }
+
+        #[inline(always)]
+        unsafe fn try_push<P: Provider>(self, queue: &mut P::Sq, request: &SendRequest<'_>) -> bool {
             // SAFETY: the caller's contract is the same.
             unsafe { queue.try_push(request) }
         }
 
         #[inline(always)]
-        unsafe fn try_push_all<P: Provider>(queue: &mut P::Sq, requests: &[SendRequest<'_>]) -> usize {
+        unsafe fn try_push_all<P: Provider>(self, queue: &mut P::Sq, requests: &[SendRequest<'_>]) -> usize {
             // SAFETY: the caller's contract is the same.
             unsafe { queue.try_push_all(requests) }
         }
 
         #[inline(always)]
         unsafe fn try_post<P: Provider>(
+            self,
             queue: &mut P::Sq,
             request: &SendRequest<'_>,
             defer: bool,
@@ -257,21 +291,39 @@ pub(super) mod private {
         }
 
         #[inline]
-        unsafe fn push<P: Provider>(queue: &mut P::Sq, request: &SendRequest<'_>) -> Result<(), PushError> {
+        unsafe fn push<P: Provider>(
+            self,
+            queue: &mut P::Sq,
+            request: &SendRequest<'_>,
+        ) -> Result<(), PushError> {
             // SAFETY: the caller's contract is the same.
             unsafe { queue.push(request) }
         }
     }
 
+    impl Typed for Uc {
+        const VALUE: Self = Self;
+    }
+
     impl Sealed for Uc {
         #[inline(always)]
-        unsafe fn try_push<P: Provider>(queue: &mut P::Sq, request: &SendRequest<'_, UcOperation>) -> bool {
+        fn qp_type(self) -> QpType {
+            Self::QP_TYPE
+        }
+
+        #[inline(always)]
+        unsafe fn try_push<P: Provider>(
+            self,
+            queue: &mut P::Sq,
+            request: &SendRequest<'_, UcOperation>,
+        ) -> bool {
             // SAFETY: the caller's contract is the same.
             unsafe { queue.try_push(&request.with(request.operation.into())) }
         }
 
         #[inline(always)]
         unsafe fn try_post<P: Provider>(
+            self,
             queue: &mut P::Sq,
             request: &SendRequest<'_, UcOperation>,
             defer: bool,
@@ -282,6 +334,7 @@ pub(super) mod private {
 
         #[inline]
         unsafe fn push<P: Provider>(
+            self,
             queue: &mut P::Sq,
             request: &SendRequest<'_, UcOperation>,
         ) -> Result<(), PushError> {
@@ -290,9 +343,19 @@ pub(super) mod private {
         }
     }
 
+    impl Typed for Ud {
+        const VALUE: Self = Self;
+    }
+
     impl Sealed for Ud {
+        #[inline(always)]
+        fn qp_type(self) -> QpType {
+            Self::QP_TYPE
+        }
+
         #[inline]
         unsafe fn push<P: Provider>(
+            self,
             queue: &mut P::Sq,
             request: &SendRequest<'_, Datagram<'_, P>>,
         ) -> Result<(), PushError> {

@@ -6,15 +6,19 @@ use bareverbs_provider::request::XrcTargetRequest;
 use bareverbs_provider::traits::{Provider, SendQueue};
 use bareverbs_uapi::uverbs::types::QpType;
 
-use super::modify::{INIT, RTR, RTS, check_init, check_peer, check_rtr, wrong_state};
-use super::state_table::{check_24_bits, check_values};
-use super::transport::private::Sealed;
-use super::{Batch, InitAttr, Qp, QpAttr, RtrAttr, RtsAttr, Transport, UcRtrAttr};
-use crate::error::{Limit, PostReason, PushError};
-use crate::qp::{Operation, Payload, QpAttrMask, QpState, SendFlags, SendRequest};
+use super::transport::private::{Sealed, Typed};
+use super::{
+    Batch, InitAttr, Operation, Operations, Payload, Qp, QpAttr, QpAttrMask, QpState, RtrAttr, RtsAttr,
+    SendFlags, SendRequest, Transport, UcRtrAttr,
+};
+use crate::error::{Error, PostReason, PushError, Refused, Result};
+use crate::provider::AnyProvider;
+use crate::untyped::qp::modify::{
+    INIT, MODIFY, RTR, RTS, check_24_bits, check_init, check_modify, check_peer, check_rtr, explain_modify,
+    wrong_state,
+};
 use crate::values::AckTimeout;
 use crate::xrc::{XrcOperation, Xrcd};
-use crate::{AnyProvider, Error, Refused, Result};
 
 /// The requester of an extended reliable connection (XRC). Each request names the SRQ of the peer
 /// that takes it; see [`Xrcd`].
@@ -57,14 +61,27 @@ use crate::{AnyProvider, Error, Refused, Result};
 #[derive(Clone, Copy, Debug)]
 pub struct XrcSend;
 
-impl Transport for XrcSend {
-    const QP_TYPE: QpType = QpType::XRC_INI;
+impl Operations for XrcSend {
     type Operation<'a, P: Provider> = XrcOperation;
 }
 
+impl Transport for XrcSend {
+    const QP_TYPE: QpType = QpType::XRC_INI;
+}
+
+impl Typed for XrcSend {
+    const VALUE: Self = Self;
+}
+
 impl Sealed for XrcSend {
+    #[inline(always)]
+    fn qp_type(self) -> QpType {
+        Self::QP_TYPE
+    }
+
     #[inline]
     unsafe fn push<P: Provider>(
+        self,
         queue: &mut P::Sq,
         request: &SendRequest<'_, XrcOperation>,
     ) -> Result<(), PushError> {
@@ -84,7 +101,7 @@ impl<P: Provider> Qp<XrcSend, P> {
     #[doc(alias = "IBV_QPS_INIT")]
     #[doc(alias = "ibv_modify_qp")]
     pub fn init(&mut self, attr: &InitAttr) -> Result<()> {
-        self.reset_to_init(attr)
+        self.core.reset_to_init(attr)
     }
 
     /// INIT → RTR. The peer is the [`XrcTarget`] with the QPN `dest_qp_num`.
@@ -98,8 +115,8 @@ impl<P: Provider> Qp<XrcSend, P> {
     #[doc(alias = "IBV_QPS_RTR")]
     #[doc(alias = "ibv_modify_qp")]
     pub fn ready_to_receive(&mut self, attr: &UcRtrAttr) -> Result<()> {
-        let address = self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
-        self.init_to_rtr((&UcRtrAttr { address, ..*attr }).into())
+        let address = self.core.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
+        self.core.init_to_rtr((&UcRtrAttr { address, ..*attr }).into())
     }
 
     /// RTR → RTS. The requester executes sends in RTS.
@@ -111,7 +128,7 @@ impl<P: Provider> Qp<XrcSend, P> {
     #[doc(alias = "IBV_QPS_RTS")]
     #[doc(alias = "ibv_modify_qp")]
     pub fn ready_to_send(&mut self, attr: &RtsAttr) -> Result<()> {
-        self.rtr_to_rts_reliable(attr)
+        self.core.rtr_to_rts_reliable(attr)
     }
 }
 
@@ -319,14 +336,12 @@ impl<P: Provider> XrcTarget<P> {
     /// - [`Error::Kernel`]: the kernel rejects the transition.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
-        const VERB: &str = "modify_qp";
-        check_values(VERB, self.state, attr, mask)?;
-        if mask.contains(QpAttrMask::MAX_DEST_RD_ATOMIC) {
-            let max = self.xrcd.context().limits().max_qp_rd_atom;
-            Error::check_limit(VERB, Limit::MaxDestRdAtomic, attr.max_dest_rd_atomic.into(), max.into())?;
-        }
+        check_modify(self.xrcd.context(), self.state, attr, mask)?;
         let state = self.state;
-        self.modify_qp(VERB, (*attr, mask))?;
+        self.modify_qp(MODIFY, (*attr, mask)).map_err(|error| {
+            let now = || self.kernel_state();
+            explain_modify(self.xrcd.context(), error, QpType::XRC_TGT, now, attr, mask)
+        })?;
         if !mask.contains(QpAttrMask::STATE) {
             self.state = state;
         }
@@ -403,8 +418,12 @@ impl<P: Provider> XrcTarget<P> {
         if self.state == needed {
             return Ok(());
         }
-        let now = self.query().map_or(self.state, |attr| attr.qp_state);
-        Err(wrong_state(verb, self.state, now, needed))
+        Err(wrong_state(verb, self.state, self.kernel_state(), needed))
+    }
+
+    /// The state of the QP in the kernel. If the query fails, the state that the last transition set.
+    fn kernel_state(&self) -> QpState {
+        self.query().map_or(self.state, |attr| attr.qp_state)
     }
 
     fn modify_qp(&mut self, verb: &'static str, (attr, mask): (QpAttr, QpAttrMask)) -> Result<()> {

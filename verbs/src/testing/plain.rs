@@ -13,8 +13,8 @@ use bareverbs_provider::traits::{
     SendQueue, Visitor,
 };
 use bareverbs_provider::work::{
-    Datagram, Imm, PushError, RecvRequest, SendFlags, SendRequest, WcFlags, WcOpcode, WcStatus,
-    WorkCompletion,
+    Datagram, Frame, Imm, PushError, RecvRequest, SendFlags, SendRequest, WcFlags, WcOpcode, WcStatus,
+    WorkCompletion, XrcOperation,
 };
 use bareverbs_test_support::allocations::CountingAllocator;
 use bareverbs_uapi::verbs_values::QpState;
@@ -150,7 +150,7 @@ impl Plain {
         qp
     }
 
-    fn ring(&self) -> Ring {
+    pub(crate) fn ring(&self) -> Ring {
         let mut log = self.log();
         log.rings += 1;
         Ring { number: log.rings, pushed: Vec::new(), plain: self.clone() }
@@ -313,6 +313,14 @@ unsafe impl SendQueue for Ring {
     }
 
     unsafe fn push_datagram(&mut self, request: &SendRequest<'_, Datagram<'_, ()>>) -> Result<(), PushError> {
+        self.push_any(request)
+    }
+
+    unsafe fn push_xrc(&mut self, request: &SendRequest<'_, XrcOperation>) -> Result<(), PushError> {
+        self.push_any(request)
+    }
+
+    unsafe fn push_frame(&mut self, request: &SendRequest<'_, Frame<'_>>) -> Result<(), PushError> {
         self.push_any(request)
     }
 

@@ -18,6 +18,7 @@ mod raw_packets;
 mod rss;
 mod scatter;
 mod traffic;
+mod untyped;
 mod xrc;
 
 #[path = "../../../../verbs/examples/raw_wqe.rs"]

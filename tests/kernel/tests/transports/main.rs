@@ -7,6 +7,7 @@ mod neighbours;
 mod owned;
 mod shared;
 mod unreliable;
+mod untyped;
 
 fn main() -> std::process::ExitCode {
     bareverbs_kernel_tests::run()

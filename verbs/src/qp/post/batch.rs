@@ -1,15 +1,16 @@
 //! Batches of sends.
 
-use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 
 use bareverbs_provider::traits::{Provider, SendQueue};
+use bareverbs_provider::work::{Payload, Remote, SendFlags, SendRequest};
+use bareverbs_uapi::verbs_values::QpState;
 
-use super::error::doorbell_error;
-use super::{PostError, PostReason, push_slow};
-use crate::qp::transport::UcOperation;
-use crate::qp::{Connected, Payload, QpState, SendFlags, SendRequest, Transport};
-use crate::{AnyProvider, Remote};
+use super::error::{PostError, PostReason, doorbell_error};
+use super::push_slow;
+use crate::provider::AnyProvider;
+use crate::qp::datagram::Datagram;
+use crate::qp::transport::{Connected, Operations, UcOperation, Ud};
 
 /// A batch of sends. The device sees none of them before [`Batch::ring`]. Drop without
 /// [`Batch::ring`] or [`Batch::defer`] takes them back. `mem::forget` leaves them in the queue, and
@@ -26,21 +27,21 @@ use crate::{AnyProvider, Remote};
 /// ```
 #[doc(alias = "ibv_qp_ex")]
 #[must_use = "requests are sent by `ring`"]
-pub struct Batch<'a, T: Transport, P: Provider = AnyProvider> {
+pub struct Batch<'a, T: Operations, P: Provider = AnyProvider> {
     queue: &'a mut P::Sq,
     state: QpState,
     pushed: usize,
-    _transport: PhantomData<T>,
+    transport: T,
 }
 
-impl<'a, T: Transport, P: Provider> Batch<'a, T, P> {
+impl<'a, T: Operations, P: Provider> Batch<'a, T, P> {
     #[inline]
-    pub(in crate::qp) fn new(queue: &'a mut P::Sq, state: QpState) -> Self {
-        Self { queue, state, pushed: 0, _transport: PhantomData }
+    pub(crate) fn new(queue: &'a mut P::Sq, state: QpState, transport: T) -> Self {
+        Self { queue, state, pushed: 0, transport }
     }
 }
 
-impl<T: Transport, P: Provider> Batch<'_, T, P> {
+impl<T: Operations, P: Provider> Batch<'_, T, P> {
     /// Writes a request into the next slot.
     ///
     /// # Errors
@@ -53,13 +54,13 @@ impl<T: Transport, P: Provider> Batch<'_, T, P> {
     #[inline(always)]
     pub unsafe fn push(&mut self, request: &SendRequest<'_, T::Operation<'_, P>>) -> Result<(), PostReason> {
         // SAFETY: the caller upholds the contract for the request.
-        if unsafe { T::try_push::<P>(self.queue, request) } {
+        if unsafe { self.transport.try_push::<P>(self.queue, request) } {
             self.pushed += 1;
             return Ok(());
         }
         // SAFETY: the caller upholds the contract for the request, which the fast path did not
         // push.
-        unsafe { push_slow::<T, P>(self.queue, self.state, request) }?;
+        unsafe { push_slow::<T, P>(self.transport, self.queue, self.state, request) }?;
         self.pushed += 1;
         Ok(())
     }
@@ -153,7 +154,7 @@ impl<T: Connected, P: Provider> Batch<'_, T, P> {
         let operation = T::operation::<P>(operation);
         // SAFETY: the request names no memory except bytes that are copied before this returns.
         let pushed = unsafe {
-            T::try_push::<P>(
+            T::VALUE.try_push::<P>(
                 self.queue,
                 &SendRequest { wr_id, operation, flags, payload: Payload::Inline(&[bytes]) },
             )
@@ -162,14 +163,37 @@ impl<T: Connected, P: Provider> Batch<'_, T, P> {
             // Built again: sharing one request would force it into memory on the fast path.
             let request = SendRequest { wr_id, operation, flags, payload: Payload::Inline(&[bytes]) };
             // SAFETY: the request names no memory except bytes that are copied before this returns.
-            unsafe { push_slow::<T, P>(self.queue, self.state, &request) }?;
+            unsafe { push_slow::<T, P>(self.transport, self.queue, self.state, &request) }?;
         }
         self.pushed += 1;
         Ok(())
     }
 }
 
-impl<T: Transport, P: Provider> Drop for Batch<'_, T, P> {
+impl<P: Provider> Batch<'_, Ud, P> {
+    /// A datagram whose bytes are copied now. They need not be registered.
+    ///
+    /// # Errors
+    /// The [`PostReason`] of the rejection, for instance if the bytes exceed the QP's
+    /// `max_inline_data`.
+    #[doc(alias = "ibv_wr_send")]
+    #[doc(alias = "ibv_wr_set_ud_addr")]
+    #[doc(alias = "ibv_wr_set_inline_data")]
+    #[inline]
+    pub fn send_to_inline(
+        &mut self,
+        wr_id: u64,
+        to: Datagram<'_, P>,
+        bytes: &[u8],
+        flags: SendFlags,
+    ) -> Result<(), PostReason> {
+        let request = SendRequest { wr_id, operation: to, flags, payload: Payload::Inline(&[bytes]) };
+        // SAFETY: the request names no memory except bytes that are copied before this returns.
+        unsafe { self.push(&request) }
+    }
+}
+
+impl<T: Operations, P: Provider> Drop for Batch<'_, T, P> {
     #[doc(alias = "ibv_wr_abort")]
     #[inline]
     fn drop(&mut self) {

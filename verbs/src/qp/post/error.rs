@@ -2,12 +2,10 @@
 
 use std::fmt;
 
+use bareverbs_provider::Errno;
 use bareverbs_provider::error::DoorbellError;
-
-use crate::Errno;
-use crate::error::PushError;
-use crate::qp::QpState;
-use crate::rss::WqState;
+use bareverbs_provider::work::PushError;
+use bareverbs_uapi::verbs_values::{QpState, WqState};
 
 /// An error of a post: not all requests were posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +70,7 @@ impl PostReason {
 
 /// All `requests` were posted or none: they share one doorbell.
 #[cold]
-pub(in crate::qp) fn doorbell_error(error: DoorbellError, requests: usize) -> PostError {
+pub(crate) fn doorbell_error(error: DoorbellError, requests: usize) -> PostError {
     let accepted = if matches!(error, DoorbellError::Posted(_)) { requests } else { 0 };
     PostError { accepted, reason: PostReason::Doorbell(error) }
 }

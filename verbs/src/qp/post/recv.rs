@@ -1,39 +1,43 @@
 //! Posting of receives.
 
-use std::marker::PhantomData;
-
 use bareverbs_provider::traits::{Provider, RecvQueue};
+use bareverbs_provider::work::RecvRequest;
 use bareverbs_uapi::uverbs::types::QpType;
+use bareverbs_uapi::verbs_values::QpState;
 
-use super::{PostError, PostReason};
-use crate::AnyProvider;
-use crate::qp::{QpState, RecvRequest, Transport};
+use super::error::{PostError, PostReason};
+use crate::provider::AnyProvider;
+use crate::qp::transport::Operations;
+#[cfg(feature = "test-utils")]
+use crate::qp::transport::Transport;
 
 /// The receive half of a QP. It borrows the QP; see [`Qp::split`](crate::qp::Qp::split).
-pub struct RecvHalf<'q, T: Transport, P: Provider = AnyProvider> {
+pub struct RecvHalf<'q, T: Operations, P: Provider = AnyProvider> {
     /// `None` if the QP uses a shared receive queue.
     queue: Option<&'q mut P::Rq>,
     /// By reference, so that the fast path does not load it.
     state: &'q QpState,
-    _transport: PhantomData<T>,
+    transport: T,
 }
 
-impl<'q, T: Transport, P: Provider> RecvHalf<'q, T, P> {
+impl<'q, T: Operations, P: Provider> RecvHalf<'q, T, P> {
     #[inline(always)]
-    pub(in crate::qp) fn new(queue: Option<&'q mut P::Rq>, state: &'q QpState) -> Self {
-        Self { queue, state, _transport: PhantomData }
+    pub(crate) fn new(queue: Option<&'q mut P::Rq>, state: &'q QpState, transport: T) -> Self {
+        Self { queue, state, transport }
     }
+}
 
+#[cfg(feature = "test-utils")]
+impl<'q, T: Transport, P: Provider> RecvHalf<'q, T, P> {
     /// A receive half over a queue without a kernel QP; assumed to be in RTS.
-    #[cfg(feature = "test-utils")]
     #[inline(always)]
     #[must_use]
     pub fn from_raw_queue(queue: &'q mut P::Rq) -> Self {
-        Self::new(Some(queue), &QpState::RTS)
+        Self::new(Some(queue), &QpState::RTS, T::VALUE)
     }
 }
 
-impl<T: Transport, P: Provider> RecvHalf<'_, T, P> {
+impl<T: Operations, P: Provider> RecvHalf<'_, T, P> {
     /// Posts receives.
     ///
     /// # Errors
@@ -71,12 +75,17 @@ impl<T: Transport, P: Provider> RecvHalf<'_, T, P> {
                 // SAFETY: the caller upholds the contract for the request, which was not posted;
                 // the copy names the same memory.
                 unsafe {
-                    post_receives_in::<T, _>(queue, *self.state, &[RecvRequest { wr_id, sges: &[sge] }])
+                    post_receives_in(
+                        self.transport,
+                        queue,
+                        *self.state,
+                        &[RecvRequest { wr_id, sges: &[sge] }],
+                    )
                 }
             }
             // SAFETY: the caller upholds the contract for every request; none of them has been
             // posted.
-            _ => unsafe { post_receives_in::<T, _>(queue, *self.state, requests) },
+            _ => unsafe { post_receives_in(self.transport, queue, *self.state, requests) },
         }
     }
 
@@ -93,7 +102,8 @@ impl<T: Transport, P: Provider> RecvHalf<'_, T, P> {
 ///
 /// As for [`RecvHalf::post_recv`].
 #[inline(never)]
-pub(in crate::qp) unsafe fn post_receives_in<T: Transport, Q: RecvQueue>(
+pub(crate) unsafe fn post_receives_in<T: Operations, Q: RecvQueue>(
+    transport: T,
     queue: Option<&mut Q>,
     state: QpState,
     requests: &[RecvRequest<'_>],
@@ -102,7 +112,7 @@ pub(in crate::qp) unsafe fn post_receives_in<T: Transport, Q: RecvQueue>(
         // SAFETY: the caller's contract is the same.
         Some(queue) if state != QpState::RESET => return unsafe { post_receives(queue, requests) },
         Some(_) => PostReason::State(state),
-        None if T::QP_TYPE == QpType::XRC_INI => PostReason::XrcInitiator,
+        None if transport.qp_type() == QpType::XRC_INI => PostReason::XrcInitiator,
         None => PostReason::UsesSrq,
     };
     if requests.is_empty() { Ok(()) } else { Err(PostError { accepted: 0, reason }) }

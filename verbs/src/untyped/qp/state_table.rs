@@ -1,11 +1,10 @@
 //! The state table: required and optional attributes of each transition.
 
 use bareverbs_uapi::uverbs::types::QpType;
+use bareverbs_uapi::verbs_values::{MigState, QpAttrMask, QpState};
 
-use super::QpAttr;
-use crate::error::InvalidCause;
-use crate::qp::{MigState, QpAttrMask, QpState};
-use crate::{Error, Result};
+use crate::error::{Error, InvalidCause, Result};
+use crate::qp::attr::QpAttr;
 
 /// Maximum of QPNs and PSNs.
 const MAX_24_BITS: u32 = 0xff_ffff;
@@ -143,7 +142,7 @@ pub(super) fn check_values(
     Ok(())
 }
 
-pub(super) fn check_24_bits(verb: &'static str, what: &'static str, asked: u32) -> Result<()> {
+pub(crate) fn check_24_bits(verb: &'static str, what: &'static str, asked: u32) -> Result<()> {
     Error::check_range(verb, what, asked.into(), MAX_24_BITS.into())
 }
 

@@ -1,0 +1,425 @@
+//! The core of QPs: the kernel object, its rings and its state, for any transport.
+
+mod alternate_path;
+mod drain_reset;
+mod ece;
+mod flow;
+pub(crate) mod modify;
+mod multicast;
+mod post;
+mod rate_limit;
+mod state_table;
+
+use std::mem::{self, ManuallyDrop};
+use std::sync::Arc;
+
+use bareverbs_provider::command;
+use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::error::CreateError;
+use bareverbs_provider::request::QpRequest;
+use bareverbs_provider::traits::{CreatedQp, Provider, RecvQueue, SendQueue};
+use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
+use bareverbs_uapi::verbs_values::{QpAttrMask, QpState};
+use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
+
+pub use alternate_path::AlternatePath;
+pub use rate_limit::RateLimit;
+
+use self::multicast::Attachment;
+use super::operation::AnyTransport;
+use crate::cq::CqShared;
+use crate::error::{Error, Feature, Limit, Refused, Result};
+use crate::locked_memory::{self, has_capability};
+use crate::pd::Pd;
+use crate::provider::AnyProvider;
+use crate::qp::attr::{QpAttr, QpCap, QpInitAttr};
+use crate::qp::flow::Flows;
+use crate::qp::init::QpInit;
+use crate::qp::post::SendFailure;
+use crate::qp::transport::private::Sealed as _;
+use crate::queue_buffer::QueueBuffer;
+use crate::raw::{QpLayout, QueueLayout};
+use crate::srq::shared::SrqShared;
+use bareverbs_uapi::write::structs::ExQueryDeviceResp;
+use bareverbs_uapi::write::types::{DeviceCapFlags, RawPacketCaps};
+
+#[cfg(doc)]
+use crate::qp::Qp;
+
+/// A QP whose transport is a value. [`Qp`] is the same with the transport as a type.
+///
+/// The kernel object, the rings, the state, the limits and the workarounds are those of [`Qp`], which
+/// holds a core. The documentation of its methods is that of the methods here. See the
+/// [module](crate::untyped) for the differences.
+#[doc(alias = "ibv_qp")]
+pub struct QpCore<P: Provider = AnyProvider> {
+    /// [`QpCore::free_rings`] frees both rings after the kernel has destroyed the QP. Until then the
+    /// device uses them. Borrowed views give access to them ([`SendHalf`](crate::qp::SendHalf),
+    /// [`RecvHalf`](crate::qp::RecvHalf), [`Batch`](crate::qp::Batch)), so no safe code can exchange
+    /// them for other rings.
+    sq: ManuallyDrop<P::Sq>,
+    /// `None` if the QP uses a shared receive queue.
+    rq: Option<ManuallyDrop<P::Rq>>,
+    state: QpState,
+    /// Whether the kernel refused one of several requests to RESET, and none has succeeded since.
+    reset_is_incomplete: bool,
+    transport: AnyTransport,
+    handle: u32,
+    qp_num: u32,
+    cap: QpCap,
+    user_data: u64,
+    pd: Pd<P>,
+    /// The CQs are destroyed after the QP.
+    _cqs: [Arc<CqShared<P>>; 2],
+    /// The SRQ is destroyed after the QP.
+    _srq: Option<Arc<SrqShared<P>>>,
+    /// Multicast groups that the QP is attached to.
+    groups: Vec<Attachment>,
+    /// Flows that steer packets to the QP.
+    flows: Flows,
+    /// Whether destroying was attempted.
+    destroyed: bool,
+    /// Whether the kernel has destroyed the QP and the rings were not freed.
+    rings_are_unused: bool,
+}
+
+impl<P: Provider> QpCore<P> {
+    /// Creates a QP of any type with queues in user space: RC, UC, UD, raw packet and XRC initiator.
+    ///
+    /// # Errors
+    /// As for [`Pd::create_qp`]; [`Error::Invalid`] also for another `qp_type`. An XRC target has no
+    /// queues: [`Xrcd::create_target`](crate::xrc::Xrcd::create_target) creates it.
+    #[doc(alias = "ibv_create_qp")]
+    #[doc(alias = "ibv_create_qp_ex")]
+    pub fn create(pd: &Pd<P>, qp_type: QpType, init: &QpInit<'_, P>) -> Result<Self> {
+        const VERB: &str = "create_qp";
+        let transport = AnyTransport::new(qp_type).ok_or_else(|| {
+            let remedy = if qp_type == QpType::XRC_TGT { ": use `Xrcd::create_target`" } else { "" };
+            Error::invalid(VERB, format!("a QP of type {qp_type:?} has no queues in user space{remedy}"))
+        })?;
+        let context = pd.context();
+        let (mut cap, limits) = (init.cap, context.limits());
+        if qp_type == QpType::XRC_INI {
+            if !context.capabilities().xrc {
+                return Err(Error::unsupported(VERB, Feature::XrcQps));
+            }
+            if init.srq.is_some() {
+                return Err(Error::invalid(VERB, "an XRC initiator QP has no receives: omit `srq`"));
+            }
+        }
+        // Without a receive queue its attributes are ignored, as in C. The driver of a ConnectX rejects
+        // a large `max_recv_wr` all the same (`set_rq_size` of mlx5's `qp.c`).
+        if init.srq.is_some() || qp_type == QpType::XRC_INI {
+            (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+        }
+        if qp_type == QpType::RAW_PACKET && !context.capabilities().raw_packets {
+            return Err(Error::unsupported(VERB, Feature::RawPacketQps));
+        }
+        QueueBuffer::check(VERB, context, init.buffer, init.memory)?;
+        for (limit, asked, max) in [
+            (Limit::MaxSendWr, cap.max_send_wr, limits.max_qp_wr),
+            (Limit::MaxRecvWr, cap.max_recv_wr, limits.max_qp_wr),
+            (Limit::MaxSendSge, cap.max_send_sge, limits.max_sge),
+            (Limit::MaxRecvSge, cap.max_recv_sge, limits.max_sge),
+        ] {
+            Error::check_limit(VERB, limit, asked.into(), max.into())?;
+        }
+        context.check_same_context(VERB, "send CQ", init.send_cq.shared().context().file())?;
+        context.check_same_context(VERB, "receive CQ", init.recv_cq.shared().context().file())?;
+        if let Some(srq) = init.srq {
+            context.check_same_context(VERB, "SRQ", srq.shared().context().file())?;
+        }
+        if lacks_flags(qp_type, init, &context.inner().device_attr) {
+            return Err(Error::unsupported(VERB, Feature::QpCreateFlags));
+        }
+        let request = QpRequest {
+            pd: pd.domain().handle,
+            send_cq: init.send_cq.shared().handle,
+            recv_cq: init.recv_cq.shared().handle,
+            srq: init.srq.map(|srq| srq.shared().handle),
+            qp_type,
+            cap: cap.into(),
+            max_tso_header: init.max_tso_header,
+            flags: if init.signal_all { init.flags | QpCreateFlags::SQ_SIG_ALL } else { init.flags },
+            source_qpn: init.source_qp_num,
+            scatter_to_cqe: init.scatter_to_cqe,
+            user_handle: init.user_data,
+            doorbell: init.doorbell,
+            memory: init.memory,
+            buffer: init.buffer.map(QueueBuffer::provider),
+        };
+        // SAFETY: `destroy_inner` keeps the queues until the kernel has destroyed the object, and
+        // leaks them otherwise.
+        let CreatedQp { handle, qp_num, cap, sq, rq } = unsafe { context.provider().create_qp(&request) }
+            .map_err(|reason| {
+                let refused =
+                    matches!(reason, CreateError::Ioctl(IoctlError { errno: Errno::OPNOTSUPP, .. }));
+                if refused && (!init.flags.is_empty() || init.source_qp_num.is_some()) {
+                    return Error::unsupported(VERB, Feature::QpCreateFlags);
+                }
+                Error::create(VERB, format!("{:?}, {cap:?}", qp_type), reason).or_hint(|errno| {
+                    if errno == Errno::INVAL && cap.max_inline_data > 0 {
+                        return Some(format!(
+                            "the device may not support {} inline bytes: request fewer",
+                            cap.max_inline_data
+                        ));
+                    }
+                    // The kernel checks the capability before the driver pins the queues.
+                    if errno == Errno::PERM
+                        && qp_type == QpType::RAW_PACKET
+                        && !has_capability(CapabilitySet::NET_RAW)
+                    {
+                        return Some("raw packets require CAP_NET_RAW".into());
+                    }
+                    locked_memory::queue_hint(errno, context.driver())
+                })
+            })?;
+        Ok(Self {
+            sq: ManuallyDrop::new(sq),
+            rq: rq.map(ManuallyDrop::new),
+            state: QpState::RESET,
+            reset_is_incomplete: false,
+            transport,
+            handle,
+            qp_num,
+            cap: cap.into(),
+            user_data: init.user_data,
+            pd: pd.clone(),
+            _cqs: [Arc::clone(init.send_cq.shared()), Arc::clone(init.recv_cq.shared())],
+            _srq: init.srq.map(|srq| Arc::clone(srq.shared())),
+            groups: Vec::new(),
+            flows: Flows::default(),
+            destroyed: false,
+            rings_are_unused: false,
+        })
+    }
+
+    /// The QP type in the kernel's encoding.
+    #[must_use]
+    pub fn qp_type(&self) -> QpType {
+        self.transport.qp_type()
+    }
+
+    /// As [`Qp::handle`].
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.handle
+    }
+
+    /// As [`Qp::into_handle`].
+    #[must_use = "nothing else has the handle"]
+    pub fn into_handle(mut self) -> u32 {
+        self.destroyed = true;
+        // The caller may free the memory of its receives after it has destroyed the object.
+        if let Some(rq) = &mut self.rq {
+            rq.abandon();
+        }
+        // The memberships of its IP groups stay.
+        mem::forget(mem::take(&mut self.groups));
+        self.handle
+    }
+
+    /// As [`Qp::layout`].
+    #[must_use]
+    pub fn layout(&self) -> QpLayout {
+        let numbered = |layout: QueueLayout| layout.with_number(self.qp_num);
+        QpLayout {
+            send: self.sq.layout().map(numbered),
+            recv: self.rq.as_ref().and_then(|rq| rq.layout()).map(numbered),
+        }
+    }
+
+    /// Sets the cached state without asking the kernel.
+    #[cfg(any(test, feature = "test-utils"))]
+    pub(crate) fn assume_state(&mut self, state: QpState) {
+        self.state = state;
+    }
+
+    /// As [`Qp::qp_num`].
+    #[must_use]
+    pub fn qp_num(&self) -> u32 {
+        self.qp_num
+    }
+
+    /// As [`Qp::state`].
+    #[must_use]
+    pub fn state(&self) -> QpState {
+        self.state
+    }
+
+    /// As [`Qp::cap`].
+    #[must_use]
+    pub fn cap(&self) -> QpCap {
+        self.cap
+    }
+
+    /// As [`Qp::user_data`].
+    #[must_use]
+    pub fn user_data(&self) -> u64 {
+        self.user_data
+    }
+
+    /// As [`Qp::owns_doorbell`].
+    #[must_use]
+    pub fn owns_doorbell(&self) -> bool {
+        self.sq.owns_doorbell()
+    }
+
+    /// As [`Qp::pd`].
+    #[must_use]
+    pub fn pd(&self) -> &Pd<P> {
+        &self.pd
+    }
+
+    /// As [`Qp::query`].
+    ///
+    /// # Errors
+    /// As for [`Qp::query`].
+    #[doc(alias = "ibv_query_qp")]
+    pub fn query(&self) -> Result<(QpAttr, QpInitAttr)> {
+        let resp =
+            command::query_qp(self.pd.context().file(), self.handle, QpAttrMask::STATE | QpAttrMask::CAP)
+                .map_err(|refused| Error::kernel("query_qp", format!("QP {:#x}", self.qp_num), refused))?;
+        let mut attr = QpAttr::from_kernel(&resp)?;
+        if attr.cap.max_send_wr == 0 {
+            // On ConnectX user space lays out the queues, and the kernel does not report their
+            // capacity.
+            attr.cap = self.cap();
+        }
+        Ok((attr, QpInitAttr { cap: attr.cap, signal_all: resp.sq_sig_all != 0 }))
+    }
+
+    /// As [`Qp::destroy`].
+    ///
+    /// # Errors
+    /// As for [`Qp::destroy`].
+    #[expect(clippy::result_large_err, reason = "the error returns the QP without an allocation")]
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn destroy(mut self) -> Result<u32, Refused<Self>> {
+        // SAFETY: the QP was not destroyed before. If this succeeds, it is dropped next.
+        match unsafe { self.try_destroy_object() } {
+            Ok(events) => Ok(events),
+            Err(refused) => {
+                let asked = format!("QP {:#x}", self.qp_num);
+                Err(Refused::new(Error::kernel("destroy_qp", asked, refused), self))
+            }
+        }
+    }
+
+    /// Destroys the QP. Returns the number of its events that have been read. If the kernel
+    /// refuses, the rings and the posted requests stay in use.
+    ///
+    /// # Safety
+    ///
+    /// The kernel must not have destroyed the QP before. It must not be used afterwards, except to
+    /// drop it.
+    pub(crate) unsafe fn destroy_inner(&mut self) -> Result<u32, IoctlError> {
+        // SAFETY: the caller's contract is stronger.
+        let events = unsafe { self.destroy_object() }?;
+        // SAFETY: the kernel has destroyed the QP, and the rings are not used afterwards.
+        unsafe { self.free_rings() };
+        Ok(events)
+    }
+
+    /// Destroys the kernel's QP and keeps the rings until this value is dropped. Returns the number
+    /// of its events that have been read. If the kernel refuses, the rings and the posted requests
+    /// stay in use.
+    ///
+    /// # Safety
+    ///
+    /// The kernel must not have destroyed the QP before. No command may name it afterwards, and
+    /// nothing may be posted.
+    pub(crate) unsafe fn destroy_object(&mut self) -> Result<u32, IoctlError> {
+        self.destroyed = true;
+        // SAFETY: the caller's contract is stronger.
+        unsafe { self.try_destroy_object() }.inspect_err(|_| {
+            // The device may still use the rings, so they are leaked.
+            if let Some(rq) = &mut self.rq {
+                rq.abandon();
+            }
+        })
+    }
+
+    /// As [`QpCore::destroy_object`], but the QP remains usable if the kernel refuses.
+    ///
+    /// # Safety
+    ///
+    /// The kernel must not have destroyed the QP before. If this succeeds, no command may name it
+    /// afterwards, and nothing may be posted.
+    pub(crate) unsafe fn try_destroy_object(&mut self) -> Result<u32, IoctlError> {
+        let (file, handle) = (self.pd.context().file(), self.handle);
+        // The kernel refuses to destroy a QP that is attached to a multicast group.
+        self.groups.retain(|Attachment { group, lid, .. }| {
+            // SAFETY: `self` owns the QP.
+            unsafe { command::detach_mcast(file, handle, group.0, *lid) }.is_err()
+        });
+        // The kernel refuses to destroy a QP that a flow steers to.
+        self.flows.destroy_all(file);
+        // SAFETY: the handle is that of this QP, and no command names it after success, by the
+        // contract. The rings are freed only after the kernel has destroyed the QP.
+        let resp = unsafe { command::destroy_qp(file, handle) }?;
+        self.destroyed = true;
+        self.rings_are_unused = true;
+        Ok(resp.events_reported)
+    }
+
+    /// Whether the kernel has destroyed the QP; see [`QpCore::destroy_object`].
+    pub(crate) fn is_destroyed(&self) -> bool {
+        self.rings_are_unused
+    }
+
+    /// # Safety
+    ///
+    /// The kernel must have destroyed the QP. The rings must not be used afterwards.
+    unsafe fn free_rings(&mut self) {
+        self.rings_are_unused = false;
+        // SAFETY: `rings_are_unused` was set and is no longer, so this runs once. By the contract,
+        // the ring is not accessed afterwards.
+        unsafe { ManuallyDrop::drop(&mut self.sq) };
+        if let Some(rq) = &mut self.rq {
+            // SAFETY: as for `sq`.
+            unsafe { ManuallyDrop::drop(rq) };
+        }
+    }
+
+    /// As [`Qp::failure`].
+    #[must_use]
+    pub fn failure(&self) -> Option<SendFailure> {
+        self.sq.failure().map(SendFailure::from)
+    }
+}
+
+/// Whether a device with these attributes lacks a creation flag that `init` asks for.
+fn lacks_flags<P: Provider>(qp_type: QpType, init: &QpInit<'_, P>, attr: &ExQueryDeviceResp) -> bool {
+    let raw = qp_type == QpType::RAW_PACKET;
+    let frames = |cap| raw && attr.raw_packet_caps.contains(cap);
+    let padding = attr.device_cap_flags_ex.contains(DeviceCapFlags::PCI_WRITE_END_PADDING);
+    // The kernel accepts no creation flag for other types (`check_creation_flags` in its
+    // `uverbs_std_types_qp.c`).
+    let datagrams = matches!(qp_type, QpType::UD | QpType::RAW_PACKET);
+    let offered = [
+        (QpCreateFlags::BLOCK_MULTICAST_LOOPBACK, datagrams),
+        (QpCreateFlags::SCATTER_FCS, frames(RawPacketCaps::SCATTER_FCS)),
+        (QpCreateFlags::CVLAN_STRIPPING, frames(RawPacketCaps::CVLAN_STRIPPING)),
+        (QpCreateFlags::PCI_WRITE_END_PADDING, padding && datagrams),
+    ];
+    let lacks = offered.into_iter().any(|(flag, offered)| init.flags.contains(flag) && !offered);
+    // `all` has the bits without a name too.
+    let known = QpCreateFlags::INFO.values.iter().fold(0, |known, flag| known | flag.value as u32);
+    let unknown = init.flags.bits() & !known != 0;
+    let no_source = init.source_qp_num.is_some() && qp_type != QpType::UD;
+    lacks || unknown || no_source
+}
+
+impl<P: Provider> Drop for QpCore<P> {
+    fn drop(&mut self) {
+        if !self.destroyed {
+            // SAFETY: the QP was not destroyed before, and is being dropped.
+            let _ = unsafe { self.destroy_inner() };
+        } else if self.rings_are_unused {
+            // SAFETY: the kernel has destroyed the QP, which is being dropped.
+            unsafe { self.free_rings() };
+        }
+    }
+}

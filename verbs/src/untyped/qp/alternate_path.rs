@@ -1,0 +1,90 @@
+//! Alternate paths of connected QPs: automatic path migration (APM).
+
+use bareverbs_provider::traits::Provider;
+use bareverbs_uapi::verbs_values::{MigState, QpAttrMask, QpState};
+use bareverbs_uapi::write::types::DeviceCapFlags;
+
+use super::QpCore;
+use crate::device::LinkLayer;
+use crate::error::{Error, Feature, Result};
+#[cfg(doc)]
+use crate::qp::Qp;
+use crate::qp::attr::{AhAttr, QpAttr};
+use crate::values::AckTimeout;
+
+/// A second path to the peer of a connection: [`Qp::load_alternate_path`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AlternatePath {
+    /// The peer's address on this path, and the local port.
+    pub address: AhAttr,
+    /// Index into the P_Key table of that port; 0 by default.
+    pub pkey_index: u16,
+    /// Local ACK timeout on this path; the default of [`AckTimeout`] by default.
+    pub timeout: AckTimeout,
+}
+
+impl AlternatePath {
+    /// A path with the first P_Key and the default timeout.
+    #[must_use]
+    pub fn new(address: AhAttr) -> Self {
+        Self { address, pkey_index: 0, timeout: AckTimeout::default() }
+    }
+}
+
+impl<P: Provider> QpCore<P> {
+    /// As [`Qp::load_alternate_path`].
+    ///
+    /// # Errors
+    /// As for [`Qp::load_alternate_path`].
+    #[doc(alias = "IBV_QP_ALT_PATH")]
+    #[doc(alias = "IBV_MIG_REARM")]
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn load_alternate_path(&mut self, path: &AlternatePath) -> Result<()> {
+        const VERB: &str = "modify_qp (alternate path)";
+        self.check_state(VERB, QpState::RTS)?;
+        let context = self.pd().context();
+        let port = context.query_port(path.address.port)?;
+        let migrates = context.query_device()?.device_cap_flags.contains(DeviceCapFlags::AUTO_PATH_MIG);
+        if !migrates || port.link_layer == LinkLayer::ETHERNET {
+            return Err(Error::unsupported(VERB, Feature::AlternatePath));
+        }
+        let attr = QpAttr {
+            alt_ah_attr: context.validate_path(VERB, &path.address, &port)?,
+            alt_port_num: path.address.port,
+            alt_pkey_index: path.pkey_index,
+            alt_timeout: path.timeout,
+            path_mig_state: MigState::REARM,
+            ..QpAttr::default()
+        };
+        self.modify_qp(VERB, &attr, QpAttrMask::ALT_PATH | QpAttrMask::PATH_MIG_STATE)
+    }
+
+    /// As [`Qp::migrate`].
+    ///
+    /// # Errors
+    /// As for [`Qp::migrate`].
+    #[doc(alias = "IBV_MIG_MIGRATED")]
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn migrate(&mut self) -> Result<()> {
+        const VERB: &str = "modify_qp (path migration)";
+        self.check_state(VERB, QpState::RTS)?;
+        let state = self.path_migration()?;
+        if state != MigState::ARMED {
+            return Err(Error::wrong_state(
+                VERB,
+                format!("the path migration state is {state:?}, not ARMED"),
+            ));
+        }
+        let attr = QpAttr { path_mig_state: MigState::MIGRATED, ..QpAttr::default() };
+        self.modify_qp(VERB, &attr, QpAttrMask::PATH_MIG_STATE)
+    }
+
+    /// As [`Qp::path_migration`].
+    ///
+    /// # Errors
+    /// As for [`Qp::path_migration`].
+    #[doc(alias = "path_mig_state")]
+    pub fn path_migration(&self) -> Result<MigState> {
+        Ok(self.query()?.0.path_mig_state)
+    }
+}

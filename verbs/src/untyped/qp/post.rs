@@ -1,0 +1,242 @@
+//! Posting. The methods that are generic over the operations are those of [`Qp`] too.
+
+use bareverbs_provider::traits::{Provider, RecvQueue};
+use bareverbs_provider::work::{RecvRequest, SendRequest};
+use bareverbs_uapi::verbs_values::QpState;
+
+use super::QpCore;
+use crate::cq::{Completions, Cq};
+#[cfg(doc)]
+use crate::qp::Qp;
+use crate::qp::post::{Batch, PostError, RecvHalf, SendHalf, doorbell_error, post_receives_in, post_sends};
+use crate::qp::transport::Operations;
+use crate::untyped::{AnyOperation, AnyTransport};
+
+impl<P: Provider> QpCore<P> {
+    /// As [`Qp::split`].
+    #[must_use]
+    #[inline]
+    pub fn split(&mut self) -> (SendHalf<'_, AnyTransport, P>, RecvHalf<'_, AnyTransport, P>) {
+        self.split_as(self.transport)
+    }
+
+    /// As [`Qp::start_send`].
+    #[doc(alias = "ibv_wr_start")]
+    #[doc(alias = "ibv_qp_to_qp_ex")]
+    #[inline]
+    pub fn start_send(&mut self) -> Batch<'_, AnyTransport, P> {
+        self.start_send_as(self.transport)
+    }
+
+    /// As [`Qp::post_send`].
+    ///
+    /// # Errors
+    /// As for [`SendHalf::post_send`]. An operation that the transport lacks is
+    /// [`PushError::Unsupported`](crate::error::PushError::Unsupported).
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendHalf::post_send`].
+    #[doc(alias = "ibv_post_send")]
+    #[inline]
+    pub unsafe fn post_send(
+        &mut self,
+        requests: &[SendRequest<'_, AnyOperation<'_, P>>],
+    ) -> Result<(), PostError> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.post_send_as(self.transport, requests) }
+    }
+
+    /// As [`Qp::post_send_deferred`].
+    ///
+    /// # Errors
+    /// As for [`QpCore::post_send`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendHalf::post_send`].
+    #[inline]
+    pub unsafe fn post_send_deferred(
+        &mut self,
+        requests: &[SendRequest<'_, AnyOperation<'_, P>>],
+    ) -> Result<(), PostError> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.post_send_deferred_as(self.transport, requests) }
+    }
+
+    /// As [`Qp::flush`].
+    ///
+    /// # Errors
+    /// As for [`Qp::flush`].
+    #[inline]
+    pub fn flush(&mut self) -> Result<(), PostError> {
+        self.split().0.flush()
+    }
+
+    /// As [`Qp::flush_and_poll`].
+    ///
+    /// # Errors
+    /// As for [`Qp::flush`].
+    #[inline]
+    pub fn flush_and_poll<'c>(&mut self, cq: &'c mut Cq<P>) -> Result<Completions<'c, P>, PostError> {
+        self.split().0.flush_and_poll(cq)
+    }
+
+    /// As [`Qp::post_recv`].
+    ///
+    /// # Errors
+    /// As for [`RecvHalf::post_recv`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`RecvHalf::post_recv`].
+    #[doc(alias = "ibv_post_recv")]
+    #[inline]
+    pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.post_recv_as(self.transport, requests) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn split_as<T: Operations>(
+        &mut self,
+        transport: T,
+    ) -> (SendHalf<'_, T, P>, RecvHalf<'_, T, P>) {
+        let Self { sq, rq, state, .. } = self;
+        (SendHalf::new(&mut **sq, state, transport), RecvHalf::new(rq.as_deref_mut(), state, transport))
+    }
+
+    #[inline(always)]
+    pub(crate) fn start_send_as<T: Operations>(&mut self, transport: T) -> Batch<'_, T, P> {
+        Batch::new(&mut *self.sq, self.state, transport)
+    }
+
+    /// # Safety
+    ///
+    /// As for [`SendHalf::post_send`].
+    #[inline(always)]
+    pub(crate) unsafe fn post_send_as<T: Operations>(
+        &mut self,
+        transport: T,
+        requests: &[SendRequest<'_, T::Operation<'_, P>>],
+    ) -> Result<(), PostError> {
+        // The fast path is duplicated here and not called through a half, and the slow path takes
+        // the QP as its only other argument: a view costs registers.
+        if let [request] = requests
+            // SAFETY: the caller upholds the contract for the request.
+            && let Some(posted) = unsafe { transport.try_post::<P>(&mut self.sq, request, false) }
+        {
+            return posted.map_err(|error| doorbell_error(error, 1));
+        }
+        // SAFETY: the caller upholds the contract for every request; none of them has been posted.
+        unsafe { self.post_send_slow(transport, requests, false) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`SendHalf::post_send`].
+    #[inline(always)]
+    pub(crate) unsafe fn post_send_deferred_as<T: Operations>(
+        &mut self,
+        transport: T,
+        requests: &[SendRequest<'_, T::Operation<'_, P>>],
+    ) -> Result<(), PostError> {
+        if let [request] = requests
+            // SAFETY: the caller upholds the contract for the request.
+            && let Some(posted) = unsafe { transport.try_post::<P>(&mut self.sq, request, true) }
+        {
+            return posted.map_err(|error| doorbell_error(error, 1));
+        }
+        // SAFETY: the caller upholds the contract for every request; none of them has been posted.
+        unsafe { self.post_send_slow(transport, requests, true) }
+    }
+
+    /// Posts requests that the fast path declined.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendHalf::post_send`].
+    #[inline(always)]
+    unsafe fn post_send_slow<T: Operations>(
+        &mut self,
+        transport: T,
+        requests: &[SendRequest<'_, T::Operation<'_, P>>],
+        defer: bool,
+    ) -> Result<(), PostError> {
+        match requests {
+            // Copied, so that the fast path need not keep a request in memory if it is known at the
+            // call site.
+            // SAFETY: the caller's contract is the same, and a copy names the same memory.
+            [request] => unsafe { self.post_send_list(transport, &[*request], defer) },
+            // SAFETY: the caller's contract is the same.
+            _ => unsafe { self.post_send_list(transport, requests, defer) },
+        }
+    }
+
+    /// Posts any requests in any state. `defer` leaves the doorbell to a later call.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendHalf::post_send`].
+    #[inline(never)]
+    unsafe fn post_send_list<T: Operations>(
+        &mut self,
+        transport: T,
+        requests: &[SendRequest<'_, T::Operation<'_, P>>],
+        defer: bool,
+    ) -> Result<(), PostError> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { post_sends::<T, P>(transport, &mut self.sq, self.state, requests, defer) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`RecvHalf::post_recv`].
+    #[inline(always)]
+    pub(crate) unsafe fn post_recv_as<T: Operations>(
+        &mut self,
+        transport: T,
+        requests: &[RecvRequest<'_>],
+    ) -> Result<(), PostError> {
+        let posted = if let ([request], Some(queue)) = (requests, &mut self.rq)
+            // SAFETY: the caller upholds the contract for the request.
+            && unsafe { queue.try_post(request) }
+        {
+            Ok(())
+        } else {
+            match requests {
+                // Copied with its SGE, as sends are.
+                [RecvRequest { wr_id, sges: [sge] }] => {
+                    let (wr_id, sge) = (*wr_id, *sge);
+                    // SAFETY: the caller upholds the contract for the request, which was not
+                    // posted; the copy names the same memory.
+                    unsafe { self.post_recv_list(transport, &[RecvRequest { wr_id, sges: &[sge] }]) }
+                }
+                // SAFETY: the caller upholds the contract for every request; none of them has been
+                // posted.
+                _ => unsafe { self.post_recv_list(transport, requests) },
+            }
+        };
+        if self.state == QpState::ERR {
+            // A device need not process the receive queue in ERR by itself. If the command fails,
+            // the device is gone.
+            let _ = self.set_error();
+        }
+        posted
+    }
+
+    /// Posts any receives in any state.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RecvHalf::post_recv`].
+    #[inline(never)]
+    unsafe fn post_recv_list<T: Operations>(
+        &mut self,
+        transport: T,
+        requests: &[RecvRequest<'_>],
+    ) -> Result<(), PostError> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { post_receives_in(transport, self.rq.as_deref_mut(), self.state, requests) }
+    }
+}
