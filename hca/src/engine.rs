@@ -190,7 +190,7 @@ impl Engine {
     /// Receives a packet from the wire.
     pub fn receive(&mut self, packet: Packet) {
         self.core.traffic.received.packet(&packet);
-        self.qps.receive(&mut self.core, packet);
+        self.qps.receive(&mut self.core, &packet);
     }
 
     /// Runs the ready QPs and expired timers at the time `now`, in nanoseconds of a monotonic

@@ -1,4 +1,4 @@
-//! The Internet checksum, and the CRC of Ethernet.
+//! The Internet checksum.
 
 /// The ones' complement sum of the Internet checksum, not inverted.
 pub fn ones_sum(bytes: &[u8]) -> u16 {
@@ -13,23 +13,13 @@ pub fn ones_sum(bytes: &[u8]) -> u16 {
     sum as u16
 }
 
-/// The CRC-32 of Ethernet frames (IEEE 802.3) and of the ICRC.
-pub fn crc32(bytes: &[u8]) -> u32 {
-    const POLYNOMIAL: u32 = 0xedb8_8320;
-    !bytes.iter().fold(u32::MAX, |crc, byte| {
-        (0..8).fold(
-            crc ^ u32::from(*byte),
-            |crc, _| if crc & 1 != 0 { crc >> 1 ^ POLYNOMIAL } else { crc >> 1 },
-        )
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn crc32_matches_check_value() {
-        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
+    fn ones_sum_matches_the_example_of_rfc_1071() {
+        assert_eq!(ones_sum(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]), 0xddf2);
+        assert_eq!(ones_sum(&[0x00, 0x01, 0xf2]), 0xf201);
     }
 }

@@ -1,7 +1,7 @@
 //! Packets as RoCE v2 frames.
 
 use crate::bth;
-use crate::checksum::{crc32, ones_sum};
+use crate::checksum::ones_sum;
 use crate::packet::{Global, Network, Packet, Route};
 
 const UDP: u8 = 17;
@@ -158,24 +158,34 @@ fn ipv6(global: &Global, length: usize) -> [u8; 40] {
 /// The ICRC of a packet from its IP header on: Ethernet's CRC, with the fields that routers change
 /// replaced by ones.
 fn invariant_check(packet: &[u8]) -> u32 {
-    let mut masked = vec![0xff; 8];
-    masked.extend_from_slice(packet);
-    let body = &mut masked[8..];
-    let transport = if body[0] >> 4 == 4 {
+    /// The masked LRH, in place of which RoCE has the Ethernet header.
+    const LRH: usize = 8;
+    const UDP_HEADER: usize = 8;
+    /// Bytes of the BTH up to the byte with FECN and BECN.
+    const BTH_START: usize = 5;
+    let v4 = packet[0] >> 4 == 4;
+    let ip_header = if v4 { 20 } else { 40 };
+    let (start, rest) = packet.split_at(ip_header + UDP_HEADER + BTH_START);
+    let mut masked = [0xff; LRH + 40 + UDP_HEADER + BTH_START];
+    let masked = &mut masked[..LRH + start.len()];
+    masked[LRH..].copy_from_slice(start);
+    let ip = &mut masked[LRH..];
+    if v4 {
         for at in [1, 8, 10, 11] {
-            body[at] = 0xff;
+            ip[at] = 0xff;
         }
-        20
     } else {
-        body[0] |= 0x0f;
-        body[1..4].fill(0xff);
-        body[7] = 0xff;
-        40
-    };
+        ip[0] |= 0x0f;
+        ip[1..4].fill(0xff);
+        ip[7] = 0xff;
+    }
     // The UDP checksum, and the BTH byte with FECN and BECN.
-    body[transport + 6..transport + 8].fill(0xff);
-    body[transport + 8 + 4] = 0xff;
-    crc32(&masked)
+    ip[ip_header + 6..ip_header + 8].fill(0xff);
+    ip[ip_header + UDP_HEADER + BTH_START - 1] = 0xff;
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(masked);
+    crc.update(rest);
+    crc.finalize()
 }
 
 #[cfg(test)]
@@ -262,6 +272,16 @@ mod tests {
             let frame = encode(&packet);
             assert_eq!(octets(&packet), frame.len());
             assert_eq!(decode(&frame), Some(packet));
+        }
+    }
+
+    #[test]
+    fn icrc_is_that_of_the_specification() {
+        // Computed by another program, from the frames without their ICRC.
+        for (network, icrc) in [(Network::Ipv4, 0x4b5c_eeae), (Network::Ipv6, 0xea2a_86d0)] {
+            let frame = encode(&routed(network));
+            let (_, found) = frame.split_last_chunk().unwrap();
+            assert_eq!(u32::from_le_bytes(*found), icrc, "{network:?} {frame:02x?}");
         }
     }
 

@@ -143,9 +143,9 @@ impl<D: Device> Scheduler<D> {
     }
 
     /// Receives a packet from the wire.
-    pub fn receive(&mut self, device: &mut D, packet: Packet) {
+    pub fn receive(&mut self, device: &mut D, packet: &Packet) {
         if packet.route.is_multicast() {
-            self.receive_group(device, &packet);
+            self.receive_group(device, packet);
             return;
         }
         let number = match packet.destination {
@@ -172,12 +172,12 @@ impl<D: Device> Scheduler<D> {
         for number in members {
             let own = ours && sender == Some(number);
             if !(own && self.qps.get(number).is_some_and(|qp| qp.queues.blocks_own_multicast())) {
-                self.receive_for(device, number, packet.clone());
+                self.receive_for(device, number, packet);
             }
         }
     }
 
-    fn receive_for(&mut self, device: &mut D, number: u32, packet: Packet) {
+    fn receive_for(&mut self, device: &mut D, number: u32, packet: &Packet) {
         let Some(qp) = self.qps.get_mut(number) else { return };
         let Some(service) = qp.queues.service().filter(|service| service.transport() == packet.transport)
         else {
@@ -189,11 +189,11 @@ impl<D: Device> Scheduler<D> {
             return;
         }
         if let Service::Datagram(_) = service {
-            datagram::receive(qp, device, &packet);
-        } else if !migration::received(qp, device, &packet) {
+            datagram::receive(qp, device, packet);
+        } else if !migration::received(qp, device, packet) {
             return;
         } else if packet.operation.is_response() {
-            requester::receive(qp, device, &packet);
+            requester::receive(qp, device, packet);
         } else {
             responder::receive(qp, device, packet);
         }

@@ -99,6 +99,7 @@ impl Device for Core {
         xrcd.is_some() && xrcd == queues.setup.xrcd
     }
 
+    #[inline]
     fn accessor(&self, queues: &QpQueues, srq: Option<u32>) -> Accessor {
         let setup = &queues.setup;
         Accessor {
@@ -109,21 +110,25 @@ impl Device for Core {
         }
     }
 
+    #[inline]
     fn check(&self, range: &KeyRange<Accessor>, length: u64) -> Result<(), AccessError> {
         let rights = rights(range.access);
         Ok(mkey::check(&self.mkeys, range.who, range.key, range.address, length, rights)?)
     }
 
+    #[inline]
     fn read(&self, range: &KeyRange<Accessor>, to: &mut [u8]) -> Result<(), AccessError> {
         let (place, rights) = ((range.key, range.address), rights(range.access));
         Ok(mkey::read(&self.mkeys, &self.memory, range.who, place, rights, to)?)
     }
 
+    #[inline]
     fn write(&self, range: &KeyRange<Accessor>, from: &[u8]) -> Result<(), AccessError> {
         let (place, rights) = ((range.key, range.address), rights(range.access));
         Ok(mkey::write(&self.mkeys, &self.memory, range.who, place, rights, from)?)
     }
 
+    #[inline]
     fn update(&self, range: &KeyRange<Accessor>, change: impl Fn(u64) -> u64) -> Result<u64, AccessError> {
         let (place, rights) = ((range.key, range.address), rights(range.access));
         Ok(mkey::update(&self.mkeys, &self.memory, range.who, place, rights, change)?)
@@ -182,6 +187,7 @@ impl Device for Core {
 }
 
 /// The rights that an access needs.
+#[inline]
 fn rights(access: Access) -> u8 {
     match access {
         Access::LocalRead => mkey::access::LOCAL_READ,

@@ -29,7 +29,7 @@ enum NakReason {
 }
 
 /// Receives a request packet.
-pub(crate) fn receive<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: Packet) {
+pub(crate) fn receive<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) {
     if !qp.state.receives() || qp.responder.refusal.is_some() {
         return;
     }
@@ -44,7 +44,7 @@ pub(crate) fn receive<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: Packet)
     }
 }
 
-fn reliable<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: Packet) {
+fn reliable<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) {
     let set = qp.attributes.counters;
     match psn_distance(packet.psn, qp.responder.expected_psn) {
         0 => qp.responder.nak_sent = false,
@@ -58,7 +58,7 @@ fn reliable<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: Packet) {
         }
         _ => {
             device.count(set, |counters| &mut counters.duplicates);
-            duplicate_request(qp, device, &packet);
+            duplicate_request(qp, device, packet);
             return;
         }
     }
@@ -111,7 +111,7 @@ fn duplicate_request<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet)
     }
 }
 
-fn unreliable<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: Packet) {
+fn unreliable<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) {
     let expected = packet.psn == qp.responder.expected_psn;
     let next = packet.psn.wrapping_add(1) & PSN_MASK;
     if packet.operation.is_first() {
@@ -149,7 +149,7 @@ fn advance<D: Device>(qp: &mut Qp<D>, packets: u32) {
     qp.responder.expected_psn = qp.responder.expected_psn.wrapping_add(packets) & PSN_MASK;
 }
 
-fn execute<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: Packet) -> Result<(), NakReason> {
+fn execute<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result<(), NakReason> {
     if packet.transport == Transport::Xrc {
         let srq = packet.headers.srq.ok_or(NakReason::Invalid)?;
         if !device.accepts_xrc(&qp.queues, srq) {
@@ -163,10 +163,10 @@ fn execute<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: Packet) -> Result<
         return Err(NakReason::Invalid);
     }
     if operation == Operation::ReadRequest {
-        return read(qp, device, &packet);
+        return read(qp, device, packet);
     }
     if operation.is_atomic() {
-        return atomic(qp, device, &packet);
+        return atomic(qp, device, packet);
     }
     let full = packet.payload.len() == qp.attributes.mtu as usize;
     let fits = packet.payload.len() <= qp.attributes.mtu as usize;
@@ -189,9 +189,9 @@ fn take<D: Device>(
     }
 }
 
-fn send<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: Packet) -> Result<(), NakReason> {
+fn send<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result<(), NakReason> {
     let mut receive = match qp.responder.message.take() {
-        None => take(qp, device, &packet)?,
+        None => take(qp, device, packet)?,
         Some(Message::Send(receive)) => receive,
         Some(write) => {
             qp.responder.message = Some(write);
@@ -221,7 +221,7 @@ fn send<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: Packet) -> Result<(),
             }
             qp.responder.messages = qp.responder.messages.wrapping_add(1);
             let inline = if inline { &packet.payload[..] } else { &[] };
-            device.complete_receive(&qp.queues, &receive, RecvOutcome::Message { packet: &packet, inline });
+            device.complete_receive(&qp.queues, &receive, RecvOutcome::Message { packet, inline });
             return Ok(());
         }
         Err(ScatterError::Absent) if wait_for_receive(qp, device, &receive, packet.payload.len()) => {
@@ -240,8 +240,8 @@ fn send<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: Packet) -> Result<(),
     Ok(())
 }
 
-fn write<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: Packet) -> Result<(), NakReason> {
-    let who = remote_accessor(qp, device, &packet);
+fn write<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result<(), NakReason> {
+    let who = remote_accessor(qp, device, packet);
     let (address, key, left, length) = match (qp.responder.message.take(), packet.headers.remote) {
         (None, Some(remote)) => {
             if !qp.attributes.remote_write || u64::from(remote.length) > D::MAX_MESSAGE {
@@ -266,7 +266,7 @@ fn write<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: Packet) -> Result<()
     }
     // The receive WQE is taken first: without one, the packet is sent again.
     let receive = if packet.operation.has_immediate() {
-        match take(qp, device, &packet) {
+        match take(qp, device, packet) {
             Ok(receive) => Some(receive),
             Err(refused) => {
                 if !packet.operation.is_first() {
@@ -308,7 +308,7 @@ fn write<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: Packet) -> Result<()
     qp.responder.messages = qp.responder.messages.wrapping_add(1);
     if let Some(mut receive) = receive {
         receive.placed = length;
-        let outcome = RecvOutcome::Message { packet: &packet, inline: &[] };
+        let outcome = RecvOutcome::Message { packet, inline: &[] };
         device.complete_receive(&qp.queues, &receive, outcome);
     }
     Ok(())
