@@ -3,6 +3,8 @@
 pub(crate) mod choice;
 mod collect;
 pub(crate) mod compare;
+mod connections;
+pub(crate) mod control;
 mod counters;
 pub(crate) mod doctor;
 mod endpoint;
@@ -36,21 +38,20 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, anyhow};
-use bareverbs::Context;
+use bareverbs::device::PortAttr;
 use bareverbs::qp::{Rc, Uc, Ud};
 use bareverbs::xrc::{XrcSend, XrcdShare};
+use bareverbs::{Context, Device};
 
 use self::choice::{Connection, Verb};
 use self::counters::Snapshot;
-use self::exchange::Role;
 use self::link::Local;
 use self::plan::Plan;
 use self::progress::Progress;
 use self::rendezvous::Rendezvous;
-use self::report::{Environment, Options, Outcome, PeerResults, Report, Unit};
+use self::report::{Environment, Options, Report, Unit};
 use self::transport::Service;
 use crate::cli::perf::Perf;
-use crate::devinfo::gid_type;
 use crate::session::path::select_gid;
 use crate::signal::Stop;
 use crate::{devices, output};
@@ -76,25 +77,16 @@ fn run_transport<T: Service>(mut plan: Plan<'_>) -> Result<()> {
         context.open_xrcd(XrcdShare::Private)?;
     }
     let port = context.query_port(options.ib_port)?;
-    let gid = select_gid(options.gid_index, options.ib_port, &context, &port)?;
-    let mut environment = Environment::new(device, options.ib_port, context.driver(), &port);
-    if let Some((index, gid)) = gid {
-        let entry = context.gid(options.ib_port, index)?;
-        environment.gid = Some(gid.to_string());
-        environment.gid_index = Some(index.into());
-        environment.gid_type = Some(gid_type(entry.gid_type).to_string());
-    }
+    // The connection manager chooses the GID by the route to the address.
+    let gid = match options.cm {
+        true => None,
+        false => select_gid(options.gid_index, options.ib_port, &context, &port)?,
+    };
+    let environment = Environment::new(&context, options.ib_port, &port, gid)?;
     check_path(&plan, &context, gid.is_some())?;
     memory::check(&plan, &context)?;
     plan.limit_to(port.active_mtu).map_err(|error| anyhow!(error))?;
-    let size = plan.largest();
-    anyhow::ensure!(
-        size <= port.max_msg_sz,
-        "{}: a message of {size} bytes (-s) exceeds the maximum of port {} (max_msg_sz {})",
-        device.name(),
-        options.ib_port,
-        port.max_msg_sz
-    );
+    check_size(&plan, device, &port)?;
     let out_reads = out_reads(&plan, &context)?;
     let rendezvous = Rendezvous::new(group::size(&plan));
     let local = Local {
@@ -121,31 +113,9 @@ fn run_transport<T: Service>(mut plan: Plan<'_>) -> Result<()> {
     };
     let counters = Snapshot::take(device.name(), options.ib_port).since(&before);
     let agreed = outcomes.first().context("there is no peer")?.agreed;
-    let mut report = Report {
-        program: "bareverbs perf".into(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        operation: plan.verb,
-        test: plan.measure,
-        transport: T::CONNECTION,
-        role: if plan.is_client() { Role::Client } else { Role::Server },
-        environment,
-        options: Options::new(&plan, &agreed, out_reads.into()),
-        interrupted: interruption.is_some(),
-        peer: None,
-        addresses: Vec::new(),
-        results: report::sum(&plan, &outcomes),
-        peers: Vec::new(),
-        counters,
-    };
-    let several = options.clients.is_some() || options.all_to_all.is_some();
-    for Outcome { address, peer, addresses, sizes, .. } in outcomes {
-        let results = sizes.into_iter().map(|one| one.result).collect();
-        if several {
-            report.peers.push(PeerResults { host: address, peer, addresses, results });
-        } else {
-            (report.peer, report.addresses, report.results) = (Some(peer), addresses, results);
-        }
-    }
+    let options = Options::new(&plan, &agreed, out_reads.into());
+    let report = Report::new(&plan, environment, options, outcomes, counters);
+    let report = Report { interrupted: interruption.is_some(), ..report };
     let published = publish(&plan, &report);
     match interruption {
         // Whether it meets `--expect` says nothing about a whole run.
@@ -180,6 +150,18 @@ fn publish(plan: &Plan<'_>, report: &Report) -> Result<()> {
 
 fn write(file: &Path, text: &str, option: &str) -> Result<()> {
     output::file(file, text.as_bytes()).with_context(|| format!("cannot write {} ({option})", file.display()))
+}
+
+/// Rejects messages that the port does not carry.
+fn check_size(plan: &Plan<'_>, device: &Device, port: &PortAttr) -> Result<()> {
+    let (size, ib_port) = (plan.largest(), plan.options.ib_port);
+    anyhow::ensure!(
+        size <= port.max_msg_sz,
+        "{}: a message of {size} bytes (-s) exceeds the maximum of port {ib_port} (max_msg_sz {})",
+        device.name(),
+        port.max_msg_sz
+    );
+    Ok(())
 }
 
 /// Rejects options of the path that the port can't apply, before a peer waits.

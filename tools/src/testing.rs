@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::cli::EntryKind;
 use crate::cmtime::mesh;
 use crate::dump;
+use crate::perf::control::Control;
 use crate::perf::exchange::{Preamble, Role, Session};
 use crate::perf::wire::{KeyForm, KeyRecord, Version};
 use crate::pingpong::exchange::RecordsError;
@@ -168,7 +169,7 @@ pub fn perf_preamble(server: bool, bytes: &[u8]) -> Result<String, String> {
         cache_line: 64,
         mtu: bareverbs::values::Mtu::Mtu1024,
     };
-    let session = Session::new(peer, role, KeyForm::Gid);
+    let session = Session::new(Control::Tcp(peer), role, KeyForm::Gid);
     session
         .preamble(local, &["op=write".to_owned()])
         .map(|agreed| format!("{agreed:?}"))

@@ -9,6 +9,8 @@ mod doctor;
 mod faults;
 #[path = "perf/load.rs"]
 mod load;
+#[path = "perf/managed.rs"]
+mod managed;
 #[path = "perf/options.rs"]
 mod options;
 

@@ -150,6 +150,10 @@ pub(crate) struct PerfOptions {
     /// Service level
     #[arg(short = 'S', long, default_value = "0", value_parser = number::<u8>(0, 15))]
     pub(crate) sl: u8,
+    /// Connect the queue pairs and exchange their addresses by the connection manager, as perftest's -R
+    /// does: HOST is an IP address of the device (RC only)
+    #[arg(short = 'R', long, visible_alias = "rdma_cm")]
+    pub(crate) cm: bool,
     /// Traffic class in the GRH; TOS (DSCP and ECN) of RoCE v2 packets (default 0)
     #[arg(long, value_name = "NUM", value_parser = number::<u8>(0, 255))]
     pub(crate) tclass: Option<u8>,

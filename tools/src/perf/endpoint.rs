@@ -194,6 +194,11 @@ impl<T: Service> Endpoint<T> {
         Ok(())
     }
 
+    /// The queue pairs that send.
+    pub(crate) fn queue_pairs(&mut self) -> impl Iterator<Item = &mut Qp<T>> {
+        self.lanes.iter_mut().filter_map(|lane| lane.qp.as_mut())
+    }
+
     /// The record of the first queue pair.
     pub(crate) fn first_record(&self) -> Option<&KeyRecord> {
         self.local.first().or(self.targets.first())

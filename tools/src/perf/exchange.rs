@@ -5,11 +5,12 @@
 
 use bareverbs::values::Mtu;
 
+use super::control::Control;
 use super::wire::{
     BadMessage, BandwidthReport, KeyForm, KeyRecord, Message, Version, decode_mtu, decode_settings,
     decode_size, encode_mtu, encode_settings,
 };
-use crate::session::exchange::{ExchangeError, Peer};
+use crate::session::exchange::ExchangeError;
 
 /// The side of a run. The client is the side that was given a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -35,6 +36,10 @@ pub(crate) enum SessionError {
     NoQp,
     #[error("the peer is perftest {0}: {1} needs this program on both sides, with the same options")]
     OnlyBareverbs(Version, &'static str),
+    #[error(
+        "the peer is perftest {0}, whose address record over the connection manager (--cm, -R) is not known"
+    )]
+    BinaryRecord(Version),
 }
 
 /// Largest cycle buffer that is accepted from a peer. Pages of Linux have at most 64 KiB.
@@ -55,32 +60,32 @@ pub(crate) struct Preamble {
 /// A connected control connection.
 #[derive(Debug)]
 pub(crate) struct Session<'s> {
-    peer: Peer<'s>,
+    control: Control<'s>,
     role: Role,
     form: KeyForm,
 }
 
 impl<'s> Session<'s> {
-    pub(crate) fn new(peer: Peer<'s>, role: Role, form: KeyForm) -> Self {
-        Self { peer, role, form }
+    pub(crate) fn new(control: Control<'s>, role: Role, form: KeyForm) -> Self {
+        Self { control, role, form }
     }
 
-    pub(crate) fn peer(&self) -> &Peer<'s> {
-        &self.peer
+    pub(crate) fn control(&self) -> &Control<'s> {
+        &self.control
     }
 
     /// Exchanges messages of equal length. A patient side waits for the peer without limit.
     fn swap(&self, what: Message, ours: &[u8], patient: bool) -> Result<Vec<u8>, ExchangeError> {
         let item = what.item();
-        let receive = || if patient { self.peer.receive_patiently(item) } else { self.peer.receive(item) };
+        let receive = || self.control.receive(item, patient);
         match self.role {
             Role::Client => {
-                self.peer.send(ours, item)?;
+                self.control.send(ours, item)?;
                 receive()
             }
             Role::Server => {
                 let theirs = receive()?;
-                self.peer.send(ours, item)?;
+                self.control.send(ours, item)?;
                 Ok(theirs)
             }
         }
@@ -95,6 +100,9 @@ impl<'s> Session<'s> {
     /// is this program.
     pub(crate) fn preamble(&self, local: Preamble, settings: &[String]) -> Result<Preamble, SessionError> {
         let peer = Version::decode(&self.swap_array(Message::Version, local.peer.encode())?)?;
+        if self.form == KeyForm::Binary && peer.hundredths >= Version::LONGER_BINARY_RECORD {
+            return Err(SessionError::BinaryRecord(peer));
+        }
         let size = |what, ours: u32, max| {
             let theirs = self.swap_array(what, ours.to_be_bytes())?;
             Ok::<_, SessionError>(ours.max(decode_size(what, theirs, max)?))
@@ -124,6 +132,15 @@ impl<'s> Session<'s> {
         let theirs = self.swap(Message::Key(self.form), &record.encode(self.form), patient)?;
         let theirs = KeyRecord::decode(self.form, &theirs)?;
         if theirs.qpn == 0 { Err(SessionError::NoQp) } else { Ok(theirs) }
+    }
+
+    /// Waits until the peer is at the same place, before there are queue pairs: an exchange of an empty
+    /// record.
+    pub(crate) fn sync(&self) -> Result<(), SessionError> {
+        let ours = KeyRecord::default().encode(self.form);
+        let theirs = self.swap(Message::Key(self.form), &ours, true)?;
+        KeyRecord::decode(self.form, &theirs)?;
+        Ok(())
     }
 
     /// Exchanges the bandwidth reports. That of the peer is not checked.
@@ -166,6 +183,7 @@ fn compare_settings(ours: &[String], theirs: &[String]) -> Result<(), SessionErr
 #[cfg(all(test, feature = "test-utils"))]
 mod tests {
     use super::*;
+    use crate::session::exchange::Peer;
     use crate::signal::Stop;
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
@@ -199,7 +217,7 @@ mod tests {
         let peer = Peer::from_socket(ours.into(), &stop, Duration::from_millis(300));
         std::thread::scope(|scope| {
             scope.spawn(move || other(theirs));
-            run(&Session::new(peer, role, KeyForm::Gid))
+            run(&Session::new(Control::Tcp(peer), role, KeyForm::Gid))
         })
     }
 
@@ -208,7 +226,7 @@ mod tests {
         let stop = Stop::new().unwrap();
         socket.set_nonblocking(true).unwrap();
         let peer = Peer::from_socket(socket.into(), &stop, Duration::from_millis(300));
-        run(&Session::new(peer, role, KeyForm::Gid));
+        run(&Session::new(Control::Tcp(peer), role, KeyForm::Gid));
     }
 
     #[test]

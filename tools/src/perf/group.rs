@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
+use super::control::{CmPeer, Control};
 use super::hosts::Hosts;
 use super::link::{self, Local};
 use super::plan::Plan;
@@ -35,12 +36,25 @@ pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>) -> Result<Vec<
             let place = hosts.place(options.rank)?;
             together::<T>(local, mesh(hosts, place, plan, stop)?)
         }
-        (Some(host), ..) => Ok(vec![link::run::<T>(plan, local, Peer::connect(host, tcp_port, stop)?)?]),
+        (Some(host), ..) if options.cm => {
+            let server = (host.as_str(), tcp_port);
+            let peer = CmPeer::connect(local.context, options.ib_port, server, stop)?;
+            Ok(vec![link::run::<T>(plan, local, Control::Cm(Box::new(peer)))?])
+        }
+        (Some(host), ..) => {
+            let peer = Peer::connect(host, tcp_port, stop)?;
+            Ok(vec![link::run::<T>(plan, local, Control::tcp(peer)?)?])
+        }
         (None, Some(clients), None) => {
             let server = Server::listen_for(tcp_port, clients as i32)?;
             output::diagnostic(&format!("waiting for {clients} clients on TCP port {tcp_port}"));
             let plan = || plan.clone();
             serve::<T>(local, clients, &server, plan)
+        }
+        (None, None, None) if options.cm => {
+            output::diagnostic(&format!("waiting for a client on port {tcp_port} of the connection manager"));
+            let peer = CmPeer::accept(local.context, options.ib_port, tcp_port, stop)?;
+            Ok(vec![link::run::<T>(plan, local, Control::Cm(Box::new(peer)))?])
         }
         (None, None, None) => {
             let server = Server::listen(tcp_port)?;
@@ -48,7 +62,7 @@ pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>) -> Result<Vec<
             let peer = server.accept(stop)?;
             // No further client is accepted.
             drop(server);
-            Ok(vec![link::run::<T>(plan, local, peer)?])
+            Ok(vec![link::run::<T>(plan, local, Control::tcp(peer)?)?])
         }
     }
 }
@@ -70,7 +84,7 @@ fn serve<'p, T: Service>(
                 }
             };
             let plan = plan();
-            start(Box::new(move || link::run::<T>(&plan, local, peer)));
+            start(Box::new(move || link::run::<T>(&plan, local, Control::tcp(peer)?)));
         }
         Ok(())
     })
@@ -110,7 +124,7 @@ fn mesh<'p, 's>(
 fn together<T: Service>(local: &Local<'_>, peers: Vec<(Plan<'_>, Peer<'_>)>) -> Result<Vec<Outcome>> {
     in_threads(local, |start| {
         for (plan, peer) in peers {
-            start(Box::new(move || link::run::<T>(&plan, local, peer)));
+            start(Box::new(move || link::run::<T>(&plan, local, Control::tcp(peer)?)));
         }
         Ok(())
     })

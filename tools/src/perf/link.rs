@@ -6,13 +6,15 @@ use std::sync::{Barrier, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use bareverbs::ah::GlobalRoute;
+use bareverbs::ah::{AhAttr, GlobalRoute};
 use bareverbs::device::{LinkLayer, PortAttr};
 use bareverbs::values::GidIndex;
 use bareverbs::{Context, Gid};
 
 use super::choice::{Measure, Verb};
 use super::collect::Collector;
+use super::connections::{Connections, Request};
+use super::control::Control;
 use super::endpoint::{Endpoint, Setup};
 use super::error::RunError;
 use super::exchange::{Preamble, Role, Session, SessionError};
@@ -28,7 +30,7 @@ use super::schedule::{Shape, Step};
 use super::transport::{Path, Service};
 use super::watch::Watch;
 use super::wire::{KeyForm, KeyRecord, Version};
-use crate::session::exchange::{EXCHANGE_TIMEOUT, Peer};
+use crate::session::exchange::EXCHANGE_TIMEOUT;
 use crate::session::path::ah_attr;
 use crate::signal::Stop;
 
@@ -70,30 +72,26 @@ struct Link<'l> {
 }
 
 /// Runs all sizes with a peer.
-pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>, peer: Peer<'_>) -> Result<Outcome> {
+pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>, control: Control<'_>) -> Result<Outcome> {
     let mut plan = plan.clone();
     let options = plan.options;
-    peer.keep_alive()?;
-    let address = peer.address().map_or_else(String::new, |address| address.ip().to_canonical().to_string());
-    let (form, name) = if local.gid.is_some() { (KeyForm::Gid, "GID") } else { (KeyForm::Lid, "LID") };
-    let role = if plan.is_client() { Role::Client } else { Role::Server };
-    let peer = peer.with_queue_pairs(plan.num_qp).with_messages(plan.largest());
-    let session = Session::new(peer, role, form);
-    let active_mtu = local.port.active_mtu;
-    let preamble = Preamble {
-        peer: Version::OURS,
-        cycle_buffer: rustix::param::page_size() as u32,
-        cache_line: cache_line(),
-        mtu: options.mtu.map_or(active_mtu, |mtu| mtu.min(active_mtu)),
+    let address =
+        control.address().map_or_else(String::new, |address| address.ip().to_canonical().to_string());
+    let (form, name) = match local.gid {
+        _ if options.cm => (KeyForm::Binary, "CM"),
+        Some(_) => (KeyForm::Gid, "GID"),
+        None => (KeyForm::Lid, "LID"),
     };
-    let agreed = session.preamble(preamble, &plan.settings(name))?;
+    let role = if plan.is_client() { Role::Client } else { Role::Server };
+    let session = Session::new(control.with_load(plan.num_qp, plan.largest()), role, form);
+    let agreed = session.preamble(preamble(&plan, local), &plan.settings(name))?;
     if let Some(option) = plan.needs_bareverbs().filter(|_| !agreed.peer.bareverbs) {
         return Err(SessionError::OnlyBareverbs(agreed.peer, option).into());
     }
     plan.limit_to(agreed.mtu).map_err(anyhow::Error::msg)?;
     let record = KeyRecord {
         lid: local.port.lid,
-        gid: local.gid.map(|(_, gid)| gid.0.into()),
+        gid: local.gid.map(|(_, gid)| gid).or_else(|| session.control().gid()).map(|gid| gid.0.into()),
         ..KeyRecord::default()
     };
     let setup = Setup {
@@ -109,7 +107,9 @@ pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>, peer: Peer<'_>
     let several = options.clients.is_some() || options.all_to_all.is_some();
     let name = several.then(|| address.clone());
     let link = Link { plan, local, session, agreed, shape, name };
-    let remote = link.connect(&mut endpoints)?;
+    // Dropped before the endpoints.
+    let mut connections = link.connections()?;
+    let remote = link.connect(&mut endpoints, connections.as_mut())?;
     let mut sizes = Vec::new();
     let ended = link.run_all(&mut endpoints, &mut sizes);
     let program = if agreed.peer.bareverbs { "bareverbs" } else { "perftest" };
@@ -135,6 +135,17 @@ pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>, peer: Peer<'_>
     }
 }
 
+/// What this side offers in the preamble.
+fn preamble(plan: &Plan<'_>, local: &Local<'_>) -> Preamble {
+    let active_mtu = local.port.active_mtu;
+    Preamble {
+        peer: Version::OURS,
+        cycle_buffer: rustix::param::page_size() as u32,
+        cache_line: cache_line(),
+        mtu: plan.options.mtu.map_or(active_mtu, |mtu| mtu.min(active_mtu)),
+    }
+}
+
 /// The cache line of the first level, which perftest exchanges.
 fn cache_line() -> u32 {
     let text = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index0/coherency_line_size");
@@ -156,8 +167,26 @@ fn peer_of(index: usize, requesters: usize, records: usize) -> usize {
 }
 
 impl Link<'_> {
+    /// The connections of the queue pairs, with `--cm`. A server listens from here on.
+    fn connections(&self) -> Result<Option<Connections<'_>>> {
+        let (plan, options) = (&self.plan, self.plan.options);
+        if !options.cm {
+            return Ok(None);
+        }
+        let request = Request {
+            access: plan.remote_access(),
+            rd_atomic: if plan.has_responses() { self.local.out_reads } else { 0 },
+            timeout: plan.timeout,
+        };
+        Connections::new(options.host.as_deref(), options.port, request, self.local.stop).map(Some)
+    }
+
     /// Exchanges the address records and connects the queue pairs.
-    fn connect<T: Service>(&self, endpoints: &mut [Endpoint<T>]) -> Result<Vec<KeyRecord>> {
+    fn connect<T: Service>(
+        &self,
+        endpoints: &mut [Endpoint<T>],
+        mut connections: Option<&mut Connections<'_>>,
+    ) -> Result<Vec<KeyRecord>> {
         let local = records(endpoints);
         let mut remote = Vec::new();
         let steps = self.shape.setup();
@@ -165,6 +194,11 @@ impl Link<'_> {
         for (index, step) in steps.into_iter().enumerate() {
             match step {
                 Step::Keys => remote = self.session.keys(&local)?,
+                Step::Sync => self.session.sync()?,
+                Step::Manage => {
+                    let connections = connections.as_mut().context("there are no connections")?;
+                    connections.connect(endpoints.iter_mut().flat_map(Endpoint::queue_pairs).collect())?;
+                }
                 Step::Connect => {
                     let requesters: usize = endpoints.iter().map(|endpoint| endpoint.local.len()).sum();
                     let peer = |index| peer_of(index, requesters, local.len());
@@ -191,6 +225,14 @@ impl Link<'_> {
 
     /// The path of the queue pair with this index.
     fn path(&self, index: usize, local: &KeyRecord, remote: &KeyRecord) -> Result<Path> {
+        let managed = self.plan.options.cm;
+        let address = if managed { AhAttr::default() } else { self.address(index, local, remote)? };
+        let (mtu, timeout) = (self.agreed.mtu, self.plan.timeout);
+        Ok(Path { address, mtu, local: *local, remote: *remote, timeout, managed })
+    }
+
+    /// The address that a queue pair sends to.
+    fn address(&self, index: usize, local: &KeyRecord, remote: &KeyRecord) -> Result<AhAttr> {
         let options = self.plan.options;
         let gid = remote.gid.filter(|gid| *gid != Ipv6Addr::UNSPECIFIED);
         anyhow::ensure!(
@@ -215,9 +257,7 @@ impl Link<'_> {
             flow_label: labels.get(index % labels.len().max(1)).copied().unwrap_or(0),
             ..grh
         });
-        let address = bareverbs::ah::AhAttr { grh, ..address };
-        let (mtu, timeout) = (self.agreed.mtu, self.plan.timeout);
-        Ok(Path { address, mtu, local: *local, remote: *remote, timeout })
+        Ok(AhAttr { grh, ..address })
     }
 
     fn barrier<T: Service>(&self, endpoints: &[Endpoint<T>]) -> Result<()> {
@@ -228,7 +268,7 @@ impl Link<'_> {
 
     fn watch(&self, size: u32) -> Watch<'_> {
         let stall_timeout = self.plan.stall_timeout(size);
-        Watch::new(self.local.stop, self.session.peer().as_fd(), self.abort(), stall_timeout)
+        Watch::new(self.local.stop, self.session.control().end(), self.abort(), stall_timeout)
     }
 
     fn abort(&self) -> &AtomicBool {

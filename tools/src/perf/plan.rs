@@ -4,6 +4,7 @@ mod conflict;
 
 use std::time::Duration;
 
+use bareverbs::Access;
 use bareverbs::values::{AckTimeout, Mtu};
 
 use super::choice::{AtomicType, Connection, Measure, Verb};
@@ -191,6 +192,24 @@ impl<'a> Plan<'a> {
     pub(crate) fn atomic_type(&self) -> Option<AtomicType> {
         let atomics = self.verbs().any(|verb| verb == Verb::Atomic);
         atomics.then(|| self.options.atomic_type.unwrap_or_default())
+    }
+
+    /// What the peer may do with the memory of this side.
+    pub(crate) fn remote_access(&self) -> Access {
+        self.verbs().fold(Access::empty(), |access, verb| {
+            access
+                | match verb {
+                    Verb::Send => Access::empty(),
+                    Verb::Write | Verb::WriteImm => Access::REMOTE_WRITE,
+                    Verb::Read => Access::REMOTE_READ,
+                    Verb::Atomic => Access::REMOTE_ATOMIC,
+                }
+        })
+    }
+
+    /// Whether there are operations of which a device limits how many are outstanding.
+    pub(crate) fn has_responses(&self) -> bool {
+        self.verbs().any(|verb| matches!(verb, Verb::Read | Verb::Atomic))
     }
 
     /// The largest size of a message.
@@ -434,6 +453,10 @@ mod tests {
             ("write bw --verify -Q 4", "omit -Q"),
             ("write bw --all-to-all a,b", "both directions"),
             ("write bw -A CMP_AND_SWAP", "-A is for atomic"),
+            ("send bw --cm -c ud", "--cm is for RC"),
+            ("send bw -R --clients 2", "--cm is for one peer"),
+            ("send bw --cm -m 1024", "the connection manager chooses the path"),
+            ("send bw --cm --pkey-index 0", "the connection manager chooses the path"),
             ("send lat -A FETCH_AND_ADD", "-A is for atomic"),
         ] {
             let message = Plan::new(&perf(line)).expect_err(line);

@@ -6,8 +6,10 @@ mod table;
 use std::fs;
 use std::path::Path;
 
-use bareverbs::Device;
+use anyhow::Result;
 use bareverbs::device::{DriverId, PortAttr};
+use bareverbs::values::GidIndex;
+use bareverbs::{Context, Gid};
 use serde::{Deserialize, Serialize};
 
 use super::choice::{AtomicType, Connection, CqUse, Measure, Verb};
@@ -15,6 +17,7 @@ use super::counters::Change;
 use super::exchange::{Preamble, Role};
 use super::plan::{Length, Plan};
 use super::wire::KeyRecord;
+use crate::devinfo::gid_type;
 
 pub(crate) use self::figures::{
     Bandwidth, Bucket, Cpu, IntervalFigures, KindResult, Labels, Latency, SizeResult, Sized, Unit,
@@ -79,10 +82,18 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    pub(crate) fn new(device: &Device, port: u8, driver: DriverId, attr: &PortAttr) -> Self {
+    /// The environment of a port, and the entry of its GID table that the run uses.
+    pub(crate) fn new(
+        context: &Context,
+        port: u8,
+        attr: &PortAttr,
+        gid: Option<(GidIndex, Gid)>,
+    ) -> Result<Self> {
+        let (device, driver) = (context.device(), context.driver());
+        let entry = gid.map(|(index, _)| context.gid(port, index)).transpose()?;
         let read = |path: &Path| fs::read_to_string(path).map(|text| text.trim().to_owned()).ok();
         let board = read(&Path::new("/sys/class/infiniband").join(device.name()).join("board_id"));
-        Self {
+        Ok(Self {
             device: device.name().into(),
             port,
             nature: Nature::of(driver, &board.unwrap_or_default()),
@@ -98,10 +109,10 @@ impl Environment {
             .into(),
             rate: crate::status::rate(attr),
             active_mtu: attr.active_mtu.bytes(),
-            gid: None,
-            gid_index: None,
-            gid_type: None,
-        }
+            gid: gid.map(|(_, gid)| gid.to_string()),
+            gid_index: gid.map(|(index, _)| index.into()),
+            gid_type: entry.map(|entry| gid_type(entry.gid_type).to_string()),
+        })
     }
 
     fn line(&self) -> String {
@@ -147,6 +158,9 @@ pub(crate) struct Options {
     outstanding_reads: u16,
     /// The kind of the atomic operations, if there are any.
     pub(crate) atomic_type: Option<AtomicType>,
+    /// Whether the connection manager connected the queue pairs.
+    #[serde(default)]
+    cm: bool,
     tclass: Option<u8>,
     /// The flow labels of the queue pairs, in turn.
     #[serde(default)]
@@ -188,6 +202,7 @@ impl Options {
             mtu: agreed.mtu.bytes(),
             outstanding_reads,
             atomic_type: plan.atomic_type(),
+            cm: plan.options.cm,
             tclass: plan.options.tclass,
             flow_label: plan.options.flow_label.clone(),
             pkey_index: plan.options.pkey_index,
@@ -253,8 +268,46 @@ pub(crate) struct Outcome {
     pub(crate) sizes: Vec<Sized>,
 }
 
+impl Report {
+    /// The report of runs with all peers.
+    pub(crate) fn new(
+        plan: &Plan<'_>,
+        environment: Environment,
+        options: Options,
+        outcomes: Vec<Outcome>,
+        counters: Vec<Change>,
+    ) -> Self {
+        let mut report = Self {
+            program: "bareverbs perf".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            operation: plan.verb,
+            test: plan.measure,
+            transport: plan.options.connection,
+            role: if plan.is_client() { Role::Client } else { Role::Server },
+            environment,
+            options,
+            interrupted: false,
+            peer: None,
+            addresses: Vec::new(),
+            results: sum(plan, &outcomes),
+            peers: Vec::new(),
+            counters,
+        };
+        let several = plan.options.clients.is_some() || plan.options.all_to_all.is_some();
+        for Outcome { address, peer, addresses, sizes, .. } in outcomes {
+            let results = sizes.into_iter().map(|one| one.result).collect();
+            if several {
+                report.peers.push(PeerResults { host: address, peer, addresses, results });
+            } else {
+                (report.peer, report.addresses, report.results) = (Some(peer), addresses, results);
+            }
+        }
+        report
+    }
+}
+
 /// The results with each peer, and their sums by size.
-pub(crate) fn sum(plan: &Plan<'_>, outcomes: &[Outcome]) -> Vec<SizeResult> {
+fn sum(plan: &Plan<'_>, outcomes: &[Outcome]) -> Vec<SizeResult> {
     let sizes = outcomes.iter().map(|outcome| outcome.sizes.len()).max().unwrap_or(0);
     let of_size =
         |index: usize| outcomes.iter().filter_map(|outcome| outcome.sizes.get(index)).collect::<Vec<_>>();

@@ -11,6 +11,10 @@ pub(crate) enum Step {
     /// Exchange the records of all queue pairs.
     Keys,
     Connect,
+    /// Exchange an empty record: both sides are at this place, before there are queue pairs.
+    Sync,
+    /// Connect the queue pairs by the connection manager.
+    Manage,
     /// Write the memory that the peer reads or writes, for `--verify`.
     Fill,
     PostReceives,
@@ -36,6 +40,8 @@ pub(crate) struct Shape {
     bareverbs: bool,
     /// Both sides are this program.
     verify: bool,
+    /// Whether the connection manager connects.
+    cm: bool,
 }
 
 impl Shape {
@@ -49,17 +55,20 @@ impl Shape {
             timed: matches!(plan.length, Length::Time { .. }),
             bareverbs,
             verify: plan.options.verify,
+            cm: plan.options.cm,
         }
     }
 
     /// The steps before the tests.
     pub(crate) fn setup(self) -> Vec<Step> {
-        use Step::{Barrier, Connect, Keys};
-        match (self.verb, self.bandwidth) {
-            (Verb::Send, _) => vec![Keys, Connect, Barrier, Keys],
-            (_, true) => vec![Keys, Connect, Keys, Barrier],
-            (_, false) => vec![Barrier, Keys, Connect, Keys, Barrier],
-        }
+        use Step::{Barrier, Connect, Keys, Manage, Sync};
+        let managed: &[Step] = if self.cm { &[Sync, Manage, Sync] } else { &[] };
+        let steps: &[Step] = match (self.verb, self.bandwidth) {
+            (Verb::Send, _) => &[Keys, Connect, Barrier, Keys],
+            (_, true) => &[Keys, Connect, Keys, Barrier],
+            (_, false) => &[Barrier, Keys, Connect, Keys, Barrier],
+        };
+        [managed, steps].concat()
     }
 
     /// Whether this side only serves its memory.
@@ -122,6 +131,8 @@ mod tests {
             Step::Report => "report",
             Step::WaitForEnd => "wait",
             Step::Compare => "compare",
+            Step::Sync => "sync",
+            Step::Manage => "manage",
         });
         words.collect::<Vec<_>>().join(" ")
     }
@@ -137,6 +148,7 @@ mod tests {
             timed: options.contains('D'),
             bareverbs: false,
             verify: options.contains('v'),
+            cm: options.contains('R'),
         };
         format!("{} | {} | {}", words(&shape.setup()), words(&shape.size()), words(&shape.end()))
     }
@@ -162,6 +174,8 @@ mod tests {
             (Send, "bw", "", false, "R*n connect R R*n | receives R run | R"),
             (Send, "bw", "ba", false, "R*n connect R R*n | receives R run report R | R"),
             (Send, "bw", "bD", true, "R*n connect R R*n | receives R run | R"),
+            (Send, "bw", "R", true, "sync manage sync R*n connect R R*n | R run | R"),
+            (Read, "lat", "R", true, "sync manage sync R R*n connect R*n R | run | R"),
             (Send, "lat", "a", true, "R*n connect R R*n | receives R run | R"),
             (Send, "lat", "", false, "R*n connect R R*n | receives R run | R"),
             (Write, "lat", "a", true, "R R*n connect R*n R | run | wait"),
@@ -201,6 +215,7 @@ mod tests {
             timed: false,
             bareverbs: true,
             verify: false,
+            cm: false,
         };
         assert_eq!(words(&shape.end()), "R");
     }

@@ -18,7 +18,7 @@ const QKEY: u32 = 0x1111_1111;
 /// Retries before a message counts as lost. perftest sets 7, which Soft-RoCE treats as unlimited.
 pub(crate) const RETRY_CNT: RetryCount = RetryCount::new(6).unwrap();
 /// The RNR NAK timer of perftest.
-const MIN_RNR_TIMER: MinRnrTimer = MinRnrTimer::new(12).unwrap();
+pub(crate) const MIN_RNR_TIMER: MinRnrTimer = MinRnrTimer::new(12).unwrap();
 
 /// The path from a queue pair to its peer.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +28,8 @@ pub(crate) struct Path {
     pub(crate) local: KeyRecord,
     pub(crate) remote: KeyRecord,
     pub(crate) timeout: AckTimeout,
+    /// Whether the connection manager has connected the queue pair.
+    pub(crate) managed: bool,
 }
 
 /// A transport that the benchmarks run on.
@@ -107,6 +109,9 @@ impl Service for Rc {
     }
 
     fn connect(qp: &mut Qp<Self>, path: &Path) -> bareverbs::Result<()> {
+        if path.managed {
+            return Ok(());
+        }
         qp.ready_to_receive(&responder_rtr(path))?;
         qp.ready_to_send(&requester_rts(path))
     }

@@ -33,8 +33,9 @@ pub(crate) enum Verdict {
 /// The state of a wait.
 pub(crate) struct Watch<'a> {
     stop: &'a Stop,
-    /// The control connection.
+    /// The control connection, and the events that mean its end.
     peer: BorrowedFd<'a>,
+    end: PollFlags,
     /// Whether another thread has failed.
     abort: &'a AtomicBool,
     /// The time without progress after which the run ends.
@@ -49,11 +50,11 @@ pub(crate) struct Watch<'a> {
 impl<'a> Watch<'a> {
     pub(crate) fn new(
         stop: &'a Stop,
-        peer: BorrowedFd<'a>,
+        (peer, end): (BorrowedFd<'a>, PollFlags),
         abort: &'a AtomicBool,
         stall_timeout: Duration,
     ) -> Self {
-        Self { stop, peer, abort, stall_timeout, spins: 0, busy: 0, quiet: None, gone: None }
+        Self { stop, peer, end, abort, stall_timeout, spins: 0, busy: 0, quiet: None, gone: None }
     }
 
     /// Notes that nothing can complete, because nothing is outstanding.
@@ -108,7 +109,7 @@ impl<'a> Watch<'a> {
         let deadline = Instant::now() + limit;
         while self.gone.is_none() && Instant::now() < deadline {
             self.stop.check()?;
-            let mut fds = [PollFd::from_borrowed_fd(self.peer, PollFlags::RDHUP)];
+            let mut fds = [PollFd::from_borrowed_fd(self.peer, self.end)];
             let slice = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
             match poll(&mut fds, Some(&slice)) {
                 Ok(0) | Err(Errno::INTR) => {}
@@ -124,7 +125,7 @@ impl<'a> Watch<'a> {
         if self.abort.load(Ordering::Relaxed) {
             return Ok(Verdict::Aborted);
         }
-        let watched = if self.gone.is_some() { PollFlags::empty() } else { PollFlags::RDHUP };
+        let watched = if self.gone.is_some() { PollFlags::empty() } else { self.end };
         // Without a wait, the connection stands in for the descriptor.
         let (fd, events, time) = match wait {
             Some((fd, time)) => (fd, PollFlags::IN, time),
@@ -139,7 +140,7 @@ impl<'a> Watch<'a> {
             Err(errno) => return Err(std::io::Error::from(errno).into()),
         }
         let now = Instant::now();
-        let ended = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        let ended = self.end | PollFlags::HUP | PollFlags::ERR;
         if count == 2 && fds[1].revents().intersects(ended) {
             self.gone.get_or_insert(now);
         }
@@ -167,7 +168,7 @@ mod tests {
     fn failure_of_another_thread_ends_the_wait() {
         let (stop, abort) = (Stop::new().unwrap(), AtomicBool::new(false));
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        let mut watch = Watch::new(&stop, ours.as_fd(), &abort, STALL_TIMEOUT);
+        let mut watch = Watch::new(&stop, (ours.as_fd(), PollFlags::RDHUP), &abort, STALL_TIMEOUT);
         assert_eq!(watch.look(None).unwrap(), Verdict::Wait);
         assert_eq!(watch.progress().unwrap(), Verdict::Wait);
         abort.store(true, Ordering::Relaxed);
@@ -179,7 +180,7 @@ mod tests {
     fn closed_connection_ends_a_busy_run_after_the_grace_time() {
         let stop = Stop::new().unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let mut watch = Watch::new(&stop, ours.as_fd(), &ABORT, STALL_TIMEOUT);
+        let mut watch = Watch::new(&stop, (ours.as_fd(), PollFlags::RDHUP), &ABORT, STALL_TIMEOUT);
         for _ in 0..2 * COMPLETIONS {
             assert_eq!(watch.progress().unwrap(), Verdict::Wait);
         }
@@ -196,7 +197,7 @@ mod tests {
     fn closed_connection_ends_the_wait_after_the_grace_time() {
         let stop = Stop::new().unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let mut watch = Watch::new(&stop, ours.as_fd(), &ABORT, STALL_TIMEOUT);
+        let mut watch = Watch::new(&stop, (ours.as_fd(), PollFlags::RDHUP), &ABORT, STALL_TIMEOUT);
         let start = Instant::now();
         assert_eq!(watch.look(None).unwrap(), Verdict::Wait);
         drop(theirs);
@@ -215,7 +216,7 @@ mod tests {
         let stop = Stop::new().unwrap();
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let timeout = Duration::from_millis(50);
-        let mut watch = Watch::new(&stop, ours.as_fd(), &ABORT, timeout);
+        let mut watch = Watch::new(&stop, (ours.as_fd(), PollFlags::RDHUP), &ABORT, timeout);
         let start = Instant::now();
         while watch.look(None).unwrap() == Verdict::Wait {}
         assert_eq!(watch.look(None).unwrap(), Verdict::Stalled(timeout));
@@ -228,7 +229,7 @@ mod tests {
         let stop = Stop::new().unwrap();
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let (events, mut other) = UnixStream::pair().unwrap();
-        let mut watch = Watch::new(&stop, ours.as_fd(), &ABORT, STALL_TIMEOUT);
+        let mut watch = Watch::new(&stop, (ours.as_fd(), PollFlags::RDHUP), &ABORT, STALL_TIMEOUT);
         other.write_all(b"x").unwrap();
         let start = Instant::now();
         // A sleep that the descriptor does not end takes 100 ms.

@@ -91,6 +91,10 @@ pub(crate) enum BadMessage {
     Size { what: Message, value: i32, max: i32 },
     #[error("the peer's address record is not valid: {0}")]
     Record(#[from] BadRecord),
+    #[error("the peer's address record has {0} bytes instead of {BINARY_LEN}")]
+    Binary(usize),
+    #[error("the peer's address record has {value:#x} at byte {at}, a number of 16 bits")]
+    Field { at: usize, value: u32 },
     #[error("the settings of the peer are not text")]
     Settings,
     #[error("the peer reports a {what} of {value}, which is not a rate")]
@@ -108,6 +112,8 @@ pub(crate) struct Version {
 impl Version {
     /// From 6.28 on, perftest exchanges a negotiation record that depends on its build.
     pub(crate) const OURS: Self = Self { hundredths: 624, bareverbs: true };
+    /// perftest's first version with more bytes in a binary record.
+    pub(crate) const LONGER_BINARY_RECORD: u32 = 629;
     /// perftest rejects older versions.
     const OLDEST: u32 = 570;
 
@@ -177,6 +183,8 @@ pub(crate) enum KeyForm {
     /// Without a GID: InfiniBand, where no GID index was given.
     Lid,
     Gid,
+    /// With `--cm`: numbers, as perftest 6.24 to 6.28 has them.
+    Binary,
 }
 
 /// Widths in digits of the fields before the GID.
@@ -184,6 +192,8 @@ const WIDTHS: [usize; 6] = [4, 4, 6, 6, 8, 16];
 /// Bytes of the fields of `WIDTHS`, with a separator after each.
 const HEAD_LEN: usize = 4 + 4 + 6 + 6 + 8 + 16 + WIDTHS.len();
 const GID_BYTES: usize = 16;
+/// Bytes of a binary record.
+const BINARY_LEN: usize = 56;
 /// Digits of the SRQ number.
 const SRQN_WIDTH: usize = 8;
 
@@ -193,6 +203,7 @@ impl KeyForm {
         match self {
             Self::Lid => HEAD_LEN + SRQN_WIDTH + 1,
             Self::Gid => HEAD_LEN + 3 * GID_BYTES + SRQN_WIDTH + 2,
+            Self::Binary => BINARY_LEN,
         }
     }
 
@@ -223,7 +234,43 @@ pub(crate) struct KeyRecord {
 }
 
 impl KeyRecord {
+    /// Numbers of 4 bytes, the address in 8, the GID in 16; a hole before the address, and the GID index
+    /// at the end, which no side reads.
+    fn encode_binary(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(BINARY_LEN);
+        for number in [self.lid.into(), self.out_reads.into(), self.qpn, self.psn, self.rkey, 0] {
+            bytes.extend(number.to_be_bytes());
+        }
+        bytes.extend(self.vaddr.to_be_bytes());
+        bytes.extend(self.gid.unwrap_or(Ipv6Addr::UNSPECIFIED).octets());
+        bytes.extend(self.srqn.to_be_bytes());
+        bytes.extend([0; 4]);
+        bytes
+    }
+
+    fn decode_binary(bytes: &[u8]) -> Result<Self, BadMessage> {
+        let bytes: &[u8; BINARY_LEN] = bytes.try_into().map_err(|_| BadMessage::Binary(bytes.len()))?;
+        let number =
+            |at: usize| u32::from_be_bytes(*bytes[at..].first_chunk().expect("the record has this field"));
+        let small =
+            |at: usize| u16::try_from(number(at)).map_err(|_| BadMessage::Field { at, value: number(at) });
+        let gid = Ipv6Addr::from(*bytes[32..].first_chunk::<GID_BYTES>().expect("the record has a GID"));
+        Ok(Self {
+            lid: small(0)?,
+            out_reads: small(4)?,
+            qpn: number(8),
+            psn: number(12),
+            rkey: number(16),
+            vaddr: u64::from(number(24)) << 32 | u64::from(number(28)),
+            gid: (gid != Ipv6Addr::UNSPECIFIED).then_some(gid),
+            srqn: number(48),
+        })
+    }
+
     pub(crate) fn encode(&self, form: KeyForm) -> Vec<u8> {
+        if form == KeyForm::Binary {
+            return self.encode_binary();
+        }
         let mut bytes = vec![b':'; form.len()];
         let head = [
             u64::from(self.lid),
@@ -244,6 +291,9 @@ impl KeyRecord {
     }
 
     pub(crate) fn decode(form: KeyForm, bytes: &[u8]) -> Result<Self, BadMessage> {
+        if form == KeyForm::Binary {
+            return Self::decode_binary(bytes);
+        }
         let mut at = 0;
         let mut values = Vec::with_capacity(1 + WIDTHS.len() + GID_BYTES);
         for field in form.fields() {
@@ -388,6 +438,26 @@ mod tests {
             gid: Some("::ffff:10.0.0.1".parse().unwrap()),
             srqn: 0,
         }
+    }
+
+    #[test]
+    fn binary_records_match_perftest() {
+        let record = KeyRecord { lid: 0x12, out_reads: 16, srqn: 7, ..record() };
+        let bytes = record.encode(KeyForm::Binary);
+        let expected = [
+            &[0, 0, 0, 0x12, 0, 0, 0, 16, 0, 0, 0, 0x11, 0, 0x0a, 0xbc, 0xde, 0, 0, 0x1a, 0x2b][..],
+            &[0, 0, 0, 0, 0, 0, 0x7f, 0, 0x12, 0x34, 0x50, 0],
+            &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1],
+            &[0, 0, 0, 7, 0, 0, 0, 0],
+        ];
+        assert_eq!(bytes, expected.concat());
+        assert_eq!(KeyRecord::decode(KeyForm::Binary, &bytes), Ok(record));
+        let short = KeyRecord::decode(KeyForm::Binary, &bytes[1..]);
+        assert_eq!(short, Err(BadMessage::Binary(55)));
+        let mut large = bytes;
+        large[1] = 1;
+        let large = KeyRecord::decode(KeyForm::Binary, &large);
+        assert_eq!(large, Err(BadMessage::Field { at: 0, value: 0x0001_0012 }));
     }
 
     #[test]

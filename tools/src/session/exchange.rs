@@ -25,7 +25,7 @@ pub(crate) const TIMEOUT_PER_QP: Duration = Duration::from_millis(100);
 
 /// Added to the timeout for each MiB of messages, whose memory the peer fills and registers between the
 /// steps. Guests without KVM are slow.
-const TIMEOUT_PER_MIB: Duration = Duration::from_secs(2);
+pub(crate) const TIMEOUT_PER_MIB: Duration = Duration::from_secs(2);
 
 /// Why the exchange failed.
 #[derive(Debug, thiserror::Error)]

@@ -26,7 +26,7 @@ fn ours(run: &Run) -> impl Iterator<Item = Value> {
 /// Runs `bareverbs perf` as a server, and returns what it says when it refuses to run.
 fn refusal(line: &str) -> String {
     let mut command = Command::new("bareverbs");
-    command.args(["perf", "-d", device::name()]).args(line.split(' '));
+    command.arg("perf").args(line.split(' ')).args(["-d", device::name()]);
     let finished = Program::start(&mut command).finish_within(SOON);
     assert_ne!(finished.status.code(), Some(0), "{finished:#?}");
     finished.stderr

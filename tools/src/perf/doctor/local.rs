@@ -93,7 +93,7 @@ pub(crate) fn examine(
     if !is_active {
         return Ok(None);
     }
-    let environment = Environment::new(device, options.ib_port, context.driver(), &port);
+    let environment = Environment::new(&context, options.ib_port, &port, None)?;
     let facts = Facts {
         device: device.name().into(),
         port: options.ib_port,

@@ -93,7 +93,7 @@ impl<T: Service> Endpoint<T> {
         let pd = context.alloc_pd()?;
         let layout = Layout::new::<T>(plan, agreed, count);
         let bytes = layout.bytes().context("the buffers exceed the address space")?;
-        let access = Access::LOCAL_WRITE | remote_access(plan);
+        let access = Access::LOCAL_WRITE | plan.remote_access();
         let memory = memory::register(plan, &pd, bytes, access, |bytes| {
             if plan.verb != Verb::Write || plan.measure == Measure::Bandwidth {
                 fill(bytes);
@@ -155,7 +155,7 @@ impl<T: Service> Endpoint<T> {
     ) -> Result<()> {
         let attr = InitAttr {
             pkey_index: setup.plan.options.pkey_index.unwrap_or(0),
-            access: remote_access(setup.plan),
+            access: setup.plan.remote_access(),
             ..InitAttr::new(self.port)
         };
         let index = self.lanes.len();
@@ -178,7 +178,10 @@ impl<T: Service> Endpoint<T> {
             })
         };
         if let Some(qp) = &mut qp {
-            T::init(qp, &attr)?;
+            // The connection manager moves its queue pairs from RESET on.
+            if !setup.plan.options.cm {
+                T::init(qp, &attr)?;
+            }
             self.local.push(record(qp.qp_num())?);
         }
         if let Some(target) = &mut target {
@@ -201,19 +204,6 @@ impl<T: Service> Endpoint<T> {
         });
         Ok(())
     }
-}
-
-/// What the peer may do with the memory.
-fn remote_access(plan: &Plan<'_>) -> Access {
-    plan.verbs().fold(Access::empty(), |access, verb| {
-        access
-            | match verb {
-                Verb::Send => Access::empty(),
-                Verb::Write | Verb::WriteImm => Access::REMOTE_WRITE,
-                Verb::Read => Access::REMOTE_READ,
-                Verb::Atomic => Access::REMOTE_ATOMIC,
-            }
-    })
 }
 
 /// The SRQ of a thread, if its queue pairs have one. With XRC, also the domain of its targets.

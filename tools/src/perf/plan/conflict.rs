@@ -13,7 +13,20 @@ pub(super) fn check(verb: Verb, measure: Measure, options: &PerfOptions) -> Resu
     check_transport(options.connection, verb)?;
     check_verify(verb, measure, options)?;
     let latency = measure == Measure::Latency;
+    let by_cm = |conflict: bool| options.cm && conflict;
+    let path = [options.mtu.is_some(), options.gid_index.is_some(), options.sl != 0];
+    let grh = [options.tclass.is_some(), !options.flow_label.is_empty(), options.pkey_index.is_some()];
     let rules = [
+        (by_cm(options.connection != Connection::Rc), "--cm is for RC (-c)"),
+        (
+            by_cm(options.clients.is_some() || options.all_to_all.is_some()),
+            "--cm is for one peer: omit --clients and --all-to-all",
+        ),
+        (
+            by_cm([path, grh].concat().contains(&true)),
+            "--cm: the connection manager chooses the path: omit -m, -x, -S, --tclass, --flow-label and \
+             --pkey-index",
+        ),
         (options.rate.is_some() && options.post_list > 1, "--rate starts single messages: omit -l"),
         (options.mix.is_some() && options.all, "--mix has the sizes: omit -a"),
         (

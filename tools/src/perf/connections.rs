@@ -1,0 +1,188 @@
+//! The connections of the measured queue pairs by the connection manager (`--cm`).
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use bareverbs::Access;
+use bareverbs::qp::{Qp, QpState};
+use bareverbs::values::{AckTimeout, RnrRetry};
+use bareverbs_rdmacm::event::{Event, EventKind, RequestParam};
+use bareverbs_rdmacm::{CmId, ConnParam, EventChannel, PortSpace};
+use rustix::event::PollFlags;
+
+use super::transport::{MIN_RNR_TIMER, RETRY_CNT, Service};
+use crate::session::address;
+use crate::session::connected::{RESOLVE_LIMIT, failure};
+use crate::session::exchange::{EXCHANGE_TIMEOUT, TIMEOUT_PER_QP};
+use crate::signal::{Interrupted, Stop, Timeout, Wake};
+
+/// Attempts of a client: perftest's server listens shortly after it has asked for connections.
+const ATTEMPTS: u32 = 10;
+/// The time between two attempts.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What connections are requested or accepted with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) access: Access,
+    /// Outstanding reads and atomics; 0 for other operations.
+    pub(crate) rd_atomic: u8,
+    pub(crate) timeout: AckTimeout,
+}
+
+/// The connections of a run. They end when this is dropped.
+pub(crate) struct Connections<'s> {
+    channel: EventChannel,
+    ids: Vec<CmId>,
+    request: Request,
+    /// The identifier of a server that listens.
+    listener: Option<CmId>,
+    /// The address of a client's server.
+    server: Option<SocketAddr>,
+    stop: &'s Stop,
+}
+
+impl<'s> Connections<'s> {
+    /// Of the server `host`, or as the server.
+    pub(crate) fn new(host: Option<&str>, port: u16, request: Request, stop: &'s Stop) -> Result<Self> {
+        let channel = EventChannel::new()?;
+        let (mut listener, mut server) = (None, None);
+        match host {
+            Some(host) => server = Some(address::first(host, port)?),
+            None => {
+                let id = listener.insert(CmId::new(&channel, PortSpace::Tcp)?);
+                id.bind_addr(address::to_bind(None, port)?)?;
+                id.listen(0)?;
+            }
+        }
+        Ok(Self { channel, ids: Vec::new(), request, listener, server, stop })
+    }
+
+    /// Connects queue pairs in RESET, and moves them to RTS.
+    pub(crate) fn connect<T: Service>(&mut self, mut queue_pairs: Vec<&mut Qp<T>>) -> Result<()> {
+        let more = TIMEOUT_PER_QP * u32::try_from(queue_pairs.len()).unwrap_or(u32::MAX);
+        let limit = &mut Timeout::after(EXCHANGE_TIMEOUT + more);
+        match self.server {
+            None => self.accept(&mut queue_pairs, limit)?,
+            Some(server) => {
+                // One after the other, so that those of both sides are in the same order.
+                for qp in queue_pairs {
+                    let id = self.connect_one(server, qp, limit)?;
+                    self.ids.push(id);
+                }
+            }
+        }
+        self.listener = None;
+        Ok(())
+    }
+
+    fn connect_one<T: Service>(
+        &self,
+        server: SocketAddr,
+        qp: &mut Qp<T>,
+        limit: &mut Timeout,
+    ) -> Result<CmId> {
+        for attempt in 1.. {
+            let id = CmId::new(&self.channel, PortSpace::Tcp)?;
+            id.set_ack_timeout(self.request.timeout)?;
+            id.resolve_addr(None, server, RESOLVE_LIMIT)?;
+            loop {
+                let Event { key, kind, .. } = self.next(limit)?;
+                if key != id.key() {
+                    continue;
+                }
+                match kind {
+                    EventKind::AddrResolved => id.resolve_route(RESOLVE_LIMIT)?,
+                    EventKind::RouteResolved => id.connect(&ConnParam {
+                        responder_resources: self.request.rd_atomic,
+                        initiator_depth: self.request.rd_atomic,
+                        ..self.param(qp.qp_num())
+                    })?,
+                    EventKind::ConnectResponse(_) => {
+                        self.bring_up(&id, qp, None)?;
+                        id.establish()?;
+                        return Ok(id);
+                    }
+                    EventKind::Rejected(_) if attempt < ATTEMPTS => break,
+                    kind => {
+                        if let Some(reason) = failure(&kind, Some(&id)) {
+                            bail!(reason);
+                        }
+                    }
+                }
+            }
+            if self.stop.sleep(Instant::now() + PAUSE)? == Wake::Stopped {
+                return Err(Interrupted.into());
+            }
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    fn accept<T: Service>(&mut self, queue_pairs: &mut [&mut Qp<T>], limit: &mut Timeout) -> Result<()> {
+        let mut established = 0;
+        while established < queue_pairs.len() {
+            let Event { kind, .. } = self.next(limit).with_context(|| {
+                format!("{established} of {} connections are established", queue_pairs.len())
+            })?;
+            match kind {
+                EventKind::ConnectRequest(request) => {
+                    let RequestParam::Connection(peer) = request.param() else {
+                        bail!("the client asks for a datagram QP");
+                    };
+                    let Some(qp) = queue_pairs.get_mut(self.ids.len()) else {
+                        bail!("the client asks for more than {} connections (-q)", queue_pairs.len());
+                    };
+                    let param = ConnParam {
+                        responder_resources: self.request.rd_atomic.min(peer.responder_resources),
+                        initiator_depth: self.request.rd_atomic.min(peer.initiator_depth),
+                        ..self.param(qp.qp_num())
+                    };
+                    request.id().set_ack_timeout(self.request.timeout)?;
+                    self.bring_up(request.id(), qp, Some(&param))?;
+                    self.ids.push(request.accept(&param)?);
+                }
+                EventKind::Established(_) => established += 1,
+                kind => {
+                    if let Some(reason) = failure(&kind, None) {
+                        bail!(reason);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn param(&self, qp_num: u32) -> ConnParam<'static> {
+        ConnParam { retry_count: RETRY_CNT, rnr_retry_count: RnrRetry::INFINITE, ..ConnParam::new(qp_num) }
+    }
+
+    /// Moves a queue pair to RTS by the attributes of its identifier. `param` limits the passive side.
+    fn bring_up<T: Service>(&self, id: &CmId, qp: &mut Qp<T>, param: Option<&ConnParam<'_>>) -> Result<()> {
+        for state in [QpState::INIT, QpState::RTR, QpState::RTS] {
+            let (mut attr, mask) = id.init_qp_attr(state)?;
+            (attr.access, attr.min_rnr_timer) = (self.request.access, MIN_RNR_TIMER);
+            if let Some(param) = param {
+                (attr.max_dest_rd_atomic, attr.max_rd_atomic) =
+                    (param.responder_resources, param.initiator_depth);
+            }
+            qp.modify(&attr, mask)?;
+        }
+        Ok(())
+    }
+
+    fn next(&self, limit: &mut Timeout) -> Result<Event> {
+        loop {
+            self.stop.check()?;
+            if let Some(event) = self.channel.try_wait()? {
+                return Ok(event);
+            }
+            match self.stop.wait(self.channel.as_fd(), PollFlags::IN, Some(&mut *limit))? {
+                Wake::Ready => {}
+                Wake::TimedOut => bail!("the peer does not answer the connection manager (--cm)"),
+                Wake::Stopped => return Err(Interrupted.into()),
+            }
+        }
+    }
+}
