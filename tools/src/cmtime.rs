@@ -4,12 +4,14 @@
 //! The peers meet at a controller over TCP. Then those that connect make a warm-up connection to
 //! each that listens, all connections with queue pairs, and all without.
 
+mod baseline;
 mod client;
 mod conn;
 pub(crate) mod mesh;
 mod server;
 mod steps;
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -59,8 +61,11 @@ impl Progress {
 pub(crate) fn run(options: &Cmtime) -> Result<()> {
     let stop = Stop::on_signals().context("cannot set up signal handling")?;
     let progress = Progress { json: options.json };
-    let source = address::first(&options.bind, 0)?;
+    let source = source(options, progress)?;
     let controller = address::first(&options.controller, options.port)?;
+    if options.sockets {
+        return baseline::run(options, source, controller, progress, stop);
+    }
     let listener = options.listen.then(|| listen(source)).transpose()?;
     let own = match &listener {
         Some((_, listener)) => {
@@ -69,7 +74,7 @@ pub(crate) fn run(options: &Cmtime) -> Result<()> {
         }
         None => Peer::Connects,
     };
-    let mut mesh = Mesh::join(controller, options.peers - 1, stop, || progress.say("Running as OOB root"))?;
+    let mut mesh = join(options, controller, progress, stop)?;
     let peers = mesh.exchange(own, options.peers)?;
     let listeners = listeners(&peers)?;
     let (listening, connecting) = (listeners.len() as u32, options.peers - listeners.len() as u32);
@@ -93,8 +98,28 @@ pub(crate) fn run(options: &Cmtime) -> Result<()> {
     }
 }
 
+/// The address of the device.
+fn source(options: &Cmtime, progress: Progress) -> Result<SocketAddr> {
+    if let Some(name) = &options.bind_interface {
+        let source = address::of_interface(name)?;
+        progress.say(&format!("Picking source address {} for interface {name}", source.ip()))?;
+        return Ok(source);
+    }
+    address::first(options.bind.as_deref().context("no address of the device (-b)")?, 0)
+}
+
+/// The peers, at the controller.
+fn join<'a>(
+    options: &Cmtime,
+    controller: SocketAddr,
+    progress: Progress,
+    stop: &'a Stop,
+) -> Result<Mesh<'a>> {
+    Mesh::join(controller, options.peers - 1, stop, || progress.say("Running as OOB root"))
+}
+
 /// A listener at a free port.
-fn listen(source: std::net::SocketAddr) -> Result<(EventChannel, CmId)> {
+fn listen(source: SocketAddr) -> Result<(EventChannel, CmId)> {
     let channel = EventChannel::new()?;
     let listener = CmId::new(&channel, PortSpace::Tcp)?;
     listener.bind_addr(source)?;

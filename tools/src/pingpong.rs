@@ -18,24 +18,25 @@ pub(crate) mod xsrq;
 
 use anyhow::{Context as _, Result};
 
+use self::check::Checker;
 use self::limits::DeviceLimits;
 use self::over_cm::Manager;
 use self::queues::{Datagrams, Queues, Reliable, Unreliable};
 use self::record::Record;
 use self::report::{Addresses, Checked, Figures, Report, address_line};
-use self::run::Endpoint;
+use self::run::{Endpoint, Outcome};
 use self::state::Side;
 use crate::cli::pingpong::{CommonOptions, Config, Kind, Pingpong, SingleClient};
+use crate::output;
 use crate::session::exchange::{Peer, Server};
-use crate::session::path::select_gid;
+use crate::session::path::LocalPort;
 use crate::signal::Stop;
-use crate::{devices, output};
 
 /// Records in an exchange between endpoints with several queue pairs.
 const SRQ_RECORDS: usize = 256;
 
 /// How the two sides exchange their addresses: over TCP, or by the connection manager.
-enum Session<'a, 's> {
+enum Channel<'a, 's> {
     Listen(Server),
     Connect(&'a str),
     Manager(&'a mut Manager<'s>),
@@ -63,70 +64,23 @@ fn run_transport<Q: Queues>(config: Config<'_>) -> Result<()> {
         anyhow::bail!("{conflict}");
     }
     let stop = Stop::on_signals().context("cannot set up signal handling")?;
-    let mut manager = if config.common.cm { Some(Manager::open(&config, stop)?) } else { None };
-    let (context, ib_port) = match &manager {
-        Some(manager) => manager.open_device()?,
-        None => {
-            let CommonOptions { ib_dev, ib_port, .. } = config.common;
-            (devices::open(ib_dev.as_deref(), *ib_port)?, *ib_port)
-        }
+    let common = config.common;
+    let mut manager = if common.cm { Some(Manager::open(&config, stop)?) } else { None };
+    let port = match &manager {
+        Some(manager) => manager.port()?,
+        None => LocalPort::open(common.ib_dev.as_deref(), common.ib_port, common.gid_idx)?,
     };
-    let common = &CommonOptions { ib_port, ..config.common.clone() };
+    let common = &CommonOptions { ib_port: port.number, ..common.clone() };
     let config = Config { common, ..config };
-    let device = context.device();
-    let attr = context.query_device()?;
-    let port = context.query_port(common.ib_port)?;
-    DeviceLimits::new(device.name(), &attr, common.ib_port, &port).check(&config)?;
-    let gid = match &manager {
-        Some(manager) => manager.gid(&context, ib_port, &port)?,
-        None => select_gid(common.gid_idx, ib_port, &context, &port)?,
-    };
-
-    let mut endpoint = Endpoint::<Q>::new(config, &context, &port, gid, stop)?;
-    // The server listens before it prints its first line, so a reader of this line can start the
-    // client.
-    let session = match (&mut manager, &common.host) {
-        (Some(manager), _) => Session::Manager(manager),
-        (None, None) => Session::Listen(Server::listen(common.port)?),
-        (None, Some(host)) => Session::Connect(host),
-    };
-    if !common.json {
-        show_addresses(config.kind, "local", endpoint.local())?;
-    }
-    let places = if config.kind == Kind::Srq { SRQ_RECORDS } else { 1 };
-    let remote = match session {
-        Session::Listen(server) => exchange_as_server(&mut endpoint, server, places, stop)?,
-        Session::Connect(host) => exchange_as_client(&endpoint, host, common.port, places, stop)?,
-        Session::Manager(manager) => manager.exchange(&mut endpoint)?,
-    };
-    if !common.json {
-        show_addresses(config.kind, "remote", &remote)?;
-    }
+    DeviceLimits::query(&port)?.check(&config)?;
+    let mut endpoint = Endpoint::<Q>::new(config, &port, stop)?;
+    let remote = exchange(&config, &mut endpoint, manager.as_mut(), stop)?;
     if endpoint.side() == Side::Client {
         endpoint.connect(&remote)?;
         manager.as_ref().map_or(Ok(()), Manager::establish)?;
     }
     let outcome = endpoint.run()?;
-
-    let report = Report {
-        transport: config.kind,
-        side: endpoint.side(),
-        device: device.name().into(),
-        port: common.ib_port,
-        gid_index: gid.map(|(index, _)| index.into()),
-        mtu: config.mtu.unwrap_or(port.active_mtu).bytes(),
-        local: Addresses::new(config.kind, endpoint.local()),
-        remote: Addresses::new(config.kind, &remote),
-        size: config.size,
-        iters: common.iters,
-        inline: endpoint.inline(),
-        events: outcome.events,
-        figures: Figures::new(config.size, common.iters, outcome.time),
-        timestamps: outcome.latency,
-        check: endpoint
-            .checker()
-            .map(|checker| Checked { messages: checker.checked(), data: checker.source() }),
-    };
+    let report = report(&config, &port, &endpoint, &remote, outcome);
     if common.json {
         output::line(&serde_json::to_string_pretty(&report)?)?;
     } else {
@@ -142,14 +96,71 @@ fn run_transport<Q: Queues>(config: Config<'_>) -> Result<()> {
     // commands. With ODP they are destroyed explicitly: at exit the address space is torn down
     // before the queue pairs, and a late message of the peer would be answered with a fault.
     if !config.on_demand() {
-        std::mem::forget((endpoint, context));
+        std::mem::forget((endpoint, port));
     }
     Ok(())
 }
 
-fn show_addresses(kind: Kind, whose: &str, records: &[Record]) -> Result<()> {
-    let lines: Vec<_> = records.iter().map(|record| address_line(kind, whose, record)).collect();
+/// Exchanges the addresses with the peer, and prints them. The queue pairs of a server are connected
+/// then.
+fn exchange<Q: Queues>(
+    config: &Config<'_>,
+    endpoint: &mut Endpoint<'_, Q>,
+    manager: Option<&mut Manager<'_>>,
+    stop: &Stop,
+) -> Result<Vec<Record>> {
+    let common = config.common;
+    // The server listens before it prints its first line, so a reader of this line can start the
+    // client.
+    let channel = match (manager, &common.host) {
+        (Some(manager), _) => Channel::Manager(manager),
+        (None, None) => Channel::Listen(Server::listen(common.port)?),
+        (None, Some(host)) => Channel::Connect(host),
+    };
+    show_addresses(config, "local", endpoint.local())?;
+    let places = if config.kind == Kind::Srq { SRQ_RECORDS } else { 1 };
+    let remote = match channel {
+        Channel::Listen(server) => exchange_as_server(endpoint, server, places, stop)?,
+        Channel::Connect(host) => exchange_as_client(endpoint, host, common.port, places, stop)?,
+        Channel::Manager(manager) => manager.exchange(endpoint)?,
+    };
+    show_addresses(config, "remote", &remote)?;
+    Ok(remote)
+}
+
+fn show_addresses(config: &Config<'_>, whose: &str, records: &[Record]) -> Result<()> {
+    if config.common.json {
+        return Ok(());
+    }
+    let lines: Vec<_> = records.iter().map(|record| address_line(config.kind, whose, record)).collect();
     Ok(output::line(&lines.join("\n"))?)
+}
+
+fn report<Q: Queues>(
+    config: &Config<'_>,
+    port: &LocalPort,
+    endpoint: &Endpoint<'_, Q>,
+    remote: &[Record],
+    outcome: Outcome,
+) -> Report {
+    let checked = |checker: &Checker| Checked { messages: checker.checked(), data: checker.source() };
+    Report {
+        transport: config.kind,
+        side: endpoint.side(),
+        device: port.context.device().name().into(),
+        port: port.number,
+        gid_index: port.gid.map(|(index, _)| index.into()),
+        mtu: config.mtu.unwrap_or(port.attr.active_mtu).bytes(),
+        local: Addresses::new(config.kind, endpoint.local()),
+        remote: Addresses::new(config.kind, remote),
+        size: config.size,
+        iters: config.common.iters,
+        inline: endpoint.inline(),
+        events: outcome.events,
+        figures: Figures::new(config.size, config.common.iters, outcome.time),
+        timestamps: outcome.latency,
+        check: endpoint.checker().map(checked),
+    }
 }
 
 /// The server's part of the exchange. Its queue pairs are ready to receive before it sends its

@@ -8,7 +8,7 @@
 
 mod mapped;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use bareverbs_rdmacm::stream::StreamOptions;
@@ -186,7 +186,19 @@ impl Tool<'_> {
         socket.end()
     }
 
+    /// A connection with the options of the program.
     fn connect(&mut self, goal: Goal) -> Result<Socket<'static>> {
+        let socket = self.open(goal)?;
+        if let Some(seconds) = self.options.keepalive {
+            socket.set_keepalive(Duration::from_secs(seconds.into()))?;
+            if !self.options.json {
+                output::line(&format!("Keepalive: ON\n  time: {seconds}"))?;
+            }
+        }
+        Ok(socket)
+    }
+
+    fn open(&mut self, goal: Goal) -> Result<Socket<'static>> {
         let Rstream { server: host, bind, port, .. } = self.options;
         let (waiting, stop) = (self.options.waiting(), self.stop);
         let stream = self.stream_options(goal);

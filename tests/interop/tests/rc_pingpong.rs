@@ -215,6 +215,19 @@ fn odp_runs_with_kernel_support() -> Outcome {
     Ok(bareverbs_test_support::Completion::Completed)
 }
 
+#[kernel_test]
+fn unprotected_memory_is_ordinary_memory_outside_of_confidential_guests() {
+    let options = &["-U", "-n", "20"][..];
+    // The provider of librxe has no parent domains, which the C program asks for.
+    let theirs = RdmaCore(if device::is_soft_roce() { &options[1..] } else { options });
+    let ours = Bareverbs(options);
+    nothing_leaks(|| {
+        for (server, client) in [(ours, theirs), (theirs, ours), (ours, ours)] {
+            run_pingpong(server, client).expect_regular(4096, 20);
+        }
+    });
+}
+
 #[kernel_test(device::timestamps)]
 fn completion_timestamps() {
     const STARTS: [&str; 3] = ["Max", "Min", "Average"];

@@ -154,8 +154,11 @@ pub(crate) struct RdmaXclient {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Cmtime {
     /// IP address of the device
-    #[arg(short, long, value_name = "ADDR")]
-    pub(crate) bind: String,
+    #[arg(short, long, value_name = "ADDR", required_unless_present = "bind_interface")]
+    pub(crate) bind: Option<String>,
+    /// Network interface of the device, whose first IP address is used
+    #[arg(short = 'B', long, value_name = "INTERFACE", conflicts_with = "bind")]
+    pub(crate) bind_interface: Option<String>,
     /// IP address of the controller; the peer that can bind to it is the controller
     #[arg(short = 'C', long, value_name = "HOST")]
     pub(crate) controller: String,
@@ -183,6 +186,9 @@ pub(crate) struct Cmtime {
     /// Retries of address and route resolution
     #[arg(short, long, default_value = "2", value_parser = number::<u32>(0, 1000))]
     pub(crate) retries: u32,
+    /// Measure connections over TCP, for comparison; two peers only
+    #[arg(short = 'S', long)]
+    pub(crate) sockets: bool,
     /// Time limit of address and route resolution, in milliseconds
     #[arg(short, long, value_name = "MILLISECONDS", default_value = "2000", value_parser = number::<u32>(1, 3_600_000))]
     pub(crate) timeout: u32,
@@ -253,6 +259,8 @@ mod tests {
             ("cmtime -b 10.1.0.1 -C 10.1.0.1 -q 1", "between 2 and 16777215"),
             ("rdma-xserver -c u", "must be r (RC) or x (XRC)"),
             ("cmtime -b 10.1.0.1", "--controller <HOST>"),
+            ("cmtime -C 10.1.0.1", "--bind <ADDR>"),
+            ("cmtime -b 10.1.0.1 -B eth0 -C 10.1.0.1", "cannot be used with"),
         ] {
             let text = parse(line).expect_err(line).to_string();
             assert!(text.contains(reason), "{line}: {text}");

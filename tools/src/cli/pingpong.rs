@@ -108,6 +108,9 @@ pub(crate) struct RcPingpong {
     /// Post sends by a batch, as ibv_wr_start does, instead of as a list
     #[arg(short = 'N', long = "new_send")]
     new_send: bool,
+    /// Allow memory that a confidential guest shares with its host, where the device needs it
+    #[arg(short = 'U', long)]
+    allow_cc_unprotected: bool,
 }
 
 /// The options of ibv_uc_pingpong.
@@ -212,6 +215,7 @@ pub(crate) struct Config<'a> {
     pub(crate) ts: bool,
     pub(crate) dm: bool,
     pub(crate) new_send: bool,
+    pub(crate) allow_cc_unprotected: bool,
 }
 
 impl SingleClient {
@@ -222,14 +226,15 @@ impl SingleClient {
             ..Config::new(kind, common, path.size)
         };
         match self {
-            Self::Rc(RcPingpong { common, path, odp, iodp, prefetch, ts, dm, new_send }) => Config {
-                odp: *odp,
-                iodp: *iodp,
-                prefetch: *prefetch,
-                ts: *ts,
-                dm: *dm,
-                new_send: *new_send,
-                ..connected(Kind::Rc, common, path)
+            Self::Rc(rc) => Config {
+                odp: rc.odp,
+                iodp: rc.iodp,
+                prefetch: rc.prefetch,
+                ts: rc.ts,
+                dm: rc.dm,
+                new_send: rc.new_send,
+                allow_cc_unprotected: rc.allow_cc_unprotected,
+                ..connected(Kind::Rc, &rc.common, &rc.path)
             },
             Self::Uc(UcPingpong { common, path }) => connected(Kind::Uc, common, path),
             Self::Ud(UdPingpong { common, size }) => Config::new(Kind::Ud, common, *size),
@@ -254,6 +259,7 @@ impl<'a> Config<'a> {
             ts: false,
             dm: false,
             new_send: false,
+            allow_cc_unprotected: false,
         }
     }
 
@@ -266,6 +272,8 @@ impl<'a> Config<'a> {
     pub(crate) fn conflict(&self) -> Option<String> {
         if self.on_demand() && self.dm {
             Some("device memory (-j) cannot be on demand (-o, -O)".into())
+        } else if self.allow_cc_unprotected && (self.on_demand() || self.dm) {
+            Some("unprotected memory (-U) cannot be on demand (-o, -O) or of the device (-j)".into())
         } else if self.prefetch && !self.on_demand() {
             Some("prefetch (-P) requires on-demand memory (-o, -O)".into())
         } else if self.num_qp > self.common.rx_depth {
@@ -298,9 +306,10 @@ mod tests {
         parse(kind, args).expect_err("must be refused").to_string()
     }
 
-    fn switches(config: &Config<'_>) -> [bool; 9] {
+    fn switches(config: &Config<'_>) -> [bool; 10] {
         let CommonOptions { events, chk, json, .. } = *config.common;
-        [events, chk, json, config.odp, config.iodp, config.prefetch, config.ts, config.dm, config.new_send]
+        let &Config { odp, iodp, prefetch, ts, dm, new_send, allow_cc_unprotected, .. } = config;
+        [events, chk, json, odp, iodp, prefetch, ts, dm, new_send, allow_cc_unprotected]
     }
 
     #[test]
@@ -315,7 +324,7 @@ mod tests {
             assert_eq!(config.size, if kind == Kind::Ud { 1024 } else { 4096 });
             assert_eq!(config.mtu, (kind != Kind::Ud).then_some(Mtu::Mtu1024));
             assert_eq!(config.num_qp, if kind == Kind::Srq { 16 } else { 1 });
-            assert_eq!(switches(&config), [false; 9]);
+            assert_eq!(switches(&config), [false; 10]);
         }
     }
 
@@ -327,7 +336,7 @@ mod tests {
     const CONNECTED: &[Kind] = &[Kind::Rc, Kind::Uc, Kind::Srq];
     const RC: &[Kind] = &[Kind::Rc];
 
-    const OPTIONS: [Case; 18] = [
+    const OPTIONS: [Case; 19] = [
         ("-p", "--port", Some("4711"), |o| o.common.port == 4711, ALL),
         ("-d", "--ib-dev", Some("rxe0"), |o| o.common.ib_dev.as_deref() == Some("rxe0"), ALL),
         ("-i", "--ib-port", Some("2"), |o| o.common.ib_port == 2, ALL),
@@ -346,6 +355,7 @@ mod tests {
         ("-t", "--ts", None, |o| o.ts, RC),
         ("-j", "--dm", None, |o| o.dm, RC),
         ("-N", "--new_send", None, |o| o.new_send, RC),
+        ("-U", "--allow-cc-unprotected", None, |o| o.allow_cc_unprotected, RC),
     ];
 
     #[test]
@@ -433,7 +443,10 @@ mod tests {
         assert!(conflict("rc", &["-o", "-j"]).unwrap().contains("cannot be on demand"));
         assert!(conflict("rc", &["-O", "-j"]).unwrap().contains("cannot be on demand"));
         assert!(conflict("rc", &["-P"]).unwrap().contains("requires on-demand"));
-        for fine in [&["-o", "-P"][..], &["-O", "-P"], &["-j"], &["-o"], &["-r", "1"], &[]] {
+        for memory in ["-o", "-O", "-j"] {
+            assert!(conflict("rc", &["-U", memory]).unwrap().contains("unprotected memory (-U)"));
+        }
+        for fine in [&["-U"][..], &["-o", "-P"], &["-O", "-P"], &["-j"], &["-o"], &["-r", "1"], &[]] {
             assert_eq!(conflict("rc", fine), None, "{fine:?}");
         }
         assert_eq!(

@@ -86,6 +86,9 @@ pub(crate) struct Rstream {
     /// Port of the connection manager, or of TCP
     #[arg(short, long, default_value = "7471", value_parser = number::<u16>(0, 65535))]
     pub(crate) port: u16,
+    /// Probe the connection each time it is idle for this many seconds
+    #[arg(short, long, value_name = "SECONDS", value_parser = number::<u32>(1, 32767))]
+    pub(crate) keepalive: Option<u32>,
     /// A variation of the tests; may be repeated
     #[arg(short = 'T', long = "test", value_name = "OPTION", value_enum)]
     tests: Vec<TestOption>,

@@ -1,9 +1,11 @@
 //! Compares the requested features with the device's capabilities before any object is created.
 
-use bareverbs::device::{DeviceAttr, PortAttr};
+use bareverbs::Result;
+use bareverbs::device::DeviceCapFlags;
 use bareverbs::values::Mtu;
 
 use crate::cli::pingpong::{Config, Kind, XsrqPingpong};
+use crate::session::path::LocalPort;
 
 const ODP_SUPPORT: u64 = 1 << 0;
 const ODP_IMPLICIT: u64 = 1 << 1;
@@ -29,6 +31,7 @@ pub(crate) struct DeviceLimits {
     pub(crate) xrc: bool,
     pub(crate) timestamp_mask: u64,
     pub(crate) max_dm_size: u64,
+    pub(crate) cc_dma_bounce: bool,
 }
 
 /// A requested feature that the device does not support.
@@ -40,12 +43,13 @@ pub(crate) struct Unsupported {
 }
 
 impl DeviceLimits {
-    pub(crate) fn new(device: &str, attr: &DeviceAttr, port: u8, port_attr: &PortAttr) -> Self {
-        Self {
-            device: device.into(),
-            port,
-            max_msg_sz: port_attr.max_msg_sz,
-            active_mtu: port_attr.active_mtu,
+    pub(crate) fn query(port: &LocalPort) -> Result<Self> {
+        let attr = port.context.query_device()?;
+        Ok(Self {
+            device: port.context.device().name().into(),
+            port: port.number,
+            max_msg_sz: port.attr.max_msg_sz,
+            active_mtu: port.attr.active_mtu,
             max_cqe: attr.max_cqe,
             max_qp: attr.max_qp,
             max_qp_wr: attr.max_qp_wr,
@@ -56,7 +60,8 @@ impl DeviceLimits {
             xrc: attr.device_cap_flags.bits() & XRC != 0,
             timestamp_mask: attr.completion_timestamp_mask,
             max_dm_size: attr.max_dm_size,
-        }
+            cc_dma_bounce: attr.device_cap_flags.contains(DeviceCapFlags::CC_DMA_BOUNCE),
+        })
     }
 
     /// Returns the first requested feature that is unsupported.
@@ -177,6 +182,10 @@ impl DeviceLimits {
         if requested.dm && self.max_dm_size == 0 {
             return Some("-j requires device memory (max_dm_size)".into());
         }
+        // Other devices reach all memory. Doorbell records stay in memory of the library.
+        if requested.allow_cc_unprotected && self.cc_dma_bounce {
+            return Some("-U: doorbell records can't be in unprotected memory (CC_DMA_BOUNCE)".into());
+        }
         None
     }
 }
@@ -205,6 +214,7 @@ mod tests {
             xrc: false,
             timestamp_mask: 0,
             max_dm_size: 0,
+            cc_dma_bounce: false,
         }
     }
 
@@ -225,6 +235,7 @@ mod tests {
     fn rxe_supports_the_common_options() {
         result_of(&rxe(), &["-s", "0x800000", "-m", "1024", "-r", "8000", "-e", "-o", "-P", "-c", "-N"])
             .unwrap();
+        result_of(&rxe(), &["-U"]).unwrap();
     }
 
     #[test]
@@ -236,6 +247,13 @@ mod tests {
         ] {
             assert_eq!(result_of(&rxe(), &[option]).unwrap_err(), missing);
         }
+    }
+
+    #[test]
+    fn unprotected_memory_is_refused_where_the_device_needs_it() {
+        let confidential = DeviceLimits { cc_dma_bounce: true, ..rxe() };
+        let text = result_of(&confidential, &["-U"]).unwrap_err();
+        assert_eq!(text, "rxe0: -U: doorbell records can't be in unprotected memory (CC_DMA_BOUNCE)");
     }
 
     #[test]

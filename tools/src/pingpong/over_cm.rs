@@ -7,10 +7,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use bareverbs::device::PortAttr;
 use bareverbs::qp::QpType;
-use bareverbs::values::GidIndex;
-use bareverbs::{Context, Gid};
 use bareverbs_rdmacm::event::{Event, EventKind, UdPeer};
 use bareverbs_rdmacm::{CmId, ConnParam, EventChannel, PeerParam, PortSpace, PrivateData};
 use rustix::event::PollFlags;
@@ -20,8 +17,9 @@ use super::record::{RECORD_LEN, Record};
 use super::run::Endpoint;
 use crate::cli::pingpong::{Config, Kind};
 use crate::session::address;
-use crate::session::connected::{self, RESOLVE_LIMIT, failure};
+use crate::session::connected::{RESOLVE_LIMIT, failure};
 use crate::session::exchange::{EXCHANGE_TIMEOUT, TIMEOUT_PER_QP};
+use crate::session::path::LocalPort;
 use crate::signal::{Interrupted, Stop, Timeout, Wake};
 
 /// The identifiers of the queue pairs.
@@ -123,23 +121,9 @@ impl<'a> Manager<'a> {
         Ok(())
     }
 
-    /// Opens the device that the address of the peer leads to. Returns it with its port.
-    pub(super) fn open_device(&self) -> Result<(Context, u8)> {
-        connected::open_device(self.first()?)
-    }
-
-    /// The GID of the local address and its index; `None` on InfiniBand, which needs no GID.
-    pub(super) fn gid(
-        &self,
-        context: &Context,
-        ib_port: u8,
-        port: &PortAttr,
-    ) -> Result<Option<(GidIndex, Gid)>> {
-        connected::local_gid(self.first()?, context, ib_port, port)
-    }
-
-    fn first(&self) -> Result<&CmId> {
-        self.ids.first().context("there is no connection")
+    /// The port that the address of the peer leads to.
+    pub(super) fn port(&self) -> Result<LocalPort> {
+        LocalPort::of_route(self.ids.first().context("there is no connection")?)
     }
 
     /// Exchanges the records. The queue pairs of a server are connected then.

@@ -1,15 +1,14 @@
 //! The endpoint (queue pairs and memory) and the run.
 
-use std::net::Ipv6Addr;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use bareverbs::cq::WorkCompletion;
-use bareverbs::device::{LinkLayer, PortAttr};
+use bareverbs::device::LinkLayer;
 use bareverbs::qp::{Payload, RecvRequest};
 use bareverbs::values::{GidIndex, Mtu};
-use bareverbs::{Access, Context, Gid, WcStatus};
+use bareverbs::{Access, Gid, Pd, WcStatus};
 
 use super::check::{Checker, FILL, Scheme};
 use super::latency::{Latency, LatencyFigures};
@@ -21,7 +20,7 @@ use super::state::{Actions, RECV_ID, RunState, SEND_ID, Side};
 use super::wait::{CompletionWaiter, TimedCompletion, WaitMode};
 use crate::cli::pingpong::{Config, Kind};
 use crate::output;
-use crate::session::path::{ah_attr, random_psn};
+use crate::session::path::{LocalPort, ah_attr, random_psn};
 use crate::session::status;
 use crate::signal::Stop;
 
@@ -118,6 +117,23 @@ impl Layout {
     }
 }
 
+/// Registers the memory that the options name.
+fn register(config: &Config<'_>, pd: &Pd, bytes: usize, fill: u8) -> Result<Memory> {
+    let mut access = Access::LOCAL_WRITE;
+    access.set(Access::ON_DEMAND, config.odp);
+    let memory = match config {
+        Config { dm: true, .. } => Memory::device(pd, bytes, fill)?,
+        Config { iodp: true, .. } => Memory::implicit_odp(pd, bytes, fill)?,
+        _ => Memory::host(pd, bytes, fill, access)?,
+    };
+    if config.prefetch
+        && let Err(error) = memory.prefetch()
+    {
+        output::diagnostic(&format!("Couldn't prefetch MR. Continue anyway: {error}"));
+    }
+    Ok(memory)
+}
+
 /// Whether the `wr_id` is that of a send, or of the probe of the peer.
 fn is_send(wr_id: u64) -> bool {
     u64::from(wr_id as u32) != RECV_ID
@@ -130,14 +146,8 @@ fn recv_id(slot: u32) -> u64 {
 
 impl<'a, Q: Queues> Endpoint<'a, Q> {
     /// Creates all objects, brings the queue pairs to INIT and posts the receives.
-    pub(crate) fn new(
-        config: Config<'a>,
-        context: &Context,
-        port: &PortAttr,
-        gid: Option<(GidIndex, Gid)>,
-        stop: &'a Stop,
-    ) -> Result<Self> {
-        let common = config.common;
+    pub(crate) fn new(config: Config<'a>, port: &LocalPort, stop: &'a Stop) -> Result<Self> {
+        let (common, context) = (config.common, &port.context);
         let side = if common.host.is_some() { Side::Client } else { Side::Server };
         let size = config.size as usize;
         let depth = common.rx_depth;
@@ -150,18 +160,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
 
         let layout = Layout::new(&config, Q::HEADROOM);
         let bytes = layout.bytes().context("the buffer size overflows")?;
-        let mut access = Access::LOCAL_WRITE;
-        access.set(Access::ON_DEMAND, config.odp);
-        let memory = match config {
-            Config { dm: true, .. } => Memory::device(&pd, bytes, fill)?,
-            Config { iodp: true, .. } => Memory::implicit_odp(&pd, bytes, fill)?,
-            _ => Memory::host(&pd, bytes, fill, access)?,
-        };
-        if config.prefetch
-            && let Err(error) = memory.prefetch()
-        {
-            output::diagnostic(&format!("Couldn't prefetch MR. Continue anyway: {error}"));
-        }
+        let memory = register(&config, &pd, bytes, fill)?;
 
         let mode = WaitMode { events: common.events, timestamps: config.ts };
         let waiter = CompletionWaiter::new(context, depth + config.num_qp, config.num_qp, mode, stop)?;
@@ -170,11 +169,9 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         let inline = queues.max_inline() as usize >= size && !config.dm;
 
         let numbers = queues.qp_nums();
-        let local = numbers.iter().map(|&qpn| {
-            let psn = random_psn()?;
-            let gid = gid.map_or(Ipv6Addr::UNSPECIFIED, |(_, gid)| gid.0.into());
-            Ok(Record { lid: port.lid, qpn, psn, gid })
-        });
+        let local = numbers
+            .iter()
+            .map(|&qpn| Ok(Record { lid: port.attr.lid, qpn, psn: random_psn()?, gid: port.record_gid() }));
         let scheme = match config.kind {
             Kind::Srq => Scheme::Identical,
             _ => Scheme::Distinct(common.iters.into()),
@@ -194,8 +191,8 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
             inline,
             message: if inline || common.chk { filled(size, fill)? } else { Vec::new() },
             checker,
-            link_layer: port.link_layer,
-            gid_index: gid.map(|(index, _)| index),
+            link_layer: port.attr.link_layer,
+            gid_index: port.gid.map(|(index, _)| index),
             local: local.collect::<Result<_>>()?,
             posted: vec![0; numbers.len()],
             received: vec![0; numbers.len()],

@@ -18,10 +18,10 @@ use self::record::XrcRecord;
 use super::limits::DeviceLimits;
 use super::state::Side;
 use crate::cli::pingpong::XsrqPingpong;
+use crate::output;
 use crate::session::exchange::{Peer, Server};
-use crate::session::path::select_gid;
+use crate::session::path::LocalPort;
 use crate::signal::Stop;
-use crate::{devices, output};
 
 /// The file that identifies the XRC domain of a host's programs, as in the C program.
 const XRC_DOMAIN_FILE: &str = "/tmp/xrc_domain";
@@ -47,14 +47,9 @@ struct Report<'a> {
 /// Runs to the end.
 pub(super) fn run(options: &XsrqPingpong) -> Result<()> {
     let stop = Stop::on_signals().context("cannot set up signal handling")?;
-    let context = devices::open(options.ib_dev.as_deref(), options.ib_port)?;
-    let device = context.device();
-    let attr = context.query_device()?;
-    let port = context.query_port(options.ib_port)?;
-    DeviceLimits::new(device.name(), &attr, options.ib_port, &port).check_xrc(options)?;
-    let gid = select_gid(options.gid_idx, options.ib_port, &context, &port)?;
-
-    let mut endpoint = Endpoint::new(options, &context, &port, gid, domain_file().as_ref(), stop)?;
+    let port = LocalPort::open(options.ib_dev.as_deref(), options.ib_port, options.gid_idx)?;
+    DeviceLimits::query(&port)?.check_xrc(options)?;
+    let mut endpoint = Endpoint::new(options, &port, domain_file().as_ref(), stop)?;
     let peers = match &options.host {
         None => exchange_as_server(options, &mut endpoint, stop)?,
         Some(host) => vec![exchange_as_client(options, &mut endpoint, host, stop)?],
@@ -78,9 +73,9 @@ pub(super) fn run(options: &XsrqPingpong) -> Result<()> {
     let report = Report {
         transport: "xsrq",
         side: endpoint.side(),
-        device: device.name(),
+        device: port.context.device().name(),
         port: options.ib_port,
-        gid_index: gid.map(|(index, _)| index.into()),
+        gid_index: port.gid.map(|(index, _)| index.into()),
         mtu: options.mtu.bytes(),
         local: endpoint.local(),
         remote: endpoint.remote(),

@@ -1,6 +1,6 @@
 //! Addresses of the tools that use the connection manager.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, ToSocketAddrs};
 
 use anyhow::{Context as _, Result};
 use bareverbs::Gid;
@@ -33,6 +33,17 @@ pub(crate) fn to_bind(host: Option<&str>, port: u16) -> Result<SocketAddr> {
     }
 }
 
+/// The first IP address of a network interface.
+pub(crate) fn of_interface(name: &str) -> Result<SocketAddr> {
+    let mut addresses = nix::ifaddrs::getifaddrs().context("cannot list the interfaces")?;
+    let found = addresses.find_map(|interface| {
+        let address = interface.address.filter(|_| interface.interface_name == name)?;
+        let v4 = address.as_sockaddr_in().map(|&address| SocketAddrV4::from(address).into());
+        v4.or_else(|| address.as_sockaddr_in6().map(|&address| SocketAddrV6::from(address).into()))
+    });
+    found.with_context(|| format!("no interface {name} has an IP address"))
+}
+
 /// The first address of a host that is given in a format.
 pub(crate) fn of_format(format: AddressFormat, host: &str, port: u16, space: PortSpace) -> Result<Addr> {
     Ok(match format {
@@ -59,6 +70,12 @@ pub(crate) fn unspecified(format: AddressFormat, port: u16, space: PortSpace) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn interface_has_its_first_address() {
+        assert_eq!(of_interface("lo").unwrap(), "127.0.0.1:0".parse().unwrap());
+        assert!(of_interface("none").unwrap_err().to_string().contains("interface none"));
+    }
 
     #[test]
     fn format_selects_the_address_parser() {

@@ -1,14 +1,12 @@
 //! Connected queue pairs of the tools over the connection manager.
 
-use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use bareverbs::device::{GidType, LinkLayer, PortAttr};
 use bareverbs::qp::QpState;
-use bareverbs::values::{GidIndex, MinRnrTimer};
-use bareverbs::{Access, Context, Done, Endpoint, Errno, Gid, RegionMut};
+use bareverbs::values::MinRnrTimer;
+use bareverbs::{Access, Done, Endpoint, Errno, RegionMut};
 use bareverbs_rdmacm::connection::{ConnectOptions, Connected, Incoming, Listener};
 use bareverbs_rdmacm::event::{EventKind, Unreachable};
 use bareverbs_rdmacm::{CmId, Error as CmError, Waiting};
@@ -30,33 +28,6 @@ pub(crate) fn within<T>(
 ) -> Result<T> {
     let ended = waiting.wait_timeout(limit);
     Ok(ended.with_context(|| format!("{step}: no answer within {limit:?}"))??)
-}
-
-/// Opens the device of an identifier's route. Returns it with its port.
-pub(crate) fn open_device(id: &CmId) -> Result<(Context, u8)> {
-    let device = id.addresses()?.device.context("the route to the address has no RDMA device")?;
-    Ok((device.find()?.open()?, device.port.0))
-}
-
-/// The GID of an identifier's local address and its index; `None` on InfiniBand, which needs no GID.
-pub(crate) fn local_gid(
-    id: &CmId,
-    context: &Context,
-    ib_port: u8,
-    port: &PortAttr,
-) -> Result<Option<(GidIndex, Gid)>> {
-    if port.link_layer != LinkLayer::ETHERNET {
-        return Ok(None);
-    }
-    let [local, _] = id.gids()?;
-    let local = local.context("the connection has no local GID")?.gid;
-    let table = context.gid_table()?;
-    let entries = table.iter().filter(|entry| entry.port.0 == ib_port && entry.gid == local);
-    // A GID may be in the table for RoCE v1, too, which the connection manager does not use.
-    let entry = entries.max_by_key(|entry| entry.gid_type == GidType::ROCE_V2);
-    let address = IpAddr::from(local.0).to_canonical();
-    let entry = entry.with_context(|| format!("port {ib_port} has no GID {address}"))?;
-    Ok(Some((entry.index, entry.gid)))
 }
 
 /// Moves an endpoint to RTS by the attributes of its identifier.

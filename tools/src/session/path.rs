@@ -1,13 +1,67 @@
-//! The path between two sides: the local GID, the first PSN, and the address of the peer's port.
+//! The path between two sides: the local port with its GID, the first PSN, and the address of the
+//! peer's port.
+
+use std::net::{IpAddr, Ipv6Addr};
 
 use anyhow::{Context as _, Result};
 use bareverbs::ah::AhAttr;
-use bareverbs::device::{LinkLayer, PortAttr};
+use bareverbs::device::{GidType, LinkLayer, PortAttr};
 use bareverbs::values::GidIndex;
 use bareverbs::{Context, Gid};
+use bareverbs_rdmacm::CmId;
 
 use crate::devinfo::gid_type;
-use crate::output;
+use crate::{devices, output};
+
+/// The port of an open device that a run uses.
+#[derive(Debug)]
+pub(crate) struct LocalPort {
+    pub(crate) context: Context,
+    pub(crate) number: u8,
+    pub(crate) attr: PortAttr,
+    /// `None` on InfiniBand without a GID index.
+    pub(crate) gid: Option<(GidIndex, Gid)>,
+}
+
+impl LocalPort {
+    /// The port of the device of this name, or of the first device that [`devices::open`] finds.
+    pub(crate) fn open(device: Option<&str>, number: u8, gid_index: Option<i32>) -> Result<Self> {
+        let context = devices::open(device, number)?;
+        let attr = context.query_port(number)?;
+        let gid = select_gid(gid_index, number, &context, &attr)?;
+        Ok(Self { context, number, attr, gid })
+    }
+
+    /// The port and the GID of an identifier's route.
+    pub(crate) fn of_route(id: &CmId) -> Result<Self> {
+        let device = id.addresses()?.device.context("the route to the address has no RDMA device")?;
+        let (context, number) = (device.find()?.open()?, device.port.0);
+        let attr = context.query_port(number)?;
+        let gid = match attr.link_layer {
+            LinkLayer::ETHERNET => Some(gid_of_route(id, &context, number)?),
+            _ => None,
+        };
+        Ok(Self { context, number, attr, gid })
+    }
+
+    /// The GID in the form of address records: all zero if there is none.
+    pub(crate) fn record_gid(&self) -> Ipv6Addr {
+        self.gid.map_or(Ipv6Addr::UNSPECIFIED, |(_, gid)| gid.0.into())
+    }
+}
+
+/// The GID of an identifier's local address and its index.
+fn gid_of_route(id: &CmId, context: &Context, port: u8) -> Result<(GidIndex, Gid)> {
+    let [local, _] = id.gids()?;
+    let local = local.context("the connection has no local GID")?.gid;
+    let table = context.gid_table()?;
+    let entries = table.iter().filter(|entry| entry.port.0 == port && entry.gid == local);
+    // A GID may be in the table for RoCE v1, too, which the connection manager does not use.
+    let entry = entries.max_by_key(|entry| entry.gid_type == GidType::ROCE_V2);
+    let address = IpAddr::from(local.0).to_canonical();
+    let entry = entry.with_context(|| format!("port {port} has no GID {address}"))?;
+    Ok((entry.index, entry.gid))
+}
 
 /// The local GID and its index: the entry at `index` if it is not negative, else the port's default
 /// GID on RoCE. `None` on InfiniBand, which needs no GID.

@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 use bareverbs::{Access, Buffer, RegionMut, RemoteRegion};
 use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamError, StreamOptions};
 use rustix::event::PollFlags;
+use rustix::net::sockopt;
 
 use crate::signal::{Interrupted, Stop, Wake};
 
@@ -81,6 +82,18 @@ impl<'a> Socket<'a> {
     /// Connects to a server over TCP.
     pub(crate) fn connect_tcp(peer: SocketAddr, waiting: Waiting, stop: &'a Stop) -> io::Result<Self> {
         Self::tcp(TcpStream::connect(peer)?, waiting, stop)
+    }
+
+    /// Probes an idle connection: over RDMA at this interval, over TCP also at that of the system.
+    pub(crate) fn set_keepalive(&self, idle: Duration) -> Result<()> {
+        match &self.inner {
+            Inner::Rdma(stream) => stream.set_keepalive(Some(idle))?,
+            Inner::Tcp(stream) => {
+                sockopt::set_tcp_keepidle(stream, idle)?;
+                sockopt::set_socket_keepalive(stream, true)?;
+            }
+        }
+        Ok(())
     }
 
     /// Sends all of `bytes`.

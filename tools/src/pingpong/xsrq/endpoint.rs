@@ -2,12 +2,11 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::net::Ipv6Addr;
 use std::os::fd::AsFd;
 
 use anyhow::{Context as _, Result};
 use bareverbs::cq::WorkCompletion;
-use bareverbs::device::{LinkLayer, PortAttr};
+use bareverbs::device::LinkLayer;
 use bareverbs::qp::{
     InitAttr, Operation, Payload, Qp, QpCap, QpInit, RecvRequest, RtrAttr, RtsAttr, SendFlags, SendRequest,
     UcRtrAttr,
@@ -17,14 +16,14 @@ use bareverbs::values::{GidIndex, RnrRetry};
 use bareverbs::xrc::{
     XrcOperation, XrcSend, XrcSrq, XrcSrqInit, XrcTarget, XrcTargetRtsAttr, Xrcd, XrcdShare,
 };
-use bareverbs::{Access, Buffer, Context, Gid, Mr, Pd, WcStatus};
+use bareverbs::{Access, Buffer, Gid, Mr, Pd, WcStatus};
 
 use super::record::XrcRecord;
 use crate::cli::pingpong::XsrqPingpong;
 use crate::pingpong::queues::{ACK_TIMEOUT, RETRY_CNT};
 use crate::pingpong::state::{RECV_ID, SEND_ID, Side};
 use crate::pingpong::wait::{CompletionWaiter, WaitMode};
-use crate::session::path::{ah_attr, random_psn};
+use crate::session::path::{LocalPort, ah_attr, random_psn};
 use crate::session::status;
 use crate::signal::Stop;
 
@@ -66,9 +65,7 @@ impl<'a> Endpoint<'a> {
     /// Creates all objects, brings the queue pairs to INIT and posts the receives.
     pub(super) fn new(
         options: &'a XsrqPingpong,
-        context: &Context,
-        port: &PortAttr,
-        gid: Option<(GidIndex, Gid)>,
+        port: &LocalPort,
         domain: Option<&File>,
         stop: &'a Stop,
     ) -> Result<Self> {
@@ -76,6 +73,7 @@ impl<'a> Endpoint<'a> {
             Some(_) => (Side::Client, 1),
             None => (Side::Server, options.clients),
         };
+        let context = &port.context;
         let pd = context.alloc_pd()?;
         let buffer = Buffer::zeroed(options.size as usize)?;
         let mut access = Access::LOCAL_WRITE;
@@ -93,12 +91,12 @@ impl<'a> Endpoint<'a> {
         let links = links.collect::<Result<Vec<_>>>()?;
         let local = links.iter().map(|link| {
             Ok(XrcRecord {
-                lid: port.lid,
+                lid: port.attr.lid,
                 recv_qpn: link.target.qp_num(),
                 send_qpn: link.sender.qp_num(),
                 psn: random_psn()?,
                 srqn: srq.srq_num(),
-                gid: gid.map_or(Ipv6Addr::UNSPECIFIED, |(_, gid)| gid.0.into()),
+                gid: port.record_gid(),
             })
         });
         let mut endpoint = Self {
@@ -110,8 +108,8 @@ impl<'a> Endpoint<'a> {
             links,
             srq,
             memory,
-            link_layer: port.link_layer,
-            gid_index: gid.map(|(index, _)| index),
+            link_layer: port.attr.link_layer,
+            gid_index: port.gid.map(|(index, _)| index),
             remote: Vec::new(),
             due: VecDeque::new(),
             sent: 0,
