@@ -13,7 +13,7 @@ use crate::{build, plot};
 
 /// Our program's name in the guest.
 const PROGRAM: &str = "bareverbs-soak";
-/// Time added to each timeout.
+/// Timeout of a run, in addition to the minutes of random verbs or attempts.
 const LIMIT: Duration = Duration::from_secs(1800);
 
 #[derive(Args)]
@@ -80,37 +80,7 @@ enum What {
 
 impl Soak {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        let mut argv = vec![PROGRAM.to_owned()];
-        let mut limit = LIMIT;
-        let clock = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs());
-        let (seed, seconds) = (self.seed.unwrap_or(clock).to_string(), 60 * self.minutes);
-        match &self.what {
-            None => {
-                limit += Duration::from_secs(seconds);
-                argv.extend(["random".into(), "--seed".into(), seed]);
-                argv.extend(["--seconds".into(), seconds.to_string()]);
-                argv.extend(
-                    self.iteration.iter().flat_map(|iteration| ["--iteration".into(), iteration.to_string()]),
-                );
-                argv.extend(self.ops.iter().flat_map(|ops| ["--ops".into(), ops.to_string()]));
-            }
-            Some(What::Traffic { messages }) => {
-                argv.extend(["traffic".into(), "--messages".into(), messages.to_string()]);
-            }
-            Some(What::Connections { rounds }) => {
-                argv.extend(["connections".into(), "--rounds".into(), rounds.to_string()]);
-            }
-            Some(What::Attempts) => {
-                limit += Duration::from_secs(seconds);
-                argv.extend(["attempts".into(), "--seed".into(), seed]);
-                argv.extend(["--seconds".into(), seconds.to_string()]);
-            }
-            Some(What::Objects { regions, queue_pairs, .. }) => {
-                argv.extend(["objects".into(), "--regions".into(), regions.to_string()]);
-                argv.extend(["--queue-pairs".into(), queue_pairs.to_string()]);
-            }
-        }
-        let output = self.in_guest(argv, limit)?;
+        let output = self.in_guest(&self.command())?;
         if let Some(What::Objects { plot: Some(file), .. }) = &self.what {
             let table = plot::Table::parse(&output).context("the guest printed no table")?;
             plot::draw(&table, &self.origin(), file)
@@ -118,6 +88,25 @@ impl Soak {
             println!("drawn in {}", file.display());
         }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// The arguments of the guest's program.
+    fn command(&self) -> String {
+        let clock = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs());
+        let timed = format!("--seed {} --seconds {}", self.seed.unwrap_or(clock), 60 * self.minutes);
+        match &self.what {
+            None => {
+                let iteration = self.iteration.map(|number| format!("--iteration {number}"));
+                let ops = self.ops.map(|number| format!("--ops {number}"));
+                format!("random {timed} {} {}", iteration.unwrap_or_default(), ops.unwrap_or_default())
+            }
+            Some(What::Traffic { messages }) => format!("traffic --messages {messages}"),
+            Some(What::Connections { rounds }) => format!("connections --rounds {rounds}"),
+            Some(What::Attempts) => format!("attempts {timed}"),
+            Some(What::Objects { regions, queue_pairs, .. }) => {
+                format!("objects --regions {regions} --queue-pairs {queue_pairs}")
+            }
+        }
     }
 
     /// A description of how the figures were measured.
@@ -133,17 +122,20 @@ impl Soak {
         )
     }
 
-    /// Runs a command in a fresh guest to its end and returns its output.
-    fn in_guest(&self, argv: Vec<String>, limit: Duration) -> Result<String> {
+    /// Runs the program in a fresh guest to its end and returns its output.
+    fn in_guest(&self, arguments: &str) -> Result<String> {
         let mut programs = build::guest_programs()?;
         programs.on_path.insert(PROGRAM.to_owned(), build::soak()?);
         let files = Files::fetch(&self.kernel, programs)?;
         let hca = experiment::start_hca(self.hca, 1, &[])?;
         let setup = Setup { accelerator: self.accel, instruction_clock: self.icount, ..files.setup() };
+        let minutes = if matches!(self.what, None | Some(What::Attempts)) { self.minutes } else { 0 };
+        let limit = LIMIT + Duration::from_secs(60 * minutes);
         experiment::run(&setup, hca.as_ref(), |guests| {
             let how = experiment::describe(guests.accelerator, self.icount);
             eprintln!("lab: kernel {} ({how})", files.kernel.version);
-            command::show(guests, argv, limit)
+            let argv = [PROGRAM].into_iter().chain(arguments.split_whitespace()).map(str::to_owned);
+            command::show(guests, argv.collect(), limit)
         })
     }
 }

@@ -94,6 +94,22 @@ impl SafeBuffer for PoolBuffer {
     }
 }
 
+/// The send queue of the peer, its CQ, and the HCA.
+struct Sender {
+    sq: Mlx5Sq,
+    cq: Mlx5Cq,
+    testbed: Testbed,
+}
+
+impl Sender {
+    /// Executes an operation with 8 bytes.
+    fn execute(&mut self, operation: Operation) {
+        send(&mut self.sq, &request(1, operation, &[self.testbed.sge(0, 8)]));
+        self.testbed.run();
+        while self.cq.next_value().is_some() {}
+    }
+}
+
 /// The queue pair and its CQ as objects of the public API.
 type Objects<P> = (Qp<Rc, Given<P>>, Cq<Given<P>>);
 
@@ -109,9 +125,7 @@ pub struct Harness<P: WrapMlx5> {
     pub remote: Remote,
     /// The memory of receives.
     pub sge: Sge,
-    peer: Mlx5Sq,
-    peer_cq: Mlx5Cq,
-    testbed: Testbed,
+    sender: Sender,
 }
 
 impl<P: WrapMlx5> Harness<P> {
@@ -144,7 +158,8 @@ impl<P: WrapMlx5> Harness<P> {
         send(&mut sq, &request(2, Operation::Write(remote), &[sge]));
         send(&mut peer, &request(3, Operation::Send, &[testbed.sge(0, 8)]));
         let (sq, rq, cq) = (P::sq(sq), P::rq(rq), P::cq(cq.queue));
-        let mut harness = Self { sq, rq, cq, remote, sge, peer, peer_cq: peer_cq.queue, testbed };
+        let sender = Sender { sq: peer, cq: peer_cq.queue, testbed };
+        let mut harness = Self { sq, rq, cq, remote, sge, sender };
         harness.run();
         assert_eq!(harness.drain(), 2);
         harness
@@ -250,7 +265,7 @@ impl<P: WrapMlx5> Harness<P> {
     }
 
     fn into_objects(self) -> (Objects<P>, Peer<P>) {
-        let Self { sq, rq, cq, remote, peer, peer_cq, testbed, .. } = self;
+        let Self { sq, rq, cq, remote, sender, .. } = self;
         // SAFETY: the QP of the queues is connected. The device runs in methods of `Peer` only, and the
         // safe layer leaks memory of requests that have not completed.
         let provider = unsafe { Given::new(cq, (sq, rq)) };
@@ -259,7 +274,7 @@ impl<P: WrapMlx5> Harness<P> {
         let mut init = QpInit::new(&cq, &cq);
         (init.cap.max_send_wr, init.cap.max_recv_wr) = (DEPTH, DEPTH);
         let qp = pd.create_qp(&init).expect("the given QP");
-        ((qp, cq), Peer { pd, remote, peer, peer_cq, testbed })
+        ((qp, cq), Peer { pd, remote, sender })
     }
 
     /// Makes the peer send `count` messages of 8 bytes.
@@ -269,14 +284,12 @@ impl<P: WrapMlx5> Harness<P> {
 
     /// Makes the peer execute an operation with 8 bytes.
     pub fn receive_by(&mut self, operation: Operation) {
-        send(&mut self.peer, &request(1, operation, &[self.testbed.sge(0, 8)]));
-        self.testbed.run();
-        while self.peer_cq.next_value().is_some() {}
+        self.sender.execute(operation);
     }
 
     /// Runs the HCA until it is idle.
     pub fn run(&mut self) {
-        self.testbed.run();
+        self.sender.testbed.run();
     }
 
     /// Polls all completions, which must be successful. Returns their number.
@@ -295,9 +308,7 @@ pub struct Peer<P: WrapMlx5> {
     pd: Pd<Given<P>>,
     /// The target of writes.
     pub remote: Remote,
-    peer: Mlx5Sq,
-    peer_cq: Mlx5Cq,
-    testbed: Testbed,
+    sender: Sender,
 }
 
 impl<P: WrapMlx5> Peer<P> {
@@ -306,21 +317,18 @@ impl<P: WrapMlx5> Peer<P> {
         let mut buffer = Buffer::zeroed(64).expect("memory");
         let (start, len) = (buffer.region().0, PAGE);
         // SAFETY: the buffer has a page of its own. Its region has no kernel object, so it is never freed.
-        let lkey = unsafe { self.testbed.register(DmaRange { start, len }) };
+        let lkey = unsafe { self.sender.testbed.register(DmaRange { start, len }) };
         // SAFETY: the device has just registered the page.
         B::of(unsafe { testing::mr(&self.pd, buffer, lkey) })
     }
 
     /// Executes an operation with 8 bytes.
     pub fn execute(&mut self, operation: Operation) {
-        let sge = self.testbed.sge(0, 8);
-        send(&mut self.peer, &request(1, operation, &[sge]));
-        self.testbed.run();
-        while self.peer_cq.next_value().is_some() {}
+        self.sender.execute(operation);
     }
 
     /// Runs the HCA until it is idle.
     pub fn run(&mut self) {
-        self.testbed.run();
+        self.sender.testbed.run();
     }
 }
