@@ -17,14 +17,11 @@ use clap::Args;
 use self::functions::{Function, Sources};
 pub(crate) use self::instrument::compile_if_wrapper;
 use self::profiles::Coverage;
+use crate::crates::{self, Crate};
 use crate::filter::Filter;
 use crate::outcome::Totals;
 use crate::print::heading;
 use crate::test::{Lab, Plan, Tested, side_by_side};
-
-/// The folders of the measured crates.
-const PRODUCT_CRATES: [&str; 7] =
-    ["uapi", "netlink", "provider", "provider-rxe", "provider-mlx5", "verbs", "rdmacm"];
 
 #[derive(Args)]
 pub(crate) struct Measure {
@@ -64,6 +61,7 @@ impl Measure {
         fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
 
         heading("Instrumented programs");
+        let library = crates::library()?;
         let built = instrument::build()?;
         let mut totals = Totals::default();
         if !self.report {
@@ -79,10 +77,10 @@ impl Measure {
         }
 
         heading("Coverage");
-        let coverage = Coverage::read(&llvm, &built)?;
-        let sources = Sources::read()?;
+        let coverage = Coverage::read(&llvm, &built, &library)?;
+        let sources = Sources::read(&library)?;
         let functions = sources.called(&coverage);
-        print_table(&sources, &coverage, &functions);
+        print_table(&library, &sources, &coverage, &functions);
         let violations = uncalled::violations(&functions);
         if self.no_guests {
             println!("\nwithout the kernel tests, {} public functions are called by none", violations.len());
@@ -107,14 +105,14 @@ impl Measure {
     }
 }
 
-fn print_table(sources: &Sources, coverage: &Coverage, functions: &[(Function, bool)]) {
+fn print_table(library: &[Crate], sources: &Sources, coverage: &Coverage, functions: &[(Function, bool)]) {
     println!("{:15}{:>22}{:>26}", "crate", "lines reached", "public functions called");
     let share = |(reached, all): (usize, usize)| {
         let percent = if all == 0 { 100.0 } else { 100.0 * reached as f64 / all as f64 };
         format!("{reached} of {all} {percent:5.1} %")
     };
     let mut sums = [(0, 0); 2];
-    for name in PRODUCT_CRATES {
+    for name in library.iter().map(Crate::folder) {
         let lines = coverage.lines(name, |file, line| sources.is_test(file, line));
         let of_crate = functions.iter().filter(|(function, _)| function.is_in(name));
         let called = of_crate.clone().filter(|(_, called)| *called).count();

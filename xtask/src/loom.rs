@@ -7,11 +7,8 @@ use std::process::{ExitCode, Stdio};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::build;
 use crate::outcome::result_line;
-
-/// The packages with models. The names of all model modules begin with `loom`.
-const PACKAGES: [&str; 4] = ["bareverbs", "bareverbs-mlx5", "bareverbs-provider", "bareverbs-rxe"];
+use crate::{build, crates};
 
 #[derive(Args)]
 pub(crate) struct Loom {
@@ -31,13 +28,15 @@ impl Loom {
     }
 }
 
-/// Runs the models. Returns how many passed and failed.
+/// Runs the models, in modules whose names begin with `loom`. Returns how many passed and failed.
 pub(crate) fn models(filter: &str, preemptions: Option<u32>) -> Result<(usize, usize)> {
     let mut cargo = build::cargo();
     cargo.args(["test", "--lib", "--no-fail-fast"]);
     // The models spend most of their time in loom. To optimize the rest takes longer than it saves.
     cargo.args(["--config", "profile.dev.package.loom.opt-level=2"]);
-    cargo.args(PACKAGES.iter().flat_map(|package| ["--package", package]));
+    for package in crates::with_models()? {
+        cargo.args(["--package", &package]);
+    }
     // A separate target folder: loom's atomics are other types than std's, so other builds can't
     // share it.
     cargo.arg("--target-dir").arg(build::target_folder().join("loom")).args(["--", filter]);

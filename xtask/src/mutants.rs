@@ -18,25 +18,16 @@ use serde::Deserialize;
 
 use self::explained::Explained;
 use self::tree::Tree;
+use crate::crates::{self, Crate};
 use crate::installed::installed;
 use crate::print::heading;
 
 const TOOL: &str = "cargo-mutants";
 const VERSION: &str = "27.1.0";
 
-/// The crates that tests without a kernel cover, each with the crates whose tests judge its
-/// mutants.
-const PACKAGES: [(&str, &[&str]); 5] = [
-    ("bareverbs-uapi", &["bareverbs-uapi"]),
-    ("bareverbs-provider", &["bareverbs-provider", "bareverbs-rxe"]),
-    ("bareverbs-rxe", &["bareverbs-rxe"]),
-    ("bareverbs-mlx5", &["bareverbs-mlx5"]),
-    ("bareverbs-rdmacm", &["bareverbs-rdmacm"]),
-];
-
 #[derive(Args)]
 pub(crate) struct Mutants {
-    /// Only this crate: bareverbs-uapi, -provider, -rxe, -mlx5 or -rdmacm; may be given more than once.
+    /// Only this crate, such as bareverbs-uapi; may be given more than once.
     #[arg(long = "package", value_name = "CRATE", conflicts_with = "kernel")]
     packages: Vec<String>,
     /// Only files that match; may be given more than once.
@@ -87,8 +78,8 @@ impl Mutants {
         let explained = Explained::read()?;
         let (mut all, mut unexplained) = (Tally::default(), 0);
         for (package, tests) in self.packages()? {
-            heading(package);
-            let Some(outcomes) = self.judge(&tool, &tree, package, tests)? else {
+            heading(&package);
+            let Some(outcomes) = self.judge(&tool, &tree, &package, &tests)? else {
                 println!("no mutants");
                 continue;
             };
@@ -101,17 +92,27 @@ impl Mutants {
         Ok(if unexplained == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    fn packages(&self) -> Result<Vec<(&'static str, &'static [&'static str])>> {
-        let known = |name: &String| PACKAGES.iter().any(|(package, _)| package == name);
+    /// The crates that tests without a kernel cover, each with the crates whose tests judge its
+    /// mutants.
+    fn packages(&self) -> Result<Vec<(String, Vec<String>)>> {
+        let covered = |found: Crate| found.judges().map(|judges| (found.name, judges));
+        let mut covered: Vec<_> = crates::library()?.into_iter().filter_map(covered).collect();
+        let known = |name: &String| covered.iter().any(|(package, _)| package == name);
         if let Some(name) = self.packages.iter().find(|name| !known(name)) {
             bail!("no tests without a kernel cover `{name}`");
         }
-        let wanted = |name: &str| self.packages.is_empty() || self.packages.iter().any(|one| one == name);
-        Ok(PACKAGES.into_iter().filter(|(package, _)| wanted(package)).collect())
+        covered.retain(|(package, _)| self.packages.is_empty() || self.packages.contains(package));
+        Ok(covered)
     }
 
     /// Runs the tests against each mutant of a crate. `None` if the files have no mutants.
-    fn judge(&self, tool: &Path, tree: &Tree, package: &str, tests: &[&str]) -> Result<Option<Vec<Outcome>>> {
+    fn judge(
+        &self,
+        tool: &Path,
+        tree: &Tree,
+        package: &str,
+        tests: &[String],
+    ) -> Result<Option<Vec<Outcome>>> {
         let mut select = vec!["--package".to_owned(), package.to_owned()];
         select.extend(self.files.iter().flat_map(|file| ["--file".to_owned(), file.clone()]));
         let there = list(tool, tree, &select)?.len() as u64;

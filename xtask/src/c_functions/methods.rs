@@ -12,18 +12,21 @@ use bareverbs_uapi::uverbs::types::DriverId;
 use proc_macro2::{TokenStream, TokenTree};
 
 use crate::build;
+use crate::crates::{self, Crate};
 use crate::sources::rust_files;
 
-/// The folders of the sources that call the core's methods.
-const CORE: [&str; 4] = ["provider/src", "provider-mlx5/src", "provider-rxe/src", "verbs/src"];
-/// The folders of the sources that call mlx5's methods.
-const MLX5: [&str; 1] = ["provider-mlx5/src"];
+/// The folder of the crate that declares the methods.
+const ABI: &str = "uapi";
+/// The folder of the crate that calls mlx5's methods.
+const MLX5: &str = "provider-mlx5";
 
 /// The methods without a verb, of the core and of mlx5.
 pub(super) fn without_a_verb() -> Result<[(&'static str, Vec<&'static MethodInfo>); 2]> {
     let core: Vec<_> = registry::driver(DriverId::RXE.0).methods().collect();
     let mlx5: Vec<_> = registry::driver(DriverId::MLX5.0).methods().skip(core.len()).collect();
-    Ok([("core", uncalled(core, &CORE)?), ("mlx5", uncalled(mlx5, &MLX5)?)])
+    let library = crates::library()?;
+    let callers: Vec<_> = library.iter().map(Crate::folder).filter(|folder| *folder != ABI).collect();
+    Ok([("core", uncalled(core, &callers)?), ("mlx5", uncalled(mlx5, &[MLX5])?)])
 }
 
 /// The methods whose names the sources do not contain.
@@ -31,7 +34,7 @@ fn uncalled(mut methods: Vec<&'static MethodInfo>, folders: &[&str]) -> Result<V
     let mut words = BTreeSet::new();
     for folder in folders {
         let mut files = Vec::new();
-        rust_files(&build::workspace().join(folder), &mut files)?;
+        rust_files(&build::workspace().join(folder).join("src"), &mut files)?;
         for file in files.into_iter().filter(|file| !is_of_raw_level(file)) {
             let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
             let tokens = TokenStream::from_str(&text).map_err(|error| anyhow::anyhow!("{error}"))?;

@@ -12,9 +12,9 @@ use syn::visit::{self, Visit};
 use syn::{Block, ImplItemFn, Item, ItemFn, ItemImpl, ItemMod, ItemTrait, Macro, Signature, TraitItemFn};
 use syn::{Type, Visibility};
 
-use super::PRODUCT_CRATES;
 use super::profiles::Coverage;
 use crate::build;
+use crate::crates::Crate;
 use crate::sources::{attributes, first_word, group_of, implemented, is_for_tests, is_punct, rust_files};
 
 /// A public function.
@@ -48,9 +48,9 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    pub(super) fn read() -> Result<Self> {
+    pub(super) fn read(library: &[Crate]) -> Result<Self> {
         let mut sources = Self::default();
-        for name in PRODUCT_CRATES {
+        for name in library.iter().map(Crate::folder) {
             let root = build::workspace().join(name).join("src");
             let mut files = Vec::new();
             rust_files(&root, &mut files)?;

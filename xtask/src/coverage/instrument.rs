@@ -10,27 +10,16 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context, Result, bail};
 use bareverbs_lab::Programs;
 
-use crate::build;
 use crate::guest_tests::{PROFILE_FILE, TestBinary, listed, test_binaries};
 use crate::outcome::{Totals, result_line};
 use crate::test::Instrumented;
+use crate::{build, crates};
 
 /// Set if cargo runs this program as the compiler wrapper.
 const WRAPPER: &str = "BAREVERBS_COVERAGE_WRAPPER";
 
-/// The packages whose tests run: those without a kernel, then those in guests.
-const PACKAGES: [&str; 10] = [
-    "bareverbs-uapi",
-    "bareverbs-netlink",
-    "bareverbs-provider",
-    "bareverbs-rxe",
-    "bareverbs-mlx5",
-    "bareverbs",
-    "bareverbs-rdmacm",
-    "bareverbs-abi-tests",
-    "bareverbs-kernel-tests",
-    "bareverbs-interop-tests",
-];
+/// The packages whose tests run besides those of the library.
+const TESTS: [&str; 3] = ["bareverbs-abi-tests", "bareverbs-kernel-tests", "bareverbs-interop-tests"];
 
 /// The folders of the crates whose tests run in guests.
 const GUEST_TEST_FOLDERS: [&str; 2] = ["tests/kernel", "tests/interop"];
@@ -135,9 +124,10 @@ pub(super) fn run_plain_tests(totals: &mut Totals) -> Result<()> {
 fn test_cargo() -> Result<Command> {
     let mut cargo = cargo("test")?;
     cargo.args(["--tests", "--all-features"]);
-    for package in PACKAGES {
-        cargo.args(["--package", package]);
+    for found in crates::library()? {
+        cargo.args(["--package", &found.name]);
     }
+    cargo.args(TESTS.iter().flat_map(|package| ["--package", package]));
     Ok(cargo)
 }
 

@@ -9,9 +9,9 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use bareverbs_lab::Llvm;
 
-use super::PRODUCT_CRATES;
 use super::instrument::{Built, profile_folder, target_folder};
 use crate::build;
+use crate::crates::Crate;
 
 /// Counts by file.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -30,7 +30,7 @@ struct File {
 
 impl Coverage {
     /// Merges the profiles and reads the counts of the product crates.
-    pub(super) fn read(llvm: &Llvm, built: &Built) -> Result<Self> {
+    pub(super) fn read(llvm: &Llvm, built: &Built, library: &[Crate]) -> Result<Self> {
         let merged = target_folder().join("merged.profdata");
         let mut profiles = Vec::new();
         for entry in fs::read_dir(profile_folder())? {
@@ -47,7 +47,7 @@ impl Coverage {
             let mut export = llvm.cov();
             export.args(["export", "--format=lcov", "--skip-branches", "--instr-profile"]).arg(&merged);
             export.arg(program).arg("--sources");
-            export.args(PRODUCT_CRATES.map(|name| build::workspace().join(name).join("src")));
+            export.args(library.iter().map(|found| build::workspace().join(found.folder()).join("src")));
             all.add(Self::parse(&output(&mut export)?)?);
         }
         Ok(all)

@@ -14,7 +14,7 @@ use crate::guest_tests::{GUEST_TEST_CRATES, guest_unit_tests};
 use crate::outcome::{Totals, result_line};
 use crate::print::heading;
 use crate::tsan::{self, Toolchain, Tsan};
-use crate::{build, counts, imports, loom, package, spelling};
+use crate::{build, counts, crates, imports, loom, package, spelling};
 
 /// What precedes each line of a test's output, as the kernel's name does for tests in guests.
 const NAME: &str = "host";
@@ -179,24 +179,8 @@ fn published_program() -> Result<()> {
     Ok(())
 }
 
-/// The selections of features that are checked besides all: no provider, either provider, and each
-/// other feature alone.
-const FEATURES: [(&str, &[&str]); 2] = [
-    (
-        "bareverbs",
-        &[
-            "",
-            "rxe",
-            "mlx5",
-            "mlx5,rxe,async-io",
-            "mlx5,rxe,futures",
-            "mlx5,rxe,memmap2",
-            "mlx5,rxe,serde",
-            "mlx5,rxe,tokio",
-        ],
-    ),
-    ("bareverbs-rdmacm", &["", "rxe", "mlx5", "mlx5,rxe,async-io", "mlx5,rxe,tokio"]),
-];
+/// The crates with a feature for each provider.
+const SELECTABLE: [&str; 2] = ["bareverbs", "bareverbs-rdmacm"];
 
 fn clippy() -> Result<()> {
     succeed(build::cargo().args([
@@ -212,15 +196,16 @@ fn clippy() -> Result<()> {
 }
 
 fn feature_selections() -> Result<()> {
-    for (package, selections) in FEATURES {
-        for features in selections {
+    let providers = crates::providers()?;
+    for found in crates::library()?.iter().filter(|found| SELECTABLE.contains(&found.name.as_str())) {
+        for features in selections(&providers, found.features()) {
             succeed(build::cargo().args([
                 "clippy",
                 "--package",
-                package,
+                &found.name,
                 "--no-default-features",
                 "--features",
-                features,
+                &features,
                 "--quiet",
                 "--",
                 "-D",
@@ -229,6 +214,15 @@ fn feature_selections() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The selections of features that are checked besides all: no provider, each provider, and each
+/// other feature with all providers.
+fn selections<'a>(providers: &[String], features: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let all = providers.join(",");
+    let others = features.filter(|feature| !providers.iter().any(|provider| provider == feature));
+    let others = others.map(|feature| format!("{all},{feature}"));
+    [String::new()].into_iter().chain(providers.iter().cloned()).chain(others).collect()
 }
 
 #[cfg(test)]
@@ -266,6 +260,13 @@ mod tests {
         host.add("two", false);
         assert_eq!((host.totals.passed, host.totals.failed), (1, 1));
         assert_eq!(host.failures, ["two"]);
+    }
+
+    #[test]
+    fn features_are_selected_one_by_one() {
+        let providers = ["a".to_owned(), "b".to_owned()];
+        let selected = selections(&providers, ["a", "b", "c", "d"].into_iter());
+        assert_eq!(selected, ["", "a", "b", "a,b,c", "a,b,d"]);
     }
 
     #[test]
