@@ -3,11 +3,15 @@
 //! AtomicETH is followed by a word with their kind, and by both masks.
 
 use crate::packet::{
-    Acknowledge, Atomic, Datagram, ExtendedAtomicMasks, Headers, Operation, PSN_MASK, Packet, Remote, Route,
-    Transport,
+    Acknowledge, Atomic, Datagram, ExtendedAtomicMasks, Flush, Headers, Operation, PSN_MASK, Packet, Remote,
+    Route, Transport,
 };
 
 const NUMBER: u32 = 0xff_ffff;
+/// Placement types in the FETH, and the shift of the selectivity level: 0 is the range, 1 all memory
+/// of the key.
+const PLACEMENT: u8 = 0xf;
+const SELECTIVITY: u32 = 4;
 /// Flags: the migration state MIGRATED, and the transport header version, which is 0.
 const MIGRATED: u8 = 1 << 6;
 const VERSION: u8 = 0x0f;
@@ -27,6 +31,10 @@ pub fn write(packet: &Packet, bytes: &mut Vec<u8>) {
     if let Some(datagram) = headers.datagram {
         bytes.extend_from_slice(&datagram.qkey.to_be_bytes());
         bytes.extend_from_slice(&datagram.source_qp.to_be_bytes());
+    }
+    if let Some(flush) = headers.flush {
+        let bits = u32::from(flush.placement & PLACEMENT) | u32::from(flush.whole_key) << SELECTIVITY;
+        bytes.extend_from_slice(&bits.to_be_bytes());
     }
     if let Some(remote) = headers.remote {
         bytes.extend_from_slice(&remote.address.to_be_bytes());
@@ -78,6 +86,7 @@ pub fn read(route: Route, bytes: &[u8]) -> Option<Packet> {
     } else {
         None
     };
+    let flush = if operation == Operation::Flush { Some(fields.flush()?) } else { None };
     let remote = if operation.has_remote() {
         Some(Remote { address: fields.long()?, key: fields.word()?, length: fields.word()? })
     } else {
@@ -108,7 +117,7 @@ pub fn read(route: Route, bytes: &[u8]) -> Option<Packet> {
         pkey,
         destination: destination & NUMBER,
         psn: sequence & PSN_MASK,
-        headers: Headers { srq, datagram, remote, atomic, acknowledge, original, immediate },
+        headers: Headers { srq, datagram, flush, remote, atomic, acknowledge, original, immediate },
         payload,
     })
 }
@@ -123,13 +132,9 @@ impl Packet {
 /// Whether a transport supports an operation.
 fn carries(transport: Transport, operation: Operation) -> bool {
     match transport {
-        Transport::Rc | Transport::Xrc => true,
-        Transport::Uc => {
-            !operation.is_response()
-                && !operation.is_atomic()
-                && !operation.has_invalidate()
-                && operation != Operation::ReadRequest
-        }
+        Transport::Rc => true,
+        Transport::Xrc => !operation.places_memory(),
+        Transport::Uc => !operation.is_response() && !operation.has_response() && !operation.has_invalidate(),
         Transport::Ud => matches!(operation, Operation::SendOnly | Operation::SendOnlyImmediate),
     }
 }
@@ -149,6 +154,16 @@ impl Fields<'_> {
 
     fn long(&mut self) -> Option<u64> {
         self.take().map(u64::from_be_bytes)
+    }
+
+    fn flush(&mut self) -> Option<Flush> {
+        let bits = self.word()?;
+        let whole_key = match bits >> SELECTIVITY & 3 {
+            0 => false,
+            1 => true,
+            _ => return None,
+        };
+        Some(Flush { placement: bits as u8 & PLACEMENT, whole_key })
     }
 
     fn atomic(&mut self, operation: Operation) -> Option<Atomic> {
@@ -178,7 +193,7 @@ mod tests {
         let numbers = (any::<u16>(), any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>());
         let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
         let payload = proptest::collection::vec(any::<u8>(), 0..100);
-        (0u8..0x18, 0usize..4, flags, numbers, payload).prop_filter_map(
+        (0u8..0x1e, 0usize..4, flags, numbers, payload).prop_filter_map(
             "the transport knows the operation",
             |(bits, which, (solicited, migrated, ack_request, compares), (pkey, a, b, c, d), payload)| {
                 let operation = Operation::from_bits(bits)?;
@@ -191,6 +206,8 @@ mod tests {
                     srq: (transport == Transport::Xrc && !operation.is_response()).then_some(a & NUMBER),
                     datagram: (transport == Transport::Ud)
                         .then_some(Datagram { qkey: b, source_qp: a & NUMBER }),
+                    flush: (operation == Operation::Flush)
+                        .then_some(Flush { placement: a as u8 & PLACEMENT, whole_key: compares }),
                     remote: operation.has_remote().then_some(Remote { address: c, key: a, length: b }),
                     atomic: operation.is_atomic().then_some(atomic),
                     acknowledge: operation

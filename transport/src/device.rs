@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use crate::packet::{Packet, Route};
+use crate::packet::{Flush, Packet, Route};
 use crate::service::Service;
 use crate::status::Status;
 use crate::work::{AddressVector, Receive, RecvFetch, Work};
@@ -53,6 +53,8 @@ pub enum ReceiveQueue {
 pub trait Device: Sized {
     /// Maximum message size in bytes.
     const MAX_MESSAGE: u64;
+    /// The behaviour that differs between devices.
+    const POLICY: Policy;
     /// The queues of a QP.
     type Queues: Queues;
     /// An operation that is executed locally.
@@ -116,6 +118,18 @@ pub trait Device: Sized {
         range: &KeyRange<Self::Accessor>,
         change: impl Fn(u64) -> u64,
     ) -> Result<u64, AccessError>;
+    /// Places earlier writes to the range of an R_Key, or to all its memory (FLUSH). Only devices with
+    /// [`Policy::memory_placement`] are asked.
+    fn flush(
+        &self,
+        _who: Self::Accessor,
+        _key: u32,
+        _address: u64,
+        _length: u32,
+        _flush: Flush,
+    ) -> Result<(), AccessError> {
+        Err(AccessError::Denied)
+    }
     /// Invalidates a key on request of the peer (SEND with invalidate). Returns `false` if the peer
     /// may not.
     fn invalidate(&mut self, queues: &Self::Queues, key: u32) -> bool;
@@ -144,6 +158,17 @@ pub trait Device: Sized {
         let counter = counter(self.counters(set));
         *counter = counter.wrapping_add(1);
     }
+}
+
+/// Behaviour that differs between devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Whether the responder executes FLUSH and ATOMIC WRITE (InfiniBand specification, annex A19).
+    pub memory_placement: bool,
+    /// Whether a failed send moves a UC or UD QP to SQE rather than ERR. In SQE it keeps receiving.
+    pub send_queue_error: bool,
+    /// The status of a receive of an RC QP that is shorter than its message.
+    pub short_receive: Status,
 }
 
 /// A device's name of a send WQE.

@@ -58,7 +58,7 @@ mod traffic;
 mod work;
 
 pub use device::{
-    Access, AccessError, Counters, Device, Event, Fetched, KeyRange, PageFault, QueueFault, Queues,
+    Access, AccessError, Counters, Device, Event, Fetched, KeyRange, PageFault, Policy, QueueFault, Queues,
     ReceiveQueue, RecvOutcome, SendCompletion, SendWqe,
 };
 pub use faults::{FaultInjector, Faults};

@@ -71,6 +71,8 @@ pub enum Operation {
     MaskedAtomic = 0x15,
     SendLastInvalidate = 0x16,
     SendOnlyInvalidate = 0x17,
+    Flush = 0x1c,
+    AtomicWrite = 0x1d,
 }
 
 impl Operation {
@@ -101,6 +103,8 @@ impl Operation {
             0x15 => Self::MaskedAtomic,
             0x16 => Self::SendLastInvalidate,
             0x17 => Self::SendOnlyInvalidate,
+            0x1c => Self::Flush,
+            0x1d => Self::AtomicWrite,
             _ => return None,
         })
     }
@@ -165,9 +169,21 @@ impl Operation {
         matches!(self, Self::SendLastInvalidate | Self::SendOnlyInvalidate)
     }
 
-    /// Whether it carries an RETH or AtomicETH.
+    /// Whether it carries an RETH.
     pub const fn has_remote(self) -> bool {
-        matches!(self, Self::WriteFirst | Self::WriteOnly | Self::WriteOnlyImmediate | Self::ReadRequest)
+        use Operation::{AtomicWrite, Flush, ReadRequest, WriteFirst, WriteOnly, WriteOnlyImmediate};
+        matches!(self, WriteFirst | WriteOnly | WriteOnlyImmediate | ReadRequest | Flush | AtomicWrite)
+    }
+
+    /// Whether it is FLUSH or ATOMIC WRITE, the memory placement extensions.
+    pub const fn places_memory(self) -> bool {
+        matches!(self, Self::Flush | Self::AtomicWrite)
+    }
+
+    /// Whether it is a request that the responder answers with a response of its own rather than an
+    /// ACK.
+    pub(crate) const fn has_response(self) -> bool {
+        matches!(self, Self::ReadRequest) || self.is_atomic() || self.places_memory()
     }
 
     /// Whether it is an atomic request.
@@ -278,6 +294,22 @@ pub struct Remote {
     pub length: u32,
 }
 
+/// FETH of FLUSH.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flush {
+    /// Placement types, 4 bits: [`Self::GLOBAL`], [`Self::PERSISTENT`].
+    pub placement: u8,
+    /// Whether all memory of the key is flushed rather than the range.
+    pub whole_key: bool,
+}
+
+impl Flush {
+    /// Placement type: earlier writes are visible to all processors of the host.
+    pub const GLOBAL: u8 = 1 << 0;
+    /// Placement type: earlier writes are persistent.
+    pub const PERSISTENT: u8 = 1 << 1;
+}
+
 /// AtomicETH.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Atomic {
@@ -373,7 +405,9 @@ pub struct Headers {
     pub srq: Option<u32>,
     /// DETH of UD.
     pub datagram: Option<Datagram>,
-    /// RETH of WRITE and READ.
+    /// FETH of FLUSH.
+    pub flush: Option<Flush>,
+    /// RETH of WRITE, READ, FLUSH and ATOMIC WRITE.
     pub remote: Option<Remote>,
     /// AtomicETH of atomics.
     pub atomic: Option<Atomic>,
@@ -392,6 +426,7 @@ impl Headers {
         let masks = self.atomic.is_some_and(|atomic| atomic.masks.is_some());
         of(self.srq.is_some(), 4)
             + of(self.datagram.is_some(), 8)
+            + of(self.flush.is_some(), 4)
             + of(self.remote.is_some(), 16)
             + of(self.atomic.is_some(), 28)
             + of(masks, 20)

@@ -1,6 +1,6 @@
 //! Work requests, which a device has parsed from its own formats.
 
-use crate::packet::ExtendedAtomicMasks;
+use crate::packet::{ExtendedAtomicMasks, Flush};
 
 /// The operation of a send WQE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,10 @@ pub enum Action<L> {
         add: bool,
         masks: Option<ExtendedAtomicMasks>,
     },
+    /// A FLUSH of the remote range, whose length is [`Work::length`]. It has no segments.
+    Flush(Flush),
+    /// An ATOMIC WRITE of eight bytes.
+    AtomicWrite,
 }
 
 /// The earlier WQEs that a WQE waits for.
@@ -121,7 +125,7 @@ pub struct Work<L> {
     pub address: AddressVector,
     /// The segments.
     pub segments: Vec<Segment>,
-    /// Total length of the segments in bytes.
+    /// Total length of the segments in bytes, or of the range of a FLUSH.
     pub length: u64,
     /// Bytes of the WQE. Inline segments are ranges of them.
     pub bytes: Vec<u8>,

@@ -4,7 +4,7 @@ mod plain;
 
 use std::time::Duration;
 
-use bareverbs_transport::packet::{Operation, Transport};
+use bareverbs_transport::packet::{Flush, Operation, Transport};
 use bareverbs_transport::{Action, FaultInjector, Faults, Service, State, Status};
 use plain::{Completion, KEY, Local, Pair, Request};
 use proptest::prelude::*;
@@ -90,13 +90,91 @@ fn access_to_an_unknown_key_moves_both_sides_to_error() {
     assert_eq!(pair.sides[1].device.events, [bareverbs_transport::Event::AccessError]);
 }
 
+#[test]
+fn flush_reaches_the_device_after_the_writes_before_it() {
+    let mut pair = Pair::rc();
+    let flush = Flush { placement: Flush::GLOBAL | Flush::PERSISTENT, whole_key: false };
+    pair.write(0, FROM as usize, &pattern(600, 4));
+    pair.post(0, Action::Write { immediate: false }, FROM, TO, 600);
+    let request = |length: u64, flush| Request {
+        action: Action::Flush(flush),
+        signaled: true,
+        remote: (TO, KEY),
+        length,
+        ..Request::default()
+    };
+    pair.post_request(0, request(600, flush));
+    pair.post_request(0, request(1 << 17, Flush { whole_key: true, ..flush }));
+    pair.settle(|_| {});
+    let done: Vec<_> = (0..3).map(|index| Completion::Send(index, Ok(()))).collect();
+    assert_eq!(pair.take_completions(0), done);
+    let flushed = pair.sides[1].device.flushes.take();
+    assert_eq!(flushed, [(TO, 600, flush), (TO, 1 << 17, Flush { whole_key: true, ..flush })]);
+    assert_eq!(pair.read(1, TO as usize, 600), pattern(600, 4));
+
+    pair.post_request(0, request(1 << 17, flush));
+    pair.settle(|_| {});
+    assert_eq!(pair.take_completions(0), [Completion::Send(3, Err(Status::RemoteAccess))]);
+}
+
+#[test]
+fn atomic_write_of_an_unaligned_operand_is_an_invalid_request() {
+    let mut pair = Pair::rc();
+    pair.write(0, FROM as usize, &[7; 8]);
+    pair.post(0, Action::AtomicWrite, FROM, TO, 8);
+    pair.post(0, Action::AtomicWrite, FROM, TO + 4, 8);
+    pair.settle(|_| {});
+    let failed = Completion::Send(1, Err(Status::RemoteInvalidRequest));
+    assert_eq!(pair.take_completions(0), [Completion::Send(0, Ok(())), failed]);
+    assert_eq!(pair.read(1, TO as usize, 12), [[7; 8].as_slice(), &[0; 4]].concat());
+}
+
+#[test]
+fn repeated_atomic_write_is_not_executed_again() {
+    let mut pair = Pair::rc();
+    pair.write(0, FROM as usize, &[1; 8]);
+    pair.write(0, FROM as usize + 8, &[2; 8]);
+    pair.post(0, Action::AtomicWrite, FROM, TO, 8);
+    pair.post(0, Action::AtomicWrite, FROM + 8, TO, 8);
+    // The first responses are lost, so that both requests are repeated.
+    let mut lost = 0;
+    pair.settle(|packets| {
+        packets.retain(|packet| {
+            let loses = packet.operation == Operation::ReadResponseOnly && lost < 2;
+            lost += u32::from(loses);
+            !loses
+        });
+    });
+    assert_eq!(lost, 2);
+    assert_eq!(pair.take_completions(0), [Completion::Send(0, Ok(())), Completion::Send(1, Ok(()))]);
+    assert_eq!(pair.read(1, TO as usize, 8), [2; 8]);
+    assert_eq!(pair.sides[1].device.updates.get(), 2);
+}
+
+#[test]
+fn failed_send_and_short_receive_follow_the_policy() {
+    let mut pair = Pair::new(Service::Connected(Transport::Uc));
+    pair.sides[0].device.keys.clear();
+    pair.post(0, SEND, FROM, 0, 8);
+    pair.settle(|_| {});
+    assert_eq!(pair.take_completions(0), [Completion::Send(0, Err(Status::LocalProtection))]);
+    assert_eq!(pair.state(0), State::Error);
+
+    let mut pair = Pair::rc();
+    pair.post_receive(1, 5, TO, 7);
+    pair.post(0, SEND, FROM, 0, 8);
+    pair.settle(|_| {});
+    assert_eq!(pair.take_completions(0), [Completion::Send(0, Err(Status::RemoteInvalidRequest))]);
+    assert_eq!(pair.take_completions(1), [Completion::Receive(5, Err(Status::RemoteInvalidRequest))]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn each_operation_executes_once_and_in_order_over_a_faulty_wire(
         seed: u64,
-        operations in proptest::collection::vec((0u8..4, 1u32..1500), 1..20),
+        operations in proptest::collection::vec((0u8..5, 1u32..1500), 1..20),
     ) {
         let mut pair = Pair::rc();
         let faults = Faults { loss: 50, duplication: 50, reordering: 50, seed, ..Faults::default() };
@@ -111,6 +189,7 @@ proptest! {
                 }
                 1 => pair.post(0, Action::Write { immediate: false }, FROM, TO, length),
                 2 => pair.post(0, Action::Read, 0x4000, TO, length),
+                3 => pair.post(0, Action::AtomicWrite, FROM, 0x6000, 8),
                 _ => {
                     let mut add = Request {
                         action: Action::Atomic { add: true, masks: None },

@@ -1,8 +1,8 @@
 //! The device that the transport works for: its hooks on the engine's queues, keys and events.
 
 use bareverbs_transport::{
-    Access, AccessError, AddressVector, Counters, Device, Event, Fetched, KeyRange, PageFault, QueueFault,
-    Receive, RecvFetch, RecvOutcome, SendCompletion, Status, gather,
+    Access, AccessError, AddressVector, Counters, Device, Event, Fetched, KeyRange, PageFault, Policy,
+    QueueFault, Receive, RecvFetch, RecvOutcome, SendCompletion, Status, gather,
 };
 
 use super::core::Core;
@@ -18,6 +18,8 @@ use super::{ethernet, receive_queue, send_queue, umr};
 
 impl Device for Core {
     const MAX_MESSAGE: u64 = MAX_MESSAGE;
+    const POLICY: Policy =
+        Policy { memory_placement: false, send_queue_error: true, short_receive: Status::LocalLength };
     type Queues = QpQueues;
     type Local = Local;
     type RecvWqe = u16;

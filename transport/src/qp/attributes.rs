@@ -52,6 +52,8 @@ pub struct QpAttributes {
     pub remote_write: bool,
     /// Whether remote atomics are allowed.
     pub remote_atomic: bool,
+    /// Whether remote FLUSHes are allowed.
+    pub remote_flush: bool,
     /// Maximum outstanding READs and atomics as requester.
     pub max_rd_atomic: u8,
     /// Maximum outstanding READs and atomics as responder.
@@ -89,6 +91,7 @@ impl Default for QpAttributes {
             remote_read: false,
             remote_write: false,
             remote_atomic: false,
+            remote_flush: false,
             max_rd_atomic: 1,
             max_dest_rd_atomic: 1,
             min_rnr_timer: 0,

@@ -46,9 +46,10 @@ pub(super) fn retire<D: Device>(qp: &mut Qp<D>, device: &mut D) {
     }
 }
 
-/// Whether a failed send moves the QP to SQE rather than ERR, so that it keeps receiving.
+/// Whether a failed send moves the QP to SQE rather than ERR.
 fn send_errors_stay_local<D: Device>(qp: &Qp<D>) -> bool {
-    matches!(qp.queues.service(), Some(Service::Datagram(_) | Service::Connected(Transport::Uc)))
+    D::POLICY.send_queue_error
+        && matches!(qp.queues.service(), Some(Service::Datagram(_) | Service::Connected(Transport::Uc)))
 }
 
 /// Raises a page fault for an SGE of a WQE and waits for the answer. If the device

@@ -30,7 +30,7 @@ pub(super) fn begin_next<D: Device>(qp: &mut Qp<D>, device: &mut D) -> bool {
         }
         Fetched::Work => None,
     };
-    let wants_data = failure.is_none() && matches!(work.action, Action::Read | Action::Atomic { .. });
+    let wants_data = failure.is_none() && has_response(&work.action);
     let under_way = qp.requester.data_under_way();
     let fenced = match work.fence {
         Fence::None => false,
@@ -45,6 +45,8 @@ pub(super) fn begin_next<D: Device>(qp: &mut Qp<D>, device: &mut D) -> bool {
         Action::Local(_) => (Response::None, 0),
         Action::Read => (Response::Read { places: places(work), received: 0 }, packets_of(work.length, mtu)),
         Action::Atomic { .. } => (Response::Atomic { places: places(work) }, 1),
+        // The response is that to a READ of no bytes.
+        Action::Flush(_) | Action::AtomicWrite => (Response::Read { places: Box::default(), received: 0 }, 1),
         Action::Send { .. } | Action::Write { .. } => match transport {
             Some(Transport::Rc | Transport::Xrc) => (Response::Acknowledge, packets_of(work.length, mtu)),
             Some(Transport::Uc) => (Response::None, packets_of(work.length, mtu)),
@@ -52,7 +54,11 @@ pub(super) fn begin_next<D: Device>(qp: &mut Qp<D>, device: &mut D) -> bool {
         },
     };
     let wqe = device.begin(&mut qp.queues, work);
-    let (signaled, length) = (work.signaled, work.length as u32);
+    let length = match work.action {
+        Action::Flush(_) | Action::AtomicWrite => 0,
+        _ => work.length as u32,
+    };
+    let signaled = work.signaled;
     let requester = &mut qp.requester;
     requester.inflight.push_back(InflightWqe {
         wqe,
@@ -72,6 +78,11 @@ pub(super) fn begin_next<D: Device>(qp: &mut Qp<D>, device: &mut D) -> bool {
         return false;
     }
     true
+}
+
+/// Whether the responder answers with a response rather than an ACK.
+fn has_response<L>(action: &Action<L>) -> bool {
+    matches!(action, Action::Read | Action::Atomic { .. } | Action::Flush(_) | Action::AtomicWrite)
 }
 
 /// The SGEs of a response. Inline segments can't receive data, and devices reject such WQEs.

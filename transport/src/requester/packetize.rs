@@ -3,7 +3,7 @@
 use super::complete::{fail, retire, wait_for_page};
 use crate::device::{AccessError, Device, PageFault, Queues};
 use crate::gather::gather;
-use crate::packet::{Atomic, Datagram, Headers, Operation, PSN_MASK, Packet, Remote, Transport};
+use crate::packet::{Atomic, Datagram, Flush, Headers, Operation, PSN_MASK, Packet, Remote, Transport};
 use crate::qp::Qp;
 use crate::qp::migration::Migration;
 use crate::qp::requester_state::Response;
@@ -49,6 +49,11 @@ pub(super) fn next<D: Device>(qp: &mut Qp<D>, device: &mut D) -> u64 {
             atomic_request(qp, device, which);
             Ok(Sent { bytes: 0, whole: false })
         }
+        Action::Flush(flush) => {
+            flush_request(qp, device, which, flush);
+            Ok(Sent { bytes: 0, whole: false })
+        }
+        Action::AtomicWrite => atomic_write_request(qp, device, which),
         Action::Send { .. } if matches!(qp.queues.service(), Some(Service::Datagram(_))) => {
             datagram(qp, device)
         }
@@ -223,6 +228,39 @@ fn atomic_request<D: Device>(qp: &mut Qp<D>, device: &mut D, which: usize) {
     device.transmit(packet);
     start_timer(qp, device);
     qp.requester.cursor = (which + 1, 0);
+}
+
+fn flush_request<D: Device>(qp: &mut Qp<D>, device: &mut D, which: usize, flush: Flush) {
+    let Some(inflight) = qp.requester.inflight.get(which) else { return };
+    let (address, key) = qp.requester.work.remote;
+    let remote = Remote { address, key, length: qp.requester.work.length as u32 };
+    let headers = Headers { flush: Some(flush), remote: Some(remote), ..Headers::default() };
+    let mut packet = packet(qp, Operation::Flush, inflight.first_psn, headers, Vec::new());
+    packet.ack_request = true;
+    device.transmit(packet);
+    start_timer(qp, device);
+    qp.requester.cursor = (which + 1, 0);
+}
+
+fn atomic_write_request<D: Device>(
+    qp: &mut Qp<D>,
+    device: &mut D,
+    which: usize,
+) -> Result<Sent, BlockReason> {
+    const SIZE: u32 = 8;
+    let Some(inflight) = qp.requester.inflight.get(which) else { return Ok(Sent { bytes: 0, whole: false }) };
+    let work = &qp.requester.work;
+    let mut payload = vec![0; SIZE as usize];
+    gather(device, &qp.queues, work, 0, &mut payload)
+        .map_err(|error| BlockReason::of(error, 0, payload.len()))?;
+    let (address, key) = work.remote;
+    let headers = Headers { remote: Some(Remote { address, key, length: SIZE }), ..Headers::default() };
+    let mut packet = packet(qp, Operation::AtomicWrite, inflight.first_psn, headers, payload);
+    packet.ack_request = true;
+    device.transmit(packet);
+    start_timer(qp, device);
+    qp.requester.cursor = (which + 1, 0);
+    Ok(Sent { bytes: SIZE.into(), whole: false })
 }
 
 fn datagram<D: Device>(qp: &mut Qp<D>, device: &mut D) -> Result<Sent, BlockReason> {

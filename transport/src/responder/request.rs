@@ -94,8 +94,7 @@ fn reliable<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) {
 
 /// Responds to a duplicate request without executing it again.
 fn duplicate_request<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) {
-    let wants_data = packet.operation == Operation::ReadRequest || packet.operation.is_atomic();
-    if !wants_data {
+    if !packet.operation.has_response() {
         qp.responder.ack_pending = true;
         return;
     }
@@ -106,6 +105,9 @@ fn duplicate_request<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet)
     }
     if packet.operation == Operation::ReadRequest {
         qp.responder.pending.extend(accept_read(qp, device, packet).map(PendingResponse::Read));
+    } else if packet.operation.places_memory() {
+        let response = empty_response(qp, device, packet);
+        qp.responder.pending.push_back(response);
     } else if let Some(replay) = qp.responder.atomics.iter().find(|old| old.psn == packet.psn).copied() {
         send_atomic_response(qp, device, replay);
     }
@@ -122,8 +124,7 @@ fn unreliable<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) {
         qp.responder.dropping_message = true;
     }
     let operation = packet.operation;
-    let allowed =
-        !operation.is_atomic() && operation != Operation::ReadRequest && !operation.has_invalidate();
+    let allowed = !operation.has_response() && !operation.has_invalidate();
     if !qp.responder.dropping_message && (!allowed || execute(qp, device, packet).is_err()) {
         // The rest of the message is dropped. An unreliable transport sends no NAK.
         abandon(qp);
@@ -157,9 +158,7 @@ fn execute<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result
         }
     }
     let operation = packet.operation;
-    if qp.responder.message.is_some()
-        == (operation.is_first() || operation == Operation::ReadRequest || operation.is_atomic())
-    {
+    if qp.responder.message.is_some() == (operation.is_first() || operation.has_response()) {
         return Err(NakReason::Invalid);
     }
     if operation == Operation::ReadRequest {
@@ -167,6 +166,9 @@ fn execute<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result
     }
     if operation.is_atomic() {
         return atomic(qp, device, packet);
+    }
+    if operation.places_memory() {
+        return place_memory(qp, device, packet);
     }
     let full = packet.payload.len() == qp.attributes.mtu as usize;
     let fits = packet.payload.len() <= qp.attributes.mtu as usize;
@@ -226,6 +228,9 @@ fn send<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result<()
         }
         Err(ScatterError::Absent) if wait_for_receive(qp, device, &receive, packet.payload.len()) => {
             return Err(NakReason::NotReady);
+        }
+        Err(ScatterError::TooLong) if packet.transport.reliable() => {
+            (D::POLICY.short_receive, syndrome::NAK_INVALID)
         }
         Err(ScatterError::TooLong) => (Status::LocalLength, syndrome::NAK_INVALID),
         Err(ScatterError::Protection | ScatterError::Absent) => {
@@ -392,6 +397,47 @@ fn respond_to_atomic<D: Device>(qp: &mut Qp<D>, device: &mut D, replay: AtomicRe
     } else if has_room(qp) {
         qp.responder.pending.push_back(PendingResponse::Atomic(replay));
     }
+}
+
+/// Executes FLUSH or ATOMIC WRITE.
+fn place_memory<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result<(), NakReason> {
+    const SIZE: u32 = 8;
+    let remote = packet.headers.remote.ok_or(NakReason::Invalid)?;
+    if !D::POLICY.memory_placement || !has_room(qp) {
+        return Err(NakReason::Invalid);
+    }
+    let who = remote_accessor(qp, device, packet);
+    let (key, address) = (remote.key, remote.address);
+    if let Some(flush) = packet.headers.flush {
+        if !qp.attributes.remote_flush {
+            return Err(NakReason::Invalid);
+        }
+        device.flush(who, key, address, remote.length, flush).map_err(|_| NakReason::Access)?;
+    } else {
+        let bytes = <[u8; SIZE as usize]>::try_from(&packet.payload[..]).map_err(|_| NakReason::Invalid)?;
+        let value = u64::from_le_bytes(bytes);
+        if !qp.attributes.remote_write || remote.length != SIZE || !address.is_multiple_of(SIZE.into()) {
+            return Err(NakReason::Invalid);
+        }
+        let range = KeyRange { who, key, address, access: Access::RemoteWrite };
+        if let Err(error) = device.update(&range, |_| value) {
+            let fault = PageFault::Remote { key, address, length: SIZE, written: true };
+            let waits = error == AccessError::Absent
+                && wait_for_page(qp, device, FaultedAccess::RemoteWrite, fault, (0, SIZE as usize));
+            return Err(if waits { NakReason::NotReady } else { NakReason::Access });
+        }
+    }
+    advance(qp, 1);
+    qp.responder.messages = qp.responder.messages.wrapping_add(1);
+    let response = empty_response(qp, device, packet);
+    qp.responder.pending.push_back(response);
+    Ok(())
+}
+
+/// The response to FLUSH and ATOMIC WRITE: that to a READ of no bytes.
+fn empty_response<D: Device>(qp: &Qp<D>, device: &D, packet: &Packet) -> PendingResponse<D::Accessor> {
+    let who = remote_accessor(qp, device, packet);
+    PendingResponse::Read(ReadResponse { who, psn: packet.psn, address: 0, key: 0, left: 0, first: true })
 }
 
 /// Whether another response can be queued, up to `max_dest_rd_atomic`.

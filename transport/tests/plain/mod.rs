@@ -1,14 +1,14 @@
 //! A device whose queues are vectors and whose memory is a vector: the smallest that the transport
 //! works for.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 
-use bareverbs_transport::packet::{Global, Network, Operation, Packet, Route, Transport};
+use bareverbs_transport::packet::{Flush, Global, Network, Operation, Packet, Route, Transport};
 use bareverbs_transport::{
     Access, AccessError, Action, AddressVector, Counters, Device, Event, Fetched, KeyRange, PageFault,
-    QpAttributes, QueueFault, Queues, Receive, ReceiveQueue, RecvFetch, RecvOutcome, Scheduler, Segment,
-    SendCompletion, Service, Sge, State, Status, Work, roce,
+    Policy, QpAttributes, QueueFault, Queues, Receive, ReceiveQueue, RecvFetch, RecvOutcome, Scheduler,
+    Segment, SendCompletion, Service, Sge, State, Status, Work, roce,
 };
 
 /// Operations that the device executes.
@@ -86,6 +86,9 @@ pub(crate) struct Plain {
     pub(crate) keys: BTreeMap<u32, Key>,
     pub(crate) completions: Vec<Completion>,
     pub(crate) events: Vec<Event>,
+    /// The number of atomic updates.
+    pub(crate) updates: Cell<u32>,
+    pub(crate) flushes: RefCell<Vec<(u64, u32, Flush)>>,
     counters: Counters,
 }
 
@@ -103,6 +106,11 @@ impl Plain {
 
 impl Device for Plain {
     const MAX_MESSAGE: u64 = 1 << 20;
+    const POLICY: Policy = Policy {
+        memory_placement: true,
+        send_queue_error: false,
+        short_receive: Status::RemoteInvalidRequest,
+    };
     type Queues = PlainQueues;
     type Local = Local;
     type RecvWqe = u64;
@@ -189,11 +197,21 @@ impl Device for Plain {
         Ok(())
     }
     fn update(&self, range: &KeyRange<()>, change: impl Fn(u64) -> u64) -> Result<u64, AccessError> {
+        self.updates.set(self.updates.get() + 1);
         let at = self.place(range, 8)?;
         let word = &mut self.memory.borrow_mut()[at..at + 8];
         let old = u64::from_le_bytes(word.try_into().unwrap());
         word.copy_from_slice(&change(old).to_le_bytes());
         Ok(old)
+    }
+    fn flush(&self, (): (), key: u32, address: u64, length: u32, flush: Flush) -> Result<(), AccessError> {
+        let found = self.keys.get(&key).ok_or(AccessError::Denied)?;
+        let inside = address + u64::from(length) <= found.length as u64;
+        if !inside && !flush.whole_key {
+            return Err(AccessError::Denied);
+        }
+        self.flushes.borrow_mut().push((address, length, flush));
+        Ok(())
     }
     fn invalidate(&mut self, _queues: &PlainQueues, key: u32) -> bool {
         self.keys.remove(&key).is_some()
@@ -275,6 +293,7 @@ impl Pair {
                 remote_read: true,
                 remote_write: true,
                 remote_atomic: true,
+                remote_flush: true,
                 max_rd_atomic: 4,
                 max_dest_rd_atomic: 4,
                 min_rnr_timer: 1,

@@ -1,7 +1,9 @@
 //! Checks of P_Keys, Q_Keys, access rights and negotiated limits.
 
 use super::qp_pair::{DATA, Pair, data, remote};
-use crate::engine::packet::{Datagram, Global, Headers, Network, Operation, Packet, Route, Transport};
+use crate::engine::packet::{
+    Datagram, Flush, Global, Headers, Network, Operation, Packet, Remote, Route, Transport,
+};
 use crate::engine::wqe::opcode;
 use crate::engine::{EventKind, QpAttributes, Service, State};
 
@@ -92,6 +94,33 @@ fn responder_rejects_reads_above_max_dest_rd_atomic() {
     pair.settle(|packets| packets);
     assert_eq!(pair.engine.qp_attributes(pair.qps[1]).unwrap().0, State::Error);
     assert!(pair.events().contains(&(EventKind::InvalidRequest as u8)));
+}
+
+#[test]
+fn responder_rejects_flush_and_atomic_write() {
+    for operation in [Operation::Flush, Operation::AtomicWrite] {
+        let mut pair = Pair::new(Transport::Rc);
+        let address = TO.next_multiple_of(8);
+        let remote = Remote { address, key: pair.key, length: 8 };
+        let flush = (operation == Operation::Flush).then(Flush::default);
+        pair.engine.receive(Packet {
+            route: Route { source_lid: 1, destination_lid: 1, ..Route::default() },
+            transport: Transport::Rc,
+            operation,
+            solicited: false,
+            migrated: true,
+            ack_request: true,
+            pkey: 0xffff,
+            destination: pair.qps[1],
+            psn: 0xff_fff0,
+            headers: Headers { flush, remote: Some(remote), ..Headers::default() },
+            payload: if flush.is_some() { Vec::new() } else { vec![1; 8] },
+        });
+        pair.settle(|packets| packets);
+        assert_eq!(pair.engine.qp_attributes(pair.qps[1]).unwrap().0, State::Error, "{operation:?}");
+        assert!(pair.events().contains(&(EventKind::InvalidRequest as u8)));
+        assert_eq!(pair.read(address, 8), [0; 8]);
+    }
 }
 
 /// Sends a datagram with this Q_Key to a QP in this state.

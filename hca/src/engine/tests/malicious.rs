@@ -3,7 +3,9 @@
 use proptest::prelude::*;
 
 use super::qp_pair::Pair;
-use crate::engine::packet::{Acknowledge, Atomic, Headers, Operation, Packet, Remote, Route, Transport};
+use crate::engine::packet::{
+    Acknowledge, Atomic, Flush, Headers, Operation, Packet, Remote, Route, Transport,
+};
 
 fn wqe() -> impl Strategy<Value = Vec<u8>> {
     let opcodes = prop_oneof![
@@ -82,6 +84,7 @@ proptest! {
                 headers: Headers {
                     srq: None,
                     datagram: None,
+                    flush: Some(Flush { placement: bits & 0xf, whole_key: which }),
                     remote: Some(Remote { address, key, length }),
                     atomic: Some(Atomic { address, key, ..Atomic::default() }),
                     acknowledge: Some(Acknowledge { syndrome: bits, messages: 0 }),
