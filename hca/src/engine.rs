@@ -38,7 +38,7 @@ use std::fmt;
 
 pub(crate) use bareverbs_transport::{AddressVector, Counters, Tally, Traffic};
 pub use bareverbs_transport::{AlternatePath, ManagementQp, Migration, QpAttributes, Rate, State, packet};
-use bareverbs_transport::{Scheduler, Table};
+use bareverbs_transport::{Pool, Scheduler, Table};
 
 use self::core::Core;
 pub(crate) use cq::LONGEST_RUN;
@@ -120,6 +120,7 @@ impl Engine {
                 interrupts,
                 timers: BinaryHeap::new(),
                 outgoing: Vec::new(),
+                pool: Pool::default(),
                 frames: Vec::new(),
                 senders: Vec::new(),
                 failed_cqs: Vec::new(),
@@ -191,6 +192,7 @@ impl Engine {
     pub fn receive(&mut self, packet: Packet) {
         self.core.traffic.received.packet(&packet);
         self.qps.receive(&mut self.core, &packet);
+        self.core.pool.give(packet.payload);
     }
 
     /// Runs the ready QPs and expired timers at the time `now`, in nanoseconds of a monotonic

@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 
 use crate::packet::{Flush, Packet, Route};
+use crate::pool::Pool;
 use crate::service::Service;
 use crate::status::Status;
 use crate::work::{AddressVector, Receive, RecvFetch, Work};
@@ -68,6 +69,8 @@ pub trait Device: Sized {
     fn now(&self) -> u64;
     /// Transmits a packet.
     fn transmit(&mut self, packet: Packet);
+    /// The buffers of payloads.
+    fn pool(&mut self) -> &mut Pool;
     /// The port's LID; 0 on Ethernet.
     fn lid(&self) -> u16;
     /// Whether a packet with this route was sent by this port.

@@ -44,6 +44,7 @@ mod faults;
 mod gather;
 pub mod packet;
 pub mod pcap;
+mod pool;
 mod qp;
 mod receive_queue;
 mod requester;
@@ -63,6 +64,7 @@ pub use device::{
 };
 pub use faults::{FaultInjector, Faults};
 pub use gather::gather;
+pub use pool::Pool;
 pub use qp::Qp;
 pub use qp::attributes::{QpAttributes, State};
 pub use qp::migration::{AlternatePath, Migration};

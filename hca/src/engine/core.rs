@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use bareverbs_transport::{Counters, RecvFetch, Table, Traffic};
+use bareverbs_transport::{Counters, Pool, RecvFetch, Table, Traffic};
 
 use super::cq::{Completion, Cq, Outcome};
 use super::eq::{Eq, EventKind, Interrupts};
@@ -28,6 +28,8 @@ pub(crate) struct Core {
     pub(crate) timers: BinaryHeap<Reverse<(u64, u32)>>,
     /// Packets to transmit.
     pub(crate) outgoing: Vec<Packet>,
+    /// The buffers of payloads.
+    pub(crate) pool: Pool,
     /// Frames to transmit.
     pub(crate) frames: Vec<Vec<u8>>,
     /// The send queue of each frame in `frames`.

@@ -1,7 +1,7 @@
 //! The device that the transport works for: its hooks on the engine's queues, keys and events.
 
 use bareverbs_transport::{
-    Access, AccessError, AddressVector, Counters, Device, Event, Fetched, KeyRange, PageFault, Policy,
+    Access, AccessError, AddressVector, Counters, Device, Event, Fetched, KeyRange, PageFault, Policy, Pool,
     QueueFault, Receive, RecvFetch, RecvOutcome, SendCompletion, Status, gather,
 };
 
@@ -31,6 +31,10 @@ impl Device for Core {
 
     fn transmit(&mut self, packet: Packet) {
         self.outgoing.push(packet);
+    }
+
+    fn pool(&mut self) -> &mut Pool {
+        &mut self.pool
     }
 
     fn lid(&self) -> u16 {

@@ -141,7 +141,7 @@ fn message<D: Device>(qp: &mut Qp<D>, device: &mut D, which: usize, index: u32) 
     let (length, first_psn, packets) = (inflight.length, inflight.first_psn, inflight.packets);
     let offset = u64::from(index) * u64::from(qp.attributes.mtu);
     let size = (u64::from(length) - offset.min(u64::from(length))).min(u64::from(qp.attributes.mtu));
-    let mut payload = vec![0; size as usize];
+    let mut payload = device.pool().take(size as usize);
     gather(device, &qp.queues, &qp.requester.work, offset, &mut payload)
         .map_err(|refusal| BlockReason::of(refusal, offset, payload.len()))?;
 
@@ -250,7 +250,7 @@ fn atomic_write_request<D: Device>(
     const SIZE: u32 = 8;
     let Some(inflight) = qp.requester.inflight.get(which) else { return Ok(Sent { bytes: 0, whole: false }) };
     let work = &qp.requester.work;
-    let mut payload = vec![0; SIZE as usize];
+    let mut payload = device.pool().take(SIZE as usize);
     gather(device, &qp.queues, work, 0, &mut payload)
         .map_err(|error| BlockReason::of(error, 0, payload.len()))?;
     let (address, key) = work.remote;
@@ -267,7 +267,7 @@ fn datagram<D: Device>(qp: &mut Qp<D>, device: &mut D) -> Result<Sent, BlockReas
     /// A Q_Key with this bit in a WQE selects the QP's own Q_Key.
     const CONTROLLED: u32 = 0x8000_0000;
     let work = &qp.requester.work;
-    let mut payload = vec![0; work.length as usize];
+    let mut payload = device.pool().take(work.length as usize);
     gather(device, &qp.queues, work, 0, &mut payload)
         .map_err(|refusal| BlockReason::of(refusal, 0, payload.len()))?;
     let address = &work.address;

@@ -94,7 +94,7 @@ pub(crate) fn turn<D: Device>(qp: &mut Qp<D>, device: &mut D, budget: u32) -> Tu
             (false, true) => Operation::ReadResponseLast,
         };
         let ReadResponse { who, psn, address, key, left, .. } = *read;
-        let mut payload = vec![0; size as usize];
+        let mut payload = device.pool().take(size as usize);
         let found = device.read(&KeyRange { who, key, address, access: Access::RemoteRead }, &mut payload);
         if found == Err(AccessError::Absent) {
             let fault = PageFault::Remote { key, address, length: left, written: false };

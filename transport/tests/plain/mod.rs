@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use bareverbs_transport::packet::{Flush, Global, Network, Operation, Packet, Route, Transport};
 use bareverbs_transport::{
     Access, AccessError, Action, AddressVector, Counters, Device, Event, Fetched, KeyRange, PageFault,
-    Policy, QpAttributes, QueueFault, Queues, Receive, ReceiveQueue, RecvFetch, RecvOutcome, Scheduler,
+    Policy, Pool, QpAttributes, QueueFault, Queues, Receive, ReceiveQueue, RecvFetch, RecvOutcome, Scheduler,
     Segment, SendCompletion, Service, Sge, State, Status, Work, roce,
 };
 
@@ -90,6 +90,7 @@ pub(crate) struct Plain {
     pub(crate) updates: Cell<u32>,
     pub(crate) flushes: RefCell<Vec<(u64, u32, Flush)>>,
     counters: Counters,
+    pool: Pool,
 }
 
 impl Plain {
@@ -121,6 +122,9 @@ impl Device for Plain {
     }
     fn transmit(&mut self, packet: Packet) {
         self.outgoing.push(packet);
+    }
+    fn pool(&mut self) -> &mut Pool {
+        &mut self.pool
     }
     fn lid(&self) -> u16 {
         0
@@ -384,6 +388,7 @@ impl Pair {
                     let arrived = roce::decode(&roce::encode(&packet)).expect("a valid frame");
                     assert_eq!(arrived, packet);
                     qps.receive(device, &arrived);
+                    device.pool.give(arrived.payload);
                 }
             }
             if !idle {
