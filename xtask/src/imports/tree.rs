@@ -76,7 +76,7 @@ impl Tree {
         while let Some(declared) = waiting.pop() {
             let file = &declared.file;
             let text = fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
-            let found = tree.add(declared.path.clone(), &declared.folder, &text);
+            let found = tree.add(&declared, &text);
             waiting.extend(found.with_context(|| format!("parsing {}", file.display()))?);
         }
         tree.import_relative();
@@ -97,13 +97,15 @@ impl Tree {
     }
 
     /// Adds a file, and returns the files of the modules that it declares.
-    fn add(&mut self, path: ModulePath, folder: &Path, text: &str) -> Result<Vec<Declared>> {
+    fn add(&mut self, declared: &Declared, text: &str) -> Result<Vec<Declared>> {
+        let path = declared.path.clone();
         let file = syn::parse_file(text)?;
         self.stated.extend(stated(&path, &file.attrs)?);
         self.files += 1;
         let module = Module { file: path.clone(), ..Module::default() };
-        let mut reader =
-            Reader { path: path.clone(), module, folder: folder.to_owned(), ..Reader::default() };
+        let beside = declared.file.parent().context("a file lies in a folder")?.to_owned();
+        let folder = declared.folder.clone();
+        let mut reader = Reader { path: path.clone(), module, folder, beside, ..Reader::default() };
         reader.visit_file(&file);
         reader.read.insert(path, reader.module);
         self.modules.append(&mut reader.read);
@@ -183,6 +185,8 @@ struct Reader {
     path: ModulePath,
     module: Module,
     folder: PathBuf,
+    /// The folder to which `#[path]` is relative here.
+    beside: PathBuf,
     read: BTreeMap<ModulePath, Module>,
     declared: Vec<Declared>,
 }
@@ -293,7 +297,7 @@ impl<'ast> Visit<'ast> for Reader {
         let Some((_, items)) = &item.content else {
             let elsewhere = item.attrs.iter().filter(|attribute| attribute.path().is_ident("path"));
             let file = match elsewhere.filter_map(text_of).next() {
-                Some(file) => self.folder.join(file),
+                Some(file) => self.beside.join(file),
                 None if folder.join("mod.rs").exists() => folder.join("mod.rs"),
                 None => folder.with_extension("rs"),
             };
@@ -304,13 +308,14 @@ impl<'ast> Visit<'ast> for Reader {
         let outer = Self {
             path: std::mem::replace(&mut self.path, path),
             module: std::mem::replace(&mut self.module, module),
+            beside: std::mem::replace(&mut self.beside, folder.clone()),
             folder: std::mem::replace(&mut self.folder, folder),
             ..Self::default()
         };
         items.iter().for_each(|item| self.visit_item(item));
         let path = std::mem::replace(&mut self.path, outer.path);
         self.read.insert(path, std::mem::replace(&mut self.module, outer.module));
-        self.folder = outer.folder;
+        (self.folder, self.beside) = (outer.folder, outer.beside);
     }
 
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
@@ -346,11 +351,16 @@ mod tests {
         text.split("::").filter(|name| !name.is_empty()).map(str::to_owned).collect()
     }
 
+    fn declared(module: &str) -> Declared {
+        let folder = Path::new("/src").join(path(module).join("/"));
+        Declared { path: path(module), file: folder.with_extension("rs"), folder }
+    }
+
     /// A tree of the files, each with the path of its module.
     fn tree(files: &[(&str, &str)]) -> Tree {
         let mut tree = Tree::default();
         for (module, text) in files {
-            tree.add(path(module), Path::new("/nowhere"), text).unwrap();
+            tree.add(&declared(module), text).unwrap();
         }
         tree.import_relative();
         tree
@@ -439,13 +449,13 @@ mod tests {
     fn files_of_modules_are_found_by_their_names() {
         let mut tree = Tree::default();
         let text = "mod b; #[cfg(test)] mod tests; #[path = \"../x.rs\"] mod c; mod d { mod e; }";
-        let declared = tree.add(path("a"), Path::new("/src/a"), text).unwrap();
-        let declared: Vec<_> = declared
+        let found = tree.add(&declared("a"), text).unwrap();
+        let found: Vec<_> = found
             .into_iter()
             .map(|found| (found.path.join("::"), found.file.display().to_string()))
             .collect();
-        let wanted = [("a::b", "/src/a/b.rs"), ("a::c", "/src/a/../x.rs"), ("a::d::e", "/src/a/d/e.rs")];
-        assert_eq!(declared, wanted.map(|(path, file)| (path.to_owned(), file.to_owned())));
+        let wanted = [("a::b", "/src/a/b.rs"), ("a::c", "/src/../x.rs"), ("a::d::e", "/src/a/d/e.rs")];
+        assert_eq!(found, wanted.map(|(path, file)| (path.to_owned(), file.to_owned())));
     }
 
     #[test]
@@ -457,7 +467,7 @@ mod tests {
         assert!(!tree.stated[0].allows(&path("a"), &path("b")));
         for page in ["Imports up: `b`", "Imports up: b, for a reason", "Imports up: `b`, "] {
             let page = format!("//! {page}\n");
-            assert!(Tree::default().add(path("a"), Path::new(""), &page).is_err(), "{page}");
+            assert!(Tree::default().add(&declared("a"), &page).is_err(), "{page}");
         }
     }
 }
