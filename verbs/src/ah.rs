@@ -1,19 +1,21 @@
 //! Address handles: paths to peers, for datagrams.
 
+pub(crate) mod grh;
+
 use std::net::Ipv4Addr;
 
 use bareverbs_provider::command;
 use bareverbs_provider::request::AhRequest;
 use bareverbs_provider::traits::{CreatedAh, Provider};
-use bareverbs_provider::work::WcFlags;
+use bareverbs_provider::work::{WcFlags, WorkCompletion};
+use bareverbs_uapi::uverbs::types::GidType;
 
-use crate::cq::WorkCompletion;
-use crate::device::{GidEntry, GidType};
-use crate::qp::GRH_BYTES;
-use crate::raw::Released;
+use self::grh::GRH_BYTES;
+use crate::gid::GidEntry;
+use crate::released::Released;
 use crate::{AnyProvider, Context, Error, Gid, Pd, PortNum, Refused, Result};
 
-pub use crate::qp::attr::{AhAttr, GlobalRoute};
+pub use crate::ah_attr::{AhAttr, GlobalRoute};
 pub use bareverbs_uapi::verbs_values::Rate;
 
 /// Hop limit of a reply: the largest, because the header of the received datagram has only its
@@ -56,6 +58,26 @@ pub struct Ah<P: Provider = AnyProvider> {
     attr: AhAttr,
     released: Released,
     pd: Pd<P>,
+}
+
+impl<P: Provider> Pd<P> {
+    /// Creates an address handle.
+    ///
+    /// On RoCE the kernel resolves the peer's GID to an Ethernet address. This may wait for the
+    /// response to a neighbour solicitation. [`Context::ah_attr_from_wc`] returns the attributes
+    /// for a reply to a received datagram.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`] on RoCE without a global route, for a GID of zeros, or for a service
+    ///   level or flow label of too many bits.
+    /// - [`Error::NoPort`].
+    /// - [`Error::NoGid`].
+    /// - [`Error::Kernel`], for example if there is no route to the peer.
+    #[doc(alias = "ibv_create_ah")]
+    #[doc(alias = "ibv_create_ah_from_wc")]
+    pub fn create_ah(&self, attr: &AhAttr) -> Result<Ah<P>> {
+        Ah::create(self, attr)
+    }
 }
 
 impl<P: Provider> Ah<P> {

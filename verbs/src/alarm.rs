@@ -55,7 +55,7 @@ impl Alarm {
             let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)
                 .map_err(|errno| Error::system("creating a timerfd for keepalives", errno))?;
             let events = EventFd::new(timer, "a timerfd", Arc::clone(&self.file))?;
-            let registration = Registration::new(Arc::clone(runtime), &events)?;
+            let registration = Registration::new(Arc::clone(runtime), events.fd())?;
             self.timer = Some(Box::new(Timer { registration, events, set: None }));
         }
         Ok(self.timer.as_deref_mut())

@@ -4,10 +4,10 @@ use bareverbs_provider::caps::Capabilities;
 use bareverbs_provider::rss::{HashFields, HashFunctions};
 use bareverbs_uapi::uverbs::types::{PortCapFlags, PortFlags, QueryPortRespEx};
 use bareverbs_uapi::verbs_values::{self as values, AtomicCap, PortSpeed, PortWidth, TmCapFlags};
+use bareverbs_uapi::verbs_values::{LinkLayer, PortPhysState, PortState};
 use bareverbs_uapi::write::structs::ExQueryDeviceResp;
 use bareverbs_uapi::write::types::{DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps, RawPacketCaps};
 
-use crate::device::{LinkLayer, PortPhysState, PortState};
 use crate::values::{Guid, Mtu};
 
 /// Declares fields as `$field: $type = $value`, where `$value` reads the kernel's response.

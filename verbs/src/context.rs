@@ -6,31 +6,28 @@ mod open;
 use std::sync::Arc;
 
 use bareverbs_provider::caps::MrQuirks;
+use bareverbs_provider::clock::ClockInfo;
 use bareverbs_provider::command::{self, RegMrMethod};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::types::GidEntry as KernelGidEntry;
-use bareverbs_uapi::uverbs::types::QpType;
+use bareverbs_uapi::uverbs::types::{DriverId, QpType};
 use bareverbs_uapi::uverbs::{ObjectClass, QueryPortSpeed};
+use bareverbs_uapi::verbs_values::LinkLayer;
 use bareverbs_uapi::write::structs::{ExQueryDeviceResp, QueryDeviceResp};
-use bareverbs_uapi::write::types::CqCreateFlags;
 use rustix::io::Errno;
 
 pub use capabilities::Capabilities;
 
-use crate::ah::AhAttr;
-use crate::cq::{CompChannel, Cq, CqInit};
-use crate::device::{ClockInfo, DeviceAttr, DriverId, GidEntry, LinkLayer, PortAttr};
-use crate::dm::{Dm, DmInit};
-use crate::error::{Feature, Limit, explain};
-use crate::flow::FlowCounters;
-use crate::gid::select_gid;
-use crate::mr::{Dmah, DmahInit};
-use crate::rss::{IndirectionTable, Wq};
-use crate::values::GidIndex;
-use crate::xrc::{Xrcd, XrcdShare};
-use crate::{AnyProvider, AsyncEvents, Device, Error, Pd, PortNum, Result, WcStatus, link_down};
+use crate::ah_attr::AhAttr;
+use crate::attributes::{DeviceAttr, PortAttr};
+use crate::device::Device;
+use crate::error::{Error, Feature, Limit, Result};
+use crate::events::AsyncEvents;
+use crate::gid::{GidEntry, select_gid};
+use crate::provider::AnyProvider;
+use crate::values::{GidIndex, PortNum};
 
 /// Most GID entries that one call can return: an attribute has at most 65,535 bytes.
 const MAX_GID_ENTRIES: u32 = (u16::MAX as usize / size_of::<KernelGidEntry>()) as u32;
@@ -287,25 +284,6 @@ impl<P: Provider> Context<P> {
         self.shared.inner.events.clone()
     }
 
-    /// Creates a protection domain.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`], for example if the device has no protection domain left.
-    #[doc(alias = "ibv_alloc_pd")]
-    pub fn alloc_pd(&self) -> Result<Pd<P>> {
-        Pd::alloc(self)
-    }
-
-    /// Creates an XRC domain, or joins one that other processes share. [`Xrcd`] describes its use.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] if the device has no XRC domains; [`Error::Kernel`] with `EAGAIN` if
-    /// [`XrcdShare::Join`] finds no domain, and with `EINVAL` if [`XrcdShare::Create`] finds one.
-    #[doc(alias = "ibv_open_xrcd")]
-    pub fn open_xrcd(&self, share: XrcdShare<'_>) -> Result<Xrcd<P>> {
-        Xrcd::open(self, share)
-    }
-
     /// The conversion of the device clock to wall-clock time, from a page that the kernel updates.
     /// [`ClockInfo::time`] gives the time of a [completion](crate::cq::Completion::timestamp).
     ///
@@ -339,16 +317,6 @@ impl<P: Provider> Context<P> {
         self.provider()
             .clock_info()
             .map_err(|reason| Error::create("get_clock_info", "the clock page", reason))
-    }
-
-    /// Creates counters for flows; see
-    /// [`Qp::create_counted_flow`](crate::qp::Qp::create_counted_flow).
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] if the device has no flow counters; [`Error::Kernel`].
-    #[doc(alias = "ibv_create_counters")]
-    pub fn create_flow_counters(&self) -> Result<FlowCounters> {
-        FlowCounters::create(self)
     }
 
     /// The device clock now, in ticks. [`Completion::timestamp`](crate::cq::Completion::timestamp) uses
@@ -385,101 +353,6 @@ impl<P: Provider> Context<P> {
         self.provider().read_clock().map_err(|reason| Error::create(VERB, "the device clock", reason))
     }
 
-    /// Allocates device memory. [`Dm`] describes its use.
-    ///
-    /// # Errors
-    /// - [`Error::Unsupported`] if the device has no device memory.
-    /// - [`Error::Invalid`] for a length of 0.
-    /// - [`Error::Limit`] for more than [`DeviceAttr::max_dm_size`].
-    /// - [`Error::Kernel`], for example if not enough is left.
-    #[doc(alias = "ibv_alloc_dm")]
-    pub fn alloc_dm(&self, init: &DmInit) -> Result<Dm> {
-        Dm::alloc(self, init)
-    }
-
-    /// Creates a DMA handle: hints for the device's accesses to regions.
-    ///
-    /// # Errors
-    /// - [`Error::Unsupported`] before Linux 7.2, from a kernel without TLP processing hints
-    ///   (`CONFIG_PCIE_TPH`, which Debian's kernels lack), and from a device or a slot without them.
-    /// - [`Error::Invalid`]: the processing hint is above 3.
-    /// - [`Error::Kernel`]: the kernel rejects the hints; `ENODEV` for a CPU, if the device has no
-    ///   root port, whose firmware knows the steering tags of CPUs.
-    #[doc(alias = "ibv_alloc_dmah")]
-    pub fn alloc_dmah(&self, init: &DmahInit) -> Result<Dmah> {
-        Dmah::alloc(self.inner(), init)
-    }
-
-    /// Creates an indirection table of work queues for RSS QPs. [`RssQp`](crate::rss::RssQp) describes
-    /// its use.
-    ///
-    /// # Errors
-    /// - [`Error::Unsupported`] if the device has no indirection tables.
-    /// - [`Error::Invalid`] if the number of queues is not a power of 2 or a queue belongs to
-    ///   another context.
-    /// - [`Error::Limit`] for more than [`DeviceAttr::max_rwq_indirection_table_size`].
-    /// - [`Error::Kernel`].
-    #[doc(alias = "ibv_create_rwq_ind_table")]
-    #[doc(alias = "ibv_rwq_ind_table_init_attr")]
-    pub fn create_indirection_table(&self, wqs: &[&Wq<P>]) -> Result<IndirectionTable<P>> {
-        IndirectionTable::create(self, wqs)
-    }
-
-    /// Creates a completion channel.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`], for example if the process has no file descriptor left.
-    #[doc(alias = "ibv_create_comp_channel")]
-    pub fn create_comp_channel(&self) -> Result<CompChannel> {
-        CompChannel::create(&self.shared.inner.file)
-    }
-
-    /// Creates a completion queue.
-    ///
-    /// # Errors
-    /// - [`Error::Invalid`] for 0 entries, a completion vector that does not exist or a channel of
-    ///   another context.
-    /// - [`Error::Limit`] for more entries than the device's `max_cqe`.
-    /// - [`Error::Unsupported`] for timestamps if the device has none.
-    /// - [`Error::Kernel`].
-    #[doc(alias = "ibv_create_cq")]
-    #[doc(alias = "ibv_create_cq_ex")]
-    pub fn create_cq(&self, init: &CqInit<'_>) -> Result<Cq<P>> {
-        Cq::create(self, init)
-    }
-
-    /// Creates a completion queue whose device does not check for overruns. A CQ with too many
-    /// completions raises no event, and its QPs stay usable. The device saves the check of the
-    /// consumer index.
-    ///
-    /// ```no_run
-    /// # fn example(context: &bareverbs::Context) -> bareverbs::Result<()> {
-    /// use bareverbs::cq::CqInit;
-    /// use bareverbs::qp::{QpCap, QpInit, Rc};
-    ///
-    /// // SAFETY: the only QP of the CQ has at most 32 outstanding requests.
-    /// let cq = unsafe { context.create_cq_ignoring_overrun(&CqInit::new(32)) }?;
-    /// let cap = QpCap { max_send_wr: 16, max_recv_wr: 16, ..QpCap::default() };
-    /// let qp = context.alloc_pd()?.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&cq, &cq) })?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// As for [`Context::create_cq`]; [`Error::Unsupported`] if the device checks always, as rxe
-    /// does.
-    ///
-    /// # Safety
-    ///
-    /// At most [`Cq::capacity`] completions are outstanding: requests that were posted and whose
-    /// completions were not polled. Beyond that, the device overwrites completions while they are
-    /// polled, and a completion may name a request that is not complete.
-    #[doc(alias = "IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN")]
-    #[doc(alias = "ibv_create_cq_ex")]
-    pub unsafe fn create_cq_ignoring_overrun(&self, init: &CqInit<'_>) -> Result<Cq<P>> {
-        Cq::create_with(self, init, CqCreateFlags::IGNORE_OVERRUN)
-    }
-
     /// Fails if an object named by a request belongs to another context. Its handle would name a
     /// different object in this context.
     pub(crate) fn check_same_context(
@@ -493,20 +366,6 @@ impl<P: Provider> Context<P> {
         }
         let reason = format!("the {what} belongs to another context: create it in the same context");
         Err(Error::foreign(verb, reason))
-    }
-
-    /// Describes the status of a completion and its causes on this device, the most likely first. If
-    /// the link of the port is down and this may be the cause, it is the only one.
-    ///
-    /// ```no_run
-    /// # let context = bareverbs::Context::open_first()?;
-    /// println!("{}", context.explain(bareverbs::WcStatus::WR_FLUSH_ERR));
-    /// # Ok::<(), bareverbs::Error>(())
-    /// ```
-    #[doc(alias = "ibv_wc_status_str")]
-    #[must_use]
-    pub fn explain(&self, status: WcStatus) -> String {
-        explain(status, self.driver(), link_down::cause(self.inner(), status))
     }
 
     /// The driver of the device, for [`Error::Completion`].

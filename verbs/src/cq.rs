@@ -1,5 +1,7 @@
 //! Completion queues.
 
+mod next;
+
 use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,18 +10,20 @@ use std::time::Duration;
 use bareverbs_provider::command;
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::error::CreateError;
-use bareverbs_provider::request::CqRequest;
+use bareverbs_provider::layout::QueueLayout;
+use bareverbs_provider::request::{CqRequest, QueueMemory};
 use bareverbs_provider::traits::{CompletionQueue, CreatedCq, Provider, Visitor};
 use bareverbs_uapi::write::structs::DestroyCqResp;
 use bareverbs_uapi::write::types::CqCreateFlags;
 use rustix::io::Errno;
 
 use crate::error::{Feature, Limit};
-use crate::qp::{QueueBuffer, QueueMemory};
-use crate::raw::{QueueLayout, Released};
+use crate::queue_buffer::QueueBuffer;
+use crate::released::Released;
 use crate::{AnyProvider, Context, Error, Refused, Result, locked_memory};
 
-pub use crate::channel::{CompChannel, CompEvent, NextCompletion};
+pub use self::next::NextCompletion;
+pub use crate::channel::{CompChannel, CompEvent};
 pub use crate::error::wc_status_str;
 pub use crate::event_fd::NextEvent;
 pub use bareverbs_provider::traits::Completion;
@@ -133,6 +137,54 @@ pub struct CqEventCounts {
     pub completion: u32,
     /// Events read from the context's asynchronous events.
     pub asynchronous: u32,
+}
+
+impl<P: Provider> Context<P> {
+    /// Creates a completion queue.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`] for 0 entries, a completion vector that does not exist or a channel of
+    ///   another context.
+    /// - [`Error::Limit`] for more entries than the device's `max_cqe`.
+    /// - [`Error::Unsupported`] for timestamps if the device has none.
+    /// - [`Error::Kernel`].
+    #[doc(alias = "ibv_create_cq")]
+    #[doc(alias = "ibv_create_cq_ex")]
+    pub fn create_cq(&self, init: &CqInit<'_>) -> Result<Cq<P>> {
+        Cq::create(self, init)
+    }
+
+    /// Creates a completion queue whose device does not check for overruns. A CQ with too many
+    /// completions raises no event, and its QPs stay usable. The device saves the check of the
+    /// consumer index.
+    ///
+    /// ```no_run
+    /// # fn example(context: &bareverbs::Context) -> bareverbs::Result<()> {
+    /// use bareverbs::cq::CqInit;
+    /// use bareverbs::qp::{QpCap, QpInit, Rc};
+    ///
+    /// // SAFETY: the only QP of the CQ has at most 32 outstanding requests.
+    /// let cq = unsafe { context.create_cq_ignoring_overrun(&CqInit::new(32)) }?;
+    /// let cap = QpCap { max_send_wr: 16, max_recv_wr: 16, ..QpCap::default() };
+    /// let qp = context.alloc_pd()?.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&cq, &cq) })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Context::create_cq`]; [`Error::Unsupported`] if the device checks always, as rxe
+    /// does.
+    ///
+    /// # Safety
+    ///
+    /// At most [`Cq::capacity`] completions are outstanding: requests that were posted and whose
+    /// completions were not polled. Beyond that, the device overwrites completions while they are
+    /// polled, and a completion may name a request that is not complete.
+    #[doc(alias = "IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN")]
+    #[doc(alias = "ibv_create_cq_ex")]
+    pub unsafe fn create_cq_ignoring_overrun(&self, init: &CqInit<'_>) -> Result<Cq<P>> {
+        Cq::create_with(self, init, CqCreateFlags::IGNORE_OVERRUN)
+    }
 }
 
 impl<P: Provider> Cq<P> {

@@ -10,12 +10,14 @@ use bareverbs_provider::request::DmRequest;
 use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
-use crate::context::ContextInner;
-use crate::error::{Feature, Limit};
-use crate::mr::{MrKeys, check_range};
+use crate::Access;
+use crate::context::{Context, ContextInner};
+use crate::error::{Error, Feature, Limit, Refused, Result};
+use crate::mr_keys::MrKeys;
+use crate::pd::Pd;
 use crate::pd::shared::PdShared;
-use crate::raw::Released;
-use crate::{Access, Context, Error, Refused, Result, import};
+use crate::range::check_range;
+use crate::released::Released;
 
 /// Attributes of device memory.
 #[doc(alias = "ibv_alloc_dm_attr")]
@@ -78,6 +80,32 @@ struct DmShared {
     released: Released,
 }
 
+impl<P: Provider> Context<P> {
+    /// Allocates device memory. [`Dm`] describes its use.
+    ///
+    /// # Errors
+    /// - [`Error::Unsupported`] if the device has no device memory.
+    /// - [`Error::Invalid`] for a length of 0.
+    /// - [`Error::Limit`] for more than
+    ///   [`DeviceAttr::max_dm_size`](crate::device::DeviceAttr::max_dm_size).
+    /// - [`Error::Kernel`], for example if not enough is left.
+    #[doc(alias = "ibv_alloc_dm")]
+    pub fn alloc_dm(&self, init: &DmInit) -> Result<Dm> {
+        Dm::alloc(self, init)
+    }
+
+    /// Imports device memory that another process allocated in this context. `handle` is
+    /// [`Dm::handle`] of that process, which stays the owner.
+    ///
+    /// # Errors
+    /// As for [`Context::import_pd`].
+    #[doc(alias = "ibv_import_dm")]
+    #[doc(alias = "ibv_unimport_dm")]
+    pub fn import_dm(&self, handle: u32) -> Result<Dm> {
+        Dm::import(self, handle, true)
+    }
+}
+
 impl Dm {
     pub(crate) fn alloc<P: Provider>(context: &Context<P>, init: &DmInit) -> Result<Self> {
         const VERB: &str = "alloc_dm";
@@ -110,7 +138,7 @@ impl Dm {
         let memory = context
             .provider()
             .import_dm(handle)
-            .map_err(|reason| import::error("import_dm", handle, reason))?;
+            .map_err(|reason| Error::import("import_dm", handle, reason))?;
         Ok(Self::new(Arc::clone(context.inner()), memory, handle, skip_free))
     }
 
@@ -274,6 +302,20 @@ pub struct DmMr {
     handle: u32,
     keys: MrKeys,
     released: Released,
+}
+
+impl<P: Provider> Pd<P> {
+    /// Registers a range of device memory; `..` is all of it. The address of its first byte in
+    /// operations of this process and of peers is 0.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a length of 0, a range that exceeds the memory, or memory of another
+    /// context; [`Error::Kernel`], for example for access rights that the device does not support
+    /// there.
+    #[doc(alias = "ibv_reg_dm_mr")]
+    pub fn register_dm(&self, dm: &Dm, range: impl RangeBounds<usize>, access: Access) -> Result<DmMr> {
+        DmMr::register(self.domain(), dm, range, access)
+    }
 }
 
 impl DmMr {

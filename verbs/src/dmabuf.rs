@@ -1,19 +1,21 @@
 //! Regions without memory of this process: dma-bufs and the null MR.
 
 use std::ops::Deref;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use bareverbs_provider::command::{self, DmabufMrRequest};
+use bareverbs_provider::traits::Provider;
+use bareverbs_provider::work::Sge;
 use rustix::io::Errno;
 
-use crate::dmah::DmahShared;
-use crate::error::Feature;
-use crate::mr::{Dmah, MrKeys};
+use crate::Access;
+use crate::dmah::{Dmah, DmahShared};
+use crate::error::{Error, Feature, Refused, Result};
+use crate::mr_keys::MrKeys;
+use crate::pd::Pd;
 use crate::pd::shared::PdShared;
-use crate::qp::Sge;
-use crate::raw::Released;
-use crate::{Access, Error, Refused, Result};
+use crate::released::Released;
 
 /// The null MR; see [`Pd::alloc_null_mr`](crate::Pd::alloc_null_mr).
 #[doc(alias = "ibv_mr")]
@@ -21,6 +23,28 @@ use crate::{Access, Error, Refused, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NullMr {
     pub(crate) lkey: u32,
+}
+
+impl<P: Provider> Pd<P> {
+    /// The null MR. Data that an operation gathers from it is undefined, and data that an operation
+    /// scatters to it is discarded. A scatter/gather element over it skips part of a message.
+    ///
+    /// ```no_run
+    /// # fn second_half(pd: &bareverbs::Pd, buffer: &bareverbs::Mr<bareverbs::Buffer>) -> bareverbs::Result<()> {
+    /// // Of messages of 128 bytes, only the last 64 are kept.
+    /// let sges = [pd.alloc_null_mr()?.sge(64), buffer.sge(..64)?];
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the device has no null MR.
+    #[doc(alias = "ibv_alloc_null_mr")]
+    pub fn alloc_null_mr(&self) -> Result<NullMr> {
+        let lkey = self.context().provider().capabilities().null_key;
+        let lkey = lkey.ok_or(Error::unsupported("alloc_null_mr", Feature::NullMr))?;
+        Ok(NullMr { lkey })
+    }
 }
 
 impl NullMr {
@@ -47,6 +71,70 @@ pub struct DmabufMr {
     released: Released,
     /// Kept until the region is deregistered.
     _hints: Option<Arc<DmahShared>>,
+}
+
+impl<P: Provider> Pd<P> {
+    /// Registers `len` bytes of a dma-buf, starting at `offset`. A dma-buf is memory that another
+    /// driver exports, such as the memory of a GPU. `iova` is the address of its first byte in
+    /// operations of this process and of peers. `iova` and `offset` must have the same offset
+    /// within a page.
+    ///
+    /// ```no_run
+    /// # fn share(pd: &bareverbs::Pd, buffer: std::os::fd::OwnedFd) -> bareverbs::Result<()> {
+    /// use bareverbs::Access;
+    ///
+    /// let region = pd.register_dmabuf(&buffer, 0, 1 << 20, 0, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+    /// println!("peers read it at {:?}", region.remote(0)?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// The region holds a reference to the dma-buf; the descriptor may be closed.
+    ///
+    /// The mlx5 driver requires a device with ODP. rxe does not support dma-bufs.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`] for a length of 0 or a range beyond the address space.
+    /// - [`Error::Unsupported`] if the device does not support dma-bufs.
+    /// - [`Error::Kernel`], for example for a descriptor that is not a dma-buf.
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
+    pub fn register_dmabuf(
+        &self,
+        buffer: impl AsFd,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<DmabufMr> {
+        DmabufMr::register(self.domain(), buffer.as_fd(), (offset, len), iova, access, None)
+    }
+
+    /// Registers part of a dma-buf with hints for the device's accesses. The other parameters are
+    /// those of [`Pd::register_dmabuf`].
+    ///
+    /// ```no_run
+    /// # use bareverbs::mr::Dmah;
+    /// # use bareverbs::{Access, Pd, Result};
+    /// # fn example(pd: &Pd, buffer: std::os::fd::OwnedFd, hints: &Dmah) -> Result<()> {
+    /// let region = pd.register_dmabuf_with_hints(&buffer, 0, 1 << 20, 0, Access::LOCAL_WRITE, hints)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Pd::register_dmabuf`]; also [`Error::Invalid`] if the handle is of another context.
+    #[doc(alias = "ibv_reg_mr_ex")]
+    pub fn register_dmabuf_with_hints(
+        &self,
+        buffer: impl AsFd,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+        hints: &Dmah,
+    ) -> Result<DmabufMr> {
+        DmabufMr::register(self.domain(), buffer.as_fd(), (offset, len), iova, access, Some(hints))
+    }
 }
 
 impl DmabufMr {

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use bareverbs_provider::command::{self, DmahRequest};
+use bareverbs_provider::traits::Provider;
 pub use bareverbs_uapi::uverbs::dmah::TphMemType;
 use rustix::io::Errno;
 
-use crate::context::ContextInner;
-use crate::error::Feature;
-use crate::raw::Released;
-use crate::{Error, Refused, Result};
+use crate::context::{Context, ContextInner};
+use crate::error::{Error, Feature, Refused, Result};
+use crate::released::Released;
 
 /// Hints of a [DMA handle](Dmah): TLP processing hints of PCI Express.
 #[doc(alias = "ibv_dmah_init_attr")]
@@ -41,6 +41,21 @@ pub(crate) struct DmahShared {
     context: Arc<ContextInner>,
     handle: u32,
     released: Released,
+}
+
+impl<P: Provider> Context<P> {
+    /// Creates a DMA handle: hints for the device's accesses to regions.
+    ///
+    /// # Errors
+    /// - [`Error::Unsupported`] before Linux 7.2, from a kernel without TLP processing hints
+    ///   (`CONFIG_PCIE_TPH`, which Debian's kernels lack), and from a device or a slot without them.
+    /// - [`Error::Invalid`]: the processing hint is above 3.
+    /// - [`Error::Kernel`]: the kernel rejects the hints; `ENODEV` for a CPU, if the device has no
+    ///   root port, whose firmware knows the steering tags of CPUs.
+    #[doc(alias = "ibv_alloc_dmah")]
+    pub fn alloc_dmah(&self, init: &DmahInit) -> Result<Dmah> {
+        Dmah::alloc(self.inner(), init)
+    }
 }
 
 impl Dmah {

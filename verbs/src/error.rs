@@ -1,5 +1,6 @@
 //! Errors of verbs.
 
+mod address;
 mod cause;
 mod refused;
 mod report;
@@ -15,6 +16,7 @@ use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::verbs_values::WcStatus;
 use rustix::io::Errno;
 
+pub use address::ParseAddressError;
 pub use cause::InvalidCause;
 pub use refused::Refused;
 pub use report::Report;
@@ -22,8 +24,7 @@ pub use report::Report;
 use crate::values::{GidIndex, ValueError};
 use crate::{PortNum, provider};
 
-pub use crate::owned::ParseAddressError;
-pub use crate::qp::post::{PostError, PostReason, SendFailure};
+pub use crate::posting::{PostError, PostReason, SendFailure};
 pub use bareverbs_provider::device::IoctlError;
 pub use bareverbs_provider::error::{CreateError, DoorbellError, Feature, Limit};
 pub use bareverbs_provider::work::{ParseRemoteError, PushError};
@@ -443,6 +444,11 @@ impl Error {
             CreateError::BufferInUse => Self::invalid(verb, CreateError::BufferInUse.to_string()),
             reason => Self::Provider { verb, asked: asked.into(), reason },
         }
+    }
+
+    /// The error of a failed import.
+    pub(crate) fn import(verb: &'static str, handle: u32, reason: CreateError) -> Self {
+        Self::create(verb, format!("handle {handle}"), reason)
     }
 
     /// Adds the likely cause that `hint` returns for the errno, unless one is set already.

@@ -153,7 +153,7 @@ impl EventStream {
     pub(crate) fn attach(&mut self, runtime: impl Runtime) -> Result<()> {
         // A runtime accepts no descriptor twice.
         self.registration = None;
-        let registration = Registration::new(Arc::new(runtime), &self.fd)?;
+        let registration = Registration::new(Arc::new(runtime), self.fd.fd())?;
         let tasks = Arc::new(Tasks(Mutex::new(Waits::default())));
         self.registration = Some(Arc::new(Shared { registration, tasks }));
         Ok(())

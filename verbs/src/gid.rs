@@ -4,10 +4,9 @@ use std::fmt;
 use std::net::{AddrParseError, IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-use crate::PortNum;
-use crate::device::{GidType, LinkLayer};
-use crate::values::GidIndex;
-use crate::values::ValueError;
+use bareverbs_uapi::uverbs::types::GidType;
+use bareverbs_uapi::values::{GidIndex, PortNum, ValueError};
+use bareverbs_uapi::verbs_values::LinkLayer;
 
 /// A global identifier of a port, in network byte order.
 ///

@@ -4,17 +4,12 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use bareverbs_provider::command;
-use bareverbs_provider::error::CreateError;
+use bareverbs_provider::traits::Provider;
 
-use crate::error::Feature;
-use crate::mr::MrKeys;
+use crate::error::{Error, Feature, Result};
+use crate::mr_keys::MrKeys;
+use crate::pd::Pd;
 use crate::pd::shared::PdShared;
-use crate::{Error, Result};
-
-/// The error of a failed import.
-pub(crate) fn error(verb: &'static str, handle: u32, reason: CreateError) -> Error {
-    Error::create(verb, format!("handle {handle}"), reason)
-}
 
 /// Memory that another process registered, by [`Pd::import_mr`](crate::Pd::import_mr).
 ///
@@ -26,6 +21,20 @@ pub(crate) fn error(verb: &'static str, handle: u32, reason: CreateError) -> Err
 pub struct ImportedMr {
     _domain: Arc<PdShared>,
     keys: MrKeys,
+}
+
+impl<P: Provider> Pd<P> {
+    /// Imports a region that another process registered in this context. `handle` is
+    /// [`Mr::handle`](crate::Mr::handle) of that process, which stays the owner.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the driver does not support imports; [`Error::Kernel`] with
+    /// `ENOENT` if the context has no such region.
+    #[doc(alias = "ibv_import_mr")]
+    #[doc(alias = "ibv_unimport_mr")]
+    pub fn import_mr(&self, handle: u32) -> Result<ImportedMr> {
+        ImportedMr::import(self.domain(), handle)
+    }
 }
 
 impl ImportedMr {

@@ -40,7 +40,8 @@
 //!
 //! The verbs stand in modules by subject. [`Qp::post_send`] and [`Qp::post_recv`] take
 //! scatter/gather elements (SGEs) and are `unsafe`, because the compiler cannot see how long a device
-//! uses memory. All other verbs are safe. [`raw`] issues any method of the kernel ABI.
+//! uses memory. All other verbs are safe. [`untyped`] has QPs whose transport is known at run time
+//! only. [`raw`] issues any method of the kernel ABI.
 //!
 //! [`docs/choosing.md`] of the repository is a decision tree. The crate `bareverbs-netlink` lists and
 //! changes devices without opening them: links, counters, objects and their owners.
@@ -155,8 +156,11 @@
 #[doc = include_str!("../../README.md")]
 struct Readme;
 
+mod address;
 pub mod ah;
+mod ah_attr;
 mod alarm;
+mod attached;
 mod attributes;
 pub mod buffer;
 mod channel;
@@ -165,6 +169,7 @@ pub mod cq;
 pub mod datagram;
 mod debug;
 pub mod device;
+mod discovery;
 pub mod dm;
 mod dmabuf;
 mod dmah;
@@ -180,17 +185,20 @@ mod locked_memory;
 mod memory;
 pub mod mr;
 mod mr_hints;
+mod mr_keys;
 pub mod mw;
 mod owned;
 #[cfg(feature = "test-utils")]
 pub mod parsers;
 mod pd;
 mod pkey;
+mod posting;
 mod provider;
 pub mod qp;
 mod queue_buffer;
+mod range;
 pub mod raw;
-
+mod released;
 pub mod rss;
 pub mod runtime;
 pub mod srq;
@@ -203,7 +211,9 @@ mod wait;
 mod wq;
 mod wr_id;
 pub mod xrc;
+mod xrcd;
 
+pub use address::Address;
 pub use bareverbs_provider::Errno;
 pub use bareverbs_provider::traits::Provider;
 pub use bareverbs_provider::work::{Imm, Remote};
@@ -218,7 +228,7 @@ pub use gid::Gid;
 pub use memory::{Borrowed, Buffer, MemoryOwner, RawMemory};
 pub use mr::Mr;
 pub use owned::{
-    Address, AnyBuffer, Batch, Closing, Completed, Connection, Datagrams, Destination, Done, Endpoint,
+    AnyBuffer, Batch, Closing, Completed, Connection, Datagrams, Destination, Done, Endpoint,
     EndpointOptions, Failed, Hub, Next, Op, Outcome, Pending, Pool, PoolBuffer, Region, RegionMut,
     RemoteRegion, Scope, Spin, hub, op, server,
 };

@@ -8,8 +8,9 @@ use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::verbs_values::{PortState, WcStatus};
 
-use crate::context::ContextInner;
-use crate::{Context, Error, PortNum};
+use crate::context::{Context, ContextInner};
+use crate::error::{Error, explain};
+use crate::values::PortNum;
 
 /// A port whose link is down, as [`Context::link_down`] found it. `Display` names the port, the state
 /// and the remedy.
@@ -73,6 +74,20 @@ impl<P: Provider> Context<P> {
     pub fn completion_error(&self, verb: &'static str, status: WcStatus, vendor_err: u32) -> Error {
         let (driver, link_down) = (self.driver(), cause(self.inner(), status));
         Error::Completion { verb, status, vendor_err, driver, link_down }
+    }
+
+    /// Describes the status of a completion and its causes on this device, the most likely first. If
+    /// the link of the port is down and this may be the cause, it is the only one.
+    ///
+    /// ```no_run
+    /// # let context = bareverbs::Context::open_first()?;
+    /// println!("{}", context.explain(bareverbs::WcStatus::WR_FLUSH_ERR));
+    /// # Ok::<(), bareverbs::Error>(())
+    /// ```
+    #[doc(alias = "ibv_wc_status_str")]
+    #[must_use]
+    pub fn explain(&self, status: WcStatus) -> String {
+        explain(status, self.driver(), cause(self.inner(), status))
     }
 }
 

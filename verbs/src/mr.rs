@@ -2,30 +2,33 @@
 
 mod advice;
 mod implicit;
-mod keys;
+pub(crate) mod raw;
 mod replace;
 mod rereg;
 
 use std::fmt;
 use std::mem::{ManuallyDrop, MaybeUninit};
-use std::ops::{Bound, RangeBounds};
+use std::ops::RangeBounds;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bareverbs_provider::command::{self, MrRequest};
 use bareverbs_provider::copy;
+use bareverbs_provider::traits::Provider;
+use bareverbs_provider::work::Sge;
 use rustix::io::Errno;
 
+use self::raw::RawMr;
 use crate::dmah::DmahShared;
+use crate::pd::Pd;
 use crate::pd::shared::{PdId, PdShared};
-use crate::qp::Sge;
-use crate::raw::RawMr;
+use crate::range::{check_range, element};
 use crate::{Access, Borrowed, Error, MemoryOwner, RawMemory, Refused, Remote, Result, mr_hints};
 
+pub use crate::mr_keys::MrKeys;
 pub use advice::AdviceList;
 pub use bareverbs_provider::command::MrInfo;
 pub use implicit::ImplicitMr;
-pub use keys::MrKeys;
 pub use replace::NotReplaced;
 
 pub use crate::dmabuf::{DmabufMr, NullMr};
@@ -96,6 +99,127 @@ enum Object {
     Own(u32),
     /// The implicit MR that this region is a part of. It is deregistered with its last part.
     Implicit(Arc<implicit::ImplicitRegistration>),
+}
+
+impl<P: Provider> Pd<P> {
+    /// Registers memory and takes ownership of it.
+    ///
+    /// ```no_run
+    /// use bareverbs::{Access, Buffer, Device};
+    ///
+    /// let pd = Device::find("rxe0")?.open()?.alloc_pd()?;
+    /// let own = pd.register(Buffer::zeroed(1 << 20)?, Access::LOCAL_WRITE)?;
+    /// let vector = pd.register(vec![0; 4096], Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+    /// let vector: Vec<u8> = vector.into_inner()?;
+    /// # Ok::<(), bareverbs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// All errors return the memory.
+    ///
+    /// - [`Error::Invalid`] for memory of 0 bytes.
+    /// - [`Error::Invalid`] on rxe for an ODP region ([`Access::ON_DEMAND`]) with remote rights
+    ///   that begins within a page: the kernel would read or write before it.
+    /// - [`Error::Invalid`] on rxe for an ODP region with [`Access::ZERO_BASED`]: the kernel would
+    ///   look up its pages by the wrong address.
+    /// - [`Error::Kernel`], for example beyond the limit on locked memory (`RLIMIT_MEMLOCK`): `EPERM`
+    ///   if it is 0, `ENOMEM` if it is exceeded.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register<M: MemoryOwner>(&self, memory: M, access: Access) -> Result<Mr<M>, Refused<M>> {
+        Mr::register(self.domain(), memory, access, None)
+    }
+
+    /// Registers memory with hints for the device's accesses, and takes ownership of it.
+    ///
+    /// ```no_run
+    /// # use bareverbs::mr::DmahInit;
+    /// # use bareverbs::{Access, Buffer, Device, Result};
+    /// # fn example() -> Result<()> {
+    /// let pd = Device::find("mlx5_0")?.open()?.alloc_pd()?;
+    /// let hints = pd.context().alloc_dmah(&DmahInit { processing_hint: Some(1), cpu: None })?;
+    /// let buffer = Buffer::zeroed(1 << 20)?;
+    /// let region = pd.register_with_hints(buffer, Access::LOCAL_WRITE, &hints)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Pd::register`]; also [`Error::Invalid`] if the handle is of another context. mlx5
+    /// rejects ODP regions with hints, and [`Mr::set_access`], [`Mr::move_to`] and [`Mr::replace`]
+    /// of a region with hints.
+    #[doc(alias = "ibv_reg_mr_ex")]
+    pub fn register_with_hints<M: MemoryOwner>(
+        &self,
+        memory: M,
+        access: Access,
+        hints: &Dmah,
+    ) -> Result<Mr<M>, Refused<M>> {
+        if !hints.is_of(self.context().inner()) {
+            let error = Error::foreign("reg_mr", "the DMA handle is of another context");
+            return Err(Refused::new(error, memory));
+        }
+        Mr::register(self.domain(), memory, access, Some(hints))
+    }
+
+    /// Registers borrowed memory with local rights only. With remote rights, a peer or a window
+    /// could access the memory after the borrow has ended.
+    ///
+    /// The memory is borrowed until the region is dropped. A forgotten region stays registered
+    /// after the borrow has ended. This is harmless: only operations of this process can access the
+    /// memory, and posting them is `unsafe`, or in a
+    /// [scope](crate::owned::Endpoint::scope), which waits for them.
+    ///
+    /// The borrow is exclusive also for [`LocalAccess::Read`], because [`Mr::write`] writes the memory.
+    ///
+    /// # Errors
+    /// As for [`Pd::register`].
+    pub fn register_borrowed<'a>(
+        &self,
+        memory: &'a mut [u8],
+        access: LocalAccess,
+    ) -> Result<Mr<Borrowed<'a>>> {
+        Mr::register_borrowed(self.domain(), memory, access)
+    }
+
+    /// Registers the address range of `len` bytes from `addr`. `iova` is the address of its first
+    /// byte in operations of this process and of peers; `None` means `addr`, or 0 with
+    /// [`Access::ZERO_BASED`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a length of 0, a range beyond the address space, or on rxe for an ODP
+    /// region ([`Access::ON_DEMAND`]) with an `iova` other than `addr`; [`Error::Kernel`] with
+    /// `EFAULT` if part of the range is not mapped, does not permit the access or can't be pinned, such
+    /// as a file mapping beyond the end of its file, a mapping of a device, or before Linux 6.2 a
+    /// shared mapping that is not writable.
+    ///
+    /// # Safety
+    ///
+    /// For an ODP region on rxe, "the range" begins at the start of the page of `addr`: the kernel
+    /// copies to and from there (`__rxe_odp_mr_copy` of `rxe_odp.c`, Linux 7.2).
+    ///
+    /// These hold until [`Mr::into_inner`] returned `Ok`. If the kernel refuses to deregister,
+    /// there or when the region is dropped, they hold until the process exits:
+    ///
+    /// - The range stays mapped. Its bytes are initialised, and valid for reads and writes by this
+    ///   process whatever `access` says: [`Mr::read`] and [`Mr::write`] are safe.
+    /// - The memory may be accessed by operations on the region, by its copying methods on any
+    ///   thread and, as far as `access` allows, by peers.
+    /// - While a slice of [`Mr::bytes`] is in use, nothing else changes the bytes. While a slice of
+    ///   [`Mr::bytes_mut`] is in use, nothing else reads or changes them. All code that has the
+    ///   region can call them.
+    #[doc(alias = "ibv_reg_mr")]
+    #[doc(alias = "ibv_reg_mr_iova")]
+    #[doc(alias = "ibv_reg_mr_iova2")]
+    pub unsafe fn register_raw(
+        &self,
+        addr: *mut u8,
+        len: usize,
+        iova: Option<u64>,
+        access: Access,
+    ) -> Result<Mr<RawMemory>> {
+        // SAFETY: the caller upholds the same contract.
+        unsafe { Mr::register_raw(self.domain(), addr, len, iova, access) }
+    }
 }
 
 impl Registration {
@@ -574,54 +698,6 @@ impl<M> Mr<M> {
     }
 }
 
-/// Start and length of a range that is within `len` bytes.
-#[inline]
-pub(crate) fn check_range(
-    what: &'static str,
-    range: impl RangeBounds<usize>,
-    len: usize,
-) -> Result<(usize, usize)> {
-    let (start, end) = bounds(range, len);
-    within(start, end, len).ok_or_else(|| beyond_the_end(what, start, end, len))
-}
-
-/// As [`check_range`]. `None` if the range is not within `len` bytes.
-#[inline(always)]
-pub(crate) fn range_within(range: impl RangeBounds<usize>, len: usize) -> Option<(usize, usize)> {
-    let (start, end) = bounds(range, len);
-    within(start, end, len)
-}
-
-/// Start and end of a range of `len` bytes. `None` for a bound beyond the address space.
-#[inline(always)]
-fn bounds(range: impl RangeBounds<usize>, len: usize) -> (Option<usize>, Option<usize>) {
-    let start = match range.start_bound() {
-        Bound::Included(start) => Some(*start),
-        Bound::Excluded(start) => start.checked_add(1),
-        Bound::Unbounded => Some(0),
-    };
-    let end = match range.end_bound() {
-        Bound::Included(end) => end.checked_add(1),
-        Bound::Excluded(end) => Some(*end),
-        Bound::Unbounded => Some(len),
-    };
-    (start, end)
-}
-
-#[inline(always)]
-fn within(start: Option<usize>, end: Option<usize>, len: usize) -> Option<(usize, usize)> {
-    let (start, end) = (start?, end?);
-    (start <= end && end <= len).then(|| (start, end - start))
-}
-
-#[cold]
-#[inline(never)]
-fn beyond_the_end(what: &'static str, start: Option<usize>, end: Option<usize>, len: usize) -> Error {
-    let bound = |bound: Option<usize>| bound.map_or_else(String::new, |bound| bound.to_string());
-    let (start, end) = (bound(start), bound(end));
-    Error::out_of_bounds(what, format!("bytes {start}..{end} exceed the length of {len} bytes"))
-}
-
 /// Whether the device copies to and from the start of the page that an operation names, and so may
 /// exceed the bounds of a part of a region. It keeps to the bounds of a region or range that begins
 /// at a page boundary.
@@ -638,21 +714,6 @@ fn check_page_offset(verb: &'static str, domain: &PdShared, access: Access, addr
                   page-aligned memory such as `Buffer` and ranges that begin at a page boundary, or \
                   register without ON_DEMAND";
     Err(Error::invalid(verb, reason))
-}
-
-/// A scatter/gather element for a checked range of a region that starts at `addr`.
-#[inline]
-pub(crate) fn element(what: &'static str, addr: u64, (start, len): (usize, usize), lkey: u32) -> Result<Sge> {
-    match u32::try_from(len) {
-        Ok(length) => Ok(Sge { addr: addr.wrapping_add(start as u64), length, lkey }),
-        Err(_) => Err(too_long(what, len)),
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn too_long(what: &'static str, len: usize) -> Error {
-    Error::out_of_bounds(what, format!("an SGE of {len} bytes exceeds the maximum of {}", u32::MAX))
 }
 
 /// Access rights by which a peer can write a region without an operation of this process.
@@ -691,6 +752,7 @@ impl<M> fmt::Debug for Mr<M> {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::ops::Bound;
 
     use bareverbs_provider::caps::MrQuirks;
     use bareverbs_uapi::uverbs::types::DriverId;

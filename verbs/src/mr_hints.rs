@@ -6,7 +6,7 @@ use bareverbs_provider::command::MrRequest;
 use rustix::io::Errno;
 use rustix::param::page_size;
 
-use crate::device::Capabilities;
+use crate::context::Capabilities;
 use crate::{Access, locked_memory};
 
 /// Remote rights that the kernel grants only together with `LOCAL_WRITE`.

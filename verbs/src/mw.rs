@@ -5,11 +5,14 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use bareverbs_provider::command;
+use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
-use crate::error::Feature;
+use crate::error::{Error, Feature, Refused, Result};
+use crate::mr::Mr;
+use crate::pd::Pd;
 use crate::pd::shared::PdShared;
-use crate::{Access, Error, Mr, Refused, Remote, Result};
+use crate::{Access, Remote};
 
 pub use bareverbs_provider::work::MwBind;
 pub use bareverbs_uapi::verbs_values::MwType;
@@ -89,6 +92,18 @@ pub struct Mw {
     handle: Option<u32>,
     rkey: u32,
     mw_type: MwType,
+}
+
+impl<P: Provider> Pd<P> {
+    /// Allocates an unbound memory window.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the device has no memory windows; [`Error::Invalid`] for an
+    /// unknown type; [`Error::Kernel`].
+    #[doc(alias = "ibv_alloc_mw")]
+    pub fn alloc_mw(&self, mw_type: MwType) -> Result<Mw> {
+        Mw::alloc(self.domain(), mw_type)
+    }
 }
 
 impl Mw {

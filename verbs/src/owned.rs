@@ -62,7 +62,7 @@
 //! # }
 //! ```
 
-mod address;
+mod any_buffer;
 mod batch;
 mod buffer;
 mod closing;
@@ -73,8 +73,9 @@ pub(crate) mod in_flight;
 mod keepalive;
 mod local_atomics;
 pub mod op;
+mod operation;
 mod options;
-mod pending;
+mod park;
 mod pool;
 mod queue;
 mod region;
@@ -87,20 +88,20 @@ pub mod server;
 mod spin;
 mod wait;
 
-pub use self::address::{Address, ParseAddressError};
+pub use self::any_buffer::AnyBuffer;
 pub use self::batch::Batch;
-pub use self::buffer::{AnyBuffer, Source, Target};
+pub use self::buffer::{Source, Target};
 pub use self::closing::Closing;
 pub use self::datagrams::{
     DatagramAddress, DatagramDone, DatagramOptions, DatagramSender, Datagrams, Destination, NextDatagram,
     PendingDestination, ReceivedDatagram, SendTo,
 };
 pub use self::endpoint::Endpoint;
+pub use self::hub::pending::Pending;
 pub use self::hub::{Connection, Hub};
 pub use self::local_atomics::LocalAtomics;
-pub use self::op::Op;
+pub use self::operation::Op;
 pub use self::options::EndpointOptions;
-pub use self::pending::Pending;
 pub use self::pool::{PendingPoolBuffer, Pool, PoolBuffer};
 pub use self::region::{Chunks, Region, RegionMut};
 pub use self::remote_region::{RemoteRegion, RemoteRegionSource, Word};

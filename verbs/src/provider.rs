@@ -18,7 +18,7 @@ use bareverbs_provider::clock::ClockInfo;
 use bareverbs_provider::command::QpHandle;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::dm::DeviceMemory;
-use bareverbs_provider::error::{CreateError, DoorbellError};
+use bareverbs_provider::error::{CreateError, DoorbellError, Feature};
 use bareverbs_provider::layout::QueueLayout;
 use bareverbs_provider::request::{
     AhRequest, Burst, CountedFlowRequest, CqRequest, DmRequest, Ece, QpRequest, RssQpRequest, SrqChange,
@@ -37,8 +37,6 @@ use bareverbs_rxe::Rxe;
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::write::structs::{ExModifyQp, ModifyQpReq};
 use rustix::io::Errno;
-
-use crate::error::Feature;
 
 /// Implements each listed method by a call of the same method on the variant's value.
 macro_rules! forward {

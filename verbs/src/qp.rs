@@ -1,9 +1,11 @@
 //! Queue pairs.
 
 mod alternate_path;
+pub(crate) mod any;
 pub(crate) mod attr;
 mod bring_up;
 mod connect;
+pub(crate) mod core;
 pub(crate) mod datagram;
 mod drain_reset;
 mod ece;
@@ -32,18 +34,16 @@ pub use post::{Batch, RecvHalf, SendHalf};
 pub use raw::RawPacket;
 pub use transport::{Connected, Operations, Rc, Transport, Uc, UcOperation, Ud};
 
-use self::post::SendFailure;
 #[cfg(doc)]
 use crate::Error;
 use crate::cq::{Completions, Cq};
-use crate::error::{PostError, Refused, Result};
+use crate::error::{PostError, Refused, Result, SendFailure};
 use crate::pd::Pd;
 use crate::provider::AnyProvider;
-use crate::raw::QpLayout;
-use crate::untyped::QpCore;
+use crate::qp::core::{QpCore, QpLayout};
 
+pub use crate::qp::core::{AlternatePath, RateLimit};
 pub use crate::queue_buffer::QueueBuffer;
-pub use crate::untyped::qp::{AlternatePath, RateLimit};
 pub use crate::wr_id::WrId;
 pub use bareverbs_provider::request::{DoorbellChoice, Ece, QueueMemory};
 pub use bareverbs_provider::work::{Frame, Operation, Payload, RecvRequest, SendFlags, SendRequest, Sge};
@@ -83,6 +83,21 @@ pub use bareverbs_uapi::verbs_values::{MigState, QpAttrMask, QpState};
 pub struct Qp<T: Transport, P: Provider = AnyProvider> {
     core: QpCore<P>,
     _transport: PhantomData<T>,
+}
+
+impl<P: Provider> Pd<P> {
+    /// Creates a queue pair in the state RESET.
+    ///
+    /// # Errors
+    /// - [`Error::Limit`] for a depth or a number of SGEs above the device's limit.
+    /// - [`Error::Invalid`] for queues of another context.
+    /// - [`Error::Unsupported`] for [XRC](crate::xrc::XrcSend) if the device has none.
+    /// - [`Error::Kernel`].
+    #[doc(alias = "ibv_create_qp")]
+    #[doc(alias = "ibv_create_qp_ex")]
+    pub fn create_qp<T: Transport>(&self, init: &QpInit<'_, P>) -> Result<Qp<T, P>> {
+        Qp::create(self, init)
+    }
 }
 
 impl<T: Transport, P: Provider> Qp<T, P> {

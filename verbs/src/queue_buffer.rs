@@ -3,11 +3,11 @@
 use std::os::fd::OwnedFd;
 
 use bareverbs_provider::queue_buffer as provider;
+use bareverbs_provider::request::QueueMemory;
 use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
 use crate::error::Feature;
-use crate::qp::QueueMemory;
 use crate::{Context, Error, MemoryOwner, Result};
 
 /// Memory for a CQ or QP that the caller chooses, such as memory of a NUMA node, of a GPU or of a

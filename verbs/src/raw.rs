@@ -64,13 +64,11 @@ mod query;
 mod untyped;
 
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bareverbs_provider::device::DeviceFile;
-use bareverbs_provider::traits::{Provider, RecvQueue};
+use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 use uapi::method::{Call, Method, MethodInfo};
 use uapi::registry::{self, Driver};
@@ -80,15 +78,14 @@ pub use bareverbs_provider::layout::{DoorbellLayout, QueueLayout, RegisterLayout
 pub use bareverbs_provider::mapping::{Mapping, Protection};
 pub use bareverbs_uapi as uapi;
 
-pub use adopt::RawMr;
 pub use display::{DisplayCall, display_call};
-pub use handles::QpLayout;
 pub use object::{RawDestroyError, RawObject};
 pub use query::{Query, QueryError};
 pub use untyped::UntypedCall;
 
-use crate::Context;
-use crate::context::ContextInner;
+use crate::context::{Context, ContextInner};
+pub use crate::mr::raw::RawMr;
+pub use crate::qp::core::QpLayout;
 
 /// The raw level of a context. It keeps the device open.
 ///
@@ -328,28 +325,5 @@ impl AsFd for RawContext {
 impl fmt::Debug for RawContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RawContext").field("device", &self.inner.device.name()).finish_non_exhaustive()
-    }
-}
-
-/// Leaks the queue that the owner of an SRQ or WQ left, because the device may still use its ring. This
-/// process no longer writes the memory of its receives.
-pub(crate) fn leak_queue(orphan: &mut Mutex<Option<impl RecvQueue>>) {
-    let queue = orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(mut queue) = queue.map(ManuallyDrop::new) {
-        queue.abandon();
-    }
-}
-
-/// Whether `into_handle` released the handle: drop does not destroy the kernel object.
-#[derive(Debug, Default)]
-pub(crate) struct Released(AtomicBool);
-
-impl Released {
-    pub(crate) fn set(&self) {
-        self.0.store(true, Ordering::Release);
-    }
-
-    pub(crate) fn get(&self) -> bool {
-        self.0.load(Ordering::Acquire)
     }
 }

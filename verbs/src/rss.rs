@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use crate::error::{Feature, Limit};
 use crate::qp::flow::{FlowId, FlowRule, Flows};
 use crate::qp::flow_counters::FlowCounters;
-use crate::raw::Released;
+use crate::released::Released;
 use crate::wq::WqShared;
 use crate::{AnyProvider, Context, Error, Pd, Refused, Result};
 
@@ -38,6 +38,24 @@ struct TableShared<P: Provider> {
     released: Released,
     /// The WQs are destroyed after the table.
     _wqs: Vec<Arc<WqShared<P>>>,
+}
+
+impl<P: Provider> Context<P> {
+    /// Creates an indirection table of work queues for RSS QPs. [`RssQp`](crate::rss::RssQp) describes
+    /// its use.
+    ///
+    /// # Errors
+    /// - [`Error::Unsupported`] if the device has no indirection tables.
+    /// - [`Error::Invalid`] if the number of queues is not a power of 2 or a queue belongs to
+    ///   another context.
+    /// - [`Error::Limit`] for more than
+    ///   [`DeviceAttr::max_rwq_indirection_table_size`](crate::device::DeviceAttr::max_rwq_indirection_table_size).
+    /// - [`Error::Kernel`].
+    #[doc(alias = "ibv_create_rwq_ind_table")]
+    #[doc(alias = "ibv_rwq_ind_table_init_attr")]
+    pub fn create_indirection_table(&self, wqs: &[&Wq<P>]) -> Result<IndirectionTable<P>> {
+        IndirectionTable::create(self, wqs)
+    }
 }
 
 impl<P: Provider> IndirectionTable<P> {
@@ -228,6 +246,19 @@ pub struct RssQp<P: Provider = AnyProvider> {
     destroyed: bool,
     /// The table is destroyed after the QP.
     table: Arc<TableShared<P>>,
+}
+
+impl<P: Provider> Pd<P> {
+    /// Creates an RSS QP over work queues.
+    ///
+    /// # Errors
+    /// - [`Error::Unsupported`] if the device has no RSS QPs or does not hash the fields.
+    /// - [`Error::Invalid`] for a set of fields that no frame has, or a table of another context.
+    /// - [`Error::Kernel`], for example without the capability `CAP_NET_RAW`.
+    #[doc(alias = "ibv_create_qp_ex")]
+    pub fn create_rss_qp(&self, init: &RssInit<'_, P>) -> Result<RssQp<P>> {
+        RssQp::create(self, init)
+    }
 }
 
 impl<P: Provider> RssQp<P> {

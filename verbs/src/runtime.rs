@@ -8,14 +8,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
 
 use rustix::io::Errno;
 
-use crate::alarm::Alarm;
-use crate::cq::CompChannel;
-use crate::event_fd::EventFd;
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 #[cfg(feature = "async-io")]
 mod async_io;
@@ -74,44 +70,19 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
-    pub(crate) fn new(runtime: Arc<dyn Runtime>, events: &EventFd) -> Result<Self> {
-        let readable = runtime.register(Arc::clone(events.fd())).map_err(|error| failed("attach", &error))?;
+    pub(crate) fn new(runtime: Arc<dyn Runtime>, fd: &Arc<OwnedFd>) -> Result<Self> {
+        let readable = runtime.register(Arc::clone(fd)).map_err(|error| failed("attach", &error))?;
         Ok(Self { runtime, readable })
+    }
+
+    pub(crate) fn runtime(&self) -> &Arc<dyn Runtime> {
+        &self.runtime
     }
 
     /// One waker is kept: that of the last call.
     pub(crate) fn poll_readable(&self, waker: &Waker) -> Poll<Result<()>> {
         let readable = self.readable.poll_readable(&mut Context::from_waker(waker));
         readable.map_err(|error| failed("await", &error))
-    }
-}
-
-/// The sources that wake a task: the events of a completion channel, and a timer for keepalives.
-#[derive(Debug)]
-pub(crate) struct Attached {
-    channel: Registration,
-    alarm: Alarm,
-}
-
-impl Attached {
-    pub(crate) fn new(runtime: Arc<dyn Runtime>, channel: &CompChannel) -> Result<Self> {
-        Ok(Self {
-            channel: Registration::new(runtime, channel.events())?,
-            alarm: Alarm::new(channel.events().file()),
-        })
-    }
-
-    pub(crate) fn runtime(&self) -> &Arc<dyn Runtime> {
-        &self.channel.runtime
-    }
-
-    /// Waits until the channel may have events, or `due` has passed. The caller then reads its events
-    /// until none is left.
-    pub(crate) fn poll(&mut self, waker: &Waker, due: Option<Instant>) -> Poll<Result<()>> {
-        match self.channel.poll_readable(waker) {
-            Poll::Pending => self.alarm.poll(&self.channel.runtime, waker, due),
-            readable => readable,
-        }
     }
 }
 
@@ -234,7 +205,7 @@ mod tests {
         let file = std::fs::File::open("/dev/null").unwrap();
         // SAFETY: `/dev/null` fails every ioctl and mmap.
         let file = unsafe { bareverbs_provider::device::DeviceFile::from_fd_unchecked(file.into(), 0) };
-        let mut channel = CompChannel::for_test(&Arc::new(file.unwrap()));
+        let mut channel = crate::cq::CompChannel::for_test(&Arc::new(file.unwrap()));
         let refused = channel.attach(Tokio).unwrap_err();
         assert!(matches!(refused, Error::Invalid { verb: "attach", .. }), "{refused}");
         assert!(refused.to_string().contains("reactor"), "{refused}");

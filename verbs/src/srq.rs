@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bareverbs_provider::command;
 use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::layout::QueueLayout;
 use bareverbs_provider::request::{QueueMemory, SrqChange, SrqRequest, XrcSrqRequest};
 use bareverbs_provider::traits::{CreatedSrq, Provider, RecvQueue};
 use bareverbs_provider::work::RecvRequest;
@@ -15,9 +16,9 @@ use rustix::io::Errno;
 use self::shared::SrqShared;
 use crate::cq::Cq;
 use crate::error::{Limit, PostError};
-use crate::qp::post::post_receives;
-use crate::raw::{QueueLayout, Released};
-use crate::xrc::Xrcd;
+use crate::posting::post_receives;
+use crate::released::Released;
+use crate::xrcd::Xrcd;
 use crate::{AnyProvider, Error, Pd, Refused, Result, locked_memory};
 
 /// Attributes for the creation of an SRQ.
@@ -89,6 +90,19 @@ pub struct Srq<P: Provider = AnyProvider> {
     max_sge: u32,
     user_data: u64,
     shared: Arc<SrqShared<P>>,
+}
+
+impl<P: Provider> Pd<P> {
+    /// Creates a shared receive queue.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for 0 receives or a limit above their number; [`Error::Limit`] for a
+    /// depth or a number of SGEs above the device's limit; [`Error::Kernel`].
+    #[doc(alias = "ibv_create_srq")]
+    #[doc(alias = "ibv_create_srq_ex")]
+    pub fn create_srq(&self, init: &SrqInit) -> Result<Srq<P>> {
+        Srq::create(self, init)
+    }
 }
 
 impl<P: Provider> Srq<P> {

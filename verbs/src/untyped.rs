@@ -10,20 +10,21 @@
 //! | `init`, `ready_to_receive`, `ready_to_send` | [`QpCore::modify`], with the attributes of the transition as a mask |
 //!
 //! A [`QpCore`] rejects the operations that its transport lacks with
-//! [`PushError::Unsupported`](crate::error::PushError::Unsupported). The caller has these duties, which
-//! the types of a [`Qp`](crate::qp::Qp) take over:
+//! [`PushError::Unsupported`](crate::error::PushError::Unsupported). The caller has these duties,
+//! which the types of a [`Qp`](crate::qp::Qp) take over:
 //!
-//! - [`QpCore::modify`] needs the attributes that the transport requires for the transition. The kernel
-//!   rejects it otherwise, and the error names the missing ones.
+//! - [`QpCore::modify`] needs the attributes that the transport requires for the transition. The
+//!   kernel rejects it otherwise, and the error names the missing ones.
 //! - It takes the address vector as it is. `ready_to_receive` checks it against the port.
-//! - Multicast groups are for UD QPs, flows for UD and raw packet QPs, and alternate paths for RC and UC
-//!   QPs. The kernel rejects the others.
+//! - Multicast groups are for UD QPs, flows for UD and raw packet QPs, and alternate paths for RC
+//!   and UC QPs. The kernel rejects the others.
 //!
 //! All other objects have no transport in their types, so they have no core: [`Cq`](crate::cq::Cq),
-//! [`Srq`](crate::srq::Srq) and [`XrcSrq`](crate::xrc::XrcSrq), [`XrcTarget`](crate::xrc::XrcTarget),
-//! [`Wq`](crate::rss::Wq) and [`RssQp`](crate::rss::RssQp), [`Ah`](crate::ah::Ah),
-//! [`Mw`](crate::mw::Mw). An [`Mr`](crate::Mr) of [`RawMemory`](crate::RawMemory) is one type for all
-//! memory ([`Pd::register_raw`](crate::Pd::register_raw)).
+//! [`Srq`](crate::srq::Srq) and [`XrcSrq`](crate::xrc::XrcSrq),
+//! [`XrcTarget`](crate::xrc::XrcTarget), [`Wq`](crate::rss::Wq) and [`RssQp`](crate::rss::RssQp),
+//! [`Ah`](crate::ah::Ah), [`Mw`](crate::mw::Mw). An [`Mr`](crate::Mr) of
+//! [`RawMemory`](crate::RawMemory) is one type for all memory
+//! ([`Pd::register_raw`](crate::Pd::register_raw)).
 //!
 //! An RC or UC QP sends to itself:
 //!
@@ -69,8 +70,5 @@
 //! }
 //! ```
 
-mod operation;
-pub(crate) mod qp;
-
-pub use operation::{AnyOperation, AnyTransport};
-pub use qp::QpCore;
+pub use crate::qp::any::{AnyOperation, AnyTransport};
+pub use crate::qp::core::QpCore;

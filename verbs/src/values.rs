@@ -1,14 +1,14 @@
 //! Value types of the verbs API that have no type in the kernel ABI.
 
+pub(crate) mod ethernet;
 mod timers;
 
 use std::fmt;
 use std::str::FromStr;
 
 pub use bareverbs_uapi::values::{GidIndex, Guid, ParseValueError, PortNum, ValueError};
+pub use ethernet::{EthernetAddress, MacAddress};
 pub use timers::{AckTimeout, MinRnrTimer, RetryCount, RnrRetry};
-
-pub use crate::ethernet::{EthernetAddress, MacAddress};
 
 /// The number of two hexadecimal digits at most.
 pub(crate) fn hex(text: &str) -> Option<u8> {

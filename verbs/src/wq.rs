@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bareverbs_provider::command;
 use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::layout::QueueLayout;
 use bareverbs_provider::request::{QueueMemory, WqChange, WqRequest};
 use bareverbs_provider::traits::{CreatedWq, Provider, RecvQueue};
 use bareverbs_provider::work::RecvRequest;
@@ -17,8 +18,8 @@ use rustix::thread::CapabilitySet;
 use crate::cq::{Cq, CqShared};
 use crate::error::{Feature, Limit, PostError, PostReason};
 use crate::locked_memory::has_capability;
-use crate::qp::post::post_receives;
-use crate::raw::{QueueLayout, Released, leak_queue};
+use crate::posting::post_receives;
+use crate::released::{Released, leak_queue};
 use crate::{AnyProvider, Context, Error, Pd, Refused, Result, locked_memory};
 
 const MODIFY: &str = "modify_wq";
@@ -97,6 +98,20 @@ pub(crate) struct WqShared<P: Provider> {
     pub(crate) released: Released,
     /// The CQ is destroyed after the WQ.
     _cq: Arc<CqShared<P>>,
+}
+
+impl<P: Provider> Pd<P> {
+    /// Creates a receive work queue in the state RESET.
+    ///
+    /// # Errors
+    /// - [`Error::Unsupported`] if the device has no work queues or does not support the flags.
+    /// - [`Error::Invalid`] for 0 receives or a completion queue of another context.
+    /// - [`Error::Limit`] for a depth or a number of SGEs above the device's limit.
+    /// - [`Error::Kernel`].
+    #[doc(alias = "ibv_create_wq")]
+    pub fn create_wq(&self, init: &WqInit<'_, P>) -> Result<Wq<P>> {
+        Wq::create(self, init)
+    }
 }
 
 impl<P: Provider> Wq<P> {

@@ -1,207 +1,18 @@
 //! Extended reliable connections (XRC): domains and their SRQs.
 
-use std::os::fd::BorrowedFd;
-use std::sync::Arc;
-
-use bareverbs_provider::command;
+use bareverbs_provider::layout::QueueLayout;
 use bareverbs_provider::traits::Provider;
-use rustix::fs::OFlags;
-use rustix::io::Errno;
+use bareverbs_provider::work::RecvRequest;
 
 use crate::cq::Cq;
-use crate::error::{Feature, PostError};
-use crate::qp::RecvRequest;
-use crate::raw::{QueueLayout, Released};
+use crate::error::{PostError, Refused, Result};
+use crate::pd::Pd;
+use crate::provider::AnyProvider;
 use crate::srq::{Srq, SrqAttr, SrqInit};
-use crate::{AnyProvider, Context, Error, Pd, Refused, Result};
 
 pub use crate::qp::xrc::{XrcSend, XrcTarget, XrcTargetRtsAttr};
+pub use crate::xrcd::{Xrcd, XrcdShare};
 pub use bareverbs_provider::work::XrcOperation;
-
-/// How an XRC domain is shared between processes.
-#[doc(alias = "ibv_xrcd_init_attr")]
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub enum XrcdShare<'a> {
-    /// Private to this process.
-    Private,
-    /// Joins the domain of the file, which processes share by its inode.
-    Join(BorrowedFd<'a>),
-    /// Joins the domain of the file, or creates it.
-    JoinOrCreate(BorrowedFd<'a>),
-    /// Creates the domain of the file. Fails if it exists.
-    Create(BorrowedFd<'a>),
-}
-
-/// An XRC domain.
-///
-/// An extended reliable connection (XRC) connects an [`XrcSend`] QP to an
-/// [`XrcTarget`] of another machine. Each request names an [`XrcSrq`] there and consumes a receive
-/// of it.
-///
-/// Any target of a domain delivers to any SRQ of the domain, whichever process created them. So N
-/// processes on each of M machines need N·M connections per machine, not N·N·M.
-///
-/// Processes share a domain by a file: the domain belongs to the file's inode while any process has
-/// it open.
-///
-/// ```no_run
-/// use bareverbs::Device;
-/// use bareverbs::cq::CqInit;
-/// use bareverbs::qp::QpInit;
-/// use bareverbs::srq::SrqInit;
-/// use bareverbs::xrc::{XrcSend, XrcSrqInit, XrcdShare};
-/// # fn example(file: std::fs::File) -> bareverbs::Result<()> {
-/// use std::os::fd::AsFd;
-///
-/// let context = Device::find("mlx5_0")?.open()?;
-/// let (pd, cq) = (context.alloc_pd()?, context.create_cq(&CqInit::new(64))?);
-/// let xrcd = context.open_xrcd(XrcdShare::JoinOrCreate(file.as_fd()))?;
-/// // The SRQ of this process, for all connections.
-/// let srq = pd.create_xrc_srq(&XrcSrqInit { srq: SrqInit::new(32), xrcd: &xrcd, cq: &cq })?;
-/// // Peers connect to `target.qp_num()` and send to `srq.srq_num()`.
-/// let target = xrcd.create_target(0)?;
-/// let sender = pd.create_qp::<XrcSend>(&QpInit::new(&cq, &cq))?;
-/// # Ok(())
-/// # }
-/// ```
-///
-/// `Xrcd` is cheap to clone. The domain is closed after the last clone, SRQ and QP of it is
-/// dropped.
-#[doc(alias = "ibv_xrcd")]
-pub struct Xrcd<P: Provider = AnyProvider> {
-    inner: Arc<Inner<P>>,
-}
-
-struct Inner<P: Provider> {
-    context: Context<P>,
-    handle: u32,
-    closed: bool,
-    released: Released,
-}
-
-impl<P: Provider> Clone for Xrcd<P> {
-    fn clone(&self) -> Self {
-        Self { inner: Arc::clone(&self.inner) }
-    }
-}
-
-impl<P: Provider> Xrcd<P> {
-    pub(crate) fn open(context: &Context<P>, share: XrcdShare<'_>) -> Result<Self> {
-        const VERB: &str = "open_xrcd";
-        if !context.capabilities().xrc {
-            return Err(Error::unsupported(VERB, Feature::XrcDomains));
-        }
-        let (shared, flags) = match share {
-            XrcdShare::Private => (None, OFlags::CREATE),
-            XrcdShare::Join(fd) => (Some(fd), OFlags::empty()),
-            XrcdShare::JoinOrCreate(fd) => (Some(fd), OFlags::CREATE),
-            XrcdShare::Create(fd) => (Some(fd), OFlags::CREATE | OFlags::EXCL),
-        };
-        let handle = command::open_xrcd(context.file(), shared, flags).map_err(|refused| {
-            Error::kernel(VERB, format!("{share:?}"), refused).or_hint(|errno| match (errno, share) {
-                (Errno::AGAIN, XrcdShare::Join(_)) => {
-                    Some("no process has an XRC domain with that file: create it first".into())
-                }
-                (Errno::INVAL, XrcdShare::Create(_)) => {
-                    Some("an XRC domain with that file exists: join it".into())
-                }
-                _ => None,
-            })
-        })?;
-        Ok(Self::new(context, handle))
-    }
-
-    pub(crate) fn new(context: &Context<P>, handle: u32) -> Self {
-        let released = Released::default();
-        Self { inner: Arc::new(Inner { context: context.clone(), handle, closed: false, released }) }
-    }
-
-    /// The context of the domain.
-    #[must_use]
-    pub fn context(&self) -> &Context<P> {
-        &self.inner.context
-    }
-
-    /// Its kernel handle.
-    #[must_use]
-    pub fn handle(&self) -> u32 {
-        self.inner.handle
-    }
-
-    /// Releases the handle: drop no longer closes the kernel object. The kernel closes it when the
-    /// device file is closed.
-    ///
-    /// [`RawObject::of`](crate::raw::RawObject::of) can own the object again; see
-    /// [its example](crate::raw::RawObject).
-    #[must_use = "nothing else has the handle"]
-    pub fn into_handle(self) -> u32 {
-        self.inner.released.set();
-        self.inner.handle
-    }
-
-    /// Creates an XRC target QP in the domain, in the state RESET. `user_data` is reported in its
-    /// [asynchronous events](crate::AsyncEvent::Qp).
-    ///
-    /// # Errors
-    /// [`Error::Kernel`]: the kernel rejects the command, for instance if the device has no more
-    /// QPs.
-    #[doc(alias = "ibv_create_qp_ex")]
-    pub fn create_target(&self, user_data: u64) -> Result<XrcTarget<P>> {
-        XrcTarget::create(self, user_data)
-    }
-
-    /// Opens the XRC target QP `qp_num` of the domain, which another process has created. The QP
-    /// exists until all processes have closed it. Its creator makes the state transitions.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`]: the kernel rejects the command, with `EINVAL` if the domain has no such
-    /// QP.
-    #[doc(alias = "ibv_open_qp")]
-    pub fn open_target(&self, qp_num: u32, user_data: u64) -> Result<XrcTarget<P>> {
-        XrcTarget::open(self, qp_num, user_data)
-    }
-
-    /// Closes the domain. It is destroyed when the last process closes it. Drop ignores errors;
-    /// the domain is closed after its last SRQ and QP.
-    ///
-    /// # Errors
-    /// The domain and the reason:
-    ///
-    /// - [`Error::Invalid`]: this process still has clones, SRQs or QPs of the domain.
-    /// - [`Error::Kernel`]: the kernel rejects the command.
-    #[doc(alias = "ibv_close_xrcd")]
-    pub fn close(mut self) -> Result<(), Refused<Self>> {
-        const VERB: &str = "close_xrcd";
-        let Some(inner) = Arc::get_mut(&mut self.inner) else {
-            let error = Error::in_use(VERB, "SRQs or QPs still use it: drop them first");
-            return Err(Refused::new(error, self));
-        };
-        // SAFETY: every user of the domain holds an `Arc` of this, and this is the last one. If
-        // this succeeds, it is dropped next.
-        match unsafe { command::close_xrcd(inner.context.file(), inner.handle) } {
-            Ok(()) => {
-                inner.closed = true;
-                Ok(())
-            }
-            Err(refused) => {
-                let asked = format!("XRC domain handle {}", inner.handle);
-                Err(Refused::new(Error::kernel(VERB, asked, refused), self))
-            }
-        }
-    }
-}
-
-impl<P: Provider> Drop for Inner<P> {
-    fn drop(&mut self) {
-        if !self.closed && !self.released.get() {
-            // The command fails only if the domain has an object that could not be destroyed.
-            // Closing the device file frees both.
-            // SAFETY: every user of the domain holds an `Arc` of this, so there is none left.
-            let _ = unsafe { command::close_xrcd(self.context.file(), self.handle) };
-        }
-    }
-}
 
 /// Attributes for the creation of an XRC SRQ.
 #[doc(alias = "ibv_srq_init_attr_ex")]
@@ -234,6 +45,21 @@ pub struct XrcSrqInit<'a, P: Provider = AnyProvider> {
 pub struct XrcSrq<P: Provider = AnyProvider> {
     srq: Srq<P>,
     srq_num: u32,
+}
+
+impl<P: Provider> Pd<P> {
+    /// Creates a shared receive queue of an XRC domain.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`](crate::Error::Invalid) for 0 receives, a limit above their number, or a
+    ///   domain or completion queue of another context.
+    /// - [`Error::Limit`](crate::Error::Limit) for a depth or a number of SGEs above the device's
+    ///   limit.
+    /// - [`Error::Kernel`](crate::Error::Kernel).
+    #[doc(alias = "ibv_create_srq_ex")]
+    pub fn create_xrc_srq(&self, init: &XrcSrqInit<'_, P>) -> Result<XrcSrq<P>> {
+        XrcSrq::create(self, init)
+    }
 }
 
 impl<P: Provider> XrcSrq<P> {
@@ -326,7 +152,7 @@ impl<P: Provider> XrcSrq<P> {
     /// Queries the attributes from the kernel.
     ///
     /// # Errors
-    /// [`Error::Kernel`]: the kernel rejects the command.
+    /// [`Error::Kernel`](crate::Error::Kernel): the kernel rejects the command.
     #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SrqAttr> {
         self.srq.query()

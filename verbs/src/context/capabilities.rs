@@ -7,14 +7,13 @@ use bareverbs_uapi::write::structs::ExQueryDeviceResp;
 use bareverbs_uapi::write::types::{DeviceCapFlags, OdpGeneralCaps};
 
 use super::query_port_speed;
-#[cfg(doc)]
-use crate::{Context, cq::CqInit, qp::RawPacket, rss::RssQp};
 
 /// Capabilities of the kernel and the device, determined at open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// The kernel and the driver report the effective speed of a port: [`Context::port_speed`].
+    /// The kernel and the driver report the effective speed of a port:
+    /// [`Context::port_speed`](crate::Context::port_speed).
     pub port_speed: bool,
     /// On-demand paging (ODP): memory regions whose pages are not pinned,
     /// [`Access::ON_DEMAND`](crate::Access::ON_DEMAND).
@@ -28,15 +27,16 @@ pub struct Capabilities {
     pub odp_implicit: bool,
     /// Advice for ODP regions, such as [`Mr::prefetch`](crate::Mr::prefetch).
     pub advise_mr: bool,
-    /// Timestamps in completions, and reads of their clock: [`CqInit::timestamps`],
-    /// [`Context::raw_clock`].
+    /// Timestamps in completions, and reads of their clock:
+    /// [`CqInit::timestamps`](crate::cq::CqInit::timestamps),
+    /// [`Context::raw_clock`](crate::Context::raw_clock).
     pub completion_timestamps: bool,
     /// CQE compression: [`CqInit::compressed`](crate::cq::CqInit::compressed).
     pub compressed_completions: bool,
     /// CQs and QPs in memory of the caller or in a dma-buf: [`QueueBuffer`](crate::qp::QueueBuffer). The
     /// kernel is asked when the context is opened.
     pub queue_buffers: bool,
-    /// Device memory: [`Context::alloc_dm`].
+    /// Device memory: [`Context::alloc_dm`](crate::Context::alloc_dm).
     pub device_memory: bool,
     /// Memory windows: [`Pd::alloc_mw`](crate::Pd::alloc_mw).
     pub memory_windows: bool,
@@ -49,15 +49,17 @@ pub struct Capabilities {
     /// Enhanced connection establishment (ECE), options of a connection beyond the standard:
     /// [`Qp::query_ece`](crate::qp::Qp::query_ece). XRC target QPs have none.
     pub ece: bool,
-    /// Raw packet QPs, which send and receive whole Ethernet frames: [`RawPacket`].
+    /// Raw packet QPs, which send and receive whole Ethernet frames:
+    /// [`RawPacket`](crate::qp::RawPacket).
     pub raw_packets: bool,
     /// Work queues: [`Pd::create_wq`](crate::Pd::create_wq).
     pub work_queues: bool,
-    /// RSS QPs, which distribute frames over work queues: [`RssQp`].
+    /// RSS QPs, which distribute frames over work queues: [`RssQp`](crate::rss::RssQp).
     pub rss: bool,
-    /// XRC domains: [`Context::open_xrcd`].
+    /// XRC domains: [`Context::open_xrcd`](crate::Context::open_xrcd).
     pub xrc: bool,
-    /// Other processes can use the context and its objects: [`Context::import`].
+    /// Other processes can use the context and its objects:
+    /// [`Context::import`](crate::Context::import).
     pub import: bool,
     /// Number of completion vectors.
     pub num_comp_vectors: u32,

@@ -13,8 +13,33 @@ use bareverbs_uapi::uverbs::{InfoHandles, ObjectClass};
 use rustix::io::Errno;
 
 use super::{Capabilities, Context, ContextInner, ContextShared};
-use crate::dm::Dm;
-use crate::{AsyncEvents, Device, Error, Pd, Result};
+use crate::discovery::{self, Device};
+use crate::error::{Error, Result};
+use crate::events::AsyncEvents;
+
+impl Device {
+    /// Opens it with the provider of its driver.
+    ///
+    /// # Errors
+    /// - [`Error::NoUverbs`].
+    /// - [`Error::Open`] if its node is missing or may not be opened.
+    /// - [`Error::UnsupportedDriver`] if this build has no provider for it.
+    /// - [`Error::Kernel`].
+    #[doc(alias = "ibv_open_device")]
+    pub fn open(&self) -> Result<Context> {
+        Context::open(self)
+    }
+
+    /// Opens it with the provider `P`. The data path is compiled for that provider only.
+    ///
+    /// # Errors
+    /// As for [`Device::open`]; [`Error::UnsupportedDriver`] if `P` does not support its driver.
+    #[doc(alias = "ibv_open_device")]
+    #[doc(alias = "mlx5dv_open_device")]
+    pub fn open_as<P: Provider>(&self) -> Result<Context<P>> {
+        Context::open(self)
+    }
+}
 
 impl<P: Provider> Context<P> {
     pub(crate) fn open(device: &Device) -> Result<Self> {
@@ -48,7 +73,7 @@ impl<P: Provider> Context<P> {
     /// As for [`Context::open_first`]. A device whose driver `P` does not support has the reason
     /// [`Error::UnsupportedDriver`].
     pub fn open_first_as() -> Result<Self> {
-        Self::open_first_of(&crate::devices()?)
+        Self::open_first_of(&discovery::list()?)
     }
 
     fn open_first_of(devices: &[Device]) -> Result<Self> {
@@ -138,32 +163,6 @@ impl<P: Provider> Context<P> {
         let inner =
             Arc::new(ContextInner { capabilities, mr_quirks, file, device, reg_mr, device_attr, events });
         Self { shared: Arc::new(ContextShared { inner, provider }) }
-    }
-
-    /// Imports a protection domain that another process created in this context. `handle` is
-    /// [`Pd::handle`] of that process. The other process stays the owner: dropping the imported
-    /// domain does not deallocate it.
-    ///
-    /// The other process can't deallocate the domain while this process has objects in it.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] if the driver does not support imports; [`Error::Kernel`] with
-    /// `ENOENT` if the context has no such domain.
-    #[doc(alias = "ibv_import_pd")]
-    #[doc(alias = "ibv_unimport_pd")]
-    pub fn import_pd(&self, handle: u32) -> Result<Pd<P>> {
-        Pd::import(self, handle)
-    }
-
-    /// Imports device memory that another process allocated in this context. `handle` is
-    /// [`Dm::handle`] of that process, which stays the owner.
-    ///
-    /// # Errors
-    /// As for [`Context::import_pd`].
-    #[doc(alias = "ibv_import_dm")]
-    #[doc(alias = "ibv_unimport_dm")]
-    pub fn import_dm(&self, handle: u32) -> Result<Dm> {
-        Dm::import(self, handle, true)
     }
 }
 

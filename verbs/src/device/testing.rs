@@ -2,7 +2,7 @@
 
 use bareverbs_uapi::nldev::NodeType;
 
-use super::sysfs;
+use crate::discovery::sysfs;
 use crate::values::Guid;
 
 /// A line of a sysfs file, parsed as each of the types that are read from sysfs.

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use crate::qp::QpState;
+use bareverbs_uapi::verbs_values::QpState;
 
 /// Why a request is [invalid](crate::Error::Invalid). `Display` is the reason for people.
 ///

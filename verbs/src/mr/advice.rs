@@ -4,20 +4,38 @@ use std::fmt;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
+use bareverbs_provider::traits::Provider;
+use bareverbs_provider::work::Sge;
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::AdviseMr;
-use bareverbs_uapi::uverbs::types::AdviseMrFlag;
+use bareverbs_uapi::uverbs::types::{AdviseMrAdvice as Advice, AdviseMrFlag};
 use bareverbs_uapi::write::structs;
 use rustix::io::Errno;
 
-use super::{Mr, element};
+use super::Mr;
 use crate::error::{Feature, Limit};
-use crate::mr::Advice;
+use crate::pd::Pd;
 use crate::pd::shared::PdShared;
-use crate::qp::Sge;
+use crate::range::element;
 use crate::{Access, Error, Result};
 
 const VERB: &str = "advise_mr";
+
+impl<P: Provider> Pd<P> {
+    /// Gives advice for ranges of several ODP regions of the domain in one command.
+    ///
+    /// ```no_run
+    /// # fn fetch(pd: &bareverbs::Pd, a: &bareverbs::Mr<Vec<u8>>, b: &bareverbs::Mr<Vec<u8>>) -> bareverbs::Result<()> {
+    /// use bareverbs::mr::Advice;
+    ///
+    /// pd.advise(Advice::PREFETCH).with(a, ..4096)?.with(b, ..)?.execute()
+    /// # }
+    /// ```
+    #[doc(alias = "ibv_advise_mr")]
+    pub fn advise(&self, advice: Advice) -> AdviceList {
+        AdviceList::new(self.domain(), advice)
+    }
+}
 
 impl<M> Mr<M> {
     /// Prefetches the pages of a range of an [ODP](Access::ON_DEMAND) region: for writing if the

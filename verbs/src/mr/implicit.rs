@@ -4,10 +4,13 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Arc;
 
+use bareverbs_provider::traits::Provider;
+use bareverbs_provider::work::Sge;
+
 use super::{LocalAccess, Mr, Object, Registration, VERB};
 use crate::error::Feature;
+use crate::pd::Pd;
 use crate::pd::shared::PdShared;
-use crate::qp::Sge;
 use crate::{Access, Error, MemoryOwner, Refused, Remote, Result};
 
 /// An implicit ODP region. One pair of keys covers the whole address space of the process, also
@@ -36,6 +39,35 @@ pub struct ImplicitMr {
 
 /// The kernel object. It is deregistered when the last user drops it.
 pub(super) struct ImplicitRegistration(Registration);
+
+impl<P: Provider> Pd<P> {
+    /// Registers the whole address space of the process as an implicit ODP region with local
+    /// rights.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the device has no implicit ODP
+    /// ([`Capabilities::odp_implicit`](crate::device::Capabilities::odp_implicit)); [`Error::Kernel`].
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register_implicit(&self, access: LocalAccess) -> Result<ImplicitMr> {
+        ImplicitMr::local(self.domain(), access)
+    }
+
+    /// Registers the whole address space of the process as an implicit ODP region with any rights.
+    ///
+    /// # Errors
+    /// As for [`Pd::register_implicit`].
+    ///
+    /// # Safety
+    ///
+    /// As far as `access` allows, a peer that knows the key can read and write all memory of the
+    /// process at any time until the region and its parts are dropped. The caller is responsible
+    /// for all accesses of the peers that get the key.
+    #[doc(alias = "ibv_reg_mr")]
+    pub unsafe fn register_implicit_remote(&self, access: Access) -> Result<ImplicitMr> {
+        // SAFETY: the caller upholds the same contract.
+        unsafe { ImplicitMr::register(self.domain(), access) }
+    }
+}
 
 impl ImplicitRegistration {
     pub(super) fn handle(&self) -> u32 {

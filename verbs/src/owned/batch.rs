@@ -8,7 +8,7 @@ use bareverbs_provider::traits::Provider;
 
 use super::endpoint::Queues;
 use super::in_flight::Unpublished;
-use super::op::{Inline, OpPayload, PostTo};
+use super::operation::{Inline, OpPayload, PostTo};
 use super::{Endpoint, Op, Source};
 use crate::error::{PostError, PostReason};
 use crate::{AnyProvider, Error, Refused, Result};
@@ -35,6 +35,13 @@ use crate::{AnyProvider, Error, Refused, Result};
 pub struct Batch<'e, B, P: Provider = AnyProvider> {
     endpoint: &'e mut Endpoint<B, P>,
     pushed: usize,
+}
+
+impl<B, P: Provider> Endpoint<B, P> {
+    /// Starts operations that share one doorbell.
+    pub fn batch(&mut self) -> Batch<'_, B, P> {
+        Batch::new(self)
+    }
 }
 
 impl<'e, B, P: Provider> Batch<'e, B, P> {

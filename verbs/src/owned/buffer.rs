@@ -3,11 +3,11 @@
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
-use super::{PoolBuffer, Region, RegionMut, RemoteRegionSource};
-use crate::mr::{check_range, element, range_within};
+use bareverbs_provider::work::Sge;
+
 use crate::pd::shared::PdShared;
-use crate::qp::Sge;
-use crate::{Buffer, Error, MemoryOwner, Mr, Result};
+use crate::range::{check_range, element, range_within};
+use crate::{Error, MemoryOwner, Mr, Result};
 
 pub(crate) mod sealed {
     use std::fmt;
@@ -95,6 +95,12 @@ use self::sealed::{Domain, PdId, Registered, Writable};
 ///     post(borrowed);
 /// }
 /// ```
+///
+/// [`AnyBuffer`]: super::AnyBuffer
+/// [`PoolBuffer`]: super::PoolBuffer
+/// [`Region`]: super::Region
+/// [`RegionMut`]: super::RegionMut
+/// [`RemoteRegionSource`]: super::RemoteRegionSource
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be posted by the safe layer",
     label = "not an owned, registered buffer",
@@ -126,6 +132,10 @@ pub unsafe trait Source: Registered + Send + 'static {
 /// The obligations of [`Source`], and: while no method of the value is called, this process does
 /// not access the bytes, and no reference covers one of them. Copies of
 /// [`bareverbs_provider::copy`] are exempt.
+///
+/// [`PoolBuffer`]: super::PoolBuffer
+/// [`Region`]: super::Region
+/// [`RegionMut`]: super::RegionMut
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be posted for the device to write",
     label = "not an exclusive, owned, registered buffer",
@@ -288,136 +298,6 @@ macro_rules! range_of {
 }
 pub(super) use range_of;
 
-/// A [`RegionMut`], a [`Region`], a [`RemoteRegionSource`] or a [`PoolBuffer`], for connections that
-/// post several of them.
-///
-/// It is a [`Source`] only: a device may not write all of them. Operations that write the buffer take
-/// the [`RegionMut`] or the [`PoolBuffer`] itself, and [`Op::any`](super::Op::any) converts them:
-///
-/// ```no_run
-/// use bareverbs::{AnyBuffer, Endpoint, PoolBuffer, Op, Remote};
-///
-/// # fn post(endpoint: &mut Endpoint<AnyBuffer>, buffers: [PoolBuffer; 3], from: Remote) -> bareverbs::Result<()> {
-/// let [message, value, old] = buffers;
-/// endpoint.post(Op::recv(message).tag(1).any())?;
-/// endpoint.post(Op::read(value, ..64, from).tag(2).any())?;
-/// endpoint.post(Op::fetch_add(old, from, 1).tag(3).any())?;
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum AnyBuffer<M = Buffer> {
-    /// An exclusive range.
-    RegionMut(RegionMut<M>),
-    /// A read-only range.
-    Region(Region<M>),
-    /// A range that peers access.
-    RemoteRegionSource(RemoteRegionSource<M>),
-    /// A slot of a pool.
-    PoolBuffer(PoolBuffer),
-}
-
-impl<M> From<RemoteRegionSource<M>> for AnyBuffer<M> {
-    fn from(source: RemoteRegionSource<M>) -> Self {
-        Self::RemoteRegionSource(source)
-    }
-}
-
-impl<M> From<RegionMut<M>> for AnyBuffer<M> {
-    fn from(part: RegionMut<M>) -> Self {
-        Self::RegionMut(part)
-    }
-}
-
-impl<M> From<Region<M>> for AnyBuffer<M> {
-    fn from(shared: Region<M>) -> Self {
-        Self::Region(shared)
-    }
-}
-
-impl<M> From<PoolBuffer> for AnyBuffer<M> {
-    fn from(buffer: PoolBuffer) -> Self {
-        Self::PoolBuffer(buffer)
-    }
-}
-
-impl<M> AnyBuffer<M> {
-    /// Its bytes. `None` if peers access them.
-    #[must_use]
-    pub fn bytes(&self) -> Option<&[u8]> {
-        match self {
-            Self::RegionMut(part) => Some(part.bytes()),
-            Self::Region(shared) => Some(shared.bytes()),
-            Self::RemoteRegionSource(_) => None,
-            Self::PoolBuffer(buffer) => Some(buffer.bytes()),
-        }
-    }
-}
-
-impl AsRef<[u8]> for PoolBuffer {
-    fn as_ref(&self) -> &[u8] {
-        self.bytes()
-    }
-}
-
-impl AsMut<[u8]> for PoolBuffer {
-    fn as_mut(&mut self) -> &mut [u8] {
-        self.bytes_mut()
-    }
-}
-
-impl<M> AsRef<[u8]> for RegionMut<M> {
-    fn as_ref(&self) -> &[u8] {
-        self.bytes()
-    }
-}
-
-impl<M> AsMut<[u8]> for RegionMut<M> {
-    fn as_mut(&mut self) -> &mut [u8] {
-        self.bytes_mut()
-    }
-}
-
-impl<M> AsRef<[u8]> for Region<M> {
-    fn as_ref(&self) -> &[u8] {
-        self.bytes()
-    }
-}
-
-macro_rules! forward {
-    ($($method:ident($($argument:ident: $of:ty),*) -> $result:ty;)*) => {
-        impl<M> Registered for AnyBuffer<M> {
-            $(#[inline]
-            fn $method(&self $(, $argument: $of)*) -> $result {
-                match self {
-                    Self::RegionMut(part) => part.$method($($argument),*),
-                    Self::Region(shared) => shared.$method($($argument),*),
-                    Self::RemoteRegionSource(source) => source.$method($($argument),*),
-                    Self::PoolBuffer(buffer) => buffer.$method($($argument),*),
-                }
-            })*
-        }
-    };
-}
-
-forward! {
-    domain() -> Domain<'_>;
-    iova() -> u64;
-    lkey() -> u32;
-    length() -> usize;
-    check_bounds(verb: &'static str, start: usize) -> Result<()>;
-    verified_pd() -> PdId;
-    verified_len() -> u32;
-}
-
-// SAFETY: each of them is a `Source`.
-unsafe impl<M: Send + Sync + 'static> Source for AnyBuffer<M> {
-    fn try_bytes(&self) -> Option<&[u8]> {
-        self.bytes()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::ops::Bound;
@@ -428,8 +308,10 @@ mod tests {
 
     use super::*;
     use crate::Access;
+    use crate::memory::Buffer;
     use crate::mr::ImplicitMr;
     use crate::owned::Lend;
+    use crate::owned::RegionMut;
     use crate::testing::Plain;
 
     /// Memory that no test accesses.

@@ -5,13 +5,13 @@ use std::task::{Poll, ready};
 use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_uapi::verbs_values::QpState;
 
 use super::datagrams::checked;
 use super::endpoint::{DoneOf, FLUSH_LIMIT, Queues, SafeTransport};
 use super::in_flight::QueueKind;
 use super::{Completed, DatagramDone, Datagrams, Done, Endpoint, Source};
 use crate::Result;
-use crate::qp::QpState;
 use crate::runtime::not_attached;
 use crate::wait::{Caller, waits};
 
@@ -25,6 +25,71 @@ type Closed<B, D> = Result<Vec<Completed<B, D>>>;
 /// `timeout(limit, &mut closing)`.
 #[must_use = "dropping it loses the results"]
 pub struct Closing<E>(pub(super) E);
+
+impl<B, P: Provider> Endpoint<B, P> {
+    /// Waits until all sends, writes, reads and atomics are complete, ends the connection and destroys the
+    /// QP, when the returned value is awaited or waited for. The result has all operations that were not
+    /// polled, receives included: those that received a message, and those that were flushed with
+    /// [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR).
+    ///
+    /// If the last sends are unsignalled, it posts a write of length 0 behind them, whose completion
+    /// shows that they are complete. The peer must permit [`Access::REMOTE_WRITE`](crate::Access), as
+    /// [`EndpointOptions::access`](super::EndpointOptions::access) does by default; otherwise the
+    /// write fails and moves the peer's QP to ERR.
+    ///
+    /// A send is complete when the peer's device has acknowledged it. The acknowledgement does not
+    /// show that the peer has polled its receive, or that the data is visible in the peer's memory.
+    ///
+    /// A peer that posts no receive, or is slow, delays the end: give a limit to
+    /// [`wait_timeout`](Closing::wait_timeout). When it has passed, wait again, or call
+    /// [`abort`](Closing::abort), which ends the sends. No buffer is lost.
+    ///
+    /// ```no_run
+    /// # use bareverbs::Endpoint;
+    /// # fn leave(endpoint: Endpoint) -> bareverbs::Result<()> {
+    /// for result in endpoint.close().wait()? {
+    ///     match result {
+    ///         Ok(done) if done.is_recv() => println!("received {:?}", done.message()),
+    ///         Ok(done) => println!("operation {} is complete", done.tag),
+    ///         Err(failed) if failed.is_recv() => {} // flushed
+    ///         Err(failed) => println!("operation {} may be lost: {failed}", failed.tag),
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of the wait:
+    ///
+    /// - [`Error::Kernel`](crate::Error::Kernel): the kernel refuses to destroy the QP. The buffers
+    ///   of outstanding operations are leaked.
+    /// - [`Error::Invalid`](crate::Error::Invalid): a task awaits it, and the endpoint is not
+    ///   [attached](Self::attach).
+    pub fn close(self) -> Closing<Self> {
+        Closing(self)
+    }
+}
+
+impl<B, P: Provider> Datagrams<B, P> {
+    /// Waits until the device has sent all signalled datagrams, and destroys the QP, when the returned
+    /// value is awaited or waited for. The result has all operations that were not polled, receives
+    /// included: those that received a datagram, and those that were flushed.
+    ///
+    /// It does not wait for unsignalled datagrams behind the last signalled one. Those that were not
+    /// sent by then fail with [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR).
+    ///
+    /// # Errors
+    /// Those of the wait:
+    ///
+    /// - [`Error::Kernel`](crate::Error::Kernel): the kernel refuses to destroy the QP. The buffers
+    ///   of outstanding operations are leaked.
+    /// - [`Error::Invalid`](crate::Error::Invalid): a task awaits it, and the datagrams are not
+    ///   [attached](Self::attach).
+    pub fn close(self) -> Closing<Self> {
+        Closing(self)
+    }
+}
 
 impl<B, P: Provider> Closing<Endpoint<B, P>> {
     fn poll_by(&mut self, caller: Caller<'_>) -> Poll<Closed<B, Done<B>>> {

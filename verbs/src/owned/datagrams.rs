@@ -26,9 +26,9 @@ use self::received::{Sender, received, sent};
 use super::buffer::sealed::PdId;
 use super::endpoint::{Queues, SafeTransport};
 use super::in_flight::{Direction, ListOperation, MARKER, PostSend, QueueKind, SendOperation};
-use super::op::{Inline, OpPayload, PostTo, Receive};
+use super::operation::{Inline, OpPayload, PostTo, Receive};
 use super::resolve::ResolveTimeout;
-use super::{Closing, Completed, Done, Op, PoolBuffer, Source};
+use super::{Completed, Done, Op, PoolBuffer, Source};
 use crate::ah::{Ah, AhAttr};
 use crate::cq::{WcFlags, WorkCompletion};
 use crate::error::PostError;
@@ -412,23 +412,6 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     #[doc(alias = "wait_send")]
     pub fn next_send(&mut self) -> NextDatagram<'_, B, P, Done<B>> {
         NextDatagram::new(self)
-    }
-
-    /// Waits until the device has sent all signalled datagrams, and destroys the QP, when the returned
-    /// value is awaited or waited for. The result has all operations that were not polled, receives
-    /// included: those that received a datagram, and those that were flushed.
-    ///
-    /// It does not wait for unsignalled datagrams behind the last signalled one. Those that were not
-    /// sent by then fail with [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR).
-    ///
-    /// # Errors
-    /// Those of the wait:
-    ///
-    /// - [`Error::Kernel`]: the kernel refuses to destroy the QP. The buffers of outstanding
-    ///   operations are leaked.
-    /// - [`Error::Invalid`]: a task awaits it, and the datagrams are not [attached](Self::attach).
-    pub fn close(self) -> Closing<Self> {
-        Closing(self)
     }
 }
 

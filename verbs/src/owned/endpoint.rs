@@ -9,24 +9,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::{Completion, Provider, Visitor};
+use bareverbs_provider::work::WorkCompletion;
+use bareverbs_uapi::verbs_values::{QpAttrMask, QpState};
 
 use super::in_flight::{
     Direction, FLUSHED, MARKER, OpFailure, PROBE, QueueKind, RECVS, Received, RecvState, RecvsInFlight,
     Reliable, SENDS, SendState, SendsInFlight,
 };
 use super::keepalive::{Keepalive, Policy, earlier, post_empty_write};
-use super::op::{Inline, NoBuffer, Parts, PostTo, Receive};
+use super::operation::{Inline, NoBuffer, Parts, PostTo, Receive};
 use super::options::QueueParts;
 use super::queue::owner;
 use super::removal::{Watch, is_hint};
 use super::resolve::{self, ResolveTimeout};
 use super::spin::SpinState;
-use super::{BUDGET, Batch, Closing, Completed, EndpointOptions, Failed, Next, Op, PoolBuffer, Source};
-use crate::cq::{CompChannel, Cq, WorkCompletion};
+use super::{BUDGET, Completed, EndpointOptions, Failed, Op, PoolBuffer, Source};
+use crate::attached::Attached;
+use crate::cq::{CompChannel, Cq};
 use crate::error::{PostError, PostReason};
 use crate::pd::shared::PdShared;
-use crate::qp::{ConnectAttr, Qp, QpAttr, QpAttrMask, QpState, Rc, Transport};
-use crate::runtime::{Attached, Runtime};
+use crate::qp::{ConnectAttr, InitAttr, Qp, QpAttr, Rc, Transport};
+use crate::runtime::Runtime;
 use crate::{Address, AnyProvider, Error, Pd, PortNum, Refused, Result, WcOpcode, WcStatus, link_down};
 
 /// One connection with one owner, the fastest: completions come from one queue, in order. Several threads
@@ -758,48 +761,6 @@ impl<B, P: Provider> Endpoint<B, P> {
     pub fn abort(&mut self) {
         self.queues.end();
     }
-
-    /// Waits until all sends, writes, reads and atomics are complete, ends the connection and destroys the
-    /// QP, when the returned value is awaited or waited for. The result has all operations that were not
-    /// polled, receives included: those that received a message, and those that were flushed with
-    /// [`WR_FLUSH_ERR`](WcStatus::WR_FLUSH_ERR).
-    ///
-    /// If the last sends are unsignalled, it posts a write of length 0 behind them, whose completion
-    /// shows that they are complete. The peer must permit [`Access::REMOTE_WRITE`](crate::Access), as
-    /// [`EndpointOptions::access`] does by default; otherwise the write fails and moves the peer's QP
-    /// to ERR.
-    ///
-    /// A send is complete when the peer's device has acknowledged it. The acknowledgement does not
-    /// show that the peer has polled its receive, or that the data is visible in the peer's memory.
-    ///
-    /// A peer that posts no receive, or is slow, delays the end: give a limit to
-    /// [`wait_timeout`](Closing::wait_timeout). When it has passed, wait again, or call
-    /// [`abort`](Closing::abort), which ends the sends. No buffer is lost.
-    ///
-    /// ```no_run
-    /// # use bareverbs::Endpoint;
-    /// # fn leave(endpoint: Endpoint) -> bareverbs::Result<()> {
-    /// for result in endpoint.close().wait()? {
-    ///     match result {
-    ///         Ok(done) if done.is_recv() => println!("received {:?}", done.message()),
-    ///         Ok(done) => println!("operation {} is complete", done.tag),
-    ///         Err(failed) if failed.is_recv() => {} // flushed
-    ///         Err(failed) => println!("operation {} may be lost: {failed}", failed.tag),
-    ///     }
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// Those of the wait:
-    ///
-    /// - [`Error::Kernel`]: the kernel refuses to destroy the QP. The buffers of outstanding
-    ///   operations are leaked.
-    /// - [`Error::Invalid`]: a task awaits it, and the endpoint is not [attached](Self::attach).
-    pub fn close(self) -> Closing<Self> {
-        Closing(self)
-    }
 }
 
 impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
@@ -889,50 +850,6 @@ impl<B, P: Provider> Endpoint<B, P> {
         self.queues.attach(runtime)
     }
 
-    /// The next operation that completes, to be awaited or waited for.
-    ///
-    /// ```no_run
-    /// use std::time::Duration;
-    ///
-    /// use bareverbs::{Done, Endpoint, Failed};
-    /// # use bareverbs::{Buffer, Mr};
-    ///
-    /// # fn thread(endpoint: &mut Endpoint<Mr<Buffer>>) -> Result<(), Failed<Mr<Buffer>>> {
-    /// let done = endpoint.next().wait()?;
-    /// let in_time = endpoint.next().wait_timeout(Duration::from_millis(100)).transpose()?;
-    /// # drop((done, in_time));
-    /// # Ok(())
-    /// # }
-    /// async fn task(endpoint: &mut Endpoint<Mr<Buffer>>) -> Result<Done<Mr<Buffer>>, Failed<Mr<Buffer>>> {
-    ///     endpoint.next().await
-    /// }
-    /// ```
-    ///
-    /// If an operation is complete, it returns without a system call. Otherwise it polls for a while, as
-    /// [`Spin`](super::Spin) says, and sleeps then. An await lets other tasks run between two polls, and
-    /// once in 128 awaits that end at once.
-    ///
-    /// # Errors
-    /// Those of the wait:
-    ///
-    /// - [`Error::Completion`] and [`Error::UnknownCompletion`], as for [`Endpoint::poll`].
-    /// - [`Error::DeviceRemoved`]: [the device was removed](Endpoint#device-removal). The error returns
-    ///   the buffer.
-    /// - [`Error::Invalid`]: no operation is outstanding, or all outstanding operations are
-    ///   unsignalled; or a task awaits it, and the endpoint is not [attached](Self::attach).
-    /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
-    ///   device.
-    ///
-    /// If the peer is dead, the outstanding operations fail: see
-    /// [dead peers](Endpoint#dead-peers).
-    #[doc(alias = "wait")]
-    #[doc(alias = "wait_timeout")]
-    #[expect(clippy::should_implement_trait, reason = "a stream of futures is no `Iterator`")]
-    #[inline(always)]
-    pub fn next(&mut self) -> Next<'_, B, P> {
-        Next::new(self)
-    }
-
     /// Arms the CQ: the file descriptor becomes readable at the next completion. It reads pending
     /// events first, so a level-triggered `epoll` does not report them again. Poll once more after
     /// this call and before waiting on the descriptor.
@@ -945,10 +862,32 @@ impl<B, P: Provider> Endpoint<B, P> {
     pub fn arm(&mut self) -> Result<()> {
         self.queues.arm()
     }
+}
 
-    /// Starts operations that share one doorbell.
-    pub fn batch(&mut self) -> Batch<'_, B, P> {
-        Batch::new(self)
+impl Endpoint {
+    /// Options of an endpoint, all at their defaults. [`EndpointOptions::build`] determines the
+    /// type of the buffers.
+    pub fn options() -> EndpointOptions {
+        EndpointOptions::default()
+    }
+}
+
+impl EndpointOptions {
+    /// Creates the endpoint, with its CQ and its QP in INIT.
+    ///
+    /// # Errors
+    /// - [`Error::Limit`], [`Error::Invalid`]: an option is out of range. The error names it.
+    /// - [`Error::NoPort`]: the device has no such port.
+    /// - [`Error::NoGid`]: the port has no such GID, or none.
+    /// - [`Error::Kernel`], [`Error::Provider`]: a command of the setup failed.
+    pub fn build<B, P: Provider>(&self, pd: &Pd<P>) -> Result<Endpoint<B, P>> {
+        const VERB: &str = "EndpointOptions::build";
+        self.check_max_sge(VERB)?;
+        let (mut parts, attr) = self.queues::<Rc, P>(VERB, pd, Rc::HAS_PROBES)?;
+        let qp = &mut parts.qp;
+        qp.init(&InitAttr { port: attr.port, pkey_index: attr.pkey_index, access: attr.access })?;
+        let address = self.address(qp.address(attr.port, attr.gid_index)?);
+        Ok(Endpoint { queues: Queues::new(parts), address, attr, resolve: self.resolve() })
     }
 }
 

@@ -67,14 +67,14 @@
 //! ```
 
 pub(crate) mod connection;
+pub(crate) mod connection_inner;
 pub(crate) mod driver;
 pub(crate) mod election;
 #[cfg(all(test, loom))]
 mod loom_models;
-pub(crate) mod park;
 mod parts;
+pub(crate) mod pending;
 pub(crate) mod reaper;
-pub(crate) mod service;
 mod sweep;
 pub(crate) mod table;
 mod wait;
@@ -86,19 +86,20 @@ use bareverbs_provider::traits::Provider;
 use bareverbs_provider::wake::{FirstPanic, wake_all};
 
 pub use self::connection::Connection;
-use self::connection::ConnectionInner;
+use self::connection_inner::ConnectionInner;
 pub use self::driver::Driver;
 use self::election::Election;
+use self::reaper::service::Service;
 use self::reaper::{
     BATCH, Conn, Cqe, Deferred, Depths, NextCqe, OpEntry, OpTable, Reaper, SlotKind, SmallList,
 };
-use self::service::Service;
 use self::sweep::Sweeps;
 use super::keepalive::Policy;
 use super::removal::is_hint;
 use super::resolve::ResolveTimeout;
 use super::spin::SpinState;
-use super::{Address, EndpointOptions, PoolBuffer, Spin};
+use super::{EndpointOptions, PoolBuffer, Spin};
+use crate::address::Address;
 use crate::cq::{Arm, CompChannel, Cq, CqInit};
 use crate::debug::debug;
 use crate::error::Limit;

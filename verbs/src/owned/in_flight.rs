@@ -8,18 +8,19 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_provider::work::{Operation, PushError, RecvRequest, SendFlags, SendRequest};
+use bareverbs_uapi::uverbs::types::DriverId;
 
 pub(crate) use self::kind::{ListOperation, QueueKind, Reliable, SendOperation};
 use self::parts::Groups;
-pub(super) use self::parts::{MAX_PARTS, sges};
+pub(super) use self::parts::sges;
 use super::buffer::sealed::{Domain, PdId};
-use super::op::{OpPayload, Place, Receive};
+use super::operation::{OpPayload, Place, Receive};
 use super::queue::{Oldest, Queue};
 use super::{Completed, Done, Failed, Op, Outcome};
-use crate::device::DriverId;
-use crate::error::{DoorbellError, PostError, PostReason, PushError};
+use crate::error::{DoorbellError, PostError, PostReason};
 use crate::pd::shared::PdShared;
-use crate::qp::{Operation, Qp, Rc, RecvRequest, SendFlags, SendRequest, Transport};
+use crate::qp::{Qp, Rc, Transport};
 #[cfg(doc)]
 use crate::qp::{RecvHalf, SendHalf};
 use crate::{Error, Imm, Refused, Result, WcOpcode, WcStatus};

@@ -7,9 +7,10 @@
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_provider::work::{Operation, Payload, SendFlags, SendRequest};
 
 use crate::error::PostError;
-use crate::qp::{Operation, Payload, Qp, Rc, SendFlags, SendRequest};
+use crate::qp::{Qp, Rc};
 use crate::{Error, Remote, Result};
 
 /// The interval of [`Policy::Default`].

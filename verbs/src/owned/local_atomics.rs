@@ -3,9 +3,9 @@
 use std::fmt;
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_uapi::verbs_values::AtomicCap;
 
 use super::{Endpoint, Op, RemoteRegion};
-use crate::device::AtomicCap;
 use crate::error::Feature;
 use crate::{Access, AnyProvider, Buffer, Error, Mr, Pd, PortNum, Result};
 

@@ -2,20 +2,19 @@
 
 use bareverbs_provider::traits::Provider;
 
-use super::endpoint::{Queues, SafeTransport};
-use super::in_flight::MAX_PARTS;
 use super::keepalive::Policy;
+use super::operation::MAX_PARTS;
 use super::resolve::ResolveTimeout;
-use super::{Address, Endpoint, Spin};
+use super::spin::Spin;
+use crate::address::Address;
 use crate::cq::{CompChannel, Cq, CqInit};
 use crate::error::Limit;
-use crate::qp::{ConnectAttr, InitAttr, Qp, QpCap, QpInit, Rc, Transport};
+use crate::qp::{ConnectAttr, Qp, QpCap, QpInit, Transport};
 use crate::values::{GidIndex, Mtu};
 use crate::{Access, Context, Error, Pd, PortNum, Result};
 
-const VERB: &str = "EndpointOptions::build";
-
-/// Options of an [`Endpoint`], from [`Endpoint::options`].
+/// Options of an [`Endpoint`](super::Endpoint), from
+/// [`Endpoint::options`](super::Endpoint::options).
 ///
 /// | option | default |
 /// |---|---|
@@ -336,35 +335,20 @@ impl EndpointOptions {
         self
     }
 
-    /// Creates the endpoint, with its CQ and its QP in INIT.
-    ///
-    /// # Errors
-    /// - [`Error::Limit`], [`Error::Invalid`]: an option is out of range. The error names it.
-    /// - [`Error::NoPort`]: the device has no such port.
-    /// - [`Error::NoGid`]: the port has no such GID, or none.
-    /// - [`Error::Kernel`], [`Error::Provider`]: a command of the setup failed.
-    pub fn build<B, P: Provider>(&self, pd: &Pd<P>) -> Result<Endpoint<B, P>> {
-        self.check_max_sge(VERB)?;
-        let (mut parts, attr) = self.queues::<Rc, P>(VERB, pd)?;
-        let qp = &mut parts.qp;
-        qp.init(&InitAttr { port: attr.port, pkey_index: attr.pkey_index, access: attr.access })?;
-        let address = self.address(qp.address(attr.port, attr.gid_index)?);
-        Ok(Endpoint { queues: Queues::new(parts), address, attr, resolve: self.resolve() })
-    }
-
     /// Creates a QP in RESET with its CQ, after it has checked the options. Returns them with the
     /// GID index.
-    pub(super) fn queues<T: SafeTransport, P: Provider>(
+    pub(super) fn queues<T: Transport, P: Provider>(
         &self,
         verb: &'static str,
         pd: &Pd<P>,
+        has_probes: bool,
     ) -> Result<(QueueParts<P, T>, ConnectAttr)> {
         let context = pd.context();
         let signal_every = self.check_signal_every(verb)?;
         let attr = self.check(verb, context)?;
         let channel = context.create_comp_channel()?;
         let limits = context.limits();
-        let probes = T::HAS_PROBES && self.has_room_for_a_probe(limits.max_qp_wr, limits.max_cqe);
+        let probes = has_probes && self.has_room_for_a_probe(limits.max_qp_wr, limits.max_cqe);
         let entries = self.sends + self.recvs + u32::from(probes);
         let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(entries) })?;
         let cap = QpCap {
@@ -387,7 +371,7 @@ impl EndpointOptions {
         self.sends < max_qp_wr && self.sends + self.recvs < max_cqe
     }
 
-    fn check_max_sge(&self, verb: &'static str) -> Result<()> {
+    pub(super) fn check_max_sge(&self, verb: &'static str) -> Result<()> {
         if !(1..=MAX_PARTS as u32).contains(&self.max_sge) {
             let reason = format!("max_sge is {}: it must be from 1 to {MAX_PARTS}", self.max_sge);
             return Err(Error::invalid(verb, reason));
@@ -455,14 +439,6 @@ impl EndpointOptions {
         }
         Error::check_limit(verb, Limit::SignalEvery, signal_every.into(), self.sends.max(1).into())?;
         Ok(signal_every)
-    }
-}
-
-impl Endpoint {
-    /// Options of an endpoint, all at their defaults. [`EndpointOptions::build`] determines the
-    /// type of the buffers.
-    pub fn options() -> EndpointOptions {
-        EndpointOptions::default()
     }
 }
 

@@ -200,6 +200,18 @@ pub struct PoolBuffer {
     iova: u64,
 }
 
+impl AsRef<[u8]> for PoolBuffer {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
+impl AsMut<[u8]> for PoolBuffer {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.bytes_mut()
+    }
+}
+
 impl PoolBuffer {
     /// The buffer of a slot that was taken.
     #[inline]

@@ -11,7 +11,7 @@ use bareverbs_provider::traits::Provider;
 use super::buffer::range_of;
 use super::buffer::sealed::{Domain, PdId, Registered, Writable};
 use super::{Source, Target};
-use crate::mr::check_range;
+use crate::range::check_range;
 use crate::{Access, Buffer, MemoryOwner, Mr, Pd, Refused, Result};
 
 /// An exclusive range of a registered region, called a part of it on this page.
@@ -129,6 +129,24 @@ impl<M> Window<M> {
             Owner::Mr(mr) => mr,
             Owner::First(_) => unreachable!("the first window of a region owns the MR"),
         }
+    }
+}
+
+impl<M> AsRef<[u8]> for RegionMut<M> {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
+impl<M> AsMut<[u8]> for RegionMut<M> {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.bytes_mut()
+    }
+}
+
+impl<M> AsRef<[u8]> for Region<M> {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
     }
 }
 

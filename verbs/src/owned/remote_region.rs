@@ -6,11 +6,11 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use bareverbs_provider::{barrier, copy};
+use bareverbs_uapi::verbs_values::AtomicCap;
 
 use super::buffer::range_of;
 use super::buffer::sealed::{Domain, PdId, Registered};
 use super::{RegionMut, Source};
-use crate::device::AtomicCap;
 use crate::error::Feature;
 use crate::mr::{REMOTE_ACCESSIBLE, REMOTE_WRITABLE};
 use crate::pd::shared::PdShared;

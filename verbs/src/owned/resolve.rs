@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_uapi::verbs_values::QpState;
 use rustix::io::Errno;
 
-use crate::qp::{ConnectAttr, Qp, QpState, Rc};
+use crate::qp::{ConnectAttr, Qp, Rc};
 use crate::{Address, Error, Result};
 
 /// How long the resolution of a peer's Ethernet address is repeated.

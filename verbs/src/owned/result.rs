@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::op::OpPayload;
+use super::operation::OpPayload;
 use super::{Op, Source};
 use crate::error::explain;
 use crate::{Error, Imm, PortNum, Refused, WcOpcode, WcStatus};

@@ -6,14 +6,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_provider::work::SendFlags;
 
 use super::buffer::range_of;
 use super::buffer::sealed::{Domain, PdId, Registered, Writable};
 use super::endpoint::{FLUSH_LIMIT, Queues};
 use super::keepalive::earlier;
-use super::op::{Inline, Lent, PostTo, Receive};
+use super::operation::{Inline, Lent, PostTo, Receive};
 use super::{Completed, Endpoint, Next, Op, PoolBuffer, RegionMut};
-use crate::qp::SendFlags;
 use crate::{AnyProvider, Borrowed, Error, MemoryOwner, Mr, Refused, Result};
 
 /// A registered region that a [`Scope`] can borrow: an [`Mr`] of memory that it

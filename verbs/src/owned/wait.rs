@@ -7,14 +7,16 @@ use std::task::{Poll, Waker, ready};
 use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_provider::work::WorkCompletion;
 
 use super::endpoint::{DoneOf, InFlight, Marker, Polled, Queues, SafeTransport};
 use super::in_flight::{Direction, QueueKind};
 use super::keepalive::{ROUNDS, earlier};
 use super::{BUDGET, Completed, Endpoint, PoolBuffer, Spinning};
-use crate::cq::{Arm, WorkCompletion};
+use crate::attached::Attached;
+use crate::cq::Arm;
 use crate::qp::Rc;
-use crate::runtime::{Attached, Runtime, not_attached};
+use crate::runtime::{Runtime, not_attached};
 use crate::wait::{Caller, is_past, waits};
 use crate::{AnyProvider, Error, Result};
 
@@ -322,6 +324,52 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
 /// the endpoint until they complete.
 #[must_use = "it does nothing unless it is awaited or waited for"]
 pub struct Next<'e, B = PoolBuffer, P: Provider = AnyProvider>(Waiting<'e, B, P>);
+
+impl<B, P: Provider> Endpoint<B, P> {
+    /// The next operation that completes, to be awaited or waited for.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    ///
+    /// use bareverbs::{Done, Endpoint, Failed};
+    /// # use bareverbs::{Buffer, Mr};
+    ///
+    /// # fn thread(endpoint: &mut Endpoint<Mr<Buffer>>) -> Result<(), Failed<Mr<Buffer>>> {
+    /// let done = endpoint.next().wait()?;
+    /// let in_time = endpoint.next().wait_timeout(Duration::from_millis(100)).transpose()?;
+    /// # drop((done, in_time));
+    /// # Ok(())
+    /// # }
+    /// async fn task(endpoint: &mut Endpoint<Mr<Buffer>>) -> Result<Done<Mr<Buffer>>, Failed<Mr<Buffer>>> {
+    ///     endpoint.next().await
+    /// }
+    /// ```
+    ///
+    /// If an operation is complete, it returns without a system call. Otherwise it polls for a while, as
+    /// [`Spin`](super::Spin) says, and sleeps then. An await lets other tasks run between two polls, and
+    /// once in 128 awaits that end at once.
+    ///
+    /// # Errors
+    /// Those of the wait:
+    ///
+    /// - [`Error::Completion`] and [`Error::UnknownCompletion`], as for [`Endpoint::poll`].
+    /// - [`Error::DeviceRemoved`]: [the device was removed](Endpoint#device-removal). The error returns
+    ///   the buffer.
+    /// - [`Error::Invalid`]: no operation is outstanding, or all outstanding operations are
+    ///   unsignalled; or a task awaits it, and the endpoint is not [attached](Self::attach).
+    /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
+    ///   device.
+    ///
+    /// If the peer is dead, the outstanding operations fail: see
+    /// [dead peers](Endpoint#dead-peers).
+    #[doc(alias = "wait")]
+    #[doc(alias = "wait_timeout")]
+    #[expect(clippy::should_implement_trait, reason = "a stream of futures is no `Iterator`")]
+    #[inline(always)]
+    pub fn next(&mut self) -> Next<'_, B, P> {
+        Next::new(self)
+    }
+}
 
 impl<'e, B, P: Provider> Next<'e, B, P> {
     pub(super) fn new(endpoint: &'e mut Endpoint<B, P>) -> Self {

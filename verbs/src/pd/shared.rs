@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bareverbs_provider::command;
 
 use crate::context::ContextInner;
-use crate::raw::Released;
+use crate::released::Released;
 
 /// The kernel's PD.
 pub(crate) struct PdShared {

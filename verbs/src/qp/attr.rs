@@ -1,16 +1,14 @@
 //! Attributes of QPs.
 
 mod bring_up;
-mod path;
 
 use bareverbs_uapi::uverbs::types;
-use bareverbs_uapi::verbs_values::{self as values, RnrTimeout};
+use bareverbs_uapi::verbs_values::{self as values, MigState, QpAttrMask, QpState, RnrTimeout};
 use bareverbs_uapi::write::structs::{ExModifyQp, ModifyQpReq, QueryQpResp};
 
+use crate::ah_attr::AhAttr;
 pub use bring_up::{InitAttr, RtrAttr, RtsAttr, UcRtrAttr, UdInitAttr};
-pub use path::{AhAttr, GlobalRoute};
 
-use crate::qp::{MigState, QpAttrMask, QpState};
 use crate::values::{AckTimeout, MinRnrTimer, Mtu, RetryCount, RnrRetry, ValueError};
 use crate::{Access, PortNum};
 

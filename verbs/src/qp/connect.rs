@@ -1,10 +1,10 @@
 //! Connecting an RC or UC QP to the address of its peer.
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_uapi::verbs_values::QpState;
 
 use super::{Connected, InitAttr, Qp, Rc, RtrAttr, RtsAttr, Uc, UcRtrAttr};
 use crate::ah::AhAttr;
-use crate::qp::QpState;
 use crate::values::{AckTimeout, GidIndex, MinRnrTimer, RetryCount, RnrRetry};
 use crate::{Access, Address, PortNum, Result};
 

@@ -4,11 +4,8 @@ use bareverbs_provider::traits::Provider;
 use bareverbs_provider::work::{self, Imm};
 
 use crate::ah::Ah;
+pub use crate::ah::grh::GRH_BYTES;
 use crate::provider::AnyProvider;
-
-/// Bytes before the payload of a datagram in the receive's memory, reserved for the [global route
-/// header](crate::ah::Grh).
-pub const GRH_BYTES: usize = 40;
 
 /// The QPN of multicast groups.
 #[doc(alias = "IB_MULTICAST_QPN")]

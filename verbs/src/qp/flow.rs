@@ -16,10 +16,9 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::flow_counters::{CountersShared, FlowCounters};
-#[cfg(doc)]
-use crate::qp::Qp;
-use crate::values::MacAddress;
-use crate::{Context, Error, PortNum, Result};
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::values::{MacAddress, PortNum};
 
 /// Ethernet header fields that a frame must match; `None` matches any value.
 #[doc(alias = "ibv_flow_eth_filter")]
@@ -85,7 +84,8 @@ pub enum L4Match {
     Udp(PortMatch),
 }
 
-/// A flow rule; see [`Qp::create_flow`] and [`RssQp::create_flow`](crate::rss::RssQp::create_flow).
+/// A flow rule; see [`Qp::create_flow`](crate::qp::Qp::create_flow) and
+/// [`RssQp::create_flow`](crate::rss::RssQp::create_flow).
 #[doc(alias = "ibv_flow_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowRule {
@@ -249,7 +249,7 @@ fn mask<T, M: Default>(value: Option<T>, all: M) -> M {
     if value.is_some() { all } else { M::default() }
 }
 
-/// The handle of a flow, from [`Qp::create_flow`].
+/// The handle of a flow, from [`Qp::create_flow`](crate::qp::Qp::create_flow).
 #[doc(alias = "ibv_flow")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowId(u32);

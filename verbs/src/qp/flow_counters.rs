@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 
 use crate::context::ContextInner;
 use crate::error::Feature;
-use crate::raw::Released;
+use crate::released::Released;
 use crate::{Context, Error, Refused, Result};
 
 /// What a counters object counts. The index of a value is that of its description.
@@ -64,6 +64,18 @@ pub(crate) struct CountersShared {
     /// description with the last one. Locked while a flow is created or destroyed.
     flows: Mutex<u32>,
     released: Released,
+}
+
+impl<P: Provider> Context<P> {
+    /// Creates counters for flows; see
+    /// [`Qp::create_counted_flow`](crate::qp::Qp::create_counted_flow).
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the device has no flow counters; [`Error::Kernel`].
+    #[doc(alias = "ibv_create_counters")]
+    pub fn create_flow_counters(&self) -> Result<FlowCounters> {
+        FlowCounters::create(self)
+    }
 }
 
 impl FlowCounters {

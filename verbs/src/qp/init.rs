@@ -9,8 +9,6 @@ use crate::cq::Cq;
 use crate::provider::AnyProvider;
 use crate::queue_buffer::QueueBuffer;
 use crate::srq::Srq;
-#[cfg(doc)]
-use crate::{Error, qp::*};
 
 /// Attributes for the creation of a QP.
 #[doc(alias = "ibv_qp_init_attr")]
@@ -26,8 +24,9 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     /// queue of its own: with [`srq`](Self::srq), and for XRC.
     pub cap: QpCap,
     /// Length in bytes of the longest header of a large send ([`Frame::mss`](crate::qp::Frame::mss)):
-    /// 14 or more, or 0 for no large sends. Only for [`RawPacket`] QPs on devices with TCP
-    /// segmentation offload ([`DeviceAttr::max_tso`](crate::device::DeviceAttr), `tso_supported_qpts`).
+    /// 14 or more, or 0 for no large sends. Only for [`RawPacket`](crate::qp::RawPacket) QPs on
+    /// devices with TCP segmentation offload ([`DeviceAttr::max_tso`](crate::device::DeviceAttr),
+    /// `tso_supported_qpts`).
     ///
     /// Large sends of IPoIB (`IB_QP_CREATE_IPOIB_UD_LSO`) are reserved to kernel consumers.
     #[doc(alias = "IBV_QP_INIT_ATTR_MAX_TSO_HEADER")]
@@ -41,10 +40,11 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     /// QPN in sent packets in place of the QP's own. Only UD QPs on InfiniBand, with
     /// `CAP_NET_RAW`. The providers for rxe and ConnectX don't support it: rxe has no InfiniBand, and
     /// the driver of a ConnectX makes such a QP of a raw send queue and receive queue with another
-    /// layout. Creation then fails with [`Error::Unsupported`].
+    /// layout. Creation then fails with [`Error::Unsupported`](crate::Error::Unsupported).
     ///
-    /// The kernel's `mlx5_ib` accepts only [`QpAttrMask::STATE`] and `CUR_STATE` for such a QP. So it
-    /// rejects [`Qp::init`] with `EINVAL`, and [`Qp::modify`] must set the state alone.
+    /// The kernel's `mlx5_ib` accepts only [`QpAttrMask::STATE`](crate::qp::QpAttrMask::STATE) and
+    /// `CUR_STATE` for such a QP. So it rejects [`Qp::init`](crate::qp::Qp::init) with `EINVAL`,
+    /// and [`Qp::modify`](crate::qp::Qp::modify) must set the state alone.
     #[doc(alias = "IBV_QP_CREATE_SOURCE_QPN")]
     pub source_qp_num: Option<u32>,
     /// Whether the device may place messages of up to 32 bytes into their CQEs instead of writing
@@ -60,7 +60,7 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     #[doc(alias = "mlx5dv_create_qp")]
     pub scatter_to_cqe: bool,
     /// Value reported in [asynchronous events](crate::AsyncEvent::Qp). For completions, use the
-    /// `wr_id` of the requests; see [`WrId`].
+    /// `wr_id` of the requests; see [`WrId`](crate::qp::WrId).
     #[doc(alias = "qp_context")]
     pub user_data: u64,
     /// Choice of the doorbell register.

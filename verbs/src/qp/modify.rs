@@ -9,7 +9,7 @@ use super::{
 #[cfg(doc)]
 use crate::Error;
 use crate::error::Result;
-use crate::untyped::qp::modify::{RTR, check_rtr};
+use crate::qp::core::modify::{RTR, check_rtr};
 
 impl<T: Connected, P: Provider> Qp<T, P> {
     /// RESET → INIT. Receives can be posted in INIT and later states.

@@ -1,25 +1,21 @@
 //! Posting of sends, as lists and batches, and of receives.
 
 mod batch;
-mod error;
 mod recv;
 
 use bareverbs_provider::traits::{Provider, SendQueue};
-use bareverbs_provider::work::{SendRequest, WcStatus};
+use bareverbs_provider::work::SendRequest;
 use bareverbs_uapi::verbs_values::QpState;
 
 pub use batch::Batch;
-pub use error::{PostError, PostReason};
 pub use recv::RecvHalf;
-pub(crate) use recv::{post_receives, post_receives_in};
+pub(crate) use recv::post_receives_in;
 
-pub(crate) use self::error::doorbell_error;
 use super::transport::Operations;
 #[cfg(feature = "test-utils")]
 use super::transport::Transport;
-#[cfg(doc)]
-use crate::Pd;
 use crate::cq::{Completions, Cq};
+use crate::posting::{PostError, PostReason, SendFailure, doorbell_error};
 use crate::provider::AnyProvider;
 
 /// The send half of a QP. It borrows the QP; see [`Qp::split`](super::Qp::split).
@@ -76,7 +72,7 @@ impl<T: Operations, P: Provider> SendHalf<'_, T, P> {
     ///
     /// While a request is in use, the memory of its SGEs must stay registered, mapped and
     /// allocated. That holds for every kind of region: an MR, a [part](crate::mr::ImplicitMr::part) of
-    /// an implicit MR, memory [mapped](Pd::register_raw) by the caller, [device
+    /// an implicit MR, memory [mapped](crate::Pd::register_raw) by the caller, [device
     /// memory](crate::dm::DmMr), a [dma-buf](crate::mr::DmabufMr), or an MR of [another
     /// process](crate::mr::ImportedMr).
     ///
@@ -200,22 +196,6 @@ impl<T: Operations, P: Provider> SendHalf<'_, T, P> {
     #[must_use]
     pub fn failure(&self) -> Option<SendFailure> {
         self.queue.failure().map(SendFailure::from)
-    }
-}
-
-/// A send that failed locally, and its status.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SendFailure {
-    /// The `wr_id` of the request.
-    pub wr_id: u64,
-    /// The status.
-    pub status: WcStatus,
-}
-
-impl From<(u64, WcStatus)> for SendFailure {
-    fn from((wr_id, status): (u64, WcStatus)) -> Self {
-        Self { wr_id, status }
     }
 }
 

@@ -1,13 +1,14 @@
 //! Raw packet QPs: Ethernet frames.
 
 use bareverbs_provider::traits::{Provider, SendQueue};
+use bareverbs_provider::work::PushError;
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::transport::private::{Sealed, Typed};
 use super::{Batch, Frame, Operations, Payload, Qp, QpState, SendFlags, SendRequest, Transport};
-use crate::error::{PostReason, PushError, Result};
+use crate::error::{PostReason, Result};
 use crate::flow::{FlowCounters, FlowId, FlowRule};
-use crate::untyped::qp::modify::{RTR, RTS};
+use crate::qp::core::modify::{RTR, RTS};
 use crate::values::PortNum;
 
 /// Raw Ethernet frames that bypass the kernel's network stack. The device sends frames unmodified.

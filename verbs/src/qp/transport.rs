@@ -1,14 +1,13 @@
 //! Transports as types.
 
-use bareverbs_provider::error::DoorbellError;
-use bareverbs_provider::traits::{Provider, SendQueue};
-use bareverbs_provider::work::{Imm, Operation, PushError, Remote, SendRequest};
+use bareverbs_provider::traits::Provider;
+use bareverbs_provider::work::{Imm, Operation, Remote};
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::datagram::Datagram;
 
-/// The operations that a send queue takes: those of a [`Transport`], or of a transport that is known
-/// at run time only ([`AnyTransport`](crate::untyped::AnyTransport)).
+/// The operations that a send queue takes: those of a [`Transport`], or of a transport that is
+/// known at run time only ([`AnyTransport`](crate::untyped::AnyTransport)).
 pub trait Operations: private::Sealed + Copy + 'static {
     /// The type of its send operations.
     type Operation<'a, P: Provider>: Copy;
@@ -149,7 +148,13 @@ impl Connected for Rc {}
 impl Connected for Uc {}
 
 pub(crate) mod private {
-    use super::*;
+    use bareverbs_provider::error::DoorbellError;
+    use bareverbs_provider::traits::{Provider, SendQueue};
+    use bareverbs_provider::work::{Operation, PushError, SendRequest};
+    use bareverbs_uapi::uverbs::types::QpType;
+
+    use crate::qp::datagram::Datagram;
+    use crate::qp::transport::{Operations, Rc, Transport, Uc, UcOperation, Ud};
 
     pub trait Typed: Sealed {
         /// The transport as a value.

@@ -4,6 +4,7 @@ use bareverbs_provider::command::{self, QpHandle};
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::request::XrcTargetRequest;
 use bareverbs_provider::traits::{Provider, SendQueue};
+use bareverbs_provider::work::{PushError, XrcOperation};
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::transport::private::{Sealed, Typed};
@@ -11,14 +12,14 @@ use super::{
     Batch, InitAttr, Operation, Operations, Payload, Qp, QpAttr, QpAttrMask, QpState, RtrAttr, RtsAttr,
     SendFlags, SendRequest, Transport, UcRtrAttr,
 };
-use crate::error::{Error, PostReason, PushError, Refused, Result};
+use crate::error::{Error, PostReason, Refused, Result};
 use crate::provider::AnyProvider;
-use crate::untyped::qp::modify::{
+use crate::qp::core::modify::{
     INIT, MODIFY, RTR, RTS, check_24_bits, check_init, check_modify, check_peer, check_rtr, explain_modify,
     wrong_state,
 };
 use crate::values::AckTimeout;
-use crate::xrc::{XrcOperation, Xrcd};
+use crate::xrcd::Xrcd;
 
 /// The requester of an extended reliable connection (XRC). Each request names the SRQ of the peer
 /// that takes it; see [`Xrcd`].
@@ -196,6 +197,30 @@ pub struct XrcTarget<P: Provider = AnyProvider> {
     user_data: u64,
     state: QpState,
     destroyed: bool,
+}
+
+impl<P: Provider> Xrcd<P> {
+    /// Creates an XRC target QP in the domain, in the state RESET. `user_data` is reported in its
+    /// [asynchronous events](crate::AsyncEvent::Qp).
+    ///
+    /// # Errors
+    /// [`Error::Kernel`]: the kernel rejects the command, for instance if the device has no more
+    /// QPs.
+    #[doc(alias = "ibv_create_qp_ex")]
+    pub fn create_target(&self, user_data: u64) -> Result<XrcTarget<P>> {
+        XrcTarget::create(self, user_data)
+    }
+
+    /// Opens the XRC target QP `qp_num` of the domain, which another process has created. The QP
+    /// exists until all processes have closed it. Its creator makes the state transitions.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`]: the kernel rejects the command, with `EINVAL` if the domain has no such
+    /// QP.
+    #[doc(alias = "ibv_open_qp")]
+    pub fn open_target(&self, qp_num: u32, user_data: u64) -> Result<XrcTarget<P>> {
+        XrcTarget::open(self, qp_num, user_data)
+    }
 }
 
 impl<P: Provider> XrcTarget<P> {
@@ -421,7 +446,8 @@ impl<P: Provider> XrcTarget<P> {
         Err(wrong_state(verb, self.state, self.kernel_state(), needed))
     }
 
-    /// The state of the QP in the kernel. If the query fails, the state that the last transition set.
+    /// The state of the QP in the kernel. If the query fails, the state that the last transition
+    /// set.
     fn kernel_state(&self) -> QpState {
         self.query().map_or(self.state, |attr| attr.qp_state)
     }

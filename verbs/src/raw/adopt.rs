@@ -4,24 +4,10 @@ use bareverbs_provider::traits::Provider;
 
 use crate::cq::CompChannel;
 use crate::dm::Dm;
+use crate::mr::raw::RawMr;
 use crate::mw::{Mw, MwType};
 use crate::xrc::Xrcd;
-use crate::{Access, AsyncEvents, Context, Mr, Pd, RawMemory, Result};
-
-/// A memory region that a raw call registered, for [`Mr::from_handle`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RawMr {
-    /// Its handle.
-    pub handle: u32,
-    /// L_Key.
-    pub lkey: u32,
-    /// R_Key.
-    pub rkey: u32,
-    /// The address of its first byte in operations (IOVA).
-    pub iova: u64,
-    /// Its access rights.
-    pub access: Access,
-}
+use crate::{AsyncEvents, Context, Mr, Pd, RawMemory, Result};
 
 impl<P: Provider> Pd<P> {
     /// The protection domain with this handle, created by a raw call in this context. It is

@@ -1,20 +1,9 @@
 use bareverbs_provider::traits::Provider;
 
-use super::QueueLayout;
 use crate::Pd;
 use crate::cq::Cq;
 use crate::rss::Wq;
 use crate::srq::Srq;
-
-/// The queues of a QP; see [`Qp::layout`](crate::qp::Qp::layout).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct QpLayout {
-    /// The send queue; `None` if the provider does not report it.
-    pub send: Option<QueueLayout>,
-    /// The receive queue; `None` for a QP with a shared receive queue too.
-    pub recv: Option<QueueLayout>,
-}
 
 impl<P: Provider> Pd<P> {
     /// Releases the handle, also for all clones: drop no longer deallocates the kernel object. The

@@ -7,8 +7,8 @@ use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::traits::Provider;
 
 use crate::cq::CqShared;
-use crate::raw::{Released, leak_queue};
-use crate::xrc::Xrcd;
+use crate::released::{Released, leak_queue};
+use crate::xrcd::Xrcd;
 use crate::{Context, Pd};
 
 /// The part of an SRQ that its QPs share.

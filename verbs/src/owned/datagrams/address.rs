@@ -4,10 +4,11 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::str::FromStr;
 
-#[cfg(feature = "serde")]
-use super::super::address::address_serde;
-use super::super::address::{ParseAddressError, field, number};
 use crate::Gid;
+#[cfg(feature = "serde")]
+use crate::address::address_serde;
+use crate::address::{field, number};
+use crate::error::ParseAddressError;
 use crate::qp::MULTICAST_QP;
 
 /// Address of a UD QP or of a multicast group: what a sender must know.

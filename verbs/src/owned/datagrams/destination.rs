@@ -8,7 +8,7 @@ use bareverbs_provider::traits::Provider;
 
 use super::super::Op;
 use super::super::buffer::sealed::PdId;
-use super::super::op::{Inline, SendQueueOperation};
+use super::super::operation::{Inline, SendQueueOperation};
 use crate::ah::Ah;
 use crate::qp::Datagram;
 use crate::{AnyProvider, Imm};

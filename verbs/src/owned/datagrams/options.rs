@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_uapi::verbs_values::LinkLayer;
 
 use super::super::Spin;
 use super::super::buffer::sealed::PdId;
-use super::super::endpoint::Queues;
+use super::super::endpoint::{Queues, SafeTransport};
 use super::super::options::EndpointOptions;
 use super::{DatagramAddress, Datagrams};
-use crate::device::LinkLayer;
 use crate::qp::{Ud, UdInitAttr};
 use crate::values::GidIndex;
 use crate::{Pd, PortNum, Result};
@@ -133,7 +133,7 @@ impl DatagramOptions {
     /// - [`Error::Kernel`](crate::Error::Kernel), [`Error::Provider`](crate::Error::Provider): a
     ///   command of the setup failed.
     pub fn build<B, P: Provider>(&self, pd: &Pd<P>) -> Result<Datagrams<B, P>> {
-        let (mut parts, attr) = self.common.queues::<Ud, P>(VERB, pd)?;
+        let (mut parts, attr) = self.common.queues::<Ud, P>(VERB, pd, Ud::HAS_PROBES)?;
         let context = pd.context();
         let port = context.query_port(attr.port)?;
         let gid = context.gid(attr.port, attr.gid_index)?.gid;

@@ -10,8 +10,8 @@ use std::task::{Context, Poll, Waker};
 use bareverbs_provider::traits::Provider;
 use bareverbs_provider::wake::answered;
 
-use super::super::hub::park::Parker;
 use super::super::in_flight::Direction;
+use super::super::park::Parker;
 use super::super::wait::Waiting;
 use super::super::{Done, Failed, PoolBuffer, Source};
 use super::received::{checked, received, sent};
@@ -108,6 +108,25 @@ pub struct PendingDestination<P: Provider = AnyProvider> {
     /// The call that was not started.
     call: Option<Box<dyn FnOnce() + Send>>,
     answer: Pin<Box<Answer<P>>>,
+}
+
+impl<B: Source> ReceivedDatagram<B> {
+    /// The destination of a reply to the sender. `datagrams` received the datagram. It costs two
+    /// system calls: a server keeps the destinations of its peers in a map of
+    /// [senders](Self::sender). It is waited for as that of [`Datagrams::destination`].
+    ///
+    /// A packet does not carry the Q_Key of the sender's QP. The reply has the Q_Key of `datagrams`;
+    /// [`Destination::with_qkey`](super::Destination::with_qkey) sets another one.
+    ///
+    /// # Errors
+    /// Those of the wait: the errors of [`ah_attr`](Self::ah_attr) and of [`Datagrams::destination`].
+    #[doc(alias = "ibv_create_ah_from_wc")]
+    pub fn reply_to<A, P: Provider>(&self, datagrams: &Datagrams<A, P>) -> PendingDestination<P> {
+        match self.ah_attr(datagrams) {
+            Ok(path) => datagrams.destination_with_path(&path, self.sender.qp_num, datagrams.address.qkey),
+            Err(error) => PendingDestination::failed(error),
+        }
+    }
 }
 
 impl<P: Provider> PendingDestination<P> {

@@ -3,11 +3,11 @@
 use std::fmt;
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_provider::work::{WcFlags, WorkCompletion};
 
 use super::super::{Completed, Done, Failed, Outcome, Source};
-use super::{Datagrams, PendingDestination};
+use super::Datagrams;
 use crate::ah::{AhAttr, Grh};
-use crate::cq::{WcFlags, WorkCompletion};
 use crate::qp::GRH_BYTES;
 use crate::{Error, Gid, Imm, Result};
 
@@ -63,7 +63,7 @@ pub struct DatagramSender {
 /// A received datagram, with its buffer.
 pub struct ReceivedDatagram<B> {
     done: Done<B>,
-    sender: Sender,
+    pub(super) sender: Sender,
 }
 
 impl<B> ReceivedDatagram<B> {
@@ -143,23 +143,6 @@ impl<B: Source> ReceivedDatagram<B> {
         let header = self.header().unwrap_or(&[0; GRH_BYTES]);
         let context = datagrams.queues.qp.pd().context();
         context.ah_attr_from_wc(datagrams.attr.port, &completion, header)
-    }
-
-    /// The destination of a reply to the sender. `datagrams` received the datagram. It costs two
-    /// system calls: a server keeps the destinations of its peers in a map of
-    /// [senders](Self::sender). It is waited for as that of [`Datagrams::destination`].
-    ///
-    /// A packet does not carry the Q_Key of the sender's QP. The reply has the Q_Key of `datagrams`;
-    /// [`Destination::with_qkey`](super::Destination::with_qkey) sets another one.
-    ///
-    /// # Errors
-    /// Those of the wait: the errors of [`ah_attr`](Self::ah_attr) and of [`Datagrams::destination`].
-    #[doc(alias = "ibv_create_ah_from_wc")]
-    pub fn reply_to<A, P: Provider>(&self, datagrams: &Datagrams<A, P>) -> PendingDestination<P> {
-        match self.ah_attr(datagrams) {
-            Ok(path) => datagrams.destination_with_path(&path, self.sender.qp_num, datagrams.address.qkey),
-            Err(error) => PendingDestination::failed(error),
-        }
     }
 }
 

@@ -1,25 +1,22 @@
 //! Connections of a hub.
 
 use std::fmt;
-use std::mem;
 use std::sync::Arc;
-use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
-use bareverbs_provider::wake::FirstPanic;
+use bareverbs_provider::work::{RecvRequest, SendRequest};
 
-use super::HubInner;
-use super::reaper::{Conn, ConnState, Failure, OpEntry, OpTable, SlotKind};
-use super::service::Service;
-use crate::error::{PostError, PostReason, PushError};
+use super::connection_inner::{ConnectionInner, full};
+use super::reaper::service::Service;
+use super::reaper::{Failure, OpEntry, OpTable, SlotKind};
+use crate::address::Address;
+use crate::error::{PostError, PostReason};
 use crate::owned::buffer::sealed::{Domain, PdId};
 use crate::owned::in_flight::ListOperation;
-use crate::owned::keepalive::Policy;
-use crate::owned::op::sealed::Sealed;
-use crate::owned::op::{Inline, NoBuffer, OpPayload, Place, Receive};
-use crate::owned::resolve::ResolveTimeout;
-use crate::owned::{Address, Op, Pending, PoolBuffer, Source};
-use crate::qp::{ConnectAttr, Qp, Rc, RecvRequest, SendRequest};
+use crate::owned::operation::sealed::Sealed;
+use crate::owned::operation::{Inline, NoBuffer, OpPayload, Place, Receive};
+use crate::owned::{Op, Pending, PoolBuffer, Source};
+use crate::qp::{Qp, Rc};
 use crate::{AnyProvider, Error, Pd, Result, WcOpcode};
 
 /// A connection of a [`Hub`](super::Hub), shared by threads and tasks: each operation is a future. For
@@ -35,95 +32,6 @@ use crate::{AnyProvider, Error, Pd, Result, WcOpcode};
 /// Operations in flight end with it, and their messages may be lost: await them first.
 pub struct Connection<B = PoolBuffer, P: Provider = AnyProvider, S: Service<P> = ()> {
     pub(crate) inner: Arc<ConnectionInner<B, P, S>>,
-}
-
-/// What the clones of a `Connection` and its `Pending`s share.
-pub(crate) struct ConnectionInner<B, P: Provider, S: Service<P>> {
-    pub(crate) hub: Arc<HubInner<B, P, S>>,
-    pub(crate) conn: Arc<Conn<P, S>>,
-    pub(crate) local: Address,
-    pub(crate) attr: ConnectAttr,
-    pub(crate) policy: Policy,
-    pub(crate) resolve: ResolveTimeout,
-}
-
-impl<B, P: Provider, S: Service<P>> ConnectionInner<B, P, S> {
-    /// Connects while the connection `is_open`, and calls `connected` before a completion of the
-    /// connection is handled.
-    pub(crate) fn connect(
-        &self,
-        verb: &'static str,
-        remote: &Address,
-        is_open: impl Fn(&ConnState<P, S>) -> bool,
-        connected: impl FnOnce(&mut ConnState<P, S>),
-    ) -> Result<()> {
-        let Self { hub, conn, local, attr, policy, resolve } = self;
-        let resolution = resolve.start();
-        // Other threads get the lock between two tries.
-        let mut state = loop {
-            let mut state = conn.lock();
-            let open = is_open(&state);
-            let Some(qp) = state.qp.as_mut().filter(|qp| open && !qp.is_destroyed()) else {
-                return Err(Error::Closed { verb, reason: "the connection was closed" });
-            };
-            match qp.connect(local, remote, attr) {
-                Ok(()) => break state,
-                Err(error) if resolution.connect_goes_on(qp, &error) => {}
-                Err(error) => return Err(error),
-            }
-        };
-        connected(&mut state);
-        let interval = policy.interval(remote.remote_write);
-        state.start_keepalive(interval, Instant::now());
-        drop(state);
-        if let Some(interval) = interval {
-            hub.probe_every(interval);
-        }
-        Ok(())
-    }
-
-    fn retire(&mut self) {
-        let qp = self.conn.lock().qp.take();
-        let Some(mut qp) = qp else { return };
-        let Self { hub, conn, .. } = self;
-        // If destroying the QP fails or panics, the device may still use the memory. If polling panics,
-        // completions may be left.
-        let leak = Leak { hub, slots: &conn.slots };
-        if !qp.is_destroyed() {
-            // Before Linux 6.4, Soft-RoCE waits long for a QP in RTS whose send is retried.
-            let _ = qp.set_error();
-            if qp.destroy().is_err() {
-                return;
-            }
-        }
-        // Each slot stays reserved until its last completion has been reaped.
-        let mut panics = FirstPanic::default();
-        hub.reap_all(&mut panics);
-        mem::forget(leak);
-        let abandoned: Vec<_> = conn.slots.iter().filter_map(|slot| hub.table.abandon(*slot)).collect();
-        hub.lock().remove(conn);
-        abandoned.into_iter().for_each(|operation| panics.catch(|| drop(operation)));
-        panics.resume();
-    }
-}
-
-/// Forgets the operations of a connection: the table no longer has them, and their memory is
-/// leaked. Their slots stay reserved.
-struct Leak<'h, B, P: Provider, S: Service<P>> {
-    hub: &'h HubInner<B, P, S>,
-    slots: &'h [u32],
-}
-
-impl<B, P: Provider, S: Service<P>> Drop for Leak<'_, B, P, S> {
-    fn drop(&mut self) {
-        self.slots.iter().for_each(|slot| mem::forget(self.hub.table.abandon(*slot)));
-    }
-}
-
-impl<B, P: Provider, S: Service<P>> Drop for ConnectionInner<B, P, S> {
-    fn drop(&mut self) {
-        self.retire();
-    }
 }
 
 impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
@@ -460,30 +368,6 @@ impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
             }
             // A device that completed what it was not given. The table has the buffer.
             None => Pending::posted(Arc::clone(&self.inner), wr_id),
-        }
-    }
-}
-
-/// The error of [`Failed::is_full`](crate::owned::Failed::is_full).
-#[cold]
-pub(crate) fn full<P: Provider, S: Service<P>>(conn: &Conn<P, S>, kind: SlotKind) -> Error {
-    let capacity = conn.depths[kind as usize];
-    PostError { accepted: 0, reason: PushError::QueueFull { capacity }.into() }.into()
-}
-
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::Completion { verb, status, vendor_err, driver, link_down } => {
-                Self::Completion { verb, status, vendor_err, driver, link_down }
-            }
-            Failure::Unknown { wr_id } => Self::UnknownCompletion { wr_id },
-            Failure::Post(error) => error.into(),
-            Failure::Service { verb, reason } => Self::Closed { verb, reason },
-            Failure::Aborted => {
-                Self::Closed { verb: "Connection", reason: "the connection was ended by `abort`" }
-            }
-            Failure::DeviceRemoved => Self::DeviceRemoved { verb: "Connection" },
         }
     }
 }

@@ -11,13 +11,14 @@ use bareverbs_provider::traits::Provider;
 use bareverbs_provider::wake::{FirstPanic, wake_all};
 
 use super::election::DriverKind;
-use super::park::Parker;
-use super::service::Service;
+use super::reaper::service::Service;
 use super::{BATCH, HubInner};
+use crate::attached::Attached;
 use crate::cq::CompChannel;
 use crate::debug::debug;
 use crate::owned::Spinning;
-use crate::runtime::{Attached, Runtime};
+use crate::owned::park::Parker;
+use crate::runtime::Runtime;
 use crate::{AnyProvider, Error, Result};
 
 /// Maximum of completions that a driver reaps before it yields to other tasks.

@@ -7,16 +7,18 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_provider::work::{Payload, RecvRequest, SendFlags, SendRequest, Sge};
 use smallvec::SmallVec;
 
-use super::connection::{Connection, ConnectionInner, PostOn, full};
+use super::connection::{Connection, PostOn};
+use super::connection_inner::{ConnectionInner, full};
+use super::reaper::service::{RESERVED, Service};
 use super::reaper::{Failure, OpEntry, SlotKind};
-use super::service::{RESERVED, Service};
 use crate::error::PostError;
 use crate::owned::in_flight::{ListOperation, sges};
-use crate::owned::op::{Parts, Receive};
+use crate::owned::operation::{Parts, Receive};
 use crate::owned::{Op, Pending, Source};
-use crate::qp::{Payload, Qp, Rc, RecvRequest, SendFlags, SendRequest, Sge};
+use crate::qp::{Qp, Rc};
 use crate::{Error, WcOpcode};
 
 impl<B: Source, P: Provider, S: Service<P>, R: RangeBounds<usize>, const N: usize> PostOn<B, P, S>

@@ -1,5 +1,7 @@
 //! The CQ of a hub, and the connections on it.
 
+pub(crate) mod service;
+
 use std::collections::HashMap;
 use std::mem::{self, ManuallyDrop};
 use std::sync::Arc;
@@ -8,18 +10,20 @@ use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::{Completion, Provider, Visitor};
 use bareverbs_provider::wake::FirstPanic;
+use bareverbs_provider::work::WorkCompletion;
+use bareverbs_uapi::uverbs::types::DriverId;
+use bareverbs_uapi::verbs_values::QpState;
 use smallvec::SmallVec;
 
+use self::service::{RESERVED, Service};
 use super::HubInner;
-use super::service::{RESERVED, Service};
 use super::table::{Reaped, Table};
-use crate::cq::{Cq, WorkCompletion};
-use crate::device::DriverId;
+use crate::cq::Cq;
 use crate::error::PostError;
-use crate::owned::in_flight::MAX_PARTS;
 use crate::owned::keepalive::post_empty_write;
+use crate::owned::operation::MAX_PARTS;
 use crate::owned::{BUDGET, spend_budget};
-use crate::qp::{Qp, QpState, Rc};
+use crate::qp::{Qp, Rc};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::{Imm, PortNum, WcOpcode, WcStatus, link_down};
 

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use bareverbs_provider::traits::Provider;
 
 use super::HubInner;
+use super::reaper::service::Service;
 use super::reaper::{Failure, SmallList};
-use super::service::Service;
 use crate::error::PostReason;
 use crate::owned::removal::Watch;
 use crate::sync::{Mutex, lock};

@@ -13,8 +13,8 @@ use rustix::io::Errno;
 
 use super::driver::DriverGuard;
 use super::election::DriverKind;
+use super::reaper::service::RESERVED;
 use super::reaper::{Depths, PROBE};
-use super::service::RESERVED;
 use super::*;
 use crate::cq::{WcFlags, WorkCompletion};
 use crate::error::{PostError, PushError};

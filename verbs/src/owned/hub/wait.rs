@@ -11,9 +11,9 @@ use bareverbs_provider::wake::wake_all;
 
 use super::HubInner;
 use super::election::{Election, WaiterId};
-use super::park::Parker;
-use super::service::Service;
+use super::reaper::service::Service;
 use crate::owned::keepalive::{ROUNDS, earlier};
+use crate::owned::park::Parker;
 use crate::wait::{Caller, is_past};
 use crate::{Error, Result};
 

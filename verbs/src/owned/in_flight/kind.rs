@@ -1,12 +1,11 @@
 //! What the operations of a transport keep and return.
 
 use bareverbs_provider::traits::Completion;
+use bareverbs_provider::work::{Operation, WorkCompletion};
 
 use super::super::Done;
-use super::super::op::Receive;
+use super::super::operation::Receive;
 use crate::WcOpcode;
-use crate::cq::WorkCompletion;
-use crate::qp::Operation;
 
 /// What the operations in flight of a transport keep and return.
 pub(crate) trait QueueKind {

@@ -7,8 +7,10 @@ use std::collections::VecDeque;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
+use bareverbs_provider::work::{Payload, RecvRequest, SendFlags, SendRequest, Sge};
+
 use super::super::buffer::checked_sge;
-use super::super::op::{Parts, Receive};
+use super::super::operation::{MAX_PARTS, Parts, Receive};
 use super::super::queue::Queue;
 use super::super::{Op, Source};
 use super::{
@@ -17,11 +19,7 @@ use super::{
 };
 use crate::error::PostError;
 use crate::pd::shared::PdShared;
-use crate::qp::{Payload, RecvRequest, SendFlags, SendRequest, Sge};
 use crate::{Refused, Result, WcOpcode};
-
-/// Maximum of the buffers of an operation.
-pub(in crate::owned) const MAX_PARTS: usize = 8;
 
 /// The entries of one operation.
 struct Group {

@@ -7,7 +7,7 @@ use super::slots::Ticket;
 use super::{Inner, PoolBuffer};
 use crate::Result;
 use crate::debug::debug;
-use crate::owned::hub::park::Parker;
+use crate::owned::park::Parker;
 use crate::wait::{Caller, waits};
 
 /// A wait for a buffer of a [`Pool`](super::Pool), from [`Pool::acquire`](super::Pool::acquire).

@@ -7,12 +7,13 @@ use std::sync::{Arc, Weak};
 
 use bareverbs_provider::traits::Provider;
 
-use super::inbound::{Inbound, Receive};
 use super::post::post;
+use super::reap::inbound::{Inbound, Receive};
 use super::reap::{PeerConn, Peers, pump};
 use super::{PeerId, PeerOperation};
 use crate::debug::debug;
-use crate::owned::hub::connection::{Connection, ConnectionInner};
+use crate::owned::hub::connection::Connection;
+use crate::owned::hub::connection_inner::ConnectionInner;
 use crate::owned::hub::reaper::BATCH;
 use crate::owned::{Op, Pending, PoolBuffer, Source};
 use crate::{AnyProvider, Error};

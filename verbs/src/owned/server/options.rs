@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bareverbs_provider::traits::Provider;
 
 use super::flow::{CONTROL_RECEIVES, CONTROL_SENDS, MAX_WINDOW};
-use super::inbound::Inbound;
+use super::reap::inbound::Inbound;
 use super::{Client, Handle, Inner, Server};
 use crate::error::Limit;
 use crate::owned::hub::Hub;

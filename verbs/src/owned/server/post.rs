@@ -3,17 +3,18 @@
 use std::sync::Arc;
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_provider::work::{Operation, SendFlags};
 
 use super::PeerOperation;
 use super::reap::{PeerState, Peers, Queued, pump};
 use crate::error::Limit;
 use crate::owned::buffer::checked_sge;
-use crate::owned::hub::connection::{Connection, ConnectionInner, full};
+use crate::owned::hub::connection::Connection;
+use crate::owned::hub::connection_inner::{ConnectionInner, full};
+use crate::owned::hub::reaper::service::Service;
 use crate::owned::hub::reaper::{OpEntry, SlotKind};
-use crate::owned::hub::service::Service;
-use crate::owned::op::{ByteRange, OpPayload};
+use crate::owned::operation::{ByteRange, OpPayload};
 use crate::owned::{Op, Pending, Source};
-use crate::qp::{Operation, SendFlags};
 use crate::{Error, WcOpcode};
 
 /// Sends a message, or adds it to those that wait for credits.

@@ -1,5 +1,7 @@
 //! The protocol of servers and clients on the connections of their hub.
 
+pub(crate) mod inbound;
+
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
@@ -7,15 +9,15 @@ use std::sync::atomic::Ordering;
 use std::task::Waker;
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_provider::work::{Operation, Payload, SendFlags, SendRequest, Sge, WorkCompletion};
+use bareverbs_uapi::verbs_values::QpState;
 
+use self::inbound::{Inbound, RawEvent, SHARED};
 use super::PeerId;
 use super::flow::{ControlKind, FlowControl};
-use super::inbound::{Inbound, RawEvent, SHARED};
-use crate::cq::WorkCompletion;
 use crate::owned::hub::HubInner;
+use crate::owned::hub::reaper::service::{Service, post_verb};
 use crate::owned::hub::reaper::{Conn, ConnState, Cqe, Deferred, Failure, OpTable, TAKEN_BACK};
-use crate::owned::hub::service::{Service, post_verb};
-use crate::qp::{Operation, Payload, QpState, SendFlags, SendRequest, Sge};
 use crate::{Error, Imm, Result, WcOpcode, WcStatus};
 
 /// Set in the `wr_id`s of control messages. The kind of the message is in the low bits.

@@ -8,7 +8,7 @@ use bareverbs_provider::error::DoorbellError;
 use rustix::io::Errno;
 
 use super::flow::{CONTROL_RECEIVES, CONTROL_SENDS, ControlKind, FlowControl};
-use super::inbound::{Inbound, SHARED};
+use super::reap::inbound::{Inbound, SHARED};
 use super::*;
 use crate::cq::{WcFlags, WorkCompletion};
 use crate::owned::Pool;

@@ -1,7 +1,9 @@
 //! Attributes of the transitions from RESET to RTS.
 
-use super::{AhAttr, QpAttr};
-use crate::qp::{QpAttrMask, QpState};
+use bareverbs_uapi::verbs_values::{QpAttrMask, QpState};
+
+use super::QpAttr;
+use crate::ah_attr::AhAttr;
 use crate::values::{AckTimeout, MinRnrTimer, Mtu, RetryCount, RnrRetry};
 use crate::{Access, PortNum};
 

@@ -6,8 +6,8 @@ use bareverbs_provider::traits::{Provider, SendQueue};
 use bareverbs_provider::work::{Payload, Remote, SendFlags, SendRequest};
 use bareverbs_uapi::verbs_values::QpState;
 
-use super::error::{PostError, PostReason, doorbell_error};
 use super::push_slow;
+use crate::posting::{PostError, PostReason, doorbell_error};
 use crate::provider::AnyProvider;
 use crate::qp::datagram::Datagram;
 use crate::qp::transport::{Connected, Operations, UcOperation, Ud};

@@ -5,7 +5,7 @@ use bareverbs_provider::work::RecvRequest;
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::verbs_values::QpState;
 
-use super::error::{PostError, PostReason};
+use crate::posting::{PostError, PostReason, post_receives};
 use crate::provider::AnyProvider;
 use crate::qp::transport::Operations;
 #[cfg(feature = "test-utils")]
@@ -116,31 +116,4 @@ pub(crate) unsafe fn post_receives_in<T: Operations, Q: RecvQueue>(
         None => PostReason::UsesSrq,
     };
     if requests.is_empty() { Ok(()) } else { Err(PostError { accepted: 0, reason }) }
-}
-
-/// Posts any receives to a receive queue of a QP or to a shared one.
-///
-/// # Safety
-///
-/// As for [`RecvHalf::post_recv`].
-pub(crate) unsafe fn post_receives(
-    queue: &mut impl RecvQueue,
-    requests: &[RecvRequest<'_>],
-) -> Result<(), PostError> {
-    let mut posted = Ok(());
-    let mut accepted = 0;
-    loop {
-        // SAFETY: the caller upholds the contract for every request; `accepted` of them have been
-        // pushed.
-        accepted += unsafe { queue.try_push_all(&requests[accepted..]) };
-        let Some(request) = requests.get(accepted) else { break };
-        // SAFETY: the caller upholds the contract for every request, and this one was not pushed.
-        if let Err(refusal) = unsafe { queue.push(request) } {
-            posted = Err(PostError { accepted, reason: refusal.into() });
-            break;
-        }
-        accepted += 1;
-    }
-    queue.ring();
-    posted
 }

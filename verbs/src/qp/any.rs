@@ -13,13 +13,13 @@ use crate::qp::transport::Operations;
 use crate::qp::transport::private::Sealed;
 
 /// A transport that is known at run time only: the parameter of the halves and batches of a
-/// [`QpCore`](super::QpCore). Its operations are [`AnyOperation`].
+/// [`QpCore`](crate::untyped::QpCore). Its operations are [`AnyOperation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnyTransport(QpType);
 
 impl AnyTransport {
     /// `None` if QPs of the type take no requests from user space, or are unknown.
-    pub(super) fn new(qp_type: QpType) -> Option<Self> {
+    pub(in crate::qp) fn new(qp_type: QpType) -> Option<Self> {
         let taken = [QpType::RC, QpType::UC, QpType::UD, QpType::XRC_INI, QpType::RAW_PACKET];
         taken.contains(&qp_type).then_some(Self(qp_type))
     }

@@ -60,18 +60,18 @@ fn line(file: &Path) -> String {
 }
 
 /// Parses `231:192`.
-pub(super) fn device_number(text: &str) -> Option<(u32, u32)> {
+pub(crate) fn device_number(text: &str) -> Option<(u32, u32)> {
     let (major, minor) = text.split_once(':')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// Parses `1: CA`.
-pub(super) fn node_type(text: &str) -> NodeType {
+pub(crate) fn node_type(text: &str) -> NodeType {
     text.split(':').next().and_then(|number| number.parse().ok()).map_or(NodeType::UNSPECIFIED, NodeType)
 }
 
 /// Parses `0200:00ff:fe00:0001`.
-pub(super) fn guid(text: &str) -> Option<Guid> {
+pub(crate) fn guid(text: &str) -> Option<Guid> {
     let mut bytes = [0; 8];
     let mut groups = text.split(':');
     for pair in bytes.chunks_exact_mut(2) {

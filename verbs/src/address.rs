@@ -4,7 +4,8 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::str::FromStr;
 
-use crate::Gid;
+use crate::error::{Error, ParseAddressError, Result};
+use crate::gid::Gid;
 use crate::values::Mtu;
 
 /// The largest message of every RDMA device, in bytes.
@@ -152,9 +153,9 @@ impl Address {
     }
 
     /// Rejects the address of a `Server` or `Client`.
-    pub(super) fn check_no_flow_control(&self, verb: &'static str) -> crate::Result<()> {
+    pub(crate) fn check_no_flow_control(&self, verb: &'static str) -> Result<()> {
         let reason = "the address is that of a `Server` or `Client`, whose messages carry flow control";
-        if self.flow_control != 0 { Err(crate::Error::invalid(verb, reason)) } else { Ok(()) }
+        if self.flow_control != 0 { Err(Error::invalid(verb, reason)) } else { Ok(()) }
     }
 
     /// Rejects numbers that no packet can carry.
@@ -209,7 +210,7 @@ impl FromStr for Address {
 }
 
 /// The number of the field `NAME=NUMBER` that is next.
-pub(super) fn field<'a>(fields: &mut impl Iterator<Item = &'a str>, name: &str) -> Option<u32> {
+pub(crate) fn field<'a>(fields: &mut impl Iterator<Item = &'a str>, name: &str) -> Option<u32> {
     number(fields.next()?.strip_prefix(name)?.strip_prefix('=')?)
 }
 
@@ -223,15 +224,9 @@ fn flag<'a>(fields: &mut impl Iterator<Item = &'a str>, name: &str) -> Option<bo
 }
 
 /// A number in decimal. `parse` would accept a sign.
-pub(super) fn number(digits: &str) -> Option<u32> {
+pub(crate) fn number(digits: &str) -> Option<u32> {
     digits.bytes().all(|digit| digit.is_ascii_digit()).then(|| digits.parse().ok())?
 }
-
-/// Bytes or text that are not an [`Address`] or a
-/// [`DatagramAddress`](crate::owned::DatagramAddress).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("invalid address: {0}")]
-pub struct ParseAddressError(pub(super) &'static str);
 
 /// Implements serde's traits for an address: text in human-readable formats, else bytes.
 #[cfg(feature = "serde")]
@@ -298,7 +293,7 @@ macro_rules! address_serde {
     };
 }
 #[cfg(feature = "serde")]
-pub(super) use address_serde;
+pub(crate) use address_serde;
 
 #[cfg(feature = "serde")]
 address_serde!(Address, "the address of a QP, as text or as 48 bytes");

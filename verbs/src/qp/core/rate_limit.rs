@@ -6,10 +6,8 @@ use bareverbs_uapi::verbs_values::QpState;
 
 use super::QpCore;
 use crate::error::{Error, Feature, Limit, Result};
-#[cfg(doc)]
-use crate::qp::Qp;
 
-/// A rate limit of a QP; see [`Qp::set_rate_limit`].
+/// A rate limit of a QP; see [`Qp::set_rate_limit`](crate::qp::Qp::set_rate_limit).
 #[doc(alias = "ibv_qp_rate_limit_attr")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RateLimit {
@@ -25,12 +23,10 @@ pub struct RateLimit {
 }
 
 impl<P: Provider> QpCore<P> {
-    /// As [`Qp::set_rate_limit`].
+    /// As [`Qp::set_rate_limit`](crate::qp::Qp::set_rate_limit).
     ///
     /// # Errors
-    /// As for [`Qp::set_rate_limit`].
-    #[doc(alias = "ibv_modify_qp_rate_limit")]
-    #[doc(alias = "ibv_packet_pacing_caps")]
+    /// As for [`Qp::set_rate_limit`](crate::qp::Qp::set_rate_limit).
     pub fn set_rate_limit(&mut self, limit: &RateLimit) -> Result<()> {
         const VERB: &str = "modify_qp_rate_limit";
         self.check_state(VERB, QpState::RTS)?;

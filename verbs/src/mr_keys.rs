@@ -2,9 +2,10 @@
 
 use std::ops::RangeBounds;
 
-use super::{check_range, element};
-use crate::qp::Sge;
-use crate::{Remote, Result};
+use bareverbs_provider::work::{Remote, Sge};
+
+use crate::error::Result;
+use crate::range::{check_range, element};
 
 /// Keys, address and length of a region. [`DmMr`](crate::dm::DmMr), [`DmabufMr`](crate::mr::DmabufMr) and
 /// [`ImportedMr`](crate::mr::ImportedMr) dereference to it: this process can't access their memory at

@@ -7,15 +7,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Waker};
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_provider::work::RecvRequest;
 
-use super::reap::PeerConn;
-use super::{PeerId, Summary};
+use super::PeerConn;
 use crate::debug::debug;
 use crate::owned::buffer::checked_sge;
 use crate::owned::hub::reaper::Failure;
 use crate::owned::pool::Loans;
+use crate::owned::server::{PeerId, Summary};
 use crate::owned::{Pool, PoolBuffer};
-use crate::qp::{RecvRequest, WrId};
+use crate::qp::WrId;
 use crate::srq::Srq;
 use crate::sync::{Mutex, lock};
 use crate::{Error, Pd, Result};

@@ -6,17 +6,13 @@ use rustix::io::Errno;
 
 use super::QpCore;
 use crate::error::{Error, Result};
-#[cfg(doc)]
-use crate::qp::Qp;
 use crate::qp::attr::QpAttr;
 
 impl<P: Provider> QpCore<P> {
-    /// As [`Qp::drain`].
+    /// As [`Qp::drain`](crate::qp::Qp::drain).
     ///
     /// # Errors
-    /// As for [`Qp::drain`].
-    #[doc(alias = "IBV_QPS_SQD")]
-    #[doc(alias = "ibv_modify_qp")]
+    /// As for [`Qp::drain`](crate::qp::Qp::drain).
     pub fn drain(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp RTS→SQD";
         self.check_state(VERB, QpState::RTS)?;
@@ -30,12 +26,10 @@ impl<P: Provider> QpCore<P> {
         })
     }
 
-    /// As [`Qp::resume`].
+    /// As [`Qp::resume`](crate::qp::Qp::resume).
     ///
     /// # Errors
-    /// As for [`Qp::resume`].
-    #[doc(alias = "IBV_QPS_RTS")]
-    #[doc(alias = "ibv_modify_qp")]
+    /// As for [`Qp::resume`](crate::qp::Qp::resume).
     pub fn resume(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp SQD→RTS";
         self.check_state(VERB, QpState::SQD)?;
@@ -52,12 +46,10 @@ impl<P: Provider> QpCore<P> {
         self.sq.resume().map_err(|refused| Error::kernel(VERB, format!("QP {:#x}", self.qp_num()), refused))
     }
 
-    /// As [`Qp::set_error`].
+    /// As [`Qp::set_error`](crate::qp::Qp::set_error).
     ///
     /// # Errors
-    /// As for [`Qp::set_error`].
-    #[doc(alias = "IBV_QPS_ERR")]
-    #[doc(alias = "ibv_modify_qp")]
+    /// As for [`Qp::set_error`](crate::qp::Qp::set_error).
     pub fn set_error(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp to ERR";
         if self.state() == QpState::RESET {
@@ -67,12 +59,10 @@ impl<P: Provider> QpCore<P> {
         self.modify_qp(VERB, &attr, QpAttrMask::STATE)
     }
 
-    /// As [`Qp::reset`].
+    /// As [`Qp::reset`](crate::qp::Qp::reset).
     ///
     /// # Errors
-    /// As for [`Qp::reset`].
-    #[doc(alias = "IBV_QPS_RESET")]
-    #[doc(alias = "ibv_modify_qp")]
+    /// As for [`Qp::reset`](crate::qp::Qp::reset).
     pub fn reset(&mut self) -> Result<()> {
         let attr = QpAttr { qp_state: QpState::RESET, ..QpAttr::default() };
         self.modify_qp("modify_qp to RESET", &attr, QpAttrMask::STATE).map_err(|error| {

@@ -1,18 +1,17 @@
 //! Alternate paths of connected QPs: automatic path migration (APM).
 
 use bareverbs_provider::traits::Provider;
-use bareverbs_uapi::verbs_values::{MigState, QpAttrMask, QpState};
+use bareverbs_uapi::verbs_values::{LinkLayer, MigState, QpAttrMask, QpState};
 use bareverbs_uapi::write::types::DeviceCapFlags;
 
 use super::QpCore;
-use crate::device::LinkLayer;
+use crate::ah_attr::AhAttr;
 use crate::error::{Error, Feature, Result};
-#[cfg(doc)]
-use crate::qp::Qp;
-use crate::qp::attr::{AhAttr, QpAttr};
+use crate::qp::attr::QpAttr;
 use crate::values::AckTimeout;
 
-/// A second path to the peer of a connection: [`Qp::load_alternate_path`].
+/// A second path to the peer of a connection:
+/// [`Qp::load_alternate_path`](crate::qp::Qp::load_alternate_path).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AlternatePath {
     /// The peer's address on this path, and the local port.
@@ -32,13 +31,10 @@ impl AlternatePath {
 }
 
 impl<P: Provider> QpCore<P> {
-    /// As [`Qp::load_alternate_path`].
+    /// As [`Qp::load_alternate_path`](crate::qp::Qp::load_alternate_path).
     ///
     /// # Errors
-    /// As for [`Qp::load_alternate_path`].
-    #[doc(alias = "IBV_QP_ALT_PATH")]
-    #[doc(alias = "IBV_MIG_REARM")]
-    #[doc(alias = "ibv_modify_qp")]
+    /// As for [`Qp::load_alternate_path`](crate::qp::Qp::load_alternate_path).
     pub fn load_alternate_path(&mut self, path: &AlternatePath) -> Result<()> {
         const VERB: &str = "modify_qp (alternate path)";
         self.check_state(VERB, QpState::RTS)?;
@@ -59,12 +55,10 @@ impl<P: Provider> QpCore<P> {
         self.modify_qp(VERB, &attr, QpAttrMask::ALT_PATH | QpAttrMask::PATH_MIG_STATE)
     }
 
-    /// As [`Qp::migrate`].
+    /// As [`Qp::migrate`](crate::qp::Qp::migrate).
     ///
     /// # Errors
-    /// As for [`Qp::migrate`].
-    #[doc(alias = "IBV_MIG_MIGRATED")]
-    #[doc(alias = "ibv_modify_qp")]
+    /// As for [`Qp::migrate`](crate::qp::Qp::migrate).
     pub fn migrate(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp (path migration)";
         self.check_state(VERB, QpState::RTS)?;
@@ -79,11 +73,10 @@ impl<P: Provider> QpCore<P> {
         self.modify_qp(VERB, &attr, QpAttrMask::PATH_MIG_STATE)
     }
 
-    /// As [`Qp::path_migration`].
+    /// As [`Qp::path_migration`](crate::qp::Qp::path_migration).
     ///
     /// # Errors
-    /// As for [`Qp::path_migration`].
-    #[doc(alias = "path_mig_state")]
+    /// As for [`Qp::path_migration`](crate::qp::Qp::path_migration).
     pub fn path_migration(&self) -> Result<MigState> {
         Ok(self.query()?.0.path_mig_state)
     }

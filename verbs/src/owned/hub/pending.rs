@@ -9,16 +9,16 @@ use std::task::{Context, Poll, ready};
 
 use bareverbs_provider::traits::Provider;
 
-use super::hub::connection::ConnectionInner;
-use super::hub::reaper::{BATCH, Conn, Cqe, Failure, OpEntry, OpTable, SlotKind, TAKEN_BACK};
-use super::hub::service::Service;
-use super::hub::{HubInner, NotTaken};
-use super::op::OpPayload;
-use super::{Completed, Done, Failed, Op, Outcome};
+use super::connection_inner::ConnectionInner;
+use super::reaper::service::Service;
+use super::reaper::{BATCH, Conn, Cqe, Failure, OpEntry, OpTable, SlotKind, TAKEN_BACK};
+use super::{HubInner, NotTaken};
+use crate::owned::operation::OpPayload;
+use crate::owned::{Completed, Done, Failed, Op, Outcome};
 use crate::wait::{Caller, waits};
 use crate::{AnyProvider, Error, Result, WcStatus};
 
-/// An operation of a [`Connection`](super::Connection): posted, and to be awaited.
+/// An operation of a [`Connection`](crate::owned::Connection): posted, and to be awaited.
 ///
 /// Tasks await it as a future; [`wait`](Self::wait) and [`wait_timeout`](Self::wait_timeout) block
 /// a thread. Success and failure return the buffer.
@@ -30,17 +30,17 @@ use crate::{AnyProvider, Error, Result, WcStatus};
 /// # Dropping it
 ///
 /// Dropping it does not end the operation, because no device can take a request back. The hub keeps
-/// the buffer until the completion and then drops it: a [`PoolBuffer`](super::PoolBuffer) goes back to
-/// its pool. So it can be dropped at any time, by `select!`, a timeout or the end of a task. To keep
-/// the result, await it by reference: `timeout(limit, &mut pending)`.
+/// the buffer until the completion and then drops it: a [`PoolBuffer`](crate::owned::PoolBuffer)
+/// goes back to its pool. So it can be dropped at any time, by `select!`, a timeout or the end of a
+/// task. To keep the result, await it by reference: `timeout(limit, &mut pending)`.
 ///
 /// `mem::forget` costs one operation of the depth of the connection, and keeps the QP until
 /// the process ends.
 ///
 /// # Without a driver
 ///
-/// A task needs a [driver](super::Hub#drivers) of the hub that wakes it. Without one, polling
-/// returns [`Error::NoDriver`] unless the result is there. The operation continues: the
+/// A task needs a [driver](crate::owned::Hub#drivers) of the hub that wakes it. Without one,
+/// polling returns [`Error::NoDriver`] unless the result is there. The operation continues: the
 /// `Pending` can be polled again or waited for. A blocked thread needs no driver.
 ///
 /// # Device removal
@@ -49,8 +49,8 @@ use crate::{AnyProvider, Error, Result, WcStatus};
 /// with [`Error::DeviceRemoved`] and their buffers, and [`Connection::failure`] is that error. Calls of
 /// [`Hub::poll`] notice nothing by themselves.
 ///
-/// [`Connection::failure`]: super::Connection::failure
-/// [`Hub::poll`]: super::Hub::poll
+/// [`Connection::failure`]: crate::owned::Connection::failure
+/// [`Hub::poll`]: crate::owned::Hub::poll
 #[must_use = "the operation continues; its result is lost unless it is awaited"]
 pub struct Pending<B, P: Provider = AnyProvider, S: Service<P> = ()> {
     /// The connection, while the operation is in its table. `None` if it was refused.
@@ -67,35 +67,35 @@ pub struct Pending<B, P: Provider = AnyProvider, S: Service<P> = ()> {
 impl<B, P: Provider, S: Service<P>> Unpin for Pending<B, P, S> {}
 
 impl<B, P: Provider, S: Service<P>> Pending<B, P, S> {
-    pub(super) fn posted(peer: Arc<ConnectionInner<B, P, S>>, wr_id: u64) -> Self {
+    pub(in crate::owned) fn posted(peer: Arc<ConnectionInner<B, P, S>>, wr_id: u64) -> Self {
         Self { peer: Some(peer), wr_id, polled: false, result: None }
     }
 
     #[cold]
-    pub(super) fn refused(error: Error, buffer: Option<B>, tag: u64) -> Self {
+    pub(in crate::owned) fn refused(error: Error, buffer: Option<B>, tag: u64) -> Self {
         let refused = Failed::new(error, (buffer, tag), Outcome::NotExecuted, false);
         Self { peer: None, wr_id: 0, polled: false, result: Some(Err(refused)) }
     }
 
     #[cold]
-    pub(super) fn refused_op<L: OpPayload<B>, O>(error: Error, op: Op<L, O>) -> Self {
+    pub(in crate::owned) fn refused_op<L: OpPayload<B>, O>(error: Error, op: Op<L, O>) -> Self {
         let (buffer, Op { tag, .. }) = op.split();
         Self::refused(error, buffer, tag)
     }
 
     /// Takes the connection, if it is posted. The operation continues.
-    pub(super) fn take_peer(&mut self) -> Option<Arc<ConnectionInner<B, P, S>>> {
+    pub(in crate::owned) fn take_peer(&mut self) -> Option<Arc<ConnectionInner<B, P, S>>> {
         self.peer.take()
     }
 
     /// The `wr_id`, if it is posted.
-    pub(super) fn wr_id(&self) -> Option<u64> {
+    pub(in crate::owned) fn wr_id(&self) -> Option<u64> {
         self.peer.is_some().then_some(self.wr_id)
     }
 
     /// The error of a refused post.
     #[cfg(feature = "futures")]
-    pub(super) fn into_refused(mut self) -> Result<Failed<B>, Self> {
+    pub(in crate::owned) fn into_refused(mut self) -> Result<Failed<B>, Self> {
         match self.result.take() {
             Some(Err(refused)) => Ok(refused),
             _ => Err(self),

@@ -16,10 +16,13 @@ use std::sync::Arc;
 use bareverbs_provider::command;
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::error::CreateError;
+use bareverbs_provider::layout::QueueLayout;
 use bareverbs_provider::request::QpRequest;
 use bareverbs_provider::traits::{CreatedQp, Provider, RecvQueue, SendQueue};
 use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 use bareverbs_uapi::verbs_values::{QpAttrMask, QpState};
+use bareverbs_uapi::write::structs::ExQueryDeviceResp;
+use bareverbs_uapi::write::types::{DeviceCapFlags, RawPacketCaps};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
@@ -27,37 +30,36 @@ pub use alternate_path::AlternatePath;
 pub use rate_limit::RateLimit;
 
 use self::multicast::Attachment;
-use super::operation::AnyTransport;
 use crate::cq::CqShared;
-use crate::error::{Error, Feature, Limit, Refused, Result};
+use crate::error::{Error, Feature, Limit, Refused, Result, SendFailure};
 use crate::locked_memory::{self, has_capability};
 use crate::pd::Pd;
 use crate::provider::AnyProvider;
+use crate::qp::any::AnyTransport;
 use crate::qp::attr::{QpAttr, QpCap, QpInitAttr};
 use crate::qp::flow::Flows;
 use crate::qp::init::QpInit;
-use crate::qp::post::SendFailure;
 use crate::qp::transport::private::Sealed as _;
 use crate::queue_buffer::QueueBuffer;
-use crate::raw::{QpLayout, QueueLayout};
 use crate::srq::shared::SrqShared;
-use bareverbs_uapi::write::structs::ExQueryDeviceResp;
-use bareverbs_uapi::write::types::{DeviceCapFlags, RawPacketCaps};
 
-#[cfg(doc)]
-use crate::qp::Qp;
+/// The queues of a QP; see [`Qp::layout`](crate::qp::Qp::layout).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QpLayout {
+    /// The send queue; `None` if the provider does not report it.
+    pub send: Option<QueueLayout>,
+    /// The receive queue; `None` for a QP with a shared receive queue too.
+    pub recv: Option<QueueLayout>,
+}
 
-/// A QP whose transport is a value. [`Qp`] is the same with the transport as a type.
-///
-/// The kernel object, the rings, the state, the limits and the workarounds are those of [`Qp`], which
-/// holds a core. The documentation of its methods is that of the methods here. See the
-/// [module](crate::untyped) for the differences.
-#[doc(alias = "ibv_qp")]
+/// A QP whose transport is a value: its kernel object, rings and state. A [`Qp`](crate::qp::Qp)
+/// holds one, and documents the methods. The [module](crate::untyped) lists the differences.
 pub struct QpCore<P: Provider = AnyProvider> {
-    /// [`QpCore::free_rings`] frees both rings after the kernel has destroyed the QP. Until then the
-    /// device uses them. Borrowed views give access to them ([`SendHalf`](crate::qp::SendHalf),
-    /// [`RecvHalf`](crate::qp::RecvHalf), [`Batch`](crate::qp::Batch)), so no safe code can exchange
-    /// them for other rings.
+    /// [`QpCore::free_rings`] frees both rings after the kernel has destroyed the QP. Until then
+    /// the device uses them. Borrowed views give access to them ([`SendHalf`](crate::qp::SendHalf),
+    /// [`RecvHalf`](crate::qp::RecvHalf), [`Batch`](crate::qp::Batch)), so no safe code can
+    /// exchange them for other rings.
     sq: ManuallyDrop<P::Sq>,
     /// `None` if the QP uses a shared receive queue.
     rq: Option<ManuallyDrop<P::Rq>>,
@@ -85,13 +87,12 @@ pub struct QpCore<P: Provider = AnyProvider> {
 }
 
 impl<P: Provider> QpCore<P> {
-    /// Creates a QP of any type with queues in user space: RC, UC, UD, raw packet and XRC initiator.
+    /// Creates a QP of any type with queues in user space: RC, UC, UD, raw packet and XRC
+    /// initiator.
     ///
     /// # Errors
-    /// As for [`Pd::create_qp`]; [`Error::Invalid`] also for another `qp_type`. An XRC target has no
-    /// queues: [`Xrcd::create_target`](crate::xrc::Xrcd::create_target) creates it.
-    #[doc(alias = "ibv_create_qp")]
-    #[doc(alias = "ibv_create_qp_ex")]
+    /// As for [`Pd::create_qp`]; [`Error::Invalid`] also for another `qp_type`. An XRC target has
+    /// no queues: [`Xrcd::create_target`](crate::xrc::Xrcd::create_target) creates it.
     pub fn create(pd: &Pd<P>, qp_type: QpType, init: &QpInit<'_, P>) -> Result<Self> {
         const VERB: &str = "create_qp";
         let transport = AnyTransport::new(qp_type).ok_or_else(|| {
@@ -201,13 +202,13 @@ impl<P: Provider> QpCore<P> {
         self.transport.qp_type()
     }
 
-    /// As [`Qp::handle`].
+    /// As [`Qp::handle`](crate::qp::Qp::handle).
     #[must_use]
     pub fn handle(&self) -> u32 {
         self.handle
     }
 
-    /// As [`Qp::into_handle`].
+    /// As [`Qp::into_handle`](crate::qp::Qp::into_handle).
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(mut self) -> u32 {
         self.destroyed = true;
@@ -220,7 +221,7 @@ impl<P: Provider> QpCore<P> {
         self.handle
     }
 
-    /// As [`Qp::layout`].
+    /// As [`Qp::layout`](crate::qp::Qp::layout).
     #[must_use]
     pub fn layout(&self) -> QpLayout {
         let numbered = |layout: QueueLayout| layout.with_number(self.qp_num);
@@ -236,47 +237,46 @@ impl<P: Provider> QpCore<P> {
         self.state = state;
     }
 
-    /// As [`Qp::qp_num`].
+    /// As [`Qp::qp_num`](crate::qp::Qp::qp_num).
     #[must_use]
     pub fn qp_num(&self) -> u32 {
         self.qp_num
     }
 
-    /// As [`Qp::state`].
+    /// As [`Qp::state`](crate::qp::Qp::state).
     #[must_use]
     pub fn state(&self) -> QpState {
         self.state
     }
 
-    /// As [`Qp::cap`].
+    /// As [`Qp::cap`](crate::qp::Qp::cap).
     #[must_use]
     pub fn cap(&self) -> QpCap {
         self.cap
     }
 
-    /// As [`Qp::user_data`].
+    /// As [`Qp::user_data`](crate::qp::Qp::user_data).
     #[must_use]
     pub fn user_data(&self) -> u64 {
         self.user_data
     }
 
-    /// As [`Qp::owns_doorbell`].
+    /// As [`Qp::owns_doorbell`](crate::qp::Qp::owns_doorbell).
     #[must_use]
     pub fn owns_doorbell(&self) -> bool {
         self.sq.owns_doorbell()
     }
 
-    /// As [`Qp::pd`].
+    /// As [`Qp::pd`](crate::qp::Qp::pd).
     #[must_use]
     pub fn pd(&self) -> &Pd<P> {
         &self.pd
     }
 
-    /// As [`Qp::query`].
+    /// As [`Qp::query`](crate::qp::Qp::query).
     ///
     /// # Errors
-    /// As for [`Qp::query`].
-    #[doc(alias = "ibv_query_qp")]
+    /// As for [`Qp::query`](crate::qp::Qp::query).
     pub fn query(&self) -> Result<(QpAttr, QpInitAttr)> {
         let resp =
             command::query_qp(self.pd.context().file(), self.handle, QpAttrMask::STATE | QpAttrMask::CAP)
@@ -290,12 +290,11 @@ impl<P: Provider> QpCore<P> {
         Ok((attr, QpInitAttr { cap: attr.cap, signal_all: resp.sq_sig_all != 0 }))
     }
 
-    /// As [`Qp::destroy`].
+    /// As [`Qp::destroy`](crate::qp::Qp::destroy).
     ///
     /// # Errors
-    /// As for [`Qp::destroy`].
+    /// As for [`Qp::destroy`](crate::qp::Qp::destroy).
     #[expect(clippy::result_large_err, reason = "the error returns the QP without an allocation")]
-    #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(mut self) -> Result<u32, Refused<Self>> {
         // SAFETY: the QP was not destroyed before. If this succeeds, it is dropped next.
         match unsafe { self.try_destroy_object() } {
@@ -383,7 +382,7 @@ impl<P: Provider> QpCore<P> {
         }
     }
 
-    /// As [`Qp::failure`].
+    /// As [`Qp::failure`](crate::qp::Qp::failure).
     #[must_use]
     pub fn failure(&self) -> Option<SendFailure> {
         self.sq.failure().map(SendFailure::from)

@@ -6,16 +6,13 @@ use std::os::fd::OwnedFd;
 use bareverbs_provider::command;
 use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::uverbs::types::QpType;
-use bareverbs_uapi::verbs_values::QpAttrMask;
+use bareverbs_uapi::verbs_values::{LinkLayer, QpAttrMask};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 
 use super::QpCore;
-use crate::device::LinkLayer;
 use crate::error::{Error, Result};
 use crate::gid::{Gid, GidEntry};
-#[cfg(doc)]
-use crate::qp::Qp;
 use crate::values::PortNum;
 
 const VERB: &str = "attach_mcast";
@@ -57,11 +54,10 @@ fn open(family: AddressFamily) -> rustix::io::Result<OwnedFd> {
 }
 
 impl<P: Provider> QpCore<P> {
-    /// As [`Qp::attach_mcast`].
+    /// As [`Qp::attach_mcast`](crate::qp::Qp::attach_mcast).
     ///
     /// # Errors
-    /// As for [`Qp::attach_mcast`].
-    #[doc(alias = "ibv_attach_mcast")]
+    /// As for [`Qp::attach_mcast`](crate::qp::Qp::attach_mcast).
     pub fn attach_mcast(&mut self, group: Gid) -> Result<()> {
         self.attach(group, 0, |qp| {
             let Some(port) = qp.roce_port()? else { return Ok(None) };
@@ -70,29 +66,26 @@ impl<P: Provider> QpCore<P> {
         })
     }
 
-    /// As [`Qp::attach_mcast_via`].
+    /// As [`Qp::attach_mcast_via`](crate::qp::Qp::attach_mcast_via).
     ///
     /// # Errors
-    /// As for [`Qp::attach_mcast_via`].
-    #[doc(alias = "ibv_attach_mcast")]
+    /// As for [`Qp::attach_mcast_via`](crate::qp::Qp::attach_mcast_via).
     pub fn attach_mcast_via(&mut self, group: Gid, own: &GidEntry) -> Result<()> {
         self.attach(group, 0, |_| join_via(group, own).map(Some))
     }
 
-    /// As [`Qp::attach_mcast_without_join`].
+    /// As [`Qp::attach_mcast_without_join`](crate::qp::Qp::attach_mcast_without_join).
     ///
     /// # Errors
-    /// As for [`Qp::attach_mcast_without_join`].
-    #[doc(alias = "ibv_attach_mcast")]
+    /// As for [`Qp::attach_mcast_without_join`](crate::qp::Qp::attach_mcast_without_join).
     pub fn attach_mcast_without_join(&mut self, group: Gid) -> Result<()> {
         self.attach(group, 0, |_| Ok(None))
     }
 
-    /// As [`Qp::attach_mcast_with_lid`].
+    /// As [`Qp::attach_mcast_with_lid`](crate::qp::Qp::attach_mcast_with_lid).
     ///
     /// # Errors
-    /// As for [`Qp::attach_mcast_with_lid`].
-    #[doc(alias = "ibv_attach_mcast")]
+    /// As for [`Qp::attach_mcast_with_lid`](crate::qp::Qp::attach_mcast_with_lid).
     pub fn attach_mcast_with_lid(&mut self, group: Gid, lid: u16) -> Result<()> {
         if !(0xc000..0xffff).contains(&lid) {
             return Err(Error::invalid(VERB, format!("{lid:#x} is not a multicast LID (0xc000 to 0xfffe)")));
@@ -156,11 +149,10 @@ impl<P: Provider> QpCore<P> {
         Ok(())
     }
 
-    /// As [`Qp::detach_mcast`].
+    /// As [`Qp::detach_mcast`](crate::qp::Qp::detach_mcast).
     ///
     /// # Errors
-    /// As for [`Qp::detach_mcast`].
-    #[doc(alias = "ibv_detach_mcast")]
+    /// As for [`Qp::detach_mcast`](crate::qp::Qp::detach_mcast).
     pub fn detach_mcast(&mut self, group: Gid) -> Result<()> {
         const VERB: &str = "detach_mcast";
         let Some(place) = self.groups.iter().position(|joined| joined.group == group) else {

@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_provider::work::WorkCompletion;
 
-use super::HubInner;
-use super::reaper::{Conn, ConnState, Deferred, Failure};
-use crate::cq::WorkCompletion;
+use super::{Conn, ConnState, Deferred, Failure};
+use crate::owned::hub::HubInner;
 use crate::{Error, Result, WcOpcode};
 
-/// The bits of a `wr_id` that no operation of a [`Table`](super::table::Table) has. With one of them it
-/// is a request of the service. With both it is the probe of the hub, or a request of several buffers.
+/// The bits of a `wr_id` that no operation of a [`Table`](crate::owned::hub::table::Table) has.
+/// With one of them it is a request of the service. With both it is the probe of the hub, or a
+/// request of several buffers.
 pub(crate) const RESERVED: u64 = 0b11 << 62;
 
 /// The call of `$type` that posts operations with an opcode.
@@ -66,16 +67,16 @@ pub trait Service<P: Provider>: Sized + Send + Sync + 'static {
     /// Handles the end of a connection. It may be called again for the same one.
     fn ended<B>(_: &HubInner<B, P, Self>, _: &Conn<P, Self>, _: Failure, _: &mut Deferred<B>) {}
 
-    /// Counts an operation of [`SlotKind::Service`](super::reaper::SlotKind) that has ended.
+    /// Counts an operation of [`SlotKind::Service`](super::SlotKind) that has ended.
     fn count(&self, _success: bool, _detached: bool) {}
 
     /// Whether the peer has received all operations of
-    /// [`SlotKind::Service`](super::reaper::SlotKind): then none of them fails.
+    /// [`SlotKind::Service`](super::SlotKind): then none of them fails.
     fn is_delivered(&self, _: &ConnState<P, Self>) -> bool {
         false
     }
 
-    /// The error of an operation of `verb` that the service [took back](super::reaper::TAKEN_BACK).
+    /// The error of an operation of `verb` that the service [took back](super::TAKEN_BACK).
     fn taken_back(&self, verb: &'static str) -> Error {
         Error::Closed { verb, reason: "the connection was closed" }
     }

@@ -12,12 +12,11 @@ use rustix::io::Errno;
 
 use super::QpCore;
 use super::state_table::{check_values, explain_invalid_modify};
+use crate::ah_attr::AhAttr;
 use crate::context::Context;
 use crate::error::{Error, InvalidCause, Limit, Result};
 use crate::mr_hints::OPTIONAL_ACCESS;
-#[cfg(doc)]
-use crate::qp::Qp;
-use crate::qp::attr::{AhAttr, InitAttr, QpAttr, RtrAttr, RtsAttr, UdInitAttr};
+use crate::qp::attr::{InitAttr, QpAttr, RtrAttr, RtsAttr, UdInitAttr};
 use crate::values::{Mtu, PortNum};
 
 pub(crate) use super::state_table::check_24_bits;
@@ -106,11 +105,10 @@ impl<P: Provider> QpCore<P> {
         self.modify_qp(RTS, &attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN)
     }
 
-    /// As [`Qp::modify`].
+    /// As [`Qp::modify`](crate::qp::Qp::modify).
     ///
     /// # Errors
-    /// As for [`Qp::modify`].
-    #[doc(alias = "ibv_modify_qp")]
+    /// As for [`Qp::modify`](crate::qp::Qp::modify).
     pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
         check_modify(self.context(), self.state, attr, mask)?;
         self.modify_qp(MODIFY, attr, mask).map_err(|error| {
@@ -155,9 +153,9 @@ impl<P: Provider> QpCore<P> {
         outcome
     }
 
-    /// Issues the request to RESET that the kernel refused in [`QpCore::bring_to_reset`]. Without it,
-    /// the kernel would execute requests that were posted before the reset after the QP is brought
-    /// up again.
+    /// Issues the request to RESET that the kernel refused in [`QpCore::bring_to_reset`]. Without
+    /// it, the kernel would execute requests that were posted before the reset after the QP is
+    /// brought up again.
     fn complete_reset(&mut self, verb: &'static str) -> Result<()> {
         let attr = QpAttr { qp_state: QpState::RESET, ..QpAttr::default() };
         let request = attr.to_kernel(self.handle, QpAttrMask::STATE);

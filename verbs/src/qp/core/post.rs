@@ -1,4 +1,5 @@
-//! Posting. The methods that are generic over the operations are those of [`Qp`] too.
+//! Posting. The methods that are generic over the operations are those of [`Qp`](crate::qp::Qp)
+//! too.
 
 use bareverbs_provider::traits::{Provider, RecvQueue};
 use bareverbs_provider::work::{RecvRequest, SendRequest};
@@ -6,29 +7,27 @@ use bareverbs_uapi::verbs_values::QpState;
 
 use super::QpCore;
 use crate::cq::{Completions, Cq};
-#[cfg(doc)]
-use crate::qp::Qp;
-use crate::qp::post::{Batch, PostError, RecvHalf, SendHalf, doorbell_error, post_receives_in, post_sends};
+use crate::error::PostError;
+use crate::posting::doorbell_error;
+use crate::qp::any::{AnyOperation, AnyTransport};
+use crate::qp::post::{Batch, RecvHalf, SendHalf, post_receives_in, post_sends};
 use crate::qp::transport::Operations;
-use crate::untyped::{AnyOperation, AnyTransport};
 
 impl<P: Provider> QpCore<P> {
-    /// As [`Qp::split`].
+    /// As [`Qp::split`](crate::qp::Qp::split).
     #[must_use]
     #[inline]
     pub fn split(&mut self) -> (SendHalf<'_, AnyTransport, P>, RecvHalf<'_, AnyTransport, P>) {
         self.split_as(self.transport)
     }
 
-    /// As [`Qp::start_send`].
-    #[doc(alias = "ibv_wr_start")]
-    #[doc(alias = "ibv_qp_to_qp_ex")]
+    /// As [`Qp::start_send`](crate::qp::Qp::start_send).
     #[inline]
     pub fn start_send(&mut self) -> Batch<'_, AnyTransport, P> {
         self.start_send_as(self.transport)
     }
 
-    /// As [`Qp::post_send`].
+    /// As [`Qp::post_send`](crate::qp::Qp::post_send).
     ///
     /// # Errors
     /// As for [`SendHalf::post_send`]. An operation that the transport lacks is
@@ -37,7 +36,6 @@ impl<P: Provider> QpCore<P> {
     /// # Safety
     ///
     /// As for [`SendHalf::post_send`].
-    #[doc(alias = "ibv_post_send")]
     #[inline]
     pub unsafe fn post_send(
         &mut self,
@@ -47,7 +45,7 @@ impl<P: Provider> QpCore<P> {
         unsafe { self.post_send_as(self.transport, requests) }
     }
 
-    /// As [`Qp::post_send_deferred`].
+    /// As [`Qp::post_send_deferred`](crate::qp::Qp::post_send_deferred).
     ///
     /// # Errors
     /// As for [`QpCore::post_send`].
@@ -64,25 +62,25 @@ impl<P: Provider> QpCore<P> {
         unsafe { self.post_send_deferred_as(self.transport, requests) }
     }
 
-    /// As [`Qp::flush`].
+    /// As [`Qp::flush`](crate::qp::Qp::flush).
     ///
     /// # Errors
-    /// As for [`Qp::flush`].
+    /// As for [`Qp::flush`](crate::qp::Qp::flush).
     #[inline]
     pub fn flush(&mut self) -> Result<(), PostError> {
         self.split().0.flush()
     }
 
-    /// As [`Qp::flush_and_poll`].
+    /// As [`Qp::flush_and_poll`](crate::qp::Qp::flush_and_poll).
     ///
     /// # Errors
-    /// As for [`Qp::flush`].
+    /// As for [`Qp::flush`](crate::qp::Qp::flush).
     #[inline]
     pub fn flush_and_poll<'c>(&mut self, cq: &'c mut Cq<P>) -> Result<Completions<'c, P>, PostError> {
         self.split().0.flush_and_poll(cq)
     }
 
-    /// As [`Qp::post_recv`].
+    /// As [`Qp::post_recv`](crate::qp::Qp::post_recv).
     ///
     /// # Errors
     /// As for [`RecvHalf::post_recv`].
@@ -90,7 +88,6 @@ impl<P: Provider> QpCore<P> {
     /// # Safety
     ///
     /// As for [`RecvHalf::post_recv`].
-    #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         // SAFETY: the caller's contract is the same.

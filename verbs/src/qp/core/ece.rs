@@ -5,24 +5,20 @@ use bareverbs_provider::traits::{Provider, QpControl};
 
 use super::QpCore;
 use crate::error::{Error, Feature, Result};
-#[cfg(doc)]
-use crate::qp::Qp;
 
 impl<P: Provider> QpCore<P> {
-    /// As [`Qp::query_ece`].
+    /// As [`Qp::query_ece`](crate::qp::Qp::query_ece).
     ///
     /// # Errors
-    /// As for [`Qp::query_ece`].
-    #[doc(alias = "ibv_query_ece")]
+    /// As for [`Qp::query_ece`](crate::qp::Qp::query_ece).
     pub fn query_ece(&self) -> Result<Ece> {
         self.sq.ece().ok_or(Error::unsupported("query_ece", Feature::Ece))
     }
 
-    /// As [`Qp::set_ece`].
+    /// As [`Qp::set_ece`](crate::qp::Qp::set_ece).
     ///
     /// # Errors
-    /// As for [`Qp::set_ece`].
-    #[doc(alias = "ibv_set_ece")]
+    /// As for [`Qp::set_ece`](crate::qp::Qp::set_ece).
     pub fn set_ece(&mut self, ece: Ece) -> Result<()> {
         const VERB: &str = "set_ece";
         let own = self.sq.ece().ok_or(Error::unsupported(VERB, Feature::Ece))?;

@@ -2,9 +2,10 @@
 
 use bareverbs_uapi::write::structs::{self, QpDest};
 
-use crate::ah::Rate;
-use crate::values::GidIndex;
-use crate::{Gid, PortNum};
+use bareverbs_uapi::verbs_values::Rate;
+
+use crate::gid::Gid;
+use crate::values::{GidIndex, PortNum};
 
 /// Global route (GRH fields).
 #[doc(alias = "ibv_global_route")]

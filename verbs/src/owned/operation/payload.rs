@@ -2,17 +2,21 @@
 
 use std::fmt;
 
+use bareverbs_provider::work::{Payload, Sge};
+
 use super::super::Source;
 use super::super::buffer::sealed::{Domain, PdId, Registered};
 use super::super::buffer::{checked_sge, verified_sge};
 use super::ByteRange;
 use crate::Result;
-use crate::qp::{Payload, Sge};
 
 /// Bytes that are copied when they are posted. They need not be registered.
 #[doc(alias = "IBV_SEND_INLINE")]
 #[derive(Clone, Copy)]
 pub struct Inline<'a>(pub(in crate::owned) &'a [u8]);
+
+/// Maximum of the buffers of an operation.
+pub(in crate::owned) const MAX_PARTS: usize = 8;
 
 /// Several buffers and their ranges.
 pub struct Parts<B, R, const N: usize>(pub(in crate::owned) [(B, R); N]);
