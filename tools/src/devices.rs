@@ -1,8 +1,6 @@
-//! `bareverbs devices`, and the device that a command uses.
+//! `bareverbs devices`.
 
 use anyhow::Result;
-use bareverbs::device::PortState;
-use bareverbs::{Context, Device};
 use serde::Serialize;
 
 use crate::cli::Devices;
@@ -35,19 +33,6 @@ fn table(rows: &[Row]) -> String {
         text += &format!("\n    {name:<16}\t{node_guid}");
     }
     text
-}
-
-/// Opens the device named `name`. Without a name, it opens the first device whose port is active,
-/// or the first device that can be opened if the port of none is active.
-pub(crate) fn open(name: Option<&str>, port: u8) -> bareverbs::Result<Context> {
-    if let Some(name) = name {
-        return Device::find(name)?.open();
-    }
-    let is_active =
-        |context: &Context| context.query_port(port).is_ok_and(|port| port.state == PortState::ACTIVE);
-    let devices = bareverbs::devices()?;
-    let active = devices.iter().filter_map(|device| device.open().ok()).find(is_active);
-    active.map_or_else(Context::open_first, Ok)
 }
 
 #[cfg(test)]

@@ -7,13 +7,14 @@ use std::net::Ipv6Addr;
 use std::path::Path;
 
 use anyhow::{Result, bail, ensure};
-use bareverbs::device::{DeviceAttr, DriverId, GidEntry, GidType, LinkLayer, NodeType, PortAttr};
+use bareverbs::device::{DeviceAttr, DriverId, GidEntry, LinkLayer, NodeType, PortAttr};
 use bareverbs::{Context, Device, PortNum};
 use rustix::net::netdevice::index_to_name;
 use serde::Serialize;
 
 use crate::cli::Devinfo;
 use crate::output;
+use crate::session::path::gid_type;
 
 /// `bareverbs devinfo`.
 pub(crate) fn show(options: &Devinfo) -> Result<()> {
@@ -290,16 +291,6 @@ fn transport(node: NodeType) -> (&'static str, i8) {
         NodeType::USNIC_UDP => ("usNIC UDP", 3),
         NodeType::UNSPECIFIED => ("unspecified", 4),
         _ => ("invalid transport", -1),
-    }
-}
-
-/// The common name of a GID type.
-pub(crate) fn gid_type(kind: GidType) -> &'static str {
-    match kind {
-        GidType::IB => "IB",
-        GidType::ROCE_V1 => "RoCE v1",
-        GidType::ROCE_V2 => "RoCE v2",
-        _ => "Invalid gid type",
     }
 }
 

@@ -52,9 +52,9 @@ use self::rendezvous::Rendezvous;
 use self::report::{Environment, Options, Report, Unit};
 use self::transport::Service;
 use crate::cli::perf::Perf;
-use crate::session::path::select_gid;
+use crate::output;
+use crate::session::path::{open_device, select_gid};
 use crate::signal::Stop;
-use crate::{devices, output};
 
 /// `bareverbs perf`.
 pub(crate) fn run(perf: &Perf) -> Result<()> {
@@ -70,7 +70,7 @@ pub(crate) fn run(perf: &Perf) -> Result<()> {
 fn run_transport<T: Service>(mut plan: Plan<'_>) -> Result<()> {
     let options = plan.options;
     let stop = Stop::on_signals_with_results().context("cannot set up signal handling")?;
-    let context = devices::open(options.ib_dev.as_deref(), options.ib_port)?;
+    let context = open_device(options.ib_dev.as_deref(), options.ib_port)?;
     let device = context.device();
     if T::HAS_TARGETS {
         // A device without XRC is refused before a peer waits.

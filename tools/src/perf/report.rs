@@ -17,7 +17,7 @@ use super::counters::Change;
 use super::exchange::{Preamble, Role};
 use super::plan::{Length, Plan};
 use super::wire::KeyRecord;
-use crate::devinfo::gid_type;
+use crate::session::path::gid_type;
 
 pub(crate) use self::figures::{
     Bandwidth, Bucket, Cpu, IntervalFigures, KindResult, Labels, Latency, SizeResult, Sized, Unit,

@@ -5,13 +5,12 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use anyhow::{Context as _, Result};
 use bareverbs::ah::AhAttr;
-use bareverbs::device::{GidType, LinkLayer, PortAttr};
+use bareverbs::device::{GidType, LinkLayer, PortAttr, PortState};
 use bareverbs::values::GidIndex;
-use bareverbs::{Context, Gid};
+use bareverbs::{Context, Device, Gid};
 use bareverbs_rdmacm::CmId;
 
-use crate::devinfo::gid_type;
-use crate::{devices, output};
+use crate::output;
 
 /// The port of an open device that a run uses.
 #[derive(Debug)]
@@ -24,9 +23,9 @@ pub(crate) struct LocalPort {
 }
 
 impl LocalPort {
-    /// The port of the device of this name, or of the first device that [`devices::open`] finds.
+    /// The port of the device of this name, or of the one that [`open_device`] finds.
     pub(crate) fn open(device: Option<&str>, number: u8, gid_index: Option<i32>) -> Result<Self> {
-        let context = devices::open(device, number)?;
+        let context = open_device(device, number)?;
         let attr = context.query_port(number)?;
         let gid = select_gid(gid_index, number, &context, &attr)?;
         Ok(Self { context, number, attr, gid })
@@ -61,6 +60,29 @@ fn gid_of_route(id: &CmId, context: &Context, port: u8) -> Result<(GidIndex, Gid
     let address = IpAddr::from(local.0).to_canonical();
     let entry = entry.with_context(|| format!("port {port} has no GID {address}"))?;
     Ok((entry.index, entry.gid))
+}
+
+/// Opens the device named `name`. Without a name, it opens the first device whose port is active,
+/// or the first device that can be opened if the port of none is active.
+pub(crate) fn open_device(name: Option<&str>, port: u8) -> bareverbs::Result<Context> {
+    if let Some(name) = name {
+        return Device::find(name)?.open();
+    }
+    let is_active =
+        |context: &Context| context.query_port(port).is_ok_and(|port| port.state == PortState::ACTIVE);
+    let devices = bareverbs::devices()?;
+    let active = devices.iter().filter_map(|device| device.open().ok()).find(is_active);
+    active.map_or_else(Context::open_first, Ok)
+}
+
+/// The common name of a GID type.
+pub(crate) fn gid_type(kind: GidType) -> &'static str {
+    match kind {
+        GidType::IB => "IB",
+        GidType::ROCE_V1 => "RoCE v1",
+        GidType::ROCE_V2 => "RoCE v2",
+        _ => "Invalid gid type",
+    }
 }
 
 /// The local GID and its index: the entry at `index` if it is not negative, else the port's default

@@ -10,10 +10,10 @@ use super::finding::{Check, Finding, Level, Place};
 use super::judge::Facts;
 use super::probe::{self, Origin};
 use crate::cli::doctor::DoctorOptions;
-use crate::devinfo::gid_type;
 use crate::perf::report::Environment;
+use crate::session::path::{gid_type, open_device};
 use crate::signal::Stop;
-use crate::{devices, link, status};
+use crate::{link, status};
 
 /// Memory that a benchmark registers, in bytes.
 const MEMORY: usize = 4 << 20;
@@ -156,7 +156,7 @@ impl Netdevs {
 
 /// Opens the device. Reports why each device can't be opened.
 fn open(options: &DoctorOptions, report: &mut dyn FnMut(Finding)) -> Option<Context> {
-    let reasons = match devices::open(options.ib_dev.as_deref(), options.ib_port) {
+    let reasons = match open_device(options.ib_dev.as_deref(), options.ib_port) {
         Ok(context) => return Some(context),
         Err(Error::NoneOpened { reasons }) => reasons,
         Err(error) => vec![error],
