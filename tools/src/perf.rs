@@ -1,6 +1,5 @@
 //! Benchmarks between two or more hosts, wire-compatible with perftest.
 
-pub(crate) mod choice;
 mod collect;
 pub(crate) mod compare;
 mod connections;
@@ -11,15 +10,13 @@ mod endpoint;
 mod error;
 pub(crate) mod exchange;
 pub(crate) mod expect;
-pub(crate) mod expectation;
 mod facts;
 mod group;
-pub(crate) mod hosts;
 mod html;
 mod link;
 mod measure;
 mod memory;
-pub(crate) mod mix;
+mod order;
 mod pace;
 mod plan;
 mod posting;
@@ -43,7 +40,6 @@ use bareverbs::qp::{Rc, Uc, Ud};
 use bareverbs::xrc::{XrcSend, XrcdShare};
 use bareverbs::{Context, Device};
 
-use self::choice::{Connection, Verb};
 use self::counters::Snapshot;
 use self::link::Local;
 use self::plan::Plan;
@@ -52,6 +48,7 @@ use self::rendezvous::Rendezvous;
 use self::report::{Environment, Options, Report, Unit};
 use self::transport::Service;
 use crate::cli::perf::Perf;
+use crate::cli::perf::choice::{Connection, Verb};
 use crate::output;
 use crate::session::path::{open_device, select_gid};
 use crate::signal::Stop;

@@ -1,16 +1,21 @@
 //! The command lines of the benchmarks.
 
+pub(crate) mod choice;
+pub(crate) mod expectation;
+pub(crate) mod hosts;
+pub(crate) mod mix;
+
 use std::path::PathBuf;
 
 use bareverbs::values::Mtu;
 use clap::{Args, Subcommand};
 
+use self::choice::{AtomicType, Connection, CqUse, Measure, Verb};
+use self::expectation::Expectation;
+use self::hosts::Hosts;
+use self::mix::Mix;
 use super::doctor::DoctorOptions;
 use super::values::{gid_index, mtu, number, rate, seconds};
-use crate::perf::choice::{AtomicType, Connection, CqUse, Measure, Verb};
-use crate::perf::expectation::Expectation;
-use crate::perf::hosts::Hosts;
-use crate::perf::mix::Mix;
 
 /// The benchmarks, the comparison of their results, and the checks before them.
 #[expect(clippy::large_enum_variant, reason = "a process parses one")]

@@ -16,16 +16,16 @@ use bareverbs::xrc::{XrcSrq, XrcTarget};
 use bareverbs::{Context, Remote, WcStatus};
 
 use self::completions::Completions;
-use super::choice::Verb;
 use super::error::{PathInfo, Progress, RunError, advice};
 use super::measure::Completed;
 use super::memory::Memory;
-use super::mix::Kind;
 use super::posting::Posting;
 use super::transport::{Path, Service, connect_target};
 use super::verify::Verifier;
 use super::watch::{Verdict, Watch};
 use super::wire::KeyRecord;
+use crate::cli::perf::choice::Verb;
+use crate::cli::perf::mix::Kind;
 use crate::session::status;
 
 pub(crate) use self::build::Setup;

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use bareverbs_conform::page::escape;
 
-use super::expectation::{Comparison, Expectation, Figure, Limit, Statistic};
 use super::report::{Latency, Report, SizeResult};
+use crate::cli::perf::expectation::{Comparison, Expectation, Figure, Limit, Statistic};
 
 impl Statistic {
     fn of(self, latency: &Latency) -> f64 {

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 use super::control::{CmPeer, Control};
-use super::hosts::Hosts;
 use super::link::{self, Local};
 use super::plan::Plan;
 use super::rendezvous::cause;
 use super::report::Outcome;
 use super::transport::Service;
+use crate::cli::perf::hosts::Hosts;
 use crate::output;
 use crate::session::exchange::{Peer, Server};
 use crate::signal::Stop;

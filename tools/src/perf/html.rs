@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 use bareverbs_conform::page::{self, escape};
 
-use super::choice::Measure;
 use super::facts;
 use super::report::{Bucket, Report, SizeResult};
 use super::svg::{Chart, Scale, Series, Style, short};
+use crate::cli::perf::choice::Measure;
 
 /// The charts, whose series have the colours `.c0` to `.c5`, and the tables.
 const STYLE: &str = "\

@@ -11,7 +11,6 @@ use bareverbs::device::{LinkLayer, PortAttr};
 use bareverbs::values::GidIndex;
 use bareverbs::{Context, Gid};
 
-use super::choice::{Measure, Verb};
 use super::collect::Collector;
 use super::connections::{Connections, Request};
 use super::control::Control;
@@ -30,6 +29,7 @@ use super::schedule::{Shape, Step};
 use super::transport::{Path, Service};
 use super::watch::Watch;
 use super::wire::{KeyForm, KeyRecord, Version};
+use crate::cli::perf::choice::{Measure, Verb};
 use crate::session::exchange::EXCHANGE_TIMEOUT;
 use crate::session::path::ah_attr;
 use crate::signal::Stop;

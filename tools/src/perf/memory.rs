@@ -7,8 +7,8 @@ use bareverbs::device::OdpTransportCaps;
 use bareverbs::{Access, Context, Mr, Pd};
 use memmap2::{MmapMut, MmapOptions};
 
-use super::choice::{Connection, Verb};
 use super::plan::Plan;
+use crate::cli::perf::choice::{Connection, Verb};
 
 /// The registered memory of a thread.
 pub(crate) type Memory = Mr<MmapMut>;

@@ -7,8 +7,9 @@ use std::time::Duration;
 use bareverbs::Access;
 use bareverbs::values::{AckTimeout, Mtu};
 
-use super::choice::{AtomicType, Connection, Measure, Verb};
-use super::mix::{Kind, Order};
+use super::order::Order;
+use crate::cli::perf::choice::{AtomicType, Connection, Measure, Verb};
+use crate::cli::perf::mix::Kind;
 use crate::cli::perf::{Perf, PerfOptions};
 
 /// When a run ends.

@@ -1,10 +1,10 @@
 //! How the messages of a run are posted, and where they lie in memory.
 
-use super::choice::{Atomic, AtomicType, Measure, Verb};
 use super::exchange::Preamble;
-use super::mix::Order;
+use super::order::Order;
 use super::plan::{Length, Plan};
-use super::transport::Service;
+use super::transport::{Atomic, Service};
+use crate::cli::perf::choice::{AtomicType, Measure, Verb};
 
 /// Where messages of a size are placed in a buffer: one after the other, in cache lines, until the
 /// cycle buffer is full; large messages all at its start.

@@ -12,11 +12,11 @@ use bareverbs::values::GidIndex;
 use bareverbs::{Context, Gid};
 use serde::{Deserialize, Serialize};
 
-use super::choice::{AtomicType, Connection, CqUse, Measure, Verb};
 use super::counters::Change;
 use super::exchange::{Preamble, Role};
 use super::plan::{Length, Plan};
 use super::wire::KeyRecord;
+use crate::cli::perf::choice::{AtomicType, Connection, CqUse, Measure, Verb};
 use crate::session::path::gid_type;
 
 pub(crate) use self::figures::{

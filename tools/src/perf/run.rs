@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::choice::Verb;
 use super::endpoint::Endpoint;
 use super::measure::{Completed, Recorder};
 use super::pace::Pace;
@@ -12,6 +11,7 @@ use super::plan::{Length, Plan};
 use super::posting::Posting;
 use super::transport::Service;
 use super::watch::{Verdict, Watch};
+use crate::cli::perf::choice::Verb;
 
 /// The time in which requests that are outstanding at the end of a timed run complete.
 const DRAIN: Duration = Duration::from_millis(500);

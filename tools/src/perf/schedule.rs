@@ -1,7 +1,7 @@
 //! The order of exchanges, connection and runs: that of perftest's programs.
 
-use super::choice::{Measure, Verb};
 use super::plan::{Length, Plan};
+use crate::cli::perf::choice::{Measure, Verb};
 
 /// A step of a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,9 +9,9 @@ use bareverbs::values::{AckTimeout, MinRnrTimer, Mtu, RetryCount, RnrRetry};
 use bareverbs::xrc::{XrcOperation, XrcSend, XrcTarget, XrcTargetRtsAttr};
 use bareverbs::{AnyProvider, Remote};
 
-use super::choice::{Atomic, Connection, Verb};
 use super::plan::Plan;
 use super::wire::KeyRecord;
+use crate::cli::perf::choice::{Connection, Verb};
 
 /// The Q_Key of perftest.
 const QKEY: u32 = 0x1111_1111;
@@ -19,6 +19,13 @@ const QKEY: u32 = 0x1111_1111;
 pub(crate) const RETRY_CNT: RetryCount = RetryCount::new(6).unwrap();
 /// The RNR NAK timer of perftest.
 pub(crate) const MIN_RNR_TIMER: MinRnrTimer = MinRnrTimer::new(12).unwrap();
+
+/// The operands of an atomic operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Atomic {
+    Add(u64),
+    Swap { compare: u64, swap: u64 },
+}
 
 /// The path from a queue pair to its peer.
 #[derive(Clone, Copy, Debug)]

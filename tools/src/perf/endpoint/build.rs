@@ -12,7 +12,7 @@ use bareverbs::{Access, Context, Pd, Remote};
 
 use super::completions::Completions;
 use super::{Endpoint, Lane, Receives, Sends, Shared, SharedQueue};
-use crate::perf::choice::{Measure, Verb};
+use crate::cli::perf::choice::{Measure, Verb};
 use crate::perf::exchange::Preamble;
 use crate::perf::memory;
 use crate::perf::plan::Plan;

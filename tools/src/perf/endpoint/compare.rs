@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::{Endpoint, Next, Sends};
-use crate::perf::choice::Verb;
+use crate::cli::perf::choice::Verb;
 use crate::perf::memory::Memory;
 use crate::perf::posting::Posting;
 use crate::perf::transport::Service;

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use bareverbs::Context;
 use bareverbs::cq::{Arm, CompChannel, Cq, CqInit, WorkCompletion};
 
-use crate::perf::choice::CqUse;
+use crate::cli::perf::choice::CqUse;
 use crate::perf::plan::Plan;
 use crate::perf::transport::Service;
 use crate::perf::watch::{Verdict, Watch};

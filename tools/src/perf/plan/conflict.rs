@@ -2,8 +2,8 @@
 
 use super::{Length, Plan};
 use crate::cli::perf::PerfOptions;
-use crate::perf::choice::{Connection, Measure, Verb};
-use crate::perf::mix::{Kind, Mix};
+use crate::cli::perf::choice::{Connection, Measure, Verb};
+use crate::cli::perf::mix::{Kind, Mix};
 
 /// Rejects options that contradict each other. `--mix` and lists have checks of their own.
 pub(super) fn check(verb: Verb, measure: Measure, options: &PerfOptions) -> Result<(), String> {

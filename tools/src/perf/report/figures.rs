@@ -3,10 +3,11 @@
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
+use crate::cli::perf::choice::{Measure, Verb};
+use crate::cli::perf::mix::Kind;
 use crate::output;
-use crate::perf::choice::{Measure, Verb};
 use crate::perf::measure::{CpuTime, Interval, KindFigures, Measured};
-use crate::perf::mix::{Kind, Order};
+use crate::perf::order::Order;
 use crate::perf::plan::Plan;
 use crate::perf::wire::BandwidthReport;
 

@@ -1,7 +1,7 @@
 //! The results as text.
 
 use super::{Bandwidth, Cpu, KindResult, Latency, Report, SizeResult, Unit};
-use crate::perf::choice::Measure;
+use crate::cli::perf::choice::Measure;
 use crate::perf::counters;
 use crate::perf::wire::BandwidthReport;
 

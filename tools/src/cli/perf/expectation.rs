@@ -8,21 +8,21 @@ use std::str::FromStr;
 pub(crate) struct Expectation {
     /// As on the command line.
     text: String,
-    pub(super) figure: Figure,
-    pub(super) comparison: Comparison,
-    pub(super) limit: Limit,
+    pub(crate) figure: Figure,
+    pub(crate) comparison: Comparison,
+    pub(crate) limit: Limit,
 }
 
 /// A figure of the results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Figure {
+pub(crate) enum Figure {
     Bandwidth,
     MessageRate,
     Latency(Statistic),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Comparison {
+pub(crate) enum Comparison {
     Less,
     AtMost,
     Greater,
@@ -31,7 +31,7 @@ pub(super) enum Comparison {
 
 /// The value that a figure is compared with.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Limit {
+pub(crate) enum Limit {
     /// In the figure's base unit: microseconds, bytes or messages per second.
     Value(f64),
     /// Percent of the rate of the port.
@@ -40,7 +40,7 @@ pub(super) enum Limit {
 
 /// A latency of the results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Statistic {
+pub(crate) enum Statistic {
     Min,
     Max,
     Mean,

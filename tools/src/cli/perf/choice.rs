@@ -68,13 +68,6 @@ impl AtomicType {
     }
 }
 
-/// The operands of an atomic operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Atomic {
-    Add(u64),
-    Swap { compare: u64, swap: u64 },
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Measure {
