@@ -1,4 +1,4 @@
-//! What the programs with two sides share: the exchange over TCP, the addresses of both sides, the
+//! Shared by the programs with two sides: the exchange over TCP, the addresses of both sides, the
 //! connection manager, and the causes of failures.
 
 pub(crate) mod address;

@@ -1,4 +1,4 @@
-//! What the transport needs of a device: its queues, its memory, its events.
+//! The device under the transport: its queues, its memory, its events.
 
 use std::fmt::Debug;
 

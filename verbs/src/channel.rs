@@ -157,7 +157,7 @@ impl CompChannel {
     /// The next event, to be awaited or waited for.
     ///
     /// # Errors
-    /// Those of the wait:
+    /// The errors of the wait:
     ///
     /// - [`Error::System`] with `EIO`: the device was removed.
     /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the

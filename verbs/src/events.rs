@@ -69,7 +69,7 @@ impl AsyncEvents {
     /// The next event, to be awaited or waited for.
     ///
     /// # Errors
-    /// Those of the wait:
+    /// The errors of the wait:
     ///
     /// - [`Error::System`] with `EIO`: the device was removed.
     /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the

@@ -1,4 +1,4 @@
-//! Extended reliable connections (XRC): domains and their SRQs.
+//! Extended reliable connections (XRC): SRQs, and the public names of domains and QPs.
 
 use bareverbs_provider::layout::QueueLayout;
 use bareverbs_provider::traits::Provider;

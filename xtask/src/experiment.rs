@@ -1,4 +1,4 @@
-//! What commands that measure in guests are made of: [`programs`], [`guests`], commands in them
+//! Parts of the commands that measure in guests: [`programs`], [`guests`], commands in them
 //! ([`command`]), runs in [`turns`], and tables ([`calls`], [`ceilings`]).
 
 pub(crate) mod calls;

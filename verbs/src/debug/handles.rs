@@ -1,4 +1,4 @@
-//! The numbers that name an object in the kernel's reports.
+//! `Debug` of the handles: the numbers that name an object in the kernel's reports.
 
 use bareverbs_provider::traits::{Completion, Provider};
 

@@ -60,7 +60,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// ```
     ///
     /// # Errors
-    /// Those of the wait:
+    /// The errors of the wait:
     ///
     /// - [`Error::Kernel`](crate::Error::Kernel): the kernel refuses to destroy the QP. The buffers
     ///   of outstanding operations are leaked.
@@ -80,7 +80,7 @@ impl<B, P: Provider> Datagrams<B, P> {
     /// sent by then fail with [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR).
     ///
     /// # Errors
-    /// Those of the wait:
+    /// The errors of the wait:
     ///
     /// - [`Error::Kernel`](crate::Error::Kernel): the kernel refuses to destroy the QP. The buffers
     ///   of outstanding operations are leaked.

@@ -177,7 +177,7 @@ impl<B, P: Provider> Datagrams<B, P> {
     /// [attached](Self::attach).
     ///
     /// # Errors
-    /// Those of the wait:
+    /// The errors of the wait:
     ///
     /// - [`Error::Invalid`]: on InfiniBand, the address has no LID; or a task awaits it, and the
     ///   datagrams are not attached.
@@ -374,7 +374,7 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     /// [`Endpoint`](super::Endpoint::next).
     ///
     /// # Errors
-    /// Those of the wait:
+    /// The errors of the wait:
     ///
     /// - [`Error::Completion`], [`Error::DatagramLength`] and [`Error::UnknownCompletion`], as for
     ///   [`poll`](Self::poll).

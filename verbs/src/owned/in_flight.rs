@@ -160,7 +160,7 @@ pub(super) struct QueueInFlight<E, S> {
     queue: Queue<E>,
     depth: u32,
     domain: Arc<PdShared>,
-    /// That of `domain`.
+    /// The identity of `domain`.
     pd: PdId,
     groups: Groups,
     state: S,

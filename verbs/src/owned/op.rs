@@ -1,4 +1,4 @@
-//! Operations, before they are posted.
+//! The public names of operations.
 
 pub use super::hub::connection::PostOn;
 pub use super::operation::{

@@ -335,7 +335,7 @@ impl<'q, T> Vacant<'q, T> {
 /// A request that was pushed to a queue. It is the last one.
 pub(crate) struct Pushed<'q, T> {
     queue: &'q mut Queue<T>,
-    /// That of the queue, in a register.
+    /// The head of the queue, in a register.
     head: u64,
 }
 

@@ -463,7 +463,7 @@ impl<B: Source, P: Provider> Server<B, P> {
     /// ```
     ///
     /// # Errors
-    /// Those of the wait:
+    /// The errors of the wait:
     ///
     /// - [`Error::Closed`]: [`Event::Ended`] was returned before.
     /// - [`Error::DeviceRemoved`]: the device was removed, and all events were returned. Each peer has
@@ -876,7 +876,7 @@ impl<B: Source, P: Provider> Client<B, P> {
     /// Waits for a buffer for a message, as [`Handle::acquire`] does.
     ///
     /// # Errors
-    /// [Those of the wait](PendingBuffer#errors).
+    /// [The errors of the wait](PendingBuffer#errors).
     pub fn acquire(&self) -> PendingBuffer<B, P> {
         self.handle().acquire()
     }

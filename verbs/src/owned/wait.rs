@@ -350,7 +350,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// once in 128 awaits that end at once.
     ///
     /// # Errors
-    /// Those of the wait:
+    /// The errors of the wait:
     ///
     /// - [`Error::Completion`] and [`Error::UnknownCompletion`], as for [`Endpoint::poll`].
     /// - [`Error::DeviceRemoved`]: [the device was removed](Endpoint#device-removal). The error returns

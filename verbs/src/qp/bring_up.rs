@@ -20,19 +20,19 @@ pub trait BringUp: Transport + Sized {
     /// RESET → INIT: `init` of the transport's QPs.
     ///
     /// # Errors
-    /// Those of that method.
+    /// The errors of that method.
     fn init<P: Provider>(qp: &mut Qp<Self, P>, attr: &Self::Init) -> Result<()>;
 
     /// INIT → RTR: `ready_to_receive` of the transport's QPs.
     ///
     /// # Errors
-    /// Those of that method.
+    /// The errors of that method.
     fn ready_to_receive<P: Provider>(qp: &mut Qp<Self, P>, attr: &Self::Rtr) -> Result<()>;
 
     /// RTR → RTS: `ready_to_send` of the transport's QPs.
     ///
     /// # Errors
-    /// Those of that method.
+    /// The errors of that method.
     fn ready_to_send<P: Provider>(qp: &mut Qp<Self, P>, attr: &Self::Rts) -> Result<()>;
 }
 

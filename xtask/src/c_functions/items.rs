@@ -27,7 +27,7 @@ const ITEM: [&str; 9] = ["const", "enum", "fn", "mod", "static", "struct", "trai
 /// Words that may stand before [`ITEM`] or a field's name.
 const MODIFIERS: [&str; 5] = ["async", "extern", "mut", "pub", "unsafe"];
 
-/// Those of [`ITEM`] whose braces hold items.
+/// The keywords of [`ITEM`] whose braces hold items.
 const WITH_ITEMS: [&str; 5] = ["enum", "mod", "struct", "trait", "union"];
 
 /// An item: its crate, by its place in the list of crates, and its name within the crate.

@@ -14,13 +14,13 @@ use super::turns::NAMES;
 /// Their `sched_yield` is not counted for the same reason: its number says how long they poll.
 pub(crate) const COUNTING: &str = r#"
 instances=/sys/kernel/tracing/instances
-# A thread of the kernel that calls nothing.
-nobody=2
+# kthreadd, which makes no system call.
+idle_pid=2
 prepare() {
     [ -e $instances ] || mount -t tracefs tracefs /sys/kernel/tracing
     for side in client server; do
         if mkdir $instances/$side 2> /dev/null; then
-            echo $nobody > $instances/$side/set_event_pid
+            echo $idle_pid > $instances/$side/set_event_pid
             echo 1 > $instances/$side/options/event-fork
             echo 16384 > $instances/$side/buffer_size_kb
             for call in $instances/$side/events/syscalls/sys_enter_*; do

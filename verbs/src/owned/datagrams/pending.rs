@@ -119,7 +119,7 @@ impl<B: Source> ReceivedDatagram<B> {
     /// [`Destination::with_qkey`](super::Destination::with_qkey) sets another one.
     ///
     /// # Errors
-    /// Those of the wait: the errors of [`ah_attr`](Self::ah_attr) and of [`Datagrams::destination`].
+    /// The errors of [`ah_attr`](Self::ah_attr) and of [`Datagrams::destination`].
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn reply_to<A, P: Provider>(&self, datagrams: &Datagrams<A, P>) -> PendingDestination<P> {
         match self.ah_attr(datagrams) {

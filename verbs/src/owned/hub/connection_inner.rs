@@ -1,4 +1,4 @@
-//! What the clones of a connection and its operations share.
+//! The state that the clones of a connection and its operations share.
 
 use std::mem;
 use std::sync::Arc;

@@ -90,10 +90,10 @@ pub(crate) struct OpEntry<B> {
 /// The operations of a connection that share its slots of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SlotKind {
-    /// Those of the send queue.
+    /// Operations of the send queue.
     Send,
     Recv,
-    /// Those of the send queue whose ends the hub's [`Service`] counts.
+    /// Operations of the send queue whose ends the hub's [`Service`] counts.
     Service,
 }
 

@@ -1,4 +1,4 @@
-//! What the operations of a transport keep and return.
+//! The types that the operations of a transport keep and return.
 
 use bareverbs_provider::traits::Completion;
 use bareverbs_provider::work::{Operation, WorkCompletion};

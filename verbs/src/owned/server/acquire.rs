@@ -80,7 +80,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// held like this.
     ///
     /// # Errors
-    /// [Those of the wait](PendingBuffer#errors).
+    /// [The errors of the wait](PendingBuffer#errors).
     pub fn acquire(&self) -> PendingBuffer<B, P> {
         PendingBuffer { server: Arc::clone(&self.inner), wait: self.inner.inbound.pool.acquire() }
     }

@@ -1,4 +1,4 @@
-//! The seam between a hub and a protocol on its connections.
+//! The interface between a hub and a protocol on its connections.
 
 use std::sync::Arc;
 use std::task::Waker;

@@ -26,7 +26,7 @@ pub(crate) const SHARED: u64 = 1 << 63;
 
 /// The receives and the events of a server.
 pub struct Inbound<P: Provider> {
-    /// That of the SRQ.
+    /// The PD of the SRQ.
     pd: Pd<P>,
     receives: Mutex<Receives<P>>,
     /// Buffers of receives and of sends.
