@@ -103,7 +103,7 @@ pub fn read(route: Route, bytes: &[u8]) -> Option<Packet> {
     let carried = operation.has_immediate() || operation.has_invalidate();
     let immediate = if carried { Some(fields.word()?) } else { None };
     let padding = usize::from(flags >> 4 & 3);
-    if !fields.0.len().is_multiple_of(4) || operation.is_atomic() && !fields.0.is_empty() {
+    if !fields.0.len().is_multiple_of(4) || has_no_payload(operation) && !fields.0.is_empty() {
         return None;
     }
     let payload = fields.0.get(..fields.0.len().checked_sub(padding)?)?.to_vec();
@@ -127,6 +127,11 @@ impl Packet {
     pub fn parse(route: Route, bytes: &[u8]) -> Option<Self> {
         read(route, bytes)
     }
+}
+
+/// Whether packets of an operation have no payload (oA19-2 of the specification for FLUSH).
+fn has_no_payload(operation: Operation) -> bool {
+    operation.is_atomic() || operation == Operation::Flush
 }
 
 /// Whether a transport supports an operation.
@@ -227,10 +232,19 @@ mod tests {
                     destination: b & NUMBER,
                     psn: a & PSN_MASK,
                     headers,
-                    payload: if operation.is_atomic() { Vec::new() } else { payload },
+                    payload: if has_no_payload(operation) { Vec::new() } else { payload },
                 })
             },
         )
+    }
+
+    #[test]
+    fn flush_has_no_payload() {
+        let opcode = 0x1c;
+        let mut bytes = [&[opcode, MIGRATED][..], &[0; 10 + 4 + 16]].concat();
+        assert_eq!(read(Route::default(), &bytes).map(|packet| packet.operation), Some(Operation::Flush));
+        bytes.extend_from_slice(&[0; 4]);
+        assert_eq!(read(Route::default(), &bytes), None);
     }
 
     proptest! {

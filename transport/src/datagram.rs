@@ -11,6 +11,9 @@ use crate::service::{ManagementQp, Service};
 use crate::status::Status;
 use crate::work::RecvFetch;
 
+/// Bytes of the largest datagram: the largest MTU of InfiniBand.
+const LARGEST: usize = 4096;
+
 /// Bytes at the start of every UD receive buffer that are reserved for the GRH.
 const HEADER: usize = 40;
 
@@ -18,7 +21,7 @@ const HEADER: usize = 40;
 pub(crate) fn receive<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) {
     let Some(datagram) = packet.headers.datagram else { return };
     let subnet = qp.queues.service() == Some(Service::Datagram(Some(ManagementQp::Smi)));
-    if !qp.state.receives() {
+    if !qp.state.receives() || packet.payload.len() > LARGEST {
         return;
     }
     if !subnet && datagram.qkey != qp.attributes.qkey {

@@ -121,8 +121,9 @@ pub trait Device: Sized {
         range: &KeyRange<Self::Accessor>,
         change: impl Fn(u64) -> u64,
     ) -> Result<u64, AccessError>;
-    /// Places earlier writes to the range of an R_Key, or to all its memory (FLUSH). Only devices with
-    /// [`Policy::memory_placement`] are asked.
+    /// Places earlier writes to the range of an R_Key, or to all its memory (FLUSH). The device checks
+    /// that the key permits FLUSHes of these placement types, and the range unless all memory is
+    /// flushed. Only devices with [`Policy::memory_placement`] are asked.
     fn flush(
         &self,
         _who: Self::Accessor,

@@ -50,7 +50,7 @@ pub(crate) fn place<D: Device>(
     bytes: &[u8],
 ) -> Result<(), ScatterError> {
     let (mut skip, mut bytes, length) = (receive.placed, bytes, bytes.len() as u32);
-    if u64::from(receive.placed) + u64::from(length) > receive.capacity() {
+    if u64::from(receive.placed) + u64::from(length) > receive.capacity().min(D::MAX_MESSAGE) {
         return Err(ScatterError::TooLong);
     }
     for sge in &receive.sges {

@@ -61,10 +61,10 @@ pub fn decode(frame: &[u8]) -> Option<Packet> {
     let header = if v4 { 20 } else { 40 };
     let (length, protocol, version) =
         if v4 { (short(2)?, *ip.get(9)?, 0x45) } else { (short(4)?.checked_add(40)?, *ip.get(6)?, 0x60) };
+    let datagram = ip.get(header..)?;
     let sound = usize::from(length) == ip.len()
         && protocol == UDP
         && if v4 { ip[0] == version && ones_sum(&ip[..20]) == 0xffff } else { ip[0] & 0xf0 == version };
-    let datagram = ip.get(header..)?;
     if !sound || short(header + 2)? != ROCE || usize::from(short(header + 4)?) != datagram.len() {
         return None;
     }
@@ -263,6 +263,16 @@ mod tests {
             ..Route::default()
         };
         packet
+    }
+
+    #[test]
+    fn frames_that_end_within_the_ip_header_are_dropped() {
+        for length in 10..20 {
+            let mut frame = vec![0; 14 + length];
+            frame[12..14].copy_from_slice(&[0x08, 0x00]);
+            (frame[14], frame[17], frame[23]) = (0x45, length as u8, UDP);
+            assert_eq!(decode(&frame), None);
+        }
     }
 
     #[test]

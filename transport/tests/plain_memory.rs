@@ -17,6 +17,12 @@ fn pattern(length: u32, seed: u32) -> Vec<u8> {
     (0..length).map(|at| (at * 31 + seed) as u8).collect()
 }
 
+/// A FLUSH of `length` bytes.
+fn flush_of(length: u64, flush: Flush) -> Request {
+    let (action, remote) = (Action::Flush(flush), (TO, KEY));
+    Request { action, signaled: true, remote, length, ..Request::default() }
+}
+
 #[test]
 fn messages_of_all_sizes_arrive() {
     for transport in [Transport::Rc, Transport::Uc] {
@@ -96,15 +102,8 @@ fn flush_reaches_the_device_after_the_writes_before_it() {
     let flush = Flush { placement: Flush::GLOBAL | Flush::PERSISTENT, whole_key: false };
     pair.write(0, FROM as usize, &pattern(600, 4));
     pair.post(0, Action::Write { immediate: false }, FROM, TO, 600);
-    let request = |length: u64, flush| Request {
-        action: Action::Flush(flush),
-        signaled: true,
-        remote: (TO, KEY),
-        length,
-        ..Request::default()
-    };
-    pair.post_request(0, request(600, flush));
-    pair.post_request(0, request(1 << 17, Flush { whole_key: true, ..flush }));
+    pair.post_request(0, flush_of(600, flush));
+    pair.post_request(0, flush_of(1 << 17, Flush { whole_key: true, ..flush }));
     pair.settle(|_| {});
     let done: Vec<_> = (0..3).map(|index| Completion::Send(index, Ok(()))).collect();
     assert_eq!(pair.take_completions(0), done);
@@ -112,9 +111,42 @@ fn flush_reaches_the_device_after_the_writes_before_it() {
     assert_eq!(flushed, [(TO, 600, flush), (TO, 1 << 17, Flush { whole_key: true, ..flush })]);
     assert_eq!(pair.read(1, TO as usize, 600), pattern(600, 4));
 
-    pair.post_request(0, request(1 << 17, flush));
+    pair.post_request(0, flush_of(1 << 17, flush));
     pair.settle(|_| {});
     assert_eq!(pair.take_completions(0), [Completion::Send(3, Err(Status::RemoteAccess))]);
+}
+
+#[test]
+fn flushes_are_not_counted_as_outstanding_reads() {
+    let mut pair = Pair::rc();
+    pair.change(1, |attributes| attributes.max_dest_rd_atomic = 1);
+    // The peer gets all of them before it answers.
+    for _ in 0..3 {
+        pair.post_request(0, flush_of(8, Flush { placement: Flush::GLOBAL, whole_key: true }));
+    }
+    pair.post(0, Action::Read, FROM, TO, 8);
+    pair.settle(|_| {});
+    assert_eq!(pair.take_completions(0), [0, 1, 2, 3].map(|index| Completion::Send(index, Ok(()))));
+}
+
+#[test]
+fn flush_of_a_placement_type_that_the_qp_lacks_is_an_invalid_request() {
+    let mut pair = Pair::rc();
+    pair.change(1, |attributes| attributes.remote_flush = Flush::GLOBAL);
+    pair.post_request(0, flush_of(8, Flush { placement: Flush::GLOBAL, whole_key: false }));
+    pair.post_request(0, flush_of(8, Flush { placement: Flush::PERSISTENT, whole_key: false }));
+    pair.settle(|_| {});
+    let failed = Completion::Send(1, Err(Status::RemoteInvalidRequest));
+    assert_eq!(pair.take_completions(0), [Completion::Send(0, Ok(())), failed]);
+}
+
+#[test]
+fn atomic_write_has_eight_bytes() {
+    let mut pair = Pair::rc();
+    pair.post(0, Action::AtomicWrite, FROM, TO, 16);
+    pair.settle(|_| {});
+    assert_eq!(pair.take_completions(0), [Completion::Send(0, Err(Status::LocalLength))]);
+    assert_eq!(pair.sides[1].device.updates.get(), 0);
 }
 
 #[test]

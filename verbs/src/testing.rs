@@ -25,7 +25,7 @@ use crate::{Buffer, Connection, Context, Endpoint, Hub, MemoryOwner, Mr, Pd, Poo
 /// entries as two queues.
 ///
 /// # Panics
-/// If there is not enough memory.
+/// If there is not enough memory, or the provider refuses a domain.
 #[must_use]
 pub fn pd<P: Provider>(provider: P, depth: u32) -> Pd<P> {
     let mut limits = ExQueryDeviceResp::zeroed();
@@ -54,9 +54,14 @@ pub unsafe fn mr<M: MemoryOwner, P: Provider>(pd: &Pd<P>, memory: M, lkey: u32) 
 }
 
 /// A pool of one buffer: all bytes of a region.
+///
+/// # Panics
+/// If the region has remote rights, or no or more than `u32::MAX` bytes.
 #[must_use]
 pub fn pool(region: Mr<Buffer>) -> Pool {
+    region.check_local("testing::pool").expect("local rights");
     let len = region.len();
+    assert!(len > 0 && u32::try_from(len).is_ok(), "{len} bytes");
     Pool::of(region, 1, len, len)
 }
 
@@ -64,8 +69,13 @@ pub fn pool(region: Mr<Buffer>) -> Pool {
 ///
 /// # Panics
 /// If there is not enough memory.
+///
+/// # Safety
+///
+/// `cq` is the CQ of both queues of `qp` and of no other QP. No request of `qp` is in use, and the
+/// device takes its requests as in RTS.
 #[must_use]
-pub fn endpoint<B, P: Provider>(mut qp: Qp<Rc, P>, cq: Cq<P>) -> Endpoint<B, P> {
+pub unsafe fn endpoint<B, P: Provider>(mut qp: Qp<Rc, P>, cq: Cq<P>) -> Endpoint<B, P> {
     qp.assume_state(QpState::RTS);
     Endpoint::of_queues(qp, cq)
 }
@@ -74,8 +84,12 @@ pub fn endpoint<B, P: Provider>(mut qp: Qp<Rc, P>, cq: Cq<P>) -> Endpoint<B, P> 
 ///
 /// # Panics
 /// If there is not enough memory.
+///
+/// # Safety
+///
+/// As for [`endpoint`].
 #[must_use]
-pub fn connection<B: Source, P: Provider>(mut qp: Qp<Rc, P>, cq: Cq<P>) -> Connection<B, P> {
+pub unsafe fn connection<B: Source, P: Provider>(mut qp: Qp<Rc, P>, cq: Cq<P>) -> Connection<B, P> {
     qp.assume_state(QpState::RTS);
     let cap = qp.cap();
     let [sends, recvs] = [cap.max_send_wr, cap.max_recv_wr];

@@ -16,8 +16,8 @@
 //! - [`QpCore::modify`] needs the attributes that the transport requires for the transition. The
 //!   kernel rejects it otherwise, and the error names the missing ones.
 //! - It takes the address vector as it is. `ready_to_receive` checks it against the port.
-//! - Multicast groups are for UD QPs, flows for UD and raw packet QPs, and alternate paths for RC
-//!   and UC QPs. The kernel rejects the others.
+//! - Multicast groups are for UD QPs, flows for UD and raw packet QPs, and alternate paths for RC, UC
+//!   and XRC initiator QPs. The kernel rejects the others.
 //!
 //! All other objects have no transport in their types, so they have no core: [`Cq`](crate::cq::Cq),
 //! [`Srq`](crate::srq::Srq) and [`XrcSrq`](crate::xrc::XrcSrq),
@@ -33,9 +33,9 @@
 //! use bareverbs::ah::AhAttr;
 //! use bareverbs::cq::CqInit;
 //! use bareverbs::qp::{
-//!     InitAttr, Operation, Payload, QpInit, QpType, RtrAttr, RtsAttr, SendFlags, SendRequest, UcRtrAttr,
+//!     InitAttr, Operation, Payload, QpAttr, QpAttrMask, QpInit, QpState, QpType, RtrAttr, RtsAttr,
+//!     SendFlags, SendRequest, UcRtrAttr,
 //! };
-//! use bareverbs::qp::{QpAttr, QpAttrMask, QpState};
 //! use bareverbs::untyped::QpCore;
 //!
 //! fn send(qp_type: QpType) -> Result<(), Box<dyn std::error::Error>> {

@@ -254,14 +254,17 @@ impl<P: WrapMlx5> Harness<P> {
     #[must_use]
     pub fn into_endpoint<B>(self) -> (Endpoint<B, Given<P>>, Peer<P>) {
         let ((qp, cq), peer) = self.into_objects();
-        (testing::endpoint(qp, cq), peer)
+        // SAFETY: `into_objects` made the CQ for this QP, whose earlier requests are complete. The device
+        // takes requests as in RTS.
+        (unsafe { testing::endpoint(qp, cq) }, peer)
     }
 
     /// The same queues in a connection of a hub.
     #[must_use]
     pub fn into_connection(self) -> (Connection<PoolBuffer, Given<P>>, Peer<P>) {
         let ((qp, cq), peer) = self.into_objects();
-        (testing::connection(qp, cq), peer)
+        // SAFETY: as in `endpoint`.
+        (unsafe { testing::connection(qp, cq) }, peer)
     }
 
     fn into_objects(self) -> (Objects<P>, Peer<P>) {

@@ -2,6 +2,8 @@
 
 use super::migration::{AlternatePath, Migration};
 use super::pacing::Rate;
+#[cfg(doc)]
+use crate::packet::Flush;
 use crate::packet::Route;
 
 /// QP states.
@@ -52,8 +54,9 @@ pub struct QpAttributes {
     pub remote_write: bool,
     /// Whether remote atomics are allowed.
     pub remote_atomic: bool,
-    /// Whether remote FLUSHes are allowed.
-    pub remote_flush: bool,
+    /// The placement types of remote FLUSHes that are allowed: [`Flush::GLOBAL`] and
+    /// [`Flush::PERSISTENT`].
+    pub remote_flush: u8,
     /// Maximum outstanding READs and atomics as requester.
     pub max_rd_atomic: u8,
     /// Maximum outstanding READs and atomics as responder.
@@ -91,7 +94,7 @@ impl Default for QpAttributes {
             remote_read: false,
             remote_write: false,
             remote_atomic: false,
-            remote_flush: false,
+            remote_flush: 0,
             max_rd_atomic: 1,
             max_dest_rd_atomic: 1,
             min_rnr_timer: 0,
@@ -109,6 +112,19 @@ impl Default for QpAttributes {
 impl QpAttributes {
     /// The ACK timeout in nanoseconds: 4.096 µs × 2^code. `None` if it is infinite.
     pub(crate) fn ack_timeout_nanos(&self) -> Option<u64> {
-        (self.ack_timeout != 0).then(|| 4096u64 << self.ack_timeout)
+        let code = self.ack_timeout & 0x1f;
+        (code != 0).then(|| 4096u64 << code)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ack_timeout_is_a_code_of_five_bits() {
+        let nanos = |ack_timeout| QpAttributes { ack_timeout, ..QpAttributes::default() }.ack_timeout_nanos();
+        assert_eq!([0, 1, 31].map(nanos), [None, Some(8192), Some(4096 << 31)]);
+        assert_eq!([32, 33, 255].map(nanos), [None, Some(8192), Some(4096 << 31)]);
     }
 }

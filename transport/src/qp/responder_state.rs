@@ -28,6 +28,8 @@ pub(crate) struct ReadResponse<A> {
     pub(crate) key: u32,
     pub(crate) left: u32,
     pub(crate) first: bool,
+    /// Whether it answers a FLUSH, which `max_dest_rd_atomic` doesn't count.
+    pub(crate) of_flush: bool,
 }
 
 /// A NAK for a fatal error. The QP moves to ERR after the responses to earlier requests.
@@ -58,7 +60,7 @@ pub(crate) struct ResponderFault {
 pub(crate) enum FaultedAccess {
     /// The receive WQE of a message.
     Receive,
-    /// Memory that a WRITE or atomic modifies.
+    /// Memory that a WRITE or atomic modifies, or a FLUSH places.
     RemoteWrite,
     /// Memory that a READ reads. This response and those queued after it wait.
     ReadResponse,

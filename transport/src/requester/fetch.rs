@@ -28,6 +28,9 @@ pub(super) fn begin_next<D: Device>(qp: &mut Qp<D>, device: &mut D) -> bool {
         Fetched::Work if transport == Some(Transport::Ud) && work.length > u64::from(mtu) => {
             Some(Status::LocalLength)
         }
+        Fetched::Work if matches!(work.action, Action::AtomicWrite) && work.length != 8 => {
+            Some(Status::LocalLength)
+        }
         Fetched::Work => None,
     };
     let wants_data = failure.is_none() && has_response(&work.action);

@@ -237,7 +237,7 @@ fn data<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) {
             let offset = u64::from(*received) * u64::from(mtu);
             *received += 1;
             let last = *received == inflight.packets;
-            let due = (u64::from(inflight.length) - offset).min(u64::from(mtu)) as usize;
+            let due = u64::from(inflight.length).saturating_sub(offset).min(u64::from(mtu)) as usize;
             if packet.payload.len() != due {
                 fail(qp, device, which, Status::BadResponse);
                 return;

@@ -14,6 +14,9 @@ use crate::receive_queue::{ScatterError, keep, place, report_failure, take_recei
 use crate::status::Status;
 use crate::work::{Receive, RecvFetch};
 
+/// Responses that are queued at most, with those to FLUSHes. The peer repeats later requests.
+const QUEUED: usize = 128;
+
 /// Why a request is rejected.
 enum NakReason {
     /// RNR: there is no receive WQE, or a page is not present.
@@ -105,7 +108,7 @@ fn duplicate_request<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet)
     }
     if packet.operation == Operation::ReadRequest {
         qp.responder.pending.extend(accept_read(qp, device, packet).map(PendingResponse::Read));
-    } else if packet.operation.places_memory() {
+    } else if packet.operation.places_memory() && D::POLICY.memory_placement {
         let response = empty_response(qp, device, packet);
         qp.responder.pending.push_back(response);
     } else if let Some(replay) = qp.responder.atomics.iter().find(|old| old.psn == packet.psn).copied() {
@@ -343,6 +346,7 @@ fn accept_read<D: Device>(
         key: remote.key,
         left: remote.length,
         first: true,
+        of_flush: false,
     })
 }
 
@@ -403,20 +407,32 @@ fn respond_to_atomic<D: Device>(qp: &mut Qp<D>, device: &mut D, replay: AtomicRe
 fn place_memory<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result<(), NakReason> {
     const SIZE: u32 = 8;
     let remote = packet.headers.remote.ok_or(NakReason::Invalid)?;
-    if !D::POLICY.memory_placement || !has_room(qp) {
+    if !D::POLICY.memory_placement {
         return Err(NakReason::Invalid);
     }
     let who = remote_accessor(qp, device, packet);
-    let (key, address) = (remote.key, remote.address);
-    if let Some(flush) = packet.headers.flush {
-        if !qp.attributes.remote_flush {
+    let (key, address, length) = (remote.key, remote.address, remote.length);
+    if packet.operation == Operation::Flush {
+        let flush = packet.headers.flush.ok_or(NakReason::Invalid)?;
+        if flush.placement & !qp.attributes.remote_flush != 0 {
             return Err(NakReason::Invalid);
         }
-        device.flush(who, key, address, remote.length, flush).map_err(|_| NakReason::Access)?;
+        if qp.responder.pending.len() >= QUEUED {
+            return Err(NakReason::NotReady);
+        }
+        if let Err(error) = device.flush(who, key, address, length, flush) {
+            let fault = PageFault::Remote { key, address, length, written: false };
+            let waits = error == AccessError::Absent
+                && wait_for_page(qp, device, FaultedAccess::RemoteWrite, fault, (0, 0));
+            return Err(if waits { NakReason::NotReady } else { NakReason::Access });
+        }
     } else {
+        if !has_room(qp) {
+            return Err(NakReason::Invalid);
+        }
         let bytes = <[u8; SIZE as usize]>::try_from(&packet.payload[..]).map_err(|_| NakReason::Invalid)?;
         let value = u64::from_le_bytes(bytes);
-        if !qp.attributes.remote_write || remote.length != SIZE || !address.is_multiple_of(SIZE.into()) {
+        if !qp.attributes.remote_write || length != SIZE || !address.is_multiple_of(SIZE.into()) {
             return Err(NakReason::Invalid);
         }
         let range = KeyRange { who, key, address, access: Access::RemoteWrite };
@@ -437,10 +453,17 @@ fn place_memory<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> R
 /// The response to FLUSH and ATOMIC WRITE: that to a READ of no bytes.
 fn empty_response<D: Device>(qp: &Qp<D>, device: &D, packet: &Packet) -> PendingResponse<D::Accessor> {
     let who = remote_accessor(qp, device, packet);
-    PendingResponse::Read(ReadResponse { who, psn: packet.psn, address: 0, key: 0, left: 0, first: true })
+    let of_flush = packet.operation == Operation::Flush;
+    let (psn, first) = (packet.psn, true);
+    PendingResponse::Read(ReadResponse { who, psn, address: 0, key: 0, left: 0, first, of_flush })
 }
 
-/// Whether another response can be queued, up to `max_dest_rd_atomic`.
+/// Whether another response to a READ, an atomic or an ATOMIC WRITE can be queued, up to
+/// `max_dest_rd_atomic`.
 fn has_room<D: Device>(qp: &Qp<D>) -> bool {
-    qp.responder.pending.len() < usize::from(qp.attributes.max_dest_rd_atomic.max(1))
+    let is_of_flush = |response: &&PendingResponse<D::Accessor>| {
+        matches!(response, PendingResponse::Read(read) if read.of_flush)
+    };
+    let counted = qp.responder.pending.iter().filter(|response| !is_of_flush(response)).count();
+    counted < usize::from(qp.attributes.max_dest_rd_atomic.max(1))
 }

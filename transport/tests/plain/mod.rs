@@ -297,7 +297,7 @@ impl Pair {
                 remote_read: true,
                 remote_write: true,
                 remote_atomic: true,
-                remote_flush: true,
+                remote_flush: Flush::GLOBAL | Flush::PERSISTENT,
                 max_rd_atomic: 4,
                 max_dest_rd_atomic: 4,
                 min_rnr_timer: 1,
@@ -328,6 +328,14 @@ impl Pair {
     /// A pair of RC QPs.
     pub(crate) fn rc() -> Self {
         Self::new(Service::Connected(Transport::Rc))
+    }
+
+    /// Changes attributes of a QP in RTS.
+    pub(crate) fn change(&mut self, side: usize, change: impl FnOnce(&mut QpAttributes)) {
+        let Side { device, qps, qp } = &mut self.sides[side];
+        let mut attributes = qps.get(*qp).unwrap().attributes.clone();
+        change(&mut attributes);
+        assert!(qps.modify(device, *qp, State::ReadyToSend, attributes));
     }
 
     /// Posts a signaled request over `length` bytes of memory at `from`.
