@@ -66,13 +66,16 @@ fn run_transport<Q: Queues>(config: Config<'_>) -> Result<()> {
     let stop = Stop::on_signals().context("cannot set up signal handling")?;
     let common = config.common;
     let mut manager = if common.cm { Some(Manager::open(&config, stop)?) } else { None };
-    let port = match &manager {
+    let mut port = match &manager {
         Some(manager) => manager.port()?,
-        None => LocalPort::open(common.ib_dev.as_deref(), common.ib_port, common.gid_idx)?,
+        None => LocalPort::open(common.ib_dev.as_deref(), common.ib_port)?,
     };
     let common = &CommonOptions { ib_port: port.number, ..common.clone() };
     let config = Config { common, ..config };
     DeviceLimits::query(&port)?.check(&config)?;
+    if manager.is_none() {
+        port.choose_gid(common.gid_idx)?;
+    }
     let mut endpoint = Endpoint::<Q>::new(config, &port, stop)?;
     let remote = exchange(&config, &mut endpoint, manager.as_mut(), stop)?;
     if endpoint.side() == Side::Client {

@@ -47,8 +47,9 @@ struct Report<'a> {
 /// Runs to the end.
 pub(super) fn run(options: &XsrqPingpong) -> Result<()> {
     let stop = Stop::on_signals().context("cannot set up signal handling")?;
-    let port = LocalPort::open(options.ib_dev.as_deref(), options.ib_port, options.gid_idx)?;
+    let mut port = LocalPort::open(options.ib_dev.as_deref(), options.ib_port)?;
     DeviceLimits::query(&port)?.check_xrc(options)?;
+    port.choose_gid(options.gid_idx)?;
     let mut endpoint = Endpoint::new(options, &port, domain_file().as_ref(), stop)?;
     let peers = match &options.host {
         None => exchange_as_server(options, &mut endpoint, stop)?,

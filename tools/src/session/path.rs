@@ -18,17 +18,23 @@ pub(crate) struct LocalPort {
     pub(crate) context: Context,
     pub(crate) number: u8,
     pub(crate) attr: PortAttr,
-    /// `None` on InfiniBand without a GID index.
+    /// `None` before [`Self::choose_gid`], and on InfiniBand without a GID index.
     pub(crate) gid: Option<(GidIndex, Gid)>,
 }
 
 impl LocalPort {
     /// The port of the device of this name, or of the one that [`open_device`] finds.
-    pub(crate) fn open(device: Option<&str>, number: u8, gid_index: Option<i32>) -> Result<Self> {
+    pub(crate) fn open(device: Option<&str>, number: u8) -> Result<Self> {
         let context = open_device(device, number)?;
         let attr = context.query_port(number)?;
-        let gid = select_gid(gid_index, number, &context, &attr)?;
-        Ok(Self { context, number, attr, gid })
+        Ok(Self { context, number, attr, gid: None })
+    }
+
+    /// Chooses the GID by [`select_gid`]. It is named to the user after the device was found to be
+    /// able to do the run.
+    pub(crate) fn choose_gid(&mut self, index: Option<i32>) -> Result<()> {
+        self.gid = select_gid(index, self.number, &self.context, &self.attr)?;
+        Ok(())
     }
 
     /// The port and the GID of an identifier's route.
