@@ -123,7 +123,7 @@ abi_enums! {
         ROCE_V2 = 2, "IB_UVERBS_GID_TYPE_ROCE_V2";
     }
 
-    /// Type of a [`BufferDesc`].
+    /// Type of a [`BufferDesc`](crate::uverbs::types::BufferDesc).
     enum BufferType : u32 = "ib_uverbs_buffer_type" {
         /// Part of a dma-buf.
         DMABUF = 0, "IB_UVERBS_BUFFER_TYPE_DMABUF" since V7_2;
@@ -133,7 +133,7 @@ abi_enums! {
 
     /// Kind of key material.
     enum FlowActionEspKeymat : u32 = "ib_uverbs_flow_action_esp_keymat" {
-        /// [`FlowActionEspKeymatAesGcm`].
+        /// [`FlowActionEspKeymatAesGcm`](crate::uverbs::types::FlowActionEspKeymatAesGcm).
         AES_GCM = 0, "IB_UVERBS_FLOW_ACTION_ESP_KEYMAT_AES_GCM";
     }
 
@@ -147,7 +147,7 @@ abi_enums! {
     enum FlowActionEspReplay : u32 = "ib_uverbs_flow_action_esp_replay" {
         /// None.
         NONE = 0, "IB_UVERBS_FLOW_ACTION_ESP_REPLAY_NONE";
-        /// [`FlowActionEspReplayBmp`].
+        /// [`FlowActionEspReplayBmp`](crate::uverbs::types::FlowActionEspReplayBmp).
         BMP = 1, "IB_UVERBS_FLOW_ACTION_ESP_REPLAY_BMP";
     }
 }
