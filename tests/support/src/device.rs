@@ -65,8 +65,8 @@ pub fn netdev() -> String {
     read_sysfs(&format!("ports/1/gid_attrs/ndevs/{}", gid_index()))
 }
 
-/// The GID that tests use, as [`Context::default_gid`] chooses it. On Ethernet it is the GID of
-/// 10.1.0.1.
+/// The GID that tests use, as [`Context::default_gid`](bareverbs::Context::default_gid) chooses it. On
+/// Ethernet it is the GID of 10.1.0.1.
 ///
 /// # Panics
 /// If the port has no GID.
