@@ -156,6 +156,9 @@ fn capabilities(
         qp_rate_limit_min: device.packet_pacing_caps.qp_rate_limit_min,
         qp_rate_limit_max: device.packet_pacing_caps.qp_rate_limit_max,
         rate_limit_supported_qpts: device.packet_pacing_caps.supported_qpts,
+        // `ib_umem_get` of `core/umem.c`.
+        pins_queues: true,
+        link_down_statuses: &[],
         mr_quirks: MrQuirks::default(),
     }
 }

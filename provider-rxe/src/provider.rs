@@ -149,7 +149,14 @@ unsafe impl Provider for Rxe {
             // docs/soundness.md, "Errnos of REREG_MR".
             rereg_is_atomic: true,
         };
-        Capabilities { num_comp_vectors, core_support, mr_quirks, ..Capabilities::default() }
+        Capabilities {
+            num_comp_vectors,
+            core_support,
+            // rxe finds no route, or the interface takes no packet (`rxe_requester` of `rxe_req.c`).
+            link_down_statuses: &[WcStatus::LOC_QP_OP_ERR],
+            mr_quirks,
+            ..Capabilities::default()
+        }
     }
 
     fn alloc_pd(&self) -> Result<u32, IoctlError> {

@@ -3,6 +3,7 @@
 use bareverbs_uapi::uverbs::types::CoreSupport;
 
 use crate::rss::{HashFields, HashFunctions};
+use crate::work::WcStatus;
 
 /// Capabilities of a context, read once when it is opened. The default has none.
 #[doc(alias = "mlx5dv_context")]
@@ -41,6 +42,12 @@ pub struct Capabilities {
     pub qp_rate_limit_max: u32,
     /// Transports with rate limits: bit number = QP type.
     pub rate_limit_supported_qpts: u32,
+    /// The kernel pins the memory of queues, which counts against the limit on locked memory
+    /// (`RLIMIT_MEMLOCK`). For error messages.
+    pub pins_queues: bool,
+    /// Statuses of requests that fail because the link of the port is down, besides `RETRY_EXC_ERR`.
+    /// For error messages.
+    pub link_down_statuses: &'static [WcStatus],
     /// Deviations of the driver's memory regions.
     pub mr_quirks: MrQuirks,
 }
@@ -78,6 +85,8 @@ impl Default for Capabilities {
             qp_rate_limit_min: 0,
             qp_rate_limit_max: 0,
             rate_limit_supported_qpts: 0,
+            pins_queues: false,
+            link_down_statuses: &[],
             mr_quirks: MrQuirks::default(),
         }
     }

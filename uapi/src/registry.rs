@@ -308,16 +308,21 @@ impl Driver {
     }
 }
 
-/// The additions of a driver by driver id; empty for most drivers.
-#[must_use]
-pub fn driver(id: u32) -> Driver {
-    match DriverId(id) {
-        DriverId::MLX5 => Driver {
+/// The drivers whose additions are declared, sorted by their names.
+pub const DRIVERS: [(DriverId, Driver); 2] = [
+    (
+        DriverId::MLX5,
+        Driver {
             objects: &crate::mlx5::OBJECTS,
             attributes: crate::mlx5::ATTRIBUTES,
             payloads: crate::mlx5::PAYLOADS,
         },
-        DriverId::RXE => Driver { payloads: crate::rxe::PAYLOADS, ..Driver::default() },
-        _ => Driver::default(),
-    }
+    ),
+    (DriverId::RXE, Driver { objects: &[], attributes: &[], payloads: crate::rxe::PAYLOADS }),
+];
+
+/// The additions of a driver by driver id; empty for most drivers.
+#[must_use]
+pub fn driver(id: u32) -> Driver {
+    DRIVERS.into_iter().find(|(driver, _)| driver.0 == id).map_or_else(Driver::default, |(_, added)| added)
 }

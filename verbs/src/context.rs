@@ -14,7 +14,7 @@ use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::types::GidEntry as KernelGidEntry;
 use bareverbs_uapi::uverbs::types::{DriverId, QpType};
 use bareverbs_uapi::uverbs::{ObjectClass, QueryPortSpeed};
-use bareverbs_uapi::verbs_values::LinkLayer;
+use bareverbs_uapi::verbs_values::{LinkLayer, WcStatus};
 use bareverbs_uapi::write::structs::{ExQueryDeviceResp, QueryDeviceResp};
 use rustix::io::Errno;
 
@@ -63,6 +63,7 @@ pub(crate) struct ContextInner {
     pub(crate) device: Device,
     pub(crate) capabilities: Capabilities,
     pub(crate) mr_quirks: MrQuirks,
+    pub(crate) link_down_statuses: &'static [WcStatus],
     pub(crate) reg_mr: RegMrMethod,
     /// The kernel's response to QUERY_DEVICE_EX at open. It does not change.
     pub(crate) device_attr: ExQueryDeviceResp,

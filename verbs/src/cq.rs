@@ -233,7 +233,7 @@ impl<P: Provider> Cq<P> {
                     Error::unsupported(VERB, Feature::CqIgnoreOverrun)
                 }
                 reason => Error::create(VERB, format!("{} entries", init.entries), reason)
-                    .or_hint(|errno| locked_memory::queue_hint(errno, context.driver())),
+                    .or_hint(|errno| locked_memory::queue_hint(errno, context.provider())),
             })?;
         let shared = CqShared {
             context: context.clone(),
@@ -310,7 +310,7 @@ impl<P: Provider> Cq<P> {
                 if errno == Errno::INVAL {
                     return Some("the CQ may hold more completions than that: poll it first".into());
                 }
-                locked_memory::queue_hint(errno, context.driver())
+                locked_memory::queue_hint(errno, context.provider())
             })
         })
     }

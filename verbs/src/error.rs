@@ -1,6 +1,5 @@
 //! Errors of verbs.
 
-mod address;
 mod cause;
 mod refused;
 mod report;
@@ -16,7 +15,6 @@ use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::verbs_values::WcStatus;
 use rustix::io::Errno;
 
-pub use address::ParseAddressError;
 pub use cause::InvalidCause;
 pub use refused::Refused;
 pub use report::Report;
@@ -24,7 +22,8 @@ pub use report::Report;
 use crate::values::{GidIndex, ValueError};
 use crate::{PortNum, provider};
 
-pub use crate::posting::{PostError, PostReason, SendFailure};
+pub use crate::post_error::{PostError, PostReason, SendFailure};
+pub use crate::values::ParseAddressError;
 pub use bareverbs_provider::device::IoctlError;
 pub use bareverbs_provider::error::{CreateError, DoorbellError, Feature, Limit};
 pub use bareverbs_provider::work::{ParseRemoteError, PushError};

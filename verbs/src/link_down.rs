@@ -5,7 +5,6 @@ use std::fs;
 
 use bareverbs_provider::command;
 use bareverbs_provider::traits::Provider;
-use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::verbs_values::{PortState, WcStatus};
 
 use crate::context::{Context, ContextInner};
@@ -94,12 +93,7 @@ impl<P: Provider> Context<P> {
 /// The port that is down, if this may be the cause of a completion with `status`. On a device with
 /// several ports only if the links of all are down, because the port of the QP is not known.
 pub(crate) fn cause(context: &ContextInner, status: WcStatus) -> Option<PortNum> {
-    let is_possible = match status {
-        WcStatus::RETRY_EXC_ERR => true,
-        // rxe finds no route, or the interface takes no packet (`rxe_requester` of `rxe_req.c`).
-        WcStatus::LOC_QP_OP_ERR => context.file.driver_id() == DriverId::RXE.0,
-        _ => false,
-    };
+    let is_possible = status == WcStatus::RETRY_EXC_ERR || context.link_down_statuses.contains(&status);
     let ports = || (1..=context.device_attr.base.phys_port_cnt).map(PortNum);
     if is_possible && ports().all(|port| look(context, port).is_some()) { ports().next() } else { None }
 }

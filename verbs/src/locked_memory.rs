@@ -1,13 +1,13 @@
 //! The limit on locked memory, as the cause of a refused command.
 //!
-//! The kernel pins the memory of a region that is not ODP, and the ConnectX's driver that of queues
+//! The kernel pins the memory of a region that is not ODP, and with some drivers that of queues
 //! (`ib_umem_get` of `core/umem.c`). It refuses with `EPERM` if `RLIMIT_MEMLOCK` is 0, and with
 //! `ENOMEM` if the process would pin more than the limit. `CAP_IPC_LOCK` in the initial user
 //! namespace lifts both.
 
 use std::fs;
 
-use bareverbs_uapi::uverbs::types::DriverId;
+use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
@@ -20,10 +20,9 @@ pub(crate) fn hint(errno: Errno, length: Option<u64>) -> Option<String> {
     matches!(errno, Errno::PERM | Errno::NOMEM).then(Limits::of_process)?.cause(errno, length)
 }
 
-/// The cause of `errno` for a command that creates or resizes a queue. Only drivers that are given the
-/// queue's memory pin it.
-pub(crate) fn queue_hint(errno: Errno, driver: DriverId) -> Option<String> {
-    if driver == DriverId::RXE { None } else { hint(errno, None) }
+/// The cause of `errno` for a command that creates or resizes a queue.
+pub(crate) fn queue_hint(errno: Errno, provider: &impl Provider) -> Option<String> {
+    if provider.capabilities().pins_queues { hint(errno, None) } else { None }
 }
 
 /// Whether the capability is effective, in the user namespace of the process.
@@ -93,6 +92,7 @@ fn is_identity(uid_map: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Plain;
 
     const LIMITS: Limits = Limits { limit: Some(65536), pinned: 61440, exempt: false };
 
@@ -139,8 +139,8 @@ mod tests {
     }
 
     #[test]
-    fn queues_of_soft_roce_are_not_pinned() {
-        assert_eq!(queue_hint(Errno::NOMEM, DriverId::RXE), None);
+    fn queues_that_are_not_pinned_have_no_hint() {
+        assert_eq!(queue_hint(Errno::NOMEM, &Plain::default()), None);
     }
 
     #[test]

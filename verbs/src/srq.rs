@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use self::shared::SrqShared;
 use crate::cq::Cq;
 use crate::error::{Limit, PostError};
-use crate::posting::post_receives;
+use crate::recv_queue::post_receives;
 use crate::released::Released;
 use crate::xrcd::Xrcd;
 use crate::{AnyProvider, Error, Pd, Refused, Result, locked_memory};
@@ -140,7 +140,7 @@ impl<P: Provider> Srq<P> {
         let created = unsafe { pd.context().provider().create_srq(&request) };
         let CreatedSrq { handle, max_sge, srq_num, queue, .. } = created.map_err(|reason| {
             Error::create(VERB, format!("{max_wr} receives of {max_sge} SGEs"), reason)
-                .or_hint(|errno| locked_memory::queue_hint(errno, pd.context().driver()))
+                .or_hint(|errno| locked_memory::queue_hint(errno, pd.context().provider()))
         })?;
         let shared = SrqShared {
             pd: pd.clone(),

@@ -10,6 +10,12 @@ pub use bareverbs_uapi::values::{GidIndex, Guid, ParseValueError, PortNum, Value
 pub use ethernet::{EthernetAddress, MacAddress};
 pub use timers::{AckTimeout, MinRnrTimer, RetryCount, RnrRetry};
 
+/// Bytes or text that are not an [`Address`](crate::Address) or a
+/// [`DatagramAddress`](crate::owned::DatagramAddress).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("invalid address: {0}")]
+pub struct ParseAddressError(pub(crate) &'static str);
+
 /// The number of two hexadecimal digits at most.
 pub(crate) fn hex(text: &str) -> Option<u8> {
     // `from_str_radix` accepts a sign.

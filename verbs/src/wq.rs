@@ -18,8 +18,8 @@ use rustix::thread::CapabilitySet;
 use crate::cq::{Cq, CqShared};
 use crate::error::{Feature, Limit, PostError, PostReason};
 use crate::locked_memory::has_capability;
-use crate::posting::post_receives;
-use crate::released::{Released, leak_queue};
+use crate::recv_queue::{leak_queue, post_receives};
+use crate::released::Released;
 use crate::{AnyProvider, Context, Error, Pd, Refused, Result, locked_memory};
 
 const MODIFY: &str = "modify_wq";
@@ -152,7 +152,7 @@ impl<P: Provider> Wq<P> {
                 if delay_drop && !has_capability(CapabilitySet::SYS_RAWIO) {
                     return Some("DELAY_DROP requires CAP_SYS_RAWIO".into());
                 }
-                locked_memory::queue_hint(errno, context.driver())
+                locked_memory::queue_hint(errno, context.provider())
             })
         })?;
         let CreatedWq { handle, wq_num, max_sge, queue, .. } = created;

@@ -162,7 +162,7 @@ struct List {
     items: Items,
     entries: Vec<Entry>,
     /// By driver.
-    methods: Vec<(&'static str, Vec<&'static MethodInfo>)>,
+    methods: Vec<(String, Vec<&'static MethodInfo>)>,
 }
 
 impl List {
@@ -174,7 +174,7 @@ impl List {
             names: kernel_names(cache)?,
             items: Items::read()?,
             entries: by_hand::entries(),
-            methods: methods::without_a_verb()?.into(),
+            methods: methods::without_a_verb()?,
         };
         for library in &LIBRARIES {
             let mut functions = library::exported(&rdma_core.root.join(LIBRARY_FOLDER).join(library.file))?;
@@ -361,7 +361,7 @@ mod tests {
         let functions: Functions =
             functions.iter().map(|&name| (name.to_owned(), BTreeSet::from(["V_1".to_owned()]))).collect();
         let mut items = Items::default();
-        items.add(0, Path::new("/x/qp.rs"), source).unwrap();
+        items.add((0, "bareverbs"), Path::new("/x/qp.rs"), source).unwrap();
         let names = functions.keys().cloned().collect();
         List { functions: vec![("lib", functions)], names, items, entries, methods: Vec::new() }
     }

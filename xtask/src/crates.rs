@@ -72,6 +72,12 @@ impl Crate {
         folder.and_then(|folder| folder.to_str()).expect("a crate of the workspace")
     }
 
+    /// How many of these crates it depends on.
+    pub(crate) fn count_dependencies(&self, among: &[Crate]) -> usize {
+        let depends_on = |other: &&Crate| self.dependencies.iter().any(|it| it.name == other.name);
+        among.iter().filter(depends_on).count()
+    }
+
     fn is_in_library(&self) -> bool {
         self.metadata.as_ref().and_then(Tables::group) == Some(Group::Library)
     }

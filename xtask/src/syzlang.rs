@@ -8,7 +8,7 @@
 mod types;
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -19,7 +19,7 @@ use bareverbs_uapi::ioctl::VERBS_IOCTL;
 use bareverbs_uapi::method::{
     Access, AttributeInfo, AttributeKind, Method, MethodInfo, PayloadSize, UHW_IN, UHW_OUT,
 };
-use bareverbs_uapi::registry::{self, Driver};
+use bareverbs_uapi::registry::{self, DRIVERS, Driver};
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::uverbs::{InvokeWrite, ObjectClass};
 use bareverbs_uapi::write::{EXTENDED, WriteCommandInfo};
@@ -49,9 +49,6 @@ impl Syzlang {
 
 /// Class of attributes that name an object of any class.
 const ANY_CLASS: u16 = u16::MAX;
-
-/// The drivers whose additions are described; 0 for calls of the core without a driver's part.
-const DRIVERS: [DriverId; 2] = [DriverId::MLX5, DriverId::RXE];
 
 const HEAD: &str = "\
 # Verbs of /dev/infiniband/uverbs* (drivers/infiniband/core/uverbs_ioctl.c).
@@ -83,12 +80,13 @@ fn descriptions() -> String {
         registry::OBJECTS.into_iter().flat_map(|object| object.methods).copied().collect();
     for method in &core {
         if !is_invoke_write(method) {
-            writer.method(method);
+            writer.method("", method);
         }
     }
-    for driver in DRIVERS {
-        for method in registry::driver(driver.0).objects.iter().flat_map(|object| object.methods) {
-            writer.method(method);
+    for (id, driver) in DRIVERS {
+        let prefix = format!("{}_", lower_name(id));
+        for method in driver.objects.iter().flat_map(|object| object.methods) {
+            writer.method(&prefix, method);
         }
     }
     registry::COMMANDS.into_iter().for_each(|command| writer.command(command));
@@ -99,10 +97,15 @@ fn is_invoke_write(method: &MethodInfo) -> bool {
     (method.object, method.id) == (InvokeWrite::INFO.object, InvokeWrite::INFO.id)
 }
 
+/// The name of a driver in lower case.
+fn lower_name(driver: DriverId) -> String {
+    driver.name().unwrap_or_default().to_lowercase()
+}
+
 /// The resource of an object class.
 fn resource(class: u16) -> String {
-    let name = registry::driver(DriverId::MLX5.0).objects().find(|object| object.id == class);
-    match name {
+    let added = DRIVERS.iter().flat_map(|(_, driver)| driver.objects);
+    match registry::OBJECTS.iter().chain(added).find(|object| object.id == class) {
         _ if class == ANY_CLASS => "uverbs_any".to_owned(),
         Some(object) => format!("uverbs_{}", snake(object.rust)),
         None => format!("uverbs_class_{class}"),
@@ -141,9 +144,8 @@ struct Writer {
 }
 
 impl Writer {
-    fn method(&mut self, method: &'static MethodInfo) {
-        let is_driver = method.id & 0x1000 != 0;
-        let prefix = if is_driver { "mlx5_" } else { "" };
+    /// `prefix`: that of the names of the driver, or empty.
+    fn method(&mut self, prefix: &str, method: &'static MethodInfo) {
         let name = format!("{prefix}{}", snake(method.rust));
         let _ = writeln!(
             self.calls,
@@ -156,7 +158,7 @@ impl Writer {
             let attribute = self.attribute(&name, info);
             fields.push((format!("attr_{}", info.rust.to_lowercase()), attribute));
         }
-        for driver in DRIVERS.map(|driver| registry::driver(driver.0)) {
+        for (_, driver) in DRIVERS {
             let added = driver.attributes(method).skip(method.attributes.len());
             for info in added {
                 let optional = AttributeInfo { mandatory: false, ..*info };
@@ -165,9 +167,8 @@ impl Writer {
             }
         }
         if method.driver_payload {
-            let payloads =
-                DRIVERS.map(|driver| registry::driver(driver.0).method_payload(method.object, method.id));
-            fields.extend(self.driver_payloads(&name, payloads));
+            let payload = |driver: Driver| driver.method_payload(method.object, method.id);
+            fields.extend(self.driver_payloads(&name, payload));
         }
         self.call(&name, method, &fields);
     }
@@ -201,8 +202,8 @@ impl Writer {
             fields.push((part.to_owned(), attribute));
         }
         if command.driver_input || command.driver_output {
-            let payloads = DRIVERS.map(|driver| registry::driver(driver.0).command_payload(command.number));
-            fields.extend(self.driver_payloads(&name, payloads));
+            let payload = |driver: Driver| driver.command_payload(command.number);
+            fields.extend(self.driver_payloads(&name, payload));
         }
         self.call(&name, &InvokeWrite::INFO, &fields);
     }
@@ -228,32 +229,33 @@ impl Writer {
     fn driver_payloads(
         &mut self,
         name: &str,
-        payloads: [Option<&'static DriverPayload>; 2],
+        payload: impl Fn(Driver) -> Option<&'static DriverPayload>,
     ) -> Vec<(String, String)> {
         let mut fields = Vec::new();
         for (part, id, direction) in [("uhw_in", UHW_IN, Direction::In), ("uhw_out", UHW_OUT, Direction::Out)]
         {
-            let mut variants = vec![("absent", "uverbs_absent".to_owned())];
-            for (driver, payload) in ["mlx5", "rxe"].into_iter().zip(payloads) {
-                let info = payload.and_then(|payload| match direction {
+            let mut variants = vec![("absent".to_owned(), "uverbs_absent".to_owned())];
+            for (driver, added) in DRIVERS {
+                let info = payload(added).and_then(|payload| match direction {
                     Direction::In => payload.request,
                     Direction::Out => payload.response,
                 });
                 let Some(info) = info else { continue };
                 let inner = self.types.structure(info, direction);
+                let driver = lower_name(driver);
                 let attribute = format!("uverbs_attr_{name}_{part}_{driver}");
                 self.pointer(&attribute, id, &inner, direction);
                 variants.push((driver, attribute));
             }
             let attribute = format!("uverbs_attr_{name}_{part}_any");
             self.pointer(&attribute, id, "array[int8, 16:256]", direction);
-            variants.push(("any", attribute));
+            variants.push(("any".to_owned(), attribute));
             fields.push((part.to_owned(), self.union(&format!("uverbs_attr_{name}_{part}"), &variants)));
         }
         fields
     }
 
-    fn union(&mut self, name: &str, variants: &[(&str, String)]) -> String {
+    fn union(&mut self, name: &str, variants: &[(impl Display, String)]) -> String {
         let _ = writeln!(self.structs, "{name} [");
         for (variant, inner) in variants {
             let _ = writeln!(self.structs, "\t{variant}\t{inner}");
@@ -414,7 +416,7 @@ impl Writer {
             let _ = writeln!(text, "\t{}\t{resource}", resource.trim_start_matches("uverbs_"));
         }
         text.push_str("]\n\n");
-        let ids = DRIVERS.map(|driver| format!("{:#x}", driver.0)).join(", ");
+        let ids = DRIVERS.map(|(driver, _)| format!("{:#x}", driver.0)).join(", ");
         let _ = writeln!(text, "uverbs_driver_id = {ids}");
         text.push_str("uverbs_attr_flags = 0x1, 0x0\n");
         text.push_str(&self.types.flags());

@@ -3,8 +3,8 @@
 use bareverbs_uapi::abi::{ConstInfo, EnumInfo, Since, StructInfo};
 use bareverbs_uapi::driver::DriverAttributes;
 use bareverbs_uapi::method::{AttributeInfo, MethodInfo, ObjectInfo, UHW_IN, UHW_OUT};
+use bareverbs_uapi::registry;
 use bareverbs_uapi::write::{EXTENDED, WriteCommandInfo};
-use bareverbs_uapi::{mlx5, registry};
 
 /// A named value of any kind of declaration.
 #[derive(Clone, Copy, Debug)]
@@ -49,11 +49,10 @@ impl Declared {
                 declared.values.push(Value::of(info, module.name, ""));
             }
         }
-        for object in registry::OBJECTS.iter().chain(&mlx5::OBJECTS) {
-            declared.object(object);
-        }
-        for added in mlx5::ATTRIBUTES {
-            declared.added(added);
+        registry::OBJECTS.iter().for_each(|object| declared.object(object));
+        for (_, driver) in registry::DRIVERS {
+            driver.objects.iter().for_each(|object| declared.object(object));
+            driver.attributes.iter().for_each(|added| declared.added(added));
         }
         for command in registry::COMMANDS {
             declared.command(command);

@@ -416,11 +416,7 @@ impl<T: Service> Endpoint<T> {
             (WcStatus::WR_FLUSH_ERR, Some(failure)) => failure.status,
             (status, _) => status,
         };
-        let down = if status::may_be_link(status, self.context.driver()) {
-            self.context.link_down(self.port)
-        } else {
-            None
-        };
+        let down = if status::may_be_link(status) { self.context.link_down(self.port) } else { None };
         let cause = down.map_or_else(|| advice(status, path, is_send), |down| down.to_string());
         RunError::Status { status, path: Box::new(*path), cause, progress: self.progress() }.into()
     }

@@ -1,6 +1,5 @@
 //! Completion statuses: the texts of libibverbs, and the likely cause.
 
-use bareverbs::device::DriverId;
 use bareverbs::{Context, PortNum, WcStatus};
 
 /// The text of the status (`ibv_wc_status_str`).
@@ -37,7 +36,7 @@ pub(crate) fn words(status: WcStatus) -> &'static str {
 /// The cause of the failure of a request: the link of the port, if it is down; otherwise the likely cause
 /// in a message exchange, or that on the device. `is_send`: the request was a send, not a receive.
 pub(crate) fn cause(context: &Context, port: impl Into<PortNum>, status: WcStatus, is_send: bool) -> String {
-    if may_be_link(status, context.driver())
+    if may_be_link(status)
         && let Some(down) = context.link_down(port)
     {
         return down.to_string();
@@ -45,14 +44,10 @@ pub(crate) fn cause(context: &Context, port: impl Into<PortNum>, status: WcStatu
     likely_reason(status, is_send).map_or_else(|| context.explain(status), str::to_owned)
 }
 
-/// Whether requests may complete with the status because the link is down. Soft-RoCE finds no route then
-/// (LOC_QP_OP_ERR; since Linux 6.4 WR_FLUSH_ERR), other devices get no acknowledgement.
-pub(crate) fn may_be_link(status: WcStatus, driver: DriverId) -> bool {
-    match status {
-        WcStatus::RETRY_EXC_ERR => true,
-        WcStatus::LOC_QP_OP_ERR | WcStatus::WR_FLUSH_ERR => driver == DriverId::RXE,
-        _ => false,
-    }
+/// Whether requests may complete with the status because the link is down. A device gets no
+/// acknowledgement then, or it finds no route (Soft-RoCE: LOC_QP_OP_ERR, since Linux 6.4 WR_FLUSH_ERR).
+pub(crate) fn may_be_link(status: WcStatus) -> bool {
+    matches!(status, WcStatus::RETRY_EXC_ERR | WcStatus::LOC_QP_OP_ERR | WcStatus::WR_FLUSH_ERR)
 }
 
 /// The likely causes of the status in a message exchange, the most likely first, if it has one there.

@@ -4,12 +4,14 @@ use std::fs::OpenOptions;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use bareverbs_provider::caps;
 use bareverbs_provider::command::{self, RegMrMethod};
 use bareverbs_provider::device::{DeviceFile, IoctlError, OpenError};
 use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::uverbs::{InfoHandles, ObjectClass};
+use bareverbs_uapi::write::structs::ExQueryDeviceResp;
 use rustix::io::Errno;
 
 use super::{Capabilities, Context, ContextInner, ContextShared};
@@ -136,33 +138,39 @@ impl<P: Provider> Context<P> {
     ) -> Result<Self> {
         let refused = |refused: IoctlError| Error::kernel(verb, device.name(), refused);
         let device_attr = command::query_device_ex(&file).map_err(refused)?;
-        let inner = Arc::new(ContextInner {
-            capabilities: Capabilities::of(&file, &provider, &device_attr).map_err(refused)?,
-            mr_quirks: provider.capabilities().mr_quirks,
-            file,
-            device: device.clone(),
-            reg_mr: RegMrMethod::default(),
-            device_attr,
-            events,
-        });
-        Ok(Self { shared: Arc::new(ContextShared { inner, provider }) })
+        let capabilities = Capabilities::of(&file, &provider, &device_attr).map_err(refused)?;
+        Ok(Self::of_parts(file, device.clone(), provider, capabilities, device_attr, events))
     }
 
     /// A context whose device file fails every command.
     #[cfg(any(test, feature = "test-utils"))]
-    pub(crate) fn for_test(
-        file: Arc<DeviceFile>,
-        provider: P,
-        device_attr: bareverbs_uapi::write::structs::ExQueryDeviceResp,
-    ) -> Self {
+    pub(crate) fn for_test(file: Arc<DeviceFile>, provider: P, device_attr: ExQueryDeviceResp) -> Self {
         let capabilities =
             Capabilities::of(&file, &provider, &device_attr).expect("a provider with complete attributes");
         let events = AsyncEvents::for_test(&file);
-        let (device, reg_mr) = (Device::for_test(), RegMrMethod::default());
-        let mr_quirks = provider.capabilities().mr_quirks;
-        let inner =
-            Arc::new(ContextInner { capabilities, mr_quirks, file, device, reg_mr, device_attr, events });
-        Self { shared: Arc::new(ContextShared { inner, provider }) }
+        Self::of_parts(file, Device::for_test(), provider, capabilities, device_attr, events)
+    }
+
+    fn of_parts(
+        file: Arc<DeviceFile>,
+        device: Device,
+        provider: P,
+        capabilities: Capabilities,
+        device_attr: ExQueryDeviceResp,
+        events: AsyncEvents,
+    ) -> Self {
+        let caps::Capabilities { mr_quirks, link_down_statuses, .. } = provider.capabilities();
+        let inner = ContextInner {
+            file,
+            device,
+            capabilities,
+            mr_quirks,
+            link_down_statuses,
+            reg_mr: RegMrMethod::default(),
+            device_attr,
+            events,
+        };
+        Self { shared: Arc::new(ContextShared { inner: Arc::new(inner), provider }) }
     }
 }
 

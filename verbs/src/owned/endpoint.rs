@@ -24,12 +24,12 @@ use super::removal::{Watch, is_hint};
 use super::resolve::{self, ResolveTimeout};
 use super::spin::SpinState;
 use super::{BUDGET, Completed, EndpointOptions, Failed, Op, PoolBuffer, Source};
-use crate::attached::Attached;
 use crate::cq::{CompChannel, Cq};
 use crate::error::{PostError, PostReason};
 use crate::pd::shared::PdShared;
 use crate::qp::{ConnectAttr, InitAttr, Qp, QpAttr, Rc, Transport};
 use crate::runtime::Runtime;
+use crate::wake_sources::WakeSources;
 use crate::{Address, AnyProvider, Error, Pd, PortNum, Refused, Result, WcOpcode, WcStatus, link_down};
 
 /// One connection with one owner, the fastest: completions come from one queue, in order. Several threads
@@ -177,7 +177,7 @@ pub(crate) struct Queues<B, P: Provider, T: SafeTransport = Rc> {
     /// Whether the device was removed. The QP is destroyed, and all operations have ended.
     pub(super) removed: bool,
     /// The runtime of tasks that wait.
-    pub(super) attached: Option<Box<Attached>>,
+    pub(super) attached: Option<Box<WakeSources>>,
     /// Awaits until the next one yields to the scheduler (see [`BUDGET`]).
     pub(super) budget: u32,
 }

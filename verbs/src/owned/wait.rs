@@ -13,11 +13,11 @@ use super::endpoint::{DoneOf, InFlight, Marker, Polled, Queues, SafeTransport};
 use super::in_flight::{Direction, QueueKind};
 use super::keepalive::{ROUNDS, earlier};
 use super::{BUDGET, Completed, Endpoint, PoolBuffer, Spinning};
-use crate::attached::Attached;
 use crate::cq::Arm;
 use crate::qp::Rc;
 use crate::runtime::{Runtime, not_attached};
 use crate::wait::{Caller, is_past, waits};
+use crate::wake_sources::WakeSources;
 use crate::{AnyProvider, Error, Result};
 
 /// The polling of a wait before it sleeps.
@@ -109,7 +109,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
     pub(super) fn attach(&mut self, runtime: impl Runtime) -> Result<()> {
         // A runtime accepts no descriptor twice.
         self.attached = None;
-        self.attached = Some(Box::new(Attached::new(Arc::new(runtime), &self.channel)?));
+        self.attached = Some(Box::new(WakeSources::new(Arc::new(runtime), &self.channel)?));
         Ok(())
     }
 

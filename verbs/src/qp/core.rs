@@ -4,6 +4,7 @@ mod alternate_path;
 mod drain_reset;
 mod ece;
 mod flow;
+pub(crate) mod kernel_qp;
 pub(crate) mod modify;
 mod multicast;
 mod post;
@@ -29,7 +30,9 @@ use rustix::thread::CapabilitySet;
 pub use alternate_path::AlternatePath;
 pub use rate_limit::RateLimit;
 
+use self::kernel_qp::KernelQp;
 use self::multicast::Attachment;
+use crate::context::Context;
 use crate::cq::CqShared;
 use crate::error::{Error, Feature, Limit, Refused, Result, SendFailure};
 use crate::locked_memory::{self, has_capability};
@@ -42,6 +45,8 @@ use crate::qp::init::QpInit;
 use crate::qp::transport::private::Sealed as _;
 use crate::queue_buffer::QueueBuffer;
 use crate::srq::shared::SrqShared;
+
+const CREATE: &str = "create_qp";
 
 /// The queues of a QP; see [`Qp::layout`](crate::qp::Qp::layout).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,12 +68,10 @@ pub struct QpCore<P: Provider = AnyProvider> {
     sq: ManuallyDrop<P::Sq>,
     /// `None` if the QP uses a shared receive queue.
     rq: Option<ManuallyDrop<P::Rq>>,
-    state: QpState,
+    kernel: KernelQp,
     /// Whether the kernel refused one of several requests to RESET, and none has succeeded since.
     reset_is_incomplete: bool,
     transport: AnyTransport,
-    handle: u32,
-    qp_num: u32,
     cap: QpCap,
     user_data: u64,
     pd: Pd<P>,
@@ -94,46 +97,18 @@ impl<P: Provider> QpCore<P> {
     /// As for [`Pd::create_qp`]; [`Error::Invalid`] also for another `qp_type`. An XRC target has
     /// no queues: [`Xrcd::create_target`](crate::xrc::Xrcd::create_target) creates it.
     pub fn create(pd: &Pd<P>, qp_type: QpType, init: &QpInit<'_, P>) -> Result<Self> {
-        const VERB: &str = "create_qp";
         let transport = AnyTransport::new(qp_type).ok_or_else(|| {
             let remedy = if qp_type == QpType::XRC_TGT { ": use `Xrcd::create_target`" } else { "" };
-            Error::invalid(VERB, format!("a QP of type {qp_type:?} has no queues in user space{remedy}"))
+            Error::invalid(CREATE, format!("a QP of type {qp_type:?} has no queues in user space{remedy}"))
         })?;
         let context = pd.context();
-        let (mut cap, limits) = (init.cap, context.limits());
-        if qp_type == QpType::XRC_INI {
-            if !context.capabilities().xrc {
-                return Err(Error::unsupported(VERB, Feature::XrcQps));
-            }
-            if init.srq.is_some() {
-                return Err(Error::invalid(VERB, "an XRC initiator QP has no receives: omit `srq`"));
-            }
-        }
+        let mut cap = init.cap;
         // Without a receive queue its attributes are ignored, as in C. The driver of a ConnectX rejects
         // a large `max_recv_wr` all the same (`set_rq_size` of mlx5's `qp.c`).
         if init.srq.is_some() || qp_type == QpType::XRC_INI {
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
         }
-        if qp_type == QpType::RAW_PACKET && !context.capabilities().raw_packets {
-            return Err(Error::unsupported(VERB, Feature::RawPacketQps));
-        }
-        QueueBuffer::check(VERB, context, init.buffer, init.memory)?;
-        for (limit, asked, max) in [
-            (Limit::MaxSendWr, cap.max_send_wr, limits.max_qp_wr),
-            (Limit::MaxRecvWr, cap.max_recv_wr, limits.max_qp_wr),
-            (Limit::MaxSendSge, cap.max_send_sge, limits.max_sge),
-            (Limit::MaxRecvSge, cap.max_recv_sge, limits.max_sge),
-        ] {
-            Error::check_limit(VERB, limit, asked.into(), max.into())?;
-        }
-        context.check_same_context(VERB, "send CQ", init.send_cq.shared().context().file())?;
-        context.check_same_context(VERB, "receive CQ", init.recv_cq.shared().context().file())?;
-        if let Some(srq) = init.srq {
-            context.check_same_context(VERB, "SRQ", srq.shared().context().file())?;
-        }
-        if lacks_flags(qp_type, init, &context.inner().device_attr) {
-            return Err(Error::unsupported(VERB, Feature::QpCreateFlags));
-        }
+        check_create(context, qp_type, &cap, init)?;
         let request = QpRequest {
             pd: pd.domain().handle,
             send_cq: init.send_cq.shared().handle,
@@ -152,38 +127,15 @@ impl<P: Provider> QpCore<P> {
         };
         // SAFETY: `destroy_inner` keeps the queues until the kernel has destroyed the object, and
         // leaks them otherwise.
-        let CreatedQp { handle, qp_num, cap, sq, rq } = unsafe { context.provider().create_qp(&request) }
-            .map_err(|reason| {
-                let refused =
-                    matches!(reason, CreateError::Ioctl(IoctlError { errno: Errno::OPNOTSUPP, .. }));
-                if refused && (!init.flags.is_empty() || init.source_qp_num.is_some()) {
-                    return Error::unsupported(VERB, Feature::QpCreateFlags);
-                }
-                Error::create(VERB, format!("{:?}, {cap:?}", qp_type), reason).or_hint(|errno| {
-                    if errno == Errno::INVAL && cap.max_inline_data > 0 {
-                        return Some(format!(
-                            "the device may not support {} inline bytes: request fewer",
-                            cap.max_inline_data
-                        ));
-                    }
-                    // The kernel checks the capability before the driver pins the queues.
-                    if errno == Errno::PERM
-                        && qp_type == QpType::RAW_PACKET
-                        && !has_capability(CapabilitySet::NET_RAW)
-                    {
-                        return Some("raw packets require CAP_NET_RAW".into());
-                    }
-                    locked_memory::queue_hint(errno, context.driver())
-                })
-            })?;
+        let created = unsafe { context.provider().create_qp(&request) };
+        let CreatedQp { handle, qp_num, cap, sq, rq } =
+            created.map_err(|reason| explain_create(context, qp_type, &cap, init, reason))?;
         Ok(Self {
             sq: ManuallyDrop::new(sq),
             rq: rq.map(ManuallyDrop::new),
-            state: QpState::RESET,
+            kernel: KernelQp::new(context.file(), handle, qp_num),
             reset_is_incomplete: false,
             transport,
-            handle,
-            qp_num,
             cap: cap.into(),
             user_data: init.user_data,
             pd: pd.clone(),
@@ -205,7 +157,7 @@ impl<P: Provider> QpCore<P> {
     /// As [`Qp::handle`](crate::qp::Qp::handle).
     #[must_use]
     pub fn handle(&self) -> u32 {
-        self.handle
+        self.kernel.handle
     }
 
     /// As [`Qp::into_handle`](crate::qp::Qp::into_handle).
@@ -218,13 +170,13 @@ impl<P: Provider> QpCore<P> {
         }
         // The memberships of its IP groups stay.
         mem::forget(mem::take(&mut self.groups));
-        self.handle
+        self.kernel.handle
     }
 
     /// As [`Qp::layout`](crate::qp::Qp::layout).
     #[must_use]
     pub fn layout(&self) -> QpLayout {
-        let numbered = |layout: QueueLayout| layout.with_number(self.qp_num);
+        let numbered = |layout: QueueLayout| layout.with_number(self.kernel.qp_num);
         QpLayout {
             send: self.sq.layout().map(numbered),
             recv: self.rq.as_ref().and_then(|rq| rq.layout()).map(numbered),
@@ -234,19 +186,19 @@ impl<P: Provider> QpCore<P> {
     /// Sets the cached state without asking the kernel.
     #[cfg(any(test, feature = "test-utils"))]
     pub(crate) fn assume_state(&mut self, state: QpState) {
-        self.state = state;
+        self.kernel.state = state;
     }
 
     /// As [`Qp::qp_num`](crate::qp::Qp::qp_num).
     #[must_use]
     pub fn qp_num(&self) -> u32 {
-        self.qp_num
+        self.kernel.qp_num
     }
 
     /// As [`Qp::state`](crate::qp::Qp::state).
     #[must_use]
     pub fn state(&self) -> QpState {
-        self.state
+        self.kernel.state
     }
 
     /// As [`Qp::cap`](crate::qp::Qp::cap).
@@ -278,9 +230,7 @@ impl<P: Provider> QpCore<P> {
     /// # Errors
     /// As for [`Qp::query`](crate::qp::Qp::query).
     pub fn query(&self) -> Result<(QpAttr, QpInitAttr)> {
-        let resp =
-            command::query_qp(self.pd.context().file(), self.handle, QpAttrMask::STATE | QpAttrMask::CAP)
-                .map_err(|refused| Error::kernel("query_qp", format!("QP {:#x}", self.qp_num), refused))?;
+        let resp = self.kernel.query(QpAttrMask::STATE | QpAttrMask::CAP)?;
         let mut attr = QpAttr::from_kernel(&resp)?;
         if attr.cap.max_send_wr == 0 {
             // On ConnectX user space lays out the queues, and the kernel does not report their
@@ -300,7 +250,7 @@ impl<P: Provider> QpCore<P> {
         match unsafe { self.try_destroy_object() } {
             Ok(events) => Ok(events),
             Err(refused) => {
-                let asked = format!("QP {:#x}", self.qp_num);
+                let asked = format!("QP {:#x}", self.qp_num());
                 Err(Refused::new(Error::kernel("destroy_qp", asked, refused), self))
             }
         }
@@ -347,17 +297,17 @@ impl<P: Provider> QpCore<P> {
     /// The kernel must not have destroyed the QP before. If this succeeds, no command may name it
     /// afterwards, and nothing may be posted.
     pub(crate) unsafe fn try_destroy_object(&mut self) -> Result<u32, IoctlError> {
-        let (file, handle) = (self.pd.context().file(), self.handle);
+        let KernelQp { file, handle, .. } = &self.kernel;
         // The kernel refuses to destroy a QP that is attached to a multicast group.
         self.groups.retain(|Attachment { group, lid, .. }| {
             // SAFETY: `self` owns the QP.
-            unsafe { command::detach_mcast(file, handle, group.0, *lid) }.is_err()
+            unsafe { command::detach_mcast(file, *handle, group.0, *lid) }.is_err()
         });
         // The kernel refuses to destroy a QP that a flow steers to.
         self.flows.destroy_all(file);
         // SAFETY: the handle is that of this QP, and no command names it after success, by the
         // contract. The rings are freed only after the kernel has destroyed the QP.
-        let resp = unsafe { command::destroy_qp(file, handle) }?;
+        let resp = unsafe { command::destroy_qp(file, *handle) }?;
         self.destroyed = true;
         self.rings_are_unused = true;
         Ok(resp.events_reported)
@@ -387,6 +337,73 @@ impl<P: Provider> QpCore<P> {
     pub fn failure(&self) -> Option<SendFailure> {
         self.sq.failure().map(SendFailure::from)
     }
+}
+
+/// Validates the attributes of a new QP. `cap`: those of the request.
+fn check_create<P: Provider>(
+    context: &Context<P>,
+    qp_type: QpType,
+    cap: &QpCap,
+    init: &QpInit<'_, P>,
+) -> Result<()> {
+    if qp_type == QpType::XRC_INI {
+        if !context.capabilities().xrc {
+            return Err(Error::unsupported(CREATE, Feature::XrcQps));
+        }
+        if init.srq.is_some() {
+            return Err(Error::invalid(CREATE, "an XRC initiator QP has no receives: omit `srq`"));
+        }
+    }
+    if qp_type == QpType::RAW_PACKET && !context.capabilities().raw_packets {
+        return Err(Error::unsupported(CREATE, Feature::RawPacketQps));
+    }
+    QueueBuffer::check(CREATE, context, init.buffer, init.memory)?;
+    let limits = context.limits();
+    for (limit, asked, max) in [
+        (Limit::MaxSendWr, cap.max_send_wr, limits.max_qp_wr),
+        (Limit::MaxRecvWr, cap.max_recv_wr, limits.max_qp_wr),
+        (Limit::MaxSendSge, cap.max_send_sge, limits.max_sge),
+        (Limit::MaxRecvSge, cap.max_recv_sge, limits.max_sge),
+    ] {
+        Error::check_limit(CREATE, limit, asked.into(), max.into())?;
+    }
+    context.check_same_context(CREATE, "send CQ", init.send_cq.shared().context().file())?;
+    context.check_same_context(CREATE, "receive CQ", init.recv_cq.shared().context().file())?;
+    if let Some(srq) = init.srq {
+        context.check_same_context(CREATE, "SRQ", srq.shared().context().file())?;
+    }
+    if lacks_flags(qp_type, init, &context.inner().device_attr) {
+        return Err(Error::unsupported(CREATE, Feature::QpCreateFlags));
+    }
+    Ok(())
+}
+
+/// The error of a creation, with the cause of the kernel's refusal.
+fn explain_create<P: Provider>(
+    context: &Context<P>,
+    qp_type: QpType,
+    cap: &QpCap,
+    init: &QpInit<'_, P>,
+    reason: CreateError,
+) -> Error {
+    let refused = matches!(reason, CreateError::Ioctl(IoctlError { errno: Errno::OPNOTSUPP, .. }));
+    if refused && (!init.flags.is_empty() || init.source_qp_num.is_some()) {
+        return Error::unsupported(CREATE, Feature::QpCreateFlags);
+    }
+    Error::create(CREATE, format!("{qp_type:?}, {cap:?}"), reason).or_hint(|errno| {
+        if errno == Errno::INVAL && cap.max_inline_data > 0 {
+            return Some(format!(
+                "the device may not support {} inline bytes: request fewer",
+                cap.max_inline_data
+            ));
+        }
+        // The kernel checks the capability before the driver pins the queues.
+        let raw = errno == Errno::PERM && qp_type == QpType::RAW_PACKET;
+        if raw && !has_capability(CapabilitySet::NET_RAW) {
+            return Some("raw packets require CAP_NET_RAW".into());
+        }
+        locked_memory::queue_hint(errno, context.provider())
+    })
 }
 
 /// Whether a device with these attributes lacks a creation flag that `init` asks for.

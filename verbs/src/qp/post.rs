@@ -15,7 +15,7 @@ use super::transport::Operations;
 #[cfg(feature = "test-utils")]
 use super::transport::Transport;
 use crate::cq::{Completions, Cq};
-use crate::posting::{PostError, PostReason, SendFailure, doorbell_error};
+use crate::post_error::{PostError, PostReason, SendFailure, doorbell_error};
 use crate::provider::AnyProvider;
 
 /// The send half of a QP. It borrows the QP; see [`Qp::split`](super::Qp::split).

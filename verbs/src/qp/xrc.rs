@@ -14,9 +14,9 @@ use super::{
 };
 use crate::error::{Error, PostReason, Refused, Result};
 use crate::provider::AnyProvider;
+use crate::qp::core::kernel_qp::KernelQp;
 use crate::qp::core::modify::{
     INIT, MODIFY, RTR, RTS, check_24_bits, check_init, check_modify, check_peer, check_rtr, explain_modify,
-    wrong_state,
 };
 use crate::values::AckTimeout;
 use crate::xrcd::Xrcd;
@@ -192,10 +192,8 @@ impl Default for XrcTargetRtsAttr {
 #[doc(alias = "IBV_QPT_XRC_RECV")]
 pub struct XrcTarget<P: Provider = AnyProvider> {
     xrcd: Xrcd<P>,
-    handle: u32,
-    qp_num: u32,
+    kernel: KernelQp,
     user_data: u64,
-    state: QpState,
     destroyed: bool,
 }
 
@@ -231,8 +229,7 @@ impl<P: Provider> XrcTarget<P> {
             .provider()
             .create_xrc_target(&request)
             .map_err(|reason| Error::create("create_qp", format!("{:?}", QpType::XRC_TGT), reason))?;
-        let xrcd = xrcd.clone();
-        Ok(Self { xrcd, handle, qp_num, user_data, state: QpState::RESET, destroyed: false })
+        Ok(Self::of(xrcd, handle, qp_num, user_data))
     }
 
     pub(crate) fn open(xrcd: &Xrcd<P>, qp_num: u32, user_data: u64) -> Result<Self> {
@@ -246,16 +243,20 @@ impl<P: Provider> XrcTarget<P> {
                         .then(|| "the XRC domain may have no such target QP".to_owned())
                 })
             })?;
-        let (xrcd, handle) = (xrcd.clone(), opened.handle);
-        let mut target = Self { xrcd, handle, qp_num, user_data, state: QpState::RESET, destroyed: false };
-        target.state = target.query()?.qp_state;
+        let mut target = Self::of(xrcd, opened.handle, qp_num, user_data);
+        target.kernel.state = target.query()?.qp_state;
         Ok(target)
+    }
+
+    fn of(xrcd: &Xrcd<P>, handle: u32, qp_num: u32, user_data: u64) -> Self {
+        let kernel = KernelQp::new(xrcd.context().file(), handle, qp_num);
+        Self { xrcd: xrcd.clone(), kernel, user_data, destroyed: false }
     }
 
     /// Its kernel handle.
     #[must_use]
     pub fn handle(&self) -> u32 {
-        self.handle
+        self.kernel.handle
     }
 
     /// Releases the handle: drop no longer closes the kernel object. The kernel closes it when the
@@ -266,19 +267,19 @@ impl<P: Provider> XrcTarget<P> {
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(mut self) -> u32 {
         self.destroyed = true;
-        self.handle
+        self.kernel.handle
     }
 
     /// The QP number (QPN), 24 bits.
     #[must_use]
     pub fn qp_num(&self) -> u32 {
-        self.qp_num
+        self.kernel.qp_num
     }
 
     /// The state that the last transition through this handle set, or the state at open.
     #[must_use]
     pub fn state(&self) -> QpState {
-        self.state
+        self.kernel.state
     }
 
     /// The value reported in asynchronous events.
@@ -303,7 +304,7 @@ impl<P: Provider> XrcTarget<P> {
     #[doc(alias = "IBV_QPS_INIT")]
     #[doc(alias = "ibv_modify_qp")]
     pub fn init(&mut self, attr: &InitAttr) -> Result<()> {
-        self.check_state(INIT, QpState::RESET)?;
+        self.kernel.check_state(INIT, QpState::RESET)?;
         check_init(self.xrcd.context(), attr)?;
         self.modify_qp(INIT, attr.into())
     }
@@ -320,7 +321,7 @@ impl<P: Provider> XrcTarget<P> {
     #[doc(alias = "IBV_QPS_RTR")]
     #[doc(alias = "ibv_modify_qp")]
     pub fn ready_to_receive(&mut self, attr: &RtrAttr) -> Result<()> {
-        self.check_state(RTR, QpState::INIT)?;
+        self.kernel.check_state(RTR, QpState::INIT)?;
         let context = self.xrcd.context();
         let address = check_peer(context, &attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
         check_rtr(context, attr)?;
@@ -336,7 +337,7 @@ impl<P: Provider> XrcTarget<P> {
     #[doc(alias = "IBV_QPS_RTS")]
     #[doc(alias = "ibv_modify_qp")]
     pub fn ready_to_send(&mut self, attr: &XrcTargetRtsAttr) -> Result<()> {
-        self.check_state(RTS, QpState::RTR)?;
+        self.kernel.check_state(RTS, QpState::RTR)?;
         check_24_bits(RTS, "sq_psn", attr.sq_psn)?;
         let XrcTargetRtsAttr { sq_psn, timeout } = *attr;
         let attr = QpAttr { qp_state: QpState::RTS, sq_psn, timeout, ..QpAttr::default() };
@@ -361,16 +362,11 @@ impl<P: Provider> XrcTarget<P> {
     /// - [`Error::Kernel`]: the kernel rejects the transition.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
-        check_modify(self.xrcd.context(), self.state, attr, mask)?;
-        let state = self.state;
+        check_modify(self.xrcd.context(), self.state(), attr, mask)?;
         self.modify_qp(MODIFY, (*attr, mask)).map_err(|error| {
-            let now = || self.kernel_state();
+            let now = || self.kernel.state_now();
             explain_modify(self.xrcd.context(), error, QpType::XRC_TGT, now, attr, mask)
-        })?;
-        if !mask.contains(QpAttrMask::STATE) {
-            self.state = state;
-        }
-        Ok(())
+        })
     }
 
     /// Any state except RESET → ERR. The responder stops.
@@ -382,9 +378,7 @@ impl<P: Provider> XrcTarget<P> {
     #[doc(alias = "ibv_modify_qp")]
     pub fn set_error(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp to ERR";
-        if self.state == QpState::RESET {
-            return Err(Error::wrong_state(VERB, "the QP is in RESET and has no outstanding requests"));
-        }
+        self.kernel.check_not_reset(VERB)?;
         self.modify_qp(VERB, (QpAttr { qp_state: QpState::ERR, ..QpAttr::default() }, QpAttrMask::STATE))
     }
 
@@ -405,9 +399,7 @@ impl<P: Provider> XrcTarget<P> {
     /// As for [`Qp::query`](crate::qp::Qp::query).
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QpAttr> {
-        let resp = command::query_qp(self.xrcd.context().file(), self.handle, QpAttrMask::STATE)
-            .map_err(|refused| Error::kernel("query_qp", format!("QP {:#x}", self.qp_num), refused))?;
-        Ok(QpAttr::from_kernel(&resp)?)
+        Ok(QpAttr::from_kernel(&self.kernel.query(QpAttrMask::STATE)?)?)
     }
 
     /// Closes this handle. Returns the number of its [events](crate::AsyncEvent::Qp) that this
@@ -417,12 +409,13 @@ impl<P: Provider> XrcTarget<P> {
     /// # Errors
     /// The target and [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_destroy_qp")]
+    #[expect(clippy::result_large_err, reason = "the error returns the target without an allocation")]
     pub fn destroy(mut self) -> Result<u32, Refused<Self>> {
         // SAFETY: it was not destroyed before. If this succeeds, it is dropped next.
         match unsafe { self.destroy_inner() } {
             Ok(events) => Ok(events),
             Err(refused) => {
-                let asked = format!("QP {:#x}", self.qp_num);
+                let asked = format!("QP {:#x}", self.qp_num());
                 Err(Refused::new(Error::kernel("destroy_qp", asked, refused), self))
             }
         }
@@ -434,31 +427,19 @@ impl<P: Provider> XrcTarget<P> {
     /// except to drop it.
     unsafe fn destroy_inner(&mut self) -> Result<u32, IoctlError> {
         // SAFETY: `self` owns the handle and does not use it after success; the QP has no rings.
-        let resp = unsafe { command::destroy_qp(self.xrcd.context().file(), self.handle) }?;
+        let resp = unsafe { command::destroy_qp(&self.kernel.file, self.kernel.handle) }?;
         self.destroyed = true;
         Ok(resp.events_reported)
     }
 
-    fn check_state(&self, verb: &'static str, needed: QpState) -> Result<()> {
-        if self.state == needed {
-            return Ok(());
-        }
-        Err(wrong_state(verb, self.state, self.kernel_state(), needed))
-    }
-
-    /// The state of the QP in the kernel. If the query fails, the state that the last transition
-    /// set.
-    fn kernel_state(&self) -> QpState {
-        self.query().map_or(self.state, |attr| attr.qp_state)
-    }
-
     fn modify_qp(&mut self, verb: &'static str, (attr, mask): (QpAttr, QpAttrMask)) -> Result<()> {
-        let request = attr.to_kernel(self.handle, mask);
+        let request = attr.to_kernel(self.handle(), mask);
         // SAFETY: the request names the QP of this handle, which has no rings to reset.
-        unsafe { command::modify_qp(self.xrcd.context().file(), &request.base) }.map_err(|refused| {
-            Error::kernel(verb, format!("QP {:#x} in {:?}, {mask:?}", self.qp_num, self.state), refused)
-        })?;
-        self.state = attr.qp_state;
+        unsafe { command::modify_qp(&self.kernel.file, &request.base) }
+            .map_err(|refused| self.kernel.refused(verb, mask, refused))?;
+        if mask.contains(QpAttrMask::STATE) {
+            self.kernel.state = attr.qp_state;
+        }
         Ok(())
     }
 }

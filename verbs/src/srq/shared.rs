@@ -7,7 +7,8 @@ use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::traits::Provider;
 
 use crate::cq::CqShared;
-use crate::released::{Released, leak_queue};
+use crate::recv_queue::leak_queue;
+use crate::released::Released;
 use crate::xrcd::Xrcd;
 use crate::{Context, Pd};
 

@@ -1,5 +1,6 @@
 //! The items of the product crates and the C names that they are aliases of.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
@@ -9,18 +10,8 @@ use anyhow::{Context, Result};
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
 use crate::build;
+use crate::crates;
 use crate::sources::{first_word, group_of, implemented, is_punct, rust_files};
-
-/// The folders of the crates, the safest first, and their names.
-const CRATES: [(&str, &str); 7] = [
-    ("verbs", "bareverbs"),
-    ("rdmacm", "bareverbs_rdmacm"),
-    ("netlink", "bareverbs_netlink"),
-    ("provider-mlx5", "bareverbs_mlx5"),
-    ("provider-rxe", "bareverbs_rxe"),
-    ("provider", "bareverbs_provider"),
-    ("uapi", "bareverbs_uapi"),
-];
 
 /// Words that begin an item, before its name.
 const ITEM: [&str; 9] = ["const", "enum", "fn", "mod", "static", "struct", "trait", "type", "union"];
@@ -30,16 +21,16 @@ const MODIFIERS: [&str; 5] = ["async", "extern", "mut", "pub", "unsafe"];
 /// The keywords of [`ITEM`] whose braces hold items.
 const WITH_ITEMS: [&str; 5] = ["enum", "mod", "struct", "trait", "union"];
 
-/// An item: its crate, by its place in the list of crates, and its name within the crate.
+/// An item: its crate, by the order of [`Items::read`], and its path with the crate.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     pub(super) krate: usize,
-    item: String,
+    path: String,
 }
 
 impl std::fmt::Display for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}::{}", CRATES[self.krate].1, self.item)
+        f.write_str(&self.path)
     }
 }
 
@@ -53,22 +44,29 @@ pub(super) struct Items {
 }
 
 impl Items {
+    /// Reads the crates of the library, the safest first: those with the most of the others below them.
     pub(super) fn read() -> Result<Self> {
         let mut items = Self::default();
-        for (krate, (folder, _)) in CRATES.iter().enumerate() {
-            let root = build::workspace().join(folder).join("src");
+        let library = crates::library()?;
+        let mut sorted: Vec<_> = library.iter().collect();
+        sorted.sort_by_key(|found| Reverse(found.count_dependencies(&library)));
+        for (krate, found) in sorted.into_iter().enumerate() {
+            let root = build::workspace().join(found.folder()).join("src");
             let mut files = Vec::new();
             rust_files(&root, &mut files)?;
             for file in files {
                 let text =
                     fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
-                items.add(krate, &file, &text).with_context(|| format!("parsing {}", file.display()))?;
+                items
+                    .add((krate, &found.name), &file, &text)
+                    .with_context(|| format!("parsing {}", file.display()))?;
             }
         }
         Ok(items)
     }
 
-    pub(super) fn add(&mut self, krate: usize, file: &Path, text: &str) -> Result<()> {
+    /// Adds the items of a file of a crate: its place in the order, and its name.
+    pub(super) fn add(&mut self, krate: (usize, &str), file: &Path, text: &str) -> Result<()> {
         let tokens = TokenStream::from_str(text).map_err(|error| anyhow::anyhow!("{error}"))?;
         let module = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         Walk { items: self, krate, module: &module }.within("", tokens);
@@ -89,7 +87,7 @@ struct State {
 
 struct Walk<'a> {
     items: &'a mut Items,
-    krate: usize,
+    krate: (usize, &'a str),
     /// The name of the file.
     module: &'a str,
 }
@@ -155,7 +153,8 @@ impl Walk<'_> {
     fn enter(&mut self, scope: &str, name: &str, aliases: &mut Vec<String>) {
         let item =
             if ["", "lib", "mod"].contains(&scope) { name.to_owned() } else { format!("{scope}::{name}") };
-        let place = Place { krate: self.krate, item };
+        let (krate, crate_name) = self.krate;
+        let place = Place { krate, path: format!("{}::{item}", crate_name.replace('-', "_")) };
         self.items.all.insert(place.to_string());
         for alias in aliases.drain(..) {
             self.items.aliases.entry(alias).or_default().insert(place.clone());
@@ -175,7 +174,7 @@ mod tests {
 
     fn places(text: &str) -> Vec<(String, String)> {
         let mut items = Items::default();
-        items.add(0, Path::new("/x/qp.rs"), text).unwrap();
+        items.add((0, "bareverbs"), Path::new("/x/qp.rs"), text).unwrap();
         let places = items
             .aliases
             .iter()

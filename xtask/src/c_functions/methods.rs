@@ -7,8 +7,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result};
 use bareverbs_uapi::method::MethodInfo;
-use bareverbs_uapi::registry;
-use bareverbs_uapi::uverbs::types::DriverId;
+use bareverbs_uapi::registry::{self, Driver};
 use proc_macro2::{TokenStream, TokenTree};
 
 use crate::build;
@@ -17,16 +16,22 @@ use crate::sources::rust_files;
 
 /// The folder of the crate that declares the methods.
 const ABI: &str = "uapi";
-/// The folder of the crate that calls mlx5's methods.
-const MLX5: &str = "provider-mlx5";
 
-/// The methods without a verb, of the core and of mlx5.
-pub(super) fn without_a_verb() -> Result<[(&'static str, Vec<&'static MethodInfo>); 2]> {
-    let core: Vec<_> = registry::driver(DriverId::RXE.0).methods().collect();
-    let mlx5: Vec<_> = registry::driver(DriverId::MLX5.0).methods().skip(core.len()).collect();
+/// The methods without a verb: those of the core, then those of each driver that has any. Only the
+/// driver's provider calls them.
+pub(super) fn without_a_verb() -> Result<Vec<(String, Vec<&'static MethodInfo>)>> {
     let library = crates::library()?;
     let callers: Vec<_> = library.iter().map(Crate::folder).filter(|folder| *folder != ABI).collect();
-    Ok([("core", uncalled(core, &callers)?), ("mlx5", uncalled(mlx5, &[MLX5])?)])
+    let mut all = vec![("core".to_owned(), uncalled(Driver::default().methods().collect(), &callers)?)];
+    for (id, driver) in registry::DRIVERS {
+        let methods: Vec<_> = driver.objects.iter().flat_map(|object| object.methods).copied().collect();
+        if !methods.is_empty() {
+            let name = id.name().unwrap_or_default().to_lowercase();
+            let uncalled = uncalled(methods, &[&format!("provider-{name}")])?;
+            all.push((name, uncalled));
+        }
+    }
+    Ok(all)
 }
 
 /// The methods whose names the sources do not contain.
@@ -70,10 +75,11 @@ mod tests {
 
     #[test]
     fn methods_that_the_provider_calls_are_left_out() {
-        let [(_, core), (_, mlx5)] = without_a_verb().unwrap();
+        let all = without_a_verb().unwrap();
+        let [(_, core), (_, mlx5)] = &all[..] else { panic!("{all:?}") };
         let has = |methods: &[&MethodInfo], name| methods.iter().any(|method| method.rust == name);
-        assert!(has(&core, "CompCntrCreate") && has(&mlx5, "DevxObjCreate"));
-        assert!(!has(&core, "QueryPort") && !has(&core, "RegMr") && has(&mlx5, "QueryPort"));
+        assert!(has(core, "CompCntrCreate") && has(mlx5, "DevxObjCreate"));
+        assert!(!has(core, "QueryPort") && !has(core, "RegMr") && has(mlx5, "QueryPort"));
     }
 
     #[test]

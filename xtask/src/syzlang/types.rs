@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use bareverbs_uapi::abi::{EnumInfo, FieldInfo, FieldKind, StructInfo};
+use bareverbs_uapi::registry::DRIVERS;
 
 /// Whether the kernel reads or writes a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,11 +72,10 @@ fn name_of(info: &StructInfo) -> String {
 }
 
 /// The prefix of an enumeration: that of the driver, or of verbs.
-fn owner(info: &EnumInfo) -> &'static str {
-    match info.values.first() {
-        Some(value) if value.c.starts_with("MLX5") => "mlx5",
-        _ => "uverbs",
-    }
+fn owner(info: &EnumInfo) -> String {
+    let c = info.values.first().map_or("", |value| value.c);
+    let driver = DRIVERS.into_iter().find(|(id, _)| id.name().is_some_and(|name| c.starts_with(name)));
+    driver.map_or_else(|| "uverbs".to_owned(), |(id, _)| super::lower_name(id))
 }
 
 impl Types {

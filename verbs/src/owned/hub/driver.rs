@@ -13,12 +13,12 @@ use bareverbs_provider::wake::{FirstPanic, wake_all};
 use super::election::DriverKind;
 use super::reaper::service::Service;
 use super::{BATCH, HubInner};
-use crate::attached::Attached;
 use crate::cq::CompChannel;
 use crate::debug::debug;
 use crate::owned::Spinning;
 use crate::owned::park::Parker;
 use crate::runtime::Runtime;
+use crate::wake_sources::WakeSources;
 use crate::{AnyProvider, Error, Result};
 
 /// Maximum of completions that a driver reaps before it yields to other tasks.
@@ -71,7 +71,7 @@ impl<B, P: Provider, S: Service<P>> Drop for DriverGuard<B, P, S> {
 #[must_use = "a driver does nothing unless it is polled"]
 pub struct Driver<B, P: Provider = AnyProvider, S: Service<P> = ()> {
     guard: DriverGuard<B, P, S>,
-    attached: Attached,
+    attached: WakeSources,
     /// The current wait.
     spinning: Option<Spinning>,
 }
@@ -80,7 +80,7 @@ impl<B, P: Provider, S: Service<P>> Driver<B, P, S> {
     pub(super) fn new(hub: &Arc<HubInner<B, P, S>>, runtime: impl Runtime) -> Result<Self> {
         // A second driver is refused before its runtime is asked.
         let guard = DriverGuard::take(hub, DriverKind::Task)?;
-        Ok(Self { guard, attached: Attached::new(Arc::new(runtime), &hub.channel)?, spinning: None })
+        Ok(Self { guard, attached: WakeSources::new(Arc::new(runtime), &hub.channel)?, spinning: None })
     }
 }
 

@@ -37,7 +37,7 @@ impl<P: Provider> QpCore<P> {
     /// As for [`Qp::load_alternate_path`](crate::qp::Qp::load_alternate_path).
     pub fn load_alternate_path(&mut self, path: &AlternatePath) -> Result<()> {
         const VERB: &str = "modify_qp (alternate path)";
-        self.check_state(VERB, QpState::RTS)?;
+        self.kernel.check_state(VERB, QpState::RTS)?;
         let context = self.pd().context();
         let port = context.query_port(path.address.port)?;
         let migrates = context.query_device()?.device_cap_flags.contains(DeviceCapFlags::AUTO_PATH_MIG);
@@ -61,7 +61,7 @@ impl<P: Provider> QpCore<P> {
     /// As for [`Qp::migrate`](crate::qp::Qp::migrate).
     pub fn migrate(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp (path migration)";
-        self.check_state(VERB, QpState::RTS)?;
+        self.kernel.check_state(VERB, QpState::RTS)?;
         let state = self.path_migration()?;
         if state != MigState::ARMED {
             return Err(Error::wrong_state(

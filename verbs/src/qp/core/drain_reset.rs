@@ -15,7 +15,7 @@ impl<P: Provider> QpCore<P> {
     /// As for [`Qp::drain`](crate::qp::Qp::drain).
     pub fn drain(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp RTS→SQD";
-        self.check_state(VERB, QpState::RTS)?;
+        self.kernel.check_state(VERB, QpState::RTS)?;
         let attr = QpAttr { qp_state: QpState::SQD, en_sqd_async_notify: true, ..QpAttr::default() };
         self.modify_qp(VERB, &attr, QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY).map_err(|error| {
             error.or_hint(|errno| {
@@ -32,7 +32,7 @@ impl<P: Provider> QpCore<P> {
     /// As for [`Qp::resume`](crate::qp::Qp::resume).
     pub fn resume(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp SQD→RTS";
-        self.check_state(VERB, QpState::SQD)?;
+        self.kernel.check_state(VERB, QpState::SQD)?;
         let attr = QpAttr { qp_state: QpState::RTS, ..QpAttr::default() };
         self.modify_qp(VERB, &attr, QpAttrMask::STATE).map_err(|error| {
             error.or_hint(|errno| {
@@ -52,9 +52,7 @@ impl<P: Provider> QpCore<P> {
     /// As for [`Qp::set_error`](crate::qp::Qp::set_error).
     pub fn set_error(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp to ERR";
-        if self.state() == QpState::RESET {
-            return Err(Error::wrong_state(VERB, "the QP is in RESET and has no outstanding requests"));
-        }
+        self.kernel.check_not_reset(VERB)?;
         let attr = QpAttr { qp_state: QpState::ERR, ..QpAttr::default() };
         self.modify_qp(VERB, &attr, QpAttrMask::STATE)
     }

@@ -13,7 +13,7 @@ impl<P: Provider> QpCore<P> {
     /// # Errors
     /// As for [`Qp::create_flow`](crate::qp::Qp::create_flow).
     pub fn create_flow(&mut self, rule: &FlowRule) -> Result<FlowId> {
-        self.flows.create(self.pd.context(), self.handle, rule, None)
+        self.flows.create(self.pd.context(), self.kernel.handle, rule, None)
     }
 
     /// As [`Qp::create_counted_flow`](crate::qp::Qp::create_counted_flow).
@@ -21,7 +21,7 @@ impl<P: Provider> QpCore<P> {
     /// # Errors
     /// As for [`Qp::create_counted_flow`](crate::qp::Qp::create_counted_flow).
     pub fn create_counted_flow(&mut self, rule: &FlowRule, counters: &FlowCounters) -> Result<FlowId> {
-        self.flows.create(self.pd.context(), self.handle, rule, Some(counters))
+        self.flows.create(self.pd.context(), self.kernel.handle, rule, Some(counters))
     }
 
     /// As [`Qp::destroy_flow`](crate::qp::Qp::destroy_flow).

@@ -1,6 +1,5 @@
 //! State transitions.
 
-use bareverbs_provider::command;
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::request::Burst;
 use bareverbs_provider::traits::{Provider, QpControl};
@@ -14,7 +13,7 @@ use super::QpCore;
 use super::state_table::{check_values, explain_invalid_modify};
 use crate::ah_attr::AhAttr;
 use crate::context::Context;
-use crate::error::{Error, InvalidCause, Limit, Result};
+use crate::error::{Error, Limit, Result};
 use crate::mr_hints::OPTIONAL_ACCESS;
 use crate::qp::attr::{InitAttr, QpAttr, RtrAttr, RtsAttr, UdInitAttr};
 use crate::values::{Mtu, PortNum};
@@ -39,7 +38,7 @@ pub(crate) const RTS: &str = "modify_qp RTR→RTS";
 
 impl<P: Provider> QpCore<P> {
     pub(crate) fn reset_to_init(&mut self, attr: &InitAttr) -> Result<()> {
-        self.check_state(INIT, QpState::RESET)?;
+        self.kernel.check_state(INIT, QpState::RESET)?;
         check_init(self.context(), attr)?;
         let (all, mask) = attr.into();
         self.modify_qp(INIT, &all, mask).map_err(|error| {
@@ -58,7 +57,7 @@ impl<P: Provider> QpCore<P> {
         dest_qp_num: u32,
         rq_psn: u32,
     ) -> Result<AhAttr> {
-        self.check_state(RTR, QpState::INIT)?;
+        self.kernel.check_state(RTR, QpState::INIT)?;
         check_peer(self.context(), address, path_mtu, dest_qp_num, rq_psn)
     }
 
@@ -68,7 +67,7 @@ impl<P: Provider> QpCore<P> {
     }
 
     pub(crate) fn reset_to_init_datagrams(&mut self, attr: &UdInitAttr) -> Result<()> {
-        self.check_state(INIT, QpState::RESET)?;
+        self.kernel.check_state(INIT, QpState::RESET)?;
         check_pkey(self.context(), attr.port, attr.pkey_index)?;
         let (all, mask) = attr.into();
         self.modify_qp(INIT, &all, mask).map_err(|error| {
@@ -77,7 +76,7 @@ impl<P: Provider> QpCore<P> {
     }
 
     pub(crate) fn reset_to_init_frames(&mut self, port: PortNum) -> Result<()> {
-        self.check_state(INIT, QpState::RESET)?;
+        self.kernel.check_state(INIT, QpState::RESET)?;
         let port_num = self.context().check_port(port)?;
         let attr = QpAttr { qp_state: QpState::INIT, port_num, ..QpAttr::default() };
         self.modify_qp(INIT, &attr, QpAttrMask::STATE | QpAttrMask::PORT)
@@ -85,12 +84,12 @@ impl<P: Provider> QpCore<P> {
 
     /// A transition that sets only the state.
     pub(crate) fn transition(&mut self, verb: &'static str, from: QpState, to: QpState) -> Result<()> {
-        self.check_state(verb, from)?;
+        self.kernel.check_state(verb, from)?;
         self.modify_qp(verb, &QpAttr { qp_state: to, ..QpAttr::default() }, QpAttrMask::STATE)
     }
 
     pub(crate) fn rtr_to_rts_reliable(&mut self, attr: &RtsAttr) -> Result<()> {
-        self.check_state(RTS, QpState::RTR)?;
+        self.kernel.check_state(RTS, QpState::RTR)?;
         check_24_bits(RTS, "sq_psn", attr.sq_psn)?;
         let max = self.context().limits().max_qp_init_rd_atom;
         Error::check_limit(RTS, Limit::MaxRdAtomic, attr.max_rd_atomic.into(), max.into())?;
@@ -99,7 +98,7 @@ impl<P: Provider> QpCore<P> {
     }
 
     pub(crate) fn rtr_to_rts(&mut self, sq_psn: u32) -> Result<()> {
-        self.check_state(RTS, QpState::RTR)?;
+        self.kernel.check_state(RTS, QpState::RTR)?;
         check_24_bits(RTS, "sq_psn", sq_psn)?;
         let attr = QpAttr { qp_state: QpState::RTS, sq_psn, ..QpAttr::default() };
         self.modify_qp(RTS, &attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN)
@@ -110,27 +109,30 @@ impl<P: Provider> QpCore<P> {
     /// # Errors
     /// As for [`Qp::modify`](crate::qp::Qp::modify).
     pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
-        check_modify(self.context(), self.state, attr, mask)?;
+        check_modify(self.context(), self.state(), attr, mask)?;
         self.modify_qp(MODIFY, attr, mask).map_err(|error| {
-            explain_modify(self.context(), error, self.qp_type(), || self.kernel_state(), attr, mask)
+            explain_modify(self.context(), error, self.qp_type(), || self.kernel.state_now(), attr, mask)
         })
     }
 
     pub(super) fn modify_qp(&mut self, verb: &'static str, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
-        let request = attr.to_kernel(self.handle, mask);
+        let request = attr.to_kernel(self.handle(), mask);
         self.sq.validate_modify(&request.base).map_err(|reason| Error::invalid(verb, reason))?;
         if mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::RESET {
             let times = if self.sq.needs_second_reset() { 2 } else { 1 };
-            return self.bring_to_reset(&request, times).map_err(|refused| self.refused(verb, mask, refused));
+            return self
+                .bring_to_reset(&request, times)
+                .map_err(|refused| self.kernel.refused(verb, mask, refused));
         }
         if self.reset_is_incomplete {
             self.complete_reset(verb)?;
         }
         // SAFETY: the request names this QP, and does not move it to RESET.
-        unsafe { self.execute_modify(&request) }.map_err(|refused| self.refused(verb, mask, refused))?;
+        unsafe { self.execute_modify(&request) }
+            .map_err(|refused| self.kernel.refused(verb, mask, refused))?;
         self.sq.modified(&request.base);
         if mask.contains(QpAttrMask::STATE) {
-            self.state = attr.qp_state;
+            self.kernel.state = attr.qp_state;
         }
         Ok(())
     }
@@ -146,7 +148,7 @@ impl<P: Provider> QpCore<P> {
             outcome = outcome.and_then(|()| unsafe { self.execute_modify(request) });
         }
         self.sq.modified(&request.base);
-        self.state = QpState::RESET;
+        self.kernel.state = QpState::RESET;
         self.reset_is_incomplete = outcome.is_err();
         // SAFETY: the kernel has executed a request to RESET, and no other request since.
         unsafe { self.reset_queues() };
@@ -158,16 +160,12 @@ impl<P: Provider> QpCore<P> {
     /// brought up again.
     fn complete_reset(&mut self, verb: &'static str) -> Result<()> {
         let attr = QpAttr { qp_state: QpState::RESET, ..QpAttr::default() };
-        let request = attr.to_kernel(self.handle, QpAttrMask::STATE);
+        let request = attr.to_kernel(self.handle(), QpAttrMask::STATE);
         self.bring_to_reset(&request, 1).map_err(|refused| {
-            self.refused(verb, QpAttrMask::STATE, refused).or_hint(|_| {
+            self.kernel.refused(verb, QpAttrMask::STATE, refused).or_hint(|_| {
                 Some("the reset of the QP is incomplete: call `Qp::reset` again, or drop the QP".into())
             })
         })
-    }
-
-    fn refused(&self, verb: &'static str, mask: QpAttrMask, refused: IoctlError) -> Error {
-        Error::kernel(verb, format!("QP {:#x} in {:?}, {mask:?}", self.qp_num, self.kernel_state()), refused)
     }
 
     /// # Safety
@@ -175,7 +173,7 @@ impl<P: Provider> QpCore<P> {
     /// The request must name this QP. After a successful request to RESET, the caller must reset
     /// both queues ([`QpCore::reset_queues`]).
     unsafe fn execute_modify(&mut self, request: &ExModifyQp) -> Result<(), IoctlError> {
-        let file = self.pd.context().file();
+        let file = &self.kernel.file;
         if !request.base.attr_mask.contains(QpAttrMask::RATE_LIMIT) {
             // SAFETY: `self` owns the QP, and the caller resets both queues after RESET.
             return unsafe { self.sq.modify(file, &request.base) };
@@ -185,32 +183,18 @@ impl<P: Provider> QpCore<P> {
         unsafe { file.invoke::<write::ex::ModifyQp>(request, &mut ExModifyQpResp::zeroed()) }
     }
 
-    /// The state of the QP in the kernel, for error messages: a QP moves itself to ERR. If the
-    /// query fails, the state that the last transition set.
-    fn kernel_state(&self) -> QpState {
-        let resp = command::query_qp(self.context().file(), self.handle, QpAttrMask::STATE);
-        resp.map_or(self.state, |resp| resp.qp_state)
-    }
-
     /// Sets the rate of sends in kbit/s, without a change of the state.
     pub(super) fn modify_rate(&mut self, verb: &'static str, rate_limit: u32, burst: Burst) -> Result<()> {
         let attr = QpAttr { qp_state: self.state(), rate_limit, ..QpAttr::default() };
         let mask = QpAttrMask::STATE | QpAttrMask::RATE_LIMIT;
-        let request = attr.to_kernel(self.handle, mask);
+        let request = attr.to_kernel(self.handle(), mask);
         // SAFETY: `self` owns the QP, and its state stays RTS.
-        unsafe { self.sq.modify_rate(self.pd.context().file(), &request, burst) }
-            .map_err(|refused| self.refused(verb, mask, refused))
+        unsafe { self.sq.modify_rate(&self.kernel.file, &request, burst) }
+            .map_err(|refused| self.kernel.refused(verb, mask, refused))
     }
 
     fn context(&self) -> &Context<P> {
         self.pd.context()
-    }
-
-    pub(crate) fn check_state(&self, verb: &'static str, needed: QpState) -> Result<()> {
-        if self.state() == needed {
-            return Ok(());
-        }
-        Err(wrong_state(verb, self.state(), self.kernel_state(), needed))
     }
 }
 
@@ -301,13 +285,6 @@ pub(crate) fn explain_modify<P: Provider>(
         Errno::PERM if mask.contains(QpAttrMask::QKEY) => Some(privileged_qkey(attr.qkey)),
         _ => None,
     })
-}
-
-/// The QP is in another state than the transition requires. `last` is the state that the last
-/// transition set, `now` the kernel's.
-pub(crate) fn wrong_state(verb: &'static str, last: QpState, now: QpState, needed: QpState) -> Error {
-    let cause = InvalidCause::QpState { state: now, required: needed, moved_itself: now != last };
-    Error::invalid(verb, cause)
 }
 
 /// The cause of `EPERM`.

@@ -99,11 +99,7 @@ impl<P: Provider> QpCore<P> {
         let port = if context.limits().phys_port_cnt == 1 {
             1
         } else {
-            let resp = command::query_qp(context.file(), self.handle, QpAttrMask::STATE | QpAttrMask::PORT)
-                .map_err(|refused| {
-                Error::kernel("query_qp", format!("QP {:#x}", self.qp_num), refused)
-            })?;
-            resp.port_num
+            self.kernel.query(QpAttrMask::STATE | QpAttrMask::PORT)?.port_num
         };
         if port == 0 {
             let reason =
@@ -129,8 +125,8 @@ impl<P: Provider> QpCore<P> {
         }
         // Closed if the kernel rejects the command below.
         let membership = join(self)?;
-        command::attach_mcast(self.pd.context().file(), self.handle, group.0, lid).map_err(|refused| {
-            Error::kernel(VERB, format!("QP {:#x}, {group}", self.qp_num), refused).or_hint(|errno| {
+        command::attach_mcast(self.pd.context().file(), self.handle(), group.0, lid).map_err(|refused| {
+            Error::kernel(VERB, format!("QP {:#x}, {group}", self.qp_num()), refused).or_hint(|errno| {
                 match errno {
                     Errno::NOMEM => {
                         Some("the device may have no free multicast group or member entry".to_owned())
@@ -156,14 +152,14 @@ impl<P: Provider> QpCore<P> {
     pub fn detach_mcast(&mut self, group: Gid) -> Result<()> {
         const VERB: &str = "detach_mcast";
         let Some(place) = self.groups.iter().position(|joined| joined.group == group) else {
-            let reason = format!("QP {:#x} is not attached to group {group}", self.qp_num);
+            let reason = format!("QP {:#x} is not attached to group {group}", self.qp_num());
             return Err(Error::invalid(VERB, reason));
         };
         // SAFETY: `self` owns the QP.
         unsafe {
-            command::detach_mcast(self.pd.context().file(), self.handle, group.0, self.groups[place].lid)
+            command::detach_mcast(self.pd.context().file(), self.handle(), group.0, self.groups[place].lid)
         }
-        .map_err(|refused| Error::kernel(VERB, format!("QP {:#x}, {group}", self.qp_num), refused))?;
+        .map_err(|refused| Error::kernel(VERB, format!("QP {:#x}, {group}", self.qp_num()), refused))?;
         self.groups.swap_remove(place);
         Ok(())
     }

@@ -6,9 +6,10 @@ use bareverbs_provider::work::{RecvRequest, SendRequest};
 use bareverbs_uapi::verbs_values::QpState;
 
 use super::QpCore;
+use super::kernel_qp::KernelQp;
 use crate::cq::{Completions, Cq};
 use crate::error::PostError;
-use crate::posting::doorbell_error;
+use crate::post_error::doorbell_error;
 use crate::qp::any::{AnyOperation, AnyTransport};
 use crate::qp::post::{Batch, RecvHalf, SendHalf, post_receives_in, post_sends};
 use crate::qp::transport::Operations;
@@ -99,13 +100,13 @@ impl<P: Provider> QpCore<P> {
         &mut self,
         transport: T,
     ) -> (SendHalf<'_, T, P>, RecvHalf<'_, T, P>) {
-        let Self { sq, rq, state, .. } = self;
+        let Self { sq, rq, kernel: KernelQp { state, .. }, .. } = self;
         (SendHalf::new(&mut **sq, state, transport), RecvHalf::new(rq.as_deref_mut(), state, transport))
     }
 
     #[inline(always)]
     pub(crate) fn start_send_as<T: Operations>(&mut self, transport: T) -> Batch<'_, T, P> {
-        Batch::new(&mut *self.sq, self.state, transport)
+        Batch::new(&mut *self.sq, self.kernel.state, transport)
     }
 
     /// # Safety
@@ -183,7 +184,7 @@ impl<P: Provider> QpCore<P> {
         defer: bool,
     ) -> Result<(), PostError> {
         // SAFETY: the caller's contract is the same.
-        unsafe { post_sends::<T, P>(transport, &mut self.sq, self.state, requests, defer) }
+        unsafe { post_sends::<T, P>(transport, &mut self.sq, self.kernel.state, requests, defer) }
     }
 
     /// # Safety
@@ -214,7 +215,7 @@ impl<P: Provider> QpCore<P> {
                 _ => unsafe { self.post_recv_list(transport, requests) },
             }
         };
-        if self.state == QpState::ERR {
+        if self.kernel.state == QpState::ERR {
             // A device need not process the receive queue in ERR by itself. If the command fails,
             // the device is gone.
             let _ = self.set_error();
@@ -234,6 +235,6 @@ impl<P: Provider> QpCore<P> {
         requests: &[RecvRequest<'_>],
     ) -> Result<(), PostError> {
         // SAFETY: the caller's contract is the same.
-        unsafe { post_receives_in(transport, self.rq.as_deref_mut(), self.state, requests) }
+        unsafe { post_receives_in(transport, self.rq.as_deref_mut(), self.kernel.state, requests) }
     }
 }

@@ -29,7 +29,7 @@ impl<P: Provider> QpCore<P> {
     /// As for [`Qp::set_rate_limit`](crate::qp::Qp::set_rate_limit).
     pub fn set_rate_limit(&mut self, limit: &RateLimit) -> Result<()> {
         const VERB: &str = "modify_qp_rate_limit";
-        self.check_state(VERB, QpState::RTS)?;
+        self.kernel.check_state(VERB, QpState::RTS)?;
         let caps = self.pd().context().provider().capabilities();
         if caps.rate_limit_supported_qpts >> self.qp_type().0 & 1 == 0 {
             return Err(Error::unsupported(VERB, Feature::RateLimit));

@@ -7,7 +7,7 @@ use bareverbs_provider::work::{Payload, Remote, SendFlags, SendRequest};
 use bareverbs_uapi::verbs_values::QpState;
 
 use super::push_slow;
-use crate::posting::{PostError, PostReason, doorbell_error};
+use crate::post_error::{PostError, PostReason, doorbell_error};
 use crate::provider::AnyProvider;
 use crate::qp::datagram::Datagram;
 use crate::qp::transport::{Connected, Operations, UcOperation, Ud};

@@ -5,11 +5,12 @@ use bareverbs_provider::work::RecvRequest;
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::verbs_values::QpState;
 
-use crate::posting::{PostError, PostReason, post_receives};
+use crate::post_error::{PostError, PostReason};
 use crate::provider::AnyProvider;
 use crate::qp::transport::Operations;
 #[cfg(feature = "test-utils")]
 use crate::qp::transport::Transport;
+use crate::recv_queue::post_receives;
 
 /// The receive half of a QP. It borrows the QP; see [`Qp::split`](crate::qp::Qp::split).
 pub struct RecvHalf<'q, T: Operations, P: Provider = AnyProvider> {

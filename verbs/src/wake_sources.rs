@@ -11,12 +11,12 @@ use crate::runtime::{Registration, Runtime};
 
 /// The sources that wake a task: the events of a completion channel, and a timer for keepalives.
 #[derive(Debug)]
-pub(crate) struct Attached {
+pub(crate) struct WakeSources {
     channel: Registration,
     alarm: Alarm,
 }
 
-impl Attached {
+impl WakeSources {
     pub(crate) fn new(runtime: Arc<dyn Runtime>, channel: &CompChannel) -> Result<Self> {
         Ok(Self {
             channel: Registration::new(runtime, channel.events().fd())?,

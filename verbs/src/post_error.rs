@@ -1,11 +1,10 @@
-//! Errors of posting, and the posting of receives to any queue.
+//! Errors of posting.
 
 use std::fmt;
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::error::DoorbellError;
-use bareverbs_provider::traits::RecvQueue;
-use bareverbs_provider::work::{PushError, RecvRequest, WcStatus};
+use bareverbs_provider::work::{PushError, WcStatus};
 use bareverbs_uapi::verbs_values::{QpState, WqState};
 
 /// An error of a post: not all requests were posted.
@@ -90,33 +89,6 @@ impl From<(u64, WcStatus)> for SendFailure {
 pub(crate) fn doorbell_error(error: DoorbellError, requests: usize) -> PostError {
     let accepted = if matches!(error, DoorbellError::Posted(_)) { requests } else { 0 };
     PostError { accepted, reason: PostReason::Doorbell(error) }
-}
-
-/// Posts any receives to a receive queue of a QP or to a shared one.
-///
-/// # Safety
-///
-/// As for [`RecvHalf::post_recv`](crate::qp::RecvHalf::post_recv).
-pub(crate) unsafe fn post_receives(
-    queue: &mut impl RecvQueue,
-    requests: &[RecvRequest<'_>],
-) -> Result<(), PostError> {
-    let mut posted = Ok(());
-    let mut accepted = 0;
-    loop {
-        // SAFETY: the caller upholds the contract for every request; `accepted` of them have been
-        // pushed.
-        accepted += unsafe { queue.try_push_all(&requests[accepted..]) };
-        let Some(request) = requests.get(accepted) else { break };
-        // SAFETY: the caller upholds the contract for every request, and this one was not pushed.
-        if let Err(refusal) = unsafe { queue.push(request) } {
-            posted = Err(PostError { accepted, reason: refusal.into() });
-            break;
-        }
-        accepted += 1;
-    }
-    queue.ring();
-    posted
 }
 
 #[cfg(test)]
