@@ -461,7 +461,9 @@ fn empty_response<D: Device>(qp: &Qp<D>, device: &D, packet: &Packet) -> Pending
 /// Whether another response to a READ, an atomic or an ATOMIC WRITE can be queued, up to
 /// `max_dest_rd_atomic`.
 fn has_room<D: Device>(qp: &Qp<D>) -> bool {
-    let is_of_flush = |response: &&PendingResponse<D::Accessor>| matches!(response, PendingResponse::Read(read) if read.of_flush);
-    let counted = qp.responder.pending.iter().filter(|response| !is_of_flush(response)).count();
-    counted < usize::from(qp.attributes.max_dest_rd_atomic.max(1))
+    let counted = qp.responder.pending.iter().filter(|response| match response {
+        PendingResponse::Read(read) => !read.of_flush,
+        PendingResponse::Atomic(_) => true,
+    });
+    counted.count() < usize::from(qp.attributes.max_dest_rd_atomic.max(1))
 }
