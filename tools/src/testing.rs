@@ -135,12 +135,27 @@ pub fn recode_perf_version(bytes: &[u8; 16]) -> Result<[u8; 16], String> {
     Version::decode(bytes).map(Version::encode).map_err(|error| error.to_string())
 }
 
+/// The form of an address record of perftest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PerfKeyForm {
+    /// Text without a GID.
+    Lid,
+    /// Text with a GID.
+    Gid,
+    /// Numbers, as over the connection manager.
+    Binary,
+}
+
 /// Decodes an address record of perftest and encodes it again.
 ///
 /// # Errors
 /// The error message of the program.
-pub fn recode_perf_key(with_gid: bool, bytes: &[u8]) -> Result<Vec<u8>, String> {
-    let form = if with_gid { KeyForm::Gid } else { KeyForm::Lid };
+pub fn recode_perf_key(form: PerfKeyForm, bytes: &[u8]) -> Result<Vec<u8>, String> {
+    let form = match form {
+        PerfKeyForm::Lid => KeyForm::Lid,
+        PerfKeyForm::Gid => KeyForm::Gid,
+        PerfKeyForm::Binary => KeyForm::Binary,
+    };
     KeyRecord::decode(form, bytes).map(|record| record.encode(form)).map_err(|error| error.to_string())
 }
 
