@@ -30,6 +30,7 @@ mod filter;
 pub mod fuzz;
 mod generate;
 mod guard;
+pub mod junit;
 mod kernel;
 mod map;
 #[cfg(test)]

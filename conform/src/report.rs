@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 pub use html::html;
 
-use crate::page::escape;
+use crate::junit::{self, Case, CaseResult};
 use crate::{Outcome, Results, Verdict};
 
 /// A summary in a line.
@@ -142,35 +142,21 @@ fn one_line(text: &str) -> String {
 /// JUnit's XML.
 #[must_use]
 pub fn junit(results: &Results) -> String {
-    let (_, failed, skipped) = counts(results);
-    let mut text = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
-    let _ = writeln!(
-        text,
-        "<testsuite name=\"{}\" tests=\"{}\" failures=\"{failed}\" skipped=\"{skipped}\" time=\"{}\">",
-        escape(&format!("bareverbs conform {} {}", results.device, results.kernel)),
-        results.checks.len(),
-        results.milliseconds as f64 / 1000.0,
-    );
-    for outcome in &results.checks {
+    let details = |outcome: &Outcome| format!("{}\n{}", outcome.call, outcome.kernel_log.join("\n"));
+    let details: Vec<String> = results.checks.iter().map(details).collect();
+    let cases = results.checks.iter().zip(&details).map(|(outcome, details)| {
         let (class, name) = outcome.name.rsplit_once("::").unwrap_or(("", &outcome.name));
-        let _ = write!(text, "  <testcase classname=\"{}\" name=\"{}\"", escape(class), escape(name));
-        match outcome.verdict {
-            Verdict::Passed => text.push_str("/>\n"),
-            Verdict::Skipped => {
-                let _ = writeln!(text, "><skipped message=\"{}\"/></testcase>", escape(&outcome.reason));
-            }
-            Verdict::Failed => {
-                let log = outcome.kernel_log.join("\n");
-                let _ = writeln!(
-                    text,
-                    "><failure message=\"{}\">{}</failure></testcase>",
-                    escape(&outcome.reason),
-                    escape(&format!("{}\n{log}", outcome.call)),
-                );
-            }
-        }
-    }
-    text + "</testsuite>\n"
+        let reason = outcome.reason.as_str();
+        let result = match outcome.verdict {
+            Verdict::Passed => CaseResult::Passed,
+            Verdict::Skipped => CaseResult::Skipped { reason },
+            Verdict::Failed => CaseResult::Failed { reason, details },
+        };
+        Case { class, name, result }
+    });
+    let cases: Vec<Case<'_>> = cases.collect();
+    let suite = format!("bareverbs conform {} {}", results.device, results.kernel);
+    junit::junit(&suite, Some(results.milliseconds as f64 / 1000.0), &cases)
 }
 
 /// JSON: an object with the kernel, the device and a list of checks.

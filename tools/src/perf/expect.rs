@@ -1,8 +1,6 @@
 //! Expectations of the results: `--expect 'p99<5us'`.
 
-use std::fmt::Write as _;
-
-use bareverbs_conform::page::escape;
+use bareverbs_conform::junit::{self, Case, CaseResult};
 
 use super::report::{Latency, Report, SizeResult};
 use crate::cli::perf::expectation::{Comparison, Expectation, Figure, Limit, Statistic};
@@ -100,23 +98,15 @@ pub(crate) fn verdict(checked: &[Checked]) -> Result<(), NotMet> {
 
 /// The checks as a JUnit file.
 pub(crate) fn junit(suite: &str, checked: &[Checked]) -> String {
-    let failures = checked.iter().filter(|one| one.failure.is_some()).count();
-    let suite = escape(suite);
-    let mut text = format!(
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n  <testsuite name=\"{suite}\" \
-         tests=\"{}\" failures=\"{failures}\" errors=\"0\" skipped=\"0\">\n",
-        checked.len()
-    );
-    for Checked { name, failure } in checked {
-        let _ = write!(text, "    <testcase classname=\"{suite}\" name=\"{}\"", escape(name));
-        let _ = match failure {
-            None => writeln!(text, "/>"),
-            Some(failure) => {
-                writeln!(text, ">\n      <failure message=\"{}\"/>\n    </testcase>", escape(failure))
-            }
+    let cases = checked.iter().map(|Checked { name, failure }| {
+        let result = match failure {
+            None => CaseResult::Passed,
+            Some(reason) => CaseResult::Failed { reason, details: "" },
         };
-    }
-    text + "  </testsuite>\n</testsuites>\n"
+        Case { class: suite, name, result }
+    });
+    let cases: Vec<Case<'_>> = cases.collect();
+    junit::junit(suite, None, &cases)
 }
 
 #[cfg(test)]
@@ -230,7 +220,7 @@ mod tests {
         let text = junit("write bw", &checked);
         assert!(text.contains("tests=\"2\" failures=\"1\""), "{text}");
         assert!(text.contains("name=\"p99&lt;5us at 64 bytes\"/>"), "{text}");
-        assert!(text.contains("<failure message=\"it is &quot;low&quot;\"/>"), "{text}");
+        assert!(text.contains("<failure message=\"it is &quot;low&quot;\"></failure>"), "{text}");
         let error = verdict(&checked).unwrap_err().to_string();
         assert_eq!(error, "not as expected: bw>90% at 64 bytes: it is \"low\"");
         assert!(verdict(&checked[..1]).is_ok());
