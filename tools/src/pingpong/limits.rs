@@ -1,18 +1,11 @@
 //! Compares the requested features with the device's capabilities before any object is created.
 
 use bareverbs::Result;
-use bareverbs::device::DeviceCapFlags;
+use bareverbs::device::{DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps};
 use bareverbs::values::Mtu;
 
 use crate::cli::pingpong::{Config, Kind, XsrqPingpong};
 use crate::session::path::LocalPort;
-
-const ODP_SUPPORT: u64 = 1 << 0;
-const ODP_IMPLICIT: u64 = 1 << 1;
-const ODP_SEND: u32 = 1 << 0;
-const ODP_RECV: u32 = 1 << 1;
-const ODP_SRQ_RECV: u32 = 1 << 5;
-const XRC: u64 = 1 << 20;
 
 /// The capabilities of a device and its port that a ping-pong uses.
 #[derive(Clone, Debug)]
@@ -25,9 +18,9 @@ pub(crate) struct DeviceLimits {
     pub(crate) max_qp: u32,
     pub(crate) max_qp_wr: u32,
     pub(crate) max_srq_wr: u32,
-    pub(crate) odp_general: u64,
-    pub(crate) odp_rc: u32,
-    pub(crate) odp_xrc: u32,
+    pub(crate) odp_general: OdpGeneralCaps,
+    pub(crate) odp_rc: OdpTransportCaps,
+    pub(crate) odp_xrc: OdpTransportCaps,
     pub(crate) xrc: bool,
     pub(crate) timestamp_mask: u64,
     pub(crate) max_dm_size: u64,
@@ -54,10 +47,10 @@ impl DeviceLimits {
             max_qp: attr.max_qp,
             max_qp_wr: attr.max_qp_wr,
             max_srq_wr: if attr.max_srq == 0 { 0 } else { attr.max_srq_wr },
-            odp_general: attr.odp_general_caps.bits(),
-            odp_rc: attr.rc_odp_caps.bits(),
-            odp_xrc: attr.xrc_odp_caps.bits(),
-            xrc: attr.device_cap_flags.bits() & XRC != 0,
+            odp_general: attr.odp_general_caps,
+            odp_rc: attr.rc_odp_caps,
+            odp_xrc: attr.xrc_odp_caps,
+            xrc: attr.device_cap_flags.contains(DeviceCapFlags::XRC),
             timestamp_mask: attr.completion_timestamp_mask,
             max_dm_size: attr.max_dm_size,
             cc_dma_bounce: attr.device_cap_flags.contains(DeviceCapFlags::CC_DMA_BOUNCE),
@@ -145,11 +138,12 @@ impl DeviceLimits {
     }
 
     fn missing_xrc(&self, requested: &XsrqPingpong) -> Option<String> {
-        const NEEDED: u32 = ODP_SEND | ODP_SRQ_RECV;
         if !self.xrc {
             return Some("xsrq requires XRC, which the device does not support".into());
         }
-        if requested.odp && (self.odp_general & ODP_SUPPORT == 0 || self.odp_xrc & NEEDED != NEEDED) {
+        let has_odp = self.odp_general.contains(OdpGeneralCaps::SUPPORT)
+            && self.odp_xrc.contains(OdpTransportCaps::SEND | OdpTransportCaps::SRQ_RECV);
+        if requested.odp && !has_odp {
             return Some(
                 "-o requires on-demand paging for sends and SRQ receives on XRC (xrc_odp_caps)".into(),
             );
@@ -162,18 +156,18 @@ impl DeviceLimits {
 
     fn missing(&self, requested: &Config<'_>) -> Option<String> {
         if requested.on_demand() {
-            if self.odp_general & ODP_SUPPORT == 0 {
+            if !self.odp_general.contains(OdpGeneralCaps::SUPPORT) {
                 return Some("-o and -O require on-demand paging (ODP_SUPPORT)".into());
             }
-            let (needed, what) = match requested.kind {
-                Kind::Srq => (ODP_SEND | ODP_SRQ_RECV, "sends and SRQ receives"),
-                _ => (ODP_SEND | ODP_RECV, "sends and receives"),
+            let (recv, what) = match requested.kind {
+                Kind::Srq => (OdpTransportCaps::SRQ_RECV, "sends and SRQ receives"),
+                _ => (OdpTransportCaps::RECV, "sends and receives"),
             };
-            if self.odp_rc & needed != needed {
+            if !self.odp_rc.contains(OdpTransportCaps::SEND | recv) {
                 return Some(format!("-o and -O require on-demand paging for {what} on RC (rc_odp_caps)"));
             }
         }
-        if requested.iodp && self.odp_general & ODP_IMPLICIT == 0 {
+        if requested.iodp && !self.odp_general.contains(OdpGeneralCaps::SUPPORT_IMPLICIT) {
             return Some("-O requires implicit on-demand paging (ODP_SUPPORT_IMPLICIT)".into());
         }
         if requested.ts && self.timestamp_mask == 0 {
@@ -208,9 +202,9 @@ mod tests {
             max_qp: 1_048_560,
             max_qp_wr: 1_048_576,
             max_srq_wr: 1_048_576,
-            odp_general: ODP_SUPPORT,
-            odp_rc: ODP_SEND | ODP_RECV,
-            odp_xrc: 0,
+            odp_general: OdpGeneralCaps::SUPPORT,
+            odp_rc: OdpTransportCaps::SEND | OdpTransportCaps::RECV,
+            odp_xrc: OdpTransportCaps::empty(),
             xrc: false,
             timestamp_mask: 0,
             max_dm_size: 0,
@@ -258,17 +252,19 @@ mod tests {
 
     #[test]
     fn odp_follows_the_capabilities() {
-        let none = DeviceLimits { odp_general: 0, odp_rc: 0, ..rxe() };
+        let none =
+            DeviceLimits { odp_general: OdpGeneralCaps::empty(), odp_rc: OdpTransportCaps::empty(), ..rxe() };
         for args in [&["-o"][..], &["-o", "-P"], &["-O"]] {
             assert_eq!(
                 result_of(&none, args).unwrap_err(),
                 "rxe0: -o and -O require on-demand paging (ODP_SUPPORT)"
             );
         }
-        let send_only = DeviceLimits { odp_rc: ODP_SEND, ..rxe() };
+        let send_only = DeviceLimits { odp_rc: OdpTransportCaps::SEND, ..rxe() };
         assert!(result_of(&send_only, &["-o"]).unwrap_err().contains("for sends and receives on RC"));
         result_of(&none, &[]).unwrap();
-        let implicit = DeviceLimits { odp_general: ODP_SUPPORT | ODP_IMPLICIT, ..rxe() };
+        let both = OdpGeneralCaps::SUPPORT | OdpGeneralCaps::SUPPORT_IMPLICIT;
+        let implicit = DeviceLimits { odp_general: both, ..rxe() };
         result_of(&implicit, &["-O", "-P"]).unwrap();
     }
 
@@ -334,6 +330,7 @@ mod tests {
         assert_eq!(result_of_kind("srq", &none, &[]).unwrap_err(), "rxe0: the device has no SRQs (max_srq)");
         let text = result_of_kind("srq", &rxe(), &["-o"]).unwrap_err();
         assert!(text.contains("for sends and SRQ receives on RC"), "{text}");
-        result_of_kind("srq", &DeviceLimits { odp_rc: ODP_SEND | ODP_SRQ_RECV, ..rxe() }, &["-o"]).unwrap();
+        let shared = OdpTransportCaps::SEND | OdpTransportCaps::SRQ_RECV;
+        result_of_kind("srq", &DeviceLimits { odp_rc: shared, ..rxe() }, &["-o"]).unwrap();
     }
 }
