@@ -8,9 +8,11 @@
 
 mod mapped;
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use bareverbs_rdmacm::PortSpace;
 use bareverbs_rdmacm::stream::StreamOptions;
 use serde::Serialize;
 
@@ -92,6 +94,16 @@ fn start(options: &Rstream, is_mapped: bool) -> Result<()> {
             tool.run_tests(Goal::Bandwidth, sizes.iter().copied().map(bandwidth_test).collect())
         }
     }
+}
+
+/// The address of a host in the form that the options name; without a host, every IPv4 address.
+fn address_of(options: &Rstream, host: Option<&str>) -> Result<SocketAddr> {
+    let Rstream { format, port, .. } = *options;
+    let address = match host {
+        Some(host) => address::of_format(format, host, port, PortSpace::Tcp)?,
+        None => address::unspecified(format, port, PortSpace::Tcp),
+    };
+    address.ip().context("a stream has IP addresses, no GID (-f gid)")
 }
 
 /// The sizes of the standard tests.
@@ -199,17 +211,17 @@ impl Tool<'_> {
     }
 
     fn open(&mut self, goal: Goal) -> Result<Socket<'static>> {
-        let Rstream { server: host, bind, port, .. } = self.options;
+        let Rstream { server: host, bind, .. } = self.options;
         let (waiting, stop) = (self.options.waiting(), self.stop);
         let stream = self.stream_options(goal);
         if let Some(host) = host {
-            let peer = address::first(host, *port)?;
+            let peer = address_of(self.options, Some(host))?;
             if self.options.uses_sockets() {
                 return Ok(Socket::connect_tcp(peer, waiting, stop)?);
             }
             return Ok(Socket::rdma(stream.connect(peer).wait()?, waiting, stop));
         }
-        let addr = address::to_bind(bind.as_deref(), *port)?;
+        let addr = address_of(self.options, bind.as_deref())?;
         let server = match &mut self.server {
             Some(server) => server,
             none if self.options.uses_sockets() => none.insert(Server::tcp(addr)?),
@@ -302,6 +314,28 @@ impl Tool<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    #[test]
+    fn format_selects_the_form_of_addresses() {
+        let address = |format: &str, host: Option<&str>| {
+            let line = ["bareverbs", "rstream", "-f", format];
+            let Command::Rstream(options) = Cli::try_parse_from(line).unwrap().command else {
+                panic!("not a stream")
+            };
+            address_of(&options, host).map_err(|error| error.to_string())
+        };
+        let loopback = Ok("127.0.0.1:7471".parse().unwrap());
+        assert_eq!(address("ip", Some("127.0.0.1")), loopback);
+        assert_eq!(address("ipv6", Some("::1")), Ok("[::1]:7471".parse().unwrap()));
+        assert_eq!(address("name", Some("127.0.0.1")), loopback);
+        assert_eq!(address("ip", None), Ok("0.0.0.0:7471".parse().unwrap()));
+        assert_eq!(address("ip", Some("localhost")), Err("localhost is not an IP address".into()));
+        for host in [Some("fe80::1"), None] {
+            assert!(address("gid", host).unwrap_err().contains("-f gid"), "{host:?}");
+        }
+    }
 
     #[test]
     fn numbers_have_the_units_of_the_c_program() {

@@ -3,6 +3,7 @@
 use clap::{Args, ValueEnum};
 
 use super::values::number;
+use crate::session::address::AddressFormat;
 use crate::session::socket::Waiting;
 
 /// A transfer size, or all standard sizes.
@@ -45,17 +46,6 @@ pub(crate) enum TestOption {
     Verify,
 }
 
-/// The form of addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum AddressFormat {
-    /// A host name or an address
-    Name,
-    /// An IP address
-    Ip,
-    /// An IPv6 address
-    Ipv6,
-}
-
 /// The options of rstream.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Rstream {
@@ -65,7 +55,7 @@ pub(crate) struct Rstream {
     /// Listen at this address (default: every IPv4 address)
     #[arg(short, long, value_name = "ADDR", conflicts_with = "server")]
     pub(crate) bind: Option<String>,
-    /// Form of addresses
+    /// Form of addresses; a stream has no GID
     #[arg(short, long, value_enum, default_value = "name")]
     pub(crate) format: AddressFormat,
     /// Bytes of the send buffer and of the receive buffer (default: 512 KiB)
