@@ -25,9 +25,9 @@ use self::queues::{Datagrams, Queues, Reliable, Unreliable};
 use self::record::Record;
 use self::report::{Addresses, Checked, Figures, Report, address_line};
 use self::run::{Endpoint, Outcome};
-use self::state::Side;
 use crate::cli::pingpong::{CommonOptions, Config, Kind, Pingpong, SingleClient};
 use crate::output;
+use crate::session::Role;
 use crate::session::exchange::{Peer, Server};
 use crate::session::path::LocalPort;
 use crate::signal::Stop;
@@ -78,7 +78,7 @@ fn run_transport<Q: Queues>(config: Config<'_>) -> Result<()> {
     }
     let mut endpoint = Endpoint::<Q>::new(config, &port, stop)?;
     let remote = exchange(&config, &mut endpoint, manager.as_mut(), stop)?;
-    if endpoint.side() == Side::Client {
+    if endpoint.side() == Role::Client {
         endpoint.connect(&remote)?;
         manager.as_ref().map_or(Ok(()), Manager::establish)?;
     }

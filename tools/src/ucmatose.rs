@@ -7,7 +7,8 @@
 use std::os::fd::AsFd;
 
 use anyhow::{Context as _, Result, bail};
-use bareverbs::values::RetryCount;
+use bareverbs::qp::QpAttr;
+use bareverbs::values::{MinRnrTimer, RetryCount};
 use bareverbs::{Buffer, Endpoint, Op, RegionMut};
 use bareverbs_rdmacm::connection::Domains;
 use bareverbs_rdmacm::event::{Event, EventKind, RequestParam};
@@ -17,8 +18,7 @@ use serde::Serialize;
 use crate::cli::connected::Ucmatose;
 use crate::output;
 use crate::session::address;
-use crate::session::connected::{RESOLVE_LIMIT, bring_up, failure};
-use crate::session::datagram::next_event;
+use crate::session::connected::{RESOLVE_LIMIT, bring_up, failure, next_event};
 use crate::signal::{Interrupted, Stop, Wake};
 
 /// The result, for `--json`.
@@ -74,6 +74,14 @@ struct Node {
 }
 
 impl Node {
+    fn bring_up(&mut self) -> Result<()> {
+        let Self { id, endpoint, .. } = self;
+        bring_up(id, |attr, mask| {
+            // The kernel's value is 655 ms.
+            endpoint.modify_qp(&QpAttr { min_rnr_timer: MinRnrTimer::MIN, ..attr }, mask)
+        })
+    }
+
     /// Waits until `is_done`. The peer does not end the connection before.
     fn wait(&mut self, channel: &EventChannel, stop: &Stop, is_done: impl Fn(&Self) -> bool) -> Result<()> {
         while !is_done(self) {
@@ -225,7 +233,7 @@ impl Tool<'_> {
             EventKind::ConnectRequest(request) => self.accept(request)?,
             EventKind::ConnectResponse(_) => {
                 let Some(node) = self.node(event.key) else { return Ok(false) };
-                bring_up(&node.id, &mut node.endpoint)?;
+                node.bring_up()?;
                 node.id.establish()?;
                 node.is_connected = true;
                 return Ok(true);
@@ -253,7 +261,7 @@ impl Tool<'_> {
             id.set_ack_timeout(timeout)?;
         }
         let mut node = self.prepare(id)?;
-        bring_up(&node.id, &mut node.endpoint)?;
+        node.bring_up()?;
         // There are no reads: the depths are those of the request, as librdmacm answers.
         node.id.accept(&ConnParam {
             responder_resources: peer.responder_resources,

@@ -14,8 +14,8 @@ use serde::Serialize;
 use crate::cli::datagram::Udaddy;
 use crate::output;
 use crate::session::address;
-use crate::session::connected::RESOLVE_LIMIT;
-use crate::session::datagram::{Messages, Node, next_event, step};
+use crate::session::connected::{RESOLVE_LIMIT, next_event};
+use crate::session::datagram::{Messages, Node, step};
 use crate::signal::Stop;
 
 /// The port of the C program, which has no option for it.

@@ -1,21 +1,19 @@
 //! The connections of the measured queue pairs by the connection manager (`--cm`).
 
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use bareverbs::Access;
-use bareverbs::qp::{Qp, QpState};
+use bareverbs::qp::Qp;
 use bareverbs::values::{AckTimeout, RnrRetry};
 use bareverbs_rdmacm::event::{Event, EventKind, RequestParam};
 use bareverbs_rdmacm::{CmId, ConnParam, EventChannel, PortSpace};
-use rustix::event::PollFlags;
 
-use super::transport::{MIN_RNR_TIMER, RETRY_CNT, Service};
-use crate::session::address;
-use crate::session::connected::{RESOLVE_LIMIT, failure};
+use super::transport::{MIN_RNR_TIMER, Service};
+use crate::session::connected::{RESOLVE_LIMIT, bring_up, failure, next_event_within};
 use crate::session::exchange::{EXCHANGE_TIMEOUT, TIMEOUT_PER_QP};
+use crate::session::{RETRY_CNT, address};
 use crate::signal::{Interrupted, Stop, Timeout, Wake};
 
 /// Attempts of a client: perftest's server listens shortly after it has asked for connections.
@@ -158,31 +156,20 @@ impl<'s> Connections<'s> {
         ConnParam { retry_count: RETRY_CNT, rnr_retry_count: RnrRetry::INFINITE, ..ConnParam::new(qp_num) }
     }
 
-    /// Moves a queue pair to RTS by the attributes of its identifier. `param` limits the passive side.
+    /// Moves a queue pair to RTS. `param` limits the passive side.
     fn bring_up<T: Service>(&self, id: &CmId, qp: &mut Qp<T>, param: Option<&ConnParam<'_>>) -> Result<()> {
-        for state in [QpState::INIT, QpState::RTR, QpState::RTS] {
-            let (mut attr, mask) = id.init_qp_attr(state)?;
+        bring_up(id, |mut attr, mask| {
             (attr.access, attr.min_rnr_timer) = (self.request.access, MIN_RNR_TIMER);
             if let Some(param) = param {
                 (attr.max_dest_rd_atomic, attr.max_rd_atomic) =
                     (param.responder_resources, param.initiator_depth);
             }
-            qp.modify(&attr, mask)?;
-        }
-        Ok(())
+            qp.modify(&attr, mask)
+        })
     }
 
     fn next(&self, limit: &mut Timeout) -> Result<Event> {
-        loop {
-            self.stop.check()?;
-            if let Some(event) = self.channel.try_wait()? {
-                return Ok(event);
-            }
-            match self.stop.wait(self.channel.as_fd(), PollFlags::IN, Some(&mut *limit))? {
-                Wake::Ready => {}
-                Wake::TimedOut => bail!("the peer does not answer the connection manager (--cm)"),
-                Wake::Stopped => return Err(Interrupted.into()),
-            }
-        }
+        let event = next_event_within(&self.channel, self.stop, Some(limit))?;
+        event.context("the peer does not answer the connection manager (--cm)")
     }
 }

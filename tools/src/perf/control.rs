@@ -14,12 +14,12 @@ use bareverbs_rdmacm::{BoundDevice, EventChannel};
 use rustix::event::PollFlags;
 
 use super::wire::SETTINGS_LEN;
-use crate::session::address;
-use crate::session::connected::{LIMIT, next_request, within};
+use crate::session::connected::{LIMIT, Next, next_completion_within, next_request, within};
 use crate::session::exchange::{
     EXCHANGE_TIMEOUT, ExchangeError, Item, Peer, TIMEOUT_PER_MIB, TIMEOUT_PER_QP,
 };
-use crate::signal::{Interrupted, Stop, Timeout, Wake};
+use crate::session::{RETRY_CNT, address};
+use crate::signal::{Interrupted, Stop, Timeout};
 
 /// The control connection.
 #[derive(Debug)]
@@ -111,13 +111,6 @@ struct State {
     inbox: VecDeque<Vec<u8>>,
 }
 
-/// What a wait ended with.
-enum Next {
-    Completion(Done<RegionMut>),
-    Ended,
-    TimedOut,
-}
-
 /// An endpoint with receives for the messages of the exchange.
 fn endpoint(context: &Context, port: PortNum) -> Result<Endpoint<RegionMut>> {
     let pd: Pd = context.alloc_pd()?;
@@ -144,7 +137,7 @@ const OPTIONS: ConnectOptions<'_> = ConnectOptions {
     private_data: &[],
     access: Access::empty(),
     rd_atomic: 0,
-    retry_count: super::transport::RETRY_CNT,
+    retry_count: RETRY_CNT,
     rnr_retry_count: bareverbs::values::RnrRetry::INFINITE,
     min_rnr_timer: super::transport::MIN_RNR_TIMER,
     ece: None,
@@ -202,10 +195,11 @@ impl<'s> CmPeer<'s> {
         state.connection.queue.post(Op::send_inline(bytes)).map_err(|error| failed(error.into()))?;
         let mut timeout = Timeout::after(self.timeout);
         loop {
-            match self.next(&mut state.connection, Some(&mut timeout)).map_err(failed)? {
+            let next = next_completion_within(&mut state.connection, self.stop, Some(&mut timeout));
+            match next.map_err(failed)? {
                 Next::Completion(done) if done.is_recv() => state.keep(done).map_err(failed)?,
                 Next::Completion(_) => return Ok(()),
-                Next::Ended => return Err(failed(io::Error::from(io::ErrorKind::ConnectionReset).into())),
+                Next::End => return Err(failed(io::Error::from(io::ErrorKind::ConnectionReset).into())),
                 Next::TimedOut => return Err(failed(io::Error::from(io::ErrorKind::TimedOut).into())),
             }
         }
@@ -221,9 +215,10 @@ impl<'s> CmPeer<'s> {
         let mut timeout = Timeout::after(self.timeout);
         while state.inbox.is_empty() {
             let limit = if patient { None } else { Some(&mut timeout) };
-            match self.next(&mut state.connection, limit).map_err(failed)? {
+            let next = next_completion_within(&mut state.connection, self.stop, limit);
+            match next.map_err(failed)? {
                 Next::Completion(done) => state.keep(done).map_err(failed)?,
-                Next::Ended => return Err(ExchangeError::Closed { what, received: 0 }),
+                Next::End => return Err(ExchangeError::Closed { what, received: 0 }),
                 Next::TimedOut => {
                     return Err(ExchangeError::Stalled { what, received: 0, timeout: self.timeout });
                 }
@@ -234,32 +229,6 @@ impl<'s> CmPeer<'s> {
             received if received < what.len => Err(ExchangeError::Closed { what, received }),
             received if received > what.len => Err(ExchangeError::TooMuch { what }),
             _ => Ok(message),
-        }
-    }
-
-    /// Waits for a completion. Those that came before the end of the connection are found first.
-    fn next(
-        &self,
-        Connected { queue, link }: &mut Connected<Endpoint<RegionMut>>,
-        mut limit: Option<&mut Timeout>,
-    ) -> Result<Next> {
-        loop {
-            self.stop.check()?;
-            // Completions before the arming raise no event, so it is followed by a poll.
-            queue.arm()?;
-            let has_ended = link.has_ended()?;
-            match queue.poll() {
-                Some(Ok(done)) => return Ok(Next::Completion(done)),
-                // The end of the connection flushes what was posted.
-                _ if has_ended => return Ok(Next::Ended),
-                Some(Err(error)) => return Err(error).context("the control connection failed"),
-                None => {}
-            }
-            match self.stop.wait_either(queue.as_fd(), self.events.as_fd(), limit.as_deref_mut())? {
-                Wake::Ready => {}
-                Wake::TimedOut => return Ok(Next::TimedOut),
-                Wake::Stopped => return Err(Interrupted.into()),
-            }
         }
     }
 }

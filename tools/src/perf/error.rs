@@ -7,9 +7,8 @@ use bareverbs::WcStatus;
 use bareverbs::device::{LinkDown, LinkLayer};
 use bareverbs::values::{AckTimeout, Mtu};
 
-use super::transport::RETRY_CNT;
 use super::wire::KeyRecord;
-use crate::session::status;
+use crate::session::{RETRY_CNT, status};
 
 /// How far a run has come.
 #[derive(Clone, Copy, Debug, Default)]

@@ -10,15 +10,8 @@ use super::wire::{
     BadMessage, BandwidthReport, KeyForm, KeyRecord, Message, Version, decode_mtu, decode_settings,
     decode_size, encode_mtu, encode_settings,
 };
+pub(crate) use crate::session::Role;
 use crate::session::exchange::ExchangeError;
-
-/// The side of a run. The client is the side that was given a host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Role {
-    Client,
-    Server,
-}
 
 /// Why the exchange failed.
 #[derive(Debug, thiserror::Error)]

@@ -16,7 +16,7 @@
 //! of the latest messages. All messages of a side are therefore equal in that case, and the memory
 //! of a receive is overwritten with wrong data before it is posted.
 
-use super::state::Side;
+use crate::session::Role;
 
 /// The initial memory content of the C programs for one queue pair. The C programs for several
 /// queue pairs start with zeros.
@@ -59,7 +59,7 @@ pub(crate) enum Scheme {
 /// Generates this side's messages and checks the peer's.
 #[derive(Debug)]
 pub(crate) struct Checker {
-    side: Side,
+    side: Role,
     scheme: Scheme,
     source: Option<Source>,
     checked: u64,
@@ -68,7 +68,7 @@ pub(crate) struct Checker {
 
 impl Checker {
     /// Creates a checker of messages with the length of `expected`, which is also the work buffer.
-    pub(crate) fn new(side: Side, scheme: Scheme, expected: Vec<u8>) -> Self {
+    pub(crate) fn new(side: Role, scheme: Scheme, expected: Vec<u8>) -> Self {
         Self { side, scheme, source: None, checked: 0, expected }
     }
 
@@ -116,8 +116,8 @@ impl Checker {
 
     fn compare(&mut self, source: Source, message: u64, bytes: &[u8]) -> Result<(), WrongData> {
         let echoed = match self.side {
-            Side::Client => Some(message),
-            Side::Server => message.checked_sub(1),
+            Role::Client => Some(message),
+            Role::Server => message.checked_sub(1),
         };
         match (source, echoed) {
             (Source::Pattern, _) => pattern(self.side.other(), self.scheme, message, &mut self.expected),
@@ -160,16 +160,16 @@ impl Checker {
     }
 }
 
-fn pattern(side: Side, scheme: Scheme, message: u64, bytes: &mut [u8]) {
+fn pattern(side: Role, scheme: Scheme, message: u64, bytes: &mut [u8]) {
     let (message, has_zeros) = match scheme {
         Scheme::Distinct(messages) => (message, message + 1 == messages),
         Scheme::Identical => (0, true),
     };
-    let seed = splitmix64(message << 1 | u64::from(side == Side::Server));
+    let seed = splitmix64(message << 1 | u64::from(side == Role::Server));
     for (word, chunk) in (seed..).zip(bytes.chunks_mut(8)) {
         chunk.copy_from_slice(&splitmix64(word).to_le_bytes()[..chunk.len()]);
     }
-    if side == Side::Client && has_zeros {
+    if side == Role::Client && has_zeros {
         bytes.iter_mut().step_by(PAGE).for_each(|start| *start = 0);
     }
 }
@@ -199,8 +199,8 @@ mod tests {
     #[test]
     fn two_bareverbs_endpoints_verify_data() {
         for size in [1, 2, 7, 128, 4096, 10_000] {
-            let mut client = Checker::new(Side::Client, Scheme::Distinct(20), vec![0; size]);
-            let mut server = Checker::new(Side::Server, Scheme::Distinct(20), vec![0; size]);
+            let mut client = Checker::new(Role::Client, Scheme::Distinct(20), vec![0; size]);
+            let mut server = Checker::new(Role::Server, Scheme::Distinct(20), vec![0; size]);
             let mut message = vec![0; size];
             for i in 0..20 {
                 client.fill(i, &mut message);
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn c_server_echo_and_final_zeros_are_accepted() {
         for size in [1, 128, 4096, 3 * PAGE + 1] {
-            let mut client = Checker::new(Side::Client, Scheme::Distinct(5), vec![0; size]);
+            let mut client = Checker::new(Role::Client, Scheme::Distinct(5), vec![0; size]);
             let mut memory = c_memory(size, false);
             for i in 0..5 {
                 client.fill(i, &mut memory);
@@ -231,7 +231,7 @@ mod tests {
     fn c_client_fill_and_echo_are_accepted() {
         for checked in [false, true] {
             for size in [1, 128, 3 * PAGE + 1] {
-                let mut server = Checker::new(Side::Server, Scheme::Distinct(5), vec![0; size]);
+                let mut server = Checker::new(Role::Server, Scheme::Distinct(5), vec![0; size]);
                 let mut memory = c_memory(size, checked);
                 for i in 0..5 {
                     server.verify(i, &memory).unwrap();
@@ -247,7 +247,7 @@ mod tests {
         for size in [1, 128, 3 * PAGE + 1] {
             // A client with two queue pairs: one answer of this side has arrived by half when the
             // client sends the other message.
-            let mut server = Checker::new(Side::Server, Scheme::Identical, vec![0; size]);
+            let mut server = Checker::new(Role::Server, Scheme::Identical, vec![0; size]);
             let mut answer = vec![0; size];
             server.fill(0, &mut answer);
             let mut mixture = answer.clone();
@@ -260,7 +260,7 @@ mod tests {
                 server.verify(1, &mixture).unwrap_err();
             }
             // A server that checks finds its zeros after any message.
-            let client = Checker::new(Side::Client, Scheme::Identical, vec![0; size]);
+            let client = Checker::new(Role::Client, Scheme::Identical, vec![0; size]);
             client.fill(3, &mut answer);
             assert!(answer.iter().step_by(PAGE).all(|&start| start == 0));
         }
@@ -268,8 +268,8 @@ mod tests {
 
     #[test]
     fn repeated_message_is_wrong_data() {
-        let mut client = Checker::new(Side::Client, Scheme::Distinct(5), vec![0; 128]);
-        let server = Checker::new(Side::Server, Scheme::Distinct(5), vec![0; 128]);
+        let mut client = Checker::new(Role::Client, Scheme::Distinct(5), vec![0; 128]);
+        let server = Checker::new(Role::Server, Scheme::Distinct(5), vec![0; 128]);
         let mut message = [0; 128];
         server.fill(0, &mut message);
         client.verify(0, &message).unwrap();
@@ -280,8 +280,8 @@ mod tests {
 
     #[test]
     fn echoing_peer_must_not_switch_to_the_pattern() {
-        let mut client = Checker::new(Side::Client, Scheme::Distinct(5), vec![0; 128]);
-        let server = Checker::new(Side::Server, Scheme::Distinct(5), vec![0; 128]);
+        let mut client = Checker::new(Role::Client, Scheme::Distinct(5), vec![0; 128]);
+        let server = Checker::new(Role::Server, Scheme::Distinct(5), vec![0; 128]);
         let mut message = [0; 128];
         client.fill(0, &mut message);
         client.verify(0, &message).unwrap();
@@ -306,8 +306,8 @@ mod tests {
             bit in 0..8u32,
             message in 0..3u64,
         ) {
-            let mut client = Checker::new(Side::Client, Scheme::Distinct(3), vec![0; size]);
-            let server = Checker::new(Side::Server, Scheme::Distinct(3), vec![0; size]);
+            let mut client = Checker::new(Role::Client, Scheme::Distinct(3), vec![0; size]);
+            let server = Checker::new(Role::Server, Scheme::Distinct(3), vec![0; size]);
             let mut bytes = vec![0; size];
             server.fill(message, &mut bytes);
             let offset = at.index(size);
@@ -323,8 +323,8 @@ mod tests {
                 pattern(side, Scheme::Distinct(1000), number, &mut bytes);
                 bytes
             };
-            prop_assert_ne!(message(Side::Client, one), message(Side::Server, other));
-            prop_assert_eq!(message(Side::Client, one) == message(Side::Client, other), one == other);
+            prop_assert_ne!(message(Role::Client, one), message(Role::Server, other));
+            prop_assert_eq!(message(Role::Client, one) == message(Role::Client, other), one == other);
         }
     }
 }

@@ -3,24 +3,22 @@
 //! Each queue pair has an identifier, whose request and response carry the records of both sides as
 //! private data. For UD, the request is for the server's QPN.
 
-use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs::qp::QpType;
 use bareverbs_rdmacm::event::{Event, EventKind, UdPeer};
 use bareverbs_rdmacm::{CmId, ConnParam, EventChannel, PeerParam, PortSpace, PrivateData};
-use rustix::event::PollFlags;
 
 use super::queues::Queues;
 use super::record::{RECORD_LEN, Record};
 use super::run::Endpoint;
 use crate::cli::pingpong::{Config, Kind};
 use crate::session::address;
-use crate::session::connected::{RESOLVE_LIMIT, failure};
+use crate::session::connected::{RESOLVE_LIMIT, failure, next_event_within};
 use crate::session::exchange::{EXCHANGE_TIMEOUT, TIMEOUT_PER_QP};
 use crate::session::path::LocalPort;
-use crate::signal::{Interrupted, Stop, Timeout, Wake};
+use crate::signal::{Stop, Timeout};
 
 /// The identifiers of the queue pairs.
 pub(super) struct Manager<'a> {
@@ -56,22 +54,14 @@ impl<'a> Manager<'a> {
     }
 
     fn next(&self, limit: Option<&mut Timeout>) -> Result<Option<Event>> {
-        let mut limit = limit;
-        loop {
-            self.stop.check()?;
-            if let Some(event) = self.channel.try_wait()? {
-                let id = self.ids.iter().find(|id| id.key() == event.key);
-                if let Some(reason) = failure(&event.kind, id) {
-                    bail!(reason);
-                }
-                return Ok(Some(event));
-            }
-            match self.stop.wait(self.channel.as_fd(), PollFlags::IN, limit.as_deref_mut())? {
-                Wake::Ready => {}
-                Wake::TimedOut => return Ok(None),
-                Wake::Stopped => return Err(Interrupted.into()),
+        let event = next_event_within(&self.channel, self.stop, limit)?;
+        if let Some(event) = &event {
+            let id = self.ids.iter().find(|id| id.key() == event.key);
+            if let Some(reason) = failure(&event.kind, id) {
+                bail!(reason);
             }
         }
+        Ok(event)
     }
 
     /// The time limit of a step, and of those for several queue pairs.

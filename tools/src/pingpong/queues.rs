@@ -9,20 +9,16 @@ use bareverbs::qp::{
     RtrAttr, RtsAttr, SendFlags, SendRequest, Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr,
 };
 use bareverbs::srq::{Srq, SrqInit};
-use bareverbs::values::{AckTimeout, Mtu, RetryCount, RnrRetry};
+use bareverbs::values::{AckTimeout, Mtu, RnrRetry};
 use bareverbs::{Pd, Remote};
 
 use super::state::SEND_ID;
 use crate::cli::pingpong::{Config, Kind};
+use crate::session::{QKEY, RETRY_CNT};
 
-/// Retries before a message counts as lost. The maximum of 7 is not used: with 7, Soft-RoCE retries
-/// without limit (rxe_comp.c, COMPST_ERROR_RETRY) and never reports a lost peer.
-pub(crate) const RETRY_CNT: RetryCount = RetryCount::new(6).unwrap();
 /// ACK timeout: 4.096 µs × 2^16, which is 0.27 s. With the 14 of ibv_rc_pingpong, a peer whose
 /// machine pauses for half a second would count as lost.
 pub(crate) const ACK_TIMEOUT: AckTimeout = AckTimeout::new(16).unwrap();
-/// The Q_Key of ibv_ud_pingpong.
-const QKEY: u32 = 0x1111_1111;
 /// The hop limit of UD packets.
 const HOP_LIMIT: u8 = 64;
 

@@ -7,14 +7,14 @@ use serde::Serialize;
 use super::check::Source;
 use super::latency::LatencyFigures;
 use super::record::Record;
-use super::state::Side;
 use crate::cli::pingpong::Kind;
+use crate::session::Role;
 
 /// A finished run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) transport: Kind,
-    pub(crate) side: Side,
+    pub(crate) side: Role,
     pub(crate) device: String,
     pub(crate) port: u8,
     pub(crate) gid_index: Option<u8>,
@@ -127,7 +127,7 @@ mod tests {
     fn report() -> Report {
         Report {
             transport: Kind::Rc,
-            side: Side::Client,
+            side: Role::Client,
             device: "rxe0".into(),
             port: 1,
             gid_index: Some(1),

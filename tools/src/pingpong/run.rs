@@ -16,12 +16,12 @@ use super::memory::Memory;
 use super::queues::{Queues, Route};
 use super::record::Record;
 use super::run_error::{Failure, Progress, RunError};
-use super::state::{Actions, RECV_ID, RunState, SEND_ID, Side};
+use super::state::{Actions, RECV_ID, RunState, SEND_ID};
 use super::wait::{CompletionWaiter, TimedCompletion, WaitMode};
 use crate::cli::pingpong::{Config, Kind};
 use crate::output;
 use crate::session::path::{LocalPort, ah_attr, random_psn};
-use crate::session::status;
+use crate::session::{Role, status};
 use crate::signal::Stop;
 
 /// Timeout of the probe of the peer's queue pair: longer than all retries.
@@ -39,7 +39,7 @@ fn filled(size: usize, fill: u8) -> Result<Vec<u8>> {
 /// One side of a run: its queue pairs with their objects.
 pub(crate) struct Endpoint<'a, Q> {
     config: Config<'a>,
-    side: Side,
+    side: Role,
     stop: &'a Stop,
     waiter: CompletionWaiter<'a>,
     /// Declared before the memory, so that the queue pairs are destroyed first.
@@ -148,7 +148,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
     /// Creates all objects, brings the queue pairs to INIT and posts the receives.
     pub(crate) fn new(config: Config<'a>, port: &LocalPort, stop: &'a Stop) -> Result<Self> {
         let (common, context) = (config.common, &port.context);
-        let side = if common.host.is_some() { Side::Client } else { Side::Server };
+        let side = if common.host.is_some() { Role::Client } else { Role::Server };
         let size = config.size as usize;
         let depth = common.rx_depth;
         let latency = match config.ts {
@@ -203,7 +203,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         Ok(endpoint)
     }
 
-    pub(crate) fn side(&self) -> Side {
+    pub(crate) fn side(&self) -> Role {
         self.side
     }
 
@@ -245,7 +245,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
     pub(crate) fn run(&mut self) -> Result<Outcome> {
         let (common, queue_pairs) = (self.config.common, self.local.len());
         let mut state = RunState::new(self.side, common.iters.into(), common.rx_depth, queue_pairs);
-        if self.side == Side::Client {
+        if self.side == Role::Client {
             (0..queue_pairs).try_for_each(|place| self.post_send(place))?;
         }
         let start = Instant::now();

@@ -1,28 +1,11 @@
 //! The state machine of a ping-pong, independent of the device.
 
+use crate::session::Role;
+
 /// The `wr_id` of receives.
 pub(crate) const RECV_ID: u64 = 1;
 /// The `wr_id` of sends.
 pub(crate) const SEND_ID: u64 = 2;
-
-/// The side of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Side {
-    /// Accepts the peer's TCP connection and waits for its first message.
-    Server,
-    /// Connects, and sends the first message.
-    Client,
-}
-
-impl Side {
-    pub(crate) fn other(self) -> Self {
-        match self {
-            Self::Server => Self::Client,
-            Self::Client => Self::Server,
-        }
-    }
-}
 
 /// A run in progress, on one queue pair or on several that share their receives.
 ///
@@ -58,8 +41,8 @@ pub(crate) struct Actions {
 impl RunState {
     /// A run of `messages` messages each way, with all `rx_depth` receives posted. On the client,
     /// the first send of each queue pair is posted too.
-    pub(crate) fn new(side: Side, messages: u64, rx_depth: u32, queue_pairs: usize) -> Self {
-        let waiting = Outstanding { for_send: side == Side::Client, for_recv: true };
+    pub(crate) fn new(side: Role, messages: u64, rx_depth: u32, queue_pairs: usize) -> Self {
+        let waiting = Outstanding { for_send: side == Role::Client, for_recv: true };
         Self {
             messages,
             rx_depth,
@@ -135,7 +118,7 @@ mod tests {
 
     #[test]
     fn server_replies_to_each_message_once() {
-        let mut server = RunState::new(Side::Server, 2, 500, 1);
+        let mut server = RunState::new(Role::Server, 2, 500, 1);
         assert_eq!(server.on_recv(0), Actions { recvs: 0, send: true });
         assert_eq!(server.on_send(0), Actions::default());
         assert!(!server.is_over());
@@ -146,7 +129,7 @@ mod tests {
 
     #[test]
     fn client_stops_after_the_last_reply() {
-        let mut client = RunState::new(Side::Client, 1, 500, 1);
+        let mut client = RunState::new(Role::Client, 1, 500, 1);
         assert_eq!(client.on_send(0), Actions::default());
         assert!(!client.is_over());
         assert_eq!(client.on_recv(0), Actions::default());
@@ -155,7 +138,7 @@ mod tests {
 
     #[test]
     fn reply_may_arrive_before_the_send_completion() {
-        let mut client = RunState::new(Side::Client, 2, 500, 1);
+        let mut client = RunState::new(Role::Client, 2, 500, 1);
         assert_eq!(client.on_recv(0), Actions::default());
         assert_eq!((client.outstanding_recvs(), client.outstanding_sends()), (499, 1));
         assert_eq!(client.on_send(0), Actions { recvs: 0, send: true });
@@ -163,13 +146,13 @@ mod tests {
 
     #[test]
     fn one_receive_is_reposted_before_it_is_answered() {
-        let mut server = RunState::new(Side::Server, 3, 1, 1);
+        let mut server = RunState::new(Role::Server, 3, 1, 1);
         assert_eq!(server.on_recv(0), Actions { recvs: 1, send: true });
     }
 
     #[test]
     fn receives_are_reposted_when_one_is_left() {
-        let mut server = RunState::new(Side::Server, 10, 4, 1);
+        let mut server = RunState::new(Role::Server, 10, 4, 1);
         let mut reposted = Vec::new();
         for _ in 0..7 {
             reposted.push(server.on_recv(0).recvs);
@@ -180,7 +163,7 @@ mod tests {
 
     #[test]
     fn qps_take_turns_independently_and_share_receives() {
-        let mut client = RunState::new(Side::Client, 100, 4, 2);
+        let mut client = RunState::new(Role::Client, 100, 4, 2);
         assert_eq!((client.outstanding_recvs(), client.outstanding_sends()), (4, 2));
         assert_eq!(client.on_recv(1), Actions::default());
         assert_eq!(client.on_send(0), Actions::default());
@@ -192,7 +175,7 @@ mod tests {
 
     #[test]
     fn count_is_the_total_of_all_qps() {
-        let mut server = RunState::new(Side::Server, 2, 500, 3);
+        let mut server = RunState::new(Role::Server, 2, 500, 3);
         for place in 0..2 {
             assert!(server.on_recv(place).send);
             assert!(!server.is_over());
@@ -213,7 +196,7 @@ mod tests {
             order: Vec<prop::sample::Index>,
         ) {
             let depths = [more.0, more.1].map(|more| queue_pairs as u32 + more);
-            let mut sides = [(Side::Client, depths[0]), (Side::Server, depths[1])]
+            let mut sides = [(Role::Client, depths[0]), (Role::Server, depths[1])]
                 .map(|(side, depth)| RunState::new(side, messages, depth, queue_pairs));
             let mut recvs = depths;
             // Pending completions of each side, by queue pair: own sends, and received messages.

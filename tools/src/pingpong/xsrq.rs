@@ -16,9 +16,9 @@ use serde::Serialize;
 use self::endpoint::Endpoint;
 use self::record::XrcRecord;
 use super::limits::DeviceLimits;
-use super::state::Side;
 use crate::cli::pingpong::XsrqPingpong;
 use crate::output;
+use crate::session::Role;
 use crate::session::exchange::{Peer, Server};
 use crate::session::path::LocalPort;
 use crate::signal::Stop;
@@ -30,7 +30,7 @@ const XRC_DOMAIN_FILE: &str = "/tmp/xrc_domain";
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     transport: &'static str,
-    side: Side,
+    side: Role,
     device: &'a str,
     port: u8,
     gid_index: Option<u8>,
@@ -59,11 +59,11 @@ pub(super) fn run(options: &XsrqPingpong) -> Result<()> {
     // A client's connection may carry messages for other clients, so they complete before the
     // connection is destroyed.
     match endpoint.side() {
-        Side::Client => {
+        Role::Client => {
             peers.iter().try_for_each(Peer::send_end)?;
             peers.iter().try_for_each(Peer::receive_end)?;
         }
-        Side::Server => {
+        Role::Server => {
             peers.iter().try_for_each(Peer::receive_end)?;
             peers.iter().try_for_each(Peer::send_end)?;
         }

@@ -4,15 +4,14 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use bareverbs::qp::QpState;
-use bareverbs::values::MinRnrTimer;
-use bareverbs::{Access, Done, Endpoint, Errno, RegionMut};
+use bareverbs::qp::{QpAttr, QpAttrMask, QpState};
+use bareverbs::{Access, Done, Endpoint, Errno, Error, RegionMut, WcStatus};
 use bareverbs_rdmacm::connection::{ConnectOptions, Connected, Incoming, Listener};
-use bareverbs_rdmacm::event::{EventKind, Unreachable};
-use bareverbs_rdmacm::{CmId, Error as CmError, Waiting};
+use bareverbs_rdmacm::event::{Event, EventKind, Unreachable};
+use bareverbs_rdmacm::{CmId, Error as CmError, EventChannel, Waiting};
 use rustix::event::PollFlags;
 
-use crate::signal::{Interrupted, Stop, Wake};
+use crate::signal::{Interrupted, Stop, Timeout, Wake};
 
 /// Time limit of the resolution of an address and of a route, as in the C programs.
 pub(crate) const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
@@ -30,15 +29,44 @@ pub(crate) fn within<T>(
     Ok(ended.with_context(|| format!("{step}: no answer within {limit:?}"))??)
 }
 
-/// Moves an endpoint to RTS by the attributes of its identifier.
-pub(crate) fn bring_up(id: &CmId, endpoint: &mut Endpoint<RegionMut>) -> Result<()> {
+/// Moves a queue pair to RTS: calls `modify` with the attributes of its identifier for each state.
+pub(crate) fn bring_up(
+    id: &CmId,
+    mut modify: impl FnMut(QpAttr, QpAttrMask) -> bareverbs::Result<()>,
+) -> Result<()> {
     for state in [QpState::INIT, QpState::RTR, QpState::RTS] {
-        let (mut attr, mask) = id.init_qp_attr(state)?;
-        // The kernel's value is 655 ms.
-        attr.min_rnr_timer = MinRnrTimer::MIN;
-        endpoint.modify_qp(&attr, mask)?;
+        let (attr, mask) = id.init_qp_attr(state)?;
+        modify(attr, mask)?;
     }
     Ok(())
+}
+
+/// The next event of a channel.
+pub(crate) fn next_event(channel: &EventChannel, stop: &Stop) -> Result<Event> {
+    loop {
+        if let Some(event) = next_event_within(channel, stop, None)? {
+            return Ok(event);
+        }
+    }
+}
+
+/// The next event of a channel. `None`: there is none within the limit.
+pub(crate) fn next_event_within(
+    channel: &EventChannel,
+    stop: &Stop,
+    mut limit: Option<&mut Timeout>,
+) -> Result<Option<Event>> {
+    loop {
+        stop.check()?;
+        if let Some(event) = channel.try_wait()? {
+            return Ok(Some(event));
+        }
+        match stop.wait(channel.as_fd(), PollFlags::IN, limit.as_deref_mut())? {
+            Wake::Ready => {}
+            Wake::TimedOut => return Ok(None),
+            Wake::Stopped => return Err(Interrupted.into()),
+        }
+    }
 }
 
 /// Why an event of an identifier ends a connection, or the attempt at one. `None` for the other events.
@@ -101,27 +129,61 @@ fn look<C, T, E>(
     })
 }
 
+/// What a wait for a completion ended with.
+pub(crate) enum Next {
+    Completion(Done<RegionMut>),
+    /// The peer has ended the connection.
+    End,
+    TimedOut,
+}
+
 /// The next completion of a connection. `None`: the peer has ended the connection.
 pub(crate) fn next_completion(
     connection: &mut Connected<Endpoint<RegionMut>>,
     stop: &Stop,
 ) -> Result<Option<Done<RegionMut>>> {
+    loop {
+        match next_completion_within(connection, stop, None)? {
+            Next::Completion(done) => return Ok(Some(done)),
+            Next::End => return Ok(None),
+            Next::TimedOut => {}
+        }
+    }
+}
+
+/// The next completion of a connection, up to a limit.
+pub(crate) fn next_completion_within(
+    connection: &mut Connected<Endpoint<RegionMut>>,
+    stop: &Stop,
+    mut limit: Option<&mut Timeout>,
+) -> Result<Next> {
     let Connected { queue, link } = connection;
     loop {
         stop.check()?;
-        if let Some(ended) = queue.poll() {
-            return Ok(Some(ended?));
-        }
-        // Completions before the arming raise no event, so it is followed by a poll.
-        queue.arm()?;
-        match look(&mut (&mut *link, &mut *queue), |both| both.0.has_ended(), |both| both.1.poll())? {
-            Found::Completion(ended) => return Ok(Some(ended?)),
-            Found::End => return Ok(None),
+        let found = match queue.poll() {
+            Some(ended) => Found::Completion(ended),
+            None => {
+                // Completions before the arming raise no event, so it is followed by a poll.
+                queue.arm()?;
+                look(&mut (&mut *link, &mut *queue), |both| both.0.has_ended(), |both| both.1.poll())?
+            }
+        };
+        match found {
+            Found::Completion(Ok(done)) => return Ok(Next::Completion(done)),
+            Found::Completion(Err(failed)) => {
+                // The end of the connection flushes what was posted.
+                let flushed =
+                    matches!(failed.error, Error::Completion { status: WcStatus::WR_FLUSH_ERR, .. });
+                return if flushed && link.has_ended()? { Ok(Next::End) } else { Err(failed.into()) };
+            }
+            Found::End => return Ok(Next::End),
             Found::Nothing => {}
         }
         let events = link.id().channel().as_fd();
-        if stop.wait_either(queue.as_fd(), events, None)? == Wake::Stopped {
-            return Err(Interrupted.into());
+        match stop.wait_either(queue.as_fd(), events, limit.as_deref_mut())? {
+            Wake::Ready => {}
+            Wake::TimedOut => return Ok(Next::TimedOut),
+            Wake::Stopped => return Err(Interrupted.into()),
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Datagram queue pairs of the tools over the connection manager.
 
 use std::ops::ControlFlow;
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -12,13 +11,12 @@ use bareverbs::qp::{
     SendRequest, Ud,
 };
 use bareverbs::{Access, Buffer, Context, Imm, Mr, PortNum, WcOpcode, WcStatus};
-use bareverbs_rdmacm::event::{Event, EventKind, UdPeer};
-use bareverbs_rdmacm::{CmId, EventChannel};
-use rustix::event::PollFlags;
+use bareverbs_rdmacm::CmId;
+use bareverbs_rdmacm::event::{EventKind, UdPeer};
 
-use crate::session::connected::failure;
+use crate::session::connected::{bring_up, failure, next_event};
 use crate::session::status;
-use crate::signal::{Interrupted, Stop, Wake};
+use crate::signal::Stop;
 
 /// How long a wait for a completion takes at most: datagrams may be lost.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -67,13 +65,12 @@ impl Node {
         let cap = QpCap { max_send_wr: count.max(1), max_recv_wr: count.max(1), ..QpCap::default() };
         let mut qp = pd.create_qp::<Ud>(&QpInit { cap, flags, ..QpInit::new(&cq, &cq) })?;
         let mut qkey = 0;
-        for state in [QpState::INIT, QpState::RTR, QpState::RTS] {
-            let (attr, mask) = id.init_qp_attr(state)?;
-            if state == QpState::INIT {
+        bring_up(id, |attr, mask| {
+            if attr.qp_state == QpState::INIT {
                 qkey = attr.qkey;
             }
-            qp.modify(&attr, mask)?;
-        }
+            qp.modify(&attr, mask)
+        })?;
         let memory = pd.register(Buffer::zeroed(GRH_BYTES + size as usize)?, Access::LOCAL_WRITE)?;
         Ok(Self { qp, cq, memory, context, port: device.port, qkey, messages, peer: None })
     }
@@ -171,19 +168,6 @@ impl Node {
             }
         }
         Ok(None)
-    }
-}
-
-/// The next event of a channel.
-pub(crate) fn next_event(channel: &EventChannel, stop: &Stop) -> Result<Event> {
-    loop {
-        stop.check()?;
-        if let Some(event) = channel.try_wait()? {
-            return Ok(event);
-        }
-        if stop.wait(channel.as_fd(), PollFlags::IN, None)? == Wake::Stopped {
-            return Err(Interrupted.into());
-        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use bareverbs::datagram::DatagramAddress;
-use bareverbs::values::{AckTimeout, GidIndex, Mtu, RetryCount};
+use bareverbs::values::{AckTimeout, GidIndex, Mtu};
 use bareverbs::{
     Access, Address, Buffer, Datagrams, Destination, Endpoint, EndpointOptions, Failed, Op, Pd, Pool,
     PoolBuffer, RegionMut, Remote, RemoteRegion, WcStatus,
@@ -14,6 +14,7 @@ use bareverbs::{
 use serde::{Deserialize, Serialize};
 
 use super::judge::Figures;
+use crate::session::RETRY_CNT;
 use crate::signal::Stop;
 
 /// Bytes of the exposed memory, and of the writes that measure bandwidth.
@@ -28,8 +29,6 @@ const SAMPLES: usize = 500;
 const MEASURE: Duration = Duration::from_secs(1);
 /// 268 ms: the time after which a packet is retried.
 const ACK_TIMEOUT: AckTimeout = AckTimeout::new(16).unwrap();
-/// Retries before a connection fails, about two seconds.
-const RETRY_CNT: RetryCount = RetryCount::new(6).unwrap();
 /// Time in which an operation completes or fails.
 const OPERATION: Duration = Duration::from_secs(15);
 /// Time of a wait between two checks for a signal.

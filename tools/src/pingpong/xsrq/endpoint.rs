@@ -20,11 +20,11 @@ use bareverbs::{Access, Buffer, Gid, Mr, Pd, WcStatus};
 
 use super::record::XrcRecord;
 use crate::cli::pingpong::XsrqPingpong;
-use crate::pingpong::queues::{ACK_TIMEOUT, RETRY_CNT};
-use crate::pingpong::state::{RECV_ID, SEND_ID, Side};
+use crate::pingpong::queues::ACK_TIMEOUT;
+use crate::pingpong::state::{RECV_ID, SEND_ID};
 use crate::pingpong::wait::{CompletionWaiter, WaitMode};
 use crate::session::path::{LocalPort, ah_attr, random_psn};
-use crate::session::status;
+use crate::session::{RETRY_CNT, Role, status};
 use crate::signal::Stop;
 
 /// An XRC QP for each direction.
@@ -38,7 +38,7 @@ struct Connection {
 /// One side of a run.
 pub(super) struct Endpoint<'a> {
     options: &'a XsrqPingpong,
-    side: Side,
+    side: Role,
     waiter: CompletionWaiter<'a>,
     links: Vec<Connection>,
     srq: XrcSrq,
@@ -70,8 +70,8 @@ impl<'a> Endpoint<'a> {
         stop: &'a Stop,
     ) -> Result<Self> {
         let (side, clients) = match options.host {
-            Some(_) => (Side::Client, 1),
-            None => (Side::Server, options.clients),
+            Some(_) => (Role::Client, 1),
+            None => (Role::Server, options.clients),
         };
         let context = &port.context;
         let pd = context.alloc_pd()?;
@@ -120,7 +120,7 @@ impl<'a> Endpoint<'a> {
         Ok(endpoint)
     }
 
-    pub(super) fn side(&self) -> Side {
+    pub(super) fn side(&self) -> Role {
         self.side
     }
 
@@ -181,7 +181,7 @@ impl<'a> Endpoint<'a> {
     /// Runs to the end. The server begins with a message to each client, and each client answers.
     pub(super) fn run(&mut self) -> Result<()> {
         let total = u64::from(self.options.num_tests) * self.links.len() as u64;
-        if self.side == Side::Server {
+        if self.side == Role::Server {
             self.due.extend(0..self.links.len());
             self.send_due()?;
         }
