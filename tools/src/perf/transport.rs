@@ -5,18 +5,15 @@ use bareverbs::qp::{
     Datagram, GRH_BYTES, InitAttr, Operation, Qp, Rc, RtrAttr, RtsAttr, Transport, Uc, UcOperation,
     UcRtrAttr, Ud, UdInitAttr,
 };
-use bareverbs::values::{AckTimeout, MinRnrTimer, Mtu, RetryCount, RnrRetry};
+use bareverbs::values::{AckTimeout, MinRnrTimer, Mtu, RnrRetry};
 use bareverbs::xrc::{XrcOperation, XrcSend, XrcTarget, XrcTargetRtsAttr};
 use bareverbs::{AnyProvider, Remote};
 
 use super::plan::Plan;
 use super::wire::KeyRecord;
 use crate::cli::perf::choice::{Connection, Verb};
+use crate::session::{QKEY, RETRY_CNT};
 
-/// The Q_Key of perftest.
-const QKEY: u32 = 0x1111_1111;
-/// Retries before a message counts as lost. perftest sets 7, which Soft-RoCE treats as unlimited.
-pub(crate) const RETRY_CNT: RetryCount = RetryCount::new(6).unwrap();
 /// The RNR NAK timer of perftest.
 pub(crate) const MIN_RNR_TIMER: MinRnrTimer = MinRnrTimer::new(12).unwrap();
 
