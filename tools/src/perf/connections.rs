@@ -10,6 +10,7 @@ use bareverbs::values::{AckTimeout, RnrRetry};
 use bareverbs_rdmacm::event::{Event, EventKind, RequestParam};
 use bareverbs_rdmacm::{CmId, ConnParam, EventChannel, PortSpace};
 
+use super::control::Control;
 use super::transport::{MIN_RNR_TIMER, Service};
 use crate::session::connected::{RESOLVE_LIMIT, bring_up, failure, next_event_within};
 use crate::session::exchange::{EXCHANGE_TIMEOUT, TIMEOUT_PER_QP};
@@ -39,12 +40,19 @@ pub(crate) struct Connections<'s> {
     listener: Option<CmId>,
     /// The address of a client's server.
     server: Option<SocketAddr>,
+    /// The control connection: a server accepts connections of its peer only.
+    control: &'s Control<'s>,
     stop: &'s Stop,
 }
 
 impl<'s> Connections<'s> {
     /// Of the server `host`, or as the server.
-    pub(crate) fn new(host: Option<&str>, port: u16, request: Request, stop: &'s Stop) -> Result<Self> {
+    pub(crate) fn new(
+        (host, port): (Option<&str>, u16),
+        request: Request,
+        control: &'s Control<'s>,
+        stop: &'s Stop,
+    ) -> Result<Self> {
         let channel = EventChannel::new()?;
         let (mut listener, mut server) = (None, None);
         match host {
@@ -55,7 +63,7 @@ impl<'s> Connections<'s> {
                 id.listen(0)?;
             }
         }
-        Ok(Self { channel, ids: Vec::new(), request, listener, server, stop })
+        Ok(Self { channel, ids: Vec::new(), request, listener, server, control, stop })
     }
 
     /// Connects queue pairs in RESET, and moves them to RTS.
@@ -125,6 +133,12 @@ impl<'s> Connections<'s> {
                 format!("{established} of {} connections are established", queue_pairs.len())
             })?;
             match kind {
+                EventKind::ConnectRequest(request)
+                    if !self.control.is_of_peer(&request.id().addresses()?) =>
+                {
+                    // It fails if the other host has given up.
+                    let _ = request.reject(&[]);
+                }
                 EventKind::ConnectRequest(request) => {
                     let RequestParam::Connection(peer) = request.param() else {
                         bail!("the client asks for a datagram QP");

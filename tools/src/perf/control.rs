@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use bareverbs::{Access, Buffer, Context, Done, Endpoint, Gid, Op, Pd, PortNum, RegionMut};
 use bareverbs_rdmacm::connection::{ConnectOptions, Connected, Connector, Listener};
-use bareverbs_rdmacm::{BoundDevice, EventChannel};
+use bareverbs_rdmacm::{Addresses, BoundDevice, EventChannel};
 use rustix::event::PollFlags;
 
 use super::wire::SETTINGS_LEN;
@@ -63,6 +63,13 @@ impl<'s> Control<'s> {
         }
     }
 
+    /// Whether another connection has the same peer and the same port of the device.
+    pub(crate) fn is_of_peer(&self, other: &Addresses) -> bool {
+        let Self::Cm(peer) = self else { return false };
+        let theirs = other.peer.and_then(|peer| peer.ip());
+        peer.device == other.device && peer.address.map(|ours| ours.ip()) == theirs.map(|theirs| theirs.ip())
+    }
+
     /// The descriptor that shows the end of the connection, and the events that mean the end.
     pub(crate) fn end(&self) -> (BorrowedFd<'_>, PollFlags) {
         match self {
@@ -88,8 +95,10 @@ impl<'s> Control<'s> {
     }
 }
 
-/// Receives that are posted. The sides take turns.
+/// Receives that are posted, and messages that are kept. The sides take turns.
 const RECEIVES: u32 = 2;
+/// The time after which a silent peer is probed, as over TCP.
+const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A control connection by the connection manager.
 #[derive(Debug)]
@@ -102,6 +111,7 @@ pub(crate) struct CmPeer<'s> {
     timeout: Duration,
     address: Option<SocketAddr>,
     gid: Option<Gid>,
+    device: Option<BoundDevice>,
 }
 
 #[derive(Debug)]
@@ -114,7 +124,7 @@ struct State {
 /// An endpoint with receives for the messages of the exchange.
 fn endpoint(context: &Context, port: PortNum) -> Result<Endpoint<RegionMut>> {
     let pd: Pd = context.alloc_pd()?;
-    let options = Endpoint::options().port(port).sends(16).recvs(RECEIVES).keepalive(None);
+    let options = Endpoint::options().port(port).sends(16).recvs(RECEIVES);
     let mut endpoint = options.inline(SETTINGS_LEN as u32).build(&pd)?;
     for _ in 0..RECEIVES {
         endpoint.post(Op::recv(RegionMut::register(&pd, Buffer::zeroed(SETTINGS_LEN)?)?))?;
@@ -173,15 +183,16 @@ impl<'s> CmPeer<'s> {
 
     fn new(connection: Connected<Endpoint<RegionMut>>, stop: &'s Stop) -> Result<Self> {
         let events = connection.link.id().channel().clone();
-        let address = connection.link.peer_addr()?.ip();
+        let Addresses { peer, device, .. } = connection.link.id().addresses()?;
         let [local, _] = connection.link.id().gids()?;
         Ok(Self {
             state: Mutex::new(State { connection, inbox: VecDeque::new() }),
             events,
             stop,
             timeout: EXCHANGE_TIMEOUT,
-            address,
+            address: peer.and_then(|peer| peer.ip()),
             gid: local.map(|local| local.gid),
+            device,
         })
     }
 
@@ -212,13 +223,17 @@ impl<'s> CmPeer<'s> {
         };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let state = &mut *state;
-        let mut timeout = Timeout::after(self.timeout);
+        let mut timeout = Timeout::after(if patient { PROBE_INTERVAL } else { self.timeout });
         while state.inbox.is_empty() {
-            let limit = if patient { None } else { Some(&mut timeout) };
-            let next = next_completion_within(&mut state.connection, self.stop, limit);
+            let next = next_completion_within(&mut state.connection, self.stop, Some(&mut timeout));
             match next.map_err(failed)? {
                 Next::Completion(done) => state.keep(done).map_err(failed)?,
                 Next::End => return Err(ExchangeError::Closed { what, received: 0 }),
+                // The connection fails if the peer's host no longer answers.
+                Next::TimedOut if patient => {
+                    state.connection.queue.probe().map_err(|error| failed(error.into()))?;
+                    timeout = Timeout::after(PROBE_INTERVAL);
+                }
                 Next::TimedOut => {
                     return Err(ExchangeError::Stalled { what, received: 0, timeout: self.timeout });
                 }
@@ -236,6 +251,7 @@ impl<'s> CmPeer<'s> {
 impl State {
     /// Keeps a message, and posts its receive again.
     fn keep(&mut self, done: Done<RegionMut>) -> Result<()> {
+        ensure!(self.inbox.len() < RECEIVES as usize, "the peer sends messages before its turn");
         let message = done.message().context("a receive has a message")?.to_vec();
         self.inbox.push_back(message);
         self.connection.queue.post(Op::recv(done.into_buffer()))?;

@@ -178,7 +178,8 @@ impl Link<'_> {
             rd_atomic: if plan.has_responses() { self.local.out_reads } else { 0 },
             timeout: plan.timeout,
         };
-        Connections::new(options.host.as_deref(), options.port, request, self.local.stop).map(Some)
+        let server = (options.host.as_deref(), options.port);
+        Connections::new(server, request, self.session.control(), self.local.stop).map(Some)
     }
 
     /// Exchanges the address records and connects the queue pairs.

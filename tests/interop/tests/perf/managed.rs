@@ -1,11 +1,17 @@
 //! Runs that the connection manager connects (`--cm`, perftest's `-R`).
 
+use std::fs;
 use std::path::Path;
-use std::time::Instant;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use bareverbs::qp::QpState;
+use bareverbs::{Buffer, Endpoint, Op, RegionMut};
 use bareverbs_interop_tests::perf::{Benchmark, PAIRINGS, Run, Side};
+use bareverbs_interop_tests::pingpong::PORT;
 use bareverbs_interop_tests::program::{Finished, LIMIT, Program};
+use bareverbs_rdmacm::connection::{ConnectOptions, Connected, Connector};
+use bareverbs_rdmacm::{Addr, IdOptions};
 use bareverbs_test_support::device::{self, Requirement};
 use bareverbs_test_support::kernel_test;
 use nix::sys::signal::Signal;
@@ -137,4 +143,113 @@ fn managed_client_without_a_server_is_rejected() {
     let benchmark = Benchmark { operation: "write", test: "bw" };
     let client = Program::start(&mut benchmark.command(Side::Bareverbs, &["-R"], Some(host())));
     client.finish_within(SOON).expect_failure("rejected");
+}
+
+/// The connection of a client that follows the exchange as far as a test lets it.
+struct Client(Connected<Endpoint<RegionMut>>);
+
+impl Client {
+    /// Connects to the server, with receives for the messages of the exchange.
+    fn try_connect(options: IdOptions, receives: u32) -> bareverbs_rdmacm::Result<Self> {
+        let route = Connector::new().id_options(options).resolve((host(), PORT)).wait()?;
+        let pd = route.device()?.find()?.open()?.alloc_pd()?;
+        let options = Endpoint::options().port(route.port()?).sends(16).recvs(8).inline(64).keepalive(None);
+        let mut endpoint = options.build(&pd)?;
+        for _ in 0..receives {
+            let memory = Buffer::zeroed(64).expect("memory");
+            endpoint.post(Op::recv(RegionMut::register(&pd, memory)?)).expect("room for a receive");
+        }
+        Ok(Self(route.connect(endpoint, &ConnectOptions::default()).wait()?))
+    }
+
+    /// The control connection, as soon as the server listens.
+    fn connect(server: &mut Program, receives: u32) -> Self {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            match Self::try_connect(IdOptions::default(), receives) {
+                Ok(client) => return client,
+                Err(error) => {
+                    assert!(!server.has_ended() && Instant::now() < deadline, "the server listens: {error}");
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, message: &[u8]) {
+        self.0.queue.post(Op::send_inline(message)).expect("room for a message");
+    }
+
+    /// Sends a message, and waits for that of the server.
+    fn swap(&mut self, message: &[u8]) {
+        self.send(message);
+        let deadline = Instant::now() + SOON;
+        while !self.0.queue.poll().is_some_and(|ended| ended.expect("a completion").is_recv()) {
+            assert!(Instant::now() < deadline, "the server does not answer");
+        }
+    }
+
+    /// The messages of perftest before those of the queue pairs.
+    fn preamble(&mut self) {
+        let messages: [&[u8]; 4] =
+            [b"6.24\0\0\0\0\0\0\0\0\0\0\0\0", &[0, 0, 0x10, 0], &[0, 0, 0, 64], b"3\0"];
+        messages.into_iter().for_each(|message| self.swap(message));
+    }
+}
+
+/// The server of a managed run.
+fn serve() -> Program {
+    let benchmark = Benchmark { operation: "write", test: "bw" };
+    Program::start(&mut benchmark.command(Side::Bareverbs, &["-R", "-n", "20", "-s", "64"], None))
+}
+
+/// The peer has no receive for the server's message, and goes on sending.
+#[kernel_test(has_ip)]
+fn managed_server_keeps_few_messages_of_a_peer_that_does_not_listen() {
+    let mut server = serve();
+    let mut client = Client::connect(&mut server, 0);
+    for _ in 0..8 {
+        client.send(b"6.24\0\0\0\0\0\0\0\0\0\0\0\0");
+    }
+    server.finish_within(SOON).expect_failure("the peer sends messages before its turn");
+}
+
+#[kernel_test(device::soft_roce)]
+fn managed_server_probes_a_silent_peer() {
+    let packets = || {
+        let text = fs::read_to_string(device::sysfs("ports/1/hw_counters/sent_pkts"));
+        text.expect("rxe counts its packets").trim().parse::<u64>().expect("a number")
+    };
+    let mut server = serve();
+    let mut client = Client::connect(&mut server, 8);
+    client.preamble();
+    // A probe and its acknowledgement are two packets.
+    let (start, deadline) = (packets(), Instant::now() + LIMIT);
+    while packets() < start + 4 {
+        assert!(!server.has_ended() && Instant::now() < deadline, "it sends no probes");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    drop(client);
+    server.finish_within(SOON).expect_failure("");
+}
+
+#[kernel_test(device::soft_roce)]
+fn managed_server_rejects_connections_of_other_hosts() {
+    let netdev = fs::read_to_string("/sys/class/infiniband/rxe0/parent").expect("rxe has an interface");
+    let ip = |verb: &str| {
+        let options = ["addr", verb, "10.1.0.9/24", "dev", netdev.trim()];
+        assert!(Command::new("ip").args(options).status().expect("iproute2 is there").success());
+    };
+    ip("add");
+    let mut server = serve();
+    let mut client = Client::connect(&mut server, 8);
+    client.preamble();
+    // An empty record: the server waits for the connections of its queue pairs from here on.
+    client.swap(&[0; 56]);
+    let other = IdOptions { source: Some(Addr::from(([10, 1, 0, 9], 0))), ..IdOptions::default() };
+    let refused = Client::try_connect(other, 0).err().expect("it is of another host").to_string();
+    assert!(refused.contains("rejected"), "{refused}");
+    let data = Client::try_connect(IdOptions::default(), 0).expect("it is of the peer");
+    drop((data, client));
+    server.finish_within(SOON).expect_failure("");
+    ip("del");
 }
