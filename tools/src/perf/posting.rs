@@ -63,7 +63,7 @@ pub(crate) struct Posting {
     pub(crate) size: u32,
     pub(crate) send_steps: Steps,
     pub(crate) recv_steps: Steps,
-    /// A request in so many is signalled.
+    /// One request in `cq_mod` is signalled.
     pub(crate) cq_mod: u64,
     /// Messages and receives of each queue pair; `u64::MAX` without a limit.
     pub(crate) limit: u64,

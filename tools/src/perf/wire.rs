@@ -183,7 +183,7 @@ pub(crate) enum KeyForm {
     /// Without a GID: InfiniBand, where no GID index was given.
     Lid,
     Gid,
-    /// With `--cm`: numbers, as perftest 6.24 to 6.28 has them.
+    /// With `--cm`: numbers, as perftest has them up to 6.28.
     Binary,
 }
 
