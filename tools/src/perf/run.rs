@@ -59,38 +59,14 @@ pub(crate) fn bandwidth<T: Service>(
         recorder.begin();
     }
     loop {
-        let mut progress = false;
-        match &mut pace {
-            Some(pace) if sending => progress = post_due(endpoint, pace, posting, recorder)?,
-            None if sending => {
-                for index in 0..endpoint.count() {
-                    while endpoint.room(index, posting) >= list {
-                        endpoint.post_sends(index, posting, list, recorder.now())?;
-                        progress = true;
-                    }
-                }
-            }
-            _ => {}
-        }
-        // Requests of all queue pairs complete in one queue: not more than that many are polled
-        // before the queues are filled again.
-        for _ in 0..posting.tx_depth {
-            let Some((completed, time)) = endpoint.poll_send(posting)? else { break };
-            let now = recorder.now();
-            recorder.record(now, Completed { latency: Some(now - time), ..completed });
-            progress = true;
-        }
+        let mut progress = match &mut pace {
+            Some(pace) if sending => post_due(endpoint, pace, posting, recorder)?,
+            None if sending => post_all(endpoint, list, posting, recorder)?,
+            _ => false,
+        };
+        progress |= poll_sends(endpoint, posting, recorder)?;
         if flow.receives {
-            for _ in 0..posting.rx_depth {
-                let Some((index, received)) = endpoint.poll_receive(posting)? else { break };
-                recorder.begin();
-                // With both directions, the sends are measured.
-                if !flow.sends {
-                    recorder.record(recorder.now(), received);
-                }
-                endpoint.repost(index, posting)?;
-                progress = true;
-            }
+            progress |= poll_receives(endpoint, flow, posting, recorder)?;
             if flow.sends && !sending && endpoint.any_received() {
                 sending = true;
                 if let Some(pace) = &mut pace {
@@ -118,6 +94,64 @@ pub(crate) fn bandwidth<T: Service>(
         drain(endpoint, posting, flow, limit)?;
     }
     Ok(())
+}
+
+/// Fills the send queues with lists of `list` messages. Returns whether there was room for some.
+#[inline]
+fn post_all<T: Service>(
+    endpoint: &mut Endpoint<T>,
+    list: u64,
+    posting: &Posting,
+    recorder: &Recorder<'_>,
+) -> Result<bool> {
+    let mut progress = false;
+    for index in 0..endpoint.count() {
+        while endpoint.room(index, posting) >= list {
+            endpoint.post_sends(index, posting, list, recorder.now())?;
+            progress = true;
+        }
+    }
+    Ok(progress)
+}
+
+/// Records sends that have completed. Returns whether there were some. Requests of all queue pairs complete
+/// in one queue: not more than a send queue has are polled before the queues are filled again.
+#[inline]
+fn poll_sends<T: Service>(
+    endpoint: &mut Endpoint<T>,
+    posting: &Posting,
+    recorder: &mut Recorder<'_>,
+) -> Result<bool> {
+    let mut progress = false;
+    for _ in 0..posting.tx_depth {
+        let Some((completed, time)) = endpoint.poll_send(posting)? else { break };
+        let now = recorder.now();
+        recorder.record(now, Completed { latency: Some(now - time), ..completed });
+        progress = true;
+    }
+    Ok(progress)
+}
+
+/// Takes messages that have arrived, and posts receives in their place. Returns whether there were some.
+#[inline]
+fn poll_receives<T: Service>(
+    endpoint: &mut Endpoint<T>,
+    flow: Flow,
+    posting: &Posting,
+    recorder: &mut Recorder<'_>,
+) -> Result<bool> {
+    let mut progress = false;
+    for _ in 0..posting.rx_depth {
+        let Some((index, received)) = endpoint.poll_receive(posting)? else { break };
+        recorder.begin();
+        // With both directions, the sends are measured.
+        if !flow.sends {
+            recorder.record(recorder.now(), received);
+        }
+        endpoint.repost(index, posting)?;
+        progress = true;
+    }
+    Ok(progress)
 }
 
 /// Posts the messages that are due, on the queue pairs in turn. Their latencies count from the time

@@ -100,74 +100,89 @@ fn path(level: Level, check: Check, text: impl Into<String>) -> Finding {
 
 /// Compares both ends. A fault means that they can't be connected.
 pub(crate) fn ends(local: &Facts, peer: &Facts) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    let mut add = |finding| findings.push(finding);
+    if let Some(fault) = unusable(local, peer) {
+        return vec![fault];
+    }
+    let differences = [mtus(local, peer), partitions(local, peer), rates(local, peer), programs(local, peer)];
+    std::iter::once(gids(local, peer)).chain(differences.into_iter().flatten()).collect()
+}
+
+/// A fault that makes further comparisons meaningless.
+fn unusable(local: &Facts, peer: &Facts) -> Option<Finding> {
     if local.ethernet != peer.ethernet {
         let name = |ethernet| if ethernet { "Ethernet" } else { "InfiniBand" };
         let text = format!("this end is {}, the peer {}", name(local.ethernet), name(peer.ethernet));
-        add(path(Level::Fault, Check::Ends, text).remedy("choose devices of one network (-d)"));
-        return findings;
+        return Some(path(Level::Fault, Check::Ends, text).remedy("choose devices of one network (-d)"));
     }
-    if local.ethernet && local.gid == peer.gid && local.is_other_device(peer) {
+    (local.ethernet && local.gid == peer.gid && local.is_other_device(peer)).then(|| {
         let text = format!("both ends have the GID {}: their interfaces have the same IP address", local.gid);
-        add(path(Level::Fault, Check::Ends, text).remedy(
+        path(Level::Fault, Check::Ends, text).remedy(
             "give one of the interfaces another address (ip address show; arping -D finds other owners)",
-        ));
-        return findings;
-    }
+        )
+    })
+}
+
+fn gids(local: &Facts, peer: &Facts) -> Finding {
     let gids = format!(
         "GID index {} here ({}, {}), {} there ({}, {})",
         local.gid_index, local.gid, local.gid_type, peer.gid_index, peer.gid, peer.gid_type
     );
     if local.ethernet && local.is_ipv4() != peer.is_ipv4() {
         let remedy = "choose GIDs of one family on both ends (-x), or give both interfaces IPv4 addresses";
-        add(path(Level::Fault, Check::Ends, format!("the GIDs are of different families: {gids}"))
-            .remedy(remedy));
+        path(Level::Fault, Check::Ends, format!("the GIDs are of different families: {gids}")).remedy(remedy)
     } else if local.ethernet && local.gid_type != peer.gid_type {
-        add(path(Level::Fault, Check::Ends, format!("the GIDs are of different types: {gids}"))
-            .remedy("choose GIDs of one RoCE version on both ends (-x)"));
+        path(Level::Fault, Check::Ends, format!("the GIDs are of different types: {gids}"))
+            .remedy("choose GIDs of one RoCE version on both ends (-x)")
     } else {
-        add(path(Level::Ok, Check::Ends, gids));
+        path(Level::Ok, Check::Ends, gids)
     }
-    if local.mtu != peer.mtu {
+}
+
+fn mtus(local: &Facts, peer: &Facts) -> Option<Finding> {
+    (local.mtu != peer.mtu).then(|| {
         let text = format!("the MTU is {} here and {} there", local.mtu, peer.mtu);
         let remedy = if local.ethernet {
             "connections use the smaller one; give both network interfaces and the switch the same MTU"
         } else {
             "connections use the smaller one; check the subnet manager"
         };
-        add(path(Level::Warning, Check::Ends, text).remedy(remedy));
-    }
-    if let (Some(ours), Some(theirs)) = (local.pkey, peer.pkey)
-        && let Some(reason) = different_partitions(ours, theirs)
-    {
-        let text = format!("the P_Key is {ours:#06x} here and {theirs:#06x} there: {reason}");
-        let remedy = "let the subnet manager make both ports members of one partition, at least one of them a \
-                      full member (partitions.conf of opensm)";
-        add(path(Level::Fault, Check::Ends, text).remedy(remedy));
-    }
-    if let (Some(ours), Some(theirs)) = (local.rate, peer.rate)
-        && ours != theirs
-    {
+        path(Level::Warning, Check::Ends, text).remedy(remedy)
+    })
+}
+
+fn partitions(local: &Facts, peer: &Facts) -> Option<Finding> {
+    let (ours, theirs) = local.pkey.zip(peer.pkey)?;
+    let reason = different_partitions(ours, theirs)?;
+    let text = format!("the P_Key is {ours:#06x} here and {theirs:#06x} there: {reason}");
+    let remedy = "let the subnet manager make both ports members of one partition, at least one of them a \
+                  full member (partitions.conf of opensm)";
+    Some(path(Level::Fault, Check::Ends, text).remedy(remedy))
+}
+
+fn rates(local: &Facts, peer: &Facts) -> Option<Finding> {
+    let (ours, theirs) = local.rate.zip(peer.rate)?;
+    (ours != theirs).then(|| {
         let text = format!("the rate is {ours} Gbit/s here and {theirs} Gbit/s there: the slower one limits");
         // The rate of a software device is nominal.
-        add(match local.is_software() || peer.is_software() {
+        match local.is_software() || peer.is_software() {
             true => path(Level::Note, Check::Ends, text),
             false => path(Level::Warning, Check::Ends, text).remedy(
                 "if both ports can do more, check cable, switch port and negotiation of the slower one \
                  (ethtool, ibstat)",
             ),
-        });
-    }
-    if local.program != peer.program {
+        }
+    })
+}
+
+fn programs(local: &Facts, peer: &Facts) -> Option<Finding> {
+    (local.program != peer.program).then(|| {
         let version = |end: &Facts| match end.program.as_str() {
             "" => "an older version".to_owned(),
             version => format!("version {version}"),
         };
         let text = format!("this program is {}, that of the peer {}", version(local), version(peer));
-        add(path(Level::Note, Check::Ends, text).remedy("install the same version on both ends"));
-    }
-    findings
+        path(Level::Note, Check::Ends, text).remedy("install the same version on both ends")
+    })
 }
 
 /// Why ports with these P_Keys can't communicate.

@@ -93,12 +93,22 @@ pub(crate) fn examine(
     if !is_active {
         return Ok(None);
     }
-    let environment = Environment::new(&context, options.ib_port, &port, None)?;
-    let facts = Facts {
+    let facts = facts(options.ib_port, &context, &port, &gid)?;
+    let (port, mtu, netdev) = (options.ib_port, port.active_mtu, netdev.map(str::to_owned));
+    let mut end = End { pd, port, gid_index: gid.index, mtu, facts, netdev };
+    loopback(&mut end, stop, report)?;
+    Ok(Some(end))
+}
+
+/// What the other end of a path has to know of this one.
+fn facts(number: u8, context: &Context, port: &PortAttr, gid: &GidEntry) -> anyhow::Result<Facts> {
+    let (device, ethernet) = (context.device(), port.link_layer == LinkLayer::ETHERNET);
+    let environment = Environment::new(context, number, port, None)?;
+    Ok(Facts {
         device: device.name().into(),
-        port: options.ib_port,
+        port: number,
         nature: environment.nature.name().into(),
-        ethernet: port.link_layer == LinkLayer::ETHERNET,
+        ethernet,
         rate: environment.rate,
         mtu: port.active_mtu.bytes(),
         gid: gid.gid.to_string(),
@@ -106,14 +116,14 @@ pub(crate) fn examine(
         gid_type: gid_type(gid.gid_type).into(),
         node_guid: device.node_guid().to_string(),
         // The probes use the first P_Key of the port.
-        pkey: (port.link_layer != LinkLayer::ETHERNET)
-            .then(|| context.pkey(options.ib_port, 0).ok())
-            .flatten(),
+        pkey: (!ethernet).then(|| context.pkey(number, 0).ok()).flatten(),
         program: env!("CARGO_PKG_VERSION").into(),
         loopback: None,
-    };
-    let (port, mtu, netdev) = (options.ib_port, port.active_mtu, netdev.map(str::to_owned));
-    let mut end = End { pd, port, gid_index: gid.index, mtu, facts, netdev };
+    })
+}
+
+/// Measures the path of a device to itself.
+fn loopback(end: &mut End, stop: &Stop, report: &mut dyn FnMut(Finding)) -> anyhow::Result<()> {
     match probe::loopback(end.origin(stop), end.mtu) {
         Ok(figures) => {
             let text = format!(
@@ -131,7 +141,7 @@ pub(crate) fn examine(
             report(here(Level::Warning, Check::Loopback, text).remedy(remedy));
         }
     }
-    Ok(Some(end))
+    Ok(())
 }
 
 /// Network interfaces by device and port.
