@@ -16,6 +16,7 @@ mod html;
 mod link;
 mod measure;
 mod memory;
+mod multicast;
 mod order;
 mod pace;
 mod plan;
@@ -35,13 +36,12 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, anyhow};
-use bareverbs::device::PortAttr;
 use bareverbs::qp::{Rc, Uc, Ud};
 use bareverbs::xrc::{XrcSend, XrcdShare};
-use bareverbs::{Context, Device};
 
 use self::counters::Snapshot;
 use self::link::Local;
+use self::multicast::Group;
 use self::plan::Plan;
 use self::progress::Progress;
 use self::rendezvous::Rendezvous;
@@ -50,7 +50,7 @@ use self::transport::Service;
 use crate::cli::perf::Perf;
 use crate::cli::perf::choice::{Connection, Verb};
 use crate::output;
-use crate::session::path::{open_device, select_gid};
+use crate::session::path::LocalPort;
 use crate::signal::Stop;
 
 /// `bareverbs perf`.
@@ -67,29 +67,27 @@ pub(crate) fn run(perf: &Perf) -> Result<()> {
 fn run_transport<T: Service>(mut plan: Plan<'_>) -> Result<()> {
     let options = plan.options;
     let stop = Stop::on_signals_with_results().context("cannot set up signal handling")?;
-    let context = open_device(options.ib_dev.as_deref(), options.ib_port)?;
-    let device = context.device();
+    let number = options.ib_port;
+    let mut port = LocalPort::open(options.ib_dev.as_deref(), number)?;
     if T::HAS_TARGETS {
         // A device without XRC is refused before a peer waits.
-        context.open_xrcd(XrcdShare::Private)?;
+        port.context.open_xrcd(XrcdShare::Private)?;
     }
-    let port = context.query_port(options.ib_port)?;
     // The connection manager chooses the GID by the route to the address.
-    let gid = match options.cm {
-        true => None,
-        false => select_gid(options.gid_index, options.ib_port, &context, &port)?,
-    };
-    let environment = Environment::new(&context, options.ib_port, &port, gid)?;
-    check_path(&plan, &context, gid.is_some())?;
-    memory::check(&plan, &context)?;
-    plan.limit_to(port.active_mtu).map_err(|error| anyhow!(error))?;
-    check_size(&plan, device, &port)?;
-    let out_reads = out_reads(&plan, &context)?;
+    if !options.cm {
+        port.choose_gid(options.gid_index)?;
+    }
+    let environment = Environment::new(&port.context, number, &port.attr, port.gid)?;
+    check_path(&plan, &port)?;
+    let group = Group::new(&plan, &port)?;
+    memory::check(&plan, &port.context)?;
+    plan.limit_to(port.attr.active_mtu).map_err(|error| anyhow!(error))?;
+    check_size(&plan, &port)?;
+    let out_reads = out_reads(&plan, &port)?;
     let rendezvous = Rendezvous::new(group::size(&plan));
     let local = Local {
-        context: &context,
         port: &port,
-        gid,
+        group,
         out_reads,
         stop,
         prints: options.json_lines,
@@ -97,7 +95,8 @@ fn run_transport<T: Service>(mut plan: Plan<'_>) -> Result<()> {
         rendezvous: &rendezvous,
         partial: Mutex::default(),
     };
-    let before = Snapshot::take(device.name(), options.ib_port);
+    let device = port.context.device().name();
+    let before = Snapshot::take(device, number);
     let outcomes = group::run::<T>(&plan, &local);
     local.progress.finish();
     let (outcomes, interruption) = match outcomes {
@@ -108,7 +107,7 @@ fn run_transport<T: Service>(mut plan: Plan<'_>) -> Result<()> {
             measured => (measured, Some(error)),
         },
     };
-    let counters = Snapshot::take(device.name(), options.ib_port).since(&before);
+    let counters = Snapshot::take(device, number).since(&before);
     let agreed = outcomes.first().context("there is no peer")?.agreed;
     let options = Options::new(&plan, &agreed, out_reads.into());
     let report = Report::new(&plan, environment, options, outcomes, counters);
@@ -150,41 +149,44 @@ fn write(file: &Path, text: &str, option: &str) -> Result<()> {
 }
 
 /// Rejects messages that the port does not carry.
-fn check_size(plan: &Plan<'_>, device: &Device, port: &PortAttr) -> Result<()> {
-    let (size, ib_port) = (plan.largest(), plan.options.ib_port);
+fn check_size(plan: &Plan<'_>, port: &LocalPort) -> Result<()> {
+    let (size, max) = (plan.largest(), port.attr.max_msg_sz);
     anyhow::ensure!(
-        size <= port.max_msg_sz,
-        "{}: a message of {size} bytes (-s) exceeds the maximum of port {ib_port} (max_msg_sz {})",
-        device.name(),
-        port.max_msg_sz
+        size <= max,
+        "{}: a message of {size} bytes (-s) exceeds the maximum of port {} (max_msg_sz {max})",
+        port.context.device().name(),
+        port.number
     );
     Ok(())
 }
 
 /// Rejects options of the path that the port can't apply, before a peer waits.
-fn check_path(plan: &Plan<'_>, context: &Context, has_gid: bool) -> Result<()> {
-    let (options, port) = (plan.options, plan.options.ib_port);
+fn check_path(plan: &Plan<'_>, port: &LocalPort) -> Result<()> {
+    let options = plan.options;
     for (given, option) in
         [(options.tclass.is_some(), "--tclass"), (!options.flow_label.is_empty(), "--flow-label")]
     {
         anyhow::ensure!(
-            has_gid || !given,
+            port.gid.is_some() || !given,
             "{option} is a field of the GRH, which packets have only with a GID index (-x)"
         );
     }
     if let Some(index) = options.pkey_index {
-        let pkey = context.pkey(port, index).context("--pkey-index")?;
-        anyhow::ensure!(pkey != 0, "--pkey-index: entry {index} of the P_Key table of port {port} is empty");
+        let (pkey, number) = (port.context.pkey(port.number, index).context("--pkey-index")?, port.number);
+        anyhow::ensure!(
+            pkey != 0,
+            "--pkey-index: entry {index} of the P_Key table of port {number} is empty"
+        );
     }
     Ok(())
 }
 
 /// Reads and atomics that this side can have outstanding; 1 for other operations, as in perftest.
-fn out_reads(plan: &Plan<'_>, context: &Context) -> Result<u8> {
+fn out_reads(plan: &Plan<'_>, port: &LocalPort) -> Result<u8> {
     if !plan.verbs().any(|verb| matches!(verb, Verb::Read | Verb::Atomic)) {
         return Ok(1);
     }
-    let attr = context.query_device()?;
+    let attr = port.context.query_device()?;
     let most = attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom);
     let most = u8::try_from(most).unwrap_or(u8::MAX);
     match plan.options.outs {

@@ -11,6 +11,8 @@ mod faults;
 mod load;
 #[path = "perf/managed.rs"]
 mod managed;
+#[path = "perf/multicast.rs"]
+mod multicast;
 #[path = "perf/options.rs"]
 mod options;
 

@@ -7,7 +7,9 @@ pub(crate) mod mix;
 
 use std::path::PathBuf;
 
+use bareverbs::Gid;
 use bareverbs::values::Mtu;
+use clap::builder::ArgPredicate;
 use clap::{Args, Subcommand};
 
 use self::choice::{AtomicType, Connection, CqUse, Measure, Verb};
@@ -15,7 +17,7 @@ use self::expectation::Expectation;
 use self::hosts::Hosts;
 use self::mix::Mix;
 use super::doctor::DoctorOptions;
-use super::values::{gid_index, mtu, number, rate, seconds};
+use super::values::{gid_index, mtu, multicast_gid, number, rate, seconds};
 
 /// The benchmarks, the comparison of their results, and the checks before them.
 #[expect(clippy::large_enum_variant, reason = "a process parses one")]
@@ -95,14 +97,15 @@ pub(crate) struct PerfOptions {
     /// Local GID index (default: on RoCE the best one, elsewhere none)
     #[arg(short = 'x', long, value_name = "INDEX", value_parser = gid_index)]
     pub(crate) gid_index: Option<i32>,
-    /// Transport
+    /// Transport (with -g: ud)
     #[arg(
         short = 'c',
         long,
         visible_alias = "transport",
         value_enum,
         ignore_case = true,
-        default_value = "rc"
+        default_value = "rc",
+        default_value_if("mcg", ArgPredicate::IsPresent, "ud")
     )]
     pub(crate) connection: Connection,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 (default: that of the port)
@@ -159,6 +162,22 @@ pub(crate) struct PerfOptions {
     /// does: HOST is an IP address of the device (RC only)
     #[arg(short = 'R', long, visible_alias = "rdma_cm")]
     pub(crate) cm: bool,
+    /// Send to a multicast group, which the queue pair of the receiver is attached to (send over UD, one
+    /// queue pair; InfiniBand needs -x)
+    #[arg(short = 'g', long)]
+    pub(crate) mcg: bool,
+    /// With -g: the group that this side receives from, as an IP address or as 16 bytes B:B:… (default:
+    /// 239.2.201.133, with the GID of an IPv6 address ff02::2:c985, on InfiniBand ff01:0:2:c985::; client
+    /// of lat: the next one)
+    #[arg(
+        short = 'M',
+        long,
+        visible_alias = "MGID",
+        value_name = "GROUP",
+        requires = "mcg",
+        value_parser = multicast_gid
+    )]
+    pub(crate) mgid: Option<Gid>,
     /// Traffic class in the GRH; TOS (DSCP and ECN) of RoCE v2 packets (default 0)
     #[arg(long, value_name = "NUM", value_parser = number::<u8>(0, 255))]
     pub(crate) tclass: Option<u8>,
@@ -193,6 +212,9 @@ pub(crate) struct PerfOptions {
     /// Use huge pages of the kernel's default size for the memory
     #[arg(long, visible_alias = "use_hugepages")]
     pub(crate) huge_pages: bool,
+    /// Use a dma-buf for the memory, made of memory of this machine by /dev/udmabuf
+    #[arg(long)]
+    pub(crate) dma_buf: bool,
     /// Accepted for compatibility: the processor's frequency is not used
     #[arg(short = 'F', long = "CPU-freq")]
     pub(crate) cpu_freq: bool,

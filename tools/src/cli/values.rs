@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 
+use bareverbs::Gid;
 use bareverbs::values::Mtu;
 
 /// A whole number in the syntax of C's `strtol(…, 0)`: decimal, `0x` hexadecimal or `0` octal.
@@ -41,6 +42,19 @@ pub(super) fn mtu(text: &str) -> Result<Mtu, String> {
 
 pub(super) fn gid_index(text: &str) -> Result<i32, String> {
     i32::try_from(integer(text)?).map_err(|_| "far too large".into())
+}
+
+/// The GID of a multicast group: an IP address, or 16 numbers as perftest takes them.
+pub(super) fn multicast_gid(text: &str) -> Result<Gid, String> {
+    let byte = |text: &str| integer(text).ok().and_then(|byte| u8::try_from(byte).ok());
+    let bytes = || text.split(':').map(byte).collect::<Option<Vec<_>>>()?.try_into().ok().map(Gid);
+    let gid = text.parse().ok().or_else(bytes);
+    let gid = gid.ok_or("must be an IP address, or 16 numbers from 0 to 255 with colons between them")?;
+    if gid.is_multicast() {
+        Ok(gid)
+    } else {
+        Err(format!("{gid} is not a multicast address: use one of 224.0.0.0/4 or ff00::/8"))
+    }
 }
 
 /// The interval between two snapshots, in seconds.

@@ -323,8 +323,8 @@ impl<T: Service> Endpoint<T> {
                 if is_inline(kind, self.inline) { Payload::Inline(&bytes) } else { Payload::Sges(&sges) };
             let operation = T::operation(kind.verb, remote, posting.atomic_of(number), route);
             // SAFETY: the range is in the send area of the lane, and the memory outlives the queue
-            // pairs (field order). Completed reads and atomics change its bytes, and `Mr::write`
-            // copies into it; nothing borrows them.
+            // pairs (field order). Completed reads and atomics change its bytes, and
+            // `Memory::write` copies into it; nothing borrows them.
             unsafe { qp.post_send(&[SendRequest { wr_id, operation, flags, payload }]) }
         } else {
             let mut batch = qp.start_send();
@@ -505,7 +505,7 @@ impl<T: Service> Endpoint<T> {
             *last = byte;
         }
         let start = self.offset_of(self.lanes[0].sends.at);
-        Ok(self.memory.write(start + size as usize - 1, &[byte])?)
+        self.memory.write(start + size as usize - 1, &[byte])
     }
 
     /// The last byte of the message that the peer writes.

@@ -38,7 +38,7 @@ pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>) -> Result<Vec<
         }
         (Some(host), ..) if options.cm => {
             let server = (host.as_str(), tcp_port);
-            let peer = CmPeer::connect(local.context, options.ib_port, server, stop)?;
+            let peer = CmPeer::connect(&local.port.context, local.port.number, server, stop)?;
             Ok(vec![link::run::<T>(plan, local, Control::Cm(Box::new(peer)))?])
         }
         (Some(host), ..) => {
@@ -53,7 +53,7 @@ pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>) -> Result<Vec<
         }
         (None, None, None) if options.cm => {
             output::diagnostic(&format!("waiting for a client on port {tcp_port} of the connection manager"));
-            let peer = CmPeer::accept(local.context, options.ib_port, tcp_port, stop)?;
+            let peer = CmPeer::accept(&local.port.context, local.port.number, tcp_port, stop)?;
             Ok(vec![link::run::<T>(plan, local, Control::Cm(Box::new(peer)))?])
         }
         (None, None, None) => {

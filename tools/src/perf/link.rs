@@ -6,10 +6,9 @@ use std::sync::{Barrier, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use bareverbs::Gid;
 use bareverbs::ah::{AhAttr, GlobalRoute};
-use bareverbs::device::{LinkLayer, PortAttr};
-use bareverbs::values::GidIndex;
-use bareverbs::{Context, Gid};
+use bareverbs::device::LinkLayer;
 
 use super::collect::Collector;
 use super::connections::{Connections, Request};
@@ -18,6 +17,7 @@ use super::endpoint::{Endpoint, Setup};
 use super::error::RunError;
 use super::exchange::{Preamble, Role, Session, SessionError};
 use super::measure::{CpuTime, Interval, Measured, Recorder, Window};
+use super::multicast::{Group, Target};
 use super::pace::Pace;
 use super::plan::{Length, Plan};
 use super::posting::Posting;
@@ -31,7 +31,7 @@ use super::watch::Watch;
 use super::wire::{KeyForm, KeyRecord, Version};
 use crate::cli::perf::choice::{Measure, Verb};
 use crate::session::exchange::EXCHANGE_TIMEOUT;
-use crate::session::path::ah_attr;
+use crate::session::path::{LocalPort, ah_attr};
 use crate::signal::Stop;
 
 /// The hop limit of perftest.
@@ -46,9 +46,9 @@ const _: () = assert!(EXCHANGE_TIMEOUT.as_secs() >= 10);
 
 /// What all runs of this side have in common.
 pub(crate) struct Local<'l> {
-    pub(crate) context: &'l Context,
-    pub(crate) port: &'l PortAttr,
-    pub(crate) gid: Option<(GidIndex, Gid)>,
+    pub(crate) port: &'l LocalPort,
+    /// The multicast group that this side receives from.
+    pub(crate) group: Option<Group>,
     /// Reads and atomics that a queue pair can have outstanding.
     pub(crate) out_reads: u8,
     pub(crate) stop: &'l Stop,
@@ -77,7 +77,7 @@ pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>, control: Contr
     let options = plan.options;
     let address =
         control.address().map_or_else(String::new, |address| address.ip().to_canonical().to_string());
-    let (form, name) = match local.gid {
+    let (form, name) = match local.port.gid {
         _ if options.cm => (KeyForm::Binary, "CM"),
         Some(_) => (KeyForm::Gid, "GID"),
         None => (KeyForm::Lid, "LID"),
@@ -89,17 +89,20 @@ pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>, control: Contr
         return Err(SessionError::OnlyBareverbs(agreed.peer, option).into());
     }
     plan.limit_to(agreed.mtu).map_err(anyhow::Error::msg)?;
+    let gid = local.port.gid.map(|(_, gid)| gid).or_else(|| session.control().gid());
+    let group = local.group.as_ref();
     let record = KeyRecord {
-        lid: local.port.lid,
-        gid: local.gid.map(|(_, gid)| gid).or_else(|| session.control().gid()).map(|gid| gid.0.into()),
+        lid: group.map_or(local.port.attr.lid, Group::lid),
+        gid: group.map(|group| group.gid).or(gid).map(Into::into),
         ..KeyRecord::default()
     };
     let setup = Setup {
         plan: &plan,
-        context: local.context,
+        context: &local.port.context,
         agreed: &agreed,
         out_reads: local.out_reads,
         address: &record,
+        group,
     };
     let mut endpoints =
         plan.shares().map(|ids| Endpoint::<T>::new(&setup, ids)).collect::<Result<Vec<_>>>()?;
@@ -109,7 +112,8 @@ pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>, control: Contr
     let link = Link { plan, local, session, agreed, shape, name };
     // Dropped before the endpoints.
     let mut connections = link.connections()?;
-    let remote = link.connect(&mut endpoints, connections.as_mut())?;
+    // The membership of a sender ends with the run.
+    let (remote, _target) = link.connect(&mut endpoints, connections.as_mut())?;
     let mut sizes = Vec::new();
     let ended = link.run_all(&mut endpoints, &mut sizes);
     let program = if agreed.peer.bareverbs { "bareverbs" } else { "perftest" };
@@ -137,7 +141,7 @@ pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>, control: Contr
 
 /// What this side offers in the preamble.
 fn preamble(plan: &Plan<'_>, local: &Local<'_>) -> Preamble {
-    let active_mtu = local.port.active_mtu;
+    let active_mtu = local.port.attr.active_mtu;
     Preamble {
         peer: Version::OURS,
         cycle_buffer: rustix::param::page_size() as u32,
@@ -182,14 +186,25 @@ impl Link<'_> {
         Connections::new(server, request, self.session.control(), self.local.stop).map(Some)
     }
 
-    /// Exchanges the address records and connects the queue pairs.
+    /// Joins the group of a peer that this side sends to, with `-g`.
+    fn join(&self, peer: &KeyRecord) -> Result<Option<Target>> {
+        let (plan, local) = (&self.plan, self.local);
+        if !plan.options.mcg || !plan.requests() {
+            return Ok(None);
+        }
+        let peer = peer.gid.map(Gid::from);
+        Target::new(plan, local.port, local.group.as_ref(), peer, local.stop).map(Some)
+    }
+
+    /// Exchanges the address records and connects the queue pairs. Returns the peer's records, and the
+    /// group that this side sends to, if it is one.
     fn connect<T: Service>(
         &self,
         endpoints: &mut [Endpoint<T>],
         mut connections: Option<&mut Connections<'_>>,
-    ) -> Result<Vec<KeyRecord>> {
+    ) -> Result<(Vec<KeyRecord>, Option<Target>)> {
         let local = records(endpoints);
-        let mut remote = Vec::new();
+        let (mut remote, mut target) = (Vec::new(), None);
         let steps = self.shape.setup();
         let last = steps.iter().rposition(|&step| step == Step::Barrier);
         for (index, step) in steps.into_iter().enumerate() {
@@ -201,6 +216,7 @@ impl Link<'_> {
                     connections.connect(endpoints.iter_mut().flat_map(Endpoint::queue_pairs).collect())?;
                 }
                 Step::Connect => {
+                    target = self.join(remote.first().context("the peer has no queue pair")?)?;
                     let requesters: usize = endpoints.iter().map(|endpoint| endpoint.local.len()).sum();
                     let peer = |index| peer_of(index, requesters, local.len());
                     let path = |(index, local)| self.path(index, local, &remote[peer(index)]);
@@ -209,7 +225,7 @@ impl Link<'_> {
                     for endpoint in &mut *endpoints {
                         let (own, others) = paths.split_at(endpoint.local.len());
                         let (own_targets, other_targets) = targets.split_at(endpoint.targets.len());
-                        endpoint.connect(own, own_targets, self.local.port.link_layer)?;
+                        endpoint.connect(own, own_targets, self.local.port.attr.link_layer)?;
                         (paths, targets) = (others, other_targets);
                     }
                 }
@@ -221,7 +237,7 @@ impl Link<'_> {
                 }
             }
         }
-        Ok(remote)
+        Ok((remote, target))
     }
 
     /// The path of the queue pair with this index.
@@ -237,7 +253,7 @@ impl Link<'_> {
         let options = self.plan.options;
         let gid = remote.gid.filter(|gid| *gid != Ipv6Addr::UNSPECIFIED);
         anyhow::ensure!(
-            self.local.port.link_layer != LinkLayer::ETHERNET || gid.is_some(),
+            self.local.port.attr.link_layer != LinkLayer::ETHERNET || gid.is_some(),
             "the peer sent no GID, which RoCE requires: choose its GID index (-x)"
         );
         if let (Some(ours), Some(theirs)) = (local.gid, gid) {
@@ -248,8 +264,8 @@ impl Link<'_> {
                  index (-x) on both sides"
             );
         }
-        let gid = gid.map(|gid| Gid(gid.octets()));
-        let sgid_index = self.local.gid.map(|(index, _)| index);
+        let gid = gid.map(Gid::from);
+        let sgid_index = self.local.port.gid.map(|(index, _)| index);
         let address = ah_attr((options.ib_port, options.sl), sgid_index, remote.lid, gid)?;
         let labels = &options.flow_label;
         let grh = address.grh.map(|grh| GlobalRoute {

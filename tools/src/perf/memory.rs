@@ -1,30 +1,132 @@
-//! The memory of the messages: base pages or huge pages, pinned or on demand.
+//! The memory of the messages: base pages or huge pages, pinned or on demand, or a dma-buf.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 
 use anyhow::{Context as _, Result, ensure};
 use bareverbs::device::OdpTransportCaps;
+use bareverbs::mr::DmabufMr;
 use bareverbs::{Access, Context, Mr, Pd};
 use memmap2::{MmapMut, MmapOptions};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use super::plan::Plan;
 use crate::cli::perf::choice::{Connection, Verb};
 
 /// The registered memory of a thread.
-pub(crate) type Memory = Mr<MmapMut>;
+pub(crate) struct Memory {
+    lkey: u32,
+    rkey: u32,
+    addr: u64,
+    region: Region,
+}
 
-/// Registers memory that `fill` has written.
-pub(crate) fn register(
-    plan: &Plan<'_>,
-    pd: &Pd,
-    len: usize,
-    access: Access,
-    fill: impl FnOnce(&mut [u8]),
-) -> Result<Memory> {
-    let mut memory = if plan.options.huge_pages { huge_pages(len)? } else { MmapMut::map_anon(len)? };
-    fill(&mut memory);
-    let on_demand = if plan.options.odp { Access::ON_DEMAND } else { Access::empty() };
-    Ok(pd.register(memory, access | on_demand)?)
+enum Region {
+    Mapped(Mr<MmapMut>),
+    /// A dma-buf of the pages of a file, which is not mapped: the device writes to them.
+    DmaBuf {
+        _mr: DmabufMr,
+        file: File,
+    },
+}
+
+impl Memory {
+    /// Registers memory that `fill` has written.
+    pub(crate) fn register(
+        plan: &Plan<'_>,
+        pd: &Pd,
+        len: usize,
+        access: Access,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<Self> {
+        let mut memory = if plan.options.huge_pages { huge_pages(len)? } else { MmapMut::map_anon(len)? };
+        fill(&mut memory);
+        if plan.options.dma_buf {
+            return Self::register_dma_buf(pd, &memory, access);
+        }
+        let on_demand = if plan.options.odp { Access::ON_DEMAND } else { Access::empty() };
+        let mr = pd.register(memory, access | on_demand)?;
+        Ok(Self { lkey: mr.lkey(), rkey: mr.rkey(), addr: mr.addr(), region: Region::Mapped(mr) })
+    }
+
+    /// Registers a dma-buf with these bytes.
+    fn register_dma_buf(pd: &Pd, bytes: &[u8], access: Access) -> Result<Self> {
+        let (file, buffer) = dma_buf(bytes.len())?;
+        file.write_all_at(bytes, 0)?;
+        let mr = pd.register_dmabuf(&buffer, 0, bytes.len(), 0, access).context("--dma-buf")?;
+        let (lkey, rkey, addr) = (mr.lkey(), mr.rkey(), mr.addr());
+        Ok(Self { lkey, rkey, addr, region: Region::DmaBuf { _mr: mr, file } })
+    }
+
+    #[inline]
+    pub(crate) fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// Its address in requests.
+    #[inline]
+    pub(crate) fn addr(&self) -> u64 {
+        self.addr
+    }
+
+    /// Copies the bytes at `offset`.
+    #[inline]
+    pub(crate) fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        match &self.region {
+            Region::Mapped(mr) => mr.read(offset, into)?,
+            Region::DmaBuf { file, .. } => file.read_exact_at(into, offset as u64)?,
+        }
+        Ok(())
+    }
+
+    /// Copies `from` to `offset`.
+    pub(crate) fn write(&mut self, offset: usize, from: &[u8]) -> Result<()> {
+        match &mut self.region {
+            Region::Mapped(mr) => mr.write(offset, from)?,
+            Region::DmaBuf { file, .. } => file.write_all_at(from, offset as u64)?,
+        }
+        Ok(())
+    }
+}
+
+/// A file in memory of at least `len` bytes, and a dma-buf of its pages.
+fn dma_buf(len: usize) -> Result<(File, OwnedFd)> {
+    /// `struct udmabuf_create` of `linux/udmabuf.h`.
+    #[repr(C)]
+    struct Create {
+        memfd: u32,
+        flags: u32,
+        offset: u64,
+        size: u64,
+    }
+    const CLOEXEC: u32 = 1;
+    nix::ioctl_write_ptr!(create, b'u', 0x42, Create);
+    let device = File::options().read(true).write(true).open("/dev/udmabuf").context(
+        "--dma-buf: cannot open /dev/udmabuf, by which the kernel makes dma-bufs of memory (CONFIG_UDMABUF)",
+    )?;
+    let file = memfd_create("bareverbs-perf", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let len = len.checked_next_multiple_of(rustix::param::page_size());
+    let size = len.context("the buffers exceed the address space")? as u64;
+    ftruncate(&file, size)?;
+    // The kernel requires that the pages stay.
+    fcntl_add_seals(&file, SealFlags::SHRINK)?;
+    let request = Create { memfd: file.as_raw_fd().unsigned_abs(), flags: CLOEXEC, offset: 0, size };
+    // SAFETY: the kernel reads the request.
+    let made = unsafe { create(device.as_raw_fd(), &raw const request) }.with_context(|| {
+        let mib = size.div_ceil(1 << 20);
+        format!(
+            "--dma-buf: the kernel makes no dma-buf of {mib} MiB: its limit is in \
+             /sys/module/udmabuf/parameters/size_limit_mb; use a smaller size (-s) or fewer queue pairs (-q)"
+        )
+    })?;
+    // SAFETY: the descriptor is new, and nothing else owns it.
+    let buffer = unsafe { OwnedFd::from_raw_fd(made) };
+    Ok((file.into(), buffer))
 }
 
 /// Memory of at least `len` bytes in huge pages of the default size.
@@ -53,6 +155,10 @@ pub(crate) fn check(plan: &Plan<'_>, context: &Context) -> Result<()> {
     if plan.options.huge_pages {
         // The size of all memory is known only when the peer has connected.
         huge_pages(1)?;
+    }
+    if plan.options.dma_buf {
+        let access = Access::LOCAL_WRITE | plan.remote_access();
+        Memory::register_dma_buf(&context.alloc_pd()?, &vec![0; rustix::param::page_size()], access)?;
     }
     if plan.options.odp { check_odp(plan, context) } else { Ok(()) }
 }

@@ -255,6 +255,9 @@ impl<'a> Plan<'a> {
         if let Some(mix) = &options.mix {
             words.push(format!("--mix={mix}"));
         }
+        if options.mcg {
+            words.push("-g".into());
+        }
         if options.verify {
             words.extend([
                 "--verify".into(),
@@ -383,11 +386,32 @@ mod tests {
             ("write bw --flow-label 1,0x100000", "must be between 0 and 1048575"),
             ("write bw --pkey-index 65536", "must be between 0 and 65535"),
             ("atomic bw -A SWAP", "possible values: FETCH_AND_ADD, CMP_AND_SWAP"),
+            ("send bw -g -M 10.1.0.1", "::ffff:10.1.0.1 is not a multicast address"),
+            ("send bw -g -M fe80::1", "fe80::1 is not a multicast address"),
+            ("send bw -g -M 255:1:0:0:0:2:201:133:0:0:0:0:0:0:0", "16 numbers from 0 to 255"),
+            ("send bw -g -M 255:1:0:0:0:2:201:133:0:0:0:0:0:0:0:256", "16 numbers from 0 to 255"),
+            ("send bw -M 239.1.1.1", "--mcg"),
         ] {
             let words_of_line = ["bareverbs", "perf"].into_iter().chain(line.split_whitespace());
             let error = Cli::try_parse_from(words_of_line).unwrap_err().to_string();
             assert!(error.contains(words), "{line}: {error}");
         }
+    }
+
+    #[test]
+    fn multicast_is_over_ud_and_takes_the_groups_of_perftest() {
+        for (group, expected) in [
+            ("239.1.2.3", "::ffff:239.1.2.3"),
+            ("ff02::7", "ff02::7"),
+            ("0xff:1:0:0:0:2:201:133:0:0:0:0:0:0:0:07", "ff01:0:2:c985::7"),
+            ("0:0:0:0:0:0:0:0:0:0:255:255:239:1:2:3", "::ffff:239.1.2.3"),
+        ] {
+            let perf = perf(&format!("send lat -g -M {group}"));
+            let plan = Plan::new(&perf).unwrap();
+            assert!(plan.datagrams() && plan.settings("gid").contains(&"-g".to_owned()), "{plan:?}");
+            assert_eq!(plan.options.mgid.unwrap().to_string(), expected);
+        }
+        assert!(!Plan::new(&perf("send lat")).unwrap().datagrams());
     }
 
     #[test]
@@ -459,6 +483,15 @@ mod tests {
             ("send bw --cm -m 1024", "the connection manager chooses the path"),
             ("send bw --cm --pkey-index 0", "the connection manager chooses the path"),
             ("send lat -A FETCH_AND_ADD", "-A is for atomic"),
+            ("write bw -g", "-g is for send"),
+            ("send bw -g -R", "omit --cm"),
+            ("send bw -g -c rc", "-g is for UD"),
+            ("send bw -g -b", "-g has one direction"),
+            ("send bw -g -q 2", "-g has one queue pair"),
+            ("send bw -g --clients 2", "-g is for one peer"),
+            ("write bw --dma-buf --odp", "omit --odp and --huge-pages"),
+            ("send lat --dma-buf --huge-pages", "omit --odp and --huge-pages"),
+            ("write lat --dma-buf", "a dma-buf is not mapped"),
         ] {
             let message = Plan::new(&perf(line)).expect_err(line);
             assert!(message.contains(words), "{line}: {message}");

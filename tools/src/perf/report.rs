@@ -161,6 +161,10 @@ pub(crate) struct Options {
     /// Whether the connection manager connected the queue pairs.
     #[serde(default)]
     cm: bool,
+    /// Whether messages were sent to a multicast group, and the group that was chosen.
+    #[serde(default)]
+    mcg: bool,
+    mgid: Option<String>,
     tclass: Option<u8>,
     /// The flow labels of the queue pairs, in turn.
     #[serde(default)]
@@ -170,6 +174,8 @@ pub(crate) struct Options {
     odp: bool,
     #[serde(default)]
     huge_pages: bool,
+    #[serde(default)]
+    dma_buf: bool,
     pub(crate) threads: u32,
     cq: CqUse,
     srq: bool,
@@ -203,11 +209,14 @@ impl Options {
             outstanding_reads,
             atomic_type: plan.atomic_type(),
             cm: plan.options.cm,
+            mcg: plan.options.mcg,
+            mgid: plan.options.mgid.map(|group| group.to_string()),
             tclass: plan.options.tclass,
             flow_label: plan.options.flow_label.clone(),
             pkey_index: plan.options.pkey_index,
             odp: plan.options.odp,
             huge_pages: plan.options.huge_pages,
+            dma_buf: plan.options.dma_buf,
             threads: plan.options.threads,
             cq: plan.options.cq,
             srq: plan.shares_receives(),

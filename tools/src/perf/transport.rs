@@ -9,6 +9,7 @@ use bareverbs::values::{AckTimeout, MinRnrTimer, Mtu, RnrRetry};
 use bareverbs::xrc::{XrcOperation, XrcSend, XrcTarget, XrcTargetRtsAttr};
 use bareverbs::{AnyProvider, Remote};
 
+use super::multicast::Group;
 use super::plan::Plan;
 use super::wire::KeyRecord;
 use crate::cli::perf::choice::{Connection, Verb};
@@ -51,8 +52,8 @@ pub(crate) trait Service: Transport + Sized + Send {
         !Self::HAS_TARGETS || plan.requests()
     }
 
-    /// RESET → INIT.
-    fn init(qp: &mut Qp<Self>, attr: &InitAttr) -> bareverbs::Result<()>;
+    /// RESET → INIT. A datagram queue pair is attached to the group, if there is one.
+    fn init(qp: &mut Qp<Self>, attr: &InitAttr, group: Option<&Group>) -> bareverbs::Result<()>;
 
     /// INIT → RTS.
     fn connect(qp: &mut Qp<Self>, path: &Path) -> bareverbs::Result<Self::Route>;
@@ -108,7 +109,7 @@ impl Service for Rc {
     const CONNECTION: Connection = Connection::Rc;
     type Route = ();
 
-    fn init(qp: &mut Qp<Self>, attr: &InitAttr) -> bareverbs::Result<()> {
+    fn init(qp: &mut Qp<Self>, attr: &InitAttr, _: Option<&Group>) -> bareverbs::Result<()> {
         qp.init(attr)
     }
 
@@ -137,7 +138,7 @@ impl Service for Uc {
     const CONNECTION: Connection = Connection::Uc;
     type Route = ();
 
-    fn init(qp: &mut Qp<Self>, attr: &InitAttr) -> bareverbs::Result<()> {
+    fn init(qp: &mut Qp<Self>, attr: &InitAttr, _: Option<&Group>) -> bareverbs::Result<()> {
         qp.init(attr)
     }
 
@@ -163,7 +164,7 @@ impl Service for XrcSend {
     /// The number of the peer's SRQ.
     type Route = u32;
 
-    fn init(qp: &mut Qp<Self>, attr: &InitAttr) -> bareverbs::Result<()> {
+    fn init(qp: &mut Qp<Self>, attr: &InitAttr, _: Option<&Group>) -> bareverbs::Result<()> {
         qp.init(attr)
     }
 
@@ -185,8 +186,9 @@ impl Service for Ud {
     const HEADROOM: u32 = GRH_BYTES as u32;
     type Route = (Ah, u32);
 
-    fn init(qp: &mut Qp<Self>, attr: &InitAttr) -> bareverbs::Result<()> {
-        qp.init(&UdInitAttr { pkey_index: attr.pkey_index, ..UdInitAttr::new(attr.port, QKEY) })
+    fn init(qp: &mut Qp<Self>, attr: &InitAttr, group: Option<&Group>) -> bareverbs::Result<()> {
+        qp.init(&UdInitAttr { pkey_index: attr.pkey_index, ..UdInitAttr::new(attr.port, QKEY) })?;
+        group.map_or(Ok(()), |group| group.attach(qp))
     }
 
     fn connect(qp: &mut Qp<Self>, path: &Path) -> bareverbs::Result<(Ah, u32)> {

@@ -93,7 +93,7 @@ pub(crate) fn gid_type(kind: GidType) -> &'static str {
 
 /// The local GID and its index: the entry at `index` if it is not negative, else the port's default
 /// GID on RoCE. `None` on InfiniBand, which needs no GID.
-pub(crate) fn select_gid(
+fn select_gid(
     index: Option<i32>,
     ib_port: u8,
     context: &Context,

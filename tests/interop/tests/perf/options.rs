@@ -1,6 +1,7 @@
 //! Options of atomics, of the path and of the memory, with perftest and with itself.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use bareverbs_interop_tests::perf::{Benchmark, PAIRINGS, Run, Side};
@@ -9,22 +10,22 @@ use bareverbs_interop_tests::program::Program;
 use bareverbs_test_support::{device, kernel_test};
 use serde_json::Value;
 
-use crate::{SOON, WITH_PERFTEST, expect_latencies, expect_measured};
+use crate::{OPERATIONS, SOON, WITH_PERFTEST, expect_latencies, expect_measured, options};
 
-const OURS: (Side, Side) = (Side::Bareverbs, Side::Bareverbs);
+pub(crate) const OURS: (Side, Side) = (Side::Bareverbs, Side::Bareverbs);
 
 /// What the result says about an option.
-fn option<'j>(json: &'j Value, name: &str) -> &'j Value {
+pub(crate) fn option<'j>(json: &'j Value, name: &str) -> &'j Value {
     json["options"].get(name).unwrap_or_else(|| panic!("no {name}: {json:#}"))
 }
 
 /// The JSON of the sides that are `bareverbs`.
-fn ours(run: &Run) -> impl Iterator<Item = Value> {
+pub(crate) fn ours(run: &Run) -> impl Iterator<Item = Value> {
     [run.server_json(), run.client_json()].into_iter().flatten()
 }
 
 /// Runs `bareverbs perf` as a server, and returns what it says when it refuses to run.
-fn refusal(line: &str) -> String {
+pub(crate) fn refusal(line: &str) -> String {
     let mut command = Command::new("bareverbs");
     command.arg("perf").args(line.split(' ')).args(["-d", device::name()]);
     let finished = Program::start(&mut command).finish_within(SOON);
@@ -196,5 +197,66 @@ fn huge_pages_interoperate_with_perftest() {
         for json in ours(&run) {
             assert_eq!(option(&json, "huge_pages"), true);
         }
+    }
+}
+
+#[kernel_test]
+fn dma_bufs_carry_every_operation() {
+    let text = || refusal("write bw --dma-buf");
+    if !Path::new("/dev/udmabuf").exists() {
+        return assert!(text().contains("cannot open /dev/udmabuf"), "{}", text());
+    }
+    // ConnectX's driver needs page faults of the device for memory that its owner may move.
+    if device::is_soft_roce() || !device::open().capabilities().odp {
+        return assert!(text().contains("--dma-buf: reg_dmabuf_mr: "), "{}", text());
+    }
+    for operation in OPERATIONS.into_iter().chain(["write-imm"]) {
+        for (test, others) in [("bw", &["-q", "2", "-b", "-n", "100"][..]), ("lat", &["-n", "50"])] {
+            if (operation, test) == ("write", "lat") {
+                continue;
+            }
+            let options = options(operation, &[&["--dma-buf", "--verify"], others].concat());
+            let run = Benchmark { operation, test }.run(OURS, &options);
+            for json in ours(&run) {
+                assert_eq!(option(&json, "dma_buf"), true);
+            }
+            let compared = run.client_json().unwrap()["results"][0]["compared"].as_u64();
+            assert!(compared > Some(0), "{run:#?}");
+        }
+    }
+}
+
+/// Lowers the kernel's limit of dma-bufs until it is dropped.
+struct LowLimit(String);
+
+impl LowLimit {
+    const FILE: &str = "/sys/module/udmabuf/parameters/size_limit_mb";
+
+    fn of_mebibytes(count: u32) -> Self {
+        let before = fs::read_to_string(Self::FILE).expect("the kernel makes dma-bufs");
+        fs::write(Self::FILE, count.to_string()).unwrap();
+        Self(before)
+    }
+}
+
+impl Drop for LowLimit {
+    fn drop(&mut self) {
+        let _ = fs::write(Self::FILE, &self.0);
+    }
+}
+
+/// The size of the memory is known when the peer has connected.
+#[kernel_test]
+fn dma_buf_above_the_limit_is_refused() {
+    if !Path::new("/dev/udmabuf").exists() || device::is_soft_roce() || !device::open().capabilities().odp {
+        return;
+    }
+    let _limit = LowLimit::of_mebibytes(1);
+    let options = ["--dma-buf", "-s", "1048576"];
+    let benchmark = Benchmark { operation: "write", test: "bw" };
+    let server = benchmark.serve(Side::Bareverbs, &options);
+    let client = Program::start(&mut benchmark.command(Side::Bareverbs, &options, Some(HOST)));
+    for side in [client, server] {
+        side.finish_within(SOON).expect_failure("the kernel makes no dma-buf of 2 MiB");
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use anyhow::{Context as _, Result};
 use bareverbs::device::DriverId;
-use bareverbs::qp::{InitAttr, Qp, QpCap, QpInit};
+use bareverbs::qp::{InitAttr, MULTICAST_QP, Qp, QpCap, QpInit};
 use bareverbs::srq::SrqInit;
 use bareverbs::xrc::{XrcSrqInit, XrcTarget, Xrcd, XrcdShare};
 use bareverbs::{Access, Context, Pd, Remote};
@@ -14,7 +14,8 @@ use super::completions::Completions;
 use super::{Endpoint, Lane, Receives, Sends, Shared, SharedQueue};
 use crate::cli::perf::choice::{Measure, Verb};
 use crate::perf::exchange::Preamble;
-use crate::perf::memory;
+use crate::perf::memory::Memory;
+use crate::perf::multicast::Group;
 use crate::perf::plan::Plan;
 use crate::perf::posting::Posting;
 use crate::perf::transport::Service;
@@ -40,6 +41,8 @@ pub(crate) struct Setup<'s> {
     pub(crate) out_reads: u8,
     /// The address of this side: a record without a queue pair.
     pub(crate) address: &'s KeyRecord,
+    /// The group that the queue pairs receive from.
+    pub(crate) group: Option<&'s Group>,
 }
 
 /// The memory of a thread: areas for sends, then areas for receives and for the peer's writes, then
@@ -94,7 +97,7 @@ impl<T: Service> Endpoint<T> {
         let layout = Layout::new::<T>(plan, agreed, count);
         let bytes = layout.bytes().context("the buffers exceed the address space")?;
         let access = Access::LOCAL_WRITE | plan.remote_access();
-        let memory = memory::register(plan, &pd, bytes, access, |bytes| {
+        let memory = Memory::register(plan, &pd, bytes, access, |bytes| {
             if plan.verb != Verb::Write || plan.measure == Measure::Bandwidth {
                 fill(bytes);
             }
@@ -180,9 +183,10 @@ impl<T: Service> Endpoint<T> {
         if let Some(qp) = &mut qp {
             // The connection manager moves its queue pairs from RESET on.
             if !setup.plan.options.cm {
-                T::init(qp, &attr)?;
+                T::init(qp, &attr, setup.group)?;
             }
-            self.local.push(record(qp.qp_num())?);
+            let qpn = if setup.group.is_some() { MULTICAST_QP } else { qp.qp_num() };
+            self.local.push(record(qpn)?);
         }
         if let Some(target) = &mut target {
             target.init(&attr)?;

@@ -10,6 +10,7 @@ pub(super) fn check(verb: Verb, measure: Measure, options: &PerfOptions) -> Resu
     if measure == Measure::Latency {
         check_latency(options)?;
     }
+    check_multicast(verb, options)?;
     check_transport(options.connection, verb)?;
     check_verify(verb, measure, options)?;
     let latency = measure == Measure::Latency;
@@ -26,6 +27,14 @@ pub(super) fn check(verb: Verb, measure: Measure, options: &PerfOptions) -> Resu
             by_cm([path, grh].concat().contains(&true)),
             "--cm: the connection manager chooses the path: omit -m, -x, -S, --tclass, --flow-label and \
              --pkey-index",
+        ),
+        (
+            options.dma_buf && (options.odp || options.huge_pages),
+            "--dma-buf is another kind of memory: omit --odp and --huge-pages",
+        ),
+        (
+            options.dma_buf && verb == Verb::Write && latency,
+            "write lat polls memory, and a dma-buf is not mapped: omit --dma-buf",
         ),
         (options.rate.is_some() && options.post_list > 1, "--rate starts single messages: omit -l"),
         (options.mix.is_some() && options.all, "--mix has the sizes: omit -a"),
@@ -83,6 +92,24 @@ fn check_latency(options: &PerfOptions) -> Result<(), String> {
     first(&given).map_err(|option| {
         format!("{option} is for bandwidth tests only: a latency test has one message outstanding")
     })
+}
+
+/// Rejects what is not sent to a multicast group.
+fn check_multicast(verb: Verb, options: &PerfOptions) -> Result<(), String> {
+    if !options.mcg {
+        return Ok(());
+    }
+    first(&[
+        (verb != Verb::Send, "-g is for send: other operations have one target"),
+        (options.cm, "-g has no connection: omit --cm"),
+        (options.connection != Connection::Ud, "-g is for UD (-c)"),
+        (options.bidirectional, "-g has one direction: omit -b"),
+        (options.num_qp > 1, "-g has one queue pair: omit -q"),
+        (
+            options.clients.is_some() || options.all_to_all.is_some(),
+            "-g is for one peer, because every member receives all messages: omit --clients and --all-to-all",
+        ),
+    ])
 }
 
 /// Rejects an operation that the transport does not have.
