@@ -1,5 +1,7 @@
 //! The device file: ioctls and mappings.
 
+#[cfg(feature = "backend")]
+mod backend;
 mod identity;
 
 use std::ffi::c_void;
@@ -8,6 +10,8 @@ use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+#[cfg(feature = "backend")]
+use std::sync::Arc;
 use std::sync::OnceLock;
 
 use bareverbs_uapi::ioctl::VERBS_IOCTL;
@@ -17,6 +21,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl};
 
+#[cfg(feature = "backend")]
+pub use self::backend::Backend;
 use crate::mapping::{Mapping, Protection};
 use crate::process::ForkGuard;
 
@@ -136,10 +142,18 @@ fn causes(method: &str, errno: Errno) -> Option<&'static str> {
 /// ```
 #[derive(Debug)]
 pub struct DeviceFile {
-    file: File,
+    source: Source,
     driver_id: u32,
     fork_guard: ForkGuard,
     events: OnceLock<OwnedFd>,
+}
+
+/// What executes the calls.
+#[derive(Debug)]
+enum Source {
+    Kernel(File),
+    #[cfg(feature = "backend")]
+    Backend(backend::Shared),
 }
 
 impl DeviceFile {
@@ -206,7 +220,19 @@ impl DeviceFile {
     /// descriptor. Handles are fresh, and mapped pages belong to the object.
     pub unsafe fn from_fd_unchecked(fd: OwnedFd, driver_id: u32) -> Result<Self, IoctlError> {
         let fork_guard = ForkGuard::new().map_err(|errno| IoctlError { method: "madvise", errno })?;
-        Ok(Self { file: fd.into(), driver_id, fork_guard, events: OnceLock::new() })
+        Ok(Self { source: Source::Kernel(fd.into()), driver_id, fork_guard, events: OnceLock::new() })
+    }
+
+    /// A device of this process in place of one of the kernel, with the ABI of kernel driver `driver_id`.
+    ///
+    /// # Errors
+    ///
+    /// The error of `mmap` or `madvise`.
+    #[cfg(feature = "backend")]
+    pub fn with_backend(backend: Arc<dyn Backend>, driver_id: u32) -> Result<Self, IoctlError> {
+        let fork_guard = ForkGuard::new().map_err(|errno| IoctlError { method: "madvise", errno })?;
+        let source = Source::Backend(backend::Shared::new(backend, fork_guard));
+        Ok(Self { source, driver_id, fork_guard, events: OnceLock::new() })
     }
 
     /// Sends the asynchronous events of objects created from now on to `stream`. The default is the
@@ -222,10 +248,10 @@ impl DeviceFile {
         self.events.get().map(AsFd::as_fd)
     }
 
-    /// Returns the descriptor.
+    /// The same file, with the ioctl namespace of another driver.
     #[must_use]
-    pub fn into_fd(self) -> OwnedFd {
-        self.file.into()
+    pub fn with_driver_id(self, driver_id: u32) -> Self {
+        Self { driver_id, ..self }
     }
 
     /// Checks that this process is the one that opened the file.
@@ -300,9 +326,15 @@ impl DeviceFile {
     #[inline]
     pub unsafe fn execute_raw(&self, call: &mut [u8]) -> Result<(), Errno> {
         self.check_same_process()?;
+        let file = match &self.source {
+            Source::Kernel(file) => file,
+            #[cfg(feature = "backend")]
+            // SAFETY: this function's contract.
+            Source::Backend(backend) => return unsafe { backend.ioctl(call) },
+        };
         loop {
             // SAFETY: the kernel touches only what this function's contract allows it to.
-            match unsafe { ioctl(&self.file, VerbsIoctl(call.as_mut_ptr().cast())) } {
+            match unsafe { ioctl(file, VerbsIoctl(call.as_mut_ptr().cast())) } {
                 Err(Errno::INTR) => {}
                 result => return result,
             }
@@ -326,9 +358,15 @@ impl DeviceFile {
     #[inline]
     pub unsafe fn write_raw(&self, command: &[u8]) -> Result<(), Errno> {
         self.check_same_process()?;
+        let mut file = match &self.source {
+            Source::Kernel(file) => file,
+            #[cfg(feature = "backend")]
+            // SAFETY: this function's contract.
+            Source::Backend(backend) => return unsafe { backend.write(command) },
+        };
         loop {
             // Not the `write` of rustix: its system call is declared to change no memory.
-            match (&self.file).write(command) {
+            match file.write(command) {
                 Ok(_) => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
@@ -344,13 +382,22 @@ impl DeviceFile {
     pub fn map(&self, offset: u64, len: usize, protection: Protection) -> Result<Mapping, IoctlError> {
         let refused = |errno| IoctlError { method: "mmap", errno };
         self.check_same_process().map_err(refused)?;
-        Mapping::new(&self.file, offset, len, protection).map_err(refused)
+        match &self.source {
+            Source::Kernel(file) => Mapping::new(file, offset, len, protection),
+            #[cfg(feature = "backend")]
+            Source::Backend(backend) => backend.map(offset, len, protection),
+        }
+        .map_err(refused)
     }
 }
 
 impl AsFd for DeviceFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        match &self.source {
+            Source::Kernel(file) => file.as_fd(),
+            #[cfg(feature = "backend")]
+            Source::Backend(backend) => backend.as_fd(),
+        }
     }
 }
 

@@ -96,16 +96,10 @@ impl<P: Provider> Context<P> {
     pub fn import_as(fd: OwnedFd) -> Result<Self> {
         const VERB: &str = "import_device";
         let device = Device::from_fd(VERB, fd.as_fd())?;
-        let (fd, driver) = match device.driver_id() {
-            Some(driver) => (fd, Some(driver)),
-            None => {
-                let file = device_file(VERB, &device, fd, DriverId::UNKNOWN)?;
-                let driver = probe_driver(&file);
-                (file.into_fd(), driver)
-            }
-        };
+        let file = device_file(VERB, &device, fd, DriverId::UNKNOWN)?;
+        let driver = device.driver_id().or_else(|| probe_driver(&file));
         let driver = Self::find_driver(&device, driver)?;
-        let file = Arc::new(device_file(VERB, &device, fd, driver)?);
+        let file = Arc::new(file.with_driver_id(driver.0));
         let provider = P::import(Arc::clone(&file)).map_err(|reason| {
             Error::create(VERB, device.name(), reason).or_hint(|errno| {
                 (errno == Errno::INVAL).then(|| {

@@ -1,0 +1,107 @@
+//! Devices of this process behind a [`DeviceFile`](super::DeviceFile).
+
+use std::fmt::Debug;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use crate::mapping::{Mapping, Protection};
+use crate::process::ForkGuard;
+
+/// A context of a device that this process contains. It executes the calls of the uverbs ABI in place
+/// of the kernel, with the driver payloads and rings of the kernel's driver.
+///
+/// # Safety
+///
+/// The safe functions of the providers rely on these obligations, as they rely on the kernel:
+///
+/// 1. A call accesses only the memory that the kernel would: its own bytes, the memory that its
+///    attributes name, memory of registrations, and memory of queues. Addresses of a call are checked: an
+///    address without memory is `EFAULT`.
+/// 2. A descriptor number in a response is a new descriptor, which the caller owns.
+/// 3. The handle of a new object is that of no living object of its class in the context.
+/// 4. [`map`](Backend::map) returns the memory of the queue to which a response gave the offset, at most
+///    once. Nothing but that queue uses the memory.
+/// 5. A call that fails has the effects that it has in the kernel's driver if it fails with that error
+///    number. In particular, an object whose destruction fails exists, and one whose creation fails doesn't;
+///    a doorbell of rxe that fails with `EINVAL` has not read the queue.
+/// 6. An object that was destroyed accesses neither its queues nor registered memory.
+/// 7. No method is left by a panic.
+pub unsafe trait Backend: Debug + Send + Sync {
+    /// Executes an ioctl. `call` is its header and attributes.
+    ///
+    /// # Errors
+    ///
+    /// The error number of the kernel; never `EINTR`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`DeviceFile::execute_raw`](super::DeviceFile::execute_raw).
+    unsafe fn ioctl(&self, call: &mut [u8]) -> Result<(), Errno>;
+
+    /// Executes a write command.
+    ///
+    /// # Errors
+    ///
+    /// The error number of the kernel; never `EINTR`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`DeviceFile::write_raw`](super::DeviceFile::write_raw).
+    unsafe fn write(&self, command: &[u8]) -> Result<(), Errno>;
+
+    /// The memory of the queue at `offset`, whose length is `len`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if no queue has this offset and length, or its memory was given out before.
+    fn map(&self, offset: u64, len: usize) -> Result<Arc<Mapping>, Errno>;
+
+    /// A descriptor that stands for the context. It has no calls.
+    fn as_fd(&self) -> BorrowedFd<'_>;
+}
+
+/// A reference to a backend, which a forked child doesn't release: the state of the backend, and its
+/// locks, are those of the parent at the fork.
+#[derive(Debug)]
+pub(super) struct Shared {
+    backend: ManuallyDrop<Arc<dyn Backend>>,
+    fork_guard: ForkGuard,
+}
+
+impl Shared {
+    pub(super) fn new(backend: Arc<dyn Backend>, fork_guard: ForkGuard) -> Self {
+        Self { backend: ManuallyDrop::new(backend), fork_guard }
+    }
+
+    pub(super) fn map(&self, offset: u64, len: usize, protection: Protection) -> Result<Mapping, Errno> {
+        if protection != Protection::ReadWrite {
+            return Err(Errno::PERM);
+        }
+        let memory = self.backend.map(offset, len)?;
+        if memory.len() != len {
+            return Err(Errno::INVAL);
+        }
+        Mapping::leased(memory.as_ptr(), len, memory)
+    }
+}
+
+impl Deref for Shared {
+    type Target = dyn Backend;
+
+    fn deref(&self) -> &Self::Target {
+        &**self.backend
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.fork_guard.is_same_process() {
+            // SAFETY: dropped only here, and not used again.
+            unsafe { ManuallyDrop::drop(&mut self.backend) };
+        }
+    }
+}

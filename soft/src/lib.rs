@@ -1,0 +1,15 @@
+//! A RoCE v2 device in user space.
+//!
+//! The device executes the uverbs ABI of the kernel's Soft-RoCE driver in this process, behind
+//! [`DeviceFile`](bareverbs_provider::device::DeviceFile), so the provider of Soft-RoCE runs on it unchanged.
+//!
+//! | module | content |
+//! |---|---|
+//! | `file` | a context: the ioctls, write commands and mappings of one open device |
+//! | `call`, `user` | the ioctl parser; copies from and to addresses of the program |
+//! | `objects`, `methods` | handles, and the handlers of the methods |
+//! | `channel` | completion channels and asynchronous events as descriptors |
+//! | `engine` | the data path: rings, memory keys, and the transport's [`Device`](bareverbs_transport::Device) |
+//! | `fabric` | devices on one wire under one lock, and time |
+//! | `wire` | packets of RoCE v2 over UDP sockets |
+#![deny(missing_debug_implementations)]
