@@ -326,18 +326,12 @@ impl DeviceFile {
     #[inline]
     pub unsafe fn execute_raw(&self, call: &mut [u8]) -> Result<(), Errno> {
         self.check_same_process()?;
-        let file = match &self.source {
-            Source::Kernel(file) => file,
+        match &self.source {
+            // SAFETY: this function's contract.
+            Source::Kernel(file) => unsafe { kernel_ioctl(file, call) },
             #[cfg(feature = "backend")]
             // SAFETY: this function's contract.
-            Source::Backend(backend) => return unsafe { backend.ioctl(call) },
-        };
-        loop {
-            // SAFETY: the kernel touches only what this function's contract allows it to.
-            match unsafe { ioctl(file, VerbsIoctl(call.as_mut_ptr().cast())) } {
-                Err(Errno::INTR) => {}
-                result => return result,
-            }
+            Source::Backend(backend) => unsafe { backend.ioctl(call) },
         }
     }
 
@@ -358,19 +352,12 @@ impl DeviceFile {
     #[inline]
     pub unsafe fn write_raw(&self, command: &[u8]) -> Result<(), Errno> {
         self.check_same_process()?;
-        let mut file = match &self.source {
-            Source::Kernel(file) => file,
+        match &self.source {
+            // SAFETY: this function's contract.
+            Source::Kernel(file) => unsafe { kernel_write(file, command) },
             #[cfg(feature = "backend")]
             // SAFETY: this function's contract.
-            Source::Backend(backend) => return unsafe { backend.write(command) },
-        };
-        loop {
-            // Not the `write` of rustix: its system call is declared to change no memory.
-            match file.write(command) {
-                Ok(_) => return Ok(()),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
-            }
+            Source::Backend(backend) => unsafe { backend.write(command) },
         }
     }
 
@@ -397,6 +384,35 @@ impl AsFd for DeviceFile {
             Source::Kernel(file) => file.as_fd(),
             #[cfg(feature = "backend")]
             Source::Backend(backend) => backend.as_fd(),
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for [`DeviceFile::execute_raw`].
+#[inline]
+unsafe fn kernel_ioctl(file: &File, call: &mut [u8]) -> Result<(), Errno> {
+    loop {
+        // SAFETY: the kernel touches only what this function's contract allows it to.
+        match unsafe { ioctl(file, VerbsIoctl(call.as_mut_ptr().cast())) } {
+            Err(Errno::INTR) => {}
+            result => return result,
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for [`DeviceFile::write_raw`].
+#[inline]
+unsafe fn kernel_write(mut file: &File, command: &[u8]) -> Result<(), Errno> {
+    loop {
+        // Not the `write` of rustix: its system call is declared to change no memory.
+        match file.write(command) {
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
         }
     }
 }
