@@ -223,7 +223,8 @@ impl DeviceFile {
         Ok(Self { source: Source::Kernel(fd.into()), driver_id, fork_guard, events: OnceLock::new() })
     }
 
-    /// A device of this process in place of one of the kernel, with the ABI of kernel driver `driver_id`.
+    /// A context of a device that this process contains. The device has the ABI of kernel driver
+    /// `driver_id`.
     ///
     /// # Errors
     ///

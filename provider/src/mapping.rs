@@ -34,7 +34,7 @@ impl Protection {
 /// Size of a huge page in bytes.
 pub const HUGE_PAGE: usize = 2 << 20;
 
-/// Shared memory, unmapped when dropped, or returned to its
+/// Shared memory, unmapped when dropped, or returned to its owner, such as a
 /// [`QueueBuffer`](crate::queue_buffer::QueueBuffer).
 ///
 /// A forked child does not inherit the mapping, since its accesses would reach the parent's queues.
@@ -98,8 +98,10 @@ impl Mapping {
         Self { start, len, protection, fork_guard, is_huge, lease: None }.with_dont_fork()
     }
 
-    /// The memory of a [`QueueBuffer`](crate::queue_buffer::QueueBuffer). Drop ends the lease. A
-    /// forked child may inherit copies of memory of the process, and none of a dma-buf.
+    /// Memory that another value has mapped: a
+    /// [`QueueBuffer`](crate::queue_buffer::QueueBuffer), or a queue of a device in this process.
+    /// Drop ends the lease. A forked child may inherit copies of memory of the process, and none of
+    /// a dma-buf.
     pub(crate) fn leased(
         start: NonNull<u8>,
         len: usize,

@@ -19,17 +19,18 @@ use crate::process::ForkGuard;
 /// The safe functions of the providers rely on these obligations, as they rely on the kernel:
 ///
 /// 1. A call accesses only the memory that the kernel would: its own bytes, the memory that its
-///    attributes name, memory of registrations, and memory of queues. Addresses of a call are checked: an
-///    address without memory is `EFAULT`.
+///    attributes name, memory of registrations, and memory of queues. Addresses of a call are
+///    checked: an address without memory is `EFAULT`.
 /// 2. A descriptor number in a response is a new descriptor, which the caller owns.
 /// 3. The handle of a new object is that of no living object of its class in the context.
-/// 4. [`map`](Backend::map) returns the memory of the queue to which a response gave the offset, at most
-///    once. Nothing but that queue uses the memory.
-/// 5. A call that fails has the effects that it has in the kernel's driver if it fails with that error
-///    number. In particular, an object whose destruction fails exists, and one whose creation fails doesn't;
-///    a doorbell of rxe that fails with `EINVAL` has not read the queue.
-/// 6. An object that was destroyed accesses neither its queues nor registered memory.
-/// 7. No method is left by a panic.
+/// 4. [`map`](Backend::map) returns the memory of the queue to which a response gave the offset, at
+///    most once. Only that queue uses the memory.
+/// 5. A call that fails has the effects that it has in the kernel's driver if it fails with that
+///    error number. An object whose destruction fails still exists. An object whose creation fails
+///    doesn't. A doorbell of rxe that fails with `EINVAL` has not read the queue.
+/// 6. An object that was destroyed accesses neither its queues nor registered memory. Dropping the
+///    context destroys all of its objects.
+/// 7. No method, and not the drop, is left by a panic.
 pub unsafe trait Backend: Debug + Send + Sync {
     /// Executes an ioctl. `call` is its header and attributes.
     ///
@@ -64,8 +65,8 @@ pub unsafe trait Backend: Debug + Send + Sync {
     fn as_fd(&self) -> BorrowedFd<'_>;
 }
 
-/// A reference to a backend, which a forked child doesn't release: the state of the backend, and its
-/// locks, are those of the parent at the fork.
+/// A reference to a backend. A forked child doesn't release it: the locks of the child's copy may be
+/// held by threads that the child doesn't have.
 #[derive(Debug)]
 pub(super) struct Shared {
     backend: ManuallyDrop<Arc<dyn Backend>>,
