@@ -56,6 +56,8 @@ impl EventFd {
         loop {
             match rustix::io::read(&*self.fd, record.as_mut_bytes()) {
                 Ok(length) if length == size_of::<T>() => return Ok(Some(record)),
+                // The device of this process is gone. The kernel fails with this errno.
+                Ok(0) => return Err(Error::system(format!("reading {}", self.what), Errno::IO)),
                 Ok(_) => return Err(Error::system(format!("reading {}", self.what), Errno::PROTO)),
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR) => {}
@@ -278,6 +280,16 @@ mod tests {
         });
         assert_eq!(events.read::<u64>(None).unwrap(), Some(7));
         drop(writer.join().unwrap());
+    }
+
+    #[test]
+    fn closed_stream_reads_as_that_of_a_removed_device() {
+        let (events, write) = pipe();
+        rustix::io::write(&write, &7_u64.to_ne_bytes()).unwrap();
+        drop(write);
+        assert!(events.is_closed());
+        assert_eq!(events.try_read::<u64>().unwrap(), Some(7));
+        assert_eq!(events.read::<u64>(None).unwrap_err().errno(), Some(Errno::IO));
     }
 
     #[test]
