@@ -13,3 +13,20 @@
 //! | `fabric` | devices on one wire under one lock, and time |
 //! | `wire` | packets of RoCE v2 over UDP sockets |
 #![deny(missing_debug_implementations)]
+
+mod call;
+mod channel;
+mod device;
+mod engine;
+mod fabric;
+mod file;
+mod methods;
+mod objects;
+mod port;
+mod user;
+mod wire;
+
+pub use device::{AddressInUse, SoftDevice};
+pub use fabric::Fabric;
+pub use objects::Resources;
+pub use wire::{Dropped, WireError};

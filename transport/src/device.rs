@@ -173,6 +173,9 @@ pub struct Policy {
     pub send_queue_error: bool,
     /// The status of a receive of an RC QP that is shorter than its message.
     pub short_receive: Status,
+    /// Interval in nanoseconds at which a QP in ERR polls for receives to flush. Receive queues have no
+    /// doorbell.
+    pub receive_flush_interval: u64,
 }
 
 /// A device's name of a send WQE.

@@ -6,10 +6,6 @@ use crate::qp::responder_state::Message;
 use crate::status::Status;
 use crate::work::{Receive, RecvFetch};
 
-/// Interval in nanoseconds at which a QP in ERR polls for receives to flush. Receive queues have no
-/// doorbell.
-const FLUSH_POLL: u64 = 2_000_000;
-
 /// Takes a receive WQE from the QP's own RQ, its SRQ or the SRQ of an XRC request.
 pub(crate) fn take_receive<D: Device>(
     qp: &mut Qp<D>,
@@ -105,7 +101,7 @@ pub(crate) fn flush<D: Device>(qp: &mut Qp<D>, device: &mut D) {
                 report_failure(qp, device, &receive, Status::Flushed);
                 left -= 1;
             }
-            qp.responder.flush_poll = Some(device.now() + FLUSH_POLL);
+            qp.responder.flush_poll = Some(device.now() + D::POLICY.receive_flush_interval);
         }
         ReceiveQueue::Shared if !std::mem::replace(&mut qp.responder.last_wqe, true) => {
             device.event(&qp.queues, Event::LastWqe);

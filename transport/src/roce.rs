@@ -29,23 +29,55 @@ pub fn encode(packet: &Packet) -> Vec<u8> {
     frame.extend_from_slice(&source_mac);
     let source_port =
         if packet.route.udp_source >= ANY_SOURCE { packet.route.udp_source } else { ANY_SOURCE };
-    // The ICRC follows the transport headers and the payload.
-    let length = 8 + transport.len() + 4;
-    if global.network == Network::Ipv4 {
-        frame.extend_from_slice(&[0x08, 0x00]);
-        frame.extend_from_slice(&ipv4(&global, length));
-    } else {
-        frame.extend_from_slice(&[0x86, 0xdd]);
-        frame.extend_from_slice(&ipv6(&global, length));
-    }
-    frame.extend_from_slice(&source_port.to_be_bytes());
-    frame.extend_from_slice(&ROCE.to_be_bytes());
-    frame.extend_from_slice(&(length as u16).to_be_bytes());
-    frame.extend_from_slice(&[0, 0]);
+    let headers = NetworkHeaders::new(&global, source_port, transport.len());
+    frame.extend_from_slice(if global.network == Network::Ipv4 { &[0x08, 0x00] } else { &[0x86, 0xdd] });
+    frame.extend_from_slice(headers.as_bytes());
     frame.extend_from_slice(&transport);
-    let check = invariant_check(&frame[14..]);
-    frame.extend_from_slice(&check.to_le_bytes());
+    frame.extend_from_slice(&headers.icrc(&transport).to_le_bytes());
     frame
+}
+
+/// The IP and UDP headers of a RoCE v2 packet. The identification of IPv4 is 0, DF is set, and there is
+/// no UDP checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NetworkHeaders {
+    bytes: [u8; 48],
+    length: usize,
+}
+
+impl NetworkHeaders {
+    /// The headers of a packet whose transport headers, payload and padding are `transport` bytes long.
+    pub fn new(global: &Global, source_port: u16, transport: usize) -> Self {
+        // The ICRC follows the transport headers and the payload.
+        let datagram = 8 + transport + 4;
+        let mut bytes = [0; 48];
+        let ip = if global.network == Network::Ipv4 {
+            bytes[..20].copy_from_slice(&ipv4(global, datagram));
+            20
+        } else {
+            bytes[..40].copy_from_slice(&ipv6(global, datagram));
+            40
+        };
+        bytes[ip..ip + 2].copy_from_slice(&source_port.to_be_bytes());
+        bytes[ip + 2..ip + 4].copy_from_slice(&ROCE.to_be_bytes());
+        bytes[ip + 4..ip + 6].copy_from_slice(&(datagram as u16).to_be_bytes());
+        Self { bytes, length: ip + 8 }
+    }
+
+    /// The headers.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    /// The ICRC of a packet with these headers. `transport` is its BTH, the extension headers, the
+    /// payload and the padding. Packets store the ICRC in little-endian order.
+    ///
+    /// # Panics
+    ///
+    /// If `transport` is shorter than a BTH.
+    pub fn icrc(&self, transport: &[u8]) -> u32 {
+        invariant_check(self.as_bytes(), transport)
+    }
 }
 
 /// Decodes a RoCE v2 frame and verifies its checksums. Returns `None` for a frame that [`encode`]
@@ -70,7 +102,7 @@ pub fn decode(frame: &[u8]) -> Option<Packet> {
     }
     let (covered, check) = ip.split_at_checked(ip.len().checked_sub(4)?)?;
     let transport = covered.get(header + 8..).filter(|transport| transport.len() >= 12)?;
-    if check != invariant_check(covered).to_le_bytes() {
+    if check != invariant_check(&covered[..header + 8], transport).to_le_bytes() {
         return None;
     }
     let mapped = |address: &[u8]| {
@@ -155,22 +187,22 @@ fn ipv6(global: &Global, length: usize) -> [u8; 40] {
     header
 }
 
-/// The ICRC of a packet from its IP header on: Ethernet's CRC, with the fields that routers change
-/// replaced by ones.
-fn invariant_check(packet: &[u8]) -> u32 {
+/// The ICRC of a packet: Ethernet's CRC, with the fields that routers change replaced by ones.
+/// `headers` are its IP and UDP headers, and `transport` the rest of it.
+fn invariant_check(headers: &[u8], transport: &[u8]) -> u32 {
     /// The masked LRH, in place of which RoCE has the Ethernet header.
     const LRH: usize = 8;
     const UDP_HEADER: usize = 8;
     /// Bytes of the BTH up to the byte with FECN and BECN.
     const BTH_START: usize = 5;
-    let v4 = packet[0] >> 4 == 4;
-    let ip_header = if v4 { 20 } else { 40 };
-    let (start, rest) = packet.split_at(ip_header + UDP_HEADER + BTH_START);
+    let ip_header = headers.len() - UDP_HEADER;
+    let (start, rest) = transport.split_at(BTH_START);
     let mut masked = [0xff; LRH + 40 + UDP_HEADER + BTH_START];
-    let masked = &mut masked[..LRH + start.len()];
-    masked[LRH..].copy_from_slice(start);
+    let masked = &mut masked[..LRH + headers.len() + BTH_START];
+    masked[LRH..][..headers.len()].copy_from_slice(headers);
+    masked[LRH + headers.len()..].copy_from_slice(start);
     let ip = &mut masked[LRH..];
-    if v4 {
+    if headers[0] >> 4 == 4 {
         for at in [1, 8, 10, 11] {
             ip[at] = 0xff;
         }

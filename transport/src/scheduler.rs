@@ -253,6 +253,22 @@ impl<D: Device> Scheduler<D> {
         self.timers.peek().map(|Reverse((deadline, _))| *deadline)
     }
 
+    /// The time of the next timer that was not cancelled. Forgets the cancelled ones before it.
+    pub fn next_timer(&mut self) -> Option<u64> {
+        while let Some(&Reverse((deadline, number))) = self.timers.peek() {
+            let qp = self.qps.get_mut(number);
+            if qp.as_ref().is_some_and(|qp| qp.timed == Some(deadline) && qp.deadline() == Some(deadline)) {
+                return Some(deadline);
+            }
+            self.timers.pop();
+            if let Some(qp) = qp.filter(|qp| qp.timed == Some(deadline)) {
+                qp.timed = None;
+                self.set_timer(number);
+            }
+        }
+        None
+    }
+
     /// The members of a multicast group.
     pub fn group(&self, group: &[u8; 16]) -> &[u32] {
         self.groups.get(group).map_or(&[], Vec::as_slice)

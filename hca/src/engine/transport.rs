@@ -18,8 +18,12 @@ use super::{ethernet, receive_queue, send_queue, umr};
 
 impl Device for Core {
     const MAX_MESSAGE: u64 = MAX_MESSAGE;
-    const POLICY: Policy =
-        Policy { memory_placement: false, send_queue_error: true, short_receive: Status::LocalLength };
+    const POLICY: Policy = Policy {
+        memory_placement: false,
+        send_queue_error: true,
+        short_receive: Status::LocalLength,
+        receive_flush_interval: 2_000_000,
+    };
     type Queues = QpQueues;
     type Local = Local;
     type RecvWqe = u16;

@@ -111,6 +111,7 @@ impl Device for Plain {
         memory_placement: true,
         send_queue_error: false,
         short_receive: Status::RemoteInvalidRequest,
+        receive_flush_interval: 2_000_000,
     };
     type Queues = PlainQueues;
     type Local = Local;

@@ -1,0 +1,390 @@
+//! Completion channels and asynchronous events as descriptors.
+//!
+//! A channel is a pair of sockets that keep records apart. The program reads its end. Events are counted
+//! when the program has read them, and the destruction of an object takes back its unread events, as in
+//! the kernel.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bareverbs_uapi::verbs_values::EventType;
+use bareverbs_uapi::write::structs::{AsyncEventDesc, CompEventDesc};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::fstat;
+use rustix::io::{Errno, ioctl_fionread};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+use zerocopy::IntoBytes;
+
+/// The contents of a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Completion,
+    Async,
+}
+
+impl Kind {
+    /// Length of a record in bytes.
+    const fn record(self) -> usize {
+        match self {
+            Self::Completion => size_of::<CompEventDesc>(),
+            Self::Async => size_of::<AsyncEventDesc>(),
+        }
+    }
+}
+
+/// The device's end of a channel.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    kind: Kind,
+    /// `None` once the channel has ended.
+    sender: Mutex<Option<OwnedFd>>,
+    /// Device number and inode of the program's end.
+    identity: (u64, u64),
+    events: Mutex<Events>,
+}
+
+#[derive(Debug, Default)]
+struct Events {
+    /// Those that the program may not have read, oldest first.
+    queued: VecDeque<Event>,
+    /// The first that many of them were sent. The others wait for room.
+    sent: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Event {
+    record: [u8; size_of::<AsyncEventDesc>()],
+    /// Counts the event when it was read.
+    counter: Option<Arc<AtomicU32>>,
+}
+
+/// The channel as objects use it: with the program's end, which tells what was read.
+#[derive(Clone, Debug)]
+pub(crate) struct ChannelUse {
+    channel: Arc<Channel>,
+    reader: Arc<OwnedFd>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Device number and inode of an open file.
+fn identity(fd: BorrowedFd<'_>) -> Result<(u64, u64), Errno> {
+    let stat = fstat(fd)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+impl Channel {
+    /// A channel, and the program's end of it.
+    ///
+    /// # Errors
+    ///
+    /// `EMFILE`, `ENFILE` or `ENOMEM`.
+    pub(crate) fn new(kind: Kind) -> Result<(Arc<Self>, OwnedFd), Errno> {
+        let flags = SocketFlags::CLOEXEC;
+        let (program, device) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let identity = identity(program.as_fd())?;
+        let sender = Mutex::new(Some(device));
+        Ok((Arc::new(Self { kind, sender, identity, events: Mutex::default() }), program))
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Whether `fd` is the program's end of the channel.
+    pub(crate) fn is(&self, fd: BorrowedFd<'_>) -> bool {
+        identity(fd) == Ok(self.identity)
+    }
+
+    /// The channel for an object that sends events to it. `fd` is the program's end.
+    ///
+    /// # Errors
+    ///
+    /// `EMFILE`, or `EBADF` if the descriptor is closed.
+    pub(crate) fn used(self: &Arc<Self>, fd: BorrowedFd<'_>) -> Result<ChannelUse, Errno> {
+        let reader = Arc::new(rustix::io::fcntl_dupfd_cloexec(fd, 0)?);
+        Ok(ChannelUse { channel: Arc::clone(self), reader })
+    }
+
+    /// Whether the program has closed its end.
+    pub(crate) fn is_closed(&self) -> bool {
+        let sender = lock(&self.sender);
+        let Some(sender) = &*sender else { return true };
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut fds = [PollFd::new(sender, PollFlags::empty())];
+        poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+    }
+
+    /// Ends the channel: the program's reads return the queued records, then the end of the file.
+    pub(crate) fn end(&self) {
+        *lock(&self.sender) = None;
+    }
+
+    /// Sends an event of the port or the device, which no object counts.
+    pub(crate) fn raise_of_port(&self, port: u32, event: EventType) {
+        let mut events = lock(&self.events);
+        events.queued.push_back(Event { record: async_record(u64::from(port), event), counter: None });
+        self.flush(&mut events);
+    }
+
+    /// Sends the events that wait, as far as there is room.
+    fn flush(&self, events: &mut Events) {
+        let sender = lock(&self.sender);
+        let Some(sender) = &*sender else { return };
+        while let Some(event) = events.queued.get(events.sent) {
+            let record = &event.record[..self.kind.record()];
+            match send(sender, record, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(_) => events.sent += 1,
+                Err(Errno::INTR) => {}
+                Err(_) => break,
+            }
+        }
+    }
+}
+
+impl ChannelUse {
+    /// Queues an event.
+    fn raise(&self, record: [u8; size_of::<AsyncEventDesc>()], counter: &Arc<AtomicU32>) {
+        let mut events = lock(&self.channel.events);
+        self.count_read(&mut events);
+        events.queued.push_back(Event { record, counter: Some(Arc::clone(counter)) });
+        self.channel.flush(&mut events);
+    }
+
+    /// Forgets and counts the events that the program has read.
+    fn count_read(&self, events: &mut Events) {
+        let Ok(unread) = ioctl_fionread(&*self.reader) else { return };
+        let unread = usize::try_from(unread).unwrap_or(usize::MAX) / self.channel.kind.record();
+        let read = events.sent.saturating_sub(unread);
+        for event in events.queued.drain(..read) {
+            event.count();
+        }
+        events.sent -= read;
+    }
+
+    /// Sends the events that there was no room for.
+    pub(crate) fn resume(&self) {
+        let mut events = lock(&self.channel.events);
+        if events.sent < events.queued.len() {
+            self.count_read(&mut events);
+            self.channel.flush(&mut events);
+        }
+    }
+
+    /// Takes back the unread events with this counter, and counts those that were read.
+    fn purge(&self, counter: &Arc<AtomicU32>) {
+        let mut events = lock(&self.channel.events);
+        self.count_read(&mut events);
+        let is_own = |event: &Event| event.counter.as_ref().is_some_and(|of| Arc::ptr_eq(of, counter));
+        if events.queued.iter().any(is_own) {
+            let mut unread = self.drain(&mut events);
+            unread.retain(|event| !is_own(event));
+            events.queued = unread;
+            self.channel.flush(&mut events);
+        }
+    }
+
+    /// Takes all unread events out of the socket. The program may read at the same time.
+    fn drain(&self, events: &mut Events) -> VecDeque<Event> {
+        let len = self.channel.kind.record();
+        let mut unread = VecDeque::new();
+        loop {
+            let mut record = [0; size_of::<AsyncEventDesc>()];
+            match recv(&*self.reader, &mut record[..len], RecvFlags::DONTWAIT) {
+                Ok((read, _)) if read == len => {}
+                Err(Errno::INTR) => continue,
+                _ => break,
+            }
+            let sent = events.queued.iter().take(events.sent);
+            let Some(at) = sent.clone().position(|event| event.record == record) else { continue };
+            // The program has read what precedes it.
+            for event in events.queued.drain(..at) {
+                event.count();
+            }
+            unread.extend(events.queued.pop_front());
+            events.sent -= at + 1;
+        }
+        for event in events.queued.drain(..events.sent) {
+            event.count();
+        }
+        events.sent = 0;
+        unread.append(&mut events.queued);
+        unread
+    }
+}
+
+impl Event {
+    fn count(&self) {
+        if let Some(counter) = &self.counter {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn async_record(element: u64, event_type: EventType) -> [u8; size_of::<AsyncEventDesc>()] {
+    let desc = AsyncEventDesc { element, event_type, reserved: 0 };
+    let mut record = [0; size_of::<AsyncEventDesc>()];
+    record.copy_from_slice(desc.as_bytes());
+    record
+}
+
+/// The asynchronous events of a QP or an SRQ.
+#[derive(Debug)]
+pub(crate) struct ObjectSink {
+    /// `None` in a context without a channel for them.
+    events: Option<ChannelUse>,
+    user_handle: u64,
+    counter: Arc<AtomicU32>,
+}
+
+impl ObjectSink {
+    pub(crate) fn new(events: Option<ChannelUse>, user_handle: u64) -> Self {
+        Self { events, user_handle, counter: Arc::default() }
+    }
+
+    /// Raises an event of the object.
+    pub(crate) fn raise(&self, event: EventType) {
+        if let Some(events) = &self.events {
+            events.raise(async_record(self.user_handle, event), &self.counter);
+        }
+    }
+
+    /// Takes back the unread events. Returns the number of those that were read.
+    pub(crate) fn close(&self) -> u32 {
+        if let Some(events) = &self.events {
+            events.purge(&self.counter);
+        }
+        self.counter.load(Ordering::Relaxed)
+    }
+}
+
+/// The events of a CQ.
+#[derive(Debug)]
+pub(crate) struct CqSink {
+    /// `None` for a CQ without a completion channel.
+    completions: Option<ChannelUse>,
+    counter: Arc<AtomicU32>,
+    errors: ObjectSink,
+}
+
+impl CqSink {
+    pub(crate) fn new(completions: Option<ChannelUse>, errors: Option<ChannelUse>, user_handle: u64) -> Self {
+        Self { completions, counter: Arc::default(), errors: ObjectSink::new(errors, user_handle) }
+    }
+
+    /// The armed CQ has got a completion.
+    pub(crate) fn completed(&self) {
+        if let Some(completions) = &self.completions {
+            let mut record = [0; size_of::<AsyncEventDesc>()];
+            record[..size_of::<CompEventDesc>()].copy_from_slice(&self.errors.user_handle.to_ne_bytes());
+            completions.raise(record, &self.counter);
+        }
+    }
+
+    /// The CQ has lost a completion.
+    pub(crate) fn failed(&self) {
+        self.errors.raise(EventType::CQ_ERR);
+    }
+
+    /// Sends completion events that there was no room for.
+    pub(crate) fn resume(&self) {
+        if let Some(completions) = &self.completions {
+            completions.resume();
+        }
+    }
+
+    /// Takes back the unread events. Returns the numbers of completion events and of asynchronous
+    /// events that were read.
+    pub(crate) fn close(&self) -> (u32, u32) {
+        if let Some(completions) = &self.completions {
+            completions.purge(&self.counter);
+        }
+        (self.counter.load(Ordering::Relaxed), self.errors.close())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn completion_channel() -> (ChannelUse, OwnedFd) {
+        let (channel, program) = Channel::new(Kind::Completion).unwrap();
+        (channel.used(program.as_fd()).unwrap(), program)
+    }
+
+    fn read(program: &OwnedFd) -> Option<u64> {
+        let mut record = [0; 8];
+        rustix::io::ioctl_fionbio(program, true).unwrap();
+        match rustix::io::read(program, &mut record) {
+            Ok(8) => Some(u64::from_ne_bytes(record)),
+            Err(Errno::AGAIN) => None,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn destruction_purges_unread_events_and_counts_read_ones() {
+        let (channel, program) = completion_channel();
+        let [one, two] = [1, 2].map(|handle| CqSink::new(Some(channel.clone()), None, handle));
+        one.completed();
+        two.completed();
+        one.completed();
+        two.completed();
+        assert_eq!(read(&program), Some(1));
+        assert_eq!(one.close(), (1, 0));
+        assert_eq!((read(&program), read(&program), read(&program)), (Some(2), Some(2), None));
+        assert_eq!(two.close(), (2, 0));
+    }
+
+    #[test]
+    fn objects_with_the_same_user_handle_count_their_own_events() {
+        let (channel, program) = completion_channel();
+        let [one, two] = [7, 7].map(|handle| CqSink::new(Some(channel.clone()), None, handle));
+        one.completed();
+        two.completed();
+        assert_eq!(read(&program), Some(7));
+        assert_eq!(two.close(), (0, 0));
+        assert_eq!((read(&program), one.close()), (None, (1, 0)));
+    }
+
+    #[test]
+    fn events_beyond_the_socket_buffer_are_sent_when_there_is_room() {
+        let (channel, program) = completion_channel();
+        let cq = CqSink::new(Some(channel), None, 3);
+        const EVENTS: u32 = 5000;
+        for _ in 0..EVENTS {
+            cq.completed();
+        }
+        let mut count = 0;
+        while read(&program).is_some() {
+            count += 1;
+            cq.resume();
+        }
+        assert_eq!((count, cq.close()), (EVENTS, (EVENTS, 0)));
+    }
+
+    #[test]
+    fn channel_end_follows_the_queued_events() {
+        let (channel, program) = Channel::new(Kind::Async).unwrap();
+        channel.raise_of_port(1, EventType::DEVICE_FATAL);
+        channel.end();
+        let mut record = [0; 16];
+        assert_eq!(rustix::io::read(&program, &mut record), Ok(16));
+        assert_eq!(rustix::io::read(&program, &mut record), Ok(0));
+        assert!(channel.is_closed());
+    }
+
+    #[test]
+    fn channel_knows_its_descriptor_and_notices_its_close() {
+        let (channel, program) = Channel::new(Kind::Async).unwrap();
+        let (other, other_program) = Channel::new(Kind::Async).unwrap();
+        assert!(channel.is(program.as_fd()) && !channel.is(other_program.as_fd()));
+        assert!(!other.is_closed());
+        drop(other_program);
+        assert!(other.is_closed() && !channel.is_closed());
+    }
+}

@@ -1,0 +1,149 @@
+//! Devices of this process.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_uapi::uverbs::types::DriverId;
+use bareverbs_uapi::values::Guid;
+
+use crate::fabric::Fabric;
+use crate::file::Context;
+use crate::objects::Resources;
+use crate::port::Port;
+use crate::wire::{Dropped, WireError};
+
+/// A RoCE v2 device of this process: one port on a [`Fabric`]. Clones are the same device.
+///
+/// Its ABI is that of Soft-RoCE on Linux 7.2, without on-demand paging. Memory that is registered must stay
+/// mapped: the device has no pins, so an access to memory that was unmapped is a fault of the program.
+///
+/// The device leaves the fabric when its last clone is dropped and all its files are closed.
+#[derive(Clone, Debug)]
+pub struct SoftDevice {
+    port: Arc<Port>,
+    name: Arc<str>,
+    files: Arc<Mutex<Vec<Weak<Context>>>>,
+}
+
+/// Another device of the fabric has this address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a device of this fabric has the address {0}")]
+pub struct AddressInUse(pub IpAddr);
+
+impl SoftDevice {
+    /// Adds a device with the lowest free address of 127.0.0.0/8.
+    ///
+    /// # Panics
+    ///
+    /// If the fabric has no free address: 16,777,214 devices.
+    #[must_use]
+    pub fn new(fabric: &Fabric) -> Self {
+        let first = u32::from(Ipv4Addr::LOCALHOST);
+        let last = u32::from(Ipv4Addr::new(127, 255, 255, 254));
+        let devices = (first..=last).map(|bits| Self::with_address(fabric, Ipv4Addr::from(bits).into()));
+        devices.flatten().next().expect("the fabric has a free address")
+    }
+
+    /// Adds a device with an address.
+    ///
+    /// # Errors
+    ///
+    /// [`AddressInUse`].
+    pub fn with_address(fabric: &Fabric, address: IpAddr) -> Result<Self, AddressInUse> {
+        Ok(Self::of(Port::new(fabric, address).ok_or(AddressInUse(address))?))
+    }
+
+    /// Adds a device that also reaches other processes and hosts: it sends and receives RoCE v2 on UDP port
+    /// 4791 of an IP address of this host. No privilege is needed. Processes of one host use one address of
+    /// 127.0.0.0/8 each.
+    ///
+    /// The peer may be Soft-RoCE of the kernel or a NIC, unless address translation is on the path: the ICRC
+    /// of a packet contains its addresses. The GID table has one entry. The port's MTU follows from that of
+    /// the network interface; the loopback interface has 4096 bytes. A thread waits for packets until the
+    /// device has left the fabric. A child of `fork` doesn't keep the address.
+    ///
+    /// The receive buffer of the socket has up to 8 MiB. The kernel limits it to `net.core.rmem_max`, of which
+    /// the default holds about 50 packets of 4 KiB. Lost packets of RC are repeated.
+    ///
+    /// # Errors
+    ///
+    /// [`WireError::InUse`] if another process has a device with this address, or `rdma_rxe` has the port.
+    /// [`WireError::NotLocal`] if no network interface has the address. [`WireError::System`].
+    pub fn bind(fabric: &Fabric, address: IpAddr) -> Result<Self, WireError> {
+        Port::bind(fabric, address).map(Self::of)
+    }
+
+    fn of(port: Port) -> Self {
+        let name = format!("soft:{}", port.address).into();
+        Self { port: Arc::new(port), name, files: Arc::default() }
+    }
+
+    /// `soft:` and the address.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The address of the port.
+    #[must_use]
+    pub fn address(&self) -> IpAddr {
+        self.port.address
+    }
+
+    /// The GID table of the port: the link-local GID, unless the device is [bound](Self::bind), then that of
+    /// the address. They are of RoCE v2.
+    #[must_use]
+    pub fn gids(&self) -> &[[u8; 16]] {
+        &self.port.gids
+    }
+
+    /// The GUID of the node, which follows from the address.
+    #[must_use]
+    pub fn node_guid(&self) -> Guid {
+        self.port.node_guid()
+    }
+
+    /// The packets that were dropped at the socket of a [bound](Self::bind) device. Others have none.
+    #[must_use]
+    pub fn dropped(&self) -> Dropped {
+        self.port.dropped()
+    }
+
+    /// Opens the device. Its driver id is that of Soft-RoCE.
+    ///
+    /// # Errors
+    ///
+    /// The error of `eventfd`, such as `EMFILE`; `ENXIO` if the device was removed; the error of `mmap` or
+    /// `madvise`.
+    pub fn open(&self) -> Result<DeviceFile, IoctlError> {
+        let refused = |errno| IoctlError { method: "open", errno };
+        let context = Arc::new(Context::new(Arc::clone(&self.port)).map_err(refused)?);
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        // Under the lock: a removal ends all files that it finds.
+        if self.port.is_removed() {
+            return Err(refused(bareverbs_provider::Errno::NXIO));
+        }
+        files.retain(|file| file.strong_count() > 0);
+        files.push(Arc::downgrade(&context));
+        DeviceFile::with_backend(context, DriverId::RXE.0)
+    }
+
+    /// The number of objects of all open files.
+    #[must_use]
+    pub fn resources(&self) -> Resources {
+        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = Resources::default();
+        files.iter().filter_map(Weak::upgrade).for_each(|file| file.count(&mut all));
+        all
+    }
+
+    /// Removes the device, as when its hardware is unplugged. Open files get the event `DEVICE_FATAL`,
+    /// their event streams end, their objects are gone, and all calls fail with `EIO`.
+    pub fn remove(&self) {
+        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.port.remove() {
+            files.iter().filter_map(Weak::upgrade).for_each(|file| file.end());
+        }
+    }
+}

@@ -1,0 +1,377 @@
+//! The data path of one device: rings, memory keys, addresses, and the QPs of the transport.
+//!
+//! | module | content |
+//! |---|---|
+//! | `queue` | a ring that the program shares |
+//! | `send`, `receive`, `completion` | the WQEs and CQEs in it |
+//! | `queues` | the queues of a QP |
+//! | `memory`, `range` | memory keys, and the memory of the program behind them |
+//! | `address` | GIDs, address handles, routes |
+//! | `port` | the transport's [`Device`](bareverbs_transport::Device) |
+//!
+//! The fabric owns the engines and drives them. Statuses are those of the InfiniBand specification where
+//! Soft-RoCE differs from it.
+
+mod address;
+mod completion;
+mod memory;
+mod port;
+mod queue;
+mod queues;
+mod range;
+mod receive;
+mod send;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use bareverbs_provider::Errno;
+use bareverbs_transport::packet::{Packet, Route, Transport};
+use bareverbs_transport::{QpAttributes, Scheduler, Service, State};
+use bareverbs_uapi::rxe::Av;
+use bareverbs_uapi::uverbs::types::{AccessFlags, QpType};
+use bareverbs_uapi::verbs_values::MwType;
+
+use crate::channel::{CqSink, ObjectSink};
+use crate::wire::UdpWire;
+use address::{Ah, PortAddress, address_vector, udp_source};
+use completion::Cq;
+pub(crate) use memory::{Mr, MrAttr};
+use port::Port;
+pub(crate) use queue::QueueMemory;
+use queues::{QpQueues, Receives};
+use receive::{RecvRing, Srq};
+use send::SendRing;
+
+/// The first QPN. The lower ones are those of management QPs and of the kernel.
+const FIRST_QP: u32 = 0x11;
+
+/// The MTU of a port on a wire in this process, in bytes.
+const PORT_MTU: u32 = 4096;
+
+/// Maximum number of QPs.
+const MAX_QP: usize = 1 << 20;
+
+/// The parameters of a new QP.
+#[derive(Debug)]
+pub(crate) struct QpInit {
+    pub(crate) pd: u32,
+    pub(crate) qp_type: QpType,
+    pub(crate) send_cq: u32,
+    pub(crate) recv_cq: u32,
+    pub(crate) srq: Option<u32>,
+    pub(crate) max_send_wr: u32,
+    pub(crate) max_recv_wr: u32,
+    pub(crate) max_send_sge: u32,
+    pub(crate) max_recv_sge: u32,
+    pub(crate) max_inline: u32,
+    pub(crate) all_signaled: bool,
+    pub(crate) sink: Arc<ObjectSink>,
+}
+
+/// A new QP.
+#[derive(Debug)]
+pub(crate) struct CreatedQp {
+    pub(crate) qpn: u32,
+    /// The capacities, which are at least those asked for.
+    pub(crate) max_send_wr: u32,
+    pub(crate) max_recv_wr: u32,
+    pub(crate) max_send_sge: u32,
+    pub(crate) max_inline: u32,
+    pub(crate) sq: QueueMemory,
+    /// None with an SRQ.
+    pub(crate) rq: Option<QueueMemory>,
+}
+
+/// The data path of a device.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    port: Port,
+    qps: Scheduler<Port>,
+    /// The wire to other processes, if there is one.
+    wire: Option<Arc<UdpWire>>,
+}
+
+impl Engine {
+    pub(crate) fn new(gids: Vec<[u8; 16]>, mac: [u8; 6]) -> Self {
+        let port = Port::new(PortAddress { gids, mac, mtu: PORT_MTU });
+        Self { port, qps: Scheduler::new(FIRST_QP, MAX_QP), wire: None }
+    }
+
+    /// Connects the port with a wire to other processes.
+    pub(crate) fn connect(&mut self, wire: Arc<UdpWire>) {
+        self.port.address.mtu = wire.mtu();
+        self.wire = Some(wire);
+    }
+
+    /// The wire to other processes.
+    pub(crate) fn wire(&self) -> Option<&UdpWire> {
+        self.wire.as_deref()
+    }
+
+    /// The GIDs of the port.
+    pub(crate) fn gids(&self) -> &[[u8; 16]] {
+        &self.port.address.gids
+    }
+
+    /// Registers memory of the program.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` for rights that the device doesn't have, `EINVAL` for ones that contradict each other and
+    /// for an impossible range, `EFAULT` if a part of the range isn't mapped with the access.
+    pub(crate) fn register(&mut self, attr: MrAttr) -> Result<Mr, Errno> {
+        self.port.keys.register(attr)
+    }
+
+    /// Changes PD and rights of a region. A new translation (start, length, iova) is `EOPNOTSUPP`.
+    pub(crate) fn reregister(
+        &mut self,
+        mr: u32,
+        translation: Option<(u64, u64, u64)>,
+        pd: Option<u32>,
+        access: Option<AccessFlags>,
+    ) -> Result<Mr, Errno> {
+        self.port.keys.reregister(mr, translation, pd, access)
+    }
+
+    /// Ends a registration: `EINVAL` while windows are bound to it.
+    pub(crate) fn deregister(&mut self, mr: u32) -> Result<(), Errno> {
+        self.port.keys.deregister(mr)
+    }
+
+    pub(crate) fn mr(&self, mr: u32) -> Option<(Mr, MrAttr)> {
+        self.port.keys.mr(mr)
+    }
+
+    /// Returns the window's number and its R_Key.
+    pub(crate) fn allocate_window(&mut self, pd: u32, ty: MwType) -> Result<(u32, u32), Errno> {
+        self.port.keys.allocate_window(pd, ty)
+    }
+
+    pub(crate) fn free_window(&mut self, mw: u32) -> Result<(), Errno> {
+        self.port.keys.free_window(mw)
+    }
+
+    pub(crate) fn create_cq(&mut self, entries: u32, sink: Arc<CqSink>) -> Result<(u32, QueueMemory), Errno> {
+        let cq = Cq::new(entries, sink)?;
+        let memory = cq.memory();
+        Ok((self.port.cqs.insert_with(|_| cq).ok_or(Errno::NOMEM)?, memory))
+    }
+
+    /// Moves a CQ to another ring: `EINVAL` if more than `entries` completions were not polled.
+    pub(crate) fn resize_cq(&mut self, cq: u32, entries: u32) -> Result<QueueMemory, Errno> {
+        self.port.cqs.get_mut(cq).ok_or(Errno::INVAL)?.resize(entries)
+    }
+
+    pub(crate) fn arm_cq(&mut self, cq: u32, solicited_only: bool) {
+        if let Some(cq) = self.port.cqs.get_mut(cq) {
+            cq.arm(solicited_only);
+        }
+    }
+
+    pub(crate) fn destroy_cq(&mut self, cq: u32) {
+        self.port.cqs.remove(cq);
+    }
+
+    pub(crate) fn create_srq(
+        &mut self,
+        pd: u32,
+        max_wr: u32,
+        max_sge: u32,
+        limit: u32,
+        sink: Arc<ObjectSink>,
+    ) -> Result<(u32, QueueMemory), Errno> {
+        let srq = Srq::new(pd, max_wr, max_sge, limit, sink)?;
+        let memory = srq.memory();
+        Ok((self.port.srqs.insert_with(|_| srq).ok_or(Errno::NOMEM)?, memory))
+    }
+
+    /// Sets the number of receives below which the event is raised, once: `EINVAL` above the capacity.
+    pub(crate) fn set_srq_limit(&mut self, srq: u32, limit: u32) -> Result<(), Errno> {
+        self.port.srqs.get_mut(srq).ok_or(Errno::INVAL)?.set_limit(limit)
+    }
+
+    /// Moves an SRQ to another ring: `EINVAL` if its limit or its receives are more than `max_wr`.
+    pub(crate) fn resize_srq(&mut self, srq: u32, max_wr: u32) -> Result<QueueMemory, Errno> {
+        self.port.srqs.get_mut(srq).ok_or(Errno::INVAL)?.resize(max_wr)
+    }
+
+    /// The maximum number of WQEs and of SGEs, and the limit.
+    pub(crate) fn srq(&self, srq: u32) -> Option<(u32, u32, u32)> {
+        self.port.srqs.get(srq).map(Srq::attributes)
+    }
+
+    pub(crate) fn destroy_srq(&mut self, srq: u32) {
+        self.port.srqs.remove(srq);
+    }
+
+    /// Creates a QP in RESET: `EOPNOTSUPP` for types other than RC, UC and UD.
+    pub(crate) fn create_qp(&mut self, init: QpInit) -> Result<CreatedQp, Errno> {
+        let service = match init.qp_type {
+            QpType::RC => Service::Connected(Transport::Rc),
+            QpType::UC => Service::Connected(Transport::Uc),
+            QpType::UD => Service::Datagram(None),
+            _ => return Err(Errno::OPNOTSUPP),
+        };
+        let sends = SendRing::new(init.max_send_wr, init.max_send_sge, init.max_inline, init.all_signaled)?;
+        let receives = match init.srq {
+            Some(srq) => Receives::Srq(srq),
+            None => Receives::Own(RecvRing::new(init.max_recv_wr, init.max_recv_sge)?),
+        };
+        let (rq, max_recv_wr) = match &receives {
+            Receives::Own(ring) => (Some(ring.memory()), ring.capacity()),
+            Receives::Srq(_) => (None, 0),
+        };
+        let (sq, max_send_wr) = (sends.memory(), sends.capacity());
+        let (max_send_sge, max_inline) = (sends.max_sge, sends.max_inline);
+        let queues = |number| QpQueues {
+            number,
+            pd: init.pd,
+            service,
+            send_cq: init.send_cq,
+            recv_cq: init.recv_cq,
+            sends,
+            receives,
+            sink: init.sink,
+        };
+        let qpn = self.qps.create(queues, QpAttributes::default()).ok_or(Errno::NOMEM)?;
+        Ok(CreatedQp { qpn, max_send_wr, max_recv_wr, max_send_sge, max_inline, sq, rq })
+    }
+
+    /// Moves a QP to a state. The caller has checked that the transition is legal.
+    pub(crate) fn modify_qp(&mut self, qpn: u32, state: State, mut attributes: QpAttributes) {
+        let Some(qp) = self.qps.get(qpn) else { return };
+        if let Service::Datagram(_) = qp.queues.service {
+            attributes.mtu = self.port.address.mtu;
+        }
+        attributes.route.udp_source = udp_source(qpn);
+        self.qps.modify(&mut self.port, qpn, state, attributes);
+    }
+
+    pub(crate) fn qp_state(&self, qpn: u32) -> Option<State> {
+        self.qps.get(qpn).map(bareverbs_transport::Qp::state)
+    }
+
+    pub(crate) fn qp_attributes(&self, qpn: u32) -> Option<&QpAttributes> {
+        self.qps.get(qpn).map(|qp| &qp.attributes)
+    }
+
+    /// The PSN that the responder expects, and that of the next request.
+    pub(crate) fn psns(&self, qpn: u32) -> (u32, u32) {
+        let Some(qp) = self.qps.get(qpn) else { return (0, 0) };
+        match qp.state() {
+            State::Reset | State::Init => (qp.attributes.receive_psn, qp.attributes.send_psn),
+            State::ReadyToReceive => (qp.expected_psn(), qp.attributes.send_psn),
+            _ => (qp.expected_psn(), qp.next_psn()),
+        }
+    }
+
+    pub(crate) fn destroy_qp(&mut self, qpn: u32) {
+        self.qps.destroy(qpn);
+        if let Some(wire) = &self.wire {
+            wire.retain_groups(|group| !self.qps.group(group).is_empty());
+        }
+        self.port.keys.forget_qp(qpn);
+    }
+
+    /// The doorbell of a QP: `EINVAL` below RTS. The ring isn't read then.
+    pub(crate) fn post_send(&mut self, qpn: u32) -> Result<(), Errno> {
+        match self.qp_state(qpn) {
+            None | Some(State::Reset | State::Init | State::ReadyToReceive) => Err(Errno::INVAL),
+            Some(_) => {
+                self.qps.wake(qpn);
+                Ok(())
+            }
+        }
+    }
+
+    /// The route of a path. `None` if the port doesn't have its source GID.
+    pub(crate) fn route(&self, av: &Av) -> Option<Route> {
+        self.port.address.route(&address_vector(av))
+    }
+
+    /// Creates an address handle. Returns its number.
+    pub(crate) fn create_ah(&mut self, pd: u32, av: Av) -> Result<u32, Errno> {
+        self.port.handles.insert_with(|_| Ah { pd, av }).ok_or(Errno::NOMEM)
+    }
+
+    pub(crate) fn modify_ah(&mut self, ah: u32, av: Av) -> Result<(), Errno> {
+        self.port.handles.get_mut(ah).ok_or(Errno::INVAL)?.av = av;
+        Ok(())
+    }
+
+    pub(crate) fn destroy_ah(&mut self, ah: u32) {
+        self.port.handles.remove(ah);
+    }
+
+    /// Adds a QP to a multicast group, unless it is a member.
+    pub(crate) fn attach(&mut self, qpn: u32, group: [u8; 16]) -> Result<(), Errno> {
+        self.qps.get(qpn).ok_or(Errno::INVAL)?;
+        if let Some(wire) = &self.wire {
+            wire.join(group)?;
+        }
+        self.qps.attach(group, qpn);
+        Ok(())
+    }
+
+    /// Removes a QP from a multicast group: `EINVAL` if it isn't a member.
+    pub(crate) fn detach(&mut self, qpn: u32, group: [u8; 16]) -> Result<(), Errno> {
+        if !self.qps.detach(&group, qpn) {
+            return Err(Errno::INVAL);
+        }
+        if let Some(wire) = &self.wire {
+            wire.retain_groups(|group| !self.qps.group(group).is_empty());
+        }
+        Ok(())
+    }
+
+    /// Runs the QPs that are ready or whose timers have expired. Returns whether there were any.
+    pub(crate) fn run(&mut self, now: u64) -> bool {
+        self.port.now = now;
+        self.qps.expire_timers(&mut self.port);
+        if !self.qps.has_work() {
+            return false;
+        }
+        self.qps.run(&mut self.port);
+        true
+    }
+
+    /// Sets the time.
+    pub(crate) fn set_now(&mut self, now: u64) {
+        self.port.now = now;
+    }
+
+    /// Takes the packets for the wire. `buffer` is empty, and is used for further packets.
+    pub(crate) fn take_packets(&mut self, buffer: Vec<Packet>) -> Vec<Packet> {
+        std::mem::replace(&mut self.port.outgoing, buffer)
+    }
+
+    /// Receives a packet from the wire. Connected QPs receive those of their path only.
+    pub(crate) fn receive(&mut self, packet: &Packet) {
+        if self.is_of_path(packet) {
+            self.qps.receive(&mut self.port, packet);
+        }
+    }
+
+    /// Whether a packet for a connected QP comes from its peer's address to its own.
+    fn is_of_path(&self, packet: &Packet) -> bool {
+        let qp = self.qps.get(packet.destination);
+        let Some(qp) = qp.filter(|qp| matches!(qp.queues.service, Service::Connected(_))) else {
+            return true;
+        };
+        let addresses = |route: &Route| route.global.map(|global| (global.source, global.destination));
+        addresses(&packet.route).is_some_and(|(from, to)| addresses(&qp.attributes.route) == Some((to, from)))
+    }
+
+    /// Returns the buffer of a packet that was delivered.
+    pub(crate) fn recycle(&mut self, payload: Vec<u8>) {
+        self.port.pool.give(payload);
+    }
+
+    /// The time of the next timer.
+    pub(crate) fn next_timer(&mut self) -> Option<u64> {
+        self.qps.next_timer()
+    }
+}

@@ -1,0 +1,394 @@
+//! Memory keys: regions and windows.
+//!
+//! A key is `index << 8 | key`, as Soft-RoCE forms it. Regions and windows have different indices.
+
+use bareverbs_provider::Errno;
+use bareverbs_transport::packet::Flush;
+use bareverbs_transport::{Access, AccessError, Table};
+use bareverbs_uapi::uverbs::types::AccessFlags;
+use bareverbs_uapi::verbs_values::MwType;
+
+use super::range::{Range, page_size, populate};
+
+/// The index of the first region.
+const FIRST_REGION: u32 = 1;
+/// The index of the first window.
+const FIRST_WINDOW: u32 = 0x8_0001;
+/// Maximum number of regions and of windows.
+const LIMIT: usize = 0x7_ffff;
+
+/// A registration.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MrAttr {
+    pub(crate) pd: u32,
+    pub(crate) start: u64,
+    pub(crate) length: u64,
+    pub(crate) iova: u64,
+    pub(crate) access: AccessFlags,
+}
+
+/// A registered memory region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mr {
+    pub(crate) id: u32,
+    pub(crate) lkey: u32,
+    pub(crate) rkey: u32,
+}
+
+#[derive(Debug)]
+struct Region {
+    attr: MrAttr,
+    key: u32,
+    /// Windows that are bound to it.
+    windows: u32,
+}
+
+/// A window's part of a region.
+#[derive(Clone, Copy, Debug)]
+struct Binding {
+    region: u32,
+    /// The QP whose requests may use a window of type 2.
+    qp: u32,
+    address: u64,
+    length: u64,
+    access: AccessFlags,
+}
+
+#[derive(Debug)]
+struct Window {
+    pd: u32,
+    ty: MwType,
+    key: u32,
+    binding: Option<Binding>,
+}
+
+/// Who uses a key: the protection domain, and the QP.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Accessor {
+    pub(super) pd: u32,
+    pub(super) qp: u32,
+}
+
+/// A BIND_MW request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bind {
+    pub(super) window: u32,
+    pub(super) new_key: u32,
+    pub(super) region: u32,
+    pub(super) address: u64,
+    pub(super) length: u64,
+    pub(super) access: AccessFlags,
+}
+
+/// A request that the keys don't allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Refused;
+
+/// The memory keys of a device.
+#[derive(Debug)]
+pub(super) struct Keys {
+    regions: Table<Region>,
+    windows: Table<Window>,
+    /// The low byte of the next key.
+    next: u32,
+}
+
+/// Rights of regions.
+fn supported() -> AccessFlags {
+    AccessFlags::LOCAL_WRITE
+        | AccessFlags::REMOTE_WRITE
+        | AccessFlags::REMOTE_READ
+        | AccessFlags::REMOTE_ATOMIC
+        | AccessFlags::MW_BIND
+        | AccessFlags::FLUSH_GLOBAL
+        | AccessFlags::FLUSH_PERSISTENT
+}
+
+/// The bits 20 to 29, which a device may ignore (`IB_ACCESS_OPTIONAL`).
+const OPTIONAL: u32 = 0x3ff0_0000;
+
+fn writes() -> AccessFlags {
+    AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC
+}
+
+fn check_rights(access: AccessFlags) -> Result<(), Errno> {
+    if access.bits() & !(supported().bits() | OPTIONAL) != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    if access.intersects(writes()) && !access.contains(AccessFlags::LOCAL_WRITE) {
+        return Err(Errno::INVAL);
+    }
+    Ok(())
+}
+
+impl MrAttr {
+    fn check(&self) -> Result<(), Errno> {
+        check_rights(self.access)?;
+        // No memory of a process is known to be persistent.
+        if self.access.contains(AccessFlags::FLUSH_PERSISTENT) {
+            return Err(Errno::INVAL);
+        }
+        let page = page_size();
+        if (self.start ^ self.iova) % page != 0 {
+            return Err(Errno::INVAL);
+        }
+        let end = self.start.checked_add(self.length).and_then(|end| end.checked_next_multiple_of(page));
+        let end = end.ok_or(Errno::INVAL)?;
+        self.iova.checked_add(self.length).ok_or(Errno::INVAL)?;
+        if end == self.start - self.start % page {
+            return Err(Errno::INVAL);
+        }
+        populate(self.start, self.length, self.access.contains(AccessFlags::LOCAL_WRITE))
+    }
+}
+
+impl Region {
+    fn mr(&self, id: u32) -> Mr {
+        Mr { id, lkey: self.key, rkey: self.key }
+    }
+
+    /// The memory at an address of the region.
+    fn range(&self, address: u64, length: u64) -> Result<Range, AccessError> {
+        let offset = address.checked_sub(self.attr.iova).ok_or(AccessError::Denied)?;
+        let end = offset.checked_add(length).ok_or(AccessError::Denied)?;
+        if end > self.attr.length {
+            return Err(AccessError::Denied);
+        }
+        // `MrAttr::check` found that the end of the region is an address.
+        Ok(Range::new(self.attr.start + offset, length))
+    }
+}
+
+fn right(access: Access) -> AccessFlags {
+    match access {
+        Access::LocalRead => AccessFlags::empty(),
+        Access::LocalWrite => AccessFlags::LOCAL_WRITE,
+        Access::RemoteRead => AccessFlags::REMOTE_READ,
+        Access::RemoteWrite => AccessFlags::REMOTE_WRITE,
+        Access::RemoteAtomic => AccessFlags::REMOTE_ATOMIC,
+    }
+}
+
+impl Keys {
+    pub(super) fn new() -> Self {
+        Self {
+            regions: Table::new(FIRST_REGION, LIMIT),
+            windows: Table::new(FIRST_WINDOW, LIMIT),
+            next: 0x5a,
+        }
+    }
+
+    /// The low byte of a new key. It differs from those before, so that an old key of the same index is
+    /// invalid.
+    fn fresh(&mut self) -> u32 {
+        self.next = self.next.wrapping_mul(0x2d).wrapping_add(0x3b) & 0xff;
+        self.next
+    }
+
+    pub(super) fn register(&mut self, attr: MrAttr) -> Result<Mr, Errno> {
+        attr.check()?;
+        let key = self.fresh();
+        let id = self.regions.insert_with(|id| Region { attr, key: id << 8 | key, windows: 0 });
+        let id = id.ok_or(Errno::NOMEM)?;
+        self.regions.get(id).map(|region| region.mr(id)).ok_or(Errno::NOMEM)
+    }
+
+    /// Changes the PD and the rights of a region. The keys stay.
+    pub(super) fn reregister(
+        &mut self,
+        id: u32,
+        translation: Option<(u64, u64, u64)>,
+        pd: Option<u32>,
+        access: Option<AccessFlags>,
+    ) -> Result<Mr, Errno> {
+        let region = self.regions.get_mut(id).ok_or(Errno::INVAL)?;
+        if translation.is_some() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if let Some(access) = access {
+            check_rights(access)?;
+            let (old, attr) = (region.attr.access, &region.attr);
+            if access.contains(AccessFlags::LOCAL_WRITE) && !old.contains(AccessFlags::LOCAL_WRITE) {
+                populate(attr.start, attr.length, true)?;
+            }
+            region.attr.access = access;
+        }
+        if let Some(pd) = pd {
+            region.attr.pd = pd;
+        }
+        Ok(region.mr(id))
+    }
+
+    pub(super) fn deregister(&mut self, id: u32) -> Result<(), Errno> {
+        match self.regions.get(id) {
+            Some(region) if region.windows == 0 => {
+                self.regions.remove(id);
+                Ok(())
+            }
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    pub(super) fn mr(&self, id: u32) -> Option<(Mr, MrAttr)> {
+        self.regions.get(id).map(|region| (region.mr(id), region.attr))
+    }
+
+    pub(super) fn allocate_window(&mut self, pd: u32, ty: MwType) -> Result<(u32, u32), Errno> {
+        let key = self.fresh();
+        let id = self.windows.insert_with(|id| Window { pd, ty, key: id << 8 | key, binding: None });
+        let id = id.ok_or(Errno::NOMEM)?;
+        Ok((id, id << 8 | key))
+    }
+
+    pub(super) fn free_window(&mut self, id: u32) -> Result<(), Errno> {
+        let mut window = self.windows.remove(id).ok_or(Errno::INVAL)?;
+        self.unbind(window.binding.take());
+        Ok(())
+    }
+
+    fn unbind(&mut self, binding: Option<Binding>) {
+        if let Some(region) = binding.and_then(|binding| self.regions.get_mut(binding.region)) {
+            region.windows -= 1;
+        }
+    }
+
+    /// Invalidates the windows of type 2 that a destroyed QP has bound.
+    pub(super) fn forget_qp(&mut self, qp: u32) {
+        let is_bound = |window: &&Window| {
+            window.ty == MwType::TYPE_2 && window.binding.is_some_and(|binding| binding.qp == qp)
+        };
+        let bound: Vec<u32> = self.windows.iter().filter(is_bound).map(|window| window.key >> 8).collect();
+        for id in bound {
+            let binding = self.windows.get_mut(id).and_then(|window| window.binding.take());
+            self.unbind(binding);
+        }
+    }
+
+    /// Binds a window to a region, or a window of type 1 to none if the length is 0.
+    pub(super) fn bind(&mut self, who: Accessor, bind: &Bind) -> Result<(), Refused> {
+        let id = bind.window >> 8;
+        let window = self.windows.get(id).filter(|window| window.key == bind.window).ok_or(Refused)?;
+        let zero_based = bind.access.contains(AccessFlags::ZERO_BASED);
+        let rights = supported() | AccessFlags::ZERO_BASED;
+        if bind.access.bits() & !(rights.bits() | OPTIONAL) != 0 || window.pd != who.pd {
+            return Err(Refused);
+        }
+        let type_2 = window.ty == MwType::TYPE_2;
+        if type_2 && (window.binding.is_some() || bind.length == 0) || !type_2 && zero_based {
+            return Err(Refused);
+        }
+        let binding = if bind.length == 0 { None } else { Some(self.check_bind(who, bind, zero_based)?) };
+        if let Some(binding) = binding
+            && let Some(region) = self.regions.get_mut(binding.region)
+        {
+            region.windows += 1;
+        }
+        if let Some(window) = self.windows.get_mut(id) {
+            window.key = id << 8 | bind.new_key & 0xff;
+            let old = std::mem::replace(&mut window.binding, binding);
+            self.unbind(old);
+        }
+        Ok(())
+    }
+
+    fn check_bind(&self, who: Accessor, bind: &Bind, zero_based: bool) -> Result<Binding, Refused> {
+        let region = self.regions.get(bind.region >> 8).filter(|region| region.key == bind.region);
+        let region = region.ok_or(Refused)?;
+        let has = region.attr.access;
+        if region.attr.pd != who.pd
+            || !has.contains(AccessFlags::MW_BIND)
+            || bind.access.intersects(writes()) && !has.contains(AccessFlags::LOCAL_WRITE)
+        {
+            return Err(Refused);
+        }
+        region.range(bind.address, bind.length).map_err(|_| Refused)?;
+        let Bind { address, length, access, .. } = *bind;
+        let access = if zero_based { access | AccessFlags::ZERO_BASED } else { access };
+        Ok(Binding { region: bind.region >> 8, qp: who.qp, address, length, access })
+    }
+
+    /// Invalidates a window of type 2 that is bound.
+    pub(super) fn invalidate(&mut self, who: Accessor, key: u32) -> Result<(), Refused> {
+        let window = self.windows.get_mut(key >> 8).filter(|window| window.key == key).ok_or(Refused)?;
+        let bound_here = window.binding.is_some_and(|binding| binding.qp == who.qp);
+        if window.ty != MwType::TYPE_2 || window.pd != who.pd || !bound_here {
+            return Err(Refused);
+        }
+        let binding = window.binding.take();
+        self.unbind(binding);
+        Ok(())
+    }
+
+    /// The memory behind an L_Key or R_Key.
+    pub(super) fn find(
+        &self,
+        who: Accessor,
+        key: u32,
+        access: Access,
+        address: u64,
+        length: u64,
+    ) -> Result<Range, AccessError> {
+        self.find_for(
+            who,
+            key,
+            right(access),
+            matches!(access, Access::LocalRead | Access::LocalWrite),
+            |_| Some((address, length)),
+        )
+    }
+
+    /// The memory that a FLUSH places.
+    pub(super) fn find_for_flush(
+        &self,
+        who: Accessor,
+        key: u32,
+        (address, length): (u64, u32),
+        flush: Flush,
+    ) -> Result<Range, AccessError> {
+        let mut needed = AccessFlags::empty();
+        if flush.placement & Flush::GLOBAL != 0 {
+            needed |= AccessFlags::FLUSH_GLOBAL;
+        }
+        if flush.placement & Flush::PERSISTENT != 0 {
+            needed |= AccessFlags::FLUSH_PERSISTENT;
+        }
+        self.find_for(who, key, needed, false, |whole| {
+            Some(if flush.whole_key { whole } else { (address, length.into()) })
+        })
+    }
+
+    /// Looks a key up. `part` chooses the part of the whole that the key opens.
+    fn find_for(
+        &self,
+        who: Accessor,
+        key: u32,
+        needed: AccessFlags,
+        local: bool,
+        part: impl FnOnce((u64, u64)) -> Option<(u64, u64)>,
+    ) -> Result<Range, AccessError> {
+        let denied = AccessError::Denied;
+        if let Some(region) = self.regions.get(key >> 8) {
+            let attr = &region.attr;
+            if region.key != key || attr.pd != who.pd || !attr.access.contains(needed) {
+                return Err(denied);
+            }
+            let (address, length) = part((attr.iova, attr.length)).ok_or(denied)?;
+            return region.range(address, length);
+        }
+        let window = self.windows.get(key >> 8).filter(|window| window.key == key && !local).ok_or(denied)?;
+        let binding = window.binding.ok_or(denied)?;
+        let other_qp = window.ty == MwType::TYPE_2 && binding.qp != who.qp;
+        if window.pd != who.pd || other_qp || !binding.access.contains(needed) {
+            return Err(denied);
+        }
+        let zero_based = binding.access.contains(AccessFlags::ZERO_BASED);
+        let base = if zero_based { 0 } else { binding.address };
+        let (address, length) = part((base, binding.length)).ok_or(denied)?;
+        let offset = address.checked_sub(base).ok_or(denied)?;
+        if offset.checked_add(length).is_none_or(|end| end > binding.length) {
+            return Err(denied);
+        }
+        let region = self.regions.get(binding.region).ok_or(denied)?;
+        region.range(binding.address + offset, length)
+    }
+}

@@ -1,0 +1,238 @@
+//! The device under the transport: queues, keys, addresses and events.
+
+use bareverbs_transport::packet::{Flush, Packet, Route};
+use bareverbs_transport::{
+    AccessError, Action, AddressVector, Counters, Device, Event, Fetched, KeyRange, PageFault, Policy, Pool,
+    QueueFault, Receive, RecvFetch, RecvOutcome, SendCompletion, Status, Table,
+};
+use bareverbs_uapi::verbs_values::EventType;
+
+use super::address::{Addresses, Ah, PortAddress};
+use super::completion::{self, Cq};
+use super::memory::{Accessor, Keys};
+use super::queues::{QpQueues, Receives};
+use super::receive::{RecvName, Srq};
+use super::send::{Local, SendName, Work};
+
+/// The port of a device.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(super) address: PortAddress,
+    pub(super) keys: Keys,
+    pub(super) cqs: Table<Cq>,
+    pub(super) srqs: Table<Srq>,
+    pub(super) handles: Table<Ah>,
+    /// The time of the fabric in nanoseconds.
+    pub(super) now: u64,
+    /// Packets for the wire.
+    pub(super) outgoing: Vec<Packet>,
+    pub(super) pool: Pool,
+    counters: Counters,
+}
+
+impl Port {
+    pub(super) fn new(address: PortAddress) -> Self {
+        const LIMIT: usize = 1 << 20;
+        Self {
+            address,
+            keys: Keys::new(),
+            cqs: Table::new(1, LIMIT),
+            srqs: Table::new(1, LIMIT),
+            handles: Table::new(1, LIMIT),
+            now: 0,
+            outgoing: Vec::new(),
+            pool: Pool::default(),
+            counters: Counters::default(),
+        }
+    }
+
+    fn addresses(&self, queues: &QpQueues) -> Addresses<'_> {
+        Addresses { handles: &self.handles, pd: queues.pd, qp: queues.number, mtu: self.address.mtu }
+    }
+}
+
+impl Device for Port {
+    const MAX_MESSAGE: u64 = 1 << 31;
+    const POLICY: Policy = Policy {
+        memory_placement: true,
+        send_queue_error: false,
+        short_receive: Status::LocalLength,
+        receive_flush_interval: 20_000_000,
+    };
+    type Queues = QpQueues;
+    type Local = Local;
+    type RecvWqe = RecvName;
+    type Accessor = Accessor;
+
+    fn now(&self) -> u64 {
+        self.now
+    }
+
+    fn transmit(&mut self, packet: Packet) {
+        self.outgoing.push(packet);
+    }
+
+    fn pool(&mut self) -> &mut Pool {
+        &mut self.pool
+    }
+
+    fn lid(&self) -> u16 {
+        0
+    }
+
+    fn is_own(&self, route: &Route) -> bool {
+        route.global.is_some_and(|global| self.address.gids.contains(&global.source))
+    }
+
+    fn route(&self, address: &AddressVector) -> Option<Route> {
+        self.address.route(address)
+    }
+
+    fn read_producer(&self, _queues: &mut QpQueues) -> Result<(), QueueFault> {
+        // `fetch` reads it.
+        Ok(())
+    }
+
+    fn fetch(&self, queues: &mut QpQueues, work: &mut Work) -> Fetched {
+        let addresses = self.addresses(queues);
+        queues.sends.fetch(queues.service, &addresses, work)
+    }
+
+    fn begin(&mut self, queues: &mut QpQueues, _work: &Work) -> SendName {
+        queues.sends.begin()
+    }
+
+    fn reload(&self, queues: &mut QpQueues, work: &mut Work, wqe: SendName) -> bool {
+        let addresses = self.addresses(queues);
+        queues.sends.reload(queues.service, &addresses, work, wqe)
+    }
+
+    fn take_posted(&self, queues: &mut QpQueues) -> Vec<SendName> {
+        queues.sends.take_posted()
+    }
+
+    fn execute(&mut self, queues: &QpQueues, work: &Work) -> Result<u64, Status> {
+        let who = self.accessor(queues, None);
+        let result = match work.action {
+            Action::Local(Local::Invalidate(key)) => self.keys.invalidate(who, key),
+            Action::Local(Local::Bind(bind)) => self.keys.bind(who, &bind),
+            _ => Ok(()),
+        };
+        result.map(|()| 0).map_err(|_| Status::MemoryWindowBind)
+    }
+
+    fn complete_send(&mut self, queues: &QpQueues, completion: &SendCompletion<'_, SendName>) {
+        let SendCompletion { wqe, failure, .. } = *completion;
+        queues.sends.release(wqe, failure);
+        if !wqe.signaled && failure.is_none() {
+            return;
+        }
+        if let Some(cq) = self.cqs.get_mut(queues.send_cq) {
+            let entry = completion::of_send(queues.number, wqe.wr_id, wqe.opcode, wqe.length(), failure);
+            cq.post(&entry, false);
+        }
+    }
+
+    fn take_receive(&mut self, queues: &mut QpQueues, _xrc: Option<u32>) -> RecvFetch<RecvName> {
+        match &mut queues.receives {
+            Receives::Own(ring) => ring.take(None),
+            Receives::Srq(number) => match self.srqs.get_mut(*number) {
+                Some(srq) => srq.take(*number),
+                None => RecvFetch::Empty,
+            },
+        }
+    }
+
+    fn complete_receive(&mut self, queues: &QpQueues, receive: &Receive<RecvName>, outcome: RecvOutcome<'_>) {
+        if let Receives::Own(ring) = &queues.receives {
+            ring.release(receive.wqe.position);
+        }
+        if let Some(cq) = self.cqs.get_mut(queues.recv_cq) {
+            let (entry, solicited) =
+                completion::of_receive(queues.number, receive.wqe.wr_id, receive.placed, &outcome);
+            cq.post(&entry, solicited);
+        }
+    }
+
+    fn accepts_xrc(&self, _queues: &QpQueues, _srq: u32) -> bool {
+        false
+    }
+
+    fn accessor(&self, queues: &QpQueues, srq: Option<u32>) -> Accessor {
+        let pd = srq.and_then(|srq| self.srqs.get(srq)).map_or(queues.pd, |srq| srq.pd);
+        Accessor { pd, qp: queues.number }
+    }
+
+    fn check(&self, range: &KeyRange<Accessor>, length: u64) -> Result<(), AccessError> {
+        self.keys.find(range.who, range.key, range.access, range.address, length).map(drop)
+    }
+
+    fn read(&self, range: &KeyRange<Accessor>, to: &mut [u8]) -> Result<(), AccessError> {
+        if !to.is_empty() {
+            let length = to.len() as u64;
+            self.keys.find(range.who, range.key, range.access, range.address, length)?.read(to);
+        }
+        Ok(())
+    }
+
+    fn write(&self, range: &KeyRange<Accessor>, from: &[u8]) -> Result<(), AccessError> {
+        if !from.is_empty() {
+            let length = from.len() as u64;
+            self.keys.find(range.who, range.key, range.access, range.address, length)?.write(from);
+        }
+        Ok(())
+    }
+
+    fn update(&self, range: &KeyRange<Accessor>, change: impl Fn(u64) -> u64) -> Result<u64, AccessError> {
+        let found = self.keys.find(range.who, range.key, range.access, range.address, 8)?;
+        found.update(change).ok_or(AccessError::Denied)
+    }
+
+    /// Memory of the process is coherent: earlier writes are visible to all processors.
+    fn flush(
+        &self,
+        who: Accessor,
+        key: u32,
+        address: u64,
+        length: u32,
+        flush: Flush,
+    ) -> Result<(), AccessError> {
+        self.keys.find_for_flush(who, key, (address, length), flush).map(drop)
+    }
+
+    fn invalidate(&mut self, queues: &QpQueues, key: u32) -> bool {
+        let who = self.accessor(queues, None);
+        self.keys.invalidate(who, key).is_ok()
+    }
+
+    fn page_fault(
+        &mut self,
+        _queues: &QpQueues,
+        _fault: PageFault<SendName, RecvName>,
+        _committed: u32,
+        _packet: usize,
+    ) -> Option<u32> {
+        None
+    }
+
+    fn event(&mut self, queues: &QpQueues, event: Event) {
+        queues.sink.raise(match event {
+            Event::PathMigrated => EventType::PATH_MIG,
+            Event::PathMigrationFailed => EventType::PATH_MIG_ERR,
+            Event::CommunicationEstablished => EventType::COMM_EST,
+            Event::SendQueueDrained => EventType::SQ_DRAINED,
+            Event::QueueFault => EventType::QP_FATAL,
+            Event::InvalidRequest => EventType::QP_REQ_ERR,
+            Event::AccessError => EventType::QP_ACCESS_ERR,
+            Event::LastWqe => EventType::QP_LAST_WQE_REACHED,
+        });
+    }
+
+    fn counters(&mut self, _set: u8) -> &mut Counters {
+        &mut self.counters
+    }
+
+    fn pkey_violation(&mut self) {}
+
+    fn qkey_violation(&mut self) {}
+}

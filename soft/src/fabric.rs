@@ -1,0 +1,322 @@
+//! Devices on one wire in this process.
+//!
+//! A call of a device runs the engines until nothing is ready, under the fabric's lock. There is no
+//! thread in the ordinary case. A retry timer that remains (RNR, a lost peer) needs one, because receives
+//! are posted without a call. It sleeps until the earliest timer and ends when none remains.
+//!
+//! A device with a UDP wire has a thread, which waits for packets and timers. Its packets to other devices
+//! of the fabric don't use the wire.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bareverbs_provider::Errno;
+use bareverbs_transport::packet::Packet;
+
+use crate::engine::Engine;
+use crate::wire::{UdpWire, WireError, WireThread, gid};
+
+/// Turns of all devices in one call. A program that posts without end on another thread can't keep the
+/// caller for longer: the timer thread continues.
+const TURNS: u32 = 10_000;
+
+/// A wire in this process, and the devices on it. Clones are the same fabric.
+///
+/// Devices reach those on the same fabric, and those with a UDP wire also other processes and hosts.
+#[derive(Clone)]
+pub struct Fabric(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    timer: Condvar,
+}
+
+struct State {
+    devices: Vec<Option<Box<Engine>>>,
+    addresses: HashMap<[u8; 16], usize>,
+    /// The threads of UDP wires, by device.
+    wires: HashMap<usize, WireThread>,
+    start: Instant,
+    /// Whether a panic has left an engine in an unknown state.
+    failed: bool,
+    /// When the timer thread, or a thread of a wire, runs the devices next at the latest.
+    deadline: Option<u64>,
+    /// Whether there is a timer thread.
+    has_thread: bool,
+    /// The buffer for packets.
+    packets: Vec<Packet>,
+}
+
+impl fmt::Debug for Fabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fabric").finish_non_exhaustive()
+    }
+}
+
+impl Default for Fabric {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Fabric {
+    /// A fabric without devices.
+    #[must_use]
+    pub fn new() -> Self {
+        let state = State {
+            devices: Vec::new(),
+            addresses: HashMap::new(),
+            wires: HashMap::new(),
+            start: Instant::now(),
+            failed: false,
+            deadline: None,
+            has_thread: false,
+            packets: Vec::new(),
+        };
+        Self(Arc::new(Shared { state: Mutex::new(state), timer: Condvar::new() }))
+    }
+
+    /// Adds a device with these GIDs. Returns its number on the fabric, or `None` if another device has
+    /// one of the GIDs.
+    pub(crate) fn add_device(&self, gids: Vec<[u8; 16]>, mac: [u8; 6]) -> Option<u32> {
+        let mut state = self.0.lock();
+        if gids.iter().any(|gid| state.addresses.contains_key(gid)) {
+            return None;
+        }
+        let free = state.devices.iter().position(Option::is_none);
+        let number = free.unwrap_or(state.devices.len());
+        state.addresses.extend(gids.iter().map(|gid| (*gid, number)));
+        let engine = Some(Box::new(Engine::new(gids, mac)));
+        match state.devices.get_mut(number) {
+            Some(place) => *place = engine,
+            None => state.devices.push(engine),
+        }
+        Some(number as u32)
+    }
+
+    /// Adds a device whose packets to other processes and hosts go over UDP port 4791 of an IP address.
+    /// Returns its number on the fabric, and its MTU in bytes.
+    pub(crate) fn add_udp_device(&self, address: IpAddr, mac: [u8; 6]) -> Result<(u32, u32), WireError> {
+        let wire = Arc::new(UdpWire::bind(address)?);
+        let mtu = wire.mtu();
+        let device = self.add_device(vec![gid(address)], mac).ok_or(WireError::InUse { address })?;
+        let shared = Arc::downgrade(&self.0);
+        let thread = WireThread::start(Arc::clone(&wire), move |packets| {
+            Weak::upgrade(&shared)?.run_wire(device as usize, packets)
+        });
+        let mut state = self.0.lock();
+        if let Some(engine) = &mut state.devices[device as usize] {
+            engine.connect(wire);
+        }
+        match thread {
+            Ok(thread) => {
+                state.wires.insert(device as usize, thread);
+                Ok((device, mtu))
+            }
+            Err(errno) => {
+                drop(state);
+                self.remove_device(device);
+                Err(WireError::System { address, errno })
+            }
+        }
+    }
+
+    /// Removes a device with all its objects.
+    pub(crate) fn remove_device(&self, device: u32) {
+        let mut state = self.0.lock();
+        state.addresses.retain(|_, number| *number != device as usize);
+        if let Some(place) = state.devices.get_mut(device as usize) {
+            *place = None;
+        }
+        if let Some(thread) = state.wires.remove(&(device as usize)) {
+            // The thread's timers are left to another one.
+            state.deadline = None;
+            let next = state.next_timer();
+            self.0.schedule(&mut state, next);
+            drop(state);
+            // Waits for the end of the thread, which may wait for the lock.
+            drop(thread);
+        }
+    }
+
+    /// Whether there is a timer thread.
+    #[cfg(test)]
+    pub(crate) fn has_thread(&self) -> bool {
+        self.0.lock().has_thread
+    }
+
+    /// Calls `f` with the engine of a device, then runs all devices until nothing is ready.
+    ///
+    /// # Errors
+    ///
+    /// Those of `f`; `EIO` if the device was removed, or if a panic has left the fabric in an unknown state.
+    pub(crate) fn with<R>(
+        &self,
+        device: u32,
+        f: impl FnOnce(&mut Engine) -> Result<R, Errno>,
+    ) -> Result<R, Errno> {
+        let mut state = self.0.lock();
+        let result = state.guarded(|state| {
+            let now = state.now();
+            let engine = state.devices.get_mut(device as usize).and_then(Option::as_mut).ok_or(Errno::IO)?;
+            engine.set_now(now);
+            let result = f(engine);
+            Ok((result, state.run()))
+        });
+        let (result, next) = result.and_then(|result| result)?;
+        self.0.schedule(&mut state, next);
+        result
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic is caught while the lock is held, so the lock is never poisoned by one in an engine.
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Makes the timer thread run the devices at `next`, or end.
+    fn schedule(self: &Arc<Self>, state: &mut State, next: Option<u64>) {
+        if !state.wires.is_empty() {
+            if state.promise(next) {
+                state.wires.values().take(1).for_each(WireThread::wake);
+            }
+            return;
+        }
+        let before = std::mem::replace(&mut state.deadline, next);
+        if state.has_thread {
+            // A thread that wakes up too early looks at the deadline again.
+            if next.is_none() || before.is_none_or(|before| next < Some(before)) {
+                self.timer.notify_one();
+            }
+        } else if next.is_some() {
+            let shared = Arc::clone(self);
+            let thread = thread::Builder::new().name("bareverbs-soft".into());
+            // Without a thread, the next call runs the timers.
+            state.has_thread = thread.spawn(move || shared.run_timers()).is_ok();
+        }
+    }
+
+    /// Runs the devices with packets from the wire of one of them. Returns the time until the next run at the
+    /// latest.
+    fn run_wire(&self, device: usize, packets: &mut Vec<Packet>) -> Option<Duration> {
+        let mut state = self.lock();
+        let next = state.guarded(|state| {
+            let now = state.now();
+            if let Some(engine) = &mut state.devices[device] {
+                engine.set_now(now);
+                for packet in packets.drain(..) {
+                    engine.receive(&packet);
+                    engine.recycle(packet.payload);
+                }
+            }
+            state.run()
+        });
+        packets.clear();
+        let now = state.now();
+        // A run for a timer that was cancelled costs less than a wake-up for each new timer.
+        state.deadline = state.deadline.filter(|deadline| *deadline > now);
+        state.promise(next.ok().flatten());
+        state.deadline.map(|deadline| Duration::from_nanos(deadline.saturating_sub(now)))
+    }
+
+    fn run_timers(&self) {
+        let mut state = self.lock();
+        while let Some(deadline) = state.deadline {
+            let wait = deadline.saturating_sub(state.now());
+            if wait > 0 {
+                let waited = self.timer.wait_timeout(state, Duration::from_nanos(wait));
+                state = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            } else {
+                state.deadline = state.guarded(State::run).ok().flatten();
+            }
+        }
+        state.has_thread = false;
+    }
+}
+
+impl State {
+    /// Nanoseconds since the fabric was made.
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    /// Calls `f`. After a panic, this and all later calls are `EIO`.
+    fn guarded<R>(&mut self, f: impl FnOnce(&mut Self) -> R) -> Result<R, Errno> {
+        if self.failed {
+            return Err(Errno::IO);
+        }
+        // The state is not used after a panic.
+        let result = catch_unwind(AssertUnwindSafe(|| f(self)));
+        self.failed = result.is_err();
+        result.map_err(|_| Errno::IO)
+    }
+
+    /// Runs all devices until nothing is ready. Returns when to run them again.
+    fn run(&mut self) -> Option<u64> {
+        for _ in 0..TURNS {
+            let now = self.now();
+            let mut idle = true;
+            for sender in 0..self.devices.len() {
+                let Some(engine) = &mut self.devices[sender] else { continue };
+                idle &= !engine.run(now);
+                let mut packets = engine.take_packets(std::mem::take(&mut self.packets));
+                idle &= packets.is_empty();
+                for packet in packets.drain(..) {
+                    self.deliver(sender, &packet);
+                    if let Some(engine) = &mut self.devices[sender] {
+                        engine.recycle(packet.payload);
+                    }
+                }
+                self.packets = packets;
+            }
+            if idle {
+                return self.next_timer();
+            }
+        }
+        Some(self.now())
+    }
+
+    fn next_timer(&mut self) -> Option<u64> {
+        self.devices.iter_mut().flatten().filter_map(|engine| engine.next_timer()).min()
+    }
+
+    /// Brings the next run of a wire's thread forward to `next`. Returns whether this has changed it.
+    fn promise(&mut self, next: Option<u64>) -> bool {
+        let earlier = next.is_some_and(|next| self.deadline.is_none_or(|deadline| next < deadline));
+        if earlier {
+            self.deadline = next;
+        }
+        earlier
+    }
+
+    /// Delivers a packet of the device `sender`.
+    fn deliver(&mut self, sender: usize, packet: &Packet) {
+        if packet.route.is_multicast() {
+            let wire = self.devices[sender].as_ref().and_then(|engine| engine.wire());
+            if let Some(wire) = wire {
+                wire.send(packet);
+            }
+            // The sockets of groups deliver packets of wires to wires.
+            let by_wire = wire.is_some();
+            for engine in self.devices.iter_mut().flatten() {
+                if !(by_wire && engine.wire().is_some()) {
+                    engine.receive(packet);
+                }
+            }
+            return;
+        }
+        let destination = packet.route.global.and_then(|global| self.addresses.get(&global.destination));
+        let destination = destination.copied().unwrap_or(usize::MAX);
+        if let Some(Some(engine)) = self.devices.get_mut(destination) {
+            engine.receive(packet);
+        } else if let Some(wire) = self.devices[sender].as_ref().and_then(|engine| engine.wire()) {
+            wire.send(packet);
+        }
+    }
+}

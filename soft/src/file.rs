@@ -1,0 +1,127 @@
+//! A context: the ioctls, write commands and mappings of one open device.
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bareverbs_provider::Errno;
+use bareverbs_provider::device::Backend;
+use bareverbs_provider::mapping::Mapping;
+use bareverbs_uapi::uverbs::ObjectClass;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::call::Call;
+use crate::methods;
+use crate::methods::command;
+use crate::objects::{Resources, Run, State};
+use crate::port::Port;
+
+/// An open device.
+pub(crate) struct Context {
+    /// `None` after a panic has left it in an unknown state.
+    state: Mutex<Option<State>>,
+    fd: OwnedFd,
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context").field("fd", &self.fd).finish_non_exhaustive()
+    }
+}
+
+impl Context {
+    /// # Errors
+    ///
+    /// `EMFILE`, `ENFILE`, `ENOMEM`.
+    pub(crate) fn new(port: Arc<Port>) -> Result<Self, Errno> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC)?;
+        Ok(Self { state: Mutex::new(Some(State::new(port))), fd })
+    }
+
+    /// Calls `f`. After a panic, this and all later calls are `EIO`.
+    fn with<R>(&self, f: impl FnOnce(&mut State) -> Result<R, Errno>) -> Result<R, Errno> {
+        // A panic is caught while the lock is held.
+        let mut place = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = place.as_mut().ok_or(Errno::IO)?;
+        match catch_unwind(AssertUnwindSafe(|| f(state))) {
+            Ok(result) => result,
+            Err(_) => {
+                // Its objects stay: their memory may be in use.
+                std::mem::forget(place.take());
+                Err(Errno::IO)
+            }
+        }
+    }
+
+    /// Adds the numbers of objects.
+    pub(crate) fn count(&self, all: &mut Resources) {
+        let _ = self.with(|state| {
+            let count = |class| state.handles(class).len();
+            all.contexts += usize::from(state.has_context);
+            all.pds += count(ObjectClass::PD);
+            all.cqs += count(ObjectClass::CQ);
+            all.qps += count(ObjectClass::QP);
+            all.srqs += count(ObjectClass::SRQ);
+            all.mrs += count(ObjectClass::MR);
+            Ok(())
+        });
+    }
+
+    /// Reports the removal of the device, and frees all objects.
+    pub(crate) fn end(&self) {
+        let _ = self.with(|state| {
+            state.clear();
+            state.end();
+            Ok(())
+        });
+    }
+}
+
+// SAFETY:
+// 1. Calls copy by `user`, which the kernel checks. Registered memory and queues are the engine's.
+// 2. Descriptors in responses are new sockets, given away by `Run::finish`.
+// 3. `State::reserve` returns handles that are free.
+// 4. `State::take_ring` gives out a queue's memory once.
+// 5. `Run::finish` undoes creations that fail, `State::destroy` keeps an object after an error, and the
+//    engine doesn't read the queue if it refuses a doorbell with `EINVAL`.
+// 6. Destroyed objects are destroyed in the engine, under the fabric's lock.
+// 7. `Context::with` catches panics.
+unsafe impl Backend for Context {
+    unsafe fn ioctl(&self, bytes: &mut [u8]) -> Result<(), Errno> {
+        self.with(|state| {
+            let mut call = Call::new(bytes)?;
+            if state.port.is_removed() {
+                return Err(Errno::IO);
+            }
+            let mut run = Run::new(state);
+            let result = call.parse(&mut run).and_then(|()| methods::execute(&mut run, &mut call));
+            run.finish(result)
+        })
+    }
+
+    unsafe fn write(&self, bytes: &[u8]) -> Result<(), Errno> {
+        self.with(|state| {
+            let mut run = Run::new(state);
+            let result = command::write(&mut run, bytes);
+            run.finish(result)
+        })
+    }
+
+    fn map(&self, offset: u64, len: usize) -> Result<Arc<Mapping>, Errno> {
+        self.with(|state| state.take_ring(offset, len))
+    }
+
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        let _ = self.with(|state| {
+            state.clear();
+            Ok(())
+        });
+    }
+}

@@ -1,0 +1,142 @@
+//! Protection domains, memory regions and windows.
+
+use bareverbs_provider::Errno;
+use bareverbs_uapi::uverbs::types::AccessFlags;
+use bareverbs_uapi::uverbs::{ObjectClass, QueryMr, RegMr};
+use bareverbs_uapi::verbs_values::{MrReregFlags, MwType};
+use bareverbs_uapi::write::structs::{
+    AllocMwReq, AllocMwResp, AllocPdReq, AllocPdResp, RegMrReq, RegMrResp, ReregMrReq, ReregMrResp,
+};
+use zerocopy::IntoBytes;
+
+use super::command::Command;
+use crate::call::Call;
+use crate::engine::{Mr, MrAttr};
+use crate::objects::{Object, Run};
+
+/// A region's address and its IOVA have the same offset in a page.
+const PAGE_MASK: u64 = 4095;
+
+/// Bits that a device may ignore.
+const OPTIONAL: u32 = 0x3ff0_0000;
+
+pub(super) fn allocate_pd(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+    command.request::<AllocPdReq>()?;
+    let handle = run.reserve(ObjectClass::PD)?;
+    let pd = run.state.port.new_protection_domain();
+    run.state.fill(handle, Object::Pd(pd), &[]);
+    command.respond(&AllocPdResp { pd_handle: handle, driver_data: [] })
+}
+
+/// `ib_check_mr_access`, and the flags that rxe has.
+fn check_access(access: AccessFlags) -> Result<(), Errno> {
+    let remote_writes = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+    if access.intersects(remote_writes) && !access.contains(AccessFlags::LOCAL_WRITE) {
+        return Err(Errno::INVAL);
+    }
+    if access.bits() & !(AccessFlags::all().bits() | OPTIONAL) != 0 {
+        return Err(Errno::INVAL);
+    }
+    let absent = AccessFlags::ZERO_BASED | AccessFlags::ON_DEMAND | AccessFlags::HUGETLB;
+    if access.intersects(absent) { Err(Errno::OPNOTSUPP) } else { Ok(()) }
+}
+
+fn create(run: &mut Run<'_>, handle: u32, pd_handle: u32, attr: MrAttr) -> Result<Mr, Errno> {
+    let mr = run.state.port.with(|engine| engine.register(attr))?;
+    run.state.fill(handle, Object::Mr(mr.id), &[pd_handle]);
+    Ok(mr)
+}
+
+pub(super) fn register_by_command(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+    let request: RegMrReq = command.request()?;
+    if (request.start ^ request.hca_va) & PAGE_MASK != 0 {
+        return Err(Errno::INVAL);
+    }
+    let handle = run.reserve(ObjectClass::MR)?;
+    check_access(request.access_flags)?;
+    let attr = MrAttr {
+        pd: *run.state.pd(request.pd_handle)?,
+        start: request.start,
+        length: request.length,
+        iova: request.hca_va,
+        access: request.access_flags,
+    };
+    let mr = create(run, handle, request.pd_handle, attr)?;
+    command.respond(&RegMrResp { mr_handle: handle, lkey: mr.lkey, rkey: mr.rkey, driver_data: [] })
+}
+
+/// The ioctl method.
+pub(super) fn register(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
+    let pd_handle = call.handle(RegMr::PD_HANDLE.id())?;
+    let iova = call.value(RegMr::IOVA.id())?;
+    let length = call.value(RegMr::LENGTH.id())?;
+    let access = AccessFlags::from_bits_retain(
+        call.flags(RegMr::ACCESS_FLAGS.id(), u64::from(AccessFlags::all().bits() | OPTIONAL))?,
+    );
+    check_access(access)?;
+    if call.has(RegMr::FD.id()) || call.has(RegMr::FD_OFFSET.id()) {
+        // A dma-buf.
+        let both = call.has(RegMr::FD.id()) && call.has(RegMr::FD_OFFSET.id());
+        let valid = both && !call.has(RegMr::ADDR.id());
+        return Err(if valid { Errno::OPNOTSUPP } else { Errno::INVAL });
+    }
+    let start: u64 = call.value(RegMr::ADDR.id()).map_err(|errno| match errno {
+        Errno::NOENT => Errno::INVAL,
+        errno => errno,
+    })?;
+    if (start ^ iova) & PAGE_MASK != 0 {
+        return Err(Errno::INVAL);
+    }
+    let attr = MrAttr { pd: *run.state.pd(pd_handle)?, start, length, iova, access };
+    let mr = create(run, call.handle(RegMr::HANDLE.id())?, pd_handle, attr)?;
+    call.write(RegMr::RESP_LKEY.id(), mr.lkey.as_bytes())?;
+    call.write(RegMr::RESP_RKEY.id(), mr.rkey.as_bytes())
+}
+
+pub(super) fn reregister(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+    let request: ReregMrReq = command.request()?;
+    let flags = request.flags;
+    if flags.is_empty() {
+        return Err(Errno::INVAL);
+    }
+    // The kernel knows a translation too, but refuses it for rxe.
+    if flags.bits() & !(MrReregFlags::PD | MrReregFlags::ACCESS).bits() != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    let mr = *run.state.mr(request.mr_handle)?;
+    let access = flags.contains(MrReregFlags::ACCESS).then_some(request.access_flags);
+    if let Some(access) = access {
+        check_access(access)?;
+    }
+    let pd = match flags.contains(MrReregFlags::PD) {
+        true => Some(*run.state.pd(request.pd_handle)?),
+        false => None,
+    };
+    let mr = run.state.port.with(|engine| engine.reregister(mr, None, pd, access))?;
+    if pd.is_some() {
+        run.state.replace_pd(request.mr_handle, request.pd_handle);
+    }
+    command.respond(&ReregMrResp { lkey: mr.lkey, rkey: mr.rkey, driver_data: [] })
+}
+
+pub(super) fn query(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
+    let mr = *run.state.mr(call.handle(QueryMr::HANDLE.id())?)?;
+    let (mr, attr) = run.state.port.with(|engine| engine.mr(mr).ok_or(Errno::INVAL))?;
+    call.write(QueryMr::RESP_LKEY.id(), mr.lkey.as_bytes())?;
+    call.write(QueryMr::RESP_RKEY.id(), mr.rkey.as_bytes())?;
+    call.write(QueryMr::RESP_LENGTH.id(), attr.length.as_bytes())?;
+    call.write_optional(QueryMr::RESP_IOVA.id(), attr.iova.as_bytes())
+}
+
+pub(super) fn allocate_window(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+    let request: AllocMwReq = command.request()?;
+    let handle = run.reserve(ObjectClass::MW)?;
+    let pd = *run.state.pd(request.pd_handle)?;
+    let ty = request.mw_type;
+    if ty != MwType::TYPE_1 && ty != MwType::TYPE_2 {
+        return Err(Errno::INVAL);
+    }
+    let (mw, rkey) = run.state.port.with(|engine| engine.allocate_window(pd, ty))?;
+    run.state.fill(handle, Object::Mw(mw), &[request.pd_handle]);
+    command.respond(&AllocMwResp { mw_handle: handle, rkey, driver_data: [] })
+}

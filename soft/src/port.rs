@@ -1,0 +1,271 @@
+//! A port on a fabric: addresses and attributes of a device, as Soft-RoCE reports them.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use bareverbs_provider::Errno;
+use bareverbs_uapi::abi::Be64;
+use bareverbs_uapi::uverbs::types::{GidEntry, GidType, PortCapFlags, QueryPortRespEx};
+use bareverbs_uapi::values::Guid;
+use bareverbs_uapi::verbs_values::{
+    AtomicCap, LinkLayer, Mtu, PortPhysState, PortSpeed, PortState, PortWidth,
+};
+use bareverbs_uapi::write::structs::{ExQueryDeviceResp, QueryDeviceResp, QueryPortResp};
+use bareverbs_uapi::write::types::DeviceCapFlags;
+
+use crate::engine::Engine;
+use crate::fabric::Fabric;
+use crate::wire::{Dropped, UdpWire, WireError, gid};
+
+/// The only port of a device.
+pub(crate) const PORT: u32 = 1;
+
+/// Completion vectors: none is an interrupt, so one is enough.
+pub(crate) const COMPLETION_VECTORS: u32 = 1;
+
+// `drivers/infiniband/sw/rxe/rxe_param.h` of Linux 7.2.
+pub(crate) const MAX_WR: u32 = 1 << 20;
+pub(crate) const MAX_SGE: u32 = 32;
+pub(crate) const MAX_INLINE: u32 = 512;
+pub(crate) const MAX_CQE: u32 = (1 << 15) - 1;
+pub(crate) const MAX_SRQ_SGE: u32 = 27;
+pub(crate) const MAX_RD_ATOMIC: u8 = 128;
+pub(crate) const MAX_MTU: Mtu = Mtu::MTU_4096;
+const MAX_OBJECTS: u32 = 1 << 20;
+const GID_TABLE: u32 = 1024;
+/// `DeviceCapFlags` of Soft-RoCE.
+const CAPABILITIES: u64 = 0x1_c001_223c_76;
+
+/// A port, with its place on the fabric.
+#[derive(Debug)]
+pub(crate) struct Port {
+    fabric: Fabric,
+    /// Its number on the fabric.
+    number: u32,
+    pub(crate) address: IpAddr,
+    pub(crate) gids: Vec<[u8; 16]>,
+    mtu: Mtu,
+    removed: AtomicBool,
+    protection_domains: AtomicU32,
+}
+
+/// The MAC of an address: each device derives that of its peers.
+pub(crate) fn mac(address: IpAddr) -> [u8; 6] {
+    match address {
+        IpAddr::V4(address) => {
+            let [a, b, c, d] = address.octets();
+            [0x02, 0, a, b, c, d]
+        }
+        IpAddr::V6(address) => {
+            let bytes = address.octets();
+            let mut mac = [0x06, 0, 0, 0, 0, 0];
+            for (at, byte) in bytes.into_iter().enumerate() {
+                mac[1 + at % 5] ^= byte;
+            }
+            mac
+        }
+    }
+}
+
+/// The modified EUI-64 of a MAC.
+fn eui64(mac: [u8; 6]) -> [u8; 8] {
+    let [a, b, c, d, e, f] = mac;
+    [a ^ 2, b, c, 0xff, 0xfe, d, e, f]
+}
+
+/// The MAC of the port with a GID.
+pub(crate) fn mac_of_gid(gid: [u8; 16]) -> [u8; 6] {
+    let address = std::net::Ipv6Addr::from(gid);
+    if gid[..8] == [0xfe, 0x80, 0, 0, 0, 0, 0, 0] {
+        let [a, b, c, _, _, d, e, f] = gid[8..].try_into().unwrap_or_default();
+        return [a ^ 2, b, c, d, e, f];
+    }
+    mac(address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4))
+}
+
+impl Port {
+    /// Adds a device to a fabric.
+    pub(crate) fn new(fabric: &Fabric, address: IpAddr) -> Option<Self> {
+        let mac = mac(address);
+        let mut link_local = [0; 16];
+        link_local[..2].copy_from_slice(&[0xfe, 0x80]);
+        link_local[8..].copy_from_slice(&eui64(mac));
+        let gids = vec![link_local, gid(address)];
+        let number = fabric.add_device(gids.clone(), mac)?;
+        Some(Self::of(fabric, number, address, gids, MAX_MTU))
+    }
+
+    /// Adds a device with a UDP wire to a fabric.
+    pub(crate) fn bind(fabric: &Fabric, address: IpAddr) -> Result<Self, WireError> {
+        let (number, mtu) = fabric.add_udp_device(address, mac(address))?;
+        // Values of the ABI count the powers of two from 256 on.
+        let mtu = Mtu(mtu.ilog2() as u8 - 7);
+        Ok(Self::of(fabric, number, address, vec![gid(address)], mtu))
+    }
+
+    fn of(fabric: &Fabric, number: u32, address: IpAddr, gids: Vec<[u8; 16]>, mtu: Mtu) -> Self {
+        Self {
+            fabric: fabric.clone(),
+            number,
+            address,
+            gids,
+            mtu,
+            removed: AtomicBool::new(false),
+            protection_domains: AtomicU32::new(1),
+        }
+    }
+
+    pub(crate) fn node_guid(&self) -> Guid {
+        Guid(eui64(mac(self.address)))
+    }
+
+    /// Runs `f` on the device, then the wire until it is idle.
+    ///
+    /// # Errors
+    ///
+    /// Those of `f`; `EIO` if the device was removed or the fabric has failed.
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Engine) -> Result<R, Errno>) -> Result<R, Errno> {
+        // The number may be that of another device by now.
+        let f = |engine: &mut Engine| if self.is_removed() { Err(Errno::IO) } else { f(engine) };
+        self.fabric.with(self.number, f)
+    }
+
+    /// The packets that the UDP wire has dropped.
+    pub(crate) fn dropped(&self) -> Dropped {
+        let dropped = self.with(|engine| Ok(engine.wire().map(UdpWire::dropped)));
+        dropped.ok().flatten().unwrap_or_default()
+    }
+
+    pub(crate) fn is_removed(&self) -> bool {
+        self.removed.load(Ordering::Acquire)
+    }
+
+    /// Takes the port off the fabric. Returns `false` if it was removed before.
+    pub(crate) fn remove(&self) -> bool {
+        let removed = !self.removed.swap(true, Ordering::AcqRel);
+        if removed {
+            self.fabric.remove_device(self.number);
+        }
+        removed
+    }
+
+    pub(crate) fn new_protection_domain(&self) -> u32 {
+        self.protection_domains.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// An entry of the GID table.
+    ///
+    /// # Errors
+    ///
+    /// `ENODATA` if the entry is empty, `EINVAL` beyond the table.
+    pub(crate) fn gid(&self, index: u32) -> Result<[u8; 16], Errno> {
+        match self.gids.get(index as usize) {
+            Some(gid) => Ok(*gid),
+            None if index < GID_TABLE => Err(Errno::NODATA),
+            None => Err(Errno::INVAL),
+        }
+    }
+
+    /// The same as the kernel returns it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`gid`](Self::gid).
+    pub(crate) fn gid_entry(&self, index: u32) -> Result<GidEntry, Errno> {
+        let gid = self.gid(index)?;
+        Ok(GidEntry {
+            gid,
+            gid_index: index,
+            port_num: PORT,
+            gid_type: GidType::ROCE_V2,
+            ..GidEntry::zeroed()
+        })
+    }
+
+    pub(crate) fn query_device(&self) -> QueryDeviceResp {
+        let guid = Be64::new(u64::from_be_bytes(self.node_guid().0));
+        QueryDeviceResp {
+            node_guid: guid,
+            sys_image_guid: guid,
+            max_mr_size: u64::MAX,
+            page_size_cap: 0xffff_f000,
+            vendor_id: 0xff_ffff,
+            max_qp: MAX_OBJECTS - 16,
+            max_qp_wr: MAX_WR,
+            device_cap_flags: CAPABILITIES as u32,
+            max_sge: MAX_SGE,
+            max_sge_rd: MAX_SGE,
+            max_cq: MAX_OBJECTS,
+            max_cqe: MAX_CQE,
+            max_mr: 0x7_ffff,
+            max_pd: MAX_OBJECTS,
+            max_qp_rd_atom: MAX_RD_ATOMIC.into(),
+            max_res_rd_atom: 0x3f000,
+            max_qp_init_rd_atom: MAX_RD_ATOMIC.into(),
+            atomic_cap: AtomicCap::HCA,
+            max_mw: 0x7_ffff,
+            max_mcast_grp: 8192,
+            max_mcast_qp_attach: 56,
+            max_total_mcast_qp_attach: 0x7_0000,
+            max_ah: (1 << 15) - 1,
+            max_srq: MAX_OBJECTS - 1,
+            max_srq_wr: MAX_WR,
+            max_srq_sge: MAX_SRQ_SGE,
+            max_pkeys: 64,
+            local_ca_ack_delay: 15,
+            phys_port_cnt: PORT as u8,
+            ..QueryDeviceResp::zeroed()
+        }
+    }
+
+    pub(crate) fn query_device_extended(&self) -> ExQueryDeviceResp {
+        ExQueryDeviceResp {
+            base: self.query_device(),
+            device_cap_flags_ex: DeviceCapFlags::from_bits_retain(CAPABILITIES),
+            ..ExQueryDeviceResp::zeroed()
+        }
+    }
+
+    pub(crate) fn query_port(&self) -> QueryPortRespEx {
+        let legacy_resp = QueryPortResp {
+            // IB_PORT_CM_SUP
+            port_cap_flags: PortCapFlags::from_bits_retain(1 << 16),
+            max_msg_sz: 1 << 31,
+            gid_tbl_len: GID_TABLE,
+            pkey_tbl_len: 1,
+            state: PortState::ACTIVE,
+            max_mtu: MAX_MTU,
+            active_mtu: self.mtu,
+            max_vl_num: 1,
+            active_width: PortWidth::X1,
+            active_speed: PortSpeed::SDR.0 as u8,
+            phys_state: PortPhysState::LINK_UP,
+            link_layer: LinkLayer::ETHERNET,
+            ..QueryPortResp::zeroed()
+        };
+        QueryPortRespEx { legacy_resp, active_speed_ex: PortSpeed::SDR.0, ..QueryPortRespEx::zeroed() }
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_gids_of_a_port_lead_to_its_mac() {
+        for address in ["127.0.0.2", "10.1.2.3", "::1", "fd00::7"] {
+            let address: IpAddr = address.parse().unwrap();
+            let mac = mac(address);
+            let mut link_local = [0; 16];
+            link_local[..2].copy_from_slice(&[0xfe, 0x80]);
+            link_local[8..].copy_from_slice(&eui64(mac));
+            assert_eq!((mac_of_gid(gid(address)), mac_of_gid(link_local)), (mac, mac), "{address}");
+        }
+    }
+}

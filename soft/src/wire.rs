@@ -1,0 +1,460 @@
+//! Packets of RoCE v2 over UDP sockets.
+//!
+//! A [`UdpWire`] has one local IP address. Its socket on port 4791 sends and receives packets from the BTH
+//! to the ICRC. [`WireThread`] waits for packets and timers. The kernel fragments nothing
+//! (`IP_PMTUDISC_PROBE`), so the identification of IPv4 headers is 0 in all packets that the wire sends,
+//! as the ICRC assumes.
+//!
+//! | module | content |
+//! |---|---|
+//! | `receive` | batches of datagrams, and the fields of their IP headers |
+//! | `icrc` | the ICRC of received packets |
+//! | `interface` | the network interface of an address, and its MTU |
+//! | `thread` | the thread of a wire |
+//! | `fork` | sockets that a forked child doesn't keep |
+
+mod fork;
+mod icrc;
+mod interface;
+mod receive;
+mod thread;
+
+use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bareverbs_provider::process::ForkGuard;
+use bareverbs_transport::bth;
+use bareverbs_transport::packet::{Global, Network, Packet, Route};
+use bareverbs_transport::roce::NetworkHeaders;
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, Timeout};
+use rustix::net::{self, AddressFamily, SendFlags, SocketFlags, SocketType};
+
+use interface::Interface;
+use receive::{Batch, Datagram};
+pub(crate) use thread::WireThread;
+
+/// UDP port of RoCE v2.
+const ROCE: u16 = 4791;
+/// Requested size of the receive buffer in bytes. The kernel limits it to `net.core.rmem_max`, unless the
+/// process has CAP_NET_ADMIN.
+const RECEIVE_BUFFER: usize = 8 << 20;
+/// A packet that the network interface can't take for so long is dropped.
+const SEND_TIMEOUT: Duration = Duration::from_millis(10);
+/// Length of a BTH in bytes.
+const BTH: usize = 12;
+
+/// A device can't use its address.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WireError {
+    /// UDP port 4791 of the address is in use.
+    #[error(
+        "UDP port 4791 of {address} is in use (EADDRINUSE): a RoCE device of another process has this \
+         address, or rdma_rxe has the port in this network namespace; use another address of this host, such as \
+         one of 127.0.0.0/8, or remove the rxe devices (bareverbs link delete) or the module rdma_rxe"
+    )]
+    InUse {
+        /// The address.
+        address: IpAddr,
+    },
+    /// No network interface has the address.
+    #[error("{address} is no address of this host (EADDRNOTAVAIL); use one that `ip address` lists")]
+    NotLocal {
+        /// The address.
+        address: IpAddr,
+    },
+    /// A socket could not be prepared. `EMSGSIZE`: the MTU of the network interface is below 352 bytes.
+    #[error("opening UDP port 4791 of {address}: {errno}")]
+    System {
+        /// The address.
+        address: IpAddr,
+        /// The error number of the kernel.
+        errno: Errno,
+    },
+}
+
+impl WireError {
+    fn new(address: IpAddr, errno: Errno) -> Self {
+        match errno {
+            Errno::ADDRINUSE => Self::InUse { address },
+            Errno::ADDRNOTAVAIL => Self::NotLocal { address },
+            errno => Self::System { address, errno },
+        }
+    }
+}
+
+/// Packets that were not carried.
+#[derive(Debug, Default)]
+struct Counts {
+    malformed: AtomicU64,
+    corrupt: AtomicU64,
+    refused: AtomicU64,
+    overflowed: AtomicU64,
+}
+
+/// Numbers of packets that a device has dropped at its socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Dropped {
+    /// Received, but not of RoCE v2.
+    pub malformed: u64,
+    /// Received with a wrong ICRC.
+    pub corrupt: u64,
+    /// Not sent, because the kernel refused it or the path is none of the device.
+    pub refused: u64,
+    /// Lost because the receive buffer was full.
+    pub overflowed: u64,
+}
+
+/// A local address that sends and receives packets.
+#[derive(Debug)]
+pub(crate) struct UdpWire {
+    address: IpAddr,
+    interface: Interface,
+    socket: Socket,
+    groups: Mutex<BTreeMap<IpAddr, Arc<Socket>>>,
+    sender: Mutex<SendState>,
+    counts: Counts,
+}
+
+#[derive(Debug, Default)]
+struct SendState {
+    /// The hop limit and traffic class that the socket has.
+    fields: Option<(u8, u8)>,
+    bytes: Vec<u8>,
+}
+
+impl UdpWire {
+    /// Takes port 4791 of an address.
+    pub(crate) fn bind(address: IpAddr) -> Result<Self, WireError> {
+        Self::try_bind(address).map_err(|errno| WireError::new(address, errno))
+    }
+
+    fn try_bind(address: IpAddr) -> Result<Self, Errno> {
+        let socket = Socket::new(address)?;
+        let interface = Interface::of(socket.as_fd(), address)?;
+        if mtu(&interface) == 0 {
+            return Err(Errno::MSGSIZE);
+        }
+        net::bind(&socket, &at(address, interface.index))?;
+        if address.is_ipv4() {
+            sockopt::set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::PROBE)?;
+            sockopt::set_ip_multicast_if_with_ifindex(
+                &socket,
+                &Ipv4Addr::UNSPECIFIED,
+                &Ipv4Addr::UNSPECIFIED,
+                interface.index,
+            )?;
+        } else {
+            sockopt::set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::PROBE)?;
+            sockopt::set_ipv6_multicast_if(&socket, interface.index)?;
+        }
+        sockopt::set_socket_timeout(&socket, Timeout::Send, Some(SEND_TIMEOUT))?;
+        Ok(Self {
+            address,
+            interface,
+            socket,
+            groups: Mutex::default(),
+            sender: Mutex::default(),
+            counts: Counts::default(),
+        })
+    }
+
+    /// Limits the receive buffer to about this size in bytes.
+    #[cfg(test)]
+    pub(crate) fn limit_receive_buffer(&self, size: usize) {
+        sockopt::set_socket_recv_buffer_size(&self.socket, size).expect("a socket");
+    }
+
+    /// The address.
+    pub(crate) fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// Maximum payload of a packet in bytes: 256 to 4096.
+    pub(crate) fn mtu(&self) -> u32 {
+        mtu(&self.interface)
+    }
+
+    /// The packets that were dropped.
+    pub(crate) fn dropped(&self) -> Dropped {
+        let Counts { malformed, corrupt, refused, overflowed } = &self.counts;
+        let [malformed, corrupt, refused, overflowed] =
+            [malformed, corrupt, refused, overflowed].map(|count| count.load(Ordering::Relaxed));
+        Dropped { malformed, corrupt, refused, overflowed }
+    }
+
+    /// Sends a packet. One that the kernel refuses is dropped and counted, as on any network.
+    pub(crate) fn send(&self, packet: &Packet) {
+        if self.try_send(packet).is_err() {
+            self.counts.refused.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn try_send(&self, packet: &Packet) -> Result<(), Errno> {
+        if !self.socket.fork_guard.is_same_process() {
+            return Err(Errno::STALE);
+        }
+        let global = packet.route.global.ok_or(Errno::INVAL)?;
+        let to = address_of(&global.destination);
+        if address_of(&global.source) != self.address || to.is_ipv4() != self.address.is_ipv4() {
+            return Err(Errno::INVAL);
+        }
+        let mut sender = locked(&self.sender);
+        // rxe sends packets with a hop limit of 0, which a socket doesn't.
+        let fields = (global.hop_limit.max(1), global.traffic_class);
+        if sender.fields != Some(fields) {
+            self.socket.set_fields(to, fields)?;
+            sender.fields = Some(fields);
+        }
+        let bytes = &mut sender.bytes;
+        bytes.clear();
+        bth::write(packet, bytes);
+        let headers = NetworkHeaders::new(&global_of(global.source, to), ROCE, bytes.len());
+        bytes.extend_from_slice(&headers.icrc(bytes).to_le_bytes());
+        net::sendto(&self.socket, bytes, SendFlags::NOSIGNAL, &at(to, self.interface.index))?;
+        Ok(())
+    }
+
+    /// Receives packets, without waiting, until the inbox is full or there are no more.
+    pub(crate) fn receive(&self, inbox: &mut Inbox) {
+        let groups = locked(&self.groups);
+        let groups = groups.iter().map(|(group, socket)| (*group, &**socket));
+        for (destination, socket) in groups.chain([(self.address, &self.socket)]) {
+            while inbox.packets.len() < Inbox::LIMIT {
+                let Inbox { packets, batch } = inbox;
+                let taken =
+                    batch.take(socket.as_fd(), |datagram| packets.extend(self.accept(destination, datagram)));
+                // An error is that of an earlier packet that this socket has sent.
+                if !matches!(taken, Ok(true)) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// The packet in a datagram. Others are counted.
+    fn accept(&self, destination: IpAddr, datagram: Option<Datagram<'_>>) -> Option<Packet> {
+        if let Some(lost) = datagram.and_then(|datagram| datagram.lost) {
+            self.counts.overflowed.fetch_max(lost.into(), Ordering::Relaxed);
+        }
+        let count =
+            match datagram.ok_or(Damage::Malformed).and_then(|datagram| decode(destination, &datagram)) {
+                Ok(packet) => return Some(packet),
+                Err(Damage::Malformed) => &self.counts.malformed,
+                Err(Damage::Corrupt) => &self.counts.corrupt,
+            };
+        count.fetch_add(1, Ordering::Relaxed);
+        None
+    }
+
+    /// Receives packets of a multicast group.
+    pub(crate) fn join(&self, group: [u8; 16]) -> Result<(), Errno> {
+        let group = address_of(&group);
+        if !group.is_multicast() || group.is_ipv4() != self.address.is_ipv4() {
+            return Err(Errno::INVAL);
+        }
+        let mut groups = locked(&self.groups);
+        if groups.contains_key(&group) {
+            return Ok(());
+        }
+        let socket = Socket::new(group)?;
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        net::bind(&socket, &at(group, self.interface.index))?;
+        match group {
+            IpAddr::V4(group) => sockopt::set_ip_add_membership_with_ifindex(
+                &socket,
+                &group,
+                &Ipv4Addr::UNSPECIFIED,
+                self.interface.index,
+            )?,
+            IpAddr::V6(group) => sockopt::set_ipv6_add_membership(&socket, &group, self.interface.index)?,
+        }
+        groups.insert(group, Arc::new(socket));
+        Ok(())
+    }
+
+    /// Leaves the multicast groups for which `stays` is false.
+    pub(crate) fn retain_groups(&self, stays: impl Fn(&[u8; 16]) -> bool) {
+        locked(&self.groups).retain(|group, _| stays(&gid(*group)));
+    }
+
+    /// The sockets.
+    fn sockets(&self) -> (&Socket, Vec<Arc<Socket>>) {
+        (&self.socket, locked(&self.groups).values().cloned().collect())
+    }
+}
+
+/// Why a datagram is dropped.
+#[derive(Debug, PartialEq, Eq)]
+enum Damage {
+    Malformed,
+    Corrupt,
+}
+
+/// The packet in a datagram to `destination`.
+fn decode(destination: IpAddr, datagram: &Datagram<'_>) -> Result<Packet, Damage> {
+    let (transport, icrc) = datagram
+        .bytes
+        .split_last_chunk()
+        .filter(|(transport, _)| transport.len() >= BTH)
+        .ok_or(Damage::Malformed)?;
+    let global = Global {
+        hop_limit: datagram.hop_limit,
+        traffic_class: datagram.traffic_class,
+        ..global_of(gid(datagram.source.ip()), destination)
+    };
+    let headers = NetworkHeaders::new(&global, datagram.source.port(), transport.len());
+    if !icrc::verify(&headers, transport, u32::from_le_bytes(*icrc)) {
+        return Err(Damage::Corrupt);
+    }
+    let route = Route { udp_source: datagram.source.port(), global: Some(global), ..Route::default() };
+    bth::read(route, transport).ok_or(Damage::Malformed)
+}
+
+/// The part of the addressing that the ICRC covers.
+fn global_of(source: [u8; 16], destination: IpAddr) -> Global {
+    let network = if destination.is_ipv4() { Network::Ipv4 } else { Network::Ipv6 };
+    let destination = gid(destination);
+    Global { source, destination, flow_label: 0, traffic_class: 0, hop_limit: 0, network }
+}
+
+/// Received packets, and the buffers to receive them.
+pub(crate) struct Inbox {
+    /// The packets.
+    pub(crate) packets: Vec<Packet>,
+    batch: Batch,
+}
+
+impl Inbox {
+    /// Most packets at a time, approximately: the window of some QPs.
+    const LIMIT: usize = 512;
+
+    pub(crate) fn new() -> Self {
+        Self { packets: Vec::new(), batch: Batch::new() }
+    }
+}
+
+/// Locks a value that no panic leaves in an invalid state.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The address in a GID.
+fn address_of(gid: &[u8; 16]) -> IpAddr {
+    Ipv6Addr::from(*gid).to_canonical()
+}
+
+/// The GID of an address.
+pub(crate) fn gid(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+/// Maximum payload of a packet on an interface in bytes. 0 if it takes no packet of RoCE.
+fn mtu(interface: &Interface) -> u32 {
+    /// Longest headers, with the ICRC, as the kernel's RoCE drivers reckon with.
+    const HEADERS: u32 = 96;
+    let room = interface.mtu.saturating_sub(HEADERS);
+    [4096, 2048, 1024, 512, 256].into_iter().find(|mtu| *mtu <= room).unwrap_or(0)
+}
+
+/// Port 4791 of an address, which may be one of an interface's link.
+fn at(address: IpAddr, interface: u32) -> SocketAddr {
+    match address {
+        IpAddr::V6(address) if address.is_unicast_link_local() || address.is_multicast() => {
+            SocketAddrV6::new(address, ROCE, 0, interface).into()
+        }
+        address => SocketAddr::new(address, ROCE),
+    }
+}
+
+/// A UDP socket, which a forked child doesn't keep.
+#[derive(Debug)]
+struct Socket {
+    descriptor: ManuallyDrop<OwnedFd>,
+    fork_guard: ForkGuard,
+}
+
+impl Socket {
+    /// A socket for this kind of address, which reports the fields of IP headers.
+    fn new(address: IpAddr) -> Result<Self, Errno> {
+        let fork_guard = ForkGuard::new()?;
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let descriptor =
+            fork::open(|| net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None))?;
+        let socket = Self { descriptor: ManuallyDrop::new(descriptor), fork_guard };
+        if address.is_ipv4() {
+            sockopt::set_ip_recvtos(&socket, true)?;
+            socket.set(libc::IPPROTO_IP, libc::IP_RECVTTL)?;
+        } else {
+            sockopt::set_ipv6_v6only(&socket, true)?;
+            sockopt::set_ipv6_recvtclass(&socket, true)?;
+            socket.set(libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT)?;
+        }
+        socket.set(libc::SOL_SOCKET, libc::SO_RXQ_OVFL)?;
+        sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER)
+            .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER))?;
+        Ok(socket)
+    }
+
+    /// Sets the hop limit and the traffic class of the packets that follow.
+    fn set_fields(&self, to: IpAddr, (hop_limit, traffic_class): (u8, u8)) -> Result<(), Errno> {
+        if to.is_ipv4() {
+            sockopt::set_ip_ttl(self, hop_limit.into())?;
+            sockopt::set_ip_multicast_ttl(self, hop_limit.into())?;
+            sockopt::set_ip_tos(self, traffic_class)
+        } else {
+            sockopt::set_ipv6_unicast_hops(self, Some(hop_limit))?;
+            sockopt::set_ipv6_multicast_hops(self, hop_limit.into())?;
+            sockopt::set_ipv6_tclass(self, traffic_class.into())
+        }
+    }
+
+    /// Sets a Boolean option.
+    fn set(&self, level: i32, option: i32) -> Result<(), Errno> {
+        let on: i32 = 1;
+        // SAFETY: the kernel reads the four bytes of `on`, which outlives the call.
+        let result = unsafe {
+            libc::setsockopt(
+                self.as_fd().as_raw_fd(),
+                level,
+                option,
+                (&raw const on).cast(),
+                size_of::<i32>() as libc::socklen_t,
+            )
+        };
+        if result == 0 { Ok(()) } else { Err(last_errno()) }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if self.fork_guard.is_same_process() {
+            // SAFETY: taken only here.
+            fork::close(unsafe { ManuallyDrop::take(&mut self.descriptor) });
+        }
+    }
+}
+
+/// The error of the last call of the C library.
+fn last_errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

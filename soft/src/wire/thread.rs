@@ -1,0 +1,107 @@
+//! The thread of a wire.
+
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use bareverbs_provider::process::ForkGuard;
+use bareverbs_transport::packet::Packet;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+
+use super::{Inbox, UdpWire};
+
+/// A thread that waits for the packets of a wire and for timers. It ends when this is dropped.
+pub(crate) struct WireThread {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    fork_guard: ForkGuard,
+}
+
+#[derive(Debug)]
+struct Shared {
+    wire: Arc<UdpWire>,
+    wake: OwnedFd,
+    stopped: AtomicBool,
+}
+
+impl fmt::Debug for WireThread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WireThread").field("wire", &self.shared.wire.address()).finish_non_exhaustive()
+    }
+}
+
+impl WireThread {
+    /// Starts the thread. It calls `run` with received packets, or none if it was woken or a time has passed.
+    /// `run` takes the packets, and returns the time after which it is called at the latest.
+    pub(crate) fn start(
+        wire: Arc<UdpWire>,
+        run: impl FnMut(&mut Vec<Packet>) -> Option<Duration> + Send + 'static,
+    ) -> Result<Self, Errno> {
+        let fork_guard = ForkGuard::new()?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let shared = Arc::new(Shared { wire, wake, stopped: AtomicBool::new(false) });
+        let thread = thread::Builder::new().name("bareverbs-wire".into()).spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.serve(run)
+        });
+        let thread = thread.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
+        Ok(Self { shared, thread: Some(thread), fork_guard })
+    }
+
+    /// Has the thread call `run` soon.
+    pub(crate) fn wake(&self) {
+        self.shared.wake();
+    }
+}
+
+impl Drop for WireThread {
+    fn drop(&mut self) {
+        // A forked child has no such thread.
+        if !self.fork_guard.is_same_process() {
+            return;
+        }
+        self.shared.stopped.store(true, Ordering::Release);
+        self.shared.wake();
+        // The thread itself may drop the last reference to a device.
+        if let Some(thread) =
+            self.thread.take().filter(|thread| thread.thread().id() != thread::current().id())
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn wake(&self) {
+        // Fails if the counter is at its maximum: the thread is about to wake.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    fn serve(&self, mut run: impl FnMut(&mut Vec<Packet>) -> Option<Duration>) {
+        let mut inbox = Inbox::new();
+        let mut wait = Some(Duration::ZERO);
+        while !self.stopped.load(Ordering::Acquire) {
+            self.wait(wait);
+            self.wire.receive(&mut inbox);
+            wait = run(&mut inbox.packets);
+        }
+    }
+
+    /// Waits for a packet, a wake-up, or the end of a time.
+    fn wait(&self, time: Option<Duration>) {
+        let (socket, groups) = self.wire.sockets();
+        let sockets = [socket].into_iter().chain(groups.iter().map(|group| &**group));
+        let mut descriptors = vec![PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)];
+        descriptors.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));
+        let time = time.and_then(|time| Timespec::try_from(time).ok());
+        // An interruption is a wake-up.
+        let _ = poll(&mut descriptors, time.as_ref());
+        if !descriptors[0].revents().is_empty() {
+            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        }
+    }
+}
