@@ -35,7 +35,7 @@ mod kernel;
 mod map;
 #[cfg(test)]
 mod model;
-#[cfg(any(test, feature = "test-utils"))]
+#[cfg(any(test, feature = "soft", feature = "test-utils"))]
 mod own_memory;
 pub mod page;
 mod privilege;
@@ -45,6 +45,8 @@ pub mod report;
 mod request;
 mod rules;
 mod session;
+#[cfg(any(test, feature = "soft"))]
+mod soft;
 mod step;
 mod suite;
 mod target;

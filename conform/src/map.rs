@@ -13,6 +13,9 @@ pub(crate) struct Map {
     len: usize,
     /// Whether this process may read and write the memory.
     accessible: bool,
+    /// The memory, if this value has not mapped it.
+    #[cfg(any(test, feature = "soft"))]
+    of_device: Option<bareverbs_provider::mapping::Mapping>,
 }
 
 impl Map {
@@ -27,7 +30,23 @@ impl Map {
         let start = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, file, offset) }?;
         let start = NonNull::new(start.cast()).ok_or(Errno::FAULT)?;
         let accessible = protection.contains(ProtFlags::READ | ProtFlags::WRITE);
-        Ok(Self { start, len, accessible })
+        Ok(Self {
+            start,
+            len,
+            accessible,
+            #[cfg(any(test, feature = "soft"))]
+            of_device: None,
+        })
+    }
+
+    /// Memory of a device of this process. It is readable and writable, but used as the protection says.
+    #[cfg(any(test, feature = "soft"))]
+    pub(crate) fn of_soft_device(
+        mapping: bareverbs_provider::mapping::Mapping,
+        protection: ProtFlags,
+    ) -> Self {
+        let accessible = protection.contains(ProtFlags::READ | ProtFlags::WRITE);
+        Self { start: mapping.as_ptr(), len: mapping.len(), accessible, of_device: Some(mapping) }
     }
 
     /// The address of `size` bytes at an offset, if this process may access them.
@@ -78,6 +97,10 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
+        #[cfg(any(test, feature = "soft"))]
+        if self.of_device.is_some() {
+            return;
+        }
         // SAFETY: the mapping is this value's own, and no reference to its memory exists.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }

@@ -152,6 +152,16 @@ impl Suite {
         Self::new(Box::new(device))
     }
 
+    /// The checks for a soft device.
+    ///
+    /// # Errors
+    ///
+    /// If the device's answers show no known series.
+    #[cfg(any(test, feature = "soft"))]
+    pub fn for_soft_device(device: bareverbs_soft::SoftDevice) -> Result<Self, SuiteError> {
+        Self::new(Box::new(crate::soft::SoftTarget(device)))
+    }
+
     fn new(target: Box<dyn Target>) -> Result<Self, SuiteError> {
         let checks = generate::checks(target.driver_id());
         Self::of(target, checks)

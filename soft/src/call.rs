@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use bareverbs_provider::Errno;
-use bareverbs_uapi::abi::Since;
+use bareverbs_uapi::abi::{EnumInfo, Since};
 use bareverbs_uapi::ioctl::{Attribute, AttributeFlags, Header};
 use bareverbs_uapi::method::{Access, AttributeKind, Method, MethodInfo, PayloadSize, UHW_IN, UHW_OUT};
 use bareverbs_uapi::registry;
@@ -120,6 +120,11 @@ impl Sink {
         }
         self.write(0, &bytes[..bytes.len().min(self.len)])
     }
+}
+
+/// The named bits of flags.
+pub(crate) fn named(info: &EnumInfo) -> u64 {
+    info.values.iter().fold(0, |all, value| all | value.value)
 }
 
 /// Whether Soft-RoCE has a method. The kernel drops methods with a mandatory handle of an absent class.

@@ -28,7 +28,12 @@ pub(crate) enum Object {
     Qp(Box<Qp>),
     Srq(Srq),
     Ah(u32),
-    Mr(u32),
+    Mr {
+        /// Of the engine.
+        id: u32,
+        /// Whether the memory was found writable.
+        is_writable: bool,
+    },
     Mw(u32),
 }
 
@@ -169,7 +174,19 @@ impl State {
         cq, CQ, Cq => Cq;
         qp, QP, Qp => Box<Qp>;
         srq, SRQ, Srq => Srq;
-        mr, MR, Mr => u32;
+    }
+
+    /// A region's number in the engine, and whether its memory was found writable.
+    ///
+    /// # Errors
+    ///
+    /// As for [`qp`](Self::qp).
+    pub(crate) fn mr(&self, handle: u32) -> Result<(u32, bool), Errno> {
+        self.find(ObjectClass::MR, handle.into())?;
+        match self.slots.get(&handle).and_then(|slot| slot.object.as_ref()) {
+            Some(Object::Mr { id, is_writable }) => Ok((*id, *is_writable)),
+            _ => Err(Errno::NOENT),
+        }
     }
 
     /// # Errors
@@ -286,7 +303,7 @@ impl State {
                 reported.asynchronous = srq.sink.close();
             }
             Some(Object::Ah(ah)) => self.port.with(|engine| Ok(engine.destroy_ah(*ah)))?,
-            Some(Object::Mr(mr)) => self.port.with(|engine| engine.deregister(*mr))?,
+            Some(Object::Mr { id, .. }) => self.port.with(|engine| engine.deregister(*id))?,
             Some(Object::Mw(mw)) => self.port.with(|engine| engine.free_window(*mw))?,
         }
         self.forget(handle);

@@ -14,7 +14,7 @@ use bareverbs_uapi::write::types::CqCreateFlags;
 use zerocopy::IntoBytes;
 
 use super::command::Command;
-use crate::call::{Call, Sink, channel_of};
+use crate::call::{Call, Sink, channel_of, named};
 use crate::channel::{ChannelUse, CqSink, Kind};
 use crate::objects::{Cq, Object, Reported, Run};
 use crate::port::{COMPLETION_VECTORS, MAX_CQE};
@@ -63,7 +63,7 @@ pub(super) fn create(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Errno
     let vector: u32 = call.value(CqCreate::COMP_VECTOR.id())?;
     let entries: u32 = call.value(CqCreate::CQE.id())?;
     let user_handle: u64 = call.value(CqCreate::USER_HANDLE.id())?;
-    let flags = call.flags(CqCreate::FLAGS.id(), CqCreateFlags::all().bits().into())?;
+    let flags = call.flags(CqCreate::FLAGS.id(), named(&CqCreateFlags::INFO))?;
     let completions = call.channel(run.state, CqCreate::COMP_CHANNEL.id(), Kind::Completion)?;
     if vector >= COMPLETION_VECTORS || entries == 0 {
         return Err(Errno::INVAL);

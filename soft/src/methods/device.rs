@@ -32,6 +32,7 @@ pub(super) fn get_context(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), 
 pub(super) fn get_context_by_command(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     command.request::<GetContextReq>()?;
     if command.by_ioctl {
+        command.respond(&GetContextResp::zeroed())?;
         // Linux 7.2 takes the command number for descriptors of other contexts.
         return Err(Errno::BADF);
     }

@@ -10,7 +10,7 @@ use bareverbs_uapi::write::structs::{
 use zerocopy::IntoBytes;
 
 use super::command::Command;
-use crate::call::Call;
+use crate::call::{Call, named};
 use crate::engine::{Mr, MrAttr};
 use crate::objects::{Object, Run};
 
@@ -18,7 +18,12 @@ use crate::objects::{Object, Run};
 const PAGE_MASK: u64 = 4095;
 
 /// Bits that a device may ignore.
-const OPTIONAL: u32 = 0x3ff0_0000;
+const OPTIONAL: u64 = 0x3ff0_0000;
+
+/// The rights that the kernel knows.
+fn known() -> u64 {
+    named(&AccessFlags::INFO) | OPTIONAL
+}
 
 pub(super) fn allocate_pd(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     command.request::<AllocPdReq>()?;
@@ -34,16 +39,23 @@ fn check_access(access: AccessFlags) -> Result<(), Errno> {
     if access.intersects(remote_writes) && !access.contains(AccessFlags::LOCAL_WRITE) {
         return Err(Errno::INVAL);
     }
-    if access.bits() & !(AccessFlags::all().bits() | OPTIONAL) != 0 {
+    if u64::from(access.bits()) & !known() != 0 {
         return Err(Errno::INVAL);
     }
     let absent = AccessFlags::ZERO_BASED | AccessFlags::ON_DEMAND | AccessFlags::HUGETLB;
     if access.intersects(absent) { Err(Errno::OPNOTSUPP) } else { Ok(()) }
 }
 
+/// Whether the device may write to a region with these rights (`ib_access_writable`).
+fn is_written(access: AccessFlags) -> bool {
+    let writes = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+    access.intersects(writes | AccessFlags::MW_BIND)
+}
+
 fn create(run: &mut Run<'_>, handle: u32, pd_handle: u32, attr: MrAttr) -> Result<Mr, Errno> {
     let mr = run.state.port.with(|engine| engine.register(attr))?;
-    run.state.fill(handle, Object::Mr(mr.id), &[pd_handle]);
+    let object = Object::Mr { id: mr.id, is_writable: is_written(attr.access) };
+    run.state.fill(handle, object, &[pd_handle]);
     Ok(mr)
 }
 
@@ -70,9 +82,7 @@ pub(super) fn register(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Err
     let pd_handle = call.handle(RegMr::PD_HANDLE.id())?;
     let iova = call.value(RegMr::IOVA.id())?;
     let length = call.value(RegMr::LENGTH.id())?;
-    let access = AccessFlags::from_bits_retain(
-        call.flags(RegMr::ACCESS_FLAGS.id(), u64::from(AccessFlags::all().bits() | OPTIONAL))?,
-    );
+    let access = AccessFlags::from_bits_retain(call.flags(RegMr::ACCESS_FLAGS.id(), known())?);
     check_access(access)?;
     if call.has(RegMr::FD.id()) || call.has(RegMr::FD_OFFSET.id()) {
         // A dma-buf.
@@ -103,15 +113,20 @@ pub(super) fn reregister(run: &mut Run<'_>, command: &mut Command<'_>) -> Result
     if flags.bits() & !(MrReregFlags::PD | MrReregFlags::ACCESS).bits() != 0 {
         return Err(Errno::OPNOTSUPP);
     }
-    let mr = *run.state.mr(request.mr_handle)?;
+    let (mr, is_writable) = run.state.mr(request.mr_handle)?;
     let access = flags.contains(MrReregFlags::ACCESS).then_some(request.access_flags);
     if let Some(access) = access {
         check_access(access)?;
     }
+    let gets_writable = access.is_some_and(is_written) && !is_writable;
     let pd = match flags.contains(MrReregFlags::PD) {
         true => Some(*run.state.pd(request.pd_handle)?),
         false => None,
     };
+    // The memory was found readable only.
+    if gets_writable {
+        return Err(Errno::ACCESS);
+    }
     let mr = run.state.port.with(|engine| engine.reregister(mr, None, pd, access))?;
     if pd.is_some() {
         run.state.replace_pd(request.mr_handle, request.pd_handle);
@@ -120,7 +135,7 @@ pub(super) fn reregister(run: &mut Run<'_>, command: &mut Command<'_>) -> Result
 }
 
 pub(super) fn query(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
-    let mr = *run.state.mr(call.handle(QueryMr::HANDLE.id())?)?;
+    let (mr, _) = run.state.mr(call.handle(QueryMr::HANDLE.id())?)?;
     let (mr, attr) = run.state.port.with(|engine| engine.mr(mr).ok_or(Errno::INVAL))?;
     call.write(QueryMr::RESP_LKEY.id(), mr.lkey.as_bytes())?;
     call.write(QueryMr::RESP_RKEY.id(), mr.rkey.as_bytes())?;

@@ -22,7 +22,7 @@ use super::command::Command;
 use super::device::check_port;
 use super::path::resolve;
 use super::transition::is_allowed;
-use crate::call::{Call, Sink};
+use crate::call::{Call, Sink, named};
 use crate::channel::{ChannelUse, Kind, ObjectSink};
 use crate::engine::QpInit;
 use crate::objects::{Object, Qp, Run};
@@ -148,7 +148,7 @@ pub(super) fn create(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Errno
         QpType::XRC_INI => send_cq,
         _ => call.handle(QpCreate::RECV_CQ_HANDLE.id())?,
     };
-    let flags = call.flags(QpCreate::FLAGS.id(), QpCreateFlags::all().bits().into())?;
+    let flags = call.flags(QpCreate::FLAGS.id(), named(&QpCreateFlags::INFO))?;
     let mut flags = QpCreateFlags::from_bits_retain(flags);
     let all_signaled = flags.contains(QpCreateFlags::SQ_SIG_ALL);
     flags.remove(QpCreateFlags::SQ_SIG_ALL);
@@ -170,8 +170,8 @@ pub(super) fn create(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Errno
     Ok(())
 }
 
-/// The flags of the extended command.
-const FLAGS: u32 = QpCreateFlags::all().bits() & !QpCreateFlags::SQ_SIG_ALL.bits();
+/// The flags of the extended command, which are those of `ib_qp_create_flags`.
+const FLAGS: u32 = 0xf1e;
 
 fn create_of(run: &mut Run<'_>, command: &mut Command<'_>, request: &ExCreateQp) -> Result<(), Errno> {
     let qp_type = QpType(request.qp_type.into());
@@ -255,7 +255,7 @@ pub(super) fn create_by_command(run: &mut Run<'_>, command: &mut Command<'_>) ->
 
 pub(super) fn create_extended(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let request: ExCreateQp = command.request()?;
-    if !CreateQpMask::all().contains(request.comp_mask) || request.reserved != 0 {
+    if request.comp_mask.bits() & !CreateQpMask::IND_TABLE.bits() != 0 || request.reserved != 0 {
         return Err(Errno::INVAL);
     }
     create_of(run, command, &request)
@@ -516,6 +516,9 @@ pub(super) fn query(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), 
     command.respond(&response)
 }
 
+/// The most that the kernel allocates for a work request.
+const MAX_ALLOCATION: usize = 4 << 20;
+
 /// The doorbell. Work requests in the command are checked but not executed: rxe reads the ring.
 pub(super) fn post_send(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let mut request = PostSendReq::new_zeroed();
@@ -536,6 +539,9 @@ pub(super) fn post_send(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<
     }
     if wqes < size_of::<SendWr>() {
         return Err(Errno::INVAL);
+    }
+    if wqes > MAX_ALLOCATION {
+        return Err(Errno::NOMEM);
     }
     let qpn = run.state.qp(request.qp_handle)?.qpn;
     let mut used = 0_u64;

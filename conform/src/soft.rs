@@ -1,0 +1,178 @@
+//! A soft device, in this process.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use bareverbs_netlink::ResourceSummary;
+use bareverbs_provider::device::DeviceFile;
+use bareverbs_provider::mapping::Protection;
+use bareverbs_soft::SoftDevice;
+use bareverbs_uapi::ioctl::{Attribute, Header, VERBS_IOCTL};
+use bareverbs_uapi::uverbs::types::DriverId;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::mm::ProtFlags;
+use zerocopy::FromBytes;
+
+use crate::environment::{Restricted, Restriction};
+use crate::map::Map;
+use crate::own_memory::{read, store};
+use crate::target::{CmFile, Target, UverbsFile};
+use crate::write_buffer::WriteBuffer;
+
+/// A soft device as a target.
+pub(crate) struct SoftTarget(pub(crate) SoftDevice);
+
+struct SoftFile {
+    file: DeviceFile,
+    null: OwnedFd,
+}
+
+impl Target for SoftTarget {
+    fn name(&self) -> String {
+        self.0.name().to_owned()
+    }
+
+    fn kernel(&self) -> String {
+        "soft".into()
+    }
+
+    fn driver_id(&self) -> u32 {
+        DriverId::RXE.0
+    }
+
+    fn open(&self) -> Result<Box<dyn UverbsFile + '_>, Errno> {
+        let file = self.0.open().map_err(|error| error.errno)?;
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let null = rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty())?;
+        Ok(Box::new(SoftFile { file, null }))
+    }
+
+    fn resources(&self) -> Result<ResourceSummary, String> {
+        let resources = self.0.resources();
+        let mut summary = ResourceSummary::default();
+        let counts = [
+            (&mut summary.ctx, resources.contexts),
+            (&mut summary.pd, resources.pds),
+            (&mut summary.cq, resources.cqs),
+            (&mut summary.qp, resources.qps),
+            (&mut summary.srq, resources.srqs),
+            (&mut summary.mr, resources.mrs),
+        ];
+        for (place, count) in counts {
+            *place = count as u64;
+        }
+        Ok(summary)
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn open_cm(&self) -> Result<Box<dyn CmFile + '_>, Errno> {
+        Err(Errno::NOSYS)
+    }
+
+    fn netlink(&self, _message: &[u8]) -> Result<(), Errno> {
+        Err(Errno::NOSYS)
+    }
+
+    fn netlink_index(&self) -> u32 {
+        0
+    }
+
+    fn restrict(&self, _restriction: Restriction) -> Result<Box<dyn Restricted>, String> {
+        Err("a soft device has no cgroup, namespace or capability of its own".into())
+    }
+}
+
+/// A channel's descriptor, which the session owns until `close`.
+fn channel<'fd>(fd: i32) -> BorrowedFd<'fd> {
+    // SAFETY: the session owns the descriptor, so it is open until `close`.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+impl UverbsFile for SoftFile {
+    unsafe fn ioctl(&self, number: u32, address: u64) -> Result<(), Errno> {
+        if number != VERBS_IOCTL {
+            return Err(Errno::NOTTY);
+        }
+        let mut call = read(address, size_of::<Header>())?;
+        let header = Header::read_from_bytes(&call).map_err(|_| Errno::FAULT)?;
+        let attributes = usize::from(header.num_attrs) * size_of::<Attribute>();
+        // Without readable attributes, the call has its header only.
+        if let Ok(whole) = read(address, call.len() + attributes) {
+            call = whole;
+        }
+        // SAFETY: the caller upholds the contract of the addresses, and the device accesses no more than
+        // `call`, whatever its header says.
+        let result = unsafe { self.file.execute_raw(&mut call) };
+        store(address, &call)?;
+        result
+    }
+
+    unsafe fn write(&self, command: &WriteBuffer) -> Result<usize, Errno> {
+        // SAFETY: the caller upholds the contract of the addresses. The device checks the header.
+        unsafe { self.file.write_raw(command.command()) }.map(|()| command.command().len())
+    }
+
+    unsafe fn ioctl_in_child(&self, _number: u32, _address: u64) -> Result<Result<(), Errno>, String> {
+        Err("a forked child can't use a soft device".into())
+    }
+
+    unsafe fn write_in_child(&self, _command: &WriteBuffer) -> Result<Result<(), Errno>, String> {
+        Err("a forked child can't use a soft device".into())
+    }
+
+    fn close(&self, fd: i32) {
+        // SAFETY: a call made the descriptor for the session, which does not use it again.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    }
+
+    fn other_fds(&self) -> [i32; 2] {
+        [self.file.as_fd().as_raw_fd(), self.null.as_raw_fd()]
+    }
+
+    fn read(&self, fd: i32, buffer: &mut [u8]) -> Result<usize, Errno> {
+        rustix::io::ioctl_fionbio(channel(fd), true)?;
+        rustix::io::read(channel(fd), buffer)
+    }
+
+    fn is_readable(&self, fd: i32) -> Result<bool, Errno> {
+        let mut fds = [PollFd::from_borrowed_fd(channel(fd), PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default()))?;
+        Ok(fds[0].revents().contains(PollFlags::IN))
+    }
+
+    fn duplicate(&self) -> Result<OwnedFd, Errno> {
+        Err(Errno::NOSYS)
+    }
+
+    fn map(&self, offset: u64, len: usize, protection: ProtFlags) -> Result<Map, Errno> {
+        let mapping = self.file.map(offset, len, Protection::ReadWrite).map_err(|error| error.errno)?;
+        Ok(Map::of_soft_device(mapping, protection))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bareverbs_soft::Fabric;
+
+    use super::*;
+    use crate::{Filter, Suite, Verdict};
+
+    #[test]
+    fn soft_device_passes_the_checks_of_its_series() {
+        let fabric = Fabric::new();
+        let suite = Suite::for_soft_device(SoftDevice::new(&fabric)).unwrap();
+        let filter = std::env::var("CONFORM_FILTER").ok();
+        let results = suite.run(&Filter::new(filter.as_deref()), 0, |_, _, _| {});
+        let failed: Vec<_> = results.checks.iter().filter(|one| one.verdict == Verdict::Failed).collect();
+        let names: Vec<_> = failed
+            .iter()
+            .map(|one| format!("{}: {} [{} -> {}]", one.name, one.reason, one.expected, one.got))
+            .collect();
+        eprintln!("{} passed, {} skipped", results.count(Verdict::Passed), results.count(Verdict::Skipped));
+        assert!(failed.is_empty(), "{} failed:\n{}", names.len(), names.join("\n"));
+    }
+}
