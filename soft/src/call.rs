@@ -8,7 +8,7 @@ use bareverbs_uapi::ioctl::{Attribute, AttributeFlags, Header};
 use bareverbs_uapi::method::{Access, AttributeKind, Method, MethodInfo, PayloadSize, UHW_IN, UHW_OUT};
 use bareverbs_uapi::registry;
 use bareverbs_uapi::uverbs::types::DriverId;
-use bareverbs_uapi::uverbs::{AdviseMr, DmMrReg, ObjectClass};
+use bareverbs_uapi::uverbs::{AdviseMr, DmMrReg, InvokeWrite, ObjectClass};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::channel::{ChannelUse, Kind};
@@ -162,6 +162,12 @@ impl<'c> Call<'c> {
         }
         let bytes = &mut bytes[..length];
         Ok(Self { bytes, method, given: Vec::new(), destroyed: None })
+    }
+
+    /// Whether the method may be a destruction. Those don't fail after the removal of the device.
+    pub(crate) fn may_destroy(&self) -> bool {
+        let destroys = |kind| matches!(kind, AttributeKind::Handle { access: Access::Destroy, .. });
+        is::<InvokeWrite>(self.method) || self.method.attributes.iter().any(|info| destroys(info.kind))
     }
 
     /// Parses the attributes in their order, and finds and reserves their objects.

@@ -68,10 +68,9 @@ impl Context {
         });
     }
 
-    /// Reports the removal of the device, and frees all objects.
+    /// Reports the removal of the device. Handles last until their destruction, as in the kernel.
     pub(crate) fn end(&self) {
         let _ = self.with(|state| {
-            state.clear();
             state.end();
             Ok(())
         });
@@ -91,7 +90,7 @@ unsafe impl Backend for Context {
     unsafe fn ioctl(&self, bytes: &mut [u8]) -> Result<(), Errno> {
         self.with(|state| {
             let mut call = Call::new(bytes)?;
-            if state.port.is_removed() {
+            if state.port.is_removed() && !call.may_destroy() {
                 return Err(Errno::IO);
             }
             let mut run = Run::new(state);

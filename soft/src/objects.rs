@@ -281,6 +281,11 @@ impl State {
     /// `EBUSY` if another object uses it, `EINVAL` for a region with windows, `EIO`.
     pub(crate) fn destroy(&mut self, handle: u32) -> Result<Reported, Errno> {
         let slot = self.slots.get(&handle).ok_or(Errno::NOENT)?;
+        if self.port.is_removed() {
+            // The device has taken the object with it.
+            self.forget(handle);
+            return Ok(Reported::default());
+        }
         if slot.users > 0 {
             return Err(Errno::BUSY);
         }

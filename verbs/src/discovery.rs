@@ -8,6 +8,8 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use bareverbs_netlink::{CharDevice, DeviceInfo, RdmaNetlink};
+#[cfg(feature = "soft")]
+use bareverbs_soft::SoftDevice;
 use bareverbs_uapi::nldev::NodeType;
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::values::Guid;
@@ -27,9 +29,11 @@ pub enum FoundBy {
     Netlink,
     /// `/sys/class/infiniband`.
     Sysfs,
+    /// This process, which contains the device: module `soft` of the cargo feature `soft`.
+    Soft,
 }
 
-/// An RDMA device of this machine.
+/// An RDMA device of this machine or of this process.
 ///
 /// ```no_run
 /// for device in bareverbs::devices()? {
@@ -47,8 +51,17 @@ pub struct Device {
     node_type: NodeType,
     fw_ver: String,
     port_count: u8,
-    uverbs: Option<Uverbs>,
+    source: Source,
     found_by: FoundBy,
+}
+
+/// What opens the device.
+#[derive(Clone, Debug)]
+enum Source {
+    /// A node of the kernel; `None` if the kernel has none.
+    Kernel(Option<Uverbs>),
+    #[cfg(feature = "soft")]
+    Soft(SoftDevice),
 }
 
 /// The uverbs character device.
@@ -93,7 +106,7 @@ impl Device {
             node_type: NodeType::RNIC,
             fw_ver: String::new(),
             port_count: 1,
-            uverbs: None,
+            source: Source::Kernel(None),
             found_by: FoundBy::Sysfs,
         }
     }
@@ -106,28 +119,38 @@ impl Device {
             node_type: info.node_type,
             fw_ver: info.fw_ver,
             port_count: u8::try_from(info.port_count).unwrap_or(u8::MAX),
-            uverbs: uverbs.map(|found| Uverbs {
+            source: Source::Kernel(uverbs.map(|found| Uverbs {
                 path: node(Path::new(NODES), &found.name, found.number),
                 number: found.number,
                 driver_id: found.driver_id,
-            }),
+            })),
             found_by: FoundBy::Netlink,
         }
     }
 
-    /// The device named `name`.
+    /// The device named `name`. With the cargo feature `soft`, names such as `soft0` and
+    /// `soft:127.0.0.2` create devices of this process: see module `soft`.
     ///
     /// # Errors
-    /// [`Error::UnknownDevice`] if there is no such device, with the names of the devices there
-    /// are.
+    /// - [`Error::UnknownDevice`] if there is no such device, with the names of the devices there
+    ///   are.
+    /// - Of a device of this process: [`Error::Invalid`] if the name has no IP address;
+    ///   [`Error::System`] with `EADDRINUSE` if another process or the kernel has UDP port 4791 of the
+    ///   address, with `EADDRNOTAVAIL` if it is no address of this host.
     pub fn find(name: &str) -> Result<Self> {
         let devices = list()?;
         match devices.iter().find(|device| device.name == name) {
             Some(device) => Ok(device.clone()),
-            None => Err(Error::UnknownDevice {
-                name: name.to_owned(),
-                known: devices.into_iter().map(|device| device.name).collect(),
-            }),
+            None => {
+                #[cfg(feature = "soft")]
+                if let Some(device) = crate::soft::find(name) {
+                    return device;
+                }
+                Err(Error::UnknownDevice {
+                    name: name.to_owned(),
+                    known: devices.into_iter().map(|device| device.name).collect(),
+                })
+            }
         }
     }
 
@@ -163,7 +186,30 @@ impl Device {
     }
 
     fn has_number(&self, number: (u32, u32)) -> bool {
-        self.uverbs.as_ref().is_some_and(|uverbs| uverbs.number == number)
+        self.uverbs().is_some_and(|uverbs| uverbs.number == number)
+    }
+
+    fn uverbs(&self) -> Option<&Uverbs> {
+        match &self.source {
+            Source::Kernel(uverbs) => uverbs.as_ref(),
+            #[cfg(feature = "soft")]
+            Source::Soft(_) => None,
+        }
+    }
+
+    /// The same device, with the name by which it was found.
+    #[cfg(feature = "soft")]
+    pub(crate) fn named(self, name: &str) -> Self {
+        Self { name: name.to_owned(), ..self }
+    }
+
+    /// The device of this process; `None` for one of the kernel.
+    #[cfg(feature = "soft")]
+    pub(crate) fn soft(&self) -> Option<&SoftDevice> {
+        match &self.source {
+            Source::Kernel(_) => None,
+            Source::Soft(device) => Some(device),
+        }
     }
 
     /// Its name, such as `rxe0`.
@@ -196,7 +242,11 @@ impl Device {
     /// Its kernel driver, if RDMA netlink names it. Otherwise the driver is determined at open.
     #[must_use]
     pub fn driver_id(&self) -> Option<DriverId> {
-        self.uverbs.as_ref()?.driver_id
+        match &self.source {
+            Source::Kernel(uverbs) => uverbs.as_ref()?.driver_id,
+            #[cfg(feature = "soft")]
+            Source::Soft(_) => Some(DriverId::RXE),
+        }
     }
 
     /// Version of its firmware; empty if it has none.
@@ -214,16 +264,32 @@ impl Device {
     }
 
     /// Path of its uverbs device node; the node may be missing. `None` if the kernel has no uverbs
-    /// device for it.
+    /// device for it, and for a device of this process.
     #[must_use]
     pub fn uverbs_path(&self) -> Option<&Path> {
-        self.uverbs.as_ref().map(|uverbs| uverbs.path.as_path())
+        self.uverbs().map(|uverbs| uverbs.path.as_path())
     }
 
     /// Source of its properties.
     #[must_use]
     pub fn found_by(&self) -> FoundBy {
         self.found_by
+    }
+}
+
+#[cfg(feature = "soft")]
+impl From<SoftDevice> for Device {
+    fn from(device: SoftDevice) -> Self {
+        Self {
+            name: device.name().to_owned(),
+            index: None,
+            node_guid: device.node_guid(),
+            node_type: NodeType::CHANNEL_ADAPTER,
+            fw_ver: String::new(),
+            port_count: 1,
+            source: Source::Soft(device),
+            found_by: FoundBy::Soft,
+        }
     }
 }
 
@@ -277,7 +343,7 @@ mod tests {
         let uverbs = Uverbs { path: PathBuf::new(), number: (1, 3), driver_id: None };
         let by_netlink = Device {
             index: Some(u32::MAX),
-            uverbs: Some(uverbs),
+            source: Source::Kernel(Some(uverbs)),
             found_by: FoundBy::Netlink,
             ..Device::for_test()
         };

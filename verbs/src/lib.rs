@@ -201,6 +201,8 @@ mod recv_queue;
 mod released;
 pub mod rss;
 pub mod runtime;
+#[cfg(feature = "soft")]
+pub mod soft;
 pub mod srq;
 mod sync;
 #[cfg(any(test, feature = "test-utils"))]

@@ -6,12 +6,17 @@ use std::path::Path;
 use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
+use crate::device::FoundBy;
 use crate::{Context, Error, PortNum, Result};
+
+/// The default partition, as a full member.
+const DEFAULT_PKEY: u16 = 0xffff;
 
 impl<P: Provider> Context<P> {
     /// An entry of a port's P_Key table.
     ///
-    /// It is read from sysfs, its only source in the kernel.
+    /// It is read from sysfs, its only source in the kernel. The entry of a device of this process is
+    /// the default partition, 0xffff.
     ///
     /// # Errors
     /// [`Error::NoPort`]; [`Error::Invalid`] if the table has no such index; [`Error::System`] if
@@ -23,6 +28,9 @@ impl<P: Provider> Context<P> {
         if index >= length {
             let reason = format!("P_Key index {index} exceeds the table of {length} entries of port {port}");
             return Err(Error::out_of_bounds("query_pkey", reason));
+        }
+        if self.device().found_by() == FoundBy::Soft {
+            return Ok(DEFAULT_PKEY);
         }
         let folder = Path::new("/sys/class/infiniband").join(self.device().name());
         let file = folder.join(format!("ports/{port}/pkeys/{index}"));

@@ -132,6 +132,17 @@ commands! {
     },
 }
 
+/// The commands that don't fail after the removal of the device.
+const DESTRUCTIONS: [u32; 7] = [
+    write::DeallocPd::INFO.number,
+    write::DeregMr::INFO.number,
+    write::DeallocMw::INFO.number,
+    write::DestroyAh::INFO.number,
+    write::DestroyCq::INFO.number,
+    write::DestroySrq::INFO.number,
+    write::DestroyQp::INFO.number,
+];
+
 fn destroy(run: &mut Run<'_>, class: ObjectClass, handle: u32) -> Result<Reported, Errno> {
     run.state.find(class, handle.into())?;
     run.state.destroy(handle)
@@ -151,6 +162,9 @@ pub(super) fn invoke(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Errno
     let number = call.constant(InvokeWrite::WRITE_CMD.id())? as u32;
     check_number(number)?;
     let (info, handler) = find(number).ok_or(Errno::OPNOTSUPP)?;
+    if run.state.port.is_removed() && !DESTRUCTIONS.contains(&number) {
+        return Err(Errno::IO);
+    }
     let mut command = Command {
         input: call.source(InvokeWrite::CORE_IN.id()),
         output: call.sink(InvokeWrite::CORE_OUT.id()),

@@ -1,5 +1,7 @@
 //! Address handles, paths and multicast groups.
 
+use std::net::Ipv6Addr;
+
 use bareverbs_provider::Errno;
 use bareverbs_uapi::rxe::{Av, CreateAhResp, GlobalRoute, NetworkType, SocketAddress};
 use bareverbs_uapi::uverbs::ObjectClass;
@@ -75,13 +77,19 @@ pub(super) fn create_ah(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<
     command.respond(&AhResp { ah_handle: handle, driver_data: [] })
 }
 
+/// `rdma_is_multicast_addr`.
+fn is_multicast(gid: [u8; 16]) -> bool {
+    let address = Ipv6Addr::from(gid);
+    address.to_ipv4_mapped().map_or(address.is_multicast(), |address| address.is_multicast())
+}
+
 pub(super) fn attach(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let AttachMcastReq { gid, qp_handle, mlid, .. } = command.request()?;
     let qp = run.state.qp(qp_handle)?;
     if qp.groups.contains(&(gid, mlid)) {
         return Ok(());
     }
-    if gid[0] != 0xff || qp.qp_type != QpType::UD {
+    if !is_multicast(gid) || qp.qp_type != QpType::UD {
         return Err(Errno::INVAL);
     }
     let qpn = qp.qpn;

@@ -19,6 +19,8 @@ use crate::discovery::{self, Device};
 use crate::error::{Error, Result};
 use crate::events::AsyncEvents;
 
+const VERB: &str = "open_device";
+
 impl Device {
     /// Opens it with the provider of its driver.
     ///
@@ -45,23 +47,11 @@ impl Device {
 
 impl<P: Provider> Context<P> {
     pub(crate) fn open(device: &Device) -> Result<Self> {
-        const VERB: &str = "open_device";
-        let path =
-            device.uverbs_path().ok_or_else(|| Error::NoUverbs { device: device.name().to_owned() })?;
-        let open_file = |driver: DriverId| {
-            let node = OpenOptions::new().read(true).write(true).open(path).map_err(|error| Error::Open {
-                device: device.name().to_owned(),
-                path: path.to_owned(),
-                // Not an errno: the path has a zero byte.
-                errno: Errno::from_io_error(&error).unwrap_or(Errno::INVAL),
-            })?;
-            device_file(VERB, device, node.into(), driver)
-        };
         let driver = match device.driver_id() {
             Some(driver) => Some(driver),
-            None => probe_driver(&open_file(DriverId::UNKNOWN)?),
+            None => probe_driver(&open_file(device, DriverId::UNKNOWN)?),
         };
-        let file = Arc::new(open_file(Self::find_driver(device, driver)?)?);
+        let file = Arc::new(open_file(device, Self::find_driver(device, driver)?)?);
         let refused = |refused: IoctlError| Error::kernel(VERB, device.name(), refused);
         let provider = P::open(Arc::clone(&file)).map_err(refused)?;
         let events = AsyncEvents::create(&file)?;
@@ -236,6 +226,22 @@ impl<P: Provider> AsFd for Context<P> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file().as_fd()
     }
+}
+
+/// Opens the device file of `device`, with the ioctl namespace of `driver`.
+fn open_file(device: &Device, driver: DriverId) -> Result<DeviceFile> {
+    #[cfg(feature = "soft")]
+    if let Some(soft) = device.soft() {
+        return soft.open().map_err(|refused| Error::kernel(VERB, device.name(), refused));
+    }
+    let path = device.uverbs_path().ok_or_else(|| Error::NoUverbs { device: device.name().to_owned() })?;
+    let node = OpenOptions::new().read(true).write(true).open(path).map_err(|error| Error::Open {
+        device: device.name().to_owned(),
+        path: path.to_owned(),
+        // Not an errno: the path has a zero byte.
+        errno: Errno::from_io_error(&error).unwrap_or(Errno::INVAL),
+    })?;
+    device_file(VERB, device, node.into(), driver)
 }
 
 /// The device file of `device` for a descriptor.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use bareverbs_uapi::nldev::NodeType;
 
-use super::{Device, FoundBy, NODES, Uverbs, node};
+use super::{Device, FoundBy, NODES, Source, Uverbs, node};
 use crate::values::Guid;
 
 /// The devices of the sysfs mounted at `root`; empty if the folder does not exist.
@@ -26,7 +26,7 @@ pub(super) fn devices(root: &Path) -> Vec<Device> {
                 node_type: node_type(&line(&folder.join("node_type"))),
                 fw_ver: line(&folder.join("fw_ver")),
                 port_count: u8::try_from(names(&folder.join("ports")).len()).unwrap_or(u8::MAX),
-                uverbs,
+                source: Source::Kernel(uverbs),
                 found_by: FoundBy::Sysfs,
                 name,
             }

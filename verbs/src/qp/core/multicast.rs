@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 
 use super::QpCore;
+use crate::device::FoundBy;
 use crate::error::{Error, Result};
 use crate::gid::{Gid, GidEntry};
 use crate::values::PortNum;
@@ -123,8 +124,10 @@ impl<P: Provider> QpCore<P> {
         if self.groups.iter().any(|joined| (joined.group, joined.lid) == (group, lid)) {
             return Ok(());
         }
+        // A device of this process receives the group's packets without another socket.
+        let is_soft = self.pd.context().device().found_by() == FoundBy::Soft;
         // Closed if the kernel rejects the command below.
-        let membership = join(self)?;
+        let membership = if is_soft { None } else { join(self)? };
         command::attach_mcast(self.pd.context().file(), self.handle(), group.0, lid).map_err(|refused| {
             Error::kernel(VERB, format!("QP {:#x}, {group}", self.qp_num()), refused).or_hint(|errno| {
                 match errno {

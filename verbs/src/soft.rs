@@ -1,0 +1,132 @@
+//! RDMA devices of this process: RoCE v2 without a kernel module, a network interface or privileges.
+//!
+//! A device has the ABI of Soft-RoCE and its provider, so a program uses it as any other device. Two
+//! devices reach each other if they are on the same [`Fabric`]. Fabrics are separate: tests that run in
+//! parallel create one each.
+//!
+//! ```
+//! use bareverbs::soft::{Fabric, SoftDevice};
+//! use bareverbs::{Access, Buffer, Device, Endpoint, Op};
+//!
+//! let fabric = Fabric::new();
+//! let [alice, bob] = [(); 2].map(|()| Device::from(SoftDevice::new(&fabric)));
+//! let [alice, bob] = [alice.open()?.alloc_pd()?, bob.open()?.alloc_pd()?];
+//! let [mut sender, mut receiver] = [Endpoint::new(&alice, 1, 1)?, Endpoint::new(&bob, 1, 1)?];
+//! sender.connect(&receiver.address())?;
+//! receiver.connect(&sender.address())?;
+//! receiver.post(Op::recv(bob.register(Buffer::zeroed(64)?, Access::LOCAL_WRITE)?))?;
+//! sender.post(Op::send_inline(b"hello, bob"))?;
+//! assert_eq!(receiver.next().wait()?.message(), Some(&b"hello, bob"[..]));
+//! # Ok::<(), bareverbs::Error>(())
+//! ```
+//!
+//! [`Device::find`] creates devices by name. The same name gives the same device until the process ends:
+//!
+//! | name | device |
+//! |---|---|
+//! | `soft0`, `soft1`, … | a device of a fabric that the process has for these names; it opens no socket |
+//! | `soft:ADDRESS` | a device with this IP address of the host, such as `soft:127.0.0.2`; it reaches other processes and hosts by UDP, see [`SoftDevice::bind`] |
+//!
+//! A device of the kernel that is named `soft0` is preferred.
+//!
+//! # Limits
+//!
+//! - Registered memory is not pinned. It must stay mapped while it is registered, which the owners of
+//!   [`MemoryOwner`](crate::MemoryOwner) ensure. A range that is not mapped is rejected with `EFAULT`.
+//! - [`devices`](crate::devices) and RDMA netlink don't list the devices. sysfs has no entry for them.
+//! - [`Context::import`](crate::Context::import) rejects their descriptors with
+//!   [`Error::Invalid`].
+//! - Their GIDs have no network interface:
+//!   [`Context::resolve_ethernet`](crate::Context::resolve_ethernet) is unsupported.
+//! - A forked child can't use a device of its parent. It can create devices on a fabric of its own.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Mutex, PoisonError};
+
+use bareverbs_provider::process::ForkGuard;
+use rustix::io::Errno;
+
+use crate::discovery::Device;
+use crate::error::{Error, Result};
+
+pub use bareverbs_soft::{AddressInUse, Fabric, SoftDevice, WireError};
+
+const VERB: &str = "open_device";
+
+/// The devices that [`Device::find`] has created.
+static NAMED: Mutex<Option<Named>> = Mutex::new(None);
+
+struct Named {
+    fork_guard: ForkGuard,
+    /// That of the devices without a socket.
+    fabric: Fabric,
+    devices: Vec<(Name, SoftDevice)>,
+}
+
+/// What a name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Name {
+    /// `soft0`.
+    Numbered(u32),
+    /// `soft:127.0.0.2`.
+    Bound(IpAddr),
+}
+
+/// Most devices that are named by a number: the addresses of 127.0.0.0/8.
+const MAX_NUMBERED: u32 = (1 << 24) - 2;
+
+/// The device of this process named `name`; `None` if it is not such a name.
+pub(crate) fn find(name: &str) -> Option<Result<Device>> {
+    let rest = name.strip_prefix("soft")?;
+    if let Some(address) = rest.strip_prefix(':') {
+        let reason = format!("device {name}: {address:?} is not an IP address");
+        let address = address.parse().map_err(|_| Error::invalid(VERB, reason));
+        return Some(address.and_then(|address| find_or_create(name, Name::Bound(address))));
+    }
+    let is_number = rest.bytes().all(|byte| byte.is_ascii_digit()) && (rest == "0" || !rest.starts_with('0'));
+    let number: u32 = rest.parse().ok().filter(|number| is_number && *number < MAX_NUMBERED)?;
+    Some(find_or_create(name, Name::Numbered(number)))
+}
+
+fn find_or_create(name: &str, named: Name) -> Result<Device> {
+    let mut all = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
+    if all.as_ref().is_some_and(|all| !all.fork_guard.is_same_process()) {
+        // Those of the parent. They are not dropped: a thread of the parent may hold their locks.
+        std::mem::forget(all.take());
+    }
+    let all = match &mut *all {
+        Some(all) => all,
+        none => {
+            let fork_guard = ForkGuard::new().map_err(|errno| Error::system("mapping a page", errno))?;
+            none.insert(Named { fork_guard, fabric: Fabric::new(), devices: Vec::new() })
+        }
+    };
+    let device = match all.devices.iter().find(|(other, _)| *other == named) {
+        Some((_, device)) => device.clone(),
+        None => {
+            let device = match named {
+                Name::Numbered(number) => {
+                    let address = Ipv4Addr::from(u32::from(Ipv4Addr::LOCALHOST) + number);
+                    let device = SoftDevice::with_address(&all.fabric, address.into());
+                    device.map_err(|error| Error::invalid(VERB, format!("device {name}: {error}")))?
+                }
+                Name::Bound(address) => {
+                    SoftDevice::bind(&Fabric::new(), address).map_err(|error| refused(name, &error))?
+                }
+            };
+            all.devices.push((named, device.clone()));
+            device
+        }
+    };
+    Ok(Device::from(device).named(name))
+}
+
+/// The error of a device that can't have its address.
+fn refused(name: &str, error: &WireError) -> Error {
+    let errno = match error {
+        WireError::InUse { .. } => Errno::ADDRINUSE,
+        WireError::System { errno, .. } => *errno,
+        _ => Errno::ADDRNOTAVAIL,
+    };
+    Error::system(format!("device {name}: {error}"), errno)
+}
