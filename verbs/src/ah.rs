@@ -26,14 +26,14 @@ const UDP: u8 = 17;
 
 /// An address handle: the path to a peer's port, for any number of [datagrams](crate::qp::Datagram).
 ///
-/// ```no_run
+/// ```
 /// use bareverbs::ah::AhAttr;
 /// use bareverbs::cq::CqInit;
 /// use bareverbs::qp::{Datagram, QpCap, QpInit, SendFlags, Ud, UdInitAttr};
 /// use bareverbs::{Device, Gid};
 ///
-/// # let (peer_gid, peer_qp_num) = (Gid::default(), 17);
-/// let context = Device::find("rxe0")?.open()?;
+/// # let (peer_gid, peer_qp_num) = (Gid::from(std::net::Ipv4Addr::new(127, 0, 0, 2)), 17);
+/// let context = Device::find("soft0")?.open()?;
 /// let pd = context.alloc_pd()?;
 /// let cq = context.create_cq(&CqInit::new(32))?;
 /// let cap = QpCap { max_inline_data: 64, ..QpCap::default() };

@@ -19,11 +19,11 @@ use crate::runtime::Runtime;
 /// Any number of CQs can use one channel. Its file descriptor works with `poll`, `epoll` and the
 /// reactors built on them, and is always non-blocking.
 ///
-/// ```no_run
+/// ```
 /// use bareverbs::Device;
 /// use bareverbs::cq::{Arm, Cq, CqInit};
 ///
-/// let context = Device::find("rxe0")?.open()?;
+/// let context = Device::find("soft0")?.open()?;
 /// let channel = context.create_comp_channel()?;
 /// let mut cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(16) })?;
 /// let mut armed = false;

@@ -40,8 +40,8 @@ const MAX_HANDLES: usize = u16::MAX as usize / size_of::<u32>();
 /// Cloning is cheap. The device stays open until the last object that was created from it is
 /// dropped.
 ///
-/// ```no_run
-/// let context = bareverbs::Device::find("rxe0")?.open()?;
+/// ```
+/// let context = bareverbs::Device::find("soft0")?.open()?;
 /// let port = context.query_port(1)?;
 /// println!("{:?}, MTU {}, GID {}", port.state, port.active_mtu, context.default_gid(1)?.gid);
 /// # Ok::<(), bareverbs::Error>(())

@@ -35,11 +35,11 @@ pub enum FoundBy {
 
 /// An RDMA device of this machine or of this process.
 ///
-/// ```no_run
+/// ```
 /// for device in bareverbs::devices()? {
 ///     println!("{} {}", device.name(), device.node_guid());
 /// }
-/// let context = bareverbs::Device::find("rxe0")?.open()?;
+/// let context = bareverbs::Device::find("soft0")?.open()?;
 /// # Ok::<(), bareverbs::Error>(())
 /// ```
 #[doc(alias = "ibv_device")]

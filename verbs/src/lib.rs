@@ -4,11 +4,11 @@
 //! kernel or the NIC there is only Rust. The crate issues the kernel's uverbs commands itself. It
 //! needs no C library at build time or at run time.
 //!
-//! ```no_run
+//! ```
 //! use bareverbs::{Access, Buffer, Device, Endpoint, Op, Report};
 //!
 //! fn main() -> Result<(), Report> {
-//!     let pd = Device::find("rxe0")?.open()?.alloc_pd()?;
+//!     let pd = Device::find("soft0")?.open()?.alloc_pd()?;
 //!     let mut alice = Endpoint::new(&pd, 1, 16)?;
 //!     let mut bob = Endpoint::new(&pd, 1, 16)?;
 //!     // Between two machines, the addresses go over a socket.

@@ -78,8 +78,8 @@ impl<P: Provider> Context<P> {
     /// Describes the status of a completion and its causes on this device, the most likely first. If
     /// the link of the port is down and this may be the cause, it is the only one.
     ///
-    /// ```no_run
-    /// # let context = bareverbs::Context::open_first()?;
+    /// ```
+    /// # let context = bareverbs::Device::find("soft0")?.open()?;
     /// println!("{}", context.explain(bareverbs::WcStatus::WR_FLUSH_ERR));
     /// # Ok::<(), bareverbs::Error>(())
     /// ```

@@ -104,10 +104,10 @@ enum Object {
 impl<P: Provider> Pd<P> {
     /// Registers memory and takes ownership of it.
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::{Access, Buffer, Device};
     ///
-    /// let pd = Device::find("rxe0")?.open()?.alloc_pd()?;
+    /// let pd = Device::find("soft0")?.open()?.alloc_pd()?;
     /// let own = pd.register(Buffer::zeroed(1 << 20)?, Access::LOCAL_WRITE)?;
     /// let vector = pd.register(vec![0; 4096], Access::LOCAL_WRITE | Access::REMOTE_READ)?;
     /// let vector: Vec<u8> = vector.into_inner()?;

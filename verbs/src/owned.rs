@@ -5,10 +5,10 @@
 //! `mem::forget` of an endpoint or a result leaks the buffer. The buffer then stays registered and
 //! valid.
 //!
-//! ```no_run
-//! use bareverbs::{Access, Buffer, Context, Endpoint, Op};
+//! ```
+//! use bareverbs::{Access, Buffer, Device, Endpoint, Op};
 //!
-//! let pd = Context::open_first()?.alloc_pd()?;
+//! let pd = Device::find("soft0")?.open()?.alloc_pd()?;
 //! let (mut alice, mut bob) = (Endpoint::new(&pd, 1, 16)?, Endpoint::new(&pd, 1, 16)?);
 //! alice.connect(&bob.address())?;
 //! bob.connect(&alice.address())?;

@@ -54,14 +54,14 @@ pub use bareverbs_uapi::verbs_values::{MigState, QpAttrMask, QpState};
 ///
 /// It is brought up in three steps. Each step sets exactly the attributes that the kernel requires:
 ///
-/// ```no_run
+/// ```
 /// use bareverbs::ah::AhAttr;
 /// use bareverbs::cq::CqInit;
 /// use bareverbs::qp::{InitAttr, QpInit, Rc, RtrAttr, RtsAttr};
 /// use bareverbs::{Device, Gid};
 ///
-/// # let (peer_gid, peer_qp_num) = (Gid::default(), 17);
-/// let context = Device::find("rxe0")?.open()?;
+/// # let (peer_gid, peer_qp_num) = (Gid::from(std::net::Ipv4Addr::new(127, 0, 0, 2)), 17);
+/// let context = Device::find("soft0")?.open()?;
 /// let cq = context.create_cq(&CqInit::new(32))?;
 /// let mut qp = context.alloc_pd()?.create_qp::<Rc>(&QpInit::new(&cq, &cq))?;
 /// let gid = context.default_gid(1)?;

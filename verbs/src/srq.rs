@@ -63,13 +63,13 @@ pub struct SrqAttr {
 /// A receive queue that several QPs share. Each message consumes the oldest posted receive,
 /// whichever QP it arrives at. The completion names the QP.
 ///
-/// ```no_run
+/// ```
 /// use bareverbs::cq::CqInit;
 /// use bareverbs::qp::{QpInit, Rc, RecvRequest};
 /// use bareverbs::srq::SrqInit;
 /// use bareverbs::{Access, Buffer, Device};
 ///
-/// let context = Device::find("rxe0")?.open()?;
+/// let context = Device::find("soft0")?.open()?;
 /// let pd = context.alloc_pd()?;
 /// let cq = context.create_cq(&CqInit::new(128))?;
 /// let mut srq = pd.create_srq(&SrqInit::new(64))?;

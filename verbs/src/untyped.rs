@@ -28,8 +28,8 @@
 //!
 //! An RC or UC QP sends to itself:
 //!
-//! ```no_run
-//! use bareverbs::Context;
+//! ```
+//! use bareverbs::Device;
 //! use bareverbs::ah::AhAttr;
 //! use bareverbs::cq::CqInit;
 //! use bareverbs::qp::{
@@ -39,7 +39,7 @@
 //! use bareverbs::untyped::QpCore;
 //!
 //! fn send(qp_type: QpType) -> Result<(), Box<dyn std::error::Error>> {
-//!     let context = Context::open_first()?;
+//!     let context = Device::find("soft0")?.open()?;
 //!     let (pd, cq) = (context.alloc_pd()?, context.create_cq(&CqInit::new(16))?);
 //!     let mut qp = QpCore::create(&pd, qp_type, &QpInit::new(&cq, &cq))?;
 //!     let gid = context.default_gid(1)?;
@@ -68,6 +68,8 @@
 //!     unsafe { qp.post_send(&[request]) }?;
 //!     Ok(())
 //! }
+//! # send(QpType::RC).unwrap();
+//! # send(QpType::UC).unwrap();
 //! ```
 
 pub use crate::qp::any::{AnyOperation, AnyTransport};

@@ -50,10 +50,10 @@ const RECV: &str = "Datagrams::post(Op::recv)";
 /// does not notice: a send completes when the device has sent it. A datagram without a posted
 /// receive, or with another Q_Key than the receiver's, is dropped.
 ///
-/// ```no_run
-/// use bareverbs::{Context, Datagrams, Op, Pool};
+/// ```
+/// use bareverbs::{Datagrams, Device, Op, Pool};
 ///
-/// let pd = Context::open_first()?.alloc_pd()?;
+/// let pd = Device::find("soft0")?.open()?.alloc_pd()?;
 /// let (mut alice, mut bob): (Datagrams, Datagrams) =
 ///     (Datagrams::options().inline(64).build(&pd)?, Datagrams::options().inline(64).build(&pd)?);
 /// let pool = Pool::new(&pd, 2, 40 + 4096)?;

@@ -4,10 +4,10 @@
 //! that CQ. A post returns a [`Pending`](super::Pending): a future that returns the result and the
 //! buffer, and that a thread can wait for as well.
 //!
-//! ```no_run
-//! use bareverbs::{Context, Hub, Op, Pool};
+//! ```
+//! use bareverbs::{Device, Hub, Op, Pool};
 //!
-//! let pd = Context::open_first()?.alloc_pd()?;
+//! let pd = Device::find("soft0")?.open()?.alloc_pd()?;
 //! let hub = Hub::new(&pd, 1024)?;
 //! let pool = Pool::new(&pd, 64, 4096)?;
 //! let (alice, bob) = (hub.connection(1, 16)?, hub.connection(1, 16)?);
@@ -375,11 +375,11 @@ impl<B, P: Provider> Hub<B, P> {
     /// [`EndpointOptions::signal_every`] and [`EndpointOptions::spin`] are refused: every operation is
     /// signalled, and the hub has the policy of waits.
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::values::Mtu;
-    /// use bareverbs::{Context, Endpoint, Hub, PoolBuffer};
+    /// use bareverbs::{Device, Endpoint, Hub, PoolBuffer};
     ///
-    /// let pd = Context::open_first()?.alloc_pd()?;
+    /// let pd = Device::find("soft0")?.open()?.alloc_pd()?;
     /// let hub: Hub<PoolBuffer> = Hub::new(&pd, 1024)?;
     /// let options = Endpoint::options().sends(64).recvs(16).inline(64).mtu(Mtu::Mtu1024);
     /// let connection = hub.connection_with(&options)?;

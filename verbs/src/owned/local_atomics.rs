@@ -19,11 +19,11 @@ use crate::{Access, AnyProvider, Buffer, Error, Mr, Pd, PortNum, Result};
 /// An operation is a round trip through the device: microseconds on hardware, and two system calls
 /// or more on Soft-RoCE. It has one owner; several threads share it by a mutex or use one each.
 ///
-/// ```no_run
+/// ```
 /// use bareverbs::buffer::LocalAtomics;
-/// use bareverbs::{Access, Buffer, Context, RegionMut};
+/// use bareverbs::{Access, Buffer, Device, RegionMut};
 ///
-/// let pd = Context::open_first()?.alloc_pd()?;
+/// let pd = Device::find("soft0")?.open()?.alloc_pd()?;
 /// let lock = RegionMut::register(&pd, Buffer::zeroed(8)?)?.expose(Access::REMOTE_ATOMIC)?;
 /// let mut atomics = LocalAtomics::new(&pd, 1)?;
 /// // Peers take the lock by `compare_swap` too.

@@ -35,11 +35,11 @@ use crate::{Access, Context, Error, Pd, PortNum, Result};
 /// | [`keepalive`](Self::keepalive) | every 2 seconds, if the peer permits RDMA writes |
 /// | [`spin`](Self::spin) | adaptive, at most 20 µs |
 ///
-/// ```no_run
+/// ```
 /// use bareverbs::values::Mtu;
-/// use bareverbs::{Context, Endpoint};
+/// use bareverbs::{Device, Endpoint};
 ///
-/// let pd = Context::open_first()?.alloc_pd()?;
+/// let pd = Device::find("soft0")?.open()?.alloc_pd()?;
 /// let endpoint: Endpoint = Endpoint::options().sends(64).recvs(256).mtu(Mtu::Mtu1024).build(&pd)?;
 /// # Ok::<(), bareverbs::Error>(())
 /// ```

@@ -32,10 +32,10 @@ const ALIGNMENT: usize = 64;
 ///
 /// The region is deregistered when the pool, its clones and all buffers are dropped.
 ///
-/// ```no_run
-/// use bareverbs::{Context, Pool};
+/// ```
+/// use bareverbs::{Device, Pool};
 ///
-/// let pd = Context::open_first()?.alloc_pd()?;
+/// let pd = Device::find("soft0")?.open()?.alloc_pd()?;
 /// let pool = Pool::new(&pd, 64, 4096)?;
 /// let mut buffer = pool.take().expect("a free buffer");
 /// buffer.bytes_mut()[..5].copy_from_slice(b"hello");

@@ -23,10 +23,10 @@ use crate::{Access, Buffer, MemoryOwner, Mr, Pd, Refused, Result};
 /// Peers can't access a part: the region has local rights only. [`RegionMut::expose`] gives them access
 /// to a part.
 ///
-/// ```no_run
-/// use bareverbs::{Buffer, Context, RegionMut};
+/// ```
+/// use bareverbs::{Buffer, Device, RegionMut};
 ///
-/// let pd = Context::open_first()?.alloc_pd()?;
+/// let pd = Device::find("soft0")?.open()?.alloc_pd()?;
 /// let mut file = RegionMut::register(&pd, Buffer::zeroed(64 << 20)?)?;
 /// file.bytes_mut()[..5].copy_from_slice(b"hello");
 ///

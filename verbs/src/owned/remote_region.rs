@@ -28,10 +28,10 @@ const EXPOSE: &str = "RegionMut::expose";
 /// [`RegionMut::expose`] creates it. The range has a registration of its own, whose R_Key grants access
 /// to this range only. Peers can't access the rest of the region.
 ///
-/// ```no_run
-/// use bareverbs::{Access, Buffer, Context, RegionMut};
+/// ```
+/// use bareverbs::{Access, Buffer, Device, RegionMut};
 ///
-/// let pd = Context::open_first()?.alloc_pd()?;
+/// let pd = Device::find("soft0")?.open()?.alloc_pd()?;
 /// let part = RegionMut::register(&pd, Buffer::zeroed(4096)?)?;
 /// let exposed = part.expose(Access::REMOTE_WRITE)?;
 /// let remote = exposed.remote(0)?;

@@ -107,13 +107,13 @@ impl<P: Provider> Qp<Rc, P> {
     /// The connection uses the smaller MTU of the two addresses, and the smaller number of reads
     /// and atomics. `local` is what the peer was sent.
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::cq::CqInit;
     /// use bareverbs::qp::{ConnectAttr, QpInit, Rc};
-    /// use bareverbs::{Access, Address, Context};
+    /// use bareverbs::{Access, Address, Device};
     ///
     /// # fn exchange(own: &Address) -> Result<Address, bareverbs::error::ParseAddressError> { own.to_string().parse() }
-    /// let context = Context::open_first()?;
+    /// let context = Device::find("soft0")?.open()?;
     /// let cq = context.create_cq(&CqInit::new(32))?;
     /// let mut qp = context.alloc_pd()?.create_qp::<Rc>(&QpInit::new(&cq, &cq))?;
     /// let gid_index = context.default_gid(1)?.index;

@@ -34,10 +34,10 @@ const DEFAULT_QKEY: u32 = 0x0123_4567;
 /// | [`resolve_timeout`](Self::resolve_timeout) | 3 seconds |
 /// | [`spin`](Self::spin) | adaptive, at most 20 µs |
 ///
-/// ```no_run
-/// use bareverbs::{Context, Datagrams};
+/// ```
+/// use bareverbs::{Datagrams, Device};
 ///
-/// let pd = Context::open_first()?.alloc_pd()?;
+/// let pd = Device::find("soft0")?.open()?.alloc_pd()?;
 /// let datagrams: Datagrams = Datagrams::options().recvs(256).inline(64).qkey(0x1234).build(&pd)?;
 /// # Ok::<(), bareverbs::Error>(())
 /// ```

@@ -40,11 +40,11 @@ const CLIENT: &str = "ClientOptions::build";
 /// most 32,767, and a ConnectX has SRQs of at most 32,767 receives. So lower `sends`, `operations` and
 /// `receives` for thousands of peers that are seldom busy at the same time:
 ///
-/// ```no_run
-/// use bareverbs::Context;
+/// ```
+/// use bareverbs::Device;
 /// use bareverbs::server::Server;
 ///
-/// let pd = Context::open_first()?.alloc_pd()?;
+/// let pd = Device::find("soft0")?.open()?.alloc_pd()?;
 /// let options = Server::options().peers(3000).window(8).receives(4096).sends(4).operations(0);
 /// let server = options.message_size(512).build(&pd)?;
 /// # Ok::<(), bareverbs::Error>(())
