@@ -19,7 +19,7 @@ use crate::kernel::KernelDevice;
 use crate::probe;
 use crate::rules::Rule;
 use crate::session::{Judged, Session};
-use crate::step::{Step, Stop};
+use crate::step::{Step, Stop, skip};
 use crate::target::Target;
 use crate::{Filter, SuiteError};
 
@@ -281,7 +281,11 @@ impl Suite {
 
     fn run_one(&self, check: &Check, baseline: &mut Result<ResourceSummary, String>) -> Outcome {
         let (mut judged, mut leaks, mut known_bug) = (None, false, false);
-        let mut result = Session::open(&*self.target, self.series).and_then(|mut session| {
+        let opened = match self.target.difference(&check.name) {
+            Some(reason) => skip(reason),
+            None => Session::open(&*self.target, self.series),
+        };
+        let mut result = opened.and_then(|mut session| {
             session.records_passed = self.records_passed;
             session.bug = check.bug.and_then(|bug| bug.on(self.series));
             let result = (check.body)(&mut session);

@@ -45,6 +45,11 @@ pub(crate) trait Target {
     /// The device's index in RDMA netlink; 0 if there is none.
     fn netlink_index(&self) -> u32;
 
+    /// Why the target's answer to a check differs from that of a kernel of its series.
+    fn difference(&self, _check: &str) -> Option<&'static str> {
+        None
+    }
+
     /// Restricts the calling process. `Err`: why this is not possible.
     fn restrict(&self, restriction: Restriction) -> Result<Box<dyn Restricted>, String>;
 }

@@ -88,7 +88,8 @@ pub struct DeviceInfo {
     pub index: u32,
     /// Its name.
     pub name: String,
-    /// Number of ports. Ports are numbered from 1.
+    /// Number of ports, which are numbered from 1. `ports` lists them; a port above 255 has no
+    /// `PortNum`.
     pub port_count: u32,
     /// Capability flags, as the kernel numbers them.
     pub cap_flags: u64,

@@ -12,10 +12,11 @@
 //! use bareverbs_provider::traits::{CompletionQueue, Provider};
 //! use bareverbs_uapi::write::types::CqCreateFlags;
 //! use bareverbs_provider::device::DeviceFile;
+//! use bareverbs_uapi::uverbs::types::DriverId;
 //! use bareverbs_rxe::Rxe;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let file = Arc::new(DeviceFile::open("/dev/infiniband/uverbs0", 14)?);
+//! let file = Arc::new(DeviceFile::open("/dev/infiniband/uverbs0", DriverId::RXE.0)?);
 //! let rxe = Rxe::open(file)?;
 //! let (memory, flags) = (QueueMemory::BasePages, CqCreateFlags::empty());
 //! let request = CqRequest {

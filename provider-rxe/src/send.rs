@@ -484,6 +484,14 @@ unsafe impl<D: Doorbell, M: QueueMemory> QpControl for RxeSq<D, M> {
         true
     }
 
+    /// Workaround: docs/kernel-bugs.md, "Destroy waits 50 seconds for a pending retry".
+    ///
+    /// A retry is pending only for a request that the kernel has not consumed. The kernel consumes
+    /// acknowledged requests without a completion, too.
+    fn needs_error_before_destroy(&self) -> bool {
+        self.ring.outstanding() > 0
+    }
+
     fn modified(&mut self, request: &ModifyQpReq) {
         self.rd_atomic.modified(request, &mut self.limits.operations);
         if request.attr_mask.contains(QpAttrMask::STATE) && request.qp_state == QpState::ERR {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::error::{CreateError, DoorbellError, Feature};
-use bareverbs_provider::traits::{Completion, CompletionQueue, RecvQueue, SendQueue};
+use bareverbs_provider::traits::{Completion, CompletionQueue, QpControl, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
     Imm, Operation, Payload, PushError, RecvRequest, SendFlags, SendRequest, Sge, WcFlags, WcOpcode, WcStatus,
 };
@@ -383,6 +383,21 @@ fn only_einval_doorbells_take_the_batch_back() {
     for n in 3..10 {
         assert_eq!(kernel.take().map(|bytes| number(&bytes)), Some(n));
     }
+}
+
+#[test]
+fn qp_needs_err_before_it_is_destroyed_until_the_kernel_has_consumed_its_sends() {
+    let memory = PlainMemory::new(7, 224);
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    let mut queue = unsafe { RxeSq::new(memory.clone(), 7, limits(), CountingDoorbell::default()) }.unwrap();
+    let mut kernel = KernelConsumer::new(memory);
+    // SAFETY: no kernel executes the request.
+    unsafe { queue.push(&send(1)) }.unwrap();
+    assert!(!queue.needs_error_before_destroy(), "the kernel does not know the request");
+    queue.ring().unwrap();
+    assert!(queue.needs_error_before_destroy());
+    kernel.take().unwrap();
+    assert!(!queue.needs_error_before_destroy(), "also without a completion");
 }
 
 fn completed(wc: Wc) -> (Option<Imm>, Option<u32>, bareverbs_provider::work::WorkCompletion) {

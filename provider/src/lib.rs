@@ -9,6 +9,7 @@
 //! | [`traits`] | the traits of providers, queues and completions, and the created objects |
 //! | [`request`] | parameters of objects, as plain structs |
 //! | [`caps`] | capabilities of a context |
+//! | [`clock`] | the clock of a device |
 //! | [`error`] | errors of creation and of doorbells |
 //! | [`work`] | work requests and completions as values |
 //! | [`rss`] | hash fields and functions of receive-side scaling |

@@ -293,7 +293,7 @@ fn minimal_send_queue_rejects_optional_requests() {
     }
     queue.set_ece(7);
     assert_eq!((queue.ece(), SendQueue::failure(&queue)), (None, None));
-    assert!(!queue.owns_doorbell() && !queue.needs_second_reset());
+    assert!(!queue.owns_doorbell() && !queue.needs_second_reset() && !queue.needs_error_before_destroy());
     let change = ModifyQpReq::zeroed();
     assert_eq!(queue.validate_modify(&change), Ok(()));
     queue.modified(&change);

@@ -448,7 +448,6 @@ impl fmt::Debug for EventChannel {
 #[cfg(test)]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
-    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;
 
     use bareverbs::qp::QpType;
@@ -456,6 +455,7 @@ mod tests {
     use super::inbox::REQUESTS;
     use super::*;
     use crate::event::{Event, EventKind};
+    use crate::testing::Count;
     use crate::{CmId, PortSpace};
 
     fn new_key() -> Key {
@@ -472,15 +472,6 @@ mod tests {
     impl Wake for Panics {
         fn wake(self: Arc<Self>) {
             panic!("the test asked for it");
-        }
-    }
-
-    #[derive(Default)]
-    struct Count(AtomicUsize);
-
-    impl Wake for Count {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -672,7 +663,7 @@ mod tests {
         register(&channel, Some(key), &Waker::from(Arc::clone(&count)));
         channel.file().kernel().report(event(key, EventType::ADDR_RESOLVED));
         assert!(channel.try_wait().unwrap().is_none());
-        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        assert_eq!(count.wakes(), 1);
         assert!(channel.try_event(Some(key)).unwrap().is_some());
     }
 
@@ -710,7 +701,7 @@ mod tests {
         let (channel, count) = (EventChannel::simulated(), Arc::new(Count::default()));
         register(&channel, None, &Waker::from(Arc::clone(&count)));
         assert!(channel.next().wait_timeout(Duration::from_millis(1)).is_none());
-        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        assert_eq!(count.wakes(), 1);
     }
 
     #[test]
@@ -719,7 +710,7 @@ mod tests {
         register(&channel, None, &Waker::from(Arc::clone(&count)));
         channel.file().kernel().report(event(new_key(), EventType::ADDR_RESOLVED));
         assert!(!channel.serve());
-        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        assert_eq!(count.wakes(), 1);
         assert!(channel.try_wait().unwrap().is_some());
     }
 
@@ -750,7 +741,7 @@ mod tests {
         channel.claim(key, 0);
         register(&channel, Some(key), &Waker::from(Arc::clone(&count)));
         channel.serve();
-        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        assert_eq!(count.wakes(), 1);
     }
 
     #[test]
@@ -814,7 +805,7 @@ mod tests {
             channel.wake();
             assert!(slept.join().unwrap());
         });
-        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        assert_eq!(count.wakes(), 1);
         assert!(channel.lock().has(Some(other)));
     }
 }

@@ -99,6 +99,8 @@ mod request;
 mod status;
 mod steps;
 pub mod stream;
+#[cfg(test)]
+mod testing;
 mod waiting;
 mod waits;
 

@@ -186,6 +186,7 @@ mod tests {
 
     use super::*;
     use crate::key::{self, KeyInfo};
+    use crate::testing::Count;
     use crate::{EventChannel, PortSpace};
 
     /// A runtime without a reactor.
@@ -242,22 +243,13 @@ mod tests {
         assert!(poll(&mut by_task).is_ready());
     }
 
-    #[derive(Default)]
-    struct Count(std::sync::atomic::AtomicUsize);
-
-    impl Wake for Count {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        }
-    }
-
     #[test]
     fn pass_of_a_task_wakes_it_again() {
         let count = Arc::new(Count::default());
         let waker = Waker::from(Arc::clone(&count));
         let mut passing = Waiting::new(|waiter| async move { waiter.pass().await });
         assert!(Pin::new(&mut passing).poll(&mut Context::from_waker(&waker)).is_pending());
-        assert_eq!(count.0.load(std::sync::atomic::Ordering::Relaxed), 1);
+        assert_eq!(count.wakes(), 1);
     }
 
     #[test]

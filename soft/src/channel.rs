@@ -5,9 +5,9 @@
 //! the kernel.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bareverbs_uapi::verbs_values::EventType;
 use bareverbs_uapi::write::structs::{AsyncEventDesc, CompEventDesc};
@@ -42,6 +42,8 @@ pub(crate) struct Channel {
     sender: Mutex<Option<OwnedFd>>,
     /// Device number and inode of the program's end.
     identity: (u64, u64),
+    /// The program's end, as long as an object uses the channel.
+    reader: Mutex<Weak<OwnedFd>>,
     events: Mutex<Events>,
 }
 
@@ -88,7 +90,8 @@ impl Channel {
         let (program, device) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let identity = identity(program.as_fd())?;
         let sender = Mutex::new(Some(device));
-        Ok((Arc::new(Self { kind, sender, identity, events: Mutex::default() }), program))
+        let reader = Mutex::new(Weak::new());
+        Ok((Arc::new(Self { kind, sender, identity, reader, events: Mutex::default() }), program))
     }
 
     pub(crate) fn kind(&self) -> Kind {
@@ -106,11 +109,27 @@ impl Channel {
     ///
     /// `EMFILE`, or `EBADF` if the descriptor is closed.
     pub(crate) fn used(self: &Arc<Self>, fd: BorrowedFd<'_>) -> Result<ChannelUse, Errno> {
-        let reader = Arc::new(rustix::io::fcntl_dupfd_cloexec(fd, 0)?);
+        let mut known = lock(&self.reader);
+        let reader = match known.upgrade() {
+            Some(reader) => reader,
+            None => Arc::new(rustix::io::fcntl_dupfd_cloexec(fd, 0)?),
+        };
+        *known = Arc::downgrade(&reader);
         Ok(ChannelUse { channel: Arc::clone(self), reader })
     }
 
-    /// Whether the program has closed its end.
+    /// Whether the program has closed its end, although objects use the channel. `false` without procfs.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        let Some(own) = lock(&self.reader).upgrade() else { return self.is_closed() };
+        let (own, name) = (own.as_raw_fd().to_string(), format!("socket:[{}]", self.identity.1));
+        let Ok(descriptors) = std::fs::read_dir("/proc/self/fd") else { return false };
+        !descriptors.flatten().any(|descriptor| {
+            let is_end = std::fs::read_link(descriptor.path()).is_ok_and(|link| link.as_os_str() == &*name);
+            is_end && descriptor.file_name() != *own
+        })
+    }
+
+    /// Whether no one can read the channel.
     pub(crate) fn is_closed(&self) -> bool {
         let sender = lock(&self.sender);
         let Some(sender) = &*sender else { return true };
@@ -384,7 +403,11 @@ mod tests {
         let (other, other_program) = Channel::new(Kind::Async).unwrap();
         assert!(channel.is(program.as_fd()) && !channel.is(other_program.as_fd()));
         assert!(!other.is_closed());
+        let used = other.used(other_program.as_fd()).unwrap();
+        assert!(!other.is_abandoned());
         drop(other_program);
+        assert!(other.is_abandoned() && !other.is_closed());
+        drop(used);
         assert!(other.is_closed() && !channel.is_closed());
     }
 }

@@ -117,8 +117,8 @@ pub(crate) struct State {
     channels: Vec<Arc<Channel>>,
     /// The first channel of asynchronous events.
     default_events: Option<ChannelUse>,
+    /// Queues that were not mapped yet, by their offsets.
     rings: BTreeMap<u64, Arc<Mapping>>,
-    next_offset: u64,
 }
 
 /// The classes of objects that Soft-RoCE has.
@@ -165,7 +165,6 @@ impl State {
             channels: Vec::new(),
             default_events: None,
             rings: BTreeMap::new(),
-            next_offset: 0,
         }
     }
 
@@ -343,7 +342,8 @@ impl State {
                     .collect();
             }
         };
-        let channels = self.channels.iter().filter(|channel| channel.kind() == kind && !channel.is_closed());
+        let channels =
+            self.channels.iter().filter(|channel| channel.kind() == kind && !channel.is_abandoned());
         channels.map(|_| 0).collect()
     }
 
@@ -378,8 +378,8 @@ impl State {
 
     /// Gives the memory of a queue an offset.
     pub(crate) fn add_ring(&mut self, memory: &QueueMemory) -> MmapInfo {
-        let (offset, len) = (self.next_offset, memory.len());
-        self.next_offset += (len as u64).next_multiple_of(PAGE);
+        let len = memory.len();
+        let offset = self.port.new_offset((len as u64).next_multiple_of(PAGE));
         self.rings.insert(offset, Arc::clone(memory.mapping()));
         MmapInfo { offset, size: len as u32, pad: 0 }
     }

@@ -1,7 +1,7 @@
 //! A port on a fabric: addresses and attributes of a device, as Soft-RoCE reports them.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use bareverbs_provider::Errno;
 use bareverbs_uapi::abi::Be64;
@@ -47,6 +47,8 @@ pub(crate) struct Port {
     mtu: Mtu,
     removed: AtomicBool,
     protection_domains: AtomicU32,
+    /// The offset of the next queue. No two queues of a device have the same one.
+    offset: AtomicU64,
 }
 
 /// The MAC of an address: each device derives that of its peers.
@@ -112,6 +114,7 @@ impl Port {
             mtu,
             removed: AtomicBool::new(false),
             protection_domains: AtomicU32::new(1),
+            offset: AtomicU64::new(0),
         }
     }
 
@@ -151,6 +154,10 @@ impl Port {
 
     pub(crate) fn new_protection_domain(&self) -> u32 {
         self.protection_domains.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn new_offset(&self, len: u64) -> u64 {
+        self.offset.fetch_add(len, Ordering::Relaxed)
     }
 
     /// An entry of the GID table.

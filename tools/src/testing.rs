@@ -9,7 +9,7 @@ use crate::cli::EntryKind;
 use crate::cmtime::mesh;
 use crate::dump;
 use crate::perf::control::Control;
-use crate::perf::exchange::{Preamble, Role, Session};
+use crate::perf::exchange::{Exchange, Preamble, Role};
 use crate::perf::wire::{KeyForm, KeyRecord, Version};
 use crate::pingpong::exchange::RecordsError;
 use crate::pingpong::record::{self, Record};
@@ -184,8 +184,8 @@ pub fn perf_preamble(server: bool, bytes: &[u8]) -> Result<String, String> {
         cache_line: 64,
         mtu: bareverbs::values::Mtu::Mtu1024,
     };
-    let session = Session::new(Control::Tcp(peer), role, KeyForm::Gid);
-    session
+    let exchange = Exchange::new(Control::Tcp(peer), role, KeyForm::Gid);
+    exchange
         .preamble(local, &["op=write".to_owned()])
         .map(|agreed| format!("{agreed:?}"))
         .map_err(|error| error.to_string())

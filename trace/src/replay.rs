@@ -96,7 +96,8 @@ pub enum ReplayError {
     /// unknown.
     #[error(
         "calls of driver {recorded} can't be replayed on {device}, whose driver is {driver}: use a \
-             device of the recorded driver, rxe or mlx5"
+             device of the recorded driver, {}",
+        registry::DRIVERS.map(|(driver, _)| driver.to_string()).join(" or ")
     )]
     Driver {
         /// The device.
@@ -227,7 +228,7 @@ pub fn replay(records: &[Record], device: &Device) -> Result<Replay, ReplayError
         _ => None,
     });
     for recorded in uverbs {
-        if recorded != driver || ![DriverId::RXE, DriverId::MLX5].contains(&driver) {
+        if recorded != driver || !registry::DRIVERS.iter().any(|(known, _)| *known == driver) {
             return Err(ReplayError::Driver { device: name, driver, recorded });
         }
     }

@@ -176,6 +176,8 @@ pub struct Policy {
     /// Interval in nanoseconds at which a QP in ERR polls for receives to flush. Receive queues have no
     /// doorbell.
     pub receive_flush_interval: u64,
+    /// Maximum number of packets that a QP sends in one turn.
+    pub turn: u32,
 }
 
 /// A device's name of a send WQE.

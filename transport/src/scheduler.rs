@@ -14,9 +14,6 @@ use crate::service::{ManagementQp, Service};
 use crate::table::Table;
 use crate::{datagram, requester, responder};
 
-/// Maximum number of packets that a QP sends in one turn.
-const BUDGET: u32 = 32;
-
 /// The QPs of a device. It has neither threads nor a clock: its owner passes in doorbells, packets
 /// and the time.
 pub struct Scheduler<D: Device> {
@@ -206,8 +203,8 @@ impl<D: Device> Scheduler<D> {
             let Some(number) = self.ready.pop_front() else { break };
             let Some(qp) = self.qps.get_mut(number) else { continue };
             qp.queued = false;
-            let answers = responder::turn(qp, device, BUDGET);
-            let requests = requester::turn(qp, device, BUDGET);
+            let answers = responder::turn(qp, device, D::POLICY.turn);
+            let requests = requester::turn(qp, device, D::POLICY.turn);
             if answers == Turn::More || requests == Turn::More {
                 self.wake(number);
             }

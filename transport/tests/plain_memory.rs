@@ -4,9 +4,9 @@ mod plain;
 
 use std::time::Duration;
 
-use bareverbs_transport::packet::{Flush, Operation, Transport};
-use bareverbs_transport::{Action, FaultInjector, Faults, Service, State, Status};
-use plain::{Completion, KEY, Local, Pair, Request};
+use bareverbs_transport::packet::{Flush, Operation, Packet, Transport};
+use bareverbs_transport::{Action, Device, FaultInjector, Faults, Segment, Service, Sge, State, Status};
+use plain::{Completion, FIRST_PSN, KEY, Local, Pair, Plain, Request};
 use proptest::prelude::*;
 
 const FROM: u64 = 0x1000;
@@ -52,7 +52,7 @@ fn datagram_is_preceded_by_its_ip_header() {
     for _ in 0..2 {
         let mut request = Request { action: SEND, signaled: true, ..Request::default() };
         request.bytes = pattern(100, 2);
-        request.segments.push(bareverbs_transport::Segment::Inline { at: 0, length: 100 });
+        request.segments.push(Segment::Inline { at: 0, length: 100 });
         request.length = 100;
         (request.address.qp, request.address.qkey) = (0x11, 0x1111);
         pair.post_request(0, request);
@@ -62,6 +62,79 @@ fn datagram_is_preceded_by_its_ip_header() {
     assert_eq!(pair.read(1, TO as usize + 20, 1), [0x45]);
     let arrived = Completion::Receive(1, Ok((Operation::SendOnly, 140)));
     assert_eq!(pair.take_completions(1), [arrived, Completion::Receive(2, Err(Status::LocalLength))]);
+}
+
+#[test]
+fn datagram_above_the_largest_mtu_is_dropped() {
+    let mut pair = Pair::new(Service::Datagram(None));
+    // A sender of another kind may have a larger MTU.
+    [0, 1].into_iter().for_each(|side| pair.change(side, |attributes| attributes.mtu = 8192));
+    for (wqe, length) in [(1, 4097), (2, 4096)] {
+        pair.post_receive(1, wqe, TO, 8192);
+        let mut request = Request { action: SEND, signaled: true, ..Request::default() };
+        request.segments.push(Segment::Memory(Sge { key: KEY, address: FROM, length }));
+        request.length = length.into();
+        (request.address.qp, request.address.qkey) = (0x11, 0x1111);
+        pair.post_request(0, request);
+    }
+    pair.settle(|_| {});
+    assert_eq!(pair.take_completions(0), [0, 1].map(|index| Completion::Send(index, Ok(()))));
+    // The first datagram has used no receive.
+    assert_eq!(pair.take_completions(1), [Completion::Receive(1, Ok((Operation::SendOnly, 40 + 4096)))]);
+}
+
+#[test]
+fn message_above_the_largest_is_not_received() {
+    const LARGEST: u32 = Plain::MAX_MESSAGE as u32;
+    let mut pair = Pair::rc();
+    for side in [0, 1] {
+        let device = &mut pair.sides[side].device;
+        device.memory.borrow_mut().resize(2 * LARGEST as usize, 0);
+        device.keys.get_mut(&KEY).unwrap().length = 2 * LARGEST as usize;
+        pair.change(side, |attributes| attributes.mtu = 4096);
+    }
+    pair.post_receive(1, 1, 0, 2 * LARGEST);
+    pair.post_receive(1, 2, 0, 2 * LARGEST);
+    for _ in 0..2 {
+        pair.post(0, SEND, 0, 0, LARGEST);
+    }
+    // The peer joins the second message to the first one.
+    pair.settle(|packets| {
+        for packet in packets {
+            match packet.operation {
+                Operation::SendLast => packet.operation = Operation::SendMiddle,
+                Operation::SendFirst if packet.psn != FIRST_PSN => packet.operation = Operation::SendMiddle,
+                _ => {}
+            }
+        }
+    });
+    let failed = Completion::Receive(1, Err(Plain::POLICY.short_receive));
+    assert_eq!(pair.take_completions(1)[0], failed);
+    assert_eq!(pair.state(1), State::Error);
+}
+
+#[test]
+fn change_of_the_mtu_during_a_read_fails_the_read() {
+    let mut pair = Pair::rc();
+    pair.change(0, |attributes| attributes.ack_timeout = 0);
+    pair.post(0, Action::Read, FROM, TO, 1000);
+    let mut late = Vec::new();
+    pair.settle(|packets| {
+        let is_late = |packet: &mut Packet| packet.operation.is_response() && packet.psn != FIRST_PSN;
+        late.extend(packets.extract_if(.., is_late));
+    });
+    late.truncate(1);
+    assert_eq!(late[0].operation, Operation::ReadResponseMiddle);
+    pair.change(0, |attributes| attributes.mtu = 4096);
+    let mut turns = 0;
+    pair.settle(|packets| {
+        // The second turn is that of the responder.
+        turns += 1;
+        if turns == 2 {
+            packets.append(&mut late);
+        }
+    });
+    assert_eq!(pair.take_completions(0), [Completion::Send(0, Err(Status::BadResponse))]);
 }
 
 #[test]

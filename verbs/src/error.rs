@@ -96,9 +96,9 @@ pub enum Error {
     },
     /// This build has no provider for the device's driver.
     #[error(
-        "this build has no provider for {}, the driver of device {device}: enable the cargo feature \
-         `rxe` or `mlx5`",
-        driver_name(*driver)
+        "this build has no provider for {}, the driver of device {device}: enable the cargo feature {}",
+        driver_name(*driver),
+        provider_features()
     )]
     UnsupportedDriver {
         /// The device.
@@ -636,6 +636,10 @@ fn system_hint(errno: Errno) -> &'static str {
 
 fn driver_name(driver: Option<DriverId>) -> String {
     driver.map_or_else(|| "an unknown driver".into(), |driver| format!("{driver:?}"))
+}
+
+fn provider_features() -> String {
+    provider::FEATURES.iter().map(|feature| format!("`{feature}`")).collect::<Vec<_>>().join(" or ")
 }
 
 fn port_range(count: u8) -> String {

@@ -2,17 +2,10 @@
 //!
 //! Each variant exists with its cargo feature. Without any, the enums have an uninhabited variant
 //! only: no device can be opened as [`AnyProvider`].
-#![cfg_attr(not(all(feature = "rxe", feature = "mlx5")), allow(unreachable_patterns))]
-#![cfg_attr(not(any(feature = "rxe", feature = "mlx5")), allow(unused_variables))]
+#![allow(unreachable_patterns, unused_variables, reason = "without some of the providers")]
 
-#[cfg(not(any(feature = "rxe", feature = "mlx5")))]
-use std::convert::Infallible;
-#[cfg(not(any(feature = "rxe", feature = "mlx5")))]
-use std::marker::PhantomData;
 use std::sync::Arc;
 
-#[cfg(feature = "mlx5")]
-use bareverbs_mlx5::Mlx5;
 use bareverbs_provider::caps::Capabilities;
 use bareverbs_provider::clock::ClockInfo;
 use bareverbs_provider::command::QpHandle;
@@ -32,8 +25,6 @@ use bareverbs_provider::work::{
     Datagram, Frame, Imm, PushError, RecvRequest, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
     XrcOperation,
 };
-#[cfg(feature = "rxe")]
-use bareverbs_rxe::Rxe;
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::write::structs::{ExModifyQp, ModifyQpReq};
 use rustix::io::Errno;
@@ -102,14 +93,14 @@ macro_rules! providers {
         /// The data path of an enum has a predictable branch; a trait object would have an indirect
         /// call. [`Device::open_as`](crate::Device::open_as) opens a device without the branch.
         ///
-        /// It opens the devices of the providers that the cargo features `rxe` and `mlx5` select.
+        /// It opens the devices of the providers that cargo features select, one for each variant.
         #[allow(clippy::large_enum_variant, reason = "a process has few providers")]
         #[non_exhaustive]
         pub enum AnyProvider {
             $($(#[$meta])* #[cfg(feature = $feature)] $variant($provider),)*
             #[cfg(not(any($(feature = $feature),*)))]
             #[doc(hidden)]
-            None(Infallible),
+            None(std::convert::Infallible),
         }
 
         /// A CQ of the built-in providers.
@@ -118,7 +109,7 @@ macro_rules! providers {
             $($(#[$meta])* #[cfg(feature = $feature)] $variant(<$provider as Provider>::Cq),)*
             #[cfg(not(any($(feature = $feature),*)))]
             #[doc(hidden)]
-            None(Infallible),
+            None(std::convert::Infallible),
         }
 
         /// A send queue of the built-in providers.
@@ -127,7 +118,7 @@ macro_rules! providers {
             $($(#[$meta])* #[cfg(feature = $feature)] $variant(<$provider as Provider>::Sq),)*
             #[cfg(not(any($(feature = $feature),*)))]
             #[doc(hidden)]
-            None(Infallible),
+            None(std::convert::Infallible),
         }
 
         /// A receive queue of the built-in providers.
@@ -136,7 +127,7 @@ macro_rules! providers {
             $($(#[$meta])* #[cfg(feature = $feature)] $variant(<$provider as Provider>::Rq),)*
             #[cfg(not(any($(feature = $feature),*)))]
             #[doc(hidden)]
-            None(Infallible),
+            None(std::convert::Infallible),
         }
 
         /// An SRQ of the built-in providers.
@@ -145,8 +136,11 @@ macro_rules! providers {
             $($(#[$meta])* #[cfg(feature = $feature)] $variant(<$provider as Provider>::Srq),)*
             #[cfg(not(any($(feature = $feature),*)))]
             #[doc(hidden)]
-            None(Infallible),
+            None(std::convert::Infallible),
         }
+
+        /// The cargo features of the built-in providers.
+        pub(crate) const FEATURES: &[&str] = &[$($feature),*];
 
         /// Causes of a status that only devices of a driver have: [`Provider::explain`].
         pub(crate) fn explain(driver: DriverId, status: WcStatus) -> Option<&'static str> {
@@ -162,7 +156,7 @@ macro_rules! providers {
             $($(#[$meta])* #[cfg(feature = $feature)] $variant(<$provider as Provider>::Ah),)*
             #[cfg(not(any($(feature = $feature),*)))]
             #[doc(hidden)]
-            None(Infallible),
+            None(std::convert::Infallible),
         }
 
         /// A completion of the built-in providers.
@@ -175,7 +169,7 @@ macro_rules! providers {
             )*
             #[cfg(not(any($(feature = $feature),*)))]
             #[doc(hidden)]
-            None(Infallible, PhantomData<&'a ()>),
+            None(std::convert::Infallible, std::marker::PhantomData<&'a ()>),
         }
 
         // SAFETY: each method forwards to the provider of the variant, which upholds the
@@ -374,6 +368,7 @@ macro_rules! providers {
             forward! { [$($variant $feature)*]
                 fn validate_modify(&self, request: &ModifyQpReq) -> Result<(), &'static str>;
                 fn needs_second_reset(&self) -> bool;
+                fn needs_error_before_destroy(&self) -> bool;
                 fn ece(&self) -> Option<Ece>;
                 fn set_ece(&mut self, options: u32);
                 unsafe fn modify(&mut self, file: &DeviceFile, request: &ModifyQpReq) -> Result<(), IoctlError>;
@@ -496,7 +491,7 @@ macro_rules! providers {
 
 providers! {
     /// Soft-RoCE, with the feature `rxe`.
-    "rxe" => Rxe(Rxe),
+    "rxe" => Rxe(bareverbs_rxe::Rxe),
     /// ConnectX adapters, with the feature `mlx5`.
-    "mlx5" => Mlx5(Mlx5),
+    "mlx5" => Mlx5(bareverbs_mlx5::Mlx5),
 }

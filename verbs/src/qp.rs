@@ -1,4 +1,11 @@
 //! Queue pairs.
+//!
+//! | items | purpose |
+//! |---|---|
+//! | [`Qp`], [`Rc`], [`Uc`], [`Ud`], [`QpInitAttr`], [`QpCap`] | a QP whose transport is its type |
+//! | [`BringUp`], [`ConnectAttr`], [`InitAttr`], [`RtrAttr`], [`RtsAttr`] | the way from RESET to RTS |
+//! | [`Operation`], [`Datagram`], [`Sge`] | what is posted |
+//! | [`QpCore`](crate::untyped::QpCore) | a QP whose transport is a value |
 
 mod alternate_path;
 pub(crate) mod any;
@@ -205,6 +212,11 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<u32, Refused<Self>> {
         self.core.destroy().map_err(|refused| refused.map(|core| Self { core, _transport: PhantomData }))
+    }
+
+    /// As [`QpCore::needs_error_before_destroy`].
+    pub(crate) fn needs_error_before_destroy(&self) -> bool {
+        self.core.needs_error_before_destroy()
     }
 
     /// As [`QpCore::destroy_inner`].

@@ -57,11 +57,11 @@
 //! ```
 
 mod adopt;
+mod call;
 mod display;
 mod handles;
 mod object;
 mod query;
-mod untyped;
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -78,10 +78,10 @@ pub use bareverbs_provider::layout::{DoorbellLayout, QueueLayout, RegisterLayout
 pub use bareverbs_provider::mapping::{Mapping, Protection};
 pub use bareverbs_uapi as uapi;
 
+pub use call::UntypedCall;
 pub use display::{DisplayCall, display_call};
 pub use object::{RawDestroyError, RawObject};
 pub use query::{Query, QueryError};
-pub use untyped::UntypedCall;
 
 use crate::context::{Context, ContextInner};
 pub use crate::mr::raw::RawMr;

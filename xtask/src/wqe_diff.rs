@@ -1,4 +1,4 @@
-//! `cargo xtask wqe-diff`: compares the WQEs of our provider and of rdma-core as fetched by an HCA,
+//! `cargo xtask wqe-diff`: compares the WQEs of bareverbs and of rdma-core as fetched by an HCA,
 //! field by field.
 
 use std::fs;

@@ -23,6 +23,7 @@ impl Device for Core {
         send_queue_error: true,
         short_receive: Status::LocalLength,
         receive_flush_interval: 2_000_000,
+        turn: 32,
     };
     type Queues = QpQueues;
     type Local = Local;

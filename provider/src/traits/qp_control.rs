@@ -52,6 +52,15 @@ pub unsafe trait QpControl {
         false
     }
 
+    /// Whether the QP must be moved to ERR before it is destroyed, because the kernel's destruction may
+    /// wait long for outstanding sends (a driver bug). Default: `false`.
+    ///
+    /// Only then, because the move may suppress the acknowledgement of a message whose completion was
+    /// polled already: the peer would repeat it in vain.
+    fn needs_error_before_destroy(&self) -> bool {
+        false
+    }
+
     /// ECE options as the device last reported them. `None` without ECE. Options that were
     /// [set](Self::set_ece) and not yet confirmed count as 0. Default: `None`.
     fn ece(&self) -> Option<Ece> {

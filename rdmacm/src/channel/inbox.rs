@@ -177,8 +177,6 @@ fn remove(events: &mut VecDeque<EventResp>, keys: &[Key]) -> Vec<EventResp> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::task::Wake;
 
     use bareverbs::qp::QpType;
     use proptest::prelude::*;
@@ -186,6 +184,7 @@ mod tests {
     use super::*;
     use crate::PortSpace;
     use crate::key::{self, KeyInfo};
+    use crate::testing::Count;
 
     fn keys<const N: usize>() -> [Key; N] {
         [(); N].map(|()| key::create(KeyInfo { port_space: PortSpace::Tcp, qp_type: QpType::RC }))
@@ -194,15 +193,6 @@ mod tests {
     /// An event of a key, numbered by its status.
     fn event(key: Key, status: u32) -> EventResp {
         EventResp { uid: key.get(), status, ..EventResp::zeroed() }
-    }
-
-    #[derive(Default)]
-    struct Count(AtomicUsize);
-
-    impl Wake for Count {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
     }
 
     proptest! {
@@ -267,7 +257,7 @@ mod tests {
             let mut wakers = Vec::new();
             inboxes.deliver(event(key, 0), &mut wakers);
             wakers.into_iter().for_each(Waker::wake);
-            counts.each_ref().map(|count| count.0.load(Ordering::Relaxed))
+            counts.each_ref().map(|count| count.wakes())
         };
         assert_eq!(deliver(one), [1, 0]);
         assert_eq!(deliver(one), [1, 0]);
@@ -305,7 +295,7 @@ mod tests {
         }
         assert!(inboxes.unclaim(key, &mut wakers));
         wakers.into_iter().for_each(Waker::wake);
-        assert_eq!(counts.map(|count| count.0.load(Ordering::Relaxed)), [1, 1]);
+        assert_eq!(counts.map(|count| count.wakes()), [1, 1]);
         assert!(inboxes.has(None), "any caller gets its event");
     }
 

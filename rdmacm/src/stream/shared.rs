@@ -503,6 +503,7 @@ impl Drop for Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Count;
 
     /// A task whose waker runs code of the application when it is called or dropped.
     struct Reenters(Arc<Tasks>);
@@ -525,16 +526,6 @@ mod tests {
         }
     }
 
-    /// Counts its wakes.
-    #[derive(Default)]
-    struct Count(std::sync::atomic::AtomicUsize);
-
-    impl Wake for Count {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        }
-    }
-
     #[test]
     fn readiness_wakes_the_tasks_of_both_directions() {
         let (tasks, count) = (Arc::<Tasks>::default(), Arc::<Count>::default());
@@ -542,7 +533,7 @@ mod tests {
             tasks.set(direction, &Waker::from(Arc::clone(&count)));
         }
         tasks.wake();
-        assert_eq!(count.0.load(std::sync::atomic::Ordering::Relaxed), 2);
+        assert_eq!(count.wakes(), 2);
     }
 
     #[test]

@@ -58,6 +58,8 @@ impl Device for Port {
         send_queue_error: false,
         short_receive: Status::LocalLength,
         receive_flush_interval: 20_000_000,
+        // Few packets, whose payloads the cache holds until they are delivered.
+        turn: 4,
     };
     type Queues = QpQueues;
     type Local = Local;

@@ -50,9 +50,8 @@ pub struct Kernel {
 
 /// A translation unit that includes all headers of the declared items and of the comparison.
 fn includes(declared: &Declared, folders: &[PathBuf]) -> String {
-    let mut names: BTreeSet<&str> = crate::COVERED_HEADERS.iter().copied().collect();
-    names.extend(declared.structs.iter().map(|info| info.header));
-    names.extend(declared.values.iter().filter_map(|value| value.header));
+    let mut names = declared.headers();
+    names.extend(&*crate::COVERED_HEADERS);
     names.into_iter().filter(|name| folders.iter().any(|folder| folder.join(name).exists())).fold(
         String::new(),
         |mut text, name| {

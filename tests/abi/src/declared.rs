@@ -1,5 +1,7 @@
 //! The Rust declarations, flattened from the registry.
 
+use std::collections::BTreeSet;
+
 use bareverbs_uapi::abi::{ConstInfo, EnumInfo, Since, StructInfo};
 use bareverbs_uapi::driver::DriverAttributes;
 use bareverbs_uapi::method::{AttributeInfo, MethodInfo, ObjectInfo, UHW_IN, UHW_OUT};
@@ -65,6 +67,12 @@ impl Declared {
         let flag = Value::numbered(c, "EXTENDED", "write", 0, Since::V6_1);
         declared.values.push(Value { value: EXTENDED.into(), ..flag });
         declared
+    }
+
+    /// The headers that the declarations name.
+    pub fn headers(&self) -> BTreeSet<&'static str> {
+        let structs = self.structs.iter().map(|info| info.header);
+        structs.chain(self.values.iter().filter_map(|value| value.header)).collect()
     }
 
     fn enumeration(&mut self, info: &EnumInfo) {

@@ -15,7 +15,7 @@ use crate::session::exchange::ExchangeError;
 
 /// Why the exchange failed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum SessionError {
+pub(crate) enum ProtocolError {
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
     #[error(transparent)]
@@ -52,13 +52,13 @@ pub(crate) struct Preamble {
 
 /// A connected control connection.
 #[derive(Debug)]
-pub(crate) struct Session<'s> {
+pub(crate) struct Exchange<'s> {
     control: Control<'s>,
     role: Role,
     form: KeyForm,
 }
 
-impl<'s> Session<'s> {
+impl<'s> Exchange<'s> {
     pub(crate) fn new(control: Control<'s>, role: Role, form: KeyForm) -> Self {
         Self { control, role, form }
     }
@@ -91,14 +91,14 @@ impl<'s> Session<'s> {
 
     /// The messages before the address records. `settings` are compared with those of a peer that
     /// is this program.
-    pub(crate) fn preamble(&self, local: Preamble, settings: &[String]) -> Result<Preamble, SessionError> {
+    pub(crate) fn preamble(&self, local: Preamble, settings: &[String]) -> Result<Preamble, ProtocolError> {
         let peer = Version::decode(&self.swap_array(Message::Version, local.peer.encode())?)?;
         if self.form == KeyForm::Binary && peer.hundredths >= Version::LONGER_BINARY_RECORD {
-            return Err(SessionError::BinaryRecord(peer));
+            return Err(ProtocolError::BinaryRecord(peer));
         }
         let size = |what, ours: u32, max| {
             let theirs = self.swap_array(what, ours.to_be_bytes())?;
-            Ok::<_, SessionError>(ours.max(decode_size(what, theirs, max)?))
+            Ok::<_, ProtocolError>(ours.max(decode_size(what, theirs, max)?))
         };
         let cycle_buffer = size(Message::CycleBuffer, local.cycle_buffer, MAX_CYCLE_BUFFER)?;
         let cache_line = size(Message::CacheLine, local.cache_line, MAX_CACHE_LINE)?;
@@ -112,24 +112,24 @@ impl<'s> Session<'s> {
     }
 
     /// Exchanges the records of all queue pairs.
-    pub(crate) fn keys(&self, ours: &[KeyRecord]) -> Result<Vec<KeyRecord>, SessionError> {
+    pub(crate) fn keys(&self, ours: &[KeyRecord]) -> Result<Vec<KeyRecord>, ProtocolError> {
         ours.iter().map(|record| self.key(record, false)).collect()
     }
 
     /// Waits until the peer is at the same place: an exchange of the first queue pair's record.
-    pub(crate) fn barrier(&self, first: &KeyRecord) -> Result<KeyRecord, SessionError> {
+    pub(crate) fn barrier(&self, first: &KeyRecord) -> Result<KeyRecord, ProtocolError> {
         self.key(first, true)
     }
 
-    fn key(&self, record: &KeyRecord, patient: bool) -> Result<KeyRecord, SessionError> {
+    fn key(&self, record: &KeyRecord, patient: bool) -> Result<KeyRecord, ProtocolError> {
         let theirs = self.swap(Message::Key(self.form), &record.encode(self.form), patient)?;
         let theirs = KeyRecord::decode(self.form, &theirs)?;
-        if theirs.qpn == 0 { Err(SessionError::NoQp) } else { Ok(theirs) }
+        if theirs.qpn == 0 { Err(ProtocolError::NoQp) } else { Ok(theirs) }
     }
 
     /// Waits until the peer is at the same place, before there are queue pairs: an exchange of an empty
     /// record.
-    pub(crate) fn sync(&self) -> Result<(), SessionError> {
+    pub(crate) fn sync(&self) -> Result<(), ProtocolError> {
         let ours = KeyRecord::default().encode(self.form);
         let theirs = self.swap(Message::Key(self.form), &ours, true)?;
         KeyRecord::decode(self.form, &theirs)?;
@@ -137,7 +137,7 @@ impl<'s> Session<'s> {
     }
 
     /// Exchanges the bandwidth reports. That of the peer is not checked.
-    pub(crate) fn report(&self, ours: &BandwidthReport) -> Result<BandwidthReport, SessionError> {
+    pub(crate) fn report(&self, ours: &BandwidthReport) -> Result<BandwidthReport, ProtocolError> {
         let mut theirs = [[0; 8]; 5];
         for (bytes, theirs) in ours.encode().into_iter().zip(&mut theirs) {
             *theirs = self.swap_array(Message::Report, bytes)?;
@@ -146,23 +146,23 @@ impl<'s> Session<'s> {
     }
 
     /// Exchanges the numbers of messages that the queue pairs have sent. The peer may still run.
-    pub(crate) fn counts(&self, ours: &[u64]) -> Result<Vec<u64>, SessionError> {
+    pub(crate) fn counts(&self, ours: &[u64]) -> Result<Vec<u64>, ProtocolError> {
         ours.iter().map(|&count| self.number(Message::Count, count)).collect()
     }
 
     /// Exchanges whether the data was as expected. Returns the peer's answer.
-    pub(crate) fn outcome(&self, correct: bool) -> Result<bool, SessionError> {
+    pub(crate) fn outcome(&self, correct: bool) -> Result<bool, ProtocolError> {
         Ok(self.number(Message::Outcome, correct.into())? == 1)
     }
 
-    fn number(&self, what: Message, ours: u64) -> Result<u64, SessionError> {
+    fn number(&self, what: Message, ours: u64) -> Result<u64, ProtocolError> {
         let theirs = self.swap(what, &ours.to_be_bytes(), true)?;
         Ok(u64::from_be_bytes(*theirs.first_chunk().expect("the message has the length that was read")))
     }
 }
 
 /// Compares the settings word by word.
-fn compare_settings(ours: &[String], theirs: &[String]) -> Result<(), SessionError> {
+fn compare_settings(ours: &[String], theirs: &[String]) -> Result<(), ProtocolError> {
     let only = |some: &[String], others: &[String]| {
         let words: Vec<_> = some.iter().filter(|word| !others.contains(word)).cloned().collect();
         if words.is_empty() { "nothing more".to_owned() } else { words.join(", ") }
@@ -170,7 +170,7 @@ fn compare_settings(ours: &[String], theirs: &[String]) -> Result<(), SessionErr
     if ours.iter().all(|word| theirs.contains(word)) && ours.len() == theirs.len() {
         return Ok(());
     }
-    Err(SessionError::Settings { ours: only(ours, theirs), theirs: only(theirs, ours) })
+    Err(ProtocolError::Settings { ours: only(ours, theirs), theirs: only(theirs, ours) })
 }
 
 #[cfg(all(test, feature = "test-utils"))]
@@ -202,24 +202,24 @@ mod tests {
     fn against<T>(
         role: Role,
         other: impl FnOnce(UnixStream) + Send,
-        run: impl FnOnce(&Session<'_>) -> Result<T, SessionError>,
-    ) -> Result<T, SessionError> {
+        run: impl FnOnce(&Exchange<'_>) -> Result<T, ProtocolError>,
+    ) -> Result<T, ProtocolError> {
         let stop = Stop::new().unwrap();
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
         let peer = Peer::from_socket(ours.into(), &stop, Duration::from_millis(300));
         std::thread::scope(|scope| {
             scope.spawn(move || other(theirs));
-            run(&Session::new(Control::Tcp(peer), role, KeyForm::Gid))
+            run(&Exchange::new(Control::Tcp(peer), role, KeyForm::Gid))
         })
     }
 
     /// A side of this program, for the other end.
-    fn session(socket: UnixStream, role: Role, run: impl FnOnce(&Session<'_>)) {
+    fn exchange(socket: UnixStream, role: Role, run: impl FnOnce(&Exchange<'_>)) {
         let stop = Stop::new().unwrap();
         socket.set_nonblocking(true).unwrap();
         let peer = Peer::from_socket(socket.into(), &stop, Duration::from_millis(300));
-        run(&Session::new(Control::Tcp(peer), role, KeyForm::Gid));
+        run(&Exchange::new(Control::Tcp(peer), role, KeyForm::Gid));
     }
 
     #[test]
@@ -242,9 +242,9 @@ mod tests {
                     stream.write_all(answer).unwrap();
                 }
             },
-            |session| {
-                let agreed = session.preamble(local(true), &[])?;
-                assert_eq!(session.keys(&[KEY])?[0].qpn, 0x99);
+            |exchange| {
+                let agreed = exchange.preamble(local(true), &[])?;
+                assert_eq!(exchange.keys(&[KEY])?[0].qpn, 0x99);
                 Ok(agreed)
             },
         );
@@ -263,18 +263,18 @@ mod tests {
         against(
             Role::Server,
             move |socket| {
-                session(socket, Role::Client, |session| {
+                exchange(socket, Role::Client, |exchange| {
                     let mine = Preamble { mtu: Mtu::Mtu4096, cycle_buffer: 65536, ..local(true) };
-                    let agreed = session.preamble(mine, &other).unwrap();
+                    let agreed = exchange.preamble(mine, &other).unwrap();
                     assert_eq!((agreed.cycle_buffer, agreed.mtu), (65536, Mtu::Mtu1024));
-                    assert_eq!(session.barrier(&KEY).unwrap().qpn, 0x12);
-                    assert_eq!(session.report(&BandwidthReport::default()).unwrap(), report);
+                    assert_eq!(exchange.barrier(&KEY).unwrap().qpn, 0x12);
+                    assert_eq!(exchange.report(&BandwidthReport::default()).unwrap(), report);
                 });
             },
-            |session| {
-                assert_eq!(session.preamble(local(true), &settings)?.cycle_buffer, 65536);
-                session.barrier(&KeyRecord { qpn: 0x12, ..KEY })?;
-                session.report(&report)
+            |exchange| {
+                assert_eq!(exchange.preamble(local(true), &settings)?.cycle_buffer, 65536);
+                exchange.barrier(&KeyRecord { qpn: 0x12, ..KEY })?;
+                exchange.report(&report)
             },
         )
         .unwrap();
@@ -285,12 +285,12 @@ mod tests {
         let error = against(
             Role::Server,
             |socket| {
-                session(socket, Role::Client, |session| {
+                exchange(socket, Role::Client, |exchange| {
                     let settings = ["op=write".to_owned(), "size=4096".to_owned()];
-                    assert!(session.preamble(local(true), &settings).is_err());
+                    assert!(exchange.preamble(local(true), &settings).is_err());
                 });
             },
-            |session| session.preamble(local(true), &["op=write".to_owned(), "size=64".to_owned()]),
+            |exchange| exchange.preamble(local(true), &["op=write".to_owned(), "size=64".to_owned()]),
         );
         let text = error.unwrap_err().to_string();
         assert!(text.contains("the peer has size=4096, this side size=64"), "{text}");
@@ -318,7 +318,7 @@ mod tests {
                     stream.shutdown(std::net::Shutdown::Write).unwrap();
                     let _ = stream.read_to_end(&mut Vec::new());
                 },
-                |session| session.preamble(local(true), &[]),
+                |exchange| exchange.preamble(local(true), &[]),
             );
             let text = error.unwrap_err().to_string();
             assert!(text.contains(words), "{text}");

@@ -15,7 +15,7 @@ use super::connections::{Connections, Request};
 use super::control::Control;
 use super::endpoint::{Endpoint, Setup};
 use super::error::RunError;
-use super::exchange::{Preamble, Role, Session, SessionError};
+use super::exchange::{Exchange, Preamble, ProtocolError, Role};
 use super::measure::{CpuTime, Interval, Measured, Recorder, Window};
 use super::multicast::{Group, Target};
 use super::pace::Pace;
@@ -64,7 +64,7 @@ pub(crate) struct Local<'l> {
 struct Link<'l> {
     plan: Plan<'l>,
     local: &'l Local<'l>,
-    session: Session<'l>,
+    exchange: Exchange<'l>,
     agreed: Preamble,
     shape: Shape,
     /// The peer's address, if there are several peers.
@@ -83,13 +83,13 @@ pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>, control: Contr
         None => (KeyForm::Lid, "LID"),
     };
     let role = if plan.is_client() { Role::Client } else { Role::Server };
-    let session = Session::new(control.with_load(plan.num_qp, plan.largest()), role, form);
-    let agreed = session.preamble(preamble(&plan, local), &plan.settings(name))?;
+    let exchange = Exchange::new(control.with_load(plan.num_qp, plan.largest()), role, form);
+    let agreed = exchange.preamble(preamble(&plan, local), &plan.settings(name))?;
     if let Some(option) = plan.needs_bareverbs().filter(|_| !agreed.peer.bareverbs) {
-        return Err(SessionError::OnlyBareverbs(agreed.peer, option).into());
+        return Err(ProtocolError::OnlyBareverbs(agreed.peer, option).into());
     }
     plan.limit_to(agreed.mtu).map_err(anyhow::Error::msg)?;
-    let gid = local.port.gid.map(|(_, gid)| gid).or_else(|| session.control().gid());
+    let gid = local.port.gid.map(|(_, gid)| gid).or_else(|| exchange.control().gid());
     let group = local.group.as_ref();
     let record = KeyRecord {
         lid: group.map_or(local.port.attr.lid, Group::lid),
@@ -109,7 +109,7 @@ pub(crate) fn run<T: Service>(plan: &Plan<'_>, local: &Local<'_>, control: Contr
     let shape = Shape::new(&plan, agreed.peer.bareverbs);
     let several = options.clients.is_some() || options.all_to_all.is_some();
     let name = several.then(|| address.clone());
-    let link = Link { plan, local, session, agreed, shape, name };
+    let link = Link { plan, local, exchange, agreed, shape, name };
     // Dropped before the endpoints.
     let mut connections = link.connections()?;
     // The membership of a sender ends with the run.
@@ -183,7 +183,7 @@ impl Link<'_> {
             timeout: plan.timeout,
         };
         let server = (options.host.as_deref(), options.port);
-        Connections::new(server, request, self.session.control(), self.local.stop).map(Some)
+        Connections::new(server, request, self.exchange.control(), self.local.stop).map(Some)
     }
 
     /// Joins the group of a peer that this side sends to, with `-g`.
@@ -209,8 +209,8 @@ impl Link<'_> {
         let last = steps.iter().rposition(|&step| step == Step::Barrier);
         for (index, step) in steps.into_iter().enumerate() {
             match step {
-                Step::Keys => remote = self.session.keys(&local)?,
-                Step::Sync => self.session.sync()?,
+                Step::Keys => remote = self.exchange.keys(&local)?,
+                Step::Sync => self.exchange.sync()?,
                 Step::Manage => {
                     let connections = connections.as_mut().context("there are no connections")?;
                     connections.connect(endpoints.iter_mut().flat_map(Endpoint::queue_pairs).collect())?;
@@ -279,13 +279,13 @@ impl Link<'_> {
 
     fn barrier<T: Service>(&self, endpoints: &[Endpoint<T>]) -> Result<()> {
         let first = endpoints.first().and_then(Endpoint::first_record);
-        self.session.barrier(first.context("there is no queue pair")?)?;
+        self.exchange.barrier(first.context("there is no queue pair")?)?;
         Ok(())
     }
 
     fn watch(&self, size: u32) -> Watch<'_> {
         let stall_timeout = self.plan.stall_timeout(size);
-        Watch::new(self.local.stop, self.session.control().end(), self.abort(), stall_timeout)
+        Watch::new(self.local.stop, self.exchange.control().end(), self.abort(), stall_timeout)
     }
 
     fn abort(&self) -> &AtomicBool {
@@ -336,7 +336,7 @@ impl Link<'_> {
     /// Exchanges the reports of the last result. A passive side has the peer's figures.
     fn report(&self, results: &mut Vec<Sized>, size: u32) -> Result<()> {
         let ours = results.last().map_or_else(Default::default, |last| last.result.to_peer());
-        let theirs = self.session.report(&ours)?;
+        let theirs = self.exchange.report(&ours)?;
         match results.last_mut() {
             None => {
                 let result = SizeResult::of_peer(size, theirs.checked()?);
@@ -357,14 +357,14 @@ impl Link<'_> {
         results: &mut [Sized],
     ) -> Result<()> {
         let sent: Vec<_> = endpoints.iter().flat_map(Endpoint::sent).collect();
-        let theirs = self.session.counts(&sent)?;
+        let theirs = self.exchange.counts(&sent)?;
         let mut rest = &theirs[..];
         let correct = endpoints.iter_mut().try_for_each(|endpoint| {
             let (own, others) = rest.split_at(endpoint.count());
             rest = others;
             endpoint.compare_targets(posting, own)
         });
-        let at_peer = self.session.outcome(correct.is_ok())?;
+        let at_peer = self.exchange.outcome(correct.is_ok())?;
         correct?;
         anyhow::ensure!(at_peer, RunError::CorruptAtPeer);
         if let Some(last) = results.last_mut() {

@@ -37,7 +37,7 @@ pub(crate) struct Group {
 enum Joined {
     /// RoCE: the network interface of the GID joins the IP group.
     Ip(GidEntry),
-    Subnet(Membership),
+    Subnet(Box<Membership>),
 }
 
 impl Group {
@@ -63,7 +63,7 @@ impl Group {
         }
         let joined = match roce {
             true => Joined::Ip(context.gid(port.number, index)?),
-            false => Joined::Subnet(join(plan, port, gid)?),
+            false => Joined::Subnet(join(plan, port, gid)?.into()),
         };
         Ok(Some(Self { gid, joined }))
     }

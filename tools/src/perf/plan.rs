@@ -33,7 +33,7 @@ pub(crate) struct Plan<'a> {
     pub(crate) num_qp: u32,
     pub(crate) tx_depth: u32,
     pub(crate) rx_depth: u32,
-    /// A request in so many is signalled. See [`Plan::cq_mod_of`].
+    /// The requests per signalled one. See [`Plan::cq_mod_of`].
     pub(crate) cq_mod: u32,
     pub(crate) timeout: AckTimeout,
     /// Whether this side connects to the other one.
@@ -140,8 +140,8 @@ impl<'a> Plan<'a> {
         Depths { send: self.tx_depth.min(limit), receive: self.rx_depth.min(limit) }
     }
 
-    /// A request in so many is signalled in a run with messages of a size. With all sizes (`-a`), each
-    /// large message is: many of them take longer than a peer that has stopped is waited for.
+    /// The requests per signalled one in a run with messages of a size. With all sizes (`-a`), each
+    /// large message is signalled: the default number of them takes longer than the stall timeout.
     pub(crate) fn cq_mod_of(&self, size: u32) -> u32 {
         let chosen = self.options.cq_mod.is_some() || self.options.events;
         let each = if chosen || size <= CQ_MOD_LIMIT {
@@ -297,7 +297,7 @@ fn rx_depth(verb: Verb, measure: Measure, most: u32, options: &PerfOptions) -> u
     }
 }
 
-/// A request in so many is signalled in a bandwidth test.
+/// The requests per signalled one in a bandwidth test.
 fn cq_mod(size: u32, options: &PerfOptions) -> u32 {
     let (list, datagrams) = (options.post_list, options.connection == Connection::Ud);
     match options.cq_mod {

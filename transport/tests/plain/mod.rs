@@ -112,6 +112,7 @@ impl Device for Plain {
         send_queue_error: false,
         short_receive: Status::RemoteInvalidRequest,
         receive_flush_interval: 2_000_000,
+        turn: 32,
     };
     type Queues = PlainQueues;
     type Local = Local;
@@ -277,6 +278,8 @@ pub(crate) struct Pair {
 
 /// A key of each side with all rights over its whole memory.
 pub(crate) const KEY: u32 = 7;
+/// The PSN of the first packet in each direction.
+pub(crate) const FIRST_PSN: u32 = 0xff_fff0;
 const QPN: u32 = 0x11;
 const MEMORY: usize = 0x1_0000;
 
@@ -305,8 +308,8 @@ impl Pair {
                 retry_count: 7,
                 rnr_retry: 7,
                 ack_timeout: 10,
-                send_psn: 0xff_fff0,
-                receive_psn: 0xff_fff0,
+                send_psn: FIRST_PSN,
+                receive_psn: FIRST_PSN,
                 ..QpAttributes::default()
             };
             let queues = |number| PlainQueues {

@@ -1043,8 +1043,8 @@ impl<B, P: Provider, T: SafeTransport> Drop for Queues<B, P, T> {
     fn drop(&mut self) {
         // The operations in flight are not dropped, even if destroying the QP panics.
         let destroyed = self.qp.is_destroyed() || {
-            if self.in_flight.sends.in_use() > 0 {
-                // Before Linux 6.4, Soft-RoCE waits long for a QP in RTS whose send is retried.
+            if self.qp.needs_error_before_destroy() {
+                // The kernel refuses it only if the device was removed.
                 let _ = self.qp.set_error();
             }
             // SAFETY: `self` owns the QP, which was not destroyed, and does not use it afterwards.

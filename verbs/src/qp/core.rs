@@ -19,7 +19,7 @@ use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::error::CreateError;
 use bareverbs_provider::layout::QueueLayout;
 use bareverbs_provider::request::QpRequest;
-use bareverbs_provider::traits::{CreatedQp, Provider, RecvQueue, SendQueue};
+use bareverbs_provider::traits::{CreatedQp, Provider, QpControl, RecvQueue, SendQueue};
 use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 use bareverbs_uapi::verbs_values::{QpAttrMask, QpState};
 use bareverbs_uapi::write::structs::ExQueryDeviceResp;
@@ -311,6 +311,11 @@ impl<P: Provider> QpCore<P> {
         self.destroyed = true;
         self.rings_are_unused = true;
         Ok(resp.events_reported)
+    }
+
+    /// Whether a driver bug makes the destruction wait; see [`QpControl::needs_error_before_destroy`].
+    pub(crate) fn needs_error_before_destroy(&self) -> bool {
+        self.sq.needs_error_before_destroy()
     }
 
     /// Whether the kernel has destroyed the QP; see [`QpCore::destroy_object`].

@@ -57,6 +57,8 @@ pub(crate) struct Log {
     pub(crate) modified: Hook,
     /// Whether RESET is issued twice.
     pub(crate) needs_second_reset: bool,
+    /// Whether a QP is moved to ERR before it is destroyed.
+    pub(crate) needs_error_before_destroy: bool,
     /// Numbers of the rings that were reset.
     pub(crate) reset: Vec<u32>,
     /// Errors of the next receives, in this order.
@@ -362,6 +364,10 @@ unsafe impl QpControl for Ring {
 
     fn needs_second_reset(&self) -> bool {
         self.plain.log().needs_second_reset
+    }
+
+    fn needs_error_before_destroy(&self) -> bool {
+        self.plain.log().needs_error_before_destroy
     }
 }
 

@@ -7,7 +7,8 @@ use std::process::Command;
 use bareverbs_interop_tests::perf::{Benchmark, PAIRINGS, Run, Side};
 use bareverbs_interop_tests::pingpong::HOST;
 use bareverbs_interop_tests::program::Program;
-use bareverbs_test_support::{device, kernel_test};
+use bareverbs_test_support::device::{self, Requirement};
+use bareverbs_test_support::kernel_test;
 use serde_json::Value;
 
 use crate::{OPERATIONS, SOON, WITH_PERFTEST, expect_latencies, expect_measured, options};
@@ -200,16 +201,35 @@ fn huge_pages_interoperate_with_perftest() {
     }
 }
 
-#[kernel_test]
-fn dma_bufs_carry_every_operation() {
-    let text = || refusal("write bw --dma-buf");
+/// For tests with memory of dma-bufs.
+///
+/// # Errors
+/// If the kernel makes none, or the driver takes none: mlx5 needs page faults of the device for memory that
+/// its owner may move.
+fn dma_bufs() -> Requirement {
     if !Path::new("/dev/udmabuf").exists() {
-        return assert!(text().contains("cannot open /dev/udmabuf"), "{}", text());
+        return Err("this kernel has no /dev/udmabuf".into());
     }
-    // ConnectX's driver needs page faults of the device for memory that its owner may move.
-    if device::is_soft_roce() || !device::open().capabilities().odp {
-        return assert!(text().contains("--dma-buf: reg_dmabuf_mr: "), "{}", text());
-    }
+    let takes = !device::is_soft_roce() && device::open().capabilities().odp;
+    if takes { Ok(()) } else { Err("the driver takes no dma-bufs".into()) }
+}
+
+/// # Errors
+/// If there can be memory of dma-bufs.
+fn no_dma_bufs() -> Requirement {
+    if dma_bufs().is_err() { Ok(()) } else { Err("the driver takes dma-bufs".into()) }
+}
+
+#[kernel_test(no_dma_bufs)]
+fn dma_bufs_are_refused_where_there_are_none() {
+    let kernel_lacks_it = !Path::new("/dev/udmabuf").exists();
+    let words = if kernel_lacks_it { "cannot open /dev/udmabuf" } else { "--dma-buf: reg_dmabuf_mr: " };
+    let text = refusal("write bw --dma-buf");
+    assert!(text.contains(words), "{text}");
+}
+
+#[kernel_test(dma_bufs)]
+fn dma_bufs_carry_every_operation() {
     for operation in OPERATIONS.into_iter().chain(["write-imm"]) {
         for (test, others) in [("bw", &["-q", "2", "-b", "-n", "100"][..]), ("lat", &["-n", "50"])] {
             if (operation, test) == ("write", "lat") {
@@ -246,11 +266,8 @@ impl Drop for LowLimit {
 }
 
 /// The size of the memory is known when the peer has connected.
-#[kernel_test]
+#[kernel_test(dma_bufs)]
 fn dma_buf_above_the_limit_is_refused() {
-    if !Path::new("/dev/udmabuf").exists() || device::is_soft_roce() || !device::open().capabilities().odp {
-        return;
-    }
     let _limit = LowLimit::of_mebibytes(1);
     let options = ["--dma-buf", "-s", "1048576"];
     let benchmark = Benchmark { operation: "write", test: "bw" };

@@ -1613,12 +1613,11 @@ fn marker_whose_doorbell_was_refused_counts_as_posted() {
 }
 
 #[test]
-fn qp_of_a_dropped_endpoint_is_moved_to_err_if_sends_are_outstanding() {
-    for (sends, states) in [(false, &[][..]), (true, &[QpState::ERR])] {
+fn qp_of_a_dropped_endpoint_is_moved_to_err_only_for_a_driver_that_needs_it() {
+    for (needs, states) in [(false, &[][..]), (true, &[QpState::ERR])] {
         let mut setup = Setup::new();
-        if sends {
-            setup.send(1, true);
-        }
+        setup.plain.log().needs_error_before_destroy = needs;
+        setup.send(1, false);
         let Setup { plain, endpoint, .. } = setup;
         drop(endpoint);
         assert_eq!(plain.log().states, states);
