@@ -144,7 +144,7 @@ impl Device {
             None => {
                 #[cfg(feature = "soft")]
                 if let Some(device) = crate::soft::find(name) {
-                    return device;
+                    return device.map(|device| Self { name: name.to_owned(), ..Self::from(device) });
                 }
                 Err(Error::UnknownDevice {
                     name: name.to_owned(),
@@ -195,12 +195,6 @@ impl Device {
             #[cfg(feature = "soft")]
             Source::Soft(_) => None,
         }
-    }
-
-    /// The same device, with the name by which it was found.
-    #[cfg(feature = "soft")]
-    pub(crate) fn named(self, name: &str) -> Self {
-        Self { name: name.to_owned(), ..self }
     }
 
     /// The device of this process; `None` for one of the kernel.

@@ -39,6 +39,8 @@
 //! - Their GIDs have no network interface:
 //!   [`Context::resolve_ethernet`](crate::Context::resolve_ethernet) is unsupported.
 //! - A forked child can't use a device of its parent. It can create devices on a fabric of its own.
+//!
+//! [`Device::find`]: crate::Device::find
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Mutex, PoisonError};
@@ -46,14 +48,13 @@ use std::sync::{Mutex, PoisonError};
 use bareverbs_provider::process::ForkGuard;
 use rustix::io::Errno;
 
-use crate::discovery::Device;
 use crate::error::{Error, Result};
 
 pub use bareverbs_soft::{AddressInUse, Fabric, SoftDevice, WireError};
 
 const VERB: &str = "open_device";
 
-/// The devices that [`Device::find`] has created.
+/// The devices that were created by name.
 static NAMED: Mutex<Option<Named>> = Mutex::new(None);
 
 struct Named {
@@ -76,7 +77,7 @@ enum Name {
 const MAX_NUMBERED: u32 = (1 << 24) - 2;
 
 /// The device of this process named `name`; `None` if it is not such a name.
-pub(crate) fn find(name: &str) -> Option<Result<Device>> {
+pub(crate) fn find(name: &str) -> Option<Result<SoftDevice>> {
     let rest = name.strip_prefix("soft")?;
     if let Some(address) = rest.strip_prefix(':') {
         let reason = format!("device {name}: {address:?} is not an IP address");
@@ -88,7 +89,7 @@ pub(crate) fn find(name: &str) -> Option<Result<Device>> {
     Some(find_or_create(name, Name::Numbered(number)))
 }
 
-fn find_or_create(name: &str, named: Name) -> Result<Device> {
+fn find_or_create(name: &str, named: Name) -> Result<SoftDevice> {
     let mut all = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
     if all.as_ref().is_some_and(|all| !all.fork_guard.is_same_process()) {
         // Those of the parent. They are not dropped: a thread of the parent may hold their locks.
@@ -118,7 +119,7 @@ fn find_or_create(name: &str, named: Name) -> Result<Device> {
             device
         }
     };
-    Ok(Device::from(device).named(name))
+    Ok(device)
 }
 
 /// The error of a device that can't have its address.

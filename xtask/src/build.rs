@@ -76,6 +76,16 @@ fn programs(profile: &str) -> Result<Programs> {
     Ok(Programs { init: folder.join(INIT), on_path: BTreeMap::from([(TOOL.to_owned(), folder.join(TOOL))]) })
 }
 
+/// Builds our tool for this machine. It shares most artifacts with this program.
+pub(crate) fn native_tool() -> Result<PathBuf> {
+    announce(TOOL);
+    let arguments = ["build", "--quiet", "--package", "bareverbs-tools"];
+    if !cargo().args(arguments).status().context("running cargo")?.success() {
+        bail!("{TOOL} could not be built");
+    }
+    Ok(workspace().join("target/debug").join(TOOL))
+}
+
 /// Builds the guest's init.
 pub(crate) fn guest_init() -> Result<PathBuf> {
     Ok(static_programs("quick", &[(INIT, INIT)])?.join(INIT))

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: ping-pong between two hosts on a wire.
+//! `cargo xtask demo`: ping-pong between two processes, or two hosts on a wire.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -22,13 +22,14 @@ const ITERATIONS: &str = "500";
 
 #[derive(Args)]
 pub(crate) struct Demo {
-    /// A series such as 6.12, rc, or a folder with a kernel.
-    #[arg(long, default_value = experiment::DEFAULT_KERNEL)]
-    kernel: String,
-    /// The accelerator: auto, kvm or tcg.
-    #[arg(long, default_value = "auto")]
+    /// Run on Soft-RoCE in two virtual hosts with this kernel: a series such as 6.12, rc, or a folder
+    /// with a kernel. Default: two processes with RoCE devices in user space.
+    #[arg(long)]
+    kernel: Option<String>,
+    /// The accelerator of the virtual hosts: auto, kvm or tcg.
+    #[arg(long, default_value = "auto", requires = "kernel")]
     accel: Accelerator,
-    /// Run on this machine's own RDMA device instead of in virtual hosts.
+    /// Run on this machine's own RDMA device.
     #[arg(long, conflicts_with_all = ["kernel", "accel"])]
     native: bool,
 }
@@ -38,11 +39,12 @@ impl Demo {
         if self.native {
             return native::run();
         }
+        let Some(kernel) = &self.kernel else { return native::run_soft() };
         heading("Set-up");
         let cache = Cache::open()?;
         let tools = Tools::fetch(&cache, false)?;
         println!("QEMU {}", tools.version);
-        let kernel = experiment::kernel(&cache, &tools, &self.kernel)?;
+        let kernel = experiment::kernel(&cache, &tools, kernel)?;
         println!("kernel {}", kernel.version);
         let rdma_core = RdmaCore::fetch(&cache, false)?;
         println!("rdma-core {}", rdma_core.version);

@@ -1,6 +1,8 @@
-//! `cargo xtask demo --native`: ping-pong over loopback on the machine's own RDMA device.
+//! `cargo xtask demo`: ping-pong between two processes with RoCE devices in user space. With `--native`, over
+//! loopback on the machine's own RDMA device.
 
 use std::fs::{self, OpenOptions};
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -22,17 +24,38 @@ pub(crate) fn run() -> Result<ExitCode> {
     run_to_end(Command::new(tool).arg("devices"))?;
 
     heading(&format!("bareverbs and bareverbs over {device}"));
-    let ping_pong = || {
+    ping_pong(tool, [&device, &device], &[])
+}
+
+/// Two processes, each with a device of its own.
+pub(crate) fn run_soft() -> Result<ExitCode> {
+    heading("Set-up");
+    let tool = build::native_tool()?;
+    let devices = ["soft:127.0.0.1", "soft:127.0.0.2"];
+    heading("Device");
+    run_to_end(Command::new(&tool).args(["devinfo", "-d", devices[0]]))?;
+    heading("RC ping-pong between two processes: RoCE v2, data verified");
+    ping_pong(&tool, devices, &["-c", "-e"])
+}
+
+/// Runs a server on the first device and a client on the second.
+fn ping_pong(tool: &Path, devices: [&str; 2], options: &[&str]) -> Result<ExitCode> {
+    // The port is free again once the listener is dropped.
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+    let command = |device, peer: &[&str]| {
         let mut command = Command::new(tool);
-        command.args(["pingpong", "rc", "-d", &device]);
+        command.args(["pingpong", "rc", "-p", &port.to_string(), "-d", device]).args(options).args(peer);
+        let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+        println!("bareverbs {}", words.join(" "));
         command
     };
-    let mut server = ping_pong().stdout(Stdio::piped()).spawn().context("starting the server")?;
+    let mut server =
+        command(devices[0], &[]).stdout(Stdio::piped()).spawn().context("starting the server")?;
     let deadline = Instant::now() + SERVER_LIMIT;
-    while !listens() && server.try_wait()?.is_none() && Instant::now() < deadline {
+    while !listens(port) && server.try_wait()?.is_none() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(20));
     }
-    let client = ping_pong().arg("localhost").output().context("starting the client")?;
+    let client = command(devices[1], &["localhost"]).output().context("starting the client")?;
     if !client.status.success() {
         server.kill()?;
     }
@@ -99,14 +122,15 @@ fn run_to_end(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Whether a process listens on TCP port 18515.
-fn listens() -> bool {
+/// Whether a process listens on a TCP port.
+fn listens(port: u16) -> bool {
+    let port = format!(":{port:04X}");
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|path| {
         let table = fs::read_to_string(path).unwrap_or_default();
         table.lines().any(|line| {
             let mut fields = line.split_whitespace();
             let local = fields.nth(1).unwrap_or_default();
-            local.ends_with(":4853") && fields.nth(1) == Some("0A")
+            local.ends_with(&port) && fields.nth(1) == Some("0A")
         })
     })
 }

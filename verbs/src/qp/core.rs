@@ -315,7 +315,8 @@ impl<P: Provider> QpCore<P> {
 
     /// Whether a driver bug makes the destruction wait; see [`QpControl::needs_error_before_destroy`].
     pub(crate) fn needs_error_before_destroy(&self) -> bool {
-        self.sq.needs_error_before_destroy()
+        // A forked child has not inherited the ring that the queue reads.
+        self.pd.context().file().check_same_process().is_ok() && self.sq.needs_error_before_destroy()
     }
 
     /// Whether the kernel has destroyed the QP; see [`QpCore::destroy_object`].
