@@ -30,6 +30,7 @@ const DIFFERENCES: &[(&str, &str)] = &[
     ("::event-fd-file-closed", "the end of a channel is the end of a file"),
     ("::event-fd-one-less", "a read that is too short truncates the record"),
     ("::event-fd-length-0", "a read of 0 bytes succeeds"),
+    ("reads-hang-with-max_rd_atomic-0", "a READ needs no initiator depth"),
 ];
 
 /// A soft device as a target.
@@ -180,15 +181,11 @@ mod tests {
     #[test]
     fn soft_device_passes_the_checks_of_its_series() {
         let fabric = Fabric::new();
-        let suite = Suite::for_soft_device(SoftDevice::new(&fabric)).unwrap();
-        let filter = std::env::var("CONFORM_FILTER").ok();
-        let results = suite.run(&Filter::new(filter.as_deref()), 0, |_, _, _| {});
+        let suite = Suite::for_soft_device(SoftDevice::new(&fabric)).unwrap().without_passed_calls();
+        let results = suite.run(&Filter::default(), 0, |_, _, _| {});
         let failed: Vec<_> = results.checks.iter().filter(|one| one.verdict == Verdict::Failed).collect();
-        let names: Vec<_> = failed
-            .iter()
-            .map(|one| format!("{}: {} [{} -> {}]", one.name, one.reason, one.expected, one.got))
-            .collect();
-        eprintln!("{} passed, {} skipped", results.count(Verdict::Passed), results.count(Verdict::Skipped));
+        let names: Vec<_> = failed.iter().map(|one| format!("{}: {}", one.name, one.reason)).collect();
         assert!(failed.is_empty(), "{} failed:\n{}", names.len(), names.join("\n"));
+        assert!(results.count(Verdict::Passed) > 5000, "{}", results.count(Verdict::Passed));
     }
 }

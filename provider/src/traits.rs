@@ -286,8 +286,8 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError>;
 
     /// Causes of the status of a completion that only devices of this driver have, as a clause that
-    /// names the driver: "on Soft-RoCE also: …". `verbs` asks its built-in providers. Informative.
-    /// Default: none.
+    /// names the driver: "on Soft-RoCE also: …". `Context::explain` asks the provider of the context,
+    /// errors ask the built-in ones. Informative. Default: none.
     fn explain(status: WcStatus) -> Option<&'static str> {
         let _ = status;
         None

@@ -9,8 +9,7 @@
 //! | `address` | GIDs, address handles, routes |
 //! | `port` | the transport's [`Device`](bareverbs_transport::Device) |
 //!
-//! The fabric owns the engines and drives them. Statuses are those of the InfiniBand specification where
-//! Soft-RoCE differs from it.
+//! The fabric owns the engines and drives them. Statuses and events are those of Soft-RoCE on Linux 7.2.
 
 mod address;
 mod completion;
@@ -108,11 +107,6 @@ impl Engine {
     /// The wire to other processes.
     pub(crate) fn wire(&self) -> Option<&UdpWire> {
         self.wire.as_deref()
-    }
-
-    /// The GIDs of the port.
-    pub(crate) fn gids(&self) -> &[[u8; 16]] {
-        &self.port.address.gids
     }
 
     /// Registers memory of the program.
@@ -254,10 +248,6 @@ impl Engine {
         self.qps.get(qpn).map(bareverbs_transport::Qp::state)
     }
 
-    pub(crate) fn qp_attributes(&self, qpn: u32) -> Option<&QpAttributes> {
-        self.qps.get(qpn).map(|qp| &qp.attributes)
-    }
-
     /// The PSN that the responder expects, and that of the next request.
     pub(crate) fn psns(&self, qpn: u32) -> (u32, u32) {
         let Some(qp) = self.qps.get(qpn) else { return (0, 0) };
@@ -295,11 +285,6 @@ impl Engine {
     /// Creates an address handle. Returns its number.
     pub(crate) fn create_ah(&mut self, pd: u32, av: Av) -> Result<u32, Errno> {
         self.port.handles.insert_with(|_| Ah { pd, av }).ok_or(Errno::NOMEM)
-    }
-
-    pub(crate) fn modify_ah(&mut self, ah: u32, av: Av) -> Result<(), Errno> {
-        self.port.handles.get_mut(ah).ok_or(Errno::INVAL)?.av = av;
-        Ok(())
     }
 
     pub(crate) fn destroy_ah(&mut self, ah: u32) {

@@ -5,6 +5,7 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `device`, `port` | [`SoftDevice`]; addresses and attributes of its port |
 //! | `file` | a context: the ioctls, write commands and mappings of one open device |
 //! | `call`, `user` | the ioctl parser; copies from and to addresses of the program |
 //! | `objects`, `methods` | handles, and the handlers of the methods |

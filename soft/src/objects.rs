@@ -292,21 +292,21 @@ impl State {
         match &slot.object {
             None | Some(Object::Pd(_)) => {}
             Some(Object::Cq(cq)) => {
-                self.port.with(|engine| Ok(engine.destroy_cq(cq.id)))?;
+                self.port.run(|engine| engine.destroy_cq(cq.id))?;
                 (reported.completions, reported.asynchronous) = cq.sink.close();
             }
             Some(Object::Qp(qp)) => {
                 if !qp.groups.is_empty() {
                     return Err(Errno::BUSY);
                 }
-                self.port.with(|engine| Ok(engine.destroy_qp(qp.qpn)))?;
+                self.port.run(|engine| engine.destroy_qp(qp.qpn))?;
                 reported.asynchronous = qp.sink.close();
             }
             Some(Object::Srq(srq)) => {
-                self.port.with(|engine| Ok(engine.destroy_srq(srq.id)))?;
+                self.port.run(|engine| engine.destroy_srq(srq.id))?;
                 reported.asynchronous = srq.sink.close();
             }
-            Some(Object::Ah(ah)) => self.port.with(|engine| Ok(engine.destroy_ah(*ah)))?,
+            Some(Object::Ah(ah)) => self.port.run(|engine| engine.destroy_ah(*ah))?,
             Some(Object::Mr { id, .. }) => self.port.with(|engine| engine.deregister(*id))?,
             Some(Object::Mw(mw)) => self.port.with(|engine| engine.free_window(*mw))?,
         }

@@ -34,7 +34,7 @@ pub(crate) const MAX_MTU: Mtu = Mtu::MTU_4096;
 const MAX_OBJECTS: u32 = 1 << 20;
 const GID_TABLE: u32 = 1024;
 /// `DeviceCapFlags` of Soft-RoCE.
-const CAPABILITIES: u64 = 0x1_c001_223c_76;
+const CAPABILITIES: u64 = 0x01c0_0122_3c76;
 
 /// A port, with its place on the fabric.
 #[derive(Debug)]
@@ -131,6 +131,18 @@ impl Port {
         // The number may be that of another device by now.
         let f = |engine: &mut Engine| if self.is_removed() { Err(Errno::IO) } else { f(engine) };
         self.fabric.with(self.number, f)
+    }
+
+    /// The same for what can't fail.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`.
+    pub(crate) fn run(&self, f: impl FnOnce(&mut Engine)) -> Result<(), Errno> {
+        self.with(|engine| {
+            f(engine);
+            Ok(())
+        })
     }
 
     /// The packets that the UDP wire has dropped.

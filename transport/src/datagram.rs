@@ -39,6 +39,10 @@ pub(crate) fn receive<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet
         Ok(()) => None,
         // The datagram is lost. Its receive WQE is kept.
         Err(ScatterError::Absent) if wait_for_receive(qp, device, &receive, bytes.len()) => return,
+        Err(ScatterError::TooLong) if D::POLICY.drops_long_datagrams => {
+            qp.responder.reusable_receive = Some(receive);
+            return;
+        }
         Err(ScatterError::TooLong) => Some(Status::LocalLength),
         Err(ScatterError::Protection | ScatterError::Absent) => Some(Status::LocalProtection),
     };

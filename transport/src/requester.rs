@@ -16,9 +16,6 @@ use complete::fail;
 use fetch::begin_next;
 pub(crate) use response::receive;
 
-/// Maximum number of unacknowledged packets.
-const WINDOW: i32 = 128;
-
 /// Sends up to `budget` packets.
 pub(crate) fn turn<D: Device>(qp: &mut Qp<D>, device: &mut D, budget: u32) -> Turn {
     if !qp.queues.has_send_queue() {
@@ -43,7 +40,7 @@ pub(crate) fn turn<D: Device>(qp: &mut Qp<D>, device: &mut D, budget: u32) -> Tu
         if qp.state != State::ReadyToSend || qp.requester.paused() {
             return Turn::Idle;
         }
-        if qp.is_reliable() && qp.requester.outstanding() >= WINDOW {
+        if qp.is_reliable() && qp.requester.outstanding() >= qp.requester.window {
             return Turn::Idle;
         }
         let fresh = qp.requester.cursor.0 >= qp.requester.inflight.len();
@@ -58,7 +55,8 @@ pub(crate) fn turn<D: Device>(qp: &mut Qp<D>, device: &mut D, budget: u32) -> Tu
 /// SQD: sends the rest of the WQEs in execution and starts no new one.
 fn drain<D: Device>(qp: &mut Qp<D>, device: &mut D, budget: u32) -> Turn {
     for _ in 0..budget {
-        let waits = qp.requester.paused() || qp.is_reliable() && qp.requester.outstanding() >= WINDOW;
+        let waits =
+            qp.requester.paused() || qp.is_reliable() && qp.requester.outstanding() >= qp.requester.window;
         if qp.state != State::SendQueueDrained
             || waits
             || qp.requester.cursor.0 >= qp.requester.inflight.len()
@@ -72,7 +70,7 @@ fn drain<D: Device>(qp: &mut Qp<D>, device: &mut D, budget: u32) -> Turn {
         qp.requester.drained = true;
         device.event(&qp.queues, Event::SendQueueDrained);
     }
-    if begun && !qp.requester.paused() && qp.requester.outstanding() < WINDOW {
+    if begun && !qp.requester.paused() && qp.requester.outstanding() < qp.requester.window {
         Turn::More
     } else {
         Turn::Idle

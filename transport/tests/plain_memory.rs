@@ -214,6 +214,24 @@ fn flush_of_a_placement_type_that_the_qp_lacks_is_an_invalid_request() {
 }
 
 #[test]
+fn losses_halve_the_packets_in_flight() {
+    let mut pair = Pair::rc();
+    pair.post(0, Action::Write { immediate: false }, FROM, TO, 129 * pair.mtu);
+    let mut bursts: Vec<u32> = Vec::new();
+    let mut first = None;
+    pair.settle(|packets| {
+        for packet in packets.drain(..) {
+            if packet.psn == *first.get_or_insert(packet.psn) {
+                bursts.push(0);
+            }
+            *bursts.last_mut().unwrap() += 1;
+        }
+    });
+    assert_eq!(bursts[..5], [128, 64, 32, 32, 32]);
+    assert_eq!(pair.take_completions(0), [Completion::Send(0, Err(Status::RetriesExceeded))]);
+}
+
+#[test]
 fn atomic_write_has_eight_bytes() {
     let mut pair = Pair::rc();
     pair.post(0, Action::AtomicWrite, FROM, TO, 16);

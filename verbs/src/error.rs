@@ -526,9 +526,14 @@ impl From<Error> for io::Error {
     }
 }
 
-/// Describes the status of a completion and its likely causes on the devices of `driver`. If the link
-/// of a port is down, this is the cause.
+/// Describes the status of a completion and its likely causes on the devices of `driver`, if it is that
+/// of a built-in provider. If the link of a port is down, this is the cause.
 pub(crate) fn explain(status: WcStatus, driver: DriverId, link_down: Option<PortNum>) -> String {
+    describe(status, provider::explain(driver, status), link_down)
+}
+
+/// As [`explain`], with the causes that only devices of the driver have.
+pub(crate) fn describe(status: WcStatus, of_driver: Option<&str>, link_down: Option<PortNum>) -> String {
     if let Some(port) = link_down {
         return format!(
             "the link of port {port} is down: set its network interface up, or check the cable and the port of \
@@ -536,7 +541,6 @@ pub(crate) fn explain(status: WcStatus, driver: DriverId, link_down: Option<Port
         );
     }
     let text = wc_status_str(status);
-    let of_driver = provider::explain(driver, status);
     of_driver.map_or_else(|| text.to_owned(), |of_driver| format!("{text}; {of_driver}"))
 }
 

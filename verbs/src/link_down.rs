@@ -8,7 +8,8 @@ use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::verbs_values::{PortState, WcStatus};
 
 use crate::context::{Context, ContextInner};
-use crate::error::{Error, explain};
+use crate::error::{Error, describe};
+use crate::provider;
 use crate::values::PortNum;
 
 /// A port whose link is down, as [`Context::link_down`] found it. `Display` names the port, the state
@@ -86,7 +87,9 @@ impl<P: Provider> Context<P> {
     #[doc(alias = "ibv_wc_status_str")]
     #[must_use]
     pub fn explain(&self, status: WcStatus) -> String {
-        explain(status, self.driver(), cause(self.inner(), status))
+        // `AnyProvider` has no causes of its own.
+        let of_driver = P::explain(status).or_else(|| provider::explain(self.driver(), status));
+        describe(status, of_driver, cause(self.inner(), status))
     }
 }
 
@@ -129,6 +132,14 @@ fn lacks_up(flags: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Plain;
+
+    #[test]
+    fn context_of_any_provider_explains_by_its_causes() {
+        let domain = Plain::default().domain();
+        let text = domain.context().explain(WcStatus::FATAL_ERR);
+        assert_eq!(text, "the device failed; on plain memory also: never");
+    }
 
     #[test]
     fn text_names_the_port_and_the_remedy() {

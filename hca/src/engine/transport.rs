@@ -9,7 +9,7 @@ use super::core::Core;
 use super::eq::EventKind;
 use super::limits::MAX_MESSAGE;
 use super::mkey::{self, Accessor};
-use super::packet::{Packet, Route};
+use super::packet::{Packet, Route, syndrome};
 use super::page_fault::{PageFaultInfo, kind};
 use super::queues::{QpQueues, ReceiveQueue};
 use super::service::Service;
@@ -22,7 +22,12 @@ impl Device for Core {
         memory_placement: false,
         send_queue_error: true,
         short_receive: Status::LocalLength,
+        short_receive_nak: syndrome::NAK_INVALID,
+        drops_long_datagrams: false,
+        refused_write_consumes_receive: false,
+        refused_invalidate: Status::RemoteAccess,
         receive_flush_interval: 2_000_000,
+        adaptive_window: false,
         turn: 32,
     };
     type Queues = QpQueues;

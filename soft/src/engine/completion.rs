@@ -77,15 +77,14 @@ impl Cq {
 }
 
 /// The completion of a send.
-pub(super) fn of_send(qp: u32, wr_id: u64, opcode: WcOpcode, length: u32, failure: Option<Status>) -> Wc {
-    Wc {
-        wr_id,
-        status: failure.map_or(WcStatus::SUCCESS, status),
-        opcode,
-        byte_len: length,
-        qp_num: qp,
-        ..Wc::new_zeroed()
-    }
+pub(super) fn of_send(qp: u32, wr_id: u64, opcode: WcOpcode, length: u32, failure: Option<WcStatus>) -> Wc {
+    // A request that fails before it is sent completes by the flush of its queue. Its slot has the reason.
+    let local = [WcStatus::LOC_LEN_ERR, WcStatus::LOC_QP_OP_ERR, WcStatus::MW_BIND_ERR];
+    let status = match failure {
+        Some(failure) if local.contains(&failure) => WcStatus::WR_FLUSH_ERR,
+        other => other.unwrap_or(WcStatus::SUCCESS),
+    };
+    Wc { wr_id, status, opcode, byte_len: length, qp_num: qp, ..Wc::new_zeroed() }
 }
 
 /// The completion of a receive, and whether it is solicited.
@@ -93,7 +92,11 @@ pub(super) fn of_receive(qp: u32, wr_id: u64, placed: u32, outcome: &RecvOutcome
     let mut completion = Wc { wr_id, qp_num: qp, opcode: WcOpcode::RECV, ..Wc::new_zeroed() };
     match outcome {
         RecvOutcome::Failed(failure) => {
-            completion.status = status(*failure);
+            // A receive that is too short or not writable is malformed.
+            completion.status = match failure {
+                Status::LocalLength | Status::LocalProtection => WcStatus::LOC_QP_OP_ERR,
+                other => status(*other),
+            };
             (completion, true)
         }
         RecvOutcome::Message { packet, .. } => {
@@ -126,8 +129,17 @@ fn describe(completion: &mut Wc, packet: &Packet) {
     }
 }
 
-/// The kernel's value of a status.
-pub(super) fn status(status: Status) -> WcStatus {
+/// The status of a failed send. Soft-RoCE tells a key that doesn't allow an access from another error only
+/// where a response arrives.
+pub(super) fn status_of_send(opcode: WcOpcode, failure: Status) -> WcStatus {
+    let has_response = matches!(opcode, WcOpcode::RDMA_READ | WcOpcode::COMP_SWAP | WcOpcode::FETCH_ADD);
+    match failure {
+        Status::LocalProtection if !has_response => WcStatus::LOC_QP_OP_ERR,
+        other => status(other),
+    }
+}
+
+fn status(status: Status) -> WcStatus {
     match status {
         Status::LocalLength => WcStatus::LOC_LEN_ERR,
         Status::LocalQpOperation => WcStatus::LOC_QP_OP_ERR,

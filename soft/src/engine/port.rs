@@ -1,6 +1,6 @@
 //! The device under the transport: queues, keys, addresses and events.
 
-use bareverbs_transport::packet::{Flush, Packet, Route};
+use bareverbs_transport::packet::{Flush, Packet, Route, syndrome};
 use bareverbs_transport::{
     AccessError, Action, AddressVector, Counters, Device, Event, Fetched, KeyRange, PageFault, Policy, Pool,
     QueueFault, Receive, RecvFetch, RecvOutcome, SendCompletion, Status, Table,
@@ -57,7 +57,12 @@ impl Device for Port {
         memory_placement: true,
         send_queue_error: false,
         short_receive: Status::LocalLength,
+        short_receive_nak: syndrome::NAK_OPERATION,
+        drops_long_datagrams: true,
+        refused_write_consumes_receive: true,
+        refused_invalidate: Status::RemoteInvalidRequest,
         receive_flush_interval: 20_000_000,
+        adaptive_window: true,
         // Few packets, whose payloads the cache holds until they are delivered.
         turn: 4,
     };
@@ -115,16 +120,21 @@ impl Device for Port {
 
     fn execute(&mut self, queues: &QpQueues, work: &Work) -> Result<u64, Status> {
         let who = self.accessor(queues, None);
-        let result = match work.action {
-            Action::Local(Local::Invalidate(key)) => self.keys.invalidate(who, key),
-            Action::Local(Local::Bind(bind)) => self.keys.bind(who, &bind),
-            _ => Ok(()),
-        };
-        result.map(|()| 0).map_err(|_| Status::MemoryWindowBind)
+        match work.action {
+            Action::Local(Local::Invalidate(key)) => {
+                self.keys.invalidate(who, key).map_err(|_| Status::LocalQpOperation)?;
+            }
+            Action::Local(Local::Bind(bind)) => {
+                self.keys.bind(who, &bind).map_err(|_| Status::MemoryWindowBind)?;
+            }
+            _ => {}
+        }
+        Ok(0)
     }
 
     fn complete_send(&mut self, queues: &QpQueues, completion: &SendCompletion<'_, SendName>) {
         let SendCompletion { wqe, failure, .. } = *completion;
+        let failure = failure.map(|failure| completion::status_of_send(wqe.opcode, failure));
         queues.sends.release(wqe, failure);
         if !wqe.signaled && failure.is_none() {
             return;

@@ -4,14 +4,13 @@ use std::mem::{offset_of, size_of};
 
 use bareverbs_provider::Errno;
 use bareverbs_transport::packet::Flush;
-use bareverbs_transport::{Action, Fence, Fetched, Segment, Service, Status};
+use bareverbs_transport::{Action, Fence, Fetched, Segment, Service};
 use bareverbs_uapi::rxe::{self, AtomicWr, FlushWr, MwWr, RdmaWr, SendWqe, SendWr, UdWr};
-use bareverbs_uapi::verbs_values::SendFlags;
+use bareverbs_uapi::verbs_values::{SendFlags, WcStatus};
 use bareverbs_uapi::write::types::{SelectivityLevel, WcOpcode, WrOpcode};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::address::Addresses;
-use super::completion::status;
 use super::memory::Bind;
 use super::queue::{QueueMemory, Ring};
 use super::receive::load_sges;
@@ -159,9 +158,9 @@ impl SendRing {
     }
 
     /// Releases the slots up to that of a WQE. One that failed shows the program why.
-    pub(super) fn release(&self, name: SendName, failure: Option<Status>) {
-        if let Some(failure) = failure.filter(|failure| *failure != Status::Flushed) {
-            self.ring.store(name.position, offset_of!(SendWqe, status), status(failure).0.as_bytes());
+    pub(super) fn release(&self, name: SendName, failure: Option<WcStatus>) {
+        if let Some(failure) = failure.filter(|failure| *failure != WcStatus::WR_FLUSH_ERR) {
+            self.ring.store(name.position, offset_of!(SendWqe, status), failure.0.as_bytes());
             self.ring.store(name.position, offset_of!(SendWqe, state), STATE_ERROR.as_bytes());
         }
         self.ring.set_consumer(name.position + 1);
@@ -234,6 +233,10 @@ impl SendRing {
             return None;
         }
         work.segments.extend(load_sges(&self.ring, position, DATA, dma.num_sge).map(Segment::Memory));
+        if matches!(work.action, Action::Read | Action::Atomic { .. }) {
+            // The response finds out.
+            return Some(());
+        }
         let room: u64 = work.segments.iter().map(|segment| u64::from(segment.length())).sum();
         (room >= work.length).then_some(())
     }

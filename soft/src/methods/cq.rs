@@ -132,8 +132,5 @@ pub(super) fn request_notification(run: &mut Run<'_>, command: &mut Command<'_>)
     let ReqNotifyCqReq { cq_handle, solicited_only } = command.request()?;
     let cq = run.state.cq(cq_handle)?;
     cq.sink.resume();
-    run.state.port.with(|engine| {
-        engine.arm_cq(cq.id, solicited_only != 0);
-        Ok(())
-    })
+    run.state.port.run(|engine| engine.arm_cq(cq.id, solicited_only != 0))
 }

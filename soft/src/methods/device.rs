@@ -82,7 +82,7 @@ pub(super) fn query_gid_table(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<
     let size = call.constant(QueryGidTable::ENTRY_SIZE.id())?;
     let size = usize::try_from(size).ok().filter(|size| *size > 0).ok_or(Errno::INVAL)?;
     let room = call.sink(QueryGidTable::RESP_ENTRIES.id()).len;
-    if room % size != 0 || room == 0 {
+    if !room.is_multiple_of(size) || room == 0 {
         return Err(Errno::INVAL);
     }
     run.state.need_context()?;

@@ -343,11 +343,10 @@ fn modify_to(run: &mut Run<'_>, mut request: ModifyQpReq) -> Result<(), Errno> {
         qp.attributes.route.service_level = request.dest.sl;
     }
     let (qpn, attributes) = (qp.qpn, qp.attributes.clone());
-    port.with(|engine| {
+    port.run(|engine| {
         // Attributes without a state don't move a QP that has failed meanwhile.
         let to = if mask.contains(Mask::STATE) { to } else { engine.qp_state(qpn).unwrap_or(to) };
         engine.modify_qp(qpn, to, attributes);
-        Ok(())
     })
 }
 

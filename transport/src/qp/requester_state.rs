@@ -59,6 +59,12 @@ impl<W> InflightWqe<W> {
     }
 }
 
+/// Maximum number of unacknowledged packets of any QP.
+const MAX_WINDOW: i32 = 128;
+
+/// An ACK is requested at least every so many packets of a message.
+pub(crate) const ACK_EVERY: u32 = 32;
+
 /// State of the requester.
 pub(crate) struct RequesterState<D: Device> {
     pub(crate) inflight: VecDeque<InflightWqe<SendWqe<D>>>,
@@ -67,6 +73,8 @@ pub(crate) struct RequesterState<D: Device> {
     pub(crate) work: Work<D::Local>,
     pub(crate) next_psn: u32,
     pub(crate) oldest_psn: u32,
+    /// Maximum number of unacknowledged packets.
+    pub(crate) window: i32,
     pub(crate) retries: u8,
     pub(crate) rnr_retries: u8,
     /// The oldest unacknowledged PSN at the last retry. Further NAKs and gaps of the same loss are
@@ -106,6 +114,7 @@ impl<D: Device> Default for RequesterState<D> {
             work: Work::default(),
             next_psn: 0,
             oldest_psn: 0,
+            window: MAX_WINDOW,
             retries: 0,
             rnr_retries: 0,
             recovering: None,
@@ -125,7 +134,20 @@ impl<D: Device> RequesterState<D> {
     pub(crate) fn start(&mut self, attributes: &QpAttributes) {
         self.next_psn = attributes.send_psn;
         self.oldest_psn = attributes.send_psn;
+        self.window = MAX_WINDOW;
         self.refill(attributes);
+    }
+
+    /// Reduces the window after a loss. It stays large enough for packets that ask for an ACK.
+    pub(crate) fn shrink_window(&mut self) {
+        if D::POLICY.adaptive_window {
+            self.window = (self.window / 2).max(ACK_EVERY as i32);
+        }
+    }
+
+    /// Enlarges the window after progress.
+    pub(crate) fn grow_window(&mut self) {
+        self.window = (self.window + 1).min(MAX_WINDOW);
     }
 
     pub(crate) fn refill(&mut self, attributes: &QpAttributes) {

@@ -6,13 +6,10 @@ use crate::gather::gather;
 use crate::packet::{Atomic, Datagram, Flush, Headers, Operation, PSN_MASK, Packet, Remote, Transport};
 use crate::qp::Qp;
 use crate::qp::migration::Migration;
-use crate::qp::requester_state::Response;
+use crate::qp::requester_state::{ACK_EVERY, Response};
 use crate::service::{ManagementQp, Service};
 use crate::status::Status;
 use crate::work::Action;
-
-/// An ACK is requested at least every so many packets of a message.
-const ACK_EVERY: u32 = 32;
 
 /// What a packet's transmission has done.
 struct Sent {

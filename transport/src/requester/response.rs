@@ -61,6 +61,7 @@ fn acknowledge_until<D: Device>(qp: &mut Qp<D>, psn: u32) -> bool {
     if psn_distance(next, requester.oldest_psn) > 0 {
         requester.oldest_psn = next;
         requester.refill(&attributes);
+        requester.grow_window();
     }
     lost.is_none()
 }
@@ -140,6 +141,7 @@ pub(super) fn retry<D: Device>(qp: &mut Qp<D>, device: &mut D) {
         return;
     }
     qp.requester.retries = qp.requester.retries.saturating_sub(1);
+    qp.requester.shrink_window();
     rewind(qp);
     qp.requester.deadline = None;
 }

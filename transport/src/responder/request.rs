@@ -216,8 +216,11 @@ fn send<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result<()
             if let Some(key) = packet.headers.immediate.filter(|_| packet.operation.has_invalidate())
                 && !device.invalidate(&qp.queues, key)
             {
-                report_failure(qp, device, &receive, Status::RemoteAccess);
-                return Err(NakReason::Access);
+                report_failure(qp, device, &receive, D::POLICY.refused_invalidate);
+                return Err(match D::POLICY.refused_invalidate {
+                    Status::RemoteInvalidRequest => NakReason::Invalid,
+                    _ => NakReason::Access,
+                });
             }
             advance(qp, 1);
             if !packet.operation.is_last() {
@@ -233,7 +236,7 @@ fn send<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result<()
             return Err(NakReason::NotReady);
         }
         Err(ScatterError::TooLong) if packet.transport.reliable() => {
-            (D::POLICY.short_receive, syndrome::NAK_INVALID)
+            (D::POLICY.short_receive, D::POLICY.short_receive_nak)
         }
         Err(ScatterError::TooLong) => (Status::LocalLength, syndrome::NAK_INVALID),
         Err(ScatterError::Protection | ScatterError::Absent) => {
@@ -259,7 +262,9 @@ fn write<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result<(
             if length > 0 {
                 let (key, address) = (remote.key, remote.address);
                 let range = KeyRange { who, key, address, access: Access::RemoteWrite };
-                device.check(&range, length).map_err(|_| NakReason::Access)?;
+                if device.check(&range, length).is_err() {
+                    return Err(refuse_write(qp, device, packet));
+                }
             }
             device.count(qp.attributes.counters, |counters| &mut counters.writes);
             (remote.address, remote.key, remote.length, remote.length)
@@ -320,6 +325,20 @@ fn write<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result<(
         device.complete_receive(&qp.queues, &receive, outcome);
     }
     Ok(())
+}
+
+/// Why a WRITE is refused whose R_Key doesn't allow it.
+fn refuse_write<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> NakReason {
+    if !D::POLICY.refused_write_consumes_receive || !packet.operation.has_immediate() {
+        return NakReason::Access;
+    }
+    match take(qp, device, packet) {
+        Ok(receive) => {
+            report_failure(qp, device, &receive, Status::RemoteAccess);
+            NakReason::Reported(syndrome::NAK_ACCESS)
+        }
+        Err(refused) => refused,
+    }
 }
 
 /// Validates a READ request and returns its response.

@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 
-use bareverbs_transport::packet::{Flush, Global, Network, Operation, Packet, Route, Transport};
+use bareverbs_transport::packet::{Flush, Global, Network, Operation, Packet, Route, Transport, syndrome};
 use bareverbs_transport::{
     Access, AccessError, Action, AddressVector, Counters, Device, Event, Fetched, KeyRange, PageFault,
     Policy, Pool, QpAttributes, QueueFault, Queues, Receive, ReceiveQueue, RecvFetch, RecvOutcome, Scheduler,
@@ -111,7 +111,12 @@ impl Device for Plain {
         memory_placement: true,
         send_queue_error: false,
         short_receive: Status::RemoteInvalidRequest,
+        short_receive_nak: syndrome::NAK_INVALID,
+        drops_long_datagrams: false,
+        refused_write_consumes_receive: false,
+        refused_invalidate: Status::RemoteAccess,
         receive_flush_interval: 2_000_000,
+        adaptive_window: true,
         turn: 32,
     };
     type Queues = PlainQueues;

@@ -494,6 +494,10 @@ unsafe impl Provider for Plain {
     type Srq = Ring;
     type Ah = ();
 
+    fn explain(status: WcStatus) -> Option<&'static str> {
+        (status == WcStatus::FATAL_ERR).then_some("on plain memory also: never")
+    }
+
     fn drives(_: u32) -> bool {
         false
     }

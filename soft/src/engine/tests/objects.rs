@@ -136,7 +136,8 @@ fn bind_without_the_right_fails() {
     pair.b.with(|engine| engine.reregister(pair.b.mr.id, None, None, Some(rights))).unwrap();
     let (_, rkey) = window(&pair.b, MwType::TYPE_2);
     let status = bind(&mut pair.b, &mut pair.qb, MwType::TYPE_2, rkey, AccessFlags::REMOTE_READ);
-    assert_eq!(status, WcStatus::MW_BIND_ERR);
+    assert_eq!(status, WcStatus::WR_FLUSH_ERR);
+    assert_eq!(pair.qb.sq.failure(), Some((77, WcStatus::MW_BIND_ERR)));
 }
 
 #[test]

@@ -28,7 +28,8 @@ fn av_of(address: IpAddr) -> Av {
 /// The attributes of a connection over a UDP wire.
 fn attributes(peer: &Peer, address: IpAddr, qpn: u32) -> QpAttributes {
     let route = peer.with(|engine| engine.route(&av_of(address))).unwrap();
-    QpAttributes { route, mtu: 4096, ..peer.attributes((2, qpn)) }
+    // Half a second, for busy machines.
+    QpAttributes { route, mtu: 4096, ack_timeout: 17, retry_count: 7, ..peer.attributes((2, qpn)) }
 }
 
 fn pair(qp_type: QpType, change: impl Fn(&mut QpAttributes)) -> (Pair, [IpAddr; 2]) {
@@ -94,7 +95,9 @@ fn lost_packets_are_repeated() {
 
 #[test]
 fn peer_that_is_gone_exhausts_the_retries() {
-    let (Pair { mut a, mut qa, b, .. }, _) = pair(QpType::RC, |attributes| attributes.retry_count = 2);
+    let (Pair { mut a, mut qa, b, .. }, _) = pair(QpType::RC, |attributes| {
+        (attributes.retry_count, attributes.ack_timeout) = (2, 12);
+    });
     b.fabric.remove_device(b.device);
     qa.post(1, Operation::Send, &[a.sge(0, 100)]);
     assert_eq!(a.wait().status, WcStatus::RETRY_EXC_ERR);

@@ -47,14 +47,24 @@ fn run_to_end(
     (running.finish(), client)
 }
 
+/// Runs to success. On InfiniBand, `ib_send_lat` frees the name of the device before it leaves its groups,
+/// and so fails after its results.
+fn run_to_success(test: &'static str, sides: (Side, Side), options: [&[&str]; 2]) -> Run {
+    let (server, client) = run_to_end(test, sides, options);
+    for (side, end) in [(sides.0, &server), (sides.1, &client)] {
+        let may_fail = side == Side::Perftest && test == "lat" && device::is_infiniband();
+        let has_not_left = may_fail && end.stderr.contains("Couldn't Unregister the Mcast group on the SM");
+        assert!(end.status.success() || has_not_left, "{server:#?} {client:#?}");
+    }
+    Run { sides, server, client }
+}
+
 /// Runs to success with a group for each side.
 fn run(test: &'static str, sides: (Side, Side), others: &[&str]) -> Run {
     let index = device::gid_index().to_string();
     let [server, client] = groups().map(numbers);
     let options = |group| [&["-c", "UD", "-g", "-x", &index, "-M", group, "-s", "64"], others].concat();
-    let (server, client) = run_to_end(test, sides, [&options(&server), &options(&client)]);
-    assert!(server.status.success() && client.status.success(), "{server:#?} {client:#?}");
-    Run { sides, server, client }
+    run_to_success(test, sides, [&options(&server), &options(&client)])
 }
 
 /// Asserts that sides receive from their groups: both, or only the server.
@@ -89,6 +99,7 @@ fn multicast_interoperates_in_every_mode() {
     let _member = join();
     for pairing in PAIRINGS {
         let latency = run("lat", pairing, &["-n", "50"]);
+        expect_row(&latency, Side::Perftest, 64, 50);
         expect_groups(&latency, true);
         for others in [&["-n", "100"][..], &["-n", "100", "-e"]] {
             let bandwidth = run("bw", pairing, others);
@@ -156,7 +167,7 @@ fn multicast_joins_the_default_group_of_perftest_on_infiniband() {
     assert!(text.contains("-g needs a GID index (-x)"), "{text}");
     for pairing in PAIRINGS {
         let options = ["-g", "-x", "0", "-s", "64", "-n", "50"];
-        let run = Benchmark { operation: "send", test: "lat" }.run(pairing, &options);
+        let run = run_to_success("lat", pairing, [&options; 2]);
         for (json, group) in [(run.server_json(), "ff01:0:2:c985::"), (run.client_json(), "ff01:0:2:c985::1")]
         {
             assert!(json.is_none_or(|json| json["addresses"][0]["gid"] == group), "{run:#?}");

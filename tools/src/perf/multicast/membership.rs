@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
@@ -136,7 +137,8 @@ fn device_file(port: &LocalPort) -> Result<PathBuf> {
         let is = |file, text: &str| {
             fs::read_to_string(entry.path().join(file)).is_ok_and(|found| found.trim() == text)
         };
-        is("ibdev", device) && is("port", &number)
+        // The class has a file for the subnet manager (issm) of each port, too.
+        entry.file_name().as_bytes().starts_with(b"umad") && is("ibdev", device) && is("port", &number)
     });
     let entry = found.with_context(|| format!("-g: {device} has no device file for MADs (ib_umad)"))?;
     Ok(PathBuf::from("/dev/infiniband").join(entry.file_name()))
