@@ -139,7 +139,7 @@ impl SoftDevice {
     }
 
     /// Removes the device, as when its hardware is unplugged. Open files get the event `DEVICE_FATAL`,
-    /// their event streams end, their objects are gone, and all calls fail with `EIO`.
+    /// and their event streams end. Handles can be destroyed, all other calls fail with `EIO`.
     pub fn remove(&self) {
         let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         if self.port.remove() {

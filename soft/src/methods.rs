@@ -3,6 +3,7 @@
 pub(crate) mod command;
 mod cq;
 mod device;
+mod exchange;
 mod memory;
 mod path;
 mod qp;

@@ -239,6 +239,15 @@ mod tests {
     }
 
     #[test]
+    fn packet_of_another_header_version_is_malformed() {
+        let send_only = |version| [&[0x04, MIGRATED | version][..], &[0; 10]].concat();
+        assert!(read(Route::default(), &send_only(0)).is_some());
+        for version in 1..=VERSION {
+            assert_eq!(read(Route::default(), &send_only(version)), None, "{version}");
+        }
+    }
+
+    #[test]
     fn flush_has_no_payload() {
         let opcode = 0x1c;
         let mut bytes = [&[opcode, MIGRATED][..], &[0; 10 + 4 + 16]].concat();

@@ -2,16 +2,20 @@
 
 mod plain;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bareverbs_transport::packet::{Flush, Operation, Packet, Transport};
-use bareverbs_transport::{Action, Device, FaultInjector, Faults, Segment, Service, Sge, State, Status};
+use bareverbs_transport::{
+    Action, Device, FaultInjector, Faults, Fence, QpAttributes, Segment, Service, Sge, State, Status,
+};
 use plain::{Completion, FIRST_PSN, KEY, Local, Pair, Plain, Request};
 use proptest::prelude::*;
 
 const FROM: u64 = 0x1000;
 const TO: u64 = 0x8000;
 const SEND: Action<Local> = Action::Send { immediate: false, invalidate: false };
+const WRITE: Action<Local> = Action::Write { immediate: false };
 
 fn pattern(length: u32, seed: u32) -> Vec<u8> {
     (0..length).map(|at| (at * 31 + seed) as u8).collect()
@@ -243,13 +247,14 @@ fn atomic_write_has_eight_bytes() {
 #[test]
 fn atomic_write_of_an_unaligned_operand_is_an_invalid_request() {
     let mut pair = Pair::rc();
-    pair.write(0, FROM as usize, &[7; 8]);
+    let operand = [1, 2, 3, 4, 5, 6, 7, 8];
+    pair.write(0, FROM as usize, &operand);
     pair.post(0, Action::AtomicWrite, FROM, TO, 8);
     pair.post(0, Action::AtomicWrite, FROM, TO + 4, 8);
     pair.settle(|_| {});
     let failed = Completion::Send(1, Err(Status::RemoteInvalidRequest));
     assert_eq!(pair.take_completions(0), [Completion::Send(0, Ok(())), failed]);
-    assert_eq!(pair.read(1, TO as usize, 12), [[7; 8].as_slice(), &[0; 4]].concat());
+    assert_eq!(pair.read(1, TO as usize, 12), [operand.as_slice(), &[0; 4]].concat());
 }
 
 #[test]
@@ -289,6 +294,178 @@ fn failed_send_and_short_receive_follow_the_policy() {
     pair.settle(|_| {});
     assert_eq!(pair.take_completions(0), [Completion::Send(0, Err(Status::RemoteInvalidRequest))]);
     assert_eq!(pair.take_completions(1), [Completion::Receive(5, Err(Status::RemoteInvalidRequest))]);
+}
+
+#[test]
+fn unanswered_request_is_sent_again_retry_count_times() {
+    for retry_count in [0, 1, 3] {
+        let mut pair = Pair::rc();
+        pair.change(0, |attributes| attributes.retry_count = retry_count);
+        // An answer refills the retries.
+        pair.post(0, WRITE, FROM, TO, 8);
+        pair.settle(|_| {});
+        pair.post(0, WRITE, FROM, TO, 8);
+        let mut sent = 0;
+        pair.settle(|packets| {
+            sent += packets.iter().filter(|packet| packet.operation == Operation::WriteOnly).count();
+            packets.clear();
+        });
+        assert_eq!(sent, 1 + usize::from(retry_count));
+        let failed = Completion::Send(1, Err(Status::RetriesExceeded));
+        assert_eq!(pair.take_completions(0), [Completion::Send(0, Ok(())), failed]);
+    }
+}
+
+#[test]
+fn send_without_a_receive_is_repeated_rnr_retry_times_after_the_delay() {
+    /// That of the timer code of the responder, in nanoseconds.
+    const DELAY: u64 = 10_000;
+    let mut pair = Pair::rc();
+    pair.change(0, |attributes| attributes.rnr_retry = 2);
+    // An answer refills the retries.
+    pair.post(0, WRITE, FROM, TO, 8);
+    pair.settle(|_| {});
+    let begin = pair.now;
+    pair.post(0, SEND, FROM, 0, 8);
+    let mut sent = 0;
+    pair.settle(|packets| {
+        sent += packets.iter().filter(|packet| packet.operation == Operation::SendOnly).count();
+    });
+    assert_eq!((sent, pair.now - begin), (3, 2 * DELAY));
+    let failed = Completion::Send(1, Err(Status::RnrRetriesExceeded));
+    assert_eq!(pair.take_completions(0), [Completion::Send(0, Ok(())), failed]);
+}
+
+#[test]
+fn number_of_unacknowledged_packets_is_limited() {
+    let mut pair = Pair::rc();
+    pair.post(0, WRITE, FROM, FROM, 200 * pair.mtu);
+    let mut psns = BTreeSet::new();
+    pair.settle(|packets| {
+        psns.extend(packets.iter().map(|packet| packet.psn));
+        packets.clear();
+    });
+    assert_eq!(psns.len(), 128);
+}
+
+#[test]
+fn long_message_is_acknowledged_before_its_end() {
+    const PACKETS: u32 = 200;
+    let mut pair = Pair::rc();
+    pair.post(0, WRITE, FROM, FROM, PACKETS * pair.mtu);
+    let mut sent = 0;
+    pair.settle(|packets| {
+        let of_message = packets.iter().filter(|packet| packet.operation != Operation::Acknowledge);
+        sent += of_message.count();
+    });
+    assert_eq!(pair.take_completions(0), [Completion::Send(0, Ok(()))]);
+    assert_eq!(sent, PACKETS as usize, "no packet is sent again");
+}
+
+#[test]
+fn request_without_the_right_of_the_qp_is_invalid() {
+    type Change = fn(&mut QpAttributes);
+    let requests: [(Action<Local>, Change); 4] = [
+        (WRITE, |attributes| attributes.remote_write = false),
+        (Action::AtomicWrite, |attributes| attributes.remote_write = false),
+        (Action::Read, |attributes| attributes.remote_read = false),
+        (Action::Atomic { add: true, masks: None }, |attributes| attributes.remote_atomic = false),
+    ];
+    for (action, change) in requests {
+        let mut pair = Pair::rc();
+        pair.change(1, change);
+        pair.write(0, FROM as usize, &[7; 8]);
+        pair.post(0, action, FROM, TO, 8);
+        pair.settle(|_| {});
+        let failed = Completion::Send(0, Err(Status::RemoteInvalidRequest));
+        assert_eq!(pair.take_completions(0), [failed], "{action:?}");
+        assert_eq!(pair.read(1, TO as usize, 8), [0; 8], "{action:?}");
+    }
+}
+
+#[test]
+fn read_above_the_outstanding_reads_of_the_responder_is_invalid() {
+    let mut pair = Pair::rc();
+    pair.change(1, |attributes| attributes.max_dest_rd_atomic = 2);
+    // The peer gets all of them before it answers.
+    for _ in 0..3 {
+        pair.post(0, Action::Read, FROM, TO, 8);
+    }
+    pair.settle(|_| {});
+    let failed = Completion::Send(2, Err(Status::RemoteInvalidRequest));
+    assert_eq!(pair.take_completions(0), [Completion::Send(0, Ok(())), Completion::Send(1, Ok(())), failed]);
+}
+
+#[test]
+fn fenced_request_waits_for_the_responses_to_earlier_ones() {
+    use Operation::{ReadRequest, ReadResponseOnly, WriteOnly};
+    for (fence, order) in [
+        (Fence::None, [ReadRequest, WriteOnly, ReadResponseOnly]),
+        (Fence::Responses, [ReadRequest, ReadResponseOnly, WriteOnly]),
+    ] {
+        let mut pair = Pair::rc();
+        pair.post(0, Action::Read, FROM, TO, 8);
+        let (action, remote) = (WRITE, (TO, KEY));
+        pair.post_request(0, Request { action, signaled: true, remote, fence, ..Request::default() });
+        let mut operations = Vec::new();
+        pair.settle(|packets| operations.extend(packets.iter().map(|packet| packet.operation)));
+        operations.retain(|operation| *operation != Operation::Acknowledge);
+        assert_eq!(operations, order);
+    }
+}
+
+#[test]
+fn rnr_nak_follows_the_responses_to_earlier_requests() {
+    let mut pair = Pair::rc();
+    pair.change(0, |attributes| attributes.rnr_retry = 0);
+    // An answer refills the retries.
+    pair.post(0, WRITE, FROM, TO, 8);
+    pair.settle(|_| {});
+    pair.post(0, Action::Read, FROM, TO, 3000);
+    pair.post(0, SEND, FROM, 0, 8);
+    let mut sent = 0;
+    pair.settle(|packets| {
+        sent += packets.iter().filter(|packet| packet.operation == Operation::SendOnly).count();
+    });
+    let failed = Completion::Send(2, Err(Status::RnrRetriesExceeded));
+    assert_eq!(pair.take_completions(0), [Completion::Send(0, Ok(())), Completion::Send(1, Ok(())), failed]);
+    assert_eq!(sent, 1, "the timeout of the ACK has not expired");
+}
+
+#[test]
+fn packets_after_an_rnr_nak_are_dropped_without_a_nak() {
+    let mut pair = Pair::rc();
+    pair.change(0, |attributes| attributes.rnr_retry = 2);
+    // An answer refills the retries.
+    pair.post(0, WRITE, FROM, TO, 8);
+    pair.settle(|_| {});
+    pair.post(0, SEND, FROM, 0, 8);
+    pair.post(0, SEND, FROM, 0, 8);
+    let mut naks = Vec::new();
+    pair.settle(|packets| {
+        naks.extend(packets.iter().filter_map(|packet| packet.headers.acknowledge).map(|nak| nak.syndrome));
+    });
+    // RNR, with the timer code of the responder.
+    assert_eq!(naks, [0x21; 3]);
+}
+
+#[test]
+fn number_of_queued_responses_is_limited() {
+    let mut pair = Pair::rc();
+    pair.post_request(0, flush_of(8, Flush { placement: Flush::GLOBAL, whole_key: false }));
+    // A peer that does not limit its requests.
+    pair.settle(|packets| {
+        if let [packet] = &packets[..]
+            && packet.operation == Operation::Flush
+        {
+            let packet = packet.clone();
+            packets.extend(
+                (1..=200).map(|ahead| Packet { psn: (packet.psn + ahead) & 0xff_ffff, ..packet.clone() }),
+            );
+        }
+    });
+    assert_eq!(pair.take_completions(0), [Completion::Send(0, Ok(()))]);
+    assert_eq!(pair.sides[1].device.flushes.take().len(), 128);
 }
 
 proptest! {

@@ -129,7 +129,7 @@ impl MrAttr {
             return Err(Errno::INVAL);
         }
         let page = page_size();
-        if (self.start ^ self.iova) % page != 0 {
+        if !(self.start ^ self.iova).is_multiple_of(page) {
             return Err(Errno::INVAL);
         }
         let end = self.start.checked_add(self.length).and_then(|end| end.checked_next_multiple_of(page));

@@ -7,8 +7,9 @@ use bareverbs_uapi::write::structs::{
     CmdHdr, DestroyCqReq, DestroyQpReq, DestroyQpResp, DestroySrqReq, DestroySrqResp, ExCmdHdr,
 };
 use bareverbs_uapi::write::{self, EXTENDED, WriteCommand, WriteCommandInfo, ex};
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+use zerocopy::FromBytes;
 
+use super::exchange::Command;
 use super::{cq, device, memory, path, qp, srq};
 use crate::call::{Call, Sink, Source};
 use crate::objects::{Reported, Run};
@@ -19,51 +20,6 @@ const NUMBER: u32 = 0xff;
 /// Numbers of the kernel's tables end here: beyond them not even the header is checked.
 const END: u32 = 41;
 const END_EXTENDED: u32 = 58;
-
-/// A write command: its request and response, and those of the driver.
-#[derive(Debug)]
-pub(crate) struct Command<'a> {
-    pub(crate) input: Source<'a>,
-    output: Sink,
-    pub(crate) driver_input: Source<'a>,
-    pub(crate) driver_output: Sink,
-    has_responded: bool,
-    pub(crate) by_ioctl: bool,
-}
-
-impl Command<'_> {
-    /// The request. Bytes that the kernel's struct doesn't have must be zero.
-    ///
-    /// # Errors
-    ///
-    /// `EOPNOTSUPP`, `EFAULT`.
-    pub(crate) fn request<T: FromBytes + FromZeros + IntoBytes + KnownLayout>(&self) -> Result<T, Errno> {
-        let mut request = T::new_zeroed();
-        let bytes = request.as_mut_bytes();
-        if !self.input.is_zero_from(bytes.len())? {
-            return Err(Errno::OPNOTSUPP);
-        }
-        let len = bytes.len().min(self.input.len());
-        self.input.read(0, &mut bytes[..len])?;
-        Ok(request)
-    }
-
-    /// Writes the response, as far as there is room.
-    ///
-    /// # Errors
-    ///
-    /// `EFAULT`.
-    pub(crate) fn respond<T: IntoBytes + Immutable>(&mut self, response: &T) -> Result<(), Errno> {
-        self.output.fill(response.as_bytes())?;
-        self.has_responded = true;
-        Ok(())
-    }
-
-    /// The length of an extensible response that the program gets.
-    pub(crate) fn response_length(&self, size: usize) -> u32 {
-        self.output.len.min(size) as u32
-    }
-}
 
 type Handler = fn(&mut Run<'_>, &mut Command<'_>) -> Result<(), Errno>;
 

@@ -13,7 +13,7 @@ use bareverbs_uapi::write::structs::{
 use bareverbs_uapi::write::types::CqCreateFlags;
 use zerocopy::IntoBytes;
 
-use super::command::Command;
+use super::exchange::Command;
 use crate::call::{Call, Sink, channel_of, named};
 use crate::channel::{ChannelUse, CqSink, Kind};
 use crate::objects::{Cq, Object, Reported, Run};

@@ -9,7 +9,7 @@ use bareverbs_uapi::write::structs::{
 };
 use zerocopy::IntoBytes;
 
-use super::command::Command;
+use super::exchange::Command;
 use crate::call::Call;
 use crate::channel::Kind;
 use crate::objects::{Run, is_class};

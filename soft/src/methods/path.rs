@@ -11,8 +11,8 @@ use bareverbs_uapi::write::structs::{
 };
 use zerocopy::IntoBytes;
 
-use super::command::Command;
 use super::device::check_port;
+use super::exchange::Command;
 use crate::objects::{Object, Run};
 use crate::port::{PORT, Port, mac_of_gid};
 

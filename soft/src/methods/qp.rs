@@ -18,8 +18,8 @@ use bareverbs_uapi::write::structs::{
 use bareverbs_uapi::write::types::CreateQpMask;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::command::Command;
 use super::device::check_port;
+use super::exchange::Command;
 use super::path::resolve;
 use super::transition::is_allowed;
 use crate::call::{Call, Sink, named};

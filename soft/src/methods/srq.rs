@@ -13,8 +13,8 @@ use bareverbs_uapi::write::structs::{
 };
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::command::Command;
 use super::cq::room;
+use super::exchange::Command;
 use crate::call::{Call, Sink};
 use crate::channel::{ChannelUse, Kind, ObjectSink};
 use crate::objects::{Object, Run, Srq};

@@ -142,6 +142,24 @@ mod tests {
         Preamble { peer: Version::OURS, cycle_buffer, cache_line, mtu: Mtu::Mtu1024 }
     }
 
+    /// The messages of a command line.
+    fn posting(line: &str, size: u32) -> Posting {
+        let words = ["bareverbs", "perf"].into_iter().chain(line.split_whitespace());
+        let Command::Perf(PerfCommand::Benchmark(perf)) = Cli::parse_from(words).command else {
+            unreachable!("the command is a benchmark")
+        };
+        Posting::new::<Rc>(&Plan::new(&perf).unwrap(), &agreed(4096, 64), size)
+    }
+
+    #[test]
+    fn peer_polls_messages_in_the_latency_test_of_writes_only() {
+        for (line, polled) in
+            [("write lat", true), ("write bw", false), ("write-imm lat", false), ("send lat", false)]
+        {
+            assert_eq!(posting(line, 2).polled, polled, "{line}");
+        }
+    }
+
     #[test]
     fn short_messages_cycle_and_long_ones_stay() {
         let offsets = |size| {
@@ -163,12 +181,7 @@ mod tests {
             ("atomic bw -A CMP_AND_SWAP", [(0, 0), (0, 0), (0, 0)]),
             ("atomic bw -A CMP_AND_SWAP --verify -t 2", [(0, 1), (0, 1), (1, 2)]),
         ] {
-            let words = ["bareverbs", "perf"].into_iter().chain(line.split_whitespace());
-            let Command::Perf(PerfCommand::Benchmark(perf)) = Cli::parse_from(words).command else {
-                unreachable!("the command is a benchmark")
-            };
-            let plan = Plan::new(&perf).unwrap();
-            let posting = Posting::new::<Rc>(&plan, &agreed(4096, 64), 8);
+            let posting = posting(line, 8);
             // Two outstanding messages have three places.
             for (number, (compare, swap)) in [0, 2, 3].into_iter().zip(operands) {
                 assert_eq!(posting.atomic_of(number), Atomic::Swap { compare, swap }, "{line}: {number}");

@@ -78,6 +78,12 @@ mod tests {
     }
 
     #[test]
+    fn server_without_a_host_binds_to_every_address() {
+        assert_eq!(to_bind(None, 7471).unwrap(), "0.0.0.0:7471".parse().unwrap());
+        assert_eq!(to_bind(Some("10.1.0.1"), 7471).unwrap(), "10.1.0.1:7471".parse().unwrap());
+    }
+
+    #[test]
     fn format_selects_the_address_parser() {
         let gid = of_format(AddressFormat::Gid, "fe80::1", 7471, PortSpace::Ib).unwrap();
         let Addr::Ib(addr) = gid else { panic!("{gid:?}") };

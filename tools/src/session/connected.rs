@@ -224,6 +224,20 @@ mod tests {
     }
 
     #[test]
+    fn events_that_end_a_connection_have_a_reason() {
+        for (kind, words) in [
+            (EventKind::DeviceRemoval, "the device was removed"),
+            (EventKind::ConnectError(Errno::TIMEDOUT), "the peer is unreachable"),
+            (EventKind::Unreachable(Unreachable::Errno(Errno::HOSTUNREACH)), "the peer is unreachable"),
+            (EventKind::AddrError(Errno::NODEV), "address"),
+        ] {
+            let reason = failure(&kind, None).unwrap_or_else(|| panic!("{kind:?} has no reason"));
+            assert!(reason.contains(words), "{reason}");
+        }
+        assert_eq!(failure(&EventKind::AddrResolved, None), None);
+    }
+
+    #[test]
     fn idle_connection_has_no_completion_and_no_end() {
         assert_eq!(look(&mut (), |()| Ok::<_, Infallible>(false), |()| None::<u32>), Ok(Found::Nothing));
         assert_eq!(look(&mut (), |()| Err::<bool, _>("removed"), |()| Some(7)), Err("removed"));

@@ -141,3 +141,26 @@ pub(crate) fn ah_attr(
     };
     Ok(AhAttr { sl, ..ah_attr })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_with_a_gid_has_the_lid_too() {
+        let gid: Gid = "fe80::1".parse().unwrap();
+        let index = GidIndex(3);
+        let address = ah_attr((1, 5), Some(index), 7, Some(gid)).unwrap();
+        assert_eq!(address, AhAttr { dlid: 7, sl: 5, ..AhAttr::global(1, gid, index) });
+        for (index, gid) in [(Some(index), None), (None, Some(gid)), (None, None)] {
+            let address = ah_attr((1, 5), index, 7, gid).unwrap();
+            assert_eq!(address, AhAttr { sl: 5, ..AhAttr::local(1, 7) });
+        }
+    }
+
+    #[test]
+    fn psns_have_24_bits_and_differ() {
+        let psns: Vec<u32> = (0..64).map(|_| random_psn().unwrap()).collect();
+        assert!(psns.iter().all(|&psn| psn < 1 << 24) && psns.iter().any(|&psn| psn != psns[0]), "{psns:?}");
+    }
+}

@@ -301,3 +301,41 @@ impl Server {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    /// A stream over TCP, and its other end.
+    fn pair(stop: &Stop) -> (Socket<'_>, TcpStream) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let socket = Socket::connect_tcp(listener.local_addr().unwrap(), Waiting::Poll, stop).unwrap();
+        (socket, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn end_within_an_item_is_an_error() {
+        let stop = Stop::new().unwrap();
+        let (mut socket, mut other) = pair(&stop);
+        other.write_all(b"onetw").unwrap();
+        drop(other);
+        let mut item = [0; 3];
+        assert!(socket.recv_or_end(&mut item).unwrap());
+        assert_eq!(&item, b"one");
+        let error = socket.recv_or_end(&mut item).unwrap_err().to_string();
+        assert_eq!(error, "the peer has ended the stream after 2 of 3 bytes");
+        assert!(!socket.recv_or_end(&mut item).unwrap());
+        assert_eq!(socket.recv(&mut item).unwrap_err().to_string(), "the peer has ended the stream");
+    }
+
+    #[test]
+    fn keepalive_probes_tcp_after_the_idle_time() {
+        let stop = Stop::new().unwrap();
+        let (socket, _other) = pair(&stop);
+        socket.set_keepalive(Duration::from_secs(7)).unwrap();
+        let Inner::Tcp(stream) = &socket.inner else { panic!("the stream is over TCP") };
+        assert!(sockopt::socket_keepalive(stream).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(stream).unwrap(), Duration::from_secs(7));
+    }
+}

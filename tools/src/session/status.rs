@@ -85,6 +85,20 @@ mod tests {
     }
 
     #[test]
+    fn link_may_be_the_cause_of_failures_without_an_answer() {
+        for (status, is_possible) in [
+            (WcStatus::RETRY_EXC_ERR, true),
+            (WcStatus::LOC_QP_OP_ERR, true),
+            (WcStatus::WR_FLUSH_ERR, true),
+            (WcStatus::RNR_RETRY_EXC_ERR, false),
+            (WcStatus::LOC_LEN_ERR, false),
+            (WcStatus::REM_ACCESS_ERR, false),
+        ] {
+            assert_eq!(may_be_link(status), is_possible, "{status:?}");
+        }
+    }
+
+    #[test]
     fn size_is_named_for_receives_only() {
         let reason = |is_send| likely_reason(WcStatus::LOC_QP_OP_ERR, is_send);
         assert!(reason(false).unwrap().contains("longer than the receive"));

@@ -278,7 +278,8 @@ pub(crate) struct Pair {
     pub(crate) sides: [Side; 2],
     /// The payload of the largest packet.
     pub(crate) mtu: u32,
-    now: u64,
+    /// Nanoseconds.
+    pub(crate) now: u64,
 }
 
 /// A key of each side with all rights over its whole memory.

@@ -200,3 +200,28 @@ impl Mr<RawMemory> {
         unsafe { self.rereg(None, Some(access)) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bareverbs_provider::caps::MrQuirks;
+
+    use super::*;
+    use crate::testing::Plain;
+
+    #[test]
+    fn errno_and_driver_say_whether_a_refused_rereg_mr_changed_the_region() {
+        for (errno, atomic_driver, other_driver) in [
+            (Errno::STALE, true, true),
+            (Errno::OPNOTSUPP, true, true),
+            (Errno::ACCESS, true, true),
+            (Errno::INVAL, true, false),
+            (Errno::NOMEM, true, false),
+            (Errno::FAULT, false, false),
+        ] {
+            for (rereg_is_atomic, unchanged) in [(true, atomic_driver), (false, other_driver)] {
+                let plain = Plain::with(MrQuirks { rereg_is_atomic, ..MrQuirks::default() });
+                assert_eq!(changed_nothing(plain.domain().domain(), errno), unchanged, "{errno:?}");
+            }
+        }
+    }
+}

@@ -445,3 +445,76 @@ impl<P: Provider> Drop for QpCore<P> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cq::CqInit;
+    use crate::srq::SrqInit;
+    use crate::testing::Plain;
+
+    #[test]
+    fn each_capacity_has_a_limit() {
+        let pd = Plain::default().domain();
+        let cq = pd.context().create_cq(&CqInit::new(8)).unwrap();
+        let max = QpCap {
+            max_send_wr: 1 << 10,
+            max_recv_wr: 1 << 10,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            ..QpCap::default()
+        };
+        let refused = |cap| {
+            let created = QpCore::create(&pd, QpType::RC, &QpInit { cap, ..QpInit::new(&cq, &cq) });
+            created.map(drop).err().map(|refused| match refused {
+                Error::Limit { limit, asked, max, .. } => (limit, asked, max),
+                other => panic!("{other}"),
+            })
+        };
+        assert_eq!(refused(max), None);
+        for (cap, limit, max) in [
+            (QpCap { max_send_wr: 1025, ..max }, Limit::MaxSendWr, 1024),
+            (QpCap { max_recv_wr: 1025, ..max }, Limit::MaxRecvWr, 1024),
+            (QpCap { max_send_sge: 5, ..max }, Limit::MaxSendSge, 4),
+            (QpCap { max_recv_sge: 5, ..max }, Limit::MaxRecvSge, 4),
+        ] {
+            assert_eq!(refused(cap), Some((limit, max + 1, max)));
+        }
+    }
+
+    #[test]
+    fn attributes_of_a_receive_queue_are_ignored_without_one() {
+        let pd = Plain::default().domain();
+        let cq = pd.context().create_cq(&CqInit::new(8)).unwrap();
+        let srq = pd.create_srq(&SrqInit::new(4)).unwrap();
+        let cap = QpCap { max_recv_wr: 1 << 20, max_recv_sge: 1 << 10, ..QpCap::default() };
+        let init = QpInit { cap, srq: Some(&srq), ..QpInit::new(&cq, &cq) };
+        let qp = QpCore::create(&pd, QpType::RC, &init).unwrap();
+        assert_eq!((qp.cap().max_recv_wr, qp.cap().max_recv_sge), (0, 0));
+    }
+
+    #[test]
+    fn creation_flags_are_those_of_the_type() {
+        let pd = Plain::default().domain();
+        let cq = pd.context().create_cq(&CqInit::new(8)).unwrap();
+        let lacks = |qp_type, flags, source_qp_num| {
+            let init = QpInit { flags, source_qp_num, ..QpInit::new(&cq, &cq) };
+            lacks_flags(qp_type, &init, &ExQueryDeviceResp::zeroed())
+        };
+        let (none, block) = (QpCreateFlags::empty(), QpCreateFlags::BLOCK_MULTICAST_LOOPBACK);
+        for (qp_type, has_block, has_source) in [
+            (QpType::RC, false, false),
+            (QpType::UC, false, false),
+            (QpType::UD, true, true),
+            (QpType::XRC_INI, false, false),
+            (QpType::RAW_PACKET, true, false),
+        ] {
+            assert!(!lacks(qp_type, none, None), "{qp_type:?}");
+            assert_eq!(lacks(qp_type, block, None), !has_block, "{qp_type:?}");
+            assert_eq!(lacks(qp_type, none, Some(1)), !has_source, "{qp_type:?}");
+            for flags in [QpCreateFlags::SCATTER_FCS, QpCreateFlags::PCI_WRITE_END_PADDING] {
+                assert!(lacks(qp_type, flags, None), "{qp_type:?} {flags:?}");
+            }
+        }
+    }
+}

@@ -136,6 +136,7 @@ impl Plain {
         let base = &mut resp.base;
         (base.max_qp_wr, base.max_sge, base.max_cqe) = (1 << 10, 4, 1 << 10);
         (base.max_srq_wr, base.max_srq_sge, base.phys_port_cnt) = (1 << 10, 4, 1);
+        (base.max_qp_rd_atom, base.max_qp_init_rd_atom) = (8, 4);
         super::pd_behind(path, driver, self.clone(), resp)
     }
 

@@ -57,3 +57,21 @@ impl KernelQp {
         Error::kernel(verb, format!("QP {:#x} in {:?}, {mask:?}", self.qp_num, self.state_now()), refused)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::Plain;
+
+    #[test]
+    fn wrong_state_is_the_doing_of_the_caller_unless_the_kernel_has_another() {
+        let plain = Plain::default();
+        let mut qp = plain.queue_pair(&plain.domain());
+        let refused = qp.resume().unwrap_err().to_string();
+        assert_eq!(refused, "modify_qp SQD→RTS: the QP is in RTS, not in SQD");
+        crate::testing::succeed_ioctls();
+        // The kernel reports RESET.
+        let refused = qp.resume().unwrap_err().to_string();
+        let moved = "the QP is in RESET, where it moved itself after an error, not in SQD";
+        assert_eq!(refused, format!("modify_qp SQD→RTS: {moved}"));
+    }
+}

@@ -308,6 +308,36 @@ mod tests {
     use super::*;
 
     #[test]
+    fn requester_and_responder_have_limits_of_their_own() {
+        let pd = Plain::default().domain();
+        let text = |checked: Result<()>| checked.err().map(|refused| refused.to_string());
+        for (rd_atomic, requester, responder) in [(4, true, true), (5, false, true), (9, false, false)] {
+            let attr =
+                QpAttr { max_rd_atomic: rd_atomic, max_dest_rd_atomic: rd_atomic, ..QpAttr::default() };
+            let modify = |mask| text(check_modify(pd.context(), QpState::RTR, &attr, mask));
+            let above = |verb, name, max, is_valid: bool| {
+                (!is_valid).then(|| format!("{verb}: {name} {rd_atomic} is above the maximum of {max}"))
+            };
+            let requests = modify(QpAttrMask::MAX_QP_RD_ATOMIC);
+            assert_eq!(requests, above(MODIFY, "max_rd_atomic", 4, requester));
+            let responses = modify(QpAttrMask::MAX_DEST_RD_ATOMIC);
+            assert_eq!(responses, above(MODIFY, "max_dest_rd_atomic", 8, responder));
+            let rtr = RtrAttr { max_dest_rd_atomic: rd_atomic, ..RtrAttr::new(AhAttr::local(1, 1), 1) };
+            assert_eq!(text(check_rtr(pd.context(), &rtr)), above(RTR, "max_dest_rd_atomic", 8, responder));
+        }
+    }
+
+    #[test]
+    fn refused_transition_is_explained_from_the_state_before_it() {
+        let plain = Plain::default();
+        let mut qp = plain.queue_pair(&plain.domain());
+        plain.log().answers.push_back(Err(IoctlError { method: "ModifyQp", errno: Errno::INVAL }));
+        let attr = QpAttr { qp_state: QpState::RTR, ..QpAttr::default() };
+        let refused = qp.modify(&attr, QpAttrMask::STATE).unwrap_err().to_string();
+        assert!(refused.contains("no transition from RTS to RTR"), "{refused}");
+    }
+
+    #[test]
     fn failed_second_reset_leaves_qp_in_reset_with_empty_queues() {
         let plain = Plain::default();
         let mut qp = plain.queue_pair(&plain.domain());

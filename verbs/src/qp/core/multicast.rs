@@ -186,7 +186,28 @@ mod tests {
 
     use super::*;
     use crate::device::GidType;
+    use crate::qp::Ud;
+    use crate::testing::{Plain, succeed_ioctls};
     use crate::values::GidIndex;
+
+    #[test]
+    fn group_is_attached_once_for_each_lid() {
+        let plain = Plain::default();
+        let mut qp = plain.queue_pair_of::<Ud>(&plain.domain());
+        succeed_ioctls();
+        let group = Gid::from(Ipv4Addr::new(239, 1, 2, 3));
+        for lid in [0, 0xbfff, 0xffff] {
+            let refused = qp.attach_mcast_with_lid(group, lid).unwrap_err();
+            assert!(matches!(refused, Error::Invalid { verb: VERB, .. }), "{lid:#x}: {refused}");
+        }
+        for lid in [0xc000, 0xfffe, 0xc000] {
+            qp.attach_mcast_with_lid(group, lid).unwrap();
+        }
+        qp.detach_mcast(group).unwrap();
+        qp.detach_mcast(group).unwrap();
+        let refused = qp.detach_mcast(group).unwrap_err().to_string();
+        assert!(refused.contains("is not attached to group"), "{refused}");
+    }
 
     #[test]
     fn membership_ends_with_its_socket() {

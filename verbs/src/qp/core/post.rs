@@ -238,3 +238,22 @@ impl<P: Provider> QpCore<P> {
         unsafe { post_receives_in(transport, self.rq.as_deref_mut(), self.kernel.state, requests) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Plain;
+
+    #[test]
+    fn receive_in_err_is_flushed_by_another_transition_to_err() {
+        let plain = Plain::default();
+        let mut qp = plain.queue_pair(&plain.domain());
+        for (state, transitions) in [(QpState::RTS, &[][..]), (QpState::ERR, &[QpState::ERR])] {
+            qp.assume_state(state);
+            // SAFETY: the request names no memory.
+            unsafe { qp.post_recv(&[RecvRequest { wr_id: 1, sges: &[] }]) }.unwrap();
+            let states = plain.log().states.clone();
+            assert_eq!(states, transitions);
+        }
+    }
+}

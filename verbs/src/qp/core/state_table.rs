@@ -172,6 +172,24 @@ mod tests {
     }
 
     #[test]
+    fn sides_of_reliable_transports_have_attributes_of_their_own() {
+        let to_rts = |qp_type| qp_state_table(qp_type, QpState::RTR, QpState::RTS).unwrap();
+        let both = SQ_PSN | RETRIES | MAX_RD_ATOMIC;
+        for (qp_type, required, rnr_timer, leaves_sqe) in [
+            (QpType::RC, both, true, false),
+            (QpType::XRC_INI, both, false, false),
+            (QpType::XRC_TGT, SQ_PSN | QpAttrMask::TIMEOUT, true, false),
+            (QpType::UC, SQ_PSN, false, true),
+            (QpType::UD, SQ_PSN, false, true),
+        ] {
+            let (found, optional) = to_rts(qp_type);
+            assert_eq!((found, optional.contains(RNR_TIMER)), (required, rnr_timer), "{qp_type:?}");
+            let recovers = qp_state_table(qp_type, QpState::SQE, QpState::RTS).is_some();
+            assert_eq!(recovers, leaves_sqe, "{qp_type:?}");
+        }
+    }
+
+    #[test]
     fn out_of_range_attributes_are_rejected() {
         let check = |attr: QpAttr, mask| check_values("modify_qp", QpState::RTS, &attr, mask);
         let zero = QpAttr::default();
