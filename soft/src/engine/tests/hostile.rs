@@ -40,7 +40,7 @@ proptest! {
             for wr_id in 0..8 {
                 pair.qb.receive(wr_id, &[pair.b.sge(0, 100)]);
                 let sge = [pair.a.sge(0, 100)];
-                let operation = if wr_id % 2 == 0 { Operation::Send } else { Operation::Write(pair.b.remote(0)) };
+                let operation = if wr_id.is_multiple_of(2) { Operation::Send } else { Operation::Write(pair.b.remote(0)) };
                 pair.qa.push(wr_id, operation, SendFlags::SIGNALED, Payload::Sges(&sge));
             }
             let _ = pair.qa.sq.ring();
