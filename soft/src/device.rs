@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use bareverbs_provider::Errno;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::values::Guid;
@@ -36,7 +37,8 @@ impl SoftDevice {
     ///
     /// # Panics
     ///
-    /// If the fabric has no free address: 16,777,214 devices.
+    /// If the fabric has no free address: 16,777,214 devices. In a forked child of the fabric's process, as
+    /// all functions that add devices.
     #[must_use]
     pub fn new(fabric: &Fabric) -> Self {
         let first = u32::from(Ipv4Addr::LOCALHOST);
@@ -115,23 +117,29 @@ impl SoftDevice {
     /// # Errors
     ///
     /// The error of `eventfd`, such as `EMFILE`; `ENXIO` if the device was removed; the error of `mmap` or
-    /// `madvise`.
+    /// `madvise`; `ESTALE` in a forked child.
     pub fn open(&self) -> Result<DeviceFile, IoctlError> {
         let refused = |errno| IoctlError { method: "open", errno };
+        if !self.port.is_own() {
+            return Err(refused(Errno::STALE));
+        }
         let context = Arc::new(Context::new(Arc::clone(&self.port)).map_err(refused)?);
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         // Under the lock: a removal ends all files that it finds.
         if self.port.is_removed() {
-            return Err(refused(bareverbs_provider::Errno::NXIO));
+            return Err(refused(Errno::NXIO));
         }
         files.retain(|file| file.strong_count() > 0);
         files.push(Arc::downgrade(&context));
         DeviceFile::with_backend(context, DriverId::RXE.0)
     }
 
-    /// The number of objects of all open files.
+    /// The number of objects of all open files; none in a forked child.
     #[must_use]
     pub fn resources(&self) -> Resources {
+        if !self.port.is_own() {
+            return Resources::default();
+        }
         let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all = Resources::default();
         files.iter().filter_map(Weak::upgrade).for_each(|file| file.count(&mut all));
@@ -140,7 +148,11 @@ impl SoftDevice {
 
     /// Removes the device, as when its hardware is unplugged. Open files get the event `DEVICE_FATAL`,
     /// and their event streams end. Handles can be destroyed, all other calls fail with `EIO`.
+    /// In a forked child, nothing happens.
     pub fn remove(&self) {
+        if !self.port.is_own() {
+            return;
+        }
         let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         if self.port.remove() {
             files.iter().filter_map(Weak::upgrade).for_each(|file| file.end());

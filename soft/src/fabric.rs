@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs_provider::Errno;
 use bareverbs_transport::packet::Packet;
+use rustix::process::{Pid, getpid};
 
 use crate::engine::Engine;
 use crate::wire::{UdpWire, WireError, WireThread, gid};
@@ -34,6 +35,9 @@ pub struct Fabric(Arc<Shared>);
 struct Shared {
     state: Mutex<State>,
     timer: Condvar,
+    /// The process that made the fabric. In its forked child a lock may be held by a thread that the child
+    /// doesn't have.
+    process: Pid,
 }
 
 struct State {
@@ -78,12 +82,18 @@ impl Fabric {
             has_thread: false,
             packets: Vec::new(),
         };
-        Self(Arc::new(Shared { state: Mutex::new(state), timer: Condvar::new() }))
+        Self(Arc::new(Shared { state: Mutex::new(state), timer: Condvar::new(), process: getpid() }))
+    }
+
+    /// Whether this process made the fabric. Nothing else may be called in a forked child.
+    pub(crate) fn is_own(&self) -> bool {
+        self.0.process == getpid()
     }
 
     /// Adds a device with these GIDs. Returns its number on the fabric, or `None` if another device has
     /// one of the GIDs.
     pub(crate) fn add_device(&self, gids: Vec<[u8; 16]>, mac: [u8; 6]) -> Option<u32> {
+        assert!(self.is_own(), "the fabric is that of the parent process");
         let mut state = self.0.lock();
         if gids.iter().any(|gid| state.addresses.contains_key(gid)) {
             return None;
@@ -128,6 +138,9 @@ impl Fabric {
 
     /// Removes a device with all its objects.
     pub(crate) fn remove_device(&self, device: u32) {
+        if !self.is_own() {
+            return;
+        }
         let mut state = self.0.lock();
         state.addresses.retain(|_, number| *number != device as usize);
         if let Some(place) = state.devices.get_mut(device as usize) {

@@ -151,6 +151,11 @@ impl Port {
         dropped.ok().flatten().unwrap_or_default()
     }
 
+    /// Whether this process made the fabric of the port.
+    pub(crate) fn is_own(&self) -> bool {
+        self.fabric.is_own()
+    }
+
     pub(crate) fn is_removed(&self) -> bool {
         self.removed.load(Ordering::Acquire)
     }

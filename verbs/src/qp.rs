@@ -5,7 +5,7 @@
 //! | [`Qp`], [`Rc`], [`Uc`], [`Ud`], [`QpInitAttr`], [`QpCap`] | a QP whose transport is its type |
 //! | [`BringUp`], [`ConnectAttr`], [`InitAttr`], [`RtrAttr`], [`RtsAttr`] | the way from RESET to RTS |
 //! | [`Operation`], [`Datagram`], [`Sge`] | what is posted |
-//! | [`QpCore`](crate::untyped::QpCore) | a QP whose transport is a value |
+//! | [`QpCore`] | a QP whose transport is a value |
 
 mod alternate_path;
 pub(crate) mod any;

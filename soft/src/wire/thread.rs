@@ -84,15 +84,14 @@ impl Shared {
     fn serve(&self, mut run: impl FnMut(&mut Vec<Packet>) -> Option<Duration>) {
         let mut inbox = Inbox::new();
         let mut wait = Some(Duration::ZERO);
-        while !self.stopped.load(Ordering::Acquire) {
-            self.wait(wait);
+        while self.wait(wait) && !self.stopped.load(Ordering::Acquire) {
             self.wire.receive(&mut inbox);
             wait = run(&mut inbox.packets);
         }
     }
 
-    /// Waits for a packet, a wake-up, or the end of a time.
-    fn wait(&self, time: Option<Duration>) {
+    /// Waits for a packet, a wake-up, or the end of a time. Returns `false` if it can't wait any more.
+    fn wait(&self, time: Option<Duration>) -> bool {
         let (socket, groups) = self.wire.sockets();
         let sockets = [socket].into_iter().chain(groups.iter().map(|group| &**group));
         let mut descriptors = vec![PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)];
@@ -100,8 +99,18 @@ impl Shared {
         let time = time.and_then(|time| Timespec::try_from(time).ok());
         // An interruption is a wake-up.
         let _ = poll(&mut descriptors, time.as_ref());
+        let is_closed = |descriptor: &PollFd<'_>| descriptor.revents().contains(PollFlags::NVAL);
+        if descriptors[1..].iter().any(is_closed) {
+            // The program has closed a socket that isn't its own. The timers still run, so retries end.
+            descriptors.truncate(1);
+            let _ = poll(&mut descriptors, time.as_ref());
+        }
+        if is_closed(&descriptors[0]) {
+            return false;
+        }
         if !descriptors[0].revents().is_empty() {
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         }
+        true
     }
 }
