@@ -217,7 +217,8 @@ impl Tool<'_> {
         if let Some(host) = host {
             let peer = address_of(self.options, Some(host))?;
             if self.options.uses_sockets() {
-                return Ok(Socket::connect_tcp(peer, waiting, stop)?);
+                let connecting = || format!("connecting to {peer} by TCP");
+                return Socket::connect_tcp(peer, waiting, stop).with_context(connecting);
             }
             return Ok(Socket::rdma(stream.connect(peer).wait()?, waiting, stop));
         }
