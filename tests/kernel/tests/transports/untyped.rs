@@ -136,9 +136,12 @@ fn operation_of_another_transport_is_rejected() {
             for (operation, name) in foreign {
                 let request = SendRequest { payload: Payload::Sges(&[]), ..request(operation, &[]) };
                 let reason = PostReason::Queue(PushError::Unsupported { operation: name });
-                // SAFETY: the requests name no memory.
-                let posted = unsafe { qp.post_send(&[request, request]) }.unwrap_err();
-                assert_eq!((posted.accepted, posted.reason), (0, reason), "{qp_type:?}");
+                // A single request takes the fast path.
+                for requests in [&[request][..], &[request, request]] {
+                    // SAFETY: the requests name no memory.
+                    let posted = unsafe { qp.post_send(requests) }.unwrap_err();
+                    assert_eq!((posted.accepted, posted.reason), (0, reason), "{qp_type:?}");
+                }
                 let mut batch = qp.start_send();
                 // SAFETY: the request names no memory.
                 assert_eq!(unsafe { batch.push(&request) }, Err(reason), "{qp_type:?}");
