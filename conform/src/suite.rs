@@ -148,17 +148,17 @@ impl Suite {
     /// # Errors
     /// If there is no such device, or the kernel's answers show no known series.
     pub fn for_device(name: Option<&str>) -> Result<Self, SuiteError> {
-        let device = KernelDevice::open(name)?;
-        Self::new(Box::new(device))
+        #[cfg(any(test, feature = "soft"))]
+        if let Some(name) = name
+            && let Some(device) = bareverbs::Device::find(name)?.soft()
+        {
+            return Self::for_soft_device(device.clone());
+        }
+        Self::new(Box::new(KernelDevice::open(name)?))
     }
 
-    /// The checks for a soft device.
-    ///
-    /// # Errors
-    ///
-    /// If the device's answers show no known series.
     #[cfg(any(test, feature = "soft"))]
-    pub fn for_soft_device(device: bareverbs_soft::SoftDevice) -> Result<Self, SuiteError> {
+    fn for_soft_device(device: bareverbs_soft::SoftDevice) -> Result<Self, SuiteError> {
         Self::new(Box::new(crate::soft::SoftTarget(device)))
     }
 

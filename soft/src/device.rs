@@ -1,4 +1,4 @@
-//! Devices of this process.
+//! Soft devices.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -14,10 +14,10 @@ use crate::objects::Resources;
 use crate::port::Port;
 use crate::wire::{Dropped, WireError};
 
-/// A RoCE v2 device of this process: one port on a [`Fabric`]. Clones are the same device.
+/// A soft device, a RoCE v2 device in this process: one port on a [`Fabric`]. Clones are the same device.
 ///
-/// Its ABI is that of Soft-RoCE on Linux 7.2, without on-demand paging. Memory that is registered must stay
-/// mapped: the device has no pins, so an access to memory that was unmapped is a fault of the program.
+/// Its ABI is that of Soft-RoCE on Linux 7.2, without on-demand paging. Registered memory is not pinned: if it is
+/// unmapped, an access of the device raises SIGSEGV.
 ///
 /// The device leaves the fabric when its last clone is dropped and all its files are closed.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub struct SoftDevice {
     files: Arc<Mutex<Vec<Weak<Context>>>>,
 }
 
-/// Another device of the fabric has this address.
+/// Another device of the fabric has this address or its link-local GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a device of this fabric has the address {0}")]
 pub struct AddressInUse(pub IpAddr);
@@ -37,8 +37,7 @@ impl SoftDevice {
     ///
     /// # Panics
     ///
-    /// If the fabric has no free address: 16,777,214 devices. In a forked child of the fabric's process, as
-    /// all functions that add devices.
+    /// If all 16,777,214 addresses are in use, or in a forked child of the process that created the fabric.
     #[must_use]
     pub fn new(fabric: &Fabric) -> Self {
         let first = u32::from(Ipv4Addr::LOCALHOST);
@@ -52,8 +51,18 @@ impl SoftDevice {
     /// # Errors
     ///
     /// [`AddressInUse`].
+    ///
+    /// # Panics
+    ///
+    /// In a forked child of the process that created the fabric.
     pub fn with_address(fabric: &Fabric, address: IpAddr) -> Result<Self, AddressInUse> {
-        Ok(Self::of(Port::new(fabric, address).ok_or(AddressInUse(address))?))
+        let name = match address {
+            IpAddr::V4(v4) if v4.is_loopback() && v4 >= Ipv4Addr::LOCALHOST => {
+                format!("soft{}", u32::from(v4) - u32::from(Ipv4Addr::LOCALHOST))
+            }
+            _ => format!("soft-{address}"),
+        };
+        Ok(Self::of(Port::new(fabric, address).ok_or(AddressInUse(address))?, name))
     }
 
     /// Adds a device that also reaches other processes and hosts: it sends and receives RoCE v2 on UDP port
@@ -65,23 +74,30 @@ impl SoftDevice {
     /// the network interface; the loopback interface has 4096 bytes. A thread waits for packets until the
     /// device has left the fabric. A child of `fork` doesn't keep the address.
     ///
+    /// The ICRC of IPv4 packets is verified for any identification, so a damaged packet passes with a
+    /// probability of 2^-16. That of IPv6 is verified exactly.
+    ///
     /// The receive buffer of the socket has up to 8 MiB. The kernel limits it to `net.core.rmem_max`, of which
     /// the default holds about 50 packets of 4 KiB. Lost packets of RC are repeated.
     ///
     /// # Errors
     ///
-    /// [`WireError::InUse`] if another process has a device with this address, or `rdma_rxe` has the port.
+    /// [`WireError::InUse`] if another soft device has this address, or `rdma_rxe` has the port.
     /// [`WireError::NotLocal`] if no network interface has the address. [`WireError::System`].
+    ///
+    /// # Panics
+    ///
+    /// In a forked child of the process that created the fabric.
     pub fn bind(fabric: &Fabric, address: IpAddr) -> Result<Self, WireError> {
-        Port::bind(fabric, address).map(Self::of)
+        Port::bind(fabric, address).map(|port| Self::of(port, format!("soft:{address}")))
     }
 
-    fn of(port: Port) -> Self {
-        let name = format!("soft:{}", port.address).into();
-        Self { port: Arc::new(port), name, files: Arc::default() }
+    fn of(port: Port, name: String) -> Self {
+        Self { port: Arc::new(port), name: name.into(), files: Arc::default() }
     }
 
-    /// `soft:` and the address.
+    /// `soft0` for 127.0.0.1, `soft1` for 127.0.0.2 and so on, `soft-ADDRESS` for other addresses.
+    /// `soft:ADDRESS` for a [bound](Self::bind) device.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

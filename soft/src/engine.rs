@@ -46,7 +46,7 @@ use send::SendRing;
 /// The first QPN. The lower ones are those of management QPs and of the kernel.
 const FIRST_QP: u32 = 0x11;
 
-/// The MTU of a port on a wire in this process, in bytes.
+/// The MTU of a port on a network in this process, in bytes.
 const PORT_MTU: u32 = 4096;
 
 /// Maximum number of QPs.

@@ -1,4 +1,4 @@
-//! Devices on one wire in this process.
+//! Devices on one network in this process.
 //!
 //! A call of a device runs the engines until nothing is ready, under the fabric's lock. There is no
 //! thread in the ordinary case. A retry timer that remains (RNR, a lost peer) needs one, because receives
@@ -26,7 +26,7 @@ use crate::wire::{UdpWire, WireError, WireThread, gid};
 /// caller for longer: the timer thread continues.
 const TURNS: u32 = 10_000;
 
-/// A wire in this process, and the devices on it. Clones are the same fabric.
+/// A network in this process, and the devices on it. Clones are the same fabric.
 ///
 /// Devices reach those on the same fabric, and those with a UDP wire also other processes and hosts.
 #[derive(Clone)]

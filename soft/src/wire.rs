@@ -55,8 +55,8 @@ const BTH: usize = 12;
 pub enum WireError {
     /// UDP port 4791 of the address is in use.
     #[error(
-        "UDP port 4791 of {address} is in use (EADDRINUSE): a RoCE device of another process has this \
-         address, or rdma_rxe has the port in this network namespace; use another address of this host, such as \
+        "UDP port 4791 of {address} is in use (EADDRINUSE): another soft device has this address, or rdma_rxe \
+         has the port in this network namespace; use another address of this host, such as \
          one of 127.0.0.0/8, or remove the rxe devices (bareverbs link delete) or the module rdma_rxe"
     )]
     InUse {
@@ -69,7 +69,8 @@ pub enum WireError {
         /// The address.
         address: IpAddr,
     },
-    /// A socket could not be prepared. `EMSGSIZE`: the MTU of the network interface is below 352 bytes.
+    /// A socket could not be prepared. `EMSGSIZE`: the MTU of the network interface is
+    /// below 352 bytes; raise it.
     #[error("opening UDP port 4791 of {address}: {errno}")]
     System {
         /// The address.
@@ -106,9 +107,9 @@ pub struct Dropped {
     pub malformed: u64,
     /// Received with a wrong ICRC.
     pub corrupt: u64,
-    /// Not sent, because the kernel refused it or the path is none of the device.
+    /// Not sent: the kernel refused the packet, or its source is not the device's address.
     pub refused: u64,
-    /// Lost because the receive buffer was full.
+    /// Lost because a receive buffer was full, at least.
     pub overflowed: u64,
 }
 

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use bareverbs::Error;
-use bareverbs::soft::{Fabric, SoftDevice};
 use bareverbs_conform::fuzz::{self, FuzzError, Progress};
 use bareverbs_conform::{Filter, Outcome, Results, Suite, SuiteError, Verdict, report};
 
@@ -44,19 +43,8 @@ const SKIPPED: u8 = 4;
 
 /// The suite for the device of the options.
 fn suite(options: &Conform) -> Result<Suite, SuiteError> {
-    let name = options.device.as_deref();
-    let suite = match name.and_then(soft_device) {
-        Some(device) => Suite::for_soft_device(device)?,
-        None => Suite::for_device(name)?,
-    };
+    let suite = Suite::for_device(options.device.as_deref())?;
     Ok(if options.hazard { suite.with_hazards() } else { suite })
-}
-
-/// The device of this process for a name such as `soft:127.0.0.1`. The checks have no peer, so it needs no
-/// socket.
-fn soft_device(name: &str) -> Option<SoftDevice> {
-    let address = name.strip_prefix("soft:")?.parse().ok()?;
-    SoftDevice::with_address(&Fabric::new(), address).ok()
 }
 
 /// Whether there is nothing to check: no RDMA device, or no user interface of it.

@@ -29,7 +29,7 @@ pub enum FoundBy {
     Netlink,
     /// `/sys/class/infiniband`.
     Sysfs,
-    /// This process, which contains the device: module `soft` of the cargo feature `soft`.
+    /// A soft device of this process (cargo feature `soft`).
     Soft,
 }
 
@@ -129,12 +129,12 @@ impl Device {
     }
 
     /// The device named `name`. With the cargo feature `soft`, names such as `soft0` and
-    /// `soft:127.0.0.2` create devices of this process: see module `soft`.
+    /// `soft:127.0.0.2` create soft devices: see module `soft`.
     ///
     /// # Errors
     /// - [`Error::UnknownDevice`] if there is no such device, with the names of the devices there
     ///   are.
-    /// - Of a device of this process: [`Error::Invalid`] if the name has no IP address;
+    /// - Of a soft device: [`Error::Invalid`] if the name has no IP address;
     ///   [`Error::System`] with `EADDRINUSE` if another process or the kernel has UDP port 4791 of the
     ///   address, with `EADDRNOTAVAIL` if it is no address of this host.
     pub fn find(name: &str) -> Result<Self> {
@@ -197,9 +197,10 @@ impl Device {
         }
     }
 
-    /// The device of this process; `None` for one of the kernel.
+    /// The soft device that it is; `None` for a device of the kernel.
     #[cfg(feature = "soft")]
-    pub(crate) fn soft(&self) -> Option<&SoftDevice> {
+    #[must_use]
+    pub fn soft(&self) -> Option<&SoftDevice> {
         match &self.source {
             Source::Kernel(_) => None,
             Source::Soft(device) => Some(device),
@@ -258,7 +259,7 @@ impl Device {
     }
 
     /// Path of its uverbs device node; the node may be missing. `None` if the kernel has no uverbs
-    /// device for it, and for a device of this process.
+    /// device for it, and for a soft device.
     #[must_use]
     pub fn uverbs_path(&self) -> Option<&Path> {
         self.uverbs().map(|uverbs| uverbs.path.as_path())

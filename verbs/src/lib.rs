@@ -25,6 +25,8 @@
 //! }
 //! ```
 //!
+//! `soft0` needs the cargo feature `soft`.
+//!
 //! # Levels
 //!
 //! The root has what most programs need: devices, memory, errors, and the safe layer. In the safe layer

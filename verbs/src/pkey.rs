@@ -15,7 +15,7 @@ const DEFAULT_PKEY: u16 = 0xffff;
 impl<P: Provider> Context<P> {
     /// An entry of a port's P_Key table.
     ///
-    /// It is read from sysfs, its only source in the kernel. The entry of a device of this process is
+    /// It is read from sysfs, its only source in the kernel. The entry of a soft device is
     /// the default partition, 0xffff.
     ///
     /// # Errors

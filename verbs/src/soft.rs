@@ -1,6 +1,7 @@
-//! RDMA devices of this process: RoCE v2 without a kernel module, a network interface or privileges.
+//! Soft devices: RoCE v2 devices in this process, without a kernel module, a network interface or
+//! privileges.
 //!
-//! A device has the ABI of Soft-RoCE and its provider, so a program uses it as any other device. Two
+//! A soft device has the ABI of Soft-RoCE and its provider, so a program uses it as any other device. Two
 //! devices reach each other if they are on the same [`Fabric`]. Fabrics are separate: tests that run in
 //! parallel create one each.
 //!
@@ -24,7 +25,7 @@
 //!
 //! | name | device |
 //! |---|---|
-//! | `soft0`, `soft1`, … | a device of a fabric that the process has for these names; it opens no socket |
+//! | `soft0`, `soft1`, … | a device of a fabric that the process has for these names; it opens no network socket |
 //! | `soft:ADDRESS` | a device with this IP address of the host, such as `soft:127.0.0.2`; it reaches other processes and hosts by UDP, see [`SoftDevice::bind`] |
 //!
 //! A device of the kernel that is named `soft0` is preferred.
@@ -33,6 +34,8 @@
 //!
 //! - Registered memory is not pinned. It must stay mapped while it is registered, which the owners of
 //!   [`MemoryOwner`](crate::MemoryOwner) ensure. A range that is not mapped is rejected with `EFAULT`.
+//! - `bareverbs-rdmacm` doesn't know the devices: exchange an [`Address`](crate::Address).
+//! - On-demand paging and dma-buf MRs are [`Error::Unsupported`].
 //! - [`devices`](crate::devices) and RDMA netlink don't list the devices. sysfs has no entry for them.
 //! - [`Context::import`](crate::Context::import) rejects their descriptors with
 //!   [`Error::Invalid`].
@@ -50,7 +53,7 @@ use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 
-pub use bareverbs_soft::{AddressInUse, Fabric, SoftDevice, WireError};
+pub use bareverbs_soft::{AddressInUse, Dropped, Fabric, Resources, SoftDevice, WireError};
 
 const VERB: &str = "open_device";
 
@@ -76,7 +79,7 @@ enum Name {
 /// Most devices that are named by a number: the addresses of 127.0.0.0/8.
 const MAX_NUMBERED: u32 = (1 << 24) - 2;
 
-/// The device of this process named `name`; `None` if it is not such a name.
+/// The soft device named `name`; `None` if it is not such a name.
 pub(crate) fn find(name: &str) -> Option<Result<SoftDevice>> {
     let rest = name.strip_prefix("soft")?;
     if let Some(address) = rest.strip_prefix(':') {

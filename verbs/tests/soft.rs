@@ -1,4 +1,4 @@
-//! Devices of this process.
+//! Soft devices.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::Command;

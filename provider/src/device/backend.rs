@@ -61,7 +61,7 @@ pub unsafe trait Backend: Debug + Send + Sync {
     /// `EINVAL` if no queue has this offset and length, or its memory was given out before.
     fn map(&self, offset: u64, len: usize) -> Result<Arc<Mapping>, Errno>;
 
-    /// A descriptor that stands for the context. It has no calls.
+    /// A descriptor of the context, for `AsFd`. It takes neither ioctls nor commands.
     fn as_fd(&self) -> BorrowedFd<'_>;
 }
 

@@ -124,7 +124,7 @@ impl<P: Provider> QpCore<P> {
         if self.groups.iter().any(|joined| (joined.group, joined.lid) == (group, lid)) {
             return Ok(());
         }
-        // A device of this process receives the group's packets without another socket.
+        // A soft device receives the group's packets without another socket.
         let is_soft = self.pd.context().device().found_by() == FoundBy::Soft;
         // Closed if the kernel rejects the command below.
         let membership = if is_soft { None } else { join(self)? };
