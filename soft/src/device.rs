@@ -37,7 +37,8 @@ impl SoftDevice {
     ///
     /// # Panics
     ///
-    /// If all 16,777,214 addresses are in use, or in a forked child of the process that created the fabric.
+    /// If all 16,777,214 addresses are in use, in a forked child of the process that created the fabric, and if
+    /// the kernel has mapped no page with `MADV_WIPEONFORK` for the fabric.
     #[must_use]
     pub fn new(fabric: &Fabric) -> Self {
         let first = u32::from(Ipv4Addr::LOCALHOST);
@@ -54,7 +55,8 @@ impl SoftDevice {
     ///
     /// # Panics
     ///
-    /// In a forked child of the process that created the fabric.
+    /// In a forked child of the process that created the fabric, and if the kernel has mapped no page with
+    /// `MADV_WIPEONFORK` for the fabric.
     pub fn with_address(fabric: &Fabric, address: IpAddr) -> Result<Self, AddressInUse> {
         let name = match address {
             IpAddr::V4(v4) if v4.is_loopback() && v4 >= Ipv4Addr::LOCALHOST => {
@@ -87,7 +89,8 @@ impl SoftDevice {
     ///
     /// # Panics
     ///
-    /// In a forked child of the process that created the fabric.
+    /// In a forked child of the process that created the fabric, and if the kernel has mapped no page with
+    /// `MADV_WIPEONFORK` for the fabric.
     pub fn bind(fabric: &Fabric, address: IpAddr) -> Result<Self, WireError> {
         Port::bind(fabric, address).map(|port| Self::of(port, format!("soft:{address}")))
     }
@@ -122,10 +125,11 @@ impl SoftDevice {
         self.port.node_guid()
     }
 
-    /// The packets that were dropped at the socket of a [bound](Self::bind) device. Others have none.
+    /// The packets that were dropped at the socket of a [bound](Self::bind) device. Others have none; none in
+    /// a forked child.
     #[must_use]
     pub fn dropped(&self) -> Dropped {
-        self.port.dropped()
+        if self.port.is_own() { self.port.dropped() } else { Dropped::default() }
     }
 
     /// Opens the device. Its driver id is that of Soft-RoCE.

@@ -36,7 +36,7 @@ use crate::channel::{CqSink, ObjectSink};
 use crate::wire::UdpWire;
 use address::{Ah, PortAddress, address_vector, udp_source};
 use completion::Cq;
-pub(crate) use memory::{Mr, MrAttr};
+pub(crate) use memory::{Mr, MrAttr, PreparedMr, is_written};
 use port::Port;
 pub(crate) use queue::QueueMemory;
 use queues::{QpQueues, Receives};
@@ -110,16 +110,12 @@ impl Engine {
     }
 
     /// Registers memory of the program.
-    ///
-    /// # Errors
-    ///
-    /// `EOPNOTSUPP` for rights that the device doesn't have, `EINVAL` for ones that contradict each other and
-    /// for an impossible range, `EFAULT` if a part of the range isn't mapped with the access.
-    pub(crate) fn register(&mut self, attr: MrAttr) -> Result<Mr, Errno> {
-        self.port.keys.register(attr)
+    pub(crate) fn register(&mut self, mr: PreparedMr) -> Result<Mr, Errno> {
+        self.port.keys.register(mr)
     }
 
-    /// Changes PD and rights of a region. A new translation (start, length, iova) is `EOPNOTSUPP`.
+    /// Changes PD and rights of a region. A new translation (start, length, iova) is `EOPNOTSUPP`, rights to
+    /// write to memory that was registered without them are `EACCES`.
     pub(crate) fn reregister(
         &mut self,
         mr: u32,

@@ -1,30 +1,33 @@
 //! Devices on one network in this process.
 //!
-//! A call of a device runs the engines until nothing is ready, under the fabric's lock. There is no
-//! thread in the ordinary case. A retry timer that remains (RNR, a lost peer) needs one, because receives
-//! are posted without a call. It sleeps until the earliest timer and ends when none remains.
+//! A call of a device runs the engines until nothing is ready, under the fabric's lock, but not for longer
+//! than about 5 ms. There is no thread in the ordinary case. One is needed for the rest of a longer run, and
+//! for a retry timer that remains (RNR, a lost peer), because receives are posted without a call. It sleeps
+//! until the earliest timer and ends when none remains.
 //!
 //! A device with a UDP wire has a thread, which waits for packets and timers. Its packets to other devices
-//! of the fabric don't use the wire.
+//! of the fabric don't use the wire, and packets of the wire from their addresses are dropped.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::Errno;
-use bareverbs_transport::packet::Packet;
-use rustix::process::{Pid, getpid};
+use bareverbs_provider::process::ForkGuard;
+use bareverbs_transport::packet::{Global, Packet};
 
 use crate::engine::Engine;
 use crate::wire::{UdpWire, WireError, WireThread, gid};
 
-/// Turns of all devices in one call. A program that posts without end on another thread can't keep the
-/// caller for longer: the timer thread continues.
-const TURNS: u32 = 10_000;
+/// How long a call runs the devices, about. The timer thread, or the thread of a wire, does the work that is
+/// left. A backlog, or a program that posts without end on another thread, thus can't keep the caller.
+const RUN_TIME: Duration = Duration::from_millis(5);
 
 /// A network in this process, and the devices on it. Clones are the same fabric.
 ///
@@ -36,8 +39,8 @@ struct Shared {
     state: Mutex<State>,
     timer: Condvar,
     /// The process that made the fabric. In its forked child a lock may be held by a thread that the child
-    /// doesn't have.
-    process: Pid,
+    /// doesn't have. `None` if the kernel can't tell one from the other: the fabric has no devices then.
+    fork_guard: Option<ForkGuard>,
 }
 
 struct State {
@@ -48,6 +51,8 @@ struct State {
     start: Instant,
     /// Whether a panic has left an engine in an unknown state.
     failed: bool,
+    /// [`RUN_TIME`], in effect unlimited in tests.
+    run_time: Duration,
     /// When the timer thread, or a thread of a wire, runs the devices next at the latest.
     deadline: Option<u64>,
     /// Whether there is a timer thread.
@@ -78,21 +83,25 @@ impl Fabric {
             wires: HashMap::new(),
             start: Instant::now(),
             failed: false,
+            run_time: if cfg!(test) { Duration::from_secs(60) } else { RUN_TIME },
             deadline: None,
             has_thread: false,
             packets: Vec::new(),
         };
-        Self(Arc::new(Shared { state: Mutex::new(state), timer: Condvar::new(), process: getpid() }))
+        let fork_guard = ForkGuard::new().ok();
+        Self(Arc::new(Shared { state: Mutex::new(state), timer: Condvar::new(), fork_guard }))
     }
 
     /// Whether this process made the fabric. Nothing else may be called in a forked child.
     pub(crate) fn is_own(&self) -> bool {
-        self.0.process == getpid()
+        self.0.fork_guard.is_some_and(|guard| guard.is_same_process())
     }
 
     /// Adds a device with these GIDs. Returns its number on the fabric, or `None` if another device has
     /// one of the GIDs.
     pub(crate) fn add_device(&self, gids: Vec<[u8; 16]>, mac: [u8; 6]) -> Option<u32> {
+        let has_guard = self.0.fork_guard.is_some();
+        assert!(has_guard, "the kernel has mapped no page with MADV_WIPEONFORK, which detects forks");
         assert!(self.is_own(), "the fabric is that of the parent process");
         let mut state = self.0.lock();
         if gids.iter().any(|gid| state.addresses.contains_key(gid)) {
@@ -115,37 +124,40 @@ impl Fabric {
         let wire = Arc::new(UdpWire::bind(address)?);
         let mtu = wire.mtu();
         let device = self.add_device(vec![gid(address)], mac).ok_or(WireError::InUse { address })?;
+        if let Some(engine) = &mut self.0.lock().devices[device as usize] {
+            engine.connect(Arc::clone(&wire));
+        }
         let shared = Arc::downgrade(&self.0);
         let thread = WireThread::start(Arc::clone(&wire), move |packets| {
-            Weak::upgrade(&shared)?.run_wire(device as usize, packets)
+            Weak::upgrade(&shared)?.run_wire(device as usize, &wire, packets)
         });
-        let mut state = self.0.lock();
-        if let Some(engine) = &mut state.devices[device as usize] {
-            engine.connect(wire);
-        }
         match thread {
             Ok(thread) => {
-                state.wires.insert(device as usize, thread);
+                self.0.lock().wires.insert(device as usize, thread);
                 Ok((device, mtu))
             }
             Err(errno) => {
-                drop(state);
-                self.remove_device(device);
+                self.remove_device(device, &AtomicBool::new(false));
                 Err(WireError::System { address, errno })
             }
         }
     }
 
-    /// Removes a device with all its objects.
-    pub(crate) fn remove_device(&self, device: u32) {
+    /// Removes a device with all its objects, unless `removed` is set or this is a forked child. Sets
+    /// `removed` when the device's engine is gone. Returns whether it has removed the device.
+    pub(crate) fn remove_device(&self, device: u32, removed: &AtomicBool) -> bool {
         if !self.is_own() {
-            return;
+            return false;
         }
         let mut state = self.0.lock();
+        if removed.load(Ordering::Acquire) {
+            return false;
+        }
         state.addresses.retain(|_, number| *number != device as usize);
         if let Some(place) = state.devices.get_mut(device as usize) {
             *place = None;
         }
+        removed.store(true, Ordering::Release);
         if let Some(thread) = state.wires.remove(&(device as usize)) {
             // The thread's timers are left to another one.
             state.deadline = None;
@@ -155,6 +167,7 @@ impl Fabric {
             // Waits for the end of the thread, which may wait for the lock.
             drop(thread);
         }
+        true
     }
 
     /// Whether there is a timer thread.
@@ -163,7 +176,20 @@ impl Fabric {
         self.0.lock().has_thread
     }
 
-    /// Calls `f` with the engine of a device, then runs all devices until nothing is ready.
+    /// Runs the devices as the thread of a wire of the device does.
+    #[cfg(test)]
+    pub(crate) fn run_wire(&self, device: u32, wire: &UdpWire) -> Option<Duration> {
+        self.0.run_wire(device as usize, wire, &mut Vec::new())
+    }
+
+    /// Sets how long a call runs the devices.
+    #[cfg(test)]
+    pub(crate) fn set_run_time(&self, run_time: Duration) {
+        self.0.lock().run_time = run_time;
+    }
+
+    /// Calls `f` with the engine of a device, then runs all devices until nothing is ready, or for about
+    /// [`RUN_TIME`].
     ///
     /// # Errors
     ///
@@ -216,15 +242,25 @@ impl Shared {
     }
 
     /// Runs the devices with packets from the wire of one of them. Returns the time until the next run at the
-    /// latest.
-    fn run_wire(&self, device: usize, packets: &mut Vec<Packet>) -> Option<Duration> {
+    /// latest. Does nothing if the device was removed, even if another one has its number.
+    fn run_wire(&self, device: usize, wire: &UdpWire, packets: &mut Vec<Packet>) -> Option<Duration> {
         let mut state = self.lock();
+        let current = state.devices[device].as_ref().and_then(|engine| engine.wire());
+        if !current.is_some_and(|current| ptr::eq(current, wire)) {
+            packets.clear();
+            return None;
+        }
         let next = state.guarded(|state| {
             let now = state.now();
-            if let Some(engine) = &mut state.devices[device] {
+            let State { devices, addresses, .. } = state;
+            if let Some(engine) = &mut devices[device] {
                 engine.set_now(now);
                 for packet in packets.drain(..) {
-                    engine.receive(&packet);
+                    // Another process may have bound an address of the fabric.
+                    let is_of_fabric = |global: Global| addresses.contains_key(&global.source);
+                    if packet.route.is_multicast() || !packet.route.global.is_some_and(is_of_fabric) {
+                        engine.receive(&packet);
+                    }
                     engine.recycle(packet.payload);
                 }
             }
@@ -247,6 +283,10 @@ impl Shared {
                 state = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
             } else {
                 state.deadline = state.guarded(State::run).ok().flatten();
+                // Calls have their turn between runs.
+                drop(state);
+                thread::yield_now();
+                state = self.lock();
             }
         }
         state.has_thread = false;
@@ -270,10 +310,14 @@ impl State {
         result.map_err(|_| Errno::IO)
     }
 
-    /// Runs all devices until nothing is ready. Returns when to run them again.
+    /// Runs all devices until nothing is ready, or for a limited time. Returns when to run them again.
     fn run(&mut self) -> Option<u64> {
-        for _ in 0..TURNS {
-            let now = self.now();
+        for engine in self.devices.iter().flatten() {
+            engine.wire().inspect(|wire| wire.begin_run());
+        }
+        let mut now = self.now();
+        let end = now.saturating_add(self.run_time.as_nanos() as u64);
+        loop {
             let mut idle = true;
             for sender in 0..self.devices.len() {
                 let Some(engine) = &mut self.devices[sender] else { continue };
@@ -291,8 +335,11 @@ impl State {
             if idle {
                 return self.next_timer();
             }
+            now = self.now();
+            if now >= end {
+                return Some(now);
+            }
         }
-        Some(self.now())
     }
 
     fn next_timer(&mut self) -> Option<u64> {

@@ -280,11 +280,16 @@ impl State {
     /// `EBUSY` if another object uses it, `EINVAL` for a region with windows, `EIO`.
     pub(crate) fn destroy(&mut self, handle: u32) -> Result<Reported, Errno> {
         let slot = self.slots.get(&handle).ok_or(Errno::NOENT)?;
-        if self.port.is_removed() {
+        let reported = match self.destroy_in_engine(slot) {
             // The device has taken the object with it.
-            self.forget(handle);
-            return Ok(Reported::default());
-        }
+            Err(_) if self.port.is_removed() => Reported::default(),
+            reported => reported?,
+        };
+        self.forget(handle);
+        Ok(reported)
+    }
+
+    fn destroy_in_engine(&self, slot: &Slot) -> Result<Reported, Errno> {
         if slot.users > 0 {
             return Err(Errno::BUSY);
         }
@@ -310,7 +315,6 @@ impl State {
             Some(Object::Mr { id, .. }) => self.port.with(|engine| engine.deregister(*id))?,
             Some(Object::Mw(mw)) => self.port.with(|engine| engine.free_window(*mw))?,
         }
-        self.forget(handle);
         Ok(reported)
     }
 
@@ -467,11 +471,26 @@ pub(crate) struct Run<'s> {
     pub(crate) state: &'s mut State,
     handles: Vec<u32>,
     channels: Vec<NewChannel>,
+    creates_context: bool,
 }
 
 impl<'s> Run<'s> {
     pub(crate) fn new(state: &'s mut State) -> Self {
-        Self { state, handles: Vec::new(), channels: Vec::new() }
+        Self { state, handles: Vec::new(), channels: Vec::new(), creates_context: false }
+    }
+
+    /// Creates the context.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is one.
+    pub(crate) fn create_context(&mut self) -> Result<(), Errno> {
+        if self.state.has_context {
+            return Err(Errno::INVAL);
+        }
+        self.state.has_context = true;
+        self.creates_context = true;
+        Ok(())
     }
 
     /// Reserves a handle for an object of the call.
@@ -517,6 +536,9 @@ impl<'s> Run<'s> {
                 for handle in self.handles.drain(..).rev() {
                     // Nothing refers to a new object.
                     let _ = self.state.destroy(handle);
+                }
+                if self.creates_context {
+                    self.state.has_context = false;
                 }
             }
         }

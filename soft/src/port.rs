@@ -156,17 +156,14 @@ impl Port {
         self.fabric.is_own()
     }
 
+    /// Whether the port was removed. Its engine is gone then and accesses no memory.
     pub(crate) fn is_removed(&self) -> bool {
         self.removed.load(Ordering::Acquire)
     }
 
-    /// Takes the port off the fabric. Returns `false` if it was removed before.
+    /// Takes the port off the fabric. Returns `false` if it was removed before, and in a forked child.
     pub(crate) fn remove(&self) -> bool {
-        let removed = !self.removed.swap(true, Ordering::AcqRel);
-        if removed {
-            self.fabric.remove_device(self.number);
-        }
-        removed
+        self.fabric.remove_device(self.number, &self.removed)
     }
 
     pub(crate) fn new_protection_domain(&self) -> u32 {
@@ -279,7 +276,32 @@ impl Drop for Port {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
     use super::*;
+
+    #[test]
+    fn port_is_not_removed_while_an_engine_runs() {
+        let port = Port::new(&Fabric::new(), [127, 0, 0, 1].into()).unwrap();
+        let (starts, started) = mpsc::channel();
+        thread::scope(|scope| {
+            let remove = || {
+                starts.send(()).unwrap();
+                assert!(port.remove());
+            };
+            let during = port.with(|_| {
+                scope.spawn(remove);
+                started.recv().unwrap();
+                // A removal that waits for no lock takes less.
+                thread::sleep(Duration::from_millis(50));
+                Ok(port.is_removed())
+            });
+            assert_eq!(during, Ok(false));
+        });
+        assert!(port.is_removed() && !port.remove());
+    }
 
     #[test]
     fn both_gids_of_a_port_lead_to_its_mac() {

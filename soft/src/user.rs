@@ -1,18 +1,14 @@
 //! Copies from and to addresses of the program, as the kernel makes them: an address without memory,
 //! or without the right to it, is `EFAULT`.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 
 /// Whether `process_vm_readv` and `process_vm_writev` are unavailable.
 static FORBIDDEN: AtomicBool = AtomicBool::new(false);
-
-/// The file through which bytes are copied where they are.
-static EXCHANGE: Mutex<Option<OwnedFd>> = Mutex::new(None);
 
 /// Reads from the program's memory.
 ///
@@ -80,13 +76,10 @@ fn last_errno() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// Copies through a file: `read` and `write` check addresses too.
+/// Copies through a file: `read` and `write` check addresses too. Each copy has its own file, because a
+/// forked child would share it.
 fn copy_by_file(address: usize, own: *mut u8, len: usize, inward: bool) -> Result<(), Errno> {
-    let mut exchange = EXCHANGE.lock().unwrap_or_else(PoisonError::into_inner);
-    let file = match &mut *exchange {
-        Some(file) => file,
-        none => none.insert(memfd_create("bareverbs-soft", MemfdFlags::CLOEXEC)?),
-    };
+    let file = memfd_create("bareverbs-soft", MemfdFlags::CLOEXEC)?;
     let program: *mut u8 = std::ptr::with_exposed_provenance_mut(address);
     let (from, to) = if inward { (program, own) } else { (own, program) };
     for (memory, is_write) in [(from, true), (to, false)] {
@@ -159,5 +152,9 @@ mod tests {
         let write: Write =
             |address, from| copy_by_file(address as usize, from.as_ptr().cast_mut(), from.len(), false);
         copies(read, write);
+        let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let names = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+        let kept = names.filter(|name| name.to_string_lossy().contains("memfd:bareverbs-soft")).count();
+        assert_eq!(kept, 0, "a forked child would share the file");
     }
 }

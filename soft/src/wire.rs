@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -44,7 +44,8 @@ const ROCE: u16 = 4791;
 /// Requested size of the receive buffer in bytes. The kernel limits it to `net.core.rmem_max`, unless the
 /// process has CAP_NET_ADMIN.
 const RECEIVE_BUFFER: usize = 8 << 20;
-/// A packet that the network interface can't take for so long is dropped.
+/// A packet that the network interface can't take for so long is dropped. Those after it in the same run
+/// are dropped at once.
 const SEND_TIMEOUT: Duration = Duration::from_millis(10);
 /// Length of a BTH in bytes.
 const BTH: usize = 12;
@@ -121,6 +122,8 @@ pub(crate) struct UdpWire {
     socket: Socket,
     groups: Mutex<BTreeMap<IpAddr, Arc<Socket>>>,
     sender: Mutex<SendState>,
+    /// Whether a packet of this run was dropped after [`SEND_TIMEOUT`].
+    congested: AtomicBool,
     counts: Counts,
 }
 
@@ -163,6 +166,7 @@ impl UdpWire {
             socket,
             groups: Mutex::default(),
             sender: Mutex::default(),
+            congested: AtomicBool::new(false),
             counts: Counts::default(),
         })
     }
@@ -191,9 +195,17 @@ impl UdpWire {
         Dropped { malformed, corrupt, refused, overflowed }
     }
 
+    /// Begins a run of the devices: the next packet may wait for the network interface again.
+    pub(crate) fn begin_run(&self) {
+        self.congested.store(false, Ordering::Relaxed);
+    }
+
     /// Sends a packet. One that the kernel refuses is dropped and counted, as on any network.
     pub(crate) fn send(&self, packet: &Packet) {
-        if self.try_send(packet).is_err() {
+        if let Err(errno) = self.try_send(packet) {
+            if errno == Errno::AGAIN {
+                self.congested.store(true, Ordering::Relaxed);
+            }
             self.counts.refused.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -219,19 +231,28 @@ impl UdpWire {
         bth::write(packet, bytes);
         let headers = NetworkHeaders::new(&global_of(global.source, to), ROCE, bytes.len());
         bytes.extend_from_slice(&headers.icrc(bytes).to_le_bytes());
-        net::sendto(&self.socket, bytes, SendFlags::NOSIGNAL, &at(to, self.interface.index))?;
+        let mut flags = SendFlags::NOSIGNAL;
+        flags.set(SendFlags::DONTWAIT, self.congested.load(Ordering::Relaxed));
+        net::sendto(&self.socket, bytes, flags, &at(to, self.interface.index))?;
         Ok(())
     }
 
-    /// Receives packets, without waiting, until the inbox is full or there are no more.
+    /// Receives packets, without waiting: up to a limit of datagrams, in equal parts of all sockets.
     pub(crate) fn receive(&self, inbox: &mut Inbox) {
-        let groups = locked(&self.groups);
+        let groups: Vec<_> =
+            locked(&self.groups).iter().map(|(group, socket)| (*group, Arc::clone(socket))).collect();
         let groups = groups.iter().map(|(group, socket)| (*group, &**socket));
-        for (destination, socket) in groups.chain([(self.address, &self.socket)]) {
-            while inbox.packets.len() < Inbox::LIMIT {
-                let Inbox { packets, batch } = inbox;
-                let taken =
-                    batch.take(socket.as_fd(), |datagram| packets.extend(self.accept(destination, datagram)));
+        let sockets: Vec<_> = groups.chain([(self.address, &self.socket)]).collect();
+        let Inbox { packets, batch, next } = inbox;
+        let (mut left, quota) = (Inbox::BATCHES, (Inbox::BATCHES / sockets.len()).max(1));
+        // Each call begins with another socket, so that none starves.
+        *next = (*next + 1) % sockets.len();
+        for (destination, socket) in sockets[*next..].iter().chain(&sockets[..*next]) {
+            for _ in 0..quota.min(left) {
+                left -= 1;
+                let taken = batch.take(socket.as_fd(), |datagram| {
+                    packets.extend(self.accept((*destination, socket), datagram));
+                });
                 // An error is that of an earlier packet that this socket has sent.
                 if !matches!(taken, Ok(true)) {
                     break;
@@ -241,9 +262,14 @@ impl UdpWire {
     }
 
     /// The packet in a datagram. Others are counted.
-    fn accept(&self, destination: IpAddr, datagram: Option<Datagram<'_>>) -> Option<Packet> {
+    fn accept(
+        &self,
+        (destination, socket): (IpAddr, &Socket),
+        datagram: Option<Datagram<'_>>,
+    ) -> Option<Packet> {
         if let Some(lost) = datagram.and_then(|datagram| datagram.lost) {
-            self.counts.overflowed.fetch_max(lost.into(), Ordering::Relaxed);
+            let before = socket.lost.fetch_max(lost, Ordering::Relaxed);
+            self.counts.overflowed.fetch_add(lost.saturating_sub(before).into(), Ordering::Relaxed);
         }
         let count =
             match datagram.ok_or(Damage::Malformed).and_then(|datagram| decode(destination, &datagram)) {
@@ -331,14 +357,16 @@ pub(crate) struct Inbox {
     /// The packets.
     pub(crate) packets: Vec<Packet>,
     batch: Batch,
+    /// The socket that is served first.
+    next: usize,
 }
 
 impl Inbox {
-    /// Most packets at a time, approximately: the window of some QPs.
-    const LIMIT: usize = 512;
+    /// Most batches at a time: 512 datagrams, the window of some QPs.
+    const BATCHES: usize = 16;
 
     pub(crate) fn new() -> Self {
-        Self { packets: Vec::new(), batch: Batch::new() }
+        Self { packets: Vec::new(), batch: Batch::new(), next: 0 }
     }
 }
 
@@ -382,6 +410,8 @@ fn at(address: IpAddr, interface: u32) -> SocketAddr {
 #[derive(Debug)]
 struct Socket {
     descriptor: ManuallyDrop<OwnedFd>,
+    /// The number of datagrams that were lost because the receive buffer was full.
+    lost: AtomicU32,
     fork_guard: ForkGuard,
 }
 
@@ -392,7 +422,8 @@ impl Socket {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let descriptor =
             fork::open(|| net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None))?;
-        let socket = Self { descriptor: ManuallyDrop::new(descriptor), fork_guard };
+        let descriptor = ManuallyDrop::new(descriptor);
+        let socket = Self { descriptor, lost: AtomicU32::new(0), fork_guard };
         if address.is_ipv4() {
             sockopt::set_ip_recvtos(&socket, true)?;
             socket.set(libc::IPPROTO_IP, libc::IP_RECVTTL)?;

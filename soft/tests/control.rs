@@ -174,6 +174,26 @@ fn objects_in_use_are_busy_and_the_others_are_destroyed() {
 }
 
 #[test]
+fn qp_in_a_group_under_two_lids_is_destroyed_after_both_detaches() {
+    let device = SoftDevice::new(&Fabric::new());
+    let opened = Opened::new(&device);
+    let (qp, _) = opened.qp(opened.pd(), opened.cq(), UD).unwrap();
+    let mut gid = [0; 16];
+    (gid[0], gid[1]) = (0xff, 0x0e);
+    for mlid in [0, 1] {
+        let group = AttachMcastReq { gid, qp_handle: qp, mlid, ..AttachMcastReq::zeroed() };
+        opened.invoke::<write::AttachMcast>(&group).unwrap();
+    }
+    // The device has one membership for both, as rxe.
+    for (mlid, result) in [(0, Ok(())), (1, Err(Errno::INVAL))] {
+        let group = DetachMcastReq { gid, qp_handle: qp, mlid, ..DetachMcastReq::zeroed() };
+        assert_eq!(opened.invoke::<write::DetachMcast>(&group).map(drop), result);
+    }
+    // SAFETY: the QP's rings are not in use.
+    assert!(unsafe { command::destroy_qp(&opened.file, qp) }.is_ok());
+}
+
+#[test]
 fn handles_of_another_class_or_file_are_refused() {
     let device = SoftDevice::new(&Fabric::new());
     let (one, other) = (Opened::new(&device), Opened::new(&device));

@@ -7,11 +7,31 @@ use std::thread;
 use std::time::Duration;
 
 use bareverbs_provider::Errno;
-use bareverbs_soft::{Fabric, SoftDevice};
-use rustix::process::{Pid, WaitOptions, waitpid};
+use bareverbs_soft::{Dropped, Fabric, SoftDevice};
+use bareverbs_uapi::write::structs::{CmdHdr, GetContextReq, GetContextResp};
+use bareverbs_uapi::write::{GetContext, WriteCommand};
+use rustix::process::{
+    Pid, Resource, Rlimit, WaitOptions, WaitStatus, getpid, getrlimit, setrlimit, waitpid,
+};
+use zerocopy::IntoBytes;
 
 /// Seconds after which a child that waits for a lock is killed.
 const PATIENCE: u32 = 10;
+
+/// Runs `work` in a child of `fork`, which exits with status 1 if `work` panics.
+fn in_child(work: impl FnOnce()) -> WaitStatus {
+    // SAFETY: glibc makes its allocator usable in the child, which ends by a signal or `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: no handler of the signal is installed.
+        unsafe { libc::alarm(PATIENCE) };
+        let ended_well = catch_unwind(AssertUnwindSafe(work)).is_ok();
+        // SAFETY: `_exit` may be called at any time.
+        unsafe { libc::_exit(i32::from(!ended_well)) }
+    }
+    let child = Pid::from_raw(child).expect("fork");
+    waitpid(Some(child), WaitOptions::empty()).unwrap().unwrap().1
+}
 
 /// A child of `fork` gets an error from its parent's devices and waits for no lock of the parent.
 fn forked_child_is_refused_without_waiting(fabric: &Fabric, device: &SoftDevice) {
@@ -25,23 +45,13 @@ fn forked_child_is_refused_without_waiting(fabric: &Fabric, device: &SoftDevice)
             });
         }
         for _ in 0..50 {
-            // SAFETY: glibc makes its allocator usable in the child, which ends by a signal or `_exit`.
-            let child = unsafe { libc::fork() };
-            if child == 0 {
-                // SAFETY: no handler of the signal is installed.
-                unsafe { libc::alarm(PATIENCE) };
-                let work = AssertUnwindSafe(|| {
-                    assert_eq!(device.open().map(drop).map_err(|refused| refused.errno), Err(Errno::STALE));
-                    device.remove();
-                    assert_eq!(device.resources().contexts, 0);
-                    drop(device.clone());
-                });
-                let ended_well = catch_unwind(work).is_ok();
-                // SAFETY: `_exit` may be called at any time.
-                unsafe { libc::_exit(i32::from(!ended_well)) }
-            }
-            let child = Pid::from_raw(child).expect("fork");
-            let (_, status) = waitpid(Some(child), WaitOptions::empty()).unwrap().unwrap();
+            let status = in_child(|| {
+                assert_eq!(device.open().map(drop).map_err(|refused| refused.errno), Err(Errno::STALE));
+                device.remove();
+                assert_eq!(device.resources().contexts, 0);
+                assert_eq!(device.dropped(), Dropped::default());
+                drop(device.clone());
+            });
             if status.exit_status() != Some(0) {
                 failed = Some(status);
                 break;
@@ -51,6 +61,55 @@ fn forked_child_is_refused_without_waiting(fabric: &Fabric, device: &SoftDevice)
     });
     assert!(failed.is_none(), "{failed:?}");
     device.open().unwrap();
+}
+
+/// The child of a process is another process, even with the same PID in its own namespace.
+fn process_id_is_no_identity() {
+    let unshare = |flags| {
+        // SAFETY: the process has one thread.
+        let result = unsafe { libc::unshare(flags) };
+        if result != 0 {
+            println!("not tested: no new PID namespace: {}", std::io::Error::last_os_error());
+        }
+        result == 0
+    };
+    let in_child = |work: &dyn Fn()| assert_eq!(in_child(work).exit_status(), Some(0));
+    in_child(&|| {
+        if !unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWPID) {
+            return;
+        }
+        in_child(&|| {
+            let (device, process) = (SoftDevice::new(&Fabric::new()), getpid());
+            if !unshare(libc::CLONE_NEWPID) {
+                return;
+            }
+            in_child(&|| {
+                assert_eq!(getpid(), process);
+                assert_eq!(device.open().map(drop).map_err(|refused| refused.errno), Err(Errno::STALE));
+            });
+        });
+    });
+}
+
+/// A context that lacks a descriptor can be created again.
+fn failed_context_leaves_no_context(fabric: &Fabric) {
+    let file = SoftDevice::new(fabric).open().unwrap();
+    let mut response = GetContextResp::zeroed();
+    let address = (&raw mut response).expose_provenance() as u64;
+    let header = CmdHdr { command: GetContext::INFO.number, in_words: 4, out_words: 2 };
+    let request = GetContextReq { response: address, driver_data: [] };
+    let command = [header.as_bytes(), request.as_bytes()].concat();
+    let before = getrlimit(Resource::Nofile);
+    // Each step allows at most one descriptor more.
+    let created = (3..).find_map(|limit| {
+        let limit = Rlimit { current: Some(limit), maximum: before.maximum };
+        setrlimit(Resource::Nofile, limit).unwrap();
+        // SAFETY: the response is written to `response`.
+        let created = unsafe { file.write_raw(&command) };
+        (created != Err(Errno::MFILE)).then_some(created)
+    });
+    setrlimit(Resource::Nofile, before).unwrap();
+    assert_eq!(created, Some(Ok(())));
 }
 
 /// The time that this process has used the processor.
@@ -99,5 +158,7 @@ fn device_survives_forks_and_a_closed_socket() {
     let fabric = Fabric::new();
     let device = SoftDevice::new(&fabric);
     forked_child_is_refused_without_waiting(&fabric, &device);
+    process_id_is_no_identity();
+    failed_context_leaves_no_context(&fabric);
     closed_socket_is_no_load(&fabric);
 }

@@ -54,11 +54,12 @@ pub(crate) fn turn<D: Device>(qp: &mut Qp<D>, device: &mut D, budget: u32) -> Tu
 
 /// SQD: sends the rest of the WQEs in execution and starts no new one.
 fn drain<D: Device>(qp: &mut Qp<D>, device: &mut D, budget: u32) -> Turn {
+    let waits = |qp: &Qp<D>| {
+        qp.requester.paused() || qp.is_reliable() && qp.requester.outstanding() >= qp.requester.window
+    };
     for _ in 0..budget {
-        let waits =
-            qp.requester.paused() || qp.is_reliable() && qp.requester.outstanding() >= qp.requester.window;
         if qp.state != State::SendQueueDrained
-            || waits
+            || waits(qp)
             || qp.requester.cursor.0 >= qp.requester.inflight.len()
         {
             break;
@@ -70,11 +71,7 @@ fn drain<D: Device>(qp: &mut Qp<D>, device: &mut D, budget: u32) -> Turn {
         qp.requester.drained = true;
         device.event(&qp.queues, Event::SendQueueDrained);
     }
-    if begun && !qp.requester.paused() && qp.requester.outstanding() < qp.requester.window {
-        Turn::More
-    } else {
-        Turn::Idle
-    }
+    if begun && !waits(qp) { Turn::More } else { Turn::Idle }
 }
 
 /// Sends the packet at the cursor, at the QP's rate.

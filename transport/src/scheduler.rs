@@ -14,6 +14,9 @@ use crate::service::{ManagementQp, Service};
 use crate::table::Table;
 use crate::{datagram, requester, responder};
 
+/// The timer heap is not rebuilt below this number of entries.
+const STALE_TIMERS: usize = 64;
+
 /// The QPs of a device. It has neither threads nor a clock: its owner passes in doorbells, packets
 /// and the time.
 pub struct Scheduler<D: Device> {
@@ -25,7 +28,10 @@ pub struct Scheduler<D: Device> {
 
 impl<D: Device> fmt::Debug for Scheduler<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scheduler").field("ready", &self.ready).finish_non_exhaustive()
+        f.debug_struct("Scheduler")
+            .field("ready", &self.ready)
+            .field("timers", &self.timers.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -225,6 +231,16 @@ impl<D: Device> Scheduler<D> {
         {
             qp.timed = Some(deadline);
             self.timers.push(Reverse((deadline, number)));
+            self.forget_stale_timers();
+        }
+    }
+
+    /// Rebuilds the heap when most entries are stale: a QP whose timer is brought forward leaves its old
+    /// entry.
+    fn forget_stale_timers(&mut self) {
+        if self.timers.len() > 2 * self.qps.count() + STALE_TIMERS {
+            let timed = self.qps.iter().filter_map(|qp| Some((qp.timed?, qp.queues.number())));
+            self.timers = timed.map(Reverse).collect();
         }
     }
 

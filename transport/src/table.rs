@@ -54,6 +54,11 @@ impl<T> Table<T> {
         removed
     }
 
+    /// The number of objects.
+    pub(crate) fn count(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
     /// The objects, by number.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().filter_map(Option::as_deref)

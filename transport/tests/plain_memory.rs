@@ -2,14 +2,15 @@
 
 mod plain;
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bareverbs_transport::packet::{Flush, Operation, Packet, Transport};
 use bareverbs_transport::{
-    Action, Device, FaultInjector, Faults, Fence, QpAttributes, Segment, Service, Sge, State, Status,
+    Action, Device, Event, FaultInjector, Faults, Fence, QpAttributes, Segment, Service, Sge, State, Status,
 };
-use plain::{Completion, FIRST_PSN, KEY, Local, Pair, Plain, Request};
+use plain::{Completion, FIRST_PSN, KEY, Local, Pair, Plain, Request, Side};
 use proptest::prelude::*;
 
 const FROM: u64 = 0x1000;
@@ -430,6 +431,35 @@ fn rnr_nak_follows_the_responses_to_earlier_requests() {
     let failed = Completion::Send(2, Err(Status::RnrRetriesExceeded));
     assert_eq!(pair.take_completions(0), [Completion::Send(0, Ok(())), Completion::Send(1, Ok(())), failed]);
     assert_eq!(sent, 1, "the timeout of the ACK has not expired");
+}
+
+#[test]
+fn timers_that_were_brought_forward_do_not_add_up() {
+    let mut pair = Pair::rc();
+    // The delay after an RNR NAK ends long before the ACK timeout. 7 retries are unlimited.
+    pair.change(0, |attributes| (attributes.ack_timeout, attributes.rnr_retry) = (25, 7));
+    pair.post(0, SEND, FROM, 0, 8);
+    let naks = Cell::new(0);
+    let count = |packets: &mut Vec<Packet>| {
+        naks.set(naks.get() + packets.iter().filter(|packet| packet.headers.acknowledge.is_some()).count());
+    };
+    pair.settle_until(count, || naks.get() > 200);
+    let scheduler = format!("{:?}", pair.sides[0].qps);
+    assert!((1..=66).any(|timers| scheduler.contains(&format!("timers: {timers},"))), "{scheduler}");
+}
+
+#[test]
+fn unreliable_message_beyond_the_window_drains() {
+    let mut pair = Pair::new(Service::Connected(Transport::Uc));
+    // 256 packets.
+    pair.post(0, WRITE, 0, 0, 0x1_0000);
+    let Side { device, qps, qp } = &mut pair.sides[0];
+    assert!(qps.run(device));
+    let attributes = qps.get(*qp).unwrap().attributes.clone();
+    assert!(qps.modify(device, *qp, State::SendQueueDrained, attributes));
+    pair.settle(|_| {});
+    assert_eq!(pair.take_completions(0), [Completion::Send(0, Ok(()))]);
+    assert_eq!(pair.sides[0].device.events, [Event::SendQueueDrained]);
 }
 
 #[test]

@@ -46,6 +46,8 @@
 //! [`Device::find`]: crate::Device::find
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use bareverbs_provider::process::ForkGuard;
@@ -57,14 +59,41 @@ pub use bareverbs_soft::{AddressInUse, Dropped, Fabric, Resources, SoftDevice, W
 
 const VERB: &str = "open_device";
 
-/// The devices that were created by name.
-static NAMED: Mutex<Option<Named>> = Mutex::new(None);
+/// The devices that the process has created by name. In a forked child, they are at first those of the
+/// parent: a thread that the child doesn't have may hold their lock.
+static NAMED: AtomicPtr<Named> = AtomicPtr::new(ptr::null_mut());
 
 struct Named {
     fork_guard: ForkGuard,
     /// That of the devices without a socket.
     fabric: Fabric,
-    devices: Vec<(Name, SoftDevice)>,
+    devices: Mutex<Vec<(Name, SoftDevice)>>,
+}
+
+impl Named {
+    /// Those of this process.
+    fn get() -> Result<&'static Self> {
+        let known = NAMED.load(Ordering::Acquire);
+        // SAFETY: the pointer is null or that of a value that is never dropped.
+        match unsafe { known.as_ref() } {
+            Some(named) if named.fork_guard.is_same_process() => return Ok(named),
+            _ => {}
+        }
+        let fork_guard = ForkGuard::new().map_err(|errno| Error::system("mapping a page", errno))?;
+        let new = Box::new(Self { fork_guard, fabric: Fabric::new(), devices: Mutex::default() });
+        let new = Box::into_raw(new);
+        match NAMED.compare_exchange(known, new, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: from here on, the value is never dropped.
+            Ok(_) => Ok(unsafe { &*new }),
+            // Another thread of this process was faster.
+            Err(other) => {
+                // SAFETY: `new` is the box of above, which no one else has.
+                drop(unsafe { Box::from_raw(new) });
+                // SAFETY: as for `known`, and it isn't null.
+                Ok(unsafe { &*other })
+            }
+        }
+    }
 }
 
 /// What a name stands for.
@@ -93,19 +122,9 @@ pub(crate) fn find(name: &str) -> Option<Result<SoftDevice>> {
 }
 
 fn find_or_create(name: &str, named: Name) -> Result<SoftDevice> {
-    let mut all = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
-    if all.as_ref().is_some_and(|all| !all.fork_guard.is_same_process()) {
-        // Those of the parent. They are not dropped: a thread of the parent may hold their locks.
-        std::mem::forget(all.take());
-    }
-    let all = match &mut *all {
-        Some(all) => all,
-        none => {
-            let fork_guard = ForkGuard::new().map_err(|errno| Error::system("mapping a page", errno))?;
-            none.insert(Named { fork_guard, fabric: Fabric::new(), devices: Vec::new() })
-        }
-    };
-    let device = match all.devices.iter().find(|(other, _)| *other == named) {
+    let all = Named::get()?;
+    let mut devices = all.devices.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = match devices.iter().find(|(other, _)| *other == named) {
         Some((_, device)) => device.clone(),
         None => {
             let device = match named {
@@ -118,7 +137,7 @@ fn find_or_create(name: &str, named: Name) -> Result<SoftDevice> {
                     SoftDevice::bind(&Fabric::new(), address).map_err(|error| refused(name, &error))?
                 }
             };
-            all.devices.push((named, device.clone()));
+            devices.push((named, device.clone()));
             device
         }
     };

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -643,6 +644,40 @@ fn forked_child_is_refused_and_leaves_its_parents_devices_alone() {
     }
     sender.post(Op::send_inline(b"alive")).unwrap();
     assert_eq!(receiver.next().wait().unwrap().message(), Some(&b"alive"[..]));
+}
+
+#[test]
+fn forked_child_finds_devices_while_its_parent_looks_for_one() {
+    if !is_alone("forked_child_finds_devices_while_its_parent_looks_for_one") {
+        return;
+    }
+    let stopped = AtomicBool::new(false);
+    let failed = thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stopped.load(Ordering::Relaxed) {
+                // No address of a host.
+                assert!(Device::find("soft:192.0.2.1").is_err());
+            }
+        });
+        let failed = (0..100).find_map(|_| {
+            // SAFETY: glibc makes its allocator usable in the child, which ends by a signal or `_exit`.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: no handler of the signal is installed.
+                unsafe { libc::alarm(10) };
+                let is_found = Device::find("soft0").is_ok();
+                // SAFETY: `_exit` may be called at any time.
+                unsafe { libc::_exit(i32::from(!is_found)) }
+            }
+            let mut status = 0;
+            // SAFETY: `status` is a valid place.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            (status != 0).then_some(status)
+        });
+        stopped.store(true, Ordering::Relaxed);
+        failed
+    });
+    assert_eq!(failed, None);
 }
 
 #[test]

@@ -27,6 +27,10 @@ pub(crate) struct MrAttr {
     pub(crate) access: AccessFlags,
 }
 
+/// A registration that was checked, of memory that is present.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PreparedMr(MrAttr);
+
 /// A registered memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mr {
@@ -39,6 +43,8 @@ pub(crate) struct Mr {
 struct Region {
     attr: MrAttr,
     key: u32,
+    /// Whether its memory was found writable.
+    is_writable: bool,
     /// Windows that are bound to it.
     windows: u32,
 }
@@ -111,6 +117,11 @@ fn writes() -> AccessFlags {
     AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC
 }
 
+/// Whether the device may write to a region with these rights (`ib_access_writable`).
+pub(crate) fn is_written(access: AccessFlags) -> bool {
+    access.intersects(AccessFlags::LOCAL_WRITE | writes() | AccessFlags::MW_BIND)
+}
+
 fn check_rights(access: AccessFlags) -> Result<(), Errno> {
     if access.bits() & !(supported().bits() | OPTIONAL) != 0 {
         return Err(Errno::OPNOTSUPP);
@@ -122,7 +133,13 @@ fn check_rights(access: AccessFlags) -> Result<(), Errno> {
 }
 
 impl MrAttr {
-    fn check(&self) -> Result<(), Errno> {
+    /// Checks the registration, and makes its memory present, which may take long.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` for rights that the device doesn't have, `EINVAL` for ones that contradict each other and
+    /// for an impossible range, `EFAULT` if a part of the range isn't mapped with the access.
+    pub(crate) fn prepare(self) -> Result<PreparedMr, Errno> {
         check_rights(self.access)?;
         // No memory of a process is known to be persistent.
         if self.access.contains(AccessFlags::FLUSH_PERSISTENT) {
@@ -138,7 +155,8 @@ impl MrAttr {
         if end == self.start - self.start % page {
             return Err(Errno::INVAL);
         }
-        populate(self.start, self.length, self.access.contains(AccessFlags::LOCAL_WRITE))
+        populate(self.start, self.length, is_written(self.access))?;
+        Ok(PreparedMr(self))
     }
 }
 
@@ -154,7 +172,7 @@ impl Region {
         if end > self.attr.length {
             return Err(AccessError::Denied);
         }
-        // `MrAttr::check` found that the end of the region is an address.
+        // `MrAttr::prepare` found that the end of the region is an address.
         Ok(Range::new(self.attr.start + offset, length))
     }
 }
@@ -185,10 +203,10 @@ impl Keys {
         self.next
     }
 
-    pub(super) fn register(&mut self, attr: MrAttr) -> Result<Mr, Errno> {
-        attr.check()?;
-        let key = self.fresh();
-        let id = self.regions.insert_with(|id| Region { attr, key: id << 8 | key, windows: 0 });
+    pub(super) fn register(&mut self, PreparedMr(attr): PreparedMr) -> Result<Mr, Errno> {
+        let (key, is_writable) = (self.fresh(), is_written(attr.access));
+        let region = |id| Region { attr, key: id << 8 | key, is_writable, windows: 0 };
+        let id = self.regions.insert_with(region);
         let id = id.ok_or(Errno::NOMEM)?;
         self.regions.get(id).map(|region| region.mr(id)).ok_or(Errno::NOMEM)
     }
@@ -207,9 +225,8 @@ impl Keys {
         }
         if let Some(access) = access {
             check_rights(access)?;
-            let (old, attr) = (region.attr.access, &region.attr);
-            if access.contains(AccessFlags::LOCAL_WRITE) && !old.contains(AccessFlags::LOCAL_WRITE) {
-                populate(attr.start, attr.length, true)?;
+            if is_written(access) && !region.is_writable {
+                return Err(Errno::ACCESS);
             }
             region.attr.access = access;
         }

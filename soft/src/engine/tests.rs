@@ -9,6 +9,7 @@ mod udp;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::Errno;
@@ -144,7 +145,7 @@ impl Peer {
         let attr = MrAttr { pd: PD, start, length: MEMORY as u64, iova: start, access: all_rights() };
         let sink = CqSink::new(Some(comp_channel.0.clone()), Some(async_channel.0.clone()), 1);
         let made = fabric.with(device, |engine| {
-            let mr = engine.register(attr)?;
+            let mr = engine.register(attr.prepare()?)?;
             let (cq, ring) = engine.create_cq(cqes, Arc::new(sink))?;
             Ok((mr, cq, ring))
         });
@@ -208,6 +209,10 @@ impl Peer {
     /// The completions that are there: `wr_id` and status.
     fn drain(&mut self) -> Vec<(u64, WcStatus)> {
         std::iter::from_fn(|| self.poll()).map(|found| (found.wr_id, found.status)).collect()
+    }
+
+    fn remove(&self) {
+        assert!(self.fabric.remove_device(self.device, &AtomicBool::new(false)));
     }
 
     fn events(&self) -> Vec<EventType> {

@@ -22,11 +22,7 @@ pub(super) fn get_context(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), 
     if call.has(GetContext::FD_ARR.id()) {
         return Err(Errno::BADF);
     }
-    if run.state.has_context {
-        return Err(Errno::INVAL);
-    }
-    run.state.has_context = true;
-    Ok(())
+    run.create_context()
 }
 
 pub(super) fn get_context_by_command(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
@@ -36,16 +32,9 @@ pub(super) fn get_context_by_command(run: &mut Run<'_>, command: &mut Command<'_
         // Linux 7.2 takes the command number for descriptors of other contexts.
         return Err(Errno::BADF);
     }
-    if run.state.has_context {
-        return Err(Errno::INVAL);
-    }
-    run.state.has_context = true;
-    let created = run.new_channel(Kind::Async).and_then(|fd| {
-        let async_fd = fd.cast_unsigned();
-        command.respond(&GetContextResp { async_fd, num_comp_vectors: COMPLETION_VECTORS, driver_data: [] })
-    });
-    run.state.has_context = created.is_ok();
-    created
+    run.create_context()?;
+    let async_fd = run.new_channel(Kind::Async)?.cast_unsigned();
+    command.respond(&GetContextResp { async_fd, num_comp_vectors: COMPLETION_VECTORS, driver_data: [] })
 }
 
 pub(super) fn info_handles(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Errno> {

@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 
 use super::exchange::Command;
 use crate::call::{Call, named};
-use crate::engine::{Mr, MrAttr};
+use crate::engine::{Mr, MrAttr, is_written};
 use crate::objects::{Object, Run};
 
 /// A region's address and its IOVA have the same offset in a page.
@@ -46,14 +46,10 @@ fn check_access(access: AccessFlags) -> Result<(), Errno> {
     if access.intersects(absent) { Err(Errno::OPNOTSUPP) } else { Ok(()) }
 }
 
-/// Whether the device may write to a region with these rights (`ib_access_writable`).
-fn is_written(access: AccessFlags) -> bool {
-    let writes = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
-    access.intersects(writes | AccessFlags::MW_BIND)
-}
-
 fn create(run: &mut Run<'_>, handle: u32, pd_handle: u32, attr: MrAttr) -> Result<Mr, Errno> {
-    let mr = run.state.port.with(|engine| engine.register(attr))?;
+    // Page faults may take long: other calls don't wait for them.
+    let prepared = attr.prepare()?;
+    let mr = run.state.port.with(|engine| engine.register(prepared))?;
     let object = Object::Mr { id: mr.id, is_writable: is_written(attr.access) };
     run.state.fill(handle, object, &[pd_handle]);
     Ok(mr)

@@ -100,12 +100,11 @@ pub(super) fn attach(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(),
 
 pub(super) fn detach(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let DetachMcastReq { gid, qp_handle, mlid, .. } = command.request()?;
-    let qp = run.state.qp(qp_handle)?;
+    let qp = run.state.qp_mut(qp_handle)?;
     let qpn = qp.qpn;
-    if !qp.groups.contains(&(gid, mlid)) {
+    if !qp.groups.remove(&(gid, mlid)) {
         return Err(Errno::INVAL);
     }
-    run.state.port.with(|engine| engine.detach(qpn, gid))?;
-    run.state.qp_mut(qp_handle)?.groups.remove(&(gid, mlid));
-    Ok(())
+    // rxe ignores the LID: the QP has left the group with the first one, and later ones are EINVAL.
+    run.state.port.with(|engine| engine.detach(qpn, gid))
 }

@@ -325,29 +325,31 @@ fn modify_to(run: &mut Run<'_>, mut request: ModifyQpReq) -> Result<(), Errno> {
     request.rq_psn &= 0xff_ffff;
     request.sq_psn &= 0xff_ffff;
     check_attributes(qp, &request)?;
-    let current = port.with(|engine| engine.qp_state(qp.qpn).ok_or(Errno::INVAL))?;
-    let from = state_of(current);
-    let mut to = current;
-    if mask.contains(Mask::STATE) {
-        let assumed = mask.contains(Mask::CUR_STATE).then_some(request.cur_qp_state);
-        let is_right = assumed.is_none_or(|assumed| assumed == from);
-        if !is_right || !is_allowed(qp.qp_type, from, request.qp_state, mask) {
-            return Err(Errno::INVAL);
+    let (qpn, qp_type) = (qp.qpn, qp.qp_type);
+    let (mut set, mut attributes) = (qp.set, qp.attributes.clone());
+    store(&mut set, &mut attributes, &request);
+    // A timer may move the QP to ERR at any time, so the check and the change are under one lock.
+    let attributes = port.with(|engine| {
+        let current = engine.qp_state(qpn).ok_or(Errno::INVAL)?;
+        let from = state_of(current);
+        let mut to = current;
+        if mask.contains(Mask::STATE) {
+            let assumed = mask.contains(Mask::CUR_STATE).then_some(request.cur_qp_state);
+            let is_right = assumed.is_none_or(|assumed| assumed == from);
+            if !is_right || !is_allowed(qp_type, from, request.qp_state, mask) {
+                return Err(Errno::INVAL);
+            }
+            to = transport_state(request.qp_state).ok_or(Errno::INVAL)?;
         }
-        to = transport_state(request.qp_state).ok_or(Errno::INVAL)?;
-    }
-    store(qp, &request);
-    if let Some(path) = path {
-        let route = port.with(|engine| engine.route(&path).ok_or(Errno::INVAL))?;
-        qp.attributes.route = route;
-        qp.attributes.route.service_level = request.dest.sl;
-    }
-    let (qpn, attributes) = (qp.qpn, qp.attributes.clone());
-    port.run(|engine| {
-        // Attributes without a state don't move a QP that has failed meanwhile.
-        let to = if mask.contains(Mask::STATE) { to } else { engine.qp_state(qpn).unwrap_or(to) };
-        engine.modify_qp(qpn, to, attributes);
-    })
+        if let Some(path) = path {
+            attributes.route = engine.route(&path).ok_or(Errno::INVAL)?;
+            attributes.route.service_level = request.dest.sl;
+        }
+        engine.modify_qp(qpn, to, attributes.clone());
+        Ok(attributes)
+    })?;
+    (qp.set, qp.attributes) = (set, attributes);
+    Ok(())
 }
 
 /// Checks the ports, and completes the mask (`modify_qp` of `core/uverbs_cmd.c`).
@@ -398,8 +400,8 @@ fn check_attributes(qp: &Qp, request: &ModifyQpReq) -> Result<(), Errno> {
 }
 
 /// Stores the attributes that the mask names.
-fn store(qp: &mut Qp, request: &ModifyQpReq) {
-    let (mask, set, attributes) = (request.attr_mask, &mut qp.set, &mut qp.attributes);
+fn store(set: &mut ModifyQpReq, attributes: &mut QpAttributes, request: &ModifyQpReq) {
+    let mask = request.attr_mask;
     let has = |attribute| mask.contains(attribute);
     if has(Mask::ACCESS_FLAGS) {
         let access = request.qp_access_flags;

@@ -194,6 +194,38 @@ fn datagrams_beyond_the_receive_buffer_are_counted() {
 }
 
 #[test]
+fn losses_of_all_sockets_are_added() {
+    let (one, other) = (wire(), wire());
+    let group: IpAddr =
+        Ipv4Addr::new(239, 3, (std::process::id() >> 8) as u8, std::process::id() as u8).into();
+    other.join(gid(group)).unwrap();
+    other.limit_receive_buffer(0);
+    sockopt::set_socket_recv_buffer_size(&*other.sockets().1[0], 0).unwrap();
+    let to = [other.address(), group];
+    let send = || to.into_iter().for_each(|to| one.send(&packet(&one, to, vec![1; 1000])));
+    (0..100).for_each(|_| send());
+    let before = take(&other, 2).len();
+    // The next datagrams report the losses.
+    send();
+    take(&other, 2);
+    assert_eq!(other.dropped().overflowed, 200 - before as u64);
+}
+
+#[test]
+fn one_call_receives_a_limited_number_of_datagrams() {
+    let wire = wire();
+    let foreign = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    for _ in 0..1000 {
+        foreign.send_to(&[0; 4], (wire.address(), ROCE)).unwrap();
+    }
+    let mut inbox = Inbox::new();
+    // Datagrams that are no packets count too.
+    wire.receive(&mut inbox);
+    let limit = wire.dropped().malformed;
+    assert!((1..=512).contains(&limit), "{limit}");
+}
+
+#[test]
 fn group_delivers_its_packets_until_it_is_left() {
     let (one, other) = (wire(), wire());
     let group: IpAddr =

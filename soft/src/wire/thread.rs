@@ -60,8 +60,9 @@ impl WireThread {
 
 impl Drop for WireThread {
     fn drop(&mut self) {
-        // A forked child has no such thread.
+        // A forked child has no such thread, which a handle would detach.
         if !self.fork_guard.is_same_process() {
+            std::mem::forget(self.thread.take());
             return;
         }
         self.shared.stopped.store(true, Ordering::Release);

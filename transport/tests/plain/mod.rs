@@ -389,9 +389,21 @@ impl Pair {
 
     /// Runs until both sides are idle. The packets of each turn pass through `wire`, then as RoCE v2
     /// frames to the other side.
-    pub(crate) fn settle(&mut self, mut wire: impl FnMut(&mut Vec<Packet>)) {
+    pub(crate) fn settle(&mut self, wire: impl FnMut(&mut Vec<Packet>)) {
+        self.settle_until(wire, || false);
+    }
+
+    /// The same, but ends early when `is_done`.
+    pub(crate) fn settle_until(
+        &mut self,
+        mut wire: impl FnMut(&mut Vec<Packet>),
+        is_done: impl Fn() -> bool,
+    ) {
         const TURNS: usize = 100_000;
         for _ in 0..TURNS {
+            if is_done() {
+                return;
+            }
             let mut idle = true;
             for from in [0, 1] {
                 let Side { device, qps, .. } = &mut self.sides[from];

@@ -81,6 +81,6 @@ fn panic_fails_the_fabric() {
 fn removed_device_fails_with_eio() {
     let fabric = Fabric::new();
     let peer = Peer::new(&fabric, 2, 8);
-    fabric.remove_device(peer.device);
+    peer.remove();
     assert_eq!(fabric.with(peer.device, |_| Ok(())), Err(Errno::IO));
 }

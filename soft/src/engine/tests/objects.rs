@@ -11,7 +11,7 @@ fn attr(peer: &Peer, access: AccessFlags) -> MrAttr {
 #[test]
 fn registrations_are_checked() {
     let peer = Peer::new(&Fabric::new(), 2, 8);
-    let register = |attr: MrAttr| peer.with(|engine| engine.register(attr)).map(drop);
+    let register = |attr: MrAttr| peer.with(|engine| engine.register(attr.prepare()?)).map(drop);
     let good = attr(&peer, all_rights());
     assert_eq!(register(good), Ok(()));
     assert_eq!(register(MrAttr { access: AccessFlags::REMOTE_WRITE, ..good }), Err(Errno::INVAL));
@@ -26,17 +26,19 @@ fn registrations_are_checked() {
     let text = registrations_are_checked as *const () as u64;
     let read_only = MrAttr { start: text, iova: text, length: 8, access: AccessFlags::empty(), ..good };
     assert_eq!(register(read_only), Ok(()));
-    assert_eq!(register(MrAttr { access: AccessFlags::LOCAL_WRITE, ..read_only }), Err(Errno::FAULT));
-    let mr = peer.with(|engine| engine.register(read_only)).unwrap();
+    for access in [AccessFlags::LOCAL_WRITE, AccessFlags::MW_BIND] {
+        assert_eq!(register(MrAttr { access, ..read_only }), Err(Errno::FAULT));
+    }
+    let mr = peer.with(|engine| engine.register(read_only.prepare()?)).unwrap();
     let widen = |engine: &mut Engine| engine.reregister(mr.id, None, None, Some(AccessFlags::LOCAL_WRITE));
-    assert_eq!(peer.with(widen), Err(Errno::FAULT));
+    assert_eq!(peer.with(widen), Err(Errno::ACCESS));
 }
 
 #[test]
 fn deregistered_keys_and_those_of_another_pd_are_invalid() {
     let mut pair = Pair::rc();
     let b = &pair.b;
-    let mr = b.with(|engine| engine.register(attr(b, all_rights()))).unwrap();
+    let mr = b.with(|engine| engine.register(attr(b, all_rights()).prepare()?)).unwrap();
     let remote = Remote { addr: b.start(), rkey: mr.rkey };
     pair.qa.post(1, Operation::Write(remote), &[pair.a.sge(0, 8)]);
     assert_eq!(pair.a.drain(), [(1, OK)]);
@@ -47,7 +49,7 @@ fn deregistered_keys_and_those_of_another_pd_are_invalid() {
 
     let mut pair = Pair::rc();
     let b = &pair.b;
-    let mr = b.with(|engine| engine.register(attr(b, all_rights()))).unwrap();
+    let mr = b.with(|engine| engine.register(attr(b, all_rights()).prepare()?)).unwrap();
     b.with(|engine| engine.deregister(mr.id)).unwrap();
     let remote = Remote { addr: b.start(), rkey: mr.rkey };
     pair.qa.post(1, Operation::Read(remote), &[pair.a.sge(0, 8)]);

@@ -176,6 +176,21 @@ fn send_without_a_receive_is_retried_until_there_is_one() {
 }
 
 #[test]
+fn run_ends_after_its_time_and_a_thread_does_the_rest() {
+    let mut pair = Pair::rc();
+    pair.a.fabric.set_run_time(Duration::ZERO);
+    let returns_early = |number| {
+        pair.qa.post(number, Operation::Write(pair.b.remote(0)), &[pair.a.sge(0, MEMORY)]);
+        let done = pair.a.poll();
+        let early = done.is_none();
+        assert_eq!(done.unwrap_or_else(|| pair.a.wait()).status, OK);
+        early
+    };
+    // The thread may be done before the caller looks.
+    assert!((0..100).any(returns_early));
+}
+
+#[test]
 fn rnr_retries_end() {
     let mut pair = Pair::on(&Fabric::new(), QpType::RC, |attributes| attributes.rnr_retry = 2);
     pair.qa.post(1, Operation::Send, &[pair.a.sge(0, 4)]);
@@ -188,7 +203,7 @@ fn unreachable_peer_ends_the_retries() {
     let mut pair = Pair::on(&Fabric::new(), QpType::RC, |attributes| {
         (attributes.retry_count, attributes.ack_timeout) = (2, 8);
     });
-    pair.b.fabric.remove_device(pair.b.device);
+    pair.b.remove();
     pair.qa.post(1, Operation::Write(pair.b.remote(0)), &[pair.a.sge(0, 4)]);
     assert_eq!(pair.a.wait().status, WcStatus::RETRY_EXC_ERR);
 }

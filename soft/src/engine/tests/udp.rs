@@ -6,9 +6,9 @@ use bareverbs_provider::work::Imm;
 use bareverbs_uapi::write::types::WcOpcode;
 
 use super::*;
-use crate::wire::WireError;
 use crate::wire::gid as gid_of;
 use crate::wire::tests::on_free_address;
+use crate::wire::{UdpWire, WireError};
 
 const OK: WcStatus = WcStatus::SUCCESS;
 
@@ -98,7 +98,7 @@ fn peer_that_is_gone_exhausts_the_retries() {
     let (Pair { mut a, mut qa, b, .. }, _) = pair(QpType::RC, |attributes| {
         (attributes.retry_count, attributes.ack_timeout) = (2, 12);
     });
-    b.fabric.remove_device(b.device);
+    b.remove();
     qa.post(1, Operation::Send, &[a.sge(0, 100)]);
     assert_eq!(a.wait().status, WcStatus::RETRY_EXC_ERR);
     assert_eq!(a.state(&qa), State::Error);
@@ -120,6 +120,25 @@ fn connected_qp_receives_from_its_peer_only() {
     assert_eq!(pair.b.wait().wr_id, 1);
     assert_eq!(pair.b.bytes(0, 100), [2; 100]);
     assert_eq!(pair.b.drain(), []);
+}
+
+#[test]
+fn wire_brings_no_packet_from_an_address_of_the_fabric() {
+    let ((mut b, to_b), (stranger, to_a), (honest, to_c)) = (peer(), peer(), peer());
+    let device = b.fabric.add_device(vec![gid_of(to_a)], [2, 0, 0, 0, 0, 2]);
+    let a = Peer::of(&b.fabric, device.unwrap(), 16);
+    let [qa, mut qb, mut qc] = [&a, &b, &b].map(|peer| peer.qp(QpType::UC));
+    let [mut strange, mut other] = [&stranger, &honest].map(|peer| peer.qp(QpType::UC));
+    a.connect_with(&qa, &attributes(&a, to_b, qb.qpn));
+    b.connect_with(&qb, &attributes(&b, to_a, qa.qpn));
+    b.connect_with(&qc, &attributes(&b, to_c, other.qpn));
+    stranger.connect_with(&strange, &attributes(&stranger, to_b, qb.qpn));
+    honest.connect_with(&other, &attributes(&honest, to_b, qc.qpn));
+    qb.receive(1, &[b.sge(0, 100)]);
+    qc.receive(2, &[b.sge(0, 100)]);
+    strange.post(1, Operation::Send, &[stranger.sge(0, 100)]);
+    other.post(1, Operation::Send, &[honest.sge(0, 100)]);
+    assert_eq!((b.wait().wr_id, b.drain()), (2, vec![]));
 }
 
 #[test]
@@ -151,8 +170,18 @@ fn address_has_one_device_until_its_removal() {
     let (one, address) = peer();
     let again = one.fabric.add_udp_device(address, [2; 6]);
     assert!(matches!(again, Err(WireError::InUse { .. })));
-    one.fabric.remove_device(one.device);
+    one.remove();
     one.fabric.add_udp_device(address, [2; 6]).unwrap();
+}
+
+#[test]
+fn thread_of_a_removed_device_does_not_run_its_successor() {
+    let (Pair { a, b, mut qa, .. }, _) = pair(QpType::RC, |_| {});
+    b.remove();
+    // A retry timer remains.
+    qa.post(1, Operation::Send, &[a.sge(0, 100)]);
+    let before = on_free_address(UdpWire::bind);
+    assert_eq!(a.fabric.run_wire(a.device, &before), None);
 }
 
 #[test]
