@@ -84,7 +84,8 @@ impl Context {
 // 4. `State::take_ring` gives out a queue's memory once.
 // 5. `Run::finish` undoes creations that fail, `State::destroy` keeps an object after an error, and the
 //    engine doesn't read the queue if it refuses a doorbell with `EINVAL`.
-// 6. Destroyed objects are destroyed in the engine, under the fabric's lock.
+// 6. Destroyed objects are destroyed in the engine, under the fabric's lock. The removal of a device drops
+//    the engine under that lock before the port counts as removed.
 // 7. `Context::with` catches panics.
 unsafe impl Backend for Context {
     unsafe fn ioctl(&self, bytes: &mut [u8]) -> Result<(), Errno> {

@@ -70,8 +70,10 @@ impl<B, P: Provider, S: Service<P>> ConnectionInner<B, P, S> {
         // completions may be left.
         let leak = Leak { hub, slots: &conn.slots };
         if !qp.is_destroyed() {
-            // Before Linux 6.4, Soft-RoCE waits long for a QP in RTS whose send is retried.
-            let _ = qp.set_error();
+            if qp.needs_error_before_destroy() {
+                // The kernel refuses it only if the device was removed.
+                let _ = qp.set_error();
+            }
             if qp.destroy().is_err() {
                 return;
             }

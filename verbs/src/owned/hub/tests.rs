@@ -1218,10 +1218,13 @@ fn full_send_queue_is_not_probed_and_ends_no_connection() {
 }
 
 #[test]
-fn qp_of_a_dropped_connection_is_moved_to_err_before_it_is_destroyed() {
-    let setup = Setup::new(4);
-    drop(setup.connection(1));
-    assert_eq!(setup.plain.log().states, [QpState::ERR]);
+fn qp_of_a_dropped_connection_is_moved_to_err_only_for_a_driver_that_needs_it() {
+    for (needs, states) in [(false, &[][..]), (true, &[QpState::ERR])] {
+        let setup = Setup::new(4);
+        setup.plain.log().needs_error_before_destroy = needs;
+        drop(setup.connection(1));
+        assert_eq!(setup.plain.log().states, states);
+    }
 }
 
 #[test]
