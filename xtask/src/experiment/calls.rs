@@ -124,4 +124,27 @@ mod tests {
         let lost = text.replace("120/120", "120/121");
         assert!(parse_calls(&lost).unwrap_err().to_string().contains("lost events"));
     }
+
+    fn calls(rows: &[(&str, f64)]) -> Calls {
+        rows.iter().map(|(name, calls)| ((*name).to_owned(), *calls)).collect()
+    }
+
+    #[test]
+    fn calls_of_one_connection_are_the_difference_of_two_runs_of_a_side() {
+        let few = [calls(&[("write", 10.0)]), calls(&[("write", 20.0), ("poll", 1.0)])];
+        let many = [calls(&[("write", 30.0), ("ioctl", 5.0)]), calls(&[("write", 25.0), ("poll", 1.0)])];
+        let [client, server] = calls_of_each(&few, &many, 5);
+        assert_eq!(client, calls(&[("write", 4.0), ("ioctl", 1.0)]));
+        assert_eq!(server, calls(&[("write", 1.0), ("poll", 0.0)]));
+    }
+
+    #[test]
+    fn ratio_is_that_of_their_calls_to_ours() {
+        let text = calls_rows("client", &calls(&[("write", 4.0)]), &calls(&[("write", 5.0), ("futex", 1.0)]));
+        let ratio = |row: &str| {
+            let line = text.lines().find(|line| line.trim_start().starts_with(row)).unwrap();
+            line.rsplit(' ').next().unwrap().to_owned()
+        };
+        assert_eq!((ratio("all"), ratio("without futex")), ("1.50".to_owned(), "1.25".to_owned()));
+    }
 }

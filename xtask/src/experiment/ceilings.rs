@@ -30,3 +30,18 @@ impl Ceilings {
         if self.above.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn row_above_its_ceiling_fails_the_table() {
+        let mut table = Ceilings::new("figures".to_owned());
+        table.row("post", "post 31 (31)", false);
+        assert_eq!(table.print(), ExitCode::SUCCESS);
+        table.row("poll", "poll 12 (11)", true);
+        assert_eq!((table.above.as_slice(), table.print()), (&["poll"][..], ExitCode::FAILURE));
+        assert_eq!(table.text, "figures\npost 31 (31)\npoll 12 (11)  ABOVE\n");
+    }
+}

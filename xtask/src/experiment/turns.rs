@@ -85,6 +85,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn results_of_the_first_runs_are_left_out() {
+        let turns = Turns { kernel: DEFAULT_KERNEL.to_owned(), hca: None, pairs: 2 };
+        let mut order = Vec::new();
+        let results = turns.run(["ours", "theirs"], |program| {
+            order.push(program);
+            Ok(order.len())
+        });
+        assert_eq!(results.unwrap(), [[3, 5], [4, 6]]);
+        assert_eq!(order, ["ours", "theirs"].repeat(3));
+    }
+
+    #[test]
     fn median_of_an_even_number_is_between_the_middle_ones() {
         assert_eq!(median(&[4.0, 1.0, 3.0, 2.0]), Some(2.5));
         assert_eq!(median(&[9.0, 1.0, 3.0]), Some(3.0));
