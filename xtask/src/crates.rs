@@ -155,7 +155,11 @@ mod tests {
             ["bareverbs-provider", "bareverbs-rxe"]
         );
         assert_eq!(named("bareverbs").unwrap().judges(), None);
-        assert!(named("bareverbs").unwrap().features().any(|feature| feature == "tokio"));
+        let features: Vec<_> = named("bareverbs").unwrap().features().collect();
+        assert!(features.contains(&"tokio") && !features.contains(&"test-utils"), "{features:?}");
+        assert!(library.is_sorted_by_key(|found| &found.name));
+        let dependencies = |name: &str| named(name).unwrap().count_dependencies(&library);
+        assert_eq!((dependencies("bareverbs-uapi"), dependencies("bareverbs-netlink")), (0, 1));
         let providers = providers().unwrap();
         assert!(["mlx5", "rxe"].iter().all(|wanted| providers.iter().any(|name| name == wanted)));
         let with_models = with_models().unwrap();
