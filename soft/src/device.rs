@@ -16,8 +16,8 @@ use crate::wire::{Dropped, WireError};
 
 /// A soft device, a RoCE v2 device in this process: one port on a [`Fabric`]. Clones are the same device.
 ///
-/// Its ABI is that of Soft-RoCE on Linux 7.2, without on-demand paging. Registered memory is not pinned: if it is
-/// unmapped, an access of the device raises SIGSEGV.
+/// Its ABI is that of Soft-RoCE on Linux 7.2, without on-demand paging. Registered memory is not pinned:
+/// if it is unmapped, an access of the device raises SIGSEGV.
 ///
 /// The device leaves the fabric when its last clone is dropped and all its files are closed.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub struct SoftDevice {
 
 /// Another device of the fabric has this address or its link-local GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a device of this fabric has the address {0}")]
+#[error("a device of this fabric has the address {0} or its link-local GID")]
 pub struct AddressInUse(pub IpAddr);
 
 impl SoftDevice {
@@ -37,8 +37,8 @@ impl SoftDevice {
     ///
     /// # Panics
     ///
-    /// If all 16,777,214 addresses are in use, in a forked child of the process that created the fabric, and if
-    /// the kernel has mapped no page with `MADV_WIPEONFORK` for the fabric.
+    /// If all 16,777,214 addresses are in use, in a forked child of the process that created the fabric,
+    /// and if the kernel has mapped no page with `MADV_WIPEONFORK` for the fabric.
     #[must_use]
     pub fn new(fabric: &Fabric) -> Self {
         let first = u32::from(Ipv4Addr::LOCALHOST);

@@ -124,7 +124,10 @@ fn devices_of_a_fabric_have_addresses_of_their_own() {
     let (one, two) = (SoftDevice::new(&fabric), SoftDevice::new(&fabric));
     assert_eq!((one.name(), two.name()), ("soft0", "soft1"));
     let refused = SoftDevice::with_address(&fabric, two.address()).unwrap_err();
-    assert_eq!(refused.to_string(), "a device of this fabric has the address 127.0.0.2");
+    assert_eq!(
+        refused.to_string(),
+        "a device of this fabric has the address 127.0.0.2 or its link-local GID"
+    );
     assert!(SoftDevice::with_address(&Fabric::new(), two.address()).is_ok());
     // An open file keeps the address.
     let file = one.open().unwrap();
