@@ -49,8 +49,11 @@ const FIRST_QP: u32 = 0x11;
 /// The MTU of a port on a network in this process, in bytes.
 const PORT_MTU: u32 = 4096;
 
-/// Maximum number of QPs.
-const MAX_QP: usize = 1 << 20;
+// Numbers of objects that a device has at most, as Soft-RoCE reports them.
+pub(crate) const MAX_QP: u32 = (1 << 20) - 16;
+pub(crate) const MAX_CQ: u32 = 1 << 20;
+pub(crate) const MAX_SRQ: u32 = (1 << 20) - 1;
+pub(crate) const MAX_AH: u32 = (1 << 15) - 1;
 
 /// The parameters of a new QP.
 #[derive(Debug)]
@@ -95,7 +98,7 @@ pub(crate) struct Engine {
 impl Engine {
     pub(crate) fn new(gids: Vec<[u8; 16]>, mac: [u8; 6]) -> Self {
         let port = Port::new(PortAddress { gids, mac, mtu: PORT_MTU });
-        Self { port, qps: Scheduler::new(FIRST_QP, MAX_QP), wire: None }
+        Self { port, qps: Scheduler::new(FIRST_QP, MAX_QP as usize), wire: None }
     }
 
     /// Connects the port with a wire to other processes.

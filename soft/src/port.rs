@@ -13,7 +13,7 @@ use bareverbs_uapi::verbs_values::{
 use bareverbs_uapi::write::structs::{ExQueryDeviceResp, QueryDeviceResp, QueryPortResp};
 use bareverbs_uapi::write::types::DeviceCapFlags;
 
-use crate::engine::Engine;
+use crate::engine::{Engine, MAX_AH, MAX_CQ, MAX_QP, MAX_SRQ};
 use crate::fabric::Fabric;
 use crate::wire::{Dropped, UdpWire, WireError, gid};
 
@@ -31,7 +31,7 @@ pub(crate) const MAX_CQE: u32 = (1 << 15) - 1;
 pub(crate) const MAX_SRQ_SGE: u32 = 27;
 pub(crate) const MAX_RD_ATOMIC: u8 = 128;
 pub(crate) const MAX_MTU: Mtu = Mtu::MTU_4096;
-const MAX_OBJECTS: u32 = 1 << 20;
+const MAX_PD: u32 = 1 << 20;
 const GID_TABLE: u32 = 1024;
 /// `DeviceCapFlags` of Soft-RoCE.
 const CAPABILITIES: u64 = 0x01c0_0122_3c76;
@@ -211,15 +211,15 @@ impl Port {
             max_mr_size: u64::MAX,
             page_size_cap: 0xffff_f000,
             vendor_id: 0xff_ffff,
-            max_qp: MAX_OBJECTS - 16,
+            max_qp: MAX_QP,
             max_qp_wr: MAX_WR,
             device_cap_flags: CAPABILITIES as u32,
             max_sge: MAX_SGE,
             max_sge_rd: MAX_SGE,
-            max_cq: MAX_OBJECTS,
+            max_cq: MAX_CQ,
             max_cqe: MAX_CQE,
             max_mr: 0x7_ffff,
-            max_pd: MAX_OBJECTS,
+            max_pd: MAX_PD,
             max_qp_rd_atom: MAX_RD_ATOMIC.into(),
             max_res_rd_atom: 0x3f000,
             max_qp_init_rd_atom: MAX_RD_ATOMIC.into(),
@@ -228,8 +228,8 @@ impl Port {
             max_mcast_grp: 8192,
             max_mcast_qp_attach: 56,
             max_total_mcast_qp_attach: 0x7_0000,
-            max_ah: (1 << 15) - 1,
-            max_srq: MAX_OBJECTS - 1,
+            max_ah: MAX_AH,
+            max_srq: MAX_SRQ,
             max_srq_wr: MAX_WR,
             max_srq_sge: MAX_SRQ_SGE,
             max_pkeys: 64,

@@ -13,6 +13,7 @@ use super::memory::{Accessor, Keys};
 use super::queues::{QpQueues, Receives};
 use super::receive::{RecvName, Srq};
 use super::send::{Local, SendName, Work};
+use super::{MAX_AH, MAX_CQ, MAX_SRQ};
 
 /// The port of a device.
 #[derive(Debug)]
@@ -32,13 +33,12 @@ pub(crate) struct Port {
 
 impl Port {
     pub(super) fn new(address: PortAddress) -> Self {
-        const LIMIT: usize = 1 << 20;
         Self {
             address,
             keys: Keys::new(),
-            cqs: Table::new(1, LIMIT),
-            srqs: Table::new(1, LIMIT),
-            handles: Table::new(1, LIMIT),
+            cqs: Table::new(1, MAX_CQ as usize),
+            srqs: Table::new(1, MAX_SRQ as usize),
+            handles: Table::new(1, MAX_AH as usize),
             now: 0,
             outgoing: Vec::new(),
             pool: Pool::default(),
