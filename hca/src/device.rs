@@ -275,7 +275,7 @@ impl Shared {
             let up = engine.port().is_up();
             loop_back(engine, firmware);
             engine.take_outgoing(&mut packets, &mut frames);
-            let deadline = engine.next_deadline();
+            let deadline = engine.next_timer();
             drop(guard);
             inbox.wake = false;
             if up {

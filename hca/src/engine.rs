@@ -264,9 +264,9 @@ impl Engine {
     }
 
     /// The time of the next timer: [`Self::run`] must be called then at the latest.
-    pub fn next_deadline(&self) -> Option<u64> {
+    pub fn next_timer(&mut self) -> Option<u64> {
         let moderation = self.core.timers.peek().map(|Reverse((deadline, _))| *deadline);
-        [moderation, self.qps.next_deadline()].into_iter().flatten().min()
+        [moderation, self.qps.next_timer()].into_iter().flatten().min()
     }
 
     /// Moves the QPs of an overrun CQ to ERR.

@@ -300,7 +300,7 @@ impl InProcessHca {
     pub fn pass(&mut self, nanoseconds: u64) {
         let end = self.now.saturating_add(nanoseconds);
         self.run();
-        while let Some(deadline) = self.engine.next_deadline().filter(|deadline| *deadline <= end) {
+        while let Some(deadline) = self.engine.next_timer().filter(|deadline| *deadline <= end) {
             self.now = self.now.max(deadline);
             self.run();
         }

@@ -153,7 +153,7 @@ pub struct DeviceFile {
 enum Source {
     Kernel(File),
     #[cfg(feature = "backend")]
-    Backend(backend::Shared),
+    Backend(backend::SharedBackend),
 }
 
 impl DeviceFile {
@@ -232,7 +232,7 @@ impl DeviceFile {
     #[cfg(feature = "backend")]
     pub fn with_backend(backend: Arc<dyn Backend>, driver_id: u32) -> Result<Self, IoctlError> {
         let fork_guard = ForkGuard::new().map_err(|errno| IoctlError { method: "madvise", errno })?;
-        let source = Source::Backend(backend::Shared::new(backend, fork_guard));
+        let source = Source::Backend(backend::SharedBackend::new(backend, fork_guard));
         Ok(Self { source, driver_id, fork_guard, events: OnceLock::new() })
     }
 

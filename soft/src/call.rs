@@ -12,7 +12,7 @@ use bareverbs_uapi::uverbs::{AdviseMr, DmMrReg, InvokeWrite, ObjectClass};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::channel::{ChannelUse, Kind};
-use crate::objects::{Run, State, is_class};
+use crate::objects::{ContextState, Transaction, is_class};
 use crate::user;
 
 /// The longest call: a page.
@@ -26,14 +26,14 @@ const SERIES: Since = Since::V7_2;
 pub(crate) struct Call<'c> {
     bytes: &'c mut [u8],
     pub(crate) method: &'static MethodInfo,
-    given: Vec<Given>,
+    attributes: Vec<ParsedAttribute>,
     /// The object that the call destroys.
     pub(crate) destroyed: Option<u32>,
 }
 
 /// An attribute that passed the parser.
 #[derive(Clone, Copy, Debug)]
-struct Given {
+struct ParsedAttribute {
     raw: Attribute,
     /// Where it is in the call.
     at: usize,
@@ -161,7 +161,7 @@ impl<'c> Call<'c> {
             return Err(Errno::FAULT);
         }
         let bytes = &mut bytes[..length];
-        Ok(Self { bytes, method, given: Vec::new(), destroyed: None })
+        Ok(Self { bytes, method, attributes: Vec::new(), destroyed: None })
     }
 
     /// Whether the method may be a destruction. Those don't fail after the removal of the device.
@@ -175,7 +175,7 @@ impl<'c> Call<'c> {
     /// # Errors
     ///
     /// The kernel's.
-    pub(crate) fn parse(&mut self, run: &mut Run<'_>) -> Result<(), Errno> {
+    pub(crate) fn parse(&mut self, txn: &mut Transaction<'_>) -> Result<(), Errno> {
         for at in (size_of::<Header>()..self.bytes.len()).step_by(size_of::<Attribute>()) {
             let raw = Attribute::read_from_prefix(&self.bytes[at..]).map_err(|_| Errno::FAULT)?.0;
             let Some(kind) = self.kind(raw.attr_id) else {
@@ -188,8 +188,8 @@ impl<'c> Call<'c> {
                 return Err(Errno::INVAL);
             }
             self.check(&raw, kind)?;
-            let raw = self.resolve(run, raw, kind, at)?;
-            self.given.push(Given { raw, at });
+            let raw = self.resolve(txn, raw, kind, at)?;
+            self.attributes.push(ParsedAttribute { raw, at });
         }
         let mandatory = self.method.attributes.iter().filter(|info| info.mandatory);
         if mandatory.clone().any(|info| self.get(info.id).is_err()) {
@@ -250,7 +250,7 @@ impl<'c> Call<'c> {
     /// Finds or reserves the object of an attribute.
     fn resolve(
         &mut self,
-        run: &mut Run<'_>,
+        txn: &mut Transaction<'_>,
         mut raw: Attribute,
         kind: AttributeKind,
         at: usize,
@@ -260,23 +260,23 @@ impl<'c> Call<'c> {
                 let class = ObjectClass(object);
                 match access {
                     Access::New => {
-                        raw.data = run.reserve(class)?.into();
+                        raw.data = txn.reserve(class)?.into();
                         self.set_data(at, raw.data);
                     }
-                    Access::Destroy => self.destroyed = Some(run.state.find(class, raw.data.cast_signed())?),
+                    Access::Destroy => self.destroyed = Some(txn.state.find(class, raw.data.cast_signed())?),
                     Access::Read | Access::Write => {
-                        run.state.find(class, raw.data.cast_signed())?;
+                        txn.state.find(class, raw.data.cast_signed())?;
                     }
                 }
             }
             AttributeKind::Descriptor { object, access: Access::New } => {
-                let fd = run.new_channel(channel_kind(object)?)?;
+                let fd = txn.new_channel(channel_kind(object)?)?;
                 raw.data = i64::from(fd).cast_unsigned();
                 self.set_data(at, raw.data);
             }
             AttributeKind::Descriptor { object, .. } => {
                 let fd = i32::try_from(raw.data.cast_signed()).map_err(|_| Errno::INVAL)?;
-                channel_of(run.state, channel_kind(object)?, fd)?;
+                channel_of(txn.state, channel_kind(object)?, fd)?;
             }
             _ => {}
         }
@@ -288,8 +288,8 @@ impl<'c> Call<'c> {
         self.bytes[at + 8..at + 16].copy_from_slice(&data.to_ne_bytes());
     }
 
-    fn get(&self, id: u16) -> Result<&Given, Errno> {
-        self.given.iter().find(|given| given.raw.attr_id == id).ok_or(Errno::NOENT)
+    fn get(&self, id: u16) -> Result<&ParsedAttribute, Errno> {
+        self.attributes.iter().find(|attribute| attribute.raw.attr_id == id).ok_or(Errno::NOENT)
     }
 
     pub(crate) fn has(&self, id: u16) -> bool {
@@ -310,9 +310,14 @@ impl<'c> Call<'c> {
     /// # Errors
     ///
     /// `EBADF`.
-    pub(crate) fn channel(&self, state: &State, id: u16, kind: Kind) -> Result<Option<ChannelUse>, Errno> {
-        let Ok(given) = self.get(id) else { return Ok(None) };
-        channel_of(state, kind, given.raw.data as i32).map(Some)
+    pub(crate) fn channel(
+        &self,
+        state: &ContextState,
+        id: u16,
+        kind: Kind,
+    ) -> Result<Option<ChannelUse>, Errno> {
+        let Ok(attribute) = self.get(id) else { return Ok(None) };
+        channel_of(state, kind, attribute.raw.data as i32).map(Some)
     }
 
     /// A constant of `size` bytes.
@@ -336,12 +341,12 @@ impl<'c> Call<'c> {
     ///
     /// `EINVAL` for other lengths than 4 and 8, and for bits that are not allowed.
     pub(crate) fn flags(&self, id: u16, allowed: u64) -> Result<u32, Errno> {
-        let Ok(given) = self.get(id) else { return Ok(0) };
-        let flags = match given.raw.len {
-            8 => given.raw.data,
+        let Ok(attribute) = self.get(id) else { return Ok(0) };
+        let flags = match attribute.raw.len {
+            8 => attribute.raw.data,
             // The first bytes of the field.
             4 => u64::from(u32::from_ne_bytes(
-                given.raw.data.to_ne_bytes()[..4].try_into().unwrap_or_default(),
+                attribute.raw.data.to_ne_bytes()[..4].try_into().unwrap_or_default(),
             )),
             _ => return Err(Errno::INVAL),
         };
@@ -366,12 +371,15 @@ impl<'c> Call<'c> {
 
     /// An input; empty without the attribute.
     pub(crate) fn source(&self, id: u16) -> Source<'static> {
-        self.get(id).map_or(Source::EMPTY, |given| source(&given.raw))
+        self.get(id).map_or(Source::EMPTY, |attribute| source(&attribute.raw))
     }
 
     /// An output; empty without the attribute.
     pub(crate) fn sink(&self, id: u16) -> Sink {
-        self.get(id).map_or(Sink::EMPTY, |given| Sink { address: given.raw.data, len: given.raw.len.into() })
+        self.get(id).map_or(Sink::EMPTY, |attribute| Sink {
+            address: attribute.raw.data,
+            len: attribute.raw.len.into(),
+        })
     }
 
     /// Writes an output as far as there is room, and marks it as written.
@@ -410,8 +418,8 @@ impl<'c> Call<'c> {
 
     /// Marks an output, if there is one, as written.
     pub(crate) fn mark_written(&mut self, id: u16) {
-        let Ok(given) = self.get(id) else { return };
-        let (at, flags) = (given.at, given.raw.flags | AttributeFlags::VALID_OUTPUT);
+        let Ok(attribute) = self.get(id) else { return };
+        let (at, flags) = (attribute.at, attribute.raw.flags | AttributeFlags::VALID_OUTPUT);
         self.bytes[at + 4..at + 6].copy_from_slice(&flags.bits().to_ne_bytes());
     }
 }
@@ -438,7 +446,7 @@ fn channel_kind(class: u16) -> Result<Kind, Errno> {
 /// # Errors
 ///
 /// `EBADF`.
-pub(crate) fn channel_of(state: &State, kind: Kind, fd: i32) -> Result<ChannelUse, Errno> {
+pub(crate) fn channel_of(state: &ContextState, kind: Kind, fd: i32) -> Result<ChannelUse, Errno> {
     if fd < 0 {
         return Err(Errno::BADF);
     }

@@ -37,7 +37,7 @@ use crate::wire::UdpWire;
 use address::{Ah, PortAddress, address_vector, udp_source};
 use completion::Cq;
 pub(crate) use memory::{Mr, MrAttr, PreparedMr, is_written};
-use port::Port;
+use port::EnginePort;
 pub(crate) use queue::QueueMemory;
 use queues::{QpQueues, Receives};
 use receive::{RecvRing, Srq};
@@ -89,15 +89,15 @@ pub(crate) struct CreatedQp {
 /// The data path of a device.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    port: Port,
-    qps: Scheduler<Port>,
+    port: EnginePort,
+    qps: Scheduler<EnginePort>,
     /// The wire to other processes, if there is one.
     wire: Option<Arc<UdpWire>>,
 }
 
 impl Engine {
     pub(crate) fn new(gids: Vec<[u8; 16]>, mac: [u8; 6]) -> Self {
-        let port = Port::new(PortAddress { gids, mac, mtu: PORT_MTU });
+        let port = EnginePort::new(PortAddress { gids, mac, mtu: PORT_MTU });
         Self { port, qps: Scheduler::new(FIRST_QP, MAX_QP as usize), wire: None }
     }
 
@@ -117,16 +117,15 @@ impl Engine {
         self.port.keys.register(mr)
     }
 
-    /// Changes PD and rights of a region. A new translation (start, length, iova) is `EOPNOTSUPP`, rights to
-    /// write to memory that was registered without them are `EACCES`.
+    /// Changes PD and rights of a region. Rights to write to memory that was
+    /// registered without them are `EACCES`.
     pub(crate) fn reregister(
         &mut self,
         mr: u32,
-        translation: Option<(u64, u64, u64)>,
         pd: Option<u32>,
         access: Option<AccessFlags>,
     ) -> Result<Mr, Errno> {
-        self.port.keys.reregister(mr, translation, pd, access)
+        self.port.keys.reregister(mr, pd, access)
     }
 
     /// Ends a registration: `EINVAL` while windows are bound to it.

@@ -33,17 +33,17 @@ const RUN_TIME: Duration = Duration::from_millis(5);
 ///
 /// Devices reach those on the same fabric, and those with a UDP wire also other processes and hosts.
 #[derive(Clone)]
-pub struct Fabric(Arc<Shared>);
+pub struct Fabric(Arc<FabricInner>);
 
-struct Shared {
-    state: Mutex<State>,
+struct FabricInner {
+    state: Mutex<FabricState>,
     timer: Condvar,
     /// The process that made the fabric. In its forked child a lock may be held by a thread that the child
     /// doesn't have. `None` if the kernel can't tell one from the other: the fabric has no devices then.
     fork_guard: Option<ForkGuard>,
 }
 
-struct State {
+struct FabricState {
     devices: Vec<Option<Box<Engine>>>,
     addresses: HashMap<[u8; 16], usize>,
     /// The threads of UDP wires, by device.
@@ -77,7 +77,7 @@ impl Fabric {
     /// A fabric without devices.
     #[must_use]
     pub fn new() -> Self {
-        let state = State {
+        let state = FabricState {
             devices: Vec::new(),
             addresses: HashMap::new(),
             wires: HashMap::new(),
@@ -89,7 +89,7 @@ impl Fabric {
             packets: Vec::new(),
         };
         let fork_guard = ForkGuard::new().ok();
-        Self(Arc::new(Shared { state: Mutex::new(state), timer: Condvar::new(), fork_guard }))
+        Self(Arc::new(FabricInner { state: Mutex::new(state), timer: Condvar::new(), fork_guard }))
     }
 
     /// Whether this process made the fabric. Nothing else may be called in a forked child.
@@ -213,14 +213,14 @@ impl Fabric {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl FabricInner {
+    fn lock(&self) -> MutexGuard<'_, FabricState> {
         // A panic is caught while the lock is held, so the lock is never poisoned by one in an engine.
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Makes the timer thread run the devices at `next`, or end.
-    fn schedule(self: &Arc<Self>, state: &mut State, next: Option<u64>) {
+    fn schedule(self: &Arc<Self>, state: &mut FabricState, next: Option<u64>) {
         if !state.wires.is_empty() {
             if state.promise(next) {
                 state.wires.values().take(1).for_each(WireThread::wake);
@@ -252,7 +252,7 @@ impl Shared {
         }
         let next = state.guarded(|state| {
             let now = state.now();
-            let State { devices, addresses, .. } = state;
+            let FabricState { devices, addresses, .. } = state;
             if let Some(engine) = &mut devices[device] {
                 engine.set_now(now);
                 for packet in packets.drain(..) {
@@ -282,7 +282,7 @@ impl Shared {
                 let waited = self.timer.wait_timeout(state, Duration::from_nanos(wait));
                 state = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
             } else {
-                state.deadline = state.guarded(State::run).ok().flatten();
+                state.deadline = state.guarded(FabricState::run).ok().flatten();
                 // Calls have their turn between runs.
                 drop(state);
                 thread::yield_now();
@@ -293,7 +293,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl FabricState {
     /// Nanoseconds since the fabric was made.
     fn now(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64

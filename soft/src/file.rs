@@ -14,13 +14,13 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::call::Call;
 use crate::methods;
 use crate::methods::command;
-use crate::objects::{Resources, Run, State};
+use crate::objects::{ContextState, Resources, Transaction};
 use crate::port::Port;
 
 /// An open device.
 pub(crate) struct Context {
     /// `None` after a panic has left it in an unknown state.
-    state: Mutex<Option<State>>,
+    state: Mutex<Option<ContextState>>,
     fd: OwnedFd,
 }
 
@@ -36,11 +36,11 @@ impl Context {
     /// `EMFILE`, `ENFILE`, `ENOMEM`.
     pub(crate) fn new(port: Arc<Port>) -> Result<Self, Errno> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC)?;
-        Ok(Self { state: Mutex::new(Some(State::new(port))), fd })
+        Ok(Self { state: Mutex::new(Some(ContextState::new(port))), fd })
     }
 
     /// Calls `f`. After a panic, this and all later calls are `EIO`.
-    fn with<R>(&self, f: impl FnOnce(&mut State) -> Result<R, Errno>) -> Result<R, Errno> {
+    fn with<R>(&self, f: impl FnOnce(&mut ContextState) -> Result<R, Errno>) -> Result<R, Errno> {
         // A panic is caught while the lock is held.
         let mut place = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let state = place.as_mut().ok_or(Errno::IO)?;
@@ -79,10 +79,10 @@ impl Context {
 
 // SAFETY:
 // 1. Calls copy by `user`, which the kernel checks. Registered memory and queues are the engine's.
-// 2. Descriptors in responses are new sockets, given away by `Run::finish`.
-// 3. `State::reserve` returns handles that are free.
-// 4. `State::take_ring` gives out a queue's memory once.
-// 5. `Run::finish` undoes creations that fail, `State::destroy` keeps an object after an error, and the
+// 2. Descriptors in responses are new sockets, given away by `Transaction::finish`.
+// 3. `ContextState::reserve` returns handles that are free.
+// 4. `ContextState::take_ring` gives out a queue's memory once.
+// 5. `Transaction::finish` undoes creations that fail, `ContextState::destroy` keeps an object after an error, and the
 //    engine doesn't read the queue if it refuses a doorbell with `EINVAL`.
 // 6. Destroyed objects are destroyed in the engine, under the fabric's lock. The removal of a device drops
 //    the engine under that lock before the port counts as removed.
@@ -94,17 +94,17 @@ unsafe impl Backend for Context {
             if state.port.is_removed() && !call.may_destroy() {
                 return Err(Errno::IO);
             }
-            let mut run = Run::new(state);
-            let result = call.parse(&mut run).and_then(|()| methods::execute(&mut run, &mut call));
-            run.finish(result)
+            let mut txn = Transaction::new(state);
+            let result = call.parse(&mut txn).and_then(|()| methods::execute(&mut txn, &mut call));
+            txn.finish(result)
         })
     }
 
     unsafe fn write(&self, bytes: &[u8]) -> Result<(), Errno> {
         self.with(|state| {
-            let mut run = Run::new(state);
-            let result = command::write(&mut run, bytes);
-            run.finish(result)
+            let mut txn = Transaction::new(state);
+            let result = command::write(&mut txn, bytes);
+            txn.finish(result)
         })
     }
 

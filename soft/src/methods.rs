@@ -20,45 +20,45 @@ use bareverbs_uapi::write::structs::{DestroyQpResp, DestroySrqResp};
 use zerocopy::IntoBytes;
 
 use crate::call::{Call, is};
-use crate::objects::{Reported, Run};
+use crate::objects::{EventCounts, Transaction};
 
 /// Executes a call that passed the parser.
 ///
 /// # Errors
 ///
 /// The kernel's.
-pub(crate) fn execute(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
+pub(crate) fn execute(txn: &mut Transaction<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
     if let Some(handle) = call.destroyed {
-        let reported = run.state.destroy(handle)?;
+        let reported = txn.state.destroy(handle)?;
         return destroyed(call, reported);
     }
     let method = call.method;
     match method {
-        _ if is::<InvokeWrite>(method) => command::invoke(run, call),
-        _ if is::<GetContext>(method) => device::get_context(run, call),
-        _ if is::<InfoHandles>(method) => device::info_handles(run, call),
-        _ if is::<QueryPort>(method) => device::query_port(run, call),
-        _ if is::<QueryGidTable>(method) => device::query_gid_table(run, call),
-        _ if is::<QueryGidEntry>(method) => device::query_gid_entry(run, call),
+        _ if is::<InvokeWrite>(method) => command::invoke(txn, call),
+        _ if is::<GetContext>(method) => device::get_context(txn, call),
+        _ if is::<InfoHandles>(method) => device::info_handles(txn, call),
+        _ if is::<QueryPort>(method) => device::query_port(txn, call),
+        _ if is::<QueryGidTable>(method) => device::query_gid_table(txn, call),
+        _ if is::<QueryGidEntry>(method) => device::query_gid_entry(txn, call),
         _ if is::<QueryContext>(method) || is::<QueryPortSpeed>(method) => {
-            run.state.need_context()?;
+            txn.state.need_context()?;
             Err(Errno::OPNOTSUPP)
         }
         // Its descriptor is the whole result.
         _ if is::<AsyncEventAlloc>(method) => Ok(()),
-        _ if is::<RegMr>(method) => memory::register(run, call),
-        _ if is::<QueryMr>(method) => memory::query(run, call),
+        _ if is::<RegMr>(method) => memory::register(txn, call),
+        _ if is::<QueryMr>(method) => memory::query(txn, call),
         // There is no on-demand paging, and no dma-buf.
         _ if is::<AdviseMr>(method) || is::<RegDmabufMr>(method) => Err(Errno::OPNOTSUPP),
-        _ if is::<CqCreate>(method) => cq::create(run, call),
-        _ if is::<QpCreate>(method) => qp::create(run, call),
-        _ if is::<SrqCreate>(method) => srq::create(run, call),
+        _ if is::<CqCreate>(method) => cq::create(txn, call),
+        _ if is::<QpCreate>(method) => qp::create(txn, call),
+        _ if is::<SrqCreate>(method) => srq::create(txn, call),
         _ => Err(Errno::OPNOTSUPP),
     }
 }
 
 /// Reports the events of a destroyed object.
-fn destroyed(call: &mut Call<'_>, reported: Reported) -> Result<(), Errno> {
+fn destroyed(call: &mut Call<'_>, reported: EventCounts) -> Result<(), Errno> {
     let method = call.method;
     let events_reported = reported.asynchronous;
     if is::<CqDestroy>(method) {

@@ -82,7 +82,7 @@ struct Slot {
 
 /// Events that a destroyed object had raised and that were read.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Reported {
+pub(crate) struct EventCounts {
     pub(crate) completions: u32,
     pub(crate) asynchronous: u32,
 }
@@ -107,7 +107,7 @@ pub struct Resources {
 
 /// A context: what an open device file has.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct ContextState {
     pub(crate) port: Arc<Port>,
     pub(crate) has_context: bool,
     slots: BTreeMap<u32, Slot>,
@@ -154,7 +154,7 @@ macro_rules! lookups {
     )*};
 }
 
-impl State {
+impl ContextState {
     pub(crate) fn new(port: Arc<Port>) -> Self {
         Self {
             port,
@@ -278,22 +278,22 @@ impl State {
     /// # Errors
     ///
     /// `EBUSY` if another object uses it, `EINVAL` for a region with windows, `EIO`.
-    pub(crate) fn destroy(&mut self, handle: u32) -> Result<Reported, Errno> {
+    pub(crate) fn destroy(&mut self, handle: u32) -> Result<EventCounts, Errno> {
         let slot = self.slots.get(&handle).ok_or(Errno::NOENT)?;
         let reported = match self.destroy_in_engine(slot) {
             // The device has taken the object with it.
-            Err(_) if self.port.is_removed() => Reported::default(),
+            Err(_) if self.port.is_removed() => EventCounts::default(),
             reported => reported?,
         };
         self.forget(handle);
         Ok(reported)
     }
 
-    fn destroy_in_engine(&self, slot: &Slot) -> Result<Reported, Errno> {
+    fn destroy_in_engine(&self, slot: &Slot) -> Result<EventCounts, Errno> {
         if slot.users > 0 {
             return Err(Errno::BUSY);
         }
-        let mut reported = Reported::default();
+        let mut reported = EventCounts::default();
         match &slot.object {
             None | Some(Object::Pd(_)) => {}
             Some(Object::Cq(cq)) => {
@@ -467,15 +467,15 @@ pub(crate) struct NewChannel {
 
 /// A call in execution: the context, and what the call has created.
 #[derive(Debug)]
-pub(crate) struct Run<'s> {
-    pub(crate) state: &'s mut State,
+pub(crate) struct Transaction<'s> {
+    pub(crate) state: &'s mut ContextState,
     handles: Vec<u32>,
     channels: Vec<NewChannel>,
     creates_context: bool,
 }
 
-impl<'s> Run<'s> {
-    pub(crate) fn new(state: &'s mut State) -> Self {
+impl<'s> Transaction<'s> {
+    pub(crate) fn new(state: &'s mut ContextState) -> Self {
         Self { state, handles: Vec::new(), channels: Vec::new(), creates_context: false }
     }
 
@@ -497,7 +497,7 @@ impl<'s> Run<'s> {
     ///
     /// # Errors
     ///
-    /// As for [`State::reserve`].
+    /// As for [`ContextState::reserve`].
     pub(crate) fn reserve(&mut self, class: ObjectClass) -> Result<u32, Errno> {
         let handle = self.state.reserve(class)?;
         self.handles.push(handle);

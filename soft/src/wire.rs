@@ -271,12 +271,14 @@ impl UdpWire {
             let before = socket.lost.fetch_max(lost, Ordering::Relaxed);
             self.counts.overflowed.fetch_add(lost.saturating_sub(before).into(), Ordering::Relaxed);
         }
-        let count =
-            match datagram.ok_or(Damage::Malformed).and_then(|datagram| decode(destination, &datagram)) {
-                Ok(packet) => return Some(packet),
-                Err(Damage::Malformed) => &self.counts.malformed,
-                Err(Damage::Corrupt) => &self.counts.corrupt,
-            };
+        let count = match datagram
+            .ok_or(DecodeError::Malformed)
+            .and_then(|datagram| decode(destination, &datagram))
+        {
+            Ok(packet) => return Some(packet),
+            Err(DecodeError::Malformed) => &self.counts.malformed,
+            Err(DecodeError::Corrupt) => &self.counts.corrupt,
+        };
         count.fetch_add(1, Ordering::Relaxed);
         None
     }
@@ -320,18 +322,18 @@ impl UdpWire {
 
 /// Why a datagram is dropped.
 #[derive(Debug, PartialEq, Eq)]
-enum Damage {
+enum DecodeError {
     Malformed,
     Corrupt,
 }
 
 /// The packet in a datagram to `destination`.
-fn decode(destination: IpAddr, datagram: &Datagram<'_>) -> Result<Packet, Damage> {
+fn decode(destination: IpAddr, datagram: &Datagram<'_>) -> Result<Packet, DecodeError> {
     let (transport, icrc) = datagram
         .bytes
         .split_last_chunk()
         .filter(|(transport, _)| transport.len() >= BTH)
-        .ok_or(Damage::Malformed)?;
+        .ok_or(DecodeError::Malformed)?;
     let global = Global {
         hop_limit: datagram.hop_limit,
         traffic_class: datagram.traffic_class,
@@ -339,10 +341,10 @@ fn decode(destination: IpAddr, datagram: &Datagram<'_>) -> Result<Packet, Damage
     };
     let headers = NetworkHeaders::new(&global, datagram.source.port(), transport.len());
     if !icrc::verify(&headers, transport, u32::from_le_bytes(*icrc)) {
-        return Err(Damage::Corrupt);
+        return Err(DecodeError::Corrupt);
     }
     let route = Route { udp_source: datagram.source.port(), global: Some(global), ..Route::default() };
-    bth::read(route, transport).ok_or(Damage::Malformed)
+    bth::read(route, transport).ok_or(DecodeError::Malformed)
 }
 
 /// The part of the addressing that the ICRC covers.

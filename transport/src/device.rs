@@ -190,7 +190,7 @@ pub struct Policy {
     /// one. Fits wires whose receivers have small buffers.
     pub adaptive_window: bool,
     /// Maximum number of packets that a QP sends in one turn.
-    pub turn: u32,
+    pub packets_per_turn: u32,
 }
 
 /// A device's name of a send WQE.

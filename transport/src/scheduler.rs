@@ -209,8 +209,8 @@ impl<D: Device> Scheduler<D> {
             let Some(number) = self.ready.pop_front() else { break };
             let Some(qp) = self.qps.get_mut(number) else { continue };
             qp.queued = false;
-            let answers = responder::turn(qp, device, D::POLICY.turn);
-            let requests = requester::turn(qp, device, D::POLICY.turn);
+            let answers = responder::turn(qp, device, D::POLICY.packets_per_turn);
+            let requests = requester::turn(qp, device, D::POLICY.packets_per_turn);
             if answers == Turn::More || requests == Turn::More {
                 self.wake(number);
             }
@@ -259,11 +259,6 @@ impl<D: Device> Scheduler<D> {
                 self.set_timer(number);
             }
         }
-    }
-
-    /// The time of the next timer.
-    pub fn next_deadline(&self) -> Option<u64> {
-        self.timers.peek().map(|Reverse((deadline, _))| *deadline)
     }
 
     /// The time of the next timer that was not cancelled. Forgets the cancelled ones before it.

@@ -28,7 +28,7 @@ impl Device for Core {
         refused_invalidate: Status::RemoteAccess,
         receive_flush_interval: 2_000_000,
         adaptive_window: false,
-        turn: 32,
+        packets_per_turn: 32,
     };
     type Queues = QpQueues;
     type Local = Local;

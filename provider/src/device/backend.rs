@@ -68,12 +68,12 @@ pub unsafe trait Backend: Debug + Send + Sync {
 /// A reference to a backend. A forked child doesn't release it: the locks of the child's copy may be
 /// held by threads that the child doesn't have.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct SharedBackend {
     backend: ManuallyDrop<Arc<dyn Backend>>,
     fork_guard: ForkGuard,
 }
 
-impl Shared {
+impl SharedBackend {
     pub(super) fn new(backend: Arc<dyn Backend>, fork_guard: ForkGuard) -> Self {
         Self { backend: ManuallyDrop::new(backend), fork_guard }
     }
@@ -90,7 +90,7 @@ impl Shared {
     }
 }
 
-impl Deref for Shared {
+impl Deref for SharedBackend {
     type Target = dyn Backend;
 
     fn deref(&self) -> &Self::Target {
@@ -98,7 +98,7 @@ impl Deref for Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedBackend {
     fn drop(&mut self) {
         if self.fork_guard.is_same_process() {
             // SAFETY: dropped only here, and not used again.

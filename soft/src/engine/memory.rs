@@ -215,14 +215,10 @@ impl Keys {
     pub(super) fn reregister(
         &mut self,
         id: u32,
-        translation: Option<(u64, u64, u64)>,
         pd: Option<u32>,
         access: Option<AccessFlags>,
     ) -> Result<Mr, Errno> {
         let region = self.regions.get_mut(id).ok_or(Errno::INVAL)?;
-        if translation.is_some() {
-            return Err(Errno::OPNOTSUPP);
-        }
         if let Some(access) = access {
             check_rights(access)?;
             if is_written(access) && !region.is_writable {

@@ -11,13 +11,13 @@ use super::address::{Addresses, Ah, PortAddress};
 use super::completion::{self, Cq};
 use super::memory::{Accessor, Keys};
 use super::queues::{QpQueues, Receives};
-use super::receive::{RecvName, Srq};
-use super::send::{Local, SendName, Work};
+use super::receive::{RecvWqeRef, Srq};
+use super::send::{Local, SendWqeRef, Work};
 use super::{MAX_AH, MAX_CQ, MAX_SRQ};
 
 /// The port of a device.
 #[derive(Debug)]
-pub(crate) struct Port {
+pub(crate) struct EnginePort {
     pub(super) address: PortAddress,
     pub(super) keys: Keys,
     pub(super) cqs: Table<Cq>,
@@ -31,7 +31,7 @@ pub(crate) struct Port {
     counters: Counters,
 }
 
-impl Port {
+impl EnginePort {
     pub(super) fn new(address: PortAddress) -> Self {
         Self {
             address,
@@ -51,7 +51,7 @@ impl Port {
     }
 }
 
-impl Device for Port {
+impl Device for EnginePort {
     const MAX_MESSAGE: u64 = 1 << 31;
     const POLICY: Policy = Policy {
         memory_placement: true,
@@ -64,11 +64,11 @@ impl Device for Port {
         receive_flush_interval: 20_000_000,
         adaptive_window: true,
         // Few packets, whose payloads the cache holds until they are delivered.
-        turn: 4,
+        packets_per_turn: 4,
     };
     type Queues = QpQueues;
     type Local = Local;
-    type RecvWqe = RecvName;
+    type RecvWqe = RecvWqeRef;
     type Accessor = Accessor;
 
     fn now(&self) -> u64 {
@@ -105,16 +105,16 @@ impl Device for Port {
         queues.sends.fetch(queues.service, &addresses, work)
     }
 
-    fn begin(&mut self, queues: &mut QpQueues, _work: &Work) -> SendName {
+    fn begin(&mut self, queues: &mut QpQueues, _work: &Work) -> SendWqeRef {
         queues.sends.begin()
     }
 
-    fn reload(&self, queues: &mut QpQueues, work: &mut Work, wqe: SendName) -> bool {
+    fn reload(&self, queues: &mut QpQueues, work: &mut Work, wqe: SendWqeRef) -> bool {
         let addresses = self.addresses(queues);
         queues.sends.reload(queues.service, &addresses, work, wqe)
     }
 
-    fn take_posted(&self, queues: &mut QpQueues) -> Vec<SendName> {
+    fn take_posted(&self, queues: &mut QpQueues) -> Vec<SendWqeRef> {
         queues.sends.take_posted()
     }
 
@@ -132,7 +132,7 @@ impl Device for Port {
         Ok(0)
     }
 
-    fn complete_send(&mut self, queues: &QpQueues, completion: &SendCompletion<'_, SendName>) {
+    fn complete_send(&mut self, queues: &QpQueues, completion: &SendCompletion<'_, SendWqeRef>) {
         let SendCompletion { wqe, failure, .. } = *completion;
         let failure = failure.map(|failure| completion::status_of_send(wqe.opcode, failure));
         queues.sends.release(wqe, failure);
@@ -145,7 +145,7 @@ impl Device for Port {
         }
     }
 
-    fn take_receive(&mut self, queues: &mut QpQueues, _xrc: Option<u32>) -> RecvFetch<RecvName> {
+    fn take_receive(&mut self, queues: &mut QpQueues, _xrc: Option<u32>) -> RecvFetch<RecvWqeRef> {
         match &mut queues.receives {
             Receives::Own(ring) => ring.take(None),
             Receives::Srq(number) => match self.srqs.get_mut(*number) {
@@ -155,7 +155,12 @@ impl Device for Port {
         }
     }
 
-    fn complete_receive(&mut self, queues: &QpQueues, receive: &Receive<RecvName>, outcome: RecvOutcome<'_>) {
+    fn complete_receive(
+        &mut self,
+        queues: &QpQueues,
+        receive: &Receive<RecvWqeRef>,
+        outcome: RecvOutcome<'_>,
+    ) {
         if let Receives::Own(ring) = &queues.receives {
             ring.release(receive.wqe.position);
         }
@@ -220,7 +225,7 @@ impl Device for Port {
     fn page_fault(
         &mut self,
         _queues: &QpQueues,
-        _fault: PageFault<SendName, RecvName>,
+        _fault: PageFault<SendWqeRef, RecvWqeRef>,
         _committed: u32,
         _packet: usize,
     ) -> Option<u32> {

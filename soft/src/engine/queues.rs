@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bareverbs_transport::{Queues, ReceiveQueue, Service};
 
 use super::receive::RecvRing;
-use super::send::{SendName, SendRing};
+use super::send::{SendRing, SendWqeRef};
 use crate::channel::ObjectSink;
 
 /// The queues and the parameters of a QP.
@@ -29,7 +29,7 @@ pub(super) enum Receives {
 }
 
 impl Queues for QpQueues {
-    type SendWqe = SendName;
+    type SendWqe = SendWqeRef;
 
     fn number(&self) -> u32 {
         self.number
@@ -62,7 +62,7 @@ impl Queues for QpQueues {
         0
     }
 
-    fn continue_after(&mut self, wqe: SendName) {
+    fn continue_after(&mut self, wqe: SendWqeRef) {
         self.sends.continue_after(wqe);
     }
 

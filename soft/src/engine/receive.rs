@@ -14,7 +14,7 @@ use crate::channel::ObjectSink;
 
 /// A receive WQE that was copied out of its ring.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RecvName {
+pub(crate) struct RecvWqeRef {
     pub(super) wr_id: u64,
     pub(super) position: u64,
 }
@@ -46,7 +46,7 @@ impl RecvRing {
     }
 
     /// Takes the next WQE. Its slot stays in use until [`release`](Self::release).
-    pub(super) fn take(&mut self, srq: Option<u32>) -> RecvFetch<RecvName> {
+    pub(super) fn take(&mut self, srq: Option<u32>) -> RecvFetch<RecvWqeRef> {
         if self.ring.posted_from(self.position) == 0 {
             return RecvFetch::Empty;
         }
@@ -56,9 +56,9 @@ impl RecvRing {
             return RecvFetch::Fault;
         }
         let sges = load_sges(&self.ring, self.position, offset_of!(RecvWqe, dma.sge), wqe.dma.num_sge);
-        let name = RecvName { wr_id: wqe.wr_id, position: self.position };
+        let wqe = RecvWqeRef { wr_id: wqe.wr_id, position: self.position };
         self.position += 1;
-        RecvFetch::Receive(Receive { wqe: name, srq, sges: sges.collect(), placed: 0 })
+        RecvFetch::Receive(Receive { wqe, srq, sges: sges.collect(), placed: 0 })
     }
 
     /// Releases the slots up to that of a WQE.
@@ -118,7 +118,7 @@ impl Srq {
     }
 
     /// Takes the next WQE. Raises the event if fewer than the limit are left.
-    pub(super) fn take(&mut self, number: u32) -> RecvFetch<RecvName> {
+    pub(super) fn take(&mut self, number: u32) -> RecvFetch<RecvWqeRef> {
         let taken = self.queue.take(Some(number));
         if let RecvFetch::Receive(receive) = &taken {
             self.queue.release(receive.wqe.position);

@@ -36,7 +36,7 @@ pub(crate) enum Local {
 
 /// A send WQE in execution.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct SendName {
+pub(crate) struct SendWqeRef {
     position: u64,
     pub(super) wr_id: u64,
     /// The opcode of a completion.
@@ -46,7 +46,7 @@ pub(crate) struct SendName {
     request: (WrOpcode, u32),
 }
 
-impl SendName {
+impl SendWqeRef {
     /// The length of its data in bytes.
     pub(super) fn length(&self) -> u32 {
         self.request.1
@@ -60,7 +60,7 @@ pub(super) struct SendRing {
     /// The next WQE to begin.
     next: u64,
     /// The WQE that was fetched last.
-    fetched: Option<SendName>,
+    fetched: Option<SendWqeRef>,
     pub(super) max_sge: u32,
     pub(super) max_inline: u32,
     pub(super) all_signaled: bool,
@@ -88,12 +88,12 @@ impl SendRing {
         if self.ring.posted_from(self.next) == 0 {
             return Fetched::Empty;
         }
-        if self.fetched.is_some_and(|name| name.position == self.next) {
+        if self.fetched.is_some_and(|wqe_ref| wqe_ref.position == self.next) {
             return Fetched::Work;
         }
-        let (name, wqe) = self.name(self.next);
-        let parsed = self.parse(service, addresses, name.position, &wqe, work);
-        self.fetched = parsed.map(|()| name);
+        let (wqe_ref, wqe) = self.load(self.next);
+        let parsed = self.parse(service, addresses, wqe_ref.position, &wqe, work);
+        self.fetched = parsed.map(|()| wqe_ref);
         if parsed.is_some() {
             return Fetched::Work;
         }
@@ -101,13 +101,13 @@ impl SendRing {
         Fetched::Malformed
     }
 
-    fn name(&self, position: u64) -> (SendName, SendWqe) {
+    fn load(&self, position: u64) -> (SendWqeRef, SendWqe) {
         let mut wqe = SendWqe::new_zeroed();
         self.ring.load(position, 0, wqe.as_mut_bytes());
         let signaled = self.all_signaled || wqe.wr.send_flags.contains(SendFlags::SIGNALED);
         let request = (wqe.wr.opcode, wqe.dma.length);
         (
-            SendName {
+            SendWqeRef {
                 position,
                 wr_id: wqe.wr.wr_id,
                 opcode: completed_as(wqe.wr.opcode),
@@ -118,13 +118,13 @@ impl SendRing {
         )
     }
 
-    pub(super) fn begin(&mut self) -> SendName {
-        let name = match self.fetched {
-            Some(name) if name.position == self.next => name,
-            _ => self.name(self.next).0,
+    pub(super) fn begin(&mut self) -> SendWqeRef {
+        let wqe_ref = match self.fetched {
+            Some(wqe_ref) if wqe_ref.position == self.next => wqe_ref,
+            _ => self.load(self.next).0,
         };
         self.next += 1;
-        name
+        wqe_ref
     }
 
     /// Parses a WQE in execution again. Returns `false` if the program has changed it.
@@ -133,37 +133,37 @@ impl SendRing {
         service: Service,
         addresses: &Addresses<'_>,
         work: &mut Work,
-        name: SendName,
+        wqe_ref: SendWqeRef,
     ) -> bool {
-        if self.fetched == Some(name) {
+        if self.fetched == Some(wqe_ref) {
             return true;
         }
-        let (found, wqe) = self.name(name.position);
-        let parsed = self.parse(service, addresses, name.position, &wqe, work);
-        self.fetched = parsed.filter(|()| found.request == name.request).map(|()| name);
+        let (found, wqe) = self.load(wqe_ref.position);
+        let parsed = self.parse(service, addresses, wqe_ref.position, &wqe, work);
+        self.fetched = parsed.filter(|()| found.request == wqe_ref.request).map(|()| wqe_ref);
         self.fetched.is_some()
     }
 
     /// Takes the WQEs that have not begun.
-    pub(super) fn take_posted(&mut self) -> Vec<SendName> {
+    pub(super) fn take_posted(&mut self) -> Vec<SendWqeRef> {
         let first = self.next;
         self.next += u64::from(self.ring.posted_from(first));
         self.fetched = None;
-        (first..self.next).map(|position| self.name(position).0).collect()
+        (first..self.next).map(|position| self.load(position).0).collect()
     }
 
-    pub(super) fn continue_after(&mut self, name: SendName) {
-        self.next = name.position + 1;
+    pub(super) fn continue_after(&mut self, wqe_ref: SendWqeRef) {
+        self.next = wqe_ref.position + 1;
         self.fetched = None;
     }
 
     /// Releases the slots up to that of a WQE. One that failed shows the program why.
-    pub(super) fn release(&self, name: SendName, failure: Option<WcStatus>) {
+    pub(super) fn release(&self, wqe_ref: SendWqeRef, failure: Option<WcStatus>) {
         if let Some(failure) = failure.filter(|failure| *failure != WcStatus::WR_FLUSH_ERR) {
-            self.ring.store(name.position, offset_of!(SendWqe, status), failure.0.as_bytes());
-            self.ring.store(name.position, offset_of!(SendWqe, state), STATE_ERROR.as_bytes());
+            self.ring.store(wqe_ref.position, offset_of!(SendWqe, status), failure.0.as_bytes());
+            self.ring.store(wqe_ref.position, offset_of!(SendWqe, state), STATE_ERROR.as_bytes());
         }
-        self.ring.set_consumer(name.position + 1);
+        self.ring.set_consumer(wqe_ref.position + 1);
     }
 
     /// Discards all WQEs.

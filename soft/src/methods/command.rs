@@ -12,7 +12,7 @@ use zerocopy::FromBytes;
 use super::exchange::Command;
 use super::{cq, device, memory, path, qp, srq};
 use crate::call::{Call, Sink, Source};
-use crate::objects::{Reported, Run};
+use crate::objects::{EventCounts, Transaction};
 
 /// The numbers that fit the command word.
 const NUMBER: u32 = 0xff;
@@ -21,7 +21,7 @@ const NUMBER: u32 = 0xff;
 const END: u32 = 41;
 const END_EXTENDED: u32 = 58;
 
-type Handler = fn(&mut Run<'_>, &mut Command<'_>) -> Result<(), Errno>;
+type Handler = fn(&mut Transaction<'_>, &mut Command<'_>) -> Result<(), Errno>;
 
 macro_rules! commands {
     ($($command:ty => $handler:expr,)*) => {
@@ -44,37 +44,37 @@ commands! {
     write::QueryPort => device::query_port_by_command,
     write::CreateCompChannel => device::create_comp_channel,
     write::AllocPd => memory::allocate_pd,
-    write::DeallocPd => |run, command| {
-        destroy(run, ObjectClass::PD, command.request::<write::structs::DeallocPdReq>()?.pd_handle).map(drop)
+    write::DeallocPd => |txn, command| {
+        destroy(txn, ObjectClass::PD, command.request::<write::structs::DeallocPdReq>()?.pd_handle).map(drop)
     },
     write::RegMr => memory::register_by_command,
     write::ReregMr => memory::reregister,
-    write::DeregMr => |run, command| {
-        destroy(run, ObjectClass::MR, command.request::<write::structs::DeregMrReq>()?.mr_handle).map(drop)
+    write::DeregMr => |txn, command| {
+        destroy(txn, ObjectClass::MR, command.request::<write::structs::DeregMrReq>()?.mr_handle).map(drop)
     },
     write::AllocMw => memory::allocate_window,
-    write::DeallocMw => |run, command| {
-        destroy(run, ObjectClass::MW, command.request::<write::structs::DeallocMwReq>()?.mw_handle).map(drop)
+    write::DeallocMw => |txn, command| {
+        destroy(txn, ObjectClass::MW, command.request::<write::structs::DeallocMwReq>()?.mw_handle).map(drop)
     },
     write::CreateAh => path::create_ah,
-    write::DestroyAh => |run, command| {
-        destroy(run, ObjectClass::AH, command.request::<write::structs::DestroyAhReq>()?.ah_handle).map(drop)
+    write::DestroyAh => |txn, command| {
+        destroy(txn, ObjectClass::AH, command.request::<write::structs::DestroyAhReq>()?.ah_handle).map(drop)
     },
     write::AttachMcast => path::attach,
     write::DetachMcast => path::detach,
     write::CreateCq => cq::create_by_command,
     ex::CreateCq => cq::create_extended,
     write::ResizeCq => cq::resize,
-    write::DestroyCq => |run, command| {
-        let reported = destroy(run, ObjectClass::CQ, command.request::<DestroyCqReq>()?.cq_handle)?;
+    write::DestroyCq => |txn, command| {
+        let reported = destroy(txn, ObjectClass::CQ, command.request::<DestroyCqReq>()?.cq_handle)?;
         command.respond(&cq::reported(reported))
     },
     write::CreateSrq => srq::create_by_command,
     write::CreateXsrq => srq::create_of_type,
     write::ModifySrq => srq::modify,
     write::QuerySrq => srq::query,
-    write::DestroySrq => |run, command| {
-        let reported = destroy(run, ObjectClass::SRQ, command.request::<DestroySrqReq>()?.srq_handle)?;
+    write::DestroySrq => |txn, command| {
+        let reported = destroy(txn, ObjectClass::SRQ, command.request::<DestroySrqReq>()?.srq_handle)?;
         command.respond(&DestroySrqResp { events_reported: reported.asynchronous })
     },
     write::CreateQp => qp::create_by_command,
@@ -82,8 +82,8 @@ commands! {
     write::ModifyQp => qp::modify,
     ex::ModifyQp => qp::modify_extended,
     write::QueryQp => qp::query,
-    write::DestroyQp => |run, command| {
-        let reported = destroy(run, ObjectClass::QP, command.request::<DestroyQpReq>()?.qp_handle)?;
+    write::DestroyQp => |txn, command| {
+        let reported = destroy(txn, ObjectClass::QP, command.request::<DestroyQpReq>()?.qp_handle)?;
         command.respond(&DestroyQpResp { events_reported: reported.asynchronous })
     },
 }
@@ -99,9 +99,9 @@ const DESTRUCTIONS: [u32; 7] = [
     write::DestroyQp::INFO.number,
 ];
 
-fn destroy(run: &mut Run<'_>, class: ObjectClass, handle: u32) -> Result<Reported, Errno> {
-    run.state.find(class, handle.into())?;
-    run.state.destroy(handle)
+fn destroy(txn: &mut Transaction<'_>, class: ObjectClass, handle: u32) -> Result<EventCounts, Errno> {
+    txn.state.find(class, handle.into())?;
+    txn.state.destroy(handle)
 }
 
 /// Checks the bits of a command number, and whether the kernel's tables reach it.
@@ -114,11 +114,11 @@ fn check_number(number: u32) -> Result<(), Errno> {
 }
 
 /// `INVOKE_WRITE`.
-pub(super) fn invoke(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn invoke(txn: &mut Transaction<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
     let number = call.constant(InvokeWrite::WRITE_CMD.id())? as u32;
     check_number(number)?;
     let (info, handler) = find(number).ok_or(Errno::OPNOTSUPP)?;
-    if run.state.port.is_removed() && !DESTRUCTIONS.contains(&number) {
+    if txn.state.port.is_removed() && !DESTRUCTIONS.contains(&number) {
         return Err(Errno::IO);
     }
     let mut command = Command {
@@ -134,7 +134,7 @@ pub(super) fn invoke(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Errno
     if is_short && !is_extended {
         return Err(Errno::NOSPC);
     }
-    handler(run, &mut command)?;
+    handler(txn, &mut command)?;
     if command.has_responded {
         call.mark_written(InvokeWrite::CORE_OUT.id());
     }
@@ -143,7 +143,7 @@ pub(super) fn invoke(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Errno
 }
 
 /// `write()`.
-pub(crate) fn write(run: &mut Run<'_>, bytes: &[u8]) -> Result<(), Errno> {
+pub(crate) fn write(txn: &mut Transaction<'_>, bytes: &[u8]) -> Result<(), Errno> {
     let (header, rest) = CmdHdr::read_from_prefix(bytes).map_err(|_| Errno::INVAL)?;
     check_number(header.command)?;
     let known = find(header.command);
@@ -153,10 +153,10 @@ pub(crate) fn write(run: &mut Run<'_>, bytes: &[u8]) -> Result<(), Errno> {
         None if usize::from(header.in_words) * 4 != bytes.len() => return Err(Errno::INVAL),
         None => return Err(Errno::OPNOTSUPP),
     };
-    if run.state.port.is_removed() {
+    if txn.state.port.is_removed() {
         return Err(Errno::IO);
     }
-    handler(run, &mut command)
+    handler(txn, &mut command)
 }
 
 fn plain<'a>(header: &CmdHdr, info: &WriteCommandInfo, bytes: &'a [u8]) -> Result<Command<'a>, Errno> {

@@ -16,11 +16,11 @@ use zerocopy::IntoBytes;
 use super::exchange::Command;
 use crate::call::{Call, Sink, channel_of, named};
 use crate::channel::{ChannelUse, CqSink, Kind};
-use crate::objects::{Cq, Object, Reported, Run};
+use crate::objects::{Cq, EventCounts, Object, Transaction};
 use crate::port::{COMPLETION_VECTORS, MAX_CQE};
 
 /// The numbers of events in the response of a destruction.
-pub(super) fn reported(reported: Reported) -> DestroyCqResp {
+pub(super) fn reported(reported: EventCounts) -> DestroyCqResp {
     DestroyCqResp { comp_events_reported: reported.completions, async_events_reported: reported.asynchronous }
 }
 
@@ -43,7 +43,7 @@ fn check_entries(entries: u32) -> Result<(), Errno> {
 }
 
 /// Creates a CQ. Returns its number of entries.
-fn make(run: &mut Run<'_>, handle: u32, request: Request, driver: Sink) -> Result<u32, Errno> {
+fn make(txn: &mut Transaction<'_>, handle: u32, request: Request, driver: Sink) -> Result<u32, Errno> {
     if driver.len < size_of::<DriverResp>() {
         return Err(Errno::INVAL);
     }
@@ -52,45 +52,45 @@ fn make(run: &mut Run<'_>, handle: u32, request: Request, driver: Sink) -> Resul
     }
     check_entries(request.entries)?;
     let sink = Arc::new(CqSink::new(request.completions, request.events, request.user_handle));
-    let (id, memory) = run.state.port.with(|engine| engine.create_cq(request.entries, Arc::clone(&sink)))?;
-    let mi = run.state.add_ring(&memory);
-    run.state.fill(handle, Object::Cq(Cq { id, sink, ring: mi.offset }), &[]);
+    let (id, memory) = txn.state.port.with(|engine| engine.create_cq(request.entries, Arc::clone(&sink)))?;
+    let mi = txn.state.add_ring(&memory);
+    txn.state.fill(handle, Object::Cq(Cq { id, sink, ring: mi.offset }), &[]);
     driver.write(0, DriverResp { mi }.as_bytes())?;
     Ok(room(request.entries))
 }
 
-pub(super) fn create(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn create(txn: &mut Transaction<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
     let vector: u32 = call.value(CqCreate::COMP_VECTOR.id())?;
     let entries: u32 = call.value(CqCreate::CQE.id())?;
     let user_handle: u64 = call.value(CqCreate::USER_HANDLE.id())?;
     let flags = call.flags(CqCreate::FLAGS.id(), named(&CqCreateFlags::INFO))?;
-    let completions = call.channel(run.state, CqCreate::COMP_CHANNEL.id(), Kind::Completion)?;
+    let completions = call.channel(txn.state, CqCreate::COMP_CHANNEL.id(), Kind::Completion)?;
     if vector >= COMPLETION_VECTORS || entries == 0 {
         return Err(Errno::INVAL);
     }
-    let events = call.channel(run.state, CqCreate::EVENT_FD.id(), Kind::Async)?;
-    let events = events.or_else(|| run.state.default_events());
+    let events = call.channel(txn.state, CqCreate::EVENT_FD.id(), Kind::Async)?;
+    let events = events.or_else(|| txn.state.default_events());
     let flags = CqCreateFlags::from_bits_retain(flags);
     let request = Request { user_handle, entries, flags, completions, events };
-    let granted = make(run, call.handle(CqCreate::HANDLE.id())?, request, call.sink(UHW_OUT))?;
+    let granted = make(txn, call.handle(CqCreate::HANDLE.id())?, request, call.sink(UHW_OUT))?;
     call.write(CqCreate::RESP_CQE.id(), granted.as_bytes())?;
     call.mark_written(UHW_OUT);
     Ok(())
 }
 
-fn create_of(run: &mut Run<'_>, command: &mut Command<'_>, request: ExCreateCq) -> Result<(), Errno> {
+fn create_of(txn: &mut Transaction<'_>, command: &mut Command<'_>, request: ExCreateCq) -> Result<(), Errno> {
     if request.comp_vector >= COMPLETION_VECTORS || request.cqe == 0 {
         return Err(Errno::INVAL);
     }
-    let handle = run.reserve(ObjectClass::CQ)?;
+    let handle = txn.reserve(ObjectClass::CQ)?;
     let completions = match request.comp_channel {
         ..0 => None,
-        fd => Some(channel_of(run.state, Kind::Completion, fd)?),
+        fd => Some(channel_of(txn.state, Kind::Completion, fd)?),
     };
-    let events = run.state.default_events();
+    let events = txn.state.default_events();
     let ExCreateCq { user_handle, cqe: entries, flags, .. } = request;
     let request = Request { user_handle, entries, flags, completions, events };
-    let cqe = make(run, handle, request, command.driver_output)?;
+    let cqe = make(txn, handle, request, command.driver_output)?;
     command.respond(&ExCreateCqResp {
         base: CreateCqResp { cq_handle: handle, cqe, driver_data: [] },
         comp_mask: 0,
@@ -98,39 +98,42 @@ fn create_of(run: &mut Run<'_>, command: &mut Command<'_>, request: ExCreateCq) 
     })
 }
 
-pub(super) fn create_by_command(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn create_by_command(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let CreateCqReq { user_handle, cqe, comp_vector, comp_channel, .. } = command.request()?;
     let request = ExCreateCq { user_handle, cqe, comp_vector, comp_channel, ..ExCreateCq::zeroed() };
-    create_of(run, command, request)
+    create_of(txn, command, request)
 }
 
-pub(super) fn create_extended(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn create_extended(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let request: ExCreateCq = command.request()?;
     if request.comp_mask != 0 || request.reserved != 0 {
         return Err(Errno::INVAL);
     }
-    create_of(run, command, request)
+    create_of(txn, command, request)
 }
 
-pub(super) fn resize(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn resize(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let ResizeCqReq { cq_handle, cqe, .. } = command.request()?;
-    let id = run.state.cq(cq_handle)?.id;
+    let id = txn.state.cq(cq_handle)?.id;
     if command.driver_output.len < size_of::<MmapInfo>() {
         return Err(Errno::INVAL);
     }
     check_entries(cqe)?;
     // After the resize, no error may keep the program from its new queue.
     command.driver_output.write(0, MmapInfo::zeroed().as_bytes())?;
-    let memory = run.state.port.with(|engine| engine.resize_cq(id, cqe))?;
-    let mi = run.state.add_ring(&memory);
-    run.state.replace_cq_ring(cq_handle, mi.offset);
+    let memory = txn.state.port.with(|engine| engine.resize_cq(id, cqe))?;
+    let mi = txn.state.add_ring(&memory);
+    txn.state.replace_cq_ring(cq_handle, mi.offset);
     command.driver_output.write(0, mi.as_bytes())?;
     command.respond(&ResizeCqResp { cqe: room(cqe), reserved: 0, driver_data: [] })
 }
 
-pub(super) fn request_notification(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn request_notification(
+    txn: &mut Transaction<'_>,
+    command: &mut Command<'_>,
+) -> Result<(), Errno> {
     let ReqNotifyCqReq { cq_handle, solicited_only } = command.request()?;
-    let cq = run.state.cq(cq_handle)?;
+    let cq = txn.state.cq(cq_handle)?;
     cq.sink.resume();
-    run.state.port.run(|engine| engine.arm_cq(cq.id, solicited_only != 0))
+    txn.state.port.run(|engine| engine.arm_cq(cq.id, solicited_only != 0))
 }

@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 use super::exchange::Command;
 use crate::call::{Call, named};
 use crate::engine::{Mr, MrAttr, is_written};
-use crate::objects::{Object, Run};
+use crate::objects::{Object, Transaction};
 
 /// A region's address and its IOVA have the same offset in a page.
 const PAGE_MASK: u64 = 4095;
@@ -25,11 +25,11 @@ fn known() -> u64 {
     named(&AccessFlags::INFO) | OPTIONAL
 }
 
-pub(super) fn allocate_pd(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn allocate_pd(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     command.request::<AllocPdReq>()?;
-    let handle = run.reserve(ObjectClass::PD)?;
-    let pd = run.state.port.new_protection_domain();
-    run.state.fill(handle, Object::Pd(pd), &[]);
+    let handle = txn.reserve(ObjectClass::PD)?;
+    let pd = txn.state.port.new_protection_domain();
+    txn.state.fill(handle, Object::Pd(pd), &[]);
     command.respond(&AllocPdResp { pd_handle: handle, driver_data: [] })
 }
 
@@ -46,35 +46,35 @@ fn check_access(access: AccessFlags) -> Result<(), Errno> {
     if access.intersects(absent) { Err(Errno::OPNOTSUPP) } else { Ok(()) }
 }
 
-fn create(run: &mut Run<'_>, handle: u32, pd_handle: u32, attr: MrAttr) -> Result<Mr, Errno> {
+fn create(txn: &mut Transaction<'_>, handle: u32, pd_handle: u32, attr: MrAttr) -> Result<Mr, Errno> {
     // Page faults may take long: other calls don't wait for them.
     let prepared = attr.prepare()?;
-    let mr = run.state.port.with(|engine| engine.register(prepared))?;
+    let mr = txn.state.port.with(|engine| engine.register(prepared))?;
     let object = Object::Mr { id: mr.id, is_writable: is_written(attr.access) };
-    run.state.fill(handle, object, &[pd_handle]);
+    txn.state.fill(handle, object, &[pd_handle]);
     Ok(mr)
 }
 
-pub(super) fn register_by_command(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn register_by_command(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let request: RegMrReq = command.request()?;
     if (request.start ^ request.hca_va) & PAGE_MASK != 0 {
         return Err(Errno::INVAL);
     }
-    let handle = run.reserve(ObjectClass::MR)?;
+    let handle = txn.reserve(ObjectClass::MR)?;
     check_access(request.access_flags)?;
     let attr = MrAttr {
-        pd: *run.state.pd(request.pd_handle)?,
+        pd: *txn.state.pd(request.pd_handle)?,
         start: request.start,
         length: request.length,
         iova: request.hca_va,
         access: request.access_flags,
     };
-    let mr = create(run, handle, request.pd_handle, attr)?;
+    let mr = create(txn, handle, request.pd_handle, attr)?;
     command.respond(&RegMrResp { mr_handle: handle, lkey: mr.lkey, rkey: mr.rkey, driver_data: [] })
 }
 
 /// The ioctl method.
-pub(super) fn register(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn register(txn: &mut Transaction<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
     let pd_handle = call.handle(RegMr::PD_HANDLE.id())?;
     let iova = call.value(RegMr::IOVA.id())?;
     let length = call.value(RegMr::LENGTH.id())?;
@@ -93,13 +93,13 @@ pub(super) fn register(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Err
     if (start ^ iova) & PAGE_MASK != 0 {
         return Err(Errno::INVAL);
     }
-    let attr = MrAttr { pd: *run.state.pd(pd_handle)?, start, length, iova, access };
-    let mr = create(run, call.handle(RegMr::HANDLE.id())?, pd_handle, attr)?;
+    let attr = MrAttr { pd: *txn.state.pd(pd_handle)?, start, length, iova, access };
+    let mr = create(txn, call.handle(RegMr::HANDLE.id())?, pd_handle, attr)?;
     call.write(RegMr::RESP_LKEY.id(), mr.lkey.as_bytes())?;
     call.write(RegMr::RESP_RKEY.id(), mr.rkey.as_bytes())
 }
 
-pub(super) fn reregister(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn reregister(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let request: ReregMrReq = command.request()?;
     let flags = request.flags;
     if flags.is_empty() {
@@ -109,45 +109,45 @@ pub(super) fn reregister(run: &mut Run<'_>, command: &mut Command<'_>) -> Result
     if flags.bits() & !(MrReregFlags::PD | MrReregFlags::ACCESS).bits() != 0 {
         return Err(Errno::OPNOTSUPP);
     }
-    let (mr, is_writable) = run.state.mr(request.mr_handle)?;
+    let (mr, is_writable) = txn.state.mr(request.mr_handle)?;
     let access = flags.contains(MrReregFlags::ACCESS).then_some(request.access_flags);
     if let Some(access) = access {
         check_access(access)?;
     }
     let gets_writable = access.is_some_and(is_written) && !is_writable;
     let pd = match flags.contains(MrReregFlags::PD) {
-        true => Some(*run.state.pd(request.pd_handle)?),
+        true => Some(*txn.state.pd(request.pd_handle)?),
         false => None,
     };
     // The memory was found readable only.
     if gets_writable {
         return Err(Errno::ACCESS);
     }
-    let mr = run.state.port.with(|engine| engine.reregister(mr, None, pd, access))?;
+    let mr = txn.state.port.with(|engine| engine.reregister(mr, pd, access))?;
     if pd.is_some() {
-        run.state.replace_pd(request.mr_handle, request.pd_handle);
+        txn.state.replace_pd(request.mr_handle, request.pd_handle);
     }
     command.respond(&ReregMrResp { lkey: mr.lkey, rkey: mr.rkey, driver_data: [] })
 }
 
-pub(super) fn query(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
-    let (mr, _) = run.state.mr(call.handle(QueryMr::HANDLE.id())?)?;
-    let (mr, attr) = run.state.port.with(|engine| engine.mr(mr).ok_or(Errno::INVAL))?;
+pub(super) fn query(txn: &mut Transaction<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
+    let (mr, _) = txn.state.mr(call.handle(QueryMr::HANDLE.id())?)?;
+    let (mr, attr) = txn.state.port.with(|engine| engine.mr(mr).ok_or(Errno::INVAL))?;
     call.write(QueryMr::RESP_LKEY.id(), mr.lkey.as_bytes())?;
     call.write(QueryMr::RESP_RKEY.id(), mr.rkey.as_bytes())?;
     call.write(QueryMr::RESP_LENGTH.id(), attr.length.as_bytes())?;
     call.write_optional(QueryMr::RESP_IOVA.id(), attr.iova.as_bytes())
 }
 
-pub(super) fn allocate_window(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn allocate_window(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let request: AllocMwReq = command.request()?;
-    let handle = run.reserve(ObjectClass::MW)?;
-    let pd = *run.state.pd(request.pd_handle)?;
+    let handle = txn.reserve(ObjectClass::MW)?;
+    let pd = *txn.state.pd(request.pd_handle)?;
     let ty = request.mw_type;
     if ty != MwType::TYPE_1 && ty != MwType::TYPE_2 {
         return Err(Errno::INVAL);
     }
-    let (mw, rkey) = run.state.port.with(|engine| engine.allocate_window(pd, ty))?;
-    run.state.fill(handle, Object::Mw(mw), &[request.pd_handle]);
+    let (mw, rkey) = txn.state.port.with(|engine| engine.allocate_window(pd, ty))?;
+    txn.state.fill(handle, Object::Mw(mw), &[request.pd_handle]);
     command.respond(&AllocMwResp { mw_handle: handle, rkey, driver_data: [] })
 }

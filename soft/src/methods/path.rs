@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 
 use super::device::check_port;
 use super::exchange::Command;
-use crate::objects::{Object, Run};
+use crate::objects::{Object, Transaction};
 use crate::port::{PORT, Port, mac_of_gid};
 
 /// The path of an address (`rdma_fill_sgid_attr`, `rxe_av_from_attr`).
@@ -52,11 +52,11 @@ pub(super) fn resolve(port: &Port, dest: &QpDest) -> Result<Av, Errno> {
     })
 }
 
-pub(super) fn create_ah(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn create_ah(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let CreateAhReq { pd_handle, attr, .. } = command.request()?;
-    let handle = run.reserve(ObjectClass::AH)?;
+    let handle = txn.reserve(ObjectClass::AH)?;
     check_port(attr.port_num.into())?;
-    let pd = *run.state.pd(pd_handle)?;
+    let pd = *txn.state.pd(pd_handle)?;
     let dest = QpDest {
         dgid: attr.grh.dgid,
         flow_label: attr.grh.flow_label,
@@ -68,9 +68,9 @@ pub(super) fn create_ah(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<
         port_num: attr.port_num,
         ..QpDest::zeroed()
     };
-    let av = resolve(&run.state.port, &dest)?;
-    let ah = run.state.port.with(|engine| engine.create_ah(pd, av))?;
-    run.state.fill(handle, Object::Ah(ah), &[pd_handle]);
+    let av = resolve(&txn.state.port, &dest)?;
+    let ah = txn.state.port.with(|engine| engine.create_ah(pd, av))?;
+    txn.state.fill(handle, Object::Ah(ah), &[pd_handle]);
     if command.driver_output.len >= size_of::<CreateAhResp>() {
         command.driver_output.write(0, ah.as_bytes())?;
     }
@@ -83,9 +83,9 @@ fn is_multicast(gid: [u8; 16]) -> bool {
     address.to_ipv4_mapped().map_or(address.is_multicast(), |address| address.is_multicast())
 }
 
-pub(super) fn attach(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn attach(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let AttachMcastReq { gid, qp_handle, mlid, .. } = command.request()?;
-    let qp = run.state.qp(qp_handle)?;
+    let qp = txn.state.qp(qp_handle)?;
     if qp.groups.contains(&(gid, mlid)) {
         return Ok(());
     }
@@ -93,18 +93,18 @@ pub(super) fn attach(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(),
         return Err(Errno::INVAL);
     }
     let qpn = qp.qpn;
-    run.state.port.with(|engine| engine.attach(qpn, gid))?;
-    run.state.qp_mut(qp_handle)?.groups.insert((gid, mlid));
+    txn.state.port.with(|engine| engine.attach(qpn, gid))?;
+    txn.state.qp_mut(qp_handle)?.groups.insert((gid, mlid));
     Ok(())
 }
 
-pub(super) fn detach(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn detach(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let DetachMcastReq { gid, qp_handle, mlid, .. } = command.request()?;
-    let qp = run.state.qp_mut(qp_handle)?;
+    let qp = txn.state.qp_mut(qp_handle)?;
     let qpn = qp.qpn;
     if !qp.groups.remove(&(gid, mlid)) {
         return Err(Errno::INVAL);
     }
     // rxe ignores the LID: the QP has left the group with the first one, and later ones are EINVAL.
-    run.state.port.with(|engine| engine.detach(qpn, gid))
+    txn.state.port.with(|engine| engine.detach(qpn, gid))
 }

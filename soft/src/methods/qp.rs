@@ -25,7 +25,7 @@ use super::transition::is_allowed;
 use crate::call::{Call, Sink, named};
 use crate::channel::{ChannelUse, Kind, ObjectSink};
 use crate::engine::QpInit;
-use crate::objects::{Object, Qp, Run};
+use crate::objects::{Object, Qp, Transaction};
 use crate::port::{MAX_INLINE, MAX_MTU, MAX_RD_ATOMIC, MAX_SGE, MAX_WR};
 
 /// A QP to create.
@@ -59,13 +59,13 @@ fn check_caps(caps: &QpCap, has_srq: bool) -> Result<(), Errno> {
 
 /// Creates a QP. Returns its QPN and capacities.
 fn make(
-    run: &mut Run<'_>,
+    txn: &mut Transaction<'_>,
     handle: u32,
     request: Request,
     driver: Sink,
     driver_in: usize,
 ) -> Result<(u32, QpCap), Errno> {
-    let state = &mut *run.state;
+    let state = &mut *txn.state;
     let init = |sink| -> Result<QpInit, Errno> {
         let caps = &request.caps;
         Ok(QpInit {
@@ -121,7 +121,7 @@ fn make(
     Ok((created.qpn, caps))
 }
 
-pub(super) fn create(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn create(txn: &mut Transaction<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
     let caps: QpCap = call.value(QpCreate::CAP.id())?;
     let user_handle: u64 = call.value(QpCreate::USER_HANDLE.id())?;
     let qp_type = QpType(call.constant(QpCreate::TYPE.id())? as u32);
@@ -157,13 +157,13 @@ pub(super) fn create(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Errno
         return Err(Errno::OPNOTSUPP);
     }
     let srq = has(QpCreate::SRQ_HANDLE.id()).then(|| call.handle(QpCreate::SRQ_HANDLE.id())).transpose()?;
-    let events = call.channel(run.state, QpCreate::EVENT_FD.id(), Kind::Async)?;
-    let events = events.or_else(|| run.state.default_events());
+    let events = call.channel(txn.state, QpCreate::EVENT_FD.id(), Kind::Async)?;
+    let events = events.or_else(|| txn.state.default_events());
     let request =
         Request { qp_type, pd, send_cq, recv_cq, srq, user_handle, caps, all_signaled, flags, events };
     let driver_in = call.source(bareverbs_uapi::method::UHW_IN).len();
     let handle = call.handle(QpCreate::HANDLE.id())?;
-    let (qpn, caps) = make(run, handle, request, call.sink(UHW_OUT), driver_in)?;
+    let (qpn, caps) = make(txn, handle, request, call.sink(UHW_OUT), driver_in)?;
     call.write_struct(QpCreate::RESP_CAP.id(), caps.as_bytes())?;
     call.write(QpCreate::RESP_QP_NUM.id(), qpn.as_bytes())?;
     call.mark_written(UHW_OUT);
@@ -173,9 +173,13 @@ pub(super) fn create(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Errno
 /// The flags of the extended command, which are those of `ib_qp_create_flags`.
 const FLAGS: u32 = 0xf1e;
 
-fn create_of(run: &mut Run<'_>, command: &mut Command<'_>, request: &ExCreateQp) -> Result<(), Errno> {
+fn create_of(
+    txn: &mut Transaction<'_>,
+    command: &mut Command<'_>,
+    request: &ExCreateQp,
+) -> Result<(), Errno> {
     let qp_type = QpType(request.qp_type.into());
-    let handle = run.reserve(ObjectClass::QP)?;
+    let handle = txn.reserve(ObjectClass::QP)?;
     if request.comp_mask.contains(CreateQpMask::IND_TABLE) {
         return Err(Errno::INVAL);
     }
@@ -188,13 +192,13 @@ fn create_of(run: &mut Run<'_>, command: &mut Command<'_>, request: &ExCreateQp)
         0 => None,
         _ if qp_type == QpType::XRC_INI => None,
         _ => {
-            run.state.srq(request.srq_handle)?;
+            txn.state.srq(request.srq_handle)?;
             Some(request.srq_handle)
         }
     };
-    run.state.cq(request.recv_cq_handle)?;
-    run.state.cq(request.send_cq_handle)?;
-    run.state.pd(request.pd_handle)?;
+    txn.state.cq(request.recv_cq_handle)?;
+    txn.state.cq(request.send_cq_handle)?;
+    txn.state.pd(request.pd_handle)?;
     if request.create_flags.bits() & !FLAGS != 0 {
         return Err(Errno::INVAL);
     }
@@ -215,9 +219,9 @@ fn create_of(run: &mut Run<'_>, command: &mut Command<'_>, request: &ExCreateQp)
         caps,
         all_signaled: request.sq_sig_all != 0,
         flags: request.create_flags,
-        events: run.state.default_events(),
+        events: txn.state.default_events(),
     };
-    let (qpn, caps) = make(run, handle, wanted, command.driver_output, command.driver_input.len())?;
+    let (qpn, caps) = make(txn, handle, wanted, command.driver_output, command.driver_input.len())?;
     let base = CreateQpResp {
         qp_handle: handle,
         qpn,
@@ -232,7 +236,7 @@ fn create_of(run: &mut Run<'_>, command: &mut Command<'_>, request: &ExCreateQp)
     command.respond(&ExCreateQpResp { base, comp_mask: 0, response_length })
 }
 
-pub(super) fn create_by_command(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn create_by_command(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let request: CreateQpReq = command.request()?;
     let request = ExCreateQp {
         user_handle: request.user_handle,
@@ -250,28 +254,28 @@ pub(super) fn create_by_command(run: &mut Run<'_>, command: &mut Command<'_>) ->
         is_srq: request.is_srq,
         ..ExCreateQp::zeroed()
     };
-    create_of(run, command, &request)
+    create_of(txn, command, &request)
 }
 
-pub(super) fn create_extended(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn create_extended(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let request: ExCreateQp = command.request()?;
     if request.comp_mask.bits() & !CreateQpMask::IND_TABLE.bits() != 0 || request.reserved != 0 {
         return Err(Errno::INVAL);
     }
-    create_of(run, command, &request)
+    create_of(txn, command, &request)
 }
 
 /// The attributes that all kernels know.
 const STANDARD: u32 = (1 << 21) - 1;
 
-pub(super) fn modify(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn modify(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let request: ModifyQpReq = command.request()?;
-    modify_to(run, request)
+    modify_to(txn, request)
 }
 
-pub(super) fn modify_extended(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn modify_extended(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let request: ExModifyQp = command.request()?;
-    modify_to(run, request.base)?;
+    modify_to(txn, request.base)?;
     let response_length = command.response_length(size_of::<ExModifyQpResp>());
     command.respond(&ExModifyQpResp { comp_mask: 0, response_length })
 }
@@ -302,12 +306,12 @@ fn transport_state(state: QpState) -> Option<State> {
     })
 }
 
-fn modify_to(run: &mut Run<'_>, mut request: ModifyQpReq) -> Result<(), Errno> {
+fn modify_to(txn: &mut Transaction<'_>, mut request: ModifyQpReq) -> Result<(), Errno> {
     if request.attr_mask.bits() & !STANDARD != 0 {
         return Err(Errno::OPNOTSUPP);
     }
-    let port = Arc::clone(&run.state.port);
-    let qp = run.state.qp_mut(request.qp_handle)?;
+    let port = Arc::clone(&txn.state.port);
+    let qp = txn.state.qp_mut(request.qp_handle)?;
     complete_ports(&mut request, qp)?;
     let mask = request.attr_mask;
     let is_state = |state: QpState| state.0 <= QpState::ERR.0;
@@ -479,10 +483,10 @@ fn rounded(depth: u8) -> u8 {
     }
 }
 
-pub(super) fn query(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn query(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let QueryQpReq { qp_handle, .. } = command.request()?;
-    let qp = run.state.qp(qp_handle)?;
-    let (state, (rq_psn, sq_psn)) = run.state.port.with(|engine| {
+    let qp = txn.state.qp(qp_handle)?;
+    let (state, (rq_psn, sq_psn)) = txn.state.port.with(|engine| {
         let state = engine.qp_state(qp.qpn).ok_or(Errno::INVAL)?;
         Ok((state_of(state), engine.psns(qp.qpn)))
     })?;
@@ -521,7 +525,7 @@ pub(super) fn query(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), 
 const MAX_ALLOCATION: usize = 4 << 20;
 
 /// The doorbell. Work requests in the command are checked but not executed: rxe reads the ring.
-pub(super) fn post_send(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn post_send(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let mut request = PostSendReq::new_zeroed();
     let len = size_of::<PostSendReq>();
     if command.input.len() < len {
@@ -544,7 +548,7 @@ pub(super) fn post_send(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<
     if wqes > MAX_ALLOCATION {
         return Err(Errno::NOMEM);
     }
-    let qpn = run.state.qp(request.qp_handle)?.qpn;
+    let qpn = txn.state.qp(request.qp_handle)?.qpn;
     let mut used = 0_u64;
     for at in 0..request.wr_count as usize {
         let mut bytes = [0; size_of::<SendWr>()];
@@ -555,7 +559,7 @@ pub(super) fn post_send(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<
             return Err(Errno::INVAL);
         }
     }
-    let result = run.state.port.with(|engine| engine.post_send(qpn));
+    let result = txn.state.port.with(|engine| engine.post_send(qpn));
     let bad_wr = if result.is_err() { request.wr_count } else { 0 };
     command.respond(&PostSendResp { bad_wr })?;
     result

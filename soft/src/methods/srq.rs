@@ -17,7 +17,7 @@ use super::cq::room;
 use super::exchange::Command;
 use crate::call::{Call, Sink};
 use crate::channel::{ChannelUse, Kind, ObjectSink};
-use crate::objects::{Object, Run, Srq};
+use crate::objects::{Object, Srq, Transaction};
 use crate::port::{MAX_SRQ_SGE, MAX_WR};
 
 /// An SRQ to create.
@@ -32,8 +32,8 @@ struct Request {
 }
 
 /// Creates an SRQ. Returns the maximum numbers of its receives and of their SGEs.
-fn make(run: &mut Run<'_>, handle: u32, request: Request, driver: Sink) -> Result<(u32, u32), Errno> {
-    let pd = *run.state.pd(request.pd_handle)?;
+fn make(txn: &mut Transaction<'_>, handle: u32, request: Request, driver: Sink) -> Result<(u32, u32), Errno> {
+    let pd = *txn.state.pd(request.pd_handle)?;
     if driver.len < size_of::<DriverResp>() {
         return Err(Errno::INVAL);
     }
@@ -45,18 +45,18 @@ fn make(run: &mut Run<'_>, handle: u32, request: Request, driver: Sink) -> Resul
     }
     let max_sge = request.max_sge.max(1);
     let sink = Arc::new(ObjectSink::new(request.events, request.user_handle));
-    let created = run
+    let created = txn
         .state
         .port
         .with(|engine| engine.create_srq(pd, request.max_wr, max_sge, request.limit, Arc::clone(&sink)));
     let (id, memory) = created?;
-    let mi = run.state.add_ring(&memory);
-    run.state.fill(handle, Object::Srq(Srq { id, sink, ring: mi.offset }), &[request.pd_handle]);
+    let mi = txn.state.add_ring(&memory);
+    txn.state.fill(handle, Object::Srq(Srq { id, sink, ring: mi.offset }), &[request.pd_handle]);
     driver.write(0, DriverResp { mi, srq_num: id, reserved: 0 }.as_bytes())?;
     Ok((room(request.max_wr), max_sge))
 }
 
-pub(super) fn create(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
+pub(super) fn create(txn: &mut Transaction<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
     let max_sge = call.value(SrqCreate::MAX_SGE.id())?;
     let max_wr = call.value(SrqCreate::MAX_WR.id())?;
     let limit = call.value(SrqCreate::LIMIT.id())?;
@@ -73,55 +73,59 @@ pub(super) fn create(run: &mut Run<'_>, call: &mut Call<'_>) -> Result<(), Errno
         }
         _ => return Err(Errno::INVAL),
     }
-    let events = call.channel(run.state, SrqCreate::EVENT_FD.id(), Kind::Async)?;
-    let events = events.or_else(|| run.state.default_events());
+    let events = call.channel(txn.state, SrqCreate::EVENT_FD.id(), Kind::Async)?;
+    let events = events.or_else(|| txn.state.default_events());
     let pd_handle = call.handle(SrqCreate::PD_HANDLE.id())?;
     let request = Request { pd_handle, user_handle, srq_type, max_wr, max_sge, limit, events };
     let handle = call.handle(SrqCreate::HANDLE.id())?;
-    let (max_wr, max_sge) = make(run, handle, request, call.sink(UHW_OUT))?;
+    let (max_wr, max_sge) = make(txn, handle, request, call.sink(UHW_OUT))?;
     call.write(SrqCreate::RESP_MAX_WR.id(), max_wr.as_bytes())?;
     call.write(SrqCreate::RESP_MAX_SGE.id(), max_sge.as_bytes())?;
     call.mark_written(UHW_OUT);
     Ok(())
 }
 
-fn create_of(run: &mut Run<'_>, command: &mut Command<'_>, request: CreateXsrqReq) -> Result<(), Errno> {
-    let handle = run.reserve(ObjectClass::SRQ)?;
+fn create_of(
+    txn: &mut Transaction<'_>,
+    command: &mut Command<'_>,
+    request: CreateXsrqReq,
+) -> Result<(), Errno> {
+    let handle = txn.reserve(ObjectClass::SRQ)?;
     let srq_type = request.srq_type;
     if srq_type == SrqType::XRC {
         // There are no XRC domains.
         return Err(Errno::INVAL);
     }
     if srq_type == SrqType::TM {
-        run.state.cq(request.cq_handle)?;
+        txn.state.cq(request.cq_handle)?;
     }
     let CreateXsrqReq { user_handle, pd_handle, max_wr, max_sge, srq_limit: limit, .. } = request;
-    let events = run.state.default_events();
+    let events = txn.state.default_events();
     let request = Request { pd_handle, user_handle, srq_type, max_wr, max_sge, limit, events };
-    let (max_wr, max_sge) = make(run, handle, request, command.driver_output)?;
+    let (max_wr, max_sge) = make(txn, handle, request, command.driver_output)?;
     command.respond(&CreateSrqResp { srq_handle: handle, max_wr, max_sge, srqn: 0, driver_data: [] })
 }
 
-pub(super) fn create_by_command(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn create_by_command(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let CreateSrqReq { user_handle, pd_handle, max_wr, max_sge, srq_limit, .. } = command.request()?;
     let basic = CreateXsrqReq { srq_type: SrqType::BASIC, ..CreateXsrqReq::zeroed() };
-    create_of(run, command, CreateXsrqReq { user_handle, pd_handle, max_wr, max_sge, srq_limit, ..basic })
+    create_of(txn, command, CreateXsrqReq { user_handle, pd_handle, max_wr, max_sge, srq_limit, ..basic })
 }
 
-pub(super) fn create_of_type(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn create_of_type(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let request = command.request()?;
-    create_of(run, command, request)
+    create_of(txn, command, request)
 }
 
-pub(super) fn modify(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn modify(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let ModifySrqReq { srq_handle, attr_mask, max_wr, srq_limit, .. } = command.request()?;
-    let id = run.state.srq(srq_handle)?.id;
+    let id = txn.state.srq(srq_handle)?.id;
     let mut driver = ModifySrqCmd::new_zeroed();
     if command.driver_input.len() < size_of::<ModifySrqCmd>() {
         return Err(Errno::INVAL);
     }
     command.driver_input.read(0, driver.as_mut_bytes())?;
-    let port = std::sync::Arc::clone(&run.state.port);
+    let port = std::sync::Arc::clone(&txn.state.port);
     let (size, _, limit) = port.with(|engine| engine.srq(id).ok_or(Errno::INVAL))?;
     let resizes = attr_mask.contains(SrqAttrMask::MAX_WR);
     let limits = attr_mask.contains(SrqAttrMask::LIMIT);
@@ -136,8 +140,8 @@ pub(super) fn modify(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(),
         // After the resize, no error may keep the program from its new queue.
         sink.write(0, MmapInfo::zeroed().as_bytes())?;
         let memory = port.with(|engine| engine.resize_srq(id, max_wr))?;
-        let mi = run.state.add_ring(&memory);
-        run.state.replace_srq_ring(srq_handle, mi.offset);
+        let mi = txn.state.add_ring(&memory);
+        txn.state.replace_srq_ring(srq_handle, mi.offset);
         sink.write(0, mi.as_bytes())?;
     }
     if limits {
@@ -146,9 +150,9 @@ pub(super) fn modify(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(),
     Ok(())
 }
 
-pub(super) fn query(run: &mut Run<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
+pub(super) fn query(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     let QuerySrqReq { srq_handle, .. } = command.request()?;
-    let id = run.state.srq(srq_handle)?.id;
-    let (max_wr, max_sge, srq_limit) = run.state.port.with(|engine| engine.srq(id).ok_or(Errno::INVAL))?;
+    let id = txn.state.srq(srq_handle)?.id;
+    let (max_wr, max_sge, srq_limit) = txn.state.port.with(|engine| engine.srq(id).ok_or(Errno::INVAL))?;
     command.respond(&QuerySrqResp { max_wr, max_sge, srq_limit, reserved: 0 })
 }

@@ -122,7 +122,7 @@ fn packets_of_rxe_are_decoded_and_damaged_ones_are_not() {
         let last = frame.len() - 6;
         frame[last] ^= 1;
         let (_, damaged) = datagram(&frame);
-        assert_eq!(decode(destination, &damaged), Err(Damage::Corrupt));
+        assert_eq!(decode(destination, &damaged), Err(DecodeError::Corrupt));
     }
 }
 

@@ -16,13 +16,13 @@ use super::{Inbox, UdpWire};
 
 /// A thread that waits for the packets of a wire and for timers. It ends when this is dropped.
 pub(crate) struct WireThread {
-    shared: Arc<Shared>,
+    poller: Arc<Poller>,
     thread: Option<JoinHandle<()>>,
     fork_guard: ForkGuard,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct Poller {
     wire: Arc<UdpWire>,
     wake: OwnedFd,
     stopped: AtomicBool,
@@ -30,7 +30,7 @@ struct Shared {
 
 impl fmt::Debug for WireThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WireThread").field("wire", &self.shared.wire.address()).finish_non_exhaustive()
+        f.debug_struct("WireThread").field("wire", &self.poller.wire.address()).finish_non_exhaustive()
     }
 }
 
@@ -43,18 +43,18 @@ impl WireThread {
     ) -> Result<Self, Errno> {
         let fork_guard = ForkGuard::new()?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let shared = Arc::new(Shared { wire, wake, stopped: AtomicBool::new(false) });
+        let poller = Arc::new(Poller { wire, wake, stopped: AtomicBool::new(false) });
         let thread = thread::Builder::new().name("bareverbs-wire".into()).spawn({
-            let shared = Arc::clone(&shared);
-            move || shared.serve(run)
+            let poller = Arc::clone(&poller);
+            move || poller.serve(run)
         });
         let thread = thread.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
-        Ok(Self { shared, thread: Some(thread), fork_guard })
+        Ok(Self { poller, thread: Some(thread), fork_guard })
     }
 
     /// Has the thread call `run` soon.
     pub(crate) fn wake(&self) {
-        self.shared.wake();
+        self.poller.wake();
     }
 }
 
@@ -65,8 +65,8 @@ impl Drop for WireThread {
             std::mem::forget(self.thread.take());
             return;
         }
-        self.shared.stopped.store(true, Ordering::Release);
-        self.shared.wake();
+        self.poller.stopped.store(true, Ordering::Release);
+        self.poller.wake();
         // The thread itself may drop the last reference to a device.
         if let Some(thread) =
             self.thread.take().filter(|thread| thread.thread().id() != thread::current().id())
@@ -76,7 +76,7 @@ impl Drop for WireThread {
     }
 }
 
-impl Shared {
+impl Poller {
     fn wake(&self) {
         // Fails if the counter is at its maximum: the thread is about to wake.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());

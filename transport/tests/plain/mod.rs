@@ -117,7 +117,7 @@ impl Device for Plain {
         refused_invalidate: Status::RemoteAccess,
         receive_flush_interval: 2_000_000,
         adaptive_window: true,
-        turn: 32,
+        packets_per_turn: 32,
     };
     type Queues = PlainQueues;
     type Local = Local;
@@ -425,9 +425,8 @@ impl Pair {
                 continue;
             }
             // A QP in ERR polls for receives without end.
-            let deadlines = [0, 1].map(|side| {
-                self.sides[side].qps.next_deadline().filter(|_| self.state(side) != State::Error)
-            });
+            let deadlines = [0, 1]
+                .map(|side| self.sides[side].qps.next_timer().filter(|_| self.state(side) != State::Error));
             match deadlines.into_iter().flatten().min() {
                 Some(deadline) => self.now = self.now.max(deadline),
                 None => return,

@@ -252,7 +252,7 @@ impl Pair {
             }
             // QPs in ERR poll for receives without end.
             let quiet = self.qps.iter().any(|qp| self.engine.qp_attributes(*qp).unwrap().0 == State::Error);
-            match self.engine.next_deadline() {
+            match self.engine.next_timer() {
                 Some(deadline) if !quiet && deadline <= end => self.now = self.now.max(deadline),
                 _ if end == u64::MAX => return,
                 _ => {

@@ -30,7 +30,7 @@ fn registrations_are_checked() {
         assert_eq!(register(MrAttr { access, ..read_only }), Err(Errno::FAULT));
     }
     let mr = peer.with(|engine| engine.register(read_only.prepare()?)).unwrap();
-    let widen = |engine: &mut Engine| engine.reregister(mr.id, None, None, Some(AccessFlags::LOCAL_WRITE));
+    let widen = |engine: &mut Engine| engine.reregister(mr.id, None, Some(AccessFlags::LOCAL_WRITE));
     assert_eq!(peer.with(widen), Err(Errno::ACCESS));
 }
 
@@ -43,7 +43,7 @@ fn deregistered_keys_and_those_of_another_pd_are_invalid() {
     pair.qa.post(1, Operation::Write(remote), &[pair.a.sge(0, 8)]);
     assert_eq!(pair.a.drain(), [(1, OK)]);
     assert_eq!(b.with(|engine| engine.mr(mr.id)).map(|(found, _)| found), Some(mr));
-    b.with(|engine| engine.reregister(mr.id, None, Some(PD + 1), None)).unwrap();
+    b.with(|engine| engine.reregister(mr.id, Some(PD + 1), None)).unwrap();
     pair.qa.post(2, Operation::Write(remote), &[pair.a.sge(0, 8)]);
     assert_eq!(pair.a.drain(), [(2, WcStatus::REM_ACCESS_ERR)]);
 
@@ -135,7 +135,7 @@ fn destroyed_qp_releases_its_windows() {
 fn bind_without_the_right_fails() {
     let mut pair = Pair::rc();
     let rights = AccessFlags::LOCAL_WRITE;
-    pair.b.with(|engine| engine.reregister(pair.b.mr.id, None, None, Some(rights))).unwrap();
+    pair.b.with(|engine| engine.reregister(pair.b.mr.id, None, Some(rights))).unwrap();
     let (_, rkey) = window(&pair.b, MwType::TYPE_2);
     let status = bind(&mut pair.b, &mut pair.qb, MwType::TYPE_2, rkey, AccessFlags::REMOTE_READ);
     assert_eq!(status, WcStatus::WR_FLUSH_ERR);
