@@ -11,7 +11,7 @@ use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::uverbs::{AdviseMr, DmMrReg, InvokeWrite, ObjectClass};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-use crate::channel::{ChannelUse, Kind};
+use crate::channel::{ChannelKind, ChannelUse};
 use crate::objects::{ContextState, Transaction, is_class};
 use crate::user;
 
@@ -314,7 +314,7 @@ impl<'c> Call<'c> {
         &self,
         state: &ContextState,
         id: u16,
-        kind: Kind,
+        kind: ChannelKind,
     ) -> Result<Option<ChannelUse>, Errno> {
         let Ok(attribute) = self.get(id) else { return Ok(None) };
         channel_of(state, kind, attribute.raw.data as i32).map(Some)
@@ -433,10 +433,10 @@ fn source(raw: &Attribute) -> Source<'static> {
 }
 
 /// The kind of channel that objects of a class are.
-fn channel_kind(class: u16) -> Result<Kind, Errno> {
+fn channel_kind(class: u16) -> Result<ChannelKind, Errno> {
     match ObjectClass(class) {
-        ObjectClass::COMP_CHANNEL => Ok(Kind::Completion),
-        ObjectClass::ASYNC_EVENT => Ok(Kind::Async),
+        ObjectClass::COMP_CHANNEL => Ok(ChannelKind::Completion),
+        ObjectClass::ASYNC_EVENT => Ok(ChannelKind::Async),
         _ => Err(Errno::INVAL),
     }
 }
@@ -446,7 +446,7 @@ fn channel_kind(class: u16) -> Result<Kind, Errno> {
 /// # Errors
 ///
 /// `EBADF`.
-pub(crate) fn channel_of(state: &ContextState, kind: Kind, fd: i32) -> Result<ChannelUse, Errno> {
+pub(crate) fn channel_of(state: &ContextState, kind: ChannelKind, fd: i32) -> Result<ChannelUse, Errno> {
     if fd < 0 {
         return Err(Errno::BADF);
     }

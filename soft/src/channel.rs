@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use bareverbs_uapi::verbs_values::EventType;
 use bareverbs_uapi::write::structs::{AsyncEventDesc, CompEventDesc};
@@ -17,14 +17,16 @@ use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use zerocopy::IntoBytes;
 
+use crate::sys::lock;
+
 /// The contents of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ChannelKind {
     Completion,
     Async,
 }
 
-impl Kind {
+impl ChannelKind {
     /// Length of a record in bytes.
     const fn record(self) -> usize {
         match self {
@@ -37,7 +39,7 @@ impl Kind {
 /// The device's end of a channel.
 #[derive(Debug)]
 pub(crate) struct Channel {
-    kind: Kind,
+    kind: ChannelKind,
     /// `None` once the channel has ended.
     sender: Mutex<Option<OwnedFd>>,
     /// Device number and inode of the program's end.
@@ -69,10 +71,6 @@ pub(crate) struct ChannelUse {
     reader: Arc<OwnedFd>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Device number and inode of an open file.
 fn identity(fd: BorrowedFd<'_>) -> Result<(u64, u64), Errno> {
     let stat = fstat(fd)?;
@@ -85,7 +83,7 @@ impl Channel {
     /// # Errors
     ///
     /// `EMFILE`, `ENFILE` or `ENOMEM`.
-    pub(crate) fn new(kind: Kind) -> Result<(Arc<Self>, OwnedFd), Errno> {
+    pub(crate) fn new(kind: ChannelKind) -> Result<(Arc<Self>, OwnedFd), Errno> {
         let flags = SocketFlags::CLOEXEC;
         let (program, device) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let identity = identity(program.as_fd())?;
@@ -94,7 +92,7 @@ impl Channel {
         Ok((Arc::new(Self { kind, sender, identity, reader, events: Mutex::default() }), program))
     }
 
-    pub(crate) fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> ChannelKind {
         self.kind
     }
 
@@ -331,7 +329,7 @@ mod tests {
     use super::*;
 
     fn completion_channel() -> (ChannelUse, OwnedFd) {
-        let (channel, program) = Channel::new(Kind::Completion).unwrap();
+        let (channel, program) = Channel::new(ChannelKind::Completion).unwrap();
         (channel.used(program.as_fd()).unwrap(), program)
     }
 
@@ -388,7 +386,7 @@ mod tests {
 
     #[test]
     fn channel_end_follows_the_queued_events() {
-        let (channel, program) = Channel::new(Kind::Async).unwrap();
+        let (channel, program) = Channel::new(ChannelKind::Async).unwrap();
         channel.raise_of_port(1, EventType::DEVICE_FATAL);
         channel.end();
         let mut record = [0; 16];
@@ -399,8 +397,8 @@ mod tests {
 
     #[test]
     fn channel_knows_its_descriptor_and_notices_its_close() {
-        let (channel, program) = Channel::new(Kind::Async).unwrap();
-        let (other, other_program) = Channel::new(Kind::Async).unwrap();
+        let (channel, program) = Channel::new(ChannelKind::Async).unwrap();
+        let (other, other_program) = Channel::new(ChannelKind::Async).unwrap();
         assert!(channel.is(program.as_fd()) && !channel.is(other_program.as_fd()));
         assert!(!other.is_closed());
         let used = other.used(other_program.as_fd()).unwrap();

@@ -1,18 +1,20 @@
 //! Soft devices.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::values::Guid;
 
+use crate::address_error::AddressError;
 use crate::fabric::Fabric;
 use crate::file::Context;
 use crate::objects::Resources;
 use crate::port::Port;
-use crate::wire::{Dropped, WireError};
+use crate::sys::lock;
+use crate::wire::Dropped;
 
 /// A soft device, a RoCE v2 device in this process: one port on a [`Fabric`]. Clones are the same device.
 ///
@@ -26,11 +28,6 @@ pub struct SoftDevice {
     name: Arc<str>,
     files: Arc<Mutex<Vec<Weak<Context>>>>,
 }
-
-/// Another device of the fabric has this address or its link-local GID.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a device of this fabric has the address {0} or its link-local GID")]
-pub struct AddressInUse(pub IpAddr);
 
 impl SoftDevice {
     /// Adds a device with the lowest free address of 127.0.0.0/8.
@@ -51,20 +48,20 @@ impl SoftDevice {
     ///
     /// # Errors
     ///
-    /// [`AddressInUse`].
+    /// [`AddressError::OnFabric`].
     ///
     /// # Panics
     ///
     /// In a forked child of the process that created the fabric, and if the kernel has mapped no page with
     /// `MADV_WIPEONFORK` for the fabric.
-    pub fn with_address(fabric: &Fabric, address: IpAddr) -> Result<Self, AddressInUse> {
+    pub fn with_address(fabric: &Fabric, address: IpAddr) -> Result<Self, AddressError> {
         let name = match address {
             IpAddr::V4(v4) if v4.is_loopback() && v4 >= Ipv4Addr::LOCALHOST => {
                 format!("soft{}", u32::from(v4) - u32::from(Ipv4Addr::LOCALHOST))
             }
             _ => format!("soft-{address}"),
         };
-        Ok(Self::of(Port::new(fabric, address).ok_or(AddressInUse(address))?, name))
+        Ok(Self::of(Port::new(fabric, address)?, name))
     }
 
     /// Adds a device that also reaches other processes and hosts: it sends and receives RoCE v2 on UDP port
@@ -84,14 +81,15 @@ impl SoftDevice {
     ///
     /// # Errors
     ///
-    /// [`WireError::InUse`] if another soft device has this address, or `rdma_rxe` has the port.
-    /// [`WireError::NotLocal`] if no network interface has the address. [`WireError::System`].
+    /// [`AddressError::OnFabric`]; [`AddressError::InUse`] if another soft device has this address, or
+    /// `rdma_rxe` has the port.
+    /// [`AddressError::NotLocal`] if no network interface has the address. [`AddressError::System`].
     ///
     /// # Panics
     ///
     /// In a forked child of the process that created the fabric, and if the kernel has mapped no page with
     /// `MADV_WIPEONFORK` for the fabric.
-    pub fn bind(fabric: &Fabric, address: IpAddr) -> Result<Self, WireError> {
+    pub fn bind(fabric: &Fabric, address: IpAddr) -> Result<Self, AddressError> {
         Port::bind(fabric, address).map(|port| Self::of(port, format!("soft:{address}")))
     }
 
@@ -144,7 +142,7 @@ impl SoftDevice {
             return Err(refused(Errno::STALE));
         }
         let context = Arc::new(Context::new(Arc::clone(&self.port)).map_err(refused)?);
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = lock(&self.files);
         // Under the lock: a removal ends all files that it finds.
         if self.port.is_removed() {
             return Err(refused(Errno::NXIO));
@@ -160,7 +158,7 @@ impl SoftDevice {
         if !self.port.is_own() {
             return Resources::default();
         }
-        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = lock(&self.files);
         let mut all = Resources::default();
         files.iter().filter_map(Weak::upgrade).for_each(|file| file.count(&mut all));
         all
@@ -173,7 +171,7 @@ impl SoftDevice {
         if !self.port.is_own() {
             return;
         }
-        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = lock(&self.files);
         if self.port.remove() {
             files.iter().filter_map(Weak::upgrade).for_each(|file| file.end());
         }

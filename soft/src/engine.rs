@@ -36,7 +36,7 @@ use crate::channel::{CqSink, ObjectSink};
 use crate::wire::UdpWire;
 use address::{Ah, PortAddress, address_vector, udp_source};
 use completion::Cq;
-pub(crate) use memory::{Mr, MrAttr, PreparedMr, is_written};
+pub(crate) use memory::{Mr, MrAttr, PreparedMr, check_rights, known_rights};
 use port::EnginePort;
 pub(crate) use queue::QueueMemory;
 use queues::{QpQueues, Receives};

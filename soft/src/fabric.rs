@@ -22,8 +22,10 @@ use bareverbs_provider::Errno;
 use bareverbs_provider::process::ForkGuard;
 use bareverbs_transport::packet::{Global, Packet};
 
+use crate::address_error::AddressError;
 use crate::engine::Engine;
-use crate::wire::{UdpWire, WireError, WireThread, gid};
+use crate::sys::lock;
+use crate::wire::{UdpWire, WireThread, gid};
 
 /// How long a call runs the devices, about. The timer thread, or the thread of a wire, does the work that is
 /// left. A backlog, or a program that posts without end on another thread, thus can't keep the caller.
@@ -120,10 +122,10 @@ impl Fabric {
 
     /// Adds a device whose packets to other processes and hosts go over UDP port 4791 of an IP address.
     /// Returns its number on the fabric, and its MTU in bytes.
-    pub(crate) fn add_udp_device(&self, address: IpAddr, mac: [u8; 6]) -> Result<(u32, u32), WireError> {
+    pub(crate) fn add_udp_device(&self, address: IpAddr, mac: [u8; 6]) -> Result<(u32, u32), AddressError> {
         let wire = Arc::new(UdpWire::bind(address)?);
         let mtu = wire.mtu();
-        let device = self.add_device(vec![gid(address)], mac).ok_or(WireError::InUse { address })?;
+        let device = self.add_device(vec![gid(address)], mac).ok_or(AddressError::OnFabric { address })?;
         if let Some(engine) = &mut self.0.lock().devices[device as usize] {
             engine.connect(Arc::clone(&wire));
         }
@@ -138,7 +140,7 @@ impl Fabric {
             }
             Err(errno) => {
                 self.remove_device(device, &AtomicBool::new(false));
-                Err(WireError::System { address, errno })
+                Err(AddressError::System { address, errno })
             }
         }
     }
@@ -216,7 +218,7 @@ impl Fabric {
 impl FabricInner {
     fn lock(&self) -> MutexGuard<'_, FabricState> {
         // A panic is caught while the lock is held, so the lock is never poisoned by one in an engine.
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Makes the timer thread run the devices at `next`, or end.

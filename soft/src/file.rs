@@ -3,7 +3,7 @@
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::device::Backend;
@@ -16,6 +16,7 @@ use crate::methods;
 use crate::methods::command;
 use crate::objects::{ContextState, Resources, Transaction};
 use crate::port::Port;
+use crate::sys::lock;
 
 /// An open device.
 pub(crate) struct Context {
@@ -42,7 +43,7 @@ impl Context {
     /// Calls `f`. After a panic, this and all later calls are `EIO`.
     fn with<R>(&self, f: impl FnOnce(&mut ContextState) -> Result<R, Errno>) -> Result<R, Errno> {
         // A panic is caught while the lock is held.
-        let mut place = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = lock(&self.state);
         let state = place.as_mut().ok_or(Errno::IO)?;
         match catch_unwind(AssertUnwindSafe(|| f(state))) {
             Ok(result) => result,

@@ -13,8 +13,10 @@
 //! | `engine` | the data path: rings, memory keys, and the transport's [`Device`](bareverbs_transport::Device) |
 //! | `fabric` | devices on one wire under one lock, and time |
 //! | `wire` | packets of RoCE v2 over UDP sockets |
+//! | `address_error`, `sys` | [`AddressError`]; locks and errors of the C library |
 #![deny(missing_debug_implementations)]
 
+mod address_error;
 mod call;
 mod channel;
 mod device;
@@ -24,10 +26,12 @@ mod file;
 mod methods;
 mod objects;
 mod port;
+mod sys;
 mod user;
 mod wire;
 
-pub use device::{AddressInUse, SoftDevice};
+pub use address_error::AddressError;
+pub use device::SoftDevice;
 pub use fabric::Fabric;
 pub use objects::Resources;
-pub use wire::{Dropped, WireError};
+pub use wire::Dropped;

@@ -3,12 +3,12 @@
 pub(crate) mod command;
 mod cq;
 mod device;
-mod exchange;
 mod memory;
 mod path;
 mod qp;
 mod srq;
-mod transition;
+mod state_table;
+mod write_command;
 
 use bareverbs_provider::Errno;
 use bareverbs_uapi::uverbs::{

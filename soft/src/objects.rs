@@ -13,7 +13,7 @@ use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 use bareverbs_uapi::verbs_values::EventType;
 use bareverbs_uapi::write::structs::ModifyQpReq;
 
-use crate::channel::{Channel, ChannelUse, CqSink, Kind, ObjectSink};
+use crate::channel::{Channel, ChannelKind, ChannelUse, CqSink, ObjectSink};
 use crate::engine::QueueMemory;
 use crate::port::{PORT, Port};
 
@@ -28,12 +28,7 @@ pub(crate) enum Object {
     Qp(Box<Qp>),
     Srq(Srq),
     Ah(u32),
-    Mr {
-        /// Of the engine.
-        id: u32,
-        /// Whether the memory was found writable.
-        is_writable: bool,
-    },
+    Mr(u32),
     Mw(u32),
 }
 
@@ -173,19 +168,7 @@ impl ContextState {
         cq, CQ, Cq => Cq;
         qp, QP, Qp => Box<Qp>;
         srq, SRQ, Srq => Srq;
-    }
-
-    /// A region's number in the engine, and whether its memory was found writable.
-    ///
-    /// # Errors
-    ///
-    /// As for [`qp`](Self::qp).
-    pub(crate) fn mr(&self, handle: u32) -> Result<(u32, bool), Errno> {
-        self.find(ObjectClass::MR, handle.into())?;
-        match self.slots.get(&handle).and_then(|slot| slot.object.as_ref()) {
-            Some(Object::Mr { id, is_writable }) => Ok((*id, *is_writable)),
-            _ => Err(Errno::NOENT),
-        }
+        mr, MR, Mr => u32;
     }
 
     /// # Errors
@@ -312,7 +295,7 @@ impl ContextState {
                 reported.asynchronous = srq.sink.close();
             }
             Some(Object::Ah(ah)) => self.port.run(|engine| engine.destroy_ah(*ah))?,
-            Some(Object::Mr { id, .. }) => self.port.with(|engine| engine.deregister(*id))?,
+            Some(Object::Mr(mr)) => self.port.with(|engine| engine.deregister(*mr))?,
             Some(Object::Mw(mw)) => self.port.with(|engine| engine.free_window(*mw))?,
         }
         Ok(reported)
@@ -336,8 +319,8 @@ impl ContextState {
     /// The handles of a class. A descriptor's is 0.
     pub(crate) fn handles(&self, class: ObjectClass) -> Vec<u32> {
         let kind = match class {
-            ObjectClass::COMP_CHANNEL => Kind::Completion,
-            ObjectClass::ASYNC_EVENT => Kind::Async,
+            ObjectClass::COMP_CHANNEL => ChannelKind::Completion,
+            ObjectClass::ASYNC_EVENT => ChannelKind::Async,
             _ => {
                 let objects = self.slots.iter().filter(|(_, slot)| slot.class == class);
                 return objects
@@ -358,7 +341,7 @@ impl ContextState {
         program: BorrowedFd<'_>,
     ) -> Result<(), Errno> {
         self.channels.retain(|channel| Arc::strong_count(channel) > 1 || !channel.is_closed());
-        if channel.kind() == Kind::Async && self.default_events.is_none() {
+        if channel.kind() == ChannelKind::Async && self.default_events.is_none() {
             self.default_events = Some(channel.used(program)?);
         }
         self.channels.push(channel);
@@ -370,7 +353,7 @@ impl ContextState {
     /// # Errors
     ///
     /// `EBADF` if it is not a channel of this kind in this context.
-    pub(crate) fn channel(&self, kind: Kind, fd: BorrowedFd<'_>) -> Result<ChannelUse, Errno> {
+    pub(crate) fn channel(&self, kind: ChannelKind, fd: BorrowedFd<'_>) -> Result<ChannelUse, Errno> {
         let known = self.channels.iter().find(|channel| channel.kind() == kind && channel.is(fd));
         known.ok_or(Errno::BADF)?.used(fd)
     }
@@ -450,7 +433,7 @@ impl ContextState {
     /// Tells the program that the device fails, and ends the channels.
     pub(crate) fn end(&mut self) {
         for channel in &self.channels {
-            if channel.kind() == Kind::Async {
+            if channel.kind() == ChannelKind::Async {
                 channel.raise_of_port(PORT, EventType::DEVICE_FATAL);
             }
             channel.end();
@@ -509,7 +492,7 @@ impl<'s> Transaction<'s> {
     /// # Errors
     ///
     /// `EINVAL` without a context, `EMFILE`.
-    pub(crate) fn new_channel(&mut self, kind: Kind) -> Result<i32, Errno> {
+    pub(crate) fn new_channel(&mut self, kind: ChannelKind) -> Result<i32, Errno> {
         self.state.need_context()?;
         let (channel, program) = Channel::new(kind)?;
         let fd = program.as_raw_fd();

@@ -13,9 +13,10 @@ use bareverbs_uapi::verbs_values::{
 use bareverbs_uapi::write::structs::{ExQueryDeviceResp, QueryDeviceResp, QueryPortResp};
 use bareverbs_uapi::write::types::DeviceCapFlags;
 
+use crate::address_error::AddressError;
 use crate::engine::{Engine, MAX_AH, MAX_CQ, MAX_QP, MAX_SRQ};
 use crate::fabric::Fabric;
-use crate::wire::{Dropped, UdpWire, WireError, gid};
+use crate::wire::{Dropped, UdpWire, gid};
 
 /// The only port of a device.
 pub(crate) const PORT: u32 = 1;
@@ -87,18 +88,18 @@ pub(crate) fn mac_of_gid(gid: [u8; 16]) -> [u8; 6] {
 
 impl Port {
     /// Adds a device to a fabric.
-    pub(crate) fn new(fabric: &Fabric, address: IpAddr) -> Option<Self> {
+    pub(crate) fn new(fabric: &Fabric, address: IpAddr) -> Result<Self, AddressError> {
         let mac = mac(address);
         let mut link_local = [0; 16];
         link_local[..2].copy_from_slice(&[0xfe, 0x80]);
         link_local[8..].copy_from_slice(&eui64(mac));
         let gids = vec![link_local, gid(address)];
-        let number = fabric.add_device(gids.clone(), mac)?;
-        Some(Self::of(fabric, number, address, gids, MAX_MTU))
+        let number = fabric.add_device(gids.clone(), mac).ok_or(AddressError::OnFabric { address })?;
+        Ok(Self::of(fabric, number, address, gids, MAX_MTU))
     }
 
     /// Adds a device with a UDP wire to a fabric.
-    pub(crate) fn bind(fabric: &Fabric, address: IpAddr) -> Result<Self, WireError> {
+    pub(crate) fn bind(fabric: &Fabric, address: IpAddr) -> Result<Self, AddressError> {
         let (number, mtu) = fabric.add_udp_device(address, mac(address))?;
         // Values of the ABI count the powers of two from 256 on.
         let mtu = Mtu(mtu.ilog2() as u8 - 7);

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 
+use crate::sys::last_errno;
+
 /// Whether `process_vm_readv` and `process_vm_writev` are unavailable.
 static FORBIDDEN: AtomicBool = AtomicBool::new(false);
 
@@ -70,10 +72,6 @@ fn copy(address: u64, mut copy: Copy<'_>) -> Result<(), Errno> {
         }
     }
     copy_by_file(address, own, len, matches!(copy, Copy::In(_)))
-}
-
-fn last_errno() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 /// Copies through a file: `read` and `write` check addresses too. Each copy has its own file, because a

@@ -24,7 +24,7 @@ use std::mem::ManuallyDrop;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bareverbs_provider::process::ForkGuard;
@@ -35,6 +35,8 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, Timeout};
 use rustix::net::{self, AddressFamily, SendFlags, SocketFlags, SocketType};
 
+use crate::address_error::AddressError;
+use crate::sys::{last_errno, lock};
 use interface::Interface;
 use receive::{Batch, Datagram};
 pub(crate) use thread::WireThread;
@@ -49,47 +51,6 @@ const RECEIVE_BUFFER: usize = 8 << 20;
 const SEND_TIMEOUT: Duration = Duration::from_millis(10);
 /// Length of a BTH in bytes.
 const BTH: usize = 12;
-
-/// A device can't use its address.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum WireError {
-    /// UDP port 4791 of the address is in use.
-    #[error(
-        "UDP port 4791 of {address} is in use (EADDRINUSE): another soft device has this address, or rdma_rxe \
-         has the port in this network namespace; use another address of this host, such as \
-         one of 127.0.0.0/8, or remove the rxe devices (bareverbs link delete) or the module rdma_rxe"
-    )]
-    InUse {
-        /// The address.
-        address: IpAddr,
-    },
-    /// No network interface has the address.
-    #[error("{address} is no address of this host (EADDRNOTAVAIL); use one that `ip address` lists")]
-    NotLocal {
-        /// The address.
-        address: IpAddr,
-    },
-    /// A socket could not be prepared. `EMSGSIZE`: the MTU of the network interface is
-    /// below 352 bytes; raise it.
-    #[error("opening UDP port 4791 of {address}: {errno}")]
-    System {
-        /// The address.
-        address: IpAddr,
-        /// The error number of the kernel.
-        errno: Errno,
-    },
-}
-
-impl WireError {
-    fn new(address: IpAddr, errno: Errno) -> Self {
-        match errno {
-            Errno::ADDRINUSE => Self::InUse { address },
-            Errno::ADDRNOTAVAIL => Self::NotLocal { address },
-            errno => Self::System { address, errno },
-        }
-    }
-}
 
 /// Packets that were not carried.
 #[derive(Debug, Default)]
@@ -136,8 +97,8 @@ struct SendState {
 
 impl UdpWire {
     /// Takes port 4791 of an address.
-    pub(crate) fn bind(address: IpAddr) -> Result<Self, WireError> {
-        Self::try_bind(address).map_err(|errno| WireError::new(address, errno))
+    pub(crate) fn bind(address: IpAddr) -> Result<Self, AddressError> {
+        Self::try_bind(address).map_err(|errno| AddressError::new(address, errno))
     }
 
     fn try_bind(address: IpAddr) -> Result<Self, Errno> {
@@ -219,7 +180,7 @@ impl UdpWire {
         if address_of(&global.source) != self.address || to.is_ipv4() != self.address.is_ipv4() {
             return Err(Errno::INVAL);
         }
-        let mut sender = locked(&self.sender);
+        let mut sender = lock(&self.sender);
         // rxe sends packets with a hop limit of 0, which a socket doesn't.
         let fields = (global.hop_limit.max(1), global.traffic_class);
         if sender.fields != Some(fields) {
@@ -240,7 +201,7 @@ impl UdpWire {
     /// Receives packets, without waiting: up to a limit of datagrams, in equal parts of all sockets.
     pub(crate) fn receive(&self, inbox: &mut Inbox) {
         let groups: Vec<_> =
-            locked(&self.groups).iter().map(|(group, socket)| (*group, Arc::clone(socket))).collect();
+            lock(&self.groups).iter().map(|(group, socket)| (*group, Arc::clone(socket))).collect();
         let groups = groups.iter().map(|(group, socket)| (*group, &**socket));
         let sockets: Vec<_> = groups.chain([(self.address, &self.socket)]).collect();
         let Inbox { packets, batch, next } = inbox;
@@ -289,7 +250,7 @@ impl UdpWire {
         if !group.is_multicast() || group.is_ipv4() != self.address.is_ipv4() {
             return Err(Errno::INVAL);
         }
-        let mut groups = locked(&self.groups);
+        let mut groups = lock(&self.groups);
         if groups.contains_key(&group) {
             return Ok(());
         }
@@ -311,12 +272,12 @@ impl UdpWire {
 
     /// Leaves the multicast groups for which `stays` is false.
     pub(crate) fn retain_groups(&self, stays: impl Fn(&[u8; 16]) -> bool) {
-        locked(&self.groups).retain(|group, _| stays(&gid(*group)));
+        lock(&self.groups).retain(|group, _| stays(&gid(*group)));
     }
 
     /// The sockets.
     fn sockets(&self) -> (&Socket, Vec<Arc<Socket>>) {
-        (&self.socket, locked(&self.groups).values().cloned().collect())
+        (&self.socket, lock(&self.groups).values().cloned().collect())
     }
 }
 
@@ -370,11 +331,6 @@ impl Inbox {
     pub(crate) fn new() -> Self {
         Self { packets: Vec::new(), batch: Batch::new(), next: 0 }
     }
-}
-
-/// Locks a value that no panic leaves in an invalid state.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The address in a GID.
@@ -483,11 +439,6 @@ impl Drop for Socket {
             fork::close(unsafe { ManuallyDrop::take(&mut self.descriptor) });
         }
     }
-}
-
-/// The error of the last call of the C library.
-fn last_errno() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 #[cfg(test)]

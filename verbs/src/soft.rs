@@ -55,7 +55,7 @@ use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 
-pub use bareverbs_soft::{AddressInUse, Dropped, Fabric, Resources, SoftDevice, WireError};
+pub use bareverbs_soft::{AddressError, Dropped, Fabric, Resources, SoftDevice};
 
 const VERB: &str = "open_device";
 
@@ -130,13 +130,11 @@ fn find_or_create(name: &str, named: Name) -> Result<SoftDevice> {
             let device = match named {
                 Name::Numbered(number) => {
                     let address = Ipv4Addr::from(u32::from(Ipv4Addr::LOCALHOST) + number);
-                    let device = SoftDevice::with_address(&all.fabric, address.into());
-                    device.map_err(|error| Error::invalid(VERB, format!("device {name}: {error}")))?
+                    SoftDevice::with_address(&all.fabric, address.into())
                 }
-                Name::Bound(address) => {
-                    SoftDevice::bind(&Fabric::new(), address).map_err(|error| refused(name, &error))?
-                }
+                Name::Bound(address) => SoftDevice::bind(&Fabric::new(), address),
             };
+            let device = device.map_err(|error| unavailable(name, &error))?;
             devices.push((named, device.clone()));
             device
         }
@@ -145,10 +143,10 @@ fn find_or_create(name: &str, named: Name) -> Result<SoftDevice> {
 }
 
 /// The error of a device that can't have its address.
-fn refused(name: &str, error: &WireError) -> Error {
+fn unavailable(name: &str, error: &AddressError) -> Error {
     let errno = match error {
-        WireError::InUse { .. } => Errno::ADDRINUSE,
-        WireError::System { errno, .. } => *errno,
+        AddressError::OnFabric { .. } | AddressError::InUse { .. } => Errno::ADDRINUSE,
+        AddressError::System { errno, .. } => *errno,
         _ => Errno::ADDRNOTAVAIL,
     };
     Error::system(format!("device {name}: {error}"), errno)

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Command, Stdio};
 
-use bareverbs::soft::{Fabric, SoftDevice, WireError};
+use bareverbs::soft::{AddressError, Fabric, SoftDevice};
 use bareverbs::values::{AckTimeout, RetryCount};
 use bareverbs::{Access, Address, Buffer, Device, Endpoint, Error, Mr, Op, WcStatus};
 
@@ -21,7 +21,7 @@ fn end() -> (End, impl Fn() -> Mr<Buffer>) {
     let device = (first..).find_map(|number| {
         let [_, a, b, c] = number.to_be_bytes();
         match SoftDevice::bind(&Fabric::new(), IpAddr::V4(Ipv4Addr::new(127, a | 1, b, c))) {
-            Err(WireError::InUse { .. } | WireError::NotLocal { .. }) => None,
+            Err(AddressError::InUse { .. } | AddressError::NotLocal { .. }) => None,
             device => Some(device.unwrap()),
         }
     });

@@ -86,10 +86,6 @@ pub(crate) struct Bind {
     pub(super) access: AccessFlags,
 }
 
-/// A request that the keys don't allow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Refused;
-
 /// The memory keys of a device.
 #[derive(Debug)]
 pub(super) struct Keys {
@@ -122,25 +118,41 @@ pub(crate) fn is_written(access: AccessFlags) -> bool {
     access.intersects(AccessFlags::LOCAL_WRITE | writes() | AccessFlags::MW_BIND)
 }
 
-fn check_rights(access: AccessFlags) -> Result<(), Errno> {
-    if access.bits() & !(supported().bits() | OPTIONAL) != 0 {
-        return Err(Errno::OPNOTSUPP);
-    }
+/// Rights of regions that the kernel knows and the device doesn't have.
+fn absent() -> AccessFlags {
+    AccessFlags::ZERO_BASED | AccessFlags::ON_DEMAND | AccessFlags::HUGETLB
+}
+
+/// The bits of rights that the kernel knows.
+pub(crate) fn known_rights() -> u32 {
+    (supported() | absent()).bits() | OPTIONAL
+}
+
+/// Checks the rights of a region (`ib_check_mr_access`).
+///
+/// # Errors
+///
+/// `EINVAL` for rights that contradict each other or that the kernel doesn't know, `EOPNOTSUPP` for those
+/// that the device doesn't have.
+pub(crate) fn check_rights(access: AccessFlags) -> Result<(), Errno> {
     if access.intersects(writes()) && !access.contains(AccessFlags::LOCAL_WRITE) {
         return Err(Errno::INVAL);
     }
-    Ok(())
+    if access.bits() & !known_rights() != 0 {
+        return Err(Errno::INVAL);
+    }
+    if access.intersects(absent()) { Err(Errno::OPNOTSUPP) } else { Ok(()) }
 }
 
 impl MrAttr {
-    /// Checks the registration, and makes its memory present, which may take long.
+    /// Checks the range of the registration, and makes its memory present, which may take long. The caller
+    /// has checked the rights by [`check_rights`].
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` for rights that the device doesn't have, `EINVAL` for ones that contradict each other and
-    /// for an impossible range, `EFAULT` if a part of the range isn't mapped with the access.
+    /// `EINVAL` for an impossible range or persistent memory, `EFAULT` if a part of the range isn't mapped
+    /// with the access.
     pub(crate) fn prepare(self) -> Result<PreparedMr, Errno> {
-        check_rights(self.access)?;
         // No memory of a process is known to be persistent.
         if self.access.contains(AccessFlags::FLUSH_PERSISTENT) {
             return Err(Errno::INVAL);
@@ -211,7 +223,8 @@ impl Keys {
         self.regions.get(id).map(|region| region.mr(id)).ok_or(Errno::NOMEM)
     }
 
-    /// Changes the PD and the rights of a region. The keys stay.
+    /// Changes the PD and the rights of a region, which the caller has checked. The keys stay: `EACCES` for
+    /// rights to write to memory that was registered without them.
     pub(super) fn reregister(
         &mut self,
         id: u32,
@@ -220,7 +233,6 @@ impl Keys {
     ) -> Result<Mr, Errno> {
         let region = self.regions.get_mut(id).ok_or(Errno::INVAL)?;
         if let Some(access) = access {
-            check_rights(access)?;
             if is_written(access) && !region.is_writable {
                 return Err(Errno::ACCESS);
             }
@@ -278,17 +290,18 @@ impl Keys {
     }
 
     /// Binds a window to a region, or a window of type 1 to none if the length is 0.
-    pub(super) fn bind(&mut self, who: Accessor, bind: &Bind) -> Result<(), Refused> {
+    pub(super) fn bind(&mut self, who: Accessor, bind: &Bind) -> Result<(), AccessError> {
         let id = bind.window >> 8;
-        let window = self.windows.get(id).filter(|window| window.key == bind.window).ok_or(Refused)?;
+        let window =
+            self.windows.get(id).filter(|window| window.key == bind.window).ok_or(AccessError::Denied)?;
         let zero_based = bind.access.contains(AccessFlags::ZERO_BASED);
         let rights = supported() | AccessFlags::ZERO_BASED;
         if bind.access.bits() & !(rights.bits() | OPTIONAL) != 0 || window.pd != who.pd {
-            return Err(Refused);
+            return Err(AccessError::Denied);
         }
         let type_2 = window.ty == MwType::TYPE_2;
         if type_2 && (window.binding.is_some() || bind.length == 0) || !type_2 && zero_based {
-            return Err(Refused);
+            return Err(AccessError::Denied);
         }
         let binding = if bind.length == 0 { None } else { Some(self.check_bind(who, bind, zero_based)?) };
         if let Some(binding) = binding
@@ -304,28 +317,29 @@ impl Keys {
         Ok(())
     }
 
-    fn check_bind(&self, who: Accessor, bind: &Bind, zero_based: bool) -> Result<Binding, Refused> {
+    fn check_bind(&self, who: Accessor, bind: &Bind, zero_based: bool) -> Result<Binding, AccessError> {
         let region = self.regions.get(bind.region >> 8).filter(|region| region.key == bind.region);
-        let region = region.ok_or(Refused)?;
+        let region = region.ok_or(AccessError::Denied)?;
         let has = region.attr.access;
         if region.attr.pd != who.pd
             || !has.contains(AccessFlags::MW_BIND)
             || bind.access.intersects(writes()) && !has.contains(AccessFlags::LOCAL_WRITE)
         {
-            return Err(Refused);
+            return Err(AccessError::Denied);
         }
-        region.range(bind.address, bind.length).map_err(|_| Refused)?;
+        region.range(bind.address, bind.length)?;
         let Bind { address, length, access, .. } = *bind;
         let access = if zero_based { access | AccessFlags::ZERO_BASED } else { access };
         Ok(Binding { region: bind.region >> 8, qp: who.qp, address, length, access })
     }
 
     /// Invalidates a window of type 2 that is bound.
-    pub(super) fn invalidate(&mut self, who: Accessor, key: u32) -> Result<(), Refused> {
-        let window = self.windows.get_mut(key >> 8).filter(|window| window.key == key).ok_or(Refused)?;
+    pub(super) fn invalidate(&mut self, who: Accessor, key: u32) -> Result<(), AccessError> {
+        let window =
+            self.windows.get_mut(key >> 8).filter(|window| window.key == key).ok_or(AccessError::Denied)?;
         let bound_here = window.binding.is_some_and(|binding| binding.qp == who.qp);
         if window.ty != MwType::TYPE_2 || window.pd != who.pd || !bound_here {
-            return Err(Refused);
+            return Err(AccessError::Denied);
         }
         let binding = window.binding.take();
         self.unbind(binding);

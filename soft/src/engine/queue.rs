@@ -21,17 +21,25 @@ const CACHE_LINE: usize = 64;
 
 /// The memory of a ring: a [`QueueBuf`] and its slots.
 #[derive(Clone, Debug)]
-pub(crate) struct QueueMemory(Arc<Mapping>);
+pub(crate) struct QueueMemory {
+    mapping: Arc<Mapping>,
+    capacity: u32,
+}
 
 impl QueueMemory {
     /// Length in bytes.
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.mapping.len()
+    }
+
+    /// The number of elements that the queue holds.
+    pub(crate) fn capacity(&self) -> u32 {
+        self.capacity
     }
 
     /// The memory, which outlives the queue while the program maps it.
     pub(crate) fn mapping(&self) -> &Arc<Mapping> {
-        &self.0
+        &self.mapping
     }
 }
 
@@ -49,9 +57,10 @@ impl Ring {
         let slot = element.max(CACHE_LINE).next_power_of_two();
         let slots = depth.checked_add(1).and_then(u32::checked_next_power_of_two).ok_or(Errno::NOMEM)?;
         let size = (slots as usize).checked_mul(slot).and_then(|slots| slots.checked_add(HEADER));
-        let memory = QueueMemory(Arc::new(Mapping::anonymous(size.ok_or(Errno::NOMEM)?)?));
+        let mapping = Arc::new(Mapping::anonymous(size.ok_or(Errno::NOMEM)?)?);
         let (log2_slot, mask) = (slot.trailing_zeros(), slots - 1);
-        let header = memory.0.as_ptr().as_ptr().cast::<QueueBuf>();
+        let memory = QueueMemory { mapping, capacity: mask };
+        let header = memory.mapping.as_ptr().as_ptr().cast::<QueueBuf>();
         // SAFETY: the header is within the mapping, which is page aligned and which nothing else uses yet.
         unsafe {
             (&raw mut (*header).log2_elem_size).write_volatile(log2_slot);
@@ -76,7 +85,7 @@ impl Ring {
 
     fn index(&self, offset: usize) -> *mut u32 {
         // SAFETY: the offset is that of an index of the header, which is within the mapping.
-        unsafe { self.memory.0.as_ptr().as_ptr().add(offset) }.cast()
+        unsafe { self.memory.mapping.as_ptr().as_ptr().add(offset) }.cast()
     }
 
     fn read(&self, offset: usize) -> u32 {
@@ -117,7 +126,7 @@ impl Ring {
         assert!(end.is_some_and(|end| end <= self.slot_size()), "bytes beyond the slot");
         let index = (position as u32 & self.mask) as usize;
         // SAFETY: the mapping has `mask + 1` slots after the header, and the bytes are within the slot.
-        unsafe { self.memory.0.as_ptr().as_ptr().add(HEADER + (index << self.log2_slot) + offset) }
+        unsafe { self.memory.mapping.as_ptr().as_ptr().add(HEADER + (index << self.log2_slot) + offset) }
     }
 
     /// Copies bytes of a slot.

@@ -30,7 +30,7 @@ use std::os::fd::AsFd;
 use zerocopy::FromZeros;
 
 use super::{CreatedQp, Engine, Mr, MrAttr, QpInit, QueueMemory};
-use crate::channel::{Channel, ChannelUse, CqSink, Kind, ObjectSink};
+use crate::channel::{Channel, ChannelKind, ChannelUse, CqSink, ObjectSink};
 use crate::fabric::Fabric;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -126,7 +126,7 @@ fn av(last: u8) -> Av {
     Av { port_num: 1, network_type: NetworkType::IPV4, grh, ..Av::new_zeroed() }
 }
 
-fn channel(kind: Kind) -> (ChannelUse, OwnedFd) {
+fn channel(kind: ChannelKind) -> (ChannelUse, OwnedFd) {
     let (channel, program) = Channel::new(kind).unwrap();
     (channel.used(program.as_fd()).unwrap(), program)
 }
@@ -140,7 +140,7 @@ impl Peer {
     /// A device of the fabric with memory and a CQ.
     fn of(fabric: &Fabric, device: u32, cqes: u32) -> Self {
         let memory = Mapping::anonymous(MEMORY).unwrap();
-        let (async_channel, comp_channel) = (channel(Kind::Async), channel(Kind::Completion));
+        let (async_channel, comp_channel) = (channel(ChannelKind::Async), channel(ChannelKind::Completion));
         let start = memory.as_ptr().addr().get() as u64;
         let attr = MrAttr { pd: PD, start, length: MEMORY as u64, iova: start, access: all_rights() };
         let sink = CqSink::new(Some(comp_channel.0.clone()), Some(async_channel.0.clone()), 1);

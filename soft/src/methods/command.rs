@@ -9,7 +9,7 @@ use bareverbs_uapi::write::structs::{
 use bareverbs_uapi::write::{self, EXTENDED, WriteCommand, WriteCommandInfo, ex};
 use zerocopy::FromBytes;
 
-use super::exchange::Command;
+use super::write_command::Command;
 use super::{cq, device, memory, path, qp, srq};
 use crate::call::{Call, Sink, Source};
 use crate::objects::{EventCounts, Transaction};

@@ -13,9 +13,9 @@ use bareverbs_uapi::write::structs::{
 use bareverbs_uapi::write::types::CqCreateFlags;
 use zerocopy::IntoBytes;
 
-use super::exchange::Command;
+use super::write_command::Command;
 use crate::call::{Call, Sink, channel_of, named};
-use crate::channel::{ChannelUse, CqSink, Kind};
+use crate::channel::{ChannelKind, ChannelUse, CqSink};
 use crate::objects::{Cq, EventCounts, Object, Transaction};
 use crate::port::{COMPLETION_VECTORS, MAX_CQE};
 
@@ -31,11 +31,6 @@ struct Request {
     flags: CqCreateFlags,
     completions: Option<ChannelUse>,
     events: Option<ChannelUse>,
-}
-
-/// The number of entries of a ring for `asked` ones: one slot is always empty.
-pub(super) fn room(asked: u32) -> u32 {
-    (asked + 1).next_power_of_two() - 1
 }
 
 fn check_entries(entries: u32) -> Result<(), Errno> {
@@ -56,7 +51,7 @@ fn make(txn: &mut Transaction<'_>, handle: u32, request: Request, driver: Sink) 
     let mi = txn.state.add_ring(&memory);
     txn.state.fill(handle, Object::Cq(Cq { id, sink, ring: mi.offset }), &[]);
     driver.write(0, DriverResp { mi }.as_bytes())?;
-    Ok(room(request.entries))
+    Ok(memory.capacity())
 }
 
 pub(super) fn create(txn: &mut Transaction<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
@@ -64,11 +59,11 @@ pub(super) fn create(txn: &mut Transaction<'_>, call: &mut Call<'_>) -> Result<(
     let entries: u32 = call.value(CqCreate::CQE.id())?;
     let user_handle: u64 = call.value(CqCreate::USER_HANDLE.id())?;
     let flags = call.flags(CqCreate::FLAGS.id(), named(&CqCreateFlags::INFO))?;
-    let completions = call.channel(txn.state, CqCreate::COMP_CHANNEL.id(), Kind::Completion)?;
+    let completions = call.channel(txn.state, CqCreate::COMP_CHANNEL.id(), ChannelKind::Completion)?;
     if vector >= COMPLETION_VECTORS || entries == 0 {
         return Err(Errno::INVAL);
     }
-    let events = call.channel(txn.state, CqCreate::EVENT_FD.id(), Kind::Async)?;
+    let events = call.channel(txn.state, CqCreate::EVENT_FD.id(), ChannelKind::Async)?;
     let events = events.or_else(|| txn.state.default_events());
     let flags = CqCreateFlags::from_bits_retain(flags);
     let request = Request { user_handle, entries, flags, completions, events };
@@ -85,7 +80,7 @@ fn create_of(txn: &mut Transaction<'_>, command: &mut Command<'_>, request: ExCr
     let handle = txn.reserve(ObjectClass::CQ)?;
     let completions = match request.comp_channel {
         ..0 => None,
-        fd => Some(channel_of(txn.state, Kind::Completion, fd)?),
+        fd => Some(channel_of(txn.state, ChannelKind::Completion, fd)?),
     };
     let events = txn.state.default_events();
     let ExCreateCq { user_handle, cqe: entries, flags, .. } = request;
@@ -125,7 +120,7 @@ pub(super) fn resize(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Re
     let mi = txn.state.add_ring(&memory);
     txn.state.replace_cq_ring(cq_handle, mi.offset);
     command.driver_output.write(0, mi.as_bytes())?;
-    command.respond(&ResizeCqResp { cqe: room(cqe), reserved: 0, driver_data: [] })
+    command.respond(&ResizeCqResp { cqe: memory.capacity(), reserved: 0, driver_data: [] })
 }
 
 pub(super) fn request_notification(

@@ -9,9 +9,9 @@ use bareverbs_uapi::write::structs::{
 };
 use zerocopy::IntoBytes;
 
-use super::exchange::Command;
+use super::write_command::Command;
 use crate::call::Call;
-use crate::channel::Kind;
+use crate::channel::ChannelKind;
 use crate::objects::{Transaction, is_class};
 use crate::port::{COMPLETION_VECTORS, PORT};
 
@@ -36,7 +36,7 @@ pub(super) fn get_context_by_command(
         return Err(Errno::BADF);
     }
     txn.create_context()?;
-    let async_fd = txn.new_channel(Kind::Async)?.cast_unsigned();
+    let async_fd = txn.new_channel(ChannelKind::Async)?.cast_unsigned();
     command.respond(&GetContextResp { async_fd, num_comp_vectors: COMPLETION_VECTORS, driver_data: [] })
 }
 
@@ -135,6 +135,6 @@ pub(super) fn query_port_by_command(
 
 pub(super) fn create_comp_channel(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     command.request::<CreateCompChannelReq>()?;
-    let fd = txn.new_channel(Kind::Completion)?;
+    let fd = txn.new_channel(ChannelKind::Completion)?;
     command.respond(&CreateCompChannelResp { fd: fd.cast_unsigned() })
 }

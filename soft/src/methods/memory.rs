@@ -9,21 +9,13 @@ use bareverbs_uapi::write::structs::{
 };
 use zerocopy::IntoBytes;
 
-use super::exchange::Command;
-use crate::call::{Call, named};
-use crate::engine::{Mr, MrAttr, is_written};
+use super::write_command::Command;
+use crate::call::Call;
+use crate::engine::{Mr, MrAttr, check_rights, known_rights};
 use crate::objects::{Object, Transaction};
 
 /// A region's address and its IOVA have the same offset in a page.
 const PAGE_MASK: u64 = 4095;
-
-/// Bits that a device may ignore.
-const OPTIONAL: u64 = 0x3ff0_0000;
-
-/// The rights that the kernel knows.
-fn known() -> u64 {
-    named(&AccessFlags::INFO) | OPTIONAL
-}
 
 pub(super) fn allocate_pd(txn: &mut Transaction<'_>, command: &mut Command<'_>) -> Result<(), Errno> {
     command.request::<AllocPdReq>()?;
@@ -33,25 +25,11 @@ pub(super) fn allocate_pd(txn: &mut Transaction<'_>, command: &mut Command<'_>) 
     command.respond(&AllocPdResp { pd_handle: handle, driver_data: [] })
 }
 
-/// `ib_check_mr_access`, and the flags that rxe has.
-fn check_access(access: AccessFlags) -> Result<(), Errno> {
-    let remote_writes = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
-    if access.intersects(remote_writes) && !access.contains(AccessFlags::LOCAL_WRITE) {
-        return Err(Errno::INVAL);
-    }
-    if u64::from(access.bits()) & !known() != 0 {
-        return Err(Errno::INVAL);
-    }
-    let absent = AccessFlags::ZERO_BASED | AccessFlags::ON_DEMAND | AccessFlags::HUGETLB;
-    if access.intersects(absent) { Err(Errno::OPNOTSUPP) } else { Ok(()) }
-}
-
 fn create(txn: &mut Transaction<'_>, handle: u32, pd_handle: u32, attr: MrAttr) -> Result<Mr, Errno> {
     // Page faults may take long: other calls don't wait for them.
     let prepared = attr.prepare()?;
     let mr = txn.state.port.with(|engine| engine.register(prepared))?;
-    let object = Object::Mr { id: mr.id, is_writable: is_written(attr.access) };
-    txn.state.fill(handle, object, &[pd_handle]);
+    txn.state.fill(handle, Object::Mr(mr.id), &[pd_handle]);
     Ok(mr)
 }
 
@@ -61,7 +39,7 @@ pub(super) fn register_by_command(txn: &mut Transaction<'_>, command: &mut Comma
         return Err(Errno::INVAL);
     }
     let handle = txn.reserve(ObjectClass::MR)?;
-    check_access(request.access_flags)?;
+    check_rights(request.access_flags)?;
     let attr = MrAttr {
         pd: *txn.state.pd(request.pd_handle)?,
         start: request.start,
@@ -78,8 +56,8 @@ pub(super) fn register(txn: &mut Transaction<'_>, call: &mut Call<'_>) -> Result
     let pd_handle = call.handle(RegMr::PD_HANDLE.id())?;
     let iova = call.value(RegMr::IOVA.id())?;
     let length = call.value(RegMr::LENGTH.id())?;
-    let access = AccessFlags::from_bits_retain(call.flags(RegMr::ACCESS_FLAGS.id(), known())?);
-    check_access(access)?;
+    let access = AccessFlags::from_bits_retain(call.flags(RegMr::ACCESS_FLAGS.id(), known_rights().into())?);
+    check_rights(access)?;
     if call.has(RegMr::FD.id()) || call.has(RegMr::FD_OFFSET.id()) {
         // A dma-buf.
         let both = call.has(RegMr::FD.id()) && call.has(RegMr::FD_OFFSET.id());
@@ -109,20 +87,15 @@ pub(super) fn reregister(txn: &mut Transaction<'_>, command: &mut Command<'_>) -
     if flags.bits() & !(MrReregFlags::PD | MrReregFlags::ACCESS).bits() != 0 {
         return Err(Errno::OPNOTSUPP);
     }
-    let (mr, is_writable) = txn.state.mr(request.mr_handle)?;
+    let mr = *txn.state.mr(request.mr_handle)?;
     let access = flags.contains(MrReregFlags::ACCESS).then_some(request.access_flags);
     if let Some(access) = access {
-        check_access(access)?;
+        check_rights(access)?;
     }
-    let gets_writable = access.is_some_and(is_written) && !is_writable;
     let pd = match flags.contains(MrReregFlags::PD) {
         true => Some(*txn.state.pd(request.pd_handle)?),
         false => None,
     };
-    // The memory was found readable only.
-    if gets_writable {
-        return Err(Errno::ACCESS);
-    }
     let mr = txn.state.port.with(|engine| engine.reregister(mr, pd, access))?;
     if pd.is_some() {
         txn.state.replace_pd(request.mr_handle, request.pd_handle);
@@ -131,7 +104,7 @@ pub(super) fn reregister(txn: &mut Transaction<'_>, command: &mut Command<'_>) -
 }
 
 pub(super) fn query(txn: &mut Transaction<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
-    let (mr, _) = txn.state.mr(call.handle(QueryMr::HANDLE.id())?)?;
+    let mr = *txn.state.mr(call.handle(QueryMr::HANDLE.id())?)?;
     let (mr, attr) = txn.state.port.with(|engine| engine.mr(mr).ok_or(Errno::INVAL))?;
     call.write(QueryMr::RESP_LKEY.id(), mr.lkey.as_bytes())?;
     call.write(QueryMr::RESP_RKEY.id(), mr.rkey.as_bytes())?;

@@ -12,7 +12,7 @@ use bareverbs_uapi::write::structs::{
 use zerocopy::IntoBytes;
 
 use super::device::check_port;
-use super::exchange::Command;
+use super::write_command::Command;
 use crate::objects::{Object, Transaction};
 use crate::port::{PORT, Port, mac_of_gid};
 

@@ -19,11 +19,11 @@ use bareverbs_uapi::write::types::CreateQpMask;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::device::check_port;
-use super::exchange::Command;
 use super::path::resolve;
-use super::transition::is_allowed;
+use super::state_table::is_allowed;
+use super::write_command::Command;
 use crate::call::{Call, Sink, named};
-use crate::channel::{ChannelUse, Kind, ObjectSink};
+use crate::channel::{ChannelKind, ChannelUse, ObjectSink};
 use crate::engine::QpInit;
 use crate::objects::{Object, Qp, Transaction};
 use crate::port::{MAX_INLINE, MAX_MTU, MAX_RD_ATOMIC, MAX_SGE, MAX_WR};
@@ -157,7 +157,7 @@ pub(super) fn create(txn: &mut Transaction<'_>, call: &mut Call<'_>) -> Result<(
         return Err(Errno::OPNOTSUPP);
     }
     let srq = has(QpCreate::SRQ_HANDLE.id()).then(|| call.handle(QpCreate::SRQ_HANDLE.id())).transpose()?;
-    let events = call.channel(txn.state, QpCreate::EVENT_FD.id(), Kind::Async)?;
+    let events = call.channel(txn.state, QpCreate::EVENT_FD.id(), ChannelKind::Async)?;
     let events = events.or_else(|| txn.state.default_events());
     let request =
         Request { qp_type, pd, send_cq, recv_cq, srq, user_handle, caps, all_signaled, flags, events };

@@ -13,10 +13,9 @@ use bareverbs_uapi::write::structs::{
 };
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::cq::room;
-use super::exchange::Command;
+use super::write_command::Command;
 use crate::call::{Call, Sink};
-use crate::channel::{ChannelUse, Kind, ObjectSink};
+use crate::channel::{ChannelKind, ChannelUse, ObjectSink};
 use crate::objects::{Object, Srq, Transaction};
 use crate::port::{MAX_SRQ_SGE, MAX_WR};
 
@@ -53,7 +52,7 @@ fn make(txn: &mut Transaction<'_>, handle: u32, request: Request, driver: Sink) 
     let mi = txn.state.add_ring(&memory);
     txn.state.fill(handle, Object::Srq(Srq { id, sink, ring: mi.offset }), &[request.pd_handle]);
     driver.write(0, DriverResp { mi, srq_num: id, reserved: 0 }.as_bytes())?;
-    Ok((room(request.max_wr), max_sge))
+    Ok((memory.capacity(), max_sge))
 }
 
 pub(super) fn create(txn: &mut Transaction<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
@@ -73,7 +72,7 @@ pub(super) fn create(txn: &mut Transaction<'_>, call: &mut Call<'_>) -> Result<(
         }
         _ => return Err(Errno::INVAL),
     }
-    let events = call.channel(txn.state, SrqCreate::EVENT_FD.id(), Kind::Async)?;
+    let events = call.channel(txn.state, SrqCreate::EVENT_FD.id(), ChannelKind::Async)?;
     let events = events.or_else(|| txn.state.default_events());
     let pd_handle = call.handle(SrqCreate::PD_HANDLE.id())?;
     let request = Request { pd_handle, user_handle, srq_type, max_wr, max_sge, limit, events };

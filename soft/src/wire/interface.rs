@@ -9,7 +9,7 @@ use std::ptr;
 use rustix::io::Errno;
 use rustix::net::netdevice::name_to_index;
 
-use super::last_errno;
+use crate::sys::last_errno;
 
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::io::Errno;
 
-use super::last_errno;
+use crate::sys::last_errno;
 
 /// Most datagrams of one call.
 const BATCH: usize = 32;

@@ -20,13 +20,13 @@ fn wire() -> UdpWire {
 }
 
 /// Calls `bind` with an address that no other test has.
-pub(crate) fn on_free_address<T>(bind: impl Fn(IpAddr) -> Result<T, WireError>) -> T {
+pub(crate) fn on_free_address<T>(bind: impl Fn(IpAddr) -> Result<T, AddressError>) -> T {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
         let number = std::process::id().wrapping_mul(64).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
         let [_, a, b, c] = number.to_be_bytes();
         match bind(Ipv4Addr::new(127, a | 1, b, c).into()) {
-            Err(WireError::InUse { .. } | WireError::NotLocal { .. }) => {}
+            Err(AddressError::InUse { .. } | AddressError::NotLocal { .. }) => {}
             bound => return bound.unwrap(),
         }
     }
@@ -251,7 +251,7 @@ fn group_delivers_its_packets_until_it_is_left() {
 fn address_in_use_is_an_error_that_says_so() {
     let wire = wire();
     let error = UdpWire::bind(wire.address()).unwrap_err();
-    assert!(matches!(error, WireError::InUse { .. }));
+    assert!(matches!(error, AddressError::InUse { .. }));
     assert!(error.to_string().contains("rdma_rxe"), "{error}");
     let address = wire.address();
     drop(wire);
@@ -267,7 +267,7 @@ fn mtu_leaves_room_for_the_headers() {
 #[test]
 fn address_of_another_host_is_an_error() {
     let documentation = Ipv4Addr::new(192, 0, 2, 1).into();
-    assert!(matches!(UdpWire::bind(documentation), Err(WireError::NotLocal { .. })));
+    assert!(matches!(UdpWire::bind(documentation), Err(AddressError::NotLocal { .. })));
 }
 
 #[test]

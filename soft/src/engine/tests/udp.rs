@@ -6,9 +6,10 @@ use bareverbs_provider::work::Imm;
 use bareverbs_uapi::write::types::WcOpcode;
 
 use super::*;
+use crate::address_error::AddressError;
+use crate::wire::UdpWire;
 use crate::wire::gid as gid_of;
 use crate::wire::tests::on_free_address;
-use crate::wire::{UdpWire, WireError};
 
 const OK: WcStatus = WcStatus::SUCCESS;
 
@@ -169,7 +170,7 @@ fn datagrams_and_multicast_reach_other_processes() {
 fn address_has_one_device_until_its_removal() {
     let (one, address) = peer();
     let again = one.fabric.add_udp_device(address, [2; 6]);
-    assert!(matches!(again, Err(WireError::InUse { .. })));
+    assert!(matches!(again, Err(AddressError::InUse { .. })));
     one.remove();
     one.fabric.add_udp_device(address, [2; 6]).unwrap();
 }
