@@ -8,11 +8,13 @@
 //! | `memory`, `range` | memory keys, and the memory of the program behind them |
 //! | `address` | GIDs, address handles, routes |
 //! | `port` | the transport's [`Device`](bareverbs_transport::Device) |
+//! | `management` | the communication manager on QP 1 |
 //!
 //! The fabric owns the engines and drives them. Statuses and events are those of Soft-RoCE on Linux 7.2.
 
 mod address;
 mod completion;
+mod management;
 mod memory;
 mod port;
 mod queue;
@@ -23,6 +25,7 @@ mod send;
 #[cfg(test)]
 mod tests;
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 use bareverbs_provider::Errno;
@@ -33,9 +36,12 @@ use bareverbs_uapi::uverbs::types::{AccessFlags, QpType};
 use bareverbs_uapi::verbs_values::MwType;
 
 use crate::channel::{CqSink, ObjectSink};
+use crate::cm::Cm;
+use crate::port::eui64;
 use crate::wire::UdpWire;
 use address::{Ah, PortAddress, address_vector, udp_source};
 use completion::Cq;
+use management::MANAGEMENT_QP;
 pub(crate) use memory::{Mr, MrAttr, PreparedMr, check_rights, known_rights};
 use port::EnginePort;
 pub(crate) use queue::QueueMemory;
@@ -45,6 +51,9 @@ use send::SendRing;
 
 /// The first QPN. The lower ones are those of management QPs and of the kernel.
 const FIRST_QP: u32 = 0x11;
+
+/// First communication ids of devices of a fabric differ by this.
+const CM_IDS_APART: u32 = 0x9e37_79b1;
 
 /// The MTU of a port on a network in this process, in bytes.
 const PORT_MTU: u32 = 4096;
@@ -93,17 +102,25 @@ pub(crate) struct Engine {
     qps: Scheduler<EnginePort>,
     /// The wire to other processes, if there is one.
     wire: Option<Arc<UdpWire>>,
+    cm: Cm,
+    /// The PSN of the last packet of the management QP.
+    management_psn: u32,
 }
 
 impl Engine {
-    pub(crate) fn new(gids: Vec<[u8; 16]>, mac: [u8; 6]) -> Self {
+    /// `number` is that of the device among all that the fabric has had.
+    pub(crate) fn new(gids: Vec<[u8; 16]>, mac: [u8; 6], number: u32) -> Self {
         let port = EnginePort::new(PortAddress { gids, mac, mtu: PORT_MTU });
-        Self { port, qps: Scheduler::new(FIRST_QP, MAX_QP as usize), wire: None }
+        let qps = Scheduler::new(FIRST_QP, MAX_QP as usize);
+        let cm = Cm::new(u64::from_be_bytes(eui64(mac)), number.wrapping_mul(CM_IDS_APART));
+        Self { port, qps, wire: None, cm, management_psn: 0 }
     }
 
     /// Connects the port with a wire to other processes.
     pub(crate) fn connect(&mut self, wire: Arc<UdpWire>) {
         self.port.address.mtu = wire.mtu();
+        // Peers may know ids of an earlier process.
+        self.cm.set_next_id(RandomState::new().build_hasher().finish() as u32);
         self.wire = Some(wire);
     }
 
@@ -313,9 +330,10 @@ impl Engine {
     /// Runs the QPs that are ready or whose timers have expired. Returns whether there were any.
     pub(crate) fn run(&mut self, now: u64) -> bool {
         self.port.now = now;
+        let has_expired = self.with_cm(Cm::expire);
         self.qps.expire_timers(&mut self.port);
         if !self.qps.has_work() {
-            return false;
+            return has_expired;
         }
         self.qps.run(&mut self.port);
         true
@@ -333,7 +351,9 @@ impl Engine {
 
     /// Receives a packet from the wire. Connected QPs receive those of their path only.
     pub(crate) fn receive(&mut self, packet: &Packet) {
-        if self.is_of_path(packet) {
+        if packet.destination == MANAGEMENT_QP {
+            self.receive_mad(packet);
+        } else if self.is_of_path(packet) {
             self.qps.receive(&mut self.port, packet);
         }
     }
@@ -355,6 +375,7 @@ impl Engine {
 
     /// The time of the next timer.
     pub(crate) fn next_timer(&mut self) -> Option<u64> {
-        self.qps.next_timer()
+        let timers = [self.qps.next_timer(), self.cm.next_timer()];
+        timers.into_iter().flatten().min()
     }
 }

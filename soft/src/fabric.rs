@@ -48,6 +48,8 @@ struct FabricInner {
 struct FabricState {
     devices: Vec<Option<Box<Engine>>>,
     addresses: HashMap<[u8; 16], usize>,
+    /// Devices that the fabric has had.
+    added: u32,
     /// The threads of UDP wires, by device.
     wires: HashMap<usize, WireThread>,
     start: Instant,
@@ -82,6 +84,7 @@ impl Fabric {
         let state = FabricState {
             devices: Vec::new(),
             addresses: HashMap::new(),
+            added: 0,
             wires: HashMap::new(),
             start: Instant::now(),
             failed: false,
@@ -112,7 +115,8 @@ impl Fabric {
         let free = state.devices.iter().position(Option::is_none);
         let number = free.unwrap_or(state.devices.len());
         state.addresses.extend(gids.iter().map(|gid| (*gid, number)));
-        let engine = Some(Box::new(Engine::new(gids, mac)));
+        state.added = state.added.wrapping_add(1);
+        let engine = Some(Box::new(Engine::new(gids, mac, state.added)));
         match state.devices.get_mut(number) {
             Some(place) => *place = engine,
             None => state.devices.push(engine),

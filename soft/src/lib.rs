@@ -10,6 +10,7 @@
 //! | `call`, `user` | the ioctl parser; copies from and to addresses of the program |
 //! | `objects`, `methods` | handles, and the handlers of the methods |
 //! | `channel` | completion channels and asynchronous events as descriptors |
+//! | `cm` | the communication manager: connections by messages on QP 1 |
 //! | `engine` | the data path: rings, memory keys, and the transport's [`Device`](bareverbs_transport::Device) |
 //! | `fabric` | devices on one wire under one lock, and time |
 //! | `wire` | packets of RoCE v2 over UDP sockets |
@@ -19,6 +20,7 @@
 mod address_error;
 mod call;
 mod channel;
+mod cm;
 mod device;
 mod engine;
 mod fabric;

@@ -71,7 +71,7 @@ pub(crate) fn mac(address: IpAddr) -> [u8; 6] {
 }
 
 /// The modified EUI-64 of a MAC.
-fn eui64(mac: [u8; 6]) -> [u8; 8] {
+pub(crate) fn eui64(mac: [u8; 6]) -> [u8; 8] {
     let [a, b, c, d, e, f] = mac;
     [a ^ 2, b, c, 0xff, 0xfe, d, e, f]
 }

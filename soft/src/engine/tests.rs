@@ -1,6 +1,7 @@
 //! Tests of the data path with the queues of Soft-RoCE's provider.
 
 mod hostile;
+mod management;
 mod objects;
 mod speed;
 mod transfers;
