@@ -124,7 +124,9 @@ impl Inner {
 }
 
 impl EventChannel {
-    /// Opens a channel.
+    /// Opens a channel. With the feature `soft`, it also serves the devices that the process has created by
+    /// [name](bareverbs::soft), if there is one by then. Without the kernel's connection manager, it serves them
+    /// alone.
     ///
     /// # Errors
     /// [`Error::NoConnectionManager`]: the kernel has none for programs. [`Error::Open`]: the node
@@ -136,9 +138,37 @@ impl EventChannel {
         Ok(channel)
     }
 
+    /// Opens a channel for the devices of a fabric, such as one of a test.
+    ///
+    /// ```
+    /// use bareverbs::soft::{Fabric, SoftDevice};
+    /// use bareverbs_rdmacm::{CmId, EventChannel, PortSpace};
+    ///
+    /// let fabric = Fabric::new();
+    /// let device = SoftDevice::new(&fabric);
+    /// let id = CmId::new(&EventChannel::on(&fabric)?, PortSpace::Tcp)?;
+    /// id.bind_addr((device.address(), 0))?;
+    /// assert_eq!(id.addresses()?.local.unwrap().ip().unwrap().ip(), device.address());
+    /// # Ok::<(), bareverbs_rdmacm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::System`]: the process has too many descriptors, or the fabric is that of a parent process.
+    #[cfg(feature = "soft")]
+    pub fn on(fabric: &bareverbs::soft::Fabric) -> Result<Self> {
+        let channel = Self { inner: Inner::new(CmFile::on(fabric)?, false) };
+        channel.create_wake()?;
+        Ok(channel)
+    }
+
+    /// A channel of one identifier for the same devices as this one.
+    pub(crate) fn private_beside(&self) -> Result<Self> {
+        Ok(Self { inner: Inner::new(self.file().reopen()?, true) })
+    }
+
     /// A channel of one identifier. Nothing is migrated to it while a reader waits.
-    pub(crate) fn private() -> Result<Self> {
-        Ok(Self { inner: Inner::new(CmFile::open()?, true) })
+    pub(crate) fn private(file: CmFile) -> Self {
+        Self { inner: Inner::new(file, true) }
     }
 
     /// Whether it is a channel of one identifier.

@@ -21,6 +21,8 @@
 //! ```
 
 mod hint;
+#[cfg(feature = "soft")]
+pub(crate) mod soft;
 #[cfg(test)]
 mod testing;
 
@@ -29,12 +31,14 @@ use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
+#[cfg(feature = "soft")]
+use bareverbs::soft::Fabric;
 use bareverbs_provider::process::ForkGuard;
 use bareverbs_uapi::rdma_cm::structs::*;
 use bareverbs_uapi::rdma_cm::*;
 use bareverbs_uapi::write::structs::QpAttr;
 use rustix::io::Errno;
-use zerocopy::FromZeros;
+use zerocopy::{FromZeros, IntoBytes};
 
 use self::hint::Asked;
 use crate::chardev;
@@ -47,14 +51,26 @@ use crate::{Addr, Error, Result};
 /// fail with `EACCES`: the kernel compares them with those of the open.
 #[derive(Debug)]
 pub struct CmFile {
-    file: File,
+    source: Source,
     process: ForkGuard,
     #[cfg(test)]
     simulated: Option<testing::Simulated>,
 }
 
+/// What executes the commands of a file.
+#[derive(Debug)]
+enum Source {
+    Kernel(File),
+    #[cfg(feature = "soft")]
+    Soft(bareverbs_soft::CmFile, Fabric),
+    #[cfg(feature = "soft")]
+    Both(Box<soft::Both>),
+}
+
 impl CmFile {
-    /// Opens the connection manager.
+    /// Opens the connection manager of the kernel. With the feature `soft`, in a process that has created soft
+    /// devices [by name](bareverbs::soft), the file serves these, too: an identifier is of the devices to which
+    /// its address belongs.
     ///
     /// # Errors
     /// The errors of [`CmDevice::find`](crate::CmDevice::find); [`Error::Open`].
@@ -62,11 +78,36 @@ impl CmFile {
         let process = ForkGuard::new()
             .map_err(|errno| Error::System { what: "creating the page of the fork guard", errno })?;
         Ok(Self {
-            file: chardev::open()?.into(),
+            source: Source::open()?,
             process,
             #[cfg(test)]
             simulated: None,
         })
+    }
+
+    /// Opens the connection manager of the devices of a fabric.
+    ///
+    /// # Errors
+    /// [`Error::System`]: the process has too many descriptors, or the fabric is that of a parent process.
+    #[cfg(feature = "soft")]
+    pub fn on(fabric: &Fabric) -> Result<Self> {
+        let process = ForkGuard::new()
+            .map_err(|errno| Error::System { what: "creating the page of the fork guard", errno })?;
+        Ok(Self {
+            source: Source::on(fabric)?,
+            process,
+            #[cfg(test)]
+            simulated: None,
+        })
+    }
+
+    /// Opens another file of the same devices.
+    pub(crate) fn reopen(&self) -> Result<Self> {
+        match &self.source {
+            #[cfg(feature = "soft")]
+            Source::Soft(_, fabric) => Self::on(fabric),
+            _ => Self::open(),
+        }
     }
 
     /// Whether the current process opened the file.
@@ -79,18 +120,24 @@ impl CmFile {
     /// services. One with them looks the identifier up, and finds none of this number.
     pub(crate) fn has_user_events(&self) -> bool {
         let request = WriteCmEventReq { id: u32::MAX, event: EventType::USER, ..WriteCmEventReq::zeroed() };
-        self.submit(&Call::<WriteCmEvent>::new(request, &mut ())) != Err(Errno::INVAL)
+        self.submit::<WriteCmEvent>(request, &mut []) != Err(Errno::INVAL)
     }
 
-    /// Writes a command. `asked` describes the request for errors.
-    fn write<C: Command>(
+    /// Executes a command. `asked` describes the request for errors.
+    fn execute<C: Command>(
         &self,
-        call: &Call<'_, C>,
+        request: C::Request,
+        response: &mut [u8],
         asked: impl FnOnce() -> Asked,
-    ) -> Result<(), CommandError> {
-        self.submit(call).map_err(|errno| {
+    ) -> Result<(), CommandError>
+    where
+        C::Request: Copy,
+    {
+        self.submit::<C>(request, response).map_err(|errno| {
             let (asked, number) = (asked(), C::INFO.number);
             let hint = match errno {
+                #[cfg(feature = "soft")]
+                errno if errno != Errno::STALE && self.source.is_soft(asked.id) => soft::hint(errno),
                 Errno::STALE => Some("the file was opened before fork; open a channel in this process"),
                 errno => hint::hint(self, number, errno, &asked),
             };
@@ -99,30 +146,133 @@ impl CmFile {
         })
     }
 
-    /// Writes a command. `ESTALE`: a parent of this process has opened the file, and nothing is written.
-    fn submit<C: Command>(&self, call: &Call<'_, C>) -> Result<(), Errno> {
+    /// Executes a command. `ESTALE`: a parent of this process has opened the file, and nothing is executed.
+    fn submit<C: Command>(&self, request: C::Request, response: &mut [u8]) -> Result<(), Errno>
+    where
+        C::Request: Copy,
+    {
         if !self.is_of_this_process() {
             return Err(Errno::STALE);
         }
         #[cfg(test)]
-        if self.execute(call) {
+        if self.simulate(&Call::<C>::with_room(request, response)) {
             return Ok(());
         }
-        // Not the `write` of rustix: its system call is declared to change no memory, so that an
-        // optimized program would never see the response.
-        loop {
-            return match (&self.file).write(call.as_bytes()) {
-                Ok(_) => Ok(()),
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
-            };
+        match &self.source {
+            Source::Kernel(file) => write_to_kernel::<C>(file, request, response),
+            #[cfg(feature = "soft")]
+            Source::Soft(file, _) => file.execute(C::INFO.number, request.as_bytes(), response),
+            #[cfg(feature = "soft")]
+            Source::Both(both) => both.execute::<C>(request, response),
         }
+    }
+
+    /// Moves an identifier of another file to this one.
+    pub(crate) fn migrate(&self, id: u32, old: &Self) -> Result<()> {
+        #[cfg(feature = "soft")]
+        {
+            let migrated = match (&self.source, &old.source) {
+                _ if !self.is_of_this_process() => None,
+                (Source::Soft(file, _), Source::Soft(old, _)) => Some(soft::migrate(file, id, old)),
+                (Source::Soft(file, _), Source::Both(old)) => Some(soft::migrate(file, id, old.soft())),
+                (Source::Both(file), Source::Soft(old, _)) => Some(soft::migrate(file.soft(), id, old)),
+                (Source::Both(file), Source::Both(old)) => Some(file.migrate(id, old)),
+                _ => None,
+            };
+            if let Some(migrated) = migrated {
+                let hint = |errno| CommandError {
+                    command: MigrateId::INFO.c.trim_start_matches("RDMA_USER_CM_CMD_"),
+                    asked: format!("id {id}"),
+                    errno,
+                    hint: soft::hint(errno),
+                };
+                return migrated.map_err(|errno| hint(errno).into());
+            }
+        }
+        let fd = old.source.kernel().map_or(u32::MAX, |file| file.as_raw_fd().cast_unsigned());
+        migrate_id(self, MigrateIdReq { id, fd, ..MigrateIdReq::zeroed() }).map(drop)
+    }
+}
+
+impl Source {
+    #[cfg(not(feature = "soft"))]
+    fn open() -> Result<Self> {
+        Ok(Self::Kernel(chardev::open()?.into()))
+    }
+
+    #[cfg(feature = "soft")]
+    fn open() -> Result<Self> {
+        let Some(fabric) = bareverbs::soft::named_fabric()? else {
+            return Ok(Self::Kernel(chardev::open()?.into()));
+        };
+        let Self::Soft(file, fabric) = Self::on(&fabric)? else { unreachable!("a file of soft devices") };
+        match chardev::open() {
+            Ok(kernel) => match soft::Both::new(kernel.into(), file) {
+                Ok(both) => Ok(Self::Both(Box::new(both))),
+                Err(errno) => Err(Error::System { what: "creating a descriptor of a channel", errno }),
+            },
+            Err(Error::NoConnectionManager | Error::Open { .. }) => Ok(Self::Soft(file, fabric)),
+            Err(error) => Err(error),
+        }
+    }
+
+    #[cfg(feature = "soft")]
+    fn on(fabric: &Fabric) -> Result<Self> {
+        let opened = bareverbs_soft::CmFile::open(fabric);
+        let file =
+            opened.map_err(|errno| Error::System { what: "opening the file of soft devices", errno })?;
+        Ok(Self::Soft(file, fabric.clone()))
+    }
+
+    /// Whether commands of an identifier go to soft devices.
+    #[cfg(feature = "soft")]
+    fn is_soft(&self, id: Option<u32>) -> bool {
+        match self {
+            Self::Kernel(_) => false,
+            Self::Soft(..) => true,
+            Self::Both(both) => id.is_some_and(|id| both.is_soft(id)),
+        }
+    }
+
+    /// The kernel's file.
+    fn kernel(&self) -> Option<&File> {
+        match self {
+            Self::Kernel(file) => Some(file),
+            #[cfg(feature = "soft")]
+            Self::Soft(..) => None,
+            #[cfg(feature = "soft")]
+            Self::Both(both) => Some(both.kernel()),
+        }
+    }
+}
+
+/// Writes a command to the kernel's file.
+fn write_to_kernel<C: Command>(
+    mut file: &File,
+    request: C::Request,
+    response: &mut [u8],
+) -> Result<(), Errno> {
+    let call = Call::<C>::with_room(request, response);
+    // Not the `write` of rustix: its system call is declared to change no memory, so that an
+    // optimized program would never see the response.
+    loop {
+        return match file.write(call.as_bytes()) {
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+        };
     }
 }
 
 impl AsFd for CmFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        match &self.source {
+            Source::Kernel(file) => file.as_fd(),
+            #[cfg(feature = "soft")]
+            Source::Soft(file, _) => file.as_fd(),
+            #[cfg(feature = "soft")]
+            Source::Both(both) => both.as_fd(),
+        }
     }
 }
 
@@ -151,8 +301,7 @@ macro_rules! commands {
         /// [`Error::Command`]: the kernel refused it.
         pub fn $name(file: &CmFile, $request: <$command as Command>::Request) -> Result<$response> {
             let mut response = <<$command as Command>::Response as FromZeros>::new_zeroed();
-            let call = Call::<$command>::new($request, &mut response);
-            file.write(&call, || $asked)?;
+            file.execute::<$command>($request, response.as_mut_bytes(), || $asked)?;
             Ok(response)
         }
     )*};
@@ -238,8 +387,7 @@ commands! {
 /// # Errors
 /// [`Error::Command`]: the kernel refused it.
 pub fn query(file: &CmFile, request: QueryReq, room: &mut [u8]) -> Result<()> {
-    let call = Call::<Query>::with_room(request, room);
-    file.write(&call, || describe(request.id, format_args!(", {:?}", request.option)))?;
+    file.execute::<Query>(request, room, || describe(request.id, format_args!(", {:?}", request.option)))?;
     Ok(())
 }
 
@@ -253,8 +401,7 @@ pub fn get_event(file: &CmFile) -> Result<Option<EventResp>> {
         return Ok(simulated.next_event());
     }
     let mut response = EventResp::zeroed();
-    let call = Call::<GetEvent>::new(GetEventReq::zeroed(), &mut response);
-    match file.write(&call, Asked::default) {
+    match file.execute::<GetEvent>(GetEventReq::zeroed(), response.as_mut_bytes(), Asked::default) {
         Ok(()) => Ok(Some(response)),
         Err(error) if error.errno == Errno::AGAIN => Ok(None),
         Err(error) => Err(error.into()),
@@ -269,9 +416,7 @@ pub fn set_option(file: &CmFile, mut request: SetOptionReq, value: &[u8]) -> Res
     request.optval = value.as_ptr().expose_provenance() as u64;
     request.optlen = u32::try_from(value.len())
         .map_err(|_| Error::invalid("set_option", "the value has 4 GiB or more"))?;
-    let mut response = ();
-    let call = Call::<SetOption>::new(request, &mut response);
-    file.write(&call, || {
+    file.execute::<SetOption>(request, &mut [], || {
         let SetOptionReq { level, optname: option, .. } = request;
         let asked = match option_name(level, option) {
             // Only values of a few bytes: paths are long.
@@ -284,9 +429,4 @@ pub fn set_option(file: &CmFile, mut request: SetOptionReq, value: &[u8]) -> Res
         Asked { option: Some((level, option)), ..asked }
     })?;
     Ok(())
-}
-
-/// The number of a file's descriptor, for [`migrate_id`].
-pub(crate) fn descriptor(file: &CmFile) -> u32 {
-    file.file.as_raw_fd().cast_unsigned()
 }

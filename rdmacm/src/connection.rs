@@ -76,10 +76,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use bareverbs::qp::{Ece, QpType};
 use bareverbs::runtime::Runtime;
+#[cfg(feature = "soft")]
+use bareverbs::soft::Fabric;
 use bareverbs::{Endpoint, EndpointOptions, Pd, PortNum};
 use rustix::io::Errno;
 
 use crate::channel::EventChannel;
+use crate::command::CmFile;
 use crate::event::{EventKind, RequestParam};
 use crate::id::BoundDevice;
 use crate::name::{Name, first, first_of};
@@ -103,6 +106,9 @@ use crate::{Addr, CmId, ConnectRequest, Error, IdOptions, PeerParam, PrivateData
 #[derive(Clone, Default)]
 pub struct Domains {
     known: Arc<Mutex<Known>>,
+    /// The fabric of the devices; `None`: those of [`EventChannel::new`].
+    #[cfg(feature = "soft")]
+    fabric: Option<Fabric>,
 }
 
 type Known = Vec<(BoundDevice, Pd)>;
@@ -128,7 +134,55 @@ impl Domains {
             *shared = Arc::downgrade(&known);
             known
         });
-        Self { known }
+        Self { known, ..Self::default() }
+    }
+
+    /// A list of devices of a fabric. Connectors, listeners, streams and datagram sockets with this list have
+    /// their connections on the fabric.
+    ///
+    /// ```
+    /// use bareverbs::soft::{Fabric, SoftDevice};
+    /// use bareverbs::{Endpoint, Op, PoolBuffer};
+    /// use bareverbs_rdmacm::connection::Domains;
+    /// use bareverbs_rdmacm::{Connector, IdOptions, Listener};
+    /// use std::net::Ipv4Addr;
+    ///
+    /// let fabric = Fabric::new();
+    /// let devices = [(); 2].map(|()| SoftDevice::new(&fabric));
+    /// let domains = Domains::on(&fabric);
+    /// let listener = Listener::bind_in(&domains, &IdOptions::default(), (devices[1].address(), 0))?;
+    /// let server = listener.local_addr()?;
+    /// let options = Endpoint::options();
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| listener.accept::<PoolBuffer>(&options).wait().unwrap());
+    ///     let connector = Connector::with_domains(&domains);
+    ///     let connected = connector.connect::<PoolBuffer>(server, &options).wait();
+    ///     assert_eq!(connected.unwrap().link.peer_addr().unwrap().port(), server.port());
+    /// });
+    /// # Ok::<(), bareverbs_rdmacm::Error>(())
+    /// ```
+    #[cfg(feature = "soft")]
+    #[must_use]
+    pub fn on(fabric: &Fabric) -> Self {
+        Self { fabric: Some(fabric.clone()), ..Self::default() }
+    }
+
+    /// A channel for the devices.
+    fn channel(&self) -> Result<EventChannel> {
+        #[cfg(feature = "soft")]
+        if let Some(fabric) = &self.fabric {
+            return EventChannel::on(fabric);
+        }
+        EventChannel::new()
+    }
+
+    /// A channel of one identifier for the devices.
+    pub(crate) fn private_channel(&self) -> Result<EventChannel> {
+        #[cfg(feature = "soft")]
+        if let Some(fabric) = &self.fabric {
+            return Ok(EventChannel::private(CmFile::on(fabric)?));
+        }
+        Ok(EventChannel::private(CmFile::open()?))
     }
 
     /// The protection domain of a device, which is opened on first use.
@@ -278,11 +332,19 @@ impl Listener {
     #[doc(alias = "rdma_create_ep")]
     #[doc(alias = "rdma_set_option")]
     pub fn bind_with(options: &IdOptions, name: impl Into<Name>) -> Result<Self> {
+        Self::bind_in(&Domains::default(), options, name)
+    }
+
+    /// Listens as [`Listener::bind_with`] does, with a list of devices that others share.
+    ///
+    /// # Errors
+    /// As for [`Listener::bind_with`].
+    pub fn bind_in(domains: &Domains, options: &IdOptions, name: impl Into<Name>) -> Result<Self> {
         first(name.into().resolve("Listener::bind")?, |addr| {
-            let id = options.create_id(&EventChannel::new()?)?;
+            let id = options.create_id(&domains.channel()?)?;
             id.bind_addr(addr)?;
             id.listen(options.backlog)?;
-            Ok(Self { id_options: *options, ..Self::from_id(id)? })
+            Ok(Self { id_options: *options, domains: domains.clone(), ..Self::from_id(id)? })
         })
     }
 
@@ -593,7 +655,7 @@ impl Connector {
         if let Some(channel) = self.channel.get() {
             return Ok(channel.clone());
         }
-        let opened = EventChannel::new()?;
+        let opened = self.domains.channel()?;
         // Another thread may have opened one.
         Ok(self.channel.get_or_init(|| opened).clone())
     }
@@ -873,7 +935,7 @@ impl Link {
     /// The errors of [`EventChannel::new`], [`EventChannel::attach`] and [`CmId::migrate`].
     #[doc(alias = "rdma_migrate_id")]
     pub fn own_channel(&mut self) -> Result<()> {
-        let channel = EventChannel::private()?;
+        let channel = self.id.channel().private_beside()?;
         if let Some(runtime) = self.id.channel().runtime() {
             channel.attach_to(&runtime)?;
         }

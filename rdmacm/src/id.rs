@@ -19,6 +19,8 @@ use zerocopy::FromBytes;
 use crate::addr::{Addr, IbAddr, PortSpace};
 use crate::attr::qp_attr;
 use crate::channel::EventChannel;
+#[cfg(feature = "soft")]
+use crate::command::soft::FIRST_SOFT;
 use crate::command::{self, CmFile};
 use crate::key::{self, Key, KeyInfo};
 use crate::param::{ConnParam, Message};
@@ -143,7 +145,7 @@ pub(crate) struct Membership {
 pub struct BoundDevice {
     /// Its node GUID.
     pub node_guid: Guid,
-    /// Its index in RDMA netlink.
+    /// Its index in RDMA netlink, or 0x8000_0000 and above for a soft device.
     pub index: u32,
     /// The port.
     pub port: PortNum,
@@ -155,6 +157,11 @@ impl BoundDevice {
     /// # Errors
     /// [`Error::Verbs`]: it can't be listed, or is gone ([`bareverbs::Error::NoDevice`]).
     pub fn find(&self) -> Result<Device> {
+        #[cfg(feature = "soft")]
+        if self.index >= FIRST_SOFT {
+            let found = bareverbs::soft::SoftDevice::find(self.index);
+            return Ok(found.map(Device::from).ok_or(bareverbs::Error::NoDevice)?);
+        }
         let is_it = |device: &Device| {
             device.node_guid() == self.node_guid && device.index().is_none_or(|index| index == self.index)
         };
@@ -778,9 +785,7 @@ impl CmId {
         if self.channel.same_channel(channel) {
             return Ok(());
         }
-        let request =
-            MigrateIdReq { id: self.number, fd: command::descriptor(self.file()), ..MigrateIdReq::zeroed() };
-        command::migrate_id(channel.file(), request)?;
+        channel.file().migrate(self.number, self.file())?;
         // Before wakers are called, which may panic: the kernel has the identifier on the new channel.
         let old = mem::replace(&mut self.channel, channel.clone());
         channel.take_over(&old, &self.keys());

@@ -61,7 +61,8 @@ impl ConnectRequest {
 
     /// Moves the identifier to a channel that no other identifier has.
     pub(crate) fn move_to_own_channel(&mut self) -> Result<()> {
-        self.id.move_to(&EventChannel::private()?)
+        let channel = self.id.channel().private_beside()?;
+        self.id.move_to(&channel)
     }
 
     /// The key of the listener.

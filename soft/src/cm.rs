@@ -53,6 +53,8 @@ pub(crate) trait CmSink: Send + Sync + Debug {
 pub(crate) enum Verdict {
     /// The connection stays until it is destroyed.
     Keep,
+    /// The same, and a repeated REQ or REP is answered with MRA. Counts for [`CmEvent::Reply`], too.
+    Delay,
     /// The connection is forgotten, without an answer: the peer repeats its request. A datagram request is
     /// rejected with status 2.
     Drop,
@@ -141,8 +143,7 @@ pub(crate) struct DatagramReply {
 /// An event of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CmEvent {
-    /// REQ, for a listener. The events of the connection go to the listener's sink until
-    /// [`cm_set_sink`](crate::engine::Engine::cm_set_sink).
+    /// REQ, for a listener. The events of the connection go to the listener's sink.
     Request { connection: ConnId, request: Request, path: Path },
     /// REP.
     Reply(Reply),

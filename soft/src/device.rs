@@ -1,5 +1,7 @@
 //! Soft devices.
 
+mod registry;
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -27,6 +29,26 @@ pub struct SoftDevice {
     port: Arc<Port>,
     name: Arc<str>,
     files: Arc<Mutex<Vec<Weak<Context>>>>,
+}
+
+/// A device that may be gone.
+#[derive(Debug)]
+struct WeakDevice {
+    index: u32,
+    port: Weak<Port>,
+    name: Arc<str>,
+    files: Arc<Mutex<Vec<Weak<Context>>>>,
+}
+
+impl WeakDevice {
+    fn exists(&self) -> bool {
+        self.port.strong_count() > 0
+    }
+
+    fn upgrade(&self) -> Option<SoftDevice> {
+        let (name, files) = (Arc::clone(&self.name), Arc::clone(&self.files));
+        Some(SoftDevice { port: self.port.upgrade()?, name, files })
+    }
 }
 
 impl SoftDevice {
@@ -94,7 +116,30 @@ impl SoftDevice {
     }
 
     fn of(port: Port, name: String) -> Self {
-        Self { port: Arc::new(port), name: name.into(), files: Arc::default() }
+        let device = Self { port: Arc::new(port), name: name.into(), files: Arc::default() };
+        registry::add(&device);
+        let namespace = device.port.namespace();
+        namespace.add_device(&device.port);
+        namespace.listen_on_new(&device.port);
+        device
+    }
+
+    fn downgrade(&self) -> WeakDevice {
+        let (name, files) = (Arc::clone(&self.name), Arc::clone(&self.files));
+        WeakDevice { index: self.index(), port: Arc::downgrade(&self.port), name, files }
+    }
+
+    /// The device with an [index](Self::index), if it exists.
+    #[must_use]
+    pub fn find(index: u32) -> Option<Self> {
+        registry::find(index).filter(|device| !device.port.is_removed())
+    }
+
+    /// The index of the device, which is unique in the process: 0x8000_0000 or more. A [`CmFile`](crate::CmFile)
+    /// names devices by it.
+    #[must_use]
+    pub fn index(&self) -> u32 {
+        self.port.index
     }
 
     /// `soft0` for 127.0.0.1, `soft1` for 127.0.0.2 and so on, `soft-ADDRESS` for other addresses.

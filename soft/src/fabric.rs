@@ -24,6 +24,7 @@ use bareverbs_transport::packet::{Global, Packet};
 
 use crate::address_error::AddressError;
 use crate::engine::Engine;
+use crate::rdma_cm::Namespace;
 use crate::sys::lock;
 use crate::wire::{UdpWire, WireThread, gid};
 
@@ -39,6 +40,8 @@ pub struct Fabric(Arc<FabricInner>);
 
 struct FabricInner {
     state: Mutex<FabricState>,
+    /// The connection manager of the devices.
+    namespace: Arc<Namespace>,
     timer: Condvar,
     /// The process that made the fabric. In its forked child a lock may be held by a thread that the child
     /// doesn't have. `None` if the kernel can't tell one from the other: the fabric has no devices then.
@@ -81,6 +84,17 @@ impl Fabric {
     /// A fabric without devices.
     #[must_use]
     pub fn new() -> Self {
+        Self::of_namespace(Arc::default())
+    }
+
+    /// A fabric without devices, apart from this one: devices of one don't reach those of the other, except by
+    /// UDP. A [`CmFile`](crate::CmFile) serves the devices of both.
+    #[must_use]
+    pub fn sibling(&self) -> Self {
+        Self::of_namespace(Arc::clone(&self.0.namespace))
+    }
+
+    fn of_namespace(namespace: Arc<Namespace>) -> Self {
         let state = FabricState {
             devices: Vec::new(),
             addresses: HashMap::new(),
@@ -94,7 +108,17 @@ impl Fabric {
             packets: Vec::new(),
         };
         let fork_guard = ForkGuard::new().ok();
-        Self(Arc::new(FabricInner { state: Mutex::new(state), timer: Condvar::new(), fork_guard }))
+        Self(Arc::new(FabricInner { state: Mutex::new(state), namespace, timer: Condvar::new(), fork_guard }))
+    }
+
+    /// The connection manager of the devices.
+    pub(crate) fn namespace(&self) -> &Arc<Namespace> {
+        &self.0.namespace
+    }
+
+    /// Whether both are the same fabric.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Whether this process made the fabric. Nothing else may be called in a forked child.

@@ -12,6 +12,7 @@
 //! | `channel` | completion channels and asynchronous events as descriptors |
 //! | `cm` | the communication manager: connections by messages on QP 1 |
 //! | `engine` | the data path: rings, memory keys, and the transport's [`Device`](bareverbs_transport::Device) |
+//! | `rdma_cm` | the connection manager for programs: [`CmFile`] |
 //! | `fabric` | devices on one wire under one lock, and time |
 //! | `wire` | packets of RoCE v2 over UDP sockets |
 //! | `address_error`, `sys` | [`AddressError`]; locks and errors of the C library |
@@ -28,6 +29,7 @@ mod file;
 mod methods;
 mod objects;
 mod port;
+mod rdma_cm;
 mod sys;
 mod user;
 mod wire;
@@ -36,4 +38,5 @@ pub use address_error::AddressError;
 pub use device::SoftDevice;
 pub use fabric::Fabric;
 pub use objects::Resources;
+pub use rdma_cm::CmFile;
 pub use wire::Dropped;

@@ -1,6 +1,7 @@
 //! A port on a fabric: addresses and attributes of a device, as Soft-RoCE reports them.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use bareverbs_provider::Errno;
@@ -16,6 +17,7 @@ use bareverbs_uapi::write::types::DeviceCapFlags;
 use crate::address_error::AddressError;
 use crate::engine::{Engine, MAX_AH, MAX_CQ, MAX_QP, MAX_SRQ};
 use crate::fabric::Fabric;
+use crate::rdma_cm::Namespace;
 use crate::wire::{Dropped, UdpWire, gid};
 
 /// The only port of a device.
@@ -37,12 +39,17 @@ const GID_TABLE: u32 = 1024;
 /// `DeviceCapFlags` of Soft-RoCE.
 const CAPABILITIES: u64 = 0x01c0_0122_3c76;
 
+/// The index of the next device. Those of the kernel are below.
+static NEXT_INDEX: AtomicU32 = AtomicU32::new(0x8000_0000);
+
 /// A port, with its place on the fabric.
 #[derive(Debug)]
 pub(crate) struct Port {
     fabric: Fabric,
     /// Its number on the fabric.
     number: u32,
+    /// Unique in the process.
+    pub(crate) index: u32,
     pub(crate) address: IpAddr,
     pub(crate) gids: Vec<[u8; 16]>,
     mtu: Mtu,
@@ -110,6 +117,7 @@ impl Port {
         Self {
             fabric: fabric.clone(),
             number,
+            index: NEXT_INDEX.fetch_add(1, Ordering::Relaxed),
             address,
             gids,
             mtu,
@@ -117,6 +125,31 @@ impl Port {
             protection_domains: AtomicU32::new(1),
             offset: AtomicU64::new(0),
         }
+    }
+
+    /// The connection manager of the fabric.
+    pub(crate) fn namespace(&self) -> &Arc<Namespace> {
+        self.fabric.namespace()
+    }
+
+    /// Whether both are on the same fabric.
+    pub(crate) fn is_on_fabric_of(&self, other: &Self) -> bool {
+        self.fabric.is_same(&other.fabric)
+    }
+
+    /// Whether it has a UDP wire.
+    pub(crate) fn has_wire(&self) -> bool {
+        self.with(|engine| Ok(engine.wire().is_some())) == Ok(true)
+    }
+
+    /// The MTU: 1 for 256 bytes to 5 for 4096 bytes.
+    pub(crate) fn active_mtu(&self) -> u8 {
+        self.mtu.0
+    }
+
+    /// The index of the GID of its address.
+    pub(crate) fn gid_index(&self) -> u8 {
+        (self.gids.len() - 1) as u8
     }
 
     pub(crate) fn node_guid(&self) -> Guid {
@@ -164,7 +197,11 @@ impl Port {
 
     /// Takes the port off the fabric. Returns `false` if it was removed before, and in a forked child.
     pub(crate) fn remove(&self) -> bool {
-        self.fabric.remove_device(self.number, &self.removed)
+        let is_removed = self.fabric.remove_device(self.number, &self.removed);
+        if is_removed {
+            self.namespace().remove_device(self.index);
+        }
+        is_removed
     }
 
     pub(crate) fn new_protection_domain(&self) -> u32 {

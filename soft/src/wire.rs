@@ -42,7 +42,7 @@ use receive::{Batch, Datagram};
 pub(crate) use thread::WireThread;
 
 /// UDP port of RoCE v2.
-const ROCE: u16 = 4791;
+pub(crate) const ROCE: u16 = 4791;
 /// Requested size of the receive buffer in bytes. The kernel limits it to `net.core.rmem_max`, unless the
 /// process has CAP_NET_ADMIN.
 const RECEIVE_BUFFER: usize = 8 << 20;

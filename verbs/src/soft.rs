@@ -96,6 +96,18 @@ impl Named {
     }
 }
 
+/// The fabric of the devices `soft0`, `soft1` and so on. `None` if the process has created no device by name.
+/// Those with an address are on [siblings](Fabric::sibling) of it.
+///
+/// # Errors
+///
+/// [`Error::System`]: no page could be mapped.
+pub fn named_fabric() -> Result<Option<Fabric>> {
+    let named = Named::get()?;
+    let is_empty = named.devices.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+    Ok((!is_empty).then(|| named.fabric.clone()))
+}
+
 /// What a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Name {
@@ -132,7 +144,7 @@ fn find_or_create(name: &str, named: Name) -> Result<SoftDevice> {
                     let address = Ipv4Addr::from(u32::from(Ipv4Addr::LOCALHOST) + number);
                     SoftDevice::with_address(&all.fabric, address.into())
                 }
-                Name::Bound(address) => SoftDevice::bind(&Fabric::new(), address),
+                Name::Bound(address) => SoftDevice::bind(&all.fabric.sibling(), address),
             };
             let device = device.map_err(|error| unavailable(name, &error))?;
             devices.push((named, device.clone()));

@@ -10,6 +10,7 @@ use std::path::Path;
 use bareverbs_uapi::rdma_cm::structs::*;
 use bareverbs_uapi::rdma_cm::*;
 use rustix::io::Errno;
+use zerocopy::IntoBytes;
 
 use super::CmFile;
 use crate::Addr;
@@ -359,7 +360,7 @@ fn state(file: &CmFile, asked: &Asked) -> Result<Option<State>, Errno> {
     let Some(id) = asked.id else { return Ok(None) };
     let mut response = QueryAddrResp::zeroed();
     let request = QueryReq { id, option: QueryOption::ADDR, ..QueryReq::zeroed() };
-    file.submit(&Call::<Query>::new(request, &mut response))?;
+    file.submit::<Query>(request, response.as_mut_bytes())?;
     Ok(Some(State {
         has_device: response.node_guid != 0,
         local: Addr::from_kernel(&response.src_addr),
@@ -372,7 +373,8 @@ impl CmFile {
     /// at the command, so that none is needed.
     fn has_other_credentials(&self) -> bool {
         use std::io::Write;
-        (&self.file).write(&[]).is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::ACCESS))
+        let Some(mut file) = self.source.kernel() else { return false };
+        file.write(&[]).is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::ACCESS))
     }
 }
 
@@ -406,13 +408,12 @@ fn is_local(file: &CmFile, addr: Addr) -> Option<bool> {
     let mut created = CreateIdResp::zeroed();
     // Without `uid`, it gets no events.
     let request = CreateIdReq { ps: PortSpace::UDP, ..CreateIdReq::zeroed() };
-    file.submit(&Call::<CreateId>::new(request, &mut created)).ok()?;
+    file.submit::<CreateId>(request, created.as_mut_bytes()).ok()?;
     let id = created.id;
     let (addr, addr_size) = addr.with_port(0).to_kernel();
-    let bound =
-        file.submit(&Call::<Bind>::new(BindReq { id, addr_size, addr, ..BindReq::zeroed() }, &mut ()));
+    let bound = file.submit::<Bind>(BindReq { id, addr_size, addr, ..BindReq::zeroed() }, &mut []);
     let request = DestroyIdReq { id, ..DestroyIdReq::zeroed() };
-    file.submit(&Call::<DestroyId>::new(request, &mut DestroyIdResp::zeroed())).ok()?;
+    file.submit::<DestroyId>(request, DestroyIdResp::zeroed().as_mut_bytes()).ok()?;
     Some(bound != Err(Errno::ADDRNOTAVAIL))
 }
 

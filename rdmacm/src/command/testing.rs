@@ -10,7 +10,7 @@ use bareverbs_uapi::rdma_cm::structs::*;
 use bareverbs_uapi::rdma_cm::*;
 use zerocopy::FromBytes;
 
-use super::CmFile;
+use super::{CmFile, Source};
 use crate::Addr;
 
 /// The kernel's side of a file of a test. It executes every command, and has events.
@@ -97,14 +97,15 @@ impl CmFile {
     /// A file that refuses commands.
     pub(crate) fn for_test() -> Self {
         let file = File::open("/dev/null").expect("/dev/null");
-        Self { file, process: ForkGuard::new().expect("a page"), simulated: None }
+        Self { source: Source::Kernel(file), process: ForkGuard::new().expect("a page"), simulated: None }
     }
 
     /// A file with a simulated kernel. Its descriptor is never readable.
     pub(crate) fn simulated() -> Self {
         let flags = rustix::event::EventfdFlags::CLOEXEC;
         let file = rustix::event::eventfd(0, flags).expect("an eventfd").into();
-        Self { file, process: ForkGuard::new().expect("a page"), simulated: Some(Simulated::default()) }
+        let (source, process) = (Source::Kernel(file), ForkGuard::new().expect("a page"));
+        Self { source, process, simulated: Some(Simulated::default()) }
     }
 
     /// The simulated kernel.
@@ -113,7 +114,7 @@ impl CmFile {
     }
 
     /// Lets the simulated kernel execute a command, if there is one.
-    pub(super) fn execute<C: Command>(&self, call: &Call<'_, C>) -> bool {
+    pub(super) fn simulate<C: Command>(&self, call: &Call<'_, C>) -> bool {
         self.simulated.iter().for_each(|simulated| simulated.execute(call));
         self.simulated.is_some()
     }

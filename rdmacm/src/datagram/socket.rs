@@ -135,7 +135,7 @@ impl DatagramSocket {
     }
 
     pub(super) fn new(addr: SocketAddr, options: &DatagramSocketOptions) -> Result<Self> {
-        Self::on_channel(EventChannel::private()?, addr, options)
+        Self::on_channel(options.list().private_channel()?, addr, options)
     }
 
     fn on_channel(channel: EventChannel, addr: SocketAddr, options: &DatagramSocketOptions) -> Result<Self> {

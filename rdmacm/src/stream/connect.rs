@@ -19,9 +19,7 @@ use crate::id::BoundDevice;
 use crate::name::{first, first_of};
 use crate::qp::bring_up;
 use crate::waiting::{Waiter, Waiting};
-use crate::{
-    Addr, CmId, ConnParam, ConnectOptions, ConnectRequest, Error, EventChannel, Name, PortSpace, steps,
-};
+use crate::{Addr, CmId, ConnParam, ConnectOptions, ConnectRequest, Error, Name, PortSpace, steps};
 
 /// A stream needs no reads and no atomics. A peer that does not read makes a write wait, so that RNR
 /// retries have no limit.
@@ -64,7 +62,7 @@ impl StreamOptions {
 
     /// An identifier of its own channel with the options.
     fn new_id(&self) -> Result<CmId> {
-        let channel = EventChannel::private()?;
+        let channel = self.list().private_channel()?;
         if let Some(runtime) = &self.runtime {
             channel.attach_to(runtime)?;
         }
@@ -297,7 +295,7 @@ mod tests {
 
     #[test]
     fn accept_ends_in_time_although_foreign_peers_send_requests() {
-        let channel = EventChannel::simulated_private();
+        let channel = crate::EventChannel::simulated_private();
         let (id, options) = (CmId::new(&channel, PortSpace::Tcp).unwrap(), StreamOptions::default());
         let (uid, kernel) = (id.key().get(), channel.file().kernel());
         for id in 1..=2 {

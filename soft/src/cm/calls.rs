@@ -97,13 +97,6 @@ impl Cm {
         Ok(ConnId(id))
     }
 
-    /// Sets where the events of a connection go.
-    pub(crate) fn set_sink(&mut self, id: ConnId, sink: Arc<dyn CmSink>) {
-        if let Some(connection) = self.connections.get_mut(&id.0).filter(|found| found.sink.is_some()) {
-            connection.sink = Some(sink);
-        }
-    }
-
     /// The state of a connection or listener that was not destroyed.
     pub(crate) fn state(&self, id: ConnId) -> Option<ConnState> {
         match self.connections.get(&id.0) {

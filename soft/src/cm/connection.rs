@@ -231,9 +231,12 @@ impl Cm {
 
     /// Hands an event of a connection to its sink.
     pub(super) fn raise(&mut self, id: u32, event: CmEvent) {
-        if let Some(sink) = self.connections.get(&id).and_then(|connection| connection.sink.as_ref()) {
-            // Its verdict concerns requests.
-            let _: Verdict = sink.event(ConnId(id), event);
+        let Some(sink) = self.connections.get(&id).and_then(|connection| connection.sink.as_ref()) else {
+            return;
+        };
+        if sink.event(ConnId(id), event) == Verdict::Delay {
+            // It fails in states without a message to answer.
+            let _ = self.delay(ConnId(id));
         }
     }
 }

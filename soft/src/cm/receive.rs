@@ -93,6 +93,7 @@ impl Cm {
     fn obey(&mut self, id: u32, verdict: Verdict) {
         match verdict {
             Verdict::Keep => {}
+            Verdict::Delay => _ = self.delay(ConnId(id)),
             Verdict::Drop => self.drop_request(id),
             Verdict::Reject => self.destroy(ConnId(id)),
         }

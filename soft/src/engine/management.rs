@@ -43,20 +43,9 @@ impl Engine {
         self.with_cm(|cm| cm.connect(&request, path, sink))
     }
 
-    /// Sets where the events of a connection go from now on. A new connection's go to the listener's sink.
-    pub(crate) fn cm_set_sink(&mut self, id: ConnId, sink: Arc<dyn CmSink>) {
-        self.cm.set_sink(id, sink);
-    }
-
     /// The state of a connection. `None` if it was destroyed.
     pub(crate) fn cm_state(&self, id: ConnId) -> Option<ConnState> {
         self.cm.state(id)
-    }
-
-    /// Makes repeated REQs or REPs be answered with MRA, with a service time of 4.096 µs × 2^24. `EINVAL`
-    /// unless one was received last.
-    pub(crate) fn cm_delay(&mut self, id: ConnId) -> Result<(), Errno> {
-        self.cm.delay(id)
     }
 
     /// Sends a REP: `EINVAL` unless a REQ was received.

@@ -189,19 +189,6 @@ fn data_may_establish_a_connection_before_the_rtu() {
 }
 
 #[test]
-fn events_go_to_the_sink_that_was_set() {
-    let (mut net, _) = Net::listening();
-    let (client, server) = net.requested();
-    let sink = Recorder { events: Mutex::default(), verdict: Mutex::new(Verdict::Keep) };
-    let sink = Arc::new(sink);
-    net.call(1, |cm, _| cm.set_sink(server, Arc::<Recorder>::clone(&sink)));
-    net.call(0, |cm, _| cm.destroy(client));
-    net.run(0);
-    assert!(net.sides[1].events().is_empty());
-    assert_eq!(sink.events.lock().unwrap().len(), 1);
-}
-
-#[test]
 fn datagram_services_are_resolved() {
     let (mut net, listener) = Net::listening();
     let asked = DatagramRequest { service_id: SERVICE, private_data: vec![3; 216] };

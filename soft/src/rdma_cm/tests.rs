@@ -1,0 +1,445 @@
+use std::os::fd::{AsFd, AsRawFd};
+
+use bareverbs_provider::Errno;
+use bareverbs_uapi::rdma_cm::address::SocketAddressStorage;
+use bareverbs_uapi::rdma_cm::structs::*;
+use bareverbs_uapi::rdma_cm::*;
+use bareverbs_uapi::verbs_values::{QpAttrMask, QpState};
+use bareverbs_uapi::write::structs::QpAttr;
+use proptest::prelude::*;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::CmFile;
+use super::address::storage;
+use crate::{Fabric, SoftDevice};
+
+/// A fabric with two devices, and a file for each side.
+struct Sides {
+    fabric: Fabric,
+    devices: [SoftDevice; 2],
+    client: CmFile,
+    server: CmFile,
+}
+
+impl Sides {
+    fn new() -> Self {
+        let fabric = Fabric::new();
+        let devices = [(); 2].map(|()| SoftDevice::new(&fabric));
+        let [client, server] = [(); 2].map(|()| CmFile::open(&fabric).unwrap());
+        Self { fabric, devices, client, server }
+    }
+
+    /// A listener on the second device, and its port.
+    fn listen(&self, space: PortSpace, backlog: u32) -> (u32, u16) {
+        let id = create(&self.server, 100, space);
+        bind(&self.server, id, self.address(1, 0)).unwrap();
+        execute::<Listen>(&self.server, ListenReq { id, backlog }).unwrap();
+        (id, local_port(&self.server, id))
+    }
+
+    fn address(&self, device: usize, port: u16) -> SocketAddressStorage {
+        storage(Some((self.devices[device].address(), port).into())).0
+    }
+
+    /// An identifier with a route to a port of the second device.
+    fn resolved(&self, uid: u64, space: PortSpace, port: u16) -> u32 {
+        let id = create(&self.client, uid, space);
+        resolve(&self.client, id, self.address(1, port)).unwrap();
+        expect(&self.client, EventType::ADDR_RESOLVED, uid);
+        execute::<ResolveRoute>(&self.client, ResolveRouteReq { id, timeout_ms: 1 }).unwrap();
+        expect(&self.client, EventType::ROUTE_RESOLVED, uid);
+        id
+    }
+
+    /// An identifier that has sent a request with these private data.
+    fn asking(&self, uid: u64, space: PortSpace, port: u16, data: &[u8]) -> u32 {
+        let id = self.resolved(uid, space, port);
+        let request = ConnectReq { id, conn_param: param(0x77, data), ..ConnectReq::zeroed() };
+        execute::<Connect>(&self.client, request).unwrap();
+        id
+    }
+
+    /// An identifier that is connected with a child of a listener.
+    fn connected(&self, port: u16) -> (u32, u32) {
+        let client = self.asking(1, PortSpace::TCP, port, b"hello");
+        let child = expect(&self.server, EventType::CONNECT_REQUEST, 100).id;
+        accept(&self.server, child, 2, b"welcome").unwrap();
+        expect(&self.client, EventType::CONNECT_RESPONSE, 1);
+        execute::<Accept>(&self.client, AcceptReq { id: client, ..AcceptReq::zeroed() }).unwrap();
+        expect(&self.server, EventType::ESTABLISHED, 2);
+        (client, child)
+    }
+}
+
+fn call<C: Command>(file: &CmFile, request: C::Request) -> Result<C::Response, Errno> {
+    let mut response = C::Response::new_zeroed();
+    file.execute(C::INFO.number, request.as_bytes(), response.as_mut_bytes()).map(|()| response)
+}
+
+fn execute<C: Command>(file: &CmFile, request: C::Request) -> Result<(), Errno> {
+    call::<C>(file, request).map(drop)
+}
+
+fn create(file: &CmFile, uid: u64, ps: PortSpace) -> u32 {
+    call::<CreateId>(file, CreateIdReq { uid, ps, qp_type: 2, ..CreateIdReq::zeroed() }).unwrap().id
+}
+
+fn destroy(file: &CmFile, id: u32) -> Result<u32, Errno> {
+    Ok(call::<DestroyId>(file, DestroyIdReq { id, ..DestroyIdReq::zeroed() })?.events_reported)
+}
+
+fn size(addr: &SocketAddressStorage) -> u16 {
+    super::address::Address::parse(addr.as_bytes()).size()
+}
+
+fn bind(file: &CmFile, id: u32, addr: SocketAddressStorage) -> Result<(), Errno> {
+    execute::<Bind>(file, BindReq { id, addr_size: size(&addr), addr, ..BindReq::zeroed() })
+}
+
+fn resolve(file: &CmFile, id: u32, dst_addr: SocketAddressStorage) -> Result<(), Errno> {
+    let (dst_size, timeout_ms) = (size(&dst_addr), 100);
+    execute::<ResolveAddr>(
+        file,
+        ResolveAddrReq { id, timeout_ms, dst_size, dst_addr, ..ResolveAddrReq::zeroed() },
+    )
+}
+
+fn accept(file: &CmFile, id: u32, uid: u64, data: &[u8]) -> Result<(), Errno> {
+    execute::<Accept>(file, AcceptReq { id, uid, conn_param: param(0x88, data), ..AcceptReq::zeroed() })
+}
+
+fn attributes(file: &CmFile, id: u32, state: QpState) -> Result<QpAttr, Errno> {
+    call::<InitQpAttr>(file, InitQpAttrReq { id, qp_state: state.0.into(), ..InitQpAttrReq::zeroed() })
+}
+
+fn param(qp_num: u32, data: &[u8]) -> ConnParam {
+    let mut param = ConnParam {
+        qp_num,
+        private_data_len: data.len() as u8,
+        responder_resources: 3,
+        initiator_depth: 5,
+        retry_count: 6,
+        rnr_retry_count: 7,
+        valid: 1,
+        ..ConnParam::zeroed()
+    };
+    param.private_data[..data.len()].copy_from_slice(data);
+    param
+}
+
+fn addresses(file: &CmFile, id: u32) -> QueryAddrResp {
+    call::<Query>(file, QueryReq { id, option: QueryOption::ADDR, ..QueryReq::zeroed() }).unwrap()
+}
+
+fn local_port(file: &CmFile, id: u32) -> u16 {
+    u16::from_be_bytes([addresses(file, id).src_addr.data[0], addresses(file, id).src_addr.data[1]])
+}
+
+fn is_readable(file: &CmFile) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(file, PollFlags::IN)], Some(&now)).unwrap() == 1
+}
+
+fn next(file: &CmFile) -> Option<EventResp> {
+    let readable = is_readable(file);
+    let event = call::<GetEvent>(file, GetEventReq::zeroed());
+    assert_eq!(event.is_ok(), readable, "{event:?}");
+    event.ok()
+}
+
+#[track_caller]
+fn expect(file: &CmFile, event: EventType, uid: u64) -> EventResp {
+    let found = next(file).expect("an event");
+    assert_eq!((found.event, found.uid), (event, uid));
+    found
+}
+
+#[test]
+fn connection_is_made_and_ended() {
+    let sides = Sides::new();
+    let (_, port) = sides.listen(PortSpace::TCP, 0);
+    let client = sides.asking(1, PortSpace::TCP, port, b"hello");
+    let request = expect(&sides.server, EventType::CONNECT_REQUEST, 100);
+    let conn = request.conn();
+    assert_eq!((conn.private_data_len, &conn.private_data[..6]), (56, &b"hello\0"[..]));
+    assert_eq!((conn.qp_num, conn.responder_resources, conn.initiator_depth), (0x77, 5, 3));
+    let child = request.id;
+    for (state, timeout) in [(QpState::INIT, 0), (QpState::RTR, 0), (QpState::RTS, 17)] {
+        let attr = attributes(&sides.server, child, state).unwrap();
+        assert_eq!((attr.qp_state, attr.timeout), (u32::from(state.0), timeout));
+    }
+    assert_eq!(attributes(&sides.client, client, QpState::RTR), Err(Errno::INVAL));
+    accept(&sides.server, child, 2, b"welcome").unwrap();
+    let response = expect(&sides.client, EventType::CONNECT_RESPONSE, 1).conn();
+    assert_eq!((response.private_data_len, &response.private_data[..7]), (196, &b"welcome"[..]));
+    assert_eq!(response.qp_num, 0x88);
+    let (rtr, rts) = (
+        attributes(&sides.client, client, QpState::RTR).unwrap(),
+        attributes(&sides.server, child, QpState::RTS).unwrap(),
+    );
+    assert_eq!((rtr.rq_psn, rtr.dest_qp_num, rtr.path_mtu), (rts.sq_psn, 0x88, 5));
+    assert!(rtr.qp_attr_mask.contains(QpAttrMask::MIN_RNR_TIMER));
+    execute::<Accept>(&sides.client, AcceptReq { id: client, ..AcceptReq::zeroed() }).unwrap();
+    expect(&sides.server, EventType::ESTABLISHED, 2);
+    execute::<Disconnect>(&sides.client, DisconnectReq { id: client }).unwrap();
+    expect(&sides.server, EventType::DISCONNECTED, 2);
+    assert!(next(&sides.client).is_none());
+    execute::<Disconnect>(&sides.server, DisconnectReq { id: child }).unwrap();
+    assert_eq!(expect(&sides.client, EventType::DISCONNECTED, 1).status, 0);
+    assert_eq!(attributes(&sides.client, client, QpState::RTS), Err(Errno::INVAL));
+    assert_eq!(destroy(&sides.client, client), Ok(4));
+}
+
+#[test]
+fn requests_are_rejected_with_their_reason() {
+    let sides = Sides::new();
+    let (listener, port) = sides.listen(PortSpace::TCP, 0);
+    sides.asking(1, PortSpace::TCP, port + 1, b"");
+    assert_eq!(expect(&sides.client, EventType::REJECTED, 1).status, 8);
+    sides.asking(2, PortSpace::TCP, port, b"");
+    let child = expect(&sides.server, EventType::CONNECT_REQUEST, 100).id;
+    let mut request = RejectReq { id: child, private_data_len: 4, ..RejectReq::zeroed() };
+    request.private_data[..4].copy_from_slice(b"busy");
+    execute::<Reject>(&sides.server, request).unwrap();
+    let rejected = expect(&sides.client, EventType::REJECTED, 2);
+    assert_eq!((rejected.status, &rejected.conn().private_data[..4]), (28, &b"busy"[..]));
+    // Requests that were not delivered end with their listener.
+    sides.asking(3, PortSpace::TCP, port, b"");
+    destroy(&sides.server, listener).unwrap();
+    assert_eq!(expect(&sides.client, EventType::REJECTED, 3).status, 28);
+    assert!(next(&sides.server).is_none());
+    // A peer that gives up.
+    let (_, port) = sides.listen(PortSpace::TCP, 0);
+    let client = sides.asking(4, PortSpace::TCP, port, b"");
+    let child = expect(&sides.server, EventType::CONNECT_REQUEST, 100).id;
+    destroy(&sides.client, client).unwrap();
+    assert_eq!(accept(&sides.server, child, 5, b""), Err(Errno::INVAL));
+}
+
+#[test]
+fn wildcard_listener_serves_later_devices_and_siblings() {
+    let sides = Sides::new();
+    let listener = create(&sides.server, 100, PortSpace::TCP);
+    execute::<Listen>(&sides.server, ListenReq { id: listener, backlog: 0 }).unwrap();
+    let port = local_port(&sides.server, listener);
+    assert_eq!(addresses(&sides.server, listener).node_guid, 0);
+    let later = SoftDevice::new(&sides.fabric);
+    let sibling = sides.fabric.sibling();
+    let alone = SoftDevice::with_address(&sibling, [10, 9, 8, 7].into()).unwrap();
+    for (uid, device) in [(1, &sides.devices[1]), (2, &later), (3, &alone)] {
+        let id = create(&sides.client, uid, PortSpace::TCP);
+        resolve(&sides.client, id, storage(Some((device.address(), port).into())).0).unwrap();
+        expect(&sides.client, EventType::ADDR_RESOLVED, uid);
+        execute::<ResolveRoute>(&sides.client, ResolveRouteReq { id, timeout_ms: 1 }).unwrap();
+        expect(&sides.client, EventType::ROUTE_RESOLVED, uid);
+        let request = ConnectReq { id, conn_param: param(0x77, b""), ..ConnectReq::zeroed() };
+        execute::<Connect>(&sides.client, request).unwrap();
+        let child = expect(&sides.server, EventType::CONNECT_REQUEST, 100).id;
+        assert_eq!(addresses(&sides.server, child).ibdev_index, device.index());
+    }
+}
+
+#[test]
+fn ports_are_shared_as_in_the_kernel() {
+    let sides = Sides::new();
+    let bound = |device, port, option: Option<IdOption>| {
+        let id = create(&sides.client, 1, PortSpace::TCP);
+        if let Some(IdOption(optname)) = option {
+            let (value, level) = (1_i32, OptionLevel::ID);
+            let optval = (&raw const value).expose_provenance() as u64;
+            let request = SetOptionReq { optval, id, level, optname, optlen: 4 };
+            execute::<SetOption>(&sides.client, request).unwrap();
+        }
+        let address = match device {
+            Some(device) => sides.address(device, port),
+            None => storage(Some(([0; 4], port).into())).0,
+        };
+        bind(&sides.client, id, address).map(|()| id)
+    };
+    bound(Some(0), 7174, None).unwrap();
+    assert_eq!(bound(Some(0), 7174, None), Err(Errno::ADDRINUSE));
+    assert_eq!(bound(None, 7174, None), Err(Errno::ADDRNOTAVAIL));
+    bound(Some(1), 7174, None).unwrap();
+    let reused = [(); 2].map(|()| bound(Some(0), 7175, Some(IdOption::REUSE_ADDR)).unwrap());
+    let listen = |id| execute::<Listen>(&sides.client, ListenReq { id, backlog: 0 });
+    assert_eq!(listen(reused[0]), Err(Errno::ADDRINUSE));
+    destroy(&sides.client, reused[0]).unwrap();
+    listen(reused[1]).unwrap();
+    let id = create(&sides.client, 1, PortSpace::TCP);
+    assert_eq!(
+        bind(&sides.client, id, storage(Some(([192, 0, 2, 1], 0).into())).0),
+        Err(Errno::ADDRNOTAVAIL)
+    );
+    bind(&sides.client, id, sides.address(0, 0)).unwrap();
+    assert!((32768..=60999).contains(&local_port(&sides.client, id)));
+}
+
+#[test]
+fn addresses_without_a_device_do_not_resolve() {
+    let sides = Sides::new();
+    let id = create(&sides.client, 1, PortSpace::TCP);
+    for address in [[127, 0, 0, 99], [0, 0, 0, 0]] {
+        let resolved = resolve(&sides.client, id, storage(Some((address, 1).into())).0);
+        assert_eq!(resolved, Err(Errno::NETUNREACH), "{address:?}");
+    }
+    // Failures leave it bound.
+    resolve(&sides.client, id, sides.address(1, 1)).unwrap();
+    assert_eq!(resolve(&sides.client, id, sides.address(1, 1)), Err(Errno::INVAL));
+    let request = ResolveRouteReq { id, timeout_ms: 0 };
+    assert_eq!(execute::<ResolveRoute>(&sides.client, request), Err(Errno::INVAL));
+}
+
+#[test]
+fn backlog_counts_requests_that_wait() {
+    let sides = Sides::new();
+    let (_, port) = sides.listen(PortSpace::UDP, 2);
+    for uid in 1..=3 {
+        sides.asking(uid, PortSpace::UDP, port, b"who");
+    }
+    assert_eq!(expect(&sides.client, EventType::UNREACHABLE, 3).status, 2);
+    for _ in 0..2 {
+        let request = expect(&sides.server, EventType::CONNECT_REQUEST, 100);
+        assert_eq!((request.ud.private_data_len, &request.ud.private_data[..3]), (180, &b"who"[..]));
+        accept(&sides.server, request.id, 7, b"me").unwrap();
+    }
+    for uid in 1..=2 {
+        let answer = expect(&sides.client, EventType::ESTABLISHED, uid).ud;
+        assert_eq!((answer.qp_num, answer.qkey, answer.private_data_len), (0x88, 0x0123_4567, 136));
+        assert_eq!(answer.ah_attr.grh.dgid[12..], [127, 0, 0, 2]);
+    }
+    sides.asking(9, PortSpace::UDP, port + 1, b"");
+    assert_eq!(expect(&sides.client, EventType::UNREACHABLE, 9).status, 1);
+}
+
+#[test]
+fn identifiers_move_with_their_events() {
+    let sides = Sides::new();
+    let (_, port) = sides.listen(PortSpace::TCP, 0);
+    let (id, _) = sides.connected(port);
+    let fd = sides.client.as_fd().as_raw_fd().cast_unsigned();
+    let migrate =
+        |file: &CmFile, fd| call::<MigrateId>(file, MigrateIdReq { id, fd, ..MigrateIdReq::zeroed() });
+    execute::<WriteCmEvent>(
+        &sides.client,
+        WriteCmEventReq { id, event: EventType::USER, ..WriteCmEventReq::zeroed() },
+    )
+    .unwrap();
+    assert_eq!(migrate(&sides.server, 0x7fff_fff0), Err(Errno::NOENT));
+    assert_eq!(migrate(&sides.server, 1), Err(Errno::INVAL));
+    assert_eq!(migrate(&sides.server, fd).unwrap().events_reported, 3);
+    assert!(!is_readable(&sides.client));
+    expect(&sides.server, EventType::USER, 1);
+    assert_eq!(destroy(&sides.client, id), Err(Errno::INVAL));
+    assert_eq!(destroy(&sides.server, id), Ok(4));
+    expect(&sides.server, EventType::DISCONNECTED, 2);
+}
+
+#[test]
+fn groups_are_joined_at_once() {
+    let sides = Sides::new();
+    let id = create(&sides.client, 1, PortSpace::UDP);
+    bind(&sides.client, id, sides.address(0, 0)).unwrap();
+    let join = |addr: SocketAddressStorage| {
+        let request = JoinMcastReq { uid: 9, id, addr_size: size(&addr), addr, ..JoinMcastReq::zeroed() };
+        call::<JoinMcast>(&sides.client, request)
+    };
+    let membership = join(storage(Some(([239, 1, 2, 3], 0).into())).0).unwrap().id;
+    let joined = expect(&sides.client, EventType::MULTICAST_JOIN, 9);
+    assert_eq!((joined.id, joined.ud.qp_num, joined.ud.qkey), (membership, 0xff_ffff, 0x0123_4567));
+    assert_eq!(joined.ud.ah_attr.grh.dgid[10..], [0xff, 0xff, 239, 1, 2, 3]);
+    let leave = |id| call::<LeaveMcast>(&sides.client, DestroyIdReq { id, ..DestroyIdReq::zeroed() });
+    assert_eq!(leave(membership).unwrap().events_reported, 1);
+    assert_eq!(leave(membership), Err(Errno::NOENT));
+    let v6: std::net::SocketAddr = "[ff0e::1]:0".parse().unwrap();
+    assert_eq!(join(storage(Some(v6)).0), Err(Errno::from_raw_os_error(524)));
+}
+
+#[test]
+fn removed_device_closes_its_identifiers() {
+    let sides = Sides::new();
+    let (listener, port) = sides.listen(PortSpace::TCP, 0);
+    let (_, child) = sides.connected(port);
+    sides.asking(5, PortSpace::TCP, port, b"");
+    sides.devices[1].remove();
+    for uid in [100, 2] {
+        expect(&sides.server, EventType::DEVICE_REMOVAL, uid);
+    }
+    assert!(next(&sides.server).is_none(), "the request that was not delivered is gone");
+    for id in [listener, child] {
+        assert_eq!(attributes(&sides.server, id, QpState::INIT), Err(Errno::NXIO));
+        destroy(&sides.server, id).unwrap();
+    }
+    assert_eq!(SoftDevice::find(sides.devices[1].index()).map(|device| device.index()), None);
+    let found = SoftDevice::find(sides.devices[0].index()).unwrap();
+    assert_eq!(found.address(), sides.devices[0].address());
+}
+
+#[test]
+fn closed_file_ends_its_connections() {
+    let sides = Sides::new();
+    let (_, port) = sides.listen(PortSpace::TCP, 0);
+    sides.connected(port);
+    let Sides { client, server, .. } = sides;
+    drop(client);
+    expect(&server, EventType::DISCONNECTED, 2);
+}
+
+#[test]
+fn short_commands_read_what_follows() {
+    let fabric = Fabric::new();
+    let file = CmFile::open(&fabric).unwrap();
+    let mut response = CreateIdResp::zeroed();
+    let request = CreateIdReq { uid: 1, ps: PortSpace::TCP, ..CreateIdReq::zeroed() };
+    let call = Call::<CreateId>::new(request, &mut response);
+    let bytes = call.as_bytes().to_vec();
+    // SAFETY: the response is that of the call.
+    let write = |bytes: &[u8]| unsafe { file.write(bytes) };
+    assert_eq!(write(&bytes[..7]), Err(Errno::INVAL));
+    assert_eq!(write(&bytes[..bytes.len() - 1]), Err(Errno::INVAL));
+    let mut short = bytes.clone();
+    short[4..6].fill(0);
+    assert_eq!(write(&short[..8]), Ok(()));
+    assert!(response.id >= 0x8000_0000);
+    assert_eq!(write(&[13, 0, 0, 0, 0, 0, 0, 0]), Err(Errno::NOSYS));
+    assert_eq!(write(&[25, 0, 0, 0, 0, 0, 0, 0]), Err(Errno::INVAL));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// Requests of any contents, to identifiers in several states, neither panic nor hang.
+    #[test]
+    fn arbitrary_requests_have_an_answer(
+        calls in proptest::collection::vec((0_u32..27, proptest::collection::vec(any::<u8>(), 0..400), 0_usize..4), 1..24),
+    ) {
+        let sides = Sides::new();
+        let (listener, port) = sides.listen(PortSpace::TCP, 0);
+        let (client, child) = sides.connected(port);
+        let ids = [listener, client, child, create(&sides.client, 3, PortSpace::UDP)];
+        for (command, mut request, id) in calls {
+            let place = find(command).and_then(|info| info.request.fields.iter().find(|field| field.rust == "id"));
+            if let Some(place) = place && request.len() >= place.offset + 4 {
+                request[place.offset..place.offset + 4].copy_from_slice(&ids[id].to_ne_bytes());
+            }
+            for file in [&sides.client, &sides.server] {
+                let _ = file.execute(command, &request, &mut [0; 512]);
+            }
+        }
+    }
+}
+
+#[test]
+fn responses_need_their_room() {
+    let fabric = Fabric::new();
+    let file = CmFile::open(&fabric).unwrap();
+    let id = create(&file, 1, PortSpace::TCP);
+    let request = QueryReq { id, ..QueryReq::zeroed() };
+    for (command, least) in [(5, 200), (19, 272)] {
+        let execute = |room: usize| file.execute(command, request.as_bytes(), &mut vec![0; room]);
+        assert_eq!((execute(least - 1), execute(least)), (Err(Errno::NOSPC), Ok(())));
+    }
+    let get = |room: usize| file.execute(12, &[0; 8], &mut vec![0; room]);
+    assert_eq!((get(323), get(324)), (Err(Errno::NOSPC), Err(Errno::AGAIN)));
+    assert!(EventResp::read_from_bytes(&[0; 336][..]).is_ok());
+}
