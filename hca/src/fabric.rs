@@ -11,16 +11,17 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use bareverbs_transport::FaultInjector;
 use bareverbs_transport::pcap::Recorder;
-use bareverbs_transport::{FaultInjector, Faults};
 
 use crate::engine::Doorbell;
 use crate::engine::packet::{Link, Packet};
@@ -148,15 +149,16 @@ impl Fabric {
     }
 
     /// A switch with fault injection and, optionally, a recording of its traffic.
-    pub fn with(faults: Faults, recording: Option<&Path>) -> io::Result<Arc<Self>> {
-        let recorder = recording.map(Recorder::create).transpose()?;
+    pub fn with(faults: FaultInjector, recording: Option<&Path>) -> io::Result<Arc<Self>> {
+        let recorder = recording.map(|path| Recorder::new(File::create(path)?)).transpose()?;
         let (mut delay_queue, mut injector) = (None, None);
-        if faults.any() {
-            injector = Some(FaultInjector::new(faults));
+        if !faults.is_empty() {
+            let delays = faults.delays();
+            injector = Some(faults);
             // The thread and the fabric refer to each other.
             let mut failure = None;
             let fabric = Arc::new_cyclic(|me: &Weak<Self>| {
-                if faults.delay > 0 {
+                if delays {
                     match delay::start(me.clone()) {
                         Ok(sender) => delay_queue = Some(sender),
                         Err(error) => failure = Some(error),
@@ -234,8 +236,9 @@ impl Fabric {
         if let Some(recorder) = &self.recorder {
             let mut recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner);
             let recorded = recorder.as_mut().map_or(Ok(()), |recorder| {
-                recorder.record(packets)?;
-                frames.iter().try_for_each(|frame| recorder.frame(frame))
+                let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+                packets.iter().try_for_each(|packet| recorder.packet(now, packet))?;
+                frames.iter().try_for_each(|frame| recorder.frame(now, frame))
             });
             if let Err(error) = recorded {
                 eprintln!("bareverbs-hca: the recording failed: {error}");

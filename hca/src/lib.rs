@@ -23,7 +23,7 @@ pub mod memory;
 pub mod testing;
 mod vfio_user;
 
-pub use bareverbs_transport::Faults;
+pub use bareverbs_transport::{Fault, FaultInjector};
 pub use control::Control;
 pub use device::{PortChange, Setup};
 pub use engine::Link;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bareverbs_hca::engine::{Queue, Recorder};
-use bareverbs_hca::{Control, Fabric, Faults, Link, Server, Setup};
+use bareverbs_hca::{Control, Fabric, Fault, FaultInjector, Link, Server, Setup};
 use clap::{Parser, ValueEnum};
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -86,23 +86,33 @@ fn main() -> ExitCode {
     }
 }
 
+/// The faults that the options ask for, in thousandths of all packets.
+fn injector(arguments: &Arguments) -> FaultInjector {
+    let mut injector = FaultInjector::new(arguments.seed);
+    let longest_delay = Duration::from_micros(arguments.longest_delay);
+    for (fault, thousandths) in [
+        (Fault::drop(), arguments.loss),
+        (Fault::duplicate(), arguments.duplication),
+        (Fault::reorder(), arguments.reordering),
+        (Fault::jitter(longest_delay), arguments.delay),
+    ] {
+        if thousandths > 0 {
+            injector.inject(fault.probability(f64::from(thousandths) / 1000.0));
+        }
+    }
+    injector
+}
+
 fn run(arguments: &Arguments) -> Result<()> {
     let link = match arguments.port {
         PortType::Ib => Link::InfiniBand,
         PortType::Roce => Link::Ethernet,
     };
-    let faults = Faults {
-        loss: arguments.loss,
-        duplication: arguments.duplication,
-        reordering: arguments.reordering,
-        delay: arguments.delay,
-        longest_delay: Duration::from_micros(arguments.longest_delay),
-        seed: arguments.seed,
-    };
+    let injector = injector(arguments);
     // The worker threads run at high priority, because a guest's vCPU spins while it waits for the
     // device. Without the privilege the priority stays as it is.
     let _ = rustix::process::nice(-20);
-    let fabric = Fabric::with(faults, arguments.pcap.as_deref()).context("recording")?;
+    let fabric = Fabric::with(injector, arguments.pcap.as_deref()).context("recording")?;
     if let Some(path) = &arguments.listen {
         fabric.listen(path, link).with_context(|| format!("listening at {}", path.display()))?;
     }

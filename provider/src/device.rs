@@ -13,6 +13,7 @@ use std::path::Path;
 #[cfg(feature = "backend")]
 use std::sync::Arc;
 use std::sync::OnceLock;
+use std::time::Instant;
 
 use bareverbs_uapi::ioctl::VERBS_IOCTL;
 use bareverbs_uapi::method::{Call, Method};
@@ -148,6 +149,17 @@ pub struct DeviceFile {
     events: OnceLock<OwnedFd>,
 }
 
+/// What a thread does that is about to block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BeforeWait {
+    /// It blocks.
+    Block,
+    /// The wait has ended.
+    Ready,
+    /// The time limit of the wait has passed.
+    TimedOut,
+}
+
 /// What executes the calls.
 #[derive(Debug)]
 enum Source {
@@ -263,6 +275,41 @@ impl DeviceFile {
     #[inline]
     pub fn check_same_process(&self) -> Result<(), Errno> {
         if self.fork_guard.is_same_process() { Ok(()) } else { Err(FORKED) }
+    }
+
+    /// Lets a device of this process run, before a thread blocks until a descriptor of the context is readable,
+    /// at most until `end`. `is_ready`: whether it would return at once.
+    ///
+    /// # Errors
+    ///
+    /// `EDEADLK` if the device runs in waits only, and nothing can end this one. An error number of the device.
+    #[inline]
+    pub fn before_wait(
+        &self,
+        end: Option<Instant>,
+        is_ready: impl Fn() -> bool,
+    ) -> Result<BeforeWait, Errno> {
+        match &self.source {
+            #[cfg(feature = "backend")]
+            Source::Backend(backend) if self.fork_guard.is_same_process() => {
+                backend.before_wait(end, &is_ready)
+            }
+            _ => {
+                let _ = (end, is_ready);
+                Ok(BeforeWait::Block)
+            }
+        }
+    }
+
+    /// Whether the device runs in waits only, so that polling its queues does not let it go on.
+    #[must_use]
+    #[inline]
+    pub fn runs_in_waits(&self) -> bool {
+        match &self.source {
+            #[cfg(feature = "backend")]
+            Source::Backend(backend) => self.fork_guard.is_same_process() && backend.runs_in_waits(),
+            Source::Kernel(_) => false,
+        }
     }
 
     /// Id of the kernel driver whose ioctl namespace the calls use.

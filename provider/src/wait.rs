@@ -16,8 +16,26 @@ pub enum Caller<'w> {
 impl Caller<'_> {
     /// A thread that waits at most for `limit`. One that overflows `Instant` is no limit.
     pub fn thread(limit: Duration) -> Self {
-        Self::Thread(Instant::now().checked_add(limit))
+        let end = Instant::now().checked_add(limit);
+        #[cfg(feature = "backend")]
+        LIMIT.set(end.map(|end| (end, limit)));
+        Self::Thread(end)
     }
+}
+
+#[cfg(feature = "backend")]
+thread_local! {
+    /// The limit of this thread's last wait with one, and its end.
+    static LIMIT: std::cell::Cell<Option<(Instant, Duration)>> = const { std::cell::Cell::new(None) };
+}
+
+/// The limit of a wait that ends at `end`: the exact one for the last wait of this thread, otherwise the time
+/// that is left.
+#[cfg(feature = "backend")]
+#[must_use]
+pub fn limit_of(end: Instant) -> Duration {
+    let exact = LIMIT.get().filter(|(last, _)| *last == end).map(|(_, limit)| limit);
+    exact.unwrap_or_else(|| end.saturating_duration_since(Instant::now()))
 }
 
 /// Whether a time limit has passed. `None`: no limit.

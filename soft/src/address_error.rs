@@ -30,6 +30,12 @@ pub enum AddressError {
         /// The address.
         address: IpAddr,
     },
+    /// The fabric is [seeded](crate::Fabric::seeded): it has no wires to other processes.
+    #[error("a fabric with virtual time has no UDP wire, so a device can't be bound to {address}")]
+    VirtualTime {
+        /// The address.
+        address: IpAddr,
+    },
     /// A socket could not be prepared. `EMSGSIZE`: the MTU of the network interface is below 352 bytes;
     /// raise it.
     #[error("opening UDP port 4791 of {address}: {errno}")]

@@ -9,8 +9,10 @@ use bareverbs_provider::Errno;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::values::Guid;
+use bareverbs_uapi::verbs_values::EventType;
 
 use crate::address_error::AddressError;
+use crate::call_faults::{FaultError, Method};
 use crate::fabric::Fabric;
 use crate::file::Context;
 use crate::objects::Resources;
@@ -168,8 +170,8 @@ impl SoftDevice {
         self.port.node_guid()
     }
 
-    /// The packets that were dropped at the socket of a [bound](Self::bind) device. Others have none; none in
-    /// a forked child.
+    /// The packets that the wire of the device has dropped. Devices that are not [bound](Self::bind) only have
+    /// corrupt ones, by [`Fault::corrupt`](crate::Fault::corrupt). None in a forked child.
     #[must_use]
     pub fn dropped(&self) -> Dropped {
         if self.port.is_own() { self.port.dropped() } else { Dropped::default() }
@@ -209,6 +211,100 @@ impl SoftDevice {
         all
     }
 
+    /// Sets the link of the port up or down, as when a cable is plugged or unplugged. A new device has its
+    /// link up.
+    ///
+    /// Without the link, the port is in state `DOWN`, and all packets from and to the device are lost, those
+    /// to itself too. RC QPs retry. Each change raises the event `PORT_ERR` or `PORT_ACTIVE` in all open files.
+    /// In a forked child, and after the removal, nothing happens.
+    pub fn set_link(&self, up: bool) {
+        if self.port.is_own() && self.port.set_link(up) {
+            self.raise_everywhere(if up { EventType::PORT_ACTIVE } else { EventType::PORT_ERR });
+        }
+    }
+
+    /// Makes the n-th call of a method from now on fail, once. The first is 1. All open files count. A failed
+    /// call has no effect, as if the kernel had refused it first of all.
+    ///
+    /// A call is an ioctl or a write command. The first registration of memory in a context is repeated by
+    /// the write command if the ioctl fails, which makes two calls.
+    ///
+    /// ```
+    /// use bareverbs_provider::Errno;
+    /// use bareverbs_soft::{Fabric, Method, SoftDevice};
+    ///
+    /// let device = SoftDevice::new(&Fabric::new());
+    /// device.fail_call(Method::RegMr, 2, Errno::NOMEM)?;
+    /// assert!(device.fail_call(Method::DeregMr, 1, Errno::NOMEM).is_err());
+    /// # Ok::<(), bareverbs_soft::FaultError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`FaultError::Errno`] if the method doesn't return this errno, see [`Method`].
+    pub fn fail_call(&self, method: Method, nth: u64, errno: Errno) -> Result<(), FaultError> {
+        self.port.call_faults.add(method, nth, errno)
+    }
+
+    /// Raises an asynchronous event of the device or its port in all open files. The event changes nothing
+    /// else: [`set_link`](Self::set_link) and [`remove`](Self::remove) raise theirs. In a forked child,
+    /// nothing happens.
+    ///
+    /// # Errors
+    ///
+    /// [`FaultError::Event`] for events of QPs, CQs and SRQs.
+    pub fn raise(&self, event: EventType) -> Result<(), FaultError> {
+        const EVENTS: [EventType; 8] = [
+            EventType::DEVICE_FATAL,
+            EventType::PORT_ACTIVE,
+            EventType::PORT_ERR,
+            EventType::LID_CHANGE,
+            EventType::PKEY_CHANGE,
+            EventType::SM_CHANGE,
+            EventType::CLIENT_REREGISTER,
+            EventType::GID_CHANGE,
+        ];
+        if !EVENTS.contains(&event) {
+            return Err(FaultError::Event(event));
+        }
+        if self.port.is_own() {
+            self.raise_everywhere(event);
+        }
+        Ok(())
+    }
+
+    /// Raises an asynchronous event of a QP. The state of the QP doesn't change. In a forked child, nothing
+    /// happens.
+    ///
+    /// # Errors
+    ///
+    /// [`FaultError::Event`] for events of other objects, [`FaultError::NoQp`].
+    pub fn raise_of_qp(&self, qp_num: u32, event: EventType) -> Result<(), FaultError> {
+        const EVENTS: [EventType; 8] = [
+            EventType::QP_FATAL,
+            EventType::QP_REQ_ERR,
+            EventType::QP_ACCESS_ERR,
+            EventType::COMM_EST,
+            EventType::SQ_DRAINED,
+            EventType::PATH_MIG,
+            EventType::PATH_MIG_ERR,
+            EventType::QP_LAST_WQE_REACHED,
+        ];
+        if !EVENTS.contains(&event) {
+            return Err(FaultError::Event(event));
+        }
+        if !self.port.is_own() {
+            return Ok(());
+        }
+        let raised = self.port.with(|engine| Ok(engine.raise(qp_num, event)));
+        if raised == Ok(true) { Ok(()) } else { Err(FaultError::NoQp(qp_num)) }
+    }
+
+    fn raise_everywhere(&self, event: EventType) {
+        let files = lock(&self.files);
+        files.iter().filter_map(Weak::upgrade).for_each(|file| file.raise(event));
+    }
+
     /// Removes the device, as when its hardware is unplugged. Open files get the event `DEVICE_FATAL`,
     /// and their event streams end. Handles can be destroyed, all other calls fail with `EIO`.
     /// In a forked child, nothing happens.
@@ -220,5 +316,13 @@ impl SoftDevice {
         if self.port.remove() {
             files.iter().filter_map(Weak::upgrade).for_each(|file| file.end());
         }
+    }
+}
+
+/// The GID table of the port, for the filters [`Fault::from`](crate::Fault::from) and
+/// [`Fault::to`](crate::Fault::to).
+impl AsRef<[[u8; 16]]> for SoftDevice {
+    fn as_ref(&self) -> &[[u8; 16]] {
+        self.gids()
     }
 }

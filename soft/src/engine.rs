@@ -26,6 +26,7 @@ mod send;
 mod tests;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 use bareverbs_provider::Errno;
@@ -33,12 +34,13 @@ use bareverbs_transport::packet::{Packet, Route, Transport};
 use bareverbs_transport::{QpAttributes, Scheduler, Service, State};
 use bareverbs_uapi::rxe::Av;
 use bareverbs_uapi::uverbs::types::{AccessFlags, QpType};
-use bareverbs_uapi::verbs_values::MwType;
+use bareverbs_uapi::verbs_values::{EventType, MwType, QpState};
 
 use crate::channel::{CqSink, ObjectSink};
 use crate::cm::Cm;
+use crate::event_log::{DeviceLog, EventLog, PacketSummary, QpAction};
 use crate::port::eui64;
-use crate::wire::UdpWire;
+use crate::wire::{UdpWire, address_of};
 use address::{Ah, PortAddress, address_vector, udp_source};
 use completion::Cq;
 use management::MANAGEMENT_QP;
@@ -95,6 +97,19 @@ pub(crate) struct CreatedQp {
     pub(crate) rq: Option<QueueMemory>,
 }
 
+/// The state of a QP as programs see it.
+pub(crate) fn state_of(state: State) -> QpState {
+    match state {
+        State::Reset => QpState::RESET,
+        State::Init => QpState::INIT,
+        State::ReadyToReceive => QpState::RTR,
+        State::ReadyToSend => QpState::RTS,
+        State::SendQueueDrained => QpState::SQD,
+        State::SendQueueError => QpState::SQE,
+        State::Error => QpState::ERR,
+    }
+}
+
 /// The data path of a device.
 #[derive(Debug)]
 pub(crate) struct Engine {
@@ -102,6 +117,9 @@ pub(crate) struct Engine {
     qps: Scheduler<EnginePort>,
     /// The wire to other processes, if there is one.
     wire: Option<Arc<UdpWire>>,
+    link: bool,
+    /// Packets of the fabric with a wrong ICRC.
+    corrupt: u64,
     cm: Cm,
     /// The PSN of the last packet of the management QP.
     management_psn: u32,
@@ -113,7 +131,24 @@ impl Engine {
         let port = EnginePort::new(PortAddress { gids, mac, mtu: PORT_MTU });
         let qps = Scheduler::new(FIRST_QP, MAX_QP as usize);
         let cm = Cm::new(u64::from_be_bytes(eui64(mac)), number.wrapping_mul(CM_IDS_APART));
-        Self { port, qps, wire: None, cm, management_psn: 0 }
+        Self { port, qps, wire: None, link: true, corrupt: 0, cm, management_psn: 0 }
+    }
+
+    /// Adds the actions of the QPs to a log.
+    pub(crate) fn log_to(&mut self, log: &EventLog) {
+        // The last GID is that of the address.
+        let address = self.port.address.gids.last().map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), address_of);
+        self.port.log = Some(DeviceLog::new(log.clone(), address));
+    }
+
+    /// Sets whether the link is up. Without it, all packets are lost.
+    pub(crate) fn set_link(&mut self, up: bool) {
+        self.link = up;
+    }
+
+    /// Raises an asynchronous event of a QP. Returns `false` if there is no such QP.
+    pub(crate) fn raise(&mut self, qpn: u32, event: EventType) -> bool {
+        self.qps.get(qpn).map(|qp| self.port.raise(&qp.queues, event)).is_some()
     }
 
     /// Connects the port with a wire to other processes.
@@ -256,6 +291,9 @@ impl Engine {
             attributes.mtu = self.port.address.mtu;
         }
         attributes.route.udp_source = udp_source(qpn);
+        if state != State::Error {
+            self.port.log(qpn, QpAction::State(state_of(state)));
+        }
         self.qps.modify(&mut self.port, qpn, state, attributes);
     }
 
@@ -329,14 +367,32 @@ impl Engine {
 
     /// Runs the QPs that are ready or whose timers have expired. Returns whether there were any.
     pub(crate) fn run(&mut self, now: u64) -> bool {
-        self.port.now = now;
-        let has_expired = self.with_cm(Cm::expire);
-        self.qps.expire_timers(&mut self.port);
-        if !self.qps.has_work() {
-            return has_expired;
-        }
+        self.expire_timers(now);
+        let had_work = self.has_work();
         self.qps.run(&mut self.port);
-        true
+        had_work
+    }
+
+    /// Sets the time, and makes the QPs ready whose timers have expired.
+    pub(crate) fn expire_timers(&mut self, now: u64) {
+        self.port.now = now;
+        self.with_cm(Cm::expire);
+        self.qps.expire_timers(&mut self.port);
+    }
+
+    /// Whether a QP is ready to run.
+    pub(crate) fn has_work(&self) -> bool {
+        self.qps.has_work()
+    }
+
+    /// Gives one turn to the QP that has been ready for the longest time.
+    pub(crate) fn step(&mut self) {
+        self.qps.step(&mut self.port);
+    }
+
+    /// The number of WQEs that have completed.
+    pub(crate) fn completed(&self) -> u64 {
+        self.port.completed
     }
 
     /// Sets the time.
@@ -346,16 +402,43 @@ impl Engine {
 
     /// Takes the packets for the wire. `buffer` is empty, and is used for further packets.
     pub(crate) fn take_packets(&mut self, buffer: Vec<Packet>) -> Vec<Packet> {
-        std::mem::replace(&mut self.port.outgoing, buffer)
+        let mut packets = std::mem::replace(&mut self.port.outgoing, buffer);
+        if !self.link {
+            packets.drain(..).for_each(|packet| self.port.pool.give(packet.payload));
+        }
+        packets
     }
 
     /// Receives a packet from the wire. Connected QPs receive those of their path only.
     pub(crate) fn receive(&mut self, packet: &Packet) {
+        if !self.link {
+            return;
+        }
+        if self.port.log.is_some() {
+            self.port.log(packet.destination, QpAction::Received(PacketSummary::of(packet)));
+        }
         if packet.destination == MANAGEMENT_QP {
             self.receive_mad(packet);
         } else if self.is_of_path(packet) {
             self.qps.receive(&mut self.port, packet);
         }
+    }
+
+    /// The same while no QP has a receive WQE.
+    pub(crate) fn receive_without_wqes(&mut self, packet: &Packet) {
+        self.port.hides_receives = true;
+        self.receive(packet);
+        self.port.hides_receives = false;
+    }
+
+    /// Counts a packet with a wrong ICRC.
+    pub(crate) fn drop_corrupt(&mut self) {
+        self.corrupt += 1;
+    }
+
+    /// The packets with a wrong ICRC from devices of the fabric.
+    pub(crate) fn corrupt(&self) -> u64 {
+        self.corrupt
     }
 
     /// Whether a packet for a connected QP comes from its peer's address to its own.

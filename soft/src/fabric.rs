@@ -7,34 +7,49 @@
 //!
 //! A device with a UDP wire has a thread, which waits for packets and timers. Its packets to other devices
 //! of the fabric don't use the wire, and packets of the wire from their addresses are dropped.
+//!
+//! On a seeded fabric, calls run nothing. Steps and waits do.
+//!
+//! | module | content |
+//! |---|---|
+//! | `state` | the devices under the lock, and runs in real time |
+//! | `delivery` | packets on the wire, and injected faults |
+//! | `virtual_time` | steps, and waits that run a seeded fabric |
 
-use std::collections::HashMap;
+mod delivery;
+mod state;
+mod virtual_time;
+
 use std::fmt;
+use std::io::{self, Write};
 use std::net::IpAddr;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bareverbs_provider::Errno;
+use bareverbs_provider::device::BeforeWait;
 use bareverbs_provider::process::ForkGuard;
-use bareverbs_transport::packet::{Global, Packet};
+use bareverbs_transport::packet::Packet;
+use bareverbs_transport::{Fault, InjectedFault};
 
 use crate::address_error::AddressError;
+use crate::capture::Capture;
 use crate::engine::Engine;
+use crate::event_log::EventLog;
 use crate::rdma_cm::Namespace;
 use crate::sys::lock;
 use crate::wire::{UdpWire, WireThread, gid};
-
-/// How long a call runs the devices, about. The timer thread, or the thread of a wire, does the work that is
-/// left. A backlog, or a program that posts without end on another thread, thus can't keep the caller.
-const RUN_TIME: Duration = Duration::from_millis(5);
+use state::FabricState;
+use virtual_time::VirtualTime;
 
 /// A network in this process, and the devices on it. Clones are the same fabric.
 ///
 /// Devices reach those on the same fabric, and those with a UDP wire also other processes and hosts.
+///
+/// A fabric has [real time](Self::new) or [virtual time](Self::seeded).
 #[derive(Clone)]
 pub struct Fabric(Arc<FabricInner>);
 
@@ -43,29 +58,12 @@ struct FabricInner {
     /// The connection manager of the devices.
     namespace: Arc<Namespace>,
     timer: Condvar,
+    /// Calls and steps on a fabric of virtual time.
+    activity: Condvar,
+    has_virtual_time: bool,
     /// The process that made the fabric. In its forked child a lock may be held by a thread that the child
     /// doesn't have. `None` if the kernel can't tell one from the other: the fabric has no devices then.
     fork_guard: Option<ForkGuard>,
-}
-
-struct FabricState {
-    devices: Vec<Option<Box<Engine>>>,
-    addresses: HashMap<[u8; 16], usize>,
-    /// Devices that the fabric has had.
-    added: u32,
-    /// The threads of UDP wires, by device.
-    wires: HashMap<usize, WireThread>,
-    start: Instant,
-    /// Whether a panic has left an engine in an unknown state.
-    failed: bool,
-    /// [`RUN_TIME`], in effect unlimited in tests.
-    run_time: Duration,
-    /// When the timer thread, or a thread of a wire, runs the devices next at the latest.
-    deadline: Option<u64>,
-    /// Whether there is a timer thread.
-    has_thread: bool,
-    /// The buffer for packets.
-    packets: Vec<Packet>,
 }
 
 impl fmt::Debug for Fabric {
@@ -81,34 +79,39 @@ impl Default for Fabric {
 }
 
 impl Fabric {
-    /// A fabric without devices.
+    /// A fabric of real time without devices. Its seed for faults is 0.
+    ///
+    /// Calls of the devices deliver packets. Timers expire by the clock, on a thread of the fabric.
     #[must_use]
     pub fn new() -> Self {
-        Self::of_namespace(Arc::default())
+        Self::of(FabricState::new(0, None), Arc::default())
     }
 
-    /// A fabric without devices, apart from this one: devices of one don't reach those of the other, except by
-    /// UDP. A [`CmFile`](crate::CmFile) serves the devices of both.
+    /// A fabric of virtual time without devices. It has no thread and no socket, and
+    /// [`SoftDevice::bind`](crate::SoftDevice::bind) rejects it.
+    ///
+    /// Calls of the devices, such as posts, deliver no packets. [`step`](Self::step),
+    /// [`run_until_idle`](Self::run_until_idle) and [`advance`](Self::advance) do, and so does each wait of a
+    /// thread for an event: it runs the fabric until nothing is left to do at this time, then lets time pass
+    /// until the next timer, and so on until the event or the limit of the wait, which is one of virtual time.
+    /// A wait that nothing on the fabric can end fails with `EDEADLK`, after a second in which no other thread
+    /// has called a device.
+    ///
+    /// The seed chooses the order of what may happen at the same time, such as the turns of QPs, and the
+    /// packets that faults affect by [probability](Fault::probability). The same seed gives the same packets,
+    /// completions and events on each machine, if one thread uses the fabric. With several threads, the order
+    /// is that of their calls, and time passes when none of them has called a device for about 2 ms.
+    #[must_use]
+    pub fn seeded(seed: u64) -> Self {
+        // Each of the two sequences of random numbers has its own seed.
+        Self::of(FabricState::new(!seed, Some(VirtualTime::new(seed))), Arc::default())
+    }
+
+    /// A fabric of real time without devices, apart from this one: devices of one don't reach those of the
+    /// other, except by UDP. A [`CmFile`](crate::CmFile) serves the devices of both.
     #[must_use]
     pub fn sibling(&self) -> Self {
-        Self::of_namespace(Arc::clone(&self.0.namespace))
-    }
-
-    fn of_namespace(namespace: Arc<Namespace>) -> Self {
-        let state = FabricState {
-            devices: Vec::new(),
-            addresses: HashMap::new(),
-            added: 0,
-            wires: HashMap::new(),
-            start: Instant::now(),
-            failed: false,
-            run_time: if cfg!(test) { Duration::from_secs(60) } else { RUN_TIME },
-            deadline: None,
-            has_thread: false,
-            packets: Vec::new(),
-        };
-        let fork_guard = ForkGuard::new().ok();
-        Self(Arc::new(FabricInner { state: Mutex::new(state), namespace, timer: Condvar::new(), fork_guard }))
+        Self::of(FabricState::new(0, None), Arc::clone(&self.0.namespace))
     }
 
     /// The connection manager of the devices.
@@ -121,9 +124,148 @@ impl Fabric {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    fn of(state: FabricState, namespace: Arc<Namespace>) -> Self {
+        let fork_guard = ForkGuard::new().ok();
+        let (timer, activity) = (Condvar::new(), Condvar::new());
+        let has_virtual_time = state.virtual_time.is_some();
+        let state = Mutex::new(state);
+        Self(Arc::new(FabricInner { state, namespace, timer, activity, has_virtual_time, fork_guard }))
+    }
+
+    /// Does one unit of work of a [seeded](Self::seeded) fabric: the turn of a QP, or the delivery of a packet.
+    /// Returns `false` if there is none at this time, and in a forked child.
+    ///
+    /// # Panics
+    ///
+    /// On a fabric of real time.
+    pub fn step(&self) -> bool {
+        self.is_own() && self.0.step()
+    }
+
+    /// Does the work of a [seeded](Self::seeded) fabric that there is at this time. No time passes, so no timer
+    /// expires.
+    ///
+    /// # Panics
+    ///
+    /// On a fabric of real time.
+    pub fn run_until_idle(&self) {
+        while self.step() {}
+    }
+
+    /// Lets time pass on a [seeded](Self::seeded) fabric. Timers expire in order, and the work of each is done
+    /// before the next one.
+    ///
+    /// # Panics
+    ///
+    /// On a fabric of real time.
+    pub fn advance(&self, by: Duration) {
+        if self.is_own() {
+            self.0.advance(by);
+        }
+    }
+
+    /// The time since the fabric was made: virtual time on a [seeded](Self::seeded) fabric. 0 in a forked child.
+    #[must_use]
+    pub fn now(&self) -> Duration {
+        if self.is_own() { Duration::from_nanos(self.0.lock().now()) } else { Duration::ZERO }
+    }
+
+    /// Injects a fault into the packets that the devices of the fabric send, also by UDP, and into those that
+    /// they receive by UDP. The returned value counts the packets that it has affected.
+    ///
+    /// Of several faults, each applies. [`Fault::rnr`] has no effect on packets that leave the process. In a
+    /// forked child, nothing is injected.
+    pub fn inject(&self, fault: Fault) -> InjectedFault {
+        if self.is_own() {
+            self.0.lock().faults.injector.inject(fault)
+        } else {
+            bareverbs_transport::FaultInjector::new(0).inject(fault)
+        }
+    }
+
+    /// Ends a fault of this fabric. Packets that it has delayed are delivered at their time.
+    pub fn remove_fault(&self, fault: &InjectedFault) {
+        if self.is_own() {
+            self.0.lock().faults.injector.remove(fault);
+        }
+    }
+
+    /// Runs a fabric of virtual time before a thread blocks, as
+    /// [`Backend::before_wait`](bareverbs_provider::device::Backend::before_wait).
+    pub(crate) fn before_wait(
+        &self,
+        end: Option<Instant>,
+        is_ready: &dyn Fn() -> bool,
+    ) -> Result<BeforeWait, Errno> {
+        self.0.before_wait(end, is_ready)
+    }
+
+    /// Whether the fabric has virtual time.
+    pub(crate) fn has_virtual_time(&self) -> bool {
+        self.0.has_virtual_time
+    }
+
     /// Whether this process made the fabric. Nothing else may be called in a forked child.
     pub(crate) fn is_own(&self) -> bool {
         self.0.fork_guard.is_some_and(|guard| guard.is_same_process())
+    }
+
+    /// Writes all packets from now on to `writer`, as a capture in pcap format that Wireshark dissects:
+    /// RoCE v2 in UDP, IP and Ethernet, with the ICRC. Replaces an earlier capture.
+    ///
+    /// A packet is recorded when its device sends it, before any fault, or when it arrives from another
+    /// process or host. Each one is written and flushed at once, so a failed test leaves a complete file.
+    ///
+    /// ```
+    /// use bareverbs_soft::Fabric;
+    ///
+    /// let fabric = Fabric::new();
+    /// let path = std::env::temp_dir().join(format!("capture-{}.pcap", std::process::id()));
+    /// fabric.capture(std::fs::File::create(&path)?)?;
+    /// // … packets …
+    /// fabric.end_capture()?;
+    /// # std::fs::remove_file(path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of `writer`.
+    pub fn capture(&self, writer: impl Write + Send + 'static) -> io::Result<()> {
+        let mut state = self.0.lock();
+        // Virtual time begins at the UNIX epoch.
+        let origin = match self.has_virtual_time() {
+            true => Duration::ZERO,
+            false => {
+                let now = Duration::from_nanos(state.now());
+                SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().saturating_sub(now)
+            }
+        };
+        state.capture = Some(Capture::new(writer, origin)?);
+        Ok(())
+    }
+
+    /// Ends the [capture](Self::capture), if there is one, and drops its writer.
+    ///
+    /// # Errors
+    ///
+    /// The first error of the writer. No later packet was recorded.
+    pub fn end_capture(&self) -> io::Result<()> {
+        let capture = self.0.lock().capture.take();
+        capture.map_or(Ok(()), Capture::end)
+    }
+
+    /// Begins a log of what the QPs do from now on: packets, retries, completions, states, events. It keeps
+    /// the latest `capacity` entries, at least one. Replaces an earlier log.
+    ///
+    /// Without a log, there is no cost.
+    #[must_use]
+    pub fn log(&self, capacity: usize) -> EventLog {
+        let log = EventLog::new(capacity);
+        let mut state = self.0.lock();
+        state.devices.iter_mut().flatten().for_each(|engine| engine.log_to(&log));
+        state.log = Some(log.clone());
+        log
     }
 
     /// Adds a device with these GIDs. Returns its number on the fabric, or `None` if another device has
@@ -140,7 +282,11 @@ impl Fabric {
         let number = free.unwrap_or(state.devices.len());
         state.addresses.extend(gids.iter().map(|gid| (*gid, number)));
         state.added = state.added.wrapping_add(1);
-        let engine = Some(Box::new(Engine::new(gids, mac, state.added)));
+        let mut engine = Box::new(Engine::new(gids, mac, state.added));
+        if let Some(log) = &state.log {
+            engine.log_to(log);
+        }
+        let engine = Some(engine);
         match state.devices.get_mut(number) {
             Some(place) => *place = engine,
             None => state.devices.push(engine),
@@ -151,6 +297,9 @@ impl Fabric {
     /// Adds a device whose packets to other processes and hosts go over UDP port 4791 of an IP address.
     /// Returns its number on the fabric, and its MTU in bytes.
     pub(crate) fn add_udp_device(&self, address: IpAddr, mac: [u8; 6]) -> Result<(u32, u32), AddressError> {
+        if self.has_virtual_time() {
+            return Err(AddressError::VirtualTime { address });
+        }
         let wire = Arc::new(UdpWire::bind(address)?);
         let mtu = wire.mtu();
         let device = self.add_device(vec![gid(address)], mac).ok_or(AddressError::OnFabric { address })?;
@@ -188,6 +337,10 @@ impl Fabric {
             *place = None;
         }
         removed.store(true, Ordering::Release);
+        if let Some(time) = &mut state.virtual_time {
+            time.note_call();
+            self.0.activity.notify_all();
+        }
         if let Some(thread) = state.wires.remove(&(device as usize)) {
             // The thread's timers are left to another one.
             state.deadline = None;
@@ -218,8 +371,8 @@ impl Fabric {
         self.0.lock().run_time = run_time;
     }
 
-    /// Calls `f` with the engine of a device, then runs all devices until nothing is ready, or for about
-    /// [`RUN_TIME`].
+    /// Calls `f` with the engine of a device. In real time, then runs all devices until nothing is ready, or
+    /// for a limited time.
     ///
     /// # Errors
     ///
@@ -235,10 +388,18 @@ impl Fabric {
             let engine = state.devices.get_mut(device as usize).and_then(Option::as_mut).ok_or(Errno::IO)?;
             engine.set_now(now);
             let result = f(engine);
+            if let Some(time) = &mut state.virtual_time {
+                time.note_call();
+                return Ok((result, None));
+            }
             Ok((result, state.run()))
         });
         let (result, next) = result.and_then(|result| result)?;
-        self.0.schedule(&mut state, next);
+        if state.virtual_time.is_some() {
+            self.0.activity.notify_all();
+        } else {
+            self.0.schedule(&mut state, next);
+        }
         result
     }
 }
@@ -282,18 +443,10 @@ impl FabricInner {
         }
         let next = state.guarded(|state| {
             let now = state.now();
-            let FabricState { devices, addresses, .. } = state;
-            if let Some(engine) = &mut devices[device] {
+            if let Some(engine) = &mut state.devices[device] {
                 engine.set_now(now);
-                for packet in packets.drain(..) {
-                    // Another process may have bound an address of the fabric.
-                    let is_of_fabric = |global: Global| addresses.contains_key(&global.source);
-                    if packet.route.is_multicast() || !packet.route.global.is_some_and(is_of_fabric) {
-                        engine.receive(&packet);
-                    }
-                    engine.recycle(packet.payload);
-                }
             }
+            state.carry_from_wire(device, packets);
             state.run()
         });
         packets.clear();
@@ -310,7 +463,7 @@ impl FabricInner {
             let wait = deadline.saturating_sub(state.now());
             if wait > 0 {
                 let waited = self.timer.wait_timeout(state, Duration::from_nanos(wait));
-                state = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
             } else {
                 state.deadline = state.guarded(FabricState::run).ok().flatten();
                 // Calls have their turn between runs.
@@ -320,93 +473,5 @@ impl FabricInner {
             }
         }
         state.has_thread = false;
-    }
-}
-
-impl FabricState {
-    /// Nanoseconds since the fabric was made.
-    fn now(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
-    }
-
-    /// Calls `f`. After a panic, this and all later calls are `EIO`.
-    fn guarded<R>(&mut self, f: impl FnOnce(&mut Self) -> R) -> Result<R, Errno> {
-        if self.failed {
-            return Err(Errno::IO);
-        }
-        // The state is not used after a panic.
-        let result = catch_unwind(AssertUnwindSafe(|| f(self)));
-        self.failed = result.is_err();
-        result.map_err(|_| Errno::IO)
-    }
-
-    /// Runs all devices until nothing is ready, or for a limited time. Returns when to run them again.
-    fn run(&mut self) -> Option<u64> {
-        for engine in self.devices.iter().flatten() {
-            engine.wire().inspect(|wire| wire.begin_run());
-        }
-        let mut now = self.now();
-        let end = now.saturating_add(self.run_time.as_nanos() as u64);
-        loop {
-            let mut idle = true;
-            for sender in 0..self.devices.len() {
-                let Some(engine) = &mut self.devices[sender] else { continue };
-                idle &= !engine.run(now);
-                let mut packets = engine.take_packets(std::mem::take(&mut self.packets));
-                idle &= packets.is_empty();
-                for packet in packets.drain(..) {
-                    self.deliver(sender, &packet);
-                    if let Some(engine) = &mut self.devices[sender] {
-                        engine.recycle(packet.payload);
-                    }
-                }
-                self.packets = packets;
-            }
-            if idle {
-                return self.next_timer();
-            }
-            now = self.now();
-            if now >= end {
-                return Some(now);
-            }
-        }
-    }
-
-    fn next_timer(&mut self) -> Option<u64> {
-        self.devices.iter_mut().flatten().filter_map(|engine| engine.next_timer()).min()
-    }
-
-    /// Brings the next run of a wire's thread forward to `next`. Returns whether this has changed it.
-    fn promise(&mut self, next: Option<u64>) -> bool {
-        let earlier = next.is_some_and(|next| self.deadline.is_none_or(|deadline| next < deadline));
-        if earlier {
-            self.deadline = next;
-        }
-        earlier
-    }
-
-    /// Delivers a packet of the device `sender`.
-    fn deliver(&mut self, sender: usize, packet: &Packet) {
-        if packet.route.is_multicast() {
-            let wire = self.devices[sender].as_ref().and_then(|engine| engine.wire());
-            if let Some(wire) = wire {
-                wire.send(packet);
-            }
-            // The sockets of groups deliver packets of wires to wires.
-            let by_wire = wire.is_some();
-            for engine in self.devices.iter_mut().flatten() {
-                if !(by_wire && engine.wire().is_some()) {
-                    engine.receive(packet);
-                }
-            }
-            return;
-        }
-        let destination = packet.route.global.and_then(|global| self.addresses.get(&global.destination));
-        let destination = destination.copied().unwrap_or(usize::MAX);
-        if let Some(Some(engine)) = self.devices.get_mut(destination) {
-            engine.receive(packet);
-        } else if let Some(wire) = self.devices[sender].as_ref().and_then(|engine| engine.wire()) {
-            wire.send(packet);
-        }
     }
 }

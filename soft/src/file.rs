@@ -4,11 +4,13 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use bareverbs_provider::Errno;
-use bareverbs_provider::device::Backend;
+use bareverbs_provider::device::{Backend, BeforeWait};
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_uapi::uverbs::ObjectClass;
+use bareverbs_uapi::verbs_values::EventType;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::call::Call;
@@ -22,6 +24,7 @@ use crate::sys::lock;
 pub(crate) struct Context {
     /// `None` after a panic has left it in an unknown state.
     state: Mutex<Option<ContextState>>,
+    port: Arc<Port>,
     fd: OwnedFd,
 }
 
@@ -37,7 +40,7 @@ impl Context {
     /// `EMFILE`, `ENFILE`, `ENOMEM`.
     pub(crate) fn new(port: Arc<Port>) -> Result<Self, Errno> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC)?;
-        Ok(Self { state: Mutex::new(Some(ContextState::new(port))), fd })
+        Ok(Self { state: Mutex::new(Some(ContextState::new(Arc::clone(&port)))), port, fd })
     }
 
     /// Calls `f`. After a panic, this and all later calls are `EIO`.
@@ -65,6 +68,14 @@ impl Context {
             all.qps += count(ObjectClass::QP);
             all.srqs += count(ObjectClass::SRQ);
             all.mrs += count(ObjectClass::MR);
+            Ok(())
+        });
+    }
+
+    /// Raises an asynchronous event of the device or its port.
+    pub(crate) fn raise(&self, event: EventType) {
+        let _ = self.with(|state| {
+            state.raise(event);
             Ok(())
         });
     }
@@ -115,6 +126,14 @@ unsafe impl Backend for Context {
 
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    fn before_wait(&self, end: Option<Instant>, is_ready: &dyn Fn() -> bool) -> Result<BeforeWait, Errno> {
+        self.port.fabric().before_wait(end, is_ready)
+    }
+
+    fn runs_in_waits(&self) -> bool {
+        self.port.fabric().has_virtual_time()
     }
 }
 

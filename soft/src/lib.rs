@@ -12,18 +12,23 @@
 //! | `channel` | completion channels and asynchronous events as descriptors |
 //! | `cm` | the communication manager: connections by messages on QP 1 |
 //! | `engine` | the data path: rings, memory keys, and the transport's [`Device`](bareverbs_transport::Device) |
+//! | `fabric` | devices on one wire under one lock, time, and injected faults |
 //! | `rdma_cm` | the connection manager for programs: [`CmFile`] |
-//! | `fabric` | devices on one wire under one lock, and time |
 //! | `wire` | packets of RoCE v2 over UDP sockets |
+//! | `capture`, `event_log` | records of packets and of the actions of QPs |
+//! | `call_faults` | calls that fail by fault injection |
 //! | `address_error`, `sys` | [`AddressError`]; locks and errors of the C library |
 #![deny(missing_debug_implementations)]
 
 mod address_error;
 mod call;
+mod call_faults;
+mod capture;
 mod channel;
 mod cm;
 mod device;
 mod engine;
+mod event_log;
 mod fabric;
 mod file;
 mod methods;
@@ -35,7 +40,11 @@ mod user;
 mod wire;
 
 pub use address_error::AddressError;
+pub use bareverbs_transport::packet::Operation;
+pub use bareverbs_transport::{Fault, InjectedFault};
+pub use call_faults::{FaultError, Method};
 pub use device::SoftDevice;
+pub use event_log::{EventLog, LogEntry, PacketSummary, PrintOnPanic, QpAction};
 pub use fabric::Fabric;
 pub use objects::Resources;
 pub use rdma_cm::CmFile;

@@ -20,6 +20,7 @@ use bareverbs_uapi::write::structs::{DestroyQpResp, DestroySrqResp};
 use zerocopy::IntoBytes;
 
 use crate::call::{Call, is};
+use crate::call_faults::Method;
 use crate::objects::{EventCounts, Transaction};
 
 /// Executes a call that passed the parser.
@@ -28,6 +29,7 @@ use crate::objects::{EventCounts, Transaction};
 ///
 /// The kernel's.
 pub(crate) fn execute(txn: &mut Transaction<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
+    txn.state.port.call_faults.call(|| Method::of_ioctl(call.method))?;
     if let Some(handle) = call.destroyed {
         let reported = txn.state.destroy(handle)?;
         return destroyed(call, reported);

@@ -432,11 +432,14 @@ impl ContextState {
 
     /// Tells the program that the device fails, and ends the channels.
     pub(crate) fn end(&mut self) {
-        for channel in &self.channels {
-            if channel.kind() == ChannelKind::Async {
-                channel.raise_of_port(PORT, EventType::DEVICE_FATAL);
-            }
-            channel.end();
+        self.raise(EventType::DEVICE_FATAL);
+        self.channels.iter().for_each(|channel| channel.end());
+    }
+
+    /// Raises an asynchronous event of the device or its port.
+    pub(crate) fn raise(&self, event: EventType) {
+        for channel in self.channels.iter().filter(|channel| channel.kind() == ChannelKind::Async) {
+            channel.raise_of_port(PORT, event);
         }
     }
 }

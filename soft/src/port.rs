@@ -15,6 +15,7 @@ use bareverbs_uapi::write::structs::{ExQueryDeviceResp, QueryDeviceResp, QueryPo
 use bareverbs_uapi::write::types::DeviceCapFlags;
 
 use crate::address_error::AddressError;
+use crate::call_faults::CallFaults;
 use crate::engine::{Engine, MAX_AH, MAX_CQ, MAX_QP, MAX_SRQ};
 use crate::fabric::Fabric;
 use crate::rdma_cm::Namespace;
@@ -54,6 +55,8 @@ pub(crate) struct Port {
     pub(crate) gids: Vec<[u8; 16]>,
     mtu: Mtu,
     removed: AtomicBool,
+    link: AtomicBool,
+    pub(crate) call_faults: CallFaults,
     protection_domains: AtomicU32,
     /// The offset of the next queue. No two queues of a device have the same one.
     offset: AtomicU64,
@@ -122,6 +125,8 @@ impl Port {
             gids,
             mtu,
             removed: AtomicBool::new(false),
+            link: AtomicBool::new(true),
+            call_faults: CallFaults::default(),
             protection_domains: AtomicU32::new(1),
             offset: AtomicU64::new(0),
         }
@@ -179,10 +184,18 @@ impl Port {
         })
     }
 
-    /// The packets that the UDP wire has dropped.
+    /// The packets that the wire has dropped.
     pub(crate) fn dropped(&self) -> Dropped {
-        let dropped = self.with(|engine| Ok(engine.wire().map(UdpWire::dropped)));
-        dropped.ok().flatten().unwrap_or_default()
+        let dropped = self.with(|engine| {
+            let mut dropped = engine.wire().map(UdpWire::dropped).unwrap_or_default();
+            dropped.corrupt += engine.corrupt();
+            Ok(dropped)
+        });
+        dropped.unwrap_or_default()
+    }
+
+    pub(crate) fn fabric(&self) -> &Fabric {
+        &self.fabric
     }
 
     /// Whether this process made the fabric of the port.
@@ -193,6 +206,15 @@ impl Port {
     /// Whether the port was removed. Its engine is gone then and accesses no memory.
     pub(crate) fn is_removed(&self) -> bool {
         self.removed.load(Ordering::Acquire)
+    }
+
+    /// Sets whether the link is up. Returns whether this has changed it.
+    pub(crate) fn set_link(&self, up: bool) -> bool {
+        let changed = self.with(|engine| {
+            engine.set_link(up);
+            Ok(self.link.swap(up, Ordering::Relaxed) != up)
+        });
+        changed.unwrap_or(false)
     }
 
     /// Takes the port off the fabric. Returns `false` if it was removed before, and in a forked child.
@@ -286,19 +308,23 @@ impl Port {
     }
 
     pub(crate) fn query_port(&self) -> QueryPortRespEx {
+        let (state, phys_state) = match self.link.load(Ordering::Relaxed) {
+            true => (PortState::ACTIVE, PortPhysState::LINK_UP),
+            false => (PortState::DOWN, PortPhysState::POLLING),
+        };
         let legacy_resp = QueryPortResp {
             // IB_PORT_CM_SUP
             port_cap_flags: PortCapFlags::from_bits_retain(1 << 16),
             max_msg_sz: 1 << 31,
             gid_tbl_len: GID_TABLE,
             pkey_tbl_len: 1,
-            state: PortState::ACTIVE,
+            state,
             max_mtu: MAX_MTU,
             active_mtu: self.mtu,
             max_vl_num: 1,
             active_width: PortWidth::X1,
             active_speed: PortSpeed::SDR.0 as u8,
-            phys_state: PortPhysState::LINK_UP,
+            phys_state,
             link_layer: LinkLayer::ETHERNET,
             ..QueryPortResp::zeroed()
         };

@@ -67,7 +67,7 @@ struct Counts {
 pub struct Dropped {
     /// Received, but not of RoCE v2.
     pub malformed: u64,
-    /// Received with a wrong ICRC.
+    /// Received with a wrong ICRC, also by [`Fault::corrupt`](crate::Fault::corrupt).
     pub corrupt: u64,
     /// Not sent: the kernel refused the packet, or its source is not the device's address.
     pub refused: u64,
@@ -162,8 +162,9 @@ impl UdpWire {
     }
 
     /// Sends a packet. One that the kernel refuses is dropped and counted, as on any network.
-    pub(crate) fn send(&self, packet: &Packet) {
-        if let Err(errno) = self.try_send(packet) {
+    /// A corrupt packet has a wrong ICRC.
+    pub(crate) fn send(&self, packet: &Packet, corrupt: bool) {
+        if let Err(errno) = self.try_send(packet, corrupt) {
             if errno == Errno::AGAIN {
                 self.congested.store(true, Ordering::Relaxed);
             }
@@ -171,7 +172,7 @@ impl UdpWire {
         }
     }
 
-    fn try_send(&self, packet: &Packet) -> Result<(), Errno> {
+    fn try_send(&self, packet: &Packet, corrupt: bool) -> Result<(), Errno> {
         if !self.socket.fork_guard.is_same_process() {
             return Err(Errno::STALE);
         }
@@ -191,7 +192,13 @@ impl UdpWire {
         bytes.clear();
         bth::write(packet, bytes);
         let headers = NetworkHeaders::new(&global_of(global.source, to), ROCE, bytes.len());
-        bytes.extend_from_slice(&headers.icrc(bytes).to_le_bytes());
+        let mut icrc = headers.icrc(bytes);
+        if corrupt {
+            // One bit is wrong, and no identification of an IPv4 header explains it.
+            let mut damaged = (0..u32::BITS).map(|bit| icrc ^ 1 << bit);
+            icrc = damaged.find(|icrc| !icrc::verify(&headers, bytes, *icrc)).unwrap_or(!icrc);
+        }
+        bytes.extend_from_slice(&icrc.to_le_bytes());
         let mut flags = SendFlags::NOSIGNAL;
         flags.set(SendFlags::DONTWAIT, self.congested.load(Ordering::Relaxed));
         net::sendto(&self.socket, bytes, flags, &at(to, self.interface.index))?;
@@ -334,7 +341,7 @@ impl Inbox {
 }
 
 /// The address in a GID.
-fn address_of(gid: &[u8; 16]) -> IpAddr {
+pub(crate) fn address_of(gid: &[u8; 16]) -> IpAddr {
     Ipv6Addr::from(*gid).to_canonical()
 }
 

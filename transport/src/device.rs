@@ -67,8 +67,8 @@ pub trait Device: Sized {
 
     /// The time in nanoseconds of a monotonic clock.
     fn now(&self) -> u64;
-    /// Transmits a packet.
-    fn transmit(&mut self, packet: Packet);
+    /// Transmits a packet of a QP.
+    fn transmit(&mut self, queues: &Self::Queues, packet: Packet);
     /// The buffers of payloads.
     fn pool(&mut self) -> &mut Pool;
     /// The port's LID; 0 on Ethernet.
@@ -150,6 +150,8 @@ pub trait Device: Sized {
 
     /// Reports an asynchronous event of a QP.
     fn event(&mut self, queues: &Self::Queues, event: Event);
+    /// Observes a step of a QP, for logs.
+    fn observe(&mut self, _queues: &Self::Queues, _step: Step) {}
     /// A counter set.
     fn counters(&mut self, set: u8) -> &mut Counters;
     /// Counts a packet with a wrong P_Key.
@@ -314,6 +316,19 @@ pub enum Event {
     AccessError,
     /// The QP has taken its last WQE from its SRQ.
     LastWqe,
+}
+
+/// A step of a QP that no other call reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The ACK timer has expired.
+    AckTimeout,
+    /// The peer has no receive WQE: the requester waits for this many nanoseconds.
+    RnrWait(u64),
+    /// The requester sends again from this PSN on.
+    Retry(u32),
+    /// The QP is in ERR.
+    Error,
 }
 
 /// Counters of one set. QPs name their set.

@@ -26,7 +26,7 @@
 //!
 //! # Tools for a wire
 //!
-//! [`FaultInjector`] loses, duplicates, reorders and delays packets by a seed, [`pcap`] records them.
+//! [`FaultInjector`] injects each [`Fault`] into packets by rules and a seed, [`pcap`] records packets.
 #![forbid(unsafe_code)]
 #![deny(missing_debug_implementations)]
 
@@ -46,6 +46,7 @@ pub mod packet;
 pub mod pcap;
 mod pool;
 mod qp;
+mod random;
 mod receive_queue;
 mod requester;
 mod responder;
@@ -60,15 +61,16 @@ mod work;
 
 pub use device::{
     Access, AccessError, Counters, Device, Event, Fetched, KeyRange, PageFault, Policy, QueueFault, Queues,
-    ReceiveQueue, RecvOutcome, SendCompletion, SendWqe,
+    ReceiveQueue, RecvOutcome, SendCompletion, SendWqe, Step,
 };
-pub use faults::{FaultInjector, Faults};
+pub use faults::{Fault, FaultInjector, InjectedFault, Verdict};
 pub use gather::gather;
 pub use pool::Pool;
 pub use qp::Qp;
 pub use qp::attributes::{QpAttributes, State};
 pub use qp::migration::{AlternatePath, Migration};
 pub use qp::pacing::Rate;
+pub use random::SplitMix64;
 pub use scheduler::Scheduler;
 pub use service::{ManagementQp, Service};
 pub use status::Status;

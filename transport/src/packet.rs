@@ -158,6 +158,24 @@ impl Operation {
         matches!(self as u8, 0x06..=0x0b)
     }
 
+    /// Whether its responder takes a receive WQE: the first packet of a SEND, the last of a WRITE with
+    /// immediate data.
+    pub(crate) const fn takes_receive(self) -> bool {
+        use Operation::{
+            SendFirst, SendOnly, SendOnlyImmediate, SendOnlyInvalidate, WriteLastImmediate,
+            WriteOnlyImmediate,
+        };
+        matches!(
+            self,
+            SendFirst
+                | SendOnly
+                | SendOnlyImmediate
+                | SendOnlyInvalidate
+                | WriteLastImmediate
+                | WriteOnlyImmediate
+        )
+    }
+
     /// Whether it carries immediate data.
     pub const fn has_immediate(self) -> bool {
         use Operation::{SendLastImmediate, SendOnlyImmediate, WriteLastImmediate, WriteOnlyImmediate};

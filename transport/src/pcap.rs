@@ -1,45 +1,45 @@
 //! Recordings of packets in pcap format.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
-use std::path::Path;
-use std::time::SystemTime;
+use std::fmt;
+use std::io::{self, Write};
+use std::time::Duration;
 
 use crate::packet::Packet;
 use crate::roce;
 
 /// A recording of packets and frames.
-#[derive(Debug)]
-pub struct Recorder {
-    file: BufWriter<File>,
+pub struct Recorder(Box<dyn Write + Send>);
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recorder").finish_non_exhaustive()
+    }
 }
 
 impl Recorder {
-    /// Creates the file and writes its header.
-    pub fn create(path: &Path) -> io::Result<Self> {
+    /// Begins a recording: writes the header of the file.
+    pub fn new(mut writer: impl Write + Send + 'static) -> io::Result<Self> {
         const MAGIC: u32 = 0xa1b2_3c4d;
         const ETHERNET: u32 = 1;
-        let mut file = BufWriter::new(File::create(path)?);
         // Nanosecond timestamps, version 2.4.
-        for word in [MAGIC, 4 << 16 | 2, 0, 0, u32::MAX >> 8, ETHERNET] {
-            file.write_all(&word.to_le_bytes())?;
-        }
-        Ok(Self { file })
+        let words = [MAGIC, 4 << 16 | 2, 0, 0, u32::MAX >> 8, ETHERNET];
+        writer.write_all(words.map(u32::to_le_bytes).as_flattened())?;
+        Ok(Self(Box::new(writer)))
     }
 
-    /// Appends packets. Those of an InfiniBand port are recorded as RoCE v2 frames.
-    pub fn record(&mut self, packets: &[Packet]) -> io::Result<()> {
-        packets.iter().try_for_each(|packet| self.frame(&roce::encode(packet)))
+    /// Appends a packet that was sent at a UNIX time. One of an InfiniBand port is recorded as RoCE v2 frame.
+    pub fn packet(&mut self, time: Duration, packet: &Packet) -> io::Result<()> {
+        self.frame(time, &roce::encode(packet))
     }
 
-    /// Appends a frame.
-    pub fn frame(&mut self, frame: &[u8]) -> io::Result<()> {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    /// Appends a frame that was sent at a UNIX time, and flushes the writer.
+    pub fn frame(&mut self, time: Duration, frame: &[u8]) -> io::Result<()> {
         let length = frame.len() as u32;
-        for word in [now.as_secs() as u32, now.subsec_nanos(), length, length] {
-            self.file.write_all(&word.to_le_bytes())?;
-        }
-        self.file.write_all(frame)?;
-        self.file.flush()
+        let words = [time.as_secs() as u32, time.subsec_nanos(), length, length];
+        let mut record = Vec::with_capacity(16 + frame.len());
+        record.extend_from_slice(words.map(u32::to_le_bytes).as_flattened());
+        record.extend_from_slice(frame);
+        self.0.write_all(&record)?;
+        self.0.flush()
     }
 }

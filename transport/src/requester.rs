@@ -6,7 +6,7 @@ mod fetch;
 mod packetize;
 mod response;
 
-use crate::device::{Device, Event, QueueFault, Queues};
+use crate::device::{Device, Event, QueueFault, Queues, Step};
 use crate::error_state::fatal_error;
 use crate::qp::attributes::State;
 use crate::qp::{Qp, Turn, pacing};
@@ -101,6 +101,7 @@ pub(crate) fn expire<D: Device>(qp: &mut Qp<D>, device: &mut D) {
         }
         let set = qp.attributes.counters;
         device.count(set, |counters| &mut counters.timeouts);
+        device.observe(&qp.queues, Step::AckTimeout);
         qp.requester.recovering = None;
         response::retry(qp, device);
     }

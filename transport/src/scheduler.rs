@@ -206,17 +206,23 @@ impl<D: Device> Scheduler<D> {
     /// Runs the ready QPs at the time of the device. Returns `true` if work is left to do at once.
     pub fn run(&mut self, device: &mut D) -> bool {
         for _ in 0..self.ready.len() {
-            let Some(number) = self.ready.pop_front() else { break };
-            let Some(qp) = self.qps.get_mut(number) else { continue };
-            qp.queued = false;
-            let answers = responder::turn(qp, device, D::POLICY.packets_per_turn);
-            let requests = requester::turn(qp, device, D::POLICY.packets_per_turn);
-            if answers == Turn::More || requests == Turn::More {
-                self.wake(number);
-            }
-            self.set_timer(number);
+            self.step(device);
         }
         self.has_work()
+    }
+
+    /// Gives one turn to the QP that has been ready for the longest time. Returns `false` if none is ready.
+    pub fn step(&mut self, device: &mut D) -> bool {
+        let Some(number) = self.ready.pop_front() else { return false };
+        let Some(qp) = self.qps.get_mut(number) else { return true };
+        qp.queued = false;
+        let answers = responder::turn(qp, device, D::POLICY.packets_per_turn);
+        let requests = requester::turn(qp, device, D::POLICY.packets_per_turn);
+        if answers == Turn::More || requests == Turn::More {
+            self.wake(number);
+        }
+        self.set_timer(number);
+        true
     }
 
     /// Whether a QP is ready to run.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bareverbs_transport::packet::{Flush, Operation, Packet, Transport};
 use bareverbs_transport::{
-    Action, Device, Event, FaultInjector, Faults, Fence, QpAttributes, Segment, Service, Sge, State, Status,
+    Action, Device, Event, Fault, FaultInjector, Fence, QpAttributes, Segment, Service, Sge, State, Status,
 };
 use plain::{Completion, FIRST_PSN, KEY, Local, Pair, Plain, Request, Side};
 use proptest::prelude::*;
@@ -507,8 +507,10 @@ proptest! {
         operations in proptest::collection::vec((0u8..5, 1u32..1500), 1..20),
     ) {
         let mut pair = Pair::rc();
-        let faults = Faults { loss: 50, duplication: 50, reordering: 50, seed, ..Faults::default() };
-        let mut injector = FaultInjector::new(faults);
+        let mut injector = FaultInjector::new(seed);
+        for fault in [Fault::drop(), Fault::duplicate(), Fault::reorder()] {
+            injector.inject(fault.probability(0.05));
+        }
         pair.write(0, FROM as usize, &pattern(1500, 3));
         let mut adds = 0;
         for (index, &(kind, length)) in operations.iter().enumerate() {

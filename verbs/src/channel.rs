@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bareverbs_provider::command;
-use bareverbs_provider::device::DeviceFile;
+use bareverbs_provider::device::{BeforeWait, DeviceFile};
 use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::write::structs::CompEventDesc;
 
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::event_fd::{EventFd, EventStream, NextEvent, Record};
+use crate::event_fd::{EventFd, EventStream, NextEvent, Record, endless};
 use crate::runtime::Runtime;
 
 /// A channel of completion events, for threads that sleep instead of polling.
@@ -133,6 +133,17 @@ impl CompChannel {
 
     pub(crate) fn events(&self) -> &Arc<EventFd> {
         self.events.fd()
+    }
+
+    /// Lets a device that runs in waits only run, before a thread sleeps until there is an event or it is woken,
+    /// at most until `end`.
+    pub(crate) fn before_sleep(
+        &self,
+        end: Option<Instant>,
+        is_woken: impl Fn() -> bool,
+    ) -> Result<BeforeWait> {
+        let is_ready = || is_woken() || self.events().is_readable();
+        self.file().before_wait(end, is_ready).map_err(|errno| endless("completion events", errno))
     }
 
     /// Blocks until there is an event, at most until `end`.

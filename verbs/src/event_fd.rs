@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Poll, Wake, Waker, ready};
 use std::time::{Duration, Instant};
 
-use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::device::{BeforeWait, DeviceFile, IoctlError};
 use bareverbs_provider::wake::wake_all;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -75,6 +75,11 @@ impl EventFd {
         rustix::event::poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(closed)
     }
 
+    /// Whether a read would not block.
+    pub(crate) fn is_readable(&self) -> bool {
+        is_readable(self.as_fd())
+    }
+
     /// Blocks until there is a record, at most until `end`.
     pub(crate) fn read<T: FromBytes + IntoBytes>(&self, end: Option<Instant>) -> Result<Option<T>> {
         loop {
@@ -85,6 +90,12 @@ impl EventFd {
             if left == Some(Duration::ZERO) {
                 return Ok(None);
             }
+            match self.file.before_wait(end, || self.is_readable()) {
+                Ok(BeforeWait::Block) => {}
+                Ok(BeforeWait::Ready) => continue,
+                Ok(BeforeWait::TimedOut) => return Ok(None),
+                Err(errno) => return Err(endless(self.what, errno)),
+            }
             let left = left.and_then(|left| Timespec::try_from(left).ok());
             match rustix::event::poll(&mut [PollFd::new(&*self.fd, PollFlags::IN)], left.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -92,6 +103,26 @@ impl EventFd {
             }
         }
     }
+}
+
+/// Whether a read of the descriptor would not block.
+pub(crate) fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(1..))
+}
+
+/// The error of a wait on a device that runs in waits only.
+pub(crate) fn endless(what: &str, errno: Errno) -> Error {
+    if errno != Errno::DEADLK {
+        return Error::system(format!("waiting for {what}"), errno);
+    }
+    Error::system(
+        format!(
+            "waiting for {what}: no packet and no timer of the seeded fabric is left that could end the wait"
+        ),
+        errno,
+    )
 }
 
 /// A stream of events that threads and tasks wait for.

@@ -55,7 +55,10 @@ use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 
-pub use bareverbs_soft::{AddressError, Dropped, Fabric, Resources, SoftDevice};
+pub use bareverbs_soft::{
+    AddressError, Dropped, EventLog, Fabric, Fault, FaultError, InjectedFault, LogEntry, Method, Operation,
+    PacketSummary, PrintOnPanic, QpAction, Resources, SoftDevice,
+};
 
 const VERB: &str = "open_device";
 

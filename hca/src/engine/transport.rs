@@ -39,7 +39,7 @@ impl Device for Core {
         self.now
     }
 
-    fn transmit(&mut self, packet: Packet) {
+    fn transmit(&mut self, _queues: &QpQueues, packet: Packet) {
         self.outgoing.push(packet);
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::engine::packet::{Headers, Operation, Route, Transport};
-use bareverbs_transport::roce;
+use bareverbs_transport::{Fault, roce};
 
 fn addresses(lid: u16) -> Addresses {
     Addresses { lid, gids: Vec::new(), mac: [2, 0, 0, 0, 0, lid as u8] }
@@ -127,7 +127,8 @@ fn peer_with_other_link_or_protocol_is_rejected() {
 #[test]
 fn delayed_packets_arrive_late_and_reordered() {
     let longest_delay = Duration::from_millis(30);
-    let faults = Faults { delay: 500, longest_delay, seed: 3, ..Faults::default() };
+    let mut faults = FaultInjector::new(3);
+    faults.inject(Fault::jitter(longest_delay).probability(0.5));
     let fabric = Fabric::with(faults, None).unwrap();
     let ((from, _), (_, shared_inbox)) = (port(&fabric, 1), port(&fabric, 2));
     send(&fabric, from, (0..200).map(|psn| packet(2, psn)));
@@ -140,7 +141,7 @@ fn delayed_packets_arrive_late_and_reordered() {
 #[test]
 fn pcap_matches_sent_packets() {
     let file = path("pcap");
-    let fabric = Fabric::with(Faults::default(), Some(&file)).unwrap();
+    let fabric = Fabric::with(FaultInjector::new(0), Some(&file)).unwrap();
     let (from, _) = port(&fabric, 1);
     let sent: Vec<_> = (0..20).map(|psn| packet(2, psn)).collect();
     send(&fabric, from, sent.clone());

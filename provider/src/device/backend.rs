@@ -5,9 +5,11 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::io::Errno;
 
+use super::BeforeWait;
 use crate::mapping::{Mapping, Protection};
 use crate::process::ForkGuard;
 
@@ -63,6 +65,22 @@ pub unsafe trait Backend: Debug + Send + Sync {
 
     /// A descriptor of the context, for `AsFd`. It takes neither ioctls nor commands.
     fn as_fd(&self) -> BorrowedFd<'_>;
+
+    /// Runs a device that runs in waits only, before a thread blocks at most until `end`. `is_ready`: whether
+    /// the wait would end at once. It makes no calls of the device.
+    ///
+    /// # Errors
+    ///
+    /// `EDEADLK` if nothing can end the wait, an error number of the device otherwise.
+    fn before_wait(&self, end: Option<Instant>, is_ready: &dyn Fn() -> bool) -> Result<BeforeWait, Errno> {
+        let _ = (end, is_ready);
+        Ok(BeforeWait::Block)
+    }
+
+    /// Whether the device runs in waits only. Polling its queues does not let it go on.
+    fn runs_in_waits(&self) -> bool {
+        false
+    }
 }
 
 /// A reference to a backend. A forked child doesn't release it: the locks of the child's copy may be

@@ -1,11 +1,14 @@
 //! The device under the transport: queues, keys, addresses and events.
 
+use std::time::Duration;
+
 use bareverbs_transport::packet::{Flush, Packet, Route, syndrome};
 use bareverbs_transport::{
     AccessError, Action, AddressVector, Counters, Device, Event, Fetched, KeyRange, PageFault, Policy, Pool,
-    QueueFault, Receive, RecvFetch, RecvOutcome, SendCompletion, Status, Table,
+    QueueFault, Receive, RecvFetch, RecvOutcome, SendCompletion, Status, Step, Table,
 };
-use bareverbs_uapi::verbs_values::EventType;
+use bareverbs_uapi::verbs_values::{EventType, QpState, WcStatus};
+use bareverbs_uapi::write::structs::Wc;
 
 use super::address::{Addresses, Ah, PortAddress};
 use super::completion::{self, Cq};
@@ -14,6 +17,7 @@ use super::queues::{QpQueues, Receives};
 use super::receive::{RecvWqeRef, Srq};
 use super::send::{Local, SendWqeRef, Work};
 use super::{MAX_AH, MAX_CQ, MAX_SRQ};
+use crate::event_log::{DeviceLog, PacketSummary, QpAction};
 
 /// The port of a device.
 #[derive(Debug)]
@@ -28,6 +32,12 @@ pub(crate) struct EnginePort {
     /// Packets for the wire.
     pub(super) outgoing: Vec<Packet>,
     pub(super) pool: Pool,
+    /// The log of actions, if there is one.
+    pub(super) log: Option<DeviceLog>,
+    /// Whether no receive WQE is found: an injected fault.
+    pub(super) hides_receives: bool,
+    /// The number of WQEs that have completed.
+    pub(super) completed: u64,
     counters: Counters,
 }
 
@@ -42,8 +52,24 @@ impl EnginePort {
             now: 0,
             outgoing: Vec::new(),
             pool: Pool::default(),
+            log: None,
+            hides_receives: false,
+            completed: 0,
             counters: Counters::default(),
         }
+    }
+
+    /// Adds an action of a QP to the log.
+    pub(super) fn log(&self, qp: u32, action: QpAction) {
+        if let Some(log) = &self.log {
+            log.add(self.now, qp, action);
+        }
+    }
+
+    /// Raises an asynchronous event of a QP.
+    pub(super) fn raise(&self, queues: &QpQueues, event: EventType) {
+        self.log(queues.number, QpAction::Raised(event));
+        queues.sink.raise(event);
     }
 
     fn addresses(&self, queues: &QpQueues) -> Addresses<'_> {
@@ -75,7 +101,10 @@ impl Device for EnginePort {
         self.now
     }
 
-    fn transmit(&mut self, packet: Packet) {
+    fn transmit(&mut self, queues: &QpQueues, packet: Packet) {
+        if self.log.is_some() {
+            self.log(queues.number, QpAction::Sent(PacketSummary::of(&packet)));
+        }
         self.outgoing.push(packet);
     }
 
@@ -106,7 +135,9 @@ impl Device for EnginePort {
     }
 
     fn begin(&mut self, queues: &mut QpQueues, _work: &Work) -> SendWqeRef {
-        queues.sends.begin()
+        let wqe = queues.sends.begin();
+        self.log(queues.number, QpAction::Begun { wr_id: wqe.wr_id, opcode: wqe.opcode });
+        wqe
     }
 
     fn reload(&self, queues: &mut QpQueues, work: &mut Work, wqe: SendWqeRef) -> bool {
@@ -134,8 +165,11 @@ impl Device for EnginePort {
 
     fn complete_send(&mut self, queues: &QpQueues, completion: &SendCompletion<'_, SendWqeRef>) {
         let SendCompletion { wqe, failure, .. } = *completion;
+        self.completed += 1;
         let failure = failure.map(|failure| completion::status_of_send(wqe.opcode, failure));
         queues.sends.release(wqe, failure);
+        let status = failure.unwrap_or(WcStatus::SUCCESS);
+        self.log(queues.number, QpAction::Completed { wr_id: wqe.wr_id, opcode: wqe.opcode, status });
         if !wqe.signaled && failure.is_none() {
             return;
         }
@@ -146,6 +180,9 @@ impl Device for EnginePort {
     }
 
     fn take_receive(&mut self, queues: &mut QpQueues, _xrc: Option<u32>) -> RecvFetch<RecvWqeRef> {
+        if self.hides_receives {
+            return RecvFetch::Empty;
+        }
         match &mut queues.receives {
             Receives::Own(ring) => ring.take(None),
             Receives::Srq(number) => match self.srqs.get_mut(*number) {
@@ -161,12 +198,15 @@ impl Device for EnginePort {
         receive: &Receive<RecvWqeRef>,
         outcome: RecvOutcome<'_>,
     ) {
+        self.completed += 1;
         if let Receives::Own(ring) = &queues.receives {
             ring.release(receive.wqe.position);
         }
+        let (entry, solicited) =
+            completion::of_receive(queues.number, receive.wqe.wr_id, receive.placed, &outcome);
+        let Wc { wr_id, opcode, status, .. } = entry;
+        self.log(queues.number, QpAction::Completed { wr_id, opcode, status });
         if let Some(cq) = self.cqs.get_mut(queues.recv_cq) {
-            let (entry, solicited) =
-                completion::of_receive(queues.number, receive.wqe.wr_id, receive.placed, &outcome);
             cq.post(&entry, solicited);
         }
     }
@@ -233,7 +273,7 @@ impl Device for EnginePort {
     }
 
     fn event(&mut self, queues: &QpQueues, event: Event) {
-        queues.sink.raise(match event {
+        let event = match event {
             Event::PathMigrated => EventType::PATH_MIG,
             Event::PathMigrationFailed => EventType::PATH_MIG_ERR,
             Event::CommunicationEstablished => EventType::COMM_EST,
@@ -242,7 +282,18 @@ impl Device for EnginePort {
             Event::InvalidRequest => EventType::QP_REQ_ERR,
             Event::AccessError => EventType::QP_ACCESS_ERR,
             Event::LastWqe => EventType::QP_LAST_WQE_REACHED,
-        });
+        };
+        self.raise(queues, event);
+    }
+
+    fn observe(&mut self, queues: &QpQueues, step: Step) {
+        let action = match step {
+            Step::AckTimeout => QpAction::AckTimeout,
+            Step::RnrWait(nanos) => QpAction::RnrWait(Duration::from_nanos(nanos)),
+            Step::Retry(psn) => QpAction::Retry { psn },
+            Step::Error => QpAction::State(QpState::ERR),
+        };
+        self.log(queues.number, action);
     }
 
     fn counters(&mut self, _set: u8) -> &mut Counters {

@@ -3,6 +3,7 @@
 mod hostile;
 mod management;
 mod objects;
+mod records;
 mod speed;
 mod transfers;
 mod udp;

@@ -12,6 +12,7 @@ use zerocopy::FromBytes;
 use super::write_command::Command;
 use super::{cq, device, memory, path, qp, srq};
 use crate::call::{Call, Sink, Source};
+use crate::call_faults::Method;
 use crate::objects::{EventCounts, Transaction};
 
 /// The numbers that fit the command word.
@@ -121,6 +122,7 @@ pub(super) fn invoke(txn: &mut Transaction<'_>, call: &mut Call<'_>) -> Result<(
     if txn.state.port.is_removed() && !DESTRUCTIONS.contains(&number) {
         return Err(Errno::IO);
     }
+    txn.state.port.call_faults.call(|| Method::of_command(number))?;
     let mut command = Command {
         input: call.source(InvokeWrite::CORE_IN.id()),
         output: call.sink(InvokeWrite::CORE_OUT.id()),
@@ -156,6 +158,7 @@ pub(crate) fn write(txn: &mut Transaction<'_>, bytes: &[u8]) -> Result<(), Errno
     if txn.state.port.is_removed() {
         return Err(Errno::IO);
     }
+    txn.state.port.call_faults.call(|| Method::of_command(header.command))?;
     handler(txn, &mut command)
 }
 

@@ -24,7 +24,7 @@ use super::state_table::is_allowed;
 use super::write_command::Command;
 use crate::call::{Call, Sink, named};
 use crate::channel::{ChannelKind, ChannelUse, ObjectSink};
-use crate::engine::QpInit;
+use crate::engine::{QpInit, state_of};
 use crate::objects::{Object, Qp, Transaction};
 use crate::port::{MAX_INLINE, MAX_MTU, MAX_RD_ATOMIC, MAX_SGE, MAX_WR};
 
@@ -281,18 +281,6 @@ pub(super) fn modify_extended(txn: &mut Transaction<'_>, command: &mut Command<'
 }
 
 /// The state of a QP as the transport has it.
-fn state_of(state: State) -> QpState {
-    match state {
-        State::Reset => QpState::RESET,
-        State::Init => QpState::INIT,
-        State::ReadyToReceive => QpState::RTR,
-        State::ReadyToSend => QpState::RTS,
-        State::SendQueueDrained => QpState::SQD,
-        State::SendQueueError => QpState::SQE,
-        State::Error => QpState::ERR,
-    }
-}
-
 fn transport_state(state: QpState) -> Option<State> {
     Some(match state {
         QpState::RESET => State::Reset,

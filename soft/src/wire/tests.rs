@@ -132,7 +132,7 @@ fn packets_of_all_lengths_arrive_unchanged() {
     assert_eq!((one.interface.name.as_str(), one.mtu()), ("lo", 4096));
     for length in [0, 1, 2, 3, 4, 5, 255, 256, 1024, 4095, 4096] {
         let sent = packet(&one, other.address(), (0..length).map(|byte| byte as u8).collect());
-        one.send(&sent);
+        one.send(&sent, false);
         assert_eq!(take(&other, 1), [sent]);
     }
     assert_eq!((one.dropped(), other.dropped()), (Dropped::default(), Dropped::default()));
@@ -145,7 +145,7 @@ fn packets_of_ipv6_arrive_unchanged() {
         Err(error) => return eprintln!("skipped: {error}"),
     };
     let sent = packet(&wire, wire.address(), vec![7; 33]);
-    wire.send(&sent);
+    wire.send(&sent, false);
     assert_eq!(take(&wire, 1), [sent]);
 }
 
@@ -153,7 +153,7 @@ fn packets_of_ipv6_arrive_unchanged() {
 fn many_packets_arrive_in_order() {
     let (one, other) = (wire(), wire());
     for psn in 0..100 {
-        one.send(&Packet { psn, ..packet(&one, other.address(), vec![psn as u8; 100]) });
+        one.send(&Packet { psn, ..packet(&one, other.address(), vec![psn as u8; 100]) }, false);
     }
     let found: Vec<_> = take(&other, 100).iter().map(|packet| packet.psn).collect();
     assert_eq!(found, Vec::from_iter(0..100));
@@ -162,8 +162,8 @@ fn many_packets_arrive_in_order() {
 #[test]
 fn packets_of_another_source_are_refused() {
     let (one, other) = (wire(), wire());
-    one.send(&packet(&other, other.address(), vec![1]));
-    one.send(&packet(&one, Ipv6Addr::LOCALHOST.into(), vec![1]));
+    one.send(&packet(&other, other.address(), vec![1]), false);
+    one.send(&packet(&one, Ipv6Addr::LOCALHOST.into(), vec![1]), false);
     assert_eq!(one.dropped().refused, 2);
 }
 
@@ -173,7 +173,7 @@ fn datagrams_that_are_too_long_are_dropped() {
     let foreign = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     foreign.send_to(&[0; 6000], (wire.address(), ROCE)).unwrap();
     let other = super::tests::wire();
-    other.send(&packet(&other, wire.address(), vec![1]));
+    other.send(&packet(&other, wire.address(), vec![1]), false);
     assert_eq!(take(&wire, 1).len(), 1);
     assert_eq!(wire.dropped(), Dropped { malformed: 1, ..Dropped::default() });
 }
@@ -184,11 +184,11 @@ fn datagrams_beyond_the_receive_buffer_are_counted() {
     other.limit_receive_buffer(0);
     let packet = packet(&one, other.address(), vec![1; 1000]);
     for _ in 0..100 {
-        one.send(&packet);
+        one.send(&packet, false);
     }
     let before = take(&other, 1).len();
     // The next datagram reports the loss.
-    one.send(&packet);
+    one.send(&packet, false);
     take(&other, 1);
     assert_eq!(other.dropped().overflowed, 100 - before as u64);
 }
@@ -202,7 +202,7 @@ fn losses_of_all_sockets_are_added() {
     other.limit_receive_buffer(0);
     sockopt::set_socket_recv_buffer_size(&*other.sockets().1[0], 0).unwrap();
     let to = [other.address(), group];
-    let send = || to.into_iter().for_each(|to| one.send(&packet(&one, to, vec![1; 1000])));
+    let send = || to.into_iter().for_each(|to| one.send(&packet(&one, to, vec![1; 1000]), false));
     (0..100).for_each(|_| send());
     let before = take(&other, 2).len();
     // The next datagrams report the losses.
@@ -237,12 +237,12 @@ fn group_delivers_its_packets_until_it_is_left() {
     sent.operation = Operation::SendOnly;
     sent.destination = 0xff_ffff;
     sent.headers = Headers { datagram: Some(Deth { qkey: 1, source_qp: 2 }), ..Headers::default() };
-    one.send(&sent);
+    one.send(&sent, false);
     assert_eq!(take(&other, 1), [sent.clone()]);
     other.retain_groups(|member| *member != gid(group));
-    one.send(&sent);
+    one.send(&sent, false);
     let last = packet(&one, other.address(), vec![4]);
-    one.send(&last);
+    one.send(&last, false);
     assert_eq!(take(&other, 1), [last]);
     assert_eq!(other.join([0; 16]), Err(Errno::INVAL));
 }
@@ -305,7 +305,7 @@ fn thread_receives_wakes_and_ends() {
     })
     .unwrap();
     assert_eq!(receiver.recv_timeout(TIMEOUT), Ok(0));
-    one.send(&packet(&one, address, vec![1]));
+    one.send(&packet(&one, address, vec![1]), false);
     assert_eq!(receiver.recv_timeout(TIMEOUT), Ok(1));
     thread.wake();
     assert_eq!(receiver.recv_timeout(TIMEOUT), Ok(0));

@@ -185,7 +185,7 @@ fn message<D: Device>(qp: &mut Qp<D>, device: &mut D, which: usize, index: u32) 
     packet.solicited = solicited;
     let reliable = packet.transport.reliable();
     packet.ack_request = reliable && (last || index % ACK_EVERY == ACK_EVERY - 1);
-    device.transmit(packet);
+    device.transmit(&qp.queues, packet);
     if reliable {
         start_timer(qp, device);
     }
@@ -203,7 +203,7 @@ fn read_request<D: Device>(qp: &mut Qp<D>, device: &mut D, which: usize, index: 
     let headers = Headers { remote: Some(remote), ..Headers::default() };
     let mut packet = packet(qp, Operation::ReadRequest, psn, headers, Vec::new());
     packet.ack_request = true;
-    device.transmit(packet);
+    device.transmit(&qp.queues, packet);
     start_timer(qp, device);
     qp.requester.cursor = (which + 1, 0);
 }
@@ -222,7 +222,7 @@ fn atomic_request<D: Device>(qp: &mut Qp<D>, device: &mut D, which: usize) {
     let headers = Headers { atomic: Some(atomic), ..Headers::default() };
     let mut packet = packet(qp, operation, inflight.first_psn, headers, Vec::new());
     packet.ack_request = true;
-    device.transmit(packet);
+    device.transmit(&qp.queues, packet);
     start_timer(qp, device);
     qp.requester.cursor = (which + 1, 0);
 }
@@ -234,7 +234,7 @@ fn flush_request<D: Device>(qp: &mut Qp<D>, device: &mut D, which: usize, flush:
     let headers = Headers { flush: Some(flush), remote: Some(remote), ..Headers::default() };
     let mut packet = packet(qp, Operation::Flush, inflight.first_psn, headers, Vec::new());
     packet.ack_request = true;
-    device.transmit(packet);
+    device.transmit(&qp.queues, packet);
     start_timer(qp, device);
     qp.requester.cursor = (which + 1, 0);
 }
@@ -254,7 +254,7 @@ fn atomic_write_request<D: Device>(
     let headers = Headers { remote: Some(Remote { address, key, length: SIZE }), ..Headers::default() };
     let mut packet = packet(qp, Operation::AtomicWrite, inflight.first_psn, headers, payload);
     packet.ack_request = true;
-    device.transmit(packet);
+    device.transmit(&qp.queues, packet);
     start_timer(qp, device);
     qp.requester.cursor = (which + 1, 0);
     Ok(Sent { bytes: SIZE.into(), whole: false })
@@ -287,7 +287,7 @@ fn datagram<D: Device>(qp: &mut Qp<D>, device: &mut D) -> Result<Sent, BlockReas
     let (destination, solicited, bytes) = (address.qp, work.solicited, work.length);
     let mut packet = packet(qp, operation, psn, headers, payload);
     (packet.route, packet.destination, packet.solicited) = (route, destination, solicited);
-    device.transmit(packet);
+    device.transmit(&qp.queues, packet);
     qp.requester.cursor.0 += 1;
     Ok(Sent { bytes, whole: true })
 }

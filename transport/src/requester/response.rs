@@ -1,7 +1,7 @@
 //! Responses to a requester: ACKs, data, NAKs, timeouts.
 
 use super::complete::{fail, retire, wait_for_page};
-use crate::device::{Access, AccessError, Device, KeyRange, PageFault, Queues, SendWqe};
+use crate::device::{Access, AccessError, Device, KeyRange, PageFault, Queues, SendWqe, Step};
 use crate::packet::{Operation, PSN_MASK, Packet, psn_distance, syndrome};
 use crate::qp::Qp;
 use crate::qp::attributes::State;
@@ -143,6 +143,7 @@ pub(super) fn retry<D: Device>(qp: &mut Qp<D>, device: &mut D) {
     qp.requester.retries = qp.requester.retries.saturating_sub(1);
     qp.requester.shrink_window();
     rewind(qp);
+    device.observe(&qp.queues, Step::Retry(qp.requester.oldest_psn));
     qp.requester.deadline = None;
 }
 
@@ -169,7 +170,9 @@ fn not_ready<D: Device>(qp: &mut Qp<D>, device: &mut D, psn: u32, timer: u8) {
     }
     rewind(qp);
     qp.requester.deadline = None;
-    qp.requester.rnr_until = Some(device.now() + rnr_delay(timer));
+    let delay = rnr_delay(timer);
+    qp.requester.rnr_until = Some(device.now() + delay);
+    device.observe(&qp.queues, Step::RnrWait(delay));
 }
 
 /// The delay of an RNR timer code in nanoseconds (InfiniBand specification, table of RNR NAK timer

@@ -17,19 +17,22 @@ fn respond<D: Device>(
     payload: Vec<u8>,
 ) {
     let Some(route) = qp.responder.response_route else { return };
-    device.transmit(Packet {
-        route,
-        transport: qp.transport().unwrap_or(Transport::Rc),
-        operation,
-        solicited: false,
-        migrated: qp.attributes.migration == Migration::Migrated,
-        ack_request: false,
-        pkey: qp.attributes.pkey,
-        destination: qp.attributes.remote_qp,
-        psn,
-        headers,
-        payload,
-    });
+    device.transmit(
+        &qp.queues,
+        Packet {
+            route,
+            transport: qp.transport().unwrap_or(Transport::Rc),
+            operation,
+            solicited: false,
+            migrated: qp.attributes.migration == Migration::Migrated,
+            ack_request: false,
+            pkey: qp.attributes.pkey,
+            destination: qp.attributes.remote_qp,
+            psn,
+            headers,
+            payload,
+        },
+    );
 }
 
 fn acknowledge(syndrome: u8, messages: u32) -> Acknowledge {

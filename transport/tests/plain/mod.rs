@@ -127,7 +127,7 @@ impl Device for Plain {
     fn now(&self) -> u64 {
         self.now
     }
-    fn transmit(&mut self, packet: Packet) {
+    fn transmit(&mut self, _queues: &PlainQueues, packet: Packet) {
         self.outgoing.push(packet);
     }
     fn pool(&mut self) -> &mut Pool {

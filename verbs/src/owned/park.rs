@@ -74,6 +74,11 @@ impl Parker {
         ended.map_or_else(|error| Poll::Ready(Err(error)), |polled| polled.map(Ok))
     }
 
+    /// Whether the next sleep returns at once because the thread was woken.
+    pub(crate) fn is_woken(&self) -> bool {
+        self.state.load(Ordering::Acquire) == WOKEN
+    }
+
     /// Sleeps until the thread is woken, `other` is readable or `end` has passed. Returns at once
     /// if the thread was woken since the last sleep. It may return early. Returns whether `other`
     /// is readable.

@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use bareverbs_provider::device::DeviceFile;
+
 /// How long a wait polls the CQ before it sleeps. Sleeping costs system calls and the time to wake
 /// up; polling costs processor time.
 ///
@@ -62,6 +64,14 @@ impl SpinState {
             Spin::Always => None,
         };
         Spinning { start: Instant::now(), limit }
+    }
+
+    /// The same on a device, which polling may not let go on.
+    pub(crate) fn start_on(&self, file: &DeviceFile) -> Spinning {
+        if file.runs_in_waits() {
+            return Spinning { start: Instant::now(), limit: Some(Duration::ZERO) };
+        }
+        self.start()
     }
 
     /// The wait has ended with a completion.

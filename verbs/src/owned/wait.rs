@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker, ready};
 use std::time::Instant;
 
+use bareverbs_provider::device::BeforeWait;
 use bareverbs_provider::traits::Provider;
 use bareverbs_provider::work::WorkCompletion;
 
@@ -147,7 +148,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
                 return Poll::Pending;
             }
             if let Some(spin) = &mut spin {
-                let start = || SpinRounds { spinning: self.spin.start(), rounds: 0 };
+                let start = || SpinRounds { spinning: self.spin.start_on(self.channel.file()), rounds: 0 };
                 let SpinRounds { spinning, rounds } = spin.get_or_insert_with(start);
                 if spinning.goes_on() {
                     *rounds = rounds.wrapping_add(1);
@@ -181,7 +182,12 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
     /// `false` at `end`.
     fn sleep(&mut self, end: Option<Instant>) -> Result<bool> {
         let due = self.keep_alive(Instant::now());
-        match self.channel.read(earlier(end, due)) {
+        let event = match self.channel.before_sleep(end, || false) {
+            Ok(BeforeWait::TimedOut) => return Ok(false),
+            Ok(_) => self.channel.read(earlier(end, due)),
+            Err(error) => Err(error),
+        };
+        match event {
             Ok(event) => {
                 self.armed &= event.is_none();
                 Ok(event.is_some() || end.is_none_or(|end| Instant::now() < end))

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
 use bareverbs_provider::wake::{FirstPanic, wake_all};
+use rustix::io::Errno;
 
 use super::election::DriverKind;
 use super::reaper::service::Service;
@@ -166,7 +167,7 @@ pub(super) fn spawn<B: Send + 'static, P: Provider, S: Service<P>>(
         let _ = run(&guard, &channel);
     });
     spawned.map(drop).map_err(|error| {
-        let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN);
+        let errno = Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
         Error::system("starting the thread of a hub", errno)
     })
 }
@@ -185,6 +186,11 @@ fn run<B, P: Provider, S: Service<P>>(guard: &DriverGuard<B, P, S>, channel: &Co
             };
             // A sleeping driver does not keep the hub.
             drop(hub);
+            match channel.before_sleep(None, || parker.is_woken()) {
+                // Other threads may go on.
+                Err(error) if error.errno() == Some(Errno::DEADLK) => continue,
+                before => before?,
+            };
             if parker.sleep(Some(channel.as_fd()), due)?
                 && let Some(hub) = guard.hub.upgrade()
             {

@@ -6,6 +6,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 use std::{hint, mem};
 
+use bareverbs_provider::device::BeforeWait;
 use bareverbs_provider::traits::Provider;
 use bareverbs_provider::wake::wake_all;
 
@@ -82,6 +83,7 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
             let mut waiter = None;
             let mut spinning = None;
             let mut rounds = 0_u32;
+            let mut is_late = false;
             loop {
                 if let Poll::Ready(value) = poll(&mut context) {
                     if let Some(spinning) = spinning {
@@ -100,8 +102,8 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
                         Poll::Pending => Err(Error::DeviceRemoved { verb: "Hub" }),
                     };
                 }
-                let spinning = *spinning.get_or_insert_with(|| self.spin.start());
-                if is_past(end) {
+                let spinning = *spinning.get_or_insert_with(|| self.spin.start_on(self.channel.file()));
+                if is_late || is_past(end) {
                     self.spin.timed_out(spinning);
                     return Ok(None);
                 }
@@ -116,12 +118,20 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
                 // Followers as well: the leader may have begun to sleep before there was a connection.
                 let until = earlier(end, self.keep_alive(Instant::now()));
                 let waiter = waiter.get_or_insert_with(|| Waiter::new(&self.election, waker));
-                if !self.election.leads(waiter.id) {
+                let leads = self.election.leads(waiter.id);
+                if leads && self.arm()? {
+                    continue;
+                }
+                if self.channel.before_sleep(end, || parker.is_woken())? == BeforeWait::TimedOut {
+                    is_late = true;
+                    continue;
+                }
+                if !leads {
                     parker.sleep(None, until)?;
                     continue;
                 }
                 // A completion that another thread reaps meanwhile ends the sleep by the waker.
-                if !self.arm()? && parker.sleep(Some(self.channel.as_fd()), until)? {
+                if parker.sleep(Some(self.channel.as_fd()), until)? {
                     self.take_events()?;
                 }
             }

@@ -1,0 +1,190 @@
+//! The way of packets over the wire, with injected faults.
+
+use std::collections::BTreeMap;
+
+use bareverbs_transport::FaultInjector;
+use bareverbs_transport::packet::{Global, Packet};
+
+use super::state::FabricState;
+
+/// Where a packet comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// A device has sent it.
+    Device(usize),
+    /// The UDP wire of a device has received it.
+    Wire(usize),
+}
+
+/// A packet on the wire.
+#[derive(Debug)]
+struct InTransit {
+    origin: Origin,
+    packet: Packet,
+    /// Whether its receiver is to have no receive WQE.
+    rnr: bool,
+}
+
+/// Injected faults, and the packets that they hold.
+#[derive(Debug)]
+pub(super) struct Faults {
+    pub(super) injector: FaultInjector,
+    /// Those that the next packet of their origin overtakes. At most one of each origin.
+    held: Vec<InTransit>,
+    /// Delayed ones, by the time of their delivery and their order.
+    delayed: BTreeMap<(u64, u64), InTransit>,
+    /// The number of packets delayed so far.
+    count: u64,
+}
+
+impl Faults {
+    pub(super) fn new(seed: u64) -> Self {
+        let injector = FaultInjector::new(seed);
+        Self { injector, held: Vec::new(), delayed: BTreeMap::new(), count: 0 }
+    }
+
+    /// The time of the next delayed packet.
+    pub(super) fn next_delayed(&self) -> Option<u64> {
+        self.delayed.first_key_value().map(|((due, _), _)| *due)
+    }
+}
+
+impl FabricState {
+    /// Carries a packet to its receivers, with the faults that are injected.
+    pub(super) fn carry(&mut self, origin: Origin, packet: Packet) {
+        if self.capture.is_some() {
+            let now = self.now();
+            self.capture.iter_mut().for_each(|capture| capture.record(now, &packet));
+        }
+        if self.faults.injector.is_empty() && self.faults.held.is_empty() {
+            self.deliver(origin, packet, false);
+            return;
+        }
+        let verdict = self.faults.injector.judge(&packet);
+        let rnr = verdict.rnr;
+        let followed = self.faults.held.iter().position(|held| held.origin == origin);
+        if verdict.drop {
+            self.recycle(origin, packet);
+        } else if verdict.corrupt {
+            self.deliver_corrupt(origin, packet);
+        } else if !verdict.delay.is_zero() {
+            // Of a duplicated packet only one copy is delayed.
+            let copy = verdict.duplicate.then(|| packet.clone());
+            let delay = u64::try_from(verdict.delay.as_nanos()).unwrap_or(u64::MAX);
+            let due = self.now().saturating_add(delay);
+            self.faults.count += 1;
+            self.faults.delayed.insert((due, self.faults.count), InTransit { origin, packet, rnr });
+            if let Some(copy) = copy {
+                self.deliver(origin, copy, rnr);
+            }
+        } else if verdict.reorder && followed.is_none() {
+            self.faults.held.push(InTransit { origin, packet, rnr });
+        } else {
+            if verdict.duplicate {
+                self.deliver(origin, packet.clone(), rnr);
+            }
+            self.deliver(origin, packet, rnr);
+        }
+        if let Some(followed) = followed {
+            let InTransit { origin, packet, rnr } = self.faults.held.remove(followed);
+            self.deliver(origin, packet, rnr);
+        }
+    }
+
+    /// Delivers the next delayed packet that is due. Returns `false` if there is none.
+    pub(super) fn deliver_due(&mut self, now: u64) -> bool {
+        let Some(due) = self.faults.delayed.first_entry().filter(|entry| entry.key().0 <= now) else {
+            return false;
+        };
+        let InTransit { origin, packet, rnr } = due.remove();
+        self.deliver(origin, packet, rnr);
+        true
+    }
+
+    /// Delivers a packet that no other one has overtaken. Returns `false` if there is none.
+    pub(super) fn release_held(&mut self) -> bool {
+        if self.faults.held.is_empty() {
+            return false;
+        }
+        let InTransit { origin, packet, rnr } = self.faults.held.remove(0);
+        self.deliver(origin, packet, rnr);
+        true
+    }
+
+    /// Returns the buffer of a packet to the device that it came from.
+    fn recycle(&mut self, origin: Origin, packet: Packet) {
+        let (Origin::Device(device) | Origin::Wire(device)) = origin;
+        if let Some(Some(engine)) = self.devices.get_mut(device) {
+            engine.recycle(packet.payload);
+        }
+    }
+
+    fn deliver(&mut self, origin: Origin, packet: Packet, rnr: bool) {
+        self.receivers(origin, &packet, false, |engine| {
+            if rnr { engine.receive_without_wqes(&packet) } else { engine.receive(&packet) }
+        });
+        self.recycle(origin, packet);
+    }
+
+    fn deliver_corrupt(&mut self, origin: Origin, packet: Packet) {
+        self.receivers(origin, &packet, true, crate::engine::Engine::drop_corrupt);
+        self.recycle(origin, packet);
+    }
+
+    /// Calls `receive` with the devices that a packet arrives at, and sends it by the wire of its device if
+    /// another process has its destination.
+    fn receivers(
+        &mut self,
+        origin: Origin,
+        packet: &Packet,
+        corrupt: bool,
+        receive: impl Fn(&mut crate::engine::Engine),
+    ) {
+        let sender = match origin {
+            Origin::Wire(device) => {
+                if let Some(Some(engine)) = self.devices.get_mut(device) {
+                    receive(engine);
+                }
+                return;
+            }
+            Origin::Device(sender) => sender,
+        };
+        let wire = self.devices.get(sender).and_then(Option::as_ref).and_then(|engine| engine.wire());
+        if packet.route.is_multicast() {
+            if let Some(wire) = wire {
+                wire.send(packet, corrupt);
+            }
+            // The sockets of groups deliver packets of wires to wires.
+            let by_wire = wire.is_some();
+            for engine in self.devices.iter_mut().flatten() {
+                if !(by_wire && engine.wire().is_some()) {
+                    receive(engine);
+                }
+            }
+            return;
+        }
+        let destination = packet.route.global.and_then(|global| self.addresses.get(&global.destination));
+        if destination.is_none() {
+            if let Some(wire) = wire {
+                wire.send(packet, corrupt);
+            }
+            return;
+        }
+        if let Some(Some(engine)) = destination.and_then(|device| self.devices.get_mut(*device)) {
+            receive(engine);
+        }
+    }
+
+    /// Carries the packets that the wire of a device has received.
+    pub(super) fn carry_from_wire(&mut self, device: usize, packets: &mut Vec<Packet>) {
+        for packet in packets.drain(..) {
+            // Another process may have bound an address of the fabric.
+            let is_of_fabric = |global: Global| self.addresses.contains_key(&global.source);
+            if packet.route.is_multicast() || !packet.route.global.is_some_and(is_of_fabric) {
+                self.carry(Origin::Wire(device), packet);
+            } else {
+                self.recycle(Origin::Wire(device), packet);
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Virtual time and injected faults of soft devices.
+#![cfg(feature = "soft")]
+
+use std::time::{Duration, Instant};
+
+use bareverbs::soft::{Fabric, Fault, Operation, SoftDevice};
+use bareverbs::{Access, Buffer, Connection, Device, Endpoint, Hub, Mr, Op, Pd};
+
+use rustix::io::Errno;
+
+/// Two devices of a fabric.
+fn devices(fabric: &Fabric) -> [SoftDevice; 2] {
+    [(); 2].map(|()| SoftDevice::new(fabric))
+}
+
+fn open(device: &SoftDevice) -> Pd {
+    Device::from(device.clone()).open().unwrap().alloc_pd().unwrap()
+}
+
+/// Two connected endpoints on different devices.
+fn pair(fabric: &Fabric) -> [(Pd, Endpoint<Mr<Buffer>>); 2] {
+    let [alice, bob] = devices(fabric).map(|device| open(&device));
+    let [mut a, mut b] = [&alice, &bob].map(|pd| Endpoint::new(pd, 1, 4).unwrap());
+    a.connect(&b.address()).unwrap();
+    b.connect(&a.address()).unwrap();
+    [(alice, a), (bob, b)]
+}
+
+fn receive(pd: &Pd, endpoint: &mut Endpoint<Mr<Buffer>>) {
+    let buffer = pd.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
+    endpoint.post(Op::recv(buffer)).unwrap();
+}
+
+#[test]
+fn posts_of_a_seeded_fabric_deliver_nothing_until_it_is_run() {
+    let fabric = Fabric::seeded(1);
+    let [(_, mut a), (bob, mut b)] = pair(&fabric);
+    receive(&bob, &mut b);
+    a.post(Op::send_inline(b"hello")).unwrap();
+    assert!(a.poll().is_none() && b.poll().is_none());
+    fabric.run_until_idle();
+    assert_eq!(b.poll().unwrap().unwrap().message(), Some(&b"hello"[..]));
+    assert!(a.poll().unwrap().is_ok());
+    assert!(!fabric.step());
+    assert_eq!(fabric.now(), Duration::ZERO);
+}
+
+#[test]
+fn wait_runs_a_seeded_fabric_through_its_timers() {
+    let fabric = Fabric::seeded(2);
+    let [(_, mut a), (bob, mut b)] = pair(&fabric);
+    let lost = fabric.inject(Fault::drop().opcode(Operation::SendOnly).nth(1));
+    receive(&bob, &mut b);
+    a.post(Op::send_inline(b"again")).unwrap();
+    assert_eq!(b.next().wait().unwrap().message(), Some(&b"again"[..]));
+    assert!(a.next().wait().is_ok());
+    assert_eq!(lost.count(), 1);
+    // The ACK timer of the requester has expired.
+    assert!(fabric.now() > Duration::from_millis(1), "{:?}", fabric.now());
+}
+
+#[test]
+fn dead_peer_ends_a_wait_in_virtual_time() {
+    let fabric = Fabric::seeded(3);
+    let [(_, mut a), (_, b)] = pair(&fabric);
+    fabric.inject(Fault::drop());
+    a.post(Op::send_inline(b"lost")).unwrap();
+    let start = Instant::now();
+    let error = a.next().wait().unwrap_err();
+    assert!(error.to_string().contains("RETRY_EXC"), "{error}");
+    assert!(fabric.now() > Duration::from_millis(100), "{:?}", fabric.now());
+    assert!(start.elapsed() < Duration::from_secs(10));
+    drop(b);
+}
+
+#[test]
+fn limit_of_a_wait_is_one_of_virtual_time() {
+    let fabric = Fabric::seeded(4);
+    let [_, (bob, mut b)] = pair(&fabric);
+    receive(&bob, &mut b);
+    let start = Instant::now();
+    assert!(b.next().wait_timeout(Duration::from_secs(3600)).is_none());
+    assert!(start.elapsed() < Duration::from_secs(60));
+    assert_eq!(fabric.now(), Duration::from_secs(3600));
+}
+
+#[test]
+fn wait_that_nothing_can_end_is_an_error() {
+    let fabric = Fabric::seeded(5);
+    let [_, (bob, mut b)] = pair(&fabric);
+    receive(&bob, &mut b);
+    let error = b.next().wait().unwrap_err();
+    assert!(error.to_string().contains("seeded fabric"), "{error}");
+    let channel = bob.context().create_comp_channel().unwrap();
+    assert_eq!(channel.next().wait().unwrap_err().errno(), Some(Errno::DEADLK));
+}
+
+#[test]
+fn rnr_retries_without_end_are_an_error_of_the_wait() {
+    let fabric = Fabric::seeded(6);
+    let [(_, mut a), _b] = pair(&fabric);
+    // The peer has no receive, and RNR retries have no limit.
+    a.post(Op::send_inline(b"not ready")).unwrap();
+    let error = a.next().wait().unwrap_err();
+    assert!(error.to_string().contains("seeded fabric"), "{error}");
+}
+
+/// Two connections of hubs on different devices, with their protection domains.
+fn connections(fabric: &Fabric) -> [(Pd, Hub<Mr<Buffer>>, Connection<Mr<Buffer>>); 2] {
+    let [alice, bob] = devices(fabric).map(|device| {
+        let pd = open(&device);
+        let hub = Hub::new(&pd, 16).unwrap();
+        let connection = hub.connection(1, 4).unwrap();
+        (pd, hub, connection)
+    });
+    alice.2.connect(&bob.2.address()).unwrap();
+    bob.2.connect(&alice.2.address()).unwrap();
+    [alice, bob]
+}
+
+#[test]
+fn hub_runs_a_seeded_fabric() {
+    let fabric = Fabric::seeded(7);
+    let [(_alice, _one, a), (bob, _other, b)] = connections(&fabric);
+    fabric.inject(Fault::drop().nth(1));
+    let buffer = bob.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
+    let mut received = b.post(Op::recv(buffer));
+    assert!(received.wait_timeout(Duration::from_millis(500)).is_none());
+    assert_eq!(fabric.now(), Duration::from_millis(500));
+    let sent = a.post(Op::send_inline(b"hub"));
+    assert_eq!(received.wait().unwrap().message(), Some(&b"hub"[..]));
+    sent.wait().unwrap();
+}
+
+#[test]
+fn driver_thread_and_other_threads_share_a_seeded_fabric() {
+    let fabric = Fabric::seeded(8);
+    let [(_alice, _one, a), (bob, other, b)] = connections(&fabric);
+    other.spawn_driver_thread().unwrap();
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            for _ in 0..20 {
+                a.post(Op::send_inline(b"hub")).wait().unwrap();
+            }
+        });
+        for _ in 0..20 {
+            let buffer = bob.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
+            assert_eq!(b.post(Op::recv(buffer)).wait().unwrap().message(), Some(&b"hub"[..]));
+        }
+        sender.join().unwrap();
+    });
+}
