@@ -7,10 +7,10 @@
 //! The expected answers were derived from the kernel's source and confirmed on each checked kernel
 //! series. A difference between series is a [`Change`] with a name and a reason.
 //!
-//! ```no_run
+//! ```
 //! use bareverbs_conform::{Filter, Suite};
 //!
-//! let suite = Suite::for_device(None)?;
+//! let suite = Suite::for_device(Some("soft0"))?;
 //! let results = suite.run(&Filter::new(Some("parser::QpCreate")), 0, |outcome, position, all| {
 //!     println!("{position} of {all}: {} {:?}", outcome.name, outcome.verdict);
 //! });

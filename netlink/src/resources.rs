@@ -175,13 +175,17 @@ macro_rules! lists {
 lists! {
     /// The queue pairs of the device named `device`.
     ///
-    /// ```no_run
+    /// ```
+    /// # fn example() -> Result<(), bareverbs_netlink::Error> {
     /// use bareverbs_netlink::RdmaNetlink;
     ///
     /// for qp in RdmaNetlink::open()?.queue_pairs("rxe0")? {
     ///     println!("{qp:?}");
     /// }
-    /// # Ok::<(), bareverbs_netlink::Error>(())
+    /// # Ok(())
+    /// # }
+    /// # // Fails where the kernel has no RDMA subsystem, or no such device.
+    /// # drop(example());
     /// ```
     #[doc(alias = "rdma resource show qp")]
     #[doc(alias = "RDMA_NLDEV_CMD_RES_QP_GET")]
@@ -276,14 +280,18 @@ impl RdmaNetlink {
     /// mlx5 returns the segments of its resource dump, which contain the object's context. It needs
     /// a device with resource dumps. rxe has no raw state. The kernel requires `CAP_NET_ADMIN`.
     ///
-    /// ```no_run
+    /// ```
+    /// # fn example() -> Result<(), bareverbs_netlink::Error> {
     /// use bareverbs_netlink::{RawObject, RdmaNetlink};
     ///
     /// let mut netlink = RdmaNetlink::open()?;
     /// for mr in netlink.memory_regions("mlx5_0")? {
     ///     println!("{:02x?}", netlink.raw_state("mlx5_0", RawObject::Mr(mr.number))?);
     /// }
-    /// # Ok::<(), bareverbs_netlink::Error>(())
+    /// # Ok(())
+    /// # }
+    /// # // Fails where the kernel has no RDMA subsystem, or no such device.
+    /// # drop(example());
     /// ```
     ///
     /// # Errors

@@ -5,18 +5,18 @@
 //! and advances the consumer index. Neither needs a system call. Two operations do: the send
 //! doorbell, once per batch, and arming a CQ.
 //!
-//! ```no_run
+//! ```
 //! use std::sync::Arc;
 //!
 //! use bareverbs_provider::request::{CqRequest, QueueMemory};
 //! use bareverbs_provider::traits::{CompletionQueue, Provider};
 //! use bareverbs_uapi::write::types::CqCreateFlags;
-//! use bareverbs_provider::device::DeviceFile;
-//! use bareverbs_uapi::uverbs::types::DriverId;
 //! use bareverbs_rxe::Rxe;
+//! use bareverbs_soft::{Fabric, SoftDevice};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let file = Arc::new(DeviceFile::open("/dev/infiniband/uverbs0", DriverId::RXE.0)?);
+//! // Or a device of the kernel: `DeviceFile::open("/dev/infiniband/uverbs0", DriverId::RXE.0)`
+//! let file = Arc::new(SoftDevice::new(&Fabric::new()).open()?);
 //! let rxe = Rxe::open(file)?;
 //! let (memory, flags) = (QueueMemory::BasePages, CqCreateFlags::empty());
 //! let request = CqRequest {

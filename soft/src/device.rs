@@ -151,6 +151,12 @@ impl SoftDevice {
         &self.name
     }
 
+    /// The fabric that the device is on, such as that of devices by name.
+    #[must_use]
+    pub fn fabric(&self) -> &Fabric {
+        self.port.fabric()
+    }
+
     /// The address of the port.
     #[must_use]
     pub fn address(&self) -> IpAddr {

@@ -65,6 +65,8 @@ pub(crate) const MAX_QP: u32 = (1 << 20) - 16;
 pub(crate) const MAX_CQ: u32 = 1 << 20;
 pub(crate) const MAX_SRQ: u32 = (1 << 20) - 1;
 pub(crate) const MAX_AH: u32 = (1 << 15) - 1;
+pub(crate) const MAX_GROUPS: u32 = 8192;
+pub(crate) const MAX_GROUP_MEMBERS: u32 = 56;
 
 /// The parameters of a new QP.
 #[derive(Debug)]
@@ -344,9 +346,18 @@ impl Engine {
         self.port.handles.remove(ah);
     }
 
-    /// Adds a QP to a multicast group, unless it is a member.
+    /// Adds a QP to a multicast group, unless it is a member. `ENOMEM` at the limit of groups and of members
+    /// of a group.
     pub(crate) fn attach(&mut self, qpn: u32, group: [u8; 16]) -> Result<(), Errno> {
         self.qps.get(qpn).ok_or(Errno::INVAL)?;
+        let members = self.qps.group(&group);
+        if members.contains(&qpn) {
+            return Ok(());
+        }
+        let new_group = members.is_empty() && self.qps.groups() >= MAX_GROUPS as usize;
+        if new_group || members.len() >= MAX_GROUP_MEMBERS as usize {
+            return Err(Errno::NOMEM);
+        }
         if let Some(wire) = &self.wire {
             wire.join(group)?;
         }

@@ -16,7 +16,7 @@ use bareverbs_uapi::write::types::DeviceCapFlags;
 
 use crate::address_error::AddressError;
 use crate::call_faults::CallFaults;
-use crate::engine::{Engine, MAX_AH, MAX_CQ, MAX_QP, MAX_SRQ};
+use crate::engine::{Engine, MAX_AH, MAX_CQ, MAX_GROUP_MEMBERS, MAX_GROUPS, MAX_QP, MAX_SRQ};
 use crate::fabric::Fabric;
 use crate::rdma_cm::Namespace;
 use crate::wire::{Dropped, UdpWire, gid};
@@ -285,8 +285,8 @@ impl Port {
             max_qp_init_rd_atom: MAX_RD_ATOMIC.into(),
             atomic_cap: AtomicCap::HCA,
             max_mw: 0x7_ffff,
-            max_mcast_grp: 8192,
-            max_mcast_qp_attach: 56,
+            max_mcast_grp: MAX_GROUPS,
+            max_mcast_qp_attach: MAX_GROUP_MEMBERS,
             max_total_mcast_qp_attach: 0x7_0000,
             max_ah: MAX_AH,
             max_srq: MAX_SRQ,

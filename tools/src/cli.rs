@@ -23,7 +23,7 @@ use clap_complete::Shell;
 use self::conform::{Conform, Decode};
 use self::connected::{Cmtime, RdmaClient, RdmaServer, RdmaXclient, RdmaXserver, Ucmatose};
 use self::datagram::{Mckey, Udaddy};
-use self::device::{Dev, Link, Monitor, Status, System};
+use self::device::{Dev, Link, Monitor, Status, System, listed_device};
 use self::perf::PerfCommand;
 use self::pingpong::Pingpong;
 use self::rcopy::Rcopy;
@@ -33,6 +33,10 @@ use self::stat::Stat;
 use self::trace::{Replay, Trace};
 use self::udpong::Udpong;
 use self::values::{number, period};
+
+/// Why the commands that list the kernel's devices have no soft device.
+const NOT_LISTED: &str =
+    "Soft devices, such as soft:127.0.0.2, exist only in the process that opens them: they are not listed.";
 
 /// RDMA from one static program, without a C library underneath.
 #[derive(Debug, Parser)]
@@ -50,20 +54,27 @@ pub(crate) enum Command {
     /// Show the attributes of devices and their ports, as ibv_devinfo does
     Devinfo(Devinfo),
     /// Show each port in a line: state, network interface, GID, rate, MTU, driver
+    #[command(after_help = NOT_LISTED)]
     Status(Status),
     /// Show ports; create and remove software devices, as rdma link does
+    #[command(after_help = NOT_LISTED)]
     Link(Link),
     /// Show, rename and move devices, as rdma dev does
+    #[command(after_help = NOT_LISTED)]
     Dev(Dev),
     /// Show and change system-wide settings, as rdma system does
+    #[command(after_help = NOT_LISTED)]
     System(System),
     /// Show counters; enable and bind them, as rdma statistic does
+    #[command(after_help = NOT_LISTED)]
     Stat(Stat),
     /// Print devices and ports that come, go and change, as rdma monitor does
+    #[command(after_help = NOT_LISTED)]
     Monitor(Monitor),
     /// Print asynchronous events as they happen, as ibv_asyncwatch does
     Asyncwatch(Asyncwatch),
     /// Show the objects in use, their owners, and the counters
+    #[command(after_help = NOT_LISTED)]
     Resources(Resources),
     /// Decode queue entries of a ConnectX
     Dump(Dump),
@@ -136,7 +147,7 @@ pub(crate) struct Devices {
 
 #[derive(Debug, Args)]
 pub(crate) struct Devinfo {
-    /// Use this device (default: all devices)
+    /// Use this device, such as rxe0 or soft:127.0.0.2 (default: all devices of the kernel)
     #[arg(short = 'd', long, value_name = "DEV")]
     pub(crate) ib_dev: Option<String>,
     /// Use this port of the device (default: all ports)
@@ -155,7 +166,7 @@ pub(crate) struct Devinfo {
 
 #[derive(Debug, Args)]
 pub(crate) struct Asyncwatch {
-    /// Use this device (default: the first one found)
+    /// Use this device, such as rxe0 (default: the first one found)
     #[arg(short = 'd', long, value_name = "DEV")]
     pub(crate) ib_dev: Option<String>,
     /// Print JSON, one object per line
@@ -166,7 +177,7 @@ pub(crate) struct Asyncwatch {
 #[derive(Debug, Args)]
 pub(crate) struct Resources {
     /// Show this device (default: all devices)
-    #[arg(short, long)]
+    #[arg(short, long, value_parser = listed_device)]
     pub(crate) dev: Option<String>,
     /// Repeat every SECS seconds (default: 1)
     #[arg(short, long, value_name = "SECS", num_args = 0..=1, default_missing_value = "1", value_parser = period)]

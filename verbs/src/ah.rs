@@ -150,14 +150,16 @@ impl<P: Provider> Ah<P> {
     /// `mlx5_wqe_av` without QPN and Q_Key. On rxe, requests name the address handle by a number of
     /// 4 bytes in host byte order.
     ///
-    /// ```no_run
-    /// # fn example(ah: &bareverbs::ah::Ah) {
+    /// ```
+    /// # let pd = bareverbs_test_support::example::pd()?;
+    /// # let own = pd.context().default_gid(1)?;
+    /// # let ah = pd.create_ah(&bareverbs::ah::AhAttr::global(1, own.gid, own.index))?;
     /// // The LID or the UDP source port of `mlx5_wqe_av`.
     /// let bytes = ah.address_vector();
     /// if bytes.len() == 48 {
     ///     println!("{:#06x}", u16::from_be_bytes([bytes[14], bytes[15]]));
     /// }
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     #[doc(alias = "mlx5dv_ah")]
     #[must_use]

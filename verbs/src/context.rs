@@ -291,7 +291,7 @@ impl<P: Provider> Context<P> {
     /// The result is valid for about a second: read it again for each batch of completions. A read
     /// needs no system call after the first one.
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::Context;
     /// use bareverbs::cq::{Completion, Cq};
     /// use std::time::SystemTime;
@@ -306,6 +306,11 @@ impl<P: Provider> Context<P> {
     ///     }
     ///     Ok(())
     /// }
+    /// # use bareverbs_test_support::example;
+    /// # let context = example::context()?;
+    /// # let mut cq = context.create_cq(&bareverbs::cq::CqInit::new(16))?;
+    /// # example::unsupported(print_times(&context, &mut cq));
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors
@@ -327,7 +332,7 @@ impl<P: Provider> Context<P> {
     /// [`DeviceAttr::completion_timestamp_mask`] has the bits that count before the clock wraps
     /// around. A read needs no system call after the first one.
     ///
-    /// ```no_run
+    /// ```
     /// # fn measure(context: &bareverbs::Context) -> bareverbs::Result<()> {
     /// let khz = context.query_device()?.hca_core_clock;
     /// let before = context.raw_clock()?;
@@ -335,6 +340,10 @@ impl<P: Provider> Context<P> {
     /// println!("looking takes {} ns", ticks * 1_000_000 / khz);
     /// # Ok(())
     /// # }
+    /// # use bareverbs_test_support::example;
+    /// # let context = example::context()?;
+    /// # example::unsupported(measure(&context));
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors

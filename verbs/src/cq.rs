@@ -46,7 +46,7 @@ pub struct CqInit<'a> {
     /// Whether completions have a [timestamp](crate::cq::Completion::timestamp). Completions with an
     /// error status have none.
     ///
-    /// ```no_run
+    /// ```
     /// # fn when(context: &bareverbs::Context) -> bareverbs::Result<()> {
     /// use bareverbs::cq::{Completion, CqInit};
     ///
@@ -60,6 +60,10 @@ pub struct CqInit<'a> {
     /// }
     /// # Ok(())
     /// # }
+    /// # use bareverbs_test_support::example;
+    /// # let context = example::context()?;
+    /// # example::unsupported(when(&context));
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     #[doc(alias = "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP")]
     pub timestamps: bool,
@@ -158,7 +162,7 @@ impl<P: Provider> Context<P> {
     /// completions raises no event, and its QPs stay usable. The device saves the check of the
     /// consumer index.
     ///
-    /// ```no_run
+    /// ```
     /// # fn example(context: &bareverbs::Context) -> bareverbs::Result<()> {
     /// use bareverbs::cq::CqInit;
     /// use bareverbs::qp::{QpCap, QpInit, Rc};
@@ -169,6 +173,10 @@ impl<P: Provider> Context<P> {
     /// let qp = context.alloc_pd()?.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&cq, &cq) })?;
     /// # Ok(())
     /// # }
+    /// # use bareverbs_test_support::example;
+    /// # let context = example::context()?;
+    /// # example::unsupported(example(&context));
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors
@@ -272,12 +280,12 @@ impl<P: Provider> Cq<P> {
     /// Resizes the CQ to at least `entries` CQEs. Returns the new capacity. Pending completions are
     /// kept in order, even if more arrive during the resize. An armed CQ stays armed.
     ///
-    /// ```no_run
-    /// # fn grow(cq: &mut bareverbs::cq::Cq) -> bareverbs::Result<()> {
+    /// ```
+    /// # let context = bareverbs_test_support::example::context()?;
+    /// # let mut cq = context.create_cq(&bareverbs::cq::CqInit::new(16))?;
     /// let room = cq.resize(4 * cq.capacity())?;
     /// assert_eq!(room, cq.capacity());
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors
@@ -319,13 +327,18 @@ impl<P: Provider> Cq<P> {
     /// whichever is first. The period is rounded up to microseconds. The device defines when it
     /// starts; on ConnectX, at the previous event. The default, 0 and 0, raises the event at once.
     ///
-    /// ```no_run
+    /// ```
     /// use std::time::Duration;
     ///
     /// # fn calm(cq: &bareverbs::cq::Cq) -> bareverbs::Result<()> {
     /// cq.moderate(16, Duration::from_micros(50))?;
     /// # Ok(())
     /// # }
+    /// # use bareverbs_test_support::example;
+    /// # let context = example::context()?;
+    /// # let mut cq = context.create_cq(&bareverbs::cq::CqInit::new(16))?;
+    /// # example::unsupported(calm(&cq));
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors
@@ -386,8 +399,9 @@ impl<P: Provider> Cq<P> {
 
     /// Polls completions in place, without copying.
     ///
-    /// ```no_run
-    /// # fn look(cq: &mut bareverbs::cq::Cq) {
+    /// ```
+    /// # let context = bareverbs_test_support::example::context()?;
+    /// # let mut cq = context.create_cq(&bareverbs::cq::CqInit::new(16))?;
     /// use bareverbs::WcStatus;
     /// use bareverbs::cq::Completion;
     ///
@@ -397,7 +411,7 @@ impl<P: Provider> Cq<P> {
     ///         eprintln!("request {}: {:?}", completion.wr_id(), completion.status());
     ///     }
     /// }
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// A completion is borrowed until the next call of `next`:
@@ -451,13 +465,14 @@ impl<P: Provider> Cq<P> {
     /// The addresses of its ring, doorbell record and register. They are valid until the CQ is
     /// resized or destroyed. `None` if the provider does not report them.
     ///
-    /// ```no_run
-    /// # fn show(cq: &bareverbs::cq::Cq) {
+    /// ```
+    /// # let context = bareverbs_test_support::example::context()?;
+    /// # let mut cq = context.create_cq(&bareverbs::cq::CqInit::new(16))?;
     /// if let Some(layout) = cq.layout() {
     ///     println!("{} CQEs of {} bytes at {:?}", layout.slots, layout.stride, layout.ring);
     ///     println!("the next one is at index {}", layout.index & layout.mask());
     /// }
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     #[doc(alias = "mlx5dv_init_obj")]
     #[doc(alias = "mlx5dv_cq")]

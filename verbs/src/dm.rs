@@ -42,16 +42,21 @@ impl DmInit {
 /// The program accesses it over the bus, in words of 4 bytes. Operations of this process and of
 /// peers access it as a [region](DmMr) whose addresses start at 0.
 ///
-/// ```no_run
+/// ```
+/// # fn example(pd: &bareverbs::Pd) -> bareverbs::Result<()> {
 /// use bareverbs::dm::DmInit;
-/// use bareverbs::{Access, Device};
+/// use bareverbs::Access;
 ///
-/// let pd = Device::find("mlx5_0")?.open()?.alloc_pd()?;
 /// let mut dm = pd.context().alloc_dm(&DmInit::new(256))?;
 /// let region = pd.register_dm(&dm, .., Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)?;
 /// dm.write(0, &7u64.to_ne_bytes())?;
 /// println!("peers count at {:?}", region.remote(0)?);
-/// # Ok::<(), bareverbs::Error>(())
+/// # Ok(())
+/// # }
+/// # use bareverbs_test_support::example;
+/// # let pd = example::pd()?;
+/// # example::unsupported(example(&pd));
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 ///
 /// It is freed when its last region is dropped.
@@ -211,17 +216,21 @@ impl Dm {
     /// Exports the pages that hold it as a dma-buf, which other devices can access without a copy
     /// in main memory. The dma-buf has whole pages, and no access after the memory is freed.
     ///
-    /// ```no_run
+    /// ```
     /// # use std::os::fd::OwnedFd;
     /// # use bareverbs::dm::DmInit;
-    /// # use bareverbs::{Device, Result};
-    /// # fn example() -> Result<()> {
-    /// let dm = Device::find("mlx5_0")?.open()?.alloc_dm(&DmInit::new(4096))?;
+    /// # use bareverbs::{Context, Result};
+    /// # fn example(context: &Context) -> Result<()> {
+    /// let dm = context.alloc_dm(&DmInit::new(4096))?;
     /// let exported = dm.export_dmabuf()?;
     /// println!("the memory begins at byte {} of the dma-buf", exported.offset);
     /// let buffer: OwnedFd = exported.buffer;
     /// # Ok(())
     /// # }
+    /// # use bareverbs_test_support::example;
+    /// # let context = example::context()?;
+    /// # example::unsupported(example(&context));
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors

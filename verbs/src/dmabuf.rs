@@ -29,12 +29,17 @@ impl<P: Provider> Pd<P> {
     /// The null MR. Data that an operation gathers from it is undefined, and data that an operation
     /// scatters to it is discarded. A scatter/gather element over it skips part of a message.
     ///
-    /// ```no_run
+    /// ```
     /// # fn second_half(pd: &bareverbs::Pd, buffer: &bareverbs::Mr<bareverbs::Buffer>) -> bareverbs::Result<()> {
     /// // Of messages of 128 bytes, only the last 64 are kept.
     /// let sges = [pd.alloc_null_mr()?.sge(64), buffer.sge(..64)?];
     /// # Ok(())
     /// # }
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let mut mr = pd.register(bareverbs::Buffer::zeroed(4096)?, bareverbs::Access::LOCAL_WRITE)?;
+    /// # example::unsupported(second_half(&pd, &mr));
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors
@@ -79,7 +84,7 @@ impl<P: Provider> Pd<P> {
     /// operations of this process and of peers. `iova` and `offset` must have the same offset
     /// within a page.
     ///
-    /// ```no_run
+    /// ```
     /// # fn share(pd: &bareverbs::Pd, buffer: std::os::fd::OwnedFd) -> bareverbs::Result<()> {
     /// use bareverbs::Access;
     ///
@@ -87,6 +92,11 @@ impl<P: Provider> Pd<P> {
     /// println!("peers read it at {:?}", region.remote(0)?);
     /// # Ok(())
     /// # }
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let file = std::fs::File::open("/dev/null")?;
+    /// # example::unsupported(share(&pd, file.into()));
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// The region holds a reference to the dma-buf; the descriptor may be closed.

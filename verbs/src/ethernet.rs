@@ -51,17 +51,20 @@ impl<P: Provider> Context<P> {
     /// are looked up. An unknown neighbour is solicited by an empty datagram to its discard port,
     /// and has `timeout` to respond.
     ///
-    /// ```no_run
-    /// # let peer = bareverbs::Gid::default();
-    /// use bareverbs::Device;
+    /// ```
+    /// # fn example(context: &bareverbs::Context, peer: bareverbs::Gid) -> bareverbs::Result<()> {
     /// use bareverbs::ah::AhAttr;
     /// use std::time::Duration;
     ///
-    /// let context = Device::find("rxe0")?.open()?;
     /// let own = context.default_gid(1)?;
     /// let path = AhAttr::global(1, peer, own.index);
     /// println!("{}", context.resolve_ethernet(&path, Duration::from_secs(3))?.mac);
-    /// # Ok::<(), bareverbs::Error>(())
+    /// # Ok(())
+    /// # }
+    /// # use bareverbs_test_support::example;
+    /// # let context = example::context()?;
+    /// # example::unsupported(example(&context, bareverbs::Gid::default()));
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors

@@ -17,17 +17,20 @@ use crate::{Error, PortNum, Result};
 /// Its file descriptor works with `poll`, `epoll` and the reactors built on them, and is always
 /// non-blocking. Clones share the stream: each event is read by one of them.
 ///
-/// ```no_run
+/// ```
 /// use bareverbs::device::EventType;
 /// use bareverbs::{AsyncEvent, Device};
 ///
-/// let events = Device::find("rxe0")?.open()?.async_events();
+/// let context = Device::find("soft0")?.open()?;
+/// let events = context.async_events();
+/// # let [(mut qp, _), _peer] = bareverbs_test_support::example::qps(&context.alloc_pd()?)?;
+/// # qp.drain()?;
 /// match events.next().wait()? {
 ///     AsyncEvent::Qp { event: EventType::SQ_DRAINED, user_data } => println!("queue pair {user_data} is drained"),
 ///     AsyncEvent::Port { event, port } => println!("port {port}: {event:?}"),
 ///     other => println!("{other:?}"),
 /// }
-/// # Ok::<(), bareverbs::Error>(())
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct AsyncEvents {

@@ -53,13 +53,14 @@ impl<P: Provider> Context<P> {
     ///
     /// `None` if the link is up, or the state of the port can't be queried.
     ///
-    /// ```no_run
-    /// # fn example(context: &bareverbs::Context, error: bareverbs::Error) {
+    /// ```
+    /// # let context = bareverbs_test_support::example::context()?;
+    /// # let error = context.pkey_index(1, 0x7000).unwrap_err();
     /// match context.link_down(1) {
     ///     Some(down) => eprintln!("{error}: {down}"),
     ///     None => eprintln!("{error}"),
     /// }
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     #[must_use]
     pub fn link_down(&self, port: impl Into<PortNum>) -> Option<LinkDown> {

@@ -47,13 +47,14 @@ pub fn inc_rkey(rkey: u32) -> u32 {
 /// invalidated by [`Operation::LocalInv`](crate::qp::Operation::LocalInv) or by a peer's
 /// [`Operation::SendInv`](crate::qp::Operation::SendInv) before it can be bound again.
 ///
-/// ```no_run
+/// ```
 /// use bareverbs::mw::MwType;
 /// use bareverbs::qp::{Operation, Payload, SendFlags, SendRequest};
 /// use bareverbs::{Access, Buffer, WcStatus};
 ///
-/// # fn bind(qp: &mut bareverbs::qp::Qp<bareverbs::qp::Rc>, cq: &mut bareverbs::cq::Cq) -> bareverbs::Result<()> {
-/// let pd = qp.pd().clone();
+/// # use bareverbs_test_support::example;
+/// # let pd = example::pd()?;
+/// # let [(mut qp, mut cq), (peer, _)] = example::qps(&pd)?;
 /// let region = pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE | Access::MW_BIND)?;
 /// let mut window = pd.alloc_mw(MwType::TYPE_2)?;
 /// let bind = window.bind(&region, 1024..2048, Access::REMOTE_WRITE)?;
@@ -73,8 +74,7 @@ pub fn inc_rkey(rkey: u32) -> u32 {
 /// assert_eq!(completion.status, WcStatus::SUCCESS);
 /// window.bound(&bind);
 /// println!("send the peer {:?}", window.remote(bind.addr));
-/// # Ok(())
-/// # }
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 ///
 /// On rxe a window grants access to all of its region: the kernel checks requests against the

@@ -79,7 +79,7 @@ impl<P: Provider> Pd<P> {
     /// Deallocates it, unless it is [imported](Context::import_pd). Drop of the last object in it
     /// does the same, and ignores errors.
     ///
-    /// ```no_run
+    /// ```
     /// # fn example(pd: bareverbs::Pd) -> bareverbs::Result<()> {
     /// let pd = match pd.dealloc() {
     ///     Ok(()) => return Ok(()),
@@ -89,6 +89,8 @@ impl<P: Provider> Pd<P> {
     /// # drop(pd);
     /// # Ok(())
     /// # }
+    /// # example(bareverbs_test_support::example::pd()?)?;
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors

@@ -47,11 +47,13 @@ impl<P: Provider> Context<P> {
 
     /// The lowest index of a P_Key in a port's table.
     ///
-    /// ```no_run
+    /// ```
     /// # fn index(context: &bareverbs::Context) -> bareverbs::Result<u16> {
     /// // The default partition, as a full member.
     /// context.pkey_index(1, 0xffff)
     /// # }
+    /// # assert_eq!(index(&bareverbs_test_support::example::context()?)?, 0);
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors

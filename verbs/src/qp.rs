@@ -132,12 +132,14 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// The addresses of its rings, doorbell record and register. They are valid until the QP is
     /// destroyed.
     ///
-    /// ```no_run
-    /// # fn show(qp: &bareverbs::qp::Qp<bareverbs::qp::Rc>) {
+    /// ```
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let [(qp, _cq), _peer] = example::qps(&pd)?;
     /// if let Some(send) = qp.layout().send {
     ///     println!("{} slots of {} bytes at {:?}, doorbell {:?}", send.slots, send.stride, send.ring, send.doorbell);
     /// }
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     #[doc(alias = "mlx5dv_init_obj")]
     #[doc(alias = "mlx5dv_qp")]
@@ -275,14 +277,14 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///
     /// One thread sends 100 messages, the other receives 100:
     ///
-    /// ```no_run
+    /// ```
     /// use std::hint::spin_loop;
     /// use std::thread;
     ///
     /// use bareverbs::ah::AhAttr;
     /// use bareverbs::cq::{Cq, CqInit};
     /// use bareverbs::qp::{InitAttr, QpInit, Rc, RecvRequest, RtrAttr, RtsAttr, SendRequest};
-    /// use bareverbs::{Access, Buffer, Context, Gid, Result, WcStatus};
+    /// use bareverbs::{Access, Buffer, Context, Device, Result, WcStatus};
     ///
     /// /// Waits for the one request in flight.
     /// fn complete(cq: &mut Cq, verb: &'static str, wr_id: u64, context: &Context) -> Result<()> {
@@ -300,16 +302,16 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// }
     ///
     /// fn main() -> Result<()> {
-    ///     let context = Context::open_first()?;
+    ///     let context = Device::find("soft0")?.open()?;
     ///     let pd = context.alloc_pd()?;
     ///     let mut send_cq = context.create_cq(&CqInit::new(16))?;
     ///     let mut recv_cq = context.create_cq(&CqInit::new(16))?;
     ///     let outgoing = pd.register(Buffer::zeroed(4096)?, Access::empty())?;
     ///     let incoming = pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?;
     ///     let mut qp = pd.create_qp::<Rc>(&QpInit::new(&send_cq, &recv_cq))?;
-    ///     // Exchange QPN and GID with the peer.
-    ///     let (peer_gid, peer_qp_num) = (Gid::default(), 17);
+    ///     // Exchange QPN and GID with the peer. Here the QP is its own peer.
     ///     let gid = context.default_gid(1)?;
+    ///     let (peer_gid, peer_qp_num) = (gid.gid, qp.qp_num());
     ///     qp.init(&InitAttr::new(1))?;
     ///     qp.ready_to_receive(&RtrAttr::new(AhAttr::global(1, peer_gid, gid.index), peer_qp_num))?;
     ///     qp.ready_to_send(&RtsAttr::default())?;

@@ -25,7 +25,7 @@ use crate::{Context, Error, MemoryOwner, Result};
 /// attributes. A buffer that is too short fails with [`Error::Limit`] for
 /// [`Limit::QueueBytes`](crate::error::Limit::QueueBytes), which has the required length.
 ///
-/// ```no_run
+/// ```
 /// # fn create(context: &bareverbs::Context) -> bareverbs::Result<()> {
 /// use bareverbs::Buffer;
 /// use bareverbs::cq::CqInit;
@@ -38,6 +38,10 @@ use crate::{Context, Error, MemoryOwner, Result};
 /// let memory: Buffer = buffer.into_memory().expect("no queue has it");
 /// # Ok(())
 /// # }
+/// # use bareverbs_test_support::example;
+/// # let context = example::context()?;
+/// # example::unsupported(create(&context));
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 #[doc(alias = "ib_uverbs_buffer_desc")]
 #[doc(alias = "ibv_parent_domain_init_attr")]

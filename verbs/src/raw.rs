@@ -39,7 +39,7 @@
 //!
 //! A method that creates an object, and the object's owner:
 //!
-//! ```no_run
+//! ```
 //! use bareverbs::raw::RawObject;
 //! use bareverbs::raw::uapi::uverbs::{CountersCreate, object};
 //!
@@ -54,6 +54,10 @@
 //! println!("counters {}", counters.handle());
 //! # Ok(())
 //! # }
+//! # // A soft device has none.
+//! # let context = bareverbs_test_support::example::context()?;
+//! # assert!(example(&context).is_err());
+//! # Ok::<(), bareverbs::Report>(())
 //! ```
 
 mod adopt;
@@ -123,12 +127,12 @@ impl RawContext {
 
     /// All methods that [`uapi`] declares for the core and for this driver.
     ///
-    /// ```no_run
-    /// # fn list(context: &bareverbs::Context) {
+    /// ```
+    /// # let context = bareverbs_test_support::example::context()?;
     /// for method in context.raw().methods().filter(|method| method.is_query()) {
     ///     println!("{} ({}) is a query", method.rust, method.c);
     /// }
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     pub fn methods(&self) -> impl Iterator<Item = &'static MethodInfo> + use<> {
         self.driver().methods()
@@ -136,15 +140,15 @@ impl RawContext {
 
     /// A call of method `M` without attributes, for [`RawContext::execute`].
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::raw::uapi::uverbs::MrDestroy;
     ///
-    /// # fn example(context: &bareverbs::Context) {
+    /// # let context = bareverbs_test_support::example::context()?;
     /// let mut call = context.raw().call::<MrDestroy>();
     /// call.destroy(MrDestroy::HANDLE, 7);
     /// // "Call(MrDestroy on RXE {HANDLE: destroy Mr 7})"
     /// println!("{call:?}");
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     #[must_use]
     pub fn call<'a, M: Method>(&self) -> Call<'a, M> {
@@ -153,10 +157,12 @@ impl RawContext {
 
     /// A call of a method that only queries. It needs no `unsafe`.
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::raw::uapi::uverbs::QueryMr;
     ///
-    /// # fn example(mr: &bareverbs::Mr<Vec<u8>>, context: &bareverbs::Context) -> Result<(), bareverbs::raw::QueryError> {
+    /// # let pd = bareverbs_test_support::example::pd()?;
+    /// # let context = pd.context();
+    /// # let mr = pd.register(vec![0; 4096], bareverbs::Access::LOCAL_WRITE)?;
     /// let (mut lkey, mut rkey, mut length, mut iova) = (0, 0, 0, 0);
     /// context
     ///     .raw()
@@ -168,8 +174,7 @@ impl RawContext {
     ///     .output(QueryMr::RESP_IOVA, &mut iova)
     ///     .execute()?;
     /// assert_eq!((lkey, rkey), (mr.lkey(), mr.rkey()));
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     pub fn query<'a, M: Method>(&self) -> Query<'a, M> {
         Query::new(self.clone())
@@ -178,7 +183,7 @@ impl RawContext {
     /// Executes a call. Outputs are written to the values that the call borrows; [`Call::wrote`]
     /// says which, [`Call::made`] returns the handle of a new object.
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::raw::uapi::uverbs::PdDestroy;
     ///
     /// # fn example(context: &bareverbs::Context, pd: bareverbs::Pd) -> Result<(), bareverbs::Errno> {
@@ -189,6 +194,10 @@ impl RawContext {
     /// // SAFETY: the domain was released, and nothing else has its handle.
     /// unsafe { raw.execute(&mut call) }
     /// # }
+    /// # let pd = bareverbs_test_support::example::pd()?;
+    /// # let context = pd.context().clone();
+    /// # example(&context, pd)?;
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors
@@ -214,17 +223,17 @@ impl RawContext {
     /// or with data after its struct, is built by [`uapi::write::invoke_bytes`] and executed by
     /// [`RawContext::execute`].
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::raw::uapi::write::{QuerySrq, structs::{QuerySrqReq, QuerySrqResp}};
     ///
-    /// # fn example(srq: &bareverbs::srq::Srq) -> Result<(), bareverbs::Errno> {
+    /// # let pd = bareverbs_test_support::example::pd()?;
+    /// # let srq = pd.create_srq(&bareverbs::srq::SrqInit::new(32))?;
     /// let request = QuerySrqReq { srq_handle: srq.handle(), ..QuerySrqReq::zeroed() };
     /// let mut response = QuerySrqResp::zeroed();
     /// // SAFETY: the command only reads the SRQ's attributes.
     /// unsafe { srq.pd().context().raw().invoke::<QuerySrq>(&request, &mut response) }?;
     /// println!("{} receives", response.max_wr);
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors
@@ -248,19 +257,19 @@ impl RawContext {
     ///
     /// The kernel's answer to a header with a wrong length:
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::Errno;
     /// use bareverbs::raw::UntypedCall;
     /// use bareverbs::raw::uapi::method::Method;
     /// use bareverbs::raw::uapi::uverbs::QueryMr;
     ///
-    /// # fn example(context: &bareverbs::Context) {
+    /// # let context = bareverbs_test_support::example::context()?;
     /// let raw = context.raw();
     /// let mut call = UntypedCall::minimal(raw.driver_id(), &QueryMr::INFO, 0);
     /// call.header_mut().length += 1;
     /// // SAFETY: the method writes only to its outputs, which are buffers of the call.
     /// assert_eq!(unsafe { raw.execute_untyped(&mut call) }, Err(Errno::INVAL));
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors

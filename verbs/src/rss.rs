@@ -216,7 +216,7 @@ pub struct RssInit<'a, P: Provider = AnyProvider> {
 /// Requires `CAP_NET_RAW`, an Ethernet port, and a device with
 /// [`Capabilities::rss`](crate::device::Capabilities::rss).
 ///
-/// ```no_run
+/// ```
 /// # fn example(pd: &bareverbs::Pd, cq: &bareverbs::cq::Cq, key: [u8; 40]) -> bareverbs::Result<()> {
 /// use bareverbs::flow::{EthernetMatch, FlowRule};
 /// use bareverbs::rss::{HashFields, RssHash, RssInit, WqInit};
@@ -235,6 +235,11 @@ pub struct RssInit<'a, P: Provider = AnyProvider> {
 /// qp.create_flow(&FlowRule::new(1, EthernetMatch { dst_mac: own, ..EthernetMatch::default() }))?;
 /// # Ok(())
 /// # }
+/// # use bareverbs_test_support::example;
+/// # let pd = example::pd()?;
+/// # let cq = pd.context().create_cq(&bareverbs::cq::CqInit::new(32))?;
+/// # example::unsupported(example(&pd, &cq, [0; 40]));
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 #[doc(alias = "ibv_qp")]
 #[doc(alias = "ibv_rx_hash_conf")]

@@ -215,12 +215,13 @@ impl<P: Provider> Srq<P> {
 
     /// The addresses of its ring and doorbell record, as for [`Cq::layout`].
     ///
-    /// ```no_run
-    /// # fn show(srq: &bareverbs::srq::Srq) {
+    /// ```
+    /// # let pd = bareverbs_test_support::example::pd()?;
+    /// # let srq = pd.create_srq(&bareverbs::srq::SrqInit::new(32))?;
     /// if let Some(layout) = srq.layout() {
     ///     println!("{} slots of {} bytes at {:?}", layout.slots, layout.stride, layout.ring);
     /// }
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     #[doc(alias = "mlx5dv_srq")]
     #[must_use]
@@ -249,16 +250,18 @@ impl<P: Provider> Srq<P> {
     /// Arms one [event](crate::AsyncEvent::Srq), raised when a message leaves fewer than `limit`
     /// receives posted. 0 disarms it. The limit becomes 0 when the event is raised.
     ///
-    /// ```no_run
-    /// # fn refill(srq: &mut bareverbs::srq::Srq) -> bareverbs::Result<()> {
+    /// ```
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let mut srq = pd.create_srq(&bareverbs::srq::SrqInit::new(32))?;
     /// use bareverbs::AsyncEvent;
     ///
     /// srq.set_limit(16)?;
+    /// # example::receive_one(&mut srq)?;
     /// if let AsyncEvent::Srq { user_data, .. } = srq.pd().context().async_events().next().wait()? {
     ///     println!("fewer than 16 receives are left in {user_data}: post receives, then set the limit again");
     /// }
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors

@@ -57,22 +57,26 @@ impl<'a, P: Provider> WqInit<'a, P> {
 ///
 /// A new WQ is in RESET. It takes receives and frames in RDY, and none in ERR:
 ///
-/// ```no_run
+/// ```
+/// # fn example(pd: &bareverbs::Pd) -> bareverbs::Result<()> {
 /// use bareverbs::cq::CqInit;
 /// use bareverbs::qp::RecvRequest;
 /// use bareverbs::rss::WqInit;
-/// use bareverbs::{Access, Buffer, Device};
+/// use bareverbs::{Access, Buffer};
 ///
-/// let context = Device::find("mlx5_0")?.open()?;
-/// let pd = context.alloc_pd()?;
-/// let cq = context.create_cq(&CqInit::new(64))?;
+/// let cq = pd.context().create_cq(&CqInit::new(64))?;
 /// let mut wq = pd.create_wq(&WqInit::new(&cq, 64))?;
 /// wq.ready()?;
 /// let buffer = pd.register(Buffer::zeroed(2048)?, Access::LOCAL_WRITE)?;
 /// let sge = buffer.sge(..)?;
 /// // SAFETY: the buffer is not touched until the completion.
 /// unsafe { wq.post_recv(&[RecvRequest { wr_id: 1, sges: &[sge] }]) }?;
-/// # Ok::<(), bareverbs::Error>(())
+/// # Ok(())
+/// # }
+/// # use bareverbs_test_support::example;
+/// # let pd = example::pd()?;
+/// # example::unsupported(example(&pd));
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 ///
 /// It has one owner, who posts. The kernel object is destroyed after the last table that holds it.

@@ -8,7 +8,7 @@
 /// store an index in [`WrId::owner`] instead. The index costs one shift to extract, and nothing if
 /// unused.
 ///
-/// ```no_run
+/// ```
 /// use bareverbs::cq::{Completion, Cq};
 /// use bareverbs::qp::{Qp, Rc, RecvRequest, Sge, WrId};
 ///
@@ -30,6 +30,13 @@
 /// }
 /// # Ok(())
 /// # }
+/// # use bareverbs_test_support::example;
+/// # let pd = example::pd()?;
+/// # let [(qp, mut cq), (other, _cq)] = example::qps(&pd)?;
+/// # let mut peers = [qp, other].map(|qp| Peer { qp, received: 0 });
+/// # let buffer = pd.register(bareverbs::Buffer::zeroed(64)?, bareverbs::Access::LOCAL_WRITE)?;
+/// # example(&mut peers, &mut cq, &[buffer.sge(..)?])?;
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 ///
 /// A receive of an SRQ belongs to no QP. Its `owner` names the SRQ. The QP that consumed it is in

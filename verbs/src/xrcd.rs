@@ -40,16 +40,14 @@ pub enum XrcdShare<'a> {
 /// Processes share a domain by a file: the domain belongs to the file's inode while any process has
 /// it open.
 ///
-/// ```no_run
-/// use bareverbs::Device;
+/// ```
 /// use bareverbs::cq::CqInit;
 /// use bareverbs::qp::QpInit;
 /// use bareverbs::srq::SrqInit;
 /// use bareverbs::xrc::{XrcSend, XrcSrqInit, XrcdShare};
-/// # fn example(file: std::fs::File) -> bareverbs::Result<()> {
+/// # fn example(context: &bareverbs::Context, file: std::fs::File) -> bareverbs::Result<()> {
 /// use std::os::fd::AsFd;
 ///
-/// let context = Device::find("mlx5_0")?.open()?;
 /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(&CqInit::new(64))?);
 /// let xrcd = context.open_xrcd(XrcdShare::JoinOrCreate(file.as_fd()))?;
 /// // The SRQ of this process, for all connections.
@@ -59,6 +57,11 @@ pub enum XrcdShare<'a> {
 /// let sender = pd.create_qp::<XrcSend>(&QpInit::new(&cq, &cq))?;
 /// # Ok(())
 /// # }
+/// # use bareverbs_test_support::example;
+/// # let context = example::context()?;
+/// # let file = std::fs::File::open("/dev/null")?;
+/// # example::unsupported(example(&context, file));
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 ///
 /// `Xrcd` is cheap to clone. The domain is closed after the last clone, SRQ and QP of it is

@@ -90,6 +90,15 @@ pub(crate) fn guest_tests_of(cargo: Command, crates: &[&str]) -> Result<(PathBuf
     listed(guest_test_binaries(cargo, crates)?.iter().filter(|binary| binary.integration))
 }
 
+/// The tests of the verbs, which also run on soft devices. They are built with those of the other crates,
+/// so that all have the same features.
+pub(crate) fn kernel_tests() -> Result<(PathBuf, Vec<GuestTest>)> {
+    build::announce("the tests that run in guests");
+    let binaries = guest_test_binaries(build::static_cargo("test"), &GUEST_TEST_CRATES)?;
+    let folder = build::workspace().join("tests/kernel");
+    listed(binaries.iter().filter(|binary| binary.integration && binary.source.starts_with(&folder)))
+}
+
 /// Builds the unit tests of the crates whose tests run in guests. They run anywhere.
 pub(crate) fn guest_unit_tests() -> Result<Vec<PathBuf>> {
     let binaries = guest_test_binaries(build::static_cargo("test"), &GUEST_TEST_CRATES)?;

@@ -62,6 +62,27 @@ impl Table {
         }
     }
 
+    /// Adds the outcomes on other kernels.
+    pub(crate) fn merge(&mut self, other: Table) {
+        self.kernels.extend(other.kernels);
+        for (title, row) in other.rows {
+            self.rows.entry(title).or_default().extend(row);
+        }
+    }
+
+    /// The reasons of skipped tests and their numbers, the most frequent first.
+    pub(crate) fn skips_by_reason(&self) -> Vec<(usize, &str)> {
+        let mut numbers = BTreeMap::<&str, usize>::new();
+        for entry in self.rows.values().flat_map(BTreeMap::values) {
+            if let Outcome::Skipped(reason) = &entry.outcome {
+                *numbers.entry(reason).or_default() += 1;
+            }
+        }
+        let mut numbers: Vec<_> = numbers.into_iter().map(|(reason, number)| (number, reason)).collect();
+        numbers.sort_by_key(|(number, _)| std::cmp::Reverse(*number));
+        numbers
+    }
+
     /// The failed tests: kernel and name.
     pub(crate) fn failed(&self) -> Vec<(String, String)> {
         let entries = self.rows.iter().flat_map(|(title, row)| row.iter().map(move |at| (title, at)));
@@ -279,6 +300,21 @@ mod tests {
         totals.add(&first);
         let Totals { passed, failed, skipped, flaky } = totals;
         assert_eq!((passed, failed, skipped, flaky), (0, 2, 0, 1));
+    }
+
+    #[test]
+    fn outcomes_of_other_kernels_are_merged_and_reasons_counted() {
+        let skipped = |reason: &str| Outcome::Skipped(reason.to_owned());
+        let mut first = Table::new(vec!["7.2".into()]);
+        first.enter("7.2", "a::b", Outcome::Passed, "", Duration::ZERO);
+        let mut second = Table::new(vec!["soft".into()]);
+        for (title, reason) in [("a::a", "one"), ("a::b", "two"), ("a::c", "two")] {
+            second.enter("soft", title, skipped(reason), "", Duration::ZERO);
+        }
+        first.merge(second);
+        assert_eq!(first.kernels, ["7.2", "soft"]);
+        assert!(first.is_skipped("soft", "a::b") && !first.is_skipped("7.2", "a::b"));
+        assert_eq!(first.skips_by_reason(), [(2, "two"), (1, "one")]);
     }
 
     #[test]

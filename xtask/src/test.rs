@@ -3,6 +3,7 @@
 mod host;
 mod scheduler;
 mod selection;
+mod soft;
 mod targets;
 
 use std::num::NonZero;
@@ -13,7 +14,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use bareverbs_lab::Accelerator;
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use crate::filter::Filter;
 use crate::flaky::FlakyList;
@@ -31,10 +32,11 @@ pub(crate) struct Test {
     /// Without it: each series that Debian ships.
     #[arg(long = "kernel", value_name = "KERNEL")]
     kernels: Vec<String>,
-    /// Devices to run the kernel tests on: rxe, or the software HCA with a port of ib or roce; may
-    /// be given more than once. Without it: rxe.
+    /// Devices to run the kernel tests on: soft devices on this machine, without a guest; rxe, or the
+    /// software HCA with a port of ib or roce, in guests. May be given more than once. Without it: rxe,
+    /// and soft devices if all tests run.
     #[arg(long = "device", value_name = "DEVICE", value_enum)]
-    devices: Vec<Tested>,
+    devices: Vec<Choice>,
     /// Every test on every kernel and device, which takes hours. A flaky test fails the run.
     #[arg(long)]
     all: bool,
@@ -50,12 +52,40 @@ pub(crate) struct Test {
     filter: Vec<String>,
 }
 
+/// A device of `--device`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Choice {
+    /// A soft device.
+    Soft,
+    /// Soft-RoCE.
+    Rxe,
+    /// The HCA, with InfiniBand.
+    Ib,
+    /// The HCA, with Ethernet.
+    Roce,
+}
+
+impl Choice {
+    /// The device in guests.
+    fn in_guests(self) -> Option<Tested> {
+        match self {
+            Self::Soft => None,
+            Self::Rxe => Some(Tested::Rxe),
+            Self::Ib => Some(Tested::Ib),
+            Self::Roce => Some(Tested::Roce),
+        }
+    }
+}
+
 impl Test {
     pub(crate) fn run(self) -> Result<ExitCode> {
         let begin = Instant::now();
         let flaky = FlakyList::read()?;
         let mut totals = Totals::default();
         let mut failures = Vec::new();
+        if self.devices == [Choice::Soft] {
+            return self.soft_devices(&flaky, begin);
+        }
         let Tests { table, left_out } = if self.filter.is_empty() {
             heading("Formatting");
             succeed(build::cargo().args(["fmt", "--all", "--check"]))?;
@@ -75,9 +105,13 @@ impl Test {
             host.print();
             totals = host.totals;
             failures = host.failures;
-            tests
+            tests.merge(host.soft)
         } else {
-            self.guests(&self.lab()?, &flaky, &AtomicBool::new(false))?
+            let tests = self.guests(&self.lab()?, &flaky, &AtomicBool::new(false))?;
+            match self.devices.contains(&Choice::Soft) {
+                true => tests.merge(soft::run(Filter(&self.filter), &AtomicBool::new(false))?),
+                false => tests,
+            }
         };
         table.print();
         let published =
@@ -121,6 +155,20 @@ impl Test {
         if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 
+    /// Runs the selected kernel tests on soft devices, and nothing else.
+    fn soft_devices(&self, flaky: &FlakyList, begin: Instant) -> Result<ExitCode> {
+        heading("Kernel tests on soft devices");
+        let table = soft::run(Filter(&self.filter), &AtomicBool::new(false))?;
+        table.print();
+        heading("Skipped tests by reason");
+        for (number, reason) in table.skips_by_reason() {
+            println!("{number:5}  {reason}");
+        }
+        let mut totals = Totals::default();
+        totals.add(&table);
+        Ok(self.conclude(totals, flaky, &table.flaky(), begin))
+    }
+
     fn lab(&self) -> Result<Lab> {
         heading("What the lab needs");
         Lab::fetch(&self.kernels)
@@ -130,7 +178,8 @@ impl Test {
     fn guests(&self, lab: &Lab, flaky: &FlakyList, stop: &AtomicBool) -> Result<Tests> {
         heading("Tests on real kernels");
         let selection = Selection { filter: Filter(&self.filter), everything: self.all };
-        let devices = match (self.devices.as_slice(), self.all) {
+        let chosen: Vec<_> = self.devices.iter().filter_map(|device| device.in_guests()).collect();
+        let devices = match (chosen.as_slice(), self.all) {
             ([], true) => &Tested::ALL[..],
             ([], false) => &[Tested::Rxe],
             (chosen, _) => chosen,
@@ -155,6 +204,14 @@ struct Tests {
     table: Table,
     /// What the selection left out, one line each.
     left_out: Vec<String>,
+}
+
+impl Tests {
+    /// Adds the outcomes on other devices.
+    fn merge(mut self, other: Table) -> Self {
+        self.table.merge(other);
+        self
+    }
 }
 
 /// Runs a part of the checks. An error stops the other parts.

@@ -279,7 +279,8 @@ impl Device for EnginePort {
             Event::CommunicationEstablished => EventType::COMM_EST,
             Event::SendQueueDrained => EventType::SQ_DRAINED,
             Event::QueueFault => EventType::QP_FATAL,
-            Event::InvalidRequest => EventType::QP_REQ_ERR,
+            // rxe reports none.
+            Event::InvalidRequest => return,
             Event::AccessError => EventType::QP_ACCESS_ERR,
             Event::LastWqe => EventType::QP_LAST_WQE_REACHED,
         };

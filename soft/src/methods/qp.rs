@@ -398,9 +398,7 @@ fn store(set: &mut ModifyQpReq, attributes: &mut QpAttributes, request: &ModifyQ
     if has(Mask::ACCESS_FLAGS) {
         let access = request.qp_access_flags;
         set.qp_access_flags = access;
-        attributes.remote_read = access.contains(AccessFlags::REMOTE_READ);
         attributes.remote_write = access.contains(AccessFlags::REMOTE_WRITE);
-        attributes.remote_atomic = access.contains(AccessFlags::REMOTE_ATOMIC);
         let placement =
             [(AccessFlags::FLUSH_GLOBAL, Flush::GLOBAL), (AccessFlags::FLUSH_PERSISTENT, Flush::PERSISTENT)];
         let allowed = placement.into_iter().filter(|(flag, _)| access.contains(*flag));
@@ -454,6 +452,10 @@ fn store(set: &mut ModifyQpReq, attributes: &mut QpAttributes, request: &ModifyQ
         set.max_dest_rd_atomic = rounded(request.max_dest_rd_atomic);
         attributes.max_dest_rd_atomic = set.max_dest_rd_atomic;
     }
+    // Without depth, rxe refuses them as it does without the right.
+    let executes = |right| set.max_dest_rd_atomic > 0 && set.qp_access_flags.contains(right);
+    attributes.remote_read = executes(AccessFlags::REMOTE_READ);
+    attributes.remote_atomic = executes(AccessFlags::REMOTE_ATOMIC);
     if has(Mask::PATH_MIG_STATE) {
         set.path_mig_state = request.path_mig_state;
     }

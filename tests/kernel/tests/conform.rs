@@ -7,7 +7,7 @@ use bareverbs_conform::{Filter, Rule, Suite};
 use bareverbs_kernel_tests::device;
 
 fn main() -> std::process::ExitCode {
-    bareverbs_kernel_tests::run()
+    bareverbs_kernel_tests::run_long()
 }
 
 fn conform(args: &[&str]) -> Output {
@@ -120,7 +120,7 @@ fn suite_names_broken_rules_of_mlx5() {
     names_broken_rules("parser::*", |_| true);
 }
 
-#[kernel_test]
+#[kernel_test(device::in_programs)]
 fn decode_prints_names() {
     let input = std::env::temp_dir().join("bareverbs-decode");
     std::fs::write(&input, r#"write(3, "\4\0\0\0\3\0\0\0\7\0\0\0", 12) = 12"#).unwrap();
@@ -129,7 +129,7 @@ fn decode_prints_names() {
     std::fs::remove_file(input).unwrap();
 }
 
-#[kernel_test]
+#[kernel_test(device::in_programs)]
 fn fuzzed_calls_break_no_rule_and_replay() {
     let file = std::env::temp_dir().join("bareverbs-fuzz");
     let mut command = Command::new("bareverbs");

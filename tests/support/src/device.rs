@@ -1,4 +1,4 @@
-//! The guest's device, and conditions of tests on the device.
+//! The device of the tests, and conditions of tests on the device.
 //!
 //! Tests are the same for all devices. A test that needs an optional feature names a condition in
 //! its attribute, and is skipped with the reason on other devices:
@@ -12,6 +12,7 @@
 //! ```
 
 use std::fs;
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Once;
 
@@ -20,8 +21,9 @@ use bareverbs::device::{DeviceCapFlags, DriverId, LinkLayer};
 use bareverbs::qp::{Operation, Payload, Qp, QpInit, Rc};
 use bareverbs::{Access, Gid};
 
+use crate::harness::in_lab;
 use crate::loopback::{Plan, domain, pair, request};
-pub use crate::opened::{device, name, open};
+pub use crate::opened::{between_processes, device, file, name, open};
 
 /// `Err` with the reason if a test can't run.
 pub type Requirement = Result<(), String>;
@@ -74,6 +76,14 @@ pub fn gid() -> Gid {
     open().default_gid(1).expect("the port has an address").gid
 }
 
+/// The IP address of the device: 10.2.0.1 of IPoIB on InfiniBand.
+///
+/// # Panics
+/// If the port has no GID of an IPv4 address.
+pub fn ip() -> Ipv4Addr {
+    if is_infiniband() { Ipv4Addr::new(10, 2, 0, 1) } else { gid().ipv4().expect("the address is IPv4") }
+}
+
 /// The index of [`gid`] in the GID table.
 ///
 /// # Panics
@@ -90,9 +100,80 @@ pub fn is_infiniband() -> bool {
     open().query_port(1).expect("the first port").link_layer == LinkLayer::INFINIBAND
 }
 
-/// Whether the device is Soft-RoCE.
-pub fn is_soft_roce() -> bool {
+/// Whether the device has the ABI of Soft-RoCE: it is Soft-RoCE, or a soft device.
+pub fn has_rxe_abi() -> bool {
     device().driver_id() == Some(DriverId::RXE)
+}
+
+/// Whether the device is a soft device of this process.
+pub fn is_soft_device() -> bool {
+    device().soft().is_some()
+}
+
+/// Whether the device is Soft-RoCE, the kernel's driver.
+pub fn is_soft_roce() -> bool {
+    has_rxe_abi() && !is_soft_device()
+}
+
+/// For tests of sysfs, RDMA netlink, device nodes and other files of the kernel.
+///
+/// # Errors
+/// If the device is a soft device.
+pub fn in_kernel() -> Requirement {
+    need(!is_soft_device(), || {
+        "a soft device is unknown to the kernel: no device node, sysfs, RDMA netlink".into()
+    })
+}
+
+/// For tests that run this project's programs or those of rdma-core.
+///
+/// # Errors
+/// If the device is a soft device, which another program can't open.
+pub fn in_programs() -> Requirement {
+    need(!is_soft_device(), || "a soft device belongs to one process: no other program can open it".into())
+}
+
+/// For tests of the list of devices, and of programs that open the first device of it.
+///
+/// # Errors
+/// If the device is a soft device, which is not listed.
+pub fn is_listed() -> Requirement {
+    need(!is_soft_device(), || "a soft device is opened by its name: it is not listed".into())
+}
+
+/// For tests that count the allocations or the system calls of a thread that posts.
+///
+/// # Errors
+/// If the device is a soft device.
+pub fn has_own_threads() -> Requirement {
+    need(!is_soft_device(), || {
+        "a soft device executes in the thread that posts, also what it allocates".into()
+    })
+}
+
+/// For tests with a network interface: they change its addresses, neighbours or link.
+///
+/// # Errors
+/// If the port is InfiniBand, or that of a soft device.
+pub fn has_netdev() -> Requirement {
+    ethernet()?;
+    need(!is_soft_device(), || "a soft device has no network interface".into())
+}
+
+/// For tests that change system settings or the user id.
+///
+/// # Errors
+/// If the user is not root of a guest.
+pub fn root() -> Requirement {
+    need(in_lab(), || "the test changes settings or the user id as root of a guest".into())
+}
+
+/// For tests of the limit on locked memory.
+///
+/// # Errors
+/// If the device is a soft device.
+pub fn pins_memory() -> Requirement {
+    need(!is_soft_device(), || "a soft device pins no memory, so RLIMIT_MEMLOCK has no effect".into())
 }
 
 /// For tests with IP addresses and network interfaces.
@@ -138,7 +219,7 @@ pub fn infiniband() -> Requirement {
 /// # Errors
 /// If the device has another driver.
 pub fn soft_roce_validates_ah() -> Requirement {
-    need(is_soft_roce(), || format!("WQEs of {} contain the address vector, not the number of an AH", name()))
+    need(has_rxe_abi(), || format!("WQEs of {} contain the address vector, not the number of an AH", name()))
 }
 
 /// For tests of SRQ resize.
@@ -157,7 +238,7 @@ pub fn srq_resize() -> Requirement {
 /// If the device has another driver. On a ConnectX a bind modifies an mkey. The device does not
 /// check it, and the driver does not see it.
 pub fn soft_roce_validates_binds() -> Requirement {
-    need(is_soft_roce(), || format!("{} executes binds as UMRs and does not check the MR", name()))
+    need(has_rxe_abi(), || format!("{} executes binds as UMRs and does not check the MR", name()))
 }
 
 /// For tests of SQD.
@@ -188,15 +269,23 @@ pub fn deferred_doorbells() -> Requirement {
 /// The access rights that a query in INIT reports. ConnectX reports no local rights, and reports
 /// remote read and atomic only with a non-zero responder depth (`mlx5_ib`'s `qp.c`).
 pub fn reported_access(rights: Access) -> Access {
-    if is_soft_roce() { rights } else { rights & Access::REMOTE_WRITE }
+    if has_rxe_abi() { rights } else { rights & Access::REMOTE_WRITE }
 }
 
-/// For tests of Soft-RoCE's provider and of RDMA netlink functions for its devices.
+/// For tests of Soft-RoCE's provider.
+///
+/// # Errors
+/// If the device has another ABI.
+pub fn rxe_abi() -> Requirement {
+    need(has_rxe_abi(), || format!("{} has not the ABI of Soft-RoCE", name()))
+}
+
+/// For tests of Soft-RoCE's driver in the kernel and of RDMA netlink functions for its devices.
 ///
 /// # Errors
 /// If the device has another driver.
 pub fn soft_roce() -> Requirement {
-    need(is_soft_roce(), || format!("{} is not an rxe device", name()))
+    need(is_soft_roce(), || format!("{} is not an rxe device of the kernel", name()))
 }
 
 /// For tests of the mlx5 provider.

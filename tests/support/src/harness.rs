@@ -1,10 +1,14 @@
 //! The harness of tests that need a kernel with an RDMA device.
 //!
 //! A function with the attribute [`kernel_test`](crate::kernel_test) is a test of its binary, whose
-//! `main` calls [`run`]. The tests run in a guest of the lab. Elsewhere they are reported as ignored,
-//! because they need root, an RDMA device and a kernel that they may crash. `cargo xtask test` runs
-//! them on every kernel, each test in a process of its own, as root, with one device up
+//! `main` calls [`run`] or [`run_anywhere`]. The tests run in a guest of the lab. `cargo xtask test`
+//! runs them on every kernel, each test in a process of its own, as root, with one device up
 //! ([`device`](crate::device); on Ethernet at 10.1.0.1) and the Debian root with rdma-core.
+//!
+//! Elsewhere the tests of [`run`] are reported as ignored, because they need root, an RDMA device and a
+//! kernel that they may crash. Those of [`run_anywhere`] run on a soft device, each in a process of its
+//! own, without root. `cargo xtask test --device soft` runs all of them, and `cargo test` those that
+//! [`run_anywhere`] selects.
 //!
 //! ```
 //! use bareverbs_test_support::{Outcome, kernel_test, skip};
@@ -25,7 +29,8 @@
 //! ```
 
 use std::collections::HashSet;
-use std::process::ExitCode;
+use std::env;
+use std::process::{Command, ExitCode};
 
 use libtest_mimic::{Arguments, Trial};
 pub use libtest_mimic::{Completion, Failed};
@@ -77,6 +82,33 @@ impl Test {
     }
 }
 
+/// The environment variable with the name of the soft device that the tests of this process run on.
+pub const DEVICE: &str = "BAREVERBS_TEST_DEVICE";
+
+/// The name of the soft device in the processes that [`run_anywhere`] starts.
+const SOFT_DEVICE: &str = "soft0";
+
+/// Where a test binary runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// In a guest of the lab, on a device of the kernel.
+    Lab,
+    /// In a process with a soft device, whose name [`DEVICE`] has.
+    Soft,
+    /// In a process without a device.
+    Elsewhere,
+}
+
+impl Place {
+    fn here() -> Self {
+        match env::var_os(DEVICE) {
+            _ if in_lab() => Self::Lab,
+            Some(_) => Self::Soft,
+            None => Self::Elsewhere,
+        }
+    }
+}
+
 /// Whether this process runs in a guest of the lab.
 pub fn in_lab() -> bool {
     let command_line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
@@ -89,7 +121,18 @@ pub fn in_lab() -> bool {
 /// # Panics
 /// If two tests have the same name.
 pub fn run() -> ExitCode {
-    libtest_mimic::run(&Arguments::from_args(), trials(tests(), in_lab())).exit_code()
+    let place = if in_lab() { Place::Lab } else { Place::Elsewhere };
+    libtest_mimic::run(&Arguments::from_args(), trials(tests(), place, None)).exit_code()
+}
+
+/// The `main` of a test binary whose tests also run on a soft device: runs the tests that the command
+/// line selects in the lab, or on the soft device that [`DEVICE`] names. Elsewhere those that `is_short`
+/// accepts run on a soft device, each in a process of its own, and the others are reported as ignored.
+///
+/// # Panics
+/// If two tests have the same name.
+pub fn run_anywhere(is_short: fn(&str) -> bool) -> ExitCode {
+    libtest_mimic::run(&Arguments::from_args(), trials(tests(), Place::here(), Some(is_short))).exit_code()
 }
 
 /// The tests of this binary, by file and line.
@@ -103,14 +146,46 @@ fn tests() -> Vec<&'static Test> {
     tests
 }
 
-fn trials(tests: Vec<&'static Test>, in_lab: bool) -> Vec<Trial> {
-    let trials = tests.into_iter().map(|test| match in_lab {
-        true => Trial::ignorable_test(test.name, test.run),
-        false => Trial::test(test.name, || Err(Failed::from("needs the lab: `cargo xtask test`")))
-            .with_kind("left out, needs the lab")
-            .with_ignored_flag(true),
+fn trials(tests: Vec<&'static Test>, place: Place, is_short: Option<fn(&str) -> bool>) -> Vec<Trial> {
+    let elsewhere = |test: &'static Test| match is_short {
+        Some(is_short) if is_short(test.name) => {
+            Trial::ignorable_test(test.name, || in_own_process(test.name))
+        }
+        Some(_) => left_out(test, "not in the short form, needs `cargo xtask test --device soft`"),
+        None => left_out(test, "needs the lab"),
+    };
+    let trials = tests.into_iter().map(|test| match place {
+        Place::Lab | Place::Soft => Trial::ignorable_test(test.name, test.run),
+        Place::Elsewhere => elsewhere(test),
     });
     trials.collect()
+}
+
+/// A test that is reported as ignored.
+fn left_out(test: &Test, reason: &'static str) -> Trial {
+    Trial::test(test.name, move || Err(Failed::from(reason)))
+        .with_kind(format!("left out, {reason}"))
+        .with_ignored_flag(true)
+}
+
+/// Runs a test on a soft device in a process of its own: tests count the objects of their device, change
+/// properties of their process and fork.
+fn in_own_process(name: &str) -> Outcome {
+    let mut command = Command::new(env::current_exe()?);
+    command.args(["--exact", name, "--test-threads=1", "--color=never"]).env(DEVICE, SOFT_DEVICE);
+    let output = command.output()?;
+    let text =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    match skipped(&text) {
+        _ if !output.status.success() => Err(Failed::from(text)),
+        Some(reason) => skip(reason),
+        None => Ok(Completion::Completed),
+    }
+}
+
+/// The reason why the test of a process was skipped, if it was.
+fn skipped(text: &str) -> Option<&str> {
+    Some(text.rsplit_once("ignored (")?.1.split_once(")\n")?.0)
 }
 
 #[cfg(test)]
@@ -153,7 +228,7 @@ mod tests {
 
     #[test]
     fn outside_the_lab_all_tests_are_skipped() {
-        let trials = trials(tests(), false);
+        let trials = trials(tests(), Place::Elsewhere, None);
         assert_eq!(trials.len(), 3);
         assert!(
             trials.iter().all(|trial| trial.has_ignored_flag() && trial.kind().contains("needs the lab"))
@@ -161,7 +236,23 @@ mod tests {
     }
 
     #[test]
-    fn in_the_lab_every_test_runs() {
-        assert!(trials(tests(), true).iter().all(|trial| !trial.has_ignored_flag()));
+    fn short_tests_run_without_the_lab() {
+        let trials = trials(tests(), Place::Elsewhere, Some(|name| name == "passes"));
+        let ignored: Vec<_> = trials.iter().map(Trial::has_ignored_flag).collect();
+        assert_eq!(ignored, [false, true, true]);
+    }
+
+    #[test]
+    fn reason_of_a_skipped_test_is_found_in_its_output() {
+        let text = "test a ... ignored (no (such) device)\n\ntest result: ok. 0 passed\n";
+        assert_eq!(skipped(text), Some("no (such) device"));
+        assert_eq!(skipped("test a ... ok\n"), None);
+    }
+
+    #[test]
+    fn in_the_lab_and_on_a_named_soft_device_every_test_runs() {
+        for place in [Place::Lab, Place::Soft] {
+            assert!(trials(tests(), place, None).iter().all(|trial| !trial.has_ignored_flag()));
+        }
     }
 }

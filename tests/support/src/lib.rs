@@ -1,7 +1,8 @@
 //! Shared code of the test crates.
 //!
 //! [`allocations`] and [`TIMEOUT`] need no feature. The feature `kernel` adds the harness of tests
-//! that need a kernel with an RDMA device.
+//! that need an RDMA device, the feature `example` what the examples of the documentation run
+//! on.
 
 // The attribute names this crate by its name.
 #[cfg(all(test, feature = "kernel"))]
@@ -16,6 +17,8 @@ pub mod bus;
 pub mod child;
 #[cfg(feature = "kernel")]
 pub mod device;
+#[cfg(feature = "example")]
+pub mod example;
 #[cfg(feature = "kernel")]
 pub mod exchange;
 #[cfg(feature = "kernel")]
@@ -38,7 +41,9 @@ pub use bareverbs_test_macros::kernel_test;
 pub use inventory::submit;
 
 #[cfg(feature = "kernel")]
-pub use crate::harness::{Completion, Failed, Outcome, Test, Verdict, in_lab, run, skip};
+pub use crate::harness::{
+    Completion, DEVICE, Failed, Outcome, Test, Verdict, in_lab, run, run_anywhere, skip,
+};
 
 /// Timeout of an expected event: 30 s. Guests without KVM are slow, so it is much longer than any
 /// event needs.

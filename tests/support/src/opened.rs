@@ -1,26 +1,75 @@
-//! The guest's device. Public in [`crate::device`].
+//! The device of the tests. Public in [`crate::device`].
 
-use std::sync::OnceLock;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bareverbs::{Context, Device};
+use bareverbs_provider::device::DeviceFile;
 
-/// The name of the device: the first one that can be opened if the guest has several.
+use crate::harness::DEVICE;
+
+/// Whether the test has several processes.
+static BETWEEN_PROCESSES: AtomicBool = AtomicBool::new(false);
+
+/// The name of the device: that of the environment, or the first one of the guest that can be opened.
 ///
 /// # Panics
 /// If the guest has no RDMA device that can be opened.
 pub fn name() -> &'static str {
-    static NAME: OnceLock<String> = OnceLock::new();
-    NAME.get_or_init(|| {
-        Context::open_first().expect("the guest has an RDMA device").device().name().to_owned()
-    })
+    static NAMES: Mutex<Vec<(u32, &'static str)>> = Mutex::new(Vec::new());
+    let mut names = NAMES.lock().expect("no thread panics with it");
+    // A forked child may have another name than its parent.
+    let process = std::process::id();
+    if let Some((_, name)) = names.iter().find(|(of, _)| *of == process) {
+        return name;
+    }
+    let name = match std::env::var(DEVICE) {
+        Ok(_) if BETWEEN_PROCESSES.load(Ordering::Relaxed) => name_on_loopback(process),
+        Ok(name) => name,
+        Err(_) => Context::open_first().expect("the guest has an RDMA device").device().name().to_owned(),
+    };
+    let name = name.leak();
+    names.push((process, name));
+    name
+}
+
+/// A soft device with an address that no other process has: process ids have 22 bits.
+fn name_on_loopback(process: u32) -> String {
+    let [high, middle, low] = [process >> 16 | 0x80, process >> 8 & 0xff, process & 0xff];
+    format!("soft:127.{high}.{middle}.{low}")
+}
+
+/// For tests with messages between processes. If the tests run on a soft device, which belongs to one
+/// process, each process has its own from here on.
+///
+/// # Errors
+/// None.
+pub fn between_processes() -> Result<(), String> {
+    BETWEEN_PROCESSES.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Opens the file of the device.
+///
+/// # Panics
+/// If the device can't be opened.
+pub fn file() -> DeviceFile {
+    let device = device();
+    match (device.soft(), device.uverbs_path()) {
+        (Some(soft), _) => soft.open().expect("a soft device"),
+        (None, path) => {
+            let driver = device.driver_id().expect("a driver id from RDMA netlink");
+            DeviceFile::open(path.expect("a device node"), driver.0).expect("the device node")
+        }
+    }
 }
 
 /// The device.
 ///
 /// # Panics
-/// If the guest has no RDMA device.
+/// If there is no RDMA device.
 pub fn device() -> Device {
-    Device::find(name()).expect("the guest's device")
+    Device::find(name()).expect("the device of the tests")
 }
 
 /// Opens the device.

@@ -1,17 +1,32 @@
-//! The number of the device's objects, as the kernel counts them.
+//! The number of the device's objects, as the kernel or the soft device counts them.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use bareverbs::soft::Resources;
 use bareverbs_netlink::{RdmaNetlink, ResourceSummary};
 
 use crate::{TIMEOUT, device};
 
-/// The number of objects by type, of all processes and the kernel.
+/// The number of objects by type, of all processes and the kernel. A soft device has no CM IDs.
 pub fn held() -> ResourceSummary {
     device::warm_up();
+    if let Some(soft) = device::device().soft() {
+        return of_soft_device(soft.resources());
+    }
     let counted = RdmaNetlink::open().and_then(|mut netlink| netlink.resources(device::name()));
     counted.expect("the device counts its resources")
+}
+
+pub(crate) fn of_soft_device(held: Resources) -> ResourceSummary {
+    let mut summary = ResourceSummary::default();
+    summary.ctx = held.contexts as u64;
+    summary.pd = held.pds as u64;
+    summary.cq = held.cqs as u64;
+    summary.qp = held.qps as u64;
+    summary.srq = held.srqs as u64;
+    summary.mr = held.mrs as u64;
+    summary
 }
 
 /// Runs `work` and asserts that the device then holds as many objects of each type as before.

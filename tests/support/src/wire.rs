@@ -1,26 +1,32 @@
-//! Two Soft-RoCE devices of this host whose packets cross a wire, where they can be lost.
+//! Two devices of this host whose packets cross a wire, where they can be lost.
 //!
 //! Soft-RoCE delivers packets to its own device without the network. The devices here are at the ends
 //! of a veth pair, and rules keep the kernel from delivering their packets locally: each end takes only
 //! what comes in by its own interface.
+//!
+//! Two soft devices are on one fabric, where faults are injected.
 
+use std::fmt;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use bareverbs::Device;
+use bareverbs::soft::{Fault, InjectedFault, SoftDevice};
 use bareverbs_netlink::{RdmaNetlink, ResourceSummary};
 
-use crate::device::{Requirement, soft_roce};
-use crate::{TIMEOUT, device};
+use crate::device::{Requirement, is_soft_device, soft_roce};
+use crate::{TIMEOUT, device, resources};
 
 /// One end of the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The end with the address 10.77.0.1.
+    /// The end with the address 10.77.0.1, of soft devices 127.0.0.9.
     Near,
-    /// The end with the address 10.77.0.2.
+    /// The end with the address 10.77.0.2, of soft devices 127.0.0.10.
     Far,
 }
 
@@ -29,9 +35,11 @@ use End::{Far, Near};
 impl End {
     /// Its IP address.
     pub fn ip(self) -> Ipv4Addr {
-        match self {
-            Near => Ipv4Addr::new(10, 77, 0, 1),
-            Far => Ipv4Addr::new(10, 77, 0, 2),
+        match (self, is_soft_device()) {
+            (Near, false) => Ipv4Addr::new(10, 77, 0, 1),
+            (Far, false) => Ipv4Addr::new(10, 77, 0, 2),
+            (Near, true) => Ipv4Addr::new(127, 0, 0, 9),
+            (Far, true) => Ipv4Addr::new(127, 0, 0, 10),
         }
     }
 
@@ -45,10 +53,16 @@ impl End {
 
     /// Its RDMA device.
     pub fn device(self) -> &'static str {
-        match self {
-            Near => "rxewire0",
-            Far => "rxewire1",
+        match (self, is_soft_device()) {
+            (Near, false) => "rxewire0",
+            (Far, false) => "rxewire1",
+            (Near, true) => "soft8",
+            (Far, true) => "soft9",
         }
+    }
+
+    fn soft(self) -> Option<SoftDevice> {
+        is_soft_device().then(|| Device::find(self.device()).expect("a soft device").soft().cloned())?
     }
 
     fn table(self) -> u32 {
@@ -63,7 +77,50 @@ impl End {
     }
 }
 
-/// For tests with a wire.
+/// What happens to packets that leave an end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Impairment {
+    /// This percentage is lost.
+    Loss(u8),
+    /// All are late.
+    Delay(Duration),
+    /// This percentage is late, so that packets after it arrive first.
+    Overtaken(Duration, u8),
+    /// All arrive twice, each up to this time late.
+    Repeated(Duration),
+}
+
+/// The words of `tc-netem`.
+impl fmt::Display for Impairment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Loss(percent) => write!(f, "loss {percent}%"),
+            Self::Delay(delay) => write!(f, "delay {}us", delay.as_micros()),
+            Self::Overtaken(delay, percent) => {
+                write!(f, "delay {}us reorder {}%", delay.as_micros(), 100 - percent)
+            }
+            Self::Repeated(longest) => {
+                let mean = longest.as_micros() / 2;
+                write!(f, "delay {mean}us {mean}us duplicate 100%")
+            }
+        }
+    }
+}
+
+impl Impairment {
+    /// The faults of a fabric.
+    fn faults(self) -> Vec<Fault> {
+        let part = |percent: u8| f64::from(percent) / 100.0;
+        match self {
+            Self::Loss(percent) => vec![Fault::drop().probability(part(percent))],
+            Self::Delay(delay) => vec![Fault::delay(delay)],
+            Self::Overtaken(delay, percent) => vec![Fault::delay(delay).probability(part(percent))],
+            Self::Repeated(longest) => vec![Fault::duplicate(), Fault::jitter(longest)],
+        }
+    }
+}
+
+/// For tests with a wire whose interfaces and devices they change.
 ///
 /// # Errors
 /// If the device is not Soft-RoCE.
@@ -74,8 +131,11 @@ pub fn wire() -> Requirement {
 /// For tests with a wire that loses packets.
 ///
 /// # Errors
-/// If the device is not Soft-RoCE, or the kernel has no `sch_netem`.
+/// If the device is neither Soft-RoCE nor a soft device, or the kernel has no `sch_netem`.
 pub fn lossy_wire() -> Requirement {
+    if is_soft_device() {
+        return Ok(());
+    }
     wire()?;
     match Path::new("/sys/module/sch_netem").exists() {
         true => Ok(()),
@@ -96,6 +156,8 @@ pub fn stopped_gsi_qp_is_in_error() -> bool {
 pub struct Wire {
     /// The objects of the devices without a program: those of the kernel.
     idle: Vec<(End, ResourceSummary)>,
+    /// The faults of soft devices.
+    faults: Mutex<Vec<(End, InjectedFault)>>,
 }
 
 fn attempt(program: &str, arguments: &str) -> Result<(), String> {
@@ -154,11 +216,15 @@ impl Wire {
     /// Creates the interfaces and the devices, and waits until both have their address.
     pub fn new() -> Self {
         let _ = device::name();
+        if is_soft_device() {
+            let idle = [Near, Far].map(|end| (end, held(end))).into();
+            return Self { idle, faults: Mutex::default() };
+        }
         // A device is the same one, as its GUID says, when it is created again.
         let [near, far] = ["02:00:00:00:77:01", "02:00:00:00:77:02"];
         let (netdev, peer) = (Near.netdev(), Far.netdev());
         ip(&format!("link add name {netdev} address {near} type veth peer name {peer} address {far}"));
-        let mut wire = Self { idle: Vec::new() };
+        let mut wire = Self { idle: Vec::new(), faults: Mutex::default() };
         for end in [Near, Far] {
             let netdev = end.netdev();
             for (setting, value) in [("rp_filter", "0"), ("accept_local", "1")] {
@@ -188,19 +254,47 @@ impl Wire {
         wire
     }
 
-    /// What happens to packets that leave an end, in the words of `tc-netem`: `loss 1%`, `delay 2ms`.
+    /// What happens to packets that leave an end of rxe, in the words of `tc-netem`: `rate 1mbit`.
     pub fn impair(&self, end: End, netem: &str) {
         let arguments = format!("qdisc replace dev {} root netem {netem}", end.netdev());
         attempt("tc", &arguments).unwrap_or_else(|failed| panic!("{failed}"));
     }
 
+    /// The same for any device.
+    pub fn inject(&self, end: End, impairment: Impairment) {
+        let Some(soft) = end.soft() else {
+            return self.impair(end, &impairment.to_string());
+        };
+        self.remove_faults(|of| of == end);
+        let injected = impairment.faults().into_iter().map(|fault| soft.fabric().inject(fault.from(&soft)));
+        self.faults().extend(injected.map(|fault| (end, fault)));
+    }
+
+    fn faults(&self) -> std::sync::MutexGuard<'_, Vec<(End, InjectedFault)>> {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes the faults of some ends.
+    fn remove_faults(&self, is_removed: impl Fn(End) -> bool) {
+        self.faults().retain(|(end, fault)| {
+            let is_removed = is_removed(*end);
+            if let Some(soft) = end.soft().filter(|_| is_removed) {
+                soft.fabric().remove_fault(fault);
+            }
+            !is_removed
+        });
+    }
+
     /// Loses all packets that leave an end.
     pub fn cut(&self, end: End) {
-        self.impair(end, "loss 100%");
+        self.inject(end, Impairment::Loss(100));
     }
 
     /// Ends the impairments.
     pub fn heal(&self) {
+        if is_soft_device() {
+            return self.remove_faults(|_| true);
+        }
         for end in [Near, Far] {
             // Without an impairment there is nothing to delete.
             let _ = attempt("tc", &format!("qdisc del dev {} root", end.netdev()));
@@ -270,8 +364,9 @@ impl Wire {
     pub fn settle(&self) {
         let begin = Instant::now();
         let devices = bareverbs::devices().unwrap();
+        let exists = |end: End| is_soft_device() || devices.iter().any(|device| device.name() == end.device());
         for (end, idle) in &self.idle {
-            while devices.iter().any(|device| device.name() == end.device()) && held(*end) != *idle {
+            while exists(*end) && held(*end) != *idle {
                 assert!(begin.elapsed() < TIMEOUT, "{end:?} holds {:?} in place of {idle:?}", held(*end));
                 sleep(Duration::from_millis(20));
             }
@@ -280,6 +375,9 @@ impl Wire {
 }
 
 fn held(end: End) -> ResourceSummary {
+    if let Some(soft) = end.soft() {
+        return resources::of_soft_device(soft.resources());
+    }
     let counted = RdmaNetlink::open().and_then(|mut netlink| netlink.resources(end.device()));
     counted.expect("the device counts its resources")
 }
@@ -292,6 +390,9 @@ impl Default for Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
+        if is_soft_device() {
+            return self.remove_faults(|_| true);
+        }
         for (pref, end) in [(10, Near), (11, Far)] {
             // A test may have removed the device.
             let _ = RdmaNetlink::open().and_then(|mut netlink| netlink.del_link(end.device()));

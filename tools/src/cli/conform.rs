@@ -11,7 +11,7 @@ use clap::{Arg, Args, Command, Subcommand, ValueEnum};
 pub(crate) struct Conform {
     #[command(subcommand)]
     pub(crate) action: Option<ConformAction>,
-    /// Check this device (default: the first one that can be opened)
+    /// Check this device, such as rxe0 or soft:127.0.0.2 (default: the first one that can be opened)
     #[arg(short, long, value_name = "DEV")]
     pub(crate) device: Option<String>,
     /// Run the check with this name, or those whose names contain it or match it with * and ?

@@ -86,11 +86,13 @@ pub(crate) enum DevAction {
     #[command(visible_alias = "list")]
     Show {
         /// Show this device (default: all)
+        #[arg(value_parser = listed_device)]
         dev: Option<String>,
     },
     /// Change a setting of a device
     Set {
         /// The device
+        #[arg(value_parser = listed_device)]
         dev: String,
         #[command(subcommand)]
         setting: DevSetting,
@@ -209,8 +211,18 @@ impl FromStr for LinkName {
         if device.is_empty() {
             return Err("the name of the device is missing".into());
         }
-        Ok(Self { device: device.to_owned(), port })
+        Ok(Self { device: listed_device(device)?, port })
     }
+}
+
+/// The name of a device that the kernel may list.
+pub(crate) fn listed_device(name: &str) -> Result<String, String> {
+    if name.starts_with("soft:") {
+        return Err("a soft device exists only in the process that opens it, so no other lists it; \
+                    `bareverbs devinfo -d` opens one"
+            .into());
+    }
+    Ok(name.to_owned())
 }
 
 impl LinkName {

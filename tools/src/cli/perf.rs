@@ -88,7 +88,7 @@ pub(crate) struct PerfOptions {
     /// Listen on or connect to this TCP port
     #[arg(short, long, default_value = "18515", value_parser = number::<u16>(0, 65535))]
     pub(crate) port: u16,
-    /// Use this device (default: the first one with an active port)
+    /// Use this device, such as rxe0 or soft:127.0.0.2 (default: the first one with an active port)
     #[arg(short = 'd', long, value_name = "DEV")]
     pub(crate) ib_dev: Option<String>,
     /// Use this port of the device

@@ -7,9 +7,9 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::Result;
-use bareverbs::device::{DriverId, PortAttr};
+use bareverbs::device::{DriverId, FoundBy, PortAttr};
 use bareverbs::values::GidIndex;
-use bareverbs::{Context, Gid};
+use bareverbs::{Context, Device, Gid};
 use serde::{Deserialize, Serialize};
 
 use super::counters::Change;
@@ -34,6 +34,8 @@ pub(crate) enum Nature {
     SoftIwarp,
     #[serde(rename = "software model")]
     Model,
+    #[serde(rename = "soft device")]
+    Soft,
     #[serde(rename = "hardware")]
     Hardware,
 }
@@ -42,8 +44,9 @@ pub(crate) enum Nature {
 const MODEL_BOARD: &str = "BRV";
 
 impl Nature {
-    fn of(driver: DriverId, board: &str) -> Self {
+    fn of(device: &Device, driver: DriverId, board: &str) -> Self {
         match driver {
+            _ if device.found_by() == FoundBy::Soft => Self::Soft,
             DriverId::RXE => Self::SoftRoce,
             DriverId::SIW => Self::SoftIwarp,
             _ if board.starts_with(MODEL_BOARD) => Self::Model,
@@ -56,6 +59,7 @@ impl Nature {
             Self::SoftRoce => "Soft-RoCE",
             Self::SoftIwarp => "software iWARP",
             Self::Model => "software model",
+            Self::Soft => "soft device",
             Self::Hardware => "hardware",
         }
     }
@@ -96,7 +100,7 @@ impl Environment {
         Ok(Self {
             device: device.name().into(),
             port,
-            nature: Nature::of(driver, &board.unwrap_or_default()),
+            nature: Nature::of(device, driver, &board.unwrap_or_default()),
             driver: driver.name().map_or_else(|| driver.0.to_string(), str::to_lowercase),
             firmware: device.fw_ver().into(),
             kernel: read(Path::new("/proc/sys/kernel/osrelease")).unwrap_or_default(),

@@ -16,7 +16,7 @@ use super::Error;
 /// | [`RegionMut::new`](crate::owned::RegionMut::new) | the MR |
 /// | [`RegionMut::expose`](crate::owned::RegionMut::expose), [`RemoteRegion::revoke`](crate::owned::RemoteRegion::revoke) | the `RegionMut`, the `RemoteRegion` |
 ///
-/// ```no_run
+/// ```
 /// # fn example(mr: bareverbs::Mr<Vec<u8>>, mw: bareverbs::mw::Mw) -> bareverbs::Result<Vec<u8>> {
 /// // rxe refuses to deregister an MR while an MW is bound to it.
 /// let mr = match mr.into_inner() {
@@ -26,6 +26,11 @@ use super::Error;
 /// mw.dealloc()?;
 /// Ok(mr.into_inner()?)
 /// # }
+/// # let pd = bareverbs_test_support::example::pd()?;
+/// # let mr = pd.register(vec![0; 4096], bareverbs::Access::LOCAL_WRITE)?;
+/// # let mw = pd.alloc_mw(bareverbs::mw::MwType::TYPE_2)?;
+/// # assert_eq!(example(mr, mw)?.len(), 4096);
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 ///
 /// `?` converts it to its error and drops the object. `E` is the error of the crate that has the

@@ -9,12 +9,12 @@ use std::fmt::{self, Write};
 /// fields, such as `Error: NoDevice`. `Debug` of a report is the error's text, followed by one line
 /// for each of its sources that the text does not contain. `?` converts every error to it.
 ///
-/// ```no_run
-/// use bareverbs::{Context, Report};
+/// ```
+/// use bareverbs::{Device, Report};
 ///
 /// fn main() -> Result<(), Report> {
-///     // Error: no RDMA device found: load its driver, or create a software device with …
-///     println!("{:?}", Context::open_first()?.device());
+///     // If it is missing, the program prints its name and the remedy.
+///     println!("{:?}", Device::find("soft0")?.open()?.device());
 ///     Ok(())
 /// }
 /// ```

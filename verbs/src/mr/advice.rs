@@ -24,12 +24,17 @@ const VERB: &str = "advise_mr";
 impl<P: Provider> Pd<P> {
     /// Gives advice for ranges of several ODP regions of the domain in one command.
     ///
-    /// ```no_run
+    /// ```
     /// # fn fetch(pd: &bareverbs::Pd, a: &bareverbs::Mr<Vec<u8>>, b: &bareverbs::Mr<Vec<u8>>) -> bareverbs::Result<()> {
     /// use bareverbs::mr::Advice;
     ///
     /// pd.advise(Advice::PREFETCH).with(a, ..4096)?.with(b, ..)?.execute()
     /// # }
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let mr = pd.register(vec![0; 4096], bareverbs::Access::LOCAL_WRITE)?;
+    /// # example::unsupported(fetch(&pd, &mr, &mr));
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     #[doc(alias = "ibv_advise_mr")]
     pub fn advise(&self, advice: Advice) -> AdviceList {
@@ -52,7 +57,7 @@ impl<M> Mr<M> {
     /// Gives advice for a range of an [ODP](Access::ON_DEMAND) region and waits until it is done.
     /// Advice does not change data. It changes only whether operations cause page faults.
     ///
-    /// ```no_run
+    /// ```
     /// # fn advise(region: &bareverbs::Mr<bareverbs::Buffer>) -> bareverbs::Result<()> {
     /// use bareverbs::mr::Advice;
     ///
@@ -60,6 +65,11 @@ impl<M> Mr<M> {
     /// region.advise(.., Advice::PREFETCH_NO_FAULT)?;
     /// region.advise(..65536, Advice::PREFETCH)
     /// # }
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let mr = pd.register(bareverbs::Buffer::zeroed(4096)?, bareverbs::Access::LOCAL_WRITE)?;
+    /// # example::unsupported(advise(&mr));
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors

@@ -17,11 +17,11 @@ use crate::{Access, Error, MemoryOwner, Refused, Remote, Result};
 /// memory that is mapped later. Nothing is pinned: pages are faulted in when operations access
 /// them. [`Pd::register_implicit`](crate::Pd::register_implicit) creates it.
 ///
-/// ```no_run
+/// ```
+/// # fn example(pd: &bareverbs::Pd) -> bareverbs::Result<()> {
 /// use bareverbs::mr::LocalAccess;
-/// use bareverbs::{Buffer, Context};
+/// use bareverbs::Buffer;
 ///
-/// let pd = Context::open_first()?.alloc_pd()?;
 /// let everything = pd.register_implicit(LocalAccess::ReadWrite)?;
 /// // As good as registered, without a system call for each.
 /// let mut question = everything.part(Buffer::zeroed(4096)?)?;
@@ -29,7 +29,12 @@ use crate::{Access, Error, MemoryOwner, Refused, Remote, Result};
 /// question.write(0, b"what is behind it?")?;
 /// answer.prefetch(..)?;
 /// let sges = [question.sge(..18)?];
-/// # Ok::<(), bareverbs::Error>(())
+/// # Ok(())
+/// # }
+/// # use bareverbs_test_support::example;
+/// # let pd = example::pd()?;
+/// # example::unsupported(example(&pd));
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 #[doc(alias = "ibv_mr")]
 #[derive(Clone)]

@@ -41,12 +41,17 @@ impl<M: MemoryOwner> Mr<M> {
     /// memory. Keys and address of the region may change. It costs less than a deregistration and a
     /// registration on devices that support it.
     ///
-    /// ```no_run
+    /// ```
     /// # fn swap(region: bareverbs::Mr<Vec<u8>>) -> bareverbs::Result<()> {
     /// let (region, old) = region.replace(vec![0; 1 << 16])?;
     /// println!("{} bytes in place of {}", region.len(), old.len());
     /// # Ok(())
     /// # }
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let mr = pd.register(vec![0; 4096], bareverbs::Access::LOCAL_WRITE)?;
+    /// # example::unsupported(swap(mr));
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors

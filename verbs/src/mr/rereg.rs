@@ -111,12 +111,13 @@ impl<M> Mr<M> {
 
     /// Moves it to another protection domain of the same context. Its keys may change.
     ///
-    /// ```no_run
-    /// # fn hand_over(mut mr: bareverbs::Mr<bareverbs::Buffer>, pd: &bareverbs::Pd) -> bareverbs::Result<()> {
+    /// ```
+    /// # let pd = bareverbs_test_support::example::pd()?;
+    /// # let mut mr = pd.register(bareverbs::Buffer::zeroed(4096)?, bareverbs::Access::LOCAL_WRITE)?;
+    /// # let pd = &pd.context().alloc_pd()?;
     /// mr.move_to(pd)?;
     /// println!("peers now name it by {:#x}", mr.rkey());
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors
@@ -139,16 +140,16 @@ impl<M: MemoryOwner> Mr<M> {
     /// the region is deregistered. Later changes of the rights, or a failure of this one, do not
     /// matter: a driver may fail after the device has changed the region.
     ///
-    /// ```no_run
-    /// # fn open_to_peers(mut mr: bareverbs::Mr<bareverbs::Buffer>) -> bareverbs::Result<()> {
+    /// ```
+    /// # let pd = bareverbs_test_support::example::pd()?;
+    /// # let mut mr = pd.register(bareverbs::Buffer::zeroed(4096)?, bareverbs::Access::LOCAL_WRITE)?;
     /// use bareverbs::{Access, Error};
     ///
     /// match mr.set_access(Access::LOCAL_WRITE | Access::REMOTE_READ) {
     ///     Err(Error::Unsupported { .. }) => println!("register a new MR"),
     ///     other => other?,
     /// }
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// The rights of a borrowed region are local and can't change: a peer could access a forgotten

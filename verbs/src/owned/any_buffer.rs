@@ -14,16 +14,20 @@ use crate::memory::Buffer;
 /// It is a [`Source`] only: a device may not write all of them. Operations that write the buffer take
 /// the [`RegionMut`] or the [`PoolBuffer`] itself, and [`Op::any`](super::Op::any) converts them:
 ///
-/// ```no_run
-/// use bareverbs::{AnyBuffer, Endpoint, PoolBuffer, Op, Remote};
+/// ```
+/// use bareverbs::{AnyBuffer, Endpoint, Op};
 ///
-/// # fn post(endpoint: &mut Endpoint<AnyBuffer>, buffers: [PoolBuffer; 3], from: Remote) -> bareverbs::Result<()> {
+/// # use bareverbs_test_support::example;
+/// # let pd = example::pd()?;
+/// # let [mut endpoint, mut peer] = example::endpoints::<AnyBuffer>(&pd)?;
+/// # let buffers = example::buffers(&pd)?;
+/// # let memory = example::exposed(&pd, 64)?;
+/// # let from = memory.remote(0)?;
 /// let [message, value, old] = buffers;
 /// endpoint.post(Op::recv(message).tag(1).any())?;
 /// endpoint.post(Op::read(value, ..64, from).tag(2).any())?;
 /// endpoint.post(Op::fetch_add(old, from, 1).tag(3).any())?;
-/// # Ok(())
-/// # }
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 #[derive(Debug)]
 #[non_exhaustive]

@@ -18,9 +18,14 @@ use crate::{AnyProvider, Error, Refused, Result};
 /// The device sees them when the batch [rings](Batch::ring). Drop without `ring` takes them back and
 /// drops their buffers. `mem::forget` leaves them in the queue, and the next doorbell posts them.
 ///
-/// ```no_run
-/// # use bareverbs::{Endpoint, Op, RegionMut, Remote};
-/// # fn write(endpoint: &mut Endpoint<RegionMut>, file: RegionMut, mut to: Remote) -> bareverbs::Result<()> {
+/// ```
+/// # use bareverbs::{Op, RegionMut};
+/// # use bareverbs_test_support::example;
+/// # let pd = example::pd()?;
+/// # let [mut endpoint, mut peer] = example::endpoints::<RegionMut>(&pd)?;
+/// # let file = RegionMut::register(&pd, bareverbs::Buffer::zeroed(3 << 20)?)?;
+/// # let memory = example::exposed(&pd, 3 << 20)?;
+/// # let mut to = memory.remote(0)?;
 /// let mut batch = endpoint.batch();
 /// for (chunk, tag) in file.chunks(1 << 20).zip(1..) {
 ///     let len = chunk.len() as u64;
@@ -28,8 +33,8 @@ use crate::{AnyProvider, Error, Refused, Result};
 ///     to.addr += len;
 /// }
 /// batch.post(Op::send_inline(b"done"))?;
-/// batch.ring()
-/// # }
+/// batch.ring()?;
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 #[must_use = "`ring` makes the device execute the operations"]
 pub struct Batch<'e, B, P: Provider = AnyProvider> {

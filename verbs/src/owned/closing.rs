@@ -44,9 +44,10 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// [`wait_timeout`](Closing::wait_timeout). When it has passed, wait again, or call
     /// [`abort`](Closing::abort), which ends the sends. No buffer is lost.
     ///
-    /// ```no_run
-    /// # use bareverbs::Endpoint;
-    /// # fn leave(endpoint: Endpoint) -> bareverbs::Result<()> {
+    /// ```
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let [endpoint, peer] = example::endpoints::<bareverbs::PoolBuffer>(&pd)?;
     /// for result in endpoint.close().wait()? {
     ///     match result {
     ///         Ok(done) if done.is_recv() => println!("received {:?}", done.message()),
@@ -55,8 +56,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///         Err(failed) => println!("operation {} may be lost: {failed}", failed.tag),
     ///     }
     /// }
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors
@@ -99,7 +99,7 @@ impl<B, P: Provider> Closing<Endpoint<B, P>> {
     /// Ends the connection, as [`Endpoint::abort`] does. Outstanding sends fail. The wait ends when all
     /// operations are flushed, after 5 seconds at most.
     ///
-    /// ```no_run
+    /// ```
     /// use std::time::Duration;
     ///
     /// use bareverbs::{Completed, Endpoint, PoolBuffer, Result};
@@ -110,6 +110,11 @@ impl<B, P: Provider> Closing<Endpoint<B, P>> {
     ///     let in_time = closing.wait_timeout(Duration::from_secs(5));
     ///     in_time.unwrap_or_else(|| closing.abort().wait())
     /// }
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let [endpoint, _peer] = example::endpoints(&pd)?;
+    /// # assert!(leave(endpoint)?.is_empty());
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     pub fn abort(mut self) -> Self {
         self.0.queues.begin_flush();

@@ -310,7 +310,7 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     /// datagram. [`Op::recv`] makes a receive of one datagram of up to the length of the buffer minus 40
     /// bytes.
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::{Datagrams, Destination, PoolBuffer, Op};
     ///
     /// fn post(datagrams: &mut Datagrams, to: &Destination, buffers: [PoolBuffer; 2]) -> bareverbs::Result<()> {
@@ -320,6 +320,13 @@ impl<B: Source, P: Provider> Datagrams<B, P> {
     ///     datagrams.post(Op::send_to_imm(to, message, ..64, 7).tag(2).solicited())?;
     ///     Ok(())
     /// }
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let options = Datagrams::options().inline(64);
+    /// # let (mut datagrams, peer): (Datagrams, Datagrams) = (options.build(&pd)?, options.build(&pd)?);
+    /// # let to = datagrams.destination(&peer.address()).wait()?;
+    /// # post(&mut datagrams, &to, example::buffers(&pd)?)?;
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors

@@ -707,9 +707,11 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// [`Endpoint::next`] does this by itself when the connection is idle
     /// ([`EndpointOptions::keepalive`]). A loop that only polls calls it every few seconds:
     ///
-    /// ```no_run
+    /// ```
     /// # use std::time::{Duration, Instant};
-    /// # fn serve(endpoint: &mut bareverbs::Endpoint) -> bareverbs::Result<()> {
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let [mut endpoint, _peer] = example::endpoints::<bareverbs::PoolBuffer>(&pd)?;
     /// let mut probed = Instant::now();
     /// loop {
     ///     while let Some(ended) = endpoint.poll() {
@@ -719,8 +721,9 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///         endpoint.probe()?;
     ///         probed = Instant::now();
     ///     }
+    /// #     break;
     /// }
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// The peer must permit RDMA writes ([`Address::remote_write`]). It takes no room from
@@ -740,9 +743,13 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// Ends the connection: all outstanding operations fail. Polling and waiting return them, with
     /// their buffers, until [`Endpoint::pending`] is 0.
     ///
-    /// ```no_run
-    /// # use bareverbs::{Endpoint, Error};
-    /// # fn cancel(mut endpoint: Endpoint) {
+    /// ```
+    /// # use bareverbs::Error;
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let [mut endpoint, _peer] = example::endpoints::<bareverbs::PoolBuffer>(&pd)?;
+    /// # let [buffer] = example::buffers(&pd)?;
+    /// # endpoint.post(bareverbs::Op::recv(buffer))?;
     /// endpoint.abort();
     /// while endpoint.pending() > 0 {
     ///     match endpoint.next().wait() {
@@ -756,7 +763,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///         Err(_) => break,
     ///     }
     /// }
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     pub fn abort(&mut self) {
         self.queues.end();
@@ -962,13 +969,15 @@ fn received_value<K: QueueKind>(completion: &WorkCompletion) -> Received<K::Send
 impl<B, P: Provider> Endpoint<B, P> {
     /// Posts an operation. A receive waits for a message of the peer; all others are executed at once.
     ///
-    /// ```no_run
-    /// # use bareverbs::{Endpoint, PoolBuffer, Op};
-    /// # fn ask(endpoint: &mut Endpoint<PoolBuffer>, [question, answer]: [PoolBuffer; 2]) -> bareverbs::Result<()> {
+    /// ```
+    /// # use bareverbs::Op;
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let [mut endpoint, _peer] = example::endpoints(&pd)?;
+    /// # let [question, answer] = example::buffers(&pd)?;
     /// endpoint.post(Op::recv(answer))?;
     /// endpoint.post(Op::send(question, ..10))?;
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors

@@ -21,15 +21,17 @@ use crate::{Error, Imm, Remote, Result};
 /// [`Connection`](super::Connection::post) posts it. A refused operation comes back in
 /// [`Refused`](crate::Refused), if it owns its buffer, and can be posted again.
 ///
-/// ```no_run
-/// # use bareverbs::{Endpoint, PoolBuffer, Op};
-/// # fn post(endpoint: &mut Endpoint<PoolBuffer>, [one, two, three]: [PoolBuffer; 3]) -> bareverbs::Result<()> {
+/// ```
+/// # use bareverbs::Op;
+/// # use bareverbs_test_support::example;
+/// # let pd = example::pd()?;
+/// # let [mut endpoint, _peer] = example::endpoints(&pd)?;
+/// # let [one, two, three] = example::buffers(&pd)?;
 /// endpoint.post(Op::recv(three).tag(6))?;
 /// endpoint.post(Op::send(one, ..10).tag(7))?;
 /// endpoint.post(Op::send_imm(two, .., 42).tag(8).solicited())?;
 /// endpoint.post(Op::send_inline(b"short"))?;
-/// # Ok(())
-/// # }
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 ///
 /// | `L` | payload | made by |
@@ -61,7 +63,7 @@ use crate::{Error, Imm, Remote, Result};
 /// The number of buffers is at most [`EndpointOptions::max_sge`](super::EndpointOptions::max_sge), and
 /// at most 8.
 ///
-/// ```no_run
+/// ```
 /// # use bareverbs::{AnyBuffer, Endpoint, PoolBuffer, Op, RegionMut};
 /// # fn send(pd: &bareverbs::Pd, header: PoolBuffer, body: RegionMut) -> bareverbs::Result<()> {
 /// let mut endpoint: Endpoint<AnyBuffer> = Endpoint::options().max_sge(2).build(pd)?;
@@ -80,6 +82,12 @@ use crate::{Error, Imm, Remote, Result};
 /// body.wait()?;
 /// # Ok(())
 /// # }
+/// # use bareverbs_test_support::example;
+/// # let pd = example::pd()?;
+/// # let ([connection, peer], [one, two, received]) = (example::connections(&pd)?, example::buffers(&pd)?);
+/// # let _received = peer.post(Op::recv(received));
+/// # shared(&connection, [one, two])?;
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 #[must_use = "`post` posts it"]
 pub struct Op<L, O = Operation> {

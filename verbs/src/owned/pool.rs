@@ -120,7 +120,7 @@ impl Pool {
     /// The buffer is as that of [`take`](Self::take). Waiting allocates only if more callers wait than
     /// ever before.
     ///
-    /// ```no_run
+    /// ```
     /// # use std::time::Duration;
     /// # use bareverbs::{Connection, Op, Pool};
     /// # async fn send(connection: &Connection, pool: &Pool) -> bareverbs::Result<()> {
@@ -137,6 +137,12 @@ impl Pool {
     /// # drop((buffer, in_time));
     /// # Ok(())
     /// # }
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let ([connection, _peer], pool) = (example::connections(&pd)?, Pool::new(&pd, 2, 64)?);
+    /// # example::block_on(send(&connection, &pool))?;
+    /// # block(&pool)?;
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     pub fn acquire(&self) -> PendingPoolBuffer {
         PendingPoolBuffer::new(Arc::clone(&self.inner))

@@ -459,13 +459,14 @@ impl<M> fmt::Debug for Chunks<M> {
 /// A read-only range of a registered region. Clones share the range, so several operations can send
 /// it at the same time.
 ///
-/// ```no_run
-/// # fn share(part: bareverbs::RegionMut) {
+/// ```
+/// # let pd = bareverbs_test_support::example::pd()?;
+/// # let part = bareverbs::RegionMut::register(&pd, bareverbs::Buffer::zeroed(64)?)?;
 /// let shared = part.freeze();
 /// let header = shared.slice(..16);
 /// drop(header);
 /// let part = shared.try_unfreeze().expect("the only one");
-/// # }
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 ///
 /// It is never written, neither by this process nor by a device:

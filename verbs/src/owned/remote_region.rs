@@ -311,13 +311,15 @@ impl<M> RemoteRegion<M> {
     /// The bytes in `range`, for sends and writes to peers without a copy, while peers may access them.
     /// Any number of sources can exist, also of overlapping ranges.
     ///
-    /// ```no_run
-    /// use bareverbs::{AnyBuffer, Endpoint, RemoteRegion, Op};
+    /// ```
+    /// use bareverbs::Op;
     ///
-    /// # fn answer(endpoint: &mut Endpoint<AnyBuffer>, table: &RemoteRegion) -> bareverbs::Result<()> {
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let [mut endpoint, _peer] = example::endpoints(&pd)?;
+    /// # let table = example::exposed(&pd, 8192)?;
     /// endpoint.post(Op::send(table.source(4096..8192)?, ..).any())?;
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// The device reads the bytes while it sends. If they are changed meanwhile, by a peer or by

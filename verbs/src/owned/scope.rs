@@ -28,7 +28,7 @@ pub unsafe trait Lend: Registered {
     /// The whole region as a range, to be divided into disjoint ranges that a scope borrows
     /// exclusively.
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::buffer::Lend;
     /// use bareverbs::{Buffer, Endpoint, Mr, Op, Remote, Result};
     ///
@@ -43,6 +43,13 @@ pub unsafe trait Lend: Registered {
     ///         Ok(())
     ///     })?
     /// }
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let [mut endpoint, _peer] = example::endpoints(&pd)?;
+    /// # let memory = example::exposed(&pd, 3 << 20)?;
+    /// # let mut file = pd.register(Buffer::zeroed(3 << 20)?, bareverbs::Access::LOCAL_WRITE)?;
+    /// # read(&mut endpoint, &mut file, memory.remote(0)?)?;
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     fn lend(&mut self) -> LendRange<'_, Self>
     where
@@ -163,7 +170,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// complete. So the regions can be used again when this returns. It does not wait for inline
     /// operations, whose bytes are copied.
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::mr::LocalAccess;
     /// use bareverbs::{Endpoint, Op, Pd, Result};
     ///
@@ -181,6 +188,14 @@ impl<B, P: Provider> Endpoint<B, P> {
     ///         }
     ///     })?
     /// }
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let [mut endpoint, mut peer] = example::endpoints(&pd)?;
+    /// # let [buffer] = example::buffers(&pd)?;
+    /// # peer.post(Op::recv(buffer))?;
+    /// # peer.post(Op::send_inline(b"answer"))?;
+    /// # assert_eq!(ask(&mut endpoint, &pd, b"question".to_vec().as_mut(), &mut [0; 64])?, 6);
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// It waits without limit for operations that `work` did not wait for, unless

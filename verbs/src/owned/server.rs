@@ -440,7 +440,7 @@ impl<B: Source, P: Provider> Server<B, P> {
     /// A thread that has something else to wait for lets another thread call this and pass the events
     /// into a channel. A task uses `select!`.
     ///
-    /// ```no_run
+    /// ```
     /// use std::time::Duration;
     ///
     /// use bareverbs::server::{Event, Server};
@@ -460,6 +460,14 @@ impl<B: Source, P: Provider> Server<B, P> {
     /// # drop(in_time);
     /// # Ok(())
     /// # }
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let (mut server, _, client) = example::server(&pd)?;
+    /// # let mut hello = client.take().expect("a buffer");
+    /// # hello.bytes_mut()[..5].copy_from_slice(b"hello");
+    /// # client.send(hello, ..5).detach();
+    /// # thread(&mut server)?;
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors
@@ -632,18 +640,20 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// Posts a [message](Self::send), or a write, a read or an atomic operation on memory of `peer`. The
     /// peer sends the [`Remote`](crate::Remote) of its memory in a message.
     ///
-    /// ```no_run
-    /// use bareverbs::server::{Handle, PeerId};
-    /// use bareverbs::{Op, Remote};
+    /// ```
+    /// use bareverbs::Op;
     ///
-    /// # fn read(handle: &Handle, peer: PeerId, value: Remote, flag: Remote) -> bareverbs::Result<()> {
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let (server, peer, _client) = example::server(&pd)?;
+    /// # let memory = example::exposed(&pd, 128)?;
+    /// # let (handle, value, flag) = (server.handle(), memory.remote(0)?, memory.remote(64)?);
     /// let room = handle.take().expect("a buffer");
     /// let value = handle.post(peer, Op::read(room, ..64, value)).wait()?.into_buffer();
     /// println!("{:?}", &value.bytes()[..64]);
     /// // It needs `ServerOptions::inline(8)`.
     /// handle.post(peer, Op::write_inline(&[1; 8], flag).fenced()).wait()?;
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// The buffers are those of [`take`](Self::take), of any [`Pool`](super::Pool) of the same
@@ -729,19 +739,19 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// [`Ending::wait_timeout`] sets a limit, and [`Handle::shutdown`] afterwards gives up what is not
     /// answered.
     ///
-    /// ```no_run
+    /// ```
     /// use std::time::Duration;
     ///
-    /// use bareverbs::server::Handle;
-    ///
-    /// # fn stop(handle: &Handle) -> bareverbs::Result<()> {
+    /// # use bareverbs::server::{Event, Server};
+    /// # let mut server = Server::options().build(&bareverbs_test_support::example::pd()?)?;
+    /// # let handle = server.handle().clone();
+    /// # std::thread::spawn(move || while !matches!(server.next().wait(), Ok(Event::Ended)) {});
     /// let summary = match handle.drain().wait_timeout(Duration::from_secs(10)).transpose()? {
     ///     Some(summary) => summary,
     ///     None => handle.shutdown().wait()?,
     /// };
     /// println!("{summary:?}");
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     pub fn drain(&self) -> Ending<B, P> {
         let mut panics = FirstPanic::default();

@@ -334,7 +334,7 @@ pub struct Next<'e, B = PoolBuffer, P: Provider = AnyProvider>(Waiting<'e, B, P>
 impl<B, P: Provider> Endpoint<B, P> {
     /// The next operation that completes, to be awaited or waited for.
     ///
-    /// ```no_run
+    /// ```
     /// use std::time::Duration;
     ///
     /// use bareverbs::{Done, Endpoint, Failed};
@@ -349,6 +349,17 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// async fn task(endpoint: &mut Endpoint<Mr<Buffer>>) -> Result<Done<Mr<Buffer>>, Failed<Mr<Buffer>>> {
     ///     endpoint.next().await
     /// }
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let [mut endpoint, _peer] = example::endpoints(&pd)?;
+    /// # let memory = example::exposed(&pd, 64)?;
+    /// # for _ in 0..3 {
+    /// #     let buffer = pd.register(Buffer::zeroed(64)?, bareverbs::Access::LOCAL_WRITE)?;
+    /// #     endpoint.post(bareverbs::Op::write(buffer, ..0, memory.remote(0)?))?;
+    /// # }
+    /// # thread(&mut endpoint).map_err(bareverbs::Error::from)?;
+    /// # example::block_on(task(&mut endpoint)).map_err(bareverbs::Error::from)?;
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// If an operation is complete, it returns without a system call. Otherwise it polls for a while, as

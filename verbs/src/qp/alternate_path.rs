@@ -22,7 +22,7 @@ impl<T: Connected, P: Provider> Qp<T, P> {
     /// the old primary one once it works again. The peer's move to another path than the loaded one
     /// raises [`EventType::PATH_MIG_ERR`](crate::device::EventType).
     ///
-    /// ```no_run
+    /// ```
     /// # use bareverbs::Result;
     /// # use bareverbs::ah::AhAttr;
     /// # use bareverbs::qp::{AlternatePath, Qp, Rc};
@@ -31,6 +31,11 @@ impl<T: Connected, P: Provider> Qp<T, P> {
     /// qp.load_alternate_path(&AlternatePath::new(AhAttr::local(1, dlid)))?;
     /// # Ok(())
     /// # }
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let [(mut qp, _cq), _peer] = example::qps(&pd)?;
+    /// # example::unsupported(example(&mut qp, 1));
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors

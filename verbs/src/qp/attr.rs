@@ -20,18 +20,19 @@ use crate::{Access, PortNum};
 /// the granted depths. It also counts what was posted and not polled, because Soft-RoCE frees the
 /// slot of a request before its completion is polled:
 ///
-/// ```no_run
-/// # fn example(pd: &bareverbs::Pd, cq: &mut bareverbs::cq::Cq) -> bareverbs::Result<()> {
+/// ```
+/// # let pd = bareverbs_test_support::example::pd()?;
+/// # let context = pd.context();
+/// # let mut cq = context.create_cq(&bareverbs::cq::CqInit::new(16))?;
 /// use bareverbs::qp::{QpInit, Rc};
 ///
-/// let qp = pd.create_qp::<Rc>(&QpInit::new(cq, cq))?;
+/// let qp = pd.create_qp::<Rc>(&QpInit::new(&cq, &cq))?;
 /// // The sum over all QPs of the CQ.
 /// let entries = qp.cap().max_send_wr + qp.cap().max_recv_wr;
 /// if cq.capacity() < entries {
 ///     cq.resize(entries)?;
 /// }
-/// # Ok(())
-/// # }
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 #[doc(alias = "ibv_qp_cap")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +76,7 @@ impl From<types::QpCap> for QpCap {
 /// [`InitAttr`], [`RtrAttr`] and [`RtsAttr`] document the meaning. A test of a kernel that needs
 /// encodings without a type, such as a path MTU of 77, sends them by the raw level:
 ///
-/// ```no_run
+/// ```
 /// use bareverbs::Errno;
 /// use bareverbs::qp::{Qp, QpAttrMask, Rc};
 /// use bareverbs::raw::uapi::verbs_values::Mtu;
@@ -92,6 +93,11 @@ impl From<types::QpCap> for QpCap {
 ///     // SAFETY: the request does not change the state of the QP.
 ///     unsafe { qp.pd().context().raw().invoke::<ModifyQp>(&request, &mut ()) }
 /// }
+/// # use bareverbs_test_support::example;
+/// # let pd = example::pd()?;
+/// # let [(qp, _cq), _peer] = example::qps(&pd)?;
+/// # assert_eq!(probe(&qp), Err(Errno::INVAL));
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 #[doc(alias = "ibv_qp_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -86,7 +86,7 @@ impl<T: BringUp, P: Provider> Qp<T, P> {
     /// those of the three transitions, and `()` for a transition that has none. A `u32` for RTS is
     /// the PSN of the first packet.
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::qp::{BringUp, Qp, Ud, UdInitAttr};
     ///
     /// fn start<T: BringUp>(qps: &mut [Qp<T>], init: &T::Init, rtr: &T::Rtr, rts: &T::Rts) -> bareverbs::Result<()> {
@@ -96,6 +96,10 @@ impl<T: BringUp, P: Provider> Qp<T, P> {
     /// # fn example(qps: &mut [Qp<Ud>]) -> bareverbs::Result<()> {
     /// start(qps, &UdInitAttr::new(1, 0x1234), &(), &0)
     /// # }
+    /// # let pd = bareverbs_test_support::example::pd()?;
+    /// # let cq = pd.context().create_cq(&bareverbs::cq::CqInit::new(32))?;
+    /// # example(&mut [pd.create_qp(&bareverbs::qp::QpInit::new(&cq, &cq))?])?;
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors

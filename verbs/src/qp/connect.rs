@@ -158,13 +158,19 @@ impl<P: Provider> Qp<Uc, P> {
     ///
     /// The connection uses the smaller MTU of the two addresses. `local` is what the peer was sent.
     ///
-    /// ```no_run
+    /// ```
     /// # use bareverbs::qp::{ConnectAttr, Qp, Uc};
     /// # use bareverbs::{Address, Result};
     /// # fn example(qp: &mut Qp<Uc>, local: &Address, remote: &Address) -> Result<()> {
     /// let gid_index = qp.pd().context().default_gid(1)?.index;
     /// qp.connect(local, remote, &ConnectAttr::new(1, gid_index))
     /// # }
+    /// # let pd = bareverbs_test_support::example::pd()?;
+    /// # let cq = pd.context().create_cq(&bareverbs::cq::CqInit::new(32))?;
+    /// # let mut qp = pd.create_qp::<Uc>(&bareverbs::qp::QpInit::new(&cq, &cq))?;
+    /// # let address = qp.address(1, pd.context().default_gid(1)?.index)?;
+    /// # example(&mut qp, &address, &address)?;
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors

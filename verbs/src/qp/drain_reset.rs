@@ -15,8 +15,10 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// [`SQ_DRAINED`](crate::device::EventType::SQ_DRAINED) is raised. Sends can be posted in SQD. Receives
     /// continue.
     ///
-    /// ```no_run
-    /// # fn pause(qp: &mut bareverbs::qp::Qp<bareverbs::qp::Rc>) -> bareverbs::Result<()> {
+    /// ```
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let [(mut qp, _cq), _peer] = example::qps(&pd)?;
     /// use bareverbs::AsyncEvent;
     /// use bareverbs::device::EventType;
     ///
@@ -25,8 +27,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// while !matches!(events.next().wait()?, AsyncEvent::Qp { event: EventType::SQ_DRAINED, .. }) {}
     /// // No send is in flight now.
     /// qp.resume()?;
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors

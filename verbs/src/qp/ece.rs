@@ -19,7 +19,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// - The passive end sets them, goes to RTR, and returns the accepted options.
     /// - The active end sets those before it goes to RTR itself.
     ///
-    /// ```no_run
+    /// ```
     /// # use bareverbs::Result;
     /// # use bareverbs::ah::AhAttr;
     /// # use bareverbs::qp::{Ece, InitAttr, Qp, Rc, RtrAttr};
@@ -30,6 +30,13 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// // The peer sets the returned options.
     /// qp.query_ece()
     /// # }
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let cq = pd.context().create_cq(&bareverbs::cq::CqInit::new(32))?;
+    /// # let mut qp = pd.create_qp(&bareverbs::qp::QpInit::new(&cq, &cq))?;
+    /// # let rtr = RtrAttr::new(AhAttr::default(), 17);
+    /// # example::unsupported(example(&mut qp, Ece::default(), &rtr));
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors

@@ -28,7 +28,7 @@ impl<P: Provider> Qp<Ud, P> {
     /// - Routers: a sender's [`hop_limit`](crate::ah::GlobalRoute::hop_limit) is the TTL of its
     ///   packets. It is the number of routers that they may pass, plus 1.
     ///
-    /// ```no_run
+    /// ```
     /// # fn join(pd: &bareverbs::Pd, qp: &mut bareverbs::qp::Qp<bareverbs::qp::Ud>) -> Result<(), Box<dyn std::error::Error>> {
     /// use bareverbs::Gid;
     /// use bareverbs::ah::AhAttr;
@@ -44,6 +44,14 @@ impl<P: Provider> Qp<Ud, P> {
     /// batch.ring()?;
     /// # Ok(())
     /// # }
+    /// # let pd = bareverbs_test_support::example::pd()?;
+    /// # let cq = pd.context().create_cq(&bareverbs::cq::CqInit::new(32))?;
+    /// # let cap = bareverbs::qp::QpCap { max_inline_data: 64, ..Default::default() };
+    /// # let init = bareverbs::qp::QpInit { cap, ..bareverbs::qp::QpInit::new(&cq, &cq) };
+    /// # let mut qp = pd.create_qp::<bareverbs::qp::Ud>(&init)?;
+    /// # qp.bring_up(&bareverbs::qp::UdInitAttr::new(1, 0x1234), &(), &0)?;
+    /// # join(&pd, &mut qp).expect("a group");
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors

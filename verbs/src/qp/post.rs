@@ -111,7 +111,7 @@ impl<T: Operations, P: Provider> SendHalf<'_, T, P> {
     ///
     /// If the doorbell is cheap, the provider rings it at once.
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::cq::{Completion, Cq};
     /// use bareverbs::error::PostError;
     /// use bareverbs::qp::{Qp, Rc, SendRequest, Sge};
@@ -129,6 +129,12 @@ impl<T: Operations, P: Provider> SendHalf<'_, T, P> {
     ///     }
     ///     Ok(())
     /// }
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let [(mut qp, mut cq), _peer] = example::qps(&pd)?;
+    /// # let mr = pd.register(bareverbs::Buffer::zeroed(4096)?, bareverbs::Access::LOCAL_WRITE)?;
+    /// # answer(&mut qp, &mut cq, &[mr.sge(..64)?, mr.sge(64..)?])?;
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// Deferred requests of a QP that is reset or dropped are never sent and generate no

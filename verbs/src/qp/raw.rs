@@ -15,8 +15,8 @@ use crate::values::PortNum;
 /// [Flows](FlowRule) steer received frames to the QP. Requires `CAP_NET_RAW`, an Ethernet port, and
 /// a device with [`Capabilities::raw_packets`](crate::device::Capabilities::raw_packets).
 ///
-/// ```no_run
-/// # fn example(pd: &bareverbs::Pd, cq: &bareverbs::cq::Cq) -> Result<(), Box<dyn std::error::Error>> {
+/// ```
+/// # fn example(pd: &bareverbs::Pd, cq: &bareverbs::cq::Cq) -> bareverbs::Result<()> {
 /// use bareverbs::flow::{EthernetMatch, FlowRule};
 /// use bareverbs::qp::{QpCap, QpInit, RawPacket, SendFlags};
 /// use bareverbs::values::MacAddress;
@@ -37,6 +37,11 @@ use crate::values::PortNum;
 /// batch.ring()?;
 /// # Ok(())
 /// # }
+/// # use bareverbs_test_support::example;
+/// # let pd = example::pd()?;
+/// # let cq = pd.context().create_cq(&bareverbs::cq::CqInit::new(32))?;
+/// # example::unsupported(example(&pd, &cq));
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 ///
 /// Frames that QPs of a context send are not received by QPs of the same context.

@@ -28,13 +28,13 @@ use crate::xrcd::Xrcd;
 /// side. The receive attributes of [`QpInit`](crate::qp::QpInit) are ignored, including `recv_cq`. It
 /// is connected to an [`XrcTarget`], and brought up with requester attributes:
 ///
-/// ```no_run
+/// ```
 /// # use bareverbs::Pd;
 /// # use bareverbs::ah::AhAttr;
 /// # use bareverbs::cq::Cq;
 /// # use bareverbs::qp::{InitAttr, QpInit, RtsAttr, SendFlags, UcRtrAttr};
 /// # use bareverbs::xrc::XrcSend;
-/// # fn example(pd: &Pd, cq: &Cq, to: AhAttr, target: u32, srq: u32) -> Result<(), Box<dyn std::error::Error>> {
+/// # fn example(pd: &Pd, cq: &Cq, to: AhAttr, target: u32, srq: u32) -> bareverbs::Result<()> {
 /// let mut qp = pd.create_qp::<XrcSend>(&QpInit::new(cq, cq))?;
 /// qp.init(&InitAttr::new(1))?;
 /// qp.ready_to_receive(&UcRtrAttr::new(to, target))?;
@@ -44,6 +44,11 @@ use crate::xrcd::Xrcd;
 /// batch.ring()?;
 /// # Ok(())
 /// # }
+/// # use bareverbs_test_support::example;
+/// # let pd = example::pd()?;
+/// # let cq = pd.context().create_cq(&bareverbs::cq::CqInit::new(32))?;
+/// # example::unsupported(example(&pd, &cq, AhAttr::default(), 17, 1));
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 ///
 /// A request without a destination SRQ does not compile:

@@ -13,7 +13,7 @@ impl<P: Provider> Pd<P> {
     /// The protection domain with this handle, created by a raw call in this context. It is
     /// deallocated when the last object of it is dropped.
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::raw::uapi::write::structs::{AllocPdReq, AllocPdResp};
     /// use bareverbs::raw::uapi::write::{self, AllocPd};
     /// use bareverbs::{Context, Errno, Pd};
@@ -29,6 +29,8 @@ impl<P: Provider> Pd<P> {
     /// // SAFETY: the handle is that of a new domain, and nothing else has it.
     /// Ok(unsafe { Pd::from_handle(context, response.pd_handle) })
     /// # }
+    /// # example(&bareverbs_test_support::example::context()?)?.dealloc()?;
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Safety
@@ -45,7 +47,7 @@ impl<P: Provider> Xrcd<P> {
     /// The XRC domain with this handle, opened by a raw call in this context. It is closed when the
     /// last object of it is dropped.
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::raw::uapi::write;
     /// use bareverbs::raw::uapi::write::OpenXrcd;
     /// use bareverbs::raw::uapi::write::structs::{OpenXrcdReq, OpenXrcdResp};
@@ -62,6 +64,10 @@ impl<P: Provider> Xrcd<P> {
     /// // SAFETY: the handle is that of a new domain, and nothing else has it.
     /// Ok(unsafe { Xrcd::from_handle(context, response.xrcd_handle) })
     /// # }
+    /// # // A soft device has none.
+    /// # let context = bareverbs_test_support::example::context()?;
+    /// # assert!(example(&context).is_err());
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Safety
@@ -76,7 +82,7 @@ impl<P: Provider> Xrcd<P> {
 impl Mw {
     /// The memory window of this domain with this handle, allocated by a raw call.
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::mw::{Mw, MwType};
     /// use bareverbs::raw::uapi::write::AllocMw;
     /// use bareverbs::raw::uapi::write::structs::{AllocMwReq, AllocMwResp};
@@ -91,6 +97,8 @@ impl Mw {
     /// // SAFETY: the handle is that of a new window, and nothing else has it.
     /// Ok(unsafe { Mw::from_handle(pd, response.mw_handle, response.rkey, mw_type) })
     /// # }
+    /// # example(&bareverbs_test_support::example::pd()?)?.dealloc()?;
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Safety
@@ -143,7 +151,7 @@ impl Dm {
 impl Mr<RawMemory> {
     /// The memory region with this handle, registered by a raw call: `len` bytes from `addr` on.
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::raw::RawMr;
     /// use bareverbs::raw::uapi::uverbs::RegMr;
     /// use bareverbs::{Access, Mr, Pd, RawMemory};
@@ -168,6 +176,11 @@ impl Mr<RawMemory> {
     /// // SAFETY: the region is that of the call above.
     /// Ok(unsafe { Mr::from_handle(pd, &object, addr, len as usize) })
     /// # }
+    /// # let pd = bareverbs_test_support::example::pd()?;
+    /// # let mut bytes = vec![0; 4096];
+    /// # // SAFETY: the memory is freed after the region.
+    /// # drop(unsafe { example(&pd, bytes.as_mut_ptr(), 4096) }?);
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Safety
@@ -185,7 +198,7 @@ impl Mr<RawMemory> {
 impl CompChannel {
     /// The channel of this descriptor, which a raw call of this context created.
     ///
-    /// ```no_run
+    /// ```
     /// use std::os::fd::{FromRawFd, OwnedFd};
     ///
     /// use bareverbs::Context;
@@ -201,6 +214,8 @@ impl CompChannel {
     /// let fd = unsafe { OwnedFd::from_raw_fd(response.fd as i32) };
     /// Ok(CompChannel::from_fd(context, fd)?)
     /// # }
+    /// # example(&bareverbs_test_support::example::context()?).expect("a channel");
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors
@@ -215,7 +230,7 @@ impl AsyncEvents {
     /// The stream of asynchronous events of this descriptor, which a raw call of this context
     /// created.
     ///
-    /// ```no_run
+    /// ```
     /// use std::os::fd::{FromRawFd, OwnedFd};
     ///
     /// use bareverbs::raw::uapi::uverbs::AsyncEventAlloc;
@@ -231,6 +246,8 @@ impl AsyncEvents {
     /// let fd = unsafe { OwnedFd::from_raw_fd(call.made_descriptor(AsyncEventAlloc::FD_HANDLE)) };
     /// Ok(AsyncEvents::from_fd(context, fd)?)
     /// # }
+    /// # example(&bareverbs_test_support::example::context()?).expect("a descriptor");
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors

@@ -13,19 +13,19 @@ use super::uapi::method::{Access, AttributeInfo, AttributeKind, MethodInfo, Payl
 ///
 /// A query with a buffer of the wrong length, and with an undefined attribute:
 ///
-/// ```no_run
+/// ```
 /// use bareverbs::raw::UntypedCall;
 /// use bareverbs::raw::uapi::method::Method;
 /// use bareverbs::raw::uapi::uverbs::QueryMr;
 ///
-/// # fn example(context: &bareverbs::Context) {
+/// # let context = bareverbs_test_support::example::context()?;
 /// let raw = context.raw();
 /// let mut call = UntypedCall::of(raw.driver_id(), &QueryMr::INFO);
 /// call.word(QueryMr::HANDLE.id(), 0xffff).output(QueryMr::RESP_LKEY.id(), 3).word(0x77, 1);
 /// // SAFETY: the method writes only to its outputs, which are buffers of the call.
 /// let result = unsafe { raw.execute_untyped(&mut call) };
 /// println!("{call}: {result:?}");
-/// # }
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 ///
 /// Built by hand: a number that the kernel may take for an address, inputs of any length, flags and

@@ -11,19 +11,19 @@ use super::{RawContext, UntypedCall};
 /// It does not keep the objects that it uses: the kernel refuses to destroy those while it exists
 /// (`EBUSY`). Objects are dropped in the reverse order of creation.
 ///
-/// ```no_run
+/// ```
 /// use bareverbs::raw::RawObject;
 /// use bareverbs::raw::uapi::uverbs::object;
 ///
-/// # fn example(cq: bareverbs::cq::Cq, context: &bareverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
+/// # let context = bareverbs_test_support::example::context()?;
+/// # let cq = context.create_cq(&bareverbs::cq::CqInit::new(16))?;
 /// // The safe handle is released: its queue is leaked, and the object still exists.
 /// let handle = cq.into_handle();
 /// // SAFETY: nothing else has the handle.
 /// let cq = unsafe { RawObject::of::<object::Cq>(&context.raw(), handle) };
 /// let answer = cq.destroy()?;
 /// println!("{} bytes of event counts", answer.len());
-/// # Ok(())
-/// # }
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 #[derive(Debug)]
 pub struct RawObject {

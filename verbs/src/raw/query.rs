@@ -42,11 +42,11 @@ pub enum QueryError {
 /// without reaching the kernel. So safe code can't make the kernel write to an address of its
 /// choice, nor change an object.
 ///
-/// ```no_run
+/// ```
 /// use bareverbs::raw::uapi::uverbs::types::GidEntry;
 /// use bareverbs::raw::uapi::uverbs::QueryGidEntry;
 ///
-/// # fn example(context: &bareverbs::Context) -> Result<(), bareverbs::raw::QueryError> {
+/// # let context = bareverbs_test_support::example::context()?;
 /// let mut entry = GidEntry::zeroed();
 /// context
 ///     .raw()
@@ -56,8 +56,7 @@ pub enum QueryError {
 ///     .flags(QueryGidEntry::FLAGS, 0)
 ///     .output_struct(QueryGidEntry::RESP_ENTRY, &mut entry)
 ///     .execute()?;
-/// # Ok(())
-/// # }
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 ///
 /// Attributes of other methods don't compile:

@@ -8,10 +8,11 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{documentation, stopping, succeed, targets};
+use super::{documentation, soft, stopping, succeed, targets};
 use crate::experiment::ceilings::Ceilings;
+use crate::filter::Filter;
 use crate::guest_tests::{GUEST_TEST_CRATES, guest_unit_tests};
-use crate::outcome::{Totals, result_line};
+use crate::outcome::{Table, Totals, result_line};
 use crate::print::heading;
 use crate::tsan::{self, Toolchain, Tsan};
 use crate::{build, counts, crates, imports, loom, package, spelling};
@@ -30,17 +31,20 @@ pub(super) struct Host {
     pub(super) failures: Vec<String>,
     /// None: there is no valgrind here.
     counted: Option<Ceilings>,
+    /// The kernel tests on soft devices.
+    pub(super) soft: Table,
 }
 
 /// A check, and its name.
 type Check = (&'static str, fn(&mut Host) -> Result<()>);
 
 /// What finds most errors comes first.
-const CHECKS: [Check; 11] = [
+const CHECKS: [Check; 12] = [
     ("spelling", |_| spelling::check()),
     ("imports", |_| imports::check()),
     ("clippy", |_| clippy()),
     ("tests without a kernel", Host::plain_tests),
+    ("kernel tests on soft devices", Host::soft_devices),
     // One processor builds and counts: not at the end, when the guests leave two.
     (counts::TITLE, Host::counts),
     ("models of what threads share", Host::models),
@@ -119,6 +123,11 @@ impl Host {
         if !child.wait()?.success() && self.totals.failed == failed_before {
             bail!("{} failed", command.get_program().display());
         }
+        Ok(())
+    }
+
+    fn soft_devices(&mut self) -> Result<()> {
+        self.soft = soft::run(Filter(&[]), &AtomicBool::new(false))?;
         Ok(())
     }
 

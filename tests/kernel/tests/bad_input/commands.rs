@@ -77,7 +77,7 @@ fn cq_request(channel: Option<BorrowedFd<'_>>) -> CqRequest<'_> {
 
 impl Testbed {
     fn new() -> Self {
-        let file = Arc::new(DeviceFile::open(PATH, driver()).unwrap());
+        let file = Arc::new(device::file());
         let provider = AnyProvider::open(file.clone()).unwrap();
         let page = Box::new([0; 2 * PAGE]);
         let pd = provider.alloc_pd().unwrap();
@@ -371,7 +371,7 @@ fn objects_of_another_file_are_not_seen() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::in_kernel)]
 fn create_cq_rejects_other_descriptors_as_channel() {
     nothing_leaks(|| {
         let testbed = Testbed::new();
@@ -392,7 +392,7 @@ fn create_cq_rejects_other_descriptors_as_channel() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::in_kernel)]
 fn device_file_without_context_rejects_commands() {
     nothing_leaks(|| {
         let with = |path: &str, driver| DeviceFile::open(path, driver).unwrap();

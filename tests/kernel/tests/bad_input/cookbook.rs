@@ -177,7 +177,7 @@ fn row(first: &str) -> Option<Vec<&'static str>> {
 /// The rows of the cookbook that differ from what both ends see within a time.
 fn wrong_statuses(time: Duration) -> String {
     // Requester and responder on rxe, then on mlx5.
-    let first = if device::is_soft_roce() { 1 } else { 3 };
+    let first = if device::has_rxe_abi() { 1 } else { 3 };
     let mut wrong = String::new();
     for (cause, [requester, responder]) in observations(time) {
         let said = row(cause).map(|cells| [cells[first], cells[first + 1]]);
@@ -217,7 +217,7 @@ fn granted_depths_are_those_of_the_cookbook() {
             ("SRQ receives", srq.capacity()),
         ] {
             let said = row(&format!("{queue} | {asked}"))
-                .map(|cells| cells[if device::is_soft_roce() { 2 } else { 3 }]);
+                .map(|cells| cells[if device::has_rxe_abi() { 2 } else { 3 }]);
             if said != Some(&granted.to_string()) {
                 writeln!(wrong, "| {queue} | {asked} | {granted} | but the cookbook says {said:?}").unwrap();
             }

@@ -312,7 +312,7 @@ fn send_with_invalid_rkey_to_invalidate_fails_at_the_peer() {
     });
 }
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn max_rd_atomic_zero_rejects_reads_and_atomics() {
     nothing_leaks(|| {
         let pd = domain();

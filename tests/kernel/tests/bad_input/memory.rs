@@ -122,7 +122,7 @@ fn memory_needs_no_alignment() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::pins_memory)]
 fn reg_mr_above_rlimit_memlock_names_the_limit() {
     nothing_leaks(|| {
         child::run(|| {
@@ -149,7 +149,7 @@ fn reg_mr_above_rlimit_memlock_names_the_limit() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::pins_memory)]
 fn rlimit_memlock_of_zero_is_named() {
     const CAUSE: &str = ": RLIMIT_MEMLOCK is 0, so the process may not pin memory: raise it with `ulimit -l` or \
                          LimitMEMLOCK=, or run with CAP_IPC_LOCK";
@@ -163,7 +163,7 @@ fn rlimit_memlock_of_zero_is_named() {
             // Soft-RoCE allocates queues in the kernel. Other drivers pin those of the process.
             let cq = pd.context().create_cq(&CqInit::new(16)).map(drop);
             let srq = pd.create_srq(&SrqInit::new(16)).map(drop);
-            if device::is_soft_roce() {
+            if device::has_rxe_abi() {
                 cq.and(srq).unwrap();
                 return;
             }
@@ -174,7 +174,7 @@ fn rlimit_memlock_of_zero_is_named() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::pins_memory)]
 fn rlimit_memlock_that_queues_exceed_is_named() {
     nothing_leaks(|| {
         child::run(|| {
@@ -185,7 +185,7 @@ fn rlimit_memlock_that_queues_exceed_is_named() {
                 ("create_cq (", pd.context().create_cq(&CqInit::new(4096)).map(drop)),
                 ("create_srq (", pd.create_srq(&SrqInit::new(8192)).map(drop)),
             ] {
-                if device::is_soft_roce() {
+                if device::has_rxe_abi() {
                     refused.unwrap();
                     continue;
                 }

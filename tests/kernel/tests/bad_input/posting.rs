@@ -181,7 +181,7 @@ fn total_length_overflow_is_rejected() {
         // Soft-RoCE transfers longer messages than its port reports. Receives may be longer than
         // any message.
         let of_port = pd.context().query_port(1).unwrap().max_msg_sz;
-        let max = if device::is_soft_roce() { 1 << 31 } else { of_port.into() };
+        let max = if device::has_rxe_abi() { 1 << 31 } else { of_port.into() };
         // Truncated to 32 bits, these sums are 0, 4 and 2 bytes.
         for lengths in [&[1 << 31, 1 << 31][..], &[u32::MAX, 5], &[0x7fff_ffff, 0x7fff_ffff, 4, u32::MAX - 1]]
         {

@@ -9,7 +9,7 @@ use bareverbs::values::RnrRetry;
 use bareverbs::{Access, Buffer, Endpoint, Op};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::{held, nothing_leaks};
-use bareverbs_kernel_tests::{child, kernel_test};
+use bareverbs_kernel_tests::{child, device, kernel_test};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 
@@ -36,7 +36,7 @@ fn with_all_objects(then: impl FnOnce()) {
     forget((pd, channel, cq, a, b, memory, alice, bob));
 }
 
-#[kernel_test]
+#[kernel_test(device::in_kernel)]
 fn killed_process_leaks_no_objects() {
     nothing_leaks(|| {
         let before = held();

@@ -40,7 +40,7 @@ fn ip(arguments: &[&str]) {
     assert!(status.success(), "ip {arguments:?}");
 }
 
-#[kernel_test(device::ethernet)]
+#[kernel_test(device::has_netdev)]
 fn port_state_changes_raise_events() {
     let context = open();
     let (device, address) = (netdev(), device::gid());
@@ -103,7 +103,7 @@ fn failed_operation_names_a_link_that_is_down() {
     });
 }
 
-#[kernel_test(device::ethernet)]
+#[kernel_test(device::has_netdev)]
 fn new_ip_address_raises_gid_change() {
     let context = open();
     let device = netdev();

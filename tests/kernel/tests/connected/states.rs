@@ -250,7 +250,7 @@ fn unsignaled_sends_keep_the_free_slot_count() {
 
             // Also one by one. On a device with a consumer index, slots are freed without a
             // completion.
-            let run = if device::is_soft_roce() { rounds % 7 * capacity } else { capacity - 1 };
+            let run = if device::has_rxe_abi() { rounds % 7 * capacity } else { capacity - 1 };
             let begin = Instant::now();
             for _ in 0..run {
                 let bytes = (written + 1).to_ne_bytes();

@@ -26,14 +26,14 @@ fn deep() -> Plan {
 
 /// The system calls of a doorbell.
 fn doorbell() -> &'static [i64] {
-    if device::is_soft_roce() { &[libc::SYS_write] } else { &[] }
+    if device::has_rxe_abi() { &[libc::SYS_write] } else { &[] }
 }
 
 fn numbers(calls: &[Call]) -> Vec<i64> {
     calls.iter().map(|call| call.number).collect()
 }
 
-#[kernel_test]
+#[kernel_test(device::has_own_threads)]
 fn batch_of_64_sends_is_one_system_call() {
     let calls = calls_of(|| {
         let pd = domain();
@@ -69,7 +69,7 @@ fn batch_of_64_sends_is_one_system_call() {
     assert_eq!(polling, []);
 }
 
-#[kernel_test]
+#[kernel_test(device::has_own_threads)]
 fn deferred_sends_cost_one_system_call_at_flush() {
     let calls = calls_of(|| {
         let pd = domain();
@@ -94,7 +94,7 @@ fn deferred_sends_cost_one_system_call_at_flush() {
     assert_eq!(numbers(flush), doorbell());
 }
 
-#[kernel_test]
+#[kernel_test(device::has_own_threads)]
 fn post_recv_and_poll_take_no_system_call() {
     let calls = calls_of(|| {
         let pd = domain();
@@ -128,7 +128,7 @@ fn post_recv_and_poll_take_no_system_call() {
     assert_eq!(numbers(sending), doorbell());
 }
 
-#[kernel_test]
+#[kernel_test(device::has_own_threads)]
 fn req_notify_cq_is_one_system_call() {
     let calls = calls_of(|| {
         let pd = domain();
@@ -149,7 +149,7 @@ fn req_notify_cq_is_one_system_call() {
     });
     let [arming, _, dropping] = between_marks(&calls)[..] else { panic!("three parts") };
     // mlx5 has a doorbell register for it.
-    assert_eq!(numbers(arming), if device::is_soft_roce() { &[libc::SYS_ioctl][..] } else { &[] });
+    assert_eq!(numbers(arming), if device::has_rxe_abi() { &[libc::SYS_ioctl][..] } else { &[] });
     // The kernel destroys it, and its ring is unmapped.
     assert!(dropping.iter().all(|call| [libc::SYS_ioctl, libc::SYS_munmap].contains(&call.number)));
 }
@@ -175,7 +175,7 @@ fn commands_are_ioctls(calls: &[Call], sends: usize) {
     assert_eq!(by_file.collect::<Vec<_>>(), doorbell().repeat(sends));
 }
 
-#[kernel_test]
+#[kernel_test(device::has_own_threads)]
 fn commands_to_the_device_file_are_ioctls() {
     let calls = nothing_leaks(|| {
         calls_of(|| {
@@ -201,7 +201,7 @@ fn commands_to_the_device_file_are_ioctls() {
     commands_are_ioctls(&calls, 1);
 }
 
-#[kernel_test]
+#[kernel_test(device::in_programs)]
 fn commands_of_the_tool_are_ioctls() {
     for events in [&[][..], &["-e"]] {
         let mut server = Command::new("bareverbs");
@@ -236,7 +236,7 @@ fn ping_pong(arguments: &[&str]) -> Command {
     tool
 }
 
-#[kernel_test(device::not_instrumented)]
+#[kernel_test(device::not_instrumented, device::in_programs)]
 fn pingpong_of_one_message_takes_few_system_calls() {
     let mut server = ping_pong(&[]);
     let mut server = server.stdout(Stdio::piped()).spawn().unwrap();

@@ -13,7 +13,7 @@ use bareverbs_kernel_tests::loopback::{
     ALL_REMOTE, Plan, Side, contents, domain, pair, region, request, side_on,
 };
 use bareverbs_kernel_tests::resources::{held, nothing_leaks, settles_at};
-use bareverbs_kernel_tests::{Completion, Outcome, child, kernel_test, skip};
+use bareverbs_kernel_tests::{Completion, Outcome, child, device, kernel_test, skip};
 use bareverbs_netlink::RdmaNetlink;
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
@@ -25,7 +25,7 @@ fn exchange(a: &mut Side, b: &mut Side) {
     assert_eq!((a.ends(1), b.ends(1)), (vec![(8, WcStatus::SUCCESS)], vec![(7, WcStatus::SUCCESS)]));
 }
 
-#[kernel_test]
+#[kernel_test(device::in_kernel)]
 fn memory_is_copied_on_fork() {
     assert!(RdmaNetlink::open().unwrap().system().unwrap().copy_on_fork);
 }

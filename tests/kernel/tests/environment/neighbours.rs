@@ -47,7 +47,7 @@ fn own(context: &Context, wanted: impl Fn(&GidEntry) -> bool) -> GidEntry {
     *table.iter().find(|entry| wanted(entry)).unwrap_or_else(|| panic!("no such entry in {table:?}"))
 }
 
-#[kernel_test(device::ethernet)]
+#[kernel_test(device::has_netdev)]
 fn peer_resolves_by_neighbour_or_gateway() {
     let context = open();
     let (from, near) = (context.default_gid(1).unwrap(), netdev());
@@ -73,7 +73,7 @@ fn unknown_neighbour_is_solicited() {
     assert!(reported.contains(&mac_of(FAR)), "the kernel has learnt it too: {reported}");
 }
 
-#[kernel_test(device::ethernet)]
+#[kernel_test(device::has_netdev)]
 fn local_gids_resolve_to_the_local_mac() {
     let context = open();
     for from in context.gid_table().unwrap().iter().filter(|entry| entry.gid_type == GidType::ROCE_V2) {
@@ -81,7 +81,7 @@ fn local_gids_resolve_to_the_local_mac() {
     }
 }
 
-#[kernel_test(device::ethernet)]
+#[kernel_test(device::has_netdev)]
 fn multicast_and_roce_v1_macs_are_derived() {
     let context = open();
     let v2 = context.default_gid(1).unwrap();
@@ -93,7 +93,7 @@ fn multicast_and_roce_v1_macs_are_derived() {
     }
 }
 
-#[kernel_test(device::ethernet)]
+#[kernel_test(device::has_netdev)]
 fn silent_neighbour_has_no_address() {
     let context = open();
     let from = context.default_gid(1).unwrap();

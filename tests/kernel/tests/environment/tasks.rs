@@ -17,12 +17,12 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::{async_io_echo, tokio_echo};
 
-#[kernel_test]
+#[kernel_test(device::is_listed)]
 fn tokio_example_runs() {
     nothing_leaks(|| tokio_echo::main().unwrap());
 }
 
-#[kernel_test]
+#[kernel_test(device::is_listed)]
 fn async_io_example_runs() {
     nothing_leaks(|| async_io_echo::main().unwrap());
 }

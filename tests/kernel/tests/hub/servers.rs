@@ -660,8 +660,8 @@ fn messages_flow_through_a_sink_and_a_stream() {
     });
 }
 
-/// The IB specification permits it. Soft-RoCE looks keys of an SRQ's receives up in the PD of the
-/// QP.
+/// The IB specification permits it. Soft-RoCE of the kernel looks keys of an SRQ's receives up in the PD
+/// of the QP.
 #[kernel_test]
 fn qp_uses_an_srq_of_another_pd() {
     nothing_leaks(|| {
@@ -788,7 +788,7 @@ fn message_is_echoed_in_place() {
 
 /// Many more windows than receives: a burst of all clients finds no receive for most messages, and
 /// their devices repeat them.
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn a_thousand_clients_share_few_receives() {
     const CLIENTS: u32 = 1000;
     // Each client has a channel, and threads wake by another descriptor.

@@ -5,7 +5,7 @@ use bareverbs::{Connection, Endpoint, Hub, Op, Pool, PoolBuffer, Spin};
 use bareverbs_kernel_tests::allocations::{CountingAllocator, allocations};
 use bareverbs_kernel_tests::loopback::domain;
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
+use bareverbs_kernel_tests::{TIMEOUT, device, kernel_test};
 
 use crate::connections::{message, pair, seed_of, setup, take};
 
@@ -134,7 +134,7 @@ fn blocked_thread_takes_over_from_a_dropped_driver() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::has_own_threads)]
 fn awaited_operations_allocate_nothing() {
     let (_pd, hub, pool) = setup(16, 16);
     let (a, b) = pair(&hub, 4);

@@ -62,7 +62,7 @@ fn qps_work_with_shared_and_dedicated_doorbells() {
     });
 }
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn dedicated_doorbell_is_unsupported_on_rxe() {
     nothing_leaks(|| {
         let pd = domain();

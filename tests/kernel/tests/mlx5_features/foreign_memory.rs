@@ -52,7 +52,7 @@ fn null_mr_skips_part_of_a_message() {
     });
 }
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn rxe_has_no_null_mr() {
     nothing_leaks(|| {
         let refused = domain().alloc_null_mr().unwrap_err();
@@ -66,7 +66,7 @@ fn dmabuf_mr_is_remotely_accessible() -> Outcome {
         Ok(made) => made,
         Err(error) => return skip(format!("this kernel makes no dma-bufs of memory: {error}")),
     };
-    if !device::is_soft_roce()
+    if !device::has_rxe_abi()
         && let Err(Error::Unsupported { .. }) =
             domain().register_dmabuf(&buffer, 0, 4096, 0, Access::LOCAL_WRITE)
     {
@@ -76,7 +76,7 @@ fn dmabuf_mr_is_remotely_accessible() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
         let register = || pd.register_dmabuf(&buffer, 4096, 8192, 0x7000_0000, ALL_REMOTE);
-        if device::is_soft_roce() {
+        if device::has_rxe_abi() {
             let refused = register().map(drop).unwrap_err();
             assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
             return;
@@ -103,7 +103,7 @@ fn dmabuf_mr_is_remotely_accessible() -> Outcome {
 
 #[kernel_test]
 fn invalid_dmabuf_registrations_are_rejected() -> Outcome {
-    if device::is_soft_roce() {
+    if device::has_rxe_abi() {
         return skip("Soft-RoCE reaches no dma-bufs");
     }
     let Ok((file, buffer)) = dma_buf(1 << 16) else {

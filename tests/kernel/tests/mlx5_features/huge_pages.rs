@@ -156,7 +156,7 @@ fn missing_huge_pages_error_names_the_remedy() {
     });
 }
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn rxe_rejects_huge_page_queues() {
     nothing_leaks(|| {
         let pd = domain();

@@ -345,7 +345,7 @@ fn flow_counters_count_frames_of_their_flows() {
     });
 }
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn flow_counters_are_unsupported_without_the_driver() {
     nothing_leaks(|| {
         let refused = bareverbs_kernel_tests::device::open().create_flow_counters().unwrap_err();

@@ -36,7 +36,7 @@ fn port_counters_count_packets_and_bytes() {
     const WORDS: RangeInclusive<u64> = MESSAGES * LENGTH / WORD..=MESSAGES * (LENGTH + 300) / WORD;
     // Soft-RoCE of Linux 7.2, the first with counters, does not distinguish unicast and multicast
     // packets.
-    let unicast = if device::is_soft_roce() { 0..=0 } else { PACKETS };
+    let unicast = if device::has_rxe_abi() { 0..=0 } else { PACKETS };
     let counters = [
         ("port_xmit_packets", PACKETS),
         ("port_rcv_packets", PACKETS),

@@ -160,7 +160,7 @@ fn qp_caps_above_device_limits_are_rejected() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::root)]
 fn privileged_qkey_is_rejected_without_privilege() {
     const PRIVILEGED: u32 = 0x8000_0000;
     nothing_leaks(|| {

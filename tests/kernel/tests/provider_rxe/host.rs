@@ -3,13 +3,14 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::Arc;
 
+use bareverbs_kernel_tests::device;
 use bareverbs_provider::command::{self, CreatedMr, DriverPayload, MrRequest, RegMrMethod};
 use bareverbs_provider::device::DeviceFile;
 use bareverbs_provider::request::{CqRequest, DoorbellChoice, QpRequest, QueueMemory};
 use bareverbs_provider::traits::{CreatedCq, CreatedQp, Provider};
 use bareverbs_provider::work::{Remote, Sge};
 use bareverbs_rxe::Rxe;
-use bareverbs_uapi::uverbs::types::{AccessFlags, DriverId, QpCap, QpCreateFlags, QpType};
+use bareverbs_uapi::uverbs::types::{AccessFlags, QpCap, QpCreateFlags, QpType};
 use bareverbs_uapi::verbs_values::{Mtu, QpAttrMask, QpState, RnrTimeout};
 use bareverbs_uapi::write::structs::{ModifyQpReq, QpDest};
 
@@ -79,7 +80,7 @@ pub(crate) struct Host {
 
 impl Host {
     pub(crate) fn new() -> Self {
-        let file = Arc::new(DeviceFile::open("/dev/infiniband/uverbs0", DriverId::RXE.0).unwrap());
+        let file = Arc::new(device::file());
         let rxe = Rxe::open(file.clone()).unwrap();
         assert!(rxe.capabilities().num_comp_vectors > 0);
         // SAFETY: rxe has no payload for protection domains.

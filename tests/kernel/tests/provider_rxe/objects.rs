@@ -10,7 +10,7 @@ use bareverbs_uapi::uverbs::ObjectClass;
 use crate::host::{Host, Memory};
 use crate::pair::{CAP, Pair, poll};
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn mr_has_the_registered_range() {
     let host = Host::new();
     let memory = Memory::new(&host, 8192);
@@ -19,7 +19,7 @@ fn mr_has_the_registered_range() {
     assert_eq!((info.length, info.iova), (8192, memory.addr(0)));
 }
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn query_device_and_query_device_ex_agree() {
     let host = Host::new();
     let (base, extended) =
@@ -28,7 +28,7 @@ fn query_device_and_query_device_ex_agree() {
     assert!(base.max_qp > 0);
 }
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn lkey_of_another_pd_fails() {
     let mut pair = Pair::new(CAP);
     let memory = Memory::new(&pair.host, 4096);
@@ -44,7 +44,7 @@ fn lkey_of_another_pd_fails() {
     assert!(matches!(reported, Some((1, WcStatus::LOC_PROT_ERR | WcStatus::LOC_QP_OP_ERR))), "{reported:?}");
 }
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn destroyed_objects_leave_no_handles() {
     let count = |host: &Host, class| command::info_handles(&host.file, class, &mut [0; 64]).unwrap();
     let pair = Pair::new(CAP);

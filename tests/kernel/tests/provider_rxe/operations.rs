@@ -8,7 +8,7 @@ use bareverbs_uapi::uverbs::types::QpCap;
 use crate::host::Memory;
 use crate::pair::{CAP, Pair, succeeds};
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn every_operation_moves_its_bytes() {
     let mut pair = Pair::new(CAP);
     let (local, remote) = (Memory::new(&pair.host, 8192), Memory::new(&pair.host, 8192));
@@ -69,7 +69,7 @@ fn every_operation_moves_its_bytes() {
     }
 }
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn sges_of_several_mrs_are_gathered_and_scattered_in_order() {
     let mut pair = Pair::new(QpCap { max_send_sge: 3, ..CAP });
     let (one, other) = (Memory::new(&pair.host, 8192), Memory::new(&pair.host, 8192));
@@ -86,7 +86,7 @@ fn sges_of_several_mrs_are_gathered_and_scattered_in_order() {
     assert_eq!(one.read(2048, 500), bytes[2500..]);
 }
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn inline_data_needs_no_sge_and_no_mr() {
     // Kernels that check a request's SGEs during execution reject inline data on a queue with
     // max_send_sge 0. The provider's queues have at least one.

@@ -13,7 +13,7 @@ use bareverbs_uapi::uverbs::types::QpCap;
 use crate::host::Memory;
 use crate::pair::{CAP, Pair, push, succeeds};
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn queue_accepts_exactly_its_capacity() {
     let mut pair = Pair::new(CAP);
     let memory = Memory::new(&pair.host, 4096);
@@ -47,7 +47,7 @@ fn queue_accepts_exactly_its_capacity() {
     pair.client.sq.abort();
 }
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn small_rings_carry_many_messages() {
     let mut pair = Pair::new(QpCap { max_send_wr: 3, max_recv_wr: 3, ..CAP });
     let memory = Memory::new(&pair.host, 4096);
@@ -72,7 +72,7 @@ fn small_rings_carry_many_messages() {
     }
 }
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn armed_cq_raises_one_event() {
     let mut pair = Pair::unconnected(CAP);
     let channel = command::create_comp_channel(&pair.host.file).unwrap();
@@ -104,7 +104,7 @@ fn armed_cq_raises_one_event() {
     assert_eq!((read, &event[..8]), (8, &0x1234u64.to_ne_bytes()[..]), "one event, with the queue's number");
 }
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn srq_receives_messages_of_a_connection() {
     let mut pair = Pair::unconnected(CAP);
     let memory = Memory::new(&pair.host, 4096);

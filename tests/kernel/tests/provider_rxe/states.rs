@@ -14,7 +14,7 @@ use nix::unistd::setfsuid;
 use crate::host::Memory;
 use crate::pair::{CAP, Pair, poll, push, succeeds, try_poll};
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn batch_rejected_before_rts_is_never_sent() {
     let mut pair = Pair::unconnected(CAP);
     let memory = Memory::new(&pair.host, 4096);
@@ -66,7 +66,7 @@ fn reset_to_rtr(pair: &mut Pair) {
     pair.host.ready_to_receive(&pair.server, &pair.client);
 }
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn batch_posted_in_rtr_after_reset_is_never_sent() {
     let mut pair = Pair::new(CAP);
     let memory = Memory::new(&pair.host, 4096);
@@ -103,7 +103,7 @@ fn flushed(pair: &mut Pair) {
     }
 }
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn doorbell_flushes_a_qp_in_err() {
     let mut pair = Pair::new(CAP);
     pair.receive(50, &[]);
@@ -116,7 +116,7 @@ fn doorbell_flushes_a_qp_in_err() {
     flushed(&mut pair);
 }
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn doorbell_rings_for_a_thread_with_other_credentials() {
     let mut pair = Pair::new(CAP);
     std::thread::scope(|scope| {
@@ -136,7 +136,7 @@ fn doorbell_rings_for_a_thread_with_other_credentials() {
     succeeds(&mut pair.client_cq, 3, WcOpcode::SEND);
 }
 
-#[kernel_test(device::soft_roce)]
+#[kernel_test(device::rxe_abi)]
 fn qp_works_after_reset() {
     let mut pair = Pair::new(CAP);
     let memory = Memory::new(&pair.host, 4096);

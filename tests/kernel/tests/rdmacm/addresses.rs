@@ -143,7 +143,7 @@ impl Drop for PortRange {
     }
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::root)]
 fn exhausted_port_range_is_named() {
     nothing_leaks(|| {
         let _range = PortRange::set("50000 50001");
@@ -252,7 +252,7 @@ fn ip_command(arguments: &str) {
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::root)]
 fn routes_that_refuse_an_address_are_named() {
     nothing_leaks(|| {
         let resolve = || new(PortSpace::Tcp).resolve_addr(None, (FOREIGN, 1), RESOLVE);
@@ -332,7 +332,7 @@ fn unresolvable_addresses_are_errors() {
     });
 }
 
-#[kernel_test(device::ethernet)]
+#[kernel_test(device::has_netdev)]
 fn loopback_address_has_no_route_on_roce() {
     nothing_leaks(|| {
         let id = new(PortSpace::Tcp);
@@ -349,7 +349,7 @@ fn loopback_address_has_no_route_on_roce() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::root)]
 fn ports_below_1024_need_a_capability() {
     new(PortSpace::Tcp).bind_addr((ip(), 1023)).unwrap();
     child::run(|| {

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bareverbs::Errno;
-use bareverbs_kernel_tests::device::is_infiniband;
+use bareverbs_kernel_tests::device::{self, is_infiniband};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{child, kernel_test};
 use bareverbs_rdmacm::command::{self, CmFile};
@@ -142,7 +142,7 @@ fn listener_is_not_migrated() {
     assert!(matches!(refused, Error::Invalid { verb: "migrate", .. }), "{refused}");
 }
 
-#[kernel_test]
+#[kernel_test(crate::host::has_ip)]
 fn wait_has_a_time_limit() {
     let channel = EventChannel::new().unwrap();
     let begin = Instant::now();
@@ -241,7 +241,7 @@ fn forked_child_can_not_use_a_channel() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::root)]
 fn changed_credentials_are_refused() {
     child::run(|| {
         let channel = EventChannel::new().unwrap();
@@ -255,7 +255,7 @@ fn changed_credentials_are_refused() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::in_kernel)]
 fn raw_commands_return_the_errors_of_the_kernel() {
     let (file, other) = (CmFile::open().unwrap(), CmFile::open().unwrap());
     let create = CreateIdReq { uid: 1, ps: rdma_cm::PortSpace::TCP, ..CreateIdReq::zeroed() };

@@ -12,7 +12,7 @@ use bareverbs_rdmacm::{CmDevice, CmId, ConnParam, Error, EventChannel, Message, 
 
 use crate::host::*;
 
-#[kernel_test]
+#[kernel_test(device::in_kernel)]
 fn rdma_cm_device_is_found_and_opened() {
     let found = CmDevice::find().unwrap();
     assert_eq!((found.name.as_str(), found.abi), ("rdma_cm", 4));
@@ -74,7 +74,7 @@ fn peers_connect_with_private_data_and_disconnect() {
     });
 }
 
-#[kernel_test(device::ethernet)]
+#[kernel_test(device::has_netdev)]
 fn ipv6_peers_connect() {
     nothing_leaks(|| {
         let (listener, addr) = listener_on(ipv6(0), PortSpace::Tcp, 8);

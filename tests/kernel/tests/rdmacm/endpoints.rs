@@ -585,7 +585,7 @@ fn domain_of_a_local_address_is_known_before_the_first_request() {
     });
 }
 
-#[kernel_test(device::ethernet)]
+#[kernel_test(device::has_netdev)]
 fn ipv6_listener_and_connector_connect() {
     nothing_leaks(|| {
         let only = IdOptions { ipv6_only: Some(true), ..IdOptions::default() };

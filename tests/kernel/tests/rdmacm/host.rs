@@ -1,6 +1,6 @@
 //! Helpers of the tests: addresses of this host, and connections within it.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -28,8 +28,7 @@ pub(crate) fn has_ip() -> Requirement {
 
 /// The IP address of the device.
 pub(crate) fn ip() -> IpAddr {
-    let number = if device::is_infiniband() { 2 } else { 1 };
-    Ipv4Addr::new(10, number, 0, 1).into()
+    device::ip().into()
 }
 
 /// [`ip`] and a port, for commands: the 28 bytes of an IPv6 address, of which an IPv4 address uses 16.

@@ -19,5 +19,5 @@ mod sockets;
 mod states;
 
 fn main() -> std::process::ExitCode {
-    bareverbs_kernel_tests::run()
+    bareverbs_kernel_tests::run_long()
 }

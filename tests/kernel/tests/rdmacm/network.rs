@@ -9,7 +9,7 @@ use bareverbs::qp::QpState;
 use bareverbs::values::AckTimeout;
 use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Errno, Mr, Op};
 use bareverbs_kernel_tests::kernel_test;
-use bareverbs_kernel_tests::wire::{End, Wire, lossy_wire, stopped_gsi_qp_is_in_error, wire};
+use bareverbs_kernel_tests::wire::{End, Impairment, Wire, lossy_wire, stopped_gsi_qp_is_in_error, wire};
 use bareverbs_netlink::RdmaNetlink;
 use bareverbs_rdmacm::event::{Event, EventKind, RequestParam};
 use bareverbs_rdmacm::{
@@ -100,7 +100,7 @@ fn repeated_request_is_new_after_its_rejection() {
     let wire = Wire::new();
     {
         let (listener, addr) = listener_on(SocketAddr::new(End::Far.ip().into(), 0), PortSpace::Tcp, 8);
-        wire.impair(End::Near, "delay 100ms 100ms duplicate 100%");
+        wire.inject(End::Near, Impairment::Repeated(Duration::from_millis(200)));
         // While the connection exists, its request is known.
         for _ in 0..3 {
             let active = resolved(addr, PortSpace::Tcp);

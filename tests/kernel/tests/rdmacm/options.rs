@@ -16,7 +16,7 @@ fn new(port_space: PortSpace) -> CmId {
     CmId::new(&EventChannel::new().unwrap(), port_space).unwrap()
 }
 
-#[kernel_test(device::ethernet)]
+#[kernel_test(device::has_netdev)]
 fn type_of_service_is_that_of_the_path() {
     nothing_leaks(|| {
         let id = new(PortSpace::Tcp);
@@ -65,7 +65,7 @@ fn reused_port_has_two_owners_until_one_listens() {
     });
 }
 
-#[kernel_test(device::ethernet)]
+#[kernel_test(device::has_netdev)]
 fn ipv6_listener_takes_ipv4_peers_unless_ipv6_only() {
     nothing_leaks(|| {
         for only in [false, true] {
@@ -107,7 +107,7 @@ fn path_option_replaces_route_resolution() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::in_kernel)]
 fn user_events_need_linux_7_2() {
     let id = new(PortSpace::Tcp);
     match id.write_user_event(0x0123_4567_89ab_cdef, 5) {

@@ -205,7 +205,7 @@ fn client_connects_to_a_resolved_service() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(crate::host::has_ip)]
 fn services_need_a_subnet_administrator() {
     let id = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
     // An identifier without a device can't ask.

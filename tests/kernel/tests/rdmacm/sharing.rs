@@ -371,7 +371,7 @@ fn options_of_listeners_and_connectors_reach_their_identifiers() {
     });
 }
 
-#[kernel_test(device::ethernet)]
+#[kernel_test(device::has_netdev)]
 fn type_of_service_of_a_connector_is_that_of_its_paths() {
     let (_listener, addr) = listen();
     let options = IdOptions { tos: Some(0x68), ..IdOptions::default() };

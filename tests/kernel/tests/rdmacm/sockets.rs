@@ -413,7 +413,7 @@ fn tasks_exchange_datagrams() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(crate::host::has_ip)]
 fn task_without_a_runtime_does_not_wait_for_datagrams() {
     let mut socket = DatagramSocket::bind(ANY).unwrap();
     let refused = ::async_io::block_on(socket.recv_from(&mut [0; 8])).unwrap_err();

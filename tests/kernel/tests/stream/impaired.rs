@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bareverbs::values::{AckTimeout, RetryCount};
-use bareverbs_kernel_tests::wire::{End, Wire, lossy_wire};
+use bareverbs_kernel_tests::wire::{End, Impairment, Wire, lossy_wire};
 use bareverbs_kernel_tests::{InTime, TIMEOUT, kernel_test};
 use bareverbs_rdmacm::IdOptions;
 use bareverbs_rdmacm::stream::{RdmaStream, StreamError, StreamOptions};
@@ -120,32 +120,32 @@ fn exchange(block: &[u8], blocks: usize) {
     });
 }
 
-fn impaired(netem: &str, blocks: usize) {
+fn impaired(impairment: Impairment, blocks: usize) {
     let wire = Wire::new();
     let block = pattern(64 << 10);
     for end in [End::Near, End::Far] {
-        wire.impair(end, netem);
+        wire.inject(end, impairment);
     }
     let begin = Instant::now();
     exchange(&block, blocks);
-    println!("{} KiB each way in {:.1} s: {netem}", 64 * blocks, begin.elapsed().as_secs_f64());
+    println!("{} KiB each way in {:.1} s: {impairment}", 64 * blocks, begin.elapsed().as_secs_f64());
     wire.heal();
     wire.settle();
 }
 
 #[kernel_test(lossy_wire)]
 fn streams_lose_nothing_when_packets_are_lost() {
-    impaired("loss 1%", 1024);
+    impaired(Impairment::Loss(1), 1024);
 }
 
 /// The delay is constant: netem's jitter also reorders nearly all packets.
 #[kernel_test(lossy_wire)]
 fn streams_lose_nothing_when_packets_are_late() {
-    impaired("delay 3ms", 32);
+    impaired(Impairment::Delay(Duration::from_millis(3)), 32);
 }
 
 #[kernel_test(lossy_wire)]
 fn streams_lose_nothing_when_packets_overtake_each_other() {
     // Two of a hundred packets are late, so that those after them arrive first.
-    impaired("delay 1ms reorder 98%", 32);
+    impaired(Impairment::Overtaken(Duration::from_millis(1), 2), 32);
 }

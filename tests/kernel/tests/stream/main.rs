@@ -9,7 +9,7 @@ mod http2;
 mod impaired;
 mod tasks;
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,8 +28,7 @@ fn has_ip() -> Requirement {
 
 /// The IP address of the device, with any port.
 fn any_port() -> SocketAddr {
-    let number = if device::is_infiniband() { 2 } else { 1 };
-    (Ipv4Addr::new(10, number, 0, 1), 0).into()
+    (device::ip(), 0).into()
 }
 
 /// Both ends of a stream.
@@ -72,5 +71,5 @@ fn listener() -> (RdmaListener, SocketAddr) {
 }
 
 fn main() -> std::process::ExitCode {
-    bareverbs_kernel_tests::run()
+    bareverbs_kernel_tests::run_long()
 }

@@ -228,7 +228,7 @@ fn ud_bring_up_sets_exactly_the_required_attributes() {
     });
 }
 
-#[kernel_test(device::ethernet)]
+#[kernel_test(device::has_netdev)]
 fn create_ah_requires_a_route() {
     on_device(|host| {
         let gid = host.gid();

@@ -141,7 +141,7 @@ fn is_joined(group: Gid) -> bool {
     fs::read_to_string(file).unwrap().contains(&number)
 }
 
-#[kernel_test(device::ethernet)]
+#[kernel_test(device::has_netdev)]
 fn ip_group_is_joined_until_the_last_qp_is_detached() {
     on_device(|host| {
         for group in
@@ -183,7 +183,7 @@ impl Drop for Limit {
     }
 }
 
-#[kernel_test(device::ethernet)]
+#[kernel_test(device::has_netdev)]
 fn qp_is_not_attached_if_the_ip_group_can_not_be_joined() {
     on_device(|host| {
         let group = Gid::from(Ipv4Addr::new(239, 7, 7, 10));

@@ -16,7 +16,7 @@ use bareverbs::{
     PoolBuffer, Remote, WcStatus,
 };
 use bareverbs_kernel_tests::loopback::request;
-use bareverbs_kernel_tests::{child, kernel_test};
+use bareverbs_kernel_tests::{child, device, kernel_test};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
@@ -106,7 +106,7 @@ fn buffer(pd: &Pd) -> Mr<Buffer> {
     pd.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap()
 }
 
-#[kernel_test]
+#[kernel_test(device::between_processes)]
 fn send_to_a_killed_peer_fails_within_seconds() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
@@ -133,7 +133,7 @@ fn send_to_a_killed_peer_fails_within_seconds() {
     assert_eq!(status(Operation::Write(Remote { addr: 0, rkey: 0 })), WcStatus::RETRY_EXC_ERR);
 }
 
-#[kernel_test]
+#[kernel_test(device::between_processes)]
 fn endpoint_of_a_killed_peer_fails_within_seconds() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
@@ -150,7 +150,7 @@ fn endpoint_of_a_killed_peer_fails_within_seconds() {
     assert!(matches!(failed.error, Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }), "{failed}");
 }
 
-#[kernel_test]
+#[kernel_test(device::between_processes)]
 fn scope_of_a_killed_peer_ends_within_seconds() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
@@ -205,7 +205,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap().block_on(future)
 }
 
-#[kernel_test]
+#[kernel_test(device::between_processes)]
 fn endpoints_that_only_receive_notice_a_killed_peer() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
@@ -244,7 +244,7 @@ fn endpoints_that_only_receive_notice_a_killed_peer() {
     kill_while(&peer, waits);
 }
 
-#[kernel_test]
+#[kernel_test(device::between_processes)]
 fn hubs_that_only_receive_notice_a_killed_peer() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
@@ -291,7 +291,7 @@ fn assert_failed(event: Event) {
     }
 }
 
-#[kernel_test]
+#[kernel_test(device::between_processes)]
 fn server_notices_a_killed_client() {
     let mut peer = clients();
     let pd = open().alloc_pd().unwrap();
@@ -312,7 +312,7 @@ fn server_notices_a_killed_client() {
     kill_while(&peer, waits);
 }
 
-#[kernel_test]
+#[kernel_test(device::between_processes)]
 fn client_notices_a_killed_server() {
     let mut peer = serving();
     let pd = open().alloc_pd().unwrap();
@@ -370,7 +370,7 @@ fn assert_lost<B>(begin: Instant, ended: Result<Done<B>, Failed<B>>) {
     assert!(error.is_peer_lost(), "{error}");
 }
 
-#[kernel_test]
+#[kernel_test(device::between_processes)]
 fn operations_of_a_hub_to_a_killed_peer_fail_within_seconds() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
@@ -405,7 +405,7 @@ fn operations_of_a_hub_to_a_killed_peer_fail_within_seconds() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::between_processes)]
 fn messages_to_a_killed_client_fail_and_the_server_shuts_down() {
     let mut peer = clients();
     let pd = open().alloc_pd().unwrap();
@@ -425,7 +425,7 @@ fn messages_to_a_killed_client_fail_and_the_server_shuts_down() {
     assert_eq!((report.sent, report.failed), (1, 1), "{report:?}");
 }
 
-#[kernel_test]
+#[kernel_test(device::between_processes)]
 fn messages_to_a_killed_server_fail_and_the_client_shuts_down() {
     let mut peer = serving();
     let pd = open().alloc_pd().unwrap();
@@ -444,7 +444,7 @@ fn messages_to_a_killed_server_fail_and_the_client_shuts_down() {
 }
 
 /// UD has no acknowledgement: sends complete, and a wait for an answer has a time limit.
-#[kernel_test]
+#[kernel_test(device::between_processes)]
 fn datagrams_to_a_killed_peer_complete_without_an_answer() {
     let mut peer = Peer::run(|_, to_parent| {
         let pd = open().alloc_pd().unwrap();

@@ -55,7 +55,7 @@ impl Figures {
 pub(crate) struct Facts {
     pub(crate) device: String,
     pub(crate) port: u8,
-    /// `Soft-RoCE`, `software iWARP`, `software model` or `hardware`.
+    /// `Soft-RoCE`, `software iWARP`, `software model`, `soft device` or `hardware`.
     pub(crate) nature: String,
     pub(crate) ethernet: bool,
     /// The rate of the port in Gbit/s.

@@ -1,6 +1,6 @@
 //! The checks of this machine: device, port, GIDs, memory, and the device with itself.
 
-use bareverbs::device::{GidEntry, GidType, LinkLayer, PortAttr, PortState};
+use bareverbs::device::{FoundBy, GidEntry, GidType, LinkLayer, PortAttr, PortState};
 use bareverbs::qp::QpState;
 use bareverbs::values::{GidIndex, Mtu};
 use bareverbs::{Access, Buffer, Context, Errno, Error, Pd};
@@ -75,6 +75,14 @@ pub(crate) fn examine(
     let netdevs = Netdevs::read();
     let Some(context) = open(options, report) else { return Ok(None) };
     let device = context.device();
+    if device.found_by() == FoundBy::Soft {
+        let text = format!(
+            "{} is a soft device of this process, with no network interface and no entry in the kernel: \
+             its port, GID, memory and path to itself are checked",
+            device.name()
+        );
+        report(here(Level::Ok, Check::Device, text));
+    }
     let port = match context.query_port(options.ib_port) {
         Ok(port) => port,
         Err(error) => {

@@ -114,16 +114,20 @@ impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
     ///
     /// Each operation has a result of its own, so [`Op::unsignaled`] has no effect.
     ///
-    /// ```no_run
-    /// # use bareverbs::{Connection, PoolBuffer, Op};
-    /// # fn post(connection: &Connection, [answer, buffer]: [PoolBuffer; 2]) -> bareverbs::Result<()> {
+    /// ```
+    /// # use bareverbs::Op;
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let [connection, peer] = example::connections(&pd)?;
+    /// # let [answer, buffer, one, two] = example::buffers(&pd)?;
+    /// # let _received = [one, two].map(|buffer| peer.post(Op::recv(buffer)));
+    /// # let _sent = peer.post(Op::send_inline(b"answer"));
     /// let answer = connection.post(Op::recv(answer));
     /// let reply = connection.post(Op::send_inline(b"short").tag(7));
     /// let write = connection.post(Op::send(buffer, ..10).fenced().tag(8));
     /// assert_eq!((reply.wait()?.tag, write.wait()?.tag), (7, 8));
     /// println!("{:?}", answer.wait()?.message());
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// Types of other crates are not buffers:
@@ -177,9 +181,14 @@ impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
     /// If an operation is refused, the ones behind it are refused as well, and the ones before it
     /// are posted. It allocates only if the capacity of `pending` is too small.
     ///
-    /// ```no_run
-    /// # use bareverbs::{Connection, Op, RegionMut, Remote};
-    /// # fn write(connection: &Connection<RegionMut>, file: RegionMut, mut to: Remote) -> bareverbs::Result<()> {
+    /// ```
+    /// # use bareverbs::{Op, RegionMut};
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let [connection, _peer] = example::connections::<RegionMut>(&pd)?;
+    /// # let file = RegionMut::register(&pd, bareverbs::Buffer::zeroed(3 << 20)?)?;
+    /// # let memory = example::exposed(&pd, 3 << 20)?;
+    /// # let mut to = memory.remote(0)?;
     /// let mut ops = Vec::new();
     /// for chunk in file.chunks(1 << 20) {
     ///     let len = chunk.len() as u64;
@@ -191,8 +200,7 @@ impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
     /// for operation in pending {
     ///     operation.wait()?;
     /// }
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     #[doc(alias = "Mixed")]
     #[doc(alias = "mixed")]

@@ -55,7 +55,7 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// Waits get buffers in the order of their first polls, before callers of [`take`](Self::take).
     /// Waiting allocates only if more callers wait than ever before.
     ///
-    /// ```no_run
+    /// ```
     /// use std::time::Duration;
     ///
     /// use bareverbs::server::{Handle, PeerId};
@@ -74,6 +74,12 @@ impl<B: Source, P: Provider> Handle<B, P> {
     /// # drop((message, in_time));
     /// # Ok(())
     /// # }
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let (server, peer, _client) = example::server(&pd)?;
+    /// # example::block_on(send(server.handle(), peer))?;
+    /// # block(server.handle())?;
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// A task that holds a buffer while it waits for another one may wait for ever, if all buffers are

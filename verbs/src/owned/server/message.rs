@@ -39,7 +39,7 @@ pub enum Event<B: Source = PoolBuffer, P: Provider = AnyProvider> {
 ///
 /// An echo needs no copy:
 ///
-/// ```no_run
+/// ```
 /// use bareverbs::server::{Event, Server};
 ///
 /// # fn echo(mut server: Server) -> bareverbs::Result<()> {
@@ -55,6 +55,14 @@ pub enum Event<B: Source = PoolBuffer, P: Provider = AnyProvider> {
 ///     }
 /// }
 /// # }
+/// # use bareverbs_test_support::example;
+/// # let pd = example::pd()?;
+/// # let (server, _, mut client) = example::server(&pd)?;
+/// # client.send(client.take().expect("a buffer"), ..5).detach();
+/// # std::thread::spawn(move || while !matches!(client.next().wait(), Ok(Event::Ended) | Err(_)) {});
+/// # server.handle().shutdown();
+/// # echo(server)?;
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 ///
 /// `mem::forget` costs one message of the peer's window. After the peer has ended, its place in

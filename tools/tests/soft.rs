@@ -1,0 +1,199 @@
+//! The program on soft devices: commands of one process, and two processes over UDP.
+
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// The UDP port of RoCE v2.
+const ROCE: u16 = 4791;
+/// How long a server may take to listen on a busy machine.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A soft device whose address no other process has.
+fn device() -> String {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let [_, a, b, c] = std::process::id().wrapping_mul(256).wrapping_add(number).to_be_bytes();
+        let address = Ipv4Addr::new(127, a | 2, b, c);
+        if UdpSocket::bind((address, ROCE)).is_ok() {
+            return format!("soft:{address}");
+        }
+    }
+}
+
+fn bareverbs(arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bareverbs"));
+    command.args(arguments.split_whitespace()).stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &str) -> Output {
+    bareverbs(arguments).output().expect("the program starts")
+}
+
+/// The results of a command that succeeds.
+#[track_caller]
+fn results(arguments: &str) -> String {
+    success(arguments, &run(arguments))
+}
+
+#[track_caller]
+fn success(what: &str, output: &Output) -> String {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{what}: {:?}\n{errors}", output.status);
+    String::from_utf8(output.stdout.clone()).expect("UTF-8")
+}
+
+/// A free TCP port of this host. The listener of a server takes it.
+fn free_port() -> u16 {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+}
+
+/// Whether a process of this host listens on the TCP port.
+fn listens(port: u16) -> bool {
+    let port = format!(":{port:04X}");
+    let is_listener = |line: &str| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        fields.len() > 3 && fields[1].ends_with(&port) && fields[3] == "0A"
+    };
+    let tables =
+        ["/proc/net/tcp", "/proc/net/tcp6"].map(|table| fs::read_to_string(table).unwrap_or_default());
+    tables.iter().any(|table| table.lines().any(is_listener))
+}
+
+/// Ends the program when it is dropped.
+struct Running(Option<Child>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            drop(child.kill());
+            drop(child.wait());
+        }
+    }
+}
+
+/// Starts a server, and waits until it listens.
+#[track_caller]
+fn serve(arguments: &str, port: u16) -> Running {
+    let arguments = format!("{arguments} -p {port} -d {}", device());
+    let child = bareverbs(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut server = Running(Some(child));
+    let deadline = Instant::now() + LIMIT;
+    while !listens(port) {
+        let ended = server.0.as_mut().is_some_and(|child| child.try_wait().unwrap().is_some());
+        if ended || Instant::now() > deadline {
+            let output = server.0.take().unwrap().wait_with_output().unwrap();
+            panic!("{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        sleep(Duration::from_millis(5));
+    }
+    server
+}
+
+/// Runs a server and a client, each with a device of its own. Returns their results.
+#[track_caller]
+fn both(arguments: &str) -> [String; 2] {
+    let port = free_port();
+    let mut server = serve(arguments, port);
+    let client = format!("{arguments} -p {port} -d {} 127.0.0.1", device());
+    let client = success(&client, &run(&client));
+    let server = server.0.take().unwrap().wait_with_output().unwrap();
+    [success(arguments, &server), client]
+}
+
+#[test]
+fn devinfo_shows_a_soft_device() {
+    let device = device();
+    let text = results(&format!("devinfo -v -d {device}"));
+    assert!(text.contains(&device) && text.contains("PORT_ACTIVE"), "{text}");
+    assert!(text.contains(device.trim_start_matches("soft:")), "no GID of the address: {text}");
+}
+
+#[test]
+fn pingpongs_run_between_two_processes() {
+    for kind in ["rc -c", "uc", "ud -s 1024", "srq -q 4"] {
+        let [server, client] = both(&format!("pingpong {kind} -e -n 100 --json"));
+        for results in [server, client] {
+            let json: serde_json::Value =
+                serde_json::from_str(&results).unwrap_or_else(|_| panic!("{results}"));
+            assert!(json.is_object(), "{results}");
+        }
+    }
+}
+
+#[test]
+fn every_operation_of_perf_runs_between_two_processes() {
+    for run in [
+        "send lat -e -s 64",
+        "send bw -e -s 8192",
+        "send bw -e -c ud -s 1024",
+        "write bw -e -s 8192",
+        // It polls the memory.
+        "write lat -s 64",
+        "write-imm bw -e -s 8192",
+        "read bw -e -s 8192",
+        "read lat -e -s 64",
+        "atomic bw -e",
+    ] {
+        let [_, client] = both(&format!("perf {run} -n 100 --json"));
+        let json: serde_json::Value = serde_json::from_str(&client).unwrap();
+        assert_eq!(json["environment"]["nature"], "soft device", "{run}");
+    }
+}
+
+#[test]
+fn doctor_says_what_it_checks_of_a_soft_device() {
+    let text = results(&format!("perf doctor -d {}", device()));
+    assert!(text.contains("is a soft device of this process"), "{text}");
+    assert!(text.contains("loopback"), "{text}");
+    let port = free_port();
+    let _server = serve("perf doctor --serve", port);
+    let text = results(&format!("perf doctor -p {port} -d {} 127.0.0.1", device()));
+    assert!(!text.contains("fault "), "{text}");
+}
+
+#[test]
+fn conformance_checks_run_on_a_soft_device() {
+    let text = results(&format!("conform -d {} -f parser::QpCreate", device()));
+    assert!(text.contains("passed"), "{text}");
+}
+
+#[test]
+fn commands_of_the_kernels_devices_refuse_soft_devices() {
+    for arguments in [
+        "status soft:127.0.0.2",
+        "link show soft:127.0.0.2/1",
+        "dev show soft:127.0.0.2",
+        "stat show link soft:127.0.0.2",
+        "resources -d soft:127.0.0.2",
+    ] {
+        let output = run(arguments);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments}: {text}");
+        assert!(text.contains("only in the process that opens it"), "{arguments}: {text}");
+    }
+}
+
+#[test]
+fn xrc_is_refused_with_its_name() {
+    let output = run(&format!("pingpong xsrq -d {}", device()));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("XRC"), "{text}");
+}
+
+#[test]
+fn address_of_another_process_is_refused() {
+    let device = device();
+    let address: Ipv4Addr = device.trim_start_matches("soft:").parse().unwrap();
+    let _other = UdpSocket::bind((address, ROCE)).unwrap();
+    let output = run(&format!("devinfo -d {device}"));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains(&address.to_string()), "{text}");
+}
