@@ -84,7 +84,7 @@ impl Target for SoftTarget {
     }
 
     fn open_cm(&self) -> Result<Box<dyn CmFile + '_>, Errno> {
-        Err(Errno::NOSYS)
+        Ok(Box::new(bareverbs_soft::CmFile::open(self.0.fabric())?))
     }
 
     fn netlink(&self, _message: &[u8]) -> Result<(), Errno> {
@@ -102,6 +102,27 @@ impl Target for SoftTarget {
     fn restrict(&self, _restriction: Restriction) -> Result<Box<dyn Restricted>, String> {
         Err("a soft device has no cgroup, namespace or capability of its own".into())
     }
+}
+
+impl CmFile for bareverbs_soft::CmFile {
+    unsafe fn write(&self, command: &[u8]) -> Result<usize, Errno> {
+        // SAFETY: the caller upholds the contract of the addresses.
+        unsafe { Self::write(self, command) }.map(|()| command.len())
+    }
+
+    fn descriptor(&self) -> i32 {
+        self.as_raw_fd()
+    }
+
+    fn is_readable(&self) -> Result<bool, Errno> {
+        readable(self.as_fd())
+    }
+}
+
+fn readable(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default()))?;
+    Ok(fds[0].revents().contains(PollFlags::IN))
 }
 
 /// A channel's descriptor, which the session owns until `close`.
@@ -160,9 +181,7 @@ impl UverbsFile for SoftFile {
     }
 
     fn is_readable(&self, fd: i32) -> Result<bool, Errno> {
-        let mut fds = [PollFd::from_borrowed_fd(channel(fd), PollFlags::IN)];
-        poll(&mut fds, Some(&Timespec::default()))?;
-        Ok(fds[0].revents().contains(PollFlags::IN))
+        readable(channel(fd))
     }
 
     fn duplicate(&self) -> Result<OwnedFd, Errno> {

@@ -12,6 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use bareverbs_provider::device::BeforeWait;
 use bareverbs_provider::wait::is_past;
 use bareverbs_provider::wake::wake_all;
 use bareverbs_uapi::rdma_cm::EventType;
@@ -23,7 +24,7 @@ use self::attached::Attached;
 use self::inbox::Inboxes;
 use crate::command::{self, CmFile};
 use crate::key::{self, Key, KeyInfo};
-use crate::ready::combine;
+use crate::ready::{combine, is_readable};
 use crate::{Error, Result};
 
 /// A channel of the connection manager: identifiers are created on it, and it delivers their
@@ -41,7 +42,10 @@ use crate::{Error, Result};
 /// Events need no acknowledgement. Destroying an identifier waits for no reader; the kernel drops
 /// its undelivered events, and [`EventChannel::try_wait`] those that it reads afterwards.
 ///
-/// ```no_run
+/// ```
+/// # bareverbs::Device::find("soft0").unwrap();
+/// # let fabric = bareverbs::soft::named_fabric().unwrap().unwrap();
+/// # let device = bareverbs::soft::SoftDevice::with_address(&fabric, [10, 1, 0, 1].into()).unwrap();
 /// use bareverbs_rdmacm::event::EventKind;
 /// use bareverbs_rdmacm::{CmId, EventChannel, PortSpace};
 /// use std::net::Ipv4Addr;
@@ -362,10 +366,11 @@ impl EventChannel {
             // Before this thread looks for an event: the end of a claim may find one for it afterwards.
             self.create_wake()?;
         }
+        let mut is_late = false;
         loop {
             let (mut inboxes, taken) = self.take(key);
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            let waits = matches!(taken, Ok(None)) && left != Some(Duration::ZERO);
+            let waits = matches!(taken, Ok(None)) && left != Some(Duration::ZERO) && !is_late;
             if waits && inboxes.sleeping {
                 self.wait_for_delivery(inboxes, left);
                 continue;
@@ -379,7 +384,7 @@ impl EventChannel {
                         return Ok(Some(event));
                     }
                 }
-                None if waits => self.sleep(left)?,
+                None if waits => is_late = self.sleep(end)?,
                 None => return Ok(None),
             }
         }
@@ -396,10 +401,10 @@ impl EventChannel {
         }
     }
 
-    /// Sleeps on the descriptor, at most for `left`, and delivers what has arrived. The caller has set
-    /// `sleeping`.
-    fn sleep(&self, left: Option<Duration>) -> Result<()> {
-        let slept = self.poll(left);
+    /// Sleeps on the descriptor, at most until `end`, and delivers what has arrived. The caller has set
+    /// `sleeping`. Returns whether the limit has passed in virtual time.
+    fn sleep(&self, end: Option<Instant>) -> Result<bool> {
+        let slept = self.poll(end);
         self.forget_wake();
         let (mut inboxes, mut wakers) = (self.lock(), Vec::new());
         inboxes.sleeping = false;
@@ -413,14 +418,24 @@ impl EventChannel {
         self.inner.delivered.notify_all();
         self.destroy_children(&refused);
         wake_all(wakers);
-        slept.and(read)
+        let is_late = slept?;
+        read.map(|()| is_late)
     }
 
-    /// Waits until the descriptor is readable, at most for `left`.
-    fn poll(&self, left: Option<Duration>) -> Result<()> {
+    /// Waits until the descriptor is readable, at most until `end`. Returns whether the limit has passed in
+    /// virtual time.
+    fn poll(&self, end: Option<Instant>) -> Result<bool> {
+        let wake = self.inner.wake.get();
+        let is_ready =
+            || is_readable(self.file().as_fd()) || wake.is_some_and(|wake| is_readable(wake.event.as_fd()));
+        match self.file().before_wait(end, is_ready)? {
+            BeforeWait::Block => {}
+            before => return Ok(before == BeforeWait::TimedOut),
+        }
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         let file = PollFd::new(self.file(), PollFlags::IN);
-        let waited = match self.inner.wake.get() {
+        let waited = match wake {
             Some(wake) => {
                 let fds = &mut [file, PollFd::new(&wake.event, PollFlags::IN)];
                 rustix::event::poll(fds, left.as_ref())
@@ -428,7 +443,7 @@ impl EventChannel {
             None => rustix::event::poll(&mut [file], left.as_ref()),
         };
         match waited {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Ok(_) | Err(Errno::INTR) => Ok(false),
             Err(errno) => Err(Error::System { what: "waiting for events", errno }),
         }
     }

@@ -7,7 +7,8 @@
 //! A command is one `write` to the file. The kernel writes the response to memory that the call
 //! borrows, before `write` returns. Commands affect no other memory.
 //!
-//! ```no_run
+//! ```
+//! # bareverbs::Device::find("soft0").unwrap();
 //! use bareverbs_rdmacm::command::{self, CmFile};
 //! use bareverbs_uapi::rdma_cm::PortSpace;
 //! use bareverbs_uapi::rdma_cm::structs::{CreateIdReq, DestroyIdReq};
@@ -30,9 +31,11 @@ use std::fmt;
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Instant;
 
 #[cfg(feature = "soft")]
 use bareverbs::soft::Fabric;
+use bareverbs_provider::device::BeforeWait;
 use bareverbs_provider::process::ForkGuard;
 use bareverbs_uapi::rdma_cm::structs::*;
 use bareverbs_uapi::rdma_cm::*;
@@ -114,6 +117,31 @@ impl CmFile {
     #[must_use]
     pub fn is_of_this_process(&self) -> bool {
         self.process.is_same_process()
+    }
+
+    /// Lets the devices of a seeded fabric run, before a thread blocks at most until `end`. `is_ready`: whether
+    /// the wait would end at once.
+    pub(crate) fn before_wait(
+        &self,
+        end: Option<Instant>,
+        is_ready: impl Fn() -> bool,
+    ) -> Result<BeforeWait> {
+        match &self.source {
+            #[cfg(feature = "soft")]
+            Source::Soft(_, fabric) if self.is_of_this_process() => {
+                fabric.before_wait(end, &is_ready).map_err(|errno| {
+                    let what = match errno {
+                        Errno::DEADLK => "waiting for an event, which nothing on the seeded fabric can raise",
+                        _ => "running the seeded fabric",
+                    };
+                    Error::System { what, errno }
+                })
+            }
+            _ => {
+                let _ = (end, is_ready);
+                Ok(BeforeWait::Block)
+            }
+        }
     }
 
     /// Whether the kernel has the additions of Linux 7.2: events of programs and the resolution of

@@ -4,7 +4,7 @@
 //! [`Qp<Rc>`](bareverbs::qp::Qp), a `Qp<Uc>`, the safe [`Endpoint`], or one that connects by addresses, such
 //! as a connection of a hub.
 //!
-//! ```no_run
+//! ```
 //! use bareverbs::{Access, Buffer, Endpoint, Op, Report};
 //! use bareverbs_rdmacm::{Connected, Connector, Listener};
 //!
@@ -31,6 +31,13 @@
 //!     link.disconnect().wait()?;
 //!     Ok(())
 //! }
+//! # bareverbs::Device::find("soft0").unwrap();
+//! # let fabric = bareverbs::soft::named_fabric().unwrap().unwrap();
+//! # let device = bareverbs::soft::SoftDevice::with_address(&fabric, [10, 1, 0, 1].into()).unwrap();
+//! # std::thread::scope(|scope| {
+//! #     scope.spawn(|| server().unwrap());
+//! #     while client().is_err() {}
+//! # });
 //! ```
 //!
 //! # Tasks
@@ -94,7 +101,8 @@ use crate::{Addr, CmId, ConnectRequest, Error, IdOptions, PeerParam, PrivateData
 /// A list of open devices, each with one protection domain (PD), that connections share. Clones are
 /// the same list.
 ///
-/// ```no_run
+/// ```
+/// # bareverbs::Device::find("soft0").unwrap();
 /// use bareverbs_rdmacm::connection::Domains;
 /// use bareverbs_rdmacm::{Connector, Listener};
 ///
@@ -319,7 +327,8 @@ impl Listener {
 
     /// Listens as [`Listener::bind`] does, with options.
     ///
-    /// ```no_run
+    /// ```
+    /// # bareverbs::Device::find("soft0").unwrap();
     /// use bareverbs_rdmacm::{IdOptions, Listener};
     ///
     /// let options = IdOptions { ipv6_only: Some(true), backlog: 16, ..IdOptions::default() };
@@ -399,7 +408,10 @@ impl Listener {
     /// The protection domain of the requests to a local address, before the first request arrives. The
     /// device is opened on first use.
     ///
-    /// ```no_run
+    /// ```
+    /// # bareverbs::Device::find("soft0").unwrap();
+    /// # let fabric = bareverbs::soft::named_fabric().unwrap().unwrap();
+    /// # let device = bareverbs::soft::SoftDevice::with_address(&fabric, [10, 1, 0, 1].into()).unwrap();
     /// use bareverbs::Pool;
     /// use bareverbs_rdmacm::Listener;
     /// use std::net::Ipv4Addr;

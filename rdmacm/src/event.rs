@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use crate::channel::RawEvent;
 pub use crate::param::{RequestParam, UdPeer};
 pub use crate::status::{RejectReason, Rejected, RouteStatus, SidrStatus, Unreachable};
+use crate::waiting::Waiter;
 use crate::{CmId, ConnectRequest, EventChannel, Key, PeerParam, PrivateData, Result, Waiting};
 
 /// An event of an identifier or of a multicast membership.
@@ -185,6 +186,20 @@ impl EventChannel {
         }
     }
 
+    /// The same for the caller of a [`Waiting`].
+    pub(crate) fn poll_event_by(
+        &self,
+        key: Option<Key>,
+        waiter: &Waiter,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Event>> {
+        let polled = self.poll_event(key, waiter.caller(cx));
+        if polled.is_pending() {
+            waiter.pend();
+        }
+        polled
+    }
+
     /// Waits for an event. A wait that is dropped loses no event.
     ///
     /// # Errors
@@ -193,7 +208,7 @@ impl EventChannel {
     #[doc(alias = "rdma_get_cm_event")]
     #[doc(alias = "wait")]
     pub fn next(&self) -> Waiting<'_, Result<Event>> {
-        Waiting::new(|waiter| poll_fn(move |cx| self.poll_event(None, waiter.caller(cx))))
+        Waiting::new(|waiter| poll_fn(move |cx| self.poll_event_by(None, &waiter, cx)))
     }
 }
 

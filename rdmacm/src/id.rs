@@ -75,7 +75,7 @@ const SERVICES: usize = 64;
 /// A client asks a service by IP address for the QP of its datagrams
 /// ([`Datagrams`](bareverbs::Datagrams)):
 ///
-/// ```no_run
+/// ```
 /// use bareverbs::{Datagrams, Op, Pool};
 /// use bareverbs_rdmacm::connection::Domains;
 /// use bareverbs_rdmacm::{CmId, ConnParam, EventChannel, PortSpace};
@@ -110,6 +110,14 @@ const SERVICES: usize = 64;
 ///     datagrams.next_send().wait()?;
 ///     Ok(())
 /// }
+/// # bareverbs::Device::find("soft0").unwrap();
+/// # let fabric = bareverbs::soft::named_fabric().unwrap().unwrap();
+/// # let device = bareverbs::soft::SoftDevice::with_address(&fabric, [10, 1, 0, 1].into()).unwrap();
+/// # let domains = Domains::default();
+/// # std::thread::scope(|scope| {
+/// #     scope.spawn(|| service(&domains).unwrap());
+/// #     while client(&domains).is_err() {}
+/// # });
 /// ```
 #[doc(alias = "BlockingId")]
 #[doc(alias = "rdma_cm_id")]
@@ -371,8 +379,8 @@ impl CmId {
     /// Binds to a local address. An unspecified IP address is that of every device, and port 0 is
     /// a free port of `net.ipv4.ip_local_port_range`; [`CmId::addresses`] returns it.
     ///
-    /// A loopback address (127.0.0.1, `::1`) means every device too, because no RDMA device has
-    /// one. An identifier that is bound to every device listens on all of them, or gets its device
+    /// A loopback address (127.0.0.1, `::1`) means every device too, because no RDMA device of the kernel
+    /// has one. It is that of a soft device, if the channel serves one with this address. An identifier that is bound to every device listens on all of them, or gets its device
     /// from [`CmId::resolve_addr`].
     ///
     /// The kernel adds a new address to the device with a short delay, during which binding fails

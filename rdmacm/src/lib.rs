@@ -65,6 +65,13 @@
 //! - [`CmId::listen`] twice, [`CmId::accept`] twice and the migration of a listener fail with
 //!   [`Error::Invalid`].
 //!
+//! # Soft devices
+//!
+//! With the feature `soft`, all of this works on [soft devices](bareverbs::soft), which need no kernel module:
+//! on those that the process has created by name, and by [`EventChannel::on`](crate::EventChannel) and
+//! [`Domains`](connection::Domains) on those of a fabric. Where the pages say that the kernel executes a command,
+//! the process does.
+//!
 //! # Forks
 //!
 //! As handles of [`bareverbs`], those of this crate are unusable in a forked child: calls fail with

@@ -36,7 +36,7 @@ impl CmId {
     /// On RoCE a full member of an IPv4 group also joins it on the network interface. There are no
     /// IPv6 groups on RoCE v2.
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs_rdmacm::{CmId, JoinMode};
     /// use std::net::Ipv4Addr;
     ///
@@ -45,6 +45,13 @@ impl CmId {
     ///     // The event `MulticastJoin` of this key has the address of the group.
     ///     id.leave_multicast(membership)
     /// }
+    /// # bareverbs::Device::find("soft0").unwrap();
+    /// # let fabric = bareverbs::soft::named_fabric().unwrap().unwrap();
+    /// # let device = bareverbs::soft::SoftDevice::with_address(&fabric, [10, 1, 0, 1].into()).unwrap();
+    /// # let channel = bareverbs_rdmacm::EventChannel::new().unwrap();
+    /// # let id = CmId::new(&channel, bareverbs_rdmacm::PortSpace::Udp).unwrap();
+    /// # id.bind_addr((device.address(), 0)).unwrap();
+    /// # join(&id).unwrap();
     /// ```
     ///
     /// # Errors

@@ -143,11 +143,12 @@ impl CmId {
     /// traffic class of `flowinfo`. Set it before [`CmId::resolve_route`]. The default is the
     /// device's (configfs).
     ///
-    /// ```no_run
-    /// # fn example(id: &bareverbs_rdmacm::CmId) -> bareverbs_rdmacm::Result<()> {
+    /// ```
+    /// # bareverbs::Device::find("soft0").unwrap();
+    /// # let channel = bareverbs_rdmacm::EventChannel::new()?;
+    /// # let id = bareverbs_rdmacm::CmId::new(&channel, bareverbs_rdmacm::PortSpace::Tcp)?;
     /// id.set_tos(0x68)?;
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), bareverbs_rdmacm::Error>(())
     /// ```
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use bareverbs::runtime::{Readable, Runtime};
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io;
 
 use crate::Result;
@@ -21,6 +21,12 @@ pub(crate) fn combine(fds: &[(BorrowedFd<'_>, u64)]) -> io::Result<OwnedFd> {
 /// Adds a descriptor.
 pub(crate) fn add(combined: &OwnedFd, fd: impl AsFd, number: u64) -> io::Result<()> {
     epoll::add(combined, fd, epoll::EventData::new_u64(number), epoll::EventFlags::IN)
+}
+
+/// Whether a descriptor is readable.
+pub(crate) fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&now)), Ok(1..))
 }
 
 /// Registers a descriptor with the runtime, if there is one.

@@ -31,7 +31,7 @@ pub(crate) trait Wait: Sync {
 
 impl Wait for Waiter {
     async fn event(&self, channel: &EventChannel, key: Key) -> Result<Event> {
-        poll_fn(|cx| channel.poll_event(Some(key), self.caller(cx))).await
+        poll_fn(|cx| channel.poll_event_by(Some(key), self, cx)).await
     }
 }
 

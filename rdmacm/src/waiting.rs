@@ -20,7 +20,13 @@ use crate::{Error, Result};
 /// Drop ends the call: an attempt to connect, or the answer to a request. It loses no event of a
 /// channel and no request of a listener. A wait after the result was returned panics.
 ///
-/// ```no_run
+/// ```
+/// # bareverbs::Device::find("soft0").unwrap();
+/// # std::thread::spawn(|| loop {
+/// #     let options = bareverbs::Endpoint::options();
+/// #     let connector = bareverbs_rdmacm::Connector::new();
+/// #     let _ = connector.connect::<bareverbs::PoolBuffer>("127.0.0.1:7174", &options).wait();
+/// # });
 /// use bareverbs_rdmacm::Listener;
 /// use std::time::Duration;
 ///
@@ -51,7 +57,11 @@ impl<'a, T> Waiting<'a, T> {
     pub(crate) async fn within(mut self, outer: &Waiter) -> T {
         poll_fn(|cx| {
             self.waiter.set(outer.mode());
-            self.future.as_mut().poll(cx)
+            let polled = self.future.as_mut().poll(cx);
+            if matches!(self.waiter.mode(), Mode::Passed) {
+                outer.pend();
+            }
+            polled
         })
         .await
     }
@@ -65,8 +75,9 @@ impl<'a, T> Waiting<'a, T> {
         loop {
             self.waiter.set(Mode::Thread { end });
             let polled = self.future.as_mut().poll(&mut Context::from_waker(&waker));
+            let has_passed = matches!(self.waiter.mode(), Mode::Passed);
             self.waiter.set(Mode::Task);
-            if polled.is_ready() {
+            if polled.is_ready() || has_passed {
                 return polled;
             }
             // Its time has passed, or it goes on with work that a task has begun.
@@ -104,6 +115,8 @@ enum Mode {
     Task,
     /// A thread: the future blocks, and pends at the end. `None`: without end.
     Thread { end: Option<Instant> },
+    /// A thread whose time has passed, perhaps that of a fabric of virtual time.
+    Passed,
 }
 
 /// How the steps of a [`Waiting`] wait.
@@ -128,6 +141,14 @@ impl Waiter {
         match self.mode() {
             Mode::Task => Caller::Task(cx.waker()),
             Mode::Thread { end } => Caller::Thread(end),
+            Mode::Passed => Caller::Thread(Some(Instant::now())),
+        }
+    }
+
+    /// Notes that a wait for an event has not got one: in a thread, its time has passed.
+    pub(crate) fn pend(&self) {
+        if !self.is_task() {
+            self.set(Mode::Passed);
         }
     }
 

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use bareverbs::soft::{Fabric, SoftDevice};
+use bareverbs::soft::{Fabric, Fault, SoftDevice};
 use bareverbs::{Access, Buffer, Datagrams, Device, Endpoint, Mr, Op, Pool, PoolBuffer};
 use bareverbs_rdmacm::connection::Domains;
 use bareverbs_rdmacm::datagram::DatagramSocketOptions;
@@ -248,6 +248,28 @@ fn removed_device_ends_the_wait_of_a_listener() {
         let ended = waits.join().unwrap();
         assert!(matches!(ended, Err(Error::DeviceRemoved { .. })), "{ended:?}");
     });
+}
+
+/// Time passes on the fabric only: the kernel's retries take more than a minute.
+#[test]
+fn silent_peer_is_unreachable_in_virtual_time() {
+    let fabric = Fabric::seeded(7);
+    let devices = [(); 2].map(|()| SoftDevice::new(&fabric));
+    let lost = fabric.inject(Fault::drop().to(&devices[1]));
+    let id = CmId::new(&EventChannel::on(&fabric).unwrap(), PortSpace::Tcp).unwrap();
+    id.resolve(None, (devices[1].address(), 7174)).wait().unwrap();
+    id.connect(&ConnParam::new(0x77)).unwrap();
+    let begin = fabric.now();
+    assert!(id.response().wait_timeout(Duration::from_secs(20)).is_none());
+    let passed = fabric.now() - begin;
+    assert!((20..21).contains(&passed.as_secs()), "{passed:?}");
+    let error = id.response().wait().unwrap_err();
+    assert!(matches!(error, Error::Unreachable(_)), "{error}");
+    let passed = fabric.now() - begin;
+    assert!((60..90).contains(&passed.as_secs()), "{passed:?}");
+    assert_eq!(lost.count(), 16);
+    let error = id.channel().next().wait().unwrap_err();
+    assert!(error.to_string().contains("virtual time"), "{error}");
 }
 
 #[test]

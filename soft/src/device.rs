@@ -17,6 +17,7 @@ use crate::fabric::Fabric;
 use crate::file::Context;
 use crate::objects::Resources;
 use crate::port::Port;
+use crate::rdma_cm::CmPort;
 use crate::sys::lock;
 use crate::wire::Dropped;
 
@@ -121,8 +122,9 @@ impl SoftDevice {
         let device = Self { port: Arc::new(port), name: name.into(), files: Arc::default() };
         registry::add(&device);
         let namespace = device.port.namespace();
-        namespace.add_device(&device.port);
-        namespace.listen_on_new(&device.port);
+        let port: Arc<dyn CmPort> = Arc::<Port>::clone(&device.port);
+        namespace.add_device(&port);
+        namespace.listen_on_new(&port);
         device
     }
 
@@ -151,7 +153,7 @@ impl SoftDevice {
         &self.name
     }
 
-    /// The fabric that the device is on, such as that of devices by name.
+    /// The fabric of the device.
     #[must_use]
     pub fn fabric(&self) -> &Fabric {
         self.port.fabric()

@@ -39,7 +39,7 @@ use bareverbs_uapi::verbs_values::{EventType, MwType, QpState};
 use crate::channel::{CqSink, ObjectSink};
 use crate::cm::Cm;
 use crate::event_log::{DeviceLog, EventLog, PacketSummary, QpAction};
-use crate::port::eui64;
+use crate::mac::eui64;
 use crate::wire::{UdpWire, address_of};
 use address::{Ah, PortAddress, address_vector, udp_source};
 use completion::Cq;

@@ -39,7 +39,7 @@ use crate::address_error::AddressError;
 use crate::capture::Capture;
 use crate::engine::Engine;
 use crate::event_log::EventLog;
-use crate::rdma_cm::Namespace;
+use crate::rdma_cm::{CmFile, Namespace};
 use crate::sys::lock;
 use crate::wire::{UdpWire, WireThread, gid};
 use state::FabricState;
@@ -119,9 +119,9 @@ impl Fabric {
         &self.0.namespace
     }
 
-    /// Whether both are the same fabric.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+    /// A number that only clones of this fabric have.
+    pub(crate) fn number(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
     }
 
     fn of(state: FabricState, namespace: Arc<Namespace>) -> Self {
@@ -190,9 +190,15 @@ impl Fabric {
         }
     }
 
-    /// Runs a fabric of virtual time before a thread blocks, as
-    /// [`Backend::before_wait`](bareverbs_provider::device::Backend::before_wait).
-    pub(crate) fn before_wait(
+    /// Runs a [seeded](Self::seeded) fabric before a thread blocks on a descriptor, at most until `end`, as the
+    /// waits of devices do: until `is_ready`, or nothing on the fabric can make it so. For a program that waits
+    /// by `poll` itself, for instance on several devices. On a fabric of real time, it returns at once.
+    ///
+    /// # Errors
+    ///
+    /// `EDEADLK` if there is no limit, and no packet and no timer is left that could end the wait; `EIO` if
+    /// the fabric has failed.
+    pub fn before_wait(
         &self,
         end: Option<Instant>,
         is_ready: &dyn Fn() -> bool,
@@ -401,6 +407,18 @@ impl Fabric {
             self.0.schedule(&mut state, next);
         }
         result
+    }
+}
+
+impl CmFile {
+    /// Opens the connection manager of a fabric.
+    ///
+    /// # Errors
+    ///
+    /// The error of `eventfd`, such as `EMFILE`; `ESTALE` in a forked child of the process that made the
+    /// fabric; the error of `mmap` or `madvise`.
+    pub fn open(fabric: &Fabric) -> Result<Self, Errno> {
+        if fabric.is_own() { Self::new(fabric.namespace()) } else { Err(Errno::STALE) }
     }
 }
 

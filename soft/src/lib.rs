@@ -17,7 +17,7 @@
 //! | `wire` | packets of RoCE v2 over UDP sockets |
 //! | `capture`, `event_log` | records of packets and of the actions of QPs |
 //! | `call_faults` | calls that fail by fault injection |
-//! | `address_error`, `sys` | [`AddressError`]; locks and errors of the C library |
+//! | `address_error`, `mac`, `sys` | [`AddressError`]; locks and errors of the C library |
 #![deny(missing_debug_implementations)]
 
 mod address_error;
@@ -31,6 +31,7 @@ mod engine;
 mod event_log;
 mod fabric;
 mod file;
+mod mac;
 mod methods;
 mod objects;
 mod port;

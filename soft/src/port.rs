@@ -18,7 +18,8 @@ use crate::address_error::AddressError;
 use crate::call_faults::CallFaults;
 use crate::engine::{Engine, MAX_AH, MAX_CQ, MAX_GROUP_MEMBERS, MAX_GROUPS, MAX_QP, MAX_SRQ};
 use crate::fabric::Fabric;
-use crate::rdma_cm::Namespace;
+use crate::mac::{eui64, mac};
+use crate::rdma_cm::{CmPort, Namespace};
 use crate::wire::{Dropped, UdpWire, gid};
 
 /// The only port of a device.
@@ -54,46 +55,14 @@ pub(crate) struct Port {
     pub(crate) address: IpAddr,
     pub(crate) gids: Vec<[u8; 16]>,
     mtu: Mtu,
+    /// Whether it reaches other processes.
+    has_wire: bool,
     removed: AtomicBool,
     link: AtomicBool,
     pub(crate) call_faults: CallFaults,
     protection_domains: AtomicU32,
     /// The offset of the next queue. No two queues of a device have the same one.
     offset: AtomicU64,
-}
-
-/// The MAC of an address: each device derives that of its peers.
-pub(crate) fn mac(address: IpAddr) -> [u8; 6] {
-    match address {
-        IpAddr::V4(address) => {
-            let [a, b, c, d] = address.octets();
-            [0x02, 0, a, b, c, d]
-        }
-        IpAddr::V6(address) => {
-            let bytes = address.octets();
-            let mut mac = [0x06, 0, 0, 0, 0, 0];
-            for (at, byte) in bytes.into_iter().enumerate() {
-                mac[1 + at % 5] ^= byte;
-            }
-            mac
-        }
-    }
-}
-
-/// The modified EUI-64 of a MAC.
-pub(crate) fn eui64(mac: [u8; 6]) -> [u8; 8] {
-    let [a, b, c, d, e, f] = mac;
-    [a ^ 2, b, c, 0xff, 0xfe, d, e, f]
-}
-
-/// The MAC of the port with a GID.
-pub(crate) fn mac_of_gid(gid: [u8; 16]) -> [u8; 6] {
-    let address = std::net::Ipv6Addr::from(gid);
-    if gid[..8] == [0xfe, 0x80, 0, 0, 0, 0, 0, 0] {
-        let [a, b, c, _, _, d, e, f] = gid[8..].try_into().unwrap_or_default();
-        return [a ^ 2, b, c, d, e, f];
-    }
-    mac(address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4))
 }
 
 impl Port {
@@ -105,7 +74,7 @@ impl Port {
         link_local[8..].copy_from_slice(&eui64(mac));
         let gids = vec![link_local, gid(address)];
         let number = fabric.add_device(gids.clone(), mac).ok_or(AddressError::OnFabric { address })?;
-        Ok(Self::of(fabric, number, address, gids, MAX_MTU))
+        Ok(Self::of(fabric, number, address, gids, MAX_MTU, false))
     }
 
     /// Adds a device with a UDP wire to a fabric.
@@ -113,10 +82,17 @@ impl Port {
         let (number, mtu) = fabric.add_udp_device(address, mac(address))?;
         // Values of the ABI count the powers of two from 256 on.
         let mtu = Mtu(mtu.ilog2() as u8 - 7);
-        Ok(Self::of(fabric, number, address, vec![gid(address)], mtu))
+        Ok(Self::of(fabric, number, address, vec![gid(address)], mtu, true))
     }
 
-    fn of(fabric: &Fabric, number: u32, address: IpAddr, gids: Vec<[u8; 16]>, mtu: Mtu) -> Self {
+    fn of(
+        fabric: &Fabric,
+        number: u32,
+        address: IpAddr,
+        gids: Vec<[u8; 16]>,
+        mtu: Mtu,
+        has_wire: bool,
+    ) -> Self {
         Self {
             fabric: fabric.clone(),
             number,
@@ -124,6 +100,7 @@ impl Port {
             address,
             gids,
             mtu,
+            has_wire,
             removed: AtomicBool::new(false),
             link: AtomicBool::new(true),
             call_faults: CallFaults::default(),
@@ -135,26 +112,6 @@ impl Port {
     /// The connection manager of the fabric.
     pub(crate) fn namespace(&self) -> &Arc<Namespace> {
         self.fabric.namespace()
-    }
-
-    /// Whether both are on the same fabric.
-    pub(crate) fn is_on_fabric_of(&self, other: &Self) -> bool {
-        self.fabric.is_same(&other.fabric)
-    }
-
-    /// Whether it has a UDP wire.
-    pub(crate) fn has_wire(&self) -> bool {
-        self.with(|engine| Ok(engine.wire().is_some())) == Ok(true)
-    }
-
-    /// The MTU: 1 for 256 bytes to 5 for 4096 bytes.
-    pub(crate) fn active_mtu(&self) -> u8 {
-        self.mtu.0
-    }
-
-    /// The index of the GID of its address.
-    pub(crate) fn gid_index(&self) -> u8 {
-        (self.gids.len() - 1) as u8
     }
 
     pub(crate) fn node_guid(&self) -> Guid {
@@ -332,6 +289,45 @@ impl Port {
     }
 }
 
+impl CmPort for Port {
+    fn index(&self) -> u32 {
+        self.index
+    }
+
+    fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    fn node_guid(&self) -> Guid {
+        self.node_guid()
+    }
+
+    /// It is the last one.
+    fn gid_index(&self) -> u8 {
+        (self.gids.len() - 1) as u8
+    }
+
+    fn active_mtu(&self) -> u8 {
+        self.mtu.0
+    }
+
+    fn has_wire(&self) -> bool {
+        self.has_wire
+    }
+
+    fn fabric(&self) -> usize {
+        self.fabric.number()
+    }
+
+    fn is_removed(&self) -> bool {
+        self.is_removed()
+    }
+
+    fn with_engine(&self, f: &mut dyn FnMut(&mut Engine)) -> Result<(), Errno> {
+        self.run(f)
+    }
+}
+
 impl Drop for Port {
     fn drop(&mut self) {
         self.remove();
@@ -345,6 +341,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::mac::mac_of_gid;
 
     #[test]
     fn port_is_not_removed_while_an_engine_runs() {

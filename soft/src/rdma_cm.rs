@@ -31,8 +31,7 @@ use bareverbs_provider::Errno;
 use bareverbs_provider::process::ForkGuard;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::fabric::Fabric;
-pub(crate) use namespace::Namespace;
+pub(crate) use namespace::{CmPort, Namespace};
 
 /// An open file of the connection manager of soft devices: the commands of the kernel's
 /// `/dev/infiniband/rdma_cm`, non-blocking.
@@ -46,7 +45,7 @@ pub(crate) use namespace::Namespace;
 /// - Addresses of the family `AF_IB` are `ENODEV`. ECE options are not carried. Ports below 1024 need no
 ///   privilege.
 ///
-/// The file serves the devices of a [`Fabric`] and of its [siblings](Fabric::sibling). Its identifiers are
+/// The file serves the devices of a [`Fabric`](crate::Fabric) and of its [siblings](crate::Fabric::sibling). Its identifiers are
 /// destroyed when it is dropped.
 #[derive(Debug)]
 pub struct CmFile {
@@ -57,19 +56,15 @@ pub struct CmFile {
 }
 
 impl CmFile {
-    /// Opens the connection manager of a fabric.
+    /// Opens a file of a namespace.
     ///
     /// # Errors
     ///
-    /// The error of `eventfd`, such as `EMFILE`; `ESTALE` in a forked child of the process that made the
-    /// fabric; the error of `mmap` or `madvise`.
-    pub fn open(fabric: &Fabric) -> Result<Self, Errno> {
-        if !fabric.is_own() {
-            return Err(Errno::STALE);
-        }
+    /// The error of `eventfd`, such as `EMFILE`; the error of `mmap` or `madvise`.
+    pub(crate) fn new(namespace: &Arc<Namespace>) -> Result<Self, Errno> {
         let fork_guard = ForkGuard::new()?;
         let ready = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let namespace = Arc::clone(fabric.namespace());
+        let namespace = Arc::clone(namespace);
         let number = namespace.open_file(Arc::clone(&ready));
         Ok(Self { namespace, number, ready, fork_guard })
     }

@@ -30,11 +30,101 @@
 //!
 //! A device of the kernel that is named `soft0` is preferred.
 //!
+//! # Time
+//!
+//! | | real time, [`Fabric::new`] | virtual time, [`Fabric::seeded`] |
+//! |---|---|---|
+//! | packets are delivered by | calls, such as posts, and by a thread | [`step`](Fabric::step), [`run_until_idle`](Fabric::run_until_idle), [`advance`](Fabric::advance), and waits of threads |
+//! | timers expire | by the clock | in [`advance`](Fabric::advance), and in waits when nothing else is left to do |
+//! | the limit of a wait is | real time | virtual time |
+//! | a wait that nothing can end | blocks | fails with `EDEADLK`, after a second without a call of another thread |
+//! | the order of events is | that of the threads | the same for the same seed on each machine, if one thread uses the fabric |
+//! | other processes | devices with a UDP wire | none |
+//!
+//! A wait is that of an endpoint, a hub, a channel or a stream of events. On a seeded fabric, waits don't poll.
+//! Polling without a wait runs nothing. Neither does an await: a task calls
+//! [`run_until_idle`](Fabric::run_until_idle) or [`advance`](Fabric::advance) before it. Keepalives count real
+//! time. With several threads, the order is that of their calls.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use bareverbs::soft::{Fabric, Fault, SoftDevice};
+//! use bareverbs::{Buffer, Device, Endpoint, Mr, Op};
+//!
+//! let fabric = Fabric::seeded(1);
+//! let [alice, bob] = [(); 2].map(|()| Device::from(SoftDevice::new(&fabric)));
+//! let [alice, bob] = [alice.open()?.alloc_pd()?, bob.open()?.alloc_pd()?];
+//! let mut sender: Endpoint<Mr<Buffer>> = Endpoint::new(&alice, 1, 1)?;
+//! let mut receiver: Endpoint<Mr<Buffer>> = Endpoint::new(&bob, 1, 1)?;
+//! sender.connect(&receiver.address())?;
+//! receiver.connect(&sender.address())?;
+//!
+//! // The wire is cut: the send fails after all retries, which take no real time.
+//! fabric.inject(Fault::drop());
+//! sender.post(Op::send_inline(b"hello?"))?;
+//! assert!(sender.next().wait().is_err());
+//! assert!(fabric.now() > Duration::from_secs(1));
+//! # Ok::<(), bareverbs::Error>(())
+//! ```
+//!
+//! # Injected faults
+//!
+//! [`Fabric::inject`] injects a [`Fault`] into packets, in real time and in virtual time, on the wire of the
+//! process and on UDP. Each kind of fault takes each filter and each selection:
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use bareverbs::soft::{Fabric, Fault, Operation, SoftDevice};
+//! use bareverbs::{Access, Buffer, Device, Endpoint, Op};
+//!
+//! let fabric = Fabric::seeded(7);
+//! let [alice, bob] = [(); 2].map(|()| SoftDevice::new(&fabric));
+//! let [a, b] = [&alice, &bob].map(|device| Device::from(device.clone()));
+//! let [a, b] = [a.open()?.alloc_pd()?, b.open()?.alloc_pd()?];
+//! let [mut sender, mut receiver] = [Endpoint::new(&a, 1, 1)?, Endpoint::new(&b, 1, 1)?];
+//! sender.connect(&receiver.address())?;
+//! receiver.connect(&sender.address())?;
+//! for fault in [
+//!     // Lost: the first SEND of one packet.
+//!     Fault::drop().opcode(Operation::SendOnly).nth(1),
+//!     // Delivered twice: packets from alice.
+//!     Fault::duplicate().from(&alice),
+//!     // Overtaken by the next one: each second packet.
+//!     Fault::reorder().every(2),
+//!     // Delivered later: the first packet to alice.
+//!     Fault::delay(Duration::from_millis(2)).to(&alice).nth(1),
+//!     // Delivered up to 500 µs later: half of all packets, by the seed.
+//!     Fault::jitter(Duration::from_micros(500)).probability(0.5),
+//!     // Damaged: the receiver drops the packet, as its ICRC is wrong, and counts it (`SoftDevice::dropped`).
+//!     Fault::corrupt().to(&bob).nth(1),
+//!     // RNR: the first message to this QP finds no receive.
+//!     Fault::rnr().qp(receiver.address().qp_num).nth(1),
+//! ] {
+//!     let injected = fabric.inject(fault);
+//!     receiver.post(Op::recv(b.register(Buffer::zeroed(64)?, Access::LOCAL_WRITE)?))?;
+//!     sender.post(Op::send_inline(b"hello, bob"))?;
+//!     assert_eq!(receiver.next().wait()?.message(), Some(&b"hello, bob"[..]));
+//!     sender.next().wait()?;
+//!     println!("{} packets affected at {:?}", injected.count(), fabric.now());
+//!     fabric.remove_fault(&injected);
+//! }
+//! assert_eq!(bob.dropped().corrupt, 1);
+//! # Ok::<(), bareverbs::Error>(())
+//! ```
+//!
+//! # Connections by IP address
+//!
+//! `bareverbs-rdmacm` with its feature `soft` connects by the addresses of the devices. An event channel serves
+//! the devices that the process has created by name, if there is one by then, beside those of the kernel. For
+//! the devices of another fabric, there are `EventChannel::on` and `Domains::on`. The messages are those of the
+//! kernel's connection manager, so the peer may be a program on Soft-RoCE or a NIC.
+//!
 //! # Limits
 //!
 //! - Registered memory is not pinned. It must stay mapped while it is registered, which the owners of
 //!   [`MemoryOwner`](crate::MemoryOwner) ensure. A range that is not mapped is rejected with `EFAULT`.
-//! - `bareverbs-rdmacm` doesn't know the devices: exchange an [`Address`](crate::Address).
 //! - On-demand paging and dma-buf MRs are [`Error::Unsupported`].
 //! - [`devices`](crate::devices) and RDMA netlink don't list the devices. sysfs has no entry for them.
 //! - [`Context::import`](crate::Context::import) rejects their descriptors with

@@ -1,10 +1,12 @@
 //! Virtual time and injected faults of soft devices.
 #![cfg(feature = "soft")]
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use bareverbs::soft::{Fabric, Fault, Operation, SoftDevice};
-use bareverbs::{Access, Buffer, Connection, Device, Endpoint, Hub, Mr, Op, Pd};
+use bareverbs::datagram::DatagramDone;
+use bareverbs::soft::{AddressError, Fabric, Fault, Operation, SoftDevice};
+use bareverbs::{Access, Buffer, Connection, Datagrams, Device, Endpoint, Hub, Mr, Op, Pd};
 
 use rustix::io::Errno;
 
@@ -105,8 +107,10 @@ fn rnr_retries_without_end_are_an_error_of_the_wait() {
     assert!(error.to_string().contains("seeded fabric"), "{error}");
 }
 
+type Connections = [(Pd, Hub<Mr<Buffer>>, Connection<Mr<Buffer>>); 2];
+
 /// Two connections of hubs on different devices, with their protection domains.
-fn connections(fabric: &Fabric) -> [(Pd, Hub<Mr<Buffer>>, Connection<Mr<Buffer>>); 2] {
+fn connections(fabric: &Fabric) -> Connections {
     let [alice, bob] = devices(fabric).map(|device| {
         let pd = open(&device);
         let hub = Hub::new(&pd, 16).unwrap();
@@ -149,4 +153,113 @@ fn driver_thread_and_other_threads_share_a_seeded_fabric() {
         }
         sender.join().unwrap();
     });
+}
+
+/// Sends messages of one byte by UD, and returns those that arrive.
+fn datagrams(fabric: &Fabric, bytes: &[u8], run: impl FnOnce()) -> Vec<u8> {
+    let [alice, bob] = devices(fabric).map(|device| open(&device));
+    let [mut a, mut b]: [Datagrams<Mr<Buffer>>; 2] =
+        [&alice, &bob].map(|pd| Datagrams::options().inline(64).sends(8).recvs(8).build(pd).unwrap());
+    for _ in 0..8 {
+        b.post(Op::recv(bob.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap())).unwrap();
+    }
+    let to = a.destination(&b.address()).wait().unwrap();
+    for byte in bytes {
+        a.post(Op::send_to_inline(&to, &[*byte])).unwrap();
+    }
+    run();
+    let mut found = Vec::new();
+    while let Some(done) = b.poll() {
+        if let DatagramDone::Received(received) = done.unwrap() {
+            found.extend_from_slice(received.message());
+        }
+    }
+    found
+}
+
+#[test]
+fn each_fault_affects_datagrams_as_described() {
+    let arrived = |fault: Fault| {
+        let fabric = Fabric::seeded(9);
+        let fault = fabric.inject(fault);
+        let found = datagrams(&fabric, &[1, 2, 3], || fabric.run_until_idle());
+        (found, fault.count())
+    };
+    assert_eq!(arrived(Fault::drop().nth(2)), (vec![1, 3], 1));
+    assert_eq!(arrived(Fault::duplicate().nth(2)), (vec![1, 2, 2, 3], 1));
+    assert_eq!(arrived(Fault::reorder().nth(2)), (vec![1, 3, 2], 1));
+    // Nothing follows the last one.
+    assert_eq!(arrived(Fault::reorder().nth(3)), (vec![1, 2, 3], 1));
+    assert_eq!(arrived(Fault::corrupt().every(2)), (vec![1, 3], 1));
+    assert_eq!(arrived(Fault::rnr().nth(1)), (vec![2, 3], 1));
+    assert_eq!(arrived(Fault::delay(Duration::from_secs(1)).nth(1)), (vec![2, 3], 1));
+    assert_eq!(arrived(Fault::drop().qp(0xabcdef)), (vec![1, 2, 3], 0));
+}
+
+#[test]
+fn delayed_packet_arrives_at_its_time_and_a_removed_fault_affects_no_more() {
+    let fabric = Fabric::seeded(10);
+    let fault = fabric.inject(Fault::delay(Duration::from_secs(1)).nth(1));
+    let run = || {
+        fabric.advance(Duration::from_millis(999));
+        fabric.remove_fault(&fault);
+        fabric.advance(Duration::from_millis(1));
+    };
+    assert_eq!(datagrams(&fabric, &[1, 2], run), [2, 1]);
+}
+
+#[test]
+fn corrupt_packets_are_counted_by_their_receiver() {
+    let fabric = Fabric::seeded(11);
+    let [alice, bob] = devices(&fabric);
+    let [a_pd, b_pd] = [&alice, &bob].map(open);
+    let [mut a, mut b] = [&a_pd, &b_pd].map(|pd| Endpoint::<Mr<Buffer>>::new(pd, 1, 4).unwrap());
+    a.connect(&b.address()).unwrap();
+    b.connect(&a.address()).unwrap();
+    let fault = fabric.inject(Fault::corrupt().from(&alice).to(&bob).nth(1));
+    fabric.inject(Fault::drop().from(&bob).to(&bob));
+    receive(&b_pd, &mut b);
+    a.post(Op::send_inline(b"damaged")).unwrap();
+    assert_eq!(b.next().wait().unwrap().message(), Some(&b"damaged"[..]));
+    assert_eq!((fault.count(), bob.dropped().corrupt, alice.dropped().corrupt), (1, 1, 0));
+}
+
+#[test]
+fn faults_apply_in_real_time() {
+    let fabric = Fabric::new();
+    let [(_, mut a), (bob, mut b)] = pair(&fabric);
+    let [lost, late, not_ready] =
+        [Fault::drop().nth(1), Fault::delay(Duration::from_millis(5)).nth(2), Fault::rnr().nth(3)]
+            .map(|fault| fabric.inject(fault.opcode(Operation::SendOnly)));
+    for text in [&b"one"[..], b"two", b"three"] {
+        receive(&bob, &mut b);
+        a.post(Op::send_inline(text)).unwrap();
+        assert_eq!(b.next().wait().unwrap().message(), Some(text));
+        assert!(a.next().wait().is_ok());
+    }
+    assert_eq!([lost, late, not_ready].map(|fault| fault.count()), [1, 1, 1]);
+}
+
+#[test]
+fn faults_apply_to_packets_that_are_sent_and_received_by_udp() {
+    let fabrics = [(); 2].map(|()| Fabric::new());
+    let devices = [0, 1].map(|at: u8| {
+        let mut addresses = (1..=254).map(|last| IpAddr::from([127, 81, at, last]));
+        addresses.find_map(|address| SoftDevice::bind(&fabrics[usize::from(at)], address).ok())
+    });
+    let [Some(alice), Some(bob)] = devices else { panic!("no free address of 127.81.0.0/16") };
+    let [a_pd, b_pd] = [&alice, &bob].map(open);
+    let [mut a, mut b] = [&a_pd, &b_pd].map(|pd| Endpoint::<Mr<Buffer>>::new(pd, 1, 4).unwrap());
+    a.connect(&b.address()).unwrap();
+    b.connect(&a.address()).unwrap();
+    let sent = fabrics[0].inject(Fault::corrupt().opcode(Operation::SendOnly).nth(1));
+    // The peer has dropped the corrupt packet.
+    let received = fabrics[1].inject(Fault::drop().opcode(Operation::SendOnly).nth(1));
+    receive(&b_pd, &mut b);
+    a.post(Op::send_inline(b"third time")).unwrap();
+    assert_eq!(b.next().wait().unwrap().message(), Some(&b"third time"[..]));
+    assert_eq!((sent.count(), received.count(), bob.dropped().corrupt), (1, 1, 1));
+    let fabric = Fabric::seeded(0);
+    let error = SoftDevice::bind(&fabric, IpAddr::from([127, 81, 3, 1])).unwrap_err();
+    assert!(matches!(error, AddressError::VirtualTime { .. }), "{error}");
 }

@@ -17,10 +17,11 @@ use crate::{Error, Result};
 /// | [`domains`](Self::domains) | [`Domains::of_process`] | |
 /// | [`runtime`](Self::runtime) | none | |
 ///
-/// ```no_run
+/// ```
+/// # bareverbs::Device::find("soft0").unwrap();
 /// use bareverbs_rdmacm::datagram::DatagramSocketOptions;
 ///
-/// let socket = DatagramSocketOptions::default().recv_buffer(1 << 20).bind("10.1.0.1:7174")?;
+/// let socket = DatagramSocketOptions::default().recv_buffer(1 << 20).bind("127.0.0.1:0")?;
 /// # Ok::<(), bareverbs_rdmacm::datagram::DatagramError>(())
 /// ```
 #[derive(Clone, Debug)]

@@ -11,6 +11,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bareverbs::runtime::Readable;
+use bareverbs_provider::device::BeforeWait;
 use bareverbs_provider::wait::{Caller, is_past, waits};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -24,7 +25,7 @@ use crate::addr::local_to;
 use crate::connection::Domains;
 use crate::event::EventKind;
 use crate::name::{first, ip};
-use crate::ready::{add, combine, register};
+use crate::ready::{add, combine, is_readable, register};
 use crate::steps::RESOLVE_TRY;
 use crate::waiting::{not_attached, refused};
 use crate::{CmId, Error, EventChannel, Name, PortSpace};
@@ -325,7 +326,8 @@ impl DatagramSocket {
             if !self.settle()? {
                 match caller {
                     Caller::Thread(end) if is_past(end) => return Poll::Pending,
-                    Caller::Thread(end) => self.sleep(end)?,
+                    Caller::Thread(end) if self.sleep(end)? => return Poll::Pending,
+                    Caller::Thread(_) => {}
                     Caller::Task(waker) => {
                         let readable = self.readable.as_ref().ok_or_else(not_attached)?;
                         ready!(readable.poll_readable(&mut Context::from_waker(waker)))
@@ -337,13 +339,18 @@ impl DatagramSocket {
         }
     }
 
-    /// Sleeps until the descriptor is readable, at most until `end`.
-    fn sleep(&self, end: Option<Instant>) -> Result<()> {
+    /// Sleeps until the descriptor is readable, at most until `end`. Returns whether the limit has passed in
+    /// virtual time.
+    fn sleep(&self, end: Option<Instant>) -> Result<bool> {
+        match self.channel.file().before_wait(end, || is_readable(self.ready.as_fd()))? {
+            BeforeWait::Block => {}
+            before => return Ok(before == BeforeWait::TimedOut),
+        }
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         let mut ready = [const { MaybeUninit::<epoll::Event>::uninit() }; 1];
         match epoll::wait(&self.ready, &mut ready, left.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Ok(_) | Err(Errno::INTR) => Ok(false),
             Err(errno) => Err(Error::System { what: WAITING, errno }.into()),
         }
     }

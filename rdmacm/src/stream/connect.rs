@@ -120,7 +120,15 @@ impl RdmaStream {
     /// Connects to a listener at `peer`, with default options. Drop ends the attempt. Otherwise the
     /// kernel gives up after about 70 to 100 seconds on RoCE.
     ///
-    /// ```no_run
+    /// ```
+    /// # bareverbs::Device::find("soft0").unwrap();
+    /// # let fabric = bareverbs::soft::named_fabric().unwrap().unwrap();
+    /// # let device = bareverbs::soft::SoftDevice::with_address(&fabric, [10, 1, 0, 1].into()).unwrap();
+    /// # let listener = bareverbs_rdmacm::stream::RdmaListener::bind("10.1.0.1:7471").unwrap();
+    /// # std::thread::spawn(move || {
+    /// #     let stream = listener.accept().wait().unwrap();
+    /// #     std::io::copy(&mut &stream, &mut &stream)
+    /// # });
     /// use bareverbs_rdmacm::stream::RdmaStream;
     /// use std::io::{Read, Write};
     ///

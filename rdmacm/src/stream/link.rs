@@ -8,7 +8,7 @@ use bareverbs::device::EventType;
 use super::Result;
 use crate::connection::Domains;
 use crate::event::{Event, EventKind, Unreachable};
-use crate::{CmId, Error};
+use crate::{CmId, Error, EventChannel};
 
 /// Time limit for the kernel's work after a notification.
 const ESTABLISHMENT: Duration = Duration::from_secs(1);
@@ -30,6 +30,11 @@ impl Link {
     /// Whether this process opened it. Otherwise it was inherited by a fork.
     pub(super) fn is_of_this_process(&self) -> bool {
         self.id.channel().file().is_of_this_process()
+    }
+
+    /// The channel of the connection's events.
+    pub(super) fn channel(&self) -> &EventChannel {
+        self.id.channel()
     }
 
     /// `established`: whether the peer has confirmed the connection. That of a listener may be on its

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs::Pd;
 use bareverbs::runtime::{Readable, Runtime};
+use bareverbs_provider::device::BeforeWait;
 use bareverbs_provider::wait::{Caller, is_past};
 use bareverbs_provider::wake::wake_all;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
@@ -23,7 +24,7 @@ use super::session::{BATCH, Session};
 use super::woken::Woken;
 use super::{Result, StreamError};
 use crate::Error;
-use crate::ready::{add, combine, register};
+use crate::ready::{add, combine, is_readable, register};
 use crate::waiting::{not_attached, refused};
 
 /// How long a call polls before it sleeps, as in rdma-core.
@@ -414,7 +415,7 @@ impl Shared {
         let spins_until = start + polling_time();
         // A thread that sleeps does so on the descriptor, which reports events.
         let mut events = end.is_some_and(|end| end <= start);
-        let (mut state, mut now) = (state, start);
+        let (mut state, mut now, mut is_late) = (state, start, false);
         loop {
             let result;
             (state, result) = self.attempt_once(state, None, false, attempt)?;
@@ -433,22 +434,22 @@ impl Shared {
                 }
                 let result;
                 (state, result) = self.attempt_once(state, None, true, attempt)?;
-                if result.is_some() || is_past(end) {
+                if result.is_some() || is_late || is_past(end) {
                     return Ok(result);
                 }
-                (state, events) = self.sleep(state, end)?;
+                (state, events, is_late) = self.sleep(state, end)?;
             }
             now = Instant::now();
         }
     }
 
     /// Sleeps until something has happened, or until `end`. Returns whether there may be events
-    /// beside completions.
+    /// beside completions, and whether the limit has passed in virtual time.
     fn sleep<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
         end: Option<Instant>,
-    ) -> Result<(MutexGuard<'a, State>, bool)> {
+    ) -> Result<(MutexGuard<'a, State>, bool, bool)> {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
         if state.sleeping {
             state.waiting += 1;
@@ -459,10 +460,14 @@ impl Shared {
                 }
             };
             state.waiting -= 1;
-            return Ok((state, true));
+            return Ok((state, true, false));
         }
         state.sleeping = true;
+        let channel = state.link.channel().clone();
         drop(state);
+        let before = channel.file().before_wait(end, || is_readable(self.ready.as_fd()));
+        // The event is there, or the limit has passed in virtual time.
+        let left = if matches!(before, Ok(BeforeWait::Block)) { left } else { Some(Duration::ZERO) };
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         let mut ready = [const { MaybeUninit::<epoll::Event>::uninit() }; 5];
         let slept = epoll::wait(&self.ready, &mut ready, left.as_ref());
@@ -474,13 +479,14 @@ impl Shared {
         }
         // Another thread sleeps on the descriptor next, if this one does not.
         self.notify_waiting(&state);
+        let is_late = before? == BeforeWait::TimedOut;
         match slept {
             Ok((ready, _)) => {
                 let events = ready.iter().any(|event| event.data.u64() != COMPLETION);
                 // A thread that has reached its limit looks for them once more.
-                Ok((state, events || ready.is_empty()))
+                Ok((state, events || ready.is_empty(), is_late))
             }
-            Err(Errno::INTR) => Ok((state, true)),
+            Err(Errno::INTR) => Ok((state, true, is_late)),
             Err(errno) => Err(Error::System { what: "waiting for a stream", errno }.into()),
         }
     }

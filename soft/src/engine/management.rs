@@ -11,7 +11,7 @@ use super::address::udp_source;
 use crate::cm::{
     Cm, CmSink, ConnId, ConnState, DatagramReply, DatagramRequest, Outgoing, Path, Reply, Request,
 };
-use crate::port::mac_of_gid;
+use crate::mac::mac_of_gid;
 
 /// The QP of management datagrams, the general services interface (GSI).
 pub(super) const MANAGEMENT_QP: u32 = 1;

@@ -4,6 +4,7 @@ mod hostile;
 mod management;
 mod objects;
 mod records;
+mod seeded;
 mod speed;
 mod transfers;
 mod udp;

@@ -18,7 +18,7 @@ use super::state::FabricState;
 
 /// How often time passes in a wait without a completion on any device before the wait fails. An RNR retry
 /// without end, or a QP in ERR that polls for receives, has timers without end.
-const MAX_TIMERS: u32 = 100_000;
+const MAX_TIMERS: u32 = 20_000;
 /// How long a wait that nothing on the fabric can end looks for calls of other threads, in real time.
 const GRACE: Duration = Duration::from_secs(1);
 /// The same before time passes, if several threads use the fabric.

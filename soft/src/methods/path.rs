@@ -13,8 +13,9 @@ use zerocopy::IntoBytes;
 
 use super::device::check_port;
 use super::write_command::Command;
+use crate::mac::mac_of_gid;
 use crate::objects::{Object, Transaction};
-use crate::port::{PORT, Port, mac_of_gid};
+use crate::port::{PORT, Port};
 
 /// The path of an address (`rdma_fill_sgid_attr`, `rxe_av_from_attr`).
 ///

@@ -5,11 +5,9 @@ use bareverbs_uapi::uverbs::types::{AccessFlags, QpType};
 use bareverbs_uapi::verbs_values::{QpAttrMask, QpState, Rate};
 use bareverbs_uapi::write::structs::{AhAttr, GlobalRoute, QpAttr};
 
-use super::connect::psn;
-use super::id::{Id, UDP_QKEY};
+use super::id::{Id, IdState, PORT, UDP_QKEY, psn};
 use super::namespace::Namespace;
 use crate::cm::{ConnState, Path};
-use crate::port::PORT;
 
 impl Namespace {
     /// # Errors
@@ -24,7 +22,7 @@ impl Namespace {
             let id = state.id(file, number)?;
             let connection = id.connection.filter(|_| !id.is_datagram());
             let mut attributes = match connection {
-                None if id.state == super::id::IdState::Listening => return Err(Errno::INVAL),
+                None if id.state == IdState::Listening => return Err(Errno::INVAL),
                 None => unconnected(id),
                 Some(connection) => {
                     let state = engine.cm_state(connection).ok_or(Errno::INVAL)?;
@@ -40,7 +38,7 @@ impl Namespace {
 /// The attributes for INIT, which don't depend on a peer.
 fn unconnected(id: &mut Id) -> QpAttr {
     let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
-    let attributes = QpAttr { port_num: PORT as u8, ..QpAttr::zeroed() };
+    let attributes = QpAttr { port_num: PORT, ..QpAttr::zeroed() };
     if id.is_datagram() {
         id.qkey = if id.qkey == 0 { UDP_QKEY } else { id.qkey };
         QpAttr { qp_attr_mask: mask | QpAttrMask::QKEY, qkey: id.qkey, ..attributes }
@@ -84,7 +82,7 @@ fn connected(
                     | QpAttrMask::PORT
                     | QpAttrMask::ACCESS_FLAGS,
                 qp_access_flags: access,
-                port_num: PORT as u8,
+                port_num: PORT,
                 ..QpAttr::zeroed()
             })
         }
@@ -142,7 +140,7 @@ pub(super) fn ah_attr(path: &Path, gid_index: u8) -> AhAttr {
         sl: path.service_level,
         static_rate: Rate(path.rate),
         is_global: 1,
-        port_num: PORT as u8,
+        port_num: PORT,
         ..AhAttr::zeroed()
     }
 }

@@ -14,14 +14,13 @@ use zerocopy::IntoBytes;
 
 use super::address::{HEADER, Header, service_id};
 use super::attributes::ah_attr;
-use super::id::{Id, IdState, Parameters, UDP_QKEY};
-use super::namespace::{Namespace, Service, State};
+use super::id::{Id, IdState, Parameters, UDP_QKEY, psn};
+use super::namespace::{CmPort, Namespace, Service, State};
 use super::resolve::{bind, check_port};
 use crate::cm::{
     CmEvent, CmSink, ConnId, DatagramReply, DatagramRequest, Path, Reply, Request, Verdict, ack_timeout,
 };
 use crate::engine::Engine;
-use crate::port::Port;
 
 /// The time within which a side answers: 4.096 µs × 2^20, as the kernel's `cma.c`.
 const RESPONSE_TIMEOUT: u8 = 20;
@@ -86,10 +85,10 @@ impl Namespace {
             (id.reuses_address, id.state) = (false, IdState::Listening);
             (service_id(id.space, id.source.map_or(0, |source| source.port())), id.device)
         };
-        let devices = devices.iter().filter(|port| device.is_none_or(|index| port.index == index));
+        let devices = devices.iter().filter(|port| device.is_none_or(|index| port.index() == index));
         for port in devices {
             // A device that was removed meanwhile has no requests.
-            let listened = port.with(|engine| self.listen_on(engine, port, number, service));
+            let listened = port.with(|engine| self.listen_on(engine, &**port, number, service));
             if let Err(errno) = listened
                 && !port.is_removed()
             {
@@ -107,7 +106,7 @@ impl Namespace {
     fn listen_on(
         self: &Arc<Self>,
         engine: &mut Engine,
-        port: &Port,
+        port: &dyn CmPort,
         number: u32,
         service: u64,
     ) -> Result<(), Errno> {
@@ -115,23 +114,23 @@ impl Namespace {
         if !state.ids.contains_key(&number) {
             return Ok(());
         }
-        if let Some(service) = state.services.get_mut(&(port.index, service)) {
+        if let Some(service) = state.services.get_mut(&(port.index(), service)) {
             service.ids.push(number);
             return Ok(());
         }
         drop(state);
-        let connection = engine.cm_listen(service, self.sink(port.index))?;
+        let connection = engine.cm_listen(service, self.sink(port.index()))?;
         let service_of = Service { connection, ids: vec![number] };
-        self.lock().services.insert((port.index, service), service_of);
+        self.lock().services.insert((port.index(), service), service_of);
         Ok(())
     }
 
     /// Lets the identifiers that listen on all devices listen on a new one.
-    pub(crate) fn listen_on_new(self: &Arc<Self>, port: &Arc<Port>) {
+    pub(crate) fn listen_on_new(self: &Arc<Self>, port: &Arc<dyn CmPort>) {
         let wildcards = self.lock().wildcards();
         for (number, service) in wildcards {
             // A device without room for the listener is as one without the service.
-            let _ = port.with(|engine| self.listen_on(engine, port, number, service));
+            let _ = port.with(|engine| self.listen_on(engine, &**port, number, service));
         }
     }
 
@@ -154,7 +153,10 @@ impl Namespace {
     pub(super) fn destroy_connection(&self, device: u32, connection: ConnId) {
         if let Some(port) = self.device(device) {
             // The connections of a device that was removed are gone.
-            let _ = port.run(|engine| engine.cm_destroy(connection));
+            let _ = port.with(|engine| {
+                engine.cm_destroy(connection);
+                Ok(())
+            });
         }
     }
 
@@ -170,7 +172,7 @@ impl Namespace {
                 let message = message(number, id, param)?;
                 (message, id.path.ok_or(Errno::INVAL)?)
             };
-            let sink = self.sink(port.index);
+            let sink = self.sink(port.index());
             let parameters = parameters(param);
             let connection = match message {
                 Message::Connect(request) => engine.cm_connect(request, path, sink)?,
@@ -185,7 +187,7 @@ impl Namespace {
                 return Err(Errno::NOENT);
             };
             (id.connection, id.state, id.parameters) = (Some(connection), IdState::Connecting, parameters);
-            state.connections.insert((port.index, connection), number);
+            state.connections.insert((port.index(), connection), number);
             Ok(())
         })
     }
@@ -360,11 +362,6 @@ fn parameters(param: &ConnParam) -> Parameters {
     }
 }
 
-/// The PSN that the peer begins with.
-pub(super) fn psn(number: u32) -> u32 {
-    number.wrapping_mul(0x9e37_79b1) >> 8
-}
-
 /// Rejects a request or a reply.
 fn reject(
     engine: &mut Engine,
@@ -491,7 +488,6 @@ impl State {
             peer_qpn: request.qpn,
             send_psn: request.starting_psn,
             timeout: path.packet_life.saturating_add(1).min(31),
-            ..Parameters::default()
         };
         let param = ConnParam {
             qp_num: request.qpn,

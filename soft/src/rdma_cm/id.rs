@@ -10,6 +10,9 @@ use crate::cm::{ConnId, Path};
 /// The Q_Key of datagrams, `RDMA_UDP_QKEY` of the kernel.
 pub(super) const UDP_QKEY: u32 = 0x0123_4567;
 
+/// The only port of a device.
+pub(super) const PORT: u8 = 1;
+
 /// The state of an identifier, as the kernel's `rdma_cm_state`. No resolution lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IdState {
@@ -107,6 +110,11 @@ impl Id {
         let same_family = super::address::same_family(source.ip(), destination);
         source.ip().is_unspecified() && (same_family || source.is_ipv6() && self.is_family_only != Some(true))
     }
+}
+
+/// The PSN that the peer begins with.
+pub(super) fn psn(number: u32) -> u32 {
+    number.wrapping_mul(0x9e37_79b1) >> 8
 }
 
 /// A membership of an identifier in a multicast group.

@@ -42,7 +42,7 @@ impl Namespace {
         }
         id.qkey = if id.qkey == 0 { UDP_QKEY } else { id.qkey };
         let path = Path {
-            source: gid(port.address),
+            source: gid(port.address()),
             destination: gid(group),
             flow_label: 0,
             traffic_class: id.tos,

@@ -1,26 +1,72 @@
 //! What the files of a connection manager share: devices, ports, identifiers and their events.
 //!
 //! The lock of a fabric comes before that of the namespace: events of connections arrive under the former.
-//! An [`Arc<Port>`] is dropped without a lock, because the last one removes its device.
+//! An [`Arc`] of a port is dropped without a lock, because the last one removes its device.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Debug;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bareverbs_provider::Errno;
 use bareverbs_uapi::rdma_cm::structs::EventResp;
 use bareverbs_uapi::rdma_cm::{EventType, PortSpace};
+use bareverbs_uapi::values::Guid;
 
 use super::id::{Id, IdState, Membership};
 use crate::cm::ConnId;
 use crate::engine::Engine;
-use crate::port::Port;
 
 /// The first number of an identifier. Those of the kernel are below.
 pub(super) const FIRST_ID: u32 = 0x8000_0000;
 
 /// Most identifiers of a namespace.
 const MAX_IDS: usize = 1 << 20;
+
+/// The port of a device, as the connection manager uses it.
+pub(crate) trait CmPort: Send + Sync + Debug {
+    /// The index of the device, which is unique in the process.
+    fn index(&self) -> u32;
+
+    fn address(&self) -> IpAddr;
+
+    fn node_guid(&self) -> Guid;
+
+    /// The index of the GID of the address.
+    fn gid_index(&self) -> u8;
+
+    /// The MTU: 1 for 256 bytes to 5 for 4096 bytes.
+    fn active_mtu(&self) -> u8;
+
+    /// Whether it reaches other processes.
+    fn has_wire(&self) -> bool;
+
+    /// A number that ports on the same fabric share.
+    fn fabric(&self) -> usize;
+
+    fn is_removed(&self) -> bool;
+
+    /// Calls `f` with the engine, under the lock of the fabric. `EIO` if the device was removed.
+    fn with_engine(&self, f: &mut dyn FnMut(&mut Engine)) -> Result<(), Errno>;
+}
+
+impl dyn CmPort + '_ {
+    /// Calls `f` with the engine, under the lock of the fabric.
+    ///
+    /// # Errors
+    ///
+    /// Those of `f`; `EIO` if the device was removed.
+    pub(super) fn with<R>(&self, f: impl FnOnce(&mut Engine) -> Result<R, Errno>) -> Result<R, Errno> {
+        let (mut f, mut result) = (Some(f), Err(Errno::IO));
+        self.with_engine(&mut |engine| {
+            if let Some(f) = f.take() {
+                result = f(engine);
+            }
+        })?;
+        result
+    }
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct Namespace {
@@ -33,7 +79,7 @@ struct Known {
     index: u32,
     /// The index of the GID of its address.
     gid_index: u8,
-    port: Weak<Port>,
+    port: Weak<dyn CmPort>,
 }
 
 /// A listener of a device: the identifiers on one service.
@@ -118,12 +164,12 @@ impl Namespace {
     }
 
     /// The devices, the oldest first.
-    pub(super) fn devices(&self) -> Vec<Arc<Port>> {
+    pub(super) fn devices(&self) -> Vec<Arc<dyn CmPort>> {
         self.lock().devices.iter().filter_map(|device| device.port.upgrade()).collect()
     }
 
     /// The device with an index.
-    pub(super) fn device(&self, index: u32) -> Option<Arc<Port>> {
+    pub(super) fn device(&self, index: u32) -> Option<Arc<dyn CmPort>> {
         self.lock().devices.iter().find(|device| device.index == index)?.port.upgrade()
     }
 
@@ -136,11 +182,11 @@ impl Namespace {
         &self,
         file: u64,
         number: u32,
-        f: impl FnOnce(&mut Engine, &Port) -> Result<R, Errno>,
+        f: impl FnOnce(&mut Engine, &dyn CmPort) -> Result<R, Errno>,
     ) -> Result<R, Errno> {
         let index = self.lock().id(file, number)?.device.ok_or(Errno::INVAL)?;
         let port = self.device(index).ok_or(Errno::NXIO)?;
-        port.with(|engine| f(engine, &port))
+        port.with(|engine| f(engine, &*port))
             .map_err(|errno| if port.is_removed() { Errno::NXIO } else { errno })
     }
 
@@ -156,8 +202,8 @@ impl Namespace {
         self.lock().files.remove(&number);
     }
 
-    pub(crate) fn add_device(&self, port: &Arc<Port>) {
-        let (index, gid_index) = (port.index, port.gid_index());
+    pub(crate) fn add_device(&self, port: &Arc<dyn CmPort>) {
+        let (index, gid_index) = (port.index(), port.gid_index());
         self.lock().devices.push(Known { index, gid_index, port: Arc::downgrade(port) });
     }
 

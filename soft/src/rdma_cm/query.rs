@@ -8,10 +8,9 @@ use bareverbs_uapi::rdma_cm::structs::{QueryAddrResp, QueryPathResp, QueryRouteR
 use zerocopy::IntoBytes;
 
 use super::address::{storage, storage_ib, storage_in6};
-use super::id::Id;
+use super::id::{Id, PORT};
 use super::namespace::Namespace;
 use crate::cm::Path;
-use crate::port::PORT;
 use crate::wire::gid;
 
 /// The selector of a field of a path record: exactly this value.
@@ -62,7 +61,7 @@ impl Namespace {
             ..QueryRouteResp::zeroed()
         };
         if let Some((guid, index)) = device {
-            (resp.node_guid, resp.port_num, resp.ibdev_index) = (guid, PORT as u8, index);
+            (resp.node_guid, resp.port_num, resp.ibdev_index) = (guid, PORT, index);
             resp.num_paths = id.path.is_some().into();
             resp.ib_route[0] = match &id.path {
                 Some(path) => user_record(path),
@@ -88,7 +87,7 @@ impl Namespace {
 fn addresses(id: &Id, device: Option<(u64, u32)>, as_gids: bool) -> QueryAddrResp {
     let mut resp = QueryAddrResp::zeroed();
     if let Some((guid, index)) = device {
-        (resp.node_guid, resp.port_num, resp.ibdev_index) = (guid, PORT as u8, index);
+        (resp.node_guid, resp.port_num, resp.ibdev_index) = (guid, PORT, index);
         resp.pkey = 0xffff_u16.to_be();
     }
     if as_gids {

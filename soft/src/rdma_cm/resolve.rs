@@ -11,9 +11,8 @@ use zerocopy::FromBytes;
 
 use super::address::{Address, same_family};
 use super::id::{Id, IdState};
-use super::namespace::{Namespace, State};
+use super::namespace::{CmPort, Namespace, State};
 use crate::cm::Path;
-use crate::port::Port;
 use crate::wire::gid;
 
 /// The ports that a bind to port 0 takes from, as `net.ipv4.ip_local_port_range` of Linux.
@@ -60,15 +59,15 @@ impl Namespace {
         }
         let device = match id.device {
             None => device,
-            Some(index) => devices.iter().find(|port| port.index == index),
+            Some(index) => devices.iter().find(|port| port.index() == index),
         };
-        let device = device.filter(|device| reaches(&devices, device, destination.ip()));
+        let device = device.filter(|device| reaches(&devices, &***device, destination.ip()));
         let device = device.ok_or(if devices.is_empty() { Errno::NODEV } else { Errno::NETUNREACH })?;
         if id.space == PortSpace::IPOIB {
             return Err(Errno::INVAL);
         }
-        id.device = Some(device.index);
-        id.source = Some(SocketAddr::new(device.address, own.port()));
+        id.device = Some(device.index());
+        id.source = Some(SocketAddr::new(device.address(), own.port()));
         id.destination = Some(destination);
         id.state = IdState::AddressResolved;
         state.raise(number, EventResp { event: EventType::ADDR_RESOLVED, ..EventResp::zeroed() });
@@ -84,7 +83,7 @@ impl Namespace {
         if timeout == 0 || id.state != IdState::AddressResolved {
             return Err(Errno::INVAL);
         }
-        id.path = Some(path(id, &port).ok_or(Errno::INVAL)?);
+        id.path = Some(path(id, &*port).ok_or(Errno::INVAL)?);
         id.state = IdState::RouteResolved;
         state.raise(number, EventResp { event: EventType::ROUTE_RESOLVED, ..EventResp::zeroed() });
         Ok(())
@@ -124,7 +123,7 @@ pub(super) fn set_path(state: &mut State, file: u64, number: u32, records: &[u8]
 }
 
 /// The path between the addresses of an identifier.
-fn path(id: &Id, port: &Port) -> Option<Path> {
+fn path(id: &Id, port: &dyn CmPort) -> Option<Path> {
     Some(Path {
         source: gid(id.source?.ip()),
         destination: gid(id.destination?.ip()),
@@ -150,21 +149,21 @@ fn unspecified(of: SocketAddr) -> SocketAddr {
 
 /// The device that reaches an address: the oldest one on the fabric of a device that has it, or else the
 /// one whose wire has the source address of the route.
-fn device_to(devices: &[Arc<Port>], destination: IpAddr) -> Option<&Arc<Port>> {
+fn device_to(devices: &[Arc<dyn CmPort>], destination: IpAddr) -> Option<&Arc<dyn CmPort>> {
     if destination.is_unspecified() {
         return None;
     }
-    if let Some(peer) = devices.iter().find(|port| port.address == destination) {
+    if let Some(peer) = devices.iter().find(|port| port.address() == destination) {
         return devices
             .iter()
-            .find(|port| port.is_on_fabric_of(peer) && same_family(port.address, destination));
+            .find(|port| port.fabric() == peer.fabric() && same_family(port.address(), destination));
     }
-    let bound = || devices.iter().filter(|port| port.has_wire() && same_family(port.address, destination));
+    let bound = || devices.iter().filter(|port| port.has_wire() && same_family(port.address(), destination));
     if destination.is_loopback() {
-        return bound().find(|port| port.address.is_loopback());
+        return bound().find(|port| port.address().is_loopback());
     }
     let source = route_source(destination)?;
-    bound().find(|port| port.address == source)
+    bound().find(|port| port.address() == source)
 }
 
 /// The source address of the route to an address. Nothing is sent.
@@ -176,10 +175,10 @@ fn route_source(destination: IpAddr) -> Option<IpAddr> {
 }
 
 /// Whether a device reaches an address.
-fn reaches(devices: &[Arc<Port>], device: &Port, destination: IpAddr) -> bool {
-    let is_peer = |port: &Arc<Port>| port.address == destination && port.is_on_fabric_of(device);
+fn reaches(devices: &[Arc<dyn CmPort>], device: &dyn CmPort, destination: IpAddr) -> bool {
+    let is_peer = |port: &Arc<dyn CmPort>| port.address() == destination && port.fabric() == device.fabric();
     let by_wire = device.has_wire() && !destination.is_unspecified();
-    same_family(device.address, destination) && (by_wire || devices.iter().any(is_peer))
+    same_family(device.address(), destination) && (by_wire || devices.iter().any(is_peer))
 }
 
 /// Binds an identifier to an address and a port.
@@ -189,7 +188,7 @@ fn reaches(devices: &[Arc<Port>], device: &Port, destination: IpAddr) -> bool {
 /// `EINVAL` if it is bound already; `EADDRNOTAVAIL` if no device has the address; those of [`take_port`].
 pub(super) fn bind(
     state: &mut State,
-    devices: &[Arc<Port>],
+    devices: &[Arc<dyn CmPort>],
     file: u64,
     number: u32,
     address: SocketAddr,
@@ -206,8 +205,8 @@ pub(super) fn bind(
     }
     let mut device = None;
     if !address.ip().is_unspecified() {
-        let found = devices.iter().find(|port| port.address == address.ip());
-        device = Some(found.ok_or(Errno::ADDRNOTAVAIL)?.index);
+        let found = devices.iter().find(|port| port.address() == address.ip());
+        device = Some(found.ok_or(Errno::ADDRNOTAVAIL)?.index());
         if id.space == PortSpace::IPOIB {
             return Err(Errno::INVAL);
         }

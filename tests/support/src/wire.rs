@@ -364,7 +364,8 @@ impl Wire {
     pub fn settle(&self) {
         let begin = Instant::now();
         let devices = bareverbs::devices().unwrap();
-        let exists = |end: End| is_soft_device() || devices.iter().any(|device| device.name() == end.device());
+        let exists =
+            |end: End| is_soft_device() || devices.iter().any(|device| device.name() == end.device());
         for (end, idle) in &self.idle {
             while exists(*end) && held(*end) != *idle {
                 assert!(begin.elapsed() < TIMEOUT, "{end:?} holds {:?} in place of {idle:?}", held(*end));

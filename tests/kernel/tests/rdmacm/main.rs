@@ -1,6 +1,7 @@
 //! The connection manager: connections within this host, their events and their errors.
 
 mod addresses;
+mod beside;
 mod channels;
 mod connections;
 mod datagrams;
