@@ -1,25 +1,40 @@
-//! A device whose answers break one rule: the test of the suite on a kernel.
+//! A device whose answers break one rule: the test of the suite.
 //!
-//! The models of the parser and of the data path break the other rules.
+//! Each rule has one fault. It is in the answer of a call, which the call itself and the objects of the
+//! file decide, or in a queue. The faults of [`SOFT_ROCE`] and [`CONNECTX`] are tested on kernels, the
+//! others on a soft device.
 
+pub(crate) mod data;
+pub(crate) mod parser;
+mod seen;
+mod tracked;
+
+use std::cell::{Cell, RefCell};
+use std::mem::offset_of;
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 
 use bareverbs_netlink::ResourceSummary;
 use bareverbs_trace::overread_len;
-use bareverbs_uapi::ioctl::{Attribute, Header};
-use bareverbs_uapi::method::{AttributeInfo, AttributeKind, Method, MethodInfo, UHW_OUT};
+use bareverbs_uapi::ioctl::{Attribute, AttributeFlags, VERBS_IOCTL};
+use bareverbs_uapi::method::Method;
+use bareverbs_uapi::method::{AttributeKind, UHW_OUT};
 use bareverbs_uapi::netlink::messages;
 use bareverbs_uapi::nldev::{Attribute as NetlinkAttribute, Client};
 use bareverbs_uapi::registry;
 use bareverbs_uapi::uverbs::{CqCreate, InvokeWrite};
 use bareverbs_uapi::verbs_values::QpAttrMask;
+use bareverbs_uapi::write::structs::{AllocPdReq, AllocPdResp};
 use bareverbs_uapi::write::{self, EXTENDED, WriteCommand, WriteCommandInfo};
 use rustix::io::Errno;
 use rustix::mm::ProtFlags;
-use zerocopy::FromBytes;
+use zerocopy::{FromZeros, IntoBytes};
 
-use crate::call::UNMAPPED;
+use self::seen::Seen;
+use self::tracked::Tracked;
+use crate::call::{Call, Slot};
 use crate::environment::{Restricted, Restriction};
+use crate::generate::alone::PROBE;
 use crate::generate::{NOWHERE, commands, nldev};
 use crate::map::Map;
 use crate::own_memory::{read, store};
@@ -62,6 +77,12 @@ pub(crate) const SOFT_ROCE: &[Rule] = &[
     Rule::NetlinkUnknown,
     Rule::NetlinkObject,
     Rule::NetlinkPermission,
+    Rule::Capability,
+    Rule::Memlock,
+    Rule::Cgroup,
+    Rule::Namespace,
+    Rule::ExclusiveNamespace,
+    Rule::Fork,
 ];
 
 /// The rules that a fault on a ConnectX breaks: Soft-RoCE has no such attributes.
@@ -69,8 +90,30 @@ pub(crate) const CONNECTX: &[Rule] = &[Rule::EnumElement, Rule::EnumReserved, Ru
 
 /// A device with a fault.
 pub(crate) struct Faulty {
-    pub(crate) device: Box<dyn Target>,
-    pub(crate) broken: Rule,
+    device: Box<dyn Target>,
+    broken: Rule,
+    tracked: RefCell<Tracked>,
+    restriction: Rc<Cell<Option<Restriction>>>,
+}
+
+impl Faulty {
+    pub(crate) fn new(device: Box<dyn Target>, broken: Rule) -> Self {
+        Self { device, broken, tracked: RefCell::default(), restriction: Rc::default() }
+    }
+}
+
+/// A restriction of the device below, until dropped.
+struct Lifted {
+    restriction: Rc<Cell<Option<Restriction>>>,
+    _of_device: Box<dyn Restricted>,
+}
+
+impl Restricted for Lifted {}
+
+impl Drop for Lifted {
+    fn drop(&mut self) {
+        self.restriction.set(None);
+    }
 }
 
 impl Target for Faulty {
@@ -86,16 +129,30 @@ impl Target for Faulty {
         self.device.driver_id()
     }
 
+    fn releases_late(&self) -> bool {
+        self.device.releases_late()
+    }
+
     fn open(&self) -> Result<Box<dyn UverbsFile + '_>, Errno> {
-        Ok(Box::new(FaultyFile {
-            file: self.device.open()?,
-            driver_id: self.driver_id(),
-            broken: self.broken,
-        }))
+        let fault = match (self.restriction.get(), self.broken) {
+            (Some(Restriction::Namespace), Rule::Namespace) => Some(Fault::Refused(Errno::PERM)),
+            (Some(Restriction::ExclusiveNamespace), Rule::ExclusiveNamespace) => {
+                Some(Fault::Error(Errno::PERM, Errno::ACCESS))
+            }
+            _ => None,
+        };
+        if let Some(Fault::Refused(errno)) = fault {
+            return Err(errno);
+        }
+        let file = instead(self.device.open(), fault)?;
+        let number = self.tracked.borrow_mut().open();
+        Ok(Box::new(FaultyFile { file, device: self, number }))
     }
 
     fn resources(&self) -> Result<ResourceSummary, String> {
-        self.device.resources()
+        let mut resources = self.device.resources()?;
+        resources.pd += self.tracked.borrow().left;
+        Ok(resources)
     }
 
     fn warnings(&self) -> Vec<String> {
@@ -114,8 +171,14 @@ impl Target for Faulty {
         self.device.netlink_index()
     }
 
+    fn difference(&self, check: &str) -> Option<&'static str> {
+        self.device.difference(check)
+    }
+
     fn restrict(&self, restriction: Restriction) -> Result<Box<dyn Restricted>, String> {
-        self.device.restrict(restriction)
+        let of_device = self.device.restrict(restriction)?;
+        self.restriction.set(Some(restriction));
+        Ok(Box::new(Lifted { restriction: Rc::clone(&self.restriction), _of_device: of_device }))
     }
 }
 
@@ -125,10 +188,16 @@ enum Fault {
     Refused(Errno),
     /// This error of the kernel is another one.
     Error(Errno, Errno),
+    /// This error of the kernel is a success.
+    Accepted(Errno),
     /// The call fails although the kernel executed it.
     Success(Errno),
     /// A byte at this address is added to.
     Output(u64),
+    /// The outputs are not marked as written.
+    Unmarked,
+    /// A call that fails leaves an object.
+    Leak,
 }
 
 /// The answer with a fault.
@@ -140,64 +209,30 @@ fn instead<T>(result: Result<T, Errno>, fault: Option<Fault>) -> Result<T, Errno
     }
 }
 
+/// The answer of a call with a fault.
+fn of_call(result: Result<(), Errno>, fault: Option<Fault>) -> Result<(), Errno> {
+    match (result, fault) {
+        (Err(errno), Some(Fault::Accepted(of))) if errno == of => Ok(()),
+        (result, fault) => instead(result, fault),
+    }
+}
+
 fn is_in(broken: Rule, rule: Rule, condition: bool) -> bool {
     broken == rule && condition
 }
 
-/// A call, as the kernel reads it.
-struct Seen {
-    method: &'static MethodInfo,
-    attributes: Vec<(Attribute, Option<&'static AttributeInfo>)>,
+/// The fault of a call that the environment of the process restricts.
+fn of_restriction(broken: Rule, restriction: Restriction) -> Option<Fault> {
+    Some(match (broken, restriction) {
+        (Rule::Capability, Restriction::Without(_)) => Fault::Error(Errno::PERM, Errno::OPNOTSUPP),
+        (Rule::Memlock, Restriction::Memlock(_)) => Fault::Error(Errno::NOMEM, Errno::FAULT),
+        (Rule::Cgroup, Restriction::Cgroup { .. }) => Fault::Error(Errno::AGAIN, Errno::NOMEM),
+        _ => return None,
+    })
 }
 
-impl Seen {
-    /// The call at an address, if it has a declared method.
-    fn at(driver_id: u32, address: u64) -> Option<Self> {
-        let bytes = read(address, size_of::<Header>()).ok()?;
-        let header = Header::read_from_bytes(&bytes).ok()?;
-        let driver = registry::driver(driver_id);
-        let method = driver.method(header.object_id, header.method_id)?;
-        let len = usize::from(header.num_attrs) * size_of::<Attribute>();
-        let bytes = read(address + size_of::<Header>() as u64, len).ok()?;
-        let attributes = bytes.chunks_exact(size_of::<Attribute>()).filter_map(|bytes| {
-            let raw = Attribute::read_from_bytes(bytes).ok()?;
-            Some((raw, driver.attributes(method).find(|info| info.id == raw.attr_id)))
-        });
-        Some(Self { method, attributes: attributes.collect() })
-    }
-
-    fn is<M: Method>(&self) -> bool {
-        (self.method.object, self.method.id) == (M::INFO.object, M::INFO.id)
-    }
-
-    fn raw(&self, id: u16) -> Option<Attribute> {
-        self.attributes.iter().map(|(raw, _)| *raw).find(|raw| raw.attr_id == id)
-    }
-
-    fn len(&self, id: u16) -> usize {
-        self.raw(id).map_or(0, |raw| raw.len.into())
-    }
-
-    fn is_unmapped(&self, id: u16) -> bool {
-        self.raw(id).is_some_and(|raw| raw.data == UNMAPPED && raw.len > 8)
-    }
-
-    /// The bytes of an input; empty if it has no memory.
-    fn input(&self, id: u16) -> Vec<u8> {
-        match self.raw(id) {
-            Some(Attribute { data, len, .. }) if len <= 8 => data.to_ne_bytes()[..len.into()].to_vec(),
-            Some(Attribute { data, len, .. }) => read(data, len.into()).unwrap_or_default(),
-            None => Vec::new(),
-        }
-    }
-}
-
-/// The fault of an ioctl.
-fn of_call(broken: Rule, driver_id: u32, address: u64) -> Option<Fault> {
-    let seen = Seen::at(driver_id, address)?;
-    if seen.is::<InvokeWrite>() {
-        return of_command(broken, &seen);
-    }
+/// The fault of a method other than `INVOKE_WRITE`.
+fn of_method(broken: Rule, seen: &Seen) -> Option<Fault> {
     let entries = seen.raw(CqCreate::CQE.id()).filter(|_| seen.is::<CqCreate>());
     // The limit of rxe.
     if is_in(broken, Rule::Limit, entries.is_some_and(|raw| raw.data as u32 > 32767)) {
@@ -360,28 +395,105 @@ fn of_message(broken: Rule, bytes: &[u8]) -> Option<Fault> {
 
 struct FaultyFile<'t> {
     file: Box<dyn UverbsFile + 't>,
-    driver_id: u32,
-    broken: Rule,
+    device: &'t Faulty,
+    /// The number of the file.
+    number: u32,
+}
+
+impl Drop for FaultyFile<'_> {
+    fn drop(&mut self) {
+        let mut tracked = self.device.tracked.borrow_mut();
+        let objects = tracked.close(self.number);
+        if self.device.broken == Rule::CloseFrees {
+            tracked.left += objects as u64;
+        }
+    }
+}
+
+impl FaultyFile<'_> {
+    /// The fault of an ioctl. Values in memory are changed at once.
+    fn fault(&self, number: u32, address: u64) -> Option<Fault> {
+        let (broken, driver_id) = (self.device.broken, self.device.driver_id());
+        if let Some(fault) = parser::of_header(broken, driver_id, number, address) {
+            return Some(fault);
+        }
+        let seen = Seen::at(driver_id, address).filter(|_| number == VERBS_IOCTL)?;
+        // Calls that find out whether an attribute exists have other faults as well.
+        let is_presence = [Rule::MethodPresent, Rule::AttributePresent].contains(&broken);
+        if seen.known().any(|(raw, _)| raw.attr_data == PROBE) && !is_presence {
+            return None;
+        }
+        let tracked = self.device.tracked.borrow();
+        let file = tracked.file(self.number)?;
+        let of_restriction = || of_restriction(broken, self.device.restriction.get()?);
+        let of_command = || {
+            let is_command = seen.is::<InvokeWrite>();
+            if is_command { of_command(broken, &seen) } else { of_method(broken, &seen) }
+        };
+        parser::of_attributes(broken, &seen, file)
+            .or_else(|| parser::of_objects(broken, &seen, &tracked, self.number, self.file.other_fds()))
+            .or_else(|| data::of_command(broken, &seen, file))
+            .or_else(of_restriction)
+            .or_else(of_command)
+    }
+
+    /// Creates an object that no call asks for.
+    fn leak(&self) {
+        let (request, number) = (AllocPdReq::new_zeroed(), write::AllocPd::INFO.number);
+        let mut call = Call::of(self.device.driver_id(), &InvokeWrite::INFO)
+            .with(Slot::number(InvokeWrite::WRITE_CMD.id(), number.into()))
+            .with(Slot::input(InvokeWrite::CORE_IN.id(), request.as_bytes()))
+            .with(Slot::output(InvokeWrite::CORE_OUT.id(), size_of::<AllocPdResp>()));
+        let mut bytes = call.encode();
+        // SAFETY: the addresses of the call are those of its own buffers, as long as it says.
+        let _ = unsafe { self.file.ioctl(VERBS_IOCTL, bytes.as_mut_ptr().expose_provenance() as u64) };
+    }
+}
+
+/// Clears the mark of written outputs.
+fn unmark(seen: &Seen) -> Result<(), Errno> {
+    for (position, (raw, _)) in seen.attributes.iter().enumerate() {
+        let address = seen.address + (position * size_of::<Attribute>()) as u64;
+        let flags = raw.flags - AttributeFlags::VALID_OUTPUT;
+        store(address + offset_of!(Attribute, flags) as u64, &flags.bits().to_ne_bytes())?;
+    }
+    Ok(())
 }
 
 impl UverbsFile for FaultyFile<'_> {
     unsafe fn ioctl(&self, number: u32, address: u64) -> Result<(), Errno> {
-        let fault = of_call(self.broken, self.driver_id, address);
+        let fault = self.fault(number, address);
         if let Some(Fault::Refused(errno)) = fault {
             return Err(errno);
         }
+        let completions = self
+            .device
+            .tracked
+            .borrow()
+            .file(self.number)
+            .map(|file| data::completions(self.device.broken, file));
         // SAFETY: the caller upholds the contract of the call's addresses.
         let result = unsafe { self.file.ioctl(number, address) };
-        if let (Ok(()), Some(Fault::Output(at))) = (result, &fault)
-            && let Ok(byte) = read(*at, 1)
-        {
-            store(*at, &[byte[0].wrapping_add(1)])?;
+        let seen = Seen::at(self.device.driver_id(), address).filter(|_| result.is_ok());
+        if let Some(seen) = &seen {
+            self.device.tracked.borrow_mut().follow(self.number, seen);
         }
-        instead(result, fault)
+        data::change_completions(&completions.unwrap_or_default());
+        match (&result, &fault, seen) {
+            (Ok(()), Some(Fault::Output(at)), _) => {
+                if let Ok(byte) = read(*at, 1) {
+                    store(*at, &[byte[0].wrapping_add(1)])?;
+                }
+            }
+            (Ok(()), Some(Fault::Unmarked), Some(seen)) => unmark(&seen)?,
+            (Err(_), Some(Fault::Leak), _) => self.leak(),
+            _ => {}
+        }
+        of_call(result, fault)
     }
 
     unsafe fn write(&self, command: &WriteBuffer) -> Result<usize, Errno> {
-        let fault = of_write(self.broken, command.command());
+        let fault = of_write(self.device.broken, command.command());
         if let Some(Fault::Refused(errno)) = fault {
             return Err(errno);
         }
@@ -396,10 +508,13 @@ impl UverbsFile for FaultyFile<'_> {
 
     unsafe fn write_in_child(&self, command: &WriteBuffer) -> Result<Result<(), Errno>, String> {
         // SAFETY: as for `ioctl`.
-        unsafe { self.file.write_in_child(command) }
+        let result = unsafe { self.file.write_in_child(command) }?;
+        let fault = Fault::Error(Errno::ACCESS, Errno::PERM);
+        Ok(instead(result, (self.device.broken == Rule::Fork).then_some(fault)))
     }
 
     fn close(&self, fd: i32) {
+        self.device.tracked.borrow_mut().descriptors.remove(&fd);
         self.file.close(fd);
     }
 
@@ -409,7 +524,9 @@ impl UverbsFile for FaultyFile<'_> {
 
     fn read(&self, fd: i32, buffer: &mut [u8]) -> Result<usize, Errno> {
         let fault = Fault::Error(Errno::INVAL, Errno::AGAIN);
-        instead(self.file.read(fd, buffer), (self.broken == Rule::EventFd).then_some(fault))
+        let result = self.file.read(fd, buffer);
+        data::change_event(self.device.broken, buffer);
+        instead(result, (self.device.broken == Rule::EventFd).then_some(fault))
     }
 
     fn is_readable(&self, fd: i32) -> Result<bool, Errno> {
@@ -422,7 +539,11 @@ impl UverbsFile for FaultyFile<'_> {
 
     fn map(&self, offset: u64, len: usize, protection: ProtFlags) -> Result<Map, Errno> {
         let fault = Fault::Error(Errno::INVAL, Errno::NOMEM);
-        instead(self.file.map(offset, len, protection), (self.broken == Rule::Mmap).then_some(fault))
+        let map = self.file.map(offset, len, protection);
+        if let Ok(map) = &map {
+            self.device.tracked.borrow_mut().mapped(self.number, offset, map.address());
+        }
+        instead(map, (self.device.broken == Rule::Mmap).then_some(fault))
     }
 }
 
@@ -494,18 +615,5 @@ mod tests {
         assert_eq!((0..4).filter_map(of_windows).collect::<Vec<_>>(), [0, 3]);
         let of_regions = |value| is_field(Rule::MrAccess, &write::RegMr::INFO, "access_flags", value);
         assert_eq!((0..4).filter_map(of_regions).collect::<Vec<_>>(), [0, 2]);
-    }
-
-    #[test]
-    fn attribute_without_memory_has_more_than_8_bytes() {
-        let attribute = Attribute { attr_id: 1, len: 9, data: UNMAPPED, ..Attribute::zeroed() };
-        let is_unmapped = |attribute, id| {
-            let seen = Seen { method: &InvokeWrite::INFO, attributes: vec![(attribute, None)] };
-            seen.is_unmapped(id)
-        };
-        assert!(is_unmapped(attribute, 1));
-        assert!(!is_unmapped(attribute, 2), "another attribute");
-        // Up to 8 bytes are the data itself.
-        assert!(!is_unmapped(Attribute { len: 8, ..attribute }, 1));
     }
 }

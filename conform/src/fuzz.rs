@@ -57,8 +57,8 @@ use crate::write_buffer::WriteBuffer;
 
 use machine::Machine;
 use places::Places;
-#[cfg(test)]
-pub(crate) use places::destroyed;
+#[cfg(any(test, feature = "test-utils"))]
+pub(crate) use places::{created, destroyed};
 use program::{Action, programs};
 use recorder::Recorder;
 

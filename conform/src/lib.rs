@@ -33,8 +33,6 @@ mod guard;
 pub mod junit;
 mod kernel;
 mod map;
-#[cfg(test)]
-mod model;
 #[cfg(any(test, feature = "soft", feature = "test-utils"))]
 mod own_memory;
 pub mod page;

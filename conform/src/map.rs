@@ -49,6 +49,12 @@ impl Map {
         Self { start: mapping.as_ptr(), len: mapping.len(), accessible, of_device: Some(mapping) }
     }
 
+    /// The address of its first byte.
+    #[cfg(any(test, feature = "test-utils"))]
+    pub(crate) fn address(&self) -> u64 {
+        self.start.as_ptr().expose_provenance() as u64
+    }
+
     /// The address of `size` bytes at an offset, if this process may access them.
     fn at(&self, offset: usize, size: usize) -> Option<*mut u8> {
         let inside = offset.checked_add(size).is_some_and(|end| end <= self.len);

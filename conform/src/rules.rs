@@ -334,7 +334,7 @@ rules! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{fault, model};
+    use crate::fault::{self, data, parser};
 
     /// Rules that no seeded fault breaks, with the reason.
     const UNSEEDED: [(Rule, &str); 2] = [
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn each_rule_has_a_seeded_fault_or_a_reason() {
-        let seeds = [model::SEEDS, model::data::SEEDS, fault::SOFT_ROCE, fault::CONNECTX];
+        let seeds = [parser::RULES, data::RULES, fault::SOFT_ROCE, fault::CONNECTX];
         for rule in Rule::ALL {
             let faults = seeds.iter().filter(|seeds| seeds.contains(rule)).count();
             let reasons = UNSEEDED.iter().filter(|(of, _)| of == rule).count();

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::rc::Rc;
-use std::time::Duration;
 
 use bareverbs_uapi::abi::Since;
 use bareverbs_uapi::ioctl::VERBS_IOCTL;
@@ -131,11 +130,6 @@ impl<'t> Session<'t> {
 
     pub(crate) fn driver_id(&self) -> u32 {
         self.target.driver_id()
-    }
-
-    /// The timeout of a result that may follow the return of its call.
-    pub(crate) fn timeout(&self, timeout: Duration) -> Duration {
-        if self.target.is_asynchronous() { timeout } else { Duration::ZERO }
     }
 
     pub(crate) fn is_rxe(&self) -> bool {

@@ -37,6 +37,14 @@ const DIFFERENCES: &[(&str, &str)] = &[
 /// A soft device as a target.
 pub(crate) struct SoftTarget(pub(crate) SoftDevice);
 
+#[cfg(test)]
+impl SoftTarget {
+    /// A device of a fabric of its own.
+    pub(crate) fn new() -> Self {
+        Self(SoftDevice::new(&bareverbs_soft::Fabric::new()))
+    }
+}
+
 struct SoftFile {
     file: DeviceFile,
     null: OwnedFd,
@@ -53,6 +61,10 @@ impl Target for SoftTarget {
 
     fn driver_id(&self) -> u32 {
         DriverId::RXE.0
+    }
+
+    fn releases_late(&self) -> bool {
+        false
     }
 
     fn open(&self) -> Result<Box<dyn UverbsFile + '_>, Errno> {
@@ -196,6 +208,11 @@ impl UverbsFile for SoftFile {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use crate::check::Check;
+    use crate::fault::{Faulty, data as data_faults, parser as parser_faults};
+    use crate::generate::{data, environment, life, order, parser, qp_states, rings};
+    use crate::rules::Rule;
     use crate::{Filter, Suite, Verdict};
 
     #[test]
@@ -206,5 +223,48 @@ mod tests {
         let names: Vec<_> = failed.iter().map(|one| format!("{}: {}", one.name, one.reason)).collect();
         assert!(failed.is_empty(), "{} failed:\n{}", names.len(), names.join("\n"));
         assert!(results.count(Verdict::Passed) > 5000, "{}", results.count(Verdict::Passed));
+    }
+
+    /// The rule that the suite names for a device that breaks one.
+    fn named(checks: Vec<Check>, rule: Rule) -> Result<Option<String>, String> {
+        let target = Faulty::new(Box::new(SoftTarget::new()), rule);
+        let suite = Suite::of(Box::new(target), checks).map_err(|error| error.to_string())?;
+        // The hazards are those of a kernel.
+        let suite = suite.without_passed_calls().with_hazards();
+        Ok(suite.run(&Filter::default(), 0, |_, _, _| {}).broken_rule())
+    }
+
+    /// Breaks each rule. A part of the checks of other rules shows that they are not concerned.
+    fn names_each(rules: &[Rule], checks: impl Fn() -> Vec<Check> + Sync) {
+        let judge = |rule: &Rule| {
+            let part = checks().into_iter().enumerate();
+            let part = part.filter(|(at, check)| at % 8 == 0 || check.rule == *rule).map(|(_, check)| check);
+            let named = named(part.collect(), *rule);
+            let right = named.as_ref().map(|named| named.as_deref()) == Ok(Some(rule.id()));
+            (!right).then(|| format!("{}: {named:?}", rule.id()))
+        };
+        let parts = rules.chunks(rules.len().div_ceil(2));
+        let wrong: Vec<String> = std::thread::scope(|scope| {
+            let running: Vec<_> =
+                parts.map(|part| scope.spawn(|| part.iter().filter_map(judge).collect::<Vec<_>>())).collect();
+            running.into_iter().flat_map(|part| part.join().expect("the suite does not panic")).collect()
+        });
+        assert!(wrong.is_empty(), "{} of {} rules:\n{}", wrong.len(), rules.len(), wrong.join("\n"));
+    }
+
+    #[test]
+    fn suite_names_each_broken_rule_of_the_parser() {
+        names_each(parser_faults::RULES, || {
+            let checks = parser::checks().into_iter().chain(order::checks()).chain(life::checks());
+            checks.chain(environment::checks()).collect()
+        });
+    }
+
+    #[test]
+    fn suite_names_each_broken_rule_of_the_data_path() {
+        names_each(data_faults::RULES, || {
+            let checks = data::checks(data::Device::Rxe).into_iter();
+            checks.chain(rings::checks()).chain(qp_states::checks()).collect()
+        });
     }
 }

@@ -178,7 +178,7 @@ impl Suite {
         Ok(Self { target, series, checks, hazardous, device_option, records_passed: true })
     }
 
-    /// Does not decode the calls of checks that pass, which takes most of the time on the model.
+    /// Does not decode the calls of checks that pass, which takes most of the time on a soft device.
     #[cfg(test)]
     pub(crate) fn without_passed_calls(mut self) -> Self {
         self.records_passed = false;
@@ -208,7 +208,7 @@ impl Suite {
     #[cfg(any(test, feature = "test-utils"))]
     #[must_use]
     pub fn with_fault(mut self, broken: Rule) -> Self {
-        self.target = Box::new(crate::fault::Faulty { device: self.target, broken });
+        self.target = Box::new(crate::fault::Faulty::new(self.target, broken));
         self
     }
 
@@ -337,7 +337,7 @@ impl Suite {
     fn settle(&self, baseline: &mut Result<ResourceSummary, String>) -> Result<(), String> {
         let before = baseline.clone()?;
         let begin = Instant::now();
-        let timeout = if self.target.is_asynchronous() { SETTLE } else { Duration::ZERO };
+        let timeout = if self.target.releases_late() { SETTLE } else { Duration::ZERO };
         loop {
             let now = self.target.resources()?;
             if now == before {

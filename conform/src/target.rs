@@ -1,4 +1,4 @@
-//! The target of the checks: a kernel's device, or a model of the kernel.
+//! The target of the checks: a device of the kernel, or a soft device.
 
 use std::os::fd::OwnedFd;
 
@@ -21,8 +21,8 @@ pub(crate) trait Target {
     /// The driver id that calls must state.
     fn driver_id(&self) -> u32;
 
-    /// Whether the results of a call may follow its return.
-    fn is_asynchronous(&self) -> bool {
+    /// Whether objects may be released after the return of the call that destroys them.
+    fn releases_late(&self) -> bool {
         true
     }
 

@@ -5,6 +5,7 @@
 //! them, and the test `replay` runs each function on its corpus.
 
 mod input;
+mod soft_program;
 
 macro_rules! targets {
     ($($name:ident),* $(,)?) => {
@@ -39,6 +40,9 @@ targets! {
     rdma_cm_text,
     route_answers,
     rxe_rings,
+    soft_calls,
+    soft_packets,
+    soft_rings,
     sysfs_text,
     uapi_calls,
 }

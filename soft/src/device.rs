@@ -185,6 +185,11 @@ impl SoftDevice {
         if self.port.is_own() { self.port.dropped() } else { Dropped::default() }
     }
 
+    #[cfg(feature = "test-utils")]
+    pub(crate) fn port(&self) -> &Port {
+        &self.port
+    }
+
     /// Opens the device. Its driver id is that of Soft-RoCE.
     ///
     /// # Errors

@@ -37,6 +37,9 @@ mod objects;
 mod port;
 mod rdma_cm;
 mod sys;
+#[cfg(feature = "test-utils")]
+#[doc(hidden)]
+pub mod testing;
 mod user;
 mod wire;
 

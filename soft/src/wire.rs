@@ -315,8 +315,15 @@ fn decode(destination: IpAddr, datagram: &Datagram<'_>) -> Result<Packet, Decode
     bth::read(route, transport).ok_or(DecodeError::Malformed)
 }
 
+/// The packet in a datagram that no socket has received.
+#[cfg(feature = "test-utils")]
+pub(crate) fn datagram_packet(destination: IpAddr, source: SocketAddr, bytes: &[u8]) -> Option<Packet> {
+    let datagram = Datagram { bytes, source, hop_limit: 64, traffic_class: 0, lost: None };
+    decode(destination, &datagram).ok()
+}
+
 /// The part of the addressing that the ICRC covers.
-fn global_of(source: [u8; 16], destination: IpAddr) -> Global {
+pub(crate) fn global_of(source: [u8; 16], destination: IpAddr) -> Global {
     let network = if destination.is_ipv4() { Network::Ipv4 } else { Network::Ipv6 };
     let destination = gid(destination);
     Global { source, destination, flow_label: 0, traffic_class: 0, hop_limit: 0, network }

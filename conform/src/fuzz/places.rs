@@ -81,7 +81,7 @@ pub(super) fn class_of(field: &str) -> Option<ObjectClass> {
 }
 
 /// The class that a command creates an object of, and the position of its handle in the response.
-pub(super) fn created(command: &WriteCommandInfo) -> Option<(u16, usize)> {
+pub(crate) fn created(command: &WriteCommandInfo) -> Option<(u16, usize)> {
     let makes = ["Create", "Alloc", "Reg", "Open"].iter().any(|verb| command.rust.starts_with(verb));
     let fields = command.response.filter(|_| makes)?.fields;
     fields.iter().find_map(|field| match field.kind {

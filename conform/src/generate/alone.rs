@@ -35,10 +35,13 @@ const RULES: [Rule; 15] = [
     Rule::AttributePresent,
 ];
 
+/// The reserved bytes of an attribute that may exist.
+pub(crate) const PROBE: u16 = 0xffff;
+
 /// An attribute with the wrong form for any kind.
 fn wrong(id: u16) -> Slot {
     let mut slot = Slot::word(id, 0);
-    slot.raw.attr_data = 0xffff;
+    slot.raw.attr_data = PROBE;
     slot.raw.len = 1;
     slot
 }

@@ -328,7 +328,6 @@ pub(crate) struct Pair {
     pub(crate) cq: Completions,
     /// Completions that no check has asked for yet.
     pending: Vec<Wc>,
-    timeout: Duration,
 }
 
 /// Identifier of a send, and of a receive, unless a check changes it.
@@ -380,8 +379,7 @@ impl Pair {
                 endpoint.qp.to(session, QpState::RTS)?;
             }
         }
-        let timeout = session.timeout(TIMEOUT);
-        Ok(Self { pd, cq_handle, sender, receiver, cq, pending: Vec::new(), timeout })
+        Ok(Self { pd, cq_handle, sender, receiver, cq, pending: Vec::new() })
     }
 
     /// Makes the CQ.
@@ -462,8 +460,8 @@ impl Pair {
             if let Some(wc) = self.pending(wr_id) {
                 return Ok(wc);
             }
-            if begin.elapsed() > self.timeout {
-                return fail(format!("no completion within {} s", self.timeout.as_secs()));
+            if begin.elapsed() > TIMEOUT {
+                return fail(format!("no completion within {} s", TIMEOUT.as_secs()));
             }
             sleep(Duration::from_millis(1));
         }

@@ -87,9 +87,17 @@ const FAMILIES: [(&str, &str); 7] = [
     ("qp::RC::*", "qp-"),
 ];
 
+/// The rules of the environment of a process.
+const ENVIRONMENT: [Rule; 6] =
+    [Rule::Capability, Rule::Memlock, Rule::Cgroup, Rule::Namespace, Rule::ExclusiveNamespace, Rule::Fork];
+
 /// Breaks rules one at a time by wrong answers of the device. The suite must name each.
 fn names_broken_rules(family: &str, is_of_family: impl Fn(Rule) -> bool) {
-    let suite = || Suite::for_device(None).unwrap();
+    let suite = || {
+        let suite = Suite::for_device(None).unwrap();
+        // Those of the environment only take the device out of reach.
+        if family.starts_with("environment") { suite.with_hazards() } else { suite }
+    };
     let named = |suite: Suite| suite.run(&Filter::new(Some(family)), 0, |_, _, _| {}).broken_rule();
     assert_eq!(named(suite()), None, "{family} without a fault");
     let rules: Vec<Rule> = suite().faults().iter().copied().filter(|rule| is_of_family(*rule)).collect();
@@ -105,7 +113,12 @@ fn names_broken_rules(family: &str, is_of_family: impl Fn(Rule) -> bool) {
 #[kernel_test(device::soft_roce)]
 fn suite_names_broken_rules_of_commands() {
     let is_of_others = |rule: Rule| FAMILIES.iter().any(|(_, start)| rule.id().starts_with(start));
-    names_broken_rules("command::*", |rule| !is_of_others(rule));
+    names_broken_rules("command::*", |rule| !is_of_others(rule) && !ENVIRONMENT.contains(&rule));
+}
+
+#[kernel_test(device::soft_roce)]
+fn suite_names_broken_rules_of_the_environment() {
+    names_broken_rules("environment::*", |rule| ENVIRONMENT.contains(&rule));
 }
 
 #[kernel_test(device::soft_roce)]

@@ -331,7 +331,7 @@ fn fence(session: &mut Session<'_>, pair: &mut Pair) -> Step<Option<Wc>> {
             Some(wc) => of_request = Some(wc),
             None => {}
         }
-        if begin.elapsed() > session.timeout(SETTLE) {
+        if begin.elapsed() > SETTLE {
             return fail("a later message does not arrive");
         }
         sleep(Duration::from_millis(1));
@@ -355,7 +355,7 @@ pub(crate) fn wait_state(
         if state == expected {
             return Ok(());
         }
-        if begin.elapsed() > session.timeout(SETTLE) {
+        if begin.elapsed() > SETTLE {
             return fail(format!("the {side}'s QP is in {state:?}, expected {expected:?}"));
         }
         sleep(Duration::from_millis(1));

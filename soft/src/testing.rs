@@ -1,0 +1,23 @@
+//! The wire of a device without a socket, for fuzz targets.
+
+use std::net::{IpAddr, SocketAddr};
+
+use bareverbs_transport::roce::NetworkHeaders;
+
+use crate::device::SoftDevice;
+use crate::wire::{datagram_packet, gid, global_of};
+
+/// Receives a datagram on UDP port 4791 of the device, as from a socket. Returns whether it has a packet of
+/// RoCE v2.
+pub fn receive(device: &SoftDevice, source: SocketAddr, datagram: &[u8]) -> bool {
+    let packet = datagram_packet(device.address(), source, datagram);
+    packet.is_some_and(|packet| device.port().run(|engine| engine.receive(&packet)).is_ok())
+}
+
+/// The ICRC of a packet, as it is behind it.
+#[must_use]
+pub fn icrc(source: SocketAddr, destination: IpAddr, transport: &[u8]) -> [u8; 4] {
+    let headers =
+        NetworkHeaders::new(&global_of(gid(source.ip()), destination), source.port(), transport.len());
+    headers.icrc(transport).to_le_bytes()
+}
