@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bareverbs_provider::Errno;
 use bareverbs_uapi::method::MethodInfo;
 use bareverbs_uapi::uverbs;
-use bareverbs_uapi::verbs_values::EventType;
+use bareverbs_uapi::verbs_values::{EventType, WcStatus};
 use bareverbs_uapi::write::{self, WriteCommand, ex};
 
 use crate::call::is;
@@ -150,6 +150,9 @@ pub enum FaultError {
     /// ([`SoftDevice::raise_of_qp`](crate::SoftDevice::raise_of_qp)).
     #[error("{0:?} is an event of another kind of object")]
     Event(EventType),
+    /// The status is no first failure of a QP.
+    #[error("a completion can't be made to fail with {0:?}")]
+    Status(WcStatus),
     /// The device has no QP with this number.
     #[error("there is no QP {0:#x}")]
     NoQp(u32),

@@ -9,7 +9,7 @@ use bareverbs_provider::Errno;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::values::Guid;
-use bareverbs_uapi::verbs_values::EventType;
+use bareverbs_uapi::verbs_values::{EventType, WcStatus};
 
 use crate::address_error::AddressError;
 use crate::call_faults::{FaultError, Method};
@@ -257,6 +257,25 @@ impl SoftDevice {
     /// [`FaultError::Errno`] if the method doesn't return this errno, see [`Method`].
     pub fn fail_call(&self, method: Method, nth: u64, errno: Errno) -> Result<(), FaultError> {
         self.port.call_faults.add(method, nth, errno)
+    }
+
+    /// Makes the n-th completion of a QP from now on fail with this status, once, if it is no failure already.
+    /// The first is 1. Send and receive WQEs count, also unsignaled ones. The QP is in ERR then, and its other
+    /// WQEs are flushed.
+    ///
+    /// The operation itself is executed: a message whose send fails in this way has arrived. As on
+    /// Soft-RoCE, `LOC_LEN_ERR`, `LOC_QP_OP_ERR` and `MW_BIND_ERR` of a send appear as `WR_FLUSH_ERR` in its CQE.
+    ///
+    /// # Errors
+    ///
+    /// [`FaultError::Status`] for `SUCCESS` and `WR_FLUSH_ERR`, which are no first failure;
+    /// [`FaultError::NoQp`], also in a forked child.
+    pub fn fail_completion(&self, qp_num: u32, nth: u64, status: WcStatus) -> Result<(), FaultError> {
+        if status == WcStatus::SUCCESS || status == WcStatus::WR_FLUSH_ERR {
+            return Err(FaultError::Status(status));
+        }
+        let added = || self.port.with(|engine| Ok(engine.fail_completion(qp_num, nth, status)));
+        if self.port.is_own() && added() == Ok(true) { Ok(()) } else { Err(FaultError::NoQp(qp_num)) }
     }
 
     /// Raises an asynchronous event of the device or its port in all open files. The event changes nothing

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `queue` | a ring that the program shares |
 //! | `send`, `receive`, `completion` | the WQEs and CQEs in it |
+//! | `completion_faults` | completions that fail by fault injection |
 //! | `queues` | the queues of a QP |
 //! | `memory`, `range` | memory keys, and the memory of the program behind them |
 //! | `address` | GIDs, address handles, routes |
@@ -14,6 +15,7 @@
 
 mod address;
 mod completion;
+mod completion_faults;
 mod management;
 mod memory;
 mod port;
@@ -34,7 +36,7 @@ use bareverbs_transport::packet::{Packet, Route, Transport};
 use bareverbs_transport::{QpAttributes, Scheduler, Service, State};
 use bareverbs_uapi::rxe::Av;
 use bareverbs_uapi::uverbs::types::{AccessFlags, QpType};
-use bareverbs_uapi::verbs_values::{EventType, MwType, QpState};
+use bareverbs_uapi::verbs_values::{EventType, MwType, QpState, WcStatus};
 
 use crate::channel::{CqSink, ObjectSink};
 use crate::cm::Cm;
@@ -319,6 +321,7 @@ impl Engine {
             wire.retain_groups(|group| !self.qps.group(group).is_empty());
         }
         self.port.keys.forget_qp(qpn);
+        self.port.completion_faults.forget(qpn);
     }
 
     /// The doorbell of a QP: `EINVAL` below RTS. The ring isn't read then.
@@ -381,6 +384,7 @@ impl Engine {
         self.expire_timers(now);
         let had_work = self.has_work();
         self.qps.run(&mut self.port);
+        self.fail_qps();
         had_work
     }
 
@@ -399,6 +403,7 @@ impl Engine {
     /// Gives one turn to the QP that has been ready for the longest time.
     pub(crate) fn step(&mut self) {
         self.qps.step(&mut self.port);
+        self.fail_qps();
     }
 
     /// The number of WQEs that have completed.
@@ -432,7 +437,24 @@ impl Engine {
             self.receive_mad(packet);
         } else if self.is_of_path(packet) {
             self.qps.receive(&mut self.port, packet);
+            self.fail_qps();
         }
+    }
+
+    /// Moves the QPs to ERR of which a completion has failed by fault injection.
+    fn fail_qps(&mut self) {
+        while let Some(qpn) = self.port.completion_faults.take_failed() {
+            self.qps.fail(&mut self.port, qpn);
+        }
+    }
+
+    /// Makes the n-th completion of a QP from now on fail. Returns `false` if there is no such QP.
+    pub(crate) fn fail_completion(&mut self, qpn: u32, nth: u64, status: WcStatus) -> bool {
+        let exists = self.qps.get(qpn).is_some();
+        if exists {
+            self.port.completion_faults.add(qpn, nth, status);
+        }
+        exists
     }
 
     /// The same while no QP has a receive WQE.

@@ -112,6 +112,47 @@ fn failed_context_leaves_no_context(fabric: &Fabric) {
     assert_eq!(created, Some(Ok(())));
 }
 
+/// Lets system calls fail with `EPERM` in this process from here on.
+fn forbid(calls: [libc::c_long; 2]) {
+    let step = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
+    let is_call = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let mut steps = [
+        // The number of the call is the first field.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(is_call, calls[0] as u32, 1, 0),
+        step(is_call, calls[1] as u32, 0, 1),
+        step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
+        step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let filter = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    // SAFETY: the filter is valid during the calls.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter), 0);
+    }
+}
+
+/// A seccomp filter may forbid the copies between processes, by which a device reaches responses.
+fn commands_work_without_copies_between_processes() {
+    let status = in_child(|| {
+        forbid([libc::SYS_process_vm_readv, libc::SYS_process_vm_writev]);
+        let file = SoftDevice::new(&Fabric::new()).open().unwrap();
+        let mut response = GetContextResp::zeroed();
+        let header = CmdHdr { command: GetContext::INFO.number, in_words: 4, out_words: 2 };
+        let command = |response| {
+            let request = GetContextReq { response, driver_data: [] };
+            [header.as_bytes(), request.as_bytes()].concat()
+        };
+        // SAFETY: the kernel refuses the address.
+        assert_eq!(unsafe { file.write_raw(&command(64)) }, Err(Errno::FAULT));
+        let address = (&raw mut response).expose_provenance() as u64;
+        // SAFETY: the response is written to `response`.
+        unsafe { file.write_raw(&command(address)) }.unwrap();
+        assert_ne!(response.as_bytes(), GetContextResp::zeroed().as_bytes());
+    });
+    assert_eq!(status.exit_status(), Some(0));
+}
+
 /// The time that this process has used the processor.
 fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
@@ -159,6 +200,7 @@ fn device_survives_forks_and_a_closed_socket() {
     let device = SoftDevice::new(&fabric);
     forked_child_is_refused_without_waiting(&fabric, &device);
     process_id_is_no_identity();
+    commands_work_without_copies_between_processes();
     failed_context_leaves_no_context(&fabric);
     closed_socket_is_no_load(&fabric);
 }

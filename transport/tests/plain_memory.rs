@@ -161,6 +161,25 @@ fn local_operations_run_in_the_order_of_the_queue() {
 }
 
 #[test]
+fn local_operation_between_requests_that_are_sent_again_runs_once() {
+    const OTHER: u32 = KEY + 1;
+    let mut pair = Pair::rc();
+    let keys = &mut pair.sides[0].device.keys;
+    let key = keys[&KEY].clone();
+    keys.insert(OTHER, key);
+    for action in [WRITE, Action::Local(Local::Invalidate(OTHER)), WRITE] {
+        pair.post(0, action, FROM, TO, 8);
+    }
+    let mut lost = false;
+    pair.settle(|packets| {
+        let is_first = |packet: &mut Packet| packet.psn == FIRST_PSN && !std::mem::replace(&mut lost, true);
+        packets.extract_if(.., is_first).for_each(drop);
+    });
+    assert!(lost);
+    assert_eq!(pair.take_completions(0), [0, 1, 2].map(|index| Completion::Send(index, Ok(()))));
+}
+
+#[test]
 fn access_to_an_unknown_key_moves_both_sides_to_error() {
     let mut pair = Pair::rc();
     pair.sides[1].device.keys.clear();

@@ -142,3 +142,44 @@ fn raised_events_arrive_at_their_objects() {
     let none = qp.qp_num() + 1;
     assert_eq!(device.raise_of_qp(none, EventType::QP_FATAL), Err(FaultError::NoQp(none)));
 }
+
+#[test]
+fn failed_completion_moves_the_qp_to_err() {
+    let (device, context) = open();
+    let pd = context.alloc_pd().unwrap();
+    let [mut a, mut b] = pair(&pd, &Endpoint::options());
+    (0..3).for_each(|_| receive(&pd, &mut b));
+    let qp_num = a.address().qp_num;
+    device.fail_completion(qp_num, 2, WcStatus::REM_OP_ERR).unwrap();
+    a.post(Op::send_inline(b"first")).unwrap();
+    a.next().wait().unwrap();
+    a.post(Op::send_inline(b"second")).unwrap();
+    let failed = a.next().wait().unwrap_err();
+    assert!(matches!(failed.error, Error::Completion { status: WcStatus::REM_OP_ERR, .. }), "{failed}");
+    // The message has arrived.
+    for text in [&b"first"[..], b"second"] {
+        assert_eq!(b.next().wait().unwrap().message(), Some(text));
+    }
+    assert!(a.post(Op::send_inline(b"third")).is_err() || a.next().wait().is_err());
+    let status = WcStatus::WR_FLUSH_ERR;
+    assert_eq!(device.fail_completion(qp_num, 1, status), Err(FaultError::Status(status)));
+    let none = 0x7_0000;
+    assert_eq!(device.fail_completion(none, 1, WcStatus::REM_OP_ERR), Err(FaultError::NoQp(none)));
+}
+
+#[test]
+fn failed_receive_flushes_the_others() {
+    let (device, context) = open();
+    let pd = context.alloc_pd().unwrap();
+    let [mut a, mut b] = pair(&pd, &Endpoint::options());
+    (0..2).for_each(|_| receive(&pd, &mut b));
+    device.fail_completion(b.address().qp_num, 1, WcStatus::LOC_PROT_ERR).unwrap();
+    a.post(Op::send_inline(b"lost")).unwrap();
+    for status in [WcStatus::LOC_PROT_ERR, WcStatus::WR_FLUSH_ERR] {
+        let failed = b.next().wait().unwrap_err();
+        assert!(
+            matches!(failed.error, Error::Completion { status: found, .. } if found == status),
+            "{failed}"
+        );
+    }
+}

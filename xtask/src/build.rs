@@ -113,6 +113,16 @@ pub(crate) fn soak() -> Result<PathBuf> {
     Ok(folder.join("debug/bareverbs-soak"))
 }
 
+/// Builds the program of the scale and endurance tests for this machine.
+pub(crate) fn native_soak() -> Result<PathBuf> {
+    announce("the soak program");
+    let arguments = ["build", "--quiet", "--profile", "quick", "--package", "bareverbs-soak"];
+    if !cargo().args(arguments).status().context("running cargo")?.success() {
+        bail!("the soak program could not be built");
+    }
+    Ok(workspace().join("target/quick/bareverbs-soak"))
+}
+
 /// Builds a package for guests with these arguments of cargo. Returns the folder of the profiles.
 fn static_package(what: &'static str, arguments: &[&str], package: &str) -> Result<PathBuf> {
     announce(what);

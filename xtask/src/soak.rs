@@ -1,12 +1,13 @@
 //! `cargo xtask soak`: long scale and endurance tests.
 
+use std::ops::Range;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use bareverbs_lab::{Accelerator, Setup};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 use crate::experiment::{self, Files, command};
 use crate::{build, plot};
@@ -30,6 +31,13 @@ pub(crate) struct Soak {
     /// On an HCA instead of rxe: ib or roce.
     #[arg(long, value_enum, global = true)]
     hca: Option<experiment::Port>,
+    /// Random verbs and faults on soft devices, on this machine: no lab, virtual time, one seed after the
+    /// other.
+    #[arg(long, value_enum, conflicts_with_all = ["kernel", "hca", "minutes", "seed", "iteration"])]
+    device: Option<Device>,
+    /// The seeds of soft devices. A failed seed is run again, with a log and a packet capture.
+    #[arg(long, value_name = "FIRST..END", value_parser = seeds, default_value = "0..10000", requires = "device")]
+    seeds: Range<u64>,
     /// Minutes of random verbs, or of random connection attempts.
     #[arg(long, default_value_t = 10)]
     minutes: u64,
@@ -39,12 +47,28 @@ pub(crate) struct Soak {
     /// Run only this iteration of the seed.
     #[arg(long, value_name = "NUMBER")]
     iteration: Option<u64>,
-    /// Run only the first verbs of that iteration.
-    #[arg(long, value_name = "NUMBER", requires = "iteration")]
+    /// Run only the first verbs of that iteration, or of each seed.
+    #[arg(long, value_name = "NUMBER")]
     ops: Option<usize>,
     /// Another test than random verbs.
     #[command(subcommand)]
     what: Option<What>,
+}
+
+/// A device that needs no guest.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Device {
+    /// RoCE v2 devices in user space.
+    Soft,
+}
+
+/// Parses a range of seeds, or one seed.
+fn seeds(text: &str) -> Result<Range<u64>> {
+    let number = |text: &str| text.trim().parse::<u64>().with_context(|| format!("{text:?} is not a seed"));
+    match text.split_once("..") {
+        Some((first, end)) => Ok(number(first)?..number(end)?),
+        None => number(text).map(|seed| seed..seed.saturating_add(1)),
+    }
 }
 
 #[derive(Subcommand)]
@@ -80,6 +104,9 @@ enum What {
 
 impl Soak {
     pub(crate) fn run(self) -> Result<ExitCode> {
+        if let Some(Device::Soft) = self.device {
+            return self.on_soft_devices();
+        }
         let output = self.in_guest(&self.command())?;
         if let Some(What::Objects { plot: Some(file), .. }) = &self.what {
             let table = plot::Table::parse(&output).context("the guest printed no table")?;
@@ -88,6 +115,18 @@ impl Soak {
             println!("drawn in {}", file.display());
         }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// Runs the seeds on soft devices.
+    fn on_soft_devices(&self) -> Result<ExitCode> {
+        let mut command = Command::new(build::native_soak()?);
+        let Range { start, end } = &self.seeds;
+        command.args(["soft", "--from", &start.to_string(), "--to", &end.to_string()]);
+        if let Some(ops) = self.ops {
+            command.args(["--ops", &ops.to_string()]);
+        }
+        let status = command.status().context("running the soak program")?;
+        Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
     /// The arguments of the guest's program.

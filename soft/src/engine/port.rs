@@ -9,9 +9,11 @@ use bareverbs_transport::{
 };
 use bareverbs_uapi::verbs_values::{EventType, QpState, WcStatus};
 use bareverbs_uapi::write::structs::Wc;
+use zerocopy::FromZeros;
 
 use super::address::{Addresses, Ah, PortAddress};
 use super::completion::{self, Cq};
+use super::completion_faults::CompletionFaults;
 use super::memory::{Accessor, Keys};
 use super::queues::{QpQueues, Receives};
 use super::receive::{RecvWqeRef, Srq};
@@ -32,6 +34,7 @@ pub(crate) struct EnginePort {
     /// Packets for the wire.
     pub(super) outgoing: Vec<Packet>,
     pub(super) pool: Pool,
+    pub(super) completion_faults: CompletionFaults,
     /// The log of actions, if there is one.
     pub(super) log: Option<DeviceLog>,
     /// Whether no receive WQE is found: an injected fault.
@@ -52,6 +55,7 @@ impl EnginePort {
             now: 0,
             outgoing: Vec::new(),
             pool: Pool::default(),
+            completion_faults: CompletionFaults::default(),
             log: None,
             hides_receives: false,
             completed: 0,
@@ -166,7 +170,10 @@ impl Device for EnginePort {
     fn complete_send(&mut self, queues: &QpQueues, completion: &SendCompletion<'_, SendWqeRef>) {
         let SendCompletion { wqe, failure, .. } = *completion;
         self.completed += 1;
-        let failure = failure.map(|failure| completion::status_of_send(wqe.opcode, failure));
+        let failure = match failure {
+            Some(failure) => Some(completion::status_of_send(wqe.opcode, failure)),
+            None => self.completion_faults.next(queues.number),
+        };
         queues.sends.release(wqe, failure);
         let status = failure.unwrap_or(WcStatus::SUCCESS);
         self.log(queues.number, QpAction::Completed { wr_id: wqe.wr_id, opcode: wqe.opcode, status });
@@ -202,8 +209,19 @@ impl Device for EnginePort {
         if let Receives::Own(ring) = &queues.receives {
             ring.release(receive.wqe.position);
         }
-        let (entry, solicited) =
+        let (mut entry, solicited) =
             completion::of_receive(queues.number, receive.wqe.wr_id, receive.placed, &outcome);
+        if entry.status == WcStatus::SUCCESS
+            && let Some(status) = self.completion_faults.next(queues.number)
+        {
+            entry = Wc {
+                wr_id: entry.wr_id,
+                qp_num: queues.number,
+                opcode: entry.opcode,
+                status,
+                ..Wc::new_zeroed()
+            };
+        }
         let Wc { wr_id, opcode, status, .. } = entry;
         self.log(queues.number, QpAction::Completed { wr_id, opcode, status });
         if let Some(cq) = self.cqs.get_mut(queues.recv_cq) {

@@ -4,6 +4,7 @@ mod hostile;
 mod management;
 mod objects;
 mod records;
+mod responder;
 mod seeded;
 mod speed;
 mod transfers;

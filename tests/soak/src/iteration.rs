@@ -3,6 +3,7 @@
 mod execute;
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use bareverbs::ah::{Ah, AhAttr};
 use bareverbs::cq::{Completion, Cq, CqInit};
 use bareverbs::mw::{Mw, MwType};
 use bareverbs::qp::{InitAttr, Qp, QpCap, QpInit, Rc, RtrAttr, RtsAttr, Uc, UcRtrAttr, Ud, UdInitAttr};
+use bareverbs::soft::Fabric;
 use bareverbs::srq::{Srq, SrqInit};
 use bareverbs::values::{AckTimeout, MinRnrTimer, Mtu, RetryCount, RnrRetry};
 use bareverbs::{Buffer, Context, Mr, Pd, WcStatus};
@@ -47,6 +49,41 @@ macro_rules! any {
 }
 use any;
 
+/// How time passes while an iteration waits.
+#[derive(Clone, Debug)]
+pub enum Clock {
+    /// The device works by itself.
+    Real,
+    /// The device works, and time passes, while the iteration waits.
+    Virtual(Fabric),
+}
+
+impl Clock {
+    /// The time since some point.
+    fn now(&self) -> Duration {
+        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+        match self {
+            Self::Real => START.elapsed(),
+            Self::Virtual(fabric) => fabric.now(),
+        }
+    }
+
+    /// Waits.
+    fn wait(&self, time: Duration) {
+        match self {
+            Self::Real => thread::sleep(time),
+            Self::Virtual(fabric) => fabric.advance(time),
+        }
+    }
+
+    /// Lets the device do the work that there is without waiting.
+    fn run(&self) {
+        if let Self::Virtual(fabric) = self {
+            fabric.run_until_idle();
+        }
+    }
+}
+
 /// Statistics.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
@@ -80,6 +117,7 @@ pub struct Iteration {
     resets: HashMap<Id, Instant>,
     path: AhAttr,
     context: Context,
+    clock: Clock,
 }
 
 impl Iteration {
@@ -88,6 +126,14 @@ impl Iteration {
     /// # Errors
     /// If the port has no address.
     pub fn new(context: &Context, quirks: Quirks) -> Result<Self> {
+        Self::with_clock(context, quirks, Clock::Real)
+    }
+
+    /// The same for a device with this kind of time.
+    ///
+    /// # Errors
+    /// If the port has no address.
+    pub fn with_clock(context: &Context, quirks: Quirks, clock: Clock) -> Result<Self> {
         Ok(Self {
             model: Model::new(quirks),
             tally: Tally::default(),
@@ -102,6 +148,7 @@ impl Iteration {
             resets: HashMap::new(),
             path: loopback_path(context)?,
             context: context.clone(),
+            clock,
         })
     }
 
@@ -155,6 +202,11 @@ impl Iteration {
         let up: Vec<Id> =
             self.qps.keys().copied().filter(|qp| self.model.needs_error_before_destroy(*qp)).collect();
         up.into_iter().try_for_each(|qp| self.end(qp, End::Error))
+    }
+
+    /// Tries to create an object where the device refuses it. Returns the device's error.
+    pub fn refused(&mut self, op: &Op) -> anyhow::Error {
+        self.change(op).err().unwrap_or_else(|| anyhow!("it succeeded"))
     }
 
     fn change(&mut self, op: &Op) -> Result<()> {
@@ -272,12 +324,18 @@ impl Iteration {
                     min_rnr_timer: MinRnrTimer::new(1).unwrap(),
                     ..RtrAttr::new(self.path, peer)
                 };
-                // Without an ACK timeout: no packet is lost, and the kernel's timer may expire
+                // Without an ACK timeout on a kernel: no packet is lost, and the kernel's timer may expire
                 // although none is late (`retransmit_timer` of `rxe_comp.c`). A fenced read that is
                 // retried waits for itself without limit (`rxe_wqe_is_fenced`).
+                let timeout = match self.clock {
+                    Clock::Real => 0,
+                    // 4.2 ms.
+                    Clock::Virtual(_) => 10,
+                };
+                let timeout = AckTimeout::new(timeout).unwrap();
                 let rts = RtsAttr {
                     sq_psn,
-                    timeout: AckTimeout::new(0).unwrap(),
+                    timeout,
                     retry_cnt: RetryCount::new(7).unwrap(),
                     rnr_retry: if connection.rnr_retry_zero {
                         RnrRetry::new(0).unwrap()
@@ -367,20 +425,21 @@ impl Iteration {
 
     /// Waits for all expected completions, and compares memory.
     fn settle(&mut self) -> Result<()> {
-        let begin = Instant::now();
+        let begin = self.clock.now();
+        self.clock.run();
         loop {
             let some = self.poll_once()? > 0;
             let Some(missing) = self.model.missing() else { break };
-            ensure!(begin.elapsed() < TIMEOUT, "{missing}; {}", self.states()?);
+            ensure!(self.clock.now() - begin < TIMEOUT, "{missing}; {}", self.states()?);
             if !some {
-                thread::sleep(Duration::from_micros(100));
+                self.clock.wait(Duration::from_micros(100));
             }
         }
         loop {
             match self.compare() {
                 Ok(()) => break,
                 // UC writes are not acknowledged, so their arrival is only visible in memory.
-                Err(_) if begin.elapsed() < TIMEOUT => thread::sleep(Duration::from_millis(1)),
+                Err(_) if self.clock.now() - begin < TIMEOUT => self.clock.wait(Duration::from_millis(1)),
                 Err(why) => return Err(why),
             }
         }

@@ -1,9 +1,9 @@
 //! The program that `cargo xtask soak` runs in a guest.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use bareverbs_soak::{attempts, connections, objects, random, traffic};
+use bareverbs_soak::{attempts, connections, objects, random, soft, traffic};
 use bareverbs_test_support::resources::nothing_leaks;
 use clap::{Parser, Subcommand};
 
@@ -30,6 +30,18 @@ enum What {
         /// Only the first verbs of it.
         #[arg(long, requires = "iteration")]
         ops: Option<usize>,
+    },
+    /// Random verbs on soft devices, compared with the same model: virtual time and faults, without a lab.
+    Soft {
+        /// The first seed.
+        #[arg(long, default_value_t = 0)]
+        from: u64,
+        /// The seed after the last one.
+        #[arg(long, default_value_t = 10_000)]
+        to: u64,
+        /// Verbs of a seed.
+        #[arg(long, default_value_t = soft::OPS)]
+        ops: usize,
     },
     /// 1,000 queue pairs on one shared receive queue and one completion queue, all sending.
     Traffic {
@@ -69,6 +81,11 @@ fn main() -> Result<()> {
         What::Random { seconds, seed, iteration, ops } => {
             let time = Duration::from_secs(seconds);
             println!("{}", random::run(&random::Plan { seed, time, iteration, ops })?);
+        }
+        What::Soft { from, to, ops } => {
+            let begin = Instant::now();
+            println!("{}", soft::run(from..to, ops)?);
+            println!("seeds {from}..{to} in {:.1} s", begin.elapsed().as_secs_f64());
         }
         What::Traffic { messages } => {
             let report = nothing_leaks(|| traffic::run(&traffic::Plan::thousand(messages)))?;

@@ -83,8 +83,7 @@ pub fn run(plan: &Plan) -> Result<Report> {
         let tally = iteration(plan.seed, number, ops, quirks)
             .with_context(|| format!("again: --seed {} --iteration {number}", plan.seed))?;
         settles_at(before);
-        report.tally.add(&tally);
-        report.iterations += 1;
+        report.add(&tally);
         number += 1;
     }
     Ok(report)
@@ -93,7 +92,11 @@ pub fn run(plan: &Plan) -> Result<Report> {
 fn iteration(seed: u64, number: u64, ops: usize, quirks: Quirks) -> Result<Tally> {
     let context = open();
     let capabilities = context.capabilities();
-    let generated = Capabilities { flush: capabilities.flush, atomic_write: capabilities.atomic_write };
+    let generated = Capabilities {
+        flush: capabilities.flush,
+        atomic_write: capabilities.atomic_write,
+        recovers_only: false,
+    };
     let mut seeds = Rng::with_seed(seed);
     let own = seeds.u64(..) ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut generator = Generator::new(own, generated);
@@ -102,12 +105,7 @@ fn iteration(seed: u64, number: u64, ops: usize, quirks: Quirks) -> Result<Tally
     for place in 0..=ops {
         let op = if place == ops { Op::Settle } else { generator.next(&iteration.model) };
         done.push(op);
-        iteration.run(&done[place]).with_context(|| {
-            let first = done.len().saturating_sub(SHOWN);
-            let lines: Vec<_> =
-                done[first..].iter().enumerate().map(|(i, op)| format!("{}: {op:?}", first + i)).collect();
-            format!("iteration {number}, verb {place}, after\n{}", lines.join("\n"))
-        })?;
+        iteration.run(&done[place]).with_context(|| format!("iteration {number}, {}", history(&done)))?;
     }
     let (tally, begin) = (iteration.tally, Instant::now());
     iteration.destroy()?;
@@ -117,6 +115,22 @@ fn iteration(seed: u64, number: u64, ops: usize, quirks: Quirks) -> Result<Tally
         "the objects that were left of iteration {number} took {took:.1?} to be destroyed"
     );
     Ok(tally)
+}
+
+/// The last verbs of an iteration, for an error.
+pub(crate) fn history(done: &[Op]) -> String {
+    let first = done.len().saturating_sub(SHOWN);
+    let lines: Vec<_> =
+        done[first..].iter().enumerate().map(|(i, op)| format!("{}: {op:?}", first + i)).collect();
+    format!("verb {}, after\n{}", done.len() - 1, lines.join("\n"))
+}
+
+impl Report {
+    /// Adds an iteration.
+    pub(crate) fn add(&mut self, tally: &Tally) {
+        self.tally.add(tally);
+        self.iterations += 1;
+    }
 }
 
 impl Tally {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::attributes::QpAttributes;
 use crate::device::{Device, Event};
-use crate::packet::Route;
+use crate::packet::{Remote, Route, psn_distance};
 use crate::work::Receive;
 
 /// The destination of the message in progress.
@@ -48,6 +48,30 @@ pub(crate) struct AtomicReplay {
     pub(crate) messages: u32,
 }
 
+/// A READ that was executed. A duplicate may read within its range only.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExecutedRead {
+    pub(crate) psn: u32,
+    /// Number of response packets.
+    pub(crate) packets: u32,
+    pub(crate) key: u32,
+    pub(crate) address: u64,
+    pub(crate) length: u32,
+}
+
+impl ExecutedRead {
+    /// Whether a READ with this PSN of this range repeats it or a part of it.
+    pub(crate) fn contains(&self, psn: u32, remote: &Remote) -> bool {
+        let behind = psn_distance(psn, self.psn);
+        let offset = remote.address.checked_sub(self.address);
+        let end = offset.and_then(|offset| offset.checked_add(remote.length.into()));
+        behind >= 0
+            && (behind as u32) < self.packets
+            && remote.key == self.key
+            && end.is_some_and(|end| end <= self.length.into())
+    }
+}
+
 /// An unanswered page fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ResponderFault {
@@ -79,7 +103,10 @@ pub(crate) struct ResponderState<D: Device> {
     /// Whether the rest of an unreliable message is dropped after a loss, until the next message
     /// begins.
     pub(crate) dropping_message: bool,
+    /// The results of the last atomics, up to `max_dest_rd_atomic`.
     pub(crate) atomics: VecDeque<AtomicReplay>,
+    /// The last READs, up to `max_dest_rd_atomic`.
+    pub(crate) reads: VecDeque<ExecutedRead>,
     pub(crate) pending: VecDeque<PendingResponse<D::Accessor>>,
     /// Whether an ACK is due.
     pub(crate) ack_pending: bool,
@@ -108,6 +135,7 @@ impl<D: Device> Default for ResponderState<D> {
             nak_sent: false,
             dropping_message: false,
             atomics: VecDeque::new(),
+            reads: VecDeque::new(),
             pending: VecDeque::new(),
             ack_pending: false,
             rnr_nak_pending: false,

@@ -23,7 +23,8 @@ struct Sent {
 pub(super) fn next<D: Device>(qp: &mut Qp<D>, device: &mut D) -> u64 {
     let (which, packet) = qp.requester.cursor;
     let Some(inflight) = qp.requester.inflight.get(which) else { return 0 };
-    if inflight.failure.is_some() {
+    // A local operation is executed once, also if requests before it are sent again.
+    if inflight.failure.is_some() || inflight.done {
         qp.requester.cursor_passed();
         return 0;
     }

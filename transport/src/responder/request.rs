@@ -4,11 +4,11 @@ use super::faults::{wait_for_page, wait_for_receive};
 use super::response::{refuse, send_ack, send_atomic_response, send_rnr_nak};
 use crate::device::{Access, AccessError, Device, Event, KeyRange, PageFault, Queues, RecvOutcome};
 use crate::error_state::enter_error;
-use crate::packet::{Operation, PSN_MASK, Packet, Transport, psn_distance, syndrome};
+use crate::packet::{Operation, PSN_MASK, Packet, Route, Transport, psn_distance, syndrome};
 use crate::qp::Qp;
 use crate::qp::attributes::State;
 use crate::qp::responder_state::{
-    AtomicReplay, FaultedAccess, Message, PendingNak, PendingResponse, ReadResponse,
+    AtomicReplay, ExecutedRead, FaultedAccess, Message, PendingNak, PendingResponse, ReadResponse,
 };
 use crate::receive_queue::{ScatterError, keep, place, report_failure, take_receive};
 use crate::status::Status;
@@ -36,7 +36,7 @@ pub(crate) fn receive<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet
     if !qp.state.receives() || qp.responder.refusal.is_some() {
         return;
     }
-    qp.responder.response_route = Some(packet.route.reversed());
+    qp.responder.response_route = Some(response_route(qp, packet));
     if qp.state == State::ReadyToReceive && !std::mem::replace(&mut qp.responder.established, true) {
         device.event(&qp.queues, Event::CommunicationEstablished);
     }
@@ -45,6 +45,18 @@ pub(crate) fn receive<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet
     } else {
         unreliable(qp, device, packet);
     }
+}
+
+/// The route of a response. Routers have counted down the hop limit of the request, so the response has that
+/// of the QP's own path, as its traffic class and flow label.
+fn response_route<D: Device>(qp: &Qp<D>, packet: &Packet) -> Route {
+    let mut route = packet.route.reversed();
+    if let (Some(back), Some(own)) = (&mut route.global, qp.attributes.route.global) {
+        back.hop_limit = own.hop_limit;
+        back.traffic_class = own.traffic_class;
+        back.flow_label = own.flow_label;
+    }
+    route
 }
 
 fn reliable<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) {
@@ -107,7 +119,10 @@ fn duplicate_request<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet)
         return;
     }
     if packet.operation == Operation::ReadRequest {
-        qp.responder.pending.extend(accept_read(qp, device, packet).map(PendingResponse::Read));
+        let repeats = |remote| qp.responder.reads.iter().any(|old| old.contains(packet.psn, &remote));
+        if packet.headers.remote.is_some_and(repeats) {
+            qp.responder.pending.extend(accept_read(qp, device, packet).map(PendingResponse::Read));
+        }
     } else if packet.operation.places_memory() && D::POLICY.memory_placement {
         let response = empty_response(qp, device, packet);
         qp.responder.pending.push_back(response);
@@ -375,7 +390,13 @@ fn read<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result<()
     }
     let answer = accept_read(qp, device, packet)?;
     device.count(qp.attributes.counters, |counters| &mut counters.reads);
-    advance(qp, answer.left.div_ceil(qp.attributes.mtu.max(1)).max(1));
+    let packets = answer.left.div_ceil(qp.attributes.mtu.max(1)).max(1);
+    advance(qp, packets);
+    let ReadResponse { psn, key, address, left: length, .. } = answer;
+    qp.responder.reads.push_back(ExecutedRead { psn, packets, key, address, length });
+    while qp.responder.reads.len() > usize::from(qp.attributes.max_dest_rd_atomic.max(1)) {
+        qp.responder.reads.pop_front();
+    }
     qp.responder.messages = qp.responder.messages.wrapping_add(1);
     qp.responder.pending.push_back(PendingResponse::Read(answer));
     Ok(())

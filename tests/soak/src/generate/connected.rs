@@ -36,7 +36,8 @@ impl Generator {
         // later reads, and these wait for it: `rxe_wqe_is_fenced` of `rxe_req.c` counts all
         // outstanding reads.
         let again = list.blocked || qp.waited == model.round;
-        list.may_fail = qp.rests(model.round) && there.rests(model.round);
+        // The NAK of a failure may be lost. The peer is in ERR then and answers nothing.
+        list.may_fail = !self.capabilities.recovers_only && qp.rests(model.round) && there.rests(model.round);
         for i in 0..most {
             let last = i + 1 == most;
             let made = match self.rng.u32(..20) {
@@ -75,6 +76,8 @@ impl Generator {
                     }
                 }
                 Some(_) => {}
+                // Lost RNR NAKs count as retries, which end.
+                None if self.capabilities.recovers_only => return None,
                 None if !reliable => {
                     // The message is lost, after which the queue pair can't be used for receives.
                     if !self.one_in(15) {

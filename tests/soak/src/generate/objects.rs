@@ -96,7 +96,8 @@ impl Generator {
         if model.qps.len() >= 14 {
             return None;
         }
-        let kind = [Kind::Rc, Kind::Rc, Kind::Rc, Kind::Uc, Kind::Ud][self.rng.usize(..5)];
+        let kinds = if self.capabilities.recovers_only { 3 } else { 5 };
+        let kind = [Kind::Rc, Kind::Rc, Kind::Rc, Kind::Uc, Kind::Ud][self.rng.usize(..kinds)];
         let pd = self.pick(model.pds.iter().copied())?;
         let [send_cq, recv_cq] =
             [self.pick(model.cqs.keys().copied())?, self.pick(model.cqs.keys().copied())?];
@@ -143,7 +144,7 @@ impl Generator {
             access,
             mtu,
             psn,
-            rnr_retry_zero: self.one_in(6),
+            rnr_retry_zero: self.one_in(6) && !self.capabilities.recovers_only,
         }))
     }
 

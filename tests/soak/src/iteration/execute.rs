@@ -1,7 +1,6 @@
 //! Posts requests to the kernel.
 
-use std::thread;
-use std::time::Instant;
+use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use bareverbs::device::{PlacementType, SelectivityLevel};
@@ -64,12 +63,12 @@ impl Iteration {
     }
 
     fn post_when_there_is_room(&mut self, id: Id, mut requests: &[Request]) -> Result<()> {
-        let begin = Instant::now();
+        let begin = self.clock.now();
         while let Err(error) = self.post_sends(id, requests)? {
             let full = matches!(error.reason, PostReason::Queue(PushError::QueueFull { .. }));
-            ensure!(full && begin.elapsed() < TIMEOUT, "no room where requests are over: {error}");
+            ensure!(full && self.clock.now() - begin < TIMEOUT, "no room where requests are over: {error}");
             requests = &requests[error.accepted..];
-            thread::yield_now();
+            self.clock.wait(Duration::from_micros(1));
         }
         Ok(())
     }

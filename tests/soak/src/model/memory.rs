@@ -61,10 +61,15 @@ impl Region {
         })
     }
 
-    /// The bytes that these claims write become unknown.
+    /// The bytes that these claims write become unknown. Later requests, of another connection, are in no order
+    /// with those of the claims.
     pub(super) fn mark_unknown(&mut self, whose: impl Fn(&Claim) -> bool) {
-        let doubted = self.claims.iter().filter(|claim| claim.write && whose(claim));
-        self.unknown.extend(doubted.map(|claim| claim.range.clone()));
+        for claim in self.claims.iter_mut().filter(|claim| whose(claim)) {
+            claim.remote = false;
+            if claim.write {
+                self.unknown.push(claim.range.clone());
+            }
+        }
     }
 
     /// Compares with the region's content, and learns the unknown bytes.
@@ -74,6 +79,9 @@ impl Region {
     pub fn compare(&mut self, found: &[u8]) -> Result<(), String> {
         for range in std::mem::take(&mut self.unknown) {
             self.bytes[range.clone()].copy_from_slice(&found[range]);
+        }
+        if self.bytes == found {
+            return Ok(());
         }
         match self.bytes.iter().zip(found).position(|(expected, found)| expected != found) {
             None => Ok(()),
