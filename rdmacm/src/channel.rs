@@ -43,9 +43,7 @@ use crate::{Error, Result};
 /// its undelivered events, and [`EventChannel::try_wait`] those that it reads afterwards.
 ///
 /// ```
-/// # bareverbs::Device::find("soft0").unwrap();
-/// # let fabric = bareverbs::soft::named_fabric().unwrap().unwrap();
-/// # let device = bareverbs::soft::SoftDevice::with_address(&fabric, [10, 1, 0, 1].into()).unwrap();
+/// # let device = bareverbs_test_support::example::ip_device().unwrap();
 /// use bareverbs_rdmacm::event::EventKind;
 /// use bareverbs_rdmacm::{CmId, EventChannel, PortSpace};
 /// use std::net::Ipv4Addr;

@@ -31,9 +31,7 @@
 //!     link.disconnect().wait()?;
 //!     Ok(())
 //! }
-//! # bareverbs::Device::find("soft0").unwrap();
-//! # let fabric = bareverbs::soft::named_fabric().unwrap().unwrap();
-//! # let device = bareverbs::soft::SoftDevice::with_address(&fabric, [10, 1, 0, 1].into()).unwrap();
+//! # let device = bareverbs_test_support::example::ip_device().unwrap();
 //! # std::thread::scope(|scope| {
 //! #     scope.spawn(|| server().unwrap());
 //! #     while client().is_err() {}
@@ -142,7 +140,11 @@ impl Domains {
             *shared = Arc::downgrade(&known);
             known
         });
-        Self { known, ..Self::default() }
+        Self {
+            known,
+            #[cfg(feature = "soft")]
+            fabric: None,
+        }
     }
 
     /// A list of devices of a fabric. Connectors, listeners, streams and datagram sockets with this list have
@@ -409,9 +411,7 @@ impl Listener {
     /// device is opened on first use.
     ///
     /// ```
-    /// # bareverbs::Device::find("soft0").unwrap();
-    /// # let fabric = bareverbs::soft::named_fabric().unwrap().unwrap();
-    /// # let device = bareverbs::soft::SoftDevice::with_address(&fabric, [10, 1, 0, 1].into()).unwrap();
+    /// # let device = bareverbs_test_support::example::ip_device().unwrap();
     /// use bareverbs::Pool;
     /// use bareverbs_rdmacm::Listener;
     /// use std::net::Ipv4Addr;
@@ -548,7 +548,7 @@ impl Incoming {
     ///
     /// An idle peer is [probed](ConnectOptions#keepalive).
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::{Endpoint, PoolBuffer};
     /// use bareverbs_rdmacm::{ConnectOptions, Listener};
     ///
@@ -559,6 +559,13 @@ impl Incoming {
     /// let peer = request.accept(endpoint, &ConnectOptions::default()).wait()?;
     /// # Ok(())
     /// # }
+    /// # let _device = bareverbs_test_support::example::ip_device()?;
+    /// # let listener = Listener::bind("0.0.0.0:7174")?;
+    /// # let connector = bareverbs_rdmacm::Connector::new();
+    /// # let connect = move || connector.connect::<PoolBuffer>("10.1.0.1:7174", &Endpoint::options()).wait();
+    /// # let connecting = std::thread::spawn(connect);
+    /// # accept(&listener)?;
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors
@@ -793,7 +800,7 @@ impl Route {
     ///
     /// An idle peer is [probed](ConnectOptions#keepalive).
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::{Endpoint, PoolBuffer};
     /// use bareverbs_rdmacm::{ConnectOptions, Connector};
     ///
@@ -804,6 +811,11 @@ impl Route {
     /// let server = route.connect(endpoint, &ConnectOptions::default()).wait()?;
     /// # Ok(())
     /// # }
+    /// # let _device = bareverbs_test_support::example::ip_device()?;
+    /// # let listener = bareverbs_rdmacm::Listener::bind("0.0.0.0:7174")?;
+    /// # let accepting = std::thread::spawn(move || listener.accept::<PoolBuffer>(&Endpoint::options()).wait());
+    /// # connect(&Connector::new())?;
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors
@@ -850,7 +862,7 @@ fn pd<'a>(domains: &'a Domains, id: &'a CmId) -> Waiting<'a, Result<Pd>> {
 /// A connection: its queue, which is in RTS, and its link. One task may wait for `queue.next()` and
 /// `link.ended()` at once, by `select!`.
 ///
-/// ```no_run
+/// ```
 /// # use bareverbs::Endpoint;
 /// # use bareverbs_rdmacm::{Connected, Result};
 /// # fn end(connected: Connected<Endpoint>) -> Result<()> {
@@ -858,6 +870,14 @@ fn pd<'a>(domains: &'a Domains, id: &'a CmId) -> Waiting<'a, Result<Pd>> {
 /// println!("{}: QP {:#x}", link.peer_addr()?, endpoint.qp().qp_num());
 /// link.disconnect().wait()
 /// # }
+/// # let _device = bareverbs_test_support::example::ip_device()?;
+/// # let listener = bareverbs_rdmacm::Listener::bind("0.0.0.0:7174")?;
+/// # let accept = move || listener.accept::<bareverbs::PoolBuffer>(&Endpoint::options()).wait();
+/// # let accepting = move || accept()?.link.ended().wait();
+/// # std::thread::spawn(accepting);
+/// # let connector = bareverbs_rdmacm::Connector::new();
+/// # end(connector.connect("10.1.0.1:7174", &Endpoint::options()).wait()?)?;
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 ///
 /// The inline functions of `rdma/rdma_verbs.h` are operations of the queue: of
@@ -929,18 +949,22 @@ impl Link {
     /// shared channel takes the events of all its connections, so the descriptor of a shared channel does
     /// not show those of one. Call it before you wait by the descriptor of [`CmId::channel`].
     ///
-    /// ```no_run
+    /// ```
+    /// # let _device = bareverbs_test_support::example::ip_device()?;
     /// use std::os::fd::AsFd;
     ///
     /// use bareverbs::{Endpoint, PoolBuffer};
     /// use bareverbs_rdmacm::Listener;
     ///
     /// let listener = Listener::bind("0.0.0.0:7174")?;
+    /// # let connector = bareverbs_rdmacm::Connector::new();
+    /// # let connect = move || connector.connect::<PoolBuffer>("10.1.0.1:7174", &Endpoint::options()).wait();
+    /// # let connecting = std::thread::spawn(connect);
     /// let mut peer = listener.accept::<PoolBuffer>(&Endpoint::options()).wait()?;
     /// peer.link.own_channel()?;
     /// // Readable when the peer has ended the connection: for `poll` or `epoll`.
     /// let events = peer.link.id().channel().as_fd();
-    /// # Ok::<(), bareverbs_rdmacm::Error>(())
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors

@@ -20,12 +20,18 @@ use crate::{CmId, ConnectRequest, EventChannel, Key, PeerParam, PrivateData, Res
 ///
 /// It needs no acknowledgement: it names its identifier by a [`Key`], and may outlive it.
 ///
-/// ```no_run
+/// ```
+/// # let _device = bareverbs_test_support::example::ip_device()?;
 /// use bareverbs_rdmacm::EventChannel;
 /// use bareverbs_rdmacm::event::EventKind;
 ///
 /// let channel = EventChannel::new()?;
 /// # let listener = bareverbs_rdmacm::CmId::new(&channel, bareverbs_rdmacm::PortSpace::Tcp)?;
+/// # listener.bind_addr((std::net::Ipv4Addr::UNSPECIFIED, 7174))?;
+/// # listener.listen(1)?;
+/// # let (connector, options) = (bareverbs_rdmacm::Connector::new(), bareverbs::Endpoint::options());
+/// # let connect = move || connector.connect::<bareverbs::PoolBuffer>("10.1.0.1:7174", &options).wait().map(drop);
+/// # std::thread::spawn(connect);
 /// loop {
 ///     let event = channel.next().wait()?;
 ///     match event.kind {
@@ -36,7 +42,7 @@ use crate::{CmId, ConnectRequest, EventChannel, Key, PeerParam, PrivateData, Res
 ///     }
 /// #   break;
 /// }
-/// # Ok::<(), bareverbs_rdmacm::Error>(())
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 #[doc(alias = "rdma_cm_event")]
 #[doc(alias = "rdma_ack_cm_event")]

@@ -110,9 +110,7 @@ const SERVICES: usize = 64;
 ///     datagrams.next_send().wait()?;
 ///     Ok(())
 /// }
-/// # bareverbs::Device::find("soft0").unwrap();
-/// # let fabric = bareverbs::soft::named_fabric().unwrap().unwrap();
-/// # let device = bareverbs::soft::SoftDevice::with_address(&fabric, [10, 1, 0, 1].into()).unwrap();
+/// # let device = bareverbs_test_support::example::ip_device().unwrap();
 /// # let domains = Domains::default();
 /// # std::thread::scope(|scope| {
 /// #     scope.spawn(|| service(&domains).unwrap());

@@ -45,9 +45,7 @@ impl CmId {
     ///     // The event `MulticastJoin` of this key has the address of the group.
     ///     id.leave_multicast(membership)
     /// }
-    /// # bareverbs::Device::find("soft0").unwrap();
-    /// # let fabric = bareverbs::soft::named_fabric().unwrap().unwrap();
-    /// # let device = bareverbs::soft::SoftDevice::with_address(&fabric, [10, 1, 0, 1].into()).unwrap();
+    /// # let device = bareverbs_test_support::example::ip_device().unwrap();
     /// # let channel = bareverbs_rdmacm::EventChannel::new().unwrap();
     /// # let id = CmId::new(&channel, bareverbs_rdmacm::PortSpace::Udp).unwrap();
     /// # id.bind_addr((device.address(), 0)).unwrap();

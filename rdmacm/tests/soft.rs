@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bareverbs::soft::{Fabric, Fault, SoftDevice};
 use bareverbs::{Access, Buffer, Datagrams, Device, Endpoint, Mr, Op, Pool, PoolBuffer};
@@ -26,7 +26,10 @@ struct Network {
 
 impl Network {
     fn new() -> Self {
-        let fabric = Fabric::new();
+        Self::on(Fabric::new())
+    }
+
+    fn on(fabric: Fabric) -> Self {
         let devices = [(); 2].map(|()| SoftDevice::new(&fabric));
         Self { devices, domains: Domains::on(&fabric), fabric }
     }
@@ -116,6 +119,23 @@ fn private_data_and_rejections_reach_the_peer() {
     let refused = network.connector().connect::<PoolBuffer>((server.ip(), port), &Endpoint::options()).wait();
     let Err(Error::Rejected(rejected)) = refused else { panic!("it was accepted") };
     assert_eq!(rejected.reason, RejectReason::InvalidServiceId);
+}
+
+#[test]
+fn lost_requests_end_a_connect_in_virtual_time() {
+    let network = Network::on(Fabric::seeded(1));
+    let listener = network.listener();
+    let lost = network.fabric.inject(Fault::drop().to(&network.devices[1]));
+    let start = Instant::now();
+    let server = listener.local_addr().unwrap();
+    let (connector, options) = (network.connector(), Endpoint::options());
+    let connected: Result<Connected<Endpoint<Mr<Buffer>>>, _> = connector.connect(server, &options).wait();
+    let error = connected.map(drop).unwrap_err();
+    assert!(matches!(error, Error::Unreachable(_)), "{error}");
+    // The request and 15 retries.
+    assert_eq!(lost.count(), 16);
+    assert!(network.fabric.now() > Duration::from_secs(10), "{:?}", network.fabric.now());
+    assert!(start.elapsed() < Duration::from_secs(60));
 }
 
 #[test]

@@ -100,7 +100,8 @@ impl Fabric {
     /// The seed chooses the order of what may happen at the same time, such as the turns of QPs, and the
     /// packets that faults affect by [probability](Fault::probability). The same seed gives the same packets,
     /// completions and events on each machine, if one thread uses the fabric. With several threads, the order
-    /// is that of their calls, and time passes when none of them has called a device for about 2 ms.
+    /// is that of their calls, and a wait lets time pass when no other thread has called a device for about
+    /// 10 ms. A thread counts from its first call on.
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
         // Each of the two sequences of random numbers has its own seed.
@@ -108,7 +109,7 @@ impl Fabric {
     }
 
     /// A fabric of real time without devices, apart from this one: devices of one don't reach those of the
-    /// other, except by UDP. A [`CmFile`](crate::CmFile) serves the devices of both.
+    /// other, except by UDP. A [`CmFile`] serves the devices of both.
     #[must_use]
     pub fn sibling(&self) -> Self {
         Self::of(FabricState::new(0, None), Arc::clone(&self.0.namespace))

@@ -403,6 +403,8 @@ impl Socket {
             sockopt::set_ipv6_v6only(&socket, true)?;
             sockopt::set_ipv6_recvtclass(&socket, true)?;
             socket.set(libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT)?;
+            // Soft-RoCE sends without a UDP checksum.
+            socket.set(libc::SOL_UDP, libc::UDP_NO_CHECK6_RX)?;
         }
         socket.set(libc::SOL_SOCKET, libc::SO_RXQ_OVFL)?;
         sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER)

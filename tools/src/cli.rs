@@ -10,6 +10,7 @@ pub(crate) mod pingpong;
 pub(crate) mod rcopy;
 pub(crate) mod rping;
 pub(crate) mod rstream;
+mod soft;
 pub(crate) mod stat;
 pub(crate) mod trace;
 pub(crate) mod udpong;
@@ -122,6 +123,29 @@ pub(crate) enum Command {
     Completions(Completions),
     /// Print the manual page, or write all manual pages
     Man(Man),
+}
+
+impl Command {
+    /// The soft device that a program over the connection manager opens first.
+    pub(crate) fn soft_device(&self) -> Option<&str> {
+        let device = match self {
+            Self::Rping(options) => &options.ib_dev,
+            Self::Ucmatose(options) => &options.device.ib_dev,
+            Self::Cmtime(options) => &options.device.ib_dev,
+            Self::RdmaServer(options) => &options.device.ib_dev,
+            Self::RdmaClient(options) => &options.device.ib_dev,
+            Self::RdmaXserver(options) => &options.device.ib_dev,
+            Self::RdmaXclient(options) => &options.device.ib_dev,
+            Self::Udaddy(options) => &options.device.ib_dev,
+            Self::Mckey(options) => &options.device.ib_dev,
+            Self::Rstream(options) => &options.device.ib_dev,
+            Self::Riostream(options) => &options.stream.device.ib_dev,
+            Self::Udpong(options) => &options.device.ib_dev,
+            Self::Rcopy(options) => &options.device.ib_dev,
+            _ => &None,
+        };
+        device.as_deref()
+    }
 }
 
 #[derive(Debug, Args)]

@@ -36,7 +36,7 @@ pub(crate) fn endpoint(pd: &Pd, port: PortNum) -> Result<Endpoint<RegionMut>> {
 /// `bareverbs rdma-server`.
 pub(crate) fn serve(options: &RdmaServer) -> Result<()> {
     let stop = Stop::on_signals().context("cannot set up signal handling")?;
-    let RdmaServer { address, port, json } = options;
+    let RdmaServer { address, port, json, .. } = options;
     say(*json, "rdma_server: start")?;
     let listener = Listener::bind(address::to_bind(address.as_deref(), *port)?)?;
     let incoming = next_request(&listener, stop)?;
@@ -52,7 +52,7 @@ pub(crate) fn serve(options: &RdmaServer) -> Result<()> {
 /// `bareverbs rdma-client`.
 pub(crate) fn connect(options: &RdmaClient) -> Result<()> {
     let stop = Stop::on_signals().context("cannot set up signal handling")?;
-    let RdmaClient { server, port, json } = options;
+    let RdmaClient { server, port, json, .. } = options;
     say(*json, "rdma_client: start")?;
     let route = resolve(&IdOptions::default(), server, *port)?;
     let device = route.device()?;

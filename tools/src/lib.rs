@@ -39,6 +39,7 @@ mod xrc_client_server;
 use std::ffi::OsString;
 use std::io::{ErrorKind, Write as _};
 
+use bareverbs::Device;
 use clap::Parser;
 
 use crate::cli::perf::PerfCommand;
@@ -55,6 +56,11 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
+    // It lasts until the process ends.
+    if let Err(error) = cli.command.soft_device().map(Device::find).transpose() {
+        output::diagnostic(&format!("bareverbs: {error}"));
+        return 1;
+    }
     let result = match cli.command {
         Command::Devices(options) => devices::list(&options),
         Command::Devinfo(options) => devinfo::show(&options),

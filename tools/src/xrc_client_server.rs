@@ -26,7 +26,7 @@ type SrqNumber = [u8; 4];
 pub(crate) fn serve(options: &RdmaXserver) -> Result<()> {
     const NAME: &str = "rdma_xserver";
     let stop = Stop::on_signals().context("cannot set up signal handling")?;
-    let RdmaXserver { port, transport, json } = *options;
+    let RdmaXserver { port, transport, json, .. } = *options;
     say(json, &format!("{NAME}: start"))?;
     let id_options = IdOptions {
         qp_type: match transport {
@@ -56,7 +56,7 @@ pub(crate) fn serve(options: &RdmaXserver) -> Result<()> {
 pub(crate) fn connect(options: &RdmaXclient) -> Result<()> {
     const NAME: &str = "rdma_xclient";
     let stop = Stop::on_signals().context("cannot set up signal handling")?;
-    let RdmaXclient { server, port, transport, json } = options;
+    let RdmaXclient { server, port, transport, json, .. } = options;
     say(*json, &format!("{NAME}: start"))?;
     match transport {
         XTransport::Rc => {

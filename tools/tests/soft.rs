@@ -197,3 +197,60 @@ fn address_of_another_process_is_refused() {
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains(&address.to_string()), "{text}");
 }
+
+/// Runs a server and a client over the connection manager, until the client has found the server.
+#[track_caller]
+fn connected(server: &str, client: &str) {
+    let (at, from) = (device(), device());
+    let address = at.trim_start_matches("soft:");
+    let start = |arguments: &str, device: &str| {
+        let arguments = format!("{arguments} --ib-dev {device}").replace("ADDRESS", address);
+        bareverbs(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut server_process = Running(Some(start(server, &at)));
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let output = start(client, &from).wait_with_output().unwrap();
+        if output.status.success() {
+            break;
+        }
+        // The server may not listen yet.
+        assert!(Instant::now() < deadline, "{client}: {}", String::from_utf8_lossy(&output.stderr));
+        let ended = server_process.0.as_mut().unwrap().try_wait().unwrap();
+        assert!(ended.is_none(), "{server}: {ended:?}");
+    }
+    // A server of one client ends with it.
+    if !server.starts_with("rcopy") {
+        let output = server_process.0.take().unwrap().wait_with_output().unwrap();
+        success(server, &output);
+    }
+}
+
+#[test]
+fn programs_over_the_connection_manager_run_between_two_processes() {
+    let folder = env!("CARGO_TARGET_TMPDIR");
+    let [original, copy] = ["original", "copy"].map(|name| format!("{folder}/{name}-{}", std::process::id()));
+    fs::write(&original, vec![7; 100_000]).unwrap();
+    for (server, client) in [
+        ("rping -s -a ADDRESS -V", "rping -c -a ADDRESS -C 20 -V"),
+        ("ucmatose", "ucmatose -s ADDRESS"),
+        ("rdma-server", "rdma-client -s ADDRESS"),
+        ("rdma-xserver", "rdma-xclient -s ADDRESS"),
+        ("udaddy", "udaddy -s ADDRESS"),
+        ("rstream -S 64 -C 20", "rstream -s ADDRESS -S 64 -C 20"),
+        ("riostream -S 64 -C 20", "riostream -s ADDRESS -S 64 -C 20"),
+        ("rcopy", &format!("rcopy {original} ADDRESS:{copy}")),
+    ] {
+        connected(server, client);
+    }
+    assert!(fs::read(&copy).unwrap() == fs::read(&original).unwrap());
+    fs::remove_file(original).unwrap();
+    fs::remove_file(copy).unwrap();
+}
+
+#[test]
+fn device_of_the_kernel_is_no_option_of_connections() {
+    let output = run("rping -s --ib-dev rxe0");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("must be a soft device"));
+}

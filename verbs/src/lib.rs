@@ -158,6 +158,11 @@
 #[doc = include_str!("../../README.md")]
 struct Readme;
 
+/// Runs the examples about tests with soft devices.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/testing-your-program.md")]
+struct Testing;
+
 mod address;
 pub mod ah;
 mod ah_attr;

@@ -121,6 +121,61 @@
 //! the devices of another fabric, there are `EventChannel::on` and `Domains::on`. The messages are those of the
 //! kernel's connection manager, so the peer may be a program on Soft-RoCE or a NIC.
 //!
+//! # Faults of a device
+//!
+//! | fault | call |
+//! |---|---|
+//! | the link is down, or flaps | [`SoftDevice::set_link`] |
+//! | the device is removed | [`SoftDevice::remove`] |
+//! | a call fails | [`SoftDevice::fail_call`], with the errnos of [`Method`] |
+//! | an operation fails | [`SoftDevice::fail_completion`] |
+//! | an asynchronous event | [`SoftDevice::raise`], [`SoftDevice::raise_of_qp`] |
+//!
+//! ```
+//! use bareverbs::device::{EventType, PortState};
+//! use bareverbs::soft::{Fabric, Method, SoftDevice};
+//! use bareverbs::{Access, AsyncEvent, Device, Errno};
+//!
+//! let device = SoftDevice::new(&Fabric::new());
+//! let context = Device::from(device.clone()).open()?;
+//! let events = context.async_events();
+//! device.set_link(false);
+//! assert_eq!(context.query_port(1)?.state, PortState::DOWN);
+//! assert!(matches!(events.next().wait()?, AsyncEvent::Port { event: EventType::PORT_ERR, .. }));
+//!
+//! let pd = context.alloc_pd()?;
+//! pd.register(vec![0; 64], Access::LOCAL_WRITE)?;
+//! device.fail_call(Method::RegMr, 1, Errno::NOMEM).unwrap();
+//! let failed = pd.register(vec![0; 64], Access::LOCAL_WRITE).unwrap_err();
+//! assert_eq!(failed.error.errno(), Some(Errno::NOMEM));
+//! # Ok::<(), bareverbs::Error>(())
+//! ```
+//!
+//! # Records
+//!
+//! [`Fabric::capture`] writes all packets in pcap format, for Wireshark. [`Fabric::log`] keeps the latest actions
+//! of QPs: begun WQEs, packets, retries, timeouts, states, completions, events. A test prints it when it
+//! fails:
+//!
+//! ```
+//! use bareverbs::soft::{Fabric, QpAction, SoftDevice};
+//! use bareverbs::{Device, Endpoint, Mr, Buffer, Op};
+//!
+//! let fabric = Fabric::seeded(3);
+//! let log = fabric.log(1000);
+//! let _printed = log.print_on_panic();
+//! let pd = Device::from(SoftDevice::new(&fabric)).open()?.alloc_pd()?;
+//! let [mut a, mut b]: [Endpoint<Mr<Buffer>>; 2] = [Endpoint::new(&pd, 1, 1)?, Endpoint::new(&pd, 1, 1)?];
+//! a.connect(&b.address())?;
+//! b.connect(&a.address())?;
+//! a.post(Op::send_inline(b"no receive"))?;
+//! // The peer has no receive, so the message waits.
+//! fabric.run_until_idle();
+//! assert!(log.entries().iter().any(|entry| matches!(entry.action, QpAction::RnrWait(_))));
+//! println!("{log}");
+//! # Ok::<(), bareverbs::Error>(())
+//! ```
+//!
 //! # Limits
 //!
 //! - Registered memory is not pinned. It must stay mapped while it is registered, which the owners of

@@ -24,6 +24,8 @@ mod lab;
 mod loom;
 mod mutants;
 mod native;
+#[cfg(test)]
+mod no_run;
 mod outcome;
 mod package;
 mod perf_compare;

@@ -50,7 +50,13 @@ impl Route {
     /// address. The kernel usually knows it from the messages of the connection manager. Otherwise it takes
     /// the `resolve_timeout` of the queue's options and one second at most.
     ///
-    /// ```no_run
+    /// ```
+    /// # let _device = bareverbs_test_support::example::ip_device()?;
+    /// # let listener = bareverbs_rdmacm::Listener::bind("0.0.0.0:7174")?;
+    /// # let pd = listener.pd(std::net::Ipv4Addr::new(10, 1, 0, 1)).wait()?;
+    /// # let server = bareverbs::Hub::<bareverbs::PoolBuffer>::new(&pd, 64)?;
+    /// # let accept = move || listener.request().wait()?.accept_on(&server, &Endpoint::options()).wait().map(drop);
+    /// # std::thread::spawn(accept);
     /// use bareverbs::Endpoint;
     /// use bareverbs_rdmacm::Connector;
     ///
@@ -63,7 +69,7 @@ impl Route {
     ///     Ok(endpoint)
     /// });
     /// let connected = connecting.wait()?;
-    /// # Ok::<(), bareverbs_rdmacm::Error>(())
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors
@@ -95,14 +101,20 @@ impl Route {
     /// The end of the connection is reported by [`Link::ended`](super::Link::ended). It does not end the
     /// hub's connection: [`abort`](bareverbs::Connection::abort) it then.
     ///
-    /// ```no_run
+    /// ```
+    /// # let _device = bareverbs_test_support::example::ip_device()?;
+    /// # let listener = bareverbs_rdmacm::Listener::bind("0.0.0.0:7174")?;
+    /// # let pd = listener.pd(std::net::Ipv4Addr::new(10, 1, 0, 1)).wait()?;
+    /// # let server = bareverbs::Hub::<bareverbs::PoolBuffer>::new(&pd, 64)?;
+    /// # let accept = move || listener.request().wait()?.accept_on(&server, &Endpoint::options()).wait().map(drop);
+    /// # std::thread::spawn(accept);
     /// use bareverbs::{Endpoint, Hub};
     /// use bareverbs_rdmacm::Connector;
     ///
     /// let route = Connector::new().resolve("10.1.0.1:7174").wait()?;
     /// let hub: Hub = Hub::new(&route.pd().wait()?, 64)?;
     /// let connected = route.connect_on(&hub, &Endpoint::options()).wait()?;
-    /// # Ok::<(), bareverbs_rdmacm::Error>(())
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors
@@ -126,14 +138,20 @@ impl Route {
     /// [`Incoming::admit`]. [`Link::ended`](super::Link::ended) reports the end of the server's process;
     /// the client notices it by its keepalive too.
     ///
-    /// ```no_run
+    /// ```
+    /// # let _device = bareverbs_test_support::example::ip_device()?;
+    /// # let listener = bareverbs_rdmacm::Listener::bind("0.0.0.0:7174")?;
+    /// # let pd = listener.pd(std::net::Ipv4Addr::new(10, 1, 0, 1)).wait()?;
+    /// # let server = bareverbs::server::Server::options().build(&pd)?;
+    /// # let handle = server.handle().clone();
+    /// # std::thread::spawn(move || listener.request().wait()?.admit(&handle).wait().map(drop));
     /// use bareverbs::server::Client;
     /// use bareverbs_rdmacm::Connector;
     ///
     /// let route = Connector::new().resolve("10.1.0.1:7174").wait()?;
     /// let client: Client = Client::options().port(route.port()?).build(&route.pd().wait()?)?;
     /// let link = route.connect_client(&client).wait()?.link;
-    /// # Ok::<(), bareverbs_rdmacm::Error>(())
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors
@@ -180,7 +198,7 @@ impl Incoming {
     /// Accepts the request with a new connection of a hub. The peer connects by
     /// [`Route::connect_on`] or [`Route::exchange`].
     ///
-    /// ```no_run
+    /// ```
     /// use bareverbs::{Endpoint, Hub, PoolBuffer};
     /// use bareverbs_rdmacm::Listener;
     ///
@@ -190,6 +208,17 @@ impl Incoming {
     /// println!("{}", connected.link.peer_addr()?);
     /// # Ok(())
     /// # }
+    /// # let _device = bareverbs_test_support::example::ip_device()?;
+    /// # let listener = Listener::bind("0.0.0.0:7174")?;
+    /// # let hub = Hub::new(&listener.pd(std::net::Ipv4Addr::new(10, 1, 0, 1)).wait()?, 64)?;
+    /// # let connect = || -> bareverbs_rdmacm::Result<()> {
+    /// #     let route = bareverbs_rdmacm::Connector::new().resolve("10.1.0.1:7174").wait()?;
+    /// #     let client: Hub = Hub::new(&route.pd().wait()?, 64)?;
+    /// #     route.connect_on(&client, &Endpoint::options()).wait().map(drop)
+    /// # };
+    /// # std::thread::spawn(connect);
+    /// # accept(&listener, &hub)?;
+    /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
     /// # Errors

@@ -121,9 +121,7 @@ impl RdmaStream {
     /// kernel gives up after about 70 to 100 seconds on RoCE.
     ///
     /// ```
-    /// # bareverbs::Device::find("soft0").unwrap();
-    /// # let fabric = bareverbs::soft::named_fabric().unwrap().unwrap();
-    /// # let device = bareverbs::soft::SoftDevice::with_address(&fabric, [10, 1, 0, 1].into()).unwrap();
+    /// # let device = bareverbs_test_support::example::ip_device().unwrap();
     /// # let listener = bareverbs_rdmacm::stream::RdmaListener::bind("10.1.0.1:7471").unwrap();
     /// # std::thread::spawn(move || {
     /// #     let stream = listener.accept().wait().unwrap();
@@ -156,16 +154,19 @@ impl RdmaStream {
 
 /// A listener that accepts [streams](RdmaStream), used like [`std::net::TcpListener`].
 ///
-/// ```no_run
+/// ```
+/// # let _device = bareverbs_test_support::example::ip_device()?;
 /// use bareverbs_rdmacm::stream::RdmaListener;
 ///
 /// let listener = RdmaListener::bind("0.0.0.0:7471")?;
+/// # std::thread::spawn(|| bareverbs_rdmacm::stream::RdmaStream::connect("10.1.0.1:7471").wait());
 /// loop {
 ///     let stream = listener.accept().wait()?;
 ///     std::thread::spawn(move || std::io::copy(&mut &stream, &mut &stream));
+/// #   break;
 /// }
-/// # #[allow(unreachable_code)]
-/// # Ok::<(), bareverbs_rdmacm::stream::StreamError>(())
+/// #
+/// # Ok::<(), bareverbs::Report>(())
 /// ```
 #[doc(alias = "rlisten")]
 pub struct RdmaListener {

@@ -22,7 +22,7 @@ const MAX_TIMERS: u32 = 20_000;
 /// How long a wait that nothing on the fabric can end looks for calls of other threads, in real time.
 const GRACE: Duration = Duration::from_secs(1);
 /// The same before time passes, if several threads use the fabric.
-const PAUSE: Duration = Duration::from_millis(2);
+const PAUSE: Duration = Duration::from_millis(10);
 /// How often a wait looks meanwhile whether another thread has ended it.
 const LOOK: Duration = Duration::from_millis(10);
 

@@ -100,6 +100,19 @@ fn datagram(frame: &[u8]) -> (IpAddr, Datagram<'_>) {
 }
 
 #[test]
+fn ipv6_datagrams_without_a_checksum_arrive() {
+    let address = IpAddr::V6(Ipv6Addr::LOCALHOST);
+    let (receiver, sender) = (Socket::new(address).unwrap(), Socket::new(address).unwrap());
+    net::bind(&receiver, &SocketAddr::new(address, 0)).unwrap();
+    sender.set(libc::SOL_UDP, libc::UDP_NO_CHECK6_TX).unwrap();
+    let to = net::getsockname(&receiver).unwrap();
+    net::sendto(&sender, b"datagram", net::SendFlags::empty(), &to).unwrap();
+    let mut ready = [PollFd::new(&receiver, PollFlags::IN)];
+    let timeout = Timespec { tv_sec: TIMEOUT.as_secs() as i64, tv_nsec: 0 };
+    assert_eq!(poll(&mut ready, Some(&timeout)), Ok(1));
+}
+
+#[test]
 fn packets_of_rxe_are_decoded_and_damaged_ones_are_not() {
     for (frame, operation) in RXE.iter().zip([
         Operation::SendOnly,

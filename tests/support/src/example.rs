@@ -10,7 +10,7 @@ use bareverbs::cq::{Cq, CqInit};
 use bareverbs::datagram::DatagramAddress;
 use bareverbs::qp::{ConnectAttr, Qp, QpCap, QpInit, Rc, RecvRequest, SendFlags};
 use bareverbs::server::{Client, PeerId, Server};
-use bareverbs::soft::{Fabric, SoftDevice};
+use bareverbs::soft::{Fabric, SoftDevice, named_fabric};
 use bareverbs::srq::Srq;
 use bareverbs::{
     Access, Buffer, Connection, Context, Datagrams, Device, Endpoint, Error, Hub, Op, Pd, Pool, PoolBuffer,
@@ -116,6 +116,15 @@ pub fn datagram_echo(pd: &Pd) -> Result<DatagramAddress> {
         datagrams.next_send().wait().map(drop).map_err(Error::from)
     });
     Ok(address)
+}
+
+/// A soft device of the address 10.1.0.1, which the process reaches by IP address.
+pub fn ip_device() -> Result<SoftDevice> {
+    // Connections by IP address are between the devices that the process has created by name, and others
+    // of their fabric.
+    Device::find("soft0")?;
+    let fabric = named_fabric()?.expect("the fabric of soft0");
+    Ok(SoftDevice::with_address(&fabric, [10, 1, 0, 1].into()).expect("no other device has the address"))
 }
 
 /// Asserts that the device doesn't support what an example shows.

@@ -4,6 +4,7 @@ use bareverbs::values::AckTimeout;
 use bareverbs_rdmacm::{CmId, PortSpace};
 use clap::Args;
 
+use super::soft::SoftDevice;
 use super::values::number;
 use crate::session::address::AddressFormat;
 
@@ -24,6 +25,8 @@ fn ack_timeout(text: &str) -> Result<AckTimeout, String> {
 /// The options of ucmatose.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Ucmatose {
+    #[command(flatten)]
+    pub(crate) device: SoftDevice,
     /// Connect to this server; without it, run as server
     #[arg(short, long, value_name = "HOST")]
     pub(crate) server: Option<String>,
@@ -78,6 +81,8 @@ impl Ucmatose {
 /// The options of rdma-server.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RdmaServer {
+    #[command(flatten)]
+    pub(crate) device: SoftDevice,
     /// Listen at this address (default: every IPv4 address)
     #[arg(short = 's', long, value_name = "ADDR")]
     pub(crate) address: Option<String>,
@@ -92,6 +97,8 @@ pub(crate) struct RdmaServer {
 /// The options of rdma-client.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RdmaClient {
+    #[command(flatten)]
+    pub(crate) device: SoftDevice,
     /// Connect to this server; on RoCE, the default address has no route
     #[arg(short, long, value_name = "HOST", default_value = "127.0.0.1")]
     pub(crate) server: String,
@@ -122,6 +129,8 @@ fn x_transport(text: &str) -> Result<XTransport, String> {
 /// The options of rdma-xserver.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RdmaXserver {
+    #[command(flatten)]
+    pub(crate) device: SoftDevice,
     /// Port of the connection manager
     #[arg(short, long, default_value = "7471", value_parser = number::<u16>(0, 65535))]
     pub(crate) port: u16,
@@ -136,6 +145,8 @@ pub(crate) struct RdmaXserver {
 /// The options of rdma-xclient.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RdmaXclient {
+    #[command(flatten)]
+    pub(crate) device: SoftDevice,
     /// Connect to this server; on RoCE, the default address has no route
     #[arg(short, long, value_name = "HOST", default_value = "127.0.0.1")]
     pub(crate) server: String,
@@ -153,6 +164,8 @@ pub(crate) struct RdmaXclient {
 /// The options of cmtime.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Cmtime {
+    #[command(flatten)]
+    pub(crate) device: SoftDevice,
     /// IP address of the device
     #[arg(short, long, value_name = "ADDR", required_unless_present = "bind_interface")]
     pub(crate) bind: Option<String>,

@@ -5,6 +5,7 @@ use std::net::Ipv6Addr;
 use bareverbs_rdmacm::PortSpace;
 use clap::{ArgGroup, Args};
 
+use super::soft::SoftDevice;
 use super::values::number;
 use crate::session::address::AddressFormat;
 use crate::session::datagram::Messages;
@@ -39,6 +40,8 @@ impl MessageOptions {
 /// The options of udaddy.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Udaddy {
+    #[command(flatten)]
+    pub(crate) device: SoftDevice,
     /// Connect to this server; without it, run as server
     #[arg(short, long, value_name = "HOST")]
     pub(crate) server: Option<String>,
@@ -78,6 +81,8 @@ impl Udaddy {
 #[derive(Clone, Debug, Args)]
 #[command(group = ArgGroup::new("to").required(true))]
 pub(crate) struct Mckey {
+    #[command(flatten)]
+    pub(crate) device: SoftDevice,
     /// Address of the group
     #[arg(short = 'm', long, value_name = "ADDR", group = "to")]
     pub(crate) group: Option<String>,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::soft::SoftDevice;
 use super::values::number;
 
 /// A server, and the path of the file there.
@@ -34,6 +35,8 @@ fn destination(text: &str) -> Result<Destination, String> {
 /// The options of rcopy.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Rcopy {
+    #[command(flatten)]
+    pub(crate) device: SoftDevice,
     /// File, pipe or block device to copy; without it, run as server, which writes the files of its
     /// clients. A pipe, and a file of procfs or sysfs, is read to its end before it is sent. The
     /// server of librdmacm refuses empty files

@@ -2,6 +2,7 @@
 
 use clap::{ArgGroup, Args};
 
+use super::soft::soft_device;
 use super::values::number;
 
 /// The options of rping.
@@ -44,6 +45,9 @@ pub(crate) struct Rping {
     /// Accepted for compatibility: the QP is always moved by the program, as with -q of rping
     #[arg(short = 'q', long)]
     pub(crate) self_modify: bool,
+    /// Open this soft device first, such as soft:127.0.0.2: its address and others are reached by it
+    #[arg(long, value_name = "DEV", value_parser = soft_device)]
+    pub(crate) ib_dev: Option<String>,
     /// Print a line of JSON for each connection
     #[arg(long)]
     pub(crate) json: bool,

@@ -2,6 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
+use super::soft::SoftDevice;
 use super::values::number;
 use crate::session::address::AddressFormat;
 use crate::session::socket::Waiting;
@@ -49,6 +50,8 @@ pub(crate) enum TestOption {
 /// The options of rstream.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Rstream {
+    #[command(flatten)]
+    pub(crate) device: SoftDevice,
     /// Connect to this server; without it, run as server
     #[arg(short, long, value_name = "HOST")]
     pub(crate) server: Option<String>,
@@ -122,7 +125,7 @@ impl Rstream {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Riostream {
     #[command(flatten)]
-    stream: Rstream,
+    pub(super) stream: Rstream,
 }
 
 impl Riostream {

@@ -2,6 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
+use super::soft::SoftDevice;
 use super::values::number;
 
 /// A variation of the tests.
@@ -27,6 +28,8 @@ pub(crate) enum TestOption {
 /// The options of udpong.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Udpong {
+    #[command(flatten)]
+    pub(crate) device: SoftDevice,
     /// Send to this server; without it, run as server
     #[arg(short, long, value_name = "HOST")]
     pub(crate) server: Option<String>,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::attributes::QpAttributes;
 use crate::device::{Device, Event};
-use crate::packet::{Remote, Route, psn_distance};
+use crate::packet::{PSN_MASK, Remote, Route, psn_distance};
 use crate::work::Receive;
 
 /// The destination of the message in progress.
@@ -110,6 +110,9 @@ pub(crate) struct ResponderState<D: Device> {
     pub(crate) pending: VecDeque<PendingResponse<D::Accessor>>,
     /// Whether an ACK is due.
     pub(crate) ack_pending: bool,
+    /// The PSN of ACKs: that of the last request without a response of its own. An ACK with the PSN of a READ or
+    /// atomic would be taken for its response.
+    pub(crate) ack_psn: u32,
     /// Whether an RNR NAK is due after the queued responses.
     pub(crate) rnr_nak_pending: bool,
     /// A fatal NAK that is due after the queued responses. Further requests are ignored.
@@ -138,6 +141,7 @@ impl<D: Device> Default for ResponderState<D> {
             reads: VecDeque::new(),
             pending: VecDeque::new(),
             ack_pending: false,
+            ack_psn: 0,
             rnr_nak_pending: false,
             refusal: None,
             fault: None,
@@ -153,5 +157,6 @@ impl<D: Device> ResponderState<D> {
     /// Applies the attributes of the transition to RTR.
     pub(crate) fn start(&mut self, attributes: &QpAttributes) {
         self.expected_psn = attributes.receive_psn;
+        self.ack_psn = attributes.receive_psn.wrapping_sub(1) & PSN_MASK;
     }
 }

@@ -80,8 +80,14 @@ fn reliable<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) {
     let (psn, acknowledge) = (packet.psn, packet.ack_request);
     match execute(qp, device, packet) {
         Ok(()) => {
-            qp.responder.ack_pending |= acknowledge;
             qp.responder.rnr_nak_pending = false;
+            if packet.operation.has_response() {
+                // The response acknowledges earlier requests too.
+                qp.responder.ack_pending = false;
+            } else {
+                qp.responder.ack_pending |= acknowledge;
+                qp.responder.ack_psn = psn;
+            }
         }
         Err(NakReason::NotReady) => {
             qp.responder.ack_pending = false;

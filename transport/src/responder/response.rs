@@ -132,7 +132,7 @@ pub(crate) fn turn<D: Device>(qp: &mut Qp<D>, device: &mut D, budget: u32) -> Tu
     } else if std::mem::take(&mut qp.responder.rnr_nak_pending) {
         send_rnr_nak(qp, device);
     } else if std::mem::take(&mut qp.responder.ack_pending) {
-        let psn = qp.responder.expected_psn.wrapping_sub(1) & PSN_MASK;
+        let psn = qp.responder.ack_psn;
         send_ack(qp, device, psn, syndrome::ACK);
     }
     Turn::Idle

@@ -61,6 +61,22 @@ fn repeated_read_is_answered_within_the_range_of_the_first() {
 }
 
 #[test]
+fn ack_never_has_the_psn_of_a_read() {
+    const PSN: u32 = 0xff_fff8;
+    let pair = Pair::rc();
+    let request = |psn| Packet { ack_request: true, ..read(&pair, psn, pair.b.mr.rkey, 0, 8) };
+    let write = |psn| Packet { operation: Op::WriteOnly, payload: vec![1; 8], ..request(psn) };
+    let sent = |packet: &Packet| -> Vec<_> {
+        responses(&pair.b, packet).iter().map(|packet| (packet.operation, packet.psn)).collect()
+    };
+    assert_eq!(sent(&write(PSN)), [(Op::Acknowledge, PSN)]);
+    assert_eq!(sent(&request(PSN + 1)), [(Op::ReadResponseOnly, PSN + 1)]);
+    // The response may be lost: a repeated WRITE does not acknowledge the READ.
+    assert_eq!(sent(&write(PSN)), [(Op::Acknowledge, PSN)]);
+    assert_eq!(sent(&write(PSN + 2)), [(Op::Acknowledge, PSN + 2)]);
+}
+
+#[test]
 fn response_has_the_hop_limit_of_its_own_path() {
     let pair = Pair::rc();
     let mut packet = read(&pair, 0xff_fff8, pair.b.mr.rkey, 0, 8);

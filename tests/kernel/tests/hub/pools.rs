@@ -36,8 +36,11 @@ impl Setup {
     }
 }
 
+/// Whether all buffers are free soon: the driver drops those of detached operations after it has unlocked
+/// the CQ.
 fn is_full(pool: &Pool) -> bool {
-    let buffers: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+    let free = |_| pool.acquire().wait_timeout(TIMEOUT).transpose().unwrap();
+    let buffers: Vec<_> = (0..pool.capacity()).map_while(free).collect();
     buffers.len() == pool.capacity()
 }
 

@@ -19,7 +19,7 @@ fn new(port_space: PortSpace) -> CmId {
     CmId::new(&EventChannel::new().unwrap(), port_space).unwrap()
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, crate::host::reports_as_the_kernel)]
 fn bind_errors_name_their_cause() {
     nothing_leaks(|| {
         let id = new(PortSpace::Tcp);
@@ -64,7 +64,7 @@ const BESIDE_WILDCARD: &str = "another identifier uses the port in this port spa
 const NO_FREE_PORT: &str = "no port of the sysctl net.ipv4.ip_local_port_range is free";
 
 /// The kernel has one errno for a port that a wildcard address needs alone, and for a foreign address.
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, crate::host::reports_as_the_kernel)]
 fn port_in_use_beside_a_wildcard_is_no_foreign_address() {
     nothing_leaks(|| {
         let everywhere = new(PortSpace::Tcp);
@@ -105,7 +105,7 @@ fn port_in_use_beside_a_wildcard_is_no_foreign_address() {
 }
 
 /// An identifier may share its port until it listens.
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, crate::host::reports_as_the_kernel)]
 fn listen_names_the_owner_of_a_reused_port() {
     nothing_leaks(|| {
         for (local, errno, hint) in [
@@ -165,7 +165,7 @@ fn exhausted_port_range_is_named() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, crate::host::reports_as_the_kernel)]
 fn invalid_binds_and_resolutions_name_their_cause() {
     nothing_leaks(|| {
         let link_local =
@@ -284,7 +284,7 @@ impl Drop for LoopbackAddress {
     }
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::has_netdev)]
 fn interface_without_an_rdma_device_is_named() {
     nothing_leaks(|| {
         let _address = LoopbackAddress::add();
@@ -307,7 +307,7 @@ impl IpOnly for SocketAddr {
     }
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, crate::host::reports_as_the_kernel)]
 fn unresolvable_addresses_are_errors() {
     nothing_leaks(|| {
         // The guest has no default route.

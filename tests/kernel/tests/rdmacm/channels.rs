@@ -5,9 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bareverbs::Errno;
-use bareverbs_kernel_tests::device::{self, is_infiniband};
+use bareverbs_kernel_tests::device::is_infiniband;
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{child, kernel_test};
+use bareverbs_kernel_tests::{child, device, kernel_test};
 use bareverbs_rdmacm::command::{self, CmFile};
 use bareverbs_rdmacm::event::{EventKind, RejectReason};
 use bareverbs_rdmacm::{CmId, Error, EventChannel, PortSpace};
@@ -221,7 +221,7 @@ fn identifiers_are_destroyed_while_another_thread_reads_their_events() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::in_programs)]
 fn forked_child_can_not_use_a_channel() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);

@@ -109,7 +109,7 @@ fn identifiers_of_one_channel_wait_at_a_time() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, crate::host::reports_as_the_kernel)]
 fn errors_of_waits_are_typed() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);

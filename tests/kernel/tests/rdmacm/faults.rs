@@ -83,7 +83,7 @@ fn unreachable<T>(result: Result<T, Error>, of: &str) {
     }
 }
 
-#[kernel_test(lossy_wire)]
+#[kernel_test(lossy_wire, crate::host::has_routes)]
 fn lost_messages_are_unreachable_peers() {
     let wire = Wire::new();
     {
@@ -160,7 +160,7 @@ fn steps_of(incoming: bareverbs_rdmacm::connection::Incoming) -> bareverbs_rdmac
     request
 }
 
-#[kernel_test(lossy_wire)]
+#[kernel_test(lossy_wire, crate::host::has_routes)]
 fn time_limit_ends_the_wait_for_a_peer_that_is_cut_off() {
     let wire = Wire::new();
     {
@@ -519,7 +519,7 @@ fn receive_port(pipe: &mut UnixStream) -> SocketAddr {
     SocketAddr::new(ip(), u16::from_le_bytes(port))
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::in_programs)]
 fn killed_client_is_noticed_in_each_step() {
     nothing_leaks(|| {
         for step in 0..4 {
@@ -582,7 +582,7 @@ fn endpoint(listener: &Listener, incoming: &bareverbs_rdmacm::connection::Incomi
     small().port(device.port).build(&listener.domains().pd(device).unwrap()).unwrap()
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::in_programs)]
 fn killed_server_is_noticed_in_each_step() {
     nothing_leaks(|| {
         for step in 0..4 {
@@ -648,7 +648,7 @@ fn killed_server_is_noticed_in_each_step() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::in_programs)]
 fn killed_peer_ends_its_stream() {
     nothing_leaks(|| {
         let mut doomed = Doomed::new(|pipe| {

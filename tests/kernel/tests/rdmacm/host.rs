@@ -26,6 +26,34 @@ pub(crate) fn has_ip() -> Requirement {
     if there { Ok(()) } else { Err("this kernel has no IPoIB, so the device has no IP address".into()) }
 }
 
+/// For tests of errors and states whose errno or message is that of the kernel's connection manager.
+///
+/// # Errors
+/// If the device is a soft device.
+pub(crate) fn reports_as_the_kernel() -> Requirement {
+    on_kernel("the connection manager of soft devices reports it by another errno or message")
+}
+
+/// For tests of enhanced connection establishment.
+///
+/// # Errors
+/// If the device is a soft device.
+pub(crate) fn carries_ece() -> Requirement {
+    on_kernel("the connection manager of soft devices carries no ECE options")
+}
+
+/// For tests of connections that leave by the near end of a wire.
+///
+/// # Errors
+/// If the device is a soft device.
+pub(crate) fn has_routes() -> Requirement {
+    on_kernel("a fabric has no routes: a connection leaves by any device of it")
+}
+
+fn on_kernel(otherwise: &str) -> Requirement {
+    if device::is_soft_device() { Err(otherwise.to_owned()) } else { Ok(()) }
+}
+
 /// The IP address of the device.
 pub(crate) fn ip() -> IpAddr {
     device::ip().into()

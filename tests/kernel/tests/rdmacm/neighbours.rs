@@ -151,7 +151,7 @@ fn late_neighbour_is_resolved() {
     neighbour::forget(&netdev, peer);
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::has_netdev)]
 fn resolution_without_an_answer_ends_at_its_time_limit() {
     /// The longest time that a resolution takes.
     const WHOLE: Duration = Duration::from_secs(10);

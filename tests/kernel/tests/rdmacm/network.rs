@@ -93,7 +93,7 @@ fn peer_qp_num(request: &ConnectRequest) -> u32 {
 }
 
 /// Each message of the connecting side arrives twice. The copy may be the later by up to 200 ms.
-#[kernel_test(lossy_wire)]
+#[kernel_test(lossy_wire, crate::host::has_routes)]
 fn repeated_request_is_new_after_its_rejection() {
     const ROUNDS: usize = 12;
     let latest = Duration::from_millis(400);

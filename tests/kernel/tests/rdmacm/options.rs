@@ -126,7 +126,7 @@ pub(crate) fn kernel_is_7_2() -> bool {
     std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap().starts_with("7.2")
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::in_kernel)]
 fn services_are_resolved_on_infiniband_only() {
     nothing_leaks(|| {
         let id = new(PortSpace::Tcp);

@@ -275,7 +275,7 @@ fn connected_socket_receives_from_its_peer_only() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, crate::host::reports_as_the_kernel)]
 fn datagram_socket_errors_name_their_cause() {
     nothing_leaks(|| {
         let mut socket = DatagramSocket::bind(ANY).unwrap();

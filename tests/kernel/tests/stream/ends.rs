@@ -4,7 +4,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{InTime, child, kernel_test};
+use bareverbs_kernel_tests::{InTime, child, device, kernel_test};
 use bareverbs_rdmacm::Error;
 use bareverbs_rdmacm::event::RejectReason;
 use bareverbs_rdmacm::stream::{RdmaStream, StreamError, StreamOptions};
@@ -105,7 +105,7 @@ impl Drop for Reader {
 /// The device and the connection manager report in no order: whichever a reader looks at first, the
 /// other may have changed by then. The peer sends and disconnects while the reader is stopped, each
 /// time at another place of its loop.
-#[kernel_test(crate::has_ip)]
+#[kernel_test(crate::has_ip, device::in_programs)]
 fn reader_gets_all_bytes_wherever_the_end_of_the_connection_finds_it() {
     const ROUNDS: u8 = 100;
 
@@ -238,7 +238,8 @@ fn connect_errors_name_their_cause() {
         });
         absent.set_port(1);
         let connected = StreamOptions::default().connect(absent).wait_timeout(limit);
-        assert!(connected.is_none());
+        // The devices of a fabric are known.
+        assert!(connected.is_none_or(|connected| device::is_soft_device() && connected.is_err()));
         assert!(start.elapsed() < Duration::from_secs(5));
     });
 }
