@@ -96,7 +96,7 @@ impl Target for SoftTarget {
     }
 
     fn open_cm(&self) -> Result<Box<dyn CmFile + '_>, Errno> {
-        Ok(Box::new(bareverbs_soft::CmFile::open(self.0.fabric())?))
+        Ok(Box::new(bareverbs_soft::CmFile::on(self.0.fabric())?))
     }
 
     fn netlink(&self, _message: &[u8]) -> Result<(), Errno> {

@@ -164,7 +164,7 @@ impl EventChannel {
     }
 
     /// A channel of one identifier for the same devices as this one.
-    pub(crate) fn private_beside(&self) -> Result<Self> {
+    pub(crate) fn private_for_same_devices(&self) -> Result<Self> {
         Ok(Self { inner: Inner::new(self.file().reopen()?, true) })
     }
 

@@ -67,7 +67,7 @@ enum Source {
     #[cfg(feature = "soft")]
     Soft(bareverbs_soft::CmFile, Fabric),
     #[cfg(feature = "soft")]
-    Both(Box<soft::Both>),
+    KernelAndSoft(Box<soft::KernelAndSoft>),
 }
 
 impl CmFile {
@@ -191,7 +191,7 @@ impl CmFile {
             #[cfg(feature = "soft")]
             Source::Soft(file, _) => file.execute(C::INFO.number, request.as_bytes(), response),
             #[cfg(feature = "soft")]
-            Source::Both(both) => both.execute::<C>(request, response),
+            Source::KernelAndSoft(both) => both.execute::<C>(request, response),
         }
     }
 
@@ -202,9 +202,13 @@ impl CmFile {
             let migrated = match (&self.source, &old.source) {
                 _ if !self.is_of_this_process() => None,
                 (Source::Soft(file, _), Source::Soft(old, _)) => Some(soft::migrate(file, id, old)),
-                (Source::Soft(file, _), Source::Both(old)) => Some(soft::migrate(file, id, old.soft())),
-                (Source::Both(file), Source::Soft(old, _)) => Some(soft::migrate(file.soft(), id, old)),
-                (Source::Both(file), Source::Both(old)) => Some(file.migrate(id, old)),
+                (Source::Soft(file, _), Source::KernelAndSoft(old)) => {
+                    Some(soft::migrate(file, id, old.soft()))
+                }
+                (Source::KernelAndSoft(file), Source::Soft(old, _)) => {
+                    Some(soft::migrate(file.soft(), id, old))
+                }
+                (Source::KernelAndSoft(file), Source::KernelAndSoft(old)) => Some(file.migrate(id, old)),
                 _ => None,
             };
             if let Some(migrated) = migrated {
@@ -235,8 +239,8 @@ impl Source {
         };
         let Self::Soft(file, fabric) = Self::on(&fabric)? else { unreachable!("a file of soft devices") };
         match chardev::open() {
-            Ok(kernel) => match soft::Both::new(kernel.into(), file) {
-                Ok(both) => Ok(Self::Both(Box::new(both))),
+            Ok(kernel) => match soft::KernelAndSoft::new(kernel.into(), file) {
+                Ok(both) => Ok(Self::KernelAndSoft(Box::new(both))),
                 Err(errno) => Err(Error::System { what: "creating a descriptor of a channel", errno }),
             },
             Err(Error::NoConnectionManager | Error::Open { .. }) => Ok(Self::Soft(file, fabric)),
@@ -246,7 +250,7 @@ impl Source {
 
     #[cfg(feature = "soft")]
     fn on(fabric: &Fabric) -> Result<Self> {
-        let opened = bareverbs_soft::CmFile::open(fabric);
+        let opened = bareverbs_soft::CmFile::on(fabric);
         let file =
             opened.map_err(|errno| Error::System { what: "opening the file of soft devices", errno })?;
         Ok(Self::Soft(file, fabric.clone()))
@@ -258,7 +262,7 @@ impl Source {
         match self {
             Self::Kernel(_) => false,
             Self::Soft(..) => true,
-            Self::Both(both) => id.is_some_and(|id| both.is_soft(id)),
+            Self::KernelAndSoft(both) => id.is_some_and(|id| both.is_soft(id)),
         }
     }
 
@@ -269,7 +273,7 @@ impl Source {
             #[cfg(feature = "soft")]
             Self::Soft(..) => None,
             #[cfg(feature = "soft")]
-            Self::Both(both) => Some(both.kernel()),
+            Self::KernelAndSoft(both) => Some(both.kernel()),
         }
     }
 }
@@ -299,7 +303,7 @@ impl AsFd for CmFile {
             #[cfg(feature = "soft")]
             Source::Soft(file, _) => file.as_fd(),
             #[cfg(feature = "soft")]
-            Source::Both(both) => both.as_fd(),
+            Source::KernelAndSoft(both) => both.as_fd(),
         }
     }
 }

@@ -160,7 +160,7 @@ impl Domains {
     /// let fabric = Fabric::new();
     /// let devices = [(); 2].map(|()| SoftDevice::new(&fabric));
     /// let domains = Domains::on(&fabric);
-    /// let listener = Listener::bind_in(&domains, &IdOptions::default(), (devices[1].address(), 0))?;
+    /// let listener = Listener::bind_with_domains(&domains, &IdOptions::default(), (devices[1].address(), 0))?;
     /// let server = listener.local_addr()?;
     /// let options = Endpoint::options();
     /// std::thread::scope(|scope| {
@@ -343,14 +343,14 @@ impl Listener {
     #[doc(alias = "rdma_create_ep")]
     #[doc(alias = "rdma_set_option")]
     pub fn bind_with(options: &IdOptions, name: impl Into<Name>) -> Result<Self> {
-        Self::bind_in(&Domains::default(), options, name)
+        Self::bind_with_domains(&Domains::default(), options, name)
     }
 
     /// Listens as [`Listener::bind_with`] does, with a list of devices that others share.
     ///
     /// # Errors
     /// As for [`Listener::bind_with`].
-    pub fn bind_in(domains: &Domains, options: &IdOptions, name: impl Into<Name>) -> Result<Self> {
+    pub fn bind_with_domains(domains: &Domains, options: &IdOptions, name: impl Into<Name>) -> Result<Self> {
         first(name.into().resolve("Listener::bind")?, |addr| {
             let id = options.create_id(&domains.channel()?)?;
             id.bind_addr(addr)?;
@@ -971,7 +971,7 @@ impl Link {
     /// The errors of [`EventChannel::new`], [`EventChannel::attach`] and [`CmId::migrate`].
     #[doc(alias = "rdma_migrate_id")]
     pub fn own_channel(&mut self) -> Result<()> {
-        let channel = self.id.channel().private_beside()?;
+        let channel = self.id.channel().private_for_same_devices()?;
         if let Some(runtime) = self.id.channel().runtime() {
             channel.attach_to(&runtime)?;
         }

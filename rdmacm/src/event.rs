@@ -201,7 +201,7 @@ impl EventChannel {
     ) -> Poll<Result<Event>> {
         let polled = self.poll_event(key, waiter.caller(cx));
         if polled.is_pending() {
-            waiter.pend();
+            waiter.expire();
         }
         polled
     }

@@ -19,8 +19,6 @@ use zerocopy::FromBytes;
 use crate::addr::{Addr, IbAddr, PortSpace};
 use crate::attr::qp_attr;
 use crate::channel::EventChannel;
-#[cfg(feature = "soft")]
-use crate::command::soft::FIRST_SOFT;
 use crate::command::{self, CmFile};
 use crate::key::{self, Key, KeyInfo};
 use crate::param::{ConnParam, Message};
@@ -158,15 +156,14 @@ pub struct BoundDevice {
 }
 
 impl BoundDevice {
-    /// The device.
+    /// The device, also a soft device.
     ///
     /// # Errors
     /// [`Error::Verbs`]: it can't be listed, or is gone ([`bareverbs::Error::NoDevice`]).
     pub fn find(&self) -> Result<Device> {
         #[cfg(feature = "soft")]
-        if self.index >= FIRST_SOFT {
-            let found = bareverbs::soft::SoftDevice::find(self.index);
-            return Ok(found.map(Device::from).ok_or(bareverbs::Error::NoDevice)?);
+        if let Some(device) = bareverbs::soft::SoftDevice::find(self.index) {
+            return Ok(device.into());
         }
         let is_it = |device: &Device| {
             device.node_guid() == self.node_guid && device.index().is_none_or(|index| index == self.index)
@@ -378,8 +375,8 @@ impl CmId {
     /// a free port of `net.ipv4.ip_local_port_range`; [`CmId::addresses`] returns it.
     ///
     /// A loopback address (127.0.0.1, `::1`) means every device too, because no RDMA device of the kernel
-    /// has one. It is that of a soft device, if the channel serves one with this address. An identifier that is bound to every device listens on all of them, or gets its device
-    /// from [`CmId::resolve_addr`].
+    /// has one. It is that of a soft device, if the channel serves one with this address. An identifier that
+    /// is bound to every device listens on all of them, or gets its device from [`CmId::resolve_addr`].
     ///
     /// The kernel adds a new address to the device with a short delay, during which binding fails
     /// with `ENODEV`.

@@ -61,7 +61,7 @@ impl ConnectRequest {
 
     /// Moves the identifier to a channel that no other identifier has.
     pub(crate) fn move_to_own_channel(&mut self) -> Result<()> {
-        let channel = self.id.channel().private_beside()?;
+        let channel = self.id.channel().private_for_same_devices()?;
         self.id.move_to(&channel)
     }
 

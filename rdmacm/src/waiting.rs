@@ -58,8 +58,8 @@ impl<'a, T> Waiting<'a, T> {
         poll_fn(|cx| {
             self.waiter.set(outer.mode());
             let polled = self.future.as_mut().poll(cx);
-            if matches!(self.waiter.mode(), Mode::Passed) {
-                outer.pend();
+            if matches!(self.waiter.mode(), Mode::Expired) {
+                outer.expire();
             }
             polled
         })
@@ -75,7 +75,7 @@ impl<'a, T> Waiting<'a, T> {
         loop {
             self.waiter.set(Mode::Thread { end });
             let polled = self.future.as_mut().poll(&mut Context::from_waker(&waker));
-            let has_passed = matches!(self.waiter.mode(), Mode::Passed);
+            let has_passed = matches!(self.waiter.mode(), Mode::Expired);
             self.waiter.set(Mode::Task);
             if polled.is_ready() || has_passed {
                 return polled;
@@ -116,7 +116,7 @@ enum Mode {
     /// A thread: the future blocks, and pends at the end. `None`: without end.
     Thread { end: Option<Instant> },
     /// A thread whose time has passed, perhaps that of a fabric of virtual time.
-    Passed,
+    Expired,
 }
 
 /// How the steps of a [`Waiting`] wait.
@@ -141,14 +141,14 @@ impl Waiter {
         match self.mode() {
             Mode::Task => Caller::Task(cx.waker()),
             Mode::Thread { end } => Caller::Thread(end),
-            Mode::Passed => Caller::Thread(Some(Instant::now())),
+            Mode::Expired => Caller::Thread(Some(Instant::now())),
         }
     }
 
     /// Notes that a wait for an event has not got one: in a thread, its time has passed.
-    pub(crate) fn pend(&self) {
+    pub(crate) fn expire(&self) {
         if !self.is_task() {
-            self.set(Mode::Passed);
+            self.set(Mode::Expired);
         }
     }
 

@@ -36,7 +36,7 @@ impl Network {
 
     fn listener(&self) -> Listener {
         let address = (self.devices[1].address(), 0);
-        Listener::bind_in(&self.domains, &IdOptions::default(), address).unwrap()
+        Listener::bind_with_domains(&self.domains, &IdOptions::default(), address).unwrap()
     }
 
     fn connector(&self) -> Connector {

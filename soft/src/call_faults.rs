@@ -146,8 +146,8 @@ pub enum FaultError {
         /// The errno.
         errno: Errno,
     },
-    /// The event is not one of the device or a port ([`SoftDevice::raise`](crate::SoftDevice::raise)) or of a QP
-    /// ([`SoftDevice::raise_of_qp`](crate::SoftDevice::raise_of_qp)).
+    /// The event is not one of the device or a port ([`SoftDevice::raise_event`](crate::SoftDevice::raise_event)) or of a QP
+    /// ([`SoftDevice::raise_qp_event`](crate::SoftDevice::raise_qp_event)).
     #[error("{0:?} is an event of another kind of object")]
     Event(EventType),
     /// The status is no first failure of a QP.
@@ -179,13 +179,15 @@ pub(crate) struct CallFaults {
 }
 
 impl CallFaults {
-    /// Makes the n-th call from now on fail. The first is 1.
+    /// Makes the n-th call from now on fail. The first is 1; 0 is none.
     pub(crate) fn add(&self, method: Method, nth: u64, errno: Errno) -> Result<(), FaultError> {
         if !method.errnos().contains(&errno) {
             return Err(FaultError::Errno { method, errno });
         }
-        lock(&self.faults).push((method, nth.max(1), errno));
-        self.some.store(true, Ordering::Release);
+        if nth > 0 {
+            lock(&self.faults).push((method, nth, errno));
+            self.some.store(true, Ordering::Release);
+        }
         Ok(())
     }
 
@@ -230,6 +232,8 @@ mod tests {
         assert_eq!([call(Method::RegMr), call(Method::RegMr)], [Err(Errno::NOMEM), Ok(())]);
         assert_eq!([call(Method::CreateQp), call(Method::CreateQp)], [Err(Errno::AGAIN), Ok(())]);
         assert!(!faults.some.load(Ordering::Relaxed));
+        faults.add(Method::RegMr, 0, Errno::NOMEM).unwrap();
+        assert_eq!(call(Method::RegMr), Ok(()));
     }
 
     #[test]

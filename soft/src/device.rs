@@ -19,7 +19,7 @@ use crate::objects::Resources;
 use crate::port::Port;
 use crate::rdma_cm::CmPort;
 use crate::sys::lock;
-use crate::wire::Dropped;
+use crate::wire::DroppedPackets;
 
 /// A soft device, a RoCE v2 device in this process: one port on a [`Fabric`]. Clones are the same device.
 ///
@@ -106,9 +106,11 @@ impl SoftDevice {
     ///
     /// # Errors
     ///
-    /// [`AddressError::OnFabric`]; [`AddressError::InUse`] if another soft device has this address, or
-    /// `rdma_rxe` has the port.
-    /// [`AddressError::NotLocal`] if no network interface has the address. [`AddressError::System`].
+    /// - [`AddressError::OnFabric`]: another device of the fabric has the address.
+    /// - [`AddressError::InUse`]: another soft device has the address, or `rdma_rxe` has the port.
+    /// - [`AddressError::NotLocal`]: no network interface has the address.
+    /// - [`AddressError::VirtualTime`]: the fabric is [seeded](Fabric::seeded).
+    /// - [`AddressError::System`]: a system call failed.
     ///
     /// # Panics
     ///
@@ -181,8 +183,8 @@ impl SoftDevice {
     /// The packets that the wire of the device has dropped. Devices that are not [bound](Self::bind) only have
     /// corrupt ones, by [`Fault::corrupt`](crate::Fault::corrupt). None in a forked child.
     #[must_use]
-    pub fn dropped(&self) -> Dropped {
-        if self.port.is_own() { self.port.dropped() } else { Dropped::default() }
+    pub fn dropped(&self) -> DroppedPackets {
+        if self.port.is_own() { self.port.dropped() } else { DroppedPackets::default() }
     }
 
     #[cfg(feature = "test-utils")]
@@ -236,8 +238,8 @@ impl SoftDevice {
         }
     }
 
-    /// Makes the n-th call of a method from now on fail, once. The first is 1. All open files count. A failed
-    /// call has no effect, as if the kernel had refused it first of all.
+    /// Makes the n-th call of a method from now on fail, once. The first is 1; 0 is none. All open files count.
+    /// A failed call has no effect, as if the kernel had refused it first of all.
     ///
     /// A call is an ioctl or a write command. The first registration of memory in a context is repeated by
     /// the write command if the ioctl fails, which makes two calls.
@@ -260,8 +262,8 @@ impl SoftDevice {
     }
 
     /// Makes the n-th completion of a QP from now on fail with this status, once, if it is no failure already.
-    /// The first is 1. Send and receive WQEs count, also unsignaled ones. The QP is in ERR then, and its other
-    /// WQEs are flushed.
+    /// The first is 1; 0 is none. Send and receive WQEs count, also unsignaled ones. The QP is in ERR then, and
+    /// its other WQEs are flushed.
     ///
     /// The operation itself is executed: a message whose send fails in this way has arrived. As on
     /// Soft-RoCE, `LOC_LEN_ERR`, `LOC_QP_OP_ERR` and `MW_BIND_ERR` of a send appear as `WR_FLUSH_ERR` in its CQE.
@@ -285,7 +287,7 @@ impl SoftDevice {
     /// # Errors
     ///
     /// [`FaultError::Event`] for events of QPs, CQs and SRQs.
-    pub fn raise(&self, event: EventType) -> Result<(), FaultError> {
+    pub fn raise_event(&self, event: EventType) -> Result<(), FaultError> {
         const EVENTS: [EventType; 8] = [
             EventType::DEVICE_FATAL,
             EventType::PORT_ACTIVE,
@@ -311,7 +313,7 @@ impl SoftDevice {
     /// # Errors
     ///
     /// [`FaultError::Event`] for events of other objects, [`FaultError::NoQp`].
-    pub fn raise_of_qp(&self, qp_num: u32, event: EventType) -> Result<(), FaultError> {
+    pub fn raise_qp_event(&self, qp_num: u32, event: EventType) -> Result<(), FaultError> {
         const EVENTS: [EventType; 8] = [
             EventType::QP_FATAL,
             EventType::QP_REQ_ERR,

@@ -59,7 +59,7 @@ pub enum QpAction {
     /// It is in this state now.
     State(QpState),
     /// It has fetched a send WQE and begins to execute it.
-    Begun {
+    Fetched {
         /// The `wr_id` of the WQE.
         wr_id: u64,
         /// The operation.
@@ -196,7 +196,7 @@ impl fmt::Display for QpAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::State(state) => write!(f, "state {state:?}"),
-            Self::Begun { wr_id, opcode } => write!(f, "begins WQE {wr_id:#x}, {opcode:?}"),
+            Self::Fetched { wr_id, opcode } => write!(f, "fetches WQE {wr_id:#x}, {opcode:?}"),
             Self::Sent(packet) => write!(f, "sends {packet}"),
             Self::Received(packet) => write!(f, "receives {packet}"),
             Self::AckTimeout => f.write_str("ACK timeout"),

@@ -94,8 +94,9 @@ impl Fabric {
     /// [`run_until_idle`](Self::run_until_idle) and [`advance`](Self::advance) do, and so does each wait of a
     /// thread for an event: it runs the fabric until nothing is left to do at this time, then lets time pass
     /// until the next timer, and so on until the event or the limit of the wait, which is one of virtual time.
-    /// A wait that nothing on the fabric can end fails with `EDEADLK`, after a second in which no other thread
-    /// has called a device.
+    /// A wait without a limit fails with `EDEADLK`, after a second in which no other thread has called a device,
+    /// if nothing on the fabric can end it, or after 20,000 timers without a completion. RNR retries, which are
+    /// infinite by default (`rnr_retry`), have such timers.
     ///
     /// The seed chooses the order of what may happen at the same time, such as the turns of QPs, and the
     /// packets that faults affect by [probability](Fault::probability). The same seed gives the same packets,
@@ -197,8 +198,8 @@ impl Fabric {
     ///
     /// # Errors
     ///
-    /// `EDEADLK` if there is no limit, and no packet and no timer is left that could end the wait; `EIO` if
-    /// the fabric has failed.
+    /// `EDEADLK` if there is no limit, and no packet and no timer is left that could end the wait, or 20,000
+    /// timers have expired without a completion; `EIO` if the fabric has failed.
     pub fn before_wait(
         &self,
         end: Option<Instant>,
@@ -418,7 +419,7 @@ impl CmFile {
     ///
     /// The error of `eventfd`, such as `EMFILE`; `ESTALE` in a forked child of the process that made the
     /// fabric; the error of `mmap` or `madvise`.
-    pub fn open(fabric: &Fabric) -> Result<Self, Errno> {
+    pub fn on(fabric: &Fabric) -> Result<Self, Errno> {
         if fabric.is_own() { Self::new(fabric.namespace()) } else { Err(Errno::STALE) }
     }
 }
@@ -432,7 +433,7 @@ impl FabricInner {
     /// Makes the timer thread run the devices at `next`, or end.
     fn schedule(self: &Arc<Self>, state: &mut FabricState, next: Option<u64>) {
         if !state.wires.is_empty() {
-            if state.promise(next) {
+            if state.run_earlier(next) {
                 state.wires.values().take(1).for_each(WireThread::wake);
             }
             return;
@@ -465,14 +466,14 @@ impl FabricInner {
             if let Some(engine) = &mut state.devices[device] {
                 engine.set_now(now);
             }
-            state.carry_from_wire(device, packets);
+            state.transmit_from_wire(device, packets);
             state.run()
         });
         packets.clear();
         let now = state.now();
         // A run for a timer that was cancelled costs less than a wake-up for each new timer.
         state.deadline = state.deadline.filter(|deadline| *deadline > now);
-        state.promise(next.ok().flatten());
+        state.run_earlier(next.ok().flatten());
         state.deadline.map(|deadline| Duration::from_nanos(deadline.saturating_sub(now)))
     }
 

@@ -8,7 +8,8 @@
 //! | `device`, `port` | [`SoftDevice`]; addresses and attributes of its port |
 //! | `file` | a context: the ioctls, write commands and mappings of one open device |
 //! | `call`, `user` | the ioctl parser; copies from and to addresses of the program |
-//! | `objects`, `methods` | handles, and the handlers of the methods |
+//! | `objects` | handles, references between objects, destruction, `mmap` offsets of queues |
+//! | `methods` | the handlers; one file per object, `command` and `write_command`, `state_table` (QP states), `path` |
 //! | `channel` | completion channels and asynchronous events as descriptors |
 //! | `cm` | the communication manager: connections by messages on QP 1 |
 //! | `engine` | the data path: rings, memory keys, and the transport's [`Device`](bareverbs_transport::Device) |
@@ -17,7 +18,7 @@
 //! | `wire` | packets of RoCE v2 over UDP sockets |
 //! | `capture`, `event_log` | records of packets and of the actions of QPs |
 //! | `call_faults` | calls that fail by fault injection |
-//! | `address_error`, `mac`, `sys` | [`AddressError`]; locks and errors of the C library |
+//! | `address_error`, `mac`, `sys` | [`AddressError`]; MAC addresses; locks and errors of the C library |
 #![deny(missing_debug_implementations)]
 
 mod address_error;
@@ -44,7 +45,7 @@ mod user;
 mod wire;
 
 pub use address_error::AddressError;
-pub use bareverbs_transport::packet::Operation;
+pub use bareverbs_transport::packet::Operation as Opcode;
 pub use bareverbs_transport::{Fault, InjectedFault};
 pub use call_faults::{FaultError, Method};
 pub use device::SoftDevice;
@@ -52,4 +53,4 @@ pub use event_log::{EventLog, LogEntry, PacketSummary, PrintOnPanic, QpAction};
 pub use fabric::Fabric;
 pub use objects::Resources;
 pub use rdma_cm::CmFile;
-pub use wire::Dropped;
+pub use wire::DroppedPackets;

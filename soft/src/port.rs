@@ -20,7 +20,7 @@ use crate::engine::{Engine, MAX_AH, MAX_CQ, MAX_GROUP_MEMBERS, MAX_GROUPS, MAX_Q
 use crate::fabric::Fabric;
 use crate::mac::{eui64, mac};
 use crate::rdma_cm::{CmPort, Namespace};
-use crate::wire::{Dropped, UdpWire, gid};
+use crate::wire::{DroppedPackets, UdpWire, gid};
 
 /// The only port of a device.
 pub(crate) const PORT: u32 = 1;
@@ -142,7 +142,7 @@ impl Port {
     }
 
     /// The packets that the wire has dropped.
-    pub(crate) fn dropped(&self) -> Dropped {
+    pub(crate) fn dropped(&self) -> DroppedPackets {
         let dropped = self.with(|engine| {
             let mut dropped = engine.wire().map(UdpWire::dropped).unwrap_or_default();
             dropped.corrupt += engine.corrupt();

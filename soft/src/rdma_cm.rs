@@ -36,17 +36,19 @@ pub(crate) use namespace::{CmPort, Namespace};
 /// An open file of the connection manager of soft devices: the commands of the kernel's
 /// `/dev/infiniband/rdma_cm`, non-blocking.
 ///
-/// The numbers of its identifiers are 0x8000_0000 and above. Its descriptor is readable while an event is
-/// queued. The errnos are those of Linux 7.2, except:
+/// The numbers of its identifiers are [`FIRST_ID`](Self::FIRST_ID) and above. Its descriptor is readable while
+/// an event is queued. The errnos are those of Linux 7.2, except:
 ///
 /// - An address of 127.0.0.0/8 is that of a device, not of every device. Without one, binding to it is
 ///   `EADDRNOTAVAIL`.
-/// - An address resolves at once, or RESOLVE_ADDR fails. `ENETUNREACH`: no device reaches it.
+/// - An address resolves at once, or RESOLVE_ADDR fails with `ENETUNREACH`: no device reaches it. There is no
+///   neighbour to wait for, so no `ADDR_ERROR` event.
+/// - No network interface has a scope id: a link-local IPv6 address of no device is `EADDRNOTAVAIL` with any.
 /// - Addresses of the family `AF_IB` are `ENODEV`. ECE options are not carried. Ports below 1024 need no
 ///   privilege.
 ///
-/// The file serves the devices of a [`Fabric`](crate::Fabric) and of its [siblings](crate::Fabric::sibling). Its identifiers are
-/// destroyed when it is dropped.
+/// The file serves the devices of a [`Fabric`](crate::Fabric) and of its [siblings](crate::Fabric::sibling).
+/// Its identifiers are destroyed when it is dropped.
 #[derive(Debug)]
 pub struct CmFile {
     namespace: Arc<Namespace>,
@@ -56,6 +58,9 @@ pub struct CmFile {
 }
 
 impl CmFile {
+    /// The lowest number of an identifier. Those of the kernel are below.
+    pub const FIRST_ID: u32 = namespace::FIRST_ID;
+
     /// Opens a file of a namespace.
     ///
     /// # Errors

@@ -64,7 +64,7 @@ struct Counts {
 /// Numbers of packets that a device has dropped at its socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Dropped {
+pub struct DroppedPackets {
     /// Received, but not of RoCE v2.
     pub malformed: u64,
     /// Received with a wrong ICRC, also by [`Fault::corrupt`](crate::Fault::corrupt).
@@ -149,11 +149,11 @@ impl UdpWire {
     }
 
     /// The packets that were dropped.
-    pub(crate) fn dropped(&self) -> Dropped {
+    pub(crate) fn dropped(&self) -> DroppedPackets {
         let Counts { malformed, corrupt, refused, overflowed } = &self.counts;
         let [malformed, corrupt, refused, overflowed] =
             [malformed, corrupt, refused, overflowed].map(|count| count.load(Ordering::Relaxed));
-        Dropped { malformed, corrupt, refused, overflowed }
+        DroppedPackets { malformed, corrupt, refused, overflowed }
     }
 
     /// Begins a run of the devices: the next packet may wait for the network interface again.

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use bareverbs_provider::Errno;
-use bareverbs_soft::{Dropped, Fabric, SoftDevice};
+use bareverbs_soft::{DroppedPackets, Fabric, SoftDevice};
 use bareverbs_uapi::write::structs::{CmdHdr, GetContextReq, GetContextResp};
 use bareverbs_uapi::write::{GetContext, WriteCommand};
 use rustix::process::{
@@ -49,7 +49,7 @@ fn forked_child_is_refused_without_waiting(fabric: &Fabric, device: &SoftDevice)
                 assert_eq!(device.open().map(drop).map_err(|refused| refused.errno), Err(Errno::STALE));
                 device.remove();
                 assert_eq!(device.resources().contexts, 0);
-                assert_eq!(device.dropped(), Dropped::default());
+                assert_eq!(device.dropped(), DroppedPackets::default());
                 drop(device.clone());
             });
             if status.exit_status() != Some(0) {

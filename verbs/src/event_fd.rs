@@ -119,7 +119,8 @@ pub(crate) fn endless(what: &str, errno: Errno) -> Error {
     }
     Error::system(
         format!(
-            "waiting for {what}: no packet and no timer of the seeded fabric is left that could end the wait"
+            "waiting for {what}: no packet and no timer of the seeded fabric is left that could end the wait, \
+             or 20,000 timers expired without a completion: set `rnr_retry`, or post a receive"
         ),
         errno,
     )

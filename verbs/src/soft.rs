@@ -1,9 +1,9 @@
 //! Soft devices: RoCE v2 devices in this process, without a kernel module, a network interface or
 //! privileges.
 //!
-//! A soft device has the ABI of Soft-RoCE and its provider, so a program uses it as any other device. Two
-//! devices reach each other if they are on the same [`Fabric`]. Fabrics are separate: tests that run in
-//! parallel create one each.
+//! A soft device has the ABI of Soft-RoCE and its provider, so a program uses it as any other device. Devices
+//! on the same [`Fabric`] reach each other; [bound](SoftDevice::bind) devices also reach other processes and
+//! hosts. Fabrics are separate: tests that run in parallel create one each.
 //!
 //! ```
 //! use bareverbs::soft::{Fabric, SoftDevice};
@@ -37,7 +37,7 @@
 //! | packets are delivered by | calls, such as posts, and by a thread | [`step`](Fabric::step), [`run_until_idle`](Fabric::run_until_idle), [`advance`](Fabric::advance), and waits of threads |
 //! | timers expire | by the clock | in [`advance`](Fabric::advance), and in waits when nothing else is left to do |
 //! | the limit of a wait is | real time | virtual time |
-//! | a wait that nothing can end | blocks | fails with `EDEADLK`, after a second without a call of another thread |
+//! | a wait that nothing can end | blocks | fails with `EDEADLK`, after a second without a call of another thread. So does one without a limit after 20,000 timers without a completion |
 //! | the order of events is | that of the threads | the same for the same seed on each machine, if one thread uses the fabric |
 //! | other processes | devices with a UDP wire | none |
 //!
@@ -76,7 +76,7 @@
 //! ```
 //! use std::time::Duration;
 //!
-//! use bareverbs::soft::{Fabric, Fault, Operation, SoftDevice};
+//! use bareverbs::soft::{Fabric, Fault, Opcode, SoftDevice};
 //! use bareverbs::{Access, Buffer, Device, Endpoint, Op};
 //!
 //! let fabric = Fabric::seeded(7);
@@ -88,7 +88,7 @@
 //! receiver.connect(&sender.address())?;
 //! for fault in [
 //!     // Lost: the first SEND of one packet.
-//!     Fault::drop().opcode(Operation::SendOnly).nth(1),
+//!     Fault::drop().opcode(Opcode::SendOnly).nth(1),
 //!     // Delivered twice: packets from alice.
 //!     Fault::duplicate().from(&alice),
 //!     // Overtaken by the next one: each second packet.
@@ -129,7 +129,7 @@
 //! | the device is removed | [`SoftDevice::remove`] |
 //! | a call fails | [`SoftDevice::fail_call`], with the errnos of [`Method`] |
 //! | an operation fails | [`SoftDevice::fail_completion`] |
-//! | an asynchronous event | [`SoftDevice::raise`], [`SoftDevice::raise_of_qp`] |
+//! | an asynchronous event | [`SoftDevice::raise_event`], [`SoftDevice::raise_qp_event`] |
 //!
 //! ```
 //! use bareverbs::device::{EventType, PortState};
@@ -154,7 +154,7 @@
 //! # Records
 //!
 //! [`Fabric::capture`] writes all packets in pcap format, for Wireshark. [`Fabric::log`] keeps the latest actions
-//! of QPs: begun WQEs, packets, retries, timeouts, states, completions, events. A test prints it when it
+//! of QPs: fetched WQEs, packets, retries, timeouts, states, completions, events. A test prints it when it
 //! fails:
 //!
 //! ```
@@ -179,11 +179,17 @@
 //! # Limits
 //!
 //! - Registered memory is not pinned. It must stay mapped while it is registered, which the owners of
-//!   [`MemoryOwner`](crate::MemoryOwner) ensure. A range that is not mapped is rejected with `EFAULT`.
+//!   [`MemoryOwner`](crate::MemoryOwner) ensure. A range that is not mapped is rejected with `EFAULT`. An
+//!   access to registered memory that was unmapped raises SIGSEGV.
+//! - A device with an address belongs to one process: a second one gets `EADDRINUSE`. A seeded fabric has no
+//!   such devices.
 //! - On-demand paging and dma-buf MRs are [`Error::Unsupported`].
 //! - [`devices`](crate::devices) and RDMA netlink don't list the devices. sysfs has no entry for them.
 //! - [`Context::import`](crate::Context::import) rejects their descriptors with
 //!   [`Error::Invalid`].
+//! - Connections by IP address carry no ECE options, and addresses of the family `AF_IB` are `ENODEV`. A
+//!   channel that was opened before the first device was created by name serves the kernel's devices only.
+//!   `BoundDevice::find` finds soft devices.
 //! - Their GIDs have no network interface:
 //!   [`Context::resolve_ethernet`](crate::Context::resolve_ethernet) is unsupported.
 //! - A forked child can't use a device of its parent. It can create devices on a fabric of its own.
@@ -200,9 +206,10 @@ use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 
+pub use bareverbs_provider::device::BeforeWait;
 pub use bareverbs_soft::{
-    AddressError, Dropped, EventLog, Fabric, Fault, FaultError, InjectedFault, LogEntry, Method, Operation,
-    PacketSummary, PrintOnPanic, QpAction, Resources, SoftDevice,
+    AddressError, DroppedPackets, EventLog, Fabric, Fault, FaultError, InjectedFault, LogEntry, Method,
+    Opcode, PacketSummary, PrintOnPanic, QpAction, Resources, SoftDevice,
 };
 
 const VERB: &str = "open_device";

@@ -129,18 +129,18 @@ fn failed_doorbell_leaves_its_requests_posted() {
 fn raised_events_arrive_at_their_objects() {
     let (device, context) = open();
     let events = context.async_events();
-    device.raise(EventType::GID_CHANGE).unwrap();
+    device.raise_event(EventType::GID_CHANGE).unwrap();
     assert_eq!(next(&events), AsyncEvent::Port { event: EventType::GID_CHANGE, port: 1.into() });
-    device.raise(EventType::DEVICE_FATAL).unwrap();
+    device.raise_event(EventType::DEVICE_FATAL).unwrap();
     assert_eq!(next(&events), AsyncEvent::Device { event: EventType::DEVICE_FATAL });
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(&bareverbs::cq::CqInit::new(4)).unwrap();
     let qp: Qp<Rc> = pd.create_qp(&QpInit::new(&cq, &cq)).unwrap();
-    device.raise_of_qp(qp.qp_num(), EventType::QP_FATAL).unwrap();
+    device.raise_qp_event(qp.qp_num(), EventType::QP_FATAL).unwrap();
     assert!(matches!(next(&events), AsyncEvent::Qp { event: EventType::QP_FATAL, .. }));
-    assert_eq!(device.raise(EventType::QP_FATAL), Err(FaultError::Event(EventType::QP_FATAL)));
+    assert_eq!(device.raise_event(EventType::QP_FATAL), Err(FaultError::Event(EventType::QP_FATAL)));
     let none = qp.qp_num() + 1;
-    assert_eq!(device.raise_of_qp(none, EventType::QP_FATAL), Err(FaultError::NoQp(none)));
+    assert_eq!(device.raise_qp_event(none, EventType::QP_FATAL), Err(FaultError::NoQp(none)));
 }
 
 #[test]

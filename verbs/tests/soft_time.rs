@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use bareverbs::datagram::DatagramDone;
-use bareverbs::soft::{AddressError, Fabric, Fault, Operation, SoftDevice};
+use bareverbs::soft::{AddressError, Fabric, Fault, Opcode, SoftDevice};
 use bareverbs::{Access, Buffer, Connection, Datagrams, Device, Endpoint, Hub, Mr, Op, Pd};
 
 use rustix::io::Errno;
@@ -51,7 +51,7 @@ fn posts_of_a_seeded_fabric_deliver_nothing_until_it_is_run() {
 fn wait_runs_a_seeded_fabric_through_its_timers() {
     let fabric = Fabric::seeded(2);
     let [(_, mut a), (bob, mut b)] = pair(&fabric);
-    let lost = fabric.inject(Fault::drop().opcode(Operation::SendOnly).nth(1));
+    let lost = fabric.inject(Fault::drop().opcode(Opcode::SendOnly).nth(1));
     receive(&bob, &mut b);
     a.post(Op::send_inline(b"again")).unwrap();
     assert_eq!(b.next().wait().unwrap().message(), Some(&b"again"[..]));
@@ -230,7 +230,7 @@ fn faults_apply_in_real_time() {
     let [(_, mut a), (bob, mut b)] = pair(&fabric);
     let [lost, late, not_ready] =
         [Fault::drop().nth(1), Fault::delay(Duration::from_millis(5)).nth(2), Fault::rnr().nth(3)]
-            .map(|fault| fabric.inject(fault.opcode(Operation::SendOnly)));
+            .map(|fault| fabric.inject(fault.opcode(Opcode::SendOnly)));
     for text in [&b"one"[..], b"two", b"three"] {
         receive(&bob, &mut b);
         a.post(Op::send_inline(text)).unwrap();
@@ -252,9 +252,9 @@ fn faults_apply_to_packets_that_are_sent_and_received_by_udp() {
     let [mut a, mut b] = [&a_pd, &b_pd].map(|pd| Endpoint::<Mr<Buffer>>::new(pd, 1, 4).unwrap());
     a.connect(&b.address()).unwrap();
     b.connect(&a.address()).unwrap();
-    let sent = fabrics[0].inject(Fault::corrupt().opcode(Operation::SendOnly).nth(1));
+    let sent = fabrics[0].inject(Fault::corrupt().opcode(Opcode::SendOnly).nth(1));
     // The peer has dropped the corrupt packet.
-    let received = fabrics[1].inject(Fault::drop().opcode(Operation::SendOnly).nth(1));
+    let received = fabrics[1].inject(Fault::drop().opcode(Opcode::SendOnly).nth(1));
     receive(&b_pd, &mut b);
     a.post(Op::send_inline(b"third time")).unwrap();
     assert_eq!(b.next().wait().unwrap().message(), Some(&b"third time"[..]));

@@ -1,8 +1,8 @@
 //! Files that serve soft devices, alone or beside the kernel's.
 //!
 //! An identifier of a file that serves both has the number of the kernel's. Beside it there is one of the soft
-//! devices, its twin, until an address decides for the kernel. If it decides for a soft device, commands go to
-//! the twin. An identifier that is bound to all devices listens on both.
+//! devices until an address decides for the kernel. If it decides for a soft device, commands go to
+//! that one. An identifier that is bound to all devices listens on both.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,44 +20,41 @@ use super::write_to_kernel;
 use crate::Addr;
 use crate::ready::combine;
 
-/// The first number of an identifier of soft devices. Those of the kernel are below.
-pub(crate) const FIRST_SOFT: u32 = 0x8000_0000;
-
 /// The kernel's file, and that of the soft devices.
 #[derive(Debug)]
-pub(super) struct Both {
+pub(super) struct KernelAndSoft {
     kernel: File,
     soft: CmFile,
     /// Readable while one of them is.
     ready: OwnedFd,
     /// By the kernel's number.
-    twins: Mutex<BTreeMap<u32, Twin>>,
+    soft_ids: Mutex<BTreeMap<u32, SoftId>>,
     /// Whether the next event is looked for in the kernel's file first.
     kernel_first: AtomicBool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Twin {
+struct SoftId {
     number: u32,
     /// Whether the identifier is one of a soft device.
     is_soft: bool,
 }
 
-impl Both {
+impl KernelAndSoft {
     pub(super) fn new(kernel: File, soft: CmFile) -> rustix::io::Result<Self> {
         let ready = combine(&[(kernel.as_fd(), 0), (soft.as_fd(), 1)])?;
-        let (twins, kernel_first) = (Mutex::default(), AtomicBool::new(false));
-        Ok(Self { kernel, soft, ready, twins, kernel_first })
+        let (soft_ids, kernel_first) = (Mutex::default(), AtomicBool::new(false));
+        Ok(Self { kernel, soft, ready, soft_ids, kernel_first })
     }
 
-    fn twins(&self) -> MutexGuard<'_, BTreeMap<u32, Twin>> {
+    fn soft_ids(&self) -> MutexGuard<'_, BTreeMap<u32, SoftId>> {
         // No call panics between two changes that belong together.
-        self.twins.lock().unwrap_or_else(PoisonError::into_inner)
+        self.soft_ids.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether commands of an identifier go to the soft devices.
     pub(super) fn is_soft(&self, id: u32) -> bool {
-        id >= FIRST_SOFT || self.twins().get(&id).is_some_and(|twin| twin.is_soft)
+        id >= CmFile::FIRST_ID || self.soft_ids().get(&id).is_some_and(|soft_id| soft_id.is_soft)
     }
 
     pub(super) fn kernel(&self) -> &File {
@@ -83,22 +80,22 @@ impl Both {
         let Some(id) = id_of::<C>(&request) else {
             return write_to_kernel::<C>(&self.kernel, request, response);
         };
-        if id >= FIRST_SOFT {
+        if id >= CmFile::FIRST_ID {
             return self.soft.execute(number, request.as_bytes(), response);
         }
         // Memberships have numbers of their own.
-        let twin = self.twins().get(&id).copied().filter(|_| number != LeaveMcast::INFO.number);
-        match twin {
+        let soft_id = self.soft_ids().get(&id).copied().filter(|_| number != LeaveMcast::INFO.number);
+        match soft_id {
             None => write_to_kernel::<C>(&self.kernel, request, response),
-            Some(twin) if number == DestroyId::INFO.number => {
-                self.twins().remove(&id);
-                let destroyed = self.execute_on_soft::<C>(twin, &request, response);
+            Some(soft_id) if number == DestroyId::INFO.number => {
+                self.soft_ids().remove(&id);
+                let destroyed = self.execute_on_soft::<C>(soft_id, &request, response);
                 // The kernel's identifier of a soft one was never used.
                 let also = write_to_kernel::<C>(&self.kernel, request, response);
-                if twin.is_soft { destroyed } else { also }
+                if soft_id.is_soft { destroyed } else { also }
             }
-            Some(twin) if twin.is_soft => self.execute_on_soft::<C>(twin, &request, response),
-            Some(twin) => self.execute_undecided::<C>(id, twin, request, response),
+            Some(soft_id) if soft_id.is_soft => self.execute_on_soft::<C>(soft_id, &request, response),
+            Some(soft_id) => self.execute_undecided::<C>(id, soft_id, request, response),
         }
     }
 
@@ -106,7 +103,7 @@ impl Both {
     fn execute_undecided<C: Command>(
         &self,
         id: u32,
-        twin: Twin,
+        soft_id: SoftId,
         request: C::Request,
         response: &mut [u8],
     ) -> Result<(), Errno>
@@ -119,24 +116,24 @@ impl Both {
                 .is_some_and(|addr| addr.ip().is_some_and(|addr| addr.ip().is_unspecified()))
             {
                 write_to_kernel::<C>(&self.kernel, request, response)?;
-                return self.bind_twin(id, twin);
+                return self.bind_soft_id(id, soft_id);
             }
-            return self.decide::<C>(id, twin, request, response);
+            return self.decide::<C>(id, soft_id, request, response);
         }
         if number == ResolveAddr::INFO.number || number == ResolveIp::INFO.number {
-            return self.decide::<C>(id, twin, request, response);
+            return self.decide::<C>(id, soft_id, request, response);
         }
         write_to_kernel::<C>(&self.kernel, request, response)?;
         if number == Listen::INFO.number {
             // An identifier that was not bound is bound now.
-            match self.bind_twin(id, twin) {
+            match self.bind_soft_id(id, soft_id) {
                 Ok(()) | Err(Errno::INVAL) => {}
                 Err(errno) => return Err(errno),
             }
-            return self.execute_on_soft::<C>(twin, &request, response);
+            return self.execute_on_soft::<C>(soft_id, &request, response);
         }
         if number == SetOption::INFO.number {
-            return self.execute_on_soft::<C>(twin, &request, response);
+            return self.execute_on_soft::<C>(soft_id, &request, response);
         }
         Ok(())
     }
@@ -145,42 +142,42 @@ impl Both {
     fn decide<C: Command>(
         &self,
         id: u32,
-        twin: Twin,
+        soft_id: SoftId,
         request: C::Request,
         response: &mut [u8],
     ) -> Result<(), Errno>
     where
         C::Request: Copy,
     {
-        match self.execute_on_soft::<C>(twin, &request, response) {
+        match self.execute_on_soft::<C>(soft_id, &request, response) {
             Err(Errno::ADDRNOTAVAIL | Errno::NETUNREACH | Errno::NODEV) => {
                 write_to_kernel::<C>(&self.kernel, request, response)?;
-                self.twins().remove(&id);
-                let request = DestroyIdReq { id: twin.number, ..DestroyIdReq::zeroed() };
+                self.soft_ids().remove(&id);
+                let request = DestroyIdReq { id: soft_id.number, ..DestroyIdReq::zeroed() };
                 let _ = self.soft.execute(DestroyId::INFO.number, request.as_bytes(), &mut [0; 4]);
                 Ok(())
             }
             Ok(()) => {
-                self.twins().insert(id, Twin { is_soft: true, ..twin });
+                self.soft_ids().insert(id, SoftId { is_soft: true, ..soft_id });
                 Ok(())
             }
             Err(errno) => Err(errno),
         }
     }
 
-    /// Binds the twin to the address and the port of the kernel's identifier.
-    fn bind_twin(&self, id: u32, twin: Twin) -> Result<(), Errno> {
+    /// Binds the identifier of soft devices to the address and the port of the kernel's identifier.
+    fn bind_soft_id(&self, id: u32, soft_id: SoftId) -> Result<(), Errno> {
         let mut bound = QueryAddrResp::new_zeroed();
         let request = QueryReq { id, option: QueryOption::ADDR, ..QueryReq::zeroed() };
         write_to_kernel::<Query>(&self.kernel, request, bound.as_mut_bytes())?;
         let (addr, addr_size) = (bound.src_addr, bound.src_size);
-        let request = BindReq { id: twin.number, addr_size, addr, ..BindReq::zeroed() };
+        let request = BindReq { id: soft_id.number, addr_size, addr, ..BindReq::zeroed() };
         self.soft.execute(Bind::INFO.number, request.as_bytes(), &mut [])
     }
 
     fn execute_on_soft<C: Command>(
         &self,
-        twin: Twin,
+        soft_id: SoftId,
         request: &C::Request,
         response: &mut [u8],
     ) -> Result<(), Errno>
@@ -189,7 +186,7 @@ impl Both {
     {
         let mut bytes = request.as_bytes().to_vec();
         if let Some(at) = id_offset::<C>() {
-            bytes[at..at + 4].copy_from_slice(&twin.number.to_ne_bytes());
+            bytes[at..at + 4].copy_from_slice(&soft_id.number.to_ne_bytes());
         }
         self.soft.execute(C::INFO.number, &bytes, response)
     }
@@ -199,10 +196,10 @@ impl Both {
         C::Request: Copy,
     {
         write_to_kernel::<C>(&self.kernel, request, response)?;
-        let mut twin = CreateIdResp::zeroed();
-        self.soft.execute(C::INFO.number, request.as_bytes(), twin.as_mut_bytes())?;
+        let mut soft_id = CreateIdResp::zeroed();
+        self.soft.execute(C::INFO.number, request.as_bytes(), soft_id.as_mut_bytes())?;
         if let Some(id) = response.first_chunk() {
-            self.twins().insert(u32::from_ne_bytes(*id), Twin { number: twin.id, is_soft: false });
+            self.soft_ids().insert(u32::from_ne_bytes(*id), SoftId { number: soft_id.id, is_soft: false });
         }
         Ok(())
     }
@@ -227,24 +224,24 @@ impl Both {
 
     /// Moves an identifier of `old` to this file.
     pub(super) fn migrate(&self, id: u32, old: &Self) -> Result<(), Errno> {
-        let twin = old.twins().get(&id).copied();
-        if id < FIRST_SOFT {
+        let soft_id = old.soft_ids().get(&id).copied();
+        if id < CmFile::FIRST_ID {
             let request = MigrateIdReq { id, fd: fd(&old.kernel), ..MigrateIdReq::zeroed() };
             let mut response = MigrateIdResp::zeroed();
             write_to_kernel::<MigrateId>(&self.kernel, request, response.as_mut_bytes())?;
         }
-        if id >= FIRST_SOFT || twin.is_some() {
-            let number = twin.map_or(id, |twin| twin.number);
+        if id >= CmFile::FIRST_ID || soft_id.is_some() {
+            let number = soft_id.map_or(id, |soft_id| soft_id.number);
             migrate(&self.soft, number, &old.soft)?;
         }
-        if let Some(twin) = old.twins().remove(&id) {
-            self.twins().insert(id, twin);
+        if let Some(soft_id) = old.soft_ids().remove(&id) {
+            self.soft_ids().insert(id, soft_id);
         }
         Ok(())
     }
 }
 
-impl AsFd for Both {
+impl AsFd for KernelAndSoft {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ready.as_fd()
     }

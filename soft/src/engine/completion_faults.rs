@@ -12,9 +12,11 @@ pub(super) struct CompletionFaults {
 }
 
 impl CompletionFaults {
-    /// Makes the n-th completion of a QP from now on fail. The first is 1.
+    /// Makes the n-th completion of a QP from now on fail. The first is 1; 0 is none.
     pub(super) fn add(&mut self, qp: u32, nth: u64, status: WcStatus) {
-        self.faults.push((qp, nth.max(1), status));
+        if nth > 0 {
+            self.faults.push((qp, nth, status));
+        }
     }
 
     /// The failure of the next completion of a QP, which would be a success.

@@ -140,7 +140,7 @@ impl Device for EnginePort {
 
     fn begin(&mut self, queues: &mut QpQueues, _work: &Work) -> SendWqeRef {
         let wqe = queues.sends.begin();
-        self.log(queues.number, QpAction::Begun { wr_id: wqe.wr_id, opcode: wqe.opcode });
+        self.log(queues.number, QpAction::Fetched { wr_id: wqe.wr_id, opcode: wqe.opcode });
         wqe
     }
 

@@ -50,8 +50,8 @@ impl Faults {
 }
 
 impl FabricState {
-    /// Carries a packet to its receivers, with the faults that are injected.
-    pub(super) fn carry(&mut self, origin: Origin, packet: Packet) {
+    /// Transmits a packet to its receivers, with the faults that are injected.
+    pub(super) fn transmit(&mut self, origin: Origin, packet: Packet) {
         if self.capture.is_some() {
             let now = self.now();
             self.capture.iter_mut().for_each(|capture| capture.record(now, &packet));
@@ -176,12 +176,12 @@ impl FabricState {
     }
 
     /// Carries the packets that the wire of a device has received.
-    pub(super) fn carry_from_wire(&mut self, device: usize, packets: &mut Vec<Packet>) {
+    pub(super) fn transmit_from_wire(&mut self, device: usize, packets: &mut Vec<Packet>) {
         for packet in packets.drain(..) {
             // Another process may have bound an address of the fabric.
             let is_of_fabric = |global: Global| self.addresses.contains_key(&global.source);
             if packet.route.is_multicast() || !packet.route.global.is_some_and(is_of_fabric) {
-                self.carry(Origin::Wire(device), packet);
+                self.transmit(Origin::Wire(device), packet);
             } else {
                 self.recycle(Origin::Wire(device), packet);
             }

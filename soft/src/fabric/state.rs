@@ -100,7 +100,7 @@ impl FabricState {
                 let mut packets = engine.take_packets(std::mem::take(&mut self.packets));
                 idle &= packets.is_empty();
                 for packet in packets.drain(..) {
-                    self.carry(Origin::Device(sender), packet);
+                    self.transmit(Origin::Device(sender), packet);
                 }
                 self.packets = packets;
             }
@@ -121,7 +121,7 @@ impl FabricState {
     }
 
     /// Brings the next run of a wire's thread forward to `next`. Returns whether this has changed it.
-    pub(super) fn promise(&mut self, next: Option<u64>) -> bool {
+    pub(super) fn run_earlier(&mut self, next: Option<u64>) -> bool {
         let earlier = next.is_some_and(|next| self.deadline.is_none_or(|deadline| next < deadline));
         if earlier {
             self.deadline = next;

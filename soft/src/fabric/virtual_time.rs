@@ -24,7 +24,7 @@ const GRACE: Duration = Duration::from_secs(1);
 /// The same before time passes, if several threads use the fabric.
 const PAUSE: Duration = Duration::from_millis(10);
 /// How often a wait looks meanwhile whether another thread has ended it.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The state of virtual time.
 #[derive(Debug)]
@@ -110,7 +110,7 @@ impl FabricState {
             }
             Choice::Delivery(device) => {
                 if let Some(packet) = time.sent[device].pop_front() {
-                    self.carry(Origin::Device(device), packet);
+                    self.transmit(Origin::Device(device), packet);
                 }
             }
         }
@@ -119,7 +119,7 @@ impl FabricState {
 
     /// Lets time pass until the next timer, unless it is later than `end`. Returns `false` if none is until
     /// then.
-    fn pass(&mut self, end: u64) -> bool {
+    fn pass_time(&mut self, end: u64) -> bool {
         let next = self.next_timer().filter(|next| *next <= end);
         let (Some(next), Some(time)) = (next, &mut self.virtual_time) else { return false };
         time.now = time.now.max(next);
@@ -151,7 +151,7 @@ impl FabricInner {
         loop {
             while self.step() {}
             let mut state = self.lock();
-            match state.guarded(|state| state.pass(end)) {
+            match state.guarded(|state| state.pass_time(end)) {
                 Ok(true) => {}
                 Ok(false) => {
                     if let Some(time) = &mut state.virtual_time {
@@ -220,7 +220,7 @@ impl FabricInner {
                     continue;
                 }
             }
-            if (timers < MAX_TIMERS || end != u64::MAX) && state.guarded(|state| state.pass(end))? {
+            if (timers < MAX_TIMERS || end != u64::MAX) && state.guarded(|state| state.pass_time(end))? {
                 self.activity.notify_all();
                 continue;
             }
@@ -252,7 +252,7 @@ impl FabricInner {
             if active || left.is_zero() {
                 return (state, active);
             }
-            let waited = self.activity.wait_timeout(state, left.min(LOOK));
+            let waited = self.activity.wait_timeout(state, left.min(POLL_INTERVAL));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }

@@ -18,7 +18,7 @@ use super::id::{Id, IdState, Membership};
 use crate::cm::ConnId;
 use crate::engine::Engine;
 
-/// The first number of an identifier. Those of the kernel are below.
+/// The lowest number of an identifier. Those of the kernel are below.
 pub(super) const FIRST_ID: u32 = 0x8000_0000;
 
 /// Most identifiers of a namespace.

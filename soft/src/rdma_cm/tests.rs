@@ -26,7 +26,7 @@ impl Sides {
     fn new() -> Self {
         let fabric = Fabric::new();
         let devices = [(); 2].map(|()| SoftDevice::new(&fabric));
-        let [client, server] = [(); 2].map(|()| CmFile::open(&fabric).unwrap());
+        let [client, server] = [(); 2].map(|()| CmFile::on(&fabric).unwrap());
         Self { fabric, devices, client, server }
     }
 
@@ -388,7 +388,7 @@ fn closed_file_ends_its_connections() {
 #[test]
 fn short_commands_read_what_follows() {
     let fabric = Fabric::new();
-    let file = CmFile::open(&fabric).unwrap();
+    let file = CmFile::on(&fabric).unwrap();
     let mut response = CreateIdResp::zeroed();
     let request = CreateIdReq { uid: 1, ps: PortSpace::TCP, ..CreateIdReq::zeroed() };
     let call = Call::<CreateId>::new(request, &mut response);
@@ -400,7 +400,7 @@ fn short_commands_read_what_follows() {
     let mut short = bytes.clone();
     short[4..6].fill(0);
     assert_eq!(write(&short[..8]), Ok(()));
-    assert!(response.id >= 0x8000_0000);
+    assert!(response.id >= CmFile::FIRST_ID);
     assert_eq!(write(&[13, 0, 0, 0, 0, 0, 0, 0]), Err(Errno::NOSYS));
     assert_eq!(write(&[25, 0, 0, 0, 0, 0, 0, 0]), Err(Errno::INVAL));
 }
@@ -432,7 +432,7 @@ proptest! {
 #[test]
 fn responses_need_their_room() {
     let fabric = Fabric::new();
-    let file = CmFile::open(&fabric).unwrap();
+    let file = CmFile::on(&fabric).unwrap();
     let id = create(&file, 1, PortSpace::TCP);
     let request = QueryReq { id, ..QueryReq::zeroed() };
     for (command, least) in [(5, 200), (19, 272)] {

@@ -148,7 +148,7 @@ fn packets_of_all_lengths_arrive_unchanged() {
         one.send(&sent, false);
         assert_eq!(take(&other, 1), [sent]);
     }
-    assert_eq!((one.dropped(), other.dropped()), (Dropped::default(), Dropped::default()));
+    assert_eq!((one.dropped(), other.dropped()), (DroppedPackets::default(), DroppedPackets::default()));
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn datagrams_that_are_too_long_are_dropped() {
     let other = super::tests::wire();
     other.send(&packet(&other, wire.address(), vec![1]), false);
     assert_eq!(take(&wire, 1).len(), 1);
-    assert_eq!(wire.dropped(), Dropped { malformed: 1, ..Dropped::default() });
+    assert_eq!(wire.dropped(), DroppedPackets { malformed: 1, ..DroppedPackets::default() });
 }
 
 #[test]

@@ -110,7 +110,7 @@ fn log_has_the_actions_of_each_qp_in_order() {
     pair.a.wait();
     pair.b.wait();
     let sender: Vec<_> = actions(a, pair.qa.qpn).collect();
-    assert_eq!(sender[0], QpAction::Begun { wr_id: 5, opcode: WcOpcode::SEND });
+    assert_eq!(sender[0], QpAction::Fetched { wr_id: 5, opcode: WcOpcode::SEND });
     let code = |action: &QpAction| match action {
         QpAction::Received(packet) => packet.syndrome,
         _ => None,
@@ -124,7 +124,7 @@ fn log_has_the_actions_of_each_qp_in_order() {
     assert!(receiver.contains(&completed(6, WcOpcode::RECV)));
     let text = log.to_string();
     for line in
-        ["begins WQE 0x5, SEND", "RNR NAK with timer 1", "waits 10µs", "completes WQE 0x6, RECV, SUCCESS"]
+        ["fetches WQE 0x5, SEND", "RNR NAK with timer 1", "waits 10µs", "completes WQE 0x6, RECV, SUCCESS"]
     {
         assert!(text.contains(line), "{line} is missing in\n{text}");
     }
@@ -142,7 +142,7 @@ fn failure_of_a_qp_is_in_its_log() {
     pair.a.wait();
     let actions: Vec<_> = log.entries().iter().map(|entry| entry.action).collect();
     let psn = 0xff_fff8;
-    let is_step = |action: &&QpAction| !matches!(action, QpAction::Sent(_) | QpAction::Begun { .. });
+    let is_step = |action: &&QpAction| !matches!(action, QpAction::Sent(_) | QpAction::Fetched { .. });
     let status = WcStatus::RETRY_EXC_ERR;
     let steps: Vec<_> = actions.iter().filter(is_step).copied().collect();
     assert_eq!(
