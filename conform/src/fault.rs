@@ -4,9 +4,9 @@
 //! file decide, or in a queue. The faults of [`SOFT_ROCE`] and [`CONNECTX`] are tested on kernels, the
 //! others on a soft device.
 
+mod call;
 pub(crate) mod data;
 pub(crate) mod parser;
-mod seen;
 mod tracked;
 
 use std::cell::{Cell, RefCell};
@@ -30,7 +30,7 @@ use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 use zerocopy::{FromZeros, IntoBytes};
 
-use self::seen::Seen;
+use self::call::ParsedCall;
 use self::tracked::Tracked;
 use crate::call::{Call, Slot};
 use crate::environment::{Restricted, Restriction};
@@ -232,7 +232,7 @@ fn of_restriction(broken: Rule, restriction: Restriction) -> Option<Fault> {
 }
 
 /// The fault of a method other than `INVOKE_WRITE`.
-fn of_method(broken: Rule, seen: &Seen) -> Option<Fault> {
+fn of_method(broken: Rule, seen: &ParsedCall) -> Option<Fault> {
     let entries = seen.raw(CqCreate::CQE.id()).filter(|_| seen.is::<CqCreate>());
     // The limit of rxe.
     if is_in(broken, Rule::Limit, entries.is_some_and(|raw| raw.data as u32 > 32767)) {
@@ -258,7 +258,7 @@ fn of_method(broken: Rule, seen: &Seen) -> Option<Fault> {
 }
 
 /// The fault of a command through `INVOKE_WRITE`.
-fn of_command(broken: Rule, seen: &Seen) -> Option<Fault> {
+fn of_command(broken: Rule, seen: &ParsedCall) -> Option<Fault> {
     let (input, output) = (InvokeWrite::CORE_IN.id(), InvokeWrite::CORE_OUT.id());
     let number = seen.raw(InvokeWrite::WRITE_CMD.id())?.data as u32;
     let is_extended = number & EXTENDED != 0;
@@ -417,7 +417,7 @@ impl FaultyFile<'_> {
         if let Some(fault) = parser::of_header(broken, driver_id, number, address) {
             return Some(fault);
         }
-        let seen = Seen::at(driver_id, address).filter(|_| number == VERBS_IOCTL)?;
+        let seen = ParsedCall::at(driver_id, address).filter(|_| number == VERBS_IOCTL)?;
         // Calls that find out whether an attribute exists have other faults as well.
         let is_presence = [Rule::MethodPresent, Rule::AttributePresent].contains(&broken);
         if seen.known().any(|(raw, _)| raw.attr_data == PROBE) && !is_presence {
@@ -451,7 +451,7 @@ impl FaultyFile<'_> {
 }
 
 /// Clears the mark of written outputs.
-fn unmark(seen: &Seen) -> Result<(), Errno> {
+fn unmark(seen: &ParsedCall) -> Result<(), Errno> {
     for (position, (raw, _)) in seen.attributes.iter().enumerate() {
         let address = seen.address + (position * size_of::<Attribute>()) as u64;
         let flags = raw.flags - AttributeFlags::VALID_OUTPUT;
@@ -474,7 +474,7 @@ impl UverbsFile for FaultyFile<'_> {
             .map(|file| data::completions(self.device.broken, file));
         // SAFETY: the caller upholds the contract of the call's addresses.
         let result = unsafe { self.file.ioctl(number, address) };
-        let seen = Seen::at(self.device.driver_id(), address).filter(|_| result.is_ok());
+        let seen = ParsedCall::at(self.device.driver_id(), address).filter(|_| result.is_ok());
         if let Some(seen) = &seen {
             self.device.tracked.borrow_mut().follow(self.number, seen);
         }

@@ -13,7 +13,7 @@ use bareverbs_uapi::write::{self, WriteCommand};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
-use super::seen::Seen;
+use super::call::ParsedCall;
 use super::tracked::{File, Purpose, Qp};
 use super::{Fault, is_in};
 use crate::generate::qp_states::table;
@@ -89,7 +89,7 @@ fn change<T: FromBytes + IntoBytes + Immutable>(address: u64, change: impl FnOnc
 }
 
 /// The fault of a command on a queue pair. Changes its request or the queues.
-pub(super) fn of_command(broken: Rule, seen: &Seen, file: &File) -> Option<Fault> {
+pub(super) fn of_command(broken: Rule, seen: &ParsedCall, file: &File) -> Option<Fault> {
     let number = seen.command()?.number;
     if number == write::ModifyQp::INFO.number {
         return of_transition(broken, seen, file);
@@ -228,7 +228,7 @@ fn confine(wqe: &mut SendWqe, file: &File) {
 }
 
 /// The fault of a change of a queue pair.
-fn of_transition(broken: Rule, seen: &Seen, file: &File) -> Option<Fault> {
+fn of_transition(broken: Rule, seen: &ParsedCall, file: &File) -> Option<Fault> {
     let request = seen.input(InvokeWrite::CORE_IN.id());
     let (request, _) = ModifyQpReq::read_from_prefix(&request).ok()?;
     let qp = file.qps.get(&request.qp_handle)?;

@@ -7,7 +7,7 @@ use bareverbs_uapi::uverbs::{
 };
 use rustix::io::Errno;
 
-use super::seen::{Seen, header, is_new};
+use super::call::{ParsedCall, header, is_new};
 use super::tracked::{File, Tracked, word_at};
 use super::{Fault, is_in};
 use crate::base::{is_class_on_rxe, is_on_rxe};
@@ -87,7 +87,7 @@ pub(super) fn of_header(broken: Rule, driver_id: u32, number: u32, address: u64)
     let length = size_of::<Header>() + attributes;
     let is_wrong = usize::from(header.length) != length || length > 4096;
     let is_reserved = header.reserved1 != 0 || header.reserved2 != 0;
-    let method = Seen::method(driver_id, &header).filter(|method| is_on_rxe(method));
+    let method = ParsedCall::method(driver_id, &header).filter(|method| is_on_rxe(method));
     let readable = read(address + size_of::<Header>() as u64, attributes.min(4096)).is_ok();
     let is_unread = method.is_some() && !is_wrong && !readable;
     None.or_else(|| error(Rule::HeaderLength, is_wrong, Errno::INVAL, Errno::MSGSIZE))
@@ -125,7 +125,7 @@ fn tail(raw: Attribute, kind: AttributeKind) -> Option<Vec<u8>> {
 }
 
 /// An optional attribute that the handler needs and the call lacks: the error.
-fn missing_for_handler(seen: &Seen) -> Option<Errno> {
+fn missing_for_handler(seen: &ParsedCall) -> Option<Errno> {
     let mut needed: Vec<(u16, Errno)> = Vec::new();
     if seen.is::<QpCreate>() {
         let handles =
@@ -146,7 +146,7 @@ fn missing_for_handler(seen: &Seen) -> Option<Errno> {
 }
 
 /// The fault of the attributes of a call, whatever they name.
-pub(super) fn of_attributes(broken: Rule, seen: &Seen, file: &File) -> Option<Fault> {
+pub(super) fn of_attributes(broken: Rule, seen: &ParsedCall, file: &File) -> Option<Fault> {
     let refused = |condition: bool, errno| condition.then_some(Fault::Refused(errno));
     let error = |condition: bool, errno, instead| condition.then_some(Fault::Error(errno, instead));
     let any =
@@ -266,7 +266,7 @@ fn of_number(broken: Rule, Attribute { data, len, .. }: Attribute, kind: Attribu
 /// The fault of the objects that a call names.
 pub(super) fn of_objects(
     broken: Rule,
-    seen: &Seen,
+    seen: &ParsedCall,
     tracked: &Tracked,
     number: u32,
     others: [i32; 2],
@@ -359,7 +359,7 @@ fn of_descriptor(
 }
 
 /// The fault of a call or command that destroys an object.
-fn of_destruction(broken: Rule, seen: &Seen, file: &File) -> Option<Fault> {
+fn of_destruction(broken: Rule, seen: &ParsedCall, file: &File) -> Option<Fault> {
     let by_method = seen.handles().find(|(_, _, access)| matches!(access, Access::Destroy));
     let by_command = || {
         let (_, at) = destroyed(seen.command()?)?;

@@ -10,7 +10,7 @@ use bareverbs_uapi::write::structs::{ModifyQpReq, RegMrReq, RegMrResp};
 use bareverbs_uapi::write::{self, WriteCommand};
 use zerocopy::FromBytes;
 
-use super::seen::{Seen, is_new};
+use super::call::{ParsedCall, is_new};
 use crate::fuzz::{created, destroyed};
 
 /// The four bytes at a position.
@@ -83,7 +83,7 @@ impl File {
         of_purpose.filter_map(|ring| Some((ring.of, ring.address?)))
     }
 
-    fn add_rings(&mut self, seen: &Seen, of: u32, purposes: &[Purpose]) {
+    fn add_rings(&mut self, seen: &ParsedCall, of: u32, purposes: &[Purpose]) {
         let response = seen.output(UHW_OUT);
         for (info, purpose) in response.chunks_exact(16).zip(purposes) {
             let offset = info.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
@@ -99,7 +99,7 @@ impl File {
     }
 
     /// Follows a call that succeeded.
-    fn follow(&mut self, seen: &Seen) {
+    fn follow(&mut self, seen: &ParsedCall) {
         self.has_context |= seen.is::<GetContext>();
         let handle_of = |id: u16| seen.raw(id).map_or(u32::MAX, |raw| raw.data as u32);
         for (raw, kind) in seen.known() {
@@ -133,7 +133,7 @@ impl File {
         }
     }
 
-    fn follow_new_qp(&mut self, seen: &Seen, handle: u32) {
+    fn follow_new_qp(&mut self, seen: &ParsedCall, handle: u32) {
         self.add_rings(seen, handle, &[Purpose::Receives, Purpose::Sends]);
         if seen.has(QpCreate::SRQ_HANDLE.id()) {
             self.rings.retain(|ring| ring.of != handle || ring.purpose == Purpose::Sends);
@@ -208,7 +208,7 @@ impl Tracked {
     }
 
     /// Follows a call that succeeded.
-    pub(super) fn follow(&mut self, number: u32, seen: &Seen) {
+    pub(super) fn follow(&mut self, number: u32, seen: &ParsedCall) {
         for (raw, kind) in seen.known().filter(|(_, kind)| is_new(*kind)) {
             if let AttributeKind::Descriptor { object, .. } = kind {
                 self.descriptors.insert(raw.data as i32, (object, number));

@@ -13,7 +13,7 @@ use crate::call::UNMAPPED;
 use crate::own_memory::read;
 
 /// A call with a declared method and readable attributes.
-pub(super) struct Seen {
+pub(super) struct ParsedCall {
     pub(super) method: &'static MethodInfo,
     pub(super) attributes: Vec<(Attribute, Option<&'static AttributeInfo>)>,
     /// The address of its first attribute.
@@ -25,7 +25,7 @@ pub(super) fn header(address: u64) -> Option<Header> {
     Header::read_from_bytes(&read(address, size_of::<Header>()).ok()?).ok()
 }
 
-impl Seen {
+impl ParsedCall {
     /// The call at an address, if it has a declared method.
     pub(super) fn at(driver_id: u32, address: u64) -> Option<Self> {
         let header = header(address)?;
@@ -136,7 +136,7 @@ mod tests {
         let attribute = Attribute { attr_id: 1, len: 9, data: UNMAPPED, ..Attribute::zeroed() };
         let is_unmapped = |attribute, id| {
             let attributes = vec![(attribute, None)];
-            let seen = Seen { method: &InvokeWrite::INFO, attributes, address: 0 };
+            let seen = ParsedCall { method: &InvokeWrite::INFO, attributes, address: 0 };
             seen.is_unmapped(id)
         };
         assert!(is_unmapped(attribute, 1));
