@@ -43,6 +43,6 @@ pub fn run() -> ExitCode {
 ///
 /// # Panics
 /// If two tests have the same name.
-pub fn run_long() -> ExitCode {
+pub fn run_not_short() -> ExitCode {
     run_anywhere(|_| false)
 }

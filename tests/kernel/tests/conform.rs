@@ -7,7 +7,7 @@ use bareverbs_conform::{Filter, Rule, Suite};
 use bareverbs_kernel_tests::device;
 
 fn main() -> std::process::ExitCode {
-    bareverbs_kernel_tests::run_long()
+    bareverbs_kernel_tests::run_not_short()
 }
 
 fn conform(args: &[&str]) -> Output {
@@ -133,7 +133,7 @@ fn suite_names_broken_rules_of_mlx5() {
     names_broken_rules("parser::*", |_| true);
 }
 
-#[kernel_test(device::in_programs)]
+#[kernel_test(device::shared_between_processes)]
 fn decode_prints_names() {
     let input = std::env::temp_dir().join("bareverbs-decode");
     std::fs::write(&input, r#"write(3, "\4\0\0\0\3\0\0\0\7\0\0\0", 12) = 12"#).unwrap();
@@ -142,7 +142,7 @@ fn decode_prints_names() {
     std::fs::remove_file(input).unwrap();
 }
 
-#[kernel_test(device::in_programs)]
+#[kernel_test(device::shared_between_processes)]
 fn fuzzed_calls_break_no_rule_and_replay() {
     let file = std::env::temp_dir().join("bareverbs-fuzz");
     let mut command = Command::new("bareverbs");

@@ -20,7 +20,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::io::Errno;
 
 fn main() -> std::process::ExitCode {
-    bareverbs_kernel_tests::run_long()
+    bareverbs_kernel_tests::run_not_short()
 }
 
 fn netlink() -> RdmaNetlink {
@@ -38,7 +38,7 @@ fn only<T: std::fmt::Debug>(list: Vec<T>, is_it: impl Fn(&T) -> bool) -> T {
     found.remove(0)
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn resources_have_owner_and_parent() {
     nothing_leaks(|| {
         let pd = domain();
@@ -70,7 +70,7 @@ fn resources_have_owner_and_parent() {
     assert!(netlink.memory_regions(device::name()).unwrap().iter().all(|region| region.owner != me()));
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn qps_are_listed_with_state_and_peer() {
     let pd = domain();
     let (mut a, b) = pair(&pd, Plan::default());
@@ -86,7 +86,7 @@ fn qps_are_listed_with_state_and_peer() {
     assert_eq!(listed.state, Some(QpState::ERR));
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn srq_is_listed_with_its_qps() {
     let pd = domain();
     let srq = pd.create_srq(&SrqInit::new(8)).unwrap();
@@ -101,7 +101,7 @@ fn srq_is_listed_with_its_qps() {
     assert_eq!(named, sharing.iter().map(|qp| qp.qp_num()).collect());
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn kernel_objects_are_listed_by_name() {
     let mut netlink = netlink();
     let services = only(netlink.queue_pairs(device::name()).unwrap(), |qp| qp.qp_type == Some(QpType::GSI));
@@ -113,7 +113,7 @@ fn kernel_objects_are_listed_by_name() {
     assert_eq!(netlink.cm_ids(device::name()).unwrap(), []);
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn mr_keys_require_cap_net_admin() {
     let pd = domain();
     let mr = region(&pd, &[0; 100], Access::LOCAL_WRITE);
@@ -148,7 +148,7 @@ fn port_counters_grow_with_traffic() {
     assert!(counter("sent_pkts") >= sent + 11 && counter("rcvd_pkts") >= received + 11);
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn counters_have_the_names_of_their_status() {
     let mut netlink = netlink();
     let status = netlink.counter_status(device::name(), 1).unwrap().expect("the device counts");
@@ -181,7 +181,7 @@ fn rxe_has_no_per_qp_counters() {
     assert_eq!(counted.counters, []);
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn unknown_device_or_port_is_rejected() {
     let mut netlink = netlink();
     let refused = netlink.queue_pairs("rxe7").unwrap_err().to_string();
@@ -193,7 +193,7 @@ fn unknown_device_or_port_is_rejected() {
     netlink.qp_counters("rxe7").unwrap_err();
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn unknown_ports_and_counters_are_not_changed() {
     let mut netlink = netlink();
     let name = device::name();
@@ -266,7 +266,7 @@ fn lost_events_are_reported_and_others_follow() {
     assert!(matches!(&last, Some(Event::Netdev(event)) if event.mtu == Some(65_536)), "{last:?}");
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn rdma_events_require_privileges_before_linux_7_2() {
     let system = netlink().system().unwrap();
     Events::open(EventSources::all()).unwrap();

@@ -5,17 +5,17 @@ use std::path::Path;
 use bareverbs_kernel_tests::{device, kernel_test};
 
 fn main() -> std::process::ExitCode {
-    bareverbs_kernel_tests::run_long()
+    bareverbs_kernel_tests::run_not_short()
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn device_is_active_and_has_a_device_node() {
     assert!(Path::new("/dev/infiniband/uverbs0").exists());
     let state = device::read_sysfs("ports/1/state");
     assert_eq!(state, "4: ACTIVE");
 }
 
-#[kernel_test(device::ethernet, device::in_kernel)]
+#[kernel_test(device::ethernet, device::has_device_node)]
 fn device_has_the_gid_of_its_ip_address() {
     let gid = device::read_sysfs(&format!("ports/1/gids/{}", device::gid_index()));
     assert_eq!(gid, "0000:0000:0000:0000:0000:ffff:0a01:0001");
@@ -30,7 +30,7 @@ fn loopback_carries_tcp() {
     client.join().unwrap().unwrap();
 }
 
-#[kernel_test(device::in_programs)]
+#[kernel_test(device::shared_between_processes)]
 fn rdma_core_sees_the_device() {
     let output = std::process::Command::new("ibv_devinfo").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);

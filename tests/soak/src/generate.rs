@@ -17,8 +17,8 @@ pub struct Capabilities {
     pub flush: bool,
     /// ATOMIC_WRITE.
     pub atomic_write: bool,
-    /// Whether packets are lost: only RC, which recovers, messages with a receive, and no failing requests.
-    pub recovers_only: bool,
+    /// Whether packets are lost: only RC, which repeats them, messages with a receive, and no failing requests.
+    pub lossy: bool,
 }
 
 /// How many times a generator tries to find a possible verb before it settles.

@@ -205,7 +205,7 @@ impl Iteration {
     }
 
     /// Tries to create an object where the device refuses it. Returns the device's error.
-    pub fn refused(&mut self, op: &Op) -> anyhow::Error {
+    pub fn expect_error(&mut self, op: &Op) -> anyhow::Error {
         self.change(op).err().unwrap_or_else(|| anyhow!("it succeeded"))
     }
 

@@ -92,11 +92,8 @@ pub fn run(plan: &Plan) -> Result<Report> {
 fn iteration(seed: u64, number: u64, ops: usize, quirks: Quirks) -> Result<Tally> {
     let context = open();
     let capabilities = context.capabilities();
-    let generated = Capabilities {
-        flush: capabilities.flush,
-        atomic_write: capabilities.atomic_write,
-        recovers_only: false,
-    };
+    let generated =
+        Capabilities { flush: capabilities.flush, atomic_write: capabilities.atomic_write, lossy: false };
     let mut seeds = Rng::with_seed(seed);
     let own = seeds.u64(..) ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut generator = Generator::new(own, generated);

@@ -56,19 +56,19 @@ const QUIRKS: Quirks = Quirks {
 pub fn run(seeds: Range<u64>, ops: usize) -> Result<Report> {
     let mut report = Report::default();
     for number in seeds {
-        match caught(number, ops, None) {
+        match run_seed(number, ops, None) {
             Ok(tally) => report.add(&tally),
-            Err(failure) => return Err(explain(number, ops, failure)),
+            Err(failure) => return Err(replay(number, ops, failure)),
         }
     }
     Ok(report)
 }
 
 /// Runs a failed seed again, with its records.
-fn explain(number: u64, ops: usize, failure: anyhow::Error) -> anyhow::Error {
+fn replay(number: u64, ops: usize, failure: anyhow::Error) -> anyhow::Error {
     let file = |kind: &str| env::temp_dir().join(format!("bareverbs-soak-{number}.{kind}"));
     let records = Records { log: file("log"), capture: file("pcap") };
-    let again = caught(number, ops, Some(&records));
+    let again = run_seed(number, ops, Some(&records));
     let same = again.is_err_and(|again| format!("{again:#}") == format!("{failure:#}"));
     let replayed = if same { "the same" } else { "something else" };
     let Records { log, capture } = records;
@@ -85,21 +85,21 @@ struct Records {
 }
 
 /// Runs a seed. A panic is an error.
-fn caught(number: u64, ops: usize, records: Option<&Records>) -> Result<Tally> {
+fn run_seed(number: u64, ops: usize, records: Option<&Records>) -> Result<Tally> {
     let fabric = Fabric::seeded(number);
     let log = records.map(|_| fabric.log(LOGGED));
     if let Some(Records { capture, .. }) = records {
         fabric.capture(File::create(capture)?)?;
     }
     let result = catch_unwind(AssertUnwindSafe(|| seed(&fabric, number, ops)));
-    let result = result.unwrap_or_else(|panic| Err(anyhow!("a panic: {}", text(&*panic))));
+    let result = result.unwrap_or_else(|panic| Err(anyhow!("a panic: {}", panic_message(&*panic))));
     if let Some((log, Records { log: path, .. })) = log.zip(records) {
         fs::write(path, log.to_string())?;
     }
     result
 }
 
-fn text(panic: &(dyn Any + Send)) -> &str {
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
     match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
         (Some(text), _) => text,
         (None, Some(text)) => text,
@@ -114,11 +114,8 @@ fn seed(fabric: &Fabric, number: u64, ops: usize) -> Result<Tally> {
     drop(context.alloc_pd()?.register(vec![0; 8], Access::empty()).map_err(|failed| failed.error)?);
     let faulty = number % 2 == 1;
     let capabilities = context.capabilities();
-    let capabilities = Capabilities {
-        flush: capabilities.flush,
-        atomic_write: capabilities.atomic_write,
-        recovers_only: faulty,
-    };
+    let capabilities =
+        Capabilities { flush: capabilities.flush, atomic_write: capabilities.atomic_write, lossy: faulty };
     let mut rng = Rng::with_seed(number);
     let mut generator = Generator::new(rng.u64(..), capabilities);
     if faulty {
@@ -201,7 +198,7 @@ fn fail_call(device: &SoftDevice, iteration: &mut Iteration, op: &Op) -> Result<
     };
     let before = device.resources();
     device.fail_call(method, 1, Errno::NOMEM)?;
-    let refused = iteration.refused(op);
+    let refused = iteration.expect_error(op);
     let errno = refused.downcast_ref::<bareverbs::Error>().and_then(bareverbs::Error::errno);
     ensure!(errno == Some(Errno::NOMEM), "{op:?} failed with {refused:?}");
     ensure!(device.resources() == before, "a failed {op:?} left something: {:?}", device.resources());

@@ -119,18 +119,19 @@ pub fn is_soft_roce() -> bool {
 ///
 /// # Errors
 /// If the device is a soft device.
-pub fn in_kernel() -> Requirement {
+pub fn has_device_node() -> Requirement {
     need(!is_soft_device(), || {
         "a soft device is unknown to the kernel: no device node, sysfs, RDMA netlink".into()
     })
 }
 
-/// For tests that run this project's programs or those of rdma-core.
+/// For tests whose processes use the same device: programs that they run, and children that they fork or
+/// kill.
 ///
 /// # Errors
-/// If the device is a soft device, which another program can't open.
-pub fn in_programs() -> Requirement {
-    need(!is_soft_device(), || "a soft device belongs to one process: no other program can open it".into())
+/// If the device is a soft device.
+pub fn shared_between_processes() -> Requirement {
+    need(!is_soft_device(), || "a soft device belongs to one process: no other process can use it".into())
 }
 
 /// For tests of the list of devices, and of programs that open the first device of it.
@@ -141,11 +142,12 @@ pub fn is_listed() -> Requirement {
     need(!is_soft_device(), || "a soft device is opened by its name: it is not listed".into())
 }
 
-/// For tests that count the allocations or the system calls of a thread that posts.
+/// For tests that count the allocations or the system calls of a thread that posts, or rely on progress
+/// without it.
 ///
 /// # Errors
 /// If the device is a soft device.
-pub fn has_own_threads() -> Requirement {
+pub fn off_caller_thread() -> Requirement {
     need(!is_soft_device(), || {
         "a soft device executes in the thread that posts, also what it allocates".into()
     })

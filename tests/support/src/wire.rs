@@ -85,9 +85,9 @@ pub enum Impairment {
     /// All are late.
     Delay(Duration),
     /// This percentage is late, so that packets after it arrive first.
-    Overtaken(Duration, u8),
+    Reorder(Duration, u8),
     /// All arrive twice, each up to this time late.
-    Repeated(Duration),
+    Duplicate(Duration),
 }
 
 /// The words of `tc-netem`.
@@ -96,10 +96,10 @@ impl fmt::Display for Impairment {
         match self {
             Self::Loss(percent) => write!(f, "loss {percent}%"),
             Self::Delay(delay) => write!(f, "delay {}us", delay.as_micros()),
-            Self::Overtaken(delay, percent) => {
+            Self::Reorder(delay, percent) => {
                 write!(f, "delay {}us reorder {}%", delay.as_micros(), 100 - percent)
             }
-            Self::Repeated(longest) => {
+            Self::Duplicate(longest) => {
                 let mean = longest.as_micros() / 2;
                 write!(f, "delay {mean}us {mean}us duplicate 100%")
             }
@@ -114,8 +114,8 @@ impl Impairment {
         match self {
             Self::Loss(percent) => vec![Fault::drop().probability(part(percent))],
             Self::Delay(delay) => vec![Fault::delay(delay)],
-            Self::Overtaken(delay, percent) => vec![Fault::delay(delay).probability(part(percent))],
-            Self::Repeated(longest) => vec![Fault::duplicate(), Fault::jitter(longest)],
+            Self::Reorder(delay, percent) => vec![Fault::delay(delay).probability(part(percent))],
+            Self::Duplicate(longest) => vec![Fault::duplicate(), Fault::jitter(longest)],
         }
     }
 }

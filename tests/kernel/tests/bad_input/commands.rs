@@ -371,7 +371,7 @@ fn objects_of_another_file_are_not_seen() {
     });
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn create_cq_rejects_other_descriptors_as_channel() {
     nothing_leaks(|| {
         let testbed = Testbed::new();
@@ -392,7 +392,7 @@ fn create_cq_rejects_other_descriptors_as_channel() {
     });
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn device_file_without_context_rejects_commands() {
     nothing_leaks(|| {
         let with = |path: &str, driver| DeviceFile::open(path, driver).unwrap();

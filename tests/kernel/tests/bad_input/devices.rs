@@ -152,7 +152,7 @@ fn device_without_node_is_skipped_unless_it_is_named() {
     }
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn open_without_permission_names_the_device_node() {
     let root_only = RootOnly::new();
     nothing_leaks(|| {

@@ -15,7 +15,7 @@ fn take_all_descriptors() -> Vec<File> {
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn open_without_free_descriptors_reports_emfile() {
     nothing_leaks(|| {
         child::run(|| {

@@ -48,5 +48,5 @@ mod tool;
 mod zero;
 
 fn main() -> std::process::ExitCode {
-    bareverbs_kernel_tests::run_long()
+    bareverbs_kernel_tests::run_not_short()
 }

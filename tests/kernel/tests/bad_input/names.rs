@@ -50,7 +50,7 @@ fn invalid_names() -> Vec<String> {
     words.map(str::to_owned).into_iter().chain(near).chain(long).collect()
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn unknown_device_names_are_rejected() {
     nothing_leaks(|| {
         for name in invalid_names() {
@@ -69,7 +69,7 @@ fn unknown_device_names_are_rejected() {
     });
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn new_link_rejects_invalid_names() {
     nothing_leaks(|| {
         let mut netlink = RdmaNetlink::open().unwrap();
@@ -140,7 +140,7 @@ fn open_rejects_non_device_paths() {
     });
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn netlink_error_names_the_device_index() {
     nothing_leaks(|| {
         let mut netlink = RdmaNetlink::open().unwrap();

@@ -36,7 +36,7 @@ fn with_all_objects(then: impl FnOnce()) {
     forget((pd, channel, cq, a, b, memory, alice, bob));
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn killed_process_leaks_no_objects() {
     nothing_leaks(|| {
         let before = held();

@@ -23,7 +23,7 @@ pub(crate) fn tool_error(args: &[&str]) -> String {
     error_line(args, &Command::new("bareverbs").args(args).output().unwrap())
 }
 
-#[kernel_test(device::in_programs)]
+#[kernel_test(device::shared_between_processes)]
 fn tool_rejects_unsupported_options() {
     let name = device::name();
     let attr = device::open().query_device().unwrap();
@@ -60,7 +60,7 @@ fn tool_rejects_unsupported_options() {
     }
 }
 
-#[kernel_test(device::not_instrumented, device::in_programs)]
+#[kernel_test(device::not_instrumented, device::shared_between_processes)]
 fn tool_names_the_inaccessible_device_node() {
     let root_only = RootOnly::new();
     let [start, end] = root_only.words();

@@ -13,7 +13,7 @@ use bareverbs_kernel_tests::{TIMEOUT, device, kernel_test};
 #[global_allocator]
 static COUNTING: CountingAllocator = CountingAllocator;
 
-#[kernel_test(device::has_own_threads)]
+#[kernel_test(device::off_caller_thread)]
 fn ten_thousand_messages_allocate_nothing() {
     const BURST: usize = 50;
     let pd = domain();
@@ -57,7 +57,7 @@ fn ten_thousand_messages_allocate_nothing() {
     assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1_u64)))), 1);
 }
 
-#[kernel_test(device::has_own_threads)]
+#[kernel_test(device::off_caller_thread)]
 fn endpoint_messages_allocate_nothing() {
     let pd = domain();
     let mut ends: [Endpoint<PoolBuffer>; 2] = [(); 2].map(|()| Endpoint::new(&pd, 1, 16).unwrap());
@@ -122,7 +122,7 @@ macro_rules! exchange {
     };
 }
 
-#[kernel_test(device::has_own_threads)]
+#[kernel_test(device::off_caller_thread)]
 fn endpoints_of_tasks_allocate_nothing() {
     let pd = domain();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
@@ -134,7 +134,7 @@ fn endpoints_of_tasks_allocate_nothing() {
     assert!(allocations <= 2 * 180, "{allocations} in 180 rounds of two awaits");
 }
 
-#[kernel_test(device::has_own_threads)]
+#[kernel_test(device::off_caller_thread)]
 fn server_that_echoes_allocates_nothing() {
     let pd = domain();
     let mut server = Server::options().peers(1).message_size(64).build(&pd).unwrap();

@@ -33,7 +33,7 @@ fn numbers(calls: &[Call]) -> Vec<i64> {
     calls.iter().map(|call| call.number).collect()
 }
 
-#[kernel_test(device::has_own_threads)]
+#[kernel_test(device::off_caller_thread)]
 fn batch_of_64_sends_is_one_system_call() {
     let calls = calls_of(|| {
         let pd = domain();
@@ -69,7 +69,7 @@ fn batch_of_64_sends_is_one_system_call() {
     assert_eq!(polling, []);
 }
 
-#[kernel_test(device::has_own_threads)]
+#[kernel_test(device::off_caller_thread)]
 fn deferred_sends_cost_one_system_call_at_flush() {
     let calls = calls_of(|| {
         let pd = domain();
@@ -94,7 +94,7 @@ fn deferred_sends_cost_one_system_call_at_flush() {
     assert_eq!(numbers(flush), doorbell());
 }
 
-#[kernel_test(device::has_own_threads)]
+#[kernel_test(device::off_caller_thread)]
 fn post_recv_and_poll_take_no_system_call() {
     let calls = calls_of(|| {
         let pd = domain();
@@ -128,7 +128,7 @@ fn post_recv_and_poll_take_no_system_call() {
     assert_eq!(numbers(sending), doorbell());
 }
 
-#[kernel_test(device::has_own_threads)]
+#[kernel_test(device::off_caller_thread)]
 fn req_notify_cq_is_one_system_call() {
     let calls = calls_of(|| {
         let pd = domain();
@@ -175,7 +175,7 @@ fn commands_are_ioctls(calls: &[Call], sends: usize) {
     assert_eq!(by_file.collect::<Vec<_>>(), doorbell().repeat(sends));
 }
 
-#[kernel_test(device::has_own_threads)]
+#[kernel_test(device::off_caller_thread)]
 fn commands_to_the_device_file_are_ioctls() {
     let calls = nothing_leaks(|| {
         calls_of(|| {
@@ -201,7 +201,7 @@ fn commands_to_the_device_file_are_ioctls() {
     commands_are_ioctls(&calls, 1);
 }
 
-#[kernel_test(device::in_programs)]
+#[kernel_test(device::shared_between_processes)]
 fn commands_of_the_tool_are_ioctls() {
     for events in [&[][..], &["-e"]] {
         let mut server = Command::new("bareverbs");
@@ -236,7 +236,7 @@ fn ping_pong(arguments: &[&str]) -> Command {
     tool
 }
 
-#[kernel_test(device::not_instrumented, device::in_programs)]
+#[kernel_test(device::not_instrumented, device::shared_between_processes)]
 fn pingpong_of_one_message_takes_few_system_calls() {
     let mut server = ping_pong(&[]);
     let mut server = server.stdout(Stdio::piped()).spawn().unwrap();

@@ -25,7 +25,7 @@ fn exchange(a: &mut Side, b: &mut Side) {
     assert_eq!((a.ends(1), b.ends(1)), (vec![(8, WcStatus::SUCCESS)], vec![(7, WcStatus::SUCCESS)]));
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn memory_is_copied_on_fork() {
     assert!(RdmaNetlink::open().unwrap().system().unwrap().copy_on_fork);
 }

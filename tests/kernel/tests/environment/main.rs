@@ -12,5 +12,5 @@ mod async_io_echo;
 mod tokio_echo;
 
 fn main() -> std::process::ExitCode {
-    bareverbs_kernel_tests::run_long()
+    bareverbs_kernel_tests::run_not_short()
 }

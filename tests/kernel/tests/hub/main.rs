@@ -9,5 +9,5 @@ mod tasks;
 mod threads;
 
 fn main() -> std::process::ExitCode {
-    bareverbs_kernel_tests::run_long()
+    bareverbs_kernel_tests::run_not_short()
 }

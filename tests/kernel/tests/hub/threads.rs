@@ -134,7 +134,7 @@ fn blocked_thread_takes_over_from_a_dropped_driver() {
     });
 }
 
-#[kernel_test(device::has_own_threads)]
+#[kernel_test(device::off_caller_thread)]
 fn awaited_operations_allocate_nothing() {
     let (_pd, hub, pool) = setup(16, 16);
     let (a, b) = pair(&hub, 4);

@@ -250,7 +250,7 @@ fn import_rejects_other_descriptors() {
     assert!(refused.to_string().contains("the sending process must open the device first"), "{refused}");
 }
 
-#[kernel_test(device::no_import, device::in_kernel)]
+#[kernel_test(device::no_import, device::has_device_node)]
 fn import_is_unsupported_without_the_capability() {
     nothing_leaks(|| {
         let pd = domain();

@@ -25,5 +25,5 @@ mod xrc;
 mod raw_wqe;
 
 fn main() -> std::process::ExitCode {
-    bareverbs_kernel_tests::run_long()
+    bareverbs_kernel_tests::run_not_short()
 }

@@ -33,7 +33,7 @@ fn query_device_limits_are_plausible() {
     assert!(port.max_msg_sz > 0x1000 && port.active_mtu <= port.max_mtu);
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn get_pkey_index_finds_the_default_pkey() {
     let context = open();
     let kernels = device::read_sysfs("ports/1/pkeys/0");

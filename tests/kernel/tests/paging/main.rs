@@ -12,7 +12,7 @@ use bareverbs_kernel_tests::{Completion, Outcome, skip};
 use nix::sys::mman::{MmapAdvise, madvise};
 
 fn main() -> std::process::ExitCode {
-    bareverbs_kernel_tests::run_long()
+    bareverbs_kernel_tests::run_not_short()
 }
 
 const ROUNDS: usize = 20;

@@ -9,5 +9,5 @@ mod layouts;
 mod raw_level;
 
 fn main() -> std::process::ExitCode {
-    bareverbs_kernel_tests::run_long()
+    bareverbs_kernel_tests::run_not_short()
 }

@@ -11,7 +11,7 @@ use bareverbs_rdmacm::{CmId, Connector, EventChannel, Listener, PortSpace};
 use crate::host::*;
 
 fn has_kernel_ip() -> Requirement {
-    device::in_kernel().and_then(|()| has_ip())
+    device::has_device_node().and_then(|()| has_ip())
 }
 
 #[kernel_test(has_kernel_ip)]

@@ -221,7 +221,7 @@ fn identifiers_are_destroyed_while_another_thread_reads_their_events() {
     });
 }
 
-#[kernel_test(crate::host::has_ip, device::in_programs)]
+#[kernel_test(crate::host::has_ip, device::shared_between_processes)]
 fn forked_child_can_not_use_a_channel() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
@@ -255,7 +255,7 @@ fn changed_credentials_are_refused() {
     });
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn raw_commands_return_the_errors_of_the_kernel() {
     let (file, other) = (CmFile::open().unwrap(), CmFile::open().unwrap());
     let create = CreateIdReq { uid: 1, ps: rdma_cm::PortSpace::TCP, ..CreateIdReq::zeroed() };

@@ -12,7 +12,7 @@ use bareverbs_rdmacm::{CmDevice, CmId, ConnParam, Error, EventChannel, Message, 
 
 use crate::host::*;
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn rdma_cm_device_is_found_and_opened() {
     let found = CmDevice::find().unwrap();
     assert_eq!((found.name.as_str(), found.abi), ("rdma_cm", 4));

@@ -519,7 +519,7 @@ fn receive_port(pipe: &mut UnixStream) -> SocketAddr {
     SocketAddr::new(ip(), u16::from_le_bytes(port))
 }
 
-#[kernel_test(crate::host::has_ip, device::in_programs)]
+#[kernel_test(crate::host::has_ip, device::shared_between_processes)]
 fn killed_client_is_noticed_in_each_step() {
     nothing_leaks(|| {
         for step in 0..4 {
@@ -582,7 +582,7 @@ fn endpoint(listener: &Listener, incoming: &bareverbs_rdmacm::connection::Incomi
     small().port(device.port).build(&listener.domains().pd(device).unwrap()).unwrap()
 }
 
-#[kernel_test(crate::host::has_ip, device::in_programs)]
+#[kernel_test(crate::host::has_ip, device::shared_between_processes)]
 fn killed_server_is_noticed_in_each_step() {
     nothing_leaks(|| {
         for step in 0..4 {
@@ -648,7 +648,7 @@ fn killed_server_is_noticed_in_each_step() {
     });
 }
 
-#[kernel_test(crate::host::has_ip, device::in_programs)]
+#[kernel_test(crate::host::has_ip, device::shared_between_processes)]
 fn killed_peer_ends_its_stream() {
     nothing_leaks(|| {
         let mut doomed = Doomed::new(|pipe| {

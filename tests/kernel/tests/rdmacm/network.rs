@@ -100,7 +100,7 @@ fn repeated_request_is_new_after_its_rejection() {
     let wire = Wire::new();
     {
         let (listener, addr) = listener_on(SocketAddr::new(End::Far.ip().into(), 0), PortSpace::Tcp, 8);
-        wire.inject(End::Near, Impairment::Repeated(Duration::from_millis(200)));
+        wire.inject(End::Near, Impairment::Duplicate(Duration::from_millis(200)));
         // While the connection exists, its request is known.
         for _ in 0..3 {
             let active = resolved(addr, PortSpace::Tcp);

@@ -107,7 +107,7 @@ fn path_option_replaces_route_resolution() {
     });
 }
 
-#[kernel_test(device::in_kernel)]
+#[kernel_test(device::has_device_node)]
 fn user_events_need_linux_7_2() {
     let id = new(PortSpace::Tcp);
     match id.write_user_event(0x0123_4567_89ab_cdef, 5) {
@@ -126,7 +126,7 @@ pub(crate) fn kernel_is_7_2() -> bool {
     std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap().starts_with("7.2")
 }
 
-#[kernel_test(crate::host::has_ip, device::in_kernel)]
+#[kernel_test(crate::host::has_ip, device::has_device_node)]
 fn services_are_resolved_on_infiniband_only() {
     nothing_leaks(|| {
         let id = new(PortSpace::Tcp);

@@ -98,7 +98,7 @@ fn channel_of_its_own_shows_the_end_while_a_thread_reads_the_shared_one() {
     });
 }
 
-#[kernel_test(crate::host::has_ip, device::in_kernel)]
+#[kernel_test(crate::host::has_ip, device::has_device_node)]
 fn thousand_connections_share_one_file() {
     const COUNT: usize = 1000;
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
@@ -226,7 +226,7 @@ macro_rules! ends {
     }};
 }
 
-#[kernel_test(crate::host::has_ip, device::in_kernel)]
+#[kernel_test(crate::host::has_ip, device::has_device_node)]
 fn tasks_of_tokio_get_the_events_of_their_connections() {
     nothing_leaks(|| {
         let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -239,7 +239,7 @@ fn tasks_of_tokio_get_the_events_of_their_connections() {
     });
 }
 
-#[kernel_test(crate::host::has_ip, device::in_kernel)]
+#[kernel_test(crate::host::has_ip, device::has_device_node)]
 fn futures_of_async_io_get_the_events_of_their_connections() {
     nothing_leaks(|| {
         ::async_io::block_on(async {

@@ -297,7 +297,7 @@ fn open_devices() -> usize {
     targets.filter(|target| target.starts_with("/dev/infiniband") && !target.ends_with("rdma_cm")).count()
 }
 
-#[kernel_test(crate::has_ip, device::in_kernel)]
+#[kernel_test(crate::has_ip, device::has_device_node)]
 fn streams_share_the_open_device_of_the_process() {
     nothing_leaks(|| {
         let before = open_devices();

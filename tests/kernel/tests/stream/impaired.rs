@@ -147,5 +147,5 @@ fn streams_lose_nothing_when_packets_are_late() {
 #[kernel_test(lossy_wire)]
 fn streams_lose_nothing_when_packets_overtake_each_other() {
     // Two of a hundred packets are late, so that those after them arrive first.
-    impaired(Impairment::Overtaken(Duration::from_millis(1), 2), 32);
+    impaired(Impairment::Reorder(Duration::from_millis(1), 2), 32);
 }

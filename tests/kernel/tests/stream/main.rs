@@ -71,5 +71,5 @@ fn listener() -> (RdmaListener, SocketAddr) {
 }
 
 fn main() -> std::process::ExitCode {
-    bareverbs_kernel_tests::run_long()
+    bareverbs_kernel_tests::run_not_short()
 }

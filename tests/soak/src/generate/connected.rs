@@ -37,7 +37,7 @@ impl Generator {
         // outstanding reads.
         let again = list.blocked || qp.waited == model.round;
         // The NAK of a failure may be lost. The peer is in ERR then and answers nothing.
-        list.may_fail = !self.capabilities.recovers_only && qp.rests(model.round) && there.rests(model.round);
+        list.may_fail = !self.capabilities.lossy && qp.rests(model.round) && there.rests(model.round);
         for i in 0..most {
             let last = i + 1 == most;
             let made = match self.rng.u32(..20) {
@@ -77,7 +77,7 @@ impl Generator {
                 }
                 Some(_) => {}
                 // Lost RNR NAKs count as retries, which end.
-                None if self.capabilities.recovers_only => return None,
+                None if self.capabilities.lossy => return None,
                 None if !reliable => {
                     // The message is lost, after which the queue pair can't be used for receives.
                     if !self.one_in(15) {

@@ -96,7 +96,7 @@ impl Generator {
         if model.qps.len() >= 14 {
             return None;
         }
-        let kinds = if self.capabilities.recovers_only { 3 } else { 5 };
+        let kinds = if self.capabilities.lossy { 3 } else { 5 };
         let kind = [Kind::Rc, Kind::Rc, Kind::Rc, Kind::Uc, Kind::Ud][self.rng.usize(..kinds)];
         let pd = self.pick(model.pds.iter().copied())?;
         let [send_cq, recv_cq] =
@@ -144,7 +144,7 @@ impl Generator {
             access,
             mtu,
             psn,
-            rnr_retry_zero: self.one_in(6) && !self.capabilities.recovers_only,
+            rnr_retry_zero: self.one_in(6) && !self.capabilities.lossy,
         }))
     }
 

@@ -260,7 +260,7 @@ enum Wrong {
 /// Simulates an iteration of random verbs. Completions arrive in any valid order, except that one
 /// is wrong. Returns whether all were accepted; `None` if no completion has the field.
 fn run_model(seed: u64, wrong: Wrong, place: usize) -> Option<bool> {
-    let capabilities = Capabilities { flush: true, atomic_write: true, recovers_only: false };
+    let capabilities = Capabilities { flush: true, atomic_write: true, lossy: false };
     let mut generator = Generator::new(seed, capabilities);
     let mut model = Model::new(Quirks::NONE);
     let mut rng = Rng::with_seed(seed);
@@ -353,7 +353,7 @@ proptest! {
     #[test]
     fn generator_is_deterministic_per_seed(seed: u64) {
         let verbs = || {
-            let mut generator = Generator::new(seed, Capabilities { flush: false, atomic_write: false, recovers_only: false });
+            let mut generator = Generator::new(seed, Capabilities { flush: false, atomic_write: false, lossy: false });
             let mut model = Model::new(Quirks::NONE);
             (0..50).map(|_| {
                 let op = generator.next(&model);
@@ -380,7 +380,7 @@ fn compare_reports_changed_byte() {
 fn generate(quirks: Quirks, mut verb: impl FnMut(&Model, &Op), mut ended: impl FnMut(WcStatus)) {
     for seed in 0..60 {
         let mut generator =
-            Generator::new(seed, Capabilities { flush: true, atomic_write: true, recovers_only: false });
+            Generator::new(seed, Capabilities { flush: true, atomic_write: true, lossy: false });
         let mut model = Model::new(quirks);
         for _ in 0..400 {
             let op = generator.next(&model);
@@ -459,7 +459,7 @@ fn generator_never_overruns_a_cq() {
             model.apply(&op);
         }
         let mut generator =
-            Generator::new(seed, Capabilities { flush: false, atomic_write: false, recovers_only: false });
+            Generator::new(seed, Capabilities { flush: false, atomic_write: false, lossy: false });
         for _ in 0..100 {
             let op = generator.next(&model);
             model.apply(&op);
