@@ -252,5 +252,5 @@ fn programs_over_the_connection_manager_run_between_two_processes() {
 fn device_of_the_kernel_is_no_option_of_connections() {
     let output = run("rping -s --ib-dev rxe0");
     assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("must be a soft device"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("must be a soft device with an address"));
 }

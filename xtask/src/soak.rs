@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use bareverbs_lab::{Accelerator, Setup};
 use clap::{Args, Subcommand, ValueEnum};
 
@@ -104,7 +104,17 @@ enum What {
 
 impl Soak {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        if let Some(Device::Soft) = self.device {
+        let is_soft = matches!(self.device, Some(Device::Soft));
+        ensure!(
+            !is_soft || self.what.is_none(),
+            "--device soft runs random verbs only, without a subcommand"
+        );
+        let is_limited = self.ops.is_some();
+        ensure!(
+            !is_limited || is_soft || self.iteration.is_some(),
+            "--ops needs --iteration or --device soft"
+        );
+        if is_soft {
             return self.on_soft_devices();
         }
         let output = self.in_guest(&self.command())?;

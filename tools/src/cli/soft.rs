@@ -7,7 +7,8 @@ pub(crate) fn soft_device(name: &str) -> Result<String, String> {
     if name.starts_with("soft:") {
         Ok(name.to_owned())
     } else {
-        Err("must be a soft device, such as soft:127.0.0.2; the address chooses a device of the kernel"
+        Err("must be a soft device with an address, such as soft:127.0.0.2; the address chooses a device of \
+             the kernel"
             .into())
     }
 }
