@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use bareverbs_provider::Errno;
 use bareverbs_uapi::abi::{EnumInfo, Since};
 use bareverbs_uapi::ioctl::{Attribute, AttributeFlags, Header};
-use bareverbs_uapi::method::{Access, AttributeKind, Method, MethodInfo, PayloadSize, UHW_IN, UHW_OUT};
+use bareverbs_uapi::method::{Access, AttributeKind, MethodInfo, PayloadSize, UHW_IN, UHW_OUT};
 use bareverbs_uapi::registry;
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::uverbs::{AdviseMr, DmMrReg, InvokeWrite, ObjectClass};
@@ -129,11 +129,7 @@ pub(crate) fn named(info: &EnumInfo) -> u64 {
 
 /// Whether Soft-RoCE has a method. The kernel drops methods with a mandatory handle of an absent class.
 fn is_method(method: &MethodInfo) -> bool {
-    method.since <= SERIES && is_class(method.object) && !is::<DmMrReg>(method)
-}
-
-pub(crate) fn is<M: Method>(method: &MethodInfo) -> bool {
-    (method.object, method.id) == (M::INFO.object, M::INFO.id)
+    method.since <= SERIES && is_class(method.object) && !method.is::<DmMrReg>()
 }
 
 impl<'c> Call<'c> {
@@ -167,7 +163,7 @@ impl<'c> Call<'c> {
     /// Whether the method may be a destruction. Those don't fail after the removal of the device.
     pub(crate) fn may_destroy(&self) -> bool {
         let destroys = |kind| matches!(kind, AttributeKind::Handle { access: Access::Destroy, .. });
-        is::<InvokeWrite>(self.method) || self.method.attributes.iter().any(|info| destroys(info.kind))
+        self.method.is::<InvokeWrite>() || self.method.attributes.iter().any(|info| destroys(info.kind))
     }
 
     /// Parses the attributes in their order, and finds and reserves their objects.
@@ -240,7 +236,7 @@ impl<'c> Call<'c> {
         if len < least || (len > most && !extensible) || raw.attr_data != 0 {
             return Err(Errno::INVAL);
         }
-        if is::<AdviseMr>(self.method) && raw.attr_id == AdviseMr::SGE_LIST.id() {
+        if self.method.is::<AdviseMr>() && raw.attr_id == AdviseMr::SGE_LIST.id() {
             // The kernel's parser copies this input only.
             source(raw).read(0, &mut vec![0; len])?;
         }

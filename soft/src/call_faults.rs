@@ -10,7 +10,6 @@ use bareverbs_uapi::uverbs;
 use bareverbs_uapi::verbs_values::{EventType, WcStatus};
 use bareverbs_uapi::write::{self, WriteCommand, ex};
 
-use crate::call::is;
 use crate::sys::lock;
 
 /// Defines [`Method`]: the methods, their ioctls and write commands, and the errnos that they may return.
@@ -52,7 +51,7 @@ macro_rules! methods {
 
             /// The method that an ioctl executes.
             pub(crate) fn of_ioctl(method: &MethodInfo) -> Option<Self> {
-                $($(if is::<$ioctl>(method) {
+                $($(if method.is::<$ioctl>() {
                     return Some(Self::$name);
                 })*)*
                 None

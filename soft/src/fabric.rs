@@ -13,11 +13,15 @@
 //! | module | content |
 //! |---|---|
 //! | `state` | the devices under the lock, and runs in real time |
-//! | `delivery` | packets on the wire, and injected faults |
+//! | `transit` | injected faults, and packets that they hold |
+//! | `delivery` | packets on the wire |
+//! | `schedule` | the clock of a seeded fabric, and what its devices may do next |
 //! | `virtual_time` | steps, and waits that run a seeded fabric |
 
 mod delivery;
+mod schedule;
 mod state;
+mod transit;
 mod virtual_time;
 
 use std::fmt;
@@ -42,8 +46,8 @@ use crate::event_log::EventLog;
 use crate::rdma_cm::{CmFile, Namespace};
 use crate::sys::lock;
 use crate::wire::{UdpWire, WireThread, gid};
+use schedule::VirtualTime;
 use state::FabricState;
-use virtual_time::VirtualTime;
 
 /// A network in this process, and the devices on it. Clones are the same fabric.
 ///

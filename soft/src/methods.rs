@@ -19,7 +19,7 @@ use bareverbs_uapi::uverbs::{
 use bareverbs_uapi::write::structs::{DestroyQpResp, DestroySrqResp};
 use zerocopy::IntoBytes;
 
-use crate::call::{Call, is};
+use crate::call::Call;
 use crate::call_faults::Method;
 use crate::objects::{EventCounts, Transaction};
 
@@ -36,25 +36,25 @@ pub(crate) fn execute(txn: &mut Transaction<'_>, call: &mut Call<'_>) -> Result<
     }
     let method = call.method;
     match method {
-        _ if is::<InvokeWrite>(method) => command::invoke(txn, call),
-        _ if is::<GetContext>(method) => device::get_context(txn, call),
-        _ if is::<InfoHandles>(method) => device::info_handles(txn, call),
-        _ if is::<QueryPort>(method) => device::query_port(txn, call),
-        _ if is::<QueryGidTable>(method) => device::query_gid_table(txn, call),
-        _ if is::<QueryGidEntry>(method) => device::query_gid_entry(txn, call),
-        _ if is::<QueryContext>(method) || is::<QueryPortSpeed>(method) => {
+        _ if method.is::<InvokeWrite>() => command::invoke(txn, call),
+        _ if method.is::<GetContext>() => device::get_context(txn, call),
+        _ if method.is::<InfoHandles>() => device::info_handles(txn, call),
+        _ if method.is::<QueryPort>() => device::query_port(txn, call),
+        _ if method.is::<QueryGidTable>() => device::query_gid_table(txn, call),
+        _ if method.is::<QueryGidEntry>() => device::query_gid_entry(txn, call),
+        _ if method.is::<QueryContext>() || method.is::<QueryPortSpeed>() => {
             txn.state.need_context()?;
             Err(Errno::OPNOTSUPP)
         }
         // Its descriptor is the whole result.
-        _ if is::<AsyncEventAlloc>(method) => Ok(()),
-        _ if is::<RegMr>(method) => memory::register(txn, call),
-        _ if is::<QueryMr>(method) => memory::query(txn, call),
+        _ if method.is::<AsyncEventAlloc>() => Ok(()),
+        _ if method.is::<RegMr>() => memory::register(txn, call),
+        _ if method.is::<QueryMr>() => memory::query(txn, call),
         // There is no on-demand paging, and no dma-buf.
-        _ if is::<AdviseMr>(method) || is::<RegDmabufMr>(method) => Err(Errno::OPNOTSUPP),
-        _ if is::<CqCreate>(method) => cq::create(txn, call),
-        _ if is::<QpCreate>(method) => qp::create(txn, call),
-        _ if is::<SrqCreate>(method) => srq::create(txn, call),
+        _ if method.is::<AdviseMr>() || method.is::<RegDmabufMr>() => Err(Errno::OPNOTSUPP),
+        _ if method.is::<CqCreate>() => cq::create(txn, call),
+        _ if method.is::<QpCreate>() => qp::create(txn, call),
+        _ if method.is::<SrqCreate>() => srq::create(txn, call),
         _ => Err(Errno::OPNOTSUPP),
     }
 }
@@ -63,11 +63,11 @@ pub(crate) fn execute(txn: &mut Transaction<'_>, call: &mut Call<'_>) -> Result<
 fn destroyed(call: &mut Call<'_>, reported: EventCounts) -> Result<(), Errno> {
     let method = call.method;
     let events_reported = reported.asynchronous;
-    if is::<CqDestroy>(method) {
+    if method.is::<CqDestroy>() {
         call.write(CqDestroy::RESP.id(), cq::reported(reported).as_bytes())
-    } else if is::<QpDestroy>(method) {
+    } else if method.is::<QpDestroy>() {
         call.write(QpDestroy::RESP.id(), DestroyQpResp { events_reported }.as_bytes())
-    } else if is::<SrqDestroy>(method) {
+    } else if method.is::<SrqDestroy>() {
         call.write(SrqDestroy::RESP.id(), DestroySrqResp { events_reported }.as_bytes())
     } else {
         Ok(())

@@ -70,6 +70,19 @@ pub struct MethodInfo {
 }
 
 impl MethodInfo {
+    /// Whether this describes the method `M`.
+    ///
+    /// ```
+    /// use bareverbs_uapi::method::Method;
+    /// use bareverbs_uapi::uverbs::{QueryMr, RegMr};
+    ///
+    /// assert!(QueryMr::INFO.is::<QueryMr>() && !QueryMr::INFO.is::<RegMr>());
+    /// ```
+    #[must_use]
+    pub const fn is<M: Method>(&self) -> bool {
+        self.object == M::INFO.object && self.id == M::INFO.id
+    }
+
     /// Whether the method is a query by its attributes: they are handles of objects that the method
     /// only uses, numbers of up to 8 bytes, and outputs.
     ///

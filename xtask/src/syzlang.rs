@@ -94,7 +94,7 @@ fn descriptions() -> String {
 }
 
 fn is_invoke_write(method: &MethodInfo) -> bool {
-    (method.object, method.id) == (InvokeWrite::INFO.object, InvokeWrite::INFO.id)
+    method.is::<InvokeWrite>()
 }
 
 /// The name of a driver in lower case.

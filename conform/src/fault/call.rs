@@ -47,7 +47,7 @@ impl ParsedCall {
     }
 
     pub(super) fn is<M: Method>(&self) -> bool {
-        (self.method.object, self.method.id) == (M::INFO.object, M::INFO.id)
+        self.method.is::<M>()
     }
 
     pub(super) fn raw(&self, id: u16) -> Option<Attribute> {

@@ -2,7 +2,7 @@
 //! are sent, so it holds for invalid calls too.
 
 use bareverbs_uapi::abi::FieldKind;
-use bareverbs_uapi::method::{Access, AttributeKind, Method, MethodInfo};
+use bareverbs_uapi::method::{Access, AttributeKind, MethodInfo};
 use bareverbs_uapi::print::native;
 use bareverbs_uapi::registry::{self, Driver};
 use bareverbs_uapi::uverbs::types::QpType;
@@ -48,7 +48,7 @@ impl Facts {
         let Some(method) = driver.method(call.header.object_id, call.header.method_id) else {
             return Self::default();
         };
-        if is::<InvokeWrite>(method) {
+        if method.is::<InvokeWrite>() {
             let number = call.slot(InvokeWrite::WRITE_CMD.id()).map_or(0, input_number);
             let request = call.slot(InvokeWrite::CORE_IN.id()).map(sent).unwrap_or_default();
             return match registry::command(u32::try_from(number).unwrap_or(0)) {
@@ -92,19 +92,19 @@ impl Facts {
     fn restrict_uses(&mut self, method: &'static MethodInfo, call: &Call) {
         let number = |id: u16| call.slot(id).map_or(0, input_number);
         let common = match method {
-            _ if is::<QpCreate>(method) => {
+            _ if method.is::<QpCreate>() => {
                 let types = [QpType::RC, QpType::UC, QpType::UD].map(|known| u64::from(known.0));
                 types.contains(&number(QpCreate::TYPE.id()))
                     && call.slot(QpCreate::IND_TABLE_HANDLE.id()).is_none()
             }
-            _ if is::<SrqCreate>(method) => number(SrqCreate::TYPE.id()) != 0,
+            _ if method.is::<SrqCreate>() => number(SrqCreate::TYPE.id()) != 0,
             // Methods of drivers keep what they use in ways of their own.
             _ => (method.id | method.object) & 0x1000 == 0,
         };
         if !common {
             self.uses.retain(|(class, _)| *class == ObjectClass::PD.0 && method.object < 0x1000);
         }
-        if is::<QpCreate>(method) && number(QpCreate::TYPE.id()) == u64::from(QpType::XRC_TGT.0) {
+        if method.is::<QpCreate>() && number(QpCreate::TYPE.id()) == u64::from(QpType::XRC_TGT.0) {
             self.uses.clear();
         }
     }
@@ -142,10 +142,6 @@ impl Facts {
         let fields = self.command.and_then(|command| command.request).map_or(&[][..], |info| info.fields);
         number(fields, &self.request, name)
     }
-}
-
-fn is<M: Method>(method: &MethodInfo) -> bool {
-    (method.object, method.id) == (M::INFO.object, M::INFO.id)
 }
 
 /// The bytes of an input that are sent.
@@ -222,6 +218,7 @@ fn needs_of(command: &'static WriteCommandInfo, request: &[u8]) -> Vec<Name> {
 
 #[cfg(test)]
 mod tests {
+    use bareverbs_uapi::method::Method;
     use bareverbs_uapi::uverbs::types::DriverId;
     use bareverbs_uapi::uverbs::{CqDestroy, PdDestroy};
     use bareverbs_uapi::write::structs::{CreateQpReq, ModifyQpReq};

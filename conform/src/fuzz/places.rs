@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use bareverbs_uapi::abi::FieldKind;
-use bareverbs_uapi::method::{Access, AttributeKind, Method, MethodInfo};
+use bareverbs_uapi::method::{Access, AttributeKind, MethodInfo};
 use bareverbs_uapi::registry::{self, Driver};
 use bareverbs_uapi::uverbs::{GetContext, InvokeWrite, ObjectClass};
 use bareverbs_uapi::write::WriteCommandInfo;
@@ -116,9 +116,7 @@ impl Places {
         mut is_known: impl FnMut(&'static MethodInfo) -> bool,
     ) -> Self {
         let driver = registry::driver(driver_id);
-        let is_write = |method: &MethodInfo| {
-            (method.object, method.id) == (InvokeWrite::INFO.object, InvokeWrite::INFO.id)
-        };
+        let is_write = |method: &MethodInfo| method.is::<InvokeWrite>();
         let methods =
             driver.methods().filter(|method| !is_write(method) && is_known(method)).map(Place::Method);
         let commands = registry::COMMANDS.into_iter();
@@ -161,5 +159,5 @@ impl Places {
 }
 
 pub(super) fn is_get_context(method: &MethodInfo) -> bool {
-    (method.object, method.id) == (GetContext::INFO.object, GetContext::INFO.id)
+    method.is::<GetContext>()
 }

@@ -1,53 +1,10 @@
-//! The way of packets over the wire, with injected faults.
+//! Delivery of packets, with injected faults.
 
-use std::collections::BTreeMap;
-
-use bareverbs_transport::FaultInjector;
 use bareverbs_transport::packet::{Global, Packet};
 
 use super::state::FabricState;
-
-/// Where a packet comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Origin {
-    /// A device has sent it.
-    Device(usize),
-    /// The UDP wire of a device has received it.
-    Wire(usize),
-}
-
-/// A packet on the wire.
-#[derive(Debug)]
-struct InTransit {
-    origin: Origin,
-    packet: Packet,
-    /// Whether its receiver is to have no receive WQE.
-    rnr: bool,
-}
-
-/// Injected faults, and the packets that they hold.
-#[derive(Debug)]
-pub(super) struct Faults {
-    pub(super) injector: FaultInjector,
-    /// Those that the next packet of their origin overtakes. At most one of each origin.
-    held: Vec<InTransit>,
-    /// Delayed ones, by the time of their delivery and their order.
-    delayed: BTreeMap<(u64, u64), InTransit>,
-    /// The number of packets delayed so far.
-    count: u64,
-}
-
-impl Faults {
-    pub(super) fn new(seed: u64) -> Self {
-        let injector = FaultInjector::new(seed);
-        Self { injector, held: Vec::new(), delayed: BTreeMap::new(), count: 0 }
-    }
-
-    /// The time of the next delayed packet.
-    pub(super) fn next_delayed(&self) -> Option<u64> {
-        self.delayed.first_key_value().map(|((due, _), _)| *due)
-    }
-}
+use super::transit::{InTransit, Origin};
+use crate::engine::Engine;
 
 impl FabricState {
     /// Transmits a packet to its receivers, with the faults that are injected.
@@ -127,19 +84,13 @@ impl FabricState {
     }
 
     fn deliver_corrupt(&mut self, origin: Origin, packet: Packet) {
-        self.receivers(origin, &packet, true, crate::engine::Engine::drop_corrupt);
+        self.receivers(origin, &packet, true, Engine::drop_corrupt);
         self.recycle(origin, packet);
     }
 
     /// Calls `receive` with the devices that a packet arrives at, and sends it by the wire of its device if
     /// another process has its destination.
-    fn receivers(
-        &mut self,
-        origin: Origin,
-        packet: &Packet,
-        corrupt: bool,
-        receive: impl Fn(&mut crate::engine::Engine),
-    ) {
+    fn receivers(&mut self, origin: Origin, packet: &Packet, corrupt: bool, receive: impl Fn(&mut Engine)) {
         let sender = match origin {
             Origin::Wire(device) => {
                 if let Some(Some(engine)) = self.devices.get_mut(device) {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use bareverbs_provider::Errno;
 use bareverbs_transport::packet::Packet;
 
-use super::delivery::{Faults, Origin};
-use super::virtual_time::VirtualTime;
+use super::schedule::VirtualTime;
+use super::transit::{Faults, Origin};
 use crate::capture::Capture;
 use crate::engine::Engine;
 use crate::event_log::EventLog;

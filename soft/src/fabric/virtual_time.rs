@@ -3,18 +3,16 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::{MutexGuard, PoisonError};
-use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::device::BeforeWait;
 use bareverbs_provider::wait::limit_of;
-use bareverbs_transport::SplitMix64;
-use bareverbs_transport::packet::Packet;
 
 use super::FabricInner;
-use super::delivery::Origin;
+use super::schedule::Choice;
 use super::state::FabricState;
+use super::transit::Origin;
 
 /// How often time passes in a wait without a completion on any device before the wait fails. An RNR retry
 /// without end, or a QP in ERR that polls for receives, has timers without end.
@@ -25,55 +23,6 @@ const GRACE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(10);
 /// How often a wait looks meanwhile whether another thread has ended it.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-
-/// The state of virtual time.
-#[derive(Debug)]
-pub(super) struct VirtualTime {
-    /// Nanoseconds since the fabric was made.
-    pub(super) now: u64,
-    /// Chooses the order of what may happen at the same time.
-    random: SplitMix64,
-    /// Packets that the devices have sent, oldest first.
-    sent: Vec<VecDeque<Packet>>,
-    /// What may happen next; a buffer.
-    choices: Vec<Choice>,
-    /// Counts calls and steps.
-    pub(super) activity: u64,
-    last_thread: Option<ThreadId>,
-    /// Whether several threads have used the fabric.
-    is_shared: bool,
-}
-
-/// A unit of work.
-#[derive(Clone, Copy, Debug)]
-enum Choice {
-    /// The turn of a QP of a device.
-    Turn(usize),
-    /// The delivery of the oldest packet that a device has sent.
-    Delivery(usize),
-}
-
-impl VirtualTime {
-    pub(super) fn new(seed: u64) -> Self {
-        Self {
-            now: 0,
-            random: SplitMix64::new(seed),
-            sent: Vec::new(),
-            choices: Vec::new(),
-            activity: 0,
-            last_thread: None,
-            is_shared: false,
-        }
-    }
-
-    /// Notes a call of this thread.
-    pub(super) fn note_call(&mut self) {
-        self.activity += 1;
-        let thread = thread::current().id();
-        self.is_shared |= self.last_thread.is_some_and(|last| last != thread);
-        self.last_thread = Some(thread);
-    }
-}
 
 impl FabricState {
     /// Does one unit of work. Returns `false` if there is none at this time.
