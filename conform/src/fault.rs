@@ -232,13 +232,13 @@ fn of_restriction(broken: Rule, restriction: Restriction) -> Option<Fault> {
 }
 
 /// The fault of a method other than `INVOKE_WRITE`.
-fn of_method(broken: Rule, seen: &ParsedCall) -> Option<Fault> {
-    let entries = seen.raw(CqCreate::CQE.id()).filter(|_| seen.is::<CqCreate>());
+fn of_method(broken: Rule, call: &ParsedCall) -> Option<Fault> {
+    let entries = call.raw(CqCreate::CQE.id()).filter(|_| call.is::<CqCreate>());
     // The limit of rxe.
     if is_in(broken, Rule::Limit, entries.is_some_and(|raw| raw.data as u32 > 32767)) {
         return Some(Fault::Error(Errno::INVAL, Errno::NOMEM));
     }
-    seen.attributes.iter().find_map(|(raw, info)| match info.as_ref()?.kind {
+    call.attributes.iter().find_map(|(raw, info)| match info.as_ref()?.kind {
         AttributeKind::Enumeration { .. } => {
             let [element, reserved] = raw.attr_data.to_le_bytes();
             let is_element = is_in(broken, Rule::EnumElement, element == 0xff && reserved == 0);
@@ -258,11 +258,11 @@ fn of_method(broken: Rule, seen: &ParsedCall) -> Option<Fault> {
 }
 
 /// The fault of a command through `INVOKE_WRITE`.
-fn of_command(broken: Rule, seen: &ParsedCall) -> Option<Fault> {
+fn of_command(broken: Rule, call: &ParsedCall) -> Option<Fault> {
     let (input, output) = (InvokeWrite::CORE_IN.id(), InvokeWrite::CORE_OUT.id());
-    let number = seen.raw(InvokeWrite::WRITE_CMD.id())?.data as u32;
+    let number = call.raw(InvokeWrite::WRITE_CMD.id())?.data as u32;
     let is_extended = number & EXTENDED != 0;
-    let (input_len, output_len) = (seen.len(input), seen.len(output));
+    let (input_len, output_len) = (call.len(input), call.len(output));
     let is = |rule, condition| is_in(broken, rule, condition);
     if is(Rule::WriteNumber, number & !(EXTENDED | 0xff) != 0) {
         return Some(Fault::Error(Errno::INVAL, Errno::OPNOTSUPP));
@@ -284,17 +284,17 @@ fn of_command(broken: Rule, seen: &ParsedCall) -> Option<Fault> {
     if is(Rule::ResponseShort, !is_extended && !short_input && short_output) {
         return Some(Fault::Error(Errno::NOSPC, Errno::INVAL));
     }
-    let is_short = seen.len(UHW_OUT) < commands::driver_response(number);
+    let is_short = call.len(UHW_OUT) < commands::driver_response(number);
     if is(Rule::DriverPayload, is_short && !short_input) {
         return Some(Fault::Error(Errno::INVAL, Errno::NOSPC));
     }
-    if is(Rule::RequestUnreadable, seen.is_unmapped(input)) {
+    if is(Rule::RequestUnreadable, call.is_unmapped(input)) {
         return Some(Fault::Error(Errno::FAULT, Errno::INVAL));
     }
-    if is(Rule::ResponseUnwritable, seen.is_unmapped(output) || seen.is_unmapped(UHW_OUT)) {
+    if is(Rule::ResponseUnwritable, call.is_unmapped(output) || call.is_unmapped(UHW_OUT)) {
         return Some(Fault::Error(Errno::FAULT, Errno::INVAL));
     }
-    let request = seen.input(input);
+    let request = call.input(input);
     let tail = request.get(size..).unwrap_or_default();
     if is(Rule::RequestZeroTail, !tail.is_empty() && tail.iter().all(|byte| *byte == 0)) {
         return Some(Fault::Refused(Errno::OPNOTSUPP));
@@ -303,10 +303,10 @@ fn of_command(broken: Rule, seen: &ParsedCall) -> Option<Fault> {
         return Some(Fault::Error(Errno::OPNOTSUPP, Errno::INVAL));
     }
     if is(Rule::ResponseTail, response > 0 && output_len > response) {
-        return Some(Fault::Output(seen.raw(output)?.data + response as u64 + 7));
+        return Some(Fault::Output(call.raw(output)?.data + response as u64 + 7));
     }
     if is(Rule::QueryValue, number == write::QuerySrq::INFO.number) {
-        return Some(Fault::Output(seen.raw(output)?.data));
+        return Some(Fault::Output(call.raw(output)?.data));
     }
     let request = Request { command: info, bytes: request };
     is_field(broken, info, &request).then_some(Fault::Error(
@@ -417,22 +417,22 @@ impl FaultyFile<'_> {
         if let Some(fault) = parser::of_header(broken, driver_id, number, address) {
             return Some(fault);
         }
-        let seen = ParsedCall::at(driver_id, address).filter(|_| number == VERBS_IOCTL)?;
+        let call = ParsedCall::at(driver_id, address).filter(|_| number == VERBS_IOCTL)?;
         // Calls that find out whether an attribute exists have other faults as well.
         let is_presence = [Rule::MethodPresent, Rule::AttributePresent].contains(&broken);
-        if seen.known().any(|(raw, _)| raw.attr_data == PROBE) && !is_presence {
+        if call.known().any(|(raw, _)| raw.attr_data == PROBE) && !is_presence {
             return None;
         }
         let tracked = self.device.tracked.borrow();
         let file = tracked.file(self.number)?;
         let of_restriction = || of_restriction(broken, self.device.restriction.get()?);
         let of_command = || {
-            let is_command = seen.is::<InvokeWrite>();
-            if is_command { of_command(broken, &seen) } else { of_method(broken, &seen) }
+            let is_command = call.is::<InvokeWrite>();
+            if is_command { of_command(broken, &call) } else { of_method(broken, &call) }
         };
-        parser::of_attributes(broken, &seen, file)
-            .or_else(|| parser::of_objects(broken, &seen, &tracked, self.number, self.file.other_fds()))
-            .or_else(|| data::of_command(broken, &seen, file))
+        parser::of_attributes(broken, &call, file)
+            .or_else(|| parser::of_objects(broken, &call, &tracked, self.number, self.file.other_fds()))
+            .or_else(|| data::of_command(broken, &call, file))
             .or_else(of_restriction)
             .or_else(of_command)
     }
@@ -451,9 +451,9 @@ impl FaultyFile<'_> {
 }
 
 /// Clears the mark of written outputs.
-fn unmark(seen: &ParsedCall) -> Result<(), Errno> {
-    for (position, (raw, _)) in seen.attributes.iter().enumerate() {
-        let address = seen.address + (position * size_of::<Attribute>()) as u64;
+fn unmark(call: &ParsedCall) -> Result<(), Errno> {
+    for (position, (raw, _)) in call.attributes.iter().enumerate() {
+        let address = call.address + (position * size_of::<Attribute>()) as u64;
         let flags = raw.flags - AttributeFlags::VALID_OUTPUT;
         store(address + offset_of!(Attribute, flags) as u64, &flags.bits().to_ne_bytes())?;
     }
@@ -474,18 +474,18 @@ impl UverbsFile for FaultyFile<'_> {
             .map(|file| data::completions(self.device.broken, file));
         // SAFETY: the caller upholds the contract of the call's addresses.
         let result = unsafe { self.file.ioctl(number, address) };
-        let seen = ParsedCall::at(self.device.driver_id(), address).filter(|_| result.is_ok());
-        if let Some(seen) = &seen {
-            self.device.tracked.borrow_mut().follow(self.number, seen);
+        let call = ParsedCall::at(self.device.driver_id(), address).filter(|_| result.is_ok());
+        if let Some(call) = &call {
+            self.device.tracked.borrow_mut().follow(self.number, call);
         }
         data::change_completions(&completions.unwrap_or_default());
-        match (&result, &fault, seen) {
+        match (&result, &fault, call) {
             (Ok(()), Some(Fault::Output(at)), _) => {
                 if let Ok(byte) = read(*at, 1) {
                     store(*at, &[byte[0].wrapping_add(1)])?;
                 }
             }
-            (Ok(()), Some(Fault::Unmarked), Some(seen)) => unmark(&seen)?,
+            (Ok(()), Some(Fault::Unmarked), Some(call)) => unmark(&call)?,
             (Err(_), Some(Fault::Leak), _) => self.leak(),
             _ => {}
         }

@@ -136,8 +136,8 @@ mod tests {
         let attribute = Attribute { attr_id: 1, len: 9, data: UNMAPPED, ..Attribute::zeroed() };
         let is_unmapped = |attribute, id| {
             let attributes = vec![(attribute, None)];
-            let seen = ParsedCall { method: &InvokeWrite::INFO, attributes, address: 0 };
-            seen.is_unmapped(id)
+            let call = ParsedCall { method: &InvokeWrite::INFO, attributes, address: 0 };
+            call.is_unmapped(id)
         };
         assert!(is_unmapped(attribute, 1));
         assert!(!is_unmapped(attribute, 2), "another attribute");

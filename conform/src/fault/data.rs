@@ -89,15 +89,15 @@ fn change<T: FromBytes + IntoBytes + Immutable>(address: u64, change: impl FnOnc
 }
 
 /// The fault of a command on a queue pair. Changes its request or the queues.
-pub(super) fn of_command(broken: Rule, seen: &ParsedCall, file: &File) -> Option<Fault> {
-    let number = seen.command()?.number;
+pub(super) fn of_command(broken: Rule, call: &ParsedCall, file: &File) -> Option<Fault> {
+    let number = call.command()?.number;
     if number == write::ModifyQp::INFO.number {
-        return of_transition(broken, seen, file);
+        return of_transition(broken, call, file);
     }
     if number != write::PostSend::INFO.number {
         return None;
     }
-    let request = seen.input(InvokeWrite::CORE_IN.id());
+    let request = call.input(InvokeWrite::CORE_IN.id());
     let (request, _) = PostSendReq::read_from_prefix(&request).ok()?;
     let qp = file.qps.get(&request.qp_handle)?;
     let queues = |purpose| file.mapped(purpose).filter_map(|(_, address)| Queue::at(address));
@@ -228,12 +228,12 @@ fn confine(wqe: &mut SendWqe, file: &File) {
 }
 
 /// The fault of a change of a queue pair.
-fn of_transition(broken: Rule, seen: &ParsedCall, file: &File) -> Option<Fault> {
-    let request = seen.input(InvokeWrite::CORE_IN.id());
+fn of_transition(broken: Rule, call: &ParsedCall, file: &File) -> Option<Fault> {
+    let request = call.input(InvokeWrite::CORE_IN.id());
     let (request, _) = ModifyQpReq::read_from_prefix(&request).ok()?;
     let qp = file.qps.get(&request.qp_handle)?;
     if broken == Rule::QpAccess && request.attr_mask.contains(QpAttrMask::ACCESS_FLAGS) {
-        let address = seen.raw(InvokeWrite::CORE_IN.id())?.data;
+        let address = call.raw(InvokeWrite::CORE_IN.id())?.data;
         let all = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
         change::<AccessFlags>(address + offset_of!(ModifyQpReq, qp_access_flags) as u64, |access| {
             *access |= all;

@@ -125,64 +125,64 @@ fn tail(raw: Attribute, kind: AttributeKind) -> Option<Vec<u8>> {
 }
 
 /// An optional attribute that the handler needs and the call lacks: the error.
-fn missing_for_handler(seen: &ParsedCall) -> Option<Errno> {
+fn missing_for_handler(call: &ParsedCall) -> Option<Errno> {
     let mut needed: Vec<(u16, Errno)> = Vec::new();
-    if seen.is::<QpCreate>() {
+    if call.is::<QpCreate>() {
         let handles =
             [QpCreate::PD_HANDLE.id(), QpCreate::SEND_CQ_HANDLE.id(), QpCreate::RECV_CQ_HANDLE.id()];
         needed.extend(handles.map(|id| (id, Errno::NOENT)));
     }
-    if seen.is::<QpCreate>() || seen.is::<CqCreate>() || seen.is::<SrqCreate>() {
+    if call.is::<QpCreate>() || call.is::<CqCreate>() || call.is::<SrqCreate>() {
         needed.push((UHW_OUT, Errno::INVAL));
     }
-    if seen.is::<RegMr>() {
+    if call.is::<RegMr>() {
         needed.push((RegMr::ADDR.id(), Errno::INVAL));
     }
-    if seen.is::<InfoHandles>() {
+    if call.is::<InfoHandles>() {
         needed.push((InfoHandles::HANDLES_LIST.id(), Errno::INVAL));
         needed.push((InfoHandles::TOTAL_HANDLES.id(), Errno::NOENT));
     }
-    needed.into_iter().find(|(id, _)| !seen.has(*id)).map(|(_, errno)| errno)
+    needed.into_iter().find(|(id, _)| !call.has(*id)).map(|(_, errno)| errno)
 }
 
 /// The fault of the attributes of a call, whatever they name.
-pub(super) fn of_attributes(broken: Rule, seen: &ParsedCall, file: &File) -> Option<Fault> {
+pub(super) fn of_attributes(broken: Rule, call: &ParsedCall, file: &File) -> Option<Fault> {
     let refused = |condition: bool, errno| condition.then_some(Fault::Refused(errno));
     let error = |condition: bool, errno, instead| condition.then_some(Fault::Error(errno, instead));
     let any =
-        |test: &dyn Fn(Attribute, AttributeKind) -> bool| seen.known().any(|(raw, kind)| test(raw, kind));
+        |test: &dyn Fn(Attribute, AttributeKind) -> bool| call.known().any(|(raw, kind)| test(raw, kind));
     let is_array = |kind| matches!(kind, AttributeKind::Handles { .. } | AttributeKind::Enumeration { .. });
     let is_reserved = any(&|raw, kind| raw.attr_data != 0 && !is_array(kind));
-    let probes_series = seen.is::<GetContext>() && !file.has_context;
+    let probes_series = call.is::<GetContext>() && !file.has_context;
     match broken {
-        Rule::MethodPresent => refused(seen.is::<QueryMr>(), Errno::PROTONOSUPPORT),
+        Rule::MethodPresent => refused(call.is::<QueryMr>(), Errno::PROTONOSUPPORT),
         Rule::AttributePresent => {
-            let hidden = seen.raw(CqCreate::BUFFER_VA.id()).filter(|_| seen.is::<CqCreate>());
+            let hidden = call.raw(CqCreate::BUFFER_VA.id()).filter(|_| call.is::<CqCreate>());
             let is_mandatory = hidden.is_some_and(|raw| raw.flags.contains(AttributeFlags::MANDATORY));
             refused(is_mandatory, Errno::PROTONOSUPPORT)
         }
-        Rule::UnknownMandatory => error(seen.has_unknown(true), Errno::PROTONOSUPPORT, Errno::INVAL),
-        Rule::UnknownOptional => refused(seen.has_unknown(false), Errno::PROTONOSUPPORT),
+        Rule::UnknownMandatory => error(call.has_unknown(true), Errno::PROTONOSUPPORT, Errno::INVAL),
+        Rule::UnknownOptional => refused(call.has_unknown(false), Errno::PROTONOSUPPORT),
         Rule::AttributeFlags => refused(any(&|raw, _| raw.flags.bits() & 0xfffc != 0), Errno::INVAL),
         Rule::KnownOptional => {
             refused(any(&|raw, _| !raw.flags.contains(AttributeFlags::MANDATORY)), Errno::INVAL)
         }
         Rule::AttributeOrder => {
-            let first_new = seen.kinds().position(|(_, kind)| kind.is_some_and(is_new));
+            let first_new = call.kinds().position(|(_, kind)| kind.is_some_and(is_new));
             refused(first_new.is_some_and(|position| position > 0), Errno::INVAL)
         }
         Rule::Duplicate => {
-            let mut ids: Vec<_> = seen.known().map(|(raw, _)| raw.attr_id).collect();
+            let mut ids: Vec<_> = call.known().map(|(raw, _)| raw.attr_id).collect();
             let count = ids.len();
             ids.sort_unstable();
             ids.dedup();
             error(ids.len() < count, Errno::INVAL, Errno::EXIST)
         }
         Rule::Missing => {
-            let mut mandatory = seen.method.attributes.iter().filter(|info| info.mandatory);
-            error(mandatory.any(|info| !seen.has(info.id)), Errno::INVAL, Errno::OPNOTSUPP)
+            let mut mandatory = call.method.attributes.iter().filter(|info| info.mandatory);
+            error(mandatory.any(|info| !call.has(info.id)), Errno::INVAL, Errno::OPNOTSUPP)
         }
-        Rule::MissingForHandler => missing_for_handler(seen).map(|errno| Fault::Error(errno, Errno::NODATA)),
+        Rule::MissingForHandler => missing_for_handler(call).map(|errno| Fault::Error(errno, Errno::NODATA)),
         Rule::AttributeReserved => error(is_reserved, Errno::INVAL, Errno::OPNOTSUPP),
         Rule::TooShort => {
             let is_short =
@@ -209,7 +209,7 @@ pub(super) fn of_attributes(broken: Rule, seen: &ParsedCall, file: &File) -> Opt
                 matches!(kind, AttributeKind::Input { .. }) && raw.len > 8 && raw.data == UNMAPPED
             });
             // Requests of commands have a rule of their own.
-            error(is_unreadable && !seen.is::<InvokeWrite>(), Errno::FAULT, Errno::INVAL)
+            error(is_unreadable && !call.is::<InvokeWrite>(), Errno::FAULT, Errno::INVAL)
         }
         Rule::OutputUnwritable => {
             let is_unwritable =
@@ -217,7 +217,7 @@ pub(super) fn of_attributes(broken: Rule, seen: &ParsedCall, file: &File) -> Opt
             error(is_unwritable, Errno::FAULT, Errno::INVAL)
         }
         Rule::OutputFlag => Some(Fault::Unmarked),
-        Rule::OutputTail => seen.known().find_map(|(raw, kind)| match kind {
+        Rule::OutputTail => call.known().find_map(|(raw, kind)| match kind {
             AttributeKind::Output { size: PayloadSize::Extensible { known, .. }, .. }
                 if usize::from(raw.len) > known =>
             {
@@ -226,15 +226,15 @@ pub(super) fn of_attributes(broken: Rule, seen: &ParsedCall, file: &File) -> Opt
             _ => None,
         }),
         Rule::ConstantRange | Rule::FlagsLength | Rule::FlagsFourBytes | Rule::FlagsUnknown => {
-            seen.known().find_map(|(raw, kind)| of_number(broken, raw, kind))
+            call.known().find_map(|(raw, kind)| of_number(broken, raw, kind))
         }
-        Rule::CheckOrder => error(is_reserved && seen.has_unknown(true), Errno::PROTONOSUPPORT, Errno::INVAL),
-        Rule::GoodCall => refused(seen.is::<QueryPort>(), Errno::IO),
+        Rule::CheckOrder => error(is_reserved && call.has_unknown(true), Errno::PROTONOSUPPORT, Errno::INVAL),
+        Rule::GoodCall => refused(call.is::<QueryPort>(), Errno::IO),
         Rule::NeedsContext => {
-            let needs = !file.has_context && !seen.is::<GetContext>();
+            let needs = !file.has_context && !call.is::<GetContext>();
             error(needs, Errno::INVAL, Errno::PERM)
         }
-        Rule::SecondContext => error(file.has_context && seen.is::<GetContext>(), Errno::INVAL, Errno::BUSY),
+        Rule::SecondContext => error(file.has_context && call.is::<GetContext>(), Errno::INVAL, Errno::BUSY),
         Rule::Undo => {
             let creates = any(&|_, kind| is_new(kind));
             (creates && file.has_context).then_some(Fault::Leak)
@@ -266,7 +266,7 @@ fn of_number(broken: Rule, Attribute { data, len, .. }: Attribute, kind: Attribu
 /// The fault of the objects that a call names.
 pub(super) fn of_objects(
     broken: Rule,
-    seen: &ParsedCall,
+    call: &ParsedCall,
     tracked: &Tracked,
     number: u32,
     others: [i32; 2],
@@ -274,13 +274,13 @@ pub(super) fn of_objects(
     let file = tracked.file(number)?;
     match broken {
         Rule::FdClosed | Rule::FdOtherFile | Rule::FdForeign | Rule::FdWide => {
-            seen.known().find_map(|(raw, kind)| of_descriptor(broken, raw, kind, tracked, number, others))
+            call.known().find_map(|(raw, kind)| of_descriptor(broken, raw, kind, tracked, number, others))
         }
-        Rule::NewHandleInput => seen
+        Rule::NewHandleInput => call
             .known()
             .any(|(raw, kind)| is_new(kind) && raw.data != 0)
             .then_some(Fault::Refused(Errno::INVAL)),
-        Rule::HandleLength => seen
+        Rule::HandleLength => call
             .known()
             .any(|(raw, kind)| {
                 let is_reference = matches!(
@@ -292,8 +292,8 @@ pub(super) fn of_objects(
                 is_reference && raw.len != 0
             })
             .then_some(Fault::Error(Errno::INVAL, Errno::NOSPC)),
-        Rule::Busy | Rule::DestroyTwice => of_destruction(broken, seen, file),
-        _ => seen
+        Rule::Busy | Rule::DestroyTwice => of_destruction(broken, call, file),
+        _ => call
             .handles()
             .find_map(|(raw, class, access)| of_handle(broken, (raw, class, access), tracked, number)),
     }
@@ -359,11 +359,11 @@ fn of_descriptor(
 }
 
 /// The fault of a call or command that destroys an object.
-fn of_destruction(broken: Rule, seen: &ParsedCall, file: &File) -> Option<Fault> {
-    let by_method = seen.handles().find(|(_, _, access)| matches!(access, Access::Destroy));
+fn of_destruction(broken: Rule, call: &ParsedCall, file: &File) -> Option<Fault> {
+    let by_method = call.handles().find(|(_, _, access)| matches!(access, Access::Destroy));
     let by_command = || {
-        let (_, at) = destroyed(seen.command()?)?;
-        word_at(&seen.input(InvokeWrite::CORE_IN.id()), at)
+        let (_, at) = destroyed(call.command()?)?;
+        word_at(&call.input(InvokeWrite::CORE_IN.id()), at)
     };
     let handle = by_method.map(|(raw, ..)| raw.data as u32).or_else(by_command)?;
     match broken {

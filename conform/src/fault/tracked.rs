@@ -83,8 +83,8 @@ impl File {
         of_purpose.filter_map(|ring| Some((ring.of, ring.address?)))
     }
 
-    fn add_rings(&mut self, seen: &ParsedCall, of: u32, purposes: &[Purpose]) {
-        let response = seen.output(UHW_OUT);
+    fn add_rings(&mut self, call: &ParsedCall, of: u32, purposes: &[Purpose]) {
+        let response = call.output(UHW_OUT);
         for (info, purpose) in response.chunks_exact(16).zip(purposes) {
             let offset = info.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
             self.rings.push(Ring { purpose: *purpose, of, offset, address: None });
@@ -99,10 +99,10 @@ impl File {
     }
 
     /// Follows a call that succeeded.
-    fn follow(&mut self, seen: &ParsedCall) {
-        self.has_context |= seen.is::<GetContext>();
-        let handle_of = |id: u16| seen.raw(id).map_or(u32::MAX, |raw| raw.data as u32);
-        for (raw, kind) in seen.known() {
+    fn follow(&mut self, call: &ParsedCall) {
+        self.has_context |= call.is::<GetContext>();
+        let handle_of = |id: u16| call.raw(id).map_or(u32::MAX, |raw| raw.data as u32);
+        for (raw, kind) in call.known() {
             match kind {
                 AttributeKind::Handle { object, access: Access::New } => {
                     self.objects.insert(raw.data as u32, object);
@@ -111,15 +111,15 @@ impl File {
                 _ => {}
             }
         }
-        if seen.is::<CqCreate>() {
-            self.add_rings(seen, handle_of(CqCreate::HANDLE.id()), &[Purpose::Completions]);
-        } else if seen.is::<SrqCreate>() {
-            self.add_rings(seen, handle_of(SrqCreate::HANDLE.id()), &[Purpose::SharedReceives]);
-        } else if seen.is::<QpCreate>() {
-            self.follow_new_qp(seen, handle_of(QpCreate::HANDLE.id()));
-        } else if let Some(command) = seen.command() {
-            let request = seen.input(InvokeWrite::CORE_IN.id());
-            let response = seen.output(InvokeWrite::CORE_OUT.id());
+        if call.is::<CqCreate>() {
+            self.add_rings(call, handle_of(CqCreate::HANDLE.id()), &[Purpose::Completions]);
+        } else if call.is::<SrqCreate>() {
+            self.add_rings(call, handle_of(SrqCreate::HANDLE.id()), &[Purpose::SharedReceives]);
+        } else if call.is::<QpCreate>() {
+            self.follow_new_qp(call, handle_of(QpCreate::HANDLE.id()));
+        } else if let Some(command) = call.command() {
+            let request = call.input(InvokeWrite::CORE_IN.id());
+            let response = call.output(InvokeWrite::CORE_OUT.id());
             if let Some((class, at)) = created(command)
                 && let Some(handle) = word_at(&response, at)
             {
@@ -133,13 +133,13 @@ impl File {
         }
     }
 
-    fn follow_new_qp(&mut self, seen: &ParsedCall, handle: u32) {
-        self.add_rings(seen, handle, &[Purpose::Receives, Purpose::Sends]);
-        if seen.has(QpCreate::SRQ_HANDLE.id()) {
+    fn follow_new_qp(&mut self, call: &ParsedCall, handle: u32) {
+        self.add_rings(call, handle, &[Purpose::Receives, Purpose::Sends]);
+        if call.has(QpCreate::SRQ_HANDLE.id()) {
             self.rings.retain(|ring| ring.of != handle || ring.purpose == Purpose::Sends);
         }
-        let qp_type = QpType(seen.raw(QpCreate::TYPE.id()).map_or(0, |raw| raw.data as _));
-        let number = word_at(&seen.output(QpCreate::RESP_QP_NUM.id()), 0).unwrap_or(0);
+        let qp_type = QpType(call.raw(QpCreate::TYPE.id()).map_or(0, |raw| raw.data as _));
+        let number = word_at(&call.output(QpCreate::RESP_QP_NUM.id()), 0).unwrap_or(0);
         self.qps.insert(handle, Qp { qp_type, number, state: QpState::RESET, qkey: 0, peer: 0 });
     }
 
@@ -208,18 +208,18 @@ impl Tracked {
     }
 
     /// Follows a call that succeeded.
-    pub(super) fn follow(&mut self, number: u32, seen: &ParsedCall) {
-        for (raw, kind) in seen.known().filter(|(_, kind)| is_new(*kind)) {
+    pub(super) fn follow(&mut self, number: u32, call: &ParsedCall) {
+        for (raw, kind) in call.known().filter(|(_, kind)| is_new(*kind)) {
             if let AttributeKind::Descriptor { object, .. } = kind {
                 self.descriptors.insert(raw.data as i32, (object, number));
             }
         }
-        if seen.command().is_some_and(|command| command.number == write::CreateCompChannel::INFO.number) {
-            let fd = word_at(&seen.output(InvokeWrite::CORE_OUT.id()), 0);
+        if call.command().is_some_and(|command| command.number == write::CreateCompChannel::INFO.number) {
+            let fd = word_at(&call.output(InvokeWrite::CORE_OUT.id()), 0);
             self.descriptors.extend(fd.map(|fd| (fd.cast_signed(), (ObjectClass::COMP_CHANNEL.0, number))));
         }
         if let Some(file) = self.files.get_mut(&number) {
-            file.follow(seen);
+            file.follow(call);
         }
     }
 }
