@@ -17,8 +17,10 @@
 //! }
 //! # Ok(())
 //! # }
-//! # // Fails where the kernel has no RDMA subsystem, or no such device.
-//! # drop(example());
+//! # // The kernel has no RDMA subsystem, or no such device.
+//! # let result = example();
+//! # use bareverbs_netlink::Error::{System, UnknownDevice};
+//! # assert!(matches!(result, Ok(()) | Err(System { .. } | UnknownDevice { .. })), "{result:?}");
 //! ```
 //!
 //! [`RdmaNetlink`] is a socket for requests, [`Events`] one for notifications, [`RouteNetlink`]
@@ -261,8 +263,10 @@ impl RdmaNetlink {
     /// println!("the connection manager: {found:?}");
     /// # Ok(())
     /// # }
-    /// # // Fails where the kernel has no RDMA subsystem, or no such device.
-    /// # drop(example());
+    /// # // The kernel has no RDMA subsystem, or no such device.
+    /// # let result = example();
+    /// # use bareverbs_netlink::Error::{System, UnknownDevice};
+    /// # assert!(matches!(result, Ok(()) | Err(System { .. } | UnknownDevice { .. })), "{result:?}");
     /// ```
     ///
     /// # Errors

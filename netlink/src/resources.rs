@@ -184,8 +184,10 @@ lists! {
     /// }
     /// # Ok(())
     /// # }
-    /// # // Fails where the kernel has no RDMA subsystem, or no such device.
-    /// # drop(example());
+    /// # // The kernel has no RDMA subsystem, or no such device.
+    /// # let result = example();
+    /// # use bareverbs_netlink::Error::{System, UnknownDevice};
+    /// # assert!(matches!(result, Ok(()) | Err(System { .. } | UnknownDevice { .. })), "{result:?}");
     /// ```
     #[doc(alias = "rdma resource show qp")]
     #[doc(alias = "RDMA_NLDEV_CMD_RES_QP_GET")]
@@ -290,8 +292,10 @@ impl RdmaNetlink {
     /// }
     /// # Ok(())
     /// # }
-    /// # // Fails where the kernel has no RDMA subsystem, or no such device.
-    /// # drop(example());
+    /// # // The kernel has no RDMA subsystem, or no such device.
+    /// # let result = example();
+    /// # use bareverbs_netlink::Error::{System, UnknownDevice};
+    /// # assert!(matches!(result, Ok(()) | Err(System { .. } | UnknownDevice { .. })), "{result:?}");
     /// ```
     ///
     /// # Errors

@@ -361,6 +361,10 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// std::mem::swap(&mut to_a, &mut to_b);
     /// // Requests that are posted to `to_a` now go to the QP `b`.
     /// # }
+    /// # use bareverbs_test_support::example;
+    /// # let [(mut a, _cq_a), (mut b, _cq_b)] = example::qps(&example::pd()?)?;
+    /// # exchange(&mut a, &mut b);
+    /// # Ok::<(), bareverbs::Error>(())
     /// ```
     #[must_use]
     #[inline]

@@ -65,8 +65,12 @@ use crate::{Error, Imm, Remote, Result};
 ///
 /// ```
 /// # use bareverbs::{AnyBuffer, Endpoint, PoolBuffer, Op, RegionMut};
-/// # fn send(pd: &bareverbs::Pd, header: PoolBuffer, body: RegionMut) -> bareverbs::Result<()> {
+/// # fn send(pd: &bareverbs::Pd, header: PoolBuffer, body: RegionMut, received: PoolBuffer) -> bareverbs::Result<()> {
 /// let mut endpoint: Endpoint<AnyBuffer> = Endpoint::options().max_sge(2).build(pd)?;
+/// # let mut peer: Endpoint<PoolBuffer> = Endpoint::new(pd, 1, 1)?;
+/// # endpoint.connect(&peer.address())?;
+/// # peer.connect(&endpoint.address())?;
+/// # peer.post(Op::recv(received))?;
 /// let len = body.len();
 /// endpoint.post(Op::send_parts([(AnyBuffer::from(header), ..16), (body.into(), ..len)]).tag(7))?;
 /// // Each buffer has a result of its own, in order. They have the tag 7.
@@ -87,6 +91,8 @@ use crate::{Error, Imm, Remote, Result};
 /// # let ([connection, peer], [one, two, received]) = (example::connections(&pd)?, example::buffers(&pd)?);
 /// # let _received = peer.post(Op::recv(received));
 /// # shared(&connection, [one, two])?;
+/// # let [header, received] = example::buffers(&pd)?;
+/// # send(&pd, header, RegionMut::register(&pd, bareverbs::Buffer::zeroed(64)?)?, received)?;
 /// # Ok::<(), bareverbs::Report>(())
 /// ```
 #[must_use = "`post` posts it"]

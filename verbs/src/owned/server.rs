@@ -462,11 +462,14 @@ impl<B: Source, P: Provider> Server<B, P> {
     /// # }
     /// # use bareverbs_test_support::example;
     /// # let pd = example::pd()?;
-    /// # let (mut server, _, client) = example::server(&pd)?;
+    /// # let (mut server, peer, client) = example::server(&pd)?;
     /// # let mut hello = client.take().expect("a buffer");
     /// # hello.bytes_mut()[..5].copy_from_slice(b"hello");
     /// # client.send(hello, ..5).detach();
     /// # thread(&mut server)?;
+    /// # server.handle().abort(peer);
+    /// # server.handle().shutdown();
+    /// # example::block_on(task(&mut server))?;
     /// # Ok::<(), bareverbs::Report>(())
     /// ```
     ///
