@@ -8,7 +8,7 @@
 //! | module | content |
 //! |---|---|
 //! | `receive` | batches of datagrams, and the fields of their IP headers |
-//! | `icrc` | the ICRC of received packets |
+//! | `icrc` | the ICRC of packets |
 //! | `interface` | the network interface of an address, and its MTU |
 //! | `thread` | the thread of a wire |
 //! | `fork` | sockets that a forked child doesn't keep |
@@ -192,7 +192,7 @@ impl UdpWire {
         bytes.clear();
         bth::write(packet, bytes);
         let headers = NetworkHeaders::new(&global_of(global.source, to), ROCE, bytes.len());
-        let mut icrc = headers.icrc(bytes);
+        let mut icrc = icrc::of(&headers, bytes);
         if corrupt {
             // One bit is wrong, and no identification of an IPv4 header explains it.
             let mut damaged = (0..u32::BITS).map(|bit| icrc ^ 1 << bit);

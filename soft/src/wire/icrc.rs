@@ -1,12 +1,17 @@
-//! The ICRC of received packets.
+//! The ICRC of sent and received packets.
 //!
 //! A UDP socket doesn't report the identification of an IPv4 header, which the ICRC covers. A CRC is
 //! linear: an identification other than 0 changes the ICRC by a difference that depends on the
 //! identification and on the number of bytes behind it only. [`verify`] takes the difference back to the
 //! place of the identification, and accepts the packet if 16 bits explain it. A damaged packet passes with
 //! a probability of 2^-16. The ICRC of IPv6 is verified exactly.
+//!
+//! Soft-RoCE computes the ICRC of a FLUSH as of no other packet, and drops a FLUSH with the ICRC of the
+//! specification. [`of`] does as Soft-RoCE does. [`verify`] accepts both.
 
+use bareverbs_transport::packet::{Operation, Transport};
 use bareverbs_transport::roce::NetworkHeaders;
+use crc32fast::Hasher;
 
 /// The polynomial of Ethernet's CRC. In registers and polynomials, bit 31 is the coefficient of x^0.
 const POLYNOMIAL: u32 = 0xedb8_8320;
@@ -40,19 +45,43 @@ fn multiply(left: u32, mut right: u32) -> u32 {
     product
 }
 
+/// The ICRC of a packet to send. `transport` is its BTH, extension headers, payload and padding.
+pub(super) fn of(headers: &NetworkHeaders, transport: &[u8]) -> u32 {
+    of_flush(headers, transport).unwrap_or_else(|| headers.icrc(transport))
+}
+
+/// The ICRC of a FLUSH as Soft-RoCE computes it: its table has no place of the payload for the opcode, so the
+/// transport headers are covered a second time, in place of a payload. `None` for other packets.
+fn of_flush(headers: &NetworkHeaders, transport: &[u8]) -> Option<u32> {
+    const FLUSH: u8 = Transport::Rc.bits() | Operation::Flush as u8;
+    if transport.first() != Some(&FLUSH) {
+        return None;
+    }
+    let mut crc = Hasher::new_with_initial(headers.icrc(transport));
+    crc.update(transport);
+    Some(crc.finalize())
+}
+
 /// Whether `icrc` is the ICRC of a packet with these headers and any identification. `transport` is its
 /// BTH, extension headers, payload and padding.
 pub(super) fn verify(headers: &NetworkHeaders, transport: &[u8], icrc: u32) -> bool {
+    let covered = headers.as_bytes().len() + transport.len();
+    is_explained(headers, headers.icrc(transport) ^ icrc, covered)
+        || of_flush(headers, transport)
+            .is_some_and(|right| is_explained(headers, right ^ icrc, covered + transport.len()))
+}
+
+/// Whether any identification explains a difference of two ICRCs. The ICRC covers as many bytes from the IP
+/// header on.
+fn is_explained(headers: &NetworkHeaders, difference: u32, covered: usize) -> bool {
     /// Place of the identification in an IPv4 header.
     const IDENTIFICATION: usize = 4;
-    let difference = headers.icrc(transport) ^ icrc;
-    if difference == 0 {
-        return true;
-    }
-    let network = headers.as_bytes();
-    let behind = network.len() + transport.len() - IDENTIFICATION;
-    network[0] >> 4 == 4
-        && ZERO_BYTES_BACK.get(behind).is_some_and(|back| multiply(difference, *back) <= 0xffff)
+    let is_ipv4 = headers.as_bytes()[0] >> 4 == 4;
+    difference == 0
+        || is_ipv4
+            && ZERO_BYTES_BACK
+                .get(covered - IDENTIFICATION)
+                .is_some_and(|back| multiply(difference, *back) <= 0xffff)
 }
 
 #[cfg(test)]
@@ -123,6 +152,28 @@ mod tests {
             let headers = headers(Network::Ipv6, transport.len());
             prop_assert!(verify(&headers, &transport, right));
             prop_assert!(!verify(&headers, &transport, right ^ change));
+        }
+    }
+
+    #[test]
+    fn flush_has_the_icrc_of_soft_roce() {
+        let mut flush = vec![0; 32];
+        flush[..4].copy_from_slice(&[0x1c, 0x40, 0xff, 0xff]);
+        flush[7] = 0x11;
+        flush[15] = 1;
+        for network in [Network::Ipv4, Network::Ipv6] {
+            let headers = headers(network, flush.len());
+            let twice = |identification: u16| {
+                let mut crc = Hasher::new_with_initial(icrc(network, identification, &flush));
+                crc.update(&flush);
+                crc.finalize()
+            };
+            assert_eq!(of(&headers, &flush), twice(0));
+            assert_ne!(of(&headers, &flush), headers.icrc(&flush));
+            assert!(verify(&headers, &flush, twice(0)));
+            assert!(verify(&headers, &flush, headers.icrc(&flush)));
+            assert!(verify(&headers, &flush, twice(0x1234)));
+            assert!(!verify(&headers, &flush, twice(0) ^ 1));
         }
     }
 
