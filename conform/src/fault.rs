@@ -13,6 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::time::Duration;
 
 use bareverbs_netlink::ResourceSummary;
 use bareverbs_trace::overread_len;
@@ -131,6 +132,10 @@ impl Target for Faulty {
 
     fn releases_late(&self) -> bool {
         self.device.releases_late()
+    }
+
+    fn timeout(&self) -> Duration {
+        self.device.timeout()
     }
 
     fn open(&self) -> Result<Box<dyn UverbsFile + '_>, Errno> {

@@ -1,6 +1,7 @@
 //! The target of the checks: a device of the kernel, or a soft device.
 
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use bareverbs_netlink::ResourceSummary;
 use rustix::io::Errno;
@@ -24,6 +25,11 @@ pub(crate) trait Target {
     /// Whether objects may be released after the return of the call that destroys them.
     fn releases_late(&self) -> bool {
         true
+    }
+
+    /// Timeout of a completion or an event. The guests of tests are slow.
+    fn timeout(&self) -> Duration {
+        Duration::from_secs(20)
     }
 
     /// Opens its uverbs file.

@@ -41,6 +41,7 @@ targets! {
     route_answers,
     rxe_rings,
     soft_calls,
+    soft_cm,
     soft_packets,
     soft_rings,
     sysfs_text,

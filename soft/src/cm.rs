@@ -259,6 +259,12 @@ impl Cm {
         }
     }
 
+    /// The number of connections and listeners.
+    #[cfg(feature = "test-utils")]
+    pub(crate) fn len(&self) -> usize {
+        self.connections.len() + self.listeners.len()
+    }
+
     /// Sets the next communication id.
     pub(crate) fn set_next_id(&mut self, id: u32) {
         self.next_id = id;

@@ -17,9 +17,6 @@ use crate::channel::{Channel, ChannelKind, ChannelUse, CqSink, ObjectSink};
 use crate::engine::QueueMemory;
 use crate::port::{PORT, Port};
 
-/// Offsets of queues are multiples of it.
-const PAGE: u64 = 4096;
-
 /// What a handle names.
 #[derive(Debug)]
 pub(crate) enum Object {
@@ -366,7 +363,7 @@ impl ContextState {
     /// Gives the memory of a queue an offset.
     pub(crate) fn add_ring(&mut self, memory: &QueueMemory) -> MmapInfo {
         let len = memory.len();
-        let offset = self.port.new_offset((len as u64).next_multiple_of(PAGE));
+        let offset = self.port.new_offset(len as u64);
         self.rings.insert(offset, Arc::clone(memory.mapping()));
         MmapInfo { offset, size: len as u32, pad: 0 }
     }
@@ -391,10 +388,12 @@ impl ContextState {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if no queue that was not mapped before has this offset and length.
+    /// `EINVAL` if no queue that was not mapped before has this offset, or if it is shorter.
     pub(crate) fn take_ring(&mut self, offset: u64, len: usize) -> Result<Arc<Mapping>, Errno> {
         match self.rings.get(&offset) {
-            Some(memory) if memory.len() == len => self.rings.remove(&offset).ok_or(Errno::INVAL),
+            Some(memory) if (1..=memory.len()).contains(&len) => {
+                self.rings.remove(&offset).ok_or(Errno::INVAL)
+            }
             _ => Err(Errno::INVAL),
         }
     }

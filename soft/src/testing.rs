@@ -1,4 +1,4 @@
-//! The wire of a device without a socket, for fuzz targets.
+//! The wire of a device without a socket, and its connections, for fuzz targets.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -20,4 +20,11 @@ pub fn icrc(source: SocketAddr, destination: IpAddr, transport: &[u8]) -> [u8; 4
     let headers =
         NetworkHeaders::new(&global_of(gid(source.ip()), destination), source.port(), transport.len());
     headers.icrc(transport).to_le_bytes()
+}
+
+/// The number of connections of a device's communication manager, with those in `TIMEWAIT`, and of its
+/// listeners.
+#[must_use]
+pub fn cm_connections(device: &SoftDevice) -> usize {
+    device.port().with(|engine| Ok(engine.cm_connections())).unwrap_or(0)
 }

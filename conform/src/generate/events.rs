@@ -18,9 +18,6 @@ use crate::rules::Rule;
 use crate::session::Session;
 use crate::step::{Step, fail};
 
-/// Timeout of an event. The guests of tests are slow.
-const TIMEOUT: Duration = Duration::from_secs(20);
-
 /// An event that waits in its queue.
 struct Queued {
     fd: i32,
@@ -37,10 +34,10 @@ struct Queued {
 
 /// Waits until a descriptor is readable.
 fn wait(session: &Session<'_>, fd: i32) -> Step<()> {
-    let begin = Instant::now();
+    let (begin, timeout) = (Instant::now(), session.target.timeout());
     while !is_readable(session, fd)? {
-        if begin.elapsed() > TIMEOUT {
-            return fail(format!("no event within {} s", TIMEOUT.as_secs()));
+        if begin.elapsed() > timeout {
+            return fail(format!("no event within {} s", timeout.as_secs()));
         }
         sleep(Duration::from_millis(1));
     }

@@ -328,14 +328,13 @@ pub(crate) struct Pair {
     pub(crate) cq: Completions,
     /// Completions that no check has asked for yet.
     pending: Vec<Wc>,
+    /// Timeout of a completion.
+    timeout: Duration,
 }
 
 /// Identifier of a send, and of a receive, unless a check changes it.
 pub(crate) const SEND_ID: u64 = 0x5e4d;
 pub(crate) const RECV_ID: u64 = 0x4ecf;
-
-/// Timeout of a completion. The guests of tests are slow.
-const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A path from the port to itself.
 pub(crate) fn loopback(session: &mut Session<'_>) -> Step<AhAttr> {
@@ -379,7 +378,8 @@ impl Pair {
                 endpoint.qp.to(session, QpState::RTS)?;
             }
         }
-        Ok(Self { pd, cq_handle, sender, receiver, cq, pending: Vec::new() })
+        let timeout = session.target.timeout();
+        Ok(Self { pd, cq_handle, sender, receiver, cq, pending: Vec::new(), timeout })
     }
 
     /// Makes the CQ.
@@ -460,8 +460,8 @@ impl Pair {
             if let Some(wc) = self.pending(wr_id) {
                 return Ok(wc);
             }
-            if begin.elapsed() > TIMEOUT {
-                return fail(format!("no completion within {} s", TIMEOUT.as_secs()));
+            if begin.elapsed() > self.timeout {
+                return fail(format!("no completion within {} s", self.timeout.as_secs()));
             }
             sleep(Duration::from_millis(1));
         }

@@ -56,11 +56,11 @@ pub unsafe trait Backend: Debug + Send + Sync {
     /// As for [`DeviceFile::write_raw`](super::DeviceFile::write_raw).
     unsafe fn write(&self, command: &[u8]) -> Result<(), Errno>;
 
-    /// The memory of the queue at `offset`, whose length is `len`.
+    /// The memory of the queue at `offset`, of which the first `len` bytes are mapped.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if no queue has this offset and length, or its memory was given out before.
+    /// `EINVAL` if no queue has this offset, if it is shorter, or if its memory was given out before.
     fn map(&self, offset: u64, len: usize) -> Result<Arc<Mapping>, Errno>;
 
     /// A descriptor of the context, for `AsFd`. It takes neither ioctls nor commands.
@@ -101,7 +101,7 @@ impl SharedBackend {
             return Err(Errno::PERM);
         }
         let memory = self.backend.map(offset, len)?;
-        if memory.len() != len {
+        if memory.len() < len {
             return Err(Errno::INVAL);
         }
         Mapping::leased(memory.as_ptr(), len, memory)

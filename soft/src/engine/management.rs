@@ -48,6 +48,12 @@ impl Engine {
         self.cm.state(id)
     }
 
+    /// The number of connections and listeners.
+    #[cfg(feature = "test-utils")]
+    pub(crate) fn cm_connections(&self) -> usize {
+        self.cm.len()
+    }
+
     /// Sends a REP: `EINVAL` unless a REQ was received.
     pub(crate) fn cm_reply(&mut self, id: ConnId, reply: Reply) -> Result<(), Errno> {
         self.with_cm(|cm| cm.reply(id, &reply))

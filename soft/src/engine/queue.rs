@@ -19,6 +19,9 @@ const HEADER: usize = size_of::<QueueBuf>();
 /// The smallest slot in bytes.
 const CACHE_LINE: usize = 64;
 
+/// Rings have whole pages, as the kernel's.
+const PAGE: usize = 4096;
+
 /// The memory of a ring: a [`QueueBuf`] and its slots.
 #[derive(Clone, Debug)]
 pub(crate) struct QueueMemory {
@@ -57,7 +60,8 @@ impl Ring {
         let slot = element.max(CACHE_LINE).next_power_of_two();
         let slots = depth.checked_add(1).and_then(u32::checked_next_power_of_two).ok_or(Errno::NOMEM)?;
         let size = (slots as usize).checked_mul(slot).and_then(|slots| slots.checked_add(HEADER));
-        let mapping = Arc::new(Mapping::anonymous(size.ok_or(Errno::NOMEM)?)?);
+        let size = size.and_then(|size| size.checked_next_multiple_of(PAGE)).ok_or(Errno::NOMEM)?;
+        let mapping = Arc::new(Mapping::anonymous(size)?);
         let (log2_slot, mask) = (slot.trailing_zeros(), slots - 1);
         let memory = QueueMemory { mapping, capacity: mask };
         let header = memory.mapping.as_ptr().as_ptr().cast::<QueueBuf>();

@@ -31,6 +31,9 @@ pub(super) fn begin_next<D: Device>(qp: &mut Qp<D>, device: &mut D) -> bool {
         Fetched::Work if matches!(work.action, Action::AtomicWrite) && work.length != 8 => {
             Some(Status::LocalLength)
         }
+        Fetched::Work if qp.attributes.max_rd_atomic == 0 && takes_depth(&work.action) => {
+            Some(Status::LocalQpOperation)
+        }
         Fetched::Work => None,
     };
     let wants_data = failure.is_none() && has_response(&work.action);
@@ -81,6 +84,11 @@ pub(super) fn begin_next<D: Device>(qp: &mut Qp<D>, device: &mut D) -> bool {
         return false;
     }
     true
+}
+
+/// Whether a request needs an initiator depth.
+fn takes_depth<L>(action: &Action<L>) -> bool {
+    matches!(action, Action::Read | Action::Atomic { .. } | Action::AtomicWrite)
 }
 
 /// Whether the responder answers with a response rather than an ACK.

@@ -102,7 +102,7 @@ const KERNEL: &str = Since::V7_2.name();
 /// Prefix of the tests with perftest, of which only these run when all tests run.
 const PERFTEST: &str = "perf::";
 const PERFTEST_SHORT: &str = "perf::short";
-/// It takes minutes. `cargo test -p bareverbs-conform` does the same on a model.
+/// It takes minutes. `cargo test -p bareverbs-conform` does the same on a soft device.
 const LEFT_OUT: &str = "conform::suite_names_broken_rules_of_commands";
 
 /// Selects tests by name and kernel.

@@ -209,6 +209,19 @@ fn unreachable_peer_ends_the_retries() {
 }
 
 #[test]
+fn reads_and_atomics_need_an_initiator_depth() {
+    for is_read in [true, false] {
+        let mut pair = Pair::on(&Fabric::new(), QpType::RC, |attributes| attributes.max_rd_atomic = 0);
+        let remote = pair.b.remote(0);
+        let operation =
+            if is_read { Operation::Read(remote) } else { Operation::FetchAdd { remote, add: 1 } };
+        pair.qa.post(1, operation, &[pair.a.sge(0, 8)]);
+        assert_eq!(pair.a.drain(), [(1, WcStatus::WR_FLUSH_ERR)]);
+        assert_eq!(pair.qa.sq.failure(), Some((1, WcStatus::LOC_QP_OP_ERR)));
+    }
+}
+
+#[test]
 fn keys_are_checked() {
     let sge_error = |sge: fn(&Peer) -> Sge| {
         let mut pair = Pair::rc();
