@@ -13,9 +13,11 @@
 //!
 //! Unlike the kernel's, this CM
 //!
-//! - drops messages from other addresses than that of the connection's peer;
+//! - drops messages from other addresses than that of the connection's peer, and knows a peer by its GID
+//!   beside its GUID, so that no host ends connections of another one;
 //! - answers a REQ that is repeated in `TIMEWAIT` with reason 10 (stale connection) rather than as a new one;
-//! - answers a DREQ that is repeated after `TIMEWAIT`.
+//! - answers a DREQ that is repeated after `TIMEWAIT`;
+//! - reckons with time-outs of a peer, and with a `TIMEWAIT`, of at most 4.096 µs × 2^24 (69 s).
 
 mod calls;
 mod connection;
@@ -210,6 +212,13 @@ pub(crate) struct Outgoing {
     pub(crate) mad: [u8; MAD_LENGTH],
 }
 
+/// A device that sends messages. The GUID is of its choice, the GID is the source of its packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Peer {
+    guid: u64,
+    gid: [u8; 16],
+}
+
 /// A listener.
 #[derive(Debug)]
 struct Listener {
@@ -230,10 +239,10 @@ pub(crate) struct Cm {
     listeners: BTreeMap<u64, Listener>,
     /// By communication id.
     connections: BTreeMap<u32, Connection>,
-    /// The connection with a peer's communication id and CA GUID: finds repeated REQs.
-    remote_ids: BTreeMap<(u32, u64), u32>,
-    /// The connection with a peer's QPN and CA GUID: finds stale connections.
-    remote_qps: BTreeMap<(u32, u64), u32>,
+    /// The connection with a communication id of a peer: finds repeated REQs.
+    remote_ids: BTreeMap<(u32, Peer), u32>,
+    /// The connection with a QPN of a peer: finds stale connections.
+    remote_qps: BTreeMap<(u32, Peer), u32>,
     /// The connection with a SIDR request id and GID: finds repeated SIDR_REQs.
     datagram_requests: BTreeMap<(u32, [u8; 16]), u32>,
     /// The times of timers, with their connections.

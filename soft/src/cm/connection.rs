@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bareverbs_provider::Errno;
 
 use super::message::{Message, Mra, Rej, Rtu};
-use super::{Cm, CmEvent, CmSink, ConnId, ConnState, Path, Verdict};
+use super::{Cm, CmEvent, CmSink, ConnId, ConnState, Path, Peer, Verdict};
 
 /// Connections of a device, including those in `TIMEWAIT`.
 const MAX_CONNECTIONS: usize = 1 << 20;
@@ -66,9 +66,16 @@ pub(super) struct Repeated {
     left: u8,
 }
 
-/// Nanoseconds of 4.096 µs × 2^n, in whole milliseconds and approximate, as in the kernel.
+/// Nanoseconds of 4.096 µs × 2^n, in whole milliseconds and approximate, as in the kernel. At most those of
+/// the largest exponent of a message, 31.
 pub(super) fn nanoseconds(exponent: u8) -> u64 {
-    1_000_000 << exponent.saturating_sub(8)
+    1_000_000 << exponent.min(31).saturating_sub(8)
+}
+
+/// The same for an exponent that a peer has chosen. A larger one would keep the connection for hours.
+pub(super) fn nanoseconds_of_peer(exponent: u8) -> u64 {
+    const MAX: u8 = 24;
+    nanoseconds(exponent.min(MAX))
 }
 
 /// The field of a message with private data. `EINVAL` if it is too long.
@@ -98,6 +105,10 @@ impl Connection {
             repeated: None,
             deadline: None,
         }
+    }
+
+    fn peer(&self) -> Peer {
+        Peer { guid: self.remote_guid, gid: self.path.destination }
     }
 }
 
@@ -183,7 +194,7 @@ impl Cm {
 
     fn forget_qp(&mut self, id: u32) {
         if let Some(connection) = self.connections.get(&id) {
-            let remote = (connection.remote_qpn, connection.remote_guid);
+            let remote = (connection.remote_qpn, connection.peer());
             if self.remote_qps.get(&remote) == Some(&id) {
                 self.remote_qps.remove(&remote);
             }
@@ -193,7 +204,7 @@ impl Cm {
     fn forget_peer(&mut self, id: u32) {
         self.forget_qp(id);
         let Some(connection) = self.connections.get(&id) else { return };
-        let remote = (connection.remote_id, connection.remote_guid);
+        let remote = (connection.remote_id, connection.peer());
         if self.remote_ids.get(&remote) == Some(&id) {
             self.remote_ids.remove(&remote);
         }
@@ -218,7 +229,7 @@ impl Cm {
         self.forget_qp(id);
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.state = ConnState::Timewait;
-            let duration = nanoseconds(connection.ack_timeout);
+            let duration = nanoseconds_of_peer(connection.ack_timeout);
             self.set_timer(id, duration);
         }
     }

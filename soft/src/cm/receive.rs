@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use bareverbs_transport::packet::Transport;
 
-use super::connection::{Connection, answered, nanoseconds, reason};
+use super::connection::{Connection, answered, nanoseconds_of_peer, reason};
 use super::message::{Drep, Dreq, Mad, Message, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
 use super::{
-    Cm, CmEvent, ConnId, ConnState, DatagramReply, DatagramRequest, Path, Reply, Request, Verdict,
+    Cm, CmEvent, ConnId, ConnState, DatagramReply, DatagramRequest, Path, Peer, Reply, Request, Verdict,
     ack_timeout,
 };
 
@@ -32,12 +32,12 @@ impl Cm {
     }
 
     fn receive_req(&mut self, from: Path, transaction: u64, req: &Req) {
-        let remote = (req.local_id, req.ca_guid);
-        if let Some(&id) = self.remote_ids.get(&remote) {
-            self.answer_repeated_req(id, &from);
+        let peer = Peer { guid: req.ca_guid, gid: from.destination };
+        if let Some(&id) = self.remote_ids.get(&(req.local_id, peer)) {
+            self.answer_repeated_req(id, from, transaction, req);
             return;
         }
-        if let Some(&stale) = self.remote_qps.get(&(req.qpn, req.ca_guid)) {
+        if let Some(&stale) = self.remote_qps.get(&(req.qpn, peer)) {
             self.refuse_req(from, transaction, req, reason::STALE, &[]);
             self.disconnect_stale(stale);
             return;
@@ -78,13 +78,13 @@ impl Cm {
             remote_guid: req.ca_guid,
             remote_qpn: req.qpn,
             transaction,
-            response_time: nanoseconds(req.local_response_timeout),
+            response_time: nanoseconds_of_peer(req.local_response_timeout),
             max_retries: req.max_retries,
             ..Connection::new(ConnState::RequestReceived, Arc::clone(&sink), path)
         };
         self.connections.insert(id, connection);
-        self.remote_ids.insert(remote, id);
-        self.remote_qps.insert((req.qpn, req.ca_guid), id);
+        self.remote_ids.insert((req.local_id, peer), id);
+        self.remote_qps.insert((req.qpn, peer), id);
         let request = Request::of(req, transport);
         let verdict = sink.event(listener_id, CmEvent::Request { connection: ConnId(id), request, path });
         self.obey(id, verdict);
@@ -99,15 +99,13 @@ impl Cm {
         }
     }
 
-    fn answer_repeated_req(&mut self, id: u32, from: &Path) {
+    fn answer_repeated_req(&mut self, id: u32, from: Path, transaction: u64, req: &Req) {
         let Some(connection) = self.connections.get(&id) else { return };
         let same = (connection.path.source, connection.path.destination) == (from.source, from.destination);
         match connection.state {
             ConnState::RequestDelayed if same => self.send_mra(id, answered::REQUEST),
-            ConnState::Timewait if same => {
-                let sent = self.send_rej(id, reason::STALE, &[], &[]);
-                debug_assert_eq!(sent, Ok(()), "there is no private data");
-            }
+            // For the connection that sends it now, which knows no id of this side.
+            ConnState::Timewait if same => self.refuse_req(from, transaction, req, reason::STALE, &[]),
             _ => {}
         }
     }
@@ -137,11 +135,11 @@ impl Cm {
         if !matches!(connection.state, ConnState::RequestSent | ConnState::RequestProlonged) {
             return;
         }
-        let remote_qp = (rep.qpn, rep.ca_guid);
-        if self.remote_ids.contains_key(&(rep.local_id, rep.ca_guid)) {
+        let peer = Peer { guid: rep.ca_guid, gid: from.destination };
+        if self.remote_ids.contains_key(&(rep.local_id, peer)) {
             return;
         }
-        if let Some(&stale) = self.remote_qps.get(&remote_qp) {
+        if let Some(&stale) = self.remote_qps.get(&(rep.qpn, peer)) {
             let (local_id, remote_id) = (rep.remote_id, rep.local_id);
             let rejected = answered::REPLY;
             let rej = Rej { local_id, remote_id, rejected, reason: reason::STALE, ..Rej::zero() };
@@ -149,8 +147,8 @@ impl Cm {
             self.disconnect_stale(stale);
             return;
         }
-        self.remote_ids.insert((rep.local_id, rep.ca_guid), id);
-        self.remote_qps.insert(remote_qp, id);
+        self.remote_ids.insert((rep.local_id, peer), id);
+        self.remote_qps.insert((rep.qpn, peer), id);
         self.cancel(id);
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.state = ConnState::ReplyReceived;
@@ -220,7 +218,8 @@ impl Cm {
         let (id, remote_id) = if rej.reason == reason::TIMEOUT {
             // The peer doesn't know the id of this connection.
             let guid = rej.info.first_chunk().map(|guid| u64::from_be_bytes(*guid))?;
-            (*self.remote_ids.get(&(rej.local_id, guid))?, rej.local_id)
+            let peer = Peer { guid, gid: from.destination };
+            (*self.remote_ids.get(&(rej.local_id, peer))?, rej.local_id)
         } else if rej.rejected == answered::REQUEST {
             (rej.remote_id, 0)
         } else {
@@ -260,7 +259,7 @@ impl Cm {
             (ConnState::ReplySent, answered::REPLY) => ConnState::ReplyProlonged,
             _ => return,
         };
-        let interval = nanoseconds(mra.service_timeout) + nanoseconds(connection.ack_timeout);
+        let interval = nanoseconds_of_peer(mra.service_timeout) + nanoseconds_of_peer(connection.ack_timeout);
         self.prolong(id, interval);
     }
 

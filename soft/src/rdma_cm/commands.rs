@@ -342,19 +342,19 @@ impl Namespace {
 
     /// Destroys an identifier and the undelivered children of a listener.
     fn destroy(&self, number: u32) -> u32 {
-        self.stop_listening(number);
         let mut state = self.lock();
         let Some(id) = state.ids.remove(&number) else { return 0 };
         state.unbind(number);
         state.memberships.retain(|_, membership| membership.id != number);
         let requests = state.drop_events(id.file, |event| event.id == number);
-        if let (Some(device), Some(connection)) = (id.device, id.connection) {
-            state.connections.remove(&(device, connection));
-            drop(state);
+        let connection = id.device.zip(id.connection);
+        connection.into_iter().for_each(|of| _ = state.connections.remove(&of));
+        drop(state);
+        if let Some((device, connection)) = connection {
             self.destroy_connection(device, connection);
-        } else {
-            drop(state);
         }
+        // After the identifier is gone: LISTEN adds no service to it any more.
+        self.stop_listening(number);
         let is_request = |event: &&super::namespace::Event| event.resp.event == EventType::CONNECT_REQUEST;
         requests.iter().filter(is_request).for_each(|event| _ = self.destroy(event.resp.id));
         id.reported

@@ -1,5 +1,6 @@
 //! Connections: requests, answers and their events.
 
+use std::collections::btree_map::Entry;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
@@ -21,6 +22,7 @@ use crate::cm::{
     CmEvent, CmSink, ConnId, DatagramReply, DatagramRequest, Path, Reply, Request, Verdict, ack_timeout,
 };
 use crate::engine::Engine;
+use crate::wire::gid;
 
 /// The time within which a side answers: 4.096 µs × 2^20, as the kernel's `cma.c`.
 const RESPONSE_TIMEOUT: u8 = 20;
@@ -66,14 +68,13 @@ impl Namespace {
 
     /// LISTEN.
     pub(super) fn listen(self: &Arc<Self>, file: u64, number: u32, backlog: u32) -> Result<(), Errno> {
-        let devices = self.devices();
         let (service, device) = {
             let mut state = self.lock();
             let state = &mut *state;
             let id = state.id(file, number)?;
             id.backlog = if (1..MAX_BACKLOG).contains(&backlog) { backlog } else { MAX_BACKLOG };
             if id.state == IdState::Idle {
-                bind(state, &devices, file, number, ([0; 4], 0).into())?;
+                bind(state, &[], file, number, ([0; 4], 0).into())?;
             }
             if state.id(file, number)?.state != IdState::Bound {
                 return Err(Errno::INVAL);
@@ -85,25 +86,26 @@ impl Namespace {
             (id.reuses_address, id.state) = (false, IdState::Listening);
             (service_id(id.space, id.source.map_or(0, |source| source.port())), id.device)
         };
-        let devices = devices.iter().filter(|port| device.is_none_or(|index| port.index() == index));
-        for port in devices {
+        // The state comes first: a device that is added from now on finds the listener.
+        let devices = self.devices();
+        for port in devices.iter().filter(|port| device.is_none_or(|index| port.index() == index)) {
             // A device that was removed meanwhile has no requests.
             let listened = port.with(|engine| self.listen_on(engine, &**port, number, service));
             if let Err(errno) = listened
                 && !port.is_removed()
             {
-                self.stop_listening(number);
                 if let Ok(id) = self.lock().id(file, number) {
                     id.state = IdState::Bound;
                 }
+                self.stop_listening(number);
                 return Err(errno);
             }
         }
         Ok(())
     }
 
-    /// Listens on a device for an identifier.
-    fn listen_on(
+    /// Listens on a device for an identifier, unless it was destroyed or listens already.
+    pub(super) fn listen_on(
         self: &Arc<Self>,
         engine: &mut Engine,
         port: &dyn CmPort,
@@ -111,17 +113,21 @@ impl Namespace {
         service: u64,
     ) -> Result<(), Errno> {
         let mut state = self.lock();
-        if !state.ids.contains_key(&number) {
+        if state.ids.get(&number).is_none_or(|id| id.state != IdState::Listening) {
             return Ok(());
         }
-        if let Some(service) = state.services.get_mut(&(port.index(), service)) {
-            service.ids.push(number);
-            return Ok(());
+        match state.services.entry((port.index(), service)) {
+            Entry::Occupied(mut service) => {
+                let ids = &mut service.get_mut().ids;
+                if !ids.contains(&number) {
+                    ids.push(number);
+                }
+            }
+            Entry::Vacant(place) => {
+                let connection = engine.cm_listen(service, self.sink(port.index()))?;
+                place.insert(Service { connection, ids: vec![number] });
+            }
         }
-        drop(state);
-        let connection = engine.cm_listen(service, self.sink(port.index()))?;
-        let service_of = Service { connection, ids: vec![number] };
-        self.lock().services.insert((port.index(), service), service_of);
         Ok(())
     }
 
@@ -136,16 +142,17 @@ impl Namespace {
 
     /// Ends the services of an identifier.
     pub(super) fn stop_listening(&self, number: u32) {
-        let mut ended = Vec::new();
-        self.lock().services.retain(|(device, _), service| {
-            service.ids.retain(|id| *id != number);
-            if service.ids.is_empty() {
-                ended.push((*device, service.connection));
-            }
-            !service.ids.is_empty()
-        });
-        for (device, connection) in ended {
-            self.destroy_connection(device, connection);
+        let devices = self.lock().devices_of_services(number);
+        for device in devices {
+            // The services of a device that was removed are gone.
+            let Some(port) = self.device(device) else { continue };
+            // Under the lock of the fabric: another identifier finds either both the service and its listener,
+            // or neither.
+            let _ = port.with(|engine| {
+                let ended = self.lock().leave_services(device, number);
+                ended.into_iter().for_each(|connection| engine.cm_destroy(connection));
+                Ok(())
+            });
         }
     }
 
@@ -242,9 +249,12 @@ impl Namespace {
         })
     }
 
-    /// DISCONNECT. Does nothing in states without a connection.
+    /// DISCONNECT. Does nothing in states without a connection, and for a listener of a device.
     pub(super) fn disconnect(&self, file: u64, number: u32) -> Result<(), Errno> {
         self.on_device(file, number, |engine, _| {
+            if self.lock().id(file, number)?.state == IdState::Listening {
+                return Ok(());
+            }
             let (connection, is_datagram) = self.connection(file, number)?;
             if !is_datagram {
                 let _ = engine.cm_disconnect(connection, &[]);
@@ -428,7 +438,8 @@ impl State {
         let of_device = self.services.iter().filter(|((of, _), _)| *of == device);
         let service =
             of_device.map(|(_, service)| service).find(|service| service.connection == connection)?;
-        service.ids.iter().copied().find(|number| self.ids[number].takes(header.destination))
+        let takes = |number: &u32| self.ids.get(number).is_some_and(|id| id.takes(header.destination));
+        service.ids.iter().copied().find(takes)
     }
 
     /// A child of a listener for a request.
@@ -469,7 +480,7 @@ impl State {
         request: Request,
         path: Path,
     ) -> Verdict {
-        let Some(header) = Header::parse(&request.private_data) else { return Verdict::Reject };
+        let Some(header) = header(&request.private_data, &path) else { return Verdict::Reject };
         let Some(listener) = self.listener(device, connection, &header) else { return Verdict::Reject };
         let matches = match self.ids[&listener].qp_type {
             QpType::RC => request.transport == Transport::Rc,
@@ -511,7 +522,7 @@ impl State {
         request: &DatagramRequest,
         path: Path,
     ) -> Verdict {
-        let Some(header) = Header::parse(&request.private_data) else { return Verdict::Reject };
+        let Some(header) = header(&request.private_data, &path) else { return Verdict::Reject };
         let Some(listener) = self.listener(device, connection, &header) else { return Verdict::Reject };
         if !self.ids[&listener].is_datagram() {
             return Verdict::Reject;
@@ -556,6 +567,14 @@ impl State {
         };
         self.raise(number, resp);
     }
+}
+
+/// The header of a request. `None` if there is none, or if its addresses are not those of the packet: the kernel
+/// takes the GIDs of a connection over RoCE from its IP addresses.
+fn header(private_data: &[u8], path: &Path) -> Option<Header> {
+    let header = Header::parse(private_data)?;
+    let gids = (gid(header.source.ip()), gid(header.destination));
+    (gids == (path.destination, path.source)).then_some(header)
 }
 
 fn take_reply(id: &mut Id, reply: &Reply) -> EventResp {

@@ -366,6 +366,25 @@ impl State {
         });
     }
 
+    /// The devices on which an identifier has services.
+    pub(super) fn devices_of_services(&self, number: u32) -> Vec<u32> {
+        let has = self.services.iter().filter(|(_, service)| service.ids.contains(&number));
+        has.map(|((device, _), _)| *device).collect()
+    }
+
+    /// Takes an identifier off the services of a device. Returns the listeners of those without another one.
+    pub(super) fn leave_services(&mut self, device: u32, number: u32) -> Vec<ConnId> {
+        let mut ended = Vec::new();
+        self.services.retain(|(of, _), service| {
+            service.ids.retain(|id| *of != device || *id != number);
+            if service.ids.is_empty() {
+                ended.push(service.connection);
+            }
+            !service.ids.is_empty()
+        });
+        ended
+    }
+
     /// The identifiers that listen on all devices, with their services.
     pub(super) fn wildcards(&self) -> Vec<(u32, u64)> {
         let listens = |id: &&u32| {

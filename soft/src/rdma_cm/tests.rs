@@ -1,6 +1,8 @@
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Arc, Mutex};
 
 use bareverbs_provider::Errno;
+use bareverbs_transport::packet::Transport;
 use bareverbs_uapi::rdma_cm::address::SocketAddressStorage;
 use bareverbs_uapi::rdma_cm::structs::*;
 use bareverbs_uapi::rdma_cm::*;
@@ -11,7 +13,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::CmFile;
-use super::address::storage;
+use super::address::{Header, service_id, storage};
+use crate::cm::{CmEvent, CmSink, ConnId, DatagramRequest, Path, Request, Verdict};
+use crate::wire::gid;
 use crate::{Fabric, SoftDevice};
 
 /// A fabric with two devices, and a file for each side.
@@ -442,4 +446,130 @@ fn responses_need_their_room() {
     let get = |room: usize| file.execute(12, &[0; 8], &mut vec![0; room]);
     assert_eq!((get(323), get(324)), (Err(Errno::NOSPC), Err(Errno::AGAIN)));
     assert!(EventResp::read_from_bytes(&[0; 336][..]).is_ok());
+}
+
+#[test]
+fn services_are_of_listening_identifiers() {
+    let sides = Sides::new();
+    let namespace = &sides.server.namespace;
+    let (listener, port) = sides.listen(PortSpace::TCP, 0);
+    let device = namespace.device(sides.devices[1].index()).unwrap();
+    let listen_again = |id, port| {
+        let service = service_id(PortSpace::TCP, port);
+        device.with(|engine| namespace.listen_on(engine, &*device, id, service)).unwrap();
+        namespace.lock().services.get(&(device.index(), service)).map(|service| service.ids.clone())
+    };
+    assert_eq!(listen_again(listener, port), Some(vec![listener]));
+    let bound = create(&sides.server, 1, PortSpace::TCP);
+    bind(&sides.server, bound, sides.address(1, 0)).unwrap();
+    assert_eq!(listen_again(bound, local_port(&sides.server, bound)), None);
+    // One that is being destroyed.
+    namespace.lock().ids.remove(&listener);
+    sides.asking(1, PortSpace::TCP, port, b"");
+    assert_eq!(expect(&sides.client, EventType::REJECTED, 1).status, 28);
+}
+
+#[test]
+fn identifier_that_is_destroyed_in_listen_leaves_no_service() {
+    let sides = Sides::new();
+    for _ in 0..100 {
+        let id = create(&sides.server, 1, PortSpace::TCP);
+        bind(&sides.server, id, sides.address(1, 7174)).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| _ = execute::<Listen>(&sides.server, ListenReq { id, backlog: 0 }));
+            destroy(&sides.server, id).unwrap();
+        });
+        assert!(sides.server.namespace.lock().services.is_empty());
+    }
+    sides.listen(PortSpace::TCP, 0);
+}
+
+#[test]
+fn device_that_is_added_in_listen_has_the_service() {
+    let sides = Sides::new();
+    for _ in 0..50 {
+        let id = create(&sides.server, 1, PortSpace::TCP);
+        let added = std::thread::scope(|scope| {
+            scope.spawn(|| execute::<Listen>(&sides.server, ListenReq { id, backlog: 0 }).unwrap());
+            SoftDevice::new(&sides.fabric)
+        });
+        let service = service_id(PortSpace::TCP, local_port(&sides.server, id));
+        let state = sides.server.namespace.lock();
+        let ids = state.services.get(&(added.index(), service)).map(|service| service.ids.clone());
+        assert_eq!(ids, Some(vec![id]));
+    }
+}
+
+/// Keeps the last event of a connection.
+#[derive(Debug, Default)]
+struct Last(Mutex<Option<CmEvent>>);
+
+impl CmSink for Last {
+    fn event(&self, _: ConnId, event: CmEvent) -> Verdict {
+        *self.0.lock().unwrap() = Some(event);
+        Verdict::Keep
+    }
+}
+
+#[test]
+fn requests_with_addresses_of_other_hosts_are_rejected() {
+    let sides = Sides::new();
+    let (_, port) = sides.listen(PortSpace::TCP, 0);
+    let (_, datagrams) = sides.listen(PortSpace::UDP, 0);
+    let [own, peer] = [0, 1].map(|device| sides.devices[device].address());
+    let device = sides.client.namespace.device(sides.devices[0].index()).unwrap();
+    let other = [127, 0, 0, 77].into();
+    for (source, destination) in [(other, peer), (own, other)] {
+        let private_data = Header { source: (source, 9).into(), destination }.to_bytes().to_vec();
+        let path = Path {
+            source: gid(own),
+            destination: gid(peer),
+            flow_label: 0,
+            traffic_class: 0,
+            hop_limit: 64,
+            service_level: 0,
+            mtu: 3,
+            rate: 3,
+            packet_life: 16,
+            pkey: 0xffff,
+        };
+        let request = Request {
+            service_id: service_id(PortSpace::TCP, port),
+            transport: Transport::Rc,
+            qpn: 0x77,
+            starting_psn: 0,
+            responder_resources: 0,
+            initiator_depth: 0,
+            remote_response_timeout: 20,
+            local_response_timeout: 20,
+            flow_control: false,
+            retry_count: 7,
+            rnr_retry_count: 7,
+            max_retries: 15,
+            srq: false,
+            private_data: private_data.clone(),
+        };
+        let sink = Arc::<Last>::default();
+        device.with(|engine| engine.cm_connect(request, path, sink.clone())).unwrap();
+        let event = sink.0.lock().unwrap().take();
+        assert_eq!(event, Some(CmEvent::Rejected { reason: 28, private_data: vec![0; 148] }));
+        let request = DatagramRequest { service_id: service_id(PortSpace::UDP, datagrams), private_data };
+        device.with(|engine| engine.cm_datagram_request(request, 20, 15, path, sink.clone())).unwrap();
+        let event = sink.0.lock().unwrap().take();
+        let Some(CmEvent::DatagramReply(reply)) = event else { panic!("{event:?}") };
+        assert_eq!(reply.status, 2);
+    }
+    assert!(next(&sides.server).is_none());
+}
+
+#[test]
+fn disconnect_of_a_listener_does_nothing() {
+    let sides = Sides::new();
+    let (listener, port) = sides.listen(PortSpace::TCP, 0);
+    let disconnect = |id| execute::<Disconnect>(&sides.server, DisconnectReq { id });
+    assert_eq!(disconnect(listener), Ok(()));
+    sides.connected(port);
+    let everywhere = create(&sides.server, 3, PortSpace::TCP);
+    execute::<Listen>(&sides.server, ListenReq { id: everywhere, backlog: 0 }).unwrap();
+    assert_eq!(disconnect(everywhere), Err(Errno::INVAL));
 }

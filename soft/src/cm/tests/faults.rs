@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::cm::message::{Dreq, Rej, Req};
+use crate::cm::message::{Dreq, Mra, Rej, Rep, Req};
 
 #[test]
 fn unanswered_request_is_repeated_15_times() {
@@ -420,4 +420,94 @@ fn random_faults_leave_nothing_behind() {
 #[test]
 fn the_same_seed_gives_the_same_messages() {
     assert_eq!(run_seed(7).1, run_seed(7).1);
+}
+
+#[test]
+fn hosts_with_the_ids_of_a_peer_leave_its_connection_alone() {
+    let (mut net, _) = Net::listening();
+    let (client, server) = net.connected();
+    let Message::Req(req) = net.log[0].2.clone() else { panic!("{:?}", net.log) };
+    let Some(Message::Rep(rep)) = net.log.iter().map(|(.., message)| message.clone()).nth(1) else {
+        panic!("{:?}", net.log)
+    };
+    let encode = |message| Mad { transaction: 1, message }.encode();
+    // The QPN with another id, then the id.
+    for (host, local_id) in [(7, 77), (8, req.local_id)] {
+        let message = Message::Req(Req { local_id, local_gid: gid(host), ..req.clone() });
+        net.sides[1].cm.receive(Path { destination: gid(host), ..path(1) }, &encode(message));
+        assert_ne!(net.sides[1].request().0, server);
+    }
+    let to = Path { destination: gid(7), ..path(0) };
+    let sink: Arc<dyn CmSink> = Arc::<Recorder>::clone(&net.sides[0].sink);
+    let other = net.sides[0].cm.connect(&request(), to, sink).unwrap();
+    net.sides[0].cm.receive(to, &encode(Message::Rep(Rep { remote_id: other.0, ..rep })));
+    assert_eq!(net.sides[0].event(), (other, CmEvent::Reply(reply())));
+    assert_eq!(net.state(0, client), ConnState::Established);
+    assert_eq!(net.state(1, server), ConnState::Established);
+}
+
+#[test]
+fn time_outs_of_a_path_are_bounded() {
+    for packet_life in [31, 55, 255] {
+        let (mut net, _) = Net::listening();
+        let to = Path { packet_life, ..path(0) };
+        let client = net.call(0, |cm, sink| cm.connect(&request(), to, sink)).unwrap();
+        net.run(0);
+        let (server, ..) = net.sides[1].request();
+        net.call(1, |cm, _| cm.reply(server, &reply())).unwrap();
+        net.run(0);
+        net.call(0, |cm, _| cm.establish(client, &[])).unwrap();
+        net.call(0, |cm, _| cm.destroy(client));
+        net.run(MOST_OF_PEER);
+        net.sides[0].assert_empty();
+    }
+}
+
+/// Nanoseconds of the longest time-out of a peer.
+const MOST_OF_PEER: u64 = 65_536 * MS;
+
+#[test]
+fn time_outs_of_a_peer_are_bounded() {
+    // Of a REQ: the REP is repeated.
+    let (mut net, _) = Net::listening();
+    let asked = Request { local_response_timeout: 31, ..request() };
+    net.call(0, |cm, sink| cm.connect(&asked, path(0), sink)).unwrap();
+    net.run(0);
+    let (server, ..) = net.sides[1].request();
+    net.lose(|_, _| true);
+    net.call(1, |cm, _| cm.reply(server, &reply())).unwrap();
+    net.run(16 * MOST_OF_PEER);
+    assert_eq!(net.sides[1].event(), (server, CmEvent::Unreachable));
+
+    // Of a MRA, and of the delay of ACKs of a REP.
+    let (mut net, _) = Net::listening();
+    let (client, server) = net.requested();
+    let receive = |net: &mut Net, message| {
+        let mad = Mad { transaction: 1, message }.encode();
+        net.call(0, |cm, _| cm.receive(path(0), &mad));
+    };
+    let mra = Mra { local_id: server.0, remote_id: client.0, delayed: 0, service_timeout: 31 };
+    receive(&mut net, Message::Mra(mra));
+    assert_eq!(net.state(0, client), ConnState::RequestProlonged);
+    assert!(net.sides[0].cm.next_timer().unwrap() <= net.now + 2 * MOST_OF_PEER);
+    let rep = Rep { local_id: server.0, remote_id: client.0, ack_delay: 31, qpn: 0x22, ..Rep::zero() };
+    receive(&mut net, Message::Rep(rep));
+    assert_eq!(net.state(0, client), ConnState::ReplyReceived);
+    net.call(0, |cm, _| cm.establish(client, &[])).unwrap();
+    net.call(0, |cm, _| cm.destroy(client));
+    net.run(MOST_OF_PEER);
+    net.sides[0].assert_empty();
+}
+
+#[test]
+fn connector_with_an_id_in_timewait_is_rejected() {
+    let (mut net, _) = Net::listening();
+    let (_, server) = net.connected();
+    net.call(1, |cm, _| cm.destroy(server));
+    // A process on the same address, with the same ids. The DREQ to the one before is lost.
+    net.under_way.clear();
+    net.sides[0] = Side::new(0, 1);
+    let client = net.call(0, |cm, sink| cm.connect(&request(), path(0), sink)).unwrap();
+    net.run(0);
+    assert_eq!(net.sides[0].event(), (client, CmEvent::Rejected { reason: 10, private_data: vec![0; 148] }));
 }
