@@ -16,11 +16,17 @@ pub enum Caller<'w> {
 impl Caller<'_> {
     /// A thread that waits at most for `limit`. One that overflows `Instant` is no limit.
     pub fn thread(limit: Duration) -> Self {
-        let end = Instant::now().checked_add(limit);
-        #[cfg(feature = "backend")]
-        LIMIT.set(end.map(|end| (end, limit)));
-        Self::Thread(end)
+        Self::Thread(end_of(limit))
     }
+}
+
+/// The end of a wait that begins now, at most for `limit`. One that overflows `Instant` is no limit.
+#[must_use]
+pub fn end_of(limit: Duration) -> Option<Instant> {
+    let end = Instant::now().checked_add(limit);
+    #[cfg(feature = "backend")]
+    LIMIT.set(end.map(|end| (end, limit)));
+    end
 }
 
 #[cfg(feature = "backend")]

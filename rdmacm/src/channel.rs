@@ -10,10 +10,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bareverbs_provider::device::BeforeWait;
-use bareverbs_provider::wait::is_past;
 use bareverbs_provider::wake::wake_all;
 use bareverbs_uapi::rdma_cm::EventType;
 use bareverbs_uapi::rdma_cm::structs::{DestroyIdReq, EventResp};
@@ -358,19 +357,29 @@ impl EventChannel {
         Some(RawEvent { key, info, resp })
     }
 
+    /// Takes an event as [`take`](Self::take) does. The devices of a seeded fabric don't run.
+    pub(crate) fn try_raw(&self, key: Option<Key>) -> Result<Option<RawEvent>> {
+        loop {
+            let taken = self.take(key).1?;
+            let Some(resp) = taken else { return Ok(None) };
+            if let Some(event) = self.live(resp) {
+                return Ok(Some(event));
+            }
+        }
+    }
+
     /// Waits in a thread for an event that [`take`](Self::take) takes, at most until `end`.
     pub(crate) fn wait_raw(&self, key: Option<Key>, end: Option<Instant>) -> Result<Option<RawEvent>> {
-        if key.is_none() && !is_past(end) {
+        if key.is_none() && !self.file().is_past(end) {
             // Before this thread looks for an event: the end of a claim may find one for it afterwards.
             self.create_wake()?;
         }
         let mut is_late = false;
         loop {
             let (mut inboxes, taken) = self.take(key);
-            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            let waits = matches!(taken, Ok(None)) && left != Some(Duration::ZERO) && !is_late;
+            let waits = matches!(taken, Ok(None)) && !is_late && !self.file().is_past(end);
             if waits && inboxes.sleeping {
-                self.wait_for_delivery(inboxes, left);
+                is_late = self.wait_for_delivery(inboxes, end);
                 continue;
             }
             // From here on until `sleep` resets it, no code of the application runs.
@@ -388,15 +397,16 @@ impl EventChannel {
         }
     }
 
-    /// Waits until the thread that sleeps on the descriptor has delivered events, at most for `left`.
-    fn wait_for_delivery(&self, inboxes: MutexGuard<'_, Inboxes>, left: Option<Duration>) {
+    /// Waits until the thread that sleeps on the descriptor has delivered events, at most until `end` in real
+    /// time. Returns whether that has passed.
+    fn wait_for_delivery(&self, inboxes: MutexGuard<'_, Inboxes>, end: Option<Instant>) -> bool {
         let delivered = &self.inner.delivered;
-        match left {
-            None => drop(delivered.wait(inboxes).unwrap_or_else(PoisonError::into_inner)),
-            Some(left) => {
-                drop(delivered.wait_timeout(inboxes, left).unwrap_or_else(PoisonError::into_inner));
-            }
-        }
+        let Some(end) = end else {
+            drop(delivered.wait(inboxes).unwrap_or_else(PoisonError::into_inner));
+            return false;
+        };
+        let left = end.saturating_duration_since(Instant::now());
+        delivered.wait_timeout(inboxes, left).unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
     /// Sleeps on the descriptor, at most until `end`, and delivers what has arrived. The caller has set
@@ -492,6 +502,7 @@ impl fmt::Debug for EventChannel {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::task::Wake;
+    use std::time::Duration;
 
     use bareverbs::qp::QpType;
 

@@ -37,6 +37,7 @@ use std::time::Instant;
 use bareverbs::soft::Fabric;
 use bareverbs_provider::device::BeforeWait;
 use bareverbs_provider::process::ForkGuard;
+use bareverbs_provider::wait::is_past;
 use bareverbs_uapi::rdma_cm::structs::*;
 use bareverbs_uapi::rdma_cm::*;
 use bareverbs_uapi::write::structs::QpAttr;
@@ -117,6 +118,21 @@ impl CmFile {
     #[must_use]
     pub fn is_of_this_process(&self) -> bool {
         self.process.is_same_process()
+    }
+
+    /// Whether the devices run in waits only. The limit of a wait is one of virtual time then.
+    pub(crate) fn runs_in_waits(&self) -> bool {
+        match &self.source {
+            #[cfg(feature = "soft")]
+            Source::Soft(_, fabric) => self.is_of_this_process() && fabric.has_virtual_time(),
+            _ => false,
+        }
+    }
+
+    /// Whether the limit of a wait has passed in real time. One in virtual time ends in
+    /// [`before_wait`](Self::before_wait) only.
+    pub(crate) fn is_past(&self, end: Option<Instant>) -> bool {
+        is_past(end) && !self.runs_in_waits()
     }
 
     /// Lets the devices of a seeded fabric run, before a thread blocks at most until `end`. `is_ready`: whether

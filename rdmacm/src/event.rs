@@ -173,7 +173,7 @@ impl EventChannel {
 
     /// The next event of a key that is claimed, or else of any key that is not.
     pub(crate) fn try_event(&self, key: Option<Key>) -> Result<Option<Event>> {
-        self.wait_event(key, Some(Instant::now()))
+        Ok(self.try_raw(key)?.map(|raw| Event::new(self, raw)))
     }
 
     /// Waits in a thread as [`poll_event`](Self::poll_event) does, at most until `end`.

@@ -9,9 +9,10 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use bareverbs::runtime::Runtime;
-use bareverbs_provider::wait::{Caller, is_past, waits};
+use bareverbs_provider::wait::{Caller, waits};
 use bareverbs_provider::wake::answered;
 
+use crate::command::CmFile;
 use crate::{Error, Result};
 
 /// The result of a call that waits. A thread takes it by [`wait`](Self::wait), a task by `.await`. The
@@ -154,10 +155,10 @@ impl Waiter {
 
     /// To be called between events that peers may cause without end. It ends the wait if the time limit
     /// has passed, or lets other tasks run.
-    pub(crate) async fn pass(&self) {
+    pub(crate) async fn pass(&self, file: &CmFile) {
         let mut has_passed = false;
         poll_fn(|cx| match self.caller(cx) {
-            Caller::Thread(end) if is_past(end) => Poll::Pending,
+            Caller::Thread(end) if file.is_past(end) => Poll::Pending,
             Caller::Task(waker) if !std::mem::replace(&mut has_passed, true) => {
                 waker.wake_by_ref();
                 Poll::Pending
@@ -253,7 +254,13 @@ mod tests {
 
     #[test]
     fn pass_ends_at_the_time_limit() {
-        let passing = || Waiting::new(|waiter| async move { waiter.pass().await });
+        let channel = EventChannel::simulated();
+        let passing = || {
+            Waiting::new(|waiter| async {
+                let waiter = waiter;
+                waiter.pass(channel.file()).await
+            })
+        };
         assert!(passing().wait_timeout(Duration::ZERO).is_none());
         // The second limit overflows `Instant`.
         for limit in [Duration::from_secs(3600), Duration::MAX] {
@@ -268,7 +275,11 @@ mod tests {
     fn pass_of_a_task_wakes_it_again() {
         let count = Arc::new(Count::default());
         let waker = Waker::from(Arc::clone(&count));
-        let mut passing = Waiting::new(|waiter| async move { waiter.pass().await });
+        let channel = EventChannel::simulated();
+        let mut passing = Waiting::new(|waiter| async {
+            let waiter = waiter;
+            waiter.pass(channel.file()).await
+        });
         assert!(Pin::new(&mut passing).poll(&mut Context::from_waker(&waker)).is_pending());
         assert_eq!(count.wakes(), 1);
     }

@@ -289,7 +289,54 @@ fn silent_peer_is_unreachable_in_virtual_time() {
     assert!((60..90).contains(&passed.as_secs()), "{passed:?}");
     assert_eq!(lost.count(), 16);
     let error = id.channel().next().wait().unwrap_err();
-    assert!(error.to_string().contains("virtual time"), "{error}");
+    assert!(error.to_string().contains("seeded fabric"), "{error}");
+}
+
+/// The ends of the waits in real time have passed when they begin.
+#[test]
+fn limit_of_a_nanosecond_is_one_of_virtual_time() {
+    const LIMIT: Duration = Duration::from_nanos(1);
+    let network = Network::on(Fabric::seeded(9));
+    let id = CmId::new(&EventChannel::on(&network.fabric).unwrap(), PortSpace::Tcp).unwrap();
+    let listener = network.listener();
+    let options = DatagramSocketOptions::default().domains(&network.domains);
+    let mut socket = options.bind((network.devices[0].address(), 0)).unwrap();
+    let mut before = network.fabric.now();
+    let mut passed = || {
+        let now = network.fabric.now();
+        now - std::mem::replace(&mut before, now)
+    };
+    for _ in 0..3 {
+        assert!(id.channel().next().wait_timeout(LIMIT).is_none());
+        assert_eq!(passed(), LIMIT);
+        assert!(listener.request().wait_timeout(LIMIT).is_none());
+        assert_eq!(passed(), LIMIT);
+        assert!(socket.recv_from(&mut [0; 8]).wait_timeout(LIMIT).is_none());
+        assert_eq!(passed(), LIMIT);
+        assert!(id.channel().try_wait().unwrap().is_none());
+        assert_eq!(passed(), Duration::ZERO);
+    }
+}
+
+#[test]
+fn read_limit_of_a_stream_is_one_of_virtual_time() {
+    const LIMIT: Duration = Duration::from_nanos(1);
+    let network = Network::on(Fabric::seeded(10));
+    let options = StreamOptions::default().domains(&network.domains);
+    let listener = options.listen((network.devices[1].address(), 0)).unwrap();
+    let server = listener.local_addr();
+    // One thread does both, so that no time passes that a wait did not ask for.
+    let mut connecting = options.connect(server);
+    assert!(connecting.wait_timeout(Duration::from_millis(1)).is_none());
+    let accepted = listener.accept().wait().unwrap();
+    let mut stream = connecting.wait().unwrap();
+    stream.set_read_timeout(Some(LIMIT));
+    for _ in 0..3 {
+        let before = network.fabric.now();
+        assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::TimedOut);
+        assert_eq!(network.fabric.now() - before, LIMIT);
+    }
+    drop(accepted);
 }
 
 #[test]

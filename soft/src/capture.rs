@@ -1,6 +1,7 @@
 //! Captures of a fabric's packets.
 
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use bareverbs_transport::packet::Packet;
@@ -24,7 +25,16 @@ impl Capture {
     /// Records a packet at a time of the fabric in nanoseconds.
     pub(crate) fn record(&mut self, now: u64, packet: &Packet) {
         if self.error.is_none() {
-            self.error = self.recorder.packet(self.origin + Duration::from_nanos(now), packet).err();
+            let time = self.origin + Duration::from_nanos(now);
+            // The writer is code of the program: its panic does not fail the fabric. It is not used after one.
+            let written = catch_unwind(AssertUnwindSafe(|| self.recorder.packet(time, packet)));
+            self.error = written
+                .unwrap_or_else(|panic| {
+                    // Its drop may panic.
+                    std::mem::forget(panic);
+                    Err(io::Error::other("the writer of the capture has panicked"))
+                })
+                .err();
         }
     }
 

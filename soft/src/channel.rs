@@ -2,11 +2,11 @@
 //!
 //! A channel is a pair of sockets that keep records apart. The program reads its end. Events are counted
 //! when the program has read them, and the destruction of an object takes back its unread events, as in
-//! the kernel.
+//! the kernel. Events that the socket has no room for are sent before the next call or wait of the context.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use bareverbs_uapi::verbs_values::EventType;
@@ -47,13 +47,16 @@ pub(crate) struct Channel {
     /// The program's end, as long as an object uses the channel.
     reader: Mutex<Weak<OwnedFd>>,
     events: Mutex<Events>,
+    /// Set if there was no room for an event. The context's.
+    has_unsent: Arc<AtomicBool>,
 }
 
 #[derive(Debug, Default)]
 struct Events {
-    /// Those that the program may not have read, oldest first.
+    /// Those that wait for room, and of the sent ones those from the first on that the program may not have
+    /// read and whose reading counts.
     queued: VecDeque<Event>,
-    /// The first that many of them were sent. The others wait for room.
+    /// The first that many of them were sent.
     sent: usize,
 }
 
@@ -78,18 +81,19 @@ fn identity(fd: BorrowedFd<'_>) -> Result<(u64, u64), Errno> {
 }
 
 impl Channel {
-    /// A channel, and the program's end of it.
+    /// A channel, and the program's end of it. It sets `has_unsent` when there was no room for an event.
     ///
     /// # Errors
     ///
     /// `EMFILE`, `ENFILE` or `ENOMEM`.
-    pub(crate) fn new(kind: ChannelKind) -> Result<(Arc<Self>, OwnedFd), Errno> {
+    pub(crate) fn new(kind: ChannelKind, has_unsent: Arc<AtomicBool>) -> Result<(Arc<Self>, OwnedFd), Errno> {
         let flags = SocketFlags::CLOEXEC;
         let (program, device) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let identity = identity(program.as_fd())?;
         let sender = Mutex::new(Some(device));
         let reader = Mutex::new(Weak::new());
-        Ok((Arc::new(Self { kind, sender, identity, reader, events: Mutex::default() }), program))
+        let events = Mutex::default();
+        Ok((Arc::new(Self { kind, sender, identity, reader, events, has_unsent }), program))
     }
 
     pub(crate) fn kind(&self) -> ChannelKind {
@@ -144,8 +148,18 @@ impl Channel {
     /// Sends an event of the port or the device, which no object counts.
     pub(crate) fn raise_of_port(&self, port: u32, event: EventType) {
         let mut events = lock(&self.events);
+        self.count_read(&mut events);
         events.queued.push_back(Event { record: async_record(u64::from(port), event), counter: None });
         self.flush(&mut events);
+    }
+
+    /// Sends the events that there was no room for.
+    pub(crate) fn resume(&self) {
+        let mut events = lock(&self.events);
+        if events.sent < events.queued.len() {
+            self.count_read(&mut events);
+            self.flush(&mut events);
+        }
     }
 
     /// Sends the events that wait, as far as there is room.
@@ -155,10 +169,43 @@ impl Channel {
         while let Some(event) = events.queued.get(events.sent) {
             let record = &event.record[..self.kind.record()];
             match send(sender, record, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(_) => events.sent += 1,
+                Ok(_) => {
+                    events.sent += 1;
+                    events.forget_uncounted();
+                }
                 Err(Errno::INTR) => {}
-                Err(_) => break,
+                // The program has closed its end.
+                Err(Errno::PIPE) => break,
+                Err(_) => {
+                    self.has_unsent.store(true, Ordering::Release);
+                    break;
+                }
             }
+        }
+    }
+
+    /// Forgets and counts the events that the program has read. Without an object that uses the channel, no
+    /// event counts.
+    fn count_read(&self, events: &mut Events) {
+        let Some(reader) = lock(&self.reader).upgrade() else { return };
+        let Ok(unread) = ioctl_fionread(&*reader) else { return };
+        // Those that `queued` does not have precede it.
+        let unread = usize::try_from(unread).unwrap_or(usize::MAX) / self.kind.record();
+        let read = events.sent.saturating_sub(unread);
+        for event in events.queued.drain(..read) {
+            event.count();
+        }
+        events.sent -= read;
+        events.forget_uncounted();
+    }
+}
+
+impl Events {
+    /// Forgets the oldest events that were sent, as far as their reading does not count.
+    fn forget_uncounted(&mut self) {
+        while self.sent > 0 && self.queued.front().is_some_and(|event| event.counter.is_none()) {
+            self.queued.pop_front();
+            self.sent -= 1;
         }
     }
 }
@@ -167,35 +214,15 @@ impl ChannelUse {
     /// Queues an event.
     fn raise(&self, record: [u8; size_of::<AsyncEventDesc>()], counter: &Arc<AtomicU32>) {
         let mut events = lock(&self.channel.events);
-        self.count_read(&mut events);
+        self.channel.count_read(&mut events);
         events.queued.push_back(Event { record, counter: Some(Arc::clone(counter)) });
         self.channel.flush(&mut events);
-    }
-
-    /// Forgets and counts the events that the program has read.
-    fn count_read(&self, events: &mut Events) {
-        let Ok(unread) = ioctl_fionread(&*self.reader) else { return };
-        let unread = usize::try_from(unread).unwrap_or(usize::MAX) / self.channel.kind.record();
-        let read = events.sent.saturating_sub(unread);
-        for event in events.queued.drain(..read) {
-            event.count();
-        }
-        events.sent -= read;
-    }
-
-    /// Sends the events that there was no room for.
-    pub(crate) fn resume(&self) {
-        let mut events = lock(&self.channel.events);
-        if events.sent < events.queued.len() {
-            self.count_read(&mut events);
-            self.channel.flush(&mut events);
-        }
     }
 
     /// Takes back the unread events with this counter, and counts those that were read.
     fn purge(&self, counter: &Arc<AtomicU32>) {
         let mut events = lock(&self.channel.events);
-        self.count_read(&mut events);
+        self.channel.count_read(&mut events);
         let is_own = |event: &Event| event.counter.as_ref().is_some_and(|of| Arc::ptr_eq(of, counter));
         if events.queued.iter().any(is_own) {
             let mut unread = self.drain(&mut events);
@@ -217,7 +244,10 @@ impl ChannelUse {
                 _ => break,
             }
             let sent = events.queued.iter().take(events.sent);
-            let Some(at) = sent.clone().position(|event| event.record == record) else { continue };
+            let Some(at) = sent.clone().position(|event| event.record == record) else {
+                unread.push_back(Event { record, counter: None });
+                continue;
+            };
             // The program has read what precedes it.
             for event in events.queued.drain(..at) {
                 event.count();
@@ -307,13 +337,6 @@ impl CqSink {
         self.errors.raise(EventType::CQ_ERR);
     }
 
-    /// Sends completion events that there was no room for.
-    pub(crate) fn resume(&self) {
-        if let Some(completions) = &self.completions {
-            completions.resume();
-        }
-    }
-
     /// Takes back the unread events. Returns the numbers of completion events and of asynchronous
     /// events that were read.
     pub(crate) fn close(&self) -> (u32, u32) {
@@ -329,7 +352,7 @@ mod tests {
     use super::*;
 
     fn completion_channel() -> (ChannelUse, OwnedFd) {
-        let (channel, program) = Channel::new(ChannelKind::Completion).unwrap();
+        let (channel, program) = Channel::new(ChannelKind::Completion, Arc::default()).unwrap();
         (channel.used(program.as_fd()).unwrap(), program)
     }
 
@@ -371,7 +394,7 @@ mod tests {
     #[test]
     fn events_beyond_the_socket_buffer_are_sent_when_there_is_room() {
         let (channel, program) = completion_channel();
-        let cq = CqSink::new(Some(channel), None, 3);
+        let cq = CqSink::new(Some(channel.clone()), None, 3);
         const EVENTS: u32 = 5000;
         for _ in 0..EVENTS {
             cq.completed();
@@ -379,14 +402,41 @@ mod tests {
         let mut count = 0;
         while read(&program).is_some() {
             count += 1;
-            cq.resume();
+            channel.channel.resume();
         }
         assert_eq!((count, cq.close()), (EVENTS, (EVENTS, 0)));
     }
 
     #[test]
+    fn port_events_without_room_are_sent_later_and_others_are_forgotten() {
+        let has_unsent = Arc::new(AtomicBool::new(false));
+        let (channel, program) = Channel::new(ChannelKind::Async, Arc::clone(&has_unsent)).unwrap();
+        let mut raised = 0;
+        while !has_unsent.load(Ordering::Relaxed) {
+            channel.raise_of_port(1, EventType::LID_CHANGE);
+            raised += 1;
+        }
+        assert_eq!(lock(&channel.events).queued.len(), 1);
+        let sent = std::iter::from_fn(|| read(&program)).count();
+        channel.resume();
+        assert_eq!((sent, read(&program), read(&program)), (raised - 1, Some(1), None));
+        assert!(lock(&channel.events).queued.is_empty());
+    }
+
+    #[test]
+    fn destruction_keeps_the_events_of_the_port() {
+        let (channel, program) = Channel::new(ChannelKind::Async, Arc::default()).unwrap();
+        let object = ObjectSink::new(Some(channel.used(program.as_fd()).unwrap()), 7);
+        channel.raise_of_port(1, EventType::PORT_ERR);
+        object.raise(EventType::QP_FATAL);
+        channel.raise_of_port(2, EventType::PORT_ACTIVE);
+        assert_eq!(object.close(), 0);
+        assert_eq!((read(&program), read(&program), read(&program)), (Some(1), Some(2), None));
+    }
+
+    #[test]
     fn channel_end_follows_the_queued_events() {
-        let (channel, program) = Channel::new(ChannelKind::Async).unwrap();
+        let (channel, program) = Channel::new(ChannelKind::Async, Arc::default()).unwrap();
         channel.raise_of_port(1, EventType::DEVICE_FATAL);
         channel.end();
         let mut record = [0; 16];
@@ -397,8 +447,8 @@ mod tests {
 
     #[test]
     fn channel_knows_its_descriptor_and_notices_its_close() {
-        let (channel, program) = Channel::new(ChannelKind::Async).unwrap();
-        let (other, other_program) = Channel::new(ChannelKind::Async).unwrap();
+        let (channel, program) = Channel::new(ChannelKind::Async, Arc::default()).unwrap();
+        let (other, other_program) = Channel::new(ChannelKind::Async, Arc::default()).unwrap();
         assert!(channel.is(program.as_fd()) && !channel.is(other_program.as_fd()));
         assert!(!other.is_closed());
         let used = other.used(other_program.as_fd()).unwrap();

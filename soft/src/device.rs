@@ -241,6 +241,8 @@ impl SoftDevice {
     /// Makes the n-th call of a method from now on fail, once. The first is 1; 0 is none. All open files count.
     /// A failed call has no effect, as if the kernel had refused it first of all.
     ///
+    /// A failed `POST_SEND` leaves the WQEs of its batch in the ring. The next post executes them.
+    ///
     /// A call is an ioctl or a write command. The first registration of memory in a context is repeated by
     /// the write command if the ioctl fails, which makes two calls.
     ///

@@ -61,7 +61,6 @@ struct FabricInner {
     state: Mutex<FabricState>,
     /// The connection manager of the devices.
     namespace: Arc<Namespace>,
-    timer: Condvar,
     /// Calls and steps on a fabric of virtual time.
     activity: Condvar,
     has_virtual_time: bool,
@@ -132,10 +131,10 @@ impl Fabric {
 
     fn of(state: FabricState, namespace: Arc<Namespace>) -> Self {
         let fork_guard = ForkGuard::new().ok();
-        let (timer, activity) = (Condvar::new(), Condvar::new());
+        let activity = Condvar::new();
         let has_virtual_time = state.virtual_time.is_some();
         let state = Mutex::new(state);
-        Self(Arc::new(FabricInner { state, namespace, timer, activity, has_virtual_time, fork_guard }))
+        Self(Arc::new(FabricInner { state, namespace, activity, has_virtual_time, fork_guard }))
     }
 
     /// Does one unit of work of a [seeded](Self::seeded) fabric: the turn of a QP, or the delivery of a packet.
@@ -160,6 +159,10 @@ impl Fabric {
 
     /// Lets time pass on a [seeded](Self::seeded) fabric. Timers expire in order, and the work of each is done
     /// before the next one.
+    ///
+    /// A QP in ERR polls for receives every 20 ms, and RNR retries may have no end. If time has passed for
+    /// about 260 000 timers without a completion on any device, the rest of it passes at once. Virtual time
+    /// ends after about 292 years.
     ///
     /// # Panics
     ///
@@ -197,7 +200,8 @@ impl Fabric {
     }
 
     /// Runs a [seeded](Self::seeded) fabric before a thread blocks on a descriptor, at most until `end`, as the
-    /// waits of devices do: until `is_ready`, or nothing on the fabric can make it so. For a program that waits
+    /// waits of devices do: until `is_ready`, or nothing on the fabric can make it so. `is_ready` may use the
+    /// fabric. For a program that waits
     /// by `poll` itself, for instance on several devices. On a fabric of real time, it returns at once.
     ///
     /// # Errors
@@ -212,8 +216,9 @@ impl Fabric {
         self.0.before_wait(end, is_ready)
     }
 
-    /// Whether the fabric has virtual time.
-    pub(crate) fn has_virtual_time(&self) -> bool {
+    /// Whether the fabric has [virtual time](Self::seeded).
+    #[must_use]
+    pub fn has_virtual_time(&self) -> bool {
         self.0.has_virtual_time
     }
 
@@ -227,6 +232,8 @@ impl Fabric {
     ///
     /// A packet is recorded when its device sends it, before any fault, or when it arrives from another
     /// process or host. Each one is written and flushed at once, so a failed test leaves a complete file.
+    ///
+    /// The devices wait for the writer. It must not block, and must not call the fabric or its devices.
     ///
     /// ```
     /// use bareverbs_soft::Fabric;
@@ -244,16 +251,18 @@ impl Fabric {
     ///
     /// Those of `writer`.
     pub fn capture(&self, writer: impl Write + Send + 'static) -> io::Result<()> {
-        let mut state = self.0.lock();
         // Virtual time begins at the UNIX epoch.
         let origin = match self.has_virtual_time() {
             true => Duration::ZERO,
             false => {
-                let now = Duration::from_nanos(state.now());
+                let now = Duration::from_nanos(self.0.lock().now());
                 SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().saturating_sub(now)
             }
         };
-        state.capture = Some(Capture::new(writer, origin)?);
+        // Without the lock: the writers are code of the program.
+        let capture = Capture::new(writer, origin)?;
+        let replaced = self.0.lock().capture.replace(capture);
+        drop(replaced);
         Ok(())
     }
 
@@ -261,7 +270,7 @@ impl Fabric {
     ///
     /// # Errors
     ///
-    /// The first error of the writer. No later packet was recorded.
+    /// The first error of the writer, also for a panic of it. No later packet was recorded.
     pub fn end_capture(&self) -> io::Result<()> {
         let capture = self.0.lock().capture.take();
         capture.map_or(Ok(()), Capture::end)
@@ -345,6 +354,8 @@ impl Fabric {
             return false;
         }
         state.addresses.retain(|_, number| *number != device as usize);
+        // The next device has the same number.
+        state.drop_packets_of(device as usize);
         if let Some(place) = state.devices.get_mut(device as usize) {
             *place = None;
         }
@@ -365,10 +376,17 @@ impl Fabric {
         true
     }
 
+    /// Returns whether the fabric still exists, when called later.
+    #[cfg(test)]
+    pub(crate) fn watch(&self) -> impl Fn() -> bool + use<> {
+        let shared = Arc::downgrade(&self.0);
+        move || shared.strong_count() > 0
+    }
+
     /// Whether there is a timer thread.
     #[cfg(test)]
     pub(crate) fn has_thread(&self) -> bool {
-        self.0.lock().has_thread
+        self.0.lock().timer_thread.is_some()
     }
 
     /// Runs the devices as the thread of a wire of the device does.
@@ -443,16 +461,17 @@ impl FabricInner {
             return;
         }
         let before = std::mem::replace(&mut state.deadline, next);
-        if state.has_thread {
+        if let Some(thread) = &state.timer_thread {
             // A thread that wakes up too early looks at the deadline again.
             if next.is_none() || before.is_none_or(|before| next < Some(before)) {
-                self.timer.notify_one();
+                thread.unpark();
             }
         } else if next.is_some() {
-            let shared = Arc::clone(self);
+            let shared = Arc::downgrade(self);
             let thread = thread::Builder::new().name("bareverbs-soft".into());
             // Without a thread, the next call runs the timers.
-            state.has_thread = thread.spawn(move || shared.run_timers()).is_ok();
+            let spawned = thread.spawn(move || Self::run_timers(&shared));
+            state.timer_thread = spawned.ok().map(|handle| handle.thread().clone());
         }
     }
 
@@ -481,21 +500,36 @@ impl FabricInner {
         state.deadline.map(|deadline| Duration::from_nanos(deadline.saturating_sub(now)))
     }
 
-    fn run_timers(&self) {
-        let mut state = self.lock();
-        while let Some(deadline) = state.deadline {
-            let wait = deadline.saturating_sub(state.now());
-            if wait > 0 {
-                let waited = self.timer.wait_timeout(state, Duration::from_nanos(wait));
-                state = waited.unwrap_or_else(PoisonError::into_inner).0;
-            } else {
-                state.deadline = state.guarded(FabricState::run).ok().flatten();
+    /// The timer thread. While it sleeps, it does not keep the fabric.
+    fn run_timers(shared: &Weak<Self>) {
+        while let Some(wait) = Weak::upgrade(shared).and_then(|fabric| fabric.run_due()) {
+            if wait.is_zero() {
                 // Calls have their turn between runs.
-                drop(state);
                 thread::yield_now();
-                state = self.lock();
+            } else {
+                thread::park_timeout(wait);
             }
         }
-        state.has_thread = false;
+    }
+
+    /// Runs the devices if it is time. Returns the time until the next run; `None`: the timer thread ends.
+    fn run_due(&self) -> Option<Duration> {
+        let mut state = self.lock();
+        let Some(deadline) = state.deadline else {
+            state.timer_thread = None;
+            return None;
+        };
+        let wait = deadline.saturating_sub(state.now());
+        if wait == 0 {
+            state.deadline = state.guarded(FabricState::run).ok().flatten();
+        }
+        Some(Duration::from_nanos(wait))
+    }
+}
+
+impl Drop for FabricInner {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        state.timer_thread.iter().for_each(thread::Thread::unpark);
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -24,6 +25,8 @@ use crate::sys::lock;
 pub(crate) struct Context {
     /// `None` after a panic has left it in an unknown state.
     state: Mutex<Option<ContextState>>,
+    /// That of the state.
+    has_unsent: Arc<AtomicBool>,
     port: Arc<Port>,
     fd: OwnedFd,
 }
@@ -40,7 +43,9 @@ impl Context {
     /// `EMFILE`, `ENFILE`, `ENOMEM`.
     pub(crate) fn new(port: Arc<Port>) -> Result<Self, Errno> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC)?;
-        Ok(Self { state: Mutex::new(Some(ContextState::new(Arc::clone(&port)))), port, fd })
+        let state = ContextState::new(Arc::clone(&port));
+        let has_unsent = Arc::clone(&state.has_unsent);
+        Ok(Self { state: Mutex::new(Some(state)), has_unsent, port, fd })
     }
 
     /// Calls `f`. After a panic, this and all later calls are `EIO`.
@@ -48,6 +53,7 @@ impl Context {
         // A panic is caught while the lock is held.
         let mut place = lock(&self.state);
         let state = place.as_mut().ok_or(Errno::IO)?;
+        state.send_unsent();
         match catch_unwind(AssertUnwindSafe(|| f(state))) {
             Ok(result) => result,
             Err(_) => {
@@ -129,6 +135,9 @@ unsafe impl Backend for Context {
     }
 
     fn before_wait(&self, end: Option<Instant>, is_ready: &dyn Fn() -> bool) -> Result<BeforeWait, Errno> {
+        if self.has_unsent.load(Ordering::Relaxed) {
+            let _ = self.with(|_| Ok(()));
+        }
         self.port.fabric().before_wait(end, is_ready)
     }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::mapping::Mapping;
@@ -107,6 +108,8 @@ pub(crate) struct ContextState {
     free: BTreeSet<u32>,
     next: u32,
     channels: Vec<Arc<Channel>>,
+    /// Whether there may be events that a channel had no room for.
+    pub(crate) has_unsent: Arc<AtomicBool>,
     /// The first channel of asynchronous events.
     default_events: Option<ChannelUse>,
     /// Queues that were not mapped yet, by their offsets.
@@ -155,6 +158,7 @@ impl ContextState {
             free: BTreeSet::new(),
             next: 0,
             channels: Vec::new(),
+            has_unsent: Arc::default(),
             default_events: None,
             rings: BTreeMap::new(),
         }
@@ -435,6 +439,13 @@ impl ContextState {
         self.channels.iter().for_each(|channel| channel.end());
     }
 
+    /// Sends the events that there was no room for.
+    pub(crate) fn send_unsent(&self) {
+        if self.has_unsent.load(Ordering::Relaxed) && self.has_unsent.swap(false, Ordering::Acquire) {
+            self.channels.iter().for_each(|channel| channel.resume());
+        }
+    }
+
     /// Raises an asynchronous event of the device or its port.
     pub(crate) fn raise(&self, event: EventType) {
         for channel in self.channels.iter().filter(|channel| channel.kind() == ChannelKind::Async) {
@@ -496,7 +507,7 @@ impl<'s> Transaction<'s> {
     /// `EINVAL` without a context, `EMFILE`.
     pub(crate) fn new_channel(&mut self, kind: ChannelKind) -> Result<i32, Errno> {
         self.state.need_context()?;
-        let (channel, program) = Channel::new(kind)?;
+        let (channel, program) = Channel::new(kind, Arc::clone(&self.state.has_unsent))?;
         let fd = program.as_raw_fd();
         self.channels.push(NewChannel { channel, program });
         Ok(fd)

@@ -101,7 +101,7 @@ pub(crate) fn flush<D: Device>(qp: &mut Qp<D>, device: &mut D) {
                 report_failure(qp, device, &receive, Status::Flushed);
                 left -= 1;
             }
-            qp.responder.flush_poll = Some(device.now() + D::POLICY.receive_flush_interval);
+            qp.responder.flush_poll = Some(device.now().saturating_add(D::POLICY.receive_flush_interval));
         }
         ReceiveQueue::Shared if !std::mem::replace(&mut qp.responder.last_wqe, true) => {
             device.event(&qp.queues, Event::LastWqe);

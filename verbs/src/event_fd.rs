@@ -86,15 +86,16 @@ impl EventFd {
             if let Some(record) = self.try_read()? {
                 return Ok(Some(record));
             }
-            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
-                return Ok(None);
-            }
+            // Before a look at the clock: a limit in virtual time is none in real time.
             match self.file.before_wait(end, || self.is_readable()) {
                 Ok(BeforeWait::Block) => {}
                 Ok(BeforeWait::Ready) => continue,
                 Ok(BeforeWait::TimedOut) => return Ok(None),
                 Err(errno) => return Err(endless(self.what, errno)),
+            }
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Ok(None);
             }
             let left = left.and_then(|left| Timespec::try_from(left).ok());
             match rustix::event::poll(&mut [PollFd::new(&*self.fd, PollFlags::IN)], left.as_ref()) {

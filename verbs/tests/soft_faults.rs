@@ -183,3 +183,16 @@ fn failed_receive_flushes_the_others() {
         );
     }
 }
+
+#[test]
+fn events_beyond_the_socket_buffer_are_not_lost() {
+    const EVENTS: usize = 5000;
+    let device = SoftDevice::new(&Fabric::new());
+    let context = Device::from(device.clone()).open().unwrap();
+    let events = context.async_events();
+    (0..EVENTS).for_each(|_| device.raise_event(EventType::GID_CHANGE).unwrap());
+    for _ in 0..EVENTS {
+        next(&events);
+    }
+    assert!(events.try_wait().unwrap().is_none());
+}

@@ -86,6 +86,24 @@ fn limit_of_a_wait_is_one_of_virtual_time() {
     assert_eq!(fabric.now(), Duration::from_secs(3600));
 }
 
+/// Its end in real time has passed when the wait begins.
+#[test]
+fn limit_of_a_nanosecond_is_one_of_virtual_time() {
+    const LIMIT: Duration = Duration::from_nanos(1);
+    let fabric = Fabric::seeded(8);
+    let [(_alice, _one, _a), (bob, _other, b)] = connections(&fabric);
+    let buffer = bob.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
+    let mut received = b.post(Op::recv(buffer));
+    let channel = bob.context().create_comp_channel().unwrap();
+    let events = bob.context().async_events();
+    for round in 0..3 {
+        assert_eq!(fabric.now(), 3 * round * LIMIT);
+        assert!(received.wait_timeout(LIMIT).is_none());
+        assert!(channel.next().wait_timeout(LIMIT).is_none());
+        assert!(events.next().wait_timeout(LIMIT).is_none());
+    }
+}
+
 #[test]
 fn wait_that_nothing_can_end_is_an_error() {
     let fabric = Fabric::seeded(5);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs::runtime::Readable;
 use bareverbs_provider::device::BeforeWait;
-use bareverbs_provider::wait::{Caller, is_past, waits};
+use bareverbs_provider::wait::{Caller, waits};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
@@ -316,7 +316,7 @@ impl DatagramSocket {
             // Messages of others may arrive without end, so the limit counts also if there is more to
             // handle, and other tasks run. The descriptor is readable then.
             match caller {
-                Caller::Thread(end) if settled && is_past(end) => return Poll::Pending,
+                Caller::Thread(end) if settled && self.channel.file().is_past(end) => return Poll::Pending,
                 Caller::Task(waker) if settled => {
                     waker.wake_by_ref();
                     return Poll::Pending;
@@ -325,7 +325,7 @@ impl DatagramSocket {
             }
             if !self.settle()? {
                 match caller {
-                    Caller::Thread(end) if is_past(end) => return Poll::Pending,
+                    Caller::Thread(end) if self.channel.file().is_past(end) => return Poll::Pending,
                     Caller::Thread(end) if self.sleep(end)? => return Poll::Pending,
                     Caller::Thread(_) => {}
                     Caller::Task(waker) => {

@@ -240,7 +240,7 @@ impl RdmaListener {
                     Err(error) if is_of_lost_peer(&error) => {}
                     admitted => return admitted,
                 }
-                waiter.pass().await;
+                waiter.pass(self.id.channel().file()).await;
             }
         })
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bareverbs::Pd;
 use bareverbs::runtime::{Readable, Runtime};
 use bareverbs_provider::device::BeforeWait;
-use bareverbs_provider::wait::{Caller, is_past};
+use bareverbs_provider::wait::{Caller, end_of, is_past};
 use bareverbs_provider::wake::wake_all;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
@@ -207,7 +207,7 @@ impl Shared {
             return self.attempt_after_events(state, None, &mut attempt)?.ok_or(StreamError::WouldBlock);
         }
         let limit = state.timeouts[direction as usize];
-        let end = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let end = limit.and_then(end_of);
         let limit = limit.unwrap_or_default();
         self.wait(state, end, &mut attempt)?.ok_or(StreamError::TimedOut { limit })
     }
@@ -412,7 +412,9 @@ impl Shared {
         attempt: &mut impl FnMut(&mut Session) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
         let start = Instant::now();
-        let spins_until = start + polling_time();
+        // Polling does not let a seeded fabric go on, and the limit is not one of real time.
+        let runs_in_waits = state.link.channel().file().runs_in_waits();
+        let spins_until = if runs_in_waits { start } else { start + polling_time() };
         // A thread that sleeps does so on the descriptor, which reports events.
         let mut events = end.is_some_and(|end| end <= start);
         let (mut state, mut now, mut is_late) = (state, start, false);
@@ -434,7 +436,7 @@ impl Shared {
                 }
                 let result;
                 (state, result) = self.attempt_once(state, None, true, attempt)?;
-                if result.is_some() || is_late || is_past(end) {
+                if result.is_some() || is_late || is_past(end) && !runs_in_waits {
                     return Ok(result);
                 }
                 (state, events, is_late) = self.sleep(state, end)?;
@@ -444,7 +446,8 @@ impl Shared {
     }
 
     /// Sleeps until something has happened, or until `end`. Returns whether there may be events
-    /// beside completions, and whether the limit has passed in virtual time.
+    /// beside completions, and whether the limit has passed. While another thread runs a seeded fabric, it is
+    /// one of real time.
     fn sleep<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -453,14 +456,16 @@ impl Shared {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
         if state.sleeping {
             state.waiting += 1;
-            let mut state = match left {
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            let (mut state, is_late) = match left {
+                None => (self.changed.wait(state).unwrap_or_else(PoisonError::into_inner), false),
                 Some(left) => {
-                    self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                    let waited = self.changed.wait_timeout(state, left);
+                    let (state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+                    (state, waited.timed_out())
                 }
             };
             state.waiting -= 1;
-            return Ok((state, true, false));
+            return Ok((state, true, is_late));
         }
         state.sleeping = true;
         let channel = state.link.channel().clone();

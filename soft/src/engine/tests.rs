@@ -7,6 +7,7 @@ mod records;
 mod responder;
 mod seeded;
 mod speed;
+mod time;
 mod transfers;
 mod udp;
 
@@ -131,7 +132,7 @@ fn av(last: u8) -> Av {
 }
 
 fn channel(kind: ChannelKind) -> (ChannelUse, OwnedFd) {
-    let (channel, program) = Channel::new(kind).unwrap();
+    let (channel, program) = Channel::new(kind, Arc::default()).unwrap();
     (channel.used(program.as_fd()).unwrap(), program)
 }
 

@@ -68,6 +68,19 @@ impl FabricState {
         true
     }
 
+    /// Drops the packets in transit that a device has sent or received by its wire.
+    pub(super) fn drop_packets_of(&mut self, device: usize) {
+        let stays =
+            |packet: &InTransit| ![Origin::Device(device), Origin::Wire(device)].contains(&packet.origin);
+        self.faults.held.retain(stays);
+        self.faults.delayed.retain(|_, packet| stays(packet));
+        if let Some(time) = &mut self.virtual_time
+            && let Some(sent) = time.sent.get_mut(device)
+        {
+            sent.clear();
+        }
+    }
+
     /// Returns the buffer of a packet to the device that it came from.
     fn recycle(&mut self, origin: Origin, packet: Packet) {
         let (Origin::Device(device) | Origin::Wire(device)) = origin;

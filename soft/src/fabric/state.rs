@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::Errno;
@@ -35,8 +36,8 @@ pub(super) struct FabricState {
     pub(super) run_time: Duration,
     /// When the timer thread, or a thread of a wire, runs the devices next at the latest.
     pub(super) deadline: Option<u64>,
-    /// Whether there is a timer thread.
-    pub(super) has_thread: bool,
+    /// The timer thread, if there is one.
+    pub(super) timer_thread: Option<Thread>,
     /// The buffer for packets.
     pub(super) packets: Vec<Packet>,
     pub(super) capture: Option<Capture>,
@@ -56,7 +57,7 @@ impl FabricState {
             failed: false,
             run_time: if cfg!(test) { Duration::from_secs(60) } else { RUN_TIME },
             deadline: None,
-            has_thread: false,
+            timer_thread: None,
             packets: Vec::new(),
             capture: None,
             log: None,
@@ -91,6 +92,8 @@ impl FabricState {
         let end = now.saturating_add(self.run_time.as_nanos() as u64);
         loop {
             let mut idle = true;
+            // Packets arrive at devices that have their turn later.
+            self.devices.iter_mut().flatten().for_each(|engine| engine.set_now(now));
             while self.deliver_due(now) {
                 idle = false;
             }

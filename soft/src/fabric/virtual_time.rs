@@ -17,6 +17,10 @@ use super::transit::Origin;
 /// How often time passes in a wait without a completion on any device before the wait fails. An RNR retry
 /// without end, or a QP in ERR that polls for receives, has timers without end.
 const MAX_TIMERS: u32 = 20_000;
+/// How often time passes up to a limit without a completion on any device, before the rest passes at once.
+const MAX_TIMERS_UNTIL_END: u32 = 1 << 18;
+/// The end of virtual time in nanoseconds, about 292 years. Later timers don't expire.
+const END_OF_TIME: u64 = u64::MAX / 2;
 /// How long a wait that nothing on the fabric can end looks for calls of other threads, in real time.
 const GRACE: Duration = Duration::from_secs(1);
 /// The same before time passes, if several threads use the fabric.
@@ -69,16 +73,18 @@ impl FabricState {
     /// Lets time pass until the next timer, unless it is later than `end`. Returns `false` if none is until
     /// then.
     fn pass_time(&mut self, end: u64) -> bool {
-        let next = self.next_timer().filter(|next| *next <= end);
+        let next = self.next_timer().filter(|next| *next <= end.min(END_OF_TIME));
         let (Some(next), Some(time)) = (next, &mut self.virtual_time) else { return false };
         time.now = time.now.max(next);
         time.activity += 1;
         true
     }
 
-    /// The number of WQEs that have completed on all devices.
-    fn completed(&self) -> u64 {
-        self.devices.iter().flatten().map(|engine| engine.completed()).sum()
+    /// Counts the times that time has passed since the last completion on any device.
+    fn count_timer(&self, timers: &mut u32, completed: &mut u64) {
+        let now_completed = self.devices.iter().flatten().map(|engine| engine.completed()).sum();
+        *timers = if *completed == now_completed { *timers + 1 } else { 0 };
+        *completed = now_completed;
     }
 }
 
@@ -96,11 +102,13 @@ impl FabricInner {
     pub(super) fn advance(&self, by: Duration) {
         self.assert_virtual();
         let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
-        let end = self.lock().now().saturating_add(by);
+        let end = self.lock().now().saturating_add(by).min(END_OF_TIME);
+        let (mut timers, mut completed) = (0, u64::MAX);
         loop {
             while self.step() {}
             let mut state = self.lock();
-            match state.guarded(|state| state.pass_time(end)) {
+            state.count_timer(&mut timers, &mut completed);
+            match state.guarded(|state| timers < MAX_TIMERS_UNTIL_END && state.pass_time(end)) {
                 Ok(true) => {}
                 Ok(false) => {
                     if let Some(time) = &mut state.virtual_time {
@@ -149,6 +157,7 @@ impl FabricInner {
         time.note_call();
         let end = end.map_or(u64::MAX, |end| virtual_end(end, time.now));
         drop(state);
+        let max_timers = if end == u64::MAX { MAX_TIMERS } else { MAX_TIMERS_UNTIL_END };
         let (mut timers, mut completed) = (0, u64::MAX);
         loop {
             if is_ready() {
@@ -159,9 +168,7 @@ impl FabricInner {
                 self.note_activity(&mut state, true);
                 continue;
             }
-            let now_completed = state.completed();
-            timers = if completed == now_completed { timers + 1 } else { 0 };
-            completed = now_completed;
+            state.count_timer(&mut timers, &mut completed);
             if state.virtual_time.as_ref().is_some_and(|time| time.is_shared) {
                 let active;
                 (state, active) = self.was_active(state, PAUSE, is_ready);
@@ -169,7 +176,7 @@ impl FabricInner {
                     continue;
                 }
             }
-            if (timers < MAX_TIMERS || end != u64::MAX) && state.guarded(|state| state.pass_time(end))? {
+            if timers < max_timers && state.guarded(|state| state.pass_time(end))? {
                 self.activity.notify_all();
                 continue;
             }
@@ -197,7 +204,11 @@ impl FabricInner {
         let (before, start) = (activity(&state), Instant::now());
         loop {
             let left = time.saturating_sub(start.elapsed());
-            let active = activity(&state) != before || is_ready();
+            // It may use the fabric.
+            drop(state);
+            let is_ready = is_ready();
+            state = self.lock();
+            let active = is_ready || activity(&state) != before;
             if active || left.is_zero() {
                 return (state, active);
             }
@@ -214,7 +225,7 @@ fn virtual_end(end: Instant, now: u64) -> u64 {
     }
     let limit = u64::try_from(limit_of(end).as_nanos()).unwrap_or(u64::MAX);
     let begun = WAIT.get().filter(|(other, _)| *other == end);
-    let (_, virtual_end) = begun.unwrap_or((end, now.saturating_add(limit)));
+    let (_, virtual_end) = begun.unwrap_or((end, now.saturating_add(limit).min(END_OF_TIME)));
     WAIT.set(Some((end, virtual_end)));
     virtual_end
 }

@@ -129,6 +129,5 @@ pub(super) fn request_notification(
 ) -> Result<(), Errno> {
     let ReqNotifyCqReq { cq_handle, solicited_only } = command.request()?;
     let cq = txn.state.cq(cq_handle)?;
-    cq.sink.resume();
     txn.state.port.run(|engine| engine.arm_cq(cq.id, solicited_only != 0))
 }

@@ -124,7 +124,8 @@ fn packet<D: Device>(
 
 fn start_timer<D: Device>(qp: &mut Qp<D>, device: &D) {
     if qp.requester.deadline.is_none() {
-        qp.requester.deadline = qp.attributes.ack_timeout_nanos().map(|timeout| device.now() + timeout);
+        qp.requester.deadline =
+            qp.attributes.ack_timeout_nanos().map(|timeout| device.now().saturating_add(timeout));
     }
 }
 

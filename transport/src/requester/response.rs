@@ -74,8 +74,11 @@ fn next_response_psn<W>(inflight: &InflightWqe<W>) -> u32 {
 
 fn restart_timer<D: Device>(qp: &mut Qp<D>, device: &D) {
     let outstanding = qp.requester.oldest_psn != qp.requester.next_psn;
-    qp.requester.deadline =
-        qp.attributes.ack_timeout_nanos().filter(|_| outstanding).map(|timeout| device.now() + timeout);
+    qp.requester.deadline = qp
+        .attributes
+        .ack_timeout_nanos()
+        .filter(|_| outstanding)
+        .map(|timeout| device.now().saturating_add(timeout));
 }
 
 fn acknowledged<D: Device>(qp: &mut Qp<D>, device: &mut D, psn: u32) {
@@ -171,7 +174,7 @@ fn not_ready<D: Device>(qp: &mut Qp<D>, device: &mut D, psn: u32, timer: u8) {
     rewind(qp);
     qp.requester.deadline = None;
     let delay = rnr_delay(timer);
-    qp.requester.rnr_until = Some(device.now() + delay);
+    qp.requester.rnr_until = Some(device.now().saturating_add(delay));
     device.observe(&qp.queues, Step::RnrWait(delay));
 }
 

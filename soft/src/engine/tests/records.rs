@@ -73,6 +73,49 @@ fn capture_has_all_packets_in_order_until_its_end() {
 }
 
 #[test]
+fn panic_of_a_captures_writer_is_its_error() {
+    struct Panics(bool);
+    impl Write for Panics {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            assert!(!std::mem::replace(&mut self.0, true), "a packet");
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let fabric = Fabric::new();
+    let mut pair = Pair::on(&fabric, QpType::RC, |_| {});
+    fabric.capture(Panics(false)).unwrap();
+    pair.qa.post(1, Operation::Write(pair.b.remote(0)), &[pair.a.sge(0, 4)]);
+    assert_eq!(pair.a.drain(), [(1, WcStatus::SUCCESS)]);
+    assert!(fabric.end_capture().unwrap_err().to_string().contains("panicked"));
+}
+
+#[test]
+fn replaced_capture_is_dropped_without_the_lock() {
+    struct Uses(Fabric);
+    impl Write for Uses {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    impl Drop for Uses {
+        fn drop(&mut self) {
+            let _ = self.0.now();
+        }
+    }
+    let fabric = Fabric::new();
+    fabric.capture(Uses(fabric.clone())).unwrap();
+    fabric.capture(io::sink()).unwrap();
+}
+
+#[test]
 fn error_of_a_capture_is_returned_at_its_end() {
     struct Full(usize);
     impl Write for Full {

@@ -103,7 +103,8 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
                     };
                 }
                 let spinning = *spinning.get_or_insert_with(|| self.spin.start_on(self.channel.file()));
-                if is_late || is_past(end) {
+                // A limit in virtual time ends in `before_sleep` only.
+                if is_late || is_past(end) && !self.channel.file().runs_in_waits() {
                     self.spin.timed_out(spinning);
                     return Ok(None);
                 }

@@ -1,0 +1,117 @@
+//! Time of a fabric: timers, waits, and packets in transit.
+
+use std::io::{self, Write};
+use std::sync::Mutex;
+
+use bareverbs_transport::Fault;
+
+use super::*;
+
+/// The sources of captured packets.
+#[derive(Clone, Default)]
+struct Sources(Arc<Mutex<Vec<u8>>>);
+
+impl Sources {
+    /// The number of packets from the address with this last byte.
+    fn count(&self, last: u8) -> usize {
+        // Ethernet, then the IPv4 header with the source in its bytes 12 to 15.
+        self.0.lock().unwrap().iter().filter(|source| **source == last).count()
+    }
+}
+
+impl Write for Sources {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        const RECORD: usize = 16;
+        self.0.lock().unwrap().extend(bytes.get(RECORD + 14 + 15));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn condition_of_a_wait_may_use_the_fabric() {
+    let fabric = Fabric::seeded(1);
+    let is_ready = || fabric.now() > Duration::ZERO;
+    assert_eq!(fabric.before_wait(None, &is_ready), Err(Errno::DEADLK));
+}
+
+#[test]
+fn time_passes_to_its_end_although_a_qp_polls() {
+    let fabric = Fabric::seeded(2);
+    let pair = Pair::on(&fabric, QpType::RC, |_| {});
+    pair.a.modify(pair.qa.qpn, State::Error, &QpAttributes::default());
+    fabric.advance(Duration::MAX);
+    let end = fabric.now();
+    assert!(end > Duration::from_secs(290 * 365 * 86_400), "{end:?}");
+    fabric.advance(Duration::from_secs(1));
+    assert_eq!(fabric.now(), end);
+}
+
+#[test]
+fn removed_device_takes_back_its_delayed_and_reordered_packets() {
+    for fault in [Fault::delay(Duration::from_millis(1)), Fault::reorder()] {
+        let fabric = Fabric::seeded(3);
+        let mut pair = Pair::on(&fabric, QpType::UC, |_| {});
+        pair.a.fill(0, b"late");
+        let affected = fabric.inject(fault);
+        pair.qa.post(1, Operation::Write(pair.b.remote(0)), &[pair.a.sge(0, 4)]);
+        while affected.count() == 0 {
+            assert!(fabric.step(), "the packet is on the wire");
+        }
+        pair.a.remove();
+        fabric.advance(Duration::from_secs(1));
+        assert_eq!(pair.b.bytes(0, 4), [0; 4]);
+    }
+}
+
+#[test]
+fn removed_device_takes_back_packets_that_wait_for_their_delivery() {
+    for (seed, steps) in (0..16).flat_map(|seed| (1..6).map(move |steps| (seed, steps))) {
+        let fabric = Fabric::seeded(seed);
+        let sources = Sources::default();
+        fabric.capture(sources.clone()).unwrap();
+        let mut pair = Pair::on(&fabric, QpType::UC, |_| {});
+        pair.qa.post(1, Operation::Write(pair.b.remote(0)), &[pair.a.sge(0, 4)]);
+        pair.qb.post(2, Operation::Write(pair.a.remote(0)), &[pair.b.sge(0, 4)]);
+        for _ in 0..steps {
+            fabric.step();
+        }
+        let before = sources.count(2);
+        pair.a.remove();
+        fabric.run_until_idle();
+        assert_eq!((sources.count(2), sources.count(3)), (before, 1), "seed {seed}, {steps} steps");
+    }
+}
+
+#[test]
+fn delayed_packet_does_not_keep_the_fabric() {
+    let fabric = Fabric::new();
+    let exists = fabric.watch();
+    let mut pair = Pair::on(&fabric, QpType::UC, |_| {});
+    fabric.inject(Fault::delay(Duration::from_secs(3600)));
+    pair.qa.post(1, Operation::Write(pair.b.remote(0)), &[pair.a.sge(0, 4)]);
+    assert!(fabric.has_thread());
+    drop((pair, fabric));
+    let deadline = Instant::now() + TIMEOUT;
+    while exists() {
+        assert!(Instant::now() < deadline, "the fabric is kept");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn receivers_use_the_time_of_the_delivery() {
+    let fabric = Fabric::new();
+    let mut pair = Pair::on(&fabric, QpType::RC, |_| {});
+    let log = fabric.log(64);
+    let before = fabric.now();
+    while fabric.now() == before {}
+    pair.qa.post(1, Operation::Write(pair.b.remote(0)), &[pair.a.sge(0, 4)]);
+    assert_eq!(pair.a.drain(), [(1, WcStatus::SUCCESS)]);
+    let entries = log.entries();
+    assert!(entries.iter().all(|entry| entry.time > before), "{log}");
+    assert!(entries.len() > 4 && entries.is_sorted_by_key(|entry| entry.time), "{log}");
+}
