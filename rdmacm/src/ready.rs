@@ -7,8 +7,7 @@ use bareverbs::runtime::{Readable, Runtime};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io;
 
-use crate::Result;
-use crate::waiting::refused;
+use crate::{Error, Result};
 
 /// An epoll instance that is readable while one of the descriptors is. Each has a number, which a wait
 /// returns.
@@ -36,4 +35,12 @@ pub(crate) fn register(
 ) -> Result<Option<Box<dyn Readable>>> {
     let registered = runtime.map(|runtime| runtime.register(Arc::clone(fd))).transpose();
     registered.map_err(|error| refused(&error))
+}
+
+/// The error of a call of the runtime.
+pub(crate) fn refused(error: &std::io::Error) -> Error {
+    match rustix::io::Errno::from_io_error(error) {
+        Some(errno) => Error::System { what: "a call of the async runtime", errno },
+        None => Error::invalid("attach", format!("the async runtime has refused the call: {error}")),
+    }
 }

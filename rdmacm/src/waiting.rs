@@ -13,6 +13,7 @@ use bareverbs_provider::wait::{Caller, waits};
 use bareverbs_provider::wake::answered;
 
 use crate::command::CmFile;
+use crate::ready::refused;
 use crate::{Error, Result};
 
 /// The result of a call that waits. A thread takes it by [`wait`](Self::wait), a task by `.await`. The
@@ -192,14 +193,6 @@ pub(crate) fn not_attached() -> Error {
     let reason = "there is no async runtime: give one at set-up by `attach`, or by `runtime` of the options, \
                   or call `wait` in a thread";
     Error::invalid("await", reason)
-}
-
-/// The error of a call of the runtime.
-pub(crate) fn refused(error: &std::io::Error) -> Error {
-    match rustix::io::Errno::from_io_error(error) {
-        Some(errno) => Error::System { what: "a call of the async runtime", errno },
-        None => Error::invalid("attach", format!("the async runtime has refused the call: {error}")),
-    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,8 @@ use bareverbs::runtime::{Readable, Runtime};
 use bareverbs_provider::wake::FirstPanic;
 
 use super::{EventChannel, Inner, RawEvent};
-use crate::waiting::{not_attached, refused};
+use crate::ready::refused;
+use crate::waiting::not_attached;
 use crate::{Key, Result};
 
 /// The runtime of a channel.

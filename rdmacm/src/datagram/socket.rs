@@ -25,9 +25,9 @@ use crate::addr::local_to;
 use crate::connection::Domains;
 use crate::event::EventKind;
 use crate::name::{first, ip};
-use crate::ready::{add, combine, is_readable, register};
+use crate::ready::{add, combine, is_readable, refused, register};
 use crate::steps::RESOLVE_TRY;
-use crate::waiting::{not_attached, refused};
+use crate::waiting::not_attached;
 use crate::{CmId, Error, EventChannel, Name, PortSpace};
 
 /// How long a call polls before it looks at the descriptors, as in rdma-core.

@@ -24,8 +24,8 @@ use super::session::{BATCH, Session};
 use super::woken::Woken;
 use super::{Result, StreamError};
 use crate::Error;
-use crate::ready::{add, combine, is_readable, register};
-use crate::waiting::{not_attached, refused};
+use crate::ready::{add, combine, is_readable, refused, register};
+use crate::waiting::not_attached;
 
 /// How long a call polls before it sleeps, as in rdma-core.
 const POLLING_TIME: Duration = Duration::from_micros(10);
