@@ -16,20 +16,23 @@ static BETWEEN_PROCESSES: AtomicBool = AtomicBool::new(false);
 /// # Panics
 /// If the guest has no RDMA device that can be opened.
 pub fn name() -> &'static str {
-    static NAMES: Mutex<Vec<(u32, &'static str)>> = Mutex::new(Vec::new());
+    static NAMES: Mutex<Vec<(Option<u32>, &'static str)>> = Mutex::new(Vec::new());
     let mut names = NAMES.lock().expect("no thread panics with it");
-    // A forked child may have another name than its parent.
-    let process = std::process::id();
-    if let Some((_, name)) = names.iter().find(|(of, _)| *of == process) {
+    // The device of a forked child is that of its parent, unless each process has its own.
+    let device = std::env::var(DEVICE);
+    let own = (device.is_ok() && BETWEEN_PROCESSES.load(Ordering::Relaxed)).then(std::process::id);
+    if let Some((_, name)) = names.iter().find(|(of, _)| *of == own) {
         return name;
     }
-    let name = match std::env::var(DEVICE) {
-        Ok(_) if BETWEEN_PROCESSES.load(Ordering::Relaxed) => name_on_loopback(process),
-        Ok(name) => name,
-        Err(_) => Context::open_first().expect("the guest has an RDMA device").device().name().to_owned(),
+    let name = match (device, own) {
+        (Ok(_), Some(process)) => name_on_loopback(process),
+        (Ok(name), None) => name,
+        (Err(_), _) => {
+            Context::open_first().expect("the guest has an RDMA device").device().name().to_owned()
+        }
     };
     let name = name.leak();
-    names.push((process, name));
+    names.push((own, name));
     name
 }
 
