@@ -154,8 +154,8 @@ impl UverbsFile for SoftFile {
         let mut call = read(address, size_of::<Header>())?;
         let header = Header::read_from_bytes(&call).map_err(|_| Errno::FAULT)?;
         let length = call.len() + usize::from(header.num_attrs) * size_of::<Attribute>();
-        // Without readable attributes, the call has its header only. So it has if its length is wrong, for
-        // which the device refuses it: what is behind the caller's bytes must not be written back.
+        // Without readable attributes, the call has its header only. So it has if its length is wrong,
+        // for which the device refuses it: what is behind the caller's bytes must not be written back.
         if usize::from(header.length) == length
             && let Ok(whole) = read(address, length)
         {

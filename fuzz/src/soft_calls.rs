@@ -1,6 +1,6 @@
-//! Ioctls and write commands to a soft device, with attributes, handles and addresses of any kind. No call
-//! fails with `EIO`, which a panic would leave. The queue pairs of another program still work. Closing the
-//! file leaves no object.
+//! Ioctls and write commands to a soft device, with attributes, handles and addresses of any kind. No
+//! call fails with `EIO`, which a panic would leave. The queue pairs of another program still work.
+//! Closing the file leaves no object.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 

@@ -1,7 +1,7 @@
 //! Management datagrams (MADs) to QP 1 of a soft device with listeners, and connections in every state.
 //!
-//! A MAD is answered by a bounded number of packets. The connections are no more than the program has taken
-//! and the backlogs hold. Another device still connects. After destruction no connection is left.
+//! A MAD is answered by a bounded number of packets. The connections are no more than the program has
+//! taken and the backlogs hold. Another device still connects. After destruction no connection is left.
 
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};

@@ -1,6 +1,6 @@
 //! Datagrams to UDP port 4791 of a soft device: packets with a right or a wrong ICRC, for queue pairs of
-//! every type in every state. A connected queue pair that no packet is for still works, and all objects can
-//! be destroyed.
+//! every type in every state. A connected queue pair that no packet is for still works, and all
+//! objects can be destroyed.
 
 use std::net::SocketAddr;
 

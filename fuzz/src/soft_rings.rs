@@ -1,6 +1,6 @@
 //! A program that writes anything into the rings of its queue pairs and CQ, at any time: indices, WQEs,
-//! SGEs, the header. Unregistered memory stays as it is, the queue pairs of other programs still work, and
-//! all objects can be destroyed.
+//! SGEs, the header. Unregistered memory stays as it is, the queue pairs of other programs still work,
+//! and all objects can be destroyed.
 
 use std::mem::offset_of;
 

@@ -277,12 +277,13 @@ impl DeviceFile {
         if self.fork_guard.is_same_process() { Ok(()) } else { Err(FORKED) }
     }
 
-    /// Lets a device of this process run, before a thread blocks until a descriptor of the context is readable,
-    /// at most until `end`. `is_ready`: whether it would return at once.
+    /// Lets a device of this process run, before a thread blocks until a descriptor of the context is
+    /// readable, at most until `end`. `is_ready`: whether it would return at once.
     ///
     /// # Errors
     ///
-    /// `EDEADLK` if the device runs in waits only, and nothing can end this one. An error number of the device.
+    /// `EDEADLK` if the device runs in waits only, and nothing can end this one. An error number of
+    /// the device.
     #[inline]
     pub fn before_wait(
         &self,

@@ -35,8 +35,8 @@ thread_local! {
     static LIMIT: std::cell::Cell<Option<(Instant, Duration)>> = const { std::cell::Cell::new(None) };
 }
 
-/// The limit of a wait that ends at `end`: the exact one for the last wait of this thread, otherwise the time
-/// that is left.
+/// The limit of a wait that ends at `end`: the exact one for the last wait of this thread, otherwise
+/// the time that is left.
 #[cfg(feature = "backend")]
 #[must_use]
 pub fn limit_of(end: Instant) -> Duration {

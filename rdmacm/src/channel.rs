@@ -125,9 +125,9 @@ impl Inner {
 }
 
 impl EventChannel {
-    /// Opens a channel. With the feature `soft`, it also serves the devices that the process has created by
-    /// [name](bareverbs::soft), if there is one by then. Without the kernel's connection manager, it serves them
-    /// alone.
+    /// Opens a channel. With the feature `soft`, it also serves the devices that the process has
+    /// created by [name](bareverbs::soft), if there is one by then. Without the kernel's connection
+    /// manager, it serves them alone.
     ///
     /// # Errors
     /// [`Error::NoConnectionManager`]: the kernel has none for programs. [`Error::Open`]: the node
@@ -206,7 +206,8 @@ impl EventChannel {
         self.lock().claim(key, backlog);
     }
 
-    /// Ends one [`claim`](Self::claim). After the last one, events that were delivered are for any caller.
+    /// Ends one [`claim`](Self::claim). After the last one, events that were delivered are for any
+    /// caller.
     pub(crate) fn unclaim(&self, key: Key) {
         let mut wakers = Vec::new();
         if self.lock().unclaim(key, &mut wakers) {
@@ -283,8 +284,8 @@ impl EventChannel {
         }
     }
 
-    /// Takes an event as [`take`](Self::take) does. If there is none, the waker is woken when there may be
-    /// one.
+    /// Takes an event as [`take`](Self::take) does. If there is none, the waker is woken when there
+    /// may be one.
     fn take_or_register(&self, key: Option<Key>, waker: &Waker) -> Result<Option<RawEvent>> {
         let mut clone = None;
         loop {
@@ -397,8 +398,8 @@ impl EventChannel {
         }
     }
 
-    /// Waits until the thread that sleeps on the descriptor has delivered events, at most until `end` in real
-    /// time. Returns whether that has passed.
+    /// Waits until the thread that sleeps on the descriptor has delivered events, at most until `end`
+    /// in real time. Returns whether that has passed.
     fn wait_for_delivery(&self, inboxes: MutexGuard<'_, Inboxes>, end: Option<Instant>) -> bool {
         let delivered = &self.inner.delivered;
         let Some(end) = end else {
@@ -430,8 +431,8 @@ impl EventChannel {
         read.map(|()| is_late)
     }
 
-    /// Waits until the descriptor is readable, at most until `end`. Returns whether the limit has passed in
-    /// virtual time.
+    /// Waits until the descriptor is readable, at most until `end`. Returns whether the limit has
+    /// passed in virtual time.
     fn poll(&self, end: Option<Instant>) -> Result<bool> {
         let wake = self.inner.wake.get();
         let is_ready =

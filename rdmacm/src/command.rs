@@ -72,9 +72,9 @@ enum Source {
 }
 
 impl CmFile {
-    /// Opens the connection manager of the kernel. With the feature `soft`, in a process that has created soft
-    /// devices [by name](bareverbs::soft), the file serves these, too: an identifier is of the devices to which
-    /// its address belongs.
+    /// Opens the connection manager of the kernel. With the feature `soft`, in a process that has
+    /// created soft devices [by name](bareverbs::soft), the file serves these, too: an identifier is
+    /// of the devices to which its address belongs.
     ///
     /// # Errors
     /// The errors of [`CmDevice::find`](crate::CmDevice::find); [`Error::Open`].
@@ -135,8 +135,8 @@ impl CmFile {
         is_past(end) && !self.runs_in_waits()
     }
 
-    /// Lets the devices of a seeded fabric run, before a thread blocks at most until `end`. `is_ready`: whether
-    /// the wait would end at once.
+    /// Lets the devices of a seeded fabric run, before a thread blocks at most until `end`.
+    /// `is_ready`: whether the wait would end at once.
     pub(crate) fn before_wait(
         &self,
         end: Option<Instant>,
@@ -190,7 +190,8 @@ impl CmFile {
         })
     }
 
-    /// Executes a command. `ESTALE`: a parent of this process has opened the file, and nothing is executed.
+    /// Executes a command. `ESTALE`: a parent of this process has opened the file, and nothing is
+    /// executed.
     fn submit<C: Command>(&self, request: C::Request, response: &mut [u8]) -> Result<(), Errno>
     where
         C::Request: Copy,

@@ -1,8 +1,8 @@
 //! Connections with their queue pairs: [`Listener`], [`Connector`] and [`Connected`].
 //!
 //! A [`Connected`] is a queue that is in RTS, and the [`Link`] of its connection. The queue is a
-//! [`Qp<Rc>`](bareverbs::qp::Qp), a `Qp<Uc>`, the safe [`Endpoint`], or one that connects by addresses, such
-//! as a connection of a hub.
+//! [`Qp<Rc>`](bareverbs::qp::Qp), a `Qp<Uc>`, the safe [`Endpoint`], or one that connects by
+//! addresses, such as a connection of a hub.
 //!
 //! ```
 //! use bareverbs::{Access, Buffer, Endpoint, Op, Report};
@@ -147,8 +147,8 @@ impl Domains {
         }
     }
 
-    /// A list of devices of a fabric. Connectors, listeners, streams and datagram sockets with this list have
-    /// their connections on the fabric.
+    /// A list of devices of a fabric. Connectors, listeners, streams and datagram sockets with this
+    /// list have their connections on the fabric.
     ///
     /// ```
     /// use bareverbs::soft::{Fabric, SoftDevice};
@@ -464,8 +464,8 @@ impl Listener {
     ///
     /// An idle peer is [probed](ConnectOptions#keepalive).
     ///
-    /// The type of the buffers is that of the operations which are posted. A program that posts none names
-    /// one: `accept::<PoolBuffer>`.
+    /// The type of the buffers is that of the operations which are posted. A program that posts none
+    /// names one: `accept::<PoolBuffer>`.
     ///
     /// # Errors
     /// The errors of [`Listener::request`], [`EndpointOptions::build`] and [`Incoming::accept`].
@@ -726,8 +726,8 @@ impl Connector {
     ///
     /// An idle peer is [probed](ConnectOptions#keepalive).
     ///
-    /// The type of the buffers is that of the operations which are posted. A program that posts none names
-    /// one: `connect::<PoolBuffer>`.
+    /// The type of the buffers is that of the operations which are posted. A program that posts none
+    /// names one: `connect::<PoolBuffer>`.
     ///
     /// # Errors
     /// The errors of [`Connector::resolve`], [`EndpointOptions::build`] and [`Route::connect`].

@@ -48,8 +48,8 @@ const SERVICES: usize = 64;
 /// no event to be read or acknowledged.
 ///
 /// Calls issue one command each, and return at once. Those that return a
-/// [`Waiting`](crate::Waiting) wait for an event: [`CmId::resolve`], [`CmId::response`] and so on. A program
-/// that is driven by events reads the channel instead.
+/// [`Waiting`](crate::Waiting) wait for an event: [`CmId::resolve`], [`CmId::response`] and so on.
+/// A program that is driven by events reads the channel instead.
 ///
 /// ```no_run
 /// use bareverbs_rdmacm::{CmId, ConnParam, EventChannel, PortSpace};
@@ -375,8 +375,9 @@ impl CmId {
     /// a free port of `net.ipv4.ip_local_port_range`; [`CmId::addresses`] returns it.
     ///
     /// A loopback address (127.0.0.1, `::1`) means every device too, because no RDMA device of the kernel
-    /// has one. It is that of a soft device, if the channel serves one with this address. An identifier that
-    /// is bound to every device listens on all of them, or gets its device from [`CmId::resolve_addr`].
+    /// has one. It is that of a soft device, if the channel serves one with this address. An
+    /// identifier that is bound to every device listens on all of them, or gets its device from
+    /// [`CmId::resolve_addr`].
     ///
     /// The kernel adds a new address to the device with a short delay, during which binding fails
     /// with `ENODEV`.

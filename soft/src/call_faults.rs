@@ -17,8 +17,8 @@ macro_rules! methods {
     ($($(#[$doc:meta])* $name:ident: [$($ioctl:ty),*], [$($command:ty),*], $errnos:expr;)*) => {
         /// A call to a device, for [`SoftDevice::fail_call`](crate::SoftDevice::fail_call).
         ///
-        /// A failed call has no effect. The errors are restricted to those that a program, its provider and
-        /// the kernel agree about:
+        /// A failed call has no effect. The errors are restricted to those that a program, its
+        /// provider and the kernel agree about:
         ///
         /// | methods | errnos | reason |
         /// |---|---|---|
@@ -29,8 +29,8 @@ macro_rules! methods {
         /// | `PostSend` | `ENOMEM` | requests count as posted. `EINVAL` would mean that the QP is below RTS and that the ring was not read; `EACCES` and `EPERM` make the provider use another call |
         /// | `DetachMcast`, those that destroy | `EBUSY` | the object stays, and so does its memory |
         ///
-        /// Methods that fail with `EINTR`, `ENOTTY`, `EPROTONOSUPPORT` or `EOPNOTSUPP` are repeated in another
-        /// way or are unsupported, so these can't be injected.
+        /// Methods that fail with `EINTR`, `ENOTTY`, `EPROTONOSUPPORT` or `EOPNOTSUPP` are repeated in
+        /// another way or are unsupported, so these can't be injected.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Method {
@@ -145,7 +145,8 @@ pub enum FaultError {
         /// The errno.
         errno: Errno,
     },
-    /// The event is not one of the device or a port ([`SoftDevice::raise_event`](crate::SoftDevice::raise_event)) or of a QP
+    /// The event is not one of the device or a port
+    /// ([`SoftDevice::raise_event`](crate::SoftDevice::raise_event)) or of a QP
     /// ([`SoftDevice::raise_qp_event`](crate::SoftDevice::raise_qp_event)).
     #[error("{0:?} is an event of another kind of object")]
     Event(EventType),

@@ -26,7 +26,8 @@ impl Capture {
     pub(crate) fn record(&mut self, now: u64, packet: &Packet) {
         if self.error.is_none() {
             let time = self.origin + Duration::from_nanos(now);
-            // The writer is code of the program: its panic does not fail the fabric. It is not used after one.
+            // The writer is code of the program: its panic does not fail the fabric. It is not used
+            // after one.
             let written = catch_unwind(AssertUnwindSafe(|| self.recorder.packet(time, packet)));
             self.error = written
                 .unwrap_or_else(|panic| {

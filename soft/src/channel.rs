@@ -2,7 +2,8 @@
 //!
 //! A channel is a pair of sockets that keep records apart. The program reads its end. Events are counted
 //! when the program has read them, and the destruction of an object takes back its unread events, as in
-//! the kernel. Events that the socket has no room for are sent before the next call or wait of the context.
+//! the kernel. Events that the socket has no room for are sent before the next call or wait of the
+//! context.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -53,8 +54,8 @@ pub(crate) struct Channel {
 
 #[derive(Debug, Default)]
 struct Events {
-    /// Those that wait for room, and of the sent ones those from the first on that the program may not have
-    /// read and whose reading counts.
+    /// Those that wait for room, and of the sent ones those from the first on that the program may not
+    /// have read and whose reading counts.
     queued: VecDeque<Event>,
     /// The first that many of them were sent.
     sent: usize,
@@ -184,8 +185,8 @@ impl Channel {
         }
     }
 
-    /// Forgets and counts the events that the program has read. Without an object that uses the channel, no
-    /// event counts.
+    /// Forgets and counts the events that the program has read. Without an object that uses the
+    /// channel, no event counts.
     fn count_read(&self, events: &mut Events) {
         let Some(reader) = lock(&self.reader).upgrade() else { return };
         let Ok(unread) = ioctl_fionread(&*reader) else { return };

@@ -15,7 +15,8 @@
 //!
 //! - drops messages from other addresses than that of the connection's peer, and knows a peer by its GID
 //!   beside its GUID, so that no host ends connections of another one;
-//! - answers a REQ that is repeated in `TIMEWAIT` with reason 10 (stale connection) rather than as a new one;
+//! - answers a REQ that is repeated in `TIMEWAIT` with reason 10 (stale connection) rather than as a
+//!   new one;
 //! - answers a DREQ that is repeated after `TIMEWAIT`;
 //! - reckons with time-outs of a peer, and with a `TIMEWAIT`, of at most 4.096 µs × 2^24 (69 s).
 
@@ -45,8 +46,8 @@ pub(crate) struct ConnId(pub(crate) u32);
 pub(crate) trait CmSink: Send + Sync + Debug {
     /// Takes an event. It runs under the fabric's lock, so it must not call the fabric.
     ///
-    /// The id is that of the connection; for [`CmEvent::Request`] and [`CmEvent::DatagramRequest`] that of
-    /// the listener. The verdict counts for these two only.
+    /// The id is that of the connection; for [`CmEvent::Request`] and [`CmEvent::DatagramRequest`]
+    /// that of the listener. The verdict counts for these two only.
     fn event(&self, id: ConnId, event: CmEvent) -> Verdict;
 }
 
@@ -57,8 +58,8 @@ pub(crate) enum Verdict {
     Keep,
     /// The same, and a repeated REQ or REP is answered with MRA. Counts for [`CmEvent::Reply`], too.
     Delay,
-    /// The connection is forgotten, without an answer: the peer repeats its request. A datagram request is
-    /// rejected with status 2.
+    /// The connection is forgotten, without an answer: the peer repeats its request. A datagram
+    /// request is rejected with status 2.
     Drop,
     /// The connection is rejected with reason 28 (consumer), a datagram request with status 2.
     Reject,
@@ -194,11 +195,11 @@ pub(crate) enum ConnState {
     DatagramRequestReceived,
 }
 
-/// The time-out of a QP whose peer has this delay of ACKs and whose path has this packet life time. All are
-/// 4.096 µs × 2^n.
+/// The time-out of a QP whose peer has this delay of ACKs and whose path has this packet life time.
+/// All are 4.096 µs × 2^n.
 ///
-/// That of ACKs and twice that of packets are added: the larger one, or one more if the other is within half
-/// of it.
+/// That of ACKs and twice that of packets are added: the larger one, or one more if the other is
+/// within half of it.
 pub(crate) fn ack_timeout(ack_delay: u8, packet_life: u8) -> u8 {
     let round_trip = packet_life.saturating_add(1);
     let (larger, smaller) = (round_trip.max(ack_delay), round_trip.min(ack_delay));

@@ -77,8 +77,8 @@ impl SoftDevice {
     ///
     /// # Panics
     ///
-    /// In a forked child of the process that created the fabric, and if the kernel has mapped no page with
-    /// `MADV_WIPEONFORK` for the fabric.
+    /// In a forked child of the process that created the fabric, and if the kernel has mapped no page
+    /// with `MADV_WIPEONFORK` for the fabric.
     pub fn with_address(fabric: &Fabric, address: IpAddr) -> Result<Self, AddressError> {
         let name = match address {
             IpAddr::V4(v4) if v4.is_loopback() && v4 >= Ipv4Addr::LOCALHOST => {
@@ -89,20 +89,21 @@ impl SoftDevice {
         Ok(Self::of(Port::new(fabric, address)?, name))
     }
 
-    /// Adds a device that also reaches other processes and hosts: it sends and receives RoCE v2 on UDP port
-    /// 4791 of an IP address of this host. No privilege is needed. Processes of one host use one address of
-    /// 127.0.0.0/8 each.
+    /// Adds a device that also reaches other processes and hosts: it sends and receives RoCE v2 on UDP
+    /// port 4791 of an IP address of this host. No privilege is needed. Processes of one host use one
+    /// address of 127.0.0.0/8 each.
     ///
-    /// The peer may be Soft-RoCE of the kernel or a NIC, unless address translation is on the path: the ICRC
-    /// of a packet contains its addresses. The GID table has one entry. The port's MTU follows from that of
-    /// the network interface; the loopback interface has 4096 bytes. A thread waits for packets until the
-    /// device has left the fabric. A child of `fork` doesn't keep the address.
+    /// The peer may be Soft-RoCE of the kernel or a NIC, unless address translation is on the path:
+    /// the ICRC of a packet contains its addresses. The GID table has one entry. The port's MTU
+    /// follows from that of the network interface; the loopback interface has 4096 bytes. A thread
+    /// waits for packets until the device has left the fabric. A child of `fork` doesn't keep the
+    /// address.
     ///
     /// The ICRC of IPv4 packets is verified for any identification, so a damaged packet passes with a
     /// probability of 2^-16. That of IPv6 is verified exactly.
     ///
-    /// The receive buffer of the socket has up to 8 MiB. The kernel limits it to `net.core.rmem_max`, of which
-    /// the default holds about 50 packets of 4 KiB. Lost packets of RC are repeated.
+    /// The receive buffer of the socket has up to 8 MiB. The kernel limits it to `net.core.rmem_max`,
+    /// of which the default holds about 50 packets of 4 KiB. Lost packets of RC are repeated.
     ///
     /// # Errors
     ///
@@ -114,8 +115,8 @@ impl SoftDevice {
     ///
     /// # Panics
     ///
-    /// In a forked child of the process that created the fabric, and if the kernel has mapped no page with
-    /// `MADV_WIPEONFORK` for the fabric.
+    /// In a forked child of the process that created the fabric, and if the kernel has mapped no page
+    /// with `MADV_WIPEONFORK` for the fabric.
     pub fn bind(fabric: &Fabric, address: IpAddr) -> Result<Self, AddressError> {
         Port::bind(fabric, address).map(|port| Self::of(port, format!("soft:{address}")))
     }
@@ -141,8 +142,8 @@ impl SoftDevice {
         registry::find(index).filter(|device| !device.port.is_removed())
     }
 
-    /// The index of the device, which is unique in the process: 0x8000_0000 or more. A [`CmFile`](crate::CmFile)
-    /// names devices by it.
+    /// The index of the device, which is unique in the process: 0x8000_0000 or more. A
+    /// [`CmFile`](crate::CmFile) names devices by it.
     #[must_use]
     pub fn index(&self) -> u32 {
         self.port.index
@@ -167,8 +168,8 @@ impl SoftDevice {
         self.port.address
     }
 
-    /// The GID table of the port: the link-local GID, unless the device is [bound](Self::bind), then that of
-    /// the address. They are of RoCE v2.
+    /// The GID table of the port: the link-local GID, unless the device is [bound](Self::bind), then
+    /// that of the address. They are of RoCE v2.
     #[must_use]
     pub fn gids(&self) -> &[[u8; 16]] {
         &self.port.gids
@@ -180,8 +181,8 @@ impl SoftDevice {
         self.port.node_guid()
     }
 
-    /// The packets that the wire of the device has dropped. Devices that are not [bound](Self::bind) only have
-    /// corrupt ones, by [`Fault::corrupt`](crate::Fault::corrupt). None in a forked child.
+    /// The packets that the wire of the device has dropped. Devices that are not [bound](Self::bind)
+    /// only have corrupt ones, by [`Fault::corrupt`](crate::Fault::corrupt). None in a forked child.
     #[must_use]
     pub fn dropped(&self) -> DroppedPackets {
         if self.port.is_own() { self.port.dropped() } else { DroppedPackets::default() }
@@ -196,8 +197,8 @@ impl SoftDevice {
     ///
     /// # Errors
     ///
-    /// The error of `eventfd`, such as `EMFILE`; `ENXIO` if the device was removed; the error of `mmap` or
-    /// `madvise`; `ESTALE` in a forked child.
+    /// The error of `eventfd`, such as `EMFILE`; `ENXIO` if the device was removed; the error of
+    /// `mmap` or `madvise`; `ESTALE` in a forked child.
     pub fn open(&self) -> Result<DeviceFile, IoctlError> {
         let refused = |errno| IoctlError { method: "open", errno };
         if !self.port.is_own() {
@@ -226,25 +227,25 @@ impl SoftDevice {
         all
     }
 
-    /// Sets the link of the port up or down, as when a cable is plugged or unplugged. A new device has its
-    /// link up.
+    /// Sets the link of the port up or down, as when a cable is plugged or unplugged. A new device has
+    /// its link up.
     ///
-    /// Without the link, the port is in state `DOWN`, and all packets from and to the device are lost, those
-    /// to itself too. RC QPs retry. Each change raises the event `PORT_ERR` or `PORT_ACTIVE` in all open files.
-    /// In a forked child, and after the removal, nothing happens.
+    /// Without the link, the port is in state `DOWN`, and all packets from and to the device are lost,
+    /// those to itself too. RC QPs retry. Each change raises the event `PORT_ERR` or `PORT_ACTIVE` in
+    /// all open files. In a forked child, and after the removal, nothing happens.
     pub fn set_link(&self, up: bool) {
         if self.port.is_own() && self.port.set_link(up) {
             self.raise_everywhere(if up { EventType::PORT_ACTIVE } else { EventType::PORT_ERR });
         }
     }
 
-    /// Makes the n-th call of a method from now on fail, once. The first is 1; 0 is none. All open files count.
-    /// A failed call has no effect, as if the kernel had refused it first of all.
+    /// Makes the n-th call of a method from now on fail, once. The first is 1; 0 is none. All open
+    /// files count. A failed call has no effect, as if the kernel had refused it first of all.
     ///
     /// A failed `POST_SEND` leaves the WQEs of its batch in the ring. The next post executes them.
     ///
-    /// A call is an ioctl or a write command. The first registration of memory in a context is repeated by
-    /// the write command if the ioctl fails, which makes two calls.
+    /// A call is an ioctl or a write command. The first registration of memory in a context is
+    /// repeated by the write command if the ioctl fails, which makes two calls.
     ///
     /// ```
     /// use bareverbs_provider::Errno;
@@ -263,12 +264,13 @@ impl SoftDevice {
         self.port.call_faults.add(method, nth, errno)
     }
 
-    /// Makes the n-th completion of a QP from now on fail with this status, once, if it is no failure already.
-    /// The first is 1; 0 is none. Send and receive WQEs count, also unsignaled ones. The QP is in ERR then, and
-    /// its other WQEs are flushed.
+    /// Makes the n-th completion of a QP from now on fail with this status, once, if it is no failure
+    /// already. The first is 1; 0 is none. Send and receive WQEs count, also unsignaled ones. The QP
+    /// is in ERR then, and its other WQEs are flushed.
     ///
     /// The operation itself is executed: a message whose send fails in this way has arrived. As on
-    /// Soft-RoCE, `LOC_LEN_ERR`, `LOC_QP_OP_ERR` and `MW_BIND_ERR` of a send appear as `WR_FLUSH_ERR` in its CQE.
+    /// Soft-RoCE, `LOC_LEN_ERR`, `LOC_QP_OP_ERR` and `MW_BIND_ERR` of a send appear as `WR_FLUSH_ERR`
+    /// in its CQE.
     ///
     /// # Errors
     ///
@@ -282,9 +284,9 @@ impl SoftDevice {
         if self.port.is_own() && added() == Ok(true) { Ok(()) } else { Err(FaultError::NoQp(qp_num)) }
     }
 
-    /// Raises an asynchronous event of the device or its port in all open files. The event changes nothing
-    /// else: [`set_link`](Self::set_link) and [`remove`](Self::remove) raise theirs. In a forked child,
-    /// nothing happens.
+    /// Raises an asynchronous event of the device or its port in all open files. The event changes
+    /// nothing else: [`set_link`](Self::set_link) and [`remove`](Self::remove) raise theirs. In a
+    /// forked child, nothing happens.
     ///
     /// # Errors
     ///
@@ -309,8 +311,8 @@ impl SoftDevice {
         Ok(())
     }
 
-    /// Raises an asynchronous event of a QP. The state of the QP doesn't change. In a forked child, nothing
-    /// happens.
+    /// Raises an asynchronous event of a QP. The state of the QP doesn't change. In a forked child,
+    /// nothing happens.
     ///
     /// # Errors
     ///

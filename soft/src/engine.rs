@@ -349,8 +349,8 @@ impl Engine {
         self.port.handles.remove(ah);
     }
 
-    /// Adds a QP to a multicast group, unless it is a member. `ENOMEM` at the limit of groups and of members
-    /// of a group.
+    /// Adds a QP to a multicast group, unless it is a member. `ENOMEM` at the limit of groups and of
+    /// members of a group.
     pub(crate) fn attach(&mut self, qpn: u32, group: [u8; 16]) -> Result<(), Errno> {
         self.qps.get(qpn).ok_or(Errno::INVAL)?;
         let members = self.qps.group(&group);

@@ -1,12 +1,12 @@
 //! Devices on one network in this process.
 //!
-//! A call of a device runs the engines until nothing is ready, under the fabric's lock, but not for longer
-//! than about 5 ms. There is no thread in the ordinary case. One is needed for the rest of a longer run, and
-//! for a retry timer that remains (RNR, a lost peer), because receives are posted without a call. It sleeps
-//! until the earliest timer and ends when none remains.
+//! A call of a device runs the engines until nothing is ready, under the fabric's lock, but not for
+//! longer than about 5 ms. There is no thread in the ordinary case. One is needed for the rest of a
+//! longer run, and for a retry timer that remains (RNR, a lost peer), because receives are posted
+//! without a call. It sleeps until the earliest timer and ends when none remains.
 //!
-//! A device with a UDP wire has a thread, which waits for packets and timers. Its packets to other devices
-//! of the fabric don't use the wire, and packets of the wire from their addresses are dropped.
+//! A device with a UDP wire has a thread, which waits for packets and timers. Its packets to other
+//! devices of the fabric don't use the wire, and packets of the wire from their addresses are dropped.
 //!
 //! On a seeded fabric, calls run nothing. Steps and waits do.
 //!
@@ -64,8 +64,9 @@ struct FabricInner {
     /// Calls and steps on a fabric of virtual time.
     activity: Condvar,
     has_virtual_time: bool,
-    /// The process that made the fabric. In its forked child a lock may be held by a thread that the child
-    /// doesn't have. `None` if the kernel can't tell one from the other: the fabric has no devices then.
+    /// The process that made the fabric. In its forked child a lock may be held by a thread that the
+    /// child doesn't have. `None` if the kernel can't tell one from the other: the fabric has no
+    /// devices then.
     fork_guard: Option<ForkGuard>,
 }
 
@@ -94,26 +95,27 @@ impl Fabric {
     /// [`SoftDevice::bind`](crate::SoftDevice::bind) rejects it.
     ///
     /// Calls of the devices, such as posts, deliver no packets. [`step`](Self::step),
-    /// [`run_until_idle`](Self::run_until_idle) and [`advance`](Self::advance) do, and so does each wait of a
-    /// thread for an event: it runs the fabric until nothing is left to do at this time, then lets time pass
-    /// until the next timer, and so on until the event or the limit of the wait, which is one of virtual time.
-    /// A wait without a limit fails with `EDEADLK`, after a second in which no other thread has called a device,
-    /// if nothing on the fabric can end it, or after 20,000 timers without a completion. RNR retries, which are
-    /// infinite by default (`rnr_retry`), have such timers.
+    /// [`run_until_idle`](Self::run_until_idle) and [`advance`](Self::advance) do, and so does each
+    /// wait of a thread for an event: it runs the fabric until nothing is left to do at this time,
+    /// then lets time pass until the next timer, and so on until the event or the limit of the
+    /// wait, which is one of virtual time. A wait without a limit fails with `EDEADLK`, after a
+    /// second in which no other thread has called a device, if nothing on the fabric can end it, or
+    /// after 20,000 timers without a completion. RNR retries, which are infinite by default
+    /// (`rnr_retry`), have such timers.
     ///
     /// The seed chooses the order of what may happen at the same time, such as the turns of QPs, and the
-    /// packets that faults affect by [probability](Fault::probability). The same seed gives the same packets,
-    /// completions and events on each machine, if one thread uses the fabric. With several threads, the order
-    /// is that of their calls, and a wait lets time pass when no other thread has called a device for about
-    /// 10 ms. A thread counts from its first call on.
+    /// packets that faults affect by [probability](Fault::probability). The same seed gives the same
+    /// packets, completions and events on each machine, if one thread uses the fabric. With several
+    /// threads, the order is that of their calls, and a wait lets time pass when no other thread has
+    /// called a device for about 10 ms. A thread counts from its first call on.
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
         // Each of the two sequences of random numbers has its own seed.
         Self::of(FabricState::new(!seed, Some(VirtualTime::new(seed))), Arc::default())
     }
 
-    /// A fabric of real time without devices, apart from this one: devices of one don't reach those of the
-    /// other, except by UDP. A [`CmFile`] serves the devices of both.
+    /// A fabric of real time without devices, apart from this one: devices of one don't reach those of
+    /// the other, except by UDP. A [`CmFile`] serves the devices of both.
     #[must_use]
     pub fn sibling(&self) -> Self {
         Self::of(FabricState::new(0, None), Arc::clone(&self.0.namespace))
@@ -137,8 +139,8 @@ impl Fabric {
         Self(Arc::new(FabricInner { state, namespace, activity, has_virtual_time, fork_guard }))
     }
 
-    /// Does one unit of work of a [seeded](Self::seeded) fabric: the turn of a QP, or the delivery of a packet.
-    /// Returns `false` if there is none at this time, and in a forked child.
+    /// Does one unit of work of a [seeded](Self::seeded) fabric: the turn of a QP, or the delivery of
+    /// a packet. Returns `false` if there is none at this time, and in a forked child.
     ///
     /// # Panics
     ///
@@ -147,8 +149,8 @@ impl Fabric {
         self.is_own() && self.0.step()
     }
 
-    /// Does the work of a [seeded](Self::seeded) fabric that there is at this time. No time passes, so no timer
-    /// expires.
+    /// Does the work of a [seeded](Self::seeded) fabric that there is at this time. No time passes, so
+    /// no timer expires.
     ///
     /// # Panics
     ///
@@ -157,12 +159,12 @@ impl Fabric {
         while self.step() {}
     }
 
-    /// Lets time pass on a [seeded](Self::seeded) fabric. Timers expire in order, and the work of each is done
-    /// before the next one.
+    /// Lets time pass on a [seeded](Self::seeded) fabric. Timers expire in order, and the work of each
+    /// is done before the next one.
     ///
-    /// A QP in ERR polls for receives every 20 ms, and RNR retries may have no end. If time has passed for
-    /// about 260 000 timers without a completion on any device, the rest of it passes at once. Virtual time
-    /// ends after about 292 years.
+    /// A QP in ERR polls for receives every 20 ms, and RNR retries may have no end. If time has passed
+    /// for about 260 000 timers without a completion on any device, the rest of it passes at once.
+    /// Virtual time ends after about 292 years.
     ///
     /// # Panics
     ///
@@ -173,17 +175,18 @@ impl Fabric {
         }
     }
 
-    /// The time since the fabric was made: virtual time on a [seeded](Self::seeded) fabric. 0 in a forked child.
+    /// The time since the fabric was made: virtual time on a [seeded](Self::seeded) fabric. 0 in a
+    /// forked child.
     #[must_use]
     pub fn now(&self) -> Duration {
         if self.is_own() { Duration::from_nanos(self.0.lock().now()) } else { Duration::ZERO }
     }
 
-    /// Injects a fault into the packets that the devices of the fabric send, also by UDP, and into those that
-    /// they receive by UDP. The returned value counts the packets that it has affected.
+    /// Injects a fault into the packets that the devices of the fabric send, also by UDP, and into
+    /// those that they receive by UDP. The returned value counts the packets that it has affected.
     ///
-    /// Of several faults, each applies. [`Fault::rnr`] has no effect on packets that leave the process. In a
-    /// forked child, nothing is injected.
+    /// Of several faults, each applies. [`Fault::rnr`] has no effect on packets that leave the
+    /// process. In a forked child, nothing is injected.
     pub fn inject(&self, fault: Fault) -> InjectedFault {
         if self.is_own() {
             self.0.lock().faults.injector.inject(fault)
@@ -199,15 +202,15 @@ impl Fabric {
         }
     }
 
-    /// Runs a [seeded](Self::seeded) fabric before a thread blocks on a descriptor, at most until `end`, as the
-    /// waits of devices do: until `is_ready`, or nothing on the fabric can make it so. `is_ready` may use the
-    /// fabric. For a program that waits
+    /// Runs a [seeded](Self::seeded) fabric before a thread blocks on a descriptor, at most until
+    /// `end`, as the waits of devices do: until `is_ready`, or nothing on the fabric can make it so.
+    /// `is_ready` may use the fabric. For a program that waits
     /// by `poll` itself, for instance on several devices. On a fabric of real time, it returns at once.
     ///
     /// # Errors
     ///
-    /// `EDEADLK` if there is no limit, and no packet and no timer is left that could end the wait, or 20,000
-    /// timers have expired without a completion; `EIO` if the fabric has failed.
+    /// `EDEADLK` if there is no limit, and no packet and no timer is left that could end the wait, or
+    /// 20,000 timers have expired without a completion; `EIO` if the fabric has failed.
     pub fn before_wait(
         &self,
         end: Option<Instant>,
@@ -276,8 +279,8 @@ impl Fabric {
         capture.map_or(Ok(()), Capture::end)
     }
 
-    /// Begins a log of what the QPs do from now on: packets, retries, completions, states, events. It keeps
-    /// the latest `capacity` entries, at least one. Replaces an earlier log.
+    /// Begins a log of what the QPs do from now on: packets, retries, completions, states, events. It
+    /// keeps the latest `capacity` entries, at least one. Replaces an earlier log.
     ///
     /// Without a log, there is no cost.
     #[must_use]
@@ -401,12 +404,13 @@ impl Fabric {
         self.0.lock().run_time = run_time;
     }
 
-    /// Calls `f` with the engine of a device. In real time, then runs all devices until nothing is ready, or
-    /// for a limited time.
+    /// Calls `f` with the engine of a device. In real time, then runs all devices until nothing is
+    /// ready, or for a limited time.
     ///
     /// # Errors
     ///
-    /// Those of `f`; `EIO` if the device was removed, or if a panic has left the fabric in an unknown state.
+    /// Those of `f`; `EIO` if the device was removed, or if a panic has left the fabric in an unknown
+    /// state.
     pub(crate) fn with<R>(
         &self,
         device: u32,
@@ -475,8 +479,8 @@ impl FabricInner {
         }
     }
 
-    /// Runs the devices with packets from the wire of one of them. Returns the time until the next run at the
-    /// latest. Does nothing if the device was removed, even if another one has its number.
+    /// Runs the devices with packets from the wire of one of them. Returns the time until the next run
+    /// at the latest. Does nothing if the device was removed, even if another one has its number.
     fn run_wire(&self, device: usize, wire: &UdpWire, packets: &mut Vec<Packet>) -> Option<Duration> {
         let mut state = self.lock();
         let current = state.devices[device].as_ref().and_then(|engine| engine.wire());
@@ -512,7 +516,8 @@ impl FabricInner {
         }
     }
 
-    /// Runs the devices if it is time. Returns the time until the next run; `None`: the timer thread ends.
+    /// Runs the devices if it is time. Returns the time until the next run; `None`: the timer thread
+    /// ends.
     fn run_due(&self) -> Option<Duration> {
         let mut state = self.lock();
         let Some(deadline) = state.deadline else {

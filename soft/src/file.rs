@@ -100,10 +100,10 @@ impl Context {
 // 2. Descriptors in responses are new sockets, given away by `Transaction::finish`.
 // 3. `ContextState::reserve` returns handles that are free.
 // 4. `ContextState::take_ring` gives out a queue's memory once.
-// 5. `Transaction::finish` undoes creations that fail, `ContextState::destroy` keeps an object after an error, and the
-//    engine doesn't read the queue if it refuses a doorbell with `EINVAL`.
-// 6. Destroyed objects are destroyed in the engine, under the fabric's lock. The removal of a device drops
-//    the engine under that lock before the port counts as removed.
+// 5. `Transaction::finish` undoes creations that fail, `ContextState::destroy` keeps an object after
+//    an error, and the engine doesn't read the queue if it refuses a doorbell with `EINVAL`.
+// 6. Destroyed objects are destroyed in the engine, under the fabric's lock. The removal of a device
+//    drops the engine under that lock before the port counts as removed.
 // 7. `Context::with` catches panics.
 unsafe impl Backend for Context {
     unsafe fn ioctl(&self, bytes: &mut [u8]) -> Result<(), Errno> {

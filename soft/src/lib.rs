@@ -1,7 +1,8 @@
 //! A RoCE v2 device in user space.
 //!
 //! The device executes the uverbs ABI of the kernel's Soft-RoCE driver in this process, behind
-//! [`DeviceFile`](bareverbs_provider::device::DeviceFile), so the provider of Soft-RoCE runs on it unchanged.
+//! [`DeviceFile`](bareverbs_provider::device::DeviceFile), so the provider of Soft-RoCE runs on it
+//! unchanged.
 //!
 //! | module | content |
 //! |---|---|

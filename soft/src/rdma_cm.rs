@@ -36,20 +36,21 @@ pub(crate) use namespace::{CmPort, Namespace};
 /// An open file of the connection manager of soft devices: the commands of the kernel's
 /// `/dev/infiniband/rdma_cm`, non-blocking.
 ///
-/// The numbers of its identifiers are [`FIRST_ID`](Self::FIRST_ID) and above. Its descriptor is readable while
-/// an event is queued. The errnos are those of Linux 7.2, except:
+/// The numbers of its identifiers are [`FIRST_ID`](Self::FIRST_ID) and above. Its descriptor is
+/// readable while an event is queued. The errnos are those of Linux 7.2, except:
 ///
 /// - An address of 127.0.0.0/8 is that of a device, not of every device. Without one, binding to it is
 ///   `EADDRNOTAVAIL`.
-/// - An address resolves at once, or RESOLVE_ADDR fails with `ENETUNREACH`: no device reaches it. A device that
-///   reaches other processes reaches any address, also in 127.0.0.0/8: if no device has it, the connection times
-///   out. There is no neighbour to wait for, so no `ADDR_ERROR` event.
-/// - No network interface has a scope id: a link-local IPv6 address of no device is `EADDRNOTAVAIL` with any.
+/// - An address resolves at once, or RESOLVE_ADDR fails with `ENETUNREACH`: no device reaches it. A
+///   device that reaches other processes reaches any address, also in 127.0.0.0/8: if no device has
+///   it, the connection times out. There is no neighbour to wait for, so no `ADDR_ERROR` event.
+/// - No network interface has a scope id: a link-local IPv6 address of no device is `EADDRNOTAVAIL`
+///   with any.
 /// - Addresses of the family `AF_IB` are `ENODEV`. ECE options are not carried. Ports below 1024 need no
 ///   privilege.
 ///
-/// The file serves the devices of a [`Fabric`](crate::Fabric) and of its [siblings](crate::Fabric::sibling).
-/// Its identifiers are destroyed when it is dropped.
+/// The file serves the devices of a [`Fabric`](crate::Fabric) and of its
+/// [siblings](crate::Fabric::sibling). Its identifiers are destroyed when it is dropped.
 #[derive(Debug)]
 pub struct CmFile {
     namespace: Arc<Namespace>,
@@ -79,8 +80,8 @@ impl CmFile {
     ///
     /// # Errors
     ///
-    /// Those of the kernel's command; `EINVAL` if the request is shorter than that of the command; `ESTALE`
-    /// in a forked child.
+    /// Those of the kernel's command; `EINVAL` if the request is shorter than that of the command;
+    /// `ESTALE` in a forked child.
     pub fn execute(&self, command: u32, request: &[u8], response: &mut [u8]) -> Result<(), Errno> {
         let room = response.len();
         let mut reply = |_: u64, bytes: &[u8]| {
@@ -91,7 +92,8 @@ impl CmFile {
         self.run(command, &commands::Request::Whole(request), room, &mut reply)
     }
 
-    /// Writes a command, as to the kernel's file: a header, and the request with the address of its response.
+    /// Writes a command, as to the kernel's file: a header, and the request with the address of its
+    /// response.
     ///
     /// # Errors
     ///
@@ -99,8 +101,8 @@ impl CmFile {
     ///
     /// # Safety
     ///
-    /// The memory at the address of the response, if there is any, is that of an output of the call: nothing
-    /// else accesses it.
+    /// The memory at the address of the response, if there is any, is that of an output of the call:
+    /// nothing else accesses it.
     pub unsafe fn write(&self, command: &[u8]) -> Result<(), Errno> {
         let (number, input, room) = commands::header(command)?;
         let request = commands::Request::Written { command, input };

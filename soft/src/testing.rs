@@ -7,8 +7,8 @@ use bareverbs_transport::roce::NetworkHeaders;
 use crate::device::SoftDevice;
 use crate::wire::{datagram_packet, gid, global_of};
 
-/// Receives a datagram on UDP port 4791 of the device, as from a socket. Returns whether it has a packet of
-/// RoCE v2.
+/// Receives a datagram on UDP port 4791 of the device, as from a socket. Returns whether it has a
+/// packet of RoCE v2.
 pub fn receive(device: &SoftDevice, source: SocketAddr, datagram: &[u8]) -> bool {
     let packet = datagram_packet(device.address(), source, datagram);
     packet.is_some_and(|packet| device.port().run(|engine| engine.receive(&packet)).is_ok())

@@ -1,7 +1,7 @@
 //! Packets of RoCE v2 over UDP sockets.
 //!
-//! A [`UdpWire`] has one local IP address. Its socket on port 4791 sends and receives packets from the BTH
-//! to the ICRC. [`WireThread`] waits for packets and timers. The kernel fragments nothing
+//! A [`UdpWire`] has one local IP address. Its socket on port 4791 sends and receives packets from the
+//! BTH to the ICRC. [`WireThread`] waits for packets and timers. The kernel fragments nothing
 //! (`IP_PMTUDISC_PROBE`), so the identification of IPv4 headers is 0 in all packets that the wire sends,
 //! as the ICRC assumes.
 //!

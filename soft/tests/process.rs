@@ -1,4 +1,5 @@
-//! Devices and what happens to their process. One test: it forks, and closes a descriptor of another owner.
+//! Devices and what happens to their process. One test: it forks, and closes a descriptor of another
+//! owner.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::panic::{AssertUnwindSafe, catch_unwind};

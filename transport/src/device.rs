@@ -179,8 +179,8 @@ pub struct Policy {
     pub short_receive_nak: u8,
     /// Whether a datagram that is longer than its receive is dropped. Otherwise the receive fails.
     pub drops_long_datagrams: bool,
-    /// Whether a WRITE with immediate data of one packet that is refused for its R_Key completes a receive
-    /// with [`Status::RemoteAccess`].
+    /// Whether a WRITE with immediate data of one packet that is refused for its R_Key completes a
+    /// receive with [`Status::RemoteAccess`].
     pub refused_write_consumes_receive: bool,
     /// The status of a receive whose message invalidates a key that it may not:
     /// [`Status::RemoteInvalidRequest`] or [`Status::RemoteAccess`]. The NAK has the same reason.
@@ -188,8 +188,8 @@ pub struct Policy {
     /// Interval in nanoseconds at which a QP in ERR polls for receives to flush. Receive queues have no
     /// doorbell.
     pub receive_flush_interval: u64,
-    /// Whether a retry halves the number of packets that a QP has in flight, down to 32. Each ACK raises it by
-    /// one. Fits wires whose receivers have small buffers.
+    /// Whether a retry halves the number of packets that a QP has in flight, down to 32. Each ACK
+    /// raises it by one. Fits wires whose receivers have small buffers.
     pub adaptive_window: bool,
     /// Maximum number of packets that a QP sends in one turn.
     pub packets_per_turn: u32,

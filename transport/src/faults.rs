@@ -86,9 +86,9 @@ impl Fault {
         Self::new(Kind::Corrupt)
     }
 
-    /// The receiver has no receive WQE for the packet. An RC QP sends an RNR NAK, others drop the message.
-    /// Only packets that take a receive WQE match: the first of a SEND, and the last of a WRITE with
-    /// immediate data.
+    /// The receiver has no receive WQE for the packet. An RC QP sends an RNR NAK, others drop the
+    /// message. Only packets that take a receive WQE match: the first of a SEND, and the last of a
+    /// WRITE with immediate data.
     pub fn rnr() -> Self {
         Self::new(Kind::Rnr)
     }

@@ -27,7 +27,8 @@ impl Recorder {
         Ok(Self(Box::new(writer)))
     }
 
-    /// Appends a packet that was sent at a UNIX time. One of an InfiniBand port is recorded as RoCE v2 frame.
+    /// Appends a packet that was sent at a UNIX time. One of an InfiniBand port is recorded as RoCE v2
+    /// frame.
     pub fn packet(&mut self, time: Duration, packet: &Packet) -> io::Result<()> {
         self.frame(time, &roce::encode(packet))
     }

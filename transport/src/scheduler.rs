@@ -211,7 +211,8 @@ impl<D: Device> Scheduler<D> {
         self.has_work()
     }
 
-    /// Gives one turn to the QP that has been ready for the longest time. Returns `false` if none is ready.
+    /// Gives one turn to the QP that has been ready for the longest time. Returns `false` if none is
+    /// ready.
     pub fn step(&mut self, device: &mut D) -> bool {
         let Some(number) = self.ready.pop_front() else { return false };
         let Some(qp) = self.qps.get_mut(number) else { return true };

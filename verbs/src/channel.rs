@@ -135,8 +135,8 @@ impl CompChannel {
         self.events.fd()
     }
 
-    /// Lets a device that runs in waits only run, before a thread sleeps until there is an event or it is woken,
-    /// at most until `end`.
+    /// Lets a device that runs in waits only run, before a thread sleeps until there is an event or it
+    /// is woken, at most until `end`.
     pub(crate) fn before_sleep(
         &self,
         end: Option<Instant>,

@@ -81,8 +81,8 @@
 //!   ensure that the child neither polls nor posts: the child has no mapping there, or another one.
 //! - The kernel copies registered memory for the child, as it does all private memory. It copies
 //!   pinned pages at fork (since Linux 5.12; see
-//!   [`SystemInfo::copy_on_fork`](bareverbs_netlink::SystemInfo::copy_on_fork)). So parent and device keep
-//!   sharing the original pages, and the child's accesses affect neither.
+//!   [`SystemInfo::copy_on_fork`](bareverbs_netlink::SystemInfo::copy_on_fork)). So parent and device
+//!   keep sharing the original pages, and the child's accesses affect neither.
 //! - The child may open the device again, call `exec` or exit. If the device supports it, the child
 //!   may also import the parent's context by a file descriptor that the parent has sent:
 //!   [`Context::import`].

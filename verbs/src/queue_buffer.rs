@@ -13,9 +13,9 @@ use crate::{Context, Error, MemoryOwner, Result};
 /// Memory for a CQ or QP that the caller chooses, such as memory of a NUMA node, of a GPU or of a
 /// confidential guest's shared pool: its own memory, or part of a dma-buf.
 ///
-/// [`CqInit::buffer`](crate::cq::CqInit::buffer) and [`QpInit::buffer`](crate::qp::QpInit::buffer) name it.
-/// A queue keeps the memory until the kernel has destroyed the queue, and one queue has it at a time.
-/// No safe code reaches the memory in between. Creation overwrites it.
+/// [`CqInit::buffer`](crate::cq::CqInit::buffer) and [`QpInit::buffer`](crate::qp::QpInit::buffer)
+/// name it. A queue keeps the memory until the kernel has destroyed the queue, and one queue has it
+/// at a time. No safe code reaches the memory in between. Creation overwrites it.
 ///
 /// The doorbell record, 8 bytes, stays in memory of the library.
 ///

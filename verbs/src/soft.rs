@@ -1,9 +1,10 @@
 //! Soft devices: RoCE v2 devices in this process, without a kernel module, a network interface or
 //! privileges.
 //!
-//! A soft device has the ABI of Soft-RoCE and its provider, so a program uses it as any other device. Devices
-//! on the same [`Fabric`] reach each other; [bound](SoftDevice::bind) devices also reach other processes and
-//! hosts. Fabrics are separate: tests that run in parallel create one each.
+//! A soft device has the ABI of Soft-RoCE and its provider, so a program uses it as any other
+//! device. Devices on the same [`Fabric`] reach each other; [bound](SoftDevice::bind) devices also
+//! reach other processes and hosts. Fabrics are separate: tests that run in parallel create one
+//! each.
 //!
 //! ```
 //! use bareverbs::soft::{Fabric, SoftDevice};
@@ -41,10 +42,10 @@
 //! | the order of events is | that of the threads | the same for the same seed on each machine, if one thread uses the fabric |
 //! | other processes | devices with a UDP wire | none |
 //!
-//! A wait is that of an endpoint, a hub, a channel or a stream of events. On a seeded fabric, waits don't poll.
-//! Polling without a wait runs nothing. Neither does an await: a task calls
-//! [`run_until_idle`](Fabric::run_until_idle) or [`advance`](Fabric::advance) before it. Keepalives count real
-//! time. With several threads, the order is that of their calls.
+//! A wait is that of an endpoint, a hub, a channel or a stream of events. On a seeded fabric, waits
+//! don't poll. Polling without a wait runs nothing. Neither does an await: a task calls
+//! [`run_until_idle`](Fabric::run_until_idle) or [`advance`](Fabric::advance) before it. Keepalives
+//! count real time. With several threads, the order is that of their calls.
 //!
 //! ```
 //! use std::time::Duration;
@@ -70,8 +71,8 @@
 //!
 //! # Injected faults
 //!
-//! [`Fabric::inject`] injects a [`Fault`] into packets, in real time and in virtual time, on the wire of the
-//! process and on UDP. Each kind of fault takes each filter and each selection:
+//! [`Fabric::inject`] injects a [`Fault`] into packets, in real time and in virtual time, on the
+//! wire of the process and on UDP. Each kind of fault takes each filter and each selection:
 //!
 //! ```
 //! use std::time::Duration;
@@ -116,10 +117,11 @@
 //!
 //! # Connections by IP address
 //!
-//! `bareverbs-rdmacm` with its feature `soft` connects by the addresses of the devices. An event channel serves
-//! the devices that the process has created by name, if there is one by then, beside those of the kernel. For
-//! the devices of another fabric, there are `EventChannel::on` and `Domains::on`. The messages are those of the
-//! kernel's connection manager, so the peer may be a program on Soft-RoCE or a NIC.
+//! `bareverbs-rdmacm` with its feature `soft` connects by the addresses of the devices. An event
+//! channel serves the devices that the process has created by name, if there is one by then, beside
+//! those of the kernel. For the devices of another fabric, there are `EventChannel::on` and
+//! `Domains::on`. The messages are those of the kernel's connection manager, so the peer may be a
+//! program on Soft-RoCE or a NIC.
 //!
 //! # Faults of a device
 //!
@@ -153,9 +155,9 @@
 //!
 //! # Records
 //!
-//! [`Fabric::capture`] writes all packets in pcap format, for Wireshark. [`Fabric::log`] keeps the latest actions
-//! of QPs: fetched WQEs, packets, retries, timeouts, states, completions, events. A test prints it when it
-//! fails:
+//! [`Fabric::capture`] writes all packets in pcap format, for Wireshark. [`Fabric::log`] keeps the
+//! latest actions of QPs: fetched WQEs, packets, retries, timeouts, states, completions, events. A
+//! test prints it when it fails:
 //!
 //! ```
 //! use bareverbs::soft::{Fabric, QpAction, SoftDevice};
@@ -181,15 +183,15 @@
 //! - Registered memory is not pinned. It must stay mapped while it is registered, which the owners of
 //!   [`MemoryOwner`](crate::MemoryOwner) ensure. A range that is not mapped is rejected with `EFAULT`. An
 //!   access to registered memory that was unmapped raises SIGSEGV.
-//! - A device with an address belongs to one process: a second one gets `EADDRINUSE`. A seeded fabric has no
-//!   such devices.
+//! - A device with an address belongs to one process: a second one gets `EADDRINUSE`. A seeded
+//!   fabric has no such devices.
 //! - On-demand paging and dma-buf MRs are [`Error::Unsupported`].
 //! - [`devices`](crate::devices) and RDMA netlink don't list the devices. sysfs has no entry for them.
 //! - [`Context::import`](crate::Context::import) rejects their descriptors with
 //!   [`Error::Invalid`].
-//! - Connections by IP address carry no ECE options, and addresses of the family `AF_IB` are `ENODEV`. A
-//!   channel that was opened before the first device was created by name serves the kernel's devices only.
-//!   `BoundDevice::find` finds soft devices.
+//! - Connections by IP address carry no ECE options, and addresses of the family `AF_IB` are
+//!   `ENODEV`. A channel that was opened before the first device was created by name serves the
+//!   kernel's devices only. `BoundDevice::find` finds soft devices.
 //! - Their GIDs have no network interface:
 //!   [`Context::resolve_ethernet`](crate::Context::resolve_ethernet) is unsupported.
 //! - A forked child can't use a device of its parent. It can create devices on a fabric of its own.
@@ -251,8 +253,8 @@ impl Named {
     }
 }
 
-/// The fabric of the devices `soft0`, `soft1` and so on. `None` if the process has created no device by name.
-/// Those with an address are on [siblings](Fabric::sibling) of it.
+/// The fabric of the devices `soft0`, `soft1` and so on. `None` if the process has created no
+/// device by name. Those with an address are on [siblings](Fabric::sibling) of it.
 ///
 /// # Errors
 ///

@@ -202,8 +202,8 @@ impl Totals {
     }
 }
 
-/// The lines of a failed test's log that tell why, each after a newline: the first panic's message, or the
-/// last lines.
+/// The lines of a failed test's log that tell why, each after a newline: the first panic's message,
+/// or the last lines.
 fn cause(log: &str) -> String {
     const LINES: usize = 6;
     let lines: Vec<_> = log.lines().filter(|line| !line.trim().is_empty()).collect();

@@ -66,8 +66,8 @@ pub unsafe trait Backend: Debug + Send + Sync {
     /// A descriptor of the context, for `AsFd`. It takes neither ioctls nor commands.
     fn as_fd(&self) -> BorrowedFd<'_>;
 
-    /// Runs a device that runs in waits only, before a thread blocks at most until `end`. `is_ready`: whether
-    /// the wait would end at once. It makes no calls of the device.
+    /// Runs a device that runs in waits only, before a thread blocks at most until `end`. `is_ready`:
+    /// whether the wait would end at once. It makes no calls of the device.
     ///
     /// # Errors
     ///

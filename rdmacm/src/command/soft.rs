@@ -1,8 +1,8 @@
 //! Files that serve soft devices, alone or beside the kernel's.
 //!
-//! An identifier of a file that serves both has the number of the kernel's. Beside it there is one of the soft
-//! devices until an address decides for the kernel. If it decides for a soft device, commands go to
-//! that one. An identifier that is bound to all devices listens on both.
+//! An identifier of a file that serves both has the number of the kernel's. Beside it there is one of
+//! the soft devices until an address decides for the kernel. If it decides for a soft device, commands
+//! go to that one. An identifier that is bound to all devices listens on both.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -138,7 +138,8 @@ impl KernelAndSoft {
         Ok(())
     }
 
-    /// Lets the soft devices execute a command with an address. If no device has or reaches it, the kernel does.
+    /// Lets the soft devices execute a command with an address. If no device has or reaches it, the
+    /// kernel does.
     fn decide<C: Command>(
         &self,
         id: u32,

@@ -47,8 +47,8 @@ impl Route {
     /// address, to which `connect` connects the queue. The connection owns what `connect` returns.
     ///
     /// In a task, `connect` blocks the runtime's thread while the kernel resolves the peer's Ethernet
-    /// address. The kernel usually knows it from the messages of the connection manager. Otherwise it takes
-    /// the `resolve_timeout` of the queue's options and one second at most.
+    /// address. The kernel usually knows it from the messages of the connection manager. Otherwise it
+    /// takes the `resolve_timeout` of the queue's options and one second at most.
     ///
     /// ```
     /// # let _device = bareverbs_test_support::example::ip_device()?;
@@ -167,8 +167,8 @@ impl Route {
 
 impl Incoming {
     /// Accepts the request by a queue that connects by addresses. `answer` gets the address of the
-    /// peer, connects the queue to it, and returns the queue with its own address, which the peer gets. In
-    /// a task, `answer` may block as `connect` of [`Route::exchange`] does.
+    /// peer, connects the queue to it, and returns the queue with its own address, which the peer
+    /// gets. In a task, `answer` may block as `connect` of [`Route::exchange`] does.
     ///
     /// # Errors
     /// The request is rejected then, and the queue dropped.

@@ -64,9 +64,9 @@ const FIRST_PORT: u64 = 2;
 /// # Ok::<(), bareverbs_rdmacm::datagram::DatagramError>(())
 /// ```
 ///
-/// Sends and receives return values. A thread calls their `wait` or `wait_timeout`, which take the place of
-/// `set_read_timeout` and `set_nonblocking` of a `UdpSocket`. A task awaits them, if the socket has a
-/// [runtime](DatagramSocketOptions::runtime).
+/// Sends and receives return values. A thread calls their `wait` or `wait_timeout`, which take the
+/// place of `set_read_timeout` and `set_nonblocking` of a `UdpSocket`. A task awaits them, if the
+/// socket has a [runtime](DatagramSocketOptions::runtime).
 ///
 /// # Delivery
 ///
@@ -81,7 +81,8 @@ const FIRST_PORT: u64 = 2;
 ///
 /// # Sharing
 ///
-/// A socket has one owner. Other tasks or threads give their messages to it, over a channel of the program.
+/// A socket has one owner. Other tasks or threads give their messages to it, over a channel of the
+/// program.
 ///
 /// # Progress
 ///
@@ -339,8 +340,8 @@ impl DatagramSocket {
         }
     }
 
-    /// Sleeps until the descriptor is readable, at most until `end`. Returns whether the limit has passed in
-    /// virtual time.
+    /// Sleeps until the descriptor is readable, at most until `end`. Returns whether the limit has
+    /// passed in virtual time.
     fn sleep(&self, end: Option<Instant>) -> Result<bool> {
         match self.channel.file().before_wait(end, || is_readable(self.ready.as_fd()))? {
             BeforeWait::Block => {}

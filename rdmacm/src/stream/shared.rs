@@ -446,8 +446,8 @@ impl Shared {
     }
 
     /// Sleeps until something has happened, or until `end`. Returns whether there may be events
-    /// beside completions, and whether the limit has passed. While another thread runs a seeded fabric, it is
-    /// one of real time.
+    /// beside completions, and whether the limit has passed. While another thread runs a seeded
+    /// fabric, it is one of real time.
     fn sleep<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,

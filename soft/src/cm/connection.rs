@@ -66,8 +66,8 @@ pub(super) struct Repeated {
     left: u8,
 }
 
-/// Nanoseconds of 4.096 µs × 2^n, in whole milliseconds and approximate, as in the kernel. At most those of
-/// the largest exponent of a message, 31.
+/// Nanoseconds of 4.096 µs × 2^n, in whole milliseconds and approximate, as in the kernel. At most
+/// those of the largest exponent of a message, 31.
 pub(super) fn nanoseconds(exponent: u8) -> u64 {
     1_000_000 << exponent.min(31).saturating_sub(8)
 }

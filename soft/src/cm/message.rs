@@ -37,7 +37,8 @@ impl Mad {
         mad
     }
 
-    /// Decodes a MAD. `None` if it isn't a whole MAD of the CM, or a message that RoCE doesn't use: LAP, APR.
+    /// Decodes a MAD. `None` if it isn't a whole MAD of the CM, or a message that RoCE doesn't use:
+    /// LAP, APR.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (header, body) = bytes.split_at_checked(HEADER)?;
         if header[..4] != [BASE_VERSION, CLASS, CLASS_VERSION, METHOD] {
@@ -94,8 +95,8 @@ fn set(body: &mut Body, first: usize, width: usize, value: u64) {
     }
 }
 
-/// Declares messages: the attribute id of each, its fields as type, first byte (and bit), width in bits, and
-/// its byte fields as a range.
+/// Declares messages: the attribute id of each, its fields as type, first byte (and bit), width in
+/// bits, and its byte fields as a range.
 macro_rules! messages {
     ($(
         $(#[$doc:meta])*

@@ -11,7 +11,7 @@ use super::{
     ack_timeout,
 };
 
-/// The status of a SIDR_REP: nobody listens.
+/// The status of a SIDR_REP: no listener has the service id.
 const DATAGRAM_UNSUPPORTED: u8 = 1;
 
 impl Cm {

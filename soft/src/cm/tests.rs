@@ -190,7 +190,8 @@ impl Net {
         result
     }
 
-    /// Delivers the next message, or lets the next timer expire, until `end`. Returns whether there was one.
+    /// Delivers the next message, or lets the next timer expire, until `end`. Returns whether there
+    /// was one.
     fn step(&mut self, end: u64) -> bool {
         let arrival = self.under_way.keys().next().map(|(time, _)| *time);
         let timers = self.sides.iter().filter_map(|side| side.cm.next_timer());

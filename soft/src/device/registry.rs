@@ -8,8 +8,8 @@ use bareverbs_provider::process::ForkGuard;
 
 use super::{SoftDevice, WeakDevice};
 
-/// Those of the process that made the value. In a forked child, a thread that the child doesn't have may hold
-/// the lock.
+/// Those of the process that made the value. In a forked child, a thread that the child doesn't have
+/// may hold the lock.
 static DEVICES: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
 
 struct Registry {

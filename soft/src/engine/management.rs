@@ -31,8 +31,8 @@ impl Engine {
         self.cm.listen(service_id, sink)
     }
 
-    /// Sends a REQ. `EINVAL` if the port doesn't have the path's source GID, or if there is too much private
-    /// data; `ENOMEM` if all ids are in use.
+    /// Sends a REQ. `EINVAL` if the port doesn't have the path's source GID, or if there is too much
+    /// private data; `ENOMEM` if all ids are in use.
     pub(crate) fn cm_connect(
         &mut self,
         request: Request,
@@ -80,8 +80,8 @@ impl Engine {
         self.with_cm(|cm| cm.disconnect(id, private_data))
     }
 
-    /// Sends a SIDR_REQ: errors as of [`cm_connect`](Self::cm_connect). It is repeated as `timeout` (4.096 µs
-    /// × 2^n) and `max_retries` say.
+    /// Sends a SIDR_REQ: errors as of [`cm_connect`](Self::cm_connect). It is repeated as `timeout`
+    /// (4.096 µs × 2^n) and `max_retries` say.
     pub(crate) fn cm_datagram_request(
         &mut self,
         request: DatagramRequest,
@@ -99,14 +99,14 @@ impl Engine {
         self.with_cm(|cm| cm.datagram_reply(id, &reply))
     }
 
-    /// The peer's data has arrived before its RTU: as if it had come. `EISCONN` if it has, `EINVAL` unless
-    /// a REP was sent.
+    /// The peer's data has arrived before its RTU: as if it had come. `EISCONN` if it has, `EINVAL`
+    /// unless a REP was sent.
     pub(crate) fn cm_established(&mut self, id: ConnId) -> Result<(), Errno> {
         self.with_cm(|cm| cm.established(id))
     }
 
-    /// Ends a listener or a connection. Its peer is sent a REJ, DREQ or DREP if it is connected or may be.
-    /// No event follows.
+    /// Ends a listener or a connection. Its peer is sent a REJ, DREQ or DREP if it is connected or may
+    /// be. No event follows.
     pub(crate) fn cm_destroy(&mut self, id: ConnId) {
         self.with_cm(|cm| cm.destroy(id));
     }

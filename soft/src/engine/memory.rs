@@ -145,13 +145,13 @@ pub(crate) fn check_rights(access: AccessFlags) -> Result<(), Errno> {
 }
 
 impl MrAttr {
-    /// Checks the range of the registration, and makes its memory present, which may take long. The caller
-    /// has checked the rights by [`check_rights`].
+    /// Checks the range of the registration, and makes its memory present, which may take long. The
+    /// caller has checked the rights by [`check_rights`].
     ///
     /// # Errors
     ///
-    /// `EINVAL` for an impossible range or persistent memory, `EFAULT` if a part of the range isn't mapped
-    /// with the access.
+    /// `EINVAL` for an impossible range or persistent memory, `EFAULT` if a part of the range isn't
+    /// mapped with the access.
     pub(crate) fn prepare(self) -> Result<PreparedMr, Errno> {
         // No memory of a process is known to be persistent.
         if self.access.contains(AccessFlags::FLUSH_PERSISTENT) {
@@ -223,8 +223,8 @@ impl Keys {
         self.regions.get(id).map(|region| region.mr(id)).ok_or(Errno::NOMEM)
     }
 
-    /// Changes the PD and the rights of a region, which the caller has checked. The keys stay: `EACCES` for
-    /// rights to write to memory that was registered without them.
+    /// Changes the PD and the rights of a region, which the caller has checked. The keys stay:
+    /// `EACCES` for rights to write to memory that was registered without them.
     pub(super) fn reregister(
         &mut self,
         id: u32,

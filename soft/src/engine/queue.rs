@@ -65,7 +65,8 @@ impl Ring {
         let (log2_slot, mask) = (slot.trailing_zeros(), slots - 1);
         let memory = QueueMemory { mapping, capacity: mask };
         let header = memory.mapping.as_ptr().as_ptr().cast::<QueueBuf>();
-        // SAFETY: the header is within the mapping, which is page aligned and which nothing else uses yet.
+        // SAFETY: the header is within the mapping, which is page aligned and which nothing else uses
+        // yet.
         unsafe {
             (&raw mut (*header).log2_elem_size).write_volatile(log2_slot);
             (&raw mut (*header).index_mask).write_volatile(mask);

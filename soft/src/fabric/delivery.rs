@@ -101,8 +101,8 @@ impl FabricState {
         self.recycle(origin, packet);
     }
 
-    /// Calls `receive` with the devices that a packet arrives at, and sends it by the wire of its device if
-    /// another process has its destination.
+    /// Calls `receive` with the devices that a packet arrives at, and sends it by the wire of its
+    /// device if another process has its destination.
     fn receivers(&mut self, origin: Origin, packet: &Packet, corrupt: bool, receive: impl Fn(&mut Engine)) {
         let sender = match origin {
             Origin::Wire(device) => {

@@ -15,8 +15,9 @@ use crate::engine::Engine;
 use crate::event_log::EventLog;
 use crate::wire::WireThread;
 
-/// How long a call runs the devices, about. The timer thread, or the thread of a wire, does the work that is
-/// left. A backlog, or a program that posts without end on another thread, thus can't keep the caller.
+/// How long a call runs the devices, about. The timer thread, or the thread of a wire, does the work
+/// that is left. A backlog, or a program that posts without end on another thread, thus can't keep the
+/// caller.
 const RUN_TIME: Duration = Duration::from_millis(5);
 
 pub(super) struct FabricState {

@@ -17,7 +17,8 @@ use super::transit::Origin;
 /// How often time passes in a wait without a completion on any device before the wait fails. An RNR retry
 /// without end, or a QP in ERR that polls for receives, has timers without end.
 const MAX_TIMERS: u32 = 20_000;
-/// How often time passes up to a limit without a completion on any device, before the rest passes at once.
+/// How often time passes up to a limit without a completion on any device, before the rest passes at
+/// once.
 const MAX_TIMERS_UNTIL_END: u32 = 1 << 18;
 /// The end of virtual time in nanoseconds, about 292 years. Later timers don't expire.
 const END_OF_TIME: u64 = u64::MAX / 2;
@@ -70,8 +71,8 @@ impl FabricState {
         true
     }
 
-    /// Lets time pass until the next timer, unless it is later than `end`. Returns `false` if none is until
-    /// then.
+    /// Lets time pass until the next timer, unless it is later than `end`. Returns `false` if none is
+    /// until then.
     fn pass_time(&mut self, end: u64) -> bool {
         let next = self.next_timer().filter(|next| *next <= end.min(END_OF_TIME));
         let (Some(next), Some(time)) = (next, &mut self.virtual_time) else { return false };
@@ -138,8 +139,8 @@ impl FabricInner {
         }
     }
 
-    /// Runs a fabric of virtual time until `is_ready`: until nothing is left to do, then until the next timer,
-    /// and so on until the limit. Returns at once on a fabric of real time.
+    /// Runs a fabric of virtual time until `is_ready`: until nothing is left to do, then until the
+    /// next timer, and so on until the limit. Returns at once on a fabric of real time.
     ///
     /// # Errors
     ///

@@ -21,8 +21,8 @@ const REASONS: [u8; 2] = [28, 35];
 pub(super) enum Request<'a> {
     /// The request alone.
     Whole(&'a [u8]),
-    /// A command with its header. `input` is the length of the request that the header states. Handlers read
-    /// the whole request all the same, as the kernel's.
+    /// A command with its header. `input` is the length of the request that the header states.
+    /// Handlers read the whole request all the same, as the kernel's.
     Written { command: &'a [u8], input: usize },
 }
 
@@ -328,8 +328,8 @@ impl Namespace {
         self.lock().insert_id(Id::new(file, request.uid, request.ps, qp_type))
     }
 
-    /// Destroys an identifier, its events that were not read, and the children in them. Returns the number of
-    /// events that were read.
+    /// Destroys an identifier, its events that were not read, and the children in them. Returns the
+    /// number of events that were read.
     pub(super) fn destroy_id(&self, file: u64, number: u32) -> Result<u32, Errno> {
         let mut state = self.lock();
         match state.id(file, number) {

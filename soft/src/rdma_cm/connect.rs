@@ -146,8 +146,8 @@ impl Namespace {
         for device in devices {
             // The services of a device that was removed are gone.
             let Some(port) = self.device(device) else { continue };
-            // Under the lock of the fabric: another identifier finds either both the service and its listener,
-            // or neither.
+            // Under the lock of the fabric: another identifier finds either both the service and its
+            // listener, or neither.
             let _ = port.with(|engine| {
                 let ended = self.lock().leave_services(device, number);
                 ended.into_iter().for_each(|connection| engine.cm_destroy(connection));
@@ -569,8 +569,8 @@ impl State {
     }
 }
 
-/// The header of a request. `None` if there is none, or if its addresses are not those of the packet: the kernel
-/// takes the GIDs of a connection over RoCE from its IP addresses.
+/// The header of a request. `None` if there is none, or if its addresses are not those of the packet:
+/// the kernel takes the GIDs of a connection over RoCE from its IP addresses.
 fn header(private_data: &[u8], path: &Path) -> Option<Header> {
     let header = Header::parse(private_data)?;
     let gids = (gid(header.source.ip()), gid(header.destination));

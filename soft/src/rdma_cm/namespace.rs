@@ -1,7 +1,7 @@
 //! What the files of a connection manager share: devices, ports, identifiers and their events.
 //!
-//! The lock of a fabric comes before that of the namespace: events of connections arrive under the former.
-//! An [`Arc`] of a port is dropped without a lock, because the last one removes its device.
+//! The lock of a fabric comes before that of the namespace: events of connections arrive under the
+//! former. An [`Arc`] of a port is dropped without a lock, because the last one removes its device.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Debug;
@@ -372,7 +372,8 @@ impl State {
         has.map(|((device, _), _)| *device).collect()
     }
 
-    /// Takes an identifier off the services of a device. Returns the listeners of those without another one.
+    /// Takes an identifier off the services of a device. Returns the listeners of those without
+    /// another one.
     pub(super) fn leave_services(&mut self, device: u32, number: u32) -> Vec<ConnId> {
         let mut ended = Vec::new();
         self.services.retain(|(of, _), service| {

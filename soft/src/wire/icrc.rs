@@ -3,8 +3,8 @@
 //! A UDP socket doesn't report the identification of an IPv4 header, which the ICRC covers. A CRC is
 //! linear: an identification other than 0 changes the ICRC by a difference that depends on the
 //! identification and on the number of bytes behind it only. [`verify`] takes the difference back to the
-//! place of the identification, and accepts the packet if 16 bits explain it. A damaged packet passes with
-//! a probability of 2^-16. The ICRC of IPv6 is verified exactly.
+//! place of the identification, and accepts the packet if 16 bits explain it. A damaged packet passes
+//! with a probability of 2^-16. The ICRC of IPv6 is verified exactly.
 //!
 //! Soft-RoCE computes the ICRC of a FLUSH as of no other packet, and drops a FLUSH with the ICRC of the
 //! specification. [`of`] does as Soft-RoCE does. [`verify`] accepts both.
@@ -50,8 +50,8 @@ pub(super) fn of(headers: &NetworkHeaders, transport: &[u8]) -> u32 {
     of_flush(headers, transport).unwrap_or_else(|| headers.icrc(transport))
 }
 
-/// The ICRC of a FLUSH as Soft-RoCE computes it: its table has no place of the payload for the opcode, so the
-/// transport headers are covered a second time, in place of a payload. `None` for other packets.
+/// The ICRC of a FLUSH as Soft-RoCE computes it: its table has no place of the payload for the opcode,
+/// so the transport headers are covered a second time, in place of a payload. `None` for other packets.
 fn of_flush(headers: &NetworkHeaders, transport: &[u8]) -> Option<u32> {
     const FLUSH: u8 = Transport::Rc.bits() | Operation::Flush as u8;
     if transport.first() != Some(&FLUSH) {
@@ -71,8 +71,8 @@ pub(super) fn verify(headers: &NetworkHeaders, transport: &[u8], icrc: u32) -> b
             .is_some_and(|right| is_explained(headers, right ^ icrc, covered + transport.len()))
 }
 
-/// Whether any identification explains a difference of two ICRCs. The ICRC covers as many bytes from the IP
-/// header on.
+/// Whether any identification explains a difference of two ICRCs. The ICRC covers as many bytes from
+/// the IP header on.
 fn is_explained(headers: &NetworkHeaders, difference: u32, covered: usize) -> bool {
     /// Place of the identification in an IPv4 header.
     const IDENTIFICATION: usize = 4;

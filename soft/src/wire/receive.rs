@@ -47,8 +47,8 @@ impl Batch {
         }
     }
 
-    /// Takes datagrams from a socket, without waiting. `each` gets `None` for a datagram that is longer than
-    /// any packet. Returns whether the socket may have more.
+    /// Takes datagrams from a socket, without waiting. `each` gets `None` for a datagram that is
+    /// longer than any packet. Returns whether the socket may have more.
     pub(super) fn take(
         &mut self,
         socket: BorrowedFd<'_>,

@@ -35,8 +35,8 @@ impl fmt::Debug for WireThread {
 }
 
 impl WireThread {
-    /// Starts the thread. It calls `run` with received packets, or none if it was woken or a time has passed.
-    /// `run` takes the packets, and returns the time after which it is called at the latest.
+    /// Starts the thread. It calls `run` with received packets, or none if it was woken or a time has
+    /// passed. `run` takes the packets, and returns the time after which it is called at the latest.
     pub(crate) fn start(
         wire: Arc<UdpWire>,
         run: impl FnMut(&mut Vec<Packet>) -> Option<Duration> + Send + 'static,

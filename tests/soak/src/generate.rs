@@ -17,7 +17,8 @@ pub struct Capabilities {
     pub flush: bool,
     /// ATOMIC_WRITE.
     pub atomic_write: bool,
-    /// Whether packets are lost: only RC, which repeats them, messages with a receive, and no failing requests.
+    /// Whether packets are lost: only RC, which repeats them, messages with a receive, and no failing
+    /// requests.
     pub lossy: bool,
 }
 

@@ -324,9 +324,9 @@ impl Iteration {
                     min_rnr_timer: MinRnrTimer::new(1).unwrap(),
                     ..RtrAttr::new(self.path, peer)
                 };
-                // Without an ACK timeout on a kernel: no packet is lost, and the kernel's timer may expire
-                // although none is late (`retransmit_timer` of `rxe_comp.c`). A fenced read that is
-                // retried waits for itself without limit (`rxe_wqe_is_fenced`).
+                // Without an ACK timeout on a kernel: no packet is lost, and the kernel's timer may
+                // expire although none is late (`retransmit_timer` of `rxe_comp.c`). A fenced read
+                // that is retried waits for itself without limit (`rxe_wqe_is_fenced`).
                 let timeout = match self.clock {
                     Clock::Real => 0,
                     // 4.2 ms.

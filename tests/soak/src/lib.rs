@@ -1,8 +1,8 @@
 //! Scale and endurance on real kernels: a thousand queue pairs at once, a hundred thousand regions,
 //! ten thousand connections by IP address, random verbs against a model.
 //!
-//! `cargo xtask soak` runs the long versions in the lab, `cargo xtask test` the short ones. Random verbs also
-//! run on soft devices, by seed and without a lab.
+//! `cargo xtask soak` runs the long versions in the lab, `cargo xtask test` the short ones. Random
+//! verbs also run on soft devices, by seed and without a lab.
 
 pub mod attempts;
 pub mod connections;

@@ -31,7 +31,8 @@ enum What {
         #[arg(long, requires = "iteration")]
         ops: Option<usize>,
     },
-    /// Random verbs on soft devices, compared with the same model: virtual time and faults, without a lab.
+    /// Random verbs on soft devices, compared with the same model: virtual time and faults, without a
+    /// lab.
     Soft {
         /// The first seed.
         #[arg(long, default_value_t = 0)]

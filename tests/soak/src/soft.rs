@@ -1,8 +1,8 @@
 //! Random verbs on soft devices, by seed: virtual time, packet faults, and calls that fail.
 //!
-//! An even seed has all transports and no packet fault. An odd seed has RC only, and packets are lost, damaged,
-//! duplicated, reordered and delayed, receives are hidden (RNR), and the link flaps: RC delivers everything
-//! once and in order all the same.
+//! An even seed has all transports and no packet fault. An odd seed has RC only, and packets are lost,
+//! damaged, duplicated, reordered and delayed, receives are hidden (RNR), and the link flaps: RC
+//! delivers everything once and in order all the same.
 
 use std::any::Any;
 use std::fs::File;
@@ -35,8 +35,8 @@ const RECOVERY: Duration = Duration::from_millis(20);
 /// Actions of QPs that the log of a failed seed keeps.
 const LOGGED: usize = 5_000;
 
-/// What soft devices deviate from the specification in: as Soft-RoCE of Linux 7.2, except that a write may
-/// overtake an earlier read.
+/// What soft devices deviate from the specification in: as Soft-RoCE of Linux 7.2, except that a write
+/// may overtake an earlier read.
 const QUIRKS: Quirks = Quirks {
     failed_wr_reports_flush: true,
     bad_lkey: WcStatus::LOC_QP_OP_ERR,
@@ -51,8 +51,8 @@ const QUIRKS: Quirks = Quirks {
 /// Runs seeds.
 ///
 /// # Errors
-/// If a result differs from the model, or objects are leaked. The failed seed is repeated; the error names the
-/// files with its log and its packets.
+/// If a result differs from the model, or objects are leaked. The failed seed is repeated; the error
+/// names the files with its log and its packets.
 pub fn run(seeds: Range<u64>, ops: usize) -> Result<Report> {
     let mut report = Report::default();
     for number in seeds {

@@ -108,7 +108,8 @@ pub(crate) struct RcPingpong {
     /// Post sends by a batch, as ibv_wr_start does, instead of as a list
     #[arg(short = 'N', long = "new_send")]
     new_send: bool,
-    /// Allow memory that a confidential guest shares with its host; rejected on devices that need such memory
+    /// Allow memory that a confidential guest shares with its host; rejected on devices that need such
+    /// memory
     #[arg(short = 'U', long)]
     allow_cc_unprotected: bool,
 }

@@ -110,8 +110,8 @@ pub(crate) struct ResponderState<D: Device> {
     pub(crate) pending: VecDeque<PendingResponse<D::Accessor>>,
     /// Whether an ACK is due.
     pub(crate) ack_pending: bool,
-    /// The PSN of ACKs: that of the last request without a response of its own. An ACK with the PSN of a READ or
-    /// atomic would be taken for its response.
+    /// The PSN of ACKs: that of the last request without a response of its own. An ACK with the PSN of
+    /// a READ or atomic would be taken for its response.
     pub(crate) ack_psn: u32,
     /// Whether an RNR NAK is due after the queued responses.
     pub(crate) rnr_nak_pending: bool,

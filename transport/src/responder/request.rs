@@ -47,8 +47,8 @@ pub(crate) fn receive<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet
     }
 }
 
-/// The route of a response. Routers have counted down the hop limit of the request, so the response has that
-/// of the QP's own path, as its traffic class and flow label.
+/// The route of a response. Routers have counted down the hop limit of the request, so the response
+/// has that of the QP's own path, as its traffic class and flow label.
 fn response_route<D: Device>(qp: &Qp<D>, packet: &Packet) -> Route {
     let mut route = packet.route.reversed();
     if let (Some(back), Some(own)) = (&mut route.global, qp.attributes.route.global) {

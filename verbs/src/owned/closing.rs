@@ -18,8 +18,8 @@ use crate::wait::{Caller, waits};
 /// The results of all operations that were not polled.
 type Closed<B, D> = Result<Vec<Completed<B, D>>>;
 
-/// The end of an [`Endpoint`] or of [`Datagrams`], from [`Endpoint::close`] or [`Datagrams::close`], which
-/// a task awaits or a thread [waits for](Closing::wait).
+/// The end of an [`Endpoint`] or of [`Datagrams`], from [`Endpoint::close`] or [`Datagrams::close`],
+/// which a task awaits or a thread [waits for](Closing::wait).
 ///
 /// It owns `E`. Dropping it drops `E`, and the results are lost. In a task with a limit, await a borrow:
 /// `timeout(limit, &mut closing)`.
@@ -27,10 +27,10 @@ type Closed<B, D> = Result<Vec<Completed<B, D>>>;
 pub struct Closing<E>(pub(super) E);
 
 impl<B, P: Provider> Endpoint<B, P> {
-    /// Waits until all sends, writes, reads and atomics are complete, ends the connection and destroys the
-    /// QP, when the returned value is awaited or waited for. The result has all operations that were not
-    /// polled, receives included: those that received a message, and those that were flushed with
-    /// [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR).
+    /// Waits until all sends, writes, reads and atomics are complete, ends the connection and destroys
+    /// the QP, when the returned value is awaited or waited for. The result has all operations that
+    /// were not polled, receives included: those that received a message, and those that were flushed
+    /// with [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR).
     ///
     /// If the last sends are unsignalled, it posts a write of length 0 behind them, whose completion
     /// shows that they are complete. The peer must permit [`Access::REMOTE_WRITE`](crate::Access), as

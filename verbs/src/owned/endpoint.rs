@@ -36,7 +36,8 @@ use crate::{Address, AnyProvider, Error, Pd, PortNum, Refused, Result, WcOpcode,
 /// or tasks, or many connections on one CQ: a [`Connection`](super::Connection) of a [`Hub`](super::Hub).
 ///
 /// Its operations own their buffers of type `B`: an [`Mr`](crate::Mr), a
-/// [`RegionMut`](super::RegionMut), a [`PoolBuffer`](super::PoolBuffer) or [`AnyBuffer`](super::AnyBuffer).
+/// [`RegionMut`](super::RegionMut), a [`PoolBuffer`](super::PoolBuffer) or
+/// [`AnyBuffer`](super::AnyBuffer).
 ///
 /// The first failed operation moves the QP to ERR. All outstanding operations then fail, and posting
 /// is rejected.
@@ -676,9 +677,9 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
         }
     }
 
-    /// Probes the peer if the connection was idle for the interval. Returns when to call it again, or when
-    /// a flush is late. A removed device is noticed as well: a wait that polls without limit reads no
-    /// event.
+    /// Probes the peer if the connection was idle for the interval. Returns when to call it again, or
+    /// when a flush is late. A removed device is noticed as well: a wait that polls without limit
+    /// reads no event.
     pub(crate) fn keep_alive(&mut self, now: Instant) -> Option<Instant> {
         if self.watch.is_due(now) && self.channel.is_closed() {
             self.end_removed();

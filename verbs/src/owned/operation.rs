@@ -56,9 +56,9 @@ use crate::{Error, Imm, Remote, Result};
 ///
 /// Each buffer has a [`Done`](super::Done) or [`Failed`](super::Failed) of its own, with the tag of the
 /// operation and the bytes of the buffer. The last one has the immediate data. An endpoint returns them
-/// in order, a [`Connection`](super::Connection::post) a [`Pending`](super::Pending) for each. Each buffer
-/// counts as an operation of the depth. The operation is signalled. It allocates no memory. The ranges
-/// have one type, such as `..` or `..len`.
+/// in order, a [`Connection`](super::Connection::post) a [`Pending`](super::Pending) for each. Each
+/// buffer counts as an operation of the depth. The operation is signalled. It allocates no memory. The
+/// ranges have one type, such as `..` or `..len`.
 ///
 /// The number of buffers is at most [`EndpointOptions::max_sge`](super::EndpointOptions::max_sge), and
 /// at most 8.
@@ -379,8 +379,8 @@ impl<B: Writable, R: RangeBounds<usize>, const N: usize> Op<Parts<B, R, N>, Rece
     /// Receives one message into the ranges of several buffers, in order. See
     /// [several buffers](Op#several-buffers).
     ///
-    /// [`Done::message`](super::Done::message) of each buffer has the bytes of the message that the buffer
-    /// received. It begins at the start of the buffer, so begin its range there to use it.
+    /// [`Done::message`](super::Done::message) of each buffer has the bytes of the message that the
+    /// buffer received. It begins at the start of the buffer, so begin its range there to use it.
     #[doc(alias = "post_recv_parts")]
     #[doc(alias = "ibv_post_recv")]
     pub fn recv_parts(parts: [(B, R); N]) -> Self {

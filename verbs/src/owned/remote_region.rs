@@ -259,8 +259,8 @@ impl<M> RemoteRegion<M> {
     /// The sum wraps around.
     ///
     /// It is atomic with atomic operations of peers. This needs a device whose
-    /// [`atomic_cap`](crate::device::DeviceAttr::atomic_cap) is [`AtomicCap::GLOB`]. With other devices, such
-    /// as Soft-RoCE and ConnectX, use [`LocalAtomics`](super::LocalAtomics).
+    /// [`atomic_cap`](crate::device::DeviceAttr::atomic_cap) is [`AtomicCap::GLOB`]. With other
+    /// devices, such as Soft-RoCE and ConnectX, use [`LocalAtomics`](super::LocalAtomics).
     ///
     /// # Errors
     /// - [`Error::Unsupported`] if the device's atomic operations are not atomic with the CPU's.

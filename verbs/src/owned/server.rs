@@ -733,8 +733,8 @@ impl<B: Source, P: Provider> Handle<B, P> {
     ///   for the peer to read: write the bytes into memory that the request named
     ///   ([`Handle::post`]), or send them in the answer.
     /// - Messages can be sent, operations be posted and buffers be waited for as before. A message counts
-    ///   as answered when it is dropped or its buffer is taken: answer it before, as [`Message::reply`] and
-    ///   [`Message::reply_in_place`] do.
+    ///   as answered when it is dropped or its buffer is taken: answer it before, as
+    ///   [`Message::reply`] and [`Message::reply_in_place`] do.
     /// - A connection is closed when all messages of its peer are answered. [`Server::next`] returns
     ///   [`Event::Ended`] when all are.
     ///
@@ -913,8 +913,8 @@ impl<B: Source, P: Provider> Client<B, P> {
         self.id
     }
 
-    /// The next event, as that of [`Server::next`]. [`Event::Ended`] follows when the server has closed the
-    /// connection and both ends have received everything, or when the connection has failed.
+    /// The next event, as that of [`Server::next`]. [`Event::Ended`] follows when the server has
+    /// closed the connection and both ends have received everything, or when the connection has failed.
     ///
     /// # Errors
     /// As for [`Server::next`].

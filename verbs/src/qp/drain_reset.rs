@@ -12,8 +12,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// [`Qp::resume`].
     ///
     /// When the last started send completes, [`QpAttr::sq_draining`] becomes false and the event
-    /// [`SQ_DRAINED`](crate::device::EventType::SQ_DRAINED) is raised. Sends can be posted in SQD. Receives
-    /// continue.
+    /// [`SQ_DRAINED`](crate::device::EventType::SQ_DRAINED) is raised. Sends can be posted in SQD.
+    /// Receives continue.
     ///
     /// ```
     /// # use bareverbs_test_support::example;

@@ -1,5 +1,5 @@
-//! The kernel tests on soft devices: on this machine, without a guest and without root, each in a process of
-//! its own.
+//! The kernel tests on soft devices: on this machine, without a guest and without root, each in a
+//! process of its own.
 
 use std::collections::VecDeque;
 use std::os::unix::process::CommandExt;

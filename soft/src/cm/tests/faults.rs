@@ -366,8 +366,8 @@ fn rank(event: &CmEvent) -> u8 {
     }
 }
 
-/// Connections over a network that loses, repeats, delays and reorders messages. Returns the number of those
-/// that were established, and the messages.
+/// Connections over a network that loses, repeats, delays and reorders messages. Returns the number of
+/// those that were established, and the messages.
 fn run_seed(seed: u64) -> (usize, Vec<(u64, usize, Message)>) {
     let (mut net, listener) = Net::listening();
     let mut random = Random(seed);

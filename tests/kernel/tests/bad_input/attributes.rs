@@ -112,7 +112,8 @@ fn ah_attr_is_validated_in_init_to_rtr() {
             ("another family", GlobalRoute { dgid: v6, ..grh }),
             ("no route", GlobalRoute { dgid: Gid::from(Ipv4Addr::new(203, 0, 113, 9)), ..grh }),
         ];
-        // On InfiniBand only packets show whether a GID can be reached. A soft device resolves no address.
+        // On InfiniBand only packets show whether a GID can be reached. A soft device resolves no
+        // address.
         for (what, grh) in strangers.into_iter().filter(|_| ethernet && !device::is_soft_device()) {
             for (verb, refused) in [
                 (RTR, side.qp.ready_to_receive(&RtrAttr { address: way(grh), ..good })),

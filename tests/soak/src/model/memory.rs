@@ -61,8 +61,8 @@ impl Region {
         })
     }
 
-    /// The bytes that these claims write become unknown. Later requests, of another connection, are in no order
-    /// with those of the claims.
+    /// The bytes that these claims write become unknown. Later requests, of another connection, are in
+    /// no order with those of the claims.
     pub(super) fn mark_unknown(&mut self, whose: impl Fn(&Claim) -> bool) {
         for claim in self.claims.iter_mut().filter(|claim| whose(claim)) {
             claim.remote = false;

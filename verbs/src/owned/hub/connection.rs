@@ -51,7 +51,8 @@ impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
     /// posted before, sends only afterwards.
     ///
     /// On RoCE it blocks while the kernel resolves the peer's Ethernet address, for at most
-    /// [`EndpointOptions::resolve_timeout`](crate::owned::EndpointOptions::resolve_timeout) and one second.
+    /// [`EndpointOptions::resolve_timeout`](crate::owned::EndpointOptions::resolve_timeout) and one
+    /// second.
     ///
     /// # Errors
     /// [`Error::Invalid`] if `remote` is the address of a `Server` or `Client`. As for
@@ -167,11 +168,11 @@ impl<B: Source, P: Provider, S: Service<P>> Connection<B, P, S> {
         self.submit(entry, |qp, wr_id| {
             let request = SendRequest { wr_id, operation, flags, payload: place.payload() };
             // SAFETY: `submit` has moved the buffer into the hub's table, and the place is that of the
-            // buffer (`OpPayload`). The table keeps it until the provider reports the completion of `wr_id`
-            // or the QP is destroyed (`ConnectionInner::retire`, which leaks the buffer if that fails).
-            // A forgotten hub leaks the table. `Source` keeps the bytes valid and unwritten meanwhile;
-            // operations that write the bytes come from constructors of `Op` that require `Target`.
-            // Inline bytes are copied before this returns.
+            // buffer (`OpPayload`). The table keeps it until the provider reports the completion of
+            // `wr_id` or the QP is destroyed (`ConnectionInner::retire`, which leaks the buffer if
+            // that fails). A forgotten hub leaks the table. `Source` keeps the bytes valid and
+            // unwritten meanwhile; operations that write the bytes come from constructors of `Op` that
+            // require `Target`. Inline bytes are copied before this returns.
             unsafe { qp.post_send(&[request]) }
         })
     }
