@@ -15,6 +15,7 @@ use bareverbs_uapi::write::structs::{AsyncEventDesc, CompEventDesc};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::fstat;
 use rustix::io::{Errno, ioctl_fionread};
+use rustix::net::sockopt::{set_socket_send_buffer_size, socket_send_buffer_size};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use zerocopy::IntoBytes;
 
@@ -59,6 +60,8 @@ struct Events {
     queued: VecDeque<Event>,
     /// The first that many of them were sent.
     sent: usize,
+    /// Whether the channel ends when all are sent.
+    is_ending: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -142,8 +145,18 @@ impl Channel {
     }
 
     /// Ends the channel: the program's reads return the queued records, then the end of the file.
+    ///
+    /// The socket gets room for the last records, because a program that has read none waits for the
+    /// descriptor only.
     pub(crate) fn end(&self) {
-        *lock(&self.sender) = None;
+        let mut events = lock(&self.events);
+        if let Some(sender) = &*lock(&self.sender) {
+            // The kernel doubles the size. After an error, records wait for room as before.
+            let _ =
+                socket_send_buffer_size(sender).and_then(|size| set_socket_send_buffer_size(sender, size));
+        }
+        events.is_ending = true;
+        self.flush(&mut events);
     }
 
     /// Sends an event of the port or the device, which no object counts.
@@ -163,10 +176,10 @@ impl Channel {
         }
     }
 
-    /// Sends the events that wait, as far as there is room.
+    /// Sends the events that wait, as far as there is room. An ending channel ends behind the last one.
     fn flush(&self, events: &mut Events) {
-        let sender = lock(&self.sender);
-        let Some(sender) = &*sender else { return };
+        let mut place = lock(&self.sender);
+        let Some(sender) = &*place else { return };
         while let Some(event) = events.queued.get(events.sent) {
             let record = &event.record[..self.kind.record()];
             match send(sender, record, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
@@ -179,9 +192,12 @@ impl Channel {
                 Err(Errno::PIPE) => break,
                 Err(_) => {
                     self.has_unsent.store(true, Ordering::Release);
-                    break;
+                    return;
                 }
             }
+        }
+        if events.is_ending {
+            *place = None;
         }
     }
 
@@ -220,10 +236,14 @@ impl ChannelUse {
         self.channel.flush(&mut events);
     }
 
-    /// Takes back the unread events with this counter, and counts those that were read.
+    /// Takes back the unread events with this counter, and counts those that were read. After the end
+    /// of the channel they stay: there is no way to put back those of others.
     fn purge(&self, counter: &Arc<AtomicU32>) {
         let mut events = lock(&self.channel.events);
         self.channel.count_read(&mut events);
+        if lock(&self.channel.sender).is_none() {
+            return;
+        }
         let is_own = |event: &Event| event.counter.as_ref().is_some_and(|of| Arc::ptr_eq(of, counter));
         if events.queued.iter().any(is_own) {
             let mut unread = self.drain(&mut events);
@@ -362,7 +382,7 @@ mod tests {
         rustix::io::ioctl_fionbio(program, true).unwrap();
         match rustix::io::read(program, &mut record) {
             Ok(8) => Some(u64::from_ne_bytes(record)),
-            Err(Errno::AGAIN) => None,
+            Ok(0) | Err(Errno::AGAIN) => None,
             other => panic!("{other:?}"),
         }
     }
@@ -444,6 +464,53 @@ mod tests {
         assert_eq!(rustix::io::read(&program, &mut record), Ok(16));
         assert_eq!(rustix::io::read(&program, &mut record), Ok(0));
         assert!(channel.is_closed());
+    }
+
+    #[test]
+    fn full_channel_has_room_for_its_last_event() {
+        let has_unsent = Arc::new(AtomicBool::new(false));
+        let (channel, program) = Channel::new(ChannelKind::Async, Arc::clone(&has_unsent)).unwrap();
+        let mut raised = 0;
+        while !has_unsent.load(Ordering::Relaxed) {
+            channel.raise_of_port(1, EventType::LID_CHANGE);
+            raised += 1;
+        }
+        channel.raise_of_port(2, EventType::DEVICE_FATAL);
+        channel.end();
+        assert_eq!(std::iter::from_fn(|| read(&program)).collect::<Vec<_>>(), {
+            let mut all = vec![1; raised];
+            all.push(2);
+            all
+        });
+        assert!(channel.is_closed());
+    }
+
+    #[test]
+    fn channel_ends_behind_events_that_wait_for_room() {
+        let (channel, program) = Channel::new(ChannelKind::Async, Arc::default()).unwrap();
+        for _ in 0..5000 {
+            channel.raise_of_port(1, EventType::LID_CHANGE);
+        }
+        channel.raise_of_port(2, EventType::DEVICE_FATAL);
+        channel.end();
+        let mut all = Vec::new();
+        while !channel.is_closed() {
+            all.extend(std::iter::from_fn(|| read(&program)));
+            channel.resume();
+        }
+        all.extend(std::iter::from_fn(|| read(&program)));
+        assert_eq!((all.len(), all.last()), (5001, Some(&2)));
+    }
+
+    #[test]
+    fn destruction_after_the_end_keeps_the_events_of_the_port() {
+        let (channel, program) = Channel::new(ChannelKind::Async, Arc::default()).unwrap();
+        let object = ObjectSink::new(Some(channel.used(program.as_fd()).unwrap()), 7);
+        object.raise(EventType::QP_FATAL);
+        channel.raise_of_port(1, EventType::DEVICE_FATAL);
+        channel.end();
+        assert_eq!(object.close(), 0);
+        assert_eq!((read(&program), read(&program)), (Some(7), Some(1)));
     }
 
     #[test]
