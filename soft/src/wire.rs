@@ -251,11 +251,14 @@ impl UdpWire {
         None
     }
 
-    /// Receives packets of a multicast group.
+    /// Receives packets of a multicast group. A group of the other IP family has none on this wire.
     pub(crate) fn join(&self, group: [u8; 16]) -> Result<(), Errno> {
         let group = address_of(&group);
-        if !group.is_multicast() || group.is_ipv4() != self.address.is_ipv4() {
+        if !group.is_multicast() {
             return Err(Errno::INVAL);
+        }
+        if group.is_ipv4() != self.address.is_ipv4() {
+            return Ok(());
         }
         let mut groups = lock(&self.groups);
         if groups.contains_key(&group) {

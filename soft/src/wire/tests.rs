@@ -258,6 +258,9 @@ fn group_delivers_its_packets_until_it_is_left() {
     one.send(&last, false);
     assert_eq!(take(&other, 1), [last]);
     assert_eq!(other.join([0; 16]), Err(Errno::INVAL));
+    // A group of IPv6 has no packets on the wire of an IPv4 address.
+    other.join(gid(Ipv6Addr::new(0xff0e, 0, 0, 0, 0, 0, 0, 0x42).into())).unwrap();
+    assert!(other.sockets().1.is_empty());
 }
 
 #[test]
