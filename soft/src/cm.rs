@@ -84,6 +84,14 @@ pub(crate) struct Path {
     pub(crate) pkey: u16,
 }
 
+/// Options of enhanced connection establishment (ECE).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ece {
+    /// 24 bits.
+    pub(crate) vendor: u32,
+    pub(crate) options: u32,
+}
+
 /// A request for a connection, from the view of the side that connects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
@@ -104,6 +112,7 @@ pub(crate) struct Request {
     /// Repetitions of each message.
     pub(crate) max_retries: u8,
     pub(crate) srq: bool,
+    pub(crate) ece: Ece,
     /// At most 92 bytes; 92 in an event.
     pub(crate) private_data: Vec<u8>,
 }
@@ -120,6 +129,7 @@ pub(crate) struct Reply {
     pub(crate) srq: bool,
     /// The delay of the accepting device's ACKs: 4.096 µs × 2^n. The CM sets it when it sends.
     pub(crate) ack_delay: u8,
+    pub(crate) ece: Ece,
     /// At most 196 bytes; 196 in an event.
     pub(crate) private_data: Vec<u8>,
 }

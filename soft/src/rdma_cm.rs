@@ -44,9 +44,7 @@ pub(crate) use namespace::{CmPort, Namespace};
 /// - An address resolves at once, or RESOLVE_ADDR fails with `ENETUNREACH`: no device reaches it. A
 ///   device that reaches other processes reaches any address, also in 127.0.0.0/8: if no device has
 ///   it, the connection times out. There is no neighbour to wait for, so no `ADDR_ERROR` event.
-/// - No network interface has a scope id: a link-local IPv6 address of no device is `EADDRNOTAVAIL`
-///   with any.
-/// - Addresses of the family `AF_IB` are `ENODEV`. ECE options are not carried. Ports below 1024 need no
+/// - Addresses of the family `AF_IB` are `ENODEV`. Ports below 1024 need no
 ///   privilege.
 ///
 /// The file serves the devices of a [`Fabric`](crate::Fabric) and of its

@@ -53,6 +53,7 @@ impl Cm {
         let lid = if is_local { 0 } else { PERMISSIVE_LID };
         let message = Message::Req(Req {
             local_id: id,
+            ece_vendor: request.ece.vendor,
             service_id: request.service_id,
             ca_guid: self.guid,
             qkey: 0,
@@ -82,6 +83,7 @@ impl Cm {
             local_gid: path.source,
             remote_gid: path.destination,
             private_data,
+            ece_options: request.ece.options,
         });
         let transaction = self.transaction(id);
         let connection = Connection {
@@ -132,12 +134,16 @@ impl Cm {
         connection.state = ConnState::ReplySent;
         connection.local_qpn = reply.qpn & 0xff_ffff;
         let transaction = connection.transaction;
+        let [_, ece_vendor_high, ece_vendor_middle, ece_vendor_low] = reply.ece.vendor.to_be_bytes();
         let message = Message::Rep(Rep {
             local_id: id.0,
             remote_id: connection.remote_id,
             qkey: 0,
             qpn: reply.qpn,
+            ece_vendor_high,
+            ece_vendor_middle,
             starting_psn: reply.starting_psn,
+            ece_vendor_low,
             responder_resources: reply.responder_resources,
             initiator_depth: reply.initiator_depth,
             ack_delay: ACK_DELAY,
@@ -147,6 +153,7 @@ impl Cm {
             srq: reply.srq,
             ca_guid: guid,
             private_data,
+            ece_options: reply.ece.options,
         });
         self.send_repeated(id.0, transaction, message);
         Ok(())

@@ -33,6 +33,7 @@ impl Mad {
         mad[..4].copy_from_slice(&[BASE_VERSION, CLASS, CLASS_VERSION, METHOD]);
         mad[8..16].copy_from_slice(&self.transaction.to_be_bytes());
         mad[16..18].copy_from_slice(&self.message.attribute().to_be_bytes());
+        mad[20..HEADER].copy_from_slice(&self.message.modifier().to_be_bytes());
         mad[HEADER..].copy_from_slice(&self.message.encode());
         mad
     }
@@ -46,7 +47,8 @@ impl Mad {
         }
         let transaction = u64::from_be_bytes(header[8..16].try_into().ok()?);
         let attribute = u16::from_be_bytes(header[16..18].try_into().ok()?);
-        let message = Message::decode(attribute, body.try_into().ok()?)?;
+        let modifier = u32::from_be_bytes(header[20..].try_into().ok()?);
+        let message = Message::decode(attribute, modifier, body.try_into().ok()?)?;
         Some(Self { transaction, message })
     }
 }
@@ -96,13 +98,14 @@ fn set(body: &mut Body, first: usize, width: usize, value: u64) {
 }
 
 /// Declares messages: the attribute id of each, its fields as type, first byte (and bit), width in
-/// bits, and its byte fields as a range.
+/// bits, its byte fields as a range, and its field in the attribute modifier of the MAD.
 macro_rules! messages {
     ($(
         $(#[$doc:meta])*
         $Message:ident = $attribute:literal {
             $($field:ident: $ty:ty = $byte:literal $(+ $bit:literal)?, $width:literal;)*
             $([$bytes:ident = $start:literal .. $end:literal];)*
+            $((modifier $modifier:ident);)?
         }
     )*) => {
         /// A message of the CM.
@@ -118,15 +121,25 @@ macro_rules! messages {
                 }
             }
 
+            fn modifier(&self) -> u32 {
+                match self {
+                    $($(Self::$Message(message) => message.$modifier,)?)*
+                    _ => 0,
+                }
+            }
+
             fn encode(&self) -> Body {
                 match self {
                     $(Self::$Message(message) => message.encode(),)*
                 }
             }
 
-            fn decode(attribute: u16, body: &Body) -> Option<Self> {
+            fn decode(attribute: u16, modifier: u32, body: &Body) -> Option<Self> {
                 match attribute {
-                    $($attribute => Some(Self::$Message($Message::decode(body))),)*
+                    $($attribute => Some(Self::$Message($Message {
+                        $($modifier: modifier,)?
+                        ..$Message::decode(body)
+                    })),)*
                     _ => None,
                 }
             }
@@ -138,6 +151,7 @@ macro_rules! messages {
             pub(crate) struct $Message {
                 $(pub(crate) $field: $ty,)*
                 $(pub(crate) $bytes: [u8; $end - $start],)*
+                $(pub(crate) $modifier: u32,)?
             }
 
             impl $Message {
@@ -146,6 +160,7 @@ macro_rules! messages {
                     Self {
                         $($field: Bits::from_bits(0),)*
                         $($bytes: [0; $end - $start],)*
+                        $($modifier: 0,)?
                     }
                 }
 
@@ -171,6 +186,7 @@ messages! {
     /// REQ: asks for a connection.
     Req = 0x10 {
         local_id: u32 = 0, 32;
+        ece_vendor: u32 = 5, 24;
         service_id: u64 = 8, 64;
         ca_guid: u64 = 16, 64;
         qkey: u32 = 28, 32;
@@ -200,6 +216,7 @@ messages! {
         [local_gid = 56..72];
         [remote_gid = 72..88];
         [private_data = 140..232];
+        (modifier ece_options);
     }
     /// MRA: asks for more time.
     Mra = 0x11 {
@@ -224,7 +241,10 @@ messages! {
         remote_id: u32 = 4, 32;
         qkey: u32 = 8, 32;
         qpn: u32 = 12, 24;
+        ece_vendor_high: u8 = 15, 8;
+        ece_vendor_middle: u8 = 19, 8;
         starting_psn: u32 = 20, 24;
+        ece_vendor_low: u8 = 23, 8;
         responder_resources: u8 = 24, 8;
         initiator_depth: u8 = 25, 8;
         ack_delay: u8 = 26, 5;
@@ -234,6 +254,7 @@ messages! {
         srq: bool = 27 + 3, 1;
         ca_guid: u64 = 28, 64;
         [private_data = 36..232];
+        (modifier ece_options);
     }
     /// RTU: the connection is ready to use.
     Rtu = 0x14 {
@@ -285,6 +306,7 @@ mod tests {
         let mut bytes = vec![0; HEADER];
         bytes[..4].copy_from_slice(&[BASE_VERSION, CLASS, CLASS_VERSION, METHOD]);
         bytes[16..18].copy_from_slice(&attribute.to_be_bytes());
+        bytes[20..].fill(0xec);
         bytes.extend_from_slice(body);
         bytes
     }
@@ -338,11 +360,14 @@ mod tests {
             max_retries: 15,
             srq: true,
             qpn: 0x1a_2b_3c,
+            ece_vendor: 0x00_15_b3,
+            ece_options: 0x5a00_0001,
             ..Req::zero()
         };
         let mad = Mad { transaction: 0x0102_0304_0506_0708, message: Message::Req(request) }.encode();
-        assert_eq!(mad[8..18], [1, 2, 3, 4, 5, 6, 7, 8, 0, 0x10]);
+        assert_eq!(mad[8..24], [1, 2, 3, 4, 5, 6, 7, 8, 0, 0x10, 0, 0, 0x5a, 0, 0, 1]);
         let body = &mad[HEADER..];
+        assert_eq!(body[4..8], [0, 0, 0x15, 0xb3]);
         assert_eq!(body[32..36], [0x1a, 0x2b, 0x3c, 0]);
         assert_eq!((body[43], body[47]), (20 << 3 | 1 << 1 | 1, 20 << 3 | 7));
         assert_eq!((body[50], body[51]), (3 << 4 | 7, 15 << 4 | 1 << 3));

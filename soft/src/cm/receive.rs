@@ -7,7 +7,7 @@ use bareverbs_transport::packet::Transport;
 use super::connection::{Connection, answered, nanoseconds_of_peer, reason};
 use super::message::{Drep, Dreq, Mad, Message, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
 use super::{
-    Cm, CmEvent, ConnId, ConnState, DatagramReply, DatagramRequest, Path, Peer, Reply, Request, Verdict,
+    Cm, CmEvent, ConnId, ConnState, DatagramReply, DatagramRequest, Ece, Path, Peer, Reply, Request, Verdict,
     ack_timeout,
 };
 
@@ -325,6 +325,7 @@ impl Request {
             rnr_retry_count: req.rnr_retry_count,
             max_retries: req.max_retries,
             srq: req.srq,
+            ece: Ece { vendor: req.ece_vendor, options: req.ece_options },
             private_data: req.private_data.to_vec(),
         }
     }
@@ -332,6 +333,7 @@ impl Request {
 
 impl Reply {
     fn of(rep: &Rep) -> Self {
+        let vendor = [0, rep.ece_vendor_high, rep.ece_vendor_middle, rep.ece_vendor_low];
         Self {
             qpn: rep.qpn,
             starting_psn: rep.starting_psn,
@@ -341,6 +343,7 @@ impl Reply {
             rnr_retry_count: rep.rnr_retry_count,
             srq: rep.srq,
             ack_delay: rep.ack_delay,
+            ece: Ece { vendor: u32::from_be_bytes(vendor), options: rep.ece_options },
             private_data: rep.private_data.to_vec(),
         }
     }

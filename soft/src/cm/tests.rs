@@ -11,7 +11,8 @@ use bareverbs_transport::packet::Transport;
 
 use super::message::{Mad, Message};
 use super::{
-    Cm, CmEvent, CmSink, ConnId, ConnState, DatagramReply, DatagramRequest, Path, Reply, Request, Verdict,
+    Cm, CmEvent, CmSink, ConnId, ConnState, DatagramReply, DatagramRequest, Ece, Path, Reply, Request,
+    Verdict,
 };
 
 const SERVICE: u64 = 0x0106_1234;
@@ -116,6 +117,7 @@ fn request() -> Request {
         rnr_retry_count: 6,
         max_retries: 15,
         srq: true,
+        ece: Ece { vendor: 0x00_15_b3, options: 0x5a5a_0001 },
         private_data: vec![1; 92],
     }
 }
@@ -130,6 +132,7 @@ fn reply() -> Reply {
         rnr_retry_count: 5,
         srq: false,
         ack_delay: 15,
+        ece: Ece { vendor: 0x12_34_56, options: 7 },
         private_data: vec![2; 196],
     }
 }

@@ -202,7 +202,7 @@ impl Call<'_> {
                 if request.conn_param.valid == 0 {
                     return Err(Errno::INVAL);
                 }
-                namespace.connect(file, request.id, &request.conn_param)
+                namespace.connect(file, request.id, &request.conn_param, request.ece)
             }
             7 => {
                 let request: ListenReq = self.request.read()?;
@@ -211,7 +211,7 @@ impl Call<'_> {
             8 => {
                 let request: AcceptReq = self.request.read_without_ece()?;
                 let param = Some(&request.conn_param).filter(|param| param.valid != 0);
-                namespace.accept(file, request.id, param, request.uid)
+                namespace.accept(file, request.id, param, request.ece, request.uid)
             }
             9 => {
                 let request: RejectReq = self.request.read()?;
@@ -337,13 +337,14 @@ impl Namespace {
             Err(errno) => return Err(errno),
         }
         drop(state);
-        Ok(self.destroy(number))
+        self.destroy(number)
     }
 
-    /// Destroys an identifier and the undelivered children of a listener.
-    fn destroy(&self, number: u32) -> u32 {
+    /// Destroys an identifier and the undelivered children of a listener. `ENOENT` if another thread has
+    /// destroyed it.
+    fn destroy(&self, number: u32) -> Result<u32, Errno> {
         let mut state = self.lock();
-        let Some(id) = state.ids.remove(&number) else { return 0 };
+        let id = state.ids.remove(&number).ok_or(Errno::NOENT)?;
         state.unbind(number);
         state.memberships.retain(|_, membership| membership.id != number);
         let requests = state.drop_events(id.file, |event| event.id == number);
@@ -357,7 +358,7 @@ impl Namespace {
         self.stop_listening(number);
         let is_request = |event: &&super::namespace::Event| event.resp.event == EventType::CONNECT_REQUEST;
         requests.iter().filter(is_request).for_each(|event| _ = self.destroy(event.resp.id));
-        id.reported
+        Ok(id.reported)
     }
 
     /// Destroys a file with its identifiers.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use bareverbs_provider::Errno;
 use bareverbs_transport::packet::Transport;
 use bareverbs_uapi::rdma_cm::EventType;
-use bareverbs_uapi::rdma_cm::structs::{ConnParam, EventResp, UdParam};
+use bareverbs_uapi::rdma_cm::structs::{ConnParam, Ece, EventResp, UdParam};
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::verbs_values;
 use bareverbs_uapi::write::structs::AhAttr;
@@ -19,7 +19,7 @@ use super::id::{Id, IdState, Parameters, UDP_QKEY, psn};
 use super::namespace::{CmPort, Namespace, Service, State};
 use super::resolve::{bind, check_port};
 use crate::cm::{
-    CmEvent, CmSink, ConnId, DatagramReply, DatagramRequest, Path, Reply, Request, Verdict, ack_timeout,
+    self, CmEvent, CmSink, ConnId, DatagramReply, DatagramRequest, Path, Reply, Request, Verdict, ack_timeout,
 };
 use crate::engine::Engine;
 use crate::wire::gid;
@@ -168,7 +168,13 @@ impl Namespace {
     }
 
     /// CONNECT.
-    pub(super) fn connect(self: &Arc<Self>, file: u64, number: u32, param: &ConnParam) -> Result<(), Errno> {
+    pub(super) fn connect(
+        self: &Arc<Self>,
+        file: u64,
+        number: u32,
+        param: &ConnParam,
+        ece: Ece,
+    ) -> Result<(), Errno> {
         self.on_device(file, number, |engine, port| {
             let (message, path) = {
                 let mut state = self.lock();
@@ -176,7 +182,7 @@ impl Namespace {
                 if id.state != IdState::RouteResolved {
                     return Err(Errno::INVAL);
                 }
-                let message = message(number, id, param)?;
+                let message = message(number, id, param, ece)?;
                 (message, id.path.ok_or(Errno::INVAL)?)
             };
             let sink = self.sink(port.index());
@@ -205,6 +211,7 @@ impl Namespace {
         file: u64,
         number: u32,
         param: Option<&ConnParam>,
+        ece: Ece,
         uid: u64,
     ) -> Result<(), Errno> {
         self.on_device(file, number, |engine, _| {
@@ -213,7 +220,7 @@ impl Namespace {
                 let id = state.id(file, number)?;
                 let connection = id.connection.filter(|_| id.state == IdState::Connecting);
                 let connection = connection.ok_or(Errno::INVAL)?;
-                (connection, answer(number, id, param))
+                (connection, answer(number, id, param, ece))
             };
             let answered = message.and_then(|message| match message {
                 Answer::Reply(reply) => engine.cm_reply(connection, reply),
@@ -288,7 +295,7 @@ enum Message {
 }
 
 /// The request of an identifier.
-fn message(number: u32, id: &Id, param: &ConnParam) -> Result<Message, Errno> {
+fn message(number: u32, id: &Id, param: &ConnParam, ece: Ece) -> Result<Message, Errno> {
     let (Some(source), Some(destination)) = (id.source, id.destination) else { return Err(Errno::INVAL) };
     let header = Header { source, destination: destination.ip() };
     let data = private_data(param);
@@ -318,6 +325,7 @@ fn message(number: u32, id: &Id, param: &ConnParam) -> Result<Message, Errno> {
         rnr_retry_count: param.rnr_retry_count.min(7),
         max_retries: RETRIES,
         srq: param.srq != 0,
+        ece: ece.into(),
         private_data,
     }))
 }
@@ -329,7 +337,7 @@ enum Answer {
 }
 
 /// The answer to the peer of an identifier.
-fn answer(number: u32, id: &mut Id, param: Option<&ConnParam>) -> Result<Answer, Errno> {
+fn answer(number: u32, id: &mut Id, param: Option<&ConnParam>, ece: Ece) -> Result<Answer, Errno> {
     let Some(param) = param else {
         return Ok(if id.is_datagram() {
             Answer::Datagram(DatagramReply { status: UNSUPPORTED, ..DatagramReply::default() })
@@ -354,9 +362,23 @@ fn answer(number: u32, id: &mut Id, param: Option<&ConnParam>) -> Result<Answer,
         flow_control: param.flow_control != 0,
         rnr_retry_count: param.rnr_retry_count.min(7),
         srq: param.srq != 0,
+        ece: ece.into(),
         private_data,
         ..Reply::default()
     }))
+}
+
+impl From<Ece> for cm::Ece {
+    fn from(ece: Ece) -> Self {
+        // The messages have room for 24 bits of the vendor's number.
+        Self { vendor: ece.vendor_id & 0xff_ffff, options: ece.attr_mod }
+    }
+}
+
+impl From<cm::Ece> for Ece {
+    fn from(ece: cm::Ece) -> Self {
+        Self { vendor_id: ece.vendor, attr_mod: ece.options }
+    }
 }
 
 fn private_data(param: &ConnParam) -> &[u8] {
@@ -511,6 +533,7 @@ impl State {
             ..ConnParam::zeroed()
         };
         let resp = conn_event(EventType::CONNECT_REQUEST, param, &request.private_data[HEADER..]);
+        let resp = EventResp { ece: request.ece.into(), ..resp };
         self.queue_request(listener, device, id, resp)
     }
 
@@ -597,7 +620,8 @@ fn take_reply(id: &mut Id, reply: &Reply) -> EventResp {
         rnr_retry_count: reply.rnr_retry_count,
         ..ConnParam::zeroed()
     };
-    conn_event(EventType::CONNECT_RESPONSE, param, &reply.private_data)
+    let resp = conn_event(EventType::CONNECT_RESPONSE, param, &reply.private_data);
+    EventResp { ece: reply.ece.into(), ..resp }
 }
 
 fn take_datagram_reply(id: &mut Id, reply: &DatagramReply, gid_index: u8) -> EventResp {

@@ -185,7 +185,8 @@ fn reaches(devices: &[Arc<dyn CmPort>], device: &dyn CmPort, destination: IpAddr
 ///
 /// # Errors
 ///
-/// `EINVAL` if it is bound already; `EADDRNOTAVAIL` if no device has the address; those of [`take_port`].
+/// `EINVAL` if it is bound already; `EADDRNOTAVAIL` if no device has the address, `ENODEV` for a
+/// link-local one; those of [`take_port`].
 pub(super) fn bind(
     state: &mut State,
     devices: &[Arc<dyn CmPort>],
@@ -197,16 +198,20 @@ pub(super) fn bind(
     if id.state != IdState::Idle {
         return Err(Errno::INVAL);
     }
+    // The kernel looks up the interface of the scope, not the address.
+    let mut foreign = Errno::ADDRNOTAVAIL;
     if let SocketAddr::V6(v6) = address
         && v6.ip().is_unicast_link_local()
-        && v6.scope_id() == 0
     {
-        return Err(Errno::INVAL);
+        if v6.scope_id() == 0 {
+            return Err(Errno::INVAL);
+        }
+        foreign = Errno::NODEV;
     }
     let mut device = None;
     if !address.ip().is_unspecified() {
         let found = devices.iter().find(|port| port.address() == address.ip());
-        device = Some(found.ok_or(Errno::ADDRNOTAVAIL)?.index());
+        device = Some(found.ok_or(foreign)?.index());
         if id.space == PortSpace::IPOIB {
             return Err(Errno::INVAL);
         }

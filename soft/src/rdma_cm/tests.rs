@@ -547,6 +547,7 @@ fn requests_with_addresses_of_other_hosts_are_rejected() {
             rnr_retry_count: 7,
             max_retries: 15,
             srq: false,
+            ece: crate::cm::Ece::default(),
             private_data: private_data.clone(),
         };
         let sink = Arc::<Last>::default();

@@ -55,6 +55,7 @@ fn request() -> Request {
         rnr_retry_count: 7,
         max_retries: 15,
         srq: false,
+        ece: crate::cm::Ece::default(),
         private_data: vec![5],
     }
 }
