@@ -312,3 +312,18 @@ fn closed_channels_are_no_longer_listed() {
     drop(one);
     assert_eq!(count(), 0);
 }
+
+#[test]
+fn closed_files_leave_their_groups() {
+    /// Members of a group.
+    const LIMIT: usize = 56;
+    let device = SoftDevice::new(&Fabric::new());
+    let mut gid = [0; 16];
+    (gid[0], gid[1]) = (0xff, 0x0e);
+    for _ in 0..=LIMIT {
+        let opened = Opened::new(&device);
+        let (qp_handle, _) = opened.qp(opened.pd(), opened.cq(), UD).unwrap();
+        let group = AttachMcastReq { gid, qp_handle, ..AttachMcastReq::zeroed() };
+        opened.invoke::<write::AttachMcast>(&group).unwrap();
+    }
+}

@@ -1,3 +1,4 @@
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Mutex};
 
@@ -46,19 +47,31 @@ impl Sides {
         storage(Some((self.devices[device].address(), port).into())).0
     }
 
-    /// An identifier with a route to a port of the second device.
-    fn resolved(&self, uid: u64, space: PortSpace, port: u16) -> u32 {
+    /// An identifier with a route to a port of a device.
+    fn resolved(&self, uid: u64, space: PortSpace, device: &SoftDevice, port: u16) -> u32 {
         let id = create(&self.client, uid, space);
-        resolve(&self.client, id, self.address(1, port)).unwrap();
+        resolve(&self.client, id, storage(Some((device.address(), port).into())).0).unwrap();
         expect(&self.client, EventType::ADDR_RESOLVED, uid);
         execute::<ResolveRoute>(&self.client, ResolveRouteReq { id, timeout_ms: 1 }).unwrap();
         expect(&self.client, EventType::ROUTE_RESOLVED, uid);
         id
     }
 
-    /// An identifier that has sent a request with these private data.
+    /// An identifier that has sent a request with these private data to the second device.
     fn asking(&self, uid: u64, space: PortSpace, port: u16, data: &[u8]) -> u32 {
-        let id = self.resolved(uid, space, port);
+        self.asking_device(uid, space, &self.devices[1], port, data)
+    }
+
+    /// The same to any device.
+    fn asking_device(
+        &self,
+        uid: u64,
+        space: PortSpace,
+        device: &SoftDevice,
+        port: u16,
+        data: &[u8],
+    ) -> u32 {
+        let id = self.resolved(uid, space, device, port);
         let request = ConnectReq { id, conn_param: param(0x77, data), ..ConnectReq::zeroed() };
         execute::<Connect>(&self.client, request).unwrap();
         id
@@ -232,13 +245,7 @@ fn wildcard_listener_serves_later_devices_and_siblings() {
     let sibling = sides.fabric.sibling();
     let alone = SoftDevice::with_address(&sibling, [10, 9, 8, 7].into()).unwrap();
     for (uid, device) in [(1, &sides.devices[1]), (2, &later), (3, &alone)] {
-        let id = create(&sides.client, uid, PortSpace::TCP);
-        resolve(&sides.client, id, storage(Some((device.address(), port).into())).0).unwrap();
-        expect(&sides.client, EventType::ADDR_RESOLVED, uid);
-        execute::<ResolveRoute>(&sides.client, ResolveRouteReq { id, timeout_ms: 1 }).unwrap();
-        expect(&sides.client, EventType::ROUTE_RESOLVED, uid);
-        let request = ConnectReq { id, conn_param: param(0x77, b""), ..ConnectReq::zeroed() };
-        execute::<Connect>(&sides.client, request).unwrap();
+        sides.asking_device(uid, PortSpace::TCP, device, port, b"");
         let child = expect(&sides.server, EventType::CONNECT_REQUEST, 100).id;
         assert_eq!(addresses(&sides.server, child).ibdev_index, device.index());
     }
@@ -261,9 +268,11 @@ fn ports_are_shared_as_in_the_kernel() {
         };
         bind(&sides.client, id, address).map(|()| id)
     };
-    bound(Some(0), 7174, None).unwrap();
+    let first = bound(Some(0), 7174, None).unwrap();
     assert_eq!(bound(Some(0), 7174, None), Err(Errno::ADDRINUSE));
     assert_eq!(bound(None, 7174, None), Err(Errno::ADDRNOTAVAIL));
+    destroy(&sides.client, first).unwrap();
+    bound(Some(0), 7174, None).unwrap();
     bound(Some(1), 7174, None).unwrap();
     let reused = [(); 2].map(|()| bound(Some(0), 7175, Some(IdOption::REUSE_ADDR)).unwrap());
     let listen = |id| execute::<Listen>(&sides.client, ListenReq { id, backlog: 0 });
@@ -314,6 +323,22 @@ fn backlog_counts_requests_that_wait() {
     }
     sides.asking(9, PortSpace::UDP, port + 1, b"");
     assert_eq!(expect(&sides.client, EventType::UNREACHABLE, 9).status, 1);
+    // Requests that were read have left the backlog.
+    sides.asking(4, PortSpace::UDP, port, b"");
+    expect(&sides.server, EventType::CONNECT_REQUEST, 100);
+}
+
+#[test]
+fn requests_to_a_removed_device_leave_the_backlog() {
+    let sides = Sides::new();
+    let listener = create(&sides.server, 100, PortSpace::TCP);
+    execute::<Listen>(&sides.server, ListenReq { id: listener, backlog: 1 }).unwrap();
+    let port = local_port(&sides.server, listener);
+    sides.asking(1, PortSpace::TCP, port, b"");
+    sides.devices[1].remove();
+    sides.asking_device(2, PortSpace::TCP, &sides.devices[0], port, b"");
+    expect(&sides.server, EventType::CONNECT_REQUEST, 100);
+    assert!(next(&sides.server).is_none());
 }
 
 #[test]
@@ -337,6 +362,19 @@ fn identifiers_move_with_their_events() {
     assert_eq!(destroy(&sides.client, id), Err(Errno::INVAL));
     assert_eq!(destroy(&sides.server, id), Ok(4));
     expect(&sides.server, EventType::DISCONNECTED, 2);
+}
+
+#[test]
+fn listener_moves_with_its_requests() {
+    let sides = Sides::new();
+    let (id, port) = sides.listen(PortSpace::TCP, 0);
+    sides.asking(1, PortSpace::TCP, port, b"");
+    let fd = sides.server.as_fd().as_raw_fd().cast_unsigned();
+    call::<MigrateId>(&sides.client, MigrateIdReq { id, fd, ..MigrateIdReq::zeroed() }).unwrap();
+    assert!(!is_readable(&sides.server));
+    let child = expect(&sides.client, EventType::CONNECT_REQUEST, 100).id;
+    accept(&sides.client, child, 2, b"").unwrap();
+    expect(&sides.client, EventType::CONNECT_RESPONSE, 1);
 }
 
 #[test]
@@ -511,6 +549,62 @@ impl CmSink for Last {
     }
 }
 
+fn path(from: IpAddr, to: IpAddr) -> Path {
+    Path {
+        source: gid(from),
+        destination: gid(to),
+        flow_label: 0,
+        traffic_class: 0,
+        hop_limit: 64,
+        service_level: 0,
+        mtu: 3,
+        rate: 3,
+        packet_life: 16,
+        pkey: 0xffff,
+    }
+}
+
+/// A request to a listener on a port.
+fn request(port: u16, private_data: Vec<u8>) -> Request {
+    Request {
+        service_id: service_id(PortSpace::TCP, port),
+        transport: Transport::Rc,
+        qpn: 0x77,
+        starting_psn: 0,
+        responder_resources: 0,
+        initiator_depth: 0,
+        remote_response_timeout: 20,
+        local_response_timeout: 20,
+        flow_control: false,
+        retry_count: 7,
+        rnr_retry_count: 7,
+        max_retries: 15,
+        srq: false,
+        ece: crate::cm::Ece::default(),
+        private_data,
+    }
+}
+
+#[test]
+fn request_of_another_transport_is_rejected() {
+    let sides = Sides::new();
+    let (_, port) = sides.listen(PortSpace::TCP, 0);
+    let [own, destination] = [0, 1].map(|device| sides.devices[device].address());
+    let device = sides.client.namespace.device(sides.devices[0].index()).unwrap();
+    let header = Header { source: (own, 9).into(), destination }.to_bytes().to_vec();
+    let ask = |transport| {
+        let request = Request { transport, ..request(port, header.clone()) };
+        let sink = Arc::<Last>::default();
+        device.with(|engine| engine.cm_connect(request, path(own, destination), sink.clone())).unwrap();
+        let event = sink.0.lock().unwrap().take();
+        event
+    };
+    assert_eq!(ask(Transport::Uc), Some(CmEvent::Rejected { reason: 28, private_data: vec![0; 148] }));
+    assert!(next(&sides.server).is_none());
+    assert_eq!(ask(Transport::Rc), None);
+    expect(&sides.server, EventType::CONNECT_REQUEST, 100);
+}
+
 #[test]
 fn requests_with_addresses_of_other_hosts_are_rejected() {
     let sides = Sides::new();
@@ -519,37 +613,10 @@ fn requests_with_addresses_of_other_hosts_are_rejected() {
     let [own, peer] = [0, 1].map(|device| sides.devices[device].address());
     let device = sides.client.namespace.device(sides.devices[0].index()).unwrap();
     let other = [127, 0, 0, 77].into();
+    let path = path(own, peer);
     for (source, destination) in [(other, peer), (own, other)] {
         let private_data = Header { source: (source, 9).into(), destination }.to_bytes().to_vec();
-        let path = Path {
-            source: gid(own),
-            destination: gid(peer),
-            flow_label: 0,
-            traffic_class: 0,
-            hop_limit: 64,
-            service_level: 0,
-            mtu: 3,
-            rate: 3,
-            packet_life: 16,
-            pkey: 0xffff,
-        };
-        let request = Request {
-            service_id: service_id(PortSpace::TCP, port),
-            transport: Transport::Rc,
-            qpn: 0x77,
-            starting_psn: 0,
-            responder_resources: 0,
-            initiator_depth: 0,
-            remote_response_timeout: 20,
-            local_response_timeout: 20,
-            flow_control: false,
-            retry_count: 7,
-            rnr_retry_count: 7,
-            max_retries: 15,
-            srq: false,
-            ece: crate::cm::Ece::default(),
-            private_data: private_data.clone(),
-        };
+        let request = request(port, private_data.clone());
         let sink = Arc::<Last>::default();
         device.with(|engine| engine.cm_connect(request, path, sink.clone())).unwrap();
         let event = sink.0.lock().unwrap().take();

@@ -511,3 +511,16 @@ fn connector_with_an_id_in_timewait_is_rejected() {
     net.run(0);
     assert_eq!(net.sides[0].event(), (client, CmEvent::Rejected { reason: 10, private_data: vec![0; 148] }));
 }
+
+#[test]
+fn repeated_datagram_request_is_one_event() {
+    let (mut net, _) = Net::listening();
+    net.policy = Box::new(|_, _| vec![0, MS]);
+    let asked = DatagramRequest { service_id: SERVICE, private_data: vec![] };
+    let client = net.call(0, |cm, sink| cm.datagram_request(&asked, 20, 15, path(0), sink)).unwrap();
+    net.run(MS);
+    let CmEvent::DatagramRequest { connection, .. } = net.sides[1].event().1 else { panic!("a request") };
+    net.call(1, |cm, _| cm.datagram_reply(connection, &DatagramReply::default())).unwrap();
+    net.run(MS);
+    assert!(matches!(net.sides[0].event(), (id, CmEvent::DatagramReply(_)) if id == client));
+}

@@ -226,3 +226,16 @@ fn ack_timeouts_are_those_of_the_kernel() {
         assert_eq!(ack_timeout(delay, life), expected, "{delay} {life}");
     }
 }
+
+#[test]
+fn qpn_of_a_connection_in_timewait_is_used_again() {
+    let (mut net, _) = Net::listening();
+    let (client, server) = net.connected();
+    net.call(0, |cm, _| cm.disconnect(client, &[])).unwrap();
+    net.run(0);
+    net.call(1, |cm, _| cm.disconnect(server, &[])).unwrap();
+    net.run(0);
+    net.sides.iter().for_each(|side| drop(side.events()));
+    assert_eq!((net.state(0, client), net.state(1, server)), (ConnState::Timewait, ConnState::Timewait));
+    net.connected();
+}

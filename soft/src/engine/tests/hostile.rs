@@ -1,5 +1,8 @@
 //! Programs that write anything into their rings.
 
+use std::mem::offset_of;
+
+use bareverbs_uapi::rxe::{QueueBuf, SendWqe};
 use proptest::prelude::*;
 
 use super::*;
@@ -83,4 +86,38 @@ fn removed_device_fails_with_eio() {
     let peer = Peer::new(&fabric, 2, 8);
     peer.remove();
     assert_eq!(fabric.with(peer.device, |_| Ok(())), Err(Errno::IO));
+}
+
+/// The place of the first slot's data length in a send queue.
+const DATA_LENGTH: usize = size_of::<QueueBuf>() + offset_of!(SendWqe, dma.length);
+
+#[test]
+fn inline_data_beyond_the_capacity_is_malformed() {
+    for length in [65, u32::MAX] {
+        let mut pair = Pair::rc();
+        let payload = Payload::Inline(&[&[7; 64]]);
+        pair.qa.push(1, Operation::Write(pair.b.remote(0)), SendFlags::SIGNALED, payload);
+        scribble(&pair.qa.sq_ring, DATA_LENGTH, &length.to_ne_bytes());
+        pair.qa.sq.ring().unwrap();
+        assert_eq!(pair.a.drain(), [(1, WcStatus::WR_FLUSH_ERR)]);
+        assert_eq!(pair.qa.sq.failure(), Some((1, WcStatus::LOC_QP_OP_ERR)));
+    }
+}
+
+#[test]
+fn request_that_changes_during_its_execution_fails() {
+    let mut pair = Pair::rc();
+    let sge = [pair.a.sge(0, 8)];
+    for wr_id in 1..3 {
+        pair.qa.push(wr_id, Operation::Send, SendFlags::SIGNALED, Payload::Sges(&sge));
+    }
+    pair.qa.sq.ring().unwrap();
+    // Both are in execution: there is no receive yet.
+    scribble(&pair.qa.sq_ring, DATA_LENGTH, &4_u32.to_ne_bytes());
+    for wr_id in 1..3 {
+        pair.qb.receive(wr_id, &[pair.b.sge(0, 8)]);
+    }
+    assert_eq!((pair.a.wait().status, pair.a.wait().status), (WcStatus::WR_FLUSH_ERR, WcStatus::WR_FLUSH_ERR));
+    assert_eq!(pair.qa.sq.failure(), Some((1, WcStatus::LOC_QP_OP_ERR)));
+    assert_eq!(pair.b.drain(), []);
 }

@@ -1,4 +1,5 @@
 use bareverbs_provider::work::{MwBind, MwType};
+use bareverbs_uapi::rxe::QueueBuf;
 
 use super::super::check_rights;
 use super::*;
@@ -139,6 +140,17 @@ fn destroyed_qp_releases_its_windows() {
 }
 
 #[test]
+fn freed_window_releases_its_region() {
+    for ty in [MwType::TYPE_1, MwType::TYPE_2] {
+        let mut pair = Pair::rc();
+        let (id, rkey) = window(&pair.b, ty);
+        assert_eq!(bind(&mut pair.b, &mut pair.qb, ty, rkey, AccessFlags::REMOTE_READ), OK);
+        assert_eq!(pair.b.with(|engine| engine.free_window(id)), Ok(()));
+        assert_eq!(pair.b.with(|engine| engine.deregister(pair.b.mr.id)), Ok(()));
+    }
+}
+
+#[test]
 fn bind_without_the_right_fails() {
     let mut pair = Pair::rc();
     let rights = AccessFlags::LOCAL_WRITE;
@@ -204,16 +216,18 @@ fn full_cq_fails_once_and_keeps_its_completions() {
     assert_eq!(a.drain(), [(0, OK), (1, OK), (2, OK)]);
 }
 
+/// Reads the completion events. Returns their number.
+fn comp_events(peer: &Peer) -> usize {
+    let mut bytes = [0; 8];
+    let fd = &peer.comp_channel.1;
+    let flags = rustix::fs::fcntl_getfl(fd).unwrap();
+    rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
+    std::iter::from_fn(|| rustix::io::read(fd, &mut bytes).ok()).count()
+}
+
 #[test]
 fn armed_cq_raises_one_event() {
     let mut pair = Pair::rc();
-    let comp_events = |peer: &Peer| {
-        let mut bytes = [0; 8];
-        let fd = &peer.comp_channel.1;
-        let flags = rustix::fs::fcntl_getfl(fd).unwrap();
-        rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
-        std::iter::from_fn(|| rustix::io::read(fd, &mut bytes).ok()).count()
-    };
     let send = |pair: &mut Pair, flags: SendFlags| {
         pair.qb.receive(1, &[pair.b.sge(0, 8)]);
         let sge = pair.a.sge(0, 8);
@@ -239,7 +253,13 @@ fn resized_cq_keeps_its_completions() {
         if wr_id < 40 { assert_eq!(pair.a.wait().wr_id, wr_id) } else { expected.push((wr_id, OK)) }
     }
     assert_eq!(pair.a.with(|engine| engine.resize_cq(pair.a.cq, 9)).map(drop), Err(Errno::INVAL));
+    let queue = |peer: &Peer| peer.with(|engine| engine.port.cqs.get(peer.cq).unwrap().memory());
+    let before = queue(&pair.a);
     let ring = pair.a.with(|engine| engine.resize_cq(pair.a.cq, 10)).unwrap();
+    // A program that polls the old ring finds nothing.
+    // SAFETY: the header is within the mapping, which nothing writes now.
+    let header = unsafe { before.mapping().as_ptr().as_ptr().cast::<QueueBuf>().read() };
+    assert_eq!(header.producer_index, header.consumer_index);
     // SAFETY: the device has moved to the new ring.
     unsafe { pair.a.completions.finish_resize(Ok(Memory(ring)), 10) }.unwrap();
     pair.qa.post(50, Operation::Write(pair.b.remote(0)), &[pair.a.sge(0, 8)]);
@@ -258,4 +278,92 @@ fn capacities_are_those_of_soft_roce() {
     assert_eq!((made.max_send_sge, made.max_inline), (6, 100));
     let init = peer.init(QpType::RAW_PACKET);
     assert_eq!(peer.with(|engine| engine.create_qp(init)).map(drop), Err(Errno::OPNOTSUPP));
+}
+
+#[test]
+fn window_of_type_2_is_of_one_qp() {
+    let mut pair = Pair::rc();
+    let (_, rkey) = window(&pair.b, MwType::TYPE_2);
+    let mut other = [pair.a.qp(QpType::RC), pair.b.qp(QpType::RC)];
+    pair.a.connect(&other[0], (3, other[1].qpn));
+    pair.b.connect(&other[1], (2, other[0].qpn));
+    assert_eq!(bind(&mut pair.b, &mut pair.qb, MwType::TYPE_2, rkey, AccessFlags::REMOTE_WRITE), OK);
+    let remote = Remote { addr: pair.b.start() + 1000, rkey: rkey ^ 0x55 };
+    pair.qa.post(1, Operation::Write(remote), &[pair.a.sge(0, 8)]);
+    other[0].post(2, Operation::Write(remote), &[pair.a.sge(0, 8)]);
+    assert_eq!(pair.a.drain(), [(1, OK), (2, WcStatus::REM_ACCESS_ERR)]);
+}
+
+#[test]
+fn failed_completion_is_an_event_of_a_cq_armed_for_solicited_ones() {
+    let mut pair = Pair::rc();
+    pair.a.completions.arm(true).unwrap();
+    pair.qa.post(1, Operation::Write(pair.b.remote(0)), &[pair.a.sge(0, 8)]);
+    assert_eq!((pair.a.drain(), comp_events(&pair.a)), (vec![(1, OK)], 0));
+    let bad = Operation::Write(Remote { rkey: 0, ..pair.b.remote(0) });
+    pair.qa.post(2, bad, &[pair.a.sge(0, 8)]);
+    assert_eq!((pair.a.drain(), comp_events(&pair.a)), (vec![(2, WcStatus::REM_ACCESS_ERR)], 1));
+}
+
+#[test]
+fn fault_of_a_destroyed_qp_does_not_fail_a_later_qp() {
+    let mut pair = Pair::rc();
+    let qpn = pair.qa.qpn;
+    assert!(pair.a.with(|engine| engine.fail_completion(qpn, 1, WcStatus::REM_OP_ERR)));
+    pair.a.with(|engine| engine.destroy_qp(qpn));
+    // Numbers are used again.
+    while pair.qa.qpn != qpn || pair.a.with(|engine| engine.qp_state(qpn)).is_none() {
+        pair.a.with(|engine| engine.destroy_qp(pair.qa.qpn));
+        pair.qa = pair.a.qp(QpType::RC);
+    }
+    pair.a.connect(&pair.qa, (3, pair.qb.qpn));
+    pair.qa.post(1, Operation::Write(pair.b.remote(0)), &[pair.a.sge(0, 8)]);
+    assert_eq!(pair.a.drain(), [(1, OK)]);
+}
+
+#[test]
+fn requests_behind_a_failed_completion_are_flushed() {
+    let mut pair = Pair::rc();
+    assert!(pair.a.with(|engine| engine.fail_completion(pair.qa.qpn, 2, WcStatus::REM_OP_ERR)));
+    let sge = [pair.a.sge(0, 8)];
+    for wr_id in 1..4 {
+        let operation = Operation::Write(pair.b.remote(0));
+        pair.qa.push(wr_id, operation, SendFlags::SIGNALED, Payload::Sges(&sge));
+    }
+    // One ACK completes all.
+    pair.qa.sq.ring().unwrap();
+    let flushed = WcStatus::WR_FLUSH_ERR;
+    assert_eq!(pair.a.drain(), [(1, OK), (2, WcStatus::REM_OP_ERR), (3, flushed)]);
+}
+
+#[test]
+fn keys_of_a_number_that_is_used_again_differ() {
+    let peer = Peer::new(&Fabric::new(), 2, 8);
+    let register = || peer.with(|engine| engine.register(attr(&peer, all_rights()).prepare()?)).unwrap();
+    let deregister = |mr: Mr| peer.with(|engine| engine.deregister(mr.id)).unwrap();
+    let first = register();
+    deregister(first);
+    let again = loop {
+        let mr = register();
+        if mr.id == first.id {
+            break mr;
+        }
+        deregister(mr);
+    };
+    assert_ne!(again.lkey, first.lkey);
+}
+
+#[test]
+fn device_without_link_neither_sends_nor_receives() {
+    let mut pair = Pair::new(QpType::UC);
+    let [remote_a, remote_b] = [pair.a.remote(0), pair.b.remote(0)];
+    pair.a.fill(8, &[1; 8]);
+    pair.b.fill(8, &[2; 8]);
+    for (up, expected) in [(false, [0; 8]), (true, [1; 8])] {
+        pair.a.with(|engine| engine.set_link(up));
+        pair.qa.post(1, Operation::Write(remote_b), &[pair.a.sge(8, 8)]);
+        assert_eq!((pair.a.drain(), pair.b.bytes(0, 8)), (vec![(1, OK)], expected.to_vec()));
+        pair.qb.post(1, Operation::Write(remote_a), &[pair.b.sge(8, 8)]);
+        assert_eq!((pair.b.drain(), pair.a.bytes(0, 8)), (vec![(1, OK)], expected.map(|byte| 2 * byte).to_vec()));
+    }
 }
