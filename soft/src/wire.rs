@@ -31,6 +31,7 @@ use bareverbs_provider::process::ForkGuard;
 use bareverbs_transport::bth;
 use bareverbs_transport::packet::{Global, Network, Packet, Route};
 use bareverbs_transport::roce::NetworkHeaders;
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, Timeout};
 use rustix::net::{self, AddressFamily, SendFlags, SocketFlags, SocketType};
@@ -82,6 +83,8 @@ pub(crate) struct UdpWire {
     interface: Interface,
     socket: Socket,
     groups: Mutex<BTreeMap<IpAddr, Arc<Socket>>>,
+    /// An eventfd that ends the wait of the wire's thread.
+    wake: OwnedFd,
     sender: Mutex<SendState>,
     /// Whether a packet of this run was dropped after [`SEND_TIMEOUT`].
     congested: AtomicBool,
@@ -126,6 +129,7 @@ impl UdpWire {
             interface,
             socket,
             groups: Mutex::default(),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             sender: Mutex::default(),
             congested: AtomicBool::new(false),
             counts: Counts::default(),
@@ -277,12 +281,26 @@ impl UdpWire {
             IpAddr::V6(group) => sockopt::set_ipv6_add_membership(&socket, &group, self.interface.index)?,
         }
         groups.insert(group, Arc::new(socket));
+        // The thread waits for the sockets that there were.
+        self.wake();
         Ok(())
     }
 
     /// Leaves the multicast groups for which `stays` is false.
     pub(crate) fn retain_groups(&self, stays: impl Fn(&[u8; 16]) -> bool) {
-        lock(&self.groups).retain(|group, _| stays(&gid(*group)));
+        let mut groups = lock(&self.groups);
+        let before = groups.len();
+        groups.retain(|group, _| stays(&gid(*group)));
+        if groups.len() < before {
+            // The thread keeps the sockets open for which it waits.
+            self.wake();
+        }
+    }
+
+    /// Ends the wait of the wire's thread.
+    fn wake(&self) {
+        // Fails if the counter is at its maximum: the thread is about to wake.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
     /// The sockets.

@@ -204,6 +204,10 @@ fn datagrams_beyond_the_receive_buffer_are_counted() {
     one.send(&packet, false);
     take(&other, 1);
     assert_eq!(other.dropped().overflowed, 100 - before as u64);
+    // Later ones report it again.
+    one.send(&packet, false);
+    take(&other, 1);
+    assert_eq!(other.dropped().overflowed, 100 - before as u64);
 }
 
 #[test]
@@ -327,6 +331,25 @@ fn thread_receives_wakes_and_ends() {
     assert_eq!(receiver.recv_timeout(TIMEOUT), Ok(0));
     drop(thread);
     UdpWire::bind(address).unwrap();
+}
+
+#[test]
+fn thread_receives_from_groups_that_are_joined_while_it_waits() {
+    let (one, other) = (wire(), Arc::new(wire()));
+    let (sender, receiver) = mpsc::channel();
+    let _thread = WireThread::start(Arc::clone(&other), move |packets| {
+        sender.send(packets.drain(..).count()).unwrap();
+        None
+    })
+    .unwrap();
+    let [.., high, low] = std::process::id().to_be_bytes();
+    for number in 10..30 {
+        let group: IpAddr = Ipv4Addr::new(239, number, high, low).into();
+        other.join(gid(group)).unwrap();
+        one.send(&packet(&one, group, vec![1]), false);
+        while receiver.recv_timeout(TIMEOUT).expect("a packet") == 0 {}
+        other.retain_groups(|_| false);
+    }
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! The thread of a wire.
 
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -9,7 +8,7 @@ use std::time::Duration;
 
 use bareverbs_provider::process::ForkGuard;
 use bareverbs_transport::packet::Packet;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::{Inbox, UdpWire};
@@ -24,7 +23,6 @@ pub(crate) struct WireThread {
 #[derive(Debug)]
 struct Poller {
     wire: Arc<UdpWire>,
-    wake: OwnedFd,
     stopped: AtomicBool,
 }
 
@@ -42,8 +40,7 @@ impl WireThread {
         run: impl FnMut(&mut Vec<Packet>) -> Option<Duration> + Send + 'static,
     ) -> Result<Self, Errno> {
         let fork_guard = ForkGuard::new()?;
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let poller = Arc::new(Poller { wire, wake, stopped: AtomicBool::new(false) });
+        let poller = Arc::new(Poller { wire, stopped: AtomicBool::new(false) });
         let thread = thread::Builder::new().name("bareverbs-wire".into()).spawn({
             let poller = Arc::clone(&poller);
             move || poller.serve(run)
@@ -54,7 +51,7 @@ impl WireThread {
 
     /// Has the thread call `run` soon.
     pub(crate) fn wake(&self) {
-        self.poller.wake();
+        self.poller.wire.wake();
     }
 }
 
@@ -66,7 +63,7 @@ impl Drop for WireThread {
             return;
         }
         self.poller.stopped.store(true, Ordering::Release);
-        self.poller.wake();
+        self.poller.wire.wake();
         // The thread itself may drop the last reference to a device.
         if let Some(thread) =
             self.thread.take().filter(|thread| thread.thread().id() != thread::current().id())
@@ -77,11 +74,6 @@ impl Drop for WireThread {
 }
 
 impl Poller {
-    fn wake(&self) {
-        // Fails if the counter is at its maximum: the thread is about to wake.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-
     fn serve(&self, mut run: impl FnMut(&mut Vec<Packet>) -> Option<Duration>) {
         let mut inbox = Inbox::new();
         let mut wait = Some(Duration::ZERO);
@@ -95,7 +87,7 @@ impl Poller {
     fn wait(&self, time: Option<Duration>) -> bool {
         let (socket, groups) = self.wire.sockets();
         let sockets = [socket].into_iter().chain(groups.iter().map(|group| &**group));
-        let mut descriptors = vec![PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)];
+        let mut descriptors = vec![PollFd::new(&self.wire.wake, PollFlags::IN)];
         descriptors.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));
         let time = time.and_then(|time| Timespec::try_from(time).ok());
         // An interruption is a wake-up.
@@ -110,7 +102,7 @@ impl Poller {
             return false;
         }
         if !descriptors[0].revents().is_empty() {
-            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+            let _ = rustix::io::read(&self.wire.wake, &mut [0; 8]);
         }
         true
     }

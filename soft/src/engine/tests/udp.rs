@@ -202,6 +202,34 @@ fn devices_of_one_fabric_need_no_wire() {
 }
 
 #[test]
+fn devices_of_one_fabric_receive_multicast_once() {
+    const COUNT: u64 = 10;
+    let fabric = Fabric::new();
+    let bind = |address| Ok((fabric.add_udp_device(address, [2; 6])?.0, address));
+    let ((one, _), (other, _)) = (on_free_address(bind), on_free_address(bind));
+    let (mut a, mut b) = (Peer::of(&fabric, one, 16), Peer::of(&fabric, other, 16));
+    let (mut c, _) = peer();
+    let [mut qa, mut qb, mut qc] = [&a, &b, &c].map(|peer| peer.qp(QpType::UD));
+    for (peer, qp) in [(&a, &qa), (&b, &qb), (&c, &qc)] {
+        peer.connect_with(qp, &QpAttributes { qkey: QKEY, ..QpAttributes::default() });
+    }
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let group: IpAddr = [239, 4, high, low].into();
+    b.with(|engine| engine.attach(qb.qpn, gid_of(group))).unwrap();
+    let place = |number: u64| 41 * number as usize;
+    (0..=COUNT).for_each(|number| qb.receive(number, &[b.sge(place(number), 41)]));
+    // A second copy of a message would come before that of another process.
+    for number in 0..=COUNT {
+        let (from, qp) = if number < COUNT { (&mut a, &mut qa) } else { (&mut c, &mut qc) };
+        let ah = from.with(|engine| engine.create_ah(PD, av_of(group))).unwrap();
+        from.fill(0, &[number as u8]);
+        qp.post_datagram(number, ah, 0xff_ffff, &[from.sge(0, 1)]);
+        assert_eq!((from.wait().wr_id, b.wait().wr_id), (number, number));
+        assert_eq!(b.bytes(place(number) + 40, 1), [number as u8]);
+    }
+}
+
+#[test]
 #[ignore = "a measurement"]
 fn latency_and_bandwidth_over_udp() {
     const ROUNDS: u32 = 10_000;
