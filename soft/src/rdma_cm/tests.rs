@@ -289,6 +289,17 @@ fn ports_are_shared_as_in_the_kernel() {
 }
 
 #[test]
+fn destroyed_identifiers_leave_no_port() {
+    let sides = Sides::new();
+    let (listener, port) = sides.listen(PortSpace::TCP, 0);
+    let (client, child) = sides.connected(port);
+    for (file, id) in [(&sides.server, listener), (&sides.client, client), (&sides.server, child)] {
+        destroy(file, id).unwrap();
+    }
+    assert!(sides.server.namespace.lock().ports.is_empty());
+}
+
+#[test]
 fn addresses_without_a_device_do_not_resolve() {
     let sides = Sides::new();
     let id = create(&sides.client, 1, PortSpace::TCP);

@@ -203,6 +203,27 @@ fn srq_serves_qps_and_raises_its_limit_once() {
 }
 
 #[test]
+fn receives_of_an_srq_are_to_memory_of_its_pd() {
+    let mut pair = Pair::rc();
+    let (srq, ring) = pair.b.with(|engine| engine.create_srq(PD + 1, 8, 2, 0, pair.b.sink())).unwrap();
+    // SAFETY: the ring is that of the SRQ, and this is its only producer.
+    let mut queue = unsafe { RxeRq::new(Memory(ring), 8, 2) }.unwrap();
+    let start = pair.b.start();
+    let attr = MrAttr { pd: PD + 1, start, length: 4096, iova: start, access: AccessFlags::LOCAL_WRITE };
+    let mr = pair.b.with(|engine| engine.register(attr.prepare()?)).unwrap();
+    // The keys of both PDs, in this order.
+    receive(&mut queue, 1, &[Sge { addr: start, length: 8, lkey: mr.lkey }]);
+    receive(&mut queue, 2, &[pair.b.sge(0, 8)]);
+    let qb = pair.b.qp_of(QpInit { srq: Some(srq), ..pair.b.init(QpType::RC) });
+    let mut qa = pair.a.qp(QpType::RC);
+    pair.b.connect(&qb, (2, qa.qpn));
+    pair.a.connect(&qa, (3, qb.qpn));
+    qa.post(1, Operation::Send, &[pair.a.sge(0, 8)]);
+    qa.post(2, Operation::Send, &[pair.a.sge(0, 8)]);
+    assert_eq!(pair.b.drain(), [(1, OK), (2, WcStatus::LOC_QP_OP_ERR)]);
+}
+
+#[test]
 fn full_cq_fails_once_and_keeps_its_completions() {
     let fabric = Fabric::new();
     let (mut a, b) = (Peer::new(&fabric, 2, 3), Peer::new(&fabric, 3, 8));

@@ -73,6 +73,20 @@ fn capture_has_all_packets_in_order_until_its_end() {
 }
 
 #[test]
+fn times_of_a_capture_are_those_of_the_fabric() {
+    const TIME: Duration = Duration::from_nanos(1_001_234_567);
+    let fabric = Fabric::seeded(1);
+    let mut pair = Pair::on(&fabric, QpType::UC, |_| {});
+    let file = Bytes::default();
+    fabric.capture(file.clone()).unwrap();
+    fabric.advance(TIME);
+    pair.qa.post(1, Operation::Write(pair.b.remote(0)), &[pair.a.sge(0, 4)]);
+    fabric.run_until_idle();
+    let times: Vec<_> = packets(&file.0.lock().unwrap()).iter().map(|(time, _)| *time).collect();
+    assert_eq!(times, [TIME]);
+}
+
+#[test]
 fn panic_of_a_captures_writer_is_its_error() {
     struct Panics(bool);
     impl Write for Panics {

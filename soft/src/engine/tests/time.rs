@@ -115,3 +115,39 @@ fn receivers_use_the_time_of_the_delivery() {
     assert!(entries.iter().all(|entry| entry.time > before), "{log}");
     assert!(entries.len() > 4 && entries.is_sorted_by_key(|entry| entry.time), "{log}");
 }
+
+#[test]
+fn seeds_choose_the_order_of_turns() {
+    let first = |seed| {
+        let fabric = Fabric::seeded(seed);
+        let sources = Sources::default();
+        fabric.capture(sources.clone()).unwrap();
+        let mut pair = Pair::on(&fabric, QpType::UC, |_| {});
+        pair.qa.post(1, Operation::Write(pair.b.remote(0)), &[pair.a.sge(0, 4)]);
+        pair.qb.post(2, Operation::Write(pair.a.remote(0)), &[pair.b.sge(0, 4)]);
+        fabric.run_until_idle();
+        let first = sources.0.lock().unwrap()[0];
+        first
+    };
+    let mut firsts: Vec<_> = (0..64).map(first).collect();
+    firsts.sort_unstable();
+    firsts.dedup();
+    assert_eq!(firsts, [2, 3]);
+}
+
+#[test]
+fn one_copy_of_a_duplicated_packet_is_delayed() {
+    let fabric = Fabric::seeded(4);
+    let mut pair = Pair::on(&fabric, QpType::UD, |_| {});
+    fabric.inject(Fault::delay(Duration::from_millis(1)));
+    fabric.inject(Fault::duplicate());
+    for wr_id in 1..4 {
+        pair.qb.receive(wr_id, &[pair.b.sge(0, 48)]);
+    }
+    let ah = pair.a.with(|engine| engine.create_ah(PD, av(3))).unwrap();
+    pair.qa.post_datagram(1, ah, pair.qb.qpn, &[pair.a.sge(0, 8)]);
+    fabric.run_until_idle();
+    assert_eq!(pair.b.drain(), [(1, WcStatus::SUCCESS)]);
+    fabric.advance(Duration::from_millis(1));
+    assert_eq!(pair.b.drain(), [(2, WcStatus::SUCCESS)]);
+}

@@ -176,6 +176,24 @@ fn send_without_a_receive_is_retried_until_there_is_one() {
 }
 
 #[test]
+fn timer_thread_wakes_for_an_earlier_timer() {
+    // The time-out of the first request, to a device that is gone, is more than a minute.
+    let mut lost = Pair::on(&Fabric::new(), QpType::RC, |attributes| attributes.ack_timeout = 24);
+    lost.b.remove();
+    lost.qa.post(1, Operation::Write(lost.b.remote(0)), &[lost.a.sge(0, 4)]);
+    let [mut a, mut b] = [4, 5].map(|last| Peer::new(&lost.a.fabric, last, 16));
+    let (mut qa, mut qb) = (a.qp(QpType::RC), b.qp(QpType::RC));
+    a.connect(&qa, (5, qb.qpn));
+    b.connect(&qb, (4, qa.qpn));
+    // Not only while the thread starts.
+    for round in 0..20 {
+        qa.post(round, Operation::Send, &[a.sge(0, 4)]);
+        qb.receive(round, &[b.sge(0, 4)]);
+        assert_eq!((b.wait().wr_id, a.wait().wr_id), (round, round));
+    }
+}
+
+#[test]
 fn run_ends_after_its_time_and_a_thread_does_the_rest() {
     let mut pair = Pair::rc();
     pair.a.fabric.set_run_time(Duration::ZERO);
