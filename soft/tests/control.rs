@@ -7,10 +7,15 @@ use bareverbs_provider::command::{self, DriverPayload};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::mapping::Protection;
 use bareverbs_soft::{Fabric, Resources, SoftDevice};
-use bareverbs_uapi::rxe::{CreateCqResp as CqResp, CreateQpResp as QpResp, ResizeCqResp};
+use bareverbs_uapi::rxe::{
+    CreateCqResp as CqResp, CreateQpResp as QpResp, CreateSrqResp as SrqResp, ModifySrqCmd,
+    ResizeCqResp as CqResizeResp,
+};
 use bareverbs_uapi::uverbs::ObjectClass;
 use bareverbs_uapi::uverbs::types::AccessFlags;
-use bareverbs_uapi::verbs_values::{EventType, MwType};
+use bareverbs_uapi::verbs_values::{
+    EventType, MrReregFlags, Mtu, MwType, QpAttrMask as Mask, QpState, SrqAttrMask,
+};
 use bareverbs_uapi::write::structs::*;
 use bareverbs_uapi::write::{self, WriteCommand};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -197,6 +202,124 @@ fn qp_in_a_group_under_two_lids_is_destroyed_after_both_detaches() {
 }
 
 #[test]
+fn transitions_of_a_qp_are_checked() {
+    let device = SoftDevice::new(&Fabric::new());
+    let opened = Opened::new(&device);
+    let (qp_handle, _) = opened.qp(opened.pd(), opened.cq(), RC).unwrap();
+    let modify = |mask, request: ModifyQpReq| {
+        let request = ModifyQpReq { qp_handle, attr_mask: Mask::STATE | mask, ..request };
+        opened.invoke::<write::ModifyQp>(&request).map(drop)
+    };
+    let init = ModifyQpReq { qp_state: QpState::INIT, port_num: 1, ..ModifyQpReq::zeroed() };
+    let of_init = Mask::PKEY_INDEX | Mask::PORT | Mask::ACCESS_FLAGS;
+    assert_eq!(modify(of_init, init), Ok(()));
+    let mut rtr = ModifyQpReq { qp_state: QpState::RTR, path_mtu: Mtu::MTU_1024, ..ModifyQpReq::zeroed() };
+    (rtr.dest.port_num, rtr.dest.is_global, rtr.dest.sgid_index) = (1, 1, 1);
+    rtr.dest.dgid[10..].copy_from_slice(&[0xff, 0xff, 127, 0, 0, 9]);
+    let of_rtr = Mask::AV
+        | Mask::PATH_MTU
+        | Mask::DEST_QPN
+        | Mask::RQ_PSN
+        | Mask::MAX_DEST_RD_ATOMIC
+        | Mask::MIN_RNR_TIMER;
+    assert_eq!(modify(of_rtr, rtr), Ok(()));
+    let rts = ModifyQpReq { qp_state: QpState::RTS, ..ModifyQpReq::zeroed() };
+    let of_rts =
+        Mask::TIMEOUT | Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::SQ_PSN | Mask::MAX_QP_RD_ATOMIC;
+    assert_eq!(modify(of_rts, ModifyQpReq { timeout: 32, ..rts }), Err(Errno::INVAL));
+    // The state that the program assumes.
+    for (cur_qp_state, result) in [(QpState::INIT, Err(Errno::INVAL)), (QpState::RTR, Ok(()))] {
+        let request = ModifyQpReq { cur_qp_state, timeout: 31, ..rts };
+        assert_eq!(modify(of_rts | Mask::CUR_STATE, request), result);
+    }
+}
+
+#[test]
+fn inline_capacity_is_limited() {
+    let device = SoftDevice::new(&Fabric::new());
+    let opened = Opened::new(&device);
+    let (pd, cq) = (opened.pd(), opened.cq());
+    let create = |max_inline_data| {
+        let request = CreateQpReq {
+            pd_handle: pd,
+            send_cq_handle: cq,
+            recv_cq_handle: cq,
+            max_send_wr: 1,
+            max_inline_data,
+            qp_type: RC,
+            ..CreateQpReq::zeroed()
+        };
+        opened.invoke_driver::<write::CreateQp, QpResp>(&request).map(drop)
+    };
+    assert_eq!([512, 513].map(create), [Ok(()), Err(Errno::INVAL)]);
+}
+
+#[test]
+fn qp_of_a_connection_joins_no_group() {
+    let device = SoftDevice::new(&Fabric::new());
+    let opened = Opened::new(&device);
+    let mut group = AttachMcastReq::zeroed();
+    (group.gid[0], group.gid[1]) = (0xff, 0x0e);
+    for (qp_type, result) in [(RC, Err(Errno::INVAL)), (UD, Ok(()))] {
+        let (qp_handle, _) = opened.qp(opened.pd(), opened.cq(), qp_type).unwrap();
+        let group = AttachMcastReq { qp_handle, ..group };
+        assert_eq!(opened.invoke::<write::AttachMcast>(&group).map(drop), result);
+    }
+}
+
+#[test]
+fn region_that_moves_to_another_pd_leaves_its_own() {
+    let device = SoftDevice::new(&Fabric::new());
+    let opened = Opened::new(&device);
+    let memory = [0_u64; 64];
+    let (own, other) = (opened.pd(), opened.pd());
+    let mr_handle = opened.mr(own, &memory).unwrap().mr_handle;
+    let request =
+        ReregMrReq { mr_handle, flags: MrReregFlags::PD, pd_handle: other, ..ReregMrReq::zeroed() };
+    opened.invoke::<write::ReregMr>(&request).unwrap();
+    // SAFETY: the PDs are not used any more.
+    let dealloc = |pd| errno(unsafe { command::dealloc_pd(&opened.file, pd) });
+    assert_eq!([own, other].map(dealloc), [Ok(()), Err(Errno::BUSY)]);
+}
+
+#[test]
+fn failed_resize_keeps_the_queue() {
+    let device = SoftDevice::new(&Fabric::new());
+    let opened = Opened::new(&device);
+    let (cq_handle, CqResp { mi }) = opened.cq_on(-1, 0, 100).unwrap();
+    let request = ResizeCqReq { cq_handle, cqe: 200, ..ResizeCqReq::zeroed() };
+    let mut response = ResizeCqResp::zeroed();
+    let mut call = write::invoke::<write::ResizeCq>(opened.file.driver_id(), &request, &mut response);
+    let mut place = [0; 16];
+    call.driver_output(&mut place);
+    // The driver's response has no memory.
+    let bytes = call.as_mut_bytes();
+    let last = bytes.len() - 8;
+    bytes[last..].copy_from_slice(&64_u64.to_ne_bytes());
+    // SAFETY: an address without memory is EFAULT.
+    assert_eq!(unsafe { opened.file.execute_raw(bytes) }, Err(Errno::FAULT));
+    assert!(opened.file.map(mi.offset, mi.size as usize, Protection::ReadWrite).is_ok());
+
+    let request = CreateSrqReq { pd_handle: opened.pd(), max_wr: 10, max_sge: 1, ..CreateSrqReq::zeroed() };
+    let (srq, _) = opened.invoke_driver::<write::CreateSrq, SrqResp>(&request).unwrap();
+    let srq_handle = srq.srq_handle;
+    let request = ModifySrqReq {
+        srq_handle,
+        attr_mask: SrqAttrMask::MAX_WR,
+        max_wr: 100,
+        ..ModifySrqReq::zeroed()
+    };
+    let driver = ModifySrqCmd { mmap_info_addr: 64 };
+    let mut response = ();
+    let mut call = write::invoke::<write::ModifySrq>(opened.file.driver_id(), &request, &mut response);
+    call.driver_input(driver.as_bytes());
+    // SAFETY: an address without memory is EFAULT.
+    assert_eq!(errno(unsafe { opened.file.execute(&mut call) }), Err(Errno::FAULT));
+    let query = QuerySrqReq { srq_handle, ..QuerySrqReq::zeroed() };
+    assert_eq!(opened.invoke::<write::QuerySrq>(&query).unwrap().max_wr, 15);
+}
+
+#[test]
 fn handles_of_another_class_or_file_are_refused() {
     let device = SoftDevice::new(&Fabric::new());
     let (one, other) = (Opened::new(&device), Opened::new(&device));
@@ -249,7 +372,7 @@ fn queue_is_mapped_once_and_only_by_its_own_file() {
     assert_eq!(map(&one, size), Ok(size));
     assert_eq!(map(&one, size), Err(Errno::INVAL));
     let resize = ResizeCqReq { cq_handle: cq, cqe: 200, ..ResizeCqReq::zeroed() };
-    let (response, resized) = one.invoke_driver::<write::ResizeCq, ResizeCqResp>(&resize).unwrap();
+    let (response, resized) = one.invoke_driver::<write::ResizeCq, CqResizeResp>(&resize).unwrap();
     assert_eq!(response.cqe, 255);
     assert_ne!(resized.mi.offset, mi.offset);
     // SAFETY: nothing maps the queue.

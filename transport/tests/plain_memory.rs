@@ -256,6 +256,76 @@ fn losses_halve_the_packets_in_flight() {
 }
 
 #[test]
+fn progress_after_losses_enlarges_the_packets_in_flight() {
+    let mut pair = Pair::rc();
+    pair.post(0, WRITE, FROM, TO, 8);
+    let mut lost = 0;
+    // Two losses leave the smallest window.
+    pair.settle(|packets| {
+        if lost < 2 && !packets.is_empty() {
+            lost += 1;
+            packets.clear();
+        }
+    });
+    // Each ACK adds one packet.
+    for _ in 0..128 {
+        pair.post(0, WRITE, FROM, TO, 8);
+        pair.settle(|_| {});
+    }
+    pair.post(0, WRITE, FROM, TO, 129 * pair.mtu);
+    let mut psns = BTreeSet::new();
+    pair.settle(|packets| {
+        psns.extend(packets.iter().map(|packet| packet.psn));
+        packets.clear();
+    });
+    assert_eq!(psns.len(), 128);
+}
+
+#[test]
+fn acknowledgement_of_packets_that_were_not_sent_is_ignored() {
+    let mut pair = Pair::rc();
+    pair.post(0, WRITE, FROM, TO, 8);
+    let (mut sent, mut acknowledged) = (0, 0);
+    pair.settle(|packets| {
+        for packet in packets {
+            if packet.operation == Operation::WriteOnly {
+                sent += 1;
+            } else {
+                // The first one is wrong.
+                packet.psn = (packet.psn + 3 * u32::from(acknowledged == 0)) & 0xff_ffff;
+                acknowledged += 1;
+            }
+        }
+    });
+    assert_eq!((sent, acknowledged), (2, 2));
+    assert_eq!(pair.take_completions(0), [Completion::Send(0, Ok(()))]);
+}
+
+#[test]
+fn write_of_another_length_than_its_header_has_is_an_invalid_request() {
+    for length in [0, 7, 9, 1000] {
+        let mut pair = Pair::rc();
+        pair.post(0, WRITE, FROM, TO, 8);
+        pair.settle(|packets| {
+            for remote in packets.iter_mut().filter_map(|packet| packet.headers.remote.as_mut()) {
+                remote.length = length;
+            }
+        });
+        let failed = Completion::Send(0, Err(Status::RemoteInvalidRequest));
+        assert_eq!(pair.take_completions(0), [failed], "{length}");
+    }
+}
+
+#[test]
+fn destroyed_qp_is_in_no_group() {
+    let mut pair = Pair::new(Service::Datagram(None));
+    let Side { qps, qp, .. } = &mut pair.sides[0];
+    qps.attach([1; 16], *qp);
+    assert!(qps.destroy(*qp));
+    assert_eq!((qps.groups(), qps.group(&[1; 16])), (0, &[][..]));
+}
+
+#[test]
 fn atomic_write_has_eight_bytes() {
     let mut pair = Pair::rc();
     pair.post(0, Action::AtomicWrite, FROM, TO, 16);

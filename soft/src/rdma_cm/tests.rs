@@ -458,6 +458,20 @@ fn short_commands_read_what_follows() {
     assert_eq!(write(&[25, 0, 0, 0, 0, 0, 0, 0]), Err(Errno::INVAL));
 }
 
+#[test]
+fn event_without_memory_for_it_stays_queued() {
+    let sides = Sides::new();
+    let id = create(&sides.client, 1, PortSpace::TCP);
+    resolve(&sides.client, id, sides.address(1, 1)).unwrap();
+    let mut event = EventResp::zeroed();
+    let mut bytes = Call::<GetEvent>::new(GetEventReq::zeroed(), &mut event).as_bytes().to_vec();
+    let last = bytes.len() - 8;
+    bytes[last..].copy_from_slice(&64_u64.to_ne_bytes());
+    // SAFETY: an address without memory is EFAULT.
+    assert_eq!(unsafe { sides.client.write(&bytes) }, Err(Errno::FAULT));
+    expect(&sides.client, EventType::ADDR_RESOLVED, 1);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 

@@ -243,6 +243,19 @@ fn one_call_receives_a_limited_number_of_datagrams() {
 }
 
 #[test]
+fn all_of_many_sockets_are_served() {
+    let (one, other) = (wire(), wire());
+    let [.., high, low] = std::process::id().to_be_bytes();
+    // More than one call serves.
+    for number in 100..120 {
+        other.join(gid(Ipv4Addr::new(239, number, high, low).into())).unwrap();
+    }
+    let sent = packet(&one, other.address(), vec![1]);
+    one.send(&sent, false);
+    assert_eq!(take(&other, 1), [sent]);
+}
+
+#[test]
 fn group_delivers_its_packets_until_it_is_left() {
     let (one, other) = (wire(), wire());
     let group: IpAddr =

@@ -131,6 +131,36 @@ fn window_grants_its_rights_and_range_only() {
 }
 
 #[test]
+fn atomic_to_an_unaligned_word_of_a_zero_based_window_is_refused() {
+    for operation in [
+        |remote| Operation::FetchAdd { remote, add: 1 },
+        |remote| Operation::AtomicWrite { remote, value: [9; 8] },
+    ] {
+        // The window begins at a multiple of 8.
+        for (at, status) in [(0, OK), (4, WcStatus::REM_ACCESS_ERR)] {
+            let mut pair = Pair::rc();
+            let (_, rkey) = window(&pair.b, MwType::TYPE_2);
+            let bind = MwBind {
+                mw_type: MwType::TYPE_2,
+                mw_rkey: rkey,
+                rkey: rkey ^ 0x55,
+                mr_lkey: pair.b.mr.lkey,
+                addr: pair.b.start() + 1000 + at,
+                length: 16,
+                access: AccessFlags::REMOTE_ATOMIC | AccessFlags::REMOTE_WRITE | AccessFlags::ZERO_BASED,
+            };
+            pair.qb.post(1, Operation::BindMw(bind), &[]);
+            assert_eq!(pair.b.drain(), [(1, OK)]);
+            let operation = operation(Remote { addr: 0, rkey: rkey ^ 0x55 });
+            let place = pair.a.sge(0, 8);
+            let is_atomic = matches!(operation, Operation::FetchAdd { .. });
+            pair.qa.post(2, operation, if is_atomic { std::slice::from_ref(&place) } else { &[] });
+            assert_eq!(pair.a.drain(), [(2, status)], "{at}");
+        }
+    }
+}
+
+#[test]
 fn destroyed_qp_releases_its_windows() {
     let mut pair = Pair::rc();
     let (_, rkey) = window(&pair.b, MwType::TYPE_2);

@@ -37,6 +37,9 @@ fn repeated_read_is_answered_within_the_range_of_the_first() {
     const PSN: u32 = 0xff_fff8;
     let pair = Pair::rc();
     let key = pair.b.mr.rkey;
+    let (start, access) = (pair.b.start(), all_rights());
+    let attr = MrAttr { pd: PD, start, length: MEMORY as u64, iova: start, access };
+    let other_key = pair.b.with(|engine| engine.register(attr.prepare()?)).unwrap().rkey;
     let answers = |psn: u32, key, at, length| responses(&pair.b, &read(&pair, psn, key, at, length)).len();
     // Three packets, whose PSNs are repeated whole or in part.
     assert_eq!(answers(PSN, key, 4096, 3000), 3);
@@ -47,7 +50,7 @@ fn repeated_read_is_answered_within_the_range_of_the_first() {
         (PSN, key, 4096, 3001),
         (PSN + 1, key, 4096 + 1024, 3000),
         (PSN, key, 0, 100),
-        (PSN, key ^ 1, 4096, 3000),
+        (PSN, other_key, 4096, 3000),
         (PSN - 1, key, 4096, 3000),
     ] {
         assert_eq!(answers(psn, key, at, length), 0, "{psn:#x} {at} {length}");
