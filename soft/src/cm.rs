@@ -280,7 +280,7 @@ impl Cm {
     }
 
     /// The number of connections and listeners.
-    #[cfg(feature = "test-utils")]
+    #[cfg(any(test, feature = "test-utils"))]
     pub(crate) fn len(&self) -> usize {
         self.connections.len() + self.listeners.len()
     }

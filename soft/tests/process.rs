@@ -179,7 +179,8 @@ fn closed_socket_is_no_load(fabric: &Fabric) {
     let start = processor_time();
     thread::sleep(Duration::from_millis(500));
     let used = processor_time() - start;
-    assert!(used < Duration::from_millis(250), "{used:?}");
+    // On a busy machine, a busy thread has a part of a processor only.
+    assert!(used < Duration::from_millis(20), "{used:?}");
     // The standard library aborts on the drop of a descriptor that is closed.
     std::mem::forget((open, device));
 }
@@ -195,11 +196,33 @@ fn sockets() -> Vec<i32> {
     std::fs::read_dir("/proc/self/fd").unwrap().filter_map(of).collect()
 }
 
+/// A child of `fork` finds no devices of its parent, and waits for no lock of it.
+fn forked_child_finds_none_by_index(device: &SoftDevice) {
+    let (stopped, mut failed) = (AtomicBool::new(false), None);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stopped.load(Ordering::Relaxed) {
+                assert!(SoftDevice::find(device.index()).is_some());
+            }
+        });
+        for _ in 0..50 {
+            let status = in_child(|| assert!(SoftDevice::find(device.index()).is_none()));
+            if status.exit_status() != Some(0) {
+                failed = Some(status);
+                break;
+            }
+        }
+        stopped.store(true, Ordering::Relaxed);
+    });
+    assert!(failed.is_none(), "{failed:?}");
+}
+
 #[test]
 fn device_survives_forks_and_a_closed_socket() {
     let fabric = Fabric::new();
     let device = SoftDevice::new(&fabric);
     forked_child_is_refused_without_waiting(&fabric, &device);
+    forked_child_finds_none_by_index(&device);
     process_id_is_no_identity();
     commands_work_without_copies_between_processes();
     failed_context_leaves_no_context(&fabric);

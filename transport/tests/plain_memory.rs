@@ -2,7 +2,7 @@
 
 mod plain;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -279,6 +279,33 @@ fn progress_after_losses_enlarges_the_packets_in_flight() {
         packets.clear();
     });
     assert_eq!(psns.len(), 128);
+}
+
+#[test]
+fn packets_that_were_acknowledged_late_are_not_sent_again() {
+    const PACKETS: u32 = 4;
+    let mut pair = Pair::rc();
+    pair.post(0, WRITE, FROM, TO, PACKETS * pair.mtu);
+    let late = RefCell::new(None);
+    let keep = |packets: &mut Vec<Packet>| {
+        let found = packets.iter().position(|packet| packet.operation == Operation::Acknowledge);
+        late.replace(found.map(|at| packets.remove(at)));
+    };
+    pair.settle_until(keep, || late.borrow().is_some());
+    // It acknowledges half of the packets. The timeout has expired, but the requester had no turn yet.
+    let acknowledgement = Packet { psn: FIRST_PSN + PACKETS / 2 - 1, ..late.take().expect("an ACK") };
+    let Side { device, qps, .. } = &mut pair.sides[0];
+    pair.now = qps.next_timer().expect("the ACK timeout");
+    device.now = pair.now;
+    qps.expire_timers(device);
+    qps.receive(device, &acknowledgement);
+    let mut sent = Vec::new();
+    pair.settle(|packets| {
+        let requests = packets.iter().filter(|packet| packet.operation != Operation::Acknowledge);
+        sent.extend(requests.map(|packet| packet.psn));
+    });
+    assert_eq!(sent, [FIRST_PSN + 2, FIRST_PSN + 3]);
+    assert_eq!(pair.take_completions(0), [Completion::Send(0, Ok(()))]);
 }
 
 #[test]

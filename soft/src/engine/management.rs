@@ -49,7 +49,7 @@ impl Engine {
     }
 
     /// The number of connections and listeners.
-    #[cfg(feature = "test-utils")]
+    #[cfg(any(test, feature = "test-utils"))]
     pub(crate) fn cm_connections(&self) -> usize {
         self.cm.len()
     }

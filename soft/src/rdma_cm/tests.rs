@@ -548,6 +548,29 @@ fn identifier_that_is_destroyed_in_listen_leaves_no_service() {
 }
 
 #[test]
+fn identifier_that_is_destroyed_in_connect_leaves_no_connection() {
+    let sides = Sides::new();
+    let device = sides.client.namespace.device(sides.devices[0].index()).unwrap();
+    let both = std::sync::Barrier::new(2);
+    for round in 0..2000 {
+        let id = sides.resolved(1, PortSpace::TCP, &sides.devices[1], 7174);
+        let request = ConnectReq { id, conn_param: param(0x77, b""), ..ConnectReq::zeroed() };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                both.wait();
+                let _ = execute::<Connect>(&sides.client, request);
+            });
+            both.wait();
+            // At another time in each round.
+            (0..round % 100 * 10).for_each(|_| std::hint::spin_loop());
+            destroy(&sides.client, id).unwrap();
+        });
+        assert_eq!(device.with(|engine| Ok(engine.cm_connections())), Ok(0));
+        while next(&sides.client).is_some() {}
+    }
+}
+
+#[test]
 fn device_that_is_added_in_listen_has_the_service() {
     let sides = Sides::new();
     for _ in 0..50 {

@@ -80,7 +80,7 @@ pub(crate) struct Key {
 #[derive(Default)]
 pub(crate) struct Plain {
     address: u8,
-    now: u64,
+    pub(crate) now: u64,
     outgoing: Vec<Packet>,
     pub(crate) memory: RefCell<Vec<u8>>,
     pub(crate) keys: BTreeMap<u32, Key>,
