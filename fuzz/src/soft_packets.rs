@@ -1,6 +1,6 @@
 //! Datagrams to UDP port 4791 of a soft device: packets with a right or a wrong ICRC, for queue pairs of
-//! every type in every state. A connected queue pair that no packet is for still works, and all
-//! objects can be destroyed.
+//! every type in every state. A queue pair in RESET or INIT completes nothing, a connected one that no
+//! packet is for still works, and all objects can be destroyed.
 
 use std::net::SocketAddr;
 
@@ -52,10 +52,13 @@ pub(crate) fn run(data: &[u8]) {
     let fabric = Fabric::new();
     let mut victim = Program::new(&fabric);
     let mut honest = Honest::new(Program::on(victim.device.clone()), Program::new(&fabric));
+    // Whether a queue pair is in RESET or INIT.
+    let mut idle = Vec::new();
     for qp_type in TYPES {
         for state in STATES {
             let qp = victim.create(qp_type);
             victim.modify(qp, state, (NO_ADDRESS, 0x11));
+            idle.push([QpState::RESET, QpState::INIT].contains(&state));
             if state != QpState::RESET {
                 let sge = victim.sge(0, 512);
                 (0..3).for_each(|wr_id| victim.post_recv(qp, wr_id, &sge));
@@ -73,8 +76,9 @@ pub(crate) fn run(data: &[u8]) {
                 receive(&victim.device, source, input.slice(length));
             }
             1 => {
-                let qp = input.below(victim.qps.len());
-                victim.modify(qp, input.one_of(&STATES), (NO_ADDRESS, 0x11));
+                let (qp, state) = (input.below(victim.qps.len()), input.one_of(&STATES));
+                victim.modify(qp, state, (NO_ADDRESS, 0x11));
+                idle[qp] = state == QpState::RESET || state == QpState::INIT && idle[qp];
             }
             2 => {
                 let qp = input.below(victim.qps.len());
@@ -98,7 +102,10 @@ pub(crate) fn run(data: &[u8]) {
                 receive(&victim.device, source, &bytes);
             }
         }
-        while victim.completions.pop().is_some() {}
+        while let Some(completion) = victim.completions.pop() {
+            let qp = victim.qps.iter().position(|qp| qp.number == completion.qp_num).expect("a QP");
+            assert!(!idle[qp], "a queue pair in RESET or INIT has completed a request");
+        }
     }
     victim.check_unregistered();
     honest.exchange();
