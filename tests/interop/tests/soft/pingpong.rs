@@ -1,0 +1,62 @@
+//! The ping-pongs of rdma-core on rxe with `bareverbs pingpong` on a soft device, in both roles.
+
+use bareverbs_interop_tests::namespace::{
+    Namespace, RXE, RXE_IP, RXE_IP6, SOFT, SOFT_IP, SOFT6, rxe_gid_index,
+};
+use bareverbs_interop_tests::pingpong::{BareverbsOf, Kind, PORT, PingpongRun, RdmaCoreOf};
+use bareverbs_interop_tests::program::Program;
+use bareverbs_test_support::{device, kernel_test};
+
+const KINDS: [Kind; 4] = [Kind::Rc, Kind::Uc, Kind::Ud, Kind::Srq];
+
+/// The soft device and the address of rxe, for each IP version.
+const ADDRESSES: [(&str, &str); 2] = [(SOFT, RXE_IP), (SOFT6, RXE_IP6)];
+
+/// Runs both roles with these options on both sides, and asserts that all data was checked.
+fn run_both_roles(
+    namespace: &Namespace,
+    kind: Kind,
+    (soft, rxe_ip): (&str, &str),
+    size: u64,
+    options: &[&str],
+) {
+    let index = rxe_gid_index(rxe_ip.parse().expect("an address")).expect("rxe has the address").to_string();
+    let (size_text, iters) = (size.to_string(), 20);
+    let common = [&["-c", "-n", "20", "-s", &size_text], options].concat();
+    let ours = [&["-d", soft], &common[..]].concat();
+    // The C program uses the last `-g`.
+    let theirs = [&["-d", RXE, "-g", &index], &common[..]].concat();
+    let (ours, theirs) = (BareverbsOf(kind, &ours), RdmaCoreOf(kind, &theirs));
+
+    let server = namespace.run(|| ours.serve(PORT));
+    let client = Program::start(&mut theirs.command(Some(SOFT_IP))).finish();
+    let soft_serves = PingpongRun { kind, client, server: server.finish() };
+
+    let server = theirs.serve(PORT);
+    let client = namespace.run(|| Program::start(&mut ours.command(Some(RXE_IP)))).finish();
+    let rxe_serves = PingpongRun { kind, client, server: server.finish() };
+
+    for (run, checked) in [(&soft_serves, &soft_serves.server), (&rxe_serves, &rxe_serves.client)] {
+        run.expect_success(size, iters);
+        assert!(checked.stderr.contains("all bytes of "), "{run:#?}");
+    }
+}
+
+#[kernel_test(device::soft_roce)]
+fn rc_pingpong_runs_with_rxe() {
+    let namespace = Namespace::new();
+    for addresses in ADDRESSES {
+        run_both_roles(&namespace, Kind::Rc, addresses, 4096, &[]);
+    }
+}
+
+#[kernel_test(device::soft_roce)]
+fn pingpongs_of_all_transports_run_with_rxe() {
+    let namespace = Namespace::new();
+    for kind in KINDS {
+        for addresses in ADDRESSES {
+            run_both_roles(&namespace, kind, addresses, 1000, &[]);
+            run_both_roles(&namespace, kind, addresses, 1, &["-e"]);
+        }
+    }
+}
