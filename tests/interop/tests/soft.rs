@@ -1,5 +1,9 @@
 //! Soft devices with the kernel's Soft-RoCE on the other end of a veth pair.
 
+#[path = "soft/host.rs"]
+mod host;
+#[path = "soft/operations.rs"]
+mod operations;
 #[path = "soft/pingpong.rs"]
 mod pingpong;
 
