@@ -68,7 +68,7 @@ enum Source {
     #[cfg(feature = "soft")]
     Soft(bareverbs_soft::CmFile, Fabric),
     #[cfg(feature = "soft")]
-    KernelAndSoft(Box<soft::KernelAndSoft>),
+    KernelAndSoft(std::sync::Arc<soft::KernelAndSoft>),
 }
 
 impl CmFile {
@@ -214,31 +214,7 @@ impl CmFile {
 
     /// Moves an identifier of another file to this one.
     pub(crate) fn migrate(&self, id: u32, old: &Self) -> Result<()> {
-        #[cfg(feature = "soft")]
-        {
-            let migrated = match (&self.source, &old.source) {
-                _ if !self.is_of_this_process() => None,
-                (Source::Soft(file, _), Source::Soft(old, _)) => Some(soft::migrate(file, id, old)),
-                (Source::Soft(file, _), Source::KernelAndSoft(old)) => {
-                    Some(soft::migrate(file, id, old.soft()))
-                }
-                (Source::KernelAndSoft(file), Source::Soft(old, _)) => {
-                    Some(soft::migrate(file.soft(), id, old))
-                }
-                (Source::KernelAndSoft(file), Source::KernelAndSoft(old)) => Some(file.migrate(id, old)),
-                _ => None,
-            };
-            if let Some(migrated) = migrated {
-                let hint = |errno| CommandError {
-                    command: MigrateId::INFO.c.trim_start_matches("RDMA_USER_CM_CMD_"),
-                    asked: format!("id {id}"),
-                    errno,
-                    hint: soft::hint(errno),
-                };
-                return migrated.map_err(|errno| hint(errno).into());
-            }
-        }
-        let fd = old.source.kernel().map_or(u32::MAX, |file| file.as_raw_fd().cast_unsigned());
+        let fd = old.source.descriptor_for(&self.source, id)?;
         migrate_id(self, MigrateIdReq { id, fd, ..MigrateIdReq::zeroed() }).map(drop)
     }
 }
@@ -257,7 +233,7 @@ impl Source {
         let Self::Soft(file, fabric) = Self::on(&fabric)? else { unreachable!("a file of soft devices") };
         match chardev::open() {
             Ok(kernel) => match soft::KernelAndSoft::new(kernel.into(), file) {
-                Ok(both) => Ok(Self::KernelAndSoft(Box::new(both))),
+                Ok(both) => Ok(Self::KernelAndSoft(both)),
                 Err(errno) => Err(Error::System { what: "creating a descriptor of a channel", errno }),
             },
             Err(Error::NoConnectionManager | Error::Open { .. }) => Ok(Self::Soft(file, fabric)),
@@ -293,6 +269,23 @@ impl Source {
             Self::KernelAndSoft(both) => Some(both.kernel()),
         }
     }
+
+    /// The descriptor by which MIGRATE_ID on another file names this one.
+    fn descriptor_for(&self, new: &Self, id: u32) -> Result<u32> {
+        #[cfg(feature = "soft")]
+        match (self, new) {
+            (Self::KernelAndSoft(both), Self::Kernel(_)) if both.has_soft_id(id) => {
+                let reason = "the channel was created before the soft devices and does not serve them: create \
+                              another one";
+                return Err(Error::invalid("migrate", reason));
+            }
+            (Self::KernelAndSoft(both), Self::Kernel(_)) => return Ok(soft::raw_fd(both.kernel())),
+            (Self::KernelAndSoft(both), Self::Soft(..)) => return Ok(soft::raw_fd(both.soft())),
+            _ => {}
+        }
+        let _ = (new, id);
+        Ok(self.as_fd().as_raw_fd().cast_unsigned())
+    }
 }
 
 /// Writes a command to the kernel's file.
@@ -315,12 +308,18 @@ fn write_to_kernel<C: Command>(
 
 impl AsFd for CmFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.source {
-            Source::Kernel(file) => file.as_fd(),
+        self.source.as_fd()
+    }
+}
+
+impl AsFd for Source {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Kernel(file) => file.as_fd(),
             #[cfg(feature = "soft")]
-            Source::Soft(file, _) => file.as_fd(),
+            Self::Soft(file, _) => file.as_fd(),
             #[cfg(feature = "soft")]
-            Source::KernelAndSoft(both) => both.as_fd(),
+            Self::KernelAndSoft(both) => both.as_fd(),
         }
     }
 }

@@ -112,6 +112,32 @@ impl CmFile {
         self.run(number, &request, room, &mut reply)
     }
 
+    /// Takes BIND back: the identifier has no address and no port. The kernel has no such command.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` unless the identifier is bound, and nothing followed; `ENOENT`, `ENXIO`, `ESTALE` as
+    /// commands.
+    pub fn unbind(&self, id: u32) -> Result<(), Errno> {
+        self.check_same_process()?;
+        self.namespace.unbind(self.number, id)
+    }
+
+    /// Takes LISTEN back: the identifier is bound only. Requests that were not read are rejected. The
+    /// kernel has no such command.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` unless the identifier listens; `ENOENT`, `ENXIO`, `ESTALE` as commands.
+    pub fn unlisten(&self, id: u32) -> Result<(), Errno> {
+        self.check_same_process()?;
+        self.namespace.unlisten(self.number, id)
+    }
+
+    fn check_same_process(&self) -> Result<(), Errno> {
+        if self.fork_guard.is_same_process() { Ok(()) } else { Err(Errno::STALE) }
+    }
+
     fn run(
         &self,
         command: u32,
@@ -119,9 +145,7 @@ impl CmFile {
         room: usize,
         reply: commands::Reply<'_>,
     ) -> Result<(), Errno> {
-        if !self.fork_guard.is_same_process() {
-            return Err(Errno::STALE);
-        }
+        self.check_same_process()?;
         commands::run(&self.namespace, self.number, command, request, room, reply)
     }
 }

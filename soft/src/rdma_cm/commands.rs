@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::address::Address;
 use super::id::{Id, IdState};
-use super::namespace::Namespace;
+use super::namespace::{Event, Namespace};
 use super::resolve::set_path;
 use crate::user;
 
@@ -356,9 +356,13 @@ impl Namespace {
         }
         // After the identifier is gone: LISTEN adds no service to it any more.
         self.stop_listening(number);
-        let is_request = |event: &&super::namespace::Event| event.resp.event == EventType::CONNECT_REQUEST;
-        requests.iter().filter(is_request).for_each(|event| _ = self.destroy(event.resp.id));
+        self.destroy_children(&requests);
         Ok(id.reported)
+    }
+
+    /// Destroys the children in the requests among dropped events.
+    pub(super) fn destroy_children(&self, events: &[Event]) {
+        events.iter().filter(|event| event.is_request()).for_each(|event| _ = self.destroy(event.resp.id));
     }
 
     /// Destroys a file with its identifiers.
@@ -422,7 +426,7 @@ fn set_id_option(id: &mut Id, option: IdOption, value: &[u8]) -> Result<(), Errn
         IdOption::AF_ONLY => {
             let only = flag()?;
             let is_allowed = matches!(id.state, IdState::Idle | IdState::Bound);
-            id.is_family_only = Some(is_allowed.then_some(only).ok_or(Errno::INVAL)?);
+            id.family_only = Some(is_allowed.then_some(only).ok_or(Errno::INVAL)?);
         }
         IdOption::ACK_TIMEOUT => {
             let timeout = byte()?;

@@ -94,13 +94,32 @@ impl Namespace {
             if let Err(errno) = listened
                 && !port.is_removed()
             {
-                if let Ok(id) = self.lock().id(file, number) {
-                    id.state = IdState::Bound;
-                }
-                self.stop_listening(number);
+                // It fails if the identifier was destroyed meanwhile.
+                let _ = self.unlisten(file, number);
                 return Err(errno);
             }
         }
+        Ok(())
+    }
+
+    /// Takes LISTEN back: the identifier is bound only. Its requests that were not read are rejected.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`State::id`]; `EINVAL` unless it listens.
+    pub(super) fn unlisten(&self, file: u64, number: u32) -> Result<(), Errno> {
+        {
+            let mut state = self.lock();
+            let id = state.id(file, number)?;
+            if id.state != IdState::Listening {
+                return Err(Errno::INVAL);
+            }
+            id.state = IdState::Bound;
+        }
+        // No request comes after this.
+        self.stop_listening(number);
+        let requests = self.lock().drop_events(file, |event| event.id == number && event.is_request());
+        self.destroy_children(&requests);
         Ok(())
     }
 
@@ -476,7 +495,7 @@ impl State {
             device: Some(device),
             path: Some(path),
             tos: listener.tos,
-            is_family_only: listener.is_family_only,
+            family_only: listener.family_only,
             connection: Some(child),
             ..Id::new(listener.file, 0, listener.space, listener.qp_type)
         }

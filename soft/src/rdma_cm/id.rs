@@ -58,8 +58,8 @@ pub(super) struct Id {
     pub(super) path: Option<Path>,
     pub(super) tos: u8,
     pub(super) reuses_address: bool,
-    /// Whether only peers of its family reach it.
-    pub(super) is_family_only: Option<bool>,
+    /// The option whether only peers of its family reach it.
+    pub(super) family_only: Option<bool>,
     pub(super) ack_timeout: Option<u8>,
     /// Requests that may still be queued.
     pub(super) backlog: u32,
@@ -87,7 +87,7 @@ impl Id {
             path: None,
             tos: 0,
             reuses_address: false,
-            is_family_only: None,
+            family_only: None,
             ack_timeout: None,
             backlog: 0,
             connection: None,
@@ -108,7 +108,12 @@ impl Id {
             return true;
         }
         let same_family = super::address::same_family(source.ip(), destination);
-        source.ip().is_unspecified() && (same_family || source.is_ipv6() && self.is_family_only != Some(true))
+        source.ip().is_unspecified() && (same_family || source.is_ipv6() && !self.is_family_only())
+    }
+
+    /// Whether only peers of its family reach it. IPv6 has the default of `net.ipv6.bindv6only` 0.
+    pub(super) fn is_family_only(&self) -> bool {
+        self.family_only.unwrap_or(self.source.is_some_and(|source| source.is_ipv4()))
     }
 }
 

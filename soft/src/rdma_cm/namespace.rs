@@ -141,6 +141,13 @@ pub(super) struct Event {
     pub(super) resp: EventResp,
 }
 
+impl Event {
+    /// Whether it is the request of a child of a listener.
+    pub(super) fn is_request(&self) -> bool {
+        self.resp.event == EventType::CONNECT_REQUEST
+    }
+}
+
 impl File {
     fn push(&mut self, event: Event) {
         self.events.push_back(event);
@@ -312,14 +319,14 @@ impl State {
         let Some(file) = self.files.get_mut(&file) else { return };
         let Some(event) = file.events.pop_front() else { return };
         file.settle();
-        if event.resp.event == EventType::CONNECT_REQUEST
+        if event.is_request()
             && let Some(child) = self.ids.get_mut(&event.resp.id)
         {
             child.is_undelivered = false;
         }
         if let Some(id) = self.ids.get_mut(&event.id) {
             id.reported = id.reported.wrapping_add(1);
-            id.backlog += u32::from(event.resp.event == EventType::CONNECT_REQUEST);
+            id.backlog += u32::from(event.is_request());
         }
         let membership = event.membership.and_then(|number| self.memberships.get_mut(&number));
         membership.into_iter().for_each(|membership| membership.reported += 1);
@@ -337,7 +344,7 @@ impl State {
     /// Drops the request of a child that was not delivered.
     fn forget_request(&mut self, child: u32) {
         let Some(file) = self.ids.get(&child).map(|id| id.file) else { return };
-        let is_it = |event: &Event| event.resp.event == EventType::CONNECT_REQUEST && event.resp.id == child;
+        let is_it = |event: &Event| event.is_request() && event.resp.id == child;
         for event in self.drop_events(file, is_it) {
             if let Some(listener) = self.ids.get_mut(&event.id) {
                 listener.backlog += 1;
@@ -350,7 +357,7 @@ impl State {
         let Some(id) = self.ids.get_mut(&number) else { return };
         let from = std::mem::replace(&mut id.file, to);
         let events = self.drop_events(from, |event| event.id == number);
-        for event in events.iter().filter(|event| event.resp.event == EventType::CONNECT_REQUEST) {
+        for event in events.iter().filter(|event| event.is_request()) {
             self.ids.get_mut(&event.resp.id).into_iter().for_each(|child| child.file = to);
         }
         if let Some(file) = self.files.get_mut(&to) {

@@ -34,6 +34,22 @@ impl Namespace {
         bind(&mut self.lock(), &devices, file, number, address.ip()?)
     }
 
+    /// Takes BIND back: the identifier has no address and no port.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`State::id`]; `EINVAL` unless it is bound, and nothing followed.
+    pub(super) fn unbind(&self, file: u64, number: u32) -> Result<(), Errno> {
+        let mut state = self.lock();
+        let id = state.id(file, number)?;
+        if id.state != IdState::Bound {
+            return Err(Errno::INVAL);
+        }
+        (id.source, id.device, id.state) = (None, None, IdState::Idle);
+        state.unbind(number);
+        Ok(())
+    }
+
     /// RESOLVE_ADDR. An address resolves at once.
     pub(super) fn resolve_address(
         &self,
@@ -217,9 +233,6 @@ pub(super) fn bind(
         }
     }
     id.source = Some(address);
-    let is_family_only = id.is_family_only;
-    // As with `net.ipv6.bindv6only` 0.
-    id.is_family_only = Some(is_family_only.unwrap_or(address.is_ipv4()));
     match take_port(state, number, address) {
         Ok(port) => {
             let id = state.id(file, number)?;
@@ -229,8 +242,7 @@ pub(super) fn bind(
             Ok(())
         }
         Err(errno) => {
-            let id = state.id(file, number)?;
-            (id.source, id.is_family_only) = (None, is_family_only);
+            state.id(file, number)?.source = None;
             Err(errno)
         }
     }
@@ -283,7 +295,7 @@ pub(super) fn check_port(state: &State, number: u32, reuses: bool) -> Result<(),
             continue;
         }
         let Some(theirs) = other.source else { continue };
-        let are_apart = id.is_family_only == Some(true) && other.is_family_only == Some(true);
+        let are_apart = id.is_family_only() && other.is_family_only();
         if are_apart && !same_family(own.ip(), theirs.ip()) {
             continue;
         }

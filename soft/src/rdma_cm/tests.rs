@@ -689,3 +689,35 @@ fn disconnect_of_a_listener_does_nothing() {
     execute::<Listen>(&sides.server, ListenReq { id: everywhere, backlog: 0 }).unwrap();
     assert_eq!(disconnect(everywhere), Err(Errno::INVAL));
 }
+
+#[test]
+fn bind_and_listen_are_taken_back() {
+    let sides = Sides::new();
+    let (listener, port) = sides.listen(PortSpace::TCP, 0);
+    assert_eq!(sides.server.unbind(listener), Err(Errno::INVAL));
+    // Requests that were not read end with the listener, those that were read stay.
+    sides.asking(1, PortSpace::TCP, port, b"");
+    let read = expect(&sides.server, EventType::CONNECT_REQUEST, 100).id;
+    sides.asking(2, PortSpace::TCP, port, b"");
+    sides.server.unlisten(listener).unwrap();
+    assert_eq!(expect(&sides.client, EventType::REJECTED, 2).status, 28);
+    assert!(next(&sides.server).is_none());
+    accept(&sides.server, read, 3, b"").unwrap();
+    expect(&sides.client, EventType::CONNECT_RESPONSE, 1);
+    sides.asking(4, PortSpace::TCP, port, b"");
+    assert_eq!(expect(&sides.client, EventType::REJECTED, 4).status, 8);
+    assert_eq!(sides.server.unlisten(listener), Err(Errno::INVAL));
+    // The port is free again, and the identifier may be bound again.
+    sides.server.unbind(listener).unwrap();
+    assert_eq!(sides.server.unbind(listener), Err(Errno::INVAL));
+    assert_eq!(addresses(&sides.server, listener).src_size, 0);
+    let other = create(&sides.client, 5, PortSpace::TCP);
+    bind(&sides.client, other, sides.address(1, port)).unwrap();
+    sides.client.unbind(other).unwrap();
+    bind(&sides.server, listener, sides.address(1, port)).unwrap();
+    execute::<Listen>(&sides.server, ListenReq { id: listener, backlog: 0 }).unwrap();
+    sides.asking(6, PortSpace::TCP, port, b"");
+    expect(&sides.server, EventType::CONNECT_REQUEST, 100);
+    assert_eq!(sides.server.unbind(1), Err(Errno::NOENT));
+    assert_eq!(sides.server.unlisten(1), Err(Errno::NOENT));
+}
