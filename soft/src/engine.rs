@@ -56,6 +56,9 @@ use send::SendRing;
 /// The first QPN. The lower ones are those of management QPs and of the kernel.
 const FIRST_QP: u32 = 0x11;
 
+/// The highest QPN: the next one is that of multicast.
+const MAX_QPN: u32 = 0xff_fffe;
+
 /// First communication ids of devices of a fabric differ by this.
 const CM_IDS_APART: u32 = 0x9e37_79b1;
 
@@ -114,6 +117,10 @@ pub(crate) fn state_of(state: State) -> QpState {
     }
 }
 
+fn random() -> u32 {
+    RandomState::new().build_hasher().finish() as u32
+}
+
 /// The data path of a device.
 #[derive(Debug)]
 pub(crate) struct Engine {
@@ -155,11 +162,14 @@ impl Engine {
         self.qps.get(qpn).map(|qp| self.port.raise(&qp.queues, event)).is_some()
     }
 
-    /// Connects the port with a wire to other processes.
+    /// Connects the port with a wire to other processes. It has no QPs yet.
     pub(crate) fn connect(&mut self, wire: Arc<UdpWire>) {
         self.port.address.mtu = wire.mtu();
-        // Peers may know ids of an earlier process.
-        self.cm.set_next_id(RandomState::new().build_hasher().finish() as u32);
+        // Peers may know ids and QPNs of an earlier process. In `TIMEWAIT` they reject connections of these
+        // QPNs as stale.
+        self.cm.set_next_id(random());
+        let first = FIRST_QP + random() % (MAX_QPN - MAX_QP - FIRST_QP + 2);
+        self.qps = Scheduler::new(first, MAX_QP as usize);
         self.wire = Some(wire);
     }
 

@@ -100,3 +100,14 @@ fn other_process() {
         send(&mut end, memory(), &message);
     }
 }
+
+/// A peer rejects connections of a QPN that an earlier process on the address had, for a while.
+#[test]
+fn first_qpn_on_a_network_is_random() {
+    let [one, other] = [(); 2].map(|()| end().0.qp().qp_num());
+    assert_ne!(one, other);
+    assert!((0x11..0xff_ffff).contains(&one));
+    // In the process, it is that of Soft-RoCE.
+    let pd = Device::from(SoftDevice::new(&Fabric::new())).open().unwrap().alloc_pd().unwrap();
+    assert_eq!(Endpoint::<Mr<Buffer>>::new(&pd, 1, 4).unwrap().qp().qp_num(), 0x11);
+}

@@ -2,6 +2,8 @@
 
 #[path = "soft/host.rs"]
 mod host;
+#[path = "soft/managed.rs"]
+mod managed;
 #[path = "soft/operations.rs"]
 mod operations;
 #[path = "soft/pingpong.rs"]
