@@ -70,6 +70,38 @@ fn datagram_is_preceded_by_its_ip_header() {
 }
 
 #[test]
+fn packet_of_another_partition_is_dropped() {
+    let mut pair = Pair::rc();
+    pair.post(0, WRITE, FROM, TO, 8);
+    let mut sent = 0;
+    pair.settle(|packets| {
+        for packet in packets.iter_mut().filter(|packet| packet.operation == Operation::WriteOnly) {
+            if sent == 0 {
+                packet.pkey = 0x9234;
+            }
+            sent += 1;
+        }
+    });
+    assert_eq!(sent, 2, "it is sent again");
+    assert_eq!(pair.take_completions(0), [Completion::Send(0, Ok(()))]);
+}
+
+#[test]
+fn datagram_with_another_qkey_is_dropped() {
+    let mut pair = Pair::new(Service::Datagram(None));
+    for wqe in 0..2 {
+        pair.post_receive(1, wqe, TO, 48);
+        let mut request = Request { action: SEND, signaled: true, bytes: vec![1; 8], ..Request::default() };
+        request.segments.push(Segment::Inline { at: 0, length: 8 });
+        request.length = 8;
+        (request.address.qp, request.address.qkey) = (0x11, 0x1111 + wqe as u32);
+        pair.post_request(0, request);
+    }
+    pair.settle(|_| {});
+    assert_eq!(pair.take_completions(1), [Completion::Receive(0, Ok((Operation::SendOnly, 48)))]);
+}
+
+#[test]
 fn datagram_above_the_largest_mtu_is_dropped() {
     let mut pair = Pair::new(Service::Datagram(None));
     // A sender of another kind may have a larger MTU.
