@@ -1,7 +1,7 @@
 //! Management datagrams (MADs) to QP 1 of a soft device with listeners, and connections in every state.
 //!
-//! A MAD is answered by a bounded number of packets. The connections are no more than the program has
-//! taken and the backlogs hold. Another device still connects. After destruction no connection is left.
+//! A MAD is answered by a bounded number of packets. A REQ that is repeated is neither a new connection
+//! nor rejected. The connections are no more than the program has taken and the backlogs hold. Another device still connects. After destruction no connection is left.
 
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -38,8 +38,11 @@ const UID: u64 = 1;
 /// Bytes of a MAD, and of its header.
 const MAD: usize = 256;
 const MAD_HEADER: usize = 24;
-/// The attribute of REQ, and the place of the requester's GUID in it.
+/// The place of the attribute in a MAD, the attributes of REQ and REJ, and the place of the requester's
+/// GUID in a REQ.
+const ATTRIBUTE: std::ops::Range<usize> = 16..18;
 const REQ: [u8; 2] = [0x00, 0x10];
+const REJ: [u8; 2] = [0x00, 0x12];
 const GUID: usize = MAD_HEADER + 16;
 /// Units of work that a MAD may cause, including those of a peer that answers.
 const WORK: usize = 64;
@@ -257,8 +260,8 @@ impl Victim {
         }
     }
 
-    /// Receives bytes as the payload of a datagram to QP 1.
-    fn receive(&mut self, source: IpAddr, payload: &[u8]) {
+    /// Receives bytes as the payload of a datagram to QP 1. Returns the MADs that follow.
+    fn receive(&mut self, source: IpAddr, payload: &[u8]) -> Vec<[u8; MAD]> {
         let source = SocketAddr::new(source, 0xc000);
         let mut bytes = vec![0x64, 0, 0xff, 0xff, 0, 0, 0, 1, 0, 0, 0, 0];
         bytes.extend([0x80, 0x01, 0, 0, 0, 0, 0, 1]);
@@ -267,8 +270,10 @@ impl Victim {
         testing::receive(&self.devices[0], source, &bytes);
         let work = (0..=WORK).take_while(|_| self.fabric.step()).count();
         assert!(work <= WORK, "the answers have no end");
-        self.mads.extend(self.capture.take());
+        let sent = self.capture.take();
+        self.mads.extend(&sent);
         self.mads.truncate(200);
+        sent
     }
 
     /// Receives a MAD that was on the wire, changed or not.
@@ -286,11 +291,20 @@ impl Victim {
             _ => {}
         }
         // A REQ that names the GUID of another device can take the place of one of that device.
-        if mad[16..18] == REQ && mad[GUID..GUID + 8] == other.node_guid().0 {
+        let is_request = mad[ATTRIBUTE] == REQ;
+        if is_request && mad[GUID..GUID + 8] == other.node_guid().0 {
             mad[GUID] ^= 1;
         }
         let source = if input.one_in(8) { NO_ADDRESS } else { self.peer.address };
+        let connections = |victim: &Self| testing::cm_connections(&victim.devices[0]);
+        let before = connections(self);
         self.receive(source, &mad);
+        let after = connections(self);
+        if is_request && after > before {
+            let answers = self.receive(source, &mad);
+            let is_rejected = answers.iter().any(|answer| answer[ATTRIBUTE] == REJ);
+            assert!(!is_rejected && connections(self) == after, "a repeated REQ is taken for another one");
+        }
     }
 
     fn advance(&mut self, time: Duration) {

@@ -40,7 +40,11 @@ fn packet(input: &mut Input<'_>, program: &Program) -> Vec<u8> {
         bytes.extend(program.mr.rkey.to_be_bytes());
         bytes.extend((u32::from(input.half()) & 0xfff).to_be_bytes());
     }
-    let length = usize::from(input.half()) % 0x500;
+    let length = match usize::from(input.half()) {
+        // At most the path MTU. Payloads of other lengths than whole words are malformed.
+        whole @ 0x8000.. => whole % 0x41 * 4,
+        length => length % 0x500,
+    };
     let given = input.slice(length);
     bytes.extend(given);
     bytes.resize(bytes.len() + (length - given.len()).min(0x500), 0);
@@ -79,6 +83,11 @@ pub(crate) fn run(data: &[u8]) {
                 let (qp, state) = (input.below(victim.qps.len()), input.one_of(&STATES));
                 victim.modify(qp, state, (NO_ADDRESS, 0x11));
                 idle[qp] = state == QpState::RESET || state == QpState::INIT && idle[qp];
+                if idle[qp] {
+                    // A packet that the device accepts completes it.
+                    let sge = victim.sge(0, 512);
+                    victim.post_recv(qp, 9, &sge);
+                }
             }
             2 => {
                 let qp = input.below(victim.qps.len());

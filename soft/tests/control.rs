@@ -224,8 +224,7 @@ fn transitions_of_a_qp_are_checked() {
         | Mask::MIN_RNR_TIMER;
     assert_eq!(modify(of_rtr, rtr), Ok(()));
     let rts = ModifyQpReq { qp_state: QpState::RTS, ..ModifyQpReq::zeroed() };
-    let of_rts =
-        Mask::TIMEOUT | Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::SQ_PSN | Mask::MAX_QP_RD_ATOMIC;
+    let of_rts = Mask::TIMEOUT | Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::SQ_PSN | Mask::MAX_QP_RD_ATOMIC;
     assert_eq!(modify(of_rts, ModifyQpReq { timeout: 32, ..rts }), Err(Errno::INVAL));
     // The state that the program assumes.
     for (cur_qp_state, result) in [(QpState::INIT, Err(Errno::INVAL)), (QpState::RTR, Ok(()))] {
@@ -274,8 +273,7 @@ fn region_that_moves_to_another_pd_leaves_its_own() {
     let memory = [0_u64; 64];
     let (own, other) = (opened.pd(), opened.pd());
     let mr_handle = opened.mr(own, &memory).unwrap().mr_handle;
-    let request =
-        ReregMrReq { mr_handle, flags: MrReregFlags::PD, pd_handle: other, ..ReregMrReq::zeroed() };
+    let request = ReregMrReq { mr_handle, flags: MrReregFlags::PD, pd_handle: other, ..ReregMrReq::zeroed() };
     opened.invoke::<write::ReregMr>(&request).unwrap();
     // SAFETY: the PDs are not used any more.
     let dealloc = |pd| errno(unsafe { command::dealloc_pd(&opened.file, pd) });
@@ -303,12 +301,8 @@ fn failed_resize_keeps_the_queue() {
     let request = CreateSrqReq { pd_handle: opened.pd(), max_wr: 10, max_sge: 1, ..CreateSrqReq::zeroed() };
     let (srq, _) = opened.invoke_driver::<write::CreateSrq, SrqResp>(&request).unwrap();
     let srq_handle = srq.srq_handle;
-    let request = ModifySrqReq {
-        srq_handle,
-        attr_mask: SrqAttrMask::MAX_WR,
-        max_wr: 100,
-        ..ModifySrqReq::zeroed()
-    };
+    let request =
+        ModifySrqReq { srq_handle, attr_mask: SrqAttrMask::MAX_WR, max_wr: 100, ..ModifySrqReq::zeroed() };
     let driver = ModifySrqCmd { mmap_info_addr: 64 };
     let mut response = ();
     let mut call = write::invoke::<write::ModifySrq>(opened.file.driver_id(), &request, &mut response);

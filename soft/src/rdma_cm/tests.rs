@@ -63,14 +63,7 @@ impl Sides {
     }
 
     /// The same to any device.
-    fn asking_device(
-        &self,
-        uid: u64,
-        space: PortSpace,
-        device: &SoftDevice,
-        port: u16,
-        data: &[u8],
-    ) -> u32 {
+    fn asking_device(&self, uid: u64, space: PortSpace, device: &SoftDevice, port: u16, data: &[u8]) -> u32 {
         let id = self.resolved(uid, space, device, port);
         let request = ConnectReq { id, conn_param: param(0x77, data), ..ConnectReq::zeroed() };
         execute::<Connect>(&self.client, request).unwrap();

@@ -117,7 +117,10 @@ fn request_that_changes_during_its_execution_fails() {
     for wr_id in 1..3 {
         pair.qb.receive(wr_id, &[pair.b.sge(0, 8)]);
     }
-    assert_eq!((pair.a.wait().status, pair.a.wait().status), (WcStatus::WR_FLUSH_ERR, WcStatus::WR_FLUSH_ERR));
+    assert_eq!(
+        (pair.a.wait().status, pair.a.wait().status),
+        (WcStatus::WR_FLUSH_ERR, WcStatus::WR_FLUSH_ERR)
+    );
     assert_eq!(pair.qa.sq.failure(), Some((1, WcStatus::LOC_QP_OP_ERR)));
     assert_eq!(pair.b.drain(), []);
 }

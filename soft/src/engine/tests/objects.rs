@@ -415,6 +415,9 @@ fn device_without_link_neither_sends_nor_receives() {
         pair.qa.post(1, Operation::Write(remote_b), &[pair.a.sge(8, 8)]);
         assert_eq!((pair.a.drain(), pair.b.bytes(0, 8)), (vec![(1, OK)], expected.to_vec()));
         pair.qb.post(1, Operation::Write(remote_a), &[pair.b.sge(8, 8)]);
-        assert_eq!((pair.b.drain(), pair.a.bytes(0, 8)), (vec![(1, OK)], expected.map(|byte| 2 * byte).to_vec()));
+        assert_eq!(
+            (pair.b.drain(), pair.a.bytes(0, 8)),
+            (vec![(1, OK)], expected.map(|byte| 2 * byte).to_vec())
+        );
     }
 }
