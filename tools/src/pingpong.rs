@@ -17,6 +17,7 @@ mod wait;
 pub(crate) mod xsrq;
 
 use anyhow::{Context as _, Result};
+use bareverbs::Device;
 
 use self::check::Checker;
 use self::limits::DeviceLimits;
@@ -65,7 +66,13 @@ fn run_transport<Q: Queues>(config: Config<'_>) -> Result<()> {
     }
     let stop = Stop::on_signals().context("cannot set up signal handling")?;
     let common = config.common;
-    let mut manager = if common.cm { Some(Manager::open(&config, stop)?) } else { None };
+    let mut manager = if common.cm {
+        // It serves the soft devices that there are by now.
+        common.ib_dev.as_deref().map(Device::find).transpose()?;
+        Some(Manager::open(&config, stop)?)
+    } else {
+        None
+    };
     let mut port = match &manager {
         Some(manager) => manager.port()?,
         None => LocalPort::open(common.ib_dev.as_deref(), common.ib_port)?,

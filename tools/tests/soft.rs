@@ -240,6 +240,8 @@ fn programs_over_the_connection_manager_run_between_two_processes() {
         ("rstream -S 64 -C 20", "rstream -s ADDRESS -S 64 -C 20"),
         ("riostream -S 64 -C 20", "riostream -s ADDRESS -S 64 -C 20"),
         ("rcopy", &format!("rcopy {original} ADDRESS:{copy}")),
+        ("pingpong rc --cm -e -n 100", "pingpong rc --cm -e -n 100 ADDRESS"),
+        ("pingpong ud --cm -e -n 100", "pingpong ud --cm -e -n 100 ADDRESS"),
     ] {
         connected(server, client);
     }
@@ -250,7 +252,10 @@ fn programs_over_the_connection_manager_run_between_two_processes() {
 
 #[test]
 fn device_of_the_kernel_is_no_option_of_connections() {
-    let output = run("rping -s --ib-dev rxe0");
-    assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("must be a soft device with an address"));
+    for (arguments, status) in [("rping -s --ib-dev rxe0", 2), ("pingpong rc --cm -d rxe0", 1)] {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(status), "{arguments}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains("must be a soft device with an address"), "{arguments}: {text}");
+    }
 }

@@ -3,6 +3,7 @@
 use bareverbs::values::Mtu;
 use clap::{Args, Subcommand};
 
+use super::soft::soft_device;
 use super::values::{gid_index, mtu, number};
 
 /// Maximum number of queue pairs on one shared receive queue: one fewer than the records in the
@@ -64,8 +65,8 @@ pub(crate) struct CommonOptions {
     #[arg(short, long)]
     pub(crate) chk: bool,
     /// Exchange addresses by the connection manager; HOST is an address of the server's RDMA
-    /// device. Both sides need it
-    #[arg(long, conflicts_with_all = ["ib_dev", "ib_port", "gid_idx"])]
+    /// device. Both sides need it. It chooses the device: only a soft device can be named by -d
+    #[arg(long, conflicts_with_all = ["ib_port", "gid_idx"])]
     pub(crate) cm: bool,
     /// Print JSON instead of lines
     #[arg(long)]
@@ -280,6 +281,9 @@ impl<'a> Config<'a> {
         } else if self.num_qp > self.common.rx_depth {
             let (depth, qps) = (self.common.rx_depth, self.num_qp);
             Some(format!("{depth} receives (-r) are too few for {qps} QPs (-q): each QP needs at least one"))
+        } else if self.common.cm {
+            let device = self.common.ib_dev.as_deref();
+            device.and_then(|device| soft_device(device).err()).map(|error| format!("-d with --cm {error}"))
         } else {
             None
         }
