@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use bareverbs::qp::GRH_BYTES;
-use bareverbs::{Context, Datagrams, Op, Pd, Pool};
+use bareverbs::{Datagrams, Op, Pd, Pool};
 use clap::Parser;
 use common::{Ends, Lines};
 
@@ -46,7 +46,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let pd = Context::open_first()?.alloc_pd()?;
+    let pd = options.ends.open()?.alloc_pd()?;
     match &options.ends.host {
         None => serve(&pd, &options),
         Some(host) => ask(&pd, host, &options),

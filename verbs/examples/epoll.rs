@@ -16,7 +16,7 @@ use std::net::TcpStream;
 use std::os::fd::AsFd;
 
 use anyhow::{Context as _, Result, ensure};
-use bareverbs::{Context, Endpoint, Op, Pd, Pool, PoolBuffer};
+use bareverbs::{Endpoint, Op, Pd, Pool, PoolBuffer};
 use clap::Parser;
 use common::{Ends, Lines};
 use rustix::event::epoll;
@@ -40,7 +40,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let pd = Context::open_first()?.alloc_pd()?;
+    let pd = options.ends.open()?.alloc_pd()?;
     match &options.ends.host {
         None => serve(&pd, &options),
         Some(host) => ask(&pd, host, &options),

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use bareverbs::{Buffer, Context, Endpoint, Op, RegionMut};
+use bareverbs::{Buffer, Endpoint, Op, RegionMut};
 use clap::Parser;
 use common::{Ends, Lines};
 
@@ -35,7 +35,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let pd = Context::open_first()?.alloc_pd()?;
+    let pd = options.ends.open()?.alloc_pd()?;
     // One registration. Each operation has a part of it.
     let parts = RegionMut::register(&pd, Buffer::zeroed(PARTS * PART)?)?.chunks(PART);
     let endpoint = Endpoint::options().sends(PARTS as u32).recvs(PARTS as u32).build(&pd)?;

@@ -23,8 +23,7 @@ use std::{str, thread};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs::{
-    Access, Buffer, Context, Endpoint, EndpointOptions, Op, Pd, Pool, PoolBuffer, RegionMut, Remote,
-    RemoteRegion,
+    Access, Buffer, Endpoint, EndpointOptions, Op, Pd, Pool, PoolBuffer, RegionMut, Remote, RemoteRegion,
 };
 use clap::{Parser, Subcommand};
 use common::{Ends, Lines};
@@ -60,7 +59,7 @@ enum Request {
 
 fn main() -> Result<()> {
     let Options { ends, clients, request } = Options::parse();
-    let pd = Context::open_first()?.alloc_pd()?;
+    let pd = ends.open()?.alloc_pd()?;
     match (&ends.host, request) {
         (None, _) => serve(&pd, &ends, clients.unwrap_or(usize::MAX)),
         (Some(host), Some(request)) => ask(&pd, Lines::connect(host, ends.port)?, request),

@@ -51,7 +51,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let Options { ends, alternate_lid, writes, pause } = Options::parse();
-    let context = Context::open_first()?;
+    let context = ends.open()?;
     let pd = context.alloc_pd()?;
     let cq = context.create_cq(&CqInit::new(16))?;
     let cap = QpCap { max_inline_data: 8, ..QpCap::default() };

@@ -38,7 +38,7 @@ struct Options {
 fn main() -> Result<()> {
     let Options { ends, messages } = Options::parse();
     // 1. The objects: device -> context -> protection domain -> everything else.
-    let context = Context::open_first()?;
+    let context = ends.open()?;
     let pd = context.alloc_pd()?;
     let send_cq = context.create_cq(&CqInit::new(16))?;
     let recv_cq = context.create_cq(&CqInit::new(16))?;

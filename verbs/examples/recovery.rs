@@ -24,7 +24,7 @@ use std::{str, thread};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs::server::{Client, Event, Handle, Server};
-use bareverbs::{Context, Pd, PoolBuffer};
+use bareverbs::{Pd, PoolBuffer};
 use clap::Parser;
 use common::{Ends, Lines};
 
@@ -49,7 +49,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let pd = Context::open_first()?.alloc_pd()?;
+    let pd = options.ends.open()?.alloc_pd()?;
     match &options.ends.host {
         None => receive(&pd, &options),
         Some(host) => send(&pd, host, &options),

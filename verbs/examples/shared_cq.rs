@@ -13,7 +13,7 @@ mod common;
 use std::thread;
 
 use anyhow::{Context as _, Result, ensure};
-use bareverbs::{Context, Hub, Op, Pool, PoolBuffer};
+use bareverbs::{Hub, Op, Pool, PoolBuffer};
 use clap::Parser;
 use common::{Ends, Lines};
 
@@ -38,7 +38,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let Options { ends, threads, messages } = Options::parse();
-    let pd = Context::open_first()?.alloc_pd()?;
+    let pd = ends.open()?.alloc_pd()?;
     // The CQ has room for the operations of all connections.
     let hub = Hub::new(&pd, threads * 2 * DEPTH)?;
     let pool = Pool::new(&pd, threads as usize * 2, LEN)?;

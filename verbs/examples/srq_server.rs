@@ -19,7 +19,7 @@ use anyhow::{Context as _, Result, ensure};
 use bareverbs::cq::CqInit;
 use bareverbs::qp::{ConnectAttr, QpCap, QpInit, Rc, RecvRequest, SendFlags};
 use bareverbs::srq::{Srq, SrqInit};
-use bareverbs::{Access, Buffer, Context, Endpoint, Mr, Op, Pd, Pool, WcOpcode, WcStatus};
+use bareverbs::{Access, Buffer, Endpoint, Mr, Op, Pd, Pool, WcOpcode, WcStatus};
 use clap::Parser;
 use common::{Ends, Lines};
 
@@ -44,7 +44,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let pd = Context::open_first()?.alloc_pd()?;
+    let pd = options.ends.open()?.alloc_pd()?;
     match &options.ends.host {
         None => serve(&pd, &options),
         Some(host) => ask(&pd, host, &options),

@@ -7,6 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, ensure};
+use bareverbs::Device;
 
 /// The options of both ends.
 #[derive(clap::Args, Clone, Debug)]
@@ -16,9 +17,20 @@ pub(crate) struct Ends {
     /// The server's TCP port.
     #[arg(short, long, default_value_t = 7471)]
     pub(crate) port: u16,
+    /// The RDMA device, such as rxe0 or soft:127.0.0.2. Default: the first one.
+    #[arg(short, long)]
+    device: Option<String>,
 }
 
 impl Ends {
+    /// Opens the RDMA device.
+    pub(crate) fn open(&self) -> bareverbs::Result<bareverbs::Context> {
+        match &self.device {
+            Some(name) => Device::find(name)?.open(),
+            None => bareverbs::Context::open_first(),
+        }
+    }
+
     /// Listens for clients.
     pub(crate) fn listen(&self) -> Result<TcpListener> {
         let listener = TcpListener::bind(("::", self.port)).context("listening")?;
