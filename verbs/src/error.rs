@@ -61,11 +61,12 @@ pub enum Error {
     /// No RDMA device is visible to this process.
     #[error(
         "no RDMA device found: load its driver, or create a software device with `rdma link add \
-         rxe0 type rxe netdev eth0` or `bareverbs link add ...`"
+         rxe0 type rxe netdev eth0` or `bareverbs link add ...`{}",
+        if cfg!(feature = "soft") { "; or name a soft device, such as soft:127.0.0.2" } else { "" }
     )]
     NoDevice,
     /// No device has that name.
-    #[error("no RDMA device is named {name:?}; {}", known_devices(known))]
+    #[error("no RDMA device is named {name:?}; {}{}", known_devices(known), soft_name_hint(name))]
     UnknownDevice {
         /// The requested name.
         name: String,
@@ -606,6 +607,14 @@ fn known_devices(known: &[String]) -> String {
     }
 }
 
+fn soft_name_hint(name: &str) -> &'static str {
+    match name.starts_with("soft") {
+        true if cfg!(feature = "soft") => "; soft devices are named soft0, soft1, … or soft:ADDRESS",
+        true => "; soft devices need the cargo feature `soft` of bareverbs",
+        false => "",
+    }
+}
+
 fn none_opened(reasons: &[Error]) -> String {
     let reasons: Vec<_> = reasons.iter().map(Error::to_string).collect();
     match &reasons[..] {
@@ -682,6 +691,9 @@ mod tests {
         assert_eq!(error(&[]), "no RDMA device is named \"mlx9\"; no device exists");
         assert_eq!(error(&["rxe0"]), "no RDMA device is named \"mlx9\"; the only device is rxe0");
         assert_eq!(error(&["rxe0", "rxe1"]), "no RDMA device is named \"mlx9\"; devices: rxe0, rxe1");
+        let soft = Error::UnknownDevice { name: "soft".into(), known: Vec::new() }.to_string();
+        let remedy = if cfg!(feature = "soft") { "soft:ADDRESS" } else { "the cargo feature `soft`" };
+        assert!(soft.contains(remedy), "{soft}");
     }
 
     /// The texts of an error and of its sources, as reports of error chains print them.

@@ -281,7 +281,7 @@ const MAX_NUMBERED: u32 = (1 << 24) - 2;
 pub(crate) fn find(name: &str) -> Option<Result<SoftDevice>> {
     let rest = name.strip_prefix("soft")?;
     if let Some(address) = rest.strip_prefix(':') {
-        let reason = format!("device {name}: {address:?} is not an IP address");
+        let reason = format!("device {name}: {address:?} is not an IP address, as in soft:127.0.0.2");
         let address = address.parse().map_err(|_| Error::invalid(VERB, reason));
         return Some(address.and_then(|address| find_or_create(name, Name::Bound(address))));
     }

@@ -75,8 +75,8 @@ mod tests {
 
     #[test]
     fn error_is_reported_by_its_text_with_the_remedy() {
-        assert_eq!(printed(crate::Error::NoDevice), NO_DEVICE);
-        assert_eq!(printed(Refused::new(crate::Error::NoDevice, ())), NO_DEVICE);
+        assert!(printed(crate::Error::NoDevice).starts_with(NO_DEVICE));
+        assert!(printed(Refused::new(crate::Error::NoDevice, ())).starts_with(NO_DEVICE));
         let refused = IoctlError { method: "CQ_CREATE", errno: Errno::MFILE };
         let error = crate::Error::kernel("create_cq", "64 entries", refused)
             .or_hint(|_| Some("raise the limit".into()));
@@ -105,7 +105,7 @@ mod tests {
         let refused = io::Error::from_raw_os_error(Errno::CONNREFUSED.raw_os_error());
         assert_eq!(printed(refused), "Connection refused (os error 111)");
         assert_eq!(printed(io::Error::other("usage: echo HOST")), "usage: echo HOST");
-        assert_eq!(printed(io::Error::from(crate::Error::NoDevice)), NO_DEVICE);
+        assert!(printed(io::Error::from(crate::Error::NoDevice)).starts_with(NO_DEVICE));
         let text = "cannot read /etc/peers\n  caused by: Connection refused (os error 111)";
         let nested = Failed::Read(io::Error::from_raw_os_error(Errno::CONNREFUSED.raw_os_error()));
         assert_eq!(printed(io::Error::other(nested)), text);
