@@ -1004,6 +1004,9 @@ impl Link {
 
     /// Waits until the peer ends the connection, and answers. A wait that is dropped loses no end.
     ///
+    /// A thread that also waits for the queue calls [`has_ended`](Self::has_ended) between waits with a
+    /// limit. A peer without an answer waits in [`disconnect`](Self::disconnect) for about a minute.
+    ///
     /// # Errors
     /// [`Error::DeviceRemoved`]; those of [`EventChannel::next`].
     #[doc(alias = "wait_disconnected")]

@@ -199,7 +199,9 @@ pub struct Summary {
 
 /// A server: it receives the messages of many peers, in one queue. See the [module](self).
 ///
-/// It reads the events. A [`Handle`] does everything else, from any thread or task.
+/// It reads the events. A [`Handle`] does everything else, from any thread or task. Without a `Server`,
+/// the connections stay until the last `Handle` is dropped, and messages of the peers get no answer:
+/// [`Handle::shutdown`] ends them.
 pub struct Server<B: Source = PoolBuffer, P: Provider = AnyProvider> {
     handle: Handle<B, P>,
     /// Whether [`Event::Ended`] was returned.
