@@ -83,7 +83,7 @@ pub(crate) fn native_tool() -> Result<PathBuf> {
     if !cargo().args(arguments).status().context("running cargo")?.success() {
         bail!("{TOOL} could not be built");
     }
-    Ok(workspace().join("target/debug").join(TOOL))
+    Ok(native_folder()?.join("debug").join(TOOL))
 }
 
 /// Builds the guest's init.
@@ -120,7 +120,7 @@ pub(crate) fn native_soak() -> Result<PathBuf> {
     if !cargo().args(arguments).status().context("running cargo")?.success() {
         bail!("the soak program could not be built");
     }
-    Ok(workspace().join("target/quick/bareverbs-soak"))
+    Ok(native_folder()?.join("quick/bareverbs-soak"))
 }
 
 /// Builds a package for guests with these arguments of cargo. Returns the folder of the profiles.
@@ -160,7 +160,7 @@ pub(crate) fn counts() -> Result<PathBuf> {
     if !cargo.status().context("running cargo")?.success() {
         bail!("the program to be counted could not be built");
     }
-    Ok(workspace().join("target/release/counts"))
+    Ok(native_folder()?.join("release/counts"))
 }
 
 /// Builds the HCA.
@@ -170,12 +170,19 @@ pub(crate) fn hca() -> Result<PathBuf> {
     if !cargo().args(arguments).status().context("running cargo")?.success() {
         bail!("the HCA could not be built");
     }
-    Ok(workspace().join("target/quick/bareverbs-hca"))
+    Ok(native_folder()?.join("quick/bareverbs-hca"))
 }
 
 /// The path of our tool.
 pub(crate) fn tool(programs: &Programs) -> Result<&Path> {
     programs.on_path.get(TOOL).map(PathBuf::as_path).context("the guest's programs include the tool")
+}
+
+/// The folder of the profiles that cargo builds for this machine. It has this program, too, also with
+/// `CARGO_TARGET_DIR` or `build.target-dir`.
+fn native_folder() -> Result<PathBuf> {
+    let program = std::env::current_exe().context("finding this program")?;
+    Ok(program.ancestors().nth(2).context("finding the target folder")?.to_owned())
 }
 
 /// The target folder of static programs and test records.
