@@ -6,13 +6,20 @@
 //! ```
 //!
 //! The streams implement the traits of tokio, so that hyper needs to know nothing about RDMA.
+//!
+//! With the feature `soft`, the last argument may be a soft device:
+//!
+//! ```sh
+//! http2 server 127.0.0.2:7471 soft:127.0.0.2
+//! http2 client 127.0.0.2:7471 /hello soft:127.0.0.3
+//! ```
 
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 
-use bareverbs::Report;
 use bareverbs::runtime::Tokio;
+use bareverbs::{Device, Report};
 use bareverbs_rdmacm::stream::{RdmaListener, StreamOptions};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -65,7 +72,11 @@ pub(crate) async fn fetch(peer: SocketAddr, requests: &[(&str, Vec<u8>)]) -> Res
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Report> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+    let mut arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    if let Some(device) = arguments.pop_if(|last| last.starts_with("soft:")) {
+        Device::find(device)?;
+    }
+    match arguments[..] {
         ["server", addr] => {
             let listener = StreamOptions::default().runtime(Tokio).listen(addr)?;
             println!("listening at {}", listener.local_addr());
@@ -76,6 +87,8 @@ async fn main() -> Result<(), Report> {
             println!("{}", String::from_utf8_lossy(&answers[0]));
             Ok(())
         }
-        _ => Err(io::Error::other("usage: http2 server ADDR:PORT | http2 client ADDR:PORT PATH"))?,
+        _ => Err(io::Error::other(
+            "usage: http2 server ADDR:PORT [DEVICE] | http2 client ADDR:PORT PATH [DEVICE]",
+        ))?,
     }
 }
