@@ -437,7 +437,7 @@ impl EventChannel {
         let wake = self.inner.wake.get();
         let is_ready =
             || is_readable(self.file().as_fd()) || wake.is_some_and(|wake| is_readable(wake.event.as_fd()));
-        match self.file().before_wait(end, is_ready)? {
+        match self.file().before_wait(end, None, is_ready)? {
             BeforeWait::Block => {}
             before => return Ok(before == BeforeWait::TimedOut),
         }

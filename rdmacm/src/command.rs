@@ -31,7 +31,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 #[cfg(feature = "soft")]
 use bareverbs::soft::Fabric;
@@ -135,17 +135,27 @@ impl CmFile {
         is_past(end) && !self.runs_in_waits()
     }
 
-    /// Lets the devices of a seeded fabric run, before a thread blocks at most until `end`.
-    /// `is_ready`: whether the wait would end at once.
+    /// The time of a seeded fabric.
+    pub(crate) fn virtual_now(&self) -> Option<Duration> {
+        match &self.source {
+            #[cfg(feature = "soft")]
+            Source::Soft(_, fabric) if self.runs_in_waits() => Some(fabric.now()),
+            _ => None,
+        }
+    }
+
+    /// Lets the devices of a seeded fabric run, before a thread blocks at most until `end`, and until
+    /// the time `alarm` of the fabric. `is_ready`: whether the wait would end at once.
     pub(crate) fn before_wait(
         &self,
         end: Option<Instant>,
+        alarm: Option<Duration>,
         is_ready: impl Fn() -> bool,
     ) -> Result<BeforeWait> {
         match &self.source {
             #[cfg(feature = "soft")]
             Source::Soft(_, fabric) if self.is_of_this_process() => {
-                fabric.before_wait(end, &is_ready).map_err(|errno| {
+                fabric.before_wait(end, alarm, &is_ready).map_err(|errno| {
                     let what = match errno {
                         Errno::DEADLK => "waiting for an event, which nothing on the seeded fabric can raise",
                         _ => "running the seeded fabric",
@@ -154,7 +164,7 @@ impl CmFile {
                 })
             }
             _ => {
-                let _ = (end, is_ready);
+                let _ = (end, alarm, is_ready);
                 Ok(BeforeWait::Block)
             }
         }
@@ -177,17 +187,17 @@ impl CmFile {
     where
         C::Request: Copy,
     {
-        self.submit::<C>(request, response).map_err(|errno| {
-            let (asked, number) = (asked(), C::INFO.number);
-            let hint = match errno {
-                #[cfg(feature = "soft")]
-                errno if errno != Errno::STALE && self.source.is_soft(asked.id) => soft::hint(errno),
-                Errno::STALE => Some("the file was opened before fork; open a channel in this process"),
-                errno => hint::hint(self, number, errno, &asked),
-            };
-            let command = C::INFO.c.trim_start_matches("RDMA_USER_CM_CMD_");
-            CommandError { command, asked: asked.text, errno, hint }
-        })
+        self.submit::<C>(request, response).map_err(|errno| self.refused::<C>(errno, asked()))
+    }
+
+    /// The error of a refused command.
+    fn refused<C: Command>(&self, errno: Errno, asked: Asked) -> CommandError {
+        let hint = match errno {
+            Errno::STALE => Some("the file was opened before fork; open a channel in this process"),
+            errno => hint::hint(self, C::INFO.number, errno, &asked),
+        };
+        let command = C::INFO.c.trim_start_matches("RDMA_USER_CM_CMD_");
+        CommandError { command, asked: asked.text, errno, hint }
     }
 
     /// Executes a command. `ESTALE`: a parent of this process has opened the file, and nothing is
@@ -250,11 +260,13 @@ impl Source {
     }
 
     /// Whether commands of an identifier go to soft devices.
-    #[cfg(feature = "soft")]
     fn is_soft(&self, id: Option<u32>) -> bool {
+        let _ = id;
         match self {
             Self::Kernel(_) => false,
+            #[cfg(feature = "soft")]
             Self::Soft(..) => true,
+            #[cfg(feature = "soft")]
             Self::KernelAndSoft(both) => id.is_some_and(|id| both.is_soft(id)),
         }
     }

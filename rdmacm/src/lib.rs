@@ -70,9 +70,9 @@
 //! With the feature `soft`, most of this works on [soft devices](bareverbs::soft), which need no
 //! kernel module: on those that the process has created by name, and by
 //! [`EventChannel::on`](crate::EventChannel) and [`Domains`](connection::Domains) on those of a
-//! fabric. `bareverbs_soft::CmFile` lists the differences: ECE options, addresses of the family
-//! `AF_IB` and services of InfiniBand don't exist there. Where the pages say that the kernel
-//! executes a command, the process does.
+//! fabric. `bareverbs_soft::CmFile` lists the differences: addresses of the family `AF_IB` and
+//! services of InfiniBand don't exist there. Where the pages say that the kernel executes a command,
+//! the process does.
 //!
 //! # Forks
 //!

@@ -340,6 +340,49 @@ fn read_limit_of_a_stream_is_one_of_virtual_time() {
 }
 
 #[test]
+fn keepalive_of_a_stream_counts_virtual_time() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let network = Network::on(Fabric::seeded(11));
+    let options = StreamOptions::default().domains(&network.domains);
+    let listener = options.listen((network.devices[1].address(), 0)).unwrap();
+    let server = listener.local_addr();
+    let mut connecting = options.connect(server);
+    assert!(connecting.wait_timeout(Duration::from_millis(1)).is_none());
+    let accepted = listener.accept().wait().unwrap();
+    let mut stream = connecting.wait().unwrap();
+    stream.set_keepalive(Some(HOUR)).unwrap();
+    // The peer answers the probes.
+    stream.set_read_timeout(Some(10 * HOUR));
+    let before = network.fabric.now();
+    assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::TimedOut);
+    assert_eq!(network.fabric.now() - before, 10 * HOUR);
+    // The next probe finds that the peer is gone.
+    network.fabric.inject(Fault::drop());
+    let before = network.fabric.now();
+    let lost = stream.read(&mut [0]).unwrap_err();
+    assert_ne!(lost.kind(), std::io::ErrorKind::TimedOut, "{lost}");
+    assert!(network.fabric.now() - before < 2 * HOUR, "{:?}", network.fabric.now() - before);
+    drop(accepted);
+}
+
+#[test]
+fn datagram_socket_of_every_device_names_the_missing_source() {
+    // The routes to 127.0.0.0/8 have the source address 127.0.0.1, which is that of `soft0`.
+    let fabric = Fabric::new();
+    let [one, other] = [70, 71].map(|last| {
+        let address = IpAddr::V4(Ipv4Addr::new(127, 70, (std::process::id() % 250) as u8, last));
+        SoftDevice::with_address(&fabric, address).unwrap()
+    });
+    let options = DatagramSocketOptions::default().domains(&Domains::on(&fabric));
+    let mut socket = options.bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+    let refused = socket.connect((other.address(), 7174)).unwrap_err();
+    let text = "DatagramSocket: no device has 127.0.0.1, the source address of this host's route to ";
+    assert!(refused.to_string().starts_with(text), "{refused}");
+    assert!(refused.to_string().ends_with(": bind the socket to the address of a device"), "{refused}");
+    options.bind((one.address(), 0)).unwrap().connect((other.address(), 7174)).unwrap();
+}
+
+#[test]
 fn errors_name_their_remedy() {
     let network = Network::new();
     let id = CmId::new(&EventChannel::on(&network.fabric).unwrap(), PortSpace::Tcp).unwrap();

@@ -204,19 +204,21 @@ impl Fabric {
 
     /// Runs a [seeded](Self::seeded) fabric before a thread blocks on a descriptor, at most until
     /// `end`, as the waits of devices do: until `is_ready`, or nothing on the fabric can make it so.
-    /// `is_ready` may use the fabric. For a program that waits
-    /// by `poll` itself, for instance on several devices. On a fabric of real time, it returns at once.
+    /// `is_ready` may use the fabric. With `alarm`, the wait is ready at this [time](Self::now), too: a
+    /// timer of the program. For a program that waits by `poll` itself, for instance on several devices.
+    /// On a fabric of real time, it returns at once.
     ///
     /// # Errors
     ///
-    /// `EDEADLK` if there is no limit, and no packet and no timer is left that could end the wait, or
+    /// `EDEADLK` if there is no limit and no alarm, and no packet and no timer is left that could end the wait, or
     /// 20,000 timers have expired without a completion; `EIO` if the fabric has failed.
     pub fn before_wait(
         &self,
         end: Option<Instant>,
+        alarm: Option<Duration>,
         is_ready: &dyn Fn() -> bool,
     ) -> Result<BeforeWait, Errno> {
-        self.0.before_wait(end, is_ready)
+        self.0.before_wait(end, alarm, is_ready)
     }
 
     /// Whether the fabric has [virtual time](Self::seeded).

@@ -138,7 +138,7 @@ unsafe impl Backend for Context {
         if self.has_unsent.load(Ordering::Relaxed) {
             let _ = self.with(|_| Ok(()));
         }
-        self.port.fabric().before_wait(end, is_ready)
+        self.port.fabric().before_wait(end, None, is_ready)
     }
 
     fn runs_in_waits(&self) -> bool {

@@ -43,9 +43,10 @@
 //! | other processes | devices with a UDP wire | none |
 //!
 //! A wait is that of an endpoint, a hub, a channel or a stream of events. On a seeded fabric, waits
-//! don't poll. Polling without a wait runs nothing. Neither does an await: a task calls
-//! [`run_until_idle`](Fabric::run_until_idle) or [`advance`](Fabric::advance) before it. Keepalives
-//! count real time. With several threads, the order is that of their calls.
+//! don't poll. Polling without a wait runs nothing. Neither does an await, because a task that waits
+//! can't know whether another one is about to post: a task beside it calls
+//! [`run_until_idle`](Fabric::run_until_idle) and [`advance`](Fabric::advance). Keepalives of endpoints
+//! and hubs count real time. With several threads, the order is that of their calls.
 //!
 //! ```
 //! use std::time::Duration;

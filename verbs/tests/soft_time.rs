@@ -61,6 +61,42 @@ fn wait_runs_a_seeded_fabric_through_its_timers() {
     assert!(fabric.now() > Duration::from_millis(1), "{:?}", fabric.now());
 }
 
+/// An await does not run the fabric: a task beside it does, while the other tasks have nothing to do.
+#[cfg(feature = "tokio")]
+#[test]
+fn task_runs_a_seeded_fabric_beside_awaits() {
+    use bareverbs::runtime::Tokio;
+
+    async fn run(fabric: &Fabric) -> ! {
+        loop {
+            // The runtime looks at the descriptors in between.
+            fabric.run_until_idle();
+            tokio::task::yield_now().await;
+            fabric.advance(Duration::from_millis(1));
+            tokio::task::yield_now().await;
+        }
+    }
+
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let fabric = Fabric::seeded(12);
+        let [(_, mut a), (bob, mut b)] = pair(&fabric);
+        a.attach(Tokio).unwrap();
+        b.attach(Tokio).unwrap();
+        let lost = fabric.inject(Fault::drop().opcode(Opcode::SendOnly).nth(1));
+        receive(&bob, &mut b);
+        a.post(Op::send_inline(b"again")).unwrap();
+        let both = async { (b.next().await.unwrap(), a.next().await.unwrap()) };
+        let (received, _) = tokio::select! {
+            done = both => done,
+            _ = run(&fabric) => unreachable!("it has no end"),
+        };
+        assert_eq!((received.message(), lost.count()), (Some(&b"again"[..]), 1));
+        // The ACK timer of the requester has expired.
+        assert!(fabric.now() > Duration::from_millis(1), "{:?}", fabric.now());
+    });
+}
+
 #[test]
 fn dead_peer_ends_a_wait_in_virtual_time() {
     let fabric = Fabric::seeded(3);

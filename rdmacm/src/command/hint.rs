@@ -37,16 +37,22 @@ impl Asked {
     }
 
     /// Whether the scope of a link-local address is of no network interface.
-    fn has_unknown_scope(&self) -> bool {
+    pub(super) fn has_unknown_scope(&self) -> bool {
         let scopes = [self.local, self.peer].into_iter().filter_map(link_local_scope);
         scopes.filter(|scope| *scope != 0).any(|scope| !interface_exists(scope))
+    }
+
+    /// Whether one of the addresses is a GID.
+    #[cfg(feature = "soft")]
+    pub(super) fn has_gid(&self) -> bool {
+        [self.local, self.peer].into_iter().flatten().any(|addr| matches!(addr, Addr::Ib(_)))
     }
 }
 
 /// The numbers of commands. Those for IP addresses have the causes of those for any address.
 macro_rules! numbers {
     ($($name:ident = $command:ident;)*) => {
-        $(const $name: u32 = $command::INFO.number;)*
+        $(pub(super) const $name: u32 = $command::INFO.number;)*
     };
 }
 
@@ -87,6 +93,12 @@ fn any_family(command: u32) -> u32 {
 /// The cause of a refusal and the remedy.
 pub(super) fn hint(file: &CmFile, command: u32, errno: Errno, asked: &Asked) -> Option<&'static str> {
     let command = any_family(command);
+    #[cfg(feature = "soft")]
+    if file.source.is_soft(asked.id)
+        && let Some(hint) = super::soft::hint(file, command, errno, asked)
+    {
+        return Some(hint);
+    }
     Some(match (command, errno) {
         (_, Errno::ACCESS) if file.has_other_credentials() => {
             "the credentials of this process changed since the file was opened"
@@ -124,14 +136,12 @@ pub(super) fn hint(file: &CmFile, command: u32, errno: Errno, asked: &Asked) -> 
                  port of the sysctl net.ipv4.ip_local_port_range is free"
             }
         },
-        (LISTEN, Errno::ADDRNOTAVAIL) => match state(file, asked) {
-            Ok(Some(State { local: Some(local), .. })) if local.port() != 0 => PORT_BESIDE_WILDCARD,
-            _ => NO_FREE_PORT,
-        },
+        (LISTEN, Errno::ADDRNOTAVAIL) if is_bound(file, asked) => PORT_BESIDE_WILDCARD,
+        (LISTEN, Errno::ADDRNOTAVAIL) => NO_FREE_PORT,
         (ACCEPT | INIT_QP_ATTR | JOIN, Errno::ADDRNOTAVAIL) => {
             "the port has not joined the broadcast group of IPoIB: set the network interface up"
         }
-        (BIND | RESOLVE_ADDR, Errno::NODEV) => no_device(command, asked),
+        (BIND | RESOLVE_ADDR, Errno::NODEV) => no_device(file, command, asked),
         (RESOLVE_ROUTE | SET_OPTION | JOIN, Errno::NODEV) => match state(file, asked) {
             Ok(Some(state)) if state.is_loopback() => {
                 "the address has no network interface with an RDMA device: loopback addresses have none; use \
@@ -209,7 +219,9 @@ fn invalid(file: &CmFile, command: u32, asked: &Asked) -> Option<&'static str> {
     }
     Some(match command {
         BIND | RESOLVE_ADDR if link_local_scope(asked.local) == Some(0) => LACKS_SCOPE,
-        BIND if state.has_device || asked.local.is_some_and(is_any) => "the identifier is bound already",
+        BIND if state.has_device || asked.local.is_some_and(|local| is_any(file, asked, local)) => {
+            "the identifier is bound already"
+        }
         BIND => {
             "the identifier is bound already, or its port space is IPOIB and the address not one of IPoIB"
         }
@@ -217,7 +229,7 @@ fn invalid(file: &CmFile, command: u32, asked: &Asked) -> Option<&'static str> {
             "the identifier is in use as a client or listens already, or a service of the kernel listens on \
              its service ID"
         }
-        RESOLVE_ADDR => resolve_invalid(asked, &state),
+        RESOLVE_ADDR => resolve_invalid(file, asked, &state),
         RESOLVE_ROUTE => {
             "the address is not resolved, the route is resolved already, the MTU of the network interface is \
              below 352 bytes, or the time limit is 0"
@@ -250,11 +262,12 @@ fn invalid(file: &CmFile, command: u32, asked: &Asked) -> Option<&'static str> {
 
 const MALFORMED: &str = "the address has an unknown family or a wrong length";
 const LACKS_SCOPE: &str = "an IPv6 link-local address needs a scope id: the index of its network interface";
+pub(super) const UNKNOWN_SCOPE: &str = "no network interface has the scope id of the address";
 const PORT_BESIDE_WILDCARD: &str = "another identifier uses the port in this port space, and one of the two is \
                                     bound to a wildcard or loopback address: use another port, or port 0";
 const NO_FREE_PORT: &str = "no port of the sysctl net.ipv4.ip_local_port_range is free in this port space";
 
-fn resolve_invalid(asked: &Asked, state: &State) -> &'static str {
+fn resolve_invalid(file: &CmFile, asked: &Asked, state: &State) -> &'static str {
     let Some(peer) = asked.peer else { return MALFORMED };
     let family = |addr: Addr| addr.to_kernel().0.family;
     let is_other_family = |addr: Addr| family(addr) != family(peer);
@@ -265,7 +278,7 @@ fn resolve_invalid(asked: &Asked, state: &State) -> &'static str {
     if look_up_route(peer) == Err(Errno::INVAL) {
         return "a blackhole route of this host discards the address: `ip route get ADDRESS` shows it";
     }
-    if asked.local.is_none_or(is_any) || state.has_device {
+    if asked.local.is_none_or(|local| is_any(file, asked, local)) || state.has_device {
         return "the identifier has resolved or is resolving an address already, listens, or is connected";
     }
     "the identifier has resolved or is resolving an address already, listens, or is connected; or its port \
@@ -314,14 +327,14 @@ fn bind_not_available(file: &CmFile, local: Option<Addr>, is_source: bool) -> &'
 }
 
 /// The cause of `ENODEV` of a bind or of a resolution.
-fn no_device(command: u32, asked: &Asked) -> &'static str {
+fn no_device(file: &CmFile, command: u32, asked: &Asked) -> &'static str {
     if bareverbs::devices().is_ok_and(|devices| devices.is_empty()) {
         return "this network namespace has no RDMA device";
     }
     if asked.has_unknown_scope() {
-        return "no network interface has the scope id of the address";
+        return UNKNOWN_SCOPE;
     }
-    let local = asked.local.filter(|local| !is_any(*local));
+    let local = asked.local.filter(|local| !is_any(file, asked, *local));
     match (local.or(asked.peer), command == BIND) {
         (Some(Addr::Ib(_)), true) => "no InfiniBand port has the GID: RoCE ports have IP addresses only",
         (Some(Addr::Ib(_)), false) => {
@@ -368,6 +381,21 @@ fn state(file: &CmFile, asked: &Asked) -> Result<Option<State>, Errno> {
     }))
 }
 
+/// Whether the address is that of all devices. A soft device may have a loopback address.
+fn is_any(file: &CmFile, asked: &Asked, addr: Addr) -> bool {
+    match addr {
+        Addr::Ip(addr) if file.source.is_soft(asked.id) => addr.ip().is_unspecified(),
+        Addr::Ip(addr) => addr.ip().is_unspecified() || addr.ip().is_loopback(),
+        Addr::Ib(addr) => addr.gid.0 == [0; 16],
+    }
+}
+
+/// Whether the identifier of the request has a port.
+pub(super) fn is_bound(file: &CmFile, asked: &Asked) -> bool {
+    let state = state(file, asked);
+    matches!(state, Ok(Some(State { local: Some(local), .. })) if local.port() != 0)
+}
+
 impl CmFile {
     /// Whether the credentials differ from those of the open. The kernel compares them before it looks
     /// at the command, so that none is needed.
@@ -375,14 +403,6 @@ impl CmFile {
         use std::io::Write;
         let Some(mut file) = self.source.kernel() else { return false };
         file.write(&[]).is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::ACCESS))
-    }
-}
-
-/// Whether the kernel binds it to all devices.
-fn is_any(addr: Addr) -> bool {
-    match addr {
-        Addr::Ip(addr) => addr.ip().is_unspecified() || addr.ip().is_loopback(),
-        Addr::Ib(addr) => addr.gid.0 == [0; 16],
     }
 }
 
@@ -404,7 +424,7 @@ fn interface_exists(index: u32) -> bool {
 
 /// Whether an address is one of this host; `None` if that can't be found out. The kernel answers it: it
 /// binds another identifier to the address and a free port, unless the address is not local.
-fn is_local(file: &CmFile, addr: Addr) -> Option<bool> {
+pub(super) fn is_local(file: &CmFile, addr: Addr) -> Option<bool> {
     let mut created = CreateIdResp::zeroed();
     // Without `uid`, it gets no events.
     let request = CreateIdReq { ps: PortSpace::UDP, ..CreateIdReq::zeroed() };

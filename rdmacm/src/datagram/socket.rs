@@ -343,7 +343,7 @@ impl DatagramSocket {
     /// Sleeps until the descriptor is readable, at most until `end`. Returns whether the limit has
     /// passed in virtual time.
     fn sleep(&self, end: Option<Instant>) -> Result<bool> {
-        match self.channel.file().before_wait(end, || is_readable(self.ready.as_fd()))? {
+        match self.channel.file().before_wait(end, None, || is_readable(self.ready.as_fd()))? {
             BeforeWait::Block => {}
             before => return Ok(before == BeforeWait::TimedOut),
         }
@@ -474,7 +474,7 @@ impl DatagramSocket {
             Some(index) => Ok(index),
             None => {
                 let local = self.local_to(addr)?;
-                let port = self.port_of(local)?;
+                let port = self.port_of(local).map_err(|error| self.no_source(error, local, addr))?;
                 Ok(self.peers.add(addr, port, self.connected))
             }
         }
@@ -492,6 +492,21 @@ impl DatagramSocket {
             }
         }
         Ok(local)
+    }
+
+    /// The error of a socket that is bound to every device, if no device has the source address of the
+    /// route. A soft device has the one address of its name only, and UDP sends from that of the route.
+    fn no_source(&self, error: DatagramError, local: SocketAddr, peer: SocketAddr) -> DatagramError {
+        let is_bound = self.local_addr().is_ok_and(|addr| !addr.ip().is_unspecified());
+        if is_bound || error.errno() != Some(Errno::ADDRNOTAVAIL) {
+            return error;
+        }
+        let reason = format!(
+            "no device has {}, the source address of this host's route to {peer}: bind the socket to the address \
+             of a device",
+            local.ip()
+        );
+        Error::invalid("DatagramSocket", reason).into()
     }
 
     /// The port with a local address, which is added if it is new.

@@ -80,8 +80,7 @@ pub(super) struct State {
     waiting: usize,
     /// Whether the eventfd `wake` was written for that thread.
     has_wake: bool,
-    /// A timer that expires when the connection is to be probed.
-    keepalive: Option<OwnedFd>,
+    keepalive: Option<Keepalive>,
     /// An eventfd that makes the descriptor readable while completions may be left. It is created on
     /// first use.
     left: Option<OwnedFd>,
@@ -93,11 +92,35 @@ pub(super) struct State {
     pub(super) linger: Duration,
 }
 
+/// When the connection is to be probed.
+enum Keepalive {
+    /// When this timer expires.
+    Timer(OwnedFd),
+    /// At the time `next` of a seeded fabric.
+    Virtual { interval: Duration, next: Duration },
+}
+
 /// What a caller waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     Read,
     Write,
+}
+
+impl State {
+    /// Whether the connection is to be probed now. The next interval begins then.
+    fn is_probe_due(&mut self) -> bool {
+        match &mut self.keepalive {
+            // The timer is not readable before it expires.
+            Some(Keepalive::Timer(timer)) => rustix::io::read(timer, &mut [0; 8]).is_ok(),
+            Some(Keepalive::Virtual { interval, next }) => {
+                let due = self.link.channel().file().virtual_now().filter(|now| now >= next);
+                *next = due.map_or(*next, |now| now.saturating_add(*interval));
+                due.is_some()
+            }
+            None => false,
+        }
+    }
 }
 
 /// The tasks that wait, one for each direction. A runtime keeps one waker of a descriptor. It gets
@@ -183,13 +206,17 @@ impl Shared {
         // Closing the timer removes it from the epoll instance.
         state.keepalive = None;
         let Some(interval) = interval else { return Ok(()) };
+        if let Some(now) = state.link.channel().file().virtual_now() {
+            state.keepalive = Some(Keepalive::Virtual { interval, next: now.saturating_add(interval) });
+            return Ok(());
+        }
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(system)?;
         let interval = Timespec::try_from(interval).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
         let times = Itimerspec { it_interval: interval, it_value: interval };
         timerfd_settime(&timer, TimerfdTimerFlags::empty(), &times).map_err(system)?;
         add(&self.ready, &timer, KEEPALIVE).map_err(system)?;
-        state.keepalive = Some(timer);
+        state.keepalive = Some(Keepalive::Timer(timer));
         Ok(())
     }
 
@@ -284,10 +311,7 @@ impl Shared {
             self.notify(&mut state, &mut woken, task);
             state = self.wake_tasks(state, woken);
         }
-        // The timer is not readable before it expires.
-        if let Some(timer) = &state.keepalive
-            && rustix::io::read(timer, &mut [0; 8]).is_ok()
-        {
+        if state.is_probe_due() {
             state.session.probe()?;
         }
         let has_left = std::mem::replace(&mut state.has_left, false);
@@ -469,9 +493,13 @@ impl Shared {
         }
         state.sleeping = true;
         let channel = state.link.channel().clone();
+        let alarm = match state.keepalive {
+            Some(Keepalive::Virtual { next, .. }) => Some(next),
+            _ => None,
+        };
         drop(state);
-        let before = channel.file().before_wait(end, || is_readable(self.ready.as_fd()));
-        // The event is there, or the limit has passed in virtual time.
+        let before = channel.file().before_wait(end, alarm, || is_readable(self.ready.as_fd()));
+        // The event is there, a probe is due, or the limit has passed in virtual time.
         let left = if matches!(before, Ok(BeforeWait::Block)) { left } else { Some(Duration::ZERO) };
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         let mut ready = [const { MaybeUninit::<epoll::Event>::uninit() }; 5];

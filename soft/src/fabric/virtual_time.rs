@@ -140,7 +140,8 @@ impl FabricInner {
     }
 
     /// Runs a fabric of virtual time until `is_ready`: until nothing is left to do, then until the
-    /// next timer, and so on until the limit. Returns at once on a fabric of real time.
+    /// next timer, and so on until the limit. The wait is ready at the time `alarm` of the fabric, too.
+    /// Returns at once on a fabric of real time.
     ///
     /// # Errors
     ///
@@ -148,6 +149,7 @@ impl FabricInner {
     pub(super) fn before_wait(
         &self,
         end: Option<Instant>,
+        alarm: Option<Duration>,
         is_ready: &dyn Fn() -> bool,
     ) -> Result<BeforeWait, Errno> {
         if !self.has_virtual_time {
@@ -158,6 +160,9 @@ impl FabricInner {
         time.note_call();
         let end = end.map_or(u64::MAX, |end| virtual_end(end, time.now));
         drop(state);
+        let alarm = alarm.map_or(u64::MAX, |alarm| u64::try_from(alarm.as_nanos()).unwrap_or(u64::MAX));
+        let (end, at_end) =
+            if alarm < end { (alarm, BeforeWait::Ready) } else { (end, BeforeWait::TimedOut) };
         let max_timers = if end == u64::MAX { MAX_TIMERS } else { MAX_TIMERS_UNTIL_END };
         let (mut timers, mut completed) = (0, u64::MAX);
         loop {
@@ -185,7 +190,7 @@ impl FabricInner {
                 if let Some(time) = &mut state.virtual_time {
                     time.now = time.now.max(end);
                 }
-                return Ok(BeforeWait::TimedOut);
+                return Ok(at_end);
             }
             if !self.was_active(state, GRACE, is_ready).1 {
                 return Err(Errno::DEADLK);

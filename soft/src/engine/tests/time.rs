@@ -35,7 +35,7 @@ impl Write for Sources {
 fn condition_of_a_wait_may_use_the_fabric() {
     let fabric = Fabric::seeded(1);
     let is_ready = || fabric.now() > Duration::ZERO;
-    assert_eq!(fabric.before_wait(None, &is_ready), Err(Errno::DEADLK));
+    assert_eq!(fabric.before_wait(None, None, &is_ready), Err(Errno::DEADLK));
 }
 
 #[test]
