@@ -134,6 +134,16 @@ pub fn shared_between_processes() -> Requirement {
     need(!is_soft_device(), || "a soft device belongs to one process: no other process can use it".into())
 }
 
+/// For tests of what the device does while its process is stopped, or after it was killed.
+///
+/// # Errors
+/// If the device is a soft device.
+pub fn outlives_its_process() -> Requirement {
+    need(!is_soft_device(), || {
+        "a soft device stops and ends with its process: peers get no message of a killed process".into()
+    })
+}
+
 /// For tests of the list of devices, and of programs that open the first device of it.
 ///
 /// # Errors

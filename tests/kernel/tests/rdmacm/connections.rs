@@ -400,7 +400,7 @@ fn many_connections_leave_no_objects() {
     });
 }
 
-#[kernel_test(crate::host::has_ip, crate::host::carries_ece)]
+#[kernel_test(crate::host::has_ip)]
 fn ece_options_travel_in_request_and_response() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);

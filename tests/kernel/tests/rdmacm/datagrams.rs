@@ -140,7 +140,7 @@ fn multicast_group_is_joined_and_left() {
     });
 }
 
-#[kernel_test(crate::host::has_ip, crate::host::reports_as_the_kernel)]
+#[kernel_test(crate::host::has_ip)]
 fn multicast_errors_name_their_cause() {
     nothing_leaks(|| {
         let unbound = CmId::new(&EventChannel::new().unwrap(), PortSpace::Udp).unwrap();

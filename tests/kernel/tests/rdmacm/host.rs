@@ -6,9 +6,12 @@ use std::time::{Duration, Instant};
 
 use bareverbs::{Buffer, Endpoint, Gid, Mr};
 use bareverbs_kernel_tests::device::{self, Requirement};
+use bareverbs_kernel_tests::wire::End;
 pub(crate) use bareverbs_kernel_tests::{InTime, TIMEOUT};
 use bareverbs_rdmacm::event::{Event, EventKind};
-use bareverbs_rdmacm::{CmId, ConnParam, ConnectRequest, Connected, EventChannel, Key, PortSpace, Result};
+use bareverbs_rdmacm::{
+    Addr, CmId, ConnParam, ConnectRequest, Connected, EventChannel, IdOptions, Key, PortSpace, Result,
+};
 use bareverbs_uapi::rdma_cm::address::{AddressFamily, SocketAddressIn6};
 use zerocopy::IntoBytes;
 
@@ -24,34 +27,6 @@ pub(crate) const RESOLVE: Duration = Duration::from_secs(10);
 pub(crate) fn has_ip() -> Requirement {
     let there = !device::is_infiniband() || std::path::Path::new("/sys/class/net/ib0").exists();
     if there { Ok(()) } else { Err("this kernel has no IPoIB, so the device has no IP address".into()) }
-}
-
-/// For tests of errors and states whose errno or message is that of the kernel's connection manager.
-///
-/// # Errors
-/// If the device is a soft device.
-pub(crate) fn reports_as_the_kernel() -> Requirement {
-    on_kernel("the connection manager of soft devices reports it by another errno or message")
-}
-
-/// For tests of enhanced connection establishment.
-///
-/// # Errors
-/// If the device is a soft device.
-pub(crate) fn carries_ece() -> Requirement {
-    on_kernel("the connection manager of soft devices carries no ECE options")
-}
-
-/// For tests of connections that leave by the near end of a wire.
-///
-/// # Errors
-/// If the device is a soft device.
-pub(crate) fn has_routes() -> Requirement {
-    on_kernel("a fabric has no routes: a connection leaves by any device of it")
-}
-
-fn on_kernel(otherwise: &str) -> Requirement {
-    if device::is_soft_device() { Err(otherwise.to_owned()) } else { Ok(()) }
 }
 
 /// The IP address of the device.
@@ -159,7 +134,12 @@ pub(crate) fn new_id(port_space: PortSpace) -> CmId {
 /// Resolves address and route on an identifier that is alone on its channel.
 #[track_caller]
 pub(crate) fn resolve(id: &CmId, addr: SocketAddr) {
-    id.resolve_addr(None, addr, RESOLVE).unwrap();
+    resolve_from(id, None, addr);
+}
+
+#[track_caller]
+fn resolve_from(id: &CmId, source: Option<Addr>, addr: SocketAddr) {
+    id.resolve_addr(source, addr, RESOLVE).unwrap();
     let kind = next_of(id.channel(), id.key());
     assert!(matches!(kind, EventKind::AddrResolved), "{kind:?}");
     id.resolve_route(RESOLVE).unwrap();
@@ -173,6 +153,20 @@ pub(crate) fn resolved(addr: SocketAddr, port_space: PortSpace) -> CmId {
     let id = new_id(port_space);
     resolve(&id, addr);
     id
+}
+
+/// An identifier of its own channel with a route from the near end of a wire to the address. On a
+/// fabric, another device may reach the address, too.
+#[track_caller]
+pub(crate) fn resolved_from_near(addr: SocketAddr) -> CmId {
+    let id = new_id(PortSpace::Tcp);
+    resolve_from(&id, near().source, addr);
+    id
+}
+
+/// Options of identifiers with the address of the near end of a wire.
+pub(crate) fn near() -> IdOptions {
+    IdOptions { source: Some(Addr::from((End::Near.ip(), 0))), ..IdOptions::default() }
 }
 
 /// A connection within this host: the active and the passive end.

@@ -93,7 +93,7 @@ fn peer_qp_num(request: &ConnectRequest) -> u32 {
 }
 
 /// Each message of the connecting side arrives twice. The copy may be the later by up to 200 ms.
-#[kernel_test(lossy_wire, crate::host::has_routes)]
+#[kernel_test(lossy_wire)]
 fn repeated_request_is_new_after_its_rejection() {
     const ROUNDS: usize = 12;
     let latest = Duration::from_millis(400);
@@ -103,7 +103,7 @@ fn repeated_request_is_new_after_its_rejection() {
         wire.inject(End::Near, Impairment::Duplicate(Duration::from_millis(200)));
         // While the connection exists, its request is known.
         for _ in 0..3 {
-            let active = resolved(addr, PortSpace::Tcp);
+            let active = resolved_from_near(addr);
             active.connect(&param()).unwrap();
             let passive = request(&listener).accept(&param()).unwrap();
             establish(&active, &passive);
@@ -113,7 +113,7 @@ fn repeated_request_is_new_after_its_rejection() {
         }
         let mut repeated = 0;
         for _ in 0..ROUNDS {
-            let active = resolved(addr, PortSpace::Tcp);
+            let active = resolved_from_near(addr);
             let own = param();
             active.connect(&own).unwrap();
             let asked = request(&listener);

@@ -16,7 +16,7 @@ use bareverbs_uapi::rdma_cm::structs::*;
 use crate::host::*;
 
 /// The kernel ends only an established connection. Before and afterwards, the call does nothing.
-#[kernel_test(crate::host::has_ip, crate::host::reports_as_the_kernel)]
+#[kernel_test(crate::host::has_ip)]
 fn disconnect_ends_established_connections_only() {
     nothing_leaks(|| {
         let everywhere = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();

@@ -105,7 +105,7 @@ impl Drop for Reader {
 /// The device and the connection manager report in no order: whichever a reader looks at first, the
 /// other may have changed by then. The peer sends and disconnects while the reader is stopped, each
 /// time at another place of its loop.
-#[kernel_test(crate::has_ip, device::shared_between_processes)]
+#[kernel_test(crate::has_ip, device::outlives_its_process)]
 fn reader_gets_all_bytes_wherever_the_end_of_the_connection_finds_it() {
     const ROUNDS: u8 = 100;
 
