@@ -80,7 +80,10 @@ pub(crate) fn run(options: &Mckey) -> Result<()> {
 fn join(options: &Mckey, stop: &Stop) -> Result<(CmId, Node, bareverbs_rdmacm::event::UdPeer)> {
     let channel = EventChannel::new()?;
     let id = CmId::new(&channel, options.port_space())?;
-    let source = options.bind.as_deref().map(|host| address::first(host, 0)).transpose()?;
+    let source = match &options.bind {
+        Some(host) => Some(address::first(host, 0)?),
+        None => options.device.address().map(|address| (address, 0).into()),
+    };
     if let Some(source) = source {
         id.bind_addr(source)?;
     }

@@ -86,7 +86,11 @@ pub(crate) fn run(options: &Udpong) -> Result<()> {
 
 /// Serves clients until a signal arrives.
 fn serve(options: &Udpong, stop: &Stop) -> Result<()> {
-    let mut socket = Socket::bind(address::to_bind(options.bind.as_deref(), options.port)?, options, stop)?;
+    let addr = match options.device.address() {
+        Some(address) if options.bind.is_none() => (address, options.port).into(),
+        _ => address::to_bind(options.bind.as_deref(), options.port)?,
+    };
+    let mut socket = Socket::bind(addr, options, stop)?;
     // Messages of each client since its last test began.
     let mut received = [0u32; 256];
     let mut next_client = 0u8;

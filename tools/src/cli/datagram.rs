@@ -92,7 +92,7 @@ pub(crate) struct Mckey {
     /// Send (default: receive)
     #[arg(short, long)]
     pub(crate) sender: bool,
-    /// Address of the device
+    /// Address of the device (default: that of the soft device)
     #[arg(short, long, value_name = "ADDR")]
     pub(crate) bind: Option<String>,
     /// Number of queue pairs in the group

@@ -33,7 +33,7 @@ pub(crate) struct Udpong {
     /// Send to this server; without it, run as server
     #[arg(short, long, value_name = "HOST")]
     pub(crate) server: Option<String>,
-    /// Receive at this address (default: every IPv4 address)
+    /// Receive at this address (default: that of the soft device, or every IPv4 address)
     #[arg(short, long, value_name = "ADDR", conflicts_with = "server")]
     pub(crate) bind: Option<String>,
     /// Bytes of the send buffer and of the receive buffer (default: 512 KiB)

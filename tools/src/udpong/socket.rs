@@ -48,10 +48,11 @@ impl<'a> Socket<'a> {
     /// Sends to a server, and receives from it.
     pub(super) fn connect(server: SocketAddr, options: &Udpong, stop: &'a Stop) -> Result<Self> {
         let any = match server {
-            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        let mut socket = Self::bind(any, options, stop)?;
+        let local = options.device.address().unwrap_or(any);
+        let mut socket = Self::bind((local, 0).into(), options, stop)?;
         match &mut socket.inner {
             Inner::Rdma(inner) => inner.connect(server)?,
             Inner::Udp(inner) => inner.connect(server)?,
