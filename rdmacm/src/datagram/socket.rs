@@ -125,6 +125,9 @@ impl DatagramSocket {
     /// Binds to the first of the addresses that can be bound, with default options. Port 0 lets the
     /// kernel choose. An unspecified address is that of every device, of one IP family.
     ///
+    /// The kernel's route chooses the local address of an unspecified one. To addresses of the same host
+    /// it is not that of a soft device: bind to the device's address.
+    ///
     /// # Errors
     /// [`DatagramError::Cm`] with
     /// - [`Error::Name`]: the name was not resolved.
