@@ -165,8 +165,8 @@ impl Engine {
     /// Connects the port with a wire to other processes. It has no QPs yet.
     pub(crate) fn connect(&mut self, wire: Arc<UdpWire>) {
         self.port.address.mtu = wire.mtu();
-        // Peers may know ids and QPNs of an earlier process. In `TIMEWAIT` they reject connections of these
-        // QPNs as stale.
+        // Peers may have connections of an earlier process that was killed. They reject a new one of the
+        // same QPN as stale, once.
         self.cm.set_next_id(random());
         let first = FIRST_QP + random() % (MAX_QPN - MAX_QP - FIRST_QP + 2);
         self.qps = Scheduler::new(first, MAX_QP as usize);

@@ -101,7 +101,7 @@ fn other_process() {
     }
 }
 
-/// A peer rejects connections of a QPN that an earlier process on the address had, for a while.
+/// A peer rejects a connection of the QPN of one that it still has, with an earlier process on the address.
 #[test]
 fn first_qpn_on_a_network_is_random() {
     let [one, other] = [(); 2].map(|()| end().0.qp().qp_num());

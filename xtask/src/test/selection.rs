@@ -9,7 +9,7 @@ use crate::filter::Filter;
 
 /// Prefixes of tests that run on one kernel only when all tests run, because they take seconds to
 /// minutes, and what they test is in user space or in the peer.
-const ONE_KERNEL: [&str; 41] = [
+const ONE_KERNEL: [&str; 47] = [
     // Programs of this project beside those of rdma-core and perftest: their options and output.
     "perf::",
     "bad_peers::",
@@ -47,6 +47,12 @@ const ONE_KERNEL: [&str; 41] = [
     // Time-outs of devices and of the kernel.
     "environment::silent_neighbour_has_no_address",
     "rdmacm::lost_messages_are_unreachable_peers",
+    "soft::connections_are_made_over_a_network_with_loss",
+    "soft::killed_process_on_rxe_",
+    "soft::killed_soft_process_",
+    "soft::late_answers_are_announced",
+    "soft::lost_messages_are_repeated",
+    "soft::qpns_are_used_again",
     "stream::keepalive_notices_a_peer_that_is_cut_off",
     "stream::streams_lose_nothing_when_packets_are_lost",
     "verbs::client_notices_a_killed_server",
@@ -61,7 +67,7 @@ const ONE_KERNEL: [&str; 41] = [
 ];
 /// Prefixes of tests that mostly sleep: for retries, timeouts and silent neighbours. Their guest runs
 /// beside the others.
-const WAITING: [&str; 34] = [
+const WAITING: [&str; 39] = [
     "bad_peers::misbehaving_peers_are_reported",
     "cm::mckey_",
     "cm::udpong_of_librdmacm_has_no_address_handle_on_roce",
@@ -79,6 +85,11 @@ const WAITING: [&str; 34] = [
     "rdmacm::requests_above_the_backlog_",
     "rdmacm::resolution_without_an_answer_",
     "rdmacm::time_limit_ends_the_wait_for_a_peer_that_is_cut_off",
+    "soft::connections_are_made_over_a_network_with_loss",
+    "soft::killed_process_on_rxe_",
+    "soft::killed_soft_process_",
+    "soft::late_answers_are_announced",
+    "soft::lost_messages_are_repeated",
     "stream::bytes_are_acknowledged_before_a_stream_that_both_sides_ended_is_dropped",
     "stream::keepalive_notices_a_peer_that_is_cut_off",
     "stream::streams_lose_nothing_when_packets_are_lost",

@@ -46,3 +46,28 @@ fn channel_serves_kernel_and_soft_devices() {
         assert_eq!(bound.find().unwrap().soft().is_some(), address == soft_ip);
     }
 }
+
+/// A port of all devices is one of the kernel and one of the soft devices, or neither.
+#[kernel_test(has_kernel_ip)]
+fn port_that_one_side_has_not_free_stays_free_on_the_other() {
+    let soft_ip = Device::find("soft9").unwrap().soft().unwrap().address();
+    let channel = EventChannel::new().unwrap();
+    let create = || CmId::new(&channel, PortSpace::Tcp).unwrap();
+    let bound = |address: IpAddr, port: u16| {
+        let id = create();
+        id.bind_addr((address, port)).unwrap();
+        let local = id.addresses().unwrap().local.unwrap();
+        (id, local.port())
+    };
+    let any = IpAddr::from(Ipv4Addr::UNSPECIFIED);
+    let listener = create();
+    let (soft_owner, port) = bound(soft_ip, 0);
+    listener.bind_addr((any, port)).unwrap_err();
+    let (kernel_owner, _) = bound(ip(), port);
+    drop(soft_owner);
+    listener.bind_addr((any, port)).unwrap_err();
+    let (soft_owner, _) = bound(soft_ip, port);
+    drop((soft_owner, kernel_owner));
+    listener.bind_addr((any, port)).unwrap();
+    listener.listen(0).unwrap();
+}
