@@ -2,7 +2,7 @@
 
 use crate::bth;
 use crate::checksum::ones_sum;
-use crate::packet::{Global, Network, Packet, Route};
+use crate::packet::{Global, Network, Operation, Packet, Route, Transport};
 
 const UDP: u8 = 17;
 /// UDP port of RoCE v2.
@@ -78,10 +78,17 @@ impl NetworkHeaders {
     pub fn icrc(&self, transport: &[u8]) -> u32 {
         invariant_check(self.as_bytes(), transport)
     }
+
+    /// The ICRC of a FLUSH as Soft-RoCE computes it, which drops one with [that](Self::icrc) of the
+    /// specification. `None` for other packets. The arguments and panics are those of
+    /// [`icrc`](Self::icrc).
+    pub fn icrc_of_flush(&self, transport: &[u8]) -> Option<u32> {
+        invariant_check_of_flush(self.as_bytes(), transport)
+    }
 }
 
-/// Decodes a RoCE v2 frame and verifies its checksums. Returns `None` for a frame that [`encode`]
-/// doesn't produce. Addresses made from LIDs are not converted back.
+/// Decodes a RoCE v2 frame and verifies its checksums. Returns `None` for a frame that neither
+/// [`encode`] nor Soft-RoCE produces. Addresses made from LIDs are not converted back.
 pub fn decode(frame: &[u8]) -> Option<Packet> {
     let (ethernet, ip) = frame.split_at_checked(14)?;
     let short = |at: usize| Some(u16::from_be_bytes(ip.get(at..at + 2)?.try_into().ok()?));
@@ -102,7 +109,9 @@ pub fn decode(frame: &[u8]) -> Option<Packet> {
     }
     let (covered, check) = ip.split_at_checked(ip.len().checked_sub(4)?)?;
     let transport = covered.get(header + 8..).filter(|transport| transport.len() >= 12)?;
-    if check != invariant_check(&covered[..header + 8], transport).to_le_bytes() {
+    let headers = &covered[..header + 8];
+    let right = [Some(invariant_check(headers, transport)), invariant_check_of_flush(headers, transport)];
+    if !right.into_iter().flatten().any(|right| check == right.to_le_bytes()) {
         return None;
     }
     let mapped = |address: &[u8]| {
@@ -220,10 +229,22 @@ fn invariant_check(headers: &[u8], transport: &[u8]) -> u32 {
     crc.finalize()
 }
 
+/// The ICRC of a FLUSH of Soft-RoCE: its table has no place of the payload for the opcode, so the
+/// transport headers are covered a second time, in place of a payload. `None` for other packets.
+fn invariant_check_of_flush(headers: &[u8], transport: &[u8]) -> Option<u32> {
+    const FLUSH: u8 = Transport::Rc.bits() | Operation::Flush as u8;
+    if transport.first() != Some(&FLUSH) {
+        return None;
+    }
+    let mut crc = crc32fast::Hasher::new_with_initial(invariant_check(headers, transport));
+    crc.update(transport);
+    Some(crc.finalize())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packet::{Acknowledge, Headers, Operation, Transport};
+    use crate::packet::{Acknowledge, Flush, Headers, Remote};
     use crate::traffic::octets;
 
     fn packet(payload: Vec<u8>) -> Packet {
@@ -324,6 +345,28 @@ mod tests {
             let frame = encode(&routed(network));
             let (_, found) = frame.split_last_chunk().unwrap();
             assert_eq!(u32::from_le_bytes(*found), icrc, "{network:?} {frame:02x?}");
+        }
+    }
+
+    #[test]
+    fn flush_of_soft_roce_is_decoded() {
+        for network in [Network::Ipv4, Network::Ipv6] {
+            let mut packet = routed(network);
+            packet.operation = Operation::Flush;
+            packet.payload.clear();
+            packet.headers.flush = Some(Flush { placement: 1, whole_key: false });
+            packet.headers.remote = Some(Remote { address: 1, key: 2, length: 3 });
+            let mut frame = encode(&packet);
+            assert_eq!(decode(&frame).as_ref(), Some(&packet));
+            let (covered, icrc) = frame.split_last_chunk_mut().unwrap();
+            let transport = &covered[covered.len() - 32..];
+            let mut twice = crc32fast::Hasher::new_with_initial(u32::from_le_bytes(*icrc));
+            twice.update(transport);
+            *icrc = twice.finalize().to_le_bytes();
+            assert_eq!(decode(&frame), Some(packet));
+            let last = frame.len() - 1;
+            frame[last] ^= 1;
+            assert_eq!(decode(&frame), None);
         }
     }
 

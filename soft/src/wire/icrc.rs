@@ -9,9 +9,7 @@
 //! Soft-RoCE computes the ICRC of a FLUSH as of no other packet, and drops a FLUSH with the ICRC of the
 //! specification. [`of`] does as Soft-RoCE does. [`verify`] accepts both.
 
-use bareverbs_transport::packet::{Operation, Transport};
 use bareverbs_transport::roce::NetworkHeaders;
-use crc32fast::Hasher;
 
 /// The polynomial of Ethernet's CRC. In registers and polynomials, bit 31 is the coefficient of x^0.
 const POLYNOMIAL: u32 = 0xedb8_8320;
@@ -47,19 +45,7 @@ fn multiply(left: u32, mut right: u32) -> u32 {
 
 /// The ICRC of a packet to send. `transport` is its BTH, extension headers, payload and padding.
 pub(super) fn of(headers: &NetworkHeaders, transport: &[u8]) -> u32 {
-    of_flush(headers, transport).unwrap_or_else(|| headers.icrc(transport))
-}
-
-/// The ICRC of a FLUSH as Soft-RoCE computes it: its table has no place of the payload for the opcode,
-/// so the transport headers are covered a second time, in place of a payload. `None` for other packets.
-fn of_flush(headers: &NetworkHeaders, transport: &[u8]) -> Option<u32> {
-    const FLUSH: u8 = Transport::Rc.bits() | Operation::Flush as u8;
-    if transport.first() != Some(&FLUSH) {
-        return None;
-    }
-    let mut crc = Hasher::new_with_initial(headers.icrc(transport));
-    crc.update(transport);
-    Some(crc.finalize())
+    headers.icrc_of_flush(transport).unwrap_or_else(|| headers.icrc(transport))
 }
 
 /// Whether `icrc` is the ICRC of a packet with these headers and any identification. `transport` is its
@@ -67,7 +53,8 @@ fn of_flush(headers: &NetworkHeaders, transport: &[u8]) -> Option<u32> {
 pub(super) fn verify(headers: &NetworkHeaders, transport: &[u8], icrc: u32) -> bool {
     let covered = headers.as_bytes().len() + transport.len();
     is_explained(headers, headers.icrc(transport) ^ icrc, covered)
-        || of_flush(headers, transport)
+        || headers
+            .icrc_of_flush(transport)
             .is_some_and(|right| is_explained(headers, right ^ icrc, covered + transport.len()))
 }
 
@@ -88,6 +75,7 @@ fn is_explained(headers: &NetworkHeaders, difference: u32, covered: usize) -> bo
 mod tests {
     use super::*;
     use bareverbs_transport::packet::{Global, Network};
+    use crc32fast::Hasher;
     use proptest::prelude::*;
 
     fn headers(network: Network, transport: usize) -> NetworkHeaders {
