@@ -156,6 +156,14 @@ impl Drop for Namespace {
     }
 }
 
+/// Gives the host of the rxe device another address.
+///
+/// # Panics
+/// If the kernel refuses it.
+pub fn add_address(address: IpAddr) {
+    ip(&format!("address add {address}/24 dev {NETDEV}"));
+}
+
 /// Opens the rxe device.
 ///
 /// # Panics
@@ -175,7 +183,7 @@ pub fn rxe_gid_index(address: IpAddr) -> Option<u8> {
         IpAddr::V6(address) => address,
     };
     let entry = table.iter().find(|entry| entry.gid.0 == bytes.octets())?;
-    Some(entry.index.try_into().expect("the table has few entries"))
+    Some(entry.index.into())
 }
 
 fn wait_for_gid(address: IpAddr) {

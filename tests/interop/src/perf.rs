@@ -36,8 +36,13 @@ pub const PAIRINGS: [(Side, Side); 3] = [
 ];
 
 impl Benchmark {
-    /// The command of a server, or of a client with the server's host.
+    /// The command of a server, or of a client with the server's host, on the device of the tests.
     pub fn command(self, side: Side, options: &[&str], host: Option<&str>) -> Command {
+        self.command_on(device::name(), side, options, host)
+    }
+
+    /// The command on another device.
+    pub fn command_on(self, device: &str, side: Side, options: &[&str], host: Option<&str>) -> Command {
         let Self { operation, test } = self;
         let mut command = match side {
             Side::Bareverbs => {
@@ -52,7 +57,7 @@ impl Benchmark {
                 command
             }
         };
-        command.args(["-d", device::name()]).args(options).args(host);
+        command.args(["-d", device]).args(options).args(host);
         command
     }
 

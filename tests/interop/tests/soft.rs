@@ -2,12 +2,24 @@
 
 #[path = "soft/host.rs"]
 mod host;
+#[path = "soft/hostile.rs"]
+mod hostile;
+#[path = "soft/impaired.rs"]
+mod impaired;
+#[path = "soft/killed.rs"]
+mod killed;
 #[path = "soft/managed.rs"]
 mod managed;
+#[path = "soft/messages.rs"]
+mod messages;
 #[path = "soft/operations.rs"]
 mod operations;
+#[path = "soft/perf.rs"]
+mod perf;
 #[path = "soft/pingpong.rs"]
 mod pingpong;
+#[path = "soft/recorded.rs"]
+mod recorded;
 
 fn main() -> std::process::ExitCode {
     bareverbs_test_support::run()
