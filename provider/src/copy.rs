@@ -128,6 +128,49 @@ unsafe fn copy_in_words(from: &[u8], into: *mut u8) {
     }
 }
 
+/// Copies between two ranges of memory that others may read or write at the same time.
+///
+/// Where the ranges overlap, a byte that the copy has written may be read again.
+///
+/// # Safety
+///
+/// `from` must be valid for reads and `into` for writes of `len` bytes. During the call this process
+/// may access them only by functions of this module or by atomic accesses to bytes.
+pub unsafe fn copy_between(from: *const u8, into: *mut u8, len: usize) {
+    // SAFETY: all accesses are within the `len` bytes that the caller guarantees.
+    unsafe {
+        let aligns = (from.addr() ^ into.addr()).is_multiple_of(BLOCK_ALIGN);
+        if len < LONG || !aligns {
+            return copy_by_buffer(from, into, len);
+        }
+        let first = into.addr().wrapping_neg() % BLOCK_ALIGN;
+        copy_by_buffer(from, into, first);
+        let blocks = (len - first) / BLOCK;
+        for at in 0..blocks {
+            let at = first + at * BLOCK;
+            copy_block(from.add(at), into.add(at));
+        }
+        let end = first + blocks * BLOCK;
+        copy_by_buffer(from.add(end), into.add(end), len - end);
+    }
+}
+
+/// # Safety
+///
+/// As for [`copy_between`].
+unsafe fn copy_by_buffer(from: *const u8, into: *mut u8, len: usize) {
+    const SIZE: usize = 4 * BLOCK;
+    let mut buffer = [0; SIZE];
+    for at in (0..len).step_by(SIZE) {
+        let part = &mut buffer[..SIZE.min(len - at)];
+        // SAFETY: the part begins at `at` and ends at `len` at the latest.
+        unsafe {
+            copy_out(from.add(at), part);
+            copy_in(part, into.add(at));
+        }
+    }
+}
+
 macro_rules! words {
     ($($load:ident, $store:ident, $of:ty;)*) => {$(
         /// Reads an aligned word whole. Relaxed ordering.
@@ -263,7 +306,7 @@ mod instructions {
 use self::bytes::{load_word, store_word};
 
 #[cfg(all(target_arch = "x86_64", target_feature = "sse2", not(any(miri, bareverbs_tsan))))]
-use self::vectors::{load_block, store_block};
+use self::vectors::{copy_block, load_block, store_block};
 
 /// Blocks by vectors. An aligned vector is accessed whole by CPUs with AVX, and by halves of a word
 /// each by those without.
@@ -320,10 +363,33 @@ mod vectors {
                 options(nostack, preserves_flags));
         }
     }
+
+    /// # Safety
+    ///
+    /// Both places must be aligned to 16 bytes, `from` valid for reads and `into` for writes of a block.
+    #[inline(always)]
+    pub(super) unsafe fn copy_block(from: *const u8, into: *mut u8) {
+        let (from, into) = (from.expose_provenance() as u64, into.expose_provenance() as u64);
+        // SAFETY: the instructions read and write the blocks, which are valid by this function's contract.
+        unsafe {
+            asm!(
+                "movaps {a}, xmmword ptr [{from}]",
+                "movaps {b}, xmmword ptr [{from} + 16]",
+                "movaps {c}, xmmword ptr [{from} + 32]",
+                "movaps {d}, xmmword ptr [{from} + 48]",
+                "movaps xmmword ptr [{into}], {a}",
+                "movaps xmmword ptr [{into} + 16], {b}",
+                "movaps xmmword ptr [{into} + 32], {c}",
+                "movaps xmmword ptr [{into} + 48], {d}",
+                from = in(reg) from, into = in(reg) into,
+                a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+                options(nostack, preserves_flags));
+        }
+    }
 }
 
 #[cfg(any(miri, bareverbs_tsan, not(all(target_arch = "x86_64", target_feature = "sse2"))))]
-use self::by_words::{load_block, store_block};
+use self::by_words::{copy_block, load_block, store_block};
 
 /// Blocks word by word: on other architectures, and where a tool must see the accesses.
 #[cfg(any(miri, bareverbs_tsan, not(all(target_arch = "x86_64", target_feature = "sse2"))))]
@@ -349,6 +415,19 @@ mod by_words {
         for (at, word) in from.as_chunks().0.iter().enumerate() {
             // SAFETY: the aligned word lies in the block, which is valid by this function's contract.
             unsafe { store_word(place.add(at * WORD), *word) };
+        }
+    }
+
+    /// # Safety
+    ///
+    /// Both places must be aligned to a word, `from` valid for reads and `into` for writes of a block.
+    #[inline(always)]
+    pub(super) unsafe fn copy_block(from: *const u8, into: *mut u8) {
+        let mut block = [0; BLOCK];
+        // SAFETY: the blocks are valid by this function's contract.
+        unsafe {
+            load_block(from, &mut block);
+            store_block(into, &block);
         }
     }
 }
@@ -556,6 +635,21 @@ mod tests {
 
             copy_slice(&bytes[start..start + len], &mut target[..len]);
             prop_assert_eq!(&target[..len], &bytes[start..start + len]);
+        }
+
+        #[test]
+        fn copies_between_memories_are_exact(
+            bytes in prop::collection::vec(any::<u8>(), 1024),
+            (from, to) in (0usize..24, 0usize..24),
+            len in 0usize..1000,
+        ) {
+            let before: Vec<u8> = bytes.iter().map(|byte| !byte).collect();
+            let mut target = before.clone();
+            // SAFETY: both ranges end before 1024.
+            unsafe { copy_between(bytes.as_ptr().add(from), target.as_mut_ptr().add(to), len) };
+            prop_assert_eq!(&target[to..to + len], &bytes[from..from + len]);
+            prop_assert_eq!(&target[..to], &before[..to]);
+            prop_assert_eq!(&target[to + len..], &before[to + len..]);
         }
     }
 

@@ -390,10 +390,16 @@ impl Engine {
     }
 
     /// Runs the QPs that are ready or whose timers have expired. Returns whether there were any.
-    pub(crate) fn run(&mut self, now: u64) -> bool {
+    ///
+    /// `delivers_at_once`: the caller delivers the packets to devices of the fabric before it releases the
+    /// lock of the fabric, and keeps no copy of them.
+    pub(crate) fn run(&mut self, now: u64, delivers_at_once: bool) -> bool {
         self.expire_timers(now);
         let had_work = self.has_work();
+        // A wire encodes packets.
+        self.port.delivers_at_once = delivers_at_once && self.wire.is_none();
         self.qps.run(&mut self.port);
+        self.port.delivers_at_once = false;
         self.fail_qps();
         had_work
     }

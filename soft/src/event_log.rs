@@ -113,7 +113,7 @@ impl PacketSummary {
             destination: packet.destination,
             operation: packet.operation,
             psn: packet.psn,
-            length: packet.payload.len(),
+            length: packet.payload_length(),
             syndrome: packet.headers.acknowledge.map(|acknowledge| acknowledge.syndrome),
         }
     }

@@ -119,6 +119,7 @@ pub fn read(route: Route, bytes: &[u8]) -> Option<Packet> {
         psn: sequence & PSN_MASK,
         headers: Headers { srq, datagram, flush, remote, atomic, acknowledge, original, immediate },
         payload,
+        zero_copy: None,
     })
 }
 
@@ -233,6 +234,7 @@ mod tests {
                     psn: a & PSN_MASK,
                     headers,
                     payload: if has_no_payload(operation) { Vec::new() } else { payload },
+                    zero_copy: None,
                 })
             },
         )

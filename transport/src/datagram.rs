@@ -1,6 +1,7 @@
 //! The UD responder.
 
 use crate::checksum::ones_sum;
+use crate::data::Data;
 use crate::device::{Device, Queues, RecvOutcome};
 use crate::error_state::enter_error;
 use crate::packet::{Network, Packet};
@@ -35,7 +36,7 @@ pub(crate) fn receive<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet
     }
     bytes.extend_from_slice(&packet.payload);
     let who = device.accessor(&qp.queues, receive.srq);
-    let failure = match place(device, who, &mut receive, &bytes) {
+    let failure = match place(device, who, &mut receive, Data::Bytes(&bytes)) {
         Ok(()) => None,
         // The datagram is lost. Its receive WQE is kept.
         Err(ScatterError::Absent) if wait_for_receive(qp, device, &receive, bytes.len()) => return,

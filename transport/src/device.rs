@@ -114,6 +114,24 @@ pub trait Device: Sized {
     fn read(&self, range: &KeyRange<Self::Accessor>, to: &mut [u8]) -> Result<(), AccessError>;
     /// Writes to the range of a key.
     fn write(&self, range: &KeyRange<Self::Accessor>, from: &[u8]) -> Result<(), AccessError>;
+    /// The address of the memory behind a range of a key, for a packet whose receiver copies it from
+    /// there. `None`: the payload is [read](Self::read) into the packet.
+    ///
+    /// The transport asks on reliable transports only, whose requests complete after the peer has copied
+    /// them. The receiver copies when it gets the packet, so the device delivers such packets before the
+    /// memory can be deregistered, and never stores them. A packet may stand for several of a message.
+    fn zero_copy(&self, _range: &KeyRange<Self::Accessor>, _length: u32) -> Option<u64> {
+        None
+    }
+    /// Copies memory of the sender to the range of a key.
+    fn copy(
+        &self,
+        _range: &KeyRange<Self::Accessor>,
+        _address: u64,
+        _length: u32,
+    ) -> Result<(), AccessError> {
+        Err(AccessError::Denied)
+    }
     /// Atomically updates the little-endian operand of eight bytes at an aligned address. Returns
     /// its old value.
     fn update(

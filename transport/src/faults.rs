@@ -317,6 +317,7 @@ mod tests {
             psn,
             headers: Headers::default(),
             payload: Vec::new(),
+            zero_copy: None,
         }
     }
 

@@ -39,3 +39,30 @@ pub fn gather<D: Device>(
     }
     if at == to.len() { Ok(()) } else { Err(AccessError::Denied) }
 }
+
+/// The address of a part of a message, if the device sends packets without a copy and the part is of one
+/// SGE.
+pub(crate) fn zero_copy<D: Device>(
+    device: &D,
+    queues: &D::Queues,
+    work: &Work<D::Local>,
+    offset: u64,
+    size: u32,
+) -> Option<u64> {
+    let mut skip = offset;
+    for segment in &work.segments {
+        let length = u64::from(segment.length());
+        if skip >= length {
+            skip -= length;
+            continue;
+        }
+        let Segment::Memory(Sge { key, address, .. }) = *segment else { return None };
+        if length - skip < u64::from(size) {
+            return None;
+        }
+        let who = device.accessor(queues, None);
+        let range = KeyRange { who, key, address: address.checked_add(skip)?, access: Access::LocalRead };
+        return device.zero_copy(&range, size);
+    }
+    None
+}

@@ -11,7 +11,7 @@
 //! |---|---|
 //! | A doorbell makes the QP ready ([`Scheduler::wake`]), and [`Scheduler::run`] gives it a turn | `scheduler` |
 //! | The requester takes the next WQE from the device as [`Work`], and gives it its PSNs | `requester`, `requester/fetch` |
-//! | It gathers the payload of each packet from the SGEs, and transmits it as a [`Packet`](packet::Packet) | `requester/packetize`, `gather` |
+//! | It gathers the payload of each packet from the SGEs, and transmits it as a [`Packet`](packet::Packet). Between devices in one process, the packet may have the address of the payload ([`Device::zero_copy`]) | `requester/packetize`, `gather` |
 //! | The wire carries the packet as a value, or as bytes: BTH and extension headers, RoCE v2 frames | `bth`, `roce` |
 //! | The peer's [`Scheduler::receive`] finds the QP | `scheduler` |
 //! | The responder checks the PSN, executes the request, and owes an ACK, a NAK or data. UD has a responder of its own | `responder/request`, `datagram` |
@@ -37,6 +37,7 @@ struct Readme;
 
 pub mod bth;
 pub mod checksum;
+mod data;
 mod datagram;
 mod device;
 mod error_state;

@@ -479,6 +479,34 @@ pub struct Packet {
     pub headers: Headers,
     /// The payload, without padding.
     pub payload: Vec<u8>,
+    /// The payload in the memory of the sender, in place of [`Self::payload`], which is empty then. Only
+    /// a device that implements [`Device::zero_copy`](crate::Device::zero_copy) sends such packets, to
+    /// devices that access the same memory. They can't be encoded.
+    pub zero_copy: Option<ZeroCopy>,
+}
+
+impl Packet {
+    /// Length of the payload in bytes.
+    pub fn payload_length(&self) -> usize {
+        self.zero_copy.map_or(self.payload.len(), |payload| payload.length as usize)
+    }
+
+    /// The number of packets of a message that it stands for. Their PSNs follow its own.
+    pub(crate) fn packets(&self) -> u32 {
+        self.zero_copy.map_or(1, |payload| payload.packets)
+    }
+}
+
+/// The payload of one or several packets of a message, which the receiver copies from the memory of the
+/// sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ZeroCopy {
+    /// Where it begins. Devices define the kind of address.
+    pub address: u64,
+    /// Length in bytes.
+    pub length: u32,
+    /// The number of packets.
+    pub packets: u32,
 }
 
 /// Mask of a 24-bit PSN.

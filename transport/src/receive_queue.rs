@@ -1,5 +1,6 @@
 //! Receive WQEs of QPs: fetch, scatter, completion and flush.
 
+use crate::data::Data;
 use crate::device::{Access, AccessError, Device, Event, KeyRange, Queues, ReceiveQueue, RecvOutcome};
 use crate::qp::Qp;
 use crate::qp::responder_state::Message;
@@ -43,28 +44,28 @@ pub(crate) fn place<D: Device>(
     device: &D,
     who: D::Accessor,
     receive: &mut Receive<D::RecvWqe>,
-    bytes: &[u8],
+    data: Data<'_>,
 ) -> Result<(), ScatterError> {
-    let (mut skip, mut bytes, length) = (receive.placed, bytes, bytes.len() as u32);
+    let (mut skip, mut data, length) = (receive.placed, data, data.len() as u32);
     if u64::from(receive.placed) + u64::from(length) > receive.capacity().min(D::MAX_MESSAGE) {
         return Err(ScatterError::TooLong);
     }
     for sge in &receive.sges {
-        if bytes.is_empty() {
+        if data.is_empty() {
             break;
         }
         if skip >= sge.length {
             skip -= sge.length;
             continue;
         }
-        let (now, rest) = bytes.split_at(((sge.length - skip) as usize).min(bytes.len()));
+        let (now, rest) = data.split_at_most((sge.length - skip) as usize);
         let address = sge.address.checked_add(u64::from(skip)).ok_or(ScatterError::Protection)?;
         let range = KeyRange { who, key: sge.key, address, access: Access::LocalWrite };
-        device.write(&range, now).map_err(|error| match error {
+        now.write(device, &range).map_err(|error| match error {
             AccessError::Absent => ScatterError::Absent,
             AccessError::Denied => ScatterError::Protection,
         })?;
-        bytes = rest;
+        data = rest;
         skip = 0;
     }
     receive.placed += length;

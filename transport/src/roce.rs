@@ -268,6 +268,7 @@ mod tests {
             psn: 0x22,
             headers: Headers::default(),
             payload,
+            zero_copy: None,
         }
     }
 

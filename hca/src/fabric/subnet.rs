@@ -114,6 +114,7 @@ pub(super) fn answer(
         psn: packet.psn.wrapping_add(number) & 0xff_ffff,
         headers: Headers { datagram: Some(datagram), ..Headers::default() },
         payload: reply.into(),
+        zero_copy: None,
     };
     (0..).zip(replies).map(send).collect()
 }
@@ -291,6 +292,7 @@ mod tests {
                 ..Headers::default()
             },
             payload,
+            zero_copy: None,
         }
     }
 

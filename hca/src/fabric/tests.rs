@@ -28,6 +28,7 @@ fn packet(to: u16, psn: u32) -> Packet {
         psn,
         headers: Headers::default(),
         payload: vec![psn as u8; 100],
+        zero_copy: None,
     }
 }
 

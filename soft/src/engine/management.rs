@@ -156,6 +156,7 @@ impl Engine {
             psn: self.management_psn,
             headers: Headers { datagram: Some(datagram), ..Headers::default() },
             payload: mad.to_vec(),
+            zero_copy: None,
         });
     }
 

@@ -16,6 +16,7 @@ use super::completion::{self, Cq};
 use super::completion_faults::CompletionFaults;
 use super::memory::{Accessor, Keys};
 use super::queues::{QpQueues, Receives};
+use super::range::Range;
 use super::receive::{RecvWqeRef, Srq};
 use super::send::{Local, SendWqeRef, Work};
 use super::{MAX_AH, MAX_CQ, MAX_SRQ};
@@ -39,6 +40,8 @@ pub(crate) struct EnginePort {
     pub(super) log: Option<DeviceLog>,
     /// Whether no receive WQE is found: an injected fault.
     pub(super) hides_receives: bool,
+    /// Whether the fabric delivers the packets before it releases its lock, and keeps none.
+    pub(super) delivers_at_once: bool,
     /// The number of WQEs that have completed.
     pub(super) completed: u64,
     counters: Counters,
@@ -58,6 +61,7 @@ impl EnginePort {
             completion_faults: CompletionFaults::default(),
             log: None,
             hides_receives: false,
+            delivers_at_once: false,
             completed: 0,
             counters: Counters::default(),
         }
@@ -255,6 +259,23 @@ impl Device for EnginePort {
             let length = from.len() as u64;
             self.keys.find(range.who, range.key, range.access, range.address, length)?.write(from);
         }
+        Ok(())
+    }
+
+    fn zero_copy(&self, range: &KeyRange<Accessor>, length: u32) -> Option<u64> {
+        if !self.delivers_at_once || length == 0 {
+            return None;
+        }
+        let found = self.keys.find(range.who, range.key, range.access, range.address, length.into()).ok()?;
+        Some(found.start())
+    }
+
+    fn copy(&self, range: &KeyRange<Accessor>, address: u64, length: u32) -> Result<(), AccessError> {
+        let length = length.into();
+        let to = self.keys.find(range.who, range.key, range.access, range.address, length)?;
+        // A device of the fabric has found this range in one of its regions. The fabric's lock has been held
+        // since, and a region is deregistered under that lock.
+        Range::new(address, length).copy_to(to);
         Ok(())
     }
 

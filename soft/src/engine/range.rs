@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::ptr::with_exposed_provenance_mut;
 
 use bareverbs_provider::Errno;
-use bareverbs_provider::copy::{compare_swap_u64, copy_in, copy_out, load_u64};
+use bareverbs_provider::copy::{compare_swap_u64, copy_between, copy_in, copy_out, load_u64};
 use rustix::mm::{Advice, MsyncFlags, madvise, msync};
 use rustix::param;
 
@@ -56,6 +56,11 @@ impl Range {
         Self { start, length }
     }
 
+    /// The address of the first byte.
+    pub(super) fn start(&self) -> u64 {
+        self.start
+    }
+
     fn pointer(&self) -> *mut u8 {
         with_exposed_provenance_mut(self.start as usize)
     }
@@ -72,6 +77,21 @@ impl Range {
         assert!(from.len() as u64 <= self.length, "bytes beyond the range");
         // SAFETY: the bytes are within a region, which is mapped for writing, by the type's contract.
         unsafe { copy_in(from, self.pointer()) };
+    }
+
+    /// Copies the range to the first bytes of another one, which is of a key with the right to write.
+    pub(super) fn copy_to(&self, to: Self) {
+        assert!(self.length <= to.length, "bytes beyond the range");
+        let length = self.length as usize;
+        if self.start.abs_diff(to.start) < self.length {
+            let mut bytes = vec![0; length];
+            self.read(&mut bytes);
+            to.write(&bytes);
+            return;
+        }
+        // SAFETY: the bytes are within regions, which are mapped for reading and for writing, by the type's
+        // contract.
+        unsafe { copy_between(self.pointer(), to.pointer(), length) };
     }
 
     /// Changes the first word atomically. Returns its old value, or `None` if it is not aligned. The range

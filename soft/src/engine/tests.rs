@@ -10,6 +10,7 @@ mod speed;
 mod time;
 mod transfers;
 mod udp;
+mod zero_copy;
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;

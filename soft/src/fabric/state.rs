@@ -89,6 +89,10 @@ impl FabricState {
         for engine in self.devices.iter().flatten() {
             engine.wire().inspect(|wire| wire.begin_run());
         }
+        let keeps_packets = self.capture.is_some()
+            || self.log.is_some()
+            || !self.faults.injector.is_empty()
+            || !self.faults.held.is_empty();
         let mut now = self.now();
         let end = now.saturating_add(self.run_time.as_nanos() as u64);
         loop {
@@ -100,7 +104,7 @@ impl FabricState {
             }
             for sender in 0..self.devices.len() {
                 let Some(engine) = &mut self.devices[sender] else { continue };
-                idle &= !engine.run(now);
+                idle &= !engine.run(now, !keeps_packets);
                 let mut packets = engine.take_packets(std::mem::take(&mut self.packets));
                 idle &= packets.is_empty();
                 for packet in packets.drain(..) {

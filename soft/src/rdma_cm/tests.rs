@@ -637,8 +637,7 @@ fn request_of_another_transport_is_rejected() {
         let request = Request { transport, ..request(port, header.clone()) };
         let sink = Arc::<Last>::default();
         device.with(|engine| engine.cm_connect(request, path(own, destination), sink.clone())).unwrap();
-        let event = sink.0.lock().unwrap().take();
-        event
+        sink.0.lock().unwrap().take()
     };
     assert_eq!(ask(Transport::Uc), Some(CmEvent::Rejected { reason: 28, private_data: vec![0; 148] }));
     assert!(next(&sides.server).is_none());

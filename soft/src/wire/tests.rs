@@ -50,6 +50,7 @@ fn packet(from: &UdpWire, to: IpAddr, payload: Vec<u8>) -> Packet {
             ..Headers::default()
         },
         payload,
+        zero_copy: None,
     }
 }
 

@@ -73,6 +73,8 @@ pub(crate) struct RequesterState<D: Device> {
     pub(crate) work: Work<D::Local>,
     pub(crate) next_psn: u32,
     pub(crate) oldest_psn: u32,
+    /// The PSN after those that were sent, once or several times.
+    pub(crate) unsent_psn: u32,
     /// Maximum number of unacknowledged packets.
     pub(crate) window: i32,
     pub(crate) retries: u8,
@@ -114,6 +116,7 @@ impl<D: Device> Default for RequesterState<D> {
             work: Work::default(),
             next_psn: 0,
             oldest_psn: 0,
+            unsent_psn: 0,
             window: MAX_WINDOW,
             retries: 0,
             rnr_retries: 0,
@@ -134,6 +137,7 @@ impl<D: Device> RequesterState<D> {
     pub(crate) fn start(&mut self, attributes: &QpAttributes) {
         self.next_psn = attributes.send_psn;
         self.oldest_psn = attributes.send_psn;
+        self.unsent_psn = attributes.send_psn;
         self.window = MAX_WINDOW;
         self.refill(attributes);
     }

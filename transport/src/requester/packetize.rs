@@ -2,8 +2,10 @@
 
 use super::complete::{fail, retire, wait_for_page};
 use crate::device::{AccessError, Device, PageFault, Queues};
-use crate::gather::gather;
-use crate::packet::{Atomic, Datagram, Flush, Headers, Operation, PSN_MASK, Packet, Remote, Transport};
+use crate::gather::{self, gather};
+use crate::packet::{
+    Atomic, Datagram, Flush, Headers, Operation, PSN_MASK, Packet, Remote, Transport, ZeroCopy, psn_distance,
+};
 use crate::qp::Qp;
 use crate::qp::migration::Migration;
 use crate::qp::requester_state::{ACK_EVERY, Response};
@@ -73,6 +75,10 @@ pub(super) fn next<D: Device>(qp: &mut Qp<D>, device: &mut D) -> u64 {
             {
                 inflight.done = true;
             }
+            let sent = qp.requester.cursor_psn();
+            if psn_distance(sent, qp.requester.unsent_psn) > 0 {
+                qp.requester.unsent_psn = sent;
+            }
             retire(qp, device);
             bytes
         }
@@ -119,6 +125,7 @@ fn packet<D: Device>(
         psn,
         headers: Headers { srq, ..headers },
         payload,
+        zero_copy: None,
     }
 }
 
@@ -127,6 +134,24 @@ fn start_timer<D: Device>(qp: &mut Qp<D>, device: &D) {
         qp.requester.deadline =
             qp.attributes.ack_timeout_nanos().map(|timeout| device.now().saturating_add(timeout));
     }
+}
+
+/// The next packet of a message in memory of the device, or its next packets as one, up to that which asks
+/// for an ACK. A packet that was sent before may be acknowledged in part, so it is sent by itself.
+fn zero_copy_of<D: Device>(qp: &Qp<D>, device: &D, which: usize, index: u32) -> Option<ZeroCopy> {
+    let inflight = qp.requester.inflight.get(which)?;
+    let (mtu, offset) = (qp.attributes.mtu, u64::from(index) * u64::from(qp.attributes.mtu));
+    let left = u64::from(inflight.length).checked_sub(offset)?;
+    let psn = inflight.first_psn.wrapping_add(index) & PSN_MASK;
+    let is_new = psn_distance(psn, qp.requester.unsent_psn) >= 0 && qp.attributes.rate.is_none();
+    let room = (qp.requester.window - qp.requester.outstanding()).max(1).cast_unsigned();
+    let most = inflight.packets.saturating_sub(index).min(ACK_EVERY - index % ACK_EVERY).min(room);
+    let part = |packets: u32| {
+        let length = left.min(u64::from(packets) * u64::from(mtu)) as u32;
+        let address = gather::zero_copy(device, &qp.queues, &qp.requester.work, offset, length)?;
+        Some(ZeroCopy { address, length, packets })
+    };
+    if is_new && most > 1 { part(most).or_else(|| part(1)) } else { part(1) }
 }
 
 /// Sends one packet of a SEND or WRITE.
@@ -139,12 +164,18 @@ fn message<D: Device>(qp: &mut Qp<D>, device: &mut D, which: usize, index: u32) 
     let Some(inflight) = qp.requester.inflight.get(which) else { return Ok(Sent { bytes: 0, whole: true }) };
     let (length, first_psn, packets) = (inflight.length, inflight.first_psn, inflight.packets);
     let offset = u64::from(index) * u64::from(qp.attributes.mtu);
-    let size = (u64::from(length) - offset.min(u64::from(length))).min(u64::from(qp.attributes.mtu));
-    let mut payload = device.pool().take(size as usize);
-    gather(device, &qp.queues, &qp.requester.work, offset, &mut payload)
-        .map_err(|refusal| BlockReason::of(refusal, offset, payload.len()))?;
-
-    let (first, last) = (index == 0, index + 1 >= packets);
+    let zero_copy = if qp.is_reliable() { zero_copy_of(qp, device, which, index) } else { None };
+    let (payload, size, count) = if let Some(ZeroCopy { length, packets, .. }) = zero_copy {
+        (Vec::new(), u64::from(length), packets)
+    } else {
+        let size = (u64::from(length) - offset.min(u64::from(length))).min(u64::from(qp.attributes.mtu));
+        let mut payload = device.pool().take(size as usize);
+        gather(device, &qp.queues, &qp.requester.work, offset, &mut payload)
+            .map_err(|refusal| BlockReason::of(refusal, offset, payload.len()))?;
+        (payload, size, 1)
+    };
+    let (first, next) = (index == 0, index + count);
+    let last = next >= packets;
     let work = &qp.requester.work;
     let (immediate, invalidate) = match work.action {
         Action::Send { immediate, invalidate } => (immediate, invalidate),
@@ -185,13 +216,14 @@ fn message<D: Device>(qp: &mut Qp<D>, device: &mut D, which: usize, index: u32) 
     let solicited = last && work.solicited;
     let mut packet = packet(qp, operation, psn, headers, payload);
     packet.solicited = solicited;
+    packet.zero_copy = zero_copy;
     let reliable = packet.transport.reliable();
-    packet.ack_request = reliable && (last || index % ACK_EVERY == ACK_EVERY - 1);
+    packet.ack_request = reliable && (last || next.is_multiple_of(ACK_EVERY));
     device.transmit(&qp.queues, packet);
     if reliable {
         start_timer(qp, device);
     }
-    qp.requester.cursor = if last { (which + 1, 0) } else { (which, index + 1) };
+    qp.requester.cursor = if last { (which + 1, 0) } else { (which, next) };
     Ok(Sent { bytes: size, whole: last })
 }
 

@@ -1,6 +1,7 @@
 //! Responses to a requester: ACKs, data, NAKs, timeouts.
 
 use super::complete::{fail, retire, wait_for_page};
+use crate::data::Data;
 use crate::device::{Access, AccessError, Device, KeyRange, PageFault, Queues, SendWqe, Step};
 use crate::packet::{Operation, PSN_MASK, Packet, psn_distance, syndrome};
 use crate::qp::Qp;
@@ -237,20 +238,21 @@ fn data<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) {
     }
     let (mtu, accessor) = (qp.attributes.mtu, device.accessor(&qp.queues, None));
     let inflight = &mut qp.requester.inflight[which];
-    let (places, offset, bytes, last) = match (&mut inflight.response, packet.headers.original) {
-        (Response::Atomic { places }, Some(original)) if packet.operation == Operation::AtomicAcknowledge => {
-            (&*places, 0, original.to_le_bytes().to_vec(), true)
+    let original = packet.headers.original.unwrap_or_default().to_le_bytes();
+    let (places, offset, data, last) = match (&mut inflight.response, packet.headers.original) {
+        (Response::Atomic { places }, Some(_)) if packet.operation == Operation::AtomicAcknowledge => {
+            (&*places, 0, Data::Bytes(&original), true)
         }
         (Response::Read { places, received }, _) if packet.operation != Operation::AtomicAcknowledge => {
             let offset = u64::from(*received) * u64::from(mtu);
             *received += 1;
             let last = *received == inflight.packets;
             let due = u64::from(inflight.length).saturating_sub(offset).min(u64::from(mtu)) as usize;
-            if packet.payload.len() != due {
+            if packet.payload_length() != due {
                 fail(qp, device, which, Status::BadResponse);
                 return;
             }
-            (&*places, offset, packet.payload.clone(), last)
+            (&*places, offset, Data::of(packet), last)
         }
         _ => {
             fail(qp, device, which, Status::BadResponse);
@@ -259,15 +261,15 @@ fn data<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) {
     };
     let inline =
         inflight.signaled && inflight.packets == 1 && inflight.length <= qp.queues.inline_responses();
-    if inline {
+    if inline && let Data::Bytes(bytes) = data {
         inflight.inline_response = bytes.into();
-    } else if let Err(refusal) = scatter(device, accessor, places, offset, &bytes) {
+    } else if let Err(refusal) = scatter(device, accessor, places, offset, data) {
         if let (Response::Read { received, .. }, AccessError::Absent) = (&mut inflight.response, refusal) {
             *received -= 1;
         }
         if refusal == AccessError::Absent {
             qp.requester.deadline = None;
-            wait_for_page(qp, device, which, PageFault::Response, (offset as u32, bytes.len()), true);
+            wait_for_page(qp, device, which, PageFault::Response, (offset as u32, data.len()), true);
         } else {
             fail(qp, device, which, Status::LocalProtection);
         }
@@ -287,23 +289,23 @@ fn scatter<D: Device>(
     who: D::Accessor,
     places: &[Sge],
     offset: u64,
-    bytes: &[u8],
+    data: Data<'_>,
 ) -> Result<(), AccessError> {
-    let (mut skip, mut bytes) = (offset, bytes);
+    let (mut skip, mut data) = (offset, data);
     for place in places {
         let length = u64::from(place.length);
-        if bytes.is_empty() {
+        if data.is_empty() {
             return Ok(());
         }
         if skip >= length {
             skip -= length;
             continue;
         }
-        let (now, rest) = bytes.split_at(((length - skip) as usize).min(bytes.len()));
+        let (now, rest) = data.split_at_most((length - skip) as usize);
         let address = place.address.checked_add(skip).ok_or(AccessError::Denied)?;
-        device.write(&KeyRange { who, key: place.key, address, access: Access::LocalWrite }, now)?;
-        bytes = rest;
+        now.write(device, &KeyRange { who, key: place.key, address, access: Access::LocalWrite })?;
+        data = rest;
         skip = 0;
     }
-    if bytes.is_empty() { Ok(()) } else { Err(AccessError::Denied) }
+    if data.is_empty() { Ok(()) } else { Err(AccessError::Denied) }
 }

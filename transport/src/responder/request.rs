@@ -2,6 +2,7 @@
 
 use super::faults::{wait_for_page, wait_for_receive};
 use super::response::{refuse, send_ack, send_atomic_response, send_rnr_nak};
+use crate::data::Data;
 use crate::device::{Access, AccessError, Device, Event, KeyRange, PageFault, Queues, RecvOutcome};
 use crate::error_state::enter_error;
 use crate::packet::{Operation, PSN_MASK, Packet, Route, Transport, psn_distance, syndrome};
@@ -86,7 +87,7 @@ fn reliable<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) {
                 qp.responder.ack_pending = false;
             } else {
                 qp.responder.ack_pending |= acknowledge;
-                qp.responder.ack_psn = psn;
+                qp.responder.ack_psn = psn.wrapping_add(packet.packets() - 1) & PSN_MASK;
             }
         }
         Err(NakReason::NotReady) => {
@@ -194,9 +195,10 @@ fn execute<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result
     if operation.places_memory() {
         return place_memory(qp, device, packet);
     }
-    let full = packet.payload.len() == qp.attributes.mtu as usize;
-    let fits = packet.payload.len() <= qp.attributes.mtu as usize;
-    if !fits || !operation.is_last() && !full {
+    let (length, packets) = (packet.payload_length(), packet.packets() as usize);
+    let mtu = qp.attributes.mtu as usize;
+    let fits = length <= packets * mtu && (packets == 1 || length > (packets - 1) * mtu);
+    if !fits || !operation.is_last() && length != packets * mtu {
         return Err(NakReason::Invalid);
     }
     if operation.is_write() { write(qp, device, packet) } else { send(qp, device, packet) }
@@ -226,12 +228,10 @@ fn send<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result<()
     };
     let who = device.accessor(&qp.queues, receive.srq);
     let whole = packet.operation.is_first() && packet.operation.is_last();
-    let inline = whole && packet.payload.len() <= qp.queues.inline_receives();
-    let placed = if inline {
-        keep(&mut receive, &packet.payload)
-    } else {
-        place(device, who, &mut receive, &packet.payload)
-    };
+    let data = Data::of(packet);
+    let inline = whole && packet.zero_copy.is_none() && data.len() <= qp.queues.inline_receives();
+    let placed =
+        if inline { keep(&mut receive, &packet.payload) } else { place(device, who, &mut receive, data) };
     let (failure, code) = match placed {
         Ok(()) => {
             if let Some(key) = packet.headers.immediate.filter(|_| packet.operation.has_invalidate())
@@ -243,7 +243,7 @@ fn send<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result<()
                     _ => NakReason::Access,
                 });
             }
-            advance(qp, 1);
+            advance(qp, packet.packets());
             if !packet.operation.is_last() {
                 qp.responder.message = Some(Message::Send(receive));
                 return Ok(());
@@ -253,7 +253,7 @@ fn send<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result<()
             device.complete_receive(&qp.queues, &receive, RecvOutcome::Message { packet, inline });
             return Ok(());
         }
-        Err(ScatterError::Absent) if wait_for_receive(qp, device, &receive, packet.payload.len()) => {
+        Err(ScatterError::Absent) if wait_for_receive(qp, device, &receive, data.len()) => {
             return Err(NakReason::NotReady);
         }
         Err(ScatterError::TooLong) if packet.transport.reliable() => {
@@ -293,7 +293,7 @@ fn write<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result<(
         (Some(Message::Write { address, key, left, length }), None) => (address, key, left, length),
         _ => return Err(NakReason::Invalid),
     };
-    let size = packet.payload.len() as u32;
+    let (data, size) = (Data::of(packet), packet.payload_length() as u32);
     let last = packet.operation.is_last();
     if size > left || last && size != left {
         return Err(NakReason::Invalid);
@@ -313,13 +313,12 @@ fn write<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result<(
         None
     };
     if size > 0
-        && let Err(error) =
-            device.write(&KeyRange { who, key, address, access: Access::RemoteWrite }, &packet.payload)
+        && let Err(error) = data.write(device, &KeyRange { who, key, address, access: Access::RemoteWrite })
     {
         let committed = length - left;
         let start = address.wrapping_sub(u64::from(committed));
         let fault = PageFault::Remote { key, address: start, length, written: true };
-        let progress = (committed, packet.payload.len());
+        let progress = (committed, data.len());
         if error != AccessError::Absent
             || !wait_for_page(qp, device, FaultedAccess::RemoteWrite, fault, progress)
         {
@@ -333,7 +332,7 @@ fn write<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result<(
         }
         return Err(NakReason::NotReady);
     }
-    advance(qp, 1);
+    advance(qp, packet.packets());
     if !last {
         let address = address.wrapping_add(u64::from(size));
         qp.responder.message = Some(Message::Write { address, key, left: left - size, length });
@@ -350,7 +349,9 @@ fn write<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> Result<(
 
 /// Why a WRITE is refused whose R_Key doesn't allow it.
 fn refuse_write<D: Device>(qp: &mut Qp<D>, device: &mut D, packet: &Packet) -> NakReason {
-    if !D::POLICY.refused_write_consumes_receive || !packet.operation.has_immediate() {
+    // The first of several packets has no immediate data.
+    let is_one = packet.packets() == 1;
+    if !D::POLICY.refused_write_consumes_receive || !packet.operation.has_immediate() || !is_one {
         return NakReason::Access;
     }
     match take(qp, device, packet) {

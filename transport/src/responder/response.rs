@@ -3,7 +3,7 @@
 use super::faults::wait_for_page;
 use crate::device::{Access, AccessError, Device, KeyRange, PageFault};
 use crate::error_state::enter_error;
-use crate::packet::{Acknowledge, Headers, Operation, PSN_MASK, Packet, Transport, syndrome};
+use crate::packet::{Acknowledge, Headers, Operation, PSN_MASK, Packet, Transport, ZeroCopy, syndrome};
 use crate::qp::migration::Migration;
 use crate::qp::responder_state::{AtomicReplay, FaultedAccess, PendingNak, PendingResponse, ReadResponse};
 use crate::qp::{Qp, Turn};
@@ -14,7 +14,7 @@ fn respond<D: Device>(
     operation: Operation,
     psn: u32,
     headers: Headers,
-    payload: Vec<u8>,
+    (payload, zero_copy): (Vec<u8>, Option<ZeroCopy>),
 ) {
     let Some(route) = qp.responder.response_route else { return };
     device.transmit(
@@ -31,6 +31,7 @@ fn respond<D: Device>(
             psn,
             headers,
             payload,
+            zero_copy,
         },
     );
 }
@@ -43,7 +44,7 @@ fn acknowledge(syndrome: u8, messages: u32) -> Acknowledge {
 pub(super) fn send_ack<D: Device>(qp: &Qp<D>, device: &mut D, psn: u32, code: u8) {
     let headers =
         Headers { acknowledge: Some(acknowledge(code, qp.responder.messages)), ..Headers::default() };
-    respond(qp, device, Operation::Acknowledge, psn, headers, Vec::new());
+    respond(qp, device, Operation::Acknowledge, psn, headers, (Vec::new(), None));
 }
 
 /// Sends an RNR NAK.
@@ -57,7 +58,7 @@ pub(super) fn send_atomic_response<D: Device>(qp: &Qp<D>, device: &mut D, replay
     let acknowledge = acknowledge(syndrome::ACK, replay.messages);
     let headers =
         Headers { acknowledge: Some(acknowledge), original: Some(replay.original), ..Headers::default() };
-    respond(qp, device, Operation::AtomicAcknowledge, replay.psn, headers, Vec::new());
+    respond(qp, device, Operation::AtomicAcknowledge, replay.psn, headers, (Vec::new(), None));
 }
 
 /// Sends a NAK for a fatal error after the responses to earlier requests, and moves the QP to ERR.
@@ -97,8 +98,11 @@ pub(crate) fn turn<D: Device>(qp: &mut Qp<D>, device: &mut D, budget: u32) -> Tu
             (false, true) => Operation::ReadResponseLast,
         };
         let ReadResponse { who, psn, address, key, left, .. } = *read;
-        let mut payload = device.pool().take(size as usize);
-        let found = device.read(&KeyRange { who, key, address, access: Access::RemoteRead }, &mut payload);
+        let range = KeyRange { who, key, address, access: Access::RemoteRead };
+        let zero_copy =
+            device.zero_copy(&range, size).map(|address| ZeroCopy { address, length: size, packets: 1 });
+        let mut payload = device.pool().take(if zero_copy.is_some() { 0 } else { size as usize });
+        let found = device.read(&range, &mut payload);
         if found == Err(AccessError::Absent) {
             let fault = PageFault::Remote { key, address, length: left, written: false };
             if wait_for_page(qp, device, FaultedAccess::ReadResponse, fault, (0, payload.len())) {
@@ -122,7 +126,14 @@ pub(crate) fn turn<D: Device>(qp: &mut Qp<D>, device: &mut D, budget: u32) -> Tu
         }
         let acknowledge =
             operation.has_acknowledge().then(|| acknowledge(syndrome::ACK, qp.responder.messages));
-        respond(qp, device, operation, psn, Headers { acknowledge, ..Headers::default() }, payload);
+        respond(
+            qp,
+            device,
+            operation,
+            psn,
+            Headers { acknowledge, ..Headers::default() },
+            (payload, zero_copy),
+        );
     }
     if !qp.responder.pending.is_empty() {
         return Turn::More;

@@ -115,6 +115,7 @@ fn responder_rejects_flush_and_atomic_write() {
             psn: 0xff_fff0,
             headers: Headers { flush, remote: Some(remote), ..Headers::default() },
             payload: if flush.is_some() { Vec::new() } else { vec![1; 8] },
+            zero_copy: None,
         });
         pair.settle(|packets| packets);
         assert_eq!(pair.engine.qp_attributes(pair.qps[1]).unwrap().0, State::Error, "{operation:?}");
@@ -143,6 +144,7 @@ fn datagram(qkey: u32, state: State, length: u32) -> (Vec<u8>, u16) {
         psn: 77,
         headers,
         payload: vec![1; 8],
+        zero_copy: None,
     });
     pair.settle(|packets| packets);
     (pair.poll().iter().map(|cqe| cqe.syndrome).collect(), pair.engine.port().qkey_violations)
@@ -201,6 +203,7 @@ fn own_multicast(blocks: bool) -> usize {
         psn: 77,
         headers,
         payload: vec![1; 8],
+        zero_copy: None,
     });
     pair.settle(|packets| packets);
     pair.poll().len()

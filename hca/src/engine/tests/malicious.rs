@@ -92,6 +92,7 @@ proptest! {
                     immediate: Some(other),
                 },
                 payload,
+                zero_copy: None,
             });
         }
         pair.settle(|packets| packets);

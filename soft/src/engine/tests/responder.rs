@@ -8,7 +8,7 @@ use super::*;
 fn responses(peer: &Peer, packet: &Packet) -> Vec<Packet> {
     peer.with(|engine| {
         engine.receive(packet);
-        while engine.run(0) {}
+        while engine.run(0, false) {}
         engine.take_packets(Vec::new())
     })
 }
@@ -29,6 +29,7 @@ fn read(pair: &Pair, psn: u32, key: u32, at: usize, length: u32) -> Packet {
         psn: psn & 0xff_ffff,
         headers: Headers { remote: Some(packet::Remote { address, key, length }), ..Headers::default() },
         payload: Vec::new(),
+        zero_copy: None,
     }
 }
 

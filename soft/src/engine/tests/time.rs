@@ -126,8 +126,7 @@ fn seeds_choose_the_order_of_turns() {
         pair.qa.post(1, Operation::Write(pair.b.remote(0)), &[pair.a.sge(0, 4)]);
         pair.qb.post(2, Operation::Write(pair.a.remote(0)), &[pair.b.sge(0, 4)]);
         fabric.run_until_idle();
-        let first = sources.0.lock().unwrap()[0];
-        first
+        sources.0.lock().unwrap()[0]
     };
     let mut firsts: Vec<_> = (0..64).map(first).collect();
     firsts.sort_unstable();

@@ -78,6 +78,7 @@ fn packet(destination: u32, operation: Operation, psn: u32, payload: &[u8]) -> P
         psn,
         headers: Headers::default(),
         payload: payload.to_vec(),
+        zero_copy: None,
     }
 }
 
