@@ -7,6 +7,7 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `send` | batches of packets |
 //! | `receive` | batches of datagrams, and the fields of their IP headers |
 //! | `icrc` | the ICRC of packets |
 //! | `interface` | the network interface of an address, and its MTU |
@@ -17,6 +18,7 @@ mod fork;
 mod icrc;
 mod interface;
 mod receive;
+mod send;
 mod thread;
 
 use std::collections::BTreeMap;
@@ -40,6 +42,7 @@ use crate::address_error::AddressError;
 use crate::sys::{last_errno, lock};
 use interface::Interface;
 use receive::{Batch, Datagram};
+use send::Sender;
 pub(crate) use thread::WireThread;
 
 /// UDP port of RoCE v2.
@@ -85,17 +88,10 @@ pub(crate) struct UdpWire {
     groups: Mutex<BTreeMap<IpAddr, Arc<Socket>>>,
     /// An eventfd that ends the wait of the wire's thread.
     wake: OwnedFd,
-    sender: Mutex<SendState>,
+    sender: Mutex<Sender>,
     /// Whether a packet of this run was dropped after [`SEND_TIMEOUT`].
     congested: AtomicBool,
     counts: Counts,
-}
-
-#[derive(Debug, Default)]
-struct SendState {
-    /// The hop limit and traffic class that the socket has.
-    fields: Option<(u8, u8)>,
-    bytes: Vec<u8>,
 }
 
 impl UdpWire {
@@ -165,15 +161,37 @@ impl UdpWire {
         self.congested.store(false, Ordering::Relaxed);
     }
 
-    /// Sends a packet. One that the kernel refuses is dropped and counted, as on any network.
-    /// A corrupt packet has a wrong ICRC.
+    /// Sends a packet, at the latest when the wire is [flushed](Self::flush). One that the kernel refuses
+    /// is dropped and counted, as on any network. A corrupt packet has a wrong ICRC.
     pub(crate) fn send(&self, packet: &Packet, corrupt: bool) {
-        if let Err(errno) = self.try_send(packet, corrupt) {
-            if errno == Errno::AGAIN {
-                self.congested.store(true, Ordering::Relaxed);
-            }
+        if self.try_send(packet, corrupt).is_err() {
             self.counts.refused.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Sends a packet at once.
+    #[cfg(test)]
+    pub(crate) fn send_now(&self, packet: &Packet, corrupt: bool) {
+        self.send(packet, corrupt);
+        self.flush();
+    }
+
+    /// Sends the packets that wait for further ones.
+    pub(crate) fn flush(&self) {
+        self.flush_from(&mut lock(&self.sender));
+    }
+
+    fn flush_from(&self, sender: &mut Sender) {
+        if !self.socket.fork_guard.is_same_process() {
+            return;
+        }
+        let mut flags = SendFlags::NOSIGNAL;
+        flags.set(SendFlags::DONTWAIT, self.congested.load(Ordering::Relaxed));
+        let (refused, last_error) = sender.batch.send(&self.socket, self.interface.index, flags);
+        if last_error == Some(Errno::AGAIN) {
+            self.congested.store(true, Ordering::Relaxed);
+        }
+        self.counts.refused.fetch_add(refused, Ordering::Relaxed);
     }
 
     fn try_send(&self, packet: &Packet, corrupt: bool) -> Result<(), Errno> {
@@ -189,11 +207,14 @@ impl UdpWire {
         // rxe sends packets with a hop limit of 0, which a socket doesn't.
         let fields = (global.hop_limit.max(1), global.traffic_class);
         if sender.fields != Some(fields) {
+            self.flush_from(&mut sender);
             self.socket.set_fields(to, fields)?;
             sender.fields = Some(fields);
         }
-        let bytes = &mut sender.bytes;
-        bytes.clear();
+        if !sender.batch.takes(to) {
+            self.flush_from(&mut sender);
+        }
+        let bytes = sender.batch.begin(to);
         bth::write(packet, bytes);
         let headers = NetworkHeaders::new(&global_of(global.source, to), ROCE, bytes.len());
         let mut icrc = icrc::of(&headers, bytes);
@@ -203,9 +224,7 @@ impl UdpWire {
             icrc = damaged.find(|icrc| !icrc::verify(&headers, bytes, *icrc)).unwrap_or(!icrc);
         }
         bytes.extend_from_slice(&icrc.to_le_bytes());
-        let mut flags = SendFlags::NOSIGNAL;
-        flags.set(SendFlags::DONTWAIT, self.congested.load(Ordering::Relaxed));
-        net::sendto(&self.socket, bytes, flags, &at(to, self.interface.index))?;
+        sender.batch.end();
         Ok(())
     }
 

@@ -113,12 +113,21 @@ impl FabricState {
                 self.packets = packets;
             }
             if idle && !self.release_held() {
+                self.flush_wires();
                 return self.next_timer();
             }
             now = self.now();
             if now >= end {
+                self.flush_wires();
                 return Some(now);
             }
+        }
+    }
+
+    /// Sends the packets that wires have kept for further ones.
+    fn flush_wires(&self) {
+        for engine in self.devices.iter().flatten() {
+            engine.wire().inspect(|wire| wire.flush());
         }
     }
 

@@ -101,6 +101,28 @@ fn datagram(frame: &[u8]) -> (IpAddr, Datagram<'_>) {
 }
 
 #[test]
+fn batches_of_packets_arrive_in_order_and_whole() {
+    let (one, other) = (wire(), wire());
+    let lengths = [100, 100, 100, 52, 100, 0, 1, 4096, 4096, 4095, 4096].into_iter();
+    let lengths: Vec<usize> = lengths.chain([4096; 40]).chain([8; 70]).collect();
+    let sent = |number: usize| {
+        let payload: Vec<u8> = (0..lengths[number]).map(|at| (at + number) as u8).collect();
+        Packet { psn: number as u32, ..packet(&one, other.address(), payload) }
+    };
+    let mut arrived = Vec::new();
+    // In parts, for small receive buffers.
+    for first in (0..lengths.len()).step_by(11) {
+        let part = first..lengths.len().min(first + 11);
+        part.clone().for_each(|number| one.send(&sent(number), false));
+        one.flush();
+        arrived.extend(take(&other, part.len()));
+    }
+    let of = |packet: &Packet| (packet.psn, packet.payload.clone());
+    assert!(arrived.iter().map(of).eq((0..lengths.len()).map(|number| of(&sent(number)))));
+    assert_eq!((one.dropped(), other.dropped()), (DroppedPackets::default(), DroppedPackets::default()));
+}
+
+#[test]
 fn ipv6_datagrams_without_a_checksum_arrive() {
     let address = IpAddr::V6(Ipv6Addr::LOCALHOST);
     let (receiver, sender) = (Socket::new(address).unwrap(), Socket::new(address).unwrap());
@@ -146,7 +168,7 @@ fn packets_of_all_lengths_arrive_unchanged() {
     assert_eq!((one.interface.name.as_str(), one.mtu()), ("lo", 4096));
     for length in [0, 1, 2, 3, 4, 5, 255, 256, 1024, 4095, 4096] {
         let sent = packet(&one, other.address(), (0..length).map(|byte| byte as u8).collect());
-        one.send(&sent, false);
+        one.send_now(&sent, false);
         assert_eq!(take(&other, 1), [sent]);
     }
     assert_eq!((one.dropped(), other.dropped()), (DroppedPackets::default(), DroppedPackets::default()));
@@ -159,7 +181,7 @@ fn packets_of_ipv6_arrive_unchanged() {
         Err(error) => return eprintln!("skipped: {error}"),
     };
     let sent = packet(&wire, wire.address(), vec![7; 33]);
-    wire.send(&sent, false);
+    wire.send_now(&sent, false);
     assert_eq!(take(&wire, 1), [sent]);
 }
 
@@ -167,7 +189,7 @@ fn packets_of_ipv6_arrive_unchanged() {
 fn many_packets_arrive_in_order() {
     let (one, other) = (wire(), wire());
     for psn in 0..100 {
-        one.send(&Packet { psn, ..packet(&one, other.address(), vec![psn as u8; 100]) }, false);
+        one.send_now(&Packet { psn, ..packet(&one, other.address(), vec![psn as u8; 100]) }, false);
     }
     let found: Vec<_> = take(&other, 100).iter().map(|packet| packet.psn).collect();
     assert_eq!(found, Vec::from_iter(0..100));
@@ -176,8 +198,8 @@ fn many_packets_arrive_in_order() {
 #[test]
 fn packets_of_another_source_are_refused() {
     let (one, other) = (wire(), wire());
-    one.send(&packet(&other, other.address(), vec![1]), false);
-    one.send(&packet(&one, Ipv6Addr::LOCALHOST.into(), vec![1]), false);
+    one.send_now(&packet(&other, other.address(), vec![1]), false);
+    one.send_now(&packet(&one, Ipv6Addr::LOCALHOST.into(), vec![1]), false);
     assert_eq!(one.dropped().refused, 2);
 }
 
@@ -187,7 +209,7 @@ fn datagrams_that_are_too_long_are_dropped() {
     let foreign = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     foreign.send_to(&[0; 6000], (wire.address(), ROCE)).unwrap();
     let other = super::tests::wire();
-    other.send(&packet(&other, wire.address(), vec![1]), false);
+    other.send_now(&packet(&other, wire.address(), vec![1]), false);
     assert_eq!(take(&wire, 1).len(), 1);
     assert_eq!(wire.dropped(), DroppedPackets { malformed: 1, ..DroppedPackets::default() });
 }
@@ -198,15 +220,15 @@ fn datagrams_beyond_the_receive_buffer_are_counted() {
     other.limit_receive_buffer(0);
     let packet = packet(&one, other.address(), vec![1; 1000]);
     for _ in 0..100 {
-        one.send(&packet, false);
+        one.send_now(&packet, false);
     }
     let before = take(&other, 1).len();
     // The next datagram reports the loss.
-    one.send(&packet, false);
+    one.send_now(&packet, false);
     take(&other, 1);
     assert_eq!(other.dropped().overflowed, 100 - before as u64);
     // Later ones report it again.
-    one.send(&packet, false);
+    one.send_now(&packet, false);
     take(&other, 1);
     assert_eq!(other.dropped().overflowed, 100 - before as u64);
 }
@@ -220,7 +242,7 @@ fn losses_of_all_sockets_are_added() {
     other.limit_receive_buffer(0);
     sockopt::set_socket_recv_buffer_size(&*other.sockets().1[0], 0).unwrap();
     let to = [other.address(), group];
-    let send = || to.into_iter().for_each(|to| one.send(&packet(&one, to, vec![1; 1000]), false));
+    let send = || to.into_iter().for_each(|to| one.send_now(&packet(&one, to, vec![1; 1000]), false));
     (0..100).for_each(|_| send());
     let before = take(&other, 2).len();
     // The next datagrams report the losses.
@@ -252,7 +274,7 @@ fn all_of_many_sockets_are_served() {
         other.join(gid(Ipv4Addr::new(239, number, high, low).into())).unwrap();
     }
     let sent = packet(&one, other.address(), vec![1]);
-    one.send(&sent, false);
+    one.send_now(&sent, false);
     assert_eq!(take(&other, 1), [sent]);
 }
 
@@ -268,12 +290,12 @@ fn group_delivers_its_packets_until_it_is_left() {
     sent.operation = Operation::SendOnly;
     sent.destination = 0xff_ffff;
     sent.headers = Headers { datagram: Some(Deth { qkey: 1, source_qp: 2 }), ..Headers::default() };
-    one.send(&sent, false);
+    one.send_now(&sent, false);
     assert_eq!(take(&other, 1), [sent.clone()]);
     other.retain_groups(|member| *member != gid(group));
-    one.send(&sent, false);
+    one.send_now(&sent, false);
     let last = packet(&one, other.address(), vec![4]);
-    one.send(&last, false);
+    one.send_now(&last, false);
     assert_eq!(take(&other, 1), [last]);
     assert_eq!(other.join([0; 16]), Err(Errno::INVAL));
     // A group of IPv6 has no packets on the wire of an IPv4 address.
@@ -339,7 +361,7 @@ fn thread_receives_wakes_and_ends() {
     })
     .unwrap();
     assert_eq!(receiver.recv_timeout(TIMEOUT), Ok(0));
-    one.send(&packet(&one, address, vec![1]), false);
+    one.send_now(&packet(&one, address, vec![1]), false);
     assert_eq!(receiver.recv_timeout(TIMEOUT), Ok(1));
     thread.wake();
     assert_eq!(receiver.recv_timeout(TIMEOUT), Ok(0));
@@ -360,7 +382,7 @@ fn thread_receives_from_groups_that_are_joined_while_it_waits() {
     for number in 10..30 {
         let group: IpAddr = Ipv4Addr::new(239, number, high, low).into();
         other.join(gid(group)).unwrap();
-        one.send(&packet(&one, group, vec![1]), false);
+        one.send_now(&packet(&one, group, vec![1]), false);
         while receiver.recv_timeout(TIMEOUT).expect("a packet") == 0 {}
         other.retain_groups(|_| false);
     }
