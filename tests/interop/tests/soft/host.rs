@@ -90,7 +90,8 @@ pub(crate) fn path(pd: &Pd, from: IpAddr, to: IpAddr) -> AhAttr {
     AhAttr::global(1, gid(to), entry.index)
 }
 
-/// Timeouts of more than 1 s: Soft-RoCE miscounts reads and atomics that are retried.
+/// Timeouts of more than 1 s: Soft-RoCE miscounts reads and atomics that are retried, and a busy machine
+/// stops a guest for long.
 pub(crate) fn patient() -> RtsAttr {
     RtsAttr {
         timeout: AckTimeout::new(18).expect("a timeout"),

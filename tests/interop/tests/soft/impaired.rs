@@ -1,7 +1,6 @@
 //! Lost, reordered and duplicated packets between rxe and a soft device.
 
-use bareverbs::qp::RtsAttr;
-use bareverbs::values::{AckTimeout, Mtu};
+use bareverbs::values::Mtu;
 use bareverbs_interop_tests::namespace::{Namespace, RXE, RXE_IP, SOFT, SOFT_IP};
 use bareverbs_interop_tests::perf::{Benchmark, Side, json};
 use bareverbs_interop_tests::pingpong::{PORT, wait_until_listening};
@@ -11,18 +10,13 @@ use bareverbs_test_support::{device, kernel_test, wire};
 use crate::host::{Hosts, Ip, Peer, patient};
 use crate::messages::{MEMORY, send_in_order};
 
-/// A tenth of a second, so that the last packets of a window are soon sent again.
-fn retries() -> RtsAttr {
-    RtsAttr { timeout: AckTimeout::new(15).expect("a timeout"), ..patient() }
-}
-
 /// Messages in each direction while the words of `tc-netem` impair the packets in both.
 fn messages_arrive_in_order(impairments: &[&str], count: usize) {
     let hosts = Hosts::new(Ip::V4);
     for netem in impairments {
         for from in [0, 1] {
             let mut peers = [&hosts.rxe, &hosts.soft].map(|pd| Peer::new(pd, MEMORY));
-            hosts.connect(&mut peers, Mtu::Mtu1024, retries());
+            hosts.connect(&mut peers, Mtu::Mtu1024, patient());
             hosts.namespace.impair_rxe(netem);
             hosts.namespace.impair_soft(netem);
             let [rxe, soft] = &mut peers;
