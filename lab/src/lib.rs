@@ -1,7 +1,7 @@
 //! The lab: boots real kernels with Soft-RoCE in QEMU and runs commands and tests in them.
 //!
 //! Everything is fetched from Debian into a [`Cache`]: kernels ([`Kernel`]), QEMU ([`Tools`]), a
-//! root with rdma-core ([`RdmaCore`]), headers ([`headers`]). [`Guests::boot`] starts one guest per
+//! root with rdma-core ([`RdmaCore`]), headers ([`headers`]), [`Tshark`]. [`Guests::boot`] starts one guest per
 //! host. `cargo xtask lab` is the command line.
 
 #![deny(missing_debug_implementations)]
@@ -25,6 +25,7 @@ mod qemu;
 mod rdma_core;
 mod sources;
 mod tools;
+mod tshark;
 mod wire;
 
 pub use bareverbs_lab_init::frame::ToGuest;
@@ -42,4 +43,5 @@ pub use crate::output::Prefixed;
 pub use crate::qemu::Accelerator;
 pub use crate::rdma_core::RdmaCore;
 pub use crate::tools::Tools;
+pub use crate::tshark::Tshark;
 pub use bareverbs_uapi::kernels::Since;

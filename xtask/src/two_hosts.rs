@@ -2,12 +2,15 @@
 //! only our program.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use bareverbs::soft::{Fabric, SoftDevice};
+use bareverbs::{Access, Buffer, Device, Endpoint, Op, Pd};
 use bareverbs_lab::pcap::{RocePacket, frames};
-use bareverbs_lab::{Exec, Guests, Setup, Since, Stream};
+use bareverbs_lab::{Exec, Guests, Setup, Since, Stream, Tshark};
+use bareverbs_transport::roce;
 use serde_json::Value;
 
 use crate::build;
@@ -28,12 +31,13 @@ const CLIENT: [u8; 4] = [10, 1, 0, 2];
 pub(crate) type Test = fn(&Setup<'_>) -> Result<()>;
 
 /// All tests by name.
-pub(crate) const TESTS: [(&str, Test); 5] = [
+pub(crate) const TESTS: [(&str, Test); 6] = [
     ("two_hosts::bareverbs_runs_in_empty_root", bareverbs_alone),
     ("two_hosts::rc_pingpong_interop_over_wire", with_the_c_program),
     ("two_hosts::other_pingpongs_interop_over_wire", on_every_transport),
     ("two_hosts::connection_manager_tools_interop_over_wire", by_ip_address),
     ("two_hosts::perf_runs_between_three_hosts", perf_of_several_hosts),
+    ("two_hosts::soft_device_and_rxe_send_sound_packets", soft_device_and_rxe),
 ];
 
 /// The tools over the connection manager: name, options of the server, options of the client.
@@ -163,6 +167,83 @@ fn perf_of_several_hosts(setup: &Setup<'_>) -> Result<()> {
     }
     wire.guests.shut_down()?;
     Ok(())
+}
+
+/// The access rights of memory for each operation.
+const ALL: Access =
+    Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
+/// The soft device of the second host.
+const SOFT: &str = "soft:10.1.0.2";
+
+/// Programs on rxe with a soft device of another host. Wireshark and the decoder of soft devices, which
+/// verifies ICRCs, find no fault in the packets of both, and in those that a fabric records.
+fn soft_device_and_rxe(setup: &Setup<'_>) -> Result<()> {
+    let mut wire = Wire::boot(setup, "soft")?;
+    // Without its module, rxe leaves UDP port 4791 to others.
+    wire.run_scripts("true", "bareverbs link del rxe0 && /usr/sbin/rmmod rdma_rxe")?;
+    let mut runs = Vec::new();
+    for transport in [RC, UC, UD] {
+        let mut client = bareverbs(transport, Some("10.1.0.1"));
+        client.extend(["-d", SOFT].map(str::to_owned));
+        let run = wire.run_pingpong(rdma_core(transport, None), client)?;
+        // The QPs of soft devices of later programs may have the same QPNs.
+        runs.extend((transport == RC).then_some(run));
+    }
+    for operation in ["send", "write", "read", "atomic"] {
+        let command = format!("bareverbs perf {operation} bw -b -n {PERF_MESSAGES}");
+        let client = format!("{command} -d {SOFT} 10.1.0.1");
+        // The client may come before the server listens.
+        let client = format!("for i in $(seq 100); do {client} && exit; sleep 0.1; done; exit 1");
+        wire.run_scripts(&command, &client)?;
+    }
+    let recording = wire.recording.clone();
+    wire.expect_packets(&runs)?;
+    let tshark = Tshark::fetch(setup.cache)?;
+    let seen = tshark.check(&recording)?;
+    let capture = fs::read(&recording)?;
+    let packets = frames(&capture).context("the recording is whole")?;
+    let packets: Vec<_> = packets.into_iter().filter(|frame| RocePacket::parse(frame).is_some()).collect();
+    ensure!(packets.len() == seen, "Wireshark knows {seen} packets of {}", packets.len());
+    for frame in packets {
+        ensure!(roce::decode(frame).is_some(), "a malformed frame, or a wrong ICRC: {frame:02x?}");
+    }
+    let captured = recording.with_file_name("soft-fabric.pcap");
+    let count = capture_fabric(&captured)?;
+    let seen = tshark.check(&captured)?;
+    ensure!(seen >= count, "Wireshark knows {seen} packets of {count} operations or more");
+    Ok(())
+}
+
+/// Records the packets of two devices in this process. Returns the number of operations.
+fn capture_fabric(capture: &Path) -> Result<usize> {
+    const LENGTHS: [usize; 4] = [0, 1, 1024, 5001];
+    let fabric = Fabric::seeded(1);
+    let [alice, bob] = [(); 2].map(|()| Device::from(SoftDevice::new(&fabric)));
+    let [alice, bob] = [alice.open()?.alloc_pd()?, bob.open()?.alloc_pd()?];
+    let mut requester = Endpoint::new(&alice, 1, 1)?;
+    let mut responder = Endpoint::options().sends(1).recvs(1).access(ALL).build(&bob)?;
+    requester.connect(&responder.address())?;
+    responder.connect(&requester.address())?;
+    fabric.capture(fs::File::create(capture)?)?;
+    let memory = |pd: &Pd| Ok::<_, bareverbs::Error>(pd.register(Buffer::zeroed(8192)?, ALL)?);
+    let target = memory(&bob)?;
+    let remote = target.remote(0)?;
+    for length in LENGTHS {
+        responder.post(Op::recv(memory(&bob)?))?;
+        for op in [
+            Op::send(memory(&alice)?, ..length),
+            Op::write(memory(&alice)?, ..length, remote),
+            Op::read(memory(&alice)?, ..length, remote),
+            Op::fetch_add(memory(&alice)?, remote, 1),
+        ] {
+            requester.post(op)?;
+            requester.next().wait()?;
+        }
+        responder.next().wait()?;
+    }
+    fabric.end_capture()?;
+    Ok(4 * LENGTHS.len())
 }
 
 /// Asserts that a side ran with these peers, and that its result is the sum of all.
