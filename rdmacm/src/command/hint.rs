@@ -37,14 +37,14 @@ impl Asked {
     }
 
     /// Whether the scope of a link-local address is of no network interface.
-    pub(super) fn has_unknown_scope(&self) -> bool {
+    fn has_unknown_scope(&self) -> bool {
         let scopes = [self.local, self.peer].into_iter().filter_map(link_local_scope);
         scopes.filter(|scope| *scope != 0).any(|scope| !interface_exists(scope))
     }
 
     /// Whether one of the addresses is a GID.
     #[cfg(feature = "soft")]
-    pub(super) fn has_gid(&self) -> bool {
+    fn has_gid(&self) -> bool {
         [self.local, self.peer].into_iter().flatten().any(|addr| matches!(addr, Addr::Ib(_)))
     }
 }
@@ -52,7 +52,7 @@ impl Asked {
 /// The numbers of commands. Those for IP addresses have the causes of those for any address.
 macro_rules! numbers {
     ($($name:ident = $command:ident;)*) => {
-        $(pub(super) const $name: u32 = $command::INFO.number;)*
+        $(const $name: u32 = $command::INFO.number;)*
     };
 }
 
@@ -95,7 +95,7 @@ pub(super) fn hint(file: &CmFile, command: u32, errno: Errno, asked: &Asked) -> 
     let command = any_family(command);
     #[cfg(feature = "soft")]
     if file.source.is_soft(asked.id)
-        && let Some(hint) = super::soft::hint(file, command, errno, asked)
+        && let Some(hint) = hint_of_soft_device(file, command, errno, asked)
     {
         return Some(hint);
     }
@@ -175,6 +175,33 @@ pub(super) fn hint(file: &CmFile, command: u32, errno: Errno, asked: &Asked) -> 
             "the port has no subnet administrator: it is not an InfiniBand port"
         }
         (NOTIFY, Errno::ISCONN) => "the connection is established already",
+        _ => return None,
+    })
+}
+
+/// The cause of a refusal and the remedy, where they are not those of the kernel's devices.
+#[cfg(feature = "soft")]
+fn hint_of_soft_device(file: &CmFile, command: u32, errno: Errno, asked: &Asked) -> Option<&'static str> {
+    const NOT_LOCAL: &str = "no soft device of this process has the address: create the device by \
+                             `Device::find(\"soft:ADDRESS\")` before";
+    const NO_FREE_PORT: &str = "no port from 32768 to 60999 is free in this port space";
+    Some(match (command, errno) {
+        (BIND | RESOLVE_ADDR, Errno::ADDRNOTAVAIL) => match asked.local {
+            Some(local) if is_local(file, local) == Some(false) => NOT_LOCAL,
+            Some(local) if local.port() != 0 => return None,
+            _ => NO_FREE_PORT,
+        },
+        (LISTEN, Errno::ADDRNOTAVAIL) if !is_bound(file, asked) => NO_FREE_PORT,
+        (BIND | RESOLVE_ADDR, Errno::NODEV) if asked.has_unknown_scope() => UNKNOWN_SCOPE,
+        (BIND | RESOLVE_ADDR, Errno::NODEV) if asked.has_gid() => {
+            "soft devices have IP addresses only, no GIDs to bind to or to resolve"
+        }
+        (BIND, Errno::NODEV) => NOT_LOCAL,
+        (RESOLVE_ADDR, Errno::NETUNREACH | Errno::NODEV) => {
+            "no soft device of this process reaches the address: create one by `Device::find(\"soft:ADDRESS\")`, \
+             or on the fabric of the peer"
+        }
+        (_, Errno::NXIO) => "the soft device was removed; only destroy the identifier",
         _ => return None,
     })
 }
@@ -262,7 +289,7 @@ fn invalid(file: &CmFile, command: u32, asked: &Asked) -> Option<&'static str> {
 
 const MALFORMED: &str = "the address has an unknown family or a wrong length";
 const LACKS_SCOPE: &str = "an IPv6 link-local address needs a scope id: the index of its network interface";
-pub(super) const UNKNOWN_SCOPE: &str = "no network interface has the scope id of the address";
+const UNKNOWN_SCOPE: &str = "no network interface has the scope id of the address";
 const PORT_BESIDE_WILDCARD: &str = "another identifier uses the port in this port space, and one of the two is \
                                     bound to a wildcard or loopback address: use another port, or port 0";
 const NO_FREE_PORT: &str = "no port of the sysctl net.ipv4.ip_local_port_range is free in this port space";
@@ -391,7 +418,7 @@ fn is_any(file: &CmFile, asked: &Asked, addr: Addr) -> bool {
 }
 
 /// Whether the identifier of the request has a port.
-pub(super) fn is_bound(file: &CmFile, asked: &Asked) -> bool {
+fn is_bound(file: &CmFile, asked: &Asked) -> bool {
     let state = state(file, asked);
     matches!(state, Ok(Some(State { local: Some(local), .. })) if local.port() != 0)
 }
@@ -424,7 +451,7 @@ fn interface_exists(index: u32) -> bool {
 
 /// Whether an address is one of this host; `None` if that can't be found out. The kernel answers it: it
 /// binds another identifier to the address and a free port, unless the address is not local.
-pub(super) fn is_local(file: &CmFile, addr: Addr) -> Option<bool> {
+fn is_local(file: &CmFile, addr: Addr) -> Option<bool> {
     let mut created = CreateIdResp::zeroed();
     // Without `uid`, it gets no events.
     let request = CreateIdReq { ps: PortSpace::UDP, ..CreateIdReq::zeroed() };

@@ -17,7 +17,6 @@ use bareverbs_uapi::rdma_cm::*;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::hint::{Asked, BIND, LISTEN, RESOLVE_ADDR, UNKNOWN_SCOPE, is_bound, is_local};
 use super::write_to_kernel;
 use crate::Addr;
 use crate::ready::combine;
@@ -479,32 +478,6 @@ fn bind_to_all<C: Command>(request: &C::Request) -> Option<BindReq> {
     };
     let addr = Addr::from_kernel(&request.addr)?.ip()?;
     addr.ip().is_unspecified().then_some(request)
-}
-
-/// The cause of a refusal and the remedy, where they are not those of the kernel's devices.
-pub(super) fn hint(file: &super::CmFile, command: u32, errno: Errno, asked: &Asked) -> Option<&'static str> {
-    const NOT_LOCAL: &str = "no soft device of this process has the address: create the device by \
-                             `Device::find(\"soft:ADDRESS\")` before";
-    const NO_FREE_PORT: &str = "no port from 32768 to 60999 is free in this port space";
-    Some(match (command, errno) {
-        (BIND | RESOLVE_ADDR, Errno::ADDRNOTAVAIL) => match asked.local {
-            Some(local) if is_local(file, local) == Some(false) => NOT_LOCAL,
-            Some(local) if local.port() != 0 => return None,
-            _ => NO_FREE_PORT,
-        },
-        (LISTEN, Errno::ADDRNOTAVAIL) if !is_bound(file, asked) => NO_FREE_PORT,
-        (BIND | RESOLVE_ADDR, Errno::NODEV) if asked.has_unknown_scope() => UNKNOWN_SCOPE,
-        (BIND | RESOLVE_ADDR, Errno::NODEV) if asked.has_gid() => {
-            "soft devices have IP addresses only, no GIDs to bind to or to resolve"
-        }
-        (BIND, Errno::NODEV) => NOT_LOCAL,
-        (RESOLVE_ADDR, Errno::NETUNREACH | Errno::NODEV) => {
-            "no soft device of this process reaches the address: create one by `Device::find(\"soft:ADDRESS\")`, \
-             or on the fabric of the peer"
-        }
-        (_, Errno::NXIO) => "the soft device was removed; only destroy the identifier",
-        _ => return None,
-    })
 }
 
 #[cfg(test)]
