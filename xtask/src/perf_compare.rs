@@ -1,5 +1,5 @@
 //! `cargo xtask perf-compare`: latencies and bandwidths of `bareverbs perf`, with those of perftest in
-//! the same guest.
+//! the same guest; or those of soft devices, with those of Soft-RoCE.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -10,6 +10,7 @@ use bareverbs_lab::Guests;
 use clap::Args;
 use serde_json::Value;
 
+use crate::build;
 use crate::experiment::command::{self, UNTIL_LISTENING};
 use crate::experiment::turns::{Time, Turns, median};
 use crate::filter::Filter;
@@ -33,11 +34,21 @@ fi
 cat /tmp/server /tmp/client /tmp/errors
 exit 1"#;
 
+/// Prepares Soft-RoCE for packets of 4096 bytes.
+const LONG_FRAMES: &str = r#"
+for link in /sys/class/net/*; do
+    # Some kinds of links have shorter frames.
+    ip link set "${link##*/}" mtu 9000 || true
+done"#;
+
 /// Measures `bareverbs perf` and perftest in turns in one guest.
 #[derive(Args)]
 pub(crate) struct PerfCompare {
     #[command(flatten)]
     turns: Turns,
+    /// Measure `bareverbs perf` on soft devices and on Soft-RoCE instead.
+    #[arg(long, conflicts_with = "hca")]
+    soft: bool,
     /// Only tests with one of these in their names, such as `send lat` or `65536`.
     #[arg(value_name = "PART")]
     parts: Vec<String>,
@@ -57,10 +68,16 @@ struct Test {
     measure: Measure,
     size: u32,
     messages: u32,
+    /// Options of both sides.
+    options: &'static str,
 }
 
 const fn test(operation: &'static str, measure: Measure, size: u32, messages: u32) -> Test {
-    Test { operation, measure, size, messages }
+    Test { operation, measure, size, messages, options: "" }
+}
+
+const fn with(options: &'static str, test: Test) -> Test {
+    Test { options, ..test }
 }
 
 const TESTS: [Test; 9] = [
@@ -75,11 +92,32 @@ const TESTS: [Test; 9] = [
     test("read", Bandwidth, 64 << 10, 500),
 ];
 
+/// Tests of soft devices and Soft-RoCE. The MTU is the same.
+const SOFT_TESTS: [Test; 5] = [
+    with("-m 1024", test("write", Bandwidth, 64 << 10, 500)),
+    with("-m 4096", test("write", Bandwidth, 64 << 10, 500)),
+    with("-m 4096", test("write", Bandwidth, 1 << 20, 50)),
+    with("-m 4096 --events", test("send", Latency, 64, 2000)),
+    with("-m 4096", test("send", Latency, 64, 2000)),
+];
+
 /// A program.
 #[derive(Clone, Copy)]
 enum Program {
     Bareverbs,
     Perftest,
+    /// `bareverbs` with two soft devices.
+    Soft,
+}
+
+impl Program {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Bareverbs => "bareverbs",
+            Self::Perftest => "perftest",
+            Self::Soft => "soft",
+        }
+    }
 }
 
 impl Test {
@@ -88,7 +126,8 @@ impl Test {
     }
 
     fn name(&self) -> String {
-        format!("{} {}, {} B", self.operation, self.measure_name(), self.size)
+        let Self { operation, size, options, .. } = self;
+        format!("{operation} {}, {size} B {options}", self.measure_name()).trim_end().to_owned()
     }
 
     fn unit(&self) -> &'static str {
@@ -97,25 +136,35 @@ impl Test {
 
     /// The command of a server, or of the client of a host.
     fn command(&self, program: Program, host: &str) -> String {
-        let Self { operation, size, messages, .. } = self;
+        let Self { operation, size, messages, options, .. } = self;
         let measure = self.measure_name();
         let program = match program {
             Program::Bareverbs => format!("bareverbs perf {operation} {measure} --json"),
             Program::Perftest => format!("ib_{operation}_{measure} -F"),
+            Program::Soft => {
+                let address = if host.is_empty() { "127.0.0.2" } else { "127.0.0.3" };
+                format!("bareverbs perf {operation} {measure} --json -d soft:{address}")
+            }
         };
-        format!("{program} -s {size} -n {messages} {host}")
+        format!("{program} {options} -s {size} -n {messages} {host}")
     }
 
     /// Runs both sides of a program. Returns the figure of its client.
     fn run(&self, guests: &mut Guests, ip: &str, program: Program) -> Result<f64> {
-        let commands = [self.command(program, ""), self.command(program, ip)];
-        let script = [UNTIL_LISTENING, RUN].concat();
-        let text = command::script(guests, &script, &commands.each_ref().map(String::as_str), LIMIT)?;
+        let ip = if let Program::Soft = program { "127.0.0.1" } else { ip };
+        let [server, client] = [self.command(program, ""), self.command(program, ip)];
+        let text = if let Program::Soft = program {
+            // Soft-RoCE has UDP port 4791 in its own network namespace.
+            let script = ["ip link set lo up", UNTIL_LISTENING, RUN].concat();
+            command::run(guests, &["unshare", "--net", "sh", "-c", &script, "sh", &server, &client], LIMIT)?
+        } else {
+            command::script(guests, &[UNTIL_LISTENING, RUN].concat(), &[&server, &client], LIMIT)?
+        };
         let figure = match program {
-            Program::Bareverbs => self.ours(&text),
+            Program::Bareverbs | Program::Soft => self.ours(&text),
             Program::Perftest => self.perftests(&text),
         };
-        figure.with_context(|| format!("{} printed no figure:\n{text}", commands[1]))
+        figure.with_context(|| format!("{client} printed no figure:\n{text}"))
     }
 
     /// The median latency, or the average bandwidth, in the JSON of `bareverbs perf`.
@@ -141,38 +190,38 @@ impl Test {
     }
 }
 
-/// The figures of pairs of runs: ours, and those of perftest.
+/// The figures of pairs of runs: ours, and those that they are compared with.
 struct Pairs {
     ours: Vec<f64>,
-    perftests: Vec<f64>,
+    others: Vec<f64>,
 }
 
 impl Pairs {
-    fn measure(guests: &mut Guests, turns: &Turns, test: &Test) -> Result<Self> {
-        let [ours, perftests] = turns.run([Program::Bareverbs, Program::Perftest], |program| {
+    fn measure(guests: &mut Guests, turns: &Turns, programs: [Program; 2], test: &Test) -> Result<Self> {
+        let [ours, others] = turns.run(programs, |program| {
             eprintln!("{}, {}", test.name(), test.command(program, ""));
             test.run(guests, turns.ip(), program)
         })?;
-        Ok(Self { ours, perftests })
+        Ok(Self { ours, others })
     }
 
     /// The median of the ratios of the pairs. Above 1, ours are better.
     fn ratio(&self, test: &Test) -> f64 {
-        let pairs = self.ours.iter().zip(&self.perftests);
-        median_of(pairs.map(|(ours, perftests)| test.ratio(*ours, *perftests)))
+        let pairs = self.ours.iter().zip(&self.others);
+        median_of(pairs.map(|(ours, others)| test.ratio(*ours, *others)))
     }
 
-    /// The median difference between a run of perftest and its next one.
+    /// The median difference between a run of the other program and its next one.
     fn spread(&self) -> f64 {
-        median_of(self.perftests.windows(2).map(|pair| (pair[1] / pair[0] - 1.0).abs()))
+        median_of(self.others.windows(2).map(|pair| (pair[1] / pair[0] - 1.0).abs()))
     }
 
     fn row(&self, test: &Test) -> String {
         let (ratio, spread) = (self.ratio(test), self.spread());
         let verdict = if ratio < 1.0 - spread.max(TOLERANCE) { "slower" } else { "" };
-        let [ours, perftests] = [&self.ours, &self.perftests].map(|runs| median_of(runs.iter().copied()));
+        let [ours, others] = [&self.ours, &self.others].map(|runs| median_of(runs.iter().copied()));
         let (name, unit) = (test.name(), test.unit());
-        format!("{name:<22} {unit:<6} {ours:>10.2} {perftests:>10.2} {ratio:>8.2} {spread:>8.2}  {verdict}")
+        format!("{name:<36} {unit:<6} {ours:>10.2} {others:>10.2} {ratio:>8.2} {spread:>8.2}  {verdict}")
     }
 }
 
@@ -183,25 +232,48 @@ fn median_of(figures: impl Iterator<Item = f64>) -> f64 {
 
 impl PerfCompare {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        ensure!(self.turns.pairs >= 2, "the spread of perftest needs two pairs or more (--pairs)");
+        ensure!(self.turns.pairs >= 2, "the spread needs two pairs or more (--pairs)");
         let filter = Filter(&self.parts);
-        let tests: Vec<&Test> = TESTS.iter().filter(|test| filter.takes(&test.name())).collect();
+        let (programs, tests) = match self.soft {
+            true => ([Program::Soft, Program::Bareverbs], &SOFT_TESTS[..]),
+            false => ([Program::Bareverbs, Program::Perftest], &TESTS[..]),
+        };
+        let tests: Vec<&Test> = tests.iter().filter(|test| filter.takes(&test.name())).collect();
         ensure!(!tests.is_empty(), "no test has `{filter}` in its name");
+        let figures = if self.soft { figures_of_devices()? } else { String::new() };
         let table = self.turns.in_guest(Time::Real, |guests| {
-            let mut table = heading();
+            if self.soft {
+                command::script(guests, LONG_FRAMES, &[], LIMIT)?;
+            }
+            let mut table = heading(programs);
             for test in tests {
-                let pairs = Pairs::measure(guests, &self.turns, test)?;
+                let pairs = Pairs::measure(guests, &self.turns, programs, test)?;
                 let _ = writeln!(table, "{}", pairs.row(test).trim_end());
             }
             Ok(table)
         })?;
-        print!("{table}");
+        print!("{figures}{table}");
         Ok(ExitCode::SUCCESS)
     }
 }
 
-fn heading() -> String {
-    format!("{:<29} {:>10} {:>10} {:>8} {:>8}\n", "medians", "bareverbs", "perftest", "ratio", "spread")
+fn heading(programs: [Program; 2]) -> String {
+    let [ours, others] = match programs {
+        [Program::Soft, Program::Bareverbs] => ["soft", "rxe"],
+        programs => programs.map(Program::name),
+    };
+    format!("{:<43} {ours:>10} {others:>10} {:>8} {:>8}\n", "medians", "ratio", "spread")
+}
+
+/// The figures of soft devices in one process, on this machine.
+fn figures_of_devices() -> Result<String> {
+    let mut cargo = build::cargo();
+    cargo.args(["test", "--release", "--package", "bareverbs-soft", "--lib", "figures_of_devices"]);
+    let output = cargo.args(["--", "--ignored", "--nocapture"]).output().context("running cargo")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "the figures of devices failed:\n{text}");
+    let figures = text.lines().filter(|line| line.contains(": ") && !line.starts_with("test "));
+    Ok(figures.map(|line| format!("{line}\n")).collect())
 }
 
 #[cfg(test)]
@@ -246,13 +318,13 @@ mod tests {
     #[test]
     fn ratio_is_the_median_of_the_pairs() {
         // The machine is slower during the second pair.
-        let pairs = Pairs { ours: vec![10.0, 50.0, 11.0], perftests: vec![11.0, 40.0, 11.0] };
+        let pairs = Pairs { ours: vec![10.0, 50.0, 11.0], others: vec![11.0, 40.0, 11.0] };
         assert_eq!(pairs.ratio(&LATENCY), 1.0);
     }
 
     #[test]
     fn worse_figures_outside_of_the_spread_are_marked() {
-        let pairs = |ours, perftests: [f64; 3]| Pairs { ours: vec![ours; 3], perftests: perftests.to_vec() };
+        let pairs = |ours, others: [f64; 3]| Pairs { ours: vec![ours; 3], others: others.to_vec() };
         let is_marked = |pairs: Pairs| pairs.row(&LATENCY).ends_with("slower");
         assert!(is_marked(pairs(10.5, [10.0, 10.1, 10.0])));
         assert!(!is_marked(pairs(10.2, [10.0, 10.1, 10.0])), "the difference is below 3 %");
