@@ -479,13 +479,19 @@ fn killed_soft_process_is_followed_by_another_one() {
 
     // While a client connects. The next server answers when the kernel repeats the request.
     server.signal(Signal::SIGSTOP);
-    let sent = rxe_messages("tx", "req");
     let client = Rxe.start(&namespace, "rping", &options);
-    wait_until("the kernel sends a request", || rxe_messages("tx", "req") > sent);
+    wait_until("a request reaches the server's socket", || namespace.run(has_unread_datagram));
     server.signal(Signal::SIGKILL);
     server.finish();
     let _server = Soft(SOFT).start(&namespace, "rping", &["-s", "-P"]);
     client.finish().expect_success();
+}
+
+/// Whether a UDP socket of the thread's network namespace has a datagram that its program has not read.
+fn has_unread_datagram() -> bool {
+    let table = std::fs::read_to_string("/proc/thread-self/net/udp").expect("the kernel lists sockets");
+    let queues = table.lines().skip(1).filter_map(|line| line.split_whitespace().nth(4)?.split_once(':'));
+    queues.into_iter().any(|(_, unread)| unread != "00000000")
 }
 
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
