@@ -1,7 +1,8 @@
 //! Management datagrams (MADs) to QP 1 of a soft device with listeners, and connections in every state.
 //!
 //! A MAD is answered by a bounded number of packets. A REQ that is repeated is neither a new connection
-//! nor rejected. The connections are no more than the program has taken and the backlogs hold. Another device still connects. After destruction no connection is left.
+//! nor rejected. The connections are no more than the program has taken and the backlogs hold. Another
+//! device still connects. After destruction no connection is left.
 
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};

@@ -1,8 +1,8 @@
 //! The lab: boots real kernels with Soft-RoCE in QEMU and runs commands and tests in them.
 //!
 //! Everything is fetched from Debian into a [`Cache`]: kernels ([`Kernel`]), QEMU ([`Tools`]), a
-//! root with rdma-core ([`RdmaCore`]), headers ([`headers`]), [`Tshark`]. [`Guests::boot`] starts one guest per
-//! host. `cargo xtask lab` is the command line.
+//! root with rdma-core ([`RdmaCore`]), headers ([`headers`]), [`Tshark`]. [`Guests::boot`] starts one
+//! guest per host. `cargo xtask lab` is the command line.
 
 #![deny(missing_debug_implementations)]
 

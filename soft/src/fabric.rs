@@ -210,8 +210,8 @@ impl Fabric {
     ///
     /// # Errors
     ///
-    /// `EDEADLK` if there is no limit and no alarm, and no packet and no timer is left that could end the wait, or
-    /// 20,000 timers have expired without a completion; `EIO` if the fabric has failed.
+    /// `EDEADLK` if there is no limit and no alarm, and no packet and no timer is left that could end
+    /// the wait, or 20,000 timers have expired without a completion; `EIO` if the fabric has failed.
     pub fn before_wait(
         &self,
         end: Option<Instant>,
