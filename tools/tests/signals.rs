@@ -1,7 +1,7 @@
 //! SIGINT and SIGTERM in phases that need no device.
 
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -11,12 +11,14 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// The program ends within a second. The rest is for a busy machine.
-const LIMIT: Duration = Duration::from_secs(5);
-/// The time in which the program comes to a wait that shows nothing. It may be in an earlier phase
-/// on a busy machine.
+/// The program starts, and ends, within a second. The rest is for a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+/// The time in which a program with signal handlers comes to a wait that shows nothing. It may be in an
+/// earlier phase on a busy machine: the signals end that, too.
 const A_WHILE: Duration = Duration::from_millis(300);
 const STEP: Duration = Duration::from_millis(10);
+/// The signals that end the program.
+const ENDING: [Signal; 2] = [Signal::SIGTERM, Signal::SIGINT];
 
 fn bareverbs(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bareverbs"));
@@ -24,42 +26,62 @@ fn bareverbs(line: &str) -> Command {
     command
 }
 
-fn start(command: &mut Command) -> Child {
-    command.spawn().expect("the program starts")
+fn start(command: &mut Command) -> Killed {
+    Killed(command.spawn().expect("the program starts"))
 }
 
-fn send(child: &Child, signal: Signal) {
-    kill(Pid::from_raw(child.id().cast_signed()), signal).expect("the child is not waited for");
+fn send(child: &Killed, signal: Signal) {
+    kill(Pid::from_raw(child.0.id().cast_signed()), signal).expect("the child is not waited for");
 }
 
 /// Waits for the end of a program.
-fn end(mut child: Child) -> ExitStatus {
-    let deadline = Instant::now() + LIMIT;
-    while Instant::now() < deadline {
-        if let Some(status) = child.try_wait().expect("a child can be waited for") {
-            return status;
-        }
-        sleep(STEP);
-    }
-    child.kill().expect("the child is not waited for");
-    panic!("it ran on after the signal: {:?}", child.wait());
+fn end(child: &mut Killed) -> ExitStatus {
+    wait_for("the end of the program", || child.0.try_wait().expect("a child can be waited for"))
 }
 
 /// Asserts that both signals end a program with 128 and their number. `wait` waits for the phase.
 fn ends(mut command: Command, mut wait: impl FnMut(&mut Child)) {
-    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+    for signal in ENDING {
         let mut child = start(&mut command);
-        wait(&mut child);
+        wait(&mut child.0);
         send(&child, signal);
-        let status = end(child);
+        let status = end(&mut child);
         assert_eq!(status.code(), Some(128 + signal as i32), "{signal} of {command:?}: {status:?}");
     }
+}
+
+/// A field of `/proc/PID/status`.
+fn status_of(process: u32, field: &str) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
+    let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(":\t"));
+    value.expect("a field of each process").to_owned()
+}
+
+/// Waits until there is a value.
+fn wait_for<T>(what: &str, mut value: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Some(value) = value() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "not within {LIMIT:?}: {what}");
+        sleep(STEP);
+    }
+}
+
+/// Waits for a while, which begins when the program has handlers for both signals.
+fn wait_a_while(child: &mut Child) {
+    wait_for("the handlers of the program", || {
+        let caught = u64::from_str_radix(&status_of(child.id(), "SigCgt"), 16).expect("a mask");
+        ENDING.iter().all(|signal| caught & 1 << (*signal as u32 - 1) != 0).then_some(())
+    });
+    sleep(A_WHILE);
 }
 
 /// Waits for text on the standard output, which is a pipe.
 fn wait_for_output(child: &mut Child) {
     child.stdout.as_mut().expect("it is a pipe").read_exact(&mut [0]).expect("the program prints");
-    sleep(A_WHILE);
+    wait_a_while(child);
 }
 
 /// A pipe that is full, and its end to read from.
@@ -88,15 +110,13 @@ impl Drop for Fifo {
     }
 }
 
-/// Programs that are killed on drop.
-struct Killed(Option<Child>);
+/// A program that is killed on drop.
+struct Killed(Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        if let Some(mut child) = self.0.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -123,7 +143,7 @@ fn signals_end_writing_to_a_full_pipe() {
     let (_reader, writer) = full_pipe();
     let mut command = bareverbs("rstream -S 64 -T s -p 0");
     command.stdout(writer);
-    ends(command, |_| sleep(A_WHILE));
+    ends(command, wait_a_while);
 }
 
 #[test]
@@ -145,34 +165,59 @@ fn signals_end_a_connect_that_is_not_answered() {
     ends(command, wait_for_output);
 }
 
+/// A loopback address that no other process uses.
+fn address() -> IpAddr {
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, a | 1, b, c).into()
+}
+
+/// The bytes in each direction before the transfers of `rstream`.
+const SYNC: [u8; 16] = [0; 16];
+/// A part of the transfers.
+const PART: usize = 1 << 20;
+
 #[test]
-fn signals_end_transfers_on_both_sides() {
+fn signals_end_transfers_of_a_client() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
     for waiting in ["s", "a", "n"] {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let options = format!("rstream -T s -T {waiting} -S 65536 -I 1 -C 1000000000 -p {free}");
-        for signalled in ["client", "server"] {
-            let server = start(&mut bareverbs(&options));
-            // It begins to listen at some time.
-            let client = loop {
-                let mut client = start(&mut bareverbs(&format!("{options} -s 127.0.0.1")));
-                sleep(A_WHILE);
-                if client.try_wait().unwrap().is_none() {
-                    break client;
-                }
-            };
-            let (child, other) = if signalled == "client" { (client, server) } else { (server, client) };
-            let _other = Killed(Some(other));
-            send(&child, Signal::SIGTERM);
-            assert_eq!(end(child).code(), Some(143), "{signalled}, -T {waiting}");
-        }
+        let command = bareverbs(&format!(
+            "rstream -T s -T {waiting} -S 65536 -I 1 -C 1000000000 -s 127.0.0.1 -p {}",
+            addr.port()
+        ));
+        let mut peer = None;
+        ends(command, |_| {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(&SYNC).unwrap();
+            stream.read_exact(&mut [0; SYNC.len() + PART]).unwrap();
+            peer = Some(stream);
+        });
+    }
+}
+
+#[test]
+fn signals_end_transfers_of_a_server() {
+    let (address, port) = (address(), 7471);
+    for waiting in ["s", "a", "n"] {
+        let command = bareverbs(&format!(
+            "rstream -T s -T {waiting} -S 65536 -I 1 -C 1000000000 -b {address} -p {port}"
+        ));
+        let mut peer = None;
+        ends(command, |_| {
+            let mut stream = wait_for("a listener", || TcpStream::connect((address, port)).ok());
+            stream.write_all(&SYNC).unwrap();
+            stream.read_exact(&mut [0; SYNC.len()]).unwrap();
+            stream.write_all(&vec![0; PART]).unwrap();
+            peer = Some(stream);
+        });
     }
 }
 
 /// A program that waits in a call which no signal ends.
-fn start_waiting(fifo: &Fifo) -> Child {
+fn start_waiting(fifo: &Fifo) -> Killed {
     let mut command = bareverbs(&format!("rcopy {} 127.0.0.1:/nonexistent/copy", fifo.0.display()));
     let mut child = start(command.stdout(Stdio::piped()));
-    wait_for_output(&mut child);
+    wait_for_output(&mut child.0);
     child
 }
 
@@ -184,11 +229,11 @@ fn second_signal_ends_at_once() {
         let mut child = start_waiting(&fifo);
         send(&child, Signal::SIGTERM);
         let deadline = Instant::now() + LIMIT;
-        while child.try_wait().unwrap().is_none() && Instant::now() < deadline {
+        while child.0.try_wait().unwrap().is_none() && Instant::now() < deadline {
             sleep(STEP);
             send(&child, Signal::SIGINT);
         }
-        end(child).signal() == Some(Signal::SIGINT as i32)
+        end(&mut child).signal() == Some(Signal::SIGINT as i32)
     });
     assert!(killed, "the second signal does not have its default action");
 }
@@ -199,10 +244,10 @@ fn signal_of_timeout_counts_once_though_it_is_sent_twice() {
     let ended = (0..10).any(|_| {
         let mut command = bareverbs("rstream -T s -p 0");
         let mut child = start(command.stdout(Stdio::piped()));
-        wait_for_output(&mut child);
+        wait_for_output(&mut child.0);
         send(&child, Signal::SIGTERM);
         send(&child, Signal::SIGTERM);
-        end(child).code() == Some(143)
+        end(&mut child).code() == Some(143)
     });
     assert!(ended, "the second signal killed the program");
 }
@@ -212,10 +257,13 @@ fn signals_end_a_trace_that_prints_to_a_full_pipe() {
     let (_reader, writer) = full_pipe();
     let program = Command::new("sleep").arg("100").spawn().unwrap();
     let id = program.id();
-    let _program = Killed(Some(program));
+    let _program = Killed(program);
     let mut command = bareverbs(&format!("trace --summary -p {id}"));
     command.stdout(writer);
-    ends(command, |_| sleep(A_WHILE));
-    let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
-    assert!(status.contains("TracerPid:\t0\n"), "{status}");
+    // The tracer blocks signals before it attaches, and waits for them.
+    ends(command, |tracer| {
+        wait_for("a tracer", || (status_of(id, "TracerPid") == tracer.id().to_string()).then_some(()));
+        sleep(A_WHILE);
+    });
+    assert_eq!(status_of(id, "TracerPid"), "0");
 }
