@@ -48,9 +48,18 @@ fn success(what: &str, output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("UTF-8")
 }
 
-/// A free TCP port of this host. The listener of a server takes it.
+/// A free TCP port of this host. The listener of a server takes it. The kernel gives it to no process that
+/// asks for any port: those are from 32768.
 fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let port = 10_000 + std::process::id().wrapping_mul(64).wrapping_add(number) % 20_000;
+        let port = port.try_into().expect("at most 29,999");
+        if TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// Whether a process of this host listens on the TCP port.
