@@ -392,7 +392,7 @@ impl Engine {
     /// Runs the QPs that are ready or whose timers have expired. Returns whether there were any.
     ///
     /// `delivers_at_once`: the caller delivers the packets to devices of the fabric before it releases the
-    /// lock of the fabric, and keeps no copy of them.
+    /// lock of the fabric, keeps no copy of them, and calls [`Self::post_withheld`] then.
     pub(crate) fn run(&mut self, now: u64, delivers_at_once: bool) -> bool {
         self.expire_timers(now);
         let had_work = self.has_work();
@@ -402,6 +402,11 @@ impl Engine {
         self.port.delivers_at_once = false;
         self.fail_qps();
         had_work
+    }
+
+    /// Posts the completions that have waited until the packets of a [run](Self::run) were delivered.
+    pub(crate) fn post_withheld(&mut self) {
+        self.port.post_withheld();
     }
 
     /// Sets the time, and makes the QPs ready whose timers have expired.

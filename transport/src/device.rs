@@ -117,9 +117,11 @@ pub trait Device: Sized {
     /// The address of the memory behind a range of a key, for a packet whose receiver copies it from
     /// there. `None`: the payload is [read](Self::read) into the packet.
     ///
-    /// The transport asks on reliable transports only, whose requests complete after the peer has copied
+    /// The transport asks on reliable transports only, whose requests succeed after the peer has copied
     /// them. The receiver copies when it gets the packet, so the device delivers such packets before the
-    /// memory can be deregistered, and never stores them. A packet may stand for several of a message.
+    /// memory can be deregistered, and never stores them. A request may fail, or a window be invalidated,
+    /// while its packets are on the way: the device shows no completion before their delivery. A packet may
+    /// stand for several of a message.
     fn zero_copy(&self, _range: &KeyRange<Self::Accessor>, _length: u32) -> Option<u64> {
         None
     }

@@ -42,6 +42,11 @@ pub(crate) struct EnginePort {
     pub(super) hides_receives: bool,
     /// Whether the fabric delivers the packets before it releases its lock, and keeps none.
     pub(super) delivers_at_once: bool,
+    /// Whether packets without a copy of their payload are on the way. A program may write the memory of a
+    /// request as soon as it polls the completion, which may be the flush of a request that was sent.
+    withholds_completions: bool,
+    /// The completions until these packets are delivered: CQ, completion, whether it is solicited.
+    withheld: Vec<(u32, Wc, bool)>,
     /// The number of WQEs that have completed.
     pub(super) completed: u64,
     counters: Counters,
@@ -62,6 +67,8 @@ impl EnginePort {
             log: None,
             hides_receives: false,
             delivers_at_once: false,
+            withholds_completions: false,
+            withheld: Vec::new(),
             completed: 0,
             counters: Counters::default(),
         }
@@ -71,6 +78,25 @@ impl EnginePort {
     pub(super) fn log(&self, qp: u32, action: QpAction) {
         if let Some(log) = &self.log {
             log.add(self.now, qp, action);
+        }
+    }
+
+    /// Adds a completion to a CQ.
+    fn post(&mut self, cq: u32, completion: Wc, solicited: bool) {
+        if self.withholds_completions {
+            self.withheld.push((cq, completion, solicited));
+        } else if let Some(cq) = self.cqs.get_mut(cq) {
+            cq.post(&completion, solicited);
+        }
+    }
+
+    /// Adds the completions that were withheld to their CQs.
+    pub(super) fn post_withheld(&mut self) {
+        self.withholds_completions = false;
+        for (cq, completion, solicited) in self.withheld.drain(..) {
+            if let Some(cq) = self.cqs.get_mut(cq) {
+                cq.post(&completion, solicited);
+            }
         }
     }
 
@@ -113,6 +139,7 @@ impl Device for EnginePort {
         if self.log.is_some() {
             self.log(queues.number, QpAction::Sent(PacketSummary::of(&packet)));
         }
+        self.withholds_completions |= packet.zero_copy.is_some();
         self.outgoing.push(packet);
     }
 
@@ -184,10 +211,8 @@ impl Device for EnginePort {
         if !wqe.signaled && failure.is_none() {
             return;
         }
-        if let Some(cq) = self.cqs.get_mut(queues.send_cq) {
-            let entry = completion::of_send(queues.number, wqe.wr_id, wqe.opcode, wqe.length(), failure);
-            cq.post(&entry, false);
-        }
+        let entry = completion::of_send(queues.number, wqe.wr_id, wqe.opcode, wqe.length(), failure);
+        self.post(queues.send_cq, entry, false);
     }
 
     fn take_receive(&mut self, queues: &mut QpQueues, _xrc: Option<u32>) -> RecvFetch<RecvWqeRef> {
@@ -228,9 +253,7 @@ impl Device for EnginePort {
         }
         let Wc { wr_id, opcode, status, .. } = entry;
         self.log(queues.number, QpAction::Completed { wr_id, opcode, status });
-        if let Some(cq) = self.cqs.get_mut(queues.recv_cq) {
-            cq.post(&entry, solicited);
-        }
+        self.post(queues.recv_cq, entry, solicited);
     }
 
     fn accepts_xrc(&self, _queues: &QpQueues, _srq: u32) -> bool {
@@ -274,7 +297,8 @@ impl Device for EnginePort {
         let length = length.into();
         let to = self.keys.find(range.who, range.key, range.access, range.address, length)?;
         // A device of the fabric has found this range in one of its regions. The fabric's lock has been held
-        // since, and a region is deregistered under that lock.
+        // since, and a region is deregistered under that lock. The device withholds its completions until the
+        // packets are delivered.
         Range::new(address, length).copy_to(to);
         Ok(())
     }

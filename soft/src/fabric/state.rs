@@ -111,6 +111,9 @@ impl FabricState {
                     self.transmit(Origin::Device(sender), packet);
                 }
                 self.packets = packets;
+                if let Some(engine) = &mut self.devices[sender] {
+                    engine.post_withheld();
+                }
             }
             if idle && !self.release_held() {
                 self.flush_wires();

@@ -1,9 +1,10 @@
 //! Payloads that the receiver copies from the memory of the sender, and those that are copied before
 //! because a packet is kept.
 
-use bareverbs_provider::work::Imm;
+use bareverbs_provider::work::{Imm, MwBind};
 use bareverbs_transport::Fault;
 use bareverbs_transport::packet::{Operation as Op, Packet, ZeroCopy};
+use bareverbs_uapi::verbs_values::MwType;
 use proptest::prelude::*;
 
 use super::*;
@@ -20,6 +21,11 @@ fn turn(peer: &Peer, delivers_at_once: bool) -> Vec<Packet> {
 
 fn receive(peer: &Peer, packets: &[Packet]) {
     peer.with(|engine| packets.iter().for_each(|packet| engine.receive(packet)));
+}
+
+/// Ends the delivery of the packets of a device.
+fn end_delivery(peer: &Peer) {
+    peer.with(Engine::post_withheld);
 }
 
 /// The number of the packet's PSNs, if its receiver copies the payload.
@@ -40,6 +46,7 @@ fn new_packets_of_a_reliable_message_are_sent_as_one_up_to_each_ack() {
     assert_eq!(found, expected.map(|(operation, packets)| (operation, Some(packets))));
     assert!(sent.iter().all(|packet| packet.ack_request && packet.payload.is_empty()));
     receive(&pair.b, &sent);
+    end_delivery(&pair.a);
     assert_eq!(pair.b.bytes(0, data.len()), data);
     pair.a.fabric.run_until_idle();
     assert_eq!(pair.a.drain(), [(1, OK)]);
@@ -73,6 +80,7 @@ fn packets_that_were_sent_before_are_repeated_one_by_one() {
     });
     assert!(!repeated.is_empty() && repeated.iter().all(|packet| uncopied(packet) == Some(1)));
     receive(&pair.b, &repeated);
+    end_delivery(&pair.a);
     pair.a.fabric.advance(Duration::from_secs(1));
     assert_eq!((pair.a.drain(), pair.b.drain()), (vec![(1, OK)], vec![(1, OK)]));
     assert_eq!(pair.b.bytes(0, 10_000), data);
@@ -204,6 +212,69 @@ fn region_that_was_deregistered_before_its_turn_fails_the_request() {
     assert_eq!(turn(&pair.a, true), []);
     assert_eq!(pair.a.drain(), [(1, WcStatus::WR_FLUSH_ERR)]);
     assert_eq!(pair.qa.sq.failure(), Some((1, WcStatus::LOC_QP_OP_ERR)));
+}
+
+/// A program may write its memory as soon as it polls a completion, also that of a flush.
+#[test]
+fn completions_wait_for_the_delivery_of_payloads_that_are_not_copied() {
+    // Both QPs are of the same device, whose packets are delivered one after the other.
+    let fabric = Fabric::seeded(9);
+    let mut peer = Peer::new(&fabric, 2, 64);
+    let [mut qa, mut qb] = [peer.qp(QpType::RC), peer.qp(QpType::RC)];
+    peer.connect(&qa, (2, qb.qpn));
+    peer.connect(&qb, (2, qa.qpn));
+    let refused = Remote { rkey: peer.mr.rkey ^ 1, ..peer.remote(0) };
+    qa.post(1, Operation::Write(refused), &[peer.sge(0, 100)]);
+    qb.post(2, Operation::Write(peer.remote(5000)), &[peer.sge(1000, 100)]);
+    let sent = turn(&peer, true);
+    assert_eq!(sent.iter().map(uncopied).collect::<Vec<_>>(), [Some(1); 2]);
+    receive(&peer, &sent[..1]);
+    assert_eq!((peer.state(&qb), peer.drain()), (State::Error, vec![]));
+    receive(&peer, &sent[1..]);
+    end_delivery(&peer);
+    assert_eq!(peer.drain(), [(2, WcStatus::WR_FLUSH_ERR)]);
+    fabric.run_until_idle();
+    assert_eq!(peer.drain(), [(1, WcStatus::REM_ACCESS_ERR)]);
+}
+
+#[test]
+fn failed_message_completes_after_the_delivery_of_its_first_packets() {
+    let mut pair = Pair::on(&Fabric::seeded(10), QpType::RC, |_| {});
+    let wrong = Sge { lkey: pair.a.mr.lkey ^ 1, ..pair.a.sge(0, 1024) };
+    pair.qa.post(1, Operation::Write(pair.b.remote(0)), &[pair.a.sge(0, 2048), wrong]);
+    let sent = turn(&pair.a, true);
+    assert!(sent.iter().any(|packet| packet.zero_copy.is_some()), "{sent:?}");
+    assert_eq!((pair.a.state(&pair.qa), pair.a.drain()), (State::Error, vec![]));
+    receive(&pair.b, &sent);
+    end_delivery(&pair.a);
+    assert_eq!(pair.a.drain(), [(1, WcStatus::WR_FLUSH_ERR)]);
+}
+
+#[test]
+fn window_is_invalidated_after_the_delivery_of_what_was_read_through_it() {
+    let mut pair = Pair::on(&Fabric::seeded(11), QpType::RC, |_| {});
+    let (_, window) = pair.b.with(|engine| engine.allocate_window(PD, MwType::TYPE_2)).unwrap();
+    let bind = Operation::BindMw(MwBind {
+        mw_type: MwType::TYPE_2,
+        mw_rkey: window,
+        rkey: window ^ 1,
+        mr_lkey: pair.b.mr.lkey,
+        addr: pair.b.start(),
+        length: 4096,
+        access: AccessFlags::REMOTE_READ,
+    });
+    pair.qb.post(1, bind, &[]);
+    pair.a.fabric.run_until_idle();
+    assert_eq!(pair.b.drain(), [(1, OK)]);
+    pair.qa.post(1, Operation::Read(Remote { rkey: window ^ 1, ..pair.b.remote(0) }), &[pair.a.sge(0, 100)]);
+    let sent = turn(&pair.a, true);
+    receive(&pair.b, &sent);
+    pair.qb.post(2, Operation::LocalInv(window ^ 1), &[]);
+    let responses = turn(&pair.b, true);
+    assert_eq!((responses.iter().map(uncopied).collect::<Vec<_>>(), pair.b.drain()), (vec![Some(1)], vec![]));
+    receive(&pair.a, &responses);
+    end_delivery(&pair.b);
+    assert_eq!((pair.a.drain(), pair.b.drain()), (vec![(1, OK)], vec![(2, OK)]));
 }
 
 /// A request: kind, parts, offset of the target.
