@@ -5,12 +5,12 @@
 
 use std::fs::File;
 use std::net::IpAddr;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bareverbs::{Context, Device};
 use bareverbs_netlink::RdmaNetlink;
 use bareverbs_test_support::TIMEOUT;
+use bareverbs_test_support::iproute2::{attempt, ip};
 use nix::sched::{CloneFlags, setns, unshare};
 
 /// The rxe device.
@@ -40,19 +40,6 @@ const NETDEV_MTU: &str = "4200";
 pub struct Namespace {
     /// Keeps the namespace.
     file: File,
-}
-
-fn attempt(program: &str, arguments: &str) -> Result<(), String> {
-    let output = Command::new(program).args(arguments.split(' ')).output();
-    let output = output.expect("the Debian root has iproute2");
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(format!("{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr))),
-    }
-}
-
-fn ip(arguments: &str) {
-    attempt("ip", arguments).unwrap_or_else(|failed| panic!("{failed}"));
 }
 
 /// Adds the addresses and brings the interface up.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs_interop_tests::program::{Finished, LIMIT, Program};
 use bareverbs_test_support::device::{self, Requirement};
+use bareverbs_test_support::iproute2::ip;
 use bareverbs_test_support::kernel_test;
 use bareverbs_test_support::resources::nothing_leaks;
 use nix::sys::signal::Signal;
@@ -196,13 +197,7 @@ fn rping_carries_its_smallest_and_largest_pings() {
 fn rping_interoperates_over_ipv6() {
     let netdev =
         fs::read_to_string("/sys/class/infiniband/rxe0/parent").expect("rxe has a network interface");
-    let ip = |verb: &str| {
-        let options = ["-6", "addr", verb, "fd00:7::1/64", "dev", netdev.trim(), "nodad"];
-        // `del` has no such option.
-        let options = if verb == "add" { &options[..] } else { &options[..6] };
-        assert!(Command::new("ip").args(options).status().expect("iproute2 is there").success());
-    };
-    ip("add");
+    ip(&format!("-6 addr add fd00:7::1/64 dev {} nodad", netdev.trim()));
     // The kernel adds a GID for the address by a work queue.
     let deadline = Instant::now() + LIMIT;
     while !device::open()
@@ -224,7 +219,7 @@ fn rping_interoperates_over_ipv6() {
             }
         }
     });
-    ip("del");
+    ip(&format!("-6 addr del fd00:7::1/64 dev {}", netdev.trim()));
 }
 
 #[kernel_test(has_ip)]

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use bareverbs_interop_tests::pingpong::{HOST, PORT, wait_until_listening};
 use bareverbs_interop_tests::program::{Finished, LIMIT, Program};
 use bareverbs_test_support::child::NOBODY;
+use bareverbs_test_support::iproute2::attempt;
 use bareverbs_test_support::resources::nothing_leaks;
 use bareverbs_test_support::{Completion, Outcome, Verdict, device, kernel_test, skip};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -66,7 +67,7 @@ impl Netdev {
 
 impl Drop for Netdev {
     fn drop(&mut self) {
-        let _ = Command::new("ip").args(["link", "del", NETDEV]).status();
+        let _ = attempt("ip", &format!("link del {NETDEV}"));
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bareverbs::qp::{Operation, Payload, QpCap, QpInit, QpState, Rc};
 use bareverbs::srq::SrqInit;
 use bareverbs::{Access, Mr, PortNum};
+use bareverbs_kernel_tests::iproute2::ip;
 use bareverbs_kernel_tests::kernel_test;
 use bareverbs_kernel_tests::loopback::{Plan, domain, pair, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -216,12 +216,8 @@ fn unknown_ports_and_counters_are_not_changed() {
 /// The interface that events are caused on.
 const INTERFACE: &str = "lo";
 
-fn ip(arguments: &[&str]) {
-    assert!(Command::new("ip").args(arguments).status().unwrap().success(), "{arguments:?}");
-}
-
 fn set_mtu(mtu: u32) {
-    ip(&["link", "set", "dev", INTERFACE, "mtu", &mtu.to_string()]);
+    ip(&format!("link set dev {INTERFACE} mtu {mtu}"));
 }
 
 fn is_readable(events: &Events) -> bool {
@@ -256,7 +252,7 @@ fn lost_events_are_reported_and_others_follow() {
     }
     let path = std::env::temp_dir().join("mtu-changes");
     std::fs::write(&path, lines).unwrap();
-    ip(&["-batch", path.to_str().unwrap()]);
+    ip(&format!("-batch {}", path.display()));
     std::fs::remove_file(&path).unwrap();
     let taken: Vec<Event> = std::iter::from_fn(|| events.try_wait().unwrap()).collect();
     assert!(taken.contains(&Event::Lost(EventSources::NETDEV)), "{} events", taken.len());

@@ -2,10 +2,10 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::iproute2::attempt;
 use crate::{TIMEOUT, device};
 
 /// The device's driver and its address on the bus.
@@ -55,11 +55,9 @@ impl Bus {
             assert!(begin.elapsed() < 2 * TIMEOUT, "the device does not come back");
             let interfaces = fs::read_dir(format!("/sys/bus/pci/devices/{}/net", self.place));
             if let (false, Some(Ok(name))) = (addressed, interfaces.ok().and_then(|mut names| names.next())) {
-                let name = name.file_name();
-                let ip =
-                    |words: &[&str]| Command::new("ip").args(words).arg(&name).status().unwrap().success();
-                addressed =
-                    ip(&["link", "set", "up", "dev"]) && ip(&["address", "add", "10.1.0.1/24", "dev"]);
+                let name = name.file_name().into_string().expect("a name of an interface");
+                addressed = attempt("ip", &format!("link set up dev {name}")).is_ok()
+                    && attempt("ip", &format!("address add 10.1.0.1/24 dev {name}")).is_ok();
             }
             thread::sleep(Duration::from_millis(20));
         }

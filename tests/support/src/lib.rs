@@ -24,6 +24,8 @@ pub mod exchange;
 #[cfg(feature = "kernel")]
 mod harness;
 #[cfg(feature = "kernel")]
+pub mod iproute2;
+#[cfg(feature = "kernel")]
 pub mod loopback;
 #[cfg(feature = "kernel")]
 pub mod neighbour;

@@ -9,7 +9,6 @@
 use std::fmt;
 use std::net::Ipv4Addr;
 use std::path::Path;
-use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -19,6 +18,7 @@ use bareverbs::soft::{Fault, InjectedFault, SoftDevice};
 use bareverbs_netlink::{RdmaNetlink, ResourceSummary};
 
 use crate::device::{Requirement, is_soft_device, soft_roce};
+use crate::iproute2::{attempt, ip};
 use crate::{TIMEOUT, device, resources};
 
 /// One end of the wire.
@@ -158,19 +158,6 @@ pub struct Wire {
     idle: Vec<(End, ResourceSummary)>,
     /// The faults of soft devices.
     faults: Mutex<Vec<(End, InjectedFault)>>,
-}
-
-fn attempt(program: &str, arguments: &str) -> Result<(), String> {
-    let output = Command::new(program).args(arguments.split(' ')).output();
-    let output = output.expect("the Debian root has iproute2");
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(format!("{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr))),
-    }
-}
-
-fn ip(arguments: &str) {
-    attempt("ip", arguments).unwrap_or_else(|failed| panic!("{failed}"));
 }
 
 /// Sets the routes and the neighbour of an end.

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bareverbs::qp::QpState;
@@ -13,6 +12,7 @@ use bareverbs_interop_tests::program::{Finished, LIMIT, Program};
 use bareverbs_rdmacm::connection::{ConnectOptions, Connected, Connector};
 use bareverbs_rdmacm::{Addr, IdOptions};
 use bareverbs_test_support::device::{self, Requirement};
+use bareverbs_test_support::iproute2::ip;
 use bareverbs_test_support::kernel_test;
 use nix::sys::signal::Signal;
 
@@ -237,11 +237,8 @@ fn managed_server_probes_a_silent_peer() {
 #[kernel_test(device::soft_roce)]
 fn managed_server_rejects_connections_of_other_hosts() {
     let netdev = fs::read_to_string("/sys/class/infiniband/rxe0/parent").expect("rxe has an interface");
-    let ip = |verb: &str| {
-        let options = ["addr", verb, "10.1.0.9/24", "dev", netdev.trim()];
-        assert!(Command::new("ip").args(options).status().expect("iproute2 is there").success());
-    };
-    ip("add");
+    let address = |verb: &str| ip(&format!("addr {verb} 10.1.0.9/24 dev {}", netdev.trim()));
+    address("add");
     let mut server = serve();
     let mut client = Client::connect(&mut server, 8);
     client.preamble();
@@ -253,5 +250,5 @@ fn managed_server_rejects_connections_of_other_hosts() {
     let data = Client::try_connect(IdOptions::default(), 0).expect("it is of the peer");
     drop((data, client));
     server.finish_within(SOON).expect_failure("");
-    ip("del");
+    address("del");
 }

@@ -1,6 +1,5 @@
 //! Unsolicited asynchronous events.
 
-use std::process::Command;
 use std::time::Instant;
 
 use bareverbs::cq::CqInit;
@@ -8,6 +7,7 @@ use bareverbs::device::{EventType, PortState};
 use bareverbs::qp::{Operation, Payload, QpInit, Rc};
 use bareverbs::{Access, AsyncEvent, Buffer, Context, Endpoint, Error, Gid, Op, PortNum, WcStatus};
 use bareverbs_kernel_tests::device::{self, netdev};
+use bareverbs_kernel_tests::iproute2::ip;
 use bareverbs_kernel_tests::loopback::{Plan, domain, open, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
@@ -35,21 +35,16 @@ fn cq_overrun_raises_cq_err() {
     });
 }
 
-fn ip(arguments: &[&str]) {
-    let status = Command::new("ip").args(arguments).status().expect("the Debian root has iproute2");
-    assert!(status.success(), "ip {arguments:?}");
-}
-
 #[kernel_test(device::has_netdev)]
 fn port_state_changes_raise_events() {
     let context = open();
     let (device, address) = (netdev(), device::gid());
     let of_port = |wanted| move |event: &AsyncEvent| matches!(event, AsyncEvent::Port { event, .. } if *event == wanted);
-    ip(&["link", "set", "dev", &device, "down"]);
+    ip(&format!("link set dev {device} down"));
     let down = event(&context, of_port(EventType::PORT_ERR));
     assert_eq!(down, AsyncEvent::Port { event: EventType::PORT_ERR, port: PortNum(1) });
     assert_ne!(context.query_port(1).unwrap().state, PortState::ACTIVE);
-    ip(&["link", "set", "dev", &device, "up"]);
+    ip(&format!("link set dev {device} up"));
     let up = event(&context, of_port(EventType::PORT_ACTIVE));
     assert_eq!(up, AsyncEvent::Port { event: EventType::PORT_ACTIVE, port: PortNum(1) });
     assert_eq!(context.query_port(1).unwrap().state, PortState::ACTIVE);
@@ -80,14 +75,14 @@ fn failed_operation_names_a_link_that_is_down() {
         };
         let [mut a, _b] = ends();
         assert_eq!(context.link_down(1), None);
-        ip(&["link", "set", "dev", &device, "down"]);
+        ip(&format!("link set dev {device} down"));
         let down = context.link_down(1).expect("the link is down");
         let buffer = || pd.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
         a.post(Op::recv(buffer())).unwrap();
         a.post(Op::send(buffer(), ..)).unwrap();
         let failures = [a.next().wait().unwrap_err(), a.next().wait().unwrap_err()];
         let explained = context.explain(WcStatus::LOC_QP_OP_ERR);
-        ip(&["link", "set", "dev", &device, "up"]);
+        ip(&format!("link set dev {device} up"));
         assert_eq!((down.port, down.netdev.as_deref()), (PortNum(1), Some(&device[..])));
         let start =
             format!("the link is down: port 1 of {} is DOWN: set its network interface up", device::name());
@@ -108,14 +103,14 @@ fn new_ip_address_raises_gid_change() {
     let context = open();
     let device = netdev();
     let before = context.gid_table().unwrap().len();
-    ip(&["address", "add", "10.77.0.1/24", "dev", &device]);
+    ip(&format!("address add 10.77.0.1/24 dev {device}"));
     let change = event(&context, |event| event.event() == EventType::GID_CHANGE);
     assert_eq!(change, AsyncEvent::Port { event: EventType::GID_CHANGE, port: PortNum(1) });
     let begin = Instant::now();
     while context.gid_table().unwrap().len() <= before {
         assert!(begin.elapsed() < TIMEOUT, "the table did not grow");
     }
-    ip(&["address", "del", "10.77.0.1/24", "dev", &device]);
+    ip(&format!("address del 10.77.0.1/24 dev {device}"));
     while context.gid_table().unwrap().len() > before {
         assert!(begin.elapsed() < TIMEOUT, "the table did not shrink");
     }

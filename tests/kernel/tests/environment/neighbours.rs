@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::process::Command;
 use std::time::Duration;
 
 use bareverbs::ah::AhAttr;
@@ -10,16 +9,10 @@ use bareverbs::device::{GidEntry, GidType};
 use bareverbs::values::EthernetAddress;
 use bareverbs::{Context, Error, Gid};
 use bareverbs_kernel_tests::device::{FAR, netdev};
+use bareverbs_kernel_tests::iproute2::ip;
 use bareverbs_kernel_tests::loopback::open;
 use bareverbs_kernel_tests::{TIMEOUT, device, kernel_test};
 use rustix::io::Errno;
-
-fn ip(arguments: &str) -> String {
-    let output =
-        Command::new("ip").args(arguments.split(' ')).output().expect("the Debian root has iproute2");
-    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
 
 fn mac_of(interface: &str) -> String {
     fs::read_to_string(format!("/sys/class/net/{interface}/address")).unwrap().trim().to_owned()

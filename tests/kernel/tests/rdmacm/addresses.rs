@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs::{Errno, Gid};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{child, device, kernel_test};
+use bareverbs_kernel_tests::{child, device, iproute2, kernel_test};
 use bareverbs_rdmacm::command::{self, CmFile};
 use bareverbs_rdmacm::event::EventKind;
 use bareverbs_rdmacm::{Addr, CmId, ConnParam, EventChannel, IbAddr, PortSpace};
@@ -245,21 +245,15 @@ struct Route(String);
 
 impl Route {
     fn add(route: &str) -> Self {
-        ip_command(&format!("route add {route}"));
+        iproute2::ip(&format!("route add {route}"));
         Self(route.into())
     }
 }
 
 impl Drop for Route {
     fn drop(&mut self) {
-        ip_command(&format!("route del {}", self.0));
+        iproute2::ip(&format!("route del {}", self.0));
     }
-}
-
-fn ip_command(arguments: &str) {
-    let output = std::process::Command::new("ip").args(arguments.split(' ')).output();
-    let output = output.expect("the Debian root has iproute2");
-    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[kernel_test(crate::host::has_ip, device::root)]
@@ -283,14 +277,14 @@ struct LoopbackAddress;
 
 impl LoopbackAddress {
     fn add() -> Self {
-        ip_command("addr add 192.0.2.1/32 dev lo");
+        iproute2::ip("addr add 192.0.2.1/32 dev lo");
         Self
     }
 }
 
 impl Drop for LoopbackAddress {
     fn drop(&mut self) {
-        ip_command("addr del 192.0.2.1/32 dev lo");
+        iproute2::ip("addr del 192.0.2.1/32 dev lo");
     }
 }
 

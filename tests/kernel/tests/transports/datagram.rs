@@ -1,7 +1,6 @@
 //! Datagrams and address handles.
 
 use std::net::Ipv4Addr;
-use std::process::Command;
 
 use bareverbs::ah::{AhAttr, Grh};
 use bareverbs::cq::{WcFlags, WorkCompletion};
@@ -13,7 +12,7 @@ use bareverbs::qp::{
 };
 use bareverbs::values::GidIndex;
 use bareverbs::{Error, Gid, Imm, PortNum, WcOpcode, WcStatus};
-use bareverbs_kernel_tests::{device, kernel_test};
+use bareverbs_kernel_tests::{device, kernel_test, neighbour};
 
 use crate::host::{CAP, Host, QKEY, bytes, done, next, on_device, quiet, receive};
 
@@ -241,14 +240,10 @@ fn create_ah_requires_a_route() {
 
         // An entry for the other end of the link is added by hand to the kernel's neighbour table.
         let known = Ipv4Addr::new(10, 1, 0, 78);
-        let neighbour = |verb: &str, rest: &[&str]| {
-            let command = ["neigh", verb, "10.1.0.78", "dev", &device::netdev()];
-            assert!(Command::new("ip").args(command).args(rest).status().unwrap().success());
-        };
-        neighbour("replace", &["lladdr", "02:00:00:00:00:4e"]);
+        neighbour::add(&device::netdev(), known);
         let created = host.pd.create_ah(&to(known));
         // Other tests expect that no neighbour answers.
-        neighbour("del", &[]);
+        neighbour::forget(&device::netdev(), known);
         assert_eq!(created.unwrap().attr().grh.unwrap().dgid, known.into());
     });
 }
