@@ -105,6 +105,7 @@ impl Context {
 // 6. Destroyed objects are destroyed in the engine, under the fabric's lock. The removal of a device
 //    drops the engine under that lock before the port counts as removed.
 // 7. `Context::with` catches panics.
+// 8. A device withholds completions while the memory of packets is to be copied (`EnginePort::post`).
 unsafe impl Backend for Context {
     unsafe fn ioctl(&self, bytes: &mut [u8]) -> Result<(), Errno> {
         self.with(|state| {

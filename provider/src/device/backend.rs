@@ -33,6 +33,8 @@ use crate::process::ForkGuard;
 /// 6. An object that was destroyed accesses neither its queues nor registered memory. Dropping the
 ///    context destroys all of its objects.
 /// 7. No method, and not the drop, is left by a panic.
+/// 8. The memory of a request is not accessed after its completion is in the CQ, also not for a request
+///    that was flushed. Nor is memory through a window after the completion of its invalidation.
 pub unsafe trait Backend: Debug + Send + Sync {
     /// Executes an ioctl. `call` is its header and attributes.
     ///
