@@ -1,6 +1,6 @@
 //! UC and UD: messages of 0 bytes, too long messages, missing targets, too short receives.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bareverbs::ah::{AhAttr, Grh};
 use bareverbs::cq::{Cq, CqInit, WcFlags, WorkCompletion};
@@ -11,9 +11,9 @@ use bareverbs::qp::{
 };
 use bareverbs::{Buffer, Error, Imm, Mr, Pd, WcStatus};
 use bareverbs_kernel_tests::device;
-use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents, domain, region};
+use bareverbs_kernel_tests::kernel_test;
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents, domain, next, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 
 use crate::refusals::invalid;
 
@@ -40,18 +40,8 @@ impl<T: Transport> End<T> {
         unsafe { self.qp.post_recv(&[RecvRequest { wr_id, sges: &sges }]) }.unwrap();
     }
 
-    fn next(&mut self) -> WorkCompletion {
-        let begin = Instant::now();
-        loop {
-            if let Some(completion) = self.cq.poll_one() {
-                return completion;
-            }
-            assert!(begin.elapsed() < TIMEOUT, "no completion");
-        }
-    }
-
     fn done(&mut self) -> WorkCompletion {
-        let completion = self.next();
+        let completion = next(&mut self.cq);
         assert_eq!(completion.status, WcStatus::SUCCESS, "{completion:?}");
         completion
     }

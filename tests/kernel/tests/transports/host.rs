@@ -1,6 +1,6 @@
 //! An open device with counted objects, and helpers of the tests.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bareverbs::ah::AhAttr;
 use bareverbs::cq::{Cq, CqInit, WorkCompletion};
@@ -10,6 +10,7 @@ use bareverbs::qp::{Qp, QpCap, QpInit, RecvRequest, Ud, UdInitAttr};
 use bareverbs::{Access, Buffer, Context, Mr, Pd, WcStatus};
 pub(crate) use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
+pub(crate) use bareverbs_kernel_tests::loopback::next;
 
 /// Time without an event after which none is expected.
 pub(crate) const QUIET: Duration = Duration::from_millis(300);
@@ -94,19 +95,8 @@ pub(crate) fn bytes(memory: &Mr<Buffer>, offset: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The next completion, with any status.
-pub(crate) fn next(cq: &mut Cq) -> WorkCompletion {
-    let begin = Instant::now();
-    loop {
-        if let Some(completion) = cq.poll_one() {
-            return completion;
-        }
-        assert!(begin.elapsed() < TIMEOUT, "no completion");
-        std::thread::yield_now();
-    }
-}
-
 /// The next completion, which must be a success.
+#[track_caller]
 pub(crate) fn done(cq: &mut Cq) -> WorkCompletion {
     let completion = next(cq);
     assert_eq!(completion.status, WcStatus::SUCCESS, "{completion:?}");
