@@ -200,11 +200,9 @@
 //! [`Device::find`]: crate::Device::find
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use bareverbs_provider::process::ForkGuard;
+use bareverbs_provider::process::PerProcess;
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
@@ -217,12 +215,11 @@ pub use bareverbs_soft::{
 
 const VERB: &str = "open_device";
 
-/// The devices that the process has created by name. In a forked child, they are at first those of the
-/// parent: a thread that the child doesn't have may hold their lock.
-static NAMED: AtomicPtr<Named> = AtomicPtr::new(ptr::null_mut());
+/// The devices that the process has created by name.
+static NAMED: PerProcess<Named> = PerProcess::empty();
 
+#[derive(Default)]
 struct Named {
-    fork_guard: ForkGuard,
     /// That of the devices without a socket.
     fabric: Fabric,
     devices: Mutex<Vec<(Name, SoftDevice)>>,
@@ -231,26 +228,7 @@ struct Named {
 impl Named {
     /// Those of this process.
     fn get() -> Result<&'static Self> {
-        let known = NAMED.load(Ordering::Acquire);
-        // SAFETY: the pointer is null or that of a value that is never dropped.
-        match unsafe { known.as_ref() } {
-            Some(named) if named.fork_guard.is_same_process() => return Ok(named),
-            _ => {}
-        }
-        let fork_guard = ForkGuard::new().map_err(|errno| Error::system("mapping a page", errno))?;
-        let new = Box::new(Self { fork_guard, fabric: Fabric::new(), devices: Mutex::default() });
-        let new = Box::into_raw(new);
-        match NAMED.compare_exchange(known, new, Ordering::AcqRel, Ordering::Acquire) {
-            // SAFETY: from here on, the value is never dropped.
-            Ok(_) => Ok(unsafe { &*new }),
-            // Another thread of this process was faster.
-            Err(other) => {
-                // SAFETY: `new` is the box of above, which no one else has.
-                drop(unsafe { Box::from_raw(new) });
-                // SAFETY: as for `known`, and it isn't null.
-                Ok(unsafe { &*other })
-            }
-        }
+        NAMED.get().map_err(|errno| Error::system("mapping a page", errno))
     }
 }
 
