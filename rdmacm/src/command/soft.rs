@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use bareverbs_provider::process::PerProcess;
 use bareverbs_soft::CmFile;
 use bareverbs_uapi::rdma_cm::address::SocketAddressStorage;
 use bareverbs_uapi::rdma_cm::structs::*;
@@ -22,13 +23,16 @@ use crate::Addr;
 use crate::ready::combine;
 
 /// The open files that serve both, by descriptor: MIGRATE_ID names a file so.
-static FILES: Mutex<BTreeMap<RawFd, Weak<KernelAndSoft>>> = Mutex::new(BTreeMap::new());
+static FILES: PerProcess<Mutex<Files>> = PerProcess::empty();
+
+type Files = BTreeMap<RawFd, Weak<KernelAndSoft>>;
 
 /// The number of ports from which a bind to port 0 takes one.
 const EPHEMERAL_PORTS: usize = 60999 - 32768 + 1;
 
-fn files() -> MutexGuard<'static, BTreeMap<RawFd, Weak<KernelAndSoft>>> {
-    FILES.lock().unwrap_or_else(PoisonError::into_inner)
+/// Those of this process.
+fn files() -> Result<MutexGuard<'static, Files>, Errno> {
+    Ok(FILES.get()?.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// The kernel's file.
@@ -109,7 +113,7 @@ impl KernelAndSoft {
         let descriptor = ready.as_raw_fd();
         let (soft_ids, kernel_first) = (Mutex::default(), AtomicBool::new(false));
         let file = Arc::new(Self { kernel, soft, ready, soft_ids, kernel_first });
-        files().insert(descriptor, Arc::downgrade(&file));
+        files()?.insert(descriptor, Arc::downgrade(&file));
         Ok(file)
     }
 
@@ -389,7 +393,7 @@ impl KernelAndSoft {
     /// The response counts the events of both that were read.
     fn migrate(&self, request: MigrateIdReq, response: &mut [u8]) -> Result<(), Errno> {
         let MigrateIdReq { id, fd, .. } = request;
-        let old = files().get(&fd.cast_signed()).and_then(Weak::upgrade);
+        let old = files()?.get(&fd.cast_signed()).and_then(Weak::upgrade);
         let (kernel_fd, soft_fd) =
             old.as_ref().map_or((fd, fd), |old| (raw_fd(&old.kernel.file), raw_fd(&old.soft)));
         let soft_id = old.as_ref().and_then(|old| old.soft_id(id));
@@ -422,7 +426,9 @@ impl KernelAndSoft {
 
 impl Drop for KernelAndSoft {
     fn drop(&mut self) {
-        files().remove(&self.ready.as_raw_fd());
+        if let Ok(mut files) = files() {
+            files.remove(&self.ready.as_raw_fd());
+        }
     }
 }
 

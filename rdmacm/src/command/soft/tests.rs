@@ -95,6 +95,29 @@ fn open(fabric: &Fabric) -> Arc<KernelAndSoft> {
     KernelAndSoft::with_kernel(kernel, CmFile::on(fabric).unwrap()).unwrap()
 }
 
+/// A thread of the parent, which the child doesn't have, may hold the lock.
+#[test]
+#[expect(unsafe_code, reason = "the test forks")]
+fn forked_child_opens_and_drops_files_without_locks_of_its_parent() {
+    let Setup { file, .. } = Setup::new();
+    let files = files().unwrap();
+    // SAFETY: glibc makes its allocator usable in the child, which ends by a signal or `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: no handler of the signal is installed.
+        unsafe { libc::alarm(10) };
+        let work = || drop((file, open(&Fabric::new())));
+        let ended_well = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_ok();
+        // SAFETY: `_exit` may be called at any time.
+        unsafe { libc::_exit(i32::from(!ended_well)) }
+    }
+    drop(files);
+    let mut status = -1;
+    // SAFETY: the status is that of the call.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+}
+
 impl KernelAndSoft {
     fn stand_in(&self) -> MutexGuard<'_, State> {
         self.kernel.stand_in.as_ref().unwrap().0.lock().unwrap()
@@ -318,7 +341,7 @@ fn closed_files_are_forgotten() {
     let setup = Setup::new();
     let fd = setup.file.as_fd().as_raw_fd();
     let weak = Arc::downgrade(&setup.file);
-    assert!(files()[&fd].ptr_eq(&weak));
+    assert!(files().unwrap()[&fd].ptr_eq(&weak));
     drop(setup.file);
-    assert!(files().get(&fd).is_none_or(|other| !other.ptr_eq(&weak)));
+    assert!(files().unwrap().get(&fd).is_none_or(|other| !other.ptr_eq(&weak)));
 }
