@@ -610,6 +610,67 @@ fn unreliable_message_beyond_the_window_drains() {
     assert_eq!(pair.sides[0].device.events, [Event::SendQueueDrained]);
 }
 
+/// Sends two messages of `length` bytes over UC with their packets in this order, and returns the receives
+/// that have a message, with its number.
+fn received_over_uc(length: u32, order: &[usize]) -> Vec<(u64, u32)> {
+    let mut pair = Pair::new(Service::Connected(Transport::Uc));
+    for message in 0..2 {
+        let from = FROM + 0x1000 * u64::from(message);
+        pair.write(0, from as usize, &pattern(length, message));
+        pair.post(0, SEND, from, 0, length);
+    }
+    for receive in 0..4 {
+        pair.post_receive(1, receive, TO + 0x1000 * receive, length);
+    }
+    pair.settle(|packets| {
+        if !packets.is_empty() {
+            *packets = order.iter().map(|&at| packets[at].clone()).collect();
+        }
+    });
+    let completions = pair.take_completions(1);
+    let received = completions.iter().map(|completion| match completion {
+        Completion::Receive(receive, Ok((_, received))) if *received == length => {
+            let bytes = pair.read(1, (TO + 0x1000 * receive) as usize, length as usize);
+            let number = (0..2).find(|&message| bytes == pattern(length, message));
+            (*receive, number.expect("a message that was sent"))
+        }
+        other => panic!("{other:?}"),
+    });
+    received.collect()
+}
+
+#[test]
+fn uc_message_begins_at_any_psn() {
+    let both = [(0, 0), (1, 1)];
+    for (order, received) in [
+        (&[0, 1][..], &both[..]),
+        (&[1], &[(0, 1)]),
+        (&[1, 0], &[(0, 1), (1, 0)]),
+        (&[0, 1, 0], &[(0, 0), (1, 1), (2, 0)]),
+        (&[0, 0, 1], &[(0, 0), (1, 0), (2, 1)]),
+    ] {
+        assert_eq!(received_over_uc(256, order), received, "{order:?}");
+    }
+    for order in [&[0, 1, 2, 3, 4, 5][..], &[0, 0, 1, 2, 3, 4, 5], &[0, 1, 2, 2, 3, 4, 5]] {
+        assert_eq!(received_over_uc(700, order), both, "{order:?}");
+    }
+}
+
+#[test]
+fn uc_message_whose_packets_are_not_consecutive_is_dropped_and_its_receive_used_again() {
+    for order in [
+        &[1, 2, 3, 4, 5][..],
+        &[0, 2, 3, 4, 5],
+        &[0, 1, 3, 4, 5],
+        &[0, 1, 1, 2, 3, 4, 5],
+        &[0, 2, 1, 3, 4, 5],
+        &[1, 0, 2, 3, 4, 5],
+    ] {
+        assert_eq!(received_over_uc(700, order), [(0, 1)], "{order:?}");
+    }
+    assert_eq!(received_over_uc(700, &[0, 1, 3, 2, 4, 5]), []);
+}
+
 #[test]
 fn packets_after_an_rnr_nak_are_dropped_without_a_nak() {
     let mut pair = Pair::rc();

@@ -20,6 +20,8 @@ mod perf;
 mod pingpong;
 #[path = "soft/recorded.rs"]
 mod recorded;
+#[path = "soft/unreliable.rs"]
+mod unreliable;
 
 fn main() -> std::process::ExitCode {
     bareverbs_test_support::run()

@@ -5,7 +5,9 @@ use std::time::Instant;
 
 use bareverbs::ah::AhAttr;
 use bareverbs::cq::{Cq, CqInit, WorkCompletion};
-use bareverbs::qp::{InitAttr, Operation, Payload, Qp, QpCap, QpInit, Rc, RecvRequest, RtrAttr, RtsAttr};
+use bareverbs::qp::{
+    InitAttr, Operation, Payload, Qp, QpCap, QpInit, Rc, RecvRequest, RtrAttr, RtsAttr, Transport,
+};
 use bareverbs::soft::{Fabric, SoftDevice};
 use bareverbs::values::{AckTimeout, MinRnrTimer, Mtu, RetryCount, RnrRetry};
 use bareverbs::{Access, Buffer, Device, Gid, Mr, Pd, WcStatus};
@@ -55,6 +57,11 @@ impl Hosts {
         Self { rxe, soft, soft_device, ip, namespace }
     }
 
+    /// The addresses of rxe and of the soft device.
+    pub(crate) fn addresses(&self) -> [IpAddr; 2] {
+        [self.ip.rxe(), self.ip.soft()]
+    }
+
     /// Two connected RC QPs, of rxe and of the soft device, each with `len` bytes of memory.
     pub(crate) fn peers(&self, mtu: Mtu, len: usize) -> [Peer; 2] {
         let mut peers = [&self.rxe, &self.soft].map(|pd| Peer::new(pd, len));
@@ -64,7 +71,7 @@ impl Hosts {
 
     /// Connects two QPs in RESET, of rxe and of the soft device.
     pub(crate) fn connect(&self, peers: &mut [Peer; 2], mtu: Mtu, rts: RtsAttr) {
-        let addresses = [self.ip.rxe(), self.ip.soft()];
+        let addresses = self.addresses();
         let numbers = peers.each_ref().map(|peer| peer.qp.qp_num());
         for (own, peer) in peers.iter_mut().enumerate() {
             let other = 1 - own;
@@ -103,22 +110,38 @@ pub(crate) fn patient() -> RtsAttr {
 }
 
 /// A QP, its CQ and memory.
-pub(crate) struct Peer {
-    pub(crate) qp: Qp<Rc>,
+pub(crate) struct Peer<T: Transport = Rc> {
+    pub(crate) qp: Qp<T>,
     pub(crate) cq: Cq,
     pub(crate) memory: Mr<Buffer>,
 }
 
-impl Peer {
+impl<T: Transport> Peer<T> {
     pub(crate) fn new(pd: &Pd, len: usize) -> Self {
         let flush = if pd.context().capabilities().flush { Access::FLUSH_GLOBAL } else { Access::empty() };
         let access = ALL_REMOTE | Access::MW_BIND | flush;
         let cq = pd.context().create_cq(&CqInit::new(256)).expect("a CQ");
         let cap = QpCap { max_send_wr: 64, max_recv_wr: 128, max_inline_data: 64, ..QpCap::default() };
-        let qp = pd.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&cq, &cq) }).expect("a QP");
+        let qp = pd.create_qp::<T>(&QpInit { cap, ..QpInit::new(&cq, &cq) }).expect("a QP");
         Self { qp, cq, memory: region(pd, &vec![0; len], access) }
     }
 
+    /// Posts a receive into part of the memory.
+    pub(crate) fn receive(&mut self, wr_id: u64, range: std::ops::Range<usize>) {
+        let sges = [self.memory.sge(range).expect("the memory has the range")];
+        // SAFETY: the memory is registered, and only copied from while requests use it. The QP is dropped
+        // first.
+        unsafe { self.qp.post_recv(&[RecvRequest { wr_id, sges: &sges }]) }.expect("the queue has room");
+    }
+
+    /// The next completion.
+    #[track_caller]
+    pub(crate) fn completion(&mut self) -> WorkCompletion {
+        next_completion(&mut self.cq)
+    }
+}
+
+impl Peer {
     /// Posts a request with part of the memory.
     pub(crate) fn post(&mut self, wr_id: u64, operation: Operation, range: std::ops::Range<usize>) {
         let sges = [self.memory.sge(range).expect("the memory has the range")];
@@ -129,22 +152,8 @@ impl Peer {
             | Operation::LocalInv(_) => Payload::Sges(&[]),
             _ => Payload::Sges(&sges),
         };
-        // SAFETY: the memory is registered, and only copied from while requests use it. The QP is dropped
-        // first.
+        // SAFETY: as in `receive`.
         unsafe { self.qp.post_send(&[request(wr_id, operation, payload)]) }.expect("the queue has room");
-    }
-
-    /// Posts a receive into part of the memory.
-    pub(crate) fn receive(&mut self, wr_id: u64, range: std::ops::Range<usize>) {
-        let sges = [self.memory.sge(range).expect("the memory has the range")];
-        // SAFETY: as in `post`.
-        unsafe { self.qp.post_recv(&[RecvRequest { wr_id, sges: &sges }]) }.expect("the queue has room");
-    }
-
-    /// The next completion.
-    #[track_caller]
-    pub(crate) fn completion(&mut self) -> WorkCompletion {
-        next_completion(&mut self.cq)
     }
 
     /// Executes a request, and returns its successful completion.

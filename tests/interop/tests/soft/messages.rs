@@ -7,20 +7,17 @@ use crate::host::Peer;
 
 /// Messages that are posted at once.
 const WINDOW: usize = 16;
-/// Bytes of the place of a message in the memory.
+/// Bytes of the place of a message in the memory. The messages have one packet to four with an MTU of
+/// 1024 bytes.
 const SLOT: usize = 4096;
 /// Bytes of memory that each peer needs: for what it sends, and for what it receives.
 pub(crate) const MEMORY: usize = 3 * WINDOW * SLOT;
 
-/// The length of a message: of one packet to four with an MTU of 1024 bytes.
-fn length(number: usize) -> usize {
-    8 + number * 397 % (SLOT - 8)
-}
-
-/// The bytes of a message: its number, then bytes that depend on it.
-pub(crate) fn message(number: usize) -> Vec<u8> {
+/// The bytes of a message, `most` at most: its number, then bytes that depend on it.
+pub(crate) fn message(number: usize, most: usize) -> Vec<u8> {
     let mut bytes = (number as u64).to_le_bytes().to_vec();
-    bytes.extend((8..length(number)).map(|at| (number.wrapping_mul(31) + at * 7) as u8));
+    let length = 8 + number * 397 % (most - 8);
+    bytes.extend((8..length).map(|at| (number.wrapping_mul(31) + at * 7) as u8));
     bytes
 }
 
@@ -40,7 +37,7 @@ pub(crate) fn send_in_order(from: &mut Peer, to: &mut Peer, count: usize) {
     let mut bytes = vec![0; SLOT];
     while completed < count || received < count {
         while posted < count && posted < completed + WINDOW {
-            let text = message(posted);
+            let text = message(posted, SLOT);
             from.memory.write(slot(posted % WINDOW, 0).start, &text).expect("the memory has the slot");
             from.post(posted as u64, Operation::Send, slot(posted % WINDOW, text.len()));
             posted += 1;
@@ -48,7 +45,7 @@ pub(crate) fn send_in_order(from: &mut Peer, to: &mut Peer, count: usize) {
         if received < posted {
             let completion = to.completion();
             assert_eq!((completion.wr_id, completion.status), (received as u64, WcStatus::SUCCESS));
-            let text = message(received);
+            let text = message(received, SLOT);
             assert_eq!(completion.byte_len as usize, text.len(), "message {received}");
             let found = &mut bytes[..text.len()];
             to.memory.read(slot(place(received), 0).start, found).expect("the memory has the slot");
