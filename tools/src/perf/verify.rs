@@ -10,7 +10,7 @@ use super::memory::Memory;
 const MARK: u64 = 0xb5ad_4ece_da1c_e2a9;
 /// Bytes of the number at the start of a message.
 const NUMBER: usize = 8;
-/// Lost messages in a row after which a number counts as corrupt.
+/// Distance from the next message, in both directions, above which a number counts as corrupt.
 const GAP: u64 = 1 << 20;
 
 /// The data of a message: its number, then words that depend on the queue pair and the number.
@@ -47,15 +47,19 @@ fn scramble(value: u64) -> u64 {
     value ^ value >> 31
 }
 
-/// The number of the message that `bytes` begin with, if it is `next` or a later message. Short
-/// messages have only the low bytes of their number.
+/// The number of the message that `bytes` begin with, if it is near `next`. A later one follows lost
+/// messages. An earlier one is late or repeated. Short messages have only the low bytes of their number.
 pub(crate) fn number_of(bytes: &[u8], next: u64) -> u64 {
     let known = bytes.len().min(NUMBER);
     let mut low = [0; NUMBER];
     low[..known].copy_from_slice(&bytes[..known]);
-    let mask = u64::MAX >> (64 - 8 * known).min(63);
-    let ahead = (u64::from_le_bytes(low) ^ MARK).wrapping_sub(next) & mask;
-    if ahead > GAP { next } else { next + ahead }
+    let unknown = (64 - 8 * known as u32).min(63);
+    // The sign of the distance is that of its known bytes.
+    let distance = (((u64::from_le_bytes(low) ^ MARK).wrapping_sub(next) << unknown) as i64) >> unknown;
+    match next.checked_add_signed(distance) {
+        Some(number) if distance.unsigned_abs() <= GAP => number,
+        _ => next,
+    }
 }
 
 /// Data that differs from what was sent.
@@ -124,15 +128,15 @@ impl Verifier {
         Ok(self.check(place, number)?)
     }
 
-    /// Compares a message of a transport that may lose messages. Returns its number, which is
-    /// `next` or later.
-    pub(crate) fn compare_later(&mut self, memory: &Memory, place: &Place, next: u64) -> Result<u64> {
+    /// Compares a message of a transport that may lose messages, or deliver them late or twice. Returns
+    /// the number after the last message so far; `next` is that before this message.
+    pub(crate) fn compare_unreliable(&mut self, memory: &Memory, place: &Place, next: u64) -> Result<u64> {
         self.found.resize(place.bytes.len(), 0);
         memory.read(place.bytes.start, &mut self.found)?;
         self.compared += 1;
         let number = number_of(&self.found, next);
         self.check(place, number)?;
-        Ok(number)
+        Ok(next.max(number + 1))
     }
 
     fn check(&mut self, place: &Place, number: u64) -> Result<(), Mismatch> {
@@ -234,8 +238,27 @@ mod tests {
         }
 
         #[test]
-        fn short_messages_have_the_low_bytes_of_their_number(next in 0..1u64 << 40, lost in 0..256u64, size in 1..8usize) {
-            prop_assert_eq!(number_of(&message(0, next + lost, size), next), next + lost);
+        fn numbers_of_late_and_repeated_messages_are_found(
+            next in 0..1u64 << 40, late in 1..=GAP, size in 8..64usize,
+        ) {
+            let number = next.saturating_sub(late);
+            prop_assert_eq!(number_of(&message(0, number, size), next), number);
+        }
+
+        #[test]
+        fn numbers_far_from_the_next_message_are_corrupt(next in 0..1u64 << 40, far in GAP + 1..1 << 50) {
+            for number in [next.wrapping_add(far), next.wrapping_sub(far)] {
+                prop_assert_eq!(number_of(&message(0, number, 64), next), next);
+                prop_assert!(compare(message(0, number, 64), 0, next).is_err());
+            }
+        }
+
+        #[test]
+        fn short_messages_have_the_low_bytes_of_their_number(
+            next in 128..1u64 << 40, distance in -128..128i64, size in 1..8usize,
+        ) {
+            let number = next.checked_add_signed(distance).unwrap();
+            prop_assert_eq!(number_of(&message(0, number, size), next), number);
         }
     }
 }

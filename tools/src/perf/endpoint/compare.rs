@@ -111,11 +111,11 @@ impl<T: Service> Endpoint<T> {
         };
         let start = (at - self.memory.addr()) as usize;
         let place = Place { what, queue_pair: lane.sends.id, bytes: start..start + size as usize };
-        let number = match posting.lossy {
-            true => verifier.compare_later(&self.memory, &place, lane.next_number)?,
-            false => verifier.compare(&self.memory, &place, lane.next_number).map(|()| lane.next_number)?,
+        let next = lane.next_number;
+        lane.next_number = match posting.lossy {
+            true => verifier.compare_unreliable(&self.memory, &place, next)?,
+            false => verifier.compare(&self.memory, &place, next).map(|()| next + 1)?,
         };
-        lane.next_number = number + 1;
         Ok(())
     }
 
