@@ -24,8 +24,9 @@ use crate::session::path::{LocalPort, ah_attr, random_psn};
 use crate::session::{Role, status};
 use crate::signal::Stop;
 
-/// Timeout of the probe of the peer's queue pair: longer than all retries.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout of the probe of the peer's queue pair: many times the 2 s of all retries, which take longer
+/// on a busy machine.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Timeout of the flush of a failed queue pair's receives.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// A buffer of `size` bytes, or an error if memory is short.
@@ -341,9 +342,10 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
             }
         };
         Ok(match self.fail_and_drain(state, answer) {
+            (None, progress) => RunError::ProbeUnanswered { waited, probe: PROBE_TIMEOUT, progress },
             // Only a running peer can accept or reject the write.
             (
-                None | Some((WcStatus::SUCCESS | WcStatus::REM_INV_REQ_ERR | WcStatus::REM_ACCESS_ERR, _)),
+                Some((WcStatus::SUCCESS | WcStatus::REM_INV_REQ_ERR | WcStatus::REM_ACCESS_ERR, _)),
                 progress,
             ) => RunError::PeerStalled { waited, progress },
             (Some((status, wr_id)), progress) => self.status_error(status, wr_id, progress),

@@ -23,6 +23,11 @@ pub(crate) enum RunError {
     #[error("no completion for {} s; the QP of the peer still exists{progress}", waited.as_secs())]
     PeerStalled { waited: Duration, progress: Progress },
     #[error(
+        "no completion for {} s; a probe of the peer's QP was not completed within {} s{progress}",
+        waited.as_secs(), probe.as_secs()
+    )]
+    ProbeUnanswered { waited: Duration, probe: Duration, progress: Progress },
+    #[error(
         "no completion for {} s: the peer has exited, or a message was lost (not reported by this \
          transport){progress}",
         waited.as_secs()
@@ -76,6 +81,14 @@ mod tests {
     fn silent_peer_is_reported_with_the_timeout() {
         let text = RunError::PeerStalled { waited: COMPLETION_TIMEOUT, progress: PROGRESS }.to_string();
         assert!(text.starts_with("no completion for 10 s; the QP of the peer still exists; 7 "), "{text}");
+    }
+
+    #[test]
+    fn unanswered_probe_is_reported_with_both_timeouts() {
+        let (waited, probe) = (COMPLETION_TIMEOUT, Duration::from_secs(20));
+        let text = RunError::ProbeUnanswered { waited, probe, progress: PROGRESS }.to_string();
+        let words = "no completion for 10 s; a probe of the peer's QP was not completed within 20 s; 7 ";
+        assert!(text.starts_with(words), "{text}");
     }
 
     #[test]
