@@ -71,20 +71,28 @@ impl Program {
     /// # Panics
     /// If the program exits, or the timeout expires, before the line is printed.
     pub fn line(&mut self, start: &str) -> String {
+        self.line_or_end(start).unwrap_or_else(|| {
+            let rest = self.end(LIMIT);
+            panic!("it ended without a line `{start}…`: {rest:#?}")
+        })
+    }
+
+    /// The same, or `None` if the program exits before the line is printed.
+    ///
+    /// # Panics
+    /// If the timeout expires.
+    pub fn line_or_end(&mut self, start: &str) -> Option<String> {
         let deadline = Instant::now() + LIMIT;
         loop {
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
                     self.seen += &line;
                     if line.starts_with(start) {
-                        return line.trim_end().to_owned();
+                        return Some(line.trim_end().to_owned());
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => panic!("`{}` printed no line `{start}…`", self.title),
-                Err(RecvTimeoutError::Disconnected) => {
-                    let rest = self.end(LIMIT);
-                    panic!("it ended without a line `{start}…`: {rest:#?}");
-                }
+                Err(RecvTimeoutError::Disconnected) => return None,
             }
         }
     }

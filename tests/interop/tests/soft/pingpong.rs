@@ -30,7 +30,8 @@ fn run_both_roles(
     let soft_serves = PingpongRun { kind, client, server: server.finish() };
 
     let server = theirs.serve(PORT);
-    let client = namespace.run(|| Program::start(&mut ours.command(Some(RXE_IP)))).finish();
+    // A C server waits without end for a client that has failed.
+    let client = namespace.run(|| Program::start(&mut ours.command(Some(RXE_IP)))).finish().expect_success();
     let rxe_serves = PingpongRun { kind, client, server: server.finish() };
 
     for (run, checked) in [(&soft_serves, &soft_serves.server), (&rxe_serves, &rxe_serves.client)] {
