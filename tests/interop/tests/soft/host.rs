@@ -97,8 +97,9 @@ pub(crate) fn path(pd: &Pd, from: IpAddr, to: IpAddr) -> AhAttr {
     AhAttr::global(1, gid(to), entry.index)
 }
 
-/// Timeouts of more than 1 s: Soft-RoCE miscounts reads and atomics that are retried, and a busy machine
-/// stops a guest for long.
+/// Timeouts of more than 1 s: Soft-RoCE miscounts reads and atomics that are retried. On a busy machine, the
+/// thread of a soft device waits hundreds of milliseconds for a processor. Each timeout of Soft-RoCE in this
+/// time takes a retry, and a NAK does not refill them.
 pub(crate) fn patient() -> RtsAttr {
     RtsAttr {
         timeout: AckTimeout::new(18).expect("a timeout"),
