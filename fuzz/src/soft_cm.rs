@@ -1,16 +1,19 @@
 //! Management datagrams (MADs) to QP 1 of a soft device with listeners, and connections in every state.
 //!
-//! A MAD is answered by a bounded number of packets. A REQ that is repeated is neither a new connection
-//! nor rejected. The connections are no more than the program has taken and the backlogs hold. Another
+//! A MAD is answered by a bounded number of packets. It changes no connection with another host than its
+//! sender. A REQ that is repeated is neither a new connection nor rejected. No more requests wait than the
+//! backlogs hold, and the connections are no more than those and what the program has taken. Another
 //! device still connects. After destruction no connection is left.
 
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bareverbs_provider::Errno;
-use bareverbs_soft::{CmFile, Fabric, SoftDevice, testing};
+use bareverbs_soft::testing::{self, CmConnection};
+use bareverbs_soft::{CmFile, Fabric, SoftDevice};
 use bareverbs_uapi::abi::Be16;
 use bareverbs_uapi::rdma_cm::address::{AddressFamily, SocketAddressIn, SocketAddressStorage};
 use bareverbs_uapi::rdma_cm::structs::{
@@ -26,7 +29,7 @@ use bareverbs_uapi::verbs_values;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::input::Input;
-use crate::soft_program::NO_ADDRESS;
+use crate::soft_program::{NO_ADDRESS, gid};
 
 const STEPS: usize = 100;
 /// Requests that may wait at each listener.
@@ -34,23 +37,37 @@ const BACKLOG: u32 = 4;
 /// The port of the listeners, and that of a listener for [`connects`].
 const PORT: u16 = 7000;
 const HONEST_PORT: u16 = 7001;
-/// The user's id of all identifiers. Those with 0 get no events.
-const UID: u64 = 1;
+/// The user's ids of identifiers, by port space. Those with 0 get no events.
+const UIDS: [(PortSpace, u64); 2] = [(PortSpace::TCP, 1), (PortSpace::UDP, 2)];
+/// The user's id of identifiers that have accepted.
+const ACCEPTED: u64 = 3;
 /// Bytes of a MAD, and of its header.
 const MAD: usize = 256;
 const MAD_HEADER: usize = 24;
-/// The place of the attribute in a MAD, the attributes of REQ and REJ, and the place of the requester's
-/// GUID in a REQ.
-const ATTRIBUTE: std::ops::Range<usize> = 16..18;
+/// The place of the attribute in a MAD, and attributes.
+const ATTRIBUTE: Range<usize> = 16..18;
 const REQ: [u8; 2] = [0x00, 0x10];
 const REJ: [u8; 2] = [0x00, 0x12];
-const GUID: usize = MAD_HEADER + 16;
+/// Places in a REQ: the communication id, the requester's GUID, its QPN, its GID, and its IPv4 address in
+/// the private data.
+const LOCAL_ID: Range<usize> = field(0, 4);
+const GUID: Range<usize> = field(16, 8);
+const QPN: Range<usize> = field(32, 3);
+const LOCAL_GID: Range<usize> = field(56, 16);
+const SOURCE_ADDRESS: Range<usize> = field(140 + 16, 4);
+/// The first communication id and QPN of REQs that no program sends.
+const FIRST_NUMBER: u32 = 0x50_0000;
 /// Units of work that a MAD may cause, including those of a peer that answers.
 const WORK: usize = 64;
 /// Packets of a connection while time passes: 16 for each of several messages, with their answers.
 const PACKETS: usize = 200;
 /// The longest time for which a connection stays in `TIMEWAIT` is 2.4 hours.
 const TIMEWAIT: Duration = Duration::from_secs(3 * 3600);
+
+/// The place of a field behind the header of a MAD.
+const fn field(at: usize, length: usize) -> Range<usize> {
+    MAD_HEADER + at..MAD_HEADER + at + length
+}
 
 /// A capture of a fabric's packets, in pcap format.
 #[derive(Clone, Default)]
@@ -107,7 +124,8 @@ impl Program {
 
     fn create(&mut self, ps: PortSpace) -> u32 {
         let qp_type = if ps == PortSpace::UDP { QpType::UD } else { QpType::RC };
-        let request = CreateIdReq { uid: UID, ps, qp_type: qp_type.0 as u8, ..CreateIdReq::zeroed() };
+        let uid = UIDS.iter().find(|(of, _)| *of == ps).expect("TCP or UDP").1;
+        let request = CreateIdReq { uid, ps, qp_type: qp_type.0 as u8, ..CreateIdReq::zeroed() };
         let id = self.call::<CreateId>(request).expect("an identifier").id;
         self.ids.push(id);
         id
@@ -125,9 +143,17 @@ impl Program {
     /// Sends a REQ or SIDR_REQ.
     fn connect(&mut self, ps: PortSpace, address: IpAddr, port: u16) -> u32 {
         let id = self.create(ps);
-        let dst_size = size_of::<SocketAddressIn>() as u16;
-        let dst_addr = storage(address, port);
-        let request = ResolveAddrReq { id, dst_size, dst_addr, timeout_ms: 1000, ..ResolveAddrReq::zeroed() };
+        let size = size_of::<SocketAddressIn>() as u16;
+        let request = ResolveAddrReq {
+            id,
+            timeout_ms: 1000,
+            // Without a source, it is any device of the fabric.
+            src_size: size,
+            src_addr: storage(self.address, 0),
+            dst_size: size,
+            dst_addr: storage(address, port),
+            ..ResolveAddrReq::zeroed()
+        };
         self.call::<ResolveAddr>(request).expect("a device of the fabric");
         self.expect(EventType::ADDR_RESOLVED);
         self.call::<ResolveRoute>(ResolveRouteReq { id, timeout_ms: 1000 }).expect("a route");
@@ -138,7 +164,7 @@ impl Program {
     }
 
     fn accept(&self, id: u32) -> Result<(), Errno> {
-        self.call::<Accept>(AcceptReq { id, uid: UID, conn_param: param(id), ..AcceptReq::zeroed() })
+        self.call::<Accept>(AcceptReq { id, uid: ACCEPTED, conn_param: param(id), ..AcceptReq::zeroed() })
     }
 
     /// Answers a reply.
@@ -156,6 +182,18 @@ impl Program {
             self.ids.push(event.id);
         }
         Some(event)
+    }
+
+    /// Takes all events. The requests are no more than the backlog of each listener.
+    fn drain(&mut self) {
+        let mut requests = Vec::new();
+        while let Some(event) = self.next() {
+            requests.extend((event.event == EventType::CONNECT_REQUEST).then_some(event.uid));
+        }
+        for (_, uid) in UIDS {
+            let waiting = requests.iter().filter(|of| **of == uid).count();
+            assert!(waiting <= BACKLOG as usize, "{waiting} requests wait at a listener");
+        }
     }
 
     /// Takes events up to one of this type. Returns its identifier.
@@ -201,6 +239,10 @@ struct Victim {
     capture: Capture,
     /// MADs that were on the wire.
     mads: Vec<[u8; MAD]>,
+    /// A REQ of the peer.
+    request: [u8; MAD],
+    /// The number of REQs that no program has sent.
+    requests: u32,
 }
 
 impl Victim {
@@ -211,13 +253,16 @@ impl Victim {
         fabric.capture(capture.clone()).expect("a writer without errors");
         // The header of the file.
         capture.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        let mut victim = Self { fabric, devices, own, peer, capture, mads: Vec::new() };
+        let mut victim = Self { fabric, devices, own, peer, capture, mads: Vec::new(), request: [0; MAD], requests: 0 };
         for program in [&mut victim.own, &mut victim.peer] {
             program.listen(PortSpace::TCP, PORT);
             program.listen(PortSpace::UDP, PORT);
         }
         victim.connect_in_every_state();
         victim.mads = victim.capture.take();
+        let gid = gid(victim.peer.address);
+        let of_peer = |mad: &&[u8; MAD]| mad[ATTRIBUTE] == REQ && mad[LOCAL_GID] == gid;
+        victim.request = *victim.mads.iter().find(of_peer).expect("a REQ of the peer");
         victim
     }
 
@@ -261,9 +306,18 @@ impl Victim {
         }
     }
 
+    /// The connections of the device with other hosts than this one.
+    fn connections_with_others(&self, host: IpAddr) -> Vec<CmConnection> {
+        let mut connections = testing::cm_connections(&self.devices[0]);
+        connections.retain(|connection| connection.peer != host);
+        connections
+    }
+
     /// Receives bytes as the payload of a datagram to QP 1. Returns the MADs that follow.
-    fn receive(&mut self, source: IpAddr, payload: &[u8]) -> Vec<[u8; MAD]> {
-        let source = SocketAddr::new(source, 0xc000);
+    fn receive(&mut self, host: IpAddr, payload: &[u8]) -> Vec<[u8; MAD]> {
+        self.fabric.run_until_idle();
+        let before = self.connections_with_others(host);
+        let source = SocketAddr::new(host, 0xc000);
         let mut bytes = vec![0x64, 0, 0xff, 0xff, 0, 0, 0, 1, 0, 0, 0, 0];
         bytes.extend([0x80, 0x01, 0, 0, 0, 0, 0, 1]);
         bytes.extend(payload);
@@ -271,6 +325,7 @@ impl Victim {
         testing::receive(&self.devices[0], source, &bytes);
         let work = (0..=WORK).take_while(|_| self.fabric.step()).count();
         assert!(work <= WORK, "the answers have no end");
+        assert_eq!(before, self.connections_with_others(host), "a message has changed another host's connection");
         let sent = self.capture.take();
         self.mads.extend(&sent);
         self.mads.truncate(200);
@@ -292,17 +347,40 @@ impl Victim {
             _ => {}
         }
         // A REQ that names the GUID of another device can take the place of one of that device.
-        let is_request = mad[ATTRIBUTE] == REQ;
-        if is_request && mad[GUID..GUID + 8] == other.node_guid().0 {
-            mad[GUID] ^= 1;
+        if mad[ATTRIBUTE] == REQ && mad[GUID] == other.node_guid().0 {
+            mad[GUID.start] ^= 1;
         }
         let source = if input.one_in(8) { NO_ADDRESS } else { self.peer.address };
-        let connections = |victim: &Self| testing::cm_connections(&victim.devices[0]);
+        self.receive_twice(source, mad, mad);
+    }
+
+    /// Receives a valid REQ with new numbers, of the peer or another host, and its repetition.
+    fn receive_request(&mut self, input: &mut Input<'_>) {
+        let number = FIRST_NUMBER + self.requests;
+        self.requests += 1;
+        let mut mad = self.request;
+        mad[LOCAL_ID].copy_from_slice(&number.to_be_bytes());
+        mad[QPN].copy_from_slice(&number.to_be_bytes()[1..]);
+        let host = if input.one_in(4) { NO_ADDRESS } else { self.peer.address };
+        let gid = gid(host);
+        mad[LOCAL_GID].copy_from_slice(&gid);
+        mad[SOURCE_ADDRESS].copy_from_slice(&gid[12..]);
+        let mut again = mad;
+        if input.one_in(2) {
+            // The communication id alone makes it a repetition.
+            again[QPN.start] |= 0x80;
+        }
+        self.receive_twice(host, mad, again);
+    }
+
+    /// Receives a MAD. If it is a REQ, receives its repetition, too.
+    fn receive_twice(&mut self, source: IpAddr, mad: [u8; MAD], again: [u8; MAD]) {
+        let connections = |victim: &Self| testing::cm_count(&victim.devices[0]);
         let before = connections(self);
         self.receive(source, &mad);
         let after = connections(self);
-        if is_request && after > before {
-            let answers = self.receive(source, &mad);
+        if mad[ATTRIBUTE] == REQ && after > before {
+            let answers = self.receive(source, &again);
             let is_rejected = answers.iter().any(|answer| answer[ATTRIBUTE] == REJ);
             assert!(!is_rejected && connections(self) == after, "a repeated REQ is taken for another one");
         }
@@ -311,13 +389,13 @@ impl Victim {
     fn advance(&mut self, time: Duration) {
         self.fabric.advance(time);
         let sent = self.capture.take().len();
-        let connections: usize = self.devices.iter().map(testing::cm_connections).sum();
+        let connections: usize = self.devices.iter().map(testing::cm_count).sum();
         assert!(sent <= PACKETS * (connections + self.own.ids.len()), "{sent} packets of {connections}");
     }
 
     /// Checks that no connection is left over but those of the program, and of requests that wait.
     fn check_connections(&self) {
-        let connections = testing::cm_connections(&self.devices[0]);
+        let connections = testing::cm_count(&self.devices[0]);
         let most = self.own.ids.len() + 2 * BACKLOG as usize;
         assert!(connections <= most, "{connections} connections, at most {most} expected");
     }
@@ -328,7 +406,7 @@ impl Victim {
         drop((own, peer));
         fabric.advance(TIMEWAIT);
         for device in &devices {
-            assert_eq!(testing::cm_connections(device), 0, "connections are left");
+            assert_eq!(testing::cm_count(device), 0, "connections are left");
         }
     }
 }
@@ -382,12 +460,14 @@ pub(crate) fn run(data: &[u8]) {
                 victim.receive(source, payload);
             }
             1 => victim.own.act(&mut input),
-            2 => while victim.own.next().is_some() {},
+            2 => victim.own.drain(),
             3 => victim.advance(Duration::from_millis(1 << (input.byte() % 20))),
+            4 => victim.receive_request(&mut input),
             _ => victim.receive_like(&mut input, &other),
         }
         victim.check_connections();
     }
+    victim.own.drain();
     connects(&fabric, &victim.devices[0], &other);
     victim.destroy();
 }

@@ -1,10 +1,12 @@
 //! Datagrams to UDP port 4791 of a soft device: packets with a right or a wrong ICRC, for queue pairs of
-//! every type in every state. A queue pair in RESET or INIT completes nothing, a connected one that no
-//! packet is for still works, and all objects can be destroyed.
+//! every type in every state. A queue pair in RESET or INIT completes nothing. A connected one ignores
+//! packets from other addresses than that of its peer, and one that no packet is for still works. All
+//! objects can be destroyed.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
-use bareverbs_soft::{Fabric, SoftDevice, testing};
+use bareverbs_soft::{EventLog, Fabric, QpAction, testing};
 use bareverbs_uapi::rxe::SendWqe;
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::verbs_values::{QpState, SendFlags};
@@ -18,6 +20,11 @@ const STEPS: usize = 200;
 const TYPES: [QpType; 3] = [QpType::RC, QpType::UC, QpType::UD];
 const STATES: [QpState; 6] =
     [QpState::RESET, QpState::INIT, QpState::RTR, QpState::RTS, QpState::SQD, QpState::ERR];
+
+/// The address of a host that is no queue pair's peer.
+const FOREIGN: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 9, 9, 8));
+/// Actions of queue pairs that one packet causes at most, about.
+const ACTIONS: usize = 256;
 
 /// The opcodes of RC, UC and UD are those from these numbers on.
 const SERVICES: [u8; 3] = [0x00, 0x20, 0x60];
@@ -51,9 +58,35 @@ fn packet(input: &mut Input<'_>, program: &Program) -> Vec<u8> {
     bytes
 }
 
+/// The bytes from the BTH to the ICRC, or to one of them.
+fn datagram(input: &mut Input<'_>, program: &Program, source: SocketAddr) -> Vec<u8> {
+    let mut bytes = packet(input, program);
+    bytes.extend(testing::icrc(source, program.device.address(), &bytes));
+    if input.one_in(8) {
+        bytes.truncate(usize::from(input.byte()));
+    }
+    bytes
+}
+
+/// Receives a datagram from an address that is no peer's. Only a UD queue pair accepts it.
+fn receive_foreign(victim: &Program, log: &EventLog, source: SocketAddr, datagram: &[u8]) {
+    victim.device.fabric().run_until_idle();
+    log.clear();
+    let before = victim.registered();
+    receive(victim, source, datagram);
+    let entries = log.entries();
+    let acts = entries.iter().filter(|entry| !matches!(entry.action, QpAction::Received(_)));
+    let actors: Vec<_> = acts.map(|entry| entry.qp_num).collect();
+    let is_ud =
+        |number: &u32| victim.qps.iter().any(|qp| qp.number == *number && qp.qp_type == QpType::UD);
+    assert!(actors.iter().all(is_ud), "a connected queue pair has accepted a packet of another host");
+    assert!(!actors.is_empty() || victim.registered() == before, "another host has written to memory");
+}
+
 pub(crate) fn run(data: &[u8]) {
     let mut input = Input(data);
-    let fabric = Fabric::new();
+    let fabric = Fabric::seeded(1);
+    let log = fabric.log(ACTIONS);
     let mut victim = Program::new(&fabric);
     let mut honest = Honest::new(Program::on(victim.device.clone()), Program::new(&fabric));
     // Whether a queue pair is in RESET or INIT.
@@ -69,7 +102,7 @@ pub(crate) fn run(data: &[u8]) {
             }
         }
     }
-    let source = SocketAddr::new(NO_ADDRESS, 0xc000);
+    let [source, foreign] = [NO_ADDRESS, FOREIGN].map(|address| SocketAddr::new(address, 0xc000));
     for _ in 0..STEPS {
         if input.is_empty() {
             break;
@@ -77,7 +110,7 @@ pub(crate) fn run(data: &[u8]) {
         match input.byte() % 8 {
             0 => {
                 let length = usize::from(input.byte());
-                receive(&victim.device, source, input.slice(length));
+                receive(&victim, source, input.slice(length));
             }
             1 => {
                 let (qp, state) = (input.below(victim.qps.len()), input.one_of(&STATES));
@@ -102,13 +135,14 @@ pub(crate) fn run(data: &[u8]) {
                 let sge = victim.sge(usize::from(input.byte()), u32::from(input.half()));
                 victim.post_recv(qp, 9, &sge);
             }
+            4 => {
+                let bytes = datagram(&mut input, &victim, foreign);
+                receive_foreign(&victim, &log, foreign, &bytes);
+            }
+            5 => fabric.advance(Duration::from_micros(1 << (input.byte() % 20))),
             _ => {
-                let mut bytes = packet(&mut input, &victim);
-                bytes.extend(testing::icrc(source, victim.device.address(), &bytes));
-                if input.one_in(8) {
-                    bytes.truncate(usize::from(input.byte()));
-                }
-                receive(&victim.device, source, &bytes);
+                let bytes = datagram(&mut input, &victim, source);
+                receive(&victim, source, &bytes);
             }
         }
         while let Some(completion) = victim.completions.pop() {
@@ -122,6 +156,8 @@ pub(crate) fn run(data: &[u8]) {
     honest.destroy();
 }
 
-fn receive(device: &SoftDevice, source: SocketAddr, datagram: &[u8]) {
-    testing::receive(device, source, datagram);
+/// Receives a datagram, and does what follows.
+fn receive(victim: &Program, source: SocketAddr, datagram: &[u8]) {
+    testing::receive(&victim.device, source, datagram);
+    victim.device.fabric().run_until_idle();
 }

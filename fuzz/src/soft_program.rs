@@ -164,6 +164,11 @@ impl Program {
         (from..from + MEMORY).map(|at| unsafe { start.add(at).read_volatile() }).collect()
     }
 
+    /// The bytes of the registered memory.
+    pub(crate) fn registered(&self) -> Vec<u8> {
+        self.bytes(0)
+    }
+
     /// Checks that the memory behind the registered is as it was.
     pub(crate) fn check_unregistered(&self) {
         assert!(self.bytes(MEMORY).iter().all(|byte| *byte == 0), "unregistered memory was written");
@@ -297,6 +302,10 @@ impl Program {
 
     fn wait(&mut self) -> Wc {
         let end = Instant::now() + TIMEOUT;
+        let fabric = self.device.fabric();
+        if fabric.has_virtual_time() {
+            fabric.run_until_idle();
+        }
         loop {
             if let Some(wc) = self.completions.pop() {
                 return wc;
@@ -337,7 +346,7 @@ pub(crate) fn dma(length: u32) -> DmaInfo {
 }
 
 /// The GID of an address.
-fn gid(address: IpAddr) -> [u8; 16] {
+pub(crate) fn gid(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
         IpAddr::V6(address) => address.octets(),
@@ -380,7 +389,7 @@ impl Honest {
             let wc = program.wait();
             assert_eq!((wc.wr_id, wc.status), (wr_id, WcStatus::SUCCESS));
         }
-        let bytes = self.receiver.bytes(0);
+        let bytes = self.receiver.registered();
         assert!(bytes[64..][..LENGTH as usize].iter().all(|byte| *byte == 0x5a), "the message is wrong");
         assert!(bytes[..64].iter().chain(&bytes[64 + LENGTH as usize..]).all(|byte| *byte == 0));
     }

@@ -216,6 +216,21 @@ pub(crate) fn ack_timeout(ack_delay: u8, packet_life: u8) -> u8 {
     larger.saturating_add(u8::from(larger - smaller <= 1)).min(31)
 }
 
+/// What fuzz targets compare of a connection.
+#[cfg(feature = "test-utils")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CmConnection {
+    /// The communication id.
+    pub id: u32,
+    /// The address of the peer.
+    pub peer: std::net::IpAddr,
+    /// The number of the state.
+    pub state: u8,
+    /// The time of its timer.
+    pub deadline: Option<u64>,
+}
+
 /// A message for the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Outgoing {
@@ -283,6 +298,18 @@ impl Cm {
     #[cfg(any(test, feature = "test-utils"))]
     pub(crate) fn len(&self) -> usize {
         self.connections.len() + self.listeners.len()
+    }
+
+    /// The connections, with those in `TIMEWAIT`.
+    #[cfg(feature = "test-utils")]
+    pub(crate) fn connections(&self) -> Vec<CmConnection> {
+        let of = |(id, connection): (&u32, &Connection)| CmConnection {
+            id: *id,
+            peer: crate::wire::address_of(&connection.path.destination),
+            state: connection.state as u8,
+            deadline: connection.deadline,
+        };
+        self.connections.iter().map(of).collect()
     }
 
     /// Sets the next communication id.

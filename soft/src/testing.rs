@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use bareverbs_transport::roce::NetworkHeaders;
 
+pub use crate::cm::CmConnection;
 use crate::device::SoftDevice;
 use crate::wire::{datagram_packet, gid, global_of};
 
@@ -25,6 +26,12 @@ pub fn icrc(source: SocketAddr, destination: IpAddr, transport: &[u8]) -> [u8; 4
 /// The number of connections of a device's communication manager, with those in `TIMEWAIT`, and of its
 /// listeners.
 #[must_use]
-pub fn cm_connections(device: &SoftDevice) -> usize {
-    device.port().with(|engine| Ok(engine.cm_connections())).unwrap_or(0)
+pub fn cm_count(device: &SoftDevice) -> usize {
+    device.port().with(|engine| Ok(engine.cm_count())).unwrap_or(0)
+}
+
+/// The connections of a device's communication manager, with those in `TIMEWAIT`.
+#[must_use]
+pub fn cm_connections(device: &SoftDevice) -> Vec<CmConnection> {
+    device.port().with(|engine| Ok(engine.cm_connections())).unwrap_or_default()
 }

@@ -50,8 +50,14 @@ impl Engine {
 
     /// The number of connections and listeners.
     #[cfg(any(test, feature = "test-utils"))]
-    pub(crate) fn cm_connections(&self) -> usize {
+    pub(crate) fn cm_count(&self) -> usize {
         self.cm.len()
+    }
+
+    /// The connections, with those in `TIMEWAIT`.
+    #[cfg(feature = "test-utils")]
+    pub(crate) fn cm_connections(&self) -> Vec<crate::cm::CmConnection> {
+        self.cm.connections()
     }
 
     /// Sends a REP: `EINVAL` unless a REQ was received.

@@ -558,7 +558,7 @@ fn identifier_that_is_destroyed_in_connect_leaves_no_connection() {
             (0..round % 100 * 10).for_each(|_| std::hint::spin_loop());
             destroy(&sides.client, id).unwrap();
         });
-        assert_eq!(device.with(|engine| Ok(engine.cm_connections())), Ok(0));
+        assert_eq!(device.with(|engine| Ok(engine.cm_count())), Ok(0));
         while next(&sides.client).is_some() {}
     }
 }
