@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use bareverbs_transport::packet::Packet;
 use bareverbs_transport::pcap::Recorder;
+use bareverbs_transport::roce;
+
+use crate::wire::icrc;
 
 /// A capture of the packets of a fabric.
 #[derive(Debug)]
@@ -28,7 +31,8 @@ impl Capture {
             let time = self.origin + Duration::from_nanos(now);
             // The writer is code of the program: its panic does not fail the fabric. It is not used
             // after one.
-            let written = catch_unwind(AssertUnwindSafe(|| self.recorder.packet(time, packet)));
+            let frame = roce::encode_with(packet, icrc::of);
+            let written = catch_unwind(AssertUnwindSafe(|| self.recorder.frame(time, &frame)));
             self.error = written
                 .unwrap_or_else(|panic| {
                     // Its drop may panic.

@@ -233,7 +233,8 @@ impl Fabric {
     }
 
     /// Writes all packets from now on to `writer`, as a capture in pcap format that Wireshark dissects:
-    /// RoCE v2 in UDP, IP and Ethernet, with the ICRC. Replaces an earlier capture.
+    /// RoCE v2 in UDP, IP and Ethernet. The packets have the ports and the ICRC of the wire, which is that
+    /// of Soft-RoCE for FLUSH. MAC addresses are made from the addresses. Replaces an earlier capture.
     ///
     /// A packet is recorded when its device sends it, before any fault, or when it arrives from another
     /// process or host. Each one is written and flushed at once, so a failed test leaves a complete file.

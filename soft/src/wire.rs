@@ -15,7 +15,7 @@
 //! | `fork` | sockets that a forked child doesn't keep |
 
 mod fork;
-mod icrc;
+pub(crate) mod icrc;
 mod interface;
 mod receive;
 mod send;
@@ -204,8 +204,7 @@ impl UdpWire {
             return Err(Errno::INVAL);
         }
         let mut sender = lock(&self.sender);
-        // rxe sends packets with a hop limit of 0, which a socket doesn't.
-        let fields = (global.hop_limit.max(1), global.traffic_class);
+        let fields = (hop_limit(&global), global.traffic_class);
         if sender.fields != Some(fields) {
             self.flush_from(&mut sender);
             self.socket.set_fields(to, fields)?;
@@ -385,6 +384,19 @@ impl Inbox {
     pub(crate) fn new() -> Self {
         Self { packets: Vec::new(), batch: Batch::new(), next: 0 }
     }
+}
+
+/// The fields of a route as they are in packets of a wire: all come from one socket.
+pub(crate) fn set_fields(route: &mut Route) {
+    route.udp_source = ROCE;
+    if let Some(global) = &mut route.global {
+        global.hop_limit = hop_limit(global);
+    }
+}
+
+/// The hop limit on the wire. rxe sends packets with a hop limit of 0, which a socket doesn't.
+fn hop_limit(global: &Global) -> u8 {
+    global.hop_limit.max(1)
 }
 
 /// The address in a GID.

@@ -13,6 +13,12 @@ const ANY_SOURCE: u16 = 0xc000;
 /// Encodes a packet as a RoCE v2 frame. LIDs of an InfiniBand port become addresses 10.0.LID.LID
 /// and matching MACs.
 pub fn encode(packet: &Packet) -> Vec<u8> {
+    encode_with(packet, NetworkHeaders::icrc)
+}
+
+/// The frame with the ICRC that `icrc` computes from the network headers and the bytes from the BTH to the
+/// padding.
+pub fn encode_with(packet: &Packet, icrc: impl FnOnce(&NetworkHeaders, &[u8]) -> u32) -> Vec<u8> {
     let mut transport = Vec::with_capacity(packet.payload.len() + 60);
     bth::write(packet, &mut transport);
     let global = match packet.route.global {
@@ -27,13 +33,12 @@ pub fn encode(packet: &Packet) -> Vec<u8> {
     };
     frame.extend_from_slice(&destination_mac);
     frame.extend_from_slice(&source_mac);
-    let source_port =
-        if packet.route.udp_source >= ANY_SOURCE { packet.route.udp_source } else { ANY_SOURCE };
+    let source_port = if packet.route.udp_source == 0 { ANY_SOURCE } else { packet.route.udp_source };
     let headers = NetworkHeaders::new(&global, source_port, transport.len());
     frame.extend_from_slice(if global.network == Network::Ipv4 { &[0x08, 0x00] } else { &[0x86, 0xdd] });
     frame.extend_from_slice(headers.as_bytes());
     frame.extend_from_slice(&transport);
-    frame.extend_from_slice(&headers.icrc(&transport).to_le_bytes());
+    frame.extend_from_slice(&icrc(&headers, &transport).to_le_bytes());
     frame
 }
 

@@ -5,13 +5,18 @@ use bareverbs_transport::packet::{Global, Packet};
 use super::state::FabricState;
 use super::transit::{InTransit, Origin};
 use crate::engine::Engine;
+use crate::wire;
 
 impl FabricState {
     /// Transmits a packet to its receivers, with the faults that are injected.
-    pub(super) fn transmit(&mut self, origin: Origin, packet: Packet) {
+    pub(super) fn transmit(&mut self, origin: Origin, mut packet: Packet) {
         if self.capture.is_some() {
-            let now = self.now();
+            let (now, route) = (self.now(), packet.route);
+            if self.leaves_by_wire(origin, &packet) {
+                wire::set_fields(&mut packet.route);
+            }
             self.capture.iter_mut().for_each(|capture| capture.record(now, &packet));
+            packet.route = route;
         }
         if self.faults.injector.is_empty() && self.faults.held.is_empty() {
             self.deliver(origin, packet, false);
@@ -46,6 +51,15 @@ impl FabricState {
             let InTransit { origin, packet, rnr } = self.faults.held.remove(followed);
             self.deliver(origin, packet, rnr);
         }
+    }
+
+    /// Whether a packet goes by UDP.
+    fn leaves_by_wire(&self, origin: Origin, packet: &Packet) -> bool {
+        let Origin::Device(sender) = origin else { return false };
+        let has_wire =
+            self.devices.get(sender).and_then(Option::as_ref).is_some_and(|at| at.wire().is_some());
+        let destination = packet.route.global.map(|global| global.destination);
+        has_wire && !destination.is_some_and(|gid| self.addresses.contains_key(&gid))
     }
 
     /// Delivers the next delayed packet that is due. Returns `false` if there is none.

@@ -44,7 +44,7 @@ fn multiply(left: u32, mut right: u32) -> u32 {
 }
 
 /// The ICRC of a packet to send. `transport` is its BTH, extension headers, payload and padding.
-pub(super) fn of(headers: &NetworkHeaders, transport: &[u8]) -> u32 {
+pub(crate) fn of(headers: &NetworkHeaders, transport: &[u8]) -> u32 {
     headers.icrc_of_flush(transport).unwrap_or_else(|| headers.icrc(transport))
 }
 

@@ -4,16 +4,36 @@ use std::io::{self, Write};
 use std::sync::Mutex;
 
 use bareverbs_transport::packet::{Operation as PacketOperation, Packet, syndrome};
-use bareverbs_transport::roce;
+use bareverbs_transport::roce::{self, NetworkHeaders};
 use bareverbs_uapi::verbs_values::QpState;
-use bareverbs_uapi::write::types::WcOpcode;
+use bareverbs_uapi::write::types::{PlacementType, SelectivityLevel, WcOpcode};
 
 use super::*;
 use crate::event_log::QpAction;
 
 /// A writer whose bytes the test reads.
 #[derive(Clone, Default)]
-struct Bytes(Arc<Mutex<Vec<u8>>>);
+pub(super) struct Bytes(Arc<Mutex<Vec<u8>>>);
+
+impl Bytes {
+    /// The packets of a capture, with their times. Checks lengths, checksums and ICRCs.
+    pub(super) fn packets(&self) -> Vec<(Duration, Packet)> {
+        let capture = self.0.lock().unwrap();
+        let (header, mut rest) = capture.split_at(24);
+        let word = |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[4 * at..][..4].try_into().unwrap());
+        assert_eq!((word(header, 0), word(header, 5)), (0xa1b2_3c4d, 1));
+        let mut found = Vec::new();
+        while !rest.is_empty() {
+            let (record, after) = rest.split_at(16);
+            let time = Duration::new(word(record, 0).into(), word(record, 1));
+            assert_eq!(word(record, 2), word(record, 3));
+            let (frame, after) = after.split_at(word(record, 2) as usize);
+            found.push((time, roce::decode(frame).expect("a valid frame")));
+            rest = after;
+        }
+        found
+    }
+}
 
 impl Write for Bytes {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -24,23 +44,6 @@ impl Write for Bytes {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
-}
-
-/// The packets of a capture, with their times. Checks lengths, checksums and ICRCs.
-fn packets(capture: &[u8]) -> Vec<(Duration, Packet)> {
-    let (header, mut rest) = capture.split_at(24);
-    let word = |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[4 * at..][..4].try_into().unwrap());
-    assert_eq!((word(header, 0), word(header, 5)), (0xa1b2_3c4d, 1));
-    let mut found = Vec::new();
-    while !rest.is_empty() {
-        let (record, after) = rest.split_at(16);
-        let time = Duration::new(word(record, 0).into(), word(record, 1));
-        assert_eq!(word(record, 2), word(record, 3));
-        let (frame, after) = after.split_at(word(record, 2) as usize);
-        found.push((time, roce::decode(frame).expect("a valid frame")));
-        rest = after;
-    }
-    found
 }
 
 #[test]
@@ -54,7 +57,7 @@ fn capture_has_all_packets_in_order_until_its_end() {
     pair.qa.post(2, Operation::Read(pair.b.remote(0)), &[pair.a.sge(4096, 10)]);
     fabric.end_capture().unwrap();
     pair.qa.post(3, Operation::Write(pair.b.remote(0)), &[pair.a.sge(0, 1)]);
-    let found = packets(&file.0.lock().unwrap());
+    let found = file.packets();
     let operations: Vec<_> = found.iter().map(|(_, packet)| packet.operation).collect();
     use PacketOperation::{Acknowledge, ReadRequest, ReadResponseOnly, WriteFirst, WriteLast, WriteMiddle};
     assert!(operations.starts_with(&[
@@ -73,6 +76,31 @@ fn capture_has_all_packets_in_order_until_its_end() {
 }
 
 #[test]
+fn flush_in_a_capture_has_the_icrc_of_soft_roce() {
+    let fabric = Fabric::new();
+    let mut pair = Pair::on(&fabric, QpType::RC, |_| {});
+    let file = Bytes::default();
+    fabric.capture(file.clone()).unwrap();
+    let flush = Operation::Flush {
+        remote: pair.b.remote(0),
+        length: 16,
+        placement: PlacementType::GLOBAL,
+        level: SelectivityLevel::RANGE,
+    };
+    pair.qa.post(1, flush, &[]);
+    assert_eq!(pair.a.wait().status, WcStatus::SUCCESS);
+    fabric.end_capture().unwrap();
+    let Packet { operation, route, .. } = file.packets()[0].1;
+    assert_eq!(operation, PacketOperation::Flush);
+    let capture = file.0.lock().unwrap();
+    let length = u32::from_le_bytes(capture[32..36].try_into().unwrap()) as usize;
+    let (ip, icrc) = capture[40 + 14..40 + length].split_last_chunk().unwrap();
+    let transport = &ip[28..];
+    let headers = NetworkHeaders::new(&route.global.unwrap(), route.udp_source, transport.len());
+    assert_eq!(u32::from_le_bytes(*icrc), headers.icrc_of_flush(transport).unwrap());
+}
+
+#[test]
 fn times_of_a_capture_are_those_of_the_fabric() {
     const TIME: Duration = Duration::from_nanos(1_001_234_567);
     let fabric = Fabric::seeded(1);
@@ -82,7 +110,7 @@ fn times_of_a_capture_are_those_of_the_fabric() {
     fabric.advance(TIME);
     pair.qa.post(1, Operation::Write(pair.b.remote(0)), &[pair.a.sge(0, 4)]);
     fabric.run_until_idle();
-    let times: Vec<_> = packets(&file.0.lock().unwrap()).iter().map(|(time, _)| *time).collect();
+    let times: Vec<_> = file.packets().iter().map(|(time, _)| *time).collect();
     assert_eq!(times, [TIME]);
 }
 

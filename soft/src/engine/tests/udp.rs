@@ -7,9 +7,9 @@ use bareverbs_uapi::write::types::WcOpcode;
 
 use super::*;
 use crate::address_error::AddressError;
-use crate::wire::UdpWire;
 use crate::wire::gid as gid_of;
 use crate::wire::tests::on_free_address;
+use crate::wire::{ROCE, UdpWire};
 
 const OK: WcStatus = WcStatus::SUCCESS;
 
@@ -254,4 +254,18 @@ fn latency_and_bandwidth_over_udp() {
     }
     let each = start.elapsed() / ROUNDS;
     println!("64 KiB write {each:?}: {} MB/s", LENGTH as u128 * 1000 / each.as_nanos());
+}
+
+#[test]
+fn capture_has_the_ports_of_the_wire() {
+    let (mut pair, _) = pair(QpType::RC, |_| {});
+    let file = super::records::Bytes::default();
+    pair.a.fabric.capture(file.clone()).unwrap();
+    pair.qb.receive(2, &[pair.b.sge(0, 100)]);
+    pair.qa.post(1, Operation::Send, &[pair.a.sge(0, 100)]);
+    assert_eq!((pair.b.wait().wr_id, pair.a.wait().status), (2, OK));
+    pair.a.fabric.end_capture().unwrap();
+    // Requests that it has sent, and responses that it has received.
+    let ports: Vec<_> = file.packets().iter().map(|(_, packet)| packet.route.udp_source).collect();
+    assert!(ports.len() >= 2 && ports.iter().all(|port| *port == ROCE), "{ports:?}");
 }
