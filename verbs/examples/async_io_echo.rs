@@ -1,18 +1,28 @@
 //! Echo over RDMA with async-io: one thread sends messages, another sends each back.
 //!
-//! `cargo run --example async_io_echo --features async-io`, on a machine with an RDMA device.
+//! `cargo run --example async_io_echo --features async-io`, on a machine with an RDMA device; with
+//! `--features soft` and `-- -d soft0` on any.
+
+#[path = "common/device.rs"]
+mod device;
 
 use std::thread;
 
 use async_io::block_on;
 use bareverbs::runtime::AsyncIo;
 use bareverbs::{Access, Buffer, Context, Done, Endpoint, Mr, Op, Pd, Report};
+use clap::Parser;
+use device::DeviceOption;
 
 const MESSAGES: u32 = 1000;
 const BYTES: usize = 64;
 
-pub(crate) fn main() -> Result<(), Report> {
-    let pd = Context::open_first()?.alloc_pd()?;
+fn main() -> Result<(), Report> {
+    run(&DeviceOption::parse().open()?)
+}
+
+pub(crate) fn run(context: &Context) -> Result<(), Report> {
+    let pd = context.alloc_pd()?;
     let mut client = Endpoint::new(&pd, 1, 2)?;
     let mut server = Endpoint::new(&pd, 1, 2)?;
     // Between two machines, the addresses go over a socket.

@@ -10,14 +10,18 @@
 
 #![forbid(unsafe_code)]
 
+#[path = "common/device.rs"]
+mod device;
+
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use bareverbs::datagram::DatagramAddress;
 use bareverbs::qp::GRH_BYTES;
-use bareverbs::{Context, Datagrams, Gid, Op, Pool};
+use bareverbs::{Datagrams, Gid, Op, Pool};
 use clap::{Parser, ValueEnum};
+use device::DeviceOption;
 
 /// Datagrams with another Q_Key are dropped.
 const QKEY: u32 = 0x1234;
@@ -29,6 +33,8 @@ const RECEIVES: u32 = 64;
 #[derive(Parser)]
 struct Options {
     role: Role,
+    #[command(flatten)]
+    device: DeviceOption,
     /// The group, an IPv4 or IPv6 multicast address.
     #[arg(long, default_value = "239.1.2.3")]
     group: Gid,
@@ -47,8 +53,8 @@ enum Role {
 }
 
 fn main() -> Result<()> {
-    let Options { role, group, lid, messages } = Options::parse();
-    let pd = Context::open_first()?.alloc_pd()?;
+    let Options { role, device, group, lid, messages } = Options::parse();
+    let pd = device.open()?.alloc_pd()?;
     let options = Datagrams::options().qkey(QKEY).recvs(RECEIVES).inline(PAYLOAD as u32);
     let mut datagrams: Datagrams = options.build(&pd)?;
     match role {

@@ -1,7 +1,11 @@
 //! The raw level: methods of the kernel's ABI with any attributes, adopted handles, and the rings of
 //! a queue pair in memory.
 //!
-//! `cargo run --example raw_level` runs it on a machine with any RDMA device.
+//! `cargo run --example raw_level` runs it on a machine with any RDMA device; with `--features
+//! soft` and `-- -d soft0` on any machine.
+
+#[path = "common/device.rs"]
+mod device;
 
 use std::io;
 
@@ -15,20 +19,25 @@ use bareverbs::raw::uapi::write::structs::{AllocPdReq, AllocPdResp};
 use bareverbs::raw::uapi::write::{AllocPd, WriteCommand};
 use bareverbs::raw::{DoorbellLayout, QueueLayout, RawContext, RawObject, UntypedCall};
 use bareverbs::{Access, Buffer, Context, Pd, Report};
+use clap::Parser;
+use device::DeviceOption;
 
 type Result<T> = std::result::Result<T, Report>;
 
 const GREETING: &[u8] = b"hello, ring";
 
-pub(crate) fn main() -> Result<()> {
-    let context = Context::open_first()?;
-    let pd = adopted_pd(&context)?;
+fn main() -> Result<()> {
+    run(&DeviceOption::parse().open()?)
+}
+
+pub(crate) fn run(context: &Context) -> Result<()> {
+    let pd = adopted_pd(context)?;
     let mr = pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?;
     call_by_types(&context.raw(), mr.handle(), mr.lkey())?;
     call_by_numbers(&context.raw(), mr.handle(), mr.lkey())?;
     drop(mr);
     read_a_ring(&pd)?;
-    destroy_by_handle(&context, pd)
+    destroy_by_handle(context, pd)
 }
 
 /// Creates a PD by a raw command, and adopts its handle. Drop deallocates the PD.

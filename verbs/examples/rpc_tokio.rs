@@ -8,11 +8,15 @@
 
 #![forbid(unsafe_code)]
 
+#[path = "common/device.rs"]
+mod device;
+
 use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs::runtime::Tokio;
 use bareverbs::server::{Client, Event, Handle, Server};
-use bareverbs::{Address, Context, Pd};
+use bareverbs::{Address, Pd};
 use clap::Parser;
+use device::DeviceOption;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -24,6 +28,8 @@ struct Options {
     /// The server's TCP port.
     #[arg(short, long, default_value_t = 7471)]
     port: u16,
+    #[command(flatten)]
+    device: DeviceOption,
     /// Client: the number of clients. Server: end after so many.
     #[arg(long)]
     clients: Option<u32>,
@@ -35,7 +41,7 @@ struct Options {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let options = Options::parse();
-    let pd = Context::open_first()?.alloc_pd()?;
+    let pd = options.device.open()?.alloc_pd()?;
     let Some(host) = options.host else {
         return serve(&pd, options.port, options.clients.unwrap_or(u32::MAX)).await;
     };

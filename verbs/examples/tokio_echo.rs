@@ -1,16 +1,26 @@
 //! Echo over RDMA in two tasks of tokio: one sends messages, the other sends each back.
 //!
-//! `cargo run --example tokio_echo --features tokio`, on a machine with an RDMA device.
+//! `cargo run --example tokio_echo --features tokio`, on a machine with an RDMA device; with
+//! `--features soft` and `-- -d soft0` on any.
+
+#[path = "common/device.rs"]
+mod device;
 
 use bareverbs::runtime::Tokio;
 use bareverbs::{Access, Buffer, Context, Done, Endpoint, Mr, Op, Pd, Report};
+use clap::Parser;
+use device::DeviceOption;
 
 const MESSAGES: u32 = 1000;
 const BYTES: usize = 64;
 
 #[tokio::main(flavor = "current_thread")]
-pub(crate) async fn main() -> Result<(), Report> {
-    let pd = Context::open_first()?.alloc_pd()?;
+async fn main() -> Result<(), Report> {
+    run(&DeviceOption::parse().open()?).await
+}
+
+pub(crate) async fn run(context: &Context) -> Result<(), Report> {
+    let pd = context.alloc_pd()?;
     let mut client = Endpoint::new(&pd, 1, 2)?;
     let mut server = Endpoint::new(&pd, 1, 2)?;
     // Between two machines, the addresses go over a socket.

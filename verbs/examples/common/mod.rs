@@ -1,5 +1,7 @@
 //! What the examples with two ends share: the exchange of addresses over TCP.
 
+mod device;
+
 use std::error::Error;
 use std::fmt::Display;
 use std::io::{BufRead, BufReader, Write};
@@ -7,7 +9,7 @@ use std::net::{TcpListener, TcpStream};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, ensure};
-use bareverbs::Device;
+use device::DeviceOption;
 
 /// The options of both ends.
 #[derive(clap::Args, Clone, Debug)]
@@ -17,18 +19,14 @@ pub(crate) struct Ends {
     /// The server's TCP port.
     #[arg(short, long, default_value_t = 7471)]
     pub(crate) port: u16,
-    /// The RDMA device, such as rxe0 or soft:127.0.0.2. Default: the first one.
-    #[arg(short, long)]
-    device: Option<String>,
+    #[command(flatten)]
+    device: DeviceOption,
 }
 
 impl Ends {
     /// Opens the RDMA device.
     pub(crate) fn open(&self) -> bareverbs::Result<bareverbs::Context> {
-        match &self.device {
-            Some(name) => Device::find(name)?.open(),
-            None => bareverbs::Context::open_first(),
-        }
+        self.device.open()
     }
 
     /// Listens for clients.

@@ -7,8 +7,10 @@ mod neighbours;
 mod tasks;
 
 #[path = "../../../../verbs/examples/async_io_echo.rs"]
+#[expect(dead_code, reason = "its `main`")]
 mod async_io_echo;
 #[path = "../../../../verbs/examples/tokio_echo.rs"]
+#[expect(dead_code, clippy::duplicate_mod, reason = "its `main`, and the module of its option")]
 mod tokio_echo;
 
 fn main() -> std::process::ExitCode {

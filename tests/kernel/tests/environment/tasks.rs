@@ -17,14 +17,14 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::{async_io_echo, tokio_echo};
 
-#[kernel_test(device::is_listed)]
+#[kernel_test]
 fn tokio_example_runs() {
-    nothing_leaks(|| tokio_echo::main().unwrap());
+    nothing_leaks(|| runtime().block_on(tokio_echo::run(&device::open())).unwrap());
 }
 
-#[kernel_test(device::is_listed)]
+#[kernel_test]
 fn async_io_example_runs() {
-    nothing_leaks(|| async_io_echo::main().unwrap());
+    nothing_leaks(|| async_io_echo::run(&device::open()).unwrap());
 }
 
 fn runtime() -> Runtime {

@@ -41,9 +41,9 @@ fn published(layout: &QueueLayout, which: usize) -> u32 {
     }
 }
 
-#[kernel_test(device::is_listed)]
+#[kernel_test]
 fn raw_level_example_runs() {
-    nothing_leaks(|| raw_level::main().unwrap());
+    nothing_leaks(|| raw_level::run(&device::open()).unwrap());
 }
 
 #[kernel_test]

@@ -6,6 +6,7 @@ mod handles;
 mod layouts;
 
 #[path = "../../../../verbs/examples/raw_level.rs"]
+#[expect(dead_code, reason = "its `main`")]
 mod raw_level;
 
 fn main() -> std::process::ExitCode {
