@@ -334,7 +334,9 @@ fn run(
 
 fn series(target: &dyn Target) -> Result<Since, FuzzError> {
     probe::series(target).map_err(|stop| match stop {
-        Stop::Skip(reason) | Stop::Fail(reason) => FuzzError::Device(SuiteError::Probe { reason }),
+        Stop::Skip(reason) | Stop::Fail(reason) => {
+            FuzzError::Device(SuiteError::Probe { device: target.name(), reason })
+        }
     })
 }
 

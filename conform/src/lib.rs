@@ -72,9 +72,11 @@ pub enum SuiteError {
         /// The device.
         device: String,
     },
-    /// The kernel's answers show no known series.
-    #[error("the kernel's series can't be found: {reason}")]
+    /// The answers are those of no known kernel series.
+    #[error("the kernel series that {device} is checked against can't be found by its answers: {reason}")]
     Probe {
+        /// The device.
+        device: String,
         /// The unexpected answer.
         reason: String,
     },

@@ -19,7 +19,7 @@ pub fn summary(results: &Results) -> String {
         known => format!(" ({known} with a known bug)"),
     };
     format!(
-        "{} on {}, rules of {}: {passed} passed{known}, {failed} failed, {skipped} skipped in {:.1} s\n",
+        "{} on {}, checked against the rules of Linux {}: {passed} passed{known}, {failed} failed, {skipped} skipped in {:.1} s\n",
         results.device,
         results.kernel,
         results.series,

@@ -171,7 +171,9 @@ impl Suite {
     pub(crate) fn of(target: Box<dyn Target>, checks: Vec<Check>) -> Result<Self, SuiteError> {
         let series = match probe::series(&*target) {
             Ok(series) => series,
-            Err(Stop::Skip(reason) | Stop::Fail(reason)) => return Err(SuiteError::Probe { reason }),
+            Err(Stop::Skip(reason) | Stop::Fail(reason)) => {
+                return Err(SuiteError::Probe { device: target.name(), reason });
+            }
         };
         let device_option = format!("--device {} ", target.name());
         let (hazardous, checks) = checks.into_iter().partition(|check| check.hazard.is_some());
