@@ -235,7 +235,7 @@ impl Uar {
             }
             other => {
                 destroy(file, handle);
-                Err(other.err().unwrap_or(IoctlError { method: "mmap", errno: Errno::INVAL }))
+                Err(other.err().unwrap_or(IoctlError::new("mmap", Errno::INVAL)))
             }
         }
     }

@@ -78,7 +78,7 @@ pub struct Mlx5 {
 }
 
 fn ioctl_error(method: &'static str) -> impl FnOnce(Errno) -> IoctlError {
-    move |errno| IoctlError { method, errno }
+    move |errno| IoctlError::new(method, errno)
 }
 
 /// Stores an object under the kernel's handle, and removes the entries of dropped objects.
@@ -95,7 +95,7 @@ fn lookup<T>(
     method: &'static str,
 ) -> Result<Arc<T>, IoctlError> {
     let map = map.lock().unwrap_or_else(PoisonError::into_inner);
-    map.get(&handle).and_then(Weak::upgrade).ok_or(IoctlError { method, errno: Errno::NOENT })
+    map.get(&handle).and_then(Weak::upgrade).ok_or(IoctlError::new(method, Errno::NOENT))
 }
 
 /// Allocates the memory of a queue, in bytes.
@@ -171,10 +171,7 @@ impl Mlx5 {
         shareable: bool,
     ) -> Result<Self, IoctlError> {
         if resp.cqe_version > 1 {
-            return Err(IoctlError {
-                method: "GetContext (completions of a later version)",
-                errno: Errno::OPNOTSUPP,
-            });
+            return Err(IoctlError::new("GetContext (completions of a later version)", Errno::OPNOTSUPP));
         }
         let device = query_driver(&file)?;
         let mini_cqe_format = MiniCqeFormat::best(device.cqe_comp_caps.supported_format);
@@ -256,7 +253,7 @@ unsafe impl Provider for Mlx5 {
 
     fn open(file: Arc<DeviceFile>) -> Result<Self, IoctlError> {
         if !Self::drives(file.driver_id()) {
-            return Err(IoctlError { method: "GetContext", errno: Errno::INVAL });
+            return Err(IoctlError::new("GetContext", Errno::INVAL));
         }
         let request = AllocUcontextReqV2 {
             max_cqe_version: 1,
@@ -273,7 +270,7 @@ unsafe impl Provider for Mlx5 {
 
     fn import(file: Arc<DeviceFile>) -> Result<Self, CreateError> {
         if !Self::drives(file.driver_id()) {
-            return Err(IoctlError { method: "QueryContext", errno: Errno::INVAL }.into());
+            return Err(IoctlError::new("QueryContext", Errno::INVAL).into());
         }
         let (info, resp) = import::query_context(&file)?;
         Ok(Self::new(file, info, resp, true)?)
@@ -454,6 +451,6 @@ mod tests {
     #[test]
     fn open_rejects_files_of_other_drivers() {
         let refused = Mlx5::open(null(DriverId::UNKNOWN)).map(drop).unwrap_err();
-        assert_eq!(refused, IoctlError { method: "GetContext", errno: Errno::INVAL });
+        assert_eq!(refused, IoctlError::new("GetContext", Errno::INVAL));
     }
 }

@@ -169,7 +169,7 @@ impl Plain {
         receives: impl FnOnce(u32, u32) -> Result<RqTracker, Errno>,
     ) -> Result<PlainQp, CreateError> {
         let layout = Layout::new(qp_type, cap, tso_header, srq.is_some(), LIMITS)?;
-        let ioctl_error = |errno| bareverbs_provider::device::IoctlError { method: "mmap", errno };
+        let ioctl_error = |errno| bareverbs_provider::device::IoctlError::new("mmap", errno);
         let source = match srq {
             Some(srq) => Source::Shared(Arc::clone(srq.shared())),
             None => Source::Own(receives(layout.recv_slots, layout.recv_sge).map_err(ioctl_error)?),
@@ -214,7 +214,7 @@ impl Plain {
     /// There is no memory or no free user index, or the arguments exceed the limits of a ConnectX.
     pub fn wq(&self, max_wr: u32, max_sge: u32, cq: &Mlx5Cq) -> Result<PlainWq, CreateError> {
         let layout = ReceiveLayout::new(max_wr, max_sge, LIMITS)?;
-        let ioctl_error = |errno| bareverbs_provider::device::IoctlError { method: "mmap", errno };
+        let ioctl_error = |errno| bareverbs_provider::device::IoctlError::new("mmap", errno);
         let ring = Mapping::anonymous(layout.bytes()).map_err(ioctl_error)?;
         let doorbell = self.records.take().map_err(ioctl_error)?;
         let record = doorbell.address();

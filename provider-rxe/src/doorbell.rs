@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bareverbs_provider::Errno;
-use bareverbs_provider::device::DeviceFile;
+use bareverbs_provider::device::{DeviceFile, ErrorOrigin};
 use bareverbs_uapi::write::structs::{CmdHdr, PostSendReq, PostSendResp, SendWr};
 use bareverbs_uapi::write::{self, PostSend, WriteCommand};
 use zerocopy::{Immutable, IntoBytes};
@@ -20,6 +20,11 @@ pub trait Doorbell: Send {
     /// The kernel's error. `EINVAL` means that the kernel did not process the queue, and that
     /// nothing else makes it do so before the QP changes its state.
     fn ring(&mut self) -> Result<(), Errno>;
+
+    /// What the errors of the doorbell are of.
+    fn error_origin(&self) -> ErrorOrigin {
+        ErrorOrigin::Kernel
+    }
 }
 
 /// Size of the command in words of four bytes, as the header has it.
@@ -115,6 +120,10 @@ impl Doorbell for KernelDoorbell {
             }
             result => result,
         }
+    }
+
+    fn error_origin(&self) -> ErrorOrigin {
+        self.file.error_origin()
     }
 }
 

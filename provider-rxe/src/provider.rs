@@ -129,7 +129,7 @@ unsafe impl Provider for Rxe {
 
     fn open(file: Arc<DeviceFile>) -> Result<Self, IoctlError> {
         if !Self::drives(file.driver_id()) {
-            return Err(IoctlError { method: "GetContext", errno: Errno::INVAL });
+            return Err(IoctlError::new("GetContext", Errno::INVAL));
         }
         // SAFETY: rxe has no payload for contexts.
         let info = unsafe { command::get_context(&file, DriverPayload::default()) }?;
@@ -361,6 +361,6 @@ mod tests {
         let file = unsafe { DeviceFile::from_fd_unchecked(null.into(), DriverId::UNKNOWN.0) }.unwrap();
         let file = Arc::new(file);
         let refused = Rxe::open(file).map(drop).unwrap_err();
-        assert_eq!(refused, IoctlError { method: "GetContext", errno: Errno::INVAL });
+        assert_eq!(refused, IoctlError::new("GetContext", Errno::INVAL));
     }
 }

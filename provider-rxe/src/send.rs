@@ -25,7 +25,6 @@ pub(crate) use self::push_errors::{MAX_MESSAGE, too_long, too_many_sges};
 use self::push_errors::{no_payload, too_long_inline, unsupported, wrong_atomic};
 pub(crate) use self::slot::write_sges;
 use self::slot::{Common, DATA, kernel_flags, write_common, write_fast, write_inline, write_rdma};
-use self::submit::DOORBELL;
 use crate::doorbell::{Doorbell, KernelDoorbell};
 use crate::memory::{KernelQueue, QueueMemory, locate};
 use crate::rd_atomic::RdAtomic;
@@ -503,6 +502,6 @@ unsafe impl<D: Doorbell, M: QueueMemory> QpControl for RxeSq<D, M> {
     /// The kernel's transition to RTS does not start its send task (`rxe_qp_from_attr` in
     /// `rxe_qp.c`).
     fn resume(&mut self) -> Result<(), IoctlError> {
-        self.doorbell.ring().map_err(|errno| IoctlError { method: DOORBELL, errno })
+        self.doorbell.ring().map_err(|errno| self.doorbell_error(errno))
     }
 }

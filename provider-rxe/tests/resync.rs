@@ -32,7 +32,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn mapping_failed() -> CreateError {
-    CreateError::Ioctl(IoctlError { method: "mmap", errno: Errno::NOMEM })
+    CreateError::Ioctl(IoctlError::new("mmap", Errno::NOMEM))
 }
 
 proptest! {

@@ -170,7 +170,7 @@ pub fn async_event_alloc(file: &DeviceFile) -> Result<OwnedFd, IoctlError> {
 /// A number that is not negative must be a descriptor that nothing else owns.
 unsafe fn own_descriptor(method: &'static str, number: RawFd) -> Result<OwnedFd, IoctlError> {
     if number < 0 {
-        return Err(IoctlError { method, errno: Errno::BADF });
+        return Err(IoctlError::new(method, Errno::BADF));
     }
     // SAFETY: it is not -1, and the caller owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
@@ -644,7 +644,7 @@ mod tests {
         for number in [-1, RawFd::MIN] {
             // SAFETY: the numbers are negative.
             let refused = unsafe { own_descriptor("AsyncEventAlloc", number) }.unwrap_err();
-            assert_eq!(refused, IoctlError { method: "AsyncEventAlloc", errno: Errno::BADF });
+            assert_eq!(refused, IoctlError::new("AsyncEventAlloc", Errno::BADF));
         }
     }
 }

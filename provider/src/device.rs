@@ -32,8 +32,29 @@ use crate::process::ForkGuard;
 pub struct IoctlError {
     /// The ioctl method, write command or system call.
     pub method: &'static str,
-    /// The kernel's error number.
+    /// The error number.
     pub errno: Errno,
+    /// What the error number is of.
+    pub origin: ErrorOrigin,
+}
+
+/// What has refused a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ErrorOrigin {
+    /// The kernel.
+    #[default]
+    Kernel,
+    /// A device that this process contains.
+    Device,
+}
+
+impl fmt::Display for ErrorOrigin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Kernel => "the kernel",
+            Self::Device => "the device",
+        })
+    }
 }
 
 impl fmt::Display for IoctlError {
@@ -47,16 +68,22 @@ impl fmt::Display for IoctlError {
 }
 
 impl IoctlError {
+    /// The error of a call that the kernel refused.
+    #[must_use]
+    pub const fn new(method: &'static str, errno: Errno) -> Self {
+        Self { method, errno, origin: ErrorOrigin::Kernel }
+    }
+
     /// The text without the causes that the errno has in general, for a caller that knows the cause.
     #[must_use]
     pub fn without_causes(self) -> String {
-        let Self { method, errno } = self;
+        let Self { method, errno, origin } = self;
         if errno == FORKED {
             return format!(
                 "{method} was not issued: {errno}: the device was opened before fork; open it in this process"
             );
         }
-        format!("{method} was refused by the kernel: {errno}")
+        format!("{method} was refused by {origin}: {errno}")
     }
 }
 
@@ -114,7 +141,9 @@ fn causes(method: &str, errno: Errno) -> Option<&'static str> {
         Errno::FAULT => "part of the memory is not mapped, does not permit the access or can't be pinned",
         Errno::NOSPC => "the response of the kernel exceeds its buffer",
         Errno::MFILE => "no free file descriptor: close some descriptors or raise the limit with `ulimit -n`",
-        Errno::IO | Errno::NODEV => "the device is gone, or has failed",
+        Errno::IO | Errno::NODEV | Errno::NXIO => {
+            "the device was removed, or has failed: drop its objects and open a device again"
+        }
         _ => return None,
     })
 }
@@ -183,7 +212,7 @@ impl DeviceFile {
         let fd = loop {
             match rustix::fs::open(path.as_ref(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
                 Err(Errno::INTR) => {}
-                result => break result.map_err(|errno| IoctlError { method: "open", errno })?,
+                result => break result.map_err(|errno| IoctlError::new("open", errno))?,
             }
         };
         Self::from_fd(fd, driver_id)
@@ -231,7 +260,7 @@ impl DeviceFile {
     /// only to the memory of its own attributes. A descriptor number in a response is a new
     /// descriptor. Handles are fresh, and mapped pages belong to the object.
     pub unsafe fn from_fd_unchecked(fd: OwnedFd, driver_id: u32) -> Result<Self, IoctlError> {
-        let fork_guard = ForkGuard::new().map_err(|errno| IoctlError { method: "madvise", errno })?;
+        let fork_guard = ForkGuard::new().map_err(|errno| IoctlError::new("madvise", errno))?;
         Ok(Self { source: Source::Kernel(fd.into()), driver_id, fork_guard, events: OnceLock::new() })
     }
 
@@ -243,7 +272,7 @@ impl DeviceFile {
     /// The error of `mmap` or `madvise`.
     #[cfg(feature = "backend")]
     pub fn with_backend(backend: Arc<dyn Backend>, driver_id: u32) -> Result<Self, IoctlError> {
-        let fork_guard = ForkGuard::new().map_err(|errno| IoctlError { method: "madvise", errno })?;
+        let fork_guard = ForkGuard::new().map_err(|errno| IoctlError::new("madvise", errno))?;
         let source = Source::Backend(backend::SharedBackend::new(backend, fork_guard));
         Ok(Self { source, driver_id, fork_guard, events: OnceLock::new() })
     }
@@ -278,7 +307,8 @@ impl DeviceFile {
     }
 
     /// Lets a device of this process run, before a thread blocks until a descriptor of the context is
-    /// readable, at most until `end`. `is_ready`: whether it would return at once.
+    /// readable, at most until `end`. `is_ready`: whether it would return at once. With `alarm`, a
+    /// [time](Self::now) of the device, the wait of a device that runs in waits only is ready then, too.
     ///
     /// # Errors
     ///
@@ -288,15 +318,17 @@ impl DeviceFile {
     pub fn before_wait(
         &self,
         end: Option<Instant>,
+        alarm: Option<Instant>,
         is_ready: impl Fn() -> bool,
     ) -> Result<BeforeWait, Errno> {
         match &self.source {
             #[cfg(feature = "backend")]
             Source::Backend(backend) if self.fork_guard.is_same_process() => {
-                backend.before_wait(end, &is_ready)
+                let alarm = alarm.map(|alarm| alarm.saturating_duration_since(backend::start()));
+                backend.before_wait(end, alarm, &is_ready)
             }
             _ => {
-                let _ = (end, is_ready);
+                let _ = (end, alarm, is_ready);
                 Ok(BeforeWait::Block)
             }
         }
@@ -308,9 +340,40 @@ impl DeviceFile {
     pub fn runs_in_waits(&self) -> bool {
         match &self.source {
             #[cfg(feature = "backend")]
-            Source::Backend(backend) => self.fork_guard.is_same_process() && backend.runs_in_waits(),
+            Source::Backend(backend) => self.fork_guard.is_same_process() && backend.virtual_now().is_some(),
             Source::Kernel(_) => false,
         }
+    }
+
+    /// The time of the device: that of the clock or, of a device that runs in waits only, its virtual time
+    /// after an arbitrary instant.
+    #[must_use]
+    #[inline]
+    pub fn now(&self) -> Instant {
+        #[cfg(feature = "backend")]
+        if let Source::Backend(backend) = &self.source
+            && self.fork_guard.is_same_process()
+            && let Some(now) = backend.virtual_now()
+        {
+            return backend::start().checked_add(now).unwrap_or_else(backend::start);
+        }
+        Instant::now()
+    }
+
+    /// What the errors of the file's calls are of.
+    #[must_use]
+    #[inline]
+    pub fn error_origin(&self) -> ErrorOrigin {
+        match &self.source {
+            Source::Kernel(_) => ErrorOrigin::Kernel,
+            #[cfg(feature = "backend")]
+            Source::Backend(_) => ErrorOrigin::Device,
+        }
+    }
+
+    /// The error of a call of this file.
+    fn error(&self, method: &'static str, errno: Errno) -> IoctlError {
+        IoctlError { method, errno, origin: self.error_origin() }
     }
 
     /// Id of the kernel driver whose ioctl namespace the calls use.
@@ -334,8 +397,7 @@ impl DeviceFile {
     pub unsafe fn execute<M: Method>(&self, call: &mut Call<'_, M>) -> Result<(), IoctlError> {
         // SAFETY: a `Call`'s bytes are a header with the correct length, and all memory that they
         // point to is borrowed; the rest is this function's contract.
-        unsafe { self.execute_raw(call.as_mut_bytes()) }
-            .map_err(|errno| IoctlError { method: M::INFO.rust, errno })
+        unsafe { self.execute_raw(call.as_mut_bytes()) }.map_err(|errno| self.error(M::INFO.rust, errno))
     }
 
     /// Executes a write command through the ioctl method `InvokeWrite`.
@@ -356,8 +418,7 @@ impl DeviceFile {
         // SAFETY: a `Call`'s bytes are a header with the correct length, and all memory that they
         // point to is borrowed; the caller guarantees memory that the request refers to by
         // address.
-        unsafe { self.execute_raw(call.as_mut_bytes()) }
-            .map_err(|errno| IoctlError { method: C::INFO.rust, errno })
+        unsafe { self.execute_raw(call.as_mut_bytes()) }.map_err(|errno| self.error(C::INFO.rust, errno))
     }
 
     /// Passes bytes to the kernel unchanged.
@@ -416,7 +477,7 @@ impl DeviceFile {
     ///
     /// The error of `mmap` or `madvise`.
     pub fn map(&self, offset: u64, len: usize, protection: Protection) -> Result<Mapping, IoctlError> {
-        let refused = |errno| IoctlError { method: "mmap", errno };
+        let refused = |errno| self.error("mmap", errno);
         self.check_same_process().map_err(refused)?;
         match &self.source {
             Source::Kernel(file) => Mapping::new(file, offset, len, protection),
@@ -495,7 +556,7 @@ mod tests {
 
     #[test]
     fn ioctl_error_names_method_errno_and_hint() {
-        let refused = IoctlError { method: "RegMr", errno: Errno::NOMEM };
+        let refused = IoctlError::new("RegMr", Errno::NOMEM);
         let text = refused.to_string();
         assert!(text.starts_with("RegMr was refused by the kernel: "), "{text}");
         assert!(text.contains("os error 12"), "{text}");
@@ -531,12 +592,12 @@ mod tests {
         let mut call = Call::<bareverbs_uapi::uverbs::GetContext>::new(file.driver_id());
         // SAFETY: the call has no attributes.
         let refused = unsafe { file.execute(&mut call) }.expect_err("no uverbs file");
-        assert_eq!(refused, IoctlError { method: "GetContext", errno: Errno::NOTTY });
+        assert_eq!(refused, IoctlError::new("GetContext", Errno::NOTTY));
     }
 
     #[test]
     fn open_of_missing_path_gives_enoent() {
         let refused = DeviceFile::open("/dev/infiniband/no-such-device", 14).expect_err("no such file");
-        assert_eq!(refused, OpenError::Ioctl(IoctlError { method: "open", errno: Errno::NOENT }));
+        assert_eq!(refused, OpenError::Ioctl(IoctlError::new("open", Errno::NOENT)));
     }
 }

@@ -106,10 +106,7 @@ mod tests {
 
     #[test]
     fn memory_is_leaked_if_the_kernel_refuses_to_destroy_the_object() {
-        assert!(!drops(
-            |_, _| Err(IoctlError { method: "SrqDestroy", errno: Errno::BUSY }),
-            |guard| drop(guard)
-        ));
+        assert!(!drops(|_, _| Err(IoctlError::new("SrqDestroy", Errno::BUSY)), |guard| drop(guard)));
     }
 
     #[test]

@@ -144,7 +144,7 @@ impl QueueBuffer {
     /// queue has it, and `ESTALE` in a process that was forked from the one that created the buffer.
     pub fn lease(&self, bytes: usize) -> Result<Mapping, CreateError> {
         let Inner { start, len, leased, fork_guard, .. } = &*self.inner;
-        let failed = |errno| CreateError::Ioctl(IoctlError { method: "QueueBuffer", errno });
+        let failed = |errno| CreateError::Ioctl(IoctlError::new("QueueBuffer", errno));
         if !fork_guard.is_same_process() {
             return Err(failed(Errno::STALE));
         }

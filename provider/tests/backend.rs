@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::command;
-use bareverbs_provider::device::{Backend, DeviceFile, IoctlError};
+use bareverbs_provider::device::{Backend, DeviceFile, ErrorOrigin, IoctlError};
 use bareverbs_provider::mapping::{Mapping, Protection};
 use bareverbs_uapi::ioctl::{Attribute, AttributeFlags, Header};
 use bareverbs_uapi::method::Call;
@@ -114,13 +114,19 @@ fn write_commands_reach_the_backend() {
     assert!(recorder.ioctls.lock().unwrap().is_empty());
 }
 
+fn refused_by_device(method: &'static str, errno: Errno) -> IoctlError {
+    IoctlError { method, errno, origin: ErrorOrigin::Device }
+}
+
 #[test]
 fn errors_of_the_backend_are_those_of_the_call() {
     let (_, file) = open(Recorder::new(Err(Errno::NOSPC)));
     let mut call = Call::<GetContext>::new(file.driver_id());
     // SAFETY: the device accesses no memory but the call.
     let refused = unsafe { file.execute(&mut call) };
-    assert_eq!(refused, Err(IoctlError { method: "GetContext", errno: Errno::NOSPC }));
+    assert_eq!(refused, Err(refused_by_device("GetContext", Errno::NOSPC)));
+    let text = refused.unwrap_err().to_string();
+    assert!(text.starts_with("GetContext was refused by the device: "), "{text}");
     // SAFETY: the device accesses no memory but the command.
     assert_eq!(unsafe { file.write_raw(&[0; 8]) }, Err(Errno::NOSPC));
 }
@@ -136,7 +142,7 @@ fn descriptors_of_the_backend_are_owned_by_the_caller() {
     assert_eq!(events.as_raw_fd(), number);
     // The backend makes no second one, so the call's descriptor stays -1.
     let refused = command::async_event_alloc(&file).unwrap_err();
-    assert_eq!(refused, IoctlError { method: "AsyncEventAlloc", errno: Errno::BADF });
+    assert_eq!(refused, IoctlError::new("AsyncEventAlloc", Errno::BADF));
 }
 
 #[test]
@@ -145,7 +151,7 @@ fn queue_memory_is_mapped_once_and_outlives_the_file() {
     let mapping = file.map(OFFSET, LEN, Protection::ReadWrite).unwrap();
     assert_eq!((mapping.as_ptr(), mapping.len()), (recorder.queue.as_ptr(), LEN));
     let refused = file.map(OFFSET, LEN, Protection::ReadWrite).map(drop);
-    assert_eq!(refused, Err(IoctlError { method: "mmap", errno: Errno::INVAL }));
+    assert_eq!(refused, Err(refused_by_device("mmap", Errno::INVAL)));
     drop(file);
     let drops = Arc::clone(&recorder.drops);
     drop(recorder);
@@ -167,7 +173,7 @@ fn queue_memory_is_mapped_from_its_beginning_for_reading_and_writing() {
     ] {
         let (_, file) = open(Recorder::new(Ok(())));
         let refused = file.map(offset, len, protection).map(drop);
-        assert_eq!(refused, Err(IoctlError { method: "mmap", errno }), "{offset:#x} {len} {protection:?}");
+        assert_eq!(refused, Err(refused_by_device("mmap", errno)), "{offset:#x} {len} {protection:?}");
     }
 }
 
@@ -197,7 +203,7 @@ fn forked_child_neither_calls_nor_drops_the_backend() {
             let map = file.map(OFFSET, LEN, Protection::ReadWrite).map(drop);
             let stale = ioctl == Err(Errno::STALE)
                 && write == Err(Errno::STALE)
-                && map == Err(IoctlError { method: "mmap", errno: Errno::STALE });
+                && map == Err(refused_by_device("mmap", Errno::STALE));
             drop((mapping, file));
             let calls = ioctls.lock().unwrap().len() + writes.lock().unwrap().len();
             let unused = calls + drops.load(Ordering::Relaxed) == 0;

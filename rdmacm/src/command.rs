@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 
 #[cfg(feature = "soft")]
 use bareverbs::soft::Fabric;
-use bareverbs_provider::device::BeforeWait;
+use bareverbs_provider::device::{BeforeWait, ErrorOrigin};
 use bareverbs_provider::process::ForkGuard;
 use bareverbs_provider::wait::is_past;
 use bareverbs_uapi::rdma_cm::structs::*;
@@ -197,7 +197,8 @@ impl CmFile {
             errno => hint::hint(self, C::INFO.number, errno, &asked),
         };
         let command = C::INFO.c.trim_start_matches("RDMA_USER_CM_CMD_");
-        CommandError { command, asked: asked.text, errno, hint }
+        let origin = if self.source.is_soft(asked.id) { ErrorOrigin::Device } else { ErrorOrigin::Kernel };
+        CommandError { command, asked: asked.text, errno, origin, hint }
     }
 
     /// Executes a command. `ESTALE`: a parent of this process has opened the file, and nothing is

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bareverbs::Refused;
+use bareverbs::error::ErrorOrigin;
 use rustix::io::Errno;
 
 use crate::status::{Rejected, RouteStatus, SidrStatus};
@@ -178,7 +179,7 @@ pub enum Feature {
     },
 }
 
-/// A command that the kernel refused.
+/// A command that the kernel or a soft device refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CommandError {
@@ -188,16 +189,18 @@ pub struct CommandError {
     pub asked: String,
     /// The errno.
     pub errno: Errno,
+    /// What the errno is of: the kernel, or the soft devices.
+    pub origin: ErrorOrigin,
     /// The likely cause and the remedy, if known.
     pub hint: Option<&'static str>,
 }
 
 impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { command, asked, errno, hint } = self;
+        let Self { command, asked, errno, origin, hint } = self;
         match *errno {
             Errno::STALE => write!(f, "{command} was not issued ({asked}): {errno}")?,
-            _ => write!(f, "{command} was refused by the kernel ({asked}): {errno}")?,
+            _ => write!(f, "{command} was refused by {origin} ({asked}): {errno}")?,
         }
         match hint {
             Some(hint) => write!(f, ": {hint}"),
@@ -207,6 +210,14 @@ impl fmt::Display for CommandError {
 }
 
 impl std::error::Error for CommandError {}
+
+#[cfg(test)]
+impl CommandError {
+    /// A command that the kernel refused, without a hint.
+    pub(crate) fn by_kernel(command: &'static str, asked: &str, errno: Errno) -> Self {
+        Self { command, asked: asked.into(), errno, origin: ErrorOrigin::Kernel, hint: None }
+    }
+}
 
 impl From<CommandError> for Error {
     fn from(error: CommandError) -> Self {
@@ -344,8 +355,7 @@ mod tests {
 
     #[test]
     fn io_errors_have_the_kind_of_their_cause() {
-        let refused =
-            CommandError { command: "BIND", asked: "x".into(), errno: Errno::ADDRINUSE, hint: None };
+        let refused = CommandError::by_kernel("BIND", "x", Errno::ADDRINUSE);
         let kinds = [
             (Error::from(refused), ErrorKind::AddrInUse),
             (Error::Address(Errno::NETUNREACH), ErrorKind::NetworkUnreachable),
@@ -374,10 +384,8 @@ mod tests {
     #[test]
     fn report_of_an_error_has_its_text() {
         let error = CommandError {
-            command: "BIND",
-            asked: "id 3 to 10.1.0.1:7471".into(),
-            errno: Errno::ADDRINUSE,
             hint: Some("choose another port"),
+            ..CommandError::by_kernel("BIND", "id 3 to 10.1.0.1:7471", Errno::ADDRINUSE)
         };
         let printed = |error| format!("{:?}", bareverbs::Report::from(error));
         assert_eq!(
@@ -410,23 +418,20 @@ mod tests {
     #[test]
     fn command_errors_name_command_request_errno_and_hint() {
         let error = CommandError {
-            command: "LISTEN",
-            asked: "id 3".into(),
-            errno: Errno::INVAL,
             hint: Some("bind it first"),
+            ..CommandError::by_kernel("LISTEN", "id 3", Errno::INVAL)
         };
         let text = "LISTEN was refused by the kernel (id 3): Invalid argument (os error 22): bind it first";
         assert_eq!(error.to_string(), text);
+        let soft = CommandError { origin: ErrorOrigin::Device, ..error.clone() };
+        assert!(soft.to_string().starts_with("LISTEN was refused by the device (id 3): "), "{soft}");
         let stale = CommandError { errno: Errno::STALE, hint: None, ..error };
         assert!(stale.to_string().starts_with("LISTEN was not issued (id 3): "), "{stale}");
     }
 
     #[test]
     fn refused_answer_to_a_request_means_that_the_peer_has_withdrawn_it() {
-        let refused = |errno| {
-            let command = CommandError { command: "ACCEPT", asked: String::new(), errno, hint: None };
-            Error::from(command).withdrawn("accept")
-        };
+        let refused = |errno| Error::from(CommandError::by_kernel("ACCEPT", "", errno)).withdrawn("accept");
         let error = refused(Errno::INVAL);
         assert!(matches!(error, Error::Withdrawn { verb: "accept" }), "{error}");
         assert_eq!(refused(Errno::NXIO).errno(), Some(Errno::NXIO));

@@ -321,7 +321,7 @@ mod tests {
     /// The error of a refused command, after which these events come.
     fn cause_of(errno: Errno, kinds: impl IntoIterator<Item = EventKind>) -> Error {
         let key = new_id().key();
-        let command = CommandError { command: "INIT_QP_ATTR", asked: String::new(), errno, hint: None };
+        let command = CommandError::by_kernel("INIT_QP_ATTR", "", errno);
         let events = kinds.into_iter().map(|kind| Event { key, kind });
         let other = Event { key: new_id().key(), kind: EventKind::DeviceRemoval };
         cause(Error::Command(Box::new(command)), "connect", key, std::iter::once(other).chain(events))
@@ -427,8 +427,7 @@ mod tests {
             || Rejected { reason: RejectReason::Consumer, private_data: PrivateData::EMPTY, peer: None };
         let script = || Script::new(id.key(), [EventKind::Rejected(rejected())]);
         let sidr = EventKind::Unreachable(Unreachable::Sidr(SidrStatus::NoQp, PrivateData::EMPTY));
-        let command =
-            CommandError { command: "ACCEPT", asked: String::new(), errno: Errno::INVAL, hint: None };
+        let command = CommandError::by_kernel("ACCEPT", "", Errno::INVAL);
         let (uid, event) = (id.key().get(), EventType::REJECTED);
         channel.file().kernel().report(EventResp { uid, event, ..EventResp::zeroed() });
         for error in [

@@ -38,7 +38,7 @@ pub enum AddressError {
     },
     /// A socket could not be prepared. `EMSGSIZE`: the MTU of the network interface is below 352 bytes;
     /// raise it.
-    #[error("opening UDP port 4791 of {address}: {errno}")]
+    #[error("opening UDP port 4791 of {address}: {errno}{}", remedy(*errno))]
     System {
         /// The address.
         address: IpAddr,
@@ -54,5 +54,42 @@ impl AddressError {
             Errno::ADDRNOTAVAIL => Self::NotLocal { address },
             errno => Self::System { address, errno },
         }
+    }
+
+    /// The error number: `EADDRINUSE`, `EADDRNOTAVAIL`, or that of the system.
+    #[must_use]
+    pub fn errno(&self) -> Errno {
+        match self {
+            Self::OnFabric { .. } | Self::InUse { .. } => Errno::ADDRINUSE,
+            Self::NotLocal { .. } | Self::VirtualTime { .. } => Errno::ADDRNOTAVAIL,
+            Self::System { errno, .. } => *errno,
+        }
+    }
+}
+
+fn remedy(errno: Errno) -> &'static str {
+    match errno {
+        Errno::MSGSIZE => ": raise the MTU of the network interface to 352 bytes or more",
+        Errno::MFILE => ": close some descriptors or raise the limit with `ulimit -n`",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn text_has_the_errno_once_and_the_remedy() {
+        let error = |errno| AddressError::new(Ipv4Addr::LOCALHOST.into(), errno);
+        for errno in [Errno::ADDRINUSE, Errno::ADDRNOTAVAIL, Errno::MFILE, Errno::MSGSIZE] {
+            assert_eq!(error(errno).errno(), errno);
+        }
+        let text = error(Errno::MFILE).to_string();
+        assert_eq!(text.matches(&Errno::MFILE.to_string()).count(), 1, "{text}");
+        assert!(text.ends_with("`ulimit -n`"), "{text}");
+        assert!(error(Errno::MSGSIZE).to_string().contains("raise the MTU"));
     }
 }

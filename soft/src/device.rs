@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, Weak};
 
 use bareverbs_provider::Errno;
-use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::device::{DeviceFile, ErrorOrigin, IoctlError};
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::values::Guid;
 use bareverbs_uapi::verbs_values::{EventType, WcStatus};
@@ -200,7 +200,7 @@ impl SoftDevice {
     /// The error of `eventfd`, such as `EMFILE`; `ENXIO` if the device was removed; the error of
     /// `mmap` or `madvise`; `ESTALE` in a forked child.
     pub fn open(&self) -> Result<DeviceFile, IoctlError> {
-        let refused = |errno| IoctlError { method: "open", errno };
+        let refused = |errno| IoctlError { method: "open", errno, origin: ErrorOrigin::Device };
         if !self.port.is_own() {
             return Err(refused(Errno::STALE));
         }

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::device::{Backend, BeforeWait};
@@ -135,15 +135,21 @@ unsafe impl Backend for Context {
         self.fd.as_fd()
     }
 
-    fn before_wait(&self, end: Option<Instant>, is_ready: &dyn Fn() -> bool) -> Result<BeforeWait, Errno> {
+    fn before_wait(
+        &self,
+        end: Option<Instant>,
+        alarm: Option<Duration>,
+        is_ready: &dyn Fn() -> bool,
+    ) -> Result<BeforeWait, Errno> {
         if self.has_unsent.load(Ordering::Relaxed) {
             let _ = self.with(|_| Ok(()));
         }
-        self.port.fabric().before_wait(end, None, is_ready)
+        self.port.fabric().before_wait(end, alarm, is_ready)
     }
 
-    fn runs_in_waits(&self) -> bool {
-        self.port.fabric().has_virtual_time()
+    fn virtual_now(&self) -> Option<Duration> {
+        let fabric = self.port.fabric();
+        fabric.has_virtual_time().then(|| fabric.now())
     }
 }
 

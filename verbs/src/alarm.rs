@@ -37,7 +37,7 @@ impl Alarm {
     }
 
     /// Registers the task to be woken at `due`, in place of an earlier task or time. `Ready` if the
-    /// time of an earlier call has passed.
+    /// time of an earlier call has passed. Virtual time wakes no task.
     pub(crate) fn poll(
         &mut self,
         runtime: &Arc<dyn Runtime>,
@@ -51,7 +51,7 @@ impl Alarm {
     }
 
     fn timer(&mut self, runtime: &Arc<dyn Runtime>, due: Option<Instant>) -> Result<Option<&mut Timer>> {
-        if self.timer.is_none() && due.is_some() {
+        if self.timer.is_none() && due.is_some() && !self.file.runs_in_waits() {
             let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)
                 .map_err(|errno| Error::system("creating a timerfd for keepalives", errno))?;
             let events = EventFd::new(timer, "a timerfd", Arc::clone(&self.file))?;

@@ -136,14 +136,15 @@ impl CompChannel {
     }
 
     /// Lets a device that runs in waits only run, before a thread sleeps until there is an event or it
-    /// is woken, at most until `end`.
+    /// is woken, at most until `end`, and until the time `alarm` of the device.
     pub(crate) fn before_sleep(
         &self,
         end: Option<Instant>,
+        alarm: Option<Instant>,
         is_woken: impl Fn() -> bool,
     ) -> Result<BeforeWait> {
         let is_ready = || is_woken() || self.events().is_readable();
-        self.file().before_wait(end, is_ready).map_err(|errno| endless("completion events", errno))
+        self.file().before_wait(end, alarm, is_ready).map_err(|errno| endless("completion events", errno))
     }
 
     /// Blocks until there is an event, at most until `end`.

@@ -359,7 +359,7 @@ impl<P: Provider> Context<P> {
         // The clock page of the device is not mapped in a forked child.
         self.file()
             .check_same_process()
-            .map_err(|errno| Error::kernel(VERB, "the device clock", IoctlError { method: "mmap", errno }))?;
+            .map_err(|errno| Error::kernel(VERB, "the device clock", IoctlError::new("mmap", errno)))?;
         self.provider().read_clock().map_err(|reason| Error::create(VERB, "the device clock", reason))
     }
 

@@ -307,7 +307,7 @@ impl<P: Provider> Cq<P> {
         Error::check_limit(VERB, Limit::CqEntries, entries.into(), context.limits().max_cqe.into())?;
         // Providers access the ring first, and a forked child does not have it.
         context.file().check_same_process().map_err(|errno| {
-            Error::kernel(VERB, format!("{entries} entries"), IoctlError { method: "ResizeCq", errno })
+            Error::kernel(VERB, format!("{entries} entries"), IoctlError::new("ResizeCq", errno))
         })?;
         let capacity = self.queue.capacity();
         // SAFETY: handle and queue came from one `create_cq`, and the contract of `provider_queue`
@@ -492,7 +492,7 @@ impl<P: Provider> Cq<P> {
         // Some providers arm with a store to memory that a forked child does not have.
         let same_process = self.shared.context.file().check_same_process();
         same_process
-            .map_err(|errno| IoctlError { method: METHOD, errno })
+            .map_err(|errno| IoctlError::new(METHOD, errno))
             .and_then(|()| self.queue.arm(what == Arm::Solicited))
             .map_err(|refused| Error::kernel("req_notify_cq", format!("{what:?}"), refused))
     }

@@ -285,7 +285,7 @@ impl Dm {
 impl DmShared {
     fn check_same_process(&self, verb: &'static str) -> Result<()> {
         self.context.file.check_same_process().map_err(|errno| {
-            let refused = bareverbs_provider::device::IoctlError { method: "mmap", errno };
+            let refused = bareverbs_provider::device::IoctlError::new("mmap", errno);
             Error::kernel(verb, format!("device memory handle {}", self.handle), refused)
         })
     }

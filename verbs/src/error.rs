@@ -24,7 +24,7 @@ use crate::{PortNum, provider};
 
 pub use crate::post_error::{PostError, PostReason, SendFailure};
 pub use crate::values::ParseAddressError;
-pub use bareverbs_provider::device::IoctlError;
+pub use bareverbs_provider::device::{ErrorOrigin, IoctlError};
 pub use bareverbs_provider::error::{CreateError, DoorbellError, Feature, Limit};
 pub use bareverbs_provider::work::{ParseRemoteError, PushError};
 pub use bareverbs_uapi::abi::ParseNameError;
@@ -298,6 +298,15 @@ pub enum Error {
         /// The errno.
         errno: Errno,
     },
+    /// A soft device can't have the address of its name.
+    #[cfg(feature = "soft")]
+    #[error("device {device}: {reason}")]
+    SoftAddress {
+        /// The name of the device.
+        device: String,
+        /// The reason.
+        reason: crate::soft::AddressError,
+    },
     /// A request to netlink failed.
     #[doc(alias = "NetlinkRefused")]
     #[doc(alias = "NetlinkError")]
@@ -358,6 +367,8 @@ impl Error {
         match self {
             Self::Open { errno, .. } | Self::System { errno, .. } => Some(*errno),
             Self::Kernel(refusal) => Some(refusal.refused.errno),
+            #[cfg(feature = "soft")]
+            Self::SoftAddress { reason, .. } => Some(reason.errno()),
             Self::DeviceRemoved { .. } => Some(Errno::IO),
             Self::Netlink(error) => error.errno(),
             Self::Post(PostError { reason, .. }) | Self::Rejected(reason) => reason.errno(),
@@ -703,7 +714,7 @@ mod tests {
 
     #[test]
     fn chain_of_an_error_shows_its_text_once() {
-        let refused = IoctlError { method: "CQ_CREATE", errno: Errno::NOMEM };
+        let refused = IoctlError::new("CQ_CREATE", Errno::NOMEM);
         let reason = CreateError::NoHugePages { pages: 2 };
         let doorbell = PostReason::Doorbell(DoorbellError::TakenBack(refused));
         for error in [
@@ -801,7 +812,7 @@ mod tests {
         let (limit, asked, max) = (Limit::CqEntries, 9, 8);
         let error = convert(CreateError::Limit { limit, asked, max });
         assert!(matches!(error, Error::Limit { limit: Limit::CqEntries, asked: 9, max: 8, .. }));
-        let refused = IoctlError { method: "CqCreate", errno: Errno::NOMEM };
+        let refused = IoctlError::new("CqCreate", Errno::NOMEM);
         let error = convert(CreateError::Ioctl(refused));
         assert_eq!((error.verb(), error.errno()), (Some("create_cq"), Some(Errno::NOMEM)));
         assert_eq!(Error::NoDevice.verb(), None);
@@ -809,7 +820,7 @@ mod tests {
 
     #[test]
     fn kernel_error_names_verb_request_method_and_cause() {
-        let refused = IoctlError { method: "REG_MR", errno: Errno::FAULT };
+        let refused = IoctlError::new("REG_MR", Errno::FAULT);
         let error = Error::kernel("reg_mr", "16 bytes at 0x1000", refused)
             .or_hint(|errno| (errno == Errno::FAULT).then(|| "that range cannot be read".into()));
         let errno = Errno::FAULT;
@@ -846,7 +857,7 @@ mod tests {
     #[test]
     fn question_mark_converts_errors_of_posting() {
         let full = PushError::QueueFull { capacity: 8 };
-        let refused = IoctlError { method: "POST_SEND", errno: Errno::IO };
+        let refused = IoctlError::new("POST_SEND", Errno::IO);
         let convert = |result: Result<(), PushError>| -> Result<()> { Ok(result?) };
         assert!(
             matches!(convert(Err(full)), Err(Error::Rejected(PostReason::Queue(reason))) if reason == full)
@@ -862,7 +873,7 @@ mod tests {
 
     #[test]
     fn io_errors_have_the_kind_of_the_errno_and_the_whole_message() {
-        let refused = IoctlError { method: "REG_MR", errno: Errno::ACCESS };
+        let refused = IoctlError::new("REG_MR", Errno::ACCESS);
         let error = io::Error::from(Error::kernel("reg_mr", "16 bytes", refused));
         assert_eq!(error.kind(), ErrorKind::PermissionDenied);
         assert!(error.to_string().starts_with("reg_mr (16 bytes): "), "{error}");

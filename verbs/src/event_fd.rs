@@ -50,7 +50,7 @@ impl EventFd {
     /// Reads a record if there is one. The kernel returns whole records only.
     pub(crate) fn try_read<T: FromBytes + IntoBytes>(&self) -> Result<Option<T>> {
         // A read in a forked child would take the parent's events.
-        let foreign = |errno| Error::kernel("read", self.what, IoctlError { method: "read", errno });
+        let foreign = |errno| Error::kernel("read", self.what, IoctlError::new("read", errno));
         self.file.check_same_process().map_err(foreign)?;
         let mut record = T::new_zeroed();
         loop {
@@ -87,7 +87,7 @@ impl EventFd {
                 return Ok(Some(record));
             }
             // Before a look at the clock: a limit in virtual time is none in real time.
-            match self.file.before_wait(end, || self.is_readable()) {
+            match self.file.before_wait(end, None, || self.is_readable()) {
                 Ok(BeforeWait::Block) => {}
                 Ok(BeforeWait::Ready) => continue,
                 Ok(BeforeWait::TimedOut) => return Ok(None),

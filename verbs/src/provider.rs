@@ -193,14 +193,14 @@ macro_rules! providers {
                 $(#[cfg(feature = $feature)] if <$provider>::drives(file.driver_id()) {
                     return <$provider>::open(file).map(Self::$variant);
                 })*
-                Err(IoctlError { method: "open", errno: Errno::OPNOTSUPP })
+                Err(IoctlError::new("open", Errno::OPNOTSUPP))
             }
 
             fn import(file: Arc<DeviceFile>) -> Result<Self, CreateError> {
                 $(#[cfg(feature = $feature)] if <$provider>::drives(file.driver_id()) {
                     return <$provider>::import(file).map(Self::$variant);
                 })*
-                Err(IoctlError { method: "import", errno: Errno::OPNOTSUPP }.into())
+                Err(IoctlError::new("import", Errno::OPNOTSUPP).into())
             }
 
             forward! { [$($variant $feature)*]

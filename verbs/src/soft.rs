@@ -203,7 +203,6 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Mutex, PoisonError};
 
 use bareverbs_provider::process::PerProcess;
-use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 
@@ -282,20 +281,10 @@ fn find_or_create(name: &str, named: Name) -> Result<SoftDevice> {
                 }
                 Name::Bound(address) => SoftDevice::bind(&all.fabric.sibling(), address),
             };
-            let device = device.map_err(|error| unavailable(name, &error))?;
+            let device = device.map_err(|reason| Error::SoftAddress { device: name.into(), reason })?;
             devices.push((named, device.clone()));
             device
         }
     };
     Ok(device)
-}
-
-/// The error of a device that can't have its address.
-fn unavailable(name: &str, error: &AddressError) -> Error {
-    let errno = match error {
-        AddressError::OnFabric { .. } | AddressError::InUse { .. } => Errno::ADDRINUSE,
-        AddressError::System { errno, .. } => *errno,
-        _ => Errno::ADDRNOTAVAIL,
-    };
-    Error::system(format!("device {name}: {error}"), errno)
 }

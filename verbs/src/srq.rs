@@ -339,7 +339,7 @@ impl<P: Provider> Srq<P> {
     fn modify(&mut self, change: SrqChange) -> Result<(), crate::error::CreateError> {
         let context = self.shared.pd.context();
         // Providers access the ring first, and a forked child does not have it.
-        context.file().check_same_process().map_err(|errno| IoctlError { method: "ModifySrq", errno })?;
+        context.file().check_same_process().map_err(|errno| IoctlError::new("ModifySrq", errno))?;
         let provider = context.provider();
         // SAFETY: handle and queue came from one `create_srq`, and nothing separates them.
         unsafe { provider.modify_srq(self.shared.handle, &mut self.queue, change) }

@@ -120,6 +120,8 @@ fn named_device_is_the_same_at_each_call() {
     }
     let foreign = Device::find("soft:198.51.100.7").unwrap_err();
     assert_eq!(foreign.errno(), Some(Errno::ADDRNOTAVAIL), "{foreign}");
+    assert!(matches!(&foreign, Error::SoftAddress { device, .. } if device == "soft:198.51.100.7"));
+    assert!(!foreign.to_string().contains("os error"), "the text has the errno already: {foreign}");
 }
 
 /// Sends a message from the first device to the second.
@@ -581,8 +583,14 @@ fn removal_ends_waits_and_calls() {
     assert_eq!(fatal, AsyncEvent::Device { event: EventType::DEVICE_FATAL });
     assert_eq!(events.next().wait().unwrap_err().errno(), Some(Errno::IO));
     assert_eq!(context.query_port(1).unwrap_err().errno(), Some(Errno::IO));
-    assert_eq!(context.alloc_pd().unwrap_err().errno(), Some(Errno::IO));
-    assert_eq!(Device::from(soft).open().unwrap_err().errno(), Some(Errno::NXIO));
+    let refused =
+        [(context.alloc_pd().unwrap_err(), Errno::IO), (Device::from(soft).open().unwrap_err(), Errno::NXIO)];
+    for (refused, errno) in refused {
+        assert_eq!(refused.errno(), Some(errno));
+        let text = refused.to_string();
+        assert!(text.contains(" was refused by the device: "), "{text}");
+        assert!(text.contains("open a device again"), "{text}");
+    }
     left.post(Op::send_inline(b"lost")).unwrap();
     let failed = left.next().wait().unwrap_err();
     assert!(matches!(failed.error, Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }), "{failed}");

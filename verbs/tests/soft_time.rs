@@ -114,7 +114,7 @@ fn dead_peer_ends_a_wait_in_virtual_time() {
 #[test]
 fn limit_of_a_wait_is_one_of_virtual_time() {
     let fabric = Fabric::seeded(4);
-    let [_, (bob, mut b)] = pair(&fabric);
+    let [_peer, (bob, mut b)] = pair(&fabric);
     receive(&bob, &mut b);
     let start = Instant::now();
     assert!(b.next().wait_timeout(Duration::from_secs(3600)).is_none());
@@ -143,12 +143,61 @@ fn limit_of_a_nanosecond_is_one_of_virtual_time() {
 #[test]
 fn wait_that_nothing_can_end_is_an_error() {
     let fabric = Fabric::seeded(5);
-    let [_, (bob, mut b)] = pair(&fabric);
+    let [_peer, (bob, mut b)] = pair(&fabric);
     receive(&bob, &mut b);
     let error = b.next().wait().unwrap_err();
     assert!(error.to_string().contains("seeded fabric"), "{error}");
     let channel = bob.context().create_comp_channel().unwrap();
     assert_eq!(channel.next().wait().unwrap_err().errno(), Some(Errno::DEADLK));
+}
+
+const KEEPALIVE: Duration = Duration::from_secs(3600);
+
+#[test]
+fn keepalives_of_endpoints_count_virtual_time() {
+    let fabric = Fabric::seeded(13);
+    let [alice, bob] = devices(&fabric).map(|device| open(&device));
+    let options = Endpoint::options().sends(1).recvs(4).keepalive(KEEPALIVE);
+    let [mut a, mut b] = [&alice, &bob].map(|pd| options.build(pd).unwrap());
+    a.connect(&b.address()).unwrap();
+    b.connect(&a.address()).unwrap();
+    receive(&bob, &mut b);
+    // The peer answers: nothing but the limit ends the wait.
+    let start = Instant::now();
+    assert!(b.next().wait_timeout(3 * KEEPALIVE).is_none());
+    assert_eq!(fabric.now(), 3 * KEEPALIVE);
+    // Probes that succeed do not keep a wait without a limit.
+    let error = b.next().wait().unwrap_err();
+    assert!(error.to_string().contains("seeded fabric"), "{error}");
+    let now = fabric.now();
+    assert!(now < 1000 * KEEPALIVE, "{now:?}");
+    fabric.inject(Fault::drop());
+    let error = b.next().wait().unwrap_err();
+    assert!(error.is_operation(), "{error}");
+    assert!(fabric.now() > now && start.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn keepalives_of_hubs_count_virtual_time() {
+    let fabric = Fabric::seeded(14);
+    let [alice, bob] = devices(&fabric).map(|device| {
+        let pd = open(&device);
+        let hub: Hub<Mr<Buffer>> = Hub::new(&pd, 16).unwrap();
+        let options = Endpoint::options().sends(1).recvs(4).keepalive(KEEPALIVE);
+        let connection = hub.connection_with(&options).unwrap();
+        (pd, hub, connection)
+    });
+    alice.2.connect(&bob.2.address()).unwrap();
+    bob.2.connect(&alice.2.address()).unwrap();
+    let buffer = bob.0.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
+    let mut received = bob.2.post(Op::recv(buffer));
+    assert!(received.wait_timeout(2 * KEEPALIVE).is_none());
+    assert_eq!(fabric.now(), 2 * KEEPALIVE);
+    fabric.inject(Fault::drop());
+    let start = Instant::now();
+    let error = received.wait().unwrap_err();
+    assert!(error.is_operation(), "{error}");
+    assert!(fabric.now() > 2 * KEEPALIVE && start.elapsed() < Duration::from_secs(30));
 }
 
 #[test]

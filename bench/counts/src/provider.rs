@@ -36,7 +36,7 @@ impl<P: Provider> fmt::Debug for Given<P> {
 }
 
 fn unsupported() -> IoctlError {
-    IoctlError { method: "measured", errno: Errno::NOTTY }
+    IoctlError::new("measured", Errno::NOTTY)
 }
 
 fn take<T>(given: &Mutex<Option<T>>) -> Result<T, CreateError> {

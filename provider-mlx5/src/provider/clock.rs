@@ -51,7 +51,7 @@ impl Page {
         }
         let memory = file.map(offset_of(MmapCommand::CORE_CLOCK, 0), PAGE, Protection::Read)?;
         if memory.len() < PAGE {
-            return Err(IoctlError { method: "mmap", errno: Errno::INVAL }.into());
+            return Err(IoctlError::new("mmap", Errno::INVAL).into());
         }
         Ok(Self { memory, offset })
     }

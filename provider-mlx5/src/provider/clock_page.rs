@@ -26,7 +26,7 @@ impl ClockPage {
     pub(crate) fn read(&self, file: &DeviceFile, resp: &AllocUcontextResp) -> Result<ClockInfo, CreateError> {
         let page = self.0.get_or_init(|| map(file, resp));
         page.as_ref().map_err(|error| *error).and_then(|page| {
-            let busy = IoctlError { method: "clock page", errno: Errno::BUSY };
+            let busy = IoctlError::new("clock page", Errno::BUSY);
             Ok(read(page).ok_or(busy)?)
         })
     }
@@ -39,7 +39,7 @@ fn map(file: &DeviceFile, resp: &AllocUcontextResp) -> Result<Mapping, CreateErr
     let memory =
         file.map(mmap_offset(MmapCommand::CLOCK_INFO, CLOCK_INFO_V1 as u16), PAGE, Protection::Read)?;
     if memory.len() < size_of::<mlx5::ClockInfo>() {
-        return Err(IoctlError { method: "mmap", errno: Errno::INVAL }.into());
+        return Err(IoctlError::new("mmap", Errno::INVAL).into());
     }
     Ok(memory)
 }

@@ -32,7 +32,7 @@ pub(crate) fn alloc(file: &DeviceFile, request: &DmRequest) -> Result<(u32, Devi
     };
     // SAFETY: the memory was just allocated and has no other user.
     let guard = unsafe { HandleGuard::new(file, call.made(DmAlloc::HANDLE), destroy, ()) };
-    let len = usize::try_from(request.len).map_err(|_| IoctlError { method: "mmap", errno: Errno::NOMEM })?;
+    let len = usize::try_from(request.len).map_err(|_| IoctlError::new("mmap", Errno::NOMEM))?;
     let memory = map(file, start, page, len)?;
     Ok((guard.disarm().0, memory))
 }

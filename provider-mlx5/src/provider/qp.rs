@@ -72,7 +72,7 @@ impl Mlx5 {
         };
         let max_message = self.max_message(request.qp_type)?;
         let record = QueueRecord::new(&self.table, cqs, SqTracker::new(layout.send_blocks), source)
-            .ok_or(IoctlError { method: "QpCreate (user index)", errno: Errno::NOMEM })?;
+            .ok_or(IoctlError::new("QpCreate (user index)", Errno::NOMEM))?;
         let rings = ring_memory(layout.bytes(), request.memory, request.buffer)?;
         let doorbell = self.records.take().map_err(ioctl_error("mmap"))?;
         let register = self.register(request.doorbell)?;

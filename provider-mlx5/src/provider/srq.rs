@@ -98,7 +98,7 @@ impl Mlx5 {
     fn record_of_srq(&self, cq: Arc<CqShared>, queue: &Mlx5Srq) -> Result<QueueRecordRef, IoctlError> {
         let source = Source::Shared(Arc::clone(queue.shared()));
         QueueRecord::new(&self.table, [Arc::clone(&cq), cq], SqTracker::new(1), source)
-            .ok_or(IoctlError { method: "SrqCreate (user index)", errno: Errno::NOMEM })
+            .ok_or(IoctlError::new("SrqCreate (user index)", Errno::NOMEM))
     }
 
     fn arm_srq_limit(&self, srq: u32, limit: u32) -> Result<(), IoctlError> {

@@ -41,7 +41,7 @@ impl WqMemory {
     ) -> Result<Self, IoctlError> {
         let source = Source::Own(RqTracker::new(layout.slots));
         let record = QueueRecord::new(table, [Arc::clone(&cq), cq], SqTracker::new(1), source)
-            .ok_or(IoctlError { method: "WqCreate (user index)", errno: Errno::NOMEM })?;
+            .ok_or(IoctlError::new("WqCreate (user index)", Errno::NOMEM))?;
         let memory = Arc::new(QpMemory::new(ring, doorbell, record.clone()));
         Ok(Self { layout, record, memory })
     }

@@ -11,9 +11,6 @@ use super::{Publishing, RxeSq};
 use crate::doorbell::Doorbell;
 use crate::memory::QueueMemory;
 
-/// The name of the doorbell in errors.
-pub(super) const DOORBELL: &str = "PostSend (doorbell)";
-
 impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
     /// Whether the last published request has failed. The QP is in ERR then.
     #[inline]
@@ -60,7 +57,7 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         if let Err(errno) = self.doorbell.ring() {
             self.ring.abort();
             self.deferred = self.ring.position();
-            return Err(DoorbellError::TakenBack(IoctlError { method: DOORBELL, errno }));
+            return Err(DoorbellError::TakenBack(self.doorbell_error(errno)));
         }
         self.publishing = Publishing::AtOnce;
         Ok(())
@@ -89,7 +86,7 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         });
         while answer.is_ok() && self.ring.pending() > 0 {
             self.ring.publish_next();
-            answer = self.doorbell.ring().map_err(posted);
+            answer = self.doorbell.ring().map_err(|errno| DoorbellError::Posted(self.doorbell_error(errno)));
         }
         // A batch that counts as posted is published completely. A batch that was taken back has no
         // requests left.
@@ -119,13 +116,16 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
             // `unsafe`, and their caller owns the QP, so no other thread rings its doorbell meanwhile.
             unsafe { self.ring.take_back(batch) };
             self.deferred = self.ring.position();
-            DoorbellError::TakenBack(IoctlError { method: DOORBELL, errno })
+            DoorbellError::TakenBack(self.doorbell_error(errno))
         } else {
-            posted(errno)
+            DoorbellError::Posted(self.doorbell_error(errno))
         }
     }
-}
 
-fn posted(errno: Errno) -> DoorbellError {
-    DoorbellError::Posted(IoctlError { method: DOORBELL, errno })
+    /// The error of the doorbell.
+    #[cold]
+    pub(super) fn doorbell_error(&self, errno: Errno) -> IoctlError {
+        let origin = self.doorbell.error_origin();
+        IoctlError { method: "PostSend (doorbell)", errno, origin }
+    }
 }

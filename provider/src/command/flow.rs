@@ -40,7 +40,7 @@ pub unsafe fn create_flow_with(
     payload: DriverPayload<'_>,
 ) -> Result<u32, IoctlError> {
     let size = u16::try_from(specs.len())
-        .map_err(|_| IoctlError { method: "ex::CreateFlow", errno: rustix::io::Errno::INVAL })?;
+        .map_err(|_| IoctlError::new("ex::CreateFlow", rustix::io::Errno::INVAL))?;
     let flow_attr = FlowAttr { size, ..flow };
     let head = CreateFlowReq { qp_handle: qp, flow_attr, ..CreateFlowReq::zeroed() };
     let request = [head.as_bytes(), specs].concat();

@@ -122,7 +122,7 @@ pub unsafe fn destroy_wq(file: &DeviceFile, handle: u32) -> Result<u32, IoctlErr
 /// kernel's error.
 #[doc(alias = "ibv_create_rwq_ind_table")]
 pub fn create_rwq_ind_table(file: &DeviceFile, wqs: &[u32]) -> Result<u32, IoctlError> {
-    let refused = |errno| IoctlError { method: ex::CreateRwqIndTbl::INFO.rust, errno };
+    let refused = |errno| IoctlError::new(ex::CreateRwqIndTbl::INFO.rust, errno);
     if !wqs.len().is_power_of_two() {
         return Err(refused(rustix::io::Errno::INVAL));
     }

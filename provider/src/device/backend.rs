@@ -4,8 +4,8 @@ use std::fmt::Debug;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -68,21 +68,33 @@ pub unsafe trait Backend: Debug + Send + Sync {
     /// A descriptor of the context, for `AsFd`. It takes neither ioctls nor commands.
     fn as_fd(&self) -> BorrowedFd<'_>;
 
-    /// Runs a device that runs in waits only, before a thread blocks at most until `end`. `is_ready`:
-    /// whether the wait would end at once. It makes no calls of the device.
+    /// Runs a device that runs in waits only, before a thread blocks at most until `end`, and until the
+    /// virtual time `alarm`, when the wait is ready, too. `is_ready`: whether the wait would end at once. It
+    /// makes no calls of the device.
     ///
     /// # Errors
     ///
     /// `EDEADLK` if nothing can end the wait, an error number of the device otherwise.
-    fn before_wait(&self, end: Option<Instant>, is_ready: &dyn Fn() -> bool) -> Result<BeforeWait, Errno> {
-        let _ = (end, is_ready);
+    fn before_wait(
+        &self,
+        end: Option<Instant>,
+        alarm: Option<Duration>,
+        is_ready: &dyn Fn() -> bool,
+    ) -> Result<BeforeWait, Errno> {
+        let _ = (end, alarm, is_ready);
         Ok(BeforeWait::Block)
     }
 
-    /// Whether the device runs in waits only. Polling its queues does not let it go on.
-    fn runs_in_waits(&self) -> bool {
-        false
+    /// The virtual time of a device that runs in waits only: polling its queues does not let it go on.
+    fn virtual_now(&self) -> Option<Duration> {
+        None
     }
+}
+
+/// The instant at which virtual times begin.
+pub(super) fn start() -> Instant {
+    static START: OnceLock<Instant> = OnceLock::new();
+    *START.get_or_init(Instant::now)
 }
 
 /// A reference to a backend. A forked child doesn't release it: the locks of the child's copy may be

@@ -22,7 +22,7 @@ const CLASS: &str = "infiniband_verbs";
 
 /// Fails unless `fd` refers to a uverbs character device.
 pub(super) fn check_uverbs(fd: impl AsFd) -> Result<(), OpenError> {
-    let found = fstat(fd).map_err(|errno| IoctlError { method: "fstat", errno })?;
+    let found = fstat(fd).map_err(|errno| IoctlError::new("fstat", errno))?;
     if FileType::from_raw_mode(found.st_mode) != FileType::CharacterDevice {
         return Err(OpenError::NotUverbs);
     }

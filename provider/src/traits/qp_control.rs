@@ -106,7 +106,7 @@ pub unsafe trait QpControl {
         burst: Burst,
     ) -> Result<(), IoctlError> {
         if burst != Burst::default() {
-            return Err(IoctlError { method: "ex::ModifyQp", errno: Errno::OPNOTSUPP });
+            return Err(IoctlError::new("ex::ModifyQp", Errno::OPNOTSUPP));
         }
         // SAFETY: the caller owns the QP that the request names, and resets its queues, by this
         // method's contract.

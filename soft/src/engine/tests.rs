@@ -86,7 +86,7 @@ impl Arm for ArmCq {
             engine.arm_cq(self.cq, solicited_only);
             Ok(())
         };
-        self.fabric.with(self.device, arm).map_err(|errno| IoctlError { method: "arm", errno })
+        self.fabric.with(self.device, arm).map_err(|errno| IoctlError::new("arm", errno))
     }
 }
 

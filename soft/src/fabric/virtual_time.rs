@@ -160,10 +160,10 @@ impl FabricInner {
         time.note_call();
         let end = end.map_or(u64::MAX, |end| virtual_end(end, time.now));
         drop(state);
+        let max_timers = if end == u64::MAX { MAX_TIMERS } else { MAX_TIMERS_UNTIL_END };
         let alarm = alarm.map_or(u64::MAX, |alarm| u64::try_from(alarm.as_nanos()).unwrap_or(u64::MAX));
         let (end, at_end) =
             if alarm < end { (alarm, BeforeWait::Ready) } else { (end, BeforeWait::TimedOut) };
-        let max_timers = if end == u64::MAX { MAX_TIMERS } else { MAX_TIMERS_UNTIL_END };
         let (mut timers, mut completed) = (0, u64::MAX);
         loop {
             if is_ready() {

@@ -18,6 +18,7 @@ use std::sync::Once;
 
 use bareverbs::cq::CqInit;
 use bareverbs::device::{DeviceCapFlags, DriverId, LinkLayer};
+use bareverbs::error::ErrorOrigin;
 use bareverbs::qp::{Operation, Payload, Qp, QpInit, Rc};
 use bareverbs::{Access, Gid};
 
@@ -103,6 +104,11 @@ pub fn is_infiniband() -> bool {
 /// Whether the device has the ABI of Soft-RoCE: it is Soft-RoCE, or a soft device.
 pub fn has_rxe_abi() -> bool {
     device().driver_id() == Some(DriverId::RXE)
+}
+
+/// What the errors of the device's calls name.
+pub fn error_origin() -> ErrorOrigin {
+    if is_soft_device() { ErrorOrigin::Device } else { ErrorOrigin::Kernel }
 }
 
 /// Whether the device is a soft device of this process.

@@ -77,7 +77,7 @@ mod tests {
     fn error_is_reported_by_its_text_with_the_remedy() {
         assert!(printed(crate::Error::NoDevice).starts_with(NO_DEVICE));
         assert!(printed(Refused::new(crate::Error::NoDevice, ())).starts_with(NO_DEVICE));
-        let refused = IoctlError { method: "CQ_CREATE", errno: Errno::MFILE };
+        let refused = IoctlError::new("CQ_CREATE", Errno::MFILE);
         let error = crate::Error::kernel("create_cq", "64 entries", refused)
             .or_hint(|_| Some("raise the limit".into()));
         assert_eq!(

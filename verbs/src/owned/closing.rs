@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::task::{Poll, ready};
-use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::verbs_values::QpState;
@@ -171,7 +170,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
     /// Ends the connection for this side. Closing it waits for the flush only.
     fn begin_flush(&mut self) {
         self.end();
-        self.flush_end = Instant::now().checked_add(FLUSH_LIMIT);
+        self.flush_end = self.channel.file().now().checked_add(FLUSH_LIMIT);
     }
 }
 

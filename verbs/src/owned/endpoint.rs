@@ -677,6 +677,11 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
         }
     }
 
+    /// Whether a flush takes longer than its limit.
+    pub(super) fn is_flush_late(&self) -> bool {
+        self.flush_end.is_some_and(|end| self.channel.file().now() >= end)
+    }
+
     /// Probes the peer if the connection was idle for the interval. Returns when to call it again, or
     /// when a flush is late. A removed device is noticed as well: a wait that polls without limit
     /// reads no event.

@@ -100,6 +100,21 @@ impl Keepalive {
     }
 }
 
+/// The looks at the keepalive in one wait in virtual time. They end: a peer that answers probes would
+/// keep a wait that nothing ends from failing.
+#[derive(Debug, Default)]
+pub(crate) struct Alarms(u32);
+
+impl Alarms {
+    const MAX: u32 = 10;
+
+    /// The time of the next look, which is due at `due`.
+    pub(crate) fn next(&mut self, due: Option<Instant>) -> Option<Instant> {
+        self.0 = self.0.saturating_add(1);
+        due.filter(|_| self.0 <= Self::MAX)
+    }
+}
+
 /// The earlier one of two times, of which either may be missing.
 pub(crate) fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
     match (one, other) {

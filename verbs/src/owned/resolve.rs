@@ -132,8 +132,7 @@ mod tests {
         let plain = Plain::default();
         let mut qp = plain.queue_pair(&plain.domain());
         qp.assume_state(state);
-        let answers =
-            answers.iter().map(|ended| ended.map_err(|errno| IoctlError { method: "ModifyQp", errno }));
+        let answers = answers.iter().map(|ended| ended.map_err(|errno| IoctlError::new("ModifyQp", errno)));
         plain.log().answers.extend(answers);
         let gid = "fe80::1".parse::<Gid>().unwrap();
         let address = Address { mtu: Mtu::Mtu256, rd_atomic: 0, ..Address::new(gid, 1) };

@@ -12,7 +12,7 @@ use bareverbs_provider::work::WorkCompletion;
 
 use super::endpoint::{DoneOf, InFlight, Marker, Polled, Queues, SafeTransport};
 use super::in_flight::{Direction, QueueKind};
-use super::keepalive::{ROUNDS, earlier};
+use super::keepalive::{Alarms, ROUNDS, earlier};
 use super::{BUDGET, Completed, Endpoint, PoolBuffer, Spinning};
 use crate::cq::Arm;
 use crate::qp::Rc;
@@ -133,7 +133,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
         mut spin: Option<&mut Option<SpinRounds>>,
         mut poll: impl FnMut(&mut Self) -> Option<X>,
     ) -> Poll<Result<X>> {
-        let mut is_late = false;
+        let (mut is_late, mut alarms) = (false, Alarms::default());
         loop {
             if let Some(polled) = poll(self) {
                 if let Some(Some(SpinRounds { spinning, .. })) = spin {
@@ -153,7 +153,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
                 if spinning.goes_on() {
                     *rounds = rounds.wrapping_add(1);
                     if rounds.is_multiple_of(ROUNDS) {
-                        self.keep_alive(Instant::now());
+                        self.keep_alive(self.channel.file().now());
                     }
                     match caller {
                         Caller::Thread(end) => is_late = is_past(end),
@@ -172,7 +172,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
                 continue;
             }
             match caller {
-                Caller::Thread(end) => is_late = !self.sleep(end)?,
+                Caller::Thread(end) => is_late = !self.sleep(end, &mut alarms)?,
                 Caller::Task(waker) => ready!(self.poll_events(waker))?,
             }
         }
@@ -180,17 +180,22 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
 
     /// Sleeps until the armed CQ raises its event, a keepalive is due, or the device is removed. Returns
     /// `false` at `end`.
-    fn sleep(&mut self, end: Option<Instant>) -> Result<bool> {
-        let due = self.keep_alive(Instant::now());
-        let event = match self.channel.before_sleep(end, || false) {
+    fn sleep(&mut self, end: Option<Instant>, alarms: &mut Alarms) -> Result<bool> {
+        let due = self.keep_alive(self.channel.file().now());
+        let mut in_time = false;
+        let event = match self.channel.before_sleep(end, alarms.next(due), || false) {
             Ok(BeforeWait::TimedOut) => return Ok(false),
-            Ok(_) => self.channel.read(earlier(end, due)),
+            Ok(BeforeWait::Ready) => {
+                in_time = true;
+                self.channel.try_wait()
+            }
+            Ok(BeforeWait::Block) => self.channel.read(earlier(end, due)),
             Err(error) => Err(error),
         };
         match event {
             Ok(event) => {
                 self.armed &= event.is_none();
-                Ok(event.is_some() || end.is_none_or(|end| Instant::now() < end))
+                Ok(in_time || event.is_some() || end.is_none_or(|end| Instant::now() < end))
             }
             Err(error) => self.check_removed(error).map(|()| true),
         }
@@ -199,7 +204,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
     /// Reads the events of the armed CQ. Otherwise the task will be woken by the next one, or when a
     /// keepalive is due.
     fn poll_events(&mut self, waker: &Waker) -> Poll<Result<()>> {
-        let due = self.keep_alive(Instant::now());
+        let due = self.keep_alive(self.channel.file().now());
         let Some(attached) = &mut self.attached else {
             return Poll::Ready(Err(not_attached(T::QueueKind::<P>::WAIT)));
         };
@@ -239,7 +244,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
                 && queues.marker == Marker::None
                 && queues.in_flight.recvs.queue().outstanding() == 0;
             let is_done = until(&queues.in_flight);
-            (is_done || is_endless || is_past(queues.flush_end)).then_some(is_done)
+            (is_done || is_endless || queues.is_flush_late()).then_some(is_done)
         })
     }
 

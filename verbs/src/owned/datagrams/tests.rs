@@ -260,7 +260,7 @@ fn refused_send_holds_no_address_handle() {
 #[test]
 fn refused_doorbell_moves_ud_qp_to_err() {
     let mut setup: Setup = Setup::new();
-    let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+    let refused = IoctlError::new("PostSend", Errno::NOMEM);
     setup.plain.log().refusals.push_back(DoorbellError::TakenBack(refused));
     let refused = setup.datagrams.post(Op::send_to_inline(&setup.peer, b"x")).unwrap_err();
     assert!(matches!(refused, Error::Post(_)), "{refused}");

@@ -161,7 +161,7 @@ impl Setup {
 
     /// Makes the kernel refuse the next doorbell of the send queue.
     fn refuse_doorbell(&self) {
-        let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+        let refused = IoctlError::new("PostSend", Errno::NOMEM);
         self.plain.log().refusals.push_back(DoorbellError::TakenBack(refused));
     }
 
@@ -260,7 +260,7 @@ fn unknown_completion_returns_no_buffer_and_moves_qp_to_err() {
 fn failed_endpoint_rejects_posts_even_if_the_kernel_refuses_err() {
     let mut setup = Setup::new();
     setup.post();
-    let refused = IoctlError { method: "ModifyQp", errno: Errno::NOMEM };
+    let refused = IoctlError::new("ModifyQp", Errno::NOMEM);
     setup.plain.log().answers.push_back(Err(refused));
     setup.complete(0, WcStatus::SUCCESS);
     setup.poll_unknown(0);
@@ -656,7 +656,7 @@ fn refused_doorbell_of_a_rejected_post_keeps_what_may_be_executed() {
         let mut setup = Setup::new();
         let pushed = forget_batch(&mut setup);
         reject(&setup);
-        let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+        let refused = IoctlError::new("PostSend", Errno::NOMEM);
         setup.plain.log().refusals.push_back(DoorbellError::Posted(refused));
         if parts {
             let buffers = [(setup.buffer(), 0..3), (setup.buffer(), 0..4)];
@@ -723,7 +723,7 @@ fn rejected_marker_publishes_a_forgotten_batch() {
 fn marker_that_is_taken_back_ends_a_forgotten_batch() {
     let mut setup = Setup::new();
     forget_unsignaled_batch(&mut setup);
-    let refused = DoorbellError::TakenBack(IoctlError { method: "post_send", errno: Errno::NOMEM });
+    let refused = DoorbellError::TakenBack(IoctlError::new("post_send", Errno::NOMEM));
     setup.plain.log().refusals.push_back(refused);
     setup.endpoint.abort();
     let failed = setup.endpoint.poll().expect("it never completes").unwrap_err();
@@ -1410,7 +1410,7 @@ fn completed_probe_returns_no_operation_and_permits_the_next_one() {
 fn probe_whose_doorbell_is_refused_ends_the_connection() {
     let mut setup = Setup::new();
     setup.post();
-    let refused = DoorbellError::TakenBack(IoctlError { method: "post_send", errno: Errno::NOMEM });
+    let refused = DoorbellError::TakenBack(IoctlError::new("post_send", Errno::NOMEM));
     setup.plain.log().refusals.push_back(refused);
     assert!(matches!(setup.endpoint.probe(), Err(Error::Post(_))));
     assert_eq!(setup.endpoint.qp().state(), QpState::ERR);
@@ -1605,7 +1605,7 @@ fn waits_poll_again_after_they_have_armed_the_cq() {
 fn marker_whose_doorbell_was_refused_counts_as_posted() {
     let mut setup = Setup::new();
     setup.send(1, false);
-    let refused = DoorbellError::Posted(IoctlError { method: "PostSend", errno: Errno::NOMEM });
+    let refused = DoorbellError::Posted(IoctlError::new("PostSend", Errno::NOMEM));
     setup.plain.log().refusals.push_back(refused);
     setup.endpoint.abort();
     setup.complete(MARKER, WcStatus::WR_FLUSH_ERR);
@@ -1649,7 +1649,7 @@ fn endpoint_resolves_its_peer_again_after_a_timeout() {
         succeed_ioctls();
         let mut setup = Setup::new();
         setup.endpoint.queues.qp.assume_state(QpState::INIT);
-        let late = IoctlError { method: "ModifyQp", errno: Errno::TIMEDOUT };
+        let late = IoctlError::new("ModifyQp", Errno::TIMEDOUT);
         setup.plain.log().answers.extend([Err(late); 2]);
         let gid = "fe80::1".parse().unwrap();
         let peer = Address { mtu: Mtu::Mtu256, rd_atomic: 0, ..Address::new(gid, 1) };
@@ -2101,7 +2101,7 @@ fn refused_operation_is_not_in_the_batch() {
 #[test]
 fn batch_that_counts_as_posted_is_not_rung_again() {
     let mut setup = Setup::new();
-    let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+    let refused = IoctlError::new("PostSend", Errno::NOMEM);
     // A second doorbell would take back what the device may execute.
     setup.plain.log().refusals.extend([DoorbellError::Posted(refused), DoorbellError::TakenBack(refused)]);
     let buffer = setup.buffer();

@@ -2,7 +2,6 @@
 
 use std::mem;
 use std::sync::Arc;
-use std::time::Instant;
 
 use bareverbs_provider::traits::Provider;
 use bareverbs_provider::wake::FirstPanic;
@@ -54,7 +53,7 @@ impl<B, P: Provider, S: Service<P>> ConnectionInner<B, P, S> {
         };
         connected(&mut state);
         let interval = policy.interval(remote.remote_write);
-        state.start_keepalive(interval, Instant::now());
+        state.start_keepalive(interval, hub.channel.file().now());
         drop(state);
         if let Some(interval) = interval {
             hub.probe_every(interval);

@@ -136,7 +136,7 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
         if self.is_removed() {
             return Err(Error::DeviceRemoved { verb: "Hub::drive" });
         }
-        let due = self.keep_alive(Instant::now());
+        let due = self.keep_alive(self.channel.file().now());
         let reaped = self.poll(TURN);
         if reaped > 0
             && let Some(spinning) = wait.take()
@@ -186,7 +186,7 @@ fn run<B, P: Provider, S: Service<P>>(guard: &DriverGuard<B, P, S>, channel: &Co
             };
             // A sleeping driver does not keep the hub.
             drop(hub);
-            match channel.before_sleep(None, || parker.is_woken()) {
+            match channel.before_sleep(None, None, || parker.is_woken()) {
                 // Other threads may go on.
                 Err(error) if error.errno() == Some(Errno::DEADLK) => continue,
                 before => before?,

@@ -58,7 +58,7 @@ impl Sweeps {
 impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
     /// Probes a connection of the hub every `interval` from now on.
     pub(super) fn probe_every(&self, interval: Duration) {
-        if self.sweeps.shorten(interval, Instant::now())
+        if self.sweeps.shorten(interval, self.channel.file().now())
             && let Some(driver) = self.election.driver()
         {
             // It sleeps without a time limit, or with a later one.

@@ -364,11 +364,7 @@ fn post_all_refuses_operations_behind_a_refused_one() {
 fn post_all_returns_all_buffers_of_a_refused_doorbell() {
     let setup = Setup::new(8);
     let peer = setup.connection(2);
-    setup
-        .plain
-        .log()
-        .refusals
-        .push_back(DoorbellError::TakenBack(IoctlError { method: "PostSend", errno: Errno::NOMEM }));
+    setup.plain.log().refusals.push_back(DoorbellError::TakenBack(IoctlError::new("PostSend", Errno::NOMEM)));
     let mut ops: Vec<_> = (0..2).map(|tag| Op::send(setup.buffer(), ..).tag(tag)).collect();
     let mut pending = Vec::new();
     peer.post_all(&mut ops, &mut pending);
@@ -594,7 +590,7 @@ fn refused_doorbell_of_posted_operations_ends_the_connection() {
     for many in [false, true] {
         let setup = Setup::new(8);
         let peer = setup.connection(2);
-        let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+        let refused = IoctlError::new("PostSend", Errno::NOMEM);
         setup.plain.log().refusals.push_back(DoorbellError::Posted(refused));
         let mut pending = Vec::new();
         if many {
@@ -1109,7 +1105,7 @@ fn connection_resolves_its_peer_again_after_a_timeout() {
         let setup = Setup::new(4);
         let peer = setup.connection(1);
         peer.inner.conn.lock().qp.as_mut().unwrap().assume_state(QpState::INIT);
-        let late = IoctlError { method: "ModifyQp", errno: Errno::TIMEDOUT };
+        let late = IoctlError::new("ModifyQp", Errno::TIMEDOUT);
         setup.plain.log().answers.extend([Err(late); 2]);
         let gid = "fe80::1".parse().unwrap();
         peer.connect(&Address { mtu: Mtu::Mtu256, rd_atomic: 0, ..Address::new(gid, 1) }).unwrap();
@@ -1196,7 +1192,7 @@ fn shorter_interval_of_probes_wakes_the_driver() {
 fn probe_whose_doorbell_is_refused_ends_its_connection_only() {
     let setup = Setup::new(8);
     let (first, second) = (setup.connection(1), setup.connection(1));
-    let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+    let refused = IoctlError::new("PostSend", Errno::NOMEM);
     setup.plain.log().refusals.push_back(DoorbellError::Posted(refused));
     setup.hub.inner.sweep(None);
     assert_eq!(first.failure().and_then(|failure| failure.errno()), Some(Errno::NOMEM));
@@ -1529,7 +1525,7 @@ fn refused_operation_of_several_buffers_returns_them() {
     assert!(error.to_string().contains("bytes 0..17 exceed"), "{error}");
     assert!(other.to_string().contains("another buffer"), "{other}");
     // The doorbell is refused, which takes the request back.
-    let late = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+    let late = IoctlError::new("PostSend", Errno::NOMEM);
     setup.plain.log().refusals.push_back(DoorbellError::TakenBack(late));
     let errors = refused(peer.post(Op::send_parts(parts(4)).tag(5)));
     assert_eq!(errors.map(|error| error.errno()), [Some(Errno::NOMEM); 2]);
@@ -1548,7 +1544,7 @@ fn refused_operation_of_several_buffers_returns_them() {
 fn refused_doorbell_of_a_posted_operation_of_several_buffers_ends_the_connection() {
     let setup = Setup::new(8);
     let peer = setup.connection(4);
-    let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+    let refused = IoctlError::new("PostSend", Errno::NOMEM);
     setup.plain.log().refusals.push_back(DoorbellError::Posted(refused));
     let mut pending = peer.post(Op::send_parts([(setup.buffer(), ..), (setup.buffer(), ..)]));
     assert_eq!(peer.failure().unwrap().errno(), Some(Errno::NOMEM));

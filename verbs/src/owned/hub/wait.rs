@@ -13,7 +13,7 @@ use bareverbs_provider::wake::wake_all;
 use super::HubInner;
 use super::election::{Election, WaiterId};
 use super::reaper::service::Service;
-use crate::owned::keepalive::{ROUNDS, earlier};
+use crate::owned::keepalive::{Alarms, ROUNDS, earlier};
 use crate::owned::park::Parker;
 use crate::wait::{Caller, is_past};
 use crate::{Error, Result};
@@ -83,7 +83,7 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
             let mut waiter = None;
             let mut spinning = None;
             let mut rounds = 0_u32;
-            let mut is_late = false;
+            let (mut is_late, mut alarms) = (false, Alarms::default());
             loop {
                 if let Poll::Ready(value) = poll(&mut context) {
                     if let Some(spinning) = spinning {
@@ -111,22 +111,27 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
                 if spinning.goes_on() {
                     rounds = rounds.wrapping_add(1);
                     if rounds.is_multiple_of(ROUNDS) {
-                        self.keep_alive(Instant::now());
+                        self.keep_alive(self.channel.file().now());
                     }
                     hint::spin_loop();
                     continue;
                 }
                 // Followers as well: the leader may have begun to sleep before there was a connection.
-                let until = earlier(end, self.keep_alive(Instant::now()));
+                let due = self.keep_alive(self.channel.file().now());
                 let waiter = waiter.get_or_insert_with(|| Waiter::new(&self.election, waker));
                 let leads = self.election.leads(waiter.id);
                 if leads && self.arm()? {
                     continue;
                 }
-                if self.channel.before_sleep(end, || parker.is_woken())? == BeforeWait::TimedOut {
-                    is_late = true;
-                    continue;
-                }
+                let until = match self.channel.before_sleep(end, alarms.next(due), || parker.is_woken())? {
+                    BeforeWait::TimedOut => {
+                        is_late = true;
+                        continue;
+                    }
+                    // Woken, an event, or a keepalive in virtual time.
+                    BeforeWait::Ready => Some(Instant::now()),
+                    BeforeWait::Block => earlier(end, due),
+                };
                 if !leads {
                     parker.sleep(None, until)?;
                     continue;

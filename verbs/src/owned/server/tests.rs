@@ -437,7 +437,7 @@ fn write_with_immediate_is_no_message() {
 #[test]
 fn refused_doorbell_of_a_posted_message_ends_the_connection() {
     let mut setup = Setup::new();
-    let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+    let refused = IoctlError::new("PostSend", Errno::NOMEM);
     setup.plain.log().refusals.push_back(DoorbellError::Posted(refused));
     let pending = setup.server.handle.send(setup.peer, setup.server.handle.take().unwrap(), ..4);
     assert_eq!(setup.failure().errno(), Some(Errno::NOMEM));
@@ -1396,7 +1396,7 @@ fn fin_follows_the_reads_of_its_end() {
 #[test]
 fn message_that_counts_as_posted_keeps_its_buffer() {
     let mut setup = Setup::new();
-    let refused = IoctlError { method: "PostSend", errno: Errno::NOMEM };
+    let refused = IoctlError::new("PostSend", Errno::NOMEM);
     setup.plain.log().refusals.push_back(DoorbellError::Posted(refused));
     let mut pending = setup.server.handle.send(setup.peer, setup.server.handle.take().unwrap(), ..4);
     assert_eq!(setup.failure().errno(), Some(Errno::NOMEM));

@@ -331,7 +331,7 @@ mod tests {
     fn refused_transition_is_explained_from_the_state_before_it() {
         let plain = Plain::default();
         let mut qp = plain.queue_pair(&plain.domain());
-        plain.log().answers.push_back(Err(IoctlError { method: "ModifyQp", errno: Errno::INVAL }));
+        plain.log().answers.push_back(Err(IoctlError::new("ModifyQp", Errno::INVAL)));
         let attr = QpAttr { qp_state: QpState::RTR, ..QpAttr::default() };
         let refused = qp.modify(&attr, QpAttrMask::STATE).unwrap_err().to_string();
         assert!(refused.contains("no transition from RTS to RTR"), "{refused}");
@@ -341,7 +341,7 @@ mod tests {
     fn failed_second_reset_leaves_qp_in_reset_with_empty_queues() {
         let plain = Plain::default();
         let mut qp = plain.queue_pair(&plain.domain());
-        let refused = IoctlError { method: "ModifyQp", errno: Errno::IO };
+        let refused = IoctlError::new("ModifyQp", Errno::IO);
         plain.log().needs_second_reset = true;
         for (answers, failed, state, reset) in [
             // Nothing was reset.
@@ -364,7 +364,7 @@ mod tests {
     fn incomplete_reset_is_reissued_before_qp_leaves_reset() {
         let plain = Plain::default();
         let mut qp = plain.queue_pair(&plain.domain());
-        let refused = || Err(IoctlError { method: "ModifyQp", errno: Errno::IO });
+        let refused = || Err(IoctlError::new("ModifyQp", Errno::IO));
         plain.log().needs_second_reset = true;
         plain.log().answers.extend([Ok(()), refused()]);
         qp.reset().unwrap_err();
