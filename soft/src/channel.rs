@@ -21,6 +21,9 @@ use zerocopy::IntoBytes;
 
 use crate::sys::lock;
 
+/// A channel with so many events looks whether the program has read them.
+const UNCOUNTED: usize = 32;
+
 /// The contents of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChannelKind {
@@ -231,7 +234,9 @@ impl ChannelUse {
     /// Queues an event.
     fn raise(&self, record: [u8; size_of::<AsyncEventDesc>()], counter: &Arc<AtomicU32>) {
         let mut events = lock(&self.channel.events);
-        self.channel.count_read(&mut events);
+        if events.queued.len() >= UNCOUNTED {
+            self.channel.count_read(&mut events);
+        }
         events.queued.push_back(Event { record, counter: Some(Arc::clone(counter)) });
         self.channel.flush(&mut events);
     }
