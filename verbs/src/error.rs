@@ -305,7 +305,7 @@ pub enum Error {
         /// The name of the device.
         device: String,
         /// The reason.
-        reason: crate::soft::AddressError,
+        reason: bareverbs_soft::AddressError,
     },
     /// A request to netlink failed.
     #[doc(alias = "NetlinkRefused")]
