@@ -443,8 +443,19 @@ impl<T: Service> Endpoint<T> {
     /// Waits after polls that found nothing: polls on, or sleeps with `-e`, up to `until`.
     #[inline]
     pub(crate) fn pause(&mut self, watch: &mut Watch<'_>, until: Option<Duration>) -> Result<()> {
+        self.pause_for(true, watch, until)
+    }
+
+    /// Waits as [`Self::pause`], but completed sends need not end a sleep.
+    #[inline]
+    pub(crate) fn pause_for_receives(&mut self, watch: &mut Watch<'_>) -> Result<()> {
+        self.pause_for(false, watch, None)
+    }
+
+    #[inline]
+    fn pause_for(&mut self, for_sends: bool, watch: &mut Watch<'_>, until: Option<Duration>) -> Result<()> {
         if self.completions.channel.is_some() {
-            return self.sleep(watch, until);
+            return self.sleep(for_sends, watch, until);
         }
         match watch.spin()? {
             None | Some(Verdict::Wait) => Ok(()),
@@ -453,8 +464,8 @@ impl<T: Service> Endpoint<T> {
     }
 
     /// Arms the CQs, and sleeps if they were armed.
-    fn sleep(&mut self, watch: &mut Watch<'_>, until: Option<Duration>) -> Result<()> {
-        match self.completions.sleep(watch, until)? {
+    fn sleep(&mut self, for_sends: bool, watch: &mut Watch<'_>, until: Option<Duration>) -> Result<()> {
+        match self.completions.sleep(for_sends, watch, until)? {
             Verdict::Wait => Ok(()),
             verdict => Err(self.verdict(verdict)),
         }

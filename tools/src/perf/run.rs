@@ -250,30 +250,53 @@ pub(crate) fn message_latency<T: Service>(
     while !turns.is_over() {
         if turns.received < turns.limit && !(begins && turns.sent == 0) {
             let index = loop {
-                if let Some((index, _)) = endpoint.poll_receive(posting)? {
-                    break index;
+                match endpoint.poll_receive(posting) {
+                    Ok(Some((index, _))) => break index,
+                    Ok(None) => {}
+                    Err(error) => {
+                        // A failed send flushes the receives.
+                        endpoint.poll_send(posting)?;
+                        return Err(error);
+                    }
                 }
                 if turns.time_is_over() {
                     return Ok(());
                 }
-                endpoint.pause(watch, None)?;
+                endpoint.pause_for_receives(watch)?;
             };
             endpoint.note_progress(watch)?;
             turns.received += 1;
             endpoint.repost(index, posting)?;
         }
         if turns.sent < turns.limit {
-            turns.send(|now| endpoint.post_sends(0, posting, 1, now))?;
-            while endpoint.poll_send(posting)?.is_none() {
-                if turns.time_is_over() {
-                    return Ok(());
-                }
-                endpoint.pause(watch, None)?;
+            if !wait_until_sent(endpoint, posting, &turns, watch)? {
+                return Ok(());
             }
-            endpoint.note_progress(watch)?;
+            turns.send(|now| endpoint.post_sends(0, posting, 1, now))?;
         }
     }
+    wait_until_sent(endpoint, posting, &turns, watch)?;
     Ok(())
+}
+
+/// Waits until all messages of a latency test have completed. The answer to one usually comes after that.
+/// Returns `false` if the time is over before.
+fn wait_until_sent<T: Service>(
+    endpoint: &mut Endpoint<T>,
+    posting: &Posting,
+    turns: &Turns<'_, '_>,
+    watch: &mut Watch<'_>,
+) -> Result<bool> {
+    while !endpoint.drained() {
+        if endpoint.poll_send(posting)?.is_some() {
+            endpoint.note_progress(watch)?;
+        } else if turns.time_is_over() {
+            return Ok(false);
+        } else {
+            endpoint.pause(watch, None)?;
+        }
+    }
+    Ok(true)
 }
 
 /// A latency test of writes: each side polls the last byte of its memory.

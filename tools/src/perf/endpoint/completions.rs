@@ -17,12 +17,23 @@ pub(super) struct CqSet {
     cqs: Vec<Cq>,
     /// The CQ that is polled next.
     next: usize,
+    armed: bool,
 }
 
 impl CqSet {
     /// The CQ of a lane.
     pub(super) fn of_lane(&self, index: usize) -> &Cq {
         &self.cqs[index.min(self.cqs.len() - 1)]
+    }
+
+    /// Arms the CQs, unless they are armed. Returns whether it has armed them.
+    fn arm(&mut self) -> Result<bool> {
+        if self.armed {
+            return Ok(false);
+        }
+        self.cqs.iter_mut().try_for_each(|cq| cq.arm(Arm::Any))?;
+        self.armed = true;
+        Ok(true)
     }
 
     /// Polls one completion, starting with the CQ after the last one that had some. Inlined, so that
@@ -45,7 +56,6 @@ pub(super) struct Completions {
     pub(super) send: CqSet,
     pub(super) receive: CqSet,
     pub(super) channel: Option<CompChannel>,
-    armed: bool,
 }
 
 impl Completions {
@@ -62,7 +72,7 @@ impl Completions {
             let create =
                 || context.create_cq(&init).with_context(|| format!("cannot create the CQ of {name}"));
             let cqs = std::iter::repeat_with(create).take(cqs as usize).collect::<Result<Vec<_>>>()?;
-            Ok::<_, anyhow::Error>(CqSet { cqs, next: 0 })
+            Ok::<_, anyhow::Error>(CqSet { cqs, next: 0, armed: false })
         };
         let cqs_of_sends = if T::requests(plan) { cqs } else { 0 };
         let send = create(cqs_of_sends, lanes_of_cq, plan.tx_depth, "sends (-t, -q)")?;
@@ -70,22 +80,23 @@ impl Completions {
         let cqs_of_receives = if T::HAS_TARGETS { 1 } else { cqs };
         let lanes_of_cq = if T::HAS_TARGETS || plan.options.srq { 1 } else { lanes_of_cq };
         let receive = create(cqs_of_receives, lanes_of_cq, plan.rx_depth, "receives (-r, -q)")?;
-        Ok(Self { send, receive, channel, armed: false })
+        Ok(Self { send, receive, channel })
     }
 
-    /// Arms the CQs, and sleeps if they were armed.
-    pub(super) fn sleep(&mut self, watch: &mut Watch<'_>, until: Option<Duration>) -> Result<Verdict> {
-        if !self.armed {
-            for cq in self.send.cqs.iter_mut().chain(&mut self.receive.cqs) {
-                cq.arm(Arm::Any)?;
-            }
-            self.armed = true;
+    /// Arms the CQs, and sleeps if they were armed. Without `for_sends`, completed sends need not end it.
+    pub(super) fn sleep(
+        &mut self,
+        for_sends: bool,
+        watch: &mut Watch<'_>,
+        until: Option<Duration>,
+    ) -> Result<Verdict> {
+        if self.receive.arm()? | (for_sends && self.send.arm()?) {
             return Ok(Verdict::Wait);
         }
         let channel = self.channel.as_ref().context("there is no completion channel")?;
         let verdict = watch.sleep(channel.as_fd(), until)?;
         while channel.try_wait()?.is_some() {
-            self.armed = false;
+            (self.send.armed, self.receive.armed) = (false, false);
         }
         Ok(verdict)
     }
