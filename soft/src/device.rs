@@ -105,6 +105,9 @@ impl SoftDevice {
     /// The receive buffer of the socket has up to 8 MiB. The kernel limits it to `net.core.rmem_max`,
     /// of which the default holds about 50 packets of 4 KiB. Lost packets of RC are repeated.
     ///
+    /// The device ends with the process, also for what it still has to acknowledge. A queue pair that is
+    /// dropped acknowledges first what it has received; one that is left to `process::exit` may not.
+    ///
     /// # Errors
     ///
     /// - [`AddressError::OnFabric`]: another device of the fabric has the address.

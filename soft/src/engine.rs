@@ -305,6 +305,9 @@ impl Engine {
             attributes.mtu = self.port.address.mtu;
         }
         attributes.route.udp_source = udp_source(qpn);
+        if matches!(state, State::Reset | State::Error) {
+            self.qps.answer(&mut self.port, qpn);
+        }
         if state != State::Error {
             self.port.log(qpn, QpAction::State(state_of(state)));
         }
@@ -325,7 +328,10 @@ impl Engine {
         }
     }
 
+    /// Destroys a QP. It acknowledges first what it has received: a program may do so as soon as it has
+    /// polled the last completion.
     pub(crate) fn destroy_qp(&mut self, qpn: u32) {
+        self.qps.answer(&mut self.port, qpn);
         self.qps.destroy(qpn);
         if let Some(wire) = &self.wire {
             wire.retain_groups(|group| !self.qps.group(group).is_empty());

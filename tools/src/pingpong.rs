@@ -104,8 +104,9 @@ fn run_transport<Q: Queues>(config: Config<'_>) -> Result<()> {
     }
     // The program exits here. The kernel releases all RDMA objects at once, which replaces a dozen
     // commands. With ODP they are destroyed explicitly: at exit the address space is torn down
-    // before the queue pairs, and a late message of the peer would be answered with a fault.
-    if !config.on_demand() {
+    // before the queue pairs, and a late message of the peer would be answered with a fault. A soft
+    // device, which ends with the process, still has to acknowledge the last message.
+    if !config.on_demand() && port.context.device().soft().is_none() {
         std::mem::forget((endpoint, port));
     }
     Ok(())

@@ -52,6 +52,13 @@ impl<D: Device> Scheduler<D> {
         self.qps.insert_with(|number| Qp::new(queues(number), attributes))
     }
 
+    /// Sends the answers that a QP owes for received packets, up to those of one turn.
+    pub fn answer(&mut self, device: &mut D, number: u32) {
+        if let Some(qp) = self.qps.get_mut(number) {
+            responder::turn(qp, device, D::POLICY.packets_per_turn);
+        }
+    }
+
     /// Destroys a QP and discards its work. Returns `false` if there is no such QP.
     pub fn destroy(&mut self, number: u32) -> bool {
         if self.qps.remove(number).is_none() {

@@ -244,3 +244,27 @@ fn same_seed_gives_the_same_trace_in_another_process() {
         assert!(output.contains(&expected), "seed {seed}: {expected}\n{output}");
     }
 }
+
+#[test]
+fn qp_that_ends_after_its_last_completion_has_acknowledged_it() {
+    let ends: [fn(&mut Engine, u32); 3] = [
+        |engine, qpn| engine.destroy_qp(qpn),
+        |engine, qpn| engine.modify_qp(qpn, State::Error, QpAttributes::default()),
+        |engine, qpn| engine.modify_qp(qpn, State::Reset, QpAttributes::default()),
+    ];
+    for (seed, end) in ends.into_iter().cycle().take(30).enumerate() {
+        let fabric = Fabric::seeded(seed as u64);
+        let [mut a, mut b] = [2, 3].map(|last| Peer::new(&fabric, last, 16));
+        let (mut qa, mut qb) = (a.qp(QpType::RC), b.qp(QpType::RC));
+        a.connect(&qa, (3, qb.qpn));
+        b.connect(&qb, (2, qa.qpn));
+        qb.receive(1, &[b.sge(0, 100)]);
+        qa.post(2, Operation::Send, &[a.sge(0, 100)]);
+        while b.poll().is_none() {
+            assert!(fabric.step(), "the message arrives");
+        }
+        b.with(|engine| end(engine, qb.qpn));
+        fabric.run_until_idle();
+        assert_eq!(a.drain(), [(2, WcStatus::SUCCESS)]);
+    }
+}
