@@ -71,7 +71,16 @@ struct Events {
 struct Event {
     record: [u8; size_of::<AsyncEventDesc>()],
     /// Counts the event when it was read.
-    counter: Option<Arc<AtomicU32>>,
+    counter: Option<Arc<Counter>>,
+}
+
+/// The events of an object.
+#[derive(Debug, Default)]
+struct Counter {
+    /// Those that the program has read.
+    read: AtomicU32,
+    /// Whether the object was destroyed: it raises no event any more. Changes under the lock of the events.
+    is_closed: AtomicBool,
 }
 
 /// The channel as objects use it: with the program's end, which tells what was read.
@@ -232,8 +241,11 @@ impl Events {
 
 impl ChannelUse {
     /// Queues an event.
-    fn raise(&self, record: [u8; size_of::<AsyncEventDesc>()], counter: &Arc<AtomicU32>) {
+    fn raise(&self, record: [u8; size_of::<AsyncEventDesc>()], counter: &Arc<Counter>) {
         let mut events = lock(&self.channel.events);
+        if counter.is_closed.load(Ordering::Relaxed) {
+            return;
+        }
         if events.queued.len() >= UNCOUNTED {
             self.channel.count_read(&mut events);
         }
@@ -241,10 +253,11 @@ impl ChannelUse {
         self.channel.flush(&mut events);
     }
 
-    /// Takes back the unread events with this counter, and counts those that were read. After the end
-    /// of the channel they stay: there is no way to put back those of others.
-    fn purge(&self, counter: &Arc<AtomicU32>) {
+    /// Takes back the unread events with this counter, and counts those that were read. Later ones are not
+    /// queued. After the end of the channel they stay: there is no way to put back those of others.
+    fn purge(&self, counter: &Arc<Counter>) {
         let mut events = lock(&self.channel.events);
+        counter.is_closed.store(true, Ordering::Relaxed);
         self.channel.count_read(&mut events);
         if lock(&self.channel.sender).is_none() {
             return;
@@ -293,7 +306,7 @@ impl ChannelUse {
 impl Event {
     fn count(&self) {
         if let Some(counter) = &self.counter {
-            counter.fetch_add(1, Ordering::Relaxed);
+            counter.read.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -311,7 +324,7 @@ pub(crate) struct ObjectSink {
     /// `None` in a context without a channel for them.
     events: Option<ChannelUse>,
     user_handle: u64,
-    counter: Arc<AtomicU32>,
+    counter: Arc<Counter>,
 }
 
 impl ObjectSink {
@@ -331,7 +344,7 @@ impl ObjectSink {
         if let Some(events) = &self.events {
             events.purge(&self.counter);
         }
-        self.counter.load(Ordering::Relaxed)
+        self.counter.read.load(Ordering::Relaxed)
     }
 }
 
@@ -340,7 +353,7 @@ impl ObjectSink {
 pub(crate) struct CqSink {
     /// `None` for a CQ without a completion channel.
     completions: Option<ChannelUse>,
-    counter: Arc<AtomicU32>,
+    counter: Arc<Counter>,
     errors: ObjectSink,
 }
 
@@ -369,7 +382,7 @@ impl CqSink {
         if let Some(completions) = &self.completions {
             completions.purge(&self.counter);
         }
-        (self.counter.load(Ordering::Relaxed), self.errors.close())
+        (self.counter.read.load(Ordering::Relaxed), self.errors.close())
     }
 }
 
@@ -404,6 +417,15 @@ mod tests {
         assert_eq!(one.close(), (1, 0));
         assert_eq!((read(&program), read(&program), read(&program)), (Some(2), Some(2), None));
         assert_eq!(two.close(), (2, 0));
+    }
+
+    #[test]
+    fn destroyed_object_raises_no_event() {
+        let (channel, program) = completion_channel();
+        let sink = CqSink::new(Some(channel), None, 1);
+        assert_eq!(sink.close(), (0, 0));
+        sink.completed();
+        assert_eq!((read(&program), sink.close()), (None, (0, 0)));
     }
 
     #[test]

@@ -415,6 +415,16 @@ impl Engine {
         self.port.post_withheld();
     }
 
+    /// From now on, the events of CQs wait until they are [taken](Self::take_withheld_events).
+    pub(crate) fn withhold_events(&mut self) {
+        self.port.withheld_events.get_or_insert_default();
+    }
+
+    /// The CQs whose events have waited. Later ones don't wait.
+    pub(crate) fn take_withheld_events(&mut self) -> Vec<Arc<CqSink>> {
+        self.port.withheld_events.take().unwrap_or_default()
+    }
+
     /// Sets the time, and makes the QPs ready whose timers have expired.
     pub(crate) fn expire_timers(&mut self, now: u64) {
         self.port.now = now;

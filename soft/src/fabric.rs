@@ -27,7 +27,6 @@ mod virtual_time;
 use std::fmt;
 use std::io::{self, Write};
 use std::net::IpAddr;
-use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
@@ -484,22 +483,28 @@ impl FabricInner {
 
     /// Runs the devices with packets from the wire of one of them. Returns the time until the next run
     /// at the latest. Does nothing if the device was removed, even if another one has its number.
+    ///
+    /// Events are raised without the lock, before the answers are sent: the thread that waits for them may
+    /// post at once, and its packets and the answers leave in one call.
     fn run_wire(&self, device: usize, wire: &UdpWire, packets: &mut Vec<Packet>) -> Option<Duration> {
         let mut state = self.lock();
-        let current = state.devices[device].as_ref().and_then(|engine| engine.wire());
-        if !current.is_some_and(|current| ptr::eq(current, wire)) {
-            packets.clear();
-            return None;
-        }
-        let next = state.guarded(|state| {
+        let delivered = state.guarded(|state| {
             let now = state.now();
-            if let Some(engine) = &mut state.devices[device] {
-                engine.set_now(now);
-            }
+            state.engine_of_wire(device, wire)?.set_now(now);
             state.transmit_from_wire(device, packets);
-            state.run()
+            Some(state.engine_of_wire(device, wire)?.take_withheld_events())
         });
         packets.clear();
+        if let Ok(events) = delivered {
+            let events = events?;
+            if !events.is_empty() {
+                drop(state);
+                events.iter().for_each(|sink| sink.completed());
+                state = self.lock();
+                state.engine_of_wire(device, wire)?;
+            }
+        }
+        let next = state.guarded(FabricState::run);
         let now = state.now();
         // A run for a timer that was cancelled costs less than a wake-up for each new timer.
         state.deadline = state.deadline.filter(|deadline| *deadline > now);

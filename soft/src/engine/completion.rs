@@ -57,22 +57,24 @@ impl Cq {
         if solicited_only { self.armed_solicited = true } else { self.armed = true }
     }
 
-    /// Adds a completion. If the ring is full, the completion is lost, and the CQ fails once.
-    pub(super) fn post(&mut self, completion: &Wc, solicited: bool) {
+    /// Adds a completion. Returns where to raise an event, if the CQ was armed. If the ring is full, the
+    /// completion is lost, and the CQ fails once.
+    pub(super) fn post(&mut self, completion: &Wc, solicited: bool) -> Option<&Arc<CqSink>> {
         if self.ring.unread_to(self.position) == self.ring.capacity() {
             if !std::mem::replace(&mut self.overrun, true) {
                 self.sink.failed();
             }
-            return;
+            return None;
         }
         self.ring.store(self.position, 0, completion.as_bytes());
         self.position += 1;
         self.ring.set_producer(self.position);
         let notable = solicited || completion.status != WcStatus::SUCCESS;
-        if self.armed || self.armed_solicited && notable {
+        let raises = self.armed || self.armed_solicited && notable;
+        if raises {
             (self.armed, self.armed_solicited) = (false, false);
-            self.sink.completed();
         }
+        raises.then_some(&self.sink)
     }
 }
 

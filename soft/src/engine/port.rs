@@ -1,5 +1,6 @@
 //! The device under the transport: queues, keys, addresses and events.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bareverbs_transport::packet::{Flush, Packet, Route, syndrome};
@@ -20,6 +21,7 @@ use super::range::Range;
 use super::receive::{RecvWqeRef, Srq};
 use super::send::{Local, SendWqeRef, Work};
 use super::{MAX_AH, MAX_CQ, MAX_SRQ};
+use crate::channel::CqSink;
 use crate::event_log::{DeviceLog, PacketSummary, QpAction};
 
 /// The port of a device.
@@ -47,6 +49,9 @@ pub(crate) struct EnginePort {
     withholds_completions: bool,
     /// The completions until these packets are delivered: CQ, completion, whether it is solicited.
     withheld: Vec<(u32, Wc, bool)>,
+    /// The CQs whose events wait until the fabric's lock is released, while packets of a wire are
+    /// delivered.
+    pub(super) withheld_events: Option<Vec<Arc<CqSink>>>,
     /// The number of WQEs that have completed.
     pub(super) completed: u64,
     counters: Counters,
@@ -69,6 +74,7 @@ impl EnginePort {
             delivers_at_once: false,
             withholds_completions: false,
             withheld: Vec::new(),
+            withheld_events: None,
             completed: 0,
             counters: Counters::default(),
         }
@@ -85,18 +91,25 @@ impl EnginePort {
     fn post(&mut self, cq: u32, completion: Wc, solicited: bool) {
         if self.withholds_completions {
             self.withheld.push((cq, completion, solicited));
-        } else if let Some(cq) = self.cqs.get_mut(cq) {
-            cq.post(&completion, solicited);
+        } else {
+            self.post_now(cq, &completion, solicited);
+        }
+    }
+
+    fn post_now(&mut self, cq: u32, completion: &Wc, solicited: bool) {
+        let sink = self.cqs.get_mut(cq).and_then(|cq| cq.post(completion, solicited));
+        match (sink, &mut self.withheld_events) {
+            (Some(sink), Some(events)) => events.push(Arc::clone(sink)),
+            (Some(sink), None) => sink.completed(),
+            (None, _) => {}
         }
     }
 
     /// Adds the completions that were withheld to their CQs.
     pub(super) fn post_withheld(&mut self) {
         self.withholds_completions = false;
-        for (cq, completion, solicited) in self.withheld.drain(..) {
-            if let Some(cq) = self.cqs.get_mut(cq) {
-                cq.post(&completion, solicited);
-            }
+        for (cq, completion, solicited) in std::mem::take(&mut self.withheld) {
+            self.post_now(cq, &completion, solicited);
         }
     }
 

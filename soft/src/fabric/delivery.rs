@@ -153,8 +153,11 @@ impl FabricState {
         }
     }
 
-    /// Carries the packets that the wire of a device has received.
+    /// Carries the packets that the wire of a device has received. The device withholds its events.
     pub(super) fn transmit_from_wire(&mut self, device: usize, packets: &mut Vec<Packet>) {
+        if let Some(Some(engine)) = self.devices.get_mut(device) {
+            engine.withhold_events();
+        }
         for packet in packets.drain(..) {
             // Another process may have bound an address of the fabric.
             let is_of_fabric = |global: Global| self.addresses.contains_key(&global.source);

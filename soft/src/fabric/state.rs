@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use super::transit::{Faults, Origin};
 use crate::capture::Capture;
 use crate::engine::Engine;
 use crate::event_log::EventLog;
-use crate::wire::WireThread;
+use crate::wire::{UdpWire, WireThread};
 
 /// How long a call runs the devices, about. The timer thread, or the thread of a wire, does the work
 /// that is left. A backlog, or a program that posts without end on another thread, thus can't keep the
@@ -82,6 +83,12 @@ impl FabricState {
         let result = catch_unwind(AssertUnwindSafe(|| f(self)));
         self.failed = result.is_err();
         result.map_err(|_| Errno::IO)
+    }
+
+    /// The engine of a device, unless the device with this wire was removed.
+    pub(super) fn engine_of_wire(&mut self, device: usize, wire: &UdpWire) -> Option<&mut Engine> {
+        let engine = self.devices.get_mut(device)?.as_deref_mut()?;
+        engine.wire().is_some_and(|current| ptr::eq(current, wire)).then_some(engine)
     }
 
     /// Runs all devices until nothing is ready, or for a limited time. Returns when to run them again.
