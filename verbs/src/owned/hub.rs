@@ -90,9 +90,7 @@ use self::connection_inner::ConnectionInner;
 pub use self::driver::Driver;
 use self::election::Election;
 use self::reaper::service::Service;
-use self::reaper::{
-    BATCH, Conn, Cqe, Deferred, Depths, NextCqe, OpEntry, OpTable, Reaper, SlotKind, SmallList,
-};
+use self::reaper::{BATCH, Conn, Cqe, Deferred, Depths, NextCqe, OpEntry, OpTable, Reaper, SmallList};
 use self::sweep::Sweeps;
 use super::keepalive::Policy;
 use super::removal::is_hint;
@@ -172,8 +170,8 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
     }
 
     /// Takes the operation `wr_id`, for which no task waits, if the next completion of the CQ is its
-    /// success. Its slot is free, and to be given back to its connection. Otherwise it reaps as
-    /// [`HubInner::poll`] does.
+    /// success. Its slot is free, and to be given back to its connection, and its service is to count
+    /// it. Otherwise it reaps as [`HubInner::poll`] does.
     #[inline(always)]
     pub(crate) fn poll_own(&self, wr_id: u64) -> Result<(OpEntry<B>, Cqe), NotTaken> {
         let Some(mut reaper) = self.reaper.try_lock() else { return Err(NotTaken::Slow) };
@@ -189,11 +187,7 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
             NextCqe::Success(cqe) => {
                 let entry = slot.take();
                 drop(reaper);
-                let Some(entry) = entry else { return Err(NotTaken::Slow) };
-                if S::OWNS && entry.kind == SlotKind::Service {
-                    self.service.count(true, false);
-                }
-                Ok((entry, cqe))
+                entry.map(|entry| (entry, cqe)).ok_or(NotTaken::Slow)
             }
             NextCqe::Empty => Err(NotTaken::Slow),
             NextCqe::Foreign => {

@@ -420,13 +420,15 @@ impl<B, P: Provider> Inner<B, P> {
         })
     }
 
-    /// Whether every peer has received all messages to it, or has failed.
+    /// Whether every peer has received all messages to it, or has failed, and all messages are counted.
+    /// The answer of a peer may come before the completions of the messages.
     fn is_delivered(&self) -> bool {
         self.collect();
-        self.connections().iter().all(|peer| {
+        let is_delivered = |peer: &Connection<B, P, Peers<P>>| {
             let state = peer.inner.conn.lock();
             state.failure.is_some() || state.service.flow.is_delivered()
-        })
+        };
+        self.connections().iter().all(is_delivered) && !self.inbound.has_messages_in_flight()
     }
 }
 
@@ -829,7 +831,8 @@ impl<B: Source, P: Provider> Next<'_, B, P> {
 waits!([B: Source, P: Provider] Next<'_, B, P> => Result<Event<B, P>>);
 
 /// The end of a server, from [`Handle::shutdown`] or [`Handle::drain`], which a task awaits or a thread
-/// [waits for](Self::wait): the peers have received everything. It continues if this is dropped.
+/// [waits for](Self::wait): the peers have received everything, or have failed, and all messages are
+/// counted. It continues if this is dropped.
 #[doc(alias = "Shutdown")]
 #[must_use = "await it for the summary"]
 pub struct Ending<B, P: Provider = AnyProvider> {

@@ -67,7 +67,7 @@ impl<B, P: Provider, S: Service<P>> ConnectionInner<B, P, S> {
         let Self { hub, conn, .. } = self;
         // If destroying the QP fails or panics, the device may still use the memory. If polling panics,
         // completions may be left.
-        let leak = Leak { hub, slots: &conn.slots };
+        let leak = Leak { hub, conn };
         if !qp.is_destroyed() {
             if qp.needs_error_before_destroy() {
                 // The kernel refuses it only if the device was removed.
@@ -81,7 +81,7 @@ impl<B, P: Provider, S: Service<P>> ConnectionInner<B, P, S> {
         let mut panics = FirstPanic::default();
         hub.reap_all(&mut panics);
         mem::forget(leak);
-        let abandoned: Vec<_> = conn.slots.iter().filter_map(|slot| hub.table.abandon(*slot)).collect();
+        let abandoned = hub.abandon_operations(conn, &mut panics);
         hub.lock().remove(conn);
         abandoned.into_iter().for_each(|operation| panics.catch(|| drop(operation)));
         panics.resume();
@@ -92,12 +92,15 @@ impl<B, P: Provider, S: Service<P>> ConnectionInner<B, P, S> {
 /// leaked. Their slots stay reserved.
 struct Leak<'h, B, P: Provider, S: Service<P>> {
     hub: &'h HubInner<B, P, S>,
-    slots: &'h [u32],
+    conn: &'h Conn<P, S>,
 }
 
 impl<B, P: Provider, S: Service<P>> Drop for Leak<'_, B, P, S> {
     fn drop(&mut self) {
-        self.slots.iter().for_each(|slot| mem::forget(self.hub.table.abandon(*slot)));
+        let mut panics = FirstPanic::default();
+        let abandoned = self.hub.abandon_operations(self.conn, &mut panics);
+        abandoned.into_iter().for_each(mem::forget);
+        panics.resume();
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bareverbs_provider::traits::Provider;
+use bareverbs_provider::wake::wake_all;
 
 use super::connection_inner::ConnectionInner;
 use super::reaper::service::Service;
@@ -118,6 +119,16 @@ impl<B, P: Provider, S: Service<P>> Pending<B, P, S> {
         let Some(peer) = self.peer.as_ref().filter(|_| !self.polled) else { return Err(NotTaken::Slow) };
         let (entry, cqe) = peer.hub.poll_own(self.wr_id)?;
         peer.conn.put_slot(entry.kind, OpTable::<B>::index(self.wr_id));
+        if S::OWNS && entry.kind == SlotKind::Service {
+            let woken = peer.hub.service.count(true, false);
+            if !woken.is_empty() {
+                // The slow path returns the result, also later if a waker panics.
+                self.result = Some(Ok(done(entry, cqe)));
+                self.peer = None;
+                wake_all(woken);
+                return Err(NotTaken::Slow);
+            }
+        }
         // The last handle of a connection destroys its QP.
         self.peer = None;
         Ok(done(entry, cqe))

@@ -9,7 +9,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::{Completion, Provider, Visitor};
-use bareverbs_provider::wake::FirstPanic;
+use bareverbs_provider::wake::{FirstPanic, wake_all};
 use bareverbs_provider::work::WorkCompletion;
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::verbs_values::QpState;
@@ -564,7 +564,7 @@ impl<B, P: Provider, S: Service<P>> Recipients<'_, B, P, S> {
         match hub.table.complete(wr_id, cqe) {
             Reaped::Waiting(waker) => {
                 if S::OWNS && of_service[OpTable::<B>::index(wr_id) as usize] {
-                    hub.service.count(cqe.status == WcStatus::SUCCESS, false);
+                    deferred.woken.extend(hub.service.count(cqe.status == WcStatus::SUCCESS, false));
                 }
                 if let Some(waker) = waker {
                     deferred.woken.push(waker);
@@ -576,7 +576,7 @@ impl<B, P: Provider, S: Service<P>> Recipients<'_, B, P, S> {
                     conn.put_slot(entry.kind, index);
                 }
                 if S::OWNS && entry.kind == SlotKind::Service {
-                    hub.service.count(cqe.status == WcStatus::SUCCESS, true);
+                    deferred.woken.extend(hub.service.count(cqe.status == WcStatus::SUCCESS, true));
                 }
                 deferred.ended.push(entry);
             }
@@ -700,7 +700,7 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
             Reaped::Unknown => return,
         };
         if counts {
-            self.service.count(cqe.status == WcStatus::SUCCESS, detached);
+            deferred.woken.extend(self.service.count(cqe.status == WcStatus::SUCCESS, detached));
         }
     }
 
@@ -720,6 +720,22 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
         }
         drop(state);
         self.end_conn(conn, Failure::DeviceRemoved, deferred);
+    }
+
+    /// Takes all operations of a connection from the table, also those whose completions never come.
+    pub(super) fn abandon_operations(&self, conn: &Conn<P, S>, panics: &mut FirstPanic) -> Vec<OpEntry<B>> {
+        let delivered = self.service.is_delivered(&conn.lock());
+        let mut woken = Vec::new();
+        let abandon = |slot: &u32| {
+            let (entry, in_flight) = self.table.abandon(*slot)?;
+            if in_flight && entry.kind == SlotKind::Service {
+                woken.extend(self.service.count(delivered, true));
+            }
+            Some(entry)
+        };
+        let abandoned = conn.slots.iter().filter_map(abandon).collect();
+        panics.catch(|| wake_all(woken));
+        abandoned
     }
 
     /// Ends a connection, and tells its service.

@@ -233,18 +233,20 @@ impl<T, R: Copy> Table<T, R> {
         detached.and_then(|(ended, _)| ended)
     }
 
-    /// Frees the slot `index` in any state and returns its operation.
-    pub(crate) fn abandon(&self, index: u32) -> Option<T> {
-        let (operation, waker) = {
+    /// Frees the slot `index` in any state. Returns its operation, and whether it was in flight.
+    pub(crate) fn abandon(&self, index: u32) -> Option<(T, bool)> {
+        let (operation, in_flight, waker) = {
             let mut slot = lock(self.slots.get(index as usize)?);
-            if matches!(slot.state, State::Free) {
-                return None;
-            }
-            (slot.free(), slot.waker.take())
+            let in_flight = match slot.state {
+                State::Free => return None,
+                State::Posted | State::Detached => true,
+                State::Done(_) => false,
+            };
+            (slot.free(), in_flight, slot.waker.take())
         };
         // Without the lock.
         drop(waker);
-        operation
+        operation.map(|operation| (operation, in_flight))
     }
 
     /// Takes the wakers of all tasks that wait for an operation. The caller must wake them.

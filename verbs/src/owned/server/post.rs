@@ -54,6 +54,7 @@ fn send_message<B: Source, P: Provider>(
     // The table owns the buffer before the request is posted, so a panic in between does not free it.
     let entry = OpEntry { buffer: Some(buffer), opcode, kind, tag, len: sge.length };
     let wr_id = hub.table.insert_queued(index, entry);
+    hub.service.count_accepted();
     state.service.flow.push(Queued { wr_id, sge });
     let pumped = pump(&mut state, &hub.table);
     drop(state);

@@ -5,7 +5,6 @@ pub(crate) mod inbound;
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::Waker;
 
 use bareverbs_provider::traits::Provider;
@@ -242,10 +241,8 @@ impl<P: Provider> Service<P> for Peers<P> {
         }
     }
 
-    fn count(&self, success: bool, detached: bool) {
-        let ended = if success { &self.sent } else { &self.failed };
-        ended.fetch_add(1, Ordering::Relaxed);
-        self.detached.fetch_add(detached.into(), Ordering::Relaxed);
+    fn count(&self, success: bool, detached: bool) -> Vec<Waker> {
+        self.count_ended(success, detached)
     }
 
     fn is_delivered(&self, state: &ConnState<P, Peers<P>>) -> bool {

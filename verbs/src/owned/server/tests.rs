@@ -241,6 +241,41 @@ fn shutdown_ends_when_both_ends_have_received_everything() {
 }
 
 #[test]
+fn shutdown_waits_for_completions_behind_the_answer_of_the_peer() {
+    let mut setup = Setup::new();
+    setup.server.handle.send(setup.peer, setup.server.handle.take().unwrap(), ..4).detach();
+    let mut shutdown = setup.server.handle.shutdown();
+    assert!(setup.server.handle.inner.hub.inner.election.attach_driver(DriverKind::Task));
+    for kind in [ControlKind::FinAck, ControlKind::Fin] {
+        let receive = setup.receive();
+        setup.arrives(receive, kind as u32, 0);
+    }
+    assert!(matches!(setup.next(), Some(Event::Closed(peer)) if peer == setup.peer));
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut cx = Context::from_waker(&waker);
+    assert!(Pin::new(&mut shutdown).poll(&mut cx).is_pending());
+    // The completion of the message wakes the task.
+    setup.sent();
+    assert!(setup.next().is_none());
+    assert!(woken.0.load(Ordering::Relaxed));
+    let summary = Summary { sent: 1, detached: 1, failed: 0 };
+    assert!(matches!(Pin::new(&mut shutdown).poll(&mut cx), Poll::Ready(Ok(found)) if found == summary));
+}
+
+#[test]
+fn messages_without_a_completion_are_counted_when_their_peer_is_removed() {
+    let mut setup = Setup::new();
+    setup.server.handle.send(setup.peer, setup.server.handle.take().unwrap(), ..4).detach();
+    let receive = setup.receive();
+    setup.arrives(receive, 9, 0);
+    let mut shutdown = setup.server.handle.shutdown();
+    assert!(shutdown.wait_timeout(Duration::ZERO).is_none());
+    assert!(setup.failure().to_string().contains("violated the flow control protocol"));
+    assert_eq!(shutdown.wait().unwrap(), Summary { sent: 0, detached: 1, failed: 1 });
+}
+
+#[test]
 fn shutdown_ends_when_a_peer_that_has_closed_leaves() {
     let mut setup = Setup::new();
     let receive = setup.receive();
@@ -689,10 +724,7 @@ fn one_sided_operations_have_room_of_their_own_and_are_not_counted_as_messages()
     let failed = add.wait().unwrap_err();
     assert_eq!((failed.tag, failed.is_recv()), (8, false));
     assert_eq!(failed.error.verb(), Some("Handle::post(Op::write)"), "{failed}");
-    let counts = |inbound: &Inbound<Plain>| {
-        [&inbound.sent, &inbound.failed].map(|counter| counter.load(Ordering::Relaxed))
-    };
-    assert_eq!(counts(&setup.server.handle.inner.inbound), [2, 0]);
+    assert_eq!(setup.server.handle.inner.inbound.summary(), Summary { sent: 2, detached: 0, failed: 0 });
 }
 
 #[test]

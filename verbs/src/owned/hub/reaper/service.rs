@@ -67,8 +67,12 @@ pub trait Service<P: Provider>: Sized + Send + Sync + 'static {
     /// Handles the end of a connection. It may be called again for the same one.
     fn ended<B>(_: &HubInner<B, P, Self>, _: &Conn<P, Self>, _: Failure, _: &mut Deferred<B>) {}
 
-    /// Counts an operation of [`SlotKind::Service`](super::SlotKind) that has ended.
-    fn count(&self, _success: bool, _detached: bool) {}
+    /// Counts an operation of [`SlotKind::Service`](super::SlotKind) that has ended. The caller must wake
+    /// the returned wakers.
+    #[must_use]
+    fn count(&self, _success: bool, _detached: bool) -> Vec<Waker> {
+        Vec::new()
+    }
 
     /// Whether the peer has received all operations of
     /// [`SlotKind::Service`](super::SlotKind): then none of them fails.

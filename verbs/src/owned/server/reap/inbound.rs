@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Waker};
 
 use bareverbs_provider::traits::Provider;
@@ -36,9 +36,13 @@ pub struct Inbound<P: Provider> {
     /// The receives of these buffers, by their slots. They are not posted meanwhile.
     lent: Mutex<HashMap<u32, Lent<P>>>,
     events: Mutex<Events<P>>,
-    pub(crate) sent: AtomicU64,
-    pub(crate) failed: AtomicU64,
-    pub(crate) detached: AtomicU64,
+    /// Messages that were accepted, and those of them that have ended.
+    accepted: AtomicU64,
+    sent: AtomicU64,
+    failed: AtomicU64,
+    detached: AtomicU64,
+    /// Whether a task or thread waits for the end of peers.
+    is_ending: AtomicBool,
 }
 
 struct Receives<P: Provider> {
@@ -108,9 +112,11 @@ impl<P: Provider> Inbound<P> {
             pool,
             receives: Mutex::new(Receives { srq: Some(srq), slots: (0..receives).map(slot).collect() }),
             events: Mutex::new(events),
+            accepted: AtomicU64::new(0),
             sent: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             detached: AtomicU64::new(0),
+            is_ending: AtomicBool::new(false),
         }
     }
 
@@ -194,6 +200,31 @@ impl<P: Provider> Inbound<P> {
         Summary { sent, detached, failed }
     }
 
+    /// Counts a message that was accepted. It ends once.
+    pub(crate) fn count_accepted(&self) {
+        self.accepted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a message that has ended. The caller must wake the returned wakers.
+    #[must_use]
+    pub(super) fn count_ended(&self, success: bool, detached: bool) -> Vec<Waker> {
+        self.detached.fetch_add(detached.into(), Ordering::Relaxed);
+        let ended = if success { &self.sent } else { &self.failed };
+        // Either the waiter sees this count, or this call sees that it waits: both are in one order with
+        // `register_shutdown` and `has_messages_in_flight`.
+        ended.fetch_add(1, Ordering::SeqCst);
+        match self.is_ending.load(Ordering::SeqCst) {
+            true => self.shutdown_wakers(),
+            false => Vec::new(),
+        }
+    }
+
+    /// Whether messages were accepted that have not ended.
+    pub(crate) fn has_messages_in_flight(&self) -> bool {
+        let ended = self.sent.load(Ordering::SeqCst) + self.failed.load(Ordering::SeqCst);
+        self.accepted.load(Ordering::SeqCst) != ended
+    }
+
     /// Adds an event. The caller must wake the returned waker.
     #[must_use]
     pub(crate) fn push(&self, event: RawEvent<P>) -> Option<Waker> {
@@ -259,6 +290,7 @@ impl<P: Provider> Inbound<P> {
     /// Registers the waker of the task or thread that waits for the end of peers.
     pub(crate) fn register_shutdown(&self, cx: &Context<'_>) {
         let waker = cx.waker().clone();
+        self.is_ending.store(true, Ordering::SeqCst);
         let mut events = lock(&self.events);
         if events.shutdown_wakers.iter().all(|known| !known.will_wake(&waker)) {
             events.shutdown_wakers.push(waker);
