@@ -1,7 +1,6 @@
 //! Two devices in this process, rxe and a soft device in a network namespace, and connected QPs on them.
 
 use std::net::IpAddr;
-use std::time::Instant;
 
 use bareverbs::ah::AhAttr;
 use bareverbs::cq::{Cq, CqInit, WorkCompletion};
@@ -12,8 +11,7 @@ use bareverbs::soft::{Fabric, SoftDevice};
 use bareverbs::values::{AckTimeout, MinRnrTimer, Mtu, RetryCount, RnrRetry};
 use bareverbs::{Access, Buffer, Device, Gid, Mr, Pd, WcStatus};
 use bareverbs_interop_tests::namespace::{Namespace, RXE_IP, RXE_IP6, SOFT_IP, SOFT_IP6, open_rxe};
-use bareverbs_test_support::TIMEOUT;
-use bareverbs_test_support::loopback::{ALL_REMOTE, region, request};
+use bareverbs_test_support::loopback::{ALL_REMOTE, next, region, request};
 
 /// The IP version of the packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,7 +136,7 @@ impl<T: Transport> Peer<T> {
     /// The next completion.
     #[track_caller]
     pub(crate) fn completion(&mut self) -> WorkCompletion {
-        next_completion(&mut self.cq)
+        next(&mut self.cq)
     }
 }
 
@@ -172,18 +170,5 @@ impl Peer {
         let completion = self.completion();
         assert_eq!(completion.wr_id, 7, "{operation:?}: {completion:?}");
         completion
-    }
-}
-
-/// The next completion. Other threads run meanwhile: the guest may have one processor.
-#[track_caller]
-pub(crate) fn next_completion(cq: &mut Cq) -> WorkCompletion {
-    let begin = Instant::now();
-    loop {
-        if let Some(completion) = cq.poll_one() {
-            return completion;
-        }
-        assert!(begin.elapsed() < TIMEOUT, "no completion");
-        std::thread::yield_now();
     }
 }
