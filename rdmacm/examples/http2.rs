@@ -7,20 +7,20 @@
 //!
 //! The streams implement the traits of tokio, so that hyper needs to know nothing about RDMA.
 //!
-//! With the feature `soft`, the last argument may be a soft device:
+//! With the feature `soft`, `-d` makes a soft device, which needs no RDMA device:
 //!
 //! ```sh
-//! http2 server 127.0.0.2:7471 soft:127.0.0.2
-//! http2 client 127.0.0.2:7471 /hello soft:127.0.0.3
+//! http2 -d soft:127.0.0.2 server 127.0.0.2:7471
+//! http2 -d soft:127.0.0.3 client 127.0.0.2:7471 /hello
 //! ```
 
 use std::convert::Infallible;
-use std::io;
 use std::net::SocketAddr;
 
 use bareverbs::runtime::Tokio;
 use bareverbs::{Device, Report};
 use bareverbs_rdmacm::stream::{RdmaListener, StreamOptions};
+use clap::{Parser, Subcommand};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
@@ -69,26 +69,48 @@ pub(crate) async fn fetch(peer: SocketAddr, requests: &[(&str, Vec<u8>)]) -> Res
     Ok(answers)
 }
 
+/// HTTP/2 over RDMA byte streams.
+#[derive(Parser)]
+struct Arguments {
+    /// The soft device that the stream uses, such as soft:127.0.0.2. Default: the device of the address.
+    #[arg(short, long)]
+    device: Option<String>,
+    #[command(subcommand)]
+    side: Side,
+}
+
+#[derive(Subcommand)]
+enum Side {
+    /// Answers requests.
+    Server {
+        /// The address to listen on, with a port.
+        address: SocketAddr,
+    },
+    /// Sends one request.
+    Client {
+        /// The server's address, with its port.
+        address: SocketAddr,
+        /// The path of the request, such as /hello.
+        path: String,
+    },
+}
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Report> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let mut arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
-    if let Some(device) = arguments.pop_if(|last| last.starts_with("soft:")) {
+    let arguments = Arguments::parse();
+    if let Some(device) = &arguments.device {
         Device::find(device)?;
     }
-    match arguments[..] {
-        ["server", addr] => {
-            let listener = StreamOptions::default().runtime(Tokio).listen(addr)?;
+    match arguments.side {
+        Side::Server { address } => {
+            let listener = StreamOptions::default().runtime(Tokio).listen(address)?;
             println!("listening at {}", listener.local_addr());
             match serve(&listener).await? {}
         }
-        ["client", addr, path] => {
-            let answers = fetch(addr.parse()?, &[(path, b"hello over RDMA".to_vec())]).await?;
+        Side::Client { address, path } => {
+            let answers = fetch(address, &[(&path, b"hello over RDMA".to_vec())]).await?;
             println!("{}", String::from_utf8_lossy(&answers[0]));
             Ok(())
         }
-        _ => Err(io::Error::other(
-            "usage: http2 server ADDR:PORT [DEVICE] | http2 client ADDR:PORT PATH [DEVICE]",
-        ))?,
     }
 }
