@@ -11,7 +11,7 @@ use bareverbs::{Access, Buffer, Datagrams, Device, Endpoint, Mr, Op, Pool, PoolB
 use bareverbs_rdmacm::connection::Domains;
 use bareverbs_rdmacm::datagram::DatagramSocketOptions;
 use bareverbs_rdmacm::event::RejectReason;
-use bareverbs_rdmacm::stream::StreamOptions;
+use bareverbs_rdmacm::stream::{RdmaStream, StreamOptions};
 use bareverbs_rdmacm::{
     CmId, ConnParam, ConnectOptions, Connected, Connector, Error, EventChannel, IdOptions, JoinMode,
     Listener, PortSpace,
@@ -41,6 +41,17 @@ impl Network {
 
     fn connector(&self) -> Connector {
         Connector::with_domains(&self.domains)
+    }
+
+    /// Both ends of a stream, on a seeded fabric. One thread does both, so that no time passes that a wait
+    /// did not ask for.
+    fn streams(&self) -> (RdmaStream, RdmaStream) {
+        let options = StreamOptions::default().domains(&self.domains);
+        let listener = options.listen((self.devices[1].address(), 0)).unwrap();
+        let mut connecting = options.connect(listener.local_addr());
+        assert!(connecting.wait_timeout(Duration::from_millis(1)).is_none());
+        let accepted = listener.accept().wait().unwrap();
+        (connecting.wait().unwrap(), accepted)
     }
 }
 
@@ -322,14 +333,7 @@ fn limit_of_a_nanosecond_is_one_of_virtual_time() {
 fn read_limit_of_a_stream_is_one_of_virtual_time() {
     const LIMIT: Duration = Duration::from_nanos(1);
     let network = Network::on(Fabric::seeded(10));
-    let options = StreamOptions::default().domains(&network.domains);
-    let listener = options.listen((network.devices[1].address(), 0)).unwrap();
-    let server = listener.local_addr();
-    // One thread does both, so that no time passes that a wait did not ask for.
-    let mut connecting = options.connect(server);
-    assert!(connecting.wait_timeout(Duration::from_millis(1)).is_none());
-    let accepted = listener.accept().wait().unwrap();
-    let mut stream = connecting.wait().unwrap();
+    let (mut stream, accepted) = network.streams();
     stream.set_read_timeout(Some(LIMIT));
     for _ in 0..3 {
         let before = network.fabric.now();
@@ -343,13 +347,7 @@ fn read_limit_of_a_stream_is_one_of_virtual_time() {
 fn keepalive_of_a_stream_counts_virtual_time() {
     const HOUR: Duration = Duration::from_secs(3600);
     let network = Network::on(Fabric::seeded(11));
-    let options = StreamOptions::default().domains(&network.domains);
-    let listener = options.listen((network.devices[1].address(), 0)).unwrap();
-    let server = listener.local_addr();
-    let mut connecting = options.connect(server);
-    assert!(connecting.wait_timeout(Duration::from_millis(1)).is_none());
-    let accepted = listener.accept().wait().unwrap();
-    let mut stream = connecting.wait().unwrap();
+    let (mut stream, accepted) = network.streams();
     stream.set_keepalive(Some(HOUR)).unwrap();
     // The peer answers the probes.
     stream.set_read_timeout(Some(10 * HOUR));
