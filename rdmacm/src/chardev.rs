@@ -8,6 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use bareverbs_netlink::RdmaNetlink;
+use bareverbs_provider::process::PerProcess;
 use bareverbs_uapi::rdma_cm::ABI_VERSION;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -23,11 +24,12 @@ const NODE_TIMEOUT: Duration = Duration::from_secs(5);
 const NODE_POLL: Duration = Duration::from_millis(10);
 
 /// The device that was opened last. It changes only when the kernel's module is loaded again.
-static KNOWN: Mutex<Option<CmDevice>> = Mutex::new(None);
+static KNOWN: PerProcess<Mutex<Option<CmDevice>>> = PerProcess::empty();
 
 /// Opens the connection manager, by the device that was opened last or by the one there is now.
 pub(crate) fn open() -> Result<OwnedFd> {
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = KNOWN.get().map_err(Error::fork_guard)?;
+    let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(file) =
         known.as_ref().and_then(|device| device.open_in(Path::new(NODES), Duration::ZERO).ok())
     {

@@ -79,8 +79,7 @@ impl CmFile {
     /// # Errors
     /// The errors of [`CmDevice::find`](crate::CmDevice::find); [`Error::Open`].
     pub fn open() -> Result<Self> {
-        let process = ForkGuard::new()
-            .map_err(|errno| Error::System { what: "creating the page of the fork guard", errno })?;
+        let process = ForkGuard::new().map_err(Error::fork_guard)?;
         Ok(Self {
             source: Source::open()?,
             process,
@@ -95,8 +94,7 @@ impl CmFile {
     /// [`Error::System`]: the process has too many descriptors, or the fabric is that of a parent process.
     #[cfg(feature = "soft")]
     pub fn on(fabric: &Fabric) -> Result<Self> {
-        let process = ForkGuard::new()
-            .map_err(|errno| Error::System { what: "creating the page of the fork guard", errno })?;
+        let process = ForkGuard::new().map_err(Error::fork_guard)?;
         Ok(Self {
             source: Source::on(fabric)?,
             process,

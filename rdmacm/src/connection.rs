@@ -84,6 +84,7 @@ use bareverbs::runtime::Runtime;
 #[cfg(feature = "soft")]
 use bareverbs::soft::Fabric;
 use bareverbs::{Endpoint, EndpointOptions, Pd, PortNum};
+use bareverbs_provider::process::PerProcess;
 use rustix::io::Errno;
 
 use crate::channel::EventChannel;
@@ -120,7 +121,7 @@ pub struct Domains {
 type Known = Vec<(BoundDevice, Pd)>;
 
 /// The list of the process, while one of its users exists.
-static OF_PROCESS: Mutex<Weak<Mutex<Known>>> = Mutex::new(Weak::new());
+static OF_PROCESS: PerProcess<Mutex<Weak<Mutex<Known>>>> = PerProcess::empty();
 
 impl Domains {
     /// The list that streams share, unless their options name another one. Its devices are open
@@ -134,7 +135,9 @@ impl Domains {
     /// ```
     #[must_use]
     pub fn of_process() -> Self {
-        let mut shared = OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+        // Without the page of a fork guard, no device can be opened.
+        let Ok(shared) = OF_PROCESS.get() else { return Self::default() };
+        let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
         let known = shared.upgrade().unwrap_or_else(|| {
             let known = Arc::default();
             *shared = Arc::downgrade(&known);

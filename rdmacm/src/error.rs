@@ -294,6 +294,10 @@ impl Error {
         Self::Invalid { verb, reason: reason.into() }
     }
 
+    pub(crate) fn fork_guard(errno: Errno) -> Self {
+        Self::System { what: "creating the page of the fork guard", errno }
+    }
+
     /// The errno, if the kernel reported one.
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {

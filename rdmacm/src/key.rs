@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 
 use bareverbs::qp::QpType;
+use bareverbs_provider::process::PerProcess;
 
 use crate::PortSpace;
 
@@ -42,31 +43,38 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 
 /// The live keys of the process. It is one table for all channels, because an identifier may be
 /// migrated while another thread has read an event of it from the old channel.
-static LIVE: RwLock<BTreeMap<u64, KeyInfo>> = RwLock::new(BTreeMap::new());
+static LIVE: PerProcess<RwLock<BTreeMap<u64, KeyInfo>>> = PerProcess::empty();
 
-fn read() -> RwLockReadGuard<'static, BTreeMap<u64, KeyInfo>> {
-    LIVE.read().unwrap_or_else(PoisonError::into_inner)
+/// `None` if the page of a fork guard can't be mapped. Then this process has no channel, and no key
+/// gets events.
+fn live() -> Option<&'static RwLock<BTreeMap<u64, KeyInfo>>> {
+    LIVE.get().ok()
 }
 
-fn write() -> RwLockWriteGuard<'static, BTreeMap<u64, KeyInfo>> {
-    LIVE.write().unwrap_or_else(PoisonError::into_inner)
+fn write() -> Option<RwLockWriteGuard<'static, BTreeMap<u64, KeyInfo>>> {
+    Some(live()?.write().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Creates a key. It is live until [`retire`].
 pub(crate) fn create(info: KeyInfo) -> Key {
     let key = Key(NEXT.fetch_add(1, Ordering::Relaxed));
-    write().insert(key.0, info);
+    if let Some(mut live) = write() {
+        live.insert(key.0, info);
+    }
     key
 }
 
 /// Ends a key: its events are dropped from now on.
 pub(crate) fn retire(key: Key) {
-    write().remove(&key.0);
+    if let Some(mut live) = write() {
+        live.remove(&key.0);
+    }
 }
 
 /// The key with the number `uid` of an event, if it is live.
 pub(crate) fn find(uid: u64) -> Option<(Key, KeyInfo)> {
-    read().get(&uid).map(|info| (Key(uid), *info))
+    let live = live()?.read().unwrap_or_else(PoisonError::into_inner);
+    live.get(&uid).map(|info| (Key(uid), *info))
 }
 
 #[cfg(test)]
