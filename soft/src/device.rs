@@ -248,7 +248,8 @@ impl SoftDevice {
     /// A failed `POST_SEND` leaves the WQEs of its batch in the ring. The next post executes them.
     ///
     /// A call is an ioctl or a write command. The first registration of memory in a context is
-    /// repeated by the write command if the ioctl fails, which makes two calls.
+    /// repeated by the write command if the ioctl fails, which makes two calls. In a forked child,
+    /// nothing happens.
     ///
     /// ```
     /// use bareverbs_provider::Errno;
@@ -264,6 +265,8 @@ impl SoftDevice {
     ///
     /// [`FaultError::Errno`] if the method doesn't return this errno, see [`Method`].
     pub fn fail_call(&self, method: Method, nth: u64, errno: Errno) -> Result<(), FaultError> {
+        // No call of a forked child counts. A thread of the parent may hold the lock.
+        let nth = if self.port.is_own() { nth } else { 0 };
         self.port.call_faults.add(method, nth, errno)
     }
 

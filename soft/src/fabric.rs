@@ -210,14 +210,15 @@ impl Fabric {
     /// # Errors
     ///
     /// `EDEADLK` if there is no limit and no alarm, and no packet and no timer is left that could end
-    /// the wait, or 20,000 timers have expired without a completion; `EIO` if the fabric has failed.
+    /// the wait, or 20,000 timers have expired without a completion; `EIO` if the fabric has failed;
+    /// `ESTALE` in a forked child.
     pub fn before_wait(
         &self,
         end: Option<Instant>,
         alarm: Option<Duration>,
         is_ready: &dyn Fn() -> bool,
     ) -> Result<BeforeWait, Errno> {
-        self.0.before_wait(end, alarm, is_ready)
+        if self.is_own() { self.0.before_wait(end, alarm, is_ready) } else { Err(Errno::STALE) }
     }
 
     /// Whether the fabric has [virtual time](Self::seeded).
@@ -229,6 +230,10 @@ impl Fabric {
     /// Whether this process made the fabric. Nothing else may be called in a forked child.
     pub(crate) fn is_own(&self) -> bool {
         self.0.fork_guard.is_some_and(|guard| guard.is_same_process())
+    }
+
+    fn check_process(&self) -> io::Result<()> {
+        if self.is_own() { Ok(()) } else { Err(Errno::STALE.into()) }
     }
 
     /// Writes all packets from now on to `writer`, as a capture in pcap format that Wireshark dissects:
@@ -254,8 +259,9 @@ impl Fabric {
     ///
     /// # Errors
     ///
-    /// Those of `writer`.
+    /// Those of `writer`; `ESTALE` in a forked child.
     pub fn capture(&self, writer: impl Write + Send + 'static) -> io::Result<()> {
+        self.check_process()?;
         // Virtual time begins at the UNIX epoch.
         let origin = match self.has_virtual_time() {
             true => Duration::ZERO,
@@ -275,8 +281,10 @@ impl Fabric {
     ///
     /// # Errors
     ///
-    /// The first error of the writer, also for a panic of it. No later packet was recorded.
+    /// The first error of the writer, also for a panic of it. No later packet was recorded. `ESTALE` in a
+    /// forked child.
     pub fn end_capture(&self) -> io::Result<()> {
+        self.check_process()?;
         let capture = self.0.lock().capture.take();
         capture.map_or(Ok(()), Capture::end)
     }
@@ -284,10 +292,13 @@ impl Fabric {
     /// Begins a log of what the QPs do from now on: packets, retries, completions, states, events. It
     /// keeps the latest `capacity` entries, at least one. Replaces an earlier log.
     ///
-    /// Without a log, there is no cost.
+    /// Without a log, there is no cost. In a forked child, the log stays empty.
     #[must_use]
     pub fn log(&self, capacity: usize) -> EventLog {
         let log = EventLog::new(capacity);
+        if !self.is_own() {
+            return log;
+        }
         let mut state = self.0.lock();
         state.devices.iter_mut().flatten().for_each(|engine| engine.log_to(&log));
         state.log = Some(log.clone());

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use bareverbs_provider::Errno;
-use bareverbs_soft::{DroppedPackets, Fabric, SoftDevice};
+use bareverbs_soft::{DroppedPackets, Fabric, Method, SoftDevice};
 use bareverbs_uapi::write::structs::{CmdHdr, GetContextReq, GetContextResp};
 use bareverbs_uapi::write::{GetContext, WriteCommand};
 use rustix::process::{
@@ -34,6 +34,10 @@ fn in_child(work: impl FnOnce()) -> WaitStatus {
     waitpid(Some(child), WaitOptions::empty()).unwrap().unwrap().1
 }
 
+fn is_stale(error: std::io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::STALE.raw_os_error())
+}
+
 /// A child of `fork` gets an error from its parent's devices and waits for no lock of the parent.
 fn forked_child_is_refused_without_waiting(fabric: &Fabric, device: &SoftDevice) {
     let (stopped, mut failed) = (AtomicBool::new(false), None);
@@ -51,6 +55,11 @@ fn forked_child_is_refused_without_waiting(fabric: &Fabric, device: &SoftDevice)
                 device.remove();
                 assert_eq!(device.resources().contexts, 0);
                 assert_eq!(device.dropped(), DroppedPackets::default());
+                device.fail_call(Method::RegMr, 1, Errno::NOMEM).unwrap();
+                assert!(fabric.capture(std::io::sink()).is_err_and(is_stale));
+                assert!(fabric.end_capture().is_err_and(is_stale));
+                assert!(fabric.log(1).entries().is_empty());
+                assert_eq!(fabric.before_wait(None, None, &|| false), Err(Errno::STALE));
                 drop(device.clone());
             });
             if status.exit_status() != Some(0) {
