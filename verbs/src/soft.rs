@@ -45,8 +45,9 @@
 //! A wait is that of an endpoint, a hub, a channel or a stream of events. On a seeded fabric, waits
 //! don't poll. Polling without a wait runs nothing. Neither does an await, because a task that waits
 //! can't know whether another one is about to post: a task beside it calls
-//! [`run_until_idle`](Fabric::run_until_idle) and [`advance`](Fabric::advance). Keepalives of endpoints
-//! and hubs count real time. With several threads, the order is that of their calls.
+//! [`run_until_idle`](Fabric::run_until_idle) and [`advance`](Fabric::advance). Keepalives count virtual
+//! time: a wait of a thread lets it pass until the next probe, at most 10 times. An await probes when it is
+//! polled. With several threads, the order is that of their calls.
 //!
 //! ```
 //! use std::time::Duration;
@@ -190,9 +191,9 @@
 //! - [`devices`](crate::devices) and RDMA netlink don't list the devices. sysfs has no entry for them.
 //! - [`Context::import`](crate::Context::import) rejects their descriptors with
 //!   [`Error::Invalid`].
-//! - Connections by IP address carry no ECE options, and addresses of the family `AF_IB` are
-//!   `ENODEV`. A channel that was opened before the first device was created by name serves the
-//!   kernel's devices only. `BoundDevice::find` finds soft devices.
+//! - Connections by IP address take no addresses of the family `AF_IB`: `ENODEV`. A channel that was
+//!   opened before the first device was created by name serves the kernel's devices only.
+//!   `BoundDevice::find` finds soft devices.
 //! - Their GIDs have no network interface:
 //!   [`Context::resolve_ethernet`](crate::Context::resolve_ethernet) is unsupported.
 //! - A forked child can't use a device of its parent. It can create devices on a fabric of its own.
