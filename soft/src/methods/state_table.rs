@@ -68,12 +68,9 @@ const TRANSITIONS: &[Transition] = &[
     transition(QpState::SQE, QpState::RTS, NONE, [0, CUR_STATE | ACCESS, CUR_STATE | QKEY]),
 ];
 
-/// Whether a QP may be moved from a state to another with these attributes (`ib_modify_qp_is_ok`).
+/// Whether a QP in the state `from` may be moved to another with these attributes (`ib_modify_qp_is_ok`).
+/// RC never gets into SQE.
 pub(super) fn is_allowed(qp_type: QpType, from: QpState, to: QpState, mask: Mask) -> bool {
-    let sends = [QpState::RTR, QpState::RTS, QpState::SQD, QpState::SQE].contains(&from);
-    if mask.contains(Mask::CUR_STATE) && !sends {
-        return false;
-    }
     let given = mask & !Mask::STATE;
     if to == QpState::RESET || (to == QpState::ERR && from != QpState::RESET) {
         return given.is_empty();
@@ -83,10 +80,6 @@ pub(super) fn is_allowed(qp_type: QpType, from: QpState, to: QpState, mask: Mask
         QpType::UC => 1,
         _ => 2,
     };
-    // RC never gets into SQE.
-    if from == QpState::SQE && of_type == 0 {
-        return false;
-    }
     TRANSITIONS.iter().any(|row| {
         let (required, optional) = (row.required[of_type], row.optional[of_type]);
         (row.from, row.to) == (from, to) && given.contains(required) && (required | optional).contains(given)
@@ -106,6 +99,26 @@ mod tests {
         assert!(!to_init(QpType::RC, initial & !Mask::PORT));
         assert!(!to_init(QpType::RC, initial | Mask::QKEY));
         assert!(!is_allowed(QpType::RC, QpState::RESET, QpState::RTS, Mask::STATE));
+    }
+
+    #[test]
+    fn attributes_of_a_drained_queue_depend_on_the_type() {
+        let takes = |qp_type, attribute| {
+            is_allowed(qp_type, QpState::SQD, QpState::SQD, Mask::STATE | Mask::from_bits_retain(attribute))
+        };
+        let types = [QpType::RC, QpType::UC, QpType::UD];
+        for (attribute, expected) in [
+            (PORT, [true, false, false]),
+            (RNR_TIMER, [true, false, false]),
+            (DEST_RD, [true, false, false]),
+            (AV, [true, true, false]),
+            (ACCESS, [true, true, false]),
+            (PKEY, [true, true, true]),
+            (QKEY, [false, false, true]),
+            (SQ_PSN, [false, false, false]),
+        ] {
+            assert_eq!(types.map(|qp_type| takes(qp_type, attribute)), expected, "{attribute:#x}");
+        }
     }
 
     #[test]
