@@ -135,11 +135,20 @@ mod tests {
         }
 
         #[test]
-        fn ipv6_is_exact(transport in proptest::collection::vec(any::<u8>(), 12..300), change in 1..u32::MAX) {
+        fn ipv6_is_exact(
+            transport in proptest::collection::vec(any::<u8>(), 12..300),
+            change in 1..u32::MAX,
+            identification in 1..u16::MAX,
+        ) {
             let right = icrc(Network::Ipv6, 0, &transport);
+            // The header of IPv4 is 20 bytes shorter.
+            let as_long = [&transport[..], &[0; 20]].concat();
+            let of_ipv4 = |identification| icrc(Network::Ipv4, identification, &as_long);
             let headers = headers(Network::Ipv6, transport.len());
             prop_assert!(verify(&headers, &transport, right));
-            prop_assert!(!verify(&headers, &transport, right ^ change));
+            for change in [change, of_ipv4(identification) ^ of_ipv4(0)] {
+                prop_assert!(!verify(&headers, &transport, right ^ change));
+            }
         }
     }
 

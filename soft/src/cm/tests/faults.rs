@@ -156,6 +156,26 @@ fn reused_qpn_ends_the_stale_connection() {
 }
 
 #[test]
+fn reused_qpn_of_a_reply_ends_the_stale_connection() {
+    let (mut net, _) = Net::listening();
+    let (stale, _) = net.connected();
+    // The server's process has ended without a message. The next one has its QPN again.
+    net.sides[1] = Side::new(1, 2000);
+    net.call(1, |cm, sink| cm.listen(SERVICE, sink)).unwrap();
+    let request = Request { qpn: 0x12, ..request() };
+    let client = net.call(0, |cm, sink| cm.connect(&request, path(0), sink)).unwrap();
+    net.run(0);
+    let (server, ..) = net.sides[1].request();
+    net.call(1, |cm, _| cm.reply(server, &reply())).unwrap();
+    net.run(0);
+    let rejected = CmEvent::Rejected { reason: 10, private_data: vec![0; 148] };
+    assert_eq!(net.sides[1].event(), (server, rejected));
+    // The new server answers the DREQ.
+    assert_eq!(net.sides[0].event(), (stale, CmEvent::DisconnectReply));
+    assert_eq!(net.state(0, client), ConnState::RequestSent);
+}
+
+#[test]
 fn request_that_is_repeated_in_timewait_is_stale() {
     let (mut net, _) = Net::listening();
     let (client, server) = net.connected();

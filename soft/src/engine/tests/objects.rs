@@ -182,13 +182,19 @@ fn freed_window_releases_its_region() {
 
 #[test]
 fn bind_without_the_right_fails() {
-    let mut pair = Pair::rc();
-    let rights = AccessFlags::LOCAL_WRITE;
-    pair.b.with(|engine| engine.reregister(pair.b.mr.id, None, Some(rights))).unwrap();
-    let (_, rkey) = window(&pair.b, MwType::TYPE_2);
-    let status = bind(&mut pair.b, &mut pair.qb, MwType::TYPE_2, rkey, AccessFlags::REMOTE_READ);
-    assert_eq!(status, WcStatus::WR_FLUSH_ERR);
-    assert_eq!(pair.qb.sq.failure(), Some((77, WcStatus::MW_BIND_ERR)));
+    let failed = (WcStatus::WR_FLUSH_ERR, Some((77, WcStatus::MW_BIND_ERR)));
+    for (rights, access, expected) in [
+        (AccessFlags::LOCAL_WRITE, AccessFlags::REMOTE_READ, failed),
+        (AccessFlags::MW_BIND, AccessFlags::REMOTE_READ, (OK, None)),
+        (AccessFlags::MW_BIND, AccessFlags::REMOTE_WRITE, failed),
+        (AccessFlags::MW_BIND, AccessFlags::REMOTE_ATOMIC, failed),
+    ] {
+        let mut pair = Pair::rc();
+        pair.b.with(|engine| engine.reregister(pair.b.mr.id, None, Some(rights))).unwrap();
+        let (_, rkey) = window(&pair.b, MwType::TYPE_2);
+        let status = bind(&mut pair.b, &mut pair.qb, MwType::TYPE_2, rkey, access);
+        assert_eq!((status, pair.qb.sq.failure()), expected, "{rights:?} {access:?}");
+    }
 }
 
 #[test]

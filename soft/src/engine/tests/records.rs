@@ -162,8 +162,10 @@ fn error_of_a_capture_is_returned_at_its_end() {
     struct Full(usize);
     impl Write for Full {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0 = self.0.checked_sub(bytes.len()).ok_or(io::ErrorKind::StorageFull)?;
-            Ok(bytes.len())
+            let left = self.0.checked_sub(bytes.len());
+            // There is room again after the error.
+            self.0 = left.unwrap_or(usize::MAX);
+            left.map_or(Err(io::ErrorKind::StorageFull.into()), |_| Ok(bytes.len()))
         }
         fn flush(&mut self) -> io::Result<()> {
             Ok(())

@@ -65,6 +65,50 @@ fn repeated_read_is_answered_within_the_range_of_the_first() {
 }
 
 #[test]
+fn results_of_the_last_atomics_are_repeated() {
+    const PSN: u32 = 0xff_fff8;
+    let pair = Pair::rc();
+    let results = |number: u32| -> Vec<_> {
+        let (key, address) = (pair.b.mr.rkey, pair.b.start());
+        let atomic = packet::Atomic { address, key, swap_or_add: 1, compare: 0, masks: None };
+        let headers = Headers { atomic: Some(atomic), ..Headers::default() };
+        let request = Packet { operation: Op::FetchAdd, headers, ..read(&pair, PSN + number, key, 0, 8) };
+        responses(&pair.b, &request).iter().map(|response| response.headers.original).collect()
+    };
+    for number in 0..5 {
+        assert_eq!(results(number), [Some(number.into())]);
+    }
+    // The responder keeps `max_dest_rd_atomic` results.
+    assert_eq!(results(0), []);
+    for number in 1..5 {
+        assert_eq!(results(number), [Some(number.into())]);
+    }
+    assert_eq!(pair.b.bytes(0, 8), 5_u64.to_le_bytes());
+}
+
+#[test]
+fn requests_behind_a_refused_one_are_dropped_before_its_nak() {
+    const PSN: u32 = 0xff_fff8;
+    let pair = Pair::rc();
+    let key = pair.b.mr.rkey;
+    let write = |psn, key| {
+        let payload = vec![1; 8];
+        Packet { operation: Op::WriteOnly, payload, ..read(&pair, psn, key, 0, 8) }
+    };
+    // The NAK is sent after the responses to the READ, and the other requests arrive before that.
+    let requests =
+        [read(&pair, PSN, key, 4096, 2000), write(PSN + 2, !key), write(PSN + 2, key), write(PSN + 3, key)];
+    let sent = pair.b.with(|engine| {
+        requests.iter().for_each(|request| engine.receive(request));
+        while engine.run(0, false) {}
+        engine.take_packets(Vec::new())
+    });
+    let sent: Vec<_> = sent.iter().map(|packet| (packet.operation, packet.psn & 0xf)).collect();
+    assert_eq!(sent, [(Op::ReadResponseFirst, 8), (Op::ReadResponseLast, 9), (Op::Acknowledge, 10)]);
+    assert_eq!((pair.b.state(&pair.qb), pair.b.bytes(0, 8)), (State::Error, vec![0; 8]));
+}
+
+#[test]
 fn ack_never_has_the_psn_of_a_read() {
     const PSN: u32 = 0xff_fff8;
     let pair = Pair::rc();

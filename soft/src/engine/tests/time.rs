@@ -1,8 +1,11 @@
 //! Time of a fabric: timers, waits, and packets in transit.
 
+use std::cell::{Cell, RefCell};
 use std::io::{self, Write};
 use std::sync::Mutex;
 
+use bareverbs_provider::device::BeforeWait;
+use bareverbs_provider::wait::end_of;
 use bareverbs_transport::Fault;
 
 use super::*;
@@ -39,6 +42,48 @@ fn condition_of_a_wait_may_use_the_fabric() {
 }
 
 #[test]
+fn wait_ends_at_the_earlier_one_of_its_limit_and_its_alarm() {
+    const SECOND: Duration = Duration::from_secs(1);
+    let fabric = Fabric::seeded(5);
+    let wait = |end, alarm| fabric.before_wait(end, alarm, &|| false);
+    let end = end_of(10 * SECOND);
+    for _ in 0..2 {
+        assert_eq!(wait(end, Some(4 * SECOND)), Ok(BeforeWait::Ready));
+        assert_eq!(fabric.now(), 4 * SECOND);
+    }
+    // The limit counts from the first call of the wait on.
+    for alarm in [None, Some(20 * SECOND)] {
+        assert_eq!(wait(end, alarm), Ok(BeforeWait::TimedOut));
+        assert_eq!(fabric.now(), 10 * SECOND);
+    }
+    assert_eq!(wait(None, Some(20 * SECOND)), Ok(BeforeWait::Ready));
+    assert_eq!(fabric.now(), 20 * SECOND);
+}
+
+#[test]
+fn wait_without_a_limit_goes_on_while_requests_complete() {
+    const REQUESTS: u32 = 11_000;
+    let fabric = Fabric::seeded(6);
+    let pair = RefCell::new(Pair::on(&fabric, QpType::RC, |_| {}));
+    fabric.inject(Fault::delay(Duration::from_nanos(1)));
+    let completed = Cell::new(0);
+    let post = |Pair { a, qa, b, .. }: &mut Pair| {
+        qa.post(1, Operation::Write(b.remote(0)), &[a.sge(0, 8)]);
+    };
+    post(&mut pair.borrow_mut());
+    let is_ready = || {
+        if pair.borrow_mut().a.poll().is_some() {
+            completed.set(completed.get() + 1);
+            post(&mut pair.borrow_mut());
+        }
+        completed.get() == REQUESTS
+    };
+    assert_eq!(fabric.before_wait(None, None, &is_ready), Ok(BeforeWait::Ready));
+    // Each request and each ACK was delayed. A wait without completions ends after 20,000 timers.
+    assert_eq!(fabric.now(), Duration::from_nanos(2 * u64::from(REQUESTS)));
+}
+
+#[test]
 fn time_passes_to_its_end_although_a_qp_polls() {
     let fabric = Fabric::seeded(2);
     let pair = Pair::on(&fabric, QpType::RC, |_| {});
@@ -65,6 +110,28 @@ fn removed_device_takes_back_its_delayed_and_reordered_packets() {
         fabric.advance(Duration::from_secs(1));
         assert_eq!(pair.b.bytes(0, 4), [0; 4]);
     }
+}
+
+#[test]
+fn reordered_packet_is_overtaken_by_one_of_its_own_device() {
+    let fabric = Fabric::seeded(4);
+    let mut pair = Pair::on(&fabric, QpType::UC, |_| {});
+    pair.a.fill(0, b"held");
+    pair.b.fill(100, b"other");
+    let held = fabric.inject(Fault::reorder().from(&[gid(2)]).nth(1));
+    let step_until = |is_done: &dyn Fn() -> bool| {
+        while !is_done() {
+            assert!(fabric.step(), "there is work");
+        }
+    };
+    pair.qa.post(1, Operation::Write(pair.b.remote(0)), &[pair.a.sge(0, 4)]);
+    step_until(&|| held.count() == 1);
+    pair.qb.post(2, Operation::Write(pair.a.remote(100)), &[pair.b.sge(100, 5)]);
+    step_until(&|| pair.a.bytes(100, 5) == b"other");
+    assert_eq!(pair.b.bytes(0, 4), [0; 4]);
+    pair.qa.post(3, Operation::Write(pair.b.remote(200)), &[pair.a.sge(0, 4)]);
+    step_until(&|| pair.b.bytes(200, 4) == b"held");
+    assert_eq!(pair.b.bytes(0, 4), b"held");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 use bareverbs_provider::work::Imm;
 use bareverbs_uapi::write::types::{PlacementType, SelectivityLevel, WcOpcode};
 
+use super::super::MAX_GROUP_MEMBERS;
 use super::*;
 
 const OK: WcStatus = WcStatus::SUCCESS;
@@ -156,6 +157,19 @@ fn multicast_reaches_all_members() {
     pair.qb.receive(6, &[pair.b.sge(0, 100)]);
     pair.qa.post_datagram(2, ah, 0xff_ffff, &[pair.a.sge(0, 6)]);
     assert_eq!(pair.b.drain(), []);
+}
+
+#[test]
+fn group_has_a_limited_number_of_members() {
+    const GROUP: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 1, 2];
+    let peer = Peer::new(&Fabric::new(), 2, 8);
+    let qps: Vec<_> = (0..=MAX_GROUP_MEMBERS).map(|_| peer.qp(QpType::UD)).collect();
+    let attach = |qp: &Qp| peer.with(|engine| engine.attach(qp.qpn, GROUP));
+    let (last, members) = qps.split_last().unwrap();
+    members.iter().for_each(|qp| assert_eq!(attach(qp), Ok(())));
+    assert_eq!((attach(last), attach(&members[0])), (Err(Errno::NOMEM), Ok(())));
+    peer.with(|engine| engine.detach(members[0].qpn, GROUP)).unwrap();
+    assert_eq!(attach(last), Ok(()));
 }
 
 #[test]
