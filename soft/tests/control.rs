@@ -314,6 +314,16 @@ fn failed_resize_keeps_the_queue() {
 }
 
 #[test]
+fn file_has_one_context() {
+    let device = SoftDevice::new(&Fabric::new());
+    let opened = Opened::new(&device);
+    // SAFETY: no payload.
+    let again = unsafe { command::get_context(&opened.file, DriverPayload::default()) };
+    assert_eq!(errno(again.map(drop)), Err(Errno::INVAL));
+    assert_eq!(device.resources().contexts, 1);
+}
+
+#[test]
 fn handles_of_another_class_or_file_are_refused() {
     let device = SoftDevice::new(&Fabric::new());
     let (one, other) = (Opened::new(&device), Opened::new(&device));

@@ -414,6 +414,7 @@ fn removed_device_closes_its_identifiers() {
     assert!(next(&sides.server).is_none(), "the request that was not delivered is gone");
     for id in [listener, child] {
         assert_eq!(attributes(&sides.server, id, QpState::INIT), Err(Errno::NXIO));
+        assert_eq!(bind(&sides.server, id, sides.address(0, 0)), Err(Errno::NXIO));
         destroy(&sides.server, id).unwrap();
     }
     assert_eq!(SoftDevice::find(sides.devices[1].index()).map(|device| device.index()), None);
