@@ -49,6 +49,10 @@ const PACKAGES: [&str; 30] = [
 /// The packages of the headers of libibverbs, libmlx5 and librdmacm.
 const HEADER_PACKAGES: [&str; 2] = ["libibverbs-dev", "librdmacm-dev"];
 
+/// The set of the cache with the headers, and their folder in it.
+const HEADERS: &str = "headers-rdma-core";
+const INCLUDE: &str = "root/usr/include";
+
 /// The folder that [`compile`] writes last.
 const COMPILED: &str = "usr/lib/python3/dist-packages/pyverbs/__pycache__";
 
@@ -88,7 +92,7 @@ impl RdmaCore {
     /// The folder of `infiniband/verbs.h` and `rdma/rdma_cma.h`, fetched if it isn't cached. The
     /// headers have the root's version, or the newest if Debian no longer offers that one.
     pub fn headers(&self, cache: &Cache) -> Result<PathBuf> {
-        let (folder, _) = cache.ensure("headers-rdma-core", false, |folder| {
+        let (folder, _) = cache.ensure(HEADERS, false, |folder| {
             let apt = Apt::open(cache, Channel::SID)?;
             let packages: Vec<_> =
                 HEADER_PACKAGES.iter().map(|name| self.offered(&apt, name)).collect::<Result<_>>()?;
@@ -99,7 +103,13 @@ impl RdmaCore {
             deb::unpack_all("rdma-core's headers", &debs, &folder.join("root"))?;
             Ok(manifest)
         })?;
-        Ok(folder.join("root/usr/include"))
+        Ok(folder.join(INCLUDE))
+    }
+
+    /// The folder of the headers; `None` if they are not cached. Does not use the network.
+    pub fn cached_headers() -> Option<PathBuf> {
+        let (folder, _) = Cache::open().ok()?.get::<Manifest>(HEADERS)?;
+        Some(folder.join(INCLUDE))
     }
 
     /// The package of the root's version, or the newest.

@@ -119,6 +119,10 @@ impl Fetch {
             for series in Series::RELEASED {
                 println!("headers {}", fetch_headers(&cache, series, self.refresh)?.version);
             }
+            println!(
+                "headers of rdma-core in {}",
+                RdmaCore::fetch(&cache, false)?.headers(&cache)?.display()
+            );
         }
         println!("all in {}", cache.root().display());
         Ok(ExitCode::SUCCESS)

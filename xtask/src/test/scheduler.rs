@@ -109,6 +109,7 @@ impl Lab {
         }
         let rdma_core = RdmaCore::fetch(&cache, false)?;
         println!("rdma-core {}", rdma_core.version);
+        rdma_core.headers(&cache)?;
         for series in Series::RELEASED {
             println!("headers {}", fetch_headers(&cache, series, false)?.version);
         }

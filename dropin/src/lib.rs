@@ -1,0 +1,44 @@
+//! `libibverbs.so.1` over `bareverbs`: the C ABI of rdma-core 65, for programs that are linked with
+//! it or load it.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `abi` | the structs of `infiniband/verbs.h` |
+//! | `convention` | errno and return values; the macros that define functions for C |
+//! | `object` | objects of C: a struct of the ABI and the value of `bareverbs` behind it |
+//! | `device`, `context`, `port`, `events` | devices, open devices, their ports and events |
+//! | `memory`, `cq`, `qp`, `srq`, `path` | objects, a file each |
+//! | `post` | work requests of C as those of `bareverbs` |
+//! | `text`, `rate`, `sysfs`, `kernel_structs`, `fork` | functions without an object |
+//! | `counters`, `private` | functions that refuse: completion counters, and what the provider libraries of rdma-core call |
+//!
+//! The states of objects, limits, workarounds and queues are those of `bareverbs`. This crate
+//! converts arguments and results, and locks: C lets any thread use any object.
+//!
+//! `libibverbs.map` has the exported names with their versions, `left-out.txt` those of rdma-core
+//! that are not exported.
+
+// The names are those of C.
+#![allow(non_camel_case_types, non_snake_case, non_upper_case_globals)]
+
+#[cfg_attr(not(test), expect(dead_code, reason = "C reads and writes the fields"))]
+mod abi;
+mod context;
+mod convention;
+mod counters;
+mod cq;
+mod device;
+mod events;
+mod fork;
+mod kernel_structs;
+mod memory;
+mod object;
+mod path;
+mod port;
+mod post;
+mod private;
+mod qp;
+mod rate;
+mod srq;
+mod sysfs;
+mod text;

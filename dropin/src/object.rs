@@ -1,0 +1,119 @@
+//! Objects of C: a struct of the ABI, and behind it the value of `bareverbs` that it stands for.
+
+use std::mem::ManuallyDrop;
+use std::ptr::{self, NonNull};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use bareverbs::error::Refused;
+
+use crate::convention::Failure;
+
+/// An object on the heap, of which C has a pointer. `A` begins with the struct of the ABI, so a
+/// pointer to the one is a pointer to the other.
+#[repr(C)]
+pub(crate) struct Object<A, T> {
+    pub(crate) abi: A,
+    pub(crate) inner: T,
+}
+
+impl<A, T> Object<A, T> {
+    /// Creates an object. `make` gets its address, by which the kernel's events will name it.
+    pub(crate) fn create(make: impl FnOnce(u64) -> Result<(A, T), Failure>) -> Result<*mut Self, Failure> {
+        let memory = Box::<Self>::new_uninit();
+        let (abi, inner) = make(memory.as_ptr().expose_provenance() as u64)?;
+        Ok(Box::into_raw(Box::write(memory, Self { abi, inner })))
+    }
+
+    /// Destroys the object by `destroy`, which returns the value if it fails. Then the object stays as
+    /// it is. Else `wait` waits for other users of the struct, before it is freed.
+    ///
+    /// # Safety
+    ///
+    /// [`create`](Self::create) made the object, and it was not destroyed. Nothing uses it during or
+    /// after the call, but for what `wait` waits for, which uses `A` only.
+    pub(crate) unsafe fn destroy<V, R>(
+        object: NonNull<Self>,
+        destroy: impl FnOnce(V) -> Result<R, Refused<V>>,
+        wait: impl FnOnce(&A, R),
+    ) -> Result<(), Failure>
+    where
+        T: Holder<V>,
+    {
+        // SAFETY: the object exists, by the contract. Its value is read once: it is written back, or
+        // freed without its drop.
+        let inner = unsafe { ptr::read(&raw const (*object.as_ptr()).inner) };
+        match destroy(inner.into_value()) {
+            Ok(result) => {
+                // SAFETY: the object exists, and only shared references to `A` are made of it.
+                wait(unsafe { &(*object.as_ptr()).abi }, result);
+                // SAFETY: `create` made it from a box. `ManuallyDrop` changes no layout.
+                drop(unsafe { Box::from_raw(object.as_ptr().cast::<Object<A, ManuallyDrop<T>>>()) });
+                Ok(())
+            }
+            Err(refused) => {
+                // SAFETY: the object exists, and its value was read above.
+                unsafe { ptr::write(&raw mut (*object.as_ptr()).inner, T::of_value(refused.object)) };
+                Err(refused.error.into())
+            }
+        }
+    }
+}
+
+/// What an object has of a value `V` of `bareverbs`: the value itself, or with a lock.
+pub(crate) trait Holder<V> {
+    fn of_value(value: V) -> Self;
+    fn into_value(self) -> V;
+}
+
+impl<V> Holder<V> for V {
+    fn of_value(value: V) -> Self {
+        value
+    }
+
+    fn into_value(self) -> V {
+        self
+    }
+}
+
+impl<V> Holder<V> for Mutex<V> {
+    fn of_value(value: V) -> Self {
+        Self::new(value)
+    }
+
+    fn into_value(self) -> V {
+        self.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The pointer of C to an object, which is null for none.
+pub(crate) fn pointer<A, T, C>(object: Option<&Object<A, T>>) -> *mut C {
+    object.map_or(ptr::null_mut(), |object| ptr::from_ref(object).cast_mut().cast())
+}
+
+/// The events of an object that the program has acknowledged. An object is not freed before that are
+/// all that were read.
+#[derive(Default)]
+pub(crate) struct Acknowledged {
+    count: Mutex<u32>,
+    changed: Condvar,
+}
+
+impl Acknowledged {
+    pub(crate) fn add(&self, count: u32) {
+        let mut all = lock(&self.count);
+        *all = all.wrapping_add(count);
+        self.changed.notify_all();
+    }
+
+    /// Waits until `count` events are acknowledged.
+    pub(crate) fn wait_for(&self, count: u32) {
+        let all = lock(&self.count);
+        let done = self.changed.wait_while(all, |all| *all != count);
+        drop(done.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// A lock is never poisoned: a panic ends the process.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

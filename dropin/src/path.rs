@@ -1,0 +1,130 @@
+//! Address vectors and address handles.
+
+use std::ptr::NonNull;
+
+use bareverbs::ah::{Ah, AhAttr, GlobalRoute, Rate};
+use bareverbs::cq::{WcFlags, WorkCompletion};
+use bareverbs::qp::GRH_BYTES;
+use bareverbs::values::GidIndex;
+use bareverbs::{Gid, PortNum};
+
+use crate::abi::cq::ibv_wc;
+use crate::abi::path::{ibv_ah, ibv_ah_attr, ibv_gid, ibv_global_route};
+use crate::context::{ContextArgument, ContextObject};
+use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, export, refuse, required};
+use crate::memory::PdObject;
+use crate::object::{Object, pointer};
+
+pub(crate) type AhObject = Object<ibv_ah, Ah>;
+
+/// The address vector of C.
+pub(crate) fn from_c(attr: &ibv_ah_attr) -> AhAttr {
+    let grh = GlobalRoute {
+        dgid: Gid(attr.grh.dgid.0),
+        sgid_index: GidIndex(attr.grh.sgid_index),
+        flow_label: attr.grh.flow_label,
+        hop_limit: attr.grh.hop_limit,
+        traffic_class: attr.grh.traffic_class,
+    };
+    AhAttr {
+        port: PortNum(attr.port_num),
+        dlid: attr.dlid,
+        sl: attr.sl,
+        src_path_bits: attr.src_path_bits,
+        static_rate: Rate(attr.static_rate),
+        grh: (attr.is_global != 0).then_some(grh),
+    }
+}
+
+/// The address vector for C.
+pub(crate) fn to_c(attr: &AhAttr) -> ibv_ah_attr {
+    let route = |grh: GlobalRoute| ibv_global_route {
+        dgid: ibv_gid(grh.dgid.0),
+        flow_label: grh.flow_label,
+        sgid_index: grh.sgid_index.0,
+        hop_limit: grh.hop_limit,
+        traffic_class: grh.traffic_class,
+    };
+    let none = ibv_global_route {
+        dgid: ibv_gid([0; 16]),
+        flow_label: 0,
+        sgid_index: 0,
+        hop_limit: 0,
+        traffic_class: 0,
+    };
+    ibv_ah_attr {
+        grh: attr.grh.map_or(none, route),
+        dlid: attr.dlid,
+        sl: attr.sl,
+        src_path_bits: attr.src_path_bits,
+        static_rate: attr.static_rate.0,
+        is_global: attr.grh.is_some().into(),
+        port_num: attr.port.0,
+    }
+}
+
+fn create(pd: &PdObject, attr: &AhAttr) -> Result<*mut ibv_ah, Failure> {
+    let created = Object::create(|_| {
+        let ah = pd.inner.create_ah(attr)?;
+        Ok((ibv_ah { context: pd.abi.context, pd: pointer(Some(pd)), handle: ah.handle() }, ah))
+    });
+    created.map(<*mut AhObject>::cast)
+}
+
+/// The path to the sender of a received datagram.
+fn path_to_sender(
+    context: &ContextObject,
+    port: u8,
+    completion: &ibv_wc,
+    grh: Option<&[u8; GRH_BYTES]>,
+) -> Result<AhAttr, Failure> {
+    let completion = WorkCompletion {
+        slid: completion.slid,
+        sl: completion.sl,
+        dlid_path_bits: completion.dlid_path_bits,
+        wc_flags: WcFlags::from_bits_retain(completion.wc_flags),
+        ..WorkCompletion::default()
+    };
+    // Without a GRH, no byte of it is read.
+    let is_read = completion.wc_flags.contains(WcFlags::GRH);
+    let grh = if is_read { required(grh)? } else { &[0; GRH_BYTES] };
+    Ok(context.context.ah_attr_from_wc(port, &completion, grh)?)
+}
+
+export! {
+    fn ibv_create_ah(pd: Option<&PdObject>, attr: Option<&ibv_ah_attr>) -> OrNull<ibv_ah> {
+        create(required(pd)?, &from_c(required(attr)?))
+    }
+
+    fn ibv_init_ah_from_wc(
+        context: ContextArgument<'_>,
+        port: u8,
+        completion: Option<&ibv_wc>,
+        grh: Option<&[u8; GRH_BYTES]>,
+        attr: Option<&mut ibv_ah_attr>,
+    ) -> OrMinusOne {
+        let path = path_to_sender(context.required()?, port, required(completion)?, grh)?;
+        *required(attr)? = to_c(&path);
+        Ok(0)
+    }
+
+    fn ibv_create_ah_from_wc(
+        pd: Option<&PdObject>,
+        completion: Option<&ibv_wc>,
+        grh: Option<&[u8; GRH_BYTES]>,
+        port: u8,
+    ) -> OrNull<ibv_ah> {
+        let pd = required(pd)?;
+        let context = ContextArgument::of(pd.abi.context).required()?;
+        create(pd, &path_to_sender(context, port, required(completion)?, grh)?)
+    }
+
+    fn ibv_destroy_ah(ah: Option<NonNull<AhObject>>) -> OrErrno {
+        // SAFETY: the argument is a live address handle, which the program uses no longer.
+        unsafe { Object::destroy(required(ah)?, Ah::destroy, |_, ()| ()) }
+    }
+}
+
+refuse! {
+    OrErrno: ibv_resolve_eth_l2_from_gid;
+}

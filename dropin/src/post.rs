@@ -1,0 +1,166 @@
+//! Work requests of C as those of `bareverbs`.
+
+use std::ffi::c_int;
+use std::{ptr, slice};
+
+use bareverbs::error::{PostError, PostReason};
+use bareverbs::qp::{Datagram, Frame, Operation, Payload, RecvRequest, SendFlags, SendRequest, Sge};
+use bareverbs::raw::uapi::uverbs::types::QpType;
+use bareverbs::raw::uapi::verbs_values::SendFlags as WireFlags;
+use bareverbs::raw::uapi::write::types::WrOpcode;
+use bareverbs::untyped::AnyOperation;
+use bareverbs::xrc::XrcOperation;
+use bareverbs::{Imm, Remote};
+
+use crate::abi::work::{ibv_recv_wr, ibv_send_wr, ibv_sge};
+use crate::convention::Failure;
+use crate::cq::unsigned;
+use crate::path::AhObject;
+
+/// The SGEs of a request.
+///
+/// # Safety
+///
+/// `list` has `count` elements, which stay unchanged for `'a`.
+unsafe fn sges<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge], Failure> {
+    match unsigned(count)? as usize {
+        0 => Ok(&[]),
+        _ if list.is_null() => Err(Failure::INVALID),
+        // SAFETY: by the contract. Both types have the same layout.
+        count => Ok(unsafe { slice::from_raw_parts(list.cast(), count) }),
+    }
+}
+
+/// Posts a list of receives, one by one. `bad` becomes the first one that was not posted.
+///
+/// # Safety
+///
+/// `first` is null or the head of a list, whose structs and SGEs are valid. The contract of
+/// `RecvHalf::post_recv` holds for the requests.
+pub(crate) unsafe fn post_receives(
+    first: *mut ibv_recv_wr,
+    bad: &mut *mut ibv_recv_wr,
+    mut post: impl FnMut(RecvRequest<'_>) -> Result<(), PostError>,
+) -> Result<(), Failure> {
+    let mut next = first;
+    // SAFETY: the element of the list is valid, by the contract.
+    while let Some(request) = unsafe { next.as_ref() } {
+        // SAFETY: by the contract.
+        let posted = unsafe { sges(request.sg_list, request.num_sge) }.and_then(|sges| {
+            post(RecvRequest { wr_id: request.wr_id, sges }).map_err(|refused| refused.reason.into())
+        });
+        if let Err(failure) = posted {
+            *bad = next;
+            return Err(failure);
+        }
+        next = request.next;
+    }
+    Ok(())
+}
+
+/// The operation of a request to a QP of this type.
+fn operation(qp_type: QpType, request: &ibv_send_wr) -> Result<AnyOperation<'_>, Failure> {
+    let imm = Imm::from_be(request.imm_data);
+    let opcode = WrOpcode(request.opcode);
+    match qp_type {
+        QpType::UD => {
+            // SAFETY: the peer of a request to a UD QP is an address handle.
+            let peer = unsafe { request.wr.ud };
+            // SAFETY: the handle exists, by the manual.
+            let ah = unsafe { peer.ah.cast::<AhObject>().as_ref() }.ok_or(Failure::INVALID)?;
+            let to = Datagram::new(&ah.inner, peer.remote_qpn, peer.remote_qkey);
+            match opcode {
+                WrOpcode::SEND => Ok(to.into()),
+                WrOpcode::SEND_WITH_IMM => Ok(Datagram { imm: Some(imm), ..to }.into()),
+                _ => Err(Failure::INVALID),
+            }
+        }
+        QpType::RAW_PACKET => {
+            let checksums = WireFlags::from_bits_retain(request.send_flags).contains(WireFlags::IP_CSUM);
+            match opcode {
+                WrOpcode::SEND => Ok(Frame { checksums, ..Frame::default() }.into()),
+                WrOpcode::TSO => {
+                    // SAFETY: a request with this opcode has a header.
+                    let tso = unsafe { request.extra.tso };
+                    if tso.hdr.is_null() {
+                        return Err(Failure::INVALID);
+                    }
+                    // SAFETY: the header has this length, by the manual.
+                    let header = unsafe { slice::from_raw_parts(tso.hdr.cast(), tso.hdr_sz.into()) };
+                    Ok(Frame { header, checksums, mss: Some(tso.mss) }.into())
+                }
+                _ => Err(Failure::INVALID),
+            }
+        }
+        QpType::XRC_INI => {
+            let remote_srq = request.qp_type.remote_srqn;
+            Ok(XrcOperation { remote_srq, operation: connected(opcode, imm, request)? }.into())
+        }
+        _ => Ok(connected(opcode, imm, request)?.into()),
+    }
+}
+
+/// The operation of a request to a connected QP.
+fn connected(opcode: WrOpcode, imm: Imm, request: &ibv_send_wr) -> Result<Operation, Failure> {
+    // SAFETY: all bits of both are valid, and the union is as long as the longer one.
+    let (rdma, atomic) = unsafe { (request.wr.rdma, request.wr.atomic) };
+    let remote = Remote { addr: rdma.remote_addr, rkey: rdma.rkey };
+    let remote_atomic = Remote { addr: atomic.remote_addr, rkey: atomic.rkey };
+    Ok(match opcode {
+        WrOpcode::SEND => Operation::Send,
+        WrOpcode::SEND_WITH_IMM => Operation::SendImm(imm),
+        WrOpcode::SEND_WITH_INV => Operation::SendInv(request.imm_data),
+        WrOpcode::RDMA_WRITE => Operation::Write(remote),
+        WrOpcode::RDMA_WRITE_WITH_IMM => Operation::WriteImm(remote, imm),
+        WrOpcode::RDMA_READ => Operation::Read(remote),
+        WrOpcode::ATOMIC_CMP_AND_SWP => {
+            Operation::CmpSwp { remote: remote_atomic, compare: atomic.compare_add, swap: atomic.swap }
+        }
+        WrOpcode::ATOMIC_FETCH_AND_ADD => {
+            Operation::FetchAdd { remote: remote_atomic, add: atomic.compare_add }
+        }
+        WrOpcode::LOCAL_INV => Operation::LocalInv(request.imm_data),
+        _ => return Err(Failure::INVALID),
+    })
+}
+
+/// Converts a send, and passes it on.
+///
+/// # Safety
+///
+/// The pointers of the request are valid: its SGEs, with `IBV_SEND_INLINE` the memory that they name, and
+/// what its operation needs.
+pub(crate) unsafe fn with_send<R>(
+    qp_type: QpType,
+    request: &ibv_send_wr,
+    post: impl FnOnce(&SendRequest<'_, AnyOperation<'_>>) -> Result<R, PostReason>,
+) -> Result<R, Failure> {
+    let operation = operation(qp_type, request)?;
+    let flags = SendFlags::from_bits_truncate(request.send_flags);
+    let post = |payload| post(&SendRequest { wr_id: request.wr_id, operation, flags, payload });
+    // SAFETY: by the contract.
+    let sges = unsafe { sges(request.sg_list, request.num_sge) }?;
+    let is_inline = WireFlags::from_bits_retain(request.send_flags).contains(WireFlags::INLINE);
+    let posted = match sges {
+        sges if !is_inline => post(Payload::Sges(sges)),
+        // SAFETY: by the contract.
+        [sge] => post(Payload::Inline(&[unsafe { bytes(sge) }])),
+        sges => {
+            // SAFETY: by the contract.
+            let all: Vec<_> = sges.iter().map(|sge| unsafe { bytes(sge) }).collect();
+            post(Payload::Inline(&all))
+        }
+    };
+    Ok(posted?)
+}
+
+/// The bytes of an inline request.
+///
+/// # Safety
+///
+/// The SGE names memory of the program, which stays unchanged for `'a`.
+unsafe fn bytes<'a>(sge: &Sge) -> &'a [u8] {
+    let start = ptr::with_exposed_provenance(sge.addr as usize);
+    // SAFETY: by the contract. Without bytes, the address may be any.
+    if sge.length == 0 { &[] } else { unsafe { slice::from_raw_parts(start, sge.length as usize) } }
+}

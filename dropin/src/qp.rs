@@ -1,0 +1,302 @@
+//! Queue pairs.
+
+mod queues;
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use bareverbs::ah::AhAttr;
+use bareverbs::error::{DoorbellError, PostReason};
+use bareverbs::qp::{MigState, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
+use bareverbs::untyped::QpCore;
+use bareverbs::values::{AckTimeout, MinRnrTimer, Mtu, RetryCount, RnrRetry};
+use bareverbs::{Access, Gid, PortNum};
+
+use self::queues::Queues;
+use crate::abi::path::ibv_gid;
+use crate::abi::qp::{ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr};
+use crate::abi::work::{ibv_recv_wr, ibv_send_wr};
+use crate::convention::{Failure, OrErrno, OrNull, Value, callback, export, refuse, required};
+use crate::cq::CqObject;
+use crate::memory::PdObject;
+use crate::object::{Acknowledged, Holder, Object, lock, pointer};
+use crate::path;
+use crate::post::{post_receives, with_send};
+use crate::srq::SrqObject;
+
+/// The struct of C, and the acknowledged events of the QP.
+#[repr(C)]
+pub(crate) struct QpHead {
+    abi: ibv_qp,
+    pub(crate) events: Acknowledged,
+}
+
+pub(crate) type QpObject = Object<QpHead, Queues>;
+
+fn cap_from_c(cap: &ibv_qp_cap) -> QpCap {
+    let ibv_qp_cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = *cap;
+    QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data }
+}
+
+fn cap_to_c(cap: &QpCap) -> ibv_qp_cap {
+    let QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = *cap;
+    ibv_qp_cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data }
+}
+
+/// The object of C behind a pointer in a struct.
+///
+/// # Safety
+///
+/// The pointer is null or that of a live object of this type.
+unsafe fn object<'a, C, O>(pointer: *mut C) -> Option<&'a O> {
+    // SAFETY: by the contract.
+    unsafe { pointer.cast::<O>().as_ref() }
+}
+
+fn create(pd: &PdObject, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, Failure> {
+    // SAFETY: the pointers are those of objects of the program.
+    let (send_cq, recv_cq, srq) = unsafe {
+        let send_cq: Option<&CqObject> = object(init.send_cq);
+        let recv_cq: Option<&CqObject> = object(init.recv_cq);
+        (required(send_cq)?, required(recv_cq)?, object::<_, SrqObject>(init.srq))
+    };
+    let created = Object::create(|address| {
+        let sends = lock(&send_cq.inner);
+        let receives = (!ptr::eq(send_cq, recv_cq)).then(|| lock(&recv_cq.inner));
+        let srq_of_qp = srq.map(|srq| lock(&srq.inner));
+        let attr = QpInit {
+            srq: srq_of_qp.as_deref(),
+            cap: cap_from_c(&init.cap),
+            signal_all: init.sq_sig_all != 0,
+            user_data: address,
+            ..QpInit::new(&sends, receives.as_deref().unwrap_or(&sends))
+        };
+        let core = QpCore::create(&pd.inner, QpType(init.qp_type), &attr)?;
+        init.cap = cap_to_c(&core.cap());
+        let abi = ibv_qp {
+            context: pd.abi.context,
+            qp_context: init.qp_context,
+            pd: pointer(Some(pd)),
+            send_cq: init.send_cq,
+            recv_cq: init.recv_cq,
+            srq: init.srq,
+            handle: core.handle(),
+            qp_num: core.qp_num(),
+            state: AtomicU32::new(core.state().0.into()),
+            qp_type: init.qp_type,
+            mutex: MaybeUninit::zeroed(),
+            cond: MaybeUninit::zeroed(),
+            events_completed: 0,
+        };
+        Ok((QpHead { abi, events: Acknowledged::default() }, Queues::of_value(core)))
+    });
+    created.map(<*mut QpObject>::cast)
+}
+
+/// The attributes that `mask` selects. The values of the others are not looked at.
+fn attr_from_c(attr: &ibv_qp_attr, mask: QpAttrMask) -> Result<QpAttr, Failure> {
+    let has = |bit| mask.contains(bit);
+    let path = |bit, attr| if has(bit) { path::from_c(attr) } else { AhAttr::default() };
+    let state = |state: u32| u8::try_from(state).map(QpState).map_err(|_| Failure::INVALID);
+    let mtu = |mtu: u32| u8::try_from(mtu).ok().and_then(Mtu::from_raw);
+    let timeout = |bit, code| selected(has(bit), AckTimeout::new(code), AckTimeout::INFINITE);
+    Ok(QpAttr {
+        qp_state: if has(QpAttrMask::STATE) { state(attr.qp_state)? } else { QpState::RESET },
+        cur_qp_state: if has(QpAttrMask::CUR_STATE) { state(attr.cur_qp_state)? } else { QpState::RESET },
+        path_mtu: selected(has(QpAttrMask::PATH_MTU), mtu(attr.path_mtu).map(Some), None)?,
+        path_mig_state: match u8::try_from(attr.path_mig_state) {
+            Ok(state) => MigState(state),
+            Err(_) if !has(QpAttrMask::PATH_MIG_STATE) => MigState::MIGRATED,
+            Err(_) => return Err(Failure::INVALID),
+        },
+        qkey: attr.qkey,
+        rq_psn: attr.rq_psn,
+        sq_psn: attr.sq_psn,
+        dest_qp_num: attr.dest_qp_num,
+        access: Access::from_bits_retain(attr.qp_access_flags),
+        cap: cap_from_c(&attr.cap),
+        ah_attr: path(QpAttrMask::AV, &attr.ah_attr),
+        alt_ah_attr: path(QpAttrMask::ALT_PATH, &attr.alt_ah_attr),
+        pkey_index: attr.pkey_index,
+        alt_pkey_index: attr.alt_pkey_index,
+        en_sqd_async_notify: attr.en_sqd_async_notify != 0,
+        sq_draining: attr.sq_draining != 0,
+        max_rd_atomic: attr.max_rd_atomic,
+        max_dest_rd_atomic: attr.max_dest_rd_atomic,
+        min_rnr_timer: selected(
+            has(QpAttrMask::MIN_RNR_TIMER),
+            MinRnrTimer::new(attr.min_rnr_timer),
+            MinRnrTimer::MAX,
+        )?,
+        port_num: PortNum(attr.port_num),
+        timeout: timeout(QpAttrMask::TIMEOUT, attr.timeout)?,
+        retry_cnt: selected(has(QpAttrMask::RETRY_CNT), RetryCount::new(attr.retry_cnt), RetryCount::ZERO)?,
+        rnr_retry: selected(has(QpAttrMask::RNR_RETRY), RnrRetry::new(attr.rnr_retry), RnrRetry::ZERO)?,
+        alt_port_num: PortNum(attr.alt_port_num),
+        alt_timeout: timeout(QpAttrMask::ALT_PATH, attr.alt_timeout)?,
+        rate_limit: attr.rate_limit,
+    })
+}
+
+/// A value that must be valid if it is selected.
+fn selected<T>(is_selected: bool, value: Option<T>, other: T) -> Result<T, Failure> {
+    if is_selected { value.ok_or(Failure::INVALID) } else { Ok(other) }
+}
+
+fn attr_to_c(attr: &QpAttr) -> ibv_qp_attr {
+    ibv_qp_attr {
+        qp_state: attr.qp_state.0.into(),
+        cur_qp_state: attr.cur_qp_state.0.into(),
+        path_mtu: attr.path_mtu.map_or(0, |mtu| mtu as u32),
+        path_mig_state: attr.path_mig_state.0.into(),
+        qkey: attr.qkey,
+        rq_psn: attr.rq_psn,
+        sq_psn: attr.sq_psn,
+        dest_qp_num: attr.dest_qp_num,
+        qp_access_flags: attr.access.bits(),
+        cap: cap_to_c(&attr.cap),
+        ah_attr: path::to_c(&attr.ah_attr),
+        alt_ah_attr: path::to_c(&attr.alt_ah_attr),
+        pkey_index: attr.pkey_index,
+        alt_pkey_index: attr.alt_pkey_index,
+        en_sqd_async_notify: attr.en_sqd_async_notify.into(),
+        sq_draining: attr.sq_draining.into(),
+        max_rd_atomic: attr.max_rd_atomic,
+        max_dest_rd_atomic: attr.max_dest_rd_atomic,
+        min_rnr_timer: attr.min_rnr_timer.into(),
+        port_num: attr.port_num.0,
+        timeout: attr.timeout.into(),
+        retry_cnt: attr.retry_cnt.into(),
+        rnr_retry: attr.rnr_retry.into(),
+        alt_port_num: attr.alt_port_num.0,
+        alt_timeout: attr.alt_timeout.into(),
+        rate_limit: attr.rate_limit,
+    }
+}
+
+export! {
+    /// Returns the granted capacities in `init`.
+    fn ibv_create_qp(pd: Option<&PdObject>, init: Option<&mut ibv_qp_init_attr>) -> OrNull<ibv_qp> {
+        create(required(pd)?, required(init)?)
+    }
+
+    fn ibv_modify_qp(qp: Option<&QpObject>, attr: Option<&ibv_qp_attr>, mask: c_int) -> OrErrno {
+        let qp = required(qp)?;
+        let mask = QpAttrMask::from_bits(mask.cast_unsigned()).ok_or(Failure::INVALID)?;
+        let attr = attr_from_c(required(attr)?, mask)?;
+        let state = qp.inner.with_core(|core| core.modify(&attr, mask).map(|()| core.state()))?;
+        qp.abi.abi.state.store(state.0.into(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn ibv_query_qp(
+        qp: Option<&QpObject>,
+        attr: Option<&mut MaybeUninit<ibv_qp_attr>>,
+        _mask: c_int,
+        init: Option<&mut MaybeUninit<ibv_qp_init_attr>>,
+    ) -> OrErrno {
+        let qp = required(qp)?;
+        let (found, created) = qp.inner.with_core(|core| core.query())?;
+        let abi = &qp.abi.abi;
+        required(attr)?.write(attr_to_c(&found));
+        required(init)?.write(ibv_qp_init_attr {
+            qp_context: abi.qp_context,
+            send_cq: abi.send_cq,
+            recv_cq: abi.recv_cq,
+            srq: abi.srq,
+            cap: cap_to_c(&created.cap),
+            qp_type: abi.qp_type,
+            sq_sig_all: created.signal_all.into(),
+        });
+        abi.state.store(found.qp_state.0.into(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn ibv_destroy_qp(qp: Option<NonNull<QpObject>>) -> OrErrno {
+        // SAFETY: the argument is a live QP, which the program uses no longer, but to acknowledge events.
+        unsafe { Object::destroy(required(qp)?, QpCore::destroy, |head, read| head.events.wait_for(read)) }
+    }
+
+    /// No QP has the functions of `ibv_qp_ex`.
+    fn ibv_qp_to_qp_ex(_qp: Option<&QpObject>) -> OrNull<ibv_qp> {
+        Err(Failure::UNSUPPORTED)
+    }
+
+    /// No order is promised.
+    fn ibv_query_qp_data_in_order(_qp: Option<&QpObject>, _opcode: u32, _flags: u32) -> Value<c_int> {
+        Ok(0)
+    }
+
+    fn ibv_attach_mcast(qp: Option<&QpObject>, gid: Option<&ibv_gid>, lid: u16) -> OrErrno {
+        let (qp, group) = (required(qp)?, Gid(required(gid)?.0));
+        let attach = |core: &mut QpCore| match lid {
+            0 => core.attach_mcast_without_join(group),
+            lid => core.attach_mcast_with_lid(group, lid),
+        };
+        Ok(qp.inner.with_core(attach)?)
+    }
+
+    fn ibv_detach_mcast(qp: Option<&QpObject>, gid: Option<&ibv_gid>, _lid: u16) -> OrErrno {
+        let (qp, group) = (required(qp)?, Gid(required(gid)?.0));
+        Ok(qp.inner.with_core(|core| core.detach_mcast(group))?)
+    }
+}
+
+refuse! {
+    OrErrno: ibv_query_ece ibv_set_ece;
+}
+
+callback! {
+    /// Posts the requests with one doorbell, up to the first one that is rejected.
+    fn post_send(
+        qp: Option<&QpObject>,
+        first: *mut ibv_send_wr,
+        bad: Option<&mut *mut ibv_send_wr>,
+    ) -> OrErrno {
+        let (qp, bad) = (required(qp)?, required(bad)?);
+        let qp_type = QpType(qp.abi.abi.qp_type);
+        let mut send = qp.inner.send();
+        let mut batch = send.start_send();
+        let mut outcome = Ok(());
+        let mut next = first;
+        // SAFETY: the requests are a list of the program.
+        while let Some(request) = unsafe { next.as_ref() } {
+            // SAFETY: the program keeps what the request names until it completes.
+            outcome = unsafe { with_send(qp_type, request, |request| batch.push(request)) };
+            if outcome.is_err() {
+                *bad = next;
+                break;
+            }
+            next = request.next;
+        }
+        if batch.is_empty() {
+            return outcome;
+        }
+        batch.ring().map_err(|refused| {
+            // Requests that count as posted have completions, so none of them is bad.
+            let is_posted = matches!(refused.reason, PostReason::Doorbell(DoorbellError::Posted(_)));
+            *bad = if is_posted { next } else { first };
+            Failure::from(refused.reason)
+        })?;
+        outcome
+    }
+
+    fn post_recv(
+        qp: Option<&QpObject>,
+        first: *mut ibv_recv_wr,
+        bad: Option<&mut *mut ibv_recv_wr>,
+    ) -> OrErrno {
+        let (qp, bad) = (required(qp)?, required(bad)?);
+        if qp.abi.abi.state.load(Ordering::Relaxed) == u32::from(QpState::ERR.0) {
+            return qp.inner.with_core(|core| {
+                // SAFETY: the program keeps what the requests name until they complete.
+                unsafe { post_receives(first, bad, |request| core.post_recv(&[request])) }
+            });
+        }
+        let mut recv = qp.inner.recv();
+        // SAFETY: as above.
+        unsafe { post_receives(first, bad, |request| recv.post_recv(&[request])) }
+    }
+}
