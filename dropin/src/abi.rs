@@ -9,6 +9,7 @@
 pub(crate) mod cq;
 pub(crate) mod device;
 pub(crate) mod event;
+pub(crate) mod gid;
 pub(crate) mod memory;
 #[cfg(test)]
 mod oracle;

@@ -10,9 +10,10 @@ use bareverbs::cq::{Arm, Completion, Cq, CqEventCounts, CqInit, WcFlags};
 
 use crate::abi::cq::{ibv_cq, ibv_wc};
 use crate::abi::values::{IBV_WC_GRH, IBV_WC_IP_CSUM_OK, IBV_WC_WITH_IMM, IBV_WC_WITH_INV};
+use crate::channel::ChannelObject;
 use crate::context::ContextArgument;
-use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, callback, export, required};
-use crate::events::ChannelObject;
+use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, Value, callback, export, required};
+
 use crate::object::{Acknowledged, Object, lock, pointer};
 
 /// The struct of C, and the acknowledged events of the CQ.
@@ -73,6 +74,11 @@ export! {
         let cq = required(cq)?;
         let capacity = lock(&cq.inner).resize(unsigned(entries)?)?;
         cq.abi.abi.cqe.store(count(capacity), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn ibv_ack_cq_events(cq: Option<&CqObject>, count: u32) -> Value<()> {
+        required(cq)?.abi.completions.add(count);
         Ok(())
     }
 

@@ -4,7 +4,8 @@ use bareverbs::raw::uapi::abi::{Be16, Be32};
 use bareverbs::raw::uapi::rdma_cm::path::PathRec;
 use bareverbs::raw::uapi::write::structs::{AhAttr, QpAttr};
 
-use crate::abi::path::{ibv_ah_attr, ibv_gid, ibv_global_route, ibv_sa_path_rec};
+use crate::abi::gid::ibv_gid;
+use crate::abi::path::{ibv_ah_attr, ibv_global_route, ibv_sa_path_rec};
 use crate::abi::qp::{ibv_qp_attr, ibv_qp_cap};
 use crate::convention::{Value, export, required};
 

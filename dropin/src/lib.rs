@@ -6,7 +6,8 @@
 //! | `abi` | the structs of `infiniband/verbs.h` |
 //! | `convention` | errno and return values; the macros that define functions for C |
 //! | `object` | objects of C: a struct of the ABI and the value of `bareverbs` behind it |
-//! | `device`, `context`, `port`, `events` | devices, open devices, their ports and events |
+//! | `device`, `context`, `open`, `port` | devices, open devices and their functions, ports |
+//! | `record`, `channel`, `events` | descriptors of events, completion channels, asynchronous events |
 //! | `memory`, `cq`, `qp`, `srq`, `path` | objects, a file each |
 //! | `post` | work requests of C as those of `bareverbs` |
 //! | `text`, `rate`, `sysfs`, `kernel_structs`, `fork` | functions without an object |
@@ -23,6 +24,7 @@
 
 #[cfg_attr(not(test), expect(dead_code, reason = "C reads and writes the fields"))]
 mod abi;
+mod channel;
 mod context;
 mod convention;
 mod counters;
@@ -33,12 +35,14 @@ mod fork;
 mod kernel_structs;
 mod memory;
 mod object;
+mod open;
 mod path;
 mod port;
 mod post;
 mod private;
 mod qp;
 mod rate;
+mod record;
 mod srq;
 mod sysfs;
 mod text;

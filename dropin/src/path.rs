@@ -9,7 +9,8 @@ use bareverbs::values::GidIndex;
 use bareverbs::{Gid, PortNum};
 
 use crate::abi::cq::ibv_wc;
-use crate::abi::path::{ibv_ah, ibv_ah_attr, ibv_gid, ibv_global_route};
+use crate::abi::gid::ibv_gid;
+use crate::abi::path::{ibv_ah, ibv_ah_attr, ibv_global_route};
 use crate::context::{ContextArgument, ContextObject};
 use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, export, refuse, required};
 use crate::memory::PdObject;

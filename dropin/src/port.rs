@@ -14,7 +14,7 @@ use crate::abi::device::{
     ibv_packet_pacing_caps, ibv_pci_atomic_caps, ibv_port_attr, ibv_query_device_ex_input, ibv_rss_caps,
     ibv_tm_caps, ibv_tso_caps, odp_transport_caps,
 };
-use crate::abi::path::ibv_gid;
+use crate::abi::gid::ibv_gid;
 use crate::context::{ContextArgument, ContextObject};
 use crate::convention::{Failure, OrErrno, OrMinusOne, OrNegative, callback, export, required};
 use crate::device::text;

@@ -15,7 +15,7 @@ use bareverbs::values::{AckTimeout, MinRnrTimer, Mtu, RetryCount, RnrRetry};
 use bareverbs::{Access, Gid, PortNum};
 
 use self::queues::Queues;
-use crate::abi::path::ibv_gid;
+use crate::abi::gid::ibv_gid;
 use crate::abi::qp::{ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr};
 use crate::abi::work::{ibv_recv_wr, ibv_send_wr};
 use crate::convention::{Failure, OrErrno, OrNull, Value, callback, export, refuse, required};

@@ -173,6 +173,17 @@ pub(crate) fn hca() -> Result<PathBuf> {
     Ok(native_folder()?.join("quick/bareverbs-hca"))
 }
 
+/// Builds the archive that [`dropin`](crate::dropin) links, with a profile of cargo. Returns its path.
+pub(crate) fn dropin_archive(profile: &str) -> Result<PathBuf> {
+    let arguments = ["build", "--quiet", "--profile", profile, "--package", "bareverbs-dropin"];
+    if !cargo().args(arguments).status().context("running cargo")?.success() {
+        bail!("the archive of the drop-in library could not be built");
+    }
+    // The folder of the profile `dev` has another name.
+    let folder = native_folder()?.join(if profile == "dev" { "debug" } else { profile });
+    Ok(folder.join("libbareverbs_dropin.a"))
+}
+
 /// The path of our tool.
 pub(crate) fn tool(programs: &Programs) -> Result<&Path> {
     programs.on_path.get(TOOL).map(PathBuf::as_path).context("the guest's programs include the tool")

@@ -4,7 +4,6 @@
 mod by_hand;
 mod headers;
 mod items;
-mod library;
 mod methods;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,6 +21,7 @@ use self::by_hand::{Entry, PARTIAL, Why};
 use self::headers::Header;
 use self::items::Items;
 use crate::build;
+use crate::exports;
 use crate::print::heading;
 
 const INTRODUCTION: &str = "\
@@ -97,7 +97,7 @@ The methods of uverbs that `bareverbs-uapi` declares and no verb calls. `barever
 ";
 
 /// The folder of the libraries in the Debian root.
-const LIBRARY_FOLDER: &str = "usr/lib/x86_64-linux-gnu";
+pub(crate) const LIBRARY_FOLDER: &str = "usr/lib/x86_64-linux-gnu";
 
 /// How many items of one function are named.
 const NAMED: usize = 3;
@@ -177,7 +177,7 @@ impl List {
             methods: methods::without_a_verb()?,
         };
         for library in &LIBRARIES {
-            let mut functions = library::exported(&rdma_core.root.join(LIBRARY_FOLDER).join(library.file))?;
+            let mut functions = exports::functions(&rdma_core.root.join(LIBRARY_FOLDER).join(library.file))?;
             for header in library.headers {
                 let header = read_header(&headers.join(header))?;
                 for (kind, names) in [("inline", header.inline), ("macro", header.macros)] {

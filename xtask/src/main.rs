@@ -9,8 +9,10 @@ mod coverage;
 mod crates;
 mod demo;
 mod deny;
+mod dropin;
 mod examples;
 mod experiment;
+mod exports;
 mod fastpath;
 mod filter;
 mod flaky;
@@ -94,6 +96,9 @@ enum Command {
     Mutants(mutants::Mutants),
     /// Check the dependencies: licenses, sources, no C in the product.
     Deny(deny::Deny),
+    /// Build libibverbs.so.1 over bareverbs, or run a program with it.
+    #[command(subcommand)]
+    Dropin(dropin::Dropin),
     /// List the imports between files that run in circles; fails if there are any.
     Imports(imports::Check),
     /// Package the published crates, or publish them.
@@ -133,6 +138,7 @@ fn main() -> ExitCode {
         Command::Rstream(rstream) => rstream.run(),
         Command::Mutants(mutants) => mutants.run(),
         Command::Deny(deny) => deny.run(),
+        Command::Dropin(dropin) => dropin.run(),
         Command::Imports(check) => check.run(),
         Command::Package(package) => package.run(),
         Command::Doc => test::documentation().map(|()| ExitCode::SUCCESS),

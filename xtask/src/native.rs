@@ -123,7 +123,7 @@ fn run_to_end(command: &mut Command) -> Result<()> {
 }
 
 /// Whether a process listens on a TCP port.
-fn listens(port: u16) -> bool {
+pub(crate) fn listens(port: u16) -> bool {
     let port = format!(":{port:04X}");
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|path| {
         let table = fs::read_to_string(path).unwrap_or_default();

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
+use super::gid::ibv_gid;
 use super::{Function, Unused, c_types};
 
 c_types! {
@@ -262,7 +263,7 @@ c_types! {
     }
 
     struct ibv_gid_entry {
-        gid: super::path::ibv_gid,
+        gid: ibv_gid,
         gid_index: u32,
         port_num: u32,
         gid_type: u32,

@@ -2,12 +2,8 @@
 
 use super::c_types;
 use super::device::ibv_context;
+use super::gid::ibv_gid;
 use super::memory::ibv_pd;
-
-/// A GID in network byte order. C declares it as a union with two integers of 64 bits.
-#[repr(C, align(8))]
-#[derive(Clone, Copy)]
-pub(crate) struct ibv_gid(pub(crate) [u8; 16]);
 
 c_types! {
     struct ibv_global_route {

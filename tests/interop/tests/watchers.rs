@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::Instant;
 
+use bareverbs_interop_tests::link::cut_the_link;
 use bareverbs_interop_tests::pingpong::{Bareverbs, BareverbsOf, Kind, PORT, run_pingpong};
 use bareverbs_interop_tests::program::{Finished, LIMIT, Program};
 use bareverbs_test_support::resources::nothing_leaks;
@@ -26,20 +27,6 @@ fn run(program: &str, arguments: &[&str]) -> Finished {
 fn json(program: &str, arguments: &[&str]) -> Value {
     let text = run(program, arguments).stdout;
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{program} {arguments:?}: {error} in {text}"))
-}
-
-/// Brings the network interface of the device down and up again.
-fn cut_the_link() {
-    let (link, gid) = (device::netdev(), device::gid());
-    for state in ["down", "up"] {
-        run("ip", &["link", "set", "dev", &link, state]);
-    }
-    // Later tests need the address at the same index.
-    let context = device::open();
-    let begin = Instant::now();
-    while context.default_gid(1).map(|entry| entry.gid).ok() != Some(gid) {
-        assert!(begin.elapsed() < LIMIT, "the address did not come back");
-    }
 }
 
 #[kernel_test(device::ethernet)]

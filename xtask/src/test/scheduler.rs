@@ -22,7 +22,7 @@ use crate::guest_tests::{GuestTest, PROFILE_FILE, guest_tests};
 use crate::hca::{self, Testbed, Tier};
 use crate::outcome::{Outcome, Table, judge};
 use crate::print::heading;
-use crate::{build, fastpath, two_hosts, wqe_diff};
+use crate::{build, dropin, fastpath, two_hosts, wqe_diff};
 
 /// Link types of the tested HCAs.
 const PORTS: [HcaPort; 2] = [HcaPort::Ib, HcaPort::Roce];
@@ -210,12 +210,15 @@ impl<'a> Plan<'a> {
     /// Builds the programs of the tests.
     pub(super) fn new(lab: &'a Lab, devices: &'a [Tested], selection: Selection<'a>) -> Result<Self> {
         let Selection { filter, .. } = selection;
-        let programs = build::guest_programs()?;
+        let mut programs = build::guest_programs()?;
         // Tests of HCAs and examples need no test binaries.
         let hca_only = filter.only(hca::PREFIX);
         let needs_none = hca_only || filter.only(examples::PREFIX);
         let (folder, mut tests) = if needs_none { Default::default() } else { guest_tests()? };
         tests.retain(|test| filter.takes(&test.title()));
+        if tests.iter().any(|test| test.title().starts_with(dropin::PREFIX)) {
+            programs.on_path.insert(dropin::LIBRARY.to_owned(), dropin::library(dropin::TESTED)?);
+        }
         Ok(Self { lab, programs, folder, tests, devices, selection, hca_only, profiles: None })
     }
 

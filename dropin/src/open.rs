@@ -1,0 +1,163 @@
+//! Opening and closing devices, and the functions that C finds in an open one.
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr;
+use std::sync::Arc;
+
+use crate::abi::Function;
+use crate::abi::device::{ibv_context, ibv_context_ops, verbs_context};
+use crate::context::{ContextArgument, ContextObject};
+use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, callback, export, required};
+use crate::device::DeviceObject;
+use crate::{cq, memory, port, qp, record, srq};
+
+/// Says to the inline functions that `verbs_context` is in front of the context.
+const EXTENDED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
+
+callback! {
+    /// For functions that return 0 or an errno.
+    fn refuse_errno() -> OrErrno { Err(Failure::UNSUPPORTED) }
+
+    /// For functions that return a pointer.
+    fn refuse_null() -> OrNull<c_void> { Err(Failure::UNSUPPORTED) }
+
+    /// For functions that return a descriptor.
+    fn refuse_minus_one() -> OrMinusOne { Err(Failure::UNSUPPORTED) }
+}
+
+/// A pointer to each function.
+macro_rules! functions {
+    ($type:ident { $($field:ident: $function:path,)* $(; $($other:ident: $value:expr,)*)? }) => {
+        $type {
+            $($field: Function::new($function as *const ()),)*
+            $($($other: $value,)*)?
+        }
+    };
+}
+
+const fn operations() -> ibv_context_ops {
+    functions! { ibv_context_ops {
+        _compat_query_device: port::ibv_query_device,
+        _compat_query_port: port::ibv_query_port,
+        _compat_alloc_pd: refuse_null,
+        _compat_dealloc_pd: refuse_errno,
+        _compat_reg_mr: refuse_null,
+        _compat_rereg_mr: refuse_errno,
+        _compat_dereg_mr: refuse_errno,
+        alloc_mw: refuse_null,
+        bind_mw: refuse_errno,
+        dealloc_mw: refuse_errno,
+        _compat_create_cq: refuse_null,
+        poll_cq: cq::poll_cq,
+        req_notify_cq: cq::req_notify_cq,
+        _compat_cq_event: refuse_null,
+        _compat_resize_cq: refuse_errno,
+        _compat_destroy_cq: refuse_errno,
+        _compat_create_srq: refuse_null,
+        _compat_modify_srq: refuse_errno,
+        _compat_query_srq: refuse_errno,
+        _compat_destroy_srq: refuse_errno,
+        post_srq_recv: srq::post_srq_recv,
+        _compat_create_qp: refuse_null,
+        _compat_query_qp: refuse_errno,
+        _compat_modify_qp: refuse_errno,
+        _compat_destroy_qp: refuse_errno,
+        post_send: qp::post_send,
+        post_recv: qp::post_recv,
+        _compat_create_ah: refuse_null,
+        _compat_destroy_ah: refuse_errno,
+        _compat_attach_mcast: refuse_errno,
+        _compat_detach_mcast: refuse_errno,
+        _compat_async_event: refuse_null,
+    }}
+}
+
+/// No pointer is null: the inline functions call some without a test.
+fn extended(context: ibv_context) -> verbs_context {
+    functions! { verbs_context {
+        free_buf: memory::ibv_free_buf,
+        alloc_buf: memory::ibv_alloc_buf,
+        dm_export_dmabuf_fd: refuse_minus_one,
+        reg_mr_ex: memory::ibv_reg_mr_ex,
+        dealloc_dmah: refuse_errno,
+        alloc_dmah: refuse_null,
+        query_port: port::query_port,
+        advise_mr: refuse_errno,
+        alloc_null_mr: refuse_null,
+        read_counters: refuse_errno,
+        attach_counters_point_flow: refuse_errno,
+        create_counters: refuse_null,
+        destroy_counters: refuse_errno,
+        reg_dm_mr: refuse_null,
+        alloc_dm: refuse_null,
+        free_dm: refuse_errno,
+        modify_flow_action_esp: refuse_errno,
+        destroy_flow_action: refuse_errno,
+        create_flow_action_esp: refuse_null,
+        modify_qp_rate_limit: refuse_errno,
+        alloc_parent_domain: refuse_null,
+        dealloc_td: refuse_errno,
+        alloc_td: refuse_null,
+        modify_cq: refuse_errno,
+        post_srq_ops: refuse_errno,
+        destroy_rwq_ind_table: refuse_errno,
+        create_rwq_ind_table: refuse_null,
+        destroy_wq: refuse_errno,
+        modify_wq: refuse_errno,
+        create_wq: refuse_null,
+        query_rt_values: refuse_errno,
+        create_cq_ex: refuse_null,
+        query_device_ex: port::query_device_ex,
+        ibv_destroy_flow: refuse_errno,
+        ABI_placeholder2: refuse_errno,
+        ibv_create_flow: refuse_null,
+        ABI_placeholder1: refuse_null,
+        open_qp: refuse_null,
+        create_qp_ex: refuse_null,
+        get_srq_num: refuse_errno,
+        create_srq_ex: refuse_null,
+        open_xrcd: refuse_null,
+        close_xrcd: refuse_errno,
+        ;
+        private: ptr::null_mut(),
+        _ABI_placeholder3: 0,
+        sz: size_of::<verbs_context>(),
+        context: context,
+    }}
+}
+
+export! {
+    fn ibv_open_device(device: Option<&'static DeviceObject>) -> OrNull<ibv_context> {
+        let device = required(device)?;
+        let context = device.device.open()?;
+        let events = context.async_events();
+        // Programs make it non-blocking if they want that.
+        record::set_blocking(events.as_fd())?;
+        // SAFETY: the pointer is that of a device of a list, so it came from an `Arc` that exists now.
+        let device = unsafe {
+            Arc::increment_strong_count(device);
+            Arc::from_raw(device)
+        };
+        let abi = ibv_context {
+            device: Arc::as_ptr(&device).cast_mut().cast(),
+            ops: const { operations() },
+            cmd_fd: context.as_fd().as_raw_fd(),
+            async_fd: events.as_fd().as_raw_fd(),
+            num_comp_vectors: c_int::try_from(context.capabilities().num_comp_vectors).unwrap_or(c_int::MAX),
+            mutex: MaybeUninit::zeroed(),
+            abi_compat: EXTENDED,
+        };
+        let object = Box::into_raw(Box::new(ContextObject { abi: extended(abi), context, _device: device }));
+        // SAFETY: the object exists.
+        Ok(unsafe { &raw mut (*object).abi.context })
+    }
+
+    /// Objects of the context that are left keep the device file open.
+    fn ibv_close_device(context: ContextArgument<'_>) -> OrErrno {
+        // SAFETY: `ibv_open_device` leaked the object, and the program uses it no longer.
+        drop(unsafe { Box::from_raw(context.object()?) });
+        Ok(())
+    }
+}

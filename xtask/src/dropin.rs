@@ -1,0 +1,175 @@
+//! `cargo xtask dropin`: the library `libibverbs.so.1` over bareverbs.
+//!
+//! rustc makes an archive. The C compiler links it, because the version script of a shared library that
+//! rustc links has no effect: rustc passes another one first.
+
+mod programs;
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail, ensure};
+use bareverbs_lab::{Cache, RdmaCore};
+use clap::{Args, Subcommand};
+
+use crate::c_functions::LIBRARY_FOLDER;
+use crate::{build, exports};
+
+/// The name by which programs load the library.
+pub(crate) const LIBRARY: &str = "libibverbs.so.1";
+
+/// A second name, which some programs load first.
+const DEVELOPMENT_LIBRARY: &str = "libibverbs.so";
+
+/// Prefix of the tests in guests, which find the library beside our programs.
+pub(crate) const PREFIX: &str = "dropin::";
+
+/// The profile of tests. Its crates are those of this program, so most of them are built.
+pub(crate) const TESTED: &str = "dev";
+
+#[derive(Subcommand)]
+pub(crate) enum Dropin {
+    /// Build the library, and print its folder, which is one for LD_LIBRARY_PATH.
+    Build(Profile),
+    /// Run a program of this machine with the library.
+    Run(Run),
+    /// Compare the exported names with those of Debian's library, and run Debian's programs on soft
+    /// devices.
+    Test,
+}
+
+#[derive(Args)]
+pub(crate) struct Profile {
+    /// The profile of cargo: release, which takes minutes, quick or dev.
+    #[arg(long, default_value = "release")]
+    profile: String,
+}
+
+#[derive(Args)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    profile: Profile,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+impl Dropin {
+    pub(crate) fn run(self) -> Result<ExitCode> {
+        match self {
+            Self::Build(Profile { profile }) => {
+                println!("{}", folder_of(&library(&profile)?).display());
+                Ok(ExitCode::SUCCESS)
+            }
+            Self::Run(Run { profile, command }) => {
+                let library = library(&profile.profile)?;
+                let [program, arguments @ ..] = &command[..] else { bail!("name a program") };
+                let mut path = folder_of(&library).as_os_str().to_owned();
+                if let Some(others) = std::env::var_os("LD_LIBRARY_PATH") {
+                    path.push(":");
+                    path.push(others);
+                }
+                let status = Command::new(program).args(arguments).env("LD_LIBRARY_PATH", path).status();
+                let status = status.with_context(|| format!("starting {}", program.display()))?;
+                // A signal has no exit code.
+                let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX);
+                Ok(ExitCode::from(code))
+            }
+            Self::Test => check().map(|()| ExitCode::SUCCESS),
+        }
+    }
+}
+
+fn folder_of(library: &Path) -> &Path {
+    library.parent().expect("the library is in a folder")
+}
+
+/// Builds the library with a profile of cargo. Returns its path.
+pub(crate) fn library(profile: &str) -> Result<PathBuf> {
+    build::announce(LIBRARY);
+    let archive = build::dropin_archive(profile)?;
+    let folder = build::workspace().join("target/dropin").join(profile);
+    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+    let library = folder.join(LIBRARY);
+    link(&archive, &library)?;
+    let second = folder.join(DEVELOPMENT_LIBRARY);
+    if !second.is_symlink() {
+        symlink(LIBRARY, &second).with_context(|| format!("linking {}", second.display()))?;
+    }
+    Ok(library)
+}
+
+/// Links the archive as a shared library with the versions of its symbols.
+fn link(archive: &Path, library: &Path) -> Result<()> {
+    let script = sources().join("libibverbs.map");
+    let mut cc = Command::new("cc");
+    // Without the unwinder of GCC as a second library.
+    cc.args(["-shared", "-static-libgcc", "-s", "-o"]).arg(library);
+    // The script alone takes no member out of an archive.
+    cc.arg("-Wl,--whole-archive").arg(archive).arg("-Wl,--no-whole-archive");
+    cc.arg(format!("-Wl,--version-script={}", script.display()));
+    cc.arg(format!("-Wl,-soname,{LIBRARY},-z,now,-z,defs,--gc-sections"));
+    let status = cc.status().context("starting the C compiler")?;
+    ensure!(status.success(), "{LIBRARY} could not be linked");
+    Ok(())
+}
+
+fn sources() -> PathBuf {
+    build::workspace().join("dropin")
+}
+
+/// The exported names of a library with their versions, as `name@version`.
+fn names(library: &Path) -> Result<BTreeSet<String>> {
+    let all = exports::functions(library)?.into_iter().chain(exports::variables(library)?);
+    let pairs =
+        all.flat_map(|(name, versions)| versions.into_iter().map(move |version| format!("{name}@{version}")));
+    Ok(pairs.collect())
+}
+
+/// Checks the exported names against those of Debian's library, and runs Debian's programs on soft
+/// devices.
+pub(crate) fn check() -> Result<()> {
+    let rdma_core = RdmaCore::fetch(&Cache::open()?, false)?;
+    let library = library(TESTED)?;
+    let own = names(&library)?;
+    let theirs = names(&rdma_core.root.join(LIBRARY_FOLDER).join(LIBRARY))?;
+    let list = sources().join("left-out.txt");
+    let text = fs::read_to_string(&list).with_context(|| format!("reading {}", list.display()))?;
+    let faults = faults(&own, &theirs, &text.lines().map(str::to_owned).collect());
+    ensure!(faults.is_empty(), "the exported names of {LIBRARY}:\n{}", faults.join("\n"));
+    programs::check(&rdma_core.root, folder_of(&library))
+}
+
+/// What is wrong with the exported names.
+fn faults(own: &BTreeSet<String>, theirs: &BTreeSet<String>, left_out: &BTreeSet<String>) -> Vec<String> {
+    let missing = theirs.difference(own).filter(|name| !left_out.contains(*name));
+    let missing = missing.map(|name| format!("{name} is missing"));
+    let added = own.difference(theirs).map(|name| format!("{name} is none of rdma-core"));
+    let stale = left_out.iter().filter(|name| !theirs.contains(*name) || own.contains(*name));
+    missing.chain(added).chain(stale.map(|name| format!("left-out.txt names {name} without need"))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    #[test]
+    fn differences_of_exported_names_are_faults() {
+        let (own, theirs) = (set(&["a@1.1", "b@1.1"]), set(&["a@1.1", "a@1.0", "b@1.1"]));
+        assert!(faults(&own, &theirs, &set(&["a@1.0"])).is_empty());
+        assert_eq!(faults(&own, &theirs, &set(&[])), ["a@1.0 is missing"]);
+        assert_eq!(faults(&set(&["c@1.0"]), &set(&[]), &set(&[])), ["c@1.0 is none of rdma-core"]);
+        for stale in ["b@1.1", "d@1.0"] {
+            let found = faults(&own, &theirs, &set(&["a@1.0", stale]));
+            assert_eq!(found, [format!("left-out.txt names {stale} without need")]);
+        }
+    }
+}

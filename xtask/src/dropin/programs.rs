@@ -1,0 +1,135 @@
+//! Debian's programs with the library, on this machine: each with a soft device.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::c_functions::LIBRARY_FOLDER;
+use crate::native::listens;
+
+/// Timeout of a program, many times the usual duration.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The programs of a Debian root.
+struct Programs<'a> {
+    root: &'a Path,
+    /// The folder of the library.
+    library: &'a Path,
+}
+
+impl Programs<'_> {
+    /// A program with the loader and the libraries of the root, but for ours.
+    fn command(&self, program: &str, arguments: &[&str]) -> Command {
+        let mut libraries = self.library.as_os_str().to_owned();
+        libraries.push(":");
+        libraries.push(self.root.join(LIBRARY_FOLDER));
+        let mut command = Command::new(self.root.join("usr/lib64/ld-linux-x86-64.so.2"));
+        command.arg("--library-path").arg(libraries).arg(self.root.join("usr/bin").join(program));
+        command.args(arguments).env_remove(SOFT);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs a program, on a soft device with this address.
+    fn run(&self, program: &str, arguments: &[&str], address: Option<&str>) -> Result<Output> {
+        let mut command = self.command(program, arguments);
+        command.envs(address.map(|address| (SOFT, address)));
+        finish(program, command.spawn().with_context(|| format!("starting {program}"))?)
+    }
+
+    /// Runs a program that must succeed. Returns what it printed.
+    fn succeed(&self, program: &str, arguments: &[&str], address: &str) -> Result<String> {
+        let output = self.run(program, arguments, Some(address))?;
+        ensure!(output.status.success(), "{program} failed: {output:?}");
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Runs a server and a client, whose data both check.
+    fn ping_pong(&self, program: &str, options: &[&str], addresses: [&str; 2]) -> Result<()> {
+        // The port is free again once the listener is dropped.
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        let number = port.to_string();
+        let common = ["-g", "0", "-c", "-n", "100", "-p", &number];
+        let arguments = [&common, options].concat();
+        let mut server = self.command(program, &arguments).env(SOFT, addresses[0]).spawn()?;
+        let begin = Instant::now();
+        while !listens(port) && server.try_wait()?.is_none() && begin.elapsed() < LIMIT {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let client = self.run(program, &[&arguments[..], &["localhost"]].concat(), Some(addresses[1]));
+        if !client.as_ref().is_ok_and(|client| client.status.success()) {
+            // It may wait for a client without end.
+            server.kill()?;
+        }
+        let server = finish(program, server)?;
+        let client = client?;
+        for side in [&server, &client] {
+            let printed = String::from_utf8_lossy(&side.stdout);
+            let is_complete = printed.contains("100 iters in") && !printed.contains("invalid data");
+            ensure!(side.status.success() && is_complete, "{program} {options:?}: {server:?} {client:?}");
+        }
+        Ok(())
+    }
+}
+
+/// The variable with the addresses of the soft devices.
+const SOFT: &str = "BAREVERBS_SOFT";
+
+/// Waits until a program ends, and kills it at the limit.
+fn finish(program: &str, mut child: Child) -> Result<Output> {
+    let begin = Instant::now();
+    while child.try_wait()?.is_none() {
+        if begin.elapsed() > LIMIT {
+            child.kill()?;
+            bail!("{program} runs longer than {LIMIT:?}: {:?}", child.wait_with_output()?);
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(child.wait_with_output()?)
+}
+
+/// Two addresses of this host that no other process has: process ids have at most 22 bits.
+fn addresses() -> [String; 2] {
+    let first = u32::from(Ipv4Addr::new(127, 128, 0, 0)) | std::process::id() << 1;
+    [first, first | 1].map(|address| Ipv4Addr::from(address).to_string())
+}
+
+pub(super) fn check(root: &Path, library: &Path) -> Result<()> {
+    let programs = Programs { root, library };
+    let addresses = addresses();
+    let [one, other] = addresses.each_ref().map(String::as_str);
+
+    let devices = programs.succeed("ibv_devices", &[], &format!("{one},{other}"))?;
+    let names: Vec<_> = devices.lines().skip(2).filter_map(|line| line.split_whitespace().next()).collect();
+    ensure!(names == ["soft0", "soft1"], "ibv_devices printed {devices}");
+
+    let info = programs.succeed("ibv_devinfo", &["-v"], one)?;
+    for line in ["hca_id:\tsoft0", "state:\t\t\tPORT_ACTIVE (4)", &format!("::ffff:{one}, RoCE v2")] {
+        ensure!(info.contains(line), "ibv_devinfo printed no `{line}`: {info}");
+    }
+
+    for program in ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong"] {
+        let size = if program.contains("ud") { "1000" } else { "5000" };
+        for options in [&["-s", size][..], &["-e"]] {
+            programs.ping_pong(program, options, [one, other])?;
+        }
+    }
+
+    // It is linked with libmlx5, libefa and libhns, which call the library when they are loaded.
+    let version = programs.run("ib_send_lat", &["--version"], None)?;
+    ensure!(version.stdout.starts_with(b"Version: "), "perftest does not start: {version:?}");
+    let refused = programs.run("ibv_xsrq_pingpong", &["-g", "0"], Some(one))?;
+    let reason = String::from_utf8_lossy(&refused.stderr);
+    ensure!(refused.status.code() == Some(1) && !reason.contains("panicked"), "XRC: {refused:?}");
+    let none = programs.run("ibv_devices", &[], Some("192.0.2.1"))?;
+    let reason = String::from_utf8_lossy(&none.stderr);
+    ensure!(
+        reason.contains("BAREVERBS_SOFT: device soft:192.0.2.1: "),
+        "an address of another host: {none:?}"
+    );
+    Ok(())
+}
