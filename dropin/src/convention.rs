@@ -19,6 +19,8 @@ pub(crate) struct Failure(c_int);
 
 impl Failure {
     pub(crate) const BUSY: Self = Self(libc::EBUSY);
+    /// No completion is left.
+    pub(crate) const EMPTY: Self = Self(libc::ENOENT);
     pub(crate) const INVALID: Self = Self(libc::EINVAL);
     pub(crate) const UNSUPPORTED: Self = Self(libc::EOPNOTSUPP);
 

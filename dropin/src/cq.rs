@@ -1,32 +1,92 @@
 //! Completion queues.
 
+mod extended;
+
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
 
 use bareverbs::cq::{Arm, Completion, Cq, CqEventCounts, CqInit, WcFlags};
 
-use crate::abi::cq::{ibv_cq, ibv_wc};
-use crate::abi::values::{IBV_WC_GRH, IBV_WC_IP_CSUM_OK, IBV_WC_WITH_IMM, IBV_WC_WITH_INV};
+use self::extended::Polling;
+use crate::abi::cq::{ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_modify_cq_attr, ibv_wc};
+use crate::abi::values::{
+    IBV_CQ_ATTR_MODERATE, IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD,
+    IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_GRH, IBV_WC_IP_CSUM_OK, IBV_WC_WITH_IMM, IBV_WC_WITH_INV,
+};
 use crate::channel::ChannelObject;
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, Value, callback, export, required};
-
 use crate::object::{Acknowledged, Object, lock, pointer};
 
-/// The struct of C, and the acknowledged events of the CQ.
+/// The struct of C, the acknowledged events of the CQ, and the state of `ibv_start_poll`.
 #[repr(C)]
 pub(crate) struct CqHead {
-    abi: ibv_cq,
+    abi: ibv_cq_ex,
     /// Those of the completion channel.
     pub(crate) completions: Acknowledged,
     /// The asynchronous ones.
     pub(crate) events: Acknowledged,
+    polling: Polling,
 }
 
 pub(crate) type CqObject = Object<CqHead, Mutex<Cq>>;
+
+impl CqHead {
+    /// The part of the struct that all CQs have.
+    fn base(&self) -> &ibv_cq {
+        &self.abi.base
+    }
+}
+
+/// Creates a CQ whose functions of `ibv_cq_ex` are those of `wc_flags`. Without them, it is one for
+/// `ibv_poll_cq`.
+fn create(
+    context: ContextArgument<'_>,
+    init: CqInit<'_>,
+    ignores_overrun: bool,
+    cq_context: *mut c_void,
+    channel: Option<&ChannelObject>,
+    wc_flags: Option<u64>,
+) -> Result<*mut CqObject, Failure> {
+    let created = Object::create(|address| {
+        let channel_of_cq = channel.map(|channel| &channel.inner);
+        let init = CqInit { channel: channel_of_cq, user_data: address, ..init };
+        let context_of_cq = &context.required()?.context;
+        let cq = if ignores_overrun {
+            // SAFETY: the program promises that the CQ does not overrun.
+            unsafe { context_of_cq.create_cq_ignoring_overrun(&init) }?
+        } else {
+            context_of_cq.create_cq(&init)?
+        };
+        let base = ibv_cq {
+            context: context.pointer(),
+            channel: pointer(channel),
+            cq_context,
+            handle: cq.handle(),
+            cqe: AtomicI32::new(count(cq.capacity())),
+            mutex: MaybeUninit::zeroed(),
+            cond: MaybeUninit::zeroed(),
+            comp_events_completed: 0,
+            async_events_completed: 0,
+        };
+        let head = CqHead {
+            abi: extended::functions(base, wc_flags),
+            completions: Acknowledged::default(),
+            events: Acknowledged::default(),
+            polling: Polling::default(),
+        };
+        Ok((head, Mutex::new(cq)))
+    })?;
+    if let Some(channel) = channel {
+        channel.abi.refcnt.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(created)
+}
 
 fn count(entries: u32) -> c_int {
     c_int::try_from(entries).unwrap_or(c_int::MAX)
@@ -45,35 +105,14 @@ export! {
         channel: Option<&ChannelObject>,
         vector: c_int,
     ) -> OrNull<ibv_cq> {
-        let (entries, vector) = (unsigned(entries)?, unsigned(vector)?);
-        let created = Object::create(|address| {
-            let channel_of_cq = channel.map(|channel| &channel.inner);
-            let init = CqInit { channel: channel_of_cq, vector, user_data: address, ..CqInit::new(entries) };
-            let cq = context.required()?.context.create_cq(&init)?;
-            let abi = ibv_cq {
-                context: context.pointer(),
-                channel: pointer(channel),
-                cq_context,
-                handle: cq.handle(),
-                cqe: AtomicI32::new(count(cq.capacity())),
-                mutex: MaybeUninit::zeroed(),
-                cond: MaybeUninit::zeroed(),
-                comp_events_completed: 0,
-                async_events_completed: 0,
-            };
-            let head = CqHead { abi, completions: Acknowledged::default(), events: Acknowledged::default() };
-            Ok((head, Mutex::new(cq)))
-        })?;
-        if let Some(channel) = channel {
-            channel.abi.refcnt.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(created.cast::<CqObject>().cast())
+        let init = CqInit { vector: unsigned(vector)?, ..CqInit::new(unsigned(entries)?) };
+        Ok(create(context, init, false, cq_context, channel, None)?.cast())
     }
 
     fn ibv_resize_cq(cq: Option<&CqObject>, entries: c_int) -> OrErrno {
         let cq = required(cq)?;
         let capacity = lock(&cq.inner).resize(unsigned(entries)?)?;
-        cq.abi.abi.cqe.store(count(capacity), Ordering::Relaxed);
+        cq.abi.base().cqe.store(count(capacity), Ordering::Relaxed);
         Ok(())
     }
 
@@ -85,7 +124,7 @@ export! {
     fn ibv_destroy_cq(cq: Option<NonNull<CqObject>>) -> OrErrno {
         let cq = required(cq)?;
         // SAFETY: the argument is a live CQ.
-        let channel: *mut ChannelObject = unsafe { cq.as_ref() }.abi.abi.channel.cast();
+        let channel: *mut ChannelObject = unsafe { cq.as_ref() }.abi.base().channel.cast();
         let wait = |head: &CqHead, read: CqEventCounts| {
             head.completions.wait_for(read.completion);
             head.events.wait_for(read.asynchronous);
@@ -112,6 +151,41 @@ callback! {
             polled += 1;
         }
         Ok(polled.cast_signed())
+    }
+
+    /// `ibv_create_cq_ex`. A CQ for one thread has a lock too.
+    fn create_cq_ex(context: ContextArgument<'_>, init: Option<&ibv_cq_init_attr_ex>) -> OrNull<ibv_cq_ex> {
+        let init = required(init)?;
+        let has = |flag: c_int| init.comp_mask & flag.cast_unsigned() != 0;
+        if init.wc_flags & !extended::WC_FLAGS != 0 || has(IBV_CQ_INIT_ATTR_MASK_PD) {
+            return Err(Failure::UNSUPPORTED);
+        }
+        let flags = if has(IBV_CQ_INIT_ATTR_MASK_FLAGS) { init.flags.cast_signed() } else { 0 };
+        let known = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+        let known_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
+        if flags & !known != 0 || init.comp_mask & !known_mask.cast_unsigned() != 0 {
+            return Err(Failure::INVALID);
+        }
+        // SAFETY: the pointer is null or that of a channel.
+        let channel = unsafe { init.channel.cast::<ChannelObject>().as_ref() };
+        let attr = CqInit {
+            vector: init.comp_vector,
+            timestamps: extended::has(init.wc_flags, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP),
+            ..CqInit::new(init.cqe)
+        };
+        let ignores_overrun = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0;
+        let wc_flags = Some(init.wc_flags);
+        Ok(create(context, attr, ignores_overrun, init.cq_context, channel, wc_flags)?.cast())
+    }
+
+    /// `ibv_modify_cq`.
+    fn modify_cq(cq: Option<&CqObject>, attr: Option<&ibv_modify_cq_attr>) -> OrErrno {
+        let (cq, attr) = (required(cq)?, required(attr)?);
+        if attr.attr_mask != IBV_CQ_ATTR_MODERATE.cast_unsigned() {
+            return Err(Failure::INVALID);
+        }
+        let period = Duration::from_micros(attr.moderate.cq_period.into());
+        Ok(lock(&cq.inner).moderate(attr.moderate.cq_count, period)?)
     }
 
     fn req_notify_cq(cq: Option<&CqObject>, solicited_only: c_int) -> OrErrno {

@@ -22,7 +22,6 @@
 // The names are those of C.
 #![allow(non_camel_case_types, non_snake_case, non_upper_case_globals)]
 
-#[cfg_attr(not(test), expect(dead_code, reason = "C reads and writes the fields"))]
 mod abi;
 mod channel;
 mod context;

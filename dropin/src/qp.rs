@@ -1,5 +1,6 @@
 //! Queue pairs.
 
+mod extended;
 mod queues;
 
 use std::ffi::c_int;
@@ -9,15 +10,22 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use bareverbs::ah::AhAttr;
 use bareverbs::error::{DoorbellError, PostReason};
-use bareverbs::qp::{MigState, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
+use bareverbs::qp::{MigState, QpAttr, QpAttrMask, QpCap, QpCreateFlags, QpInit, QpState, QpType};
 use bareverbs::untyped::QpCore;
 use bareverbs::values::{AckTimeout, MinRnrTimer, Mtu, RetryCount, RnrRetry};
 use bareverbs::{Access, Gid, PortNum};
 
+use self::extended::Posting;
 use self::queues::Queues;
 use crate::abi::gid::ibv_gid;
-use crate::abi::qp::{ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr};
+use crate::abi::qp::{ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex};
+use crate::abi::values::{
+    IBV_QP_CREATE_SOURCE_QPN, IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_IND_TABLE,
+    IBV_QP_INIT_ATTR_MAX_TSO_HEADER, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_RX_HASH,
+    IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QP_INIT_ATTR_XRCD,
+};
 use crate::abi::work::{ibv_recv_wr, ibv_send_wr};
+use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrNull, Value, callback, export, refuse, required};
 use crate::cq::CqObject;
 use crate::memory::PdObject;
@@ -26,11 +34,14 @@ use crate::path;
 use crate::post::{post_receives, with_send};
 use crate::srq::SrqObject;
 
-/// The struct of C, and the acknowledged events of the QP.
+/// The struct of C, the acknowledged events of the QP, and the state of `ibv_wr_start`.
 #[repr(C)]
 pub(crate) struct QpHead {
-    abi: ibv_qp,
+    abi: ibv_qp_ex,
     pub(crate) events: Acknowledged,
+    posting: Posting,
+    /// Whether the QP has the functions of `ibv_qp_ex`.
+    is_extended: bool,
 }
 
 pub(crate) type QpObject = Object<QpHead, Queues>;
@@ -55,7 +66,17 @@ unsafe fn object<'a, C, O>(pointer: *mut C) -> Option<&'a O> {
     unsafe { pointer.cast::<O>().as_ref() }
 }
 
-fn create(pd: &PdObject, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, Failure> {
+/// What `ibv_create_qp_ex` adds.
+#[derive(Default)]
+struct Extended {
+    flags: QpCreateFlags,
+    source_qp_num: Option<u32>,
+    max_tso_header: u16,
+    /// The operations of `ibv_qp_ex`.
+    operations: Option<u64>,
+}
+
+fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Result<*mut ibv_qp, Failure> {
     // SAFETY: the pointers are those of objects of the program.
     let (send_cq, recv_cq, srq) = unsafe {
         let send_cq: Option<&CqObject> = object(init.send_cq);
@@ -70,6 +91,9 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, Fai
             srq: srq_of_qp.as_deref(),
             cap: cap_from_c(&init.cap),
             signal_all: init.sq_sig_all != 0,
+            flags: extended.flags,
+            source_qp_num: extended.source_qp_num,
+            max_tso_header: extended.max_tso_header,
             user_data: address,
             ..QpInit::new(&sends, receives.as_deref().unwrap_or(&sends))
         };
@@ -90,7 +114,13 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, Fai
             cond: MaybeUninit::zeroed(),
             events_completed: 0,
         };
-        Ok((QpHead { abi, events: Acknowledged::default() }, Queues::of_value(core)))
+        let head = QpHead {
+            abi: extended::functions(abi, extended.operations),
+            events: Acknowledged::default(),
+            posting: Posting::default(),
+            is_extended: extended.operations.is_some(),
+        };
+        Ok((head, Queues::of_value(core)))
     });
     created.map(<*mut QpObject>::cast)
 }
@@ -179,7 +209,7 @@ fn attr_to_c(attr: &QpAttr) -> ibv_qp_attr {
 export! {
     /// Returns the granted capacities in `init`.
     fn ibv_create_qp(pd: Option<&PdObject>, init: Option<&mut ibv_qp_init_attr>) -> OrNull<ibv_qp> {
-        create(required(pd)?, required(init)?)
+        create(required(pd)?, required(init)?, &Extended::default())
     }
 
     fn ibv_modify_qp(qp: Option<&QpObject>, attr: Option<&ibv_qp_attr>, mask: c_int) -> OrErrno {
@@ -187,7 +217,7 @@ export! {
         let mask = QpAttrMask::from_bits(mask.cast_unsigned()).ok_or(Failure::INVALID)?;
         let attr = attr_from_c(required(attr)?, mask)?;
         let state = qp.inner.with_core(|core| core.modify(&attr, mask).map(|()| core.state()))?;
-        qp.abi.abi.state.store(state.0.into(), Ordering::Relaxed);
+        qp.abi.abi.qp_base.state.store(state.0.into(), Ordering::Relaxed);
         Ok(())
     }
 
@@ -199,7 +229,7 @@ export! {
     ) -> OrErrno {
         let qp = required(qp)?;
         let (found, created) = qp.inner.with_core(|core| core.query())?;
-        let abi = &qp.abi.abi;
+        let abi = &qp.abi.abi.qp_base;
         required(attr)?.write(attr_to_c(&found));
         required(init)?.write(ibv_qp_init_attr {
             qp_context: abi.qp_context,
@@ -219,9 +249,10 @@ export! {
         unsafe { Object::destroy(required(qp)?, QpCore::destroy, |head, read| head.events.wait_for(read)) }
     }
 
-    /// No QP has the functions of `ibv_qp_ex`.
-    fn ibv_qp_to_qp_ex(_qp: Option<&QpObject>) -> OrNull<ibv_qp> {
-        Err(Failure::UNSUPPORTED)
+    /// Null, if the QP was created without the functions of `ibv_qp_ex`.
+    fn ibv_qp_to_qp_ex(qp: Option<&QpObject>) -> OrNull<ibv_qp_ex> {
+        let extended = required(qp)?;
+        if extended.abi.is_extended { Ok(pointer(Some(extended))) } else { Err(Failure::UNSUPPORTED) }
     }
 
     /// No order is promised.
@@ -249,6 +280,48 @@ refuse! {
 }
 
 callback! {
+    /// `ibv_create_qp_ex`. Returns the granted capacities in `init`.
+    fn create_qp_ex(context: ContextArgument<'_>, init: Option<&mut ibv_qp_init_attr_ex>) -> OrNull<ibv_qp> {
+        let (context, init) = (&context.required()?.context, required(init)?);
+        let mask = init.comp_mask.cast_signed();
+        let has = |flag| mask & flag != 0;
+        let unsupported = IBV_QP_INIT_ATTR_XRCD | IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH;
+        if has(unsupported) {
+            return Err(Failure::UNSUPPORTED);
+        }
+        let known = IBV_QP_INIT_ATTR_PD
+            | IBV_QP_INIT_ATTR_CREATE_FLAGS
+            | IBV_QP_INIT_ATTR_MAX_TSO_HEADER
+            | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        if !has(IBV_QP_INIT_ATTR_PD) || has(!known) {
+            return Err(Failure::INVALID);
+        }
+        let flags = if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { init.create_flags } else { 0 };
+        let source = IBV_QP_CREATE_SOURCE_QPN.cast_unsigned();
+        let has_source = flags & source != 0;
+        let flags = QpCreateFlags::from_bits(flags & !source).ok_or(Failure::INVALID)?;
+        let capabilities = context.capabilities();
+        let operations = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then_some(init.send_ops_flags);
+        let supported =
+            extended::operations(QpType(init.qp_type), capabilities.flush, capabilities.atomic_write);
+        if operations.is_some_and(|operations| operations & !supported != 0) {
+            return Err(Failure::UNSUPPORTED);
+        }
+        let extended = Extended {
+            flags,
+            source_qp_num: has_source.then_some(init.source_qpn),
+            max_tso_header: if has(IBV_QP_INIT_ATTR_MAX_TSO_HEADER) { init.max_tso_header } else { 0 },
+            operations,
+        };
+        // SAFETY: the pointer is null or that of a PD.
+        let pd: Option<&PdObject> = unsafe { object(init.pd) };
+        let ibv_qp_init_attr_ex { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all, .. } = *init;
+        let mut base = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
+        let created = create(required(pd)?, &mut base, &extended)?;
+        init.cap = base.cap;
+        Ok(created)
+    }
+
     /// Posts the requests with one doorbell, up to the first one that is rejected.
     fn post_send(
         qp: Option<&QpObject>,
@@ -256,7 +329,7 @@ callback! {
         bad: Option<&mut *mut ibv_send_wr>,
     ) -> OrErrno {
         let (qp, bad) = (required(qp)?, required(bad)?);
-        let qp_type = QpType(qp.abi.abi.qp_type);
+        let qp_type = QpType(qp.abi.abi.qp_base.qp_type);
         let mut send = qp.inner.send();
         let mut batch = send.start_send();
         let mut outcome = Ok(());
@@ -289,7 +362,7 @@ callback! {
         bad: Option<&mut *mut ibv_recv_wr>,
     ) -> OrErrno {
         let (qp, bad) = (required(qp)?, required(bad)?);
-        if qp.abi.abi.state.load(Ordering::Relaxed) == u32::from(QpState::ERR.0) {
+        if qp.abi.abi.qp_base.state.load(Ordering::Relaxed) == u32::from(QpState::ERR.0) {
             return qp.inner.with_core(|core| {
                 // SAFETY: the program keeps what the requests name until they complete.
                 unsafe { post_receives(first, bad, |request| core.post_recv(&[request])) }

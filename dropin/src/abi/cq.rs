@@ -1,9 +1,10 @@
 //! Completion channels, completion queues and completions.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::AtomicI32;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 use super::device::ibv_context;
+use super::memory::ibv_pd;
 use super::{Function, Unused, c_types};
 
 c_types! {
@@ -30,8 +31,8 @@ c_types! {
     struct ibv_cq_ex {
         base as "": ibv_cq,
         comp_mask: u32,
-        status: u32,
-        wr_id: u64,
+        status: AtomicU32,
+        wr_id: AtomicU64,
         start_poll: Function,
         next_poll: Function,
         end_poll: Function,
@@ -67,5 +68,30 @@ c_types! {
         slid: u16,
         sl: u8,
         dlid_path_bits: u8,
+    }
+
+    struct ibv_cq_init_attr_ex {
+        cqe: u32,
+        cq_context: *mut c_void,
+        channel: *mut ibv_comp_channel,
+        comp_vector: u32,
+        wc_flags: u64,
+        comp_mask: u32,
+        flags: u32,
+        parent_domain: *mut ibv_pd,
+    }
+
+    struct ibv_poll_cq_attr {
+        comp_mask: u32,
+    }
+
+    struct ibv_moderate_cq {
+        cq_count: u16,
+        cq_period: u16,
+    }
+
+    struct ibv_modify_cq_attr {
+        attr_mask: u32,
+        moderate: ibv_moderate_cq,
     }
 }

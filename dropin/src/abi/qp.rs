@@ -1,7 +1,7 @@
 //! Queue pairs.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::cq::ibv_cq;
 use super::device::ibv_context;
@@ -31,8 +31,8 @@ c_types! {
     struct ibv_qp_ex {
         qp_base: ibv_qp,
         comp_mask: u64,
-        wr_id: u64,
-        wr_flags: u32,
+        wr_id: AtomicU64,
+        wr_flags: AtomicU32,
         wr_atomic_cmp_swp: Function,
         wr_atomic_fetch_add: Function,
         wr_bind_mw: Function,
@@ -66,6 +66,7 @@ c_types! {
         max_inline_data: u32,
     }
 
+    #[derive(Clone, Copy)]
     struct ibv_qp_init_attr {
         qp_context: *mut c_void,
         send_cq: *mut ibv_cq,
@@ -74,6 +75,32 @@ c_types! {
         cap: ibv_qp_cap,
         qp_type: u32,
         sq_sig_all: c_int,
+    }
+
+    struct ibv_rx_hash_conf {
+        rx_hash_function: u8,
+        rx_hash_key_len: u8,
+        rx_hash_key: *mut u8,
+        rx_hash_fields_mask: u64,
+    }
+
+    struct ibv_qp_init_attr_ex {
+        qp_context: *mut c_void,
+        send_cq: *mut ibv_cq,
+        recv_cq: *mut ibv_cq,
+        srq: *mut ibv_srq,
+        cap: ibv_qp_cap,
+        qp_type: u32,
+        sq_sig_all: c_int,
+        comp_mask: u32,
+        pd: *mut ibv_pd,
+        xrcd: *mut c_void,
+        create_flags: u32,
+        max_tso_header: u16,
+        rwq_ind_tbl: *mut c_void,
+        rx_hash_conf: ibv_rx_hash_conf,
+        source_qpn: u32,
+        send_ops_flags: u64,
     }
 
     struct ibv_qp_attr {

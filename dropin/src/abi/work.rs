@@ -78,6 +78,12 @@ c_types! {
         qp_type: send_wr_xrc,
         extra as "": send_wr_extra,
     }
+
+    /// Memory of an inline request.
+    struct ibv_data_buf {
+        addr: *const c_void,
+        length: usize,
+    }
 }
 
 /// The union without a name at the end of `ibv_send_wr`.

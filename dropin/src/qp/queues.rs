@@ -8,7 +8,7 @@ use bareverbs::untyped::{AnyTransport, QpCore};
 
 use crate::object::{Holder, lock};
 
-type Send = SendHalf<'static, AnyTransport>;
+pub(super) type Send = SendHalf<'static, AnyTransport>;
 type Recv = RecvHalf<'static, AnyTransport>;
 
 /// A QP whose halves two threads use at the same time. Other calls lock both halves.

@@ -3,7 +3,9 @@
 use std::process::Command;
 
 use bareverbs_interop_tests::link::cut_the_link;
-use bareverbs_interop_tests::pingpong::{Kind, PORT, PingpongRun, RdmaCoreOf, wait_until_listening};
+use bareverbs_interop_tests::pingpong::{
+    HOST, Kind, PORT, Pingpong, PingpongRun, RdmaCore, RdmaCoreOf, wait_until_listening,
+};
 use bareverbs_interop_tests::program::{Finished, Program};
 use bareverbs_test_support::resources::nothing_leaks;
 use bareverbs_test_support::{device, kernel_test};
@@ -50,24 +52,39 @@ fn devinfo_output_equals_that_of_the_c_library() {
     });
 }
 
+/// Runs a server and a client with these libraries to completion.
+fn run_pair([server, client]: [Library; 2], program: Pingpong<'_>) -> PingpongRun {
+    let mut serving = Program::start(&mut server.load(program.command(None)));
+    wait_until_listening(&mut serving, PORT);
+    let client = Program::start(&mut client.load(program.command(Some(HOST)))).finish().expect_success();
+    PingpongRun { kind: program.kind(), server: serving.finish().expect_success(), client }
+}
+
 #[kernel_test]
 fn pingpongs_run_with_either_library_on_each_side() {
-    use Library::{Bareverbs, RdmaCore};
-
+    let (ours, theirs) = (Library::Bareverbs, Library::RdmaCore);
     nothing_leaks(|| {
         for kind in [Kind::Rc, Kind::Uc, Kind::Ud, Kind::Srq] {
             let (size, size_text) = if kind == Kind::Ud { (1000, "1000") } else { (5000, "5000") };
-            let pairs = [(Bareverbs, Bareverbs), (Bareverbs, RdmaCore), (RdmaCore, Bareverbs)];
-            for (at, (server, client)) in pairs.into_iter().enumerate() {
-                let events: &[&str] = if at == 0 { &["-e"] } else { &[] };
+            let pairs = [([ours, ours], &["-e"][..]), ([ours, theirs], &[]), ([theirs, ours], &[])];
+            for (libraries, events) in pairs {
                 let options = [&["-c", "-n", "50", "-s", size_text], events].concat();
-                let program = RdmaCoreOf(kind, &options);
-                let mut serving = Program::start(&mut server.load(program.command(None)));
-                wait_until_listening(&mut serving, PORT);
-                let client = client.load(program.command(Some("localhost")));
-                let client = Program::start(&mut { client }).finish().expect_success();
-                PingpongRun { kind, server: serving.finish(), client }.expect_regular(size, 50);
+                run_pair(libraries, RdmaCoreOf(kind, &options)).expect_regular(size, 50);
             }
+        }
+    });
+}
+
+#[kernel_test]
+fn pingpongs_run_with_extended_queues() {
+    let has_timestamps = device::open().capabilities().completion_timestamps;
+    nothing_leaks(|| {
+        let posted = ["-c", "-n", "50", "-N"];
+        run_pair([Library::Bareverbs; 2], RdmaCore(&posted)).expect_regular(4096, 50);
+        if has_timestamps {
+            // The last lines are the times.
+            let run = run_pair([Library::Bareverbs; 2], RdmaCore(&["-c", "-n", "50", "-t"]));
+            assert!(run.client.stdout.contains("Max receive completion clock cycles"), "{run:#?}");
         }
     });
 }

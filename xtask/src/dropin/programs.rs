@@ -119,6 +119,8 @@ pub(super) fn check(root: &Path, library: &Path) -> Result<()> {
         }
     }
 
+    // Posts by the functions of `ibv_qp_ex`.
+    programs.ping_pong("ibv_rc_pingpong", &["-N"], [one, other])?;
     // It is linked with libmlx5, libefa and libhns, which call the library when they are loaded.
     let version = programs.run("ib_send_lat", &["--version"], None)?;
     ensure!(version.stdout.starts_with(b"Version: "), "perftest does not start: {version:?}");

@@ -9,10 +9,11 @@ use crate::filter::Filter;
 
 /// Prefixes of tests that run on one kernel only when all tests run, because they take seconds to
 /// minutes, and what they test is in user space or in the peer.
-const ONE_KERNEL: [&str; 47] = [
+const ONE_KERNEL: [&str; 48] = [
     // Programs of this project beside those of rdma-core and perftest: their options and output.
     "perf::",
     "bad_peers::",
+    "dropin::pingpongs_",
     "every_transport::",
     "exchange::",
     "lost::",
