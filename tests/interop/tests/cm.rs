@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use bareverbs_interop_tests::connect::{run_client, was_rejected};
 use bareverbs_interop_tests::program::{Finished, LIMIT, Program};
 use bareverbs_test_support::device::{self, Requirement};
 use bareverbs_test_support::iproute2::ip;
@@ -101,29 +102,6 @@ impl Origin {
 /// The pairings of server and client.
 const PAIRINGS: [(Origin, Origin); 3] =
     [(Bareverbs, Librdmacm), (Librdmacm, Bareverbs), (Bareverbs, Bareverbs)];
-
-/// Runs a client, again if it comes before the server listens.
-fn run_client(server: &mut Program, mut client: Command) -> Finished {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        let finished = Program::start(&mut client).finish();
-        let ended = !was_rejected(&finished) || server.has_ended();
-        if finished.status.success() || ended || Instant::now() > deadline {
-            return finished;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Whether the program says that its peer does not listen.
-fn was_rejected(finished: &Finished) -> bool {
-    let text = format!("{}{}", finished.stdout, finished.stderr).to_lowercase();
-    // The programs of librdmacm print the event, or ECONNREFUSED. `rstream -T s` prints the errno of its
-    // `connect`, which did not wait, when the poll reports that the server doesn't listen.
-    ["reject", "refused", "unreachable", "rpoll: operation now in progress"]
-        .iter()
-        .any(|word| text.contains(word))
-}
 
 /// Whether the server has accepted before it set its options. A thread of librdmacm accepts from
 /// `rlisten` on, and `riostream` sets `RDMA_IOMAPSIZE` later.

@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use bareverbs_interop_tests::connect::run_client;
 use bareverbs_interop_tests::link::cut_the_link;
 use bareverbs_interop_tests::pingpong::{
     HOST, Kind, PORT, Pingpong, PingpongRun, RdmaCore, RdmaCoreOf, wait_until_listening,
@@ -87,6 +88,60 @@ fn pingpongs_run_with_extended_queues() {
             assert!(run.client.stdout.contains("Max receive completion clock cycles"), "{run:#?}");
         }
     });
+}
+
+/// Runs a server and a client of the connection manager with these libraries to completion.
+fn run_connected([server, client]: [Library; 2], name: &str, serves: &[&str], connects: &[&str]) {
+    let command = |library: Library, options: &[&str]| {
+        let mut command = Command::new(name);
+        command.args(options);
+        library.load(command)
+    };
+    let mut serving = Program::start(&mut command(server, serves));
+    run_client(&mut serving, command(client, connects)).expect_success();
+    serving.finish().expect_success();
+}
+
+#[kernel_test(device::ethernet)]
+fn programs_of_librdmacm_run_with_either_library_on_each_side() {
+    let (ours, theirs) = (Library::Bareverbs, Library::RdmaCore);
+    nothing_leaks(|| {
+        for libraries in [[ours, ours], [ours, theirs], [theirs, ours]] {
+            let rping = ["-c", "-a", HOST, "-C", "10", "-V"];
+            run_connected(libraries, "rping", &["-s", "-a", HOST, "-C", "10", "-V"], &rping);
+            run_connected(libraries, "ucmatose", &["-c", "3"], &["-c", "3", "-s", HOST]);
+            run_connected(libraries, "udaddy", &["-c", "3"], &["-c", "3", "-s", HOST]);
+        }
+        run_connected(
+            [ours, ours],
+            "rstream",
+            &["-S", "1000", "-C", "10"],
+            &["-S", "1000", "-C", "10", "-s", HOST],
+        );
+    });
+}
+
+#[kernel_test]
+fn programs_of_perftest_run() {
+    let index = if device::is_infiniband() { String::new() } else { device::gid_index().to_string() };
+    for name in ["ib_send_bw", "ib_write_lat", "ib_read_bw", "ib_atomic_lat"] {
+        let mut options = vec!["-d", device::name(), "-F", "-n", "10", "-s", "64"];
+        if name.starts_with("ib_atomic") {
+            options.truncate(5);
+        }
+        if !index.is_empty() {
+            options.extend(["-x", &index]);
+        }
+        let command = |host: Option<&str>| {
+            let mut command = Command::new(name);
+            command.args(&options).args(host);
+            Library::Bareverbs.load(command)
+        };
+        let mut server = Program::start(&mut command(None));
+        wait_until_listening(&mut server, PORT);
+        Program::start(&mut command(Some("localhost"))).finish().expect_success();
+        server.finish().expect_success();
+    }
 }
 
 #[kernel_test(device::ethernet)]

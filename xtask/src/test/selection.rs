@@ -9,11 +9,12 @@ use crate::filter::Filter;
 
 /// Prefixes of tests that run on one kernel only when all tests run, because they take seconds to
 /// minutes, and what they test is in user space or in the peer.
-const ONE_KERNEL: [&str; 48] = [
+const ONE_KERNEL: [&str; 49] = [
     // Programs of this project beside those of rdma-core and perftest: their options and output.
     "perf::",
     "bad_peers::",
     "dropin::pingpongs_",
+    "dropin::programs_",
     "every_transport::",
     "exchange::",
     "lost::",
