@@ -22,6 +22,7 @@ impl Failure {
     /// No completion is left.
     pub(crate) const EMPTY: Self = Self(libc::ENOENT);
     pub(crate) const INVALID: Self = Self(libc::EINVAL);
+    pub(crate) const NO_DATA: Self = Self(libc::ENODATA);
     pub(crate) const UNSUPPORTED: Self = Self(libc::EOPNOTSUPP);
 
     pub(crate) fn errno(self) -> c_int {

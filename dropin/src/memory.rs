@@ -3,16 +3,41 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 
+use bareverbs::mr::Advice;
+use bareverbs::raw::uapi::uverbs::AdviseMr;
+use bareverbs::raw::uapi::uverbs::types::AdviseMrFlag;
+use bareverbs::raw::uapi::write::structs::Sge as Range;
 use bareverbs::{Access, Buffer, Mr, Pd, RawMemory};
 
 use crate::abi::device::ibv_context;
-use crate::abi::memory::{ibv_mr, ibv_pd};
+use crate::abi::memory::{ibv_mr, ibv_mr_init_attr, ibv_pd};
+use crate::abi::values::{
+    IBV_REG_MR_MASK_ADDR, IBV_REG_MR_MASK_BUF, IBV_REG_MR_MASK_DMAH, IBV_REG_MR_MASK_FD,
+    IBV_REG_MR_MASK_FD_OFFSET, IBV_REG_MR_MASK_IOVA,
+};
 use crate::context::ContextArgument;
-use crate::convention::{Failure, OrErrno, OrNull, Value, export, refuse, required};
+use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, Value, callback, export, refuse, required};
 use crate::object::{Object, pointer};
 
 pub(crate) type PdObject = Object<ibv_pd, Pd>;
 pub(crate) type MrObject = Object<ibv_mr, Mr<RawMemory>>;
+
+/// A buffer of `ibv_alloc_buf`, for regions of one PD.
+pub(crate) struct BufferObject {
+    memory: Buffer,
+    /// The handle of the PD.
+    pd: u32,
+}
+
+impl BufferObject {
+    /// Fails if the range is none of the buffer, or the PD another one.
+    fn check(&self, pd: Option<&PdObject>, addr: *const c_void, length: usize) -> Result<(), Failure> {
+        let offset = addr.addr().checked_sub(self.memory.as_ptr().addr());
+        let end = offset.and_then(|offset| offset.checked_add(length));
+        let is_inside = end.is_some_and(|end| end <= self.memory.len());
+        if is_inside && required(pd)?.inner.handle() == self.pd { Ok(()) } else { Err(Failure::INVALID) }
+    }
+}
 
 fn register(
     pd: Option<&PdObject>,
@@ -76,20 +101,39 @@ export! {
         unsafe { Object::destroy(required(mr)?, Mr::into_inner, |_, _| ()) }
     }
 
+    fn ibv_reg_mr_ex(pd: Option<&PdObject>, init: Option<&ibv_mr_init_attr>) -> OrNull<ibv_mr> {
+        let init = required(init)?;
+        let has = |flag: c_int| init.comp_mask & u64::from(flag.cast_unsigned()) != 0;
+        if has(IBV_REG_MR_MASK_FD | IBV_REG_MR_MASK_FD_OFFSET | IBV_REG_MR_MASK_DMAH) {
+            return Err(Failure::UNSUPPORTED);
+        }
+        let known = IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_BUF;
+        if init.comp_mask & !u64::from(known.cast_unsigned()) != 0 || !has(IBV_REG_MR_MASK_ADDR) {
+            return Err(Failure::INVALID);
+        }
+        if has(IBV_REG_MR_MASK_BUF) {
+            // SAFETY: the pointer is null or that of a buffer.
+            let buffer: Option<&BufferObject> = unsafe { init.buf.cast::<BufferObject>().as_ref() };
+            required(buffer)?.check(pd, init.addr, init.length)?;
+        }
+        let iova = if has(IBV_REG_MR_MASK_IOVA) { init.iova } else { init.addr.addr() as u64 };
+        register(pd, init.addr, init.length, iova, init.access.cast_unsigned())
+    }
+
     /// Zeroed memory at a page boundary.
     fn ibv_alloc_buf(
         pd: Option<&PdObject>,
         size: usize,
-        buffer: Option<&mut *mut Buffer>,
+        buffer: Option<&mut *mut BufferObject>,
     ) -> OrNull<c_void> {
-        required(pd)?;
-        let (into, memory) = (required(buffer)?, Buffer::zeroed(size)?);
+        let (pd, into) = (required(pd)?, required(buffer)?);
+        let memory = Buffer::zeroed(size)?;
         let start = memory.as_ptr().cast_mut().cast();
-        *into = Box::into_raw(Box::new(memory));
+        *into = Box::into_raw(Box::new(BufferObject { memory, pd: pd.inner.handle() }));
         Ok(start)
     }
 
-    fn ibv_free_buf(buffer: *mut Buffer) -> Value<()> {
+    fn ibv_free_buf(buffer: *mut BufferObject) -> Value<()> {
         if !buffer.is_null() {
             // SAFETY: the argument is a buffer of `ibv_alloc_buf`, which the program uses no longer.
             drop(unsafe { Box::from_raw(buffer) });
@@ -97,30 +141,60 @@ export! {
         Ok(())
     }
 
-    /// The range is one of the buffer.
     fn ibv_reg_buf_mr(
         pd: Option<&PdObject>,
-        buffer: Option<&Buffer>,
+        buffer: Option<&BufferObject>,
         addr: *mut c_void,
         length: usize,
         access: c_int,
     ) -> OrNull<ibv_mr> {
-        let memory = required(buffer)?;
-        let offset = addr.addr().checked_sub(memory.as_ptr().addr());
-        let end = offset.and_then(|offset| offset.checked_add(length));
-        if end.is_none_or(|end| end > memory.len()) {
+        required(buffer)?.check(pd, addr, length)?;
+        register(pd, addr, length, addr.addr() as u64, access.cast_unsigned())
+    }
+
+    /// No buffer is one of a dma-buf.
+    fn ibv_export_buf_dmabuf_fd(_buffer: *mut BufferObject) -> OrMinusOne {
+        Err(Failure::NO_DATA)
+    }
+}
+
+callback! {
+    /// `ibv_advise_mr`.
+    fn advise_mr(
+        pd: Option<&PdObject>,
+        advice: u32,
+        flags: u32,
+        ranges: *const Range,
+        count: u32,
+    ) -> OrErrno {
+        let pd = required(pd)?;
+        let context = pd.inner.context();
+        if !context.capabilities().advise_mr {
+            return Err(Failure::UNSUPPORTED);
+        }
+        let count = count as usize;
+        if count == 0 || ranges.is_null() || count > usize::from(u16::MAX) / size_of::<Range>() {
             return Err(Failure::INVALID);
         }
-        register(pd, addr, length, addr.addr() as u64, access.cast_unsigned())
+        // SAFETY: the list has this length. Both types have the same layout.
+        let ranges = unsafe { std::slice::from_raw_parts(ranges, count) };
+        let raw = context.raw();
+        let mut call = raw.call::<AdviseMr>();
+        call.handle(AdviseMr::PD_HANDLE, pd.inner.handle());
+        call.constant(AdviseMr::ADVICE, Advice(advice));
+        call.flags(AdviseMr::FLAGS, AdviseMrFlag::from_bits_retain(flags));
+        call.input_slice(AdviseMr::SGE_LIST, ranges);
+        // SAFETY: the method reads its attributes, and prefetching changes no data.
+        Ok(unsafe { raw.execute(&mut call) }?)
     }
 }
 
 refuse! {
-    OrNull<ibv_mr>: ibv_reg_mr_ex ibv_reg_dmabuf_mr ibv_import_mr;
+    OrNull<ibv_mr>: ibv_reg_dmabuf_mr ibv_import_mr;
     OrNull<ibv_pd>: ibv_import_pd;
     OrNull<ibv_context>: ibv_import_device;
     OrNull<c_void>: ibv_import_dm ibv_alloc_dmah;
     OrErrno: ibv_dealloc_dmah;
-    crate::convention::OrMinusOne: ibv_rereg_mr ibv_dm_export_dmabuf_fd ibv_export_buf_dmabuf_fd;
+    OrMinusOne: ibv_rereg_mr ibv_dm_export_dmabuf_fd;
     Value<()>: ibv_unimport_mr ibv_unimport_pd ibv_unimport_dm;
 }

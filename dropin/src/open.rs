@@ -11,7 +11,7 @@ use crate::abi::device::{ibv_context, ibv_context_ops, verbs_context};
 use crate::context::{ContextArgument, ContextObject};
 use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, callback, export, required};
 use crate::device::DeviceObject;
-use crate::{cq, memory, port, qp, record, srq};
+use crate::{cq, memory, port, qp, record, srq, window};
 
 /// Says to the inline functions that `verbs_context` is in front of the context.
 const EXTENDED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
@@ -46,9 +46,9 @@ const fn operations() -> ibv_context_ops {
         _compat_reg_mr: refuse_null,
         _compat_rereg_mr: refuse_errno,
         _compat_dereg_mr: refuse_errno,
-        alloc_mw: refuse_null,
-        bind_mw: refuse_errno,
-        dealloc_mw: refuse_errno,
+        alloc_mw: window::alloc_mw,
+        bind_mw: qp::bind_mw,
+        dealloc_mw: window::dealloc_mw,
         _compat_create_cq: refuse_null,
         poll_cq: cq::poll_cq,
         req_notify_cq: cq::req_notify_cq,
@@ -84,7 +84,7 @@ fn extended(context: ibv_context) -> verbs_context {
         dealloc_dmah: refuse_errno,
         alloc_dmah: refuse_null,
         query_port: port::query_port,
-        advise_mr: refuse_errno,
+        advise_mr: memory::advise_mr,
         alloc_null_mr: refuse_null,
         read_counters: refuse_errno,
         attach_counters_point_flow: refuse_errno,

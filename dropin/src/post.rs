@@ -16,6 +16,7 @@ use crate::abi::work::{ibv_recv_wr, ibv_send_wr, ibv_sge};
 use crate::convention::Failure;
 use crate::cq::unsigned;
 use crate::path::AhObject;
+use crate::window::{self, MwObject};
 
 /// The SGEs of a request.
 ///
@@ -120,6 +121,13 @@ fn connected(opcode: WrOpcode, imm: Imm, request: &ibv_send_wr) -> Result<Operat
             Operation::FetchAdd { remote: remote_atomic, add: atomic.compare_add }
         }
         WrOpcode::LOCAL_INV => Operation::LocalInv(request.imm_data),
+        WrOpcode::BIND_MW => {
+            // SAFETY: a request with this opcode has a window.
+            let bind = unsafe { request.extra.bind_mw };
+            // SAFETY: the pointer is null or that of a window.
+            let mw = unsafe { bind.mw.cast::<MwObject>().as_ref() };
+            Operation::BindMw(window::bind(mw, bind.rkey, &bind.bind_info)?)
+        }
         _ => return Err(Failure::INVALID),
     })
 }

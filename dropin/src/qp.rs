@@ -10,7 +10,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use bareverbs::ah::AhAttr;
 use bareverbs::error::{DoorbellError, PostReason};
-use bareverbs::qp::{MigState, QpAttr, QpAttrMask, QpCap, QpCreateFlags, QpInit, QpState, QpType};
+use bareverbs::mw::inc_rkey;
+use bareverbs::qp::{
+    MigState, Operation, Payload, QpAttr, QpAttrMask, QpCap, QpCreateFlags, QpInit, QpState, QpType,
+    SendFlags, SendRequest,
+};
 use bareverbs::untyped::QpCore;
 use bareverbs::values::{AckTimeout, MinRnrTimer, Mtu, RetryCount, RnrRetry};
 use bareverbs::{Access, Gid, PortNum};
@@ -18,6 +22,7 @@ use bareverbs::{Access, Gid, PortNum};
 use self::extended::Posting;
 use self::queues::Queues;
 use crate::abi::gid::ibv_gid;
+use crate::abi::memory::ibv_mw_bind;
 use crate::abi::qp::{ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex};
 use crate::abi::values::{
     IBV_QP_CREATE_SOURCE_QPN, IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_IND_TABLE,
@@ -33,6 +38,7 @@ use crate::object::{Acknowledged, Holder, Object, lock, pointer};
 use crate::path;
 use crate::post::{post_receives, with_send};
 use crate::srq::SrqObject;
+use crate::window::{self, MwObject};
 
 /// The struct of C, the acknowledged events of the QP, and the state of `ibv_wr_start`.
 #[repr(C)]
@@ -354,6 +360,25 @@ callback! {
             Failure::from(refused.reason)
         })?;
         outcome
+    }
+
+    /// `ibv_bind_mw`, of windows of type 1. The key of the struct is the new one at once.
+    fn bind_mw(qp: Option<&QpObject>, mw: Option<&MwObject>, bind: Option<&ibv_mw_bind>) -> OrErrno {
+        let (qp, mw, bind) = (required(qp)?, required(mw)?, required(bind)?);
+        if Access::from_bits_retain(bind.bind_info.mw_access_flags).contains(Access::ZERO_BASED) {
+            return Err(Failure::INVALID);
+        }
+        let rkey = inc_rkey(mw.abi.rkey.load(Ordering::Relaxed));
+        let request = SendRequest {
+            wr_id: bind.wr_id,
+            operation: Operation::BindMw(window::bind(Some(mw), rkey, &bind.bind_info)?).into(),
+            flags: SendFlags::from_bits_truncate(bind.send_flags),
+            payload: Payload::Sges(&[]),
+        };
+        // SAFETY: the program keeps the region while the window is bound.
+        unsafe { qp.inner.send().post_send(&[request]) }.map_err(|refused| Failure::from(refused.reason))?;
+        mw.abi.rkey.store(rkey, Ordering::Relaxed);
+        Ok(())
     }
 
     fn post_recv(

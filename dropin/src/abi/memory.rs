@@ -1,6 +1,7 @@
 //! Protection domains, memory regions and windows.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::AtomicU32;
 
 use super::c_types;
 use super::device::ibv_context;
@@ -24,15 +25,34 @@ c_types! {
     struct ibv_mw {
         context: *mut ibv_context,
         pd: *mut ibv_pd,
-        rkey: u32,
+        rkey: AtomicU32,
         handle: u32,
         mw_type as "type": u32,
     }
 
+    #[derive(Clone, Copy)]
     struct ibv_mw_bind_info {
         mr: *mut ibv_mr,
         addr: u64,
         length: u64,
         mw_access_flags: u32,
+    }
+
+    struct ibv_mw_bind {
+        wr_id: u64,
+        send_flags: u32,
+        bind_info: ibv_mw_bind_info,
+    }
+
+    struct ibv_mr_init_attr {
+        length: usize,
+        access: c_int,
+        comp_mask: u64,
+        iova: u64,
+        addr: *mut c_void,
+        fd: c_int,
+        fd_offset: u64,
+        dmah: *mut c_void,
+        buf: *mut c_void,
     }
 }

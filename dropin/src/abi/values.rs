@@ -44,6 +44,13 @@ values! {
 
     IBV_CQ_ATTR_MODERATE = 1 << 0;
 
+    IBV_REG_MR_MASK_IOVA = 1 << 0;
+    IBV_REG_MR_MASK_ADDR = 1 << 1;
+    IBV_REG_MR_MASK_FD = 1 << 2;
+    IBV_REG_MR_MASK_FD_OFFSET = 1 << 3;
+    IBV_REG_MR_MASK_DMAH = 1 << 4;
+    IBV_REG_MR_MASK_BUF = 1 << 5;
+
     IBV_QP_INIT_ATTR_PD = 1 << 0;
     IBV_QP_INIT_ATTR_XRCD = 1 << 1;
     IBV_QP_INIT_ATTR_CREATE_FLAGS = 1 << 2;
@@ -62,6 +69,7 @@ values! {
     IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP = 1 << 5;
     IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD = 1 << 6;
     IBV_QP_EX_WITH_LOCAL_INV = 1 << 7;
+    IBV_QP_EX_WITH_BIND_MW = 1 << 8;
     IBV_QP_EX_WITH_SEND_WITH_INV = 1 << 9;
     IBV_QP_EX_WITH_TSO = 1 << 10;
     IBV_QP_EX_WITH_FLUSH = 1 << 11;

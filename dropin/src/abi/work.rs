@@ -52,6 +52,7 @@ c_types! {
         remote_srqn as "xrc.remote_srqn": u32,
     }
 
+    #[derive(Clone, Copy)]
     struct send_wr_bind in "__typeof__(((struct ibv_send_wr *)0)->bind_mw)" {
         mw: *mut ibv_mw,
         rkey: u32,
@@ -89,6 +90,6 @@ c_types! {
 /// The union without a name at the end of `ibv_send_wr`.
 #[repr(C)]
 pub(crate) union send_wr_extra {
-    pub(crate) bind_mw: std::mem::ManuallyDrop<send_wr_bind>,
+    pub(crate) bind_mw: send_wr_bind,
     pub(crate) tso: send_wr_tso,
 }

@@ -20,16 +20,18 @@ use bareverbs::{Imm, Remote};
 use super::queues::Send;
 use super::{QpHead, QpObject};
 use crate::abi::Function;
+use crate::abi::memory::ibv_mw_bind_info;
 use crate::abi::qp::{ibv_qp, ibv_qp_ex};
 use crate::abi::values::{
     IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_QP_EX_WITH_ATOMIC_WRITE,
-    IBV_QP_EX_WITH_FLUSH, IBV_QP_EX_WITH_LOCAL_INV, IBV_QP_EX_WITH_RDMA_READ, IBV_QP_EX_WITH_RDMA_WRITE,
-    IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, IBV_QP_EX_WITH_SEND, IBV_QP_EX_WITH_SEND_WITH_IMM,
-    IBV_QP_EX_WITH_SEND_WITH_INV, IBV_QP_EX_WITH_TSO,
+    IBV_QP_EX_WITH_BIND_MW, IBV_QP_EX_WITH_FLUSH, IBV_QP_EX_WITH_LOCAL_INV, IBV_QP_EX_WITH_RDMA_READ,
+    IBV_QP_EX_WITH_RDMA_WRITE, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, IBV_QP_EX_WITH_SEND,
+    IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_QP_EX_WITH_SEND_WITH_INV, IBV_QP_EX_WITH_TSO,
 };
 use crate::abi::work::{ibv_data_buf, ibv_sge};
 use crate::convention::{Failure, OrErrno, Value, callback, required};
 use crate::path::AhObject;
+use crate::window::{self, MwObject};
 
 /// The operations of UC.
 const UC: c_int = IBV_QP_EX_WITH_RDMA_WRITE
@@ -43,6 +45,7 @@ const RC: c_int = UC
     | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
     | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
     | IBV_QP_EX_WITH_LOCAL_INV
+    | IBV_QP_EX_WITH_BIND_MW
     | IBV_QP_EX_WITH_SEND_WITH_INV;
 
 /// The operations that a program can ask for at a QP of this type.
@@ -114,7 +117,7 @@ pub(super) fn functions(qp_base: ibv_qp, operations: Option<u64>) -> ibv_qp_ex {
         wr_flags: AtomicU32::new(0),
         wr_atomic_cmp_swp: with(IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, atomic_cmp_swp as *const ()),
         wr_atomic_fetch_add: with(IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, atomic_fetch_add as *const ()),
-        wr_bind_mw: Function::NULL,
+        wr_bind_mw: with(IBV_QP_EX_WITH_BIND_MW, bind_mw as *const ()),
         wr_local_inv: with(IBV_QP_EX_WITH_LOCAL_INV, local_inv as *const ()),
         wr_rdma_read: with(IBV_QP_EX_WITH_RDMA_READ, rdma_read as *const ()),
         wr_rdma_write: with(IBV_QP_EX_WITH_RDMA_WRITE, rdma_write as *const ()),
@@ -220,6 +223,18 @@ fn begin(qp: Option<&QpObject>, operation: Operation) -> Result<(), Failure> {
     posted(qp, |posted, head| posted.begin(head, operation))
 }
 
+/// Begins a request, or lets `ibv_wr_complete` fail.
+fn begin_or_fail(qp: Option<&QpObject>, operation: Result<Operation, Failure>) -> Result<(), Failure> {
+    posted(qp, |posted, head| match operation {
+        Ok(operation) => posted.begin(head, operation),
+        Err(failure) => {
+            if let Some(open) = &mut posted.open {
+                open.failure.get_or_insert(failure);
+            }
+        }
+    })
+}
+
 /// The elements of a list of C.
 ///
 /// # Safety
@@ -306,10 +321,20 @@ callback! {
         begin(qp, Operation::FetchAdd { remote: Remote { addr, rkey }, add })
     }
 
+    fn bind_mw(
+        qp: Option<&QpObject>,
+        mw: Option<&MwObject>,
+        rkey: u32,
+        info: Option<&ibv_mw_bind_info>,
+    ) -> Value<()> {
+        begin_or_fail(qp, required(info).and_then(|info| window::bind(mw, rkey, info)).map(Operation::BindMw))
+    }
+
     fn local_inv(qp: Option<&QpObject>, rkey: u32) -> Value<()> { begin(qp, Operation::LocalInv(rkey)) }
 
     fn atomic_write(qp: Option<&QpObject>, rkey: u32, addr: u64, value: Option<&[u8; 8]>) -> Value<()> {
-        begin(qp, Operation::AtomicWrite { remote: Remote { addr, rkey }, value: *required(value)? })
+        let remote = Remote { addr, rkey };
+        begin_or_fail(qp, required(value).map(|value| Operation::AtomicWrite { remote, value: *value }))
     }
 
     fn flush(qp: Option<&QpObject>, rkey: u32, addr: u64, length: usize, placement: u8, level: u8) -> Value<()> {
