@@ -44,5 +44,7 @@ mod rate;
 mod record;
 mod srq;
 mod sysfs;
+#[cfg(test)]
+mod tests;
 mod text;
 mod window;

@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
-use bareverbs_lab::{Cache, RdmaCore};
+use bareverbs_lab::{Cache, Programs, RdmaCore};
 use clap::{Args, Subcommand};
 
 use crate::c_functions::LIBRARY_FOLDER;
 use crate::{build, exports};
 
 /// The name by which programs load the library.
-pub(crate) const LIBRARY: &str = "libibverbs.so.1";
+const LIBRARY: &str = "libibverbs.so.1";
 
 /// A second name, which some programs load first.
 const DEVELOPMENT_LIBRARY: &str = "libibverbs.so";
@@ -28,8 +28,11 @@ const DEVELOPMENT_LIBRARY: &str = "libibverbs.so";
 /// Prefix of the tests in guests, which find the library beside our programs.
 pub(crate) const PREFIX: &str = "dropin::";
 
+/// The folder of the library in guests.
+pub(crate) const GUEST_FOLDER: &str = "/usr/local/bin";
+
 /// The profile of tests. Its crates are those of this program, so most of them are built.
-pub(crate) const TESTED: &str = "dev";
+const TESTED: &str = "dev";
 
 #[derive(Subcommand)]
 pub(crate) enum Dropin {
@@ -89,7 +92,7 @@ fn folder_of(library: &Path) -> &Path {
 }
 
 /// Builds the library with a profile of cargo. Returns its path.
-pub(crate) fn library(profile: &str) -> Result<PathBuf> {
+fn library(profile: &str) -> Result<PathBuf> {
     build::announce(LIBRARY);
     let archive = build::dropin_archive(profile)?;
     let folder = build::workspace().join("target/dropin").join(profile);
@@ -101,6 +104,13 @@ pub(crate) fn library(profile: &str) -> Result<PathBuf> {
         symlink(LIBRARY, &second).with_context(|| format!("linking {}", second.display()))?;
     }
     Ok(library)
+}
+
+/// Our programs for guests, and the library in [`GUEST_FOLDER`].
+pub(crate) fn guest_programs() -> Result<Programs> {
+    let mut programs = build::guest_programs()?;
+    programs.on_path.insert(LIBRARY.to_owned(), library(TESTED)?);
+    Ok(programs)
 }
 
 /// Links the archive as a shared library with the versions of its symbols.

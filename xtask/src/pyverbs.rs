@@ -1,5 +1,6 @@
 //! `cargo xtask pyverbs`: compares rdma-core's test suite with ours, case by case.
 
+mod dropin;
 mod hca;
 mod keywords;
 mod passing;
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
-use bareverbs_lab::{Accelerator, Cache, Guests, Kernel, RdmaCore, Series, Setup, Tools};
+use bareverbs_lab::{Accelerator, Cache, Guests, Kernel, Programs, RdmaCore, Series, Setup, Tools};
 use clap::Args;
 
 use crate::experiment::{self, Files};
@@ -34,6 +35,9 @@ pub(crate) struct Pyverbs {
     /// Run the suite on the software ConnectX instead, and compare the skipped tests with the list.
     #[arg(long, alias = "card", value_enum)]
     hca: Option<experiment::Port>,
+    /// Run the suite with our libibverbs.so.1, and fail if a test has a worse outcome than in the table.
+    #[arg(long, conflicts_with_all = ["record", "hca"])]
+    dropin: bool,
     /// Kernels to run the suite on, such as 6.12; may be given more than once (default: all series;
     /// with --hca the newest, for which the list is made).
     #[arg(long = "kernel", value_name = "KERNEL")]
@@ -50,9 +54,13 @@ impl Pyverbs {
             hca::run(port.into(), &self.kernels, self.record, self.accel)?;
             return Ok(ExitCode::SUCCESS);
         }
+        if self.dropin {
+            dropin::run(&self.kernels, self.accel)?;
+            return Ok(ExitCode::SUCCESS);
+        }
         ensure!(
             self.record || self.kernels.is_empty(),
-            "--kernel needs --record or --hca: nothing runs otherwise"
+            "--kernel needs --record, --dropin or --hca: nothing runs otherwise"
         );
         if self.record {
             record(&rdma_core, &self.kernels, self.accel)?;
@@ -195,7 +203,7 @@ pub(crate) fn run_part(
     kind: &str,
     only: &[&str],
 ) -> Result<()> {
-    let ends = suite::run(guests, device, kind, only)?;
+    let ends = suite::run(guests, device, kind, only, &[])?;
     let meant = |id: &String| only.iter().any(|word| id.contains(word));
     if let Some(id) = suite::shipped(root)?.into_iter().find(|id| meant(id) && !ends.contains_key(id)) {
         bail!("the suite reported no outcome of {id}");
@@ -219,11 +227,11 @@ fn record(rdma_core: &RdmaCore, kernels: &[Series], accelerator: Accelerator) ->
         let Some(column) = KERNELS.iter().position(|&known| known == series) else {
             bail!("the table has no column for {series}");
         };
-        let files = files(series)?;
+        let files = files(series, build::guest_programs()?)?;
         let version = &files.kernel.version;
         heading(&format!("pyverbs on {version}"));
         let setup = Setup { accelerator, ..files.setup() };
-        let ends = experiment::run(&setup, None, |guests| suite::run(guests, "rxe0", "rxe", &[]))?;
+        let ends = experiment::run(&setup, None, |guests| suite::run(guests, "rxe0", "rxe", &[], &[]))?;
         if let Some(id) = shipped.iter().find(|id| !ends.contains_key(*id)) {
             bail!("the suite reported no outcome of {id}");
         }
@@ -237,8 +245,8 @@ fn record(rdma_core: &RdmaCore, kernels: &[Series], accelerator: Accelerator) ->
 }
 
 /// The files of a guest that runs the suite.
-fn files(series: Series) -> Result<Files> {
-    Files::with_rdma_core(&series.to_string(), build::guest_programs()?)
+fn files(series: Series, programs: Programs) -> Result<Files> {
+    Files::with_rdma_core(&series.to_string(), programs)
 }
 
 /// The outcome of one of their tests.

@@ -80,14 +80,14 @@ fn name(port: HcaPort) -> &'static str {
 
 /// The outcomes on an HCA under this kernel.
 fn run_suite(port: HcaPort, kernel: Series, accelerator: Accelerator) -> Result<BTreeMap<String, End>> {
-    let files = super::files(kernel)?;
+    let files = super::files(kernel, build::guest_programs()?)?;
     let hca = experiment::start_hca(Some(port), 1, &[])?;
     heading(&format!("pyverbs on the HCA, {}, kernel {}", name(port), files.kernel.version));
     let setup = Setup { accelerator, ..files.setup() };
     experiment::run(&setup, hca.as_ref(), |guests| {
         command::script(guests, HUGE_PAGES, &[], Duration::from_secs(60))
             .context("the guest has no room for huge pages")?;
-        suite::run(guests, "mlx5_0", name(port), &[])
+        suite::run(guests, "mlx5_0", name(port), &[], &[])
     })
 }
 

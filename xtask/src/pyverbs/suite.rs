@@ -80,18 +80,20 @@ fn tests_in(source: &str) -> impl Iterator<Item = String> {
 }
 
 /// Runs the suite in a guest on a device of this type: all tests, or those whose names contain one
-/// of the words. The last report for this type and kernel is kept in our target folder.
+/// of the words, with these variables of the environment. The last report for this type and kernel is kept in our target folder.
 pub(super) fn run(
     guests: &mut Guests,
     device: &str,
     kind: &str,
     only: &[&str],
+    variables: &[(&str, &str)],
 ) -> Result<BTreeMap<String, End>> {
     let any = only.join("|");
     let patterns = only.iter().flat_map(|word| ["-k", word]);
     let argv: Vec<_> = ["sh", "-c", RUN, "sh", FOLDER, &any, device].into_iter().chain(patterns).collect();
     let argv = argv.into_iter().map(str::to_owned).collect();
-    let env = vec![("RUNNER".to_owned(), RUNNER.to_owned())];
+    let variables = variables.iter().chain(&[("RUNNER", RUNNER)]);
+    let env = variables.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     let finished = guests.run(0, Exec { argv, env, ..Exec::default() }, LIMIT)?;
     // The exit status adds nothing to the report, which is on standard error.
     let report = String::from_utf8_lossy(&finished.stderr);

@@ -217,7 +217,7 @@ impl<'a> Plan<'a> {
         let (folder, mut tests) = if needs_none { Default::default() } else { guest_tests()? };
         tests.retain(|test| filter.takes(&test.title()));
         if tests.iter().any(|test| test.title().starts_with(dropin::PREFIX)) {
-            programs.on_path.insert(dropin::LIBRARY.to_owned(), dropin::library(dropin::TESTED)?);
+            programs = dropin::guest_programs()?;
         }
         Ok(Self { lab, programs, folder, tests, devices, selection, hca_only, profiles: None })
     }

@@ -1,0 +1,79 @@
+//! rdma-core's suite with our libibverbs.so.1, on Soft-RoCE: a test that passes with the C library passes, and
+//! none fails that does not fail with it.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use bareverbs_lab::{Accelerator, Series, Setup};
+
+use super::table::{KERNELS, Row, Table};
+use super::{End, suite};
+use crate::dropin::{self, GUEST_FOLDER};
+use crate::experiment;
+use crate::print::heading;
+
+/// Runs the suite on each kernel, and compares the outcomes with the table.
+pub(super) fn run(kernels: &[Series], accelerator: Accelerator) -> Result<()> {
+    let kernels = if kernels.is_empty() { Series::RELEASED.to_vec() } else { kernels.to_vec() };
+    let table = super::read()?;
+    let mut worse = Vec::new();
+    for series in kernels {
+        let column = KERNELS.iter().position(|&known| known == series);
+        let column = column.with_context(|| format!("the table has no column for {series}"))?;
+        let files = super::files(series, dropin::guest_programs()?)?;
+        heading(&format!("pyverbs with our library on {}", files.kernel.version));
+        let setup = Setup { accelerator, ..files.setup() };
+        let variables = [("LD_LIBRARY_PATH", GUEST_FOLDER)];
+        let ends =
+            experiment::run(&setup, None, |guests| suite::run(guests, "rxe0", "dropin", &[], &variables))?;
+        let passed = ends.values().filter(|end| **end == End::Passed).count();
+        println!("{passed} of {} tests pass", ends.len());
+        worse.extend(
+            worse_outcomes(&table, column, &ends).into_iter().map(|line| format!("{series}: {line}")),
+        );
+    }
+    ensure!(worse.is_empty(), "worse than with the C library:\n{}", worse.join("\n"));
+    Ok(())
+}
+
+/// The tests whose outcome is worse than that of the table, one per line.
+fn worse_outcomes(table: &Table, column: usize, ends: &BTreeMap<String, End>) -> Vec<String> {
+    let known = |row: &Row| (row.id.clone(), row.ends[column].clone());
+    let known: BTreeMap<_, _> = table.rows().map(known).collect();
+    let of_c = |id: &String| known.get(id).and_then(Option::as_ref);
+    let worse = |(id, end): (&String, &End)| match end {
+        End::Failed if of_c(id) != Some(&End::Failed) => Some(format!("{id} fails")),
+        End::Skipped(reason) if of_c(id) == Some(&End::Passed) => Some(format!("{id} is skipped: {reason}")),
+        _ => None,
+    };
+    ends.iter().filter_map(worse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn worse_outcomes_are_reported() {
+        let skipped = || End::Skipped("no".to_owned());
+        let row = |id: &str, end: End| {
+            let mut row = Row::new(id);
+            row.ends[0] = Some(end);
+            row
+        };
+        let passing = vec![row("a", End::Passed), row("b", End::Passed), row("c", End::Passed)];
+        let others = vec![row("d", skipped()), row("e", skipped()), row("f", End::Failed)];
+        let table = Table { passing, others, ..Table::default() };
+        let ends = [
+            ("a", End::Passed),
+            ("b", skipped()),
+            ("c", End::Failed),
+            ("d", End::Failed),
+            ("e", End::Passed),
+            ("f", End::Failed),
+            ("new", skipped()),
+        ];
+        let ends = ends.map(|(id, end)| (id.to_owned(), end)).into();
+        assert_eq!(worse_outcomes(&table, 0, &ends), ["b is skipped: no", "c fails", "d fails"]);
+    }
+}
