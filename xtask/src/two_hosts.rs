@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use bareverbs::soft::{Fabric, SoftDevice};
 use bareverbs::{Access, Buffer, Device, Endpoint, Op, Pd};
 use bareverbs_lab::pcap::{RocePacket, frames};
-use bareverbs_lab::{Exec, Guests, Setup, Since, Stream, Tshark};
+use bareverbs_lab::{Exec, Guests, Setup, Since, Stream, TerminalSize, Tshark};
 use bareverbs_transport::roce;
 use serde_json::Value;
 
@@ -31,25 +31,42 @@ const CLIENT: [u8; 4] = [10, 1, 0, 2];
 pub(crate) type Test = fn(&Setup<'_>) -> Result<()>;
 
 /// All tests by name.
-pub(crate) const TESTS: [(&str, Test); 6] = [
+pub(crate) const TESTS: [(&str, Test); 8] = [
     ("two_hosts::bareverbs_runs_in_empty_root", bareverbs_alone),
     ("two_hosts::rc_pingpong_interop_over_wire", with_the_c_program),
     ("two_hosts::other_pingpongs_interop_over_wire", on_every_transport),
-    ("two_hosts::connection_manager_tools_interop_over_wire", by_ip_address),
+    ("two_hosts::connection_tools_interop_over_wire", tools_of_connections),
+    ("two_hosts::datagram_tools_interop_over_wire", tools_of_datagrams),
+    ("two_hosts::stream_tools_interop_over_wire", tools_of_streams),
     ("two_hosts::perf_runs_between_three_hosts", perf_of_several_hosts),
     ("two_hosts::soft_device_and_rxe_send_sound_packets", soft_device_and_rxe),
 ];
 
-/// The tools over the connection manager: name, options of the server, options of the client.
-const BY_IP_ADDRESS: [(&str, &str, &str); 7] = [
+/// A tool over the connection manager: name, options of the server, options of the client.
+type Tool = (&'static str, &'static str, &'static str);
+
+const CONNECTION_TOOLS: [Tool; 4] = [
     ("rping", "-s -v", "-c -a 10.1.0.1 -C 5 -v -V"),
     ("ucmatose", "-c 4 -C 20", "-s 10.1.0.1 -c 4 -C 20"),
     ("rdma_PEER", "server", "client -s 10.1.0.1"),
-    ("udaddy", "-c 4 -C 20", "-s 10.1.0.1 -c 4 -C 20"),
-    ("cmtime", "-L -b 10.1.0.1 -C 10.1.0.1 -c 20", "-b 10.1.0.2 -C 10.1.0.1 -c 20"),
+    (CMTIME, "-L -b 10.1.0.1 -C 10.1.0.1 -c 20", "-b 10.1.0.2 -C 10.1.0.1 -c 20"),
+];
+const UDADDY: Tool = ("udaddy", "-c 4 -C 20", "-s 10.1.0.1 -c 4 -C 20");
+const STREAM_TOOLS: [Tool; 3] = [
     ("rstream", "-S 5000 -C 10 -I 5 -T v", "-s 10.1.0.1 -S 5000 -C 10 -I 5 -T v"),
     ("riostream", "-S 5000 -C 10 -I 5 -T v", "-s 10.1.0.1 -S 5000 -C 10 -I 5 -T v"),
+    (RCOPY, "", "/bin/ls 10.1.0.1:/tmp/copy"),
 ];
+
+/// The tool whose peers meet over TCP before they use the connection manager.
+const CMTIME: &str = "cmtime";
+/// The tool whose server does not end.
+const RCOPY: &str = "rcopy";
+/// What a script prints when its server listens, or has ended.
+const LISTENING: &str = "the server listens";
+/// `riostream` of librdmacm listens before it sets `RDMA_IOMAPSIZE`. A stream that its thread accepts
+/// in between has no entries. Our client says so.
+const NO_ENTRIES: &str = "all 0 entries of the peer's iomap table are in use";
 
 fn bareverbs_alone(setup: &Setup<'_>) -> Result<()> {
     let mut wire = Wire::boot(&Setup { rdma_core: None, ..setup.clone() }, "alone")?;
@@ -93,41 +110,38 @@ fn on_every_transport(setup: &Setup<'_>) -> Result<()> {
     wire.expect_packets(&runs)
 }
 
-/// Runs each tool with the program of librdmacm in both roles.
-fn by_ip_address(setup: &Setup<'_>) -> Result<()> {
-    let mut wire = Wire::boot(setup, "ip")?;
-    let origins = [[true, false], [false, true]];
-    for (name, server, client) in BY_IP_ADDRESS {
-        for [is_ours, is_clients_ours] in origins {
-            let (server, client) = (command(name, server, is_ours), command(name, client, is_clients_ours));
-            let (server, client) = if name == "riostream" && !is_ours {
-                // librdmacm's `rlisten` accepts streams before the program sets `RDMA_IOMAPSIZE`. Such a
-                // stream has no entries, and both ends wait.
-                let server = format!("for i in 1 2 3; do timeout 40 {server} && exit; done; exit 1");
-                (server, format!("timeout 15 {client}"))
-            } else {
-                (server, client)
-            };
-            // The client may come before the server listens.
-            let client = format!("for i in $(seq 100); do {client} && exit; sleep 0.1; done; exit 1");
-            wire.run_scripts(&server, &client).with_context(|| format!("{server}, {client}"))?;
-        }
+/// Whether server and client are ours: each tool runs with the program of librdmacm in both roles.
+const ORIGINS: [[bool; 2]; 2] = [[true, false], [false, true]];
+
+fn tools_of_connections(setup: &Setup<'_>) -> Result<()> {
+    let mut wire = Wire::boot_for_tools(setup, "connections")?;
+    for tool in CONNECTION_TOOLS {
+        ORIGINS.into_iter().try_for_each(|origins| wire.run_tool(tool, origins))?;
     }
-    for [is_ours, is_senders_ours] in origins {
+    wire.guests.shut_down()?;
+    Ok(())
+}
+
+fn tools_of_datagrams(setup: &Setup<'_>) -> Result<()> {
+    let mut wire = Wire::boot_for_tools(setup, "datagrams")?;
+    for origins in ORIGINS {
+        wire.run_tool(UDADDY, origins)?;
+        let [is_ours, is_senders_ours] = origins;
         let receiver = command("mckey", "-m 239.7.7.7 -b 10.1.0.1 -C 4", is_ours);
-        let sender = command("mckey", "-m 239.7.7.7 -b 10.1.0.2 -C 4 -s", is_senders_ours);
-        wire.run_until_received(&receiver, &sender).with_context(|| format!("{receiver}, {sender}"))?;
+        let sender = command("mckey", "-m 239.7.7.7 -b 10.1.0.2 -C 100 -s", is_senders_ours);
+        wire.run_until_received(&receiver, &sender)?;
     }
-    // The server of rcopy has no end.
-    for [is_ours, is_clients_ours] in origins {
-        let server = format!(
-            "rm -f /tmp/copy; {} & for i in $(seq 300); do cmp -s /bin/ls /tmp/copy && break; sleep 0.1; done; \
-             kill $!; cmp /bin/ls /tmp/copy",
-            command("rcopy", "", is_ours)
-        );
-        let client = command("rcopy", "/bin/ls 10.1.0.1:/tmp/copy", is_clients_ours);
-        let client = format!("for i in $(seq 100); do {client} && exit; sleep 0.1; done; exit 1");
-        wire.run_scripts(&server, &client).with_context(|| format!("{server}, {client}"))?;
+    wire.guests.shut_down()?;
+    Ok(())
+}
+
+fn tools_of_streams(setup: &Setup<'_>) -> Result<()> {
+    let mut wire = Wire::boot_for_tools(setup, "streams")?;
+    for origins in ORIGINS {
+        STREAM_TOOLS.into_iter().try_for_each(|tool| wire.run_tool(tool, origins))?;
+        let compare = ["sh", "-c", "cmp /bin/ls /tmp/copy && rm /tmp/copy"].map(str::to_owned).into();
+        let compared = wire.guests.run(0, Exec { argv: compare, ..Exec::default() }, LIMIT)?;
+        ensure!(compared.status == 0, "rcopy has copied something else: {compared:?}");
     }
     wire.guests.shut_down()?;
     Ok(())
@@ -322,6 +336,12 @@ fn rdma_core(transport: Transport, host: Option<&str>) -> Vec<String> {
     if host.is_some() { command } else { announced(&command) }
 }
 
+/// A script whose output is complete also if it is killed: programs write each line to a terminal.
+fn in_terminal(script: &str) -> Exec {
+    let argv = ["sh", "-c", script].map(str::to_owned).into();
+    Exec { argv, terminal: Some(TerminalSize { rows: 24, columns: 200 }), ..Exec::default() }
+}
+
 /// Two guests and the capture of their packets.
 struct Wire {
     guests: Guests,
@@ -358,23 +378,11 @@ impl Wire {
     fn run_pingpong(&mut self, server: Vec<String>, client: Vec<String>) -> Result<PingpongRun> {
         // Ours listens when it prints its address. The wrapper of the C program prints `listening`.
         let sign = if server[0] == "bareverbs" { "local address:" } else { "listening\n" };
-        let deadline = Some(Instant::now() + LIMIT);
         let mut output = [String::new(), String::new()];
-        let mut take = |host: usize, _: Stream, bytes: &[u8]| {
-            output[host] += &String::from_utf8_lossy(bytes);
-            Ok(())
-        };
-        self.guests.start(0, Exec { argv: server, ..Exec::default() })?;
-        let mut started = String::new();
-        while self.guests.is_running(0) && !started.contains(sign) {
-            self.guests.step(deadline, &mut |host, stream, bytes| {
-                started += &String::from_utf8_lossy(bytes);
-                take(host, stream, bytes)
-            })?;
-        }
-        self.guests.start(1, Exec { argv: client, ..Exec::default() })?;
-        let statuses = self.guests.wait(deadline, &mut take)?;
-        ensure!(statuses == [0, 0], "the run failed with {statuses:?}: {output:#?}");
+        let commands = [server, client].map(|argv| Exec { argv, ..Exec::default() });
+        let statuses = self.run_pair(commands, sign, false, Instant::now() + LIMIT, &mut output);
+        let statuses = statuses.with_context(|| format!("{output:#?}"))?;
+        ensure!(statuses == [Some(0); 2], "the run failed with {statuses:?}: {output:#?}");
         let [server, client] = &output;
         let between = |server, client| PingpongRun { transport: RC, server, client };
         let run = between(side(server, "local")?, side(client, "local")?);
@@ -383,33 +391,118 @@ impl Wire {
         Ok(run)
     }
 
+    /// Boots two hosts that know each other's Ethernet addresses. The programs wait for them for 2
+    /// seconds at most.
+    fn boot_for_tools(setup: &Setup<'_>, name: &str) -> Result<Self> {
+        let mut wire = Self::boot(setup, name)?;
+        let resolve = |peer: &str| {
+            format!(
+                "until set -- $(ip neigh show {peer}) && [ \"$4\" = lladdr ]; do \
+                 bash -c ': </dev/tcp/{peer}/9' 2>/dev/null; done; \
+                 ip neigh replace {peer} lladdr $5 dev $3 nud permanent"
+            )
+        };
+        wire.run_scripts(&resolve("10.1.0.2"), &resolve("10.1.0.1"))?;
+        Ok(wire)
+    }
+
+    /// Runs a tool. Server and client must succeed.
+    fn run_tool(&mut self, tool: Tool, [is_ours, is_clients_ours]: [bool; 2]) -> Result<()> {
+        let (name, server, client) = tool;
+        let server = command(name, server, is_ours);
+        let client = command(name, client, is_clients_ours);
+        let listens = match name {
+            CMTIME => "grep -q ':1D2F .* 0A ' /proc/net/tcp",
+            _ => "rdma resource show cm_id | grep -q LISTEN",
+        };
+        let announced = format!(
+            "{server} & until {listens}; do kill -0 $! 2>/dev/null || break; sleep 0.05; done; \
+             echo {LISTENING}; wait $!"
+        );
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let mut output = [String::new(), String::new()];
+            let commands = [&announced, &client].map(|script| in_terminal(script));
+            let run = self.run_pair(commands, LISTENING, name == RCOPY, deadline, &mut output);
+            let run = run.with_context(|| format!("{server}, {client}: {output:#?}"))?;
+            if run[1] == Some(0) && (run[0] == Some(0) || name == RCOPY) {
+                return Ok(());
+            }
+            let precedes_options = !is_ours && output[1].contains(NO_ENTRIES);
+            ensure!(precedes_options, "{server}, {client} failed with {run:?}: {output:#?}");
+        }
+    }
+
+    /// Runs a server on the first host and, when it has printed `sign`, a client on the second one.
+    /// Returns their statuses. After a client that has failed, and if it `is_endless`, the server is
+    /// killed.
+    fn run_pair(
+        &mut self,
+        [server, client]: [Exec; 2],
+        sign: &str,
+        is_endless: bool,
+        deadline: Instant,
+        output: &mut [String; 2],
+    ) -> Result<[Option<u8>; 2]> {
+        self.guests.start(0, server)?;
+        while self.guests.is_running(0) && !output[0].contains(sign) {
+            self.step(deadline, output)?;
+        }
+        self.guests.start(1, client)?;
+        while self.guests.is_running(1) {
+            self.step(deadline, output)?;
+        }
+        let is_client_done = self.guests.status(1) == Some(0);
+        if self.guests.is_running(0) && (is_endless || !is_client_done) {
+            self.guests.end_command(0)?;
+        }
+        while self.guests.is_running(0) {
+            self.step(deadline, output)?;
+        }
+        Ok([0, 1].map(|host| self.guests.status(host)))
+    }
+
+    /// Waits for the next event of the hosts, and adds what they print to `output`.
+    fn step(&mut self, deadline: Instant, output: &mut [String; 2]) -> Result<()> {
+        self.guests.step(Some(deadline), &mut |host, _, bytes| {
+            output[host] += &String::from_utf8_lossy(bytes);
+            Ok(())
+        })
+    }
+
     /// Runs a script on each host. Both must succeed.
     fn run_scripts(&mut self, server: &str, client: &str) -> Result<()> {
         self.run_all(&[server, client]).map(drop)
     }
 
     /// Runs a receiver on the first host, and a sender on the second one again and again until the
-    /// receiver has all messages. One run of librdmacm's sender may send none: it destroys its QP before
-    /// its sends are out.
+    /// receiver has all messages. librdmacm's sender destroys its QP before its sends are out, so it posts
+    /// far more than the receiver waits for.
     fn run_until_received(&mut self, receiver: &str, sender: &str) -> Result<()> {
-        let deadline = Some(Instant::now() + LIMIT);
-        let mut output = String::new();
-        let mut take = |_: usize, _: Stream, bytes: &[u8]| {
-            output += &String::from_utf8_lossy(bytes);
-            Ok(())
-        };
-        self.start_script(0, receiver)?;
+        let mut output = [String::new(), String::new()];
+        let run = self.send_until_received(receiver, sender, &mut output);
+        let run = run.with_context(|| format!("{receiver}, {sender}: {output:#?}"))?;
+        ensure!(run == [Some(0); 2], "{receiver}, {sender} failed with {run:?}: {output:#?}");
+        Ok(())
+    }
+
+    fn send_until_received(
+        &mut self,
+        receiver: &str,
+        sender: &str,
+        output: &mut [String; 2],
+    ) -> Result<[Option<u8>; 2]> {
+        let deadline = Instant::now() + LIMIT;
+        self.guests.start(0, in_terminal(receiver))?;
         let mut sent = Some(0);
         while sent == Some(0) && self.guests.is_running(0) {
-            self.start_script(1, sender)?;
+            self.guests.start(1, in_terminal(sender))?;
             while self.guests.is_running(1) {
-                self.guests.step(deadline, &mut take)?;
+                self.step(deadline, output)?;
             }
             sent = self.guests.status(1);
         }
-        let received = self.guests.status(0);
-        ensure!([received, sent] == [Some(0); 2], "the run failed with {received:?}, {sent:?}: {output}");
-        Ok(())
+        Ok([self.guests.status(0), sent])
     }
 
     fn start_script(&mut self, host: usize, script: &str) -> Result<()> {
@@ -429,7 +522,8 @@ impl Wire {
             let text = if stream == Stream::Stderr { &mut errors } else { &mut output };
             text[host] += &String::from_utf8_lossy(bytes);
             Ok(())
-        })?;
+        });
+        let statuses = statuses.with_context(|| format!("{output:#?}, {errors:#?}"))?;
         ensure!(
             statuses.iter().all(|&status| status == 0),
             "the run failed with {statuses:?}: {output:#?}, {errors:#?}"

@@ -69,7 +69,8 @@ try rping -c -a $net.$PEER -C 10 -v &&
 
 /// Tools over the connection manager. `$server` and `$client` say whose they are. The datagrams of a
 /// group come first, because their receiver waits for 10 seconds only. rping's server follows when the
-/// receiver has them all. Datagram sockets of librdmacm do not work over RoCE: it creates an address
+/// receiver has them all. The servers without an end are killed when the client of the last tool has
+/// ended, so their clients come before. Datagram sockets of librdmacm do not work over RoCE: it creates an address
 /// handle without a GRH.
 const TOOL_SERVERS: &str = r#"
 await sh -c "$server mckey -m 239.7.7.7 -b $net.$PEER -C 4 && exec $server rping -s -v"
@@ -98,9 +99,9 @@ ping_after_group &&
     try $client udaddy -s $net.$PEER -c 2 -C 10 &&
     try $client ucmatose -s $net.$PEER -p 7811 -c 4 -C 20 &&
     try $client cmtime -p 7812 -b $net.$HOST -C $net.$PEER -c 10 &&
-    try $client rstream -s $net.$PEER -p 7813 -T b -S 4096 -I 5 -C 10 &&
     pong &&
-    try $client rcopy /bin/ls $net.$PEER:/tmp/copy -p 7814"#;
+    try $client rcopy /bin/ls $net.$PEER:/tmp/copy -p 7814 &&
+    try $client rstream -s $net.$PEER -p 7813 -T b -S 4096 -I 5 -C 10"#;
 
 /// Our tools over the connection manager with those of librdmacm, in both roles.
 pub(super) fn tools_between(testbed: &mut Testbed<'_>) -> Result<()> {
@@ -109,7 +110,7 @@ pub(super) fn tools_between(testbed: &mut Testbed<'_>) -> Result<()> {
             0,
             &format!(
                 "server={server}\n{TOOL_SERVERS}\nlistening 7812 || exit 1\necho {READY}\nserved || exit 1\n\
-                 until cmp -s /bin/ls /tmp/copy; do sleep 0.1; done; kill $copying $ponging; rm /tmp/copy"
+                 kill $copying $ponging; cmp /bin/ls /tmp/copy && rm /tmp/copy"
             ),
             &format!("client={client}\n{TOOL_CLIENTS}"),
         )?;
