@@ -97,7 +97,7 @@ fn transport(node_type: NodeType) -> c_int {
 pub(crate) fn text<const N: usize>(text: &str) -> [c_char; N] {
     let mut array = [0; N];
     for (place, byte) in array[..N - 1].iter_mut().zip(text.bytes()) {
-        *place = byte.cast_signed();
+        *place = byte as c_char;
     }
     array
 }
