@@ -10,6 +10,8 @@ use crate::sys::last_errno;
 
 /// Most datagrams of one call.
 const BATCH: usize = 32;
+/// Room of a call after one that has found few datagrams.
+const FEW: usize = 4;
 /// Length of the largest packet: transport headers, 4096 bytes of payload, the ICRC.
 const LARGEST: usize = 4096 + 128;
 /// Length of a `sockaddr_in6`.
@@ -25,6 +27,8 @@ pub(super) struct Batch {
     bytes: Box<[[u8; LARGEST]]>,
     names: [[u8; NAME]; BATCH],
     controls: [Control; BATCH],
+    /// Room of the next call, in datagrams: a small one is prepared sooner.
+    room: usize,
 }
 
 /// A datagram.
@@ -44,6 +48,7 @@ impl Batch {
             bytes: vec![[0; LARGEST]; BATCH].into(),
             names: [[0; NAME]; BATCH],
             controls: [Control([0; 96]); BATCH],
+            room: FEW,
         }
     }
 
@@ -54,8 +59,9 @@ impl Batch {
         socket: BorrowedFd<'_>,
         mut each: impl FnMut(Option<Datagram<'_>>),
     ) -> Result<bool, Errno> {
+        let room = self.room;
         // Control messages end where a length is 0.
-        self.controls = [Control([0; 96]); BATCH];
+        self.controls[..room].fill(Control([0; 96]));
         let bytes = self.bytes.as_mut_ptr();
         let mut vectors: [libc::iovec; BATCH] = std::array::from_fn(|at| libc::iovec {
             // SAFETY: `bytes` has `BATCH` elements.
@@ -64,7 +70,7 @@ impl Batch {
         });
         // SAFETY: all-zero is a valid value of this plain struct.
         let mut headers: [libc::mmsghdr; BATCH] = unsafe { mem::zeroed() };
-        for (at, header) in headers.iter_mut().enumerate() {
+        for (at, header) in headers[..room].iter_mut().enumerate() {
             let header = &mut header.msg_hdr;
             header.msg_name = self.names[at].as_mut_ptr().cast();
             header.msg_namelen = NAME as u32;
@@ -74,13 +80,13 @@ impl Batch {
             header.msg_controllen = size_of::<Control>() as _;
         }
         let flags = libc::MSG_DONTWAIT;
-        // SAFETY: each header points to a name, an I/O vector and control messages of the given lengths,
+        // SAFETY: each of the first `room` headers points to a name, an I/O vector and control messages of the given lengths,
         // which nothing else uses during the call.
         let count = unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),
                 headers.as_mut_ptr(),
-                BATCH as u32,
+                room as u32,
                 flags as _,
                 std::ptr::null_mut(),
             )
@@ -91,7 +97,8 @@ impl Batch {
                 errno => Err(errno),
             };
         }
-        let count = (count as usize).min(BATCH);
+        let count = (count as usize).min(room);
+        self.room = (2 * count).clamp(FEW, BATCH);
         for (at, header) in headers[..count].iter().enumerate() {
             let length = (header.msg_len as usize).min(LARGEST);
             let cut = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
@@ -108,7 +115,7 @@ impl Batch {
                 lost: fields.lost,
             }));
         }
-        Ok(count == BATCH)
+        Ok(count == room)
     }
 }
 
