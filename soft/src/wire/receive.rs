@@ -27,6 +27,9 @@ pub(super) struct Batch {
     bytes: Box<[[u8; LARGEST]]>,
     names: [[u8; NAME]; BATCH],
     controls: [Control; BATCH],
+    /// What the call gets: each call sets the pointers that it uses.
+    vectors: [libc::iovec; BATCH],
+    headers: [libc::mmsghdr; BATCH],
     /// Room of the next call, in datagrams: a small one is prepared sooner.
     room: usize,
 }
@@ -44,10 +47,14 @@ pub(super) struct Datagram<'a> {
 
 impl Batch {
     pub(super) fn new() -> Self {
+        // SAFETY: all-zero is a valid value of these plain structs.
+        let (vectors, headers) = unsafe { (mem::zeroed(), mem::zeroed()) };
         Self {
             bytes: vec![[0; LARGEST]; BATCH].into(),
             names: [[0; NAME]; BATCH],
             controls: [Control([0; 96]); BATCH],
+            vectors,
+            headers,
             room: FEW,
         }
     }
@@ -62,30 +69,25 @@ impl Batch {
         let room = self.room;
         // Control messages end where a length is 0.
         self.controls[..room].fill(Control([0; 96]));
-        let bytes = self.bytes.as_mut_ptr();
-        let mut vectors: [libc::iovec; BATCH] = std::array::from_fn(|at| libc::iovec {
-            // SAFETY: `bytes` has `BATCH` elements.
-            iov_base: unsafe { bytes.add(at) }.cast(),
-            iov_len: LARGEST,
-        });
-        // SAFETY: all-zero is a valid value of this plain struct.
-        let mut headers: [libc::mmsghdr; BATCH] = unsafe { mem::zeroed() };
-        for (at, header) in headers[..room].iter_mut().enumerate() {
-            let header = &mut header.msg_hdr;
+        for at in 0..room {
+            let (vector, header) = (&mut self.vectors[at], &mut self.headers[at].msg_hdr);
+            vector.iov_base = self.bytes[at].as_mut_ptr().cast();
+            vector.iov_len = LARGEST;
             header.msg_name = self.names[at].as_mut_ptr().cast();
             header.msg_namelen = NAME as u32;
-            header.msg_iov = &raw mut vectors[at];
+            header.msg_iov = vector;
             header.msg_iovlen = 1;
             header.msg_control = self.controls[at].0.as_mut_ptr().cast();
             header.msg_controllen = size_of::<Control>() as _;
+            header.msg_flags = 0;
         }
         let flags = libc::MSG_DONTWAIT;
-        // SAFETY: each of the first `room` headers points to a name, an I/O vector and control messages of the given lengths,
-        // which nothing else uses during the call.
+        // SAFETY: each of the first `room` headers points to a name, an I/O vector and control messages of
+        // the given lengths, which nothing else uses during the call.
         let count = unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),
-                headers.as_mut_ptr(),
+                self.headers.as_mut_ptr(),
                 room as u32,
                 flags as _,
                 std::ptr::null_mut(),
@@ -99,7 +101,7 @@ impl Batch {
         }
         let count = (count as usize).min(room);
         self.room = (2 * count).clamp(FEW, BATCH);
-        for (at, header) in headers[..count].iter().enumerate() {
+        for (at, header) in self.headers[..count].iter().enumerate() {
             let length = (header.msg_len as usize).min(LARGEST);
             let cut = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
             let Some(source) = address(&self.names[at]).filter(|_| !cut) else {

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::io::Errno;
-use rustix::net::SendFlags;
 use rustix::net::addr::{SocketAddrArg, SocketAddrOpaque};
+use rustix::net::{SendFlags, sendto};
 
 use super::at;
 use crate::sys::last_errno;
@@ -85,6 +85,10 @@ fn send_first(
     flags: SendFlags,
     to: &SocketAddr,
 ) -> Result<usize, Errno> {
+    // No list is prepared for one packet, such as an ACK.
+    if let [packet] = packets {
+        return sendto(socket, packet, flags, to).map(|_| 1);
+    }
     let count = packets.len().min(BATCH);
     let mut vectors: [libc::iovec; BATCH] = std::array::from_fn(|at| {
         let packet = packets.get(at).map_or(&[][..], Vec::as_slice);
