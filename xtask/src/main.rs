@@ -58,7 +58,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Ping-pong between two hosts, each with its own kernel, over Soft-RoCE.
+    /// RC ping-pong between two processes with devices in user space, or between two virtual hosts.
     Demo(demo::Demo),
     /// Formatting, lints, documentation and all tests, including those on real kernels.
     Test(test::Test),
