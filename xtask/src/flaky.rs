@@ -16,8 +16,10 @@ const TOLERATED: usize = 2;
 /// What is known of a flaky test.
 #[derive(Debug, PartialEq, Eq)]
 struct Finding {
-    /// Whether the cause was mended. Then the test must not be flaky again.
+    /// Whether the cause was mended. Then the test must not be flaky for it again.
     mended: bool,
+    /// What the output contains if the test fails for this cause.
+    sign: String,
     cause: String,
 }
 
@@ -54,10 +56,15 @@ impl FlakyList {
         if !tolerated && !flaky.is_empty() {
             return Some("--all tolerates no flaky test".to_owned());
         }
-        if let Some(test) = flaky.iter().find(|test| self.0.get(test.title).is_some_and(|at| at.mended)) {
+        if let Some(test) = flaky.iter().find(|test| self.finding(test).is_some_and(|at| at.mended)) {
             return Some(format!("{LIST} lists {} as mended", test.title));
         }
         (flaky.len() > TOLERATED).then(|| format!("{} tests are flaky, more than {TOLERATED}", flaky.len()))
+    }
+
+    /// What is known of the cause of which a test has failed.
+    fn finding(&self, test: &FlakyTest<'_>) -> Option<&Finding> {
+        self.0.get(test.title).filter(|finding| test.first_log.contains(&finding.sign))
     }
 
     /// Prints the flaky tests, with both outputs of each.
@@ -65,22 +72,23 @@ impl FlakyList {
         if !flaky.is_empty() {
             heading("Flaky tests: each failed, and passed alone");
         }
-        for FlakyTest { kernel, title, first_log, second_log } in flaky {
-            println!("FLAKY on {kernel}: {title}: {}", self.describe(title));
+        for test @ FlakyTest { kernel, title, first_log, second_log } in flaky {
+            println!("FLAKY on {kernel}: {title}: {}", self.describe(test));
             println!("-- first run\n{}\n-- alone\n{}", first_log.trim_end(), second_log.trim_end());
         }
     }
 
-    fn describe(&self, title: &str) -> String {
-        match self.0.get(title) {
-            Some(Finding { mended: false, cause }) => format!("known: {cause}"),
-            Some(Finding { mended: true, cause }) => format!("mended, and back: {cause}"),
+    fn describe(&self, test: &FlakyTest<'_>) -> String {
+        match self.finding(test) {
+            Some(Finding { mended: false, cause, .. }) => format!("known: {cause}"),
+            Some(Finding { mended: true, cause, .. }) => format!("mended, and back: {cause}"),
             None => format!("new: find its cause, and enter it in {LIST}"),
         }
     }
 }
 
-/// `known TITLE => CAUSE` or `mended TITLE => CAUSE`
+/// `known TITLE => CAUSE` or `mended TITLE => CAUSE`. `TITLE (SIGN)` is of failures with this text in their
+/// output only.
 fn entry(line: &str) -> Result<(&str, Finding)> {
     let (test, cause) = line.split_once(" => ").with_context(|| format!("no cause: {line}"))?;
     ensure!(!cause.trim().is_empty(), "no cause: {line}");
@@ -89,7 +97,11 @@ fn entry(line: &str) -> Result<(&str, Finding)> {
         Some(("mended", title)) => (true, title),
         _ => bail!("neither `known` nor `mended`: {line}"),
     };
-    Ok((title.trim(), Finding { mended, cause: cause.trim().to_owned() }))
+    let (title, sign) = match title.trim().strip_suffix(')') {
+        Some(title) => title.split_once(" (").with_context(|| format!("no sign: {line}"))?,
+        None => (title.trim(), ""),
+    };
+    Ok((title, Finding { mended, sign: sign.to_owned(), cause: cause.trim().to_owned() }))
 }
 
 #[cfg(test)]
@@ -97,11 +109,12 @@ mod tests {
     use super::*;
 
     fn list() -> FlakyList {
-        FlakyList::parse("# why\n\nknown a::b => a lost packet\nmended a::c => a race\n").unwrap()
+        let text = "# why\n\nknown a::b => a lost packet\nmended a::c => a race\nmended a::e (no answer) => a hang\n";
+        FlakyList::parse(text).unwrap()
     }
 
     fn flaky<const N: usize>(titles: [&str; N]) -> [FlakyTest<'_>; N] {
-        titles.map(|title| FlakyTest { kernel: "7.2", title, first_log: "", second_log: "" })
+        titles.map(|title| FlakyTest { kernel: "7.2", title, first_log: "failed", second_log: "" })
     }
 
     #[test]
@@ -119,6 +132,14 @@ mod tests {
     }
 
     #[test]
+    fn mended_cause_is_known_by_its_sign() {
+        let [other] = flaky(["a::e"]);
+        let same = FlakyTest { first_log: "there was no answer", ..other };
+        assert_eq!(list().failure(&[other], true), None);
+        assert_eq!(list().failure(&[same], true).as_deref(), Some("xtask/flaky.txt lists a::e as mended"));
+    }
+
+    #[test]
     fn run_of_everything_tolerates_no_flaky_test() {
         assert_eq!(list().failure(&flaky([]), false), None);
         let failure = list().failure(&flaky(["a::b"]), false);
@@ -127,9 +148,14 @@ mod tests {
 
     #[test]
     fn flaky_tests_are_described_by_their_entry() {
-        assert_eq!(list().describe("a::b"), "known: a lost packet");
-        assert_eq!(list().describe("a::c"), "mended, and back: a race");
-        assert_eq!(list().describe("a::d"), "new: find its cause, and enter it in xtask/flaky.txt");
+        for (test, description) in flaky(["a::b", "a::c", "a::d", "a::e"]).iter().zip([
+            "known: a lost packet",
+            "mended, and back: a race",
+            "new: find its cause, and enter it in xtask/flaky.txt",
+            "new: find its cause, and enter it in xtask/flaky.txt",
+        ]) {
+            assert_eq!(list().describe(test), description);
+        }
     }
 
     #[test]
@@ -137,6 +163,7 @@ mod tests {
         for (text, error) in [
             ("known a::b", "no cause: known a::b"),
             ("known a::b =>  ", "no cause: known a::b =>  "),
+            ("known a::b) => a race", "no sign: known a::b) => a race"),
             ("a::b => a race", "neither `known` nor `mended`: a::b => a race"),
             ("known a::b => one\nmended a::b => two", "a::b has two entries"),
         ] {
@@ -146,9 +173,9 @@ mod tests {
 
     #[test]
     fn entries_name_existing_tests() {
-        let titles = ["a::b", "a::c"].map(str::to_owned);
+        let titles = ["a::b", "a::e", "a::c"].map(str::to_owned);
         list().check_titles(&titles).unwrap();
-        let error = list().check_titles(&titles[..1]).unwrap_err();
+        let error = list().check_titles(&titles[..2]).unwrap_err();
         assert_eq!(error.to_string(), "xtask/flaky.txt: there is no test a::c");
         FlakyList::read().unwrap();
     }
