@@ -34,7 +34,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The kernel has no connection manager for user space.
-    #[error("the kernel has no RDMA connection manager for programs: load the kernel module rdma_ucm")]
+    #[error(
+        "the kernel has no RDMA connection manager for programs: load the kernel module rdma_ucm{}",
+        soft_hint()
+    )]
     NoConnectionManager,
     /// The character device of the connection manager can't be opened.
     #[error("cannot open {}: {errno}{}", path.display(), open_hint(*errno))]
@@ -243,6 +246,14 @@ impl<T> From<Refused<T, Self>> for Error {
     /// The object is dropped.
     fn from(refused: Refused<T, Self>) -> Self {
         refused.error
+    }
+}
+
+fn soft_hint() -> &'static str {
+    if cfg!(feature = "soft") {
+        "; or open a soft device first, such as soft0, whose fabric has one"
+    } else {
+        ""
     }
 }
 
