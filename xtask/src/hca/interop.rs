@@ -70,8 +70,8 @@ try rping -c -a $net.$PEER -C 10 -v &&
 /// Tools over the connection manager. `$server` and `$client` say whose they are. The datagrams of a
 /// group come first, because their receiver waits for 10 seconds only. rping's server follows when the
 /// receiver has them all. The servers without an end are killed when the client of the last tool has
-/// ended, so their clients come before. Datagram sockets of librdmacm do not work over RoCE: it creates an address
-/// handle without a GRH.
+/// ended, so their clients come before. Datagram sockets of librdmacm do not work over RoCE: it creates
+/// an address handle without a GRH.
 const TOOL_SERVERS: &str = r#"
 await sh -c "$server mckey -m 239.7.7.7 -b $net.$PEER -C 4 && exec $server rping -s -v"
 await $server udaddy -c 2 -C 10

@@ -1,5 +1,5 @@
-//! rdma-core's suite with our libibverbs.so.1, on Soft-RoCE: a test that passes with the C library passes, and
-//! none fails that does not fail with it.
+//! rdma-core's suite with our libibverbs.so.1, on Soft-RoCE: a test that passes with the C library
+//! passes, and none fails that does not fail with it.
 
 use std::collections::BTreeMap;
 

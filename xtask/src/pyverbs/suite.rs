@@ -80,7 +80,8 @@ fn tests_in(source: &str) -> impl Iterator<Item = String> {
 }
 
 /// Runs the suite in a guest on a device of this type: all tests, or those whose names contain one
-/// of the words, with these variables of the environment. The last report for this type and kernel is kept in our target folder.
+/// of the words, with these variables of the environment. The last report for this type and kernel is
+/// kept in our target folder.
 pub(super) fn run(
     guests: &mut Guests,
     device: &str,
