@@ -17,6 +17,7 @@ const ALLOWED: &[(&str, usize, &str)] = &[
     ("netlink/src/route.rs", 1, "changes network interfaces"),
     ("provider-mlx5/src/lib.rs", 1, "a ConnectX"),
     ("provider/src/device.rs", 1, "a device of the kernel"),
+    ("rdmacm/README.md", 1, "two processes"),
     ("rdmacm/src/channel/attached.rs", 1, "waits for events without end"),
     ("rdmacm/src/connection.rs", 1, "a server that runs without end"),
     ("rdmacm/src/datagram/socket.rs", 1, "two hosts"),
