@@ -6,9 +6,11 @@ mod queues;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use bareverbs::ah::AhAttr;
+use bareverbs::cq::Cq;
 use bareverbs::error::{DoorbellError, PostReason};
 use bareverbs::mw::inc_rkey;
 use bareverbs::qp::{
@@ -82,6 +84,25 @@ struct Extended {
     operations: Option<u64>,
 }
 
+/// Locks both CQs, or the one that they are. The order is that of their addresses: another thread may lock
+/// the same ones in exchanged roles.
+fn lock_cqs<'a>(
+    send_cq: &'a CqObject,
+    recv_cq: &'a CqObject,
+) -> (MutexGuard<'a, Cq>, Option<MutexGuard<'a, Cq>>) {
+    match ptr::from_ref(send_cq).cmp(&ptr::from_ref(recv_cq)) {
+        std::cmp::Ordering::Equal => (lock(&send_cq.inner), None),
+        std::cmp::Ordering::Less => {
+            let sends = lock(&send_cq.inner);
+            (sends, Some(lock(&recv_cq.inner)))
+        }
+        std::cmp::Ordering::Greater => {
+            let receives = lock(&recv_cq.inner);
+            (lock(&send_cq.inner), Some(receives))
+        }
+    }
+}
+
 fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Result<*mut ibv_qp, Failure> {
     // SAFETY: the pointers are those of objects of the program.
     let (send_cq, recv_cq, srq) = unsafe {
@@ -90,8 +111,7 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
         (required(send_cq)?, required(recv_cq)?, object::<_, SrqObject>(init.srq))
     };
     let created = Object::create(|address| {
-        let sends = lock(&send_cq.inner);
-        let receives = (!ptr::eq(send_cq, recv_cq)).then(|| lock(&recv_cq.inner));
+        let (sends, receives) = lock_cqs(send_cq, recv_cq);
         let srq_of_qp = srq.map(|srq| lock(&srq.inner));
         let attr = QpInit {
             srq: srq_of_qp.as_deref(),

@@ -260,26 +260,27 @@ callback! {
 
     /// Posts all requests, or none if one was rejected.
     fn complete(qp: Option<&QpObject>) -> OrErrno {
-        posted(qp, |posted, head| {
+        // The cell is not borrowed any more when the lock is released.
+        let open = posted(qp, |posted, head| {
             posted.push(head);
-            let Open { batch, _send, failure, .. } = posted.open.take().ok_or(Failure::INVALID)?;
-            let batch = ManuallyDrop::into_inner(batch);
-            match failure {
-                // The drop of the batch takes the requests back.
-                Some(failure) => Err(failure),
-                None if batch.is_empty() => Ok(()),
-                None => batch.ring().map_err(|refused| refused.reason.into()),
-            }
-        })?
+            posted.open.take()
+        })?;
+        let Open { batch, _send, failure, .. } = open.ok_or(Failure::INVALID)?;
+        let batch = ManuallyDrop::into_inner(batch);
+        match failure {
+            // The drop of the batch takes the requests back.
+            Some(failure) => Err(failure),
+            None if batch.is_empty() => Ok(()),
+            None => batch.ring().map_err(|refused| refused.reason.into()),
+        }
     }
 
     fn abort(qp: Option<&QpObject>) -> Value<()> {
-        posted(qp, |posted, _| {
-            if let Some(Open { batch, _send, .. }) = posted.open.take() {
-                // Takes the requests back.
-                drop(ManuallyDrop::into_inner(batch));
-            }
-        })
+        if let Some(Open { batch, _send, .. }) = posted(qp, |posted, _| posted.open.take())? {
+            // Takes the requests back.
+            drop(ManuallyDrop::into_inner(batch));
+        }
+        Ok(())
     }
 
     fn send(qp: Option<&QpObject>) -> Value<()> { begin(qp, Operation::Send) }
