@@ -119,6 +119,27 @@ fn objects_are_destroyed_in_their_order_and_after_their_events() {
         assert!(init.cap.max_send_wr >= 1, "the granted capacity is returned");
         assert_eq!(ibv_destroy_cq(NonNull::new(cq.cast())), libc::EBUSY);
 
+        // Two threads create QPs with the same CQs in exchanged roles.
+        let other = ibv_create_cq(context, 8, ptr::null_mut(), None, 0);
+        thread::scope(|scope| {
+            let [pd, one, two] = [pd.expose_provenance(), cq.expose_provenance(), other.expose_provenance()];
+            for (send_cq, recv_cq) in [(one, two), (two, one)] {
+                scope.spawn(move || {
+                    for _ in 0..300 {
+                        let [send_cq, recv_cq] = [send_cq, recv_cq].map(ptr::with_exposed_provenance_mut);
+                        let (qp_context, srq) = (ptr::null_mut(), ptr::null_mut());
+                        let (qp_type, sq_sig_all) = (4, 1);
+                        let mut init =
+                            ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
+                        let pd = ptr::with_exposed_provenance::<PdObject>(pd);
+                        let qp = ibv_create_qp(pd.as_ref(), Some(&mut init));
+                        assert_eq!(ibv_destroy_qp(NonNull::new(qp.cast())), 0);
+                    }
+                });
+            }
+        });
+        assert_eq!(ibv_destroy_cq(NonNull::new(other.cast())), 0);
+
         // A receive that is flushed raises an event.
         let mut attr: ibv_qp_attr = MaybeUninit::zeroed().assume_init();
         (attr.qp_state, attr.port_num, attr.qkey) = (QpState::INIT.0.into(), 1, 1);
