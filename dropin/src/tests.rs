@@ -119,24 +119,37 @@ fn objects_are_destroyed_in_their_order_and_after_their_events() {
         assert!(init.cap.max_send_wr >= 1, "the granted capacity is returned");
         assert_eq!(ibv_destroy_cq(NonNull::new(cq.cast())), libc::EBUSY);
 
-        // Two threads create QPs with the same CQs in exchanged roles.
+        // While the CQ with the lower address is locked, the creation of a QP locks none.
         let other = ibv_create_cq(context, 8, ptr::null_mut(), None, 0);
+        let [lower, higher] = [cq.min(other), cq.max(other)];
+        let of = |cq: *mut ibv_cq| &(*cq.cast::<CqObject>()).inner;
         thread::scope(|scope| {
-            let [pd, one, two] = [pd.expose_provenance(), cq.expose_provenance(), other.expose_provenance()];
-            for (send_cq, recv_cq) in [(one, two), (two, one)] {
-                scope.spawn(move || {
-                    for _ in 0..300 {
-                        let [send_cq, recv_cq] = [send_cq, recv_cq].map(ptr::with_exposed_provenance_mut);
-                        let (qp_context, srq) = (ptr::null_mut(), ptr::null_mut());
-                        let (qp_type, sq_sig_all) = (4, 1);
-                        let mut init =
-                            ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
-                        let pd = ptr::with_exposed_provenance::<PdObject>(pd);
-                        let qp = ibv_create_qp(pd.as_ref(), Some(&mut init));
-                        assert_eq!(ibv_destroy_qp(NonNull::new(qp.cast())), 0);
-                    }
-                });
-            }
+            let locked = of(lower).lock().unwrap();
+            let [pd, send, recv] =
+                [pd.expose_provenance(), higher.expose_provenance(), lower.expose_provenance()];
+            scope.spawn(move || {
+                let [send_cq, recv_cq] = [send, recv].map(ptr::with_exposed_provenance_mut);
+                let mut init = ibv_qp_init_attr {
+                    qp_context: ptr::null_mut(),
+                    send_cq,
+                    recv_cq,
+                    srq: ptr::null_mut(),
+                    cap,
+                    qp_type: 4,
+                    sq_sig_all: 1,
+                };
+                let pd = ptr::with_exposed_provenance::<PdObject>(pd);
+                let qp = ibv_create_qp(pd.as_ref(), Some(&mut init));
+                assert_eq!(ibv_destroy_qp(NonNull::new(qp.cast())), 0);
+            });
+            let is_free: Vec<_> = (0..50)
+                .map(|_| {
+                    thread::sleep(Duration::from_millis(1));
+                    of(higher).try_lock().is_ok()
+                })
+                .collect();
+            drop(locked);
+            assert!(is_free.iter().all(|free| *free), "two threads could wait for each other");
         });
         assert_eq!(ibv_destroy_cq(NonNull::new(other.cast())), 0);
 
