@@ -18,6 +18,7 @@ pub(crate) mod qp;
 pub(crate) mod srq;
 pub(crate) mod values;
 pub(crate) mod work;
+pub(crate) mod wq;
 
 use std::ptr;
 

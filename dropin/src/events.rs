@@ -8,9 +8,10 @@ use crate::abi::event::ibv_async_event;
 use crate::context::ContextArgument;
 use crate::convention::{OrMinusOne, Value, export, required};
 use crate::cq::CqObject;
-use crate::qp::QpObject;
+use crate::qp::QpHead;
 use crate::record;
 use crate::srq::SrqObject;
+use crate::wq::WqObject;
 
 /// A record of an event: its element, its type, and 4 bytes that are reserved.
 const RECORD: usize = 16;
@@ -42,10 +43,11 @@ export! {
                 | EventType::SQ_DRAINED
                 | EventType::PATH_MIG
                 | EventType::PATH_MIG_ERR
-                | EventType::QP_LAST_WQE_REACHED => (*element.cast::<QpObject>()).abi.events.add(1),
+                | EventType::QP_LAST_WQE_REACHED => (*element.cast::<QpHead>()).events.add(1),
                 EventType::SRQ_ERR | EventType::SRQ_LIMIT_REACHED => {
                     (*element.cast::<SrqObject>()).abi.events.add(1);
                 }
+                EventType::WQ_FATAL => (*element.cast::<WqObject>()).abi.events.add(1),
                 _ => {}
             }
         }

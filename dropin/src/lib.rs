@@ -8,7 +8,7 @@
 //! | `object` | objects of C: a struct of the ABI and the value of `bareverbs` behind it |
 //! | `device`, `context`, `open`, `port` | devices, open devices and their functions, ports |
 //! | `record`, `channel`, `events` | descriptors of events, completion channels, asynchronous events |
-//! | `memory`, `window`, `cq`, `qp`, `srq`, `path` | objects, a file each |
+//! | `memory`, `window`, `cq`, `qp`, `srq`, `wq`, `path` | objects, a file each |
 //! | `post` | work requests of C as those of `bareverbs` |
 //! | `text`, `rate`, `sysfs`, `kernel_structs`, `fork` | functions without an object |
 //! | `counters`, `private` | functions that refuse: completion counters, and what the provider libraries of rdma-core call |
@@ -48,3 +48,4 @@ mod sysfs;
 mod tests;
 mod text;
 mod window;
+mod wq;

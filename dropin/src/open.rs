@@ -11,7 +11,7 @@ use crate::abi::device::{ibv_context, ibv_context_ops, verbs_context};
 use crate::context::{ContextArgument, ContextObject};
 use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, callback, export, required};
 use crate::device::DeviceObject;
-use crate::{cq, memory, port, qp, record, srq, window};
+use crate::{cq, memory, port, qp, record, srq, window, wq};
 
 /// Says to the inline functions that `verbs_context` is in front of the context.
 const EXTENDED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
@@ -102,11 +102,11 @@ fn extended(context: ibv_context) -> verbs_context {
         alloc_td: refuse_null,
         modify_cq: cq::modify_cq,
         post_srq_ops: refuse_errno,
-        destroy_rwq_ind_table: refuse_errno,
-        create_rwq_ind_table: refuse_null,
-        destroy_wq: refuse_errno,
-        modify_wq: refuse_errno,
-        create_wq: refuse_null,
+        destroy_rwq_ind_table: wq::destroy_rwq_ind_table,
+        create_rwq_ind_table: wq::create_rwq_ind_table,
+        destroy_wq: wq::destroy_wq,
+        modify_wq: wq::modify_wq,
+        create_wq: wq::create_wq,
         query_rt_values: refuse_errno,
         create_cq_ex: cq::create_cq_ex,
         query_device_ex: port::query_device_ex,

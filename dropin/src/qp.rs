@@ -2,8 +2,10 @@
 
 mod extended;
 mod queues;
+mod rss;
 
 use std::ffi::c_int;
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::sync::MutexGuard;
@@ -17,12 +19,14 @@ use bareverbs::qp::{
     MigState, Operation, Payload, QpAttr, QpAttrMask, QpCap, QpCreateFlags, QpInit, QpState, QpType,
     SendFlags, SendRequest,
 };
+use bareverbs::rss::RssQp;
 use bareverbs::untyped::QpCore;
 use bareverbs::values::{AckTimeout, MinRnrTimer, Mtu, RetryCount, RnrRetry};
 use bareverbs::{Access, Gid, PortNum};
 
 use self::extended::Posting;
 use self::queues::Queues;
+use self::rss::RssObject;
 use crate::abi::gid::ibv_gid;
 use crate::abi::memory::ibv_mw_bind;
 use crate::abi::qp::{ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex};
@@ -50,9 +54,43 @@ pub(crate) struct QpHead {
     posting: Posting,
     /// Whether the QP has the functions of `ibv_qp_ex`.
     is_extended: bool,
+    kind: Kind,
 }
 
+/// What is behind the head of a QP.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Queues,
+    Rss,
+}
+
+/// A QP with queues.
 pub(crate) type QpObject = Object<QpHead, Queues>;
+
+/// An argument: a pointer of C to a QP of any kind, or null.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub(crate) struct QpArgument<'a>(Option<NonNull<QpHead>>, PhantomData<&'a QpHead>);
+
+impl<'a> QpArgument<'a> {
+    pub(crate) fn of(qp: *mut ibv_qp) -> Self {
+        Self(NonNull::new(qp.cast()), PhantomData)
+    }
+
+    pub(crate) fn head(self) -> Result<&'a QpHead, Failure> {
+        // SAFETY: the argument of a function for C is a live QP, by its contract. All begin with a head.
+        Ok(unsafe { required(self.0)?.as_ref() })
+    }
+
+    /// A QP without queues is `EINVAL`: C has no function for it that names this one.
+    pub(crate) fn queues(self) -> Result<&'a QpObject, Failure> {
+        match self.head()?.kind {
+            // SAFETY: as above, and the kind is that of this type.
+            Kind::Queues => Ok(unsafe { required(self.0)?.cast().as_ref() }),
+            Kind::Rss => Err(Failure::INVALID),
+        }
+    }
+}
 
 fn cap_from_c(cap: &ibv_qp_cap) -> QpCap {
     let ibv_qp_cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = *cap;
@@ -145,6 +183,7 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
             events: Acknowledged::default(),
             posting: Posting::default(),
             is_extended: extended.operations.is_some(),
+            kind: Kind::Queues,
         };
         Ok((head, Queues::of_value(core)))
     });
@@ -238,8 +277,8 @@ export! {
         create(required(pd)?, required(init)?, &Extended::default())
     }
 
-    fn ibv_modify_qp(qp: Option<&QpObject>, attr: Option<&ibv_qp_attr>, mask: c_int) -> OrErrno {
-        let qp = required(qp)?;
+    fn ibv_modify_qp(qp: QpArgument<'_>, attr: Option<&ibv_qp_attr>, mask: c_int) -> OrErrno {
+        let qp = qp.queues()?;
         let mask = QpAttrMask::from_bits(mask.cast_unsigned()).ok_or(Failure::INVALID)?;
         let attr = attr_from_c(required(attr)?, mask)?;
         let state = qp.inner.with_core(|core| core.modify(&attr, mask).map(|()| core.state()))?;
@@ -248,12 +287,12 @@ export! {
     }
 
     fn ibv_query_qp(
-        qp: Option<&QpObject>,
+        qp: QpArgument<'_>,
         attr: Option<&mut MaybeUninit<ibv_qp_attr>>,
         _mask: c_int,
         init: Option<&mut MaybeUninit<ibv_qp_init_attr>>,
     ) -> OrErrno {
-        let qp = required(qp)?;
+        let qp = qp.queues()?;
         let (found, created) = qp.inner.with_core(|core| core.query())?;
         let abi = &qp.abi.abi.qp_base;
         required(attr)?.write(attr_to_c(&found));
@@ -270,24 +309,32 @@ export! {
         Ok(())
     }
 
-    fn ibv_destroy_qp(qp: Option<NonNull<QpObject>>) -> OrErrno {
-        // SAFETY: the argument is a live QP, which the program uses no longer, but to acknowledge events.
-        unsafe { Object::destroy(required(qp)?, QpCore::destroy, |head, read| head.events.wait_for(read)) }
+    fn ibv_destroy_qp(qp: QpArgument<'_>) -> OrErrno {
+        let wait = |head: &QpHead, read| head.events.wait_for(read);
+        let (kind, object) = (qp.head()?.kind, required(qp.0)?);
+        // SAFETY: the argument is a live QP of this kind, which the program uses no longer, but to
+        // acknowledge events.
+        unsafe {
+            match kind {
+                Kind::Queues => Object::<QpHead, Queues>::destroy(object.cast(), QpCore::destroy, wait),
+                Kind::Rss => RssObject::destroy(object.cast(), RssQp::destroy, wait),
+            }
+        }
     }
 
     /// Null, if the QP was created without the functions of `ibv_qp_ex`.
-    fn ibv_qp_to_qp_ex(qp: Option<&QpObject>) -> OrNull<ibv_qp_ex> {
-        let extended = required(qp)?;
-        if extended.abi.is_extended { Ok(pointer(Some(extended))) } else { Err(Failure::UNSUPPORTED) }
+    fn ibv_qp_to_qp_ex(qp: QpArgument<'_>) -> OrNull<ibv_qp_ex> {
+        let is_extended = qp.head()?.is_extended;
+        if is_extended { Ok(required(qp.0)?.as_ptr().cast()) } else { Err(Failure::UNSUPPORTED) }
     }
 
     /// No order is promised.
-    fn ibv_query_qp_data_in_order(_qp: Option<&QpObject>, _opcode: u32, _flags: u32) -> Value<c_int> {
+    fn ibv_query_qp_data_in_order(_qp: QpArgument<'_>, _opcode: u32, _flags: u32) -> Value<c_int> {
         Ok(0)
     }
 
-    fn ibv_attach_mcast(qp: Option<&QpObject>, gid: Option<&ibv_gid>, lid: u16) -> OrErrno {
-        let (qp, group) = (required(qp)?, Gid(required(gid)?.0));
+    fn ibv_attach_mcast(qp: QpArgument<'_>, gid: Option<&ibv_gid>, lid: u16) -> OrErrno {
+        let (qp, group) = (qp.queues()?, Gid(required(gid)?.0));
         let attach = |core: &mut QpCore| match lid {
             0 => core.attach_mcast_without_join(group),
             lid => core.attach_mcast_with_lid(group, lid),
@@ -295,8 +342,8 @@ export! {
         Ok(qp.inner.with_core(attach)?)
     }
 
-    fn ibv_detach_mcast(qp: Option<&QpObject>, gid: Option<&ibv_gid>, _lid: u16) -> OrErrno {
-        let (qp, group) = (required(qp)?, Gid(required(gid)?.0));
+    fn ibv_detach_mcast(qp: QpArgument<'_>, gid: Option<&ibv_gid>, _lid: u16) -> OrErrno {
+        let (qp, group) = (qp.queues()?, Gid(required(gid)?.0));
         Ok(qp.inner.with_core(|core| core.detach_mcast(group))?)
     }
 }
@@ -311,9 +358,11 @@ callback! {
         let (context, init) = (&context.required()?.context, required(init)?);
         let mask = init.comp_mask.cast_signed();
         let has = |flag| mask & flag != 0;
-        let unsupported = IBV_QP_INIT_ATTR_XRCD | IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH;
-        if has(unsupported) {
+        if has(IBV_QP_INIT_ATTR_XRCD) {
             return Err(Failure::UNSUPPORTED);
+        }
+        if has(IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH) {
+            return rss::create(init);
         }
         let known = IBV_QP_INIT_ATTR_PD
             | IBV_QP_INIT_ATTR_CREATE_FLAGS
@@ -350,11 +399,11 @@ callback! {
 
     /// Posts the requests with one doorbell, up to the first one that is rejected.
     fn post_send(
-        qp: Option<&QpObject>,
+        qp: QpArgument<'_>,
         first: *mut ibv_send_wr,
         bad: Option<&mut *mut ibv_send_wr>,
     ) -> OrErrno {
-        let (qp, bad) = (required(qp)?, required(bad)?);
+        let (qp, bad) = (qp.queues()?, required(bad)?);
         let qp_type = QpType(qp.abi.abi.qp_base.qp_type);
         let mut send = qp.inner.send();
         let mut batch = send.start_send();
@@ -383,8 +432,8 @@ callback! {
     }
 
     /// `ibv_bind_mw`, of windows of type 1. The key of the struct is the new one at once.
-    fn bind_mw(qp: Option<&QpObject>, mw: Option<&MwObject>, bind: Option<&ibv_mw_bind>) -> OrErrno {
-        let (qp, mw, bind) = (required(qp)?, required(mw)?, required(bind)?);
+    fn bind_mw(qp: QpArgument<'_>, mw: Option<&MwObject>, bind: Option<&ibv_mw_bind>) -> OrErrno {
+        let (qp, mw, bind) = (qp.queues()?, required(mw)?, required(bind)?);
         if Access::from_bits_retain(bind.bind_info.mw_access_flags).contains(Access::ZERO_BASED) {
             return Err(Failure::INVALID);
         }
@@ -402,11 +451,11 @@ callback! {
     }
 
     fn post_recv(
-        qp: Option<&QpObject>,
+        qp: QpArgument<'_>,
         first: *mut ibv_recv_wr,
         bad: Option<&mut *mut ibv_recv_wr>,
     ) -> OrErrno {
-        let (qp, bad) = (required(qp)?, required(bad)?);
+        let (qp, bad) = (qp.queues()?, required(bad)?);
         if qp.abi.abi.qp_base.state.load(Ordering::Relaxed) == u32::from(QpState::ERR.0) {
             return qp.inner.with_core(|core| {
                 // SAFETY: the program keeps what the requests name until they complete.

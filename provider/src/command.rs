@@ -110,7 +110,8 @@ pub use mr::{CreatedMr, MrInfo, MrRequest, RegMrMethod, dereg_mr, query_mr};
 pub use resize::{moderate_cq, resize_cq};
 pub use srq::{SrqHandle, create_srq, destroy_srq, modify_srq, query_srq};
 pub use wq::{
-    WqHandle, create_rss_qp, create_rwq_ind_table, create_wq, destroy_rwq_ind_table, destroy_wq, modify_wq,
+    TableHandle, WqHandle, create_rss_qp, create_rwq_ind_table, create_wq, destroy_rwq_ind_table, destroy_wq,
+    modify_wq,
 };
 pub use xrc::{close_xrcd, create_xrc_target, open_xrc_target, open_xrcd};
 

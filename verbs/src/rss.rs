@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bareverbs_provider::command::{self, QpHandle};
+use bareverbs_provider::command::{self, QpHandle, TableHandle};
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::request::RssQpRequest;
 use bareverbs_provider::traits::Provider;
@@ -33,6 +33,7 @@ pub struct IndirectionTable<P: Provider = AnyProvider> {
 struct TableShared<P: Provider> {
     context: Context<P>,
     handle: u32,
+    table_num: u32,
     entries: usize,
     destroyed: bool,
     released: Released,
@@ -75,11 +76,12 @@ impl<P: Provider> IndirectionTable<P> {
             context.check_same_context(VERB, "WQ", wq.shared().context().file())?;
         }
         let handles: Vec<u32> = wqs.iter().map(|wq| wq.shared().handle).collect();
-        let handle = command::create_rwq_ind_table(context.file(), &handles)
+        let TableHandle { handle, table_num } = command::create_rwq_ind_table(context.file(), &handles)
             .map_err(|refused| Error::kernel(VERB, format!("{} WQs", wqs.len()), refused))?;
         let shared = TableShared {
             context: context.clone(),
             handle,
+            table_num,
             entries: wqs.len(),
             destroyed: false,
             released: Released::default(),
@@ -103,6 +105,12 @@ impl<P: Provider> IndirectionTable<P> {
     pub fn into_handle(self) -> u32 {
         self.shared.released.set();
         self.shared.handle
+    }
+
+    /// The device's number of the table.
+    #[must_use]
+    pub fn table_num(&self) -> u32 {
+        self.shared.table_num
     }
 
     /// The number of entries, a power of 2.

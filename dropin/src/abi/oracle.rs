@@ -18,7 +18,7 @@ use bareverbs::raw::uapi::write::types::{
     DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps, RawPacketCaps, WcOpcode, WrOpcode,
 };
 
-use super::{cq, device, event, memory, path, qp, srq, values, work};
+use super::{cq, device, event, memory, path, qp, srq, values, work, wq};
 
 /// A struct or union.
 pub(super) struct Type {
@@ -35,8 +35,17 @@ pub(super) struct Field {
     pub(super) size: usize,
 }
 
-const TYPES: [&[Type]; 8] =
-    [cq::TYPES, device::TYPES, event::TYPES, memory::TYPES, path::TYPES, qp::TYPES, srq::TYPES, work::TYPES];
+const TYPES: [&[Type]; 9] = [
+    cq::TYPES,
+    device::TYPES,
+    event::TYPES,
+    memory::TYPES,
+    path::TYPES,
+    qp::TYPES,
+    srq::TYPES,
+    work::TYPES,
+    wq::TYPES,
+];
 
 /// The enumerations of the header whose values are those of the kernel.
 const ENUMERATIONS: [(&str, &EnumInfo); 23] = [

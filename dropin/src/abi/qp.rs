@@ -8,6 +8,7 @@ use super::device::ibv_context;
 use super::memory::ibv_pd;
 use super::path::ibv_ah_attr;
 use super::srq::ibv_srq;
+use super::wq::ibv_rwq_ind_table;
 use super::{Function, Unused, c_types};
 
 c_types! {
@@ -97,7 +98,7 @@ c_types! {
         xrcd: *mut c_void,
         create_flags: u32,
         max_tso_header: u16,
-        rwq_ind_tbl: *mut c_void,
+        rwq_ind_tbl: *mut ibv_rwq_ind_table,
         rx_hash_conf: ibv_rx_hash_conf,
         source_qpn: u32,
         send_ops_flags: u64,

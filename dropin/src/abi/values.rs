@@ -75,6 +75,8 @@ values! {
     IBV_QP_EX_WITH_FLUSH = 1 << 11;
     IBV_QP_EX_WITH_ATOMIC_WRITE = 1 << 12;
 
+    IBV_WQ_INIT_ATTR_FLAGS = 1 << 0;
+
     IBV_FORK_DISABLED = 0;
     IBV_FORK_UNNEEDED = 2;
 }

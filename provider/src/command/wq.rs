@@ -114,14 +114,23 @@ pub unsafe fn destroy_wq(file: &DeviceFile, handle: u32) -> Result<u32, IoctlErr
     Ok(events)
 }
 
-/// Creates an indirection table of WQs, whose number must be a power of 2. Returns its handle.
+/// A created indirection table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableHandle {
+    /// The handle.
+    pub handle: u32,
+    /// The device's number of the table.
+    pub table_num: u32,
+}
+
+/// Creates an indirection table of WQs, whose number must be a power of 2.
 ///
 /// # Errors
 ///
 /// `EINVAL` if the number of WQs is not a power of 2 or not supported by the device; else the
 /// kernel's error.
 #[doc(alias = "ibv_create_rwq_ind_table")]
-pub fn create_rwq_ind_table(file: &DeviceFile, wqs: &[u32]) -> Result<u32, IoctlError> {
+pub fn create_rwq_ind_table(file: &DeviceFile, wqs: &[u32]) -> Result<TableHandle, IoctlError> {
     let refused = |errno| IoctlError::new(ex::CreateRwqIndTbl::INFO.rust, errno);
     if !wqs.len().is_power_of_two() {
         return Err(refused(rustix::io::Errno::INVAL));
@@ -134,7 +143,7 @@ pub fn create_rwq_ind_table(file: &DeviceFile, wqs: &[u32]) -> Result<u32, Ioctl
         write::invoke_bytes::<ex::CreateRwqIndTbl>(file.driver_id(), &request, response.as_mut_bytes());
     // SAFETY: the command reads and writes only its structs.
     unsafe { file.execute(&mut call) }.map_err(|kernel| refused(kernel.errno))?;
-    Ok(response.ind_tbl_handle)
+    Ok(TableHandle { handle: response.ind_tbl_handle, table_num: response.ind_tbl_num })
 }
 
 /// Destroys an indirection table.
