@@ -28,6 +28,8 @@ impl Channel {
     pub(crate) const EXPERIMENTAL: Self = Self("experimental");
     /// The release with the required QEMU in its backports.
     pub(crate) const TRIXIE: Self = Self("trixie");
+    /// The release with the oldest C library that our libraries for C programs run with.
+    pub(crate) const BULLSEYE: Self = Self("bullseye");
 
     pub(crate) fn name(self) -> &'static str {
         self.0

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
-use bareverbs_lab::{Cache, Programs, RdmaCore};
-use clap::{Args, Subcommand};
+use bareverbs_lab::{Cache, OldGlibc, Programs, RdmaCore};
+use clap::{Args, Subcommand, ValueEnum};
 
 use crate::c_functions::LIBRARY_FOLDER;
 use crate::{build, exports};
@@ -37,7 +37,7 @@ const TESTED: &str = "dev";
 #[derive(Subcommand)]
 pub(crate) enum Dropin {
     /// Build the library, and print its folder, which is one for LD_LIBRARY_PATH.
-    Build(Profile),
+    Build(Build),
     /// Run a program of this machine with the library.
     Run(Run),
     /// Compare the exported names with those of Debian's library, and run Debian's programs on soft
@@ -53,6 +53,23 @@ pub(crate) struct Profile {
 }
 
 #[derive(Args)]
+pub(crate) struct Build {
+    #[command(flatten)]
+    profile: Profile,
+    /// The C library that the library needs at least.
+    #[arg(long, value_enum, default_value_t = Glibc::Debian11)]
+    glibc: Glibc,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Glibc {
+    /// Version 2.31.
+    Debian11,
+    /// The version of this machine.
+    Host,
+}
+
+#[derive(Args)]
 pub(crate) struct Run {
     #[command(flatten)]
     profile: Profile,
@@ -64,12 +81,12 @@ pub(crate) struct Run {
 impl Dropin {
     pub(crate) fn run(self) -> Result<ExitCode> {
         match self {
-            Self::Build(Profile { profile }) => {
-                println!("{}", folder_of(&library(&profile)?).display());
+            Self::Build(Build { profile: Profile { profile }, glibc }) => {
+                println!("{}", folder_of(&library(&profile, glibc)?).display());
                 Ok(ExitCode::SUCCESS)
             }
             Self::Run(Run { profile, command }) => {
-                let library = library(&profile.profile)?;
+                let library = library(&profile.profile, Glibc::Host)?;
                 let [program, arguments @ ..] = &command[..] else { bail!("name a program") };
                 let mut path = folder_of(&library).as_os_str().to_owned();
                 if let Some(others) = std::env::var_os("LD_LIBRARY_PATH") {
@@ -92,13 +109,13 @@ fn folder_of(library: &Path) -> &Path {
 }
 
 /// Builds the library with a profile of cargo. Returns its path.
-fn library(profile: &str) -> Result<PathBuf> {
+fn library(profile: &str, glibc: Glibc) -> Result<PathBuf> {
     build::announce(LIBRARY);
     let archive = build::dropin_archive(profile)?;
     let folder = build::workspace().join("target/dropin").join(profile);
     fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
     let library = folder.join(LIBRARY);
-    link(&archive, &library)?;
+    link(&archive, &library, glibc)?;
     let second = folder.join(DEVELOPMENT_LIBRARY);
     if !second.is_symlink() {
         symlink(LIBRARY, &second).with_context(|| format!("linking {}", second.display()))?;
@@ -109,12 +126,12 @@ fn library(profile: &str) -> Result<PathBuf> {
 /// Our programs for guests, and the library in [`GUEST_FOLDER`].
 pub(crate) fn guest_programs() -> Result<Programs> {
     let mut programs = build::guest_programs()?;
-    programs.on_path.insert(LIBRARY.to_owned(), library(TESTED)?);
+    programs.on_path.insert(LIBRARY.to_owned(), library(TESTED, Glibc::Host)?);
     Ok(programs)
 }
 
 /// Links the archive as a shared library with the versions of its symbols.
-fn link(archive: &Path, library: &Path) -> Result<()> {
+fn link(archive: &Path, library: &Path, glibc: Glibc) -> Result<()> {
     let script = sources().join("libibverbs.map");
     let mut cc = Command::new("cc");
     // Without the unwinder of GCC as a second library.
@@ -123,6 +140,9 @@ fn link(archive: &Path, library: &Path) -> Result<()> {
     cc.arg("-Wl,--whole-archive").arg(archive).arg("-Wl,--no-whole-archive");
     cc.arg(format!("-Wl,--version-script={}", script.display()));
     cc.arg(format!("-Wl,-soname,{LIBRARY},-z,now,-z,defs,--gc-sections"));
+    if let Glibc::Debian11 = glibc {
+        cc.args(["-nodefaultlibs", "-Wl,--as-needed"]).args(OldGlibc::fetch(&Cache::open()?)?.inputs());
+    }
     let status = cc.status().context("starting the C compiler")?;
     ensure!(status.success(), "{LIBRARY} could not be linked");
     Ok(())
@@ -144,7 +164,7 @@ fn names(library: &Path) -> Result<BTreeSet<String>> {
 /// devices.
 pub(crate) fn check() -> Result<()> {
     let rdma_core = RdmaCore::fetch(&Cache::open()?, false)?;
-    let library = library(TESTED)?;
+    let library = library(TESTED, Glibc::Host)?;
     let own = names(&library)?;
     let theirs = names(&rdma_core.root.join(LIBRARY_FOLDER).join(LIBRARY))?;
     let list = sources().join("left-out.txt");

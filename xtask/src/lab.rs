@@ -13,7 +13,7 @@ use bareverbs_lab::{
 use clap::{Args, Subcommand};
 
 use crate::experiment::{self, Files};
-use crate::{build, terminal};
+use crate::{build, dropin, terminal};
 
 /// The default of `--timeout`, in seconds.
 const DEFAULT_LIMIT: u64 = 600;
@@ -53,6 +53,9 @@ pub(crate) struct Machine {
     /// Run in a Debian root with rdma-core, perftest, pyverbs, strace and iproute2.
     #[arg(long, alias = "peers")]
     rdma_core: bool,
+    /// Let programs load our libraries for C programs in place of rdma-core's.
+    #[arg(long, requires = "rdma_core")]
+    dropin: bool,
     /// A host folder to mount at /share in the guest, read-only.
     #[arg(long, value_name = "FOLDER")]
     share: Option<PathBuf>,
@@ -134,8 +137,14 @@ impl Machine {
         experiment::start_hca(self.hca, hosts, &self.hca_arg)
     }
 
+    /// Environment variables of the command.
+    fn env(&self) -> Vec<(String, String)> {
+        let folder = self.dropin.then_some(dropin::GUEST_FOLDER);
+        folder.map(|folder| ("LD_LIBRARY_PATH".to_owned(), folder.to_owned())).into_iter().collect()
+    }
+
     fn boot(&self, hosts: u8, hca: Option<&Hca>) -> Result<Guests> {
-        let programs = build::guest_programs()?;
+        let programs = if self.dropin { dropin::guest_programs()? } else { build::guest_programs()? };
         let files = match self.rdma_core {
             true => Files::with_rdma_core(&self.kernel, programs)?,
             false => Files::fetch(&self.kernel, programs)?,
@@ -177,7 +186,8 @@ impl Run {
         let mut guests = self.machine.boot(self.hosts, hca.as_ref())?;
         let deadline = Instant::now() + Duration::from_secs(self.timeout);
         for host in 0..usize::from(self.hosts) {
-            guests.start(host, Exec { argv: self.command.clone(), ..Exec::default() })?;
+            let (argv, env) = (self.command.clone(), self.machine.env());
+            guests.start(host, Exec { argv, env, ..Exec::default() })?;
         }
         let mut lines: Vec<_> = (1..=self.hosts)
             .map(|number| [Stream::Stdout, Stream::Stderr].map(|_| Prefixed::new(format!("{number}| "))))
@@ -219,11 +229,12 @@ impl Shell {
             if self.machine.rdma_core { vec!["bash".into(), "-l".into()] } else { vec!["/init".into()] };
         let stdin = io::stdin();
         let size = terminal::size(&stdin);
-        let env = std::env::var("TERM").map(|term| ("TERM".to_owned(), term));
+        let mut env = self.machine.env();
+        env.extend(std::env::var("TERM").map(|term| ("TERM".to_owned(), term)));
         let mut port = guests.port(0)?;
         let statuses = {
             let _raw = terminal::Raw::enter(&stdin)?;
-            guests.start(0, Exec { argv, env: env.into_iter().collect(), terminal: Some(size) })?;
+            guests.start(0, Exec { argv, env, terminal: Some(size) })?;
             std::thread::spawn(move || forward_keys(&mut port));
             guests.wait(None, &mut |_, _, bytes| write_through(&mut io::stdout(), bytes))?
         };
