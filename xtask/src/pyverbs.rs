@@ -35,8 +35,9 @@ pub(crate) struct Pyverbs {
     /// Run the suite on the software ConnectX instead, and compare the skipped tests with the list.
     #[arg(long, alias = "card", value_enum)]
     hca: Option<experiment::Port>,
-    /// Run the suite with our libibverbs.so.1, and fail if a test has a worse outcome than in the table.
-    #[arg(long, conflicts_with_all = ["record", "hca"])]
+    /// Run the suite with our libibverbs.so.1, and fail if a test has a worse outcome than with the C
+    /// library.
+    #[arg(long, conflicts_with = "record")]
     dropin: bool,
     /// Kernels to run the suite on, such as 6.12; may be given more than once (default: all series;
     /// with --hca the newest, for which the list is made).
@@ -45,22 +46,27 @@ pub(crate) struct Pyverbs {
     /// The accelerator: auto, kvm or tcg.
     #[arg(long, default_value = "auto")]
     accel: Accelerator,
+    /// Run the tests whose names contain one of these only; with --dropin or --hca.
+    #[arg(value_name = "NAME", conflicts_with = "record")]
+    names: Vec<String>,
 }
 
 impl Pyverbs {
     pub(crate) fn run(self) -> Result<ExitCode> {
         let rdma_core = RdmaCore::fetch(&Cache::open()?, false)?;
+        let names: Vec<_> = self.names.iter().map(String::as_str).collect();
         if let Some(port) = self.hca {
-            hca::run(port.into(), &self.kernels, self.record, self.accel)?;
+            let library = if self.dropin { hca::Library::Ours } else { hca::Library::C };
+            hca::run(library, port.into(), &self.kernels, &names, self.record, self.accel)?;
             return Ok(ExitCode::SUCCESS);
         }
         if self.dropin {
-            dropin::run(&self.kernels, self.accel)?;
+            dropin::run(&self.kernels, &names, self.accel)?;
             return Ok(ExitCode::SUCCESS);
         }
         ensure!(
-            self.record || self.kernels.is_empty(),
-            "--kernel needs --record, --dropin or --hca: nothing runs otherwise"
+            self.record || (self.kernels.is_empty() && names.is_empty()),
+            "--kernel and names need --record, --dropin or --hca: nothing runs otherwise"
         );
         if self.record {
             record(&rdma_core, &self.kernels, self.accel)?;

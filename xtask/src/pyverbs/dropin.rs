@@ -12,8 +12,11 @@ use crate::dropin::{self, GUEST_FOLDER};
 use crate::experiment;
 use crate::print::heading;
 
+/// The environment in which programs of a guest load our library.
+pub(super) const VARIABLES: [(&str, &str); 1] = [("LD_LIBRARY_PATH", GUEST_FOLDER)];
+
 /// Runs the suite on each kernel, and compares the outcomes with the table.
-pub(super) fn run(kernels: &[Series], accelerator: Accelerator) -> Result<()> {
+pub(super) fn run(kernels: &[Series], names: &[&str], accelerator: Accelerator) -> Result<()> {
     let kernels = if kernels.is_empty() { Series::RELEASED.to_vec() } else { kernels.to_vec() };
     let table = super::read()?;
     let mut worse = Vec::new();
@@ -23,9 +26,8 @@ pub(super) fn run(kernels: &[Series], accelerator: Accelerator) -> Result<()> {
         let files = super::files(series, dropin::guest_programs()?)?;
         heading(&format!("pyverbs with our library on {}", files.kernel.version));
         let setup = Setup { accelerator, ..files.setup() };
-        let variables = [("LD_LIBRARY_PATH", GUEST_FOLDER)];
         let ends =
-            experiment::run(&setup, None, |guests| suite::run(guests, "rxe0", "dropin", &[], &variables))?;
+            experiment::run(&setup, None, |guests| suite::run(guests, "rxe0", "dropin", names, &VARIABLES))?;
         let passed = ends.values().filter(|end| **end == End::Passed).count();
         println!("{passed} of {} tests pass", ends.len());
         worse.extend(

@@ -1,5 +1,6 @@
 //! rdma-core's suite on the software ConnectX: no test fails, and each skipped test is in the list
-//! with its reason.
+//! with its reason. With our libraries, no test that passes with the C libraries is skipped but for
+//! those of a second list.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,10 +11,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bareverbs_lab::{Accelerator, HcaPort, Series, Setup, Since};
 
+use super::dropin::VARIABLES;
 use super::{End, suite};
-use crate::build;
 use crate::experiment::{self, command};
 use crate::print::heading;
+use crate::{build, dropin};
 
 /// The kernel of the list. Other kernels lack some features; there, only tests that also fail on
 /// Soft-RoCE may fail.
@@ -33,19 +35,42 @@ const HUGE_PAGES: &str = "echo 8 > /proc/sys/vm/nr_hugepages && grep -qx 8 /proc
 /// Skipped tests by link type, each with its reason.
 type Skips = BTreeMap<String, BTreeMap<String, String>>;
 
-fn path() -> PathBuf {
-    build::workspace().join("hca/pyverbs.md")
+/// Whose libraries the suite loads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Library {
+    C,
+    Ours,
+}
+
+impl Library {
+    /// The list of the tests that are skipped with this library. That of ours has those that pass with
+    /// the C library, and is written by hand.
+    fn path(self) -> PathBuf {
+        build::workspace().join(if self == Self::C { "hca/pyverbs.md" } else { "dropin/pyverbs.md" })
+    }
+
+    fn list(self) -> Result<Skips> {
+        let path = self.path();
+        Ok(parse(&fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?))
+    }
 }
 
 /// Runs the suite on an HCA on each kernel. Compares the skipped tests with the list, or writes the
 /// list.
-pub(super) fn run(port: HcaPort, kernels: &[Series], record: bool, accelerator: Accelerator) -> Result<()> {
+pub(super) fn run(
+    library: Library,
+    port: HcaPort,
+    kernels: &[Series],
+    names: &[&str],
+    record: bool,
+    accelerator: Accelerator,
+) -> Result<()> {
     let kernels = if kernels.is_empty() { &[LISTED] } else { kernels };
     ensure!(!record || kernels == [LISTED], "the list is of {LISTED}");
     let soft = super::read()?;
     let mut disagreements = Vec::new();
     for kernel in kernels {
-        let mut ends = run_suite(port, *kernel, accelerator)?;
+        let mut ends = run_suite(library, port, *kernel, names, accelerator)?;
         ends.retain(|id, end| {
             let excused = *end == End::Failed && soft.fails(id, *kernel);
             if excused {
@@ -54,13 +79,25 @@ pub(super) fn run(port: HcaPort, kernels: &[Series], record: bool, accelerator: 
             !excused
         });
         let name = name(port);
-        let mut known = parse(&fs::read_to_string(path()).unwrap_or_default());
         if record {
+            let mut known = Library::C.list().unwrap_or_default();
             known.insert(name.to_owned(), skips(&ends));
-            fs::write(path(), print(&known)).context("writing the list")?;
+            fs::write(Library::C.path(), print(&known)).context("writing the list")?;
         }
-        let listed = (*kernel == LISTED).then(|| known.remove(name).unwrap_or_default());
-        for line in self::disagreements(&ends, listed.as_ref()) {
+        let mut found = failures(&ends);
+        if *kernel == LISTED {
+            let list =
+                |library: Library| -> Result<_> { Ok(library.list()?.remove(name).unwrap_or_default()) };
+            let (mut listed, also) = match library {
+                Library::C => (list(Library::C)?, BTreeMap::new()),
+                Library::Ours => (list(Library::Ours)?, list(Library::C)?),
+            };
+            if !names.is_empty() {
+                listed.retain(|id, _| ends.contains_key(id));
+            }
+            found.extend(changed_skips(&ends, &listed, &also));
+        }
+        for line in found {
             println!("{line}");
             disagreements.push(line);
         }
@@ -69,7 +106,7 @@ pub(super) fn run(port: HcaPort, kernels: &[Series], record: bool, accelerator: 
         disagreements.is_empty(),
         "the outcomes of {} tests differ from {}",
         disagreements.len(),
-        path().display()
+        library.path().display()
     );
     Ok(())
 }
@@ -79,15 +116,25 @@ fn name(port: HcaPort) -> &'static str {
 }
 
 /// The outcomes on an HCA under this kernel.
-fn run_suite(port: HcaPort, kernel: Series, accelerator: Accelerator) -> Result<BTreeMap<String, End>> {
-    let files = super::files(kernel, build::guest_programs()?)?;
+fn run_suite(
+    library: Library,
+    port: HcaPort,
+    kernel: Series,
+    names: &[&str],
+    accelerator: Accelerator,
+) -> Result<BTreeMap<String, End>> {
+    let (programs, variables, kind) = match library {
+        Library::C => (build::guest_programs()?, &[][..], name(port).to_owned()),
+        Library::Ours => (dropin::guest_programs()?, &VARIABLES[..], format!("dropin-{}", name(port))),
+    };
+    let files = super::files(kernel, programs)?;
     let hca = experiment::start_hca(Some(port), 1, &[])?;
     heading(&format!("pyverbs on the HCA, {}, kernel {}", name(port), files.kernel.version));
     let setup = Setup { accelerator, ..files.setup() };
     experiment::run(&setup, hca.as_ref(), |guests| {
         command::script(guests, HUGE_PAGES, &[], Duration::from_secs(60))
             .context("the guest has no room for huge pages")?;
-        suite::run(guests, "mlx5_0", name(port), &[], &[])
+        suite::run(guests, "mlx5_0", &kind, names, variables)
     })
 }
 
@@ -99,21 +146,24 @@ fn skips(ends: &BTreeMap<String, End>) -> BTreeMap<String, String> {
     skipped.collect()
 }
 
-/// The violations, one per line.
-fn disagreements(ends: &BTreeMap<String, End>, listed: Option<&BTreeMap<String, String>>) -> Vec<String> {
-    let mut disagreements: Vec<_> =
-        ends.iter().filter(|(_, end)| **end == End::Failed).map(|(id, _)| format!("{id} failed")).collect();
-    let Some(listed) = listed else { return disagreements };
+/// The tests that failed, one per line.
+fn failures(ends: &BTreeMap<String, End>) -> Vec<String> {
+    let failed = ends.iter().filter(|(_, end)| **end == End::Failed);
+    failed.map(|(id, _)| format!("{id} failed")).collect()
+}
+
+/// The tests that are skipped without an entry in one of the lists, and the entries of `listed` that are
+/// not skipped, one per line.
+fn changed_skips(
+    ends: &BTreeMap<String, End>,
+    listed: &BTreeMap<String, String>,
+    also: &BTreeMap<String, String>,
+) -> Vec<String> {
     let skipped = skips(ends);
-    for (id, reason) in &skipped {
-        if !listed.contains_key(id) {
-            disagreements.push(format!("{id} is skipped now: {reason}"));
-        }
-    }
-    for id in listed.keys().filter(|id| !skipped.contains_key(*id)) {
-        disagreements.push(format!("{id} is no longer skipped: remove it from the list"));
-    }
-    disagreements
+    let new = skipped.iter().filter(|(id, _)| !listed.contains_key(*id) && !also.contains_key(*id));
+    let new = new.map(|(id, reason)| format!("{id} is skipped now: {reason}"));
+    let stale = listed.keys().filter(|id| !skipped.contains_key(*id) || also.contains_key(*id));
+    new.chain(stale.map(|id| format!("{id} is no longer skipped: remove it from the list"))).collect()
 }
 
 fn print(skips: &Skips) -> String {
@@ -172,11 +222,12 @@ mod tests {
     fn failures_and_changed_skips_are_reported() {
         let mut ends = ends();
         let listed = skips(&ends);
-        assert!(disagreements(&ends, Some(&listed)).is_empty());
+        assert!(changed_skips(&ends, &listed, &BTreeMap::new()).is_empty());
+        assert!(changed_skips(&ends, &BTreeMap::new(), &listed).is_empty());
         ends.insert("test_a.A.test_1".to_owned(), End::Failed);
         ends.insert("test_a.A.test_2".to_owned(), End::Passed);
         ends.insert("test_c.C.test_4".to_owned(), End::Skipped("no DEVX".to_owned()));
-        assert_eq!(disagreements(&ends, Some(&listed)).len(), 3);
-        assert_eq!(disagreements(&ends, None), ["test_a.A.test_1 failed"]);
+        assert_eq!(changed_skips(&ends, &listed, &BTreeMap::new()).len(), 2);
+        assert_eq!(failures(&ends), ["test_a.A.test_1 failed"]);
     }
 }
