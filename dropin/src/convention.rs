@@ -13,6 +13,8 @@ use std::ptr;
 use bareverbs::error::{CreateError, InvalidCause, PostReason, PushError, Refused};
 use bareverbs::{Errno, Error};
 
+use crate::environment::environment;
+
 /// The errno of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Failure(c_int);
@@ -52,8 +54,9 @@ impl From<PostReason> for Failure {
 
 impl From<Error> for Failure {
     /// The errno of the kernel. That of a request that `bareverbs` rejects is the one by which the
-    /// kernel or a C provider rejects it.
+    /// kernel or a C provider rejects it. The text of the error, which C has no place for, goes to the log.
     fn from(error: Error) -> Self {
+        environment().log(&error);
         if let Some(errno) = error.errno() {
             return errno.into();
         }

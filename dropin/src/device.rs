@@ -1,12 +1,13 @@
 //! Devices: those of the kernel, and soft devices that `BAREVERBS_SOFT` names.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{OsStr, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 
-use bareverbs::Device;
 use bareverbs::device::NodeType;
+use bareverbs::{AnyProvider, Device, Provider};
 
 use crate::abi::Function;
 use crate::abi::device::{_ibv_device_ops, ibv_device};
@@ -15,13 +16,15 @@ use crate::abi::values::{
     IBV_TRANSPORT_USNIC, IBV_TRANSPORT_USNIC_UDP,
 };
 use crate::convention::{Failure, OrMinusOne, OrNull, Value, export, required};
+use crate::environment::{SOFT, environment, variable};
+use crate::fork;
 use crate::object::lock;
 
-/// The addresses of the soft devices that are listed, separated by commas.
-const SOFT: &str = "BAREVERBS_SOFT";
-
 /// The class of uverbs devices, without which the kernel has no verbs.
-const UVERBS_CLASS: &str = "/sys/class/infiniband_verbs";
+const UVERBS_CLASS: &str = "class/infiniband_verbs";
+
+/// A limit of locked memory, in bytes, that is too small for most programs.
+const SMALL_MEMLOCK: u64 = 32768;
 
 /// A device of C. It begins with the struct of the ABI, which `verbs_device` of the provider libraries
 /// extends: those compare its `ops`, at this offset, with their own.
@@ -50,7 +53,7 @@ impl DeviceObject {
         let uverbs = device.uverbs_path().and_then(Path::file_name).map(|name| name.to_string_lossy());
         let uverbs = uverbs.as_deref().unwrap_or_default();
         let in_sysfs = |class: &str, name: &str| match device.soft() {
-            None if !name.is_empty() => format!("{class}/{name}"),
+            None if !name.is_empty() => format!("{}/{class}/{name}", sysfs().display()),
             // No file of the kernel has the path.
             _ => String::new(),
         };
@@ -63,7 +66,7 @@ impl DeviceObject {
                 name: text(name),
                 dev_name: text(uverbs),
                 dev_path: text(&in_sysfs(UVERBS_CLASS, uverbs)),
-                ibdev_path: text(&in_sysfs("/sys/class/infiniband", name)),
+                ibdev_path: text(&in_sysfs("class/infiniband", name)),
             },
             provider_ops: ptr::null(),
             refcount: 0,
@@ -102,11 +105,8 @@ pub(crate) fn text<const N: usize>(text: &str) -> [c_char; N] {
     array
 }
 
-/// A variable of the environment, which is ignored in setuid programs.
-fn variable(name: &str) -> Option<String> {
-    // SAFETY: the call reads the auxiliary vector of the process.
-    let is_secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
-    std::env::var(name).ok().filter(|_| !is_secure)
+fn sysfs() -> &'static Path {
+    Path::new(OsStr::from_bytes(environment().sysfs.to_bytes()))
 }
 
 /// The soft devices that the environment names, `soft0` and so on for C. The first call creates them. An
@@ -114,6 +114,7 @@ fn variable(name: &str) -> Option<String> {
 /// driver.
 fn soft_devices(kernel: &[Device]) -> Vec<(String, Device)> {
     let addresses = variable(SOFT).unwrap_or_default();
+    let addresses = addresses.to_string_lossy();
     let taken = |name: &String| kernel.iter().any(|device| device.name() == name);
     let names = (0..).map(|number| format!("soft{number}")).filter(|name| !taken(name));
     let addresses = addresses.split(',').map(str::trim).filter(|address| !address.is_empty());
@@ -128,9 +129,38 @@ fn soft_devices(kernel: &[Device]) -> Vec<(String, Device)> {
     found.collect()
 }
 
+/// Reports on standard error what will fail later, as libibverbs does once.
+fn warn() {
+    if environment().is_fork_safe && fork::init().is_err() {
+        eprintln!("libibverbs: Warning: fork()-safety requested but init failed");
+    }
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the calls read the user and a limit of this process.
+    let (is_root, failed) =
+        unsafe { (libc::geteuid() == 0, libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) != 0) };
+    if !is_root && !failed && limit.rlim_cur <= SMALL_MEMLOCK {
+        eprintln!(
+            "libibverbs: Warning: RLIMIT_MEMLOCK is {} bytes.\n    This will severely limit memory registrations.",
+            limit.rlim_cur
+        );
+    }
+}
+
+/// Whether the device can be opened. A driver that only the open file names is not known before.
+fn has_provider(device: &Device) -> bool {
+    let has = device.driver_id().is_none_or(|driver| AnyProvider::drives(driver.0));
+    if !has && environment().shows_warnings {
+        eprintln!("libibverbs: Warning: no userspace device-specific driver found for {}", device.name());
+    }
+    has
+}
+
 /// Lists the devices. Those that were listed before keep their objects.
 fn list() -> Result<Vec<Arc<DeviceObject>>, Failure> {
-    let kernel = bareverbs::devices()?;
+    static FIRST: Once = Once::new();
+    FIRST.call_once(warn);
+    let mut kernel = bareverbs::devices()?;
+    kernel.retain(has_provider);
     let soft = soft_devices(&kernel);
     let found = kernel.into_iter().map(|device| (device.name().to_owned(), device)).chain(soft);
     let mut listed = lock(&DEVICES);
@@ -140,7 +170,7 @@ fn list() -> Result<Vec<Arc<DeviceObject>>, Failure> {
             None => Arc::new(DeviceObject::new(&name, device)),
         })
         .collect();
-    if now.is_empty() && !Path::new(UVERBS_CLASS).exists() {
+    if now.is_empty() && !sysfs().join(UVERBS_CLASS).exists() {
         return Err(libc_failure(libc::ENOSYS));
     }
     listed.clone_from(&now);

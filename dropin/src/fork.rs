@@ -12,10 +12,12 @@ fn kernel_copies() -> bool {
     RdmaNetlink::open().and_then(|mut netlink| netlink.system()).map_or(true, |system| system.copy_on_fork)
 }
 
+pub(crate) fn init() -> Result<(), Failure> {
+    if kernel_copies() { Ok(()) } else { Err(Failure::UNSUPPORTED) }
+}
+
 export! {
-    fn ibv_fork_init() -> OrErrno {
-        if kernel_copies() { Ok(()) } else { Err(Failure::UNSUPPORTED) }
-    }
+    fn ibv_fork_init() -> OrErrno { init() }
 
     fn ibv_is_fork_initialized() -> Value<c_int> {
         Ok(if kernel_copies() { IBV_FORK_UNNEEDED } else { IBV_FORK_DISABLED })

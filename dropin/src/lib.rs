@@ -4,6 +4,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `abi` | the structs of `infiniband/verbs.h` |
+//! | `environment` | variables of the environment |
 //! | `convention` | errno and return values; the macros that define functions for C |
 //! | `object` | objects of C: a struct of the ABI and the value of `bareverbs` behind it |
 //! | `device`, `context`, `open`, `port` | devices, open devices and their functions, ports |
@@ -29,6 +30,7 @@ mod convention;
 mod counters;
 mod cq;
 mod device;
+mod environment;
 mod events;
 mod fork;
 mod kernel_structs;

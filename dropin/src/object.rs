@@ -4,9 +4,11 @@ use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use bareverbs::Errno;
 use bareverbs::error::Refused;
 
 use crate::convention::Failure;
+use crate::environment::environment;
 
 /// An object on the heap, of which C has a pointer. `A` begins with the struct of the ABI, so a
 /// pointer to the one is a pointer to the other.
@@ -25,7 +27,8 @@ impl<A, T> Object<A, T> {
     }
 
     /// Destroys the object by `destroy`, which returns the value if it fails. Then the object stays as
-    /// it is. Else `wait` waits for other users of the struct, before it is freed.
+    /// it is. Else `wait` waits for other users of the struct, before it is freed. An object of a removed
+    /// device is freed without waiting, if the environment asks for it.
     ///
     /// # Safety
     ///
@@ -47,6 +50,12 @@ impl<A, T> Object<A, T> {
                 // SAFETY: the object exists, and only shared references to `A` are made of it.
                 wait(unsafe { &(*object.as_ptr()).abi }, result);
                 // SAFETY: `create` made it from a box. `ManuallyDrop` changes no layout.
+                drop(unsafe { Box::from_raw(object.as_ptr().cast::<Object<A, ManuallyDrop<T>>>()) });
+                Ok(())
+            }
+            Err(refused) if environment().destroys_removed && refused.error.errno() == Some(Errno::IO) => {
+                drop(refused.object);
+                // SAFETY: as above.
                 drop(unsafe { Box::from_raw(object.as_ptr().cast::<Object<A, ManuallyDrop<T>>>()) });
                 Ok(())
             }
@@ -116,4 +125,43 @@ impl Acknowledged {
 /// A lock is never poisoned: a panic ends the process.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::sync::Arc;
+
+    use bareverbs::Error;
+
+    use super::*;
+
+    /// The variable with the errno that a process of the test expects.
+    const EXPECTED: &str = "BAREVERBS_DROPIN_TEST_ERRNO";
+
+    #[test]
+    fn object_of_a_removed_device_is_destroyed_if_the_environment_asks_for_it() {
+        let Ok(expected) = std::env::var(EXPECTED) else {
+            // The variables are read once, so each case has a process.
+            for (value, errno) in [("0", libc::EIO), ("1", 0)] {
+                let mut command = Command::new(std::env::current_exe().unwrap());
+                let name =
+                    "object::tests::object_of_a_removed_device_is_destroyed_if_the_environment_asks_for_it";
+                command.args(["--exact", name]).env("RDMAV_ALLOW_DISASSOC_DESTROY", value);
+                let output = command.env(EXPECTED, errno.to_string()).output().unwrap();
+                assert!(output.status.success(), "{output:?}");
+            }
+            return;
+        };
+        let object: *mut Object<u8, Arc<()>> = Object::create(|_| Ok((0, Arc::default()))).unwrap();
+        // SAFETY: the object exists.
+        let holders = Arc::downgrade(unsafe { &(*object).inner });
+        let removed =
+            |value: Arc<()>| Err::<(), _>(Refused::new(Error::DeviceRemoved { verb: "destroy" }, value));
+        let wait = |_: &u8, ()| panic!("no event of a removed device is waited for");
+        // SAFETY: the object exists.
+        let destroyed = unsafe { Object::destroy(NonNull::new(object).unwrap(), removed, wait) };
+        assert_eq!(destroyed.err().map_or(0, Failure::errno).to_string(), expected);
+        assert_eq!(holders.strong_count() == 0, destroyed.is_ok());
+    }
 }

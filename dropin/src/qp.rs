@@ -13,11 +13,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use bareverbs::ah::AhAttr;
 use bareverbs::cq::Cq;
+use bareverbs::device::DriverId;
 use bareverbs::error::{DoorbellError, PostReason};
 use bareverbs::mw::inc_rkey;
 use bareverbs::qp::{
-    MigState, Operation, Payload, QpAttr, QpAttrMask, QpCap, QpCreateFlags, QpInit, QpState, QpType,
-    SendFlags, SendRequest,
+    DoorbellChoice, MigState, Operation, Payload, QpAttr, QpAttrMask, QpCap, QpCreateFlags, QpInit, QpState,
+    QpType, SendFlags, SendRequest,
 };
 use bareverbs::rss::RssQp;
 use bareverbs::untyped::QpCore;
@@ -39,6 +40,7 @@ use crate::abi::work::{ibv_recv_wr, ibv_send_wr};
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrNull, Value, callback, export, refuse, required};
 use crate::cq::CqObject;
+use crate::environment::environment;
 use crate::memory::PdObject;
 use crate::object::{Acknowledged, Holder, Object, lock, pointer};
 use crate::path;
@@ -141,6 +143,15 @@ fn lock_cqs<'a>(
     }
 }
 
+/// Whether the environment asks the device to place short messages into CQEs, for a QP that can have that.
+fn scatters_to_cqe(pd: &PdObject, init: &ibv_qp_init_attr) -> bool {
+    let is_possible = [QpType::RC, QpType::UC].contains(&QpType(init.qp_type))
+        && init.srq.is_null()
+        && init.sq_sig_all == 0
+        && pd.inner.context().device().driver_id() == Some(DriverId::MLX5);
+    environment().scatters_to_cqe && is_possible
+}
+
 fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Result<*mut ibv_qp, Failure> {
     // SAFETY: the pointers are those of objects of the program.
     let (send_cq, recv_cq, srq) = unsafe {
@@ -159,6 +170,12 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
             source_qp_num: extended.source_qp_num,
             max_tso_header: extended.max_tso_header,
             user_data: address,
+            scatter_to_cqe: scatters_to_cqe(pd, init),
+            doorbell: if environment().shares_doorbells {
+                DoorbellChoice::Shared
+            } else {
+                DoorbellChoice::Any
+            },
             ..QpInit::new(&sends, receives.as_deref().unwrap_or(&sends))
         };
         let core = QpCore::create(&pd.inner, QpType(init.qp_type), &attr)?;

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::convention::{Failure, OrMinusOne, OrNull, export};
+use crate::environment::environment;
 
 /// The path of a C string.
 ///
@@ -23,7 +24,7 @@ unsafe fn path<'a>(text: *const c_char) -> Result<&'a Path, Failure> {
 
 export! {
     fn ibv_get_sysfs_path() -> OrNull<c_char> {
-        Ok(c"/sys".as_ptr().cast_mut())
+        Ok(environment().sysfs.as_ptr().cast_mut())
     }
 
     /// Reads a file into `into`, without the newline at its end and with a zero byte. Returns the length
