@@ -3,7 +3,7 @@
 //! rustc makes an archive. The C compiler links it, because the version script of a shared library that
 //! rustc links has no effect: rustc passes another one first.
 
-mod programs;
+pub(crate) mod programs;
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -15,6 +15,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail, ensure};
 use bareverbs_lab::{Cache, OldGlibc, Programs, RdmaCore};
 use clap::{Args, Subcommand, ValueEnum};
+use programs::NativePrograms;
 
 use crate::c_functions::LIBRARY_FOLDER;
 use crate::{build, exports};
@@ -171,7 +172,13 @@ pub(crate) fn check() -> Result<()> {
     let text = fs::read_to_string(&list).with_context(|| format!("reading {}", list.display()))?;
     let faults = faults(&own, &theirs, &text.lines().map(str::to_owned).collect());
     ensure!(faults.is_empty(), "the exported names of {LIBRARY}:\n{}", faults.join("\n"));
-    programs::check(&rdma_core.root, folder_of(&library))
+    programs::check(&NativePrograms { root: rdma_core.root, library: folder_of(&library).to_owned() })
+}
+
+/// The library, and the programs of the lab's Debian root for this machine.
+pub(crate) fn native_programs() -> Result<NativePrograms> {
+    let library = folder_of(&library(TESTED, Glibc::Host)?).to_owned();
+    Ok(NativePrograms { root: RdmaCore::fetch(&Cache::open()?, false)?.root, library })
 }
 
 /// What is wrong with the exported names.

@@ -39,6 +39,9 @@ pub(crate) struct Pyverbs {
     /// library.
     #[arg(long, conflicts_with = "record")]
     dropin: bool,
+    /// Run it on a soft device of this machine instead, and compare with Soft-RoCE of the newest kernel.
+    #[arg(long, requires = "dropin", conflicts_with_all = ["kernels"])]
+    soft: bool,
     /// Kernels to run the suite on, such as 6.12; may be given more than once (default: all series;
     /// with --hca the newest, for which the list is made).
     #[arg(long = "kernel", value_name = "KERNEL")]
@@ -60,6 +63,10 @@ impl Pyverbs {
             hca::run(library, port.into(), &self.kernels, &names, self.record, self.accel)?;
             return Ok(ExitCode::SUCCESS);
         }
+        if self.soft {
+            check_on_soft_device()?;
+            return Ok(ExitCode::SUCCESS);
+        }
         if self.dropin {
             dropin::run(&self.kernels, &names, self.accel)?;
             return Ok(ExitCode::SUCCESS);
@@ -74,6 +81,11 @@ impl Pyverbs {
         check(&rdma_core, &guest_tests::guest_test_titles()?)?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Runs the suite with our library on a soft device.
+pub(crate) fn check_on_soft_device() -> Result<()> {
+    dropin::run_soft()
 }
 
 fn path() -> PathBuf {

@@ -1,12 +1,13 @@
 //! Debian's programs with the library, on this machine: each with a soft device.
 
+use std::io::Read;
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::c_functions::LIBRARY_FOLDER;
 use crate::native::listens;
@@ -15,20 +16,22 @@ use crate::native::listens;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The programs of a Debian root.
-struct Programs<'a> {
-    root: &'a Path,
+pub(crate) struct NativePrograms {
+    pub(crate) root: PathBuf,
     /// The folder of the library.
-    library: &'a Path,
+    pub(crate) library: PathBuf,
 }
 
-impl Programs<'_> {
+impl NativePrograms {
     /// A program with the loader and the libraries of the root, but for ours.
-    fn command(&self, program: &str, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, program: &str, arguments: &[&str]) -> Command {
         let mut libraries = self.library.as_os_str().to_owned();
         libraries.push(":");
         libraries.push(self.root.join(LIBRARY_FOLDER));
         let mut command = Command::new(self.root.join("usr/lib64/ld-linux-x86-64.so.2"));
-        command.arg("--library-path").arg(libraries).arg(self.root.join("usr/bin").join(program));
+        // Programs that start themselves look for their own name.
+        command.arg("--library-path").arg(libraries).args(["--argv0", program]);
+        command.arg(self.root.join("usr/bin").join(program));
         command.args(arguments).env_remove(SOFT);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
@@ -38,7 +41,7 @@ impl Programs<'_> {
     fn run(&self, program: &str, arguments: &[&str], address: Option<&str>) -> Result<Output> {
         let mut command = self.command(program, arguments);
         command.envs(address.map(|address| (SOFT, address)));
-        finish(program, command.spawn().with_context(|| format!("starting {program}"))?)
+        finish(program, command.spawn().with_context(|| format!("starting {program}"))?, LIMIT)
     }
 
     /// Runs a program that must succeed. Returns what it printed.
@@ -48,13 +51,12 @@ impl Programs<'_> {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Runs a server and a client, whose data both check.
-    fn ping_pong(&self, program: &str, options: &[&str], addresses: [&str; 2]) -> Result<()> {
+    /// Runs a server, and a client of it on this host, to their ends. Both take a port by `-p`.
+    fn pair(&self, program: &str, options: &[&str], addresses: [&str; 2]) -> Result<[Output; 2]> {
         // The port is free again once the listener is dropped.
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
         let number = port.to_string();
-        let common = ["-g", "0", "-c", "-n", "100", "-p", &number];
-        let arguments = [&common, options].concat();
+        let arguments = [options, &["-p", &number]].concat();
         let mut server = self.command(program, &arguments).env(SOFT, addresses[0]).spawn()?;
         let begin = Instant::now();
         while !listens(port) && server.try_wait()?.is_none() && begin.elapsed() < LIMIT {
@@ -65,41 +67,66 @@ impl Programs<'_> {
             // It may wait for a client without end.
             server.kill()?;
         }
-        let server = finish(program, server)?;
-        let client = client?;
-        for side in [&server, &client] {
+        let sides = [finish(program, server, LIMIT)?, client?];
+        let succeed = sides.iter().all(|side| side.status.success());
+        ensure!(succeed, "{program} {options:?}: {sides:?}");
+        Ok(sides)
+    }
+
+    /// Runs a ping-pong, whose data both sides check.
+    fn ping_pong(&self, program: &str, options: &[&str], addresses: [&str; 2]) -> Result<()> {
+        let options = [&["-g", "0", "-c", "-n", "100"], options].concat();
+        for side in self.pair(program, &options, addresses)? {
             let printed = String::from_utf8_lossy(&side.stdout);
             let is_complete = printed.contains("100 iters in") && !printed.contains("invalid data");
-            ensure!(side.status.success() && is_complete, "{program} {options:?}: {server:?} {client:?}");
+            ensure!(is_complete, "{program} {options:?}: {side:?}");
         }
         Ok(())
     }
 }
 
 /// The variable with the addresses of the soft devices.
-const SOFT: &str = "BAREVERBS_SOFT";
+pub(crate) const SOFT: &str = "BAREVERBS_SOFT";
 
-/// Waits until a program ends, and kills it at the limit.
-fn finish(program: &str, mut child: Child) -> Result<Output> {
+/// Waits until a program ends, and kills it at the limit. Its output is read meanwhile: a full pipe would stop
+/// it.
+pub(crate) fn finish(program: &str, mut child: Child, limit: Duration) -> Result<Output> {
+    let stdout = child.stdout.take().map(read_in_thread);
+    let stderr = child.stderr.take().map(read_in_thread);
     let begin = Instant::now();
-    while child.try_wait()?.is_none() {
-        if begin.elapsed() > LIMIT {
+    let mut is_late = false;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if !is_late && begin.elapsed() > limit {
             child.kill()?;
-            bail!("{program} runs longer than {LIMIT:?}: {:?}", child.wait_with_output()?);
+            is_late = true;
         }
         thread::sleep(Duration::from_millis(5));
-    }
-    Ok(child.wait_with_output()?)
+    };
+    let read = |pipe: Option<JoinHandle<Vec<u8>>>| pipe.and_then(|pipe| pipe.join().ok()).unwrap_or_default();
+    let output = Output { status, stdout: read(stdout), stderr: read(stderr) };
+    ensure!(!is_late, "{program} runs longer than {limit:?}: {output:?}");
+    Ok(output)
+}
+
+fn read_in_thread(mut pipe: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What was read before an error is output too.
+        let _ = pipe.read_to_end(&mut bytes);
+        bytes
+    })
 }
 
 /// Two addresses of this host that no other process has: process ids have at most 22 bits.
-fn addresses() -> [String; 2] {
+pub(crate) fn addresses() -> [String; 2] {
     let first = u32::from(Ipv4Addr::new(127, 128, 0, 0)) | std::process::id() << 1;
     [first, first | 1].map(|address| Ipv4Addr::from(address).to_string())
 }
 
-pub(super) fn check(root: &Path, library: &Path) -> Result<()> {
-    let programs = Programs { root, library };
+pub(super) fn check(programs: &NativePrograms) -> Result<()> {
     let addresses = addresses();
     let [one, other] = addresses.each_ref().map(String::as_str);
 
@@ -121,9 +148,17 @@ pub(super) fn check(root: &Path, library: &Path) -> Result<()> {
 
     // Posts by the functions of `ibv_qp_ex`.
     programs.ping_pong("ibv_rc_pingpong", &["-N"], [one, other])?;
-    // It is linked with libmlx5, libefa and libhns, which call the library when they are loaded.
-    let version = programs.run("ib_send_lat", &["--version"], None)?;
-    ensure!(version.stdout.starts_with(b"Version: "), "perftest does not start: {version:?}");
+    for program in ["ib_send", "ib_write", "ib_read", "ib_atomic"] {
+        let common = ["-d", "soft0", "-x", "0", "-F", "-n", "10"];
+        for (kind, options) in [("bw", &["-q", "4"][..]), ("lat", &[])] {
+            programs.pair(&format!("{program}_{kind}"), &[&common, options].concat(), [one, other])?;
+        }
+    }
+    programs.pair(
+        "ib_send_lat",
+        &["-d", "soft0", "-x", "0", "-F", "-n", "10", "-e", "-c", "UD"],
+        [one, other],
+    )?;
     let refused = programs.run("ibv_xsrq_pingpong", &["-g", "0"], Some(one))?;
     let reason = String::from_utf8_lossy(&refused.stderr);
     ensure!(refused.status.code() == Some(1) && !reason.contains("panicked"), "XRC: {refused:?}");

@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use bareverbs_lab::{Accelerator, Series, Setup};
+use bareverbs_lab::{Accelerator, Series, Setup, Since};
 
 use super::table::{KERNELS, Row, Table};
 use super::{End, suite};
+use crate::dropin::programs::addresses;
 use crate::dropin::{self, GUEST_FOLDER};
 use crate::experiment;
 use crate::print::heading;
@@ -35,6 +36,30 @@ pub(super) fn run(kernels: &[Series], names: &[&str], accelerator: Accelerator) 
         );
     }
     ensure!(worse.is_empty(), "worse than with the C library:\n{}", worse.join("\n"));
+    Ok(())
+}
+
+/// The kernel whose Soft-RoCE has the features of soft devices.
+const LIKE_SOFT: Series = Series::Released(Since::V7_2);
+
+/// The modules of the suite that run on Soft-RoCE and not on soft devices: these have no on-demand paging,
+/// and librdmacm knows devices of the kernel only.
+const NOT_SOFT: [&str; 2] = ["test_odp.", "test_rdmacm."];
+
+/// Runs the suite on a soft device, and compares the outcomes with those of Soft-RoCE.
+pub(super) fn run_soft() -> Result<()> {
+    heading("pyverbs with our library on a soft device");
+    let table = super::read()?;
+    let column =
+        KERNELS.iter().position(|&known| known == LIKE_SOFT).context("the table has no such kernel")?;
+    let [address, _] = addresses();
+    let mut ends = suite::run_native(&dropin::native_programs()?, &address)?;
+    ensure!(!ends.is_empty(), "the suite did not start");
+    let passed = ends.values().filter(|end| **end == End::Passed).count();
+    println!("{passed} of {} tests pass", ends.len());
+    ends.retain(|id, _| !NOT_SOFT.iter().any(|module| id.starts_with(module)));
+    let worse = worse_outcomes(&table, column, &ends);
+    ensure!(worse.is_empty(), "worse than on Soft-RoCE of {LIKE_SOFT}:\n{}", worse.join("\n"));
     Ok(())
 }
 

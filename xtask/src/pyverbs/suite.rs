@@ -11,11 +11,14 @@ use bareverbs_lab::{Exec, Guests};
 
 use super::End;
 use crate::build;
+use crate::dropin::programs::{NativePrograms, SOFT, finish};
 
 /// The folder of the suite in Debian's package. Long files are compressed.
 const FOLDER: &str = "usr/share/doc/rdma-core/tests";
 /// Timeout of a run.
 const LIMIT: Duration = Duration::from_secs(1800);
+/// Timeout of a run on a soft device, many times the usual duration.
+const NATIVE_LIMIT: Duration = Duration::from_secs(300);
 /// Unpacks the suite to a folder from which it can be imported, and runs it. Modules without a
 /// selected test are removed, because compiling them takes longer than many tests.
 const RUN: &str = r#"rm -rf /tmp/tests && cp -r "/$1" /tmp/tests && cd /tmp/tests && gunzip -f *.gz && shift &&
@@ -37,6 +40,22 @@ def ask_once(command, *more, **options):
     return answers[key]
 subprocess.check_output = ask_once
 runpy.run_path("/tmp/tests/run_tests.py", run_name="__main__")"#;
+/// Runs the suite in the folder of the variable TESTS on a soft device. It asks the programs of iproute2 and
+/// sysfs about the device, which the kernel does not know.
+const SOFT_RUNNER: &str = r#"
+import json, multiprocessing, os, runpy, subprocess
+multiprocessing.set_start_method("fork")
+ask = subprocess.check_output
+answers = {
+    "rdma": json.dumps([{"ifname": "soft0", "port": 1, "netdev": "soft0"}]).encode(),
+    "ip": json.dumps([{"address": "02:00:00:00:00:01", "addr_info": [{"local": os.environ["BAREVERBS_SOFT"]}]}]).encode(),
+    "cat": "0xffff\n",
+}
+def ask_soft(command, *more, **options):
+    return answers[command[0]] if command[0] in answers else ask(command, *more, **options)
+subprocess.check_output = ask_soft
+runpy.run_path(os.path.join(os.environ["TESTS"], "run_tests.py"), run_name="__main__")"#;
+
 /// The ids of all tests: module, class and method.
 pub(super) fn shipped(root: &Path) -> Result<BTreeSet<String>> {
     let folder = root.join(FOLDER);
@@ -107,6 +126,31 @@ pub(super) fn run(
     let end: Vec<_> = report.lines().rev().take(3).filter(|line| !line.is_empty()).collect();
     let end: Vec<_> = end.into_iter().rev().collect();
     println!("{name}: {}; the output of the suite is in {}", end.join(": "), path.display());
+    Ok(ends(&report))
+}
+
+/// Runs the suite on this machine, on a soft device with this address.
+pub(super) fn run_native(programs: &NativePrograms, address: &str) -> Result<BTreeMap<String, End>> {
+    let folder = build::target_folder().join("pyverbs-soft");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
+    }
+    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+    for entry in fs::read_dir(programs.root.join(FOLDER))? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if let Some(name) = name.strip_suffix(".gz").or(Some(&name)).filter(|name| name.ends_with(".py")) {
+            fs::write(folder.join(name), source(&path)?)?;
+        }
+    }
+    let mut python = programs.command("python3", &["-c", SOFT_RUNNER, "-v", "--dev", "soft0"]);
+    python.env("PYTHONHOME", programs.root.join("usr")).env("PYTHONDONTWRITEBYTECODE", "1");
+    python.env("TESTS", &folder).env(SOFT, address).current_dir(&folder);
+    let output = finish("rdma-core's suite", python.spawn().context("starting Python")?, NATIVE_LIMIT)?;
+    let report = String::from_utf8_lossy(&output.stderr);
+    let path = build::target_folder().join("pyverbs-soft.log");
+    fs::write(&path, report.as_bytes()).with_context(|| format!("writing {}", path.display()))?;
+    println!("the output of the suite is in {}", path.display());
     Ok(ends(&report))
 }
 

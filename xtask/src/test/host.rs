@@ -15,7 +15,7 @@ use crate::guest_tests::{GUEST_TEST_CRATES, guest_unit_tests};
 use crate::outcome::{Table, Totals, result_line};
 use crate::print::heading;
 use crate::tsan::{self, Toolchain, Tsan};
-use crate::{build, counts, crates, dropin, imports, loom, package, spelling};
+use crate::{build, counts, crates, dropin, imports, loom, package, pyverbs, spelling};
 
 /// What precedes each line of a test's output, as the kernel's name does for tests in guests.
 const NAME: &str = "host";
@@ -45,7 +45,7 @@ const CHECKS: [Check; 13] = [
     ("clippy", |_| clippy()),
     ("tests without a kernel", Host::plain_tests),
     ("kernel tests on soft devices", Host::soft_devices),
-    ("drop-in library", |_| dropin::check()),
+    ("drop-in library", |_| dropin::check().and_then(|()| pyverbs::check_on_soft_device())),
     // One processor builds and counts: not at the end, when the guests leave two.
     (counts::TITLE, Host::counts),
     ("models of what threads share", Host::models),
