@@ -75,6 +75,7 @@ pub(crate) type QpObject = Object<QpHead, Queues>;
 pub(crate) struct QpArgument<'a>(Option<NonNull<QpHead>>, PhantomData<&'a QpHead>);
 
 impl<'a> QpArgument<'a> {
+    #[cfg(test)]
     pub(crate) fn of(qp: *mut ibv_qp) -> Self {
         Self(NonNull::new(qp.cast()), PhantomData)
     }
