@@ -354,6 +354,27 @@ impl DmMr {
         Ok(Self { domain, _dm, handle: made.handle, keys, released: Released::default() })
     }
 
+    /// Deregisters the region. Drop does the same, and ignores errors.
+    ///
+    /// # Errors
+    /// The region and [`Error::Kernel`]: the kernel rejects the command.
+    #[expect(clippy::result_large_err, reason = "the error returns the object without an allocation")]
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn dereg(self) -> Result<(), Refused<Self>> {
+        // SAFETY: the region is this value's, and its memory is the device's. If this succeeds, it is
+        // dropped next.
+        match unsafe { command::dereg_mr(&self.domain.context.file, self.handle) } {
+            Ok(()) => {
+                self.released.set();
+                Ok(())
+            }
+            Err(refused) => {
+                let asked = format!("lkey {:#x}", self.keys.lkey());
+                Err(Refused::new(Error::kernel("dereg_mr", asked, refused), self))
+            }
+        }
+    }
+
     /// Its kernel handle.
     #[must_use]
     pub fn handle(&self) -> u32 {

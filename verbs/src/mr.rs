@@ -157,8 +157,7 @@ impl<P: Provider> Pd<P> {
         access: Access,
         hints: &Dmah,
     ) -> Result<Mr<M>, Refused<M>> {
-        if !hints.is_of(self.context().inner()) {
-            let error = Error::foreign("reg_mr", "the DMA handle is of another context");
+        if let Err(error) = self.check_hints(hints) {
             return Err(Refused::new(error, memory));
         }
         Mr::register(self.domain(), memory, access, Some(hints))
@@ -221,7 +220,37 @@ impl<P: Provider> Pd<P> {
         access: Access,
     ) -> Result<Mr<RawMemory>> {
         // SAFETY: the caller upholds the same contract.
-        unsafe { Mr::register_raw(self.domain(), addr, len, iova, access) }
+        unsafe { Mr::register_raw(self.domain(), addr, len, iova, access, None) }
+    }
+
+    /// Registers an address range with hints for the device's accesses. The other parameters are
+    /// those of [`Pd::register_raw`].
+    ///
+    /// # Errors
+    /// As for [`Pd::register_raw`] and [`Pd::register_with_hints`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Pd::register_raw`].
+    #[doc(alias = "ibv_reg_mr_ex")]
+    pub unsafe fn register_raw_with_hints(
+        &self,
+        addr: *mut u8,
+        len: usize,
+        iova: Option<u64>,
+        access: Access,
+        hints: &Dmah,
+    ) -> Result<Mr<RawMemory>> {
+        self.check_hints(hints)?;
+        // SAFETY: the caller upholds the same contract.
+        unsafe { Mr::register_raw(self.domain(), addr, len, iova, access, Some(hints)) }
+    }
+
+    fn check_hints(&self, hints: &Dmah) -> Result<()> {
+        if hints.is_of(self.context().inner()) {
+            return Ok(());
+        }
+        Err(Error::foreign(VERB, "the DMA handle is of another context"))
     }
 }
 
@@ -238,16 +267,7 @@ impl Registration {
         hints: Option<&Dmah>,
     ) -> Result<Self> {
         let inner = &domain.context;
-        let addr = start.expose_provenance() as u64;
-        let iova = iova.unwrap_or(if access.contains(Access::ZERO_BASED) { 0 } else { addr });
-        if len == 0 {
-            return Err(Error::empty(VERB, "the length of an MR must be at least 1 byte"));
-        }
-        // Device addresses have 64 bits too: neither range may wrap around.
-        if addr.checked_add(len as u64).is_none() || iova.checked_add(len as u64 - 1).is_none() {
-            let reason = format!("{len} bytes at {addr:#x} (iova {iova:#x}) exceed the address space");
-            return Err(Error::out_of_bounds(VERB, reason));
-        }
+        let (addr, iova) = check_raw_range(VERB, start, len, iova, access)?;
         let request = MrRequest {
             pd: domain.handle,
             addr,
@@ -396,9 +416,10 @@ impl Mr<RawMemory> {
         len: usize,
         iova: Option<u64>,
         access: Access,
+        hints: Option<&Dmah>,
     ) -> Result<Self> {
         // SAFETY: the caller upholds the contract for the range.
-        let registration = unsafe { Registration::new(domain, addr, len, iova, access, None) }?;
+        let registration = unsafe { Registration::new(domain, addr, len, iova, access, hints) }?;
         Ok(Self::over_range(registration, addr, len))
     }
 
@@ -430,9 +451,7 @@ impl Mr<RawMemory> {
     }
 
     fn over_range(registration: Registration, addr: *mut u8, len: usize) -> Self {
-        let start = NonNull::new(addr).unwrap_or(NonNull::dangling());
-        // An ODP region may start at the null address. Its copying methods get length 0.
-        let len = if addr.is_null() { 0 } else { len };
+        let (start, len) = span(addr, len);
         Self::new(registration, MaybeUninit::new(RawMemory), start, len)
     }
 
@@ -699,6 +718,34 @@ impl<M> Mr<M> {
     pub(crate) fn range(&self, what: &'static str, range: impl RangeBounds<usize>) -> Result<(usize, usize)> {
         check_range(what, range, self.inner.len)
     }
+}
+
+/// The address and the IOVA of a range that begins at `start`. Rejects an empty range, and one that
+/// exceeds the address space.
+fn check_raw_range(
+    verb: &'static str,
+    start: *mut u8,
+    len: usize,
+    iova: Option<u64>,
+    access: Access,
+) -> Result<(u64, u64)> {
+    let addr = start.expose_provenance() as u64;
+    let iova = iova.unwrap_or(if access.contains(Access::ZERO_BASED) { 0 } else { addr });
+    if len == 0 {
+        return Err(Error::empty(verb, "the length of an MR must be at least 1 byte"));
+    }
+    // Device addresses have 64 bits too: neither range may wrap around.
+    if addr.checked_add(len as u64).is_none() || iova.checked_add(len as u64 - 1).is_none() {
+        let reason = format!("{len} bytes at {addr:#x} (iova {iova:#x}) exceed the address space");
+        return Err(Error::out_of_bounds(verb, reason));
+    }
+    Ok((addr, iova))
+}
+
+/// The bytes of a range for the copying methods of its region. An ODP region may start at the null
+/// address: then they get length 0.
+fn span(addr: *mut u8, len: usize) -> (NonNull<u8>, usize) {
+    NonNull::new(addr).map_or((NonNull::dangling(), 0), |start| (start, len))
 }
 
 /// Whether the device copies to and from the start of the page that an operation names, and so may

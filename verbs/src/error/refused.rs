@@ -58,7 +58,24 @@ impl<T, E> Refused<T, E> {
     }
 
     /// The same reason for the object that `wrap` makes of this one.
-    pub(crate) fn map<U>(self, wrap: impl FnOnce(T) -> U) -> Refused<U, E> {
+    ///
+    /// ```
+    /// use bareverbs::mr::DmabufMr;
+    /// use bareverbs::{Mr, Refused};
+    ///
+    /// enum Region {
+    ///     Memory(Mr<Vec<u8>>),
+    ///     Dmabuf(DmabufMr),
+    /// }
+    ///
+    /// fn dereg(region: Region) -> Result<(), Refused<Region>> {
+    ///     match region {
+    ///         Region::Memory(mr) => mr.dereg().map(drop).map_err(|refused| refused.map(Region::Memory)),
+    ///         Region::Dmabuf(mr) => mr.dereg().map_err(|refused| refused.map(Region::Dmabuf)),
+    ///     }
+    /// }
+    /// ```
+    pub fn map<U>(self, wrap: impl FnOnce(T) -> U) -> Refused<U, E> {
         Refused { error: self.error, object: wrap(self.object) }
     }
 }

@@ -17,7 +17,7 @@ use crate::error::{Feature, Limit};
 use crate::pd::Pd;
 use crate::pd::shared::PdShared;
 use crate::range::element;
-use crate::{Access, Error, Result};
+use crate::{Access, Error, RawMemory, Result};
 
 const VERB: &str = "advise_mr";
 
@@ -129,7 +129,38 @@ impl AdviceList {
     /// As for [`Mr::advise`]; [`Error::Invalid`] for a region of another protection domain.
     pub fn with<M>(mut self, region: &Mr<M>, range: impl RangeBounds<usize>) -> Result<Self> {
         let range = region.range(VERB, range)?;
-        let Sge { addr, length, lkey } = element(VERB, region.addr(), range, region.lkey())?;
+        let Sge { addr, length, .. } = element(VERB, region.addr(), range, region.lkey())?;
+        self.add(region, addr, length)?;
+        Ok(self)
+    }
+
+    /// Adds `length` bytes of a region from the address `addr` in operations on: also a range of an
+    /// implicit region. The kernel checks that the region has them.
+    ///
+    /// ```
+    /// # use bareverbs::mr::Advice;
+    /// # use bareverbs::{Mr, Pd, RawMemory, Result};
+    /// fn fetch(pd: &Pd, region: &Mr<RawMemory>) -> Result<()> {
+    ///     pd.advise(Advice::PREFETCH).with_addr(region, region.addr(), 4096)?.execute()
+    /// }
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let buffer = bareverbs::Buffer::zeroed(4096)?;
+    /// # let access = bareverbs::Access::LOCAL_WRITE;
+    /// # // SAFETY: the buffer outlives the region.
+    /// # let mr = unsafe { pd.register_raw(buffer.as_ptr().cast_mut(), 4096, None, access) }?;
+    /// # example::unsupported(fetch(&pd, &mr));
+    /// # Ok::<(), bareverbs::Report>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`AdviceList::with`], but for the range.
+    pub fn with_addr(mut self, region: &Mr<RawMemory>, addr: u64, length: u32) -> Result<Self> {
+        self.add(region, addr, length)?;
+        Ok(self)
+    }
+
+    fn add<M>(&mut self, region: &Mr<M>, addr: u64, length: u32) -> Result<()> {
         if !Arc::ptr_eq(&self.domain, region.domain()) {
             return Err(Error::foreign(VERB, "the MR belongs to another PD"));
         }
@@ -142,9 +173,9 @@ impl AdviceList {
             return Err(Error::invalid(VERB, reason));
         }
         if length > 0 {
-            self.ranges.push(structs::Sge { addr, length, lkey });
+            self.ranges.push(structs::Sge { addr, length, lkey: region.lkey() });
         }
-        Ok(self)
+        Ok(())
     }
 
     /// Gives the advice and waits until it is done.

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use bareverbs_provider::command::{self, MrInfo, ReregMr};
+use bareverbs_provider::command::{self, MrInfo, MrRequest, ReregMr, Translation};
+use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
-use super::{Mr, Object, REMOTE_ACCESSIBLE, Registration, check_page_offset};
+use super::{Mr, Object, REMOTE_ACCESSIBLE, Registration, check_page_offset, check_raw_range, span};
 use crate::error::Feature;
 use crate::pd::shared::PdShared;
 use crate::{Access, Error, MemoryOwner, Pd, RawMemory, Result, locked_memory, mr_hints};
@@ -26,7 +27,12 @@ impl Registration {
     /// # Safety
     ///
     /// As for [`command::rereg_mr`].
-    unsafe fn change(&mut self, domain: Option<&Arc<PdShared>>, access: Option<Access>) -> Result<()> {
+    unsafe fn change(
+        &mut self,
+        translation: Option<Translation>,
+        domain: Option<&Arc<PdShared>>,
+        access: Option<Access>,
+    ) -> Result<()> {
         if domain.is_some_and(|domain| !Arc::ptr_eq(&domain.context, &self.domain.context)) {
             let reason = "the PD and the MR belong to different contexts";
             return Err(Error::foreign(VERB, reason));
@@ -43,9 +49,10 @@ impl Registration {
                 "the driver cannot change ON_DEMAND of an MR: keep it unchanged, or register a new MR";
             return Err(Error::invalid(VERB, reason));
         }
-        // Of several changes, a driver may have made one when it fails.
-        debug_assert!(domain.is_none() || access.is_none(), "one change a command");
-        let change = ReregMr { translation: None, pd: domain.map(|domain| domain.handle), access };
+        // Of several changes, a driver may have made one when it fails. A driver that takes new memory
+        // registers it with all new attributes.
+        debug_assert!(translation.is_some() || domain.is_none() || access.is_none(), "one change a command");
+        let change = ReregMr { translation, pd: domain.map(|domain| domain.handle), access };
         let file = Arc::clone(&self.domain.context.file);
         // SAFETY: the caller of `change` upholds the contract for the range with the new rights.
         let answer = unsafe { command::rereg_mr(&file, handle, &change) };
@@ -58,22 +65,16 @@ impl Registration {
             self.ever_granted |= access;
         }
         self.half_changed |= answer.is_err_and(|refused| !changed_nothing(&self.domain, refused.errno));
-        let (lkey, rkey) =
-            answer.map_err(|refused| match refused.errno {
-                Errno::OPNOTSUPP => Error::unsupported(VERB, Feature::MrRereg),
-                _ => Error::kernel(VERB, format!("lkey {:#x}, {change:?}", self.lkey), refused).or_hint(
-                    |errno| match errno {
-                        Errno::ACCESS => Some(
-                            "an MR registered without LOCAL_WRITE cannot be made writable: register a new MR"
-                                .into(),
-                        ),
-                        Errno::INVAL | Errno::OPNOTSUPP => access.and_then(|access| {
-                            mr_hints::access_hint(access, &self.domain.context.capabilities)
-                        }),
-                        _ => None,
-                    },
-                ),
+        let (mut lkey, mut rkey) = answer.map_err(|refused| self.explain(&change, refused))?;
+        if let Some(Translation { iova, .. }) = translation {
+            // Kernels before 7.2 return the keys of the MR that was replaced (`ib_uverbs_rereg_mr` of
+            // `uverbs_cmd.c`).
+            let info = command::query_mr(&file, handle).map_err(|refused| {
+                self.half_changed = true;
+                Error::kernel("query_mr", format!("lkey {:#x}", self.lkey), refused)
             })?;
+            (lkey, rkey, self.iova) = (info.lkey, info.rkey, iova);
+        }
         self.lkey = lkey;
         self.rkey = rkey;
         if let Some(domain) = domain {
@@ -83,6 +84,29 @@ impl Registration {
             self.access = access;
         }
         Ok(())
+    }
+
+    /// The error of a change that the kernel refused.
+    fn explain(&self, change: &ReregMr, refused: IoctlError) -> Error {
+        let ReregMr { translation, access, .. } = *change;
+        if refused.errno == Errno::OPNOTSUPP {
+            let feature = if translation.is_some() { Feature::MrReplacement } else { Feature::MrRereg };
+            return Error::unsupported(VERB, feature);
+        }
+        let capabilities = &self.domain.context.capabilities;
+        let error = Error::kernel(VERB, format!("lkey {:#x}, {change:?}", self.lkey), refused);
+        if let Some(Translation { addr, length, iova }) = translation {
+            let access = access.unwrap_or(self.access);
+            let request = MrRequest { pd: self.domain.handle, addr, length, iova, access, dmah: None };
+            return error.or_hint(|errno| mr_hints::hint(errno, &request, capabilities));
+        }
+        error.or_hint(|errno| match errno {
+            Errno::ACCESS => {
+                Some("an MR registered without LOCAL_WRITE cannot be made writable: register a new MR".into())
+            }
+            Errno::INVAL => access.and_then(|access| mr_hints::access_hint(access, capabilities)),
+            _ => None,
+        })
     }
 }
 
@@ -102,7 +126,7 @@ impl<M> Mr<M> {
     /// As for [`command::rereg_mr`].
     unsafe fn rereg(&mut self, domain: Option<&Arc<PdShared>>, access: Option<Access>) -> Result<()> {
         // SAFETY: the caller's contract is the same.
-        let changed = unsafe { self.inner.registration.change(domain, access) };
+        let changed = unsafe { self.inner.registration.change(None, domain, access) };
         self.inner.verify();
         // The driver may pin the memory again, for other rights.
         changed
@@ -199,6 +223,62 @@ impl Mr<RawMemory> {
     pub unsafe fn set_raw_access(&mut self, access: Access) -> Result<()> {
         // SAFETY: the caller upholds the same contract.
         unsafe { self.rereg(None, Some(access)) }
+    }
+
+    /// Registers the address range of `len` bytes from `addr` in place of the region's range, and
+    /// changes its protection domain and its access rights if they are `Some`: one command makes all
+    /// changes. `iova` is as for [`Pd::register_raw`]. The keys may change.
+    ///
+    /// ```
+    /// # use bareverbs::{Access, Buffer, Mr, RawMemory, Result};
+    /// fn grow(region: &mut Mr<RawMemory>, larger: &Buffer) -> Result<()> {
+    ///     let addr = larger.as_ptr().cast_mut();
+    ///     // SAFETY: the caller keeps both buffers, and reads neither while an operation is in progress.
+    ///     unsafe { region.replace_raw::<bareverbs::AnyProvider>(addr, larger.len(), None, None, None) }
+    /// }
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let (small, large) = (Buffer::zeroed(4096)?, Buffer::zeroed(8192)?);
+    /// # // SAFETY: the buffers outlive the region.
+    /// # let mut region =
+    /// #     unsafe { pd.register_raw(small.as_ptr().cast_mut(), 4096, None, Access::LOCAL_WRITE) }?;
+    /// # example::unsupported(grow(&mut region, &large));
+    /// # Ok::<(), bareverbs::Report>(())
+    /// ```
+    ///
+    /// # Errors
+    /// - [`Error::Unsupported`] if the kernel or the driver does not support it, such as rxe.
+    /// - [`Error::Invalid`] as for [`Pd::register_raw`], for a part of an implicit region, and for a
+    ///   domain of another context.
+    /// - [`Error::Kernel`], after which the region may not be postable, as for [`Mr::set_access`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Pd::register_raw`] with the new range and the new rights. If the call fails with
+    /// [`Error::Kernel`], that contract holds for both ranges until the region is deregistered. The
+    /// device accesses the old range by windows that are bound to the region until they are
+    /// invalidated.
+    #[doc(alias = "ibv_rereg_mr")]
+    #[doc(alias = "IBV_REREG_MR_CHANGE_TRANSLATION")]
+    pub unsafe fn replace_raw<P: Provider>(
+        &mut self,
+        addr: *mut u8,
+        len: usize,
+        iova: Option<u64>,
+        pd: Option<&Pd<P>>,
+        access: Option<Access>,
+    ) -> Result<()> {
+        let rights = access.unwrap_or(self.access());
+        let (start, iova) = check_raw_range(VERB, addr, len, iova, rights)?;
+        let translation = Translation { addr: start, length: len as u64, iova };
+        let domain = pd.map(Pd::domain);
+        // SAFETY: the caller upholds the contract for both ranges.
+        let changed = unsafe { self.inner.registration.change(Some(translation), domain, access) };
+        if changed.is_ok() {
+            (self.inner.start, self.inner.len) = span(addr, len);
+        }
+        self.inner.verify();
+        changed
     }
 }
 

@@ -144,7 +144,7 @@ fn device_memory_is_freed_after_its_last_mr() {
         assert_eq!(a.ends(1), [(1, WcStatus::SUCCESS)]);
         drop((a, b, ours));
         assert_eq!(context.object_count(ObjectClass::DM).unwrap(), 1);
-        drop(region);
+        region.dereg().unwrap();
         assert_eq!(context.object_count(ObjectClass::DM).unwrap(), 0);
     });
 }

@@ -188,7 +188,10 @@ fn dma_handle_is_busy_while_a_region_uses_it() {
 
         // The kernel refuses it too.
         let hints = alloc(context, 1);
-        let mr = pd.register_with_hints(buffer(&[0; 64]), Access::LOCAL_WRITE, &hints).unwrap();
+        let bytes = buffer(&[0; 64]);
+        let start = bytes.as_ptr().cast_mut();
+        // SAFETY: nothing is posted on the region, and the buffer outlives it.
+        let mr = unsafe { pd.register_raw_with_hints(start, 64, None, Access::LOCAL_WRITE, &hints) }.unwrap();
         // SAFETY: the handle is released, so nothing else destroys the object.
         let raw = unsafe { RawObject::of::<object::Dmah>(&context.raw(), hints.into_handle()) };
         let refused = raw.destroy().unwrap_err();

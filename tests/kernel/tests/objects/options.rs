@@ -190,5 +190,30 @@ fn replaced_memory_of_an_mr_is_used_or_the_mr_is_unchanged() {
         assert!(refused.to_string().contains("an MW may be bound"), "{refused}");
         drop(refused);
         assert_eq!(source.into_inner().unwrap()[0], expected);
+
+        let (small, large) = (Buffer::zeroed(4096).unwrap(), Buffer::zeroed(8192).unwrap());
+        let other = pd.context().alloc_pd().unwrap();
+        let wider = Access::LOCAL_WRITE | Access::REMOTE_READ;
+        // SAFETY: nothing is posted on the region, and both buffers outlive it.
+        let (mr, replaced) = unsafe {
+            let start = small.as_ptr().cast_mut();
+            let mut mr = pd.register_raw(start, small.len(), None, Access::LOCAL_WRITE).unwrap();
+            let start = large.as_ptr().cast_mut();
+            let replaced = mr.replace_raw(start, large.len(), None, Some(&other), Some(wider));
+            (mr, replaced)
+        };
+        let info = mr.query().unwrap();
+        assert_eq!((info.length, info.lkey, info.iova), (mr.len() as u64, mr.lkey(), mr.addr()));
+        match replaced {
+            Ok(()) => {
+                assert_eq!((mr.as_ptr().cast_const(), mr.len(), mr.access()), (large.as_ptr(), 8192, wider));
+                let refused = other.dealloc().unwrap_err();
+                assert!(matches!(refused.error, Error::Invalid { .. }), "the MR is of that PD");
+            }
+            Err(refused) => {
+                assert!(device::has_rxe_abi() && matches!(refused, Error::Unsupported { .. }), "{refused}");
+                assert_eq!((mr.len(), mr.access()), (4096, Access::LOCAL_WRITE));
+            }
+        }
     });
 }
