@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 use std::mem::offset_of;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bareverbs::Context;
@@ -15,6 +16,8 @@ use crate::device::DeviceObject;
 pub(crate) struct ContextObject {
     pub(crate) abi: verbs_context,
     pub(crate) context: Context,
+    /// The descriptor of an imported context, of which `context` has a copy.
+    pub(crate) _imported: Option<OwnedFd>,
     /// A device exists while it is open.
     pub(crate) _device: Arc<DeviceObject>,
 }

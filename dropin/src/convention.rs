@@ -13,6 +13,7 @@ use std::ptr;
 use bareverbs::error::{CreateError, InvalidCause, PostReason, PushError, Refused};
 use bareverbs::{Errno, Error};
 
+use crate::abi::values::{IBV_REREG_MR_ERR_CMD, IBV_REREG_MR_ERR_INPUT};
 use crate::environment::environment;
 
 /// The errno of a failed call.
@@ -20,11 +21,15 @@ use crate::environment::environment;
 pub(crate) struct Failure(c_int);
 
 impl Failure {
+    pub(crate) const BAD_DESCRIPTOR: Self = Self(libc::EBADF);
     pub(crate) const BUSY: Self = Self(libc::EBUSY);
     /// No completion is left.
     pub(crate) const EMPTY: Self = Self(libc::ENOENT);
+    /// An address or a range is outside of memory.
+    pub(crate) const FAULT: Self = Self(libc::EFAULT);
     pub(crate) const INVALID: Self = Self(libc::EINVAL);
     pub(crate) const NO_DATA: Self = Self(libc::ENODATA);
+    pub(crate) const NO_DEVICE: Self = Self(libc::ENODEV);
     pub(crate) const UNSUPPORTED: Self = Self(libc::EOPNOTSUPP);
 
     pub(crate) fn errno(self) -> c_int {
@@ -101,6 +106,10 @@ pub(crate) struct OrMinusOne;
 /// `ssize_t`: a count, or the negative errno.
 pub(crate) struct OrNegative;
 
+/// `int` of `ibv_rereg_mr`: 0, or a negative value of `enum ibv_rereg_mr_err_code`. A failure is one of
+/// the input; the value is that of the command.
+pub(crate) struct OrReregCode;
+
 /// A pointer, or null.
 pub(crate) struct OrNull<T>(PhantomData<T>);
 
@@ -147,6 +156,21 @@ impl Convention for OrNegative {
                 -(failure.0 as isize)
             }
         }
+    }
+}
+
+impl Convention for OrReregCode {
+    type Value = Result<(), Failure>;
+    type C = c_int;
+
+    fn answer(result: Result<Result<(), Failure>, Failure>) -> c_int {
+        let (code, failure) = match result {
+            Ok(Ok(())) => return 0,
+            Ok(Err(failure)) => (IBV_REREG_MR_ERR_CMD, failure),
+            Err(failure) => (IBV_REREG_MR_ERR_INPUT, failure),
+        };
+        set_errno(failure);
+        code
     }
 }
 
@@ -245,6 +269,9 @@ mod tests {
         assert_eq!((OrErrno::answer(Err(failure())), errno()), (libc::ENOSPC, libc::ENOSPC));
         assert_eq!((OrMinusOne::answer(Err(failure())), errno()), (-1, libc::ENOSPC));
         assert_eq!((OrNegative::answer(Err(Failure::BUSY)), errno()), (-16, libc::EBUSY));
+        assert_eq!((OrReregCode::answer(Err(Failure::INVALID)), errno()), (-1, libc::EINVAL));
+        assert_eq!((OrReregCode::answer(Ok(Err(failure()))), errno()), (-4, libc::ENOSPC));
+        assert_eq!(OrReregCode::answer(Ok(Ok(()))), 0);
         assert!(OrNull::<u8>::answer(Err(failure())).is_null());
         assert_eq!(errno(), libc::ENOSPC);
         assert_eq!(

@@ -49,7 +49,7 @@ static DEVICES: Mutex<Vec<Arc<DeviceObject>>> = Mutex::new(Vec::new());
 
 impl DeviceObject {
     /// A device that C knows by this name.
-    fn new(name: &str, device: Device) -> Self {
+    pub(crate) fn new(name: &str, device: Device) -> Self {
         let uverbs = device.uverbs_path().and_then(Path::file_name).map(|name| name.to_string_lossy());
         let uverbs = uverbs.as_deref().unwrap_or_default();
         let in_sysfs = |class: &str, name: &str| match device.soft() {
@@ -177,6 +177,12 @@ fn list() -> Result<Vec<Arc<DeviceObject>>, Failure> {
     Ok(now)
 }
 
+/// The object of a device that was opened.
+pub(crate) fn listed(device: &Device) -> Result<Arc<DeviceObject>, Failure> {
+    let found = list()?.into_iter().find(|known| known.is(device.name(), device));
+    found.ok_or(Failure::NO_DEVICE)
+}
+
 fn libc_failure(errno: c_int) -> Failure {
     bareverbs::Errno::from_raw_os_error(errno).into()
 }
@@ -219,7 +225,7 @@ export! {
 
     fn ibv_get_device_index(device: Option<&DeviceObject>) -> OrMinusOne {
         let index = required(device)?.device.index().and_then(|index| c_int::try_from(index).ok());
-        index.ok_or(libc_failure(libc::ENODEV))
+        index.ok_or(Failure::NO_DEVICE)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::abi::event::ibv_async_event;
 use crate::context::ContextArgument;
 use crate::convention::{OrMinusOne, Value, export, required};
 use crate::cq::CqObject;
-use crate::qp::QpHead;
+use crate::qp::QpObject;
 use crate::record;
 use crate::srq::SrqObject;
 use crate::wq::WqObject;
@@ -43,7 +43,7 @@ export! {
                 | EventType::SQ_DRAINED
                 | EventType::PATH_MIG
                 | EventType::PATH_MIG_ERR
-                | EventType::QP_LAST_WQE_REACHED => (*element.cast::<QpHead>()).events.add(1),
+                | EventType::QP_LAST_WQE_REACHED => (*element.cast::<QpObject>()).abi.events.add(1),
                 EventType::SRQ_ERR | EventType::SRQ_LIMIT_REACHED => {
                     (*element.cast::<SrqObject>()).abi.events.add(1);
                 }

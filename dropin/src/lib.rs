@@ -9,7 +9,8 @@
 //! | `object` | objects of C: a struct of the ABI and the value of `bareverbs` behind it |
 //! | `device`, `context`, `open`, `port` | devices, open devices and their functions, ports |
 //! | `record`, `channel`, `events` | descriptors of events, completion channels, asynchronous events |
-//! | `memory`, `window`, `cq`, `qp`, `srq`, `wq`, `path` | objects, a file each |
+//! | `memory`, `device_memory`, `dma_handle`, `window`, `cq`, `qp`, `srq`, `xrc`, `wq`, `path` | objects, a file each |
+//! | `import` | contexts and objects of another process |
 //! | `post` | work requests of C as those of `bareverbs` |
 //! | `text`, `rate`, `sysfs`, `kernel_structs`, `fork` | functions without an object |
 //! | `counters`, `private` | functions that refuse: completion counters, and what the provider libraries of rdma-core call |
@@ -30,9 +31,12 @@ mod convention;
 mod counters;
 mod cq;
 mod device;
+mod device_memory;
+mod dma_handle;
 mod environment;
 mod events;
 mod fork;
+mod import;
 mod kernel_structs;
 mod memory;
 mod object;
@@ -51,3 +55,4 @@ mod tests;
 mod text;
 mod window;
 mod wq;
+mod xrc;

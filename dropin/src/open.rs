@@ -2,16 +2,18 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
+
+use bareverbs::Context;
 
 use crate::abi::Function;
 use crate::abi::device::{ibv_context, ibv_context_ops, verbs_context};
 use crate::context::{ContextArgument, ContextObject};
-use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, callback, export, required};
+use crate::convention::{Failure, OrErrno, OrNull, callback, export, required};
 use crate::device::DeviceObject;
-use crate::{cq, memory, port, qp, record, srq, window, wq};
+use crate::{cq, device_memory, dma_handle, memory, port, qp, record, srq, window, wq, xrc};
 
 /// Says to the inline functions that `verbs_context` is in front of the context.
 const EXTENDED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
@@ -22,9 +24,6 @@ callback! {
 
     /// For functions that return a pointer.
     fn refuse_null() -> OrNull<c_void> { Err(Failure::UNSUPPORTED) }
-
-    /// For functions that return a descriptor.
-    fn refuse_minus_one() -> OrMinusOne { Err(Failure::UNSUPPORTED) }
 }
 
 /// A pointer to each function.
@@ -79,24 +78,24 @@ fn extended(context: ibv_context) -> verbs_context {
     functions! { verbs_context {
         free_buf: memory::ibv_free_buf,
         alloc_buf: memory::ibv_alloc_buf,
-        dm_export_dmabuf_fd: refuse_minus_one,
+        dm_export_dmabuf_fd: device_memory::ibv_dm_export_dmabuf_fd,
         reg_mr_ex: memory::ibv_reg_mr_ex,
-        dealloc_dmah: refuse_errno,
-        alloc_dmah: refuse_null,
+        dealloc_dmah: dma_handle::ibv_dealloc_dmah,
+        alloc_dmah: dma_handle::ibv_alloc_dmah,
         query_port: port::query_port,
         advise_mr: memory::advise_mr,
-        alloc_null_mr: refuse_null,
+        alloc_null_mr: memory::alloc_null_mr,
         read_counters: refuse_errno,
         attach_counters_point_flow: refuse_errno,
         create_counters: refuse_null,
         destroy_counters: refuse_errno,
-        reg_dm_mr: refuse_null,
-        alloc_dm: refuse_null,
-        free_dm: refuse_errno,
+        reg_dm_mr: memory::reg_dm_mr,
+        alloc_dm: device_memory::alloc_dm,
+        free_dm: device_memory::free_dm,
         modify_flow_action_esp: refuse_errno,
         destroy_flow_action: refuse_errno,
         create_flow_action_esp: refuse_null,
-        modify_qp_rate_limit: refuse_errno,
+        modify_qp_rate_limit: qp::modify_qp_rate_limit,
         alloc_parent_domain: refuse_null,
         dealloc_td: refuse_errno,
         alloc_td: refuse_null,
@@ -107,19 +106,19 @@ fn extended(context: ibv_context) -> verbs_context {
         destroy_wq: wq::destroy_wq,
         modify_wq: wq::modify_wq,
         create_wq: wq::create_wq,
-        query_rt_values: refuse_errno,
+        query_rt_values: port::query_rt_values,
         create_cq_ex: cq::create_cq_ex,
         query_device_ex: port::query_device_ex,
         ibv_destroy_flow: refuse_errno,
         ABI_placeholder2: refuse_errno,
         ibv_create_flow: refuse_null,
         ABI_placeholder1: refuse_null,
-        open_qp: refuse_null,
+        open_qp: qp::open_qp,
         create_qp_ex: qp::create_qp_ex,
-        get_srq_num: refuse_errno,
-        create_srq_ex: refuse_null,
-        open_xrcd: refuse_null,
-        close_xrcd: refuse_errno,
+        get_srq_num: srq::get_srq_num,
+        create_srq_ex: srq::create_srq_ex,
+        open_xrcd: xrc::open_xrcd,
+        close_xrcd: xrc::close_xrcd,
         ;
         private: ptr::null_mut(),
         _ABI_placeholder3: 0,
@@ -128,30 +127,40 @@ fn extended(context: ibv_context) -> verbs_context {
     }}
 }
 
+/// The object of C of an open device. An imported context has the descriptor of the program.
+pub(crate) fn create(
+    context: Context,
+    device: Arc<DeviceObject>,
+    imported: Option<OwnedFd>,
+) -> Result<*mut ibv_context, Failure> {
+    let events = context.async_events();
+    // Programs make it non-blocking if they want that.
+    record::set_blocking(events.as_fd())?;
+    let abi = ibv_context {
+        device: Arc::as_ptr(&device).cast_mut().cast(),
+        ops: const { operations() },
+        cmd_fd: imported.as_ref().map_or_else(|| context.as_fd().as_raw_fd(), AsRawFd::as_raw_fd),
+        async_fd: events.as_fd().as_raw_fd(),
+        num_comp_vectors: c_int::try_from(context.capabilities().num_comp_vectors).unwrap_or(c_int::MAX),
+        mutex: MaybeUninit::zeroed(),
+        abi_compat: EXTENDED,
+    };
+    let object = ContextObject { abi: extended(abi), context, _imported: imported, _device: device };
+    let object = Box::into_raw(Box::new(object));
+    // SAFETY: the object exists.
+    Ok(unsafe { &raw mut (*object).abi.context })
+}
+
 export! {
     fn ibv_open_device(device: Option<&'static DeviceObject>) -> OrNull<ibv_context> {
         let device = required(device)?;
         let context = device.device.open()?;
-        let events = context.async_events();
-        // Programs make it non-blocking if they want that.
-        record::set_blocking(events.as_fd())?;
         // SAFETY: the pointer is that of a device of a list, so it came from an `Arc` that exists now.
         let device = unsafe {
             Arc::increment_strong_count(device);
             Arc::from_raw(device)
         };
-        let abi = ibv_context {
-            device: Arc::as_ptr(&device).cast_mut().cast(),
-            ops: const { operations() },
-            cmd_fd: context.as_fd().as_raw_fd(),
-            async_fd: events.as_fd().as_raw_fd(),
-            num_comp_vectors: c_int::try_from(context.capabilities().num_comp_vectors).unwrap_or(c_int::MAX),
-            mutex: MaybeUninit::zeroed(),
-            abi_compat: EXTENDED,
-        };
-        let object = Box::into_raw(Box::new(ContextObject { abi: extended(abi), context, _device: device }));
-        // SAFETY: the object exists.
-        Ok(unsafe { &raw mut (*object).abi.context })
+        create(context, device, None)
     }
 
     /// Objects of the context that are left keep the device file open.

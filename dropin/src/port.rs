@@ -12,9 +12,10 @@ use bareverbs::raw::uapi::uverbs::{QueryGidEntry, QueryGidTable};
 use crate::abi::device::{
     ibv_cq_moderation_caps, ibv_device_attr, ibv_device_attr_ex, ibv_gid_entry, ibv_odp_caps,
     ibv_packet_pacing_caps, ibv_pci_atomic_caps, ibv_port_attr, ibv_query_device_ex_input, ibv_rss_caps,
-    ibv_tm_caps, ibv_tso_caps, odp_transport_caps,
+    ibv_tm_caps, ibv_tso_caps, ibv_values_ex, odp_transport_caps,
 };
 use crate::abi::gid::ibv_gid;
+use crate::abi::values::IBV_VALUES_MASK_RAW_CLOCK;
 use crate::context::{ContextArgument, ContextObject};
 use crate::convention::{Failure, OrErrno, OrMinusOne, OrNegative, callback, export, required};
 use crate::device::text;
@@ -344,6 +345,19 @@ fn c_entry(entry: &GidEntry) -> ibv_gid_entry {
 }
 
 callback! {
+    /// `ibv_query_rt_values_ex`. The clock counts ticks, which C has in `tv_nsec`.
+    fn query_rt_values(context: ContextArgument<'_>, values: Option<&mut ibv_values_ex>) -> OrErrno {
+        let (context, values) = (&context.required()?.context, required(values)?);
+        if values.comp_mask & !IBV_VALUES_MASK_RAW_CLOCK.cast_unsigned() != 0 {
+            return Err(Failure::INVALID);
+        }
+        if values.comp_mask != 0 {
+            let ticks = context.raw_clock()?;
+            values.raw_clock = libc::timespec { tv_sec: 0, tv_nsec: ticks.cast_signed() };
+        }
+        Ok(())
+    }
+
     /// `ibv_query_device_ex` of programs whose struct has `size` bytes.
     fn query_device_ex(
         context: ContextArgument<'_>,

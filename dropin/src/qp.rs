@@ -1,15 +1,15 @@
 //! Queue pairs.
 
 mod extended;
+mod kind;
 mod queues;
 mod rss;
 
-use std::ffi::c_int;
-use std::marker::PhantomData;
+use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
-use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
 use bareverbs::ah::AhAttr;
 use bareverbs::cq::Cq;
@@ -17,36 +17,43 @@ use bareverbs::device::DriverId;
 use bareverbs::error::{DoorbellError, PostReason};
 use bareverbs::mw::inc_rkey;
 use bareverbs::qp::{
-    DoorbellChoice, MigState, Operation, Payload, QpAttr, QpAttrMask, QpCap, QpCreateFlags, QpInit, QpState,
-    QpType, SendFlags, SendRequest,
+    DoorbellChoice, Ece, MigState, Operation, Payload, QpAttr, QpAttrMask, QpCap, QpCreateFlags, QpInit,
+    QpState, QpType, RateLimit, SendFlags, SendRequest,
 };
-use bareverbs::rss::RssQp;
 use bareverbs::untyped::QpCore;
 use bareverbs::values::{AckTimeout, MinRnrTimer, Mtu, RetryCount, RnrRetry};
-use bareverbs::{Access, Gid, PortNum};
+use bareverbs::xrc::{XrcTarget, Xrcd};
+use bareverbs::{Access, Error, Gid, PortNum};
 
 use self::extended::Posting;
+use self::kind::AnyQp;
 use self::queues::Queues;
-use self::rss::RssObject;
+use crate::abi::device::ibv_context;
 use crate::abi::gid::ibv_gid;
-use crate::abi::memory::ibv_mw_bind;
-use crate::abi::qp::{ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex};
+use crate::abi::memory::{ibv_mw_bind, ibv_pd};
+use crate::abi::qp::{
+    ibv_ece, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex,
+    ibv_qp_open_attr, ibv_qp_rate_limit_attr,
+};
+use crate::abi::srq::ibv_xrcd;
 use crate::abi::values::{
     IBV_QP_CREATE_SOURCE_QPN, IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_IND_TABLE,
     IBV_QP_INIT_ATTR_MAX_TSO_HEADER, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_RX_HASH,
-    IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QP_INIT_ATTR_XRCD,
+    IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QP_INIT_ATTR_XRCD, IBV_QP_OPEN_ATTR_CONTEXT, IBV_QP_OPEN_ATTR_NUM,
+    IBV_QP_OPEN_ATTR_TYPE, IBV_QP_OPEN_ATTR_XRCD,
 };
 use crate::abi::work::{ibv_recv_wr, ibv_send_wr};
 use crate::context::ContextArgument;
-use crate::convention::{Failure, OrErrno, OrNull, Value, callback, export, refuse, required};
+use crate::convention::{Failure, OrErrno, OrNull, Value, callback, export, required};
 use crate::cq::CqObject;
 use crate::environment::environment;
 use crate::memory::PdObject;
 use crate::object::{Acknowledged, Holder, Object, lock, pointer};
 use crate::path;
 use crate::post::{post_receives, with_send};
-use crate::srq::SrqObject;
+use crate::srq::{AnySrq, SrqObject};
 use crate::window::{self, MwObject};
+use crate::xrc::XrcdObject;
 
 /// The struct of C, the acknowledged events of the QP, and the state of `ibv_wr_start`.
 #[repr(C)]
@@ -56,44 +63,9 @@ pub(crate) struct QpHead {
     posting: Posting,
     /// Whether the QP has the functions of `ibv_qp_ex`.
     is_extended: bool,
-    kind: Kind,
 }
 
-/// What is behind the head of a QP.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Queues,
-    Rss,
-}
-
-/// A QP with queues.
-pub(crate) type QpObject = Object<QpHead, Queues>;
-
-/// An argument: a pointer of C to a QP of any kind, or null.
-#[repr(transparent)]
-#[derive(Clone, Copy)]
-pub(crate) struct QpArgument<'a>(Option<NonNull<QpHead>>, PhantomData<&'a QpHead>);
-
-impl<'a> QpArgument<'a> {
-    #[cfg(test)]
-    pub(crate) fn of(qp: *mut ibv_qp) -> Self {
-        Self(NonNull::new(qp.cast()), PhantomData)
-    }
-
-    pub(crate) fn head(self) -> Result<&'a QpHead, Failure> {
-        // SAFETY: the argument of a function for C is a live QP, by its contract. All begin with a head.
-        Ok(unsafe { required(self.0)?.as_ref() })
-    }
-
-    /// A QP without queues is `EINVAL`: C has no function for it that names this one.
-    pub(crate) fn queues(self) -> Result<&'a QpObject, Failure> {
-        match self.head()?.kind {
-            // SAFETY: as above, and the kind is that of this type.
-            Kind::Queues => Ok(unsafe { required(self.0)?.cast().as_ref() }),
-            Kind::Rss => Err(Failure::INVALID),
-        }
-    }
-}
+pub(crate) type QpObject = Object<QpHead, AnyQp>;
 
 fn cap_from_c(cap: &ibv_qp_cap) -> QpCap {
     let ibv_qp_cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = *cap;
@@ -154,17 +126,19 @@ fn scatters_to_cqe(pd: &PdObject, init: &ibv_qp_init_attr) -> bool {
 }
 
 fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Result<*mut ibv_qp, Failure> {
+    // An XRC initiator has no receives, and so no CQ for them.
+    let recv_cq = if QpType(init.qp_type) == QpType::XRC_INI { init.send_cq } else { init.recv_cq };
     // SAFETY: the pointers are those of objects of the program.
     let (send_cq, recv_cq, srq) = unsafe {
         let send_cq: Option<&CqObject> = object(init.send_cq);
-        let recv_cq: Option<&CqObject> = object(init.recv_cq);
+        let recv_cq: Option<&CqObject> = object(recv_cq);
         (required(send_cq)?, required(recv_cq)?, object::<_, SrqObject>(init.srq))
     };
     let created = Object::create(|address| {
         let (sends, receives) = lock_cqs(send_cq, recv_cq);
         let srq_of_qp = srq.map(|srq| lock(&srq.inner));
         let attr = QpInit {
-            srq: srq_of_qp.as_deref(),
+            srq: srq_of_qp.as_deref().map(AnySrq::basic).transpose()?,
             cap: cap_from_c(&init.cap),
             signal_all: init.sq_sig_all != 0,
             flags: extended.flags,
@@ -181,31 +155,79 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
         };
         let core = QpCore::create(&pd.inner, QpType(init.qp_type), &attr)?;
         init.cap = cap_to_c(&core.cap());
-        let abi = ibv_qp {
-            context: pd.abi.context,
+        let base = ibv_qp {
             qp_context: init.qp_context,
             pd: pointer(Some(pd)),
             send_cq: init.send_cq,
             recv_cq: init.recv_cq,
             srq: init.srq,
-            handle: core.handle(),
-            qp_num: core.qp_num(),
-            state: AtomicU32::new(core.state().0.into()),
-            qp_type: init.qp_type,
-            mutex: MaybeUninit::zeroed(),
-            cond: MaybeUninit::zeroed(),
-            events_completed: 0,
+            ..bare(pd.abi.context, core.handle(), core.qp_num(), core.state(), init.qp_type)
         };
-        let head = QpHead {
-            abi: extended::functions(abi, extended.operations),
-            events: Acknowledged::default(),
-            posting: Posting::default(),
-            is_extended: extended.operations.is_some(),
-            kind: Kind::Queues,
-        };
-        Ok((head, Queues::of_value(core)))
+        Ok((head(base, extended.operations), AnyQp::Queues(Queues::of_value(core))))
     });
     created.map(<*mut QpObject>::cast)
+}
+
+/// The struct of a QP without other objects.
+fn bare(context: *mut ibv_context, handle: u32, qp_num: u32, state: QpState, qp_type: u32) -> ibv_qp {
+    ibv_qp {
+        context,
+        qp_context: ptr::null_mut(),
+        pd: ptr::null_mut(),
+        send_cq: ptr::null_mut(),
+        recv_cq: ptr::null_mut(),
+        srq: ptr::null_mut(),
+        handle,
+        qp_num,
+        state: AtomicU32::new(state.0.into()),
+        qp_type,
+        mutex: MaybeUninit::zeroed(),
+        cond: MaybeUninit::zeroed(),
+        events_completed: 0,
+    }
+}
+
+fn head(base: ibv_qp, operations: Option<u64>) -> QpHead {
+    QpHead {
+        abi: extended::functions(base, operations),
+        events: Acknowledged::default(),
+        posting: Posting::default(),
+        is_extended: operations.is_some(),
+    }
+}
+
+/// Creates an XRC target or opens one, by `make`.
+fn create_target(
+    context: ContextArgument<'_>,
+    (qp_context, pd): (*mut c_void, *mut ibv_pd),
+    xrcd: *mut ibv_xrcd,
+    make: impl FnOnce(&Xrcd, u64) -> Result<XrcTarget, Error>,
+) -> Result<*mut ibv_qp, Failure> {
+    // SAFETY: the pointer is null or that of an XRC domain.
+    let xrcd = required(unsafe { object::<_, XrcdObject>(xrcd) })?;
+    let created = Object::create(|address| {
+        let target = make(&xrcd.inner, address)?;
+        let qp_type = QpType::XRC_TGT.0;
+        let of_target = bare(context.pointer(), target.handle(), target.qp_num(), target.state(), qp_type);
+        Ok((head(ibv_qp { qp_context, pd, ..of_target }, None), AnyQp::Target(Mutex::new(target))))
+    });
+    created.map(<*mut QpObject>::cast)
+}
+
+/// `ibv_create_qp_ex` of an XRC target, which has none of the attributes of queues.
+fn create_xrc_target(
+    context: ContextArgument<'_>,
+    init: &ibv_qp_init_attr_ex,
+) -> Result<*mut ibv_qp, Failure> {
+    if !context.required()?.context.capabilities().xrc {
+        return Err(Failure::UNSUPPORTED);
+    }
+    let mask = init.comp_mask.cast_signed();
+    if mask & !(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD) != 0 || mask & IBV_QP_INIT_ATTR_XRCD == 0 {
+        return Err(Failure::INVALID);
+    }
+    let pd = if mask & IBV_QP_INIT_ATTR_PD != 0 { init.pd } else { ptr::null_mut() };
+    create_target(context, (init.qp_context, pd), init.xrcd, Xrcd::create_target)
 }
 
 /// The attributes that `mask` selects. The values of the others are not looked at.
@@ -295,23 +317,23 @@ export! {
         create(required(pd)?, required(init)?, &Extended::default())
     }
 
-    fn ibv_modify_qp(qp: QpArgument<'_>, attr: Option<&ibv_qp_attr>, mask: c_int) -> OrErrno {
-        let qp = qp.queues()?;
+    fn ibv_modify_qp(qp: Option<&QpObject>, attr: Option<&ibv_qp_attr>, mask: c_int) -> OrErrno {
+        let qp = required(qp)?;
         let mask = QpAttrMask::from_bits(mask.cast_unsigned()).ok_or(Failure::INVALID)?;
         let attr = attr_from_c(required(attr)?, mask)?;
-        let state = qp.inner.with_core(|core| core.modify(&attr, mask).map(|()| core.state()))?;
+        let state = qp.inner.modify(&attr, mask)?;
         qp.abi.abi.qp_base.state.store(state.0.into(), Ordering::Relaxed);
         Ok(())
     }
 
     fn ibv_query_qp(
-        qp: QpArgument<'_>,
+        qp: Option<&QpObject>,
         attr: Option<&mut MaybeUninit<ibv_qp_attr>>,
         _mask: c_int,
         init: Option<&mut MaybeUninit<ibv_qp_init_attr>>,
     ) -> OrErrno {
-        let qp = qp.queues()?;
-        let (found, created) = qp.inner.with_core(|core| core.query())?;
+        let qp = required(qp)?;
+        let (found, cap, signal_all) = qp.inner.query()?;
         let abi = &qp.abi.abi.qp_base;
         required(attr)?.write(attr_to_c(&found));
         required(init)?.write(ibv_qp_init_attr {
@@ -319,68 +341,82 @@ export! {
             send_cq: abi.send_cq,
             recv_cq: abi.recv_cq,
             srq: abi.srq,
-            cap: cap_to_c(&created.cap),
+            cap: cap_to_c(&cap),
             qp_type: abi.qp_type,
-            sq_sig_all: created.signal_all.into(),
+            sq_sig_all: signal_all.into(),
         });
         abi.state.store(found.qp_state.0.into(), Ordering::Relaxed);
         Ok(())
     }
 
-    fn ibv_destroy_qp(qp: QpArgument<'_>) -> OrErrno {
-        let wait = |head: &QpHead, read| head.events.wait_for(read);
-        let (kind, object) = (qp.head()?.kind, required(qp.0)?);
-        // SAFETY: the argument is a live QP of this kind, which the program uses no longer, but to
-        // acknowledge events.
-        unsafe {
-            match kind {
-                Kind::Queues => Object::<QpHead, Queues>::destroy(object.cast(), QpCore::destroy, wait),
-                Kind::Rss => RssObject::destroy(object.cast(), RssQp::destroy, wait),
-            }
-        }
+    fn ibv_destroy_qp(qp: Option<NonNull<QpObject>>) -> OrErrno {
+        // SAFETY: the argument is a live QP, which the program uses no longer, but to acknowledge events.
+        unsafe { Object::destroy(required(qp)?, AnyQp::destroy, |head, read| head.events.wait_for(read)) }
     }
 
     /// Null, if the QP was created without the functions of `ibv_qp_ex`.
-    fn ibv_qp_to_qp_ex(qp: QpArgument<'_>) -> OrNull<ibv_qp_ex> {
-        let is_extended = qp.head()?.is_extended;
-        if is_extended { Ok(required(qp.0)?.as_ptr().cast()) } else { Err(Failure::UNSUPPORTED) }
+    fn ibv_qp_to_qp_ex(qp: Option<&QpObject>) -> OrNull<ibv_qp_ex> {
+        let extended = required(qp)?;
+        if extended.abi.is_extended { Ok(pointer(Some(extended))) } else { Err(Failure::UNSUPPORTED) }
     }
 
     /// No order is promised.
-    fn ibv_query_qp_data_in_order(_qp: QpArgument<'_>, _opcode: u32, _flags: u32) -> Value<c_int> {
+    fn ibv_query_qp_data_in_order(_qp: Option<&QpObject>, _opcode: u32, _flags: u32) -> Value<c_int> {
         Ok(0)
     }
 
-    fn ibv_attach_mcast(qp: QpArgument<'_>, gid: Option<&ibv_gid>, lid: u16) -> OrErrno {
-        let (qp, group) = (qp.queues()?, Gid(required(gid)?.0));
+    fn ibv_query_ece(qp: Option<&QpObject>, ece: Option<&mut MaybeUninit<ibv_ece>>) -> OrErrno {
+        let (qp, ece) = (required(qp)?, required(ece)?);
+        let Ece { vendor_id, options } = qp.inner.with_core(|core| core.query_ece())?;
+        ece.write(ibv_ece { vendor_id, options, comp_mask: 0 });
+        Ok(())
+    }
+
+    fn ibv_set_ece(qp: Option<&QpObject>, ece: Option<&ibv_ece>) -> OrErrno {
+        let (qp, ece) = (required(qp)?, required(ece)?);
+        if ece.vendor_id == 0 {
+            return Err(Failure::UNSUPPORTED);
+        }
+        let asked = Ece { vendor_id: ece.vendor_id, options: ece.options };
+        qp.inner.queues()?.with_core(|core| {
+            // A device without ECE refuses all options.
+            core.query_ece()?;
+            if ece.comp_mask != 0 {
+                return Err(Failure::INVALID);
+            }
+            Ok(core.set_ece(asked)?)
+        })
+    }
+
+    fn ibv_attach_mcast(qp: Option<&QpObject>, gid: Option<&ibv_gid>, lid: u16) -> OrErrno {
+        let (qp, group) = (required(qp)?, Gid(required(gid)?.0));
         let attach = |core: &mut QpCore| match lid {
             0 => core.attach_mcast_without_join(group),
             lid => core.attach_mcast_with_lid(group, lid),
         };
-        Ok(qp.inner.with_core(attach)?)
+        qp.inner.with_core(attach)
     }
 
-    fn ibv_detach_mcast(qp: QpArgument<'_>, gid: Option<&ibv_gid>, _lid: u16) -> OrErrno {
-        let (qp, group) = (qp.queues()?, Gid(required(gid)?.0));
-        Ok(qp.inner.with_core(|core| core.detach_mcast(group))?)
+    fn ibv_detach_mcast(qp: Option<&QpObject>, gid: Option<&ibv_gid>, _lid: u16) -> OrErrno {
+        let (qp, group) = (required(qp)?, Gid(required(gid)?.0));
+        qp.inner.with_core(|core| core.detach_mcast(group))
     }
-}
-
-refuse! {
-    OrErrno: ibv_query_ece ibv_set_ece;
 }
 
 callback! {
     /// `ibv_create_qp_ex`. Returns the granted capacities in `init`.
-    fn create_qp_ex(context: ContextArgument<'_>, init: Option<&mut ibv_qp_init_attr_ex>) -> OrNull<ibv_qp> {
-        let (context, init) = (&context.required()?.context, required(init)?);
+    fn create_qp_ex(
+        context_argument: ContextArgument<'_>,
+        init: Option<&mut ibv_qp_init_attr_ex>,
+    ) -> OrNull<ibv_qp> {
+        let (context, init) = (&context_argument.required()?.context, required(init)?);
         let mask = init.comp_mask.cast_signed();
         let has = |flag| mask & flag != 0;
-        if has(IBV_QP_INIT_ATTR_XRCD) {
-            return Err(Failure::UNSUPPORTED);
-        }
         if has(IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH) {
             return rss::create(init);
+        }
+        if QpType(init.qp_type) == QpType::XRC_TGT {
+            return create_xrc_target(context_argument, init);
         }
         let known = IBV_QP_INIT_ATTR_PD
             | IBV_QP_INIT_ATTR_CREATE_FLAGS
@@ -415,15 +451,47 @@ callback! {
         Ok(created)
     }
 
+    /// `ibv_open_qp`, of XRC targets.
+    fn open_qp(context: ContextArgument<'_>, attr: Option<&ibv_qp_open_attr>) -> OrNull<ibv_qp> {
+        let (found, attr) = (&context.required()?.context, required(attr)?);
+        let mask = attr.comp_mask.cast_signed();
+        let needed = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
+        if !found.capabilities().xrc || mask & !(needed | IBV_QP_OPEN_ATTR_CONTEXT) != 0 {
+            return Err(Failure::UNSUPPORTED);
+        }
+        if mask & needed != needed || QpType(attr.qp_type) != QpType::XRC_TGT {
+            return Err(Failure::INVALID);
+        }
+        let has_context = mask & IBV_QP_OPEN_ATTR_CONTEXT != 0;
+        let qp_context = if has_context { attr.qp_context } else { ptr::null_mut() };
+        create_target(context, (qp_context, ptr::null_mut()), attr.xrcd, |xrcd, address| {
+            xrcd.open_target(attr.qp_num, address)
+        })
+    }
+
+    /// `ibv_modify_qp_rate_limit`.
+    fn modify_qp_rate_limit(qp: Option<&QpObject>, attr: Option<&ibv_qp_rate_limit_attr>) -> OrErrno {
+        let (qp, attr) = (required(qp)?, required(attr)?);
+        if attr.comp_mask != 0 {
+            return Err(Failure::INVALID);
+        }
+        let limit = RateLimit {
+            rate: attr.rate_limit,
+            max_burst: attr.max_burst_sz,
+            typical_packet: attr.typical_pkt_sz,
+        };
+        qp.inner.with_core(|core| core.set_rate_limit(&limit))
+    }
+
     /// Posts the requests with one doorbell, up to the first one that is rejected.
     fn post_send(
-        qp: QpArgument<'_>,
+        qp: Option<&QpObject>,
         first: *mut ibv_send_wr,
         bad: Option<&mut *mut ibv_send_wr>,
     ) -> OrErrno {
-        let (qp, bad) = (qp.queues()?, required(bad)?);
+        let (qp, bad) = (required(qp)?, required(bad)?);
         let qp_type = QpType(qp.abi.abi.qp_base.qp_type);
-        let mut send = qp.inner.send();
+        let mut send = qp.inner.queues()?.send();
         let mut batch = send.start_send();
         let mut outcome = Ok(());
         let mut next = first;
@@ -450,8 +518,8 @@ callback! {
     }
 
     /// `ibv_bind_mw`, of windows of type 1. The key of the struct is the new one at once.
-    fn bind_mw(qp: QpArgument<'_>, mw: Option<&MwObject>, bind: Option<&ibv_mw_bind>) -> OrErrno {
-        let (qp, mw, bind) = (qp.queues()?, required(mw)?, required(bind)?);
+    fn bind_mw(qp: Option<&QpObject>, mw: Option<&MwObject>, bind: Option<&ibv_mw_bind>) -> OrErrno {
+        let (qp, mw, bind) = (required(qp)?, required(mw)?, required(bind)?);
         if Access::from_bits_retain(bind.bind_info.mw_access_flags).contains(Access::ZERO_BASED) {
             return Err(Failure::INVALID);
         }
@@ -463,24 +531,24 @@ callback! {
             payload: Payload::Sges(&[]),
         };
         // SAFETY: the program keeps the region while the window is bound.
-        unsafe { qp.inner.send().post_send(&[request]) }.map_err(|refused| Failure::from(refused.reason))?;
+        unsafe { qp.inner.queues()?.send().post_send(&[request]) }.map_err(|refused| Failure::from(refused.reason))?;
         mw.abi.rkey.store(rkey, Ordering::Relaxed);
         Ok(())
     }
 
     fn post_recv(
-        qp: QpArgument<'_>,
+        qp: Option<&QpObject>,
         first: *mut ibv_recv_wr,
         bad: Option<&mut *mut ibv_recv_wr>,
     ) -> OrErrno {
-        let (qp, bad) = (qp.queues()?, required(bad)?);
+        let (qp, bad) = (required(qp)?, required(bad)?);
         if qp.abi.abi.qp_base.state.load(Ordering::Relaxed) == u32::from(QpState::ERR.0) {
-            return qp.inner.with_core(|core| {
+            return qp.inner.queues()?.with_core(|core| {
                 // SAFETY: the program keeps what the requests name until they complete.
                 unsafe { post_receives(first, bad, |request| core.post_recv(&[request])) }
             });
         }
-        let mut recv = qp.inner.recv();
+        let mut recv = qp.inner.queues()?.recv();
         // SAFETY: as above.
         unsafe { post_receives(first, bad, |request| recv.post_recv(&[request])) }
     }

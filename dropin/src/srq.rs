@@ -1,19 +1,30 @@
 //! Shared receive queues.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Mutex;
 
+use bareverbs::Error;
+use bareverbs::error::{PostError, Refused};
+use bareverbs::qp::RecvRequest;
 use bareverbs::raw::uapi::verbs_values::SrqAttrMask;
-use bareverbs::srq::{Srq, SrqInit};
+use bareverbs::srq::{Srq, SrqAttr, SrqInit};
+use bareverbs::xrc::{XrcSrq, XrcSrqInit};
 
-use crate::abi::srq::{ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
+use crate::abi::srq::{ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex};
+use crate::abi::values::{
+    IBV_SRQ_INIT_ATTR_CQ, IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_INIT_ATTR_XRCD,
+    IBV_SRQT_BASIC, IBV_SRQT_TM, IBV_SRQT_XRC,
+};
 use crate::abi::work::ibv_recv_wr;
+use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrNull, callback, export, required};
+use crate::cq::CqObject;
 use crate::memory::PdObject;
 use crate::object::{Acknowledged, Object, lock, pointer};
 use crate::post::post_receives;
+use crate::xrc::XrcdObject;
 
 /// The struct of C, and the acknowledged events of the SRQ.
 #[repr(C)]
@@ -22,33 +33,109 @@ pub(crate) struct SrqHead {
     pub(crate) events: Acknowledged,
 }
 
-pub(crate) type SrqObject = Object<SrqHead, Mutex<Srq>>;
+pub(crate) type SrqObject = Object<SrqHead, Mutex<AnySrq>>;
+
+/// An SRQ of any type.
+pub(crate) enum AnySrq {
+    Basic(Srq),
+    Xrc(XrcSrq),
+}
+
+impl AnySrq {
+    /// The SRQ, if QPs can be created with it.
+    pub(crate) fn basic(&self) -> Result<&Srq, Failure> {
+        match self {
+            Self::Basic(srq) => Ok(srq),
+            Self::Xrc(_) => Err(Failure::INVALID),
+        }
+    }
+
+    fn handle(&self) -> u32 {
+        match self {
+            Self::Basic(srq) => srq.handle(),
+            Self::Xrc(srq) => srq.handle(),
+        }
+    }
+
+    /// Its granted capacity: receives, and SGEs of each.
+    fn capacity(&self) -> (u32, u32) {
+        match self {
+            Self::Basic(srq) => (srq.capacity(), srq.max_sge()),
+            Self::Xrc(srq) => (srq.capacity(), srq.max_sge()),
+        }
+    }
+
+    fn query(&self) -> Result<SrqAttr, Error> {
+        match self {
+            Self::Basic(srq) => srq.query(),
+            Self::Xrc(srq) => srq.query(),
+        }
+    }
+
+    fn set_limit(&mut self, limit: u32) -> Result<(), Error> {
+        match self {
+            Self::Basic(srq) => srq.set_limit(limit),
+            Self::Xrc(srq) => srq.set_limit(limit),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Srq::post_recv`].
+    unsafe fn post_recv(&mut self, request: RecvRequest<'_>) -> Result<(), PostError> {
+        // SAFETY: the caller's contract is the same.
+        unsafe {
+            match self {
+                Self::Basic(srq) => srq.post_recv(&[request]),
+                Self::Xrc(srq) => srq.post_recv(&[request]),
+            }
+        }
+    }
+
+    #[expect(clippy::result_large_err, reason = "the error returns the object without an allocation")]
+    fn destroy(self) -> Result<u32, Refused<Self>> {
+        match self {
+            Self::Basic(srq) => srq.destroy().map_err(|refused| refused.map(Self::Basic)),
+            Self::Xrc(srq) => srq.destroy().map_err(|refused| refused.map(Self::Xrc)),
+        }
+    }
+}
+
+/// Creates an SRQ, by `make`. Returns the granted capacity in `attr`.
+fn create(
+    pd: &PdObject,
+    srq_context: *mut c_void,
+    attr: &mut ibv_srq_attr,
+    make: impl FnOnce(&SrqInit) -> Result<AnySrq, Error>,
+) -> Result<*mut ibv_srq, Failure> {
+    let created = Object::create(|address| {
+        let srq = make(&SrqInit {
+            // libmlx5 grants room to programs that ask for none.
+            max_sge: attr.max_sge,
+            limit: attr.srq_limit,
+            user_data: address,
+            ..SrqInit::new(attr.max_wr.max(1))
+        })?;
+        (attr.max_wr, attr.max_sge) = srq.capacity();
+        let abi = ibv_srq {
+            context: pd.abi.context,
+            srq_context,
+            pd: pointer(Some(pd)),
+            handle: srq.handle(),
+            mutex: MaybeUninit::zeroed(),
+            cond: MaybeUninit::zeroed(),
+            events_completed: 0,
+        };
+        Ok((SrqHead { abi, events: Acknowledged::default() }, Mutex::new(srq)))
+    });
+    created.map(<*mut SrqObject>::cast)
+}
 
 export! {
     /// Returns the granted capacity in `init`.
     fn ibv_create_srq(pd: Option<&PdObject>, init: Option<&mut ibv_srq_init_attr>) -> OrNull<ibv_srq> {
         let (pd, init) = (required(pd)?, required(init)?);
-        let created = Object::create(|address| {
-            let attr = SrqInit {
-                max_sge: init.attr.max_sge,
-                limit: init.attr.srq_limit,
-                user_data: address,
-                ..SrqInit::new(init.attr.max_wr)
-            };
-            let srq = pd.inner.create_srq(&attr)?;
-            (init.attr.max_wr, init.attr.max_sge) = (srq.capacity(), srq.max_sge());
-            let abi = ibv_srq {
-                context: pd.abi.context,
-                srq_context: init.srq_context,
-                pd: pointer(Some(pd)),
-                handle: srq.handle(),
-                mutex: MaybeUninit::zeroed(),
-                cond: MaybeUninit::zeroed(),
-                events_completed: 0,
-            };
-            Ok((SrqHead { abi, events: Acknowledged::default() }, Mutex::new(srq)))
-        });
-        created.map(<*mut SrqObject>::cast)
+        create(pd, init.srq_context, &mut init.attr, |attr| pd.inner.create_srq(attr).map(AnySrq::Basic))
     }
 
     fn ibv_modify_srq(srq: Option<&SrqObject>, attr: Option<&ibv_srq_attr>, mask: c_int) -> OrErrno {
@@ -56,7 +143,11 @@ export! {
         let mask = SrqAttrMask::from_bits(mask.cast_unsigned()).ok_or(Failure::INVALID)?;
         let mut srq = lock(&srq.inner);
         if mask.contains(SrqAttrMask::MAX_WR) {
-            srq.resize(attr.max_wr)?;
+            match &mut *srq {
+                AnySrq::Basic(srq) => srq.resize(attr.max_wr)?,
+                // No device resizes them.
+                AnySrq::Xrc(_) => return Err(Failure::INVALID),
+            }
         }
         if mask.contains(SrqAttrMask::LIMIT) {
             srq.set_limit(attr.srq_limit)?;
@@ -77,11 +168,59 @@ export! {
     fn ibv_destroy_srq(srq: Option<NonNull<SrqObject>>) -> OrErrno {
         // SAFETY: the argument is a live SRQ, which the program uses no longer, but to acknowledge
         // events.
-        unsafe { Object::destroy(required(srq)?, Srq::destroy, |head, read| head.events.wait_for(read)) }
+        unsafe { Object::destroy(required(srq)?, AnySrq::destroy, |head, read| head.events.wait_for(read)) }
     }
 }
 
 callback! {
+    /// `ibv_create_srq_ex`. Returns the granted capacity in `init`.
+    fn create_srq_ex(context: ContextArgument<'_>, init: Option<&mut ibv_srq_init_attr_ex>) -> OrNull<ibv_srq> {
+        let (context, init) = (&context.required()?.context, required(init)?);
+        let has = |flags: c_int| init.comp_mask & flags.cast_unsigned() == flags.cast_unsigned();
+        let of_xrc = IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+        let srq_type = if has(IBV_SRQ_INIT_ATTR_TYPE) { init.srq_type.cast_signed() } else { IBV_SRQT_BASIC };
+        match srq_type {
+            IBV_SRQT_XRC if context.capabilities().xrc => {}
+            IBV_SRQT_XRC | IBV_SRQT_TM => return Err(Failure::UNSUPPORTED),
+            IBV_SRQT_BASIC => {}
+            _ => return Err(Failure::INVALID),
+        }
+        let known = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | of_xrc;
+        let is_xrc = srq_type == IBV_SRQT_XRC;
+        if init.comp_mask & !known.cast_unsigned() != 0 || !has(IBV_SRQ_INIT_ATTR_PD) || is_xrc && !has(of_xrc) {
+            return Err(Failure::INVALID);
+        }
+        // SAFETY: a selected pointer is null or that of an object of its type.
+        let (pd, objects) = unsafe {
+            let pd: Option<&PdObject> = init.pd.cast::<PdObject>().as_ref();
+            let xrcd: Option<&XrcdObject> = is_xrc.then(|| init.xrcd.cast::<XrcdObject>().as_ref()).flatten();
+            let cq: Option<&CqObject> = is_xrc.then(|| init.cq.cast::<CqObject>().as_ref()).flatten();
+            (required(pd)?, (xrcd, cq))
+        };
+        if !is_xrc {
+            return create(pd, init.srq_context, &mut init.attr, |attr| {
+                pd.inner.create_srq(attr).map(AnySrq::Basic)
+            });
+        }
+        let (xrcd, cq) = (required(objects.0)?, lock(&required(objects.1)?.inner));
+        create(pd, init.srq_context, &mut init.attr, |attr| {
+            let init = XrcSrqInit { srq: *attr, xrcd: &xrcd.inner, cq: &cq };
+            pd.inner.create_xrc_srq(&init).map(AnySrq::Xrc)
+        })
+    }
+
+    /// `ibv_get_srq_num`.
+    fn get_srq_num(srq: Option<&SrqObject>, number: Option<&mut u32>) -> OrErrno {
+        let (srq, number) = (lock(&required(srq)?.inner), required(number)?);
+        *number = match &*srq {
+            AnySrq::Xrc(srq) => srq.srq_num(),
+            AnySrq::Basic(srq) => {
+                srq.layout().and_then(|layout| layout.number).ok_or(Failure::UNSUPPORTED)?
+            }
+        };
+        Ok(())
+    }
+
     fn post_srq_recv(
         srq: Option<&SrqObject>,
         first: *mut ibv_recv_wr,
@@ -90,6 +229,6 @@ callback! {
         let srq = required(srq)?;
         let mut srq = lock(&srq.inner);
         // SAFETY: the requests are a list of the program, which keeps their memory until they complete.
-        unsafe { post_receives(first, required(bad)?, |request| srq.post_recv(&[request])) }
+        unsafe { post_receives(first, required(bad)?, |request| srq.post_recv(request)) }
     }
 }

@@ -1,5 +1,7 @@
 //! The functions as C calls them, on a soft device of this process.
 
+mod objects;
+
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
 use std::net::Ipv4Addr;
@@ -19,7 +21,7 @@ use crate::device::{ibv_free_device_list, ibv_get_device_list, ibv_get_device_na
 use crate::memory::{PdObject, ibv_alloc_pd, ibv_dealloc_pd, ibv_dereg_mr, ibv_reg_mr};
 use crate::open::{ibv_close_device, ibv_open_device};
 use crate::port::{ibv_query_device, ibv_query_gid, ibv_query_port};
-use crate::qp::{QpArgument, ibv_create_qp, ibv_destroy_qp, ibv_modify_qp, post_recv, post_send};
+use crate::qp::{QpObject, ibv_create_qp, ibv_destroy_qp, ibv_modify_qp, post_recv, post_send};
 use crate::srq::{ibv_create_srq, ibv_destroy_srq};
 use crate::wq::{create_rwq_ind_table, create_wq, destroy_rwq_ind_table, destroy_wq, modify_wq};
 
@@ -28,7 +30,6 @@ fn errno() -> c_int {
 }
 
 const NO_CONTEXT: fn() -> ContextArgument<'static> = || ContextArgument::of(ptr::null_mut());
-const NO_QP: fn() -> QpArgument<'static> = || QpArgument::of(ptr::null_mut());
 
 #[test]
 fn null_objects_are_invalid() {
@@ -43,10 +44,10 @@ fn null_objects_are_invalid() {
             ibv_destroy_comp_channel(None),
             ibv_destroy_cq(None),
             ibv_destroy_srq(None),
-            ibv_destroy_qp(NO_QP()),
-            ibv_modify_qp(NO_QP(), None, 0),
-            post_send(NO_QP(), ptr::null_mut(), None),
-            post_recv(NO_QP(), ptr::null_mut(), None),
+            ibv_destroy_qp(None),
+            ibv_modify_qp(None, None, 0),
+            post_send(None, ptr::null_mut(), None),
+            post_recv(None, ptr::null_mut(), None),
             req_notify_cq(None, 0),
             modify_wq(None, None),
             destroy_wq(None),
@@ -148,7 +149,7 @@ fn objects_are_destroyed_in_their_order_and_after_their_events() {
                 };
                 let pd = ptr::with_exposed_provenance::<PdObject>(pd);
                 let qp = ibv_create_qp(pd.as_ref(), Some(&mut init));
-                assert_eq!(ibv_destroy_qp(QpArgument::of(qp)), 0);
+                assert_eq!(ibv_destroy_qp(NonNull::new(qp.cast())), 0);
             });
             let is_free: Vec<_> = (0..50)
                 .map(|_| {
@@ -165,7 +166,7 @@ fn objects_are_destroyed_in_their_order_and_after_their_events() {
         let mut attr: ibv_qp_attr = MaybeUninit::zeroed().assume_init();
         (attr.qp_state, attr.port_num, attr.qkey) = (QpState::INIT.0.into(), 1, 1);
         let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::QKEY;
-        assert_eq!(ibv_modify_qp(QpArgument::of(qp), Some(&attr), mask.bits().cast_signed()), 0);
+        assert_eq!(ibv_modify_qp(qp.cast::<QpObject>().as_ref(), Some(&attr), mask.bits().cast_signed()), 0);
         let mut receive = crate::abi::work::ibv_recv_wr {
             wr_id: 1,
             next: ptr::null_mut(),
@@ -173,18 +174,18 @@ fn objects_are_destroyed_in_their_order_and_after_their_events() {
             num_sge: 0,
         };
         let mut bad = ptr::null_mut();
-        assert_eq!(post_recv(QpArgument::of(qp), &raw mut receive, Some(&mut bad)), 0);
+        assert_eq!(post_recv(qp.cast::<QpObject>().as_ref(), &raw mut receive, Some(&mut bad)), 0);
         assert_eq!(req_notify_cq(cq.cast::<CqObject>().as_ref(), 0), 0);
         attr.qp_state = QpState::ERR.0.into();
         let mask = QpAttrMask::STATE.bits().cast_signed();
-        assert_eq!(ibv_modify_qp(QpArgument::of(qp), Some(&attr), mask), 0);
+        assert_eq!(ibv_modify_qp(qp.cast::<QpObject>().as_ref(), Some(&attr), mask), 0);
         let (mut named, mut user): (*mut ibv_cq, _) = (ptr::null_mut(), ptr::null_mut());
         assert_eq!(
             ibv_get_cq_event(channel.cast::<ChannelObject>().as_ref(), Some(&mut named), Some(&mut user)),
             0
         );
         assert_eq!((named, user.addr()), (cq, 7));
-        assert_eq!(ibv_destroy_qp(QpArgument::of(qp)), 0);
+        assert_eq!(ibv_destroy_qp(NonNull::new(qp.cast())), 0);
 
         let acknowledged = AtomicBool::new(false);
         thread::scope(|scope| {

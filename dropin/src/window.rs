@@ -22,7 +22,7 @@ pub(crate) fn bind(mw: Option<&MwObject>, rkey: u32, info: &ibv_mw_bind_info) ->
         mw_type: mw.inner.mw_type(),
         mw_rkey: mw.abi.rkey.load(Ordering::Relaxed),
         rkey,
-        mr_lkey: mr.map_or(0, |mr| mr.inner.lkey()),
+        mr_lkey: mr.map_or(0, |mr| mr.abi.lkey),
         addr: info.addr,
         length: info.length,
         access: Access::from_bits_retain(info.mw_access_flags),

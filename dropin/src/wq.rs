@@ -35,12 +35,13 @@ pub(crate) type TableObject = Object<ibv_rwq_ind_table, IndirectionTable>;
 
 /// Moves a WQ to the state of C.
 fn set_state(wq: &mut Wq, state: WqState) -> Result<(), Failure> {
-    Ok(match state {
-        WqState::RESET => wq.reset()?,
-        WqState::RDY => wq.ready()?,
-        WqState::ERR => wq.set_error()?,
+    let moved = match state {
+        WqState::RESET => wq.reset(),
+        WqState::RDY => wq.ready(),
+        WqState::ERR => wq.set_error(),
         _ => return Err(Failure::INVALID),
-    })
+    };
+    Ok(moved?)
 }
 
 callback! {

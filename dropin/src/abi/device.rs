@@ -262,6 +262,11 @@ c_types! {
         active_speed_ex: u32,
     }
 
+    struct ibv_values_ex {
+        comp_mask: u32,
+        raw_clock: libc::timespec,
+    }
+
     struct ibv_gid_entry {
         gid: ibv_gid,
         gid_index: u32,

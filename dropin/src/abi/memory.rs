@@ -3,8 +3,8 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::AtomicU32;
 
-use super::c_types;
 use super::device::ibv_context;
+use super::{Function, c_types};
 
 c_types! {
     struct ibv_pd {
@@ -44,6 +44,31 @@ c_types! {
         bind_info: ibv_mw_bind_info,
     }
 
+    struct ibv_dm {
+        context: *mut ibv_context,
+        memcpy_to_dm: Function,
+        memcpy_from_dm: Function,
+        comp_mask: u32,
+        handle: u32,
+    }
+
+    struct ibv_alloc_dm_attr {
+        length: usize,
+        log_align_req: u32,
+        comp_mask: u32,
+    }
+
+    struct ibv_dmah {
+        context: *mut ibv_context,
+    }
+
+    struct ibv_dmah_init_attr {
+        comp_mask: u32,
+        cpu_id: u32,
+        ph: u8,
+        tph_mem_type: u8,
+    }
+
     struct ibv_mr_init_attr {
         length: usize,
         access: c_int,
@@ -52,7 +77,7 @@ c_types! {
         addr: *mut c_void,
         fd: c_int,
         fd_offset: u64,
-        dmah: *mut c_void,
+        dmah: *mut ibv_dmah,
         buf: *mut c_void,
     }
 }

@@ -7,7 +7,7 @@ use super::cq::ibv_cq;
 use super::device::ibv_context;
 use super::memory::ibv_pd;
 use super::path::ibv_ah_attr;
-use super::srq::ibv_srq;
+use super::srq::{ibv_srq, ibv_xrcd};
 use super::wq::ibv_rwq_ind_table;
 use super::{Function, Unused, c_types};
 
@@ -95,13 +95,34 @@ c_types! {
         sq_sig_all: c_int,
         comp_mask: u32,
         pd: *mut ibv_pd,
-        xrcd: *mut c_void,
+        xrcd: *mut ibv_xrcd,
         create_flags: u32,
         max_tso_header: u16,
         rwq_ind_tbl: *mut ibv_rwq_ind_table,
         rx_hash_conf: ibv_rx_hash_conf,
         source_qpn: u32,
         send_ops_flags: u64,
+    }
+
+    struct ibv_qp_open_attr {
+        comp_mask: u32,
+        qp_num: u32,
+        xrcd: *mut ibv_xrcd,
+        qp_context: *mut c_void,
+        qp_type: u32,
+    }
+
+    struct ibv_qp_rate_limit_attr {
+        rate_limit: u32,
+        max_burst_sz: u32,
+        typical_pkt_sz: u16,
+        comp_mask: u32,
+    }
+
+    struct ibv_ece {
+        vendor_id: u32,
+        options: u32,
+        comp_mask: u32,
     }
 
     struct ibv_qp_attr {

@@ -248,7 +248,7 @@ unsafe fn list<'a, T>(list: *const T, count: usize) -> &'a [T] {
 callback! {
     fn start(qp: Option<&'static QpObject>) -> Value<()> {
         let qp = required(qp)?;
-        let mut send = qp.inner.send();
+        let mut send = qp.inner.queues()?.send();
         let half: *mut Send = &raw mut *send;
         // SAFETY: the half exists as long as the guard, which is not used before the batch is gone.
         let batch = unsafe { &mut *half }.start_send();

@@ -1,27 +1,21 @@
 //! QPs that spread frames over work queues (RSS). They have no queues and no states.
 
-use std::mem::MaybeUninit;
-use std::ptr;
 use std::slice;
 use std::sync::Mutex;
-use std::sync::atomic::AtomicU32;
 
 use bareverbs::qp::{QpState, QpType};
-use bareverbs::rss::{HashFields, HashFunctions, RssHash, RssInit, RssQp, TOEPLITZ_KEY};
+use bareverbs::rss::{HashFields, HashFunctions, RssHash, RssInit, TOEPLITZ_KEY};
 
-use super::extended::{self, Posting};
-use super::{Kind, QpHead, object};
+use super::kind::AnyQp;
+use super::{QpObject, bare, head, object};
 use crate::abi::qp::{ibv_qp, ibv_qp_init_attr_ex, ibv_rx_hash_conf};
 use crate::abi::values::{
     IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_RX_HASH,
 };
 use crate::convention::{Failure, required};
 use crate::memory::PdObject;
-use crate::object::{Acknowledged, Object};
+use crate::object::Object;
 use crate::wq::TableObject;
-
-/// The lock is for the flows of the QP.
-pub(crate) type RssObject = Object<QpHead, Mutex<RssQp>>;
 
 fn hash(conf: &ibv_rx_hash_conf) -> Result<RssHash, Failure> {
     if conf.rx_hash_function != HashFunctions::TOEPLITZ.bits() {
@@ -55,30 +49,10 @@ pub(super) fn create(init: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Failure>
     let (pd, table, hash) = (required(pd)?, required(table)?, hash(&init.rx_hash_conf)?);
     let created = Object::create(|address| {
         let qp = pd.inner.create_rss_qp(&RssInit { table: &table.inner, hash, user_data: address })?;
-        let abi = ibv_qp {
-            context: pd.abi.context,
-            qp_context: init.qp_context,
-            pd: init.pd,
-            send_cq: ptr::null_mut(),
-            recv_cq: ptr::null_mut(),
-            srq: ptr::null_mut(),
-            handle: qp.handle(),
-            // The kernel gives it none.
-            qp_num: 0,
-            state: AtomicU32::new(QpState::RESET.0.into()),
-            qp_type: init.qp_type,
-            mutex: MaybeUninit::zeroed(),
-            cond: MaybeUninit::zeroed(),
-            events_completed: 0,
-        };
-        let head = QpHead {
-            abi: extended::functions(abi, None),
-            events: Acknowledged::default(),
-            posting: Posting::default(),
-            is_extended: false,
-            kind: Kind::Rss,
-        };
-        Ok((head, Mutex::new(qp)))
+        // The kernel gives it no number.
+        let base = bare(pd.abi.context, qp.handle(), 0, QpState::RESET, init.qp_type);
+        let base = ibv_qp { qp_context: init.qp_context, pd: init.pd, ..base };
+        Ok((head(base, None), AnyQp::Rss(Mutex::new(qp))))
     });
-    created.map(<*mut RssObject>::cast)
+    created.map(<*mut QpObject>::cast)
 }

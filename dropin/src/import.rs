@@ -1,0 +1,120 @@
+//! Contexts of another process's device file, and its objects.
+//!
+//! An imported object is one of the kernel like another: `ibv_dereg_mr` and the like destroy it.
+//! `ibv_unimport_mr` and the like release it only.
+
+use std::ffi::c_int;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+
+use bareverbs::dm::Dm;
+use bareverbs::error::Refused;
+use bareverbs::raw::RawMr;
+use bareverbs::{Access, Context, Error, Mr, Pd};
+
+use crate::abi::device::ibv_context;
+use crate::abi::memory::{ibv_dm, ibv_mr, ibv_pd};
+use crate::context::ContextArgument;
+use crate::convention::{Failure, OrNull, Value, export, required};
+use crate::device_memory::{self, DmObject};
+use crate::memory::{self, MrObject, PdHead, PdObject, Region};
+use crate::object::Object;
+use crate::{device, open};
+
+/// Whether it is a character device. Fails for a descriptor that is not open.
+fn is_character_device(fd: c_int) -> Result<bool, Failure> {
+    let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: the call fills the struct.
+    if unsafe { libc::fstat(fd, status.as_mut_ptr()) } != 0 {
+        return Ok(false);
+    }
+    // SAFETY: the call filled it.
+    let mode = unsafe { status.assume_init() }.st_mode;
+    Ok(mode & libc::S_IFMT == libc::S_IFCHR)
+}
+
+/// Frees an object of C, whose value `release` takes.
+///
+/// # Safety
+///
+/// As for [`Object::destroy`].
+unsafe fn release<A, T>(object: NonNull<Object<A, T>>, release: impl FnOnce(T)) -> Result<(), Failure> {
+    let released = |value| {
+        release(value);
+        Ok::<(), Refused<T>>(())
+    };
+    // SAFETY: the caller's contract is the same.
+    unsafe { Object::destroy(object, released, |_, ()| ()) }
+}
+
+export! {
+    /// The context owns the descriptor, unless the call fails.
+    fn ibv_import_device(fd: c_int) -> OrNull<ibv_context> {
+        if !is_character_device(fd)? {
+            return Err(Failure::INVALID);
+        }
+        // SAFETY: the descriptor is open, as the check shows.
+        let copy = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
+        let context = Context::import(copy.map_err(|_| Failure::last())?).map_err(|error| match error {
+            // No device has the file.
+            Error::Invalid { .. } => Failure::NO_DEVICE,
+            error => error.into(),
+        })?;
+        let device = device::listed(context.device())?;
+        // SAFETY: the program gives the descriptor to the context.
+        open::create(context, device, Some(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    fn ibv_import_pd(context: ContextArgument<'_>, handle: u32) -> OrNull<ibv_pd> {
+        let found = &context.required()?.context;
+        let created = Object::create(|_| {
+            found.import_pd(handle)?;
+            // SAFETY: the domain exists, and the program decides which context deallocates it.
+            let pd = unsafe { Pd::from_handle(found, handle) };
+            Ok((PdHead::new(context, &pd), pd))
+        });
+        created.map(<*mut PdObject>::cast)
+    }
+
+    fn ibv_unimport_pd(pd: Option<NonNull<PdObject>>) -> Value<()> {
+        // SAFETY: the argument is a live PD, which the program uses no longer.
+        unsafe { release(required(pd)?, |pd: Pd| _ = pd.into_handle()) }
+    }
+
+    /// The region has no address, because its memory is that of another process.
+    fn ibv_import_mr(pd: Option<&PdObject>, handle: u32) -> OrNull<ibv_mr> {
+        let pd = required(pd)?;
+        let keys = pd.inner.import_mr(handle)?;
+        let (lkey, rkey, iova) = (keys.lkey(), keys.rkey(), keys.addr());
+        let object = RawMr { handle, lkey, rkey, iova, access: Access::empty() };
+        // SAFETY: the region exists, and the program decides which context deregisters it. Nothing copies
+        // bytes of it, because it has none here.
+        let mr = unsafe { Mr::from_handle(&pd.inner, &object, ptr::null_mut(), 0) };
+        memory::create(pd, ptr::null_mut(), keys.len(), Ok(Region::Imported(mr)))
+    }
+
+    fn ibv_unimport_mr(mr: Option<NonNull<MrObject>>) -> Value<()> {
+        let unimport = |region| {
+            if let Region::Imported(mr) = region {
+                // It is no part of an implicit region.
+                drop(mr.into_handle());
+            }
+        };
+        // SAFETY: the argument is a live region, which the program uses no longer.
+        unsafe { release(required(mr)?, unimport) }
+    }
+
+    fn ibv_import_dm(context: ContextArgument<'_>, handle: u32) -> OrNull<ibv_dm> {
+        // SAFETY: the memory exists if the call succeeds, and the program decides which context frees it.
+        device_memory::create(context, unsafe { Dm::from_handle(&context.required()?.context, handle) })
+    }
+
+    fn ibv_unimport_dm(dm: Option<NonNull<DmObject>>) -> Value<()> {
+        let unimport = |dm: std::sync::Mutex<Dm>| {
+            let dm = dm.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+            _ = dm.into_handle();
+        };
+        // SAFETY: the argument is live device memory, which the program uses no longer.
+        unsafe { release(required(dm)?, unimport) }
+    }
+}
