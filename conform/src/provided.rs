@@ -80,7 +80,6 @@ impl ProvidedCq {
             compressed: false,
             flags: CqCreateFlags::empty(),
             memory: QueueMemory::BasePages,
-            buffer: None,
         };
         // SAFETY: `drop` keeps the queue until the kernel has destroyed the object.
         let created = prepared("CQ_CREATE", unsafe { owner.provider.create_cq(&request) })?;
@@ -165,7 +164,6 @@ impl ProvidedQp {
             user_handle: 0x5678,
             doorbell: DoorbellChoice::Any,
             memory: QueueMemory::BasePages,
-            buffer: None,
         };
         // SAFETY: `drop` keeps the queues until the kernel has destroyed the object.
         let created = prepared("QP_CREATE", unsafe { owner.provider.create_qp(&request) })?;

@@ -132,7 +132,6 @@ impl Program {
             compressed: false,
             flags: CqCreateFlags::empty(),
             memory: QueueMemory::default(),
-            buffer: None,
         };
         let mut response = CreateCqResp::new_zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
@@ -204,7 +203,6 @@ impl Program {
             user_handle: 0,
             doorbell: DoorbellChoice::Any,
             memory: QueueMemory::default(),
-            buffer: None,
         };
         let mut response = CreateQpResp::new_zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };

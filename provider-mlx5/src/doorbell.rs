@@ -4,6 +4,7 @@
 //! device reads when it needs them. A *doorbell register* lies in a page of the device's BAR (UAR).
 //! A write to it starts the processing of sends or arms a CQ. Receive queues use the record only.
 
+use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError};
@@ -25,14 +26,18 @@ use crate::wqe::{BLOCK, Segment};
 /// Doorbell records per page.
 const RECORDS: usize = PAGE / 64;
 
-/// The two words of a record, big-endian. Each record has a cache line, so that queues of different
-/// threads don't share one.
+/// The two words of a record, big-endian.
 #[derive(Debug, Default)]
-#[repr(C, align(64))]
+#[repr(C, align(8))]
 struct Words([AtomicU32; 2]);
 
+/// A record of a page. It has a cache line, so that queues of different threads don't share one.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+struct Slot(Words);
+
 // SAFETY: the words are atomics, and zeros are their default.
-unsafe impl Zeroed for Words {}
+unsafe impl Zeroed for Slot {}
 
 pub(crate) const PAGE: usize = 4096;
 
@@ -58,7 +63,7 @@ pub struct DoorbellRecords {
 
 #[derive(Debug)]
 struct Page {
-    records: ZeroedArray<Words>,
+    records: ZeroedArray<Slot>,
     /// One bit per record that is in use.
     used: Mutex<u64>,
 }
@@ -90,8 +95,9 @@ impl Page {
             return None;
         }
         *used |= 1 << index;
-        let words = NonNull::from(self.records.get(index)?);
-        let record = DoorbellRecord { words, index, page: Arc::clone(self) };
+        let Slot(words) = self.records.get(index)?;
+        let record =
+            DoorbellRecord { words: NonNull::from(words), home: Home::Page(Arc::clone(self), index) };
         record.set(Word::First, 0);
         record.set(Word::Second, 0);
         Some(record)
@@ -102,16 +108,35 @@ impl Page {
 #[derive(Debug)]
 pub struct DoorbellRecord {
     words: NonNull<Words>,
-    index: usize,
-    page: Arc<Page>,
+    home: Home,
 }
 
-// SAFETY: the words have no thread affinity, and `page` keeps them valid.
+/// Where a record is.
+#[derive(Debug)]
+enum Home {
+    /// In the slot of this index.
+    Page(Arc<Page>, usize),
+    /// In memory of its own.
+    Memory { _memory: Mapping },
+}
+
+// SAFETY: the words have no thread affinity, and `home` keeps them valid.
 unsafe impl Send for DoorbellRecord {}
 // SAFETY: a shared record gives access to its words by atomics only.
 unsafe impl Sync for DoorbellRecord {}
 
 impl DoorbellRecord {
+    /// Size and alignment of a record.
+    pub(crate) const LAYOUT: Layout = Layout::new::<Words>();
+
+    /// A record at the start of zeroed memory, which has the size and the alignment of
+    /// [`LAYOUT`](Self::LAYOUT).
+    pub(crate) fn in_memory(memory: Mapping) -> Self {
+        let words: NonNull<Words> = memory.as_ptr().cast();
+        assert!(memory.len() >= size_of::<Words>() && words.is_aligned(), "room for a record");
+        Self { words, home: Home::Memory { _memory: memory } }
+    }
+
     /// Address of the record.
     #[must_use]
     pub fn address(&self) -> u64 {
@@ -143,7 +168,7 @@ impl DoorbellRecord {
 
     #[inline(always)]
     fn atomic(&self, word: Word) -> &AtomicU32 {
-        // SAFETY: `page` keeps the words valid, and they are accessed by atomics only.
+        // SAFETY: `home` keeps the words valid, and they are accessed by atomics only.
         &unsafe { self.words.as_ref() }.0[word as usize]
     }
 }
@@ -192,7 +217,9 @@ impl RecordWord {
 
 impl Drop for DoorbellRecord {
     fn drop(&mut self) {
-        *self.page.used.lock().unwrap_or_else(PoisonError::into_inner) &= !(1 << self.index);
+        if let Home::Page(page, index) = &self.home {
+            *page.used.lock().unwrap_or_else(PoisonError::into_inner) &= !(1 << index);
+        }
     }
 }
 

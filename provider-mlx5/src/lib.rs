@@ -19,7 +19,7 @@
 //! let mlx5 = Mlx5::open(file)?;
 //! let (memory, flags) = (QueueMemory::BasePages, CqCreateFlags::empty());
 //! let request = CqRequest {
-//!     entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false, flags, memory, buffer: None,
+//!     entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false, flags, memory,
 //! };
 //! // SAFETY: the queue and its kernel object last until the program ends.
 //! let mut cq = unsafe { mlx5.create_cq(&request) }?;

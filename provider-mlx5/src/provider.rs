@@ -7,6 +7,7 @@ mod cq;
 mod dm;
 mod flow;
 mod import;
+mod memory;
 mod qp;
 mod srq;
 pub(crate) mod wq;
@@ -23,8 +24,6 @@ use bareverbs_provider::command::{self, ContextInfo, DriverPayload, QpHandle};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::dm::DeviceMemory;
 use bareverbs_provider::error::CreateError;
-use bareverbs_provider::mapping::{HUGE_PAGE, Mapping};
-use bareverbs_provider::queue_buffer::QueueBuffer;
 use bareverbs_provider::request::{
     AhRequest, CqRequest, DmRequest, QpRequest, QueueMemory, SrqChange, SrqRequest, XrcTargetRequest,
 };
@@ -98,29 +97,6 @@ fn lookup<T>(
     map.get(&handle).and_then(Weak::upgrade).ok_or(IoctlError::new(method, Errno::NOENT))
 }
 
-/// Allocates the memory of a queue, in bytes.
-pub(crate) fn queue_memory(bytes: usize, memory: QueueMemory) -> Result<Mapping, CreateError> {
-    match memory {
-        QueueMemory::BasePages => Ok(Mapping::anonymous(bytes).map_err(ioctl_error("mmap"))?),
-        QueueMemory::HugePages => Mapping::huge(bytes).map_err(|errno| match errno {
-            Errno::NOMEM => CreateError::NoHugePages { pages: bytes.div_ceil(HUGE_PAGE) as u64 },
-            errno => ioctl_error("mmap (huge pages)")(errno).into(),
-        }),
-    }
-}
-
-/// The memory of a queue, in bytes: part of the caller's buffer, or allocated.
-fn ring_memory(
-    bytes: usize,
-    memory: QueueMemory,
-    buffer: Option<&QueueBuffer>,
-) -> Result<Mapping, CreateError> {
-    match buffer {
-        Some(buffer) => buffer.lease(bytes),
-        None => queue_memory(bytes, memory),
-    }
-}
-
 /// Queries the mlx5 part of the device attributes.
 fn query_driver(file: &DeviceFile) -> Result<QueryDeviceResp, IoctlError> {
     let mut resp = QueryDeviceResp::zeroed();
@@ -134,14 +110,15 @@ fn capabilities(
     info: ContextInfo,
     ucontext: &AllocUcontextResp,
     device: &QueryDeviceResp,
-    (shareable, queue_buffers): (bool, bool),
+    (shareable, queue_dmabufs): (bool, bool),
 ) -> Capabilities {
     let null_key = ucontext.comp_mask.contains(AllocUcontextRespMask::DUMP_FILL_MKEY);
     Capabilities {
         num_comp_vectors: info.num_comp_vectors,
         core_support: info.core_support,
         shareable,
-        queue_buffers,
+        queue_buffers: true,
+        queue_dmabufs,
         ece: ucontext.comp_mask.contains(AllocUcontextRespMask::ECE),
         // On Ethernet the driver reports how many header bytes a WQE must hold inline. With CQEs of
         // version 0 it creates no raw packet QPs.
@@ -228,8 +205,8 @@ impl Mlx5 {
 // SAFETY: by the numbers of the trait's obligations:
 // 1. Handles come from the kernel's responses to create calls in the context of `file`, and only
 //    the caller gets them.
-// 2. The memory of a ring and its doorbell record are allocated for each object, or leased from the
-//    caller's buffer to that object alone, and the returned queues keep them. For the object, the
+// 2. The memory of a ring and its doorbell record are allocated for each object, or leased from a
+//    buffer to that object alone, and the returned queues keep them. For the object, the
 //    device accesses nothing else but the memory that requests name.
 // 3. An object is created after all of its memory is allocated, or `HandleGuard` destroys it.
 //    Nothing was posted to it.
@@ -318,9 +295,15 @@ unsafe impl Provider for Mlx5 {
         unsafe { self.do_create_cq(request) }
     }
 
-    unsafe fn resize_cq(&self, cq: u32, queue: &mut Mlx5Cq, entries: u32) -> Result<u32, CreateError> {
+    unsafe fn resize_cq(
+        &self,
+        cq: u32,
+        queue: &mut Mlx5Cq,
+        entries: u32,
+        memory: QueueMemory<'_>,
+    ) -> Result<u32, CreateError> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.do_resize_cq(cq, queue, entries) }
+        unsafe { self.do_resize_cq(cq, queue, entries, memory) }
     }
 
     unsafe fn create_qp(&self, request: &QpRequest<'_>) -> Result<CreatedQp<Self>, CreateError> {
@@ -333,7 +316,7 @@ unsafe impl Provider for Mlx5 {
         xrc::create_target(&self.file, self.ucontext.cqe_version, request)
     }
 
-    unsafe fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
+    unsafe fn create_srq(&self, request: &SrqRequest<'_>) -> Result<CreatedSrq<Self>, CreateError> {
         self.check_same_process("SrqCreate")?;
         // SAFETY: the caller's promise is the same.
         unsafe { self.do_create_srq(request) }
@@ -344,12 +327,11 @@ unsafe impl Provider for Mlx5 {
         unsafe { self.do_modify_srq(srq, queue, change) }
     }
 
-    unsafe fn create_wq(&self, request: &WqRequest) -> Result<CreatedWq<Self>, CreateError> {
+    unsafe fn create_wq(&self, request: &WqRequest<'_>) -> Result<CreatedWq<Self>, CreateError> {
         self.check_same_process("WqCreate")?;
         let cq = lookup(&self.cqs, request.cq, "WqCreate")?;
-        let doorbell = self.records.take().map_err(ioctl_error("mmap"))?;
         // SAFETY: the caller's promise is the same.
-        unsafe { wq::create(self, cq, doorbell, self.limits(), request) }
+        unsafe { wq::create(self, cq, request) }
     }
 
     unsafe fn modify_wq(&self, handle: u32, change: WqChange) -> Result<(), CreateError> {
@@ -387,6 +369,7 @@ mod tests {
     fn queue_creation_in_a_forked_child_fails_with_estale() {
         use std::os::unix::process::CommandExt;
 
+        use bareverbs_provider::mapping::Mapping;
         use bareverbs_uapi::uverbs::types::WqFlags;
         use bareverbs_uapi::write::types::CqCreateFlags;
 
@@ -426,7 +409,6 @@ mod tests {
                 compressed: false,
                 flags: CqCreateFlags::empty(),
                 memory,
-                buffer: None,
             };
             // SAFETY: `/dev/null` creates nothing.
             let cq = unsafe { mlx5.create_cq(&request) }.map(drop);

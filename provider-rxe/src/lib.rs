@@ -20,7 +20,7 @@
 //! let rxe = Rxe::open(file)?;
 //! let (memory, flags) = (QueueMemory::BasePages, CqCreateFlags::empty());
 //! let request = CqRequest {
-//!     entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false, flags, memory, buffer: None,
+//!     entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false, flags, memory,
 //! };
 //! // SAFETY: the queue and its kernel object last until the program ends.
 //! let mut cq = unsafe { rxe.create_cq(&request) }?;

@@ -9,7 +9,6 @@ use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::error::{CreateError, Feature};
 use bareverbs_provider::handle_guard::HandleGuard;
 use bareverbs_provider::mapping::Protection;
-use bareverbs_provider::queue_buffer::QueueBuffer;
 use bareverbs_provider::request::{
     AhRequest, CqRequest, DoorbellChoice, QpRequest, QueueMemory, SrqChange, SrqRequest,
 };
@@ -52,19 +51,12 @@ impl Rxe {
     }
 }
 
-/// Rejects huge pages: the kernel allocates the queues.
-fn check_queue_memory(memory: QueueMemory) -> Result<(), CreateError> {
+/// Rejects memory of other kinds than the kernel's: it allocates the queues.
+fn check_queue_memory(memory: QueueMemory<'_>) -> Result<(), CreateError> {
     match memory {
         QueueMemory::BasePages => Ok(()),
         QueueMemory::HugePages => Err(CreateError::Unsupported { feature: Feature::HugePageQueues }),
-    }
-}
-
-/// Rejects buffers: the kernel allocates the queues, and ignores the attributes.
-fn check_no_buffer(buffer: Option<&QueueBuffer>) -> Result<(), CreateError> {
-    match buffer {
-        None => Ok(()),
-        Some(_) => Err(CreateError::Unsupported { feature: Feature::QueueBuffers }),
+        QueueMemory::From(_) => Err(CreateError::Unsupported { feature: Feature::QueueBuffers }),
     }
 }
 
@@ -172,7 +164,6 @@ unsafe impl Provider for Rxe {
             return Err(CreateError::Unsupported { feature: Feature::CqIgnoreOverrun });
         }
         check_queue_memory(request.memory)?;
-        check_no_buffer(request.buffer)?;
         let mut response = CreateCqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into `response`, which has its full
@@ -188,7 +179,14 @@ unsafe impl Provider for Rxe {
         Ok(CreatedCq { handle: guard.disarm().0, entries: queue.capacity(), queue })
     }
 
-    unsafe fn resize_cq(&self, cq: u32, queue: &mut RxeCq, entries: u32) -> Result<u32, CreateError> {
+    unsafe fn resize_cq(
+        &self,
+        cq: u32,
+        queue: &mut RxeCq,
+        entries: u32,
+        memory: QueueMemory<'_>,
+    ) -> Result<u32, CreateError> {
+        check_queue_memory(memory)?;
         queue.release();
         let mut response = ResizeCqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
@@ -219,7 +217,6 @@ unsafe impl Provider for Rxe {
             return Err(CreateError::Unsupported { feature: Feature::QpCreateFlags });
         }
         check_queue_memory(request.memory)?;
-        check_no_buffer(request.buffer)?;
         if SendLimits::new(request.qp_type, 0, 0).is_none() {
             return Err(CreateError::Unsupported { feature: Feature::QpType });
         }
@@ -262,7 +259,7 @@ unsafe impl Provider for Rxe {
         Ok(CreatedQp { handle: guard.disarm().0, qp_num: made.qp_num, cap, sq, rq })
     }
 
-    unsafe fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
+    unsafe fn create_srq(&self, request: &SrqRequest<'_>) -> Result<CreatedSrq<Self>, CreateError> {
         check_queue_memory(request.memory)?;
         let mut response = CreateSrqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };

@@ -25,9 +25,11 @@ pub struct Capabilities {
     pub null_key: Option<u32>,
     /// CQEs can be compressed ([`CqRequest::compressed`](crate::request::CqRequest::compressed)).
     pub compressed_completions: bool,
-    /// CQs and QPs can be created in a buffer of the caller
-    /// ([`CqRequest::buffer`](crate::request::CqRequest::buffer)).
+    /// Queues can be created in memory of the caller
+    /// ([`QueueMemory::From`](crate::request::QueueMemory::From)).
     pub queue_buffers: bool,
+    /// CQs and QPs can be created in dma-bufs.
+    pub queue_dmabufs: bool,
     /// Largest payload in bytes that TCP segmentation offload splits into packets; 0 without TSO.
     pub max_tso: u32,
     /// Transports with TSO: bit number = QP type.
@@ -78,6 +80,7 @@ impl Default for Capabilities {
             null_key: None,
             compressed_completions: false,
             queue_buffers: false,
+            queue_dmabufs: false,
             max_tso: 0,
             tso_supported_qpts: 0,
             rx_hash_fields_mask: HashFields::empty(),

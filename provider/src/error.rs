@@ -3,6 +3,7 @@
 mod kinds;
 
 use crate::device::IoctlError;
+use crate::queue_allocator::QueueResource;
 pub use kinds::{Feature, Limit};
 
 /// An object could not be created or changed.
@@ -44,6 +45,20 @@ pub enum CreateError {
     /// Another queue has the [`QueueBuffer`](crate::queue_buffer::QueueBuffer).
     #[error("another queue uses the queue buffer: pass a buffer of its own to each queue")]
     BufferInUse,
+    /// The memory of a queue is not aligned.
+    #[error("the memory of the queue must begin at a multiple of {align} bytes")]
+    Misaligned {
+        /// The alignment in bytes.
+        align: usize,
+    },
+    /// A [`QueueAllocator`](crate::queue_allocator::QueueAllocator) has no memory.
+    #[error("the allocator has no memory of {bytes} bytes for the {resource:?}")]
+    NoMemory {
+        /// What the memory is for.
+        resource: QueueResource,
+        /// Its size.
+        bytes: usize,
+    },
     /// The provider, the kernel or the device does not support the object or the option.
     #[error("{feature}")]
     Unsupported {

@@ -21,7 +21,7 @@
 //! | [`layout`] | addresses of a queue's ring, indices and doorbell |
 //! | [`handle_guard`] | destroys a kernel object unless its creation succeeds |
 //! | [`mapping`] | mapped memory |
-//! | [`queue_buffer`] | memory of a queue that the caller chooses |
+//! | [`queue_buffer`], [`queue_allocator`] | memory of queues that the caller chooses |
 //! | [`process`] | fork detection |
 //! | [`ring`] | a ring of slots in shared memory, producer and consumer |
 //! | [`barrier`] | all memory barriers, named by purpose |
@@ -45,6 +45,7 @@ mod loom_models;
 pub mod mapping;
 mod pages;
 pub mod process;
+pub mod queue_allocator;
 pub mod queue_buffer;
 pub mod request;
 pub mod ring;

@@ -48,7 +48,6 @@ pub struct Mapping {
     len: usize,
     protection: Protection,
     fork_guard: ForkGuard,
-    is_huge: bool,
     /// The right to memory that this value has not mapped.
     lease: Option<Box<dyn Any + Send + Sync>>,
 }
@@ -68,7 +67,7 @@ impl Mapping {
     pub fn new(file: impl AsFd, offset: u64, len: usize, protection: Protection) -> Result<Self, Errno> {
         let fork_guard = ForkGuard::new()?;
         let start = pages::map_file(file, offset, len, protection.flags())?;
-        Self { start, len, protection, fork_guard, is_huge: false, lease: None }.with_dont_fork()
+        Self { start, len, protection, fork_guard, lease: None }.with_dont_fork()
     }
 
     /// Maps `len` zeroed bytes of this process's memory, in whole pages, for use by a device.
@@ -95,7 +94,7 @@ impl Mapping {
     fn without_file(len: usize, is_huge: bool) -> Result<Self, Errno> {
         let (fork_guard, protection) = (ForkGuard::new()?, Protection::ReadWrite);
         let start = pages::map_private(len, is_huge)?;
-        Self { start, len, protection, fork_guard, is_huge, lease: None }.with_dont_fork()
+        Self { start, len, protection, fork_guard, lease: None }.with_dont_fork()
     }
 
     /// Memory that another value has mapped: a
@@ -108,7 +107,7 @@ impl Mapping {
         lease: impl Any + Send + Sync,
     ) -> Result<Self, Errno> {
         let (fork_guard, protection) = (ForkGuard::new()?, Protection::ReadWrite);
-        Ok(Self { start, len, protection, fork_guard, is_huge: false, lease: Some(Box::new(lease)) })
+        Ok(Self { start, len, protection, fork_guard, lease: Some(Box::new(lease)) })
     }
 
     fn with_dont_fork(self) -> Result<Self, Errno> {
@@ -128,12 +127,6 @@ impl Mapping {
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.start
-    }
-
-    /// Whether the mapping consists of huge pages.
-    #[must_use]
-    pub fn is_huge(&self) -> bool {
-        self.is_huge
     }
 
     /// Length in bytes.

@@ -1,5 +1,6 @@
 //! Memory for a queue that the caller chooses: its own, or part of a dma-buf.
 
+use std::alloc::Layout;
 use std::any::Any;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -15,7 +16,7 @@ use crate::error::{CreateError, Limit};
 use crate::mapping::{Mapping, Protection};
 use crate::process::ForkGuard;
 
-/// Alignment in bytes of a queue's memory: a page of the device (`MLX5_ADAPTER_PAGE_SHIFT`).
+/// Alignment in bytes of a ring's memory: a page of the device (`MLX5_ADAPTER_PAGE_SHIFT`).
 pub const QUEUE_BUFFER_ALIGN: usize = 4096;
 
 /// `DMA_BUF_MAGIC` of `linux/magic.h`: the file system of dma-bufs.
@@ -78,8 +79,7 @@ impl QueueBuffer {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `start` is not a multiple of [`QUEUE_BUFFER_ALIGN`], or `len` is 0; otherwise the
-    /// error of `mmap` or `madvise`.
+    /// `EINVAL` if `len` is 0; otherwise the error of `mmap` or `madvise`.
     ///
     /// # Safety
     ///
@@ -90,7 +90,7 @@ impl QueueBuffer {
         len: usize,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Result<Self, Errno> {
-        if len == 0 || !start.addr().get().is_multiple_of(QUEUE_BUFFER_ALIGN) {
+        if len == 0 {
             return Err(Errno::INVAL);
         }
         Ok(Self { inner: Arc::new(Inner::new(start, len, Source::Memory(owner))?) })
@@ -135,14 +135,16 @@ impl QueueBuffer {
         self.inner.leased.load(Ordering::Relaxed)
     }
 
-    /// The first `bytes` bytes as zeroed memory of a queue. The lease ends when the mapping is
-    /// dropped.
+    /// The first bytes as zeroed memory of a queue, of the size of `layout`. The lease ends when the
+    /// mapping is dropped.
     ///
     /// # Errors
     ///
-    /// [`CreateError::Limit`] if the buffer is too short, [`CreateError::BufferInUse`] if another
-    /// queue has it, and `ESTALE` in a process that was forked from the one that created the buffer.
-    pub fn lease(&self, bytes: usize) -> Result<Mapping, CreateError> {
+    /// [`CreateError::Limit`] if the buffer is too short, [`CreateError::Misaligned`] if it has not the
+    /// alignment of `layout`, [`CreateError::BufferInUse`] if another queue has it, and `ESTALE` in a
+    /// process that was forked from the one that created the buffer.
+    pub fn lease(&self, layout: Layout) -> Result<Mapping, CreateError> {
+        let (bytes, align) = (layout.size(), layout.align());
         let Inner { start, len, leased, fork_guard, .. } = &*self.inner;
         let failed = |errno| CreateError::Ioctl(IoctlError::new("QueueBuffer", errno));
         if !fork_guard.is_same_process() {
@@ -151,6 +153,9 @@ impl QueueBuffer {
         if bytes > *len {
             let (asked, max) = (bytes as u64, *len as u64);
             return Err(CreateError::Limit { limit: Limit::QueueBytes, asked, max });
+        }
+        if !start.addr().get().is_multiple_of(align) {
+            return Err(CreateError::Misaligned { align });
         }
         if leased.swap(true, Ordering::Acquire) {
             return Err(CreateError::BufferInUse);
@@ -180,6 +185,12 @@ impl QueueBuffer {
                 ..BufferDesc::zeroed()
             },
         }
+    }
+
+    /// Whether the memory is part of a dma-buf.
+    #[must_use]
+    pub fn is_dmabuf(&self) -> bool {
+        matches!(self.inner.source, Source::Dmabuf { .. })
     }
 
     /// The owner of the memory.
@@ -224,6 +235,12 @@ impl QueueBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::queue_allocator::{QueueAllocator, QueueResource};
+
+    /// The layout of a ring.
+    fn ring(bytes: usize) -> Layout {
+        Layout::from_size_align(bytes, QUEUE_BUFFER_ALIGN).unwrap()
+    }
 
     /// A buffer of `len` bytes of ones, owned by a mapping.
     fn buffer(len: usize) -> QueueBuffer {
@@ -238,19 +255,19 @@ mod tests {
     #[test]
     fn one_lease_exists_at_a_time() {
         let buffer = buffer(8192);
-        let lease = buffer.lease(4096).unwrap();
+        let lease = buffer.lease(ring(4096)).unwrap();
         assert!(buffer.is_leased());
-        assert_eq!(buffer.lease(4096).map(drop), Err(CreateError::BufferInUse));
-        assert_eq!(buffer.clone().lease(4096).map(drop), Err(CreateError::BufferInUse));
+        assert_eq!(buffer.lease(ring(4096)).map(drop), Err(CreateError::BufferInUse));
+        assert_eq!(buffer.clone().lease(ring(4096)).map(drop), Err(CreateError::BufferInUse));
         drop(lease);
         assert!(!buffer.is_leased());
-        buffer.lease(8192).unwrap();
+        buffer.lease(ring(8192)).unwrap();
     }
 
     #[test]
     fn leased_memory_is_zeroed() {
         let buffer = buffer(4096);
-        let lease = buffer.lease(100).unwrap();
+        let lease = buffer.lease(ring(100)).unwrap();
         assert_eq!(lease.len(), 4096);
         for (at, wanted) in [(0, 0), (99, 0), (100, 1), (4095, 1)] {
             // SAFETY: within the memory, which has no other user.
@@ -261,7 +278,7 @@ mod tests {
     #[test]
     fn lease_above_the_length_fails_with_both_sizes() {
         let limit = Limit::QueueBytes;
-        let refused = buffer(4096).lease(4097).map(drop);
+        let refused = buffer(4096).lease(ring(4097)).map(drop);
         assert_eq!(refused, Err(CreateError::Limit { limit, asked: 4097, max: 4096 }));
     }
 
@@ -269,7 +286,7 @@ mod tests {
     fn owner_comes_back_after_the_lease() {
         let buffer = buffer(4096);
         let start = buffer.inner.start;
-        let lease = buffer.lease(64).unwrap();
+        let lease = buffer.lease(ring(64)).unwrap();
         let buffer = buffer.into_owner().map(drop).unwrap_err();
         let buffer = buffer.into_fd().map(drop).unwrap_err();
         assert!(buffer.is_owned_by::<Mapping>() && !buffer.is_owned_by::<Vec<u8>>());
@@ -281,7 +298,7 @@ mod tests {
     #[test]
     fn lease_keeps_the_memory_without_the_buffer() {
         let buffer = buffer(4096);
-        let lease = buffer.lease(64).unwrap();
+        let lease = buffer.lease(ring(64)).unwrap();
         drop(buffer);
         // SAFETY: the lease keeps the memory, which has no other user.
         assert_eq!(unsafe { lease.as_ptr().read() }, 0);
@@ -290,13 +307,25 @@ mod tests {
     #[test]
     fn unaligned_and_empty_memory_is_rejected() {
         let memory = Mapping::anonymous(8192).unwrap();
+        // SAFETY: the test keeps the mapping, and nothing accesses it.
+        let empty = unsafe { QueueBuffer::new(memory.as_ptr(), 0, Box::new(())) };
+        assert_eq!(empty.map(drop), Err(Errno::INVAL));
         // SAFETY: within the mapping.
         let inside = unsafe { memory.as_ptr().add(64) };
-        for (start, len) in [(inside, 4096), (memory.as_ptr(), 0)] {
-            // SAFETY: the test keeps the mapping, and nothing accesses it.
-            let refused = unsafe { QueueBuffer::new(start, len, Box::new(())) };
-            assert_eq!(refused.map(drop), Err(Errno::INVAL));
-        }
+        // SAFETY: the buffer keeps the mapping, and nothing else accesses it.
+        let buffer = unsafe { QueueBuffer::new(inside, 4096, Box::new(memory)) }.unwrap();
+        assert_eq!(buffer.lease(ring(8)).map(drop), Err(CreateError::Misaligned { align: 4096 }));
+        assert!(!buffer.is_leased());
+        buffer.lease(Layout::new::<u64>()).unwrap();
+    }
+
+    #[test]
+    fn buffer_allocates_rings() {
+        let buffer = buffer(8192);
+        let allocate = |resource| buffer.allocate(resource, ring(64)).unwrap().map(|it| it.inner.start);
+        assert_eq!(allocate(QueueResource::Qp), Some(buffer.inner.start));
+        assert_eq!(allocate(QueueResource::DoorbellRecord), None);
+        assert!(!buffer.is_dmabuf());
     }
 
     #[test]
@@ -317,14 +346,14 @@ mod tests {
         let buffer = buffer(4096);
         let inherited = buffer.clone();
         let mut child = std::process::Command::new("/bin/true");
-        let lease = move || match inherited.lease(64).map(drop) {
+        let lease = move || match inherited.lease(ring(64)).map(drop) {
             Err(CreateError::Ioctl(IoctlError { errno: Errno::STALE, .. })) => Ok(()),
             _ => Err(Errno::PROTO.into()),
         };
         // SAFETY: the child accesses an atomic. It does not allocate and takes no lock.
         unsafe { child.pre_exec(lease) };
         assert!(child.status().unwrap().success());
-        buffer.lease(64).unwrap();
+        buffer.lease(ring(64)).unwrap();
     }
 
     #[cfg(not(miri))]

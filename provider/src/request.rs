@@ -7,21 +7,23 @@ use bareverbs_uapi::verbs_values::{CounterDescription, WqState};
 use bareverbs_uapi::write::structs::{AhAttr, FlowAttr};
 use bareverbs_uapi::write::types::CqCreateFlags;
 
-use crate::queue_buffer::QueueBuffer;
+use crate::queue_allocator::QueueAllocator;
 use crate::rss::{HashFields, TOEPLITZ_KEY};
 
-/// Pages of a queue's memory.
+/// Memory of a queue.
 #[doc(alias = "MLX_QP_ALLOC_TYPE")]
 #[doc(alias = "MLX_CQ_ALLOC_TYPE")]
 #[doc(alias = "MLX_SRQ_ALLOC_TYPE")]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum QueueMemory {
+#[derive(Clone, Copy, Debug, Default)]
+pub enum QueueMemory<'a> {
     /// Pages of the system's base size.
     #[default]
     BasePages,
     /// Huge pages of 2 MiB, at least one for each queue. They need fewer address translations by
     /// the device and the processor. The kernel must have some reserved (`vm.nr_hugepages`).
     HugePages,
+    /// Memory of an allocator, or of a [`QueueBuffer`](crate::queue_buffer::QueueBuffer).
+    From(&'a dyn QueueAllocator),
 }
 
 /// Parameters of a completion queue.
@@ -40,10 +42,8 @@ pub struct CqRequest<'a> {
     pub compressed: bool,
     /// Creation flags.
     pub flags: CqCreateFlags,
-    /// Pages of its memory, also after a resize.
-    pub memory: QueueMemory,
-    /// Its memory until a resize, in place of memory of the provider.
-    pub buffer: Option<&'a QueueBuffer>,
+    /// Its memory until a resize.
+    pub memory: QueueMemory<'a>,
 }
 
 /// Parameters of a queue pair.
@@ -75,10 +75,8 @@ pub struct QpRequest<'a> {
     pub user_handle: u64,
     /// Doorbell register.
     pub doorbell: DoorbellChoice,
-    /// Pages of its queues' memory.
-    pub memory: QueueMemory,
-    /// The memory of both queues, in place of memory of the provider.
-    pub buffer: Option<&'a QueueBuffer>,
+    /// The memory of both queues.
+    pub memory: QueueMemory<'a>,
 }
 
 /// Doorbell register of a queue pair's sends. See
@@ -137,7 +135,7 @@ pub struct XrcSrqRequest {
 /// Parameters of a shared receive queue.
 #[doc(alias = "ibv_srq_init_attr_ex")]
 #[derive(Clone, Copy, Debug)]
-pub struct SrqRequest {
+pub struct SrqRequest<'a> {
     /// Handle of its protection domain.
     pub pd: u32,
     /// Minimum number of receives.
@@ -148,8 +146,8 @@ pub struct SrqRequest {
     pub limit: u32,
     /// Returned in asynchronous events.
     pub user_handle: u64,
-    /// Pages of its memory.
-    pub memory: QueueMemory,
+    /// Its memory.
+    pub memory: QueueMemory<'a>,
     /// XRC domain and CQ of an XRC SRQ. If `None`, receives complete on the CQ of the QP.
     pub xrc: Option<XrcSrqRequest>,
 }
@@ -167,7 +165,7 @@ pub enum SrqChange {
 /// Parameters of a receive work queue.
 #[doc(alias = "ibv_wq_init_attr")]
 #[derive(Clone, Copy, Debug)]
-pub struct WqRequest {
+pub struct WqRequest<'a> {
     /// Handle of its protection domain.
     pub pd: u32,
     /// Handle of its CQ.
@@ -178,8 +176,8 @@ pub struct WqRequest {
     pub max_sge: u32,
     /// Packet processing flags.
     pub flags: WqFlags,
-    /// Pages of its memory.
-    pub memory: QueueMemory,
+    /// Its memory.
+    pub memory: QueueMemory<'a>,
     /// Returned in asynchronous events.
     pub user_handle: u64,
 }

@@ -25,8 +25,8 @@ use crate::device::{DeviceFile, IoctlError};
 use crate::dm::DeviceMemory;
 use crate::error::{CreateError, Feature};
 use crate::request::{
-    AhRequest, CountedFlowRequest, CqRequest, DmRequest, QpRequest, RssQpRequest, SrqChange, SrqRequest,
-    WqChange, WqRequest, XrcTargetRequest,
+    AhRequest, CountedFlowRequest, CqRequest, DmRequest, QpRequest, QueueMemory, RssQpRequest, SrqChange,
+    SrqRequest, WqChange, WqRequest, XrcTargetRequest,
 };
 use crate::work::WcStatus;
 
@@ -86,7 +86,7 @@ use crate::work::WcStatus;
 /// #   fn capabilities(&self) -> Capabilities { unreachable!() }
 /// #   unsafe fn create_cq(&self, _: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> { unreachable!() }
 /// #   unsafe fn create_qp(&self, _: &QpRequest<'_>) -> Result<CreatedQp<Self>, CreateError> { unreachable!() }
-/// #   unsafe fn create_srq(&self, _: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> { unreachable!() }
+/// #   unsafe fn create_srq(&self, _: &SrqRequest<'_>) -> Result<CreatedSrq<Self>, CreateError> { unreachable!() }
 /// #   unsafe fn modify_srq(
 /// #       &self, _: u32, _: &mut P::Srq, _: SrqChange,
 /// #   ) -> Result<(), CreateError> { unreachable!() }
@@ -181,8 +181,8 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// leak the queue (`std::mem::forget`): it keeps the memory that the device accesses.
     unsafe fn create_cq(&self, request: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError>;
 
-    /// Resizes the completion queue with the kernel's handle `cq` to at least `entries` CQEs.
-    /// Returns the new number. No completion is lost, repeated or reordered. Default:
+    /// Resizes the completion queue with the kernel's handle `cq` to at least `entries` CQEs, in new
+    /// memory. Returns the new number. No completion is lost, repeated or reordered. Default:
     /// [`CreateError::Unsupported`].
     ///
     /// If the kernel rejects the command, the queue is unchanged. If the kernel has resized but the
@@ -193,8 +193,14 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     ///
     /// `cq` and `queue` must be the results of one [`Provider::create_cq`] of this provider, and
     /// the object must not have been destroyed.
-    unsafe fn resize_cq(&self, cq: u32, queue: &mut Self::Cq, entries: u32) -> Result<u32, CreateError> {
-        let _ = (cq, queue, entries);
+    unsafe fn resize_cq(
+        &self,
+        cq: u32,
+        queue: &mut Self::Cq,
+        entries: u32,
+        memory: QueueMemory<'_>,
+    ) -> Result<u32, CreateError> {
+        let _ = (cq, queue, entries, memory);
         Err(CreateError::Unsupported { feature: Feature::CqResize })
     }
 
@@ -218,7 +224,7 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// # Safety
     ///
     /// As for [`Provider::create_cq`].
-    unsafe fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError>;
+    unsafe fn create_srq(&self, request: &SrqRequest<'_>) -> Result<CreatedSrq<Self>, CreateError>;
 
     /// Changes the shared receive queue with the kernel's handle `srq`. Pushed requests are
     /// published first.
@@ -244,7 +250,7 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// # Safety
     ///
     /// As for [`Provider::create_cq`].
-    unsafe fn create_wq(&self, request: &WqRequest) -> Result<CreatedWq<Self>, CreateError> {
+    unsafe fn create_wq(&self, request: &WqRequest<'_>) -> Result<CreatedWq<Self>, CreateError> {
         let _ = request;
         Err(CreateError::Unsupported { feature: Feature::Wqs })
     }

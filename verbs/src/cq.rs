@@ -18,7 +18,6 @@ use bareverbs_uapi::write::types::CqCreateFlags;
 use rustix::io::Errno;
 
 use crate::error::{Feature, Limit};
-use crate::queue_buffer::QueueBuffer;
 use crate::released::Released;
 use crate::{AnyProvider, Context, Error, Refused, Result, locked_memory};
 
@@ -73,14 +72,10 @@ pub struct CqInit<'a> {
     #[doc(alias = "MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE")]
     #[doc(alias = "mlx5dv_create_cq")]
     pub compressed: bool,
-    /// Page size of the memory of the CQ, also after a [resize](Cq::resize). ConnectX only: on
-    /// other devices the kernel allocates it.
-    pub memory: QueueMemory,
-    /// Memory for the CQ that the caller chooses, until a [resize](Cq::resize); see [`QueueBuffer`].
-    /// [`memory`](Self::memory) must be [`QueueMemory::BasePages`] then. Required length:
-    /// 64 × 2^n bytes, with 2^n − 1 the capacity that is granted.
+    /// Memory of the CQ. ConnectX only: on other devices the kernel allocates it. A CQ needs 64 × 2^n
+    /// bytes, with 2^n − 1 the capacity that is granted.
     #[doc(alias = "UVERBS_ATTR_CREATE_CQ_BUF_UMEM")]
-    pub buffer: Option<&'a QueueBuffer>,
+    pub memory: QueueMemory<'a>,
     /// Value reported in [completion](crate::cq::CompEvent) and [asynchronous](crate::AsyncEvent::Cq)
     /// events of the CQ.
     #[doc(alias = "cq_context")]
@@ -112,6 +107,8 @@ pub enum Arm {
 #[doc(alias = "ibv_cq_ex_to_cq")]
 pub struct Cq<P: Provider = AnyProvider> {
     queue: ManuallyDrop<P::Cq>,
+    /// Pages of the memory of a resize.
+    pages: QueueMemory<'static>,
     shared: Arc<CqShared<P>>,
 }
 
@@ -150,7 +147,7 @@ impl<P: Provider> Context<P> {
     /// - [`Error::Invalid`] for 0 entries, a completion vector that does not exist or a channel of
     ///   another context.
     /// - [`Error::Limit`] for more entries than the device's `max_cqe`.
-    /// - [`Error::Unsupported`] for timestamps if the device has none.
+    /// - [`Error::Unsupported`] for timestamps or a kind of memory if the device has none.
     /// - [`Error::Kernel`].
     #[doc(alias = "ibv_create_cq")]
     #[doc(alias = "ibv_create_cq_ex")]
@@ -211,7 +208,6 @@ impl<P: Provider> Cq<P> {
         if init.compressed && !context.capabilities().compressed_completions {
             return Err(Error::unsupported(VERB, Feature::CompressedCompletions));
         }
-        QueueBuffer::check(VERB, context, init.buffer, init.memory)?;
         let limits = context.limits();
         Error::check_limit(VERB, Limit::CqEntries, init.entries.into(), limits.max_cqe.into())?;
         let vectors = context.capabilities().num_comp_vectors;
@@ -231,7 +227,6 @@ impl<P: Provider> Cq<P> {
             compressed: init.compressed,
             flags,
             memory: init.memory,
-            buffer: init.buffer.map(QueueBuffer::provider),
         };
         // SAFETY: `CqShared::destroy` keeps the queue until the kernel has destroyed the object,
         // and leaks it otherwise.
@@ -252,7 +247,11 @@ impl<P: Provider> Cq<P> {
             destroyed: false,
             released: Released::default(),
         };
-        Ok(Self { queue: ManuallyDrop::new(queue), shared: Arc::new(shared) })
+        let pages = match init.memory {
+            QueueMemory::HugePages => QueueMemory::HugePages,
+            QueueMemory::BasePages | QueueMemory::From(_) => QueueMemory::BasePages,
+        };
+        Ok(Self { queue: ManuallyDrop::new(queue), pages, shared: Arc::new(shared) })
     }
 
     pub(crate) fn shared(&self) -> &Arc<CqShared<P>> {
@@ -280,6 +279,8 @@ impl<P: Provider> Cq<P> {
     /// Resizes the CQ to at least `entries` CQEs. Returns the new capacity. Pending completions are
     /// kept in order, even if more arrive during the resize. An armed CQ stays armed.
     ///
+    /// The new memory has pages of the same size, and [`Cq::resize_in`] chooses it.
+    ///
     /// ```
     /// # let context = bareverbs_test_support::example::context()?;
     /// # let mut cq = context.create_cq(&bareverbs::cq::CqInit::new(16))?;
@@ -299,6 +300,32 @@ impl<P: Provider> Cq<P> {
     ///   which returns them all.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, entries: u32) -> Result<u32> {
+        self.resize_in(entries, self.pages)
+    }
+
+    /// As [`Cq::resize`], with the memory of the CQ.
+    ///
+    /// ```
+    /// # fn grow(cq: &mut bareverbs::cq::Cq) -> bareverbs::Result<()> {
+    /// use bareverbs::Buffer;
+    /// use bareverbs::qp::{QueueBuffer, QueueMemory};
+    ///
+    /// let buffer = QueueBuffer::new(Buffer::zeroed(64 * 1024)?)?;
+    /// cq.resize_in(1023, QueueMemory::From(&buffer))?;
+    /// # Ok(())
+    /// # }
+    /// # use bareverbs_test_support::example;
+    /// # let context = example::context()?;
+    /// # let mut cq = context.create_cq(&bareverbs::cq::CqInit::new(16))?;
+    /// # example::unsupported(grow(&mut cq));
+    /// # Ok::<(), bareverbs::Report>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Cq::resize`], and those of the memory in [`Context::create_cq`]. The kernel takes no
+    /// dma-buf.
+    #[doc(alias = "ibv_resize_cq")]
+    pub fn resize_in(&mut self, entries: u32, memory: QueueMemory<'_>) -> Result<u32> {
         const VERB: &str = "resize_cq";
         if entries == 0 {
             return Err(Error::empty(VERB, "a CQ requires at least 1 entry"));
@@ -312,7 +339,8 @@ impl<P: Provider> Cq<P> {
         let capacity = self.queue.capacity();
         // SAFETY: handle and queue came from one `create_cq`, and the contract of `provider_queue`
         // keeps them together.
-        let resized = unsafe { context.provider().resize_cq(self.shared.handle, &mut self.queue, entries) };
+        let resized =
+            unsafe { context.provider().resize_cq(self.shared.handle, &mut self.queue, entries, memory) };
         resized.map_err(|reason| {
             Error::create(VERB, format!("{entries} instead of {capacity} entries"), reason).or_hint(|errno| {
                 if errno == Errno::INVAL {

@@ -452,7 +452,9 @@ impl Error {
             CreateError::Ioctl(refused) => Self::kernel(verb, asked, refused),
             CreateError::Limit { limit, asked, max } => Self::Limit { verb, limit, asked, max },
             CreateError::Unsupported { feature } => Self::unsupported(verb, feature),
-            CreateError::BufferInUse => Self::invalid(verb, CreateError::BufferInUse.to_string()),
+            CreateError::BufferInUse | CreateError::Misaligned { .. } => {
+                Self::invalid(verb, reason.to_string())
+            }
             reason => Self::Provider { verb, asked: asked.into(), reason },
         }
     }

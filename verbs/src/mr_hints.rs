@@ -248,6 +248,7 @@ mod tests {
         completion_timestamps: false,
         compressed_completions: false,
         queue_buffers: false,
+        queue_dmabufs: false,
         device_memory: false,
         memory_windows: false,
         flush: false,

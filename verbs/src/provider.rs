@@ -14,8 +14,8 @@ use bareverbs_provider::dm::DeviceMemory;
 use bareverbs_provider::error::{CreateError, DoorbellError, Feature};
 use bareverbs_provider::layout::QueueLayout;
 use bareverbs_provider::request::{
-    AhRequest, Burst, CountedFlowRequest, CqRequest, DmRequest, Ece, QpRequest, RssQpRequest, SrqChange,
-    SrqRequest, WqChange, WqRequest, XrcTargetRequest,
+    AhRequest, Burst, CountedFlowRequest, CqRequest, DmRequest, Ece, QpRequest, QueueMemory, RssQpRequest,
+    SrqChange, SrqRequest, WqChange, WqRequest, XrcTargetRequest,
 };
 use bareverbs_provider::traits::{
     Completion, CompletionQueue, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, CreatedWq, Provider, QpControl,
@@ -230,11 +230,17 @@ macro_rules! providers {
                 }
             }
 
-            unsafe fn resize_cq(&self, cq: u32, queue: &mut AnyCq, entries: u32) -> Result<u32, CreateError> {
+            unsafe fn resize_cq(
+                &self,
+                cq: u32,
+                queue: &mut AnyCq,
+                entries: u32,
+                memory: QueueMemory<'_>,
+            ) -> Result<u32, CreateError> {
                 match (self, queue) {
                     $(#[cfg(feature = $feature)] (Self::$variant(provider), AnyCq::$variant(queue)) => {
                         // SAFETY: the caller upholds the same contract.
-                        unsafe { provider.resize_cq(cq, queue, entries) }
+                        unsafe { provider.resize_cq(cq, queue, entries, memory) }
                     })*
                     _ => Err(CreateError::Unsupported { feature: Feature::ForeignObjects }),
                 }
@@ -254,7 +260,7 @@ macro_rules! providers {
                 }
             }
 
-            unsafe fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
+            unsafe fn create_srq(&self, request: &SrqRequest<'_>) -> Result<CreatedSrq<Self>, CreateError> {
                 match self {
                     $(#[cfg(feature = $feature)] Self::$variant(provider) => {
                         // SAFETY: the caller upholds the same contract.
@@ -277,7 +283,7 @@ macro_rules! providers {
                 }
             }
 
-            unsafe fn create_wq(&self, request: &WqRequest) -> Result<CreatedWq<Self>, CreateError> {
+            unsafe fn create_wq(&self, request: &WqRequest<'_>) -> Result<CreatedWq<Self>, CreateError> {
                 match self {
                     $(#[cfg(feature = $feature)] Self::$variant(provider) => {
                         // SAFETY: the caller upholds the same contract.

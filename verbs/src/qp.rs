@@ -52,6 +52,7 @@ use crate::qp::core::{QpCore, QpLayout};
 pub use crate::qp::core::{AlternatePath, RateLimit};
 pub use crate::queue_buffer::QueueBuffer;
 pub use crate::wr_id::WrId;
+pub use bareverbs_provider::queue_allocator::{Allocation, QueueAllocator, QueueResource};
 pub use bareverbs_provider::request::{DoorbellChoice, Ece, QueueMemory};
 pub use bareverbs_provider::work::{Frame, Operation, Payload, RecvRequest, SendFlags, SendRequest, Sge};
 pub use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};

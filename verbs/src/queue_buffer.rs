@@ -1,38 +1,39 @@
 //! Memory of queues that the caller chooses.
 
+use std::alloc::Layout;
 use std::os::fd::OwnedFd;
 
+use bareverbs_provider::queue_allocator::{Allocation, QueueAllocator, QueueResource};
 use bareverbs_provider::queue_buffer as provider;
-use bareverbs_provider::request::QueueMemory;
-use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
-use crate::error::Feature;
-use crate::{Context, Error, MemoryOwner, Result};
+use crate::{Error, MemoryOwner, Result};
 
-/// Memory for a CQ or QP that the caller chooses, such as memory of a NUMA node, of a GPU or of a
+/// Memory for a queue that the caller chooses, such as memory of a NUMA node, of a GPU or of a
 /// confidential guest's shared pool: its own memory, or part of a dma-buf.
 ///
-/// [`CqInit::buffer`](crate::cq::CqInit::buffer) and [`QpInit::buffer`](crate::qp::QpInit::buffer)
-/// name it. A queue keeps the memory until the kernel has destroyed the queue, and one queue has it
-/// at a time. No safe code reaches the memory in between. Creation overwrites it.
+/// [`QueueMemory::From`](crate::qp::QueueMemory::From) names it. A queue keeps the memory until the
+/// kernel has destroyed the queue, and one queue has it at a time. No safe code reaches the memory in
+/// between. Creation overwrites it.
 ///
-/// The doorbell record, 8 bytes, stays in memory of the library.
+/// The memory of a ring begins at a multiple of 4096 bytes, as that of a [`Buffer`](crate::Buffer) and
+/// of a mapping does; creation fails with [`Error::Invalid`] otherwise. The doorbell record, 8 bytes,
+/// stays in memory of the library. A [`QueueAllocator`] can choose both.
 ///
-/// The kernel's `mlx5_ib` supports it since Linux 7.2; see
-/// [`Capabilities::queue_buffers`](crate::device::Capabilities::queue_buffers). Creation fails with
-/// [`Error::Unsupported`] elsewhere. `rdma_rxe` allocates its queues itself, and ignores the
-/// attributes. A buffer that is too short fails with [`Error::Limit`] for
+/// ConnectX only: creation fails with [`Error::Unsupported`] elsewhere, because `rdma_rxe` allocates its
+/// queues itself. See [`Capabilities::queue_buffers`](crate::device::Capabilities::queue_buffers). A
+/// buffer that is too short fails with [`Error::Limit`] for
 /// [`Limit::QueueBytes`](crate::error::Limit::QueueBytes), which has the required length.
 ///
 /// ```
 /// # fn create(context: &bareverbs::Context) -> bareverbs::Result<()> {
 /// use bareverbs::Buffer;
 /// use bareverbs::cq::CqInit;
-/// use bareverbs::qp::QueueBuffer;
+/// use bareverbs::qp::{QueueBuffer, QueueMemory};
 ///
 /// let buffer = QueueBuffer::new(Buffer::zeroed(64 * 1024)?)?;
-/// let cq = context.create_cq(&CqInit { buffer: Some(&buffer), ..CqInit::new(1023) })?;
+/// let memory = QueueMemory::From(&buffer);
+/// let cq = context.create_cq(&CqInit { memory, ..CqInit::new(1023) })?;
 /// assert!(buffer.is_in_use());
 /// drop(cq);
 /// let memory: Buffer = buffer.into_memory().expect("no queue has it");
@@ -44,16 +45,14 @@ use crate::{Context, Error, MemoryOwner, Result};
 /// # Ok::<(), bareverbs::Report>(())
 /// ```
 #[doc(alias = "ib_uverbs_buffer_desc")]
-#[doc(alias = "ibv_parent_domain_init_attr")]
 #[derive(Debug)]
 pub struct QueueBuffer(provider::QueueBuffer);
 
 impl QueueBuffer {
-    /// Memory of this process. It must begin at a multiple of 4096 bytes, as [`Buffer`](crate::Buffer)
-    /// and mappings do.
+    /// Memory of this process.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: the memory is empty, or its address is not a multiple of 4096.
+    /// [`Error::Invalid`]: the memory is empty.
     #[doc(alias = "IB_UVERBS_BUFFER_TYPE_VA")]
     pub fn new<M: MemoryOwner + Send + Sync + 'static>(memory: M) -> Result<Self> {
         let mut owner = Box::new(memory);
@@ -65,17 +64,13 @@ impl QueueBuffer {
             if errno != Errno::INVAL {
                 return Error::system("mapping a page of the fork detection", errno);
             }
-            let reason = format!(
-                "{len} bytes at {start:p} can't hold a queue: pass at least 1 byte at a multiple of \
-                 {} bytes, such as a `Buffer`",
-                provider::QUEUE_BUFFER_ALIGN
-            );
-            Error::invalid("QueueBuffer::new", reason)
+            Error::empty("QueueBuffer::new", "0 bytes can't hold a queue: pass at least 1 byte")
         })
     }
 
     /// `len` bytes of a dma-buf from `offset` on, both in bytes. They are mapped into the process.
-    /// `offset` is a multiple of the page size.
+    /// `offset` is a multiple of the page size. Only CQs and QPs take it, and only since Linux 7.2; see
+    /// [`Capabilities::queue_dmabufs`](crate::device::Capabilities::queue_dmabufs).
     ///
     /// The exporter must support `mmap`, and its memory must be coherent with the processor's
     /// caches. An access raises `SIGBUS` if the exporter revokes the memory.
@@ -147,30 +142,19 @@ impl QueueBuffer {
     pub fn into_dmabuf(self) -> Result<OwnedFd, Self> {
         self.0.into_fd().map_err(Self)
     }
+}
 
-    pub(crate) fn provider(&self) -> &provider::QueueBuffer {
-        &self.0
+impl QueueAllocator for QueueBuffer {
+    /// The buffer, for a ring.
+    fn allocate(&self, resource: QueueResource, layout: Layout) -> Allocation {
+        self.0.allocate(resource, layout)
     }
+}
 
-    /// Checks the memory of a queue that is to be created.
-    pub(crate) fn check<P: Provider>(
-        verb: &'static str,
-        context: &Context<P>,
-        buffer: Option<&Self>,
-        memory: QueueMemory,
-    ) -> Result<()> {
-        if buffer.is_none() {
-            return Ok(());
-        }
-        if !context.capabilities().queue_buffers {
-            return Err(Error::unsupported(verb, Feature::QueueBuffers));
-        }
-        if memory != QueueMemory::BasePages {
-            let reason =
-                format!("`memory` is {memory:?}, but the queue is in `buffer`: set `QueueMemory::BasePages`");
-            return Err(Error::invalid(verb, reason));
-        }
-        Ok(())
+impl From<QueueBuffer> for provider::QueueBuffer {
+    /// The buffer as an [`Allocation`] contains it.
+    fn from(buffer: QueueBuffer) -> Self {
+        buffer.0
     }
 }
 
@@ -189,13 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn unaligned_memory_is_rejected_with_the_remedy() {
-        let refused = QueueBuffer::new(vec![0; 64]).map(drop);
-        // A vector may lie at the start of a page by chance.
-        if let Err(error) = refused {
-            assert!(matches!(error, Error::Invalid { .. }), "{error}");
-            assert!(error.to_string().contains("multiple of 4096"), "{error}");
-        }
+    fn empty_memory_is_rejected() {
         assert!(matches!(QueueBuffer::new(Vec::new()).map(drop), Err(Error::Invalid { .. })));
     }
 }

@@ -23,23 +23,22 @@ use crate::{AnyProvider, Error, Pd, Refused, Result, locked_memory};
 
 /// Attributes for the creation of an SRQ.
 #[doc(alias = "ibv_srq_init_attr")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SrqInit {
+#[derive(Clone, Copy, Debug)]
+pub struct SrqInit<'a> {
     /// Receives that can be outstanding, at least 1.
     pub max_wr: u32,
     /// SGEs of a receive.
     pub max_sge: u32,
     /// The SRQ limit; see [`Srq::set_limit`]. 0 for none.
     pub limit: u32,
-    /// Page size of the memory of the queue. ConnectX only: on other devices the kernel allocates
-    /// it.
-    pub memory: QueueMemory,
+    /// Memory of the queue. ConnectX only: on other devices the kernel allocates it.
+    pub memory: QueueMemory<'a>,
     /// Value reported in asynchronous events.
     #[doc(alias = "srq_context")]
     pub user_data: u64,
 }
 
-impl SrqInit {
+impl SrqInit<'_> {
     /// An SRQ for `max_wr` receives of one SGE each, without a limit.
     #[must_use]
     pub fn new(max_wr: u32) -> Self {
@@ -100,20 +99,20 @@ impl<P: Provider> Pd<P> {
     /// depth or a number of SGEs above the device's limit; [`Error::Kernel`].
     #[doc(alias = "ibv_create_srq")]
     #[doc(alias = "ibv_create_srq_ex")]
-    pub fn create_srq(&self, init: &SrqInit) -> Result<Srq<P>> {
+    pub fn create_srq(&self, init: &SrqInit<'_>) -> Result<Srq<P>> {
         Srq::create(self, init)
     }
 }
 
 impl<P: Provider> Srq<P> {
-    pub(crate) fn create(pd: &Pd<P>, init: &SrqInit) -> Result<Self> {
+    pub(crate) fn create(pd: &Pd<P>, init: &SrqInit<'_>) -> Result<Self> {
         Self::create_for(pd, init, None).map(|(srq, _)| srq)
     }
 
     /// Creates an SRQ, of an XRC domain if `xrc` is `Some`. Returns it with its SRQ number.
     pub(crate) fn create_for(
         pd: &Pd<P>,
-        init: &SrqInit,
+        init: &SrqInit<'_>,
         xrc: Option<(&Xrcd<P>, &Cq<P>)>,
     ) -> Result<(Self, u32)> {
         const VERB: &str = "create_srq";

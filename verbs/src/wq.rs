@@ -36,8 +36,8 @@ pub struct WqInit<'a, P: Provider = AnyProvider> {
     /// Processing of received frames, such as VLAN tag stripping. The device reports its
     /// capabilities in [`DeviceAttr::raw_packet_caps`](crate::device::DeviceAttr::raw_packet_caps).
     pub flags: WqFlags,
-    /// Page size of the memory of the queue.
-    pub memory: QueueMemory,
+    /// Memory of the queue.
+    pub memory: QueueMemory<'a>,
     /// Value reported in [asynchronous events](crate::AsyncEvent::Wq).
     pub user_data: u64,
 }

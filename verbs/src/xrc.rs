@@ -18,7 +18,7 @@ pub use bareverbs_provider::work::XrcOperation;
 #[doc(alias = "ibv_srq_init_attr_ex")]
 pub struct XrcSrqInit<'a, P: Provider = AnyProvider> {
     /// Depth, width, limit and user data.
-    pub srq: SrqInit,
+    pub srq: SrqInit<'a>,
     /// XRC domain of the SRQ.
     pub xrcd: &'a Xrcd<P>,
     /// CQ for its completions.

@@ -76,7 +76,7 @@ unsafe impl<P: Provider> Provider for Given<P> {
         Ok(CreatedQp { handle: 1, qp_num: 1, cap: request.cap, sq, rq: Some(rq) })
     }
 
-    unsafe fn create_srq(&self, _: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
+    unsafe fn create_srq(&self, _: &SrqRequest<'_>) -> Result<CreatedSrq<Self>, CreateError> {
         Err(CreateError::Ioctl(unsupported()))
     }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use bareverbs_provider::barrier;
-use bareverbs_provider::request::QueueMemory;
 use bareverbs_provider::traits::CompletionQueue;
 
 use super::Mlx5Cq;
@@ -12,11 +11,6 @@ use crate::cq_ring::{OWNER, Ring, counted};
 use crate::cqe::{CQE, CqeOpcode};
 
 impl Mlx5Cq {
-    /// The kind of memory of the ring.
-    pub(crate) fn memory(&self) -> QueueMemory {
-        if self.ring.memory().is_huge() { QueueMemory::HugePages } else { QueueMemory::BasePages }
-    }
-
     /// Resizes the CQ to `ring`. `command` makes the kernel issue the resize to the device. If it
     /// fails, the CQ keeps its current ring.
     ///

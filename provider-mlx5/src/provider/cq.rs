@@ -2,13 +2,13 @@
 
 use bareverbs_provider::command::{self, DriverPayload};
 use bareverbs_provider::error::{CreateError, Feature, Limit};
-use bareverbs_provider::queue_buffer::QueueBuffer;
+use bareverbs_provider::queue_allocator::QueueResource;
 use bareverbs_provider::request::{CqRequest, QueueMemory};
 use bareverbs_provider::traits::{CompletionQueue, CreatedCq};
 use bareverbs_uapi::mlx5::{CqFlags, CreateCqReq, CreateCqResp, ResizeCqReq};
 use zerocopy::IntoBytes;
 
-use super::{Mlx5, ioctl_error, ring_memory, track};
+use super::{Mlx5, memory, track};
 use crate::cq::Mlx5Cq;
 use crate::cq_ring::Ring;
 use crate::cqe::CQE;
@@ -27,23 +27,23 @@ fn uar_page_index(page_id: u32) -> Result<u16, CreateError> {
     })
 }
 
-impl Mlx5 {
-    fn ring(
-        &self,
-        entries: u32,
-        memory: QueueMemory,
-        buffer: Option<&QueueBuffer>,
-    ) -> Result<(Ring, u32), CreateError> {
-        // One entry always stays free.
-        let log = u64::from(entries).saturating_add(1).next_power_of_two().trailing_zeros();
-        if log > MAX_CQE_LOG {
-            let max = (1 << MAX_CQE_LOG) - 1;
-            return Err(CreateError::Limit { limit: Limit::CqEntries, asked: entries.into(), max });
-        }
-        let memory = ring_memory(CQE << log, memory, buffer)?;
-        Ok((Ring::new(memory, log, CQE), (1 << log) - 1))
+/// Log2 of the CQEs of a ring for at least `entries` completions.
+fn log_size(entries: u32) -> Result<u32, CreateError> {
+    // One entry always stays free.
+    let log = u64::from(entries).saturating_add(1).next_power_of_two().trailing_zeros();
+    if log > MAX_CQE_LOG {
+        let max = (1 << MAX_CQE_LOG) - 1;
+        return Err(CreateError::Limit { limit: Limit::CqEntries, asked: entries.into(), max });
     }
+    Ok(log)
+}
 
+/// The number of completions that a ring of this size holds.
+fn capacity(log: u32) -> u32 {
+    (1 << log) - 1
+}
+
+impl Mlx5 {
     /// # Safety
     ///
     /// As for [`Provider::create_cq`](bareverbs_provider::traits::Provider::create_cq).
@@ -51,18 +51,19 @@ impl Mlx5 {
         &self,
         request: &CqRequest<'_>,
     ) -> Result<CreatedCq<Self>, CreateError> {
-        if request.buffer.is_some() && !self.caps.queue_buffers {
-            return Err(CreateError::Unsupported { feature: Feature::QueueBuffers });
-        }
-        let (ring, entries) = self.ring(request.entries, request.memory, request.buffer)?;
+        let log = log_size(request.entries)?;
+        let bytes = CQE << log;
         let mini_cqe_format = if request.compressed {
             let format = self.mini_cqe_format;
             Some(format.ok_or(CreateError::Unsupported { feature: Feature::CompressedCompletions })?)
         } else {
             None
         };
-        let ring = ring.compressed(mini_cqe_format.map(|(mini_cqe_format, _)| mini_cqe_format));
-        let doorbell = self.records.take().map_err(ioctl_error("mmap"))?;
+        let (mapping, dmabuf) =
+            memory::ring(QueueResource::Cq, bytes, request.memory, self.caps.queue_dmabufs)?;
+        let ring = Ring::new(mapping, log, CQE)
+            .compressed(mini_cqe_format.map(|(mini_cqe_format, _)| mini_cqe_format));
+        let doorbell = memory::doorbell_record(&self.records, request.memory)?;
         let driver = CreateCqReq {
             buf_addr: ring.address(),
             db_addr: doorbell.address(),
@@ -75,8 +76,8 @@ impl Mlx5 {
         };
         let mut response = CreateCqResp::zeroed();
         let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
-        let buffer = request.buffer.map(|buffer| buffer.desc(0, CQE << ring.log));
-        let request = CqRequest { entries, ..*request };
+        let buffer = dmabuf.map(|dmabuf| dmabuf.desc(0, bytes));
+        let request = CqRequest { entries: capacity(log), ..*request };
         // SAFETY: the ring has the size that the kernel computes from the entries (`create_cq_user`
         // of its `cq.c`), and so has the description of its memory. The returned queue keeps the ring
         // and the doorbell record. The caller keeps the queue until the kernel has destroyed the CQ.
@@ -96,11 +97,15 @@ impl Mlx5 {
         cq: u32,
         queue: &mut Mlx5Cq,
         entries: u32,
+        memory: QueueMemory<'_>,
     ) -> Result<u32, CreateError> {
-        let (ring, entries) = self.ring(entries, queue.memory(), None)?;
+        let log = log_size(entries)?;
+        let entries = capacity(log);
         if entries == queue.capacity() {
             return Ok(entries);
         }
+        let mapping = memory::addressed_ring(QueueResource::Cq, CQE << log, memory)?;
+        let ring = Ring::new(mapping, log, CQE);
         queue.resize_by(ring, |ring| {
             let driver =
                 ResizeCqReq { buf_addr: ring.address(), cqe_size: CQE as u16, ..ResizeCqReq::zeroed() };

@@ -8,6 +8,7 @@ use bareverbs_provider::caps::Capabilities;
 use bareverbs_provider::command::{self, DriverPayload, QpBuffers};
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::error::{CreateError, Feature};
+use bareverbs_provider::queue_allocator::QueueResource;
 use bareverbs_provider::request::{DoorbellChoice, QpRequest};
 use bareverbs_provider::traits::CreatedQp;
 use bareverbs_uapi::mlx5::verbs::UarType;
@@ -15,7 +16,7 @@ use bareverbs_uapi::mlx5::{CreateQpReq, CreateQpResp, InlineMode, QpFlags};
 use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 use zerocopy::IntoBytes;
 
-use super::{Mlx5, ioctl_error, lookup, ring_memory};
+use super::{Mlx5, ioctl_error, lookup, memory};
 use crate::doorbell::{BlueFlame, SendRegister, Uar};
 use crate::qp_memory::{Layout, QpMemory};
 use crate::rq::Mlx5Rq;
@@ -39,9 +40,6 @@ impl Mlx5 {
         };
         if !known_type {
             return Err(CreateError::Unsupported { feature: Feature::QpType });
-        }
-        if request.buffer.is_some() && !self.caps.queue_buffers {
-            return Err(CreateError::Unsupported { feature: Feature::QueueBuffers });
         }
         // The driver makes such a QP of an SQ and an RQ (`create_raw_packet_qp` in its qp.c), whose
         // memory and WQEs differ from those of other UD QPs.
@@ -73,8 +71,9 @@ impl Mlx5 {
         let max_message = self.max_message(request.qp_type)?;
         let record = QueueRecord::new(&self.table, cqs, SqTracker::new(layout.send_blocks), source)
             .ok_or(IoctlError::new("QpCreate (user index)", Errno::NOMEM))?;
-        let rings = ring_memory(layout.bytes(), request.memory, request.buffer)?;
-        let doorbell = self.records.take().map_err(ioctl_error("mmap"))?;
+        let (rings, dmabuf) =
+            memory::ring(QueueResource::Qp, layout.bytes(), request.memory, self.caps.queue_dmabufs)?;
+        let doorbell = memory::doorbell_record(&self.records, request.memory)?;
         let register = self.register(request.doorbell)?;
         let start = rings.as_ptr().as_ptr().expose_provenance() as u64;
         let is_raw = request.qp_type == QpType::RAW_PACKET;
@@ -95,7 +94,7 @@ impl Mlx5 {
         let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
         let cap = layout.cap();
         let memory = Arc::new(QpMemory::new(rings, doorbell, record.clone()));
-        let buffers = request.buffer.map_or(QpBuffers::None, |buffer| layout.buffers(buffer, is_raw));
+        let buffers = dmabuf.map_or(QpBuffers::None, |dmabuf| layout.buffers(&dmabuf, is_raw));
         // SAFETY: the rings have the size that the kernel computes from their counts
         // (`set_user_buf_size` of its `qp.c`), and so have the descriptions of them. The returned
         // queues keep the rings and the doorbell record. The caller keeps the queues until the kernel

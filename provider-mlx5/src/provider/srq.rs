@@ -7,6 +7,7 @@ use bareverbs_provider::command::{self, DriverPayload};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::error::{CreateError, Feature, Limit};
 use bareverbs_provider::handle_guard::HandleGuard;
+use bareverbs_provider::queue_allocator::QueueResource;
 use bareverbs_provider::request::{SrqChange, SrqRequest};
 use bareverbs_provider::traits::{CreatedSrq, RecvQueue};
 use bareverbs_uapi::mlx5::{CreateSrqReq, CreateSrqResp};
@@ -14,7 +15,7 @@ use bareverbs_uapi::verbs_values::SrqAttrMask;
 use bareverbs_uapi::write::structs::ModifySrqReq;
 use zerocopy::IntoBytes;
 
-use super::{Mlx5, ioctl_error, lookup, queue_memory, track};
+use super::{Mlx5, lookup, memory, track};
 use crate::srq::Mlx5Srq;
 use crate::uidx_table::clean::CqShared;
 use crate::uidx_table::{DEFAULT_UIDX, QueueRecord, QueueRecordRef, Source, SqTracker};
@@ -24,7 +25,10 @@ impl Mlx5 {
     /// # Safety
     ///
     /// As for [`Provider::create_srq`](bareverbs_provider::traits::Provider::create_srq).
-    pub(super) unsafe fn do_create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
+    pub(super) unsafe fn do_create_srq(
+        &self,
+        request: &SrqRequest<'_>,
+    ) -> Result<CreatedSrq<Self>, CreateError> {
         let shift = Mlx5Srq::shift(request.max_sge);
         let slots = u64::from(request.max_wr) + 1;
         if slots > 1 << 16 {
@@ -36,12 +40,12 @@ impl Mlx5 {
             return Err(CreateError::Limit { limit: Limit::SrqMaxSge, asked, max });
         }
         let slots = (slots as u32).next_power_of_two().max(2);
-        let memory = queue_memory((slots as usize) << shift, request.memory)?;
-        let doorbell = self.records.take().map_err(ioctl_error("mmap"))?;
+        let ring = memory::addressed_ring(QueueResource::Srq, (slots as usize) << shift, request.memory)?;
+        let doorbell = memory::doorbell_record(&self.records, request.memory)?;
         let max_sge = (1 << shift) / SEGMENT as u32 - 1;
-        let address = memory.as_ptr().as_ptr().expose_provenance() as u64;
+        let address = ring.as_ptr().as_ptr().expose_provenance() as u64;
         let db_addr = doorbell.address();
-        let mut queue = Mlx5Srq::new(memory, slots, shift, max_sge, doorbell);
+        let mut queue = Mlx5Srq::new(ring, slots, shift, max_sge, doorbell);
         let record = match request.xrc {
             Some(xrc) => Some(self.record_of_srq(lookup(&self.cqs, xrc.cq, "SrqCreate")?, &queue)?),
             None => None,

@@ -7,6 +7,7 @@ use bareverbs_provider::command::{self, DriverPayload, QpHandle};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::error::{CreateError, Feature};
 use bareverbs_provider::mapping::Mapping;
+use bareverbs_provider::queue_allocator::QueueResource;
 use bareverbs_provider::request::{RssQpRequest, WqChange, WqRequest};
 use bareverbs_provider::rss::{HashFields, TOEPLITZ_KEY};
 use bareverbs_provider::traits::CreatedWq;
@@ -16,9 +17,9 @@ use bareverbs_uapi::mlx5::{
 };
 use zerocopy::IntoBytes;
 
-use super::{Mlx5, queue_memory};
+use super::{Mlx5, memory};
 use crate::doorbell::DoorbellRecord;
-use crate::qp_memory::{Limits, QpMemory, ReceiveLayout};
+use crate::qp_memory::{QpMemory, ReceiveLayout};
 use crate::rq::Mlx5Rq;
 use crate::uidx_table::clean::CqShared;
 use crate::uidx_table::{QueueRecord, QueueRecordRef, RqTracker, Side, Source, SqTracker, UidxTable};
@@ -66,17 +67,16 @@ impl WqMemory {
 pub(crate) unsafe fn create(
     mlx5: &Mlx5,
     cq: Arc<CqShared>,
-    doorbell: DoorbellRecord,
-    limits: Limits,
-    request: &WqRequest,
+    request: &WqRequest<'_>,
 ) -> Result<CreatedWq<Mlx5>, CreateError> {
     if mlx5.ucontext_resp().cqe_version == 0 {
         // The driver does not create raw packet QPs with CQEs of version 0 either.
         return Err(CreateError::Unsupported { feature: Feature::Wqs });
     }
-    let layout = ReceiveLayout::new(request.max_wr, request.max_sge, limits)?;
+    let layout = ReceiveLayout::new(request.max_wr, request.max_sge, mlx5.limits())?;
+    let ring = memory::addressed_ring(QueueResource::Wq, layout.bytes(), request.memory)?;
+    let doorbell = memory::doorbell_record(&mlx5.records, request.memory)?;
     let db_addr = doorbell.address();
-    let ring = queue_memory(layout.bytes(), request.memory)?;
     let queue = WqMemory::new(mlx5.table(), cq, ring, doorbell, layout)?;
     let driver = CreateWqReq {
         buf_addr: queue.ring(),

@@ -36,7 +36,7 @@ pub struct SrqHandle {
 #[doc(alias = "ibv_create_srq")]
 pub unsafe fn create_srq(
     file: &DeviceFile,
-    request: &SrqRequest,
+    request: &SrqRequest<'_>,
     payload: DriverPayload<'_>,
 ) -> Result<SrqHandle, IoctlError> {
     let (mut max_wr, mut max_sge, mut srq_num) = (0, 0, 0);

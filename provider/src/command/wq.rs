@@ -34,7 +34,7 @@ pub struct WqHandle {
 #[doc(alias = "ibv_create_wq")]
 pub unsafe fn create_wq(
     file: &DeviceFile,
-    request: &WqRequest,
+    request: &WqRequest<'_>,
     payload: DriverPayload<'_>,
 ) -> Result<WqHandle, IoctlError> {
     let (mut max_wr, mut max_sge, mut wq_num) = (0, 0, 0);

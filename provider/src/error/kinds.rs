@@ -100,8 +100,10 @@ texts! {
         DedicatedDoorbells = "dedicated doorbells are",
         /// Queues in huge pages.
         HugePageQueues = "queues in huge pages are",
-        /// Queues in memory of the caller or in a dma-buf.
+        /// Queues in memory of the caller.
         QueueBuffers = "queues in the caller's memory are",
+        /// Queues in dma-bufs.
+        QueueDmabufs = "queues in dma-bufs are",
         /// Packet pacing.
         RateLimit = "rate limits of QPs are",
         /// Alternate paths of connections (APM).

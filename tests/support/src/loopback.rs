@@ -32,7 +32,7 @@ pub struct Plan {
     /// Whether to use scatter to CQE.
     pub scatter: bool,
     /// The memory of the queue pair's rings.
-    pub memory: QueueMemory,
+    pub memory: QueueMemory<'static>,
 }
 
 impl Plan {

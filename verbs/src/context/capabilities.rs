@@ -33,9 +33,11 @@ pub struct Capabilities {
     pub completion_timestamps: bool,
     /// CQE compression: [`CqInit::compressed`](crate::cq::CqInit::compressed).
     pub compressed_completions: bool,
-    /// CQs and QPs in memory of the caller or in a dma-buf: [`QueueBuffer`](crate::qp::QueueBuffer). The
-    /// kernel is asked when the context is opened.
+    /// Queues in memory of the caller: [`QueueMemory::From`](crate::qp::QueueMemory::From).
     pub queue_buffers: bool,
+    /// CQs and QPs in dma-bufs: [`QueueBuffer::dmabuf`](crate::qp::QueueBuffer::dmabuf). The kernel is
+    /// asked when the context is opened.
+    pub queue_dmabufs: bool,
     /// Device memory: [`Context::alloc_dm`](crate::Context::alloc_dm).
     pub device_memory: bool,
     /// Memory windows: [`Pd::alloc_mw`](crate::Pd::alloc_mw).
@@ -85,6 +87,7 @@ impl Capabilities {
             completion_timestamps: attr.timestamp_mask != 0,
             compressed_completions: of_provider.compressed_completions,
             queue_buffers: of_provider.queue_buffers,
+            queue_dmabufs: of_provider.queue_dmabufs,
             device_memory: attr.max_dm_size != 0,
             memory_windows: has(DeviceCapFlags::MEM_WINDOW),
             flush: has(DeviceCapFlags::FLUSH_GLOBAL | DeviceCapFlags::FLUSH_PERSISTENT),

@@ -36,7 +36,7 @@ debug! {
         max_tso_header = it.max_tso_header, signal_all = it.signal_all, flags = it.flags,
         source_qp_num = it.source_qp_num,
         scatter_to_cqe = it.scatter_to_cqe, user_data = it.user_data, doorbell = it.doorbell,
-        memory = it.memory, buffer = it.buffer
+        memory = it.memory
     }
     it: "SendHalf" [T: Operations, P: Provider] SendHalf<'_, T, P> {
         capacity = it.capacity(), deferred = it.deferred()

@@ -43,7 +43,6 @@ use crate::qp::attr::{QpAttr, QpCap, QpInitAttr};
 use crate::qp::flow::Flows;
 use crate::qp::init::QpInit;
 use crate::qp::transport::private::Sealed as _;
-use crate::queue_buffer::QueueBuffer;
 use crate::srq::shared::SrqShared;
 
 const CREATE: &str = "create_qp";
@@ -123,7 +122,6 @@ impl<P: Provider> QpCore<P> {
             user_handle: init.user_data,
             doorbell: init.doorbell,
             memory: init.memory,
-            buffer: init.buffer.map(QueueBuffer::provider),
         };
         // SAFETY: `destroy_inner` keeps the queues until the kernel has destroyed the object, and
         // leaks them otherwise.
@@ -363,7 +361,6 @@ fn check_create<P: Provider>(
     if qp_type == QpType::RAW_PACKET && !context.capabilities().raw_packets {
         return Err(Error::unsupported(CREATE, Feature::RawPacketQps));
     }
-    QueueBuffer::check(CREATE, context, init.buffer, init.memory)?;
     let limits = context.limits();
     for (limit, asked, max) in [
         (Limit::MaxSendWr, cap.max_send_wr, limits.max_qp_wr),

@@ -7,7 +7,6 @@ use bareverbs_uapi::uverbs::types::QpCreateFlags;
 use super::attr::QpCap;
 use crate::cq::Cq;
 use crate::provider::AnyProvider;
-use crate::queue_buffer::QueueBuffer;
 use crate::srq::Srq;
 
 /// Attributes for the creation of a QP.
@@ -76,15 +75,11 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     #[doc(alias = "ibv_dealloc_td")]
     #[doc(alias = "ibv_alloc_parent_domain")]
     pub doorbell: DoorbellChoice,
-    /// Page size of the memory of the queues. ConnectX only: on other devices the kernel allocates
-    /// it.
-    pub memory: QueueMemory,
-    /// Memory for both queues that the caller chooses; see [`QueueBuffer`].
-    /// [`memory`](Self::memory) must be [`QueueMemory::BasePages`] then.
+    /// Memory of both queues. ConnectX only: on other devices the kernel allocates it.
     #[doc(alias = "UVERBS_ATTR_CREATE_QP_BUF_UMEM")]
     #[doc(alias = "UVERBS_ATTR_CREATE_QP_RQ_BUF_UMEM")]
     #[doc(alias = "UVERBS_ATTR_CREATE_QP_SQ_BUF_UMEM")]
-    pub buffer: Option<&'a QueueBuffer>,
+    pub memory: QueueMemory<'a>,
 }
 
 impl<'a, P: Provider> QpInit<'a, P> {
@@ -104,7 +99,6 @@ impl<'a, P: Provider> QpInit<'a, P> {
             user_data: 0,
             doorbell: DoorbellChoice::Any,
             memory: QueueMemory::BasePages,
-            buffer: None,
         }
     }
 }

@@ -525,7 +525,7 @@ unsafe impl Provider for Plain {
         Ok(CreatedQp { handle: 1, qp_num: sq.number, cap: request.cap, sq, rq })
     }
 
-    unsafe fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
+    unsafe fn create_srq(&self, request: &SrqRequest<'_>) -> Result<CreatedSrq<Self>, CreateError> {
         let SrqRequest { max_wr, max_sge, .. } = *request;
         Ok(CreatedSrq { handle: 1, max_wr, max_sge, srq_num: 1, queue: self.ring() })
     }

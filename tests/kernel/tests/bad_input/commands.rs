@@ -71,7 +71,6 @@ fn cq_request(channel: Option<BorrowedFd<'_>>) -> CqRequest<'_> {
         compressed: false,
         flags: bareverbs_uapi::write::types::CqCreateFlags::empty(),
         memory: QueueMemory::BasePages,
-        buffer: None,
     }
 }
 
@@ -138,7 +137,6 @@ impl Testbed {
             user_handle: 0,
             doorbell: DoorbellChoice::Any,
             memory: QueueMemory::BasePages,
-            buffer: None,
         };
         // SAFETY: `queues` has the queues until the kernel has destroyed the object.
         let made = refused(unsafe { self.provider.create_qp(&request) })?;

@@ -1,10 +1,16 @@
 //! Queues in memory of the caller and in dma-bufs.
 
+use std::alloc::Layout;
 use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
 
 use bareverbs::cq::{Cq, CqInit};
-use bareverbs::error::{Feature, Limit};
-use bareverbs::qp::{Operation, Payload, Qp, QpCap, QpInit, QueueBuffer, QueueMemory, RawPacket, Rc};
+use bareverbs::error::{CreateError, Feature, Limit};
+use bareverbs::qp::{
+    Allocation, Operation, Payload, Qp, QpCap, QpInit, QueueAllocator, QueueBuffer, QueueMemory,
+    QueueResource, RawPacket, Rc,
+};
+use bareverbs::srq::SrqInit;
 use bareverbs::{Access, Buffer, Error, MemoryOwner, Pd, WcStatus};
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::loopback::{Plan, Side, contents, domain, region, request};
@@ -21,37 +27,25 @@ const LEN: usize = 1 << 16;
 /// Bytes of a CQ of 127 CQEs.
 const CQ_BYTES: usize = 128 * 64;
 
-/// For tests of queues in the caller's memory.
+/// For tests of queues in dma-bufs.
 ///
 /// # Errors
 /// If the kernel or the driver lacks them.
-pub(crate) fn queue_buffers() -> Requirement {
-    if device::open().capabilities().queue_buffers {
+pub(crate) fn queue_dmabufs() -> Requirement {
+    if device::open().capabilities().queue_dmabufs {
         Ok(())
     } else {
-        Err("queues in the caller's memory require mlx5 on Linux 7.2".to_owned())
+        Err("queues in dma-bufs require mlx5 on Linux 7.2".to_owned())
     }
 }
 
-/// For tests of a device without queues in the caller's memory.
+/// For tests of mlx5 without queues in dma-bufs.
 ///
 /// # Errors
-/// If it has them.
-pub(crate) fn no_queue_buffers() -> Requirement {
-    if queue_buffers().is_err() {
-        Ok(())
-    } else {
-        Err("the device has queues in the caller's memory".to_owned())
-    }
-}
-
-/// For tests of raw packet queues in the caller's memory.
-///
-/// # Errors
-/// If the device lacks either.
-pub(crate) fn raw_queue_buffers() -> Requirement {
-    device::raw_packets()?;
-    queue_buffers()
+/// If the device is another one, or has them.
+pub(crate) fn no_queue_dmabufs() -> Requirement {
+    device::connectx()?;
+    if queue_dmabufs().is_err() { Ok(()) } else { Err("the device has queues in dma-bufs".to_owned()) }
 }
 
 fn memory() -> QueueBuffer {
@@ -108,24 +102,27 @@ fn carries_messages(pd: &Pd, a: &mut Side, b: &mut Side) {
 }
 
 fn cq_in(pd: &Pd, buffer: &QueueBuffer) -> Cq {
-    pd.context().create_cq(&CqInit { buffer: Some(buffer), ..CqInit::new(100) }).unwrap()
+    pd.context().create_cq(&CqInit { memory: QueueMemory::From(buffer), ..CqInit::new(100) }).unwrap()
 }
 
 fn qp_in(pd: &Pd, cq: &Cq, buffer: &QueueBuffer) -> Qp<Rc> {
-    let init = QpInit { cap: Plan::default().cap, buffer: Some(buffer), ..QpInit::new(cq, cq) };
+    let init = QpInit { cap: Plan::default().cap, memory: QueueMemory::From(buffer), ..QpInit::new(cq, cq) };
     pd.create_qp(&init).unwrap()
 }
 
 #[kernel_test]
-fn queue_buffers_are_reported_by_mlx5_since_linux_7_2() {
+fn queue_dmabufs_are_reported_by_mlx5_since_linux_7_2() {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(['.', '-']).map_while(|part| part.trim().parse::<u32>().ok());
     let kernel = (numbers.next().unwrap(), numbers.next().unwrap());
     let expected = device::connectx().is_ok() && kernel >= (7, 2);
-    assert_eq!(device::open().capabilities().queue_buffers, expected, "Linux {release}");
+    let context = device::open();
+    let capabilities = context.capabilities();
+    assert_eq!(capabilities.queue_dmabufs, expected, "Linux {release}");
+    assert_eq!(capabilities.queue_buffers, device::connectx().is_ok());
 }
 
-#[kernel_test(queue_buffers)]
+#[kernel_test(device::connectx)]
 fn cq_in_caller_memory_carries_completions() {
     nothing_leaks(|| {
         let (pd, buffer) = (domain(), memory());
@@ -142,7 +139,7 @@ fn cq_in_caller_memory_carries_completions() {
     });
 }
 
-#[kernel_test(queue_buffers)]
+#[kernel_test(device::connectx)]
 fn cq_in_a_callers_huge_page_carries_completions() -> Outcome {
     let pages = SetAside::pages(1);
     let page = match HugePage::new() {
@@ -164,7 +161,7 @@ fn cq_in_a_callers_huge_page_carries_completions() -> Outcome {
     Ok(Completion::Completed)
 }
 
-#[kernel_test(queue_buffers)]
+#[kernel_test(device::connectx)]
 fn qp_in_caller_memory_carries_messages() {
     nothing_leaks(|| {
         let (pd, plan) = (domain(), Plan::default());
@@ -181,7 +178,7 @@ fn qp_in_caller_memory_carries_messages() {
     });
 }
 
-#[kernel_test(queue_buffers)]
+#[kernel_test(queue_dmabufs)]
 fn queues_in_a_dmabuf_carry_messages() -> Outcome {
     let (file, dmabuf) = match dma_buf(4 * LEN as u64) {
         Ok(made) => made,
@@ -215,14 +212,14 @@ fn queues_in_a_dmabuf_carry_messages() -> Outcome {
     Ok(Completion::Completed)
 }
 
-#[kernel_test(raw_queue_buffers)]
+#[kernel_test(device::raw_packets)]
 fn raw_packet_queues_in_caller_memory_carry_frames() {
     nothing_leaks(|| {
         let mut a = FrameSide::new(&domain());
         let (pd, buffer) = (domain(), memory());
         let cq = pd.context().create_cq(&CqInit::new(64)).unwrap();
         let cap = QpCap { max_inline_data: 128, ..QpCap::default() };
-        let init = QpInit { cap, buffer: Some(&buffer), ..QpInit::new(&cq, &cq) };
+        let init = QpInit { cap, memory: QueueMemory::From(&buffer), ..QpInit::new(&cq, &cq) };
         let qp = pd.create_qp::<RawPacket>(&init).unwrap();
         let mut b = FrameSide::of(&pd, qp, cq);
         b.qp.create_flow(&to_bob()).unwrap();
@@ -238,7 +235,7 @@ fn raw_packet_queues_in_caller_memory_carry_frames() {
     });
 }
 
-#[kernel_test(queue_buffers)]
+#[kernel_test(device::connectx)]
 fn resized_cq_leaves_the_caller_memory() {
     nothing_leaks(|| {
         let (pd, plan, buffer) = (domain(), Plan::default(), memory());
@@ -252,26 +249,23 @@ fn resized_cq_leaves_the_caller_memory() {
     });
 }
 
-#[kernel_test(queue_buffers)]
+#[kernel_test(device::connectx)]
 fn unsuitable_queue_buffers_are_rejected() {
     nothing_leaks(|| {
         let pd = domain();
         let short = QueueBuffer::new(Buffer::zeroed(CQ_BYTES - 1).unwrap()).unwrap();
         let create = |init: &CqInit<'_>| pd.context().create_cq(init).map(drop).unwrap_err();
-        let refused = create(&CqInit { buffer: Some(&short), ..CqInit::new(100) });
+        let refused = create(&CqInit { memory: QueueMemory::From(&short), ..CqInit::new(100) });
         let (asked, max) = (CQ_BYTES as u64, CQ_BYTES as u64 - 1);
         assert!(
             matches!(refused, Error::Limit { limit: Limit::QueueBytes, asked: a, max: m, .. } if (a, m) == (asked, max)),
             "{refused}"
         );
         let buffer = memory();
-        let memory = QueueMemory::HugePages;
-        let refused = create(&CqInit { buffer: Some(&buffer), memory, ..CqInit::new(100) });
-        assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
         let cq = cq_in(&pd, &buffer);
-        let refused = create(&CqInit { buffer: Some(&buffer), ..CqInit::new(100) });
+        let refused = create(&CqInit { memory: QueueMemory::From(&buffer), ..CqInit::new(100) });
         assert!(refused.to_string().contains("a buffer of its own to each queue"), "{refused}");
-        let init = QpInit { buffer: Some(&buffer), ..QpInit::new(&cq, &cq) };
+        let init = QpInit { memory: QueueMemory::From(&buffer), ..QpInit::new(&cq, &cq) };
         let refused = pd.create_qp::<Rc>(&init).map(drop).unwrap_err();
         assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
         drop(cq);
@@ -280,19 +274,129 @@ fn unsuitable_queue_buffers_are_rejected() {
     });
 }
 
-#[kernel_test(no_queue_buffers)]
-fn queue_buffers_are_unsupported_without_the_capability() {
+/// An allocator whose memory is counted.
+#[derive(Debug, Default)]
+struct Counting {
+    live: Arc<Mutex<Vec<QueueResource>>>,
+}
+
+/// Memory of the allocator.
+struct Counted {
+    resource: QueueResource,
+    memory: Buffer,
+    bytes: usize,
+    live: Arc<Mutex<Vec<QueueResource>>>,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut live = self.live.lock().unwrap();
+        let at = live.iter().position(|live| *live == self.resource).expect("it was allocated");
+        live.remove(at);
+    }
+}
+
+// SAFETY: the memory is that of the buffer, of at most its length.
+unsafe impl MemoryOwner for Counted {
+    fn region(&mut self) -> (NonNull<u8>, usize) {
+        (self.memory.region().0, self.bytes)
+    }
+}
+
+impl QueueAllocator for Counting {
+    fn allocate(&self, resource: QueueResource, layout: Layout) -> Allocation {
+        let (bytes, live) = (layout.size(), Arc::clone(&self.live));
+        if resource == QueueResource::DoorbellRecord {
+            assert_eq!((bytes, layout.align()), (8, 8));
+        }
+        let memory = Buffer::zeroed(bytes).unwrap();
+        live.lock().unwrap().push(resource);
+        Ok(Some(QueueBuffer::new(Counted { resource, memory, bytes, live }).unwrap().into()))
+    }
+}
+
+/// An allocator without memory, and one that leaves it to the provider.
+#[derive(Debug)]
+struct Fixed(Option<CreateError>);
+
+impl QueueAllocator for Fixed {
+    fn allocate(&self, _: QueueResource, _: Layout) -> Allocation {
+        self.0.map_or(Ok(None), Err)
+    }
+}
+
+#[kernel_test(device::connectx)]
+fn allocator_has_the_memory_of_queues_until_they_are_destroyed() {
+    nothing_leaks(|| {
+        use QueueResource::{Cq, DoorbellRecord, Qp, Srq};
+        let allocator = Counting::default();
+        let live = || {
+            let mut live = allocator.live.lock().unwrap().clone();
+            live.sort_by_key(|resource| format!("{resource:?}"));
+            live
+        };
+        let (pd, plan) = (domain(), Plan::default());
+        let memory = QueueMemory::From(&allocator);
+        let cq = pd.context().create_cq(&CqInit { memory, ..CqInit::new(100) }).unwrap();
+        let srq = pd.create_srq(&SrqInit { memory, ..SrqInit::new(8) }).unwrap();
+        assert_eq!(live(), [Cq, DoorbellRecord, DoorbellRecord, Srq]);
+        drop(srq);
+        let qp = pd.create_qp::<Rc>(&QpInit { cap: plan.cap, memory, ..QpInit::new(&cq, &cq) }).unwrap();
+        assert_eq!(live(), [Cq, DoorbellRecord, DoorbellRecord, Qp]);
+        let mut a = Side::of(qp, cq, plan);
+        let mut b = bareverbs_kernel_tests::loopback::side(&pd, plan);
+        carries_messages(&pd, &mut a, &mut b);
+        // Both rings exist during the resize.
+        a.cq.resize_in(1000, memory).unwrap();
+        assert_eq!(live(), [Cq, DoorbellRecord, DoorbellRecord, Qp]);
+        carries_messages(&pd, &mut a, &mut b);
+        a.cq.resize(100).unwrap();
+        assert_eq!(live(), [DoorbellRecord, DoorbellRecord, Qp]);
+        drop((a, b));
+        assert_eq!(live(), []);
+    });
+}
+
+#[kernel_test(device::connectx)]
+fn allocator_can_decline_or_fail() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let with = |fixed: &Fixed| {
+            let memory = QueueMemory::From(fixed);
+            pd.context().create_cq(&CqInit { memory, ..CqInit::new(4) }).map(drop)
+        };
+        with(&Fixed(None)).unwrap();
+        let none = CreateError::NoMemory { resource: QueueResource::Cq, bytes: 4096 };
+        let refused = with(&Fixed(Some(none))).unwrap_err();
+        assert!(matches!(refused, Error::Provider { reason, .. } if reason == none), "{refused}");
+    });
+}
+
+#[kernel_test(no_queue_dmabufs)]
+fn queues_in_dmabufs_are_unsupported_without_the_capability() -> Outcome {
+    let Ok((_file, dmabuf)) = dma_buf(LEN as u64) else {
+        return skip("this kernel makes no dma-bufs of memory");
+    };
+    // SAFETY: nothing else accesses the dma-buf.
+    let buffer = unsafe { QueueBuffer::dmabuf(dmabuf, 0, LEN) }.unwrap();
+    let memory = QueueMemory::From(&buffer);
+    let refused = device::open().create_cq(&CqInit { memory, ..CqInit::new(4) }).map(drop).unwrap_err();
+    assert!(matches!(refused, Error::Unsupported { feature: Feature::QueueDmabufs, .. }), "{refused}");
+    assert!(!buffer.is_in_use());
+    Ok(Completion::Completed)
+}
+
+#[kernel_test(device::rxe_abi)]
+fn queues_in_caller_memory_are_unsupported_on_rxe() {
     nothing_leaks(|| {
         let (pd, buffer) = (domain(), memory());
-        let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
+        let mut cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
+        let memory = QueueMemory::From(&buffer);
         let refusals = [
-            pd.context()
-                .create_cq(&CqInit { buffer: Some(&buffer), ..CqInit::new(4) })
-                .map(drop)
-                .unwrap_err(),
-            pd.create_qp::<Rc>(&QpInit { buffer: Some(&buffer), ..QpInit::new(&cq, &cq) })
-                .map(drop)
-                .unwrap_err(),
+            pd.context().create_cq(&CqInit { memory, ..CqInit::new(4) }).map(drop).unwrap_err(),
+            pd.create_qp::<Rc>(&QpInit { memory, ..QpInit::new(&cq, &cq) }).map(drop).unwrap_err(),
+            pd.create_srq(&SrqInit { memory, ..SrqInit::new(4) }).map(drop).unwrap_err(),
+            cq.resize_in(8, memory).map(drop).unwrap_err(),
         ];
         for refused in refusals {
             assert!(

@@ -73,7 +73,7 @@ impl Queues {
         Self::in_memory(pd, count, QueueMemory::BasePages)
     }
 
-    fn in_memory(pd: &Pd, count: usize, memory: QueueMemory) -> Self {
+    fn in_memory(pd: &Pd, count: usize, memory: QueueMemory<'_>) -> Self {
         let cq = pd.context().create_cq(&CqInit::new(256)).unwrap();
         let init = WqInit { memory, ..WqInit::new(&cq, DEPTH as u32) };
         let create = |user_data| pd.create_wq(&WqInit { user_data, ..init }).unwrap();
@@ -93,7 +93,7 @@ impl Queues {
         Self::ready_in(pd, count, QueueMemory::BasePages)
     }
 
-    pub(crate) fn ready_in(pd: &Pd, count: usize, memory: QueueMemory) -> Self {
+    pub(crate) fn ready_in(pd: &Pd, count: usize, memory: QueueMemory<'_>) -> Self {
         let mut queues = Self::in_memory(pd, count, memory);
         for which in 0..count {
             queues.wqs[which].ready().unwrap();

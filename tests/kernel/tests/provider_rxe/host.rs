@@ -97,7 +97,6 @@ impl Host {
             compressed: false,
             flags: bareverbs_uapi::write::types::CqCreateFlags::empty(),
             memory: QueueMemory::BasePages,
-            buffer: None,
         };
         // SAFETY: `destroy` keeps the queue until the kernel has destroyed the object.
         unsafe { self.rxe.create_cq(&request) }.unwrap()
@@ -118,7 +117,6 @@ impl Host {
             user_handle: 0,
             doorbell: DoorbellChoice::Any,
             memory: QueueMemory::BasePages,
-            buffer: None,
         };
         // SAFETY: `destroy` keeps the queues until the kernel has destroyed the object.
         unsafe { self.rxe.create_qp(&request) }.unwrap()

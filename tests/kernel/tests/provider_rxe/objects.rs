@@ -61,7 +61,6 @@ fn destroyed_objects_leave_no_handles() {
         compressed: false,
         flags: bareverbs_uapi::write::types::CqCreateFlags::empty(),
         memory: QueueMemory::BasePages,
-        buffer: None,
     };
     // SAFETY: there is no queue to keep.
     assert!(unsafe { pair.host.rxe.create_cq(&request) }.is_err());

@@ -84,7 +84,6 @@ fn armed_cq_raises_one_event() {
         compressed: false,
         flags: bareverbs_uapi::write::types::CqCreateFlags::empty(),
         memory: QueueMemory::BasePages,
-        buffer: None,
     };
     // SAFETY: rxe keeps a ring's pages as long as its object, mapped or not, and no request is
     // posted to the queues dropped here.

@@ -28,7 +28,7 @@ enum Naming {
 /// attributes; rxe ignores them.
 #[kernel_test]
 fn cq_ring_is_named_by_an_attribute() {
-    let is_known = open().capabilities().queue_buffers;
+    let is_known = open().capabilities().queue_dmabufs;
     nothing_leaks(|| {
         let context = open();
         let raw = context.raw();
