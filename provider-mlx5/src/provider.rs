@@ -29,6 +29,7 @@ use bareverbs_provider::request::{
 };
 use bareverbs_provider::request::{CountedFlowRequest, RssQpRequest, WqChange, WqRequest};
 use bareverbs_provider::rss::{HashFields, HashFunctions};
+use bareverbs_provider::thread_domain::ThreadDomain;
 use bareverbs_provider::traits::CreatedWq;
 use bareverbs_provider::traits::{CreatedAh, CreatedCq, CreatedQp, CreatedSrq, Provider};
 use bareverbs_uapi::mlx5::verbs::UarType;
@@ -280,6 +281,10 @@ unsafe impl Provider for Mlx5 {
 
     fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {
         dm::alloc(&self.file, request)
+    }
+
+    fn alloc_td(&self) -> Result<ThreadDomain, CreateError> {
+        self.do_alloc_td()
     }
 
     fn alloc_pd(&self) -> Result<u32, IoctlError> {

@@ -337,6 +337,7 @@ unsafe impl SendQueue for Mlx5Sq {
         self.update_dbr(end);
         match &mut self.register {
             SendRegister::Exclusive(register) => register.copy_fast(&wqe),
+            SendRegister::Domain(register) => register.copy_fast(&wqe),
             register => register.ring(wqe.control),
         }
         Some(Ok(()))
@@ -390,16 +391,21 @@ unsafe impl SendQueue for Mlx5Sq {
         self.update_dbr(end);
         let blocks = end.wrapping_sub(first) as usize;
         let control = self.at(last);
+        let (start, mask) = (self.start, self.mask);
+        let block = |index| {
+            let block = first.wrapping_add(index as u32) & mask;
+            // SAFETY: the block lies in the ring.
+            unsafe { start.add(block as usize * SEGMENTS_PER_BLOCK) }.cast_const()
+        };
         match &mut self.register {
             SendRegister::Exclusive(register) if first == last && blocks * BLOCK <= register.room() => {
-                let (start, mask) = (self.start, self.mask);
                 // SAFETY: the blocks of the request lie in the ring, and only this queue's owner
                 // writes them.
-                unsafe {
-                    register.copy(blocks, |index| {
-                        start.add((first.wrapping_add(index as u32) & mask) as usize * SEGMENTS_PER_BLOCK)
-                    });
-                }
+                unsafe { register.copy(blocks, block) };
+            }
+            SendRegister::Domain(register) if first == last && blocks * BLOCK <= register.room() => {
+                // SAFETY: as above.
+                unsafe { register.copy(blocks, block) };
             }
             // SAFETY: the control segment of a written request; the device only reads it.
             register => register.ring(unsafe { control.cast::<u64>().read() }),

@@ -200,8 +200,14 @@ unsafe impl Provider for Rxe {
     }
 
     unsafe fn create_qp(&self, request: &QpRequest<'_>) -> Result<CreatedQp<Self>, CreateError> {
-        if request.doorbell == DoorbellChoice::Own {
-            return Err(CreateError::Unsupported { feature: Feature::DedicatedDoorbells });
+        match request.doorbell {
+            DoorbellChoice::Any | DoorbellChoice::Shared => {}
+            DoorbellChoice::Own => {
+                return Err(CreateError::Unsupported { feature: Feature::DedicatedDoorbells });
+            }
+            DoorbellChoice::Domain(_) => {
+                return Err(CreateError::Unsupported { feature: Feature::ThreadDomains });
+            }
         }
         let mut request = *request;
         // Kernels that check the WQE in progress against the SGE width reject inline data on a

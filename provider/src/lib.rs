@@ -23,6 +23,7 @@
 //! | [`mapping`] | mapped memory |
 //! | [`queue_buffer`], [`queue_allocator`] | memory of queues that the caller chooses |
 //! | [`process`] | fork detection |
+//! | [`thread_domain`] | a doorbell register that chosen QPs share |
 //! | [`ring`] | a ring of slots in shared memory, producer and consumer |
 //! | [`barrier`] | all memory barriers, named by purpose |
 //! | [`wake`] | wakes many tasks, although wakers may panic |
@@ -50,6 +51,7 @@ pub mod queue_buffer;
 pub mod request;
 pub mod ring;
 pub mod rss;
+pub mod thread_domain;
 pub mod traits;
 #[doc(hidden)]
 pub mod wait;

@@ -9,6 +9,7 @@ use bareverbs_uapi::write::types::CqCreateFlags;
 
 use crate::queue_allocator::QueueAllocator;
 use crate::rss::{HashFields, TOEPLITZ_KEY};
+use crate::thread_domain::ThreadDomain;
 
 /// Memory of a queue.
 #[doc(alias = "MLX_QP_ALLOC_TYPE")]
@@ -74,17 +75,15 @@ pub struct QpRequest<'a> {
     /// Returned in asynchronous events.
     pub user_handle: u64,
     /// Doorbell register.
-    pub doorbell: DoorbellChoice,
+    pub doorbell: DoorbellChoice<'a>,
     /// The memory of both queues.
     pub memory: QueueMemory<'a>,
 }
 
 /// Doorbell register of a queue pair's sends. See
 /// [`SendQueue::owns_doorbell`](crate::traits::SendQueue::owns_doorbell).
-#[doc(alias = "ibv_alloc_td")]
-#[doc(alias = "ibv_alloc_parent_domain")]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DoorbellChoice {
+#[derive(Clone, Copy, Debug, Default)]
+pub enum DoorbellChoice<'a> {
     /// The provider chooses. For instance, the first QPs of a context get registers of their own,
     /// and later ones share a register.
     #[default]
@@ -93,6 +92,9 @@ pub enum DoorbellChoice {
     Shared,
     /// A register of its own. Creation fails if none is available.
     Own,
+    /// The register of a thread domain of the same context.
+    #[doc(alias = "ibv_alloc_parent_domain")]
+    Domain(&'a ThreadDomain),
 }
 
 /// Burst parameters of packet pacing; 0 for the device's defaults.

@@ -28,6 +28,7 @@ use crate::request::{
     AhRequest, CountedFlowRequest, CqRequest, DmRequest, QpRequest, QueueMemory, RssQpRequest, SrqChange,
     SrqRequest, WqChange, WqRequest, XrcTargetRequest,
 };
+use crate::thread_domain::ThreadDomain;
 use crate::work::WcStatus;
 
 /// An open device of one kind.
@@ -167,6 +168,12 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {
         let _ = request;
         Err(CreateError::Unsupported { feature: Feature::DeviceMemory })
+    }
+
+    /// Allocates a thread domain. Default: [`CreateError::Unsupported`].
+    #[doc(alias = "ibv_alloc_td")]
+    fn alloc_td(&self) -> Result<ThreadDomain, CreateError> {
+        Err(CreateError::Unsupported { feature: Feature::ThreadDomains })
     }
 
     /// Creates a protection domain. Returns the kernel's handle.

@@ -257,6 +257,7 @@ fn minimal_provider_rejects_optional_objects() {
     assert!(refused(provider.import_pd(1)));
     assert!(refused(provider.import_dm(1)));
     assert!(refused(provider.read_clock()));
+    assert!(refused(provider.alloc_td()));
     assert!(refused(provider.alloc_dm(&DmRequest { len: 64, log_align: 0 })));
     assert!(refused(provider.create_xrc_target(&XrcTargetRequest { xrcd: 1, user_handle: 0 })));
     let wq = WqRequest {

@@ -109,7 +109,7 @@
 //! | `ibv_ack_cq_events`, `ibv_ack_async_event` | none: events need no acknowledgement |
 //! | `ibv_destroy_*`, `ibv_dealloc_*`, `ibv_close_device` | drop, or methods such as [`Qp::destroy`], which return errors |
 //! | `ibv_import_device`, `ibv_import_pd` | [`Context::import`], [`Context::import_pd`] |
-//! | `ibv_alloc_td`, `ibv_alloc_parent_domain` | [`QpInit::doorbell`]; [`QueueBuffer`] |
+//! | `ibv_alloc_td`, `ibv_alloc_parent_domain` | [`Context::alloc_td`]; [`QpInit::doorbell`], [`QueueMemory::From`] |
 //! | `mlx5dv_init_obj` | [`Qp::layout`], [`Cq::layout`] |
 //! | `ibv_cmd_*` | [`raw`] |
 //! | tag matching (`ibv_post_srq_ops`), completion counters (`ibv_create_comp_cntr`), ESP flow actions, flow tags | none |
@@ -146,7 +146,7 @@
 //! [`Qp::post_send`]: qp::Qp::post_send
 //! [`Qp::start_send`]: qp::Qp::start_send
 //! [`QpInit::doorbell`]: qp::QpInit::doorbell
-//! [`QueueBuffer`]: qp::QueueBuffer
+//! [`QueueMemory::From`]: qp::QueueMemory::From
 //! [`Srq`]: srq::Srq
 //! [`Wq`]: rss::Wq
 //! [`Xrcd`]: xrc::Xrcd
@@ -214,6 +214,7 @@ pub mod srq;
 mod sync;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testing;
+mod thread_domain;
 pub mod untyped;
 pub mod values;
 mod wait;

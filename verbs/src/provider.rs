@@ -17,6 +17,7 @@ use bareverbs_provider::request::{
     AhRequest, Burst, CountedFlowRequest, CqRequest, DmRequest, Ece, QpRequest, QueueMemory, RssQpRequest,
     SrqChange, SrqRequest, WqChange, WqRequest, XrcTargetRequest,
 };
+use bareverbs_provider::thread_domain::ThreadDomain;
 use bareverbs_provider::traits::{
     Completion, CompletionQueue, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, CreatedWq, Provider, QpControl,
     RecvQueue, SendQueue, Visitor,
@@ -211,6 +212,7 @@ macro_rules! providers {
                 fn clock_info(&self) -> Result<ClockInfo, CreateError>;
                 fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError>;
                 fn create_counted_flow(&self, request: &CountedFlowRequest<'_>) -> Result<u32, CreateError>;
+                fn alloc_td(&self) -> Result<ThreadDomain, CreateError>;
                 fn alloc_pd(&self) -> Result<u32, IoctlError>;
                 fn create_xrc_target(&self, request: &XrcTargetRequest) -> Result<QpHandle, CreateError>;
                 unsafe fn modify_wq(&self, wq: u32, change: WqChange) -> Result<(), CreateError>;

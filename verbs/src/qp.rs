@@ -54,6 +54,7 @@ pub use crate::queue_buffer::QueueBuffer;
 pub use crate::wr_id::WrId;
 pub use bareverbs_provider::queue_allocator::{Allocation, QueueAllocator, QueueResource};
 pub use bareverbs_provider::request::{DoorbellChoice, Ece, QueueMemory};
+pub use bareverbs_provider::thread_domain::ThreadDomain;
 pub use bareverbs_provider::work::{Frame, Operation, Payload, RecvRequest, SendFlags, SendRequest, Sge};
 pub use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 pub use bareverbs_uapi::verbs_values::{MigState, QpAttrMask, QpState};

@@ -98,6 +98,8 @@ texts! {
         Tso = "TSO of this QP is",
         /// Doorbell registers of a QP's own.
         DedicatedDoorbells = "dedicated doorbells are",
+        /// Thread domains: doorbell registers that chosen QPs share.
+        ThreadDomains = "thread domains are",
         /// Queues in huge pages.
         HugePageQueues = "queues in huge pages are",
         /// Queues in memory of the caller.

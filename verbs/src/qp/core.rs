@@ -18,7 +18,7 @@ use bareverbs_provider::command;
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::error::CreateError;
 use bareverbs_provider::layout::QueueLayout;
-use bareverbs_provider::request::QpRequest;
+use bareverbs_provider::request::{DoorbellChoice, QpRequest};
 use bareverbs_provider::traits::{CreatedQp, Provider, QpControl, RecvQueue, SendQueue};
 use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 use bareverbs_uapi::verbs_values::{QpAttrMask, QpState};
@@ -372,6 +372,9 @@ fn check_create<P: Provider>(
     }
     context.check_same_context(CREATE, "send CQ", init.send_cq.shared().context().file())?;
     context.check_same_context(CREATE, "receive CQ", init.recv_cq.shared().context().file())?;
+    if let DoorbellChoice::Domain(td) = init.doorbell {
+        context.check_same_context(CREATE, "thread domain", td.file())?;
+    }
     if let Some(srq) = init.srq {
         context.check_same_context(CREATE, "SRQ", srq.shared().context().file())?;
     }

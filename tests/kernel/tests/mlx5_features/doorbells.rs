@@ -1,7 +1,8 @@
 //! Dedicated doorbell registers, and raw WQEs.
 
 use bareverbs::cq::CqInit;
-use bareverbs::qp::{DoorbellChoice, Operation, Payload, QpInit, Rc};
+use bareverbs::error::Feature;
+use bareverbs::qp::{DoorbellChoice, Operation, Payload, QpInit, Rc, ThreadDomain};
 use bareverbs::{Error, WcStatus};
 use bareverbs_kernel_tests::loopback::{Plan, Side, domain, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -62,6 +63,46 @@ fn qps_work_with_shared_and_dedicated_doorbells() {
     });
 }
 
+#[kernel_test(device::connectx)]
+fn qps_of_a_thread_domain_work_in_two_threads() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let td = pd.context().alloc_td().unwrap();
+        let other = device::open();
+        let plan = Plan::long_timeouts();
+        let with = |td: &ThreadDomain| {
+            let mut side = side(&pd, plan);
+            let doorbell = DoorbellChoice::Domain(td);
+            let init = QpInit { cap: plan.cap, doorbell, ..QpInit::new(&side.cq, &side.cq) };
+            side.qp = pd.create_qp::<Rc>(&init)?;
+            Ok::<_, Error>(side)
+        };
+        let refused = with(&other.alloc_td().unwrap()).map(drop).unwrap_err();
+        assert!(refused.to_string().contains("thread domain belongs to another context"), "{refused}");
+        let sides = [(); 4].map(|()| with(&td).unwrap());
+        // The queue pairs keep the register.
+        drop(td);
+        assert!(sides.iter().all(|side| !side.qp.owns_doorbell()));
+        let [a, b, c, d] = sides;
+        std::thread::scope(|scope| {
+            for (mut from, mut to) in [(a, b), (c, d)] {
+                scope.spawn(move || {
+                    from.connect(to.qp.qp_num());
+                    to.connect(from.qp.qp_num());
+                    for wr_id in 0..100 {
+                        let (from, to) =
+                            if wr_id % 2 == 0 { (&mut from, &mut to) } else { (&mut to, &mut from) };
+                        to.recv_into(wr_id, 1, &[]);
+                        from.send(&[request(wr_id, Operation::Send, Payload::Inline(&[b""]))]).unwrap();
+                        assert_eq!(from.ends(1), [(wr_id, WcStatus::SUCCESS)]);
+                        assert_eq!(to.ends(1), [(wr_id, WcStatus::SUCCESS)]);
+                    }
+                });
+            }
+        });
+    });
+}
+
 #[kernel_test(device::rxe_abi)]
 fn dedicated_doorbell_is_unsupported_on_rxe() {
     nothing_leaks(|| {
@@ -71,6 +112,8 @@ fn dedicated_doorbell_is_unsupported_on_rxe() {
         let refused = pd.create_qp::<Rc>(&init(DoorbellChoice::Own)).map(drop).unwrap_err();
         assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
         assert!(refused.to_string().contains("dedicated doorbells are not supported"), "{refused}");
+        let refused = pd.context().alloc_td().map(drop).unwrap_err();
+        assert!(matches!(refused, Error::Unsupported { feature: Feature::ThreadDomains, .. }), "{refused}");
         for choice in [DoorbellChoice::Any, DoorbellChoice::Shared] {
             assert!(!pd.create_qp::<Rc>(&init(choice)).unwrap().owns_doorbell());
         }
