@@ -16,6 +16,9 @@ use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, callback, export, required};
 use crate::object::{Object, lock};
 
+/// Bytes of a word.
+const WORD: usize = 4;
+
 pub(crate) type DmObject = Object<ibv_dm, Mutex<Dm>>;
 
 /// The object of C of device memory.
@@ -42,8 +45,17 @@ fn copied(result: Result<(), Error>) -> Result<(), Failure> {
     })
 }
 
-fn offset(offset: u64) -> Result<usize, Failure> {
-    usize::try_from(offset).map_err(|_| Failure::FAULT)
+/// The offset of a copy. In C, both directions copy whole words of 4 bytes.
+fn check_copy(dm: &Dm, offset: u64, length: usize) -> Result<usize, Failure> {
+    let offset = usize::try_from(offset).map_err(|_| Failure::FAULT)?;
+    if length > dm.len() {
+        return Err(Failure::FAULT);
+    }
+    if offset.is_multiple_of(WORD) && length.is_multiple_of(WORD) {
+        Ok(offset)
+    } else {
+        Err(Failure::INVALID)
+    }
 }
 
 callback! {
@@ -66,24 +78,20 @@ callback! {
     fn memcpy_to_dm(dm: Option<&DmObject>, at: u64, from: *const c_void, length: usize) -> OrErrno {
         let (dm, from) = (required(dm)?, required(NonNull::new(from.cast_mut()))?);
         let mut dm = lock(&dm.inner);
-        if length > dm.len() {
-            return Err(Failure::FAULT);
-        }
+        let at = check_copy(&dm, at, length)?;
         // SAFETY: the memory of the program has this length.
         let from = unsafe { slice::from_raw_parts(from.as_ptr().cast(), length) };
-        copied(dm.write(offset(at)?, from))
+        copied(dm.write(at, from))
     }
 
     /// `ibv_memcpy_from_dm`.
     fn memcpy_from_dm(into: *mut c_void, dm: Option<&DmObject>, at: u64, length: usize) -> OrErrno {
         let (dm, into) = (required(dm)?, required(NonNull::new(into))?);
         let dm = lock(&dm.inner);
-        if length > dm.len() {
-            return Err(Failure::FAULT);
-        }
+        let at = check_copy(&dm, at, length)?;
         // SAFETY: as above.
         let into = unsafe { slice::from_raw_parts_mut(into.as_ptr().cast(), length) };
-        copied(dm.read(offset(at)?, into))
+        copied(dm.read(at, into))
     }
 }
 

@@ -236,23 +236,6 @@ export! {
         Ok(0)
     }
 
-    /// An empty entry has the type of InfiniBand and RoCE v1.
-    fn ibv_query_gid_type(
-        context: ContextArgument<'_>,
-        port: u8,
-        index: u32,
-        gid_type: Option<&mut u32>,
-    ) -> OrMinusOne {
-        let (context, gid_type) = (context.required()?, required(gid_type)?);
-        *gid_type = match gid_entry(context, port.into(), index, 0) {
-            Ok(entry) if entry.gid_type == GidType::ROCE_V2 => ROCE_V2,
-            Ok(_) => IB_OR_ROCE_V1,
-            Err(failure) if is_empty(failure) => IB_OR_ROCE_V1,
-            Err(failure) => return Err(failure),
-        };
-        Ok(0)
-    }
-
     fn _ibv_query_gid_ex(
         context: ContextArgument<'_>,
         port: u32,
@@ -356,6 +339,23 @@ callback! {
             values.raw_clock = libc::timespec { tv_sec: 0, tv_nsec: ticks.cast_signed() };
         }
         Ok(())
+    }
+
+    /// `ibv_query_gid_type`. An empty entry has the type of InfiniBand and RoCE v1.
+    fn query_gid_type(
+        context: ContextArgument<'_>,
+        port: u8,
+        index: u32,
+        gid_type: Option<&mut u32>,
+    ) -> OrMinusOne {
+        let (context, gid_type) = (context.required()?, required(gid_type)?);
+        *gid_type = match gid_entry(context, port.into(), index, 0) {
+            Ok(entry) if entry.gid_type == GidType::ROCE_V2 => ROCE_V2,
+            Ok(_) => IB_OR_ROCE_V1,
+            Err(failure) if is_empty(failure) => IB_OR_ROCE_V1,
+            Err(failure) => return Err(failure),
+        };
+        Ok(0)
     }
 
     /// `ibv_query_device_ex` of programs whose struct has `size` bytes.

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int};
 
-use crate::convention::{OrNull, export};
+use crate::convention::{OrNull, callback, export};
 
 /// The text at the index; `unknown` elsewhere.
 fn text(texts: &'static [&'static CStr], index: c_int) -> *mut c_char {
@@ -99,7 +99,11 @@ export! {
     fn ibv_port_state_str(state: c_int) -> OrNull<c_char> { Ok(text(&PORT_STATES, state)) }
     fn ibv_event_type_str(event: c_int) -> OrNull<c_char> { Ok(text(&EVENT_TYPES, event)) }
     fn ibv_wc_status_str(status: c_int) -> OrNull<c_char> { Ok(text(&STATUSES, status)) }
-    fn ibv_wr_opcode_str(opcode: c_int) -> OrNull<c_char> { Ok(text(&OPCODES, opcode)) }
+}
+
+callback! {
+    /// `ibv_wr_opcode_str`.
+    fn wr_opcode_str(opcode: c_int) -> OrNull<c_char> { Ok(text(&OPCODES, opcode)) }
 }
 
 #[cfg(test)]

@@ -49,6 +49,9 @@ const PACKAGES: [&str; 30] = [
 /// The packages of the headers of libibverbs, libmlx5 and librdmacm.
 const HEADER_PACKAGES: [&str; 2] = ["libibverbs-dev", "librdmacm-dev"];
 
+/// The packages with libibverbs and with its provider libraries.
+const LIBRARY_PACKAGES: [&str; 2] = ["ibverbs-providers", "libibverbs1"];
+
 /// The set of the cache with the headers, and their folder in it.
 const HEADERS: &str = "headers-rdma-core";
 const INCLUDE: &str = "root/usr/include";
@@ -110,6 +113,27 @@ impl RdmaCore {
     pub fn cached_headers() -> Option<PathBuf> {
         let (folder, _) = Cache::open().ok()?.get::<Manifest>(HEADERS)?;
         Some(folder.join(INCLUDE))
+    }
+
+    /// The folder with libibverbs and the provider libraries of a release of Debian, such as `trixie`,
+    /// fetched if it isn't cached.
+    pub fn libraries_of(release: &'static str, cache: &Cache) -> Result<PathBuf> {
+        let set = format!("libraries-{release}");
+        let (folder, _) = cache.ensure(&set, false, |folder| {
+            let apt = Apt::open(cache, Channel(release))?;
+            let newest = |name: &&str| {
+                let offered = apt.show(name)?.into_iter().next();
+                offered.with_context(|| format!("{name} is not available"))
+            };
+            let packages: Vec<_> = LIBRARY_PACKAGES.iter().map(newest).collect::<Result<_>>()?;
+            let manifest = Manifest { version: packages[0].version.clone() };
+            let debs = folder.join("debs");
+            fs::create_dir_all(&debs)?;
+            apt.download("libraries of rdma-core", &packages, &debs)?;
+            deb::unpack_all("libraries of rdma-core", &debs, &folder.join("root"))?;
+            Ok(manifest)
+        })?;
+        Ok(folder.join("root/usr/lib/x86_64-linux-gnu"))
     }
 
     /// The package of the root's version, or the newest.

@@ -315,12 +315,11 @@ pub struct DmMr {
 
 impl<P: Provider> Pd<P> {
     /// Registers a range of device memory; `..` is all of it. The address of its first byte in
-    /// operations of this process and of peers is 0.
+    /// operations of this process and of peers is 0. A range may be empty.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a length of 0, a range that exceeds the memory, or memory of another
-    /// context; [`Error::Kernel`], for example for access rights that the device does not support
-    /// there.
+    /// [`Error::Invalid`] for a range that exceeds the memory, or memory of another context;
+    /// [`Error::Kernel`], for example for access rights that the device does not support there.
     #[doc(alias = "ibv_reg_dm_mr")]
     pub fn register_dm(&self, dm: &Dm, range: impl RangeBounds<usize>, access: Access) -> Result<DmMr> {
         DmMr::register(self.domain(), dm, range, access)
@@ -336,9 +335,6 @@ impl DmMr {
     ) -> Result<Self> {
         const VERB: &str = "reg_dm_mr";
         let (start, len) = check_range(VERB, range, dm.len())?;
-        if len == 0 {
-            return Err(Error::empty(VERB, "the length of an MR must be at least 1 byte"));
-        }
         if !Arc::ptr_eq(&domain.context, &dm.shared.context) {
             let reason = "the device memory belongs to another context: allocate it in the context of the PD";
             return Err(Error::foreign(VERB, reason));

@@ -42,9 +42,9 @@ impl MrKeys {
         self.addr
     }
 
-    /// Length in bytes.
+    /// Length in bytes. Only a region of device memory may have 0.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "the length of an MR is at least 1 byte")]
+    #[expect(clippy::len_without_is_empty, reason = "an empty MR is of no use")]
     pub fn len(&self) -> usize {
         self.len
     }

@@ -29,8 +29,15 @@ const DEVELOPMENT_LIBRARY: &str = "libibverbs.so";
 /// Prefix of the tests in guests, which find the library beside our programs.
 pub(crate) const PREFIX: &str = "dropin::";
 
+/// In names with the versions of the functions for provider libraries.
+const PRIVATE: &str = "@IBVERBS_PRIVATE_";
+
 /// The folder of the library in guests.
 pub(crate) const GUEST_FOLDER: &str = "/usr/local/bin";
+
+/// Releases of Debian with an earlier version of the functions for provider libraries, whose names the
+/// library has too.
+const OLDER: [&str; 2] = ["bullseye", "trixie"];
 
 /// The profile of tests. Its crates are those of this program, so most of them are built.
 const TESTED: &str = "dev";
@@ -164,15 +171,23 @@ fn names(library: &Path) -> Result<BTreeSet<String>> {
 /// Checks the exported names against those of Debian's library, and runs Debian's programs on soft
 /// devices.
 pub(crate) fn check() -> Result<()> {
-    let rdma_core = RdmaCore::fetch(&Cache::open()?, false)?;
+    let cache = Cache::open()?;
+    let rdma_core = RdmaCore::fetch(&cache, false)?;
+    let older = OLDER.map(|release| RdmaCore::libraries_of(release, &cache));
+    let older: Vec<_> = older.into_iter().collect::<Result<_>>()?;
     let library = library(TESTED, Glibc::Host)?;
     let own = names(&library)?;
-    let theirs = names(&rdma_core.root.join(LIBRARY_FOLDER).join(LIBRARY))?;
+    let mut theirs = names(&rdma_core.root.join(LIBRARY_FOLDER).join(LIBRARY))?;
+    for folder in &older {
+        let of_providers = names(&folder.join(LIBRARY))?.into_iter().filter(|name| name.contains(PRIVATE));
+        theirs.extend(of_providers);
+    }
     let list = sources().join("left-out.txt");
     let text = fs::read_to_string(&list).with_context(|| format!("reading {}", list.display()))?;
     let faults = faults(&own, &theirs, &text.lines().map(str::to_owned).collect());
     ensure!(faults.is_empty(), "the exported names of {LIBRARY}:\n{}", faults.join("\n"));
-    programs::check(&NativePrograms { root: rdma_core.root, library: folder_of(&library).to_owned() })
+    let programs = NativePrograms { root: rdma_core.root, library: folder_of(&library).to_owned() };
+    programs::check(&programs, &older)
 }
 
 /// The library, and the programs of the lab's Debian root for this machine.

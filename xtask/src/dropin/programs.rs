@@ -2,7 +2,7 @@
 
 use std::io::Read;
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -49,6 +49,18 @@ impl NativePrograms {
         let output = self.run(program, arguments, Some(address))?;
         ensure!(output.status.success(), "{program} failed: {output:?}");
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Starts a program with provider libraries of an older release, all of whose functions are looked up.
+    fn load_providers(&self, folder: &Path, address: &str) -> Result<()> {
+        let providers = ["libefa.so.1", "libmlx4.so.1", "libmlx5.so.1"].map(|name| folder.join(name));
+        let list = providers.map(|path| path.display().to_string()).join(":");
+        let mut command = self.command("ibv_devices", &[]);
+        command.env("LD_PRELOAD", list).env("LD_BIND_NOW", "1").env(SOFT, address);
+        let output = finish("ibv_devices", command.spawn().context("starting ibv_devices")?, LIMIT)?;
+        let is_silent = output.status.success() && output.stderr.is_empty();
+        ensure!(is_silent, "ibv_devices with {}: {output:?}", folder.display());
+        Ok(())
     }
 
     /// Runs a server, and a client of it on this host, to their ends. Both take a port by `-p`.
@@ -126,7 +138,7 @@ pub(crate) fn addresses() -> [String; 2] {
     [first, first | 1].map(|address| Ipv4Addr::from(address).to_string())
 }
 
-pub(super) fn check(programs: &NativePrograms) -> Result<()> {
+pub(super) fn check(programs: &NativePrograms, older: &[PathBuf]) -> Result<()> {
     let addresses = addresses();
     let [one, other] = addresses.each_ref().map(String::as_str);
 
@@ -137,6 +149,10 @@ pub(super) fn check(programs: &NativePrograms) -> Result<()> {
     let info = programs.succeed("ibv_devinfo", &["-v"], one)?;
     for line in ["hca_id:\tsoft0", "state:\t\t\tPORT_ACTIVE (4)", &format!("::ffff:{one}, RoCE v2")] {
         ensure!(info.contains(line), "ibv_devinfo printed no `{line}`: {info}");
+    }
+
+    for folder in older {
+        programs.load_providers(folder, one)?;
     }
 
     for program in ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong"] {

@@ -107,10 +107,10 @@ fn device_memory_is_checked_before_it_is_touched() {
             assert!(refused.to_string().contains("both must be multiples of 4"), "{refused}");
         }
         assert!(matches!(dm.write(8, &[0; 4]), Err(Error::Invalid { .. })));
-        for range in [0..11, 3..3] {
-            let refused = pd.register_dm(&dm, range, Access::LOCAL_WRITE).map(drop).unwrap_err();
-            assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
-        }
+        let refused = pd.register_dm(&dm, 0..11, Access::LOCAL_WRITE).map(drop).unwrap_err();
+        assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+        let empty = pd.register_dm(&dm, 3..3, Access::LOCAL_WRITE).unwrap();
+        assert_eq!(empty.len(), 0);
         let refused = domain().register_dm(&dm, .., Access::LOCAL_WRITE).map(drop).unwrap_err();
         assert!(refused.to_string().contains("belongs to another context"), "{refused}");
         // An access right that device memory does not support.
