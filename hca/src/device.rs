@@ -266,8 +266,8 @@ impl Shared {
             for frame in inbox.frames.drain(..) {
                 if engine.port().is_up() {
                     engine.frame_arrived(&frame);
-                    for rq in firmware.steer(engine, &frame) {
-                        engine.receive_frame(rq, &frame);
+                    for to in firmware.steer(engine, &frame) {
+                        engine.receive_frame(to.rq, to.tag, &frame);
                     }
                 }
             }
@@ -301,8 +301,8 @@ pub(crate) fn loop_back(engine: &mut Engine, firmware: &Firmware) {
         .map(|(sq, frame)| (firmware.steer_loopback(engine, sq, frame), frame.to_vec()));
     let back: Vec<_> = back.filter(|(queues, _)| !queues.is_empty()).collect();
     for (queues, frame) in back {
-        for rq in queues {
-            engine.receive_frame(rq, &frame);
+        for to in queues {
+            engine.receive_frame(to.rq, to.tag, &frame);
         }
     }
 }

@@ -87,8 +87,8 @@ impl FirmwareHarness {
     /// Receives a frame from the wire.
     pub fn frame(&mut self, frame: &[u8]) {
         self.engine.frame_arrived(frame);
-        for rq in self.firmware.steer(&self.engine, frame) {
-            self.engine.receive_frame(rq, frame);
+        for to in self.firmware.steer(&self.engine, frame) {
+            self.engine.receive_frame(to.rq, to.tag, frame);
         }
     }
 

@@ -4,7 +4,7 @@ use bareverbs_transport::Status;
 use bareverbs_transport::checksum::ones_sum;
 
 use super::core::Core;
-use super::cq::{Completion, CqeOpcode};
+use super::cq::{Completion, CqeOpcode, NO_USER_INDEX};
 use super::limits::LOG_LARGE_SEND;
 use super::mkey::{self, Accessor, access};
 use super::ring::Ring;
@@ -243,7 +243,7 @@ fn check_sequence(frame: &[u8]) -> [u8; 4] {
 }
 
 /// Writes a frame into the next receive WQE. Returns `false` if there is no usable WQE.
-pub(crate) fn receive(rq: &mut Rq, core: &mut Core, frame: &[u8]) -> bool {
+pub(crate) fn receive(rq: &mut Rq, core: &mut Core, tag: u32, frame: &[u8]) -> bool {
     let Ok(posted) = core.memory.read_be32(rq.setup.doorbell) else { return false };
     let counter = rq.consumed;
     if posted as u16 == counter {
@@ -281,11 +281,14 @@ pub(crate) fn receive(rq: &mut Rq, core: &mut Core, frame: &[u8]) -> bool {
         rq.fail(core, counter, Status::LocalLength);
         return true;
     }
+    // The CQE of a frame has the flow tag in the place of the queue's number, by which CQEs of version 0
+    // name their queue.
+    let number_or_tag = if rq.setup.user_index == NO_USER_INDEX { rq.number } else { tag };
     let completion = Completion {
         byte_count: bytes.len() as u32,
         checksum: ones_sum(frame.get(HEADER..).unwrap_or_default()),
         vlan,
-        ..Completion::new(CqeOpcode::Receive, rq.number, rq.setup.user_index, counter)
+        ..Completion::new(CqeOpcode::Receive, number_or_tag, rq.setup.user_index, counter)
     };
     core.complete(rq.setup.cq, &completion);
     true

@@ -287,10 +287,10 @@ impl Engine {
         self.rq_state(number) == Ok(RqState::Ready)
     }
 
-    /// Writes a frame into an RQ.
-    pub fn receive_frame(&mut self, rq: u32, frame: &[u8]) -> bool {
+    /// Writes a frame into an RQ. Its CQE has the flow tag, of 24 bits.
+    pub fn receive_frame(&mut self, rq: u32, tag: u32, frame: &[u8]) -> bool {
         match self.rqs.get_mut(rq) {
-            Some(rq) if rq.state == RqState::Ready => ethernet::receive(rq, &mut self.core, frame),
+            Some(rq) if rq.state == RqState::Ready => ethernet::receive(rq, &mut self.core, tag, frame),
             _ => false,
         }
     }

@@ -137,7 +137,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::firmware::headers::parameters;
+    use crate::firmware::headers::{outer, parameters};
 
     /// The key of Microsoft's test vectors.
     const PUBLISHED: [u8; KEY] = [
@@ -157,7 +157,7 @@ mod tests {
         let ip = [0x45, 0, 0, 40, 0, 0, 0, 0, 64, protocol, 0, 0];
         let addresses = [source.0.octets(), destination.0.octets()].concat();
         let ports = [source.1.to_be_bytes(), destination.1.to_be_bytes()].concat();
-        parameters(&[&[0; 12][..], &[8, 0], &ip, &addresses, &ports, &[0; 16]].concat())
+        *outer(&parameters(&[&[0; 12][..], &[8, 0], &ip, &addresses, &ports, &[0; 16]].concat()))
     }
 
     fn v6(source: (&str, u16), destination: (&str, u16)) -> [u8; OUTER] {
@@ -165,7 +165,7 @@ mod tests {
         let ip = [0x60, 0, 0, 0, 0, 20, 6, 64];
         let addresses = [octets(source.0), octets(destination.0)].concat();
         let ports = [source.1.to_be_bytes(), destination.1.to_be_bytes()].concat();
-        parameters(&[&[0; 12][..], &[0x86, 0xdd], &ip, &addresses, &ports, &[0; 16]].concat())
+        *outer(&parameters(&[&[0; 12][..], &[0x86, 0xdd], &ip, &addresses, &ports, &[0; 16]].concat()))
     }
 
     /// "Verifying the RSS hash calculation" in the documentation of Windows network drivers.
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(hash(4, 6, ADDRESSES | PORTS).of(&datagram), 0, "no TCP");
         assert_ne!(hash(4, 6, ADDRESSES).of(&datagram), 0);
         assert_eq!(hash(6, 17, ADDRESSES).of(&datagram), 0, "no IPv6");
-        assert_eq!(hash(4, 6, ADDRESSES).of(&parameters(&[0xff; 60])), 0, "no IP");
+        assert_eq!(hash(4, 6, ADDRESSES).of(outer(&parameters(&[0xff; 60]))), 0, "no IP");
     }
 
     fn end() -> impl Strategy<Value = (Ipv4Addr, u16)> {

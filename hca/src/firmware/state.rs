@@ -8,7 +8,7 @@ use super::layout::object::{Cqc, Eqc};
 use super::lifecycle::Lifecycle;
 use super::nic::Nic;
 use super::resources::Resources;
-use super::steering::Steering;
+use super::steering::{Steered, Steering};
 use crate::engine::{Engine, Link, NO_USER_INDEX, Rate};
 
 /// Length of a node description in bytes.
@@ -161,12 +161,12 @@ impl Firmware {
     }
 
     /// The receive queues that a received frame is steered to.
-    pub(crate) fn steer(&self, engine: &Engine, frame: &[u8]) -> Vec<u32> {
+    pub(crate) fn steer(&self, engine: &Engine, frame: &[u8]) -> Vec<Steered> {
         self.steering.find(&self.nic, engine, None, frame)
     }
 
     /// The receive queues of this port that a frame of its own send queue is looped back to.
-    pub(crate) fn steer_loopback(&self, engine: &Engine, sq: u32, frame: &[u8]) -> Vec<u32> {
+    pub(crate) fn steer_loopback(&self, engine: &Engine, sq: u32, frame: &[u8]) -> Vec<Steered> {
         let local =
             frame.first_chunk().is_some_and(|to: &[u8; 6]| to[0] & 1 != 0 || *to == engine.port().mac);
         match self.nic.domain_of(sq).filter(|_| local) {

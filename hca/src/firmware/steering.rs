@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use super::command::{Reply, Request, Result, Status};
-use super::headers::{OUTER, parameters};
+use super::headers::{self, MATCHED, parameters};
 use super::layout::command::{
     AllocFlowCounterIn, CreateFlowGroupIn, CreateFlowTableIn, FlowContext, QueryFlowCounterIn,
     SetFlowTableRootIn, SetFteIn,
@@ -18,7 +18,7 @@ use bareverbs_transport::Table;
 /// Table type of NIC receive. Tables of other types are stored and never evaluated, because sends
 /// are not steered.
 const RECEIVE: u8 = 0;
-/// Length of the match parameters. Only their outer headers are modelled.
+/// Length of the match parameters. Only the first [`MATCHED`] bytes are modelled.
 const PARAMETERS: usize = 0x200;
 /// Maximum number of tables that a frame passes.
 const DEEPEST: usize = 64;
@@ -38,16 +38,18 @@ struct FlowTable {
 struct Group {
     first: u32,
     last: u32,
-    mask: [u8; OUTER],
+    mask: [u8; MATCHED],
 }
 
 #[derive(Clone, Debug)]
 struct Entry {
     group: u32,
-    value: [u8; OUTER],
+    value: [u8; MATCHED],
     destinations: Vec<Destination>,
     /// The flow counter that counts the frames of the entry.
     counter: Option<u32>,
+    /// The tag of the frames' CQEs; 0 for none.
+    tag: u32,
 }
 
 /// Frames and bytes.
@@ -132,8 +134,8 @@ impl Steering {
         let table =
             self.tables.get_mut(view.get32(CreateFlowGroupIn::TABLE_ID)).ok_or(Status::BadResource)?;
         let mask = request.bytes(MASK, PARAMETERS)?;
-        // A receive table can match outer headers only.
-        if table.kind == RECEIVE && mask[OUTER..].iter().any(|byte| *byte != 0) {
+        // A receive table can match the modelled headers only.
+        if table.kind == RECEIVE && mask[MATCHED..].iter().any(|byte| *byte != 0) {
             return Err(Status::BadParameter);
         }
         let group = Group {
@@ -190,6 +192,7 @@ impl Steering {
             value: front(request.bytes(VALUE, PARAMETERS)?),
             destinations: list.chunks_exact(EACH).map(destination).collect(),
             counter,
+            tag: context.get32(FlowContext::FLOW_TAG),
         };
         table.entries.insert(index, entry);
         Ok(())
@@ -238,23 +241,26 @@ impl Steering {
 
     /// The receive queues that a frame is steered to, which it counts. `from` is the transport
     /// domain of a sender on the same port.
-    pub(super) fn find(&self, nic: &Nic, engine: &Engine, from: Option<u32>, frame: &[u8]) -> Vec<u32> {
+    pub(super) fn find(&self, nic: &Nic, engine: &Engine, from: Option<u32>, frame: &[u8]) -> Vec<Steered> {
         let (headers, mut found) = (parameters(frame), Found::default());
         if let Some(root) = self.root {
-            self.follow(root, &headers, DEEPEST, &mut found);
+            self.follow(root, &headers, (DEEPEST, 0), &mut found);
         }
         let Found { tirs, counters } = found;
         for counter in counters.into_iter().filter_map(|counter| self.counters.get(counter)) {
             let Count { packets, octets } = counter.get();
             counter.set(Count { packets: packets + 1, octets: octets + frame.len() as u64 });
         }
-        let tirs = tirs.into_iter().filter_map(|tir| nic.tirs.get(tir)).filter(|tir| tir.takes(from, frame));
-        let queues = tirs.filter_map(|tir| tir.queue(&nic.rqts, &headers));
-        queues.filter(|rq| engine.rq_ready(*rq)).collect()
+        let tirs = tirs.into_iter().filter_map(|(tir, tag)| Some((nic.tirs.get(tir)?, tag)));
+        let tirs = tirs.filter(|(tir, _)| tir.takes(from, frame));
+        let outer = headers::outer(&headers);
+        let queues = tirs.filter_map(|(tir, tag)| Some(Steered { rq: tir.queue(&nic.rqts, outer)?, tag }));
+        queues.filter(|to| engine.rq_ready(to.rq)).collect()
     }
 
-    /// Collects the TIRs that a frame is forwarded to, and the counters of its entries.
-    fn follow(&self, table: u32, frame: &[u8; OUTER], depth: usize, found: &mut Found) {
+    /// Collects the TIRs that a frame is forwarded to, and the counters of its entries. `tag` is that
+    /// of the entries so far.
+    fn follow(&self, table: u32, frame: &[u8; MATCHED], (depth, tag): (usize, u32), found: &mut Found) {
         let Some(table) = self.tables.get(table).filter(|_| depth > 0 && found.tirs.len() < DEEPEST) else {
             return;
         };
@@ -264,15 +270,16 @@ impl Steering {
         match hit {
             None => {
                 if let Some(miss) = table.miss {
-                    self.follow(miss, frame, depth - 1, found);
+                    self.follow(miss, frame, (depth - 1, tag), found);
                 }
             }
             Some(entry) => {
                 found.counters.extend(entry.counter);
+                let tag = if entry.tag == 0 { tag } else { entry.tag };
                 for destination in &entry.destinations {
                     match *destination {
-                        Destination::Table(next) => self.follow(next, frame, depth - 1, found),
-                        Destination::Tir(tir) => found.tirs.push(tir),
+                        Destination::Table(next) => self.follow(next, frame, (depth - 1, tag), found),
+                        Destination::Tir(tir) => found.tirs.push((tir, tag)),
                         Destination::Drop => {}
                     }
                 }
@@ -281,16 +288,25 @@ impl Steering {
     }
 }
 
+/// A receive queue that a frame is steered to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Steered {
+    pub(crate) rq: u32,
+    /// The tag of the CQE.
+    pub(crate) tag: u32,
+}
+
 /// Where a frame goes.
 #[derive(Default)]
 struct Found {
-    tirs: Vec<u32>,
+    /// Each with the tag of the frame.
+    tirs: Vec<(u32, u32)>,
     /// The counters of the entries that it matched.
     counters: Vec<u32>,
 }
 
 impl Group {
-    fn matches(&self, value: &[u8; OUTER], frame: &[u8; OUTER]) -> bool {
+    fn matches(&self, value: &[u8; MATCHED], frame: &[u8; MATCHED]) -> bool {
         self.mask.iter().zip(value).zip(frame).all(|((mask, value), frame)| (value ^ frame) & mask == 0)
     }
 }
@@ -302,9 +318,9 @@ fn miss(request: Request<'_>) -> Result<Option<u32>> {
     Ok(if action == TO_TABLE { Some(request.word(0x1c)? & 0xff_ffff) } else { None })
 }
 
-fn front(parameters: &[u8]) -> [u8; OUTER] {
-    let mut front = [0; OUTER];
-    front.copy_from_slice(&parameters[..OUTER]);
+fn front(parameters: &[u8]) -> [u8; MATCHED] {
+    let mut front = [0; MATCHED];
+    front.copy_from_slice(&parameters[..MATCHED]);
     front
 }
 

@@ -14,6 +14,7 @@ use super::layout::dump::{MenuRecord, MenuSegment, ResourceDump, ResourceSegment
 use super::layout::object::{Mkc, Rqc, Sqc, Wq};
 use super::opcode::*;
 use super::state::Firmware;
+use super::steering::Steered;
 use crate::FirmwareHarness;
 use crate::engine::{Engine, Interrupts, Link, NO_USER_INDEX, Port};
 
@@ -182,7 +183,7 @@ fn self_loopback_is_opt_in() {
         }
         let (firmware, engine) = &hca;
         let sq = firmware.send_queue().unwrap();
-        assert_eq!(firmware.steer(engine, &broadcast), [0x10]);
+        assert_eq!(firmware.steer(engine, &broadcast), [Steered { rq: 0x10, tag: 0 }]);
         assert_eq!(
             !firmware.steer_loopback(engine, sq, &broadcast).is_empty(),
             comes_back,
@@ -202,7 +203,7 @@ fn flow_counter_counts_frames_that_match() {
     }
     for length in [60, 100] {
         let (firmware, engine) = &hca;
-        assert_eq!(firmware.steer(engine, &vec![0xff; length]), [0x10]);
+        assert_eq!(firmware.steer(engine, &vec![0xff; length]), [Steered { rq: 0x10, tag: 0 }]);
     }
     let mut query = super::example::command(QUERY_FLOW_COUNTER, 0);
     query[CLEAR] = 0x80;

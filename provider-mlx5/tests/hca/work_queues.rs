@@ -11,7 +11,7 @@ fn ready(testbed: &mut Testbed, number: u32) {
 }
 
 fn arrives(testbed: &mut Testbed, number: u32, frame: &[u8]) -> bool {
-    let taken = testbed.hca().engine().receive_frame(number, frame);
+    let taken = testbed.hca().engine().receive_frame(number, 0, frame);
     testbed.run();
     taken
 }

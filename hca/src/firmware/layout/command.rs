@@ -316,6 +316,7 @@ layout! {
     /// The action of a flow entry (`mlx5_ifc_flow_context_bits`).
     FlowContext: 0x300 {
         GROUP_ID: 0x20, 32,
+        FLOW_TAG: 0x48, 24,
         ACTION: 0x70, 16,
         DESTINATION_LIST_SIZE: 0x88, 24,
         FLOW_COUNTER_LIST_SIZE: 0xa8, 24,
