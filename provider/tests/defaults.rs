@@ -378,6 +378,7 @@ fn completions_by_value_release_their_slots_once() {
     assert_eq!((queue.next_values(&mut taken), queue.next_value()), (0, None));
     assert_eq!(queue.releases, 3);
     assert_eq!((Numbered(1).timestamp(), Numbered(1).cvlan()), (None, None));
+    assert_eq!(Numbered(1).flow_tag(), None);
 }
 
 #[test]

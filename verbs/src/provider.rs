@@ -462,6 +462,7 @@ macro_rules! providers {
                 fn dlid_path_bits(&self) -> u8;
                 #[inline]
                 fn cvlan(&self) -> Option<u16>;
+                fn flow_tag(&self) -> Option<u32>;
                 #[inline]
                 fn timestamp(&self) -> Option<u64>;
                 #[inline]

@@ -358,7 +358,7 @@ impl<P: Provider> RssQp<P> {
     /// # Errors
     /// As for [`Qp::create_flow`](crate::qp::Qp::create_flow).
     #[doc(alias = "ibv_create_flow")]
-    pub fn create_flow(&mut self, rule: &FlowRule) -> Result<FlowId> {
+    pub fn create_flow(&mut self, rule: &FlowRule<'_>) -> Result<FlowId> {
         self.flows.create(self.pd.context(), self.handle, rule, None)
     }
 
@@ -370,7 +370,7 @@ impl<P: Provider> RssQp<P> {
     /// [`Error::Unsupported`] if the device has no flow counters.
     #[doc(alias = "ibv_attach_counters_point_flow")]
     #[doc(alias = "IBV_FLOW_SPEC_ACTION_COUNT")]
-    pub fn create_counted_flow(&mut self, rule: &FlowRule, counters: &FlowCounters) -> Result<FlowId> {
+    pub fn create_counted_flow(&mut self, rule: &FlowRule<'_>, counters: &FlowCounters) -> Result<FlowId> {
         self.flows.create(self.pd.context(), self.handle, rule, Some(counters))
     }
 

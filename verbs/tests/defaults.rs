@@ -9,7 +9,7 @@ use std::time::Duration;
 use bareverbs::ah::{AhAttr, GlobalRoute, Rate};
 use bareverbs::cq::CqInit;
 use bareverbs::dm::DmInit;
-use bareverbs::flow::{EthernetMatch, FlowRule, Ipv4Match, PortMatch};
+use bareverbs::flow::{EthernetMatch, FlowAttrType, FlowFlags, FlowRule, Ipv4Match, PortMatch};
 use bareverbs::qp::{
     DoorbellChoice, Ece, Frame, InitAttr, MigState, QpAttr, QpAttrMask, QpCap, QpState, QueueMemory, RtrAttr,
     RtsAttr, UcRtrAttr, UdInitAttr,
@@ -103,12 +103,13 @@ fn dm_and_flow_defaults() {
     assert_eq!((src_ip, dst_ip), (None, None));
     let PortMatch { src_port, dst_port } = PortMatch::default();
     assert_eq!((src_port, dst_port), (None, None));
-    let FlowRule { port, priority, ethernet, ipv4, ipv6, l4, drop } =
+    let FlowRule { kind, port, priority, flags, ethernet, ipv4, ipv6, l4, headers, tag, drop } =
         FlowRule::new(1, EthernetMatch::default());
     assert!(ipv6.is_none() && !drop);
+    assert_eq!((kind, flags, headers, tag), (FlowAttrType::NORMAL, FlowFlags::empty(), &[][..], None));
     // 0 is the highest priority.
     assert_eq!((port, priority, ipv4, l4), (PortNum(1), 0, None, None));
-    assert_eq!(ethernet, EthernetMatch::default());
+    assert_eq!(ethernet, Some(EthernetMatch::default()));
 }
 
 #[test]

@@ -260,6 +260,11 @@ impl Completion for Mlx5Completion<'_> {
         has_tag.then(|| self.cqe.vlan_info())
     }
 
+    #[inline]
+    fn flow_tag(&self) -> Option<u32> {
+        (self.is_recv() && !self.is_error()).then(|| self.cqe.qp_num())
+    }
+
     /// Error CQEs have no timestamp.
     #[inline]
     fn timestamp(&self) -> Option<u64> {
@@ -337,6 +342,21 @@ mod tests {
         assert_eq!(tag(CqeOpcode::RESP_SEND, 0xfe), None);
         for opcode in [CqeOpcode::REQ, CqeOpcode::REQ_ERR, CqeOpcode::RESP_ERR] {
             assert_eq!(tag(opcode, 0xff), None, "{opcode:?}");
+        }
+    }
+
+    #[test]
+    fn only_successful_receives_have_a_flow_tag() {
+        let tag = |opcode| {
+            let mut entry = entry(opcode);
+            entry.0[56..60].copy_from_slice(&[0xff, 1, 2, 3]);
+            let taken = DecodedCqe { opcode, ..DecodedCqe::general_err(entry.0.as_ptr()) };
+            // SAFETY: the CQE is valid until the end of this function.
+            unsafe { taken.completion() }.flow_tag()
+        };
+        assert_eq!(tag(CqeOpcode::RESP_SEND), Some(0x01_0203));
+        for opcode in ERRORS.into_iter().chain([CqeOpcode::REQ]) {
+            assert_eq!(tag(opcode), None, "{opcode:?}");
         }
     }
 

@@ -213,6 +213,12 @@ pub trait Completion {
     fn cvlan(&self) -> Option<u16> {
         None
     }
+    /// The tag of the flow rule that steered a received frame; 0 for a rule without a tag. Of other
+    /// messages it has no meaning. `None` if the device reports none. Default: `None`.
+    #[doc(alias = "ibv_wc_read_flow_tag")]
+    fn flow_tag(&self) -> Option<u32> {
+        None
+    }
     /// Completion time in ticks of the device's clock
     /// ([`Provider::read_clock`](super::Provider::read_clock)), if the device reports it. Default:
     /// `None`.

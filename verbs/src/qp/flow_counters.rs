@@ -7,10 +7,11 @@ use bareverbs_provider::command;
 use bareverbs_provider::request::CountedFlowRequest;
 use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::verbs_values::{CounterDescription, FlowSpecType};
-use bareverbs_uapi::write::structs::{FlowAttr, FlowSpecActionCount};
+use bareverbs_uapi::write::structs::FlowAttr;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
+use super::flow::Specs;
 use crate::context::ContextInner;
 use crate::error::Feature;
 use crate::released::Released;
@@ -166,26 +167,17 @@ impl FlowCounters {
         context: &Context<P>,
         qp: u32,
         flow: FlowAttr,
-        specs: &mut Vec<u8>,
+        specs: &mut Specs,
     ) -> Result<u32> {
         context.check_same_context(verb, "flow counters", &self.shared.context.file)?;
-        specs.extend_from_slice(self.spec().as_bytes());
-        let flow = FlowAttr { num_of_specs: flow.num_of_specs + 1, ..flow };
+        specs.push(FlowSpecType::ACTION_COUNT, &[self.shared.handle.as_bytes(), &[0; 4]]);
+        let (flow, specs) = (specs.counted(flow), &specs.bytes);
         let mut flows = self.shared.lock();
         let counters = if *flows == 0 { &VALUES[..] } else { &[] };
         let made = context.provider().create_counted_flow(&CountedFlowRequest { qp, flow, specs, counters });
         let handle = made.map_err(|reason| Error::create(verb, asked, reason))?;
         *flows += 1;
         Ok(handle)
-    }
-
-    fn spec(&self) -> FlowSpecActionCount {
-        FlowSpecActionCount {
-            spec_type: FlowSpecType::ACTION_COUNT,
-            size: size_of::<FlowSpecActionCount>() as u16,
-            handle: self.shared.handle,
-            ..FlowSpecActionCount::zeroed()
-        }
     }
 
     pub(super) fn shared(&self) -> &Arc<CountersShared> {
@@ -229,16 +221,12 @@ mod tests {
     use crate::testing::Plain;
 
     #[test]
-    fn count_action_names_the_counters() {
+    fn counters_without_flows_are_not_read() {
         let plain = Plain::default();
         let context = Arc::clone(plain.domain().context().inner());
         let shared =
             CountersShared { context, handle: 0x0102, flows: Mutex::new(0), released: Released::default() };
         let counters = FlowCounters { shared: Arc::new(shared) };
-        assert_eq!(
-            counters.spec().as_bytes(),
-            [[0x03, 0x10, 0, 0, 16, 0, 0, 0], [0x02, 0x01, 0, 0, 0, 0, 0, 0]].concat()
-        );
         let refused = counters.read().unwrap_err();
         assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
     }

@@ -155,7 +155,7 @@ impl<P: Provider> Qp<RawPacket, P> {
     /// - [`Error::Kernel`](crate::Error::Kernel): the kernel rejects the command, with `EPERM` without
     ///   `CAP_NET_RAW`.
     #[doc(alias = "ibv_create_flow")]
-    pub fn create_flow(&mut self, rule: &FlowRule) -> Result<FlowId> {
+    pub fn create_flow(&mut self, rule: &FlowRule<'_>) -> Result<FlowId> {
         self.core.create_flow(rule)
     }
 
@@ -167,7 +167,7 @@ impl<P: Provider> Qp<RawPacket, P> {
     /// context; [`Error::Unsupported`](crate::Error::Unsupported) if the device has no flow counters.
     #[doc(alias = "ibv_attach_counters_point_flow")]
     #[doc(alias = "IBV_FLOW_SPEC_ACTION_COUNT")]
-    pub fn create_counted_flow(&mut self, rule: &FlowRule, counters: &FlowCounters) -> Result<FlowId> {
+    pub fn create_counted_flow(&mut self, rule: &FlowRule<'_>, counters: &FlowCounters) -> Result<FlowId> {
         self.core.create_counted_flow(rule, counters)
     }
 

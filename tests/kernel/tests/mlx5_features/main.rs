@@ -8,6 +8,7 @@ mod device_memory;
 mod device_state;
 mod dma_handles;
 mod doorbells;
+mod flow_headers;
 mod foreign_memory;
 mod huge_pages;
 mod imported;

@@ -109,7 +109,7 @@ fn sides() -> (Side, Side) {
     (Side::new(&domain()), Side::new(&domain()))
 }
 
-pub(crate) fn to_bob() -> FlowRule {
+pub(crate) fn to_bob() -> FlowRule<'static> {
     FlowRule::new(1, EthernetMatch { dst_mac: Some(BOB), ..EthernetMatch::default() })
 }
 
@@ -233,7 +233,7 @@ fn flows_match_vlan_tos_protocol_and_ipv6() {
         marked[15] = 0x2e;
         let other = datagram(4791);
         let v6 = datagram_v6();
-        let ethernet = to_bob().ethernet;
+        let ethernet = to_bob().ethernet.unwrap();
         let vlan = |id| EthernetMatch { vlan: Some(id), ..ethernet };
         let ipv4 = |tos, protocol| Some(Ipv4Match { tos, protocol, ..Ipv4Match::default() });
         let ipv6 = |dst_ip, next_header| Some(Ipv6Match { dst_ip, next_header, ..Ipv6Match::default() });

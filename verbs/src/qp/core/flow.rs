@@ -12,7 +12,7 @@ impl<P: Provider> QpCore<P> {
     ///
     /// # Errors
     /// As for [`Qp::create_flow`](crate::qp::Qp::create_flow).
-    pub fn create_flow(&mut self, rule: &FlowRule) -> Result<FlowId> {
+    pub fn create_flow(&mut self, rule: &FlowRule<'_>) -> Result<FlowId> {
         self.flows.create(self.pd.context(), self.kernel.handle, rule, None)
     }
 
@@ -20,7 +20,7 @@ impl<P: Provider> QpCore<P> {
     ///
     /// # Errors
     /// As for [`Qp::create_counted_flow`](crate::qp::Qp::create_counted_flow).
-    pub fn create_counted_flow(&mut self, rule: &FlowRule, counters: &FlowCounters) -> Result<FlowId> {
+    pub fn create_counted_flow(&mut self, rule: &FlowRule<'_>, counters: &FlowCounters) -> Result<FlowId> {
         self.flows.create(self.pd.context(), self.kernel.handle, rule, Some(counters))
     }
 
