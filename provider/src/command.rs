@@ -86,6 +86,7 @@ macro_rules! add_events {
 }
 
 mod ah;
+mod comp_cntr;
 mod dm;
 mod dmabuf;
 mod dmah;
@@ -99,6 +100,10 @@ mod wq;
 mod xrc;
 
 pub use ah::{AhHandle, attach_mcast, create_ah, destroy_ah, detach_mcast};
+pub use comp_cntr::{
+    CompCntrCaps, attach_comp_cntr, create_comp_cntr, destroy_comp_cntr, modify_comp_cntr,
+    query_comp_cntr_caps, read_comp_cntr,
+};
 pub use dm::{free_dm, reg_dm_mr};
 pub use dmabuf::{DmabufMrRequest, alloc_dmabuf, reg_dmabuf_mr};
 pub use dmah::{DmahRequest, alloc_dmah, free_dmah};

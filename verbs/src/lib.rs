@@ -112,7 +112,7 @@
 //! | `ibv_alloc_td`, `ibv_alloc_parent_domain` | [`Context::alloc_td`]; [`QpInit::doorbell`], [`QueueMemory::From`] |
 //! | `mlx5dv_init_obj` | [`Qp::layout`], [`Cq::layout`] |
 //! | `ibv_cmd_*` | [`raw`] |
-//! | tag matching (`ibv_post_srq_ops`), completion counters (`ibv_create_comp_cntr`), ESP flow actions, flow tags | none |
+//! | tag matching (`ibv_post_srq_ops`), ESP flow actions | none |
 //!
 //! [`docs/c-functions.md`] of the repository lists every function of libibverbs, librdmacm and
 //! libmlx5.
@@ -170,6 +170,7 @@ mod alarm;
 mod attributes;
 pub mod buffer;
 mod channel;
+pub mod comp_cntr;
 mod context;
 pub mod cq;
 pub mod datagram;

@@ -112,6 +112,8 @@ texts! {
         AlternatePath = "alternate paths are",
         /// Enhanced connection establishment (ECE).
         Ece = "ECE options are",
+        /// Completion counters.
+        CompCntrs = "completion counters are",
         /// Counters of flows.
         FlowCounters = "flow counters are",
         /// Work queues (WQs).

@@ -1,6 +1,7 @@
 //! The core of QPs: the kernel object, its rings and its state, for any transport.
 
 mod alternate_path;
+mod comp_cntr;
 mod drain_reset;
 mod ece;
 mod flow;
@@ -32,6 +33,7 @@ pub use rate_limit::RateLimit;
 
 use self::kernel_qp::KernelQp;
 use self::multicast::Attachment;
+use crate::comp_cntr::CompCntrShared;
 use crate::context::Context;
 use crate::cq::CqShared;
 use crate::error::{Error, Feature, Limit, Refused, Result, SendFailure};
@@ -82,6 +84,8 @@ pub struct QpCore<P: Provider = AnyProvider> {
     groups: Vec<Attachment>,
     /// Flows that steer packets to the QP.
     flows: Flows,
+    /// The completion counters are destroyed after the QP.
+    comp_cntrs: Vec<Arc<CompCntrShared>>,
     /// Whether destroying was attempted.
     destroyed: bool,
     /// Whether the kernel has destroyed the QP and the rings were not freed.
@@ -141,6 +145,7 @@ impl<P: Provider> QpCore<P> {
             _srq: init.srq.map(|srq| Arc::clone(srq.shared())),
             groups: Vec::new(),
             flows: Flows::default(),
+            comp_cntrs: Vec::new(),
             destroyed: false,
             rings_are_unused: false,
         })
