@@ -6,9 +6,11 @@
 //! C reads and writes some fields while this library has shared references to the struct. Those are
 //! atomics or cells. A pointer to a function is a [`Function`].
 
+pub(crate) mod comp_cntr;
 pub(crate) mod cq;
 pub(crate) mod device;
 pub(crate) mod event;
+pub(crate) mod flow;
 pub(crate) mod gid;
 pub(crate) mod memory;
 #[cfg(test)]

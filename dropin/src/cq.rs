@@ -16,7 +16,8 @@ use crate::abi::cq::{ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_modify_cq_attr,
 use crate::abi::values::{
     IBV_CQ_ATTR_MODERATE, IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD,
     IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
-    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_GRH, IBV_WC_IP_CSUM_OK, IBV_WC_WITH_IMM, IBV_WC_WITH_INV,
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_GRH, IBV_WC_IP_CSUM_OK,
+    IBV_WC_WITH_IMM, IBV_WC_WITH_INV,
 };
 use crate::channel::ChannelObject;
 use crate::context::ContextArgument;
@@ -158,6 +159,11 @@ callback! {
         let init = required(init)?;
         let has = |flag: c_int| init.comp_mask & flag.cast_unsigned() != 0;
         if init.wc_flags & !extended::WC_FLAGS != 0 || has(IBV_CQ_INIT_ATTR_MASK_PD) {
+            return Err(Failure::UNSUPPORTED);
+        }
+        // Frames have tags.
+        let has_tags = extended::has(init.wc_flags, IBV_WC_EX_WITH_FLOW_TAG);
+        if has_tags && !context.required()?.context.capabilities().raw_packets {
             return Err(Failure::UNSUPPORTED);
         }
         let flags = if has(IBV_CQ_INIT_ATTR_MASK_FLAGS) { init.flags.cast_signed() } else { 0 };

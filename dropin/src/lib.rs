@@ -9,11 +9,11 @@
 //! | `object` | objects of C: a struct of the ABI and the value of `bareverbs` behind it |
 //! | `device`, `context`, `open`, `port` | devices, open devices and their functions, ports |
 //! | `record`, `channel`, `events` | descriptors of events, completion channels, asynchronous events |
-//! | `memory`, `device_memory`, `dma_handle`, `window`, `cq`, `qp`, `srq`, `xrc`, `wq`, `path` | objects, a file each |
+//! | `memory`, `device_memory`, `dma_handle`, `window`, `cq`, `qp`, `srq`, `xrc`, `wq`, `path`, `flow`, `flow_counters`, `comp_cntr` | objects, a file each |
 //! | `import` | contexts and objects of another process |
 //! | `post` | work requests of C as those of `bareverbs` |
 //! | `text`, `rate`, `sysfs`, `kernel_structs`, `fork` | functions without an object |
-//! | `counters`, `private` | functions that refuse: completion counters, and what the provider libraries of rdma-core call |
+//! | `private` | functions that refuse: what the provider libraries of rdma-core call |
 //!
 //! The states of objects, limits, workarounds and queues are those of `bareverbs`. This crate
 //! converts arguments and results, and locks: C lets any thread use any object.
@@ -26,15 +26,17 @@
 
 mod abi;
 mod channel;
+mod comp_cntr;
 mod context;
 mod convention;
-mod counters;
 mod cq;
 mod device;
 mod device_memory;
 mod dma_handle;
 mod environment;
 mod events;
+mod flow;
+mod flow_counters;
 mod fork;
 mod import;
 mod kernel_structs;

@@ -13,7 +13,7 @@ use crate::abi::device::{ibv_context, ibv_context_ops, verbs_context};
 use crate::context::{ContextArgument, ContextObject};
 use crate::convention::{Failure, OrErrno, OrNull, callback, export, required};
 use crate::device::DeviceObject;
-use crate::{cq, device_memory, dma_handle, memory, port, qp, record, srq, window, wq, xrc};
+use crate::{cq, device_memory, dma_handle, flow, flow_counters, memory, port, qp, record, srq, window, wq, xrc};
 
 /// Says to the inline functions that `verbs_context` is in front of the context.
 const EXTENDED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
@@ -85,10 +85,10 @@ fn extended(context: ibv_context) -> verbs_context {
         query_port: port::query_port,
         advise_mr: memory::advise_mr,
         alloc_null_mr: memory::alloc_null_mr,
-        read_counters: refuse_errno,
-        attach_counters_point_flow: refuse_errno,
-        create_counters: refuse_null,
-        destroy_counters: refuse_errno,
+        read_counters: flow_counters::read_counters,
+        attach_counters_point_flow: flow_counters::attach_counters_point_flow,
+        create_counters: flow_counters::create_counters,
+        destroy_counters: flow_counters::destroy_counters,
         reg_dm_mr: memory::reg_dm_mr,
         alloc_dm: device_memory::alloc_dm,
         free_dm: device_memory::free_dm,
@@ -109,10 +109,10 @@ fn extended(context: ibv_context) -> verbs_context {
         query_rt_values: port::query_rt_values,
         create_cq_ex: cq::create_cq_ex,
         query_device_ex: port::query_device_ex,
-        ibv_destroy_flow: refuse_errno,
-        ABI_placeholder2: refuse_errno,
-        ibv_create_flow: refuse_null,
-        ABI_placeholder1: refuse_null,
+        ibv_destroy_flow: flow::destroy_flow,
+        ABI_placeholder2: flow::destroy_flow,
+        ibv_create_flow: flow::create_flow,
+        ABI_placeholder1: flow::create_flow,
         open_qp: qp::open_qp,
         create_qp_ex: qp::create_qp_ex,
         get_srq_num: srq::get_srq_num,

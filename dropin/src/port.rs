@@ -155,7 +155,7 @@ fn port_attr(attr: &PortAttr) -> ibv_port_attr {
 /// # Safety
 ///
 /// `into` is valid for writes of `size` bytes.
-unsafe fn write_known<T>(value: &T, into: *mut T, size: usize) {
+pub(crate) unsafe fn write_known<T>(value: &T, into: *mut T, size: usize) {
     // SAFETY: the caller's contract covers both. The struct has at least the copied bytes.
     unsafe {
         ptr::write_bytes(into.cast::<u8>(), 0, size);

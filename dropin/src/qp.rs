@@ -26,7 +26,7 @@ use bareverbs::xrc::{XrcTarget, Xrcd};
 use bareverbs::{Access, Error, Gid, PortNum};
 
 use self::extended::Posting;
-use self::kind::AnyQp;
+pub(crate) use self::kind::AnyQp;
 use self::queues::Queues;
 use crate::abi::device::ibv_context;
 use crate::abi::gid::ibv_gid;
@@ -60,12 +60,20 @@ use crate::xrc::XrcdObject;
 pub(crate) struct QpHead {
     abi: ibv_qp_ex,
     pub(crate) events: Acknowledged,
+    /// The flows that steer to the QP.
+    pub(crate) flows: AtomicU32,
     posting: Posting,
     /// Whether the QP has the functions of `ibv_qp_ex`.
     is_extended: bool,
 }
 
 pub(crate) type QpObject = Object<QpHead, AnyQp>;
+
+impl QpHead {
+    pub(crate) fn context(&self) -> *mut ibv_context {
+        self.abi.qp_base.context
+    }
+}
 
 fn cap_from_c(cap: &ibv_qp_cap) -> QpCap {
     let ibv_qp_cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = *cap;
@@ -191,6 +199,7 @@ fn head(base: ibv_qp, operations: Option<u64>) -> QpHead {
     QpHead {
         abi: extended::functions(base, operations),
         events: Acknowledged::default(),
+        flows: AtomicU32::new(0),
         posting: Posting::default(),
         is_extended: operations.is_some(),
     }
@@ -349,7 +358,13 @@ export! {
         Ok(())
     }
 
+    /// A QP with flows is `EBUSY`: `bareverbs` would destroy them.
     fn ibv_destroy_qp(qp: Option<NonNull<QpObject>>) -> OrErrno {
+        // SAFETY: the argument is a live QP.
+        let flows = &unsafe { required(qp)?.as_ref() }.abi.flows;
+        if flows.load(Ordering::Relaxed) != 0 {
+            return Err(Failure::BUSY);
+        }
         // SAFETY: the argument is a live QP, which the program uses no longer, but to acknowledge events.
         unsafe { Object::destroy(required(qp)?, AnyQp::destroy, |head, read| head.events.wait_for(read)) }
     }

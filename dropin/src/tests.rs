@@ -18,6 +18,8 @@ use crate::channel::{ChannelObject, ibv_create_comp_channel, ibv_destroy_comp_ch
 use crate::context::ContextArgument;
 use crate::cq::{CqObject, ibv_ack_cq_events, ibv_create_cq, ibv_destroy_cq, poll_cq, req_notify_cq};
 use crate::device::{ibv_free_device_list, ibv_get_device_list, ibv_get_device_name};
+use crate::flow::{create_flow, destroy_flow};
+use crate::flow_counters::{attach_counters_point_flow, create_counters, destroy_counters, read_counters};
 use crate::memory::{PdObject, ibv_alloc_pd, ibv_dealloc_pd, ibv_dereg_mr, ibv_reg_mr};
 use crate::open::{ibv_close_device, ibv_open_device};
 use crate::port::{ibv_query_device, ibv_query_gid, ibv_query_port};
@@ -52,6 +54,10 @@ fn null_objects_are_invalid() {
             modify_wq(None, None),
             destroy_wq(None),
             destroy_rwq_ind_table(None),
+            destroy_flow(None),
+            destroy_counters(None),
+            attach_counters_point_flow(None, None, ptr::null()),
+            read_counters(None, ptr::null_mut(), 0, 0),
         ] {
             assert_eq!((failed, errno()), (libc::EINVAL, libc::EINVAL));
         }
@@ -59,6 +65,7 @@ fn null_objects_are_invalid() {
             assert_eq!((failed, errno()), (-1, libc::EINVAL));
         }
         assert!(ibv_open_device(None).is_null() && ibv_alloc_pd(NO_CONTEXT()).is_null());
+        assert!(create_flow(None, ptr::null()).is_null() && create_counters(NO_CONTEXT(), None).is_null());
         assert!(
             create_wq(NO_CONTEXT(), None).is_null() && create_rwq_ind_table(NO_CONTEXT(), None).is_null()
         );

@@ -18,7 +18,7 @@ use bareverbs::raw::uapi::write::types::{
     DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps, RawPacketCaps, WcOpcode, WrOpcode,
 };
 
-use super::{cq, device, event, memory, path, qp, srq, values, work, wq};
+use super::{comp_cntr, cq, device, event, flow, memory, path, qp, srq, values, work, wq};
 
 /// A struct or union.
 pub(super) struct Type {
@@ -35,10 +35,12 @@ pub(super) struct Field {
     pub(super) size: usize,
 }
 
-const TYPES: [&[Type]; 9] = [
+const TYPES: [&[Type]; 11] = [
+    comp_cntr::TYPES,
     cq::TYPES,
     device::TYPES,
     event::TYPES,
+    flow::TYPES,
     memory::TYPES,
     path::TYPES,
     qp::TYPES,

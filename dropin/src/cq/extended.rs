@@ -14,13 +14,13 @@ use crate::abi::Function;
 use crate::abi::cq::{ibv_cq, ibv_cq_ex, ibv_poll_cq_attr};
 use crate::abi::values::{
     IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_CVLAN,
-    IBV_WC_EX_WITH_DLID_PATH_BITS, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM, IBV_WC_EX_WITH_SL,
-    IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP,
+    IBV_WC_EX_WITH_DLID_PATH_BITS, IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM,
+    IBV_WC_EX_WITH_SL, IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP,
 };
 use crate::convention::{Failure, OrErrno, Value, callback, required};
 use crate::object::lock;
 
-/// The fields that a program can ask for. `bareverbs` has no flow tags and no tag matching.
+/// The fields that a program can ask for. `bareverbs` has no tag matching.
 pub(super) const WC_FLAGS: u64 = (IBV_WC_EX_WITH_BYTE_LEN
     | IBV_WC_EX_WITH_IMM
     | IBV_WC_EX_WITH_QP_NUM
@@ -29,7 +29,8 @@ pub(super) const WC_FLAGS: u64 = (IBV_WC_EX_WITH_BYTE_LEN
     | IBV_WC_EX_WITH_SL
     | IBV_WC_EX_WITH_DLID_PATH_BITS
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
-    | IBV_WC_EX_WITH_CVLAN) as u64;
+    | IBV_WC_EX_WITH_CVLAN
+    | IBV_WC_EX_WITH_FLOW_TAG) as u64;
 
 pub(super) fn has(wc_flags: u64, flag: c_int) -> bool {
     wc_flags & u64::from(flag.cast_unsigned()) != 0
@@ -50,6 +51,7 @@ struct Current {
     value: WorkCompletion,
     timestamp: u64,
     cvlan: u16,
+    flow_tag: u32,
 }
 
 /// The struct of C with the functions of these fields.
@@ -79,7 +81,7 @@ pub(super) fn functions(base: ibv_cq, wc_flags: Option<u64>) -> ibv_cq_ex {
         read_dlid_path_bits: with(IBV_WC_EX_WITH_DLID_PATH_BITS, read_dlid_path_bits as *const ()),
         read_completion_ts: with(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, read_completion_ts as *const ()),
         read_cvlan: with(IBV_WC_EX_WITH_CVLAN, read_cvlan as *const ()),
-        read_flow_tag: Function::NULL,
+        read_flow_tag: with(IBV_WC_EX_WITH_FLOW_TAG, read_flow_tag as *const ()),
         read_tm_info: Function::NULL,
         read_completion_wallclock_ns: Function::NULL,
     }
@@ -91,9 +93,10 @@ fn poll(cq: &mut Cq, head: &CqHead) -> Result<Current, Failure> {
     let completion = completions.next().ok_or(Failure::EMPTY)?;
     let value = completion.to_value();
     let (timestamp, cvlan) = (completion.timestamp(), completion.cvlan());
+    let flow_tag = completion.flow_tag().unwrap_or(0);
     head.abi.status.store(value.status.0, Ordering::Relaxed);
     head.abi.wr_id.store(value.wr_id, Ordering::Relaxed);
-    Ok(Current { value, timestamp: timestamp.unwrap_or(0), cvlan: cvlan.unwrap_or(0) })
+    Ok(Current { value, timestamp: timestamp.unwrap_or(0), cvlan: cvlan.unwrap_or(0), flow_tag })
 }
 
 /// Uses what the calling thread polls.
@@ -155,4 +158,5 @@ callback! {
     fn read_dlid_path_bits(cq: Option<&CqObject>) -> Value<u8> { current(cq, |current| current.value.dlid_path_bits) }
     fn read_completion_ts(cq: Option<&CqObject>) -> Value<u64> { current(cq, |current| current.timestamp) }
     fn read_cvlan(cq: Option<&CqObject>) -> Value<u16> { current(cq, |current| current.cvlan) }
+    fn read_flow_tag(cq: Option<&CqObject>) -> Value<u32> { current(cq, |current| current.flow_tag) }
 }

@@ -1,0 +1,276 @@
+//! Flows: rules that steer frames to a QP.
+
+use std::mem::{MaybeUninit, offset_of};
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::atomic::Ordering;
+
+use bareverbs::Error;
+use bareverbs::error::Refused;
+use bareverbs::flow::{
+    FlowAttrType, FlowCounters, FlowFlags, FlowId, FlowIpv4Filter, FlowIpv6Filter, FlowRule,
+    FlowTunnelFilter, Header, Layer, Masked,
+};
+use bareverbs::raw::uapi::verbs_values::FlowSpecType;
+
+use crate::abi::flow::{
+    ibv_flow, ibv_flow_attr, ibv_flow_spec_action_drop, ibv_flow_spec_action_tag,
+    ibv_flow_spec_counter_action, ibv_flow_spec_esp, ibv_flow_spec_eth, ibv_flow_spec_gre,
+    ibv_flow_spec_ipv4, ibv_flow_spec_ipv4_ext, ibv_flow_spec_ipv6, ibv_flow_spec_mpls,
+    ibv_flow_spec_tcp_udp, ibv_flow_spec_tunnel,
+};
+use crate::abi::values::IBV_FLOW_SPEC_IPV4_EXT;
+use crate::convention::{Failure, OrErrno, OrNull, callback, required};
+use crate::flow_counters::CountersObject;
+use crate::object::{Object, lock};
+use crate::qp::{AnyQp, QpObject};
+
+/// A flow. Its QP and its counters exist as long as it: their destruction is refused.
+pub(crate) struct Steered {
+    qp: &'static QpObject,
+    id: FlowId,
+    counters: Option<&'static CountersObject>,
+}
+
+pub(crate) type FlowObject = Object<ibv_flow, Steered>;
+
+impl QpObject {
+    fn create_flow(&self, rule: &FlowRule<'_>, counters: Option<&FlowCounters>) -> Result<FlowId, Failure> {
+        let id = match (&self.inner, counters) {
+            (AnyQp::Queues(queues), None) => queues.with_core(|core| core.create_flow(rule)),
+            (AnyQp::Queues(queues), Some(counters)) => {
+                queues.with_core(|core| core.create_counted_flow(rule, counters))
+            }
+            (AnyQp::Rss(qp), None) => lock(qp).create_flow(rule),
+            (AnyQp::Rss(qp), Some(counters)) => lock(qp).create_counted_flow(rule, counters),
+            (AnyQp::Target(_), _) => return Err(Failure::INVALID),
+        }?;
+        self.abi.flows.fetch_add(1, Ordering::Relaxed);
+        Ok(id)
+    }
+
+    /// Destroys a flow of this QP.
+    fn destroy_flow(&self, id: FlowId) -> Result<(), Error> {
+        match &self.inner {
+            AnyQp::Queues(queues) => queues.with_core(|core| core.destroy_flow(id))?,
+            AnyQp::Rss(qp) => lock(qp).destroy_flow(id)?,
+            // It has none.
+            AnyQp::Target(_) => {}
+        }
+        self.abi.flows.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+const IPV4_EXT: FlowSpecType = FlowSpecType(IBV_FLOW_SPEC_IPV4_EXT.cast_unsigned());
+
+/// The bytes of a spec.
+#[derive(Clone, Copy)]
+struct Spec<'a>(&'a [u8]);
+
+impl Spec<'_> {
+    /// A field at this place.
+    ///
+    /// # Safety
+    ///
+    /// All bit patterns are valid for `T`.
+    unsafe fn get<T: Copy>(self, at: usize) -> Result<T, Failure> {
+        let bytes = self.0.get(at..at + size_of::<T>()).ok_or(Failure::INVALID)?;
+        // SAFETY: there are enough bytes, of any alignment, and all are valid by the contract.
+        Ok(unsafe { ptr::read_unaligned(bytes.as_ptr().cast()) })
+    }
+
+    /// The value and the mask of a header, which have `known` bytes that the kernel knows at these places.
+    ///
+    /// # Safety
+    ///
+    /// All bit patterns are valid for `F`.
+    unsafe fn filters<F>(self, value: usize, mask: usize, known: usize) -> Result<Masked<F>, Failure> {
+        let filter = |at: usize| -> Result<F, Failure> {
+            let bytes = self.0.get(at..at + known).ok_or(Failure::INVALID)?;
+            let mut filter = MaybeUninit::<F>::zeroed();
+            let length = known.min(size_of::<F>());
+            // SAFETY: both have this length, and all bytes of `filter` are written, here or by `zeroed`.
+            // All are valid by the contract.
+            Ok(unsafe {
+                ptr::copy_nonoverlapping(bytes.as_ptr(), filter.as_mut_ptr().cast(), length);
+                filter.assume_init()
+            })
+        };
+        Ok(Masked { value: filter(value)?, mask: filter(mask)? })
+    }
+
+    /// As `filters`, of a header that may be longer in the program: the mask follows the value, and its
+    /// further bits must be 0.
+    ///
+    /// # Safety
+    ///
+    /// All bit patterns are valid for `F`.
+    unsafe fn extensible<F>(self, value: usize, known: usize) -> Result<Masked<F>, Failure> {
+        let length = self.0.len().saturating_sub(value) / 2;
+        let mask = value + length;
+        let further = self.0.get(mask + known..mask + length).ok_or(Failure::INVALID)?;
+        if further.iter().any(|byte| *byte != 0) {
+            return Err(Failure::UNSUPPORTED);
+        }
+        // SAFETY: by the contract.
+        unsafe { self.filters(value, mask, known) }
+    }
+}
+
+/// The header of a spec of a fixed length.
+macro_rules! fixed {
+    ($spec:expr, $variant:ident, $type:ident) => {{
+        let known = offset_of!($type, mask) - offset_of!($type, val);
+        // SAFETY: the filters of the kernel consist of integers.
+        Header::$variant(unsafe { $spec.filters(offset_of!($type, val), offset_of!($type, mask), known) }?)
+    }};
+}
+
+/// The header of a spec whose filters may be longer than those of the kernel.
+macro_rules! extensible {
+    ($spec:expr, $variant:ident, $type:ident, $known:expr) => {
+        // SAFETY: the filters of the kernel consist of integers.
+        Header::$variant(unsafe { $spec.extensible(offset_of!($type, val), $known) }?)
+    };
+}
+
+/// What C asks for.
+#[derive(Default)]
+struct Parsed {
+    headers: Vec<Layer>,
+    tag: Option<u32>,
+    drop: bool,
+    counters: Option<&'static CountersObject>,
+}
+
+impl Parsed {
+    /// # Safety
+    ///
+    /// The specs of the flow follow it, each as long as it says. A counters object that they name is null
+    /// or live.
+    unsafe fn new(attr: *const ibv_flow_attr, count: u8) -> Result<Self, Failure> {
+        const HEADER: usize = size_of::<ibv_flow_spec_action_drop>();
+        let mut parsed = Self::default();
+        // SAFETY: by the contract.
+        let mut next: *const u8 = unsafe { attr.add(1) }.cast();
+        for _ in 0..count {
+            // SAFETY: a spec begins with its type and its size, which it has.
+            let spec = unsafe {
+                let header = Spec(slice::from_raw_parts(next, HEADER));
+                let size: u16 = header.get(offset_of!(ibv_flow_spec_action_drop, size))?;
+                Spec(slice::from_raw_parts(next, size.into()))
+            };
+            if spec.0.len() < HEADER {
+                return Err(Failure::INVALID);
+            }
+            // SAFETY: the spec has this length, and by the contract.
+            next = unsafe {
+                parsed.add(spec)?;
+                next.add(spec.0.len())
+            };
+        }
+        Ok(parsed)
+    }
+
+    /// # Safety
+    ///
+    /// A counters object that the spec names is null or live.
+    unsafe fn add(&mut self, spec: Spec<'_>) -> Result<(), Failure> {
+        // SAFETY: the type is an integer.
+        let FlowSpecType(bits) =
+            unsafe { spec.get(offset_of!(ibv_flow_spec_action_drop, spec_type)) }.map(FlowSpecType)?;
+        let is_inner = bits & FlowSpecType::INNER.0 != 0;
+        let header = match FlowSpecType(bits & !FlowSpecType::INNER.0) {
+            FlowSpecType::ETH => fixed!(spec, Ethernet, ibv_flow_spec_eth),
+            FlowSpecType::IPV4 => fixed!(spec, Ipv4, ibv_flow_spec_ipv4),
+            IPV4_EXT => extensible!(spec, Ipv4, ibv_flow_spec_ipv4_ext, size_of::<FlowIpv4Filter>()),
+            FlowSpecType::IPV6 => {
+                extensible!(spec, Ipv6, ibv_flow_spec_ipv6, offset_of!(FlowIpv6Filter, reserved))
+            }
+            FlowSpecType::ESP => fixed!(spec, Esp, ibv_flow_spec_esp),
+            FlowSpecType::TCP => fixed!(spec, Tcp, ibv_flow_spec_tcp_udp),
+            FlowSpecType::UDP => fixed!(spec, Udp, ibv_flow_spec_tcp_udp),
+            FlowSpecType::MPLS => fixed!(spec, Mpls, ibv_flow_spec_mpls),
+            _ if is_inner => return Err(Failure::INVALID),
+            FlowSpecType::VXLAN_TUNNEL => {
+                extensible!(spec, Vxlan, ibv_flow_spec_tunnel, size_of::<FlowTunnelFilter>())
+            }
+            FlowSpecType::GRE => fixed!(spec, Gre, ibv_flow_spec_gre),
+            other => {
+                // SAFETY: by the contract.
+                return unsafe { self.add_action(other, spec) };
+            }
+        };
+        self.headers.push(if is_inner { Layer::Inner(header) } else { Layer::Outer(header) });
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// As for `add`.
+    unsafe fn add_action(&mut self, spec_type: FlowSpecType, spec: Spec<'_>) -> Result<(), Failure> {
+        match spec_type {
+            // SAFETY: the tag is an integer.
+            FlowSpecType::ACTION_TAG => {
+                self.tag = Some(unsafe { spec.get(offset_of!(ibv_flow_spec_action_tag, tag_id)) }?);
+            }
+            FlowSpecType::ACTION_DROP => self.drop = true,
+            FlowSpecType::ACTION_COUNT if self.counters.is_none() => {
+                let at = offset_of!(ibv_flow_spec_counter_action, counters);
+                // SAFETY: the field is a pointer, which the program has written. It is null or that of
+                // counters, which exist longer than the flow.
+                self.counters = Some(unsafe { required(spec.get::<*const CountersObject>(at)?.as_ref())? });
+            }
+            // No program has an action: nothing creates them.
+            FlowSpecType::ACTION_HANDLE => return Err(Failure::UNSUPPORTED),
+            _ => return Err(Failure::INVALID),
+        }
+        Ok(())
+    }
+}
+
+callback! {
+    /// `ibv_create_flow`.
+    fn create_flow(qp: Option<&'static QpObject>, attr: *const ibv_flow_attr) -> OrNull<ibv_flow> {
+        let qp = required(qp)?;
+        // SAFETY: the argument is null or a flow of C.
+        let fixed = required(unsafe { attr.as_ref() })?;
+        if fixed.comp_mask != 0 {
+            return Err(Failure::INVALID);
+        }
+        // SAFETY: the specs follow, by the manual.
+        let parsed = unsafe { Parsed::new(attr, fixed.num_of_specs) }?;
+        let rule = FlowRule {
+            kind: FlowAttrType(fixed.attr_type),
+            priority: fixed.priority,
+            flags: FlowFlags::from_bits_retain(fixed.flags),
+            tag: parsed.tag,
+            drop: parsed.drop,
+            ..FlowRule::with_headers(fixed.port, &parsed.headers)
+        };
+        let created = Object::create(|_| {
+            let create = || qp.create_flow(&rule, parsed.counters.map(|counters| &counters.inner));
+            let id = match parsed.counters {
+                Some(counters) => counters.abi.bind(create),
+                None => create(),
+            }?;
+            let abi = ibv_flow { comp_mask: 0, context: qp.abi.context(), handle: id.handle() };
+            Ok((abi, Steered { qp, id, counters: parsed.counters }))
+        });
+        created.map(<*mut FlowObject>::cast)
+    }
+
+    /// `ibv_destroy_flow`.
+    fn destroy_flow(flow: Option<NonNull<FlowObject>>) -> OrErrno {
+        let destroy = |steered: Steered| {
+            let destroyed = steered.qp.destroy_flow(steered.id);
+            if let (Ok(()), Some(counters)) = (&destroyed, steered.counters) {
+                counters.abi.unbind();
+            }
+            destroyed.map_err(|error| Refused::new(error, steered))
+        };
+        // SAFETY: the argument is a live flow, which the program uses no longer.
+        unsafe { Object::destroy(required(flow)?, destroy, |_, ()| ()) }
+    }
+}
