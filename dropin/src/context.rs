@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 use std::mem::offset_of;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use bareverbs::Context;
@@ -18,8 +18,22 @@ pub(crate) struct ContextObject {
     pub(crate) context: Context,
     /// The descriptor of an imported context, of which `context` has a copy.
     pub(crate) _imported: Option<OwnedFd>,
+    /// The process that opened it.
+    pub(crate) process: u32,
     /// A device exists while it is open.
     pub(crate) _device: Arc<DeviceObject>,
+}
+
+impl ContextObject {
+    /// The context for new objects. A forked child shares the device file of its parent, in which the
+    /// handles of the parent are none of its own: it imports the context.
+    pub(crate) fn of_process(&self) -> Result<Context, Failure> {
+        if self.process == std::process::id() {
+            return Ok(self.context.clone());
+        }
+        let file = self.context.as_fd().try_clone_to_owned().map_err(|_| Failure::last())?;
+        Ok(Context::import(file)?)
+    }
 }
 
 /// An argument: a pointer of C to a context, or null.

@@ -61,7 +61,7 @@ fn check_copy(dm: &Dm, offset: u64, length: usize) -> Result<usize, Failure> {
 callback! {
     /// `ibv_alloc_dm`.
     fn alloc_dm(context: ContextArgument<'_>, attr: Option<&ibv_alloc_dm_attr>) -> OrNull<ibv_dm> {
-        let (found, attr) = (&context.required()?.context, required(attr)?);
+        let (found, attr) = (context.required()?.of_process()?, required(attr)?);
         if attr.comp_mask != 0 {
             return Err(Failure::INVALID);
         }

@@ -224,7 +224,7 @@ fn reregister(
 export! {
     fn ibv_alloc_pd(context: ContextArgument<'_>) -> OrNull<ibv_pd> {
         let created = Object::create(|_| {
-            let pd = context.required()?.context.alloc_pd()?;
+            let pd = context.required()?.of_process()?.alloc_pd()?;
             Ok((PdHead::new(context, &pd), pd))
         });
         created.map(<*mut PdObject>::cast)

@@ -145,7 +145,13 @@ pub(crate) fn create(
         mutex: MaybeUninit::zeroed(),
         abi_compat: EXTENDED,
     };
-    let object = ContextObject { abi: extended(abi), context, _imported: imported, _device: device };
+    let object = ContextObject {
+        abi: extended(abi),
+        context,
+        _imported: imported,
+        process: std::process::id(),
+        _device: device,
+    };
     let object = Box::into_raw(Box::new(object));
     // SAFETY: the object exists.
     Ok(unsafe { &raw mut (*object).abi.context })
