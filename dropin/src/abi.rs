@@ -78,6 +78,10 @@ pub(crate) struct Function(*const ());
 impl Function {
     pub(crate) const NULL: Self = Self(ptr::null());
 
+    pub(crate) fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
     /// The address of a function item: `Function::new(ibv_query_device as *const ())`.
     pub(crate) const fn new(address: *const ()) -> Self {
         Self(address)

@@ -16,8 +16,8 @@ use crate::abi::cq::{ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_modify_cq_attr,
 use crate::abi::values::{
     IBV_CQ_ATTR_MODERATE, IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD,
     IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
-    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_GRH, IBV_WC_IP_CSUM_OK,
-    IBV_WC_WITH_IMM, IBV_WC_WITH_INV,
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK,
+    IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_GRH, IBV_WC_IP_CSUM_OK, IBV_WC_WITH_IMM, IBV_WC_WITH_INV,
 };
 use crate::channel::ChannelObject;
 use crate::context::ContextArgument;
@@ -174,9 +174,15 @@ callback! {
         }
         // SAFETY: the pointer is null or that of a channel.
         let channel = unsafe { init.channel.cast::<ChannelObject>().as_ref() };
+        let has_wall_clock =
+            extended::has(init.wc_flags, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK);
+        if has_wall_clock {
+            context.required()?.context.clock_info()?;
+        }
+        let has_time = extended::has(init.wc_flags, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP);
         let attr = CqInit {
             vector: init.comp_vector,
-            timestamps: extended::has(init.wc_flags, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP),
+            timestamps: has_time || has_wall_clock,
             ..CqInit::new(init.cqe)
         };
         let ignores_overrun = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0;

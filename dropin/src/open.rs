@@ -13,7 +13,9 @@ use crate::abi::device::{ibv_context, ibv_context_ops, verbs_context};
 use crate::context::{ContextArgument, ContextObject};
 use crate::convention::{Failure, OrErrno, OrNull, callback, export, required};
 use crate::device::DeviceObject;
-use crate::{cq, device_memory, dma_handle, flow, flow_counters, memory, port, qp, record, srq, window, wq, xrc};
+use crate::{
+    cq, device_memory, dma_handle, flow, flow_counters, memory, port, qp, record, srq, window, wq, xrc,
+};
 
 /// Says to the inline functions that `verbs_context` is in front of the context.
 const EXTENDED: *mut c_void = ptr::without_provenance_mut(usize::MAX);

@@ -8,15 +8,18 @@ use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use bareverbs::cq::{Completion, Cq, WorkCompletion};
+use bareverbs::device::ClockInfo;
 
 use super::{CqHead, CqObject, wc_flags};
 use crate::abi::Function;
 use crate::abi::cq::{ibv_cq, ibv_cq_ex, ibv_poll_cq_attr};
 use crate::abi::values::{
-    IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_CVLAN,
-    IBV_WC_EX_WITH_DLID_PATH_BITS, IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM,
-    IBV_WC_EX_WITH_SL, IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP,
+    IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN, IBV_WC_EX_WITH_DLID_PATH_BITS,
+    IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM, IBV_WC_EX_WITH_SL,
+    IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP,
 };
+use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, Value, callback, required};
 use crate::object::lock;
 
@@ -29,6 +32,7 @@ pub(super) const WC_FLAGS: u64 = (IBV_WC_EX_WITH_BYTE_LEN
     | IBV_WC_EX_WITH_SL
     | IBV_WC_EX_WITH_DLID_PATH_BITS
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
+    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK
     | IBV_WC_EX_WITH_CVLAN
     | IBV_WC_EX_WITH_FLOW_TAG) as u64;
 
@@ -43,6 +47,8 @@ pub(super) struct Polling(UnsafeCell<Option<Polled>>);
 
 struct Polled {
     cq: MutexGuard<'static, Cq>,
+    /// Of a CQ with wall-clock times, as `ibv_start_poll` found it.
+    clock: Option<ClockInfo>,
     current: Current,
 }
 
@@ -83,7 +89,10 @@ pub(super) fn functions(base: ibv_cq, wc_flags: Option<u64>) -> ibv_cq_ex {
         read_cvlan: with(IBV_WC_EX_WITH_CVLAN, read_cvlan as *const ()),
         read_flow_tag: with(IBV_WC_EX_WITH_FLOW_TAG, read_flow_tag as *const ()),
         read_tm_info: Function::NULL,
-        read_completion_wallclock_ns: Function::NULL,
+        read_completion_wallclock_ns: with(
+            IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK,
+            read_completion_wallclock_ns as *const (),
+        ),
     }
 }
 
@@ -120,12 +129,18 @@ callback! {
             return Err(Failure::INVALID);
         }
         let mut cq = lock(&object.inner);
+        // Before a completion is taken, which a failure would lose.
+        let clock = if object.abi.abi.read_completion_wallclock_ns.is_null() {
+            None
+        } else {
+            Some(ContextArgument::of(object.abi.base().context).required()?.context.clock_info()?)
+        };
         let current = poll(&mut cq, &object.abi)?;
         // SAFETY: the CQ exists until `ibv_end_poll`, which drops the guard. The thread holds the lock, so it
         // alone uses the cell.
         unsafe {
             let cq = mem::transmute::<MutexGuard<'_, Cq>, MutexGuard<'static, Cq>>(cq);
-            *object.abi.polling.0.get() = Some(Polled { cq, current });
+            *object.abi.polling.0.get() = Some(Polled { cq, clock, current });
         }
         Ok(())
     }
@@ -133,7 +148,7 @@ callback! {
     /// No further completion is `ENOENT`, with the lock.
     fn next_poll(cq: Option<&CqObject>) -> OrErrno {
         let head = &required(cq)?.abi;
-        polled(cq, |Polled { cq, current }| {
+        polled(cq, |Polled { cq, current, .. }| {
             *current = poll(cq, head)?;
             Ok(())
         })?
@@ -157,6 +172,13 @@ callback! {
     fn read_sl(cq: Option<&CqObject>) -> Value<u8> { current(cq, |current| current.value.sl) }
     fn read_dlid_path_bits(cq: Option<&CqObject>) -> Value<u8> { current(cq, |current| current.value.dlid_path_bits) }
     fn read_completion_ts(cq: Option<&CqObject>) -> Value<u64> { current(cq, |current| current.timestamp) }
+    fn read_completion_wallclock_ns(cq: Option<&CqObject>) -> Value<u64> {
+        polled(cq, |Polled { clock, current, .. }| {
+            let time = clock.map(|clock| clock.time(current.timestamp));
+            time.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+        })
+    }
+
     fn read_cvlan(cq: Option<&CqObject>) -> Value<u16> { current(cq, |current| current.cvlan) }
     fn read_flow_tag(cq: Option<&CqObject>) -> Value<u32> { current(cq, |current| current.flow_tag) }
 }

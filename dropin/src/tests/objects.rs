@@ -11,6 +11,7 @@ use bareverbs::Device;
 use bareverbs::qp::QpType;
 
 use super::{NO_CONTEXT, errno};
+use crate::abi::cq::ibv_cq_init_attr_ex;
 use crate::abi::device::ibv_values_ex;
 use crate::abi::memory::{ibv_alloc_dm_attr, ibv_dmah_init_attr, ibv_mr, ibv_mr_init_attr, ibv_pd};
 use crate::abi::qp::{
@@ -21,7 +22,7 @@ use crate::abi::srq::{ibv_srq_init_attr_ex, ibv_xrcd_init_attr};
 use crate::abi::values::*;
 use crate::abi::work::ibv_sge;
 use crate::context::ContextArgument;
-use crate::cq::{ibv_create_cq, ibv_destroy_cq};
+use crate::cq::{create_cq_ex, ibv_create_cq, ibv_destroy_cq};
 use crate::device::DeviceObject;
 use crate::device_memory::{alloc_dm, free_dm, ibv_dm_export_dmabuf_fd};
 use crate::dma_handle::{ibv_alloc_dmah, ibv_dealloc_dmah};
@@ -193,6 +194,8 @@ fn objects_that_the_device_lacks_are_unsupported() {
             refuses(create_srq_ex(context, Some(&mut init)), refused);
         }
 
+        let wall_clock = ibv_cq_init_attr_ex { cqe: 4, wc_flags: 1 << 11, ..zeroed() };
+        refuses(create_cq_ex(context, Some(&wall_clock)), libc::EOPNOTSUPP);
         let mut values = ibv_values_ex { comp_mask: 1, ..zeroed() };
         assert_eq!((query_rt_values(context, Some(&mut values)), errno()), unsupported);
         values.comp_mask = 2;
