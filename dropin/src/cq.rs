@@ -5,8 +5,8 @@ mod extended;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bareverbs::cq::{Arm, Completion, Cq, CqEventCounts, CqInit, WcFlags};
@@ -22,6 +22,8 @@ use crate::abi::values::{
 use crate::channel::ChannelObject;
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, Value, callback, export, required};
+use crate::domain::ParentDomain;
+use crate::memory::PdObject;
 use crate::object::{Acknowledged, Object, lock, pointer};
 
 /// The struct of C, the acknowledged events of the CQ, and the state of `ibv_start_poll`.
@@ -33,6 +35,7 @@ pub(crate) struct CqHead {
     /// The asynchronous ones.
     pub(crate) events: Acknowledged,
     polling: Polling,
+    parent: Option<Arc<ParentDomain>>,
 }
 
 pub(crate) type CqObject = Object<CqHead, Mutex<Cq>>;
@@ -52,11 +55,13 @@ fn create(
     ignores_overrun: bool,
     cq_context: *mut c_void,
     channel: Option<&ChannelObject>,
+    parent: Option<&Arc<ParentDomain>>,
     wc_flags: Option<u64>,
 ) -> Result<*mut CqObject, Failure> {
     let created = Object::create(|address| {
         let channel_of_cq = channel.map(|channel| &channel.inner);
-        let init = CqInit { channel: channel_of_cq, user_data: address, ..init };
+        let memory = ParentDomain::memory(parent);
+        let init = CqInit { channel: channel_of_cq, memory, user_data: address, ..init };
         let context_of_cq = &context.required()?.context;
         let cq = if ignores_overrun {
             // SAFETY: the program promises that the CQ does not overrun.
@@ -80,6 +85,7 @@ fn create(
             completions: Acknowledged::default(),
             events: Acknowledged::default(),
             polling: Polling::default(),
+            parent: parent.cloned(),
         };
         Ok((head, Mutex::new(cq)))
     })?;
@@ -107,12 +113,13 @@ export! {
         vector: c_int,
     ) -> OrNull<ibv_cq> {
         let init = CqInit { vector: unsigned(vector)?, ..CqInit::new(unsigned(entries)?) };
-        Ok(create(context, init, false, cq_context, channel, None)?.cast())
+        Ok(create(context, init, false, cq_context, channel, None, None)?.cast())
     }
 
     fn ibv_resize_cq(cq: Option<&CqObject>, entries: c_int) -> OrErrno {
         let cq = required(cq)?;
-        let capacity = lock(&cq.inner).resize(unsigned(entries)?)?;
+        let memory = ParentDomain::memory(cq.abi.parent.as_ref());
+        let capacity = lock(&cq.inner).resize_in(unsigned(entries)?, memory)?;
         cq.abi.base().cqe.store(count(capacity), Ordering::Relaxed);
         Ok(())
     }
@@ -158,7 +165,7 @@ callback! {
     fn create_cq_ex(context: ContextArgument<'_>, init: Option<&ibv_cq_init_attr_ex>) -> OrNull<ibv_cq_ex> {
         let init = required(init)?;
         let has = |flag: c_int| init.comp_mask & flag.cast_unsigned() != 0;
-        if init.wc_flags & !extended::WC_FLAGS != 0 || has(IBV_CQ_INIT_ATTR_MASK_PD) {
+        if init.wc_flags & !extended::WC_FLAGS != 0 {
             return Err(Failure::UNSUPPORTED);
         }
         // Frames have tags.
@@ -172,6 +179,13 @@ callback! {
         if flags & !known != 0 || init.comp_mask & !known_mask.cast_unsigned() != 0 {
             return Err(Failure::INVALID);
         }
+        let parent = if has(IBV_CQ_INIT_ATTR_MASK_PD) {
+            // SAFETY: the pointer is null or that of a PD.
+            let pd = required(unsafe { init.parent_domain.cast::<PdObject>().as_ref() })?;
+            Some(required(pd.abi.parent())?)
+        } else {
+            None
+        };
         // SAFETY: the pointer is null or that of a channel.
         let channel = unsafe { init.channel.cast::<ChannelObject>().as_ref() };
         let has_wall_clock =
@@ -187,7 +201,7 @@ callback! {
         };
         let ignores_overrun = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0;
         let wc_flags = Some(init.wc_flags);
-        Ok(create(context, attr, ignores_overrun, init.cq_context, channel, wc_flags)?.cast())
+        Ok(create(context, attr, ignores_overrun, init.cq_context, channel, parent, wc_flags)?.cast())
     }
 
     /// `ibv_modify_cq`.

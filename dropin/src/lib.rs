@@ -10,6 +10,7 @@
 //! | `device`, `context`, `open`, `port` | devices, open devices and their functions, ports |
 //! | `record`, `channel`, `events` | descriptors of events, completion channels, asynchronous events |
 //! | `memory`, `device_memory`, `dma_handle`, `window`, `cq`, `qp`, `srq`, `xrc`, `wq`, `path`, `flow`, `flow_counters`, `comp_cntr` | objects, a file each |
+//! | `domain` | thread domains and parent domains |
 //! | `import` | contexts and objects of another process |
 //! | `post` | work requests of C as those of `bareverbs` |
 //! | `text`, `rate`, `sysfs`, `kernel_structs`, `fork` | functions without an object |
@@ -33,6 +34,7 @@ mod cq;
 mod device;
 mod device_memory;
 mod dma_handle;
+mod domain;
 mod environment;
 mod events;
 mod flow;

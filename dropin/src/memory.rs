@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::ops::Deref;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use bareverbs::dm::DmMr;
 use bareverbs::error::Refused;
@@ -26,6 +26,7 @@ use crate::convention::{
 };
 use crate::device_memory::DmObject;
 use crate::dma_handle::DmahObject;
+use crate::domain::{self, ParentDomain};
 use crate::object::{Object, lock, pointer};
 
 /// The struct of C, and the on-demand regions of the PD by their L_Keys, by which `ibv_advise_mr` names
@@ -33,7 +34,8 @@ use crate::object::{Object, lock, pointer};
 #[repr(C)]
 pub(crate) struct PdHead {
     abi: ibv_pd,
-    on_demand: Mutex<HashMap<u32, *const MrObject>>,
+    on_demand: Arc<Mutex<HashMap<u32, *const MrObject>>>,
+    parent: Option<Arc<ParentDomain>>,
 }
 
 impl Deref for PdHead {
@@ -46,7 +48,25 @@ impl Deref for PdHead {
 
 impl PdHead {
     pub(crate) fn new(context: ContextArgument<'_>, pd: &Pd) -> Self {
-        Self { abi: ibv_pd { context: context.pointer(), handle: pd.handle() }, on_demand: Mutex::default() }
+        let abi = ibv_pd { context: context.pointer(), handle: pd.handle() };
+        Self { abi, on_demand: Arc::default(), parent: None }
+    }
+
+    /// The head of a parent domain of this PD.
+    pub(crate) fn with_parent(&self, parent: ParentDomain) -> Self {
+        let abi = ibv_pd { context: self.context, handle: self.handle };
+        Self { abi, on_demand: Arc::clone(&self.on_demand), parent: Some(Arc::new(parent)) }
+    }
+
+    /// What the PD adds to that of the kernel, if it is a parent domain.
+    pub(crate) fn parent(&self) -> Option<&Arc<ParentDomain>> {
+        self.parent.as_ref()
+    }
+
+    /// Whether a region of the map has this PD, which is that of C.
+    pub(crate) fn has_on_demand(&self, pd: *const ibv_pd) -> bool {
+        // SAFETY: the regions of the map exist.
+        lock(&self.on_demand).values().any(|region| ptr::eq(unsafe { &**region }.abi.pd, pd))
     }
 }
 
@@ -232,7 +252,7 @@ export! {
 
     fn ibv_dealloc_pd(pd: Option<NonNull<PdObject>>) -> OrErrno {
         // SAFETY: the argument is a live PD, which the program uses no longer.
-        unsafe { Object::destroy(required(pd)?, Pd::dealloc, |_, ()| ()) }
+        unsafe { domain::dealloc(required(pd)?) }
     }
 
     fn ibv_reg_mr(pd: Option<&PdObject>, addr: *mut c_void, length: usize, access: c_int) -> OrNull<ibv_mr> {

@@ -14,7 +14,8 @@ use crate::context::{ContextArgument, ContextObject};
 use crate::convention::{Failure, OrErrno, OrNull, callback, export, required};
 use crate::device::DeviceObject;
 use crate::{
-    cq, device_memory, dma_handle, flow, flow_counters, memory, port, qp, record, srq, window, wq, xrc,
+    cq, device_memory, dma_handle, domain, flow, flow_counters, memory, port, qp, record, srq, window, wq,
+    xrc,
 };
 
 /// Says to the inline functions that `verbs_context` is in front of the context.
@@ -98,9 +99,9 @@ fn extended(context: ibv_context) -> verbs_context {
         destroy_flow_action: refuse_errno,
         create_flow_action_esp: refuse_null,
         modify_qp_rate_limit: qp::modify_qp_rate_limit,
-        alloc_parent_domain: refuse_null,
-        dealloc_td: refuse_errno,
-        alloc_td: refuse_null,
+        alloc_parent_domain: domain::alloc_parent_domain,
+        dealloc_td: domain::dealloc_td,
+        alloc_td: domain::alloc_td,
         modify_cq: cq::modify_cq,
         post_srq_ops: refuse_errno,
         destroy_rwq_ind_table: wq::destroy_rwq_ind_table,

@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use bareverbs::ah::AhAttr;
 use bareverbs::cq::Cq;
@@ -46,6 +46,7 @@ use crate::abi::work::{ibv_recv_wr, ibv_send_wr};
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrNull, Value, callback, export, required};
 use crate::cq::CqObject;
+use crate::domain::ParentDomain;
 use crate::environment::environment;
 use crate::memory::PdObject;
 use crate::object::{Acknowledged, Holder, Object, lock, pointer};
@@ -65,6 +66,7 @@ pub(crate) struct QpHead {
     posting: Posting,
     /// Whether the QP has the functions of `ibv_qp_ex`.
     is_extended: bool,
+    _parent: Option<Arc<ParentDomain>>,
 }
 
 pub(crate) type QpObject = Object<QpHead, AnyQp>;
@@ -142,6 +144,7 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
         let recv_cq: Option<&CqObject> = object(recv_cq);
         (required(send_cq)?, required(recv_cq)?, object::<_, SrqObject>(init.srq))
     };
+    let parent = pd.abi.parent();
     let created = Object::create(|address| {
         let (sends, receives) = lock_cqs(send_cq, recv_cq);
         let srq_of_qp = srq.map(|srq| lock(&srq.inner));
@@ -154,11 +157,12 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
             max_tso_header: extended.max_tso_header,
             user_data: address,
             scatter_to_cqe: scatters_to_cqe(pd, init),
-            doorbell: if environment().shares_doorbells {
-                DoorbellChoice::Shared
-            } else {
-                DoorbellChoice::Any
+            doorbell: match parent.and_then(|parent| parent.td()) {
+                Some(td) => DoorbellChoice::Domain(td),
+                None if environment().shares_doorbells => DoorbellChoice::Shared,
+                None => DoorbellChoice::Any,
             },
+            memory: ParentDomain::memory(parent),
             ..QpInit::new(&sends, receives.as_deref().unwrap_or(&sends))
         };
         let core = QpCore::create(&pd.inner, QpType(init.qp_type), &attr)?;
@@ -171,7 +175,7 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
             srq: init.srq,
             ..bare(pd.abi.context, core.handle(), core.qp_num(), core.state(), init.qp_type)
         };
-        Ok((head(base, extended.operations), AnyQp::Queues(Queues::of_value(core))))
+        Ok((head(base, extended.operations, parent), AnyQp::Queues(Queues::of_value(core))))
     });
     created.map(<*mut QpObject>::cast)
 }
@@ -195,13 +199,14 @@ fn bare(context: *mut ibv_context, handle: u32, qp_num: u32, state: QpState, qp_
     }
 }
 
-fn head(base: ibv_qp, operations: Option<u64>) -> QpHead {
+fn head(base: ibv_qp, operations: Option<u64>, parent: Option<&Arc<ParentDomain>>) -> QpHead {
     QpHead {
         abi: extended::functions(base, operations),
         events: Acknowledged::default(),
         flows: AtomicU32::new(0),
         posting: Posting::default(),
         is_extended: operations.is_some(),
+        _parent: parent.cloned(),
     }
 }
 
@@ -218,7 +223,7 @@ fn create_target(
         let target = make(&xrcd.inner, address)?;
         let qp_type = QpType::XRC_TGT.0;
         let of_target = bare(context.pointer(), target.handle(), target.qp_num(), target.state(), qp_type);
-        Ok((head(ibv_qp { qp_context, pd, ..of_target }, None), AnyQp::Target(Mutex::new(target))))
+        Ok((head(ibv_qp { qp_context, pd, ..of_target }, None, None), AnyQp::Target(Mutex::new(target))))
     });
     created.map(<*mut QpObject>::cast)
 }

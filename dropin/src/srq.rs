@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use bareverbs::Error;
 use bareverbs::error::{PostError, Refused};
@@ -21,6 +21,7 @@ use crate::abi::work::ibv_recv_wr;
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrNull, callback, export, required};
 use crate::cq::CqObject;
+use crate::domain::ParentDomain;
 use crate::memory::PdObject;
 use crate::object::{Acknowledged, Object, lock, pointer};
 use crate::post::post_receives;
@@ -31,6 +32,7 @@ use crate::xrc::XrcdObject;
 pub(crate) struct SrqHead {
     abi: ibv_srq,
     pub(crate) events: Acknowledged,
+    _parent: Option<Arc<ParentDomain>>,
 }
 
 pub(crate) type SrqObject = Object<SrqHead, Mutex<AnySrq>>;
@@ -106,13 +108,15 @@ fn create(
     pd: &PdObject,
     srq_context: *mut c_void,
     attr: &mut ibv_srq_attr,
-    make: impl FnOnce(&SrqInit) -> Result<AnySrq, Error>,
+    make: impl FnOnce(&SrqInit<'_>) -> Result<AnySrq, Error>,
 ) -> Result<*mut ibv_srq, Failure> {
+    let parent = pd.abi.parent();
     let created = Object::create(|address| {
         let srq = make(&SrqInit {
             // libmlx5 grants room to programs that ask for none.
             max_sge: attr.max_sge,
             limit: attr.srq_limit,
+            memory: ParentDomain::memory(parent),
             user_data: address,
             ..SrqInit::new(attr.max_wr.max(1))
         })?;
@@ -126,7 +130,8 @@ fn create(
             cond: MaybeUninit::zeroed(),
             events_completed: 0,
         };
-        Ok((SrqHead { abi, events: Acknowledged::default() }, Mutex::new(srq)))
+        let head = SrqHead { abi, events: Acknowledged::default(), _parent: parent.cloned() };
+        Ok((head, Mutex::new(srq)))
     });
     created.map(<*mut SrqObject>::cast)
 }

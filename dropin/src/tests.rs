@@ -13,11 +13,13 @@ use std::time::Duration;
 use bareverbs::qp::{QpAttrMask, QpState};
 
 use crate::abi::cq::ibv_cq;
+use crate::abi::memory::{ibv_parent_domain_init_attr, ibv_td_init_attr};
 use crate::abi::qp::{ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr};
 use crate::channel::{ChannelObject, ibv_create_comp_channel, ibv_destroy_comp_channel, ibv_get_cq_event};
 use crate::context::ContextArgument;
 use crate::cq::{CqObject, ibv_ack_cq_events, ibv_create_cq, ibv_destroy_cq, poll_cq, req_notify_cq};
 use crate::device::{ibv_free_device_list, ibv_get_device_list, ibv_get_device_name};
+use crate::domain::{alloc_parent_domain, alloc_td, dealloc_td};
 use crate::flow::{create_flow, destroy_flow};
 use crate::flow_counters::{attach_counters_point_flow, create_counters, destroy_counters, read_counters};
 use crate::memory::{PdObject, ibv_alloc_pd, ibv_dealloc_pd, ibv_dereg_mr, ibv_reg_mr};
@@ -43,6 +45,7 @@ fn null_objects_are_invalid() {
             ibv_close_device(NO_CONTEXT()),
             ibv_dealloc_pd(None),
             ibv_dereg_mr(None),
+            dealloc_td(None),
             ibv_destroy_comp_channel(None),
             ibv_destroy_cq(None),
             ibv_destroy_srq(None),
@@ -69,6 +72,7 @@ fn null_objects_are_invalid() {
         assert!(
             create_wq(NO_CONTEXT(), None).is_null() && create_rwq_ind_table(NO_CONTEXT(), None).is_null()
         );
+        assert!(alloc_td(NO_CONTEXT(), None).is_null() && alloc_parent_domain(NO_CONTEXT(), None).is_null());
         assert!(ibv_create_srq(None, None).is_null() && ibv_create_qp(None, None).is_null());
         ibv_free_device_list(ptr::null_mut());
     }
@@ -110,6 +114,19 @@ fn objects_are_destroyed_in_their_order_and_after_their_events() {
         assert_eq!(ibv_destroy_comp_channel(NonNull::new(channel.cast())), libc::EBUSY);
 
         let pd = ibv_alloc_pd(context);
+        // As on rxe.
+        let td = alloc_td(context, Some(&ibv_td_init_attr { comp_mask: 0 }));
+        assert_eq!((td, errno()), (ptr::null_mut(), libc::EOPNOTSUPP));
+        let attr = ibv_parent_domain_init_attr {
+            pd,
+            td: ptr::null_mut(),
+            comp_mask: 0,
+            alloc: None,
+            free: None,
+            pd_context: ptr::null_mut(),
+        };
+        let parent = alloc_parent_domain(context, Some(&attr));
+        assert_eq!((parent, errno()), (ptr::null_mut(), libc::EOPNOTSUPP));
         let mut bytes = [0_u8; 64];
         let mr = ibv_reg_mr(pd.cast::<PdObject>().as_ref(), bytes.as_mut_ptr().cast(), bytes.len(), 1);
         assert_eq!(ibv_dealloc_pd(NonNull::new(pd.cast())), libc::EBUSY);

@@ -4,8 +4,8 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::slice;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 use bareverbs::raw::uapi::uverbs::types::WqType;
 use bareverbs::raw::uapi::verbs_values::WqAttrMask;
@@ -19,6 +19,7 @@ use crate::abi::wq::{ibv_rwq_ind_table, ibv_rwq_ind_table_init_attr, ibv_wq, ibv
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrNull, callback, required};
 use crate::cq::CqObject;
+use crate::domain::ParentDomain;
 use crate::memory::PdObject;
 use crate::object::{Acknowledged, Object, lock};
 use crate::post::post_receives;
@@ -28,6 +29,7 @@ use crate::post::post_receives;
 pub(crate) struct WqHead {
     abi: ibv_wq,
     pub(crate) events: Acknowledged,
+    _parent: Option<Arc<ParentDomain>>,
 }
 
 pub(crate) type WqObject = Object<WqHead, Mutex<Wq>>;
@@ -57,11 +59,13 @@ callback! {
         let (pd, cq): (Option<&PdObject>, Option<&CqObject>) =
             unsafe { (init.pd.cast::<PdObject>().as_ref(), init.cq.cast::<CqObject>().as_ref()) };
         let (pd, cq) = (required(pd)?, required(cq)?);
+        let parent = pd.abi.parent();
         let created = Object::create(|address| {
             let cq_of_wq = lock(&cq.inner);
             let attr = WqInit {
                 max_recv_sge: init.max_sge,
                 flags: WqFlags::from_bits_retain(flags),
+                memory: ParentDomain::memory(parent),
                 user_data: address,
                 ..WqInit::new(&cq_of_wq, init.max_wr)
             };
@@ -82,7 +86,8 @@ callback! {
                 events_completed: 0,
                 comp_mask: 0,
             };
-            Ok((WqHead { abi, events: Acknowledged::default() }, Mutex::new(wq)))
+            let head = WqHead { abi, events: Acknowledged::default(), _parent: parent.cloned() };
+            Ok((head, Mutex::new(wq)))
         });
         created.map(<*mut WqObject>::cast)
     }

@@ -6,10 +6,34 @@ use std::sync::atomic::AtomicU32;
 use super::device::ibv_context;
 use super::{Function, c_types};
 
+/// The program's function that allocates the memory of a queue: of a PD and its context, in bytes, with an
+/// alignment, for a type of resource.
+pub(crate) type AllocQueue = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void;
+
+/// The program's function that frees memory of an [`AllocQueue`].
+pub(crate) type FreeQueue = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64);
+
 c_types! {
     struct ibv_pd {
         context: *mut ibv_context,
         handle: u32,
+    }
+
+    struct ibv_td {
+        context: *mut ibv_context,
+    }
+
+    struct ibv_td_init_attr {
+        comp_mask: u32,
+    }
+
+    struct ibv_parent_domain_init_attr {
+        pd: *mut ibv_pd,
+        td: *mut ibv_td,
+        comp_mask: u32,
+        alloc: Option<AllocQueue>,
+        free: Option<FreeQueue>,
+        pd_context: *mut c_void,
     }
 
     struct ibv_mr {
