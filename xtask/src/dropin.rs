@@ -147,7 +147,8 @@ fn link(archive: &Path, library: &Path, glibc: Glibc) -> Result<()> {
     // The script alone takes no member out of an archive.
     cc.arg("-Wl,--whole-archive").arg(archive).arg("-Wl,--no-whole-archive");
     cc.arg(format!("-Wl,--version-script={}", script.display()));
-    cc.arg(format!("-Wl,-soname,{LIBRARY},-z,now,-z,defs,--gc-sections"));
+    // Threads of soft devices run its code after `dlclose`.
+    cc.arg(format!("-Wl,-soname,{LIBRARY},-z,now,-z,defs,-z,nodelete,--gc-sections"));
     if let Glibc::Debian11 = glibc {
         cc.args(["-nodefaultlibs", "-Wl,--as-needed"]).args(OldGlibc::fetch(&Cache::open()?)?.inputs());
     }

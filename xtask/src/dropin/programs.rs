@@ -37,6 +37,13 @@ impl NativePrograms {
         command
     }
 
+    /// Python with the library, for a script of this text.
+    pub(crate) fn python(&self, script: &str, arguments: &[&str]) -> Command {
+        let mut command = self.command("python3", &[&["-c", script], arguments].concat());
+        command.env("PYTHONHOME", self.root.join("usr")).env("PYTHONDONTWRITEBYTECODE", "1");
+        command
+    }
+
     /// Runs a program, on a soft device with this address.
     fn run(&self, program: &str, arguments: &[&str], address: Option<&str>) -> Result<Output> {
         let mut command = self.command(program, arguments);
@@ -175,6 +182,12 @@ pub(super) fn check(programs: &NativePrograms, older: &[PathBuf]) -> Result<()> 
         &["-d", "soft0", "-x", "0", "-F", "-n", "10", "-e", "-c", "UD"],
         [one, other],
     )?;
+    let libraries =
+        [programs.library.join("libibverbs.so.1"), programs.root.join(LIBRARY_FOLDER).join("libmlx5.so.1")];
+    let libraries = libraries.each_ref().map(|path| path.to_str().unwrap_or_default());
+    let mut loading = programs.python(include_str!("loading.py"), &libraries);
+    let loaded = finish("loading.py", loading.env(SOFT, one).spawn().context("starting Python")?, LIMIT)?;
+    ensure!(loaded.status.success() && loaded.stdout == b"polling\n", "loading.py: {loaded:?}");
     let refused = programs.run("ibv_xsrq_pingpong", &["-g", "0"], Some(one))?;
     let reason = String::from_utf8_lossy(&refused.stderr);
     ensure!(refused.status.code() == Some(1) && !reason.contains("panicked"), "XRC: {refused:?}");

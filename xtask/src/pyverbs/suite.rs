@@ -143,8 +143,7 @@ pub(super) fn run_native(programs: &NativePrograms, address: &str) -> Result<BTr
             fs::write(folder.join(name), source(&path)?)?;
         }
     }
-    let mut python = programs.command("python3", &["-c", SOFT_RUNNER, "-v", "--dev", "soft0"]);
-    python.env("PYTHONHOME", programs.root.join("usr")).env("PYTHONDONTWRITEBYTECODE", "1");
+    let mut python = programs.python(SOFT_RUNNER, &["-v", "--dev", "soft0"]);
     python.env("TESTS", &folder).env(SOFT, address).current_dir(&folder);
     let output = finish("rdma-core's suite", python.spawn().context("starting Python")?, NATIVE_LIMIT)?;
     let report = String::from_utf8_lossy(&output.stderr);
