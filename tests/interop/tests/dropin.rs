@@ -114,6 +114,13 @@ fn programs_of_librdmacm_run_with_either_library_on_each_side() {
             run_connected(libraries, "ucmatose", &[], &["-s", HOST]);
             run_connected(libraries, "udaddy", &[], &["-s", HOST]);
         }
+        let cmtime = |base| ["-b", HOST, "-C", HOST, "-c", "3", "-q", base];
+        run_connected(
+            [ours, theirs],
+            "cmtime",
+            &[&cmtime("0x6000")[..], &["-L"]].concat(),
+            &cmtime("0x6100"),
+        );
         run_connected(
             [ours, ours],
             "rstream",
@@ -132,17 +139,73 @@ fn needs_no_libmlx5() -> Requirement {
 #[kernel_test(needs_no_libmlx5)]
 fn programs_of_perftest_run() {
     let index = device::gid_index().to_string();
-    for name in ["ib_send_bw", "ib_write_lat", "ib_read_bw", "ib_atomic_lat"] {
-        let options = ["-d", device::name(), "-x", &index, "-F", "-n", "10"];
-        let command = |host: Option<&str>| {
+    let (ours, theirs) = (Library::Bareverbs, Library::RdmaCore);
+    for (name, [server, client], options) in [
+        ("ib_send_bw", [ours, ours], &["-q", "4", "-e"][..]),
+        ("ib_write_lat", [ours, theirs], &[]),
+        ("ib_read_bw", [theirs, ours], &["-q", "4"]),
+        // Connected by librdmacm.
+        ("ib_atomic_lat", [ours, ours], &["-R"]),
+    ] {
+        let command = |library: Library, host: Option<&str>| {
             let mut command = Command::new(name);
-            command.args(options).args(host);
-            Library::Bareverbs.load(command)
+            command.args(["-d", device::name(), "-x", &index, "-F", "-n", "10"]).args(options).args(host);
+            library.load(command)
         };
-        let mut server = Program::start(&mut command(None));
-        wait_until_listening(&mut server, PORT);
-        Program::start(&mut command(Some("localhost"))).finish().expect_success();
-        server.finish().expect_success();
+        let mut serving = Program::start(&mut command(server, None));
+        let client = command(client, Some(HOST));
+        let finished = if options.contains(&"-R") {
+            run_client(&mut serving, client)
+        } else {
+            wait_until_listening(&mut serving, PORT);
+            Program::start(&mut { client }).finish()
+        };
+        finished.expect_success();
+        serving.finish().expect_success();
+    }
+}
+
+/// Lists and opens devices while another program adds and removes one.
+const LIST_DEVICES: &str = "
+import subprocess, sys
+import pyverbs.device as device
+from pyverbs.pyverbs_error import PyverbsRDMAError
+changes = subprocess.Popen(['sh', '-c', sys.argv[1]])
+lists = set()
+while changes.poll() is None:
+    names = [found.name.decode() for found in device.get_device_list()]
+    lists.add(len(names))
+    for name in names:
+        try:
+            device.Context(name=name).close()
+        except PyverbsRDMAError:
+            assert name == 'rxe_dropin', name
+assert changes.returncode == 0 and len(lists) == 2, (changes.returncode, lists)
+";
+
+#[kernel_test(device::soft_roce)]
+fn devices_are_listed_while_one_is_removed() {
+    let changes = "set -e; ip link add dropin0 type veth peer name dropin1; ip link set dropin0 up
+        for round in 1 2 3 4 5; do
+            bareverbs link add rxe_dropin type rxe netdev dropin0; bareverbs link delete rxe_dropin
+        done; ip link delete dropin0";
+    nothing_leaks(|| Library::Bareverbs.run("python3", &["-c", LIST_DEVICES, changes]));
+}
+
+/// The loader ignores LD_LIBRARY_PATH for a setuid program, so the library takes the place of the other one.
+const SETUID: &str = "set -e
+    mount --bind /usr/local/bin/libibverbs.so.1 \"$(readlink -f /usr/lib/x86_64-linux-gnu/libibverbs.so.1)\"
+    mkdir -p /tmp/setuid; mount -t tmpfs none /tmp/setuid; chmod 755 /tmp/setuid
+    cp \"$(command -v ibv_devices)\" /tmp/setuid; chmod u+s /tmp/setuid/ibv_devices
+    export BAREVERBS_SOFT=127.0.0.9
+    /tmp/setuid/ibv_devices; echo setuid; setpriv --reuid 1000 --clear-groups /tmp/setuid/ibv_devices";
+
+#[kernel_test(device::has_device_node)]
+fn setuid_program_ignores_the_environment() {
+    let output = Library::RdmaCore.run("unshare", &["-m", "sh", "-c", SETUID]).stdout;
+    let (same_user, setuid) = output.split_once("setuid\n").expect("both programs run");
+    for (listed, has_soft) in [(same_user, true), (setuid, false)] {
+        assert!(listed.contains(device::name()) && listed.contains("soft0") == has_soft, "{output}");
     }
 }
 
