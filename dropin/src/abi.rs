@@ -78,13 +78,24 @@ pub(crate) struct Function(*const ());
 impl Function {
     pub(crate) const NULL: Self = Self(ptr::null());
 
-    pub(crate) fn is_null(self) -> bool {
-        self.0.is_null()
-    }
-
     /// The address of a function item: `Function::new(ibv_query_device as *const ())`.
     pub(crate) const fn new(address: *const ()) -> Self {
         Self(address)
+    }
+
+    pub(crate) const fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The function, as one of this type.
+    ///
+    /// # Safety
+    ///
+    /// It is not null, and `F` is the type of a pointer to such a function.
+    pub(crate) const unsafe fn cast<F: Copy>(self) -> F {
+        const { assert!(size_of::<F>() == size_of::<*const ()>()) };
+        // SAFETY: by the contract.
+        unsafe { std::mem::transmute_copy(&self.0) }
     }
 }
 

@@ -10,6 +10,7 @@ use bareverbs::Context;
 use crate::abi::device::{ibv_context, verbs_context};
 use crate::convention::Failure;
 use crate::device::DeviceObject;
+use crate::hooks::ContextHooks;
 
 /// An open device of C, which has a pointer to `abi.context`.
 #[repr(C)]
@@ -20,6 +21,7 @@ pub(crate) struct ContextObject {
     pub(crate) _imported: Option<OwnedFd>,
     /// The process that opened it.
     pub(crate) process: u32,
+    pub(crate) hooks: Option<Box<ContextHooks>>,
     /// A device exists while it is open.
     pub(crate) _device: Arc<DeviceObject>,
 }

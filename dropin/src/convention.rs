@@ -36,6 +36,22 @@ impl Failure {
         self.0
     }
 
+    /// A failure with this errno.
+    pub(crate) fn of_errno(errno: c_int) -> Self {
+        Self(errno)
+    }
+
+    /// The errno of this thread.
+    pub(crate) fn last_errno() -> c_int {
+        // SAFETY: the pointer is that of this thread's errno.
+        unsafe { *libc::__errno_location() }
+    }
+
+    /// Sets the errno of this thread to one that it had.
+    pub(crate) fn restore_errno(errno: c_int) {
+        set_errno(Self(errno));
+    }
+
     /// The failure of the last call of the C library.
     pub(crate) fn last() -> Self {
         Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
@@ -237,7 +253,10 @@ macro_rules! export {
         $crate::convention::callback! { $(
             $(#[$meta])*
             #[unsafe(no_mangle)]
-            fn $name($($argument: $type),*) -> $convention $body
+            fn $name($($argument: $type),*) -> $convention {
+                $crate::hooks::before(stringify!($name))?;
+                $body
+            }
         )* }
     };
 }

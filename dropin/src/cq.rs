@@ -23,6 +23,7 @@ use crate::channel::ChannelObject;
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, Value, callback, export, required};
 use crate::domain::ParentDomain;
+use crate::hooks::{self, CqHooks};
 use crate::memory::PdObject;
 use crate::object::{Acknowledged, Object, lock, pointer};
 
@@ -36,6 +37,7 @@ pub(crate) struct CqHead {
     pub(crate) events: Acknowledged,
     polling: Polling,
     parent: Option<Arc<ParentDomain>>,
+    pub(crate) hooks: Option<Box<CqHooks>>,
 }
 
 pub(crate) type CqObject = Object<CqHead, Mutex<Cq>>;
@@ -80,12 +82,15 @@ fn create(
             comp_events_completed: 0,
             async_events_completed: 0,
         };
+        let mut abi = extended::functions(base, wc_flags);
+        let hooks = CqHooks::replace(&mut abi);
         let head = CqHead {
-            abi: extended::functions(base, wc_flags),
+            abi,
             completions: Acknowledged::default(),
             events: Acknowledged::default(),
             polling: Polling::default(),
             parent: parent.cloned(),
+            hooks,
         };
         Ok((head, Mutex::new(cq)))
     })?;
@@ -163,6 +168,7 @@ callback! {
 
     /// `ibv_create_cq_ex`. A CQ for one thread has a lock too.
     fn create_cq_ex(context: ContextArgument<'_>, init: Option<&ibv_cq_init_attr_ex>) -> OrNull<ibv_cq_ex> {
+        hooks::before("create_cq_ex")?;
         let init = required(init)?;
         let has = |flag: c_int| init.comp_mask & flag.cast_unsigned() != 0;
         if init.wc_flags & !extended::WC_FLAGS != 0 {

@@ -7,6 +7,7 @@ use std::fmt::Display;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
 use std::sync::LazyLock;
 
 /// The addresses of the soft devices that are listed, separated by commas.
@@ -26,6 +27,10 @@ pub(crate) struct Environment {
     pub(crate) shares_doorbells: bool,
     /// On ConnectX, to let the device place short messages into CQEs.
     pub(crate) scatters_to_cqe: bool,
+    /// The file for the trace of the data path.
+    pub(crate) trace: Option<PathBuf>,
+    /// The file with the rules of faults.
+    pub(crate) faults: Option<PathBuf>,
     /// The file for the texts of errors.
     log: Option<File>,
 }
@@ -53,6 +58,8 @@ impl Environment {
             sysfs: sysfs(variable("SYSFS_PATH")),
             shares_doorbells: is_set("MLX5_SHUT_UP_BF"),
             scatters_to_cqe: is_set("MLX5_SCATTER_TO_CQE"),
+            trace: variable("BAREVERBS_TRACE").map(PathBuf::from),
+            faults: variable("BAREVERBS_FAULTS").map(PathBuf::from),
             log: log(variable("VERBS_LOG_LEVEL").as_deref(), variable("VERBS_LOG_FILE").as_deref()),
         }
     }

@@ -14,6 +14,7 @@
 //! | `import` | contexts and objects of another process |
 //! | `post` | work requests of C as those of `bareverbs` |
 //! | `text`, `rate`, `sysfs`, `kernel_structs`, `fork` | functions without an object |
+//! | `hooks` | a trace of the data path, and injected faults |
 //! | `private` | functions that refuse: what the provider libraries of rdma-core call |
 //!
 //! The states of objects, limits, workarounds and queues are those of `bareverbs`. This crate
@@ -40,6 +41,7 @@ mod events;
 mod flow;
 mod flow_counters;
 mod fork;
+mod hooks;
 mod import;
 mod kernel_structs;
 mod memory;

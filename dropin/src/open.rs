@@ -13,6 +13,7 @@ use crate::abi::device::{ibv_context, ibv_context_ops, verbs_context};
 use crate::context::{ContextArgument, ContextObject};
 use crate::convention::{Failure, OrErrno, OrNull, callback, export, required};
 use crate::device::DeviceObject;
+use crate::hooks::hook_context;
 use crate::{
     cq, device_memory, dma_handle, domain, flow, flow_counters, memory, port, qp, record, srq, window, wq,
     xrc,
@@ -139,9 +140,11 @@ pub(crate) fn create(
     let events = context.async_events();
     // Programs make it non-blocking if they want that.
     record::set_blocking(events.as_fd())?;
+    let mut ops = const { operations() };
+    let hooks = hook_context(&mut ops);
     let abi = ibv_context {
         device: Arc::as_ptr(&device).cast_mut().cast(),
-        ops: const { operations() },
+        ops,
         cmd_fd: imported.as_ref().map_or_else(|| context.as_fd().as_raw_fd(), AsRawFd::as_raw_fd),
         async_fd: events.as_fd().as_raw_fd(),
         num_comp_vectors: c_int::try_from(context.capabilities().num_comp_vectors).unwrap_or(c_int::MAX),
@@ -151,6 +154,7 @@ pub(crate) fn create(
     let object = ContextObject {
         abi: extended(abi),
         context,
+        hooks,
         _imported: imported,
         process: std::process::id(),
         _device: device,

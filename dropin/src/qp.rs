@@ -48,6 +48,7 @@ use crate::convention::{Failure, OrErrno, OrNull, Value, callback, export, requi
 use crate::cq::CqObject;
 use crate::domain::ParentDomain;
 use crate::environment::environment;
+use crate::hooks::{self, QpHooks};
 use crate::memory::PdObject;
 use crate::object::{Acknowledged, Holder, Object, lock, pointer};
 use crate::path;
@@ -67,6 +68,7 @@ pub(crate) struct QpHead {
     /// Whether the QP has the functions of `ibv_qp_ex`.
     is_extended: bool,
     _parent: Option<Arc<ParentDomain>>,
+    pub(crate) hooks: Option<Box<QpHooks>>,
 }
 
 pub(crate) type QpObject = Object<QpHead, AnyQp>;
@@ -177,7 +179,7 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
         };
         Ok((head(base, extended.operations, parent), AnyQp::Queues(Queues::of_value(core))))
     });
-    created.map(<*mut QpObject>::cast)
+    created.inspect(|qp| hooks::remember(*qp)).map(<*mut QpObject>::cast)
 }
 
 /// The struct of a QP without other objects.
@@ -200,13 +202,16 @@ fn bare(context: *mut ibv_context, handle: u32, qp_num: u32, state: QpState, qp_
 }
 
 fn head(base: ibv_qp, operations: Option<u64>, parent: Option<&Arc<ParentDomain>>) -> QpHead {
+    let mut abi = extended::functions(base, operations);
+    let hooks = QpHooks::replace(&mut abi);
     QpHead {
-        abi: extended::functions(base, operations),
+        abi,
         events: Acknowledged::default(),
         flows: AtomicU32::new(0),
         posting: Posting::default(),
         is_extended: operations.is_some(),
         _parent: parent.cloned(),
+        hooks,
     }
 }
 
@@ -370,6 +375,7 @@ export! {
         if flows.load(Ordering::Relaxed) != 0 {
             return Err(Failure::BUSY);
         }
+        hooks::forget(required(qp)?.as_ptr().cast());
         // SAFETY: the argument is a live QP, which the program uses no longer, but to acknowledge events.
         unsafe { Object::destroy(required(qp)?, AnyQp::destroy, |head, read| head.events.wait_for(read)) }
     }
