@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use bareverbs::Refused;
 use bareverbs::cq::CompChannel;
 
 use crate::abi::cq::{ibv_comp_channel, ibv_cq};
@@ -36,12 +35,9 @@ export! {
         if unsafe { channel.as_ref() }.abi.refcnt.load(Ordering::Acquire) != 0 {
             return Err(Failure::BUSY);
         }
-        let close = |channel| {
-            drop(channel);
-            Ok::<_, Refused<_>>(())
-        };
         // SAFETY: the argument is a live channel, which the program uses no longer.
-        unsafe { Object::destroy(channel, close, |_, ()| ()) }
+        unsafe { Object::free(channel) };
+        Ok(())
     }
 
     fn ibv_get_cq_event(

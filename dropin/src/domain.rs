@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bareverbs::error::CreateError;
 use bareverbs::qp::{Allocation, QueueAllocator, QueueBuffer, QueueMemory, QueueResource, ThreadDomain};
-use bareverbs::{MemoryOwner, Pd, Refused};
+use bareverbs::{MemoryOwner, Pd};
 
 use crate::abi::memory::{
     AllocQueue, FreeQueue, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr,
@@ -137,13 +137,12 @@ impl Drop for CallbackMemory {
 callback! {
     /// `ibv_alloc_td`.
     fn alloc_td(context: ContextArgument<'_>, init: Option<&ibv_td_init_attr>) -> OrNull<ibv_td> {
-        let created = Object::create(|_| {
-            let td = context.required()?.context.alloc_td()?;
-            if required(init)?.comp_mask != 0 {
-                return Err(Failure::INVALID);
-            }
-            Ok((ibv_td { context: context.pointer() }, Arc::new(td)))
-        });
+        let of_context = &context.required()?.context;
+        if required(init)?.comp_mask != 0 {
+            return Err(Failure::INVALID);
+        }
+        let created =
+            Object::create(|_| Ok((ibv_td { context: context.pointer() }, Arc::new(of_context.alloc_td()?))));
         created.map(<*mut TdObject>::cast)
     }
 
@@ -155,7 +154,8 @@ callback! {
             return Err(Failure::BUSY);
         }
         // SAFETY: as above, and the program uses it no longer.
-        unsafe { Object::destroy(td, |td: Arc<ThreadDomain>| Ok::<_, Refused<_>>(drop(td)), |_, ()| ()) }
+        unsafe { Object::free(td) };
+        Ok(())
     }
 
     /// `ibv_alloc_parent_domain`. Programs pass a parent domain wherever they pass a PD.
@@ -218,7 +218,8 @@ pub(crate) unsafe fn dealloc(pd: NonNull<PdObject>) -> Result<(), Failure> {
         return Err(Failure::BUSY);
     }
     // SAFETY: by the contract.
-    unsafe { Object::destroy(pd, |pd: Pd| Ok::<_, Refused<_>>(drop(pd)), |_, ()| ()) }
+    unsafe { Object::free(pd) };
+    Ok(())
 }
 
 #[cfg(test)]

@@ -211,8 +211,8 @@ impl Parsed {
     /// As for `add`.
     unsafe fn add_action(&mut self, spec_type: FlowSpecType, spec: Spec<'_>) -> Result<(), Failure> {
         match spec_type {
-            // SAFETY: the tag is an integer.
             FlowSpecType::ACTION_TAG => {
+                // SAFETY: the tag is an integer.
                 self.tag = Some(unsafe { spec.get(offset_of!(ibv_flow_spec_action_tag, tag_id)) }?);
             }
             FlowSpecType::ACTION_DROP => self.drop = true,

@@ -66,6 +66,16 @@ impl<A, T> Object<A, T> {
             }
         }
     }
+
+    /// Destroys an object whose value needs its drop only.
+    ///
+    /// # Safety
+    ///
+    /// As for [`destroy`](Self::destroy).
+    pub(crate) unsafe fn free(object: NonNull<Self>) {
+        // SAFETY: `create` made it from a box, by the contract.
+        drop(unsafe { Box::from_raw(object.as_ptr()) });
+    }
 }
 
 /// What an object has of a value `V` of `bareverbs`: the value itself, or with a lock.
