@@ -9,7 +9,9 @@ use std::sync::Arc;
 use bareverbs::AnyProvider;
 use bareverbs_provider::command;
 use bareverbs_provider::device::DeviceFile;
-use bareverbs_provider::request::{AhRequest, CqRequest, DoorbellChoice, QpRequest, QueueMemory, SrqRequest};
+use bareverbs_provider::request::{
+    AhRequest, CqRequest, CqeSize, DoorbellChoice, QpRequest, QueueMemory, SrqRequest,
+};
 use bareverbs_provider::traits::{CompletionQueue, Provider, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
     self, Datagram, Imm, MwBind, MwType, Operation, Payload, PushError, RecvRequest, Remote, SendRequest,
@@ -78,6 +80,7 @@ impl ProvidedCq {
             channel: None,
             vector: 0,
             compressed: false,
+            cqe_size: CqeSize::Bytes64,
             flags: CqCreateFlags::empty(),
             memory: QueueMemory::BasePages,
         };

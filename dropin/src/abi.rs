@@ -13,6 +13,7 @@ pub(crate) mod event;
 pub(crate) mod flow;
 pub(crate) mod gid;
 pub(crate) mod memory;
+pub(crate) mod mlx5;
 #[cfg(test)]
 mod oracle;
 pub(crate) mod path;

@@ -1,9 +1,11 @@
 //! Open devices, as objects and as arguments.
 
+use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicPtr;
 
 use bareverbs::Context;
 
@@ -24,6 +26,8 @@ pub(crate) struct ContextObject {
     pub(crate) hooks: Option<Box<ContextHooks>>,
     /// A device exists while it is open.
     pub(crate) _device: Arc<DeviceObject>,
+    /// The doorbell page of CQs, of which `mlx5dv_init_obj` of `MLX5_1.0` returns the address.
+    pub(crate) cq_uar: AtomicPtr<c_void>,
 }
 
 impl ContextObject {

@@ -54,7 +54,11 @@ impl Failure {
 
     /// The failure of the last call of the C library.
     pub(crate) fn last() -> Self {
-        Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+        Self::of(&std::io::Error::last_os_error())
+    }
+
+    pub(crate) fn of(error: &std::io::Error) -> Self {
+        Self(error.raw_os_error().unwrap_or(libc::EIO))
     }
 }
 
@@ -126,6 +130,9 @@ pub(crate) struct OrNegative;
 /// the input; the value is that of the command.
 pub(crate) struct OrReregCode;
 
+/// `ssize_t`: a count, or -1.
+pub(crate) struct CountOrMinusOne;
+
 /// A pointer, or null.
 pub(crate) struct OrNull<T>(PhantomData<T>);
 
@@ -187,6 +194,21 @@ impl Convention for OrReregCode {
         };
         set_errno(failure);
         code
+    }
+}
+
+impl Convention for CountOrMinusOne {
+    type Value = usize;
+    type C = isize;
+
+    fn answer(result: Result<usize, Failure>) -> isize {
+        match result {
+            Ok(count) => count.cast_signed(),
+            Err(failure) => {
+                set_errno(failure);
+                -1
+            }
+        }
     }
 }
 

@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bareverbs::cq::{Arm, Completion, Cq, CqEventCounts, CqInit, WcFlags};
+use bareverbs::cq::{Arm, Completion, Cq, CqEventCounts, CqInit, CqeSize, WcFlags};
+use bareverbs::device::DriverId;
 
 use self::extended::Polling;
 use crate::abi::cq::{ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_modify_cq_attr, ibv_wc};
+use crate::abi::device::ibv_context;
 use crate::abi::values::{
     IBV_CQ_ATTR_MODERATE, IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD,
     IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
@@ -23,6 +25,7 @@ use crate::channel::ChannelObject;
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, Value, callback, export, required};
 use crate::domain::ParentDomain;
+use crate::environment;
 use crate::hooks::{self, CqHooks};
 use crate::memory::PdObject;
 use crate::object::{Acknowledged, Object, lock, pointer};
@@ -49,6 +52,30 @@ impl CqHead {
     }
 }
 
+impl CqObject {
+    /// Its context, and the kernel's handle.
+    pub(crate) fn kernel_object(&self) -> (*mut ibv_context, u32) {
+        (self.abi.base().context, self.abi.base().handle)
+    }
+}
+
+/// What `mlx5dv_create_cq` adds to `ibv_create_cq_ex`.
+#[derive(Default)]
+pub(crate) struct CqOptions {
+    pub(crate) compressed: bool,
+    pub(crate) cqe_size: Option<CqeSize>,
+}
+
+/// The size of CQEs of ConnectX devices that the environment names.
+fn cqe_size_of_environment() -> Result<CqeSize, Failure> {
+    match environment::cqe_size() {
+        None => Ok(CqeSize::Bytes64),
+        Some(size) if size == "64" => Ok(CqeSize::Bytes64),
+        Some(size) if size == "128" => Ok(CqeSize::Bytes128),
+        Some(_) => Err(Failure::INVALID),
+    }
+}
+
 /// Creates a CQ whose functions of `ibv_cq_ex` are those of `wc_flags`. Without them, it is one for
 /// `ibv_poll_cq`.
 fn create(
@@ -59,12 +86,20 @@ fn create(
     channel: Option<&ChannelObject>,
     parent: Option<&Arc<ParentDomain>>,
     wc_flags: Option<u64>,
+    options: &CqOptions,
 ) -> Result<*mut CqObject, Failure> {
     let created = Object::create(|address| {
         let channel_of_cq = channel.map(|channel| &channel.inner);
         let memory = ParentDomain::memory(parent);
-        let init = CqInit { channel: channel_of_cq, memory, user_data: address, ..init };
         let context_of_cq = &context.required()?.context;
+        let cqe_size = match options.cqe_size {
+            Some(size) => size,
+            None if context_of_cq.driver() == DriverId::MLX5 => cqe_size_of_environment()?,
+            None => CqeSize::default(),
+        };
+        let compressed = options.compressed;
+        let user_data = address;
+        let init = CqInit { channel: channel_of_cq, memory, user_data, compressed, cqe_size, ..init };
         let cq = if ignores_overrun {
             // SAFETY: the program promises that the CQ does not overrun.
             unsafe { context_of_cq.create_cq_ignoring_overrun(&init) }?
@@ -109,6 +144,53 @@ pub(crate) fn unsigned(number: c_int) -> Result<u32, Failure> {
     u32::try_from(number).map_err(|_| Failure::INVALID)
 }
 
+/// Creates a CQ with the functions of `ibv_cq_ex`.
+pub(crate) fn create_extended(
+    context: ContextArgument<'_>,
+    init: &ibv_cq_init_attr_ex,
+    options: &CqOptions,
+) -> Result<*mut ibv_cq_ex, Failure> {
+    hooks::before("create_cq_ex")?;
+    let has = |flag: c_int| init.comp_mask & flag.cast_unsigned() != 0;
+    if init.wc_flags & !extended::WC_FLAGS != 0 {
+        return Err(Failure::UNSUPPORTED);
+    }
+    // Frames have tags.
+    let has_tags = extended::has(init.wc_flags, IBV_WC_EX_WITH_FLOW_TAG);
+    if has_tags && !context.required()?.context.capabilities().raw_packets {
+        return Err(Failure::UNSUPPORTED);
+    }
+    let flags = if has(IBV_CQ_INIT_ATTR_MASK_FLAGS) { init.flags.cast_signed() } else { 0 };
+    let known = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+    let known_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
+    if flags & !known != 0 || init.comp_mask & !known_mask.cast_unsigned() != 0 {
+        return Err(Failure::INVALID);
+    }
+    let parent = if has(IBV_CQ_INIT_ATTR_MASK_PD) {
+        // SAFETY: the pointer is null or that of a PD.
+        let pd = required(unsafe { init.parent_domain.cast::<PdObject>().as_ref() })?;
+        Some(required(pd.abi.parent())?)
+    } else {
+        None
+    };
+    // SAFETY: the pointer is null or that of a channel.
+    let channel = unsafe { init.channel.cast::<ChannelObject>().as_ref() };
+    let has_wall_clock =
+        extended::has(init.wc_flags, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK);
+    if has_wall_clock {
+        context.required()?.context.clock_info()?;
+    }
+    let has_time = extended::has(init.wc_flags, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP);
+    let attr = CqInit {
+        vector: init.comp_vector,
+        timestamps: has_time || has_wall_clock,
+        ..CqInit::new(init.cqe)
+    };
+    let ignores_overrun = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0;
+    let wc_flags = Some(init.wc_flags);
+    Ok(create(context, attr, ignores_overrun, init.cq_context, channel, parent, wc_flags, options)?.cast())
+}
+
 export! {
     fn ibv_create_cq(
         context: ContextArgument<'_>,
@@ -118,7 +200,7 @@ export! {
         vector: c_int,
     ) -> OrNull<ibv_cq> {
         let init = CqInit { vector: unsigned(vector)?, ..CqInit::new(unsigned(entries)?) };
-        Ok(create(context, init, false, cq_context, channel, None, None)?.cast())
+        Ok(create(context, init, false, cq_context, channel, None, None, &CqOptions::default())?.cast())
     }
 
     fn ibv_resize_cq(cq: Option<&CqObject>, entries: c_int) -> OrErrno {
@@ -168,46 +250,7 @@ callback! {
 
     /// `ibv_create_cq_ex`. A CQ for one thread has a lock too.
     fn create_cq_ex(context: ContextArgument<'_>, init: Option<&ibv_cq_init_attr_ex>) -> OrNull<ibv_cq_ex> {
-        hooks::before("create_cq_ex")?;
-        let init = required(init)?;
-        let has = |flag: c_int| init.comp_mask & flag.cast_unsigned() != 0;
-        if init.wc_flags & !extended::WC_FLAGS != 0 {
-            return Err(Failure::UNSUPPORTED);
-        }
-        // Frames have tags.
-        let has_tags = extended::has(init.wc_flags, IBV_WC_EX_WITH_FLOW_TAG);
-        if has_tags && !context.required()?.context.capabilities().raw_packets {
-            return Err(Failure::UNSUPPORTED);
-        }
-        let flags = if has(IBV_CQ_INIT_ATTR_MASK_FLAGS) { init.flags.cast_signed() } else { 0 };
-        let known = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
-        let known_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
-        if flags & !known != 0 || init.comp_mask & !known_mask.cast_unsigned() != 0 {
-            return Err(Failure::INVALID);
-        }
-        let parent = if has(IBV_CQ_INIT_ATTR_MASK_PD) {
-            // SAFETY: the pointer is null or that of a PD.
-            let pd = required(unsafe { init.parent_domain.cast::<PdObject>().as_ref() })?;
-            Some(required(pd.abi.parent())?)
-        } else {
-            None
-        };
-        // SAFETY: the pointer is null or that of a channel.
-        let channel = unsafe { init.channel.cast::<ChannelObject>().as_ref() };
-        let has_wall_clock =
-            extended::has(init.wc_flags, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK);
-        if has_wall_clock {
-            context.required()?.context.clock_info()?;
-        }
-        let has_time = extended::has(init.wc_flags, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP);
-        let attr = CqInit {
-            vector: init.comp_vector,
-            timestamps: has_time || has_wall_clock,
-            ..CqInit::new(init.cqe)
-        };
-        let ignores_overrun = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0;
-        let wc_flags = Some(init.wc_flags);
-        Ok(create(context, attr, ignores_overrun, init.cq_context, channel, parent, wc_flags)?.cast())
+        create_extended(context, required(init)?, &CqOptions::default())
     }
 
     /// `ibv_modify_cq`.

@@ -48,6 +48,15 @@ unsafe impl Sync for DeviceObject {}
 static DEVICES: Mutex<Vec<Arc<DeviceObject>>> = Mutex::new(Vec::new());
 
 impl DeviceObject {
+    /// A reference of its own to a device of a list.
+    pub(crate) fn reference(&'static self) -> Arc<Self> {
+        // SAFETY: each device of a list came from an `Arc`, which exists now.
+        unsafe {
+            Arc::increment_strong_count(self);
+            Arc::from_raw(self)
+        }
+    }
+
     /// A device that C knows by this name.
     pub(crate) fn new(name: &str, device: Device) -> Self {
         let uverbs = device.uverbs_path().and_then(Path::file_name).map(|name| name.to_string_lossy());

@@ -48,6 +48,11 @@ pub(crate) fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|_| !is_secure)
 }
 
+/// The bytes of a CQE of a ConnectX. It is read for each CQ, as by libmlx5.
+pub(crate) fn cqe_size() -> Option<OsString> {
+    variable("MLX5_CQE_SIZE")
+}
+
 impl Environment {
     fn read(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let is_set = |name| variable(name).is_some_and(|value| value != "0");

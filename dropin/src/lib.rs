@@ -1,5 +1,5 @@
-//! `libibverbs.so.1` over `bareverbs`: the C ABI of rdma-core 65, for programs that are linked with
-//! it or load it.
+//! `libibverbs.so.1` and `libmlx5.so.1` over `bareverbs`: the C ABI of rdma-core 65, for programs that
+//! are linked with them or load them.
 //!
 //! | module | contents |
 //! |---|---|
@@ -14,13 +14,14 @@
 //! | `import` | contexts and objects of another process |
 //! | `post` | work requests of C as those of `bareverbs` |
 //! | `text`, `rate`, `sysfs`, `kernel_structs`, `fork` | functions without an object |
+//! | `mlx5` | the functions of `libmlx5.so.1` |
 //! | `hooks` | a trace of the data path, and injected faults |
 //! | `private` | functions that refuse: what the provider libraries of rdma-core call |
 //!
 //! The states of objects, limits, workarounds and queues are those of `bareverbs`. This crate
 //! converts arguments and results, and locks: C lets any thread use any object.
 //!
-//! `libibverbs.map` has the exported names with their versions, `left-out.txt` those of rdma-core
+//! `libibverbs.map` and `libmlx5.map` have the exported names with their versions, `left-out.txt` those of rdma-core
 //! that are not exported.
 
 // The names are those of C.
@@ -45,6 +46,7 @@ mod hooks;
 mod import;
 mod kernel_structs;
 mod memory;
+mod mlx5;
 mod object;
 mod open;
 mod path;

@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicPtr;
 
 use bareverbs::Context;
 
@@ -158,6 +159,7 @@ pub(crate) fn create(
         _imported: imported,
         process: std::process::id(),
         _device: device,
+        cq_uar: AtomicPtr::default(),
     };
     let object = Box::into_raw(Box::new(object));
     // SAFETY: the object exists.
@@ -168,12 +170,7 @@ export! {
     fn ibv_open_device(device: Option<&'static DeviceObject>) -> OrNull<ibv_context> {
         let device = required(device)?;
         let context = device.device.open()?;
-        // SAFETY: the pointer is that of a device of a list, so it came from an `Arc` that exists now.
-        let device = unsafe {
-            Arc::increment_strong_count(device);
-            Arc::from_raw(device)
-        };
-        create(context, device, None)
+        create(context, device.reference(), None)
     }
 
     /// Objects of the context that are left keep the device file open.

@@ -1,6 +1,7 @@
 //! Address vectors and address handles.
 
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 
 use bareverbs::ah::{Ah, AhAttr, GlobalRoute, Rate};
 use bareverbs::cq::{WcFlags, WorkCompletion};
@@ -16,7 +17,21 @@ use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, export, refuse, re
 use crate::memory::PdObject;
 use crate::object::{Object, pointer};
 
-pub(crate) type AhObject = Object<ibv_ah, Ah>;
+/// The struct of C, and the address vector of the device if the program has asked for it.
+#[repr(C)]
+pub(crate) struct AhHead {
+    pub(crate) abi: ibv_ah,
+    vector: OnceLock<Vec<u8>>,
+}
+
+pub(crate) type AhObject = Object<AhHead, Ah>;
+
+impl AhObject {
+    /// The address vector of the device, which exists as long as the handle.
+    pub(crate) fn address_vector(&self) -> &[u8] {
+        self.abi.vector.get_or_init(|| self.inner.address_vector())
+    }
+}
 
 /// The address vector of C.
 pub(crate) fn from_c(attr: &ibv_ah_attr) -> AhAttr {
@@ -67,7 +82,8 @@ pub(crate) fn to_c(attr: &AhAttr) -> ibv_ah_attr {
 fn create(pd: &PdObject, attr: &AhAttr) -> Result<*mut ibv_ah, Failure> {
     let created = Object::create(|_| {
         let ah = pd.inner.create_ah(attr)?;
-        Ok((ibv_ah { context: pd.abi.context, pd: pointer(Some(pd)), handle: ah.handle() }, ah))
+        let abi = ibv_ah { context: pd.abi.context, pd: pointer(Some(pd)), handle: ah.handle() };
+        Ok((AhHead { abi, vector: OnceLock::new() }, ah))
     });
     created.map(<*mut AhObject>::cast)
 }

@@ -31,6 +31,7 @@ use self::queues::Queues;
 use crate::abi::device::ibv_context;
 use crate::abi::gid::ibv_gid;
 use crate::abi::memory::{ibv_mw_bind, ibv_pd};
+use crate::abi::mlx5::mlx5dv_qp_ex;
 use crate::abi::qp::{
     ibv_ece, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex,
     ibv_qp_open_attr, ibv_qp_rate_limit_attr,
@@ -65,6 +66,8 @@ pub(crate) struct QpHead {
     /// The flows that steer to the QP.
     pub(crate) flows: AtomicU32,
     posting: Posting,
+    /// The functions of ConnectX devices.
+    pub(crate) mlx5: mlx5dv_qp_ex,
     /// Whether the QP has the functions of `ibv_qp_ex`.
     is_extended: bool,
     _parent: Option<Arc<ParentDomain>>,
@@ -72,6 +75,13 @@ pub(crate) struct QpHead {
 }
 
 pub(crate) type QpObject = Object<QpHead, AnyQp>;
+
+impl QpObject {
+    /// Its context, and the kernel's handle.
+    pub(crate) fn kernel_object(&self) -> (*mut ibv_context, u32) {
+        (self.abi.abi.qp_base.context, self.abi.abi.qp_base.handle)
+    }
+}
 
 impl QpHead {
     pub(crate) fn context(&self) -> *mut ibv_context {
@@ -107,6 +117,8 @@ struct Extended {
     max_tso_header: u16,
     /// The operations of `ibv_qp_ex`.
     operations: Option<u64>,
+    /// Whether `mlx5dv_qp_ex` has a function for WQEs that the program builds.
+    raw_wqes: bool,
 }
 
 /// Locks both CQs, or the one that they are. The order is that of their addresses: another thread may lock
@@ -177,7 +189,9 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
             srq: init.srq,
             ..bare(pd.abi.context, core.handle(), core.qp_num(), core.state(), init.qp_type)
         };
-        Ok((head(base, extended.operations, parent), AnyQp::Queues(Queues::of_value(core))))
+        let mlx5 = extended::mlx5_functions(extended.raw_wqes);
+        let head = QpHead { mlx5, ..head(base, extended.operations, parent) };
+        Ok((head, AnyQp::Queues(Queues::of_value(core))))
     });
     created.inspect(|qp| hooks::remember(*qp)).map(<*mut QpObject>::cast)
 }
@@ -209,6 +223,7 @@ fn head(base: ibv_qp, operations: Option<u64>, parent: Option<&Arc<ParentDomain>
         events: Acknowledged::default(),
         flows: AtomicU32::new(0),
         posting: Posting::default(),
+        mlx5: extended::mlx5_functions(false),
         is_extended: operations.is_some(),
         _parent: parent.cloned(),
         hooks,
@@ -330,6 +345,56 @@ fn attr_to_c(attr: &QpAttr) -> ibv_qp_attr {
     }
 }
 
+/// `ibv_create_qp_ex`, and WQEs that the program builds. Returns the granted capacities in `init`.
+pub(crate) fn create_extended(
+    context_argument: ContextArgument<'_>,
+    init: &mut ibv_qp_init_attr_ex,
+    raw_wqes: bool,
+) -> Result<*mut ibv_qp, Failure> {
+    let context = &context_argument.required()?.context;
+    let mask = init.comp_mask.cast_signed();
+    let has = |flag| mask & flag != 0;
+    if has(IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH) {
+        return rss::create(init);
+    }
+    if QpType(init.qp_type) == QpType::XRC_TGT {
+        return create_xrc_target(context_argument, init);
+    }
+    let known = IBV_QP_INIT_ATTR_PD
+        | IBV_QP_INIT_ATTR_CREATE_FLAGS
+        | IBV_QP_INIT_ATTR_MAX_TSO_HEADER
+        | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    if !has(IBV_QP_INIT_ATTR_PD) || has(!known) {
+        return Err(Failure::INVALID);
+    }
+    let flags = if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { init.create_flags } else { 0 };
+    let source = IBV_QP_CREATE_SOURCE_QPN.cast_unsigned();
+    let has_source = flags & source != 0;
+    let flags = QpCreateFlags::from_bits(flags & !source).ok_or(Failure::INVALID)?;
+    let capabilities = context.capabilities();
+    let operations =
+        if has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) { Some(init.send_ops_flags) } else { raw_wqes.then_some(0) };
+    let supported =
+        extended::operations(QpType(init.qp_type), capabilities.flush, capabilities.atomic_write);
+    if operations.is_some_and(|operations| operations & !supported != 0) {
+        return Err(Failure::UNSUPPORTED);
+    }
+    let extended = Extended {
+        flags,
+        source_qp_num: has_source.then_some(init.source_qpn),
+        max_tso_header: if has(IBV_QP_INIT_ATTR_MAX_TSO_HEADER) { init.max_tso_header } else { 0 },
+        operations,
+        raw_wqes,
+    };
+    // SAFETY: the pointer is null or that of a PD.
+    let pd: Option<&PdObject> = unsafe { object(init.pd) };
+    let ibv_qp_init_attr_ex { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all, .. } = *init;
+    let mut base = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
+    let created = create(required(pd)?, &mut base, &extended)?;
+    init.cap = base.cap;
+    Ok(created)
+}
+
 export! {
     /// Returns the granted capacities in `init`.
     fn ibv_create_qp(pd: Option<&PdObject>, init: Option<&mut ibv_qp_init_attr>) -> OrNull<ibv_qp> {
@@ -431,50 +496,8 @@ export! {
 
 callback! {
     /// `ibv_create_qp_ex`. Returns the granted capacities in `init`.
-    fn create_qp_ex(
-        context_argument: ContextArgument<'_>,
-        init: Option<&mut ibv_qp_init_attr_ex>,
-    ) -> OrNull<ibv_qp> {
-        let (context, init) = (&context_argument.required()?.context, required(init)?);
-        let mask = init.comp_mask.cast_signed();
-        let has = |flag| mask & flag != 0;
-        if has(IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH) {
-            return rss::create(init);
-        }
-        if QpType(init.qp_type) == QpType::XRC_TGT {
-            return create_xrc_target(context_argument, init);
-        }
-        let known = IBV_QP_INIT_ATTR_PD
-            | IBV_QP_INIT_ATTR_CREATE_FLAGS
-            | IBV_QP_INIT_ATTR_MAX_TSO_HEADER
-            | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-        if !has(IBV_QP_INIT_ATTR_PD) || has(!known) {
-            return Err(Failure::INVALID);
-        }
-        let flags = if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { init.create_flags } else { 0 };
-        let source = IBV_QP_CREATE_SOURCE_QPN.cast_unsigned();
-        let has_source = flags & source != 0;
-        let flags = QpCreateFlags::from_bits(flags & !source).ok_or(Failure::INVALID)?;
-        let capabilities = context.capabilities();
-        let operations = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then_some(init.send_ops_flags);
-        let supported =
-            extended::operations(QpType(init.qp_type), capabilities.flush, capabilities.atomic_write);
-        if operations.is_some_and(|operations| operations & !supported != 0) {
-            return Err(Failure::UNSUPPORTED);
-        }
-        let extended = Extended {
-            flags,
-            source_qp_num: has_source.then_some(init.source_qpn),
-            max_tso_header: if has(IBV_QP_INIT_ATTR_MAX_TSO_HEADER) { init.max_tso_header } else { 0 },
-            operations,
-        };
-        // SAFETY: the pointer is null or that of a PD.
-        let pd: Option<&PdObject> = unsafe { object(init.pd) };
-        let ibv_qp_init_attr_ex { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all, .. } = *init;
-        let mut base = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
-        let created = create(required(pd)?, &mut base, &extended)?;
-        init.cap = base.cap;
-        Ok(created)
+    fn create_qp_ex(context: ContextArgument<'_>, init: Option<&mut ibv_qp_init_attr_ex>) -> OrNull<ibv_qp> {
+        create_extended(context, required(init)?, false)
     }
 
     /// `ibv_open_qp`, of XRC targets.

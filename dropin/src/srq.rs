@@ -8,10 +8,12 @@ use std::sync::{Arc, Mutex};
 use bareverbs::Error;
 use bareverbs::error::{PostError, Refused};
 use bareverbs::qp::RecvRequest;
+use bareverbs::raw::QueueLayout;
 use bareverbs::raw::uapi::verbs_values::SrqAttrMask;
 use bareverbs::srq::{Srq, SrqAttr, SrqInit};
 use bareverbs::xrc::{XrcSrq, XrcSrqInit};
 
+use crate::abi::device::ibv_context;
 use crate::abi::srq::{ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex};
 use crate::abi::values::{
     IBV_SRQ_INIT_ATTR_CQ, IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_INIT_ATTR_XRCD,
@@ -64,6 +66,13 @@ impl AnySrq {
         match self {
             Self::Basic(srq) => (srq.capacity(), srq.max_sge()),
             Self::Xrc(srq) => (srq.capacity(), srq.max_sge()),
+        }
+    }
+
+    pub(crate) fn layout(&self) -> Option<QueueLayout> {
+        match self {
+            Self::Basic(srq) => srq.layout(),
+            Self::Xrc(srq) => srq.layout(),
         }
     }
 
@@ -134,6 +143,13 @@ fn create(
         Ok((head, Mutex::new(srq)))
     });
     created.map(<*mut SrqObject>::cast)
+}
+
+impl SrqObject {
+    /// Its context, and the kernel's handle.
+    pub(crate) fn kernel_object(&self) -> (*mut ibv_context, u32) {
+        (self.abi.abi.context, self.abi.abi.handle)
+    }
 }
 
 export! {

@@ -8,7 +8,7 @@ use bareverbs_provider::command::{self, CqHandle, DriverPayload, QpBuffers, RegM
 use bareverbs_provider::command::{CreatedMr, MrRequest};
 use bareverbs_provider::device::DeviceFile;
 use bareverbs_provider::mapping::{Mapping, Protection};
-use bareverbs_provider::request::{CqRequest, DoorbellChoice, QpRequest, QueueMemory};
+use bareverbs_provider::request::{CqRequest, CqeSize, DoorbellChoice, QpRequest, QueueMemory};
 use bareverbs_soft::{Fabric, SoftDevice};
 use bareverbs_uapi::rxe::{CreateCqResp, CreateQpResp, DmaInfo, MmapInfo, QueueBuf, RecvWqe, SendWqe, Sge};
 use bareverbs_uapi::uverbs::ObjectClass;
@@ -130,6 +130,7 @@ impl Program {
             channel: None,
             vector: 0,
             compressed: false,
+            cqe_size: CqeSize::Bytes64,
             flags: CqCreateFlags::empty(),
             memory: QueueMemory::default(),
         };

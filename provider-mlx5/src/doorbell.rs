@@ -237,6 +237,8 @@ const CQ_DOORBELL: usize = 0x20;
 pub struct Uar {
     memory: Mapping,
     page_id: u32,
+    /// Its offset for `mmap` of the device file, in bytes.
+    mmap_offset: u64,
     /// The kernel's object; `None` for a page of host memory.
     object: Option<(Arc<DeviceFile>, u32)>,
 }
@@ -259,7 +261,7 @@ impl Uar {
         let handle = call.made(UarObjAlloc::HANDLE);
         match file.map(offset, length as usize, Protection::Write) {
             Ok(memory) if memory.len() >= PAGE => {
-                Ok(Self { memory, page_id, object: Some((Arc::clone(file), handle)) })
+                Ok(Self { memory, page_id, mmap_offset: offset, object: Some((Arc::clone(file), handle)) })
             }
             other => {
                 destroy(file, handle);
@@ -273,7 +275,7 @@ impl Uar {
     /// # Errors
     /// The error of the page's allocation, such as `ENOMEM`.
     pub fn plain() -> Result<Self, Errno> {
-        Ok(Self { memory: Mapping::anonymous(PAGE)?, page_id: 0, object: None })
+        Ok(Self { memory: Mapping::anonymous(PAGE)?, page_id: 0, mmap_offset: 0, object: None })
     }
 
     /// The device's index of the page.
@@ -288,14 +290,19 @@ impl Uar {
         self.memory.as_ptr()
     }
 
+    /// The register at this offset of the page.
+    fn layout(&self, offset: usize) -> RegisterLayout {
+        RegisterLayout::new(self.as_ptr(), self.page_id, offset as u32).with_mmap_offset(self.mmap_offset)
+    }
+
     /// The register that arms completion queues.
     pub(crate) fn cq_register(&self) -> RegisterLayout {
-        RegisterLayout::new(self.as_ptr(), self.page_id, CQ_DOORBELL as u32)
+        self.layout(CQ_DOORBELL)
     }
 
     /// The first send doorbell register, with BlueFlame halves of `half` bytes.
     fn sq_register(&self, half: usize) -> RegisterLayout {
-        RegisterLayout::new(self.as_ptr(), self.page_id, SQ_DOORBELL as u32).with_blueflame(half as u32)
+        self.layout(SQ_DOORBELL).with_blueflame(half as u32)
     }
 
     fn register(&self, offset: usize) -> NonNull<u64> {

@@ -9,7 +9,7 @@
 //! use std::sync::Arc;
 //!
 //! use bareverbs_mlx5::Mlx5;
-//! use bareverbs_provider::request::{CqRequest, QueueMemory};
+//! use bareverbs_provider::request::{CqeSize, CqRequest, QueueMemory};
 //! use bareverbs_provider::traits::{CompletionQueue, Provider};
 //! use bareverbs_uapi::write::types::CqCreateFlags;
 //! use bareverbs_provider::device::DeviceFile;
@@ -19,7 +19,8 @@
 //! let mlx5 = Mlx5::open(file)?;
 //! let (memory, flags) = (QueueMemory::BasePages, CqCreateFlags::empty());
 //! let request = CqRequest {
-//!     entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false, flags, memory,
+//!     entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false,
+//!     cqe_size: CqeSize::Bytes64, flags, memory,
 //! };
 //! // SAFETY: the queue and its kernel object last until the program ends.
 //! let mut cq = unsafe { mlx5.create_cq(&request) }?;

@@ -412,6 +412,7 @@ mod tests {
                 channel: None,
                 vector: 0,
                 compressed: false,
+                cqe_size: bareverbs_provider::request::CqeSize::Bytes64,
                 flags: CqCreateFlags::empty(),
                 memory,
             };

@@ -227,6 +227,12 @@ impl Mlx5Sq {
             imm: head.imm,
         }
         .segment();
+        self.finish_with(writer, control, head);
+    }
+
+    /// The same with a control segment.
+    #[inline(always)]
+    fn finish_with(&mut self, writer: &Writer, control: Segment, head: &Head) {
         // SAFETY: the request's first segment.
         unsafe { writer.at(0).write(control) };
         let Position { block, request, .. } = self.next;

@@ -198,7 +198,7 @@ unsafe impl RecvQueue for Mlx5Srq {
         let slots = self.shared.slots.len() as u32;
         let doorbell = self.record.layout(None);
         let layout = QueueLayout::new(self.memory.as_ptr(), slots, 1 << self.shift, self.head, doorbell);
-        Some(layout.with_number(self.shared.number()))
+        Some(layout.with_number(self.shared.number()).with_tail(self.tail))
     }
 
     /// Accepts receives of one SGE.

@@ -8,7 +8,7 @@
 //! ```
 //! use std::sync::Arc;
 //!
-//! use bareverbs_provider::request::{CqRequest, QueueMemory};
+//! use bareverbs_provider::request::{CqeSize, CqRequest, QueueMemory};
 //! use bareverbs_provider::traits::{CompletionQueue, Provider};
 //! use bareverbs_uapi::write::types::CqCreateFlags;
 //! use bareverbs_rxe::Rxe;
@@ -20,7 +20,8 @@
 //! let rxe = Rxe::open(file)?;
 //! let (memory, flags) = (QueueMemory::BasePages, CqCreateFlags::empty());
 //! let request = CqRequest {
-//!     entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false, flags, memory,
+//!     entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false,
+//!     cqe_size: CqeSize::Bytes64, flags, memory,
 //! };
 //! // SAFETY: the queue and its kernel object last until the program ends.
 //! let mut cq = unsafe { rxe.create_cq(&request) }?;

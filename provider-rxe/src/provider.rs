@@ -10,7 +10,7 @@ use bareverbs_provider::error::{CreateError, Feature};
 use bareverbs_provider::handle_guard::HandleGuard;
 use bareverbs_provider::mapping::Protection;
 use bareverbs_provider::request::{
-    AhRequest, CqRequest, DoorbellChoice, QpRequest, QueueMemory, SrqChange, SrqRequest,
+    AhRequest, CqRequest, CqeSize, DoorbellChoice, QpRequest, QueueMemory, SrqChange, SrqRequest,
 };
 use bareverbs_provider::traits::{CompletionQueue, RecvQueue};
 use bareverbs_provider::traits::{CreatedAh, CreatedCq, CreatedQp, CreatedSrq, Provider, SendQueue};
@@ -157,6 +157,9 @@ unsafe impl Provider for Rxe {
     }
 
     unsafe fn create_cq(&self, request: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> {
+        if request.cqe_size != CqeSize::Bytes64 {
+            return Err(CreateError::Unsupported { feature: Feature::CqeSize });
+        }
         if request.compressed {
             return Err(CreateError::Unsupported { feature: Feature::CompressedCompletions });
         }

@@ -22,6 +22,9 @@ pub struct QueueLayout {
     /// The next slot that this process fills or polls. On mlx5 it counts modulo 2^32 (CQs: 2^24);
     /// on rxe it counts modulo the number of slots.
     pub index: u32,
+    /// The last slot of the list of an SRQ on mlx5, which the device does not use yet; `None` of
+    /// other queues.
+    pub tail: Option<u32>,
     /// QPN, CQN or SRQN. `None` if the provider's queue does not store it.
     pub number: Option<u32>,
     /// The shared indices and the doorbell.
@@ -38,13 +41,19 @@ impl QueueLayout {
         index: u32,
         doorbell: DoorbellLayout,
     ) -> Self {
-        Self { ring, slots, stride, content_offset: 0, index, number: None, doorbell }
+        Self { ring, slots, stride, content_offset: 0, index, tail: None, number: None, doorbell }
     }
 
     /// The same layout with the number of the queue.
     #[must_use]
     pub const fn with_number(self, number: u32) -> Self {
         Self { number: Some(number), ..self }
+    }
+
+    /// The same layout with the end of the list.
+    #[must_use]
+    pub const fn with_tail(self, tail: u32) -> Self {
+        Self { tail: Some(tail), ..self }
     }
 
     /// The same layout with the offset of the content in a slot.
@@ -94,13 +103,21 @@ pub struct RegisterLayout {
     pub offset: u32,
     /// Bytes of one half of the BlueFlame register; 0 if WQEs are not copied into it.
     pub blueflame: u32,
+    /// Offset of the page for `mmap` of the device file, in bytes.
+    pub mmap_offset: u64,
 }
 
 impl RegisterLayout {
     /// A register without BlueFlame.
     #[must_use]
     pub const fn new(page: NonNull<u8>, page_id: u32, offset: u32) -> Self {
-        Self { page, page_id, offset, blueflame: 0 }
+        Self { page, page_id, offset, blueflame: 0, mmap_offset: 0 }
+    }
+
+    /// The same register with the offset of its page for `mmap` of the device file.
+    #[must_use]
+    pub const fn with_mmap_offset(self, mmap_offset: u64) -> Self {
+        Self { mmap_offset, ..self }
     }
 
     /// The same register with BlueFlame halves of that many bytes.

@@ -27,6 +27,17 @@ pub enum QueueMemory<'a> {
     From(&'a dyn QueueAllocator),
 }
 
+/// Bytes of a CQE.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CqeSize {
+    /// 64 bytes, or what the device has if it has one size only.
+    #[default]
+    Bytes64,
+    /// 128 bytes, of which the last 64 have the fields. A CQE fills two cache lines. The device may put
+    /// up to 64 bytes of a message in front.
+    Bytes128,
+}
+
 /// Parameters of a completion queue.
 #[doc(alias = "ibv_cq_init_attr_ex")]
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +52,8 @@ pub struct CqRequest<'a> {
     pub vector: u32,
     /// The device may compress runs of similar CQEs.
     pub compressed: bool,
+    /// Bytes of a CQE, also after a resize.
+    pub cqe_size: CqeSize,
     /// Creation flags.
     pub flags: CqCreateFlags,
     /// Its memory until a resize.

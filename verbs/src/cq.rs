@@ -25,6 +25,7 @@ pub use self::next::NextCompletion;
 pub use crate::channel::{CompChannel, CompEvent};
 pub use crate::error::wc_status_str;
 pub use crate::event_fd::NextEvent;
+pub use bareverbs_provider::request::CqeSize;
 pub use bareverbs_provider::traits::Completion;
 pub use bareverbs_provider::work::{WcError, WcFlags, WorkCompletion};
 
@@ -72,8 +73,13 @@ pub struct CqInit<'a> {
     #[doc(alias = "MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE")]
     #[doc(alias = "mlx5dv_create_cq")]
     pub compressed: bool,
-    /// Memory of the CQ. ConnectX only: on other devices the kernel allocates it. A CQ needs 64 × 2^n
-    /// bytes, with 2^n − 1 the capacity that is granted.
+    /// Bytes of a CQE, also after a [resize](Cq::resize). CQEs of 128 bytes are of ConnectX devices.
+    /// Programs that read the ring themselves, by [`Cq::layout`], may need them.
+    #[doc(alias = "MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE")]
+    #[doc(alias = "mlx5dv_create_cq")]
+    pub cqe_size: CqeSize,
+    /// Memory of the CQ. ConnectX only: on other devices the kernel allocates it. A CQ needs 2^n CQEs of
+    /// [`cqe_size`](Self::cqe_size) bytes, with 2^n − 1 the capacity that is granted.
     #[doc(alias = "UVERBS_ATTR_CREATE_CQ_BUF_UMEM")]
     pub memory: QueueMemory<'a>,
     /// Value reported in [completion](crate::cq::CompEvent) and [asynchronous](crate::AsyncEvent::Cq)
@@ -225,6 +231,7 @@ impl<P: Provider> Cq<P> {
             channel: init.channel.map(AsFd::as_fd),
             vector: init.vector,
             compressed: init.compressed,
+            cqe_size: init.cqe_size,
             flags,
             memory: init.memory,
         };

@@ -504,3 +504,16 @@ providers! {
     /// ConnectX adapters, with the feature `mlx5`.
     "mlx5" => Mlx5(bareverbs_mlx5::Mlx5),
 }
+
+#[cfg(feature = "mlx5")]
+impl AnySq {
+    /// The send queue of a ConnectX device; `None` for another device. See
+    /// [`Batch::provider_queue`](crate::qp::Batch::provider_queue).
+    #[must_use]
+    pub fn mlx5(&mut self) -> Option<&mut bareverbs_mlx5::Mlx5Sq> {
+        match self {
+            Self::Mlx5(queue) => Some(queue),
+            _ => None,
+        }
+    }
+}

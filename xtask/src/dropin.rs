@@ -1,9 +1,10 @@
-//! `cargo xtask dropin`: the library `libibverbs.so.1` over bareverbs.
+//! `cargo xtask dropin`: the libraries `libibverbs.so.1` and `libmlx5.so.1` over bareverbs.
 //!
 //! rustc makes an archive. The C compiler links it, because the version script of a shared library that
-//! rustc links has no effect: rustc passes another one first.
+//! rustc links has no effect: rustc passes another one first. `libmlx5.so.1` has stubs only.
 
 pub(crate) mod programs;
+mod stubs;
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -22,6 +23,9 @@ use crate::{build, exports};
 
 /// The name by which programs load the library.
 const LIBRARY: &str = "libibverbs.so.1";
+
+/// The functions of ConnectX devices.
+const MLX5_LIBRARY: &str = "libmlx5.so.1";
 
 /// A second name, which some programs load first.
 const DEVELOPMENT_LIBRARY: &str = "libibverbs.so";
@@ -44,11 +48,11 @@ const TESTED: &str = "dev";
 
 #[derive(Subcommand)]
 pub(crate) enum Dropin {
-    /// Build the library, and print its folder, which is one for LD_LIBRARY_PATH.
+    /// Build the libraries, and print their folder, which is one for LD_LIBRARY_PATH.
     Build(Build),
-    /// Run a program of this machine with the library.
+    /// Run a program of this machine with the libraries.
     Run(Run),
-    /// Compare the exported names with those of Debian's library, and run Debian's programs on soft
+    /// Compare the exported names with those of Debian's libraries, and run Debian's programs on soft
     /// devices.
     Test,
 }
@@ -116,7 +120,7 @@ fn folder_of(library: &Path) -> &Path {
     library.parent().expect("the library is in a folder")
 }
 
-/// Builds the library with a profile of cargo. Returns its path.
+/// Builds the libraries with a profile of cargo. Returns the path of the first one.
 fn library(profile: &str, glibc: Glibc) -> Result<PathBuf> {
     build::announce(LIBRARY);
     let archive = build::dropin_archive(profile)?;
@@ -124,6 +128,7 @@ fn library(profile: &str, glibc: Glibc) -> Result<PathBuf> {
     fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
     let library = folder.join(LIBRARY);
     link(&archive, &library, glibc)?;
+    stubs::link(&sources().join("libmlx5.map"), &library, MLX5_LIBRARY, &folder.join(MLX5_LIBRARY))?;
     let second = folder.join(DEVELOPMENT_LIBRARY);
     if !second.is_symlink() {
         symlink(LIBRARY, &second).with_context(|| format!("linking {}", second.display()))?;
@@ -131,10 +136,12 @@ fn library(profile: &str, glibc: Glibc) -> Result<PathBuf> {
     Ok(library)
 }
 
-/// Our programs for guests, and the library in [`GUEST_FOLDER`].
+/// Our programs for guests, and the libraries in [`GUEST_FOLDER`].
 pub(crate) fn guest_programs() -> Result<Programs> {
     let mut programs = build::guest_programs()?;
-    programs.on_path.insert(LIBRARY.to_owned(), library(TESTED, Glibc::Host)?);
+    let library = library(TESTED, Glibc::Host)?;
+    programs.on_path.insert(MLX5_LIBRARY.to_owned(), library.with_file_name(MLX5_LIBRARY));
+    programs.on_path.insert(LIBRARY.to_owned(), library);
     Ok(programs)
 }
 
@@ -169,7 +176,7 @@ fn names(library: &Path) -> Result<BTreeSet<String>> {
     Ok(pairs.collect())
 }
 
-/// Checks the exported names against those of Debian's library, and runs Debian's programs on soft
+/// Checks the exported names against those of Debian's libraries, and runs Debian's programs on soft
 /// devices.
 pub(crate) fn check() -> Result<()> {
     let cache = Cache::open()?;
@@ -177,16 +184,22 @@ pub(crate) fn check() -> Result<()> {
     let older = OLDER.map(|release| RdmaCore::libraries_of(release, &cache));
     let older: Vec<_> = older.into_iter().collect::<Result<_>>()?;
     let library = library(TESTED, Glibc::Host)?;
-    let own = names(&library)?;
-    let mut theirs = names(&rdma_core.root.join(LIBRARY_FOLDER).join(LIBRARY))?;
-    for folder in &older {
-        let of_providers = names(&folder.join(LIBRARY))?.into_iter().filter(|name| name.contains(PRIVATE));
-        theirs.extend(of_providers);
-    }
     let list = sources().join("left-out.txt");
     let text = fs::read_to_string(&list).with_context(|| format!("reading {}", list.display()))?;
-    let faults = faults(&own, &theirs, &text.lines().map(str::to_owned).collect());
-    ensure!(faults.is_empty(), "the exported names of {LIBRARY}:\n{}", faults.join("\n"));
+    let left_out = text.lines().map(str::to_owned).collect();
+    for (name, left_out) in [(LIBRARY, left_out), (MLX5_LIBRARY, BTreeSet::new())] {
+        let mut own = names(&library.with_file_name(name))?;
+        // The functions that the stubs of the other library jump to.
+        own.retain(|name| !name.starts_with(stubs::PREFIX));
+        let mut theirs = names(&rdma_core.root.join(LIBRARY_FOLDER).join(name))?;
+        for folder in older.iter().filter(|_| name == LIBRARY) {
+            let of_providers =
+                names(&folder.join(LIBRARY))?.into_iter().filter(|name| name.contains(PRIVATE));
+            theirs.extend(of_providers);
+        }
+        let faults = faults(&own, &theirs, &left_out);
+        ensure!(faults.is_empty(), "the exported names of {name}:\n{}", faults.join("\n"));
+    }
     let programs = NativePrograms { root: rdma_core.root, library: folder_of(&library).to_owned() };
     programs::check(&programs, &older)
 }

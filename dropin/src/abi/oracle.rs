@@ -18,7 +18,7 @@ use bareverbs::raw::uapi::write::types::{
     DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps, RawPacketCaps, WcOpcode, WrOpcode,
 };
 
-use super::{comp_cntr, cq, device, event, flow, memory, path, qp, srq, values, work, wq};
+use super::{comp_cntr, cq, device, event, flow, memory, mlx5, path, qp, srq, values, work, wq};
 
 /// A struct or union.
 pub(super) struct Type {
@@ -35,13 +35,14 @@ pub(super) struct Field {
     pub(super) size: usize,
 }
 
-const TYPES: [&[Type]; 11] = [
+const TYPES: [&[Type]; 12] = [
     comp_cntr::TYPES,
     cq::TYPES,
     device::TYPES,
     event::TYPES,
     flow::TYPES,
     memory::TYPES,
+    mlx5::TYPES,
     path::TYPES,
     qp::TYPES,
     srq::TYPES,
@@ -117,6 +118,7 @@ fn headers() -> Option<PathBuf> {
 fn run(folder: &Path, name: &str, statements: &str) -> BTreeMap<(String, String), (i64, i64)> {
     let text = format!(
         "#include <stddef.h>\n#include <stdio.h>\n#include <infiniband/verbs.h>\n#include <infiniband/sa.h>\n\
+         #include <infiniband/mlx5dv.h>\n\
          int main(void) {{\n{statements}}}\n"
     );
     let program = std::env::temp_dir().join(format!("bareverbs-dropin-{name}-{}", std::process::id()));

@@ -10,23 +10,26 @@ use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::{ptr, slice};
 
+use bareverbs::error::PostReason;
 use bareverbs::qp::{Batch, Datagram, Frame, Operation, Payload, QpType, SendFlags, SendRequest, Sge};
 use bareverbs::raw::uapi::verbs_values::SendFlags as WireFlags;
-use bareverbs::raw::uapi::write::types::{PlacementType, SelectivityLevel};
+use bareverbs::raw::uapi::write::types::{PlacementType, SelectivityLevel, WcOpcode};
 use bareverbs::untyped::{AnyOperation, AnyTransport};
 use bareverbs::xrc::XrcOperation;
 use bareverbs::{Imm, Remote};
+use bareverbs_mlx5::wqe::{SEGMENT, Segment};
 
 use super::queues::Send;
 use super::{QpHead, QpObject};
 use crate::abi::Function;
 use crate::abi::memory::ibv_mw_bind_info;
+use crate::abi::mlx5::mlx5dv_qp_ex;
 use crate::abi::qp::{ibv_qp, ibv_qp_ex};
 use crate::abi::values::{
     IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_QP_EX_WITH_ATOMIC_WRITE,
     IBV_QP_EX_WITH_BIND_MW, IBV_QP_EX_WITH_FLUSH, IBV_QP_EX_WITH_LOCAL_INV, IBV_QP_EX_WITH_RDMA_READ,
     IBV_QP_EX_WITH_RDMA_WRITE, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, IBV_QP_EX_WITH_SEND,
-    IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_QP_EX_WITH_SEND_WITH_INV, IBV_QP_EX_WITH_TSO,
+    IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_QP_EX_WITH_SEND_WITH_INV, IBV_QP_EX_WITH_TSO, IBV_WC_DRIVER2,
 };
 use crate::abi::work::{ibv_data_buf, ibv_sge};
 use crate::convention::{Failure, OrErrno, Value, callback, required};
@@ -84,6 +87,8 @@ struct Open {
     _send: MutexGuard<'static, Send>,
     /// Of the first request that was rejected.
     failure: Option<Failure>,
+    /// The batch does not count them.
+    has_raw_wqes: bool,
     request: Option<Request>,
 }
 
@@ -138,6 +143,39 @@ pub(super) fn functions(qp_base: ibv_qp, operations: Option<u64>) -> ibv_qp_ex {
         wr_atomic_write: with(IBV_QP_EX_WITH_ATOMIC_WRITE, atomic_write as *const ()),
         wr_flush: with(IBV_QP_EX_WITH_FLUSH, flush as *const ()),
     }
+}
+
+/// The struct of C with the functions of ConnectX devices.
+pub(super) fn mlx5_functions(raw_wqes: bool) -> mlx5dv_qp_ex {
+    let raw_wqe = if raw_wqes { Function::new(raw_wqe as *const ()) } else { Function::NULL };
+    mlx5dv_qp_ex {
+        comp_mask: 0,
+        wr_set_dc_addr: Function::NULL,
+        wr_mr_interleaved: Function::NULL,
+        wr_mr_list: Function::NULL,
+        wr_mkey_configure: Function::NULL,
+        wr_set_mkey_access_flags: Function::NULL,
+        wr_set_mkey_layout_list: Function::NULL,
+        wr_set_mkey_layout_interleaved: Function::NULL,
+        wr_set_mkey_sig_block: Function::NULL,
+        wr_raw_wqe: raw_wqe,
+        wr_set_dc_addr_stream: Function::NULL,
+        wr_memcpy: Function::NULL,
+        wr_set_mkey_crypto: Function::NULL,
+    }
+}
+
+/// Pushes a WQE that the program built.
+///
+/// # Safety
+///
+/// As for [`Mlx5Sq::push_whole_wqe`](bareverbs_mlx5::Mlx5Sq::push_whole_wqe).
+unsafe fn push_raw_wqe(open: &mut Open, wr_id: u64, wqe: &[Segment]) -> Result<(), Failure> {
+    // SAFETY: the program posts in such a state. The queue is pushed to only.
+    let queue = unsafe { open.batch.provider_queue() }.mlx5().ok_or(Failure::INVALID)?;
+    let wc_opcode = WcOpcode(IBV_WC_DRIVER2.cast_unsigned());
+    // SAFETY: by the contract.
+    unsafe { queue.push_whole_wqe(wr_id, wqe, wc_opcode) }.map_err(|error| PostReason::from(error).into())
 }
 
 impl Posted {
@@ -246,6 +284,34 @@ unsafe fn list<'a, T>(list: *const T, count: usize) -> &'a [T] {
 }
 
 callback! {
+    /// `mlx5dv_wr_raw_wqe`. The control segment says how many segments there are.
+    fn raw_wqe(mlx5: *mut mlx5dv_qp_ex, wqe: *const [u8; SEGMENT]) -> Value<()> {
+        if mlx5.is_null() || wqe.is_null() {
+            return Err(Failure::INVALID);
+        }
+        // SAFETY: the struct is that of a QP, which has a head at its start. The program has as many segments
+        // as it says.
+        let (qp, wqe) = unsafe {
+            let qp = mlx5.wrapping_byte_sub(mem::offset_of!(QpHead, mlx5)).cast::<QpObject>();
+            let count = usize::from((*wqe)[7] & 0x3f);
+            (&*qp, slice::from_raw_parts(wqe, count))
+        };
+        let halves = |bytes: &[u8; SEGMENT]| {
+            let [first, second] = [&bytes[..8], &bytes[8..]];
+            [first, second].map(|half| u64::from_ne_bytes(half.try_into().expect("8 bytes")))
+        };
+        let segments: Vec<Segment> = wqe.iter().map(halves).collect();
+        posted(Some(qp), |posted, head| {
+            posted.push(head);
+            let wr_id = head.abi.wr_id.load(Ordering::Relaxed);
+            if let Some(open) = posted.open.as_mut().filter(|open| open.failure.is_none()) {
+                // SAFETY: the program answers for the WQE.
+                open.failure = unsafe { push_raw_wqe(open, wr_id, &segments) }.err();
+                open.has_raw_wqes = true;
+            }
+        })
+    }
+
     fn start(qp: Option<&'static QpObject>) -> Value<()> {
         let qp = required(qp)?;
         let mut send = qp.inner.queues()?.send();
@@ -254,7 +320,7 @@ callback! {
         let batch = unsafe { &mut *half }.start_send();
         // SAFETY: the QP exists until `ibv_wr_complete` or `ibv_wr_abort`, which drop both.
         let send = unsafe { mem::transmute::<MutexGuard<'_, Send>, MutexGuard<'static, Send>>(send) };
-        let open = Open { batch: ManuallyDrop::new(batch), _send: send, failure: None, request: None };
+        let open = Open { batch: ManuallyDrop::new(batch), _send: send, failure: None, has_raw_wqes: false, request: None };
         posted(Some(qp), |posted, _| posted.open = Some(open))
     }
 
@@ -265,12 +331,12 @@ callback! {
             posted.push(head);
             posted.open.take()
         })?;
-        let Open { batch, _send, failure, .. } = open.ok_or(Failure::INVALID)?;
+        let Open { batch, _send, failure, has_raw_wqes, .. } = open.ok_or(Failure::INVALID)?;
         let batch = ManuallyDrop::into_inner(batch);
         match failure {
             // The drop of the batch takes the requests back.
             Some(failure) => Err(failure),
-            None if batch.is_empty() => Ok(()),
+            None if batch.is_empty() && !has_raw_wqes => Ok(()),
             None => batch.ring().map_err(|refused| refused.reason.into()),
         }
     }

@@ -121,7 +121,7 @@ pub struct Mlx5Completion<'a> {
     byte_len: u32,
     /// The CQE's opcode when the CQE was polled.
     opcode: CqeOpcode,
-    /// The verb that used a UMR.
+    /// The verb of a request whose CQE does not name it; else 0.
     wr_data: u32,
     _queue: PhantomData<&'a ()>,
 }
@@ -141,6 +141,15 @@ impl<'a> Mlx5Completion<'a> {
     #[inline]
     fn is_recv(&self) -> bool {
         matches!(self.opcode.0, 1..=4) || self.opcode == CqeOpcode::RESP_ERR
+    }
+
+    /// The operation of a send: that of its slot, unless the CQE names it.
+    #[inline]
+    fn sent_opcode(&self) -> WcOpcode {
+        match self.wr_data {
+            0 => self.cqe.send_opcode().unwrap_or(WcOpcode::SEND),
+            verb => WcOpcode(verb),
+        }
     }
 
     /// The P_Key index of a received datagram; 0 for other completions.
@@ -175,10 +184,10 @@ impl Completion for Mlx5Completion<'_> {
     #[inline]
     fn opcode(&self) -> WcOpcode {
         match self.opcode {
-            CqeOpcode::REQ => self.cqe.send_opcode().unwrap_or(WcOpcode(self.wr_data)),
+            CqeOpcode::REQ => self.sent_opcode(),
             CqeOpcode::RESP_WR_IMM => WcOpcode::RECV_RDMA_WITH_IMM,
             _ if self.is_recv() => WcOpcode::RECV,
-            _ => self.cqe.send_opcode().unwrap_or(WcOpcode(self.wr_data)),
+            _ => self.sent_opcode(),
         }
     }
 

@@ -11,6 +11,11 @@ use crate::cq_ring::{OWNER, Ring, counted};
 use crate::cqe::{CQE, CqeOpcode};
 
 impl Mlx5Cq {
+    /// Bytes of a CQE.
+    pub(crate) fn cqe_size(&self) -> usize {
+        1 << self.ring.shift
+    }
+
     /// Resizes the CQ to `ring`. `command` makes the kernel issue the resize to the device. If it
     /// fails, the CQ keeps its current ring.
     ///

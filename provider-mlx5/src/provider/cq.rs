@@ -3,7 +3,7 @@
 use bareverbs_provider::command::{self, DriverPayload};
 use bareverbs_provider::error::{CreateError, Feature, Limit};
 use bareverbs_provider::queue_allocator::QueueResource;
-use bareverbs_provider::request::{CqRequest, QueueMemory};
+use bareverbs_provider::request::{CqRequest, CqeSize, QueueMemory};
 use bareverbs_provider::traits::{CompletionQueue, CreatedCq};
 use bareverbs_uapi::mlx5::{CqFlags, CreateCqReq, CreateCqResp, ResizeCqReq};
 use zerocopy::IntoBytes;
@@ -52,7 +52,11 @@ impl Mlx5 {
         request: &CqRequest<'_>,
     ) -> Result<CreatedCq<Self>, CreateError> {
         let log = log_size(request.entries)?;
-        let bytes = CQE << log;
+        let cqe_size = match request.cqe_size {
+            CqeSize::Bytes64 => CQE,
+            CqeSize::Bytes128 => 2 * CQE,
+        };
+        let bytes = cqe_size << log;
         let mini_cqe_format = if request.compressed {
             let format = self.mini_cqe_format;
             Some(format.ok_or(CreateError::Unsupported { feature: Feature::CompressedCompletions })?)
@@ -61,13 +65,13 @@ impl Mlx5 {
         };
         let (mapping, dmabuf) =
             memory::ring(QueueResource::Cq, bytes, request.memory, self.caps.queue_dmabufs)?;
-        let ring = Ring::new(mapping, log, CQE)
+        let ring = Ring::new(mapping, log, cqe_size)
             .compressed(mini_cqe_format.map(|(mini_cqe_format, _)| mini_cqe_format));
         let doorbell = memory::doorbell_record(&self.records, request.memory)?;
         let driver = CreateCqReq {
             buf_addr: ring.address(),
             db_addr: doorbell.address(),
-            cqe_size: CQE as u32,
+            cqe_size: cqe_size as u32,
             cqe_comp_en: mini_cqe_format.is_some().into(),
             cqe_comp_res_format: mini_cqe_format.map_or(0, |(_, format)| format.bits() as u8),
             flags: CqFlags::UAR_PAGE_INDEX,
@@ -101,14 +105,15 @@ impl Mlx5 {
     ) -> Result<u32, CreateError> {
         let log = log_size(entries)?;
         let entries = capacity(log);
+        let cqe_size = queue.cqe_size();
         if entries == queue.capacity() {
             return Ok(entries);
         }
-        let mapping = memory::addressed_ring(QueueResource::Cq, CQE << log, memory)?;
-        let ring = Ring::new(mapping, log, CQE);
+        let mapping = memory::addressed_ring(QueueResource::Cq, cqe_size << log, memory)?;
+        let ring = Ring::new(mapping, log, cqe_size);
         queue.resize_by(ring, |ring| {
             let driver =
-                ResizeCqReq { buf_addr: ring.address(), cqe_size: CQE as u16, ..ResizeCqReq::zeroed() };
+                ResizeCqReq { buf_addr: ring.address(), cqe_size: cqe_size as u16, ..ResizeCqReq::zeroed() };
             let payload = DriverPayload { input: driver.as_bytes(), output: &mut [] };
             // SAFETY: the ring has the size that the kernel computes from the entries
             // (`resize_user` of its `cq.c`). `resize_by` installs it in the queue, which belongs to

@@ -73,6 +73,8 @@ texts! {
         CompletionTimestamps = "completion timestamps are",
         /// Compressed completions.
         CompressedCompletions = "compressed completions are",
+        /// CQEs of 128 bytes.
+        CqeSize = "CQEs of 128 bytes are",
         /// CQs that ignore overruns.
         CqIgnoreOverrun = "CQs that ignore overruns are",
         /// Moderation of CQ events.

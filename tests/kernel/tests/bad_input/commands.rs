@@ -13,7 +13,9 @@ use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, CreatedMr, DriverPayload, MrRequest, RegMrMethod, ReregMr};
 use bareverbs_provider::device::{DeviceFile, IoctlError, OpenError};
-use bareverbs_provider::request::{AhRequest, CqRequest, DoorbellChoice, QpRequest, QueueMemory, SrqRequest};
+use bareverbs_provider::request::{
+    AhRequest, CqRequest, CqeSize, DoorbellChoice, QpRequest, QueueMemory, SrqRequest,
+};
 use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::uverbs::ObjectClass;
 use bareverbs_uapi::uverbs::types::{AccessFlags, DriverId, GidEntry, QpCap, QpCreateFlags, QpType};
@@ -69,6 +71,7 @@ fn cq_request(channel: Option<BorrowedFd<'_>>) -> CqRequest<'_> {
         channel,
         vector: 0,
         compressed: false,
+        cqe_size: CqeSize::Bytes64,
         flags: bareverbs_uapi::write::types::CqCreateFlags::empty(),
         memory: QueueMemory::BasePages,
     }

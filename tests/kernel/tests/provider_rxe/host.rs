@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bareverbs_kernel_tests::device;
 use bareverbs_provider::command::{self, CreatedMr, DriverPayload, MrRequest, RegMrMethod};
 use bareverbs_provider::device::DeviceFile;
-use bareverbs_provider::request::{CqRequest, DoorbellChoice, QpRequest, QueueMemory};
+use bareverbs_provider::request::{CqRequest, CqeSize, DoorbellChoice, QpRequest, QueueMemory};
 use bareverbs_provider::traits::{CreatedCq, CreatedQp, Provider};
 use bareverbs_provider::work::{Remote, Sge};
 use bareverbs_rxe::Rxe;
@@ -95,6 +95,7 @@ impl Host {
             channel: None,
             vector: 0,
             compressed: false,
+            cqe_size: CqeSize::Bytes64,
             flags: bareverbs_uapi::write::types::CqCreateFlags::empty(),
             memory: QueueMemory::BasePages,
         };

@@ -2,7 +2,7 @@
 
 use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_provider::command;
-use bareverbs_provider::request::{CqRequest, QueueMemory};
+use bareverbs_provider::request::{CqRequest, CqeSize, QueueMemory};
 use bareverbs_provider::traits::{Provider, SendQueue};
 use bareverbs_provider::work::{Operation, Payload, Sge, WcStatus};
 use bareverbs_uapi::uverbs::ObjectClass;
@@ -59,6 +59,7 @@ fn destroyed_objects_leave_no_handles() {
         channel: None,
         vector: 0,
         compressed: false,
+        cqe_size: CqeSize::Bytes64,
         flags: bareverbs_uapi::write::types::CqCreateFlags::empty(),
         memory: QueueMemory::BasePages,
     };

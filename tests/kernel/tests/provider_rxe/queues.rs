@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_provider::command;
-use bareverbs_provider::request::{CqRequest, QueueMemory, SrqRequest};
+use bareverbs_provider::request::{CqRequest, CqeSize, QueueMemory, SrqRequest};
 use bareverbs_provider::traits::{CompletionQueue, Provider, RecvQueue, SendQueue};
 use bareverbs_provider::work::{Operation, Payload, PushError, RecvRequest, WcOpcode};
 use bareverbs_uapi::uverbs::types::QpCap;
@@ -82,6 +82,7 @@ fn armed_cq_raises_one_event() {
         channel: Some(channel.as_fd()),
         vector: 0,
         compressed: false,
+        cqe_size: CqeSize::Bytes64,
         flags: bareverbs_uapi::write::types::CqCreateFlags::empty(),
         memory: QueueMemory::BasePages,
     };

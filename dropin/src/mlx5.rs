@@ -1,0 +1,90 @@
+//! `libmlx5.so.1`: the functions of ConnectX devices.
+//!
+//! The library has stubs that jump to these functions. They are exported under names with a prefix.
+//!
+//! A function refuses a device of another driver with `EOPNOTSUPP`.
+
+mod create;
+mod devx;
+mod flow;
+mod objects;
+mod query;
+mod refused;
+
+use std::ffi::c_void;
+
+use bareverbs::device::DriverId;
+use bareverbs::raw::QueryError;
+
+use crate::context::{ContextArgument, ContextObject};
+use crate::convention::Failure;
+
+/// Defines functions that the stubs of `libmlx5.so.1` jump to. Their callers have the duties of
+/// [`callback`](crate::convention::callback).
+macro_rules! export {
+    ($(
+        $(#[$meta:meta])*
+        fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $convention:ty $body:block
+    )*) => {
+        $crate::convention::callback! { $(
+            $(#[$meta])*
+            #[unsafe(export_name = concat!("bareverbs_", stringify!($name)))]
+            fn $name($($argument: $type),*) -> $convention $body
+        )* }
+    };
+}
+
+/// Defines such functions that refuse each call with `EOPNOTSUPP`, in the way of a convention.
+macro_rules! refuse {
+    ($( $convention:ty: $($name:ident)* ; )*) => {
+        $crate::mlx5::export! { $($(
+            fn $name() -> $convention { Err($crate::convention::Failure::UNSUPPORTED) }
+        )*)* }
+    };
+}
+
+use {export, refuse};
+
+/// The context of a ConnectX device.
+fn context(argument: ContextArgument<'_>) -> Result<&ContextObject, Failure> {
+    let object = argument.required()?;
+    if object.context.driver() == DriverId::MLX5 { Ok(object) } else { Err(Failure::UNSUPPORTED) }
+}
+
+fn query_failure(error: QueryError) -> Failure {
+    match error {
+        QueryError::Kernel(errno) => errno.into(),
+        _ => Failure::UNSUPPORTED,
+    }
+}
+
+/// Fails unless all bits of a mask are known.
+fn check_mask(mask: u64, known: u64, failure: Failure) -> Result<(), Failure> {
+    if mask & !known == 0 { Ok(()) } else { Err(failure) }
+}
+
+/// Bytes of C, to read.
+///
+/// # Safety
+///
+/// The memory is null or has this length, and does not change for `'a`.
+unsafe fn bytes<'a>(start: *const c_void, length: usize) -> Result<&'a [u8], Failure> {
+    if start.is_null() {
+        return Err(Failure::INVALID);
+    }
+    // SAFETY: by the contract.
+    Ok(unsafe { std::slice::from_raw_parts(start.cast(), length) })
+}
+
+/// Bytes of C, to write.
+///
+/// # Safety
+///
+/// The memory is null or has this length, and nothing else accesses it for `'a`.
+unsafe fn bytes_mut<'a>(start: *mut c_void, length: usize) -> Result<&'a mut [u8], Failure> {
+    if start.is_null() {
+        return Err(Failure::INVALID);
+    }
+    // SAFETY: by the contract.
+    Ok(unsafe { std::slice::from_raw_parts_mut(start.cast(), length) })
+}

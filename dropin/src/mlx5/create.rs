@@ -1,0 +1,113 @@
+//! CQs and QPs with attributes of ConnectX devices.
+
+use std::ffi::c_int;
+
+use bareverbs::cq::CqeSize;
+
+use super::query::device_caps;
+use super::{check_mask, context, export};
+use crate::abi::cq::{ibv_cq_ex, ibv_cq_init_attr_ex};
+use crate::abi::mlx5::{mlx5dv_cq_init_attr, mlx5dv_qp_ex, mlx5dv_qp_init_attr};
+use crate::abi::qp::{ibv_qp, ibv_qp_init_attr_ex};
+use crate::abi::values::{
+    MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE, MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE,
+    MLX5DV_CQ_INIT_ATTR_MASK_FLAGS, MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE,
+    MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE, MLX5DV_QP_EX_WITH_RAW_WQE, MLX5DV_QP_INIT_ATTR_MASK_DC,
+    MLX5DV_QP_INIT_ATTR_MASK_DCI_STREAMS, MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
+    MLX5DV_QP_INIT_ATTR_MASK_SEND_OPS_FLAGS,
+};
+use crate::context::ContextArgument;
+use crate::convention::{Failure, OrNull, required};
+use crate::cq::{self, CqOptions};
+use crate::qp::{self, QpObject};
+
+fn has(mask: u64, bit: c_int) -> bool {
+    mask & u64::from(bit.cast_unsigned()) != 0
+}
+
+/// The options of attributes that may be null.
+fn cq_options(
+    argument: ContextArgument<'_>,
+    attr: Option<&mlx5dv_cq_init_attr>,
+) -> Result<CqOptions, Failure> {
+    let raw = context(argument)?.context.raw();
+    let Some(attr) = attr else { return Ok(CqOptions::default()) };
+    let mask = attr.comp_mask;
+    let known = MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE
+        | MLX5DV_CQ_INIT_ATTR_MASK_FLAGS
+        | MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE;
+    check_mask(mask, known as u64, Failure::INVALID)?;
+    // Padding fills CQEs of 128 bytes, which no queue here makes use of.
+    if has(mask, MLX5DV_CQ_INIT_ATTR_MASK_FLAGS) && attr.flags != 0 {
+        return Err(Failure::INVALID);
+    }
+    let cqe_size = match attr.cqe_size {
+        _ if !has(mask, MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE) => None,
+        64 => Some(CqeSize::Bytes64),
+        128 => Some(CqeSize::Bytes128),
+        _ => return Err(Failure::INVALID),
+    };
+    let compressed = has(mask, MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE);
+    if compressed {
+        let caps = device_caps(&raw)?.cqe_comp_caps;
+        let format = u32::from(attr.cqe_comp_res_format);
+        // `bareverbs` chooses among the formats, whose completions are the same to the program.
+        if caps.max_num == 0 || !format.is_power_of_two() || caps.supported_format.bits() & format == 0 {
+            return Err(Failure::INVALID);
+        }
+    }
+    Ok(CqOptions { compressed, cqe_size })
+}
+
+/// Whether WQEs that the program builds are asked for, by attributes that may be null.
+fn has_raw_wqes(attr: Option<&mlx5dv_qp_init_attr>) -> Result<bool, Failure> {
+    let Some(attr) = attr else { return Ok(false) };
+    let mask = attr.comp_mask;
+    let known = MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS
+        | MLX5DV_QP_INIT_ATTR_MASK_DC
+        | MLX5DV_QP_INIT_ATTR_MASK_SEND_OPS_FLAGS
+        | MLX5DV_QP_INIT_ATTR_MASK_DCI_STREAMS;
+    check_mask(mask, known as u64, Failure::INVALID)?;
+    if has(mask, MLX5DV_QP_INIT_ATTR_MASK_DC | MLX5DV_QP_INIT_ATTR_MASK_DCI_STREAMS) {
+        return Err(Failure::UNSUPPORTED);
+    }
+    if has(mask, MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS) {
+        // No CQE has data, whether it may or not.
+        let scatter = MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE;
+        check_mask(attr.create_flags.into(), scatter as u64, Failure::UNSUPPORTED)?;
+        if attr.create_flags == scatter.cast_unsigned() {
+            return Err(Failure::INVALID);
+        }
+    }
+    if !has(mask, MLX5DV_QP_INIT_ATTR_MASK_SEND_OPS_FLAGS) {
+        return Ok(false);
+    }
+    check_mask(attr.send_ops_flags, MLX5DV_QP_EX_WITH_RAW_WQE as u64, Failure::UNSUPPORTED)?;
+    Ok(attr.send_ops_flags != 0)
+}
+
+export! {
+    fn mlx5dv_create_cq(
+        argument: ContextArgument<'_>,
+        init: Option<&ibv_cq_init_attr_ex>,
+        attr: Option<&mlx5dv_cq_init_attr>,
+    ) -> OrNull<ibv_cq_ex> {
+        cq::create_extended(argument, required(init)?, &cq_options(argument, attr)?)
+    }
+
+    /// Returns the granted capacities in `init`.
+    fn mlx5dv_create_qp(
+        argument: ContextArgument<'_>,
+        init: Option<&mut ibv_qp_init_attr_ex>,
+        attr: Option<&mlx5dv_qp_init_attr>,
+    ) -> OrNull<ibv_qp> {
+        context(argument)?;
+        qp::create_extended(argument, required(init)?, has_raw_wqes(attr)?)
+    }
+
+    fn mlx5dv_qp_ex_from_ibv_qp_ex(qp: Option<&QpObject>) -> OrNull<mlx5dv_qp_ex> {
+        let qp = required(qp)?;
+        context(ContextArgument::of(qp.kernel_object().0))?;
+        Ok((&raw const qp.abi.mlx5).cast_mut())
+    }
+}

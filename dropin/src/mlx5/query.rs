@@ -1,0 +1,202 @@
+//! Devices, ports and the clock.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+
+use bareverbs::device::DriverId;
+use bareverbs::raw::RawContext;
+use bareverbs::raw::uapi::mlx5::verbs::PortInfo;
+use bareverbs::raw::uapi::mlx5::{
+    AllocUcontextResp, AllocUcontextRespMask, GetDataDirectSysfsPath, MultiPacketSends, QueryDeviceFlags,
+    QueryDeviceResp, QueryPort, attributes,
+};
+use bareverbs::raw::uapi::uverbs::QueryContext;
+use bareverbs::raw::uapi::write;
+use bareverbs::raw::uapi::write::structs::{ExQueryDevice, ExQueryDeviceResp};
+use zerocopy::IntoBytes;
+
+use super::{bytes_mut, check_mask, context, export};
+use crate::abi::device::ibv_context;
+use crate::abi::mlx5::{
+    mlx5dv_clock_info, mlx5dv_context, mlx5dv_context_attr, mlx5dv_cqe_comp_caps, mlx5dv_reg,
+    mlx5dv_sw_parsing_caps,
+};
+use crate::abi::values::{
+    MLX5DV_CONTEXT_FLAGS_BLUEFLAME, MLX5DV_CONTEXT_FLAGS_CQE_128B_COMP, MLX5DV_CONTEXT_FLAGS_CQE_128B_PAD,
+    MLX5DV_CONTEXT_FLAGS_CQE_V1, MLX5DV_CONTEXT_FLAGS_DEVX, MLX5DV_CONTEXT_FLAGS_ENHANCED_MPW,
+    MLX5DV_CONTEXT_FLAGS_MPW_ALLOWED, MLX5DV_CONTEXT_FLAGS_PACKET_BASED_CREDIT_MODE,
+    MLX5DV_CONTEXT_FLAGS_REAL_TIME_TS, MLX5DV_CONTEXT_MASK_CQE_COMPRESION, MLX5DV_CONTEXT_MASK_DYN_BFREGS,
+    MLX5DV_CONTEXT_MASK_REG_C0, MLX5DV_CONTEXT_MASK_SWP, MLX5DV_CONTEXT_MASK_TUNNEL_OFFLOADS,
+};
+use crate::context::ContextArgument;
+use crate::convention::{Failure, OrErrno, OrNull, Value, required};
+use crate::device::DeviceObject;
+use crate::open;
+
+/// The driver's response to the creation of the context.
+pub(super) fn ucontext(raw: &RawContext) -> Result<AllocUcontextResp, Failure> {
+    let mut resp = AllocUcontextResp::zeroed();
+    let query = raw.query::<QueryContext>().output_struct(attributes::QueryContext::RESP_UCTX, &mut resp);
+    query.execute().map_err(super::query_failure)?;
+    Ok(resp)
+}
+
+/// The driver's part of the device attributes.
+pub(super) fn device_caps(raw: &RawContext) -> Result<QueryDeviceResp, Failure> {
+    let request = ExQueryDevice::zeroed();
+    let (mut response, mut driver) = (ExQueryDeviceResp::zeroed(), QueryDeviceResp::zeroed());
+    let mut call = write::invoke::<write::ex::QueryDevice>(raw.driver_id(), &request, &mut response);
+    call.driver_output(driver.as_mut_bytes());
+    // SAFETY: the command writes to its outputs only, which have their full size.
+    unsafe { raw.execute(&mut call) }?;
+    Ok(driver)
+}
+
+/// The flags that are set.
+fn flags<const N: usize>(all: [(bool, c_int); N]) -> u64 {
+    all.into_iter()
+        .filter(|(is_set, _)| *is_set)
+        .fold(0, |bits, (_, flag)| bits | u64::from(flag.cast_unsigned()))
+}
+
+export! {
+    fn mlx5dv_is_supported(device: Option<&DeviceObject>) -> Value<bool> {
+        Ok(required(device)?.device.driver_id() == Some(DriverId::MLX5))
+    }
+
+    fn mlx5dv_open_device(
+        device: Option<&'static DeviceObject>,
+        attr: Option<&mlx5dv_context_attr>,
+    ) -> OrNull<ibv_context> {
+        let object = required(device)?;
+        if object.device.driver_id() != Some(DriverId::MLX5) {
+            return Err(Failure::UNSUPPORTED);
+        }
+        if let Some(attr) = attr {
+            check_mask(attr.comp_mask, 0, Failure::UNSUPPORTED)?;
+            check_mask(attr.flags.into(), MLX5DV_CONTEXT_FLAGS_DEVX as u64, Failure::INVALID)?;
+        }
+        if attr.is_some_and(|attr| attr.flags != 0) {
+            return Err(Failure::UNSUPPORTED);
+        }
+        open::create(object.device.open()?, object.reference(), None)
+    }
+
+    /// Returns the attributes that `comp_mask` asks for and this library knows. Its other bits are cleared.
+    fn mlx5dv_query_device(argument: ContextArgument<'_>, attr: *mut mlx5dv_context) -> OrErrno {
+        let raw = context(argument)?.context.raw();
+        if attr.is_null() {
+            return Err(Failure::INVALID);
+        }
+        let (ucontext, device) = (ucontext(&raw)?, device_caps(&raw)?);
+        let has = |flag| device.flags.contains(flag);
+        let sends = |flag| device.multi_pkt_send_wqes.contains(flag);
+        let flags = flags([
+            (ucontext.cqe_version > 0, MLX5DV_CONTEXT_FLAGS_CQE_V1),
+            (sends(MultiPacketSends::ALLOW_MPW), MLX5DV_CONTEXT_FLAGS_MPW_ALLOWED),
+            (sends(MultiPacketSends::SUPPORT_EMPW), MLX5DV_CONTEXT_FLAGS_ENHANCED_MPW),
+            (has(QueryDeviceFlags::CQE_128B_COMP), MLX5DV_CONTEXT_FLAGS_CQE_128B_COMP),
+            (has(QueryDeviceFlags::CQE_128B_PAD), MLX5DV_CONTEXT_FLAGS_CQE_128B_PAD),
+            (
+                has(QueryDeviceFlags::PACKET_BASED_CREDIT_MODE),
+                MLX5DV_CONTEXT_FLAGS_PACKET_BASED_CREDIT_MODE,
+            ),
+            (
+                ucontext.comp_mask.contains(AllocUcontextRespMask::REAL_TIME_TS),
+                MLX5DV_CONTEXT_FLAGS_REAL_TIME_TS,
+            ),
+            (ucontext.bf_reg_size > 0, MLX5DV_CONTEXT_FLAGS_BLUEFLAME),
+        ]);
+        let caps = device.cqe_comp_caps;
+        let compression =
+            mlx5dv_cqe_comp_caps { max_num: caps.max_num, supported_format: caps.supported_format.bits() };
+        let caps = device.sw_parsing_caps;
+        let parsing = mlx5dv_sw_parsing_caps {
+            sw_parsing_offloads: caps.sw_parsing_offloads.bits(),
+            supported_qpts: caps.supported_qpts,
+        };
+        let reg_c0 = mlx5dv_reg { value: device.reg_c0.value, mask: device.reg_c0.mask };
+        let has_reg_c0 = reg_c0.mask != 0;
+        // SAFETY: the program has the struct, and the fields of the bits that it sets.
+        unsafe {
+            let wanted = (*attr).comp_mask;
+            let mut known = 0;
+            let mut is_wanted = |bit: c_int, is_there: bool| {
+                let bit = if is_there { u64::from(bit.cast_unsigned()) & wanted } else { 0 };
+                known |= bit;
+                bit != 0
+            };
+            if is_wanted(MLX5DV_CONTEXT_MASK_CQE_COMPRESION, true) {
+                ptr::write(&raw mut (*attr).cqe_comp_caps, compression);
+            }
+            if is_wanted(MLX5DV_CONTEXT_MASK_SWP, true) {
+                ptr::write(&raw mut (*attr).sw_parsing_caps, parsing);
+            }
+            if is_wanted(MLX5DV_CONTEXT_MASK_TUNNEL_OFFLOADS, true) {
+                ptr::write(&raw mut (*attr).tunnel_offloads_caps, device.tunnel_offloads_caps.bits());
+            }
+            if is_wanted(MLX5DV_CONTEXT_MASK_DYN_BFREGS, true) {
+                ptr::write(&raw mut (*attr).max_dynamic_bfregs, ucontext.num_dyn_bfregs);
+            }
+            if is_wanted(MLX5DV_CONTEXT_MASK_REG_C0, has_reg_c0) {
+                ptr::write(&raw mut (*attr).reg_c0, reg_c0);
+            }
+            ptr::write(&raw mut (*attr).version, 0);
+            ptr::write(&raw mut (*attr).flags, flags);
+            ptr::write(&raw mut (*attr).comp_mask, known);
+        }
+        Ok(())
+    }
+
+    fn mlx5dv_get_clock_info(argument: ContextArgument<'_>, info: Option<&mut mlx5dv_clock_info>) -> OrErrno {
+        let (object, info) = (context(argument)?, required(info)?);
+        let found = object.context.clock_info()?;
+        *info = mlx5dv_clock_info {
+            nsec: found.nsec,
+            last_cycles: found.cycles,
+            frac: found.frac,
+            mult: found.mult,
+            shift: found.shift,
+            mask: found.mask,
+        };
+        Ok(())
+    }
+
+    /// Returns as much of the attributes as `length` has room for.
+    fn _mlx5dv_query_port(
+        argument: ContextArgument<'_>,
+        port: u32,
+        info: *mut c_void,
+        length: usize,
+    ) -> OrErrno {
+        let raw = context(argument)?.context.raw();
+        // SAFETY: the program has memory of this length.
+        let into = unsafe { bytes_mut(info, length) }?;
+        let mut found = PortInfo::zeroed();
+        let query = raw.query::<QueryPort>().input(QueryPort::PORT_NUM, &port);
+        query.output_struct(QueryPort::INFO, &mut found).execute().map_err(super::query_failure)?;
+        let found = found.as_bytes();
+        let known = found.len().min(length);
+        into[..known].copy_from_slice(&found[..known]);
+        into[known..].fill(0);
+        Ok(())
+    }
+
+    fn mlx5dv_get_data_direct_sysfs_path(
+        argument: ContextArgument<'_>,
+        path: *mut c_char,
+        length: usize,
+    ) -> OrErrno {
+        let raw = context(argument)?.context.raw();
+        // SAFETY: the program has memory of this length.
+        let path = unsafe { bytes_mut(path.cast(), length) }?;
+        let query = raw.query::<GetDataDirectSysfsPath>().output_slice(GetDataDirectSysfsPath::PATH, path);
+        Ok(query.execute().map_err(super::query_failure)?)
+    }
+
+    /// `bareverbs` takes the memory of a queue by parent domains only.
+    fn mlx5dv_set_context_attr(argument: ContextArgument<'_>, _kind: u32, _attr: *const c_void) -> OrErrno {
+        context(argument)?;
+        Err(Failure::UNSUPPORTED)
+    }
+}
