@@ -59,10 +59,10 @@ fn names(script: &str) -> Vec<(&str, &str)> {
     for line in script.lines() {
         if let Some(node) = line.strip_suffix(" {") {
             version = node;
-        } else if let Some(name) = line.strip_prefix("        ").and_then(|line| line.strip_suffix(';')) {
-            if name != "*" {
-                names.push((name, version));
-            }
+        } else if let Some(name) = line.strip_prefix("        ").and_then(|line| line.strip_suffix(';'))
+            && name != "*"
+        {
+            names.push((name, version));
         }
     }
     names
