@@ -320,7 +320,7 @@ impl Mlx5Cq {
         match self.poll_fast() {
             FastPoll::Cqe(cqe) if cqe.opcode == CqeOpcode::REQ => {
                 // SAFETY: this CQ owns the ring.
-                into.write(unsafe { cqe.plain_send() });
+                into.write(unsafe { cqe.plain_send() }.to_value());
                 true
             }
             FastPoll::Cqe(cqe) | FastPoll::CqeWithImm(cqe) => {
@@ -531,13 +531,19 @@ unsafe impl CompletionQueue for Mlx5Cq {
     #[inline(always)]
     fn visit_next<V: Visitor>(&mut self, visitor: V) -> V::Output {
         match self.poll_fast() {
+            // Copies of the visitor, so that each knows what its completions have.
+            FastPoll::Cqe(cqe) if cqe.opcode == CqeOpcode::REQ => {
+                // SAFETY: the ring is not freed while the CQ is borrowed.
+                let output = visitor.completion(unsafe { cqe.plain_send() });
+                self.release();
+                output
+            }
             FastPoll::Cqe(cqe) => {
                 // SAFETY: the ring is not freed while the CQ is borrowed.
                 let output = visitor.completion(unsafe { cqe.completion() });
                 self.release();
                 output
             }
-            // A copy of the visitor, so that the one above knows the opcodes.
             FastPoll::CqeWithImm(cqe) => {
                 // SAFETY: the ring is not freed while the CQ is borrowed.
                 let output = visitor.completion(unsafe { cqe.completion() });
@@ -556,7 +562,7 @@ unsafe impl CompletionQueue for Mlx5Cq {
         match self.poll_fast() {
             FastPoll::Cqe(cqe) if cqe.opcode == CqeOpcode::REQ => {
                 // SAFETY: this CQ owns the ring.
-                let value = unsafe { cqe.plain_send() };
+                let value = unsafe { cqe.plain_send() }.to_value();
                 self.release();
                 Some(value)
             }

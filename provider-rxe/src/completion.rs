@@ -322,6 +322,11 @@ impl Completion for RxeCompletion<'_> {
     }
 
     #[inline]
+    fn pkey_index(&self) -> u16 {
+        field!(self.pkey_index)
+    }
+
+    #[inline]
     fn to_value(&self) -> WorkCompletion {
         let mut value = self.copy();
         if value.wc_flags.contains(WcFlags::WITH_IMM) {

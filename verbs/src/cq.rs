@@ -12,7 +12,7 @@ use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::error::CreateError;
 use bareverbs_provider::layout::QueueLayout;
 use bareverbs_provider::request::{CqRequest, QueueMemory};
-use bareverbs_provider::traits::{CompletionQueue, CreatedCq, Provider, Visitor};
+use bareverbs_provider::traits::{CompletionQueue, CreatedCq, Provider};
 use bareverbs_uapi::write::structs::DestroyCqResp;
 use bareverbs_uapi::write::types::CqCreateFlags;
 use rustix::io::Errno;
@@ -26,7 +26,7 @@ pub use crate::channel::{CompChannel, CompEvent};
 pub use crate::error::wc_status_str;
 pub use crate::event_fd::NextEvent;
 pub use bareverbs_provider::request::CqeSize;
-pub use bareverbs_provider::traits::Completion;
+pub use bareverbs_provider::traits::{Completion, Visitor};
 pub use bareverbs_provider::work::{WcError, WcFlags, WorkCompletion};
 
 /// Attributes for the creation of a CQ.
@@ -467,9 +467,12 @@ impl<P: Provider> Cq<P> {
         Completions { queue: &mut self.queue, taken: false }
     }
 
-    /// As [`CompletionQueue::visit_next`].
+    /// Polls the next completion by the fast path alone, and passes it to `visitor`, which is compiled
+    /// for each type of completion. After [`Visitor::declined`], [`Cq::poll_one`] polls it.
+    ///
+    /// It calls no function, so a hot function around it needs few registers.
     #[inline(always)]
-    pub(crate) fn visit_next<V: Visitor>(&mut self, visitor: V) -> V::Output {
+    pub fn visit_next<V: Visitor>(&mut self, visitor: V) -> V::Output {
         self.queue.visit_next(visitor)
     }
 

@@ -212,7 +212,8 @@ pub mod runtime;
 #[cfg(feature = "soft")]
 pub mod soft;
 pub mod srq;
-mod sync;
+#[doc(hidden)]
+pub mod sync;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testing;
 mod thread_domain;

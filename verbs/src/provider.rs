@@ -461,6 +461,8 @@ macro_rules! providers {
                 #[inline]
                 fn dlid_path_bits(&self) -> u8;
                 #[inline]
+                fn pkey_index(&self) -> u16;
+                #[inline]
                 fn cvlan(&self) -> Option<u16>;
                 fn flow_tag(&self) -> Option<u32>;
                 #[inline]

@@ -189,6 +189,18 @@ impl<P: Provider> Srq<P> {
         unsafe { self.post_recv_list(requests) }
     }
 
+    /// Posts a receive by the fast path alone. `false`: it was not posted, and [`Srq::post_recv`] posts
+    /// it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Srq::post_recv`].
+    #[inline(always)]
+    pub unsafe fn try_post_recv(&mut self, request: &RecvRequest<'_>) -> bool {
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.queue.try_post(request) }
+    }
+
     /// Posts any receives by the slow path.
     ///
     /// # Safety

@@ -15,6 +15,8 @@ pub(crate) mod loom_models;
 mod mutex;
 
 #[cfg(not(loom))]
+pub use self::mutex::RawMutex;
+#[cfg(not(loom))]
 pub(crate) use self::mutex::{Mutex, MutexGuard};
 #[cfg(loom)]
 pub(crate) use self::of_loom::{Mutex, MutexGuard};

@@ -9,6 +9,9 @@
 //! | [`Batch<T>`](crate::qp::Batch), [`SendHalf<T>`](crate::qp::SendHalf), [`RecvHalf<T>`](crate::qp::RecvHalf) | the same of [`AnyTransport`] |
 //! | `init`, `ready_to_receive`, `ready_to_send` | [`QpCore::modify`], with the attributes of the transition as a mask |
 //!
+//! Two threads post to a [`QpCore`] at the same time through halves with a lock each:
+//! [`QpCore::send_half`].
+//!
 //! A [`QpCore`] rejects the operations that its transport lacks with
 //! [`PushError::Unsupported`](crate::error::PushError::Unsupported). The caller has these duties,
 //! which the types of a [`Qp`](crate::qp::Qp) take over:
@@ -72,5 +75,6 @@
 //! # send(QpType::UC).unwrap();
 //! ```
 
+pub use crate::provider::AnyCompletion;
 pub use crate::qp::any::{AnyOperation, AnyTransport};
 pub use crate::qp::core::QpCore;

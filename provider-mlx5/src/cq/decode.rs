@@ -59,30 +59,15 @@ impl DecodedCqe {
         Self { entry, wr_id, status: WcStatus::SUCCESS, byte_len, opcode, wr_data: 0 }
     }
 
-    /// Builds the completion of a plain send, which has no fields beyond `wr_id`, opcode and QPN.
+    /// The completion of a plain send.
     ///
     /// # Safety
     ///
-    /// The ring of the CQE must be valid.
+    /// The ring of the CQE must be valid for `'a`.
     #[inline(always)]
-    pub(super) unsafe fn plain_send(self) -> WorkCompletion {
-        // SAFETY: a CQE of a valid ring, by this function's contract.
-        let cqe = unsafe { Cqe::new(self.entry) };
-        WorkCompletion {
-            wr_id: self.wr_id,
-            status: WcStatus::SUCCESS,
-            opcode: cqe.plain_send_opcode(),
-            vendor_err: 0,
-            byte_len: 0,
-            ex: 0,
-            qp_num: cqe.qp_num(),
-            src_qp: 0,
-            wc_flags: WcFlags::empty(),
-            pkey_index: 0,
-            slid: 0,
-            sl: 0,
-            dlid_path_bits: 0,
-        }
+    pub(super) unsafe fn plain_send<'a>(self) -> PlainSend<'a> {
+        // SAFETY: a CQE of a ring that is valid for `'a`, by this function's contract.
+        PlainSend { cqe: unsafe { Cqe::new(self.entry) }, wr_id: self.wr_id }
     }
 
     /// Writes all fields of any completion.
@@ -152,11 +137,7 @@ impl<'a> Mlx5Completion<'a> {
         }
     }
 
-    /// The P_Key index of a received datagram; 0 for other completions.
-    fn pkey_index(&self) -> u16 {
-        if self.opcode == CqeOpcode::RESP_SEND { self.cqe.imm_inval_pkey() as u16 } else { 0 }
-    }
-
+    #[inline]
     fn flags(&self) -> WcFlags {
         let mut flags = match self.opcode {
             CqeOpcode::RESP_WR_IMM | CqeOpcode::RESP_SEND_IMM => WcFlags::WITH_IMM,
@@ -262,6 +243,11 @@ impl Completion for Mlx5Completion<'_> {
     }
 
     #[inline]
+    fn pkey_index(&self) -> u16 {
+        if self.opcode == CqeOpcode::RESP_SEND { self.cqe.imm_inval_pkey() as u16 } else { 0 }
+    }
+
+    #[inline]
     fn cvlan(&self) -> Option<u16> {
         // `cqe_has_vlan` of the kernel's `device.h`.
         const HAS_VLAN: u8 = 1 << 0;
@@ -296,6 +282,108 @@ impl Completion for Mlx5Completion<'_> {
             sl: self.sl(),
             pkey_index: self.pkey_index(),
             dlid_path_bits: self.dlid_path_bits(),
+        }
+    }
+}
+
+/// The successful completion of a plain send, which has no fields beyond `wr_id`, opcode and QPN.
+pub(super) struct PlainSend<'a> {
+    cqe: Cqe<'a>,
+    wr_id: u64,
+}
+
+impl Completion for PlainSend<'_> {
+    #[inline(always)]
+    fn wr_id(&self) -> u64 {
+        self.wr_id
+    }
+
+    #[inline(always)]
+    fn status(&self) -> WcStatus {
+        WcStatus::SUCCESS
+    }
+
+    #[inline(always)]
+    fn opcode(&self) -> WcOpcode {
+        self.cqe.plain_send_opcode()
+    }
+
+    #[inline(always)]
+    fn is_recv(&self) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn byte_len(&self) -> u32 {
+        0
+    }
+
+    #[inline(always)]
+    fn qp_num(&self) -> u32 {
+        self.cqe.qp_num()
+    }
+
+    #[inline(always)]
+    fn src_qp(&self) -> u32 {
+        0
+    }
+
+    #[inline(always)]
+    fn imm(&self) -> Option<Imm> {
+        None
+    }
+
+    #[inline(always)]
+    fn invalidated_rkey(&self) -> Option<u32> {
+        None
+    }
+
+    #[inline(always)]
+    fn vendor_err(&self) -> u32 {
+        0
+    }
+
+    #[inline(always)]
+    fn wc_flags(&self) -> WcFlags {
+        WcFlags::empty()
+    }
+
+    #[inline(always)]
+    fn slid(&self) -> u16 {
+        0
+    }
+
+    #[inline(always)]
+    fn sl(&self) -> u8 {
+        0
+    }
+
+    #[inline(always)]
+    fn dlid_path_bits(&self) -> u8 {
+        0
+    }
+
+    #[inline(always)]
+    fn timestamp(&self) -> Option<u64> {
+        Some(self.cqe.timestamp())
+    }
+
+    #[inline(always)]
+    fn to_value(&self) -> WorkCompletion {
+        WorkCompletion {
+            wr_id: self.wr_id,
+            status: WcStatus::SUCCESS,
+            opcode: self.opcode(),
+            vendor_err: 0,
+            byte_len: 0,
+            ex: 0,
+            qp_num: self.qp_num(),
+            src_qp: 0,
+            wc_flags: WcFlags::empty(),
+            pkey_index: 0,
+            slid: 0,
+            sl: 0,
+            dlid_path_bits: 0,
         }
     }
 }

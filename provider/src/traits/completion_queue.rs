@@ -207,6 +207,10 @@ pub trait Completion {
     /// Low bits of the destination LID.
     #[doc(alias = "ibv_wc_read_dlid_path_bits")]
     fn dlid_path_bits(&self) -> u8;
+    /// P_Key index of a received management datagram. Default: 0.
+    fn pkey_index(&self) -> u16 {
+        0
+    }
     /// The VLAN tag that the device stripped from a received frame: priority (3 bits), DEI (1 bit)
     /// and VLAN id (12 bits). `None` if it stripped none. Default: `None`.
     #[doc(alias = "ibv_wc_read_cvlan")]

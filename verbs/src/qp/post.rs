@@ -105,6 +105,27 @@ impl<T: Operations, P: Provider> SendHalf<'_, T, P> {
         unsafe { post_send_slow::<T, P>(self.transport, self.queue, self.state, requests, false) }
     }
 
+    /// Posts a send by the fast path alone, with earlier deferred requests. `None`: it was not posted,
+    /// and [`SendHalf::post_send`] posts it.
+    ///
+    /// A hot function around it needs few registers: the slow path can be a function of its own.
+    ///
+    /// # Errors
+    /// [`PostReason::Doorbell`], as for [`SendHalf::post_send`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendHalf::post_send`].
+    #[inline(always)]
+    pub unsafe fn try_post_send(
+        &mut self,
+        request: &SendRequest<'_, T::Operation<'_, P>>,
+    ) -> Option<Result<(), PostError>> {
+        // SAFETY: the caller's contract is the same.
+        let posted = unsafe { self.transport.try_post::<P>(self.queue, request, false) }?;
+        Some(posted.map_err(|error| doorbell_error(error, 1)))
+    }
+
     /// Posts sends and defers the doorbell, the expensive part of posting. The next of these rings
     /// it: [`SendHalf::flush`], [`SendHalf::flush_and_poll`], or a post without deferral. Until
     /// then the device may not see the requests, and they occupy slots of the queue.

@@ -12,6 +12,7 @@ mod kernel {
     use rustix::thread::futex::{self, Flags};
 
     /// A futex of this process.
+    #[derive(Debug)]
     pub(in crate::sync) struct Futex(pub(in crate::sync) AtomicU32);
 
     impl Futex {
@@ -41,6 +42,7 @@ mod model {
     use loom::sync::atomic::{AtomicU32, Ordering};
     use loom::sync::{Condvar, Mutex};
 
+    #[derive(Debug)]
     pub(in crate::sync) struct Futex(pub(in crate::sync) AtomicU32, Mutex<()>, Condvar);
 
     impl Futex {

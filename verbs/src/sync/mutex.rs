@@ -33,11 +33,14 @@ const SPINS: u32 = if cfg!(loom) { 0 } else { 100 };
 /// A thread sleeps only after it has set both bits, and only while both are set. So the thread that
 /// unlocks sees `CONTENDED` and wakes one. The woken thread takes the lock with both bits set, because
 /// others may sleep as well.
-pub(super) struct RawMutex(Futex);
+#[derive(Debug)]
+pub struct RawMutex(Futex);
 
 impl RawMutex {
+    /// An unlocked one.
     #[cfg(not(loom))]
-    const fn new() -> Self {
+    #[must_use]
+    pub const fn new() -> Self {
         Self(Futex::new(0))
     }
 
@@ -46,8 +49,9 @@ impl RawMutex {
         Self(Futex::new(0))
     }
 
+    /// Locks it. Blocks while another thread holds it.
     #[inline(always)]
-    pub(super) fn lock(&self) {
+    pub fn lock(&self) {
         if !self.try_lock() {
             self.lock_contended();
         }
@@ -55,16 +59,24 @@ impl RawMutex {
 
     /// Locks it, unless it is locked.
     #[inline(always)]
-    pub(super) fn try_lock(&self) -> bool {
+    #[must_use]
+    pub fn try_lock(&self) -> bool {
         self.0.0.fetch_or(LOCKED, Ordering::Acquire) & LOCKED == 0
     }
 
     /// Unlocks it. The caller has locked it.
     #[inline(always)]
-    pub(super) fn unlock(&self) {
-        if self.0.0.fetch_sub(LOCKED, Ordering::Release) != LOCKED {
+    pub fn unlock(&self) {
+        if self.unlock_without_wake() {
             self.wake();
         }
+    }
+
+    /// Unlocks it. The caller has locked it, and calls [`wake`](Self::wake) next if this returns `true`.
+    #[inline(always)]
+    #[must_use]
+    pub fn unlock_without_wake(&self) -> bool {
+        self.0.0.fetch_sub(LOCKED, Ordering::Release) != LOCKED
     }
 
     #[cold]
@@ -84,7 +96,7 @@ impl RawMutex {
     /// Wakes a thread after the unlock of a contended mutex.
     #[cold]
     #[inline(never)]
-    fn wake(&self) {
+    pub fn wake(&self) {
         // If another thread has locked it meanwhile, that one wakes a thread.
         if self.0.0.compare_exchange(CONTENDED, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             self.0.wake_one();

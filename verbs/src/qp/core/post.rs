@@ -22,6 +22,70 @@ impl<P: Provider> QpCore<P> {
         self.split_as(self.transport)
     }
 
+    /// The send half of a QP whose halves have locks of their own. [`QpCore::split`] borrows the QP as
+    /// a whole, so the halves could not be kept beside it.
+    ///
+    /// ```
+    /// use std::cell::UnsafeCell;
+    /// use std::sync::Mutex;
+    ///
+    /// use bareverbs::error::PostError;
+    /// use bareverbs::qp::{Operation, Payload, SendFlags, SendRequest};
+    /// use bareverbs::untyped::QpCore;
+    ///
+    /// /// A QP to which any thread posts.
+    /// struct SharedQp {
+    ///     send: Mutex<()>,
+    ///     recv: Mutex<()>,
+    ///     core: UnsafeCell<QpCore>,
+    /// }
+    ///
+    /// // SAFETY: each half is used with its lock held, and the whole with both.
+    /// unsafe impl Sync for SharedQp {}
+    ///
+    /// fn send(qp: &SharedQp, bytes: &[u8]) -> Result<(), PostError> {
+    ///     let request = SendRequest {
+    ///         wr_id: 1,
+    ///         operation: Operation::Send.into(),
+    ///         flags: SendFlags::SIGNALED,
+    ///         payload: Payload::Inline(&[bytes]),
+    ///     };
+    ///     let _locked = qp.send.lock().unwrap();
+    ///     // SAFETY: the lock of this half is held.
+    ///     let mut half = unsafe { QpCore::send_half(qp.core.get()) };
+    ///     // SAFETY: the bytes are copied.
+    ///     unsafe { half.post_send(&[request]) }
+    /// }
+    /// ```
+    ///
+    /// # Safety
+    ///
+    /// `core` points to a QP that stays valid and in place for `'q`. Until then, nothing else accesses
+    /// it, but for its [receive half](Self::recv_half).
+    #[must_use]
+    #[inline(always)]
+    pub unsafe fn send_half<'q>(core: *mut Self) -> SendHalf<'q, AnyTransport, P> {
+        // SAFETY: the QP is valid. The receive half shares only fields that both read.
+        let (sq, state, transport) =
+            unsafe { (&mut *(&raw mut (*core).sq), &(*core).kernel.state, (*core).transport) };
+        SendHalf::new(&mut **sq, state, transport)
+    }
+
+    /// The receive half of a QP whose halves have locks of their own, as [`QpCore::send_half`].
+    ///
+    /// # Safety
+    ///
+    /// `core` points to a QP that stays valid and in place for `'q`. Until then, nothing else accesses
+    /// it, but for its [send half](Self::send_half).
+    #[must_use]
+    #[inline(always)]
+    pub unsafe fn recv_half<'q>(core: *mut Self) -> RecvHalf<'q, AnyTransport, P> {
+        // SAFETY: the QP is valid. The send half shares only fields that both read.
+        let (rq, state, transport) =
+            unsafe { (&mut *(&raw mut (*core).rq), &(*core).kernel.state, (*core).transport) };
+        RecvHalf::new(rq.as_deref_mut(), state, transport)
+    }
+
     /// As [`Qp::start_send`](crate::qp::Qp::start_send).
     #[inline]
     pub fn start_send(&mut self) -> Batch<'_, AnyTransport, P> {
@@ -242,7 +306,30 @@ impl<P: Provider> QpCore<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::qp::{Operation, Payload, SendFlags};
     use crate::testing::Plain;
+
+    #[test]
+    fn halves_are_used_at_the_same_time() {
+        let plain = Plain::default();
+        let mut qp = plain.queue_pair(&plain.domain());
+        let core = &raw mut qp;
+        // SAFETY: the QP is not used otherwise while the halves exist.
+        let (mut send, mut recv) = unsafe { (QpCore::send_half(core), QpCore::recv_half(core)) };
+        let request = SendRequest {
+            wr_id: 1,
+            operation: Operation::Send.into(),
+            flags: SendFlags::empty(),
+            payload: Payload::Sges(&[]),
+        };
+        // SAFETY: the requests name no memory.
+        unsafe {
+            send.post_send(&[request]).unwrap();
+            recv.post_recv(&[RecvRequest { wr_id: 2, sges: &[] }]).unwrap();
+            send.post_send(&[request]).unwrap();
+        }
+        assert_eq!(plain.log().sent.len(), 2);
+    }
 
     #[test]
     fn receive_in_err_is_flushed_by_another_transition_to_err() {

@@ -54,8 +54,7 @@ impl<T: Operations, P: Provider> Batch<'_, T, P> {
     #[inline(always)]
     pub unsafe fn push(&mut self, request: &SendRequest<'_, T::Operation<'_, P>>) -> Result<(), PostReason> {
         // SAFETY: the caller upholds the contract for the request.
-        if unsafe { self.transport.try_push::<P>(self.queue, request) } {
-            self.pushed += 1;
+        if unsafe { self.try_push(request) } {
             return Ok(());
         }
         // SAFETY: the caller upholds the contract for the request, which the fast path did not
@@ -63,6 +62,20 @@ impl<T: Operations, P: Provider> Batch<'_, T, P> {
         unsafe { push_slow::<T, P>(self.transport, self.queue, self.state, request) }?;
         self.pushed += 1;
         Ok(())
+    }
+
+    /// Writes a request by the fast path alone. `false`: it was not written, and [`Batch::push`] writes
+    /// or rejects it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Batch::push`].
+    #[inline(always)]
+    pub unsafe fn try_push(&mut self, request: &SendRequest<'_, T::Operation<'_, P>>) -> bool {
+        // SAFETY: the caller upholds the contract for the request.
+        let is_pushed = unsafe { self.transport.try_push::<P>(self.queue, request) };
+        self.pushed += usize::from(is_pushed);
+        is_pushed
     }
 
     /// The provider's own queue, for requests that the verbs API does not cover, such as [raw

@@ -90,6 +90,18 @@ impl<T: Operations, P: Provider> RecvHalf<'_, T, P> {
         }
     }
 
+    /// Posts a receive by the fast path alone. `false`: it was not posted, and [`RecvHalf::post_recv`]
+    /// posts it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RecvHalf::post_recv`].
+    #[inline(always)]
+    pub unsafe fn try_post_recv(&mut self, request: &RecvRequest<'_>) -> bool {
+        // SAFETY: the caller's contract is the same.
+        self.queue.as_mut().is_some_and(|queue| unsafe { queue.try_post(request) })
+    }
+
     /// Capacity in requests; 0 if the QP uses a shared receive queue.
     #[must_use]
     pub fn capacity(&self) -> u32 {
