@@ -3,6 +3,7 @@
 //! rustc makes an archive. The C compiler links it, because the version script of a shared library that
 //! rustc links has no effect: rustc passes another one first. `libmlx5.so.1` has stubs only.
 
+mod bench;
 pub(crate) mod programs;
 mod stubs;
 
@@ -55,6 +56,9 @@ pub(crate) enum Dropin {
     /// Compare the exported names with those of Debian's libraries, and run Debian's programs on soft
     /// devices.
     Test,
+    /// Count the instructions of its data path beside those of Debian's library, in a guest; fails above
+    /// the limits.
+    Bench(bench::Bench),
 }
 
 #[derive(Args)]
@@ -112,6 +116,7 @@ impl Dropin {
                 Ok(ExitCode::from(code))
             }
             Self::Test => check().map(|()| ExitCode::SUCCESS),
+            Self::Bench(bench) => bench.run(),
         }
     }
 }

@@ -1,6 +1,6 @@
 // The libibverbs counterpart of ../src/measure.rs: measures the same calls and prints the same lines.
 // cc -O2 fastpath.c -libverbs
-// Usage: fastpath DEVICE GID-INDEX [awake]; with `awake` it polls without sleeping.
+// Usage: fastpath DEVICE GID-INDEX [asleep|awake [extended]]; with `awake` it polls without sleeping.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,7 +49,7 @@ static void drain(struct ibv_cq *cq, int left) {
         int found = ibv_poll_cq(cq, 1, &wc);
         if (found == 0)
             usleep(50);
-        must(found >= 0 && (found == 0 || wc.status == IBV_WC_SUCCESS), "completion");
+        must(found >= 0 && (found == 0 || wc.status == IBV_WC_SUCCESS), found > 0 ? ibv_wc_status_str(wc.status) : "completion");
         left -= found;
     }
 }
@@ -76,9 +76,96 @@ static void connect_to(struct ibv_qp *qp, struct ibv_qp *peer, const union ibv_g
                         IBV_QP_MAX_QP_RD_ATOMIC), "RTS");
 }
 
+// The functions of ibv_qp_ex and of ibv_cq_ex, which ../src/measure.rs does not have.
+static void extended(struct ibv_context *context, struct ibv_pd *pd, struct ibv_mr *mr, char *bytes, const union ibv_gid *gid,
+                     int index, int lid) {
+    struct ibv_cq_init_attr_ex cq_attr = {.cqe = 1024, .wc_flags = IBV_WC_EX_WITH_BYTE_LEN};
+    struct ibv_cq_ex *cq_ex = ibv_create_cq_ex(context, &cq_attr);
+    struct ibv_cq *peer_cq = ibv_create_cq(context, 1024, NULL, NULL, 0);
+    must(cq_ex && peer_cq, "extended CQ");
+    struct ibv_cq *cq = ibv_cq_ex_to_cq(cq_ex);
+    struct ibv_qp_init_attr_ex attr = {.send_cq = cq, .recv_cq = peer_cq, .qp_type = IBV_QPT_RC, .pd = pd,
+        .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+        .send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE,
+        .cap = {.max_send_wr = 255, .max_recv_wr = 255, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 64}};
+    struct ibv_qp *qp = ibv_create_qp_ex(context, &attr);
+    attr.send_cq = peer_cq;
+    struct ibv_qp *peer = ibv_create_qp_ex(context, &attr);
+    must(qp && peer, "extended queue pair");
+    connect_to(qp, peer, gid, index, lid);
+    connect_to(peer, qp, gid, index, lid);
+    struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(qp);
+    must(ex != NULL, "ibv_qp_to_qp_ex");
+
+    struct ibv_sge sge = {.addr = (uintptr_t)bytes, .length = 64, .lkey = mr->lkey};
+    struct ibv_recv_wr receive = {.wr_id = 1, .sg_list = &sge, .num_sge = 1}, *bad_receive;
+    for (int i = 0; i < RUNS; i++) {
+        must(!ibv_post_recv(peer, &receive, &bad_receive), "ibv_post_recv");
+        uint64_t begin = now();
+        ibv_wr_start(ex);
+        ex->wr_id = 1;
+        // librxe copies inline data with this flag only.
+        ex->wr_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE;
+        ibv_wr_send(ex);
+        ibv_wr_set_inline_data(ex, bytes, 8);
+        int refused = ibv_wr_complete(ex);
+        samples[i] = now() - begin;
+        must(!refused, "ibv_wr_complete");
+        drain(cq, 1);
+        drain(peer_cq, 1);
+        usleep(1000);
+    }
+    line("wr send inline", RUNS, 1);
+    for (int i = 0; i < RUNS; i++) {
+        uint64_t begin = now();
+        ibv_wr_start(ex);
+        ex->wr_id = 1;
+        ex->wr_flags = IBV_SEND_SIGNALED;
+        ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)bytes + 4096);
+        ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)bytes, 64);
+        int refused = ibv_wr_complete(ex);
+        samples[i] = now() - begin;
+        must(!refused, "ibv_wr_complete");
+        drain(cq, 1);
+        usleep(1000);
+    }
+    line("wr write sge", RUNS, 1);
+
+    struct ibv_send_wr send = {.wr_id = 1, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+        .send_flags = IBV_SEND_SIGNALED}, *bad;
+    send.wr.rdma.remote_addr = (uintptr_t)bytes + 4096;
+    send.wr.rdma.rkey = mr->rkey;
+    struct ibv_poll_cq_attr poll = {0};
+    int taken = 0;
+    for (int i = 0; i < RUNS; i++) {
+        must(!ibv_post_send(qp, &send, &bad), "ibv_post_send");
+        wait_for(1);
+        volatile uint64_t fields = 0;
+        uint64_t begin = now();
+        int found = ibv_start_poll(cq_ex, &poll);
+        if (!found) {
+            fields = cq_ex->wr_id + cq_ex->status + ibv_wc_read_opcode(cq_ex) + ibv_wc_read_byte_len(cq_ex);
+            ibv_end_poll(cq_ex);
+        }
+        samples[taken] = now() - begin;
+        if (!found)
+            taken++;
+        else
+            drain(cq, 1);
+    }
+    line("start_poll", taken, 1);
+    for (int i = 0; i < RUNS; i++) {
+        uint64_t begin = now();
+        int found = ibv_start_poll(cq_ex, &poll);
+        samples[i] = now() - begin;
+        must(found != 0, "a completion too many");
+    }
+    line("empty start_poll", RUNS, 1);
+}
+
 int main(int argc, char **argv) {
     must(argc >= 3, "DEVICE GID-INDEX");
-    awake = argc > 3;
+    awake = argc > 3 && !strcmp(argv[3], "awake");
     struct ibv_device **device = ibv_get_device_list(NULL);
     while (device && *device && strcmp(ibv_get_device_name(*device), argv[1]))
         device++;
@@ -195,5 +282,7 @@ int main(int argc, char **argv) {
         must(!refused, "ibv_post_srq_recv");
     }
     line("srq post_recv 32", 4, BATCH);
+    if (argc > 4)
+        extended(context, pd, mr, bytes, &gid, atoi(argv[2]), port.lid);
     return 0;
 }
