@@ -274,3 +274,115 @@ callback! {
         unsafe { Object::destroy(required(flow)?, destroy, |_, ()| ()) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bareverbs::flow::{FlowEthFilter, FlowTcpUdpFilter};
+    use bareverbs::raw::uapi::abi::{Be16, Be32};
+
+    use super::*;
+
+    /// A flow and its specs, as C lays them out.
+    #[derive(Default)]
+    struct Flow {
+        specs: Vec<u8>,
+        count: u8,
+    }
+
+    impl Flow {
+        /// Adds a spec of `bytes` that says another size.
+        fn sized(mut self, spec_type: u32, bytes: &[u8], size: usize) -> Self {
+            let start = self.specs.len();
+            self.specs.extend_from_slice(&spec_type.to_ne_bytes());
+            self.specs.extend_from_slice(&u16::try_from(size).unwrap().to_ne_bytes());
+            self.specs.extend_from_slice(bytes);
+            self.specs.resize(self.specs.len().max(start + size), 0);
+            self.count += 1;
+            self
+        }
+
+        fn with(self, spec_type: FlowSpecType, bytes: &[u8], size: usize) -> Self {
+            self.sized(spec_type.0, bytes, size)
+        }
+
+        fn parsed(&self) -> Result<Parsed, Failure> {
+            let memory = [&[0; size_of::<ibv_flow_attr>()][..], &self.specs].concat();
+            // SAFETY: the specs follow, and name no counters.
+            unsafe { Parsed::new(memory.as_ptr().cast(), self.count) }
+        }
+    }
+
+    #[test]
+    fn specs_of_c_become_headers_and_actions() {
+        let mac = [[1, 2, 3, 4, 5, 6], [0; 6]].concat();
+        let eth = [&mac[..], &[8, 0, 0, 7], &[0xff; 6], &[0; 6], &[0xff, 0xff, 0x0f, 0xff]].concat();
+        let ports = [0, 7, 0, 0, 0xff, 0xf0, 0, 0];
+        let parsed = Flow::default()
+            .with(FlowSpecType::ETH, &eth, size_of::<ibv_flow_spec_eth>())
+            .with(
+                FlowSpecType::IPV4,
+                &[&[0; 2][..], &[10, 0, 0, 1], &[0; 4], &[0xff; 4], &[0; 4]].concat(),
+                size_of::<ibv_flow_spec_ipv4>(),
+            )
+            .with(
+                FlowSpecType(IPV4_EXT.0 | FlowSpecType::INNER.0),
+                &[&[0; 2][..], &[0; 8], &[17, 0, 0, 0], &[0; 8], &[0xff, 0, 0, 0]].concat(),
+                size_of::<ibv_flow_spec_ipv4_ext>(),
+            )
+            .with(FlowSpecType::UDP, &ports, size_of::<ibv_flow_spec_tcp_udp>())
+            .with(
+                FlowSpecType::VXLAN_TUNNEL,
+                &[0, 0, 0, 0, 0, 5, 0, 0xff, 0xff, 0xff],
+                size_of::<ibv_flow_spec_tunnel>(),
+            )
+            .with(FlowSpecType::ACTION_TAG, &[0, 0, 9, 0, 0, 0], size_of::<ibv_flow_spec_action_tag>())
+            .with(FlowSpecType::ACTION_DROP, &[], size_of::<ibv_flow_spec_action_drop>())
+            .parsed()
+            .unwrap();
+        let eth_of = |dst_mac, ether_type, vlan| FlowEthFilter {
+            dst_mac,
+            ether_type: Be16::new(ether_type),
+            vlan_tag: Be16::new(vlan),
+            ..FlowEthFilter::zeroed()
+        };
+        let from = |ip| FlowIpv4Filter { src_ip: Be32::new(ip), ..FlowIpv4Filter::zeroed() };
+        let of = |proto| FlowIpv4Filter { proto, ..FlowIpv4Filter::zeroed() };
+        let to = |port| FlowTcpUdpFilter { dst_port: Be16::new(port), ..FlowTcpUdpFilter::zeroed() };
+        let id = |id| FlowTunnelFilter { tunnel_id: Be32::new(id) };
+        let headers = [
+            Layer::Outer(Header::Ethernet(Masked {
+                value: eth_of([1, 2, 3, 4, 5, 6], 0x0800, 7),
+                mask: eth_of([0xff; 6], 0xffff, 0x0fff),
+            })),
+            Layer::Outer(Header::Ipv4(Masked { value: from(0x0a00_0001), mask: from(u32::MAX) })),
+            Layer::Inner(Header::Ipv4(Masked { value: of(17), mask: of(0xff) })),
+            Layer::Outer(Header::Udp(Masked { value: to(7), mask: to(0xfff0) })),
+            Layer::Outer(Header::Vxlan(Masked { value: id(5), mask: id(0x00ff_ffff) })),
+        ];
+        assert_eq!(parsed.headers, headers);
+        assert_eq!((parsed.tag, parsed.drop, parsed.counters.is_none()), (Some(9), true, true));
+    }
+
+    #[test]
+    fn malformed_specs_are_rejected() {
+        let failed = |flow: Flow| flow.parsed().err().map(Failure::errno);
+        let ipv6 = size_of::<ibv_flow_spec_ipv6>();
+        let (invalid, unsupported) = (Some(libc::EINVAL), Some(libc::EOPNOTSUPP));
+        assert_eq!(failed(Flow::default().with(FlowSpecType::IPV6, &[], ipv6)), None);
+        // Shorter than its header, than its filters, or than a filter of the kernel.
+        assert_eq!(failed(Flow::default().sized(FlowSpecType::ACTION_DROP.0, &[0; 2], 0)), invalid);
+        assert_eq!(failed(Flow::default().with(FlowSpecType::TCP, &[0; 2], 12)), invalid);
+        assert_eq!(failed(Flow::default().with(FlowSpecType::IPV6, &[0; 2], 40)), invalid);
+        // A longer filter, with a bit that the kernel does not know.
+        let longer = |last: u8| [&[0; 2 + 48][..], &[0; 47], &[last]].concat();
+        assert_eq!(failed(Flow::default().with(FlowSpecType::IPV6, &longer(0), 8 + 96)), None);
+        assert_eq!(failed(Flow::default().with(FlowSpecType::IPV6, &longer(1), 8 + 96)), unsupported);
+        // Unknown; an action or a tunnel of an inner packet; no counters.
+        assert_eq!(failed(Flow::default().sized(0x77, &[0; 2], 8)), invalid);
+        for inner in [FlowSpecType::ACTION_DROP, FlowSpecType::GRE] {
+            assert_eq!(failed(Flow::default().sized(inner.0 | FlowSpecType::INNER.0, &[0; 2], 24)), invalid);
+        }
+        assert_eq!(failed(Flow::default().with(FlowSpecType::ACTION_COUNT, &[0; 2], 16)), invalid);
+        assert_eq!(failed(Flow::default().with(FlowSpecType::ACTION_HANDLE, &[0; 2], 16)), unsupported);
+    }
+}
