@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use bareverbs::comp_cntr::CompCntrOps;
 use bareverbs::cq::{Cq, CqInit};
 use bareverbs::device::EventType;
+use bareverbs::error::Feature;
 use bareverbs::mr::{Advice, NotReplaced};
 use bareverbs::qp::{
     Operation, Payload, QpCap, QpCreateFlags, QpInit, QpState, RateLimit, RawPacket, Rc, Ud,
@@ -213,6 +215,33 @@ fn replaced_memory_of_an_mr_is_used_or_the_mr_is_unchanged() {
             Err(refused) => {
                 assert!(device::has_rxe_abi() && matches!(refused, Error::Unsupported { .. }), "{refused}");
                 assert_eq!((mr.len(), mr.access()), (4096, Access::LOCAL_WRITE));
+            }
+        }
+    });
+}
+
+#[kernel_test]
+fn completion_counters_are_created_or_unsupported() {
+    nothing_leaks(|| {
+        let mut side = side(&domain(), Plan::default());
+        let context = side.qp.pd().context().clone();
+        let is_unsupported =
+            |error: &Error| matches!(error, Error::Unsupported { feature: Feature::CompCntrs, .. });
+        // Linux has them since 7.3, for the driver of EFA.
+        match context.create_comp_cntr() {
+            Err(refused) => {
+                assert!(is_unsupported(&refused), "{refused}");
+                let refused = context.query_comp_cntr_caps().unwrap_err();
+                assert!(is_unsupported(&refused), "{refused}");
+            }
+            Ok(counter) => {
+                counter.set(7).unwrap();
+                counter.add(3).unwrap();
+                assert_eq!((counter.read().unwrap(), counter.read_errors().unwrap()), (10, 0));
+                side.qp.attach_comp_cntr(&counter, CompCntrOps::SEND).unwrap();
+                // The QP keeps it.
+                let refused = counter.destroy().unwrap_err();
+                assert!(matches!(refused.error, Error::Invalid { .. }), "{refused}");
             }
         }
     });
