@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
 use std::ptr;
 
-use bareverbs::device::{DeviceAttr, GidType, PortAttr};
+use bareverbs::device::{AtomicCap, DeviceAttr, GidType, PciAtomicCaps, PciAtomicSizes, PortAttr};
 use bareverbs::raw::QueryError;
 use bareverbs::raw::uapi::uverbs::types::GidEntry;
 use bareverbs::raw::uapi::uverbs::{QueryGidEntry, QueryGidTable};
@@ -73,9 +73,15 @@ fn device_attr(attr: &DeviceAttr) -> ibv_device_attr {
     }
 }
 
-fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
+fn device_attr_ex(attr: &DeviceAttr, pci: PciAtomicCaps) -> ibv_device_attr_ex {
+    let mut orig_attr = device_attr(attr);
+    // Atomics of 8 bytes on the bus are atomic for the CPU.
+    let is_global = pci.fetch_add.intersection(pci.compare_swap).contains(PciAtomicSizes::BYTES_8);
+    if attr.atomic_cap == AtomicCap::HCA && is_global {
+        orig_attr.atomic_cap = AtomicCap::GLOB.0;
+    }
     ibv_device_attr_ex {
-        orig_attr: device_attr(attr),
+        orig_attr,
         comp_mask: 0,
         odp_caps: ibv_odp_caps {
             general_caps: attr.odp_general_caps.bits(),
@@ -115,7 +121,11 @@ fn device_attr_ex(attr: &DeviceAttr) -> ibv_device_attr_ex {
             max_cq_period: attr.max_cq_period,
         },
         max_dm_size: attr.max_dm_size,
-        pci_atomic_caps: ibv_pci_atomic_caps { fetch_add: 0, swap: 0, compare_swap: 0 },
+        pci_atomic_caps: ibv_pci_atomic_caps {
+            fetch_add: pci.fetch_add.bits(),
+            swap: pci.swap.bits(),
+            compare_swap: pci.compare_swap.bits(),
+        },
         xrc_odp_caps: attr.xrc_odp_caps.bits(),
         phys_port_cnt_ex: attr.phys_port_cnt.into(),
     }
@@ -369,7 +379,8 @@ callback! {
         if !is_valid || input.is_some_and(|input| input.comp_mask != 0) {
             return Err(Failure::INVALID);
         }
-        let found = device_attr_ex(&context.required()?.context.query_device()?);
+        let context = &context.required()?.context;
+        let found = device_attr_ex(&context.query_device()?, context.query_pci_atomic_caps()?);
         // SAFETY: the program has a struct of this size.
         unsafe { write_known(&found, attr, size) };
         Ok(())

@@ -8,6 +8,7 @@ mod dm;
 mod flow;
 mod import;
 mod memory;
+mod pci_atomic;
 mod qp;
 mod srq;
 pub(crate) mod wq;
@@ -24,6 +25,7 @@ use bareverbs_provider::command::{self, ContextInfo, DriverPayload, QpHandle};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::dm::DeviceMemory;
 use bareverbs_provider::error::CreateError;
+use bareverbs_provider::pci_atomic::PciAtomicCaps;
 use bareverbs_provider::request::{
     AhRequest, CqRequest, DmRequest, QpRequest, QueueMemory, SrqChange, SrqRequest, XrcTargetRequest,
 };
@@ -273,6 +275,10 @@ unsafe impl Provider for Mlx5 {
 
     fn clock_info(&self) -> Result<ClockInfo, CreateError> {
         self.clock_page.read(&self.file, &self.ucontext)
+    }
+
+    fn pci_atomic_caps(&self) -> Result<PciAtomicCaps, IoctlError> {
+        pci_atomic::query(&self.file)
     }
 
     fn create_counted_flow(&self, request: &CountedFlowRequest<'_>) -> Result<u32, CreateError> {

@@ -45,6 +45,7 @@ pub mod layout;
 mod loom_models;
 pub mod mapping;
 mod pages;
+pub mod pci_atomic;
 pub mod process;
 pub mod queue_allocator;
 pub mod queue_buffer;

@@ -24,6 +24,7 @@ use crate::command::QpHandle;
 use crate::device::{DeviceFile, IoctlError};
 use crate::dm::DeviceMemory;
 use crate::error::{CreateError, Feature};
+use crate::pci_atomic::PciAtomicCaps;
 use crate::request::{
     AhRequest, CountedFlowRequest, CqRequest, DmRequest, QpRequest, QueueMemory, RssQpRequest, SrqChange,
     SrqRequest, WqChange, WqRequest, XrcTargetRequest,
@@ -279,6 +280,14 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     fn create_rss_qp(&self, request: &RssQpRequest) -> Result<QpHandle, CreateError> {
         let _ = request;
         Err(CreateError::Unsupported { feature: Feature::RssQps })
+    }
+
+    /// The atomic operations of the PCI bus that the device can use. Default: none.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    fn pci_atomic_caps(&self) -> Result<PciAtomicCaps, IoctlError> {
+        Ok(PciAtomicCaps::default())
     }
 
     /// Creates a flow that counts its packets. Returns the kernel's handle. Default:

@@ -9,6 +9,7 @@ use bareverbs_provider::caps::MrQuirks;
 use bareverbs_provider::clock::ClockInfo;
 use bareverbs_provider::command::{self, RegMrMethod};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::pci_atomic::PciAtomicCaps;
 use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::types::GidEntry as KernelGidEntry;
@@ -139,6 +140,19 @@ impl<P: Provider> Context<P> {
             self.device().fw_ver().clone_into(&mut attr.fw_ver);
         }
         Ok(attr)
+    }
+
+    /// The atomic operations of the PCI bus that the device can use. If they include 8-byte fetch and
+    /// add, and compare and swap, its atomics are atomic with respect to the CPU too
+    /// ([`AtomicCap::GLOB`](crate::device::AtomicCap::GLOB) in C). A ConnectX asks its firmware.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    #[doc(alias = "ibv_query_device_ex")]
+    #[doc(alias = "ibv_pci_atomic_caps")]
+    pub fn query_pci_atomic_caps(&self) -> Result<PciAtomicCaps> {
+        let queried = self.provider().pci_atomic_caps();
+        queried.map_err(|refused| Error::kernel("query_device", "PCI atomic operations", refused))
     }
 
     /// Whether QPs of this type can be created. A QP of another type, and an RSS QP, fails with

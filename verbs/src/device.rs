@@ -16,6 +16,7 @@ pub use crate::discovery::{Device, FoundBy};
 pub use crate::gid::GidEntry;
 pub use crate::link_down::LinkDown;
 pub use bareverbs_provider::clock::ClockInfo;
+pub use bareverbs_provider::pci_atomic::{PciAtomicCaps, PciAtomicSizes};
 pub use bareverbs_uapi::nldev::NodeType;
 pub use bareverbs_uapi::uverbs::types::{DriverId, GidType, PortCapFlags, PortFlags};
 pub use bareverbs_uapi::verbs_values::{

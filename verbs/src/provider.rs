@@ -13,6 +13,7 @@ use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::dm::DeviceMemory;
 use bareverbs_provider::error::{CreateError, DoorbellError, Feature};
 use bareverbs_provider::layout::QueueLayout;
+use bareverbs_provider::pci_atomic::PciAtomicCaps;
 use bareverbs_provider::request::{
     AhRequest, Burst, CountedFlowRequest, CqRequest, DmRequest, Ece, QpRequest, QueueMemory, RssQpRequest,
     SrqChange, SrqRequest, WqChange, WqRequest, XrcTargetRequest,
@@ -211,6 +212,7 @@ macro_rules! providers {
                 fn read_clock(&self) -> Result<u64, CreateError>;
                 fn clock_info(&self) -> Result<ClockInfo, CreateError>;
                 fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError>;
+                fn pci_atomic_caps(&self) -> Result<PciAtomicCaps, IoctlError>;
                 fn create_counted_flow(&self, request: &CountedFlowRequest<'_>) -> Result<u32, CreateError>;
                 fn alloc_td(&self) -> Result<ThreadDomain, CreateError>;
                 fn alloc_pd(&self) -> Result<u32, IoctlError>;
