@@ -116,7 +116,41 @@ impl<P: Provider> Pd<P> {
         iova: u64,
         access: Access,
     ) -> Result<DmabufMr> {
-        DmabufMr::register(self.domain(), buffer.as_fd(), (offset, len), iova, access, None)
+        DmabufMr::register(self.domain(), buffer.as_fd(), (offset, len), iova, access, Reach::Usual)
+    }
+
+    /// Registers part of a dma-buf that a ConnectX accesses by its data direct function: a second PCI
+    /// function, near the GPU that exports the memory. The parameters are those of
+    /// [`Pd::register_dmabuf`].
+    ///
+    /// ```
+    /// # fn share(pd: &bareverbs::Pd, buffer: std::os::fd::OwnedFd) -> bareverbs::Result<()> {
+    /// use bareverbs::Access;
+    ///
+    /// let region = pd.register_dmabuf_data_direct(&buffer, 0, 1 << 20, 0, Access::LOCAL_WRITE)?;
+    /// # Ok(())
+    /// # }
+    /// # use bareverbs_test_support::example;
+    /// # let pd = example::pd()?;
+    /// # let file = std::fs::File::open("/dev/null")?;
+    /// # example::unsupported(share(&pd, file.into()));
+    /// # Ok::<(), bareverbs::Report>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Pd::register_dmabuf`]; [`Error::Unsupported`] also if the device has no such function,
+    /// and before Linux 6.12.
+    #[doc(alias = "mlx5dv_reg_dmabuf_mr")]
+    #[doc(alias = "MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT")]
+    pub fn register_dmabuf_data_direct(
+        &self,
+        buffer: impl AsFd,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<DmabufMr> {
+        DmabufMr::register(self.domain(), buffer.as_fd(), (offset, len), iova, access, Reach::DataDirect)
     }
 
     /// Registers part of a dma-buf with hints for the device's accesses. The other parameters are
@@ -143,20 +177,29 @@ impl<P: Provider> Pd<P> {
         access: Access,
         hints: &Dmah,
     ) -> Result<DmabufMr> {
-        DmabufMr::register(self.domain(), buffer.as_fd(), (offset, len), iova, access, Some(hints))
+        DmabufMr::register(self.domain(), buffer.as_fd(), (offset, len), iova, access, Reach::Hinted(hints))
     }
 }
 
+/// How the device reaches the memory.
+#[derive(Clone, Copy)]
+enum Reach<'a> {
+    Usual,
+    Hinted(&'a Dmah),
+    DataDirect,
+}
+
 impl DmabufMr {
-    pub(crate) fn register(
+    fn register(
         domain: &Arc<PdShared>,
         buffer: BorrowedFd<'_>,
         (offset, len): (u64, usize),
         iova: u64,
         access: Access,
-        hints: Option<&Dmah>,
+        reach: Reach<'_>,
     ) -> Result<Self> {
         const VERB: &str = "reg_dmabuf_mr";
+        let hints = if let Reach::Hinted(hints) = reach { Some(hints) } else { None };
         if hints.is_some_and(|hints| !hints.is_of(&domain.context)) {
             return Err(Error::foreign(VERB, "the DMA handle is of another context"));
         }
@@ -169,7 +212,17 @@ impl DmabufMr {
             return Err(Error::out_of_bounds(VERB, reason));
         }
         let dmah = hints.map(Dmah::handle);
-        let request = DmabufMrRequest { pd: domain.handle, fd: buffer, offset, length, iova, access, dmah };
+        let data_direct = matches!(reach, Reach::DataDirect);
+        let request = DmabufMrRequest {
+            pd: domain.handle,
+            fd: buffer,
+            offset,
+            length,
+            iova,
+            access,
+            dmah,
+            data_direct,
+        };
         let made = command::reg_dmabuf_mr(&domain.context.file, &request).map_err(|refused| {
             if matches!(refused.errno, Errno::OPNOTSUPP | Errno::PROTONOSUPPORT) {
                 return Error::unsupported(VERB, Feature::DmabufMrs);

@@ -22,3 +22,34 @@ fn each_send_is_signalled_where_all_are_or_it_asks_for_it() {
         }
     }
 }
+
+#[test]
+fn wqe_with_its_control_segment_is_posted_as_it_is_but_for_the_counter() {
+    let Fixture { mut sq, rq, .. } = Fixture::new(false);
+    let control = |block: u16| {
+        let flags = ControlFlags::CQ_UPDATE.bits() | ControlFlags::FENCE.bits();
+        let mut bytes = [0x5a, 0, 0, Opcode::NOP.0, 0, 0, 0x2a, 2, 9, 8, 7, flags, 1, 2, 3, 4];
+        bytes[1..3].copy_from_slice(&block.to_be_bytes());
+        bytes
+    };
+    let segment = |bytes: [u8; 16]| {
+        let [first, second] = [&bytes[..8], &bytes[8..]];
+        [first, second].map(|half| u64::from_ne_bytes(half.try_into().unwrap()))
+    };
+    let data = segment([7; 16]);
+    for block in 0..2 {
+        let wqe = [segment(control(0xffff)), data];
+        // SAFETY: no device accesses the memory.
+        unsafe { sq.push_whole_wqe(block, &wqe, WcOpcode(136)) }.expect("room");
+        let written = sq.block(block as u32);
+        assert_eq!(written[..32], [control(block as u16), [7; 16]].concat());
+    }
+    // SAFETY: as above.
+    let refused = unsafe { sq.push_whole_wqe(2, &[], WcOpcode(136)) };
+    assert!(matches!(refused, Err(PushError::Unsupported { .. })), "{refused:?}");
+    let too_long = vec![data; sq.max_segments() + 1];
+    // SAFETY: as above.
+    let refused = unsafe { sq.push_whole_wqe(2, &too_long, WcOpcode(136)) };
+    assert!(matches!(refused, Err(PushError::Unsupported { .. })), "{refused:?}");
+    drop(rq);
+}

@@ -3,6 +3,8 @@
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use bareverbs_uapi::method::Call;
+use bareverbs_uapi::mlx5::attributes;
+use bareverbs_uapi::mlx5::verbs::RegDmabufFlags;
 use bareverbs_uapi::uverbs::types::AccessFlags;
 use bareverbs_uapi::uverbs::{DmabufAlloc, RegDmabufMr, RegMr};
 
@@ -27,6 +29,9 @@ pub struct DmabufMrRequest<'a> {
     /// Handle of the DMA handle with hints for the device's accesses. It requires the ioctl method
     /// `REG_MR`.
     pub dmah: Option<u32>,
+    /// Whether a ConnectX accesses it by its data direct function, a second PCI function near a GPU. Such
+    /// a request has no DMA handle.
+    pub data_direct: bool,
 }
 
 /// Registers part of a dma-buf. The MR keeps a reference to the dma-buf.
@@ -50,6 +55,9 @@ pub fn reg_dmabuf_mr(file: &DeviceFile, request: &DmabufMrRequest<'_>) -> Result
     call.input(RegDmabufMr::IOVA, &request.iova);
     call.input(RegDmabufMr::FD, &fd);
     call.flags(RegDmabufMr::ACCESS_FLAGS, request.access);
+    if request.data_direct {
+        call.flags(attributes::RegDmabufMr::ACCESS_FLAGS, RegDmabufFlags::DATA_DIRECT);
+    }
     call.output(RegDmabufMr::RESP_LKEY, &mut lkey);
     call.output(RegDmabufMr::RESP_RKEY, &mut rkey);
     // SAFETY: the method writes only its attributes. The memory belongs to the exporting driver,

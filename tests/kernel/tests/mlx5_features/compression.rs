@@ -1,8 +1,8 @@
-//! Compressed CQEs.
+//! Compressed CQEs, and CQEs of 128 bytes.
 
 use std::time::Instant;
 
-use bareverbs::cq::{Completion, CqInit};
+use bareverbs::cq::{Completion, CqInit, CqeSize};
 use bareverbs::qp::{Operation, Payload, QpCap, QpInit, Rc, RecvRequest, Sge};
 use bareverbs::{Access, Error, Imm, WcStatus};
 use bareverbs_kernel_tests::device;
@@ -15,11 +15,27 @@ use crate::raw_wqe;
 
 #[kernel_test(device::compression)]
 fn compressed_cqes_equal_uncompressed_ones() {
+    completions_equal_those_of_plain_cqes(&CqInit { compressed: true, ..CqInit::new(64) });
+}
+
+#[kernel_test(device::connectx)]
+fn cqes_of_128_bytes_equal_those_of_64() {
+    let init = CqInit { cqe_size: CqeSize::Bytes128, ..CqInit::new(64) };
+    let context = domain().context().clone();
+    let mut cq = context.create_cq(&init).unwrap();
+    assert_eq!(cq.layout().unwrap().stride, 128);
+    cq.resize(200).unwrap();
+    let layout = cq.layout().unwrap();
+    assert_eq!((layout.slots, layout.stride, layout.content_offset), (256, 128, 64));
+    completions_equal_those_of_plain_cqes(&init);
+}
+
+fn completions_equal_those_of_plain_cqes(init: &CqInit<'_>) {
     const ROUNDS: u64 = 20;
     const BATCH: u64 = 40;
     nothing_leaks(|| {
         let pd = domain();
-        let cq = pd.context().create_cq(&CqInit { compressed: true, ..CqInit::new(64) }).unwrap();
+        let cq = pd.context().create_cq(init).unwrap();
         let mut plan = Plan::default();
         (plan.cap.max_send_wr, plan.cap.max_recv_wr) = (BATCH as u32, BATCH as u32);
         let (mut a, mut b) = (side(&pd, plan), Side::on(&pd, plan, cq));

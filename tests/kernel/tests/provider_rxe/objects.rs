@@ -2,6 +2,7 @@
 
 use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_provider::command;
+use bareverbs_provider::error::{CreateError, Feature};
 use bareverbs_provider::request::{CqRequest, CqeSize, QueueMemory};
 use bareverbs_provider::traits::{Provider, SendQueue};
 use bareverbs_provider::work::{Operation, Payload, Sge, WcStatus};
@@ -65,6 +66,11 @@ fn destroyed_objects_leave_no_handles() {
     };
     // SAFETY: there is no queue to keep.
     assert!(unsafe { pair.host.rxe.create_cq(&request) }.is_err());
+    // And so are CQEs of 128 bytes.
+    let request = CqRequest { entries: 16, cqe_size: CqeSize::Bytes128, ..request };
+    // SAFETY: there is no queue to keep.
+    let refused = unsafe { pair.host.rxe.create_cq(&request) }.map(drop);
+    assert!(matches!(refused, Err(CreateError::Unsupported { feature: Feature::CqeSize })), "{refused:?}");
     assert_eq!(count(&pair.host, ObjectClass::CQ), 2);
 
     let Pair { host, client, client_cq, server, server_cq } = pair;
