@@ -175,17 +175,13 @@ pub(crate) fn create_extended(
     };
     // SAFETY: the pointer is null or that of a channel.
     let channel = unsafe { init.channel.cast::<ChannelObject>().as_ref() };
-    let has_wall_clock =
-        extended::has(init.wc_flags, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK);
+    let has_wall_clock = extended::has(init.wc_flags, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK);
     if has_wall_clock {
         context.required()?.context.clock_info()?;
     }
     let has_time = extended::has(init.wc_flags, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP);
-    let attr = CqInit {
-        vector: init.comp_vector,
-        timestamps: has_time || has_wall_clock,
-        ..CqInit::new(init.cqe)
-    };
+    let attr =
+        CqInit { vector: init.comp_vector, timestamps: has_time || has_wall_clock, ..CqInit::new(init.cqe) };
     let ignores_overrun = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0;
     let wc_flags = Some(init.wc_flags);
     Ok(create(context, attr, ignores_overrun, init.cq_context, channel, parent, wc_flags, options)?.cast())

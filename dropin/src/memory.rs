@@ -193,13 +193,20 @@ fn register(
     create(pd, addr, length, mr.map(Region::Memory))
 }
 
-fn register_dmabuf(
+/// How the device reaches a dma-buf.
+pub(crate) enum Reach<'a> {
+    Usual,
+    Hinted(&'a DmahObject),
+    DataDirect,
+}
+
+pub(crate) fn register_dmabuf(
     pd: Option<&PdObject>,
     (offset, length): (u64, usize),
     iova: u64,
     fd: c_int,
     access: c_int,
-    hints: Option<&DmahObject>,
+    reach: Reach<'_>,
 ) -> Result<*mut ibv_mr, Failure> {
     let pd = required(pd)?;
     if fd == -1 {
@@ -208,11 +215,12 @@ fn register_dmabuf(
     // SAFETY: the descriptor is one of the program. The kernel checks that it is open.
     let buffer = unsafe { BorrowedFd::borrow_raw(fd) };
     let access = Access::from_bits_retain(access.cast_unsigned());
-    let mr = match hints {
-        Some(hints) => {
+    let mr = match reach {
+        Reach::Hinted(hints) => {
             pd.inner.register_dmabuf_with_hints(buffer, offset, length, iova, access, &hints.inner)
         }
-        None => pd.inner.register_dmabuf(buffer, offset, length, iova, access),
+        Reach::Usual => pd.inner.register_dmabuf(buffer, offset, length, iova, access),
+        Reach::DataDirect => pd.inner.register_dmabuf_data_direct(buffer, offset, length, iova, access),
     };
     create(pd, ptr::without_provenance_mut(offset as usize), length, mr.map(Region::Dmabuf))
 }
@@ -287,7 +295,7 @@ export! {
         fd: c_int,
         access: c_int,
     ) -> OrNull<ibv_mr> {
-        register_dmabuf(pd, (offset, length), iova, fd, access, None)
+        register_dmabuf(pd, (offset, length), iova, fd, access, Reach::Usual)
     }
 
     fn ibv_dereg_mr(mr: Option<NonNull<MrObject>>) -> OrErrno {
@@ -376,7 +384,8 @@ export! {
             required(buffer)?.check(pd, init.addr, init.length)?;
         }
         if has_file {
-            return register_dmabuf(pd, (init.fd_offset, init.length), init.iova, init.fd, init.access, hints);
+            let reach = hints.map_or(Reach::Usual, Reach::Hinted);
+            return register_dmabuf(pd, (init.fd_offset, init.length), init.iova, init.fd, init.access, reach);
         }
         let iova = if has(IBV_REG_MR_MASK_IOVA) { init.iova } else { init.addr.addr() as u64 };
         register(pd, init.addr, init.length, iova, init.access.cast_unsigned(), hints)

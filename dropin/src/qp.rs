@@ -117,8 +117,16 @@ struct Extended {
     max_tso_header: u16,
     /// The operations of `ibv_qp_ex`.
     operations: Option<u64>,
+    mlx5: Mlx5Options,
+}
+
+/// What `mlx5dv_create_qp` adds to `ibv_create_qp_ex`.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Mlx5Options {
     /// Whether `mlx5dv_qp_ex` has a function for WQEs that the program builds.
-    raw_wqes: bool,
+    pub(crate) raw_wqes: bool,
+    /// Whether the device places short messages into CQEs; `None`: the environment says it.
+    pub(crate) scatters_to_cqe: Option<bool>,
 }
 
 /// Locks both CQs, or the one that they are. The order is that of their addresses: another thread may lock
@@ -140,13 +148,13 @@ fn lock_cqs<'a>(
     }
 }
 
-/// Whether the environment asks the device to place short messages into CQEs, for a QP that can have that.
-fn scatters_to_cqe(pd: &PdObject, init: &ibv_qp_init_attr) -> bool {
+/// Whether the device places short messages into CQEs. That is asked of QPs that can have it only.
+fn scatters_to_cqe(pd: &PdObject, init: &ibv_qp_init_attr, options: Mlx5Options) -> bool {
     let is_possible = [QpType::RC, QpType::UC].contains(&QpType(init.qp_type))
         && init.srq.is_null()
         && init.sq_sig_all == 0
         && pd.inner.context().device().driver_id() == Some(DriverId::MLX5);
-    environment().scatters_to_cqe && is_possible
+    is_possible && options.scatters_to_cqe.unwrap_or(environment().scatters_to_cqe)
 }
 
 fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Result<*mut ibv_qp, Failure> {
@@ -170,7 +178,7 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
             source_qp_num: extended.source_qp_num,
             max_tso_header: extended.max_tso_header,
             user_data: address,
-            scatter_to_cqe: scatters_to_cqe(pd, init),
+            scatter_to_cqe: scatters_to_cqe(pd, init, extended.mlx5),
             doorbell: match parent.and_then(|parent| parent.td()) {
                 Some(td) => DoorbellChoice::Domain(td),
                 None if environment().shares_doorbells => DoorbellChoice::Shared,
@@ -189,7 +197,7 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
             srq: init.srq,
             ..bare(pd.abi.context, core.handle(), core.qp_num(), core.state(), init.qp_type)
         };
-        let mlx5 = extended::mlx5_functions(extended.raw_wqes);
+        let mlx5 = extended::mlx5_functions(extended.mlx5.raw_wqes);
         let head = QpHead { mlx5, ..head(base, extended.operations, parent) };
         Ok((head, AnyQp::Queues(Queues::of_value(core))))
     });
@@ -345,11 +353,11 @@ fn attr_to_c(attr: &QpAttr) -> ibv_qp_attr {
     }
 }
 
-/// `ibv_create_qp_ex`, and WQEs that the program builds. Returns the granted capacities in `init`.
+/// `ibv_create_qp_ex` and `mlx5dv_create_qp`. Returns the granted capacities in `init`.
 pub(crate) fn create_extended(
     context_argument: ContextArgument<'_>,
     init: &mut ibv_qp_init_attr_ex,
-    raw_wqes: bool,
+    mlx5: Mlx5Options,
 ) -> Result<*mut ibv_qp, Failure> {
     let context = &context_argument.required()?.context;
     let mask = init.comp_mask.cast_signed();
@@ -372,10 +380,12 @@ pub(crate) fn create_extended(
     let has_source = flags & source != 0;
     let flags = QpCreateFlags::from_bits(flags & !source).ok_or(Failure::INVALID)?;
     let capabilities = context.capabilities();
-    let operations =
-        if has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) { Some(init.send_ops_flags) } else { raw_wqes.then_some(0) };
-    let supported =
-        extended::operations(QpType(init.qp_type), capabilities.flush, capabilities.atomic_write);
+    let operations = if has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) {
+        Some(init.send_ops_flags)
+    } else {
+        mlx5.raw_wqes.then_some(0)
+    };
+    let supported = extended::operations(QpType(init.qp_type), capabilities.flush, capabilities.atomic_write);
     if operations.is_some_and(|operations| operations & !supported != 0) {
         return Err(Failure::UNSUPPORTED);
     }
@@ -384,7 +394,7 @@ pub(crate) fn create_extended(
         source_qp_num: has_source.then_some(init.source_qpn),
         max_tso_header: if has(IBV_QP_INIT_ATTR_MAX_TSO_HEADER) { init.max_tso_header } else { 0 },
         operations,
-        raw_wqes,
+        mlx5,
     };
     // SAFETY: the pointer is null or that of a PD.
     let pd: Option<&PdObject> = unsafe { object(init.pd) };
@@ -497,7 +507,7 @@ export! {
 callback! {
     /// `ibv_create_qp_ex`. Returns the granted capacities in `init`.
     fn create_qp_ex(context: ContextArgument<'_>, init: Option<&mut ibv_qp_init_attr_ex>) -> OrNull<ibv_qp> {
-        create_extended(context, required(init)?, false)
+        create_extended(context, required(init)?, Mlx5Options::default())
     }
 
     /// `ibv_open_qp`, of XRC targets.

@@ -13,6 +13,7 @@ use bareverbs::raw::uapi::write::types::MAX_LOG_IND_TBL_SIZE;
 use bareverbs::rss::{IndirectionTable, Wq, WqFlags, WqInit, WqState};
 
 use crate::abi::Function;
+use crate::abi::device::ibv_context;
 use crate::abi::values::IBV_WQ_INIT_ATTR_FLAGS;
 use crate::abi::work::ibv_recv_wr;
 use crate::abi::wq::{ibv_rwq_ind_table, ibv_rwq_ind_table_init_attr, ibv_wq, ibv_wq_attr, ibv_wq_init_attr};
@@ -34,6 +35,20 @@ pub(crate) struct WqHead {
 
 pub(crate) type WqObject = Object<WqHead, Mutex<Wq>>;
 pub(crate) type TableObject = Object<ibv_rwq_ind_table, IndirectionTable>;
+
+impl WqObject {
+    /// Its context, and the kernel's handle.
+    pub(crate) fn kernel_object(&self) -> (*mut ibv_context, u32) {
+        (self.abi.abi.context, self.abi.abi.handle)
+    }
+}
+
+impl TableObject {
+    /// Its context, and the kernel's handle.
+    pub(crate) fn kernel_object(&self) -> (*mut ibv_context, u32) {
+        (self.abi.context, self.inner.handle())
+    }
+}
 
 /// Moves a WQ to the state of C.
 fn set_state(wq: &mut Wq, state: WqState) -> Result<(), Failure> {

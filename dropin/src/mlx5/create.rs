@@ -1,4 +1,4 @@
-//! CQs and QPs with attributes of ConnectX devices.
+//! CQs, QPs and MRs with attributes of ConnectX devices.
 
 use std::ffi::c_int;
 
@@ -7,6 +7,7 @@ use bareverbs::cq::CqeSize;
 use super::query::device_caps;
 use super::{check_mask, context, export};
 use crate::abi::cq::{ibv_cq_ex, ibv_cq_init_attr_ex};
+use crate::abi::memory::ibv_mr;
 use crate::abi::mlx5::{mlx5dv_cq_init_attr, mlx5dv_qp_ex, mlx5dv_qp_init_attr};
 use crate::abi::qp::{ibv_qp, ibv_qp_init_attr_ex};
 use crate::abi::values::{
@@ -14,12 +15,13 @@ use crate::abi::values::{
     MLX5DV_CQ_INIT_ATTR_MASK_FLAGS, MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE,
     MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE, MLX5DV_QP_EX_WITH_RAW_WQE, MLX5DV_QP_INIT_ATTR_MASK_DC,
     MLX5DV_QP_INIT_ATTR_MASK_DCI_STREAMS, MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
-    MLX5DV_QP_INIT_ATTR_MASK_SEND_OPS_FLAGS,
+    MLX5DV_QP_INIT_ATTR_MASK_SEND_OPS_FLAGS, MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT,
 };
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrNull, required};
 use crate::cq::{self, CqOptions};
-use crate::qp::{self, QpObject};
+use crate::memory::{PdObject, Reach, register_dmabuf};
+use crate::qp::{self, Mlx5Options, QpObject};
 
 fn has(mask: u64, bit: c_int) -> bool {
     mask & u64::from(bit.cast_unsigned()) != 0
@@ -59,9 +61,10 @@ fn cq_options(
     Ok(CqOptions { compressed, cqe_size })
 }
 
-/// Whether WQEs that the program builds are asked for, by attributes that may be null.
-fn has_raw_wqes(attr: Option<&mlx5dv_qp_init_attr>) -> Result<bool, Failure> {
-    let Some(attr) = attr else { return Ok(false) };
+/// The options of attributes that may be null.
+fn qp_options(attr: Option<&mlx5dv_qp_init_attr>) -> Result<Mlx5Options, Failure> {
+    let mut options = Mlx5Options::default();
+    let Some(attr) = attr else { return Ok(options) };
     let mask = attr.comp_mask;
     let known = MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS
         | MLX5DV_QP_INIT_ATTR_MASK_DC
@@ -72,18 +75,21 @@ fn has_raw_wqes(attr: Option<&mlx5dv_qp_init_attr>) -> Result<bool, Failure> {
         return Err(Failure::UNSUPPORTED);
     }
     if has(mask, MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS) {
-        // No CQE has data, whether it may or not.
         let scatter = MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE;
         check_mask(attr.create_flags.into(), scatter as u64, Failure::UNSUPPORTED)?;
         if attr.create_flags == scatter.cast_unsigned() {
             return Err(Failure::INVALID);
         }
+        if attr.create_flags != 0 {
+            let allows = has(attr.create_flags.into(), MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE);
+            options.scatters_to_cqe = Some(allows);
+        }
     }
-    if !has(mask, MLX5DV_QP_INIT_ATTR_MASK_SEND_OPS_FLAGS) {
-        return Ok(false);
+    if has(mask, MLX5DV_QP_INIT_ATTR_MASK_SEND_OPS_FLAGS) {
+        check_mask(attr.send_ops_flags, MLX5DV_QP_EX_WITH_RAW_WQE as u64, Failure::UNSUPPORTED)?;
+        options.raw_wqes = attr.send_ops_flags != 0;
     }
-    check_mask(attr.send_ops_flags, MLX5DV_QP_EX_WITH_RAW_WQE as u64, Failure::UNSUPPORTED)?;
-    Ok(attr.send_ops_flags != 0)
+    Ok(options)
 }
 
 export! {
@@ -102,7 +108,25 @@ export! {
         attr: Option<&mlx5dv_qp_init_attr>,
     ) -> OrNull<ibv_qp> {
         context(argument)?;
-        qp::create_extended(argument, required(init)?, has_raw_wqes(attr)?)
+        qp::create_extended(argument, required(init)?, qp_options(attr)?)
+    }
+
+    fn mlx5dv_reg_dmabuf_mr(
+        pd: Option<&PdObject>,
+        offset: u64,
+        length: usize,
+        iova: u64,
+        fd: c_int,
+        access: c_int,
+        mlx5_access: c_int,
+    ) -> OrNull<ibv_mr> {
+        context(ContextArgument::of(required(pd)?.abi.context))?;
+        let reach = match mlx5_access {
+            0 => Reach::Usual,
+            MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT => Reach::DataDirect,
+            _ => return Err(Failure::UNSUPPORTED),
+        };
+        register_dmabuf(pd, (offset, length), iova, fd, access, reach)
     }
 
     fn mlx5dv_qp_ex_from_ibv_qp_ex(qp: Option<&QpObject>) -> OrNull<mlx5dv_qp_ex> {

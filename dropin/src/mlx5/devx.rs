@@ -18,7 +18,7 @@ use bareverbs::raw::uapi::mlx5::{
 use bareverbs::raw::uapi::uverbs::DmabufAlloc;
 use bareverbs::raw::{Mapping, Protection, RawContext, RawObject};
 
-use super::{bytes, bytes_mut, check_mask, context, export, query_failure, refuse};
+use super::{bytes, bytes_mut, check_mask, context, export, query_failure};
 use crate::abi::device::ibv_context;
 use crate::abi::mlx5::{
     mlx5dv_devx_cmd_comp, mlx5dv_devx_event_channel, mlx5dv_devx_uar, mlx5dv_devx_umem, mlx5dv_devx_umem_in,
@@ -30,6 +30,7 @@ use crate::convention::{CountOrMinusOne, Failure, OrErrno, OrMinusOne, OrNull, V
 use crate::cq::CqObject;
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
+use crate::wq::{TableObject, WqObject};
 
 /// A struct of C, and the kernel's object behind it.
 #[repr(C)]
@@ -524,6 +525,8 @@ of_verbs! {
     mlx5dv_devx_cq_query mlx5dv_devx_cq_modify: CqObject;
     mlx5dv_devx_qp_query mlx5dv_devx_qp_modify: QpObject;
     mlx5dv_devx_srq_query mlx5dv_devx_srq_modify: SrqObject;
+    mlx5dv_devx_wq_query mlx5dv_devx_wq_modify: WqObject;
+    mlx5dv_devx_ind_tbl_query mlx5dv_devx_ind_tbl_modify: TableObject;
 }
 
 /// Writes what an import needs.
@@ -662,10 +665,4 @@ export! {
         // SAFETY: the argument is a live entry.
         unsafe { Made::destroy(pp) }
     }
-}
-
-// Those of work queues and of indirection tables.
-refuse! {
-    OrErrno:
-        mlx5dv_devx_wq_query mlx5dv_devx_wq_modify mlx5dv_devx_ind_tbl_query mlx5dv_devx_ind_tbl_modify;
 }

@@ -10,7 +10,9 @@ use bareverbs::raw::{DoorbellLayout, QueueLayout, RegisterLayout};
 use super::devx::DevxObject;
 use super::{context, export, query_failure};
 use crate::abi::device::ibv_context;
-use crate::abi::mlx5::{mlx5dv_ah, mlx5dv_cq, mlx5dv_devx, mlx5dv_obj, mlx5dv_pd, mlx5dv_qp, mlx5dv_srq};
+use crate::abi::mlx5::{
+    mlx5dv_ah, mlx5dv_cq, mlx5dv_devx, mlx5dv_dm, mlx5dv_obj, mlx5dv_pd, mlx5dv_qp, mlx5dv_rwq, mlx5dv_srq,
+};
 use crate::abi::values::{
     MLX5DV_OBJ_AH, MLX5DV_OBJ_CQ, MLX5DV_OBJ_DEVX, MLX5DV_OBJ_DM, MLX5DV_OBJ_PD, MLX5DV_OBJ_QP,
     MLX5DV_OBJ_RWQ, MLX5DV_OBJ_SRQ, MLX5DV_QP_MASK_UAR_MMAP_OFFSET, MLX5DV_SRQ_MASK_SRQN,
@@ -18,11 +20,13 @@ use crate::abi::values::{
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, required};
 use crate::cq::CqObject;
+use crate::device_memory::DmObject;
 use crate::memory::PdObject;
 use crate::object::lock;
 use crate::path::AhObject;
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
+use crate::wq::WqObject;
 
 /// The doorbell record of a queue, and its register.
 fn doorbell(layout: &QueueLayout) -> Result<(*mut u32, Option<RegisterLayout>), Failure> {
@@ -109,6 +113,38 @@ unsafe fn srq(srq: &SrqObject, out: *mut mlx5dv_srq) -> Result<(), Failure> {
     Ok(())
 }
 
+fn rwq(wq: &WqObject, out: Option<&mut mlx5dv_rwq>) -> Result<(), Failure> {
+    check_driver(wq.kernel_object().0)?;
+    let layout = lock(&wq.inner).layout().ok_or(Failure::UNSUPPORTED)?;
+    let (dbrec, _) = doorbell(&layout)?;
+    *required(out)? = mlx5dv_rwq {
+        buf: layout.ring.as_ptr().cast(),
+        dbrec,
+        wqe_cnt: layout.slots,
+        stride: layout.stride,
+        comp_mask: 0,
+    };
+    Ok(())
+}
+
+/// # Safety
+///
+/// `out` is null or that of a struct of the program.
+unsafe fn dm(dm: &DmObject, out: *mut mlx5dv_dm) -> Result<(), Failure> {
+    check_driver(dm.abi.context)?;
+    if out.is_null() {
+        return Err(Failure::INVALID);
+    }
+    let dm = lock(&dm.inner);
+    // SAFETY: by the contract. No field behind `comp_mask` is written.
+    unsafe {
+        (*out).buf = dm.as_ptr().cast();
+        (*out).length = dm.len() as u64;
+        (*out).comp_mask = 0;
+    }
+    Ok(())
+}
+
 fn ah(ah: &AhObject, out: Option<&mut mlx5dv_ah>) -> Result<(), Failure> {
     check_driver(ah.abi.abi.context)?;
     *required(out)? = mlx5dv_ah { av: ah.address_vector().as_ptr().cast_mut().cast(), comp_mask: 0 };
@@ -145,6 +181,12 @@ fn init(obj: Option<&mlx5dv_obj>, types: u64) -> Result<(), Failure> {
         }
         if has(MLX5DV_OBJ_SRQ) {
             srq(required(obj.srq_in.cast::<SrqObject>().as_ref())?, obj.srq_out)?;
+        }
+        if has(MLX5DV_OBJ_RWQ) {
+            rwq(required(obj.rwq_in.cast::<WqObject>().as_ref())?, obj.rwq_out.as_mut())?;
+        }
+        if has(MLX5DV_OBJ_DM) {
+            dm(required(obj.dm_in.cast::<DmObject>().as_ref())?, obj.dm_out)?;
         }
         if has(MLX5DV_OBJ_AH) {
             ah(required(obj.ah_in.cast::<AhObject>().as_ref())?, obj.ah_out.as_mut())?;

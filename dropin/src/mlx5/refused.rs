@@ -21,7 +21,7 @@ refuse! {
         mlx5dv_dr_action_create_modify_header mlx5dv_dr_action_create_packet_reformat
         mlx5dv_dr_action_create_pop_vlan mlx5dv_dr_action_create_push_vlan mlx5dv_dr_action_create_tag
         mlx5dv_dr_domain_create mlx5dv_dr_matcher_create mlx5dv_dr_rule_create mlx5dv_dr_table_create
-        mlx5dv_get_vfio_device_list mlx5dv_reg_dmabuf_mr mlx5dv_sched_leaf_create mlx5dv_sched_node_create;
+        mlx5dv_get_vfio_device_list mlx5dv_sched_leaf_create mlx5dv_sched_node_create;
     OrErrno:
         _mlx5dv_mkey_check mlx5dv_crypto_login mlx5dv_crypto_login_destroy mlx5dv_crypto_login_query
         mlx5dv_crypto_login_query_state mlx5dv_crypto_logout mlx5dv_dci_stream_id_reset mlx5dv_dek_destroy
