@@ -1,5 +1,5 @@
 use super::*;
-use bareverbs_provider::work::{Operation, Payload, Remote, Sge};
+use bareverbs_provider::work::{Operation, Payload, Remote, Sge, WcOpcode};
 
 use crate::fixture::Fixture;
 
