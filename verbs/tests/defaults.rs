@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use bareverbs::ah::{AhAttr, GlobalRoute, Rate};
-use bareverbs::cq::CqInit;
+use bareverbs::cq::{CqInit, CqeSize};
 use bareverbs::dm::DmInit;
 use bareverbs::flow::{EthernetMatch, FlowAttrType, FlowFlags, FlowRule, Ipv4Match, PortMatch};
 use bareverbs::qp::{
@@ -82,8 +82,9 @@ fn qp_cap_defaults() {
 #[test]
 fn cq_init_defaults() {
     let check = |init: CqInit<'_>, wanted: u32| {
-        let CqInit { entries, channel, vector, timestamps, compressed, memory, user_data } = init;
+        let CqInit { entries, channel, vector, timestamps, compressed, cqe_size, memory, user_data } = init;
         assert_eq!((entries, vector, user_data), (wanted, 0, 0));
+        assert_eq!(cqe_size, CqeSize::default());
         assert!(channel.is_none() && !timestamps && !compressed);
         assert!(matches!(memory, QueueMemory::BasePages));
     };

@@ -425,7 +425,7 @@ export! {
         events: *const u16,
         cookie: u64,
     ) -> OrErrno {
-        if events.is_null() || size % 2 != 0 {
+        if events.is_null() || !size.is_multiple_of(2) {
             return Err(Failure::INVALID);
         }
         // SAFETY: the list is that of the program.

@@ -49,7 +49,7 @@ export! {
             return Err(Failure::UNSUPPORTED);
         }
         // Fields behind `comp_mask` exist if their bit is set.
-        let table = has(MLX5DV_FLOW_MATCHER_MASK_FT_TYPE).then(|| FlowTableType(attr.ft_type));
+        let table = has(MLX5DV_FLOW_MATCHER_MASK_FT_TYPE).then_some(FlowTableType(attr.ft_type));
         let is_transport =
             matches!(table, Some(FlowTableType::RDMA_TRANSPORT_RX | FlowTableType::RDMA_TRANSPORT_TX));
         match (is_transport, has_port) {

@@ -191,7 +191,7 @@ export! {
         // SAFETY: the program has memory of this length.
         let path = unsafe { bytes_mut(path.cast(), length) }?;
         let query = raw.query::<GetDataDirectSysfsPath>().output_slice(GetDataDirectSysfsPath::PATH, path);
-        Ok(query.execute().map_err(super::query_failure)?)
+        query.execute().map_err(super::query_failure)
     }
 
     /// `bareverbs` takes the memory of a queue by parent domains only.

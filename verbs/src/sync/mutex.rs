@@ -40,6 +40,7 @@ impl RawMutex {
     /// An unlocked one.
     #[cfg(not(loom))]
     #[must_use]
+    #[allow(clippy::new_without_default, reason = "statics need a constant")]
     pub const fn new() -> Self {
         Self(Futex::new(0))
     }

@@ -79,7 +79,7 @@ impl Bench {
         let files = Files::with_rdma_core(&self.kernel, programs)?;
         let folder = Folder::new(&Path::new("dropin-bench").join(device[0]), GUEST_FOLDER)?;
         folder.compile(&files.cache, files.rdma_core()?, "bench/fastpath/c/fastpath.c", "fastpath-c")?;
-        folder.copy(&super::library("release")?)?;
+        folder.copy(&super::library("release", super::Glibc::Host)?)?;
         let hca = experiment::start_hca(self.hca, 1, &[])?;
         let setup = Setup { shares: vec![folder.share()], instruction_clock: true, ..files.setup() };
         let program = folder.in_guest("fastpath-c");
@@ -108,7 +108,8 @@ fn measure(guests: &mut Guests, variables: &[&str], program: &[&str], is_hca: bo
 
 /// The figure of a line `c.NAME<TAB>SMALLEST<TAB>MEDIAN`.
 fn figure(line: &str, is_hca: bool) -> Option<(String, f64)> {
-    let [name, smallest, median] = line.strip_prefix("c.")?.split('\t').collect::<Vec<_>>().try_into().ok()?;
+    let [name, smallest, median] =
+        line.strip_prefix("c.")?.split('\t').collect::<Vec<_>>().try_into().ok()?;
     let figure = if counts_median(name, is_hca) { median } else { smallest };
     Some((name.to_owned(), figure.parse().ok()?))
 }
@@ -137,7 +138,9 @@ fn table(measured: &[Both]) -> Result<Ceilings> {
     }
     if let [[locked, _], [elided, _]] = measured {
         let lock = get(locked, EMPTY)? - get(elided, EMPTY)?;
-        let line = format!("\nA lock and its unlock take {lock:.0} instructions more than elided ones (limit {LOCK}).");
+        let line = format!(
+            "\nA lock and its unlock take {lock:.0} instructions more than elided ones (limit {LOCK})."
+        );
         table.row("lock and unlock", &line, lock > LOCK);
     }
     Ok(table)

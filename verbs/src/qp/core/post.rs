@@ -66,8 +66,7 @@ impl<P: Provider> QpCore<P> {
     #[inline(always)]
     pub unsafe fn send_half<'q>(core: *mut Self) -> SendHalf<'q, AnyTransport, P> {
         // SAFETY: the QP is valid. The receive half shares only fields that both read.
-        let (sq, state, transport) =
-            unsafe { (&mut *(&raw mut (*core).sq), &(*core).kernel.state, (*core).transport) };
+        let (sq, state, transport) = unsafe { (&mut (*core).sq, &(*core).kernel.state, (*core).transport) };
         SendHalf::new(&mut **sq, state, transport)
     }
 
@@ -81,8 +80,7 @@ impl<P: Provider> QpCore<P> {
     #[inline(always)]
     pub unsafe fn recv_half<'q>(core: *mut Self) -> RecvHalf<'q, AnyTransport, P> {
         // SAFETY: the QP is valid. The send half shares only fields that both read.
-        let (rq, state, transport) =
-            unsafe { (&mut *(&raw mut (*core).rq), &(*core).kernel.state, (*core).transport) };
+        let (rq, state, transport) = unsafe { (&mut (*core).rq, &(*core).kernel.state, (*core).transport) };
         RecvHalf::new(rq.as_deref_mut(), state, transport)
     }
 
@@ -306,13 +304,17 @@ impl<P: Provider> QpCore<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::qp::{Operation, Payload, SendFlags};
+    use crate::cq::CqInit;
+    use crate::qp::{Operation, Payload, QpInit, QpState, QpType, SendFlags};
     use crate::testing::Plain;
 
     #[test]
     fn halves_are_used_at_the_same_time() {
         let plain = Plain::default();
-        let mut qp = plain.queue_pair(&plain.domain());
+        let pd = plain.domain();
+        let cq = pd.context().create_cq(&CqInit::new(8)).unwrap();
+        let mut qp = QpCore::create(&pd, QpType::RC, &QpInit::new(&cq, &cq)).unwrap();
+        qp.assume_state(QpState::RTS);
         let core = &raw mut qp;
         // SAFETY: the QP is not used otherwise while the halves exist.
         let (mut send, mut recv) = unsafe { (QpCore::send_half(core), QpCore::recv_half(core)) };
