@@ -19,6 +19,8 @@ use crate::hooks::ContextHooks;
 pub(crate) struct ContextObject {
     pub(crate) abi: verbs_context,
     pub(crate) context: Context,
+    /// Whether the locks of all queues are elided.
+    pub(crate) is_single_threaded: bool,
     /// The descriptor of an imported context, of which `context` has a copy.
     pub(crate) _imported: Option<OwnedFd>,
     /// The process that opened it.

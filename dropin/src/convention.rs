@@ -23,8 +23,6 @@ pub(crate) struct Failure(c_int);
 impl Failure {
     pub(crate) const BAD_DESCRIPTOR: Self = Self(libc::EBADF);
     pub(crate) const BUSY: Self = Self(libc::EBUSY);
-    /// No completion is left.
-    pub(crate) const EMPTY: Self = Self(libc::ENOENT);
     /// An address or a range is outside of memory.
     pub(crate) const FAULT: Self = Self(libc::EFAULT);
     pub(crate) const INVALID: Self = Self(libc::EINVAL);
@@ -139,19 +137,25 @@ pub(crate) struct OrNull<T>(PhantomData<T>);
 /// A value that fails in no other way than by itself, such as `void` or a text.
 pub(crate) struct Value<T>(PhantomData<T>);
 
-fn set_errno(failure: Failure) {
+/// Returns it too: so a function that ends with it keeps nothing in registers meanwhile.
+#[cold]
+#[inline(never)]
+fn set_errno(failure: Failure) -> c_int {
     // SAFETY: the pointer is that of this thread's errno.
     unsafe { *libc::__errno_location() = failure.0 };
+    failure.0
 }
 
 impl Convention for OrErrno {
     type Value = ();
     type C = c_int;
 
+    #[inline(always)]
     fn answer(result: Result<(), Failure>) -> c_int {
-        let Err(failure) = result else { return 0 };
-        set_errno(failure);
-        failure.0
+        match result {
+            Ok(()) => 0,
+            Err(failure) => set_errno(failure),
+        }
     }
 }
 
@@ -174,10 +178,7 @@ impl Convention for OrNegative {
     fn answer(result: Result<usize, Failure>) -> isize {
         match result {
             Ok(count) => count.cast_signed(),
-            Err(failure) => {
-                set_errno(failure);
-                -(failure.0 as isize)
-            }
+            Err(failure) => -(set_errno(failure) as isize),
         }
     }
 }
@@ -228,6 +229,7 @@ impl<T: Default> Convention for Value<T> {
     type Value = T;
     type C = T;
 
+    #[inline(always)]
     /// A failure, as of null for an object, is the default.
     fn answer(result: Result<T, Failure>) -> T {
         result.unwrap_or_else(|failure| {
@@ -249,7 +251,7 @@ pub(crate) fn required<T>(argument: Option<T>) -> Result<T, Failure> {
 /// The caller upholds what rdma-core's manual requires. So pointers to objects are null or those of
 /// objects that this library created and has not destroyed, and other pointers are null or valid
 /// for the access. That is what the types of the parameters say: `Option<&T>` for a live object or an
-/// input, `Option<&mut T>` for an output.
+/// input, `Option<&mut T>` for an output. `&T` is an object in which C has found the function.
 macro_rules! callback {
     ($(
         $(#[$meta:meta])*

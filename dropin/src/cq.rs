@@ -3,13 +3,15 @@
 mod extended;
 
 use std::ffi::{c_int, c_void};
-use std::mem::MaybeUninit;
-use std::ptr::{self, NonNull};
+use std::mem::{self, MaybeUninit, offset_of};
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bareverbs::cq::{Arm, Completion, Cq, CqEventCounts, CqInit, CqeSize, WcFlags};
+use bareverbs::Imm;
+use bareverbs::cq::{Arm, Completion, Cq, CqEventCounts, CqInit, CqeSize, Visitor, WcFlags, WorkCompletion};
 use bareverbs::device::DriverId;
 
 use self::extended::Polling;
@@ -27,8 +29,9 @@ use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, Value, callback, e
 use crate::domain::ParentDomain;
 use crate::environment;
 use crate::hooks::{self, CqHooks};
+use crate::lock::Locked;
 use crate::memory::PdObject;
-use crate::object::{Acknowledged, Object, lock, pointer};
+use crate::object::{Acknowledged, Object, pointer};
 
 /// The struct of C, the acknowledged events of the CQ, and the state of `ibv_start_poll`.
 #[repr(C)]
@@ -43,7 +46,7 @@ pub(crate) struct CqHead {
     pub(crate) hooks: Option<Box<CqHooks>>,
 }
 
-pub(crate) type CqObject = Object<CqHead, Mutex<Cq>>;
+pub(crate) type CqObject = Object<CqHead, Locked<Cq>>;
 
 impl CqHead {
     /// The part of the struct that all CQs have.
@@ -59,9 +62,11 @@ impl CqObject {
     }
 }
 
-/// What `mlx5dv_create_cq` adds to `ibv_create_cq_ex`.
-#[derive(Default)]
+/// What `ibv_create_cq_ex` and `mlx5dv_create_cq` add to `ibv_create_cq`.
+#[derive(Clone, Copy, Default)]
 pub(crate) struct CqOptions {
+    /// `IBV_CREATE_CQ_ATTR_*`.
+    pub(crate) flags: c_int,
     pub(crate) compressed: bool,
     pub(crate) cqe_size: Option<CqeSize>,
 }
@@ -81,7 +86,6 @@ fn cqe_size_of_environment() -> Result<CqeSize, Failure> {
 fn create(
     context: ContextArgument<'_>,
     init: CqInit<'_>,
-    ignores_overrun: bool,
     cq_context: *mut c_void,
     channel: Option<&ChannelObject>,
     parent: Option<&Arc<ParentDomain>>,
@@ -91,7 +95,8 @@ fn create(
     let created = Object::create(|address| {
         let channel_of_cq = channel.map(|channel| &channel.inner);
         let memory = ParentDomain::memory(parent);
-        let context_of_cq = &context.required()?.context;
+        let object = context.required()?;
+        let context_of_cq = &object.context;
         let cqe_size = match options.cqe_size {
             Some(size) => size,
             None if context_of_cq.driver() == DriverId::MLX5 => cqe_size_of_environment()?,
@@ -100,7 +105,7 @@ fn create(
         let compressed = options.compressed;
         let user_data = address;
         let init = CqInit { channel: channel_of_cq, memory, user_data, compressed, cqe_size, ..init };
-        let cq = if ignores_overrun {
+        let cq = if options.flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0 {
             // SAFETY: the program promises that the CQ does not overrun.
             unsafe { context_of_cq.create_cq_ignoring_overrun(&init) }?
         } else {
@@ -127,7 +132,10 @@ fn create(
             parent: parent.cloned(),
             hooks,
         };
-        Ok((head, Mutex::new(cq)))
+        let is_single_threaded = object.is_single_threaded
+            || options.flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0
+            || parent.is_some_and(|parent| parent.td().is_some());
+        Ok((head, Locked::new(cq, is_single_threaded)))
     })?;
     if let Some(channel) = channel {
         channel.abi.refcnt.fetch_add(1, Ordering::Relaxed);
@@ -182,9 +190,8 @@ pub(crate) fn create_extended(
     let has_time = extended::has(init.wc_flags, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP);
     let attr =
         CqInit { vector: init.comp_vector, timestamps: has_time || has_wall_clock, ..CqInit::new(init.cqe) };
-    let ignores_overrun = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0;
-    let wc_flags = Some(init.wc_flags);
-    Ok(create(context, attr, ignores_overrun, init.cq_context, channel, parent, wc_flags, options)?.cast())
+    let (wc_flags, options) = (Some(init.wc_flags), CqOptions { flags, ..*options });
+    Ok(create(context, attr, init.cq_context, channel, parent, wc_flags, &options)?.cast())
 }
 
 export! {
@@ -196,19 +203,21 @@ export! {
         vector: c_int,
     ) -> OrNull<ibv_cq> {
         let init = CqInit { vector: unsigned(vector)?, ..CqInit::new(unsigned(entries)?) };
-        Ok(create(context, init, false, cq_context, channel, None, None, &CqOptions::default())?.cast())
+        Ok(create(context, init, cq_context, channel, None, None, &CqOptions::default())?.cast())
     }
 
     fn ibv_resize_cq(cq: Option<&CqObject>, entries: c_int) -> OrErrno {
         let cq = required(cq)?;
         let memory = ParentDomain::memory(cq.abi.parent.as_ref());
-        let capacity = lock(&cq.inner).resize_in(unsigned(entries)?, memory)?;
+        let capacity = cq.inner.lock().resize_in(unsigned(entries)?, memory)?;
         cq.abi.base().cqe.store(count(capacity), Ordering::Relaxed);
         Ok(())
     }
 
-    fn ibv_ack_cq_events(cq: Option<&CqObject>, count: u32) -> Value<()> {
-        required(cq)?.abi.completions.add(count);
+    fn ibv_ack_cq_events(cq: Option<NonNull<CqObject>>, count: u32) -> Value<()> {
+        // SAFETY: the argument is a live CQ. `ibv_destroy_cq` may wait for this, and frees it then: so this
+        // refers to the count only.
+        unsafe { &(*required(cq)?.as_ptr()).abi.completions }.add(count);
         Ok(())
     }
 
@@ -231,20 +240,14 @@ export! {
 }
 
 callback! {
-    fn poll_cq(cq: Option<&CqObject>, count: c_int, into: *mut ibv_wc) -> OrMinusOne {
-        let (cq, count) = (required(cq)?, unsigned(count)?);
-        let mut cq = lock(&cq.inner);
-        let mut completions = cq.poll();
-        let mut polled = 0;
-        while polled < count && let Some(completion) = completions.next() {
-            // SAFETY: the program has `count` structs.
-            unsafe { ptr::write(into.add(polled as usize), work_completion(&completion)) };
-            polled += 1;
+    fn poll_cq(cq: &CqObject, count: c_int, into: *mut ibv_wc) -> OrMinusOne {
+        if count <= 0 {
+            return if count == 0 { Ok(0) } else { Err(Failure::INVALID) };
         }
-        Ok(polled.cast_signed())
+        Ok(if cq.inner.is_elided() { poll_elided(cq, count, into) } else { poll(cq, count, into, false) })
     }
 
-    /// `ibv_create_cq_ex`. A CQ for one thread has a lock too.
+    /// `ibv_create_cq_ex`.
     fn create_cq_ex(context: ContextArgument<'_>, init: Option<&ibv_cq_init_attr_ex>) -> OrNull<ibv_cq_ex> {
         create_extended(context, required(init)?, &CqOptions::default())
     }
@@ -256,36 +259,149 @@ callback! {
             return Err(Failure::INVALID);
         }
         let period = Duration::from_micros(attr.moderate.cq_period.into());
-        Ok(lock(&cq.inner).moderate(attr.moderate.cq_count, period)?)
+        Ok(cq.inner.lock().moderate(attr.moderate.cq_count, period)?)
     }
 
     fn req_notify_cq(cq: Option<&CqObject>, solicited_only: c_int) -> OrErrno {
         let arm = if solicited_only == 0 { Arm::Any } else { Arm::Solicited };
-        Ok(lock(&required(cq)?.inner).arm(arm)?)
+        Ok(required(cq)?.inner.lock().arm(arm)?)
     }
 }
 
-fn work_completion(completion: &impl Completion) -> ibv_wc {
-    let value = completion.to_value();
-    ibv_wc {
-        wr_id: value.wr_id,
-        status: value.status.0,
-        opcode: value.opcode.0,
-        vendor_err: value.vendor_err,
-        byte_len: value.byte_len,
-        imm_data: value.ex,
-        qp_num: value.qp_num,
-        src_qp: value.src_qp,
-        wc_flags: wc_flags(value.wc_flags),
-        pkey_index: value.pkey_index,
-        slid: value.slid,
-        sl: value.sl,
-        dlid_path_bits: value.dlid_path_bits,
+/// Polls at least one completion, as `ibv_poll_cq`. The fast path is that of one completion, or of none. All
+/// else is done by functions at the end, so that the fast path saves no registers.
+#[inline(always)]
+fn poll(cq: &CqObject, count: c_int, into: *mut ibv_wc, is_elided: bool) -> c_int {
+    let Some(mut guard) = cq.inner.try_lock(is_elided) else { return poll_contended(cq, count, into) };
+    let has_first = match guard.visit_next(PollInto(into)) {
+        Polled::One if count == 1 => return guard.unlock_with(1),
+        Polled::None => return guard.unlock_with(0),
+        Polled::One => true,
+        Polled::Declined => false,
+    };
+    mem::forget(guard);
+    // SAFETY: the CQ was left locked.
+    unsafe { poll_further(cq, count, into, has_first) }
+}
+
+#[inline(never)]
+fn poll_elided(cq: &CqObject, count: c_int, into: *mut ibv_wc) -> c_int {
+    poll(cq, count, into, true)
+}
+
+/// Polls completions of a CQ that another thread had locked.
+#[cold]
+#[inline(never)]
+fn poll_contended(cq: &CqObject, count: c_int, into: *mut ibv_wc) -> c_int {
+    mem::forget(cq.inner.lock());
+    // SAFETY: the CQ was left locked.
+    unsafe { poll_further(cq, count, into, false) }
+}
+
+/// Polls completions, after the first one if that was polled. Returns their number with it.
+///
+/// # Safety
+///
+/// The caller has left the CQ locked.
+#[inline(never)]
+unsafe fn poll_further(cq: &CqObject, count: c_int, into: *mut ibv_wc, has_first: bool) -> c_int {
+    // SAFETY: by the contract.
+    let mut cq = unsafe { cq.inner.take_up() };
+    // SAFETY: the program has `count` structs, which are only written. Both types have one layout.
+    let into = unsafe { slice::from_raw_parts_mut(into.cast::<WorkCompletion>(), count as usize) };
+    let into = &mut into[usize::from(has_first)..];
+    let polled = cq.poll_into(into);
+    for completion in &mut into[..polled] {
+        completion.wc_flags = WcFlags::from_bits_retain(wc_flags(completion.wc_flags));
+    }
+    c_int::from(has_first) + polled as c_int
+}
+
+/// Writes the next completion of the fast path into the struct of C.
+struct PollInto(*mut ibv_wc);
+
+/// The result of the fast path.
+enum Polled {
+    One,
+    None,
+    Declined,
+}
+
+impl Visitor for PollInto {
+    type Output = Polled;
+
+    #[inline(always)]
+    fn completion(self, completion: impl Completion) -> Polled {
+        let into = self.0;
+        // SAFETY: the program has a struct there, which is only written. Each field is written when it is read:
+        // all of them together don't fit into the registers.
+        unsafe {
+            (*into).wr_id = completion.wr_id();
+            (*into).status = completion.status().0;
+            (*into).opcode = completion.opcode().0;
+            (*into).vendor_err = completion.vendor_err();
+            (*into).byte_len = completion.byte_len();
+            (*into).qp_num = completion.qp_num();
+            if completion.is_recv() {
+                (*into).imm_data = imm_data(&completion);
+                (*into).src_qp = completion.src_qp();
+                (*into).wc_flags = wc_flags(completion.wc_flags());
+                (*into).pkey_index = completion.pkey_index();
+                (*into).slid = completion.slid();
+                (*into).sl = completion.sl();
+                (*into).dlid_path_bits = completion.dlid_path_bits();
+            } else {
+                (*into).imm_data = 0;
+                (*into).src_qp = 0;
+                (*into).wc_flags = 0;
+                (*into).pkey_index = 0;
+                (*into).slid = 0;
+                (*into).sl = 0;
+                (*into).dlid_path_bits = 0;
+            }
+        }
+        Polled::One
+    }
+
+    #[inline(always)]
+    fn empty(self) -> Polled {
+        Polled::None
+    }
+
+    #[inline(always)]
+    fn declined(self) -> Polled {
+        Polled::Declined
     }
 }
+
+/// Immediate data in network byte order, or the invalidated R_Key.
+#[inline(always)]
+fn imm_data(completion: &impl Completion) -> u32 {
+    completion.imm().map(Imm::to_be).or(completion.invalidated_rkey()).unwrap_or(0)
+}
+
+/// `poll_further` polls into the structs of C.
+const _: () = {
+    macro_rules! same_place {
+        ($($ours:ident = $theirs:ident),*) => {
+            $(assert!(offset_of!(WorkCompletion, $ours) == offset_of!(ibv_wc, $theirs));)*
+        };
+    }
+    assert!(size_of::<WorkCompletion>() == size_of::<ibv_wc>());
+    same_place!(wr_id = wr_id, status = status, opcode = opcode, vendor_err = vendor_err);
+    same_place!(byte_len = byte_len, ex = imm_data, qp_num = qp_num, src_qp = src_qp, wc_flags = wc_flags);
+    same_place!(pkey_index = pkey_index, slid = slid, sl = sl, dlid_path_bits = dlid_path_bits);
+};
 
 /// The flags of C, some of which have other bits in the kernel.
+#[inline(always)]
 fn wc_flags(flags: WcFlags) -> u32 {
+    let same = WcFlags::GRH | WcFlags::WITH_IMM;
+    if same.contains(flags) { flags.bits() } else { other_wc_flags(flags) }
+}
+
+#[cold]
+fn other_wc_flags(flags: WcFlags) -> u32 {
     let all = [
         (WcFlags::GRH, IBV_WC_GRH),
         (WcFlags::WITH_IMM, IBV_WC_WITH_IMM),

@@ -25,6 +25,8 @@ pub(crate) struct Environment {
     pub(crate) sysfs: CString,
     /// On ConnectX, to share one doorbell register without BlueFlame.
     pub(crate) shares_doorbells: bool,
+    /// On ConnectX, to elide the locks of all queues.
+    pub(crate) is_single_threaded: bool,
     /// On ConnectX, to let the device place short messages into CQEs.
     pub(crate) scatters_to_cqe: bool,
     /// The file for the trace of the data path.
@@ -62,6 +64,7 @@ impl Environment {
             shows_warnings: variable("IBV_SHOW_WARNINGS").is_some(),
             sysfs: sysfs(variable("SYSFS_PATH")),
             shares_doorbells: is_set("MLX5_SHUT_UP_BF"),
+            is_single_threaded: variable("MLX5_SINGLE_THREADED").is_some_and(|value| value == "1"),
             scatters_to_cqe: is_set("MLX5_SCATTER_TO_CQE"),
             trace: variable("BAREVERBS_TRACE").map(PathBuf::from),
             faults: variable("BAREVERBS_FAULTS").map(PathBuf::from),

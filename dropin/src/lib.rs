@@ -7,6 +7,7 @@
 //! | `environment` | variables of the environment |
 //! | `convention` | errno and return values; the macros that define functions for C |
 //! | `object` | objects of C: a struct of the ABI and the value of `bareverbs` behind it |
+//! | `lock` | the locks of queues |
 //! | `device`, `context`, `open`, `port` | devices, open devices and their functions, ports |
 //! | `record`, `channel`, `events` | descriptors of events, completion channels, asynchronous events |
 //! | `memory`, `device_memory`, `dma_handle`, `window`, `cq`, `qp`, `srq`, `xrc`, `wq`, `path`, `flow`, `flow_counters`, `comp_cntr` | objects, a file each |
@@ -45,6 +46,7 @@ mod fork;
 mod hooks;
 mod import;
 mod kernel_structs;
+mod lock;
 mod memory;
 mod mlx5;
 mod object;

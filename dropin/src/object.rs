@@ -42,10 +42,10 @@ impl<A, T> Object<A, T> {
     where
         T: Holder<V>,
     {
-        // SAFETY: the object exists, by the contract. Its value is read once: it is written back, or
-        // freed without its drop.
-        let inner = unsafe { ptr::read(&raw const (*object.as_ptr()).inner) };
-        match destroy(inner.into_value()) {
+        // SAFETY: the object exists, by the contract.
+        let value = T::place(unsafe { &raw mut (*object.as_ptr()).inner });
+        // SAFETY: as above. The value is read once: it is written back, or freed without its drop.
+        match destroy(unsafe { ptr::read(value) }) {
             Ok(result) => {
                 // SAFETY: the object exists, and only shared references to `A` are made of it.
                 wait(unsafe { &(*object.as_ptr()).abi }, result);
@@ -61,7 +61,7 @@ impl<A, T> Object<A, T> {
             }
             Err(refused) => {
                 // SAFETY: the object exists, and its value was read above.
-                unsafe { ptr::write(&raw mut (*object.as_ptr()).inner, T::of_value(refused.object)) };
+                unsafe { ptr::write(value, refused.object) };
                 Err(refused.error.into())
             }
         }
@@ -78,29 +78,23 @@ impl<A, T> Object<A, T> {
     }
 }
 
-/// What an object has of a value `V` of `bareverbs`: the value itself, or with a lock.
+/// What an object has of a value `V` of `bareverbs`: the value itself, or with locks. Nothing else of it
+/// has a drop.
 pub(crate) trait Holder<V> {
-    fn of_value(value: V) -> Self;
-    fn into_value(self) -> V;
+    /// The place of the value, for [`Object::destroy`].
+    fn place(holder: *mut Self) -> *mut V;
 }
 
 impl<V> Holder<V> for V {
-    fn of_value(value: V) -> Self {
-        value
-    }
-
-    fn into_value(self) -> V {
-        self
+    fn place(holder: *mut Self) -> *mut V {
+        holder
     }
 }
 
 impl<V> Holder<V> for Mutex<V> {
-    fn of_value(value: V) -> Self {
-        Self::new(value)
-    }
-
-    fn into_value(self) -> V {
-        self.into_inner().unwrap_or_else(PoisonError::into_inner)
+    fn place(holder: *mut Self) -> *mut V {
+        // SAFETY: nothing else uses an object that is destroyed.
+        ptr::from_mut(unsafe { &mut *holder }.get_mut().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

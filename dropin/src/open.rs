@@ -8,12 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
 
 use bareverbs::Context;
+use bareverbs::device::DriverId;
 
 use crate::abi::Function;
 use crate::abi::device::{ibv_context, ibv_context_ops, verbs_context};
 use crate::context::{ContextArgument, ContextObject};
 use crate::convention::{Failure, OrErrno, OrNull, callback, export, required};
 use crate::device::DeviceObject;
+use crate::environment::environment;
 use crate::hooks::hook_context;
 use crate::{
     cq, device_memory, dma_handle, domain, flow, flow_counters, memory, port, qp, record, srq, window, wq,
@@ -152,10 +154,12 @@ pub(crate) fn create(
         mutex: MaybeUninit::zeroed(),
         abi_compat: EXTENDED,
     };
+    let is_single_threaded = context.driver() == DriverId::MLX5 && environment().is_single_threaded;
     let object = ContextObject {
         abi: extended(abi),
         context,
         hooks,
+        is_single_threaded,
         _imported: imported,
         process: std::process::id(),
         _device: device,

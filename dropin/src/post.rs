@@ -13,7 +13,7 @@ use bareverbs::xrc::XrcOperation;
 use bareverbs::{Imm, Remote};
 
 use crate::abi::work::{ibv_recv_wr, ibv_send_wr, ibv_sge};
-use crate::convention::Failure;
+use crate::convention::{Failure, required};
 use crate::cq::unsigned;
 use crate::path::AhObject;
 use crate::window::{self, MwObject};
@@ -40,9 +40,10 @@ unsafe fn sges<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge], Fail
 /// `RecvHalf::post_recv` holds for the requests.
 pub(crate) unsafe fn post_receives(
     first: *mut ibv_recv_wr,
-    bad: &mut *mut ibv_recv_wr,
+    bad: Option<&mut *mut ibv_recv_wr>,
     mut post: impl FnMut(RecvRequest<'_>) -> Result<(), PostError>,
 ) -> Result<(), Failure> {
+    let bad = required(bad)?;
     let mut next = first;
     // SAFETY: the element of the list is valid, by the contract.
     while let Some(request) = unsafe { next.as_ref() } {
@@ -132,12 +133,64 @@ fn connected(opcode: WrOpcode, imm: Imm, request: &ibv_send_wr) -> Result<Operat
     })
 }
 
+/// A send or a write of one SGE or one piece of inline data, which the fast path of the queue of an RC or UC QP
+/// may take. That of other QPs declines it. `None` for other requests. `inline` is the place of its inline data.
+///
+/// # Safety
+///
+/// As for [`with_send`].
+#[inline(always)]
+pub(crate) unsafe fn frequent_send<'a>(
+    request: &'a ibv_send_wr,
+    inline: &'a mut [&'a [u8]; 1],
+) -> Option<SendRequest<'a, AnyOperation<'a>>> {
+    let operation = match WrOpcode(request.opcode) {
+        WrOpcode::RDMA_WRITE => {
+            // SAFETY: all bits are valid.
+            let remote = unsafe { request.wr.rdma };
+            Operation::Write(Remote { addr: remote.remote_addr, rkey: remote.rkey })
+        }
+        WrOpcode::SEND => Operation::Send,
+        _ => return None,
+    };
+    if request.num_sge != 1 {
+        return None;
+    }
+    // SAFETY: the list has one element, by the contract.
+    let sge = unsafe { request.sg_list.cast::<Sge>().as_ref() }?;
+    let payload = if WireFlags::from_bits_retain(request.send_flags).contains(WireFlags::INLINE) {
+        // SAFETY: by the contract.
+        inline[0] = unsafe { bytes(sge) };
+        Payload::Inline(inline)
+    } else {
+        Payload::Sges(slice::from_ref(sge))
+    };
+    let flags = SendFlags::from_bits_truncate(request.send_flags);
+    Some(SendRequest { wr_id: request.wr_id, operation: operation.into(), flags, payload })
+}
+
+/// The receive of a list of one with one SGE, which the fast path of the queue may take.
+///
+/// # Safety
+///
+/// As for [`post_receives`].
+#[inline(always)]
+pub(crate) unsafe fn frequent_receive<'a>(first: *mut ibv_recv_wr) -> Option<RecvRequest<'a>> {
+    // SAFETY: the element of the list is valid, by the contract.
+    let request =
+        unsafe { first.as_ref() }.filter(|request| request.next.is_null() && request.num_sge == 1)?;
+    // SAFETY: the list of elements has one, by the contract.
+    let sge = unsafe { request.sg_list.cast::<Sge>().as_ref() }?;
+    Some(RecvRequest { wr_id: request.wr_id, sges: slice::from_ref(sge) })
+}
+
 /// Converts a send, and passes it on.
 ///
 /// # Safety
 ///
 /// The pointers of the request are valid: its SGEs, with `IBV_SEND_INLINE` the memory that they name, and
 /// what its operation needs.
+#[inline(never)]
 pub(crate) unsafe fn with_send<R>(
     qp_type: QpType,
     request: &ibv_send_wr,
@@ -148,19 +201,25 @@ pub(crate) unsafe fn with_send<R>(
     let post = |payload| post(&SendRequest { wr_id: request.wr_id, operation, flags, payload });
     // SAFETY: by the contract.
     let sges = unsafe { sges(request.sg_list, request.num_sge) }?;
-    let is_inline = WireFlags::from_bits_retain(request.send_flags).contains(WireFlags::INLINE);
-    let posted = match sges {
-        sges if !is_inline => post(Payload::Sges(sges)),
+    if !WireFlags::from_bits_retain(request.send_flags).contains(WireFlags::INLINE) {
+        return Ok(post(Payload::Sges(sges))?);
+    }
+    let mut few: [&[u8]; FEW] = [&[]; FEW];
+    let many: Vec<_>;
+    let all = if let Some(few) = few.get_mut(..sges.len()) {
         // SAFETY: by the contract.
-        [sge] => post(Payload::Inline(&[unsafe { bytes(sge) }])),
-        sges => {
-            // SAFETY: by the contract.
-            let all: Vec<_> = sges.iter().map(|sge| unsafe { bytes(sge) }).collect();
-            post(Payload::Inline(&all))
-        }
+        few.iter_mut().zip(sges).for_each(|(part, sge)| *part = unsafe { bytes(sge) });
+        few
+    } else {
+        // SAFETY: by the contract.
+        many = sges.iter().map(|sge| unsafe { bytes(sge) }).collect();
+        &many[..]
     };
-    Ok(posted?)
+    Ok(post(Payload::Inline(all))?)
 }
+
+/// Pieces of inline data that need no memory.
+const FEW: usize = 16;
 
 /// The bytes of an inline request.
 ///

@@ -2,6 +2,7 @@
 
 mod extended;
 mod kind;
+mod posting;
 mod queues;
 mod rss;
 
@@ -9,12 +10,11 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use bareverbs::ah::AhAttr;
 use bareverbs::cq::Cq;
 use bareverbs::device::DriverId;
-use bareverbs::error::{DoorbellError, PostReason};
 use bareverbs::mw::inc_rkey;
 use bareverbs::qp::{
     DoorbellChoice, Ece, MigState, Operation, Payload, QpAttr, QpAttrMask, QpCap, QpCreateFlags, QpInit,
@@ -27,6 +27,7 @@ use bareverbs::{Access, Error, Gid, PortNum};
 
 use self::extended::Posting;
 pub(crate) use self::kind::AnyQp;
+pub(crate) use self::posting::{post_recv, post_send};
 use self::queues::Queues;
 use crate::abi::device::ibv_context;
 use crate::abi::gid::ibv_gid;
@@ -43,17 +44,16 @@ use crate::abi::values::{
     IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QP_INIT_ATTR_XRCD, IBV_QP_OPEN_ATTR_CONTEXT, IBV_QP_OPEN_ATTR_NUM,
     IBV_QP_OPEN_ATTR_TYPE, IBV_QP_OPEN_ATTR_XRCD,
 };
-use crate::abi::work::{ibv_recv_wr, ibv_send_wr};
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrNull, Value, callback, export, required};
 use crate::cq::CqObject;
 use crate::domain::ParentDomain;
 use crate::environment::environment;
 use crate::hooks::{self, QpHooks};
+use crate::lock::Guard;
 use crate::memory::PdObject;
-use crate::object::{Acknowledged, Holder, Object, lock, pointer};
+use crate::object::{Acknowledged, Object, pointer};
 use crate::path;
-use crate::post::{post_receives, with_send};
 use crate::srq::{AnySrq, SrqObject};
 use crate::window::{self, MwObject};
 use crate::xrc::XrcdObject;
@@ -131,19 +131,16 @@ pub(crate) struct Mlx5Options {
 
 /// Locks both CQs, or the one that they are. The order is that of their addresses: another thread may lock
 /// the same ones in exchanged roles.
-fn lock_cqs<'a>(
-    send_cq: &'a CqObject,
-    recv_cq: &'a CqObject,
-) -> (MutexGuard<'a, Cq>, Option<MutexGuard<'a, Cq>>) {
+fn lock_cqs<'a>(send_cq: &'a CqObject, recv_cq: &'a CqObject) -> (Guard<'a, Cq>, Option<Guard<'a, Cq>>) {
     match ptr::from_ref(send_cq).cmp(&ptr::from_ref(recv_cq)) {
-        std::cmp::Ordering::Equal => (lock(&send_cq.inner), None),
+        std::cmp::Ordering::Equal => (send_cq.inner.lock(), None),
         std::cmp::Ordering::Less => {
-            let sends = lock(&send_cq.inner);
-            (sends, Some(lock(&recv_cq.inner)))
+            let sends = send_cq.inner.lock();
+            (sends, Some(recv_cq.inner.lock()))
         }
         std::cmp::Ordering::Greater => {
-            let receives = lock(&recv_cq.inner);
-            (lock(&send_cq.inner), Some(receives))
+            let receives = recv_cq.inner.lock();
+            (send_cq.inner.lock(), Some(receives))
         }
     }
 }
@@ -158,6 +155,7 @@ fn scatters_to_cqe(pd: &PdObject, init: &ibv_qp_init_attr, options: Mlx5Options)
 }
 
 fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Result<*mut ibv_qp, Failure> {
+    let is_single_threaded = ContextArgument::of(pd.abi.context).required()?.is_single_threaded;
     // An XRC initiator has no receives, and so no CQ for them.
     let recv_cq = if QpType(init.qp_type) == QpType::XRC_INI { init.send_cq } else { init.recv_cq };
     // SAFETY: the pointers are those of objects of the program.
@@ -169,7 +167,7 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
     let parent = pd.abi.parent();
     let created = Object::create(|address| {
         let (sends, receives) = lock_cqs(send_cq, recv_cq);
-        let srq_of_qp = srq.map(|srq| lock(&srq.inner));
+        let srq_of_qp = srq.map(|srq| srq.inner.lock());
         let attr = QpInit {
             srq: srq_of_qp.as_deref().map(AnySrq::basic).transpose()?,
             cap: cap_from_c(&init.cap),
@@ -198,8 +196,10 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
             ..bare(pd.abi.context, core.handle(), core.qp_num(), core.state(), init.qp_type)
         };
         let mlx5 = extended::mlx5_functions(extended.mlx5.raw_wqes);
-        let head = QpHead { mlx5, ..head(base, extended.operations, parent) };
-        Ok((head, AnyQp::Queues(Queues::of_value(core))))
+        let posting = Posting::new(&core.cap());
+        let head = QpHead { mlx5, posting, ..head(base, extended.operations, parent) };
+        let is_single_threaded = is_single_threaded || parent.is_some_and(|parent| parent.td().is_some());
+        Ok((head, AnyQp::Queues(Queues::new(core, is_single_threaded))))
     });
     created.inspect(|qp| hooks::remember(*qp)).map(<*mut QpObject>::cast)
 }
@@ -542,40 +542,6 @@ callback! {
         qp.inner.with_core(|core| core.set_rate_limit(&limit))
     }
 
-    /// Posts the requests with one doorbell, up to the first one that is rejected.
-    fn post_send(
-        qp: Option<&QpObject>,
-        first: *mut ibv_send_wr,
-        bad: Option<&mut *mut ibv_send_wr>,
-    ) -> OrErrno {
-        let (qp, bad) = (required(qp)?, required(bad)?);
-        let qp_type = QpType(qp.abi.abi.qp_base.qp_type);
-        let mut send = qp.inner.queues()?.send();
-        let mut batch = send.start_send();
-        let mut outcome = Ok(());
-        let mut next = first;
-        // SAFETY: the requests are a list of the program.
-        while let Some(request) = unsafe { next.as_ref() } {
-            // SAFETY: the program keeps what the request names until it completes.
-            outcome = unsafe { with_send(qp_type, request, |request| batch.push(request)) };
-            if outcome.is_err() {
-                *bad = next;
-                break;
-            }
-            next = request.next;
-        }
-        if batch.is_empty() {
-            return outcome;
-        }
-        batch.ring().map_err(|refused| {
-            // Requests that count as posted have completions, so none of them is bad.
-            let is_posted = matches!(refused.reason, PostReason::Doorbell(DoorbellError::Posted(_)));
-            *bad = if is_posted { next } else { first };
-            Failure::from(refused.reason)
-        })?;
-        outcome
-    }
-
     /// `ibv_bind_mw`, of windows of type 1. The key of the struct is the new one at once.
     fn bind_mw(qp: Option<&QpObject>, mw: Option<&MwObject>, bind: Option<&ibv_mw_bind>) -> OrErrno {
         let (qp, mw, bind) = (required(qp)?, required(mw)?, required(bind)?);
@@ -590,25 +556,8 @@ callback! {
             payload: Payload::Sges(&[]),
         };
         // SAFETY: the program keeps the region while the window is bound.
-        unsafe { qp.inner.queues()?.send().post_send(&[request]) }.map_err(|refused| Failure::from(refused.reason))?;
+        unsafe { qp.inner.queues()?.send().half().post_send(&[request]) }.map_err(|refused| Failure::from(refused.reason))?;
         mw.abi.rkey.store(rkey, Ordering::Relaxed);
         Ok(())
-    }
-
-    fn post_recv(
-        qp: Option<&QpObject>,
-        first: *mut ibv_recv_wr,
-        bad: Option<&mut *mut ibv_recv_wr>,
-    ) -> OrErrno {
-        let (qp, bad) = (required(qp)?, required(bad)?);
-        if qp.abi.abi.qp_base.state.load(Ordering::Relaxed) == u32::from(QpState::ERR.0) {
-            return qp.inner.queues()?.with_core(|core| {
-                // SAFETY: the program keeps what the requests name until they complete.
-                unsafe { post_receives(first, bad, |request| core.post_recv(&[request])) }
-            });
-        }
-        let mut recv = qp.inner.queues()?.recv();
-        // SAFETY: as above.
-        unsafe { post_receives(first, bad, |request| recv.post_recv(&[request])) }
     }
 }

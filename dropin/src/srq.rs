@@ -1,9 +1,9 @@
 //! Shared receive queues.
 
 use std::ffi::{c_int, c_void};
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use bareverbs::Error;
 use bareverbs::error::{PostError, Refused};
@@ -21,12 +21,13 @@ use crate::abi::values::{
 };
 use crate::abi::work::ibv_recv_wr;
 use crate::context::ContextArgument;
-use crate::convention::{Failure, OrErrno, OrNull, callback, export, required};
+use crate::convention::{Convention, Failure, OrErrno, OrNull, Value, callback, export, required};
 use crate::cq::CqObject;
 use crate::domain::ParentDomain;
+use crate::lock::Locked;
 use crate::memory::PdObject;
-use crate::object::{Acknowledged, Object, lock, pointer};
-use crate::post::post_receives;
+use crate::object::{Acknowledged, Object, pointer};
+use crate::post::{frequent_receive, post_receives};
 use crate::xrc::XrcdObject;
 
 /// The struct of C, and the acknowledged events of the SRQ.
@@ -37,7 +38,7 @@ pub(crate) struct SrqHead {
     _parent: Option<Arc<ParentDomain>>,
 }
 
-pub(crate) type SrqObject = Object<SrqHead, Mutex<AnySrq>>;
+pub(crate) type SrqObject = Object<SrqHead, Locked<AnySrq>>;
 
 /// An SRQ of any type.
 pub(crate) enum AnySrq {
@@ -92,6 +93,18 @@ impl AnySrq {
 
     /// # Safety
     ///
+    /// As for [`Srq::try_post_recv`].
+    #[inline(always)]
+    unsafe fn try_post_recv(&mut self, request: &RecvRequest<'_>) -> bool {
+        match self {
+            // SAFETY: the caller's contract is the same.
+            Self::Basic(srq) => unsafe { srq.try_post_recv(request) },
+            Self::Xrc(_) => false,
+        }
+    }
+
+    /// # Safety
+    ///
     /// As for [`Srq::post_recv`].
     unsafe fn post_recv(&mut self, request: RecvRequest<'_>) -> Result<(), PostError> {
         // SAFETY: the caller's contract is the same.
@@ -120,6 +133,8 @@ fn create(
     make: impl FnOnce(&SrqInit<'_>) -> Result<AnySrq, Error>,
 ) -> Result<*mut ibv_srq, Failure> {
     let parent = pd.abi.parent();
+    let has_td = parent.is_some_and(|parent| parent.td().is_some());
+    let is_single_threaded = has_td || ContextArgument::of(pd.abi.context).required()?.is_single_threaded;
     let created = Object::create(|address| {
         let srq = make(&SrqInit {
             // libmlx5 grants room to programs that ask for none.
@@ -140,7 +155,7 @@ fn create(
             events_completed: 0,
         };
         let head = SrqHead { abi, events: Acknowledged::default(), _parent: parent.cloned() };
-        Ok((head, Mutex::new(srq)))
+        Ok((head, Locked::new(srq, is_single_threaded)))
     });
     created.map(<*mut SrqObject>::cast)
 }
@@ -162,7 +177,7 @@ export! {
     fn ibv_modify_srq(srq: Option<&SrqObject>, attr: Option<&ibv_srq_attr>, mask: c_int) -> OrErrno {
         let (srq, attr) = (required(srq)?, required(attr)?);
         let mask = SrqAttrMask::from_bits(mask.cast_unsigned()).ok_or(Failure::INVALID)?;
-        let mut srq = lock(&srq.inner);
+        let mut srq = srq.inner.lock();
         if mask.contains(SrqAttrMask::MAX_WR) {
             match &mut *srq {
                 AnySrq::Basic(srq) => srq.resize(attr.max_wr)?,
@@ -177,7 +192,7 @@ export! {
     }
 
     fn ibv_query_srq(srq: Option<&SrqObject>, attr: Option<&mut MaybeUninit<ibv_srq_attr>>) -> OrErrno {
-        let found = lock(&required(srq)?.inner).query()?;
+        let found = required(srq)?.inner.lock().query()?;
         required(attr)?.write(ibv_srq_attr {
             max_wr: found.max_wr,
             max_sge: found.max_sge,
@@ -223,7 +238,7 @@ callback! {
                 pd.inner.create_srq(attr).map(AnySrq::Basic)
             });
         }
-        let (xrcd, cq) = (required(objects.0)?, lock(&required(objects.1)?.inner));
+        let (xrcd, cq) = (required(objects.0)?, required(objects.1)?.inner.lock());
         create(pd, init.srq_context, &mut init.attr, |attr| {
             let init = XrcSrqInit { srq: *attr, xrcd: &xrcd.inner, cq: &cq };
             pd.inner.create_xrc_srq(&init).map(AnySrq::Xrc)
@@ -232,7 +247,7 @@ callback! {
 
     /// `ibv_get_srq_num`.
     fn get_srq_num(srq: Option<&SrqObject>, number: Option<&mut u32>) -> OrErrno {
-        let (srq, number) = (lock(&required(srq)?.inner), required(number)?);
+        let (srq, number) = (required(srq)?.inner.lock(), required(number)?);
         *number = match &*srq {
             AnySrq::Xrc(srq) => srq.srq_num(),
             AnySrq::Basic(srq) => {
@@ -241,15 +256,61 @@ callback! {
         };
         Ok(())
     }
+}
 
+callback! {
+    /// Returns 0 or an errno. The fast path is as that of `ibv_post_recv`.
     fn post_srq_recv(
-        srq: Option<&SrqObject>,
+        srq: &SrqObject,
         first: *mut ibv_recv_wr,
         bad: Option<&mut *mut ibv_recv_wr>,
-    ) -> OrErrno {
-        let srq = required(srq)?;
-        let mut srq = lock(&srq.inner);
-        // SAFETY: the requests are a list of the program, which keeps their memory until they complete.
-        unsafe { post_receives(first, required(bad)?, |request| srq.post_recv(request)) }
+    ) -> Value<c_int> {
+        let Some(mut guard) = srq.inner.try_lock(srq.inner.is_elided()) else {
+            // SAFETY: the requests are a list of the program, which keeps their memory until they complete.
+            return Ok(unsafe { post_contended(srq, first, bad) });
+        };
+        // SAFETY: as above.
+        if let Some(request) = unsafe { frequent_receive(first) }
+            && bad.is_some()
+            // SAFETY: as above.
+            && unsafe { guard.try_post_recv(&request) }
+        {
+            return Ok(guard.unlock_with(0));
+        }
+        mem::forget(guard);
+        // SAFETY: as above. The SRQ was left locked.
+        Ok(unsafe { post_list(srq, first, bad) })
     }
+}
+
+/// Posts receives to an SRQ that another thread had locked.
+///
+/// # Safety
+///
+/// As for [`post_receives`].
+#[cold]
+#[inline(never)]
+unsafe fn post_contended(
+    srq: &SrqObject,
+    first: *mut ibv_recv_wr,
+    bad: Option<&mut *mut ibv_recv_wr>,
+) -> c_int {
+    mem::forget(srq.inner.lock());
+    // SAFETY: by the contract. The SRQ was left locked.
+    unsafe { post_list(srq, first, bad) }
+}
+
+/// Posts any list of receives. `bad` becomes the first one that is rejected.
+///
+/// # Safety
+///
+/// As for [`post_receives`]. The caller has left the SRQ locked.
+#[inline(never)]
+unsafe fn post_list(srq: &SrqObject, first: *mut ibv_recv_wr, bad: Option<&mut *mut ibv_recv_wr>) -> c_int {
+    // SAFETY: by the contract.
+    let mut guard = unsafe { srq.inner.take_up() };
+    // SAFETY: by the contract.
+    let posted = unsafe { post_receives(first, bad, |request| guard.post_recv(request)) };
+    drop(guard);
+    OrErrno::answer(posted)
 }

@@ -76,7 +76,7 @@ callback! {
         let (pd, cq) = (required(pd)?, required(cq)?);
         let parent = pd.abi.parent();
         let created = Object::create(|address| {
-            let cq_of_wq = lock(&cq.inner);
+            let cq_of_wq = cq.inner.lock();
             let attr = WqInit {
                 max_recv_sge: init.max_sge,
                 flags: WqFlags::from_bits_retain(flags),
@@ -146,7 +146,7 @@ callback! {
     ) -> OrErrno {
         let mut wq = lock(&required(wq)?.inner);
         // SAFETY: the requests are a list of the program, which keeps their memory until they complete.
-        unsafe { post_receives(first, required(bad)?, |request| wq.post_recv(&[request])) }
+        unsafe { post_receives(first, bad, |request| wq.post_recv(&[request])) }
     }
 
     /// `ibv_create_rwq_ind_table`. A WQ may have several entries.

@@ -53,6 +53,7 @@ c_types! {
         read_completion_wallclock_ns: Function,
     }
 
+    #[derive(Default)]
     struct ibv_wc {
         wr_id: u64,
         status: u32,

@@ -58,7 +58,7 @@ fn cq_options(
             return Err(Failure::INVALID);
         }
     }
-    Ok(CqOptions { compressed, cqe_size })
+    Ok(CqOptions { compressed, cqe_size, ..CqOptions::default() })
 }
 
 /// The options of attributes that may be null.

@@ -74,7 +74,7 @@ unsafe fn qp(qp: &QpObject, out: *mut mlx5dv_qp) -> Result<(), Failure> {
 
 fn cq(cq: &CqObject, out: Option<&mut mlx5dv_cq>) -> Result<(), Failure> {
     check_driver(cq.kernel_object().0)?;
-    let layout = lock(&cq.inner).layout().ok_or(Failure::UNSUPPORTED)?;
+    let layout = cq.inner.lock().layout().ok_or(Failure::UNSUPPORTED)?;
     let (dbrec, register) = doorbell(&layout)?;
     *required(out)? = mlx5dv_cq {
         buf: layout.ring.as_ptr().cast(),
@@ -94,7 +94,7 @@ fn cq(cq: &CqObject, out: Option<&mut mlx5dv_cq>) -> Result<(), Failure> {
 /// `out` is null or that of a struct of the program.
 unsafe fn srq(srq: &SrqObject, out: *mut mlx5dv_srq) -> Result<(), Failure> {
     check_driver(srq.kernel_object().0)?;
-    let layout = lock(&srq.inner).layout().ok_or(Failure::UNSUPPORTED)?;
+    let layout = srq.inner.lock().layout().ok_or(Failure::UNSUPPORTED)?;
     let (dbrec, _) = doorbell(&layout)?;
     // SAFETY: by the contract. Fields behind `comp_mask` exist if their bit is set.
     unsafe {

@@ -6,12 +6,11 @@
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::mem::{self, ManuallyDrop};
-use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::{ptr, slice};
 
 use bareverbs::error::PostReason;
-use bareverbs::qp::{Batch, Datagram, Frame, Operation, Payload, QpType, SendFlags, SendRequest, Sge};
+use bareverbs::qp::{Batch, Datagram, Frame, Operation, Payload, QpCap, QpType, SendFlags, SendRequest, Sge};
 use bareverbs::raw::uapi::verbs_values::SendFlags as WireFlags;
 use bareverbs::raw::uapi::write::types::{PlacementType, SelectivityLevel, WcOpcode};
 use bareverbs::untyped::{AnyOperation, AnyTransport};
@@ -19,7 +18,7 @@ use bareverbs::xrc::XrcOperation;
 use bareverbs::{Imm, Remote};
 use bareverbs_mlx5::wqe::{SEGMENT, Segment};
 
-use super::queues::Send;
+use super::queues::Sends;
 use super::{QpHead, QpObject};
 use crate::abi::Function;
 use crate::abi::memory::ibv_mw_bind_info;
@@ -68,35 +67,24 @@ pub(super) fn operations(qp_type: QpType, has_flush: bool, has_atomic_write: boo
     u64::from(all.cast_unsigned())
 }
 
-/// What a thread posts between `ibv_wr_start` and `ibv_wr_complete` or `ibv_wr_abort`. It holds the lock of
-/// the send queue, so only that thread uses the cell.
-#[derive(Default)]
+/// What a thread posts between `ibv_wr_start` and `ibv_wr_complete` or `ibv_wr_abort`. The send queue is
+/// locked then, so only that thread uses the cell.
 pub(super) struct Posting(UnsafeCell<Posted>);
 
-#[derive(Default)]
 struct Posted {
-    open: Option<Open>,
-    /// The data of the request that is built. Its memory is used again.
-    sges: Vec<Sge>,
-    bytes: Vec<u8>,
-}
-
-struct Open {
-    /// Dropped before the guard.
-    batch: ManuallyDrop<Batch<'static, AnyTransport>>,
-    _send: MutexGuard<'static, Send>,
+    is_started: bool,
+    /// Whether requests were pushed, which no doorbell has published.
+    has_pushed: bool,
     /// Of the first request that was rejected.
     failure: Option<Failure>,
-    /// The batch does not count them.
-    has_raw_wqes: bool,
-    request: Option<Request>,
-}
-
-/// A request that is built.
-struct Request {
+    /// The request that is built. It is pushed when the next one begins.
+    operation: Option<Operation>,
     wr_id: u64,
     flags: u32,
-    operation: Operation,
+    is_inline: bool,
+    sges: Vec<Sge>,
+    /// Inline data.
+    bytes: Vec<u8>,
     /// Of a datagram: address handle, QPN and Q_Key.
     peer: (*const AhObject, u32, u32),
     /// Of XRC.
@@ -104,7 +92,6 @@ struct Request {
     /// Of a large send.
     header: Vec<u8>,
     mss: Option<u16>,
-    is_inline: bool,
 }
 
 /// The struct of C with the functions of these operations. `None`: it has none.
@@ -170,72 +157,119 @@ pub(super) fn mlx5_functions(raw_wqes: bool) -> mlx5dv_qp_ex {
 /// # Safety
 ///
 /// As for [`Mlx5Sq::push_whole_wqe`](bareverbs_mlx5::Mlx5Sq::push_whole_wqe).
-unsafe fn push_raw_wqe(open: &mut Open, wr_id: u64, wqe: &[Segment]) -> Result<(), Failure> {
+unsafe fn push_raw_wqe(
+    batch: &mut Batch<'_, AnyTransport>,
+    wr_id: u64,
+    wqe: &[Segment],
+) -> Result<(), Failure> {
     // SAFETY: the program posts in such a state. The queue is pushed to only.
-    let queue = unsafe { open.batch.provider_queue() }.mlx5().ok_or(Failure::INVALID)?;
+    let queue = unsafe { batch.provider_queue() }.mlx5().ok_or(Failure::INVALID)?;
     let wc_opcode = WcOpcode(IBV_WC_DRIVER2.cast_unsigned());
     // SAFETY: by the contract.
     unsafe { queue.push_whole_wqe(wr_id, wqe, wc_opcode) }.map_err(|error| PostReason::from(error).into())
 }
 
-impl Posted {
-    /// Begins a request, after the one before it.
-    fn begin(&mut self, head: &QpHead, operation: Operation) {
-        self.push(head);
-        if let Some(open) = &mut self.open {
-            open.request = Some(Request {
-                wr_id: head.abi.wr_id.load(Ordering::Relaxed),
-                flags: head.abi.wr_flags.load(Ordering::Relaxed),
-                operation,
-                peer: (ptr::null(), 0, 0),
-                remote_srq: 0,
-                header: Vec::new(),
-                mss: None,
-                is_inline: false,
-            });
-        }
-        self.sges.clear();
-        self.bytes.clear();
-    }
-
-    /// Pushes the request that is built, if there is one. After a failure, nothing is pushed.
-    fn push(&mut self, head: &QpHead) {
-        let Self { open: Some(open), sges, bytes } = self else { return };
-        let Some(request) = open.request.take().filter(|_| open.failure.is_none()) else { return };
-        let Some(operation) = request.operation(QpType(head.abi.qp_base.qp_type)) else {
-            open.failure = Some(Failure::INVALID);
-            return;
-        };
-        let inline: [&[u8]; 1] = [bytes];
-        let payload = if request.is_inline { Payload::Inline(&inline) } else { Payload::Sges(sges) };
-        let flags = SendFlags::from_bits_truncate(request.flags);
-        let request = SendRequest { wr_id: request.wr_id, operation, flags, payload };
-        // SAFETY: the program keeps what the request names until it completes.
-        open.failure = unsafe { open.batch.push(&request) }.err().map(Failure::from);
-    }
-
-    /// Adds inline data to the request.
-    fn inline(&mut self, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
-        if let Some(request) = self.request() {
-            request.is_inline = true;
-        }
-    }
-
-    fn request(&mut self) -> Option<&mut Request> {
-        self.open.as_mut()?.request.as_mut()
+impl Default for Posting {
+    /// For a QP without these functions.
+    fn default() -> Self {
+        Self::new(&QpCap { max_send_sge: 0, max_inline_data: 0, ..QpCap::default() })
     }
 }
 
-impl Request {
-    /// `None` for a datagram without an address handle.
-    fn operation(&self, qp_type: QpType) -> Option<AnyOperation<'_>> {
-        let operation = self.operation;
-        Some(match qp_type {
+impl Posting {
+    /// For requests within these capacities: they need no further memory.
+    pub(super) fn new(cap: &QpCap) -> Self {
+        Self(UnsafeCell::new(Posted {
+            is_started: false,
+            has_pushed: false,
+            failure: None,
+            operation: None,
+            wr_id: 0,
+            flags: 0,
+            is_inline: false,
+            sges: Vec::with_capacity(cap.max_send_sge as usize),
+            bytes: Vec::with_capacity(cap.max_inline_data as usize),
+            peer: (ptr::null(), 0, 0),
+            remote_srq: 0,
+            header: Vec::new(),
+            mss: None,
+        }))
+    }
+}
+
+impl Posted {
+    /// Begins a request, after the one before it.
+    #[inline(always)]
+    fn begin(&mut self, qp: &QpObject, operation: Operation) {
+        if self.operation.is_some() {
+            self.push(qp);
+        }
+        self.operation = Some(operation);
+        self.wr_id = qp.abi.abi.wr_id.load(Ordering::Relaxed);
+        self.flags = qp.abi.abi.wr_flags.load(Ordering::Relaxed);
+        self.is_inline = false;
+        self.sges.clear();
+        self.bytes.clear();
+        self.peer.0 = ptr::null();
+        self.remote_srq = 0;
+        self.header.clear();
+        self.mss = None;
+    }
+
+    /// Pushes the request that is built. After a failure, nothing is pushed.
+    #[inline(never)]
+    fn push(&mut self, qp: &QpObject) {
+        // SAFETY: the program keeps what the request names until it completes.
+        self.push_by(qp, |this, batch| this.with_request(qp, |request| unsafe { batch.push(request) }));
+    }
+
+    /// Pushes a request by `push`, unless one has failed.
+    fn push_by(
+        &mut self,
+        qp: &QpObject,
+        push: impl FnOnce(&Self, &mut Batch<'_, AnyTransport>) -> Result<(), Failure>,
+    ) {
+        if !self.is_started || self.failure.is_some() {
+            return;
+        }
+        let Ok(queues) = qp.inner.queues() else { return };
+        // SAFETY: `ibv_wr_start` has left the queue locked. It stays locked.
+        let mut send = ManuallyDrop::new(unsafe { queues.locked_send() });
+        let mut half = send.half();
+        // The requests stay pushed.
+        let mut batch = ManuallyDrop::new(half.start_send());
+        match push(self, &mut batch) {
+            Ok(()) => self.has_pushed = true,
+            Err(failure) => self.failure = Some(failure),
+        }
+    }
+
+    /// Passes the request that is built to `post`.
+    #[inline(always)]
+    fn with_request<R>(
+        &self,
+        qp: &QpObject,
+        post: impl FnOnce(&SendRequest<'_, AnyOperation<'_>>) -> Result<R, PostReason>,
+    ) -> Result<R, Failure> {
+        let operation = self.operation.ok_or(Failure::INVALID)?;
+        let operation = match QpType(qp.abi.abi.qp_base.qp_type) {
+            QpType::RC | QpType::UC => operation.into(),
+            qp_type => self.other_operation(qp_type, operation)?,
+        };
+        let inline: [&[u8]; 1] = [&self.bytes];
+        let payload = if self.is_inline { Payload::Inline(&inline) } else { Payload::Sges(&self.sges) };
+        let flags = SendFlags::from_bits_truncate(self.flags);
+        Ok(post(&SendRequest { wr_id: self.wr_id, operation, flags, payload })?)
+    }
+
+    /// The operation of a QP that is not RC or UC. A datagram needs an address handle.
+    #[inline(never)]
+    fn other_operation(&self, qp_type: QpType, operation: Operation) -> Result<AnyOperation<'_>, Failure> {
+        Ok(match qp_type {
             QpType::UD => {
                 let (ah, qp_num, qkey) = self.peer;
                 // SAFETY: the program has set a live address handle, or none.
-                let to = Datagram::new(&unsafe { ah.as_ref() }?.inner, qp_num, qkey);
+                let to = Datagram::new(&unsafe { ah.as_ref() }.ok_or(Failure::INVALID)?.inner, qp_num, qkey);
                 let imm = if let Operation::SendImm(imm) = operation { Some(imm) } else { None };
                 Datagram { imm, ..to }.into()
             }
@@ -247,29 +281,60 @@ impl Request {
             _ => operation.into(),
         })
     }
+
+    /// Posts the requests that were pushed, and the one that is built; none after a failure.
+    #[inline(never)]
+    fn complete_batch(&self, qp: &QpObject, mut batch: Batch<'_, AnyTransport>) -> Result<(), Failure> {
+        // A drop of the batch takes the requests back.
+        if let Some(failure) = self.failure {
+            return Err(failure);
+        }
+        if self.operation.is_some() {
+            // SAFETY: the program keeps what the request names until it completes.
+            self.with_request(qp, |request| unsafe { batch.push(request) })?;
+        }
+        batch.ring().map_err(|refused| refused.reason.into())
+    }
+
+    /// Adds inline data to the request.
+    #[inline(always)]
+    fn inline(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        self.is_inline = true;
+    }
 }
 
 /// Uses what the calling thread posts.
-fn posted<R>(qp: Option<&QpObject>, call: impl FnOnce(&mut Posted, &QpHead) -> R) -> Result<R, Failure> {
-    let head = &required(qp)?.abi;
-    // SAFETY: C calls the functions between `ibv_wr_start` and `ibv_wr_complete` of the same thread, which
-    // holds the lock.
-    Ok(call(unsafe { &mut *head.posting.0.get() }, head))
+#[inline(always)]
+fn posted<R>(qp: Option<&QpObject>, call: impl FnOnce(&mut Posted, &QpObject) -> R) -> Result<R, Failure> {
+    let qp = required(qp)?;
+    // SAFETY: C calls the functions between `ibv_wr_start` and `ibv_wr_complete` of the same thread, while
+    // the queue is locked.
+    Ok(call(unsafe { &mut *qp.abi.posting.0.get() }, qp))
 }
 
+/// Ends what the calling thread posts. Returns the queue, which is still locked; `None` if nothing was
+/// started.
+#[inline(always)]
+fn end(qp: Option<&QpObject>) -> Result<Option<Sends<'_>>, Failure> {
+    if !posted(qp, |posted, _| mem::take(&mut posted.is_started))? {
+        return Ok(None);
+    }
+    let queues = required(qp)?.inner.queues()?;
+    // SAFETY: `ibv_wr_start` has left the queue locked, and nothing else unlocks it now.
+    Ok(Some(unsafe { queues.locked_send() }))
+}
+
+#[inline(always)]
 fn begin(qp: Option<&QpObject>, operation: Operation) -> Result<(), Failure> {
-    posted(qp, |posted, head| posted.begin(head, operation))
+    posted(qp, |posted, qp| posted.begin(qp, operation))
 }
 
 /// Begins a request, or lets `ibv_wr_complete` fail.
 fn begin_or_fail(qp: Option<&QpObject>, operation: Result<Operation, Failure>) -> Result<(), Failure> {
-    posted(qp, |posted, head| match operation {
-        Ok(operation) => posted.begin(head, operation),
-        Err(failure) => {
-            if let Some(open) = &mut posted.open {
-                open.failure.get_or_insert(failure);
-            }
-        }
+    posted(qp, |posted, qp| match operation {
+        Ok(operation) => posted.begin(qp, operation),
+        Err(failure) => drop(posted.failure.get_or_insert(failure)),
     })
 }
 
@@ -301,50 +366,45 @@ callback! {
             [first, second].map(|half| u64::from_ne_bytes(half.try_into().expect("8 bytes")))
         };
         let segments: Vec<Segment> = wqe.iter().map(halves).collect();
-        posted(Some(qp), |posted, head| {
-            posted.push(head);
-            let wr_id = head.abi.wr_id.load(Ordering::Relaxed);
-            if let Some(open) = posted.open.as_mut().filter(|open| open.failure.is_none()) {
-                // SAFETY: the program answers for the WQE.
-                open.failure = unsafe { push_raw_wqe(open, wr_id, &segments) }.err();
-                open.has_raw_wqes = true;
+        posted(Some(qp), |posted, qp| {
+            if posted.operation.is_some() {
+                posted.push(qp);
+                posted.operation = None;
             }
+            let wr_id = qp.abi.abi.wr_id.load(Ordering::Relaxed);
+            // SAFETY: the program answers for the WQE.
+            posted.push_by(qp, |_, batch| unsafe { push_raw_wqe(batch, wr_id, &segments) });
         })
     }
 
-    fn start(qp: Option<&'static QpObject>) -> Value<()> {
+    fn start(qp: Option<&QpObject>) -> Value<()> {
         let qp = required(qp)?;
-        let mut send = qp.inner.queues()?.send();
-        let half: *mut Send = &raw mut *send;
-        // SAFETY: the half exists as long as the guard, which is not used before the batch is gone.
-        let batch = unsafe { &mut *half }.start_send();
-        // SAFETY: the QP exists until `ibv_wr_complete` or `ibv_wr_abort`, which drop both.
-        let send = unsafe { mem::transmute::<MutexGuard<'_, Send>, MutexGuard<'static, Send>>(send) };
-        let open = Open { batch: ManuallyDrop::new(batch), _send: send, failure: None, has_raw_wqes: false, request: None };
-        posted(Some(qp), |posted, _| posted.open = Some(open))
+        qp.inner.queues()?.send().leave_locked();
+        posted(Some(qp), |posted, _| {
+            (posted.is_started, posted.has_pushed) = (true, false);
+            (posted.failure, posted.operation) = (None, None);
+        })
     }
 
     /// Posts all requests, or none if one was rejected.
     fn complete(qp: Option<&QpObject>) -> OrErrno {
-        // The cell is not borrowed any more when the lock is released.
-        let open = posted(qp, |posted, head| {
-            posted.push(head);
-            posted.open.take()
-        })?;
-        let Open { batch, _send, failure, has_raw_wqes, .. } = open.ok_or(Failure::INVALID)?;
-        let batch = ManuallyDrop::into_inner(batch);
-        match failure {
-            // The drop of the batch takes the requests back.
-            Some(failure) => Err(failure),
-            None if batch.is_empty() && !has_raw_wqes => Ok(()),
-            None => batch.ring().map_err(|refused| refused.reason.into()),
-        }
+        let mut send = end(qp)?.ok_or(Failure::INVALID)?;
+        let mut half = send.half();
+        posted(qp, |posted, qp| {
+            if posted.failure.is_none() && !posted.has_pushed && posted.operation.is_some() {
+                return posted.with_request(qp, |request| {
+                    // SAFETY: the program keeps what the request names until it completes.
+                    unsafe { half.post_send(slice::from_ref(request)) }.map_err(|refused| refused.reason)
+                });
+            }
+            posted.complete_batch(qp, half.start_send())
+        })?
     }
 
     fn abort(qp: Option<&QpObject>) -> Value<()> {
-        if let Some(Open { batch, _send, .. }) = posted(qp, |posted, _| posted.open.take())? {
+        if let Some(mut send) = end(qp)? {
             // Takes the requests back.
-            drop(ManuallyDrop::into_inner(batch));
+            drop(send.half().start_send());
         }
         Ok(())
     }
@@ -362,9 +422,8 @@ callback! {
         // SAFETY: the header has this length.
         let header = unsafe { list(header, length.into()) };
         posted(qp, |posted, _| {
-            if let Some(request) = posted.request() {
-                (request.header, request.mss) = (header.to_vec(), Some(mss));
-            }
+            posted.header.extend_from_slice(header);
+            posted.mss = Some(mss);
         })
     }
 
@@ -416,19 +475,11 @@ callback! {
     }
 
     fn set_ud_addr(qp: Option<&QpObject>, ah: *const AhObject, qp_num: u32, qkey: u32) -> Value<()> {
-        posted(qp, |posted, _| {
-            if let Some(request) = posted.request() {
-                request.peer = (ah, qp_num, qkey);
-            }
-        })
+        posted(qp, |posted, _| posted.peer = (ah, qp_num, qkey))
     }
 
     fn set_xrc_srqn(qp: Option<&QpObject>, remote_srq: u32) -> Value<()> {
-        posted(qp, |posted, _| {
-            if let Some(request) = posted.request() {
-                request.remote_srq = remote_srq;
-            }
-        })
+        posted(qp, |posted, _| posted.remote_srq = remote_srq)
     }
 
     fn set_sge(qp: Option<&QpObject>, lkey: u32, addr: u64, length: u32) -> Value<()> {

@@ -11,7 +11,7 @@ use bareverbs::{Errno, Error};
 
 use super::queues::Queues;
 use crate::convention::Failure;
-use crate::object::{Holder, lock};
+use crate::object::lock;
 
 /// A QP of any type.
 pub(crate) enum AnyQp {
@@ -71,9 +71,7 @@ impl AnyQp {
     #[expect(clippy::result_large_err, reason = "the error returns the object without an allocation")]
     pub(super) fn destroy(self) -> Result<u32, Refused<Self>> {
         match self {
-            Self::Queues(queues) => Holder::<QpCore>::into_value(queues)
-                .destroy()
-                .map_err(|refused| refused.map(|core| Self::Queues(Queues::of_value(core)))),
+            Self::Queues(queues) => queues.destroy().map_err(|refused| refused.map(Self::Queues)),
             Self::Target(target) => target
                 .into_inner()
                 .unwrap_or_else(PoisonError::into_inner)

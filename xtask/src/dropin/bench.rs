@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use bareverbs_lab::{Guests, Programs, Setup};
 use clap::Args;
 
+use super::Glibc;
 use crate::build;
 use crate::experiment::ceilings::Ceilings;
 use crate::experiment::programs::Folder;
@@ -79,7 +80,7 @@ impl Bench {
         let files = Files::with_rdma_core(&self.kernel, programs)?;
         let folder = Folder::new(&Path::new("dropin-bench").join(device[0]), GUEST_FOLDER)?;
         folder.compile(&files.cache, files.rdma_core()?, "bench/fastpath/c/fastpath.c", "fastpath-c")?;
-        folder.copy(&super::library("release", super::Glibc::Host)?)?;
+        folder.copy(&super::library("release", Glibc::Host)?)?;
         let hca = experiment::start_hca(self.hca, 1, &[])?;
         let setup = Setup { shares: vec![folder.share()], instruction_clock: true, ..files.setup() };
         let program = folder.in_guest("fastpath-c");
