@@ -12,12 +12,14 @@ use bareverbs::Context;
 use crate::abi::device::{ibv_context, verbs_context};
 use crate::convention::Failure;
 use crate::device::DeviceObject;
-use crate::hooks::ContextHooks;
+use crate::hooks::{ContextHooks, Hooked};
 
 /// An open device of C, which has a pointer to `abi.context`.
 #[repr(C)]
 pub(crate) struct ContextObject {
     pub(crate) abi: verbs_context,
+    /// Behind the struct: see [`Hooked`].
+    pub(crate) hooks: Option<Box<ContextHooks>>,
     pub(crate) context: Context,
     /// Whether the locks of all queues are elided.
     pub(crate) is_single_threaded: bool,
@@ -25,12 +27,14 @@ pub(crate) struct ContextObject {
     pub(crate) _imported: Option<OwnedFd>,
     /// The process that opened it.
     pub(crate) process: u32,
-    pub(crate) hooks: Option<Box<ContextHooks>>,
     /// A device exists while it is open.
     pub(crate) _device: Arc<DeviceObject>,
     /// The doorbell page of CQs, of which `mlx5dv_init_obj` of `MLX5_1.0` returns the address.
     pub(crate) cq_uar: AtomicPtr<c_void>,
 }
+
+const _: () =
+    assert!(offset_of!(ContextObject, hooks) == offset_of!(Hooked<verbs_context, ContextHooks>, hooks));
 
 impl ContextObject {
     /// The context for new objects. A forked child shares the device file of its parent, in which the

@@ -278,7 +278,7 @@ macro_rules! export {
             $(#[$meta])*
             #[unsafe(no_mangle)]
             fn $name($($argument: $type),*) -> $convention {
-                $crate::hooks::before(stringify!($name))?;
+                $crate::faults::before(stringify!($name)).map_err($crate::convention::Failure::of_errno)?;
                 $body
             }
         )* }

@@ -28,7 +28,8 @@ use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, Value, callback, export, required};
 use crate::domain::ParentDomain;
 use crate::environment;
-use crate::hooks::{self, CqHooks};
+use crate::faults;
+use crate::hooks::{CqHooks, Hooked};
 use crate::lock::Locked;
 use crate::memory::PdObject;
 use crate::object::{Acknowledged, Object, pointer};
@@ -37,14 +38,17 @@ use crate::object::{Acknowledged, Object, pointer};
 #[repr(C)]
 pub(crate) struct CqHead {
     abi: ibv_cq_ex,
+    /// Behind the struct: see [`Hooked`].
+    hooks: Option<Box<CqHooks>>,
     /// Those of the completion channel.
     pub(crate) completions: Acknowledged,
     /// The asynchronous ones.
     pub(crate) events: Acknowledged,
     polling: Polling,
     parent: Option<Arc<ParentDomain>>,
-    pub(crate) hooks: Option<Box<CqHooks>>,
 }
+
+const _: () = assert!(offset_of!(CqHead, hooks) == offset_of!(Hooked<ibv_cq_ex, CqHooks>, hooks));
 
 pub(crate) type CqObject = Object<CqHead, Locked<Cq>>;
 
@@ -158,7 +162,7 @@ pub(crate) fn create_extended(
     init: &ibv_cq_init_attr_ex,
     options: &CqOptions,
 ) -> Result<*mut ibv_cq_ex, Failure> {
-    hooks::before("create_cq_ex")?;
+    faults::before("create_cq_ex").map_err(Failure::of_errno)?;
     let has = |flag: c_int| init.comp_mask & flag.cast_unsigned() != 0;
     if init.wc_flags & !extended::WC_FLAGS != 0 {
         return Err(Failure::UNSUPPORTED);

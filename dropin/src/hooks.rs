@@ -4,53 +4,59 @@
 //! functions, so its data path costs the same.
 
 mod completions;
-mod faults;
 mod requests;
 mod trace;
 
 use std::ffi::c_int;
+use std::mem::offset_of;
 use std::sync::LazyLock;
 use std::time::Instant;
 
-use self::faults::Faults;
 use self::trace::{Line, Trace};
 use crate::abi::Function;
-use crate::abi::device::{ibv_context, ibv_context_ops};
+use crate::abi::device::{ibv_context, ibv_context_ops, verbs_context};
 use crate::abi::qp::ibv_qp;
 use crate::abi::work::{ibv_recv_wr, ibv_send_wr};
-use crate::context::ContextArgument;
 use crate::convention::{Convention, Failure, OrErrno};
 use crate::environment::environment;
+use crate::faults::{Faults, before, faults};
 
 pub(crate) use self::completions::CqHooks;
-pub(crate) use self::requests::{QpHooks, remember};
+pub(crate) use self::requests::QpHooks;
 
 /// What the variables ask for.
 pub(crate) struct Hooks {
     trace: Option<Trace>,
-    faults: Option<Faults>,
+    faults: Option<&'static Faults>,
 }
 
 static HOOKS: LazyLock<Option<Hooks>> = LazyLock::new(|| {
     let trace = environment().trace.as_deref().and_then(Trace::create);
-    let faults = environment().faults.as_deref().and_then(Faults::read);
+    let faults = faults();
     (trace.is_some() || faults.is_some()).then_some(Hooks { trace, faults })
 });
 
 /// `None`: nothing is asked for, or its file can't be used.
-pub(crate) fn hooks() -> Option<&'static Hooks> {
+fn hooks() -> Option<&'static Hooks> {
     HOOKS.as_ref()
 }
 
-/// Counts a call of a function of C, and fails or delays it by the rules.
-pub(crate) fn before(function: &str) -> Result<(), Failure> {
-    hooks().map_or(Ok(()), |hooks| hooks.before(function))
+/// The begin of an object of C, and its hooks.
+#[repr(C)]
+pub(crate) struct Hooked<A, H> {
+    pub(crate) abi: A,
+    pub(crate) hooks: Option<Box<H>>,
 }
 
-/// Forgets a QP, which is destroyed next.
-pub(crate) fn forget(qp: *const ibv_qp) {
-    if let Some(faults) = hooks().and_then(|hooks| hooks.faults.as_ref()) {
-        faults.forget(qp);
+impl<A, H> Hooked<A, H> {
+    /// The hooks of a live object whose functions were replaced.
+    ///
+    /// # Safety
+    ///
+    /// The object begins with this struct.
+    unsafe fn of<'a>(object: *const Self) -> &'a H {
+        // SAFETY: by the contract.
+        unsafe { &*object }.hooks.as_deref().expect("only hooked objects have the functions")
     }
 }
 
@@ -84,13 +90,11 @@ pub(crate) fn hook_context(operations: &mut ibv_context_ops) -> Option<Box<Conte
 ///
 /// The context is live, and has hooks.
 unsafe fn of_context<'a>(context: *mut ibv_context) -> &'a ContextHooks {
-    let object = ContextArgument::of(context).required().ok();
-    object.and_then(|object| object.hooks.as_deref()).expect("only hooked devices have the functions")
-}
-
-impl Hooks {
-    fn before(&self, function: &str) -> Result<(), Failure> {
-        self.faults.as_ref().map_or(Ok(()), |faults| faults.call(function))
+    // SAFETY: by the contract. `verbs_context` is around the context, and its object begins with both.
+    unsafe {
+        Hooked::of(
+            context.wrapping_byte_sub(offset_of!(verbs_context, context)).cast::<Hooked<verbs_context, _>>(),
+        )
     }
 }
 
@@ -105,12 +109,12 @@ unsafe extern "C" fn post_send(
     // SAFETY: C calls the function with a live QP of a hooked device.
     let (qp_of_c, context) = unsafe { (&*qp, of_context((*qp).context)) };
     let hooks = context.hooks;
-    if let Err(failure) = hooks.before("post_send") {
+    if let Err(errno) = before("post_send") {
         // SAFETY: the pointer is null or valid.
         if let Some(bad) = unsafe { bad.as_mut() } {
             *bad = first;
         }
-        return OrErrno::answer(Err(failure));
+        return OrErrno::answer(Err(Failure::of_errno(errno)));
     }
     let begin = Instant::now();
     // SAFETY: the function had this type. It gets the arguments of this one.

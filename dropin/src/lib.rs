@@ -16,7 +16,7 @@
 //! | `post` | work requests of C as those of `bareverbs` |
 //! | `text`, `rate`, `sysfs`, `kernel_structs`, `fork` | functions without an object |
 //! | `mlx5` | the functions of `libmlx5.so.1` |
-//! | `hooks` | a trace of the data path, and injected faults |
+//! | `faults`, `hooks` | injected faults; functions that trace and fail calls |
 //! | `private` | functions that refuse: what the provider libraries of rdma-core call |
 //!
 //! The states of objects, limits, workarounds and queues are those of `bareverbs`. This crate
@@ -40,6 +40,7 @@ mod dma_handle;
 mod domain;
 mod environment;
 mod events;
+mod faults;
 mod flow;
 mod flow_counters;
 mod fork;

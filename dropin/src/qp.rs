@@ -7,7 +7,7 @@ mod queues;
 mod rss;
 
 use std::ffi::{c_int, c_void};
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, offset_of};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -49,7 +49,8 @@ use crate::convention::{Failure, OrErrno, OrNull, Value, callback, export, requi
 use crate::cq::CqObject;
 use crate::domain::ParentDomain;
 use crate::environment::environment;
-use crate::hooks::{self, QpHooks};
+use crate::faults;
+use crate::hooks::{Hooked, QpHooks};
 use crate::lock::Guard;
 use crate::memory::PdObject;
 use crate::object::{Acknowledged, Object, pointer};
@@ -62,6 +63,8 @@ use crate::xrc::XrcdObject;
 #[repr(C)]
 pub(crate) struct QpHead {
     abi: ibv_qp_ex,
+    /// Behind the struct: see [`Hooked`].
+    hooks: Option<Box<QpHooks>>,
     pub(crate) events: Acknowledged,
     /// The flows that steer to the QP.
     pub(crate) flows: AtomicU32,
@@ -71,8 +74,9 @@ pub(crate) struct QpHead {
     /// Whether the QP has the functions of `ibv_qp_ex`.
     is_extended: bool,
     _parent: Option<Arc<ParentDomain>>,
-    pub(crate) hooks: Option<Box<QpHooks>>,
 }
+
+const _: () = assert!(offset_of!(QpHead, hooks) == offset_of!(Hooked<ibv_qp_ex, QpHooks>, hooks));
 
 pub(crate) type QpObject = Object<QpHead, AnyQp>;
 
@@ -201,7 +205,11 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
         let is_single_threaded = is_single_threaded || parent.is_some_and(|parent| parent.td().is_some());
         Ok((head, AnyQp::Queues(Queues::new(core, is_single_threaded))))
     });
-    created.inspect(|qp| hooks::remember(*qp)).map(<*mut QpObject>::cast)
+    let created = created.map(<*mut QpObject>::cast);
+    created.inspect(|qp: &*mut ibv_qp| {
+        // SAFETY: the QP exists until `ibv_destroy_qp`, which forgets it.
+        unsafe { faults::remember(*qp, move_to_error) };
+    })
 }
 
 /// The struct of a QP without other objects.
@@ -405,6 +413,20 @@ pub(crate) fn create_extended(
     Ok(created)
 }
 
+/// Moves a QP to ERR.
+///
+/// # Safety
+///
+/// The QP is live, and the caller holds none of its locks.
+unsafe fn move_to_error(qp: *const ibv_qp) {
+    // SAFETY: the struct consists of numbers.
+    let mut attr: ibv_qp_attr = unsafe { MaybeUninit::zeroed().assume_init() };
+    attr.qp_state = QpState::ERR.0.into();
+    let mask = QpAttrMask::STATE.bits().cast_signed();
+    // SAFETY: by the contract. A QP that can't be in ERR stays in its state.
+    unsafe { ibv_modify_qp(qp.cast::<QpObject>().as_ref(), Some(&attr), mask) };
+}
+
 export! {
     /// Returns the granted capacities in `init`.
     fn ibv_create_qp(pd: Option<&PdObject>, init: Option<&mut ibv_qp_init_attr>) -> OrNull<ibv_qp> {
@@ -450,7 +472,7 @@ export! {
         if flows.load(Ordering::Relaxed) != 0 {
             return Err(Failure::BUSY);
         }
-        hooks::forget(required(qp)?.as_ptr().cast());
+        faults::forget(required(qp)?.as_ptr().cast());
         // SAFETY: the argument is a live QP, which the program uses no longer, but to acknowledge events.
         unsafe { Object::destroy(required(qp)?, AnyQp::destroy, |head, read| head.events.wait_for(read)) }
     }
@@ -507,6 +529,7 @@ export! {
 callback! {
     /// `ibv_create_qp_ex`. Returns the granted capacities in `init`.
     fn create_qp_ex(context: ContextArgument<'_>, init: Option<&mut ibv_qp_init_attr_ex>) -> OrNull<ibv_qp> {
+        faults::before("create_qp_ex").map_err(Failure::of_errno)?;
         create_extended(context, required(init)?, Mlx5Options::default())
     }
 

@@ -24,6 +24,7 @@ use crate::context::ContextArgument;
 use crate::convention::{Convention, Failure, OrErrno, OrNull, Value, callback, export, required};
 use crate::cq::CqObject;
 use crate::domain::ParentDomain;
+use crate::faults;
 use crate::lock::Locked;
 use crate::memory::PdObject;
 use crate::object::{Acknowledged, Object, pointer};
@@ -211,6 +212,7 @@ export! {
 callback! {
     /// `ibv_create_srq_ex`. Returns the granted capacity in `init`.
     fn create_srq_ex(context: ContextArgument<'_>, init: Option<&mut ibv_srq_init_attr_ex>) -> OrNull<ibv_srq> {
+        faults::before("create_srq_ex").map_err(Failure::of_errno)?;
         let (context, init) = (&context.required()?.context, required(init)?);
         let has = |flags: c_int| init.comp_mask & flags.cast_unsigned() == flags.cast_unsigned();
         let of_xrc = IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;

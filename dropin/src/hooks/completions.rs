@@ -8,11 +8,11 @@ use std::time::Instant;
 use bareverbs::WcStatus;
 
 use super::trace::{self, Line, add};
-use super::{Hooks, hooks, of_context};
+use super::{Hooked, Hooks, hooks, of_context};
 use crate::abi::Function;
 use crate::abi::cq::{ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_wc};
 use crate::convention::{Convention, Failure, OrErrno};
-use crate::cq::CqObject;
+use crate::faults::before;
 use crate::object::lock;
 
 type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
@@ -25,13 +25,12 @@ type Read<T> = unsafe extern "C" fn(*mut ibv_cq_ex) -> T;
 impl Hooks {
     /// Makes the completion an error, if that is its turn. Returns whether it is one now.
     fn fail(&self, status: u32) -> Option<WcStatus> {
-        let faults = self.faults.as_ref()?;
         // One that failed by itself counts too.
-        faults.completion().filter(|_| WcStatus(status) == WcStatus::SUCCESS)
+        self.faults?.completion().filter(|_| WcStatus(status) == WcStatus::SUCCESS)
     }
 
     fn fail_qp(&self, qp_num: u32) {
-        if let Some(faults) = &self.faults {
+        if let Some(faults) = self.faults {
             faults.fail_qp(qp_num);
         }
     }
@@ -75,8 +74,8 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, into: *mu
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: as in `poll_cq`.
     let original = unsafe { of_context((*cq).context) };
-    match original.hooks.before("req_notify_cq") {
-        Err(failure) => OrErrno::answer(Err(failure)),
+    match before("req_notify_cq") {
+        Err(errno) => OrErrno::answer(Err(Failure::of_errno(errno))),
         // SAFETY: as in `poll_cq`.
         Ok(()) => unsafe { original.req_notify_cq.cast::<ReqNotifyCq>()(cq, solicited_only) },
     }
@@ -114,8 +113,7 @@ impl CqHooks {
 /// The CQ is live, and has hooks.
 unsafe fn of_cq<'a>(cq: *mut ibv_cq_ex) -> &'a CqHooks {
     // SAFETY: by the contract. The object begins with the struct.
-    let object = unsafe { &*cq.cast::<CqObject>() };
-    object.abi.hooks.as_deref().expect("only hooked CQs have the functions")
+    unsafe { Hooked::of(cq.cast::<Hooked<ibv_cq_ex, _>>()) }
 }
 
 /// Fails and traces the completion that the thread polls.

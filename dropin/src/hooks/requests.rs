@@ -8,14 +8,14 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::trace::{self, Line, Message, add, add_sges};
-use super::{Hooks, hooks};
+use super::{Hooked, Hooks, hooks};
 use crate::abi::Function;
 use crate::abi::memory::ibv_mw_bind_info;
-use crate::abi::qp::{ibv_qp, ibv_qp_ex};
+use crate::abi::qp::ibv_qp_ex;
 use crate::abi::work::{ibv_data_buf, ibv_sge};
 use crate::convention::{Convention, Failure, OrErrno};
+use crate::faults::before;
 use crate::object::lock;
-use crate::qp::QpObject;
 
 /// Most requests of a batch that are traced: the memory is bounded.
 const MAX_TRACED: usize = 4096;
@@ -178,7 +178,7 @@ unsafe fn list<'a, T>(list: *const T, count: usize) -> &'a [T] {
 /// The QP is live, and has hooks.
 unsafe fn of_qp<'a>(qp: *mut ibv_qp_ex) -> &'a QpHooks {
     // SAFETY: by the contract. The object begins with the struct.
-    unsafe { &*qp.cast::<QpObject>() }.abi.hooks.as_deref().expect("only hooked QPs have the functions")
+    unsafe { Hooked::of(qp.cast::<Hooked<ibv_qp_ex, _>>()) }
 }
 
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
@@ -195,10 +195,10 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     let (qp_of_c, hooks) = unsafe { (&*qp, of_qp(qp)) };
     let mut batch = std::mem::take(&mut *lock(&hooks.batch));
     batch.finish(qp_of_c);
-    if let Err(failure) = hooks.hooks.before("wr_complete") {
+    if let Err(errno) = before("wr_complete") {
         // SAFETY: the original has the type of `wr_abort`.
         unsafe { hooks.wr_abort.cast::<unsafe extern "C" fn(*mut ibv_qp_ex)>()(qp) };
-        return OrErrno::answer(Err(failure));
+        return OrErrno::answer(Err(Failure::of_errno(errno)));
     }
     // SAFETY: the original has the type of this function.
     let result = unsafe { hooks.wr_complete.cast::<unsafe extern "C" fn(*mut ibv_qp_ex) -> c_int>()(qp) };
@@ -217,14 +217,5 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
         let hooks = of_qp(qp);
         *lock(&hooks.batch) = Batch::default();
         hooks.wr_abort.cast::<unsafe extern "C" fn(*mut ibv_qp_ex)>()(qp);
-    }
-}
-
-/// Remembers a new QP, if its completions may become errors.
-pub(crate) fn remember(qp: *const QpObject) {
-    if let Some(faults) = hooks().and_then(|hooks| hooks.faults.as_ref()) {
-        // SAFETY: the QP was created just now. The object begins with the struct.
-        let qp_num = unsafe { (*qp.cast::<ibv_qp>()).qp_num };
-        faults.remember(qp_num, qp);
     }
 }

@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use bareverbs::raw::uapi::verbs_values::WcStatus;
 use bareverbs::raw::uapi::write::types::{WcOpcode, WrOpcode};
 
-use super::faults::errno_name;
 use crate::abi::device::{ibv_context, ibv_device};
 use crate::abi::work::{ibv_recv_wr, ibv_send_wr, ibv_sge};
+use crate::faults::errno_name;
 
 pub(super) struct Trace {
     file: File,

@@ -14,6 +14,7 @@ use crate::convention::Failure;
 use crate::object::lock;
 
 /// A QP of any type.
+#[expect(clippy::large_enum_variant, reason = "the queues of the data path need no further pointer")]
 pub(crate) enum AnyQp {
     Queues(Queues),
     /// An XRC target, which has no queues.

@@ -181,7 +181,7 @@ unsafe fn send_list(qp: &QpObject, first: *mut ibv_send_wr, bad: Option<&mut *mu
         })?;
         outcome
     };
-    let posted = bad.ok_or(Failure::INVALID).and_then(|bad| push_all(bad));
+    let posted = bad.ok_or(Failure::INVALID).and_then(push_all);
     drop(sends);
     OrErrno::answer(posted)
 }

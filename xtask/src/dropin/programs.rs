@@ -1,5 +1,6 @@
 //! Debian's programs with the library, on this machine: each with a soft device.
 
+use std::fs;
 use std::io::Read;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -8,7 +9,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
+use crate::build;
 use crate::c_functions::LIBRARY_FOLDER;
 use crate::native::listens;
 
@@ -70,23 +73,45 @@ impl NativePrograms {
         Ok(())
     }
 
-    /// Runs a server, and a client of it on this host, to their ends. Both take a port by `-p`.
-    fn pair(&self, program: &str, options: &[&str], addresses: [&str; 2]) -> Result<[Output; 2]> {
+    /// Runs a server, and a client of it on this host, to their ends, with these variables. Both take a port by
+    /// `-p`. If one fails, the other is killed.
+    fn sides(
+        &self,
+        program: &str,
+        options: &[&str],
+        addresses: [&str; 2],
+        variables: &[(&str, &Path)],
+    ) -> Result<[Output; 2]> {
         // The port is free again once the listener is dropped.
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
         let number = port.to_string();
         let arguments = [options, &["-p", &number]].concat();
-        let mut server = self.command(program, &arguments).env(SOFT, addresses[0]).spawn()?;
+        let variables = || variables.iter().copied();
+        let mut server =
+            self.command(program, &arguments).env(SOFT, addresses[0]).envs(variables()).spawn()?;
         let begin = Instant::now();
         while !listens(port) && server.try_wait()?.is_none() && begin.elapsed() < LIMIT {
             thread::sleep(Duration::from_millis(5));
         }
-        let client = self.run(program, &[&arguments[..], &["localhost"]].concat(), Some(addresses[1]));
+        let mut client = self.command(program, &[&arguments[..], &["localhost"]].concat());
+        let client = client.env(SOFT, addresses[1]).envs(variables()).spawn()?;
+        let client = finish(program, client, LIMIT);
         if !client.as_ref().is_ok_and(|client| client.status.success()) {
             // It may wait for a client without end.
             server.kill()?;
         }
-        let sides = [finish(program, server, LIMIT)?, client?];
+        Ok([finish(program, server, LIMIT)?, client?])
+    }
+
+    /// Runs a server and a client that must succeed.
+    fn pair(
+        &self,
+        program: &str,
+        options: &[&str],
+        addresses: [&str; 2],
+        variables: &[(&str, &Path)],
+    ) -> Result<[Output; 2]> {
+        let sides = self.sides(program, options, addresses, variables)?;
         let succeed = sides.iter().all(|side| side.status.success());
         ensure!(succeed, "{program} {options:?}: {sides:?}");
         Ok(sides)
@@ -95,7 +120,7 @@ impl NativePrograms {
     /// Runs a ping-pong, whose data both sides check.
     fn ping_pong(&self, program: &str, options: &[&str], addresses: [&str; 2]) -> Result<()> {
         let options = [&["-g", "0", "-c", "-n", "100"], options].concat();
-        for side in self.pair(program, &options, addresses)? {
+        for side in self.pair(program, &options, addresses, &[])? {
             let printed = String::from_utf8_lossy(&side.stdout);
             let is_complete = printed.contains("100 iters in") && !printed.contains("invalid data");
             ensure!(is_complete, "{program} {options:?}: {side:?}");
@@ -174,13 +199,14 @@ pub(super) fn check(programs: &NativePrograms, older: &[PathBuf]) -> Result<()> 
     for program in ["ib_send", "ib_write", "ib_read", "ib_atomic"] {
         let common = ["-d", "soft0", "-x", "0", "-F", "-n", "10"];
         for (kind, options) in [("bw", &["-q", "4"][..]), ("lat", &[])] {
-            programs.pair(&format!("{program}_{kind}"), &[&common, options].concat(), [one, other])?;
+            programs.pair(&format!("{program}_{kind}"), &[&common, options].concat(), [one, other], &[])?;
         }
     }
     programs.pair(
         "ib_send_lat",
         &["-d", "soft0", "-x", "0", "-F", "-n", "10", "-e", "-c", "UD"],
         [one, other],
+        &[],
     )?;
     let libraries =
         [programs.library.join("libibverbs.so.1"), programs.root.join(LIBRARY_FOLDER).join("libmlx5.so.1")];
@@ -188,6 +214,7 @@ pub(super) fn check(programs: &NativePrograms, older: &[PathBuf]) -> Result<()> 
     let mut loading = programs.python(include_str!("loading.py"), &libraries);
     let loaded = finish("loading.py", loading.env(SOFT, one).spawn().context("starting Python")?, LIMIT)?;
     ensure!(loaded.status.success() && loaded.stdout == b"polling\n", "loading.py: {loaded:?}");
+    check_hooks(programs, [one, other])?;
     let refused = programs.run("ibv_xsrq_pingpong", &["-g", "0"], Some(one))?;
     let reason = String::from_utf8_lossy(&refused.stderr);
     ensure!(refused.status.code() == Some(1) && !reason.contains("panicked"), "XRC: {refused:?}");
@@ -197,5 +224,52 @@ pub(super) fn check(programs: &NativePrograms, older: &[PathBuf]) -> Result<()> 
         reason.contains("BAREVERBS_SOFT: device soft:192.0.2.1: "),
         "an address of another host: {none:?}"
     );
+    Ok(())
+}
+
+/// The data path is traced, and faults are injected.
+fn check_hooks(programs: &NativePrograms, addresses: [&str; 2]) -> Result<()> {
+    let folder = build::target_folder();
+    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+    let (trace, faults) = (folder.join("dropin-trace"), folder.join("dropin-faults"));
+    let pingpong = |options: &[&str], variables: &[(&str, &Path)]| {
+        let options = [&["-g", "0", "-n", "20", "-s", "100"], options].concat();
+        programs.sides("ibv_rc_pingpong", &options, addresses, variables)
+    };
+    // By `ibv_post_send`, and by the functions of `ibv_qp_ex`.
+    for options in [&[][..], &["-N"]] {
+        let _ = fs::remove_file(&trace);
+        let sides = pingpong(options, &[("BAREVERBS_TRACE", &trace)])?;
+        ensure!(sides.iter().all(|side| side.status.success()), "with a trace: {sides:?}");
+        let text = fs::read_to_string(&trace).with_context(|| format!("reading {}", trace.display()))?;
+        let lines = text.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+        let count = |call: &str, name: &str| {
+            let is = |line: &&Value| line["call"] == call && line["name"] == name && line["file"] == "soft0";
+            lines.iter().filter(is).count()
+        };
+        // Each side sends 20 messages, receives 20, and posts 500 receives at first.
+        let counts = [count("post-send", "SEND"), count("poll-cq", "SUCCESS"), count("post-recv", "RECV")];
+        ensure!(counts == [40, 80, 1000], "{options:?}: {counts:?} lines");
+        let send = lines.iter().find(|line| line["call"] == "post-send").context("a send")?;
+        let request = &send["before"];
+        let is_whole = request["wr_id"] == 2 && request["sges"][0]["length"] == 100 && send["result"] == 0;
+        ensure!(is_whole && request["flags"]["flags"][0] == "SIGNALED", "{send}");
+    }
+    for (rules, options, errors) in [
+        ("CreateQp 1 ENOMEM", &[][..], "Couldn't create QP"),
+        ("CreateQp 1 ENOMEM", &["-N"], "Couldn't create QP"),
+        ("PostSend 3 EIO", &[], "Couldn't post send"),
+        ("completion 6 REM_ACCESS_ERR", &[], "Failed status remote access error (10)"),
+        ("RegMr 2 EIO", &[], ""),
+        ("AllocPd 1 1ms", &[], ""),
+    ] {
+        fs::write(&faults, rules).with_context(|| format!("writing {}", faults.display()))?;
+        let sides = pingpong(options, &[("BAREVERBS_FAULTS", &faults)])?;
+        let is_as_told = |side: &Output| {
+            let printed = String::from_utf8_lossy(&side.stderr);
+            if errors.is_empty() { side.status.success() } else { printed.contains(errors) }
+        };
+        ensure!(sides.iter().any(is_as_told), "{rules}: {sides:?}");
+    }
     Ok(())
 }

@@ -2,21 +2,17 @@
 
 use std::ffi::c_int;
 use std::fs;
-use std::mem::MaybeUninit;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use bareverbs::qp::{QpAttrMask, QpState};
 use bareverbs::raw::uapi::verbs_values::WcStatus;
 use bareverbs::soft::Method;
 
-use crate::abi::qp::{ibv_qp, ibv_qp_attr};
-use crate::convention::Failure;
-use crate::object::lock;
-use crate::qp::{QpObject, ibv_modify_qp};
+use crate::abi::qp::ibv_qp;
+use crate::environment::environment;
 
 /// The errnos of rules, by name.
 const ERRNOS: [(&str, c_int); 14] = [
@@ -36,7 +32,7 @@ const ERRNOS: [(&str, c_int); 14] = [
     ("ETIMEDOUT", libc::ETIMEDOUT),
 ];
 
-pub(super) fn errno_name(errno: c_int) -> String {
+pub(crate) fn errno_name(errno: c_int) -> String {
     let known = ERRNOS.iter().find(|(_, number)| *number == errno);
     known.map_or_else(|| errno.to_string(), |(name, _)| (*name).to_owned())
 }
@@ -108,21 +104,65 @@ enum Effect {
     Wait(Duration),
 }
 
-/// A live QP: its number, and its address.
-struct LiveQp(u32, *const QpObject);
+/// Moves a QP to ERR. Its caller holds no lock of a queue, and the QP is live.
+pub(crate) type FailQp = unsafe fn(*const ibv_qp);
+
+/// A live QP.
+struct LiveQp {
+    qp_num: u32,
+    address: *const ibv_qp,
+    fail: FailQp,
+}
 
 // SAFETY: the address is used while the list is locked, and a QP is removed from it before it is destroyed.
 unsafe impl Send for LiveQp {}
 
-pub(super) struct Faults {
+pub(crate) struct Faults {
     calls: Vec<(Method, Turn, Effect)>,
     completions: Vec<(Turn, WcStatus)>,
     qps: Mutex<Vec<LiveQp>>,
 }
 
+static FAULTS: LazyLock<Option<Faults>> =
+    LazyLock::new(|| environment().faults.as_deref().and_then(Faults::read));
+
+/// The rules of the environment. `None`: there are none, or their file can't be used.
+pub(crate) fn faults() -> Option<&'static Faults> {
+    FAULTS.as_ref()
+}
+
+/// Counts a call of a function of C, and fails or delays it by the rules.
+///
+/// # Errors
+///
+/// The errno of a rule.
+pub(crate) fn before(function: &str) -> Result<(), c_int> {
+    faults().map_or(Ok(()), |faults| faults.call(function))
+}
+
+/// Remembers a new QP, if its completions may become errors: then `fail` is called.
+///
+/// # Safety
+///
+/// The QP is live until [`forget`].
+pub(crate) unsafe fn remember(qp: *const ibv_qp, fail: FailQp) {
+    if let Some(faults) = faults() {
+        // SAFETY: the QP is live.
+        let qp_num = unsafe { (*qp).qp_num };
+        faults.qps().push(LiveQp { qp_num, address: qp, fail });
+    }
+}
+
+/// Forgets a QP, which is destroyed next.
+pub(crate) fn forget(qp: *const ibv_qp) {
+    if let Some(faults) = faults() {
+        faults.qps().retain(|known| known.address != qp);
+    }
+}
+
 impl Faults {
     /// Reads the rules. A file that can't be read, or a line that is no rule, is reported on standard error.
-    pub(super) fn read(path: &Path) -> Option<Self> {
+    fn read(path: &Path) -> Option<Self> {
         let text = fs::read_to_string(path).map_err(|error| error.to_string());
         match text.and_then(|text| Self::parse(&text)) {
             Ok(faults) => Some(faults),
@@ -161,13 +201,13 @@ impl Faults {
     }
 
     /// Counts a call.
-    pub(super) fn call(&self, function: &str) -> Result<(), Failure> {
+    fn call(&self, function: &str) -> Result<(), c_int> {
         let Some(method) = method(function) else { return Ok(()) };
         let mut failure = Ok(());
         for (of, turn, effect) in &self.calls {
             if *of == method && turn.next() {
                 match *effect {
-                    Effect::Fail(errno) => failure = failure.and(Err(Failure::of_errno(errno))),
+                    Effect::Fail(errno) => failure = failure.and(Err(errno)),
                     Effect::Wait(time) => thread::sleep(time),
                 }
             }
@@ -176,33 +216,23 @@ impl Faults {
     }
 
     /// Counts a completion, and returns the error that it becomes.
-    pub(super) fn completion(&self) -> Option<WcStatus> {
+    pub(crate) fn completion(&self) -> Option<WcStatus> {
         let due = self.completions.iter().filter(|(turn, _)| turn.next()).map(|(_, status)| *status);
         // Each rule counts.
         due.collect::<Vec<_>>().first().copied()
     }
 
-    /// Remembers a QP, whose completions may become errors.
-    pub(super) fn remember(&self, qp_num: u32, qp: *const QpObject) {
-        lock(&self.qps).push(LiveQp(qp_num, qp));
-    }
-
-    pub(super) fn forget(&self, qp: *const ibv_qp) {
-        lock(&self.qps).retain(|LiveQp(_, known)| known.cast() != qp);
+    /// A panic ends the process, so the lock is never poisoned.
+    fn qps(&self) -> MutexGuard<'_, Vec<LiveQp>> {
+        self.qps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Moves the QP of a completion that became an error to ERR, as a device does. The caller holds no lock of
     /// a queue.
-    pub(super) fn fail_qp(&self, qp_num: u32) {
-        let qps = lock(&self.qps);
-        // SAFETY: the struct consists of numbers.
-        let mut attr: ibv_qp_attr = unsafe { MaybeUninit::zeroed().assume_init() };
-        attr.qp_state = QpState::ERR.0.into();
-        for LiveQp(_, qp) in qps.iter().filter(|LiveQp(number, _)| *number == qp_num) {
-            let mask = QpAttrMask::STATE.bits().cast_signed();
-            // SAFETY: the QP is live while it is in the list. A QP in RESET has no completions, so the
-            // transition is valid.
-            unsafe { ibv_modify_qp(qp.as_ref(), Some(&attr), mask) };
+    pub(crate) fn fail_qp(&self, qp_num: u32) {
+        for qp in self.qps().iter().filter(|qp| qp.qp_num == qp_num) {
+            // SAFETY: the QP is live while it is in the list, which is locked.
+            unsafe { (qp.fail)(qp.address) };
         }
     }
 }
@@ -232,7 +262,7 @@ mod tests {
     fn rules_select_calls_by_their_number() {
         let faults =
             Faults::parse("# none\nRegMr 2 ENOMEM\n\nCreateQp 1+ EIO # all\n").unwrap_or_else(|_| panic!());
-        let call = |function| faults.call(function).err().map_or(0, Failure::errno);
+        let call = |function| faults.call(function).err().unwrap_or(0);
         assert_eq!([call("ibv_reg_mr"), call("ibv_reg_mr_iova2"), call("ibv_reg_mr")], [0, libc::ENOMEM, 0]);
         assert_eq!([call("ibv_create_qp"), call("create_qp_ex"), call("ibv_free_device_list")], [5, 5, 0]);
     }
