@@ -27,6 +27,7 @@ mod rdma_core;
 mod sources;
 mod tools;
 mod tshark;
+mod verbs_programs;
 mod wire;
 
 pub use bareverbs_lab_init::frame::ToGuest;
@@ -46,4 +47,5 @@ pub use crate::qemu::Accelerator;
 pub use crate::rdma_core::RdmaCore;
 pub use crate::tools::Tools;
 pub use crate::tshark::Tshark;
+pub use crate::verbs_programs::VerbsPrograms;
 pub use bareverbs_uapi::kernels::Since;

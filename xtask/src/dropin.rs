@@ -4,6 +4,7 @@
 //! rustc links has no effect: rustc passes another one first. `libmlx5.so.1` has stubs only.
 
 mod bench;
+mod matrix;
 pub(crate) mod programs;
 mod stubs;
 
@@ -56,6 +57,9 @@ pub(crate) enum Dropin {
     /// Compare the exported names with those of Debian's libraries, and run Debian's programs on soft
     /// devices.
     Test,
+    /// Run Debian's programs on Soft-RoCE, each in a guest with both libraries on either side; fails if one
+    /// fails that runs with Debian's library.
+    Programs(matrix::Matrix),
     /// Count the instructions of its data path beside those of Debian's library, in a guest; fails above
     /// the limits.
     Bench(bench::Bench),
@@ -115,6 +119,7 @@ impl Dropin {
                 let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX);
                 Ok(ExitCode::from(code))
             }
+            Self::Programs(matrix) => matrix.run().map(|()| ExitCode::SUCCESS),
             Self::Test => check().map(|()| ExitCode::SUCCESS),
             Self::Bench(bench) => bench.run(),
         }
