@@ -152,7 +152,7 @@ unsafe fn send_list(qp: &QpObject, first: *mut ibv_send_wr, bad: Option<&mut *mu
     // SAFETY: by the contract.
     let mut sends = unsafe { of(qp).locked_send() };
     let mut half = sends.half();
-    let mut push_all = |bad: &mut *mut ibv_send_wr| {
+    let push_all = |bad: &mut *mut ibv_send_wr| {
         let mut batch = half.start_send();
         let mut outcome = Ok(());
         let mut next = first;
