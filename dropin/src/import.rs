@@ -76,9 +76,15 @@ export! {
         created.map(<*mut PdObject>::cast)
     }
 
+    /// A parent domain is not imported.
     fn ibv_unimport_pd(pd: Option<NonNull<PdObject>>) -> Value<()> {
-        // SAFETY: the argument is a live PD, which the program uses no longer.
-        unsafe { release(required(pd)?, |pd: Pd| _ = pd.into_handle()) }
+        let pd = required(pd)?;
+        // SAFETY: the argument is a live PD.
+        if unsafe { &(*pd.as_ptr()).abi }.parent().is_some() {
+            return Err(Failure::INVALID);
+        }
+        // SAFETY: as above, and the program uses it no longer.
+        unsafe { release(pd, |pd: Pd| _ = pd.into_handle()) }
     }
 
     /// The region has no address, because its memory is that of another process.

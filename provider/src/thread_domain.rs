@@ -10,7 +10,7 @@ use crate::device::DeviceFile;
 ///
 /// Clones name the same register. It is freed when the domain and its last QP are dropped.
 ///
-/// Threads may post to the QPs at the same time. A provider has no lock for it that waits.
+/// Threads may post to the QPs at the same time. None waits for another.
 #[doc(alias = "ibv_td")]
 #[derive(Clone, Debug)]
 pub struct ThreadDomain {

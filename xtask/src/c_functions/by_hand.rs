@@ -168,7 +168,7 @@ const NONE: &[(&str, &[&str])] = &[
     ("data direct is not implemented", &["mlx5dv_get_data_direct_sysfs_path", "mlx5dv_reg_dmabuf_mr"]),
     ("reserved QP numbers are not implemented", &["mlx5dv_reserved_qpn_*"]),
     (
-        "allocators and modes of the C library; `QueueBuffer` and `QueueMemory` choose memory",
+        "modes of the C library; `QueueMemory::From` takes an allocator",
         &["mlx5dv_set_context_attr"],
     ),
     ("devices bound to VFIO are not driven", &["mlx5dv_get_vfio_device_list", "mlx5dv_vfio_*"]),
@@ -177,8 +177,6 @@ const NONE: &[(&str, &[&str])] = &[
 /// What the items of a function lack.
 pub(super) const PARTIAL: &[(&str, &str)] = &[
     ("ibv_alloc_buf", "memory that confidential guests share with the device"),
-    ("ibv_alloc_parent_domain", "the object; allocators of other memory than queues"),
-    ("ibv_alloc_td", "the object: queues have no locks that it could elide"),
     ("ibv_create_flow", "ESP actions"),
     ("ibv_create_srq_ex", "SRQs with tag matching"),
     ("mlx5dv_create_cq", "the size of CQEs and their padding"),

@@ -46,7 +46,6 @@ pub(super) const REASONS: &[(&str, Basis)] = &[
     ("operations on addresses of device memory are not implemented", NoItem(&["mlx5dv_dm_map_op_addr"])),
     ("out-of-order placement is not implemented", Outside),
     ("packet pacing entries shared by QPs are not implemented", NoItem(&["mlx5dv_pp_alloc"])),
-    ("parent domains and their allocators are not implemented", Outside),
     ("relaxed ordering does not depend on the type of the QP; tested on RC and UD", Outside),
     ("reserved QP numbers are not implemented", NoItem(&["mlx5dv_reserved_qpn_alloc"])),
     ("scheduling of send queues is not implemented", NoItem(&["mlx5dv_sched_node_create"])),
