@@ -11,6 +11,7 @@ use bareverbs::flow::{
     FlowAttrType, FlowCounters, FlowFlags, FlowId, FlowIpv4Filter, FlowIpv6Filter, FlowRule,
     FlowTunnelFilter, Header, Layer, Masked,
 };
+use bareverbs::raw::RawObject;
 use bareverbs::raw::uapi::verbs_values::FlowSpecType;
 
 use crate::abi::flow::{
@@ -25,11 +26,13 @@ use crate::flow_counters::CountersObject;
 use crate::object::{Object, lock};
 use crate::qp::{AnyQp, QpObject};
 
-/// A flow. Its QP and its counters exist as long as it: their destruction is refused.
-pub(crate) struct Steered {
-    qp: &'static QpObject,
-    id: FlowId,
-    counters: Option<&'static CountersObject>,
+/// What a flow of C stands for.
+pub(crate) enum Steered {
+    /// A rule of `ibv_create_flow`. Its QP and its counters exist as long as it: their destruction is
+    /// refused.
+    Rule { qp: &'static QpObject, id: FlowId, counters: Option<&'static CountersObject> },
+    /// A flow of a matcher; `None` only while it is destroyed.
+    Matched(Option<RawObject>),
 }
 
 pub(crate) type FlowObject = Object<ibv_flow, Steered>;
@@ -256,22 +259,31 @@ callback! {
                 None => create(),
             }?;
             let abi = ibv_flow { comp_mask: 0, context: qp.abi.context(), handle: id.handle() };
-            Ok((abi, Steered { qp, id, counters: parsed.counters }))
+            Ok((abi, Steered::Rule { qp, id, counters: parsed.counters }))
         });
         created.map(<*mut FlowObject>::cast)
     }
 
     /// `ibv_destroy_flow`.
     fn destroy_flow(flow: Option<NonNull<FlowObject>>) -> OrErrno {
+        let flow = required(flow)?;
+        // SAFETY: the argument is a live flow, which nothing else uses.
+        if let Steered::Matched(kernel) = unsafe { &mut (*flow.as_ptr()).inner } {
+            if let Some(Err(refused)) = kernel.take().map(RawObject::destroy) {
+                *kernel = Some(refused.object);
+                return Err(refused.errno.into());
+            }
+        }
         let destroy = |steered: Steered| {
-            let destroyed = steered.qp.destroy_flow(steered.id);
-            if let (Ok(()), Some(counters)) = (&destroyed, steered.counters) {
+            let Steered::Rule { qp, id, counters } = steered else { return Ok(()) };
+            let destroyed = qp.destroy_flow(id);
+            if let (Ok(()), Some(counters)) = (&destroyed, counters) {
                 counters.abi.unbind();
             }
-            destroyed.map_err(|error| Refused::new(error, steered))
+            destroyed.map_err(|error| Refused::new(error, Steered::Rule { qp, id, counters }))
         };
-        // SAFETY: the argument is a live flow, which the program uses no longer.
-        unsafe { Object::destroy(required(flow)?, destroy, |_, ()| ()) }
+        // SAFETY: as above; the program uses it no longer.
+        unsafe { Object::destroy(flow, destroy, |_, ()| ()) }
     }
 }
 

@@ -241,6 +241,13 @@ c_types! {
         ib_port: u32,
     }
 
+    /// The object is a pointer, or a tag of 4 bytes.
+    struct mlx5dv_flow_action_attr {
+        r#type as "type": u32,
+        object as "qp": *mut c_void,
+        offset as "bulk_obj.offset": u32,
+    }
+
     struct mlx5dv_devx_umem {
         umem_id: u32,
     }

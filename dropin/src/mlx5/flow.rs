@@ -1,23 +1,161 @@
-//! Matchers of root tables.
+//! Matchers of root tables, and their flows.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
+use std::mem::offset_of;
 use std::ptr::NonNull;
 
 use bareverbs::raw::RawObject;
-use bareverbs::raw::uapi::mlx5::steering::{FlowType, MatchParams};
+use bareverbs::raw::uapi::mlx5::steering::{CreateFlowFlags, FlowType, MatchParams};
 use bareverbs::raw::uapi::mlx5::verbs::FlowTableType;
-use bareverbs::raw::uapi::mlx5::{FlowMatcher, FlowMatcherCreate};
+use bareverbs::raw::uapi::mlx5::{CreateFlow, FlowMatcher, FlowMatcherCreate};
+use bareverbs::raw::uapi::uverbs::object::Flow;
 use bareverbs::raw::uapi::verbs_values::{FlowAttrType, FlowFlags};
 use zerocopy::IntoBytes;
 
-use super::{bytes, check_mask, context, export, refuse};
-use crate::abi::mlx5::{mlx5dv_flow_match_parameters, mlx5dv_flow_matcher_attr};
-use crate::abi::values::{MLX5DV_FLOW_MATCHER_MASK_FT_TYPE, MLX5DV_FLOW_MATCHER_MASK_IB_PORT};
+use super::devx::DevxObject;
+use super::{bytes, check_mask, context, export};
+use crate::abi::device::ibv_context;
+use crate::abi::flow::ibv_flow;
+use crate::abi::mlx5::{mlx5dv_flow_action_attr, mlx5dv_flow_match_parameters, mlx5dv_flow_matcher_attr};
+use crate::abi::values::{
+    MLX5DV_FLOW_ACTION_COUNTERS_DEVX, MLX5DV_FLOW_ACTION_COUNTERS_DEVX_WITH_OFFSET,
+    MLX5DV_FLOW_ACTION_DEFAULT_MISS, MLX5DV_FLOW_ACTION_DEST_DEVX, MLX5DV_FLOW_ACTION_DEST_IBV_QP,
+    MLX5DV_FLOW_ACTION_DROP, MLX5DV_FLOW_ACTION_TAG, MLX5DV_FLOW_MATCHER_MASK_FT_TYPE,
+    MLX5DV_FLOW_MATCHER_MASK_IB_PORT,
+};
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrNull, required};
+use crate::flow::{FlowObject, Steered};
+use crate::object::Object;
+use crate::qp::QpObject;
 
 /// A matcher of C, which programs do not look into.
-pub(super) struct MatcherObject(Option<RawObject>);
+pub(super) struct MatcherObject {
+    /// `None` only while it is destroyed.
+    object: Option<RawObject>,
+    context: *mut ibv_context,
+}
+
+/// Where the packets of a flow go. A flow has at most one of them.
+enum Destination {
+    Qp(u32),
+    Devx(u32),
+    Flags(CreateFlowFlags),
+}
+
+/// What the actions of a flow ask for.
+#[derive(Default)]
+struct Actions {
+    destination: Option<Destination>,
+    tag: Option<u32>,
+    counter: Option<(u32, Option<u32>)>,
+}
+
+impl Actions {
+    /// Parses actions, each of `size` bytes: older programs have none of the offset at the end.
+    ///
+    /// # Safety
+    ///
+    /// There are `count` actions of this size. Their pointers are those of live objects, or null.
+    unsafe fn new(start: *const mlx5dv_flow_action_attr, count: usize, size: usize) -> Result<Self, Failure> {
+        let mut actions = Self::default();
+        if size < offset_of!(mlx5dv_flow_action_attr, offset) || start.is_null() && count > 0 {
+            return Err(Failure::INVALID);
+        }
+        for index in 0..count {
+            let action = start.wrapping_byte_add(index * size);
+            // SAFETY: by the contract. The offset is there if the size says so.
+            unsafe {
+                let (kind, object) =
+                    ((&raw const (*action).r#type).read(), (&raw const (*action).object).read());
+                let devx = || required(object.cast::<DevxObject>().as_ref())?.object().map(RawObject::handle);
+                match kind.cast_signed() {
+                    MLX5DV_FLOW_ACTION_DEST_IBV_QP => {
+                        let qp = required(object.cast::<QpObject>().as_ref())?;
+                        actions.go_to(Destination::Qp(qp.kernel_object().1))?;
+                    }
+                    MLX5DV_FLOW_ACTION_DEST_DEVX => actions.go_to(Destination::Devx(devx()?))?,
+                    MLX5DV_FLOW_ACTION_DROP => actions.go_to(Destination::Flags(CreateFlowFlags::DROP))?,
+                    MLX5DV_FLOW_ACTION_DEFAULT_MISS => {
+                        actions.go_to(Destination::Flags(CreateFlowFlags::DEFAULT_MISS))?;
+                    }
+                    MLX5DV_FLOW_ACTION_TAG if actions.tag.is_some() => return Err(Failure::INVALID),
+                    MLX5DV_FLOW_ACTION_TAG => {
+                        actions.tag = Some((&raw const (*action).object).cast::<u32>().read());
+                    }
+                    MLX5DV_FLOW_ACTION_COUNTERS_DEVX if actions.counter.is_none() => {
+                        actions.counter = Some((devx()?, None));
+                    }
+                    MLX5DV_FLOW_ACTION_COUNTERS_DEVX_WITH_OFFSET
+                        if actions.counter.is_none() && size >= size_of::<mlx5dv_flow_action_attr>() =>
+                    {
+                        actions.counter = Some((devx()?, Some((&raw const (*action).offset).read())));
+                    }
+                    _ => return Err(Failure::UNSUPPORTED),
+                }
+            }
+        }
+        Ok(actions)
+    }
+
+    fn go_to(&mut self, destination: Destination) -> Result<(), Failure> {
+        if self.destination.is_some() {
+            return Err(Failure::UNSUPPORTED);
+        }
+        self.destination = Some(destination);
+        Ok(())
+    }
+}
+
+/// Creates a flow.
+///
+/// # Safety
+///
+/// As for [`Actions::new`] and [`parameters`].
+unsafe fn create(
+    matcher: &MatcherObject,
+    value: *const mlx5dv_flow_match_parameters,
+    start: *const mlx5dv_flow_action_attr,
+    count: usize,
+    size: usize,
+) -> Result<*mut ibv_flow, Failure> {
+    let found = required(matcher.object.as_ref())?;
+    // SAFETY: by the contract.
+    let (value, actions) = unsafe { (parameters(value)?, Actions::new(start, count, size)?) };
+    let (counter, offset) = match actions.counter {
+        Some((counter, offset)) => (Some([counter]), offset.map(|offset| [offset])),
+        None => (None, None),
+    };
+    let raw = found.context();
+    let created = Object::create(|_| {
+        let mut call = raw.call::<CreateFlow>();
+        call.make(CreateFlow::HANDLE);
+        call.input_part(CreateFlow::MATCH_VALUE, &value).handle(CreateFlow::MATCHER, found.handle());
+        match actions.destination {
+            Some(Destination::Qp(qp)) => drop(call.handle(CreateFlow::DEST_QP, qp)),
+            Some(Destination::Devx(object)) => drop(call.handle(CreateFlow::DEST_DEVX, object)),
+            Some(Destination::Flags(flags)) => drop(call.flags(CreateFlow::FLAGS, flags)),
+            None => {}
+        }
+        if let Some(tag) = &actions.tag {
+            call.input(CreateFlow::TAG, tag);
+        }
+        if let Some(counter) = &counter {
+            call.handles(CreateFlow::ARR_COUNTERS_DEVX, counter);
+        }
+        if let Some(offset) = &offset {
+            call.input_slice(CreateFlow::ARR_COUNTERS_DEVX_OFFSET, offset);
+        }
+        // SAFETY: the method reads its attributes. The object is new, and nothing else has its handle.
+        let object = unsafe {
+            raw.execute(&mut call)?;
+            RawObject::of::<Flow>(raw, call.made(CreateFlow::HANDLE))
+        };
+        let abi = ibv_flow { comp_mask: 0, context: matcher.context, handle: object.handle() };
+        Ok((abi, Steered::Matched(Some(object))))
+    });
+    created.map(<*mut FlowObject>::cast)
+}
 
 /// The parameters of a mask or a value. Zeros stand for those behind its end.
 ///
@@ -79,13 +217,14 @@ export! {
             raw.execute(&mut call)?;
             RawObject::of::<FlowMatcher>(&raw, call.made(FlowMatcherCreate::HANDLE))
         };
-        Ok(Box::into_raw(Box::new(MatcherObject(Some(object)))))
+        let matcher = MatcherObject { object: Some(object), context: argument.pointer() };
+        Ok(Box::into_raw(Box::new(matcher)))
     }
 
     fn mlx5dv_destroy_flow_matcher(matcher: Option<NonNull<MatcherObject>>) -> OrErrno {
         let matcher = required(matcher)?;
         // SAFETY: the argument is a live matcher, and nothing else uses it.
-        let object = unsafe { &mut (*matcher.as_ptr()).0 };
+        let object = unsafe { &mut (*matcher.as_ptr()).object };
         if let Some(Err(refused)) = object.take().map(RawObject::destroy) {
             *object = Some(refused.object);
             return Err(refused.errno.into());
@@ -96,6 +235,27 @@ export! {
     }
 }
 
-refuse! {
-    OrNull<c_void>: __mlx5dv_create_flow mlx5dv_create_flow;
+export! {
+    /// `size` is that of an action.
+    fn __mlx5dv_create_flow(
+        matcher: Option<&MatcherObject>,
+        value: *const mlx5dv_flow_match_parameters,
+        count: usize,
+        actions: *const mlx5dv_flow_action_attr,
+        size: usize,
+    ) -> OrNull<ibv_flow> {
+        // SAFETY: the value and the actions are those of the program.
+        unsafe { create(required(matcher)?, value, actions, count, size) }
+    }
+
+    /// That of programs that were compiled with older headers.
+    fn mlx5dv_create_flow(
+        matcher: Option<&MatcherObject>,
+        value: *const mlx5dv_flow_match_parameters,
+        count: usize,
+        actions: *const mlx5dv_flow_action_attr,
+    ) -> OrNull<ibv_flow> {
+        // SAFETY: as above.
+        unsafe { create(required(matcher)?, value, actions, count, offset_of!(mlx5dv_flow_action_attr, offset)) }
+    }
 }
