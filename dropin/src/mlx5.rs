@@ -4,11 +4,11 @@
 //!
 //! A function refuses a device of another driver with `EOPNOTSUPP`.
 
-mod create;
-mod devx;
-mod flow;
-mod objects;
-mod query;
+pub(crate) mod create;
+pub(crate) mod devx;
+pub(crate) mod flow;
+pub(crate) mod objects;
+pub(crate) mod query;
 mod refused;
 
 use std::ffi::c_void;

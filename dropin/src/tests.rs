@@ -1,5 +1,6 @@
 //! The functions as C calls them, on a soft device of this process.
 
+mod mlx5;
 mod objects;
 
 use std::ffi::{CStr, c_int};

@@ -135,3 +135,38 @@ export! {
         Ok((&raw const qp.abi.mlx5).cast_mut())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::mlx5::mlx5dv_dc_init_attr;
+
+    fn attr(comp_mask: u64, create_flags: u32, send_ops_flags: u64) -> mlx5dv_qp_init_attr {
+        let dc_init_attr = mlx5dv_dc_init_attr { dc_type: 0, dct_access_key: 0 };
+        mlx5dv_qp_init_attr { comp_mask, create_flags, dc_init_attr, send_ops_flags }
+    }
+
+    #[test]
+    fn options_of_qps_are_known_or_refused() {
+        let of = |attr: mlx5dv_qp_init_attr| qp_options(Some(&attr));
+        let plain = qp_options(None).unwrap();
+        assert_eq!((plain.raw_wqes, plain.scatters_to_cqe), (false, None));
+        let (flags, operations) = (1, 1 << 2);
+        let raw = of(attr(flags | operations, 1 << 4, 1 << 3)).unwrap();
+        assert_eq!((raw.raw_wqes, raw.scatters_to_cqe), (true, Some(true)));
+        assert_eq!(of(attr(flags, 1 << 3, u64::MAX)).unwrap().scatters_to_cqe, Some(false));
+        for (comp_mask, create_flags, send_ops_flags, failure) in [
+            (1 << 4, 0, 0, Failure::INVALID),
+            (flags, 1 << 3 | 1 << 4, 0, Failure::INVALID),
+            (1 << 1, 0, 0, Failure::UNSUPPORTED),
+            (1 << 3, 0, 0, Failure::UNSUPPORTED),
+            // Out-of-order placement, and flags that no header has.
+            (flags, 1 << 7, 0, Failure::UNSUPPORTED),
+            (flags, 1 << 31, 0, Failure::UNSUPPORTED),
+            (operations, 0, 1 << 1, Failure::UNSUPPORTED),
+            (operations, 0, 1 << 63, Failure::UNSUPPORTED),
+        ] {
+            assert_eq!(of(attr(comp_mask, create_flags, send_ops_flags)).err(), Some(failure));
+        }
+    }
+}

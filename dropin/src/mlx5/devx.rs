@@ -34,33 +34,33 @@ use crate::wq::{TableObject, WqObject};
 
 /// A struct of C, and the kernel's object behind it.
 #[repr(C)]
-pub(super) struct Made<A> {
+pub(crate) struct Made<A> {
     abi: A,
     /// `None` only while [`destroy`](Self::destroy) runs.
     object: Option<RawObject>,
     _mapping: Option<Mapping>,
 }
 
-pub(super) type DevxObject = Made<()>;
-pub(super) type UmemObject = Made<mlx5dv_devx_umem>;
-pub(super) type UarObject = Made<mlx5dv_devx_uar>;
-pub(super) type VarObject = Made<mlx5dv_var>;
-pub(super) type PpObject = Made<mlx5dv_pp>;
+pub(crate) type DevxObject = Made<()>;
+pub(crate) type UmemObject = Made<mlx5dv_devx_umem>;
+pub(crate) type UarObject = Made<mlx5dv_devx_uar>;
+pub(crate) type VarObject = Made<mlx5dv_var>;
+pub(crate) type PpObject = Made<mlx5dv_pp>;
 
 /// A descriptor of C, and the context that it belongs to.
 #[repr(C)]
-pub(super) struct Channel<A> {
+pub(crate) struct Channel<A> {
     abi: A,
     file: File,
     raw: RawContext,
 }
 
-pub(super) type CommandChannel = Channel<mlx5dv_devx_cmd_comp>;
-pub(super) type EventChannel = Channel<mlx5dv_devx_event_channel>;
+pub(crate) type CommandChannel = Channel<mlx5dv_devx_cmd_comp>;
+pub(crate) type EventChannel = Channel<mlx5dv_devx_event_channel>;
 
 /// What another process needs to import an object: as much memory as in libmlx5, which has more fields.
 #[repr(C)]
-pub(super) struct Exported {
+pub(crate) struct Exported {
     handle: u32,
     numbers: [u32; 2],
     mmap_off: i64,

@@ -30,7 +30,7 @@ use crate::object::Object;
 use crate::qp::QpObject;
 
 /// A matcher of C, which programs do not look into.
-pub(super) struct MatcherObject {
+pub(crate) struct MatcherObject {
     /// `None` only while it is destroyed.
     object: Option<RawObject>,
     context: *mut ibv_context,
@@ -257,5 +257,47 @@ export! {
     ) -> OrNull<ibv_flow> {
         // SAFETY: as above.
         unsafe { create(required(matcher)?, value, actions, count, offset_of!(mlx5dv_flow_action_attr, offset)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+
+    fn parse(kinds: &[c_int], size: usize) -> Result<Actions, Failure> {
+        let action = |kind: &c_int| mlx5dv_flow_action_attr {
+            r#type: kind.cast_unsigned(),
+            object: ptr::null_mut(),
+            offset: 0,
+        };
+        let actions: Vec<_> = kinds.iter().map(action).collect();
+        // SAFETY: there are as many actions. A size that is not theirs is rejected, or there is one only.
+        unsafe { Actions::new(actions.as_ptr(), actions.len(), size) }
+    }
+
+    #[test]
+    fn actions_are_known_once_or_refused() {
+        const SIZE: usize = size_of::<mlx5dv_flow_action_attr>();
+        let flow = parse(&[MLX5DV_FLOW_ACTION_TAG, MLX5DV_FLOW_ACTION_DROP], SIZE).unwrap();
+        assert!(matches!(flow.destination, Some(Destination::Flags(CreateFlowFlags::DROP))));
+        assert_eq!((flow.tag, flow.counter.is_some()), (Some(0), false));
+        for (kinds, size, failure) in [
+            (&[MLX5DV_FLOW_ACTION_TAG, MLX5DV_FLOW_ACTION_TAG][..], SIZE, Failure::INVALID),
+            (&[MLX5DV_FLOW_ACTION_DROP, MLX5DV_FLOW_ACTION_DEFAULT_MISS], SIZE, Failure::UNSUPPORTED),
+            (&[MLX5DV_FLOW_ACTION_DEST_IBV_QP], SIZE, Failure::INVALID),
+            (&[MLX5DV_FLOW_ACTION_DEST_DEVX], SIZE, Failure::INVALID),
+            (&[MLX5DV_FLOW_ACTION_COUNTERS_DEVX], SIZE, Failure::INVALID),
+            (&[9], SIZE, Failure::UNSUPPORTED),
+            (&[-1], SIZE, Failure::UNSUPPORTED),
+            (&[MLX5DV_FLOW_ACTION_DROP], 0, Failure::INVALID),
+            // There is no room for the offset.
+            (&[MLX5DV_FLOW_ACTION_COUNTERS_DEVX_WITH_OFFSET], 16, Failure::UNSUPPORTED),
+        ] {
+            assert_eq!(parse(kinds, size).err(), Some(failure), "{kinds:?}");
+        }
+        // SAFETY: there is no action.
+        assert_eq!(unsafe { Actions::new(ptr::null(), 1, SIZE) }.err(), Some(Failure::INVALID));
     }
 }

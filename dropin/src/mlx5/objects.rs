@@ -163,11 +163,14 @@ fn pd(pd: &PdObject, out: Option<&mut mlx5dv_pd>) -> Result<(), Failure> {
 fn init(obj: Option<&mlx5dv_obj>, types: u64) -> Result<(), Failure> {
     let obj = required(obj)?;
     let has = |bit: c_int| types & u64::from(bit.cast_unsigned()) != 0;
-    let known =
-        MLX5DV_OBJ_QP | MLX5DV_OBJ_CQ | MLX5DV_OBJ_SRQ | MLX5DV_OBJ_AH | MLX5DV_OBJ_PD | MLX5DV_OBJ_DEVX;
-    if has(MLX5DV_OBJ_RWQ | MLX5DV_OBJ_DM) {
-        return Err(Failure::UNSUPPORTED);
-    }
+    let known = MLX5DV_OBJ_QP
+        | MLX5DV_OBJ_CQ
+        | MLX5DV_OBJ_SRQ
+        | MLX5DV_OBJ_RWQ
+        | MLX5DV_OBJ_DM
+        | MLX5DV_OBJ_AH
+        | MLX5DV_OBJ_PD
+        | MLX5DV_OBJ_DEVX;
     if !has(known) {
         return Err(Failure::INVALID);
     }

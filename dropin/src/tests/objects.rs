@@ -47,7 +47,7 @@ fn zeroed<T>() -> T {
 }
 
 /// A context of a soft device of this process, and a PD of it.
-fn context_and_pd() -> (ContextArgument<'static>, *mut ibv_pd) {
+pub(super) fn context_and_pd() -> (ContextArgument<'static>, *mut ibv_pd) {
     let device = Device::find("soft0").unwrap();
     let context = device.open().unwrap();
     let created = open::create(context, Arc::new(DeviceObject::new("soft0", device)), None);
@@ -56,13 +56,13 @@ fn context_and_pd() -> (ContextArgument<'static>, *mut ibv_pd) {
     (context, unsafe { ibv_alloc_pd(context) })
 }
 
-fn pd_of<'a>(pd: *mut ibv_pd) -> Option<&'a PdObject> {
+pub(super) fn pd_of<'a>(pd: *mut ibv_pd) -> Option<&'a PdObject> {
     // SAFETY: the tests pass PDs that exist.
     unsafe { pd.cast::<PdObject>().as_ref() }
 }
 
 #[track_caller]
-fn refuses<T>(made: *mut T, refused: c_int) {
+pub(super) fn refuses<T>(made: *mut T, refused: c_int) {
     assert!(made.is_null());
     assert_eq!(errno(), refused);
 }
