@@ -13,7 +13,7 @@ fn kernel_copies() -> bool {
 }
 
 pub(crate) fn init() -> Result<(), Failure> {
-    if kernel_copies() { Ok(()) } else { Err(Failure::UNSUPPORTED) }
+    if kernel_copies() { Ok(()) } else { Err(bareverbs::Errno::NOSYS.into()) }
 }
 
 export! {

@@ -91,6 +91,30 @@ fn pingpongs_run_with_extended_queues() {
     });
 }
 
+#[kernel_test(device::xrc)]
+fn xsrq_pingpong_runs_with_either_library_on_each_side() {
+    let (ours, theirs) = (Library::Bareverbs, Library::RdmaCore);
+    let index = device::gid_index().to_string();
+    let gid = if device::is_infiniband() { vec![] } else { vec!["-g", &index] };
+    nothing_leaks(|| {
+        for ([server, client], event) in
+            [([ours, ours], &["-e"][..]), ([ours, theirs], &[]), ([theirs, ours], &[])]
+        {
+            let command = |library: Library, more: &[&str]| {
+                let mut command = Command::new("ibv_xsrq_pingpong");
+                command.args(&gid).args(["-n", "50", "-s", "5000"]).args(event).args(more);
+                library.load(command)
+            };
+            let mut serving = Program::start(&mut command(server, &[]));
+            wait_until_listening(&mut serving, PORT);
+            let client = Program::start(&mut command(client, &[HOST])).finish().expect_success();
+            for side in [serving.finish().expect_success(), client] {
+                assert_eq!(side.stdout.lines().last(), Some("success"), "{side:#?}");
+            }
+        }
+    });
+}
+
 /// Runs a server and a client of the connection manager with these libraries to completion.
 fn run_connected([server, client]: [Library; 2], name: &str, serves: &[&str], connects: &[&str]) {
     let command = |library: Library, options: &[&str]| {
