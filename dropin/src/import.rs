@@ -4,8 +4,10 @@
 //! `ibv_unimport_mr` and the like release it only.
 
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
+use std::sync::Mutex;
 
 use bareverbs::dm::Dm;
 use bareverbs::error::Refused;
@@ -18,19 +20,15 @@ use crate::context::ContextArgument;
 use crate::convention::{Failure, OrNull, Value, export, required};
 use crate::device_memory::{self, DmObject};
 use crate::memory::{self, MrObject, PdHead, PdObject, Region};
-use crate::object::Object;
+use crate::object::{Holder, Object};
 use crate::{device, open};
 
-/// Whether it is a character device. Fails for a descriptor that is not open.
-fn is_character_device(fd: c_int) -> Result<bool, Failure> {
-    let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: the call fills the struct.
-    if unsafe { libc::fstat(fd, status.as_mut_ptr()) } != 0 {
-        return Ok(false);
-    }
-    // SAFETY: the call filled it.
-    let mode = unsafe { status.assume_init() }.st_mode;
-    Ok(mode & libc::S_IFMT == libc::S_IFCHR)
+/// Whether the descriptor is open, and that of a character device.
+fn is_character_device(fd: c_int) -> bool {
+    let mut status = MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: the call fills the struct, in which any bits are valid.
+    let (answer, status) = unsafe { (libc::fstat(fd, status.as_mut_ptr()), status.assume_init()) };
+    answer == 0 && status.st_mode & libc::S_IFMT == libc::S_IFCHR
 }
 
 /// Frees an object of C, whose value `release` takes.
@@ -50,7 +48,7 @@ unsafe fn release<A, T>(object: NonNull<Object<A, T>>, release: impl FnOnce(T)) 
 export! {
     /// The context owns the descriptor, unless the call fails.
     fn ibv_import_device(fd: c_int) -> OrNull<ibv_context> {
-        if !is_character_device(fd)? {
+        if !is_character_device(fd) {
             return Err(Failure::INVALID);
         }
         // SAFETY: the descriptor is open, as the check shows.
@@ -116,9 +114,8 @@ export! {
     }
 
     fn ibv_unimport_dm(dm: Option<NonNull<DmObject>>) -> Value<()> {
-        let unimport = |dm: std::sync::Mutex<Dm>| {
-            let dm = dm.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-            _ = dm.into_handle();
+        let unimport = |dm: Mutex<Dm>| {
+            _ = Holder::<Dm>::into_value(dm).into_handle();
         };
         // SAFETY: the argument is live device memory, which the program uses no longer.
         unsafe { release(required(dm)?, unimport) }
