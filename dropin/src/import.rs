@@ -7,7 +7,7 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use bareverbs::dm::Dm;
 use bareverbs::error::Refused;
@@ -20,7 +20,7 @@ use crate::context::ContextArgument;
 use crate::convention::{Failure, OrNull, Value, export, required};
 use crate::device_memory::{self, DmObject};
 use crate::memory::{self, MrObject, PdHead, PdObject, Region};
-use crate::object::{Holder, Object};
+use crate::object::Object;
 use crate::{device, open};
 
 /// Whether the descriptor is open, and that of a character device.
@@ -115,7 +115,7 @@ export! {
 
     fn ibv_unimport_dm(dm: Option<NonNull<DmObject>>) -> Value<()> {
         let unimport = |dm: Mutex<Dm>| {
-            _ = Holder::<Dm>::into_value(dm).into_handle();
+            _ = dm.into_inner().unwrap_or_else(PoisonError::into_inner).into_handle();
         };
         // SAFETY: the argument is live device memory, which the program uses no longer.
         unsafe { release(required(dm)?, unimport) }
