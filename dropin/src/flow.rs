@@ -268,11 +268,11 @@ callback! {
     fn destroy_flow(flow: Option<NonNull<FlowObject>>) -> OrErrno {
         let flow = required(flow)?;
         // SAFETY: the argument is a live flow, which nothing else uses.
-        if let Steered::Matched(kernel) = unsafe { &mut (*flow.as_ptr()).inner } {
-            if let Some(Err(refused)) = kernel.take().map(RawObject::destroy) {
-                *kernel = Some(refused.object);
-                return Err(refused.errno.into());
-            }
+        if let Steered::Matched(kernel) = unsafe { &mut (*flow.as_ptr()).inner }
+            && let Some(Err(refused)) = kernel.take().map(RawObject::destroy)
+        {
+            *kernel = Some(refused.object);
+            return Err(refused.errno.into());
         }
         let destroy = |steered: Steered| {
             let Steered::Rule { qp, id, counters } = steered else { return Ok(()) };

@@ -167,10 +167,7 @@ const NONE: &[(&str, &[&str])] = &[
     ),
     ("data direct is not implemented", &["mlx5dv_get_data_direct_sysfs_path", "mlx5dv_reg_dmabuf_mr"]),
     ("reserved QP numbers are not implemented", &["mlx5dv_reserved_qpn_*"]),
-    (
-        "modes of the C library; `QueueMemory::From` takes an allocator",
-        &["mlx5dv_set_context_attr"],
-    ),
+    ("modes of the C library; `QueueMemory::From` takes an allocator", &["mlx5dv_set_context_attr"]),
     ("devices bound to VFIO are not driven", &["mlx5dv_get_vfio_device_list", "mlx5dv_vfio_*"]),
 ];
 
