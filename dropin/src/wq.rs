@@ -4,8 +4,8 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::slice;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 
 use bareverbs::raw::uapi::uverbs::types::WqType;
 use bareverbs::raw::uapi::verbs_values::WqAttrMask;
@@ -21,8 +21,9 @@ use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrNull, callback, required};
 use crate::cq::CqObject;
 use crate::domain::ParentDomain;
+use crate::lock::Locked;
 use crate::memory::PdObject;
-use crate::object::{Acknowledged, Object, lock};
+use crate::object::{Acknowledged, Object};
 use crate::post::post_receives;
 
 /// The struct of C, and the acknowledged events of the WQ.
@@ -33,7 +34,7 @@ pub(crate) struct WqHead {
     _parent: Option<Arc<ParentDomain>>,
 }
 
-pub(crate) type WqObject = Object<WqHead, Mutex<Wq>>;
+pub(crate) type WqObject = Object<WqHead, Locked<Wq>>;
 pub(crate) type TableObject = Object<ibv_rwq_ind_table, IndirectionTable>;
 
 impl WqObject {
@@ -102,7 +103,8 @@ callback! {
                 comp_mask: 0,
             };
             let head = WqHead { abi, events: Acknowledged::default(), _parent: parent.cloned() };
-            Ok((head, Mutex::new(wq)))
+            let has_td = parent.is_some_and(|parent| parent.td().is_some());
+            Ok((head, Locked::new(wq, has_td || context.required()?.is_single_threaded)))
         });
         created.map(<*mut WqObject>::cast)
     }
@@ -112,7 +114,7 @@ callback! {
         let (object, attr) = (required(object)?, required(attr)?);
         let mask = WqAttrMask::from_bits(attr.attr_mask).ok_or(Failure::INVALID)?;
         let (current, next) = (WqState(attr.curr_wq_state), WqState(attr.wq_state));
-        let mut wq = lock(&object.inner);
+        let mut wq = object.inner.lock();
         // A WQ moves itself to ERR, which its event says. The verb finds that out.
         let is_current = current == wq.state() || (wq.state(), current) == (WqState::RDY, WqState::ERR);
         let is_known = matches!(next, WqState::RESET | WqState::RDY | WqState::ERR);
@@ -144,7 +146,7 @@ callback! {
         first: *mut ibv_recv_wr,
         bad: Option<&mut *mut ibv_recv_wr>,
     ) -> OrErrno {
-        let mut wq = lock(&required(wq)?.inner);
+        let mut wq = required(wq)?.inner.lock();
         // SAFETY: the requests are a list of the program, which keeps their memory until they complete.
         unsafe { post_receives(first, bad, |request| wq.post_recv(&[request])) }
     }
@@ -168,7 +170,7 @@ callback! {
         let mut distinct = entries.clone();
         distinct.sort_unstable_by_key(|wq| address(wq));
         distinct.dedup_by_key(|wq| address(wq));
-        let locked: Vec<_> = distinct.iter().map(|wq| lock(&wq.inner)).collect();
+        let locked: Vec<_> = distinct.iter().map(|wq| wq.inner.lock()).collect();
         let index = |wq| distinct.binary_search_by_key(&address(wq), |other| address(other));
         let wqs = entries.iter().map(|wq| Ok(&*locked[index(wq).map_err(|_| Failure::INVALID)?]));
         let wqs = wqs.collect::<Result<Vec<&Wq>, Failure>>()?;

@@ -115,7 +115,7 @@ unsafe fn srq(srq: &SrqObject, out: *mut mlx5dv_srq) -> Result<(), Failure> {
 
 fn rwq(wq: &WqObject, out: Option<&mut mlx5dv_rwq>) -> Result<(), Failure> {
     check_driver(wq.kernel_object().0)?;
-    let layout = lock(&wq.inner).layout().ok_or(Failure::UNSUPPORTED)?;
+    let layout = wq.inner.lock().layout().ok_or(Failure::UNSUPPORTED)?;
     let (dbrec, _) = doorbell(&layout)?;
     *required(out)? = mlx5dv_rwq {
         buf: layout.ring.as_ptr().cast(),

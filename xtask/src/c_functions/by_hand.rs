@@ -39,6 +39,7 @@ pub(super) fn entries() -> Vec<Entry> {
 
 /// Functions whose items are no aliases of them.
 const ITEMS: &[(&str, &[&str])] = &[
+    ("_ibv_query_comp_cntr_caps", &["bareverbs::Context::query_comp_cntr_caps"]),
     ("_ibv_query_gid_ex", &["bareverbs::Context::gid"]),
     ("_ibv_query_gid_table", &["bareverbs::Context::gid_table"]),
     ("htonll", &["bareverbs_provider::Operation::CmpSwp"]),
@@ -165,7 +166,7 @@ const NONE: &[(&str, &[&str])] = &[
         "mlx5's own attributes of a port have no verb; `bareverbs::raw` queries them",
         &["mlx5dv_query_port", "_mlx5dv_query_port"],
     ),
-    ("data direct is not implemented", &["mlx5dv_get_data_direct_sysfs_path", "mlx5dv_reg_dmabuf_mr"]),
+    ("the sysfs path of the data direct device is not read", &["mlx5dv_get_data_direct_sysfs_path"]),
     ("reserved QP numbers are not implemented", &["mlx5dv_reserved_qpn_*"]),
     ("modes of the C library; `QueueMemory::From` takes an allocator", &["mlx5dv_set_context_attr"]),
     ("devices bound to VFIO are not driven", &["mlx5dv_get_vfio_device_list", "mlx5dv_vfio_*"]),
