@@ -173,3 +173,31 @@ impl<T> Holder<T> for Locked<T> {
         UnsafeCell::raw_get(unsafe { &raw const (*holder).value })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locked_lock_stays_locked_until_its_value_is_dropped() {
+        let lock = Lock::new(false);
+        let held = lock.lock();
+        for _ in 0..2 {
+            assert!(lock.try_lock(false).is_none());
+        }
+        mem::forget(held);
+        assert!(lock.try_lock(false).is_none(), "a forgotten value leaves it locked");
+        // SAFETY: the value was forgotten.
+        assert_eq!(unsafe { Held::take_up(&lock) }.unlock_with(7), 7);
+        assert!(lock.try_lock(false).is_some());
+    }
+
+    #[test]
+    fn elided_lock_is_never_locked() {
+        let value = Locked::new(1, true);
+        let guard = value.lock();
+        assert!(value.is_elided());
+        assert_eq!(value.try_lock(true).map(|value| *value), Some(1));
+        drop(guard);
+    }
+}

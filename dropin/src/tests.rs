@@ -1,7 +1,9 @@
 //! The functions as C calls them, on a soft device of this process.
 
+mod bad_input;
 mod mlx5;
 mod objects;
+mod threads;
 
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;

@@ -41,7 +41,7 @@ use crate::srq::{SrqObject, create_srq_ex, get_srq_num, ibv_destroy_srq};
 use crate::xrc::{close_xrcd, open_xrcd};
 
 /// A struct of C without any bit set.
-fn zeroed<T>() -> T {
+pub(super) fn zeroed<T>() -> T {
     // SAFETY: the structs of the ABI have numbers and pointers only.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
