@@ -19,6 +19,7 @@ mod drain_reset;
 mod ece;
 pub(crate) mod flow;
 pub(crate) mod flow_counters;
+mod flow_specs;
 pub(crate) mod init;
 mod modify;
 mod multicast;

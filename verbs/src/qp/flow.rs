@@ -8,11 +8,12 @@ use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::abi::{Be16, Be32};
 use bareverbs_uapi::verbs_values::FlowSpecType;
-use bareverbs_uapi::write::structs::{FlowAttr, FlowSpecHdr};
+use bareverbs_uapi::write::structs::FlowAttr;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::flow_counters::{CountersShared, FlowCounters};
+use super::flow_specs::Specs;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::values::{MacAddress, PortNum};
@@ -270,7 +271,7 @@ impl<'a> FlowRule<'a> {
 
     /// Encodes the flow specs for the kernel, back to back, and counts them.
     fn specs(&self) -> Specs {
-        let mut specs = Specs { bytes: Vec::new(), count: Some(0) };
+        let mut specs = Specs::default();
         let simple = [
             self.ethernet.map(EthernetMatch::header),
             self.ipv4.map(Ipv4Match::header),
@@ -293,34 +294,6 @@ impl<'a> FlowRule<'a> {
             specs.push(FlowSpecType::ACTION_DROP, &[]);
         }
         specs
-    }
-}
-
-/// Flow specs of the kernel.
-pub(super) struct Specs {
-    pub(super) bytes: Vec<u8>,
-    /// `None`: too many.
-    pub(super) count: Option<u8>,
-}
-
-impl Specs {
-    /// Adds a spec: its header, these parts, and zeros up to the alignment of specs.
-    pub(super) fn push(&mut self, spec_type: FlowSpecType, parts: &[&[u8]]) {
-        let length = size_of::<FlowSpecHdr>() + parts.iter().map(|part| part.len()).sum::<usize>();
-        let size = length.next_multiple_of(align_of::<u64>());
-        let header = FlowSpecHdr { spec_type, size: size as u16, ..FlowSpecHdr::zeroed() };
-        let end = self.bytes.len() + size;
-        self.bytes.extend_from_slice(header.as_bytes());
-        for part in parts {
-            self.bytes.extend_from_slice(part);
-        }
-        self.bytes.resize(end, 0);
-        self.count = self.count.and_then(|count| count.checked_add(1));
-    }
-
-    /// The flow with the number of specs.
-    pub(super) fn counted(&self, flow: FlowAttr) -> FlowAttr {
-        FlowAttr { num_of_specs: self.count.unwrap_or(u8::MAX), ..flow }
     }
 }
 

@@ -11,7 +11,7 @@ use bareverbs_uapi::write::structs::FlowAttr;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use super::flow::Specs;
+use super::flow_specs::Specs;
 use crate::context::ContextInner;
 use crate::error::Feature;
 use crate::released::Released;
