@@ -78,7 +78,7 @@ mod tests {
         let all = without_a_verb().unwrap();
         let [(_, core), (_, mlx5)] = &all[..] else { panic!("{all:?}") };
         let has = |methods: &[&MethodInfo], name| methods.iter().any(|method| method.rust == name);
-        assert!(has(core, "CompCntrCreate") && has(mlx5, "DevxObjCreate"));
+        assert!(has(core, "FlowActionDestroy") && has(mlx5, "DevxObjCreate"));
         assert!(!has(core, "QueryPort") && !has(core, "RegMr") && has(mlx5, "QueryPort"));
     }
 
