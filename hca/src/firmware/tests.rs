@@ -195,6 +195,40 @@ fn self_loopback_is_opt_in() {
 }
 
 #[test]
+fn flow_entry_matches_a_tunnel_and_tags_its_frames() {
+    /// Places of the match parameters in the commands, and of the identifier in them.
+    const MASK: usize = 0x40;
+    const VALUE: usize = 0x80;
+    const VXLAN_VNI: usize = 0x54;
+    /// The place of the tag in the command.
+    const TAG: std::ops::Range<usize> = 0x49..0x4c;
+    let mut hca = ready(Link::Ethernet);
+    for &opcode in FirmwareHarness::examples() {
+        let mut input = super::example::command(opcode, 0);
+        match opcode {
+            CREATE_FLOW_GROUP => input[MASK + VXLAN_VNI..][..3].fill(0xff),
+            SET_FLOW_TABLE_ENTRY => {
+                input[VALUE + VXLAN_VNI..][..3].copy_from_slice(&[0, 0, 5]);
+                input[TAG].copy_from_slice(&[1, 2, 3]);
+            }
+            _ => {}
+        }
+        let _ = run(&mut hca, &input, 0x400);
+    }
+    let (firmware, engine) = &hca;
+    // UDP over IPv4 to port 4789.
+    let mut frame = vec![0; 34];
+    frame[12..15].copy_from_slice(&[0x08, 0x00, 0x45]);
+    frame[23] = 17;
+    frame.extend_from_slice(&[0, 7, 0x12, 0xb5, 0, 16, 0, 0, 8, 0, 0, 0, 0, 0, 5, 0]);
+    frame.resize(100, 0);
+    let steered = firmware.steer(engine, &frame);
+    assert_eq!(steered, [Steered { rq: 0x10, tag: 0x01_0203 }]);
+    frame[48] = 6;
+    assert_eq!(firmware.steer(engine, &frame), []);
+}
+
+#[test]
 fn flow_counter_counts_frames_that_match() {
     const CLEAR: usize = 0x18;
     let mut hca = ready(Link::Ethernet);
