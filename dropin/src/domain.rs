@@ -1,14 +1,14 @@
-//! Thread domains, and PDs that choose a thread domain and the memory of queues: parent domains.
+//! Thread domains, and what parent domains add to PDs.
 
 use std::alloc::Layout;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use bareverbs::MemoryOwner;
 use bareverbs::error::CreateError;
 use bareverbs::qp::{Allocation, QueueAllocator, QueueBuffer, QueueMemory, QueueResource, ThreadDomain};
-use bareverbs::{MemoryOwner, Pd};
 
 use crate::abi::memory::{
     AllocQueue, FreeQueue, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr,
@@ -19,7 +19,6 @@ use crate::abi::values::{
 };
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrNull, callback, required};
-use crate::memory::PdObject;
 use crate::object::Object;
 
 pub(crate) type TdObject = Object<ibv_td, Arc<ThreadDomain>>;
@@ -31,6 +30,32 @@ pub(crate) struct ParentDomain {
 }
 
 impl ParentDomain {
+    /// What these attributes add to the PD at `pd`, on a device of this driver.
+    ///
+    /// # Safety
+    ///
+    /// The thread domain is null or a live one. The functions uphold rdma-core's manual.
+    pub(crate) unsafe fn new(
+        init: &ibv_parent_domain_init_attr,
+        pd: *mut ibv_pd,
+        driver: u32,
+    ) -> Result<Self, Failure> {
+        let has = |flag: c_int| init.comp_mask & flag.cast_unsigned() != 0;
+        let known = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
+            | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT
+            | IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC;
+        if has(!known) {
+            return Err(Failure::INVALID);
+        }
+        // SAFETY: by the contract.
+        let td = unsafe { init.td.cast::<TdObject>().as_ref() }.map(|td| Arc::clone(&td.inner));
+        let functions = init.alloc.zip(init.free).filter(|_| has(IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS));
+        let has_context = has(IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT);
+        let pd_context = if has_context { init.pd_context } else { ptr::null_mut() };
+        let callbacks = functions.map(|(alloc, free)| Callbacks { alloc, free, pd, pd_context, driver });
+        Ok(Self { td, callbacks })
+    }
+
     /// The thread domain, whose doorbell register its QPs use.
     pub(crate) fn td(&self) -> Option<&ThreadDomain> {
         self.td.as_deref()
@@ -98,7 +123,7 @@ impl QueueAllocator for Callbacks {
         if start == USE_DEFAULT {
             return Ok(None);
         }
-        let none = CreateError::NoMemory { resource, bytes };
+        let none = CreateError::NoMemory { bytes };
         let start = NonNull::new(start.cast()).ok_or(none)?;
         let memory = CallbackMemory { start, bytes, resource_type, callbacks: *self };
         Ok(Some(QueueBuffer::new(memory).map_err(|_| none)?.into()))
@@ -157,69 +182,6 @@ callback! {
         unsafe { Object::free(td) };
         Ok(())
     }
-
-    /// `ibv_alloc_parent_domain`. Programs pass a parent domain wherever they pass a PD.
-    fn alloc_parent_domain(
-        context: ContextArgument<'_>,
-        init: Option<&ibv_parent_domain_init_attr>,
-    ) -> OrNull<ibv_pd> {
-        let context_of_domain = &context.required()?.context;
-        if !context_of_domain.capabilities().queue_buffers {
-            return Err(Failure::UNSUPPORTED);
-        }
-        let init = required(init)?;
-        let has = |flag: i32| init.comp_mask & flag.cast_unsigned() != 0;
-        let known = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
-            | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT
-            | IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC;
-        // SAFETY: the pointers are null or those of a PD and of a thread domain.
-        let (pd, td) =
-            unsafe { (init.pd.cast::<PdObject>().as_ref(), init.td.cast::<TdObject>().as_ref()) };
-        let pd = required(pd)?;
-        if has(!known) {
-            return Err(Failure::INVALID);
-        }
-        let allocator = if has(IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS) {
-            init.alloc.zip(init.free)
-        } else {
-            None
-        };
-        let pd_context =
-            if has(IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT) { init.pd_context } else { ptr::null_mut() };
-        let created = Object::create(|address| {
-            let driver = context_of_domain.driver().0;
-            let callbacks = allocator.map(|(alloc, free)| Callbacks {
-                alloc,
-                free,
-                pd: ptr::with_exposed_provenance_mut(address as usize),
-                pd_context,
-                driver,
-            });
-            let parent = ParentDomain { td: td.map(|td| Arc::clone(&td.inner)), callbacks };
-            Ok((pd.abi.with_parent(parent), pd.inner.clone()))
-        });
-        created.map(<*mut PdObject>::cast)
-    }
-}
-
-/// Deallocates a PD or a parent domain, unless objects use it.
-///
-/// # Safety
-///
-/// The object is live, and the program uses it no longer.
-pub(crate) unsafe fn dealloc(pd: NonNull<PdObject>) -> Result<(), Failure> {
-    // SAFETY: the object is live.
-    let head = unsafe { &(*pd.as_ptr()).abi };
-    let Some(parent) = head.parent() else {
-        // SAFETY: by the contract.
-        return unsafe { Object::destroy(pd, Pd::dealloc, |_, ()| ()) };
-    };
-    if Arc::strong_count(parent) > 1 || head.has_on_demand(pd.as_ptr().cast()) {
-        return Err(Failure::BUSY);
-    }
-    // SAFETY: by the contract.
-    unsafe { Object::free(pd) };
-    Ok(())
 }
 
 #[cfg(test)]
@@ -289,7 +251,7 @@ mod tests {
         let layout = Layout::new::<u64>();
         assert!(matches!(callbacks.allocate(QueueResource::Qp, layout), Ok(None)));
         let refused = callbacks.allocate(QueueResource::DoorbellRecord, layout).map(drop).unwrap_err();
-        let none = CreateError::NoMemory { resource: QueueResource::DoorbellRecord, bytes: 8 };
+        let none = CreateError::NoMemory { bytes: 8 };
         assert_eq!(refused, none);
         let types: Vec<_> = calls.lock().unwrap().iter().map(|call| call.3).collect();
         assert_eq!(types, [1 << 32 | 1, 1 << 32 | 3]);

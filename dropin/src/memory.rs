@@ -14,7 +14,7 @@ use bareverbs::qp::Sge;
 use bareverbs::raw::uapi::uverbs::types::AdviseMrFlag;
 use bareverbs::{Access, Buffer, Error, Mr, Pd, RawMemory};
 
-use crate::abi::memory::{ibv_mr, ibv_mr_init_attr, ibv_pd};
+use crate::abi::memory::{ibv_mr, ibv_mr_init_attr, ibv_parent_domain_init_attr, ibv_pd};
 use crate::abi::values::{
     IBV_REG_MR_MASK_ADDR, IBV_REG_MR_MASK_BUF, IBV_REG_MR_MASK_DMAH, IBV_REG_MR_MASK_FD,
     IBV_REG_MR_MASK_FD_OFFSET, IBV_REG_MR_MASK_IOVA, IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD,
@@ -26,7 +26,7 @@ use crate::convention::{
 };
 use crate::device_memory::DmObject;
 use crate::dma_handle::DmahObject;
-use crate::domain::{self, ParentDomain};
+use crate::domain::ParentDomain;
 use crate::object::{Object, lock, pointer};
 
 /// The struct of C, and the on-demand regions of the PD by their L_Keys, by which `ibv_advise_mr` names
@@ -258,9 +258,21 @@ export! {
         created.map(<*mut PdObject>::cast)
     }
 
+    /// Deallocates a PD or a parent domain, unless objects use it.
     fn ibv_dealloc_pd(pd: Option<NonNull<PdObject>>) -> OrErrno {
-        // SAFETY: the argument is a live PD, which the program uses no longer.
-        unsafe { domain::dealloc(required(pd)?) }
+        let pd = required(pd)?;
+        // SAFETY: the argument is a live PD.
+        let head = unsafe { &(*pd.as_ptr()).abi };
+        let Some(parent) = head.parent() else {
+            // SAFETY: as above, and the program uses it no longer.
+            return unsafe { Object::destroy(pd, Pd::dealloc, |_, ()| ()) };
+        };
+        if Arc::strong_count(parent) > 1 || head.has_on_demand(pd.as_ptr().cast()) {
+            return Err(Failure::BUSY);
+        }
+        // SAFETY: as for a PD. Nothing else has a reference to the parent domain.
+        unsafe { Object::free(pd) };
+        Ok(())
     }
 
     fn ibv_reg_mr(pd: Option<&PdObject>, addr: *mut c_void, length: usize, access: c_int) -> OrNull<ibv_mr> {
@@ -430,6 +442,28 @@ export! {
 }
 
 callback! {
+    /// `ibv_alloc_parent_domain`. Programs pass a parent domain wherever they pass a PD.
+    fn alloc_parent_domain(
+        context: ContextArgument<'_>,
+        init: Option<&ibv_parent_domain_init_attr>,
+    ) -> OrNull<ibv_pd> {
+        let context = &context.required()?.context;
+        if !context.capabilities().queue_buffers {
+            return Err(Failure::UNSUPPORTED);
+        }
+        let init = required(init)?;
+        // SAFETY: the pointer is null or that of a PD.
+        let pd: Option<&PdObject> = unsafe { init.pd.cast::<PdObject>().as_ref() };
+        let pd = required(pd)?;
+        let created = Object::create(|address| {
+            let address = ptr::with_exposed_provenance_mut(address as usize);
+            // SAFETY: the pointers of the attributes are those of the program's objects and functions.
+            let parent = unsafe { ParentDomain::new(init, address, context.driver().0) }?;
+            Ok((pd.abi.with_parent(parent), pd.inner.clone()))
+        });
+        created.map(<*mut PdObject>::cast)
+    }
+
     /// `ibv_alloc_null_mr`.
     fn alloc_null_mr(pd: Option<&PdObject>) -> OrNull<ibv_mr> {
         let pd = required(pd)?;

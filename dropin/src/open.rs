@@ -103,7 +103,7 @@ fn extended(context: ibv_context) -> verbs_context {
         destroy_flow_action: refuse_errno,
         create_flow_action_esp: refuse_null,
         modify_qp_rate_limit: qp::modify_qp_rate_limit,
-        alloc_parent_domain: domain::alloc_parent_domain,
+        alloc_parent_domain: memory::alloc_parent_domain,
         dealloc_td: domain::dealloc_td,
         alloc_td: domain::alloc_td,
         modify_cq: cq::modify_cq,

@@ -22,10 +22,10 @@ use crate::channel::{ChannelObject, ibv_create_comp_channel, ibv_destroy_comp_ch
 use crate::context::ContextArgument;
 use crate::cq::{CqObject, ibv_ack_cq_events, ibv_create_cq, ibv_destroy_cq, req_notify_cq};
 use crate::device::{ibv_free_device_list, ibv_get_device_list, ibv_get_device_name};
-use crate::domain::{alloc_parent_domain, alloc_td, dealloc_td};
+use crate::domain::{alloc_td, dealloc_td};
 use crate::flow::{create_flow, destroy_flow};
 use crate::flow_counters::{attach_counters_point_flow, create_counters, destroy_counters, read_counters};
-use crate::memory::{PdObject, ibv_alloc_pd, ibv_dealloc_pd, ibv_dereg_mr, ibv_reg_mr};
+use crate::memory::{PdObject, alloc_parent_domain, ibv_alloc_pd, ibv_dealloc_pd, ibv_dereg_mr, ibv_reg_mr};
 use crate::open::{ibv_close_device, ibv_open_device};
 use crate::port::{ibv_query_device, ibv_query_gid, ibv_query_port};
 use crate::qp::{QpObject, ibv_create_qp, ibv_destroy_qp, ibv_modify_qp, post_recv};

@@ -3,7 +3,6 @@
 mod kinds;
 
 use crate::device::IoctlError;
-use crate::queue_allocator::QueueResource;
 pub use kinds::{Feature, Limit};
 
 /// An object could not be created or changed.
@@ -52,11 +51,9 @@ pub enum CreateError {
         align: usize,
     },
     /// A [`QueueAllocator`](crate::queue_allocator::QueueAllocator) has no memory.
-    #[error("the allocator has no memory of {bytes} bytes for the {resource:?}")]
+    #[error("the allocator has no memory for the queue: {bytes} bytes")]
     NoMemory {
-        /// What the memory is for.
-        resource: QueueResource,
-        /// Its size.
+        /// The size of the memory.
         bytes: usize,
     },
     /// The provider, the kernel or the device does not support the object or the option.

@@ -34,7 +34,7 @@ pub(super) fn ring(
         },
         QueueMemory::From(allocator) => {
             let layout = Layout::from_size_align(bytes, QUEUE_BUFFER_ALIGN)
-                .map_err(|_| CreateError::NoMemory { resource, bytes })?;
+                .map_err(|_| CreateError::NoMemory { bytes })?;
             let Some(buffer) = allocator.allocate(resource, layout)? else {
                 return Ok((base_pages()?, None));
             };
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn failure_of_the_allocator_is_returned() {
-        let failure = CreateError::NoMemory { resource: QueueResource::Qp, bytes: 64 };
+        let failure = CreateError::NoMemory { bytes: 64 };
         let fails = Fixed(Some(failure));
         let memory = QueueMemory::From(&fails);
         assert_eq!(addressed_ring(QueueResource::Qp, 64, memory).map(drop), Err(failure));

@@ -366,7 +366,7 @@ fn allocator_can_decline_or_fail() {
             pd.context().create_cq(&CqInit { memory, ..CqInit::new(4) }).map(drop)
         };
         with(&Fixed(None)).unwrap();
-        let none = CreateError::NoMemory { resource: QueueResource::Cq, bytes: 4096 };
+        let none = CreateError::NoMemory { bytes: 4096 };
         let refused = with(&Fixed(Some(none))).unwrap_err();
         assert!(matches!(refused, Error::Provider { reason, .. } if reason == none), "{refused}");
     });
