@@ -320,6 +320,12 @@ impl Uar {
         unsafe { ring_shared(self.register(offset), value) };
     }
 
+    /// Rings the doorbell of a send queue.
+    #[inline(always)]
+    pub(crate) fn ring(&self, control: u64) {
+        self.write(SQ_DOORBELL, control);
+    }
+
     /// Arms a completion queue.
     #[inline]
     pub(crate) fn arm(&self, doorbell: u64) {
@@ -363,7 +369,10 @@ impl Drop for Uar {
 const MAX_HALF: usize = 512;
 
 /// The doorbell register of a send queue.
+///
+/// It has a tag, because each post would have to decode one that is stored in unused values of a field.
 #[derive(Debug)]
+#[repr(u8)]
 pub enum SendRegister {
     /// Several queues may write it, by 8-byte stores.
     Shared(Arc<Uar>),
@@ -408,7 +417,7 @@ impl SendRegister {
     #[inline(always)]
     pub(crate) fn ring(&mut self, control: u64) {
         match self {
-            Self::Shared(uar) => uar.write(SQ_DOORBELL, control),
+            Self::Shared(uar) => uar.ring(control),
             Self::Exclusive(register) => register.write(control),
             Self::Domain(register) => register.ring(control),
         }
@@ -562,18 +571,9 @@ impl DomainRegister {
 
     /// Rings the doorbell without a BlueFlame copy.
     #[inline(always)]
-    fn ring(&self, control: u64) {
+    pub(crate) fn ring(&self, control: u64) {
         // SAFETY: `first` keeps the page mapped, and this is the only store to the second register.
         unsafe { ring_shared(self.second, control) };
-    }
-
-    /// As [`BlueFlame::copy_fast`]. Without the first register, the device fetches the WQE.
-    #[inline(always)]
-    pub(crate) fn copy_fast(&self, request: &FastWqe) {
-        match self.claim() {
-            Some(mut claim) => claim.register().copy_fast(request),
-            None => self.ring(request.control),
-        }
     }
 
     /// As [`BlueFlame::copy`]. Without the first register, the device fetches the WQE.

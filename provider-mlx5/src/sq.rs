@@ -254,6 +254,22 @@ impl Mlx5Sq {
         }
     }
 
+    /// Rings the doorbell in a thread domain, for the requests from block `first` to before `end`. The
+    /// last one begins at `last`. Out of line: it would slow down other queues.
+    #[cold]
+    #[inline(never)]
+    fn ring_domain(&self, first: u32, last: u32, end: u32) {
+        let SendRegister::Domain(register) = &self.register else { return };
+        let blocks = end.wrapping_sub(first) as usize;
+        if first == last && blocks * BLOCK <= register.room() {
+            // SAFETY: the blocks of the request lie in the ring, and only this queue's owner writes them.
+            unsafe { register.copy(blocks, |index| self.at(first.wrapping_add(index as u32))) };
+        } else {
+            // SAFETY: the control segment of a written request; the device only reads it.
+            register.ring(unsafe { self.at(last).cast::<u64>().read() });
+        }
+    }
+
     /// Writes the producer index to the doorbell record.
     #[inline(always)]
     fn update_dbr(&self, block: u32) {
@@ -343,8 +359,8 @@ unsafe impl SendQueue for Mlx5Sq {
         self.update_dbr(end);
         match &mut self.register {
             SendRegister::Exclusive(register) => register.copy_fast(&wqe),
-            SendRegister::Domain(register) => register.copy_fast(&wqe),
-            register => register.ring(wqe.control),
+            SendRegister::Shared(uar) => uar.ring(wqe.control),
+            SendRegister::Domain(_) => self.ring_domain(block, block, end),
         }
         Some(Ok(()))
     }
@@ -397,22 +413,18 @@ unsafe impl SendQueue for Mlx5Sq {
         self.update_dbr(end);
         let blocks = end.wrapping_sub(first) as usize;
         let control = self.at(last);
-        let (start, mask) = (self.start, self.mask);
-        let block = |index| {
-            let block = first.wrapping_add(index as u32) & mask;
-            // SAFETY: the block lies in the ring.
-            unsafe { start.add(block as usize * SEGMENTS_PER_BLOCK) }.cast_const()
-        };
         match &mut self.register {
             SendRegister::Exclusive(register) if first == last && blocks * BLOCK <= register.room() => {
+                let (start, mask) = (self.start, self.mask);
                 // SAFETY: the blocks of the request lie in the ring, and only this queue's owner
                 // writes them.
-                unsafe { register.copy(blocks, block) };
+                unsafe {
+                    register.copy(blocks, |index| {
+                        start.add((first.wrapping_add(index as u32) & mask) as usize * SEGMENTS_PER_BLOCK)
+                    });
+                }
             }
-            SendRegister::Domain(register) if first == last && blocks * BLOCK <= register.room() => {
-                // SAFETY: as above.
-                unsafe { register.copy(blocks, block) };
-            }
+            SendRegister::Domain(_) => self.ring_domain(first, last, end),
             // SAFETY: the control segment of a written request; the device only reads it.
             register => register.ring(unsafe { control.cast::<u64>().read() }),
         }
