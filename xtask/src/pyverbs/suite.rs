@@ -20,9 +20,11 @@ const LIMIT: Duration = Duration::from_secs(1800);
 /// Timeout of a run on a soft device, many times the usual duration.
 const NATIVE_LIMIT: Duration = Duration::from_secs(300);
 /// Unpacks the suite to a folder from which it can be imported, and runs it. Modules without a
-/// selected test are removed, because compiling them takes longer than many tests.
+/// selected test are removed, unless others import them, because compiling them takes longer than many
+/// tests.
 const RUN: &str = r#"rm -rf /tmp/tests && cp -r "/$1" /tmp/tests && cd /tmp/tests && gunzip -f *.gz && shift &&
-if [ -n "$1" ]; then rm -f $(grep -LE "$1" test_*.py | grep -vE "$1"); fi && shift &&
+imported=$(grep -ohE 'tests\.test_[a-z0-9_]+' test_*.py | sed 's/tests\.\(.*\)/\1.py/') &&
+if [ -n "$1" ]; then rm -f $(grep -LE "$1" test_*.py | grep -vE "$1" | grep -vxF "$imported"); fi && shift &&
 exec python3 -c "$RUNNER" -v --dev "$@""#;
 /// The suite requires that Python starts processes by fork, which is not the default from 3.14 on.
 /// It asks `rdma` and `ip` for the same names and addresses before each test; the answers are
