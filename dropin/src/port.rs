@@ -219,7 +219,7 @@ export! {
         context: ContextArgument<'_>,
         attr: Option<&mut MaybeUninit<ibv_device_attr>>,
     ) -> OrErrno {
-        let found = device_attr(&context.required()?.context.query_device()?);
+        let found = device_attr(&context.required()?.of_process()?.query_device()?);
         required(attr)?.write(found);
         Ok(())
     }
@@ -379,7 +379,7 @@ callback! {
         if !is_valid || input.is_some_and(|input| input.comp_mask != 0) {
             return Err(Failure::INVALID);
         }
-        let context = &context.required()?.context;
+        let context = context.required()?.of_process()?;
         let found = device_attr_ex(&context.query_device()?, context.query_pci_atomic_caps()?);
         // SAFETY: the program has a struct of this size.
         unsafe { write_known(&found, attr, size) };
