@@ -5,7 +5,6 @@
 //! A write to it starts the processing of sends or arms a CQ. Receive queues use the record only.
 
 use std::alloc::Layout;
-use std::cell::UnsafeCell;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError};
@@ -21,7 +20,7 @@ use bareverbs_uapi::mlx5::{UarObjAlloc, UarObjDestroy};
 
 use crate::fast_path::{FastWqe, SegmentReg};
 use crate::lock::Mutex;
-use crate::sync::{AtomicBool, AtomicU32, Ordering, Zeroed, ZeroedArray};
+use crate::sync::{AtomicU32, Ordering, Zeroed, ZeroedArray};
 use crate::wqe::{BLOCK, Segment};
 
 /// Doorbell records per page.
@@ -311,19 +310,19 @@ impl Uar {
         unsafe { self.memory.as_ptr().add(offset).cast() }
     }
 
-    /// Writes a register that several threads may write.
+    /// Writes a register that several threads may write. Every writer uses an atomic store of 8
+    /// bytes. The device processes each write on its own, so the writers need no order among
+    /// themselves.
+    ///
+    /// The barriers on both sides stop the compiler from removing or merging the store.
     #[inline(always)]
     fn write(&self, offset: usize, value: u64) {
+        barrier::before_write_combining();
         // SAFETY: the register is 8-byte aligned and lies in the page, which `self` keeps mapped.
         // All writes here are atomic: a page whose registers are written otherwise belongs to a
         // `BlueFlame`, its only writer.
-        unsafe { ring_shared(self.register(offset), value) };
-    }
-
-    /// Rings the doorbell of a send queue.
-    #[inline(always)]
-    pub(crate) fn ring(&self, control: u64) {
-        self.write(SQ_DOORBELL, control);
+        unsafe { AtomicU64::from_ptr(self.register(offset).as_ptr()) }.store(value, Ordering::Relaxed);
+        barrier::flush_write_combining();
     }
 
     /// Arms a completion queue.
@@ -331,22 +330,6 @@ impl Uar {
     pub(crate) fn arm(&self, doorbell: u64) {
         self.write(CQ_DOORBELL, doorbell.to_be());
     }
-}
-
-/// Writes a register that several threads may write. Every writer uses an atomic store of 8 bytes. The
-/// device processes each write on its own, so the writers need no order among themselves.
-///
-/// The barriers on both sides stop the compiler from removing or merging the store.
-///
-/// # Safety
-///
-/// The register is 8-byte aligned and mapped, and is not written by other stores at the same time.
-#[inline(always)]
-unsafe fn ring_shared(register: NonNull<u64>, value: u64) {
-    barrier::before_write_combining();
-    // SAFETY: by the contract.
-    unsafe { AtomicU64::from_ptr(register.as_ptr()) }.store(value, Ordering::Relaxed);
-    barrier::flush_write_combining();
 }
 
 fn destroy(file: &DeviceFile, handle: u32) {
@@ -369,17 +352,12 @@ impl Drop for Uar {
 const MAX_HALF: usize = 512;
 
 /// The doorbell register of a send queue.
-///
-/// It has a tag, because each post would have to decode one that is stored in unused values of a field.
 #[derive(Debug)]
-#[repr(u8)]
 pub enum SendRegister {
     /// Several queues may write it, by 8-byte stores.
     Shared(Arc<Uar>),
     /// Only one queue writes it, and it takes BlueFlame copies.
     Exclusive(BlueFlame),
-    /// The queues of a thread domain write it, and it takes BlueFlame copies.
-    Domain(Arc<DomainRegister>),
 }
 
 impl SendRegister {
@@ -389,7 +367,6 @@ impl SendRegister {
         match self {
             Self::Shared(uar) => uar.page_id,
             Self::Exclusive(register) => register.uar.page_id,
-            Self::Domain(register) => register.layout.page_id,
         }
     }
 
@@ -398,7 +375,6 @@ impl SendRegister {
         match self {
             Self::Shared(uar) => uar.sq_register(0),
             Self::Exclusive(register) => register.uar.sq_register(register.half),
-            Self::Domain(register) => register.layout,
         }
     }
 
@@ -409,7 +385,6 @@ impl SendRegister {
             // The register that all queues share has a second reference in the context.
             Self::Shared(uar) => Arc::strong_count(uar) == 1,
             Self::Exclusive(_) => true,
-            Self::Domain(_) => false,
         }
     }
 
@@ -417,9 +392,8 @@ impl SendRegister {
     #[inline(always)]
     pub(crate) fn ring(&mut self, control: u64) {
         match self {
-            Self::Shared(uar) => uar.ring(control),
+            Self::Shared(uar) => uar.write(SQ_DOORBELL, control),
             Self::Exclusive(register) => register.write(control),
-            Self::Domain(register) => register.ring(control),
         }
     }
 }
@@ -526,91 +500,6 @@ impl BlueFlame {
     }
 }
 
-/// The registers of a thread domain, which the queues of the domain share. Two registers of one page
-/// ring the same queues. The first takes BlueFlame copies, of one queue at a time. The second takes
-/// doorbells of 8 bytes, of any queue at any time.
-///
-/// In a domain that one thread uses, the first register is always free. So no queue waits, and the order
-/// of the doorbells of a queue is kept: each one leaves the CPU before the next.
-#[derive(Debug)]
-pub struct DomainRegister {
-    /// Whether a queue copies a WQE.
-    is_busy: AtomicBool,
-    /// Used by the queue that has set `is_busy` only.
-    first: UnsafeCell<BlueFlame>,
-    second: NonNull<u64>,
-    layout: RegisterLayout,
-}
-
-// SAFETY: registers have no thread affinity.
-unsafe impl Send for DomainRegister {}
-// SAFETY: `claim` gives the first register to one thread at a time, and the second one is written by
-// atomic stores.
-unsafe impl Sync for DomainRegister {}
-
-impl DomainRegister {
-    /// The registers of the page of `first`.
-    #[must_use]
-    pub fn new(first: BlueFlame) -> Self {
-        let second = first.uar.register(SQ_DOORBELL + 2 * first.half);
-        let layout = first.uar.sq_register(first.half);
-        Self { is_busy: AtomicBool::new(false), first: UnsafeCell::new(first), second, layout }
-    }
-
-    /// As [`BlueFlame::room`].
-    #[inline]
-    pub(crate) fn room(&self) -> usize {
-        self.layout.blueflame as usize
-    }
-
-    /// The first register, unless another thread has it.
-    #[inline(always)]
-    fn claim(&self) -> Option<Claim<'_>> {
-        (!self.is_busy.swap(true, Ordering::Acquire)).then(|| Claim(self))
-    }
-
-    /// Rings the doorbell without a BlueFlame copy.
-    #[inline(always)]
-    pub(crate) fn ring(&self, control: u64) {
-        // SAFETY: `first` keeps the page mapped, and this is the only store to the second register.
-        unsafe { ring_shared(self.second, control) };
-    }
-
-    /// As [`BlueFlame::copy`]. Without the first register, the device fetches the WQE.
-    ///
-    /// # Safety
-    ///
-    /// As for [`BlueFlame::copy`].
-    #[inline(always)]
-    pub(crate) unsafe fn copy(&self, blocks: usize, block: impl Fn(usize) -> *const Segment) {
-        match self.claim() {
-            // SAFETY: this function's contract.
-            Some(mut claim) => unsafe { claim.register().copy(blocks, block) },
-            // SAFETY: the first block begins with the control segment.
-            None => self.ring(unsafe { block(0).cast::<u64>().read() }),
-        }
-    }
-}
-
-/// The right to the first register of a domain.
-struct Claim<'a>(&'a DomainRegister);
-
-impl Claim<'_> {
-    #[inline(always)]
-    fn register(&mut self) -> &mut BlueFlame {
-        // SAFETY: one claim exists at a time, and it is borrowed.
-        unsafe { &mut *self.0.first.get() }
-    }
-}
-
-impl Drop for Claim<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        // The next claim sees which half is next.
-        self.0.is_busy.store(false, Ordering::Release);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -661,55 +550,6 @@ mod tests {
         // SAFETY: within the page.
         let copied = unsafe { start.add(SQ_DOORBELL).cast::<[[Segment; 4]; 2]>().read() };
         assert_eq!(copied, blocks);
-    }
-
-    #[test]
-    fn queues_of_a_domain_copy_one_at_a_time() {
-        let uar = Uar::plain().expect("memory");
-        let start = uar.as_ptr();
-        // SAFETY: within the page.
-        let read = |offset| unsafe { start.add(SQ_DOORBELL + offset).cast::<u64>().read_volatile() };
-        let domain = DomainRegister::new(BlueFlame::new(uar, 512).expect("room"));
-        assert_eq!(domain.room(), 256);
-        let copy = |wqe: [[u64; 2]; 4]| {
-            // SAFETY: the block is an array of this function.
-            unsafe { domain.copy(1, |_| wqe.as_ptr()) };
-        };
-        copy([[1, 2]; 4]);
-        assert_eq!([0, 8, 256, 512].map(read), [1, 2, 0, 0]);
-        let claim = domain.claim().expect("no queue copies");
-        assert!(domain.claim().is_none());
-        copy([[3, 4]; 4]);
-        assert_eq!([0, 256, 512, 520].map(read), [1, 0, 3, 0]);
-        drop(claim);
-        copy([[5, 6]; 4]);
-        assert_eq!([0, 256, 512].map(read), [1, 5, 3], "the other half");
-        domain.ring(7);
-        assert_eq!([0, 256, 512].map(read), [1, 5, 7]);
-    }
-
-    #[test]
-    fn copies_of_two_threads_do_not_mix() {
-        let uar = Uar::plain().expect("memory");
-        let start = uar.as_ptr();
-        let domain = DomainRegister::new(BlueFlame::new(uar, 512).expect("room"));
-        std::thread::scope(|scope| {
-            for thread in [1u64, 2] {
-                let domain = &domain;
-                scope.spawn(move || {
-                    for number in 0..1000 {
-                        let wqe = [[thread << 32 | number; 2]; 4];
-                        // SAFETY: the block is an array of this function.
-                        unsafe { domain.copy(1, |_| wqe.as_ptr()) };
-                    }
-                });
-            }
-        });
-        for half in [0, 256] {
-            // SAFETY: within the page, which no thread writes now.
-            let words = unsafe { start.add(SQ_DOORBELL + half).cast::<[u64; 8]>().read() };
-            assert_eq!(words, [words[0]; 8]);
-        }
     }
 
     #[test]

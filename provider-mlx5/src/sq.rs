@@ -254,22 +254,6 @@ impl Mlx5Sq {
         }
     }
 
-    /// Rings the doorbell in a thread domain, for the requests from block `first` to before `end`. The
-    /// last one begins at `last`. Out of line: it would slow down other queues.
-    #[cold]
-    #[inline(never)]
-    fn ring_domain(&self, first: u32, last: u32, end: u32) {
-        let SendRegister::Domain(register) = &self.register else { return };
-        let blocks = end.wrapping_sub(first) as usize;
-        if first == last && blocks * BLOCK <= register.room() {
-            // SAFETY: the blocks of the request lie in the ring, and only this queue's owner writes them.
-            unsafe { register.copy(blocks, |index| self.at(first.wrapping_add(index as u32))) };
-        } else {
-            // SAFETY: the control segment of a written request; the device only reads it.
-            register.ring(unsafe { self.at(last).cast::<u64>().read() });
-        }
-    }
-
     /// Writes the producer index to the doorbell record.
     #[inline(always)]
     fn update_dbr(&self, block: u32) {
@@ -359,8 +343,7 @@ unsafe impl SendQueue for Mlx5Sq {
         self.update_dbr(end);
         match &mut self.register {
             SendRegister::Exclusive(register) => register.copy_fast(&wqe),
-            SendRegister::Shared(uar) => uar.ring(wqe.control),
-            SendRegister::Domain(_) => self.ring_domain(block, block, end),
+            register => register.ring(wqe.control),
         }
         Some(Ok(()))
     }
@@ -424,7 +407,6 @@ unsafe impl SendQueue for Mlx5Sq {
                     });
                 }
             }
-            SendRegister::Domain(_) => self.ring_domain(first, last, end),
             // SAFETY: the control segment of a written request; the device only reads it.
             register => register.ring(unsafe { control.cast::<u64>().read() }),
         }

@@ -9,9 +9,10 @@ impl<P: Provider> Context<P> {
     /// Allocates a thread domain: a doorbell register for the QPs of one thread, which
     /// [`QpInit::doorbell`](crate::qp::QpInit::doorbell) chooses.
     ///
-    /// On ConnectX the register is a page of the device. A QP copies a single request whole into it
-    /// (*BlueFlame*), as a QP with a register of its own does, if the machine supports that. Threads may
-    /// post to QPs of one domain at the same time. Then the device fetches the requests of all but one.
+    /// On ConnectX the register is in a page of its own, which no QP outside of the domain writes. The
+    /// QPs ring it by stores of 8 bytes, and the device fetches each request: only a QP with
+    /// [`DoorbellChoice::Own`](crate::qp::DoorbellChoice::Own) copies requests into its register
+    /// (*BlueFlame*). Threads may post to QPs of one domain at the same time.
     ///
     /// ```
     /// # fn example(pd: &bareverbs::Pd) -> bareverbs::Result<()> {

@@ -55,11 +55,11 @@ impl Words<'_> {
     /// Mostly a few of the low bits.
     fn mask(&mut self) -> u32 {
         let word = self.next();
-        if word % 4 == 0 { (word >> 8) as u32 } else { (word >> 8) as u32 & 0xff }
+        if word.is_multiple_of(4) { (word >> 8) as u32 } else { (word >> 8) as u32 & 0xff }
     }
 
     fn flip(&mut self) -> bool {
-        self.next() % 4 == 0
+        self.next().is_multiple_of(4)
     }
 
     /// A valid pointer, or null.

@@ -18,7 +18,7 @@ use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 use zerocopy::IntoBytes;
 
 use super::{Mlx5, ioctl_error, lookup, memory};
-use crate::doorbell::{BlueFlame, DomainRegister, SendRegister, Uar};
+use crate::doorbell::{BlueFlame, SendRegister, Uar};
 use crate::qp_memory::{Layout, QpMemory};
 use crate::rq::Mlx5Rq;
 use crate::sq::{ECE_VERSION_1, EceState, FRAME_HEADER, Mlx5Sq, SendLimits};
@@ -132,38 +132,29 @@ impl Mlx5 {
         match choice {
             DoorbellChoice::Any => Ok(self.alloc_register()),
             DoorbellChoice::Shared => Ok(SendRegister::Shared(Arc::clone(&self.uar))),
-            DoorbellChoice::Own => Ok(match self.dedicated_register()? {
-                Ok(register) => SendRegister::Exclusive(register),
-                Err(uar) => SendRegister::Shared(Arc::new(uar)),
-            }),
+            DoorbellChoice::Own => {
+                let combined = match Uar::alloc(&self.file, UarType::BF) {
+                    Ok(uar) => BlueFlame::new(uar, self.ucontext.bf_reg_size).ok(),
+                    Err(IoctlError { errno: Errno::OPNOTSUPP, .. }) => None,
+                    Err(refused) => return Err(refused.into()),
+                };
+                Ok(match combined {
+                    Some(register) => SendRegister::Exclusive(register),
+                    // The machine has no write combining. The register is exclusive, but WQEs are
+                    // not copied.
+                    None => SendRegister::Shared(Arc::new(Uar::alloc(&self.file, UarType::NC)?)),
+                })
+            }
             DoorbellChoice::Domain(domain) => {
-                let combined = domain.register().map(SendRegister::Domain);
-                let register = combined.or_else(|| domain.register().map(SendRegister::Shared));
-                register.ok_or(CreateError::Unsupported { feature: Feature::ForeignObjects })
+                let uar = domain.register().map(SendRegister::Shared);
+                uar.ok_or(CreateError::Unsupported { feature: Feature::ForeignObjects })
             }
         }
     }
 
     pub(super) fn do_alloc_td(&self) -> Result<ThreadDomain, CreateError> {
-        let file = Arc::clone(&self.file);
-        Ok(match self.dedicated_register()? {
-            Ok(register) => ThreadDomain::new(file, Arc::new(DomainRegister::new(register))),
-            Err(uar) => ThreadDomain::new(file, Arc::new(uar)),
-        })
-    }
-
-    /// Allocates a register that no other queue has. A machine without write combining has only pages
-    /// for plain doorbells.
-    fn dedicated_register(&self) -> Result<Result<BlueFlame, Uar>, IoctlError> {
-        let combined = match Uar::alloc(&self.file, UarType::BF) {
-            Ok(uar) => BlueFlame::new(uar, self.ucontext.bf_reg_size).ok(),
-            Err(IoctlError { errno: Errno::OPNOTSUPP, .. }) => None,
-            Err(refused) => return Err(refused),
-        };
-        Ok(match combined {
-            Some(register) => Ok(register),
-            None => Err(Uar::alloc(&self.file, UarType::NC)?),
-        })
+        let uar = Uar::alloc(&self.file, UarType::NC)?;
+        Ok(ThreadDomain::new(Arc::clone(&self.file), Arc::new(uar)))
     }
 
     /// Allocates an exclusive register, or returns the shared one if none is left.
