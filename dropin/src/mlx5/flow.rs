@@ -5,12 +5,11 @@ use std::mem::offset_of;
 use std::ptr::NonNull;
 
 use bareverbs::raw::RawObject;
-use bareverbs::raw::uapi::mlx5::steering::{CreateFlowFlags, FlowType, MatchParams};
+use bareverbs::raw::uapi::mlx5::steering::{CreateFlowFlags, FlowType};
 use bareverbs::raw::uapi::mlx5::verbs::FlowTableType;
 use bareverbs::raw::uapi::mlx5::{CreateFlow, FlowMatcher, FlowMatcherCreate};
 use bareverbs::raw::uapi::uverbs::object::Flow;
 use bareverbs::raw::uapi::verbs_values::{FlowAttrType, FlowFlags};
-use zerocopy::IntoBytes;
 
 use super::devx::DevxObject;
 use super::{bytes, check_mask, context, export};
@@ -130,7 +129,7 @@ unsafe fn create(
     let created = Object::create(|_| {
         let mut call = raw.call::<CreateFlow>();
         call.make(CreateFlow::HANDLE);
-        call.input_part(CreateFlow::MATCH_VALUE, &value).handle(CreateFlow::MATCHER, found.handle());
+        call.input_prefix(CreateFlow::MATCH_VALUE, value).handle(CreateFlow::MATCHER, found.handle());
         match actions.destination {
             Some(Destination::Qp(qp)) => drop(call.handle(CreateFlow::DEST_QP, qp)),
             Some(Destination::Devx(object)) => drop(call.handle(CreateFlow::DEST_DEVX, object)),
@@ -157,20 +156,25 @@ unsafe fn create(
     created.map(<*mut FlowObject>::cast)
 }
 
-/// The parameters of a mask or a value. Zeros stand for those behind its end.
+/// Bytes of a mask or a value that all kernels have room for. They copy as many as there are, without a
+/// check.
+const MAX_PARAMETERS: usize = 512;
+
+/// The parameters of a mask or a value.
 ///
 /// # Safety
 ///
 /// The pointer is null or that of parameters, which have as many bytes as they say.
-unsafe fn parameters(given: *const mlx5dv_flow_match_parameters) -> Result<MatchParams, Failure> {
+unsafe fn parameters<'a>(given: *const mlx5dv_flow_match_parameters) -> Result<&'a [u8], Failure> {
     // SAFETY: by the contract.
-    let given = unsafe {
+    unsafe {
         let length = required(given.as_ref())?.match_sz;
-        bytes((&raw const (*given).match_buf).cast(), length)?
-    };
-    let mut parameters = MatchParams::zeroed();
-    parameters.as_mut_bytes().get_mut(..given.len()).ok_or(Failure::INVALID)?.copy_from_slice(given);
-    Ok(parameters)
+        if length > MAX_PARAMETERS {
+            Err(Failure::INVALID)
+        } else {
+            bytes((&raw const (*given).match_buf).cast(), length)
+        }
+    }
 }
 
 export! {
@@ -200,7 +204,7 @@ export! {
         let (priority, port) = (attr.priority.to_ne_bytes(), attr.ib_port);
         let mut call = raw.call::<FlowMatcherCreate>();
         call.make(FlowMatcherCreate::HANDLE)
-            .input_part(FlowMatcherCreate::MATCH_MASK, &mask)
+            .input_prefix(FlowMatcherCreate::MATCH_MASK, mask)
             .input(FlowMatcherCreate::MATCH_CRITERIA, &attr.match_criteria_enable)
             .enumeration(FlowMatcherCreate::FLOW_TYPE, FlowType::NORMAL, &priority);
         if let Some(table) = table {

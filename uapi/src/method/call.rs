@@ -215,6 +215,15 @@ impl<'a, M: Method> Call<'a, M> {
         self.input_bytes(attr.id, value.as_bytes())
     }
 
+    /// Adds the first bytes of a struct of which the kernel also accepts a prefix.
+    pub fn input_prefix<T, const MIN: usize>(
+        &mut self,
+        attr: Attr<M, InPart<T, MIN>>,
+        bytes: &'a [u8],
+    ) -> &mut Self {
+        self.input_bytes(attr.id, bytes)
+    }
+
     /// Adds an array as input. It is truncated to the elements that fit 65,535 bytes.
     pub fn input_slice<T, const MIN: usize>(
         &mut self,
