@@ -349,6 +349,9 @@ fn allocator_has_the_memory_of_queues_until_they_are_destroyed() {
         // Both rings exist during the resize.
         a.cq.resize_in(1000, memory).unwrap();
         assert_eq!(live(), [Cq, DoorbellRecord, DoorbellRecord, Qp]);
+        for side in [&mut a, &mut b] {
+            side.qp.reset().unwrap();
+        }
         carries_messages(&pd, &mut a, &mut b);
         a.cq.resize(100).unwrap();
         assert_eq!(live(), [DoorbellRecord, DoorbellRecord, Qp]);
