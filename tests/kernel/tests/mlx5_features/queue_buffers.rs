@@ -8,7 +8,7 @@ use bareverbs::cq::{Cq, CqInit};
 use bareverbs::error::{CreateError, Feature, Limit};
 use bareverbs::qp::{
     Allocation, Operation, Payload, Qp, QpCap, QpInit, QueueAllocator, QueueBuffer, QueueMemory,
-    QueueResource, RawPacket, Rc,
+    QueueResource, RawPacket, Rc, Ud,
 };
 use bareverbs::srq::SrqInit;
 use bareverbs::{Access, Buffer, Error, MemoryOwner, Pd, WcStatus};
@@ -341,7 +341,11 @@ fn allocator_has_the_memory_of_queues_until_they_are_destroyed() {
         let srq = pd.create_srq(&SrqInit { memory, ..SrqInit::new(8) }).unwrap();
         assert_eq!(live(), [Cq, DoorbellRecord, DoorbellRecord, Srq]);
         drop(srq);
-        let qp = pd.create_qp::<Rc>(&QpInit { cap: plan.cap, memory, ..QpInit::new(&cq, &cq) }).unwrap();
+        let init = QpInit { cap: plan.cap, memory, ..QpInit::new(&cq, &cq) };
+        let datagrams = pd.create_qp::<Ud>(&init).unwrap();
+        assert_eq!(live(), [Cq, DoorbellRecord, DoorbellRecord, Qp]);
+        drop(datagrams);
+        let qp = pd.create_qp::<Rc>(&init).unwrap();
         assert_eq!(live(), [Cq, DoorbellRecord, DoorbellRecord, Qp]);
         let mut a = Side::of(qp, cq, plan);
         let mut b = bareverbs_kernel_tests::loopback::side(&pd, plan);
