@@ -173,7 +173,8 @@ pub trait Completion {
     /// Length in bytes of the received, read or fetched data.
     #[doc(alias = "ibv_wc_read_byte_len")]
     fn byte_len(&self) -> u32;
-    /// QPN of the local queue pair.
+    /// QPN of the local queue pair. On ConnectX, received frames have their
+    /// [flow tag](Completion::flow_tag) in its place.
     #[doc(alias = "ibv_wc_read_qp_num")]
     fn qp_num(&self) -> u32;
     /// QPN of the sender; datagrams only.
