@@ -24,7 +24,7 @@ const CONTENDED: u32 = 2;
 /// thread. In the models a thread sleeps at once.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 100 };
 
-/// The lock of a [`Mutex`], without the value.
+/// A lock without a value.
 ///
 /// The word is a set of `LOCKED` and `CONTENDED`. Both fast paths change `LOCKED` only, by an
 /// instruction whose flags tell whether it succeeded: on x86-64 `bts` and `dec`, without a register
