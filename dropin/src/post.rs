@@ -198,11 +198,18 @@ pub(crate) unsafe fn with_send<R>(
 ) -> Result<R, Failure> {
     let operation = operation(qp_type, request)?;
     let flags = SendFlags::from_bits_truncate(request.send_flags);
-    let post = |payload| post(&SendRequest { wr_id: request.wr_id, operation, flags, payload });
+    let wr_id = request.wr_id;
     // SAFETY: by the contract.
     let sges = unsafe { sges(request.sg_list, request.num_sge) }?;
     if !WireFlags::from_bits_retain(request.send_flags).contains(WireFlags::INLINE) {
-        return Ok(post(Payload::Sges(sges))?);
+        if let AnyOperation::Frame(frame @ Frame { mss: None, .. }) = operation {
+            let (mut header, mut rest) = ([0; FRAME_HEADER], sges.to_vec());
+            // SAFETY: by the contract.
+            let taken = unsafe { take_header(&mut rest, &mut header) };
+            let operation = Frame { header: &header[..taken], ..frame }.into();
+            return Ok(post(&SendRequest { wr_id, operation, flags, payload: Payload::Sges(&rest) })?);
+        }
+        return Ok(post(&SendRequest { wr_id, operation, flags, payload: Payload::Sges(sges) })?);
     }
     let mut few: [&[u8]; FEW] = [&[]; FEW];
     let many: Vec<_>;
@@ -215,7 +222,31 @@ pub(crate) unsafe fn with_send<R>(
         many = sges.iter().map(|sge| unsafe { bytes(sge) }).collect();
         &many[..]
     };
-    Ok(post(Payload::Inline(all))?)
+    Ok(post(&SendRequest { wr_id, operation, flags, payload: Payload::Inline(all) })?)
+}
+
+/// The bytes of a frame that ConnectX devices require in the WQE: an Ethernet header with a VLAN tag.
+pub(crate) const FRAME_HEADER: usize = 18;
+
+/// Copies the first bytes of a frame, as libmlx5 does, and takes them out of its SGEs. Returns their number,
+/// which is less for a shorter frame.
+///
+/// # Safety
+///
+/// The SGEs name memory of the program.
+pub(crate) unsafe fn take_header(sges: &mut Vec<Sge>, header: &mut [u8; FRAME_HEADER]) -> usize {
+    let mut taken = 0;
+    sges.retain_mut(|sge| {
+        let count = sge.length.min((FRAME_HEADER - taken) as u32);
+        // SAFETY: the first bytes of an SGE, by the contract.
+        let first = unsafe { bytes(&Sge { length: count, ..*sge }) };
+        header[taken..taken + first.len()].copy_from_slice(first);
+        taken += first.len();
+        sge.addr += u64::from(count);
+        sge.length -= count;
+        sge.length > 0
+    });
+    taken
 }
 
 /// Pieces of inline data that need no memory.
@@ -230,4 +261,28 @@ unsafe fn bytes<'a>(sge: &Sge) -> &'a [u8] {
     let start = ptr::with_exposed_provenance(sge.addr as usize);
     // SAFETY: by the contract. Without bytes, the address may be any.
     if sge.length == 0 { &[] } else { unsafe { slice::from_raw_parts(start, sge.length as usize) } }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_is_taken_out_of_the_sges_of_a_frame() {
+        let frame: [u8; 30] = std::array::from_fn(|byte| byte as u8);
+        let sge = |at: usize, length| Sge {
+            addr: frame[at..].as_ptr().expose_provenance() as u64,
+            length,
+            lkey: 1,
+        };
+        let mut header = [0xff; FRAME_HEADER];
+        let mut sges = vec![sge(0, 10), sge(10, 20)];
+        // SAFETY: the SGEs name the frame.
+        assert_eq!(unsafe { take_header(&mut sges, &mut header) }, 18);
+        assert_eq!((&header[..], &sges[..]), (&frame[..18], &[sge(18, 12)][..]));
+        let mut sges = vec![sge(0, 5)];
+        // SAFETY: as above.
+        assert_eq!(unsafe { take_header(&mut sges, &mut header) }, 5);
+        assert!(sges.is_empty());
+    }
 }

@@ -33,6 +33,7 @@ use crate::abi::values::{
 use crate::abi::work::{ibv_data_buf, ibv_sge};
 use crate::convention::{Failure, OrErrno, Value, callback, required};
 use crate::path::AhObject;
+use crate::post::{FRAME_HEADER, take_header};
 use crate::window::{self, MwObject};
 
 /// The operations of UC.
@@ -219,6 +220,13 @@ impl Posted {
     /// Pushes the request that is built. After a failure, nothing is pushed.
     #[inline(never)]
     fn push(&mut self, qp: &QpObject) {
+        let is_frame = QpType(qp.abi.abi.qp_base.qp_type) == QpType::RAW_PACKET && self.mss.is_none();
+        if is_frame && self.operation.is_some() && !self.is_inline {
+            let mut header = [0; FRAME_HEADER];
+            // SAFETY: the program keeps what the request names until it completes.
+            let taken = unsafe { take_header(&mut self.sges, &mut header) };
+            self.header = header[..taken].to_vec();
+        }
         // SAFETY: the program keeps what the request names until it completes.
         self.push_by(qp, |this, batch| this.with_request(qp, |request| unsafe { batch.push(request) }));
     }

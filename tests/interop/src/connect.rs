@@ -24,7 +24,12 @@ pub fn was_rejected(finished: &Finished) -> bool {
     // The programs of librdmacm print the event, or ECONNREFUSED. `rstream -T s` prints the errno of its
     // `connect`, which did not wait, when the poll reports that the server doesn't listen. perftest prints
     // the number of the event `RDMA_CM_EVENT_REJECTED`.
-    let words =
-        ["reject", "refused", "unreachable", "rpoll: operation now in progress", "unexpected cm event bl blka 8"];
+    let words = [
+        "reject",
+        "refused",
+        "unreachable",
+        "rpoll: operation now in progress",
+        "unexpected cm event bl blka 8",
+    ];
     words.iter().any(|word| text.contains(word))
 }
