@@ -63,9 +63,9 @@ fn set_state(wq: &mut Wq, state: WqState) -> Result<(), Failure> {
 }
 
 callback! {
-    /// `ibv_create_wq`. Returns the granted capacity in `init`. The inline function of C writes some
-    /// fields afterwards.
-    fn create_wq(context: ContextArgument<'_>, init: Option<&mut ibv_wq_init_attr>) -> OrNull<ibv_wq> {
+    /// `ibv_create_wq`. As in C, `init` stays as it is: programs create several WQs by it. The inline
+    /// function of C writes some fields afterwards.
+    fn create_wq(context: ContextArgument<'_>, init: Option<&ibv_wq_init_attr>) -> OrNull<ibv_wq> {
         let init = required(init)?;
         if init.wq_type != WqType::RQ.0 || init.comp_mask & !IBV_WQ_INIT_ATTR_FLAGS.cast_unsigned() != 0 {
             return Err(Failure::INVALID);
@@ -86,7 +86,6 @@ callback! {
                 ..WqInit::new(&cq_of_wq, init.max_wr)
             };
             let wq = pd.inner.create_wq(&attr)?;
-            (init.max_wr, init.max_sge) = (wq.capacity(), wq.max_recv_sge());
             let abi = ibv_wq {
                 context: context.pointer(),
                 wq_context: init.wq_context,

@@ -234,7 +234,7 @@ impl Objects {
                     (init.comp_mask, init.create_flags) = (words.mask(), words.mask());
                     (init.pd, init.cq) = (words.pointer(pd), words.pointer(self.cq));
                     let destroy = |wq: *mut _| destroy_wq(NonNull::new(wq).map(NonNull::cast));
-                    made(create_wq(context, words.pointer(&raw mut init).as_mut()), destroy);
+                    made(create_wq(context, words.pointer(&raw mut init).as_ref()), destroy);
                 }
                 4 => {
                     let mut init: ibv_mr_init_attr = zeroed();
