@@ -337,8 +337,8 @@ impl Visitor for PollInto {
     #[inline(always)]
     fn completion(self, completion: impl Completion) -> Polled {
         let into = self.0;
-        // SAFETY: the program has a struct there, which is only written. Each field is written when it is read:
-        // all of them together don't fit into the registers.
+        // SAFETY: the program has a struct there, which is only written. Each field is written when it is
+        // read: all of them together don't fit into the registers.
         unsafe {
             (*into).wr_id = completion.wr_id();
             (*into).status = completion.status().0;

@@ -227,8 +227,8 @@ impl Faults {
         self.qps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves the QP of a completion that became an error to ERR, as a device does. The caller holds no lock of
-    /// a queue.
+    /// Moves the QP of a completion that became an error to ERR, as a device does. The caller holds no lock
+    /// of a queue.
     pub(crate) fn fail_qp(&self, qp_num: u32) {
         for qp in self.qps().iter().filter(|qp| qp.qp_num == qp_num) {
             // SAFETY: the QP is live while it is in the list, which is locked.

@@ -10,7 +10,8 @@
 //! | `lock` | the locks of queues |
 //! | `device`, `context`, `open`, `port` | devices, open devices and their functions, ports |
 //! | `record`, `channel`, `events` | descriptors of events, completion channels, asynchronous events |
-//! | `memory`, `device_memory`, `dma_handle`, `window`, `cq`, `qp`, `srq`, `xrc`, `wq`, `path`, `flow`, `flow_counters`, `comp_cntr` | objects, a file each |
+//! | `memory`, `device_memory`, `dma_handle`, `window`, `cq`, `qp`, `srq`, `xrc` | objects, a file each |
+//! | `wq`, `path`, `flow`, `flow_counters`, `comp_cntr` | more objects |
 //! | `domain` | thread domains and parent domains |
 //! | `import` | contexts and objects of another process |
 //! | `post` | work requests of C as those of `bareverbs` |
@@ -22,8 +23,8 @@
 //! The states of objects, limits, workarounds and queues are those of `bareverbs`. This crate
 //! converts arguments and results, and locks: C lets any thread use any object.
 //!
-//! `libibverbs.map` and `libmlx5.map` have the exported names with their versions, `left-out.txt` those of rdma-core
-//! that are not exported.
+//! `libibverbs.map` and `libmlx5.map` have the exported names with their versions, `left-out.txt` those
+//! of rdma-core that are not exported.
 
 // The names are those of C.
 #![allow(non_camel_case_types, non_snake_case, non_upper_case_globals)]

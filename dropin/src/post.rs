@@ -133,8 +133,9 @@ fn connected(opcode: WrOpcode, imm: Imm, request: &ibv_send_wr) -> Result<Operat
     })
 }
 
-/// A send or a write of one SGE or one piece of inline data, which the fast path of the queue of an RC or UC QP
-/// may take. That of other QPs declines it. `None` for other requests. `inline` is the place of its inline data.
+/// A send or a write of one SGE or one piece of inline data, which the fast path of the queue of an RC or
+/// UC QP may take. That of other QPs declines it. `None` for other requests. `inline` is the place of its
+/// inline data.
 ///
 /// # Safety
 ///

@@ -264,7 +264,7 @@ fn create_target(
     created.map(<*mut QpObject>::cast)
 }
 
-/// `ibv_create_qp_ex` of an XRC target, which has none of the attributes of queues.
+/// `ibv_create_qp_ex` of an XRC target. It has no queues, so their attributes are not read.
 fn create_xrc_target(
     context: ContextArgument<'_>,
     init: &ibv_qp_init_attr_ex,

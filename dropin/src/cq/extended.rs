@@ -1,5 +1,5 @@
-//! The functions of `ibv_cq_ex`: polling in place of C. `ibv_start_poll` and `ibv_next_poll` take the fields of
-//! a completion out of the queue, and the functions that read it return them.
+//! The functions of `ibv_cq_ex`: polling in place of C. `ibv_start_poll` and `ibv_next_poll` take the fields
+//! of a completion out of the queue, and the functions that read it return them.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;

@@ -1,5 +1,5 @@
-//! The functions of `ibv_qp_ex` of hooked QPs. Requests are traced when they are completed: then their outcome
-//! is known.
+//! The functions of `ibv_qp_ex` of hooked QPs. Requests are traced when they are completed: then their
+//! outcome is known.
 
 use std::ffi::{c_int, c_void};
 use std::slice;
