@@ -5,8 +5,8 @@ use std::os::fd::BorrowedFd;
 use bareverbs_provider::Errno;
 use bareverbs_uapi::abi::{EnumInfo, Since};
 use bareverbs_uapi::ioctl::{Attribute, AttributeFlags, Header};
-use bareverbs_uapi::method::{Access, AttributeKind, MethodInfo, PayloadSize, UHW_IN, UHW_OUT};
-use bareverbs_uapi::registry;
+use bareverbs_uapi::method::{Access, AttributeKind, PayloadSize, UHW_IN, UHW_OUT};
+use bareverbs_uapi::rules::{MethodRules, Rules};
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::uverbs::{AdviseMr, DmMrReg, InvokeWrite, ObjectClass};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -25,7 +25,7 @@ const SERIES: Since = Since::V7_2;
 #[derive(Debug)]
 pub(crate) struct Call<'c> {
     bytes: &'c mut [u8],
-    pub(crate) method: &'static MethodInfo,
+    pub(crate) method: &'static MethodRules,
     attributes: Vec<ParsedAttribute>,
     /// The object that the call destroys.
     pub(crate) destroyed: Option<u32>,
@@ -128,7 +128,7 @@ pub(crate) fn named(info: &EnumInfo) -> u64 {
 }
 
 /// Whether Soft-RoCE has a method. The kernel drops methods with a mandatory handle of an absent class.
-fn is_method(method: &MethodInfo) -> bool {
+fn is_method(method: &MethodRules) -> bool {
     method.since <= SERIES && is_class(method.object) && !method.is::<DmMrReg>()
 }
 
@@ -151,7 +151,7 @@ impl<'c> Call<'c> {
         if header.driver_id != DriverId::RXE.0 {
             return Err(Errno::INVAL);
         }
-        let method = registry::Driver::default().method(header.object_id, header.method_id);
+        let method = Rules::of(DriverId::RXE.0).method(header.object_id, header.method_id);
         let method = method.filter(|method| is_method(method)).ok_or(Errno::PROTONOSUPPORT)?;
         if rest.len() < attributes {
             return Err(Errno::FAULT);

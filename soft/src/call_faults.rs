@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bareverbs_provider::Errno;
-use bareverbs_uapi::method::MethodInfo;
+use bareverbs_uapi::rules::MethodRules;
 use bareverbs_uapi::uverbs;
 use bareverbs_uapi::verbs_values::{EventType, WcStatus};
 use bareverbs_uapi::write::{self, WriteCommand, ex};
@@ -50,7 +50,7 @@ macro_rules! methods {
             }
 
             /// The method that an ioctl executes.
-            pub(crate) fn of_ioctl(method: &MethodInfo) -> Option<Self> {
+            pub(crate) fn of_ioctl(method: &MethodRules) -> Option<Self> {
                 $($(if method.is::<$ioctl>() {
                     return Some(Self::$name);
                 })*)*

@@ -33,6 +33,7 @@ pub mod rdma_cm;
 pub mod registry;
 #[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 pub mod rtnetlink;
+pub mod rules;
 #[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 pub mod rxe;
 #[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]

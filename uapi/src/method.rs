@@ -229,6 +229,20 @@ pub enum AttributeKind {
 }
 
 impl AttributeKind {
+    /// The kind without named values and without the interpretation of its bytes.
+    pub(crate) const fn without_names(self) -> Self {
+        match self {
+            Self::Input { size, .. } => Self::Input { size, payload: None },
+            Self::Output { size, .. } => Self::Output { size, payload: None },
+            Self::Constant { size, .. } => Self::Constant { size, names: None },
+            Self::Flags { size, .. } => Self::Flags { size, names: None },
+            Self::Enumeration { .. } => Self::Enumeration { names: None },
+            Self::Handle { .. } | Self::Descriptor { .. } | Self::Handles { .. } | Self::RawDescriptor => {
+                self
+            }
+        }
+    }
+
     /// Whether a method with such attributes only can be a query.
     const fn is_harmless(self) -> bool {
         match self {

@@ -76,6 +76,7 @@ use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 use uapi::method::{Call, Method, MethodInfo};
 use uapi::registry::{self, Driver};
+use uapi::rules::Rules;
 use uapi::write::{self, WriteCommand};
 
 pub use bareverbs_provider::layout::{DoorbellLayout, QueueLayout, RegisterLayout};
@@ -123,6 +124,11 @@ impl RawContext {
     #[must_use]
     pub fn driver(&self) -> Driver {
         registry::driver(self.driver_id())
+    }
+
+    /// The rules of the methods of the core and of the driver.
+    fn rules(&self) -> Rules {
+        Rules::of(self.driver_id())
     }
 
     /// All methods that [`uapi`] declares for the core and for this driver.

@@ -2,11 +2,12 @@
 
 use bareverbs_provider::Errno;
 use bareverbs_uapi::method::{UHW_IN, UHW_OUT};
+use bareverbs_uapi::rules::CommandRules;
 use bareverbs_uapi::uverbs::{InvokeWrite, ObjectClass};
 use bareverbs_uapi::write::structs::{
     CmdHdr, DestroyCqReq, DestroyQpReq, DestroyQpResp, DestroySrqReq, DestroySrqResp, ExCmdHdr,
 };
-use bareverbs_uapi::write::{self, EXTENDED, WriteCommand, WriteCommandInfo, ex};
+use bareverbs_uapi::write::{self, EXTENDED, WriteCommand, ex};
 use zerocopy::FromBytes;
 
 use super::write_command::Command;
@@ -26,10 +27,10 @@ type Handler = fn(&mut Transaction<'_>, &mut Command<'_>) -> Result<(), Errno>;
 
 macro_rules! commands {
     ($($command:ty => $handler:expr,)*) => {
-        /// The handler of a command, with its description.
-        fn find(number: u32) -> Option<(&'static WriteCommandInfo, Handler)> {
+        /// The handler of a command, with its rules.
+        fn find(number: u32) -> Option<(CommandRules, Handler)> {
             $(if number == <$command as WriteCommand>::INFO.number {
-                return Some((&<$command as WriteCommand>::INFO, $handler));
+                return Some((const { CommandRules::of::<$command>() }, $handler));
             })*
             None
         }
@@ -118,7 +119,7 @@ fn check_number(number: u32) -> Result<(), Errno> {
 pub(super) fn invoke(txn: &mut Transaction<'_>, call: &mut Call<'_>) -> Result<(), Errno> {
     let number = call.constant(InvokeWrite::WRITE_CMD.id())? as u32;
     check_number(number)?;
-    let (info, handler) = find(number).ok_or(Errno::OPNOTSUPP)?;
+    let (rules, handler) = find(number).ok_or(Errno::OPNOTSUPP)?;
     if txn.state.port.is_removed() && !DESTRUCTIONS.contains(&number) {
         return Err(Errno::IO);
     }
@@ -132,7 +133,7 @@ pub(super) fn invoke(txn: &mut Transaction<'_>, call: &mut Call<'_>) -> Result<(
         by_ioctl: true,
     };
     let is_extended = number & EXTENDED != 0;
-    let is_short = command.input.len() < info.request_minimum || command.output.len < info.response_minimum;
+    let is_short = command.input.len() < rules.request_minimum || command.output.len < rules.response_minimum;
     if is_short && !is_extended {
         return Err(Errno::NOSPC);
     }
@@ -150,8 +151,10 @@ pub(crate) fn write(txn: &mut Transaction<'_>, bytes: &[u8]) -> Result<(), Errno
     check_number(header.command)?;
     let known = find(header.command);
     let (mut command, handler) = match known {
-        Some((info, handler)) if header.command & EXTENDED != 0 => (extended(&header, info, rest)?, handler),
-        Some((info, handler)) => (plain(&header, info, bytes)?, handler),
+        Some((rules, handler)) if header.command & EXTENDED != 0 => {
+            (extended(&header, rules, rest)?, handler)
+        }
+        Some((rules, handler)) => (plain(&header, rules, bytes)?, handler),
         None if usize::from(header.in_words) * 4 != bytes.len() => return Err(Errno::INVAL),
         None => return Err(Errno::OPNOTSUPP),
     };
@@ -162,18 +165,17 @@ pub(crate) fn write(txn: &mut Transaction<'_>, bytes: &[u8]) -> Result<(), Errno
     handler(txn, &mut command)
 }
 
-fn plain<'a>(header: &CmdHdr, info: &WriteCommandInfo, bytes: &'a [u8]) -> Result<Command<'a>, Errno> {
+fn plain<'a>(header: &CmdHdr, rules: CommandRules, bytes: &'a [u8]) -> Result<Command<'a>, Errno> {
     if usize::from(header.in_words) * 4 != bytes.len() {
         return Err(Errno::INVAL);
     }
     let output = usize::from(header.out_words) * 4;
     let bytes = &bytes[size_of::<CmdHdr>()..];
-    if bytes.len() < info.request_minimum || output < info.response_minimum {
+    if bytes.len() < rules.request_minimum || output < rules.response_minimum {
         return Err(Errno::NOSPC);
     }
-    let has_driver = info.driver_input || info.driver_output;
     let (input, driver_input) =
-        if has_driver { bytes.split_at(info.request_minimum) } else { (bytes, &[][..]) };
+        if rules.has_driver_data { bytes.split_at(rules.request_minimum) } else { (bytes, &[][..]) };
     let mut command = Command {
         input: Source::Slice(input),
         output: Sink { address: 0, len: output },
@@ -182,12 +184,12 @@ fn plain<'a>(header: &CmdHdr, info: &WriteCommandInfo, bytes: &'a [u8]) -> Resul
         has_responded: false,
         by_ioctl: false,
     };
-    if info.response.is_some() {
+    if rules.has_response {
         // The request begins with the address of the response.
         let address = u64::read_from_prefix(input).map_err(|_| Errno::FAULT)?.0;
         command.output.address = address;
-        if has_driver {
-            let at = info.response_minimum;
+        if rules.has_driver_data {
+            let at = rules.response_minimum;
             command.output.len = at;
             command.driver_output = Sink { address: address.wrapping_add(at as u64), len: output - at };
         }
@@ -195,7 +197,7 @@ fn plain<'a>(header: &CmdHdr, info: &WriteCommandInfo, bytes: &'a [u8]) -> Resul
     Ok(command)
 }
 
-fn extended<'a>(header: &CmdHdr, info: &WriteCommandInfo, rest: &'a [u8]) -> Result<Command<'a>, Errno> {
+fn extended<'a>(header: &CmdHdr, rules: CommandRules, rest: &'a [u8]) -> Result<Command<'a>, Errno> {
     let (extension, bytes) = ExCmdHdr::read_from_prefix(rest).map_err(|_| Errno::INVAL)?;
     let words = |words: u16| usize::from(words) * 8;
     let (input, driver_input) = (words(header.in_words), words(extension.provider_in_words));
@@ -203,7 +205,7 @@ fn extended<'a>(header: &CmdHdr, info: &WriteCommandInfo, rest: &'a [u8]) -> Res
     if input + driver_input != bytes.len() || extension.cmd_hdr_reserved != 0 {
         return Err(Errno::INVAL);
     }
-    debug_assert!(info.number & EXTENDED != 0);
+    debug_assert!(rules.number & EXTENDED != 0);
     let address = extension.response;
     if (address == 0) != (output + driver_output == 0) {
         return Err(Errno::INVAL);

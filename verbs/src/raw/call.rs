@@ -108,8 +108,12 @@ impl UntypedCall {
     /// Adds an attribute of its minimal size. A handle or descriptor is `object`; all other bytes
     /// are 0.
     pub fn attribute_of(&mut self, info: &AttributeInfo, object: u32) -> &mut Self {
-        let id = info.id;
-        match info.kind {
+        self.attribute_of_kind(info.id, info.kind, object)
+    }
+
+    /// As [`attribute_of`](Self::attribute_of).
+    pub(super) fn attribute_of_kind(&mut self, id: u16, kind: AttributeKind, object: u32) -> &mut Self {
+        match kind {
             AttributeKind::Handle { access: Access::New, .. } => self.word(id, 0),
             AttributeKind::Descriptor { access: Access::New, .. } => self.word(id, u64::MAX),
             AttributeKind::Handle { .. } => self.word(id, object.into()),

@@ -114,8 +114,11 @@ impl RawObject {
     }
 
     fn destroy_inner(&self) -> Result<Vec<u8>, Errno> {
-        let (method, _) = self.context.driver().destructor(self.class).ok_or(Errno::PROTONOSUPPORT)?;
-        let mut call = UntypedCall::minimal(self.context.driver_id(), method, self.handle);
+        let method = self.context.rules().destructor(self.class).ok_or(Errno::PROTONOSUPPORT)?;
+        let mut call = UntypedCall::new(self.context.driver_id(), method.object, method.id);
+        for attribute in method.attributes.iter().filter(|attribute| attribute.mandatory) {
+            call.attribute_of_kind(attribute.id, attribute.kind, self.handle);
+        }
         // SAFETY: the method destroys this object, which is this value's, by the contract of
         // `from_handle`. Its other attributes are outputs in buffers of the call.
         unsafe { self.context.execute_untyped(&mut call) }?;

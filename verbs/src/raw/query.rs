@@ -5,9 +5,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::uapi::abi::AbiField;
 use super::uapi::method::{
-    Attr, AttributeKind, Call, Constant, Flags, Handle, In, Kind, Method, MethodInfo, Object, Out, OutSlice,
-    OutStruct,
+    Attr, AttributeKind, Call, Constant, Flags, Handle, In, Kind, Method, Object, Out, OutSlice, OutStruct,
 };
+use super::uapi::rules::MethodRules;
 use super::{RawContext, display_call};
 
 /// Error of a [`Query`].
@@ -15,7 +15,7 @@ use super::{RawContext, display_call};
 #[non_exhaustive]
 pub enum QueryError {
     /// The table of methods does not declare the method as a query for this driver
-    /// ([`MethodInfo::is_query`]). It was not executed: use [`RawContext::execute`].
+    /// ([`MethodRules::is_query`]). It was not executed: use [`RawContext::execute`].
     #[error("{method} is not a query of this driver: use `RawContext::execute`")]
     NotAQuery {
         /// The method.
@@ -37,7 +37,7 @@ pub enum QueryError {
 
 /// A call of a method that only queries: the safe part of the raw level.
 ///
-/// The table of methods ([`uapi::registry`](super::uapi::registry)) decides at run time whether the
+/// The table of methods ([`uapi::rules`](super::uapi::rules)) decides at run time whether the
 /// method is a query, and whether each attribute has the kind that it is added as. Other calls fail
 /// without reaching the kernel. So safe code can't make the kernel write to an address of its
 /// choice, nor change an object.
@@ -70,14 +70,15 @@ pub enum QueryError {
 #[must_use = "`execute` executes the query"]
 pub struct Query<'a, M> {
     context: RawContext,
-    method: Option<&'static MethodInfo>,
+    method: Option<&'static MethodRules>,
     call: Call<'a, M>,
     mismatch: Option<u16>,
 }
 
 impl<'a, M: Method> Query<'a, M> {
     pub(super) fn new(context: RawContext) -> Self {
-        let method = context.driver().method(M::INFO.object, M::INFO.id).filter(|method| method.is_query());
+        let rules = context.rules();
+        let method = rules.method(M::INFO.object, M::INFO.id).filter(|method| method.is_query);
         let call = context.call();
         Self { context, method, call, mismatch: None }
     }
@@ -85,8 +86,7 @@ impl<'a, M: Method> Query<'a, M> {
     /// Notes a mismatch unless the table has the attribute, as an output or not.
     fn check<K: Kind>(&mut self, attr: Attr<M, K>, output: bool) {
         let declared = self.method.is_some_and(|method| {
-            let mut attributes = self.context.driver().attributes(method);
-            let info = attributes.find(|attribute| attribute.id == attr.id());
+            let info = self.context.rules().attribute(method, attr.id());
             info.is_some_and(|info| matches!(info.kind, AttributeKind::Output { .. }) == output)
         });
         if !declared {
@@ -175,9 +175,12 @@ impl<'a, M: Method> Query<'a, M> {
     /// [`QueryError::Kernel`]; the other variants for a method that is not a query of this driver,
     /// and for attributes that it does not have.
     pub fn execute(mut self) -> Result<(), QueryError> {
-        let method = self.method.ok_or(QueryError::NotAQuery { method: M::INFO.rust })?;
+        let method = M::INFO.rust;
+        if self.method.is_none() {
+            return Err(QueryError::NotAQuery { method });
+        }
         if let Some(id) = self.mismatch {
-            return Err(QueryError::Attribute { method: method.rust, id });
+            return Err(QueryError::Attribute { method, id });
         }
         // SAFETY: the table declares the method as a query: it uses objects without changing them,
         // and gets no address except those of its outputs. `check` compared the attributes with the
