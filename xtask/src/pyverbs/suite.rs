@@ -11,10 +11,13 @@ use bareverbs_lab::{Exec, Guests};
 
 use super::End;
 use crate::build;
+use crate::dropin::GUEST_FOLDER;
 use crate::dropin::programs::{NativePrograms, SOFT, finish};
 
 /// The folder of the suite in Debian's package. Long files are compressed.
 const FOLDER: &str = "usr/share/doc/rdma-core/tests";
+/// The environment in which programs of a guest load our library.
+pub(super) const OURS: [(&str, &str); 1] = [("LD_LIBRARY_PATH", GUEST_FOLDER)];
 /// Timeout of a run.
 const LIMIT: Duration = Duration::from_secs(1800);
 /// Timeout of a run on a soft device, many times the usual duration.
