@@ -163,6 +163,18 @@ static void extended(struct ibv_context *context, struct ibv_pd *pd, struct ibv_
     line("empty start_poll", RUNS, 1);
 }
 
+/* The memory that no other process shares, in KiB. */
+static void private_memory(void) {
+    char text[128];
+    long kib = -1;
+    FILE *file = fopen("/proc/self/smaps_rollup", "r");
+    while (file && fgets(text, sizeof text, file) && sscanf(text, "Private_Dirty: %ld", &kib) != 1)
+        ;
+    must(kib >= 0, "smaps_rollup");
+    printf("c.private memory\t%ld\t%ld\n", kib, kib);
+    fclose(file);
+}
+
 int main(int argc, char **argv) {
     must(argc >= 3, "DEVICE GID-INDEX");
     awake = argc > 3 && !strcmp(argv[3], "awake");
@@ -174,6 +186,8 @@ int main(int argc, char **argv) {
     union ibv_gid gid;
     struct ibv_port_attr port;
     must(context && !ibv_query_gid(context, 1, atoi(argv[2]), &gid) && !ibv_query_port(context, 1, &port), "device");
+    if (argc > 4 && !strcmp(argv[4], "extended"))
+        private_memory();
     struct ibv_pd *pd = ibv_alloc_pd(context);
     char *bytes = aligned_alloc(4096, 8192);
     memset(bytes, 7, 8192);

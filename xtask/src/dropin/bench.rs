@@ -36,7 +36,7 @@ pub(crate) struct Bench {
 /// ConnectX, with locks and without. On rxe no row may take more than rdma-core's.
 struct Row(&'static str, &'static str, [f64; 2]);
 
-const ROWS: [Row; 13] = [
+const ROWS: [Row; 14] = [
     Row("`ibv_post_send` of 8 bytes inline", "post_send 1 inline", [0.5, 0.4]),
     Row("`ibv_post_send` of a list of 32, each", "post_send 32 inline", [0.5, 0.5]),
     Row("`ibv_wr_send` of 8 bytes inline", "wr send inline", [0.5, 0.5]),
@@ -50,6 +50,7 @@ const ROWS: [Row; 13] = [
     Row("`ibv_post_recv` of a list of 32, each", "post_recv 32", [1.0, 1.0]),
     Row("`ibv_post_srq_recv` of one", "srq post_recv 1", [1.0, 1.0]),
     Row("`ibv_post_srq_recv` of a list of 32, each", "srq post_recv 32", [1.0, 1.0]),
+    Row("KiB of private memory with an open device", "private memory", [1.0, 1.0]),
 ];
 
 const EMPTY: &str = "empty poll_into";
