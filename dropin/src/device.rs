@@ -30,7 +30,7 @@ const SMALL_MEMLOCK: u64 = 32768;
 /// extends: those compare its `ops`, at this offset, with their own.
 #[repr(C)]
 pub(crate) struct DeviceObject {
-    abi: ibv_device,
+    pub(crate) abi: ibv_device,
     provider_ops: *const c_void,
     refcount: c_int,
     entry: [*const c_void; 2],
@@ -61,6 +61,8 @@ impl DeviceObject {
     pub(crate) fn new(name: &str, device: Device) -> Self {
         let uverbs = device.uverbs_path().and_then(Path::file_name).map(|name| name.to_string_lossy());
         let uverbs = uverbs.as_deref().unwrap_or_default();
+        // UCX lists devices that have a character device of this name in `/dev/infiniband`.
+        let dev_name = if device.soft().is_some() { name } else { uverbs };
         let in_sysfs = |class: &str, name: &str| match device.soft() {
             None if !name.is_empty() => format!("{}/{class}/{name}", sysfs().display()),
             // No file of the kernel has the path.
@@ -73,7 +75,7 @@ impl DeviceObject {
                 node_type,
                 transport_type: transport(device.node_type()),
                 name: text(name),
-                dev_name: text(uverbs),
+                dev_name: text(dev_name),
                 dev_path: text(&in_sysfs(UVERBS_CLASS, uverbs)),
                 ibdev_path: text(&in_sysfs("class/infiniband", name)),
             },

@@ -33,6 +33,12 @@ impl AhObject {
     }
 }
 
+/// Service levels have 4 bits.
+const MAX_SERVICE_LEVEL: u8 = 0xf;
+
+/// Flow labels have 20 bits.
+const MAX_FLOW_LABEL: u32 = 0xf_ffff;
+
 /// The address vector of C.
 pub(crate) fn from_c(attr: &ibv_ah_attr) -> AhAttr {
     let grh = GlobalRoute {
@@ -110,7 +116,13 @@ fn path_to_sender(
 
 export! {
     fn ibv_create_ah(pd: Option<&PdObject>, attr: Option<&ibv_ah_attr>) -> OrNull<ibv_ah> {
-        create(required(pd)?, &from_c(required(attr)?))
+        let mut path = from_c(required(attr)?);
+        // Only the bits that a packet has count, as for the C providers: UCX sets all of a flow label.
+        path.sl &= MAX_SERVICE_LEVEL;
+        if let Some(grh) = &mut path.grh {
+            grh.flow_label &= MAX_FLOW_LABEL;
+        }
+        create(required(pd)?, &path)
     }
 
     fn ibv_init_ah_from_wc(

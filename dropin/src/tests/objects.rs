@@ -14,6 +14,7 @@ use super::{NO_CONTEXT, errno};
 use crate::abi::cq::ibv_cq_init_attr_ex;
 use crate::abi::device::ibv_values_ex;
 use crate::abi::memory::{ibv_alloc_dm_attr, ibv_dmah_init_attr, ibv_mr, ibv_mr_init_attr, ibv_pd};
+use crate::abi::path::ibv_ah_attr;
 use crate::abi::qp::{
     ibv_ece, ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_open_attr,
     ibv_qp_rate_limit_attr,
@@ -23,7 +24,7 @@ use crate::abi::values::*;
 use crate::abi::work::ibv_sge;
 use crate::context::ContextArgument;
 use crate::cq::{create_cq_ex, ibv_create_cq, ibv_destroy_cq};
-use crate::device::DeviceObject;
+use crate::device::{DeviceObject, text};
 use crate::device_memory::{alloc_dm, free_dm, ibv_dm_export_dmabuf_fd};
 use crate::dma_handle::{ibv_alloc_dmah, ibv_dealloc_dmah};
 use crate::import::{ibv_import_device, ibv_import_dm, ibv_import_mr, ibv_import_pd};
@@ -32,7 +33,8 @@ use crate::memory::{
     ibv_reg_dmabuf_mr, ibv_reg_mr, ibv_reg_mr_ex, ibv_rereg_mr, reg_dm_mr,
 };
 use crate::open;
-use crate::port::query_rt_values;
+use crate::path::{ibv_create_ah, ibv_destroy_ah};
+use crate::port::{ibv_query_gid, query_rt_values};
 use crate::qp::{
     QpObject, create_qp_ex, ibv_create_qp, ibv_destroy_qp, ibv_query_ece, ibv_set_ece, modify_qp_rate_limit,
     open_qp,
@@ -65,6 +67,32 @@ pub(super) fn pd_of<'a>(pd: *mut ibv_pd) -> Option<&'a PdObject> {
 pub(super) fn refuses<T>(made: *mut T, refused: c_int) {
     assert!(made.is_null());
     assert_eq!(errno(), refused);
+}
+
+/// UCX lists devices that have a character device of this name only.
+#[test]
+fn soft_device_has_a_name_of_its_file() {
+    let device = DeviceObject::new("soft7", Device::find("soft0").unwrap());
+    assert_eq!(device.abi.dev_name, text::<64>("soft7"));
+}
+
+#[test]
+fn address_handle_has_the_bits_of_a_packet() {
+    let (context, pd) = context_and_pd();
+    // SAFETY: the calls are those of a C program.
+    unsafe {
+        let mut attr: ibv_ah_attr = zeroed();
+        (attr.port_num, attr.is_global, attr.sl) = (1, 1, u8::MAX);
+        attr.grh.flow_label = u32::MAX;
+        let mut gid = MaybeUninit::uninit();
+        assert_eq!(ibv_query_gid(context, 1, 0, Some(&mut gid)), 0);
+        attr.grh.dgid = gid.assume_init();
+        let ah = ibv_create_ah(pd_of(pd), Some(&attr));
+        assert!(!ah.is_null(), "{}", errno());
+        assert_eq!(ibv_destroy_ah(NonNull::new(ah.cast())), 0);
+        assert_eq!(ibv_dealloc_pd(NonNull::new(pd.cast())), 0);
+        assert_eq!(open::ibv_close_device(context), 0);
+    }
 }
 
 const TRANSLATION: c_int = IBV_REREG_MR_CHANGE_TRANSLATION;
