@@ -130,7 +130,7 @@ unsafe extern "C" fn post_send(
         let failed = if is_bad { result } else { 0 };
         let line = Line { begin, call: "post-send", context: qp_of_c.context, result: -failed };
         // SAFETY: the request was posted, so its SGEs are valid; those of the bad one are not read.
-        trace.write(&line, Some(&unsafe { trace::send(qp_of_c.qp_num, request, !is_bad) }), None);
+        trace.write(&line, Some(&unsafe { trace::send(qp_of_c, request, !is_bad) }), None);
         next = if is_bad { std::ptr::null() } else { request.next };
     }
     Failure::restore_errno(errno);

@@ -12,10 +12,12 @@ use std::path::Path;
 use std::slice;
 use std::time::{Duration, Instant};
 
+use bareverbs::qp::QpType;
 use bareverbs::raw::uapi::verbs_values::WcStatus;
 use bareverbs::raw::uapi::write::types::{WcOpcode, WrOpcode};
 
 use crate::abi::device::{ibv_context, ibv_device};
+use crate::abi::qp::ibv_qp;
 use crate::abi::work::{ibv_recv_wr, ibv_send_wr, ibv_sge};
 use crate::faults::errno_name;
 
@@ -143,7 +145,7 @@ unsafe fn add_list(members: &mut String, list: *const ibv_sge, length: c_int, is
 /// # Safety
 ///
 /// The SGEs are valid, if they are read.
-pub(super) unsafe fn send(qp_num: u32, request_of_c: &ibv_send_wr, reads_sges: bool) -> Message {
+pub(super) unsafe fn send(qp: &ibv_qp, request_of_c: &ibv_send_wr, reads_sges: bool) -> Message {
     let opcode = WrOpcode(request_of_c.opcode);
     let mut members = String::new();
     // SAFETY: all bits of the three are valid, and the union is as long as the longest one.
@@ -159,8 +161,8 @@ pub(super) unsafe fn send(qp_num: u32, request_of_c: &ibv_send_wr, reads_sges: b
             add(&mut members, "compare_add", atomic.compare_add);
             add(&mut members, "swap", atomic.swap);
         }
-        // The peer of a datagram. A QP that is connected has none, so the fields may be anything.
-        WrOpcode::SEND | WrOpcode::SEND_WITH_IMM if !ud.ah.is_null() => {
+        // The peer of a datagram. For other QPs, the fields may be anything.
+        WrOpcode::SEND | WrOpcode::SEND_WITH_IMM if qp.qp_type == QpType::UD.0 => {
             add(&mut members, "remote_qpn", ud.remote_qpn);
             add(&mut members, "remote_qkey", ud.remote_qkey);
         }
@@ -178,7 +180,7 @@ pub(super) unsafe fn send(qp_num: u32, request_of_c: &ibv_send_wr, reads_sges: b
     // SAFETY: by the contract.
     unsafe { add_list(&mut members, request_of_c.sg_list, request_of_c.num_sge, reads_sges) };
     let name = opcode.name().map_or_else(|| request_of_c.opcode.to_string(), str::to_owned);
-    request(&name, qp_num, request_of_c.wr_id, request_of_c.send_flags, &members)
+    request(&name, qp.qp_num, request_of_c.wr_id, request_of_c.send_flags, &members)
 }
 
 /// A request to receive: to a QP, or to an SRQ.
@@ -211,4 +213,25 @@ pub(super) fn completion(wr_id: u64, status: u32, opcode: Option<u32>, members: 
     }
     let name = name.map_or_else(|| status.to_string(), str::to_owned);
     Message { json: format!(r#"{{"kind":"completion","name":"{name}"{json}{members}}}"#), name }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::MaybeUninit;
+
+    use super::*;
+
+    #[test]
+    fn send_has_a_remote_qp_number_if_it_is_a_datagram() {
+        for (qp_type, has_peer) in [(QpType::UD, true), (QpType::RC, false)] {
+            // SAFETY: the structs of the ABI have numbers and pointers only.
+            let (mut qp, mut request): (ibv_qp, ibv_send_wr) = unsafe { MaybeUninit::zeroed().assume_init() };
+            (qp.qp_type, request.opcode) = (qp_type.0, WrOpcode::SEND.0);
+            // Programs leave the fields of other QPs as they are.
+            request.wr.ud.ah = std::ptr::without_provenance_mut(1);
+            // SAFETY: the request has no SGEs.
+            let message = unsafe { send(&qp, &request, true) };
+            assert_eq!(message.json.contains("remote_qpn"), has_peer, "{}", message.json);
+        }
+    }
 }
