@@ -108,7 +108,7 @@ enum Command {
     /// Check that all crates build with the compiler that runs this, the minimum Rust version in
     /// CI.
     Msrv,
-    /// Run the threaded tests of the mlx5 provider under ThreadSanitizer.
+    /// Run the threaded tests of the mlx5 provider and of the drop-in library under ThreadSanitizer.
     Tsan(tsan::Tsan),
     /// Real kernels with Soft-RoCE, in QEMU.
     #[command(subcommand)]

@@ -1,11 +1,13 @@
-//! `cargo xtask tsan`: the threaded tests of provider-mlx5 under ThreadSanitizer.
+//! `cargo xtask tsan`: the threaded tests of provider-mlx5 and of the drop-in library under
+//! ThreadSanitizer.
 //!
 //! Any toolchain with ThreadSanitizer's runtime works: `RUSTC_BOOTSTRAP` unlocks the options that
 //! need a nightly compiler. If the standard library's source is available (`rustup component add
 //! rust-src`, or the folder of `--rust-src`), the standard library is built for ThreadSanitizer
-//! too. Otherwise the prebuilt one is linked, and the code makes the synchronisation visible where
-//! it relies on the standard library's: `tests/threads/tsan.rs` and the locks of `src/sync.rs` in
-//! provider-mlx5.
+//! too. Otherwise the prebuilt one is linked, and provider-mlx5 makes the synchronisation visible where
+//! it relies on the standard library's: `tests/threads/tsan.rs` and the locks of `src/lock.rs`. The
+//! drop-in library has soft devices in it, which use the standard library's locks: its tests need the
+//! source.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -17,8 +19,39 @@ use clap::Args;
 use crate::build;
 use crate::print::heading;
 
-/// The name of the check among the tests.
-pub(crate) const TITLE: &str = "tsan::mlx5_threads_have_no_data_race";
+/// A program with threaded tests.
+pub(crate) struct Program {
+    /// The name of its check among the tests.
+    pub(crate) title: &'static str,
+    package: &'static str,
+    /// The options of cargo that select it.
+    target: &'static [&'static str],
+    /// Options of the compiler for it.
+    options: &'static [&'static str],
+    /// The tests to run have names that contain this.
+    tests: Option<&'static str>,
+    /// Whether it needs a standard library that is built for ThreadSanitizer.
+    needs_source: bool,
+}
+
+pub(crate) const PROGRAMS: [Program; 2] = [
+    Program {
+        title: "tsan::mlx5_threads_have_no_data_race",
+        package: "bareverbs-mlx5",
+        target: &["--test", "threads"],
+        options: &["-Clink-arg=-Wl,--wrap=__tsan_atomic64_fetch_sub"],
+        tests: None,
+        needs_source: false,
+    },
+    Program {
+        title: "tsan::dropin_threads_have_no_data_race",
+        package: "bareverbs-dropin",
+        target: &["--lib"],
+        options: &[],
+        tests: Some("tests::threads::"),
+        needs_source: true,
+    },
+];
 
 /// The target must be named; otherwise build scripts and macros are built for ThreadSanitizer too.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
@@ -49,27 +82,39 @@ impl Default for Tsan {
 
 impl Tsan {
     pub(crate) fn run(self) -> Result<ExitCode> {
+        let mut is_clean = true;
+        for program in &PROGRAMS {
+            match self.measure(program)? {
+                // Another program has the tests that were asked for.
+                Ok(report) if report.is_empty() && self.filter.is_some() => {}
+                Ok(report) => is_clean &= report.is_clean(),
+                Err(reason) => println!("skipped: {}: {reason}", program.title),
+            }
+        }
+        Ok(if is_clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    /// Builds a program and runs its tests. The inner error is the reason why they can't be run here.
+    pub(crate) fn measure(&self, program: &Program) -> Result<Result<Report, String>> {
         match Toolchain::find(self.prebuilt, self.rust_src.as_deref()) {
+            Ok(toolchain) if program.needs_source && toolchain.source.is_none() => {
+                Ok(Err("needs the standard library's source: `rustup component add rust-src`".to_owned()))
+            }
             Ok(toolchain) => {
-                let report = self.measure(&toolchain)?;
+                let report = self.measure_with(&toolchain, program)?;
                 println!("{report}");
-                Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+                Ok(Ok(report))
             }
-            Err(reason) => {
-                println!("skipped: {TITLE}: {reason}");
-                Ok(ExitCode::SUCCESS)
-            }
+            Err(reason) => Ok(Err(reason)),
         }
     }
 
-    /// Builds and runs the tests.
-    pub(crate) fn measure(&self, toolchain: &Toolchain) -> Result<Report> {
+    fn measure_with(&self, toolchain: &Toolchain, program: &Program) -> Result<Report> {
         println!("{toolchain}");
-        let program = toolchain.build()?;
-        let mut tests = Command::new(program);
+        let mut tests = Command::new(toolchain.build(program)?);
         tests
             .args(["--test-threads=1"])
-            .args(&self.filter)
+            .args(self.filter.as_deref().or(program.tests))
             .env("BAREVERBS_THREADS_MS", self.milliseconds.to_string())
             // A race is reported once by each test that has it. The tests continue, so that their
             // own checks run too.
@@ -115,6 +160,11 @@ pub(crate) struct Report {
 }
 
 impl Report {
+    /// Whether there were no tests.
+    fn is_empty(&self) -> bool {
+        self.ended_well && self.passed == 0
+    }
+
     /// Whether all tests ran without a failure or a report.
     pub(crate) fn is_clean(&self) -> bool {
         self.ended_well && self.races == 0 && self.failed == 0 && self.passed > 0
@@ -177,9 +227,9 @@ impl Toolchain {
         }
     }
 
-    /// Builds the threaded tests. Returns the path of the program.
-    fn build(&self) -> Result<PathBuf> {
-        heading("Building the threaded tests for ThreadSanitizer");
+    /// Builds the tests of a program. Returns its path.
+    fn build(&self, program: &Program) -> Result<PathBuf> {
+        heading(&format!("Building the threaded tests of {} for ThreadSanitizer", program.package));
         let bin = self.sysroot.join("bin");
         let mut cargo = Command::new(bin.join("cargo"));
         let mut flags = vec![
@@ -188,12 +238,11 @@ impl Toolchain {
             "--cfg=bareverbs_tsan",
             // ThreadSanitizer intercepts libc's mmap and munmap, but not system calls.
             "--cfg=rustix_use_libc",
-            "-Clink-arg=-Wl,--wrap=__tsan_atomic64_fetch_sub",
         ];
         let target = build::workspace().join("target/tsan");
         match &self.source {
             Some(source) => {
-                cargo.arg("test").arg("-Zbuild-std").arg("--target-dir").arg(target.join("whole"));
+                cargo.arg("rustc").arg("-Zbuild-std").arg("--target-dir").arg(target.join("whole"));
                 if source != &self.sysroot.join(SOURCE) {
                     // Cargo has no other option to build another standard library.
                     cargo.env("__CARGO_TESTS_ONLY_SRC_ROOT", source);
@@ -201,13 +250,16 @@ impl Toolchain {
             }
             None => {
                 flags.push("-Cunsafe-allow-abi-mismatch=sanitizer");
-                cargo.arg("test").arg("--target-dir").arg(target.join("prebuilt"));
+                cargo.arg("rustc").arg("--target-dir").arg(target.join("prebuilt"));
             }
         }
         cargo
             .current_dir(build::workspace())
-            .args(["--quiet", "--no-run", "--message-format=json-render-diagnostics", "--target", TARGET])
-            .args(["--package", "bareverbs-mlx5", "--test", "threads"])
+            .args(["--quiet", "--message-format=json-render-diagnostics", "--target", TARGET])
+            .args(["--profile", "test", "--package", program.package])
+            .args(program.target)
+            .arg("--")
+            .args(program.options)
             .env("RUSTC", bin.join("rustc"))
             .env("RUSTC_BOOTSTRAP", "1")
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
@@ -265,7 +317,7 @@ mod tests {
     #[test]
     fn tsan_run_without_tests_or_with_report_fails() {
         let clean = Report { passed: 9, failed: 0, races: 0, ended_well: true };
-        assert!(clean.is_clean());
+        assert!(clean.is_clean() && !clean.is_empty());
         for report in [
             Report { passed: 0, ..clean },
             Report { failed: 1, ..clean },

@@ -1,5 +1,7 @@
 //! Objects that several threads use, and calls that end in another state than they began.
 
+mod stress;
+
 use std::ffi::c_int;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -14,7 +14,7 @@ use crate::filter::Filter;
 use crate::guest_tests::{GUEST_TEST_CRATES, guest_unit_tests};
 use crate::outcome::{Table, Totals, result_line};
 use crate::print::heading;
-use crate::tsan::{self, Toolchain, Tsan};
+use crate::tsan::{PROGRAMS, Tsan};
 use crate::{build, counts, crates, dropin, imports, loom, package, pyverbs, spelling};
 
 /// What precedes each line of a test's output, as the kernel's name does for tests in guests.
@@ -144,15 +144,13 @@ impl Host {
 
     /// Runs the threaded tests under ThreadSanitizer, if a compiler on this machine supports it.
     fn data_races(&mut self) -> Result<()> {
-        match Toolchain::find(false, None) {
-            Ok(toolchain) => {
-                let report = Tsan::default().measure(&toolchain)?;
-                println!("{report}");
-                self.add(tsan::TITLE, report.is_clean());
-            }
-            Err(reason) => {
-                println!("skipped: {}: {reason}", tsan::TITLE);
-                self.totals.skipped += 1;
+        for program in &PROGRAMS {
+            match Tsan::default().measure(program)? {
+                Ok(report) => self.add(program.title, report.is_clean()),
+                Err(reason) => {
+                    println!("skipped: {}: {reason}", program.title);
+                    self.totals.skipped += 1;
+                }
             }
         }
         Ok(())
