@@ -185,7 +185,7 @@ pub(crate) unsafe fn frequent_receive<'a>(first: *mut ibv_recv_wr) -> Option<Rec
     Some(RecvRequest { wr_id: request.wr_id, sges: slice::from_ref(sge) })
 }
 
-/// Converts a send, and passes it on.
+/// Converts a send, and passes it on. A list of more than `max_sges` is rejected before it is read.
 ///
 /// # Safety
 ///
@@ -194,12 +194,16 @@ pub(crate) unsafe fn frequent_receive<'a>(first: *mut ibv_recv_wr) -> Option<Rec
 #[inline(never)]
 pub(crate) unsafe fn with_send<R>(
     qp_type: QpType,
+    max_sges: u32,
     request: &ibv_send_wr,
     post: impl FnOnce(&SendRequest<'_, AnyOperation<'_>>) -> Result<R, PostReason>,
 ) -> Result<R, Failure> {
     let operation = operation(qp_type, request)?;
     let flags = SendFlags::from_bits_truncate(request.send_flags);
     let wr_id = request.wr_id;
+    if unsigned(request.num_sge)? > max_sges {
+        return Err(Failure::INVALID);
+    }
     // SAFETY: by the contract.
     let sges = unsafe { sges(request.sg_list, request.num_sge) }?;
     if !WireFlags::from_bits_retain(request.send_flags).contains(WireFlags::INLINE) {

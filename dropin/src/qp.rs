@@ -69,6 +69,8 @@ pub(crate) struct QpHead {
     /// The flows that steer to the QP.
     pub(crate) flows: AtomicU32,
     posting: Posting,
+    /// The granted capacities of a QP with queues.
+    cap: QpCap,
     /// The functions of ConnectX devices.
     pub(crate) mlx5: mlx5dv_qp_ex,
     /// Whether the QP has the functions of `ibv_qp_ex`.
@@ -200,8 +202,8 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
             ..bare(pd.abi.context, core.handle(), core.qp_num(), core.state(), init.qp_type)
         };
         let mlx5 = extended::mlx5_functions(extended.mlx5.raw_wqes);
-        let posting = Posting::new(&core.cap());
-        let head = QpHead { mlx5, posting, ..head(base, extended.operations, parent) };
+        let (cap, posting) = (core.cap(), Posting::new(&core.cap()));
+        let head = QpHead { mlx5, posting, cap, ..head(base, extended.operations, parent) };
         let is_single_threaded = is_single_threaded || parent.is_some_and(|parent| parent.td().is_some());
         Ok((head, AnyQp::Queues(Queues::new(core, is_single_threaded))))
     });
@@ -239,6 +241,7 @@ fn head(base: ibv_qp, operations: Option<u64>, parent: Option<&Arc<ParentDomain>
         events: Acknowledged::default(),
         flows: AtomicU32::new(0),
         posting: Posting::default(),
+        cap: QpCap::default(),
         mlx5: extended::mlx5_functions(false),
         is_extended: operations.is_some(),
         _parent: parent.cloned(),

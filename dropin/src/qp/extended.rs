@@ -346,6 +346,12 @@ fn begin_or_fail(qp: Option<&QpObject>, operation: Result<Operation, Failure>) -
     })
 }
 
+/// Lets `ibv_wr_complete` fail, because the QP takes no list of this length. It is not read.
+#[cold]
+fn reject_list(qp: Option<&QpObject>) -> Result<(), Failure> {
+    posted(qp, |posted, _| _ = posted.failure.get_or_insert(Failure::INVALID))
+}
+
 /// The elements of a list of C.
 ///
 /// # Safety
@@ -495,20 +501,33 @@ callback! {
     }
 
     fn set_sge_list(qp: Option<&QpObject>, count: usize, sges: *const ibv_sge) -> Value<()> {
+        if count > required(qp)?.abi.cap.max_send_sge as usize {
+            return reject_list(qp);
+        }
         // SAFETY: the list has this length. Both types have the same layout.
         let sges: &[Sge] = unsafe { list(sges.cast(), count) };
         posted(qp, |posted, _| posted.sges.extend_from_slice(sges))
     }
 
     fn set_inline_data(qp: Option<&QpObject>, addr: *const c_void, length: usize) -> Value<()> {
+        if length > required(qp)?.abi.cap.max_inline_data as usize {
+            return reject_list(qp);
+        }
         // SAFETY: the memory has this length.
         let bytes = unsafe { list(addr.cast(), length) };
         posted(qp, |posted, _| posted.inline(bytes))
     }
 
     fn set_inline_data_list(qp: Option<&QpObject>, count: usize, buffers: *const ibv_data_buf) -> Value<()> {
+        let mut room = required(qp)?.abi.cap.max_inline_data as usize;
         // SAFETY: the list has this length.
         let buffers = unsafe { list(buffers, count) };
+        for buffer in buffers {
+            match room.checked_sub(buffer.length) {
+                Some(rest) => room = rest,
+                None => return reject_list(qp),
+            }
+        }
         posted(qp, |posted, _| {
             for buffer in buffers {
                 // SAFETY: the memory has this length.

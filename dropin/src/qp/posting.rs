@@ -164,7 +164,9 @@ unsafe fn send_list(qp: &QpObject, first: *mut ibv_send_wr, bad: Option<&mut *mu
             // SAFETY: by the contract.
             if !frequent.is_some_and(|request| unsafe { batch.try_push(&request) }) {
                 // SAFETY: by the contract.
-                outcome = unsafe { with_send(qp_type, request, |request| batch.push(request)) };
+                outcome = unsafe {
+                    with_send(qp_type, qp.abi.cap.max_send_sge, request, |request| batch.push(request))
+                };
                 if outcome.is_err() {
                     *bad = next;
                     break;

@@ -1,6 +1,8 @@
 //! Functions with random masks, values, lengths and null pointers: each succeeds, or returns an errno and
 //! creates nothing.
 
+mod others;
+
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
 
@@ -18,7 +20,7 @@ use crate::abi::srq::{ibv_srq_attr, ibv_srq_init_attr_ex};
 use crate::abi::values::{
     IBV_QP_EX_WITH_SEND, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_WC_EX_WITH_BYTE_LEN,
 };
-use crate::abi::work::{ibv_recv_wr, ibv_send_wr, ibv_sge};
+use crate::abi::work::{ibv_data_buf, ibv_recv_wr, ibv_send_wr, ibv_sge};
 use crate::abi::wq::ibv_wq_init_attr;
 use crate::context::ContextArgument;
 use crate::cq::{
@@ -31,9 +33,12 @@ use crate::qp::{QpObject, create_qp_ex, ibv_destroy_qp, ibv_modify_qp, post_recv
 use crate::srq::{SrqObject, create_srq_ex, ibv_destroy_srq, ibv_modify_srq, post_srq_recv};
 use crate::wq::{create_wq, destroy_wq};
 
-/// Elements of the lists, and bytes of the memory that they name.
-const ELEMENTS: usize = 8;
+/// Elements of the lists: as many as the queues take. No memory follows the last one.
+const ELEMENTS: usize = 2;
+/// Bytes of the memory that they name.
 const BYTES: usize = 64;
+/// Bytes of a page.
+const PAGE: usize = 4096;
 
 /// Random words, each of which is used once.
 struct Words<'a>(std::slice::Iter<'a, u64>);
@@ -76,7 +81,9 @@ struct Objects {
     cq_ex: *mut ibv_cq_ex,
     srq: *mut crate::abi::srq::ibv_srq,
     qp: *mut ibv_qp,
-    sges: [ibv_sge; ELEMENTS],
+    /// Of type RC, in RESET.
+    rc: *mut ibv_qp,
+    sges: *mut [ibv_sge; ELEMENTS],
     bytes: [u8; BYTES],
 }
 
@@ -112,6 +119,17 @@ fn returned(code: c_int) {
     assert!(code == 0 || is_expected(code), "{}", std::io::Error::from_raw_os_error(code));
 }
 
+/// Memory that ends where a page without access begins.
+fn before_a_gap<T>() -> *mut T {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: the mapping is new, and the test never unmaps it.
+    unsafe {
+        let start = libc::mmap(ptr::null_mut(), 2 * PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+        assert_eq!(libc::mprotect(start.byte_add(PAGE), PAGE, libc::PROT_NONE), 0);
+        start.byte_add(PAGE - size_of::<T>()).cast()
+    }
+}
+
 impl Objects {
     fn new() -> Self {
         let (context, pd) = context_and_pd();
@@ -130,14 +148,21 @@ impl Objects {
             init.cap = ibv_qp_cap {
                 max_send_wr: 4,
                 max_recv_wr: 4,
-                max_send_sge: 2,
-                max_recv_sge: 2,
+                max_send_sge: ELEMENTS as u32,
+                max_recv_sge: ELEMENTS as u32,
                 max_inline_data: 32,
             };
             init.comp_mask = (IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).cast_unsigned();
             init.send_ops_flags = IBV_QP_EX_WITH_SEND as u64;
             let qp = create_qp_ex(context, Some(&mut init));
-            assert!(!cq.is_null() && !cq_ex.is_null() && !srq.is_null() && !qp.is_null(), "{}", errno());
+            init.qp_type = QpType::RC.0;
+            let rc = create_qp_ex(context, Some(&mut init));
+            assert_eq!((init.cap.max_send_sge, init.cap.max_recv_sge), (2, 2));
+            assert!(
+                !cq.is_null() && !cq_ex.is_null() && !srq.is_null() && !qp.is_null() && !rc.is_null(),
+                "{}",
+                errno()
+            );
             let mut attr: ibv_qp_attr = zeroed();
             (attr.port_num, attr.qkey) = (1, 1);
             let state = QpAttrMask::STATE;
@@ -152,16 +177,7 @@ impl Objects {
                     0
                 );
             }
-            Self {
-                context,
-                pd,
-                cq,
-                cq_ex,
-                srq,
-                qp,
-                sges: [const { ibv_sge { addr: 0, length: 0, lkey: 0 } }; ELEMENTS],
-                bytes: [0; BYTES],
-            }
+            Self { context, pd, cq, cq_ex, srq, qp, rc, sges: before_a_gap(), bytes: [0; BYTES] }
         }
     }
 
@@ -170,6 +186,7 @@ impl Objects {
         // SAFETY: the calls are those of a C program.
         unsafe {
             assert_eq!(ibv_destroy_qp(NonNull::new(self.qp.cast())), 0);
+            assert_eq!(ibv_destroy_qp(NonNull::new(self.rc.cast())), 0);
             assert_eq!(ibv_destroy_srq(NonNull::new(self.srq.cast())), 0);
             assert_eq!(ibv_destroy_cq(NonNull::new(self.cq.cast())), 0);
             assert_eq!(ibv_destroy_cq(NonNull::new(self.cq_ex.cast())), 0);
@@ -178,15 +195,14 @@ impl Objects {
         }
     }
 
-    /// A list of elements with at most as many as there are, or a negative number.
+    /// A list of elements, and any number.
     fn list(&mut self, words: &mut Words<'_>) -> (*mut ibv_sge, c_int) {
-        for sge in &mut self.sges {
+        // SAFETY: the memory exists, and no call uses it.
+        for sge in unsafe { &mut *self.sges } {
             let addr = self.bytes.as_ptr().expose_provenance() as u64;
             *sge = ibv_sge { addr, length: words.number() % (BYTES as u32 + 1), lkey: words.number() };
         }
-        let count = words.number() as c_int;
-        let count = if count > ELEMENTS as c_int { -count } else { count };
-        (words.pointer(self.sges.as_mut_ptr()), count)
+        (words.pointer(self.sges.cast()), words.number() as c_int)
     }
 
     /// # Safety
@@ -287,9 +303,10 @@ impl Objects {
                     let mut bad: *mut ibv_send_wr = ptr::null_mut();
                     let bad_of_c = words.pointer(&raw mut bad).as_mut();
                     let has_bad = bad_of_c.is_some();
-                    let code = post_send(qp_object, request, bad_of_c);
+                    let qp: *mut ibv_qp = if words.flip() { self.qp } else { self.rc };
+                    let code = post_send(&*qp.cast(), request, bad_of_c);
                     returned(code);
-                    // No address handle, so none is posted.
+                    // No address handle and a QP in RESET, so none is posted.
                     assert!(code != 0 || request.is_null());
                     assert!(code == 0 || !has_bad || bad == request);
                 }
@@ -321,26 +338,37 @@ impl Objects {
                     let code = start(self.cq_ex, words.pointer(&raw mut attr));
                     assert!(code == libc::ENOENT || code == libc::EINVAL);
                 }
-                _ => {
+                12 => {
                     let ex: *mut ibv_qp_ex = self.qp.cast();
                     type Void = unsafe extern "C" fn(*mut ibv_qp_ex);
                     type Inline = unsafe extern "C" fn(*mut ibv_qp_ex, *const c_void, usize);
+                    type List<T> = unsafe extern "C" fn(*mut ibv_qp_ex, usize, *const T);
                     type Complete = unsafe extern "C" fn(*mut ibv_qp_ex) -> c_int;
                     let (start, send) = (&(*ex).wr_start, &(*ex).wr_send);
                     let (start, send): (Void, Void) = (function(start).cast(), function(send).cast());
                     let inline: Inline = function(&(*ex).wr_set_inline_data).cast();
+                    let buffers: List<ibv_data_buf> = function(&(*ex).wr_set_inline_data_list).cast();
+                    let sges: List<ibv_sge> = function(&(*ex).wr_set_sge_list).cast();
                     let complete: Complete = function(&(*ex).wr_complete).cast();
                     start(ex);
                     let count = words.number() % 4;
                     for _ in 0..count {
                         send(ex);
                         let bytes = words.pointer(self.bytes.as_mut_ptr());
-                        inline(ex, bytes.cast(), words.number() as usize % BYTES);
+                        // Any length above that of inline data.
+                        let length = words.number() as usize;
+                        let length = if length > BYTES { words.next() as usize | 1 << 63 } else { length };
+                        match words.next() % 3 {
+                            0 => inline(ex, bytes.cast(), length),
+                            1 => buffers(ex, 1, &ibv_data_buf { addr: bytes.cast(), length }),
+                            _ => sges(ex, words.number() as usize, words.pointer(self.sges.cast())),
+                        }
                     }
                     let code = complete(ex);
                     // No address handle, so none is posted.
                     assert_eq!(code, if count == 0 { 0 } else { libc::EINVAL });
                 }
+                other => others::CALLS[other - 13](self, words),
             }
         }
     }
@@ -354,11 +382,11 @@ fn function(function: &Function) -> Function {
 fn random_arguments_are_refused_with_an_errno_and_leave_nothing() {
     let mut objects = Objects::new();
     let mut runner =
-        TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) });
+        TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(6000) });
     let words = proptest::collection::vec(any::<u64>(), 40);
     let objects_of_run = std::cell::RefCell::new(&mut objects);
     runner
-        .run(&(0..13_usize, words), |(which, words)| {
+        .run(&(0..13 + others::CALLS.len(), words), |(which, words)| {
             // SAFETY: nothing else uses the objects.
             unsafe { objects_of_run.borrow_mut().call(which, &mut Words(words.iter())) };
             Ok(())
