@@ -65,6 +65,28 @@ fn klm_entries_are_followed() {
 }
 
 #[test]
+fn rows_of_interleaved_layout_are_followed() {
+    let inner = key(AccessMode::Pa, 0, u64::MAX, vec![]);
+    // Two rows of 8 and 4 bytes, whose addresses grow by 0x100 and 0x20.
+    let entries = vec![0x100 << 48 | 8 << 32 | 0x107, 0x5000, 0x20 << 48 | 4 << 32 | 0x107, 0x9000];
+    let layout = |rows: u64, row: u64| {
+        let translation = [vec![row << 32 | 0x400, rows << 32 | 2], entries.clone()].concat();
+        with(vec![inner.clone(), key(AccessMode::Klm, 0, 0x100, translation)])
+    };
+    let guest = |address, length| (Place::Guest(address), length);
+    assert_eq!(
+        pieces(&layout(2, 12), 0x207, 4, 20),
+        Ok(vec![guest(0x5004, 4), guest(0x9000, 4), guest(0x5100, 8), guest(0x9020, 4)])
+    );
+    assert_eq!(pieces(&layout(2, 12), 0x207, 12, 2), Ok(vec![guest(0x5100, 2)]));
+    assert_eq!(pieces(&layout(2, 12), 0x207, 4, 21), Err(AccessError::Bounds));
+    assert_eq!(pieces(&layout(2, 0), 0x207, 0, 1), Err(AccessError::Bounds));
+    let empty = vec![12 << 32 | 0x400, u64::from(u32::MAX) << 32];
+    let keys = with(vec![inner.clone(), key(AccessMode::Klm, 0, 0x100, empty)]);
+    assert_eq!(pieces(&keys, 0x207, 0, 12), Err(AccessError::Bounds));
+}
+
+#[test]
 fn self_referencing_key_is_rejected() {
     let keys = with(vec![key(AccessMode::Klm, 0, 0x1000, vec![0x1000 << 32 | 0x107, 0])]);
     assert_eq!(pieces(&keys, 0x107, 0, 8), Err(AccessError::Bounds));

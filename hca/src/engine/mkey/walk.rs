@@ -61,6 +61,10 @@ pub(crate) fn find(keys: &Mkeys, key: u32) -> Result<&Mkey, AccessError> {
         .ok_or(AccessError::Key)
 }
 
+/// In place of the first key of a list, the operation of an interleaved layout (`struct
+/// mlx5_wqe_umr_repeat_block_seg` of libmlx5).
+const REPEAT_BLOCK: u32 = 0x400;
+
 /// A recursive translation through KLM and KSM keys.
 struct Walk<'a> {
     keys: &'a Mkeys,
@@ -88,27 +92,77 @@ impl Walk<'_> {
             }),
             AccessMode::Klm | AccessMode::Ksm if depth >= MAX_DEPTH => Err(AccessError::Bounds),
             AccessMode::Klm => {
-                let (mut skip, mut left) = (address - mkey.start, length);
-                let mut entries = mkey.translation.chunks_exact(2);
-                while left > 0 {
-                    let entry = entries.next().ok_or(AccessError::Bounds)?;
-                    let (size, key) = (entry[0] >> 32, entry[0] as u32);
-                    if skip >= size {
-                        skip -= size;
-                        continue;
+                let offset = address - mkey.start;
+                match mkey.translation.first_chunk() {
+                    Some([first, second]) if *first as u32 == REPEAT_BLOCK => {
+                        let (row, rows, count) = (first >> 32, second >> 32, *second as u16);
+                        let entries = &mkey.translation[2..];
+                        self.rows(entries, usize::from(count), (row, rows), (offset, length), depth)
                     }
-                    let now = left.min(size - skip);
-                    self.inner(key, entry[1].wrapping_add(skip), now, depth)?;
-                    left -= now;
-                    skip = 0;
+                    _ => {
+                        let entry = |entry: &[u64]| (entry[0] >> 32, entry[0] as u32, entry[1]);
+                        let entries = mkey.translation.chunks_exact(2).map(entry);
+                        let left = self.list(entries, offset, length, depth)?;
+                        if left == 0 { Ok(()) } else { Err(AccessError::Bounds) }
+                    }
                 }
-                Ok(())
             }
             AccessMode::Ksm => in_blocks(mkey, address, length, |index, inside, now| {
                 let entry = mkey.translation.get(2 * index..2 * index + 2).ok_or(AccessError::Bounds)?;
                 self.inner(entry[0] as u32, entry[1].wrapping_add(inside), now, depth)
             }),
         }
+    }
+
+    /// Follows a list of sizes, keys and addresses from an offset on. Returns the length behind its end.
+    fn list(
+        &mut self,
+        entries: impl Iterator<Item = (u64, u32, u64)>,
+        mut skip: u64,
+        mut left: u64,
+        depth: u8,
+    ) -> Result<u64, AccessError> {
+        for (size, key, address) in entries {
+            if left == 0 {
+                break;
+            }
+            let now = left.min(size.saturating_sub(skip));
+            if now > 0 {
+                self.inner(key, address.wrapping_add(skip), now, depth)?;
+            }
+            left -= now;
+            skip = skip.saturating_sub(size);
+        }
+        Ok(left)
+    }
+
+    /// Follows an interleaved layout: `rows` rows of `row` bytes, each with the bytes of all entries. From
+    /// row to row, the address of an entry grows by its stride.
+    fn rows(
+        &mut self,
+        entries: &[u64],
+        count: usize,
+        (row, rows): (u64, u64),
+        (offset, length): (u64, u64),
+        depth: u8,
+    ) -> Result<(), AccessError> {
+        let mut index = offset.checked_div(row).ok_or(AccessError::Bounds)?;
+        let (mut skip, mut left) = (offset % row, length);
+        while left > 0 {
+            if index >= rows {
+                return Err(AccessError::Bounds);
+            }
+            let entry = |entry: &[u64]| {
+                let (stride, size) = (entry[0] >> 48, entry[0] >> 32 & 0xffff);
+                (size, entry[0] as u32, entry[1].wrapping_add(index * stride))
+            };
+            let behind = self.list(entries.chunks_exact(2).take(count).map(entry), skip, left, depth)?;
+            if behind == left {
+                return Err(AccessError::Bounds);
+            }
+            (index, skip, left) = (index + 1, 0, behind);
+        }
+        Ok(())
     }
 
     fn inner(&mut self, key: u32, address: u64, length: u64, depth: u8) -> Result<(), AccessError> {
