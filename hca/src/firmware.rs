@@ -6,6 +6,7 @@ pub(crate) mod bits;
 mod caps;
 mod command;
 mod counters;
+mod devx;
 mod dispatch;
 pub(crate) mod example;
 mod headers;

@@ -83,6 +83,8 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link, cqe_version: u8) {
         .set(HcaCap::LOG_MAX_PD, firmware::LOG_PDS)
         .set(HcaCap::LOG_MAX_XRCD, firmware::LOG_XRCDS)
         .set(HcaCap::LOG_MAX_TRANSPORT_DOMAIN, firmware::LOG_TRANSPORT_DOMAINS)
+        .set(HcaCap::LOG_MAX_UCTX, firmware::LOG_USER_CONTEXTS)
+        .set(HcaCap::LOG_MAX_UMEM, firmware::LOG_UMEMS)
         .set(HcaCap::LOG_MAX_MCG, 8u8)
         .set(HcaCap::MAX_QP_MCG, limits::QPS_PER_GROUP as u64)
         .set(HcaCap::MAX_WQE_SZ_SQ, 1024u16)

@@ -57,10 +57,14 @@ impl Firmware {
             QUERY_SPECIAL_CONTEXTS => self.query_special_contexts(reply),
             ACCESS_REG => self.access_register(engine, request, reply),
 
-            ALLOC_PD | ALLOC_UAR | ALLOC_XRCD | ALLOC_TRANSPORT_DOMAIN => self.allocate(code, reply),
-            DEALLOC_PD | DEALLOC_UAR | DEALLOC_XRCD | DEALLOC_TRANSPORT_DOMAIN => {
+            ALLOC_PD | ALLOC_UAR | ALLOC_XRCD | ALLOC_TRANSPORT_DOMAIN | CREATE_UCTX => {
+                self.allocate(code, reply)
+            }
+            DEALLOC_PD | DEALLOC_UAR | DEALLOC_XRCD | DEALLOC_TRANSPORT_DOMAIN | DESTROY_UCTX => {
                 self.deallocate(engine, code, request.object()?)
             }
+            CREATE_UMEM => self.create_umem(request, reply),
+            DESTROY_UMEM => self.destroy_umem(request),
             ALLOC_Q_COUNTER => self.alloc_counters(engine, reply),
             DEALLOC_Q_COUNTER => self.dealloc_counters(request),
             QUERY_Q_COUNTER => self.query_counters(engine, request, reply),

@@ -2,9 +2,9 @@
 
 use super::bits::{Field, Layout, ViewMut};
 use super::layout::command::{
-    CreateCqIn, CreateEqIn, CreateFlowGroupIn, CreateFlowTableIn, CreateMkeyIn, CreateQpIn, CreateXrcSrqIn,
-    FlowContext, PageFaultResumeIn, QueryFlowCounterIn, RoceAddrLayout, SetFlowTableRootIn, SetFteIn,
-    TransPageFaultInfo,
+    CreateCqIn, CreateEqIn, CreateFlowGroupIn, CreateFlowTableIn, CreateMkeyIn, CreateQpIn, CreateUmemIn,
+    CreateXrcSrqIn, FlowContext, PageFaultResumeIn, QueryFlowCounterIn, RoceAddrLayout, SetFlowTableRootIn,
+    SetFteIn, TransPageFaultInfo, Umem,
 };
 use super::layout::object::{AddressPath, Cqc, Eqc, Mkc, Qpc, Rmpc, Rqc, Sqc, Wq, XrcSrqc};
 use super::opcode::*;
@@ -15,11 +15,13 @@ use crate::engine::page_fault::kind;
 pub(crate) const BEGINNING: [u16; 2] = [ENABLE_HCA, INIT_HCA];
 
 /// Commands in an order in which all succeed. The last ones need an Ethernet port.
-pub(crate) const OPCODES: [u16; 40] = [
+pub(crate) const OPCODES: [u16; 42] = [
     ALLOC_PD,
     ALLOC_UAR,
     ALLOC_XRCD,
     ALLOC_TRANSPORT_DOMAIN,
+    CREATE_UCTX,
+    CREATE_UMEM,
     ALLOC_Q_COUNTER,
     CREATE_EQ,
     CREATE_CQ,
@@ -109,6 +111,7 @@ pub(crate) fn command(opcode: u16, memory: u64) -> Vec<u8> {
             steer(&mut input, opcode);
         }
         SET_ROCE_ADDRESS => set_roce_address(&mut input),
+        CREATE_UMEM => create_umem(&mut input, memory),
         QUERY_PAGES => input[7] = 1,
         QUERY_Q_COUNTER | QUERY_VPORT_COUNTER => input.resize(0x20, 0),
         ACCESS_REG => read_counters(&mut input),
@@ -171,6 +174,13 @@ fn pages(input: &mut Vec<u8>, memory: u64, index: u64) {
     for page in 0..2 {
         input.extend_from_slice(&(memory + RINGS + (2 * index + page) * 0x1000).to_be_bytes());
     }
+}
+
+fn create_umem(input: &mut Vec<u8>, memory: u64) {
+    fill::<CreateUmemIn>(input, |view| {
+        set(&mut view.part(CreateUmemIn::UMEM), &[(Umem::NUM_OF_MTT, 1), (Umem::PAGE_OFFSET, 0x100)]);
+    });
+    input.extend_from_slice(&(memory + RECORDS).to_be_bytes());
 }
 
 fn create_eq(input: &mut Vec<u8>, memory: u64) {

@@ -31,6 +31,10 @@ impl Firmware {
         if key.capacity > MOST_ENTRIES {
             return Err(Status::Limit);
         }
+        // Mkeys have no user memory here, only a page list or a list of keys.
+        if input.flag(CreateMkeyIn::MKEY_UMEM_VALID) {
+            return Err(Status::BadParameter);
+        }
         if !key.free {
             self.resources.require_pd(key.pd)?;
         }

@@ -24,6 +24,10 @@ pub(super) const LOG_PDS: u8 = 16;
 pub(super) const LOG_XRCDS: u8 = 16;
 /// Maximum number of transport domains, log2.
 pub(super) const LOG_TRANSPORT_DOMAINS: u8 = 16;
+/// Maximum number of user contexts, log2.
+pub(super) const LOG_USER_CONTEXTS: u8 = 10;
+/// Maximum number of user memory objects, log2.
+pub(super) const LOG_UMEMS: u8 = 14;
 /// Maximum number of counter sets.
 pub(super) const COUNTER_SETS: usize = 255;
 /// Smallest and largest rate of packet pacing in kbit/s.

@@ -118,4 +118,8 @@ opcodes! {
     DEALLOC_FLOW_COUNTER = 0x93a,
     QUERY_FLOW_COUNTER = 0x93b,
     MODIFY_FLOW_TABLE = 0x93c,
+    CREATE_UCTX = 0xa04,
+    DESTROY_UCTX = 0xa06,
+    CREATE_UMEM = 0xa08,
+    DESTROY_UMEM = 0xa0a,
 }

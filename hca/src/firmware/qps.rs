@@ -63,7 +63,8 @@ impl Firmware {
         request: Request<'_>,
         reply: &mut Reply<'_>,
     ) -> Result<()> {
-        let view = request.view::<CreateQpIn>()?.part(CreateQpIn::QPC);
+        let input = request.view::<CreateQpIn>()?;
+        let view = input.part(CreateQpIn::QPC);
         let service = service(view.get8(Qpc::ST))?;
         let (pd, uar) = (view.get32(Qpc::PD), view.get32(Qpc::UAR_PAGE));
         if service != Service::RegUmr {
@@ -90,20 +91,29 @@ impl Firmware {
         } else {
             None
         };
+        let mut umems = Vec::new();
+        let ring = if input.flag(CreateQpIn::WQ_UMEM_VALID) {
+            umems.push(input.get32(CreateQpIn::WQ_UMEM_ID));
+            self.umem(umems[0])?.ring(input.get(CreateQpIn::WQ_UMEM_OFFSET), length)?
+        } else {
+            let pages = request.pages(PAGES)?;
+            ring(pages, view.get32(Qpc::LOG_PAGE_SIZE), view.get(Qpc::PAGE_OFFSET), length)?
+        };
+        let mut doorbell = view.get(Qpc::DBR_ADDR);
+        if view.flag(Qpc::DBR_UMEM_VALID) {
+            let memory = view.get32(Qpc::DBR_UMEM_ID);
+            doorbell = self.umem(memory)?.record(doorbell)?;
+            umems.push(memory);
+        }
         let setup = QpSetup {
             service,
             pd,
             user_index: self.user_index(view.get32(Qpc::USER_INDEX))?,
-            ring: ring(
-                request.pages(PAGES)?,
-                view.get32(Qpc::LOG_PAGE_SIZE),
-                view.get(Qpc::PAGE_OFFSET),
-                length,
-            )?,
+            ring,
             send_offset,
             log_send_size,
             receive,
-            doorbell: view.get(Qpc::DBR_ADDR),
+            doorbell,
             send_cq: view.get32(Qpc::CQN_SND),
             receive_cq: view.get32(Qpc::CQN_RCV),
             xrcd,
@@ -112,10 +122,10 @@ impl Firmware {
             inline_responses: inline_responses(view.get8(Qpc::CS_REQ))?,
             inline_receives: inline_receives(view.get8(Qpc::CS_RES))?,
         };
-        let ece = supported_ece(request.view::<CreateQpIn>()?.get32(CreateQpIn::ECE));
+        let ece = supported_ece(input.get32(CreateQpIn::ECE));
         reply.view::<CreateQpOut>()?.set(CreateQpOut::ECE, ece);
         let number = engine.create_qp(setup, QpAttributes::default())?;
-        self.qps.insert(number, QpEntry { context: view.raw().to_vec(), uar });
+        self.qps.insert(number, QpEntry { context: view.raw().to_vec(), uar, umems });
         reply.object(number)
     }
 

@@ -77,25 +77,38 @@ impl Firmware {
         reply: &mut Reply<'_>,
     ) -> Result<()> {
         const WIDE: u8 = 1;
-        let view = request.view::<CreateCqIn>()?.part(CreateCqIn::CQ_CONTEXT);
+        let input = request.view::<CreateCqIn>()?;
+        let view = input.part(CreateCqIn::CQ_CONTEXT);
         let (log_size, size) = (view.get8(Cqc::LOG_CQ_SIZE), view.get8(Cqc::CQE_SZ));
         if log_size > LOG_CQ_SIZE || size > WIDE {
             return Err(Status::BadParameter);
         }
         let uar = view.get32(Cqc::UAR_PAGE);
         self.resources.require_uar(uar)?;
-        let ring = cq_ring(request, &view)?;
+        let mut umems = Vec::new();
+        let ring = if input.flag(CreateCqIn::CQ_UMEM_VALID) {
+            umems.push(input.get32(CreateCqIn::CQ_UMEM_ID));
+            self.umem(umems[0])?.ring(input.get(CreateCqIn::CQ_UMEM_OFFSET), cq_length(&view))?
+        } else {
+            cq_ring(request, &view)?
+        };
+        let mut doorbell = view.get(Cqc::DBR_ADDR);
+        if view.flag(Cqc::DBR_UMEM_VALID) {
+            let memory = view.get32(Cqc::DBR_UMEM_ID);
+            doorbell = self.umem(memory)?.record(doorbell)?;
+            umems.push(memory);
+        }
         let setup = CqSetup {
             ring,
             log_size,
             wide: size == WIDE,
             eq: view.get32(Cqc::C_EQN_OR_APU_ELEMENT) & 0xff,
-            doorbell: view.get(Cqc::DBR_ADDR),
+            doorbell,
             ignore_overrun: view.flag(Cqc::OI),
             compression: compression(&view)?,
         };
         let number = engine.create_moderated_cq(setup, moderation(|field| view.get(field)))?;
-        self.cqs.insert(number, CqEntry { context: context(view.raw()), uar });
+        self.cqs.insert(number, CqEntry { context: context(view.raw()), uar, umems });
         reply.object(number)
     }
 
@@ -129,7 +142,9 @@ impl Firmware {
             1 => {
                 let log_size = view.get8(Cqc::LOG_CQ_SIZE);
                 let size = log_cq_size(&entry.context);
-                if log_size > LOG_CQ_SIZE || view.get8(Cqc::CQE_SZ) != size {
+                // Only buffers in page lists are resized.
+                let in_umem = input.flag(ModifyCqIn::CQ_UMEM_VALID) || !entry.umems.is_empty();
+                if in_umem || log_size > LOG_CQ_SIZE || view.get8(Cqc::CQE_SZ) != size {
                     return Err(Status::BadParameter);
                 }
                 let ring = cq_ring(request, &view)?;
@@ -204,6 +219,10 @@ fn compression(view: &View<'_, Cqc>) -> Result<Option<MiniFormat>> {
 fn cq_ring(request: Request<'_>, view: &View<'_, Cqc>) -> Result<Ring> {
     let shift = view.get32(Cqc::LOG_PAGE_SIZE) + LOG_PAGE;
     let start = view.get(Cqc::PAGE_OFFSET) << shift >> 6;
-    let length = (64 << view.get(Cqc::CQE_SZ)) << view.get(Cqc::LOG_CQ_SIZE);
-    Ring::new(request.pages(PAGES)?, shift, start, length).ok_or(Status::BadParameter)
+    Ring::new(request.pages(PAGES)?, shift, start, cq_length(view)).ok_or(Status::BadParameter)
+}
+
+/// Length of the buffer in bytes.
+fn cq_length(view: &View<'_, Cqc>) -> u64 {
+    (64 << view.get(Cqc::CQE_SZ)) << view.get(Cqc::LOG_CQ_SIZE)
 }

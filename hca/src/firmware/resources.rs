@@ -1,6 +1,8 @@
-//! Objects that are only numbers: PDs, UAR pages, XRC domains, transport domains.
+//! Objects that are only numbers: PDs, UAR pages, XRC domains, transport domains, user contexts. And user
+//! memory.
 
 use super::command::{Result, Status};
+use super::devx::UserMemory;
 use super::{limits, opcode};
 use bareverbs_transport::Table;
 
@@ -12,6 +14,8 @@ pub(super) struct Resources {
     uars: Table<()>,
     xrcds: Table<()>,
     transport_domains: Table<()>,
+    user_contexts: Table<()>,
+    pub(super) umems: Table<UserMemory>,
     pub(super) counters: Table<()>,
 }
 
@@ -24,6 +28,8 @@ impl Default for Resources {
             uars: Table::new(FIRST_UAR, uars),
             xrcds: Table::new(1, 1 << limits::LOG_XRCDS),
             transport_domains: Table::new(1, 1 << limits::LOG_TRANSPORT_DOMAINS),
+            user_contexts: Table::new(1, 1 << limits::LOG_USER_CONTEXTS),
+            umems: Table::new(1, 1 << limits::LOG_UMEMS),
             counters: Table::new(1, limits::COUNTER_SETS),
         }
     }
@@ -59,6 +65,7 @@ impl Resources {
             ALLOC_UAR | DEALLOC_UAR => Ok(&mut self.uars),
             ALLOC_XRCD | DEALLOC_XRCD => Ok(&mut self.xrcds),
             ALLOC_TRANSPORT_DOMAIN | DEALLOC_TRANSPORT_DOMAIN => Ok(&mut self.transport_domains),
+            CREATE_UCTX | DESTROY_UCTX => Ok(&mut self.user_contexts),
             _ => Err(Status::BadOpcode),
         }
     }

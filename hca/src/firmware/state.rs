@@ -40,12 +40,16 @@ pub(super) struct QpEntry {
     /// The context as the driver wrote it.
     pub(super) context: Vec<u8>,
     pub(super) uar: u32,
+    /// The user memory of its buffer and its doorbell record.
+    pub(super) umems: Vec<u32>,
 }
 
 /// A CQ.
 pub(super) struct CqEntry {
     pub(super) context: [u8; Cqc::SIZE],
     pub(super) uar: u32,
+    /// The user memory of its buffer and its doorbell record.
+    pub(super) umems: Vec<u32>,
 }
 
 /// An EQ.

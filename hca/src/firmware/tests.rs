@@ -7,11 +7,11 @@ use super::caps;
 use super::command::Status;
 use super::layout::caps::HcaCap;
 use super::layout::command::{
-    CreateMkeyIn, ModifyRqIn, ModifySqIn, Rqtc, RxHashFieldSelect, SetPpRateLimitContext, SetPpRateLimitIn,
-    Tirc,
+    CreateCqIn, CreateMkeyIn, CreateUmemIn, ModifyRqIn, ModifySqIn, Rqtc, RxHashFieldSelect,
+    SetPpRateLimitContext, SetPpRateLimitIn, Tirc, Umem,
 };
 use super::layout::dump::{MenuRecord, MenuSegment, ResourceDump, ResourceSegment, SegmentHeader};
-use super::layout::object::{Mkc, Rqc, Sqc, Wq};
+use super::layout::object::{Cqc, Mkc, Rqc, Sqc, Wq};
 use super::opcode::*;
 use super::state::Firmware;
 use super::steering::Steered;
@@ -66,7 +66,7 @@ fn commands_fail_before_enable_and_init_hca() {
 #[test]
 fn unsupported_opcode_returns_syndrome() {
     let mut hca = ready(Link::InfiniBand);
-    for opcode in [0x0, 0x10d, 0x710, 0xa00, CREATE_RQ, SET_ROCE_ADDRESS] {
+    for opcode in [0x0, 0x10d, 0x710, 0xa02, CREATE_RQ, SET_ROCE_ADDRESS] {
         let (result, answer) = run(&mut hca, &command(opcode, 0, &[]), 16);
         assert_eq!(result, Err(Status::BadOpcode), "{opcode:#x}");
         assert_eq!(answer[0], Status::BadOpcode as u8);
@@ -96,9 +96,63 @@ fn unallocated_numbers_are_rejected() {
         DEALLOC_UAR,
         QUERY_QP,
         PAGE_FAULT_RESUME,
+        DESTROY_UCTX,
+        DESTROY_UMEM,
     ] {
         let result = run(&mut hca, &command(opcode, 0, &[0, 0xff, 0xff, 0xfe]), 0x200).0;
         assert_eq!(result, Err(Status::BadResource), "{}", name(opcode));
+    }
+}
+
+/// Creates user memory of two pages, which begins at an offset in the first one.
+fn umem(hca: &mut (Firmware, Engine), offset: u64) -> (Result<(), Status>, u32) {
+    let mut input = command(CREATE_UMEM, 0, &[]);
+    input.resize(CreateUmemIn::SIZE, 0);
+    let mut view = ViewMut::<CreateUmemIn>::new(&mut input).unwrap();
+    view.part(CreateUmemIn::UMEM).set(Umem::NUM_OF_MTT, 2u8).set(Umem::PAGE_OFFSET, offset);
+    for page in [0x2_0003u64, 0x4_0003] {
+        input.extend_from_slice(&page.to_be_bytes());
+    }
+    let (result, answer) = run(hca, &input, 16);
+    (result, u32::from_be_bytes(answer[8..12].try_into().unwrap()))
+}
+
+#[test]
+fn queues_and_doorbell_records_are_in_user_memory() {
+    let mut hca = ready(Link::InfiniBand);
+    assert_eq!(umem(&mut hca, 0x1000).0, Err(Status::BadParameter), "outside of the first page");
+    let (buffer, record) = (umem(&mut hca, 0).1, umem(&mut hca, 0x40).1);
+    assert_eq!(hca.0.umem(record).unwrap().record(8), Ok(0x2_0048));
+    assert_eq!(hca.0.umem(record).unwrap().record(0xfc8), Ok(0x4_0008));
+    assert_eq!(hca.0.umem(record).unwrap().record(4), Err(Status::BadParameter));
+    assert_eq!(hca.0.umem(record).unwrap().record(0x1fc0), Err(Status::BadParameter));
+
+    let eq = FirmwareHarness::example(CREATE_EQ);
+    run(&mut hca, &eq, 16).0.unwrap();
+    let mut create_cq = |log_size: u8, memory: u32| {
+        let mut input = FirmwareHarness::example(CREATE_CQ);
+        let mut view = ViewMut::<CreateCqIn>::new(&mut input).unwrap();
+        view.set(CreateCqIn::CQ_UMEM_VALID, 1u8)
+            .set(CreateCqIn::CQ_UMEM_ID, memory)
+            .set(CreateCqIn::CQ_UMEM_OFFSET, 0x1000u64);
+        view.part(CreateCqIn::CQ_CONTEXT)
+            .set(Cqc::LOG_CQ_SIZE, log_size)
+            .set(Cqc::DBR_UMEM_VALID, 1u8)
+            .set(Cqc::DBR_UMEM_ID, record)
+            .set(Cqc::DBR_ADDR, 8u8);
+        let (result, answer) = run(&mut hca, &input, 16);
+        result.map(|()| answer[8..12].to_vec())
+    };
+    assert_eq!(create_cq(7, buffer), Err(Status::BadParameter), "longer than the memory");
+    assert_eq!(create_cq(6, 0xffff), Err(Status::BadResource));
+    let cq = create_cq(6, buffer).unwrap();
+    for memory in [buffer, record] {
+        let destroy = command(DESTROY_UMEM, 0, &memory.to_be_bytes());
+        assert_eq!(run(&mut hca, &destroy, 16).0, Err(Status::BadResourceState));
+    }
+    run(&mut hca, &command(DESTROY_CQ, 0, &cq), 16).0.unwrap();
+    for memory in [buffer, record] {
+        run(&mut hca, &command(DESTROY_UMEM, 0, &memory.to_be_bytes()), 16).0.unwrap();
     }
 }
 

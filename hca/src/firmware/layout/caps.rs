@@ -86,6 +86,8 @@ layout! {
         LOG_MAX_VLAN_LIST: 0x3eb, 5,
         LOG_MAX_CURRENT_MC_LIST: 0x3f3, 5,
         LOG_MAX_CURRENT_UC_LIST: 0x3fb, 5,
+        LOG_MAX_UCTX: 0x463, 5,
+        LOG_MAX_UMEM: 0x46b, 5,
         MAX_NUM_EQS: 0x470, 16,
         LOG_MAX_L2_TABLE: 0x483, 5,
         DEVICE_FREQUENCY_MHZ: 0x4c0, 32,

@@ -4,6 +4,22 @@ use crate::firmware::bits::layout;
 use crate::firmware::layout::object::{Cqc, Eqc, Mkc, Qpc, XrcSrqc};
 
 layout! {
+    /// CREATE_UMEM (`mlx5_ifc_create_umem_in_bits`).
+    CreateUmemIn: 0x30 {
+        UMEM: 0x80 => Umem,
+    }
+}
+
+layout! {
+    /// User memory, before its page list (`mlx5_ifc_umem_bits`).
+    Umem: 0x20 {
+        LOG_PAGE_SIZE: 0x9b, 5,
+        PAGE_OFFSET: 0xa0, 32,
+        NUM_OF_MTT: 0xc0, 64,
+    }
+}
+
+layout! {
     /// Output of QUERY_ISSI (`mlx5_ifc_query_issi_out_bits`).
     QueryIssiOut: 0x70 {
         SUPPORTED_ISSI_DW0: 0x360, 32,
@@ -42,6 +58,9 @@ layout! {
     /// CREATE_CQ (`mlx5_ifc_create_cq_in_bits`).
     CreateCqIn: 0x110 {
         CQ_CONTEXT: 0x80 => Cqc,
+        CQ_UMEM_OFFSET: 0x280, 64,
+        CQ_UMEM_ID: 0x2c0, 32,
+        CQ_UMEM_VALID: 0x2e0, 1,
     }
 }
 
@@ -51,6 +70,7 @@ layout! {
         CQN: 0x48, 24,
         MODIFY_FIELD_SELECT_RESIZE_FIELD_SELECT: 0x60, 32,
         CQ_CONTEXT: 0x80 => Cqc,
+        CQ_UMEM_VALID: 0x2e0, 1,
     }
 }
 
@@ -58,6 +78,7 @@ layout! {
     /// CREATE_MKEY (`mlx5_ifc_create_mkey_in_bits`).
     CreateMkeyIn: 0x110 {
         PG_ACCESS: 0x60, 1,
+        MKEY_UMEM_VALID: 0x61, 1,
         MEMORY_KEY_MKEY_ENTRY: 0x80 => Mkc,
         TRANSLATIONS_OCTWORD_ACTUAL_SIZE: 0x300, 32,
     }
@@ -86,6 +107,9 @@ layout! {
         OPT_PARAM_MASK: 0x80, 32,
         ECE: 0xa0, 32,
         QPC: 0xc0 => Qpc,
+        WQ_UMEM_OFFSET: 0x800, 64,
+        WQ_UMEM_ID: 0x840, 32,
+        WQ_UMEM_VALID: 0x860, 1,
     }
 }
 

@@ -50,6 +50,8 @@ layout! {
         HW_RQ_COUNTER: 0x5c0, 32,
         CS_REQ: 0x630, 8,
         CS_RES: 0x638, 8,
+        DBR_UMEM_VALID: 0x683, 1,
+        DBR_UMEM_ID: 0x720, 32,
         RLKY: 0x5b, 1,
     }
 }
@@ -78,6 +80,8 @@ layout! {
     /// Completion queue context (`mlx5_ifc_cqc_bits`).
     Cqc: 0x40 {
         STATUS: 0x0, 4,
+        DBR_UMEM_VALID: 0x6, 1,
+        DBR_UMEM_ID: 0x20, 32,
         CQE_SZ: 0x8, 3,
         OI: 0xe, 1,
         CQE_COMP_EN: 0x11, 1,
