@@ -36,8 +36,8 @@ use bareverbs_provider::traits::CreatedWq;
 use bareverbs_provider::traits::{CreatedAh, CreatedCq, CreatedQp, CreatedSrq, Provider};
 use bareverbs_uapi::mlx5::verbs::UarType;
 use bareverbs_uapi::mlx5::{
-    AllocPdResp, AllocUcontextReqV2, AllocUcontextResp, AllocUcontextRespMask, CqeCompressionFormats,
-    InlineMode, LibCaps, QueryDeviceResp,
+    AllocPdResp, AllocUcontextFlags, AllocUcontextReqV2, AllocUcontextResp, AllocUcontextRespMask,
+    CqeCompressionFormats, InlineMode, LibCaps, QueryDeviceResp,
 };
 use bareverbs_uapi::uverbs::types::DriverId;
 use zerocopy::IntoBytes;
@@ -109,17 +109,35 @@ fn query_driver(file: &DeviceFile) -> Result<QueryDeviceResp, IoctlError> {
     Ok(resp)
 }
 
+fn create_context(
+    file: &DeviceFile,
+    flags: AllocUcontextFlags,
+) -> Result<(ContextInfo, AllocUcontextResp), IoctlError> {
+    let request = AllocUcontextReqV2 {
+        flags,
+        max_cqe_version: 1,
+        lib_caps: LibCaps::FOUR_K_UAR | LibCaps::DYN_UAR,
+        ..AllocUcontextReqV2::zeroed()
+    };
+    let mut resp = AllocUcontextResp::zeroed();
+    let payload = DriverPayload { input: request.as_bytes(), output: resp.as_mut_bytes() };
+    // SAFETY: the request has no address fields, and the response has its full size.
+    let info = unsafe { command::get_context(file, payload) }?;
+    Ok((info, resp))
+}
+
 fn capabilities(
     info: ContextInfo,
     ucontext: &AllocUcontextResp,
     device: &QueryDeviceResp,
-    (shareable, queue_dmabufs): (bool, bool),
+    (shareable, devx, queue_dmabufs): (bool, bool, bool),
 ) -> Capabilities {
     let null_key = ucontext.comp_mask.contains(AllocUcontextRespMask::DUMP_FILL_MKEY);
     Capabilities {
         num_comp_vectors: info.num_comp_vectors,
         core_support: info.core_support,
         shareable,
+        devx,
         queue_buffers: true,
         queue_dmabufs,
         ece: ucontext.comp_mask.contains(AllocUcontextRespMask::ECE),
@@ -148,14 +166,14 @@ impl Mlx5 {
         file: Arc<DeviceFile>,
         info: ContextInfo,
         resp: AllocUcontextResp,
-        shareable: bool,
+        (shareable, devx): (bool, bool),
     ) -> Result<Self, IoctlError> {
         if resp.cqe_version > 1 {
             return Err(IoctlError::new("GetContext (completions of a later version)", Errno::OPNOTSUPP));
         }
         let device = query_driver(&file)?;
         let mini_cqe_format = MiniCqeFormat::best(device.cqe_comp_caps.supported_format);
-        let caps = capabilities(info, &resp, &device, (shareable, command::queue_buffers(&file)));
+        let caps = capabilities(info, &resp, &device, (shareable, devx, command::queue_buffers(&file)));
         let uar = Arc::new(Uar::alloc(&file, UarType::NC)?);
         let queues = resp.qp_tab_size.clamp(1 << 12, 1 << 20);
         let table = Arc::new(UidxTable::new(queues, resp.cqe_version).map_err(ioctl_error("mmap"))?);
@@ -235,17 +253,12 @@ unsafe impl Provider for Mlx5 {
         if !Self::drives(file.driver_id()) {
             return Err(IoctlError::new("GetContext", Errno::INVAL));
         }
-        let request = AllocUcontextReqV2 {
-            max_cqe_version: 1,
-            lib_caps: LibCaps::FOUR_K_UAR | LibCaps::DYN_UAR,
-            ..AllocUcontextReqV2::zeroed()
-        };
-        let mut resp = AllocUcontextResp::zeroed();
-        let payload = DriverPayload { input: request.as_bytes(), output: resp.as_mut_bytes() };
-        // SAFETY: the request has no address fields, and the response has its full size.
-        let info = unsafe { command::get_context(&file, payload) }?;
+        // Devices without DEVX, or without a free user context, refuse the flag.
+        let created = create_context(&file, AllocUcontextFlags::DEVX);
+        let devx = created.is_ok();
+        let (info, resp) = created.or_else(|_| create_context(&file, AllocUcontextFlags::empty()))?;
         let shareable = import::query_context(&file).is_ok();
-        Self::new(file, info, resp, shareable)
+        Self::new(file, info, resp, (shareable, devx))
     }
 
     fn import(file: Arc<DeviceFile>) -> Result<Self, CreateError> {
@@ -253,7 +266,7 @@ unsafe impl Provider for Mlx5 {
             return Err(IoctlError::new("QueryContext", Errno::INVAL).into());
         }
         let (info, resp) = import::query_context(&file)?;
-        Ok(Self::new(file, info, resp, true)?)
+        Ok(Self::new(file, info, resp, (true, false))?)
     }
 
     fn import_pd(&self, handle: u32) -> Result<(), CreateError> {

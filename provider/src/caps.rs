@@ -16,6 +16,8 @@ pub struct Capabilities {
     /// Other processes can use the context by
     /// [`Provider::import`](crate::traits::Provider::import).
     pub shareable: bool,
+    /// The context has DEVX: its calls execute commands of the firmware.
+    pub devx: bool,
     /// Queue pairs have vendor options for connection establishment
     /// ([`QpControl::ece`](crate::traits::QpControl::ece)).
     pub ece: bool,
@@ -75,6 +77,7 @@ impl Default for Capabilities {
             num_comp_vectors: 0,
             core_support: CoreSupport::empty(),
             shareable: false,
+            devx: false,
             ece: false,
             raw_packets: false,
             null_key: None,

@@ -260,6 +260,7 @@ mod tests {
         rss: false,
         xrc: false,
         import: false,
+        devx: false,
         num_comp_vectors: 1,
     };
 

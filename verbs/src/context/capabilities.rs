@@ -63,6 +63,11 @@ pub struct Capabilities {
     /// Other processes can use the context and its objects:
     /// [`Context::import`](crate::Context::import).
     pub import: bool,
+    /// DEVX: programs execute commands of the firmware by the methods `Devx…` of
+    /// [`raw::uapi::mlx5`](crate::raw::uapi::mlx5). mlx5 contexts have it where the device does. Of an
+    /// [imported](crate::Context::import) context it is unknown, and `false`.
+    #[doc(alias = "MLX5DV_CONTEXT_FLAGS_DEVX")]
+    pub devx: bool,
     /// Number of completion vectors.
     pub num_comp_vectors: u32,
 }
@@ -100,6 +105,7 @@ impl Capabilities {
             rss: of_provider.raw_packets && attr.rss_caps.supported_qpts & 1 << QpType::RAW_PACKET.0 != 0,
             xrc: has(DeviceCapFlags::XRC),
             import: of_provider.shareable,
+            devx: of_provider.devx,
             num_comp_vectors: of_provider.num_comp_vectors,
         })
     }
