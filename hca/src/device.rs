@@ -294,11 +294,10 @@ impl Shared {
     }
 }
 
-/// Delivers outgoing frames to receive queues of the same port. They are also sent to the wire.
+/// Delivers outgoing frames to receive queues of the same port. They are sent to the wire too.
 pub(crate) fn loop_back(engine: &mut Engine, firmware: &Firmware) {
-    let back = engine
-        .outgoing_frames()
-        .map(|(sq, frame)| (firmware.steer_loopback(engine, sq, frame), frame.to_vec()));
+    let back =
+        engine.outgoing_frames().map(|(sq, frame)| (firmware.steer_sent(engine, sq, frame), frame.to_vec()));
     let back: Vec<_> = back.filter(|(queues, _)| !queues.is_empty()).collect();
     for (queues, frame) in back {
         for to in queues {

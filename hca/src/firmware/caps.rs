@@ -223,13 +223,27 @@ fn roce(cap: &mut ViewMut<'_, RoceCap>) {
 fn flow(cap: &mut ViewMut<'_, NicFlowCap>) {
     /// Bit range of the supported match fields in the flow table properties.
     const FIELDS: std::ops::Range<usize> = 0x20..0x40;
+    // An entry may forward to several TIRs and tables, and sniffers may use the TIRs of receive tables.
+    cap.set(NicFlowCap::NIC_RX_MULTI_PATH_TIRS, 1u8)
+        .set(NicFlowCap::ALLOW_SNIFFER_AND_NIC_RX_SHARED_TIR, 1u8);
+    for sniffer in [
+        NicFlowCap::FLOW_TABLE_PROPERTIES_NIC_RECEIVE_SNIFFER,
+        NicFlowCap::FLOW_TABLE_PROPERTIES_NIC_TRANSMIT_SNIFFER,
+    ] {
+        flow_table(&mut cap.part(sniffer));
+    }
     let mut table = cap.part(NicFlowCap::FLOW_TABLE_PROPERTIES_NIC_RECEIVE);
     let mut bytes = [0; 0x40];
     // All outer headers, for field and bit mask matches.
     bytes[FIELDS.start..FIELDS.start + 2].fill(0xff);
     bytes[FIELDS.start + 16..FIELDS.start + 18].fill(0xff);
+    table.fill(&bytes);
+    flow_table(&mut table);
+}
+
+/// What all tables support.
+fn flow_table(table: &mut ViewMut<'_, FlowTableCap>) {
     table
-        .fill(&bytes)
         .set(FlowTableCap::FT_SUPPORT, 1u8)
         .set(FlowTableCap::FLOW_COUNTER, 1u8)
         // One counter for each entry.

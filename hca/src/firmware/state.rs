@@ -8,7 +8,7 @@ use super::layout::object::{Cqc, Eqc};
 use super::lifecycle::Lifecycle;
 use super::nic::Nic;
 use super::resources::Resources;
-use super::steering::{Steered, Steering};
+use super::steering::{Origin, Steered, Steering};
 use crate::engine::{Engine, Link, NO_USER_INDEX, Rate};
 
 /// Length of a node description in bytes.
@@ -166,16 +166,16 @@ impl Firmware {
 
     /// The receive queues that a received frame is steered to.
     pub(crate) fn steer(&self, engine: &Engine, frame: &[u8]) -> Vec<Steered> {
-        self.steering.find(&self.nic, engine, None, frame)
+        self.steering.find(&self.nic, engine, Origin::Wire, frame)
     }
 
-    /// The receive queues of this port that a frame of its own send queue is looped back to.
-    pub(crate) fn steer_loopback(&self, engine: &Engine, sq: u32, frame: &[u8]) -> Vec<Steered> {
+    /// The receive queues of this port that get a frame of its own send queue: those that it is
+    /// looped back to, and those of sniffers.
+    pub(crate) fn steer_sent(&self, engine: &Engine, sq: u32, frame: &[u8]) -> Vec<Steered> {
         let local =
             frame.first_chunk().is_some_and(|to: &[u8; 6]| to[0] & 1 != 0 || *to == engine.port().mac);
-        match self.nic.domain_of(sq).filter(|_| local) {
-            Some(domain) => self.steering.find(&self.nic, engine, Some(domain), frame),
-            None => Vec::new(),
-        }
+        let loopback = self.nic.domain_of(sq).filter(|_| local).map(Origin::Loopback);
+        let origins = loopback.into_iter().chain([Origin::Sent]);
+        origins.flat_map(|origin| self.steering.find(&self.nic, engine, origin, frame)).collect()
     }
 }

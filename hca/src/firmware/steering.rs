@@ -15,9 +15,44 @@ use super::nic::Nic;
 use crate::engine::Engine;
 use bareverbs_transport::Table;
 
-/// Table type of NIC receive. Tables of other types are stored and never evaluated, because sends
-/// are not steered.
+/// Table type of NIC receive.
 const RECEIVE: u8 = 0;
+/// Table types of sniffers, which copy received and sent frames.
+const RECEIVE_SNIFFER: u8 = 5;
+const TRANSMIT_SNIFFER: u8 = 6;
+/// The types that are evaluated. Tables of other types are stored only, because sends are not
+/// steered.
+const EVALUATED: [u8; 3] = [RECEIVE, RECEIVE_SNIFFER, TRANSMIT_SNIFFER];
+
+/// How a frame reached the port.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Origin {
+    /// From the wire.
+    Wire,
+    /// From a send queue of the same port with this transport domain, which loops it back.
+    Loopback(u32),
+    /// From a send queue of the same port, to the wire.
+    Sent,
+}
+
+impl Origin {
+    /// The table types that the frame passes.
+    fn tables(self) -> &'static [u8] {
+        match self {
+            Self::Wire => &[RECEIVE, RECEIVE_SNIFFER],
+            Self::Loopback(_) => &[RECEIVE],
+            Self::Sent => &[TRANSMIT_SNIFFER],
+        }
+    }
+
+    /// The transport domain of the sender, for the loopback settings of TIRs.
+    fn domain(self) -> Option<u32> {
+        match self {
+            Self::Loopback(domain) => Some(domain),
+            Self::Wire | Self::Sent => None,
+        }
+    }
+}
 /// Length of the match parameters. Only the first [`MATCHED`] bytes are modelled.
 const PARAMETERS: usize = 0x200;
 /// Maximum number of tables that a frame passes.
@@ -69,7 +104,8 @@ enum Destination {
 /// All flow tables.
 pub(super) struct Steering {
     tables: Table<FlowTable>,
-    root: Option<u32>,
+    /// The root table of each evaluated type.
+    roots: BTreeMap<u8, u32>,
     counters: Table<Cell<Count>>,
 }
 
@@ -77,7 +113,7 @@ impl Default for Steering {
     fn default() -> Self {
         Self {
             tables: Table::new(1, 1 << LOG_FLOW_TABLES),
-            root: None,
+            roots: BTreeMap::new(),
             counters: Table::new(1, 1 << LOG_FLOW_COUNTERS),
         }
     }
@@ -87,19 +123,17 @@ impl Steering {
     pub(super) fn set_root(&mut self, request: Request<'_>) -> Result<()> {
         let view = request.view::<SetFlowTableRootIn>()?;
         let table = view.get32(SetFlowTableRootIn::TABLE_ID);
-        match (view.get8(SetFlowTableRootIn::TABLE_TYPE), request.modifier()) {
-            (RECEIVE, 0) => {
+        let kind = view.get8(SetFlowTableRootIn::TABLE_TYPE);
+        match request.modifier() {
+            _ if !EVALUATED.contains(&kind) => {}
+            0 => {
                 self.tables.get(table).ok_or(Status::BadResource)?;
-                self.root = Some(table);
-                Ok(())
+                self.roots.insert(kind, table);
             }
-            (RECEIVE, 1) => {
-                self.root = None;
-                Ok(())
-            }
-            (RECEIVE, _) => Err(Status::BadParameter),
-            _ => Ok(()),
+            1 => drop(self.roots.remove(&kind)),
+            _ => return Err(Status::BadParameter),
         }
+        Ok(())
     }
 
     pub(super) fn create_table(&mut self, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
@@ -122,9 +156,7 @@ impl Steering {
 
     pub(super) fn destroy_table(&mut self, request: Request<'_>) -> Result<()> {
         let number = request.word(0x14)? & 0xff_ffff;
-        if self.root == Some(number) {
-            self.root = None;
-        }
+        self.roots.retain(|_, root| *root != number);
         self.tables.remove(number).map(drop).ok_or(Status::BadResource)
     }
 
@@ -134,8 +166,8 @@ impl Steering {
         let table =
             self.tables.get_mut(view.get32(CreateFlowGroupIn::TABLE_ID)).ok_or(Status::BadResource)?;
         let mask = request.bytes(MASK, PARAMETERS)?;
-        // A receive table can match the modelled headers only.
-        if table.kind == RECEIVE && mask[MATCHED..].iter().any(|byte| *byte != 0) {
+        // An evaluated table can match the modelled headers only.
+        if EVALUATED.contains(&table.kind) && mask[MATCHED..].iter().any(|byte| *byte != 0) {
             return Err(Status::BadParameter);
         }
         let group = Group {
@@ -239,12 +271,11 @@ impl Steering {
         Ok(())
     }
 
-    /// The receive queues that a frame is steered to, which it counts. `from` is the transport
-    /// domain of a sender on the same port.
-    pub(super) fn find(&self, nic: &Nic, engine: &Engine, from: Option<u32>, frame: &[u8]) -> Vec<Steered> {
+    /// The receive queues that a frame is steered to, which it counts.
+    pub(super) fn find(&self, nic: &Nic, engine: &Engine, origin: Origin, frame: &[u8]) -> Vec<Steered> {
         let (headers, mut found) = (parameters(frame), Found::default());
-        if let Some(root) = self.root {
-            self.follow(root, &headers, (DEEPEST, 0), &mut found);
+        for root in origin.tables().iter().filter_map(|kind| self.roots.get(kind)) {
+            self.follow(*root, &headers, (DEEPEST, 0), &mut found);
         }
         let Found { tirs, counters } = found;
         for counter in counters.into_iter().filter_map(|counter| self.counters.get(counter)) {
@@ -252,7 +283,7 @@ impl Steering {
             counter.set(Count { packets: packets + 1, octets: octets + frame.len() as u64 });
         }
         let tirs = tirs.into_iter().filter_map(|(tir, tag)| Some((nic.tirs.get(tir)?, tag)));
-        let tirs = tirs.filter(|(tir, _)| tir.takes(from, frame));
+        let tirs = tirs.filter(|(tir, _)| tir.takes(origin.domain(), frame));
         let outer = headers::outer(&headers);
         let queues = tirs.filter_map(|(tir, tag)| Some(Steered { rq: tir.queue(&nic.rqts, outer)?, tag }));
         queues.filter(|to| engine.rq_ready(to.rq)).collect()

@@ -238,13 +238,29 @@ fn self_loopback_is_opt_in() {
         let (firmware, engine) = &hca;
         let sq = firmware.send_queue().unwrap();
         assert_eq!(firmware.steer(engine, &broadcast), [Steered { rq: 0x10, tag: 0 }]);
-        assert_eq!(
-            !firmware.steer_loopback(engine, sq, &broadcast).is_empty(),
-            comes_back,
-            "domain {domain}"
-        );
+        assert_eq!(!firmware.steer_sent(engine, sq, &broadcast).is_empty(), comes_back, "domain {domain}");
         // A frame to another port is not looped back.
-        assert!(firmware.steer_loopback(engine, sq, &[0x02; 60]).is_empty());
+        assert!(firmware.steer_sent(engine, sq, &[0x02; 60]).is_empty());
+    }
+}
+
+#[test]
+fn sniffers_get_the_frames_of_their_direction() {
+    const TABLE_TYPE: usize = 0x10;
+    let unicast = [0x02; 60];
+    for (kind, received, sent) in [(0, true, false), (5, true, false), (6, false, true)] {
+        let mut hca = ready(Link::Ethernet);
+        for &opcode in FirmwareHarness::examples() {
+            let mut input = super::example::command(opcode, 0);
+            if matches!(opcode, CREATE_FLOW_TABLE | SET_FLOW_TABLE_ROOT) {
+                input[TABLE_TYPE] = kind;
+            }
+            let _ = run(&mut hca, &input, 0x400);
+        }
+        let (firmware, engine) = &hca;
+        let sq = firmware.send_queue().unwrap();
+        assert_eq!(!firmware.steer(engine, &unicast).is_empty(), received, "table type {kind}");
+        assert_eq!(!firmware.steer_sent(engine, sq, &unicast).is_empty(), sent, "table type {kind}");
     }
 }
 

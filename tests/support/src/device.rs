@@ -441,6 +441,20 @@ pub fn no_raw_packets() -> Requirement {
     need(raw_packets().is_err(), || format!("{} has raw packet QPs", name()))
 }
 
+/// For tests of default flow rules. Only the rule itself would detect that the kernel parses memory
+/// beyond its specification (docs/kernel-bugs.md).
+///
+/// # Errors
+/// If the kernel is of series 7.
+///
+/// # Panics
+/// If `/proc` is not mounted.
+pub fn default_flows() -> Requirement {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("the release of the kernel");
+    let is_broken = release.starts_with("7.");
+    need(!is_broken, || "this kernel parses memory beyond the specification of default rules".into())
+}
+
 /// For tests of work queues and RSS.
 ///
 /// # Errors

@@ -27,8 +27,9 @@ pub(super) fn run(kernels: &[Series], names: &[&str], accelerator: Accelerator) 
         let files = super::files(series, dropin::guest_programs()?)?;
         heading(&format!("pyverbs with our library on {}", files.kernel.version));
         let setup = Setup { accelerator, ..files.setup() };
-        let ends =
-            experiment::run(&setup, None, |guests| suite::run(guests, "rxe0", "dropin", names, &suite::OURS))?;
+        let ends = experiment::run(&setup, None, |guests| {
+            suite::run(guests, "rxe0", "dropin", names, &suite::OURS)
+        })?;
         let passed = ends.values().filter(|end| **end == End::Passed).count();
         println!("{passed} of {} tests pass", ends.len());
         for id in failing.keys().filter(|id| ends.get(*id) == Some(&End::Failed)) {

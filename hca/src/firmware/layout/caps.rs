@@ -188,7 +188,11 @@ layout! {
 layout! {
     /// Flow table capabilities (`mlx5_ifc_flow_table_nic_cap_bits`).
     NicFlowCap: 0x1000 {
+        NIC_RX_MULTI_PATH_TIRS: 0x0, 1,
+        ALLOW_SNIFFER_AND_NIC_RX_SHARED_TIR: 0x2, 1,
         FLOW_TABLE_PROPERTIES_NIC_RECEIVE: 0x200 => FlowTableCap,
+        FLOW_TABLE_PROPERTIES_NIC_RECEIVE_SNIFFER: 0x600 => FlowTableCap,
+        FLOW_TABLE_PROPERTIES_NIC_TRANSMIT_SNIFFER: 0xc00 => FlowTableCap,
     }
 }
 

@@ -1,13 +1,15 @@
-//! Flow rules that match parts of headers, tunnels and the packets in them, tags, and default rules.
+//! Flow rules that match parts of headers, tunnels and the packets in them, tags, rules that don't trap,
+//! sniffers and default rules.
 
 use std::time::Instant;
 
 use bareverbs::cq::Completion as _;
 use bareverbs::flow::{
-    FlowAttrType, FlowEthFilter, FlowFlags, FlowGreFilter, FlowIpv4Filter, FlowIpv6Filter, FlowMplsFilter,
-    FlowRule, FlowTcpUdpFilter, FlowTunnelFilter, Header, Layer, Masked,
+    EthernetMatch, FlowAttrType, FlowEthFilter, FlowFlags, FlowGreFilter, FlowIpv4Filter, FlowIpv6Filter,
+    FlowMplsFilter, FlowRule, FlowTcpUdpFilter, FlowTunnelFilter, Header, Layer, Masked,
 };
 use bareverbs::raw::uapi::abi::{Be16, Be32};
+use bareverbs::values::MacAddress;
 use bareverbs_kernel_tests::loopback::domain;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{TIMEOUT, device, kernel_test};
@@ -195,19 +197,81 @@ fn flows_match_parts_of_headers_tunnels_and_inner_headers() {
     });
 }
 
+/// Sends a frame until `to` has received it: other frames of the port may come before it.
+#[track_caller]
+fn send_until_received(from: &mut Side, to: &mut Side, frame: &[u8]) {
+    let begin = Instant::now();
+    loop {
+        to.receive(0);
+        from.send(frame);
+        if to.next() == frame {
+            return;
+        }
+        assert!(begin.elapsed() < TIMEOUT, "the frame did not arrive");
+    }
+}
+
 #[kernel_test(device::raw_packets)]
-fn rules_that_the_model_lacks_are_unsupported() {
+fn rule_that_does_not_trap_leaves_frames_to_lower_priorities() {
+    nothing_leaks(|| {
+        let [mut a, mut b, mut c] = [(); 3].map(|()| Side::new(&domain()));
+        let of_type = EthernetMatch { ether_type: Some(EXPERIMENT), ..EthernetMatch::default() };
+        let last = c.qp.create_flow(&FlowRule { priority: 1, ..FlowRule::new(1, of_type) }).unwrap();
+        let copy = b.qp.create_flow(&FlowRule { flags: FlowFlags::DONT_TRAP, ..to_bob() }).unwrap();
+        let [both, trapped] = [b"both", b"trap"].map(|payload| frame(BOB, EXPERIMENT, payload));
+        b.receive(0);
+        c.receive(0);
+        a.send(&both);
+        assert_eq!((b.next(), c.next()), (both.clone(), both));
+        b.qp.destroy_flow(copy).unwrap();
+        // The driver gives a rule with a multicast address the lowest priority if it traps.
+        let trap = b.qp.create_flow(&FlowRule::new(1, of_type)).unwrap();
+        b.receive(0);
+        a.send(&trapped);
+        assert_eq!(b.next(), trapped);
+        b.qp.destroy_flow(trap).unwrap();
+        let left = frame(BOB, EXPERIMENT, b"left");
+        c.receive(0);
+        a.send(&left);
+        assert_eq!(c.next(), left);
+        c.qp.destroy_flow(last).unwrap();
+    });
+}
+
+#[kernel_test(device::raw_packets)]
+fn sniffer_receives_copies_of_sent_frames() {
+    nothing_leaks(|| {
+        let (mut a, mut b) = (Side::new(&domain()), Side::new(&domain()));
+        let rule = FlowRule { kind: FlowAttrType::SNIFFER, ..FlowRule::with_headers(1, &[]) };
+        let sniffer = b.qp.create_flow(&rule).unwrap();
+        // A unicast address, so the frame is sent to the wire and not looped back.
+        let away = frame(MacAddress([2, 0, 0, 0, 0, 0xc]), EXPERIMENT, b"away");
+        send_until_received(&mut a, &mut b, &away);
+        b.qp.destroy_flow(sniffer).unwrap();
+    });
+}
+
+#[kernel_test(device::raw_packets, device::default_flows)]
+fn default_rules_take_frames_that_match_no_other_rule() {
+    nothing_leaks(|| {
+        let (mut a, mut b) = (Side::new(&domain()), Side::new(&domain()));
+        let hello = frame(BOB, EXPERIMENT, b"hello");
+        for kind in [FlowAttrType::ALL_DEFAULT, FlowAttrType::MC_DEFAULT] {
+            let rule = FlowRule { kind, ..FlowRule::with_headers(1, &[]) };
+            let default = b.qp.create_flow(&rule).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+            send_until_received(&mut a, &mut b, &hello);
+            b.qp.destroy_flow(default).unwrap();
+        }
+    });
+}
+
+#[kernel_test(device::raw_packets)]
+fn flow_rules_for_mpls_are_unsupported() {
     nothing_leaks(|| {
         let mut side = Side::new(&domain());
         let label = FlowMplsFilter { label: Be32::new(u32::MAX) };
         let mpls = [Layer::Outer(Header::Mpls(Masked { value: label, mask: label }))];
-        for rule in [
-            FlowRule { flags: FlowFlags::DONT_TRAP, ..to_bob() },
-            FlowRule { kind: FlowAttrType::SNIFFER, ..FlowRule::with_headers(1, &[]) },
-            FlowRule::with_headers(1, &mpls),
-        ] {
-            let refused = side.qp.create_flow(&rule).unwrap_err();
-            assert_eq!(refused.errno(), Some(Errno::OPNOTSUPP), "{refused}");
-        }
+        let refused = side.qp.create_flow(&FlowRule::with_headers(1, &mpls)).unwrap_err();
+        assert_eq!(refused.errno(), Some(Errno::OPNOTSUPP), "{refused}");
     });
 }
