@@ -200,6 +200,7 @@ impl<M: Method> fmt::Debug for Query<'_, M> {
 mod tests {
     use super::*;
     use crate::device::DriverId;
+    use crate::raw::uapi::method::MethodInfo;
     use crate::raw::uapi::mlx5::{DevxObjQuery, PdQuery};
     use crate::raw::uapi::uverbs::{PdDestroy, QueryMr, RegMr};
     use crate::testing::Plain;
