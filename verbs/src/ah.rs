@@ -5,6 +5,7 @@ pub(crate) mod grh;
 use std::net::Ipv4Addr;
 
 use bareverbs_provider::command;
+use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::request::AhRequest;
 use bareverbs_provider::traits::{CreatedAh, Provider};
 use bareverbs_provider::work::{WcFlags, WorkCompletion};
@@ -104,18 +105,16 @@ impl<P: Provider> Ah<P> {
     /// device was removed.
     #[expect(clippy::result_large_err, reason = "the error returns the object without an allocation")]
     #[doc(alias = "ibv_destroy_ah")]
-    pub fn destroy(self) -> Result<(), Refused<Self>> {
-        // SAFETY: this value owns the address handle. If this succeeds, it is dropped next.
-        match unsafe { command::destroy_ah(self.pd.context().file(), self.handle) } {
-            Ok(()) => {
-                self.released.set();
-                Ok(())
-            }
-            Err(refused) => {
-                let asked = format!("AH handle {}", self.handle);
-                Err(Refused::new(Error::kernel("destroy_ah", asked, refused), self))
-            }
-        }
+    pub fn destroy(mut self) -> Result<(), Refused<Self>> {
+        self.destroy_inner().map_err(|refused| {
+            let error = Error::kernel("destroy_ah", format!("AH handle {}", self.handle), refused);
+            Refused::new(error, self)
+        })
+    }
+
+    fn destroy_inner(&mut self) -> Result<(), IoctlError> {
+        // SAFETY: this value owns the address handle.
+        self.released.destroy(|| unsafe { command::destroy_ah(self.pd.context().file(), self.handle) })
     }
 
     /// An address handle without a kernel object.
@@ -182,11 +181,8 @@ impl<P: Provider> Ah<P> {
 
 impl<P: Provider> Drop for Ah<P> {
     fn drop(&mut self) {
-        if !self.released.get() {
-            // It fails only if the device was removed, which destroys the handle too.
-            // SAFETY: this value owns the address handle.
-            let _ = unsafe { command::destroy_ah(self.pd.context().file(), self.handle) };
-        }
+        // It fails only if the device was removed, which destroys the handle too.
+        let _ = self.destroy_inner();
     }
 }
 

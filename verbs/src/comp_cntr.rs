@@ -7,7 +7,6 @@ use bareverbs_provider::command;
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::uverbs::comp_cntr::{CompCntrEntry, CompCntrModifyOp};
-use rustix::io::Errno;
 
 use crate::context::ContextInner;
 use crate::error::Feature;
@@ -56,11 +55,7 @@ pub(crate) struct CompCntrShared {
 
 /// The error of a call that devices may lack.
 fn error(verb: &'static str, asked: impl Into<String>, refused: IoctlError) -> Error {
-    match refused.errno {
-        // The driver has none; the kernel has no such method.
-        Errno::OPNOTSUPP | Errno::PROTONOSUPPORT => Error::unsupported(verb, Feature::CompCntrs),
-        _ => Error::kernel(verb, asked, refused),
-    }
+    Error::kernel_lacks(verb, Feature::CompCntrs, asked, refused)
 }
 
 impl<P: Provider> Context<P> {
@@ -205,27 +200,21 @@ impl CompCntr {
             let error = Error::in_use(VERB, "clones or QPs still use the counter: drop them first");
             return Err(Refused::new(error, self));
         };
-        if shared.released.get() {
-            return Ok(());
-        }
-        // SAFETY: the handle is this object's. A QP that uses it holds an `Arc` of it, and this is
-        // the last one. If this succeeds, it is dropped next.
-        match unsafe { command::destroy_comp_cntr(&shared.context.file, shared.handle) } {
-            Ok(()) => {
-                shared.released.set();
-                Ok(())
-            }
-            Err(refused) => {
-                let asked = shared.asked();
-                Err(Refused::new(Error::kernel(VERB, asked, refused), self))
-            }
-        }
+        shared.destroy().map_err(|refused| {
+            let error = Error::kernel(VERB, self.shared.asked(), refused);
+            Refused::new(error, self)
+        })
     }
 }
 
 impl CompCntrShared {
     fn asked(&self) -> String {
         format!("completion counter handle {}", self.handle)
+    }
+
+    fn destroy(&mut self) -> Result<(), IoctlError> {
+        // SAFETY: the handle is this object's, which nothing shares. QPs that use it hold an `Arc` of it.
+        self.released.destroy(|| unsafe { command::destroy_comp_cntr(&self.context.file, self.handle) })
     }
 }
 
@@ -237,10 +226,6 @@ impl fmt::Debug for CompCntrShared {
 
 impl Drop for CompCntrShared {
     fn drop(&mut self) {
-        if !self.released.get() {
-            // SAFETY: the handle is this object's, which is being dropped. A QP that uses it holds an
-            // `Arc` of it.
-            let _ = unsafe { command::destroy_comp_cntr(&self.context.file, self.handle) };
-        }
+        let _ = self.destroy();
     }
 }

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bareverbs_provider::command;
+use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::dm::{DeviceMemory, WORD};
 use bareverbs_provider::request::DmRequest;
 use bareverbs_provider::traits::Provider;
@@ -80,8 +81,6 @@ pub struct DmDmabuf {
 struct DmShared {
     context: Arc<ContextInner>,
     handle: u32,
-    /// It was freed, or it is imported.
-    skip_free: bool,
     released: Released,
 }
 
@@ -107,7 +106,9 @@ impl<P: Provider> Context<P> {
     #[doc(alias = "ibv_import_dm")]
     #[doc(alias = "ibv_unimport_dm")]
     pub fn import_dm(&self, handle: u32) -> Result<Dm> {
-        Dm::import(self, handle, true)
+        let dm = Dm::adopt(self, handle)?;
+        dm.shared.released.set();
+        Ok(dm)
     }
 }
 
@@ -130,21 +131,21 @@ impl Dm {
                 (errno == Errno::NOMEM).then(|| "the device may have less free memory".to_owned())
             })
         })?;
-        Ok(Self::new(inner, memory, handle, false))
+        Ok(Self::new(inner, memory, handle))
     }
 
-    fn new(context: Arc<ContextInner>, memory: DeviceMemory, handle: u32, skip_free: bool) -> Self {
-        let shared = DmShared { context, handle, skip_free, released: Released::default() };
+    fn new(context: Arc<ContextInner>, memory: DeviceMemory, handle: u32) -> Self {
+        let shared = DmShared { context, handle, released: Released::default() };
         Self { memory, shared: Arc::new(shared) }
     }
 
-    /// The device memory with this handle. Drop frees it unless `skip_free`.
-    pub(crate) fn import<P: Provider>(context: &Context<P>, handle: u32, skip_free: bool) -> Result<Self> {
+    /// The device memory with this handle. Drop frees it.
+    pub(crate) fn adopt<P: Provider>(context: &Context<P>, handle: u32) -> Result<Self> {
         let memory = context
             .provider()
             .import_dm(handle)
             .map_err(|reason| Error::import("import_dm", handle, reason))?;
-        Ok(Self::new(Arc::clone(context.inner()), memory, handle, skip_free))
+        Ok(Self::new(Arc::clone(context.inner()), memory, handle))
     }
 
     /// Its kernel handle. Other processes [import](Context::import_dm) the memory by it.
@@ -240,13 +241,11 @@ impl Dm {
     #[doc(alias = "ibv_dm_export_dmabuf_fd")]
     pub fn export_dmabuf(&self) -> Result<DmDmabuf> {
         const VERB: &str = "dm_export_dmabuf_fd";
-        let unsupported = || Error::unsupported(VERB, Feature::DmabufExport);
-        let at = self.memory.file_offset().ok_or_else(unsupported)?;
+        let offset = self.memory.file_offset();
+        let at = offset.ok_or_else(|| Error::unsupported(VERB, Feature::DmabufExport))?;
         let buffer = command::alloc_dmabuf(&self.shared.context.file, at).map_err(|refused| {
-            if matches!(refused.errno, Errno::OPNOTSUPP | Errno::PROTONOSUPPORT) {
-                return unsupported();
-            }
-            Error::kernel(VERB, format!("device memory handle {}", self.shared.handle), refused)
+            let asked = format!("device memory handle {}", self.shared.handle);
+            Error::kernel_lacks(VERB, Feature::DmabufExport, asked, refused)
         })?;
         Ok(DmDmabuf { buffer, offset: self.memory.mapping_offset() as u64 })
     }
@@ -264,28 +263,23 @@ impl Dm {
             let error = Error::in_use(VERB, "MRs still use it: drop them first");
             return Err(Refused::new(error, self));
         };
-        if shared.skip_free {
-            return Ok(());
-        }
-        // SAFETY: regions of the memory hold an `Arc` of it, and this is the last `Arc`. If this
-        // succeeds, it is dropped next. The mapping keeps the pages of the device until then.
-        match unsafe { command::free_dm(&shared.context.file, shared.handle) } {
-            Ok(()) => {
-                shared.skip_free = true;
-                Ok(())
-            }
-            Err(refused) => {
-                let asked = format!("device memory handle {}", shared.handle);
-                Err(Refused::new(Error::kernel(VERB, asked, refused), self))
-            }
-        }
+        shared.free().map_err(|refused| {
+            let error = Error::kernel(VERB, format!("device memory handle {}", self.handle()), refused);
+            Refused::new(error, self)
+        })
     }
 }
 
 impl DmShared {
+    fn free(&mut self) -> Result<(), IoctlError> {
+        // SAFETY: nothing shares this. Regions of the memory hold an `Arc` of it, and a mapping keeps the
+        // pages of the device.
+        self.released.destroy(|| unsafe { command::free_dm(&self.context.file, self.handle) })
+    }
+
     fn check_same_process(&self, verb: &'static str) -> Result<()> {
         self.context.file.check_same_process().map_err(|errno| {
-            let refused = bareverbs_provider::device::IoctlError::new("mmap", errno);
+            let refused = IoctlError::new("mmap", errno);
             Error::kernel(verb, format!("device memory handle {}", self.handle), refused)
         })
     }
@@ -293,12 +287,8 @@ impl DmShared {
 
 impl Drop for DmShared {
     fn drop(&mut self) {
-        if !self.skip_free && !self.released.get() {
-            // It fails only if a region of it could not be deregistered. Closing the file frees
-            // both.
-            // SAFETY: regions of the memory hold an `Arc` of it, so none is left.
-            let _ = unsafe { command::free_dm(&self.context.file, self.handle) };
-        }
+        // It fails only if a region of it could not be deregistered. Closing the file frees both.
+        let _ = self.free();
     }
 }
 
@@ -356,19 +346,16 @@ impl DmMr {
     /// The region and [`Error::Kernel`]: the kernel rejects the command.
     #[expect(clippy::result_large_err, reason = "the error returns the object without an allocation")]
     #[doc(alias = "ibv_dereg_mr")]
-    pub fn dereg(self) -> Result<(), Refused<Self>> {
-        // SAFETY: the region is this value's, and its memory is the device's. If this succeeds, it is
-        // dropped next.
-        match unsafe { command::dereg_mr(&self.domain.context.file, self.handle) } {
-            Ok(()) => {
-                self.released.set();
-                Ok(())
-            }
-            Err(refused) => {
-                let asked = format!("lkey {:#x}", self.keys.lkey());
-                Err(Refused::new(Error::kernel("dereg_mr", asked, refused), self))
-            }
-        }
+    pub fn dereg(mut self) -> Result<(), Refused<Self>> {
+        self.dereg_inner().map_err(|refused| {
+            let error = Error::kernel("dereg_mr", format!("lkey {:#x}", self.keys.lkey()), refused);
+            Refused::new(error, self)
+        })
+    }
+
+    fn dereg_inner(&mut self) -> Result<(), IoctlError> {
+        // SAFETY: the region is this value's, and its memory is the device's.
+        self.released.destroy(|| unsafe { command::dereg_mr(&self.domain.context.file, self.handle) })
     }
 
     /// Its kernel handle.
@@ -399,10 +386,7 @@ impl Deref for DmMr {
 
 impl Drop for DmMr {
     fn drop(&mut self) {
-        if !self.released.get() {
-            // If the kernel refuses, closing the file frees the region.
-            // SAFETY: the region is this value's, and its memory is the device's.
-            let _ = unsafe { command::dereg_mr(&self.domain.context.file, self.handle) };
-        }
+        // If the kernel refuses, closing the file frees the region.
+        let _ = self.dereg_inner();
     }
 }

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use bareverbs_provider::command::{self, DmabufMrRequest};
+use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::traits::Provider;
 use bareverbs_provider::work::Sge;
 use rustix::io::Errno;
@@ -224,11 +225,8 @@ impl DmabufMr {
             data_direct,
         };
         let made = command::reg_dmabuf_mr(&domain.context.file, &request).map_err(|refused| {
-            if matches!(refused.errno, Errno::OPNOTSUPP | Errno::PROTONOSUPPORT) {
-                return Error::unsupported(VERB, Feature::DmabufMrs);
-            }
             let asked = format!("{len} bytes at {offset:#x}, iova {iova:#x}, access {access:?}");
-            Error::kernel(VERB, asked, refused).or_hint(|errno| match errno {
+            Error::kernel_lacks(VERB, Feature::DmabufMrs, asked, refused).or_hint(|errno| match errno {
                 Errno::INVAL => Some(
                     "the range may exceed the dma-buf, iova and offset may differ in their offset \
                      within the page, or the descriptor may not be a dma-buf"
@@ -249,19 +247,16 @@ impl DmabufMr {
     /// The region and [`Error::Kernel`]: the kernel rejects the command.
     #[expect(clippy::result_large_err, reason = "the error returns the object without an allocation")]
     #[doc(alias = "ibv_dereg_mr")]
-    pub fn dereg(self) -> Result<(), Refused<Self>> {
-        // SAFETY: the region is this value's, and the exporting driver keeps the memory. If this
-        // succeeds, it is dropped next.
-        match unsafe { command::dereg_mr(&self.domain.context.file, self.handle) } {
-            Ok(()) => {
-                self.released.set();
-                Ok(())
-            }
-            Err(refused) => {
-                let asked = format!("lkey {:#x}", self.keys.lkey());
-                Err(Refused::new(Error::kernel("dereg_mr", asked, refused), self))
-            }
-        }
+    pub fn dereg(mut self) -> Result<(), Refused<Self>> {
+        self.dereg_inner().map_err(|refused| {
+            let error = Error::kernel("dereg_mr", format!("lkey {:#x}", self.keys.lkey()), refused);
+            Refused::new(error, self)
+        })
+    }
+
+    fn dereg_inner(&mut self) -> Result<(), IoctlError> {
+        // SAFETY: the region is this value's. The memory belongs to the exporting driver, which keeps it.
+        self.released.destroy(|| unsafe { command::dereg_mr(&self.domain.context.file, self.handle) })
     }
 
     /// Its kernel handle.
@@ -292,12 +287,8 @@ impl Deref for DmabufMr {
 
 impl Drop for DmabufMr {
     fn drop(&mut self) {
-        if !self.released.get() {
-            // If the kernel refuses, closing the file frees the region. The device keeps the
-            // dma-buf until then.
-            // SAFETY: the region is this value's. The memory belongs to the exporting driver, which
-            // keeps it.
-            let _ = unsafe { command::dereg_mr(&self.domain.context.file, self.handle) };
-        }
+        // If the kernel refuses, closing the file frees the region. The device keeps the dma-buf until
+        // then.
+        let _ = self.dereg_inner();
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bareverbs_provider::command::{self, DmahRequest};
+use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::traits::Provider;
 pub use bareverbs_uapi::uverbs::dmah::TphMemType;
 use rustix::io::Errno;
@@ -64,9 +65,9 @@ impl Dmah {
         let DmahInit { processing_hint, cpu } = *init;
         Error::check_range(VERB, "processing hint", processing_hint.unwrap_or(0).into(), 3)?;
         let made = command::alloc_dmah(&context.file, &DmahRequest { processing_hint, cpu });
-        let handle = made.map_err(|refused| match refused.errno {
-            Errno::OPNOTSUPP | Errno::PROTONOSUPPORT => Error::unsupported(VERB, Feature::DmaHandles),
-            _ => Error::kernel(VERB, format!("{init:?}"), refused).or_hint(|errno| match errno {
+        let handle = made.map_err(|refused| {
+            let error = Error::kernel_lacks(VERB, Feature::DmaHandles, format!("{init:?}"), refused);
+            error.or_hint(|errno| match errno {
                 Errno::PERM => Some("the calling thread may not run on this CPU".into()),
                 Errno::NODEV => Some("the device has no root port, so no CPU has a steering tag".into()),
                 Errno::INVAL => Some(
@@ -75,7 +76,7 @@ impl Dmah {
                         .into(),
                 ),
                 _ => None,
-            }),
+            })
         })?;
         let (context, released) = (Arc::clone(context), Released::default());
         Ok(Self { shared: Arc::new(DmahShared { context, handle, released }) })
@@ -96,21 +97,10 @@ impl Dmah {
             let error = Error::in_use(VERB, "clones or MRs still use it: drop them first");
             return Err(Refused::new(error, self));
         };
-        if shared.released.get() {
-            return Ok(());
-        }
-        // SAFETY: the regions that use the DMA handle hold an `Arc` of it, and this is the last
-        // one. If this succeeds, it is dropped next.
-        match unsafe { command::free_dmah(&shared.context.file, shared.handle) } {
-            Ok(()) => {
-                shared.released.set();
-                Ok(())
-            }
-            Err(refused) => {
-                let asked = format!("DMA handle {}", shared.handle);
-                Err(Refused::new(Error::kernel(VERB, asked, refused), self))
-            }
-        }
+        shared.dealloc().map_err(|refused| {
+            let error = Error::kernel(VERB, format!("DMA handle {}", self.handle()), refused);
+            Refused::new(error, self)
+        })
     }
 
     /// Its kernel handle.
@@ -139,13 +129,17 @@ impl Dmah {
     }
 }
 
+impl DmahShared {
+    fn dealloc(&mut self) -> Result<(), IoctlError> {
+        // SAFETY: the handle is this value's, which nothing shares. Regions that use it hold an `Arc` of it.
+        self.released.destroy(|| unsafe { command::free_dmah(&self.context.file, self.handle) })
+    }
+}
+
 impl Drop for DmahShared {
     fn drop(&mut self) {
-        if !self.released.get() {
-            // If the kernel refuses, closing the file releases it.
-            // SAFETY: the handle is this value's, and the regions that use it keep this value.
-            let _ = unsafe { command::free_dmah(&self.context.file, self.handle) };
-        }
+        // If the kernel refuses, closing the file releases it.
+        let _ = self.dealloc();
     }
 }
 

@@ -447,6 +447,20 @@ impl Error {
         Self::Kernel(Box::new(KernelError { verb, asked: asked.into(), refused, hint: None }))
     }
 
+    /// The error of a command for a feature that the driver lacks with `EOPNOTSUPP`, and the kernel or
+    /// the driver with `EPROTONOSUPPORT`.
+    pub(crate) fn kernel_lacks(
+        verb: &'static str,
+        feature: Feature,
+        asked: impl Into<String>,
+        refused: IoctlError,
+    ) -> Self {
+        match refused.errno {
+            Errno::OPNOTSUPP | Errno::PROTONOSUPPORT => Self::unsupported(verb, feature),
+            _ => Self::kernel(verb, asked, refused),
+        }
+    }
+
     pub(crate) fn create(verb: &'static str, asked: impl Into<String>, reason: CreateError) -> Self {
         match reason {
             CreateError::Ioctl(refused) => Self::kernel(verb, asked, refused),

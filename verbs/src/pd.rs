@@ -4,7 +4,6 @@ pub(crate) mod shared;
 
 use std::sync::Arc;
 
-use bareverbs_provider::command;
 use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
@@ -62,17 +61,19 @@ impl<P: Provider> Pd<P> {
             .provider()
             .alloc_pd()
             .map_err(|refused| Error::kernel("alloc_pd", context.device().name(), refused))?;
-        Ok(Self::new(context, handle, false))
+        Ok(Self::new(context, handle))
     }
 
     pub(crate) fn import(context: &Context<P>, handle: u32) -> Result<Self> {
         context.provider().import_pd(handle).map_err(|reason| Error::import("import_pd", handle, reason))?;
-        Ok(Self::new(context, handle, true))
+        let pd = Self::new(context, handle);
+        // The process that created it deallocates it.
+        pd.domain.released.set();
+        Ok(pd)
     }
 
-    pub(crate) fn new(context: &Context<P>, handle: u32, imported: bool) -> Self {
-        let released = Released::default();
-        let domain = PdShared { context: Arc::clone(context.inner()), handle, imported, released };
+    pub(crate) fn new(context: &Context<P>, handle: u32) -> Self {
+        let domain = PdShared { context: Arc::clone(context.inner()), handle, released: Released::default() };
         Self { context: context.clone(), domain: Arc::new(domain) }
     }
 
@@ -106,25 +107,14 @@ impl<P: Provider> Pd<P> {
             let error = Error::in_use(VERB, "clones or objects of the PD are left: drop them first");
             return Err(Refused::new(error, self));
         };
-        if domain.imported || domain.released.get() {
-            return Ok(());
-        }
-        // SAFETY: all objects that use the PD hold an `Arc` of it, and this is the last one. If
-        // this succeeds, it is dropped next.
-        match unsafe { command::dealloc_pd(&domain.context.file, domain.handle) } {
-            Ok(()) => {
-                domain.released.set();
-                Ok(())
-            }
-            Err(refused) => {
-                let asked = format!("PD handle {}", domain.handle);
-                let error = Error::kernel(VERB, asked, refused).or_hint(|errno| {
-                    (errno == Errno::BUSY)
-                        .then(|| "an object of a raw call or of another process is left in it".into())
-                });
-                Err(Refused::new(error, self))
-            }
-        }
+        domain.dealloc().map_err(|refused| {
+            let asked = format!("PD handle {}", self.handle());
+            let error = Error::kernel(VERB, asked, refused).or_hint(|errno| {
+                (errno == Errno::BUSY)
+                    .then(|| "an object of a raw call or of another process is left in it".into())
+            });
+            Refused::new(error, self)
+        })
     }
 
     /// Its kernel handle. Other processes [import](Context::import_pd) the domain by it.

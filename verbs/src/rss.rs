@@ -35,7 +35,6 @@ struct TableShared<P: Provider> {
     handle: u32,
     table_num: u32,
     entries: usize,
-    destroyed: bool,
     released: Released,
     /// The WQs are destroyed after the table.
     _wqs: Vec<Arc<WqShared<P>>>,
@@ -83,7 +82,6 @@ impl<P: Provider> IndirectionTable<P> {
             handle,
             table_num,
             entries: wqs.len(),
-            destroyed: false,
             released: Released::default(),
             _wqs: wqs.iter().map(|wq| Arc::clone(wq.shared())).collect(),
         };
@@ -133,38 +131,24 @@ impl<P: Provider> IndirectionTable<P> {
             let error = Error::in_use(VERB, "QPs still use it: drop them first");
             return Err(Refused::new(error, self));
         };
-        // SAFETY: `self` is the last owner, and the table was not destroyed before. If this
-        // succeeds, `self` is dropped next.
-        match unsafe { shared.destroy() } {
-            Ok(()) => Ok(()),
-            Err(refused) => {
-                let asked = format!("indirection table handle {}", shared.handle);
-                Err(Refused::new(Error::kernel(VERB, asked, refused), self))
-            }
-        }
+        shared.destroy().map_err(|refused| {
+            let error = Error::kernel(VERB, format!("indirection table handle {}", self.handle()), refused);
+            Refused::new(error, self)
+        })
     }
 }
 
 impl<P: Provider> TableShared<P> {
-    /// # Safety
-    ///
-    /// It must not have been destroyed before. If this succeeds, nothing may use the object
-    /// afterwards.
-    unsafe fn destroy(&mut self) -> Result<(), IoctlError> {
-        // SAFETY: by the contract of `destroy`, the handle still names this table. QPs of the table
-        // hold an `Arc` of this, so there are none left.
-        unsafe { command::destroy_rwq_ind_table(self.context.file(), self.handle) }?;
-        self.destroyed = true;
-        Ok(())
+    fn destroy(&mut self) -> Result<(), IoctlError> {
+        // SAFETY: the handle is this table's, which nothing shares. QPs of the table hold an `Arc` of it.
+        let destroy = || unsafe { command::destroy_rwq_ind_table(self.context.file(), self.handle) };
+        self.released.destroy(destroy)
     }
 }
 
 impl<P: Provider> Drop for TableShared<P> {
     fn drop(&mut self) {
-        if !self.destroyed && !self.released.get() {
-            // SAFETY: it was not destroyed, and is being dropped.
-            let _ = unsafe { self.destroy() };
-        }
+        let _ = self.destroy();
     }
 }
 

@@ -4,6 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use bareverbs_provider::command;
+use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::traits::Provider;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -74,7 +75,6 @@ pub struct Xrcd<P: Provider = AnyProvider> {
 struct Inner<P: Provider> {
     context: Context<P>,
     handle: u32,
-    closed: bool,
     released: Released,
 }
 
@@ -124,7 +124,7 @@ impl<P: Provider> Xrcd<P> {
 
     pub(crate) fn new(context: &Context<P>, handle: u32) -> Self {
         let released = Released::default();
-        Self { inner: Arc::new(Inner { context: context.clone(), handle, closed: false, released }) }
+        Self { inner: Arc::new(Inner { context: context.clone(), handle, released }) }
     }
 
     /// The context of the domain.
@@ -165,28 +165,24 @@ impl<P: Provider> Xrcd<P> {
             let error = Error::in_use(VERB, "SRQs or QPs still use it: drop them first");
             return Err(Refused::new(error, self));
         };
-        // SAFETY: every user of the domain holds an `Arc` of this, and this is the last one. If
-        // this succeeds, it is dropped next.
-        match unsafe { command::close_xrcd(inner.context.file(), inner.handle) } {
-            Ok(()) => {
-                inner.closed = true;
-                Ok(())
-            }
-            Err(refused) => {
-                let asked = format!("XRC domain handle {}", inner.handle);
-                Err(Refused::new(Error::kernel(VERB, asked, refused), self))
-            }
-        }
+        inner.close().map_err(|refused| {
+            let error = Error::kernel(VERB, format!("XRC domain handle {}", self.handle()), refused);
+            Refused::new(error, self)
+        })
+    }
+}
+
+impl<P: Provider> Inner<P> {
+    fn close(&mut self) -> Result<(), IoctlError> {
+        // SAFETY: nothing shares this. Every user of the domain holds an `Arc` of it.
+        self.released.destroy(|| unsafe { command::close_xrcd(self.context.file(), self.handle) })
     }
 }
 
 impl<P: Provider> Drop for Inner<P> {
     fn drop(&mut self) {
-        if !self.closed && !self.released.get() {
-            // The command fails only if the domain has an object that could not be destroyed.
-            // Closing the device file frees both.
-            // SAFETY: every user of the domain holds an `Arc` of this, so there is none left.
-            let _ = unsafe { command::close_xrcd(self.context.file(), self.handle) };
-        }
+        // The command fails only if the domain has an object that could not be destroyed.
+        // Closing the device file frees both.
+        let _ = self.close();
     }
 }

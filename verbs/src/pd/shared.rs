@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bareverbs_provider::command;
+use bareverbs_provider::device::IoctlError;
 
 use crate::context::ContextInner;
 use crate::released::Released;
@@ -11,8 +12,6 @@ use crate::released::Released;
 pub(crate) struct PdShared {
     pub(crate) context: Arc<ContextInner>,
     pub(crate) handle: u32,
-    /// Whether the PD is imported. The process that created it deallocates it.
-    pub(super) imported: bool,
     pub(crate) released: Released,
 }
 
@@ -29,14 +28,17 @@ impl PdId {
     }
 }
 
+impl PdShared {
+    pub(super) fn dealloc(&mut self) -> Result<(), IoctlError> {
+        // SAFETY: nothing shares this. All objects that use the PD hold an `Arc` of it.
+        self.released.destroy(|| unsafe { command::dealloc_pd(&self.context.file, self.handle) })
+    }
+}
+
 impl Drop for PdShared {
     fn drop(&mut self) {
-        if self.imported || self.released.get() {
-            return;
-        }
         // The command fails only if the PD has an object that could not be destroyed or that
         // another process created. Closing the file frees both.
-        // SAFETY: all objects that use the PD hold an `Arc` of it, so no object is left.
-        let _ = unsafe { command::dealloc_pd(&self.context.file, self.handle) };
+        let _ = self.dealloc();
     }
 }

@@ -4,11 +4,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bareverbs_provider::command;
+use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::request::CountedFlowRequest;
 use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::verbs_values::{CounterDescription, FlowSpecType};
 use bareverbs_uapi::write::structs::FlowAttr;
-use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::flow_specs::Specs;
@@ -82,10 +82,8 @@ impl<P: Provider> Context<P> {
 impl FlowCounters {
     pub(crate) fn create<P: Provider>(context: &Context<P>) -> Result<Self> {
         const VERB: &str = "create_counters";
-        let handle = command::create_counters(context.file()).map_err(|refused| match refused.errno {
-            Errno::OPNOTSUPP | Errno::PROTONOSUPPORT => Error::unsupported(VERB, Feature::FlowCounters),
-            _ => Error::kernel(VERB, "flow counters", refused),
-        })?;
+        let handle = command::create_counters(context.file())
+            .map_err(|refused| Error::kernel_lacks(VERB, Feature::FlowCounters, "flow counters", refused))?;
         let context = Arc::clone(context.inner());
         let (flows, released) = (Mutex::new(0), Released::default());
         Ok(Self { shared: Arc::new(CountersShared { context, handle, flows, released }) })
@@ -106,21 +104,10 @@ impl FlowCounters {
             let error = Error::in_use(VERB, "clones or flows still use the counters: drop them first");
             return Err(Refused::new(error, self));
         };
-        if shared.released.get() {
-            return Ok(());
-        }
-        // SAFETY: the handle is this object's. A flow that uses it holds an `Arc` of it, and this
-        // is the last one. If this succeeds, it is dropped next.
-        match unsafe { command::destroy_counters(&shared.context.file, shared.handle) } {
-            Ok(()) => {
-                shared.released.set();
-                Ok(())
-            }
-            Err(refused) => {
-                let asked = format!("counters handle {}", shared.handle);
-                Err(Refused::new(Error::kernel(VERB, asked, refused), self))
-            }
-        }
+        shared.destroy().map_err(|refused| {
+            let error = Error::kernel(VERB, format!("counters handle {}", self.handle()), refused);
+            Refused::new(error, self)
+        })
     }
 
     /// Its kernel handle.
@@ -190,6 +177,11 @@ impl CountersShared {
         self.flows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn destroy(&mut self) -> Result<(), IoctlError> {
+        // SAFETY: the handle is this object's, which nothing shares. Flows that use it hold an `Arc` of it.
+        self.released.destroy(|| unsafe { command::destroy_counters(&self.context.file, self.handle) })
+    }
+
     /// Destroys a flow that uses the counters, by `destroy`.
     pub(super) fn destroy_flow<E>(&self, destroy: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let mut flows = self.lock();
@@ -207,11 +199,7 @@ impl fmt::Debug for CountersShared {
 
 impl Drop for CountersShared {
     fn drop(&mut self) {
-        if !self.released.get() {
-            // SAFETY: the handle is this object's, which is being dropped. A flow that uses it holds
-            // an `Arc` of it.
-            let _ = unsafe { command::destroy_counters(&self.context.file, self.handle) };
-        }
+        let _ = self.destroy();
     }
 }
 

@@ -39,7 +39,7 @@ impl<P: Provider> Pd<P> {
     /// deallocates it.
     #[must_use]
     pub unsafe fn from_handle(context: &Context<P>, handle: u32) -> Self {
-        Self::new(context, handle, false)
+        Self::new(context, handle)
     }
 }
 
@@ -144,7 +144,7 @@ impl Dm {
     ///
     /// The handle names device memory of this context that the caller owns: nothing else frees it.
     pub unsafe fn from_handle<P: Provider>(context: &Context<P>, handle: u32) -> Result<Self> {
-        Self::import(context, handle, false)
+        Self::adopt(context, handle)
     }
 }
 
