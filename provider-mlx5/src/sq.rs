@@ -17,7 +17,7 @@ use std::sync::Arc;
 use bareverbs_provider::barrier;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::error::DoorbellError;
-use bareverbs_provider::layout::QueueLayout;
+use bareverbs_provider::layout::{QueueLayout, RawPacketNumbers};
 use bareverbs_provider::request::{Burst, Ece};
 use bareverbs_provider::traits::{QpControl, SendQueue};
 use bareverbs_provider::work::{Datagram, Frame, PushError, SendFlags, SendRequest, XrcOperation};
@@ -74,6 +74,7 @@ pub struct Mlx5Sq {
     templates: Templates,
     /// ECE state, on devices that have ECE.
     options: Option<EceState>,
+    raw_packet: Option<Box<RawPacketNumbers>>,
 }
 
 /// Producer index of a send queue.
@@ -95,6 +96,11 @@ impl Position {
 unsafe impl Send for Mlx5Sq {}
 
 impl Mlx5Sq {
+    /// Sets the objects behind a raw packet QP.
+    pub(crate) fn with_raw_packet(self, numbers: Option<RawPacketNumbers>) -> Self {
+        Self { raw_packet: numbers.map(Box::new), ..self }
+    }
+
     /// The send queue of `blocks` blocks, a power of 2, at `offset` bytes in `memory`.
     pub(crate) fn new(
         record: QueueRecordRef,
@@ -132,6 +138,7 @@ impl Mlx5Sq {
             last: 0,
             done: 0,
             options: None,
+            raw_packet: None,
         }
     }
 
@@ -307,7 +314,7 @@ unsafe impl SendQueue for Mlx5Sq {
         let ring = NonNull::new(self.start.cast())?;
         let doorbell = self.memory.record().layout(Some(self.register.layout()));
         let layout = QueueLayout::new(ring, self.mask + 1, BLOCK as u32, self.next.block, doorbell);
-        Some(layout.with_number(self.qp_num))
+        Some(layout.with_number(self.qp_num).with_raw_packet(self.raw_packet.as_deref().copied()))
     }
 
     #[inline(always)]

@@ -29,6 +29,25 @@ pub struct QueueLayout {
     pub number: Option<u32>,
     /// The shared indices and the doorbell.
     pub doorbell: DoorbellLayout,
+    /// The objects behind a raw packet QP, in the layout of its send queue. `None` of other queues, and
+    /// where the driver does not report them: mlx5 contexts without DEVX.
+    pub raw_packet: Option<RawPacketNumbers>,
+}
+
+/// Numbers of the firmware's objects behind a raw packet QP. An object that it lacks has the number 0.
+#[doc(alias = "mlx5dv_qp")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RawPacketNumbers {
+    /// Transport interface of receives (TIR).
+    pub tirn: u32,
+    /// Transport interface of sends (TIS).
+    pub tisn: u32,
+    /// Receive queue.
+    pub rqn: u32,
+    /// Send queue.
+    pub sqn: u32,
+    /// Address of the TIR in the device's memory, or 0.
+    pub tir_icm_addr: u64,
 }
 
 impl QueueLayout {
@@ -41,13 +60,29 @@ impl QueueLayout {
         index: u32,
         doorbell: DoorbellLayout,
     ) -> Self {
-        Self { ring, slots, stride, content_offset: 0, index, tail: None, number: None, doorbell }
+        Self {
+            ring,
+            slots,
+            stride,
+            content_offset: 0,
+            index,
+            tail: None,
+            number: None,
+            doorbell,
+            raw_packet: None,
+        }
     }
 
     /// The same layout with the number of the queue.
     #[must_use]
     pub const fn with_number(self, number: u32) -> Self {
         Self { number: Some(number), ..self }
+    }
+
+    /// The same layout with the objects behind a raw packet QP.
+    #[must_use]
+    pub const fn with_raw_packet(self, raw_packet: Option<RawPacketNumbers>) -> Self {
+        Self { raw_packet, ..self }
     }
 
     /// The same layout with the end of the list.

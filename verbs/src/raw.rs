@@ -79,7 +79,7 @@ use uapi::registry::{self, Driver};
 use uapi::rules::Rules;
 use uapi::write::{self, WriteCommand};
 
-pub use bareverbs_provider::layout::{DoorbellLayout, QueueLayout, RegisterLayout};
+pub use bareverbs_provider::layout::{DoorbellLayout, QueueLayout, RawPacketNumbers, RegisterLayout};
 pub use bareverbs_provider::mapping::{Mapping, Protection};
 pub use bareverbs_uapi as uapi;
 

@@ -8,12 +8,13 @@ use bareverbs_provider::caps::Capabilities;
 use bareverbs_provider::command::{self, DriverPayload, QpBuffers};
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::error::{CreateError, Feature};
+use bareverbs_provider::layout::RawPacketNumbers;
 use bareverbs_provider::queue_allocator::QueueResource;
 use bareverbs_provider::request::{DoorbellChoice, QpRequest};
 use bareverbs_provider::thread_domain::ThreadDomain;
 use bareverbs_provider::traits::CreatedQp;
 use bareverbs_uapi::mlx5::verbs::UarType;
-use bareverbs_uapi::mlx5::{CreateQpReq, CreateQpResp, InlineMode, QpFlags};
+use bareverbs_uapi::mlx5::{CreateQpReq, CreateQpResp, CreateQpRespMask, InlineMode, QpFlags};
 use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 use zerocopy::IntoBytes;
 
@@ -24,6 +25,20 @@ use crate::rq::Mlx5Rq;
 use crate::sq::{ECE_VERSION_1, EceState, FRAME_HEADER, Mlx5Sq, SendLimits};
 use crate::uidx_table::{QueueRecord, RqTracker, Source, SqTracker};
 use crate::wqe::SEGMENT;
+
+/// The objects behind a raw packet QP, which the driver reports to contexts with DEVX.
+fn raw_packet(response: &CreateQpResp) -> Option<RawPacketNumbers> {
+    let numbers =
+        CreateQpRespMask::TIRN | CreateQpRespMask::TISN | CreateQpRespMask::RQN | CreateQpRespMask::SQN;
+    let has = |bit| response.comp_mask.contains(bit);
+    response.comp_mask.intersects(numbers).then(|| RawPacketNumbers {
+        tirn: if has(CreateQpRespMask::TIRN) { response.tirn } else { 0 },
+        tisn: if has(CreateQpRespMask::TISN) { response.tisn } else { 0 },
+        rqn: if has(CreateQpRespMask::RQN) { response.rqn } else { 0 },
+        sqn: if has(CreateQpRespMask::SQN) { response.sqn } else { 0 },
+        tir_icm_addr: if has(CreateQpRespMask::TIR_ICM_ADDR) { response.tir_icm_addr } else { 0 },
+    })
+}
 
 impl Mlx5 {
     /// # Safety
@@ -119,7 +134,8 @@ impl Mlx5 {
         });
         let place = (layout.send_offset(), layout.send_blocks);
         let sq = Mlx5Sq::new(record.clone(), memory, register, place, made.qp_num, limits)
-            .with_ece(self.caps.ece.then(|| EceState::new(response.ece_options)));
+            .with_ece(self.caps.ece.then(|| EceState::new(response.ece_options)))
+            .with_raw_packet(raw_packet(&response));
         let srq_num = match &record.source {
             Source::Shared(srq) => srq.number(),
             Source::Own(_) => 0,
