@@ -4,15 +4,17 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use bareverbs::Context;
+use bareverbs::raw::Mapping;
 
 use crate::abi::device::{ibv_context, verbs_context};
 use crate::convention::Failure;
 use crate::device::DeviceObject;
 use crate::hooks::{ContextHooks, Hooked};
+use crate::mlx5::commands::ReservedQpns;
 
 /// An open device of C, which has a pointer to `abi.context`.
 #[repr(C)]
@@ -31,6 +33,10 @@ pub(crate) struct ContextObject {
     pub(crate) _device: Arc<DeviceObject>,
     /// The doorbell page of CQs, of which `mlx5dv_init_obj` of `MLX5_1.0` returns the address.
     pub(crate) cq_uar: AtomicPtr<c_void>,
+    /// The page of the device's clock, whose address `mlx5dv_query_device` returns; `None` without one.
+    pub(crate) core_clock: OnceLock<Option<Mapping>>,
+    /// QPNs that the program reserves.
+    pub(crate) reserved_qpns: Mutex<Vec<ReservedQpns>>,
 }
 
 const _: () =

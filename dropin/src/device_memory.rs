@@ -37,6 +37,18 @@ pub(crate) fn create(context: ContextArgument<'_>, dm: Result<Dm, Error>) -> Res
     created.map(<*mut DmObject>::cast)
 }
 
+/// Allocates device memory.
+pub(crate) fn allocate(
+    context: ContextArgument<'_>,
+    attr: &ibv_alloc_dm_attr,
+) -> Result<*mut ibv_dm, Failure> {
+    let found = context.required()?.of_process()?;
+    if attr.comp_mask != 0 {
+        return Err(Failure::INVALID);
+    }
+    create(context, found.alloc_dm(&DmInit { len: attr.length, log_align: attr.log_align_req }))
+}
+
 /// The errno of a copy: a range that exceeds the memory is `EFAULT`, as in C.
 fn copied(result: Result<(), Error>) -> Result<(), Failure> {
     result.map_err(|error| match error {
@@ -61,11 +73,7 @@ fn check_copy(dm: &Dm, offset: u64, length: usize) -> Result<usize, Failure> {
 callback! {
     /// `ibv_alloc_dm`.
     fn alloc_dm(context: ContextArgument<'_>, attr: Option<&ibv_alloc_dm_attr>) -> OrNull<ibv_dm> {
-        let (found, attr) = (context.required()?.of_process()?, required(attr)?);
-        if attr.comp_mask != 0 {
-            return Err(Failure::INVALID);
-        }
-        create(context, found.alloc_dm(&DmInit { len: attr.length, log_align: attr.log_align_req }))
+        allocate(context, required(attr)?)
     }
 
     /// `ibv_free_dm`.

@@ -4,9 +4,12 @@
 //!
 //! A function refuses a device of another driver with `EOPNOTSUPP`.
 
+pub(crate) mod commands;
 pub(crate) mod create;
 pub(crate) mod devx;
 pub(crate) mod flow;
+pub(crate) mod flow_action;
+mod hca_caps;
 pub(crate) mod objects;
 pub(crate) mod query;
 mod refused;

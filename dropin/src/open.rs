@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use bareverbs::Context;
 use bareverbs::device::DriverId;
@@ -18,8 +18,8 @@ use crate::device::DeviceObject;
 use crate::environment::environment;
 use crate::hooks::hook_context;
 use crate::{
-    cq, device_memory, dma_handle, domain, flow, flow_counters, memory, port, qp, record, srq, window, wq,
-    xrc,
+    cq, device_memory, dma_handle, domain, flow, flow_counters, memory, mlx5, port, qp, record, srq, window,
+    wq, xrc,
 };
 
 /// Says to the inline functions that `verbs_context` is in front of the context.
@@ -100,7 +100,7 @@ fn extended(context: ibv_context) -> verbs_context {
         alloc_dm: device_memory::alloc_dm,
         free_dm: device_memory::free_dm,
         modify_flow_action_esp: refuse_errno,
-        destroy_flow_action: refuse_errno,
+        destroy_flow_action: mlx5::flow_action::destroy_flow_action,
         create_flow_action_esp: refuse_null,
         modify_qp_rate_limit: qp::modify_qp_rate_limit,
         alloc_parent_domain: memory::alloc_parent_domain,
@@ -164,6 +164,8 @@ pub(crate) fn create(
         process: std::process::id(),
         _device: device,
         cq_uar: AtomicPtr::default(),
+        core_clock: OnceLock::new(),
+        reserved_qpns: Mutex::default(),
     };
     let object = Box::into_raw(Box::new(object));
     // SAFETY: the object exists.

@@ -87,6 +87,13 @@ impl QpObject {
     pub(crate) fn kernel_object(&self) -> (*mut ibv_context, u32) {
         (self.abi.abi.qp_base.context, self.abi.abi.qp_base.handle)
     }
+
+    /// Its type, its last known state and its number.
+    pub(crate) fn numbers(&self) -> (QpType, QpState, u32) {
+        let base = &self.abi.abi.qp_base;
+        let state = u8::try_from(base.state.load(Ordering::Relaxed)).unwrap_or(u8::MAX);
+        (QpType(base.qp_type), QpState(state), base.qp_num)
+    }
 }
 
 impl QpHead {

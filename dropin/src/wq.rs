@@ -62,50 +62,54 @@ fn set_state(wq: &mut Wq, state: WqState) -> Result<(), Failure> {
     Ok(moved?)
 }
 
+/// Creates a WQ.
+pub(crate) fn create(context: ContextArgument<'_>, init: &ibv_wq_init_attr) -> Result<*mut ibv_wq, Failure> {
+    if init.wq_type != WqType::RQ.0 || init.comp_mask & !IBV_WQ_INIT_ATTR_FLAGS.cast_unsigned() != 0 {
+        return Err(Failure::INVALID);
+    }
+    let flags = if init.comp_mask == 0 { 0 } else { init.create_flags };
+    // SAFETY: the pointers are null or those of objects of the program.
+    let (pd, cq): (Option<&PdObject>, Option<&CqObject>) =
+        unsafe { (init.pd.cast::<PdObject>().as_ref(), init.cq.cast::<CqObject>().as_ref()) };
+    let (pd, cq) = (required(pd)?, required(cq)?);
+    let parent = pd.abi.parent();
+    let created = Object::create(|address| {
+        let cq_of_wq = cq.inner.lock();
+        let attr = WqInit {
+            max_recv_sge: init.max_sge,
+            flags: WqFlags::from_bits_retain(flags),
+            memory: ParentDomain::memory(parent),
+            user_data: address,
+            ..WqInit::new(&cq_of_wq, init.max_wr)
+        };
+        let wq = pd.inner.create_wq(&attr)?;
+        let abi = ibv_wq {
+            context: context.pointer(),
+            wq_context: init.wq_context,
+            pd: init.pd,
+            cq: init.cq,
+            wq_num: wq.wq_num(),
+            handle: wq.handle(),
+            state: AtomicU32::new(wq.state().0),
+            wq_type: init.wq_type,
+            post_recv: Function::new(post_wq_recv as *const ()),
+            mutex: MaybeUninit::zeroed(),
+            cond: MaybeUninit::zeroed(),
+            events_completed: 0,
+            comp_mask: 0,
+        };
+        let head = WqHead { abi, events: Acknowledged::default(), _parent: parent.cloned() };
+        let has_td = parent.is_some_and(|parent| parent.td().is_some());
+        Ok((head, Locked::new(wq, has_td || context.required()?.is_single_threaded)))
+    });
+    created.map(<*mut WqObject>::cast)
+}
+
 callback! {
     /// `ibv_create_wq`. As in C, `init` stays as it is: programs create several WQs by it. The inline
     /// function of C writes some fields afterwards.
     fn create_wq(context: ContextArgument<'_>, init: Option<&ibv_wq_init_attr>) -> OrNull<ibv_wq> {
-        let init = required(init)?;
-        if init.wq_type != WqType::RQ.0 || init.comp_mask & !IBV_WQ_INIT_ATTR_FLAGS.cast_unsigned() != 0 {
-            return Err(Failure::INVALID);
-        }
-        let flags = if init.comp_mask == 0 { 0 } else { init.create_flags };
-        // SAFETY: the pointers are null or those of objects of the program.
-        let (pd, cq): (Option<&PdObject>, Option<&CqObject>) =
-            unsafe { (init.pd.cast::<PdObject>().as_ref(), init.cq.cast::<CqObject>().as_ref()) };
-        let (pd, cq) = (required(pd)?, required(cq)?);
-        let parent = pd.abi.parent();
-        let created = Object::create(|address| {
-            let cq_of_wq = cq.inner.lock();
-            let attr = WqInit {
-                max_recv_sge: init.max_sge,
-                flags: WqFlags::from_bits_retain(flags),
-                memory: ParentDomain::memory(parent),
-                user_data: address,
-                ..WqInit::new(&cq_of_wq, init.max_wr)
-            };
-            let wq = pd.inner.create_wq(&attr)?;
-            let abi = ibv_wq {
-                context: context.pointer(),
-                wq_context: init.wq_context,
-                pd: init.pd,
-                cq: init.cq,
-                wq_num: wq.wq_num(),
-                handle: wq.handle(),
-                state: AtomicU32::new(wq.state().0),
-                wq_type: init.wq_type,
-                post_recv: Function::new(post_wq_recv as *const ()),
-                mutex: MaybeUninit::zeroed(),
-                cond: MaybeUninit::zeroed(),
-                events_completed: 0,
-                comp_mask: 0,
-            };
-            let head = WqHead { abi, events: Acknowledged::default(), _parent: parent.cloned() };
-            let has_td = parent.is_some_and(|parent| parent.td().is_some());
-            Ok((head, Locked::new(wq, has_td || context.required()?.is_single_threaded)))
-        });
-        created.map(<*mut WqObject>::cast)
+        create(context, required(init)?)
     }
 
     /// `ibv_modify_wq`: the flags first, then the state.

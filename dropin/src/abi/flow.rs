@@ -166,6 +166,10 @@ c_types! {
         counters: *mut ibv_counters,
     }
 
+    struct ibv_flow_action {
+        context: *mut ibv_context,
+    }
+
     struct ibv_counters {
         context: *mut ibv_context,
     }

@@ -248,6 +248,32 @@ c_types! {
         offset as "bulk_obj.offset": u32,
     }
 
+    struct mlx5dv_steering_anchor_attr {
+        ft_type: u32,
+        priority: u16,
+        comp_mask: u64,
+    }
+
+    struct mlx5dv_steering_anchor {
+        id: u32,
+    }
+
+    struct mlx5dv_alloc_dm_attr {
+        r#type as "type": u32,
+        comp_mask: u64,
+    }
+
+    struct mlx5dv_striding_rq_init_attr {
+        single_stride_log_num_of_bytes: u32,
+        single_wqe_log_num_of_strides: u32,
+        two_byte_shift_en: u8,
+    }
+
+    struct mlx5dv_wq_init_attr {
+        comp_mask: u64,
+        striding_rq_attrs: mlx5dv_striding_rq_init_attr,
+    }
+
     struct mlx5dv_devx_umem {
         umem_id: u32,
     }

@@ -7,21 +7,26 @@ use bareverbs::cq::CqeSize;
 use super::query::device_caps;
 use super::{check_mask, context, export};
 use crate::abi::cq::{ibv_cq_ex, ibv_cq_init_attr_ex};
-use crate::abi::memory::ibv_mr;
-use crate::abi::mlx5::{mlx5dv_cq_init_attr, mlx5dv_qp_ex, mlx5dv_qp_init_attr};
+use crate::abi::memory::{ibv_alloc_dm_attr, ibv_dm, ibv_mr};
+use crate::abi::mlx5::{
+    mlx5dv_alloc_dm_attr, mlx5dv_cq_init_attr, mlx5dv_qp_ex, mlx5dv_qp_init_attr, mlx5dv_wq_init_attr,
+};
 use crate::abi::qp::{ibv_qp, ibv_qp_init_attr_ex};
 use crate::abi::values::{
     MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE, MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE,
-    MLX5DV_CQ_INIT_ATTR_MASK_FLAGS, MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE,
+    MLX5DV_CQ_INIT_ATTR_MASK_FLAGS, MLX5DV_DM_TYPE_MEMIC, MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE,
     MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE, MLX5DV_QP_EX_WITH_RAW_WQE, MLX5DV_QP_INIT_ATTR_MASK_DC,
     MLX5DV_QP_INIT_ATTR_MASK_DCI_STREAMS, MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
     MLX5DV_QP_INIT_ATTR_MASK_SEND_OPS_FLAGS, MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT,
+    MLX5DV_WQ_INIT_ATTR_MASK_STRIDING_RQ,
 };
+use crate::abi::wq::{ibv_wq, ibv_wq_init_attr};
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrNull, required};
 use crate::cq::{self, CqOptions};
 use crate::memory::{PdObject, Reach, register_dmabuf};
 use crate::qp::{self, Mlx5Options, QpObject};
+use crate::{device_memory, wq};
 
 fn has(mask: u64, bit: c_int) -> bool {
     mask & u64::from(bit.cast_unsigned()) != 0
@@ -109,6 +114,36 @@ export! {
     ) -> OrNull<ibv_qp> {
         context(argument)?;
         qp::create_extended(argument, required(init)?, qp_options(attr)?)
+    }
+
+    /// Without striding RQs.
+    fn mlx5dv_create_wq(
+        argument: ContextArgument<'_>,
+        init: Option<&ibv_wq_init_attr>,
+        attr: Option<&mlx5dv_wq_init_attr>,
+    ) -> OrNull<ibv_wq> {
+        context(argument)?;
+        let (init, mask) = (required(init)?, attr.map_or(0, |attr| attr.comp_mask));
+        check_mask(mask, MLX5DV_WQ_INIT_ATTR_MASK_STRIDING_RQ as u64, Failure::INVALID)?;
+        if mask != 0 {
+            return Err(Failure::UNSUPPORTED);
+        }
+        wq::create(argument, init)
+    }
+
+    /// Memory for commands and steering (SW ICM) is for DR, which is refused.
+    fn mlx5dv_alloc_dm(
+        argument: ContextArgument<'_>,
+        init: Option<&ibv_alloc_dm_attr>,
+        attr: Option<&mlx5dv_alloc_dm_attr>,
+    ) -> OrNull<ibv_dm> {
+        context(argument)?;
+        let (init, attr) = (required(init)?, required(attr)?);
+        if attr.r#type.cast_signed() != MLX5DV_DM_TYPE_MEMIC {
+            return Err(Failure::UNSUPPORTED);
+        }
+        check_mask(attr.comp_mask, 0, Failure::INVALID)?;
+        device_memory::allocate(argument, init)
     }
 
     fn mlx5dv_reg_dmabuf_mr(

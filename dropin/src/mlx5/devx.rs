@@ -69,7 +69,7 @@ pub(crate) struct Exported {
 
 impl<A> Made<A> {
     /// A pointer of C to a new object.
-    fn leak<C>(abi: A, object: RawObject, mapping: Option<Mapping>) -> *mut C {
+    pub(super) fn leak<C>(abi: A, object: RawObject, mapping: Option<Mapping>) -> *mut C {
         Box::into_raw(Box::new(Self { abi, object: Some(object), _mapping: mapping })).cast()
     }
 
@@ -80,7 +80,7 @@ impl<A> Made<A> {
     /// # Safety
     ///
     /// [`leak`](Self::leak) made the object. The program uses it no longer if the call succeeds.
-    unsafe fn destroy(object: Option<NonNull<Self>>) -> Result<(), Failure> {
+    pub(super) unsafe fn destroy(object: Option<NonNull<Self>>) -> Result<(), Failure> {
         let object = required(object)?;
         // SAFETY: by the contract, the object exists and nothing else uses it.
         let kernel = &mut unsafe { &mut *object.as_ptr() }.object;
@@ -111,7 +111,7 @@ impl<A> Made<A> {
 /// # Safety
 ///
 /// As for [`RawContext::execute`].
-unsafe fn make<M: Method, O: ObjectClass>(
+pub(super) unsafe fn make<M: Method, O: ObjectClass>(
     raw: &RawContext,
     call: &mut Call<'_, M>,
     handle: Attr<M, NewHandle<O>>,
@@ -145,6 +145,42 @@ unsafe fn response<'a>(start: *mut c_void, length: usize) -> Result<&'a mut [u8]
 type Buffers = (*const c_void, usize, *mut c_void, usize);
 
 /// Queries an object of any class by a command.
+pub(super) fn query_object(
+    raw: &RawContext,
+    handle: u32,
+    input: &[u8],
+    output: &mut [u8],
+) -> Result<(), Failure> {
+    let mut call = raw.call::<DevxObjQuery>();
+    call.handle(DevxObjQuery::HANDLE, handle);
+    call.input_slice(DevxObjQuery::CMD_IN, input).output_slice(DevxObjQuery::CMD_OUT, output);
+    // SAFETY: the buffers exist during the call. The program answers for the command.
+    Ok(unsafe { raw.execute(&mut call) }?)
+}
+
+/// Modifies an object of any class by a command.
+pub(super) fn modify_object(
+    raw: &RawContext,
+    handle: u32,
+    input: &[u8],
+    output: &mut [u8],
+) -> Result<(), Failure> {
+    let mut call = raw.call::<DevxObjModify>();
+    call.handle(DevxObjModify::HANDLE, handle);
+    call.input_slice(DevxObjModify::CMD_IN, input).output_slice(DevxObjModify::CMD_OUT, output);
+    // SAFETY: as in `query_object`.
+    Ok(unsafe { raw.execute(&mut call) }?)
+}
+
+/// Executes a command that is about no object.
+pub(super) fn execute_general(raw: &RawContext, input: &[u8], output: &mut [u8]) -> Result<(), Failure> {
+    let mut call = raw.call::<DevxOther>();
+    call.input_slice(DevxOther::CMD_IN, input).output_slice(DevxOther::CMD_OUT, output);
+    // SAFETY: as in `query_object`.
+    Ok(unsafe { raw.execute(&mut call) }?)
+}
+
+/// [`query_object`] with buffers of the program.
 ///
 /// # Safety
 ///
@@ -156,14 +192,10 @@ unsafe fn query(
 ) -> Result<(), Failure> {
     // SAFETY: by the contract.
     let (input, output) = unsafe { (command(input, in_len)?, response(output, out_len)?) };
-    let mut call = raw.call::<DevxObjQuery>();
-    call.handle(DevxObjQuery::HANDLE, handle);
-    call.input_slice(DevxObjQuery::CMD_IN, input).output_slice(DevxObjQuery::CMD_OUT, output);
-    // SAFETY: the buffers exist during the call. The program answers for the command.
-    Ok(unsafe { raw.execute(&mut call) }?)
+    query_object(raw, handle, input, output)
 }
 
-/// Modifies an object of any class by a command.
+/// [`modify_object`] with buffers of the program.
 ///
 /// # Safety
 ///
@@ -175,11 +207,7 @@ unsafe fn modify(
 ) -> Result<(), Failure> {
     // SAFETY: by the contract.
     let (input, output) = unsafe { (command(input, in_len)?, response(output, out_len)?) };
-    let mut call = raw.call::<DevxObjModify>();
-    call.handle(DevxObjModify::HANDLE, handle);
-    call.input_slice(DevxObjModify::CMD_IN, input).output_slice(DevxObjModify::CMD_OUT, output);
-    // SAFETY: as in `query`.
-    Ok(unsafe { raw.execute(&mut call) }?)
+    modify_object(raw, handle, input, output)
 }
 
 /// The device file of a verbs object.
@@ -222,10 +250,7 @@ export! {
         let raw = context(argument)?.context.raw();
         // SAFETY: the buffers are those of the program.
         let (input, output) = unsafe { (command(input, in_len)?, response(output, out_len)?) };
-        let mut call = raw.call::<DevxOther>();
-        call.input_slice(DevxOther::CMD_IN, input).output_slice(DevxOther::CMD_OUT, output);
-        // SAFETY: the buffers exist during the call. The program answers for the command.
-        Ok(unsafe { raw.execute(&mut call) }?)
+        execute_general(&raw, input, output)
     }
 
     fn mlx5dv_devx_query_eqn(argument: ContextArgument<'_>, vector: u32, eqn: Option<&mut u32>) -> OrErrno {

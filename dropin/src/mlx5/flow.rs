@@ -12,6 +12,7 @@ use bareverbs::raw::uapi::uverbs::object::Flow;
 use bareverbs::raw::uapi::verbs_values::{FlowAttrType, FlowFlags};
 
 use super::devx::DevxObject;
+use super::flow_action::FlowActionObject;
 use super::{bytes, check_mask, context, export};
 use crate::abi::device::ibv_context;
 use crate::abi::flow::ibv_flow;
@@ -19,8 +20,8 @@ use crate::abi::mlx5::{mlx5dv_flow_action_attr, mlx5dv_flow_match_parameters, ml
 use crate::abi::values::{
     MLX5DV_FLOW_ACTION_COUNTERS_DEVX, MLX5DV_FLOW_ACTION_COUNTERS_DEVX_WITH_OFFSET,
     MLX5DV_FLOW_ACTION_DEFAULT_MISS, MLX5DV_FLOW_ACTION_DEST_DEVX, MLX5DV_FLOW_ACTION_DEST_IBV_QP,
-    MLX5DV_FLOW_ACTION_DROP, MLX5DV_FLOW_ACTION_TAG, MLX5DV_FLOW_MATCHER_MASK_FT_TYPE,
-    MLX5DV_FLOW_MATCHER_MASK_IB_PORT,
+    MLX5DV_FLOW_ACTION_DROP, MLX5DV_FLOW_ACTION_IBV_FLOW_ACTION, MLX5DV_FLOW_ACTION_TAG,
+    MLX5DV_FLOW_MATCHER_MASK_FT_TYPE, MLX5DV_FLOW_MATCHER_MASK_IB_PORT,
 };
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrNull, required};
@@ -42,12 +43,16 @@ enum Destination {
     Flags(CreateFlowFlags),
 }
 
+/// Actions that change headers in one flow: the kernel takes no more.
+const MOST_CHANGES: usize = 2;
+
 /// What the actions of a flow ask for.
 #[derive(Default)]
 struct Actions {
     destination: Option<Destination>,
     tag: Option<u32>,
     counter: Option<(u32, Option<u32>)>,
+    changes: Vec<u32>,
 }
 
 impl Actions {
@@ -81,6 +86,13 @@ impl Actions {
                     MLX5DV_FLOW_ACTION_TAG if actions.tag.is_some() => return Err(Failure::INVALID),
                     MLX5DV_FLOW_ACTION_TAG => {
                         actions.tag = Some((&raw const (*action).object).cast::<u32>().read());
+                    }
+                    MLX5DV_FLOW_ACTION_IBV_FLOW_ACTION => {
+                        if actions.changes.len() == MOST_CHANGES {
+                            return Err(Failure::UNSUPPORTED);
+                        }
+                        let action = required(object.cast::<FlowActionObject>().as_ref())?;
+                        actions.changes.push(action.object()?.handle());
                     }
                     MLX5DV_FLOW_ACTION_COUNTERS_DEVX if actions.counter.is_none() => {
                         actions.counter = Some((devx()?, None));
@@ -135,6 +147,9 @@ unsafe fn create(
             Some(Destination::Devx(object)) => drop(call.handle(CreateFlow::DEST_DEVX, object)),
             Some(Destination::Flags(flags)) => drop(call.flags(CreateFlow::FLAGS, flags)),
             None => {}
+        }
+        if !actions.changes.is_empty() {
+            call.handles(CreateFlow::ARR_FLOW_ACTIONS, &actions.changes);
         }
         if let Some(tag) = &actions.tag {
             call.input(CreateFlow::TAG, tag);
@@ -293,6 +308,7 @@ mod tests {
             (&[MLX5DV_FLOW_ACTION_DEST_IBV_QP], SIZE, Failure::INVALID),
             (&[MLX5DV_FLOW_ACTION_DEST_DEVX], SIZE, Failure::INVALID),
             (&[MLX5DV_FLOW_ACTION_COUNTERS_DEVX], SIZE, Failure::INVALID),
+            (&[MLX5DV_FLOW_ACTION_IBV_FLOW_ACTION], SIZE, Failure::INVALID),
             (&[9], SIZE, Failure::UNSUPPORTED),
             (&[-1], SIZE, Failure::UNSUPPORTED),
             (&[MLX5DV_FLOW_ACTION_DROP], 0, Failure::INVALID),

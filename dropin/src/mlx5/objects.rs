@@ -14,8 +14,9 @@ use crate::abi::mlx5::{
     mlx5dv_ah, mlx5dv_cq, mlx5dv_devx, mlx5dv_dm, mlx5dv_obj, mlx5dv_pd, mlx5dv_qp, mlx5dv_rwq, mlx5dv_srq,
 };
 use crate::abi::values::{
-    MLX5DV_OBJ_AH, MLX5DV_OBJ_CQ, MLX5DV_OBJ_DEVX, MLX5DV_OBJ_DM, MLX5DV_OBJ_PD, MLX5DV_OBJ_QP,
-    MLX5DV_OBJ_RWQ, MLX5DV_OBJ_SRQ, MLX5DV_QP_MASK_UAR_MMAP_OFFSET, MLX5DV_SRQ_MASK_SRQN,
+    MLX5DV_DM_MASK_REMOTE_VA, MLX5DV_OBJ_AH, MLX5DV_OBJ_CQ, MLX5DV_OBJ_DEVX, MLX5DV_OBJ_DM, MLX5DV_OBJ_PD,
+    MLX5DV_OBJ_QP, MLX5DV_OBJ_RWQ, MLX5DV_OBJ_SRQ, MLX5DV_QP_MASK_RAW_QP_HANDLES,
+    MLX5DV_QP_MASK_RAW_QP_TIR_ADDR, MLX5DV_QP_MASK_UAR_MMAP_OFFSET, MLX5DV_SRQ_MASK_SRQN,
 };
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, required};
@@ -66,6 +67,19 @@ unsafe fn qp(qp: &QpObject, out: *mut mlx5dv_qp) -> Result<(), Failure> {
         if wanted & offset != 0 {
             (*out).uar_mmap_offset = register.mmap_offset.cast_signed();
             known |= offset;
+        }
+        // Without DEVX, and of other QPs, they are 0, as in C.
+        let numbers = send.raw_packet.unwrap_or_default();
+        let handles = u64::from(MLX5DV_QP_MASK_RAW_QP_HANDLES.cast_unsigned());
+        if wanted & handles != 0 {
+            ((*out).tirn, (*out).tisn) = (numbers.tirn, numbers.tisn);
+            ((*out).rqn, (*out).sqn) = (numbers.rqn, numbers.sqn);
+            known |= handles;
+        }
+        let address = u64::from(MLX5DV_QP_MASK_RAW_QP_TIR_ADDR.cast_unsigned());
+        if wanted & address != 0 {
+            (*out).tir_icm_addr = numbers.tir_icm_addr;
+            known |= address;
         }
         (*out).comp_mask = known;
     }
@@ -136,11 +150,17 @@ unsafe fn dm(dm: &DmObject, out: *mut mlx5dv_dm) -> Result<(), Failure> {
         return Err(Failure::INVALID);
     }
     let dm = lock(&dm.inner);
-    // SAFETY: by the contract. No field behind `comp_mask` is written.
+    // SAFETY: by the contract. The field behind `comp_mask` exists if its bit is set.
     unsafe {
         (*out).buf = dm.as_ptr().cast();
         (*out).length = dm.len() as u64;
-        (*out).comp_mask = 0;
+        let remote = u64::from(MLX5DV_DM_MASK_REMOTE_VA.cast_unsigned());
+        let known = (*out).comp_mask & remote;
+        if known != 0 {
+            // Memory regions of device memory begin at 0.
+            (*out).remote_va = 0;
+        }
+        (*out).comp_mask = known;
     }
     Ok(())
 }

@@ -1,20 +1,22 @@
 //! Devices, ports and the clock.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::mem::offset_of;
 use std::ptr;
 
 use bareverbs::device::DriverId;
-use bareverbs::raw::RawContext;
 use bareverbs::raw::uapi::mlx5::verbs::PortInfo;
 use bareverbs::raw::uapi::mlx5::{
-    AllocUcontextResp, AllocUcontextRespMask, GetDataDirectSysfsPath, MultiPacketSends, QueryDeviceFlags,
-    QueryDeviceResp, QueryPort, attributes,
+    AllocUcontextResp, AllocUcontextRespMask, CLOCK_INFO_V1, ClockInfo, GetDataDirectSysfsPath, MmapCommand,
+    MultiPacketSends, QueryDeviceFlags, QueryDeviceResp, QueryPort, attributes,
 };
 use bareverbs::raw::uapi::uverbs::QueryContext;
 use bareverbs::raw::uapi::write;
 use bareverbs::raw::uapi::write::structs::{ExQueryDevice, ExQueryDeviceResp};
+use bareverbs::raw::{Mapping, Protection, RawContext};
 use zerocopy::IntoBytes;
 
+use super::hca_caps::{HcaCaps, LOG_MAX_RA_REQ_DC, LOG_MAX_RA_RES_DC, NUM_LAG_PORTS, group};
 use super::{bytes_mut, check_mask, context, export};
 use crate::abi::device::ibv_context;
 use crate::abi::mlx5::{
@@ -25,10 +27,15 @@ use crate::abi::values::{
     MLX5DV_CONTEXT_FLAGS_BLUEFLAME, MLX5DV_CONTEXT_FLAGS_CQE_128B_COMP, MLX5DV_CONTEXT_FLAGS_CQE_128B_PAD,
     MLX5DV_CONTEXT_FLAGS_CQE_V1, MLX5DV_CONTEXT_FLAGS_DEVX, MLX5DV_CONTEXT_FLAGS_ENHANCED_MPW,
     MLX5DV_CONTEXT_FLAGS_MPW_ALLOWED, MLX5DV_CONTEXT_FLAGS_PACKET_BASED_CREDIT_MODE,
-    MLX5DV_CONTEXT_FLAGS_REAL_TIME_TS, MLX5DV_CONTEXT_MASK_CQE_COMPRESION, MLX5DV_CONTEXT_MASK_DYN_BFREGS,
-    MLX5DV_CONTEXT_MASK_REG_C0, MLX5DV_CONTEXT_MASK_SWP, MLX5DV_CONTEXT_MASK_TUNNEL_OFFLOADS,
+    MLX5DV_CONTEXT_FLAGS_REAL_TIME_TS, MLX5DV_CONTEXT_MASK_CLOCK_INFO_UPDATE,
+    MLX5DV_CONTEXT_MASK_CQE_COMPRESION, MLX5DV_CONTEXT_MASK_CRYPTO_OFFLOAD, MLX5DV_CONTEXT_MASK_DC_ODP_CAPS,
+    MLX5DV_CONTEXT_MASK_DCI_STREAMS, MLX5DV_CONTEXT_MASK_DYN_BFREGS, MLX5DV_CONTEXT_MASK_FLOW_ACTION_FLAGS,
+    MLX5DV_CONTEXT_MASK_HCA_CORE_CLOCK, MLX5DV_CONTEXT_MASK_MAX_DC_RD_ATOM,
+    MLX5DV_CONTEXT_MASK_NUM_LAG_PORTS, MLX5DV_CONTEXT_MASK_REG_C0, MLX5DV_CONTEXT_MASK_SIGNATURE_OFFLOAD,
+    MLX5DV_CONTEXT_MASK_STRIDING_RQ, MLX5DV_CONTEXT_MASK_SWP, MLX5DV_CONTEXT_MASK_TUNNEL_OFFLOADS,
+    MLX5DV_CONTEXT_MASK_WR_MEMCPY_LENGTH,
 };
-use crate::context::ContextArgument;
+use crate::context::{ContextArgument, ContextObject};
 use crate::convention::{Failure, OrErrno, OrNull, Value, required};
 use crate::device::DeviceObject;
 use crate::open;
@@ -50,6 +57,35 @@ pub(super) fn device_caps(raw: &RawContext) -> Result<QueryDeviceResp, Failure> 
     // SAFETY: the command writes to its outputs only, which have their full size.
     unsafe { raw.execute(&mut call) }?;
     Ok(driver)
+}
+
+/// Bytes of a page of the device.
+const PAGE: usize = 4096;
+
+/// Maps a page that the driver names by a command, and an index.
+fn map(raw: &RawContext, command: MmapCommand, index: u8) -> Option<Mapping> {
+    let offset = (u64::from(command.0) << 8 | u64::from(index)) * PAGE as u64;
+    raw.map(offset, PAGE, Protection::Read).ok().filter(|mapping| mapping.len() >= PAGE)
+}
+
+/// The longest time between updates of the clock page in nanoseconds; `None` without the page.
+fn clock_update_period(raw: &RawContext, ucontext: &AllocUcontextResp) -> Option<u64> {
+    if ucontext.clock_info_versions >> CLOCK_INFO_V1 & 1 == 0 {
+        return None;
+    }
+    let page = map(raw, MmapCommand::CLOCK_INFO, CLOCK_INFO_V1 as u8)?;
+    // SAFETY: the struct lies in the page, aligned. The kernel writes the field by one store.
+    Some(unsafe { page.as_ptr().add(offset_of!(ClockInfo, overflow_period)).cast::<u64>().read_volatile() })
+}
+
+/// The address of the device's clock, in a page that stays mapped as long as the context is open.
+fn core_clock(object: &ContextObject, raw: &RawContext, ucontext: &AllocUcontextResp) -> Option<*mut c_void> {
+    if !ucontext.comp_mask.contains(AllocUcontextRespMask::CORE_CLOCK_OFFSET) {
+        return None;
+    }
+    let page = object.core_clock.get_or_init(|| map(raw, MmapCommand::CORE_CLOCK, 0)).as_ref()?;
+    let offset = ucontext.hca_core_clock_offset as usize % PAGE;
+    Some(page.as_ptr().as_ptr().wrapping_add(offset).cast())
 }
 
 /// The flags that are set.
@@ -76,15 +112,19 @@ export! {
             check_mask(attr.comp_mask, 0, Failure::UNSUPPORTED)?;
             check_mask(attr.flags.into(), MLX5DV_CONTEXT_FLAGS_DEVX as u64, Failure::INVALID)?;
         }
-        if attr.is_some_and(|attr| attr.flags != 0) {
+        // Contexts have DEVX where the device has it.
+        let opened = object.device.open()?;
+        if attr.is_some_and(|attr| attr.flags != 0) && !opened.capabilities().devx {
             return Err(Failure::UNSUPPORTED);
         }
-        open::create(object.device.open()?, object.reference(), None)
+        open::create(opened, object.reference(), None)
     }
 
     /// Returns the attributes that `comp_mask` asks for and this library knows. Its other bits are cleared.
+    /// Those of features that this library refuses are 0, as of a device without them.
     fn mlx5dv_query_device(argument: ContextArgument<'_>, attr: *mut mlx5dv_context) -> OrErrno {
-        let raw = context(argument)?.context.raw();
+        let object = context(argument)?;
+        let raw = object.context.raw();
         if attr.is_null() {
             return Err(Failure::INVALID);
         }
@@ -117,6 +157,10 @@ export! {
         };
         let reg_c0 = mlx5dv_reg { value: device.reg_c0.value, mask: device.reg_c0.mask };
         let has_reg_c0 = reg_c0.mask != 0;
+        let bit = |bit: c_int| u64::from(bit.cast_unsigned());
+        let clock_bit = bit(MLX5DV_CONTEXT_MASK_CLOCK_INFO_UPDATE);
+        let core_clock_bit = bit(MLX5DV_CONTEXT_MASK_HCA_CORE_CLOCK);
+        let lag_bit = bit(MLX5DV_CONTEXT_MASK_NUM_LAG_PORTS);
         // SAFETY: the program has the struct, and the fields of the bits that it sets.
         unsafe {
             let wanted = (*attr).comp_mask;
@@ -137,6 +181,50 @@ export! {
             }
             if is_wanted(MLX5DV_CONTEXT_MASK_DYN_BFREGS, true) {
                 ptr::write(&raw mut (*attr).max_dynamic_bfregs, ucontext.num_dyn_bfregs);
+            }
+            if is_wanted(MLX5DV_CONTEXT_MASK_STRIDING_RQ, true) {
+                ptr::write_bytes(&raw mut (*attr).striding_rq_caps, 0, 1);
+            }
+            if is_wanted(MLX5DV_CONTEXT_MASK_DCI_STREAMS, true) {
+                ptr::write_bytes(&raw mut (*attr).dci_streams_caps, 0, 1);
+            }
+            if is_wanted(MLX5DV_CONTEXT_MASK_SIGNATURE_OFFLOAD, true) {
+                ptr::write_bytes(&raw mut (*attr).sig_caps, 0, 1);
+            }
+            if is_wanted(MLX5DV_CONTEXT_MASK_WR_MEMCPY_LENGTH, true) {
+                ptr::write(&raw mut (*attr).max_wr_memcpy_length, 0);
+            }
+            if is_wanted(MLX5DV_CONTEXT_MASK_CRYPTO_OFFLOAD, true) {
+                ptr::write_bytes(&raw mut (*attr).crypto_caps, 0, 1);
+            }
+            if is_wanted(MLX5DV_CONTEXT_MASK_FLOW_ACTION_FLAGS, true) {
+                ptr::write(&raw mut (*attr).flow_action_flags, ucontext.flow_action_flags.bits().into());
+            }
+            let period = if wanted & clock_bit != 0 { clock_update_period(&raw, &ucontext) } else { None };
+            if is_wanted(MLX5DV_CONTEXT_MASK_CLOCK_INFO_UPDATE, period.is_some()) {
+                ptr::write(&raw mut (*attr).max_clock_info_update_nsec, period.unwrap_or_default());
+            }
+            let clock = if wanted & core_clock_bit != 0 { core_clock(object, &raw, &ucontext) } else { None };
+            if is_wanted(MLX5DV_CONTEXT_MASK_HCA_CORE_CLOCK, clock.is_some()) {
+                ptr::write(&raw mut (*attr).hca_core_clock, clock.unwrap_or(ptr::null_mut()));
+            }
+            if is_wanted(MLX5DV_CONTEXT_MASK_DC_ODP_CAPS, true) {
+                let caps = HcaCaps::query(&raw, group::ODP).dc_odp_caps();
+                ptr::write(&raw mut (*attr).dc_odp_caps, caps);
+            }
+            if is_wanted(MLX5DV_CONTEXT_MASK_MAX_DC_RD_ATOM, true) {
+                let caps = HcaCaps::query(&raw, group::GENERAL);
+                let most = |log| 1 << caps.get(log);
+                ptr::write(&raw mut (*attr).max_dc_rd_atom, most(LOG_MAX_RA_REQ_DC));
+                ptr::write(&raw mut (*attr).max_dc_init_rd_atom, most(LOG_MAX_RA_RES_DC));
+            }
+            let ports = if wanted & lag_bit != 0 {
+                HcaCaps::query(&raw, group::GENERAL).get(NUM_LAG_PORTS) as u8
+            } else {
+                0
+            };
+            if is_wanted(MLX5DV_CONTEXT_MASK_NUM_LAG_PORTS, ports != 0) {
+                ptr::write(&raw mut (*attr).num_lag_ports, ports);
             }
             if is_wanted(MLX5DV_CONTEXT_MASK_REG_C0, has_reg_c0) {
                 ptr::write(&raw mut (*attr).reg_c0, reg_c0);

@@ -1,0 +1,290 @@
+//! Functions that libmlx5 implements by commands of the firmware: the source port and the LAG port of a
+//! QP, and reserved QPNs. They need a context with DEVX.
+
+use bareverbs::raw::uapi::mlx5::{DevxObj, DevxObjCreate};
+use bareverbs::raw::uapi::uverbs::types::QpType;
+use bareverbs::raw::{RawContext, RawObject};
+use bareverbs::{Errno, qp::QpState};
+
+use super::hca_caps::{
+    GENERAL_OBJ_TYPES, HCA_CAP_2, HcaCaps, LAG_TX_PORT_AFFINITY, LOG_RESERVED_QPN_GRANULARITY, NUM_LAG_PORTS,
+    RTS2RTS_LAG_TX_PORT_AFFINITY, RTS2RTS_QP_UDP_SPORT, group,
+};
+use super::{context, devx, export};
+use crate::context::ContextArgument;
+use crate::convention::{Failure, OrErrno, required};
+use crate::object::lock;
+use crate::qp::QpObject;
+
+/// Opcodes (`MLX5_CMD_OP_*`).
+mod opcode {
+    pub(super) const RTS2RTS_QP: u16 = 0x505;
+    pub(super) const QUERY_QP: u16 = 0x50b;
+    pub(super) const QUERY_LAG: u16 = 0x842;
+    pub(super) const MODIFY_TIS: u16 = 0x913;
+    pub(super) const QUERY_TIS: u16 = 0x915;
+    pub(super) const CREATE_GENERAL_OBJECT: u16 = 0xa00;
+}
+
+/// The context of a QP in its commands and in the response of its query.
+const QPC: usize = 0x18;
+/// Bytes of the commands that modify a QP, and of the response of its query.
+const QP_COMMAND: usize = 0x110;
+/// The context of a TIS in its commands.
+const TISC: usize = 0x20;
+const TIS_COMMAND: usize = TISC + 0xa0;
+const RESPONSE: usize = 0x10;
+
+/// A command about the object of a number.
+fn command<const N: usize>(opcode: u16, number: u32) -> [u8; N] {
+    let mut command = [0; N];
+    command[..2].copy_from_slice(&opcode.to_be_bytes());
+    command[8..12].copy_from_slice(&number.to_be_bytes());
+    command
+}
+
+/// The errno of a command: libmlx5's for the firmware's status, if the firmware has refused it.
+fn refusal(failure: Failure, response: &[u8]) -> Failure {
+    /// `MLX5_CMD_STAT_*`.
+    const BUSY: u8 = 0x06;
+    const LIMIT: u8 = 0x08;
+    const NO_RESOURCES: u8 = 0x0f;
+    if failure != Errno::REMOTEIO.into() {
+        return failure;
+    }
+    Failure::of_errno(match response[0] {
+        BUSY => libc::EBUSY,
+        LIMIT => libc::ENOMEM,
+        NO_RESOURCES => libc::EAGAIN,
+        // Opcode, parameter, resource, state of a resource, index; state of a QP, packet, size.
+        0x02 | 0x03 | 0x05 | 0x09 | 0x0a | 0x10 | 0x30 | 0x40 => libc::EINVAL,
+        _ => libc::EIO,
+    })
+}
+
+/// A QP, and its device file.
+struct Target<'a> {
+    raw: RawContext,
+    qp: &'a QpObject,
+}
+
+impl<'a> Target<'a> {
+    fn new(qp: Option<&'a QpObject>) -> Result<Self, Failure> {
+        let qp = required(qp)?;
+        Ok(Self { raw: context(ContextArgument::of(qp.kernel_object().0))?.context.raw(), qp })
+    }
+
+    fn caps(&self) -> HcaCaps {
+        HcaCaps::query(&self.raw, group::GENERAL)
+    }
+
+    fn modify(&self, command: &[u8]) -> Result<(), Failure> {
+        let mut response = [0; RESPONSE];
+        devx::modify_object(&self.raw, self.qp.kernel_object().1, command, &mut response)
+            .map_err(|failure| refusal(failure, &response))
+    }
+
+    fn query<const N: usize>(&self, opcode: u16, number: u32) -> Result<[u8; N], Failure> {
+        let mut response = [0; N];
+        let request: [u8; 16] = command(opcode, number);
+        devx::query_object(&self.raw, self.qp.kernel_object().1, &request, &mut response)
+            .map_err(|failure| refusal(failure, &response))?;
+        Ok(response)
+    }
+
+    /// The number of the TIS behind a raw packet QP.
+    fn tis(&self) -> Result<u32, Failure> {
+        let send = self.qp.inner.queues()?.with_core(|core| core.layout()).send;
+        send.and_then(|send| send.raw_packet).map(|numbers| numbers.tisn).ok_or(Failure::UNSUPPORTED)
+    }
+
+    /// The LAG port that is set, and the one that is in use.
+    fn lag_port(&self) -> Result<(u8, u8), Failure> {
+        /// Offsets of the state and of the ports in use, one for each LAG port.
+        const STATE: usize = 0xb;
+        const PORTS: [usize; 2] = [0xf, 0xd];
+        let caps = self.caps();
+        let (qp_type, ..) = self.qp.numbers();
+        let is_known =
+            matches!(qp_type, QpType::RC | QpType::UC | QpType::UD | QpType::RAW_PACKET | QpType::XRC_INI);
+        if caps.get(NUM_LAG_PORTS) <= 1 || !is_known {
+            return Err(Failure::UNSUPPORTED);
+        }
+        let mut lag = [0; 0x10];
+        let request: [u8; 16] = command(opcode::QUERY_LAG, 0);
+        devx::execute_general(&self.raw, &request, &mut lag).map_err(|failure| refusal(failure, &lag))?;
+        if lag[STATE] & 7 == 0 && !caps.has(LAG_TX_PORT_AFFINITY) {
+            return Err(Failure::UNSUPPORTED);
+        }
+        let configured = if qp_type == QpType::RAW_PACKET {
+            self.query::<{ 0x10 + 0xa0 }>(opcode::QUERY_TIS, self.tis()?)?[0x10]
+        } else {
+            self.query::<QP_COMMAND>(opcode::QUERY_QP, self.qp.numbers().2)?[QPC]
+        } & 0xf;
+        let active = PORTS.get(usize::from(configured).wrapping_sub(1)).ok_or(Failure::UNSUPPORTED)?;
+        Ok((configured, lag[*active] & 0xf))
+    }
+}
+
+export! {
+    fn mlx5dv_modify_qp_udp_sport(qp: Option<&QpObject>, port: u16) -> OrErrno {
+        /// The second mask of parameters, and the bit of the source port in it.
+        const MASK: usize = 0x108;
+        const UDP_SPORT: u64 = 1 << 2;
+        /// In the primary path.
+        const PORT: usize = QPC + 0x18 + 0x22;
+        let target = Target::new(qp)?;
+        let (qp_type, state, number) = target.qp.numbers();
+        let is_possible = matches!(qp_type, QpType::RC | QpType::UC) && state == QpState::RTS;
+        if !is_possible || !target.caps().has(RTS2RTS_QP_UDP_SPORT) {
+            return Err(Failure::UNSUPPORTED);
+        }
+        let mut input: [u8; QP_COMMAND] = command(opcode::RTS2RTS_QP, number);
+        input[MASK..][..8].copy_from_slice(&UDP_SPORT.to_be_bytes());
+        input[PORT..][..2].copy_from_slice(&port.to_be_bytes());
+        target.modify(&input)
+    }
+
+    fn mlx5dv_query_qp_lag_port(qp: Option<&QpObject>, port: Option<&mut u8>, active: Option<&mut u8>) -> OrErrno {
+        let target = Target::new(qp)?;
+        let (port, active) = (required(port)?, required(active)?);
+        (*port, *active) = target.lag_port()?;
+        Ok(())
+    }
+
+    fn mlx5dv_modify_qp_lag_port(qp: Option<&QpObject>, port: u8) -> OrErrno {
+        /// The mask of parameters, and the bit of the LAG port in it.
+        const MASK: usize = 0x10;
+        const LAG_PORT: u32 = 1 << 15;
+        /// That of a TIS.
+        const TIS_MASK: usize = 0x14;
+        const TIS_LAG_PORT: u32 = 1 << 2;
+        let target = Target::new(qp)?;
+        if port > 0xf {
+            return Err(Failure::INVALID);
+        }
+        // Without LAG, the firmware might ignore the port without an error.
+        target.lag_port()?;
+        let (qp_type, state, number) = target.qp.numbers();
+        if qp_type == QpType::RAW_PACKET {
+            let mut input: [u8; TIS_COMMAND] = command(opcode::MODIFY_TIS, target.tis()?);
+            input[TIS_MASK..][..4].copy_from_slice(&TIS_LAG_PORT.to_be_bytes());
+            input[TISC] = port;
+            return target.modify(&input);
+        }
+        let is_possible = matches!(qp_type, QpType::RC | QpType::UC | QpType::UD) && state == QpState::RTS;
+        if !is_possible || !target.caps().has(RTS2RTS_LAG_TX_PORT_AFFINITY) {
+            return Err(Failure::UNSUPPORTED);
+        }
+        let mut input: [u8; QP_COMMAND] = command(opcode::RTS2RTS_QP, number);
+        input[MASK..][..4].copy_from_slice(&LAG_PORT.to_be_bytes());
+        input[QPC] = port;
+        target.modify(&input)
+    }
+}
+
+/// An object of the firmware, which reserves consecutive QPNs.
+pub(crate) struct ReservedQpns {
+    _object: RawObject,
+    first: u32,
+    /// The numbers after the first that were handed out, each with whether it is in use. They are handed
+    /// out once.
+    used: Vec<bool>,
+    count: usize,
+}
+
+impl ReservedQpns {
+    fn new(raw: &RawContext, log_count: u32) -> Result<Self, Failure> {
+        /// `MLX5_OBJ_TYPE_RESERVED_QPN`, and the offset of the number of QPNs as log2.
+        const RESERVED_QPN: u16 = 0x2c;
+        const RANGE: usize = 0xc;
+        let mut input: [u8; 0x20] = command(opcode::CREATE_GENERAL_OBJECT, 0);
+        input[6..8].copy_from_slice(&RESERVED_QPN.to_be_bytes());
+        input[RANGE] = (log_count & 0x1f) as u8;
+        let mut response = [0; RESPONSE];
+        let mut call = raw.call::<DevxObjCreate>();
+        call.make(DevxObjCreate::HANDLE);
+        call.input_slice(DevxObjCreate::CMD_IN, &input).output_slice(DevxObjCreate::CMD_OUT, &mut response);
+        // SAFETY: the buffers exist during the call. The object is new, and nothing else has its handle.
+        let made = unsafe {
+            raw.execute(&mut call).map(|()| RawObject::of::<DevxObj>(raw, call.made(DevxObjCreate::HANDLE)))
+        };
+        let object = made.map_err(|errno| refusal(errno.into(), &response))?;
+        let first = u32::from_be_bytes([response[8], response[9], response[10], response[11]]);
+        Ok(Self { _object: object, first, used: Vec::new(), count: 1 << log_count })
+    }
+
+    fn take(&mut self) -> Option<u32> {
+        if self.used.len() == self.count {
+            return None;
+        }
+        self.used.push(true);
+        Some(self.first + self.used.len() as u32 - 1)
+    }
+
+    fn slot(&mut self, number: u32) -> Option<&mut bool> {
+        self.used.get_mut(number.checked_sub(self.first)? as usize)
+    }
+
+    /// Whether all numbers were handed out and are free again.
+    fn is_done(&self) -> bool {
+        self.used.len() == self.count && !self.used.contains(&true)
+    }
+}
+
+export! {
+    fn mlx5dv_reserved_qpn_alloc(argument: ContextArgument<'_>, number: Option<&mut u32>) -> OrErrno {
+        /// The bit of reserved QPNs in the high word.
+        const RESERVED_QPNS: u32 = 1 << (0x2c - 32);
+        let (object, number) = (context(argument)?, required(number)?);
+        let raw = object.context.raw();
+        let mut blocks = lock(&object.reserved_qpns);
+        if let Some(next) = blocks.last_mut().and_then(ReservedQpns::take) {
+            *number = next;
+            return Ok(());
+        }
+        let caps = HcaCaps::query(&raw, group::GENERAL);
+        if caps.get(GENERAL_OBJ_TYPES[0]) & RESERVED_QPNS == 0 {
+            return Err(Failure::UNSUPPORTED);
+        }
+        let log_count = if caps.has(HCA_CAP_2) {
+            HcaCaps::query(&raw, group::GENERAL_2).get(LOG_RESERVED_QPN_GRANULARITY)
+        } else {
+            0
+        };
+        let mut block = ReservedQpns::new(&raw, log_count)?;
+        *number = required(block.take())?;
+        blocks.push(block);
+        Ok(())
+    }
+
+    /// The firmware's object is destroyed when all of its numbers are free again.
+    fn mlx5dv_reserved_qpn_dealloc(argument: ContextArgument<'_>, number: u32) -> OrErrno {
+        let mut blocks = lock(&context(argument)?.reserved_qpns);
+        let slot = required(blocks.iter_mut().find_map(|block| block.slot(number)).filter(|used| **used))?;
+        *slot = false;
+        blocks.retain(|block| !block.is_done());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_commands_have_the_errno_of_libmlx5() {
+        let of = |status: u8| refusal(Errno::REMOTEIO.into(), &[status]).errno();
+        assert_eq!(
+            [of(2), of(6), of(8), of(0xf), of(4)],
+            [libc::EINVAL, libc::EBUSY, libc::ENOMEM, libc::EAGAIN, libc::EIO]
+        );
+        assert_eq!(refusal(Failure::INVALID, &[8]), Failure::INVALID);
+    }
+
+    #[test]
+    fn commands_name_their_object() {
+        let bytes: [u8; 16] = command(opcode::QUERY_QP, 0x12_3456);
+        assert_eq!(bytes, [5, 0xb, 0, 0, 0, 0, 0, 0, 0, 0x12, 0x34, 0x56, 0, 0, 0, 0]);
+    }
+}
