@@ -6,6 +6,7 @@ mod clocks;
 mod compression;
 mod device_memory;
 mod device_state;
+mod devx;
 mod dma_handles;
 mod doorbells;
 mod flow_headers;
