@@ -1,5 +1,5 @@
-//! `cargo xtask dropin programs`: Debian's programs on Soft-RoCE, with our library and with that of Debian on
-//! either side.
+//! `cargo xtask dropin programs`: Debian's programs on Soft-RoCE, or perftest on the software ConnectX, with
+//! our libraries and with those of Debian on either side.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,8 +12,24 @@ use super::{GUEST_FOLDER, guest_programs};
 use crate::experiment::{self, Files};
 use crate::print::heading;
 
-/// The address of the guest's device.
-const HOST: &str = "10.1.0.1";
+/// The guest's device.
+struct Target {
+    name: &'static str,
+    address: &'static str,
+    /// The option with the index of its GID.
+    gid: &'static str,
+}
+
+impl Target {
+    fn new(hca: Option<experiment::Port>) -> Self {
+        match hca {
+            None => Self { name: "rxe0", address: "10.1.0.1", gid: "-x 1" },
+            // The first entries are those of its IPv6 address, and of RoCE v1.
+            Some(experiment::Port::Roce) => Self { name: "mlx5_0", address: "10.1.0.1", gid: "-x 3" },
+            Some(experiment::Port::Ib) => Self { name: "mlx5_0", address: "10.2.0.1", gid: "" },
+        }
+    }
+}
 
 /// Where the guest has the programs that its Debian root lacks.
 const SHARE: &str = "/programs";
@@ -26,6 +42,9 @@ pub(crate) struct Matrix {
     /// A series such as 6.12, or rc.
     #[arg(long, default_value = experiment::DEFAULT_KERNEL)]
     kernel: String,
+    /// Run perftest on the software ConnectX instead, with this type of port.
+    #[arg(long, value_enum)]
+    hca: Option<experiment::Port>,
     /// The accelerator: auto, kvm or tcg.
     #[arg(long, default_value = "auto")]
     accel: Accelerator,
@@ -63,7 +82,7 @@ struct Pair {
 }
 
 /// perftest's programs, with the options of which each has all but those that it refuses.
-fn perftest() -> Vec<Pair> {
+fn perftest(target: &Target) -> Vec<Pair> {
     let mut pairs = Vec::new();
     for (operation, has_events, has_sizes) in
         [("send", true, true), ("write", false, true), ("read", true, true), ("atomic", true, false)]
@@ -75,18 +94,20 @@ fn perftest() -> Vec<Pair> {
             variants.extend((has_sizes && kind == "bw").then_some("-n 5 -a"));
             variants.extend((kind == "bw").then_some("-n 20 -q 4"));
             for options in variants {
-                let server = format!("ib_{operation}_{kind} -d rxe0 -x 1 -F {options}");
-                pairs.push(Pair { client: format!("{server} {HOST}"), server, serves_on: false });
+                let Target { name, gid, address } = target;
+                let server = format!("ib_{operation}_{kind} -d {name} {gid} -F {options}");
+                pairs.push(Pair { client: format!("{server} {address}"), server, serves_on: false });
             }
         }
     }
     pairs
 }
 
-fn pairs() -> Vec<Pair> {
+fn pairs(target: &Target) -> Vec<Pair> {
+    let host = target.address;
     let pair = |server: &str, client: &str, serves_on| Pair {
         server: server.to_owned(),
-        client: client.replace("HOST", HOST),
+        client: client.replace("HOST", host),
         serves_on,
     };
     let fio = "fio --ioengine=rdma --bs=4k --size=64k --iodepth=4 --port=8888 --name";
@@ -107,7 +128,7 @@ fn pairs() -> Vec<Pair> {
             false,
         ),
         pair("rdma_server", "rdma_client -s HOST", false),
-        pair("rping -s -a HOST -C 10".replace("HOST", HOST).as_str(), "rping -c -a HOST -C 10 -V", false),
+        pair("rping -s -a HOST -C 10".replace("HOST", host).as_str(), "rping -c -a HOST -C 10 -V", false),
         pair("riostream -S 1000 -C 10", "riostream -S 1000 -C 10 -s HOST", false),
         pair("rcopy", "rcopy /etc/passwd HOST:/tmp/copied", true),
     ];
@@ -119,14 +140,14 @@ fn pairs() -> Vec<Pair> {
     for program in ["rc", "uc", "ud", "srq"] {
         for options in ["", " -e", " -m 512", " -r 20", " -s 1"] {
             let server = format!("ibv_{program}_pingpong -g 1 -n 50 -c{options}");
-            all.push(Pair { client: format!("{server} {HOST}"), server, serves_on: false });
+            all.push(Pair { client: format!("{server} {host}"), server, serves_on: false });
         }
     }
     for options in [" -N", " -e -N", " -s 1000000 -n 5"] {
         let server = format!("ibv_rc_pingpong -g 1 -n 50 -c{options}");
-        all.push(Pair { client: format!("{server} {HOST}"), server, serves_on: false });
+        all.push(Pair { client: format!("{server} {host}"), server, serves_on: false });
     }
-    all.extend(perftest());
+    all.extend(perftest(target));
     all
 }
 
@@ -142,12 +163,15 @@ impl Matrix {
     pub(crate) fn run(self) -> Result<()> {
         let files = Files::with_rdma_core(&self.kernel, guest_programs()?)?;
         let programs = VerbsPrograms::fetch(&files.cache)?;
-        heading(&format!("Debian's programs with our library on {}", files.kernel.version));
+        let target = Target::new(self.hca);
+        heading(&format!("Debian's programs with our library on {}, {}", files.kernel.version, target.name));
         let shares = vec![(programs.root, SHARE.to_owned())];
         let setup = Setup { accelerator: self.accel, shares, ..files.setup() };
+        let hca = experiment::start_hca(self.hca, 1, &[])?;
+        let pairs = if hca.is_some() { perftest(&target) } else { pairs(&target) };
         let mut failed = Vec::new();
-        experiment::run(&setup, None, |guests| {
-            for pair in pairs() {
+        experiment::run(&setup, hca.as_ref(), |guests| {
+            for pair in pairs {
                 if self.name.as_ref().is_none_or(|name| pair.client.contains(name)) {
                     failed.extend(run_pair(guests, &pair)?);
                 }
