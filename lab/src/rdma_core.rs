@@ -56,8 +56,12 @@ const LIBRARY_PACKAGES: [&str; 2] = ["ibverbs-providers", "libibverbs1"];
 const HEADERS: &str = "headers-rdma-core";
 const INCLUDE: &str = "root/usr/include";
 
+/// The Python library by which rdma-core's suite encodes commands of the firmware of ConnectX devices.
+const SCAPY: &str = "python3-scapy";
+const SCAPY_FOLDER: &str = "usr/lib/python3/dist-packages/scapy";
+
 /// The folder that [`compile`] writes last.
-const COMPILED: &str = "usr/lib/python3/dist-packages/pyverbs/__pycache__";
+const COMPILED: &str = "usr/lib/python3/dist-packages/scapy/__pycache__";
 
 /// The unpacked root.
 #[derive(Clone, Debug)]
@@ -87,6 +91,9 @@ impl RdmaCore {
         let root = folder.join("root");
         if !root.join(COMPILED).exists() {
             let _lock = cache.lock("peers")?;
+            if !root.join(SCAPY_FOLDER).exists() {
+                add_scapy(cache, &folder.join("debs"), &root)?;
+            }
             compile(&root)?;
         }
         Ok(Self { root, version: manifest.version })
@@ -143,6 +150,16 @@ impl RdmaCore {
         ensure!(!offered.is_empty(), "{name} is not available");
         Ok(offered.swap_remove(same.unwrap_or(0)))
     }
+}
+
+/// Adds scapy to a root, without the packages that it depends on: the root has those that are needed.
+fn add_scapy(cache: &Cache, debs: &Path, root: &Path) -> Result<()> {
+    let apt = Apt::open(cache, Channel::SID)?;
+    let offered = apt.show(SCAPY)?.into_iter().next();
+    let package = offered.with_context(|| format!("{SCAPY} is not available"))?;
+    fs::create_dir_all(debs)?;
+    apt.download(SCAPY, &[package], debs)?;
+    deb::unpack_all(SCAPY, debs, root)
 }
 
 /// Compiles Python bytecode, as the install scripts would. Otherwise each guest compiles it, which
