@@ -180,7 +180,7 @@ pub(super) const PARTIAL: &[(&str, &str)] = &[
     ("mlx5dv_create_cq", "the size of CQEs and their padding"),
     ("mlx5dv_create_qp", "DC, tunnel offloads, signature, out-of-order placement"),
     ("mlx5dv_init_obj", "address handles and device memory"),
-    ("mlx5dv_open_device", "DEVX contexts"),
+    ("mlx5dv_open_device", "descriptors (`MLX5DV_CONTEXT_ATTR_MASK_FD_ARRAY`)"),
     ("mlx5dv_query_device", "attributes of features without an item"),
     ("rconnect", "connecting without blocking"),
     ("rdma_getaddrinfo", "`RAI_NOROUTE`, `RAI_SA`, `RAI_DNS`"),
