@@ -35,6 +35,7 @@ mod steering;
 mod tirs;
 mod traffic;
 mod transitions;
+mod umem;
 mod vport;
 mod work_queue;
 

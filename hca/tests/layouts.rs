@@ -35,7 +35,9 @@ const WIDENED: [(&str, &str); 2] =
     [("struct mlx5_ifc_mkc_bits", "log_page_size"), ("struct mlx5_ifc_ppcnt_reg_bits", "prio_tc")];
 
 /// Fields of the PRM in bits that the kernel's header has as reserved.
-const RESERVED: [(&str, &str); 4] = [
+const RESERVED: [(&str, &str); 6] = [
+    ("struct mlx5_ifc_cmd_hca_cap_bits", "rts2rts_qp_udp_sport"),
+    ("struct mlx5_ifc_rts2rts_qp_in_bits", "opt_param_mask_95_32"),
     ("struct mlx5_ifc_create_cq_in_bits", "cq_umem_offset"),
     ("struct mlx5_ifc_create_cq_in_bits", "cq_umem_id"),
     ("struct mlx5_ifc_cqc_bits", "dbr_umem_id"),

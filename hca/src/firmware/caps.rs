@@ -128,6 +128,7 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link, cqe_version: u8) {
                 .set(HcaCap::ETH_NET_OFFLOADS, 1u8)
                 .set(HcaCap::NIC_FLOW_TABLE, 1u8)
                 .set(HcaCap::ROCE, 1u8)
+                .set(HcaCap::RTS2RTS_QP_UDP_SPORT, 1u8)
                 .set(HcaCap::LOG_MAX_RQ, limits::LOG_RQS)
                 .set(HcaCap::LOG_MAX_SQ, limits::LOG_RQS)
                 .set(HcaCap::LOG_MAX_TIR, firmware::LOG_TIRS)

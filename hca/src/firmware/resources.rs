@@ -2,7 +2,7 @@
 //! memory.
 
 use super::command::{Result, Status};
-use super::devx::UserMemory;
+use super::umem::UserMemory;
 use super::{limits, opcode};
 use bareverbs_transport::Table;
 

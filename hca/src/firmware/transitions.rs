@@ -2,7 +2,7 @@
 
 use super::bits::{Field, View, ViewMut};
 use super::command::{Reply, Request, Result, Status};
-use super::layout::command::{CreateQpIn, CreateQpOut};
+use super::layout::command::{CreateQpIn, CreateQpOut, Rts2rtsQpIn};
 use super::layout::object::{AddressPath, Qpc};
 use super::opcode;
 use super::qps::{address, migration_code, supported_ece, use_alternate_path};
@@ -30,6 +30,9 @@ mod optpar {
     pub(super) const RATE: u32 = 1 << 22;
     pub(super) const COUNTERS: u32 = 1 << 25;
 }
+
+/// The only bit of the second mask: the UDP source port of the primary path.
+const UDP_SPORT: u64 = 1 << 2;
 
 /// Source states, target state and required attributes of a transition.
 struct Transition {
@@ -133,7 +136,18 @@ impl Firmware {
         let given = input.part(CreateQpIn::QPC);
         let changes = transition.required | input.get32(CreateQpIn::OPT_PARAM_MASK);
         let service = engine.qp_setup(number)?.service;
-        let attributes = self.changed(engine, service, attributes, &given, changes, transition.sequence)?;
+        let mut attributes =
+            self.changed(engine, service, attributes, &given, changes, transition.sequence)?;
+        if request.opcode() == opcode::RTS2RTS_QP {
+            let more = request.view::<Rts2rtsQpIn>()?.get(Rts2rtsQpIn::OPT_PARAM_MASK_95_32);
+            if more & !UDP_SPORT != 0 {
+                return Err(Status::BadParameter);
+            }
+            if more & UDP_SPORT != 0 {
+                let path = given.part(Qpc::PRIMARY_ADDRESS_PATH);
+                attributes.route.udp_source = path.get(AddressPath::UDP_SPORT) as u16;
+            }
+        }
         if transition.wires {
             self.rewire(engine, number, &given)?;
         }

@@ -28,6 +28,7 @@ layout! {
         NULL_MKEY: 0x119, 1,
         TERMINATE_SCATTER_LIST_MKEY: 0xf6, 1,
         LOG_MAX_RA_REQ_QP: 0x14a, 6,
+        RTS2RTS_QP_UDP_SPORT: 0x151, 1,
         LOG_MAX_RA_RES_QP: 0x15a, 6,
         END_PAD: 0x160, 1,
         VPORT_COUNTERS: 0x181, 1,

@@ -114,6 +114,13 @@ layout! {
 }
 
 layout! {
+    /// RTS2RTS_QP, which has a second mask of parameters (`mlx5_ifc_rts2rts_qp_in_bits`).
+    Rts2rtsQpIn: 0x110 {
+        OPT_PARAM_MASK_95_32: 0x840, 64,
+    }
+}
+
+layout! {
     /// Output of CREATE_QP and every QP transition (`mlx5_ifc_create_qp_out_bits`).
     CreateQpOut: 0x10 {
         ECE: 0x60, 32,
