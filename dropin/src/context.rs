@@ -13,8 +13,8 @@ use bareverbs::raw::Mapping;
 use crate::abi::device::{ibv_context, verbs_context};
 use crate::convention::Failure;
 use crate::device::DeviceObject;
+use crate::firmware::ReservedQpns;
 use crate::hooks::{ContextHooks, Hooked};
-use crate::mlx5::commands::ReservedQpns;
 
 /// An open device of C, which has a pointer to `abi.context`.
 #[repr(C)]

@@ -11,7 +11,9 @@
 //! | `device`, `context`, `open`, `port` | devices, open devices and their functions, ports |
 //! | `record`, `channel`, `events` | descriptors of events, completion channels, asynchronous events |
 //! | `memory`, `device_memory`, `dma_handle`, `window`, `cq`, `qp`, `srq`, `xrc` | objects, a file each |
-//! | `wq`, `path`, `flow`, `flow_counters`, `comp_cntr` | more objects |
+//! | `wq`, `path`, `flow`, `flow_action`, `flow_counters`, `comp_cntr` | more objects |
+//! | `made` | objects of the driver's own methods |
+//! | `firmware` | commands of the firmware of ConnectX devices |
 //! | `domain` | thread domains and parent domains |
 //! | `import` | contexts and objects of another process |
 //! | `post` | work requests of C as those of `bareverbs` |
@@ -42,13 +44,16 @@ mod domain;
 mod environment;
 mod events;
 mod faults;
+mod firmware;
 mod flow;
+mod flow_action;
 mod flow_counters;
 mod fork;
 mod hooks;
 mod import;
 mod kernel_structs;
 mod lock;
+mod made;
 mod memory;
 mod mlx5;
 mod object;

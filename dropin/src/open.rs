@@ -18,8 +18,8 @@ use crate::device::DeviceObject;
 use crate::environment::environment;
 use crate::hooks::hook_context;
 use crate::{
-    cq, device_memory, dma_handle, domain, flow, flow_counters, memory, mlx5, port, qp, record, srq, window,
-    wq, xrc,
+    cq, device_memory, dma_handle, domain, flow, flow_action, flow_counters, memory, port, qp, record, srq,
+    window, wq, xrc,
 };
 
 /// Says to the inline functions that `verbs_context` is in front of the context.
@@ -100,7 +100,7 @@ fn extended(context: ibv_context) -> verbs_context {
         alloc_dm: device_memory::alloc_dm,
         free_dm: device_memory::free_dm,
         modify_flow_action_esp: refuse_errno,
-        destroy_flow_action: mlx5::flow_action::destroy_flow_action,
+        destroy_flow_action: flow_action::destroy_flow_action,
         create_flow_action_esp: refuse_null,
         modify_qp_rate_limit: qp::modify_qp_rate_limit,
         alloc_parent_domain: memory::alloc_parent_domain,

@@ -1,10 +1,9 @@
 //! Functions that libmlx5 implements by commands of the firmware: the source port and the LAG port of a
 //! QP, and reserved QPNs. They need a context with DEVX.
 
-use bareverbs::raw::uapi::mlx5::{DevxObj, DevxObjCreate};
+use bareverbs::qp::QpState;
+use bareverbs::raw::RawContext;
 use bareverbs::raw::uapi::uverbs::types::QpType;
-use bareverbs::raw::{RawContext, RawObject};
-use bareverbs::{Errno, qp::QpState};
 
 use super::hca_caps::{
     GENERAL_OBJ_TYPES, HCA_CAP_2, HcaCaps, LAG_TX_PORT_AFFINITY, LOG_RESERVED_QPN_GRANULARITY, NUM_LAG_PORTS,
@@ -13,6 +12,7 @@ use super::hca_caps::{
 use super::{context, devx, export};
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, required};
+use crate::firmware::{RESPONSE, ReservedQpns, command, refusal};
 use crate::object::lock;
 use crate::qp::QpObject;
 
@@ -23,7 +23,6 @@ mod opcode {
     pub(super) const QUERY_LAG: u16 = 0x842;
     pub(super) const MODIFY_TIS: u16 = 0x913;
     pub(super) const QUERY_TIS: u16 = 0x915;
-    pub(super) const CREATE_GENERAL_OBJECT: u16 = 0xa00;
 }
 
 /// The context of a QP in its commands and in the response of its query.
@@ -33,34 +32,6 @@ const QP_COMMAND: usize = 0x110;
 /// The context of a TIS in its commands.
 const TISC: usize = 0x20;
 const TIS_COMMAND: usize = TISC + 0xa0;
-const RESPONSE: usize = 0x10;
-
-/// A command about the object of a number.
-fn command<const N: usize>(opcode: u16, number: u32) -> [u8; N] {
-    let mut command = [0; N];
-    command[..2].copy_from_slice(&opcode.to_be_bytes());
-    command[8..12].copy_from_slice(&number.to_be_bytes());
-    command
-}
-
-/// The errno of a command: libmlx5's for the firmware's status, if the firmware has refused it.
-fn refusal(failure: Failure, response: &[u8]) -> Failure {
-    /// `MLX5_CMD_STAT_*`.
-    const BUSY: u8 = 0x06;
-    const LIMIT: u8 = 0x08;
-    const NO_RESOURCES: u8 = 0x0f;
-    if failure != Errno::REMOTEIO.into() {
-        return failure;
-    }
-    Failure::of_errno(match response[0] {
-        BUSY => libc::EBUSY,
-        LIMIT => libc::ENOMEM,
-        NO_RESOURCES => libc::EAGAIN,
-        // Opcode, parameter, resource, state of a resource, index; state of a QP, packet, size.
-        0x02 | 0x03 | 0x05 | 0x09 | 0x0a | 0x10 | 0x30 | 0x40 => libc::EINVAL,
-        _ => libc::EIO,
-    })
-}
 
 /// A QP, and its device file.
 struct Target<'a> {
@@ -183,55 +154,6 @@ export! {
     }
 }
 
-/// An object of the firmware, which reserves consecutive QPNs.
-pub(crate) struct ReservedQpns {
-    _object: RawObject,
-    first: u32,
-    /// The numbers after the first that were handed out, each with whether it is in use. They are handed
-    /// out once.
-    used: Vec<bool>,
-    count: usize,
-}
-
-impl ReservedQpns {
-    fn new(raw: &RawContext, log_count: u32) -> Result<Self, Failure> {
-        /// `MLX5_OBJ_TYPE_RESERVED_QPN`, and the offset of the number of QPNs as log2.
-        const RESERVED_QPN: u16 = 0x2c;
-        const RANGE: usize = 0xc;
-        let mut input: [u8; 0x20] = command(opcode::CREATE_GENERAL_OBJECT, 0);
-        input[6..8].copy_from_slice(&RESERVED_QPN.to_be_bytes());
-        input[RANGE] = (log_count & 0x1f) as u8;
-        let mut response = [0; RESPONSE];
-        let mut call = raw.call::<DevxObjCreate>();
-        call.make(DevxObjCreate::HANDLE);
-        call.input_slice(DevxObjCreate::CMD_IN, &input).output_slice(DevxObjCreate::CMD_OUT, &mut response);
-        // SAFETY: the buffers exist during the call. The object is new, and nothing else has its handle.
-        let made = unsafe {
-            raw.execute(&mut call).map(|()| RawObject::of::<DevxObj>(raw, call.made(DevxObjCreate::HANDLE)))
-        };
-        let object = made.map_err(|errno| refusal(errno.into(), &response))?;
-        let first = u32::from_be_bytes([response[8], response[9], response[10], response[11]]);
-        Ok(Self { _object: object, first, used: Vec::new(), count: 1 << log_count })
-    }
-
-    fn take(&mut self) -> Option<u32> {
-        if self.used.len() == self.count {
-            return None;
-        }
-        self.used.push(true);
-        Some(self.first + self.used.len() as u32 - 1)
-    }
-
-    fn slot(&mut self, number: u32) -> Option<&mut bool> {
-        self.used.get_mut(number.checked_sub(self.first)? as usize)
-    }
-
-    /// Whether all numbers were handed out and are free again.
-    fn is_done(&self) -> bool {
-        self.used.len() == self.count && !self.used.contains(&true)
-    }
-}
-
 export! {
     fn mlx5dv_reserved_qpn_alloc(argument: ContextArgument<'_>, number: Option<&mut u32>) -> OrErrno {
         /// The bit of reserved QPNs in the high word.
@@ -265,26 +187,5 @@ export! {
         *slot = false;
         blocks.retain(|block| !block.is_done());
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn refused_commands_have_the_errno_of_libmlx5() {
-        let of = |status: u8| refusal(Errno::REMOTEIO.into(), &[status]).errno();
-        assert_eq!(
-            [of(2), of(6), of(8), of(0xf), of(4)],
-            [libc::EINVAL, libc::EBUSY, libc::ENOMEM, libc::EAGAIN, libc::EIO]
-        );
-        assert_eq!(refusal(Failure::INVALID, &[8]), Failure::INVALID);
-    }
-
-    #[test]
-    fn commands_name_their_object() {
-        let bytes: [u8; 16] = command(opcode::QUERY_QP, 0x12_3456);
-        assert_eq!(bytes, [5, 0xb, 0, 0, 0, 0, 0, 0, 0, 0x12, 0x34, 0x56, 0, 0, 0, 0]);
     }
 }

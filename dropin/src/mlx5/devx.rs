@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr::NonNull;
 
 use bareverbs::Access;
-use bareverbs::raw::uapi::method::{Attr, Call, Method, NewHandle, Object as ObjectClass};
+use bareverbs::raw::uapi::method::Object as ObjectClass;
 use bareverbs::raw::uapi::mlx5::verbs::{DevxEventChannelFlags, PpFlags, UarType, VarFlags};
 use bareverbs::raw::uapi::mlx5::{
     DevxAsyncCmdFdAlloc, DevxAsyncEventFdAlloc, DevxObj, DevxObjAsyncQuery, DevxObjCreate, DevxObjModify,
@@ -16,7 +16,7 @@ use bareverbs::raw::uapi::mlx5::{
     UarObjAlloc, Var, VarObjAlloc,
 };
 use bareverbs::raw::uapi::uverbs::DmabufAlloc;
-use bareverbs::raw::{Mapping, Protection, RawContext, RawObject};
+use bareverbs::raw::{Protection, RawContext, RawObject};
 
 use super::{bytes, bytes_mut, check_mask, context, export, query_failure};
 use crate::abi::device::ibv_context;
@@ -28,18 +28,10 @@ use crate::abi::values::{MLX5DV_UAR_ALLOC_TYPE_NC, MLX5DV_UMEM_MASK_DMABUF};
 use crate::context::ContextArgument;
 use crate::convention::{CountOrMinusOne, Failure, OrErrno, OrMinusOne, OrNull, Value, required};
 use crate::cq::CqObject;
+use crate::made::{Made, make};
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
 use crate::wq::{TableObject, WqObject};
-
-/// A struct of C, and the kernel's object behind it.
-#[repr(C)]
-pub(crate) struct Made<A> {
-    abi: A,
-    /// `None` only while [`destroy`](Self::destroy) runs.
-    object: Option<RawObject>,
-    _mapping: Option<Mapping>,
-}
 
 pub(crate) type DevxObject = Made<()>;
 pub(crate) type UmemObject = Made<mlx5dv_devx_umem>;
@@ -65,62 +57,6 @@ pub(crate) struct Exported {
     numbers: [u32; 2],
     mmap_off: i64,
     reserved: u64,
-}
-
-impl<A> Made<A> {
-    /// A pointer of C to a new object.
-    pub(super) fn leak<C>(abi: A, object: RawObject, mapping: Option<Mapping>) -> *mut C {
-        Box::into_raw(Box::new(Self { abi, object: Some(object), _mapping: mapping })).cast()
-    }
-
-    pub(super) fn object(&self) -> Result<&RawObject, Failure> {
-        self.object.as_ref().ok_or(Failure::INVALID)
-    }
-
-    /// # Safety
-    ///
-    /// [`leak`](Self::leak) made the object. The program uses it no longer if the call succeeds.
-    pub(super) unsafe fn destroy(object: Option<NonNull<Self>>) -> Result<(), Failure> {
-        let object = required(object)?;
-        // SAFETY: by the contract, the object exists and nothing else uses it.
-        let kernel = &mut unsafe { &mut *object.as_ptr() }.object;
-        if let Some(Err(refused)) = kernel.take().map(RawObject::destroy) {
-            *kernel = Some(refused.object);
-            return Err(refused.errno.into());
-        }
-        // SAFETY: by the contract.
-        drop(unsafe { Box::from_raw(object.as_ptr()) });
-        Ok(())
-    }
-
-    /// Frees the struct of an imported object, which stays.
-    ///
-    /// # Safety
-    ///
-    /// [`leak`](Self::leak) made the object, and the program uses it no longer.
-    unsafe fn forget(object: Option<NonNull<Self>>) -> Result<(), Failure> {
-        // SAFETY: by the contract.
-        let made = unsafe { Box::from_raw(required(object)?.as_ptr()) };
-        let _handle = made.object.map(RawObject::into_handle);
-        Ok(())
-    }
-}
-
-/// Executes a call that makes an object of this class.
-///
-/// # Safety
-///
-/// As for [`RawContext::execute`].
-pub(super) unsafe fn make<M: Method, O: ObjectClass>(
-    raw: &RawContext,
-    call: &mut Call<'_, M>,
-    handle: Attr<M, NewHandle<O>>,
-) -> Result<RawObject, Failure> {
-    // SAFETY: by the contract. The object is new, and nothing else has its handle.
-    unsafe {
-        raw.execute(call)?;
-        Ok(RawObject::of::<O>(raw, call.made(handle)))
-    }
 }
 
 /// A command or a response: the kernel counts its bytes with 16 bits.

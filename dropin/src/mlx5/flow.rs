@@ -12,7 +12,6 @@ use bareverbs::raw::uapi::uverbs::object::Flow;
 use bareverbs::raw::uapi::verbs_values::{FlowAttrType, FlowFlags};
 
 use super::devx::DevxObject;
-use super::flow_action::FlowActionObject;
 use super::{bytes, check_mask, context, export};
 use crate::abi::device::ibv_context;
 use crate::abi::flow::ibv_flow;
@@ -26,6 +25,7 @@ use crate::abi::values::{
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrNull, required};
 use crate::flow::{FlowObject, Steered};
+use crate::flow_action::FlowActionObject;
 use crate::object::Object;
 use crate::qp::QpObject;
 

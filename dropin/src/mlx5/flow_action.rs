@@ -11,14 +11,14 @@ use bareverbs::raw::uapi::mlx5::{
 };
 use bareverbs::raw::uapi::uverbs::object::FlowAction;
 
-use super::devx::{Made, make};
 use super::{bytes, check_mask, context, export};
 use crate::abi::flow::ibv_flow_action;
 use crate::abi::mlx5::{mlx5dv_steering_anchor, mlx5dv_steering_anchor_attr};
 use crate::context::ContextArgument;
-use crate::convention::{Failure, OrErrno, OrNull, callback, required};
+use crate::convention::{Failure, OrErrno, OrNull, required};
+use crate::flow_action::FlowActionObject;
+use crate::made::{Made, make};
 
-pub(crate) type FlowActionObject = Made<ibv_flow_action>;
 pub(crate) type AnchorObject = Made<mlx5dv_steering_anchor>;
 
 /// A list of an attribute: the kernel counts its bytes with 16 bits.
@@ -107,13 +107,5 @@ export! {
     fn mlx5dv_destroy_steering_anchor(anchor: Option<NonNull<AnchorObject>>) -> OrErrno {
         // SAFETY: the argument is a live anchor.
         unsafe { Made::destroy(anchor) }
-    }
-}
-
-callback! {
-    /// `ibv_destroy_flow_action`. Actions that flows use are `EBUSY`.
-    fn destroy_flow_action(action: Option<NonNull<FlowActionObject>>) -> OrErrno {
-        // SAFETY: the argument is a live action.
-        unsafe { Made::destroy(action) }
     }
 }

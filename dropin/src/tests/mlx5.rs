@@ -14,6 +14,7 @@ use crate::abi::mlx5::{
 use crate::abi::qp::ibv_qp_init_attr_ex;
 use crate::abi::values::{MLX5DV_OBJ_PD, MLX5DV_OBJ_QP};
 use crate::abi::wq::ibv_wq_init_attr;
+use crate::flow_action::destroy_flow_action;
 use crate::memory::ibv_dealloc_pd;
 use crate::mlx5::commands::{
     mlx5dv_modify_qp_lag_port, mlx5dv_modify_qp_udp_sport, mlx5dv_query_qp_lag_port,
@@ -31,7 +32,7 @@ use crate::mlx5::devx::{
 };
 use crate::mlx5::flow::{__mlx5dv_create_flow, mlx5dv_create_flow_matcher, mlx5dv_destroy_flow_matcher};
 use crate::mlx5::flow_action::{
-    destroy_flow_action, mlx5dv_create_flow_action_modify_header, mlx5dv_create_flow_action_packet_reformat,
+    mlx5dv_create_flow_action_modify_header, mlx5dv_create_flow_action_packet_reformat,
     mlx5dv_create_steering_anchor, mlx5dv_destroy_steering_anchor,
 };
 use crate::mlx5::objects::{mlx5dv_init_obj, mlx5dv_init_obj_1_0};
@@ -86,14 +87,8 @@ fn devices_of_other_drivers_are_refused() {
         refuses(mlx5dv_create_wq(context, Some(&zeroed::<ibv_wq_init_attr>()), None), libc::EOPNOTSUPP);
         let (dm, attr): (ibv_alloc_dm_attr, mlx5dv_alloc_dm_attr) = (zeroed(), zeroed());
         refuses(mlx5dv_alloc_dm(context, Some(&dm), Some(&attr)), libc::EOPNOTSUPP);
-        refuses(
-            mlx5dv_create_flow_action_modify_header(context, 8, memory.cast(), 0),
-            libc::EOPNOTSUPP,
-        );
-        refuses(
-            mlx5dv_create_flow_action_packet_reformat(context, 8, memory, 0, 0),
-            libc::EOPNOTSUPP,
-        );
+        refuses(mlx5dv_create_flow_action_modify_header(context, 8, memory.cast(), 0), libc::EOPNOTSUPP);
+        refuses(mlx5dv_create_flow_action_packet_reformat(context, 8, memory, 0, 0), libc::EOPNOTSUPP);
         let anchor: mlx5dv_steering_anchor_attr = zeroed();
         refuses(mlx5dv_create_steering_anchor(context, Some(&anchor)), libc::EOPNOTSUPP);
         refuses(mlx5dv_pp_alloc(context, 48, memory, 0), libc::EOPNOTSUPP);
