@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::ops::Deref;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex};
 
@@ -200,6 +200,14 @@ pub(crate) enum Reach<'a> {
     DataDirect,
 }
 
+/// The failure of a registration without a descriptor. NCCL and UCX ask by it whether the device supports
+/// dma-bufs: the kernel answers that first. A file that is no dma-buf stands in for the descriptor.
+fn without_dmabuf(pd: &PdObject) -> Failure {
+    let file = pd.inner.context().as_fd();
+    let refused = pd.inner.register_dmabuf(file, 0, 1, 0, Access::LOCAL_WRITE).err().map(Failure::from);
+    refused.filter(|&failure| failure == Failure::UNSUPPORTED).unwrap_or(Failure::BAD_DESCRIPTOR)
+}
+
 pub(crate) fn register_dmabuf(
     pd: Option<&PdObject>,
     (offset, length): (u64, usize),
@@ -210,7 +218,7 @@ pub(crate) fn register_dmabuf(
 ) -> Result<*mut ibv_mr, Failure> {
     let pd = required(pd)?;
     if fd == -1 {
-        return Err(Failure::BAD_DESCRIPTOR);
+        return Err(without_dmabuf(pd));
     }
     // SAFETY: the descriptor is one of the program. The kernel checks that it is open.
     let buffer = unsafe { BorrowedFd::borrow_raw(fd) };
