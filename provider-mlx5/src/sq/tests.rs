@@ -53,3 +53,20 @@ fn wqe_with_its_control_segment_is_posted_as_it_is_but_for_the_counter() {
     assert!(matches!(refused, Err(PushError::Unsupported { .. })), "{refused:?}");
     drop(rq);
 }
+
+#[test]
+fn fast_path_declines_the_operations_of_other_transports() {
+    let Fixture { mut sq, rq, .. } = Fixture::new(false);
+    sq.limits.qp_type = QpType::XRC_INI;
+    let payload = Payload::Sges(&[Sge { addr: 64, length: 8, lkey: 1 }]);
+    let request = SendRequest { wr_id: 1, operation: Operation::Send, flags: SendFlags::empty(), payload };
+    let xrc = XrcOperation { remote_srq: 1, operation: Operation::Send };
+    // SAFETY: no device accesses the memory.
+    unsafe {
+        sq.push_xrc(&request.with(xrc)).expect("room");
+        assert!(!sq.try_push(&request));
+        assert!(sq.ring().is_ok());
+        assert!(sq.try_post(&request, false).is_none());
+    }
+    drop(rq);
+}

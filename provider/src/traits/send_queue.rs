@@ -91,7 +91,8 @@ pub unsafe trait SendQueue: Send {
     /// nothing and returns `false`. Then [`SendQueue::push`] (slow path) writes or rejects it.
     /// Default: declines every request.
     ///
-    /// A provider keeps it free of calls and of rare branches. It declines in every doubtful case.
+    /// A provider keeps it free of calls and of rare branches. It declines in every doubtful case, and
+    /// each request that `push` would reject: also the operations that the QP's transport lacks.
     /// After creation and after reset it declines until a push has succeeded, so that a caller
     /// checks the QP's state on the slow path only.
     ///

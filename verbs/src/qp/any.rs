@@ -118,7 +118,8 @@ impl Sealed for AnyTransport {
         request: &SendRequest<'_, AnyOperation<'_, P>>,
     ) -> bool {
         match request.operation {
-            AnyOperation::Connected(operation) if self.takes(&operation) => {
+            // The fast path of a queue declines the operations that its transport lacks.
+            AnyOperation::Connected(operation) => {
                 // SAFETY: the caller's contract is the same.
                 unsafe { queue.try_push(&request.with(operation)) }
             }
@@ -134,7 +135,8 @@ impl Sealed for AnyTransport {
         defer: bool,
     ) -> Option<Result<(), DoorbellError>> {
         match request.operation {
-            AnyOperation::Connected(operation) if self.takes(&operation) => {
+            // As in `try_push`.
+            AnyOperation::Connected(operation) => {
                 // SAFETY: the caller's contract is the same.
                 unsafe { queue.try_post(&request.with(operation), defer) }
             }
