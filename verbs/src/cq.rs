@@ -19,6 +19,7 @@ use rustix::io::Errno;
 
 use crate::error::{Feature, Limit};
 use crate::released::Released;
+use crate::untyped::BuiltIn;
 use crate::{AnyProvider, Context, Error, Refused, Result, locked_memory};
 
 pub use self::next::NextCompletion;
@@ -533,6 +534,19 @@ impl<P: Provider> Cq<P> {
             .map_err(|errno| IoctlError::new(METHOD, errno))
             .and_then(|()| self.queue.arm(what == Arm::Solicited))
             .map_err(|refused| Error::kernel("req_notify_cq", format!("{what:?}"), refused))
+    }
+}
+
+impl Cq {
+    /// As [`Cq::visit_next`], without the branch over providers.
+    ///
+    /// # Safety
+    ///
+    /// The device has this provider.
+    #[inline(always)]
+    pub unsafe fn visit_next_of<P: BuiltIn, V: Visitor>(&mut self, visitor: V) -> V::Output {
+        // SAFETY: the provider of a device creates its queues, and it is this one by the contract.
+        unsafe { P::cq(&mut self.queue).unwrap_unchecked() }.visit_next(visitor)
     }
 }
 

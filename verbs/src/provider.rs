@@ -87,6 +87,76 @@ macro_rules! forward {
     };
 }
 
+/// A provider that [`AnyProvider`] may be, for code that knows which one a queue is of. A function that is
+/// compiled for one provider has no branch over providers, and needs the registers of one.
+///
+/// [`AnyProvider`] is one itself: its queues are of any provider.
+///
+/// ```
+/// use bareverbs::AnyProvider;
+/// use bareverbs::qp::{SendHalf, SendRequest};
+/// use bareverbs::untyped::{AnyOperation, AnyTransport, BuiltIn};
+///
+/// /// Posts by the fast path of a provider; `false`: the request was not posted.
+/// ///
+/// /// # Safety
+/// ///
+/// /// As for [`SendHalf::post_send`] and [`SendHalf::of_provider`].
+/// unsafe fn post<P: BuiltIn>(
+///     half: SendHalf<'_, AnyTransport>,
+///     request: &SendRequest<'_, AnyOperation<'_, P>>,
+/// ) -> bool {
+///     // SAFETY: the caller's contract is the same.
+///     unsafe { half.of_provider::<P>().try_post_send(request) }.is_some()
+/// }
+/// # let _ = post::<AnyProvider>;
+/// ```
+pub trait BuiltIn: Provider {
+    /// The CQ of this provider; `None`: it is of another one.
+    fn cq(queue: &mut AnyCq) -> Option<&mut Self::Cq>;
+    /// The send queue of this provider; `None`: it is of another one.
+    fn sq(queue: &mut AnySq) -> Option<&mut Self::Sq>;
+    /// The receive queue of this provider; `None`: it is of another one.
+    fn rq(queue: &mut AnyRq) -> Option<&mut Self::Rq>;
+    /// The SRQ of this provider; `None`: it is of another one.
+    fn srq(queue: &mut AnySrq) -> Option<&mut Self::Srq>;
+}
+
+impl BuiltIn for AnyProvider {
+    fn cq(queue: &mut AnyCq) -> Option<&mut AnyCq> {
+        Some(queue)
+    }
+
+    fn sq(queue: &mut AnySq) -> Option<&mut AnySq> {
+        Some(queue)
+    }
+
+    fn rq(queue: &mut AnyRq) -> Option<&mut AnyRq> {
+        Some(queue)
+    }
+
+    fn srq(queue: &mut AnySrq) -> Option<&mut AnySrq> {
+        Some(queue)
+    }
+}
+
+/// Implements [`BuiltIn`] for the provider of a variant.
+macro_rules! built_in {
+    ($variant:ident($provider:ty): $($method:ident of $queue:ident is $kind:ident),*) => {
+        impl BuiltIn for $provider {
+            $(
+                #[inline(always)]
+                fn $method(queue: &mut $queue) -> Option<&mut Self::$kind> {
+                    match queue {
+                        $queue::$variant(queue) => Some(queue),
+                        _ => None,
+                    }
+                }
+            )*
+        }
+    };
+}
+
 /// Declares the enums over the providers and forwards every call to the variant.
 macro_rules! providers {
     ($($(#[$meta:meta])* $feature:literal => $variant:ident($provider:ty)),* $(,)?) => {
@@ -390,6 +460,11 @@ macro_rules! providers {
             }
         }
 
+        $(
+            #[cfg(feature = $feature)]
+            built_in!($variant($provider): cq of AnyCq is Cq, sq of AnySq is Sq, rq of AnyRq is Rq, srq of AnySrq is Srq);
+        )*
+
         providers!(@recv AnyRq $($variant $feature)*);
         providers!(@recv AnySrq $($variant $feature)*);
 
@@ -507,17 +582,4 @@ providers! {
     "rxe" => Rxe(bareverbs_rxe::Rxe),
     /// ConnectX adapters, with the feature `mlx5`.
     "mlx5" => Mlx5(bareverbs_mlx5::Mlx5),
-}
-
-#[cfg(feature = "mlx5")]
-impl AnySq {
-    /// The send queue of a ConnectX device; `None` for another device. See
-    /// [`Batch::provider_queue`](crate::qp::Batch::provider_queue).
-    #[must_use]
-    pub fn mlx5(&mut self) -> Option<&mut bareverbs_mlx5::Mlx5Sq> {
-        match self {
-            Self::Mlx5(queue) => Some(queue),
-            _ => None,
-        }
-    }
 }

@@ -18,6 +18,7 @@ use crate::cq::Cq;
 use crate::error::{Limit, PostError};
 use crate::recv_queue::post_receives;
 use crate::released::Released;
+use crate::untyped::BuiltIn;
 use crate::xrcd::Xrcd;
 use crate::{AnyProvider, Error, Pd, Refused, Result, locked_memory};
 
@@ -354,6 +355,21 @@ impl<P: Provider> Srq<P> {
         let provider = context.provider();
         // SAFETY: handle and queue came from one `create_srq`, and nothing separates them.
         unsafe { provider.modify_srq(self.shared.handle, &mut self.queue, change) }
+    }
+}
+
+impl Srq {
+    /// As [`Srq::try_post_recv`], without the branch over providers.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Srq::post_recv`]. The device has this provider.
+    #[inline(always)]
+    pub unsafe fn try_post_recv_of<P: BuiltIn>(&mut self, request: &RecvRequest<'_>) -> bool {
+        // SAFETY: the provider of a device creates its queues, and it is this one by the contract.
+        let queue = unsafe { P::srq(&mut self.queue).unwrap_unchecked() };
+        // SAFETY: the caller's contract is the same.
+        unsafe { queue.try_post(request) }
     }
 }
 

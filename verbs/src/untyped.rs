@@ -75,6 +75,6 @@
 //! # send(QpType::UC).unwrap();
 //! ```
 
-pub use crate::provider::AnyCompletion;
+pub use crate::provider::{AnyCompletion, BuiltIn};
 pub use crate::qp::any::{AnyOperation, AnyTransport};
 pub use crate::qp::core::QpCore;

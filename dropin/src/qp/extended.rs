@@ -13,9 +13,10 @@ use bareverbs::error::PostReason;
 use bareverbs::qp::{Batch, Datagram, Frame, Operation, Payload, QpCap, QpType, SendFlags, SendRequest, Sge};
 use bareverbs::raw::uapi::verbs_values::SendFlags as WireFlags;
 use bareverbs::raw::uapi::write::types::{PlacementType, SelectivityLevel, WcOpcode};
-use bareverbs::untyped::{AnyOperation, AnyTransport};
+use bareverbs::untyped::{AnyOperation, AnyTransport, BuiltIn};
 use bareverbs::xrc::XrcOperation;
 use bareverbs::{Imm, Remote};
+use bareverbs_mlx5::Mlx5;
 use bareverbs_mlx5::wqe::{SEGMENT, Segment};
 
 use super::queues::Sends;
@@ -164,7 +165,7 @@ unsafe fn push_raw_wqe(
     wqe: &[Segment],
 ) -> Result<(), Failure> {
     // SAFETY: the program posts in such a state. The queue is pushed to only.
-    let queue = unsafe { batch.provider_queue() }.mlx5().ok_or(Failure::INVALID)?;
+    let queue = Mlx5::sq(unsafe { batch.provider_queue() }).ok_or(Failure::INVALID)?;
     let wc_opcode = WcOpcode(IBV_WC_DRIVER2.cast_unsigned());
     // SAFETY: by the contract.
     unsafe { queue.push_whole_wqe(wr_id, wqe, wc_opcode) }.map_err(|error| PostReason::from(error).into())

@@ -16,7 +16,7 @@ use super::transport::Operations;
 use super::transport::Transport;
 use crate::cq::{Completions, Cq};
 use crate::post_error::{PostError, PostReason, SendFailure, doorbell_error};
-use crate::provider::AnyProvider;
+use crate::provider::{AnyProvider, BuiltIn};
 
 /// The send half of a QP. It borrows the QP; see [`Qp::split`](super::Qp::split).
 pub struct SendHalf<'q, T: Operations, P: Provider = AnyProvider> {
@@ -30,6 +30,21 @@ impl<'q, T: Operations, P: Provider> SendHalf<'q, T, P> {
     #[inline(always)]
     pub(crate) fn new(queue: &'q mut P::Sq, state: &'q QpState, transport: T) -> Self {
         Self { queue, state, transport }
+    }
+}
+
+impl<'q, T: Operations> SendHalf<'q, T> {
+    /// The half with the queue of this provider, without the branch over providers.
+    ///
+    /// # Safety
+    ///
+    /// The device has this provider.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn of_provider<P: BuiltIn>(self) -> SendHalf<'q, T, P> {
+        let Self { queue, state, transport } = self;
+        // SAFETY: the provider of a device creates its queues, and it is this one by the contract.
+        SendHalf { queue: unsafe { P::sq(queue).unwrap_unchecked() }, state, transport }
     }
 }
 

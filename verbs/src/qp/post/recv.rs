@@ -6,7 +6,7 @@ use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::verbs_values::QpState;
 
 use crate::post_error::{PostError, PostReason};
-use crate::provider::AnyProvider;
+use crate::provider::{AnyProvider, BuiltIn};
 use crate::qp::transport::Operations;
 #[cfg(feature = "test-utils")]
 use crate::qp::transport::Transport;
@@ -25,6 +25,22 @@ impl<'q, T: Operations, P: Provider> RecvHalf<'q, T, P> {
     #[inline(always)]
     pub(crate) fn new(queue: Option<&'q mut P::Rq>, state: &'q QpState, transport: T) -> Self {
         Self { queue, state, transport }
+    }
+}
+
+impl<'q, T: Operations> RecvHalf<'q, T> {
+    /// As [`SendHalf::of_provider`](super::SendHalf::of_provider).
+    ///
+    /// # Safety
+    ///
+    /// The device has this provider.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn of_provider<P: BuiltIn>(self) -> RecvHalf<'q, T, P> {
+        let Self { queue, state, transport } = self;
+        // SAFETY: the provider of a device creates its queues, and it is this one by the contract.
+        let queue = queue.map(|queue| unsafe { P::rq(queue).unwrap_unchecked() });
+        RecvHalf { queue, state, transport }
     }
 }
 
