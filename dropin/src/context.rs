@@ -12,6 +12,7 @@ use bareverbs::raw::Mapping;
 
 use crate::abi::device::{ibv_context, verbs_context};
 use crate::convention::Failure;
+use crate::data_path::DataPaths;
 use crate::device::DeviceObject;
 use crate::firmware::ReservedQpns;
 use crate::hooks::{ContextHooks, Hooked};
@@ -23,6 +24,7 @@ pub(crate) struct ContextObject {
     /// Behind the struct: see [`Hooked`].
     pub(crate) hooks: Option<Box<ContextHooks>>,
     pub(crate) context: Context,
+    pub(crate) data_paths: &'static DataPaths,
     /// Whether the locks of all queues are elided.
     pub(crate) is_single_threaded: bool,
     /// The descriptor of an imported context, of which `context` has a copy.

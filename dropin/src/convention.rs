@@ -7,6 +7,7 @@
 //! unknown, and to go on might send or overwrite memory of the program.
 
 use std::ffi::c_int;
+use std::hint::black_box;
 use std::marker::PhantomData;
 use std::ptr;
 
@@ -137,13 +138,20 @@ pub(crate) struct OrNull<T>(PhantomData<T>);
 /// A value that fails in no other way than by itself, such as `void` or a text.
 pub(crate) struct Value<T>(PhantomData<T>);
 
-/// Returns it too: so a function that ends with it keeps nothing in registers meanwhile.
 #[cold]
 #[inline(never)]
-fn set_errno(failure: Failure) -> c_int {
+fn set_errno(failure: Failure) {
     // SAFETY: the pointer is that of this thread's errno.
     unsafe { *libc::__errno_location() = failure.0 };
-    failure.0
+}
+
+/// Sets errno, and returns `result`: a function that ends with it needs no frame. The compiler may not know
+/// the result, or it would not end the function with the call.
+#[cold]
+#[inline(never)]
+fn fail_with(failure: Failure, result: c_int) -> c_int {
+    set_errno(failure);
+    black_box(result)
 }
 
 impl Convention for OrErrno {
@@ -154,7 +162,7 @@ impl Convention for OrErrno {
     fn answer(result: Result<(), Failure>) -> c_int {
         match result {
             Ok(()) => 0,
-            Err(failure) => set_errno(failure),
+            Err(failure) => fail_with(failure, failure.0),
         }
     }
 }
@@ -163,11 +171,12 @@ impl Convention for OrMinusOne {
     type Value = c_int;
     type C = c_int;
 
+    #[inline(always)]
     fn answer(result: Result<c_int, Failure>) -> c_int {
-        result.unwrap_or_else(|failure| {
-            set_errno(failure);
-            -1
-        })
+        match result {
+            Ok(number) => number,
+            Err(failure) => fail_with(failure, -1),
+        }
     }
 }
 
@@ -178,7 +187,10 @@ impl Convention for OrNegative {
     fn answer(result: Result<usize, Failure>) -> isize {
         match result {
             Ok(count) => count.cast_signed(),
-            Err(failure) => -(set_errno(failure) as isize),
+            Err(failure) => {
+                set_errno(failure);
+                -(failure.0 as isize)
+            }
         }
     }
 }
@@ -255,10 +267,11 @@ pub(crate) fn required<T>(argument: Option<T>) -> Result<T, Failure> {
 macro_rules! callback {
     ($(
         $(#[$meta:meta])*
-        fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $convention:ty $body:block
+        fn $name:ident $(<$generic:ident: $bound:path $(, const $constant:ident: $value:ty)*>)?
+            ($($argument:ident: $type:ty),* $(,)?) -> $convention:ty $body:block
     )*) => { $(
         $(#[$meta])*
-        pub(crate) unsafe extern "C" fn $name(
+        pub(crate) unsafe extern "C" fn $name $(<$generic: $bound $(, const $constant: $value)*>)? (
             $($argument: $type),*
         ) -> <$convention as $crate::convention::Convention>::C {
             use $crate::convention::Convention;

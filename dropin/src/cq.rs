@@ -13,8 +13,10 @@ use std::time::Duration;
 use bareverbs::Imm;
 use bareverbs::cq::{Arm, Completion, Cq, CqEventCounts, CqInit, CqeSize, Visitor, WcFlags, WorkCompletion};
 use bareverbs::device::DriverId;
+use bareverbs::untyped::BuiltIn;
 
 use self::extended::Polling;
+pub(crate) use self::extended::poll_functions;
 use crate::abi::cq::{ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_modify_cq_attr, ibv_wc};
 use crate::abi::device::ibv_context;
 use crate::abi::values::{
@@ -126,7 +128,11 @@ fn create(
             comp_events_completed: 0,
             async_events_completed: 0,
         };
-        let mut abi = extended::functions(base, wc_flags);
+        let is_single_threaded = object.is_single_threaded
+            || options.flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0
+            || parent.is_some_and(|parent| parent.td().is_some());
+        let polling = &object.data_paths.of(is_single_threaded).polling;
+        let mut abi = extended::functions(base, wc_flags, polling);
         let hooks = CqHooks::replace(&mut abi);
         let head = CqHead {
             abi,
@@ -136,9 +142,6 @@ fn create(
             parent: parent.cloned(),
             hooks,
         };
-        let is_single_threaded = object.is_single_threaded
-            || options.flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0
-            || parent.is_some_and(|parent| parent.td().is_some());
         Ok((head, Locked::new(cq, is_single_threaded)))
     })?;
     if let Some(channel) = channel {
@@ -244,11 +247,15 @@ export! {
 }
 
 callback! {
-    fn poll_cq(cq: &CqObject, count: c_int, into: *mut ibv_wc) -> OrMinusOne {
+    fn poll_cq<P: BuiltIn, const IS_ELIDED: bool>(cq: &CqObject, count: c_int, into: *mut ibv_wc) -> OrMinusOne {
         if count <= 0 {
             return if count == 0 { Ok(0) } else { Err(Failure::INVALID) };
         }
-        Ok(if cq.inner.is_elided() { poll_elided(cq, count, into) } else { poll(cq, count, into, false) })
+        if !IS_ELIDED && cq.inner.is_elided() {
+            // SAFETY: the contract is the same.
+            return Ok(unsafe { poll_cq::<P, true>(cq, count, into) });
+        }
+        Ok(poll::<P>(cq, count, into, IS_ELIDED))
     }
 
     /// `ibv_create_cq_ex`.
@@ -275,9 +282,10 @@ callback! {
 /// Polls at least one completion, as `ibv_poll_cq`. The fast path is that of one completion, or of none. All
 /// else is done by functions at the end, so that the fast path saves no registers.
 #[inline(always)]
-fn poll(cq: &CqObject, count: c_int, into: *mut ibv_wc, is_elided: bool) -> c_int {
+fn poll<P: BuiltIn>(cq: &CqObject, count: c_int, into: *mut ibv_wc, is_elided: bool) -> c_int {
     let Some(mut guard) = cq.inner.try_lock(is_elided) else { return poll_contended(cq, count, into) };
-    let has_first = match guard.visit_next(PollInto(into)) {
+    // SAFETY: the device of the CQ has this provider: see `data_path`.
+    let has_first = match unsafe { guard.visit_next_of::<P, _>(PollInto(into)) } {
         Polled::One if count == 1 => return guard.unlock_with(1),
         Polled::None => return guard.unlock_with(0),
         Polled::One => true,
@@ -286,11 +294,6 @@ fn poll(cq: &CqObject, count: c_int, into: *mut ibv_wc, is_elided: bool) -> c_in
     mem::forget(guard);
     // SAFETY: the CQ was left locked.
     unsafe { poll_further(cq, count, into, has_first) }
-}
-
-#[inline(never)]
-fn poll_elided(cq: &CqObject, count: c_int, into: *mut ibv_wc) -> c_int {
-    poll(cq, count, into, true)
 }
 
 /// Polls completions of a CQ that another thread had locked.

@@ -9,6 +9,7 @@
 //! | `object` | objects of C: a struct of the ABI and the value of `bareverbs` behind it |
 //! | `lock` | the locks of queues |
 //! | `device`, `context`, `open`, `port` | devices, open devices and their functions, ports |
+//! | `data_path` | the functions that post and poll, for each provider |
 //! | `record`, `channel`, `events` | descriptors of events, completion channels, asynchronous events |
 //! | `memory`, `device_memory`, `dma_handle`, `window`, `cq`, `qp`, `srq`, `xrc` | objects, a file each |
 //! | `wq`, `path`, `flow`, `flow_action`, `flow_counters`, `comp_cntr` | more objects |
@@ -37,6 +38,7 @@ mod comp_cntr;
 mod context;
 mod convention;
 mod cq;
+mod data_path;
 mod device;
 mod device_memory;
 mod dma_handle;

@@ -2,6 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
+use std::hint::black_box;
 use std::mem;
 use std::ops::{Deref, DerefMut};
 
@@ -75,11 +76,12 @@ impl<'l> Held<'l> {
     }
 }
 
+/// As `fail_with` of the conventions, the result is not known to the compiler.
 #[cold]
 #[inline(never)]
 fn wake_with(lock: &Lock, result: c_int) -> c_int {
     lock.mutex.wake();
-    result
+    black_box(result)
 }
 
 impl Drop for Held<'_> {

@@ -9,11 +9,15 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use bareverbs::Context;
 use bareverbs::device::DriverId;
+use bareverbs::untyped::BuiltIn;
+use bareverbs_mlx5::Mlx5;
+use bareverbs_rxe::Rxe;
 
 use crate::abi::Function;
 use crate::abi::device::{ibv_context, ibv_context_ops, verbs_context};
 use crate::context::{ContextArgument, ContextObject};
 use crate::convention::{Failure, OrErrno, OrNull, callback, export, required};
+use crate::data_path::{DataPath, DataPaths};
 use crate::device::DeviceObject;
 use crate::environment::environment;
 use crate::hooks::hook_context;
@@ -43,7 +47,7 @@ macro_rules! functions {
     };
 }
 
-const fn operations() -> ibv_context_ops {
+fn operations(data_path: &DataPath) -> ibv_context_ops {
     functions! { ibv_context_ops {
         _compat_query_device: port::ibv_query_device,
         _compat_query_port: port::ibv_query_port,
@@ -56,7 +60,6 @@ const fn operations() -> ibv_context_ops {
         bind_mw: qp::bind_mw,
         dealloc_mw: window::dealloc_mw,
         _compat_create_cq: refuse_null,
-        poll_cq: cq::poll_cq,
         req_notify_cq: cq::req_notify_cq,
         _compat_cq_event: refuse_null,
         _compat_resize_cq: refuse_errno,
@@ -65,19 +68,45 @@ const fn operations() -> ibv_context_ops {
         _compat_modify_srq: refuse_errno,
         _compat_query_srq: refuse_errno,
         _compat_destroy_srq: refuse_errno,
-        post_srq_recv: srq::post_srq_recv,
         _compat_create_qp: refuse_null,
         _compat_query_qp: refuse_errno,
         _compat_modify_qp: refuse_errno,
         _compat_destroy_qp: refuse_errno,
-        post_send: qp::post_send,
-        post_recv: qp::post_recv,
         _compat_create_ah: refuse_null,
         _compat_destroy_ah: refuse_errno,
         _compat_attach_mcast: refuse_errno,
         _compat_detach_mcast: refuse_errno,
         _compat_async_event: refuse_null,
+        ;
+        poll_cq: data_path.poll_cq,
+        post_srq_recv: data_path.post_srq_recv,
+        post_send: data_path.post_send,
+        post_recv: data_path.post_recv,
     }}
+}
+
+/// The functions for the queues of a provider. `IS_ELIDED`: the queues have no locks. Otherwise, those in a
+/// context find out whether a queue has one.
+const fn data_path<P: BuiltIn, const IS_ELIDED: bool>() -> DataPath {
+    DataPath {
+        post_send: Function::new(qp::post_send::<P, IS_ELIDED> as *const ()),
+        post_recv: Function::new(qp::post_recv::<P, IS_ELIDED> as *const ()),
+        post_srq_recv: Function::new(srq::post_srq_recv::<P, IS_ELIDED> as *const ()),
+        poll_cq: Function::new(cq::poll_cq::<P, IS_ELIDED> as *const ()),
+        wr_complete: Function::new(qp::wr_complete::<P> as *const ()),
+        polling: cq::poll_functions::<P, IS_ELIDED>(),
+    }
+}
+
+/// The functions for a device.
+fn data_paths(context: &Context) -> &'static DataPaths {
+    const fn of<P: BuiltIn>() -> DataPaths {
+        DataPaths { locked: data_path::<P, false>(), elided: data_path::<P, true>() }
+    }
+    match context.driver() {
+        DriverId::MLX5 => const { &of::<Mlx5>() },
+        _ => const { &of::<Rxe>() },
+    }
 }
 
 /// No pointer is null: the inline functions call some without a test.
@@ -143,7 +172,9 @@ pub(crate) fn create(
     let events = context.async_events();
     // Programs make it non-blocking if they want that.
     record::set_blocking(events.as_fd())?;
-    let mut ops = const { operations() };
+    let is_single_threaded = context.driver() == DriverId::MLX5 && environment().is_single_threaded;
+    let data_paths = data_paths(&context);
+    let mut ops = operations(data_paths.of(is_single_threaded));
     let hooks = hook_context(&mut ops);
     let abi = ibv_context {
         device: Arc::as_ptr(&device).cast_mut().cast(),
@@ -154,11 +185,11 @@ pub(crate) fn create(
         mutex: MaybeUninit::zeroed(),
         abi_compat: EXTENDED,
     };
-    let is_single_threaded = context.driver() == DriverId::MLX5 && environment().is_single_threaded;
     let object = ContextObject {
         abi: extended(abi),
         context,
         hooks,
+        data_paths,
         is_single_threaded,
         _imported: imported,
         process: std::process::id(),

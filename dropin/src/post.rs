@@ -4,13 +4,15 @@ use std::ffi::c_int;
 use std::{ptr, slice};
 
 use bareverbs::error::{PostError, PostReason};
-use bareverbs::qp::{Datagram, Frame, Operation, Payload, RecvRequest, SendFlags, SendRequest, Sge};
+use bareverbs::qp::{
+    Batch, Datagram, Frame, Operation, Payload, RecvRequest, SendFlags, SendHalf, SendRequest, Sge,
+};
 use bareverbs::raw::uapi::uverbs::types::QpType;
 use bareverbs::raw::uapi::verbs_values::SendFlags as WireFlags;
 use bareverbs::raw::uapi::write::types::WrOpcode;
-use bareverbs::untyped::AnyOperation;
+use bareverbs::untyped::{AnyOperation, AnyTransport, BuiltIn};
 use bareverbs::xrc::XrcOperation;
-use bareverbs::{Imm, Remote};
+use bareverbs::{AnyProvider, Imm, Remote};
 
 use crate::abi::work::{ibv_recv_wr, ibv_send_wr, ibv_sge};
 use crate::convention::{Failure, required};
@@ -133,41 +135,97 @@ fn connected(opcode: WrOpcode, imm: Imm, request: &ibv_send_wr) -> Result<Operat
     })
 }
 
-/// A send or a write of one SGE or one piece of inline data, which the fast path of the queue of an RC or
-/// UC QP may take. That of other QPs declines it. `None` for other requests. `inline` is the place of its
-/// inline data.
+/// What takes the requests that the fast path of the queue of an RC or UC QP may take. It is compiled for each
+/// kind of request, so operation and kind of payload are constants in it.
+pub(crate) trait FastPath<P: BuiltIn> {
+    type Output;
+
+    /// Posts or pushes the request. `None`: the fast path declined it.
+    ///
+    /// # Safety
+    ///
+    /// As for `SendHalf::post_send`.
+    unsafe fn take(self, request: &SendRequest<'_, AnyOperation<'_, P>>) -> Option<Self::Output>;
+}
+
+/// Posts by the fast path of a provider.
+pub(crate) struct PostBy<'a, P: BuiltIn>(pub(crate) SendHalf<'a, AnyTransport, P>);
+
+impl<P: BuiltIn> FastPath<P> for PostBy<'_, P> {
+    type Output = Result<(), PostError>;
+
+    #[inline(always)]
+    unsafe fn take(mut self, request: &SendRequest<'_, AnyOperation<'_, P>>) -> Option<Self::Output> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.0.try_post_send(request) }
+    }
+}
+
+impl FastPath<AnyProvider> for &mut Batch<'_, AnyTransport> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn take(self, request: &SendRequest<'_, AnyOperation<'_>>) -> Option<()> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.try_push(request) }.then_some(())
+    }
+}
+
+/// Passes a send or a write of one SGE or one piece of inline data to the fast path. `None` also for other
+/// requests.
 ///
 /// # Safety
 ///
-/// As for [`with_send`].
+/// As for [`with_send`] and [`FastPath::take`].
 #[inline(always)]
-pub(crate) unsafe fn frequent_send<'a>(
-    request: &'a ibv_send_wr,
-    inline: &'a mut [&'a [u8]; 1],
-) -> Option<SendRequest<'a, AnyOperation<'a>>> {
-    let operation = match WrOpcode(request.opcode) {
-        WrOpcode::RDMA_WRITE => {
-            // SAFETY: all bits are valid.
-            let remote = unsafe { request.wr.rdma };
-            Operation::Write(Remote { addr: remote.remote_addr, rkey: remote.rkey })
-        }
-        WrOpcode::SEND => Operation::Send,
-        _ => return None,
-    };
+pub(crate) unsafe fn frequent_send<P: BuiltIn, F: FastPath<P>>(
+    request: &ibv_send_wr,
+    fast: F,
+) -> Option<F::Output> {
     if request.num_sge != 1 {
         return None;
     }
     // SAFETY: the list has one element, by the contract.
     let sge = unsafe { request.sg_list.cast::<Sge>().as_ref() }?;
-    let payload = if WireFlags::from_bits_retain(request.send_flags).contains(WireFlags::INLINE) {
-        // SAFETY: by the contract.
-        inline[0] = unsafe { bytes(sge) };
-        Payload::Inline(inline)
-    } else {
-        Payload::Sges(slice::from_ref(sge))
+    // SAFETY: the caller's contract is the same.
+    unsafe {
+        if WireFlags::from_bits_retain(request.send_flags).contains(WireFlags::INLINE) {
+            frequent_send_of(request, Payload::Inline(&[bytes(sge)]), fast)
+        } else {
+            frequent_send_of(request, Payload::Sges(slice::from_ref(sge)), fast)
+        }
+    }
+}
+
+/// As [`frequent_send`], with this payload.
+///
+/// # Safety
+///
+/// As for [`frequent_send`].
+#[inline(always)]
+unsafe fn frequent_send_of<P: BuiltIn, F: FastPath<P>>(
+    request: &ibv_send_wr,
+    payload: Payload<'_>,
+    fast: F,
+) -> Option<F::Output> {
+    let frequent = |operation: Operation| SendRequest {
+        wr_id: request.wr_id,
+        operation: operation.into(),
+        flags: SendFlags::from_bits_truncate(request.send_flags),
+        payload,
     };
-    let flags = SendFlags::from_bits_truncate(request.send_flags);
-    Some(SendRequest { wr_id: request.wr_id, operation: operation.into(), flags, payload })
+    // SAFETY: the caller's contract is the same. All bits of the union are valid.
+    unsafe {
+        match WrOpcode(request.opcode) {
+            WrOpcode::RDMA_WRITE => {
+                let remote = request.wr.rdma;
+                let remote = Remote { addr: remote.remote_addr, rkey: remote.rkey };
+                fast.take(&frequent(Operation::Write(remote)))
+            }
+            WrOpcode::SEND => fast.take(&frequent(Operation::Send)),
+            _ => None,
+        }
+    }
 }
 
 /// The receive of a list of one with one SGE, which the fast path of the queue may take.

@@ -26,9 +26,11 @@ use bareverbs::xrc::{XrcTarget, Xrcd};
 use bareverbs::{Access, Error, Gid, PortNum};
 
 use self::extended::Posting;
+pub(crate) use self::extended::wr_complete;
 pub(crate) use self::kind::AnyQp;
 pub(crate) use self::posting::{post_recv, post_send};
 use self::queues::Queues;
+use crate::abi::Function;
 use crate::abi::device::ibv_context;
 use crate::abi::gid::ibv_gid;
 use crate::abi::memory::{ibv_mw_bind, ibv_pd};
@@ -168,7 +170,7 @@ fn scatters_to_cqe(pd: &PdObject, init: &ibv_qp_init_attr, options: Mlx5Options)
 }
 
 fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Result<*mut ibv_qp, Failure> {
-    let is_single_threaded = ContextArgument::of(pd.abi.context).required()?.is_single_threaded;
+    let context = ContextArgument::of(pd.abi.context).required()?;
     // An XRC initiator has no receives, and so no CQ for them.
     let recv_cq = if QpType(init.qp_type) == QpType::XRC_INI { init.send_cq } else { init.recv_cq };
     // SAFETY: the pointers are those of objects of the program.
@@ -210,8 +212,11 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
         };
         let mlx5 = extended::mlx5_functions(extended.mlx5.raw_wqes);
         let (cap, posting) = (core.cap(), Posting::new(&core.cap()));
-        let head = QpHead { mlx5, posting, cap, ..head(base, extended.operations, parent) };
-        let is_single_threaded = is_single_threaded || parent.is_some_and(|parent| parent.td().is_some());
+        let is_single_threaded =
+            context.is_single_threaded || parent.is_some_and(|parent| parent.td().is_some());
+        let wr_complete = context.data_paths.of(is_single_threaded).wr_complete;
+        let operations = extended.operations.map(|operations| (operations, wr_complete));
+        let head = QpHead { mlx5, posting, cap, ..head(base, operations, parent) };
         Ok((head, AnyQp::Queues(Queues::new(core, is_single_threaded))))
     });
     let created = created.map(<*mut QpObject>::cast);
@@ -240,7 +245,8 @@ fn bare(context: *mut ibv_context, handle: u32, qp_num: u32, state: QpState, qp_
     }
 }
 
-fn head(base: ibv_qp, operations: Option<u64>, parent: Option<&Arc<ParentDomain>>) -> QpHead {
+/// With the functions of these operations, and the one that posts them.
+fn head(base: ibv_qp, operations: Option<(u64, Function)>, parent: Option<&Arc<ParentDomain>>) -> QpHead {
     let mut abi = extended::functions(base, operations);
     let hooks = QpHooks::replace(&mut abi);
     QpHead {

@@ -11,6 +11,7 @@ use bareverbs::qp::RecvRequest;
 use bareverbs::raw::QueueLayout;
 use bareverbs::raw::uapi::verbs_values::SrqAttrMask;
 use bareverbs::srq::{Srq, SrqAttr, SrqInit};
+use bareverbs::untyped::BuiltIn;
 use bareverbs::xrc::{XrcSrq, XrcSrqInit};
 
 use crate::abi::device::ibv_context;
@@ -94,12 +95,12 @@ impl AnySrq {
 
     /// # Safety
     ///
-    /// As for [`Srq::try_post_recv`].
+    /// As for [`Srq::try_post_recv_of`].
     #[inline(always)]
-    unsafe fn try_post_recv(&mut self, request: &RecvRequest<'_>) -> bool {
+    unsafe fn try_post_recv<P: BuiltIn>(&mut self, request: &RecvRequest<'_>) -> bool {
         match self {
             // SAFETY: the caller's contract is the same.
-            Self::Basic(srq) => unsafe { srq.try_post_recv(request) },
+            Self::Basic(srq) => unsafe { srq.try_post_recv_of::<P>(request) },
             Self::Xrc(_) => false,
         }
     }
@@ -262,12 +263,16 @@ callback! {
 
 callback! {
     /// Returns 0 or an errno. The fast path is as that of `ibv_post_recv`.
-    fn post_srq_recv(
+    fn post_srq_recv<P: BuiltIn, const IS_ELIDED: bool>(
         srq: &SrqObject,
         first: *mut ibv_recv_wr,
         bad: Option<&mut *mut ibv_recv_wr>,
     ) -> Value<c_int> {
-        let Some(mut guard) = srq.inner.try_lock(srq.inner.is_elided()) else {
+        if !IS_ELIDED && srq.inner.is_elided() {
+            // SAFETY: the contract is the same.
+            return Ok(unsafe { post_srq_recv::<P, true>(srq, first, bad) });
+        }
+        let Some(mut guard) = srq.inner.try_lock(IS_ELIDED) else {
             // SAFETY: the requests are a list of the program, which keeps their memory until they complete.
             return Ok(unsafe { post_contended(srq, first, bad) });
         };
@@ -275,7 +280,7 @@ callback! {
         if let Some(request) = unsafe { frequent_receive(first) }
             && bad.is_some()
             // SAFETY: as above.
-            && unsafe { guard.try_post_recv(&request) }
+            && unsafe { guard.try_post_recv::<P>(&request) }
         {
             return Ok(guard.unlock_with(0));
         }

@@ -1,6 +1,7 @@
 //! The functions as C calls them, on a soft device of this process.
 
 mod bad_input;
+mod inline;
 mod mlx5;
 mod objects;
 mod threads;
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use bareverbs::qp::{QpAttrMask, QpState};
 
+use self::inline::post_recv;
 use crate::abi::cq::ibv_cq;
 use crate::abi::memory::{ibv_parent_domain_init_attr, ibv_td_init_attr};
 use crate::abi::qp::{ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr};
@@ -28,7 +30,7 @@ use crate::flow_counters::{attach_counters_point_flow, create_counters, destroy_
 use crate::memory::{PdObject, alloc_parent_domain, ibv_alloc_pd, ibv_dealloc_pd, ibv_dereg_mr, ibv_reg_mr};
 use crate::open::{ibv_close_device, ibv_open_device};
 use crate::port::{ibv_query_device, ibv_query_gid, ibv_query_port};
-use crate::qp::{QpObject, ibv_create_qp, ibv_destroy_qp, ibv_modify_qp, post_recv};
+use crate::qp::{QpObject, ibv_create_qp, ibv_destroy_qp, ibv_modify_qp};
 use crate::srq::{ibv_create_srq, ibv_destroy_srq};
 use crate::wq::{create_rwq_ind_table, create_wq, destroy_rwq_ind_table, destroy_wq, modify_wq};
 

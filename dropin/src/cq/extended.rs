@@ -3,15 +3,16 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
-use std::mem;
+use std::mem::{self, ManuallyDrop};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use bareverbs::cq::{Completion, Cq, Visitor};
+use bareverbs::cq::{Completion, Visitor};
 use bareverbs::device::ClockInfo;
+use bareverbs::untyped::BuiltIn;
 
-use super::{CqObject, PollInto};
+use super::{CqObject, imm_data, wc_flags};
 use crate::abi::Function;
-use crate::abi::cq::{ibv_cq, ibv_cq_ex, ibv_poll_cq_attr, ibv_wc};
+use crate::abi::cq::{ibv_cq, ibv_cq_ex, ibv_poll_cq_attr};
 use crate::abi::values::{
     IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
     IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN, IBV_WC_EX_WITH_DLID_PATH_BITS,
@@ -20,7 +21,7 @@ use crate::abi::values::{
 };
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, Value, callback};
-use crate::lock::Guard;
+use crate::data_path::PollFunctions;
 
 /// The fields that a program can ask for. `bareverbs` has no tag matching.
 pub(super) const WC_FLAGS: u64 = (IBV_WC_EX_WITH_BYTE_LEN
@@ -44,34 +45,70 @@ pub(super) fn has(wc_flags: u64, flag: c_int) -> bool {
 #[derive(Default)]
 pub(super) struct Polling(UnsafeCell<Current>);
 
-/// A completion.
+/// What the functions of the CQ read of a completion.
 #[derive(Default)]
 struct Current {
     is_polling: bool,
-    fields: ibv_wc,
-    timestamp: u64,
-    cvlan: u16,
-    flow_tag: u32,
+    opcode: u32,
+    vendor_err: u32,
+    byte_len: u32,
+    /// In network byte order, or the invalidated R_Key.
+    imm_data: u32,
+    qp_num: u32,
+    wc_flags: u32,
+    rare: Rare,
     /// Of a CQ with wall-clock times, as `ibv_start_poll` found it.
     clock: Option<ClockInfo>,
 }
 
+/// The fields that few programs ask for.
+#[derive(Default)]
+struct Rare {
+    src_qp: u32,
+    slid: u16,
+    sl: u8,
+    dlid_path_bits: u8,
+    timestamp: u64,
+    cvlan: u16,
+    flow_tag: u32,
+}
+
+/// The flags of the other fields.
+const FREQUENT: u64 = (IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_IMM | IBV_WC_EX_WITH_QP_NUM) as u64;
+
+/// The functions that poll the CQs of a provider.
+pub(crate) const fn poll_functions<P: BuiltIn, const IS_ELIDED: bool>() -> PollFunctions {
+    PollFunctions {
+        frequent: [
+            Function::new(start_poll::<P, false, IS_ELIDED> as *const ()),
+            Function::new(next_poll::<P, false> as *const ()),
+        ],
+        all: [
+            Function::new(start_poll::<P, true, IS_ELIDED> as *const ()),
+            Function::new(next_poll::<P, true> as *const ()),
+        ],
+        start_with_clock: Function::new(start_poll_with_clock as *const ()),
+    }
+}
+
 /// The struct of C with the functions of these fields.
-pub(super) fn functions(base: ibv_cq, wc_flags: Option<u64>) -> ibv_cq_ex {
+pub(super) fn functions(base: ibv_cq, wc_flags: Option<u64>, polling: &PollFunctions) -> ibv_cq_ex {
     let function = |is_wanted: bool, function: *const ()| {
         if is_wanted { Function::new(function) } else { Function::NULL }
     };
     let always = |address| function(wc_flags.is_some(), address);
     let with = |flag, address| function(wc_flags.is_some_and(|flags| has(flags, flag)), address);
     let has_clock = wc_flags.is_some_and(|flags| has(flags, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK));
-    let start_poll = if has_clock { start_poll_with_clock as *const () } else { start_poll as *const () };
+    let has_rare = wc_flags.is_some_and(|flags| flags & !FREQUENT != 0);
+    let [start_poll, next_poll] = if has_rare { polling.all } else { polling.frequent };
+    let start_poll = if has_clock { polling.start_with_clock } else { start_poll };
     ibv_cq_ex {
         base,
         comp_mask: 0,
         status: AtomicU32::new(0),
         wr_id: AtomicU64::new(0),
-        start_poll: always(start_poll),
-        next_poll: always(next_poll as *const ()),
+        start_poll: if wc_flags.is_some() { start_poll } else { Function::NULL },
+        next_poll: if wc_flags.is_some() { next_poll } else { Function::NULL },
         end_poll: always(end_poll as *const ()),
         read_opcode: always(read_opcode as *const ()),
         read_vendor_err: always(read_vendor_err as *const ()),
@@ -95,22 +132,44 @@ pub(super) fn functions(base: ibv_cq, wc_flags: Option<u64>) -> ibv_cq_ex {
 }
 
 /// Takes the next completion out of the queue.
-struct PollCurrent<'a>(&'a mut Current);
+struct PollCurrent<'a, const HAS_RARE: bool> {
+    abi: &'a ibv_cq_ex,
+    current: &'a mut Current,
+}
 
-impl Visitor for PollCurrent<'_> {
+impl<const HAS_RARE: bool> Visitor for PollCurrent<'_, HAS_RARE> {
     /// Whether there is one. `None`: the fast path declined it.
     type Output = Option<bool>;
 
     #[inline(always)]
     fn completion(self, completion: impl Completion) -> Option<bool> {
-        self.0.timestamp = completion.timestamp().unwrap_or(0);
+        let Self { abi, current } = self;
+        // Each field is written when it is read: all of them together don't fit into the registers.
+        abi.wr_id.store(completion.wr_id(), Ordering::Relaxed);
+        abi.status.store(completion.status().0, Ordering::Relaxed);
+        current.opcode = completion.opcode().0;
+        current.vendor_err = completion.vendor_err();
+        current.byte_len = completion.byte_len();
+        current.qp_num = completion.qp_num();
         if completion.is_recv() {
-            self.0.cvlan = completion.cvlan().unwrap_or(0);
-            self.0.flow_tag = completion.flow_tag().unwrap_or(0);
+            current.imm_data = imm_data(&completion);
+            current.wc_flags = wc_flags(completion.wc_flags());
         } else {
-            (self.0.cvlan, self.0.flow_tag) = (0, 0);
+            (current.imm_data, current.wc_flags) = (0, 0);
         }
-        PollInto(&raw mut self.0.fields).completion(completion);
+        if HAS_RARE {
+            current.rare.timestamp = completion.timestamp().unwrap_or(0);
+            if completion.is_recv() {
+                current.rare.src_qp = completion.src_qp();
+                current.rare.slid = completion.slid();
+                current.rare.sl = completion.sl();
+                current.rare.dlid_path_bits = completion.dlid_path_bits();
+                current.rare.cvlan = completion.cvlan().unwrap_or(0);
+                current.rare.flow_tag = completion.flow_tag().unwrap_or(0);
+            } else {
+                current.rare = Rare { timestamp: current.rare.timestamp, ..Rare::default() };
+            }
+        }
         Some(true)
     }
 
@@ -138,89 +197,94 @@ impl CqObject {
         unsafe { &mut *self.abi.polling.0.get() }
     }
 
-    /// Writes the fields of the current completion that C reads from the struct.
+    /// What takes the next completion.
+    ///
+    /// # Safety
+    ///
+    /// As for [`current`](Self::current).
     #[inline(always)]
-    fn publish(&self, fields: &ibv_wc) {
-        self.abi.abi.status.store(fields.status, Ordering::Relaxed);
-        self.abi.abi.wr_id.store(fields.wr_id, Ordering::Relaxed);
+    unsafe fn poll_current<const HAS_RARE: bool>(&self) -> PollCurrent<'_, HAS_RARE> {
+        // SAFETY: by the contract.
+        PollCurrent { abi: &self.abi.abi, current: unsafe { self.current() } }
     }
 }
 
-/// Polls the next completion. Returns 0, or `ENOENT` for none.
-///
-/// # Safety
-///
-/// As for [`CqObject::current`].
+/// `ibv_start_poll`. An empty CQ is `ENOENT`, without the lock. The fast path is that of one completion, or of
+/// none.
 #[inline(always)]
-unsafe fn poll_next(cq: &CqObject, queue: &mut Cq) -> c_int {
-    // SAFETY: by the contract.
-    let current = unsafe { cq.current() };
-    match queue.visit_next(PollCurrent(current)) {
+fn start<P: BuiltIn, const HAS_RARE: bool>(cq: &CqObject, is_elided: bool) -> c_int {
+    let Some(mut guard) = cq.inner.try_lock(is_elided) else { return start_contended(cq) };
+    // SAFETY: the lock is held. The device of the CQ has this provider: see `data_path`.
+    match unsafe { guard.visit_next_of::<P, _>(cq.poll_current::<HAS_RARE>()) } {
         Some(true) => {
-            cq.publish(&current.fields);
+            // SAFETY: the lock is held.
+            unsafe { cq.current() }.is_polling = true;
+            // `ibv_end_poll` unlocks.
+            mem::forget(guard);
             0
         }
-        Some(false) => libc::ENOENT,
-        // SAFETY: by the contract. The reference above is not used again.
-        None => unsafe { poll_declined(cq, queue) },
+        Some(false) => guard.unlock_with(libc::ENOENT),
+        None => {
+            mem::forget(guard);
+            // SAFETY: the CQ was left locked.
+            unsafe { start_declined(cq) }
+        }
     }
-}
-
-/// As [`poll_next`], for a completion that the fast path declined.
-///
-/// # Safety
-///
-/// As for [`CqObject::current`].
-#[inline(never)]
-unsafe fn poll_declined(cq: &CqObject, queue: &mut Cq) -> c_int {
-    // SAFETY: by the contract.
-    let current = unsafe { cq.current() };
-    let mut completions = queue.poll();
-    let Some(completion) = completions.next() else { return libc::ENOENT };
-    PollCurrent(current).completion(completion);
-    cq.publish(&current.fields);
-    0
-}
-
-/// `ibv_start_poll`. An empty CQ is `ENOENT`, without the lock.
-#[inline(always)]
-fn start(cq: &CqObject, is_elided: bool) -> c_int {
-    let Some(guard) = cq.inner.try_lock(is_elided) else { return start_contended(cq) };
-    start_locked(cq, guard)
-}
-
-#[inline(always)]
-fn start_locked(cq: &CqObject, mut guard: Guard<'_, Cq>) -> c_int {
-    // SAFETY: the lock is held.
-    let found = unsafe { poll_next(cq, &mut guard) };
-    if found != 0 {
-        return guard.unlock_with(found);
-    }
-    // SAFETY: the lock is held.
-    unsafe { cq.current() }.is_polling = true;
-    // `ibv_end_poll` unlocks.
-    mem::forget(guard);
-    0
 }
 
 #[cold]
 #[inline(never)]
 fn start_contended(cq: &CqObject) -> c_int {
-    start_locked(cq, cq.inner.lock())
+    mem::forget(cq.inner.lock());
+    // SAFETY: the CQ was left locked.
+    unsafe { start_declined(cq) }
 }
 
+/// `ibv_start_poll` of any completion.
+///
+/// # Safety
+///
+/// The caller has left the CQ locked.
 #[inline(never)]
-fn start_elided(cq: &CqObject) -> c_int {
-    start(cq, true)
+unsafe fn start_declined(cq: &CqObject) -> c_int {
+    // SAFETY: by the contract.
+    let found = unsafe { next_declined(cq) };
+    // SAFETY: by the contract. `ibv_end_poll` unlocks after a completion.
+    unsafe {
+        if found == 0 {
+            cq.current().is_polling = true;
+        } else {
+            drop(cq.inner.take_up());
+        }
+    }
+    found
+}
+
+/// `ibv_next_poll` of any completion.
+///
+/// # Safety
+///
+/// The caller has left the CQ locked.
+#[inline(never)]
+unsafe fn next_declined(cq: &CqObject) -> c_int {
+    // SAFETY: by the contract. The CQ stays locked.
+    let (mut queue, current) = unsafe { (ManuallyDrop::new(cq.inner.take_up()), cq.poll_current::<true>()) };
+    let mut completions = queue.poll();
+    let Some(completion) = completions.next() else { return libc::ENOENT };
+    current.completion(completion);
+    0
 }
 
 callback! {
     /// Returns 0, or an errno. `ENOENT` is not stored to errno, as in C.
-    fn start_poll(cq: &CqObject, attr: Option<&ibv_poll_cq_attr>) -> Value<c_int> {
+    fn start_poll<P: BuiltIn, const HAS_RARE: bool, const IS_ELIDED: bool>(
+        cq: &CqObject,
+        attr: Option<&ibv_poll_cq_attr>,
+    ) -> Value<c_int> {
         if attr.is_some_and(|attr| attr.comp_mask != 0) {
             return Ok(OrErrno::answer(Err(Failure::INVALID)));
         }
-        Ok(if cq.inner.is_elided() { start_elided(cq) } else { start(cq, false) })
+        Ok(start::<P, HAS_RARE>(cq, IS_ELIDED))
     }
 
     /// `ibv_start_poll` of a CQ with wall-clock times. The clock is read before a completion is taken, which
@@ -236,16 +300,22 @@ callback! {
             Ok(clock) => unsafe { cq.current() }.clock = Some(clock),
             Err(error) => return Ok(OrErrno::answer(Err(error.into()))),
         }
-        Ok(start_locked(cq, guard))
+        mem::forget(guard);
+        // SAFETY: the CQ was left locked.
+        Ok(unsafe { start_declined(cq) })
     }
 
     /// Returns 0, or `ENOENT`, with the lock.
-    fn next_poll(cq: &CqObject) -> Value<c_int> {
+    fn next_poll<P: BuiltIn, const HAS_RARE: bool>(cq: &CqObject) -> Value<c_int> {
         // SAFETY: C calls the function between `ibv_start_poll` and `ibv_end_poll` of the same thread. The value
-        // of the guard is not dropped, so the CQ stays locked.
+        // of the guard is not dropped, so the CQ stays locked. Its device has this provider: see `data_path`.
         unsafe {
-            let mut guard = mem::ManuallyDrop::new(cq.inner.take_up());
-            Ok(poll_next(cq, &mut guard))
+            let mut queue = ManuallyDrop::new(cq.inner.take_up());
+            Ok(match queue.visit_next_of::<P, _>(cq.poll_current::<HAS_RARE>()) {
+                Some(true) => 0,
+                Some(false) => libc::ENOENT,
+                None => next_declined(cq),
+            })
         }
     }
 
@@ -272,31 +342,30 @@ macro_rules! read {
 }
 
 read! {
-    read_opcode -> u32: fields.opcode;
-    read_vendor_err -> u32: fields.vendor_err;
-    read_byte_len -> u32: fields.byte_len;
-    // In network byte order, or the invalidated R_Key.
-    read_imm_data -> u32: fields.imm_data;
-    read_qp_num -> u32: fields.qp_num;
-    read_src_qp -> u32: fields.src_qp;
-    read_wc_flags -> u32: fields.wc_flags;
-    read_sl -> u8: fields.sl;
-    read_dlid_path_bits -> u8: fields.dlid_path_bits;
-    read_completion_ts -> u64: timestamp;
-    read_cvlan -> u16: cvlan;
-    read_flow_tag -> u32: flow_tag;
+    read_opcode -> u32: opcode;
+    read_vendor_err -> u32: vendor_err;
+    read_byte_len -> u32: byte_len;
+    read_imm_data -> u32: imm_data;
+    read_qp_num -> u32: qp_num;
+    read_wc_flags -> u32: wc_flags;
+    read_src_qp -> u32: rare.src_qp;
+    read_sl -> u8: rare.sl;
+    read_dlid_path_bits -> u8: rare.dlid_path_bits;
+    read_completion_ts -> u64: rare.timestamp;
+    read_cvlan -> u16: rare.cvlan;
+    read_flow_tag -> u32: rare.flow_tag;
 }
 
 callback! {
     fn read_slid(cq: &CqObject) -> Value<u32> {
         // SAFETY: as of the functions above.
-        Ok(unsafe { cq.current() }.fields.slid.into())
+        Ok(unsafe { cq.current() }.rare.slid.into())
     }
 
     fn read_completion_wallclock_ns(cq: &CqObject) -> Value<u64> {
         // SAFETY: as of the functions above.
         let current = unsafe { cq.current() };
-        let time = current.clock.map(|clock| clock.time(current.timestamp));
+        let time = current.clock.map(|clock| clock.time(current.rare.timestamp));
         Ok(time.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
     }
 }

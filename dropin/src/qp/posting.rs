@@ -10,17 +10,17 @@ use std::sync::atomic::Ordering;
 
 use bareverbs::error::{DoorbellError, PostError, PostReason};
 use bareverbs::qp::{QpState, QpType};
-use bareverbs::untyped::QpCore;
+use bareverbs::untyped::{BuiltIn, QpCore};
 
 use super::QpObject;
 use super::queues::{Queues, Sends};
 use crate::abi::work::{ibv_recv_wr, ibv_send_wr};
 use crate::convention::{Convention, Failure, OrErrno, Value, callback};
-use crate::post::{frequent_receive, frequent_send, post_receives, with_send};
+use crate::post::{PostBy, frequent_receive, frequent_send, post_receives, with_send};
 
 callback! {
     /// Posts the requests with one doorbell, up to the first one that is rejected. Returns 0 or an errno.
-    fn post_send(
+    fn post_send<P: BuiltIn, const IS_ELIDED: bool>(
         qp: &QpObject,
         first: *mut ibv_send_wr,
         bad: Option<&mut *mut ibv_send_wr>,
@@ -28,15 +28,15 @@ callback! {
         // SAFETY: the requests are a list of the program, which keeps what they name until they complete.
         Ok(unsafe {
             match qp.inner.queues() {
-                Ok(queues) if queues.are_elided() => send_elided(qp, first, bad),
-                Ok(queues) => send(qp, queues, first, bad, false),
+                Ok(queues) if !IS_ELIDED && queues.are_elided() => post_send::<P, true>(qp, first, bad),
+                Ok(queues) => send::<P>(qp, queues, first, bad, IS_ELIDED),
                 Err(failure) => OrErrno::answer(Err(failure)),
             }
         })
     }
 
     /// Returns 0 or an errno.
-    fn post_recv(
+    fn post_recv<P: BuiltIn, const IS_ELIDED: bool>(
         qp: &QpObject,
         first: *mut ibv_recv_wr,
         bad: Option<&mut *mut ibv_recv_wr>,
@@ -44,8 +44,8 @@ callback! {
         // SAFETY: the requests are a list of the program, which keeps their memory until they complete.
         Ok(unsafe {
             match qp.inner.queues() {
-                Ok(queues) if queues.are_elided() => receive_elided(qp, first, bad),
-                Ok(queues) => receive(qp, queues, first, bad, false),
+                Ok(queues) if !IS_ELIDED && queues.are_elided() => post_recv::<P, true>(qp, first, bad),
+                Ok(queues) => receive::<P>(qp, queues, first, bad, IS_ELIDED),
                 Err(failure) => OrErrno::answer(Err(failure)),
             }
         })
@@ -61,7 +61,7 @@ fn of(qp: &QpObject) -> &Queues {
 ///
 /// As for [`with_send`] and `SendHalf::post_send`, for each request of the list.
 #[inline(always)]
-unsafe fn send(
+unsafe fn send<P: BuiltIn>(
     qp: &QpObject,
     queues: &Queues,
     first: *mut ibv_send_wr,
@@ -76,31 +76,17 @@ unsafe fn send(
     if let Some(request) = unsafe { first.as_ref() }
         && request.next.is_null()
         && bad.is_some()
+        // SAFETY: by the contract. The device of the QP has this provider: see `data_path`.
+        && let Some(posted) = unsafe { frequent_send(request, PostBy(sends.half().of_provider::<P>())) }
     {
-        let mut inline: [&[u8]; 1] = [&[]];
-        // SAFETY: by the contract.
-        if let Some(request) = unsafe { frequent_send(request, &mut inline) }
-            // SAFETY: by the contract.
-            && let Some(posted) = unsafe { sends.half().try_post_send(&request) }
-        {
-            return match posted {
-                Ok(()) => sends.unlock_with(0),
-                Err(refused) => refuse(sends, refused, first, bad),
-            };
-        }
+        return match posted {
+            Ok(()) => sends.unlock_with(0),
+            Err(refused) => refuse(sends, refused, first, bad),
+        };
     }
     sends.leave_locked();
     // SAFETY: by the contract. The queue was left locked.
     unsafe { send_list(qp, first, bad) }
-}
-
-/// # Safety
-///
-/// As for [`send`].
-#[inline(never)]
-unsafe fn send_elided(qp: &QpObject, first: *mut ibv_send_wr, bad: Option<&mut *mut ibv_send_wr>) -> c_int {
-    // SAFETY: the contract is the same.
-    unsafe { send(qp, of(qp), first, bad, true) }
 }
 
 /// Posts requests to a queue that another thread had locked.
@@ -158,11 +144,8 @@ unsafe fn send_list(qp: &QpObject, first: *mut ibv_send_wr, bad: Option<&mut *mu
         let mut next = first;
         // SAFETY: the element of the list is valid, by the contract.
         while let Some(request) = unsafe { next.as_ref() } {
-            let mut inline: [&[u8]; 1] = [&[]];
             // SAFETY: by the contract.
-            let frequent = unsafe { frequent_send(request, &mut inline) };
-            // SAFETY: by the contract.
-            if !frequent.is_some_and(|request| unsafe { batch.try_push(&request) }) {
+            if unsafe { frequent_send(request, &mut batch) }.is_none() {
                 // SAFETY: by the contract.
                 outcome = unsafe {
                     with_send(qp_type, qp.abi.cap.max_send_sge, request, |request| batch.push(request))
@@ -192,7 +175,7 @@ unsafe fn send_list(qp: &QpObject, first: *mut ibv_send_wr, bad: Option<&mut *mu
 ///
 /// As for [`post_receives`].
 #[inline(always)]
-unsafe fn receive(
+unsafe fn receive<P: BuiltIn>(
     qp: &QpObject,
     queues: &Queues,
     first: *mut ibv_recv_wr,
@@ -210,27 +193,14 @@ unsafe fn receive(
     // SAFETY: by the contract.
     if let Some(request) = unsafe { frequent_receive(first) }
         && bad.is_some()
-        // SAFETY: by the contract.
-        && unsafe { receives.half().try_post_recv(&request) }
+        // SAFETY: by the contract. The device of the QP has this provider: see `data_path`.
+        && unsafe { receives.half().of_provider::<P>().try_post_recv(&request) }
     {
         return receives.unlock_with(0);
     }
     receives.leave_locked();
     // SAFETY: by the contract. The queue was left locked.
     unsafe { receive_list(qp, first, bad) }
-}
-
-/// # Safety
-///
-/// As for [`post_receives`].
-#[inline(never)]
-unsafe fn receive_elided(
-    qp: &QpObject,
-    first: *mut ibv_recv_wr,
-    bad: Option<&mut *mut ibv_recv_wr>,
-) -> c_int {
-    // SAFETY: the contract is the same.
-    unsafe { receive(qp, of(qp), first, bad, true) }
 }
 
 /// Posts receives to a queue that another thread had locked.

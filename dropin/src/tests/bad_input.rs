@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
 use super::errno;
+use super::inline::{poll_cq, post_recv, post_send, post_srq_recv};
 use super::objects::{context_and_pd, zeroed};
 use crate::abi::Function;
 use crate::abi::cq::{ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_modify_cq_attr, ibv_poll_cq_attr, ibv_wc};
@@ -23,14 +24,12 @@ use crate::abi::values::{
 use crate::abi::work::{ibv_data_buf, ibv_recv_wr, ibv_send_wr, ibv_sge};
 use crate::abi::wq::ibv_wq_init_attr;
 use crate::context::ContextArgument;
-use crate::cq::{
-    create_cq_ex, ibv_create_cq, ibv_destroy_cq, ibv_resize_cq, modify_cq, poll_cq, req_notify_cq,
-};
+use crate::cq::{create_cq_ex, ibv_create_cq, ibv_destroy_cq, ibv_resize_cq, modify_cq, req_notify_cq};
 use crate::device_memory::{alloc_dm, free_dm};
 use crate::memory::{PdObject, ibv_dealloc_pd, ibv_dereg_mr, ibv_reg_mr_ex};
 use crate::open::ibv_close_device;
-use crate::qp::{QpObject, create_qp_ex, ibv_destroy_qp, ibv_modify_qp, post_recv, post_send};
-use crate::srq::{SrqObject, create_srq_ex, ibv_destroy_srq, ibv_modify_srq, post_srq_recv};
+use crate::qp::{QpObject, create_qp_ex, ibv_destroy_qp, ibv_modify_qp};
+use crate::srq::{SrqObject, create_srq_ex, ibv_destroy_srq, ibv_modify_srq};
 use crate::wq::{create_wq, destroy_wq};
 
 /// Elements of the lists: as many as the queues take. No memory follows the last one.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs::qp::{QpAttrMask, QpState, QpType};
 
+use super::inline::{poll_cq, post_recv};
 use super::objects::{context_and_pd, zeroed};
 use crate::abi::cq::{ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_wc};
 use crate::abi::memory::ibv_pd;
@@ -17,10 +18,10 @@ use crate::abi::qp::{ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_att
 use crate::abi::values::{IBV_QP_EX_WITH_SEND, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_SEND_OPS_FLAGS};
 use crate::abi::work::ibv_recv_wr;
 use crate::context::ContextArgument;
-use crate::cq::{create_cq_ex, ibv_create_cq, ibv_destroy_cq, poll_cq};
+use crate::cq::{create_cq_ex, ibv_create_cq, ibv_destroy_cq};
 use crate::memory::ibv_dealloc_pd;
 use crate::open::ibv_close_device;
-use crate::qp::{QpObject, create_qp_ex, ibv_destroy_qp, ibv_modify_qp, post_recv};
+use crate::qp::{QpObject, create_qp_ex, ibv_destroy_qp, ibv_modify_qp};
 
 /// A UD QP that takes receives, whose sends and receives have this CQ.
 ///

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use bareverbs::qp::{QpAttrMask, QpState, QpType};
 
 use super::super::errno;
+use super::super::inline::{poll_cq, post_recv, post_send, post_srq_recv};
 use super::super::objects::{context_and_pd, pd_of, zeroed};
 use crate::abi::cq::{ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_wc};
 use crate::abi::gid::ibv_gid;
@@ -22,15 +23,14 @@ use crate::abi::work::{ibv_recv_wr, ibv_send_wr, ibv_sge};
 use crate::channel::{ChannelObject, ibv_create_comp_channel, ibv_destroy_comp_channel, ibv_get_cq_event};
 use crate::context::ContextArgument;
 use crate::cq::{
-    CqObject, create_cq_ex, ibv_ack_cq_events, ibv_create_cq, ibv_destroy_cq, ibv_resize_cq, poll_cq,
-    req_notify_cq,
+    CqObject, create_cq_ex, ibv_ack_cq_events, ibv_create_cq, ibv_destroy_cq, ibv_resize_cq, req_notify_cq,
 };
 use crate::memory::{ibv_dealloc_pd, ibv_dereg_mr, ibv_reg_mr};
 use crate::open::ibv_close_device;
 use crate::path::{ibv_create_ah, ibv_destroy_ah};
 use crate::port::ibv_query_gid;
-use crate::qp::{QpObject, create_qp_ex, ibv_destroy_qp, ibv_modify_qp, ibv_query_qp, post_recv, post_send};
-use crate::srq::{SrqObject, ibv_create_srq, ibv_destroy_srq, post_srq_recv};
+use crate::qp::{QpObject, create_qp_ex, ibv_destroy_qp, ibv_modify_qp, ibv_query_qp};
+use crate::srq::{SrqObject, ibv_create_srq, ibv_destroy_srq};
 
 /// The Q_Key of all QPs.
 const QKEY: u32 = 7;
