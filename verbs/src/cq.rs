@@ -1,6 +1,7 @@
 //! Completion queues.
 
 mod next;
+mod reference;
 
 use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
@@ -23,6 +24,7 @@ use crate::untyped::BuiltIn;
 use crate::{AnyProvider, Context, Error, Refused, Result, locked_memory};
 
 pub use self::next::NextCompletion;
+pub use self::reference::CqRef;
 pub use crate::channel::{CompChannel, CompEvent};
 pub use crate::error::wc_status_str;
 pub use crate::event_fd::NextEvent;
@@ -116,7 +118,7 @@ pub struct Cq<P: Provider = AnyProvider> {
     queue: ManuallyDrop<P::Cq>,
     /// Pages of the memory of a resize.
     pages: QueueMemory<'static>,
-    shared: Arc<CqShared<P>>,
+    shared: CqRef<P>,
 }
 
 /// The part of a CQ that its QPs share.
@@ -259,23 +261,29 @@ impl<P: Provider> Cq<P> {
             QueueMemory::HugePages => QueueMemory::HugePages,
             QueueMemory::BasePages | QueueMemory::From(_) => QueueMemory::BasePages,
         };
-        Ok(Self { queue: ManuallyDrop::new(queue), pages, shared: Arc::new(shared) })
+        Ok(Self { queue: ManuallyDrop::new(queue), pages, shared: CqRef(Arc::new(shared)) })
     }
 
     pub(crate) fn shared(&self) -> &Arc<CqShared<P>> {
+        self.shared.shared()
+    }
+
+    /// The reference to the CQ for objects that are created with it. [`CqRef`] has an example.
+    #[must_use]
+    pub fn reference(&self) -> &CqRef<P> {
         &self.shared
     }
 
     /// The completion channel of the CQ.
     #[must_use]
     pub fn channel(&self) -> Option<&CompChannel> {
-        self.shared.channel.as_ref()
+        self.shared().channel.as_ref()
     }
 
     /// [`CqInit::user_data`].
     #[must_use]
     pub fn user_data(&self) -> u64 {
-        self.shared.user_data
+        self.shared.user_data()
     }
 
     /// Capacity in CQEs, at least as many as requested.
@@ -338,7 +346,7 @@ impl<P: Provider> Cq<P> {
         if entries == 0 {
             return Err(Error::empty(VERB, "a CQ requires at least 1 entry"));
         }
-        let context = &self.shared.context;
+        let context = self.shared.context();
         Error::check_limit(VERB, Limit::CqEntries, entries.into(), context.limits().max_cqe.into())?;
         // Providers access the ring first, and a forked child does not have it.
         context.file().check_same_process().map_err(|errno| {
@@ -348,7 +356,7 @@ impl<P: Provider> Cq<P> {
         // SAFETY: handle and queue came from one `create_cq`, and the contract of `provider_queue`
         // keeps them together.
         let resized =
-            unsafe { context.provider().resize_cq(self.shared.handle, &mut self.queue, entries, memory) };
+            unsafe { context.provider().resize_cq(self.shared.0.handle, &mut self.queue, entries, memory) };
         resized.map_err(|reason| {
             Error::create(VERB, format!("{entries} instead of {capacity} entries"), reason).or_hint(|errno| {
                 if errno == Errno::INVAL {
@@ -392,7 +400,7 @@ impl<P: Provider> Cq<P> {
     pub fn moderate(&self, count: u16, period: Duration) -> Result<()> {
         const VERB: &str = "modify_cq";
         let micros = u64::try_from(period.as_nanos().div_ceil(1000)).unwrap_or(u64::MAX);
-        let context = &self.shared.context;
+        let context = self.shared.context();
         let caps = context.inner().device_attr.cq_moderation_caps;
         if caps.max_cq_moderation_count == 0 {
             return Err(Error::unsupported(VERB, Feature::CqModeration));
@@ -401,7 +409,7 @@ impl<P: Provider> Cq<P> {
         Error::check_limit(VERB, Limit::CqPeriod, micros, caps.max_cq_moderation_period.into())?;
         // At most the device's limit, which has 16 bits.
         let micros = u16::try_from(micros).unwrap_or(u16::MAX);
-        command::moderate_cq(context.file(), self.shared.handle, count, micros)
+        command::moderate_cq(context.file(), self.shared.handle(), count, micros)
             .map_err(|refused| Error::kernel(VERB, format!("{count} completions or {micros} µs"), refused))
     }
 
@@ -411,13 +419,13 @@ impl<P: Provider> Cq<P> {
     /// # Errors
     /// The CQ and the reason:
     ///
-    /// - [`Error::Invalid`]: QPs still use the CQ.
+    /// - [`Error::Invalid`]: QPs or clones of its [reference](Self::reference) still use the CQ.
     /// - [`Error::Kernel`]: the kernel refuses to destroy it.
     #[doc(alias = "ibv_destroy_cq")]
     pub fn destroy(mut self) -> Result<CqEventCounts, Refused<Self>> {
         const VERB: &str = "destroy_cq";
-        let Some(shared) = Arc::get_mut(&mut self.shared) else {
-            let error = Error::in_use(VERB, "QPs still use it: drop them first");
+        let Some(shared) = Arc::get_mut(&mut self.shared.0) else {
+            let error = Error::in_use(VERB, "QPs or references still use it: drop them first");
             return Err(Refused::new(error, self));
         };
         // SAFETY: `self` is the last owner, and the CQ was not destroyed before. If this succeeds,
@@ -427,7 +435,7 @@ impl<P: Provider> Cq<P> {
                 Ok(CqEventCounts { completion: comp_events_reported, asynchronous: async_events_reported })
             }
             Err(refused) => Err(Refused::new(
-                Error::kernel(VERB, format!("CQ handle {}", self.shared.handle), refused),
+                Error::kernel(VERB, format!("CQ handle {}", self.shared.handle()), refused),
                 self,
             )),
         }
@@ -529,7 +537,7 @@ impl<P: Provider> Cq<P> {
     pub fn arm(&mut self, what: Arm) -> Result<()> {
         const METHOD: &str = "InvokeWrite REQ_NOTIFY_CQ";
         // Some providers arm with a store to memory that a forked child does not have.
-        let same_process = self.shared.context.file().check_same_process();
+        let same_process = self.shared.context().file().check_same_process();
         same_process
             .map_err(|errno| IoctlError::new(METHOD, errno))
             .and_then(|()| self.queue.arm(what == Arm::Solicited))
@@ -555,7 +563,7 @@ impl<P: Provider> Drop for Cq<P> {
         // SAFETY: the owner of the queue is being dropped, so this runs once and the field is not
         // used afterwards.
         let queue = unsafe { ManuallyDrop::take(&mut self.queue) };
-        *self.shared.orphan.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
+        *self.shared().orphan.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
     }
 }
 

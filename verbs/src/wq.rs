@@ -15,7 +15,7 @@ use bareverbs_uapi::write::types::{DeviceCapFlags, RawPacketCaps};
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
-use crate::cq::{Cq, CqShared};
+use crate::cq::{Cq, CqRef, CqShared};
 use crate::error::{Feature, Limit, PostError, PostReason};
 use crate::locked_memory::has_capability;
 use crate::recv_queue::{leak_queue, post_receives};
@@ -28,7 +28,7 @@ const MODIFY: &str = "modify_wq";
 #[doc(alias = "ibv_wq_init_attr")]
 pub struct WqInit<'a, P: Provider = AnyProvider> {
     /// CQ for its completions.
-    pub cq: &'a Cq<P>,
+    pub cq: &'a CqRef<P>,
     /// Receives that can be outstanding, at least 1.
     pub max_recv_wr: u32,
     /// SGEs of a receive.
@@ -46,6 +46,12 @@ impl<'a, P: Provider> WqInit<'a, P> {
     /// A WQ for `max_recv_wr` receives of one SGE each, which receives frames unmodified.
     #[must_use]
     pub fn new(cq: &'a Cq<P>, max_recv_wr: u32) -> Self {
+        Self::with_cq(cq.reference(), max_recv_wr)
+    }
+
+    /// As [`new`](Self::new), with a reference to the CQ.
+    #[must_use]
+    pub fn with_cq(cq: &'a CqRef<P>, max_recv_wr: u32) -> Self {
         let (flags, memory) = (WqFlags::empty(), QueueMemory::BasePages);
         Self { cq, max_recv_wr, max_recv_sge: 1, flags, memory, user_data: 0 }
     }
@@ -132,14 +138,14 @@ impl<P: Provider> Wq<P> {
         let limits = context.limits();
         Error::check_limit(VERB, Limit::MaxRecvWr, max_recv_wr.into(), limits.max_qp_wr.into())?;
         Error::check_limit(VERB, Limit::MaxRecvSge, max_recv_sge.into(), limits.max_sge.into())?;
-        context.check_same_context(VERB, "CQ", cq.shared().context().file())?;
+        context.check_same_context(VERB, "CQ", cq.context().file())?;
         let attr = &context.inner().device_attr;
         if let Some(feature) = unsupported_flags(flags, attr.raw_packet_caps, attr.device_cap_flags_ex) {
             return Err(Error::unsupported(VERB, feature));
         }
         let request = WqRequest {
             pd: pd.domain().handle,
-            cq: cq.shared().handle,
+            cq: cq.handle(),
             max_wr: max_recv_wr,
             max_sge: max_recv_sge,
             flags,

@@ -105,6 +105,23 @@ fn device_has_the_properties_of_soft_roce_and_its_own_address() {
 }
 
 #[test]
+fn cq_exists_while_there_are_references_to_it() {
+    let [pd, _] = two();
+    let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
+    let reference = cq.reference().clone();
+    let refused = cq.destroy().unwrap_err();
+    assert!(matches!(refused.error, Error::Invalid { .. }), "{}", refused.error);
+    let handle = refused.object.handle();
+    drop(refused.object);
+    // The kernel object, and so its handle, is still in use.
+    assert_ne!(pd.context().create_cq(&CqInit::new(4)).unwrap().handle(), handle);
+    let qp = pd.create_qp::<Rc>(&QpInit::with_cqs(&reference, &reference)).unwrap();
+    drop(reference);
+    assert!(qp.destroy().is_ok());
+    assert_eq!(pd.context().create_cq(&CqInit::new(4)).unwrap().handle(), handle);
+}
+
+#[test]
 fn named_device_is_the_same_at_each_call() {
     let [first, second] = [(); 2].map(|()| Device::find("soft7").unwrap());
     assert_eq!((first.name(), second.name()), ("soft7", "soft7"));

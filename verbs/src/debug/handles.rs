@@ -4,7 +4,7 @@ use bareverbs_provider::traits::{Completion, Provider};
 
 use super::debug;
 use crate::ah::Ah;
-use crate::cq::{Completions, Cq};
+use crate::cq::{Completions, Cq, CqRef};
 use crate::dm::{Dm, DmMr};
 use crate::mr::{DmabufMr, Dmah, ImportedMr};
 use crate::provider::{AnyAh, AnyCompletion, AnyCq, AnyRq, AnySq, AnySrq};
@@ -19,6 +19,7 @@ debug! {
     it: "Pd" [P: Provider] Pd<P> { handle = it.handle() }
     it: "Ah" [P: Provider] Ah<P> { handle = it.handle(), attr = it.attr() }
     it: "Cq" [P: Provider] Cq<P> { capacity = it.capacity(), user_data = it.user_data() }
+    it: "CqRef" [P: Provider] CqRef<P> { handle = it.handle(), user_data = it.user_data() }
     it: "Completions" [P: Provider] Completions<'_, P> {}
     it: "Dm" [] Dm { handle = it.handle(), len = it.len() }
     it: "Dmah" [] Dmah { handle = it.handle() }
@@ -93,7 +94,7 @@ mod tests {
         let (flags, source_qp_num) = (QpCreateFlags::SCATTER_FCS, Some(9));
         let init = QpInit { cap: QpCap::default(), flags, source_qp_num, ..QpInit::new(&cq, &cq) };
         let text = format!("{init:?}");
-        assert!(text.contains("send_cq: Cq {") && text.contains("user_data: 7"), "{text}");
+        assert!(text.contains("send_cq: CqRef {") && text.contains("user_data: 7"), "{text}");
         assert!(text.contains("flags: SCATTER_FCS, source_qp_num: Some(9)"), "{text}");
         assert!(format!("{:?} {:?}", pd, pd.context()).starts_with("Pd { handle: "));
     }

@@ -114,8 +114,8 @@ impl<P: Provider> QpCore<P> {
         check_create(context, qp_type, &cap, init)?;
         let request = QpRequest {
             pd: pd.domain().handle,
-            send_cq: init.send_cq.shared().handle,
-            recv_cq: init.recv_cq.shared().handle,
+            send_cq: init.send_cq.handle(),
+            recv_cq: init.recv_cq.handle(),
             srq: init.srq.map(|srq| srq.shared().handle),
             qp_type,
             cap: cap.into(),
@@ -141,7 +141,7 @@ impl<P: Provider> QpCore<P> {
             cap: cap.into(),
             user_data: init.user_data,
             pd: pd.clone(),
-            _cqs: [Arc::clone(init.send_cq.shared()), Arc::clone(init.recv_cq.shared())],
+            _cqs: [init.send_cq, init.recv_cq].map(|cq| Arc::clone(cq.shared())),
             _srq: init.srq.map(|srq| Arc::clone(srq.shared())),
             groups: Vec::new(),
             flows: Flows::default(),
@@ -375,8 +375,8 @@ fn check_create<P: Provider>(
     ] {
         Error::check_limit(CREATE, limit, asked.into(), max.into())?;
     }
-    context.check_same_context(CREATE, "send CQ", init.send_cq.shared().context().file())?;
-    context.check_same_context(CREATE, "receive CQ", init.recv_cq.shared().context().file())?;
+    context.check_same_context(CREATE, "send CQ", init.send_cq.context().file())?;
+    context.check_same_context(CREATE, "receive CQ", init.recv_cq.context().file())?;
     if let DoorbellChoice::Domain(td) = init.doorbell {
         context.check_same_context(CREATE, "thread domain", td.file())?;
     }

@@ -5,7 +5,7 @@ use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::uverbs::types::QpCreateFlags;
 
 use super::attr::QpCap;
-use crate::cq::Cq;
+use crate::cq::{Cq, CqRef};
 use crate::provider::AnyProvider;
 use crate::srq::Srq;
 
@@ -13,9 +13,9 @@ use crate::srq::Srq;
 #[doc(alias = "ibv_qp_init_attr")]
 pub struct QpInit<'a, P: Provider = AnyProvider> {
     /// CQ for completions of sends.
-    pub send_cq: &'a Cq<P>,
+    pub send_cq: &'a CqRef<P>,
     /// CQ for completions of receives. May be the same as `send_cq`.
-    pub recv_cq: &'a Cq<P>,
+    pub recv_cq: &'a CqRef<P>,
     /// Shared receive queue. With it, the QP has no receive queue of its own.
     pub srq: Option<&'a Srq<P>>,
     /// Depths and widths of the queues. Devices may grant more, and the CQs must hold what was
@@ -85,6 +85,12 @@ impl<'a, P: Provider> QpInit<'a, P> {
     /// A QP with [`QpCap::default`] whose sends generate completions only if signalled.
     #[must_use]
     pub fn new(send_cq: &'a Cq<P>, recv_cq: &'a Cq<P>) -> Self {
+        Self::with_cqs(send_cq.reference(), recv_cq.reference())
+    }
+
+    /// As [`new`](Self::new), with references to the CQs.
+    #[must_use]
+    pub fn with_cqs(send_cq: &'a CqRef<P>, recv_cq: &'a CqRef<P>) -> Self {
         Self {
             send_cq,
             recv_cq,

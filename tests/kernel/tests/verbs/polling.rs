@@ -91,13 +91,14 @@ fn init_structs_with_borrows_have_defaults() {
         doorbell,
         memory,
     } = QpInit::new(&cq, &cq);
-    assert!(std::ptr::eq(send_cq, &cq) && std::ptr::eq(recv_cq, &cq) && srq.is_none());
+    assert_eq!([send_cq.handle(), recv_cq.handle()], [cq.handle(); 2]);
+    assert!(srq.is_none());
     assert_eq!((cap, max_tso_header, user_data), (QpCap::default(), 0, 0));
     assert!(!signal_all && flags.is_empty() && source_qp_num.is_none() && !scatter_to_cqe);
     assert!(matches!((doorbell, memory), (DoorbellChoice::Any, QueueMemory::BasePages)));
 
     let WqInit { cq: of, max_recv_wr, max_recv_sge, flags, memory, user_data } = WqInit::new(&cq, 9);
-    assert!(std::ptr::eq(of, &cq) && flags.is_empty());
+    assert!(of.handle() == cq.handle() && flags.is_empty());
     assert_eq!((max_recv_wr, max_recv_sge, user_data), (9, 1, 0));
     assert!(matches!(memory, QueueMemory::BasePages));
 
