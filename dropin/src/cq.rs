@@ -6,12 +6,14 @@ use std::ffi::{c_int, c_void};
 use std::mem::{self, MaybeUninit, offset_of};
 use std::ptr::NonNull;
 use std::slice;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bareverbs::Imm;
-use bareverbs::cq::{Arm, Completion, Cq, CqEventCounts, CqInit, CqeSize, Visitor, WcFlags, WorkCompletion};
+use bareverbs::cq::{
+    Arm, Completion, Cq, CqEventCounts, CqInit, CqRef, CqeSize, Visitor, WcFlags, WorkCompletion,
+};
 use bareverbs::device::DriverId;
 use bareverbs::untyped::BuiltIn;
 
@@ -34,7 +36,7 @@ use crate::faults;
 use crate::hooks::{CqHooks, Hooked};
 use crate::lock::Locked;
 use crate::memory::PdObject;
-use crate::object::{Acknowledged, Object, pointer};
+use crate::object::{Acknowledged, Object, lock, pointer};
 
 /// The struct of C, the acknowledged events of the CQ, and the state of `ibv_start_poll`.
 #[repr(C)]
@@ -48,6 +50,9 @@ pub(crate) struct CqHead {
     pub(crate) events: Acknowledged,
     polling: Polling,
     parent: Option<Arc<ParentDomain>>,
+    /// For new objects that complete on the CQ, without its lock: a thread may hold it for long, from
+    /// `ibv_start_poll` on, and may be the one that creates them. `None` while the CQ is destroyed.
+    reference: Mutex<Option<CqRef>>,
 }
 
 const _: () = assert!(offset_of!(CqHead, hooks) == offset_of!(Hooked<ibv_cq_ex, CqHooks>, hooks));
@@ -62,6 +67,11 @@ impl CqHead {
 }
 
 impl CqObject {
+    /// For new objects that complete on the CQ.
+    pub(crate) fn reference(&self) -> Result<CqRef, Failure> {
+        required(lock(&self.abi.reference).clone())
+    }
+
     /// Its context, and the kernel's handle.
     pub(crate) fn kernel_object(&self) -> (*mut ibv_context, u32) {
         (self.abi.base().context, self.abi.base().handle)
@@ -140,6 +150,7 @@ fn create(
             events: Acknowledged::default(),
             polling: Polling::default(),
             parent: parent.cloned(),
+            reference: Mutex::new(Some(cq.reference().clone())),
             hooks,
         };
         Ok((head, Locked::new(cq, is_single_threaded)))
@@ -231,13 +242,21 @@ export! {
     fn ibv_destroy_cq(cq: Option<NonNull<CqObject>>) -> OrErrno {
         let cq = required(cq)?;
         // SAFETY: the argument is a live CQ.
-        let channel: *mut ChannelObject = unsafe { cq.as_ref() }.abi.base().channel.cast();
+        let head = unsafe { &(*cq.as_ptr()).abi };
+        let channel: *mut ChannelObject = head.base().channel.cast();
+        let destroy = |cq: Cq| {
+            // Without references the CQ can be destroyed.
+            drop(lock(&head.reference).take());
+            cq.destroy().inspect_err(|refused| {
+                *lock(&head.reference) = Some(refused.object.reference().clone());
+            })
+        };
         let wait = |head: &CqHead, read: CqEventCounts| {
             head.completions.wait_for(read.completion);
             head.events.wait_for(read.asynchronous);
         };
         // SAFETY: the argument is a live CQ, which the program uses no longer, but to acknowledge events.
-        unsafe { Object::destroy(cq, Cq::destroy, wait) }?;
+        unsafe { Object::destroy(cq, destroy, wait) }?;
         // SAFETY: the channel exists while it has CQs.
         if let Some(channel) = unsafe { channel.as_ref() } {
             channel.abi.refcnt.fetch_sub(1, Ordering::Release);

@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bareverbs::ah::AhAttr;
-use bareverbs::cq::Cq;
 use bareverbs::device::DriverId;
 use bareverbs::mw::inc_rkey;
 use bareverbs::qp::{
@@ -53,7 +52,6 @@ use crate::domain::ParentDomain;
 use crate::environment::environment;
 use crate::faults;
 use crate::hooks::{Hooked, QpHooks};
-use crate::lock::Guard;
 use crate::memory::PdObject;
 use crate::object::{Acknowledged, Object, pointer};
 use crate::path;
@@ -144,22 +142,6 @@ pub(crate) struct Mlx5Options {
     pub(crate) scatters_to_cqe: Option<bool>,
 }
 
-/// Locks both CQs, or the one that they are. The order is that of their addresses: another thread may lock
-/// the same ones in exchanged roles.
-fn lock_cqs<'a>(send_cq: &'a CqObject, recv_cq: &'a CqObject) -> (Guard<'a, Cq>, Option<Guard<'a, Cq>>) {
-    match ptr::from_ref(send_cq).cmp(&ptr::from_ref(recv_cq)) {
-        std::cmp::Ordering::Equal => (send_cq.inner.lock(), None),
-        std::cmp::Ordering::Less => {
-            let sends = send_cq.inner.lock();
-            (sends, Some(recv_cq.inner.lock()))
-        }
-        std::cmp::Ordering::Greater => {
-            let receives = recv_cq.inner.lock();
-            (send_cq.inner.lock(), Some(receives))
-        }
-    }
-}
-
 /// Whether the device places short messages into CQEs. That is asked of QPs that can have it only.
 fn scatters_to_cqe(pd: &PdObject, init: &ibv_qp_init_attr, options: Mlx5Options) -> bool {
     let is_possible = [QpType::RC, QpType::UC].contains(&QpType(init.qp_type))
@@ -179,9 +161,8 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
         let recv_cq: Option<&CqObject> = object(recv_cq);
         (required(send_cq)?, required(recv_cq)?, object::<_, SrqObject>(init.srq))
     };
-    let parent = pd.abi.parent();
+    let (sends, receives, parent) = (send_cq.reference()?, recv_cq.reference()?, pd.abi.parent());
     let created = Object::create(|address| {
-        let (sends, receives) = lock_cqs(send_cq, recv_cq);
         let srq_of_qp = srq.map(|srq| srq.inner.lock());
         let attr = QpInit {
             srq: srq_of_qp.as_deref().map(AnySrq::basic).transpose()?,
@@ -198,7 +179,7 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
                 None => DoorbellChoice::Any,
             },
             memory: ParentDomain::memory(parent),
-            ..QpInit::new(&sends, receives.as_deref().unwrap_or(&sends))
+            ..QpInit::with_cqs(&sends, &receives)
         };
         let core = QpCore::create(&pd.inner, QpType(init.qp_type), &attr)?;
         init.cap = cap_to_c(&core.cap());

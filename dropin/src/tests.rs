@@ -153,38 +153,22 @@ fn objects_are_destroyed_in_their_order_and_after_their_events() {
         assert!(init.cap.max_send_wr >= 1, "the granted capacity is returned");
         assert_eq!(ibv_destroy_cq(NonNull::new(cq.cast())), libc::EBUSY);
 
-        // While the CQ with the lower address is locked, the creation of a QP locks none.
+        // QPs are created with CQs that a thread polls.
         let other = ibv_create_cq(context, 8, ptr::null_mut(), None, 0);
-        let [lower, higher] = [cq.min(other), cq.max(other)];
-        let of = |cq: *mut ibv_cq| &(*cq.cast::<CqObject>()).inner;
-        thread::scope(|scope| {
-            let locked = of(lower).lock();
-            let [pd, send, recv] =
-                [pd.expose_provenance(), higher.expose_provenance(), lower.expose_provenance()];
-            scope.spawn(move || {
-                let [send_cq, recv_cq] = [send, recv].map(ptr::with_exposed_provenance_mut);
-                let mut init = ibv_qp_init_attr {
-                    qp_context: ptr::null_mut(),
-                    send_cq,
-                    recv_cq,
-                    srq: ptr::null_mut(),
-                    cap,
-                    qp_type: 4,
-                    sq_sig_all: 1,
-                };
-                let pd = ptr::with_exposed_provenance::<PdObject>(pd);
-                let qp = ibv_create_qp(pd.as_ref(), Some(&mut init));
-                assert_eq!(ibv_destroy_qp(NonNull::new(qp.cast())), 0);
-            });
-            let is_free: Vec<_> = (0..50)
-                .map(|_| {
-                    thread::sleep(Duration::from_millis(1));
-                    of(higher).try_lock(false).is_some()
-                })
-                .collect();
-            drop(locked);
-            assert!(is_free.iter().all(|free| *free), "two threads could wait for each other");
+        let locked = [cq, other].map(|cq| (*cq.cast::<CqObject>()).inner.lock());
+        let addresses = [pd.expose_provenance(), cq.expose_provenance(), other.expose_provenance()];
+        let created = in_time(move || {
+            let [pd, send_cq, recv_cq] = addresses;
+            let [send_cq, recv_cq] = [send_cq, recv_cq].map(ptr::with_exposed_provenance_mut);
+            let pd = ptr::with_exposed_provenance::<PdObject>(pd).as_ref();
+            let (qp_context, srq) = (ptr::null_mut(), ptr::null_mut());
+            let mut init =
+                ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type: 4, sq_sig_all: 1 };
+            let qp = ibv_create_qp(pd, Some(&mut init));
+            ibv_destroy_qp(NonNull::new(qp.cast()))
         });
+        assert_eq!(created, 0);
+        drop(locked);
         assert_eq!(ibv_destroy_cq(NonNull::new(other.cast())), 0);
 
         // A receive that is flushed raises an event.
@@ -229,6 +213,13 @@ fn objects_are_destroyed_in_their_order_and_after_their_events() {
         assert_eq!(ibv_dealloc_pd(NonNull::new(pd.cast())), 0);
         assert_eq!(ibv_close_device(context), 0);
     }
+}
+
+/// Calls what could wait for ever, in a thread.
+fn in_time<R: Send + 'static>(call: impl FnOnce() -> R + Send + 'static) -> R {
+    let (send, receive) = std::sync::mpsc::channel();
+    thread::spawn(move || send.send(call()));
+    receive.recv_timeout(Duration::from_secs(60)).expect("the call returns")
 }
 
 /// # Safety

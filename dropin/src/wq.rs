@@ -72,15 +72,14 @@ pub(crate) fn create(context: ContextArgument<'_>, init: &ibv_wq_init_attr) -> R
     let (pd, cq): (Option<&PdObject>, Option<&CqObject>) =
         unsafe { (init.pd.cast::<PdObject>().as_ref(), init.cq.cast::<CqObject>().as_ref()) };
     let (pd, cq) = (required(pd)?, required(cq)?);
-    let parent = pd.abi.parent();
+    let (cq_of_wq, parent) = (cq.reference()?, pd.abi.parent());
     let created = Object::create(|address| {
-        let cq_of_wq = cq.inner.lock();
         let attr = WqInit {
             max_recv_sge: init.max_sge,
             flags: WqFlags::from_bits_retain(flags),
             memory: ParentDomain::memory(parent),
             user_data: address,
-            ..WqInit::new(&cq_of_wq, init.max_wr)
+            ..WqInit::with_cq(&cq_of_wq, init.max_wr)
         };
         let wq = pd.inner.create_wq(&attr)?;
         let abi = ibv_wq {
