@@ -227,7 +227,8 @@ export! {
     fn ibv_resize_cq(cq: Option<&CqObject>, entries: c_int) -> OrErrno {
         let cq = required(cq)?;
         let memory = ParentDomain::memory(cq.abi.parent.as_ref());
-        let capacity = cq.inner.lock().resize_in(unsigned(entries)?, memory)?;
+        let entries = unsigned(entries)?;
+        let capacity = cq.with_queue(|cq| cq.resize_in(entries, memory))?;
         cq.abi.base().cqe.store(count(capacity), Ordering::Relaxed);
         Ok(())
     }
@@ -289,12 +290,12 @@ callback! {
             return Err(Failure::INVALID);
         }
         let period = Duration::from_micros(attr.moderate.cq_period.into());
-        Ok(cq.inner.lock().moderate(attr.moderate.cq_count, period)?)
+        Ok(cq.with_queue(|cq| cq.moderate(attr.moderate.cq_count, period))?)
     }
 
     fn req_notify_cq(cq: Option<&CqObject>, solicited_only: c_int) -> OrErrno {
         let arm = if solicited_only == 0 { Arm::Any } else { Arm::Solicited };
-        Ok(required(cq)?.inner.lock().arm(arm)?)
+        Ok(required(cq)?.with_queue(|cq| cq.arm(arm))?)
     }
 }
 

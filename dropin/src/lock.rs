@@ -10,6 +10,23 @@ use bareverbs::sync::RawMutex;
 
 use crate::object::Holder;
 
+/// A number that no other live thread has, and not 0: the address of what the C library has of the thread.
+#[inline(always)]
+pub(crate) fn thread() -> usize {
+    let thread: usize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the first word of the block is its own address.
+    unsafe {
+        std::arch::asm!("mov {}, fs:[0]", out(reg) thread, options(pure, readonly, nostack, preserves_flags));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: the call has no conditions.
+    {
+        thread = unsafe { libc::pthread_self() } as usize;
+    }
+    thread
+}
+
 /// A lock, which is elided if the program promises to use the object by one thread at a time.
 pub(crate) struct Lock {
     mutex: RawMutex,
@@ -192,6 +209,13 @@ mod tests {
         // SAFETY: the value was forgotten.
         assert_eq!(unsafe { Held::take_up(&lock) }.unlock_with(7), 7);
         assert!(lock.try_lock(false).is_some());
+    }
+
+    #[test]
+    fn threads_have_numbers_of_their_own() {
+        let own = thread();
+        assert!(own != 0 && own == thread());
+        assert_ne!(std::thread::spawn(thread).join().unwrap(), own);
     }
 
     #[test]

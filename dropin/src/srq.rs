@@ -241,10 +241,12 @@ callback! {
                 pd.inner.create_srq(attr).map(AnySrq::Basic)
             });
         }
-        let (xrcd, cq) = (required(objects.0)?, required(objects.1)?.inner.lock());
+        let (xrcd, cq) = (required(objects.0)?, required(objects.1)?);
         create(pd, init.srq_context, &mut init.attr, |attr| {
-            let init = XrcSrqInit { srq: *attr, xrcd: &xrcd.inner, cq: &cq };
-            pd.inner.create_xrc_srq(&init).map(AnySrq::Xrc)
+            cq.with_queue(|cq| {
+                let init = XrcSrqInit { srq: *attr, xrcd: &xrcd.inner, cq };
+                pd.inner.create_xrc_srq(&init).map(AnySrq::Xrc)
+            })
         })
     }
 

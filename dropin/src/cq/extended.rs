@@ -4,9 +4,9 @@
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::mem::{self, ManuallyDrop};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use bareverbs::cq::{Completion, Visitor};
+use bareverbs::cq::{Completion, Cq, Visitor};
 use bareverbs::device::ClockInfo;
 use bareverbs::untyped::BuiltIn;
 
@@ -22,6 +22,7 @@ use crate::abi::values::{
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, Value, callback};
 use crate::data_path::PollFunctions;
+use crate::lock;
 
 /// The fields that a program can ask for. `bareverbs` has no tag matching.
 pub(super) const WC_FLAGS: u64 = (IBV_WC_EX_WITH_BYTE_LEN
@@ -40,15 +41,18 @@ pub(super) fn has(wc_flags: u64, flag: c_int) -> bool {
     wc_flags & u64::from(flag.cast_unsigned()) != 0
 }
 
-/// What a thread polls between `ibv_start_poll` and `ibv_end_poll`. The CQ is locked then, so only that
-/// thread uses the cell.
+/// What a thread polls between `ibv_start_poll` and `ibv_end_poll`.
 #[derive(Default)]
-pub(super) struct Polling(UnsafeCell<Current>);
+pub(super) struct Polling {
+    /// The thread, or 0.
+    thread: AtomicUsize,
+    /// The CQ is locked, so only that thread uses the cell.
+    current: UnsafeCell<Current>,
+}
 
 /// What the functions of the CQ read of a completion.
 #[derive(Default)]
 struct Current {
-    is_polling: bool,
     opcode: u32,
     vendor_err: u32,
     byte_len: u32,
@@ -185,6 +189,16 @@ impl<const HAS_RARE: bool> Visitor for PollCurrent<'_, HAS_RARE> {
 }
 
 impl CqObject {
+    /// Uses the queue, with the lock. A thread may do so between `ibv_start_poll` and `ibv_end_poll`, as in C.
+    pub(crate) fn with_queue<R>(&self, call: impl FnOnce(&mut Cq) -> R) -> R {
+        if self.abi.polling.thread.load(Ordering::Relaxed) != lock::thread() {
+            return call(&mut self.inner.lock());
+        }
+        // SAFETY: this thread has left the CQ locked, and is in no other function. The CQ stays locked.
+        let mut queue = ManuallyDrop::new(unsafe { self.inner.take_up() });
+        call(&mut queue)
+    }
+
     /// The current completion.
     ///
     /// # Safety
@@ -194,7 +208,7 @@ impl CqObject {
     #[expect(clippy::mut_from_ref, reason = "the value is in a cell")]
     unsafe fn current(&self) -> &mut Current {
         // SAFETY: by the contract.
-        unsafe { &mut *self.abi.polling.0.get() }
+        unsafe { &mut *self.abi.polling.current.get() }
     }
 
     /// What takes the next completion.
@@ -217,8 +231,7 @@ fn start<P: BuiltIn, const HAS_RARE: bool>(cq: &CqObject, is_elided: bool) -> c_
     // SAFETY: the lock is held. The device of the CQ has this provider: see `data_path`.
     match unsafe { guard.visit_next_of::<P, _>(cq.poll_current::<HAS_RARE>()) } {
         Some(true) => {
-            // SAFETY: the lock is held.
-            unsafe { cq.current() }.is_polling = true;
+            cq.abi.polling.thread.store(lock::thread(), Ordering::Relaxed);
             // `ibv_end_poll` unlocks.
             mem::forget(guard);
             0
@@ -249,13 +262,12 @@ fn start_contended(cq: &CqObject) -> c_int {
 unsafe fn start_declined(cq: &CqObject) -> c_int {
     // SAFETY: by the contract.
     let found = unsafe { next_declined(cq) };
-    // SAFETY: by the contract. `ibv_end_poll` unlocks after a completion.
-    unsafe {
-        if found == 0 {
-            cq.current().is_polling = true;
-        } else {
-            drop(cq.inner.take_up());
-        }
+    if found == 0 {
+        // `ibv_end_poll` unlocks.
+        cq.abi.polling.thread.store(lock::thread(), Ordering::Relaxed);
+    } else {
+        // SAFETY: by the contract.
+        drop(unsafe { cq.inner.take_up() });
     }
     found
 }
@@ -320,8 +332,10 @@ callback! {
     }
 
     fn end_poll(cq: &CqObject) -> Value<()> {
-        // SAFETY: as in `next_poll`. Before `ibv_start_poll`, nothing is polled.
-        if mem::take(&mut unsafe { cq.current() }.is_polling) {
+        let thread = &cq.abi.polling.thread;
+        // Before `ibv_start_poll`, nothing is polled.
+        if thread.load(Ordering::Relaxed) != 0 {
+            thread.store(0, Ordering::Relaxed);
             // SAFETY: `ibv_start_poll` has left the CQ locked.
             drop(unsafe { cq.inner.take_up() });
         }

@@ -88,7 +88,7 @@ unsafe fn qp(qp: &QpObject, out: *mut mlx5dv_qp) -> Result<(), Failure> {
 
 fn cq(cq: &CqObject, out: Option<&mut mlx5dv_cq>) -> Result<(), Failure> {
     check_driver(cq.kernel_object().0)?;
-    let layout = cq.inner.lock().layout().ok_or(Failure::UNSUPPORTED)?;
+    let layout = cq.with_queue(|cq| cq.layout()).ok_or(Failure::UNSUPPORTED)?;
     let (dbrec, register) = doorbell(&layout)?;
     *required(out)? = mlx5dv_cq {
         buf: layout.ring.as_ptr().cast(),

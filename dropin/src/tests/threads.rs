@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs::qp::{QpAttrMask, QpState, QpType};
 
+use super::in_time;
 use super::inline::{poll_cq, post_recv};
 use super::objects::{context_and_pd, zeroed};
 use crate::abi::cq::{ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_wc};
@@ -18,7 +19,7 @@ use crate::abi::qp::{ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_att
 use crate::abi::values::{IBV_QP_EX_WITH_SEND, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_SEND_OPS_FLAGS};
 use crate::abi::work::ibv_recv_wr;
 use crate::context::ContextArgument;
-use crate::cq::{create_cq_ex, ibv_create_cq, ibv_destroy_cq};
+use crate::cq::{create_cq_ex, ibv_create_cq, ibv_destroy_cq, ibv_resize_cq, req_notify_cq};
 use crate::memory::ibv_dealloc_pd;
 use crate::open::ibv_close_device;
 use crate::qp::{QpObject, create_qp_ex, ibv_destroy_qp, ibv_modify_qp};
@@ -100,6 +101,43 @@ fn cq_that_is_polled_stays_locked_when_its_destruction_is_refused() {
         end(cq);
         assert!(inner.try_lock(false).is_some());
         assert_eq!(ibv_destroy_qp(NonNull::new(qp.cast())), 0);
+        assert_eq!(ibv_destroy_cq(NonNull::new(cq.cast())), 0);
+        assert_eq!(ibv_dealloc_pd(NonNull::new(pd.cast())), 0);
+        assert_eq!(ibv_close_device(context), 0);
+    }
+}
+
+#[test]
+fn thread_that_polls_in_place_arms_and_resizes_the_cq_and_creates_qps() {
+    let (context, pd) = context_and_pd();
+    let init = ibv_cq_init_attr_ex { cqe: 8, ..zeroed() };
+    // SAFETY: the calls are those of a C program.
+    unsafe {
+        let cq = create_cq_ex(context, Some(&init));
+        let addresses = [cq.expose_provenance(), pd.expose_provenance()];
+        let context_address = context.pointer().expose_provenance();
+        // It would wait for itself.
+        in_time(move || {
+            let [cq, pd] = addresses;
+            let (cq, pd): (*mut ibv_cq_ex, _) =
+                (ptr::with_exposed_provenance_mut(cq), ptr::with_exposed_provenance_mut(pd));
+            let context = ContextArgument::of(ptr::with_exposed_provenance_mut(context_address));
+            let (start, end): (Start, End) = ((*cq).start_poll.cast(), (*cq).end_poll.cast());
+            let qp = create_qp(context, pd, cq.cast());
+            flush_receive(qp);
+            let mut attr: ibv_poll_cq_attr = zeroed();
+            within_limit(|| start(cq, &raw mut attr) == 0);
+            let object = cq.cast::<crate::cq::CqObject>().as_ref();
+            assert_eq!(req_notify_cq(object, 0), 0);
+            assert_eq!(ibv_resize_cq(object, 16), 0);
+            let other = create_qp(context, pd, cq.cast());
+            assert_eq!((*cq).wr_id.load(Ordering::Relaxed), 1);
+            end(cq);
+            assert!((*cq.cast::<crate::cq::CqObject>()).inner.try_lock(false).is_some());
+            for qp in [qp, other] {
+                assert_eq!(ibv_destroy_qp(NonNull::new(qp.cast())), 0);
+            }
+        });
         assert_eq!(ibv_destroy_cq(NonNull::new(cq.cast())), 0);
         assert_eq!(ibv_dealloc_pd(NonNull::new(pd.cast())), 0);
         assert_eq!(ibv_close_device(context), 0);
