@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use bareverbs_uapi::abi::Since;
 use bareverbs_uapi::method::{Method, UHW_IN, UHW_OUT};
-use bareverbs_uapi::mlx5::CreateWqReq;
+use bareverbs_uapi::mlx5::steering::{CreateFlowFlags, MatchParams};
+use bareverbs_uapi::mlx5::{CreateFlow, CreateWqReq, FlowMatcherCreate};
 use bareverbs_uapi::rxe::{RdmaWr, SendWqe};
 use bareverbs_uapi::uverbs::types::{AccessFlags, QpType};
 use bareverbs_uapi::uverbs::{AdviseMr, ObjectClass, WqCreate};
@@ -409,8 +410,38 @@ const WQ_CREATE: Row = bug("mlx5::wq_create-without-a-cq-crashes", Answer::NOENT
 })
 .hazardous("kernels use an error pointer as the CQ (wq_create-without-a-cq-crashes)");
 
+/// A flow of mlx5 with a match value of the length that the method declares as its maximum.
+const CREATE_FLOW: Row =
+    bug("mlx5::create_flow-copies-beyond-its-match-value", Answer::OPNOTSUPP, |session, answer| {
+        /// Bytes that the kernel has room for (`fte_match_param` in `mlx5_ifc.h`).
+        const ROOM: usize = 512;
+        /// The destination address in it.
+        const DESTINATION: std::ops::Range<usize> = 8..14;
+        const OUTER_HEADERS: u8 = 1 << 0;
+        session.context()?;
+        let mut mask = [0; ROOM];
+        mask[DESTINATION].fill(0xff);
+        let priority = 0_u16;
+        // The element of the enumeration is 0: a normal flow.
+        let mut matcher = Call::of(session.driver_id(), &FlowMatcherCreate::INFO)
+            .with(Slot::word(FlowMatcherCreate::HANDLE.id(), 0))
+            .with(Slot::input(FlowMatcherCreate::MATCH_MASK.id(), &mask))
+            .with(Slot::input(FlowMatcherCreate::FLOW_TYPE.id(), priority.as_bytes()))
+            .with(Slot::input(FlowMatcherCreate::MATCH_CRITERIA.id(), &[OUTER_HEADERS]));
+        session.prepare(&mut matcher)?;
+        let matcher = matcher.slot(FlowMatcherCreate::HANDLE.id()).map_or(0, |slot| slot.raw.data);
+        let value = MatchParams::zeroed();
+        let mut call = Call::of(session.driver_id(), &CreateFlow::INFO)
+            .with(Slot::word(CreateFlow::HANDLE.id(), 0))
+            .with(Slot::input(CreateFlow::MATCH_VALUE.id(), value.as_bytes()))
+            .with(Slot::word(CreateFlow::MATCHER.id(), matcher))
+            .with(Slot::number(CreateFlow::FLAGS.id(), CreateFlowFlags::DROP.bits().into()));
+        session.judge(&mut call, answer).map(drop)
+    })
+    .hazardous("kernels write beyond an array (create_flow-copies-beyond-its-match-value)");
+
 pub(crate) fn of_mlx5() -> Vec<Check> {
-    vec![WQ_CREATE.check("bug")]
+    vec![WQ_CREATE.check("bug"), CREATE_FLOW.check("bug")]
 }
 
 pub(crate) fn checks() -> Vec<Check> {
