@@ -41,7 +41,7 @@ fn hooks() -> Option<&'static Hooks> {
     HOOKS.as_ref()
 }
 
-/// The begin of an object of C, and its hooks.
+/// The start of an object of C, and its hooks.
 #[repr(C)]
 pub(crate) struct Hooked<A, H> {
     pub(crate) abi: A,
@@ -70,7 +70,7 @@ pub(crate) struct ContextHooks {
     req_notify_cq: Function,
 }
 
-/// Replaces the functions of an open device, if that is asked for.
+/// Replaces the functions of an open device, if the environment asks for a trace or faults.
 pub(crate) fn hook_context(operations: &mut ibv_context_ops) -> Option<Box<ContextHooks>> {
     let hooks = hooks()?;
     let replace = |place: &mut Function, by: *const ()| std::mem::replace(place, Function::new(by));

@@ -151,7 +151,8 @@ fn structs_have_the_layout_of_the_header() {
         for Field { c: field, .. } in fields.iter().filter(|field| !field.c.is_empty()) {
             let _ = writeln!(
                 statements,
-                "printf(\"{c}\\t{field}\\t%zu\\t%zu\\n\", offsetof({c}, {field}), sizeof((({c} *)0)->{field}));"
+                "printf(\"{c}\\t{field}\\t%zu\\t%zu\\n\", offsetof({c}, {field}), \
+                 sizeof((({c} *)0)->{field}));"
             );
         }
     }

@@ -23,7 +23,7 @@ type EndPoll = unsafe extern "C" fn(*mut ibv_cq_ex);
 type Read<T> = unsafe extern "C" fn(*mut ibv_cq_ex) -> T;
 
 impl Hooks {
-    /// Makes the completion an error, if that is its turn. Returns whether it is one now.
+    /// Counts a completion with this status. Returns the error that it becomes by a rule.
     fn fail(&self, status: u32) -> Option<WcStatus> {
         // One that failed by itself counts too.
         self.faults?.completion().filter(|_| WcStatus(status) == WcStatus::SUCCESS)
@@ -92,7 +92,7 @@ pub(crate) struct CqHooks {
 }
 
 impl CqHooks {
-    /// Replaces the functions of an extended CQ, if that is asked for.
+    /// Replaces the functions of an extended CQ, if the environment asks for a trace or faults.
     pub(crate) fn replace(cq: &mut ibv_cq_ex) -> Option<Box<Self>> {
         let hooks = hooks().filter(|_| !cq.start_poll.is_null())?;
         let replace = |place: &mut Function, by: *const ()| std::mem::replace(place, Function::new(by));

@@ -64,8 +64,12 @@ macro_rules! members {
 /// Defines the hooks of a QP, and its functions that begin a request or set a part of it.
 macro_rules! builders {
     (
-        begin { $( $begin:ident($($argument:ident: $type:ty),*) => $name:literal { $($member:literal: $value:expr),* }; )* }
-        set { $( $set:ident($($set_argument:ident: $set_type:ty),*) |$members:ident| $how:block )* }
+        begin { $(
+            $begin:ident($($argument:ident: $type:ty),*) => $name:literal { $($member:literal: $value:expr),* };
+        )* }
+        set { $(
+            $set:ident($($set_argument:ident: $set_type:ty),*) |$members:ident| $how:block
+        )* }
     ) => {
         /// The functions that a QP had before.
         pub(crate) struct QpHooks {
@@ -79,7 +83,7 @@ macro_rules! builders {
         }
 
         impl QpHooks {
-            /// Replaces the functions of a QP that it has, if that is asked for.
+            /// Replaces the functions of a QP that it has, if the environment asks for a trace or faults.
             pub(crate) fn replace(qp: &mut ibv_qp_ex) -> Option<Box<Self>> {
                 let hooks = hooks()?;
                 let replace = |place: &mut Function, by: *const ()| {
@@ -104,8 +108,9 @@ macro_rules! builders {
             if hooks.hooks.trace.is_some() {
                 lock(&hooks.batch).begin(qp_of_c, $name, members!($($member: $value),*));
             }
+            type Begin = unsafe extern "C" fn(*mut ibv_qp_ex $(, $type)*);
             // SAFETY: the original has the type of this function.
-            unsafe { hooks.$begin.cast::<unsafe extern "C" fn(*mut ibv_qp_ex $(, $type)*)>()(qp $(, $argument)*) }
+            unsafe { hooks.$begin.cast::<Begin>()(qp $(, $argument)*) }
         } )*
 
         $( unsafe extern "C" fn $set(qp: *mut ibv_qp_ex $(, $set_argument: $set_type)*) {
@@ -114,8 +119,9 @@ macro_rules! builders {
             if hooks.hooks.trace.is_some() {
                 lock(&hooks.batch).set(|$members| $how);
             }
+            type Set = unsafe extern "C" fn(*mut ibv_qp_ex $(, $set_type)*);
             // SAFETY: the original has the type of this function.
-            unsafe { hooks.$set.cast::<unsafe extern "C" fn(*mut ibv_qp_ex $(, $set_type)*)>()(qp $(, $set_argument)*) }
+            unsafe { hooks.$set.cast::<Set>()(qp $(, $set_argument)*) }
         } )*
     };
 }
@@ -125,7 +131,8 @@ builders! {
         wr_send() => "SEND" {};
         wr_send_imm(imm: u32) => "SEND_WITH_IMM" { "imm_data": u32::from_be(imm) };
         wr_send_inv(rkey: u32) => "SEND_WITH_INV" { "invalidate_rkey": rkey };
-        wr_send_tso(header: *mut c_void, length: u16, mss: u16) => "TSO" { "header_length": length, "mss": mss };
+        wr_send_tso(header: *mut c_void, length: u16, mss: u16) =>
+            "TSO" { "header_length": length, "mss": mss };
         wr_rdma_write(rkey: u32, addr: u64) => "RDMA_WRITE" { "remote_addr": addr, "rkey": rkey };
         wr_rdma_write_imm(rkey: u32, addr: u64, imm: u32) =>
             "RDMA_WRITE_WITH_IMM" { "remote_addr": addr, "rkey": rkey, "imm_data": u32::from_be(imm) };
@@ -139,7 +146,9 @@ builders! {
         wr_atomic_write(rkey: u32, addr: u64, value: *const c_void) =>
             "ATOMIC_WRITE" { "remote_addr": addr, "rkey": rkey };
         wr_flush(rkey: u32, addr: u64, length: usize, placement: u8, level: u8) =>
-            "FLUSH" { "remote_addr": addr, "rkey": rkey, "length": length, "placement": placement, "level": level };
+            "FLUSH" {
+                "remote_addr": addr, "rkey": rkey, "length": length, "placement": placement, "level": level
+            };
     }
     set {
         wr_set_ud_addr(ah: *mut c_void, qp_num: u32, qkey: u32) |members| {
@@ -147,7 +156,9 @@ builders! {
             add(members, "remote_qkey", qkey);
         }
         wr_set_xrc_srqn(remote_srq: u32) |members| { add(members, "remote_srqn", remote_srq); }
-        wr_set_inline_data(addr: *const c_void, length: usize) |members| { add(members, "inline_length", length); }
+        wr_set_inline_data(addr: *const c_void, length: usize) |members| {
+            add(members, "inline_length", length);
+        }
         wr_set_inline_data_list(count: usize, buffers: *const ibv_data_buf) |members| {
             // SAFETY: the list has this length.
             let buffers = unsafe { list(buffers, count) };

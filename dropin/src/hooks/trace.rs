@@ -64,14 +64,12 @@ impl Trace {
         // SAFETY: the calls have no arguments.
         let (process, thread) = unsafe { (libc::getpid(), libc::gettid()) };
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let mut text = format!(
-            r#"{{"process":{process},"thread":{thread},"time_ns":{},"duration_ns":{},"call":"{}","fd":{fd},"file":{},"name":"{name}","result":{}"#,
-            nanoseconds(line.begin.saturating_duration_since(self.begin)),
-            nanoseconds(line.begin.elapsed()),
-            line.call,
-            quoted(&device),
-            line.result,
-        );
+        let (time, duration) = (line.begin.saturating_duration_since(self.begin), line.begin.elapsed());
+        let (time, duration) = (nanoseconds(time), nanoseconds(duration));
+        let (call, file, result) = (line.call, quoted(&device), line.result);
+        let mut text = format!(r#"{{"process":{process},"thread":{thread}"#);
+        let _ = write!(text, r#","time_ns":{time},"duration_ns":{duration},"call":"{call}","fd":{fd}"#);
+        let _ = write!(text, r#","file":{file},"name":"{name}","result":{result}"#);
         if line.result < 0 {
             let _ = write!(text, r#","error":"{}""#, errno_name(-line.result));
         }
@@ -112,9 +110,8 @@ pub(super) fn send_flags(flags: u32) -> String {
 /// A request to send, of members that it has beside those of all.
 pub(super) fn request(name: &str, qp_num: u32, wr_id: u64, flags: u32, members: &str) -> Message {
     let flags = send_flags(flags);
-    let json = format!(
-        r#"{{"kind":"send-request","name":"{name}","qp_num":{qp_num},"wr_id":{wr_id},"flags":{flags}{members}}}"#
-    );
+    let common = format!(r#""name":"{name}","qp_num":{qp_num},"wr_id":{wr_id},"flags":{flags}"#);
+    let json = format!(r#"{{"kind":"send-request",{common}{members}}}"#);
     Message { name: name.to_owned(), json }
 }
 
