@@ -20,13 +20,12 @@ const RECORD: usize = 8;
 
 export! {
     fn ibv_create_comp_channel(context: ContextArgument<'_>) -> OrNull<ibv_comp_channel> {
-        let created = Object::create(|_| {
+        Object::create(|_| {
             let channel = context.required()?.context.create_comp_channel()?;
             record::set_blocking(channel.as_fd())?;
             let fd = channel.as_fd().as_raw_fd();
             Ok((ibv_comp_channel { context: context.pointer(), fd, refcnt: AtomicI32::new(0) }, channel))
-        });
-        created.map(<*mut ChannelObject>::cast)
+        })
     }
 
     fn ibv_destroy_comp_channel(channel: Option<NonNull<ChannelObject>>) -> OrErrno {

@@ -49,11 +49,10 @@ export! {
             IBV_COMP_CNTR_TYPE_BYTES if is_valid => return Err(Failure::UNSUPPORTED),
             _ => return Err(Failure::INVALID),
         }
-        let created = Object::create(|_| {
+        Object::create(|_| {
             let counter = of_context.context.create_comp_cntr()?;
             Ok((ibv_comp_cntr { context: context.pointer(), handle: counter.handle() }, counter))
-        });
-        created.map(<*mut CompCntrObject>::cast)
+        })
     }
 
     /// A counter that is attached to a QP is `EBUSY`.

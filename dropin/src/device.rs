@@ -151,7 +151,8 @@ fn warn() {
         unsafe { (libc::geteuid() == 0, libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) != 0) };
     if !is_root && !failed && limit.rlim_cur <= SMALL_MEMLOCK {
         eprintln!(
-            "libibverbs: Warning: RLIMIT_MEMLOCK is {} bytes.\n    This will severely limit memory registrations.",
+            "libibverbs: Warning: RLIMIT_MEMLOCK is {} bytes.\n    \
+             This will severely limit memory registrations.",
             limit.rlim_cur
         );
     }
@@ -182,7 +183,7 @@ fn list() -> Result<Vec<Arc<DeviceObject>>, Failure> {
         })
         .collect();
     if now.is_empty() && !sysfs().join(UVERBS_CLASS).exists() {
-        return Err(libc_failure(libc::ENOSYS));
+        return Err(bareverbs::Errno::NOSYS.into());
     }
     listed.clone_from(&now);
     Ok(now)
@@ -192,10 +193,6 @@ fn list() -> Result<Vec<Arc<DeviceObject>>, Failure> {
 pub(crate) fn listed(device: &Device) -> Result<Arc<DeviceObject>, Failure> {
     let found = list()?.into_iter().find(|known| known.is(device.name(), device));
     found.ok_or(Failure::NO_DEVICE)
-}
-
-fn libc_failure(errno: c_int) -> Failure {
-    bareverbs::Errno::from_raw_os_error(errno).into()
 }
 
 export! {

@@ -32,9 +32,7 @@ export! {
             processing_hint: has(IBV_DMAH_INIT_ATTR_MASK_PH).then_some(attr.ph),
             cpu: has(of_cpu).then_some((attr.cpu_id, TphMemType(attr.tph_mem_type))),
         };
-        let created =
-            Object::create(|_| Ok((ibv_dmah { context: context.pointer() }, found.alloc_dmah(&init)?)));
-        created.map(<*mut DmahObject>::cast)
+        Object::create(|_| Ok((ibv_dmah { context: context.pointer() }, found.alloc_dmah(&init)?)))
     }
 
     fn ibv_dealloc_dmah(dmah: Option<NonNull<DmahObject>>) -> OrErrno {

@@ -166,9 +166,7 @@ callback! {
         if required(init)?.comp_mask != 0 {
             return Err(Failure::INVALID);
         }
-        let created =
-            Object::create(|_| Ok((ibv_td { context: context.pointer() }, Arc::new(of_context.alloc_td()?))));
-        created.map(<*mut TdObject>::cast)
+        Object::create(|_| Ok((ibv_td { context: context.pointer() }, Arc::new(of_context.alloc_td()?))))
     }
 
     /// `ibv_dealloc_td`. It fails while parent domains have the thread domain.

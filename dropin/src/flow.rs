@@ -252,7 +252,7 @@ callback! {
             drop: parsed.drop,
             ..FlowRule::with_headers(fixed.port, &parsed.headers)
         };
-        let created = Object::create(|_| {
+        Object::create(|_| {
             let create = || qp.create_flow(&rule, parsed.counters.map(|counters| &counters.inner));
             let id = match parsed.counters {
                 Some(counters) => counters.abi.bind(create),
@@ -260,8 +260,7 @@ callback! {
             }?;
             let abi = ibv_flow { comp_mask: 0, context: qp.abi.context(), handle: id.handle() };
             Ok((abi, Steered::Rule { qp, id, counters: parsed.counters }))
-        });
-        created.map(<*mut FlowObject>::cast)
+        })
     }
 
     /// `ibv_destroy_flow`.

@@ -60,12 +60,11 @@ callback! {
         if required(init)?.comp_mask != 0 {
             return Err(Failure::UNSUPPORTED);
         }
-        let created = Object::create(|_| {
+        Object::create(|_| {
             let counters = context.required()?.context.create_flow_counters()?;
             let abi = ibv_counters { context: context.pointer() };
             Ok((CountersHead { abi, attached: Mutex::default() }, counters))
-        });
-        created.map(<*mut CountersObject>::cast)
+        })
     }
 
     /// `ibv_destroy_counters`. Counters with flows are `EBUSY`.

@@ -53,7 +53,8 @@ export! {
         }
         // SAFETY: the descriptor is open, as the check shows.
         let copy = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
-        let context = Context::import(copy.map_err(|_| Failure::last())?).map_err(|error| match error {
+        let copy = copy.map_err(|error| Failure::of(&error))?;
+        let context = Context::import(copy).map_err(|error| match error {
             // No device has the file.
             Error::Invalid { .. } => Failure::NO_DEVICE,
             error => error.into(),
@@ -65,13 +66,12 @@ export! {
 
     fn ibv_import_pd(context: ContextArgument<'_>, handle: u32) -> OrNull<ibv_pd> {
         let found = &context.required()?.context;
-        let created = Object::create(|_| {
+        Object::create(|_| {
             found.import_pd(handle)?;
             // SAFETY: the domain exists, and the program decides which context deallocates it.
             let pd = unsafe { Pd::from_handle(found, handle) };
             Ok((PdHead::new(context, &pd), pd))
-        });
-        created.map(<*mut PdObject>::cast)
+        })
     }
 
     /// A parent domain is not imported.

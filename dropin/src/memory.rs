@@ -259,11 +259,10 @@ fn reregister(
 
 export! {
     fn ibv_alloc_pd(context: ContextArgument<'_>) -> OrNull<ibv_pd> {
-        let created = Object::create(|_| {
+        Object::create(|_| {
             let pd = context.required()?.of_process()?.alloc_pd()?;
             Ok((PdHead::new(context, &pd), pd))
-        });
-        created.map(<*mut PdObject>::cast)
+        })
     }
 
     /// Deallocates a PD or a parent domain, unless objects use it.
@@ -346,7 +345,8 @@ export! {
         let object = unsafe { required(mr)?.as_mut() };
         let has_no_range = has(IBV_REREG_MR_CHANGE_TRANSLATION) && (length == 0 || addr.is_null());
         let has_unselected_access = access != 0 && !has(IBV_REREG_MR_CHANGE_ACCESS);
-        if !matches!(object.inner, Region::Memory(_)) || has(!known) || has_no_range || has_unselected_access {
+        let is_memory = matches!(object.inner, Region::Memory(_));
+        if !is_memory || has(!known) || has_no_range || has_unselected_access {
             return Err(Failure::INVALID);
         }
         if flags == 0 {
@@ -463,13 +463,12 @@ callback! {
         // SAFETY: the pointer is null or that of a PD.
         let pd: Option<&PdObject> = unsafe { init.pd.cast::<PdObject>().as_ref() };
         let pd = required(pd)?;
-        let created = Object::create(|address| {
+        Object::create(|address| {
             let address = ptr::with_exposed_provenance_mut(address as usize);
             // SAFETY: the pointers of the attributes are those of the program's objects and functions.
             let parent = unsafe { ParentDomain::new(init, address, context.driver().0) }?;
             Ok((pd.abi.with_parent(parent), pd.inner.clone()))
-        });
-        created.map(<*mut PdObject>::cast)
+        })
     }
 
     /// `ibv_alloc_null_mr`.

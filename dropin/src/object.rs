@@ -19,11 +19,12 @@ pub(crate) struct Object<A, T> {
 }
 
 impl<A, T> Object<A, T> {
-    /// Creates an object. `make` gets its address, by which the kernel's events will name it.
-    pub(crate) fn create(make: impl FnOnce(u64) -> Result<(A, T), Failure>) -> Result<*mut Self, Failure> {
+    /// Creates an object, of which C has a pointer to a `C`. `make` gets its address, by which the kernel's
+    /// events will name it.
+    pub(crate) fn create<C>(make: impl FnOnce(u64) -> Result<(A, T), Failure>) -> Result<*mut C, Failure> {
         let memory = Box::<Self>::new_uninit();
         let (abi, inner) = make(memory.as_ptr().expose_provenance() as u64)?;
-        Ok(Box::into_raw(Box::write(memory, Self { abi, inner })))
+        Ok(Box::into_raw(Box::write(memory, Self { abi, inner })).cast())
     }
 
     /// Destroys the object by `destroy`, which returns the value if it fails. Then the object stays as
@@ -157,7 +158,7 @@ mod tests {
             }
             return;
         };
-        let object: *mut Object<u8, Arc<()>> = Object::create(|_| Ok((0, Arc::default()))).unwrap();
+        let object: *mut Object<u8, Arc<()>> = Object::create(|_| Ok((0_u8, Arc::<()>::default()))).unwrap();
         // SAFETY: the object exists.
         let holders = Arc::downgrade(unsafe { &(*object).inner });
         let removed =

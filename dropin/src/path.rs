@@ -86,12 +86,11 @@ pub(crate) fn to_c(attr: &AhAttr) -> ibv_ah_attr {
 }
 
 fn create(pd: &PdObject, attr: &AhAttr) -> Result<*mut ibv_ah, Failure> {
-    let created = Object::create(|_| {
+    Object::create(|_| {
         let ah = pd.inner.create_ah(attr)?;
         let abi = ibv_ah { context: pd.abi.context, pd: pointer(Some(pd)), handle: ah.handle() };
         Ok((AhHead { abi, vector: OnceLock::new() }, ah))
-    });
-    created.map(<*mut AhObject>::cast)
+    })
 }
 
 /// The path to the sender of a received datagram.

@@ -44,7 +44,7 @@ export! {
         // One byte more, to notice a longer file.
         let limit = u64::try_from(size).unwrap_or(u64::MAX).saturating_add(1);
         let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut text));
-        read.map_err(|_| Failure::last())?;
+        read.map_err(|error| Failure::of(&error))?;
         if text.last() == Some(&b'\n') {
             text.pop();
         }

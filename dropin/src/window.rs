@@ -36,7 +36,7 @@ callback! {
         faults::before("alloc_mw").map_err(Failure::of_errno)?;
         let pd = required(pd)?;
         let mw_type_of_kernel = u8::try_from(mw_type).map_err(|_| Failure::INVALID)?;
-        let created = Object::create(|_| {
+        Object::create(|_| {
             let mw = pd.inner.alloc_mw(MwType(mw_type_of_kernel))?;
             let abi = ibv_mw {
                 context: pd.abi.context,
@@ -46,8 +46,7 @@ callback! {
                 mw_type,
             };
             Ok((abi, mw))
-        });
-        created.map(<*mut MwObject>::cast)
+        })
     }
 
     /// `ibv_dealloc_mw`.

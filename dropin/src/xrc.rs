@@ -36,8 +36,7 @@ callback! {
                 (false, true) => return Err(Failure::INVALID),
             }
         };
-        let created = Object::create(|_| Ok((ibv_xrcd { context: context.pointer() }, found.open_xrcd(share)?)));
-        created.map(<*mut XrcdObject>::cast)
+        Object::create(|_| Ok((ibv_xrcd { context: context.pointer() }, found.open_xrcd(share)?)))
     }
 
     /// `ibv_close_xrcd`.
