@@ -3,7 +3,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `abi` | the structs of `infiniband/verbs.h` |
+//! | `abi` | the structs of `infiniband/verbs.h` and `mlx5dv.h` |
 //! | `environment` | variables of the environment |
 //! | `convention` | errno and return values; the macros that define functions for C |
 //! | `object` | objects of C: a struct of the ABI and the value of `bareverbs` behind it |
@@ -15,7 +15,7 @@
 //! | `wq`, `path`, `flow`, `flow_action`, `flow_counters`, `comp_cntr` | more objects |
 //! | `made` | objects of the driver's own methods |
 //! | `firmware` | commands of the firmware of ConnectX devices |
-//! | `domain` | thread domains and parent domains |
+//! | `domain` | thread domains, and what parent domains add to PDs |
 //! | `import` | contexts and objects of another process |
 //! | `post` | work requests of C as those of `bareverbs` |
 //! | `text`, `rate`, `sysfs`, `kernel_structs`, `fork` | functions without an object |

@@ -29,8 +29,6 @@ const FILES: [&str; 7] = [
 #[derive(Clone, Debug)]
 pub struct OldGlibc {
     root: PathBuf,
-    /// The version of its package.
-    pub version: String,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -40,8 +38,11 @@ struct Manifest {
 
 impl OldGlibc {
     /// The files, fetched if they aren't cached.
+    ///
+    /// # Errors
+    /// apt can't fetch the packages, or the cache can't be written.
     pub fn fetch(cache: &Cache) -> Result<Self> {
-        let (folder, manifest) = cache.ensure("glibc-bullseye", false, |folder| {
+        let (folder, _) = cache.ensure("glibc-bullseye", false, |folder| {
             let apt = Apt::open(cache, Channel::BULLSEYE)?;
             let newest = |name| apt.show(name)?.into_iter().next().with_context(|| format!("no {name}"));
             let packages = PACKAGES.into_iter().map(newest).collect::<Result<Vec<_>>>()?;
@@ -51,7 +52,7 @@ impl OldGlibc {
             deb::unpack_all(what, &debs, &folder.join("root"))?;
             Ok(Manifest { version: packages[0].version.clone() })
         })?;
-        Ok(Self { root: folder.join("root"), version: manifest.version })
+        Ok(Self { root: folder.join("root") })
     }
 
     /// The linker's inputs in place of the libraries that the compiler adds (`-nodefaultlibs`).

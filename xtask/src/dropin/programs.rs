@@ -265,11 +265,11 @@ fn check_hooks(programs: &NativePrograms, addresses: [&str; 2]) -> Result<()> {
     ] {
         fs::write(&faults, rules).with_context(|| format!("writing {}", faults.display()))?;
         let sides = pingpong(options, &[("BAREVERBS_FAULTS", &faults)])?;
-        let is_as_told = |side: &Output| {
+        let is_expected = |side: &Output| {
             let printed = String::from_utf8_lossy(&side.stderr);
             if errors.is_empty() { side.status.success() } else { printed.contains(errors) }
         };
-        ensure!(sides.iter().any(is_as_told), "{rules}: {sides:?}");
+        ensure!(sides.iter().any(is_expected), "{rules}: {sides:?}");
     }
     Ok(())
 }
