@@ -96,8 +96,10 @@ impl Page {
         }
         *used |= 1 << index;
         let Slot(words) = self.records.get(index)?;
-        let record =
-            DoorbellRecord { words: NonNull::from(words), home: Home::Page(Arc::clone(self), index) };
+        let record = DoorbellRecord {
+            words: NonNull::from(words),
+            memory: RecordMemory::Page(Arc::clone(self), index),
+        };
         record.set(Word::First, 0);
         record.set(Word::Second, 0);
         Some(record)
@@ -108,19 +110,19 @@ impl Page {
 #[derive(Debug)]
 pub struct DoorbellRecord {
     words: NonNull<Words>,
-    home: Home,
+    memory: RecordMemory,
 }
 
-/// Where a record is.
+/// The memory of a record.
 #[derive(Debug)]
-enum Home {
-    /// In the slot of this index.
+enum RecordMemory {
+    /// The slot of a page at this index.
     Page(Arc<Page>, usize),
-    /// In memory of its own.
-    Memory { _memory: Mapping },
+    /// A mapping of its own.
+    Own { _mapping: Mapping },
 }
 
-// SAFETY: the words have no thread affinity, and `home` keeps them valid.
+// SAFETY: the words have no thread affinity, and `memory` keeps them valid.
 unsafe impl Send for DoorbellRecord {}
 // SAFETY: a shared record gives access to its words by atomics only.
 unsafe impl Sync for DoorbellRecord {}
@@ -134,7 +136,7 @@ impl DoorbellRecord {
     pub(crate) fn in_memory(memory: Mapping) -> Self {
         let words: NonNull<Words> = memory.as_ptr().cast();
         assert!(memory.len() >= size_of::<Words>() && words.is_aligned(), "room for a record");
-        Self { words, home: Home::Memory { _memory: memory } }
+        Self { words, memory: RecordMemory::Own { _mapping: memory } }
     }
 
     /// Address of the record.
@@ -168,7 +170,7 @@ impl DoorbellRecord {
 
     #[inline(always)]
     fn atomic(&self, word: Word) -> &AtomicU32 {
-        // SAFETY: `home` keeps the words valid, and they are accessed by atomics only.
+        // SAFETY: `memory` keeps the words valid, and they are accessed by atomics only.
         &unsafe { self.words.as_ref() }.0[word as usize]
     }
 }
@@ -217,7 +219,7 @@ impl RecordWord {
 
 impl Drop for DoorbellRecord {
     fn drop(&mut self) {
-        if let Home::Page(page, index) = &self.home {
+        if let RecordMemory::Page(page, index) = &self.memory {
             *page.used.lock().unwrap_or_else(PoisonError::into_inner) &= !(1 << index);
         }
     }

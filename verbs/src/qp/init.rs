@@ -69,9 +69,9 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     /// the WQE. By default the first 16 QPs of a context get a dedicated doorbell on such machines.
     /// A program with more QPs chooses with this field.
     ///
-    /// QPs that one thread uses can share a doorbell with BlueFlame by a thread domain
-    /// ([`Context::alloc_td`](crate::Context::alloc_td)). Thread domains of libibverbs also avoid locks.
-    /// Queues here have one owner and no locks.
+    /// The QPs of one thread can share a doorbell without BlueFlame, which no other QP writes: that of a
+    /// thread domain ([`Context::alloc_td`](crate::Context::alloc_td)). Thread domains of libibverbs also
+    /// avoid locks. Queues here have one owner and no locks.
     #[doc(alias = "ibv_alloc_parent_domain")]
     pub doorbell: DoorbellChoice<'a>,
     /// Memory of both queues. ConnectX only: on other devices the kernel allocates it.
