@@ -12,6 +12,7 @@ use std::marker::PhantomData;
 use std::ptr;
 
 use bareverbs::error::{CreateError, InvalidCause, PostReason, PushError, Refused};
+use bareverbs::raw::QueryError;
 use bareverbs::{Errno, Error};
 
 use crate::abi::values::{IBV_REREG_MR_ERR_CMD, IBV_REREG_MR_ERR_INPUT};
@@ -67,6 +68,16 @@ impl From<Errno> for Failure {
     }
 }
 
+impl From<QueryError> for Failure {
+    /// A method that the driver lacks is `EOPNOTSUPP`.
+    fn from(error: QueryError) -> Self {
+        match error {
+            QueryError::Kernel(errno) => errno.into(),
+            _ => Self::UNSUPPORTED,
+        }
+    }
+}
+
 impl From<PostReason> for Failure {
     fn from(reason: PostReason) -> Self {
         match reason {
@@ -89,8 +100,8 @@ impl From<Error> for Failure {
             | Error::UnsupportedDriver { .. }
             | Error::Provider { reason: CreateError::Unsupported { .. }, .. } => Self::UNSUPPORTED,
             Error::Invalid { cause: InvalidCause::InUse(_), .. } => Self::BUSY,
-            Error::NoGid { .. } => Self(libc::ENODATA),
-            Error::NoDevice | Error::UnknownDevice { .. } | Error::NoUverbs { .. } => Self(libc::ENODEV),
+            Error::NoGid { .. } => Self::NO_DATA,
+            Error::NoDevice | Error::UnknownDevice { .. } | Error::NoUverbs { .. } => Self::NO_DEVICE,
             Error::Provider { .. } => Self(libc::ENOMEM),
             Error::Post(refused) => refused.reason.into(),
             Error::Rejected(reason) => reason.into(),

@@ -73,7 +73,7 @@ impl PdHead {
 pub(crate) type PdObject = Object<PdHead, Pd>;
 pub(crate) type MrObject = Object<ibv_mr, Region>;
 
-/// What a region of C stands for.
+/// What an MR of C stands for.
 pub(crate) enum Region {
     /// Memory of the program.
     Memory(Mr<RawMemory>),
@@ -88,7 +88,7 @@ pub(crate) enum Region {
 
 impl Region {
     /// Its handle, its L_Key and its R_Key.
-    fn names(&self) -> (u32, u32, u32) {
+    fn keys(&self) -> (u32, u32, u32) {
         match self {
             Self::Memory(mr) | Self::Imported(mr) => (mr.handle(), mr.lkey(), mr.rkey()),
             Self::Dmabuf(mr) => (mr.handle(), mr.lkey(), mr.rkey()),
@@ -126,7 +126,7 @@ pub(crate) fn create(
 ) -> Result<*mut ibv_mr, Failure> {
     let object = Object::create(|_| {
         let region = region?;
-        let (handle, lkey, rkey) = region.names();
+        let (handle, lkey, rkey) = region.keys();
         Ok((
             ibv_mr { context: pd.abi.context, pd: pointer(Some(pd)), addr, length, handle, lkey, rkey },
             region,

@@ -17,7 +17,6 @@ mod refused;
 use std::ffi::c_void;
 
 use bareverbs::device::DriverId;
-use bareverbs::raw::QueryError;
 
 use crate::context::{ContextArgument, ContextObject};
 use crate::convention::Failure;
@@ -52,13 +51,6 @@ use {export, refuse};
 fn context(argument: ContextArgument<'_>) -> Result<&ContextObject, Failure> {
     let object = argument.required()?;
     if object.context.driver() == DriverId::MLX5 { Ok(object) } else { Err(Failure::UNSUPPORTED) }
-}
-
-fn query_failure(error: QueryError) -> Failure {
-    match error {
-        QueryError::Kernel(errno) => errno.into(),
-        _ => Failure::UNSUPPORTED,
-    }
 }
 
 /// Fails unless all bits of a mask are known.

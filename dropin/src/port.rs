@@ -5,7 +5,6 @@ use std::mem::MaybeUninit;
 use std::ptr;
 
 use bareverbs::device::{AtomicCap, DeviceAttr, GidType, PciAtomicCaps, PciAtomicSizes, PortAttr};
-use bareverbs::raw::QueryError;
 use bareverbs::raw::uapi::uverbs::types::GidEntry;
 use bareverbs::raw::uapi::uverbs::{QueryGidEntry, QueryGidTable};
 
@@ -198,15 +197,8 @@ fn gid_entry(context: &ContextObject, port: u32, index: u32, flags: u32) -> Resu
         .constant(QueryGidEntry::GID_INDEX, index)
         .flags(QueryGidEntry::FLAGS, flags)
         .output_struct(QueryGidEntry::RESP_ENTRY, &mut entry);
-    query.execute().map_err(query_failure)?;
+    query.execute()?;
     Ok(entry)
-}
-
-fn query_failure(error: QueryError) -> Failure {
-    match error {
-        QueryError::Kernel(errno) => errno.into(),
-        _ => Failure::UNSUPPORTED,
-    }
 }
 
 /// Whether an entry that could not be queried is an empty one.
@@ -287,7 +279,7 @@ export! {
             .flags(QueryGidTable::FLAGS, flags)
             .output_slice(QueryGidTable::RESP_ENTRIES, &mut found)
             .output(QueryGidTable::RESP_NUM_ENTRIES, &mut count);
-        query.execute().map_err(query_failure)?;
+        query.execute()?;
         let count = usize::try_from(count).unwrap_or(usize::MAX).min(found.len());
         for (index, entry) in found[..count].iter().enumerate() {
             // SAFETY: the program has `max` structs of this size, and there are no more entries.

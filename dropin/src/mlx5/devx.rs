@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr::NonNull;
 
 use bareverbs::Access;
-use bareverbs::raw::uapi::method::Object as ObjectClass;
+use bareverbs::raw::uapi::method::{Attr, Call, Method, NewDescriptor, Object as ObjectClass};
 use bareverbs::raw::uapi::mlx5::verbs::{DevxEventChannelFlags, PpFlags, UarType, VarFlags};
 use bareverbs::raw::uapi::mlx5::{
     DevxAsyncCmdFdAlloc, DevxAsyncEventFdAlloc, DevxObj, DevxObjAsyncQuery, DevxObjCreate, DevxObjModify,
@@ -18,7 +18,7 @@ use bareverbs::raw::uapi::mlx5::{
 use bareverbs::raw::uapi::uverbs::DmabufAlloc;
 use bareverbs::raw::{Protection, RawContext, RawObject};
 
-use super::{bytes, bytes_mut, check_mask, context, export, query_failure};
+use super::{bytes, bytes_mut, check_mask, context, export};
 use crate::abi::device::ibv_context;
 use crate::abi::mlx5::{
     mlx5dv_devx_cmd_comp, mlx5dv_devx_event_channel, mlx5dv_devx_uar, mlx5dv_devx_umem, mlx5dv_devx_umem_in,
@@ -45,6 +45,37 @@ pub(crate) struct Channel<A> {
     abi: A,
     file: File,
     raw: RawContext,
+}
+
+impl<A> Channel<A> {
+    /// Creates the channel of the descriptor that `call` makes; `abi` gets it.
+    ///
+    /// # Safety
+    ///
+    /// The method only creates a descriptor.
+    unsafe fn create<M: Method, O: ObjectClass>(
+        raw: RawContext,
+        mut call: Call<'_, M>,
+        handle: Attr<M, NewDescriptor<O>>,
+        abi: impl FnOnce(c_int) -> A,
+    ) -> Result<*mut Self, Failure> {
+        call.make_descriptor(handle);
+        // SAFETY: by the contract. Nothing else has the descriptor.
+        let file = unsafe {
+            raw.execute(&mut call)?;
+            File::from_raw_fd(call.made_descriptor(handle))
+        };
+        Ok(Box::into_raw(Box::new(Self { abi: abi(file.as_raw_fd()), file, raw })))
+    }
+
+    /// # Safety
+    ///
+    /// [`create`](Self::create) made the channel, and the program uses it no longer.
+    unsafe fn destroy(channel: Option<NonNull<Self>>) -> Result<(), Failure> {
+        // SAFETY: by the contract.
+        drop(unsafe { Box::from_raw(required(channel)?.as_ptr()) });
+        Ok(())
+    }
 }
 
 pub(crate) type CommandChannel = Channel<mlx5dv_devx_cmd_comp>;
@@ -192,7 +223,7 @@ export! {
     fn mlx5dv_devx_query_eqn(argument: ContextArgument<'_>, vector: u32, eqn: Option<&mut u32>) -> OrErrno {
         let (raw, eqn) = (context(argument)?.context.raw(), required(eqn)?);
         let query = raw.query::<DevxQueryEqn>().input(DevxQueryEqn::USER_VEC, &vector);
-        query.output(DevxQueryEqn::DEV_EQN, eqn).execute().map_err(query_failure)
+        Ok(query.output(DevxQueryEqn::DEV_EQN, eqn).execute()?)
     }
 
     fn mlx5dv_devx_obj_create(
@@ -311,21 +342,14 @@ export! {
 
     fn mlx5dv_devx_create_cmd_comp(argument: ContextArgument<'_>) -> OrNull<CommandChannel> {
         let raw = context(argument)?.context.raw();
-        let mut call = raw.call::<DevxAsyncCmdFdAlloc>();
-        call.make_descriptor(DevxAsyncCmdFdAlloc::HANDLE);
-        // SAFETY: the method only creates a descriptor, which nothing else has.
-        let file = unsafe {
-            raw.execute(&mut call)?;
-            File::from_raw_fd(call.made_descriptor(DevxAsyncCmdFdAlloc::HANDLE))
-        };
-        let abi = mlx5dv_devx_cmd_comp { fd: file.as_raw_fd() };
-        Ok(Box::into_raw(Box::new(Channel { abi, file, raw })))
+        let call = raw.call::<DevxAsyncCmdFdAlloc>();
+        // SAFETY: the method only creates a descriptor.
+        unsafe { Channel::create(raw, call, DevxAsyncCmdFdAlloc::HANDLE, |fd| mlx5dv_devx_cmd_comp { fd }) }
     }
 
     fn mlx5dv_devx_destroy_cmd_comp(channel: Option<NonNull<CommandChannel>>) -> Value<()> {
         // SAFETY: the argument is a live channel, which the program uses no longer.
-        drop(unsafe { Box::from_raw(required(channel)?.as_ptr()) });
-        Ok(())
+        unsafe { Channel::destroy(channel) }
     }
 
     fn mlx5dv_devx_obj_query_async(
@@ -361,21 +385,15 @@ export! {
     fn mlx5dv_devx_create_event_channel(argument: ContextArgument<'_>, flags: u32) -> OrNull<EventChannel> {
         let raw = context(argument)?.context.raw();
         let mut call = raw.call::<DevxAsyncEventFdAlloc>();
-        call.make_descriptor(DevxAsyncEventFdAlloc::HANDLE);
         call.flags(DevxAsyncEventFdAlloc::FLAGS, DevxEventChannelFlags::from_bits_retain(flags));
-        // SAFETY: the method only creates a descriptor, which nothing else has.
-        let file = unsafe {
-            raw.execute(&mut call)?;
-            File::from_raw_fd(call.made_descriptor(DevxAsyncEventFdAlloc::HANDLE))
-        };
-        let abi = mlx5dv_devx_event_channel { fd: file.as_raw_fd() };
-        Ok(Box::into_raw(Box::new(Channel { abi, file, raw })))
+        let abi = |fd| mlx5dv_devx_event_channel { fd };
+        // SAFETY: the method only creates a descriptor.
+        unsafe { Channel::create(raw, call, DevxAsyncEventFdAlloc::HANDLE, abi) }
     }
 
     fn mlx5dv_devx_destroy_event_channel(channel: Option<NonNull<EventChannel>>) -> Value<()> {
         // SAFETY: the argument is a live channel, which the program uses no longer.
-        drop(unsafe { Box::from_raw(required(channel)?.as_ptr()) });
-        Ok(())
+        unsafe { Channel::destroy(channel) }
     }
 
     /// `size` is that of the list in bytes.
@@ -536,7 +554,10 @@ export! {
         unsafe { export_to(into, umem.object()?.handle(), [umem.abi.umem_id, 0], 0) }
     }
 
-    fn mlx5dv_devx_umem_import(argument: ContextArgument<'_>, from: Option<&Exported>) -> OrNull<mlx5dv_devx_umem> {
+    fn mlx5dv_devx_umem_import(
+        argument: ContextArgument<'_>,
+        from: Option<&Exported>,
+    ) -> OrNull<mlx5dv_devx_umem> {
         let (raw, from) = (context(argument)?.context.raw(), required(from)?);
         let abi = mlx5dv_devx_umem { umem_id: from.numbers[0] };
         Ok(UmemObject::leak(abi, import::<DevxUmem>(&raw, from), None))

@@ -8,7 +8,7 @@ use bareverbs::raw::uapi::mlx5::PdQuery;
 use bareverbs::raw::{DoorbellLayout, QueueLayout, RegisterLayout};
 
 use super::devx::DevxObject;
-use super::{context, export, query_failure};
+use super::{context, export};
 use crate::abi::device::ibv_context;
 use crate::abi::mlx5::{
     mlx5dv_ah, mlx5dv_cq, mlx5dv_devx, mlx5dv_dm, mlx5dv_obj, mlx5dv_pd, mlx5dv_qp, mlx5dv_rwq, mlx5dv_srq,
@@ -175,7 +175,7 @@ fn pd(pd: &PdObject, out: Option<&mut mlx5dv_pd>) -> Result<(), Failure> {
     let raw = context(ContextArgument::of(pd.abi.context))?.context.raw();
     let mut pdn = 0;
     let query = raw.query::<PdQuery>().handle(PdQuery::HANDLE, pd.inner.handle());
-    query.output(PdQuery::RESP_PDN, &mut pdn).execute().map_err(query_failure)?;
+    query.output(PdQuery::RESP_PDN, &mut pdn).execute()?;
     *required(out)? = mlx5dv_pd { pdn, comp_mask: 0 };
     Ok(())
 }

@@ -44,7 +44,7 @@ use crate::open;
 pub(super) fn ucontext(raw: &RawContext) -> Result<AllocUcontextResp, Failure> {
     let mut resp = AllocUcontextResp::zeroed();
     let query = raw.query::<QueryContext>().output_struct(attributes::QueryContext::RESP_UCTX, &mut resp);
-    query.execute().map_err(super::query_failure)?;
+    query.execute()?;
     Ok(resp)
 }
 
@@ -262,7 +262,7 @@ export! {
         let into = unsafe { bytes_mut(info, length) }?;
         let mut found = PortInfo::zeroed();
         let query = raw.query::<QueryPort>().input(QueryPort::PORT_NUM, &port);
-        query.output_struct(QueryPort::INFO, &mut found).execute().map_err(super::query_failure)?;
+        query.output_struct(QueryPort::INFO, &mut found).execute()?;
         let found = found.as_bytes();
         let known = found.len().min(length);
         into[..known].copy_from_slice(&found[..known]);
@@ -279,7 +279,7 @@ export! {
         // SAFETY: the program has memory of this length.
         let path = unsafe { bytes_mut(path.cast(), length) }?;
         let query = raw.query::<GetDataDirectSysfsPath>().output_slice(GetDataDirectSysfsPath::PATH, path);
-        query.execute().map_err(super::query_failure)
+        Ok(query.execute()?)
     }
 
     /// `bareverbs` takes the memory of a queue by parent domains only.
