@@ -23,7 +23,7 @@ pub(crate) type DmObject = Object<ibv_dm, Mutex<Dm>>;
 
 /// The object of C of device memory.
 pub(crate) fn create(context: ContextArgument<'_>, dm: Result<Dm, Error>) -> Result<*mut ibv_dm, Failure> {
-    let created = Object::create(|_| {
+    Object::create(|_| {
         let dm = dm?;
         let abi = ibv_dm {
             context: context.pointer(),
@@ -33,8 +33,7 @@ pub(crate) fn create(context: ContextArgument<'_>, dm: Result<Dm, Error>) -> Res
             handle: dm.handle(),
         };
         Ok((abi, Mutex::new(dm)))
-    });
-    created.map(<*mut DmObject>::cast)
+    })
 }
 
 /// Allocates device memory.

@@ -147,7 +147,7 @@ fn list_on_demand(pd: &PdObject, object: &MrObject) {
 /// Hides the region from `ibv_advise_mr`.
 fn unlist_on_demand(object: &MrObject) {
     // SAFETY: the PD of a region exists, or is null for none.
-    let pd: Option<&PdObject> = unsafe { object.abi.pd.cast::<PdObject>().as_ref() };
+    let pd = unsafe { object.abi.pd.cast::<PdObject>().as_ref() };
     if let (Some(mr), Some(pd)) = (object.inner.on_demand(), pd) {
         lock(&pd.abi.on_demand).remove(&mr.lkey());
     }
@@ -390,14 +390,14 @@ export! {
         }
         let hints = if has(IBV_REG_MR_MASK_DMAH) {
             // SAFETY: the pointer is null or that of a DMA handle.
-            let hints: Option<&DmahObject> = unsafe { init.dmah.cast::<DmahObject>().as_ref() };
+            let hints = unsafe { init.dmah.cast::<DmahObject>().as_ref() };
             Some(required(hints)?)
         } else {
             None
         };
         if has(IBV_REG_MR_MASK_BUF) {
             // SAFETY: the pointer is null or that of a buffer.
-            let buffer: Option<&BufferObject> = unsafe { init.buf.cast::<BufferObject>().as_ref() };
+            let buffer = unsafe { init.buf.cast::<BufferObject>().as_ref() };
             if has_file {
                 return Err(Failure::INVALID);
             }
@@ -461,7 +461,7 @@ callback! {
         }
         let init = required(init)?;
         // SAFETY: the pointer is null or that of a PD.
-        let pd: Option<&PdObject> = unsafe { init.pd.cast::<PdObject>().as_ref() };
+        let pd = unsafe { init.pd.cast::<PdObject>().as_ref() };
         let pd = required(pd)?;
         Object::create(|address| {
             let address = ptr::with_exposed_provenance_mut(address as usize);

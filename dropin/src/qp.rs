@@ -112,16 +112,6 @@ fn cap_to_c(cap: &QpCap) -> ibv_qp_cap {
     ibv_qp_cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data }
 }
 
-/// The object of C behind a pointer in a struct.
-///
-/// # Safety
-///
-/// The pointer is null or that of a live object of this type.
-unsafe fn object<'a, C, O>(pointer: *mut C) -> Option<&'a O> {
-    // SAFETY: by the contract.
-    unsafe { pointer.cast::<O>().as_ref() }
-}
-
 /// What `ibv_create_qp_ex` adds.
 #[derive(Default)]
 struct Extended {
@@ -157,9 +147,9 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
     let recv_cq = if QpType(init.qp_type) == QpType::XRC_INI { init.send_cq } else { init.recv_cq };
     // SAFETY: the pointers are those of objects of the program.
     let (send_cq, recv_cq, srq) = unsafe {
-        let send_cq: Option<&CqObject> = object(init.send_cq);
-        let recv_cq: Option<&CqObject> = object(recv_cq);
-        (required(send_cq)?, required(recv_cq)?, object::<_, SrqObject>(init.srq))
+        let send_cq = required(init.send_cq.cast::<CqObject>().as_ref())?;
+        let recv_cq = required(recv_cq.cast::<CqObject>().as_ref())?;
+        (send_cq, recv_cq, init.srq.cast::<SrqObject>().as_ref())
     };
     let (sends, receives, parent) = (send_cq.reference()?, recv_cq.reference()?, pd.abi.parent());
     let created = Object::create(|address| {
@@ -200,7 +190,6 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
         let head = QpHead { mlx5, posting, cap, ..head(base, operations, parent) };
         Ok((head, AnyQp::Queues(Queues::new(core, is_single_threaded))))
     });
-    let created = created.map(<*mut QpObject>::cast);
     created.inspect(|qp: &*mut ibv_qp| {
         // SAFETY: the QP exists until `ibv_destroy_qp`, which forgets it.
         unsafe { faults::remember(*qp, move_to_error) };
@@ -251,14 +240,13 @@ fn create_target(
     make: impl FnOnce(&Xrcd, u64) -> Result<XrcTarget, Error>,
 ) -> Result<*mut ibv_qp, Failure> {
     // SAFETY: the pointer is null or that of an XRC domain.
-    let xrcd = required(unsafe { object::<_, XrcdObject>(xrcd) })?;
-    let created = Object::create(|address| {
+    let xrcd = required(unsafe { xrcd.cast::<XrcdObject>().as_ref() })?;
+    Object::create(|address| {
         let target = make(&xrcd.inner, address)?;
         let qp_type = QpType::XRC_TGT.0;
         let of_target = bare(context.pointer(), target.handle(), target.qp_num(), target.state(), qp_type);
         Ok((head(ibv_qp { qp_context, pd, ..of_target }, None, None), AnyQp::Target(Mutex::new(target))))
-    });
-    created.map(<*mut QpObject>::cast)
+    })
 }
 
 /// `ibv_create_qp_ex` of an XRC target. It has no queues, so their attributes are not read.
@@ -402,7 +390,7 @@ pub(crate) fn create_extended(
         mlx5,
     };
     // SAFETY: the pointer is null or that of a PD.
-    let pd: Option<&PdObject> = unsafe { object(init.pd) };
+    let pd = unsafe { init.pd.cast::<PdObject>().as_ref() };
     let ibv_qp_init_attr_ex { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all, .. } = *init;
     let mut base = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
     let created = create(required(pd)?, &mut base, &extended)?;

@@ -73,7 +73,7 @@ pub(crate) fn create(context: ContextArgument<'_>, init: &ibv_wq_init_attr) -> R
         unsafe { (init.pd.cast::<PdObject>().as_ref(), init.cq.cast::<CqObject>().as_ref()) };
     let (pd, cq) = (required(pd)?, required(cq)?);
     let (cq_of_wq, parent) = (cq.reference()?, pd.abi.parent());
-    let created = Object::create(|address| {
+    Object::create(|address| {
         let attr = WqInit {
             max_recv_sge: init.max_sge,
             flags: WqFlags::from_bits_retain(flags),
@@ -100,8 +100,7 @@ pub(crate) fn create(context: ContextArgument<'_>, init: &ibv_wq_init_attr) -> R
         let head = WqHead { abi, events: Acknowledged::default(), _parent: parent.cloned() };
         let has_td = parent.is_some_and(|parent| parent.td().is_some());
         Ok((head, Locked::new(wq, has_td || context.required()?.is_single_threaded)))
-    });
-    created.map(<*mut WqObject>::cast)
+    })
 }
 
 callback! {
@@ -176,7 +175,7 @@ callback! {
         let index = |wq| distinct.binary_search_by_key(&address(wq), |other| address(other));
         let wqs = entries.iter().map(|wq| Ok(&*locked[index(wq).map_err(|_| Failure::INVALID)?]));
         let wqs = wqs.collect::<Result<Vec<&Wq>, Failure>>()?;
-        let created = Object::create(|_| {
+        Object::create(|_| {
             let table = of_context.create_indirection_table(&wqs)?;
             let number = |number: u32| c_int::from_ne_bytes(number.to_ne_bytes());
             let abi = ibv_rwq_ind_table {
@@ -186,8 +185,7 @@ callback! {
                 comp_mask: 0,
             };
             Ok((abi, table))
-        });
-        created.map(<*mut TableObject>::cast)
+        })
     }
 
     /// `ibv_destroy_rwq_ind_table`. QPs of the table are `EBUSY`.

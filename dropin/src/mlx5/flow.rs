@@ -24,7 +24,7 @@ use crate::abi::values::{
 };
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrNull, required};
-use crate::flow::{FlowObject, Steered};
+use crate::flow::Steered;
 use crate::flow_action::FlowActionObject;
 use crate::object::Object;
 use crate::qp::QpObject;
@@ -138,7 +138,7 @@ unsafe fn create(
         None => (None, None),
     };
     let raw = found.context();
-    let created = Object::create(|_| {
+    Object::create(|_| {
         let mut call = raw.call::<CreateFlow>();
         call.make(CreateFlow::HANDLE);
         call.input_prefix(CreateFlow::MATCH_VALUE, value).handle(CreateFlow::MATCHER, found.handle());
@@ -167,8 +167,7 @@ unsafe fn create(
         };
         let abi = ibv_flow { comp_mask: 0, context: matcher.context, handle: object.handle() };
         Ok((abi, Steered::Matched(Some(object))))
-    });
-    created.map(<*mut FlowObject>::cast)
+    })
 }
 
 /// Bytes of a mask or a value that all kernels have room for. They copy as many as there are, without a

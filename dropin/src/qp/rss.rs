@@ -7,7 +7,7 @@ use bareverbs::qp::{QpState, QpType};
 use bareverbs::rss::{HashFields, HashFunctions, RssHash, RssInit, TOEPLITZ_KEY};
 
 use super::kind::AnyQp;
-use super::{QpObject, bare, head, object};
+use super::{bare, head};
 use crate::abi::qp::{ibv_qp, ibv_qp_init_attr_ex, ibv_rx_hash_conf};
 use crate::abi::values::{
     IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_IND_TABLE, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_RX_HASH,
@@ -44,15 +44,14 @@ pub(super) fn create(init: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Failure>
         return Err(Failure::INVALID);
     }
     // SAFETY: the pointers are null or those of objects of the program.
-    let (pd, table): (Option<&PdObject>, Option<&TableObject>) =
-        unsafe { (object(init.pd), object(init.rwq_ind_tbl)) };
+    let (pd, table) =
+        unsafe { (init.pd.cast::<PdObject>().as_ref(), init.rwq_ind_tbl.cast::<TableObject>().as_ref()) };
     let (pd, table, hash) = (required(pd)?, required(table)?, hash(&init.rx_hash_conf)?);
-    let created = Object::create(|address| {
+    Object::create(|address| {
         let qp = pd.inner.create_rss_qp(&RssInit { table: &table.inner, hash, user_data: address })?;
         // The kernel gives it no number.
         let base = bare(pd.abi.context, qp.handle(), 0, QpState::RESET, init.qp_type);
         let base = ibv_qp { qp_context: init.qp_context, pd: init.pd, ..base };
         Ok((head(base, None, pd.abi.parent()), AnyQp::Rss(Mutex::new(qp))))
-    });
-    created.map(<*mut QpObject>::cast)
+    })
 }
