@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd};
 
-use bareverbs::qp::{QpInit, Rc};
 use bareverbs::cq::CqInit;
+use bareverbs::qp::{QpInit, Rc};
 use bareverbs::raw::uapi::mlx5::{
     DevxAsyncCmdFdAlloc, DevxObj, DevxObjAsyncQuery, DevxObjCreate, DevxObjQuery, DevxOther, DevxUmem,
     DevxUmemReg,
