@@ -7,6 +7,7 @@ use std::ptr;
 use bareverbs::device::{AtomicCap, DeviceAttr, GidType, PciAtomicCaps, PciAtomicSizes, PortAttr};
 use bareverbs::raw::uapi::uverbs::types::GidEntry;
 use bareverbs::raw::uapi::uverbs::{QueryGidEntry, QueryGidTable};
+use zerocopy::{Immutable, IntoBytes};
 
 use crate::abi::device::{
     ibv_cq_moderation_caps, ibv_device_attr, ibv_device_attr_ex, ibv_gid_entry, ibv_odp_caps,
@@ -69,6 +70,7 @@ fn device_attr(attr: &DeviceAttr) -> ibv_device_attr {
         max_pkeys: attr.max_pkeys,
         local_ca_ack_delay: attr.local_ca_ack_delay,
         phys_port_cnt: attr.phys_port_cnt,
+        padding: 0,
     }
 }
 
@@ -82,6 +84,7 @@ fn device_attr_ex(attr: &DeviceAttr, pci: PciAtomicCaps) -> ibv_device_attr_ex {
     ibv_device_attr_ex {
         orig_attr,
         comp_mask: 0,
+        padding: 0,
         odp_caps: ibv_odp_caps {
             general_caps: attr.odp_general_caps.bits(),
             per_transport_caps: odp_transport_caps {
@@ -89,6 +92,7 @@ fn device_attr_ex(attr: &DeviceAttr, pci: PciAtomicCaps) -> ibv_device_attr_ex {
                 uc_odp_caps: attr.uc_odp_caps.bits(),
                 ud_odp_caps: attr.ud_odp_caps.bits(),
             },
+            padding: 0,
         },
         completion_timestamp_mask: attr.completion_timestamp_mask,
         hca_core_clock: attr.hca_core_clock,
@@ -98,8 +102,10 @@ fn device_attr_ex(attr: &DeviceAttr, pci: PciAtomicCaps) -> ibv_device_attr_ex {
             supported_qpts: attr.rss_supported_qpts,
             max_rwq_indirection_tables: attr.max_rwq_indirection_tables,
             max_rwq_indirection_table_size: attr.max_rwq_indirection_table_size,
+            padding: 0,
             rx_hash_fields_mask: attr.rx_hash_fields_mask.bits(),
             rx_hash_function: attr.rx_hash_function.bits(),
+            more_padding: [0; 7],
         },
         max_wq_type_rq: attr.max_wq_type_rq,
         packet_pacing_caps: ibv_packet_pacing_caps {
@@ -119,12 +125,14 @@ fn device_attr_ex(attr: &DeviceAttr, pci: PciAtomicCaps) -> ibv_device_attr_ex {
             max_cq_count: attr.max_cq_count,
             max_cq_period: attr.max_cq_period,
         },
+        more_padding: 0,
         max_dm_size: attr.max_dm_size,
         pci_atomic_caps: ibv_pci_atomic_caps {
             fetch_add: pci.fetch_add.bits(),
             swap: pci.swap.bits(),
             compare_swap: pci.compare_swap.bits(),
         },
+        last_padding: 0,
         xrc_odp_caps: attr.xrc_odp_caps.bits(),
         phys_port_cnt_ex: attr.phys_port_cnt.into(),
     }
@@ -155,20 +163,23 @@ fn port_attr(attr: &PortAttr) -> ibv_port_attr {
         link_layer: attr.link_layer.0,
         flags: attr.flags.bits(),
         port_cap_flags2: attr.port_cap_flags2,
+        padding: 0,
         active_speed_ex: attr.active_speed.0,
     }
 }
 
-/// Writes a struct of which the program knows `size` bytes: the rest of a longer one is zero.
+/// Writes a struct of which the program knows `size` bytes: the rest of a longer one is zero. Its
+/// padding is zero too, as in C: programs compare and hash such structs, and no bytes of the stack leak.
 ///
 /// # Safety
 ///
 /// `into` is valid for writes of `size` bytes.
-pub(crate) unsafe fn write_known<T>(value: &T, into: *mut T, size: usize) {
+pub(crate) unsafe fn write_known<T: IntoBytes + Immutable>(value: &T, into: *mut T, size: usize) {
+    let bytes = value.as_bytes();
     // SAFETY: the caller's contract covers both. The struct has at least the copied bytes.
     unsafe {
         ptr::write_bytes(into.cast::<u8>(), 0, size);
-        ptr::copy_nonoverlapping(ptr::from_ref(value).cast::<u8>(), into.cast(), size.min(size_of::<T>()));
+        ptr::copy_nonoverlapping(bytes.as_ptr(), into.cast(), size.min(bytes.len()));
     }
 }
 

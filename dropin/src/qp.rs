@@ -540,7 +540,9 @@ callback! {
     fn modify_qp_rate_limit(qp: Option<&QpObject>, attr: Option<&ibv_qp_rate_limit_attr>) -> OrErrno {
         let (qp, attr) = (required(qp)?, required(attr)?);
         if attr.comp_mask != 0 {
-            return Err(Failure::INVALID);
+            let device = qp.inner.with_core(|core| core.pd().context().query_device())?;
+            let has_limits = device.rate_limit_supported_qpts != 0;
+            return Err(if has_limits { Failure::INVALID } else { Failure::UNSUPPORTED });
         }
         let limit = RateLimit {
             rate: attr.rate_limit,

@@ -1,9 +1,12 @@
 //! Completion counters.
 
+use zerocopy::{Immutable, IntoBytes};
+
 use super::c_types;
 use super::device::ibv_context;
 
 c_types! {
+    #[derive(IntoBytes, Immutable)]
     struct ibv_comp_cntr_caps {
         max_value: u64,
         max_counters: u32,

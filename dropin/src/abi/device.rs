@@ -2,6 +2,8 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
+use zerocopy::{Immutable, IntoBytes};
+
 use super::gid::ibv_gid;
 use super::{Function, Unused, c_types};
 
@@ -119,6 +121,7 @@ c_types! {
         context: ibv_context,
     }
 
+    #[derive(IntoBytes, Immutable)]
     struct ibv_device_attr {
         fw_ver: [c_char; 64],
         /// In network byte order, as the next one.
@@ -161,38 +164,48 @@ c_types! {
         max_pkeys: u16,
         local_ca_ack_delay: u8,
         phys_port_cnt: u8,
+        padding as "": u32,
     }
 
+    #[derive(IntoBytes, Immutable)]
     struct odp_transport_caps in "__typeof__(((struct ibv_odp_caps *)0)->per_transport_caps)" {
         rc_odp_caps: u32,
         uc_odp_caps: u32,
         ud_odp_caps: u32,
     }
 
+    #[derive(IntoBytes, Immutable)]
     struct ibv_odp_caps {
         general_caps: u64,
         per_transport_caps: odp_transport_caps,
+        padding as "": u32,
     }
 
+    #[derive(IntoBytes, Immutable)]
     struct ibv_tso_caps {
         max_tso: u32,
         supported_qpts: u32,
     }
 
+    #[derive(IntoBytes, Immutable)]
     struct ibv_rss_caps {
         supported_qpts: u32,
         max_rwq_indirection_tables: u32,
         max_rwq_indirection_table_size: u32,
+        padding as "": u32,
         rx_hash_fields_mask: u64,
         rx_hash_function: u8,
+        more_padding as "": [u8; 7],
     }
 
+    #[derive(IntoBytes, Immutable)]
     struct ibv_packet_pacing_caps {
         qp_rate_limit_min: u32,
         qp_rate_limit_max: u32,
         supported_qpts: u32,
     }
 
+    #[derive(IntoBytes, Immutable)]
     struct ibv_tm_caps {
         max_rndv_hdr_size: u32,
         max_num_tags: u32,
@@ -201,20 +214,24 @@ c_types! {
         max_sge: u32,
     }
 
+    #[derive(IntoBytes, Immutable)]
     struct ibv_cq_moderation_caps {
         max_cq_count: u16,
         max_cq_period: u16,
     }
 
+    #[derive(IntoBytes, Immutable)]
     struct ibv_pci_atomic_caps {
         fetch_add: u16,
         swap: u16,
         compare_swap: u16,
     }
 
+    #[derive(IntoBytes, Immutable)]
     struct ibv_device_attr_ex {
         orig_attr: ibv_device_attr,
         comp_mask: u32,
+        padding as "": u32,
         odp_caps: ibv_odp_caps,
         completion_timestamp_mask: u64,
         hca_core_clock: u64,
@@ -226,8 +243,10 @@ c_types! {
         raw_packet_caps: u32,
         tm_caps: ibv_tm_caps,
         cq_mod_caps: ibv_cq_moderation_caps,
+        more_padding as "": u32,
         max_dm_size: u64,
         pci_atomic_caps: ibv_pci_atomic_caps,
+        last_padding as "": u16,
         xrc_odp_caps: u32,
         phys_port_cnt_ex: u32,
     }
@@ -236,6 +255,7 @@ c_types! {
         comp_mask: u32,
     }
 
+    #[derive(IntoBytes, Immutable)]
     struct ibv_port_attr {
         state: u32,
         max_mtu: u32,
@@ -259,6 +279,7 @@ c_types! {
         link_layer: u8,
         flags: u8,
         port_cap_flags2: u16,
+        padding as "": u16,
         active_speed_ex: u32,
     }
 
@@ -267,6 +288,7 @@ c_types! {
         raw_clock: libc::timespec,
     }
 
+    #[derive(IntoBytes, Immutable)]
     struct ibv_gid_entry {
         gid: ibv_gid,
         gid_index: u32,

@@ -54,6 +54,29 @@ fn devinfo_output_equals_that_of_the_c_library() {
     });
 }
 
+/// Prints what functions of libibverbs return.
+const VERBS: &str = include_str!("dropin_verbs.py");
+
+#[kernel_test(device::connectx, device::ethernet)]
+fn verbs_return_what_the_c_library_returns() {
+    let index = device::gid_index().to_string();
+    let arguments = ["-c", VERBS, device::name(), &index];
+    nothing_leaks(|| {
+        let [ours, theirs] =
+            [Library::Bareverbs, Library::RdmaCore].map(|library| library.run("python3", &arguments).stdout);
+        let pairs = ours.lines().zip(theirs.lines());
+        let differences: Vec<_> = pairs.filter(|(ours, theirs)| ours != theirs).collect();
+        assert!(differences.is_empty() && ours == theirs, "{differences:#?}");
+        assert!(ours.contains("query_device_ex 0\n"), "{ours}");
+        for line in ["set_ece 0\n", "wall clock 0 True\n"] {
+            assert!(ours.contains(line), "{line}: {ours}");
+        }
+        // Linux 7.2 limits UC QPs.
+        let limits = ours.contains("rate limits of UC 1\n");
+        assert_eq!(ours.contains("modify_qp_rate_limit 0\n"), limits, "{ours}");
+    });
+}
+
 /// Runs a server and a client with these libraries to completion.
 fn run_pair([server, client]: [Library; 2], program: Pingpong<'_>) -> PingpongRun {
     let mut serving = Program::start(&mut server.load(program.command(None)));
