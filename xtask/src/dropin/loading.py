@@ -53,6 +53,11 @@ def open_soft(call):
     return device, context
 
 library, libmlx5 = sys.argv[1:]
+# It stays loaded: threads of soft devices run its code after `dlclose`.
+handle = libc.dlopen(library.encode(), os.RTLD_NOW)
+assert handle and libc.dlclose(handle) == 0
+assert libc.dlopen(library.encode(), os.RTLD_NOW | os.RTLD_NOLOAD) == handle
+assert libc.dlclose(handle) == 0
 for _ in range(3):
     handle, call = load(library)
     device, context = open_soft(call)
