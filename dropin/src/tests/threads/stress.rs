@@ -285,7 +285,7 @@ impl Shared {
         }
     }
 
-    /// `ibv_start_poll` to `ibv_end_poll`.
+    /// `ibv_start_poll` to `ibv_end_poll`, with `ibv_req_notify_cq` in between.
     ///
     /// # Safety
     ///
@@ -303,6 +303,7 @@ impl Shared {
             if start(cq, &raw mut attr) != 0 {
                 return;
             }
+            succeeds(req_notify_cq(Some(self.cqs()[1]), 0));
             loop {
                 check((*cq).wr_id.load(Ordering::Relaxed), (*cq).status.load(Ordering::Relaxed));
                 if next(cq) != 0 {
