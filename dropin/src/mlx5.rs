@@ -7,6 +7,7 @@
 pub(crate) mod commands;
 pub(crate) mod create;
 pub(crate) mod devx;
+pub(crate) mod dr;
 pub(crate) mod flow;
 pub(crate) mod flow_action;
 mod hca_caps;

@@ -13,7 +13,7 @@ refuse! {
         mlx5dv_devx_create_eq mlx5dv_dm_map_op_addr mlx5dv_dr_action_create_aso
         mlx5dv_dr_action_create_default_miss mlx5dv_dr_action_create_dest_array
         mlx5dv_dr_action_create_dest_devx_tir mlx5dv_dr_action_create_dest_ib_port
-        mlx5dv_dr_action_create_dest_ibv_qp mlx5dv_dr_action_create_dest_root_table
+        mlx5dv_dr_action_create_dest_root_table
         mlx5dv_dr_action_create_dest_table mlx5dv_dr_action_create_dest_vport
         mlx5dv_dr_action_create_drop mlx5dv_dr_action_create_flow_counter
         mlx5dv_dr_action_create_flow_meter mlx5dv_dr_action_create_flow_sampler
@@ -25,7 +25,7 @@ refuse! {
         _mlx5dv_mkey_check mlx5dv_crypto_login mlx5dv_crypto_login_destroy mlx5dv_crypto_login_query
         mlx5dv_crypto_login_query_state mlx5dv_crypto_logout mlx5dv_dci_stream_id_reset mlx5dv_dek_destroy
         mlx5dv_dek_query mlx5dv_destroy_mkey mlx5dv_devx_destroy_eq
-        mlx5dv_devx_free_msi_vector mlx5dv_dr_action_destroy mlx5dv_dr_action_modify_aso
+        mlx5dv_devx_free_msi_vector mlx5dv_dr_action_modify_aso
         mlx5dv_dr_action_modify_flow_meter mlx5dv_dr_aso_other_domain_link
         mlx5dv_dr_aso_other_domain_unlink mlx5dv_dr_domain_destroy mlx5dv_dr_domain_sync
         mlx5dv_dr_matcher_destroy mlx5dv_dr_matcher_set_layout mlx5dv_dr_rule_destroy

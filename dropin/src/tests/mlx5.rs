@@ -30,6 +30,7 @@ use crate::mlx5::devx::{
     mlx5dv_devx_query_eqn, mlx5dv_devx_uar_export_dmabuf_fd, mlx5dv_devx_umem_dereg, mlx5dv_devx_umem_reg,
     mlx5dv_devx_umem_reg_ex, mlx5dv_pp_alloc,
 };
+use crate::mlx5::dr::{mlx5dv_dr_action_create_dest_ibv_qp, mlx5dv_dr_action_destroy};
 use crate::mlx5::flow::{__mlx5dv_create_flow, mlx5dv_create_flow_matcher, mlx5dv_destroy_flow_matcher};
 use crate::mlx5::flow_action::{
     mlx5dv_create_flow_action_modify_header, mlx5dv_create_flow_action_packet_reformat,
@@ -106,6 +107,7 @@ fn null_arguments_are_invalid() {
     let empty: mlx5dv_obj = zeroed();
     // SAFETY: all pointers are null, or those of a struct of null pointers.
     unsafe {
+        refuses(mlx5dv_dr_action_create_dest_ibv_qp(None), libc::EINVAL);
         for failed in [
             mlx5dv_query_device(NO_CONTEXT(), ptr::null_mut()),
             mlx5dv_get_clock_info(NO_CONTEXT(), None),
@@ -120,6 +122,7 @@ fn null_arguments_are_invalid() {
             mlx5dv_devx_umem_dereg(None),
             mlx5dv_destroy_flow_matcher(None),
             mlx5dv_destroy_steering_anchor(None),
+            mlx5dv_dr_action_destroy(None),
             destroy_flow_action(None),
             mlx5dv_modify_qp_udp_sport(None, 0),
             mlx5dv_modify_qp_lag_port(None, 1),
