@@ -108,6 +108,10 @@ impl Firmware {
             QUERY_HCA_VPORT_PKEY => self.query_hca_vport_pkey(engine, request, reply),
             QUERY_VPORT_STATE => self.query_vport_state(engine, reply),
             MODIFY_VPORT_STATE => Ok(()),
+
+            ALLOC_FLOW_COUNTER => self.steering.alloc_counter(request, reply),
+            DEALLOC_FLOW_COUNTER => self.steering.dealloc_counter(request),
+            QUERY_FLOW_COUNTER => self.steering.query_counter(request, reply),
             _ if is_for_ethernet(code) => self.dispatch_ethernet(engine, request, reply),
             _ => Err(Status::BadOpcode),
         }
@@ -155,9 +159,6 @@ impl Firmware {
             DESTROY_FLOW_GROUP => self.steering.destroy_group(request),
             SET_FLOW_TABLE_ENTRY => self.steering.set_entry(request),
             DELETE_FLOW_TABLE_ENTRY => self.steering.delete_entry(request),
-            ALLOC_FLOW_COUNTER => self.steering.alloc_counter(request, reply),
-            DEALLOC_FLOW_COUNTER => self.steering.dealloc_counter(request),
-            QUERY_FLOW_COUNTER => self.steering.query_counter(request, reply),
             _ => Err(Status::BadOpcode),
         }
     }
@@ -167,5 +168,5 @@ impl Firmware {
 fn is_for_ethernet(code: u16) -> bool {
     use opcode::*;
     matches!(code, QUERY_NIC_VPORT_CONTEXT..=SET_ROCE_ADDRESS | SET_L2_TABLE_ENTRY..=DELETE_L2_TABLE_ENTRY)
-        || matches!(code, CREATE_TIR..=QUERY_RQ | CREATE_TIS..=MODIFY_FLOW_TABLE)
+        || matches!(code, CREATE_TIR..=QUERY_RQ | CREATE_TIS..=DELETE_FLOW_TABLE_ENTRY | MODIFY_FLOW_TABLE)
 }

@@ -340,6 +340,21 @@ fn illegal_qp_transitions_are_rejected() {
 }
 
 #[test]
+fn udp_source_port_is_the_only_parameter_of_the_second_mask() {
+    /// Offset of the mask, and of the port in the primary path.
+    const MASK: usize = 0x108;
+    const PORT: usize = 0x52;
+    for (mask, status) in [(1_u64 << 2, 0), (1 << 2 | 1 << 3, Status::BadParameter as u8)] {
+        let mut hca = with_examples();
+        let mut input = FirmwareHarness::example(RTS2RTS_QP);
+        input.resize(MASK + 8, 0);
+        input[MASK..MASK + 8].copy_from_slice(&mask.to_be_bytes());
+        input[PORT..PORT + 2].copy_from_slice(&55555_u16.to_be_bytes());
+        assert_eq!(hca.command(&input, &mut [0; 16]), status);
+    }
+}
+
+#[test]
 fn query_qp_fits_6_1_output_length() {
     // Linux 6.1 passes an output that ends with the context.
     assert_eq!(with_examples().command(&FirmwareHarness::example(QUERY_QP), &mut [0; 0x110]), 0);
