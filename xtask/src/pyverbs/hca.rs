@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bareverbs_lab::{Accelerator, HcaPort, Series, Setup, Since};
+use bareverbs_lab::{Accelerator, Exec, Guests, HcaPort, Series, Setup, Since};
 
 use super::{End, suite};
 use crate::experiment::{self, command};
@@ -30,6 +30,19 @@ that fail on Soft-RoCE too may fail there (`tests/kernel/pyverbs.md`), and no ot
 
 /// Reserves huge pages; some tests use up to four.
 const HUGE_PAGES: &str = "echo 8 > /proc/sys/vm/nr_hugepages && grep -qx 8 /proc/sys/vm/nr_hugepages";
+
+/// Prints what `mlx5dv_query_device` returns for all bits: each byte, but the address of the clock, of
+/// which only whether there is one.
+const ATTRIBUTES: &str = r#"
+import ctypes
+verbs, mlx5 = ctypes.CDLL("libibverbs.so.1"), ctypes.CDLL("libmlx5.so.1")
+verbs.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
+verbs.ibv_open_device.argtypes, verbs.ibv_open_device.restype = [ctypes.c_void_p], ctypes.c_void_p
+mlx5.mlx5dv_query_device.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+context = verbs.ibv_open_device(verbs.ibv_get_device_list(None)[0])
+attributes = ctypes.create_string_buffer(bytes(16) + (0x1ffff).to_bytes(8, "little") + bytes(176), 200)
+result = mlx5.mlx5dv_query_device(context, attributes)
+print(result, attributes.raw[:88].hex(), any(attributes.raw[88:96]), attributes.raw[96:].hex())"#;
 
 /// Skipped tests by link type, each with its reason.
 type Skips = BTreeMap<String, BTreeMap<String, String>>;
@@ -133,8 +146,26 @@ fn run_suite(
     experiment::run(&setup, hca.as_ref(), |guests| {
         command::script(guests, HUGE_PAGES, &[], Duration::from_secs(60))
             .context("the guest has no room for huge pages")?;
+        if library == Library::Ours {
+            compare_attributes(guests, [&variables[..], &[]])?;
+        }
         suite::run(guests, "mlx5_0", &kind, names, variables)
     })
+}
+
+/// Compares the attributes of the device by either library.
+fn compare_attributes(guests: &mut Guests, libraries: [&[(&str, &str)]; 2]) -> Result<()> {
+    let mut attributes = |variables: &[(&str, &str)]| -> Result<String> {
+        let argv = ["python3", "-c", ATTRIBUTES].map(str::to_owned).into();
+        let env = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let finished = guests.run(0, Exec { argv, env, ..Exec::default() }, Duration::from_secs(60))?;
+        let printed = String::from_utf8_lossy(&finished.stdout).into_owned();
+        ensure!(printed.starts_with("0 "), "mlx5dv_query_device fails: {finished:?}");
+        Ok(printed)
+    };
+    let (ours, theirs) = (attributes(libraries[0])?, attributes(libraries[1])?);
+    ensure!(ours == theirs, "mlx5dv_query_device returns\n{ours}with the C library\n{theirs}");
+    Ok(())
 }
 
 fn skips(ends: &BTreeMap<String, End>) -> BTreeMap<String, String> {
