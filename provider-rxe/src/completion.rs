@@ -329,7 +329,8 @@ impl Completion for RxeCompletion<'_> {
     #[inline]
     fn to_value(&self) -> WorkCompletion {
         let mut value = self.copy();
-        if value.wc_flags.contains(WcFlags::WITH_IMM) {
+        // Compared in the slot: in a wide register it would have to be moved first.
+        if field!(self.wc_flags).contains(WcFlags::WITH_IMM) {
             value.wc_flags = fix_wc_flags(value.opcode, value.wc_flags);
         }
         value

@@ -456,14 +456,13 @@ impl Consumer {
         next = (next + 1) & mask;
         let mut taken = 1;
         if next != filled {
-            for place in rest {
+            // One bound for both the ring and the places.
+            let further = rest.len().min((filled.wrapping_sub(next) & mask) as usize);
+            for place in &mut rest[..further] {
                 *place = value(self.ring.slot(next));
                 next = (next + 1) & mask;
-                taken += 1;
-                if next == filled {
-                    break;
-                }
             }
+            taken += further;
         }
         self.next = next;
         self.release();
