@@ -4,6 +4,7 @@
 //! next one. The pollers of several CQs return slots in any order. The owner of the SRQ appends
 //! returned slots to the end of the list.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bareverbs_provider::barrier;
@@ -16,7 +17,7 @@ use crate::doorbell::{DoorbellRecord, Word};
 use crate::fast_path::data_segment;
 use crate::rq::{check, write_elements};
 use crate::sync::Ordering;
-use crate::uidx_table::srq_slots::{NONE, SrqShared};
+use crate::uidx_table::srq_slots::{NONE, Slot, SrqShared};
 use crate::uidx_table::{QueueRecord, QueueRecordRef, Side};
 use crate::wqe::{self, SEGMENT, Segment};
 
@@ -27,6 +28,8 @@ use crate::wqe::{self, SEGMENT, Segment};
 #[derive(Debug)]
 pub struct Mlx5Srq {
     shared: Arc<SrqShared>,
+    /// The slots of `shared`.
+    slots: NonNull<Slot>,
     record: DoorbellRecord,
     memory: Mapping,
     /// Log2 of the bytes of a slot.
@@ -55,6 +58,9 @@ impl Drop for AttachedRecord {
     }
 }
 
+// SAFETY: the slots have no thread affinity, and `shared` keeps them valid.
+unsafe impl Send for Mlx5Srq {}
+
 impl Mlx5Srq {
     /// Log2 of the bytes of a slot for `max_sge` SGEs.
     pub(crate) fn shift(max_sge: u32) -> u32 {
@@ -67,8 +73,10 @@ impl Mlx5Srq {
         assert!(slots.is_power_of_two() && (2..=1 << 16).contains(&slots), "a number of slots");
         assert!(memory.len() >= (slots as usize) << shift, "room for the slots");
         assert!((max_sge as usize + 1) * SEGMENT <= 1 << shift, "room for the elements");
+        let shared = Arc::new(SrqShared::new(slots));
         let queue = Self {
-            shared: Arc::new(SrqShared::new(slots)),
+            slots: NonNull::from(&*shared.slots).cast(),
+            shared,
             record,
             memory,
             shift,
@@ -104,6 +112,16 @@ impl Mlx5Srq {
         unsafe { self.memory.as_ptr().as_ptr().add((index as usize) << self.shift).cast() }
     }
 
+    /// What the pollers share of slot `index`.
+    #[inline(always)]
+    fn shared_slot(&self, index: u32) -> &Slot {
+        debug_assert!((index as usize) < self.shared.slots.len());
+        // SAFETY: `shared` keeps the slots valid. Each index is that of a slot: the list has those of all slots
+        // at first, then those that `append_free_list` found. Pollers change `next` of posted slots only, which
+        // are not in the list.
+        unsafe { self.slots.add(index as usize).as_ref() }
+    }
+
     /// Links slot `next` after slot `index`.
     ///
     /// # Safety
@@ -112,7 +130,7 @@ impl Mlx5Srq {
     unsafe fn set_next(&self, index: u32, next: u32) {
         // SAFETY: the slot lies in the memory, as `slot` says, and the device does not own it.
         unsafe { self.slot(index).write(wqe::link(next)) };
-        self.shared.slots[index as usize].next.store(next, Ordering::Relaxed);
+        self.shared_slot(index).next.store(next, Ordering::Relaxed);
     }
 
     /// Appends the returned slots to the list, in the order of their return.
@@ -140,7 +158,7 @@ impl Mlx5Srq {
     #[inline(always)]
     fn take(&mut self, wr_id: u64) -> *mut Segment {
         let elements = self.slot(self.head).wrapping_add(1);
-        let slot = &self.shared.slots[self.head as usize];
+        let slot = self.shared_slot(self.head);
         slot.wr_id.store(wr_id, Ordering::Relaxed);
         self.head = slot.next.load(Ordering::Relaxed);
         elements
@@ -217,7 +235,7 @@ unsafe impl RecvQueue for Mlx5Srq {
         if self.pushed != 0 || !unsafe { self.push_fast(request) } {
             return false;
         }
-        self.shared.slots[slot as usize].posted.store(true, Ordering::Release);
+        self.shared_slot(slot).posted.store(true, Ordering::Release);
         self.publish(1);
         true
     }
@@ -239,7 +257,7 @@ unsafe impl RecvQueue for Mlx5Srq {
     fn ring(&mut self) {
         let mut index = self.first;
         while index != self.head {
-            let slot = &self.shared.slots[index as usize];
+            let slot = self.shared_slot(index);
             index = slot.next.load(Ordering::Relaxed);
             slot.posted.store(true, Ordering::Release);
         }
