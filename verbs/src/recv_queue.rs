@@ -35,6 +35,42 @@ pub(crate) unsafe fn post_receives(
     posted
 }
 
+/// Posts receives one after another, and publishes them together. The first rejected request is the last
+/// one that is taken from the iterator.
+///
+/// # Safety
+///
+/// As for [`RecvHalf::post_recv`](crate::qp::RecvHalf::post_recv).
+#[inline(always)]
+pub(crate) unsafe fn post_each<'r>(
+    queue: &mut impl RecvQueue,
+    requests: impl IntoIterator<Item = RecvRequest<'r>>,
+) -> Result<(), PostError> {
+    let published = Published(queue);
+    let mut accepted = 0;
+    for request in requests {
+        // SAFETY: the caller upholds the contract for every request.
+        let is_pushed = unsafe { published.0.try_push(&request) };
+        // Copied, so that the fast path need not keep the request in memory.
+        // SAFETY: as above, and the request was not pushed.
+        if !is_pushed && let Err(refusal) = unsafe { published.0.push(&RecvRequest { ..request }) } {
+            return Err(PostError { accepted, reason: refusal.into() });
+        }
+        accepted += 1;
+    }
+    Ok(())
+}
+
+/// A queue whose pushed requests are published at the end, also if the iterator panics.
+struct Published<'q, Q: RecvQueue>(&'q mut Q);
+
+impl<Q: RecvQueue> Drop for Published<'_, Q> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.ring();
+    }
+}
+
 /// Leaks the queue that the owner of an SRQ or WQ left, because the device may still use its ring. This
 /// process no longer writes the memory of its receives.
 pub(crate) fn leak_queue(orphan: &mut Mutex<Option<impl RecvQueue>>) {

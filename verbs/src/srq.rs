@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use self::shared::SrqShared;
 use crate::cq::Cq;
 use crate::error::{Limit, PostError};
-use crate::recv_queue::post_receives;
+use crate::recv_queue::{post_each, post_receives};
 use crate::released::Released;
 use crate::untyped::BuiltIn;
 use crate::xrcd::Xrcd;
@@ -188,6 +188,38 @@ impl<P: Provider> Srq<P> {
         }
         // SAFETY: the caller upholds the contract for every request; none of them has been posted.
         unsafe { self.post_recv_list(requests) }
+    }
+
+    /// As [`Srq::post_recv`], of requests that are not in a slice, such as those of a linked list. They are
+    /// published together. The first rejected request is the last one that is taken from the iterator.
+    ///
+    /// ```
+    /// # use bareverbs::qp::{RecvRequest, Sge};
+    /// # use bareverbs::srq::SrqInit;
+    /// # let pd = bareverbs_test_support::example::pd()?;
+    /// # let mut srq = pd.create_srq(&SrqInit::new(16))?;
+    /// # let mr = pd.register(bareverbs::Buffer::zeroed(4096)?, bareverbs::Access::LOCAL_WRITE)?;
+    /// let buffers: Vec<[Sge; 1]> = (0..4).map(|at| Ok([mr.sge(at * 1024..(at + 1) * 1024)?])).collect::<bareverbs::Result<_>>()?;
+    /// let requests = buffers.iter().zip(0..).map(|(sges, wr_id)| RecvRequest { wr_id, sges });
+    /// // SAFETY: the memory is not used before the receives complete.
+    /// unsafe { srq.post_recv_each(requests) }?;
+    /// # Ok::<(), bareverbs::Report>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Srq::post_recv`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Srq::post_recv`].
+    #[doc(alias = "ibv_post_srq_recv")]
+    #[inline]
+    pub unsafe fn post_recv_each<'r>(
+        &mut self,
+        requests: impl IntoIterator<Item = RecvRequest<'r>>,
+    ) -> Result<(), PostError> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { post_each(&mut *self.queue, requests) }
     }
 
     /// Posts a receive by the fast path alone. `false`: it was not posted, and [`Srq::post_recv`] posts
@@ -394,5 +426,43 @@ impl<P: Provider> Drop for Srq<P> {
         // used afterwards.
         let queue = unsafe { ManuallyDrop::take(&mut self.queue) };
         *self.shared.orphan.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+    use crate::error::{PostReason, PushError};
+    use crate::testing::Plain;
+
+    #[test]
+    fn receives_of_an_iterator_are_published_together() {
+        let plain = Plain::default();
+        let mut srq = plain.domain().create_srq(&SrqInit::new(4)).unwrap();
+        let receive = |wr_id| RecvRequest { wr_id, sges: &[] };
+        // SAFETY: the requests name no memory.
+        unsafe { srq.post_recv_each((1..4).map(receive)) }.unwrap();
+        assert_eq!(plain.log().received, [1, 2, 3]);
+
+        let full = PushError::QueueFull { capacity: 1 };
+        plain.log().rejections.push_back(full);
+        let mut requests = (4..9).map(receive);
+        // SAFETY: as above.
+        let refused = unsafe { srq.post_recv_each(&mut requests) }.unwrap_err();
+        assert!(matches!(refused, PostError { accepted: 0, reason: PostReason::Queue(_) }), "{refused:?}");
+        assert_eq!(requests.next().map(|request| request.wr_id), Some(5), "the rejected one was the last");
+
+        let panics = AssertUnwindSafe(|| {
+            // SAFETY: as above.
+            unsafe {
+                srq.post_recv_each(
+                    (9..).map(|wr_id| if wr_id < 11 { receive(wr_id) } else { panic!("a bug") }),
+                )
+            }
+        });
+        assert!(catch_unwind(panics).is_err());
+        assert_eq!(plain.log().received, [1, 2, 3, 9, 10]);
     }
 }

@@ -149,6 +149,24 @@ impl<P: Provider> XrcSrq<P> {
         unsafe { self.srq.post_recv(requests) }
     }
 
+    /// As [`Srq::post_recv_each`].
+    ///
+    /// # Errors
+    /// As for [`Srq::post_recv`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Srq::post_recv`].
+    #[doc(alias = "ibv_post_srq_recv")]
+    #[inline]
+    pub unsafe fn post_recv_each<'r>(
+        &mut self,
+        requests: impl IntoIterator<Item = RecvRequest<'r>>,
+    ) -> Result<(), PostError> {
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.srq.post_recv_each(requests) }
+    }
+
     /// Queries the attributes from the kernel.
     ///
     /// # Errors
