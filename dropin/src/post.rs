@@ -1,6 +1,7 @@
 //! Work requests of C as those of `bareverbs`.
 
 use std::ffi::c_int;
+use std::marker::PhantomData;
 use std::{ptr, slice};
 
 use bareverbs::error::{PostError, PostReason};
@@ -34,32 +35,59 @@ unsafe fn sges<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge], Fail
     }
 }
 
-/// Posts a list of receives, one by one. `bad` becomes the first one that was not posted.
+/// The receives of a list of C, up to one whose SGEs are wrong.
+pub(crate) struct Receives<'a> {
+    next: *mut ibv_recv_wr,
+    /// The last one that was taken, or the wrong one.
+    current: *mut ibv_recv_wr,
+    failure: Option<Failure>,
+    _list: PhantomData<&'a ibv_recv_wr>,
+}
+
+impl<'a> Iterator for Receives<'a> {
+    type Item = RecvRequest<'a>;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<RecvRequest<'a>> {
+        self.current = self.next;
+        // SAFETY: the element of the list is valid, by the contract of `post_receives`.
+        let request = unsafe { self.current.as_ref() }?;
+        // Most have one SGE.
+        // SAFETY: as above.
+        let one = if request.num_sge == 1 { unsafe { request.sg_list.cast::<Sge>().as_ref() } } else { None };
+        // SAFETY: as above.
+        match one
+            .map_or_else(|| unsafe { sges(request.sg_list, request.num_sge) }, |sge| Ok(slice::from_ref(sge)))
+        {
+            Ok(sges) => {
+                self.next = request.next;
+                Some(RecvRequest { wr_id: request.wr_id, sges })
+            }
+            Err(failure) => {
+                self.failure = Some(failure);
+                None
+            }
+        }
+    }
+}
+
+/// Posts a list of receives, by `post`, which takes none after the first one that is rejected. `bad` becomes
+/// the first one that was not posted.
 ///
 /// # Safety
 ///
 /// `first` is null or the head of a list, whose structs and SGEs are valid. The contract of
 /// `RecvHalf::post_recv` holds for the requests.
-pub(crate) unsafe fn post_receives(
+#[inline(always)]
+pub(crate) unsafe fn post_receives<'a>(
     first: *mut ibv_recv_wr,
     bad: Option<&mut *mut ibv_recv_wr>,
-    mut post: impl FnMut(RecvRequest<'_>) -> Result<(), PostError>,
+    post: impl FnOnce(&mut Receives<'a>) -> Result<(), PostError>,
 ) -> Result<(), Failure> {
     let bad = required(bad)?;
-    let mut next = first;
-    // SAFETY: the element of the list is valid, by the contract.
-    while let Some(request) = unsafe { next.as_ref() } {
-        // SAFETY: by the contract.
-        let posted = unsafe { sges(request.sg_list, request.num_sge) }.and_then(|sges| {
-            post(RecvRequest { wr_id: request.wr_id, sges }).map_err(|refused| refused.reason.into())
-        });
-        if let Err(failure) = posted {
-            *bad = next;
-            return Err(failure);
-        }
-        next = request.next;
-    }
-    Ok(())
+    let mut receives = Receives { next: first, current: first, failure: None, _list: PhantomData };
+    let posted = post(&mut receives).map_err(|refused| refused.reason.into());
+    posted.and(receives.failure.map_or(Ok(()), Err)).inspect_err(|_| *bad = receives.current)
 }
 
 /// The operation of a request to a QP of this type.
@@ -329,6 +357,23 @@ unsafe fn bytes<'a>(sge: &Sge) -> &'a [u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn first_receive_that_is_not_posted_is_the_bad_one() {
+        let element = |wr_id, num_sge, next| ibv_recv_wr { wr_id, next, sg_list: ptr::null_mut(), num_sge };
+        let mut last = element(3, 1, ptr::null_mut());
+        let mut second = element(2, 0, &raw mut last);
+        let mut first = element(1, 0, &raw mut second);
+        let (first, last) = (&raw mut first, &raw mut last);
+        let (mut found, mut posted) = (ptr::null_mut(), Vec::new());
+        let post = |requests: &mut Receives<'_>| {
+            posted.extend(requests.map(|request| request.wr_id));
+            Ok(())
+        };
+        // SAFETY: the list is valid, and no queue gets the requests. The third one has one SGE without a list.
+        let outcome = unsafe { post_receives(first, Some(&mut found), post) };
+        assert_eq!((outcome.unwrap_err(), found, &posted[..]), (Failure::INVALID, last, &[1, 2][..]));
+    }
 
     #[test]
     fn header_is_taken_out_of_the_sges_of_a_frame() {

@@ -29,7 +29,7 @@ use crate::faults;
 use crate::lock::Locked;
 use crate::memory::PdObject;
 use crate::object::{Acknowledged, Object, pointer};
-use crate::post::{frequent_receive, post_receives};
+use crate::post::{Receives, frequent_receive, post_receives};
 use crate::xrc::XrcdObject;
 
 /// The struct of C, and the acknowledged events of the SRQ.
@@ -108,12 +108,13 @@ impl AnySrq {
     /// # Safety
     ///
     /// As for [`Srq::post_recv`].
-    unsafe fn post_recv(&mut self, request: RecvRequest<'_>) -> Result<(), PostError> {
+    #[inline(always)]
+    unsafe fn post_recv_each(&mut self, requests: &mut Receives<'_>) -> Result<(), PostError> {
         // SAFETY: the caller's contract is the same.
         unsafe {
             match self {
-                Self::Basic(srq) => srq.post_recv(&[request]),
-                Self::Xrc(srq) => srq.post_recv(&[request]),
+                Self::Basic(srq) => srq.post_recv_each(requests),
+                Self::Xrc(srq) => srq.post_recv_each(requests),
             }
         }
     }
@@ -319,7 +320,7 @@ unsafe fn post_list(srq: &SrqObject, first: *mut ibv_recv_wr, bad: Option<&mut *
     // SAFETY: by the contract.
     let mut guard = unsafe { srq.inner.take_up() };
     // SAFETY: by the contract.
-    let posted = unsafe { post_receives(first, bad, |request| guard.post_recv(request)) };
+    let posted = unsafe { post_receives(first, bad, |requests| guard.post_recv_each(requests)) };
     drop(guard);
     OrErrno::answer(posted)
 }

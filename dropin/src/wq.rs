@@ -149,7 +149,7 @@ callback! {
     ) -> OrErrno {
         let mut wq = required(wq)?.inner.lock();
         // SAFETY: the requests are a list of the program, which keeps their memory until they complete.
-        unsafe { post_receives(first, bad, |request| wq.post_recv(&[request])) }
+        unsafe { post_receives(first, bad, |requests| requests.try_for_each(|request| wq.post_recv(&[request]))) }
     }
 
     /// `ibv_create_rwq_ind_table`. A WQ may have several entries.

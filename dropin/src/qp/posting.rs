@@ -233,8 +233,11 @@ unsafe fn receive_in_err(
     bad: Option<&mut *mut ibv_recv_wr>,
 ) -> c_int {
     // SAFETY: by the contract.
-    let post =
-        |core: &mut _| unsafe { post_receives(first, bad, |request| QpCore::post_recv(core, &[request])) };
+    let post = |core: &mut _| unsafe {
+        post_receives(first, bad, |requests| {
+            requests.try_for_each(|request| QpCore::post_recv(core, &[request]))
+        })
+    };
     OrErrno::answer(of(qp).with_core(post))
 }
 
@@ -249,7 +252,9 @@ unsafe fn receive_list(qp: &QpObject, first: *mut ibv_recv_wr, bad: Option<&mut 
     let mut receives = unsafe { of(qp).locked_recv() };
     let mut half = receives.half();
     // SAFETY: by the contract.
-    let posted = unsafe { post_receives(first, bad, |request| half.post_recv(&[request])) };
+    let posted = unsafe {
+        post_receives(first, bad, |requests| requests.try_for_each(|request| half.post_recv(&[request])))
+    };
     drop(receives);
     OrErrno::answer(posted)
 }
