@@ -253,5 +253,32 @@ mod tests {
         assert_eq!(refused, none);
         let types: Vec<_> = calls.lock().unwrap().iter().map(|call| call.3).collect();
         assert_eq!(types, [1 << 32 | 1, 1 << 32 | 3]);
+        let all = [
+            QueueResource::Qp,
+            QueueResource::Wq,
+            QueueResource::DoorbellRecord,
+            QueueResource::Srq,
+            QueueResource::Cq,
+        ];
+        assert_eq!(all.map(|resource| callbacks.resource_type(resource) as u32), [1, 2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn attributes_count_if_their_bits_are_set() {
+        let calls = Calls::default();
+        let pd_context = ptr::from_ref(&calls).cast_mut().cast();
+        let parent = |comp_mask: c_int| {
+            let comp_mask = comp_mask.cast_unsigned();
+            let (pd, td) = (ptr::null_mut(), ptr::null_mut());
+            let (alloc, free) = (Some(alloc as AllocQueue), Some(free as FreeQueue));
+            let init = ibv_parent_domain_init_attr { pd, td, comp_mask, alloc, free, pd_context };
+            // SAFETY: there is no thread domain.
+            unsafe { ParentDomain::new(&init, ptr::null_mut(), 1) }.unwrap().callbacks
+        };
+        let (allocators, context) =
+            (IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS, IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT);
+        assert!(parent(context).is_none());
+        assert_eq!(parent(allocators).map(|callbacks| callbacks.pd_context), Some(ptr::null_mut()));
+        assert_eq!(parent(allocators | context).map(|callbacks| callbacks.pd_context), Some(pd_context));
     }
 }

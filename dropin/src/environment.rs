@@ -118,8 +118,23 @@ mod tests {
         assert!(!none.shows_warnings);
         assert!(read(&[("IBV_FORK_SAFE", "1")]).is_fork_safe);
         assert!(read(&[("RDMAV_FORK_SAFE", "")]).is_fork_safe);
-        assert!(read(&[("RDMAV_ALLOW_DISASSOC_DESTROY", "1")]).destroys_removed);
+        for name in ["RDMAV_ALLOW_DISASSOC_DESTROY", "MLX4_DEVICE_FATAL_CLEANUP"] {
+            assert!(read(&[(name, "1")]).destroys_removed);
+        }
+        assert!(read(&[("MLX5_SHUT_UP_BF", "1")]).shares_doorbells);
+        assert!(read(&[("MLX5_SCATTER_TO_CQE", "1")]).scatters_to_cqe);
+        // As in libmlx5, no other value elides the locks.
+        assert!(read(&[("MLX5_SINGLE_THREADED", "1")]).is_single_threaded);
+        assert!(!read(&[("MLX5_SINGLE_THREADED", "2")]).is_single_threaded);
         assert!(read(&[("IBV_SHOW_WARNINGS", "0")]).shows_warnings);
+    }
+
+    #[test]
+    fn traces_and_rules_have_the_files_of_their_variables() {
+        let files = read(&[("BAREVERBS_TRACE", "/trace"), ("BAREVERBS_FAULTS", "/faults")]);
+        assert_eq!(files.trace.as_deref(), Some(Path::new("/trace")));
+        assert_eq!(files.faults.as_deref(), Some(Path::new("/faults")));
+        assert!(read(&[]).trace.is_none() && read(&[]).faults.is_none());
     }
 
     #[test]

@@ -265,6 +265,21 @@ mod tests {
         let call = |function| faults.call(function).err().unwrap_or(0);
         assert_eq!([call("ibv_reg_mr"), call("ibv_reg_mr_iova2"), call("ibv_reg_mr")], [0, libc::ENOMEM, 0]);
         assert_eq!([call("ibv_create_qp"), call("create_qp_ex"), call("ibv_free_device_list")], [5, 5, 0]);
+        for (rule, functions) in [
+            ("PostSend", ["post_send", "wr_complete"]),
+            ("CreateCq", ["ibv_create_cq", "create_cq_ex"]),
+            ("CreateSrq", ["ibv_create_srq", "create_srq_ex"]),
+            ("QueryDevice", ["ibv_query_device", "query_device_ex"]),
+            ("QueryPort", ["ibv_query_port", "query_port"]),
+            ("RegMr", ["ibv_reg_mr_ex", "ibv_reg_dmabuf_mr"]),
+            ("CreateAh", ["ibv_create_ah", "ibv_create_ah_from_wc"]),
+        ] {
+            // Each rule counts, also behind one that fails the call.
+            let rules = format!("{rule} 1 EPERM\n{rule} 2 EMFILE");
+            let faults = Faults::parse(&rules).unwrap_or_else(|_| panic!());
+            let failed = functions.map(|function| faults.call(function).err());
+            assert_eq!(failed, [Some(libc::EPERM), Some(libc::EMFILE)], "{rule}");
+        }
     }
 
     #[test]

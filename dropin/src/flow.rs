@@ -176,6 +176,18 @@ impl Parsed {
         Ok(parsed)
     }
 
+    /// The rule of a flow with these specs.
+    fn rule(&self, attr: &ibv_flow_attr) -> FlowRule<'_> {
+        FlowRule {
+            kind: FlowAttrType(attr.attr_type),
+            priority: attr.priority,
+            flags: FlowFlags::from_bits_retain(attr.flags),
+            tag: self.tag,
+            drop: self.drop,
+            ..FlowRule::with_headers(attr.port, &self.headers)
+        }
+    }
+
     /// # Safety
     ///
     /// A counters object that the spec names is null or live.
@@ -244,14 +256,7 @@ callback! {
         }
         // SAFETY: the specs follow, by the manual.
         let parsed = unsafe { Parsed::new(attr, fixed.num_of_specs) }?;
-        let rule = FlowRule {
-            kind: FlowAttrType(fixed.attr_type),
-            priority: fixed.priority,
-            flags: FlowFlags::from_bits_retain(fixed.flags),
-            tag: parsed.tag,
-            drop: parsed.drop,
-            ..FlowRule::with_headers(fixed.port, &parsed.headers)
-        };
+        let rule = parsed.rule(fixed);
         Object::create(|_| {
             let create = || qp.create_flow(&rule, parsed.counters.map(|counters| &counters.inner));
             let id = match parsed.counters {
@@ -372,6 +377,34 @@ mod tests {
         ];
         assert_eq!(parsed.headers, headers);
         assert_eq!((parsed.tag, parsed.drop, parsed.counters.is_none()), (Some(9), true, true));
+    }
+
+    #[test]
+    fn rule_has_the_attributes_of_the_flow() {
+        let parsed = Flow::default()
+            .with(FlowSpecType::TCP, &[0; 2], size_of::<ibv_flow_spec_tcp_udp>())
+            .with(FlowSpecType::ACTION_TAG, &[0, 0, 9, 0, 0, 0], size_of::<ibv_flow_spec_action_tag>())
+            .with(FlowSpecType::ACTION_DROP, &[], size_of::<ibv_flow_spec_action_drop>())
+            .parsed()
+            .unwrap();
+        let rule = parsed.rule(&ibv_flow_attr {
+            comp_mask: 0,
+            attr_type: FlowAttrType::SNIFFER.0,
+            size: 0,
+            priority: 7,
+            num_of_specs: 3,
+            port: 2,
+            flags: FlowFlags::DONT_TRAP.bits(),
+        });
+        let expected = FlowRule {
+            kind: FlowAttrType::SNIFFER,
+            priority: 7,
+            flags: FlowFlags::DONT_TRAP,
+            tag: Some(9),
+            drop: true,
+            ..FlowRule::with_headers(2, &parsed.headers)
+        };
+        assert_eq!((rule, parsed.headers.len()), (expected, 1));
     }
 
     #[test]

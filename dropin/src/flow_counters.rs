@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Mutex;
 use std::{ptr, slice};
 
-use bareverbs::flow::FlowCounters;
+use bareverbs::flow::{FlowCount, FlowCounters};
 use bareverbs::raw::uapi::uverbs::types::ReadCountersFlags;
 use bareverbs::raw::uapi::verbs_values::CounterDescription;
 
@@ -29,6 +29,33 @@ struct Attached {
 }
 
 pub(crate) type CountersObject = Object<CountersHead, FlowCounters>;
+
+impl Attached {
+    /// Adds a value to read at `index`, before the first flow.
+    fn attach(&mut self, description: CounterDescription, index: u32) -> Result<(), Failure> {
+        if index >= MOST_VALUES {
+            return Err(Failure::INVALID);
+        }
+        if self.flows != 0 {
+            return Err(Failure::BUSY);
+        }
+        self.values.push((description, index));
+        Ok(())
+    }
+
+    /// Whether a list of `count` values has a place for each of them.
+    fn fits(&self, count: u32) -> bool {
+        self.values.iter().all(|(_, index)| *index < count)
+    }
+
+    /// Adds what was counted to the values of a list in which it fits.
+    fn add_to(&self, values: &mut [u64], found: FlowCount) {
+        for (description, index) in &self.values {
+            let is_packets = *description == CounterDescription::PACKETS;
+            values[*index as usize] += if is_packets { found.packets } else { found.bytes };
+        }
+    }
+}
 
 /// The values that a program can read: an attribute of a call has at most 65,535 bytes.
 const MOST_VALUES: u32 = u16::MAX as u32 / size_of::<u64>() as u32;
@@ -85,15 +112,7 @@ callback! {
         if !flow.is_null() || attr.comp_mask != 0 || !is_known {
             return Err(Failure::UNSUPPORTED);
         }
-        if attr.index >= MOST_VALUES {
-            return Err(Failure::INVALID);
-        }
-        let mut attached = lock(&counters.abi.attached);
-        if attached.flows != 0 {
-            return Err(Failure::BUSY);
-        }
-        attached.values.push((description, attr.index));
-        Ok(())
+        lock(&counters.abi.attached).attach(description, attr.index)
     }
 
     /// `ibv_read_counters`. Values that nothing is attached to are 0.
@@ -105,9 +124,8 @@ callback! {
     ) -> OrErrno {
         let counters = required(counters)?;
         let attached = lock(&counters.abi.attached);
-        let has_all = attached.values.iter().all(|(_, index)| *index < count);
         let has_flags = ReadCountersFlags::from_bits(flags).is_some();
-        if values.is_null() || !has_all || !has_flags || count > MOST_VALUES {
+        if values.is_null() || !attached.fits(count) || !has_flags || count > MOST_VALUES {
             return Err(Failure::INVALID);
         }
         let found = counters.inner.read()?;
@@ -116,10 +134,39 @@ callback! {
             ptr::write_bytes(values, 0, count as usize);
             slice::from_raw_parts_mut(values, count as usize)
         };
-        for (description, index) in &attached.values {
-            let is_packets = *description == CounterDescription::PACKETS;
-            values[*index as usize] += if is_packets { found.packets } else { found.bytes };
-        }
+        attached.add_to(values, found);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_attached_before_the_first_flow_and_read_at_their_index() {
+        let abi = ibv_counters { context: ptr::null_mut() };
+        let counters = CountersHead { abi, attached: Mutex::default() };
+        let attach = |description, index| lock(&counters.attached).attach(description, index);
+        assert_eq!(counters.bind(|| Ok(())), Err(Failure::INVALID), "there is nothing to count");
+        assert_eq!(attach(CounterDescription::BYTES, MOST_VALUES), Err(Failure::INVALID));
+        for (description, index) in
+            [(CounterDescription::BYTES, 0), (CounterDescription::PACKETS, 2), (CounterDescription::BYTES, 2)]
+        {
+            assert_eq!(attach(description, index), Ok(()));
+        }
+        assert_eq!(counters.bind(|| Err::<(), _>(Failure::BUSY)), Err(Failure::BUSY));
+        assert_eq!(counters.bind(|| Ok(())), Ok(()));
+        assert_eq!(attach(CounterDescription::BYTES, 1), Err(Failure::BUSY), "a flow uses them");
+        counters.unbind();
+        let attached = lock(&counters.attached);
+        assert!(attached.fits(3) && !attached.fits(2));
+        let mut found = FlowCount::default();
+        (found.packets, found.bytes) = (3, 500);
+        let mut values = [0; 4];
+        attached.add_to(&mut values, found);
+        assert_eq!(values, [500, 0, 503, 0]);
+        drop(attached);
+        assert_eq!(attach(CounterDescription::BYTES, 1), Ok(()), "no flow uses them");
     }
 }

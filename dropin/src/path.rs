@@ -58,6 +58,17 @@ pub(crate) fn from_c(attr: &ibv_ah_attr) -> AhAttr {
     }
 }
 
+/// The address vector of a handle. Only the bits that a packet has count, as for the C providers: UCX sets
+/// all of a flow label.
+fn of_handle(attr: &ibv_ah_attr) -> AhAttr {
+    let mut path = from_c(attr);
+    path.sl &= MAX_SERVICE_LEVEL;
+    if let Some(grh) = &mut path.grh {
+        grh.flow_label &= MAX_FLOW_LABEL;
+    }
+    path
+}
+
 /// The address vector for C.
 pub(crate) fn to_c(attr: &AhAttr) -> ibv_ah_attr {
     let route = |grh: GlobalRoute| ibv_global_route {
@@ -93,6 +104,17 @@ fn create(pd: &PdObject, attr: &AhAttr) -> Result<*mut ibv_ah, Failure> {
     })
 }
 
+/// What the completion of a received datagram says of its sender.
+fn sender(completion: &ibv_wc) -> WorkCompletion {
+    WorkCompletion {
+        slid: completion.slid,
+        sl: completion.sl,
+        dlid_path_bits: completion.dlid_path_bits,
+        wc_flags: WcFlags::from_bits_retain(completion.wc_flags),
+        ..WorkCompletion::default()
+    }
+}
+
 /// The path to the sender of a received datagram.
 fn path_to_sender(
     context: &ContextObject,
@@ -100,13 +122,7 @@ fn path_to_sender(
     completion: &ibv_wc,
     grh: Option<&[u8; GRH_BYTES]>,
 ) -> Result<AhAttr, Failure> {
-    let completion = WorkCompletion {
-        slid: completion.slid,
-        sl: completion.sl,
-        dlid_path_bits: completion.dlid_path_bits,
-        wc_flags: WcFlags::from_bits_retain(completion.wc_flags),
-        ..WorkCompletion::default()
-    };
+    let completion = sender(completion);
     // Without a GRH, no byte of it is read.
     let is_read = completion.wc_flags.contains(WcFlags::GRH);
     let grh = if is_read { required(grh)? } else { &[0; GRH_BYTES] };
@@ -115,13 +131,7 @@ fn path_to_sender(
 
 export! {
     fn ibv_create_ah(pd: Option<&PdObject>, attr: Option<&ibv_ah_attr>) -> OrNull<ibv_ah> {
-        let mut path = from_c(required(attr)?);
-        // Only the bits that a packet has count, as for the C providers: UCX sets all of a flow label.
-        path.sl &= MAX_SERVICE_LEVEL;
-        if let Some(grh) = &mut path.grh {
-            grh.flow_label &= MAX_FLOW_LABEL;
-        }
-        create(required(pd)?, &path)
+        create(required(pd)?, &of_handle(required(attr)?))
     }
 
     fn ibv_init_ah_from_wc(
@@ -155,4 +165,48 @@ export! {
 
 refuse! {
     OrErrno: ibv_resolve_eth_l2_from_gid;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sender_is_that_of_the_completion() {
+        // SAFETY: the structs of the ABI have numbers and pointers only.
+        let mut completion: ibv_wc = unsafe { std::mem::MaybeUninit::zeroed().assume_init() };
+        (completion.slid, completion.sl, completion.dlid_path_bits, completion.wc_flags) = (1, 2, 3, 1);
+        let found = sender(&completion);
+        assert_eq!((found.slid, found.sl, found.dlid_path_bits, found.wc_flags), (1, 2, 3, WcFlags::GRH));
+    }
+
+    #[test]
+    fn address_vector_is_the_same_in_both_structs() {
+        let grh = ibv_global_route {
+            dgid: ibv_gid([7; 16]),
+            flow_label: 0xf5_4321,
+            sgid_index: 2,
+            hop_limit: 3,
+            traffic_class: 4,
+        };
+        let of_c = ibv_ah_attr {
+            grh,
+            dlid: 5,
+            sl: 0xa6,
+            src_path_bits: 7,
+            static_rate: 8,
+            is_global: 1,
+            port_num: 9,
+        };
+        let path = from_c(&of_c);
+        assert_eq!(from_c(&to_c(&path)), path);
+        let route = path.grh.unwrap();
+        assert_eq!((route.dgid, route.sgid_index), (Gid([7; 16]), GidIndex(2)));
+        assert_eq!((route.flow_label, route.hop_limit, route.traffic_class), (0xf5_4321, 3, 4));
+        assert_eq!((path.dlid, path.sl, path.src_path_bits), (5, 0xa6, 7));
+        assert_eq!((path.static_rate, path.port), (Rate(8), PortNum(9)));
+        let handle = of_handle(&of_c);
+        assert_eq!((handle.sl, handle.grh.map(|grh| grh.flow_label)), (6, Some(0x5_4321)));
+        assert_eq!(from_c(&ibv_ah_attr { is_global: 0, ..of_c }).grh, None);
+    }
 }

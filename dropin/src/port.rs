@@ -399,3 +399,36 @@ callback! {
         query_port_known(context, port, attr, size)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn program_gets_as_much_of_a_struct_as_it_knows() {
+        let value = 0x0807_0605_0403_0201_u64.to_le();
+        // A byte that is not written stays 9.
+        for (size, expected) in
+            [(10, [1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 9, 9]), (3, [1, 2, 3, 9, 9, 9, 9, 9, 9, 9, 9, 9])]
+        {
+            let mut bytes = [9_u8; 12];
+            // SAFETY: there are as many bytes, which have any alignment.
+            unsafe { write_known(&value, bytes.as_mut_ptr().cast(), size) };
+            assert_eq!(bytes, expected);
+        }
+    }
+
+    #[test]
+    fn atomics_are_those_of_the_cpu_if_the_bus_has_both() {
+        let mut attr = bareverbs::Device::find("soft0").unwrap().open().unwrap().query_device().unwrap();
+        attr.atomic_cap = AtomicCap::HCA;
+        let of = |fetch_add, compare_swap| {
+            let mut pci = PciAtomicCaps::default();
+            (pci.fetch_add, pci.compare_swap) = (fetch_add, compare_swap);
+            device_attr_ex(&attr, pci).orig_attr.atomic_cap
+        };
+        let (none, all) = (PciAtomicSizes::empty(), PciAtomicSizes::BYTES_8);
+        assert_eq!(of(all, all), AtomicCap::GLOB.0);
+        assert_eq!((of(all, none), of(none, all)), (AtomicCap::HCA.0, AtomicCap::HCA.0));
+    }
+}

@@ -31,8 +31,9 @@ fn hash(conf: &ibv_rx_hash_conf) -> Result<RssHash, Failure> {
     Ok(RssHash { fields: HashFields::from_bits_retain(conf.rx_hash_fields_mask), key })
 }
 
-/// Creates an RSS QP: a raw packet QP of an indirection table, without CQs, queues or flags.
-pub(super) fn create(init: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Failure> {
+/// Whether the attributes are those of a raw packet QP of an indirection table, without CQs, queues or
+/// flags.
+fn is_valid(init: &ibv_qp_init_attr_ex) -> bool {
     let mask = init.comp_mask.cast_signed();
     let needed = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH;
     let has_needed = mask & !IBV_QP_INIT_ATTR_CREATE_FLAGS == needed;
@@ -40,7 +41,13 @@ pub(super) fn create(init: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Failure>
     let has_cqs = !(init.send_cq.is_null() && init.recv_cq.is_null() && init.srq.is_null());
     let cap = &init.cap;
     let has_queues = cap.max_send_wr != 0 || cap.max_recv_wr != 0 || cap.max_recv_sge != 0;
-    if !has_needed || has_flags || has_cqs || has_queues || QpType(init.qp_type) != QpType::RAW_PACKET {
+    let is_raw = QpType(init.qp_type) == QpType::RAW_PACKET;
+    has_needed && !has_flags && !has_cqs && !has_queues && is_raw
+}
+
+/// Creates an RSS QP.
+pub(super) fn create(init: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Failure> {
+    if !is_valid(init) {
         return Err(Failure::INVALID);
     }
     // SAFETY: the pointers are null or those of objects of the program.
@@ -54,4 +61,63 @@ pub(super) fn create(init: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Failure>
         let base = ibv_qp { qp_context: init.qp_context, pd: init.pd, ..base };
         Ok((head(base, None, pd.abi.parent()), AnyQp::Rss(Mutex::new(qp))))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::MaybeUninit;
+    use std::ptr;
+
+    use super::*;
+
+    #[test]
+    fn hash_has_the_fields_and_the_key_of_c() {
+        let mut key: [u8; TOEPLITZ_KEY] = std::array::from_fn(|at| at as u8);
+        let fields = HashFields::SRC_IPV4 | HashFields::DST_IPV4;
+        let mut conf = ibv_rx_hash_conf {
+            rx_hash_function: HashFunctions::TOEPLITZ.bits(),
+            rx_hash_key_len: TOEPLITZ_KEY as u8,
+            rx_hash_key: key.as_mut_ptr(),
+            rx_hash_fields_mask: fields.bits(),
+        };
+        assert_eq!(hash(&conf), Ok(RssHash { fields, key }));
+        conf.rx_hash_key_len -= 1;
+        assert_eq!(hash(&conf), Err(Failure::INVALID));
+        (conf.rx_hash_key_len, conf.rx_hash_key) = (TOEPLITZ_KEY as u8, ptr::null_mut());
+        assert_eq!(hash(&conf), Err(Failure::INVALID));
+        conf.rx_hash_function = 0;
+        assert_eq!(hash(&conf), Err(Failure::UNSUPPORTED));
+    }
+
+    #[test]
+    fn rss_qp_has_no_queues() {
+        // SAFETY: the structs of the ABI have numbers and pointers only.
+        let valid = || -> ibv_qp_init_attr_ex {
+            let mut init: ibv_qp_init_attr_ex = unsafe { MaybeUninit::zeroed().assume_init() };
+            let mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH;
+            (init.qp_type, init.comp_mask) = (QpType::RAW_PACKET.0, mask.cast_unsigned());
+            init
+        };
+        assert!(is_valid(&valid()));
+        let some = ptr::without_provenance_mut(8);
+        let changes: [fn(&mut ibv_qp_init_attr_ex, *mut _); 9] = [
+            |init, some| init.send_cq = some,
+            |init, some| init.recv_cq = some,
+            |init, _| init.srq = ptr::without_provenance_mut(8),
+            |init, _| init.cap.max_send_wr = 1,
+            |init, _| init.cap.max_recv_wr = 1,
+            |init, _| init.cap.max_recv_sge = 1,
+            |init, _| init.qp_type = QpType::UD.0,
+            |init, _| init.comp_mask |= 1 << 7,
+            |init, _| {
+                init.comp_mask |= IBV_QP_INIT_ATTR_CREATE_FLAGS.cast_unsigned();
+                init.create_flags = 1;
+            },
+        ];
+        for (at, change) in changes.iter().enumerate() {
+            let mut init = valid();
+            change(&mut init, some);
+            assert!(!is_valid(&init), "change {at}");
+        }
+    }
 }

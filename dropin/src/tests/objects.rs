@@ -19,7 +19,7 @@ use crate::abi::qp::{
     ibv_ece, ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_open_attr,
     ibv_qp_rate_limit_attr,
 };
-use crate::abi::srq::{ibv_srq_init_attr_ex, ibv_xrcd_init_attr};
+use crate::abi::srq::{ibv_srq_attr, ibv_srq_init_attr_ex, ibv_xrcd_init_attr};
 use crate::abi::values::*;
 use crate::abi::work::ibv_sge;
 use crate::context::ContextArgument;
@@ -29,8 +29,9 @@ use crate::device_memory::{alloc_dm, free_dm, ibv_dm_export_dmabuf_fd};
 use crate::dma_handle::{ibv_alloc_dmah, ibv_dealloc_dmah};
 use crate::import::{ibv_import_device, ibv_import_dm, ibv_import_mr, ibv_import_pd};
 use crate::memory::{
-    MrObject, PdObject, Region, advise_mr, alloc_null_mr, ibv_alloc_pd, ibv_dealloc_pd, ibv_dereg_mr,
-    ibv_reg_dmabuf_mr, ibv_reg_mr, ibv_reg_mr_ex, ibv_rereg_mr, reg_dm_mr,
+    BufferObject, MrObject, PdObject, Region, advise_mr, alloc_null_mr, ibv_alloc_buf, ibv_alloc_pd,
+    ibv_dealloc_pd, ibv_dereg_mr, ibv_free_buf, ibv_reg_buf_mr, ibv_reg_dmabuf_mr, ibv_reg_mr, ibv_reg_mr_ex,
+    ibv_reg_mr_iova, ibv_reg_mr_iova2, ibv_rereg_mr, reg_dm_mr,
 };
 use crate::open;
 use crate::path::{ibv_create_ah, ibv_destroy_ah};
@@ -39,7 +40,7 @@ use crate::qp::{
     QpObject, create_qp_ex, ibv_create_qp, ibv_destroy_qp, ibv_query_ece, ibv_set_ece, modify_qp_rate_limit,
     open_qp,
 };
-use crate::srq::{SrqObject, create_srq_ex, get_srq_num, ibv_destroy_srq};
+use crate::srq::{SrqObject, create_srq_ex, get_srq_num, ibv_destroy_srq, ibv_query_srq};
 use crate::xrc::{close_xrcd, open_xrcd};
 
 /// A struct of C without any bit set.
@@ -90,6 +91,59 @@ fn address_handle_has_the_bits_of_a_packet() {
         let ah = ibv_create_ah(pd_of(pd), Some(&attr));
         assert!(!ah.is_null(), "{}", errno());
         assert_eq!(ibv_destroy_ah(NonNull::new(ah.cast())), 0);
+        assert_eq!(ibv_dealloc_pd(NonNull::new(pd.cast())), 0);
+        assert_eq!(open::ibv_close_device(context), 0);
+    }
+}
+
+#[test]
+fn region_has_the_iova_of_the_call() {
+    let (context, pd) = context_and_pd();
+    let mut bytes = [0_u8; 64];
+    let addr: *mut c_void = bytes.as_mut_ptr().cast();
+    let iova = (addr.addr() % 4096 + 8192) as u64;
+    // SAFETY: the calls are those of a C program.
+    unsafe {
+        let mut init: ibv_mr_init_attr = zeroed();
+        (init.addr, init.length, init.iova, init.access) = (addr, 64, iova, 1);
+        init.comp_mask = (IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_IOVA) as u64;
+        for (mr, expected) in [
+            (ibv_reg_mr(pd_of(pd), addr, 64, 1), addr.addr() as u64),
+            (ibv_reg_mr_iova(pd_of(pd), addr, 64, iova, 1), iova),
+            (ibv_reg_mr_iova2(pd_of(pd), addr, 64, iova, 1), iova),
+            (ibv_reg_mr_ex(pd_of(pd), Some(&init)), iova),
+        ] {
+            let Region::Memory(known) = &(*mr.cast::<MrObject>()).inner else { panic!("no memory") };
+            assert_eq!(known.query().unwrap().iova, expected);
+            assert_eq!(ibv_dereg_mr(NonNull::new(mr.cast())), 0);
+        }
+        assert_eq!(ibv_dealloc_pd(NonNull::new(pd.cast())), 0);
+        assert_eq!(open::ibv_close_device(context), 0);
+    }
+}
+
+#[test]
+fn buffer_is_registered_within_its_bounds_and_its_pd() {
+    let (context, pd) = context_and_pd();
+    // SAFETY: the calls are those of a C program.
+    unsafe {
+        let other = ibv_alloc_pd(context);
+        let mut buffer: *mut BufferObject = ptr::null_mut();
+        let start = ibv_alloc_buf(pd_of(pd), 4096, Some(&mut buffer));
+        let register = |pd, offset, length| {
+            ibv_reg_buf_mr(pd_of(pd), buffer.as_ref(), start.wrapping_byte_offset(offset), length, 1)
+        };
+        for (offset, length) in [(0, 4096), (4000, 96)] {
+            let mr = register(pd, offset, length);
+            assert_eq!(((*mr).addr, (*mr).length), (start.wrapping_byte_offset(offset), length));
+            assert_eq!(ibv_dereg_mr(NonNull::new(mr.cast())), 0);
+        }
+        for (offset, length) in [(0, 4097), (4000, 97), (-1, 8), (8, usize::MAX)] {
+            refuses(register(pd, offset, length), libc::EINVAL);
+        }
+        refuses(register(other, 0, 64), libc::EINVAL);
+        ibv_free_buf(buffer);
+        assert_eq!(ibv_dealloc_pd(NonNull::new(other.cast())), 0);
         assert_eq!(ibv_dealloc_pd(NonNull::new(pd.cast())), 0);
         assert_eq!(open::ibv_close_device(context), 0);
     }
@@ -258,6 +312,14 @@ fn srq_of_any_capacity_is_created_by_the_extended_function() {
         let mut init = ibv_srq_init_attr_ex { comp_mask: 3, pd, ..zeroed() };
         let srq = create_srq_ex(context, Some(&mut init));
         assert!(!srq.is_null() && init.attr.max_wr >= 1);
+        (init.attr.max_sge, init.attr.srq_limit) = (3, 1);
+        let limited = create_srq_ex(context, Some(&mut init));
+        assert!(init.attr.max_sge >= 3);
+        let mut found = MaybeUninit::zeroed();
+        assert_eq!(ibv_query_srq(limited.cast::<SrqObject>().as_ref(), Some(&mut found)), 0);
+        let found: ibv_srq_attr = found.assume_init();
+        assert_eq!((found.max_wr, found.max_sge, found.srq_limit), (init.attr.max_wr, init.attr.max_sge, 1));
+        assert_eq!(ibv_destroy_srq(NonNull::new(limited.cast())), 0);
         let mut number = 0;
         let answer = get_srq_num(srq.cast::<SrqObject>().as_ref(), Some(&mut number));
         assert_eq!((answer, errno()), (libc::EOPNOTSUPP, libc::EOPNOTSUPP));
