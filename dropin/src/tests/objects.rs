@@ -8,25 +8,29 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use bareverbs::Device;
-use bareverbs::qp::QpType;
+use bareverbs::device::EventType;
+use bareverbs::qp::{QpAttrMask, QpState, QpType};
 
 use super::{NO_CONTEXT, errno};
 use crate::abi::cq::ibv_cq_init_attr_ex;
 use crate::abi::device::ibv_values_ex;
+use crate::abi::event::ibv_async_event;
 use crate::abi::memory::{ibv_alloc_dm_attr, ibv_dmah_init_attr, ibv_mr, ibv_mr_init_attr, ibv_pd};
 use crate::abi::path::ibv_ah_attr;
 use crate::abi::qp::{
-    ibv_ece, ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_open_attr,
+    ibv_ece, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_open_attr,
     ibv_qp_rate_limit_attr,
 };
 use crate::abi::srq::{ibv_srq_attr, ibv_srq_init_attr_ex, ibv_xrcd_init_attr};
 use crate::abi::values::*;
 use crate::abi::work::ibv_sge;
+use crate::abi::wq::ibv_rwq_ind_table_init_attr;
 use crate::context::ContextArgument;
 use crate::cq::{create_cq_ex, ibv_create_cq, ibv_destroy_cq};
 use crate::device::{DeviceObject, text};
 use crate::device_memory::{alloc_dm, free_dm, ibv_dm_export_dmabuf_fd};
 use crate::dma_handle::{ibv_alloc_dmah, ibv_dealloc_dmah};
+use crate::events::{ibv_ack_async_event, ibv_get_async_event};
 use crate::import::{ibv_import_device, ibv_import_dm, ibv_import_mr, ibv_import_pd};
 use crate::memory::{
     BufferObject, MrObject, PdObject, Region, advise_mr, alloc_null_mr, ibv_alloc_buf, ibv_alloc_pd,
@@ -37,10 +41,11 @@ use crate::open;
 use crate::path::{ibv_create_ah, ibv_destroy_ah};
 use crate::port::{ibv_query_gid, query_rt_values};
 use crate::qp::{
-    QpObject, create_qp_ex, ibv_create_qp, ibv_destroy_qp, ibv_query_ece, ibv_set_ece, modify_qp_rate_limit,
-    open_qp,
+    QpObject, create_qp_ex, ibv_create_qp, ibv_destroy_qp, ibv_modify_qp, ibv_query_ece, ibv_set_ece,
+    modify_qp_rate_limit, open_qp,
 };
 use crate::srq::{SrqObject, create_srq_ex, get_srq_num, ibv_destroy_srq, ibv_query_srq};
+use crate::wq::create_rwq_ind_table;
 use crate::xrc::{close_xrcd, open_xrcd};
 
 /// A struct of C without any bit set.
@@ -283,6 +288,10 @@ fn objects_that_the_device_lacks_are_unsupported() {
         assert_eq!((query_rt_values(context, Some(&mut values)), errno()), unsupported);
         values.comp_mask = 2;
         assert_eq!((query_rt_values(context, Some(&mut values)), errno()), (libc::EINVAL, libc::EINVAL));
+        // The list of a table that is too large is not read.
+        let wqs = [ptr::null_mut(); 1];
+        let table = ibv_rwq_ind_table_init_attr { log_ind_tbl_size: 14, ind_tbl: wqs.as_ptr(), comp_mask: 0 };
+        refuses(create_rwq_ind_table(context, Some(&table)), libc::EINVAL);
         refuses(ibv_import_pd(context, 1), libc::EOPNOTSUPP);
         refuses(ibv_import_mr(pd_of(pd), 1), libc::EOPNOTSUPP);
         refuses(ibv_import_dm(context, 1), libc::EOPNOTSUPP);
@@ -332,6 +341,42 @@ fn srq_of_any_capacity_is_created_by_the_extended_function() {
             create_srq_ex(context, Some(&mut ibv_srq_init_attr_ex { comp_mask: 34, pd, ..zeroed() })),
             libc::EINVAL,
         );
+        assert_eq!(ibv_dealloc_pd(NonNull::new(pd.cast())), 0);
+        assert_eq!(open::ibv_close_device(context), 0);
+    }
+}
+
+#[test]
+fn event_names_its_object_which_waits_for_the_acknowledgement() {
+    let (context, pd) = context_and_pd();
+    // SAFETY: the calls are those of a C program.
+    unsafe {
+        let cq = ibv_create_cq(context, 8, ptr::null_mut(), None, 0);
+        let mut init = ibv_srq_init_attr_ex { comp_mask: 3, pd, ..zeroed() };
+        let srq = create_srq_ex(context, Some(&mut init));
+        let mut init: ibv_qp_init_attr = zeroed();
+        (init.send_cq, init.recv_cq, init.srq, init.qp_type) = (cq, cq, srq, QpType::RC.0);
+        (init.cap.max_send_wr, init.cap.max_send_sge) = (1, 1);
+        let qp: *mut ibv_qp = ibv_create_qp(pd_of(pd), Some(&mut init));
+        assert!(!qp.is_null(), "{}", errno());
+        let mut attr: ibv_qp_attr = zeroed();
+        attr.port_num = 1;
+        let state = QpAttrMask::STATE;
+        let to_init = state | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
+        for (next, mask) in [(QpState::INIT, to_init), (QpState::ERR, state)] {
+            attr.qp_state = next.0.into();
+            let mask = mask.bits().cast_signed();
+            assert_eq!(ibv_modify_qp(qp.cast::<QpObject>().as_ref(), Some(&attr), mask), 0);
+        }
+        let mut event: ibv_async_event = zeroed();
+        assert_eq!(ibv_get_async_event(context, Some(&mut event)), 0);
+        assert_eq!(event.event_type, EventType::QP_LAST_WQE_REACHED.0);
+        assert_eq!(event.element, qp.expose_provenance() as u64);
+        ibv_ack_async_event(Some(&event));
+        // It would wait without end for the acknowledgement.
+        assert_eq!(ibv_destroy_qp(NonNull::new(qp.cast())), 0);
+        assert_eq!(ibv_destroy_srq(NonNull::new(srq.cast())), 0);
+        assert_eq!(ibv_destroy_cq(NonNull::new(cq.cast())), 0);
         assert_eq!(ibv_dealloc_pd(NonNull::new(pd.cast())), 0);
         assert_eq!(open::ibv_close_device(context), 0);
     }

@@ -271,5 +271,11 @@ fn check_hooks(programs: &NativePrograms, addresses: [&str; 2]) -> Result<()> {
         };
         ensure!(sides.iter().any(is_expected), "{rules}: {sides:?}");
     }
+    let _ = fs::remove_file(&trace);
+    let files = [&faults, &trace].map(|path| path.to_str().unwrap_or_default());
+    let mut script = programs.python(include_str!("hooks.py"), &files);
+    let script = script.env(SOFT, addresses[0]).spawn().context("starting Python")?;
+    let finished = finish("hooks.py", script, LIMIT)?;
+    ensure!(finished.status.success(), "hooks.py: {finished:?}");
     Ok(())
 }
