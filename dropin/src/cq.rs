@@ -339,13 +339,12 @@ unsafe fn poll_further(cq: &CqObject, count: c_int, into: *mut ibv_wc, has_first
     let into = unsafe { slice::from_raw_parts_mut(into.cast::<WorkCompletion>(), count as usize) };
     let into = &mut into[usize::from(has_first)..];
     let polled = cq.poll_into(into);
-    // The flags of most completions have the bits of C, so several are compared at once.
-    for completions in into[..polled].chunks_mut(4) {
-        let all = completions.iter().fold(WcFlags::empty(), |all, completion| all | completion.wc_flags);
-        if !SAME_WC_FLAGS.contains(all) {
-            for completion in completions {
-                completion.wc_flags = WcFlags::from_bits_retain(wc_flags(completion.wc_flags));
-            }
+    // The flags of most completions have the bits of C, so all are compared at once.
+    let into = &mut into[..polled];
+    let all = into.iter().fold(WcFlags::empty(), |all, completion| all | completion.wc_flags);
+    if !SAME_WC_FLAGS.contains(all) {
+        for completion in into {
+            completion.wc_flags = WcFlags::from_bits_retain(wc_flags(completion.wc_flags));
         }
     }
     c_int::from(has_first) + polled as c_int

@@ -17,12 +17,13 @@ pub(crate) struct DataPath {
 
 /// The functions that poll an extended CQ.
 pub(crate) struct PollFunctions {
-    /// `ibv_start_poll` and `ibv_next_poll` of a CQ with the frequent fields only.
+    /// `ibv_start_poll` and `ibv_next_poll` of a CQ without rare fields.
     pub(crate) frequent: [Function; 2],
     /// Those of a CQ with rare fields.
     pub(crate) all: [Function; 2],
     /// `ibv_start_poll` of a CQ with wall-clock times.
     pub(crate) start_with_clock: Function,
+    pub(crate) end: Function,
 }
 
 /// The functions for objects whose queues have locks, and for those without.

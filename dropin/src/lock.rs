@@ -151,6 +151,17 @@ impl<T> Locked<T> {
         // SAFETY: by the contract.
         Guard { held: unsafe { Held::take_up(&self.lock) }, value: &self.value }
     }
+
+    /// As [`take_up`](Self::take_up), by a caller that knows whether the lock is elided.
+    ///
+    /// # Safety
+    ///
+    /// As for [`take_up`](Self::take_up).
+    #[inline(always)]
+    pub(crate) unsafe fn take_up_of(&self, is_elided: bool) -> Guard<'_, T> {
+        debug_assert_eq!(is_elided, self.is_elided());
+        Guard { held: Held { lock: &self.lock, is_elided }, value: &self.value }
+    }
 }
 
 /// A value whose lock is held. A forgotten guard leaves it locked.

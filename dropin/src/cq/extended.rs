@@ -56,18 +56,18 @@ struct Current {
     opcode: u32,
     vendor_err: u32,
     byte_len: u32,
-    /// In network byte order, or the invalidated R_Key.
-    imm_data: u32,
-    qp_num: u32,
     wc_flags: u32,
     rare: Rare,
     /// Of a CQ with wall-clock times, as `ibv_start_poll` found it.
     clock: Option<ClockInfo>,
 }
 
-/// The fields that few programs ask for.
+/// The fields that a CQ has if its program asks for more than the length.
 #[derive(Default)]
 struct Rare {
+    qp_num: u32,
+    /// In network byte order, or the invalidated R_Key.
+    imm_data: u32,
     src_qp: u32,
     slid: u16,
     sl: u8,
@@ -78,7 +78,7 @@ struct Rare {
 }
 
 /// The flags of the other fields.
-const FREQUENT: u64 = (IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_IMM | IBV_WC_EX_WITH_QP_NUM) as u64;
+const FREQUENT: u64 = IBV_WC_EX_WITH_BYTE_LEN as u64;
 
 /// The functions that poll the CQs of a provider.
 pub(crate) const fn poll_functions<P: BuiltIn, const IS_ELIDED: bool>() -> PollFunctions {
@@ -91,6 +91,7 @@ pub(crate) const fn poll_functions<P: BuiltIn, const IS_ELIDED: bool>() -> PollF
             Function::new(start_poll::<P, true, IS_ELIDED> as *const ()),
             Function::new(next_poll::<P, true> as *const ()),
         ],
+        end: Function::new(end_poll::<P, IS_ELIDED> as *const ()),
         start_with_clock: Function::new(start_poll_with_clock as *const ()),
     }
 }
@@ -113,7 +114,7 @@ pub(super) fn functions(base: ibv_cq, wc_flags: Option<u64>, polling: &PollFunct
         wr_id: AtomicU64::new(0),
         start_poll: if wc_flags.is_some() { start_poll } else { Function::NULL },
         next_poll: if wc_flags.is_some() { next_poll } else { Function::NULL },
-        end_poll: always(end_poll as *const ()),
+        end_poll: if wc_flags.is_some() { polling.end } else { Function::NULL },
         read_opcode: always(read_opcode as *const ()),
         read_vendor_err: always(read_vendor_err as *const ()),
         read_byte_len: with(IBV_WC_EX_WITH_BYTE_LEN, read_byte_len as *const ()),
@@ -154,16 +155,12 @@ impl<const HAS_RARE: bool> Visitor for PollCurrent<'_, HAS_RARE> {
         current.opcode = completion.opcode().0;
         current.vendor_err = completion.vendor_err();
         current.byte_len = completion.byte_len();
-        current.qp_num = completion.qp_num();
-        if completion.is_recv() {
-            current.imm_data = imm_data(&completion);
-            current.wc_flags = wc_flags(completion.wc_flags());
-        } else {
-            (current.imm_data, current.wc_flags) = (0, 0);
-        }
+        current.wc_flags = if completion.is_recv() { wc_flags(completion.wc_flags()) } else { 0 };
         if HAS_RARE {
             current.rare.timestamp = completion.timestamp().unwrap_or(0);
+            current.rare.qp_num = completion.qp_num();
             if completion.is_recv() {
+                current.rare.imm_data = imm_data(&completion);
                 current.rare.src_qp = completion.src_qp();
                 current.rare.slid = completion.slid();
                 current.rare.sl = completion.sl();
@@ -171,7 +168,8 @@ impl<const HAS_RARE: bool> Visitor for PollCurrent<'_, HAS_RARE> {
                 current.rare.cvlan = completion.cvlan().unwrap_or(0);
                 current.rare.flow_tag = completion.flow_tag().unwrap_or(0);
             } else {
-                current.rare = Rare { timestamp: current.rare.timestamp, ..Rare::default() };
+                let Rare { timestamp, qp_num, .. } = current.rare;
+                current.rare = Rare { timestamp, qp_num, ..Rare::default() };
             }
         }
         Some(true)
@@ -331,13 +329,13 @@ callback! {
         }
     }
 
-    fn end_poll(cq: &CqObject) -> Value<()> {
+    fn end_poll<P: BuiltIn, const IS_ELIDED: bool>(cq: &CqObject) -> Value<()> {
         let thread = &cq.abi.polling.thread;
         // Before `ibv_start_poll`, nothing is polled.
         if thread.load(Ordering::Relaxed) != 0 {
             thread.store(0, Ordering::Relaxed);
             // SAFETY: `ibv_start_poll` has left the CQ locked.
-            drop(unsafe { cq.inner.take_up() });
+            drop(unsafe { cq.inner.take_up_of(IS_ELIDED) });
         }
         Ok(())
     }
@@ -359,8 +357,8 @@ read! {
     read_opcode -> u32: opcode;
     read_vendor_err -> u32: vendor_err;
     read_byte_len -> u32: byte_len;
-    read_imm_data -> u32: imm_data;
-    read_qp_num -> u32: qp_num;
+    read_imm_data -> u32: rare.imm_data;
+    read_qp_num -> u32: rare.qp_num;
     read_wc_flags -> u32: wc_flags;
     read_src_qp -> u32: rare.src_qp;
     read_sl -> u8: rare.sl;
