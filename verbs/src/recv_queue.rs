@@ -47,8 +47,7 @@ pub(crate) unsafe fn post_each<'r>(
     requests: impl IntoIterator<Item = RecvRequest<'r>>,
 ) -> Result<(), PostError> {
     let published = Published(queue);
-    let mut accepted = 0;
-    for request in requests {
+    for (accepted, request) in requests.into_iter().enumerate() {
         // SAFETY: the caller upholds the contract for every request.
         let is_pushed = unsafe { published.0.try_push(&request) };
         // Copied, so that the fast path need not keep the request in memory.
@@ -56,7 +55,6 @@ pub(crate) unsafe fn post_each<'r>(
         if !is_pushed && let Err(refusal) = unsafe { published.0.push(&RecvRequest { ..request }) } {
             return Err(PostError { accepted, reason: refusal.into() });
         }
-        accepted += 1;
     }
     Ok(())
 }
