@@ -38,7 +38,9 @@ impl Firmware {
         if !self.lifecycle.allows(code) {
             return Err(Status::BadSystemState);
         }
-        if self.link != Link::Ethernet && is_for_ethernet(code) {
+        // Programs create flow tables by DEVX, also where no frame reaches them.
+        let is_steering = (SET_FLOW_TABLE_ROOT..=MODIFY_FLOW_TABLE).contains(&code);
+        if self.link != Link::Ethernet && is_for_ethernet(code) && !is_steering {
             return Err(Status::BadOpcode);
         }
         match code {
