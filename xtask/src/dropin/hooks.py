@@ -22,6 +22,7 @@ from pyverbs.libibverbs_enums import (
     ibv_access_flags as Access, ibv_create_cq_wc_flags as Fields, ibv_qp_attr_mask as QpMask,
     ibv_qp_create_send_ops_flags as SendOps, ibv_qp_init_attr_mask as InitMask, ibv_qp_state as State,
     ibv_qp_type as QpType, ibv_send_flags as SendFlags, ibv_wc_status as Status,
+    ibv_wr_opcode as Opcode,
 )
 from pyverbs.mr import MR
 from pyverbs.pd import PD
@@ -111,6 +112,9 @@ for polled in [1, 2]:
     assert state() == State.IBV_QPS_RTS
     cq.end_poll()
     assert state() == State.IBV_QPS_ERR
+    # No datagram invalidates a key.
+    request = SendWR(wr_id=6, num_sge=1, sg=[sge], opcode=Opcode.IBV_WR_SEND_WITH_INV, imm_data=0x01020304)
+    refused(errno.EINVAL, qp.post_send, request)
     qp.close()
     cq.close()
 
@@ -120,9 +124,12 @@ srq.close()
 
 with open(trace) as file:
     lines = [json.loads(line) for line in file]
-posted = [(line["result"], line["before"]["wr_id"]) for line in lines if line["call"] == "post-send"]
+requests = [line for line in lines if line["call"] == "post-send"]
+posted = [(line["before"]["wr_id"], line["result"], line.get("error")) for line in requests]
 # Requests that a rule refuses are not posted.
-assert posted == [(0, 2), (0, 4), (0, 4)], posted
+refused_by_device = (6, -errno.EINVAL, "EINVAL")
+assert posted == [(2, 0, None), (4, 0, None), refused_by_device, (4, 0, None), refused_by_device], posted
+assert requests[2]["before"]["invalidate_rkey"] == 0x01020304
 assert [line["before"]["wr_id"] for line in lines if line["call"] == "post-srq-recv"] == [5]
 statuses = [line["name"] for line in lines if line["call"] == "poll-cq"]
 flushed = ["WR_FLUSH_ERR"] * 3

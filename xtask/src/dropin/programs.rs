@@ -214,6 +214,12 @@ pub(super) fn check(programs: &NativePrograms, older: &[PathBuf]) -> Result<()> 
     let mut loading = programs.python(include_str!("loading.py"), &libraries);
     let loaded = finish("loading.py", loading.env(SOFT, one).spawn().context("starting Python")?, LIMIT)?;
     ensure!(loaded.status.success() && loaded.stdout == b"polling\n", "loading.py: {loaded:?}");
+    let libraries = [&programs.library, &programs.root.join(LIBRARY_FOLDER)];
+    let libraries = libraries.map(|folder| folder.join("libibverbs.so.1"));
+    let libraries = libraries.each_ref().map(|path| path.to_str().unwrap_or_default());
+    let mut comparing = programs.python(include_str!("values.py"), &libraries);
+    let compared = finish("values.py", comparing.spawn().context("starting Python")?, LIMIT)?;
+    ensure!(compared.status.success(), "values.py: {compared:?}");
     check_hooks(programs, [one, other])?;
     let refused = programs.run("ibv_xsrq_pingpong", &["-g", "0"], Some(one))?;
     let reason = String::from_utf8_lossy(&refused.stderr);
