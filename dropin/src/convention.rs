@@ -127,6 +127,9 @@ pub(crate) trait Convention {
     fn answer(result: Result<Self::Value, Failure>) -> Self::C;
 }
 
+/// The result of a function's body.
+pub(crate) type Called<C> = Result<<C as Convention>::Value, Failure>;
+
 /// `int`: 0, or the errno.
 pub(crate) struct OrErrno;
 
@@ -286,7 +289,7 @@ macro_rules! callback {
             $($argument: $type),*
         ) -> <$convention as $crate::convention::Convention>::C {
             use $crate::convention::Convention;
-            let call = move || -> Result<<$convention as Convention>::Value, $crate::convention::Failure> { $body };
+            let call = move || -> $crate::convention::Called<$convention> { $body };
             <$convention as Convention>::answer(call())
         }
     )* };

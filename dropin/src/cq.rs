@@ -25,7 +25,7 @@ use crate::abi::values::{
     IBV_CQ_ATTR_MODERATE, IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD,
     IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
     IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK,
-    IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_GRH, IBV_WC_IP_CSUM_OK, IBV_WC_WITH_IMM, IBV_WC_WITH_INV,
+    IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_GRH, IBV_WC_IP_CSUM_OK, IBV_WC_WITH_IMM, IBV_WC_WITH_INV, has,
 };
 use crate::channel::ChannelObject;
 use crate::context::ContextArgument;
@@ -177,22 +177,22 @@ pub(crate) fn create_extended(
     options: &CqOptions,
 ) -> Result<*mut ibv_cq_ex, Failure> {
     faults::before("create_cq_ex").map_err(Failure::of_errno)?;
-    let has = |flag: c_int| init.comp_mask & flag.cast_unsigned() != 0;
+    let has_attr = |flag| has(init.comp_mask, flag);
     if init.wc_flags & !extended::WC_FLAGS != 0 {
         return Err(Failure::UNSUPPORTED);
     }
     // Frames have tags.
-    let has_tags = extended::has(init.wc_flags, IBV_WC_EX_WITH_FLOW_TAG);
+    let has_tags = has(init.wc_flags, IBV_WC_EX_WITH_FLOW_TAG);
     if has_tags && !context.required()?.context.capabilities().raw_packets {
         return Err(Failure::UNSUPPORTED);
     }
-    let flags = if has(IBV_CQ_INIT_ATTR_MASK_FLAGS) { init.flags.cast_signed() } else { 0 };
+    let flags = if has_attr(IBV_CQ_INIT_ATTR_MASK_FLAGS) { init.flags.cast_signed() } else { 0 };
     let known = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
     let known_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
     if flags & !known != 0 || init.comp_mask & !known_mask.cast_unsigned() != 0 {
         return Err(Failure::INVALID);
     }
-    let parent = if has(IBV_CQ_INIT_ATTR_MASK_PD) {
+    let parent = if has_attr(IBV_CQ_INIT_ATTR_MASK_PD) {
         // SAFETY: the pointer is null or that of a PD.
         let pd = required(unsafe { init.parent_domain.cast::<PdObject>().as_ref() })?;
         Some(required(pd.abi.parent())?)
@@ -201,11 +201,11 @@ pub(crate) fn create_extended(
     };
     // SAFETY: the pointer is null or that of a channel.
     let channel = unsafe { init.channel.cast::<ChannelObject>().as_ref() };
-    let has_wall_clock = extended::has(init.wc_flags, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK);
+    let has_wall_clock = has(init.wc_flags, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK);
     if has_wall_clock {
         context.required()?.context.clock_info()?;
     }
-    let has_time = extended::has(init.wc_flags, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP);
+    let has_time = has(init.wc_flags, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP);
     let attr =
         CqInit { vector: init.comp_vector, timestamps: has_time || has_wall_clock, ..CqInit::new(init.cqe) };
     let (wc_flags, options) = (Some(init.wc_flags), CqOptions { flags, ..*options });
@@ -268,7 +268,11 @@ export! {
 }
 
 callback! {
-    fn poll_cq<P: BuiltIn, const IS_ELIDED: bool>(cq: &CqObject, count: c_int, into: *mut ibv_wc) -> OrMinusOne {
+    fn poll_cq<P: BuiltIn, const IS_ELIDED: bool>(
+        cq: &CqObject,
+        count: c_int,
+        into: *mut ibv_wc,
+    ) -> OrMinusOne {
         if count <= 0 {
             return if count == 0 { Ok(0) } else { Err(Failure::INVALID) };
         }

@@ -6,7 +6,7 @@ use bareverbs::mr::{Dmah, DmahInit, TphMemType};
 
 use crate::abi::memory::{ibv_dmah, ibv_dmah_init_attr};
 use crate::abi::values::{
-    IBV_DMAH_INIT_ATTR_MASK_CPU_ID, IBV_DMAH_INIT_ATTR_MASK_PH, IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE,
+    IBV_DMAH_INIT_ATTR_MASK_CPU_ID, IBV_DMAH_INIT_ATTR_MASK_PH, IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE, has,
 };
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrNull, export, required};
@@ -20,7 +20,7 @@ export! {
         attr: Option<&ibv_dmah_init_attr>,
     ) -> OrNull<ibv_dmah> {
         let (found, attr) = (&context.required()?.context, required(attr)?);
-        let has = |flag: i32| attr.comp_mask & flag.cast_unsigned() != 0;
+        let has = |flag| has(attr.comp_mask, flag);
         let of_cpu = IBV_DMAH_INIT_ATTR_MASK_CPU_ID | IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE;
         if has(!(of_cpu | IBV_DMAH_INIT_ATTR_MASK_PH)) {
             return Err(Failure::UNSUPPORTED);

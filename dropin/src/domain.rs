@@ -1,7 +1,7 @@
 //! Thread domains, and what parent domains add to PDs.
 
 use std::alloc::Layout;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::abi::memory::{
 };
 use crate::abi::values::{
     IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS, IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC,
-    IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
+    IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT, has,
 };
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrNull, callback, required};
@@ -40,7 +40,7 @@ impl ParentDomain {
         pd: *mut ibv_pd,
         driver: u32,
     ) -> Result<Self, Failure> {
-        let has = |flag: c_int| init.comp_mask & flag.cast_unsigned() != 0;
+        let has = |flag| has(init.comp_mask, flag);
         let known = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
             | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT
             | IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC;
@@ -185,6 +185,7 @@ callback! {
 #[cfg(test)]
 mod tests {
     use std::alloc;
+    use std::ffi::c_int;
     use std::sync::Mutex;
 
     use super::*;

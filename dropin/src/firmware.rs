@@ -5,6 +5,7 @@ use bareverbs::raw::uapi::mlx5::{DevxObj, DevxObjCreate};
 use bareverbs::raw::{RawContext, RawObject};
 
 use crate::convention::Failure;
+use crate::driver_object::make;
 
 /// Bytes of a response without results.
 pub(crate) const RESPONSE: usize = 0x10;
@@ -60,11 +61,9 @@ impl ReservedQpns {
         let mut call = raw.call::<DevxObjCreate>();
         call.make(DevxObjCreate::HANDLE);
         call.input_slice(DevxObjCreate::CMD_IN, &input).output_slice(DevxObjCreate::CMD_OUT, &mut response);
-        // SAFETY: the buffers exist during the call. The object is new, and nothing else has its handle.
-        let made = unsafe {
-            raw.execute(&mut call).map(|()| RawObject::of::<DevxObj>(raw, call.made(DevxObjCreate::HANDLE)))
-        };
-        let object = made.map_err(|errno| refusal(errno.into(), &response))?;
+        // SAFETY: the buffers exist during the call.
+        let made = unsafe { make::<_, DevxObj>(raw, &mut call, DevxObjCreate::HANDLE) };
+        let object = made.map_err(|failure| refusal(failure, &response))?;
         let first = u32::from_be_bytes([response[8], response[9], response[10], response[11]]);
         Ok(Self { _object: object, first, used: Vec::new(), count: 1 << log_count })
     }

@@ -13,7 +13,7 @@
 //! | `record`, `channel`, `events` | descriptors of events, completion channels, asynchronous events |
 //! | `memory`, `device_memory`, `dma_handle`, `window`, `cq`, `qp`, `srq`, `xrc` | objects, a file each |
 //! | `wq`, `path`, `flow`, `flow_action`, `flow_counters`, `comp_cntr` | more objects |
-//! | `made` | objects of the driver's own methods |
+//! | `driver_object` | objects of a driver's own methods |
 //! | `firmware` | commands of the firmware of ConnectX devices |
 //! | `domain` | thread domains, and what parent domains add to PDs |
 //! | `import` | contexts and objects of another process |
@@ -43,6 +43,7 @@ mod device;
 mod device_memory;
 mod dma_handle;
 mod domain;
+mod driver_object;
 mod environment;
 mod events;
 mod faults;
@@ -55,7 +56,6 @@ mod hooks;
 mod import;
 mod kernel_structs;
 mod lock;
-mod made;
 mod memory;
 mod mlx5;
 mod object;

@@ -18,7 +18,7 @@ use crate::abi::memory::{ibv_mr, ibv_mr_init_attr, ibv_parent_domain_init_attr, 
 use crate::abi::values::{
     IBV_REG_MR_MASK_ADDR, IBV_REG_MR_MASK_BUF, IBV_REG_MR_MASK_DMAH, IBV_REG_MR_MASK_FD,
     IBV_REG_MR_MASK_FD_OFFSET, IBV_REG_MR_MASK_IOVA, IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD,
-    IBV_REREG_MR_CHANGE_TRANSLATION,
+    IBV_REREG_MR_CHANGE_TRANSLATION, has,
 };
 use crate::context::ContextArgument;
 use crate::convention::{
@@ -372,7 +372,7 @@ export! {
 
     fn ibv_reg_mr_ex(pd: Option<&PdObject>, init: Option<&ibv_mr_init_attr>) -> OrNull<ibv_mr> {
         let init = required(init)?;
-        let has = |flag: c_int| init.comp_mask & u64::from(flag.cast_unsigned()) != 0;
+        let has = |flag| has(init.comp_mask, flag);
         let known = IBV_REG_MR_MASK_IOVA
             | IBV_REG_MR_MASK_ADDR
             | IBV_REG_MR_MASK_FD

@@ -566,7 +566,8 @@ callback! {
             payload: Payload::Sges(&[]),
         };
         // SAFETY: the program keeps the region while the window is bound.
-        unsafe { qp.inner.queues()?.send().half().post_send(&[request]) }.map_err(|refused| Failure::from(refused.reason))?;
+        let posted = unsafe { qp.inner.queues()?.send().half().post_send(&[request]) };
+        posted.map_err(|refused| Failure::from(refused.reason))?;
         mw.abi.rkey.store(rkey, Ordering::Relaxed);
         Ok(())
     }

@@ -119,7 +119,8 @@ callback! {
         // A WQ moves itself to ERR, which its event says. The verb finds that out.
         let is_current = current == wq.state() || (wq.state(), current) == (WqState::RDY, WqState::ERR);
         let is_known = matches!(next, WqState::RESET | WqState::RDY | WqState::ERR);
-        if mask.contains(WqAttrMask::CUR_STATE) && !is_current || mask.contains(WqAttrMask::STATE) && !is_known {
+        let has = |attr| mask.contains(attr);
+        if has(WqAttrMask::CUR_STATE) && !is_current || has(WqAttrMask::STATE) && !is_known {
             return Err(Failure::INVALID);
         }
         if mask.contains(WqAttrMask::FLAGS) {

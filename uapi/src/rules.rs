@@ -95,7 +95,10 @@ impl Rules {
     /// or are not destroyed.
     #[must_use]
     pub fn destructor(self, object: u16) -> Option<&'static MethodRules> {
-        let destroys = |attribute: &AttributeRules| matches!(attribute.kind, AttributeKind::Handle { object: of, access: Access::Destroy } if of == object);
+        let destroys = |attribute: &AttributeRules| match attribute.kind {
+            AttributeKind::Handle { object: of, access: Access::Destroy } => of == object,
+            _ => false,
+        };
         self.methods().find(|method| method.object == object && method.attributes.iter().any(destroys))
     }
 }

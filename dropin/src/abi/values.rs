@@ -13,6 +13,11 @@ macro_rules! values {
     };
 }
 
+/// Whether a mask of C has one of these flags.
+pub(crate) fn has(mask: impl Into<u64>, flags: std::ffi::c_int) -> bool {
+    mask.into() & u64::from(flags.cast_unsigned()) != 0
+}
+
 values! {
     IBV_TRANSPORT_UNKNOWN = -1;
     IBV_TRANSPORT_IB = 0;

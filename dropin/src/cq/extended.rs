@@ -17,7 +17,7 @@ use crate::abi::values::{
     IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
     IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN, IBV_WC_EX_WITH_DLID_PATH_BITS,
     IBV_WC_EX_WITH_FLOW_TAG, IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM, IBV_WC_EX_WITH_SL,
-    IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP,
+    IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP, has,
 };
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, Value, callback};
@@ -36,10 +36,6 @@ pub(super) const WC_FLAGS: u64 = (IBV_WC_EX_WITH_BYTE_LEN
     | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK
     | IBV_WC_EX_WITH_CVLAN
     | IBV_WC_EX_WITH_FLOW_TAG) as u64;
-
-pub(super) fn has(wc_flags: u64, flag: c_int) -> bool {
-    wc_flags & u64::from(flag.cast_unsigned()) != 0
-}
 
 /// What a thread polls between `ibv_start_poll` and `ibv_end_poll`.
 #[derive(Default)]

@@ -65,7 +65,8 @@ macro_rules! members {
 macro_rules! builders {
     (
         begin { $(
-            $begin:ident($($argument:ident: $type:ty),*) => $name:literal { $($member:literal: $value:expr),* };
+            $begin:ident($($argument:ident: $type:ty),*) =>
+                $name:literal { $($member:literal: $value:expr),* };
         )* }
         set { $(
             $set:ident($($set_argument:ident: $set_type:ty),*) |$members:ident| $how:block

@@ -116,7 +116,11 @@ export! {
         target.modify(&input)
     }
 
-    fn mlx5dv_query_qp_lag_port(qp: Option<&QpObject>, port: Option<&mut u8>, active: Option<&mut u8>) -> OrErrno {
+    fn mlx5dv_query_qp_lag_port(
+        qp: Option<&QpObject>,
+        port: Option<&mut u8>,
+        active: Option<&mut u8>,
+    ) -> OrErrno {
         let target = Target::new(qp)?;
         let (port, active) = (required(port)?, required(active)?);
         (*port, *active) = target.lag_port()?;

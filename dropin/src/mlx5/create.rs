@@ -18,7 +18,7 @@ use crate::abi::values::{
     MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE, MLX5DV_QP_EX_WITH_RAW_WQE, MLX5DV_QP_INIT_ATTR_MASK_DC,
     MLX5DV_QP_INIT_ATTR_MASK_DCI_STREAMS, MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
     MLX5DV_QP_INIT_ATTR_MASK_SEND_OPS_FLAGS, MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT,
-    MLX5DV_WQ_INIT_ATTR_MASK_STRIDING_RQ,
+    MLX5DV_WQ_INIT_ATTR_MASK_STRIDING_RQ, has,
 };
 use crate::abi::wq::{ibv_wq, ibv_wq_init_attr};
 use crate::context::ContextArgument;
@@ -27,10 +27,6 @@ use crate::cq::{self, CqOptions};
 use crate::memory::{PdObject, Reach, register_dmabuf};
 use crate::qp::{self, Mlx5Options, QpObject};
 use crate::{device_memory, wq};
-
-fn has(mask: u64, bit: c_int) -> bool {
-    mask & u64::from(bit.cast_unsigned()) != 0
-}
 
 /// The options of attributes that may be null.
 fn cq_options(
@@ -86,7 +82,7 @@ fn qp_options(attr: Option<&mlx5dv_qp_init_attr>) -> Result<Mlx5Options, Failure
             return Err(Failure::INVALID);
         }
         if attr.create_flags != 0 {
-            let allows = has(attr.create_flags.into(), MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE);
+            let allows = has(attr.create_flags, MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE);
             options.scatters_to_cqe = Some(allows);
         }
     }

@@ -28,16 +28,16 @@ use crate::abi::values::{MLX5DV_UAR_ALLOC_TYPE_NC, MLX5DV_UMEM_MASK_DMABUF};
 use crate::context::ContextArgument;
 use crate::convention::{CountOrMinusOne, Failure, OrErrno, OrMinusOne, OrNull, Value, required};
 use crate::cq::CqObject;
-use crate::made::{Made, make};
+use crate::driver_object::{DriverObject, make};
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
 use crate::wq::{TableObject, WqObject};
 
-pub(crate) type DevxObject = Made<()>;
-pub(crate) type UmemObject = Made<mlx5dv_devx_umem>;
-pub(crate) type UarObject = Made<mlx5dv_devx_uar>;
-pub(crate) type VarObject = Made<mlx5dv_var>;
-pub(crate) type PpObject = Made<mlx5dv_pp>;
+pub(crate) type DevxObject = DriverObject<()>;
+pub(crate) type UmemObject = DriverObject<mlx5dv_devx_umem>;
+pub(crate) type UarObject = DriverObject<mlx5dv_devx_uar>;
+pub(crate) type VarObject = DriverObject<mlx5dv_var>;
+pub(crate) type PpObject = DriverObject<mlx5dv_pp>;
 
 /// A descriptor of C, and the context that it belongs to.
 #[repr(C)]
@@ -203,7 +203,7 @@ fn register(
     }
     // SAFETY: the program registers memory of its own.
     let object = unsafe { make::<_, DevxUmem>(raw, &mut call, DevxUmemReg::HANDLE) }?;
-    Ok(UmemObject::leak(mlx5dv_devx_umem { umem_id }, object, None))
+    Ok(UmemObject::create(mlx5dv_devx_umem { umem_id }, object, None))
 }
 
 export! {
@@ -241,7 +241,7 @@ export! {
         call.input_slice(DevxObjCreate::CMD_IN, input).output_slice(DevxObjCreate::CMD_OUT, output);
         // SAFETY: the buffers exist during the call. The program answers for the command.
         let object = unsafe { make::<_, DevxObj>(&raw, &mut call, DevxObjCreate::HANDLE) }?;
-        Ok(DevxObject::leak((), object, None))
+        Ok(DevxObject::create((), object, None))
     }
 
     fn mlx5dv_devx_obj_query(
@@ -270,7 +270,7 @@ export! {
 
     fn mlx5dv_devx_obj_destroy(object: Option<NonNull<DevxObject>>) -> OrErrno {
         // SAFETY: the argument is a live object.
-        unsafe { Made::destroy(object) }
+        unsafe { DriverObject::destroy(object) }
     }
 
     fn mlx5dv_devx_umem_reg(
@@ -294,7 +294,7 @@ export! {
 
     fn mlx5dv_devx_umem_dereg(umem: Option<NonNull<UmemObject>>) -> OrErrno {
         // SAFETY: the argument is live memory.
-        unsafe { Made::destroy(umem) }
+        unsafe { DriverObject::destroy(umem) }
     }
 
     /// A page of `MLX5DV_UAR_ALLOC_TYPE_NC` is a new one too, where libmlx5 returns one for all calls.
@@ -322,12 +322,12 @@ export! {
             mmap_off: offset.cast_signed(),
             comp_mask: 0,
         };
-        Ok(UarObject::leak(abi, object, Some(mapping)))
+        Ok(UarObject::create(abi, object, Some(mapping)))
     }
 
     fn mlx5dv_devx_free_uar(uar: Option<NonNull<UarObject>>) -> Value<()> {
         // SAFETY: the argument is a live page.
-        unsafe { Made::destroy(uar) }
+        unsafe { DriverObject::destroy(uar) }
     }
 
     fn mlx5dv_devx_uar_export_dmabuf_fd(uar: Option<&UarObject>) -> OrMinusOne {
@@ -540,12 +540,12 @@ export! {
 
     fn mlx5dv_devx_obj_import(argument: ContextArgument<'_>, from: Option<&Exported>) -> OrNull<DevxObject> {
         let raw = context(argument)?.context.raw();
-        Ok(DevxObject::leak((), import::<DevxObj>(&raw, required(from)?), None))
+        Ok(DevxObject::create((), import::<DevxObj>(&raw, required(from)?), None))
     }
 
     fn mlx5dv_devx_obj_unimport(object: Option<NonNull<DevxObject>>) -> Value<()> {
         // SAFETY: the argument is a live object.
-        unsafe { Made::forget(object) }
+        unsafe { DriverObject::release(object) }
     }
 
     fn mlx5dv_devx_umem_export(umem: Option<&UmemObject>, into: *mut Exported) -> OrErrno {
@@ -560,12 +560,12 @@ export! {
     ) -> OrNull<mlx5dv_devx_umem> {
         let (raw, from) = (context(argument)?.context.raw(), required(from)?);
         let abi = mlx5dv_devx_umem { umem_id: from.numbers[0] };
-        Ok(UmemObject::leak(abi, import::<DevxUmem>(&raw, from), None))
+        Ok(UmemObject::create(abi, import::<DevxUmem>(&raw, from), None))
     }
 
     fn mlx5dv_devx_umem_unimport(umem: Option<NonNull<UmemObject>>) -> Value<()> {
         // SAFETY: the argument is live memory.
-        unsafe { Made::forget(umem) }
+        unsafe { DriverObject::release(umem) }
     }
 
     fn mlx5dv_alloc_var(argument: ContextArgument<'_>, flags: u32) -> OrNull<mlx5dv_var> {
@@ -582,12 +582,12 @@ export! {
         // SAFETY: the method names no memory but its outputs.
         let object = unsafe { make::<_, Var>(&raw, &mut call, VarObjAlloc::HANDLE) }?;
         let abi = mlx5dv_var { page_id, length, mmap_off: offset.cast_signed(), comp_mask: 0 };
-        Ok(VarObject::leak(abi, object, None))
+        Ok(VarObject::create(abi, object, None))
     }
 
     fn mlx5dv_free_var(var: Option<NonNull<VarObject>>) -> Value<()> {
         // SAFETY: the argument is a live object.
-        unsafe { Made::destroy(var) }
+        unsafe { DriverObject::destroy(var) }
     }
 
     fn mlx5dv_var_export(var: Option<&VarObject>, into: *mut Exported) -> OrErrno {
@@ -601,12 +601,12 @@ export! {
         let (raw, from) = (context(argument)?.context.raw(), required(from)?);
         let [page_id, length] = from.numbers;
         let abi = mlx5dv_var { page_id, length, mmap_off: from.mmap_off, comp_mask: 0 };
-        Ok(VarObject::leak(abi, import::<Var>(&raw, from), None))
+        Ok(VarObject::create(abi, import::<Var>(&raw, from), None))
     }
 
     fn mlx5dv_var_unimport(var: Option<NonNull<VarObject>>) -> Value<()> {
         // SAFETY: the argument is a live object.
-        unsafe { Made::forget(var) }
+        unsafe { DriverObject::release(var) }
     }
 
     fn _mlx5dv_get_export_sizes(into: *mut c_void, length: usize) -> Value<()> {
@@ -640,11 +640,11 @@ export! {
         call.output(PpObjAlloc::INDEX, &mut index);
         // SAFETY: the method names no memory but its attributes.
         let object = unsafe { make::<_, Pp>(&raw, &mut call, PpObjAlloc::HANDLE) }?;
-        Ok(PpObject::leak(mlx5dv_pp { index }, object, None))
+        Ok(PpObject::create(mlx5dv_pp { index }, object, None))
     }
 
     fn mlx5dv_pp_free(pp: Option<NonNull<PpObject>>) -> Value<()> {
         // SAFETY: the argument is a live entry.
-        unsafe { Made::destroy(pp) }
+        unsafe { DriverObject::destroy(pp) }
     }
 }

@@ -1,6 +1,5 @@
 //! Matchers of root tables, and their flows.
 
-use std::ffi::c_int;
 use std::mem::offset_of;
 use std::ptr::NonNull;
 
@@ -20,21 +19,18 @@ use crate::abi::values::{
     MLX5DV_FLOW_ACTION_COUNTERS_DEVX, MLX5DV_FLOW_ACTION_COUNTERS_DEVX_WITH_OFFSET,
     MLX5DV_FLOW_ACTION_DEFAULT_MISS, MLX5DV_FLOW_ACTION_DEST_DEVX, MLX5DV_FLOW_ACTION_DEST_IBV_QP,
     MLX5DV_FLOW_ACTION_DROP, MLX5DV_FLOW_ACTION_IBV_FLOW_ACTION, MLX5DV_FLOW_ACTION_TAG,
-    MLX5DV_FLOW_MATCHER_MASK_FT_TYPE, MLX5DV_FLOW_MATCHER_MASK_IB_PORT,
+    MLX5DV_FLOW_MATCHER_MASK_FT_TYPE, MLX5DV_FLOW_MATCHER_MASK_IB_PORT, has,
 };
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrNull, required};
+use crate::driver_object::{DriverObject, make};
 use crate::flow::Steered;
 use crate::flow_action::FlowActionObject;
 use crate::object::Object;
 use crate::qp::QpObject;
 
-/// A matcher of C, which programs do not look into.
-pub(crate) struct MatcherObject {
-    /// `None` only while it is destroyed.
-    object: Option<RawObject>,
-    context: *mut ibv_context,
-}
+/// A matcher, and its context. Programs do not look into it.
+pub(crate) type MatcherObject = DriverObject<*mut ibv_context>;
 
 /// Where the packets of a flow go. A flow has at most one of them.
 enum Destination {
@@ -130,7 +126,7 @@ unsafe fn create(
     count: usize,
     size: usize,
 ) -> Result<*mut ibv_flow, Failure> {
-    let found = required(matcher.object.as_ref())?;
+    let found = matcher.object()?;
     // SAFETY: by the contract.
     let (value, actions) = unsafe { (parameters(value)?, Actions::new(start, count, size)?) };
     let (counter, offset) = match actions.counter {
@@ -160,12 +156,9 @@ unsafe fn create(
         if let Some(offset) = &offset {
             call.input_slice(CreateFlow::ARR_COUNTERS_DEVX_OFFSET, offset);
         }
-        // SAFETY: the method reads its attributes. The object is new, and nothing else has its handle.
-        let object = unsafe {
-            raw.execute(&mut call)?;
-            RawObject::of::<Flow>(raw, call.made(CreateFlow::HANDLE))
-        };
-        let abi = ibv_flow { comp_mask: 0, context: matcher.context, handle: object.handle() };
+        // SAFETY: the method reads its attributes only.
+        let object = unsafe { make::<_, Flow>(raw, &mut call, CreateFlow::HANDLE) }?;
+        let abi = ibv_flow { comp_mask: 0, context: matcher.abi, handle: object.handle() };
         Ok((abi, Steered::Matched(Some(object))))
     })
 }
@@ -199,7 +192,7 @@ export! {
         let (raw, attr) = (context(argument)?.context.raw(), required(attr)?);
         let known = (MLX5DV_FLOW_MATCHER_MASK_FT_TYPE | MLX5DV_FLOW_MATCHER_MASK_IB_PORT) as u64;
         check_mask(attr.comp_mask, known, Failure::UNSUPPORTED)?;
-        let has = |bit: c_int| attr.comp_mask & bit as u64 != 0;
+        let has = |bit| has(attr.comp_mask, bit);
         let has_port = has(MLX5DV_FLOW_MATCHER_MASK_IB_PORT);
         if attr.r#type != FlowAttrType::NORMAL.0 {
             return Err(Failure::UNSUPPORTED);
@@ -230,26 +223,14 @@ export! {
         if attr.flags != 0 {
             call.flags(FlowMatcherCreate::FLOW_FLAGS, FlowFlags::from_bits_retain(attr.flags));
         }
-        // SAFETY: the method reads its attributes. The object is new, and nothing else has its handle.
-        let object = unsafe {
-            raw.execute(&mut call)?;
-            RawObject::of::<FlowMatcher>(&raw, call.made(FlowMatcherCreate::HANDLE))
-        };
-        let matcher = MatcherObject { object: Some(object), context: argument.pointer() };
-        Ok(Box::into_raw(Box::new(matcher)))
+        // SAFETY: the method reads its attributes only.
+        let object = unsafe { make::<_, FlowMatcher>(&raw, &mut call, FlowMatcherCreate::HANDLE) }?;
+        Ok(MatcherObject::create(argument.pointer(), object, None))
     }
 
     fn mlx5dv_destroy_flow_matcher(matcher: Option<NonNull<MatcherObject>>) -> OrErrno {
-        let matcher = required(matcher)?;
-        // SAFETY: the argument is a live matcher, and nothing else uses it.
-        let object = unsafe { &mut (*matcher.as_ptr()).object };
-        if let Some(Err(refused)) = object.take().map(RawObject::destroy) {
-            *object = Some(refused.object);
-            return Err(refused.errno.into());
-        }
-        // SAFETY: `mlx5dv_create_flow_matcher` leaked the box.
-        drop(unsafe { Box::from_raw(matcher.as_ptr()) });
-        Ok(())
+        // SAFETY: the argument is a live matcher.
+        unsafe { DriverObject::destroy(matcher) }
     }
 }
 
@@ -273,13 +254,15 @@ export! {
         count: usize,
         actions: *const mlx5dv_flow_action_attr,
     ) -> OrNull<ibv_flow> {
+        let size = offset_of!(mlx5dv_flow_action_attr, offset);
         // SAFETY: as above.
-        unsafe { create(required(matcher)?, value, actions, count, offset_of!(mlx5dv_flow_action_attr, offset)) }
+        unsafe { create(required(matcher)?, value, actions, count, size) }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::c_int;
     use std::ptr;
 
     use super::*;

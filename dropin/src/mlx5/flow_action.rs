@@ -16,10 +16,10 @@ use crate::abi::flow::ibv_flow_action;
 use crate::abi::mlx5::{mlx5dv_steering_anchor, mlx5dv_steering_anchor_attr};
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, OrNull, required};
+use crate::driver_object::{DriverObject, make};
 use crate::flow_action::FlowActionObject;
-use crate::made::{Made, make};
 
-pub(crate) type AnchorObject = Made<mlx5dv_steering_anchor>;
+pub(crate) type AnchorObject = DriverObject<mlx5dv_steering_anchor>;
 
 /// A list of an attribute: the kernel counts its bytes with 16 bits.
 ///
@@ -31,8 +31,9 @@ unsafe fn list<'a>(start: *const c_void, length: usize) -> Result<&'a [u8], Fail
     if length > u16::MAX.into() { Err(Failure::INVALID) } else { unsafe { bytes(start, length) } }
 }
 
-fn leak(argument: ContextArgument<'_>, object: RawObject) -> *mut FlowActionObject {
-    FlowActionObject::leak(ibv_flow_action { context: argument.pointer() }, object, None)
+/// The action of C of this object.
+fn create(argument: ContextArgument<'_>, object: RawObject) -> *mut FlowActionObject {
+    FlowActionObject::create(ibv_flow_action { context: argument.pointer() }, object, None)
 }
 
 export! {
@@ -57,7 +58,7 @@ export! {
         call.constant(FlowActionCreateModifyHeader::FT_TYPE, FlowTableType(table));
         // SAFETY: the method reads its attributes only.
         let object = unsafe { make::<_, FlowAction>(&raw, &mut call, FlowActionCreateModifyHeader::HANDLE) }?;
-        Ok(leak(argument, object))
+        Ok(create(argument, object))
     }
 
     /// Data of no length are none.
@@ -84,7 +85,7 @@ export! {
         // SAFETY: the method reads its attributes only.
         let object =
             unsafe { make::<_, FlowAction>(&raw, &mut call, FlowActionCreatePacketReformat::HANDLE) }?;
-        Ok(leak(argument, object))
+        Ok(create(argument, object))
     }
 
     fn mlx5dv_create_steering_anchor(
@@ -101,11 +102,11 @@ export! {
         call.output(SteeringAnchorCreate::FT_ID, &mut id);
         // SAFETY: the method names no memory but its attributes.
         let object = unsafe { make::<_, SteeringAnchor>(&raw, &mut call, SteeringAnchorCreate::HANDLE) }?;
-        Ok(AnchorObject::leak(mlx5dv_steering_anchor { id }, object, None))
+        Ok(AnchorObject::create(mlx5dv_steering_anchor { id }, object, None))
     }
 
     fn mlx5dv_destroy_steering_anchor(anchor: Option<NonNull<AnchorObject>>) -> OrErrno {
         // SAFETY: the argument is a live anchor.
-        unsafe { Made::destroy(anchor) }
+        unsafe { DriverObject::destroy(anchor) }
     }
 }

@@ -1,6 +1,6 @@
 //! `mlx5dv_init_obj`: addresses of rings, doorbell records and registers, and numbers of objects.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::Ordering;
 
@@ -16,7 +16,7 @@ use crate::abi::mlx5::{
 use crate::abi::values::{
     MLX5DV_DM_MASK_REMOTE_VA, MLX5DV_OBJ_AH, MLX5DV_OBJ_CQ, MLX5DV_OBJ_DEVX, MLX5DV_OBJ_DM, MLX5DV_OBJ_PD,
     MLX5DV_OBJ_QP, MLX5DV_OBJ_RWQ, MLX5DV_OBJ_SRQ, MLX5DV_QP_MASK_RAW_QP_HANDLES,
-    MLX5DV_QP_MASK_RAW_QP_TIR_ADDR, MLX5DV_QP_MASK_UAR_MMAP_OFFSET, MLX5DV_SRQ_MASK_SRQN,
+    MLX5DV_QP_MASK_RAW_QP_TIR_ADDR, MLX5DV_QP_MASK_UAR_MMAP_OFFSET, MLX5DV_SRQ_MASK_SRQN, has,
 };
 use crate::context::ContextArgument;
 use crate::convention::{Failure, OrErrno, required};
@@ -182,7 +182,7 @@ fn pd(pd: &PdObject, out: Option<&mut mlx5dv_pd>) -> Result<(), Failure> {
 
 fn init(obj: Option<&mlx5dv_obj>, types: u64) -> Result<(), Failure> {
     let obj = required(obj)?;
-    let has = |bit: c_int| types & u64::from(bit.cast_unsigned()) != 0;
+    let has = |bit| has(types, bit);
     let known = MLX5DV_OBJ_QP
         | MLX5DV_OBJ_CQ
         | MLX5DV_OBJ_SRQ
@@ -231,9 +231,12 @@ export! {
     /// That of `MLX5_1.0`: `cq_uar` is the address of a pointer to the page.
     fn mlx5dv_init_obj_1_0(obj: Option<&mlx5dv_obj>, types: u64) -> OrErrno {
         init(obj, types)?;
-        if types & u64::from(MLX5DV_OBJ_CQ.cast_unsigned()) != 0 {
+        if has(types, MLX5DV_OBJ_CQ) {
             // SAFETY: `init` has written the struct of this CQ.
-            let (cq, out) = unsafe { (required(obj)?.cq_in.cast::<CqObject>().as_ref(), &mut *required(obj)?.cq_out) };
+            let (cq, out) = unsafe {
+                let obj = required(obj)?;
+                (obj.cq_in.cast::<CqObject>().as_ref(), &mut *obj.cq_out)
+            };
             let page = &ContextArgument::of(required(cq)?.kernel_object().0).required()?.cq_uar;
             page.store(out.cq_uar, Ordering::Relaxed);
             out.cq_uar = ptr::from_ref(page).cast_mut().cast::<c_void>();

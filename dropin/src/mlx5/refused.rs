@@ -9,7 +9,8 @@ use crate::convention::{OrErrno, OrMinusOne, OrNegative, OrNull, Value};
 
 refuse! {
     OrNull<c_void>:
-        mlx5dv_create_flow_action_esp mlx5dv_create_mkey mlx5dv_crypto_login_create mlx5dv_dek_create mlx5dv_devx_alloc_msi_vector
+        mlx5dv_create_flow_action_esp mlx5dv_create_mkey mlx5dv_crypto_login_create
+        mlx5dv_dek_create mlx5dv_devx_alloc_msi_vector
         mlx5dv_devx_create_eq mlx5dv_dm_map_op_addr mlx5dv_dr_action_create_aso
         mlx5dv_dr_action_create_default_miss mlx5dv_dr_action_create_dest_array
         mlx5dv_dr_action_create_dest_devx_tir mlx5dv_dr_action_create_dest_ib_port

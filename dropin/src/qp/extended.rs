@@ -31,7 +31,7 @@ use crate::abi::values::{
     IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_QP_EX_WITH_ATOMIC_WRITE,
     IBV_QP_EX_WITH_BIND_MW, IBV_QP_EX_WITH_FLUSH, IBV_QP_EX_WITH_LOCAL_INV, IBV_QP_EX_WITH_RDMA_READ,
     IBV_QP_EX_WITH_RDMA_WRITE, IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, IBV_QP_EX_WITH_SEND,
-    IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_QP_EX_WITH_SEND_WITH_INV, IBV_QP_EX_WITH_TSO, IBV_WC_DRIVER2,
+    IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_QP_EX_WITH_SEND_WITH_INV, IBV_QP_EX_WITH_TSO, IBV_WC_DRIVER2, has,
 };
 use crate::abi::work::{ibv_data_buf, ibv_sge};
 use crate::convention::{Convention, Failure, OrErrno, Value, callback, required};
@@ -130,7 +130,7 @@ pub(super) fn functions(qp_base: ibv_qp, operations: Option<(u64, Function)>) ->
     let function = |is_wanted: bool, address| if is_wanted { Function::new(address) } else { Function::NULL };
     let always = |address: *const ()| function(operations.is_some(), address);
     let with = |flag: c_int, address: *const ()| {
-        let is_wanted = operations.is_some_and(|(all, _)| all & u64::from(flag.cast_unsigned()) != 0);
+        let is_wanted = operations.is_some_and(|(all, _)| has(all, flag));
         function(is_wanted, address)
     };
     ibv_qp_ex {

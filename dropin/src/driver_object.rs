@@ -1,4 +1,4 @@
-//! Objects of the kernel without a type of `bareverbs`: those of the driver's own methods.
+//! Objects of the kernel without a type of `bareverbs`: those of a driver's own methods.
 
 use std::ptr::NonNull;
 
@@ -9,16 +9,16 @@ use crate::convention::{Failure, required};
 
 /// A struct of C, and the kernel's object behind it.
 #[repr(C)]
-pub(crate) struct Made<A> {
+pub(crate) struct DriverObject<A> {
     pub(crate) abi: A,
     /// `None` only while [`destroy`](Self::destroy) runs.
     object: Option<RawObject>,
     _mapping: Option<Mapping>,
 }
 
-impl<A> Made<A> {
+impl<A> DriverObject<A> {
     /// A pointer of C to a new object.
-    pub(crate) fn leak<C>(abi: A, object: RawObject, mapping: Option<Mapping>) -> *mut C {
+    pub(crate) fn create<C>(abi: A, object: RawObject, mapping: Option<Mapping>) -> *mut C {
         Box::into_raw(Box::new(Self { abi, object: Some(object), _mapping: mapping })).cast()
     }
 
@@ -28,7 +28,7 @@ impl<A> Made<A> {
 
     /// # Safety
     ///
-    /// [`leak`](Self::leak) made the object. The program uses it no longer if the call succeeds.
+    /// [`create`](Self::create) made the object. The program uses it no longer if the call succeeds.
     pub(crate) unsafe fn destroy(object: Option<NonNull<Self>>) -> Result<(), Failure> {
         let object = required(object)?;
         // SAFETY: by the contract, the object exists and nothing else uses it.
@@ -46,8 +46,8 @@ impl<A> Made<A> {
     ///
     /// # Safety
     ///
-    /// [`leak`](Self::leak) made the object, and the program uses it no longer.
-    pub(crate) unsafe fn forget(object: Option<NonNull<Self>>) -> Result<(), Failure> {
+    /// [`create`](Self::create) made the object, and the program uses it no longer.
+    pub(crate) unsafe fn release(object: Option<NonNull<Self>>) -> Result<(), Failure> {
         // SAFETY: by the contract.
         let made = unsafe { Box::from_raw(required(object)?.as_ptr()) };
         let _handle = made.object.map(RawObject::into_handle);
