@@ -51,8 +51,8 @@ impl ContextObject {
         if self.process == std::process::id() {
             return Ok(self.context.clone());
         }
-        let file = self.context.as_fd().try_clone_to_owned().map_err(|_| Failure::last())?;
-        Ok(Context::import(file)?)
+        let file = self.context.as_fd().try_clone_to_owned();
+        Ok(Context::import(file.map_err(|error| Failure::of(&error))?)?)
     }
 }
 

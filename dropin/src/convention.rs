@@ -17,6 +17,7 @@ use bareverbs::{Errno, Error};
 
 use crate::abi::values::{IBV_REREG_MR_ERR_CMD, IBV_REREG_MR_ERR_INPUT};
 use crate::environment::environment;
+use crate::faults;
 
 /// The errno of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,8 +134,8 @@ pub(crate) type Called<C> = Result<<C as Convention>::Value, Failure>;
 /// `int`: 0, or the errno.
 pub(crate) struct OrErrno;
 
-/// `int`: a number that is not negative, or -1.
-pub(crate) struct OrMinusOne;
+/// `int`, or `ssize_t`: a number that is not negative, or -1.
+pub(crate) struct OrMinusOne<T = c_int>(PhantomData<T>);
 
 /// `ssize_t`: a count, or the negative errno.
 pub(crate) struct OrNegative;
@@ -142,9 +143,6 @@ pub(crate) struct OrNegative;
 /// `int` of `ibv_rereg_mr`: 0, or a negative value of `enum ibv_rereg_mr_err_code`. A failure is one of
 /// the input; the value is that of the command.
 pub(crate) struct OrReregCode;
-
-/// `ssize_t`: a count, or -1.
-pub(crate) struct CountOrMinusOne;
 
 /// A pointer, or null.
 pub(crate) struct OrNull<T>(PhantomData<T>);
@@ -181,16 +179,15 @@ impl Convention for OrErrno {
     }
 }
 
-impl Convention for OrMinusOne {
-    type Value = c_int;
-    type C = c_int;
+impl<T: From<i8>> Convention for OrMinusOne<T> {
+    type Value = T;
+    type C = T;
 
-    #[inline(always)]
-    fn answer(result: Result<c_int, Failure>) -> c_int {
-        match result {
-            Ok(number) => number,
-            Err(failure) => fail_with(failure, -1),
-        }
+    fn answer(result: Result<T, Failure>) -> T {
+        result.unwrap_or_else(|failure| {
+            set_errno(failure);
+            T::from(-1)
+        })
     }
 }
 
@@ -221,21 +218,6 @@ impl Convention for OrReregCode {
         };
         set_errno(failure);
         code
-    }
-}
-
-impl Convention for CountOrMinusOne {
-    type Value = usize;
-    type C = isize;
-
-    fn answer(result: Result<usize, Failure>) -> isize {
-        match result {
-            Ok(count) => count.cast_signed(),
-            Err(failure) => {
-                set_errno(failure);
-                -1
-            }
-        }
     }
 }
 
@@ -270,6 +252,11 @@ pub(crate) fn required<T>(argument: Option<T>) -> Result<T, Failure> {
     argument.ok_or(Failure::INVALID)
 }
 
+/// Counts a call, and fails or delays it by the rules of the environment.
+pub(crate) fn inject_faults(function: &str) -> Result<(), Failure> {
+    faults::before(function).map_err(Failure::of_errno)
+}
+
 /// Defines functions that C calls by pointers in structs.
 ///
 /// # Safety
@@ -295,29 +282,36 @@ macro_rules! callback {
     )* };
 }
 
-/// Defines functions that the library exports. Their callers have the duties of [`callback`].
+/// Defines functions that the library exports, under their names behind a prefix. Their callers have the
+/// duties of [`callback`].
 macro_rules! export {
-    ($(
+    (prefix $prefix:literal; $(
         $(#[$meta:meta])*
         fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $convention:ty $body:block
     )*) => {
         $crate::convention::callback! { $(
             $(#[$meta])*
-            #[unsafe(no_mangle)]
+            #[unsafe(export_name = concat!($prefix, stringify!($name)))]
             fn $name($($argument: $type),*) -> $convention {
-                $crate::faults::before(stringify!($name)).map_err($crate::convention::Failure::of_errno)?;
+                $crate::convention::inject_faults(stringify!($name))?;
                 $body
             }
         )* }
+    };
+    ($($functions:tt)*) => {
+        $crate::convention::export! { prefix ""; $($functions)* }
     };
 }
 
 /// Defines exported functions that refuse each call with `EOPNOTSUPP`, in the way of a convention.
 macro_rules! refuse {
-    ($( $convention:ty: $($name:ident)* ; )*) => {
-        $crate::convention::export! { $($(
+    (prefix $prefix:literal; $( $convention:ty: $($name:ident)* ; )*) => {
+        $crate::convention::export! { prefix $prefix; $($(
             fn $name() -> $convention { Err($crate::convention::Failure::UNSUPPORTED) }
         )*)* }
+    };
+    ($($functions:tt)*) => {
+        $crate::convention::refuse! { prefix ""; $($functions)* }
     };
 }
 

@@ -29,10 +29,11 @@ use crate::abi::values::{
 };
 use crate::channel::ChannelObject;
 use crate::context::ContextArgument;
-use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, Value, callback, export, required};
+use crate::convention::{
+    Failure, OrErrno, OrMinusOne, OrNull, Value, callback, export, inject_faults, required,
+};
 use crate::domain::ParentDomain;
 use crate::environment;
-use crate::faults;
 use crate::hooks::{CqHooks, Hooked};
 use crate::lock::Locked;
 use crate::memory::PdObject;
@@ -176,7 +177,7 @@ pub(crate) fn create_extended(
     init: &ibv_cq_init_attr_ex,
     options: &CqOptions,
 ) -> Result<*mut ibv_cq_ex, Failure> {
-    faults::before("create_cq_ex").map_err(Failure::of_errno)?;
+    inject_faults("create_cq_ex")?;
     let has_attr = |flag| has(init.comp_mask, flag);
     if init.wc_flags & !extended::WC_FLAGS != 0 {
         return Err(Failure::UNSUPPORTED);

@@ -47,8 +47,13 @@ fn method(function: &str) -> Option<Method> {
         "ibv_create_comp_channel" => Method::CreateCompChannel,
         "ibv_alloc_pd" => Method::AllocPd,
         "ibv_dealloc_pd" => Method::DeallocPd,
-        "ibv_reg_mr" | "ibv_reg_mr_iova" | "ibv_reg_mr_iova2" | "ibv_reg_mr_ex" | "ibv_reg_buf_mr"
-        | "ibv_reg_dmabuf_mr" => Method::RegMr,
+        "ibv_reg_mr"
+        | "ibv_reg_mr_iova"
+        | "ibv_reg_mr_iova2"
+        | "ibv_reg_mr_ex"
+        | "ibv_reg_buf_mr"
+        | "ibv_reg_dmabuf_mr"
+        | "mlx5dv_reg_dmabuf_mr" => Method::RegMr,
         "ibv_rereg_mr" => Method::ReregMr,
         "ibv_dereg_mr" => Method::DeregMr,
         "alloc_mw" => Method::AllocMw,
@@ -61,7 +66,7 @@ fn method(function: &str) -> Option<Method> {
         "ibv_modify_srq" => Method::ModifySrq,
         "ibv_query_srq" => Method::QuerySrq,
         "ibv_destroy_srq" => Method::DestroySrq,
-        "ibv_create_qp" | "create_qp_ex" => Method::CreateQp,
+        "ibv_create_qp" | "create_qp_ex" | "mlx5dv_create_qp" => Method::CreateQp,
         "ibv_modify_qp" => Method::ModifyQp,
         "ibv_query_qp" => Method::QueryQp,
         "ibv_destroy_qp" => Method::DestroyQp,

@@ -22,28 +22,14 @@ use bareverbs::device::DriverId;
 use crate::context::{ContextArgument, ContextObject};
 use crate::convention::Failure;
 
-/// Defines functions that the stubs of `libmlx5.so.1` jump to. Their callers have the duties of
-/// [`callback`](crate::convention::callback).
+/// Defines functions that the stubs of `libmlx5.so.1` jump to.
 macro_rules! export {
-    ($(
-        $(#[$meta:meta])*
-        fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $convention:ty $body:block
-    )*) => {
-        $crate::convention::callback! { $(
-            $(#[$meta])*
-            #[unsafe(export_name = concat!("bareverbs_", stringify!($name)))]
-            fn $name($($argument: $type),*) -> $convention $body
-        )* }
-    };
+    ($($functions:tt)*) => { $crate::convention::export! { prefix "bareverbs_"; $($functions)* } };
 }
 
 /// Defines such functions that refuse each call with `EOPNOTSUPP`, in the way of a convention.
 macro_rules! refuse {
-    ($( $convention:ty: $($name:ident)* ; )*) => {
-        $crate::mlx5::export! { $($(
-            fn $name() -> $convention { Err($crate::convention::Failure::UNSUPPORTED) }
-        )*)* }
-    };
+    ($($functions:tt)*) => { $crate::convention::refuse! { prefix "bareverbs_"; $($functions)* } };
 }
 
 use {export, refuse};

@@ -16,11 +16,12 @@ use bareverbs_rxe::Rxe;
 use crate::abi::Function;
 use crate::abi::device::{ibv_context, ibv_context_ops, verbs_context};
 use crate::context::{ContextArgument, ContextObject};
-use crate::convention::{Failure, OrErrno, OrNull, callback, export, required};
+use crate::convention::{Failure, OrErrno, OrNull, export, required};
 use crate::data_path::{DataPath, DataPaths};
 use crate::device::DeviceObject;
 use crate::environment::environment;
 use crate::hooks::hook_context;
+use crate::private::{refuse_errno, refuse_null};
 use crate::{
     cq, device_memory, dma_handle, domain, flow, flow_action, flow_counters, memory, port, qp, record, srq,
     window, wq, xrc,
@@ -28,14 +29,6 @@ use crate::{
 
 /// Says to the inline functions that `verbs_context` is in front of the context.
 const EXTENDED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
-
-callback! {
-    /// For functions that return 0 or an errno.
-    fn refuse_errno() -> OrErrno { Err(Failure::UNSUPPORTED) }
-
-    /// For functions that return a pointer.
-    fn refuse_null() -> OrNull<c_void> { Err(Failure::UNSUPPORTED) }
-}
 
 /// A pointer to each function.
 macro_rules! functions {

@@ -20,6 +20,7 @@ export! {
     fn verbs_register_driver_65(_operations: *const c_void) -> Value<()> { Ok(()) }
 }
 
+// For names of the provider libraries, and for functions of a context that this library lacks.
 callback! {
     fn refuse_null() -> OrNull<c_void> { Err(Failure::UNSUPPORTED) }
     fn refuse_minus_one() -> OrMinusOne { Err(Failure::UNSUPPORTED) }

@@ -46,7 +46,7 @@ use crate::abi::values::{
     IBV_QP_OPEN_ATTR_TYPE, IBV_QP_OPEN_ATTR_XRCD,
 };
 use crate::context::ContextArgument;
-use crate::convention::{Failure, OrErrno, OrNull, Value, callback, export, required};
+use crate::convention::{Failure, OrErrno, OrNull, Value, callback, export, inject_faults, required};
 use crate::cq::CqObject;
 use crate::domain::ParentDomain;
 use crate::environment::environment;
@@ -514,7 +514,7 @@ export! {
 callback! {
     /// `ibv_create_qp_ex`. Returns the granted capacities in `init`.
     fn create_qp_ex(context: ContextArgument<'_>, init: Option<&mut ibv_qp_init_attr_ex>) -> OrNull<ibv_qp> {
-        faults::before("create_qp_ex").map_err(Failure::of_errno)?;
+        inject_faults("create_qp_ex")?;
         create_extended(context, required(init)?, Mlx5Options::default())
     }
 

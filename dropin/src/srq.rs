@@ -22,10 +22,11 @@ use crate::abi::values::{
 };
 use crate::abi::work::ibv_recv_wr;
 use crate::context::ContextArgument;
-use crate::convention::{Convention, Failure, OrErrno, OrNull, Value, callback, export, required};
+use crate::convention::{
+    Convention, Failure, OrErrno, OrNull, Value, callback, export, inject_faults, required,
+};
 use crate::cq::CqObject;
 use crate::domain::ParentDomain;
-use crate::faults;
 use crate::lock::Locked;
 use crate::memory::PdObject;
 use crate::object::{Acknowledged, Object, pointer};
@@ -138,7 +139,7 @@ fn create(
     let parent = pd.abi.parent();
     let has_td = parent.is_some_and(|parent| parent.td().is_some());
     let is_single_threaded = has_td || ContextArgument::of(pd.abi.context).required()?.is_single_threaded;
-    let created = Object::create(|address| {
+    Object::create(|address| {
         let srq = make(&SrqInit {
             // libmlx5 grants room to programs that ask for none.
             max_sge: attr.max_sge,
@@ -159,8 +160,7 @@ fn create(
         };
         let head = SrqHead { abi, events: Acknowledged::default(), _parent: parent.cloned() };
         Ok((head, Locked::new(srq, is_single_threaded)))
-    });
-    created.map(<*mut SrqObject>::cast)
+    })
 }
 
 impl SrqObject {
@@ -214,7 +214,7 @@ export! {
 callback! {
     /// `ibv_create_srq_ex`. Returns the granted capacity in `init`.
     fn create_srq_ex(context: ContextArgument<'_>, init: Option<&mut ibv_srq_init_attr_ex>) -> OrNull<ibv_srq> {
-        faults::before("create_srq_ex").map_err(Failure::of_errno)?;
+        inject_faults("create_srq_ex")?;
         let (context, init) = (&context.required()?.context, required(init)?);
         let has = |flags: c_int| init.comp_mask & flags.cast_unsigned() == flags.cast_unsigned();
         let of_xrc = IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;

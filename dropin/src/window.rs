@@ -7,8 +7,7 @@ use bareverbs::Access;
 use bareverbs::mw::{Mw, MwBind, MwType};
 
 use crate::abi::memory::{ibv_mw, ibv_mw_bind_info};
-use crate::convention::{Failure, OrErrno, OrNull, callback, required};
-use crate::faults;
+use crate::convention::{Failure, OrErrno, OrNull, callback, inject_faults, required};
 use crate::memory::{MrObject, PdObject};
 use crate::object::{Object, pointer};
 
@@ -33,7 +32,7 @@ pub(crate) fn bind(mw: Option<&MwObject>, rkey: u32, info: &ibv_mw_bind_info) ->
 callback! {
     /// `ibv_alloc_mw`.
     fn alloc_mw(pd: Option<&PdObject>, mw_type: u32) -> OrNull<ibv_mw> {
-        faults::before("alloc_mw").map_err(Failure::of_errno)?;
+        inject_faults("alloc_mw")?;
         let pd = required(pd)?;
         let mw_type_of_kernel = u8::try_from(mw_type).map_err(|_| Failure::INVALID)?;
         Object::create(|_| {
@@ -51,7 +50,7 @@ callback! {
 
     /// `ibv_dealloc_mw`.
     fn dealloc_mw(mw: Option<NonNull<MwObject>>) -> OrErrno {
-        faults::before("dealloc_mw").map_err(Failure::of_errno)?;
+        inject_faults("dealloc_mw")?;
         // SAFETY: the argument is a live window, which the program uses no longer.
         unsafe { Object::destroy(required(mw)?, Mw::dealloc, |_, ()| ()) }
     }

@@ -26,7 +26,7 @@ use crate::abi::mlx5::{
 };
 use crate::abi::values::{MLX5DV_UAR_ALLOC_TYPE_NC, MLX5DV_UMEM_MASK_DMABUF};
 use crate::context::ContextArgument;
-use crate::convention::{CountOrMinusOne, Failure, OrErrno, OrMinusOne, OrNull, Value, required};
+use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, Value, required};
 use crate::cq::CqObject;
 use crate::driver_object::{DriverObject, make};
 use crate::qp::QpObject;
@@ -426,9 +426,10 @@ export! {
         channel: Option<&EventChannel>,
         into: *mut c_void,
         length: usize,
-    ) -> CountOrMinusOne {
+    ) -> OrMinusOne<isize> {
         // SAFETY: the buffer is that of the program.
-        read(&required(channel)?.file, unsafe { bytes_mut(into, length) }?)
+        let length = read(&required(channel)?.file, unsafe { bytes_mut(into, length) }?)?;
+        Ok(length.cast_signed())
     }
 }
 
