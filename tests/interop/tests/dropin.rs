@@ -8,7 +8,7 @@ use bareverbs_interop_tests::pingpong::{
     HOST, Kind, PORT, Pingpong, PingpongRun, RdmaCore, RdmaCoreOf, wait_until_listening,
 };
 use bareverbs_interop_tests::program::{Finished, Program};
-use bareverbs_test_support::device::{self, Requirement};
+use bareverbs_test_support::device;
 use bareverbs_test_support::kernel_test;
 use bareverbs_test_support::resources::nothing_leaks;
 
@@ -177,13 +177,8 @@ fn programs_of_librdmacm_run_with_either_library_on_each_side() {
     });
 }
 
-/// perftest asks libmlx5 for the features of a ConnectX, and that library knows devices of its own only.
-fn needs_no_libmlx5() -> Requirement {
-    let is_rxe = device::is_soft_roce();
-    if is_rxe { Ok(()) } else { Err("perftest needs a libmlx5 for the device".into()) }
-}
-
-#[kernel_test(needs_no_libmlx5)]
+/// On a ConnectX, `cargo xtask dropin programs --hca` runs them with either library.
+#[kernel_test(device::soft_roce)]
 fn programs_of_perftest_run() {
     let index = device::gid_index().to_string();
     let (ours, theirs) = (Library::Bareverbs, Library::RdmaCore);
