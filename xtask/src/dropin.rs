@@ -4,8 +4,8 @@
 //! rustc links has no effect: rustc passes another one first. `libmlx5.so.1` has stubs only.
 
 mod bench;
-mod matrix;
-pub(crate) mod programs;
+pub(crate) mod native;
+mod programs;
 mod stubs;
 
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail, ensure};
 use bareverbs_lab::{Cache, OldGlibc, Programs, RdmaCore};
 use clap::{Args, Subcommand, ValueEnum};
-use programs::NativePrograms;
+use native::NativePrograms;
 
 use crate::c_functions::LIBRARY_FOLDER;
 use crate::{build, exports};
@@ -59,7 +59,7 @@ pub(crate) enum Dropin {
     Test,
     /// Run Debian's programs on Soft-RoCE, each in a guest with both libraries on either side; fails if one
     /// fails that runs with Debian's library.
-    Programs(matrix::Matrix),
+    Programs(programs::RunPrograms),
     /// Count the instructions of its data path beside those of Debian's library, in a guest; fails above
     /// the limits.
     Bench(bench::Bench),
@@ -119,7 +119,7 @@ impl Dropin {
                 let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX);
                 Ok(ExitCode::from(code))
             }
-            Self::Programs(matrix) => matrix.run().map(|()| ExitCode::SUCCESS),
+            Self::Programs(programs) => programs.run().map(|()| ExitCode::SUCCESS),
             Self::Test => check().map(|()| ExitCode::SUCCESS),
             Self::Bench(bench) => bench.run(),
         }
@@ -189,19 +189,17 @@ fn names(library: &Path) -> Result<BTreeSet<String>> {
 /// Checks the exported names against those of Debian's libraries, and runs Debian's programs on soft
 /// devices.
 pub(crate) fn check() -> Result<()> {
-    let cache = Cache::open()?;
-    let rdma_core = RdmaCore::fetch(&cache, false)?;
+    let (cache, programs) = (Cache::open()?, native_programs()?);
     let older = OLDER.map(|release| RdmaCore::libraries_of(release, &cache));
     let older: Vec<_> = older.into_iter().collect::<Result<_>>()?;
-    let library = library(TESTED, Glibc::Host)?;
     let list = sources().join("left-out.txt");
     let text = fs::read_to_string(&list).with_context(|| format!("reading {}", list.display()))?;
     let left_out = text.lines().map(str::to_owned).collect();
     for (name, left_out) in [(LIBRARY, left_out), (MLX5_LIBRARY, BTreeSet::new())] {
-        let mut own = names(&library.with_file_name(name))?;
+        let mut own = names(&programs.library.join(name))?;
         // The functions that the stubs of the other library jump to.
         own.retain(|name| !name.starts_with(stubs::PREFIX));
-        let mut theirs = names(&rdma_core.root.join(LIBRARY_FOLDER).join(name))?;
+        let mut theirs = names(&programs.root.join(LIBRARY_FOLDER).join(name))?;
         for folder in older.iter().filter(|_| name == LIBRARY) {
             let of_providers =
                 names(&folder.join(LIBRARY))?.into_iter().filter(|name| name.contains(PRIVATE));
@@ -210,8 +208,7 @@ pub(crate) fn check() -> Result<()> {
         let faults = faults(&own, &theirs, &left_out);
         ensure!(faults.is_empty(), "the exported names of {name}:\n{}", faults.join("\n"));
     }
-    let programs = NativePrograms { root: rdma_core.root, library: folder_of(&library).to_owned() };
-    programs::check(&programs, &older)
+    native::check(&programs, &older)
 }
 
 /// The library, and the programs of the lab's Debian root for this machine.

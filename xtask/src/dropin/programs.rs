@@ -1,287 +1,204 @@
-//! Debian's programs with the library, on this machine: each with a soft device.
+//! `cargo xtask dropin programs`: Debian's programs on Soft-RoCE, or perftest on the software ConnectX, with
+//! our libraries and with those of Debian on either side.
 
-use std::fs;
-use std::io::Read;
-use std::net::{Ipv4Addr, TcpListener};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use anyhow::{Result, ensure};
+use bareverbs_lab::{Accelerator, Exec, Guests, Setup, VerbsPrograms};
+use clap::Args;
 
-use crate::build;
-use crate::c_functions::LIBRARY_FOLDER;
-use crate::native::listens;
+use super::{GUEST_FOLDER, guest_programs};
+use crate::experiment::{self, Files};
+use crate::print::heading;
 
-/// Timeout of a program, many times the usual duration.
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// The programs of a Debian root.
-pub(crate) struct NativePrograms {
-    pub(crate) root: PathBuf,
-    /// The folder of the library.
-    pub(crate) library: PathBuf,
+/// The guest's device.
+struct Target {
+    name: &'static str,
+    address: &'static str,
+    /// The option with the index of its GID.
+    gid: &'static str,
 }
 
-impl NativePrograms {
-    /// A program with the loader and the libraries of the root, but for ours.
-    pub(crate) fn command(&self, program: &str, arguments: &[&str]) -> Command {
-        let mut libraries = self.library.as_os_str().to_owned();
-        libraries.push(":");
-        libraries.push(self.root.join(LIBRARY_FOLDER));
-        let mut command = Command::new(self.root.join("usr/lib64/ld-linux-x86-64.so.2"));
-        // Programs that start themselves look for their own name.
-        command.arg("--library-path").arg(libraries).args(["--argv0", program]);
-        command.arg(self.root.join("usr/bin").join(program));
-        command.args(arguments).env_remove(SOFT);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command
+impl Target {
+    fn new(hca: Option<experiment::Port>) -> Self {
+        match hca {
+            None => Self { name: "rxe0", address: "10.1.0.1", gid: "-x 1" },
+            // The first entries are those of its IPv6 address, and of RoCE v1.
+            Some(experiment::Port::Roce) => Self { name: "mlx5_0", address: "10.1.0.1", gid: "-x 3" },
+            Some(experiment::Port::Ib) => Self { name: "mlx5_0", address: "10.2.0.1", gid: "" },
+        }
     }
+}
 
-    /// Python with the library, for a script of this text.
-    pub(crate) fn python(&self, script: &str, arguments: &[&str]) -> Command {
-        let mut command = self.command("python3", &[&["-c", script], arguments].concat());
-        command.env("PYTHONHOME", self.root.join("usr")).env("PYTHONDONTWRITEBYTECODE", "1");
-        command
+/// Where the guest has the programs that its Debian root lacks.
+const SHARE: &str = "/programs";
+
+/// Timeout of a run.
+const LIMIT: Duration = Duration::from_secs(120);
+
+#[derive(Args)]
+pub(crate) struct RunPrograms {
+    /// A series such as 6.12, or rc.
+    #[arg(long, default_value = experiment::DEFAULT_KERNEL)]
+    kernel: String,
+    /// Run perftest on the software ConnectX instead, with this type of port.
+    #[arg(long, value_enum)]
+    hca: Option<experiment::Port>,
+    /// The accelerator: auto, kvm or tcg.
+    #[arg(long, default_value = "auto")]
+    accel: Accelerator,
+    /// Run only commands that contain this text.
+    name: Option<String>,
+}
+
+/// Starts the server `$3` with the library folder `$1`, and the client `$4` with `$2`: again, until it succeeds,
+/// because the server may not listen yet. `$5` is `stop` for servers that serve without end. The exit status is
+/// 0 if both succeed.
+const RUN: &str = r#"
+export PATH="$PATH:/programs/usr/bin"
+others=/programs/usr/lib/x86_64-linux-gnu:/programs/usr/lib/x86_64-linux-gnu/ceph
+run() { library=$1 limit=$2; shift 2; LD_LIBRARY_PATH=$library:$others exec timeout -k 1 "$limit" "$@"; }
+(run "$1" 60 $3) >/tmp/server 2>&1 & server=$!
+# A server that listens at once needs no second client.
+sleep 1
+tries=0
+until (run "$2" 20 $4) >/tmp/client 2>&1; do
+    tries=$((tries + 1))
+    if [ $tries = 3 ] || ! kill -0 $server; then
+        kill $server; cat /tmp/server /tmp/client >&2; exit 1
+    fi
+    sleep 0.5
+done
+if [ "$5" = stop ]; then kill $server; wait $server; exit 0; fi
+wait $server || { cat /tmp/server >&2; exit 1; }"#;
+
+/// A server and its client.
+struct Pair {
+    server: String,
+    client: String,
+    /// Whether the server serves without end.
+    serves_on: bool,
+}
+
+/// perftest's programs, with the options of which each has all but those that it refuses.
+fn perftest(target: &Target) -> Vec<Pair> {
+    let mut pairs = Vec::new();
+    for (operation, has_events, has_sizes) in
+        [("send", true, true), ("write", false, true), ("read", true, true), ("atomic", true, false)]
+    {
+        for kind in ["bw", "lat"] {
+            let mut variants = vec!["-n 20", "-n 20 -R"];
+            variants.extend(has_events.then_some("-n 20 -e"));
+            // The lines of all sizes take longest, and a latency test sends them one by one.
+            variants.extend((has_sizes && kind == "bw").then_some("-n 5 -a"));
+            variants.extend((kind == "bw").then_some("-n 20 -q 4"));
+            for options in variants {
+                let Target { name, gid, address } = target;
+                let server = format!("ib_{operation}_{kind} -d {name} {gid} -F {options}");
+                pairs.push(Pair { client: format!("{server} {address}"), server, serves_on: false });
+            }
+        }
     }
+    pairs
+}
 
-    /// Runs a program, on a soft device with this address.
-    fn run(&self, program: &str, arguments: &[&str], address: Option<&str>) -> Result<Output> {
-        let mut command = self.command(program, arguments);
-        command.envs(address.map(|address| (SOFT, address)));
-        finish(program, command.spawn().with_context(|| format!("starting {program}"))?, LIMIT)
+fn pairs(target: &Target) -> Vec<Pair> {
+    let host = target.address;
+    let pair = |server: &str, client: &str, serves_on| Pair {
+        server: server.to_owned(),
+        client: client.replace("HOST", host),
+        serves_on,
+    };
+    let fio = "fio --ioengine=rdma --bs=4k --size=64k --iodepth=4 --port=8888 --name";
+    let mut all = vec![
+        pair(
+            "fi_pingpong -p verbs -e msg -I 20 -S 1024",
+            "fi_pingpong -p verbs -e msg -I 20 -S 1024 HOST",
+            false,
+        ),
+        pair(
+            "fi_pingpong -p verbs -e dgram -I 20 -S 1024",
+            "fi_pingpong -p verbs -e dgram -I 20 -S 1024 HOST",
+            false,
+        ),
+        pair(
+            &format!("{fio}=s --rw=read"),
+            &format!("{fio}=c --rw=write --verb=write --hostname=HOST"),
+            false,
+        ),
+        pair("rdma_server", "rdma_client -s HOST", false),
+        pair("rping -s -a HOST -C 10".replace("HOST", host).as_str(), "rping -c -a HOST -C 10 -V", false),
+        pair("riostream -S 1000 -C 10", "riostream -S 1000 -C 10 -s HOST", false),
+        pair("rcopy", "rcopy /etc/passwd HOST:/tmp/copied", true),
+    ];
+    for test in
+        ["rc_bw", "rc_lat", "rc_rdma_read_bw", "rc_rdma_write_lat", "rc_compare_swap_mr", "ver_rc_fetch_add"]
+    {
+        all.push(pair("qperf", &format!("qperf -cm1 -t 1 HOST {test}"), true));
     }
-
-    /// Runs a program that must succeed. Returns what it printed.
-    fn succeed(&self, program: &str, arguments: &[&str], address: &str) -> Result<String> {
-        let output = self.run(program, arguments, Some(address))?;
-        ensure!(output.status.success(), "{program} failed: {output:?}");
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    for program in ["rc", "uc", "ud", "srq"] {
+        for options in ["", " -e", " -m 512", " -r 20", " -s 1"] {
+            let server = format!("ibv_{program}_pingpong -g 1 -n 50 -c{options}");
+            all.push(Pair { client: format!("{server} {host}"), server, serves_on: false });
+        }
     }
+    for options in [" -N", " -e -N", " -s 1000000 -n 5"] {
+        let server = format!("ibv_rc_pingpong -g 1 -n 50 -c{options}");
+        all.push(Pair { client: format!("{server} {host}"), server, serves_on: false });
+    }
+    all.extend(perftest(target));
+    all
+}
 
-    /// Starts a program with provider libraries of an older release, all of whose functions are looked up.
-    fn load_providers(&self, folder: &Path, address: &str) -> Result<()> {
-        let providers = ["libefa.so.1", "libmlx4.so.1", "libmlx5.so.1"].map(|name| folder.join(name));
-        let list = providers.map(|path| path.display().to_string()).join(":");
-        let mut command = self.command("ibv_devices", &[]);
-        command.env("LD_PRELOAD", list).env("LD_BIND_NOW", "1").env(SOFT, address);
-        let output = finish("ibv_devices", command.spawn().context("starting ibv_devices")?, LIMIT)?;
-        let is_silent = output.status.success() && output.stderr.is_empty();
-        ensure!(is_silent, "ibv_devices with {}: {output:?}", folder.display());
+/// The libraries of server and client.
+const SIDES: [(&str, [&str; 2]); 4] = [
+    ("ours/ours", [GUEST_FOLDER; 2]),
+    ("ours/C", [GUEST_FOLDER, ""]),
+    ("C/ours", ["", GUEST_FOLDER]),
+    ("C/C", [""; 2]),
+];
+
+impl RunPrograms {
+    pub(crate) fn run(self) -> Result<()> {
+        let files = Files::with_rdma_core(&self.kernel, guest_programs()?)?;
+        let programs = VerbsPrograms::fetch(&files.cache)?;
+        let target = Target::new(self.hca);
+        heading(&format!("Debian's programs with our library on {}, {}", files.kernel.version, target.name));
+        let shares = vec![(programs.root, SHARE.to_owned())];
+        let setup = Setup { accelerator: self.accel, shares, ..files.setup() };
+        let hca = experiment::start_hca(self.hca, 1, &[])?;
+        let pairs = if hca.is_some() { perftest(&target) } else { pairs(&target) };
+        let mut failed = Vec::new();
+        experiment::run(&setup, hca.as_ref(), |guests| {
+            for pair in pairs {
+                if self.name.as_ref().is_none_or(|name| pair.client.contains(name)) {
+                    failed.extend(run_pair(guests, &pair)?);
+                }
+            }
+            Ok(())
+        })?;
+        ensure!(failed.is_empty(), "they fail with our library only:\n{}", failed.join("\n"));
         Ok(())
     }
-
-    /// Runs a server, and a client of it on this host, to their ends, with these variables. Both take a port by
-    /// `-p`. If one fails, the other is killed.
-    fn sides(
-        &self,
-        program: &str,
-        options: &[&str],
-        addresses: [&str; 2],
-        variables: &[(&str, &Path)],
-    ) -> Result<[Output; 2]> {
-        // The port is free again once the listener is dropped.
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-        let number = port.to_string();
-        let arguments = [options, &["-p", &number]].concat();
-        let variables = || variables.iter().copied();
-        let mut server =
-            self.command(program, &arguments).env(SOFT, addresses[0]).envs(variables()).spawn()?;
-        let begin = Instant::now();
-        while !listens(port) && server.try_wait()?.is_none() && begin.elapsed() < LIMIT {
-            thread::sleep(Duration::from_millis(5));
-        }
-        let mut client = self.command(program, &[&arguments[..], &["localhost"]].concat());
-        let client = client.env(SOFT, addresses[1]).envs(variables()).spawn()?;
-        let client = finish(program, client, LIMIT);
-        if !client.as_ref().is_ok_and(|client| client.status.success()) {
-            // It may wait for a client without end.
-            server.kill()?;
-        }
-        Ok([finish(program, server, LIMIT)?, client?])
-    }
-
-    /// Runs a server and a client that must succeed.
-    fn pair(
-        &self,
-        program: &str,
-        options: &[&str],
-        addresses: [&str; 2],
-        variables: &[(&str, &Path)],
-    ) -> Result<[Output; 2]> {
-        let sides = self.sides(program, options, addresses, variables)?;
-        let succeed = sides.iter().all(|side| side.status.success());
-        ensure!(succeed, "{program} {options:?}: {sides:?}");
-        Ok(sides)
-    }
-
-    /// Runs a ping-pong, whose data both sides check.
-    fn ping_pong(&self, program: &str, options: &[&str], addresses: [&str; 2]) -> Result<()> {
-        let options = [&["-g", "0", "-c", "-n", "100"], options].concat();
-        for side in self.pair(program, &options, addresses, &[])? {
-            let printed = String::from_utf8_lossy(&side.stdout);
-            let is_complete = printed.contains("100 iters in") && !printed.contains("invalid data");
-            ensure!(is_complete, "{program} {options:?}: {side:?}");
-        }
-        Ok(())
-    }
 }
 
-/// The variable with the addresses of the soft devices.
-pub(crate) const SOFT: &str = "BAREVERBS_SOFT";
-
-/// Waits until a program ends, and kills it at the limit. Its output is read meanwhile: a full pipe would stop
-/// it.
-pub(crate) fn finish(program: &str, mut child: Child, limit: Duration) -> Result<Output> {
-    let stdout = child.stdout.take().map(read_in_thread);
-    let stderr = child.stderr.take().map(read_in_thread);
-    let begin = Instant::now();
-    let mut is_late = false;
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if !is_late && begin.elapsed() > limit {
-            child.kill()?;
-            is_late = true;
-        }
-        thread::sleep(Duration::from_millis(5));
-    };
-    let read = |pipe: Option<JoinHandle<Vec<u8>>>| pipe.and_then(|pipe| pipe.join().ok()).unwrap_or_default();
-    let output = Output { status, stdout: read(stdout), stderr: read(stderr) };
-    ensure!(!is_late, "{program} runs longer than {limit:?}: {output:?}");
-    Ok(output)
-}
-
-fn read_in_thread(mut pipe: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        // What was read before an error is output too.
-        let _ = pipe.read_to_end(&mut bytes);
-        bytes
-    })
-}
-
-/// Two addresses of this host that no other process has: process ids have at most 22 bits.
-pub(crate) fn addresses() -> [String; 2] {
-    let first = u32::from(Ipv4Addr::new(127, 128, 0, 0)) | std::process::id() << 1;
-    [first, first | 1].map(|address| Ipv4Addr::from(address).to_string())
-}
-
-pub(super) fn check(programs: &NativePrograms, older: &[PathBuf]) -> Result<()> {
-    let addresses = addresses();
-    let [one, other] = addresses.each_ref().map(String::as_str);
-
-    let devices = programs.succeed("ibv_devices", &[], &format!("{one},{other}"))?;
-    let names: Vec<_> = devices.lines().skip(2).filter_map(|line| line.split_whitespace().next()).collect();
-    ensure!(names == ["soft0", "soft1"], "ibv_devices printed {devices}");
-
-    let info = programs.succeed("ibv_devinfo", &["-v"], one)?;
-    for line in ["hca_id:\tsoft0", "state:\t\t\tPORT_ACTIVE (4)", &format!("::ffff:{one}, RoCE v2")] {
-        ensure!(info.contains(line), "ibv_devinfo printed no `{line}`: {info}");
+/// Runs a pair with all combinations of libraries, and prints the outcomes. Returns those that are worse than
+/// with Debian's library on both sides.
+fn run_pair(guests: &mut Guests, pair: &Pair) -> Result<Vec<String>> {
+    let ends = if pair.serves_on { "stop" } else { "" };
+    let mut outcomes = BTreeMap::new();
+    for (name, [server_library, client_library]) in SIDES {
+        let arguments =
+            ["sh", "-c", RUN, "sh", server_library, client_library, &pair.server, &pair.client, ends];
+        let argv = arguments.map(str::to_owned).into();
+        let finished = guests.run(0, Exec { argv, ..Exec::default() }, LIMIT)?;
+        let is_ok = finished.status == 0 && !finished.timed_out;
+        outcomes.insert(name, (is_ok, String::from_utf8_lossy(&finished.stderr).into_owned()));
     }
-
-    for folder in older {
-        programs.load_providers(folder, one)?;
-    }
-
-    for program in ["ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong"] {
-        let size = if program.contains("ud") { "1000" } else { "5000" };
-        for options in [&["-s", size][..], &["-e"]] {
-            programs.ping_pong(program, options, [one, other])?;
-        }
-    }
-
-    // Posts by the functions of `ibv_qp_ex`.
-    programs.ping_pong("ibv_rc_pingpong", &["-N"], [one, other])?;
-    for program in ["ib_send", "ib_write", "ib_read", "ib_atomic"] {
-        let common = ["-d", "soft0", "-x", "0", "-F", "-n", "10"];
-        for (kind, options) in [("bw", &["-q", "4"][..]), ("lat", &[])] {
-            programs.pair(&format!("{program}_{kind}"), &[&common, options].concat(), [one, other], &[])?;
-        }
-    }
-    programs.pair(
-        "ib_send_lat",
-        &["-d", "soft0", "-x", "0", "-F", "-n", "10", "-e", "-c", "UD"],
-        [one, other],
-        &[],
-    )?;
-    let libraries =
-        [programs.library.join("libibverbs.so.1"), programs.root.join(LIBRARY_FOLDER).join("libmlx5.so.1")];
-    let libraries = libraries.each_ref().map(|path| path.to_str().unwrap_or_default());
-    let mut loading = programs.python(include_str!("loading.py"), &libraries);
-    let loaded = finish("loading.py", loading.env(SOFT, one).spawn().context("starting Python")?, LIMIT)?;
-    ensure!(loaded.status.success() && loaded.stdout == b"polling\n", "loading.py: {loaded:?}");
-    let libraries = [&programs.library, &programs.root.join(LIBRARY_FOLDER)];
-    let libraries = libraries.map(|folder| folder.join("libibverbs.so.1"));
-    let libraries = libraries.each_ref().map(|path| path.to_str().unwrap_or_default());
-    let mut comparing = programs.python(include_str!("values.py"), &libraries);
-    let compared = finish("values.py", comparing.spawn().context("starting Python")?, LIMIT)?;
-    ensure!(compared.status.success(), "values.py: {compared:?}");
-    check_hooks(programs, [one, other])?;
-    let refused = programs.run("ibv_xsrq_pingpong", &["-g", "0"], Some(one))?;
-    let reason = String::from_utf8_lossy(&refused.stderr);
-    ensure!(refused.status.code() == Some(1) && !reason.contains("panicked"), "XRC: {refused:?}");
-    let none = programs.run("ibv_devices", &[], Some("192.0.2.1"))?;
-    let reason = String::from_utf8_lossy(&none.stderr);
-    ensure!(
-        reason.contains("BAREVERBS_SOFT: device soft:192.0.2.1: "),
-        "an address of another host: {none:?}"
-    );
-    Ok(())
-}
-
-/// The data path is traced, and faults are injected.
-fn check_hooks(programs: &NativePrograms, addresses: [&str; 2]) -> Result<()> {
-    let folder = build::target_folder();
-    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-    let (trace, faults) = (folder.join("dropin-trace"), folder.join("dropin-faults"));
-    let pingpong = |options: &[&str], variables: &[(&str, &Path)]| {
-        let options = [&["-g", "0", "-n", "20", "-s", "100"], options].concat();
-        programs.sides("ibv_rc_pingpong", &options, addresses, variables)
-    };
-    // By `ibv_post_send`, and by the functions of `ibv_qp_ex`.
-    for options in [&[][..], &["-N"]] {
-        let _ = fs::remove_file(&trace);
-        let sides = pingpong(options, &[("BAREVERBS_TRACE", &trace)])?;
-        ensure!(sides.iter().all(|side| side.status.success()), "with a trace: {sides:?}");
-        let text = fs::read_to_string(&trace).with_context(|| format!("reading {}", trace.display()))?;
-        let lines = text.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
-        let count = |call: &str, name: &str| {
-            let is = |line: &&Value| line["call"] == call && line["name"] == name && line["file"] == "soft0";
-            lines.iter().filter(is).count()
-        };
-        // Each side sends 20 messages, receives 20, and posts 500 receives at first.
-        let counts = [count("post-send", "SEND"), count("poll-cq", "SUCCESS"), count("post-recv", "RECV")];
-        ensure!(counts == [40, 80, 1000], "{options:?}: {counts:?} lines");
-        let send = lines.iter().find(|line| line["call"] == "post-send").context("a send")?;
-        let request = &send["before"];
-        let is_whole = request["wr_id"] == 2 && request["sges"][0]["length"] == 100 && send["result"] == 0;
-        ensure!(is_whole && request["flags"]["flags"][0] == "SIGNALED", "{send}");
-    }
-    for (rules, options, errors) in [
-        ("CreateQp 1 ENOMEM", &[][..], "Couldn't create QP"),
-        ("CreateQp 1 ENOMEM", &["-N"], "Couldn't create QP"),
-        ("PostSend 3 EIO", &[], "Couldn't post send"),
-        ("completion 6 REM_ACCESS_ERR", &[], "Failed status remote access error (10)"),
-        ("RegMr 2 EIO", &[], ""),
-        ("AllocPd 1 1ms", &[], ""),
-    ] {
-        fs::write(&faults, rules).with_context(|| format!("writing {}", faults.display()))?;
-        let sides = pingpong(options, &[("BAREVERBS_FAULTS", &faults)])?;
-        let is_expected = |side: &Output| {
-            let printed = String::from_utf8_lossy(&side.stderr);
-            if errors.is_empty() { side.status.success() } else { printed.contains(errors) }
-        };
-        ensure!(sides.iter().any(is_expected), "{rules}: {sides:?}");
-    }
-    let _ = fs::remove_file(&trace);
-    let files = [&faults, &trace].map(|path| path.to_str().unwrap_or_default());
-    let mut script = programs.python(include_str!("hooks.py"), &files);
-    let script = script.env(SOFT, addresses[0]).spawn().context("starting Python")?;
-    let finished = finish("hooks.py", script, LIMIT)?;
-    ensure!(finished.status.success(), "hooks.py: {finished:?}");
-    Ok(())
+    let text = SIDES.map(|(name, _)| format!("{name} {}", if outcomes[name].0 { "ok" } else { "fails" }));
+    println!("{}: {}", pair.client, text.join(", "));
+    let is_comparable = outcomes["C/C"].0;
+    let worse = outcomes.iter().filter(|(_, (is_ok, _))| is_comparable && !is_ok);
+    Ok(worse.map(|(name, (_, printed))| format!("{name} {}: {printed}", pair.client)).collect())
 }

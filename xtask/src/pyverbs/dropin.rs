@@ -9,7 +9,7 @@ use bareverbs_lab::{Accelerator, Series, Setup, Since};
 use super::hca::Library;
 use super::table::{KERNELS, Row, Table};
 use super::{End, suite};
-use crate::dropin::{self, programs::addresses};
+use crate::dropin::{self, native::addresses};
 use crate::experiment;
 use crate::print::heading;
 

@@ -12,7 +12,7 @@ use bareverbs_lab::{Exec, Guests};
 use super::End;
 use crate::build;
 use crate::dropin::GUEST_FOLDER;
-use crate::dropin::programs::{NativePrograms, SOFT, finish};
+use crate::dropin::native::{NativePrograms, SOFT, finish};
 
 /// The folder of the suite in Debian's package. Long files are compressed.
 const FOLDER: &str = "usr/share/doc/rdma-core/tests";
