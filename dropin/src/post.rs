@@ -55,10 +55,11 @@ impl<'a> Iterator for Receives<'a> {
         // Most have one SGE.
         // SAFETY: as above.
         let one = if request.num_sge == 1 { unsafe { request.sg_list.cast::<Sge>().as_ref() } } else { None };
-        // SAFETY: as above.
-        match one
-            .map_or_else(|| unsafe { sges(request.sg_list, request.num_sge) }, |sge| Ok(slice::from_ref(sge)))
-        {
+        let all = || {
+            // SAFETY: as above.
+            unsafe { sges(request.sg_list, request.num_sge) }
+        };
+        match one.map_or_else(all, |sge| Ok(slice::from_ref(sge))) {
             Ok(sges) => {
                 self.next = request.next;
                 Some(RecvRequest { wr_id: request.wr_id, sges })

@@ -91,8 +91,8 @@ mod tests {
 
     #[test]
     fn rss_qp_has_no_queues() {
-        // SAFETY: the structs of the ABI have numbers and pointers only.
         let valid = || -> ibv_qp_init_attr_ex {
+            // SAFETY: the structs of the ABI have numbers and pointers only.
             let mut init: ibv_qp_init_attr_ex = unsafe { MaybeUninit::zeroed().assume_init() };
             let mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH;
             (init.qp_type, init.comp_mask) = (QpType::RAW_PACKET.0, mask.cast_unsigned());

@@ -147,7 +147,7 @@ fn run_suite(
         command::script(guests, HUGE_PAGES, &[], Duration::from_secs(60))
             .context("the guest has no room for huge pages")?;
         if library == Library::Ours {
-            compare_attributes(guests, [&variables[..], &[]])?;
+            compare_attributes(guests, [variables, &[]])?;
         }
         suite::run(guests, "mlx5_0", &kind, names, variables)
     })
