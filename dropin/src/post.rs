@@ -52,14 +52,16 @@ impl<'a> Iterator for Receives<'a> {
         self.current = self.next;
         // SAFETY: the element of the list is valid, by the contract of `post_receives`.
         let request = unsafe { self.current.as_ref() }?;
-        // Most have one SGE.
         // SAFETY: as above.
-        let one = if request.num_sge == 1 { unsafe { request.sg_list.cast::<Sge>().as_ref() } } else { None };
-        let all = || {
-            // SAFETY: as above.
-            unsafe { sges(request.sg_list, request.num_sge) }
+        let sges = unsafe {
+            // Most have one SGE.
+            let one = if request.num_sge == 1 { request.sg_list.cast::<Sge>().as_ref() } else { None };
+            match one {
+                Some(sge) => Ok(slice::from_ref(sge)),
+                None => sges(request.sg_list, request.num_sge),
+            }
         };
-        match one.map_or_else(all, |sge| Ok(slice::from_ref(sge))) {
+        match sges {
             Ok(sges) => {
                 self.next = request.next;
                 Some(RecvRequest { wr_id: request.wr_id, sges })

@@ -325,6 +325,7 @@ callback! {
         }
     }
 
+    #[expect(clippy::extra_unused_type_parameters, reason = "`callback` takes a constant after a type")]
     fn end_poll<P: BuiltIn, const IS_ELIDED: bool>(cq: &CqObject) -> Value<()> {
         let thread = &cq.abi.polling.thread;
         // Before `ibv_start_poll`, nothing is polled.
