@@ -56,6 +56,10 @@ print("query_device_ex", call(context, QUERY_DEVICE_EX, c_int, context, None, by
 words("device", device.raw)
 port = ctypes.create_string_buffer(PORT_ATTR)
 print("query_port", call(context, QUERY_PORT, c_int, context, 1, byref(port), PORT_ATTR))
+# Linux 6.1 has no `active_speed_ex`: the C library leaves 0 there, ours writes `active_speed`.
+SPEED, SPEED_EX = 44, 52
+if struct.unpack_from("I", port.raw, SPEED_EX) == (0,):
+    struct.pack_into("I", port, SPEED_EX, port.raw[SPEED])
 words("port", port.raw)
 
 pd = library.ibv_alloc_pd(c_void_p(context))
