@@ -140,23 +140,6 @@ impl BuiltIn for AnyProvider {
     }
 }
 
-/// Implements [`BuiltIn`] for the provider of a variant.
-macro_rules! built_in {
-    ($variant:ident($provider:ty): $($method:ident of $queue:ident is $kind:ident),*) => {
-        impl BuiltIn for $provider {
-            $(
-                #[inline(always)]
-                fn $method(queue: &mut $queue) -> Option<&mut Self::$kind> {
-                    match queue {
-                        $queue::$variant(queue) => Some(queue),
-                        _ => None,
-                    }
-                }
-            )*
-        }
-    };
-}
-
 /// Declares the enums over the providers and forwards every call to the variant.
 macro_rules! providers {
     ($($(#[$meta:meta])* $feature:literal => $variant:ident($provider:ty)),* $(,)?) => {
@@ -462,7 +445,7 @@ macro_rules! providers {
 
         $(
             #[cfg(feature = $feature)]
-            built_in!($variant($provider): cq of AnyCq is Cq, sq of AnySq is Sq, rq of AnyRq is Rq, srq of AnySrq is Srq);
+            providers!(@built_in $variant($provider): cq AnyCq Cq, sq AnySq Sq, rq AnyRq Rq, srq AnySrq Srq);
         )*
 
         providers!(@recv AnyRq $($variant $feature)*);
@@ -547,6 +530,19 @@ macro_rules! providers {
                 #[inline]
                 fn to_value(&self) -> WorkCompletion;
             }
+        }
+    };
+    (@built_in $variant:ident($provider:ty): $($method:ident $queue:ident $kind:ident),*) => {
+        impl BuiltIn for $provider {
+            $(
+                #[inline(always)]
+                fn $method(queue: &mut $queue) -> Option<&mut Self::$kind> {
+                    match queue {
+                        $queue::$variant(queue) => Some(queue),
+                        _ => None,
+                    }
+                }
+            )*
         }
     };
     (@recv $queue:ident $($variant:ident $feature:tt)*) => {
