@@ -1,5 +1,5 @@
-//! The functions of the data path. Each provider has its own, which need no branch over providers and only the
-//! registers of one.
+//! The functions of the data path. Each provider has its own, which need no branch over providers and only
+//! the registers of one.
 //!
 //! C finds them in a context or in its objects, so they get objects of devices with this provider only.
 

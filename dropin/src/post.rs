@@ -166,8 +166,8 @@ fn connected(opcode: WrOpcode, imm: Imm, request: &ibv_send_wr) -> Result<Operat
     })
 }
 
-/// What takes the requests that the fast path of the queue of an RC or UC QP may take. It is compiled for each
-/// kind of request, so operation and kind of payload are constants in it.
+/// What takes the requests that the fast path of the queue of an RC or UC QP may take. It is compiled for
+/// each kind of request, so operation and kind of payload are constants in it.
 pub(crate) trait FastPath<P: BuiltIn> {
     type Output;
 
@@ -373,7 +373,8 @@ mod tests {
             posted.extend(requests.map(|request| request.wr_id));
             Ok(())
         };
-        // SAFETY: the list is valid, and no queue gets the requests. The third one has one SGE without a list.
+        // SAFETY: the list is valid, and no queue gets the requests. The third one has one SGE without a
+        // list.
         let outcome = unsafe { post_receives(first, Some(&mut found), post) };
         assert_eq!((outcome.unwrap_err(), found, &posted[..]), (Failure::INVALID, last, &[1, 2][..]));
     }

@@ -116,9 +116,9 @@ impl Mlx5Srq {
     #[inline(always)]
     fn shared_slot(&self, index: u32) -> &Slot {
         debug_assert!((index as usize) < self.shared.slots.len());
-        // SAFETY: `shared` keeps the slots valid. Each index is that of a slot: the list has those of all slots
-        // at first, then those that `append_free_list` found. Pollers change `next` of posted slots only, which
-        // are not in the list.
+        // SAFETY: `shared` keeps the slots valid. Each index is that of a slot: the list has those of all
+        // slots at first, then those that `append_free_list` found. Pollers change `next` of posted slots
+        // only, which are not in the list.
         unsafe { self.slots.add(index as usize).as_ref() }
     }
 

@@ -183,7 +183,8 @@ impl<const HAS_RARE: bool> Visitor for PollCurrent<'_, HAS_RARE> {
 }
 
 impl CqObject {
-    /// Uses the queue, with the lock. A thread may do so between `ibv_start_poll` and `ibv_end_poll`, as in C.
+    /// Uses the queue, with the lock. A thread may do so between `ibv_start_poll` and `ibv_end_poll`, as in
+    /// C.
     pub(crate) fn with_queue<R>(&self, call: impl FnOnce(&mut Cq) -> R) -> R {
         if self.abi.polling.thread.load(Ordering::Relaxed) != lock::thread() {
             return call(&mut self.inner.lock());
@@ -217,8 +218,8 @@ impl CqObject {
     }
 }
 
-/// `ibv_start_poll`. An empty CQ is `ENOENT`, without the lock. The fast path is that of one completion, or of
-/// none.
+/// `ibv_start_poll`. An empty CQ is `ENOENT`, without the lock. The fast path is that of one completion, or
+/// of none.
 #[inline(always)]
 fn start<P: BuiltIn, const HAS_RARE: bool>(cq: &CqObject, is_elided: bool) -> c_int {
     let Some(mut guard) = cq.inner.try_lock(is_elided) else { return start_contended(cq) };

@@ -226,8 +226,8 @@ impl Posting {
 }
 
 impl Posted {
-    /// Begins a request, after the one before it. The operation is a function of a few registers, so a new one
-    /// is not built in memory.
+    /// Begins a request, after the one before it. The operation is a function of a few registers, so a new
+    /// one is not built in memory.
     #[inline(always)]
     fn begin(&mut self, qp: &QpObject, operation: impl FnOnce() -> Operation) {
         if self.operation.is_some() {

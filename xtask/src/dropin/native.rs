@@ -73,8 +73,8 @@ impl NativePrograms {
         Ok(())
     }
 
-    /// Runs a server, and a client of it on this host, to their ends, with these variables. Both take a port by
-    /// `-p`. If one fails, the other is killed.
+    /// Runs a server, and a client of it on this host, to their ends, with these variables. Both take a
+    /// port by `-p`. If one fails, the other is killed.
     fn sides(
         &self,
         program: &str,
@@ -132,8 +132,8 @@ impl NativePrograms {
 /// The variable with the addresses of the soft devices.
 pub(crate) const SOFT: &str = "BAREVERBS_SOFT";
 
-/// Waits until a program ends, and kills it at the limit. Its output is read meanwhile: a full pipe would stop
-/// it.
+/// Waits until a program ends, and kills it at the limit. Its output is read meanwhile: a full pipe would
+/// stop it.
 pub(crate) fn finish(program: &str, mut child: Child, limit: Duration) -> Result<Output> {
     let stdout = child.stdout.take().map(read_in_thread);
     let stderr = child.stderr.take().map(read_in_thread);

@@ -52,9 +52,9 @@ pub(crate) struct RunPrograms {
     name: Option<String>,
 }
 
-/// Starts the server `$3` with the library folder `$1`, and the client `$4` with `$2`: again, until it succeeds,
-/// because the server may not listen yet. `$5` is `stop` for servers that serve without end. The exit status is
-/// 0 if both succeed.
+/// Starts the server `$3` with the library folder `$1`, and the client `$4` with `$2`: again, until it
+/// succeeds, because the server may not listen yet. `$5` is `stop` for servers that serve without end. The
+/// exit status is 0 if both succeed.
 const RUN: &str = r#"
 export PATH="$PATH:/programs/usr/bin"
 others=/programs/usr/lib/x86_64-linux-gnu:/programs/usr/lib/x86_64-linux-gnu/ceph
