@@ -199,7 +199,8 @@ impl<P: Provider> Srq<P> {
     /// # let pd = bareverbs_test_support::example::pd()?;
     /// # let mut srq = pd.create_srq(&SrqInit::new(16))?;
     /// # let mr = pd.register(bareverbs::Buffer::zeroed(4096)?, bareverbs::Access::LOCAL_WRITE)?;
-    /// let buffers: Vec<[Sge; 1]> = (0..4).map(|at| Ok([mr.sge(at * 1024..(at + 1) * 1024)?])).collect::<bareverbs::Result<_>>()?;
+    /// let buffer = |at: usize| bareverbs::Result::Ok([mr.sge(at * 1024..(at + 1) * 1024)?]);
+    /// let buffers: Vec<[Sge; 1]> = (0..4).map(buffer).collect::<bareverbs::Result<_>>()?;
     /// let requests = buffers.iter().zip(0..).map(|(sges, wr_id)| RecvRequest { wr_id, sges });
     /// // SAFETY: the memory is not used before the receives complete.
     /// unsafe { srq.post_recv_each(requests) }?;
