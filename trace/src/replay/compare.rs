@@ -30,7 +30,7 @@ const NAMES: [&str; 18] = [
     "sys_image_guid",
     "netdev_ifindex",
     "text",
-    "wq_num",
+    "wqn",
 ];
 /// The same, of attributes of ioctls.
 const ATTRIBUTES: [&str; 18] = [

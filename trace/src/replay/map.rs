@@ -44,7 +44,7 @@ pub(super) struct Names {
 }
 
 /// Fields of responses with numbers that later requests repeat.
-const NUMBERS: [&str; 5] = ["qpn", "lkey", "rkey", "srqn", "wq_num"];
+const NUMBERS: [&str; 5] = ["qpn", "lkey", "rkey", "srqn", "wqn"];
 /// Fields of requests with such numbers.
 const USES: [&str; 2] = ["dest_qp_num", "remote_qpn"];
 
@@ -180,5 +180,21 @@ impl Names {
 impl std::fmt::Debug for Names {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Names").field("handles", &self.handles).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bareverbs_uapi::registry;
+
+    use super::*;
+
+    #[test]
+    fn numbers_are_fields_of_structs() {
+        let structs = || registry::MODULES.iter().flat_map(|module| module.structs);
+        for name in NUMBERS.iter().chain(&USES) {
+            let has = |info: &&&StructInfo| info.fields.iter().any(|field| field.rust == *name);
+            assert!(structs().any(|info| has(&info)), "{name}");
+        }
     }
 }
