@@ -46,6 +46,7 @@ impl UserMemory {
         if !at.is_multiple_of(RECORD) {
             return Err(Status::BadParameter);
         }
-        Ok(page + (at & ((1 << self.shift) - 1)))
+        // An address beyond the memory of the machine fails when it is accessed.
+        Ok(page.wrapping_add(at & ((1 << self.shift) - 1)))
     }
 }
