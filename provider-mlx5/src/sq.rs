@@ -40,8 +40,13 @@ pub use raw_wqe::RawWqe;
 use writer::Writer;
 
 /// A send queue.
+///
+/// The C layout keeps the register off offset 0, where the compiler would compute its address in
+/// each post.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Mlx5Sq {
+    next: Position,
     record: QueueRecordRef,
     memory: Arc<QpMemory>,
     register: SendRegister,
@@ -53,7 +58,6 @@ pub struct Mlx5Sq {
     qp_num: u32,
     /// Control flags of every WQE.
     base_flags: ControlFlags,
-    next: Position,
     /// End of the fast path: the request with this number takes the slow path.
     fast_limit: u64,
     /// The next block and slot of the fast path.
