@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use bareverbs_lab_init::frame::{FromGuest, ToGuest};
-use bareverbs_lab_init::{Exec, Job, Link, RDMA_CORE_TAG, Share};
+use bareverbs_lab_init::{Exec, Job, Link, RDMA_CORE_TAG, Share, SoftDevice};
 
 use crate::cache::Cache;
 use crate::console::Console;
@@ -55,7 +55,9 @@ pub struct Setup<'a> {
     pub instruction_clock: bool,
     /// File for the packets on the wire.
     pub recording: Option<PathBuf>,
-    /// HCAs for the hosts, instead of rxe.
+    /// The software device of the hosts.
+    pub soft: SoftDevice,
+    /// HCAs for the hosts, instead of the software device.
     pub hca: Option<&'a Hca>,
 }
 
@@ -468,6 +470,7 @@ impl Host {
             rdma_core: setup.rdma_core.is_some(),
             shares,
             link,
+            soft: setup.soft,
             hca: setup.hca.map(|hca| hca.port),
             capture: setup.recording.is_some() && link == Link::Veth,
         };
@@ -540,7 +543,17 @@ fn wanted_modules(setup: &Setup<'_>, link: Link) -> Vec<&'static str> {
     wanted.extend(
         ["crc32_generic", "af_packet", "sch_netem", "sch_tbf"].into_iter().filter(|name| modules.has(name)),
     );
-    wanted.push(if setup.hca.is_some() { "mlx5_ib" } else { "rdma_rxe" });
+    if setup.hca.is_some() {
+        wanted.push("mlx5_ib");
+    } else {
+        wanted.push("rdma_rxe");
+        // Tests also add a siw device to guests with rxe, if the kernel has it.
+        if setup.soft == SoftDevice::Siw || modules.has("siw") {
+            // Up to 6.12, siw requests crc32c from the crypto layer when it is loaded.
+            wanted.extend(["crc32c_generic"].into_iter().filter(|name| modules.has(name)));
+            wanted.push("siw");
+        }
+    }
     wanted.extend(["ib_uverbs", "rdma_ucm", "ib_umad"]);
     if setup.hca.is_some_and(|hca| hca.port == crate::HcaPort::Ib) {
         wanted.extend(["ib_ipoib"].into_iter().filter(|name| modules.has(name)));

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::apt::{Apt, Channel, Package};
 use crate::cache::Cache;
 use crate::deb;
+use crate::kernel_source::KernelSource;
 use crate::modules::Modules;
 use crate::process::bind_to_parent;
 use crate::tools::Tools;
@@ -123,6 +124,25 @@ impl Kernel {
         Ok(Self { version: manifest.version, image, modules: Modules::read(&tree, &folder.join("depmod"))? })
     }
 
+    /// Adds the module of Soft-iWARP to a kernel of [`Self::debian`]. Debian's kernels lack it; it is
+    /// built from their source, and cached for this version of the kernel.
+    ///
+    /// # Errors
+    /// The context of the error is [`NotFetched`](crate::NotFetched) if the source can't be fetched.
+    pub fn add_siw(&mut self, cache: &Cache, series: Series) -> Result<()> {
+        let version = &self.version;
+        let (folder, ()) = cache.ensure(&format!("siw-{version}"), false, |folder| {
+            let source = KernelSource::fetch(cache, series, &self.modules.release(), version)?;
+            let scratch = folder.join("build");
+            fs::create_dir(&scratch)?;
+            let built = source.build_module("drivers/infiniband/sw/siw", "CONFIG_RDMA_SIW", &scratch)?;
+            fs::rename(built, folder.join(SIW))?;
+            fs::remove_dir_all(scratch)?;
+            Ok(())
+        })?;
+        self.modules.add(&folder.join(SIW))
+    }
+
     /// The options that it was built with, as in `/boot/config-…`, which distributions ship beside the
     /// image.
     pub fn config(&self) -> Result<String> {
@@ -189,6 +209,9 @@ impl Kernel {
         Ok(Self { version: release, image, modules })
     }
 }
+
+/// The module of Soft-iWARP in its set of the cache.
+const SIW: &str = "siw.ko";
 
 /// The image of a built kernel tree.
 const TREE_IMAGE: &str = "arch/x86/boot/bzImage";

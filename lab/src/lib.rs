@@ -1,4 +1,4 @@
-//! The lab: boots real kernels with Soft-RoCE in QEMU and runs commands and tests in them.
+//! The lab: boots real kernels with Soft-RoCE or Soft-iWARP in QEMU and runs commands and tests in them.
 //!
 //! Everything is fetched from Debian into a [`Cache`]: kernels ([`Kernel`]), QEMU ([`Tools`]), a
 //! root with rdma-core ([`RdmaCore`]), headers ([`headers`]), [`Tshark`]. [`Guests::boot`] starts one
@@ -16,6 +16,7 @@ mod hca;
 mod headers;
 mod initramfs;
 mod kernel;
+mod kernel_source;
 mod llvm;
 mod modules;
 mod old_glibc;
@@ -31,7 +32,7 @@ mod verbs_programs;
 mod wire;
 
 pub use bareverbs_lab_init::frame::ToGuest;
-pub use bareverbs_lab_init::{Exec, HcaPort, TerminalSize};
+pub use bareverbs_lab_init::{Exec, HcaPort, SoftDevice, TerminalSize};
 
 pub use crate::cache::Cache;
 pub use crate::guest::{Failure, Finished, Guests, Output, Report, Setup, Stream};
@@ -39,6 +40,7 @@ pub use crate::hca::Hca;
 pub use crate::headers::{HeaderDirs, fetch_headers, headers};
 pub use crate::initramfs::Programs;
 pub use crate::kernel::{Kernel, Series};
+pub use crate::kernel_source::NotFetched;
 pub use crate::llvm::Llvm;
 pub use crate::modules::Modules;
 pub use crate::old_glibc::OldGlibc;

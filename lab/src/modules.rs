@@ -51,6 +51,20 @@ impl Modules {
         Ok(order)
     }
 
+    /// The kernel's release.
+    pub(crate) fn release(&self) -> String {
+        self.tree.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// Adds a module that is outside of the tree. It names the modules that it depends on itself.
+    pub(crate) fn add(&mut self, file: &Path) -> Result<()> {
+        let content = fs::read(file).with_context(|| format!("reading {}", file.display()))?;
+        let path = file.display().to_string();
+        let needs = dependencies(&content).with_context(|| format!("{path} is not a kernel module"))?;
+        self.known.insert(module_name(&path), (path, needs));
+        Ok(())
+    }
+
     /// Whether the kernel has this module, as a file or built in.
     pub fn has(&self, name: &str) -> bool {
         self.all_built_in || self.known.contains_key(name) || self.built_in.contains(name)
@@ -75,6 +89,14 @@ impl Modules {
 fn module_name(file: &str) -> String {
     let base = file.rsplit('/').next().unwrap_or(file);
     base.split(".ko").next().unwrap_or(base).replace('-', "_")
+}
+
+/// The modules in the field `depends` of a module's `.modinfo`. Fields end with a zero.
+fn dependencies(module: &[u8]) -> Option<Vec<String>> {
+    let mut fields = module.split(|byte| *byte == 0);
+    let depends = fields.find_map(|field| field.strip_prefix(b"depends="))?;
+    let names = depends.split(|byte| *byte == b',').filter(|name| !name.is_empty());
+    Some(names.map(|name| String::from_utf8_lossy(name).into_owned()).collect())
 }
 
 #[cfg(test)]
@@ -118,6 +140,30 @@ mod tests {
     fn missing_module_is_named_in_error() {
         let modules = Modules::parse(Path::new("/m"), DEP, "");
         assert!(modules.in_order(&["siw"]).unwrap_err().to_string().contains("siw"));
+    }
+
+    #[test]
+    fn module_names_its_dependencies() {
+        let fields = |text: &str| dependencies(text.as_bytes());
+        assert_eq!(
+            fields("\x7fELF\0license=GPL\0depends=ib_core,libcrc32c\0name=siw\0"),
+            Some(vec!["ib_core".to_owned(), "libcrc32c".to_owned()])
+        );
+        assert_eq!(fields("\0depends=\0"), Some(Vec::new()));
+        assert_eq!(fields("\x7fELF\0"), None);
+    }
+
+    #[test]
+    fn module_outside_of_the_tree_is_loaded_after_its_dependencies() {
+        let folder = std::env::temp_dir().join(format!("bareverbs-modules-test-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("siw.ko");
+        fs::write(&file, "\0depends=ib_uverbs\0").unwrap();
+        let mut modules = Modules::parse(Path::new("/m"), DEP, "");
+        modules.add(&file).unwrap();
+        assert_eq!(names(&modules, &["siw"]), ["ib_core", "ib_uverbs", "siw"]);
+        assert_eq!(modules.in_order(&["siw"]).unwrap().last(), Some(&file));
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

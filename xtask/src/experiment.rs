@@ -8,4 +8,4 @@ mod guests;
 pub(crate) mod programs;
 pub(crate) mod turns;
 
-pub(crate) use guests::{DEFAULT_KERNEL, Files, Port, describe, kernel, one_host, run, start_hca};
+pub(crate) use guests::{DEFAULT_KERNEL, Files, Port, add_siw, describe, kernel, one_host, run, start_hca};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use bareverbs_lab::{
     Accelerator, Cache, Exec, Guests, Hca, Kernel, Prefixed, RdmaCore, Series, Setup, Since, Stream, ToGuest,
     Tools, fetch_headers,
@@ -13,6 +13,7 @@ use bareverbs_lab::{
 use clap::{Args, Subcommand};
 
 use crate::experiment::{self, Files};
+use crate::test::Tested;
 use crate::{build, dropin, terminal};
 
 /// The default of `--timeout`, in seconds.
@@ -22,7 +23,7 @@ const DEFAULT_LIMIT: u64 = 600;
 pub(crate) enum Command {
     /// Fill the cache with the files of a lab run.
     Fetch(Fetch),
-    /// Run a command as root in a fresh guest with rxe0 up at 10.1.0.1.
+    /// Run a command as root in a fresh guest with an RDMA device up, rxe0 at 10.1.0.1 by default.
     Run(Run),
     /// A prompt in a fresh guest.
     Shell(Shell),
@@ -39,6 +40,9 @@ pub(crate) struct Fetch {
     /// Also the headers of each series, both those for user space and the kernel's own.
     #[arg(long)]
     headers: bool,
+    /// Also the module of Soft-iWARP, built from the kernel's source.
+    #[arg(long)]
+    siw: bool,
     /// Also look for newer versions of cached files.
     #[arg(long)]
     refresh: bool,
@@ -65,13 +69,14 @@ pub(crate) struct Machine {
     /// The accelerator: auto, kvm or tcg.
     #[arg(long, default_value = "auto")]
     accel: Accelerator,
-    /// Give each host an HCA, bound by the kernel's mlx5 driver, instead of rxe: ib or roce.
-    #[arg(long, value_enum)]
-    hca: Option<experiment::Port>,
+    /// The device of each host: rxe, siw, or the software HCA with a port of ib or roce, bound by the
+    /// kernel's mlx5 driver.
+    #[arg(long, alias = "hca", value_enum, default_value = "rxe")]
+    device: Tested,
     /// An argument for the HCA's own program; may be given more than once.
-    #[arg(long, value_name = "ARG", allow_hyphen_values = true, requires = "hca")]
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     hca_arg: Vec<String>,
-    /// Record the packets on the wire (with one host: of rxe0's link).
+    /// Record the packets on the wire (with one host: of the link below rxe0 or siw0).
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
 }
@@ -113,7 +118,11 @@ impl Fetch {
         let kernels =
             if self.kernels.is_empty() { vec![Series::Released(Since::V6_12)] } else { self.kernels };
         for series in kernels {
-            println!("kernel {}", Kernel::debian(&cache, &tools, series, self.refresh)?.version);
+            let mut kernel = Kernel::debian(&cache, &tools, series, self.refresh)?;
+            println!("kernel {}", kernel.version);
+            if self.siw {
+                kernel.add_siw(&cache, series)?;
+            }
         }
         if self.rdma_core {
             println!("Debian root with rdma-core {}", RdmaCore::fetch(&cache, self.refresh)?.version);
@@ -134,7 +143,9 @@ impl Fetch {
 
 impl Machine {
     fn start_hca(&self, hosts: u8) -> Result<Option<Hca>> {
-        experiment::start_hca(self.hca, hosts, &self.hca_arg)
+        let port = self.device.port();
+        ensure!(port.is_some() || self.hca_arg.is_empty(), "--hca-arg needs `--device ib` or `roce`");
+        experiment::start_hca(port, hosts, &self.hca_arg)
     }
 
     /// Environment variables of the command.
@@ -145,10 +156,13 @@ impl Machine {
 
     fn boot(&self, hosts: u8, hca: Option<&Hca>) -> Result<Guests> {
         let programs = if self.dropin { dropin::guest_programs()? } else { build::guest_programs()? };
-        let files = match self.rdma_core {
+        let mut files = match self.rdma_core {
             true => Files::with_rdma_core(&self.kernel, programs)?,
             false => Files::fetch(&self.kernel, programs)?,
         };
+        if self.device == Tested::Siw {
+            experiment::add_siw(&files.cache, &mut files.kernel, &self.kernel)?;
+        }
         let mut shares = Vec::new();
         if let Some(folder) = &self.share {
             shares.push((shared_folder(folder)?, "/share".to_owned()));
@@ -159,6 +173,7 @@ impl Machine {
             accelerator: self.accel,
             instruction_clock: self.icount,
             recording: self.pcap.clone(),
+            soft: self.device.soft(),
             hca,
             ..files.setup()
         };

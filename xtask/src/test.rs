@@ -32,8 +32,8 @@ pub(crate) struct Test {
     /// Without it: each series that Debian ships.
     #[arg(long = "kernel", value_name = "KERNEL")]
     kernels: Vec<String>,
-    /// Devices to run the kernel tests on: soft devices on this machine, without a guest; rxe, or the
-    /// software HCA with a port of ib or roce, in guests. May be given more than once. Without it: rxe,
+    /// Devices to run the kernel tests on: soft devices on this machine, without a guest; rxe, siw, or
+    /// the software HCA with a port of ib or roce, in guests. May be given more than once. Without it: rxe,
     /// and soft devices if all tests run.
     #[arg(long = "device", value_name = "DEVICE", value_enum)]
     devices: Vec<Choice>,
@@ -63,6 +63,8 @@ enum Choice {
     Ib,
     /// The HCA, with Ethernet.
     Roce,
+    /// Soft-iWARP.
+    Siw,
 }
 
 impl Choice {
@@ -73,6 +75,7 @@ impl Choice {
             Self::Rxe => Some(Tested::Rxe),
             Self::Ib => Some(Tested::Ib),
             Self::Roce => Some(Tested::Roce),
+            Self::Siw => Some(Tested::Siw),
         }
     }
 }

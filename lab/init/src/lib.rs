@@ -36,9 +36,11 @@ pub struct Job {
     pub rdma_core: bool,
     /// Further host folders, mounted read-only.
     pub shares: Vec<Share>,
-    /// The Ethernet device of rxe.
+    /// The Ethernet device of the software device.
     pub link: Link,
-    /// The HCA's port, if the guest has an HCA. It replaces rxe.
+    /// The software device over the link.
+    pub soft: SoftDevice,
+    /// The HCA's port, if the guest has an HCA. It replaces the software device.
     pub hca: Option<HcaPort>,
     /// Whether each packet of the link is sent to the host.
     pub capture: bool,
@@ -53,7 +55,16 @@ pub struct Share {
     pub target: String,
 }
 
-/// The Ethernet device below rxe.
+/// A software device of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SoftDevice {
+    /// Soft-RoCE: `rxe0`.
+    Rxe,
+    /// Soft-iWARP: `siw0`.
+    Siw,
+}
+
+/// The Ethernet device below the software device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Link {
     /// One end of a veth pair inside the guest.

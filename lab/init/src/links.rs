@@ -1,4 +1,4 @@
-//! The guest's network: loopback, the link below rxe, rxe itself.
+//! The guest's network: loopback, the link below the software device, the device itself.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use bareverbs_lab_init::{HcaPort, Job, Link};
+use bareverbs_lab_init::{HcaPort, Job, Link, SoftDevice};
 
 use crate::netlink::{Netlink, Rdma, Route};
 use crate::port::Sender;
@@ -15,7 +15,7 @@ use crate::{capture, netlink};
 /// IP over the HCA's InfiniBand port.
 const IPOIB: &str = "ib0";
 
-/// Brings up `lo`, the link, its address and `rxe0`, and waits until rxe is ready to use.
+/// Brings up `lo`, the link, its address and the software device, and waits until that is ready to use.
 pub(crate) fn set_up(job: &Job, sender: &Sender) -> Result<()> {
     // Without this, link-local addresses are unusable for the first second.
     for scope in ["all", "default"] {
@@ -54,8 +54,13 @@ pub(crate) fn set_up(job: &Job, sender: &Sender) -> Result<()> {
         return Ok(());
     }
     let mut rdma: Netlink<Rdma> = Netlink::open()?;
-    rdma.add_link("rxe0", "rxe", &device)?;
-    wait_until_usable("rxe0", Some(address))
+    // The only GID of siw is made of the link's MAC address.
+    let (name, kind, gid_of) = match job.soft {
+        SoftDevice::Rxe => ("rxe0", "rxe", Some(address)),
+        SoftDevice::Siw => ("siw0", "siw", None),
+    };
+    rdma.add_link(name, kind, &device)?;
+    wait_until_usable(name, gid_of)
 }
 
 /// The first NIC of this driver.

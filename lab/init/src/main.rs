@@ -1,4 +1,4 @@
-//! PID 1 of a lab guest: mounts file systems, loads modules, sets up links and rxe, then runs the
+//! PID 1 of a lab guest: mounts file systems, loads modules, sets up links and the device, then runs the
 //! host's commands from the port.
 
 mod capture;
@@ -18,6 +18,7 @@ use anyhow::{Context, Result};
 use bareverbs_lab_init::frame::{FromGuest, ToGuest};
 use bareverbs_lab_init::{JOB_PATH, Job};
 use nix::sys::reboot::{RebootMode, reboot};
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
 use crate::port::Sender;
 
@@ -36,6 +37,8 @@ fn serve() -> Result<()> {
     mounts::system("")?;
     let job: Job =
         serde_json::from_slice(&std::fs::read(JOB_PATH).context("reading the job")?).context(JOB_PATH)?;
+    // On Linux 6.1, siw applies the limit to root as well.
+    setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY).context("raising RLIMIT_MEMLOCK")?;
     modules::load(&job.modules)?;
     let (sender, receiver) = port::open()?;
     match set_up(&job, &sender) {

@@ -1,4 +1,5 @@
-//! The netlink requests of the guest: rtnetlink for links and addresses, RDMA netlink for rxe.
+//! The netlink requests of the guest: rtnetlink for links and addresses, RDMA netlink for software
+//! devices.
 
 use std::io;
 use std::marker::PhantomData;

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use bareverbs_lab::{
-    Accelerator, Cache, Guests, Hca, HcaPort, Kernel, Programs, RdmaCore, Series, Setup, Since, Tools,
+    Accelerator, Cache, Guests, Hca, HcaPort, Kernel, Programs, RdmaCore, Series, Setup, Since, SoftDevice,
+    Tools,
 };
 use clap::ValueEnum;
 
@@ -84,6 +85,7 @@ pub(crate) fn one_host<'a>(
         accelerator: Accelerator::Auto,
         instruction_clock: false,
         recording: None,
+        soft: SoftDevice::Rxe,
         hca: None,
     }
 }
@@ -116,6 +118,11 @@ pub(crate) fn run<T>(
         (Err(failure), Ok(_)) => Err(failure),
         (Err(failure), Err(error)) => Err(error.context(format!("{failure:#}"))),
     }
+}
+
+/// Adds the module of siw to a kernel that [`kernel`] found. That of a folder has it or lacks it.
+pub(crate) fn add_siw(cache: &Cache, kernel: &mut Kernel, wanted: &str) -> Result<()> {
+    wanted.parse().map_or(Ok(()), |series| kernel.add_siw(cache, series))
 }
 
 /// A kernel by series or path.

@@ -9,8 +9,8 @@ use std::{fs, iter, mem, thread};
 
 use anyhow::{Result, bail};
 use bareverbs_lab::{
-    Accelerator, Cache, Exec, Failure, Guests, HcaPort, Kernel, Programs, RdmaCore, Series, Setup, Tools,
-    fetch_headers,
+    Accelerator, Cache, Exec, Failure, Guests, HcaPort, Kernel, NotFetched, Programs, RdmaCore, Series,
+    Setup, SoftDevice, Tools, fetch_headers,
 };
 use clap::ValueEnum;
 
@@ -54,17 +54,24 @@ pub(crate) enum Tested {
     Ib,
     /// The HCA, with Ethernet.
     Roce,
+    /// Soft-iWARP.
+    Siw,
 }
 
 impl Tested {
-    pub(crate) const ALL: [Self; 3] = [Self::Rxe, Self::Ib, Self::Roce];
+    pub(crate) const ALL: [Self; 4] = [Self::Rxe, Self::Ib, Self::Roce, Self::Siw];
 
-    fn port(self) -> Option<HcaPort> {
+    pub(crate) fn port(self) -> Option<HcaPort> {
         match self {
-            Self::Rxe => None,
+            Self::Rxe | Self::Siw => None,
             Self::Ib => Some(HcaPort::Ib),
             Self::Roce => Some(HcaPort::Roce),
         }
+    }
+
+    /// The software device of guests without an HCA.
+    pub(crate) fn soft(self) -> SoftDevice {
+        if self == Self::Siw { SoftDevice::Siw } else { SoftDevice::Rxe }
     }
 
     /// The name of a run on this kernel.
@@ -73,12 +80,13 @@ impl Tested {
             Self::Rxe => kernel.to_owned(),
             Self::Ib => format!("{kernel} ib"),
             Self::Roce => format!("{kernel} roce"),
+            Self::Siw => format!("{kernel} siw"),
         }
     }
 
     /// Why a test is not run on it, if so.
     fn leaves_out(self, test: &GuestTest) -> Option<Outcome> {
-        let slow = self != Self::Rxe && test.title().starts_with(ENDURANCE);
+        let slow = self.port().is_some() && test.title().starts_with(ENDURANCE);
         slow.then(|| Outcome::Skipped("the software HCA is slow: `cargo xtask soak --hca`".into()))
     }
 }
@@ -103,8 +111,13 @@ impl Lab {
         };
         let mut kernels = Vec::new();
         for name in wanted {
-            let kernel = experiment::kernel(&cache, &tools, &name)?;
+            let mut kernel = experiment::kernel(&cache, &tools, &name)?;
             println!("kernel {}", kernel.version);
+            match experiment::add_siw(&cache, &mut kernel, &name) {
+                // The tests of siw skip themselves.
+                Err(error) if error.is::<NotFetched>() => println!("without siw: {error:#}"),
+                result => result?,
+            }
             kernels.push((name, kernel));
         }
         let rdma_core = RdmaCore::fetch(&cache, false)?;
@@ -392,7 +405,8 @@ impl<'a> Plan<'a> {
         let filter = self.selection.filter;
         let mut specials = VecDeque::new();
         let mut examples = examples::tests(filter, device == Tested::Ib);
-        examples.retain(|example| self.selection.runs_on(name, &example.title()));
+        // They exchange addresses of QPs, which iWARP's connection manager doesn't use.
+        examples.retain(|example| device != Tested::Siw && self.selection.runs_on(name, &example.title()));
         if !examples.is_empty() {
             specials.push_back(Special::Examples(device.port(), examples));
         }
@@ -545,7 +559,7 @@ impl<'b> Worker<'_, 'b> {
         };
         let hca = experiment::start_hca(device.port(), 1, &[])?;
         let shares = vec![(self.plan.folder.clone(), GUEST_FOLDER.to_owned())];
-        let setup = Setup { shares, hca: hca.as_ref(), ..self.setup(kernel) };
+        let setup = Setup { shares, soft: device.soft(), hca: hca.as_ref(), ..self.setup(kernel) };
         let mut guests = None;
         while let Some(test) = self.take(test_run) {
             let begin = Instant::now();
