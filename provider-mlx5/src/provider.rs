@@ -145,6 +145,7 @@ fn capabilities(
         // version 0 it creates no raw packet QPs.
         raw_packets: ucontext.cqe_version > 0
             && matches!(ucontext.eth_min_inline, InlineMode::NONE | InlineMode::L2),
+        iwarp: false,
         null_key: null_key.then_some(ucontext.dump_fill_mkey),
         compressed_completions: MiniCqeFormat::best(device.cqe_comp_caps.supported_format).is_some(),
         max_tso: device.tso_caps.max_tso,

@@ -23,6 +23,9 @@ pub struct Capabilities {
     pub ece: bool,
     /// Queue pairs of the type `RAW_PACKET` are supported.
     pub raw_packets: bool,
+    /// The device speaks iWARP: the kernel's connection manager (rdma_cm) connects a queue pair and moves
+    /// it to RTS.
+    pub iwarp: bool,
     /// A local key whose reads are undefined and whose writes are discarded.
     pub null_key: Option<u32>,
     /// CQEs can be compressed ([`CqRequest::compressed`](crate::request::CqRequest::compressed)).
@@ -80,6 +83,7 @@ impl Default for Capabilities {
             devx: false,
             ece: false,
             raw_packets: false,
+            iwarp: false,
             null_key: None,
             compressed_completions: false,
             queue_buffers: false,

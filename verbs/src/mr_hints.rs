@@ -256,6 +256,7 @@ mod tests {
         null_mr: false,
         ece: false,
         raw_packets: false,
+        iwarp: false,
         work_queues: false,
         rss: false,
         xrc: false,

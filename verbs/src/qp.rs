@@ -11,6 +11,7 @@ mod alternate_path;
 pub(crate) mod any;
 pub(crate) mod attr;
 mod bring_up;
+mod cm_state;
 mod comp_cntr;
 mod connect;
 pub(crate) mod core;

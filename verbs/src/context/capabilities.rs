@@ -54,6 +54,9 @@ pub struct Capabilities {
     /// Raw packet QPs, which send and receive whole Ethernet frames:
     /// [`RawPacket`](crate::qp::RawPacket).
     pub raw_packets: bool,
+    /// The device speaks iWARP. Its QPs are RC and are connected by rdma_cm only: the kernel moves them to
+    /// RTS ([`Qp::set_cm_state`](crate::qp::Qp::set_cm_state)). There are no immediates and no atomics.
+    pub iwarp: bool,
     /// Work queues: [`Pd::create_wq`](crate::Pd::create_wq).
     pub work_queues: bool,
     /// RSS QPs, which distribute frames over work queues: [`RssQp`](crate::rss::RssQp).
@@ -100,6 +103,7 @@ impl Capabilities {
             null_mr: of_provider.null_key.is_some(),
             ece: of_provider.ece,
             raw_packets: of_provider.raw_packets,
+            iwarp: of_provider.iwarp,
             // Work queues receive whole frames only.
             work_queues: of_provider.raw_packets && attr.max_wq_type_rq != 0,
             rss: of_provider.raw_packets && attr.rss_caps.supported_qpts & 1 << QpType::RAW_PACKET.0 != 0,

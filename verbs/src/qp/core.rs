@@ -1,6 +1,7 @@
 //! The core of QPs: the kernel object, its rings and its state, for any transport.
 
 mod alternate_path;
+mod cm_state;
 mod comp_cntr;
 mod drain_reset;
 mod ece;
@@ -235,6 +236,10 @@ impl<P: Provider> QpCore<P> {
     pub fn query(&self) -> Result<(QpAttr, QpInitAttr)> {
         let resp = self.kernel.query(QpAttrMask::STATE | QpAttrMask::CAP)?;
         let mut attr = QpAttr::from_kernel(&resp)?;
+        if self.pd.context().capabilities().iwarp && attr.qp_state == QpState::RESET {
+            // siw of Linux 6.1 does not report the state (`siw_query_qp` of `siw_verbs.c`).
+            attr.qp_state = self.state();
+        }
         if attr.cap.max_send_wr == 0 {
             // On ConnectX user space lays out the queues, and the kernel does not report their
             // capacity.

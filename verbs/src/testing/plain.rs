@@ -81,6 +81,10 @@ pub(crate) struct Log {
     pub(crate) declines: bool,
     /// The quirks of the driver.
     pub(crate) mr_quirks: MrQuirks,
+    /// Whether the device speaks iWARP. Read when a context is created.
+    pub(crate) iwarp: bool,
+    /// QP states of which send queues were notified.
+    pub(crate) notified: Vec<QpState>,
     rings: u32,
 }
 
@@ -363,6 +367,10 @@ unsafe impl QpControl for Ring {
         Ok(())
     }
 
+    fn modified(&mut self, request: &ModifyQpReq) {
+        self.plain.log().notified.push(request.qp_state);
+    }
+
     fn needs_second_reset(&self) -> bool {
         self.plain.log().needs_second_reset
     }
@@ -508,8 +516,9 @@ unsafe impl Provider for Plain {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let mr_quirks = self.log().mr_quirks;
-        Capabilities { num_comp_vectors: 1, mr_quirks, ..Capabilities::default() }
+        let log = self.log();
+        let (mr_quirks, iwarp) = (log.mr_quirks, log.iwarp);
+        Capabilities { num_comp_vectors: 1, mr_quirks, iwarp, ..Capabilities::default() }
     }
 
     fn alloc_pd(&self) -> Result<u32, IoctlError> {
