@@ -37,6 +37,8 @@ pub mod rules;
 #[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 pub mod rxe;
 #[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
+pub mod siw;
+#[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 mod user_verbs;
 #[expect(missing_debug_implementations, reason = "zerocopy's derives generate types without it")]
 pub mod uverbs;

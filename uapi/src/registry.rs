@@ -130,6 +130,13 @@ pub const MODULES: &[Module] = &[
     },
     Module { name: "rxe", structs: crate::rxe::STRUCTS, enums: crate::rxe::ENUMS, flags: &[], consts: &[] },
     Module {
+        name: "siw",
+        structs: crate::siw::STRUCTS,
+        enums: crate::siw::ENUMS,
+        flags: crate::siw::FLAGS,
+        consts: crate::siw::CONSTS,
+    },
+    Module {
         name: "uverbs",
         structs: &[],
         enums: crate::uverbs::ENUMS,
@@ -309,7 +316,7 @@ impl Driver {
 }
 
 /// The drivers whose additions are declared, sorted by their names.
-pub const DRIVERS: [(DriverId, Driver); 2] = [
+pub const DRIVERS: [(DriverId, Driver); 3] = [
     (
         DriverId::MLX5,
         Driver {
@@ -319,6 +326,7 @@ pub const DRIVERS: [(DriverId, Driver); 2] = [
         },
     ),
     (DriverId::RXE, Driver { objects: &[], attributes: &[], payloads: crate::rxe::PAYLOADS }),
+    (DriverId::SIW, Driver { objects: &[], attributes: &[], payloads: crate::siw::PAYLOADS }),
 ];
 
 /// The additions of a driver by driver id; empty for most drivers.
