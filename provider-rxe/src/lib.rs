@@ -74,7 +74,6 @@
 #![deny(missing_debug_implementations)]
 
 mod completion;
-mod doorbell;
 #[cfg(all(test, loom))]
 mod loom_models;
 mod memory;
@@ -86,7 +85,7 @@ mod send;
 pub mod testing;
 
 pub use completion::{Arm, KernelArm, RxeCompletion, RxeCq};
-pub use doorbell::{Doorbell, KernelDoorbell};
+pub use bareverbs_provider::doorbell::{Doorbell, KernelDoorbell};
 pub use memory::{KernelQueue, QueueMemory};
 pub use provider::Rxe;
 pub use recv::{RxeRq, RxeSrq};

@@ -25,7 +25,7 @@ use bareverbs_uapi::write::types::DeviceCapFlags;
 use zerocopy::IntoBytes;
 
 use crate::completion::{KernelArm, RxeCq};
-use crate::doorbell::KernelDoorbell;
+use bareverbs_provider::doorbell::KernelDoorbell;
 use crate::memory::KernelQueue;
 use crate::recv::RxeRq;
 use crate::send::{RxeAh, RxeSq, SendLimits};
@@ -138,6 +138,7 @@ unsafe impl Provider for Rxe {
             odp_ignores_addr: true,
             // `rxe_rereg_user_mr` of `rxe_verbs.c` keeps the pages as they are.
             odp_is_fixed: true,
+            iova_is_addr: false,
             // docs/soundness.md, "Errnos of REREG_MR".
             rereg_is_atomic: true,
         };

@@ -16,7 +16,7 @@ use bareverbs_uapi::write::structs::Wc;
 use zerocopy::IntoBytes;
 
 use crate::completion::Arm;
-use crate::doorbell::Doorbell;
+use bareverbs_provider::doorbell::Doorbell;
 use crate::memory::{HEADER, QueueMemory};
 
 const ALIGN: usize = 4096;

@@ -20,16 +20,16 @@
 //! Other architectures use a sequentially consistent fence for each.
 //!
 //! [`before_slots_are_reused`] orders accesses between threads of this process only, and
-//! [`between_reads`] those of a thread and of the kernel on another CPU.
+//! [`between_reads`] and [`before_peer_is_checked`] those of a thread and of the kernel on another CPU.
 //!
 //! With `--cfg loom` the index words are loom's atomics at the same addresses. `cargo xtask loom`
 //! explores the rings of [`crate::ring`] with them. The module `issued` records the barriers then,
 //! so that tests can check where they are issued.
 
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicU32, Ordering, fence};
+use loom::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
 /// Records the barriers that are issued, for tests of the code that issues them.
 #[cfg(loom)]
@@ -67,20 +67,33 @@ pub mod issued {
     }
 }
 
-/// An index word as an atomic.
-///
-/// # Safety
-///
-/// As for [`read_peer_index`], for as long as the result is used.
-#[inline(always)]
-unsafe fn word<'a>(index: *mut u32) -> &'a AtomicU32 {
-    // SAFETY: aligned and valid for as long as the result is used, by this function's contract; all
-    // accesses to the word are atomic and in this module.
-    #[cfg(not(loom))]
-    return unsafe { AtomicU32::from_ptr(index) };
-    // SAFETY: in a model the pointer was created from an atomic of loom.
-    #[cfg(loom)]
-    return unsafe { &*index.cast::<AtomicU32>() };
+macro_rules! words {
+    ($($(#[$meta:meta])* $name:ident: $ty:ty, $atomic:ty;)*) => {$(
+        $(#[$meta])*
+        ///
+        /// # Safety
+        ///
+        /// As for [`read_peer_index`], for as long as the result is used.
+        #[inline(always)]
+        unsafe fn $name<'a>(word: *mut $ty) -> &'a $atomic {
+            // SAFETY: aligned and valid for as long as the result is used, by this function's contract;
+            // all accesses to the word are atomic and in this module.
+            #[cfg(not(loom))]
+            return unsafe { <$atomic>::from_ptr(word) };
+            // SAFETY: in a model the pointer was created from an atomic of loom.
+            #[cfg(loom)]
+            return unsafe { &*word.cast::<$atomic>() };
+        }
+    )*};
+}
+
+words! {
+    /// An index word as an atomic.
+    word: u32, AtomicU32;
+    /// The flags of an element as an atomic.
+    flags_word: u16, AtomicU16;
+    /// The word of an element of a completion queue as an atomic.
+    wide_word: u64, AtomicU64;
 }
 
 /// Reads the index that the other side of a shared queue advances.
@@ -125,6 +138,91 @@ pub unsafe fn read_own_index(index: *mut u32) -> u32 {
     // SAFETY: valid and aligned by this function's contract; the word is never accessed
     // non-atomically.
     unsafe { word(index) }.load(Ordering::Relaxed)
+}
+
+/// Reads the flags of an element that one of both sides owns, as the element's flags say.
+///
+/// Writes of the other side before it stored the returned flags are visible afterwards.
+///
+/// # Safety
+///
+/// As for [`read_peer_index`].
+#[inline(always)]
+#[must_use]
+pub unsafe fn read_element_flags(flags: *mut u16) -> u16 {
+    // SAFETY: valid and aligned by this function's contract; the word is never accessed
+    // non-atomically.
+    unsafe { flags_word(flags) }.load(Ordering::Acquire)
+}
+
+/// Stores the flags of an element, which gives it to the other side.
+///
+/// The other side sees all earlier writes to the element. All earlier reads are complete before the
+/// other side can overwrite it.
+///
+/// # Safety
+///
+/// As for [`read_peer_index`].
+#[inline(always)]
+pub unsafe fn publish_element_flags(flags: *mut u16, value: u16) {
+    // SAFETY: valid and aligned by this function's contract; the word is never accessed
+    // non-atomically.
+    unsafe { flags_word(flags) }.store(value, Ordering::Release);
+}
+
+/// Reads the first half of an element of a completion queue, whose flags say who owns it: the flags and
+/// the fields beside them.
+///
+/// Writes of the other side before it stored the flags are visible afterwards.
+///
+/// # Safety
+///
+/// As for [`read_peer_index`].
+#[inline(always)]
+#[must_use]
+pub unsafe fn read_element_word(word: *mut u64) -> u64 {
+    // SAFETY: valid and aligned by this function's contract; this process loads the word by this function
+    // only, and stores it by `release_element_word`.
+    unsafe { wide_word(word) }.load(Ordering::Acquire)
+}
+
+/// Clears the word of [`read_element_word`], which gives the element to the other side. All earlier reads of
+/// the element are complete before the other side can overwrite it.
+///
+/// # Safety
+///
+/// As for [`read_peer_index`].
+#[inline(always)]
+pub unsafe fn release_element_word(word: *mut u64) {
+    // SAFETY: as for `read_element_word`.
+    unsafe { wide_word(word) }.store(0, Ordering::Release);
+}
+
+/// Stores a word that arms a queue's event. Later loads of the queue by this thread, after
+/// [`before_peer_is_checked`], find what the other side added before it could see the word.
+///
+/// # Safety
+///
+/// As for [`read_peer_index`].
+#[inline]
+pub unsafe fn arm_word(index: *mut u32, value: u32) {
+    // SAFETY: valid and aligned by this function's contract; the word is never accessed
+    // non-atomically.
+    unsafe { word(index) }.store(value, Ordering::Release);
+    before_peer_is_checked();
+}
+
+/// Orders an earlier store, which the other side looks for before it sleeps, before later loads, which show
+/// whether it sleeps.
+///
+/// Used between the publication of a request and the load that shows whether the other side is idle: if that
+/// load returns an old value, the other side sees the request. The other side needs the same order between
+/// its store and its load.
+#[inline(always)]
+pub fn before_peer_is_checked() {
+    #[cfg(loom)]
+    issued::note("before_peer_is_checked");
+    fence(Ordering::SeqCst);
 }
 
 /// Orders earlier loads from memory that the kernel writes before later ones, as a reader of a

@@ -70,6 +70,8 @@ pub struct MrQuirks {
     pub odp_ignores_addr: bool,
     /// `REREG_MR` can't change `ON_DEMAND`.
     pub odp_is_fixed: bool,
+    /// The IOVA of an MR is its address: the driver ignores another one.
+    pub iova_is_addr: bool,
     /// A `REREG_MR` of one change that fails with an errno other than `EFAULT` has changed nothing.
     pub rereg_is_atomic: bool,
 }

@@ -111,7 +111,7 @@ pub use flow::{
     create_counters, create_flow, create_flow_with, destroy_counters, destroy_flow, read_counters,
 };
 pub use memory::{MwHandle, ReregMr, Translation, alloc_mw, dealloc_mw, rereg_mr};
-pub use mr::{CreatedMr, MrInfo, MrRequest, RegMrMethod, dereg_mr, query_mr};
+pub use mr::{CreatedMr, MrInfo, MrPayload, MrRequest, RegMrMethod, dereg_mr, query_mr};
 pub use resize::{moderate_cq, resize_cq};
 pub use srq::{SrqHandle, create_srq, destroy_srq, modify_srq, query_srq};
 pub use wq::{

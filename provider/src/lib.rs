@@ -17,6 +17,7 @@
 //! | [`copy`] | copies of memory that others access at the same time |
 //! | [`free_list`] | a lock-free list of free slots |
 //! | [`dm`] | device memory |
+//! | [`doorbell`] | doorbells by a command of the kernel |
 //! | [`command`] | the kernel's commands, one function each |
 //! | [`layout`] | addresses of a queue's ring, indices and doorbell |
 //! | [`handle_guard`] | destroys a kernel object unless its creation succeeds |
@@ -25,6 +26,7 @@
 //! | [`process`] | fork detection |
 //! | [`thread_domain`] | a doorbell register that chosen QPs share |
 //! | [`ring`] | a ring of slots in shared memory, producer and consumer |
+//! | [`elements`] | a queue of elements that carry their owner, producer and consumer |
 //! | [`barrier`] | all memory barriers, named by purpose |
 //! | [`wake`] | wakes many tasks, although wakers may panic |
 
@@ -37,6 +39,8 @@ pub mod command;
 pub mod copy;
 pub mod device;
 pub mod dm;
+pub mod doorbell;
+pub mod elements;
 pub mod error;
 pub mod free_list;
 pub mod handle_guard;

@@ -20,7 +20,7 @@ pub use self::recv_queue::RecvQueue;
 pub use self::send_queue::SendQueue;
 use crate::caps::Capabilities;
 use crate::clock::ClockInfo;
-use crate::command::QpHandle;
+use crate::command::{MrPayload, QpHandle};
 use crate::device::{DeviceFile, IoctlError};
 use crate::dm::DeviceMemory;
 use crate::error::{CreateError, Feature};
@@ -152,6 +152,11 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
 
     /// The capabilities of the context, read when it was opened.
     fn capabilities(&self) -> Capabilities;
+
+    /// The driver's payload of MR registrations, read when the context is opened. Default: none.
+    fn mr_payload(&self) -> Option<MrPayload> {
+        None
+    }
 
     /// Reads the device's clock, in its own ticks. Default: [`CreateError::Unsupported`].
     fn read_clock(&self) -> Result<u64, CreateError> {

@@ -284,6 +284,13 @@ impl Registration {
             );
             return Err(Error::invalid(VERB, reason));
         }
+        if iova != addr && inner.mr_quirks.iova_is_addr {
+            let reason = format!(
+                "the driver addresses the memory by its address {addr:#x}, not by iova {iova:#x}: omit `iova` \
+                 and ZERO_BASED"
+            );
+            return Err(Error::invalid(VERB, reason));
+        }
         // SAFETY: the caller upholds the contract for the range.
         let made = unsafe { inner.reg_mr.register(&inner.file, &request) }.map_err(|refused| {
             Error::kernel(VERB, format!("{len} bytes at {addr:#x}, access {access:?}"), refused)

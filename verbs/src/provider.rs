@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bareverbs_provider::caps::Capabilities;
 use bareverbs_provider::clock::ClockInfo;
-use bareverbs_provider::command::QpHandle;
+use bareverbs_provider::command::{MrPayload, QpHandle};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::dm::DeviceMemory;
 use bareverbs_provider::error::{CreateError, DoorbellError, Feature};
@@ -260,6 +260,7 @@ macro_rules! providers {
 
             forward! { [$($variant $feature)*]
                 fn capabilities(&self) -> Capabilities;
+                fn mr_payload(&self) -> Option<MrPayload>;
                 fn import_pd(&self, handle: u32) -> Result<(), CreateError>;
                 fn import_dm(&self, handle: u32) -> Result<DeviceMemory, CreateError>;
                 fn read_clock(&self) -> Result<u64, CreateError>;
@@ -432,6 +433,7 @@ macro_rules! providers {
                 fn validate_modify(&self, request: &ModifyQpReq) -> Result<(), &'static str>;
                 fn needs_second_reset(&self) -> bool;
                 fn needs_error_before_destroy(&self) -> bool;
+                fn release_handle(&mut self);
                 fn ece(&self) -> Option<Ece>;
                 fn set_ece(&mut self, options: u32);
                 unsafe fn modify(&mut self, file: &DeviceFile, request: &ModifyQpReq) -> Result<(), IoctlError>;

@@ -6,7 +6,7 @@ use bareverbs_uapi::write::types::WrOpcode;
 
 use super::RxeSq;
 use super::slot::{Common, DATA, kernel_flags, write_common};
-use crate::doorbell::Doorbell;
+use bareverbs_provider::doorbell::Doorbell;
 use crate::memory::QueueMemory;
 
 /// The kernel's number of an address handle (AH).

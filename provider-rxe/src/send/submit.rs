@@ -8,7 +8,7 @@ use bareverbs_uapi::rxe::SendWqe;
 use bareverbs_uapi::verbs_values::WcStatus;
 
 use super::{Publishing, RxeSq};
-use crate::doorbell::Doorbell;
+use bareverbs_provider::doorbell::Doorbell;
 use crate::memory::QueueMemory;
 
 impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {

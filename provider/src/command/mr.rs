@@ -1,5 +1,6 @@
 //! Memory regions (MRs).
 
+use std::fmt;
 use std::sync::OnceLock;
 
 use bareverbs_uapi::method::Call;
@@ -9,6 +10,7 @@ use bareverbs_uapi::write;
 use bareverbs_uapi::write::structs::{RegMrReq, RegMrResp};
 use rustix::io::Errno;
 
+use super::DriverPayload;
 use crate::device::{DeviceFile, IoctlError};
 
 /// Parameters of an MR.
@@ -50,9 +52,32 @@ pub struct CreatedMr {
 /// but fails every access. Therefore the first MR is queried after registration. If its range is
 /// right, the method is used from then on, otherwise never.
 #[derive(Debug, Default)]
-pub struct RegMrMethod(OnceLock<bool>);
+pub struct RegMrMethod {
+    works: OnceLock<bool>,
+    payload: Option<MrPayload>,
+}
+
+/// The driver's payload of MR registrations: [`Provider::mr_payload`](crate::traits::Provider::mr_payload).
+pub struct MrPayload {
+    /// Makes the driver's request of a registration. It contains no address.
+    pub request: Box<dyn Fn() -> Vec<u8> + Send + Sync>,
+    /// Bytes of the driver's response, which is ignored.
+    pub response_len: usize,
+}
+
+impl fmt::Debug for MrPayload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MrPayload").field("response_len", &self.response_len).finish_non_exhaustive()
+    }
+}
 
 impl RegMrMethod {
+    /// Registers MRs with the driver's payload, if it has one.
+    #[must_use]
+    pub fn new(payload: Option<MrPayload>) -> Self {
+        Self { works: OnceLock::new(), payload }
+    }
+
     /// Registers an MR.
     ///
     /// # Errors
@@ -67,21 +92,23 @@ impl RegMrMethod {
     /// `access` allows. The memory must stay valid for this use.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register(&self, file: &DeviceFile, request: &MrRequest) -> Result<CreatedMr, IoctlError> {
+        let input = self.payload.as_ref().map_or_else(Vec::new, |payload| (payload.request)());
+        let mut output = vec![0; self.payload.as_ref().map_or(0, |payload| payload.response_len)];
         if request.dmah.is_some() {
             // SAFETY: the caller guarantees the range.
-            return unsafe { by_method(file, request) };
+            return unsafe { by_method(file, request, DriverPayload { input: &input, output: &mut output }) };
         }
-        let known = self.0.get();
+        let known = self.works.get();
         // An ODP MR may cover all memory, so its range proves nothing.
         let telling = !request.access.contains(AccessFlags::ON_DEMAND);
         if known == Some(&true) || known.is_none() && telling {
             // SAFETY: the caller guarantees the range.
-            match (known, unsafe { by_method(file, request) }) {
+            match (known, unsafe { by_method(file, request, DriverPayload { input: &input, output: &mut output }) }) {
                 (Some(_), made) => return made,
                 (None, Ok(mr)) => {
                     let works = query_mr(file, mr.handle)
                         .is_ok_and(|info| (info.length, info.iova) == (request.length, request.iova));
-                    if *self.0.get_or_init(|| works) {
+                    if *self.works.get_or_init(|| works) {
                         return Ok(mr);
                     }
                     // SAFETY: the MR was created above, and no other code has its handle.
@@ -91,21 +118,25 @@ impl RegMrMethod {
                     }
                 }
                 (None, Err(IoctlError { errno: Errno::PROTONOSUPPORT, .. })) => {
-                    self.0.get_or_init(|| false);
+                    self.works.get_or_init(|| false);
                 }
                 // The write command then gives the documented error.
                 (None, Err(_)) => {}
             }
         }
         // SAFETY: the caller guarantees the range.
-        unsafe { by_command(file, request) }
+        unsafe { by_command(file, request, DriverPayload { input: &input, output: &mut output }) }
     }
 }
 
 /// # Safety
 ///
 /// As for [`RegMrMethod::register`].
-unsafe fn by_method(file: &DeviceFile, request: &MrRequest) -> Result<CreatedMr, IoctlError> {
+unsafe fn by_method(
+    file: &DeviceFile,
+    request: &MrRequest,
+    payload: DriverPayload<'_>,
+) -> Result<CreatedMr, IoctlError> {
     let (mut lkey, mut rkey) = (0, 0);
     let mut call = Call::<RegMr>::new(file.driver_id());
     call.make(RegMr::HANDLE);
@@ -119,6 +150,7 @@ unsafe fn by_method(file: &DeviceFile, request: &MrRequest) -> Result<CreatedMr,
     call.flags(RegMr::ACCESS_FLAGS, request.access);
     call.output(RegMr::RESP_LKEY, &mut lkey);
     call.output(RegMr::RESP_RKEY, &mut rkey);
+    add_payload!(call, payload);
     // SAFETY: the caller guarantees the range.
     unsafe { file.execute(&mut call) }?;
     Ok(CreatedMr { handle: call.made(RegMr::HANDLE), lkey, rkey })
@@ -127,7 +159,11 @@ unsafe fn by_method(file: &DeviceFile, request: &MrRequest) -> Result<CreatedMr,
 /// # Safety
 ///
 /// As for [`RegMrMethod::register`].
-unsafe fn by_command(file: &DeviceFile, request: &MrRequest) -> Result<CreatedMr, IoctlError> {
+unsafe fn by_command(
+    file: &DeviceFile,
+    request: &MrRequest,
+    payload: DriverPayload<'_>,
+) -> Result<CreatedMr, IoctlError> {
     let request = RegMrReq {
         start: request.addr,
         length: request.length,
@@ -137,8 +173,10 @@ unsafe fn by_command(file: &DeviceFile, request: &MrRequest) -> Result<CreatedMr
         ..RegMrReq::zeroed()
     };
     let mut response = RegMrResp::zeroed();
-    // SAFETY: the caller guarantees the range.
-    unsafe { file.invoke::<write::RegMr>(&request, &mut response) }?;
+    let mut call = write::invoke::<write::RegMr>(file.driver_id(), &request, &mut response);
+    add_payload!(call, payload);
+    // SAFETY: the caller guarantees the range. The payload contains no address.
+    unsafe { file.execute(&mut call) }.map_err(|refused| IoctlError { method: "RegMr", ..refused })?;
     Ok(CreatedMr { handle: response.mr_handle, lkey: response.lkey, rkey: response.rkey })
 }
 

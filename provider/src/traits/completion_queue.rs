@@ -35,16 +35,17 @@ use crate::work::{Imm, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 ///    detects a repeated entry, unless the slot was posted again. After that the entry is like the
 ///    one of the new request, and the device is trusted not to write it before it has finished
 ///    that request.
-/// 5. **Slots** ([`release`](Self::release)). The device writes to the slot of a polled completion
-///    only after `release`, or after [`visit_next`](Self::visit_next),
+/// 5. **Slots** ([`release`](Self::release)). The device writes to the memory that a polled
+///    [`Completion`] reads only after `release`, or after [`visit_next`](Self::visit_next),
 ///    [`next_value`](Self::next_value) or [`next_values`](Self::next_values), which also release. No
 ///    completion can be borrowed then.
-/// 6. **Order of sends** (the same methods). Successful completions of one send queue are reported
-///    in the order of posting. So when one is reported, the device has finished with the memory of
-///    all requests that were posted to this send queue before it and were not reported, such as
-///    unsignalled ones. `verbs`' safe layer (`SendsInFlight::reap`) relies on it: it returns the
+/// 6. **Order of sends** (the same methods). Completions of one send queue, with any status, are
+///    reported in the order of posting. So when one is reported, the device has finished with the
+///    memory of all requests that were posted to this send queue before it and were not reported, such
+///    as unsignalled ones. `verbs`' safe layer (`SendsInFlight::reap`) relies on it: it returns the
 ///    buffers of all older requests. A driver that may complete requests of a send queue out of
-///    order, as the kernel's siw does for RDMA reads, needs a queue that restores the order.
+///    order, as the kernel's siw does for RDMA reads, needs a queue that restores the order
+///    (`bareverbs-siw`: `order.rs`).
 ///
 /// No code may rely on the fields of a completion beyond its `wr_id` and status without a check:
 /// `byte_len` may exceed the memory of the request.

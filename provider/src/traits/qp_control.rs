@@ -18,6 +18,10 @@ use crate::request::{Burst, Ece};
 ///    kernel.
 /// 2. **Resume** ([`resume`](Self::resume)). The device sees only requests that were published
 ///    before, by obligation 4 of [`SendQueue`](super::SendQueue).
+/// 3. **Handle** ([`release_handle`](Self::release_handle)). After the return, the provider issues
+///    commands that name the queue pair only in methods of this queue and of the receive queue, and no
+///    other thread is issuing one. `verbs` relies on it when it destroys the queue pair: the kernel may
+///    give the handle to another object.
 ///
 /// The other methods are informative; no code may rely on their results for soundness.
 ///
@@ -60,6 +64,11 @@ pub unsafe trait QpControl {
     fn needs_error_before_destroy(&self) -> bool {
         false
     }
+
+    /// The caller is about to destroy the queue pair, or to give its handle away. If the kernel refuses to
+    /// destroy it, the queues stay usable. Default: nothing, for providers that issue commands only in
+    /// methods of the queue pair's own queues.
+    fn release_handle(&mut self) {}
 
     /// ECE options as the device last reported them. `None` without ECE. Options that were
     /// [set](Self::set_ece) and not yet confirmed count as 0. Default: `None`.

@@ -150,7 +150,7 @@ impl<P: Provider> Context<P> {
             capabilities,
             mr_quirks,
             link_down_statuses,
-            reg_mr: RegMrMethod::default(),
+            reg_mr: RegMrMethod::new(provider.mr_payload()),
             device_attr,
             events,
         };

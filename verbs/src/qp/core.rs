@@ -168,6 +168,7 @@ impl<P: Provider> QpCore<P> {
     #[must_use = "nothing else has the handle"]
     pub fn into_handle(mut self) -> u32 {
         self.destroyed = true;
+        self.sq.release_handle();
         // The caller may free the memory of its receives after it has destroyed the object.
         if let Some(rq) = &mut self.rq {
             rq.abandon();
@@ -313,6 +314,7 @@ impl<P: Provider> QpCore<P> {
         });
         // The kernel refuses to destroy a QP that a flow steers to.
         self.flows.destroy_all(file);
+        self.sq.release_handle();
         // SAFETY: the handle is that of this QP, and no command names it after success, by the
         // contract. The rings are freed only after the kernel has destroyed the QP.
         let resp = unsafe { command::destroy_qp(file, *handle) }?;

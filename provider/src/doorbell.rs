@@ -1,24 +1,26 @@
-//! The doorbell of a send queue.
+//! Doorbells of send queues whose driver rings them by a command: Soft-RoCE and Soft-iWARP.
 
 use std::sync::Arc;
 
-use bareverbs_provider::Errno;
-use bareverbs_provider::device::{DeviceFile, ErrorOrigin};
 use bareverbs_uapi::write::structs::{CmdHdr, PostSendReq, PostSendResp, SendWr};
 use bareverbs_uapi::write::{self, PostSend, WriteCommand};
+use rustix::io::Errno;
 use zerocopy::{Immutable, IntoBytes};
+
+use crate::device::{DeviceFile, ErrorOrigin};
 
 /// Rings a send queue's doorbell: the kernel then processes the queue.
 ///
-/// The trait guarantees nothing: the creator of an [`RxeSq`](crate::RxeSq) guarantees that its
-/// doorbell returns as [`Doorbell::ring`] documents.
+/// The trait guarantees nothing: the creator of a send queue guarantees that its doorbell returns as
+/// [`Doorbell::ring`] and the provider document.
 pub trait Doorbell: Send {
     /// Rings the doorbell.
     ///
     /// # Errors
     ///
-    /// The kernel's error. `EINVAL` means that the kernel did not process the queue, and that
-    /// nothing else makes it do so before the QP changes its state.
+    /// The kernel's error. Of Soft-RoCE, `EINVAL` means that the kernel did not process the queue, and that
+    /// nothing else makes it do so before the QP changes its state. Of Soft-iWARP, `ENOTCONN` means that
+    /// the QP is not in RTS, or that its state is changing.
     fn ring(&mut self) -> Result<(), Errno>;
 
     /// What the errors of the doorbell are of.
