@@ -4,7 +4,7 @@
 //! length that the event states. An address that is decoded, encoded and decoded again is the same.
 
 use bareverbs::qp::QpType;
-use bareverbs_rdmacm::event::{EventKind, RequestParam, Unreachable};
+use bareverbs_rdmacm::event::{EstablishedParam, EventKind, RequestParam, Unreachable};
 use bareverbs_rdmacm::parsers::{encode_addr, parse_addr, parse_event, parse_request};
 use bareverbs_uapi::rdma_cm::EventType;
 use bareverbs_uapi::rdma_cm::address::SocketAddressStorage;
@@ -18,11 +18,12 @@ fn check_event(resp: &EventResp, qp_type: QpType) {
     let of_conn = &conn.private_data[..conn.private_data_len.into()];
     let of_ud = &resp.ud.private_data[..resp.ud.private_data_len.into()];
     match parse_event(resp, qp_type) {
-        EventKind::ConnectResponse(peer) => assert_eq!(&*peer.private_data, of_conn),
+        EventKind::ConnectResponse(peer)
+        | EventKind::Established(EstablishedParam::Connection(peer)) => assert_eq!(&*peer.private_data, of_conn),
         EventKind::Rejected(rejected) => {
             assert_eq!((&*rejected.private_data, rejected.reason.code()), (of_conn, resp.status));
         }
-        EventKind::Established(Some(peer)) | EventKind::MulticastJoin(peer) => {
+        EventKind::Established(EstablishedParam::Datagram(peer)) | EventKind::MulticastJoin(peer) => {
             assert_eq!((&*peer.private_data, peer.qp_num), (of_ud, resp.ud.qp_num));
         }
         EventKind::Unreachable(Unreachable::Sidr(_, data)) => assert_eq!(&*data, of_ud),

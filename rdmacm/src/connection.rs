@@ -594,11 +594,12 @@ impl Incoming {
             param.responder_resources = param.responder_resources.min(peer.responder_resources);
             param.initiator_depth = param.initiator_depth.min(peer.initiator_depth);
             agree_on_ece(&mut queue, options, peer.ece)?;
-            bring_up(self.request.id(), &mut queue, options, Some(&param))?;
+            let moved_by = bring_up(self.request.id(), &mut queue, options, Some(&param))?;
             attach(&waiter, self.request.id(), &mut queue)?;
             param.ece = queue.ece().unwrap_or_default();
             let id = self.request.accept(&param)?;
             steps::established(&waiter, &id).await?;
+            moved_by.established(&mut queue)?;
             Ok(Connected::new(id, queue, peer))
         })
     }
@@ -836,10 +837,10 @@ impl Route {
         Waiting::new(move |waiter| async move {
             let id = self.id;
             check_type("connect", &id, &queue)?;
-            id.connect(&options.param(&queue))?;
+            steps::connect(&waiter, &id, &options.param(&queue)).await?;
             let peer = steps::response(&waiter, &id).await?;
             agree_on_ece(&mut queue, options, peer.ece)?;
-            bring_up(&id, &mut queue, options, None)?;
+            bring_up(&id, &mut queue, options, None)?.established(&mut queue)?;
             attach(&waiter, &id, &mut queue)?;
             id.establish().map_err(|error| steps::refused(&id, "connect", error))?;
             Ok(Connected::new(id, queue, peer))

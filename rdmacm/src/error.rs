@@ -97,8 +97,9 @@ pub enum Error {
     /// The peer, or the kernel for it, rejected the connection.
     #[error("the connection{} was rejected: {}", to_peer(.0.peer), .0)]
     Rejected(Box<Rejected>),
-    /// The peer did not answer. `ETIMEDOUT`, unless the kernel reports another errno.
-    #[error("the peer is unreachable: {0}")]
+    /// The peer did not answer. `ETIMEDOUT`, unless the kernel reports another errno. `EINVAL`, on iWARP:
+    /// its response is not one of MPA, or a message came with it.
+    #[error("the peer is unreachable: {}{}", .0, unreachable_hint(*.0))]
     Unreachable(Errno),
     /// The peer refused the SIDR request of a datagram QP.
     #[error(
@@ -281,6 +282,16 @@ fn to_peer(peer: Option<Addr>) -> String {
     peer.map_or_else(String::new, |peer| format!(" to {peer}"))
 }
 
+fn unreachable_hint(errno: Errno) -> &'static str {
+    match errno {
+        Errno::INVAL => {
+            ": its response is not one of MPA; or it sent a message before this host had read its MPA \
+             response, which only the connecting side may do on iWARP"
+        }
+        _ => "",
+    }
+}
+
 fn address_hint(errno: Errno) -> &'static str {
     match errno {
         Errno::NODEV => {
@@ -328,9 +339,11 @@ impl Error {
     }
 
     /// The error of a command that answers a request. After the peer has given up, the kernel refuses it
-    /// with `EINVAL`. It reports no event of a request that is not accepted.
+    /// with `EINVAL`, on iWARP also with `ECONNRESET`. It reports no event of a request that is not accepted.
     pub(crate) fn withdrawn(self, verb: &'static str) -> Self {
-        if self.is_wrong_state() { Self::Withdrawn { verb } } else { self }
+        // siw has no connection any more.
+        let is_closed = matches!(&self, Self::Command(error) if error.errno == Errno::CONNRESET);
+        if self.is_wrong_state() || is_closed { Self::Withdrawn { verb } } else { self }
     }
 
     /// The kind of error that it is for `std::io`.
@@ -448,6 +461,8 @@ mod tests {
     fn refused_answer_to_a_request_means_that_the_peer_has_withdrawn_it() {
         let refused = |errno| Error::from(CommandError::by_kernel("ACCEPT", "", errno)).withdrawn("accept");
         let error = refused(Errno::INVAL);
+        assert!(matches!(error, Error::Withdrawn { verb: "accept" }), "{error}");
+        let error = refused(Errno::CONNRESET);
         assert!(matches!(error, Error::Withdrawn { verb: "accept" }), "{error}");
         assert_eq!(refused(Errno::NXIO).errno(), Some(Errno::NXIO));
     }

@@ -11,7 +11,7 @@ use bareverbs_uapi::rdma_cm::{EventParam, EventType};
 use rustix::io::Errno;
 
 use crate::channel::RawEvent;
-pub use crate::param::{RequestParam, UdPeer};
+pub use crate::param::{EstablishedParam, RequestParam, UdPeer};
 pub use crate::status::{RejectReason, Rejected, RouteStatus, SidrStatus, Unreachable};
 use crate::waiting::Waiter;
 use crate::{CmId, ConnectRequest, EventChannel, Key, PeerParam, PrivateData, Result, Waiting};
@@ -82,7 +82,8 @@ pub enum EventKind {
     #[doc(alias = "RDMA_CM_EVENT_CONNECT_REQUEST")]
     ConnectRequest(ConnectRequest),
     /// The peer accepted. The caller moves its QP to RTS and calls
-    /// [`CmId::establish`](crate::CmId::establish). No [`EventKind::Established`] follows.
+    /// [`CmId::establish`](crate::CmId::establish). No [`EventKind::Established`] follows. On iWARP,
+    /// [`EventKind::Established`] comes in place of it.
     #[doc(alias = "RDMA_CM_EVENT_CONNECT_RESPONSE")]
     ConnectResponse(PeerParam),
     /// Connecting failed. On InfiniBand and RoCE, the kernel reports it for its own QPs only
@@ -99,10 +100,11 @@ pub enum EventKind {
     /// The peer, or the kernel for it, rejected the request or the response.
     #[doc(alias = "RDMA_CM_EVENT_REJECTED")]
     Rejected(Rejected),
-    /// The connection is established. It is an event of the passive side of a connected QP, with
-    /// `None`, and of the active side of a datagram QP, with the address of the peer's QP.
+    /// The connection is established. It is an event of the passive side of a connected QP, and of the
+    /// active side of a datagram QP. On iWARP, it is an event of both sides of a connected QP, which the
+    /// kernel has moved to RTS then: [`CmId::establish`](crate::CmId::establish) is not called.
     #[doc(alias = "RDMA_CM_EVENT_ESTABLISHED")]
-    Established(Option<UdPeer>),
+    Established(EstablishedParam),
     /// The connection ended. If the peer ended it, [`CmId::disconnect`](crate::CmId::disconnect)
     /// or drop answers. `Some(ETIMEDOUT)`: the peer never answered the end.
     ///
@@ -271,9 +273,11 @@ pub(crate) fn parse(resp: &EventResp, qp_type: QpType) -> EventKind {
             peer: None,
         }),
         (EventType::ESTABLISHED, EventParam::Ud(param)) => {
-            EventKind::Established(Some(UdPeer::from_kernel(&param)))
+            EventKind::Established(EstablishedParam::Datagram(UdPeer::from_kernel(&param)))
         }
-        (EventType::ESTABLISHED, _) => EventKind::Established(None),
+        (EventType::ESTABLISHED, EventParam::Conn(param)) => {
+            EventKind::Established(EstablishedParam::Connection(PeerParam::from_kernel(&param, resp.ece)))
+        }
         (EventType::DISCONNECTED, _) => EventKind::Disconnected(failure(status)),
         (EventType::DEVICE_REMOVAL, _) => EventKind::DeviceRemoval,
         (EventType::MULTICAST_JOIN, EventParam::Ud(param)) => {
@@ -327,7 +331,7 @@ mod tests {
                     prop_assert!(number > 19 || number == EventType::CONNECT_REQUEST.0);
                     prop_assert_eq!((number, of), (event, status));
                 }
-                EventKind::Established(Some(peer)) | EventKind::MulticastJoin(peer) => {
+                EventKind::Established(EstablishedParam::Datagram(peer)) | EventKind::MulticastJoin(peer) => {
                     prop_assert_eq!((peer.qp_num, peer.qkey), (resp.ud.qp_num, resp.ud.qkey));
                     prop_assert_eq!(&*peer.private_data, data);
                 }
@@ -335,7 +339,10 @@ mod tests {
                     prop_assert_eq!(rejected.reason.code(), status.cast_unsigned());
                     prop_assert_eq!(rejected.private_data.len(), usize::from(resp.conn().private_data_len));
                 }
-                EventKind::ConnectResponse(peer) => prop_assert_eq!(peer.qp_num, resp.conn().qp_num),
+                EventKind::ConnectResponse(peer)
+                | EventKind::Established(EstablishedParam::Connection(peer)) => {
+                    prop_assert_eq!(peer.qp_num, resp.conn().qp_num);
+                }
                 EventKind::User { arg, .. } | EventKind::Internal { arg, .. } => {
                     prop_assert_eq!(arg, resp.arg());
                 }

@@ -132,6 +132,8 @@ pub struct CmId {
     /// Of a listener; 0 is the maximum of the kernel.
     backlog: AtomicU32,
     accepted: AtomicBool,
+    /// Whether the kernel has confirmed the response of the peer itself, as it does on iWARP.
+    established: AtomicBool,
     memberships: Mutex<Vec<Membership>>,
     destroyed: bool,
 }
@@ -295,6 +297,7 @@ impl CmId {
             listens: AtomicBool::new(false),
             backlog: AtomicU32::new(0),
             accepted: AtomicBool::new(false),
+            established: AtomicBool::new(false),
             memberships: Mutex::new(Vec::new()),
             destroyed: false,
         }
@@ -514,26 +517,60 @@ impl CmId {
     #[doc(alias = "rdma_connect")]
     pub fn connect(&self, param: &ConnParam<'_>) -> Result<()> {
         const VERB: &str = "connect";
+        command::connect(self.file(), self.connect_request(VERB, param)?)
+    }
+
+    /// The checked request of CONNECT.
+    pub(crate) fn connect_request(&self, verb: &'static str, param: &ConnParam<'_>) -> Result<ConnectReq> {
         let to_ib_addr = self.to_ib_addr.load(Ordering::Relaxed);
-        Message::Connect.check(VERB, param.private_data, self.qp_type(), to_ib_addr)?;
-        self.check_qp_num(VERB, param)?;
-        let request = ConnectReq {
+        self.check_private_data(Message::Connect, verb, param.private_data, to_ib_addr)?;
+        self.check_qp_num(verb, param)?;
+        Ok(ConnectReq {
             conn_param: param.to_kernel(),
             id: self.number,
             ece: param.kernel_ece(),
             ..ConnectReq::zeroed()
-        };
-        command::connect(self.file(), request)
+        })
+    }
+
+    fn check_private_data(
+        &self,
+        message: Message,
+        verb: &'static str,
+        data: &[u8],
+        to_ib_addr: bool,
+    ) -> Result<()> {
+        message.check(verb, data, self.qp_type(), to_ib_addr, || self.is_iwarp())
+    }
+
+    /// Whether its device is one of iWARP, such as siw. The kernel's connection manager moves the queue
+    /// pairs of such a device, and the program does not:
+    ///
+    /// | | InfiniBand, RoCE | iWARP |
+    /// |---|---|---|
+    /// | active side | `ConnectResponse`, QP to RTS, [`CmId::establish`] | `Established`: the QP is in RTS |
+    /// | passive side | QP to RTS, [`ConnectRequest::accept`](crate::ConnectRequest::accept) | `accept`: the QP is in RTS |
+    /// | [`CmId::connect`] | returns at once | blocks until the peer's host accepts the TCP connection |
+    /// | first message | either side | the active side: see [`Listener`](crate::Listener#iwarp) |
+    ///
+    /// [`Qp::set_cm_state`](bareverbs::qp::Qp::set_cm_state) tells the queue pair its new state.
+    ///
+    /// # Errors
+    /// [`Error::Command`] with `EINVAL`: the identifier has no device, or listens.
+    pub fn is_iwarp(&self) -> Result<bool> {
+        let (_, mask) = self.init_qp_attr(QpState::INIT)?;
+        Ok(is_iwarp_mask(mask))
     }
 
     /// Rejects QP numbers of more than 24 bits, which the kernel would truncate, and QP 0 and QP 1,
-    /// which are the kernel's.
+    /// which are the kernel's. On iWARP, QP 1 is one of a program.
     fn check_qp_num(&self, verb: &'static str, param: &ConnParam<'_>) -> Result<()> {
         let qp_num = param.qp_num;
         if qp_num >> 24 != 0 {
             return Err(Error::invalid(verb, format!("QP number {qp_num:#x} has more than 24 bits")));
         }
-        if qp_num <= 1 && self.qp_type() != QpType::UD {
+        let is_special = qp_num == 0 || qp_num == 1 && !self.is_iwarp()?;
+        if is_special && self.qp_type() != QpType::UD {
             let reason = format!("QP number {qp_num}: a connection needs a queue pair of this process");
             return Err(Error::invalid(verb, reason));
         }
@@ -552,7 +589,7 @@ impl CmId {
     #[doc(alias = "rdma_accept")]
     pub fn accept(&self, param: &ConnParam<'_>) -> Result<()> {
         const VERB: &str = "accept";
-        Message::Accept.check(VERB, param.private_data, self.qp_type(), false)?;
+        self.check_private_data(Message::Accept, VERB, param.private_data, false)?;
         self.check_qp_num(VERB, param)?;
         let request = AcceptReq {
             uid: self.key.get(),
@@ -572,12 +609,17 @@ impl CmId {
     }
 
     /// Confirms the response of the peer, after the QP was moved to RTS. No event follows; the peer
-    /// gets [`Established`](crate::event::EventKind::Established).
+    /// gets [`Established`](crate::event::EventKind::Established). After [`CmId::response`] on iWARP it
+    /// does nothing: the kernel has confirmed the response.
     ///
     /// # Errors
-    /// [`Error::Command`] with `EINVAL`: there is no response, or it was confirmed.
+    /// [`Error::Command`] with `EINVAL`: there is no response, or it was confirmed. On iWARP, after
+    /// [`Established`](crate::event::EventKind::Established) was read as an event.
     #[doc(alias = "rdma_establish")]
     pub fn establish(&self) -> Result<()> {
+        if self.is_established() {
+            return Ok(());
+        }
         command::accept(self.file(), AcceptReq { id: self.number, ..AcceptReq::zeroed() })
     }
 
@@ -605,7 +647,7 @@ impl CmId {
     }
 
     fn reject_with(&self, private_data: &[u8], reason: u8) -> Result<()> {
-        Message::Reject.check("reject", private_data, self.qp_type(), false)?;
+        self.check_private_data(Message::Reject, "reject", private_data, false)?;
         if self.accepted.load(Ordering::Relaxed) {
             return Err(Error::invalid("reject", "the request was accepted already: drop the identifier"));
         }
@@ -870,6 +912,15 @@ impl CmId {
         Ok(records::<ServiceRec>(&room, HEAD).iter().map(IbService::from_kernel).collect())
     }
 
+    /// Whether the kernel has confirmed the response of the peer itself.
+    pub(crate) fn is_established(&self) -> bool {
+        self.established.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_established(&self) {
+        self.established.store(true, Ordering::Relaxed);
+    }
+
     /// Whether it listens.
     pub(crate) fn listens(&self) -> bool {
         self.listens.load(Ordering::Relaxed)
@@ -899,6 +950,12 @@ impl CmId {
     pub(crate) fn memberships(&self) -> MutexGuard<'_, Vec<Membership>> {
         self.memberships.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether the mask of the attributes for INIT is that of an identifier of iWARP, which has no P_Key
+/// (`rdma_init_qp_attr` of `cma.c`).
+pub(crate) fn is_iwarp_mask(mask: QpAttrMask) -> bool {
+    mask.contains(QpAttrMask::PORT) && !mask.contains(QpAttrMask::PKEY_INDEX)
 }
 
 /// The records after the head of a response, whose first word is their number.
@@ -945,6 +1002,52 @@ mod tests {
         assert_eq!(millis(Duration::from_millis(2000)), 2000);
         assert_eq!(millis(Duration::from_micros(1001)), 2);
         assert_eq!(millis(Duration::MAX), i32::MAX as u32);
+    }
+
+    /// An identifier of a simulated kernel, on a device of iWARP or not.
+    fn simulated(is_iwarp: bool) -> CmId {
+        let channel = EventChannel::simulated();
+        if is_iwarp {
+            channel.file().kernel().set_iwarp();
+        }
+        CmId::new(&channel, PortSpace::Tcp).unwrap()
+    }
+
+    #[test]
+    fn iwarp_is_known_by_the_attributes_without_a_pkey() {
+        for is_iwarp in [false, true] {
+            assert_eq!(simulated(is_iwarp).is_iwarp().unwrap(), is_iwarp);
+        }
+        assert!(!is_iwarp_mask(QpAttrMask::empty()));
+    }
+
+    #[test]
+    fn mpa_carries_251_bytes_of_private_data() {
+        for (is_iwarp, length, max) in [(true, 251, None), (true, 252, Some(251)), (false, 57, Some(56))] {
+            let (id, data) = (simulated(is_iwarp), vec![1; length]);
+            let refused = id.connect(&ConnParam { private_data: &data, ..ConnParam::new(2) }).err();
+            let limit = refused.map(|error| match error {
+                Error::PrivateData { max, .. } => max,
+                other => panic!("{other}"),
+            });
+            assert_eq!(limit, max, "{length} bytes");
+        }
+        for (is_iwarp, length, accepted) in [(true, 251, true), (true, 252, false), (false, 197, false)] {
+            let (id, data) = (simulated(is_iwarp), vec![1; length]);
+            let param = ConnParam { private_data: &data, ..ConnParam::new(2) };
+            assert_eq!(id.accept(&param).is_ok(), accepted, "{length} bytes");
+            assert_eq!(simulated(is_iwarp).reject(&data).is_ok(), accepted, "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn queue_pair_1_is_one_of_a_program_on_iwarp() {
+        for (is_iwarp, qp_num, accepted) in
+            [(true, 0, false), (true, 1, true), (false, 1, false), (false, 2, true)]
+        {
+            let connected = simulated(is_iwarp).connect(&ConnParam::new(qp_num));
+            assert_eq!(connected.is_ok(), accepted, "QP {qp_num}: {connected:?}");
+        }
     }
 
     proptest! {

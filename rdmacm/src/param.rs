@@ -21,6 +21,10 @@ pub enum Message {
 }
 
 impl Message {
+    /// The most private data that any message carries on iWARP, in bytes. siw counts the data and 4 bytes
+    /// of MPA in one byte: a message of 252 bytes would have none (`siw_send_mpareqrep` of `siw_cm.c`).
+    pub const MAX_ON_IWARP: usize = 251;
+
     /// The most private data that the message carries, in bytes. Longer data is rejected with
     /// [`Error::PrivateData`] before the kernel sees it.
     ///
@@ -29,6 +33,8 @@ impl Message {
     /// | connect | 56 | 92 | 180 | 216 |
     /// | accept | 196 | 196 | 136 | 136 |
     /// | reject | 148 | 148 | 136 | 136 |
+    ///
+    /// On iWARP, each message carries [`Message::MAX_ON_IWARP`] bytes.
     ///
     /// In a request to an IB address, the kernel sets the first byte of the data to 0. The peer takes
     /// such a request for one of an IP address if the upper half of the second byte is 4 or 6.
@@ -53,15 +59,21 @@ impl Message {
         }
     }
 
+    /// Rejects data that is too long. `is_iwarp` is asked for data that other transports do not carry.
     pub(crate) fn check(
         self,
         verb: &'static str,
         data: &[u8],
         qp_type: QpType,
         is_ib_addr: bool,
+        is_iwarp: impl FnOnce() -> Result<bool>,
     ) -> Result<()> {
         let max = self.max_private_data(qp_type, is_ib_addr);
         if data.len() > max {
+            let max = if is_iwarp()? { Self::MAX_ON_IWARP } else { max };
+            if data.len() <= max {
+                return Ok(());
+            }
             return Err(Error::PrivateData { verb, length: data.len(), max });
         }
         Ok(())
@@ -241,6 +253,19 @@ impl RequestParam {
     }
 }
 
+/// Parameters of [`EventKind::Established`](crate::event::EventKind::Established).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "private data is inline by design")]
+pub enum EstablishedParam {
+    /// Of a connected QP. On iWARP, they are those of the peer's response at the active side, except the
+    /// QPN, which MPA does not carry. On InfiniBand and RoCE all of them are 0.
+    ///
+    /// The two depths are those that both sides have agreed on.
+    Connection(PeerParam),
+    /// Of a datagram QP: the address of the peer's QP.
+    Datagram(UdPeer),
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -274,12 +299,12 @@ mod tests {
         }
 
         #[test]
-        fn private_data_above_the_limit_is_refused(length in 0_usize..300, ud: bool, ib: bool) {
+        fn private_data_above_the_limit_is_refused(length in 0_usize..300, ud: bool, ib: bool, iwarp: bool) {
             let qp_type = if ud { QpType::UD } else { QpType::RC };
             let data = vec![0; length];
             for message in [Message::Connect, Message::Accept, Message::Reject] {
-                let max = message.max_private_data(qp_type, ib);
-                match message.check("connect", &data, qp_type, ib) {
+                let max = if iwarp { Message::MAX_ON_IWARP } else { message.max_private_data(qp_type, ib) };
+                match message.check("connect", &data, qp_type, ib, || Ok(iwarp)) {
                     Ok(()) => prop_assert!(length <= max),
                     Err(Error::PrivateData { length: of, max: limit, .. }) => {
                         prop_assert!(length > max);

@@ -10,6 +10,7 @@ use bareverbs::values::{MinRnrTimer, RetryCount, RnrRetry};
 use bareverbs::xrc::{XrcSend, XrcTarget};
 use bareverbs::{Access, Endpoint, Provider};
 
+use crate::id::is_iwarp_mask;
 use crate::steps::refused;
 use crate::{CmId, ConnParam, Error, Result};
 
@@ -19,7 +20,8 @@ const RD_ATOMIC: u8 = 16;
 mod sealed {
     use std::sync::Arc;
 
-    use bareverbs::qp::{Ece, QpAttr, QpAttrMask, QpType, Transport};
+    use bareverbs::Provider;
+    use bareverbs::qp::{Ece, Qp, QpAttr, QpAttrMask, QpType, Transport};
     use bareverbs::runtime::Runtime;
 
     pub trait Sealed {
@@ -28,6 +30,8 @@ mod sealed {
         fn rd_atomic(&self) -> [u32; 2];
         fn qp_num(&self) -> u32;
         fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> bareverbs::Result<()>;
+        /// The kernel's connection manager has moved it to RTS, on iWARP.
+        fn moved_to_rts(&mut self) -> bareverbs::Result<()>;
 
         /// `None`: it uses no ECE options.
         fn ece(&self) -> Option<Ece> {
@@ -45,7 +49,15 @@ mod sealed {
     }
 
     /// A transport that the connection manager connects.
-    pub trait Connects: Transport {}
+    pub trait Connects: Transport {
+        /// As [`Sealed::moved_to_rts`]. iWARP has RC only.
+        fn moved_to_rts<P: Provider>(_: &mut Qp<Self, P>) -> bareverbs::Result<()>
+        where
+            Self: Sized,
+        {
+            Ok(())
+        }
+    }
 }
 
 /// A queue pair that a connection moves to RTS: [`Qp<Rc>`](bareverbs::qp::Qp), `Qp<Uc>`, the safe
@@ -62,7 +74,12 @@ impl<T: sealed::Connects, P: Provider> ConnectQueue for Qp<T, P> {}
 impl<B, P: Provider> ConnectQueue for Endpoint<B, P> {}
 impl<P: Provider> ConnectQueue for XrcTarget<P> {}
 
-impl sealed::Connects for Rc {}
+impl sealed::Connects for Rc {
+    fn moved_to_rts<P: Provider>(qp: &mut Qp<Self, P>) -> bareverbs::Result<()> {
+        qp.set_cm_state(QpState::RTS)
+    }
+}
+
 impl sealed::Connects for Uc {}
 impl sealed::Connects for XrcSend {}
 
@@ -87,6 +104,10 @@ impl<T: sealed::Connects, P: Provider> sealed::Sealed for Qp<T, P> {
 
     fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> bareverbs::Result<()> {
         Qp::modify(self, attr, mask)
+    }
+
+    fn moved_to_rts(&mut self) -> bareverbs::Result<()> {
+        T::moved_to_rts(self)
     }
 
     fn ece(&self) -> Option<Ece> {
@@ -116,6 +137,11 @@ impl<P: Provider> sealed::Sealed for XrcTarget<P> {
     fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> bareverbs::Result<()> {
         XrcTarget::modify(self, attr, mask)
     }
+
+    /// iWARP has no XRC.
+    fn moved_to_rts(&mut self) -> bareverbs::Result<()> {
+        Ok(())
+    }
 }
 
 impl<B, P: Provider> sealed::Sealed for Endpoint<B, P> {
@@ -133,6 +159,10 @@ impl<B, P: Provider> sealed::Sealed for Endpoint<B, P> {
 
     fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> bareverbs::Result<()> {
         self.modify_qp(attr, mask)
+    }
+
+    fn moved_to_rts(&mut self) -> bareverbs::Result<()> {
+        self.set_cm_state(QpState::RTS)
     }
 
     fn attach(&mut self, runtime: Arc<dyn Runtime>) -> bareverbs::Result<()> {
@@ -235,20 +265,46 @@ pub(crate) fn check_type<Q: ConnectQueue>(verb: &'static str, id: &CmId, queue: 
     Err(Error::invalid(verb, format!("the queue pair is {own:?}, the identifier is for {expected:?}")))
 }
 
-/// Moves a QP to RTS by the attributes of its identifier. `param` limits the depths of the passive
-/// side; for the active side, those of the response count.
+/// Who moves a QP to RTS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum MovedBy {
+    /// This side, by [`bring_up`].
+    Program,
+    /// The kernel's connection manager, on iWARP: when it has established the connection.
+    Kernel,
+}
+
+impl MovedBy {
+    /// The connection is established.
+    pub(crate) fn established<Q: ConnectQueue>(self, queue: &mut Q) -> Result<()> {
+        match self {
+            Self::Program => Ok(()),
+            Self::Kernel => Ok(queue.moved_to_rts()?),
+        }
+    }
+}
+
+/// Moves a QP to RTS by the attributes of its identifier, unless the kernel does. `param` limits the depths
+/// of the passive side; for the active side, those of the response count.
 pub(crate) fn bring_up<Q: ConnectQueue>(
     id: &CmId,
     queue: &mut Q,
     options: &ConnectOptions<'_>,
     param: Option<&ConnParam<'_>>,
-) -> Result<()> {
+) -> Result<MovedBy> {
+    if id.is_established() {
+        return Ok(MovedBy::Kernel);
+    }
     let explain = |error| match param {
         None => refused(id, "connect", error),
         Some(_) => error.withdrawn("accept"),
     };
     for state in [QpState::INIT, QpState::RTR, QpState::RTS] {
         let (mut attr, mask) = id.init_qp_attr(state).map_err(explain)?;
+        if state == QpState::INIT && is_iwarp_mask(mask) {
+            return Ok(MovedBy::Kernel);
+        }
         // The kernel's rights are those of the connection parameters, and grant FLUSH on devices
         // that have it; its RNR timer is 655 ms.
         (attr.access, attr.min_rnr_timer) = (options.access, options.min_rnr_timer);
@@ -258,7 +314,7 @@ pub(crate) fn bring_up<Q: ConnectQueue>(
         }
         queue.modify(&attr, mask)?;
     }
-    Ok(())
+    Ok(MovedBy::Program)
 }
 
 #[cfg(test)]

@@ -124,6 +124,10 @@ macro_rules! reject_reasons {
         #[non_exhaustive]
         pub enum RejectReason {
             $($(#[$meta])* $name,)*
+            /// On iWARP, which has no reasons: the application rejected it, or its host closed the TCP
+            /// connection before it answered (`ECONNRESET`); the two sides differ in CRC or markers
+            /// (`ECONNREFUSED`).
+            Mpa(Errno),
             /// Another reason.
             Other(u32),
         }
@@ -134,6 +138,7 @@ macro_rules! reject_reasons {
             pub const fn code(self) -> u32 {
                 match self {
                     $(Self::$name => $number,)*
+                    Self::Mpa(errno) => errno.raw_os_error().wrapping_neg().cast_unsigned(),
                     Self::Other(number) => number,
                 }
             }
@@ -143,7 +148,10 @@ macro_rules! reject_reasons {
             fn from(number: u32) -> Self {
                 match number {
                     $($number => Self::$name,)*
-                    other => Self::Other(other),
+                    other => match other.cast_signed().checked_neg() {
+                        Some(errno @ 1..=4095) => Self::Mpa(Errno::from_raw_os_error(errno)),
+                        _ => Self::Other(other),
+                    },
                 }
             }
         }
@@ -152,6 +160,7 @@ macro_rules! reject_reasons {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 match self {
                     $(Self::$name => write!(f, "{} (reason {})", $text, $number),)*
+                    Self::Mpa(errno) => write!(f, "the application rejected it or has ended: {errno}"),
                     Self::Other(number) => write!(f, "reason {number}"),
                 }
             }

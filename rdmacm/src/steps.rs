@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use bareverbs::qp::QpType;
 use rustix::io::Errno;
 
-use crate::event::{Event, EventKind, UdPeer, Unreachable};
+use crate::event::{EstablishedParam, Event, EventKind, UdPeer, Unreachable};
 use crate::waiting::Waiter;
-use crate::{Addr, CmId, ConnectRequest, Error, EventChannel, Key, PeerParam, Result};
+use crate::{Addr, CmId, ConnParam, ConnectRequest, Error, EventChannel, Key, PeerParam, Result, command};
 
 /// The time limit of the resolution of an address, and again of a route. The kernel divides that of a
 /// path query by the number of its retries (`send_mad` in `sa_query.c`), so that a longer one repeats a
@@ -176,12 +176,33 @@ fn resolve_try(left: Duration) -> Duration {
     (left / 2).clamp(Duration::from_millis(1), RESOLVE_TRY)
 }
 
+/// Sends the request of a connected QP. On iWARP, the command blocks until the peer's host has accepted the
+/// TCP connection, and a task does not.
+pub(crate) async fn connect(waiter: &Waiter, id: &CmId, param: &ConnParam<'_>) -> Result<()> {
+    const VERB: &str = "connect";
+    if !waiter.is_task() || !id.is_iwarp()? {
+        return id.connect(param);
+    }
+    let (request, channel) = (id.connect_request(VERB, param)?, id.channel().clone());
+    let connect = move || command::connect(channel.file(), request);
+    waiter.blocking(id.channel().runtime(), connect).await?
+}
+
 /// Waits for the response of the peer of a connected QP.
 pub(crate) async fn response(wait: &impl Wait, id: &CmId) -> Result<PeerParam> {
     if id.qp_type() == QpType::UD {
         return Err(Error::invalid("response", "the identifier is for datagrams: use `ud_peer`"));
     }
-    until(wait, id, id.key(), "connect", take!(EventKind::ConnectResponse(peer) => peer)).await
+    until(wait, id, id.key(), "connect", |kind| match kind {
+        EventKind::ConnectResponse(peer) => ControlFlow::Break(peer),
+        // On iWARP, the kernel has moved the QP and confirmed the response.
+        EventKind::Established(EstablishedParam::Connection(peer)) => {
+            id.set_established();
+            ControlFlow::Break(peer)
+        }
+        other => ControlFlow::Continue(other),
+    })
+    .await
 }
 
 /// Waits for the address of the peer's datagram QP.
@@ -189,7 +210,14 @@ pub(crate) async fn ud_peer(wait: &impl Wait, id: &CmId) -> Result<UdPeer> {
     if id.qp_type() != QpType::UD {
         return Err(Error::invalid("ud_peer", "the identifier is for a connection: use `response`"));
     }
-    until(wait, id, id.key(), "connect", take!(EventKind::Established(Some(peer)) => peer)).await
+    until(
+        wait,
+        id,
+        id.key(),
+        "connect",
+        take!(EventKind::Established(EstablishedParam::Datagram(peer)) => peer),
+    )
+    .await
 }
 
 /// Waits until the peer has confirmed an accepted request.
@@ -233,8 +261,8 @@ mod tests {
     use std::sync::{Arc, Mutex};
     use std::task::{Context, Poll, Wake, Waker};
 
-    use bareverbs_uapi::rdma_cm::EventType;
-    use bareverbs_uapi::rdma_cm::structs::EventResp;
+    use bareverbs_uapi::rdma_cm::structs::{self, EventResp};
+    use bareverbs_uapi::rdma_cm::{Accept, EventType};
 
     use super::*;
     use crate::PortSpace;
@@ -444,6 +472,47 @@ mod tests {
             assert_eq!(found, Some(peer()), "{error:?}");
             assert!(error.to_string().contains(" to 192.0.2.7:7174"), "{error}");
         }
+    }
+
+    /// The response of iWARP: the kernel has confirmed it.
+    fn established_by_kernel() -> EventKind {
+        let mut param = structs::ConnParam { private_data_len: 5, ..structs::ConnParam::zeroed() };
+        param.private_data[..5].copy_from_slice(b"hello");
+        let peer = PeerParam::from_kernel(&param, structs::Ece::zeroed());
+        EventKind::Established(EstablishedParam::Connection(peer))
+    }
+
+    #[test]
+    fn response_on_iwarp_is_not_confirmed() {
+        let channel = EventChannel::simulated();
+        channel.file().kernel().set_iwarp();
+        let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
+        let peer = run(response(&Script::new(id.key(), [established_by_kernel()]), &id)).unwrap();
+        assert_eq!(&*peer.private_data, b"hello");
+        id.establish().unwrap();
+        assert_eq!(channel.file().kernel().count::<Accept>(), 0);
+        // On other devices it is.
+        let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
+        id.establish().unwrap();
+        assert_eq!(channel.file().kernel().count::<Accept>(), 1);
+    }
+
+    #[test]
+    fn rejection_and_failure_on_iwarp_are_those_of_the_peer() {
+        let id = new_id();
+        let ended = |event, errno: Errno| {
+            let status = errno.raw_os_error().wrapping_neg().cast_unsigned();
+            let resp = EventResp { event, status, ..EventResp::zeroed() };
+            let script = Script::new(id.key(), [crate::event::parse(&resp, QpType::RC)]);
+            run(response(&script, &id)).unwrap_err()
+        };
+        let rejected = ended(EventType::REJECTED, Errno::CONNRESET);
+        let Error::Rejected(rejected) = rejected else { panic!("{rejected}") };
+        assert_eq!(rejected.reason, RejectReason::Mpa(Errno::CONNRESET));
+        assert!(rejected.to_string().contains("Connection reset by peer"), "{rejected}");
+        let error = ended(EventType::CONNECT_ERROR, Errno::INVAL);
+        assert!(error.to_string().contains("before this host had read its MPA response"), "{error}");
+        assert!(matches!(error, Error::Unreachable(Errno::INVAL)), "{error}");
     }
 
     #[test]

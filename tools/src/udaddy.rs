@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 
 use anyhow::{Context as _, Result};
 use bareverbs::qp::{QpCreateFlags, SendFlags};
-use bareverbs_rdmacm::event::EventKind;
+use bareverbs_rdmacm::event::{EstablishedParam, EventKind};
 use bareverbs_rdmacm::{CmId, ConnParam, EventChannel};
 use serde::Serialize;
 
@@ -98,7 +98,7 @@ fn connect(options: &Udaddy, host: &str, messages: Messages, stop: &Stop) -> Res
         node.post_recvs()?;
         id.connect(&ConnParam::new(0))?;
         let service = step(&id, stop, "asking for the server's queue pair", |kind| match kind {
-            EventKind::Established(Some(peer)) => ControlFlow::Break(peer),
+            EventKind::Established(EstablishedParam::Datagram(peer)) => ControlFlow::Break(peer),
             other => ControlFlow::Continue(other),
         })?;
         node.set_peer(&service)?;

@@ -9,12 +9,15 @@ use std::path::Path;
 
 use bareverbs_uapi::rdma_cm::structs::*;
 use bareverbs_uapi::rdma_cm::*;
+use bareverbs_uapi::verbs_values::QpState;
+use bareverbs_uapi::write::structs::QpAttr;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::CmFile;
 use crate::Addr;
 use crate::addr::local_to;
+use crate::id::is_iwarp_mask;
 
 /// `ENOTSUPP` of the kernel, which has no name in user space.
 const ENOTSUPP: i32 = 524;
@@ -122,6 +125,20 @@ pub(super) fn hint(file: &CmFile, command: u32, errno: Errno, asked: &Asked) -> 
             _ => "the port has no such P_Key any more: the partition of the path was changed",
         },
         (_, Errno::INVAL) => return invalid(file, command, asked),
+        (LISTEN, Errno::ADDRINUSE) if is_iwarp(file, asked) => {
+            "a TCP socket of this host listens on the address and the port: the ports of iWARP are those of TCP"
+        }
+        (CONNECT, Errno::CONNREFUSED) => "nothing listens on the TCP port of the peer",
+        (CONNECT, Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH) => {
+            "the peer did not accept the TCP connection of iWARP: is the host up, and the port not filtered?"
+        }
+        (CONNECT, Errno::ADDRNOTAVAIL) => {
+            "a TCP socket of this host uses the source port: the ports of iWARP are those of TCP"
+        }
+        (CONNECT | ACCEPT, Errno::NOMEM) => {
+            "the depths of reads are above those of the device, or the kernel has no memory"
+        }
+        (ACCEPT | REJECT, Errno::CONNRESET) => "the peer closed its TCP connection before it was answered",
         (BIND | LISTEN | RESOLVE_ADDR, Errno::ADDRINUSE) => {
             "another identifier uses the address and the port in this port space: use another port, or port 0"
         }
@@ -415,6 +432,15 @@ fn is_any(file: &CmFile, asked: &Asked, addr: Addr) -> bool {
         Addr::Ip(addr) => addr.ip().is_unspecified() || addr.ip().is_loopback(),
         Addr::Ib(addr) => addr.gid.0 == [0; 16],
     }
+}
+
+/// Whether the device of the identifier of the request is one of iWARP: its attributes have no P_Key.
+fn is_iwarp(file: &CmFile, asked: &Asked) -> bool {
+    let Some(id) = asked.id else { return false };
+    let mut attr = QpAttr::zeroed();
+    let request = InitQpAttrReq { id, qp_state: QpState::INIT.0.into(), ..InitQpAttrReq::zeroed() };
+    let answered = file.submit::<InitQpAttr>(request, attr.as_mut_bytes());
+    answered.is_ok() && is_iwarp_mask(attr.qp_attr_mask)
 }
 
 /// Whether the identifier of the request has a port.

@@ -3,11 +3,14 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 
 use bareverbs_provider::process::ForkGuard;
 use bareverbs_uapi::rdma_cm::structs::*;
 use bareverbs_uapi::rdma_cm::*;
+use bareverbs_uapi::verbs_values::QpAttrMask;
+use bareverbs_uapi::write::structs::QpAttr;
 use zerocopy::FromBytes;
 
 use super::{CmFile, Source};
@@ -22,6 +25,9 @@ pub(crate) struct Simulated {
     resolved: Mutex<Vec<u32>>,
     at_resolution: Mutex<Option<Waker>>,
     peer: Mutex<Option<Addr>>,
+    iwarp: AtomicBool,
+    /// The numbers of the commands.
+    commands: Mutex<Vec<u32>>,
 }
 
 impl Simulated {
@@ -55,6 +61,16 @@ impl Simulated {
         *self.peer.lock().unwrap() = Some(peer);
     }
 
+    /// Makes the device of all identifiers one of iWARP.
+    pub(crate) fn set_iwarp(&self) {
+        self.iwarp.store(true, Ordering::Relaxed);
+    }
+
+    /// How often the command was issued.
+    pub(crate) fn count<C: Command>(&self) -> usize {
+        self.commands.lock().unwrap().iter().filter(|number| **number == C::INFO.number).count()
+    }
+
     pub(super) fn next_event(&self) -> Option<EventResp> {
         self.events.lock().unwrap().pop_front()
     }
@@ -64,6 +80,7 @@ impl Simulated {
             R::read_from_prefix(&call[size_of::<Header>()..]).expect("a request of this command").0
         }
         let (call, number) = (call.as_bytes(), C::INFO.number);
+        self.commands.lock().unwrap().push(number);
         if number == DestroyId::INFO.number {
             self.destroyed.lock().unwrap().push(request::<DestroyIdReq>(call).id);
         } else if number == Disconnect::INFO.number {
@@ -72,11 +89,26 @@ impl Simulated {
             self.resolved.lock().unwrap().push(request::<ResolveAddrReq>(call).timeout_ms);
         } else if number == Query::INFO.number {
             self.answer(request(call));
+        } else if number == InitQpAttr::INFO.number {
+            self.answer_attributes(request(call));
         }
         if number == ResolveAddr::INFO.number || number == ResolveRoute::INFO.number {
             // Without the lock: the waker may call the kernel.
             let waker = self.at_resolution.lock().unwrap().clone();
             waker.iter().for_each(Waker::wake_by_ref);
+        }
+    }
+
+    /// Answers with the mask of the attributes.
+    fn answer_attributes(&self, InitQpAttrReq { response, .. }: InitQpAttrReq) {
+        let mut mask = QpAttrMask::STATE | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
+        mask.set(QpAttrMask::PKEY_INDEX, !self.iwarp.load(Ordering::Relaxed));
+        let answer = QpAttr { qp_attr_mask: mask, ..QpAttr::zeroed() };
+        let response = std::ptr::with_exposed_provenance_mut::<QpAttr>(response as usize);
+        #[expect(unsafe_code, reason = "commands have the addresses of their responses")]
+        // SAFETY: the call of `init_qp_attr` borrows a response of this type.
+        unsafe {
+            response.write(answer);
         }
     }
 

@@ -26,7 +26,9 @@ fn param<'a>(local: &Address, bytes: &'a [u8]) -> ConnParam<'a> {
 fn address_of(verb: &'static str, peer: &PeerParam) -> Result<Address> {
     let bytes = &peer.private_data[..peer.private_data.len().min(Address::LEN)];
     let address = Address::from_bytes(bytes).map_err(|error| Error::PeerAddress { verb, error })?;
-    if address.qp_num != peer.qp_num {
+    // MPA does not carry it.
+    let is_other = peer.qp_num != 0 && address.qp_num != peer.qp_num;
+    if is_other {
         let reason = "the QP number of the peer's address is not that of its message";
         return Err(Error::invalid(verb, reason));
     }
@@ -87,7 +89,7 @@ impl Route {
         let local = *local;
         Waiting::new(move |waiter| async move {
             let (id, bytes) = (self.id, local.to_bytes());
-            id.connect(&param(&local, &bytes))?;
+            steps::connect(&waiter, &id, &param(&local, &bytes)).await?;
             let peer = steps::response(&waiter, &id).await?;
             let queue = connect(&address_of("exchange", &peer)?)?;
             id.establish().map_err(|error| steps::refused(&id, "connect", error))?;

@@ -9,7 +9,7 @@ use bareverbs::values::RetryCount;
 use bareverbs::{Endpoint, Errno, Pd, RegionMut};
 
 use super::link::Link;
-use super::session::{CONTROL_RECVS, Prepared, Session};
+use super::session::{CONTROL_RECVS, Prepared, Session, Words};
 use super::shared::Shared;
 use super::wire::Offer;
 use super::{OfferError, RdmaStream, Result, StreamError, StreamOptions};
@@ -19,12 +19,22 @@ use crate::id::BoundDevice;
 use crate::name::{first, first_of};
 use crate::qp::bring_up;
 use crate::waiting::{Waiter, Waiting};
-use crate::{Addr, CmId, ConnParam, ConnectOptions, ConnectRequest, Error, Name, PortSpace, steps};
+use crate::{
+    Addr, CmId, ConnParam, ConnectOptions, ConnectRequest, Error, Name, PeerParam, PortSpace, steps,
+};
 
-/// A stream needs no reads and no atomics. A peer that does not read makes a write wait, so that RNR
-/// retries have no limit.
-fn connect_options(offer: &[u8], retry_count: RetryCount) -> ConnectOptions<'_> {
-    ConnectOptions { private_data: offer, rd_atomic: 0, retry_count, ..ConnectOptions::default() }
+/// A stream needs no atomics, and reads on iWARP only. A peer that does not read makes a write wait, so that
+/// RNR retries have no limit.
+fn connect_options<'a>(offer: &'a [u8], retry_count: RetryCount, prepared: &Prepared) -> ConnectOptions<'a> {
+    let rd_atomic = u8::from(prepared.needs_reads());
+    ConnectOptions { private_data: offer, rd_atomic, retry_count, ..ConnectOptions::default() }
+}
+
+/// Whether both sides execute a read. The kernel has the two depths in either order.
+fn has_reads(own: &ConnParam<'_>, peer: &PeerParam) -> bool {
+    let depths =
+        [own.responder_resources, own.initiator_depth, peer.responder_resources, peer.initiator_depth];
+    depths.iter().all(|depth| *depth > 0)
 }
 
 fn param<'a>(options: &ConnectOptions<'a>, prepared: &mut Prepared) -> ConnParam<'a> {
@@ -37,7 +47,7 @@ impl StreamOptions {
         domains.build(device, StreamError::errno, |pd: &Pd| {
             let endpoint: Endpoint<RegionMut> = Endpoint::options()
                 .port(device.port)
-                .sends(self.sends.into())
+                .sends(Words::of(pd).sends(self.sends.into()))
                 .recvs(u32::from(self.recvs) + CONTROL_RECVS)
                 .inline(self.queue_inline())
                 .build(pd)?;
@@ -76,12 +86,13 @@ impl StreamOptions {
         domains.open(waiter, self.runtime.clone(), device).await?;
         let mut prepared = self.prepare(&domains, device)?;
         let offer = prepared.offer()?;
-        let options = connect_options(&offer, self.retry_count);
+        let options = connect_options(&offer, self.retry_count, &prepared);
         let param = param(&options, &mut prepared);
-        id.connect(&param)?;
+        steps::connect(waiter, &id, &param).await?;
         let response = steps::response(waiter, &id).await?;
-        bring_up(&id, prepared.endpoint(), &options, None)?;
-        let mut session = prepared.start(&response.private_data, true)?;
+        bring_up(&id, prepared.endpoint(), &options, None)?.established(prepared.endpoint())?;
+        let reads = has_reads(&param, &response);
+        let mut session = prepared.start(&response.private_data, true, reads)?;
         id.establish().map_err(|error| steps::refused(&id, "connect", error))?;
         // Grants the peer the rest of the ring. The accepting side does so when it is used first after
         // the peer's confirmation.
@@ -258,13 +269,17 @@ impl RdmaListener {
         self.domains.open(waiter, self.options.runtime.clone(), device).await?;
         let mut prepared = self.options.prepare(&self.domains, device)?;
         let offer = prepared.offer()?;
-        let options = connect_options(&offer, self.options.retry_count);
+        let options = connect_options(&offer, self.options.retry_count, &prepared);
         let param = param(&options, &mut prepared);
-        bring_up(request.id(), prepared.endpoint(), &options, Some(&param))?;
-        let session = prepared.start(&peer.private_data, false)?;
+        let moved_by = bring_up(request.id(), prepared.endpoint(), &options, Some(&param))?;
+        let reads = has_reads(&param, &peer);
+        let mut session = prepared.start(&peer.private_data, false, reads)?;
+        let id = request.accept(&param)?;
+        // On iWARP, the kernel has moved the queue pair within the command.
+        moved_by.established(session.endpoint())?;
         // The peer's confirmation is not awaited here: one that never comes would hold up the others. The
         // stream awaits it before its first message.
-        self.options.stream(session, request.accept(&param)?, self.domains.clone(), false)
+        self.options.stream(session, id, self.domains.clone(), false)
     }
 }
 

@@ -39,12 +39,12 @@ pub enum ProtocolError {
     /// A data buffer without room.
     #[error("the peer granted a data buffer of 0 bytes")]
     EmptyBuffer,
-    /// A message without immediate data.
-    #[error("the peer sent a message without immediate data")]
-    MissingImmediate,
-    /// Immediate data without a defined meaning.
-    #[error("the peer sent immediate data {0:#010x}, which is not an `RS_OP_*` of rsocket")]
-    UnknownImmediate(u32),
+    /// A message without a word: without immediate data, or on iWARP not of 4 bytes.
+    #[error("the peer sent a message without the word of a stream")]
+    MissingWord,
+    /// A word without a defined meaning.
+    #[error("the peer sent the word {0:#010x}, which is not an `RS_OP_*` of rsocket")]
+    UnknownWord(u32),
     /// An entry beyond the iomap table of this side.
     #[error("the peer wrote entry {index} of an iomap table of {entries}")]
     IomapIndex {

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::ProtocolError;
+use super::session::Words;
 
 /// The receiving side's ring and the peer's credits.
 ///
@@ -93,6 +94,19 @@ impl Inbound {
         self.unread += len;
         self.queue.push_back(len);
         self.pop_read();
+        Ok(())
+    }
+
+    /// The peer has announced an entry of its iomap table. Its word takes a credit on iWARP.
+    pub(super) fn iomap(&mut self, words: Words) -> Result<(), ProtocolError> {
+        if words == Words::Messages {
+            if self.received == self.limit {
+                return Err(ProtocolError::Overrun { window: self.window });
+            }
+            self.received = self.received.wrapping_add(1);
+            self.queue.push_back(0);
+            self.pop_read();
+        }
         Ok(())
     }
 

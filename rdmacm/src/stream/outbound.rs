@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::ProtocolError;
+use super::session::{CONTROL_RECVS, Words};
 use super::wire::{Offer, SLOTS, Span, Word};
 
 /// The sending side's view of the peer's buffers and credits.
@@ -38,6 +39,9 @@ pub(super) struct Outbound {
     consumed: usize,
     /// Entries that the peer has announced and this side has not taken.
     announced: usize,
+    /// Credits that data leaves to words without credits: on iWARP, a message without a receive ends the
+    /// connection.
+    reserve: u16,
 }
 
 /// A message that the caller must write.
@@ -53,8 +57,14 @@ pub(super) struct Piece {
 
 impl Outbound {
     /// The state after the connection was made.
-    pub(super) fn new(peer: &Offer) -> Self {
+    pub(super) fn new(peer: &Offer, words: Words) -> Self {
+        let reserve = match words {
+            Words::Immediate => 0,
+            // The peer grants more when half of its window is consumed.
+            Words::Messages => (CONTROL_RECVS as u16).min(peer.credits / 4),
+        };
         Self {
+            reserve,
             sent: 0,
             limit: peer.credits,
             window: peer.credits,
@@ -107,7 +117,23 @@ impl Outbound {
 
     /// Whether [`take`](Self::take) returns a message.
     pub(super) fn may_send(&self) -> bool {
-        self.sent != self.limit && self.buffer.len > 0
+        self.has_credit() && self.buffer.len > 0
+    }
+
+    fn has_credit(&self) -> bool {
+        self.limit.wrapping_sub(self.sent) > self.reserve
+    }
+
+    /// Whether an entry of the iomap table may be announced.
+    pub(super) fn may_send_iomap(&self, words: Words) -> bool {
+        words == Words::Immediate || self.has_credit()
+    }
+
+    /// An entry of the iomap table was announced.
+    pub(super) fn iomap(&mut self, words: Words) {
+        if words == Words::Messages {
+            self.sent = self.sent.wrapping_add(1);
+        }
     }
 
     /// Takes the room of a message of at most `max` bytes, which the caller must send.

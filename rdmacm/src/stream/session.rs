@@ -35,6 +35,43 @@ const SIGNAL_PART: usize = 4;
 const DATA: u64 = 0;
 const CONTROL: u64 = 1;
 const DISCONNECT: u64 = 2;
+/// What takes no room of its own: the word behind a write on iWARP, and a probe.
+const NO_ROOM: u64 = 3;
+
+/// How the words of a stream are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Words {
+    /// As the immediate data of a write.
+    Immediate,
+    /// As a message behind the write, in the byte order of the sender: iWARP has no immediate data.
+    Messages,
+}
+
+impl Words {
+    /// Those of the streams on a device.
+    pub(super) fn of(pd: &Pd) -> Self {
+        if pd.context().capabilities().iwarp { Self::Messages } else { Self::Immediate }
+    }
+
+    /// Requests of a number of messages, and of a read that probes the peer.
+    pub(super) fn sends(self, messages: u32) -> u32 {
+        match self {
+            Self::Immediate => messages,
+            Self::Messages => 2 * messages + 1,
+        }
+    }
+}
+
+/// A write or a read of 0 bytes accesses no memory, whatever its address and key.
+const NOWHERE: Remote = Remote { addr: 0, rkey: 0 };
+
+/// A write of bytes that are copied into the request.
+fn write_inline(bytes: &[u8], remote: Remote, imm: Option<u32>) -> Op<Inline<'_>> {
+    match imm {
+        Some(imm) => Op::write_imm_inline(bytes, remote, imm),
+        None => Op::write_inline(bytes, remote),
+    }
+}
 
 /// The memory of a stream, with its receives posted, before the peer's offer is known.
 pub(super) struct Prepared {
@@ -42,6 +79,9 @@ pub(super) struct Prepared {
     ring: RemoteRegion,
     table: RemoteRegion,
     sends: SendRing,
+    words: Words,
+    /// The memory of a probe.
+    probe: RegionMut,
     options: StreamOptions,
 }
 
@@ -56,13 +96,15 @@ impl Prepared {
         let ring = expose(register(options.recv_buffer)?)?;
         let table = expose(register(options.table_len())?)?;
         let sends = SendRing::new(register(options.send_buffer)?);
-        // Words come as immediate data: no receive needs memory. A part of 4 bytes is valid on any
-        // device, where an empty SGE may not be.
-        let words = register(4 * (usize::from(options.recvs) + CONTROL_RECVS as usize))?;
-        for word in words.chunks(4) {
+        // Immediate data needs no memory. A part of 4 bytes is valid on any device, where an empty SGE may
+        // not be.
+        let parts = register(4 * (usize::from(options.recvs) + CONTROL_RECVS as usize) + 4)?;
+        let mut parts = parts.chunks(4);
+        let probe = parts.next().expect("more than one part");
+        for word in parts {
             endpoint.post(Op::recv(word)).map_err(VerbsError::from)?;
         }
-        Ok(Self { endpoint, ring, table, sends, options })
+        Ok(Self { endpoint, ring, table, sends, words: Words::of(pd), probe, options })
     }
 
     /// The private data for the peer.
@@ -80,23 +122,33 @@ impl Prepared {
         Ok(offer.to_bytes())
     }
 
+    /// Whether the stream probes its peer by reads.
+    pub(super) fn needs_reads(&self) -> bool {
+        self.words == Words::Messages
+    }
+
     /// The endpoint, to be connected.
     pub(super) fn endpoint(&mut self) -> &mut Endpoint<RegionMut> {
         &mut self.endpoint
     }
 
     /// The stream with a peer, whose private data is `offer`. `confirmed`: whether the peer can receive
-    /// when the stream is used first.
-    pub(super) fn start(self, offer: &[u8], confirmed: bool) -> Result<Session> {
-        let Self { endpoint, ring, table, sends, options } = self;
+    /// when the stream is used first. `reads`: whether both sides execute a read.
+    pub(super) fn start(self, offer: &[u8], confirmed: bool, reads: bool) -> Result<Session> {
+        let Self { endpoint, ring, table, sends, words, probe, options } = self;
         let peer = Offer::from_bytes(offer)?;
         Ok(Session {
+            words,
+            probe: (words == Words::Messages && reads).then_some(probe),
+            proves_delivery: words == Words::Messages && reads,
+            probe_is_last: false,
+            is_delivered: true,
             endpoint,
             ring,
             table,
             sends,
             inbound: Inbound::new(options.recv_buffer as u32 / 2, options.recvs),
-            outbound: Outbound::new(&peer),
+            outbound: Outbound::new(&peer, words),
             data_free: u32::from(options.sends) - CONTROLS,
             control_free: CONTROLS,
             unsignaled: 0,
@@ -138,8 +190,19 @@ pub(super) struct Session {
     outbound: Outbound,
     peer: Offer,
     options: StreamOptions,
+    words: Words,
+    /// The memory of a read that probes the peer. `None`: it is outstanding, or probes are writes.
+    probe: Option<RegionMut>,
+    /// Whether a read shows that the peer has the sends before it. On iWARP they are complete when the
+    /// local TCP has them.
+    proves_delivery: bool,
+    /// Whether no send was posted behind the last read.
+    probe_is_last: bool,
+    /// Whether the peer has all sends, or can't get them.
+    is_delivered: bool,
     /// Whether the peer's QP can receive. That of the connecting side is moved to RTR after the response
-    /// of this side has arrived. Its device drops what is sent before.
+    /// of this side has arrived. Its device drops what is sent before. On iWARP, the kernel of the
+    /// connecting side takes what comes with the response for an error: its first word is awaited.
     confirmed: bool,
     /// Messages of either kind that may be posted before one completes.
     data_free: u32,
@@ -196,26 +259,30 @@ impl Session {
         if self.error.is_none() && self.phase == Phase::Open {
             self.error = Some(error);
         }
-        self.phase = Phase::Ended;
+        self.end();
     }
 
     fn done(&mut self, done: Done<RegionMut>) -> Result<()> {
         if done.is_recv() {
             // Its confirmation may be lost, or come later.
             self.confirmed = true;
-            // A peer that sends without immediate data is no stream.
-            let imm = done.imm.ok_or(ProtocolError::MissingImmediate)?;
+            let word = self.received_word(&done)?;
             // The peer's last words may be found after the end of the connection: the device and the
             // connection manager report in no order.
             if self.error.is_none() {
                 if self.phase != Phase::Ended {
                     self.endpoint.post(Op::recv(done.into_buffer()))?;
                 }
-                self.word(Word::from_imm(imm.0))?;
+                self.word(word)?;
             }
             return Ok(());
         }
         match (done.tag, done.buffer) {
+            (NO_ROOM, None) => {}
+            (NO_ROOM, Some(memory)) => {
+                self.probe = Some(memory);
+                self.is_delivered |= self.probe_is_last;
+            }
             (DATA, buffer) => {
                 self.data_free += 1;
                 buffer.into_iter().for_each(|part| self.sends.give(part));
@@ -230,12 +297,30 @@ impl Session {
         Ok(())
     }
 
+    /// The word of a message. A peer that sends none is no stream.
+    fn received_word(&self, done: &Done<RegionMut>) -> Result<Word> {
+        let word = match (self.words, done.imm, done.message()) {
+            (Words::Immediate, Some(imm), _) => imm.0,
+            (Words::Messages, _, Some(&[a, b, c, d])) if self.peer.big_endian => {
+                u32::from_be_bytes([a, b, c, d])
+            }
+            (Words::Messages, _, Some(&[a, b, c, d])) => u32::from_le_bytes([a, b, c, d]),
+            _ => return Err(ProtocolError::MissingWord.into()),
+        };
+        Ok(Word::from_imm(word))
+    }
+
+    /// The peer reads nothing more, or can't be reached.
+    fn end(&mut self) {
+        (self.phase, self.is_delivered) = (Phase::Ended, true);
+    }
+
     fn failed(&mut self, failed: Failed<RegionMut>) -> Result<()> {
         if self.phase == Phase::Open {
             return Err(bareverbs::Error::from(failed).into());
         }
         // The operations that are left are flushed, or the peer has gone once it had read all.
-        self.phase = Phase::Ended;
+        self.end();
         Ok(())
     }
 
@@ -243,13 +328,16 @@ impl Session {
         match word {
             Word::Data(len) => self.inbound.data(len)?,
             Word::Credits(limit) => self.outbound.grant(limit)?,
-            Word::Iomap(index) => self.take_iomap_entry(index)?,
-            Word::Disconnect => self.phase = Phase::Ended,
+            Word::Iomap(index) => {
+                self.inbound.iomap(self.words)?;
+                self.take_iomap_entry(index)?;
+            }
+            Word::Disconnect => self.end(),
             Word::Shutdown if self.writes => self.reads = false,
             Word::Shutdown if self.phase == Phase::Open => self.phase = Phase::Finishing,
             Word::Shutdown => {}
             Word::Keepalive => {}
-            Word::Unknown(word) => return Err(ProtocolError::UnknownImmediate(word).into()),
+            Word::Unknown(word) => return Err(ProtocolError::UnknownWord(word).into()),
         }
         Ok(())
     }
@@ -303,48 +391,70 @@ impl Session {
         let span = Span { addr: ring.addr, key: ring.rkey, len: half.len };
         let remote = Remote { addr: self.peer.slot_addr(half.entry), rkey: self.peer.table.key };
         let bytes = span.to_bytes(self.peer.big_endian);
-        self.post_control(Op::write_imm_inline(&bytes, remote, Word::Credits(limit).to_imm()).tag(CONTROL))
+        self.control_free -= 1;
+        self.post(|imm| write_inline(&bytes, remote, imm), Word::Credits(limit), CONTROL, true)
     }
 
     /// Posts a word without bytes.
     fn post_word(&mut self, word: Word) -> Result<()> {
         let tag = if word == Word::Disconnect { DISCONNECT } else { CONTROL };
-        // A write of 0 bytes accesses no memory, whatever its address and key.
-        let nowhere = Remote { addr: 0, rkey: 0 };
-        self.post_control(Op::write_imm_inline(&[], nowhere, word.to_imm()).tag(tag))
-    }
-
-    fn post_control(&mut self, op: Op<Inline<'_>>) -> Result<()> {
-        self.endpoint.post(op)?;
         self.control_free -= 1;
-        self.unsignaled = 0;
-        Ok(())
-    }
-
-    /// Posts `len` bytes of the stream, or writes them to memory of the peer.
-    fn post_data<L>(&mut self, op: Op<L>, len: usize) -> Result<()>
-    where
-        Op<L>: PostTo<Endpoint<RegionMut>>,
-    {
-        let unsignaled = self.unsignaled + len;
-        if unsignaled < self.options.send_buffer / SIGNAL_PART {
-            self.endpoint.post(op.tag(DATA).unsignaled()).map_err(Into::into)?;
-            self.unsignaled = unsignaled;
-            self.data_free -= 1;
-            return Ok(());
+        match self.words {
+            Words::Immediate => self.post(|imm| write_inline(&[], NOWHERE, imm), word, tag, true),
+            Words::Messages => self.post_op(Op::send_inline(&word.to_imm().to_ne_bytes()), tag, true),
         }
-        self.post_signaled(op)
     }
 
-    /// Posts an operation whose completion ends all messages before it.
-    fn post_signaled<L>(&mut self, op: Op<L>) -> Result<()>
+    /// Posts a write and its word: as its immediate data, or as a message behind it. The peer has the bytes
+    /// in place when it receives either. `write` gets the immediate data.
+    fn post<L>(
+        &mut self,
+        write: impl FnOnce(Option<u32>) -> Op<L>,
+        word: Word,
+        tag: u64,
+        signaled: bool,
+    ) -> Result<()>
     where
         Op<L>: PostTo<Endpoint<RegionMut>>,
     {
-        self.endpoint.post(op.tag(DATA)).map_err(Into::into)?;
-        self.unsignaled = 0;
-        self.data_free -= 1;
+        match self.words {
+            Words::Immediate => self.post_op(write(Some(word.to_imm())), tag, signaled),
+            Words::Messages => {
+                self.post_op(write(None), tag, false)?;
+                self.post_op::<Inline<'_>>(Op::send_inline(&word.to_imm().to_ne_bytes()), NO_ROOM, signaled)
+            }
+        }
+    }
+
+    fn post_op<L>(&mut self, op: Op<L>, tag: u64, signaled: bool) -> Result<()>
+    where
+        Op<L>: PostTo<Endpoint<RegionMut>>,
+    {
+        let op = op.tag(tag);
+        let op = if signaled { op } else { op.unsignaled() };
+        self.endpoint.post(op).map_err(Into::into)?;
+        if signaled {
+            self.unsignaled = 0;
+        }
+        self.probe_is_last = false;
+        self.is_delivered = !self.proves_delivery;
         Ok(())
+    }
+
+    /// Posts `len` bytes of the stream.
+    fn post_data<L>(&mut self, write: impl FnOnce(Option<u32>) -> Op<L>, len: usize) -> Result<()>
+    where
+        Op<L>: PostTo<Endpoint<RegionMut>>,
+    {
+        let signaled = self.signals(len);
+        self.data_free -= 1;
+        self.post(write, Word::Data(len as u32), DATA, signaled)
+    }
+
+    /// Whether a write of `len` bytes is signalled: its completion ends all messages before it.
+    fn signals(&mut self, len: usize) -> bool {
+        self.unsignaled += len;
+        self.unsignaled >= self.options.send_buffer / SIGNAL_PART
     }
 
     /// Copies bytes that have arrived. `Ok(None)`: there are none yet. `Ok(Some(0))`: the end.
@@ -432,9 +542,8 @@ impl Session {
         if bytes.len() <= self.options.inline as usize {
             let Some(piece) = self.outbound.take(bytes.len()) else { return Ok(0) };
             let remote = Remote { addr: piece.addr, rkey: piece.key };
-            let imm = Word::Data(piece.len).to_imm();
             let bytes = &bytes[..piece.len as usize];
-            self.post_data(Op::write_imm_inline(bytes, remote, imm), bytes.len())?;
+            self.post_data(|imm| write_inline(bytes, remote, imm), bytes.len())?;
             return Ok(bytes.len());
         }
         let Some(mut part) = self.sends.take(bytes.len().min(LARGEST)) else { return Ok(0) };
@@ -446,17 +555,22 @@ impl Session {
         self.sends.give(part.split_off(len));
         copy_slice(&bytes[..len], part.bytes_mut());
         let remote = Remote { addr: piece.addr, rkey: piece.key };
-        self.post_data(Op::write_imm(part, .., remote, Word::Data(piece.len).to_imm()), len)?;
+        let write = |imm| match imm {
+            Some(imm) => Op::write_imm(part, .., remote, imm),
+            None => Op::write(part, .., remote),
+        };
+        self.post_data(write, len)?;
         Ok(len)
     }
 
     /// Lets the peer write `memory`, as the bytes from `offset` on. Returns the index of the entry.
     /// `Ok(None)`: there is no room in the send queue yet.
     ///
-    /// The entry takes no credit: a peer counts data messages only as consumed.
+    /// The entry takes no credit: a peer counts data messages only as consumed. On iWARP it takes one, as in
+    /// rdma-core: without a receive, its word would end the connection.
     pub(super) fn map(&mut self, memory: Remote, len: u32, offset: u64) -> Result<Option<u32>> {
         self.check_writable()?;
-        if !self.may_post_data() {
+        if !self.may_post_data() || !self.outbound.may_send_iomap(self.words) {
             return Ok(None);
         }
         let Some(index) = self.peer_iomap.iter().position(|used| !used) else {
@@ -466,7 +580,9 @@ impl Session {
         let bytes = entry.to_bytes(self.peer.big_endian);
         let number = index as u32;
         let remote = Remote { addr: self.peer.iomap_addr(number), rkey: self.peer.table.key };
-        self.post_signaled(Op::write_imm_inline(&bytes, remote, Word::Iomap(number).to_imm()))?;
+        self.data_free -= 1;
+        self.post(|imm| write_inline(&bytes, remote, imm), Word::Iomap(number), DATA, true)?;
+        self.outbound.iomap(self.words);
         self.peer_iomap[index] = true;
         Ok(Some(number))
     }
@@ -491,7 +607,9 @@ impl Session {
             let Some(mut part) = self.sends.take(max) else { break };
             let len = part.len();
             copy_slice(&bytes[sent..sent + len], part.bytes_mut());
-            self.post_data(Op::write(part, .., Remote { addr: span.addr, rkey: span.key }), len)?;
+            let signaled = self.signals(len);
+            self.data_free -= 1;
+            self.post_op(Op::write(part, .., Remote { addr: span.addr, rkey: span.key }), DATA, signaled)?;
             sent += len;
         }
         Ok((sent > 0 || bytes.is_empty()).then_some(sent))
@@ -510,12 +628,26 @@ impl Session {
     /// Probes the connection by a write of 0 bytes, of which the peer's program sees nothing. Nothing is
     /// sent while the send queue is full, because its requests probe the connection too, nor before the
     /// peer has confirmed the connection, because the connection manager repeats its response.
+    ///
+    /// On iWARP it is a read of 0 bytes: a write is complete when the local TCP has it.
     pub(super) fn probe(&mut self) -> Result<()> {
         if self.phase != Phase::Open || !self.may_post_data() {
             return Ok(());
         }
-        let nowhere = Remote { addr: 0, rkey: 0 };
-        self.post_signaled(Op::write_inline(&[], nowhere))
+        if self.proves_delivery {
+            return self.post_read();
+        }
+        self.data_free -= 1;
+        self.post_op(write_inline(&[], NOWHERE, None), DATA, true)
+    }
+
+    /// Posts a read of 0 bytes, unless one is outstanding.
+    fn post_read(&mut self) -> Result<()> {
+        if let Some(memory) = self.probe.take() {
+            self.post_op(Op::read(memory, ..0, NOWHERE), NO_ROOM, true)?;
+            self.probe_is_last = true;
+        }
+        Ok(())
     }
 
     /// Ends a direction, or both.
@@ -536,7 +668,8 @@ impl Session {
         self.send_due()
     }
 
-    /// Whether the peer's device has acknowledged all sends. `Ok(None)`: not yet.
+    /// Whether the peer's device has acknowledged all sends. `Ok(None)`: not yet. On iWARP, a read behind
+    /// them is answered; without reads, the local TCP has them.
     pub(super) fn flushed(&mut self) -> Result<Option<()>> {
         if let Some(error) = &self.error {
             return Err(error.clone());
@@ -544,10 +677,15 @@ impl Session {
         let idle = self.owed.is_none()
             && self.control_free == CONTROLS
             && self.data_free == u32::from(self.options.sends) - CONTROLS;
-        if idle || self.phase == Phase::Ended {
+        if (idle || self.phase == Phase::Ended) && self.is_delivered {
             return Ok(Some(()));
         }
-        if self.unsignaled > 0 {
+        if self.proves_delivery {
+            // This side has said that it sends no more, perhaps.
+            if self.confirmed && !self.probe_is_last && self.post_read().is_err() {
+                self.end();
+            }
+        } else if self.unsignaled > 0 {
             // Nothing else reports the end of the last messages.
             self.probe()?;
         }
@@ -559,16 +697,17 @@ impl Session {
         self.error.as_ref()
     }
 
-    /// The peer has confirmed the connection. Returns whether that is new.
+    /// The connection manager has reported the confirmation of the peer. Returns whether that is new. On
+    /// iWARP the local kernel confirms, and the peer does by its first word.
     pub(super) fn confirm(&mut self) -> bool {
-        !std::mem::replace(&mut self.confirmed, true)
+        self.words == Words::Immediate && !std::mem::replace(&mut self.confirmed, true)
     }
 
     /// The connection manager has reported the end of the connection. Returns whether that is new.
     pub(super) fn connection_ended(&mut self, end: Result<()>) -> bool {
         let is_new = self.phase != Phase::Ended;
         match end {
-            Ok(()) => self.phase = Phase::Ended,
+            Ok(()) => self.end(),
             Err(error) => self.fail(error),
         }
         is_new

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::ProtocolError;
 use super::inbound::{Grant, Inbound};
 use super::outbound::Outbound;
+use super::session::Words;
 use super::wire::{IomapSize, Offer, Span, Word};
 
 const RING: u64 = 0x10_0000;
@@ -43,8 +44,12 @@ struct Direction {
 
 impl Direction {
     fn new(half: u32, window: u16) -> Self {
+        Self::with(half, window, Words::Immediate)
+    }
+
+    fn with(half: u32, window: u16, words: Words) -> Self {
         Self {
-            outbound: Outbound::new(&offer(half, window)),
+            outbound: Outbound::new(&offer(half, window), words),
             inbound: Inbound::new(half, window),
             ring: vec![0; 2 * half as usize],
             table: [None; 2],
@@ -145,9 +150,11 @@ proptest! {
     fn bytes_arrive_whole_and_in_order_in_any_schedule(
         half in 1u32..80,
         window in 2u16..20,
+        by_messages: bool,
         steps in prop::collection::vec(step(), 0..400),
     ) {
-        let mut stream = Direction::new(half, window);
+        let words = if by_messages { Words::Messages } else { Words::Immediate };
+        let mut stream = Direction::with(half, window, words);
         for step in steps {
             match step {
                 Step::Send(max, byte) => { stream.send(max, byte); }
@@ -194,6 +201,37 @@ fn entry_is_read_only_after_its_own_word() {
     assert!(stream.send(3, 2));
 }
 
+/// On iWARP, a word without a receive ends the connection.
+#[test]
+fn data_leaves_receives_to_the_words_without_credits() {
+    for (window, words, sent) in [
+        (16, Words::Immediate, 16),
+        (16, Words::Messages, 12),
+        (384, Words::Messages, 376),
+        (3, Words::Messages, 3),
+    ] {
+        let mut outbound = Outbound::new(&offer(1 << 20, window), words);
+        let messages = std::iter::from_fn(|| outbound.take(1)).count();
+        assert_eq!(messages, sent, "{words:?}, {window} receives");
+        assert_eq!(outbound.may_send_iomap(words), words == Words::Immediate);
+    }
+}
+
+/// The entries of the iomap table take credits on iWARP, and the receiver returns them.
+#[test]
+fn iomap_entries_return_their_credits_on_iwarp() {
+    let (mut outbound, mut inbound) = (Outbound::new(&offer(8, 16), Words::Messages), Inbound::new(8, 16));
+    for entries in 0..1000 {
+        if !outbound.may_send_iomap(Words::Messages) {
+            let grant = inbound.take_grant().unwrap_or_else(|| panic!("no grant after {entries} entries"));
+            outbound.grant(grant.limit).unwrap();
+        }
+        outbound.iomap(Words::Messages);
+        inbound.iomap(Words::Messages).unwrap();
+    }
+    assert!(Outbound::new(&offer(8, 16), Words::Immediate).may_send_iomap(Words::Immediate));
+}
+
 #[test]
 fn counters_wrap_after_65536_messages() {
     let mut stream = Direction::new(64, 16);
@@ -237,7 +275,7 @@ fn messages_without_bytes_return_their_credits_at_half_of_the_window() {
 
 #[test]
 fn grants_that_fall_or_exceed_the_window_are_violations() {
-    let mut outbound = Outbound::new(&offer(8, 16));
+    let mut outbound = Outbound::new(&offer(8, 16), Words::Immediate);
     let violation = |limit, sent| Err(ProtocolError::Credits { limit, sent, window: 16 });
     for limit in [15, 17] {
         assert_eq!(outbound.grant(limit), violation(limit, 0));
@@ -252,7 +290,7 @@ fn grants_that_fall_or_exceed_the_window_are_violations() {
 
 #[test]
 fn announced_buffer_without_room_is_a_violation() {
-    let mut outbound = Outbound::new(&offer(1, 16));
+    let mut outbound = Outbound::new(&offer(1, 16), Words::Immediate);
     assert!(outbound.take(1).is_some());
     outbound.grant(16).unwrap();
     assert_eq!(outbound.awaited_entry(), Some(1));
@@ -261,7 +299,7 @@ fn announced_buffer_without_room_is_a_violation() {
 
 #[test]
 fn length_of_a_message_fits_in_its_word() {
-    let mut outbound = Outbound::new(&offer(u32::MAX, 16));
+    let mut outbound = Outbound::new(&offer(u32::MAX, 16), Words::Immediate);
     let piece = outbound.take(usize::MAX).unwrap();
     assert_eq!(piece.len, Word::MAX);
     assert_eq!(Word::from_imm(Word::Data(piece.len).to_imm()), Word::Data(piece.len));

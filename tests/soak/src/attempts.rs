@@ -331,7 +331,7 @@ impl<'a> Host<'a> {
                     let is_established = reached == Reached::Established;
                     accepted.push((id, if is_established { Seen::Disconnected } else { Seen::Dropped }));
                 }
-                EventKind::Established(None)
+                EventKind::Established(_)
                     if accepted
                         .iter()
                         .any(|(id, seen)| id.key() == event.key && *seen == Seen::Disconnected) =>
@@ -404,7 +404,7 @@ fn starts_with(private_data: &[u8], number: u32) -> bool {
 fn is(kind: &EventKind, seen: Seen, number: u32) -> bool {
     match (kind, seen) {
         (EventKind::ConnectResponse(peer), Seen::Response) => peer.qp_num == number | 1,
-        (EventKind::Established(None), Seen::Established) => true,
+        (EventKind::Established(_), Seen::Established) => true,
         (EventKind::Rejected(rejected), Seen::Rejected) => {
             rejected.reason == RejectReason::Consumer && starts_with(&rejected.private_data, number)
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs::qp::QpType;
-use bareverbs_rdmacm::event::{Event, EventKind, UdPeer};
+use bareverbs_rdmacm::event::{EstablishedParam, Event, EventKind, UdPeer};
 use bareverbs_rdmacm::{CmId, ConnParam, EventChannel, PeerParam, PortSpace, PrivateData};
 
 use super::queues::Queues;
@@ -150,7 +150,9 @@ impl<'a> Manager<'a> {
             };
             let data = match kind {
                 EventKind::ConnectResponse(PeerParam { private_data, .. })
-                | EventKind::Established(Some(UdPeer { private_data, .. })) => private_data,
+                | EventKind::Established(EstablishedParam::Datagram(UdPeer { private_data, .. })) => {
+                    private_data
+                }
                 _ => continue,
             };
             if let Some(place) = self.ids.iter().position(|id| id.key() == key) {

@@ -6,8 +6,8 @@ use super::structs::{
     ConnParam, Ece, EventResp, QueryIbServiceResp, QueryPathResp, QueryReq, SetOptionReq, UdParam,
 };
 use super::{
-    Command, CommandInfo, DecodedOption, GET_OPTION, Header, ParamKind, Query, QueryOption, SetOption,
-    commands, option_name,
+    Command, CommandInfo, DecodedOption, EventType, GET_OPTION, Header, ParamKind, Query, QueryOption,
+    SetOption, commands, option_name,
 };
 use crate::abi::{AbiStruct, FieldKind, StructInfo};
 use crate::print::{DebugAsDisplay, Hex, Struct, Value};
@@ -163,6 +163,8 @@ fn fmt_event(response: &DecodedResponse<'_>, f: &mut fmt::Formatter<'_>) -> fmt:
     let param = &bytes[PARAM..AFTER];
     match ParamKind::of(event.event, response.qp_type.unwrap_or_else(|| event.likely_qp_type())) {
         ParamKind::None => {}
+        // Only on iWARP does it have parameters.
+        ParamKind::Conn if event.event == EventType::ESTABLISHED && param.iter().all(|byte| *byte == 0) => {}
         ParamKind::Conn => {
             out.field("conn", &DebugAsDisplay(Struct { info: &ConnParam::INFO, bytes: param }));
         }

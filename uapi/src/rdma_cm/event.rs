@@ -21,7 +21,8 @@ impl ParamKind {
     /// The member that an event of this type has for an identifier with QPs of type `qp_type`
     /// (`ucma_event_handler` and `ucma_copy_*_event` of the kernel's `ucma.c`).
     ///
-    /// An event of a multicast membership always has datagram parameters. `CONNECT_REQUEST` counts
+    /// `ESTABLISHED` of a connected QP has parameters on iWARP only; elsewhere all of them are 0. An
+    /// event of a multicast membership always has datagram parameters. `CONNECT_REQUEST` counts
     /// for the QP type of the listener.
     #[must_use]
     pub const fn of(event: EventType, qp_type: QpType) -> Self {
@@ -30,7 +31,8 @@ impl ParamKind {
             EventType::CONNECT_REQUEST if connected => Self::Conn,
             EventType::CONNECT_REQUEST => Self::Ud,
             EventType::CONNECT_RESPONSE | EventType::REJECTED => Self::Conn,
-            EventType::ESTABLISHED | EventType::UNREACHABLE if connected => Self::None,
+            EventType::ESTABLISHED if connected => Self::Conn,
+            EventType::UNREACHABLE if connected => Self::None,
             EventType::ESTABLISHED | EventType::UNREACHABLE => Self::Ud,
             EventType::MULTICAST_JOIN | EventType::MULTICAST_ERROR => Self::Ud,
             EventType::USER | EventType::INTERNAL => Self::Arg,

@@ -397,6 +397,27 @@ impl<B, P: Provider> Endpoint<B, P> {
         Ok(())
     }
 
+    /// Sets the state to which the kernel's connection manager has moved the QP, as [`Qp::set_cm_state`]
+    /// does. In RTS the endpoint is connected, and in ERR its connection has failed.
+    ///
+    /// # Errors
+    /// As for [`Qp::set_cm_state`].
+    pub fn set_cm_state(&mut self, state: QpState) -> Result<()> {
+        const VERB: &str = "Endpoint::set_cm_state";
+        if state == QpState::ERR {
+            self.queues.qp.set_cm_state(state)?;
+            self.queues.fail();
+            return Ok(());
+        }
+        self.queues.check_not_failed(VERB)?;
+        let is_new = self.queues.qp.state() != QpState::RTS;
+        self.queues.qp.set_cm_state(state)?;
+        if is_new {
+            self.queues.start_keepalive(true);
+        }
+        Ok(())
+    }
+
     /// The number of operations that [`Endpoint::poll`] has not returned yet, in both directions.
     #[must_use]
     pub fn pending(&self) -> usize {

@@ -65,7 +65,7 @@ fn peers_connect_with_private_data_and_disconnect() {
         assert_eq!(attr.dest_qp_num, answer.qp_num);
         active.establish().unwrap();
         let kind = next_of(passive.channel(), passive.key());
-        assert!(matches!(kind, EventKind::Established(None)), "{kind:?}");
+        assert!(matches!(kind, EventKind::Established(_)), "{kind:?}");
 
         disconnect(&active, &passive);
         active.destroy().unwrap();
@@ -303,7 +303,7 @@ fn hundreds_of_requests_wait_for_an_answer() {
         let mut established: Vec<_> = (0..COUNT)
             .map(|_| {
                 let event = next(listener.channel());
-                assert!(matches!(event.kind, EventKind::Established(None)), "{:?}", event.kind);
+                assert!(matches!(event.kind, EventKind::Established(_)), "{:?}", event.kind);
                 event.key
             })
             .collect();
@@ -366,7 +366,7 @@ fn notify_establishes_a_connection() {
         // As if a message had arrived before the peer's confirmation.
         passive.notify(EventType::COMM_EST).unwrap();
         let kind = next_of(passive.channel(), passive.key());
-        assert!(matches!(kind, EventKind::Established(None)), "{kind:?}");
+        assert!(matches!(kind, EventKind::Established(_)), "{kind:?}");
         passive.notify(EventType::COMM_EST).unwrap();
         let kind = next_of(active.channel(), active.key());
         assert!(matches!(kind, EventKind::ConnectResponse(_)), "{kind:?}");
@@ -416,7 +416,7 @@ fn ece_options_travel_in_request_and_response() {
         };
         assert_eq!(peer.ece, agreed);
         active.establish().unwrap();
-        assert!(matches!(next_of(passive.channel(), passive.key()), EventKind::Established(None)));
+        assert!(matches!(next_of(passive.channel(), passive.key()), EventKind::Established(_)));
         disconnect(&active, &passive);
     });
 }
@@ -438,7 +438,7 @@ fn ib_port_space_connects_unreliable_queue_pairs() {
         let (_, mask) = active.init_qp_attr(QpState::RTR).unwrap();
         assert!(mask.contains(QpAttrMask::DEST_QPN) && !mask.contains(QpAttrMask::MIN_RNR_TIMER), "{mask:?}");
         active.establish().unwrap();
-        assert!(matches!(next_of(passive.channel(), passive.key()), EventKind::Established(None)));
+        assert!(matches!(next_of(passive.channel(), passive.key()), EventKind::Established(_)));
         disconnect(&active, &passive);
     });
 }

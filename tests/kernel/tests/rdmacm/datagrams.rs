@@ -7,7 +7,7 @@ use bareverbs::qp::{Datagram, GRH_BYTES, MULTICAST_QP, QpCap, QpInit, QpState, R
 use bareverbs::{Access, Buffer, Errno, WcStatus};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{device, kernel_test};
-use bareverbs_rdmacm::event::{EventKind, RequestParam, SidrStatus, UdPeer, Unreachable};
+use bareverbs_rdmacm::event::{EstablishedParam, EventKind, RequestParam, SidrStatus, UdPeer, Unreachable};
 use bareverbs_rdmacm::{CmId, ConnParam, Error, EventChannel, JoinMode, PortSpace};
 
 use crate::host::*;
@@ -27,7 +27,7 @@ fn datagram_service_is_resolved() {
         assert_eq!(data[..], longest);
         let passive = request.accept(&ConnParam { private_data: b"mine", ..ConnParam::new(0x4321) }).unwrap();
         let kind = next_of(active.channel(), active.key());
-        let EventKind::Established(Some(peer)) = kind else { panic!("{kind:?}") };
+        let EventKind::Established(EstablishedParam::Datagram(peer)) = kind else { panic!("{kind:?}") };
         assert_eq!((peer.qp_num, peer.qkey, peer.private_data.len()), (0x4321, QKEY, 136));
         assert_eq!(&peer.private_data[..5], b"mine\0");
         let [_, gid] = active.gids().unwrap();
@@ -92,7 +92,7 @@ fn datagram_requests_above_the_backlog_are_refused() {
         let passive = passive.map(|request| request.accept(&ConnParam::new(7)).unwrap());
         for id in &ids[..2] {
             let kind = next_of(id.channel(), id.key());
-            assert!(matches!(kind, EventKind::Established(Some(_))), "{kind:?}");
+            assert!(matches!(kind, EventKind::Established(EstablishedParam::Datagram(_))), "{kind:?}");
         }
         drop(passive);
     });

@@ -186,7 +186,7 @@ pub(crate) fn establish(active: &CmId, passive: &CmId) {
     assert!(matches!(kind, EventKind::ConnectResponse(_)), "{kind:?}");
     active.establish().unwrap();
     let kind = next_of(passive.channel(), passive.key());
-    assert!(matches!(kind, EventKind::Established(None)), "{kind:?}");
+    assert!(matches!(kind, EventKind::Established(_)), "{kind:?}");
 }
 
 /// Ends a connection from the active end, in order.

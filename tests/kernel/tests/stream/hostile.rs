@@ -122,7 +122,7 @@ fn peer_that_breaks_the_protocol_ends_its_stream() {
             (vec![data(65_000), data(1000)], ProtocolError::BeyondBuffer { len: 1000, room: 536 }),
             (vec![credits(40)], ProtocolError::Credits { limit: 40, sent: 0, window: 16 }),
             (vec![credits(15)], ProtocolError::Credits { limit: 15, sent: 0, window: 16 }),
-            (vec![1 << 29], ProtocolError::UnknownImmediate(1 << 29)),
+            (vec![1 << 29], ProtocolError::UnknownWord(1 << 29)),
             (vec![6 << 29], ProtocolError::IomapIndex { index: 0, entries: 0 }),
         ] {
             let error = error_after(&words);
@@ -243,7 +243,7 @@ fn message_without_immediate_data_ends_the_stream() {
         let message = RegionMut::register(&pd, Buffer::zeroed(4).unwrap()).unwrap();
         endpoint.post(Op::send(message, ..)).unwrap();
         let error = error_of(&stream);
-        assert!(matches!(error, StreamError::Protocol(ProtocolError::MissingImmediate)), "{error:?}");
+        assert!(matches!(error, StreamError::Protocol(ProtocolError::MissingWord)), "{error:?}");
     });
 }
 
