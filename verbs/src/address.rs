@@ -53,6 +53,9 @@ pub struct Address {
     /// [`Client`](crate::owned::server::Client), which connect to each other only, and to the same
     /// version only. 0 if the QP belongs to neither.
     pub flow_control: u8,
+    /// Whether the kernel's connection manager connects the two QPs, as on iWARP. It is not part of the
+    /// bytes or of the text.
+    pub(crate) over_cm: bool,
 }
 
 impl Address {
@@ -77,7 +80,16 @@ impl Address {
             max_message: MAX_MESSAGE,
             remote_write: false,
             flow_control: 0,
+            over_cm: false,
         }
+    }
+
+    /// The address of a peer to which the kernel's connection manager connects the QP, for
+    /// `bareverbs-rdmacm`.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn of_cm_peer(self) -> Self {
+        Self { over_cm: true, ..self }
     }
 
     /// The address as bytes. The first byte is the version of the format. Numbers are big-endian.
@@ -148,6 +160,7 @@ impl Address {
             max_message: u32_at(36),
             remote_write: bytes[3] == 1,
             flow_control: bytes[6],
+            over_cm: false,
         }
         .checked()
     }
@@ -200,6 +213,7 @@ impl FromStr for Address {
                 max_message: field(&mut fields, "max")?,
                 remote_write: flag(&mut fields, "write")?,
                 flow_control: field(&mut fields, "flow")?.try_into().ok()?,
+                over_cm: false,
             };
             fields.next().is_none().then_some(address)
         };
@@ -319,6 +333,7 @@ mod tests {
                 max_message,
                 remote_write: flags.0,
                 flow_control: flags.1,
+                over_cm: false,
             }
         })
     }

@@ -32,7 +32,7 @@ fn address_of(verb: &'static str, peer: &PeerParam) -> Result<Address> {
         let reason = "the QP number of the peer's address is not that of its message";
         return Err(Error::invalid(verb, reason));
     }
-    Ok(address)
+    Ok(address.of_cm_peer())
 }
 
 /// Rejects a queue on another device than the route has.

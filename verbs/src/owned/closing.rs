@@ -7,7 +7,7 @@ use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::verbs_values::QpState;
 
 use super::datagrams::checked;
-use super::endpoint::{DoneOf, FLUSH_LIMIT, Queues, SafeTransport};
+use super::endpoint::{Delivery, DoneOf, FLUSH_LIMIT, Queues, SafeTransport};
 use super::in_flight::QueueKind;
 use super::{Completed, DatagramDone, Datagrams, Done, Endpoint, Source};
 use crate::Result;
@@ -35,6 +35,9 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// shows that they are complete. The peer must permit [`Access::REMOTE_WRITE`](crate::Access), as
     /// [`EndpointOptions::access`](super::EndpointOptions::access) does by default; otherwise the
     /// write fails and moves the peer's QP to ERR.
+    ///
+    /// On iWARP, a send is complete when the local TCP has it. Closing posts a read of length 0 behind all
+    /// sends: the peer's device answers it when it has them.
     ///
     /// A send is complete when the peer's device has acknowledged it. The acknowledgement does not
     /// show that the peer has polled its receive, or that the data is visible in the peer's memory.
@@ -161,6 +164,18 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
         self.in_flight.recvs.close();
         if T::MARKER_IS_EXECUTED && self.qp.state() == QpState::RTS {
             self.mark();
+        }
+        if self.delivery != Delivery::Known {
+            let reaped = ready!(self.poll_until(caller, None, |queues| {
+                // An unknown completion moves the QP to ERR, which flushes all operations.
+                let _ = queues.reap();
+                queues.ask_delivery();
+                let is_over = queues.delivery == Delivery::Known || queues.qp.state() != QpState::RTS;
+                (is_over || queues.is_flush_late() || queues.is_removed()).then_some(())
+            }));
+            if let Err(error) = reaped {
+                return Poll::Ready(Err(error));
+            }
         }
         self.poll_reap(caller, |in_flight| {
             in_flight.sends.in_use() == 0 || (!T::MARKER_IS_EXECUTED && in_flight.sends.only_unsignaled())

@@ -16,7 +16,7 @@ use super::in_flight::{
     Direction, FLUSHED, MARKER, OpFailure, PROBE, QueueKind, RECVS, Received, RecvState, RecvsInFlight,
     Reliable, SENDS, SendState, SendsInFlight,
 };
-use super::keepalive::{Keepalive, Policy, earlier, post_empty_write};
+use super::keepalive::{Keepalive, Policy, SILENT, earlier, post_empty_write, post_probe};
 use super::operation::{Inline, NoBuffer, Parts, PostTo, Receive};
 use super::options::QueueParts;
 use super::queue::owner;
@@ -173,6 +173,12 @@ pub(crate) struct Queues<B, P: Provider, T: SafeTransport = Rc> {
     probes: bool,
     /// Whether a probe is outstanding.
     probing: bool,
+    /// Intervals in which the peer has not answered the probe.
+    silent: u32,
+    /// Whether sends are complete when the local TCP has them.
+    pub(super) is_iwarp: bool,
+    /// Whether a read was posted behind all sends, and answered.
+    pub(super) delivery: Delivery,
     /// When a wait looks whether the device was removed.
     watch: Watch,
     /// Whether the device was removed. The QP is destroyed, and all operations have ended.
@@ -224,7 +230,7 @@ impl SafeTransport for Rc {
     }
 
     fn post_probe<P: Provider>(qp: &mut Qp<Self, P>) -> Result<(), PostError> {
-        post_empty_write(qp, PROBE)
+        post_probe(qp, PROBE)
     }
 }
 
@@ -237,6 +243,17 @@ pub(super) enum Marker {
     Outstanding,
     /// It has completed. A device that reports it again is wrong.
     Completed,
+}
+
+/// Whether a read behind all sends shows that the peer's device has them, where their completions do not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Delivery {
+    /// It is not known.
+    Unknown,
+    /// The read is outstanding.
+    Asked,
+    /// It was answered, or can't be posted.
+    Known,
 }
 
 /// What a poll found. `D` is a successful operation.
@@ -460,6 +477,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
             in_flight.sends.reserve_parts();
             in_flight.recvs.reserve_parts();
         }
+        let is_iwarp = qp.pd().context().capabilities().iwarp;
         Self {
             qp,
             cq,
@@ -477,6 +495,9 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
             keepalive: Keepalive::default(),
             probes,
             probing: false,
+            silent: 0,
+            is_iwarp,
+            delivery: if is_iwarp { Delivery::Unknown } else { Delivery::Known },
             watch: Watch::default(),
             removed: false,
             attached: None,
@@ -575,7 +596,10 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
                 return Ok(());
             }
             _ if wr_id == PROBE && self.probing => {
-                self.probing = false;
+                (self.probing, self.silent) = (false, 0);
+                if self.delivery == Delivery::Asked {
+                    self.delivery = Delivery::Known;
+                }
                 true
             }
             _ => false,
@@ -713,10 +737,38 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
         let InFlight { sends, recvs, .. } = &*self.in_flight;
         let completed = sends.queue().completed().wrapping_add(recvs.queue().completed());
         if self.keepalive.is_idle(completed, now) && self.qp.state() == QpState::RTS {
+            if self.is_iwarp && self.probing && self.in_flight.sends.in_use() == 0 {
+                self.silent += 1;
+                if self.silent == SILENT {
+                    self.cause.get_or_insert(WcStatus::RETRY_EXC_ERR);
+                    self.fail();
+                }
+            }
             // A refused doorbell ends the connection, and the wait returns that.
             let _ = self.probe();
         }
         earlier(self.keepalive.next(completed, now), self.flush_end)
+    }
+
+    /// Posts a read behind all sends, unless it was posted. Without one, nothing shows their delivery.
+    pub(super) fn ask_delivery(&mut self) {
+        if self.delivery != Delivery::Unknown || self.probing {
+            return;
+        }
+        self.delivery = Delivery::Known;
+        if self.probes && self.qp.state() == QpState::RTS {
+            self.probing = true;
+            match T::post_probe(&mut self.qp) {
+                Ok(()) => {
+                    self.in_flight.sends.published();
+                    self.delivery = Delivery::Asked;
+                }
+                Err(error) => {
+                    self.probing = error.accepted > 0;
+                    self.probe_refused(error);
+                }
+            }
+        }
     }
 
     /// Probes the peer of a new connection from now on, by the policy.

@@ -3,6 +3,10 @@
 //! A probe is an RDMA write of length 0. It consumes no receive of the peer and names no memory. The
 //! peer's device acknowledges it. If the peer is dead, it fails after the retries, as any request
 //! does, and moves the QP to ERR.
+//!
+//! On iWARP a write is complete when the local TCP has it, so that a probe is a read of length 0. The
+//! retries are those of TCP, which take a quarter of an hour. A connection without an answer in
+//! [`SILENT`] intervals has failed, unless sends are outstanding: they may be slow.
 
 use std::time::{Duration, Instant};
 
@@ -21,6 +25,10 @@ pub(crate) const MIN_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Rounds of a wait that polls without limit between two looks at the clock.
 pub(crate) const ROUNDS: u32 = 1024;
+
+/// Intervals without an answer, after which a peer is dead on iWARP: 8 seconds at [`INTERVAL`], which
+/// include the first one.
+pub(crate) const SILENT: u32 = 3;
 
 /// Which connections are probed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -126,6 +134,17 @@ pub(crate) fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<In
 /// Posts a signalled RDMA write of length 0.
 pub(crate) fn post_empty_write<P: Provider>(qp: &mut Qp<Rc, P>, wr_id: u64) -> Result<(), PostError> {
     let operation = Operation::Write(Remote { addr: 0, rkey: 0 });
+    let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&[]));
+    // SAFETY: the request names no memory.
+    unsafe { qp.post_send(&[SendRequest { wr_id, operation, flags, payload }]) }
+}
+
+/// Posts a signalled request of length 0 that the peer answers.
+pub(crate) fn post_probe<P: Provider>(qp: &mut Qp<Rc, P>, wr_id: u64) -> Result<(), PostError> {
+    if !qp.pd().context().capabilities().iwarp {
+        return post_empty_write(qp, wr_id);
+    }
+    let operation = Operation::Read(Remote { addr: 0, rkey: 0 });
     let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&[]));
     // SAFETY: the request names no memory.
     unsafe { qp.post_send(&[SendRequest { wr_id, operation, flags, payload }]) }

@@ -23,7 +23,7 @@ use crate::{AnyProvider, Error, Result};
 
 /// The polling of a wait before it sleeps.
 #[derive(Debug)]
-struct SpinRounds {
+pub(super) struct SpinRounds {
     spinning: Spinning,
     rounds: u32,
 }
@@ -127,7 +127,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
 
     /// Waits until `poll` returns a value. It sleeps at once without `spin`. Pending: the task will be
     /// woken, or the time of the thread has passed.
-    fn poll_until<X>(
+    pub(super) fn poll_until<X>(
         &mut self,
         caller: Caller<'_>,
         mut spin: Option<&mut Option<SpinRounds>>,

@@ -5,8 +5,9 @@ use bareverbs_uapi::verbs_values::QpState;
 
 use super::{Connected, InitAttr, Qp, Rc, RtrAttr, RtsAttr, Uc, UcRtrAttr};
 use crate::ah::AhAttr;
+use crate::error::{Error, Feature, Result};
 use crate::values::{AckTimeout, GidIndex, MinRnrTimer, RetryCount, RnrRetry};
-use crate::{Access, Address, PortNum, Result};
+use crate::{Access, Address, PortNum};
 
 /// Most reads and atomics at a time that [`Qp::address`] offers.
 const MAX_RD_ATOMIC: u32 = 16;
@@ -125,13 +126,25 @@ impl<P: Provider> Qp<Rc, P> {
     /// # Ok::<(), bareverbs::Error>(())
     /// ```
     ///
+    /// On iWARP, the kernel's connection manager connects QPs: `remote` is an address that
+    /// `bareverbs-rdmacm` passes on, and no command follows.
+    ///
     /// # Errors
-    /// As for [`Qp::init`], [`Qp::ready_to_receive`] and [`Qp::ready_to_send`]. After an error the
-    /// QP is in the state that it reached; [`Qp::reset`] makes it ready for another attempt.
+    /// - As for [`Qp::init`], [`Qp::ready_to_receive`] and [`Qp::ready_to_send`]. After an error the
+    ///   QP is in the state that it reached; [`Qp::reset`] makes it ready for another attempt.
+    /// - [`Error::Unsupported`](crate::Error::Unsupported): the device is one of iWARP, and the connection
+    ///   not one of its connection manager.
     #[doc(alias = "ibv_modify_qp")]
     pub fn connect(&mut self, local: &Address, remote: &Address, attr: &ConnectAttr) -> Result<()> {
+        let is_iwarp = self.pd().context().capabilities().iwarp;
+        if is_iwarp && !remote.over_cm {
+            return Err(Error::unsupported("Qp::connect", Feature::ConnectByAddress));
+        }
         if self.state() == QpState::RESET {
             self.init(&attr.init())?;
+        }
+        if is_iwarp {
+            return self.set_cm_state(QpState::RTS);
         }
         let rd_atomic = local.rd_atomic.min(remote.rd_atomic);
         self.ready_to_receive(&RtrAttr {

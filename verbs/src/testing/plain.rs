@@ -37,6 +37,8 @@ pub(crate) struct Log {
     pub(crate) sent: Vec<(u32, u64)>,
     /// The `wr_id`s of the posted send requests that are fenced.
     pub(crate) fenced: Vec<u64>,
+    /// The `wr_id`s of the posted RDMA reads.
+    pub(crate) reads: Vec<u64>,
     /// The `wr_id`s of the posted send requests that are signalled.
     pub(crate) signaled: Vec<u64>,
     /// The number of doorbells of send queues.
@@ -107,6 +109,13 @@ impl Plain {
     pub(crate) fn with(quirks: MrQuirks) -> Self {
         let plain = Self::default();
         plain.log().mr_quirks = quirks;
+        plain
+    }
+
+    /// A provider of an iWARP device.
+    pub(crate) fn iwarp() -> Self {
+        let plain = Self::default();
+        plain.log().iwarp = true;
         plain
     }
 
@@ -316,6 +325,9 @@ unsafe impl SendQueue for Ring {
     }
 
     unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PushError> {
+        if matches!(request.operation, bareverbs_provider::work::Operation::Read(_)) {
+            self.plain.log().reads.push(request.wr_id);
+        }
         self.push_any(request)
     }
 

@@ -1349,6 +1349,99 @@ fn idle_connection_probes_its_peer_and_fails_with_the_probe() {
 }
 
 #[test]
+fn peer_of_iwarp_is_dead_after_three_intervals_without_an_answer_to_a_read() {
+    const SECOND: Duration = Duration::from_secs(1);
+    for has_send in [false, true] {
+        let mut setup = Setup::of(Plain::iwarp());
+        setup.post();
+        if has_send {
+            setup.send(1, true);
+        }
+        let start = Instant::now();
+        setup.endpoint.queues.keepalive.start(Some(SECOND));
+        let look =
+            |setup: &mut Setup, seconds: u32| setup.endpoint.queues.keep_alive(start + seconds * SECOND);
+        look(&mut setup, 0);
+        look(&mut setup, 1);
+        assert_eq!(setup.plain.log().reads, [PROBE]);
+        look(&mut setup, 2);
+        setup.complete(PROBE, WcStatus::SUCCESS);
+        assert!(setup.endpoint.poll().is_none());
+        for seconds in 3..6 {
+            look(&mut setup, seconds);
+        }
+        assert_eq!(setup.plain.log().reads, [PROBE; 2], "one at a time");
+        assert_eq!(setup.endpoint.queues.cause, None, "two intervals");
+        look(&mut setup, 6);
+        // The data of a send may be slow.
+        let cause = (!has_send).then_some(WcStatus::RETRY_EXC_ERR);
+        assert_eq!(setup.endpoint.queues.cause, cause);
+    }
+}
+
+#[test]
+fn close_on_iwarp_waits_for_the_answer_to_a_read_behind_the_sends() {
+    let test = |answer: WcStatus| {
+        let mut setup = Setup::of(Plain::iwarp());
+        let (channel, _events) = CompChannel::with_pipe(setup.endpoint.qp().pd().context().file());
+        setup.endpoint.queues.channel = channel;
+        let sent = setup.send(1, true);
+        setup.complete(sent, WcStatus::SUCCESS);
+        flush_in_err(&setup.plain, vec![]);
+        succeed_ioctls();
+        let (plain, mut closing) = (setup.plain.clone(), setup.endpoint.close());
+        assert!(closing.wait_timeout(Duration::from_nanos(1)).is_none(), "the read is outstanding");
+        assert_eq!(plain.log().reads, [PROBE]);
+        plain.log().completions.push_back(completion(PROBE, answer));
+        let ended = closing.wait().unwrap();
+        plain.log().modified = Hook(None);
+        assert!(matches!(&ended[..], [Ok(sent)] if sent.tag == 1), "{ended:?}");
+        assert_eq!(plain.log().reads.len(), 1);
+    };
+    for answer in [WcStatus::SUCCESS, WcStatus::WR_FLUSH_ERR] {
+        std::thread::spawn(move || test(answer)).join().unwrap();
+    }
+}
+
+#[test]
+fn close_on_iwarp_ends_without_reads() {
+    let test = || {
+        let setup = Setup::of(Plain::iwarp());
+        setup.plain.log().send_rejections.push_back(PushError::MaxRdAtomicZero { operation: "a read" });
+        flush_in_err(&setup.plain, vec![]);
+        succeed_ioctls();
+        let plain = setup.plain.clone();
+        assert!(setup.endpoint.close().wait().unwrap().is_empty());
+        plain.log().modified = Hook(None);
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn endpoint_of_iwarp_is_connected_by_the_connection_manager_only() {
+    let mut setup = Setup::of(Plain::iwarp());
+    setup.endpoint.queues.qp.assume_state(QpState::INIT);
+    let peer = Address::new(Gid::default(), 7);
+    let refused = setup.endpoint.connect(&peer).unwrap_err();
+    let feature = crate::error::Feature::ConnectByAddress;
+    assert!(matches!(refused, Error::Unsupported { feature: of, .. } if of == feature), "{refused}");
+    assert!(refused.to_string().contains("use the crate bareverbs-rdmacm"), "{refused}");
+    setup.endpoint.connect(&peer.of_cm_peer()).unwrap();
+    assert_eq!(setup.endpoint.qp().state(), QpState::RTS);
+    assert!(setup.plain.log().states.is_empty(), "no command is issued");
+    // By the connection manager, without an address.
+    let mut setup = Setup::of(Plain::iwarp());
+    setup.endpoint.queues.qp.assume_state(QpState::INIT);
+    setup.endpoint.queues.policy = Policy::Default;
+    setup.endpoint.set_cm_state(QpState::RTS).unwrap();
+    let now = Instant::now();
+    assert_eq!(setup.endpoint.queues.keep_alive(now), Some(now + INTERVAL));
+    setup.endpoint.set_cm_state(QpState::ERR).unwrap();
+    let refused = setup.endpoint.set_cm_state(QpState::RTS).unwrap_err();
+    assert!(matches!(refused, Error::Closed { .. }), "{refused}");
+}
+
+#[test]
 fn peer_of_a_connection_manager_is_probed_by_default() {
     for (chosen, interval) in [(Policy::Default, Some(INTERVAL)), (Policy::Never, None)] {
         let mut setup = Setup::new();

@@ -20,7 +20,7 @@ use super::HubInner;
 use super::table::{Reaped, Table};
 use crate::cq::Cq;
 use crate::error::PostError;
-use crate::owned::keepalive::post_empty_write;
+use crate::owned::keepalive::{SILENT, post_probe};
 use crate::owned::operation::MAX_PARTS;
 use crate::owned::{BUDGET, spend_budget};
 use crate::qp::{Qp, Rc};
@@ -181,6 +181,8 @@ pub(crate) struct ConnState<P: Provider, S: Service<P>> {
     pub(super) parts: Vec<Parts>,
     /// Whether a probe is outstanding.
     probing: bool,
+    /// Intervals in which the peer has not answered the probe.
+    silent: u32,
     /// How often the peer is probed, and when the next time.
     keepalive: Option<Duration>,
     next_probe: Option<Instant>,
@@ -207,7 +209,7 @@ impl<P: Provider, S: Service<P>> ConnState<P, S> {
     pub(crate) fn probe(&mut self) -> Result<(), PostError> {
         let Self { qp: Some(qp), failure: None, probing: probing @ false, .. } = self else { return Ok(()) };
         *probing = true;
-        let posted = post_empty_write(qp, PROBE);
+        let posted = post_probe(qp, PROBE);
         *probing = posted.is_ok() || matches!(posted, Err(error) if error.accepted > 0);
         posted
     }
@@ -225,12 +227,14 @@ impl<P: Provider, S: Service<P>> ConnState<P, S> {
                 return Ok(());
             }
             self.next_probe = next;
+            self.silent += u32::from(self.probing);
         }
         self.probe()
     }
 
     /// The completion of the probe was polled. `false`: none is outstanding.
     fn probed(&mut self) -> bool {
+        self.silent = 0;
         mem::replace(&mut self.probing, false)
     }
 }
@@ -253,6 +257,7 @@ impl<P: Provider, S: Service<P>> Conn<P, S> {
             ended: false,
             parts: Vec::with_capacity(if depths.max_sge > 1 { slots.len() } else { 0 }),
             probing: false,
+            silent: 0,
             keepalive: None,
             next_probe: None,
         };
@@ -285,6 +290,18 @@ impl<P: Provider, S: Service<P>> Conn<P, S> {
         let state = self.lock();
         let link_down = state.qp.as_ref().and_then(|qp| link_down::cause(&qp.pd().domain().context, status));
         Failure::Completion { verb, status, vendor_err, driver: self.driver, link_down }
+    }
+
+    /// Whether its peer is dead although nothing has failed: on iWARP, where TCP retries for a quarter of an
+    /// hour. Sends that are outstanding may be slow.
+    pub(super) fn is_silent(&self, state: &ConnState<P, S>) -> bool {
+        let is_iwarp = |qp: &Qp<Rc, P>| qp.pd().context().capabilities().iwarp;
+        let is_idle =
+            |kind: SlotKind| lock(&self.free[kind as usize]).len() == self.depths[kind as usize] as usize;
+        state.silent >= SILENT
+            && state.qp.as_ref().is_some_and(is_iwarp)
+            && is_idle(SlotKind::Send)
+            && is_idle(SlotKind::Service)
     }
 
     /// All of its slots of the kind.

@@ -7,6 +7,7 @@ use bareverbs_provider::traits::Provider;
 use super::HubInner;
 use super::reaper::service::Service;
 use super::reaper::{Failure, SmallList};
+use crate::WcStatus;
 use crate::error::PostReason;
 use crate::owned::removal::Watch;
 use crate::sync::{Mutex, lock};
@@ -87,15 +88,19 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
             let mut conns = SmallList::new();
             from = self.lock().connections(start, &mut conns);
             for conn in conns {
-                let probed = match now {
-                    None => conn.lock().probe_if_due(None),
+                let state = match now {
+                    None => Some(conn.lock()),
                     // Connecting takes the lock while the kernel resolves an address. The other peers
                     // must not wait for it, and the next sweep probes this one.
-                    Some(now) => match conn.try_lock() {
-                        Some(mut state) => state.probe_if_due(Some(now)),
-                        None => continue,
-                    },
+                    Some(_) => conn.try_lock(),
                 };
+                let Some(mut state) = state else { continue };
+                let probed = state.probe_if_due(now);
+                let is_silent = conn.is_silent(&state);
+                drop(state);
+                if is_silent {
+                    self.end(&conn, conn.failure("keepalive", WcStatus::RETRY_EXC_ERR, 0));
+                }
                 // A full send queue needs no probe: its requests find a dead peer.
                 if let Err(error) = probed
                     && matches!(error.reason, PostReason::Doorbell(_))

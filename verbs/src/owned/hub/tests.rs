@@ -828,6 +828,32 @@ fn peers_of_a_hub_are_probed_in_their_intervals() {
 }
 
 #[test]
+fn silent_peer_of_iwarp_is_dead_unless_sends_are_outstanding() {
+    const SECOND: Duration = Duration::from_secs(1);
+    let plain = Plain::iwarp();
+    let pd = plain.domain();
+    let region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE);
+    let setup = Setup { hub: Hub::for_test(&pd, 8, ()), plain, region, freed: Arc::default() };
+    let (dead, busy, alive) = (setup.connection(1), setup.connection(1), setup.connection(1));
+    let _pending = busy.post(Op::send(setup.buffer(), ..));
+    let start = Instant::now();
+    for peer in [&dead, &busy, &alive] {
+        peer.inner.conn.lock().start_keepalive(Some(SECOND), start);
+    }
+    setup.hub.inner.probe_every(SECOND);
+    for intervals in 1..6 {
+        setup.hub.inner.keep_alive(start + intervals * 2 * SECOND);
+        setup.complete(&alive, PROBE, WcStatus::SUCCESS);
+        setup.hub.poll(1);
+        assert_eq!(dead.failure().is_some(), intervals >= 4, "{intervals}");
+        assert!(busy.failure().is_none() && alive.failure().is_none());
+    }
+    assert!(setup.plain.log().reads.iter().all(|wr_id| *wr_id == PROBE));
+    let failure = dead.failure().unwrap();
+    assert!(matches!(failure, Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }), "{failure}");
+}
+
+#[test]
 fn failed_probe_ends_the_operations_of_its_connection() {
     let setup = Setup::new(8);
     let (dead, alive) = (setup.connection(2), setup.connection(2));

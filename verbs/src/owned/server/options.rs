@@ -7,7 +7,7 @@ use bareverbs_provider::traits::Provider;
 use super::flow::{CONTROL_RECEIVES, CONTROL_SENDS, MAX_WINDOW};
 use super::reap::inbound::Inbound;
 use super::{Client, Handle, Inner, Server};
-use crate::error::Limit;
+use crate::error::{Feature, Limit};
 use crate::owned::hub::Hub;
 use crate::owned::options::{ConnectionOptions, connection_setters};
 use crate::owned::{Pool, PoolBuffer, Source, Spin};
@@ -159,11 +159,16 @@ impl ServerOptions {
     /// - [`Error::Invalid`]: an option is 0 or too large. The error names it.
     /// - [`Error::Limit`]: the CQ or the SRQ would be larger than the device's limits.
     /// - [`Error::NoPort`], [`Error::NoGid`], [`Error::System`], [`Error::Kernel`].
+    /// - [`Error::Unsupported`] on iWARP: messages of servers have immediate data, which it lacks. Use a
+    ///   [`Hub`](crate::Hub).
     pub fn build_for<B: Source, P: Provider>(&self, pd: &Pd<P>) -> Result<Server<B, P>> {
         self.build_as(SERVER, pd)
     }
 
     fn build_as<B: Source, P: Provider>(&self, verb: &'static str, pd: &Pd<P>) -> Result<Server<B, P>> {
+        if pd.context().capabilities().iwarp {
+            return Err(Error::unsupported(verb, Feature::ImmediateData));
+        }
         for (option, value) in [("peers", self.peers), ("window", self.window), ("sends", self.sends)] {
             if !(1..=MAX_WINDOW).contains(&value) {
                 return Err(Error::invalid(
