@@ -86,8 +86,6 @@ texts! {
         /// Connections by the addresses of QPs, on iWARP.
         ConnectByAddress = "connections by addresses without the kernel's connection manager (use the crate \
                             bareverbs-rdmacm) are",
-        /// Messages with immediate data.
-        ImmediateData = "messages with immediate data are",
         /// QPs of the requested type.
         QpType = "QPs of this type are",
         /// XRC QPs.

@@ -129,7 +129,7 @@ pub use self::futures::MessageSink;
 pub use self::message::{Event, Message};
 pub use self::options::{ClientOptions, ServerOptions};
 use self::reap::inbound::{Inbound, RawEvent};
-use self::reap::{PeerConn, PeerState, Peers, Queued, flush, pump};
+use self::reap::{PeerConn, PeerState, Peers, Queued, WORD, flush, pump, words};
 use super::hub::connection::Connection;
 use super::hub::connection_inner::ConnectionInner;
 use super::hub::reaper::{BATCH, ConnState, Deferred, Depths, Failure};
@@ -311,9 +311,13 @@ impl<B, P: Provider> Inner<B, P> {
             shared.unwrap_or_else(|| pd.create_qp(init))
         };
         let reserved = flow::CONTROL_SENDS;
-        let depths = Depths { sends: operations, service: sends, reserved, ..Depths::default() };
+        let is_iwarp = self.hub.pd().context().capabilities().iwarp;
+        let words = if is_iwarp { Some(words(self.hub.pd(), sends as usize)?) } else { None };
+        // A message and its word.
+        let (max_sge, inline) = if is_iwarp { (2, inline.max(WORD as u32)) } else { (1, inline) };
+        let depths = Depths { sends: operations, service: sends, reserved, max_sge, ..Depths::default() };
         let attr = (self.attr, connection.keepalive, connection.resolve);
-        let state = PeerState { flow, max_message: u32::MAX };
+        let state = PeerState { flow, max_message: u32::MAX, words };
         self.hub.open("Handle::admit", attr, (depths, inline), describe, create, (id.into(), state))
     }
 
@@ -379,7 +383,7 @@ impl<B, P: Provider> Inner<B, P> {
             if flow.is_unused() {
                 unsent = flow.take_queue();
             }
-            (pump(&mut state, &hub.table), unsent)
+            (pump(conn, &mut state, &hub.table), unsent)
         };
         let mut deferred = Deferred::new();
         flush(hub, conn, unsent, WcStatus::WR_FLUSH_ERR, &mut deferred);

@@ -13,8 +13,8 @@ use bareverbs_provider::traits::{
     SendQueue, Visitor,
 };
 use bareverbs_provider::work::{
-    Datagram, Frame, Imm, PushError, RecvRequest, SendFlags, SendRequest, WcFlags, WcOpcode, WcStatus,
-    WorkCompletion, XrcOperation,
+    Datagram, Frame, Imm, Payload, PushError, RecvRequest, SendFlags, SendRequest, WcFlags, WcOpcode,
+    WcStatus, WorkCompletion, XrcOperation,
 };
 use bareverbs_test_support::allocations::CountingAllocator;
 use bareverbs_uapi::verbs_values::QpState;
@@ -37,6 +37,8 @@ pub(crate) struct Log {
     pub(crate) sent: Vec<(u32, u64)>,
     /// The `wr_id`s of the posted send requests that are fenced.
     pub(crate) fenced: Vec<u64>,
+    /// The number of SGEs of each posted send request.
+    pub(crate) sges: Vec<usize>,
     /// The `wr_id`s of the posted RDMA reads.
     pub(crate) reads: Vec<u64>,
     /// The `wr_id`s of the posted send requests that are signalled.
@@ -292,6 +294,9 @@ impl Ring {
             let mut log = self.plain.log();
             if let Some(rejection) = log.send_rejections.pop_front() {
                 return Err(rejection);
+            }
+            if let Payload::Sges(sges) = request.payload {
+                log.sges.push(sges.len());
             }
             if request.flags.contains(SendFlags::FENCE) {
                 log.fenced.push(request.wr_id);

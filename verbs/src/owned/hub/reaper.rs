@@ -296,12 +296,15 @@ impl<P: Provider, S: Service<P>> Conn<P, S> {
     /// hour. Sends that are outstanding may be slow.
     pub(super) fn is_silent(&self, state: &ConnState<P, S>) -> bool {
         let is_iwarp = |qp: &Qp<Rc, P>| qp.pd().context().capabilities().iwarp;
-        let is_idle =
-            |kind: SlotKind| lock(&self.free[kind as usize]).len() == self.depths[kind as usize] as usize;
         state.silent >= SILENT
             && state.qp.as_ref().is_some_and(is_iwarp)
-            && is_idle(SlotKind::Send)
-            && is_idle(SlotKind::Service)
+            && self.is_idle(SlotKind::Send)
+            && self.is_idle(SlotKind::Service)
+    }
+
+    /// Whether no operation of the kind is outstanding.
+    pub(crate) fn is_idle(&self, kind: SlotKind) -> bool {
+        lock(&self.free[kind as usize]).len() == self.depths[kind as usize] as usize
     }
 
     /// All of its slots of the kind.

@@ -177,7 +177,7 @@ impl<B: Source, P: Provider> Drop for Message<B, P> {
             let mut state = self.conn.lock();
             state.service.flow.released();
             // Without the peer, its QP is destroyed.
-            peer.as_ref().map_or(Ok(()), |peer| pump(&mut state, &peer.hub.table))
+            peer.as_ref().map_or(Ok(()), |peer| pump(&self.conn, &mut state, &peer.hub.table))
         };
         if let Err(failure) = pumped
             && let Some(peer) = peer

@@ -1,13 +1,15 @@
 //! Options of servers and clients.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bareverbs_provider::traits::Provider;
 
 use super::flow::{CONTROL_RECEIVES, CONTROL_SENDS, MAX_WINDOW};
 use super::reap::inbound::Inbound;
+use super::reap::words;
 use super::{Client, Handle, Inner, Server};
-use crate::error::{Feature, Limit};
+use crate::error::Limit;
 use crate::owned::hub::Hub;
 use crate::owned::options::{ConnectionOptions, connection_setters};
 use crate::owned::{Pool, PoolBuffer, Source, Spin};
@@ -123,7 +125,8 @@ setters! {
     /// With the default each message finds a posted receive. With fewer, a message may arrive when none
     /// is posted. Its sender's device then repeats it until one is (RNR retries, without limit by
     /// default), and the application must drop messages without waiting for sends meanwhile: the
-    /// credits for those sends need receives as well.
+    /// credits for those sends need receives as well. On iWARP, such a message ends the connection: fewer
+    /// receives are rejected.
     receives(receives: u32) receives = Some(receives);
     /// Maximum of the bytes of an inline write ([`Op::write_inline`](crate::owned::Op::write_inline)).
     /// Messages are never inline.
@@ -159,16 +162,11 @@ impl ServerOptions {
     /// - [`Error::Invalid`]: an option is 0 or too large. The error names it.
     /// - [`Error::Limit`]: the CQ or the SRQ would be larger than the device's limits.
     /// - [`Error::NoPort`], [`Error::NoGid`], [`Error::System`], [`Error::Kernel`].
-    /// - [`Error::Unsupported`] on iWARP: messages of servers have immediate data, which it lacks. Use a
-    ///   [`Hub`](crate::Hub).
     pub fn build_for<B: Source, P: Provider>(&self, pd: &Pd<P>) -> Result<Server<B, P>> {
         self.build_as(SERVER, pd)
     }
 
     fn build_as<B: Source, P: Provider>(&self, verb: &'static str, pd: &Pd<P>) -> Result<Server<B, P>> {
-        if pd.context().capabilities().iwarp {
-            return Err(Error::unsupported(verb, Feature::ImmediateData));
-        }
         for (option, value) in [("peers", self.peers), ("window", self.window), ("sends", self.sends)] {
             if !(1..=MAX_WINDOW).contains(&value) {
                 return Err(Error::invalid(
@@ -203,13 +201,25 @@ impl ServerOptions {
             None => times_peers(each)?.min(limits.max_srq_wr.max(each)),
             Some(receives) => receives,
         };
+        let is_iwarp = context.capabilities().iwarp;
+        if is_iwarp && receives < times_peers(each)? {
+            let reason = format!(
+                "receives is {receives}, at most {} for each SRQ of the device: on iWARP, a message without a \
+                 receive ends the connection, so that it must be at least `peers` × (`window` + \
+                 {CONTROL_RECEIVES})",
+                limits.max_srq_wr
+            );
+            return Err(Error::invalid(verb, reason));
+        }
         let sends = times_peers(self.sends + self.operations + CONTROL_SENDS)?;
         let entries = u64::from(receives) + u64::from(sends);
         Error::check_limit(verb, Limit::PeerCompletions, entries, limits.max_cqe.into())?;
         let count = receives as usize + times_peers(self.sends)? as usize;
         let pool = Pool::new(pd, count, self.message_size as usize)?;
-        let srq = pd.create_srq(&SrqInit::new(receives))?;
-        let inbound = Arc::new(Inbound::new(srq, pool, receives as usize, self.peers as usize));
+        let max_sge = if is_iwarp { 2 } else { 1 };
+        let srq = pd.create_srq(&SrqInit { max_sge, ..SrqInit::new(receives) })?;
+        let words = if is_iwarp { words(pd, receives as usize)? } else { VecDeque::new() };
+        let inbound = Arc::new(Inbound::new(srq, pool, receives as usize, self.peers as usize, words));
         let hub = Hub::with_service(pd, entries as u32, self.spin, Arc::clone(&inbound), receives as usize)?;
         for index in 0..receives {
             let buffer = inbound

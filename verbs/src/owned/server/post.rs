@@ -56,7 +56,7 @@ fn send_message<B: Source, P: Provider>(
     let wr_id = hub.table.insert_queued(index, entry);
     hub.service.count_accepted();
     state.service.flow.push(Queued { wr_id, sge });
-    let pumped = pump(&mut state, &hub.table);
+    let pumped = pump(conn, &mut state, &hub.table);
     drop(state);
     if let Err(failure) = pumped {
         hub.end(conn, failure);

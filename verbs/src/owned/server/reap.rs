@@ -14,10 +14,12 @@ use bareverbs_uapi::verbs_values::QpState;
 use self::inbound::{Inbound, RawEvent, SHARED};
 use super::PeerId;
 use super::flow::{ControlKind, FlowControl};
+use crate::owned::RegionMut;
+use crate::owned::buffer::checked_sge;
 use crate::owned::hub::HubInner;
 use crate::owned::hub::reaper::service::{Service, post_verb};
-use crate::owned::hub::reaper::{Conn, ConnState, Cqe, Deferred, Failure, OpTable, TAKEN_BACK};
-use crate::{Error, Imm, Result, WcOpcode, WcStatus};
+use crate::owned::hub::reaper::{Conn, ConnState, Cqe, Deferred, Failure, OpTable, SlotKind, TAKEN_BACK};
+use crate::{Buffer, Error, Imm, Pd, Result, WcOpcode, WcStatus};
 
 /// Set in the `wr_id`s of control messages. The kind of the message is in the low bits.
 const CONTROL: u64 = 1 << 62;
@@ -28,6 +30,9 @@ pub struct PeerState {
     pub(crate) flow: FlowControl<Queued>,
     /// Longest message that the peer receives.
     pub(crate) max_message: u32,
+    /// The memory of the words of data messages, where they are no immediate data. Messages use one after
+    /// the other, and there are no more of them outstanding than words.
+    pub(crate) words: Option<VecDeque<RegionMut>>,
 }
 
 /// A message that waits for a credit. The table has its buffer.
@@ -43,12 +48,22 @@ pub(crate) type Peers<P> = Arc<Inbound<P>>;
 /// The connection of a peer.
 pub(crate) type PeerConn<P> = Conn<P, Peers<P>>;
 
+/// The memory of words, each of 4 bytes.
+pub(crate) fn words<P: Provider>(pd: &Pd<P>, count: usize) -> Result<VecDeque<RegionMut>> {
+    let memory = RegionMut::register(pd, Buffer::zeroed(WORD * count)?)?;
+    Ok(memory.chunks(WORD).collect())
+}
+
+/// Bytes of the word of a message, where it is no immediate data.
+pub(crate) const WORD: usize = 4;
+
 /// Posts the messages that are due.
 pub(crate) fn pump<B, P: Provider>(
+    conn: &PeerConn<P>,
     state: &mut ConnState<P, Peers<P>>,
     table: &OpTable<B>,
 ) -> Result<(), Failure> {
-    let ConnState { qp: Some(qp), failure: None, service: PeerState { flow, .. }, .. } = state else {
+    let ConnState { qp: Some(qp), failure: None, service: PeerState { flow, words, .. }, .. } = state else {
         return Ok(());
     };
     if qp.state() != QpState::RTS {
@@ -62,14 +77,35 @@ pub(crate) fn pump<B, P: Provider>(
         if message.is_some() {
             table.publish(wr_id);
         }
-        let payload = Payload::Sges(sge.as_slice());
-        let operation = Operation::SendImm(imm);
+        let word = imm.0.to_be_bytes();
+        let (inline, both);
+        let (operation, payload) = match (&mut *words, &sge) {
+            (None, sge) => (Operation::SendImm(imm), Payload::Sges(sge.as_slice())),
+            (Some(_), None) => (Operation::Send, {
+                inline = [&word[..]];
+                Payload::Inline(&inline)
+            }),
+            (Some(words), Some(sge)) => {
+                // The oldest word: its message is complete.
+                words.rotate_left(1);
+                let own = words.back_mut().map(|own| {
+                    own.bytes_mut().copy_from_slice(&word);
+                    checked_sge("Server", &*own, qp.pd().domain(), ..)
+                });
+                let own = own.and_then(Result::ok).ok_or(Failure::Aborted)?;
+                both = [own, *sge];
+                (Operation::Send, Payload::Sges(&both))
+            }
+        };
         // Earlier reads and atomics of this end are complete: the peer may end the access to its memory.
-        let fence = if kind == ControlKind::Fin { SendFlags::FENCE } else { SendFlags::empty() };
+        // On siw, two ends that both wait at a fence answer no reads.
+        let fences = kind == ControlKind::Fin && !(words.is_some() && conn.is_idle(SlotKind::Send));
+        let fence = if fences { SendFlags::FENCE } else { SendFlags::empty() };
         let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED | fence, payload };
         // SAFETY: a request without an SGE names no memory. That of a message was made by `checked_sge`
         // for a buffer of `Source` that was moved into the table, and `Connection::post_send` says how
-        // long the table keeps it. A send does not write its memory.
+        // long the table keeps it. `words` has that of a word: its drop deregisters it, whatever the device
+        // does. A send does not write its memory.
         if let Err(error) = unsafe { qp.post_send(&[request]) } {
             // A request that counts as posted completes when the connection ends.
             if let Some(message) = message.filter(|_| error.accepted == 0) {
@@ -160,20 +196,26 @@ impl<P: Provider> Service<P> for Peers<P> {
             receive.into_iter().for_each(|receive| inbound.post_again(receive));
             return;
         }
-        let PeerState { flow, .. } = &mut state.service;
+        let PeerState { flow, words, .. } = &mut state.service;
         let arrived = match &receive {
             None => {
+                // Without an acknowledgement of the peer's device, only its message shows that it has the
+                // FIN.
+                let is_proof = |kind: &ControlKind| *kind != ControlKind::Fin || words.is_none();
                 ControlKind::CONTROL
                     .into_iter()
-                    .filter(|kind| CONTROL | *kind as u64 == wr_id)
+                    .filter(|kind| CONTROL | *kind as u64 == wr_id && is_proof(kind))
                     .for_each(|kind| flow.control_done(kind));
                 Ok(None)
             }
             Some(receive) => {
-                let len = completion.byte_len as usize;
+                let len = (completion.byte_len as usize).checked_sub(receive.word.map_or(0, |_| WORD));
+                let imm = receive.word.or_else(|| completion.imm()).unwrap_or(Imm(0));
                 // The length of an RDMA write with immediate is not that of bytes in the receive.
-                if completion.opcode == WcOpcode::RECV && len <= receive.buffer.len() {
-                    let kind = flow.arrived(completion.imm().unwrap_or(Imm(0)));
+                if completion.opcode == WcOpcode::RECV
+                    && let Some(len) = len.filter(|len| *len <= receive.buffer.len())
+                {
+                    let kind = flow.arrived(imm);
                     kind.map(|kind| Some((kind, len))).map_err(|_| VIOLATION)
                 } else {
                     Err(VIOLATION)
@@ -185,7 +227,7 @@ impl<P: Provider> Service<P> for Peers<P> {
             _ => VecDeque::new(),
         };
         let pumped = match arrived {
-            Ok(_) => pump(&mut state, &hub.table),
+            Ok(_) => pump(conn, &mut state, &hub.table),
             Err(failure) => Err(failure),
         };
         let finished = state.service.flow.is_finished() && !mem::replace(&mut state.ended, true);

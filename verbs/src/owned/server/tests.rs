@@ -27,7 +27,7 @@ const RECEIVES: u32 = WINDOW + CONTROL_RECEIVES;
 
 /// The state of a connection that is no peer.
 fn unused() -> PeerState {
-    PeerState { flow: FlowControl::new(1, 1), max_message: 0 }
+    PeerState { flow: FlowControl::new(1, 1), max_message: 0, words: None }
 }
 
 /// A server with one peer, and no device.
@@ -46,11 +46,16 @@ impl Setup {
     }
 
     fn with(connect: impl FnOnce(&mut FlowControl<Queued>)) -> Self {
-        let plain = Plain::default();
+        Self::of(Plain::default(), connect)
+    }
+
+    fn of(plain: Plain, connect: impl FnOnce(&mut FlowControl<Queued>)) -> Self {
         let pd = plain.domain();
+        let words_of = |count: u32| plain.log().iwarp.then(|| words(&pd, count as usize).unwrap());
         let pool = Pool::for_test(&pd, (RECEIVES + SENDS) as usize, SIZE);
         let srq = Srq::create(&pd, &SrqInit::new(RECEIVES)).unwrap();
-        let inbound = Arc::new(Inbound::new(srq, pool, RECEIVES as usize, 1));
+        let inbound =
+            Arc::new(Inbound::new(srq, pool, RECEIVES as usize, 1, words_of(RECEIVES).unwrap_or_default()));
         let hub = Hub::for_test(&pd, 64, Arc::clone(&inbound));
         for index in 0..RECEIVES {
             inbound.post(index, inbound.pool.take().unwrap()).unwrap();
@@ -60,7 +65,7 @@ impl Setup {
         connect(&mut flow);
         let qp = plain.queue_pair(&pd);
         let qp_num = qp.qp_num();
-        let state = PeerState { flow, max_message: SIZE as u32 };
+        let state = PeerState { flow, max_message: SIZE as u32, words: words_of(SENDS) };
         let connection =
             hub.connection_for_test(qp, [SENDS as usize, CONTROL_SENDS as usize], (peer.into(), state));
         let options = Server::options().peers(1).sends(SENDS).operations(2).window(WINDOW);
@@ -117,6 +122,42 @@ impl Setup {
             Some(Event::Failed(peer, error)) if peer == self.peer => error,
             other => panic!("the end of the peer, not {other:?}"),
         }
+    }
+}
+
+#[test]
+fn word_of_a_message_is_before_its_bytes_on_iwarp() {
+    let test = |bytes: u32, kind: u32, len: Option<usize>| {
+        succeed_ioctls();
+        let mut setup = Setup::of(Plain::iwarp(), |flow| flow.connected(WINDOW));
+        let receive = setup.receive();
+        let inbound = Arc::clone(&setup.server.handle.inner.inbound);
+        inbound.set_word(0, kind << 28 | setup.credits);
+        let arrived = WorkCompletion {
+            qp_num: setup.qp_num,
+            byte_len: bytes,
+            ..completion(receive, WcStatus::SUCCESS)
+        };
+        setup.plain.log().completions.push_back(arrived);
+        match (setup.next(), len) {
+            (Some(Event::Message(message)), Some(len)) => assert_eq!(message.bytes().len(), len),
+            (Some(Event::Failed(..)), None) => {}
+            (other, _) => panic!("{other:?}"),
+        }
+        let buffer = setup.server.handle.take().unwrap();
+        setup.server.handle.send(setup.peer, buffer, ..5).detach();
+        assert_eq!(setup.plain.log().sges.last(), len.map(|_| &2));
+    };
+    let data = ControlKind::Data as u32;
+    for (bytes, kind, len) in [
+        (4, data, Some(0)),
+        (9, data, Some(5)),
+        (SIZE as u32 + 4, data, Some(SIZE)),
+        (SIZE as u32 + 5, data, None),
+        (3, data, None),
+        (4, 9, None),
+    ] {
+        std::thread::spawn(move || test(bytes, kind, len)).join().unwrap();
     }
 }
 

@@ -15,11 +15,11 @@ use crate::owned::buffer::checked_sge;
 use crate::owned::hub::reaper::Failure;
 use crate::owned::pool::Loans;
 use crate::owned::server::{PeerId, Summary};
-use crate::owned::{Pool, PoolBuffer};
+use crate::owned::{Pool, PoolBuffer, RegionMut};
 use crate::qp::WrId;
 use crate::srq::Srq;
 use crate::sync::{Mutex, lock};
-use crate::{Error, Pd, Result};
+use crate::{Error, Imm, Pd, Result};
 
 /// Set in the `wr_id`s of receives of an SRQ.
 pub(crate) const SHARED: u64 = 1 << 63;
@@ -62,6 +62,8 @@ struct Slot {
     /// Counts its uses from 1, in 30 bits. With another one, its `wr_id` could be that of a probe.
     generation: u32,
     buffer: Option<PoolBuffer>,
+    /// The memory of the word of the message, where it is no immediate data.
+    word: Option<RegionMut>,
 }
 
 struct Events<P: Provider> {
@@ -93,11 +95,21 @@ pub(crate) enum RawEvent<P: Provider> {
 pub(crate) struct Receive {
     index: u32,
     pub(crate) buffer: PoolBuffer,
+    /// The word of the message, where it is no immediate data.
+    pub(crate) word: Option<Imm>,
 }
 
 impl<P: Provider> Inbound<P> {
-    pub(crate) fn new(srq: Srq<P>, pool: Pool, receives: usize, peers: usize) -> Self {
-        let slot = |_| Slot { generation: 1, buffer: None };
+    /// `words`: the memory of the words of the receives, or none.
+    pub(crate) fn new(
+        srq: Srq<P>,
+        pool: Pool,
+        receives: usize,
+        peers: usize,
+        words: impl IntoIterator<Item = RegionMut>,
+    ) -> Self {
+        let mut words = words.into_iter();
+        let slot = |_| Slot { generation: 1, buffer: None, word: words.next() };
         let events = Events {
             // Each receive has one message at a time, each peer ends once and closes once.
             queue: VecDeque::with_capacity(receives + 2 * peers),
@@ -139,12 +151,17 @@ impl<P: Provider> Inbound<P> {
         // The slot owns the buffer before the request is posted, so a panic in between does not
         // free it.
         slot.buffer = Some(buffer);
+        let both = match &slot.word {
+            Some(word) => [checked_sge("Server", word, self.pd.domain(), ..)?, sge],
+            None => [sge; 2],
+        };
+        let sges = if slot.word.is_some() { &both[..] } else { &both[1..] };
         let wr_id = SHARED | u64::from(WrId { owner: slot.generation, request: index });
-        // SAFETY: the slot keeps the buffer, which `checked_sge` found to be of the SRQ's PD, until
+        // SAFETY: the slot keeps the word and the buffer, which `checked_sge` found to be of the SRQ's PD, until
         // the provider reports the completion of `wr_id` or `Drop` has destroyed the SRQ. If that
         // fails, or the inbound is forgotten, the buffer is leaked. A `Target` is not accessed
         // meanwhile.
-        match unsafe { srq.post_recv(&[RecvRequest { wr_id, sges: &[sge] }]) } {
+        match unsafe { srq.post_recv(&[RecvRequest { wr_id, sges }]) } {
             Ok(()) => Ok(()),
             // It counts as posted.
             Err(error) if error.accepted > 0 => Ok(()),
@@ -156,7 +173,7 @@ impl<P: Provider> Inbound<P> {
     /// Posts a consumed receive again. It fails only if the device was removed: the slot keeps the
     /// buffer then. The caller may hold locks, and the drop of a buffer may run a waker.
     pub(crate) fn post_again(&self, receive: Receive) {
-        let Receive { index, buffer } = receive;
+        let Receive { index, buffer, .. } = receive;
         let _ = self.post(index, buffer);
     }
 
@@ -167,7 +184,7 @@ impl<P: Provider> Inbound<P> {
     /// Buffers on loan and those of sends do not mix: neither the receives nor the callers that wait
     /// for a buffer take those of the other.
     #[cold]
-    pub(crate) fn lend(&self, conn: &Arc<PeerConn<P>>, Receive { index, buffer }: Receive) -> PoolBuffer {
+    pub(crate) fn lend(&self, conn: &Arc<PeerConn<P>>, Receive { index, buffer, .. }: Receive) -> PoolBuffer {
         let lent = Lent { conn: Arc::clone(conn), index };
         let previous = lock(&self.lent).insert(buffer.slot(), lent);
         debug_assert!(previous.is_none(), "a slot has one buffer");
@@ -177,7 +194,7 @@ impl<P: Provider> Inbound<P> {
     /// Takes the receive whose buffer was on loan.
     pub(crate) fn take_lent(&self, buffer: PoolBuffer) -> Option<(Arc<PeerConn<P>>, Receive)> {
         let Lent { conn, index } = lock(&self.lent).remove(&buffer.slot())?;
-        Some((conn, Receive { index, buffer }))
+        Some((conn, Receive { index, buffer, word: None }))
     }
 
     /// Takes the receive of a completion. `None` if none in flight has the `wr_id`.
@@ -190,7 +207,8 @@ impl<P: Provider> Inbound<P> {
         }
         let buffer = slot.buffer.take()?;
         slot.generation = if slot.generation == u32::MAX >> 2 { 1 } else { slot.generation + 1 };
-        Some(Receive { index, buffer })
+        let word = slot.word.as_ref().and_then(|word| word.bytes().first_chunk());
+        Some(Receive { index, buffer, word: word.map(|word| Imm(u32::from_be_bytes(*word))) })
     }
 
     /// The counts of the messages that have ended.
@@ -322,6 +340,12 @@ impl<P: Provider> Drop for Inbound<P> {
 
 #[cfg(test)]
 impl<P: Provider> Inbound<P> {
+    pub(crate) fn set_word(&self, index: usize, word: u32) {
+        let mut receives = lock(&self.receives);
+        let own = receives.slots[index].word.as_mut().expect("the memory of a word");
+        own.bytes_mut().copy_from_slice(&word.to_be_bytes());
+    }
+
     pub(crate) fn set_generation(&self, index: usize, generation: u32) {
         lock(&self.receives).slots[index].generation = generation;
     }
