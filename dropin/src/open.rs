@@ -12,6 +12,7 @@ use bareverbs::device::DriverId;
 use bareverbs::untyped::BuiltIn;
 use bareverbs_mlx5::Mlx5;
 use bareverbs_rxe::Rxe;
+use bareverbs_siw::Siw;
 
 use crate::abi::Function;
 use crate::abi::device::{ibv_context, ibv_context_ops, verbs_context};
@@ -98,6 +99,7 @@ fn data_paths(context: &Context) -> &'static DataPaths {
     }
     match context.driver() {
         DriverId::MLX5 => const { &of::<Mlx5>() },
+        DriverId::SIW => const { &of::<Siw>() },
         _ => const { &of::<Rxe>() },
     }
 }

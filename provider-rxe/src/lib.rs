@@ -84,8 +84,8 @@ mod send;
 #[cfg(feature = "test-utils")]
 pub mod testing;
 
-pub use completion::{Arm, KernelArm, RxeCompletion, RxeCq};
 pub use bareverbs_provider::doorbell::{Doorbell, KernelDoorbell};
+pub use completion::{Arm, KernelArm, RxeCompletion, RxeCq};
 pub use memory::{KernelQueue, QueueMemory};
 pub use provider::Rxe;
 pub use recv::{RxeRq, RxeSrq};

@@ -25,10 +25,10 @@ use bareverbs_uapi::write::types::DeviceCapFlags;
 use zerocopy::IntoBytes;
 
 use crate::completion::{KernelArm, RxeCq};
-use bareverbs_provider::doorbell::KernelDoorbell;
 use crate::memory::KernelQueue;
 use crate::recv::RxeRq;
 use crate::send::{RxeAh, RxeSq, SendLimits};
+use bareverbs_provider::doorbell::KernelDoorbell;
 
 /// An open Soft-RoCE device.
 #[derive(Debug)]

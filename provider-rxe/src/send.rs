@@ -25,9 +25,9 @@ pub(crate) use self::push_errors::{MAX_MESSAGE, too_long, too_many_sges};
 use self::push_errors::{no_payload, too_long_inline, unsupported, wrong_atomic};
 pub(crate) use self::slot::write_sges;
 use self::slot::{Common, DATA, kernel_flags, write_common, write_fast, write_inline, write_rdma};
-use bareverbs_provider::doorbell::{Doorbell, KernelDoorbell};
 use crate::memory::{KernelQueue, QueueMemory, locate};
 use crate::rd_atomic::RdAtomic;
+use bareverbs_provider::doorbell::{Doorbell, KernelDoorbell};
 
 /// The state of a failed WQE (`enum wqe_state` in `rxe_verbs.h`).
 const STATE_ERROR: u32 = 4;

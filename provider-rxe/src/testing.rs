@@ -16,8 +16,8 @@ use bareverbs_uapi::write::structs::Wc;
 use zerocopy::IntoBytes;
 
 use crate::completion::Arm;
-use bareverbs_provider::doorbell::Doorbell;
 use crate::memory::{HEADER, QueueMemory};
+use bareverbs_provider::doorbell::Doorbell;
 
 const ALIGN: usize = 4096;
 const CACHE_LINE: usize = 64;

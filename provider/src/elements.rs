@@ -19,9 +19,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::barrier::{
-    publish_element_flags, read_element_flags, read_element_word, release_element_word,
-};
+use crate::barrier::{publish_element_flags, read_element_flags, read_element_word, release_element_word};
 
 /// The flag of an element that the consumer owns.
 pub const VALID: u16 = 1;
@@ -184,10 +182,10 @@ impl ElementProducer {
             || self.memory.flags(self.published.wrapping_sub(batch).wrapping_sub(1)) & VALID == 0
     }
 
-    /// Whether the consumer has taken the last published element.
+    /// Whether the consumer has taken the first one of the last `batch` published elements.
     #[must_use]
-    pub fn is_consumed(&self) -> bool {
-        self.memory.flags(self.published.wrapping_sub(1)) & VALID == 0
+    pub fn has_begun(&self, batch: u32) -> bool {
+        self.memory.flags(self.published.wrapping_sub(batch)) & VALID == 0
     }
 
     /// Discards the elements that were filled after the first `keep` ones of the batch.
@@ -218,6 +216,18 @@ pub unsafe fn take_back(memory: ElementMemory, published: &Published, mut take: 
         take(memory.element(index));
         memory.store(index, 0);
     }
+}
+
+/// Whether the element of a completion queue with this number, counted modulo the number of elements, was
+/// filled and not given back. Any thread may ask.
+///
+/// # Safety
+///
+/// `memory` must be that of an [`ElementConsumer`], and valid.
+#[must_use]
+pub unsafe fn is_filled(memory: ElementMemory, count: u32) -> bool {
+    // SAFETY: the word is aligned and valid, and all accesses go through `barrier`.
+    unsafe { read_element_word(memory.word(count).cast()) & VALID_WORD != 0 }
 }
 
 /// The consumer's side of a completion queue.

@@ -97,9 +97,9 @@ pub enum Error {
     },
     /// This build has no provider for the device's driver.
     #[error(
-        "this build has no provider for {}, the driver of device {device}: enable the cargo feature {}",
+        "this build has no provider for {}, the driver of device {device}: {}",
         driver_name(*driver),
-        provider_features()
+        provider_remedy(*driver)
     )]
     UnsupportedDriver {
         /// The device.
@@ -678,8 +678,19 @@ fn driver_name(driver: Option<DriverId>) -> String {
     driver.map_or_else(|| "an unknown driver".into(), |driver| format!("{driver:?}"))
 }
 
-fn provider_features() -> String {
-    provider::FEATURES.iter().map(|feature| format!("`{feature}`")).collect::<Vec<_>>().join(" or ")
+fn provider_remedy(driver: Option<DriverId>) -> String {
+    let feature = match driver {
+        Some(DriverId::RXE) => "rxe",
+        Some(DriverId::MLX5) => "mlx5",
+        Some(DriverId::SIW) => "siw",
+        _ => {
+            let drivers = provider::FEATURES.join(", ");
+            return format!(
+                "use a device of another driver ({drivers}), or open it by `Device::open_as` with a provider of your own"
+            );
+        }
+    };
+    format!("enable the cargo feature `{feature}`")
 }
 
 fn port_range(count: u8) -> String {

@@ -580,4 +580,6 @@ providers! {
     "rxe" => Rxe(bareverbs_rxe::Rxe),
     /// ConnectX adapters, with the feature `mlx5`.
     "mlx5" => Mlx5(bareverbs_mlx5::Mlx5),
+    /// Soft-iWARP, with the feature `siw`.
+    "siw" => Siw(bareverbs_siw::Siw),
 }

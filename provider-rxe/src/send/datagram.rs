@@ -6,8 +6,8 @@ use bareverbs_uapi::write::types::WrOpcode;
 
 use super::RxeSq;
 use super::slot::{Common, DATA, kernel_flags, write_common};
-use bareverbs_provider::doorbell::Doorbell;
 use crate::memory::QueueMemory;
+use bareverbs_provider::doorbell::Doorbell;
 
 /// The kernel's number of an address handle (AH).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use bareverbs_uapi::rxe::SendWqe;
 use bareverbs_uapi::verbs_values::WcStatus;
 
 use super::{Publishing, RxeSq};
-use bareverbs_provider::doorbell::Doorbell;
 use crate::memory::QueueMemory;
+use bareverbs_provider::doorbell::Doorbell;
 
 impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
     /// Whether the last published request has failed. The QP is in ERR then.

@@ -103,7 +103,9 @@ impl RegMrMethod {
         let telling = !request.access.contains(AccessFlags::ON_DEMAND);
         if known == Some(&true) || known.is_none() && telling {
             // SAFETY: the caller guarantees the range.
-            match (known, unsafe { by_method(file, request, DriverPayload { input: &input, output: &mut output }) }) {
+            match (known, unsafe {
+                by_method(file, request, DriverPayload { input: &input, output: &mut output })
+            }) {
                 (Some(_), made) => return made,
                 (None, Ok(mr)) => {
                     let works = query_mr(file, mr.handle)

@@ -1,0 +1,340 @@
+//! The completion queue.
+
+use std::collections::VecDeque;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use bareverbs_provider::barrier;
+use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::elements::{ElementConsumer, FilledElement};
+use bareverbs_provider::error::CreateError;
+use bareverbs_provider::traits::{Completion, CompletionQueue};
+use bareverbs_provider::work::{Imm, WcFlags, WcOpcode, WcStatus, WorkCompletion};
+use bareverbs_uapi::siw::{CqCtrl, Cqe, NotifyFlags, Opcode, WcStatus as SiwStatus};
+
+use crate::memory::{SharedMemory, bytes, locate};
+use crate::shared::{CqShared, Soft};
+
+/// A completion queue (CQ).
+///
+/// On overrun the kernel drops the completion and raises the asynchronous event `CQ_ERR`. The ring has room
+/// for completions that are not reported; see [`SiwSq`](crate::SiwSq).
+#[derive(Debug)]
+pub struct SiwCq {
+    ring: ElementConsumer,
+    /// Completions that were taken from the ring, and are reported next.
+    ready: VecDeque<Cqe>,
+    /// The word that arms the queue, after the elements.
+    notify: NonNull<u32>,
+    shared: Arc<CqShared>,
+    entries: u32,
+    /// Elements that were taken.
+    taken: u64,
+    /// Keeps the ring in place.
+    _memory: Keep,
+}
+
+struct Keep(#[expect(dead_code, reason = "keeps the memory")] SharedMemory);
+
+impl std::fmt::Debug for Keep {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("memory")
+    }
+}
+
+// SAFETY: the ring's memory belongs to no thread, and the value is its only consumer.
+unsafe impl Send for SiwCq {}
+
+/// Bytes of a completion queue of `count` elements.
+pub(crate) fn cq_bytes(count: u32) -> usize {
+    bytes::<Cqe>(count) + size_of::<CqCtrl>()
+}
+
+impl SiwCq {
+    /// Creates the CQ from `memory`, which has `count` elements, of which the user knows `entries`.
+    ///
+    /// # Errors
+    ///
+    /// [`CreateError::Layout`] if the elements do not fit into the memory.
+    ///
+    /// # Safety
+    ///
+    /// 1. The memory must be the ring of a completion queue that the kernel, or a simulated kernel, shares.
+    /// 2. Until the value is dropped, nothing else in this process may act as the ring's consumer,
+    ///    including through another mapping of the same pages.
+    pub unsafe fn new(memory: SharedMemory, count: u32, entries: u32) -> Result<Self, CreateError> {
+        let place = locate::<Cqe>(&memory, "CQ", count, entries, size_of::<CqCtrl>())?;
+        // SAFETY: `locate` checked that the control word lies in the memory, after the elements.
+        let notify = unsafe { place.first.add(bytes::<Cqe>(count)) }.cast();
+        // SAFETY: `locate` checked that the elements lie in the memory, which the value keeps. The caller
+        // guarantees that it is the only consumer.
+        let ring = unsafe { ElementConsumer::new(place) };
+        // SAFETY: the elements are those of `ring`.
+        let shared = unsafe { CqShared::new(count - entries, place, Arc::clone(&memory)) };
+        let ready = VecDeque::new();
+        Ok(Self { ring, ready, notify, shared, entries, taken: 0, _memory: Keep(memory) })
+    }
+
+    /// What the queue shares with those of its QPs.
+    #[must_use]
+    pub fn shared(&self) -> &Arc<CqShared> {
+        &self.shared
+    }
+
+    /// Copies the next element of the ring and gives it back.
+    #[inline(always)]
+    fn take(&mut self) -> Option<Cqe> {
+        let FilledElement { element, word } = self.ring.peek()?;
+        let cqe = element.cast::<Cqe>().as_ptr();
+        let [_, opcode, status @ .., b0, b1, b2, b3] = word.to_ne_bytes();
+        // SAFETY: `locate` checked that an element holds a `Cqe`. The reads are volatile because the kernel
+        // could write at any time.
+        let (id, qp_id) =
+            unsafe { ((&raw const (*cqe).id).read_volatile(), (&raw const (*cqe).qp_id).read_volatile()) };
+        self.taken += 1;
+        self.shared.count_taken(self.taken);
+        self.ring.release();
+        Some(Cqe {
+            id,
+            flags: 0,
+            opcode: Opcode(opcode),
+            status: SiwStatus(u16::from_ne_bytes(status)),
+            bytes: u32::from_ne_bytes([b0, b1, b2, b3]),
+            imm_data: 0,
+            qp_id,
+        })
+    }
+
+    /// Whether a completion is reported as it is.
+    #[inline(always)]
+    fn is_plain(&self, cqe: &Cqe) -> bool {
+        cqe.status == SiwStatus::SUCCESS
+            && (cqe.opcode == Opcode::RECEIVE || (cqe.opcode != Opcode::READ && !self.shared.sorts()))
+    }
+
+    /// Treats a completion that is not plain.
+    #[cold]
+    #[inline(never)]
+    fn sort(&mut self, cqe: Cqe) {
+        let ready = &mut self.ready;
+        let Some(qp) = self.shared.qp(cqe.qp_id, self.taken - 1) else {
+            ready.push_back(cqe);
+            return;
+        };
+        if cqe.opcode == Opcode::RECEIVE {
+            ready.push_back(cqe);
+        } else {
+            qp.complete(cqe, |cqe| ready.push_back(cqe));
+        }
+        if cqe.status != SiwStatus::SUCCESS {
+            qp.fail(None);
+        }
+    }
+
+    /// The ring is empty: takes completions that the kernel does not make.
+    #[cold]
+    #[inline(never)]
+    fn take_soft(&mut self) -> bool {
+        // The kernel's own completions of the QP, which come first, are visible by now.
+        if let Some(cqe) = self.take() {
+            self.sort(cqe);
+            return true;
+        }
+        let ready = &mut self.ready;
+        match self.shared.take_soft() {
+            None => return false,
+            Some(Soft::Flushed(cqe)) => ready.push_back(cqe),
+            Some(Soft::Ended(qp)) => qp.end_sends(|cqe| ready.push_back(cqe)),
+        }
+        true
+    }
+
+    /// The next completion of a queue that is empty, or has one that is not plain.
+    #[cold]
+    #[inline(never)]
+    fn next_slow(&mut self, first: Option<Cqe>) -> Option<Cqe> {
+        if let Some(cqe) = first {
+            self.sort(cqe);
+        }
+        // A kernel that goes on adding completions that are not reported does not keep the caller here.
+        for _ in 0..=self.ring.capacity() {
+            if let Some(cqe) = self.ready.pop_front() {
+                return Some(cqe);
+            }
+            match self.take() {
+                Some(cqe) => self.sort(cqe),
+                None if self.shared.has_soft() && self.take_soft() => {}
+                None => return None,
+            }
+        }
+        None
+    }
+}
+
+// SAFETY: by the numbers of the trait's obligations:
+// 1. `_memory` keeps the ring, by the contract of `QueueMemory`. A completion is a copy.
+// 2. and 3. The kernel adds one completion when it has finished a request (`siw_sqe_complete` and
+//    `siw_rqe_complete` of `siw_qp.c`), with the request's `wr_id`, which it reads from the element. Of a
+//    send, it means that TCP has copied the data: requests that TCP would send from the caller's pages are
+//    signalled (`SiwSq`). `ElementConsumer` takes each element once. Its flags are loaded before the rest,
+//    so the kernel's earlier writes are visible. A flushed request of `Soft` was taken back from a QP in
+//    ERR, whose queues the kernel does not execute.
+// 4. The kernel writes no element without a request. One that it flushes while `QpShared::fail` takes it
+//    back may be reported twice, with an error status.
+// 5. A completion is a copy: no borrowed one reads an element.
+// 6. `Order` (`order.rs`) restores the order.
+unsafe impl CompletionQueue for SiwCq {
+    type Completion<'a> = SiwCompletion<'a>;
+
+    #[inline]
+    fn capacity(&self) -> u32 {
+        self.entries
+    }
+
+    #[inline]
+    fn next(&mut self) -> Option<SiwCompletion<'_>> {
+        let cqe = if self.ready.is_empty() {
+            match self.take() {
+                Some(cqe) if self.is_plain(&cqe) => cqe,
+                None if !self.shared.has_soft() => return None,
+                first => self.next_slow(first)?,
+            }
+        } else {
+            self.next_slow(None)?
+        };
+        Some(SiwCompletion { cqe, _queue: PhantomData })
+    }
+
+    #[inline]
+    fn release(&mut self) {}
+
+    /// The kernel does not wake a queue that is armed for solicited completions when a solicited message
+    /// arrives (`siw_rqe_complete` of `siw_qp.c`), so each completion raises the event.
+    fn arm(&mut self, _solicited_only: bool) -> Result<(), IoctlError> {
+        let events = NotifyFlags::SOLICITED | NotifyFlags::NEXT_COMPLETION;
+        // SAFETY: the word lies in the memory, is aligned to 8, and is accessed here only.
+        unsafe { barrier::arm_word(self.notify.as_ptr(), events.bits()) };
+        Ok(())
+    }
+}
+
+/// A completion, copied from the ring.
+#[derive(Debug)]
+pub struct SiwCompletion<'a> {
+    cqe: Cqe,
+    _queue: PhantomData<&'a ()>,
+}
+
+impl Completion for SiwCompletion<'_> {
+    #[inline]
+    fn wr_id(&self) -> u64 {
+        self.cqe.id
+    }
+
+    #[inline]
+    fn status(&self) -> WcStatus {
+        if self.cqe.status == SiwStatus::SUCCESS && self.cqe.opcode.0 < Opcode::COUNT.0 {
+            return WcStatus::SUCCESS;
+        }
+        failure(self.cqe.status)
+    }
+
+    #[inline]
+    fn opcode(&self) -> WcOpcode {
+        match self.cqe.opcode {
+            Opcode::RECEIVE => WcOpcode::RECV,
+            Opcode::WRITE => WcOpcode::RDMA_WRITE,
+            Opcode::READ | Opcode::READ_LOCAL_INV => WcOpcode::RDMA_READ,
+            _ => WcOpcode::SEND,
+        }
+    }
+
+    #[inline]
+    fn byte_len(&self) -> u32 {
+        self.cqe.bytes
+    }
+
+    #[inline]
+    fn qp_num(&self) -> u32 {
+        self.cqe.qp_id as u32
+    }
+
+    #[inline]
+    fn src_qp(&self) -> u32 {
+        0
+    }
+
+    #[inline]
+    fn imm(&self) -> Option<Imm> {
+        None
+    }
+
+    #[inline]
+    fn invalidated_rkey(&self) -> Option<u32> {
+        None
+    }
+
+    /// The kernel's status.
+    #[inline]
+    fn vendor_err(&self) -> u32 {
+        self.cqe.status.0.into()
+    }
+
+    #[inline]
+    fn wc_flags(&self) -> WcFlags {
+        WcFlags::empty()
+    }
+
+    #[inline]
+    fn slid(&self) -> u16 {
+        0
+    }
+
+    #[inline]
+    fn sl(&self) -> u8 {
+        0
+    }
+
+    #[inline]
+    fn dlid_path_bits(&self) -> u8 {
+        0
+    }
+
+    #[inline]
+    fn to_value(&self) -> WorkCompletion {
+        WorkCompletion {
+            wr_id: self.wr_id(),
+            status: self.status(),
+            opcode: self.opcode(),
+            vendor_err: self.vendor_err(),
+            byte_len: self.byte_len(),
+            ex: 0,
+            qp_num: self.qp_num(),
+            src_qp: 0,
+            wc_flags: WcFlags::empty(),
+            pkey_index: 0,
+            slid: 0,
+            sl: 0,
+            dlid_path_bits: 0,
+        }
+    }
+}
+
+/// The status of a completion that is not successful. Values that the kernel does not have are
+/// `GENERAL_ERR`.
+#[cold]
+#[inline(never)]
+fn failure(status: SiwStatus) -> WcStatus {
+    match status {
+        SiwStatus::LOC_LEN_ERR => WcStatus::LOC_LEN_ERR,
+        SiwStatus::LOC_PROT_ERR => WcStatus::LOC_PROT_ERR,
+        SiwStatus::LOC_QP_OP_ERR => WcStatus::LOC_QP_OP_ERR,
+        SiwStatus::WR_FLUSH_ERR => WcStatus::WR_FLUSH_ERR,
+        SiwStatus::BAD_RESP_ERR => WcStatus::BAD_RESP_ERR,
+        SiwStatus::LOC_ACCESS_ERR => WcStatus::LOC_ACCESS_ERR,
+        SiwStatus::REM_ACCESS_ERR => WcStatus::REM_ACCESS_ERR,
+        SiwStatus::REM_INV_REQ_ERR => WcStatus::REM_INV_REQ_ERR,
+        _ => WcStatus::GENERAL_ERR,
+    }
+}

@@ -1,0 +1,166 @@
+//! The order of completions of a send queue.
+//!
+//! The kernel completes a SEND or RDMA WRITE when TCP has taken it, and an RDMA READ when its data has
+//! arrived. So a SEND that was posted after a READ may complete before it. A send queue reports its
+//! completions in the order of posting: a completion waits for the earlier READs.
+//!
+//! The kernel's fence (`SIW_WQE_READ_FENCE`) would do the same. It is not used, because it stops the
+//! transmission of read responses to the peer as well: two peers that each wait behind a fence for the
+//! other's response wait for ever (`siw_activate_tx_from_sq`, `siw_init_rresp`). And the kernel transmits a
+//! fenced request early if the socket gets room meanwhile (`siw_qp_llp_write_space`).
+//!
+//! Some requests are signalled to the kernel although the caller does not ask for it. Their successful
+//! completions are not reported:
+//!
+//! - READs: later completions wait for them.
+//! - Payloads of a page and more: without a completion, TCP sends them from the pages of the caller, which
+//!   it may still do after a later request has completed (`siw_qp_prepare_tx` of `siw_qp_tx.c`).
+//!
+//! An entry here is found by the `wr_id` of its completion. READs complete in the order of posting, and so
+//! do the other requests. A success with a `wr_id` that is not unique can only match an entry early, by the
+//! completion of an earlier request. Then completions are held back longer than necessary, never reported
+//! early.
+
+use std::collections::VecDeque;
+
+use bareverbs_uapi::siw::{Cqe, Opcode, WcStatus};
+
+/// A READ that was posted and not reported.
+#[derive(Debug)]
+struct Read {
+    wr_id: u64,
+    is_hidden: bool,
+    /// Its completion, while earlier READs are outstanding.
+    done: Option<Cqe>,
+}
+
+/// Another request that was posted while READs were outstanding, or is hidden.
+#[derive(Clone, Copy, Debug)]
+struct Other {
+    wr_id: u64,
+    /// The number of READs that were posted before.
+    after: u64,
+    /// Whether success makes a completion of the kernel.
+    is_signaled: bool,
+    /// Whether success is not reported.
+    is_hidden: bool,
+}
+
+/// The requests of a send queue whose completions are held back or not reported.
+#[derive(Debug, Default)]
+pub(crate) struct Order {
+    reads: VecDeque<Read>,
+    reads_posted: u64,
+    others: VecDeque<Other>,
+    /// Completions that wait until so many READs were reported.
+    held: VecDeque<(u64, Cqe)>,
+}
+
+impl Order {
+    /// Makes room for so many requests of each kind.
+    pub(crate) fn with_capacity(requests: usize) -> Self {
+        Self {
+            reads: VecDeque::with_capacity(requests),
+            reads_posted: 0,
+            others: VecDeque::with_capacity(requests),
+            held: VecDeque::new(),
+        }
+    }
+
+    /// READs that were posted and not reported.
+    pub(crate) fn reads(&self) -> usize {
+        self.reads.len()
+    }
+
+    /// A READ is about to be published.
+    pub(crate) fn read(&mut self, wr_id: u64, is_hidden: bool) {
+        self.reads.push_back(Read { wr_id, is_hidden, done: None });
+        self.reads_posted += 1;
+    }
+
+    /// Another request is about to be published.
+    pub(crate) fn other(&mut self, wr_id: u64, is_signaled: bool, is_hidden: bool) {
+        self.others.push_back(Other { wr_id, after: self.reads_posted, is_signaled, is_hidden });
+    }
+
+    /// The last READ is not published.
+    pub(crate) fn take_back_read(&mut self) {
+        if self.reads.pop_back().is_some() {
+            self.reads_posted -= 1;
+        }
+    }
+
+    /// The last one of the other requests is not published.
+    pub(crate) fn take_back_other(&mut self) {
+        self.others.pop_back();
+    }
+
+    /// Takes a completion of this send queue from the kernel, and passes on those that can be reported.
+    /// Returns `true` for a request whose success is not reported.
+    pub(crate) fn complete(&mut self, cqe: Cqe, mut report: impl FnMut(Cqe)) -> bool {
+        if matches!(cqe.opcode, Opcode::READ | Opcode::READ_LOCAL_INV) {
+            // A READ that can't be transmitted fails before earlier ones have completed.
+            let mut waiting = self.reads.iter_mut().filter(|read| read.done.is_none());
+            let Some(read) = waiting.find(|read| read.wr_id == cqe.id) else {
+                report(cqe);
+                return false;
+            };
+            read.done = Some(cqe);
+            let is_hidden = read.is_hidden;
+            self.report_reads(&mut report);
+            return is_hidden;
+        }
+        let other = self.find_other(&cqe);
+        let is_hidden = other.is_some_and(|other| other.is_hidden);
+        if cqe.status != WcStatus::SUCCESS || !is_hidden {
+            self.held.push_back((other.map_or(0, |other| other.after), cqe));
+            self.report_held(&mut report);
+        }
+        is_hidden
+    }
+
+    /// The entry of a completion. `None` of a request that was posted while no READ was outstanding.
+    fn find_other(&mut self, cqe: &Cqe) -> Option<Other> {
+        // Unsignalled requests before a signalled one that completes were successful.
+        let signaled = self.others.iter().position(|other| other.is_signaled);
+        let may_be = signaled.map_or(self.others.len(), |first| first + 1);
+        let mut candidates = self.others.iter().take(may_be);
+        let has_failed = cqe.status != WcStatus::SUCCESS;
+        let found =
+            candidates.position(|other| other.wr_id == cqe.id && (has_failed || other.is_signaled))?;
+        self.others.drain(..=found).next_back()
+    }
+
+    /// The kernel reports no more completions of this send queue: READs whose completions it lost are
+    /// flushed, and all others are reported. Returns the number of requests whose success would not have
+    /// been reported.
+    pub(crate) fn end(&mut self, flushed: impl Fn(u64) -> Cqe, mut report: impl FnMut(Cqe)) -> u32 {
+        let mut hidden = self.others.drain(..).filter(|other| other.is_hidden).count();
+        for read in &mut self.reads {
+            if read.done.is_none() {
+                hidden += usize::from(read.is_hidden);
+                read.done = Some(flushed(read.wr_id));
+            }
+        }
+        self.report_reads(&mut report);
+        hidden as u32
+    }
+
+    fn report_reads(&mut self, report: &mut impl FnMut(Cqe)) {
+        while let Some(Read { done: Some(cqe), is_hidden, .. }) = self.reads.front() {
+            if !*is_hidden || cqe.status != WcStatus::SUCCESS {
+                report(*cqe);
+            }
+            self.reads.pop_front();
+            self.report_held(report);
+        }
+    }
+
+    fn report_held(&mut self, report: &mut impl FnMut(Cqe)) {
+        let reported = self.reads_posted - self.reads.len() as u64;
+        while let Some((_, cqe)) = self.held.front().filter(|(after, _)| *after <= reported) {
+            report(*cqe);
+            self.held.pop_front();
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! What the queues of a QP and its CQs share, and the end of a QP.
+//!
+//! The kernel flushes the queues of a QP once, when the QP enters ERROR. It never completes an element that
+//! is published later, and not all that were published before: a failed request leaves the QP in RTS with a
+//! closed connection (`siw_qp_cm_drop` of `siw_cm.c`). So the provider completes the rest:
+//!
+//! 1. It learns that the QP has failed from a completion with an error, from a state change by the caller,
+//!    or from the doorbell.
+//! 2. It moves the QP to ERR. The kernel takes no element afterwards.
+//! 3. It takes back what is left in the queues, and adds a completion for each to the CQ in software.
+//!
+//! Later requests are published as before, and step 3 follows at once. So a request is completed by the
+//! thread that posts it, or by the thread that learns of the failure: each looks for the other's store
+//! (`barrier::before_peer_is_checked`).
+
+use std::collections::{HashMap, VecDeque};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use bareverbs_provider::barrier::before_peer_is_checked;
+use bareverbs_provider::elements::{ElementMemory, Published, is_filled, take_back};
+use bareverbs_uapi::siw::{Cqe, Opcode, Sqe, WcStatus};
+
+use crate::control::Control;
+use crate::memory::SharedMemory;
+use crate::order::Order;
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A completion that the kernel does not make.
+#[derive(Debug)]
+pub(crate) enum Soft {
+    /// A request was flushed.
+    Flushed(Cqe),
+    /// The kernel has reported all completions of the sends of this QP.
+    Ended(Arc<QpShared>),
+}
+
+/// What a CQ and the queues of its QPs share.
+pub struct CqShared {
+    /// Whether completions of sends may have to be held back or not reported.
+    sorts: AtomicBool,
+    /// How many more requests may be signalled to the kernel although the caller does not ask for it.
+    room: AtomicU32,
+    /// Number of `soft`.
+    waiting: AtomicU32,
+    soft: Mutex<VecDeque<Soft>>,
+    qps: Mutex<HashMap<u32, Weak<QpShared>>>,
+    ring: ElementMemory,
+    /// Elements that were taken from the ring.
+    taken: AtomicU64,
+    _keep: SharedMemory,
+}
+
+impl std::fmt::Debug for CqShared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CqShared")
+            .field("sorts", &self.sorts)
+            .field("room", &self.room)
+            .finish_non_exhaustive()
+    }
+}
+
+impl CqShared {
+    /// A CQ whose ring has `room` elements more than its user knows of.
+    ///
+    /// # Safety
+    ///
+    /// The elements must be those of an `ElementConsumer`, and lie in the memory of `keep`.
+    #[must_use]
+    pub(crate) unsafe fn new(room: u32, ring: ElementMemory, keep: SharedMemory) -> Arc<Self> {
+        Arc::new(Self {
+            sorts: AtomicBool::new(false),
+            room: AtomicU32::new(room),
+            waiting: AtomicU32::new(0),
+            soft: Mutex::default(),
+            qps: Mutex::default(),
+            ring,
+            taken: AtomicU64::new(0),
+            _keep: keep,
+        })
+    }
+
+    #[inline(always)]
+    pub(crate) fn sorts(&self) -> bool {
+        self.sorts.load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    pub(crate) fn has_soft(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) != 0
+    }
+
+    pub(crate) fn take_soft(&self) -> Option<Soft> {
+        let next = lock(&self.soft).pop_front();
+        if next.is_some() {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+        next
+    }
+
+    fn add_soft(&self, soft: Soft) {
+        lock(&self.soft).push_back(soft);
+        self.waiting.fetch_add(1, Ordering::Release);
+    }
+
+    /// Reserves an element for a completion that is not reported. Returns `false` if there is none.
+    fn reserve(&self) -> bool {
+        self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(1)).is_ok()
+    }
+
+    pub(crate) fn unreserve(&self, count: u32) {
+        self.room.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Counts an element, before it is given back to the kernel.
+    #[inline(always)]
+    pub(crate) fn count_taken(&self, taken: u64) {
+        self.taken.store(taken, Ordering::Relaxed);
+    }
+
+    /// The number of the first element that the kernel has not filled yet.
+    fn end_of_ring(&self) -> u64 {
+        let mut end = self.taken.load(Ordering::Relaxed);
+        loop {
+            // SAFETY: the ring is that of a consumer, and `_keep` keeps it, by the contract of `new`.
+            while unsafe { is_filled(self.ring, end as u32) } {
+                end += 1;
+            }
+            // An element that was given back meanwhile has been counted before.
+            let taken = self.taken.load(Ordering::Relaxed);
+            if taken <= end {
+                return end;
+            }
+            end = taken;
+        }
+    }
+
+    /// The QP with this number, of the completion with the number `count`. `None` if it was destroyed: the
+    /// kernel gives its number to a new QP, while completions of the old one are in the ring.
+    pub(crate) fn qp(&self, qp_num: u64, count: u64) -> Option<Arc<QpShared>> {
+        let qp_num = u32::try_from(qp_num).ok()?;
+        let qp = lock(&self.qps).get(&qp_num)?.upgrade()?;
+        let first = if std::ptr::eq(self, &raw const *qp.send_cq) { qp.first[0] } else { qp.first[1] };
+        (count >= first).then_some(qp)
+    }
+
+    fn add_qp(&self, qp: &Arc<QpShared>) {
+        lock(&self.qps).insert(qp.qp_num, Arc::downgrade(qp));
+    }
+
+    fn remove_qp(&self, qp: &QpShared) {
+        let mut qps = lock(&self.qps);
+        if qps.get(&qp.qp_num).is_some_and(|known| std::ptr::eq(known.as_ptr(), qp)) {
+            qps.remove(&qp.qp_num);
+        }
+    }
+}
+
+/// A queue of a QP, for the thread that takes its elements back.
+pub(crate) struct Queue {
+    pub(crate) memory: ElementMemory,
+    pub(crate) published: Published,
+    /// Keeps the elements.
+    _keep: SharedMemory,
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Queue").field("memory", &self.memory).finish_non_exhaustive()
+    }
+}
+
+impl Queue {
+    /// # Safety
+    ///
+    /// The memory of `keep` must contain the elements, which are those of an `ElementProducer` that
+    /// publishes by this value's counter.
+    pub(crate) unsafe fn new(memory: ElementMemory, keep: SharedMemory) -> Self {
+        Self { memory, published: Published::new(0), _keep: keep }
+    }
+}
+
+/// How far the end of a QP is.
+#[derive(Debug)]
+struct End {
+    /// The commands of other threads than the owner's; `None` once the handle was released.
+    control: Option<Arc<dyn Control>>,
+    /// Whether the QP was moved to ERR.
+    is_in_error: bool,
+}
+
+/// What the queues of a QP and its CQs share.
+#[derive(Debug)]
+pub(crate) struct QpShared {
+    qp_num: u32,
+    has_failed: AtomicBool,
+    /// READs of `order`.
+    reads: AtomicU32,
+    order: Mutex<Order>,
+    end: Mutex<End>,
+    pub(crate) sq: Queue,
+    pub(crate) rq: Option<Queue>,
+    send_cq: Arc<CqShared>,
+    recv_cq: Arc<CqShared>,
+    /// The numbers of the first completions in both that may be of this QP.
+    first: [u64; 2],
+}
+
+impl QpShared {
+    pub(crate) fn new(
+        qp_num: u32,
+        control: Arc<dyn Control>,
+        (sq, rq): (Queue, Option<Queue>),
+        [send_cq, recv_cq]: [&Arc<CqShared>; 2],
+    ) -> Arc<Self> {
+        let requests = sq.memory.mask as usize + 1;
+        let qp = Arc::new(Self {
+            qp_num,
+            has_failed: AtomicBool::new(false),
+            reads: AtomicU32::new(0),
+            order: Mutex::new(Order::with_capacity(requests)),
+            end: Mutex::new(End { control: Some(control), is_in_error: false }),
+            sq,
+            rq,
+            send_cq: Arc::clone(send_cq),
+            recv_cq: Arc::clone(recv_cq),
+            first: [send_cq, recv_cq].map(|cq| cq.end_of_ring()),
+        });
+        send_cq.add_qp(&qp);
+        recv_cq.add_qp(&qp);
+        qp
+    }
+
+    /// The send queue is dropped: the kernel has destroyed the QP.
+    pub(crate) fn remove(&self) {
+        self.release_handle();
+        self.end_sends(|_| {});
+        self.send_cq.remove_qp(self);
+        self.recv_cq.remove_qp(self);
+    }
+
+    pub(crate) fn release_handle(&self) {
+        lock(&self.end).control = None;
+    }
+
+    /// Whether requests that are published are completed by this process. To be called after the
+    /// publication and [`before_peer_is_checked`].
+    #[inline(always)]
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+    }
+
+    /// Whether READs are outstanding: then each request needs an entry.
+    #[inline(always)]
+    pub(crate) fn has_reads(&self) -> bool {
+        self.reads.load(Ordering::Relaxed) != 0
+    }
+
+    /// A request is about to be published. Returns `false` if its success would not be reported and the CQ
+    /// has no room for it.
+    pub(crate) fn add(&self, entry: Entry) -> bool {
+        let Entry { wr_id, is_read, is_signaled, is_hidden } = entry;
+        if is_hidden && !self.send_cq.reserve() {
+            return false;
+        }
+        self.send_cq.sorts.store(true, Ordering::Release);
+        let mut order = lock(&self.order);
+        if is_read {
+            order.read(wr_id, is_hidden);
+        } else {
+            order.other(wr_id, is_signaled, is_hidden);
+        }
+        self.count_reads(&order);
+        true
+    }
+
+    /// The last request that was passed to [`add`](Self::add) is not published.
+    pub(crate) fn take_back(&self, entry: Entry) {
+        let mut order = lock(&self.order);
+        if entry.is_read {
+            order.take_back_read();
+        } else {
+            order.take_back_other();
+        }
+        self.count_reads(&order);
+        self.send_cq.unreserve(entry.is_hidden.into());
+    }
+
+    fn count_reads(&self, order: &Order) {
+        self.reads.store(order.reads() as u32, Ordering::Relaxed);
+    }
+
+    /// Takes a completion of a send from the kernel, and passes on those that can be reported.
+    pub(crate) fn complete(&self, cqe: Cqe, report: impl FnMut(Cqe)) {
+        let mut order = lock(&self.order);
+        let is_hidden = order.complete(cqe, report);
+        self.count_reads(&order);
+        self.send_cq.unreserve(is_hidden.into());
+    }
+
+    /// The kernel has reported all completions of sends.
+    pub(crate) fn end_sends(&self, report: impl FnMut(Cqe)) {
+        let mut order = lock(&self.order);
+        let hidden = order.end(|wr_id| self.flushed(wr_id, Opcode::READ), report);
+        self.count_reads(&order);
+        self.send_cq.unreserve(hidden);
+    }
+
+    /// The QP was moved to ERR by a command of its owner.
+    pub(crate) fn moved_to_error(self: &Arc<Self>) {
+        self.enter_error(&mut lock(&self.end));
+    }
+
+    fn enter_error(self: &Arc<Self>, end: &mut End) {
+        if !end.is_in_error {
+            end.is_in_error = true;
+            self.send_cq.add_soft(Soft::Ended(Arc::clone(self)));
+        }
+    }
+
+    /// The QP has failed, or an element was published after it had: completes what is in its queues. The
+    /// owner of the queues passes its own commands, another thread `None`.
+    #[cold]
+    pub(crate) fn fail(self: &Arc<Self>, owner: Option<&dyn Control>) {
+        self.has_failed.store(true, Ordering::Relaxed);
+        before_peer_is_checked();
+        let mut end = lock(&self.end);
+        if !end.is_in_error {
+            let answer = match (owner, &end.control) {
+                (Some(control), _) => control.set_error(),
+                (None, Some(control)) => control.set_error(),
+                // The owner destroys the QP.
+                (None, None) => return,
+            };
+            if answer.is_err() {
+                // Tried again with the next error or request.
+                return;
+            }
+            self.enter_error(&mut end);
+        }
+        self.flush(&self.sq, &self.send_cq, |element| {
+            let sqe = element.cast::<Sqe>().as_ptr();
+            // SAFETY: the element is an `Sqe`, which was published and was not taken.
+            unsafe { ((&raw const (*sqe).id).read_volatile(), (&raw const (*sqe).opcode).read_volatile()) }
+        });
+        if let Some(rq) = &self.rq {
+            self.flush(rq, &self.recv_cq, |element| {
+                // SAFETY: the element begins with the `wr_id`.
+                (unsafe { element.cast::<u64>().as_ptr().read_volatile() }, Opcode::RECEIVE)
+            });
+        }
+    }
+
+    fn flush(&self, queue: &Queue, cq: &CqShared, read: impl Fn(NonNull<u8>) -> (u64, Opcode)) {
+        // SAFETY: the memory and the counter are those of a producer, by the contract of `Queue::new`, and
+        // `queue` keeps the memory. The QP is in ERR: the kernel takes no element. The lock of `end` is held.
+        unsafe {
+            take_back(queue.memory, &queue.published, |element| {
+                let (wr_id, opcode) = read(element);
+                cq.add_soft(Soft::Flushed(self.flushed(wr_id, opcode)));
+            });
+        }
+    }
+
+    fn flushed(&self, wr_id: u64, opcode: Opcode) -> Cqe {
+        let (status, qp_id) = (WcStatus::WR_FLUSH_ERR, self.qp_num.into());
+        Cqe { id: wr_id, opcode, status, qp_id, ..Cqe::zeroed() }
+    }
+}
+
+/// A request whose completion is held back or not reported.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    pub(crate) wr_id: u64,
+    pub(crate) is_read: bool,
+    /// Whether the kernel completes its success.
+    pub(crate) is_signaled: bool,
+    /// Whether its success is not reported.
+    pub(crate) is_hidden: bool,
+}
