@@ -23,6 +23,8 @@ use bareverbs::qp::{Operation, Payload, Qp, QpInit, Rc};
 use bareverbs::{Access, Gid};
 
 use crate::harness::in_lab;
+use crate::iwarp;
+pub use crate::iwarp::{is_iwarp, iwarp};
 use crate::loopback::{Plan, domain, pair, request};
 pub use crate::opened::{between_processes, device, file, name, open};
 
@@ -65,7 +67,9 @@ pub fn read_sysfs(file: &str) -> String {
 /// # Panics
 /// If the device has no network interface, as on InfiniBand.
 pub fn netdev() -> String {
-    read_sysfs(&format!("ports/1/gid_attrs/ndevs/{}", gid_index()))
+    // The GID of an iWARP device is its MAC address.
+    let index = if is_iwarp() { 0 } else { gid_index() };
+    read_sysfs(&format!("ports/1/gid_attrs/ndevs/{index}"))
 }
 
 /// The GID that tests use, as [`Context::default_gid`](bareverbs::Context::default_gid) chooses it. On
@@ -80,9 +84,13 @@ pub fn gid() -> Gid {
 /// The IP address of the device: 10.2.0.1 of IPoIB on InfiniBand.
 ///
 /// # Panics
-/// If the port has no GID of an IPv4 address.
+/// If the port of a RoCE device has no GID of an IPv4 address.
 pub fn ip() -> Ipv4Addr {
-    if is_infiniband() { Ipv4Addr::new(10, 2, 0, 1) } else { gid().ipv4().expect("the address is IPv4") }
+    match is_infiniband() {
+        true => Ipv4Addr::new(10, 2, 0, 1),
+        false if is_iwarp() => iwarp::address(),
+        false => gid().ipv4().expect("the address is IPv4"),
+    }
 }
 
 /// The index of [`gid`] in the GID table.

@@ -35,6 +35,8 @@ use std::process::{Command, ExitCode};
 use libtest_mimic::{Arguments, Trial};
 pub use libtest_mimic::{Completion, Failed};
 
+use crate::iwarp;
+
 /// The result of a test: passed, skipped with a reason, or failed.
 pub type Outcome = Result<Completion, Failed>;
 
@@ -155,10 +157,22 @@ fn trials(tests: Vec<&'static Test>, place: Place, is_short: Option<fn(&str) -> 
         None => left_out(test, "needs the lab"),
     };
     let trials = tests.into_iter().map(|test| match place {
-        Place::Lab | Place::Soft => Trial::ignorable_test(test.name, test.run),
+        Place::Lab | Place::Soft => Trial::ignorable_test(test.name, || {
+            let _removed_after = RemovedLink;
+            (test.run)()
+        }),
         Place::Elsewhere => elsewhere(test),
     });
     trials.collect()
+}
+
+/// Removes the link of a test of iWARP on drop.
+struct RemovedLink;
+
+impl Drop for RemovedLink {
+    fn drop(&mut self) {
+        iwarp::remove_link();
+    }
 }
 
 /// A test that is reported as ignored.

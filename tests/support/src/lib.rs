@@ -26,6 +26,8 @@ mod harness;
 #[cfg(feature = "kernel")]
 pub mod iproute2;
 #[cfg(feature = "kernel")]
+mod iwarp;
+#[cfg(feature = "kernel")]
 pub mod loopback;
 #[cfg(feature = "kernel")]
 pub mod neighbour;

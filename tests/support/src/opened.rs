@@ -11,12 +11,19 @@ use crate::harness::DEVICE;
 /// Whether the test has several processes.
 static BETWEEN_PROCESSES: AtomicBool = AtomicBool::new(false);
 
+/// The names of the device that were found, of each process that has its own.
+static NAMES: Mutex<Vec<(Option<u32>, &'static str)>> = Mutex::new(Vec::new());
+
+/// Makes this device the device of the tests, before its name is first used.
+pub(crate) fn choose(name: &str) {
+    NAMES.lock().expect("no thread panics with it").push((None, name.to_owned().leak()));
+}
+
 /// The name of the device: that of the environment, or the first one of the guest that can be opened.
 ///
 /// # Panics
 /// If the guest has no RDMA device that can be opened.
 pub fn name() -> &'static str {
-    static NAMES: Mutex<Vec<(Option<u32>, &'static str)>> = Mutex::new(Vec::new());
     let mut names = NAMES.lock().expect("no thread panics with it");
     // The device of a forked child is that of its parent, unless each process has its own.
     let device = std::env::var(DEVICE);

@@ -4,7 +4,8 @@
 //! of a veth pair, and rules keep the kernel from delivering their packets locally: each end takes only
 //! what comes in by its own interface.
 //!
-//! Two soft devices are on one fabric, where faults are injected.
+//! Two siw devices are at the ends of such a pair too, for tests with the condition
+//! [`device::iwarp`](crate::device::iwarp). Two soft devices are on one fabric, where faults are injected.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -17,9 +18,9 @@ use bareverbs::Device;
 use bareverbs::soft::{Fault, InjectedFault, SoftDevice};
 use bareverbs_netlink::{RdmaNetlink, ResourceSummary};
 
-use crate::device::{Requirement, is_soft_device, soft_roce};
+use crate::device::{Requirement, is_iwarp, is_soft_device, soft_roce};
 use crate::iproute2::{attempt, ip};
-use crate::{TIMEOUT, device, resources};
+use crate::{TIMEOUT, device, iwarp, resources};
 
 /// One end of the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +55,8 @@ impl End {
     /// Its RDMA device.
     pub fn device(self) -> &'static str {
         match (self, is_soft_device()) {
+            (Near, false) if is_iwarp() => "siwwire0",
+            (Far, false) if is_iwarp() => "siwwire1",
             (Near, false) => "rxewire0",
             (Far, false) => "rxewire1",
             (Near, true) => "soft8",
@@ -199,6 +202,21 @@ fn wait_for_addresses() {
     [Near, Far].into_iter().for_each(|end| wait_for_gid(end, end.ip(), true));
 }
 
+/// Creates the device of an end.
+fn add_device(end: End) {
+    if is_iwarp() {
+        return iwarp::add_device(end.device(), end.netdev());
+    }
+    RdmaNetlink::open().unwrap().new_link(end.device(), "rxe", end.netdev()).unwrap();
+}
+
+/// Lets sockets of the kernel have the addresses of the ends, which are not local in the kernel's own
+/// table. siw binds sockets to them.
+fn allow_foreign_addresses(allowed: bool) {
+    let setting = "/proc/sys/net/ipv4/ip_nonlocal_bind";
+    std::fs::write(setting, if allowed { "1" } else { "0" }).expect("the kernel has the setting");
+}
+
 impl Wire {
     /// Creates the interfaces and the devices, and waits until both have their address.
     pub fn new() -> Self {
@@ -228,15 +246,15 @@ impl Wire {
             ip(&format!("rule add pref {pref} from {own} to {own} lookup {}", end.table()));
             set_routes(end);
         }
-        for end in [Near, Far] {
-            let mut netlink = RdmaNetlink::open().unwrap();
-            netlink.new_link(end.device(), "rxe", end.netdev()).unwrap();
-        }
+        [Near, Far].into_iter().for_each(add_device);
         // From here on, packets to the other end leave by the interface.
         for end in [Near, Far] {
             ip(&format!("route del local {} dev {} table local", end.ip(), end.netdev()));
         }
-        wait_for_addresses();
+        match is_iwarp() {
+            true => allow_foreign_addresses(true),
+            false => wait_for_addresses(),
+        }
         wire.idle = [Near, Far].map(|end| (end, held(end))).into();
         wire
     }
@@ -328,8 +346,10 @@ impl Wire {
     pub fn replace_device(&self, end: End) {
         let mut netlink = RdmaNetlink::open().unwrap();
         netlink.del_link(end.device()).unwrap();
-        netlink.new_link(end.device(), "rxe", end.netdev()).unwrap();
-        wait_for_addresses();
+        add_device(end);
+        if !is_iwarp() {
+            wait_for_addresses();
+        }
     }
 
     /// Deletes both interfaces. The kernel deletes their devices, too, when no program has them open.
@@ -380,6 +400,9 @@ impl Drop for Wire {
     fn drop(&mut self) {
         if is_soft_device() {
             return self.remove_faults(|_| true);
+        }
+        if is_iwarp() {
+            allow_foreign_addresses(false);
         }
         for (pref, end) in [(10, Near), (11, Far)] {
             // A test may have removed the device.
