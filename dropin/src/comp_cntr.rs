@@ -9,7 +9,7 @@ use crate::abi::comp_cntr::{
 };
 use crate::abi::values::{IBV_COMP_CNTR_TYPE_BYTES, IBV_COMP_CNTR_TYPE_WRS};
 use crate::context::ContextArgument;
-use crate::convention::{Failure, OrErrno, OrNull, export, required};
+use crate::convention::{Failure, OrErrno, OrNull, check_mask, export, required};
 use crate::object::Object;
 use crate::port::write_known;
 use crate::qp::QpObject;
@@ -95,8 +95,8 @@ export! {
         attr: Option<&ibv_qp_attach_comp_cntr_attr>,
     ) -> OrErrno {
         let (qp, counter, attr) = (required(qp)?, required(counter)?, required(attr)?);
-        let ops = CompCntrOps::from_bits(attr.op_mask).filter(|_| attr.comp_mask == 0);
-        let ops = ops.ok_or(Failure::INVALID)?;
+        check_mask(attr.comp_mask.into(), 0, Failure::INVALID)?;
+        let ops = CompCntrOps::from_bits_retain(attr.op_mask);
         Ok(qp.inner.queues()?.with_core(|core| core.attach_comp_cntr(&counter.inner, ops))?)
     }
 }

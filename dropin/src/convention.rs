@@ -31,6 +31,8 @@ impl Failure {
     pub(crate) const INVALID: Self = Self(libc::EINVAL);
     pub(crate) const NO_DATA: Self = Self(libc::ENODATA);
     pub(crate) const NO_DEVICE: Self = Self(libc::ENODEV);
+    pub(crate) const NO_MEMORY: Self = Self(libc::ENOMEM);
+    pub(crate) const NO_SPACE: Self = Self(libc::ENOSPC);
     pub(crate) const UNSUPPORTED: Self = Self(libc::EOPNOTSUPP);
 
     pub(crate) fn errno(self) -> c_int {
@@ -82,7 +84,7 @@ impl From<QueryError> for Failure {
 impl From<PostReason> for Failure {
     fn from(reason: PostReason) -> Self {
         match reason {
-            PostReason::Queue(PushError::QueueFull { .. }) => Self(libc::ENOMEM),
+            PostReason::Queue(PushError::QueueFull { .. }) => Self::NO_MEMORY,
             reason => reason.errno().map_or(Self::INVALID, Self::from),
         }
     }
@@ -103,7 +105,7 @@ impl From<Error> for Failure {
             Error::Invalid { cause: InvalidCause::InUse(_), .. } => Self::BUSY,
             Error::NoGid { .. } => Self::NO_DATA,
             Error::NoDevice | Error::UnknownDevice { .. } | Error::NoUverbs { .. } => Self::NO_DEVICE,
-            Error::Provider { .. } => Self(libc::ENOMEM),
+            Error::Provider { .. } => Self::NO_MEMORY,
             Error::Post(refused) => refused.reason.into(),
             Error::Rejected(reason) => reason.into(),
             _ => Self::INVALID,
@@ -250,6 +252,11 @@ impl<T: Default> Convention for Value<T> {
 /// The object of an argument that may be null.
 pub(crate) fn required<T>(argument: Option<T>) -> Result<T, Failure> {
     argument.ok_or(Failure::INVALID)
+}
+
+/// Fails unless all bits of a mask are known. The flags of the kernel's ABI keep unknown bits.
+pub(crate) fn check_mask(mask: u64, known: u64, failure: Failure) -> Result<(), Failure> {
+    if mask & !known == 0 { Ok(()) } else { Err(failure) }
 }
 
 /// Counts a call, and fails or delays it by the rules of the environment.

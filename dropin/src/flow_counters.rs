@@ -10,7 +10,7 @@ use bareverbs::raw::uapi::verbs_values::CounterDescription;
 
 use crate::abi::flow::{ibv_counter_attach_attr, ibv_counters, ibv_counters_init_attr, ibv_flow};
 use crate::context::ContextArgument;
-use crate::convention::{Failure, OrErrno, OrNull, callback, required};
+use crate::convention::{Failure, OrErrno, OrNull, callback, check_mask, required};
 use crate::object::{Object, lock};
 
 /// The struct of C, and the values that the program reads.
@@ -124,8 +124,8 @@ callback! {
     ) -> OrErrno {
         let counters = required(counters)?;
         let attached = lock(&counters.abi.attached);
-        let has_flags = ReadCountersFlags::from_bits(flags).is_some();
-        if values.is_null() || !attached.fits(count) || !has_flags || count > MOST_VALUES {
+        check_mask(flags.into(), ReadCountersFlags::PREFER_CACHED.into(), Failure::INVALID)?;
+        if values.is_null() || !attached.fits(count) || count > MOST_VALUES {
             return Err(Failure::INVALID);
         }
         let found = counters.inner.read()?;

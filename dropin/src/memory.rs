@@ -22,7 +22,7 @@ use crate::abi::values::{
 };
 use crate::context::ContextArgument;
 use crate::convention::{
-    Failure, OrErrno, OrMinusOne, OrNull, OrReregCode, Value, callback, export, required,
+    Failure, OrErrno, OrMinusOne, OrNull, OrReregCode, Value, callback, check_mask, export, required,
 };
 use crate::device_memory::DmObject;
 use crate::dma_handle::DmahObject;
@@ -506,7 +506,7 @@ callback! {
         if !pd.inner.context().capabilities().advise_mr {
             return Err(Failure::UNSUPPORTED);
         }
-        let flags = AdviseMrFlag::from_bits(flags).ok_or(Failure::INVALID)?;
+        check_mask(flags.into(), AdviseMrFlag::FLUSH.into(), Failure::INVALID)?;
         if count == 0 || ranges.is_null() {
             return Err(Failure::INVALID);
         }
@@ -521,7 +521,7 @@ callback! {
             let region = unsafe { &*region }.inner.on_demand();
             list = list.with_addr(required(region)?, addr, length)?;
         }
-        let execute = if flags.contains(AdviseMrFlag::FLUSH) {
+        let execute = if AdviseMrFlag::from_bits_retain(flags) == AdviseMrFlag::FLUSH {
             AdviceList::execute
         } else {
             AdviceList::execute_async

@@ -40,11 +40,6 @@ fn context(argument: ContextArgument<'_>) -> Result<&ContextObject, Failure> {
     if object.context.driver() == DriverId::MLX5 { Ok(object) } else { Err(Failure::UNSUPPORTED) }
 }
 
-/// Fails unless all bits of a mask are known.
-fn check_mask(mask: u64, known: u64, failure: Failure) -> Result<(), Failure> {
-    if mask & !known == 0 { Ok(()) } else { Err(failure) }
-}
-
 /// Bytes of C, to read.
 ///
 /// # Safety

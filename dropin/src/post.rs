@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::{ptr, slice};
 
-use bareverbs::error::{PostError, PostReason};
+use bareverbs::error::PostError;
 use bareverbs::qp::{
     Batch, Datagram, Frame, Operation, Payload, RecvRequest, SendFlags, SendHalf, SendRequest, Sge,
 };
@@ -274,7 +274,8 @@ pub(crate) unsafe fn frequent_receive<'a>(first: *mut ibv_recv_wr) -> Option<Rec
     Some(RecvRequest { wr_id: request.wr_id, sges: slice::from_ref(sge) })
 }
 
-/// Converts a send, and passes it on. A list of more than `max_sges` is rejected before it is read.
+/// Converts a send, and passes it on. A list of more than `max_sges` is rejected as `too_long`, before it is
+/// read.
 ///
 /// # Safety
 ///
@@ -283,15 +284,15 @@ pub(crate) unsafe fn frequent_receive<'a>(first: *mut ibv_recv_wr) -> Option<Rec
 #[inline(never)]
 pub(crate) unsafe fn with_send<R>(
     qp_type: QpType,
-    max_sges: u32,
+    (max_sges, too_long): (u32, Failure),
     request: &ibv_send_wr,
-    post: impl FnOnce(&SendRequest<'_, AnyOperation<'_>>) -> Result<R, PostReason>,
+    post: impl FnOnce(&SendRequest<'_, AnyOperation<'_>>) -> Result<R, Failure>,
 ) -> Result<R, Failure> {
     let operation = operation(qp_type, request)?;
     let flags = SendFlags::from_bits_truncate(request.send_flags);
     let wr_id = request.wr_id;
     if unsigned(request.num_sge)? > max_sges {
-        return Err(Failure::INVALID);
+        return Err(too_long);
     }
     // SAFETY: by the contract.
     let sges = unsafe { sges(request.sg_list, request.num_sge) }?;
@@ -301,9 +302,9 @@ pub(crate) unsafe fn with_send<R>(
             // SAFETY: by the contract.
             let taken = unsafe { take_header(&mut rest, &mut header) };
             let operation = Frame { header: &header[..taken], ..frame }.into();
-            return Ok(post(&SendRequest { wr_id, operation, flags, payload: Payload::Sges(&rest) })?);
+            return post(&SendRequest { wr_id, operation, flags, payload: Payload::Sges(&rest) });
         }
-        return Ok(post(&SendRequest { wr_id, operation, flags, payload: Payload::Sges(sges) })?);
+        return post(&SendRequest { wr_id, operation, flags, payload: Payload::Sges(sges) });
     }
     let mut few: [&[u8]; FEW] = [&[]; FEW];
     let many: Vec<_>;
@@ -316,7 +317,7 @@ pub(crate) unsafe fn with_send<R>(
         many = sges.iter().map(|sge| unsafe { bytes(sge) }).collect();
         &many[..]
     };
-    Ok(post(&SendRequest { wr_id, operation, flags, payload: Payload::Inline(all) })?)
+    post(&SendRequest { wr_id, operation, flags, payload: Payload::Inline(all) })
 }
 
 /// The bytes of a frame that ConnectX devices require in the WQE: an Ethernet header with a VLAN tag.

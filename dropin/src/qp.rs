@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex};
 
 use bareverbs::ah::AhAttr;
 use bareverbs::device::DriverId;
+use bareverbs::error::{PostReason, PushError};
 use bareverbs::mw::inc_rkey;
 use bareverbs::qp::{
     DoorbellChoice, Ece, MigState, Operation, Payload, QpAttr, QpAttrMask, QpCap, QpCreateFlags, QpInit,
@@ -71,6 +72,7 @@ pub(crate) struct QpHead {
     posting: Posting,
     /// The granted capacities of a QP with queues.
     cap: QpCap,
+    no_room: NoRoom,
     /// The functions of ConnectX devices.
     pub(crate) mlx5: mlx5dv_qp_ex,
     /// Whether the QP has the functions of `ibv_qp_ex`.
@@ -81,6 +83,39 @@ pub(crate) struct QpHead {
 const _: () = assert!(offset_of!(QpHead, hooks) == offset_of!(Hooked<ibv_qp_ex, QpHooks>, hooks));
 
 pub(crate) type QpObject = Object<QpHead, AnyQp>;
+
+/// The failures of requests that a QP has no room for. The C providers have one each.
+#[derive(Clone, Copy)]
+struct NoRoom {
+    /// Of `ibv_post_send`, with more SGEs or inline data than the QP has.
+    post: Failure,
+    /// Of `ibv_wr_complete`, also if the queue is full.
+    wr: Failure,
+}
+
+impl NoRoom {
+    fn of(driver: DriverId) -> Self {
+        match driver {
+            DriverId::MLX5 => Self { post: Failure::NO_MEMORY, wr: Failure::NO_MEMORY },
+            _ => Self { post: Failure::INVALID, wr: Failure::NO_SPACE },
+        }
+    }
+
+    fn failure_of_post(self, reason: PostReason) -> Failure {
+        match reason {
+            PostReason::Queue(PushError::TooManySges { .. } | PushError::InlineTooLong { .. }) => self.post,
+            reason => reason.into(),
+        }
+    }
+
+    fn failure_of_wr(self, reason: PostReason) -> Failure {
+        use PushError::{InlineTooLong, QueueFull, TooManySges};
+        match reason {
+            PostReason::Queue(TooManySges { .. } | InlineTooLong { .. } | QueueFull { .. }) => self.wr,
+            reason => reason.into(),
+        }
+    }
+}
 
 impl QpObject {
     /// Its context, and the kernel's handle.
@@ -187,7 +222,8 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
             context.is_single_threaded || parent.is_some_and(|parent| parent.td().is_some());
         let wr_complete = context.data_paths.of(is_single_threaded).wr_complete;
         let operations = extended.operations.map(|operations| (operations, wr_complete));
-        let head = QpHead { mlx5, posting, cap, ..head(base, operations, parent) };
+        let no_room = NoRoom::of(context.context.driver());
+        let head = QpHead { mlx5, posting, cap, no_room, ..head(base, operations, parent) };
         Ok((head, AnyQp::Queues(Queues::new(core, is_single_threaded))))
     });
     created.inspect(|qp: &*mut ibv_qp| {
@@ -225,6 +261,7 @@ fn head(base: ibv_qp, operations: Option<(u64, Function)>, parent: Option<&Arc<P
         flows: AtomicU32::new(0),
         posting: Posting::default(),
         cap: QpCap::default(),
+        no_room: NoRoom::of(DriverId::UNKNOWN),
         mlx5: extended::mlx5_functions(false),
         is_extended: operations.is_some(),
         _parent: parent.cloned(),
@@ -371,7 +408,7 @@ pub(crate) fn create_extended(
     let flags = if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { init.create_flags } else { 0 };
     let source = IBV_QP_CREATE_SOURCE_QPN.cast_unsigned();
     let has_source = flags & source != 0;
-    let flags = QpCreateFlags::from_bits(flags & !source).ok_or(Failure::INVALID)?;
+    let flags = QpCreateFlags::from_bits_retain(flags & !source);
     let capabilities = context.capabilities();
     let operations = if has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) {
         Some(init.send_ops_flags)
@@ -420,7 +457,7 @@ export! {
 
     fn ibv_modify_qp(qp: Option<&QpObject>, attr: Option<&ibv_qp_attr>, mask: c_int) -> OrErrno {
         let qp = required(qp)?;
-        let mask = QpAttrMask::from_bits(mask.cast_unsigned()).ok_or(Failure::INVALID)?;
+        let mask = QpAttrMask::from_bits_retain(mask.cast_unsigned());
         let attr = attr_from_c(required(attr)?, mask)?;
         let state = qp.inner.modify(&attr, mask)?;
         qp.abi.abi.qp_base.state.store(state.0.into(), Ordering::Relaxed);
@@ -450,11 +487,11 @@ export! {
         Ok(())
     }
 
-    /// A QP with flows is `EBUSY`: `bareverbs` would destroy them.
+    /// A QP with flows or multicast groups is `EBUSY`: `bareverbs` would destroy and detach them.
     fn ibv_destroy_qp(qp: Option<NonNull<QpObject>>) -> OrErrno {
-        // SAFETY: the argument is a live QP.
-        let flows = &unsafe { required(qp)?.as_ref() }.abi.flows;
-        if flows.load(Ordering::Relaxed) != 0 {
+        // SAFETY: the argument is a live QP, of which other calls use the head only, to acknowledge events.
+        let (head, inner) = unsafe { (&(*required(qp)?.as_ptr()).abi, &mut (*required(qp)?.as_ptr()).inner) };
+        if head.flows.load(Ordering::Relaxed) != 0 || inner.has_groups() {
             return Err(Failure::BUSY);
         }
         faults::forget(required(qp)?.as_ptr().cast());
@@ -570,5 +607,30 @@ callback! {
         posted.map_err(|refused| Failure::from(refused.reason))?;
         mw.abi.rkey.store(rkey, Ordering::Relaxed);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_without_room_have_the_errno_of_the_c_provider() {
+        let full = || PostReason::from(PushError::QueueFull { capacity: 1 });
+        let too_long = || {
+            let (given, max) = (2, 1);
+            [PushError::TooManySges { given, max }, PushError::InlineTooLong { given, max }]
+                .map(PostReason::from)
+        };
+        for (driver, long_of_post, of_wr) in
+            [(DriverId::MLX5, libc::ENOMEM, libc::ENOMEM), (DriverId::RXE, libc::EINVAL, libc::ENOSPC)]
+        {
+            let no_room = NoRoom::of(driver);
+            assert_eq!(no_room.failure_of_post(full()).errno(), libc::ENOMEM);
+            assert_eq!(no_room.failure_of_wr(full()).errno(), of_wr);
+            assert_eq!(too_long().map(|reason| no_room.failure_of_post(reason).errno()), [long_of_post; 2]);
+            assert_eq!(too_long().map(|reason| no_room.failure_of_wr(reason).errno()), [of_wr; 2]);
+            assert_eq!(no_room.failure_of_wr(PostReason::UsesSrq).errno(), libc::EINVAL);
+        }
     }
 }

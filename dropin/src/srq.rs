@@ -23,7 +23,7 @@ use crate::abi::values::{
 use crate::abi::work::ibv_recv_wr;
 use crate::context::ContextArgument;
 use crate::convention::{
-    Convention, Failure, OrErrno, OrNull, Value, callback, export, inject_faults, required,
+    Convention, Failure, OrErrno, OrNull, Value, callback, check_mask, export, inject_faults, required,
 };
 use crate::cq::CqObject;
 use crate::domain::ParentDomain;
@@ -179,7 +179,8 @@ export! {
 
     fn ibv_modify_srq(srq: Option<&SrqObject>, attr: Option<&ibv_srq_attr>, mask: c_int) -> OrErrno {
         let (srq, attr) = (required(srq)?, required(attr)?);
-        let mask = SrqAttrMask::from_bits(mask.cast_unsigned()).ok_or(Failure::INVALID)?;
+        let mask = SrqAttrMask::from_bits_retain(mask.cast_unsigned());
+        check_mask(mask.into(), (SrqAttrMask::MAX_WR | SrqAttrMask::LIMIT).into(), Failure::INVALID)?;
         let mut srq = srq.inner.lock();
         if mask.contains(SrqAttrMask::MAX_WR) {
             match &mut *srq {

@@ -18,7 +18,7 @@ use crate::abi::values::IBV_WQ_INIT_ATTR_FLAGS;
 use crate::abi::work::ibv_recv_wr;
 use crate::abi::wq::{ibv_rwq_ind_table, ibv_rwq_ind_table_init_attr, ibv_wq, ibv_wq_attr, ibv_wq_init_attr};
 use crate::context::ContextArgument;
-use crate::convention::{Failure, OrErrno, OrNull, callback, required};
+use crate::convention::{Failure, OrErrno, OrNull, callback, check_mask, required};
 use crate::cq::CqObject;
 use crate::domain::ParentDomain;
 use crate::lock::Locked;
@@ -113,14 +113,17 @@ callback! {
     /// `ibv_modify_wq`: the flags first, then the state.
     fn modify_wq(object: Option<&WqObject>, attr: Option<&ibv_wq_attr>) -> OrErrno {
         let (object, attr) = (required(object)?, required(attr)?);
-        let mask = WqAttrMask::from_bits(attr.attr_mask).ok_or(Failure::INVALID)?;
+        let mask = WqAttrMask::from_bits_retain(attr.attr_mask);
+        let known = WqAttrMask::STATE | WqAttrMask::CUR_STATE | WqAttrMask::FLAGS;
+        check_mask(mask.into(), known.into(), Failure::INVALID)?;
         let (current, next) = (WqState(attr.curr_wq_state), WqState(attr.wq_state));
         let mut wq = object.inner.lock();
         // A WQ moves itself to ERR, which its event says. The verb finds that out.
         let is_current = current == wq.state() || (wq.state(), current) == (WqState::RDY, WqState::ERR);
         let is_known = matches!(next, WqState::RESET | WqState::RDY | WqState::ERR);
         let has = |attr| mask.contains(attr);
-        if has(WqAttrMask::CUR_STATE) && !is_current || has(WqAttrMask::STATE) && !is_known {
+        let is_wrong = has(WqAttrMask::CUR_STATE) && !is_current || has(WqAttrMask::STATE) && !is_known;
+        if mask.is_empty() || is_wrong {
             return Err(Failure::INVALID);
         }
         if mask.contains(WqAttrMask::FLAGS) {

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use bareverbs::cq::CqeSize;
 
 use super::query::device_caps;
-use super::{check_mask, context, export};
+use super::{context, export};
 use crate::abi::cq::{ibv_cq_ex, ibv_cq_init_attr_ex};
 use crate::abi::memory::{ibv_alloc_dm_attr, ibv_dm, ibv_mr};
 use crate::abi::mlx5::{
@@ -15,14 +15,14 @@ use crate::abi::qp::{ibv_qp, ibv_qp_init_attr_ex};
 use crate::abi::values::{
     MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE, MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE,
     MLX5DV_CQ_INIT_ATTR_MASK_FLAGS, MLX5DV_DM_TYPE_MEMIC, MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE,
-    MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE, MLX5DV_QP_EX_WITH_RAW_WQE, MLX5DV_QP_INIT_ATTR_MASK_DC,
-    MLX5DV_QP_INIT_ATTR_MASK_DCI_STREAMS, MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
-    MLX5DV_QP_INIT_ATTR_MASK_SEND_OPS_FLAGS, MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT,
-    MLX5DV_WQ_INIT_ATTR_MASK_STRIDING_RQ, has,
+    MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE, MLX5DV_QP_CREATE_OOO_DP, MLX5DV_QP_EX_WITH_RAW_WQE,
+    MLX5DV_QP_INIT_ATTR_MASK_DC, MLX5DV_QP_INIT_ATTR_MASK_DCI_STREAMS,
+    MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS, MLX5DV_QP_INIT_ATTR_MASK_SEND_OPS_FLAGS,
+    MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT, MLX5DV_WQ_INIT_ATTR_MASK_STRIDING_RQ, has,
 };
 use crate::abi::wq::{ibv_wq, ibv_wq_init_attr};
 use crate::context::ContextArgument;
-use crate::convention::{Failure, OrNull, required};
+use crate::convention::{Failure, OrNull, check_mask, required};
 use crate::cq::{self, CqOptions};
 use crate::memory::{PdObject, Reach, register_dmabuf};
 use crate::qp::{self, Mlx5Options, QpObject};
@@ -76,7 +76,9 @@ fn qp_options(attr: Option<&mlx5dv_qp_init_attr>) -> Result<Mlx5Options, Failure
         return Err(Failure::UNSUPPORTED);
     }
     if has(mask, MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS) {
+        let known_flags = (MLX5DV_QP_CREATE_OOO_DP << 1) - 1;
         let scatter = MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE;
+        check_mask(attr.create_flags.into(), known_flags as u64, Failure::INVALID)?;
         check_mask(attr.create_flags.into(), scatter as u64, Failure::UNSUPPORTED)?;
         if attr.create_flags == scatter.cast_unsigned() {
             return Err(Failure::INVALID);
@@ -193,7 +195,7 @@ mod tests {
             (1 << 3, 0, 0, Failure::UNSUPPORTED),
             // Out-of-order placement, and flags that no header has.
             (flags, 1 << 7, 0, Failure::UNSUPPORTED),
-            (flags, 1 << 31, 0, Failure::UNSUPPORTED),
+            (flags, 1 << 31, 0, Failure::INVALID),
             (operations, 0, 1 << 1, Failure::UNSUPPORTED),
             (operations, 0, 1 << 63, Failure::UNSUPPORTED),
         ] {

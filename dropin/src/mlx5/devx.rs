@@ -18,7 +18,7 @@ use bareverbs::raw::uapi::mlx5::{
 use bareverbs::raw::uapi::uverbs::DmabufAlloc;
 use bareverbs::raw::{Protection, RawContext, RawObject};
 
-use super::{bytes, bytes_mut, check_mask, context, export};
+use super::{bytes, bytes_mut, context, export};
 use crate::abi::device::ibv_context;
 use crate::abi::mlx5::{
     mlx5dv_devx_cmd_comp, mlx5dv_devx_event_channel, mlx5dv_devx_uar, mlx5dv_devx_umem, mlx5dv_devx_umem_in,
@@ -26,7 +26,7 @@ use crate::abi::mlx5::{
 };
 use crate::abi::values::{MLX5DV_UAR_ALLOC_TYPE_NC, MLX5DV_UMEM_MASK_DMABUF};
 use crate::context::ContextArgument;
-use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, Value, required};
+use crate::convention::{Failure, OrErrno, OrMinusOne, OrNull, Value, check_mask, required};
 use crate::cq::CqObject;
 use crate::driver_object::{DriverObject, make};
 use crate::qp::QpObject;
@@ -634,7 +634,7 @@ export! {
         let mut pacing = [0; 48];
         // A shorter one stands for zeros at its end.
         pacing.get_mut(..given.len()).ok_or(Failure::INVALID)?.copy_from_slice(given);
-        let flags = PpFlags::from_bits(flags).ok_or(Failure::UNSUPPORTED)?;
+        let flags = PpFlags::from_bits_retain(flags);
         let mut index = 0;
         let mut call = raw.call::<PpObjAlloc>();
         call.make(PpObjAlloc::HANDLE).input_part(PpObjAlloc::CTX, &pacing).flags(PpObjAlloc::FLAGS, flags);

@@ -11,7 +11,7 @@ use bareverbs::raw::uapi::uverbs::object::Flow;
 use bareverbs::raw::uapi::verbs_values::{FlowAttrType, FlowFlags};
 
 use super::devx::DevxObject;
-use super::{bytes, check_mask, context, export};
+use super::{bytes, context, export};
 use crate::abi::device::ibv_context;
 use crate::abi::flow::ibv_flow;
 use crate::abi::mlx5::{mlx5dv_flow_action_attr, mlx5dv_flow_match_parameters, mlx5dv_flow_matcher_attr};
@@ -22,7 +22,7 @@ use crate::abi::values::{
     MLX5DV_FLOW_MATCHER_MASK_FT_TYPE, MLX5DV_FLOW_MATCHER_MASK_IB_PORT, has,
 };
 use crate::context::ContextArgument;
-use crate::convention::{Failure, OrErrno, OrNull, required};
+use crate::convention::{Failure, OrErrno, OrNull, check_mask, required};
 use crate::driver_object::{DriverObject, make};
 use crate::flow::Steered;
 use crate::flow_action::FlowActionObject;

@@ -11,11 +11,11 @@ use bareverbs::raw::uapi::mlx5::{
 };
 use bareverbs::raw::uapi::uverbs::object::FlowAction;
 
-use super::{bytes, check_mask, context, export};
+use super::{bytes, context, export};
 use crate::abi::flow::ibv_flow_action;
 use crate::abi::mlx5::{mlx5dv_steering_anchor, mlx5dv_steering_anchor_attr};
 use crate::context::ContextArgument;
-use crate::convention::{Failure, OrErrno, OrNull, required};
+use crate::convention::{Failure, OrErrno, OrNull, check_mask, required};
 use crate::driver_object::{DriverObject, make};
 use crate::flow_action::FlowActionObject;
 

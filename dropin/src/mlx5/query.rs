@@ -17,7 +17,7 @@ use bareverbs::raw::{Mapping, Protection, RawContext};
 use zerocopy::IntoBytes;
 
 use super::hca_caps::{HcaCaps, LOG_MAX_RA_REQ_DC, LOG_MAX_RA_RES_DC, NUM_LAG_PORTS, group};
-use super::{bytes_mut, check_mask, context, export};
+use super::{bytes_mut, context, export};
 use crate::abi::device::ibv_context;
 use crate::abi::mlx5::{
     mlx5dv_clock_info, mlx5dv_context, mlx5dv_context_attr, mlx5dv_cqe_comp_caps, mlx5dv_reg,
@@ -36,7 +36,7 @@ use crate::abi::values::{
     MLX5DV_CONTEXT_MASK_WR_MEMCPY_LENGTH,
 };
 use crate::context::{ContextArgument, ContextObject};
-use crate::convention::{Failure, OrErrno, OrNull, Value, required};
+use crate::convention::{Failure, OrErrno, OrNull, Value, check_mask, required};
 use crate::device::DeviceObject;
 use crate::open;
 

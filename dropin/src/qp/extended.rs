@@ -313,7 +313,8 @@ impl Posted {
             }
         };
         let flags = SendFlags::from_bits_truncate(self.flags);
-        Ok(post(&SendRequest { wr_id: self.wr_id, operation, flags, payload })?)
+        post(&SendRequest { wr_id: self.wr_id, operation, flags, payload })
+            .map_err(|reason| qp.abi.no_room.failure_of_wr(reason))
     }
 
     /// The operation of a QP that is not RC or UC. A datagram needs an address handle.
@@ -491,10 +492,10 @@ fn begin_or_fail(qp: &QpObject, operation: Result<Operation, Failure>) -> Result
     })
 }
 
-/// Lets `ibv_wr_complete` fail, because the QP takes no list of this length. It is not read.
+/// Lets `ibv_wr_complete` fail, because the QP has no room for a list of this length. It is not read.
 #[cold]
 fn reject_list(qp: &QpObject) -> Result<(), Failure> {
-    set(qp, |posted| _ = posted.failure.get_or_insert(Failure::INVALID))
+    set(qp, |posted| _ = posted.failure.get_or_insert(qp.abi.no_room.wr))
 }
 
 /// The elements of a list of C.

@@ -68,6 +68,14 @@ impl AnyQp {
         }
     }
 
+    /// Whether it is attached to multicast groups.
+    pub(super) fn has_groups(&mut self) -> bool {
+        match self {
+            Self::Queues(queues) => queues.core().has_mcast_groups(),
+            Self::Target(_) | Self::Rss(_) => false,
+        }
+    }
+
     /// Returns the number of events that were read.
     #[expect(clippy::result_large_err, reason = "the error returns the object without an allocation")]
     pub(super) fn destroy(self) -> Result<u32, Refused<Self>> {

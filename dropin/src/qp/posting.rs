@@ -135,6 +135,7 @@ fn are_posted(reason: &PostReason) -> bool {
 #[inline(never)]
 unsafe fn send_list(qp: &QpObject, first: *mut ibv_send_wr, bad: Option<&mut *mut ibv_send_wr>) -> c_int {
     let qp_type = QpType(qp.abi.abi.qp_base.qp_type);
+    let no_room = qp.abi.no_room;
     // SAFETY: by the contract.
     let mut sends = unsafe { of(qp).locked_send() };
     let mut half = sends.half();
@@ -148,7 +149,9 @@ unsafe fn send_list(qp: &QpObject, first: *mut ibv_send_wr, bad: Option<&mut *mu
             if unsafe { frequent_send(request, &mut batch) }.is_none() {
                 // SAFETY: by the contract.
                 outcome = unsafe {
-                    with_send(qp_type, qp.abi.cap.max_send_sge, request, |request| batch.push(request))
+                    with_send(qp_type, (qp.abi.cap.max_send_sge, no_room.post), request, |request| {
+                        batch.push(request).map_err(|reason| no_room.failure_of_post(reason))
+                    })
                 };
                 if outcome.is_err() {
                     *bad = next;

@@ -97,6 +97,11 @@ impl Queues {
         core.into_inner().destroy().map_err(refused)
     }
 
+    /// The core of a QP that nothing else uses.
+    pub(super) fn core(&mut self) -> &mut QpCore {
+        self.core.get_mut()
+    }
+
     /// Uses the core while no thread uses a half.
     pub(crate) fn with_core<R>(&self, call: impl FnOnce(&mut QpCore) -> R) -> R {
         let (_send, _recv) = (self.send.lock(), self.recv.lock());

@@ -148,6 +148,12 @@ impl<P: Provider> QpCore<P> {
         Ok(())
     }
 
+    /// Whether the QP is attached to multicast groups. Its destruction detaches it from them.
+    #[must_use]
+    pub fn has_mcast_groups(&self) -> bool {
+        !self.groups.is_empty()
+    }
+
     /// As [`Qp::detach_mcast`](crate::qp::Qp::detach_mcast).
     ///
     /// # Errors
@@ -203,8 +209,10 @@ mod tests {
         for lid in [0xc000, 0xfffe, 0xc000] {
             qp.attach_mcast_with_lid(group, lid).unwrap();
         }
+        assert!(qp.core.has_mcast_groups());
         qp.detach_mcast(group).unwrap();
         qp.detach_mcast(group).unwrap();
+        assert!(!qp.core.has_mcast_groups());
         let refused = qp.detach_mcast(group).unwrap_err().to_string();
         assert!(refused.contains("is not attached to group"), "{refused}");
     }
