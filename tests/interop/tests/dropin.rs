@@ -55,25 +55,49 @@ fn devinfo_output_equals_that_of_the_c_library() {
 }
 
 /// Prints what functions of libibverbs return.
-const VERBS: &str = include_str!("dropin_verbs.py");
+const VERBS: &str = concat!(include_str!("dropin_common.py"), include_str!("dropin_verbs.py"));
 
-#[kernel_test(device::connectx, device::ethernet)]
-fn verbs_return_what_the_c_library_returns() {
+/// Prints what functions of libmlx5 return.
+const MLX5: &str = concat!(include_str!("dropin_common.py"), include_str!("dropin_mlx5.py"));
+
+/// The output of a script in Python, which is the same with both libraries.
+fn output_with_both(script: &str) -> String {
     let index = device::gid_index().to_string();
-    let arguments = ["-c", VERBS, device::name(), &index];
+    let arguments = ["-c", script, device::name(), &index];
+    let [ours, theirs] =
+        [Library::Bareverbs, Library::RdmaCore].map(|library| library.run("python3", &arguments).stdout);
+    let pairs = ours.lines().zip(theirs.lines());
+    let differences: Vec<_> = pairs.filter(|(ours, theirs)| ours != theirs).collect();
+    assert!(differences.is_empty() && ours == theirs, "{differences:#?}");
+    ours
+}
+
+#[kernel_test]
+fn verbs_return_what_the_c_library_returns() {
     nothing_leaks(|| {
-        let [ours, theirs] =
-            [Library::Bareverbs, Library::RdmaCore].map(|library| library.run("python3", &arguments).stdout);
-        let pairs = ours.lines().zip(theirs.lines());
-        let differences: Vec<_> = pairs.filter(|(ours, theirs)| ours != theirs).collect();
-        assert!(differences.is_empty() && ours == theirs, "{differences:#?}");
-        assert!(ours.contains("query_device_ex 0\n"), "{ours}");
+        let output = output_with_both(VERBS);
+        for line in ["query_device_ex 0\n", "destroy_qp in a group 16 16\n", "destroy_qp 0\n"] {
+            assert!(output.contains(line), "{line}: {output}");
+        }
+        if device::has_rxe_abi() {
+            return;
+        }
         for line in ["set_ece 0\n", "wall clock 0 True\n"] {
-            assert!(ours.contains(line), "{line}: {ours}");
+            assert!(output.contains(line), "{line}: {output}");
         }
         // Linux 7.2 limits UC QPs.
-        let limits = ours.contains("rate limits of UC 1\n");
-        assert_eq!(ours.contains("modify_qp_rate_limit 0\n"), limits, "{ours}");
+        let limits = output.contains("rate limits of UC 1\n");
+        assert_eq!(output.contains("modify_qp_rate_limit 0\n"), limits, "{output}");
+    });
+}
+
+#[kernel_test(device::connectx)]
+fn functions_of_libmlx5_return_what_the_c_library_returns() {
+    nothing_leaks(|| {
+        let output = output_with_both(MLX5);
+        for line in ["query_device 0 0\n", "query QP 0 0\n", "dereg_mr 0\n"] {
+            assert!(output.contains(line), "{line}: {output}");
+        }
     });
 }
 
