@@ -62,11 +62,13 @@ run() { library=$1 limit=$2; shift 2; LD_LIBRARY_PATH=$library:$others exec time
 (run "$1" 60 $3) >/tmp/server 2>&1 & server=$!
 # A server that listens at once needs no second client.
 sleep 1
+: >/tmp/client
 tries=0
-until (run "$2" 20 $4) >/tmp/client 2>&1; do
+until (run "$2" 20 $4) >>/tmp/client 2>&1; do
+    echo "the client ended with status $?" >>/tmp/client
     tries=$((tries + 1))
-    if [ $tries = 3 ] || ! kill -0 $server; then
-        kill $server; cat /tmp/server /tmp/client >&2; exit 1
+    if [ $tries = 20 ] || ! kill -0 $server 2>/dev/null; then
+        kill $server 2>/dev/null; cat /tmp/server /tmp/client >&2; exit 1
     fi
     sleep 0.5
 done
