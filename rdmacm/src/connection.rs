@@ -67,6 +67,19 @@
 //! }
 //! ```
 //!
+//! # iWARP
+//!
+//! On a device of iWARP, the kernel's connection manager connects queue pairs and moves them:
+//!
+//! - **The connecting side sends first.** The kernel of the connecting side takes a message that comes with
+//!   the MPA response for an error. An accepted queue posts its first send when it has received something.
+//! - Without a posted receive, a message ends the connection: post receives before the peer may send.
+//! - A listener that is bound to an unspecified address gets no connections from its own host.
+//! - The port is one of TCP: a TCP socket may use it already.
+//! - A connection attempt blocks until the peer's host has accepted the TCP connection. Only then does the
+//!   limit of `wait_timeout` count. In a task, another thread blocks.
+//! - Private data has up to [`Message::MAX_ON_IWARP`](crate::Message::MAX_ON_IWARP) bytes.
+//!
 //! # Memory
 //!
 //! A [`Connected`] with an [`Endpoint`] of 1 send and 1 receive takes 14 to 17 kB of the process on

@@ -175,6 +175,9 @@ pub enum Feature {
     /// A subnet administrator, which only InfiniBand ports have.
     #[error("the port has no subnet administrator: it is not an InfiniBand port")]
     SubnetAdministrator,
+    /// Datagrams, which iWARP has none of.
+    #[error("the device is one of iWARP, which has no datagrams: use `RdmaStream`")]
+    Datagrams,
     /// Version 4 of the ABI of rdma_cm.
     #[error("rdma_cm has ABI version {found}; this crate supports 4")]
     AbiVersion {

@@ -551,7 +551,7 @@ impl CmId {
     /// | active side | `ConnectResponse`, QP to RTS, [`CmId::establish`] | `Established`: the QP is in RTS |
     /// | passive side | QP to RTS, [`ConnectRequest::accept`](crate::ConnectRequest::accept) | `accept`: the QP is in RTS |
     /// | [`CmId::connect`] | returns at once | blocks until the peer's host accepts the TCP connection |
-    /// | first message | either side | the active side: see [`Listener`](crate::Listener#iwarp) |
+    /// | first message | either side | the active side: see [`connection`](crate::connection#iwarp) |
     ///
     /// [`Qp::set_cm_state`](bareverbs::qp::Qp::set_cm_state) tells the queue pair its new state.
     ///

@@ -9,7 +9,7 @@
 //! | | |
 //! |---|---|
 //! | connection | port space TCP, RC; 40 bytes of private data (`rs_conn_data`) each way carry buffers and credits |
-//! | data | RDMA write with immediate data into the peer's ring; the immediate data is the length |
+//! | data | RDMA write with immediate data into the peer's ring; the immediate data is the length. On iWARP, a write and a message of 4 bytes |
 //! | flow control | credits of messages, and halves of the ring that the reader has freed |
 //! | end | immediate data `RS_OP_CTRL`: `RS_CTRL_SHUTDOWN` for one direction, `RS_CTRL_DISCONNECT` for both |
 //!

@@ -91,7 +91,8 @@ impl Route {
             let (id, bytes) = (self.id, local.to_bytes());
             steps::connect(&waiter, &id, &param(&local, &bytes)).await?;
             let peer = steps::response(&waiter, &id).await?;
-            let queue = connect(&address_of("exchange", &peer)?)?;
+            let address = address_of("exchange", &peer)?;
+            let (queue, peer) = (connect(&address)?, PeerParam { qp_num: address.qp_num, ..peer });
             id.establish().map_err(|error| steps::refused(&id, "connect", error))?;
             Ok(Connected::new(id, queue, peer))
         })
@@ -189,7 +190,9 @@ impl Incoming {
             let RequestParam::Connection(peer) = self.request.param().clone() else {
                 return Err(Error::invalid(VERB, "the request is for a datagram QP"));
             };
-            let (queue, local) = answer(&address_of(VERB, &peer)?)?;
+            let address = address_of(VERB, &peer)?;
+            let peer = PeerParam { qp_num: address.qp_num, ..peer };
+            let (queue, local) = answer(&address)?;
             let bytes = local.to_bytes();
             let id = self.request.accept(&param(&local, &bytes))?;
             steps::established(&waiter, &id).await?;

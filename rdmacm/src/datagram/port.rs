@@ -13,8 +13,8 @@ use rustix::io::Errno;
 use super::wire::{Header, Lookup, SLOT};
 use super::{DatagramSocketOptions, Result};
 use crate::connection::Domains;
-use crate::id::BoundDevice;
-use crate::{CmId, Error, EventChannel, PathRecord, PortSpace};
+use crate::id::{BoundDevice, is_iwarp_mask};
+use crate::{CmId, Error, EventChannel, Feature, PathRecord, PortSpace};
 
 /// The Q_Key of all datagram sockets (`RDMA_UDP_QKEY`).
 const QKEY: u32 = 0x0123_4567;
@@ -57,9 +57,12 @@ impl Local {
         let mut addr = addr;
         addr.set_port(0);
         id.bind_addr(addr)?;
-        let found = (id.addresses()?.device, id.gids()?);
-        let (Some(device), [Some(own), _]) = found else { return Err(Error::Address(Errno::NODEV)) };
-        let (attr, _) = id.init_qp_attr(QpState::INIT)?;
+        let Some(device) = id.addresses()?.device else { return Err(Error::Address(Errno::NODEV)) };
+        let (attr, mask) = id.init_qp_attr(QpState::INIT)?;
+        if is_iwarp_mask(mask) {
+            return Err(Error::Unsupported { verb: "DatagramSocket", feature: Feature::Datagrams });
+        }
+        let [Some(own), _] = id.gids()? else { return Err(Error::Address(Errno::NODEV)) };
         Ok(Self { device, gid: own.gid, pkey_index: attr.pkey_index })
     }
 }

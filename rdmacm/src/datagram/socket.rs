@@ -134,6 +134,7 @@ impl DatagramSocket {
     /// - [`Error::System`]: `EADDRINUSE` or `EADDRNOTAVAIL` of the UDP socket.
     /// - [`Error::Command`] with `ENODEV`: the network interface of the address has no RDMA device.
     /// - [`Error::Address`] with `ENODEV`: a loopback address.
+    /// - [`Error::Unsupported`]: the device is one of iWARP.
     #[doc(alias = "rbind")]
     pub fn bind(name: impl Into<Name>) -> Result<Self> {
         DatagramSocketOptions::default().bind(name)

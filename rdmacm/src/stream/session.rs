@@ -5,6 +5,7 @@ use bareverbs::{
     Access, Buffer, Done, Endpoint, Error as VerbsError, Failed, Op, Pd, RegionMut, Remote, RemoteRegion,
 };
 use bareverbs_provider::copy::copy_slice;
+use rustix::io::Errno;
 
 use super::inbound::{Grant, Inbound};
 use super::outbound::Outbound;
@@ -37,6 +38,9 @@ const CONTROL: u64 = 1;
 const DISCONNECT: u64 = 2;
 /// What takes no room of its own: the word behind a write on iWARP, and a probe.
 const NO_ROOM: u64 = 3;
+
+/// Intervals of keepalives without an answer, after which a peer is dead on iWARP.
+const SILENT: u32 = 3;
 
 /// How the words of a stream are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,6 +146,7 @@ impl Prepared {
             probe: (words == Words::Messages && reads).then_some(probe),
             proves_delivery: words == Words::Messages && reads,
             probe_is_last: false,
+            silent: 0,
             is_delivered: true,
             endpoint,
             ring,
@@ -198,6 +203,8 @@ pub(super) struct Session {
     proves_delivery: bool,
     /// Whether no send was posted behind the last read.
     probe_is_last: bool,
+    /// Intervals of keepalives in which the peer has not answered the read.
+    silent: u32,
     /// Whether the peer has all sends, or can't get them.
     is_delivered: bool,
     /// Whether the peer's QP can receive. That of the connecting side is moved to RTR after the response
@@ -280,7 +287,7 @@ impl Session {
         match (done.tag, done.buffer) {
             (NO_ROOM, None) => {}
             (NO_ROOM, Some(memory)) => {
-                self.probe = Some(memory);
+                (self.probe, self.silent) = (Some(memory), 0);
                 self.is_delivered |= self.probe_is_last;
             }
             (DATA, buffer) => {
@@ -629,13 +636,22 @@ impl Session {
     /// sent while the send queue is full, because its requests probe the connection too, nor before the
     /// peer has confirmed the connection, because the connection manager repeats its response.
     ///
-    /// On iWARP it is a read of 0 bytes: a write is complete when the local TCP has it.
+    /// On iWARP it is a read of 0 bytes: a write is complete when the local TCP has it. TCP retries for a
+    /// quarter of an hour: without an answer in [`SILENT`] intervals the peer is dead, unless sends are
+    /// outstanding, which may be slow.
     pub(super) fn probe(&mut self) -> Result<()> {
         if self.phase != Phase::Open || !self.may_post_data() {
             return Ok(());
         }
         if self.proves_delivery {
-            return self.post_read();
+            if self.probe.is_some() || !self.sends_are_complete() {
+                return self.post_read();
+            }
+            self.silent += 1;
+            if self.silent == SILENT {
+                self.fail(crate::Error::Unreachable(Errno::TIMEDOUT).into());
+            }
+            return Ok(());
         }
         self.data_free -= 1;
         self.post_op(write_inline(&[], NOWHERE, None), DATA, true)
@@ -668,15 +684,17 @@ impl Session {
         self.send_due()
     }
 
+    fn sends_are_complete(&self) -> bool {
+        self.control_free == CONTROLS && self.data_free == u32::from(self.options.sends) - CONTROLS
+    }
+
     /// Whether the peer's device has acknowledged all sends. `Ok(None)`: not yet. On iWARP, a read behind
     /// them is answered; without reads, the local TCP has them.
     pub(super) fn flushed(&mut self) -> Result<Option<()>> {
         if let Some(error) = &self.error {
             return Err(error.clone());
         }
-        let idle = self.owed.is_none()
-            && self.control_free == CONTROLS
-            && self.data_free == u32::from(self.options.sends) - CONTROLS;
+        let idle = self.owed.is_none() && self.sends_are_complete();
         if (idle || self.phase == Phase::Ended) && self.is_delivered {
             return Ok(Some(()));
         }

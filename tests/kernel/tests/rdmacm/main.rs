@@ -8,6 +8,7 @@ mod datagrams;
 mod endpoints;
 mod faults;
 mod host;
+mod iwarp;
 mod limits;
 mod migration;
 mod neighbours;

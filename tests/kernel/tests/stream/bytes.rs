@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::{any_port, listener, pair, pair_with, pattern};
 
 #[kernel_test(crate::has_ip)]
-fn stream_carries_bytes_both_ways() {
+pub(crate) fn stream_carries_bytes_both_ways() {
     nothing_leaks(|| {
         let (mut a, mut b) = pair();
         assert_eq!(a.peer_addr(), b.local_addr());
@@ -54,7 +54,7 @@ fn transfer(mut a: impl Write + Send, b: &mut impl Read, bytes: &[u8], end: impl
 }
 
 #[kernel_test(crate::has_ip)]
-fn large_transfer_arrives_whole() {
+pub(crate) fn large_transfer_arrives_whole() {
     nothing_leaks(|| {
         let (a, mut b) = pair();
         let bytes = pattern(8 << 20);
@@ -64,7 +64,7 @@ fn large_transfer_arrives_whole() {
 }
 
 #[kernel_test(crate::has_ip)]
-fn small_writes_arrive_in_order() {
+pub(crate) fn small_writes_arrive_in_order() {
     nothing_leaks(|| {
         let (mut a, mut b) = pair();
         let bytes = pattern(6000);
@@ -89,7 +89,7 @@ fn small_buffers_carry_large_transfers() {
 }
 
 #[kernel_test(crate::has_ip)]
-fn both_ends_send_at_once_from_two_threads() {
+pub(crate) fn both_ends_send_at_once_from_two_threads() {
     nothing_leaks(|| {
         let (a, b) = pair();
         let bytes = pattern(2 << 20);
@@ -145,7 +145,7 @@ fn reader_is_woken_when_another_thread_handles_its_completion() {
 }
 
 #[kernel_test(crate::has_ip)]
-fn full_stream_blocks_its_writer_until_the_peer_reads() {
+pub(crate) fn full_stream_blocks_its_writer_until_the_peer_reads() {
     nothing_leaks(|| {
         let (mut a, mut b) = pair();
         a.set_nonblocking(true);
@@ -223,7 +223,7 @@ fn write_all_mapped(stream: &RdmaStream, bytes: &[u8], offset: u64) {
 }
 
 #[kernel_test(crate::has_ip)]
-fn mapped_memory_is_written_directly() {
+pub(crate) fn mapped_memory_is_written_directly() {
     const LEN: usize = 100 << 10;
     nothing_leaks(|| {
         let options = StreamOptions::default().iomap_size(2);
@@ -252,7 +252,7 @@ fn mapped_memory_is_written_directly() {
 }
 
 #[kernel_test(crate::has_ip)]
-fn mappings_are_renewed_more_often_than_there_are_receives() {
+pub(crate) fn mappings_are_renewed_more_often_than_there_are_receives() {
     const ROUNDS: u64 = 100;
     nothing_leaks(|| {
         let options = StreamOptions::default().iomap_size(1).sends(16).recvs(16);

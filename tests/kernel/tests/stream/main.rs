@@ -7,6 +7,7 @@ mod hostile;
 #[expect(dead_code, reason = "its `main`")]
 mod http2;
 mod impaired;
+mod iwarp;
 mod tasks;
 
 use std::net::SocketAddr;

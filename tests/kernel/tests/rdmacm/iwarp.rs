@@ -1,0 +1,197 @@
+//! Connections on iWARP, whose queue pairs the kernel moves.
+
+use std::net::{SocketAddr, TcpListener};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bareverbs::qp::QpState;
+use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Errno, Mr, Op, Pd, RegionMut, WcStatus};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::wire::{End, Wire};
+use bareverbs_kernel_tests::{device, kernel_test};
+use bareverbs_rdmacm::connection::{Incoming, Route};
+use bareverbs_rdmacm::datagram::{DatagramError, DatagramSocket};
+use bareverbs_rdmacm::event::{EstablishedParam, EventKind, RejectReason};
+use bareverbs_rdmacm::{
+    ConnParam, ConnectOptions, Connected, Connector, Error, Feature, IdOptions, Listener, Message, PortSpace,
+};
+
+use crate::host::*;
+use crate::owned;
+
+type End2 = Connected<Endpoint<Mr<Buffer>>>;
+
+fn listen() -> (Listener, SocketAddr) {
+    let listener = Listener::bind(SocketAddr::new(ip(), 0)).unwrap();
+    let addr = listener.local_addr().unwrap();
+    (listener, addr)
+}
+
+fn region(pd: &Pd, bytes: &[u8]) -> Mr<Buffer> {
+    let mut region = pd.register(Buffer::zeroed(4096).unwrap(), Access::LOCAL_WRITE).unwrap();
+    region.write(0, bytes).unwrap();
+    region
+}
+
+/// An endpoint with a receive: a message without one ends the connection.
+fn endpoint(pd: &Pd, options: &EndpointOptions) -> Endpoint<Mr<Buffer>> {
+    let mut endpoint: Endpoint<Mr<Buffer>> = options.build(pd).unwrap();
+    endpoint.post(Op::recv(region(pd, &[]))).unwrap();
+    endpoint
+}
+
+fn accept(request: Incoming, options: &EndpointOptions, connect: &ConnectOptions<'_>) -> End2 {
+    let pd = request.pd().in_time().unwrap();
+    request.accept(endpoint(&pd, options), connect).in_time().unwrap()
+}
+
+fn connect(route: Route, options: &EndpointOptions, connect: &ConnectOptions<'_>) -> End2 {
+    let pd = route.pd().in_time().unwrap();
+    route.connect(endpoint(&pd, options), connect).in_time().unwrap()
+}
+
+/// Both ends: the connecting and the accepting one.
+fn connected(
+    (listener, addr): &(Listener, SocketAddr),
+    connector: &Connector,
+    options: &EndpointOptions,
+    [active, passive]: [&ConnectOptions<'_>; 2],
+) -> [End2; 2] {
+    thread::scope(|scope| {
+        let accepted = scope.spawn(|| accept(listener.request().in_time().unwrap(), options, passive));
+        let route = connector.resolve(*addr).in_time().unwrap();
+        let connected = connect(route, options, active);
+        [connected, accepted.join().unwrap()]
+    })
+}
+
+#[kernel_test(device::iwarp)]
+fn iwarp_connects_queue_pairs_that_the_kernel_moves() {
+    nothing_leaks(|| {
+        let (ends, connector) = (listen(), Connector::new());
+        let most = [7; Message::MAX_ON_IWARP];
+        let private = |data| ConnectOptions { private_data: data, ..ConnectOptions::default() };
+        let both = [&private(&most), &private(&most[..250])];
+        let [mut client, mut server] = connected(&ends, &connector, &Endpoint::options(), both);
+        assert_eq!(&server.link.peer().private_data[..], &most[..]);
+        assert_eq!(&client.link.peer().private_data[..], &most[..250]);
+        for end in [&client, &server] {
+            assert!(end.link.id().is_iwarp().unwrap());
+            assert_eq!(end.queue.qp().state(), QpState::RTS);
+        }
+        // The connecting side sends first.
+        let pd = client.queue.qp().pd().clone();
+        client.queue.post(Op::send(region(&pd, b"ping"), ..4)).unwrap();
+        assert_eq!(server.queue.next().wait().unwrap().message(), Some(&b"ping"[..]));
+        assert!(client.queue.next().wait().unwrap().message().is_none());
+        let pd = server.queue.qp().pd().clone();
+        server.queue.post(Op::send(region(&pd, b"pong"), ..4)).unwrap();
+        assert_eq!(client.queue.next().wait().unwrap().message(), Some(&b"pong"[..]));
+        server.queue.next().wait().unwrap();
+        let memory = RegionMut::register(&pd, Buffer::zeroed(64).unwrap()).unwrap();
+        let memory = memory.expose(Access::REMOTE_READ).map_err(|refused| refused.error).unwrap();
+        let pd = client.queue.qp().pd().clone();
+        client.queue.post(Op::read(region(&pd, b"?"), ..64, memory.remote(0).unwrap())).unwrap();
+        let read = client.queue.next().wait().unwrap().buffer.unwrap();
+        let mut byte = [1];
+        read.read(0, &mut byte).unwrap();
+        assert_eq!(byte, [0]);
+        // Closing has the answer of the peer's device. The kernel then reports the end to both.
+        assert!(client.queue.close().wait().unwrap().is_empty());
+        server.link.ended().in_time().unwrap();
+        client.link.disconnect().in_time().unwrap();
+    });
+}
+
+#[kernel_test(device::iwarp)]
+fn iwarp_refusals_name_their_cause() {
+    nothing_leaks(|| {
+        let (listener, addr) = listen();
+        let pd = device::open().alloc_pd().unwrap();
+        let route = || Connector::new().resolve(addr).in_time().unwrap();
+        let options = ConnectOptions::default();
+        thread::scope(|scope| {
+            scope.spawn(|| listener.request().in_time().unwrap().reject(&[9; 251]).unwrap());
+            let refused = route().connect(endpoint(&pd, &Endpoint::options()), &options);
+            let Error::Rejected(rejected) = refused.in_time().unwrap_err() else { panic!() };
+            assert_eq!(rejected.reason, RejectReason::Mpa(Errno::CONNRESET));
+            assert_eq!(rejected.private_data[..], [9; 251]);
+        });
+        let long = ConnectOptions { private_data: &[0; 252], ..options };
+        let refused = route().connect(endpoint(&pd, &Endpoint::options()), &long).in_time().unwrap_err();
+        assert!(matches!(refused, Error::PrivateData { max: 251, .. }), "{refused}");
+        drop(listener);
+        let refused = route().connect(endpoint(&pd, &Endpoint::options()), &options).in_time().unwrap_err();
+        assert_eq!(refused.errno(), Some(Errno::CONNREFUSED), "{refused}");
+        assert!(refused.to_string().contains("nothing listens on the TCP port"), "{refused}");
+        // The ports are those of TCP.
+        let tcp = TcpListener::bind((ip(), 0)).unwrap();
+        let refused = Listener::bind(tcp.local_addr().unwrap()).unwrap_err();
+        assert_eq!(refused.errno(), Some(Errno::ADDRINUSE), "{refused}");
+        assert!(refused.to_string().contains("a TCP socket of this host"), "{refused}");
+        let refused = DatagramSocket::bind((ip(), 0)).map(drop).unwrap_err();
+        let feature = Feature::Datagrams;
+        let is_typed =
+            |error: &Error| matches!(error, Error::Unsupported { feature: of, .. } if *of == feature);
+        assert!(matches!(&refused, DatagramError::Cm(error) if is_typed(error)), "{refused}");
+        // Queue pairs connect by the connection manager only.
+        let mut one = endpoint(&pd, &Endpoint::options());
+        let other = endpoint(&pd, &Endpoint::options());
+        let refused = one.connect(&other.address()).unwrap_err();
+        assert!(matches!(refused, bareverbs::Error::Unsupported { .. }), "{refused}");
+    });
+}
+
+#[kernel_test(device::iwarp)]
+fn iwarp_identifiers_are_established_at_once() {
+    nothing_leaks(|| {
+        let (passive, addr) = listener(PortSpace::Tcp, 1);
+        let pd = device::open().alloc_pd().unwrap();
+        let queues = [(); 2].map(|()| endpoint(&pd, &Endpoint::options()));
+        let [client, server] = [0, 1].map(|at| ConnParam::new(queues[at].qp().qp_num()));
+        let active = resolved(addr, PortSpace::Tcp);
+        active.connect(&ConnParam { private_data: b"hello", ..client }).unwrap();
+        let request = request(&passive);
+        let accepted = request.accept(&ConnParam { private_data: b"welcome", ..server }).unwrap();
+        let kind = next_of(accepted.channel(), accepted.key());
+        assert!(matches!(kind, EventKind::Established(_)), "{kind:?}");
+        let kind = next_of(active.channel(), active.key());
+        let EventKind::Established(EstablishedParam::Connection(peer)) = kind else { panic!("{kind:?}") };
+        assert_eq!((&peer.private_data[..], peer.qp_num), (&b"welcome"[..], 0));
+        accepted.disconnect().unwrap();
+        for id in [&accepted, &active] {
+            let kind = next_of(id.channel(), id.key());
+            assert!(matches!(kind, EventKind::Disconnected(None)), "{kind:?}");
+        }
+    });
+}
+
+#[kernel_test(device::iwarp)]
+fn hubs_servers_and_tasks_connect_on_iwarp() {
+    owned::connections_of_hubs_are_made_by_ip_address();
+    owned::clients_are_admitted_by_ip_address();
+    owned::tasks_connect_hubs_by_ip_address();
+}
+
+#[kernel_test(device::iwarp)]
+fn dead_peer_of_iwarp_is_noticed_within_ten_seconds() {
+    let wire = Wire::new();
+    nothing_leaks(|| {
+        let listener = Listener::bind((End::Far.ip(), 0)).unwrap();
+        let ends = (listener, SocketAddr::new(End::Far.ip().into(), 0));
+        let addr = ends.0.local_addr().unwrap();
+        let source = Some(SocketAddr::new(End::Near.ip().into(), 0).into());
+        let connector = Connector::new().id_options(IdOptions { source, ..IdOptions::default() });
+        let options = ConnectOptions::default();
+        let [mut client, server] =
+            connected(&(ends.0, addr), &connector, &Endpoint::options(), [&options, &options]);
+        wire.cut(End::Far);
+        let begin = Instant::now();
+        let failed = client.queue.next().wait().unwrap_err();
+        assert!(failed.is_peer_lost(), "{failed}");
+        assert_eq!(failed.cause, Some(WcStatus::RETRY_EXC_ERR));
+        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+        wire.heal();
+        drop((client, server));
+    });
+}
