@@ -44,6 +44,8 @@ mod provider;
 mod recv;
 mod send;
 mod shared;
+#[cfg(feature = "test-utils")]
+pub mod testing;
 
 pub use completion::{SiwCompletion, SiwCq};
 pub use control::{Control, KernelControl};
