@@ -4,15 +4,19 @@
 //! The index words are loom's atomics. Each slot is a loom cell, in which loom detects unordered
 //! accesses.
 
+use std::mem::offset_of;
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering::Relaxed;
 
 use loom::cell::UnsafeCell;
-use loom::sync::Arc;
-use loom::sync::atomic::AtomicU32;
+use loom::sync::atomic::Ordering::{Acquire, Release, SeqCst};
+use loom::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, fence};
+use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::barrier::issued;
+use crate::barrier::{before_peer_is_checked, issued};
 use crate::dm::DeviceMemory;
+use crate::elements::{ElementConsumer, ElementMemory, ElementProducer, Published, VALID, take_back};
 use crate::free_list::FreeList;
 use crate::mapping::{Mapping, Protection};
 use crate::ring::{Consumer, Producer, RingMemory};
@@ -292,5 +296,205 @@ fn free_list_survives_the_return_of_its_top() {
         // All that are held at the end are distinct.
         let held = mine.iter().flatten().count() + kept.iter().count();
         assert_eq!(taken.len(), held);
+    });
+}
+
+/// An element of a send queue.
+#[repr(C)]
+struct Element<F> {
+    value: UnsafeCell<u64>,
+    flags: F,
+}
+
+/// A queue of two elements, and the kernel's side of it (`siw_qp.c`).
+struct Elements {
+    elements: [Element<AtomicU16>; 2],
+    published: Published,
+    /// `sq_lock` with the kernel's index, and whether the kernel works on the queue.
+    kernel: Mutex<(usize, bool)>,
+    /// The sum of the values that the kernel took.
+    sum: AtomicU64,
+}
+
+// SAFETY: the models order all accesses to the values by the flags; loom checks it.
+unsafe impl Sync for Elements {}
+// SAFETY: the memory belongs to no thread.
+unsafe impl Send for Elements {}
+
+impl Elements {
+    fn new() -> Arc<Self> {
+        let element = |_| Element { value: UnsafeCell::new(0), flags: AtomicU16::new(0) };
+        Arc::new(Self {
+            elements: std::array::from_fn(element),
+            published: Published::new(0),
+            kernel: Mutex::new((0, false)),
+            sum: AtomicU64::new(0),
+        })
+    }
+
+    fn memory(&self) -> ElementMemory {
+        ElementMemory {
+            first: NonNull::from(&self.elements).cast(),
+            stride: size_of::<Element<AtomicU16>>(),
+            flags: offset_of!(Element<AtomicU16>, flags),
+            mask: 1,
+        }
+    }
+
+    fn push(producer: &mut ElementProducer, value: u64) -> bool {
+        let Some(element) = producer.next_element() else { return false };
+        // SAFETY: the element is the producer's; loom checks it.
+        unsafe { element.cast::<Element<AtomicU16>>().as_ref().value.with_mut(|at| *at = value) };
+        // SAFETY: the element was written.
+        unsafe { producer.advance(0) };
+        true
+    }
+
+    /// `siw_activate_tx` and the end of `siw_qp_sq_process`, until the queue is empty.
+    fn work(&self) {
+        loop {
+            let mut kernel = self.kernel.lock().expect("no thread panics");
+            let element = &self.elements[kernel.0 % 2];
+            if element.flags.load(Acquire) & VALID == 0 {
+                kernel.1 = false;
+                return;
+            }
+            // SAFETY: the element is the kernel's; loom checks it.
+            let value = element.value.with(|at| unsafe { *at });
+            self.sum.store(self.sum.load(SeqCst) + value, SeqCst);
+            element.flags.store(0, Release);
+            fence(SeqCst);
+            *kernel = (kernel.0 + 1, true);
+        }
+    }
+
+    /// `siw_post_send`.
+    fn doorbell(&self) {
+        let is_busy = self.kernel.lock().expect("no thread panics").1;
+        if !is_busy {
+            self.work();
+        }
+    }
+}
+
+/// Whether the kernel misses an element that is published while it works on an earlier one.
+fn element_is_missed(with_barrier: bool) -> bool {
+    let missed = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let found = std::sync::Arc::clone(&missed);
+    model(move || {
+        let queue = Elements::new();
+        // SAFETY: the queue is kept, and has one producer.
+        let mut producer = unsafe { ElementProducer::new(queue.memory()) };
+        assert!(Elements::push(&mut producer, 1));
+        producer.publish(&queue.published);
+        let kernel = Arc::clone(&queue);
+        let worker = thread::spawn(move || kernel.doorbell());
+        assert!(Elements::push(&mut producer, 2));
+        producer.publish(&queue.published);
+        if with_barrier {
+            before_peer_is_checked();
+        }
+        if producer.consumer_may_be_idle(1) {
+            queue.doorbell();
+        }
+        worker.join().expect("no thread panics");
+        if queue.sum.load(SeqCst) != 3 {
+            missed.store(true, Relaxed);
+        }
+    });
+    found.load(Relaxed)
+}
+
+#[test]
+fn doorbell_of_elements_is_omitted_only_if_the_kernel_finds_them() {
+    assert!(!element_is_missed(true));
+    assert!(element_is_missed(false), "the barrier is needed");
+}
+
+/// One thread publishes an element while another one learns that the consumer has stopped. One of both
+/// takes the element back.
+#[test]
+fn element_that_is_published_while_the_queue_fails_is_taken_back_once() {
+    model(|| {
+        let queue = Elements::new();
+        let failed = Arc::new(AtomicBool::new(false));
+        let flush = |queue: &Elements| {
+            let _kernel = queue.kernel.lock().expect("no thread panics");
+            // SAFETY: the queue is kept, no kernel runs, and the lock is held.
+            unsafe {
+                take_back(queue.memory(), &queue.published, |element| {
+                    let element = element.cast::<Element<AtomicU16>>().as_ref();
+                    let value = element.value.with(|at| *at);
+                    queue.sum.store(queue.sum.load(SeqCst) + value, SeqCst);
+                });
+            }
+        };
+        let (shared, learned) = (Arc::clone(&queue), Arc::clone(&failed));
+        let poller = thread::spawn(move || {
+            learned.store(true, loom::sync::atomic::Ordering::Relaxed);
+            before_peer_is_checked();
+            flush(&shared);
+        });
+        // SAFETY: the queue is kept, and has one producer.
+        let mut producer = unsafe { ElementProducer::new(queue.memory()) };
+        assert!(Elements::push(&mut producer, 5));
+        producer.publish(&queue.published);
+        before_peer_is_checked();
+        if failed.load(loom::sync::atomic::Ordering::Relaxed) {
+            flush(&queue);
+        }
+        poller.join().expect("no thread panics");
+        assert_eq!(queue.sum.load(SeqCst), 5);
+    });
+}
+
+/// A completion queue of one element.
+struct Completions(Element<AtomicU64>);
+
+// SAFETY: as for `Elements`.
+unsafe impl Sync for Completions {}
+// SAFETY: as for `Elements`.
+unsafe impl Send for Completions {}
+
+#[test]
+fn completions_are_read_before_their_element_is_given_back() {
+    model(|| {
+        let queue = Arc::new(Completions(Element { value: UnsafeCell::new(0), flags: AtomicU64::new(0) }));
+        let shared = Arc::clone(&queue);
+        let kernel = thread::spawn(move || {
+            let mut posted = 0;
+            for value in 1..=2 {
+                if shared.0.flags.load(Acquire) == 0 {
+                    posted += 1;
+                    // SAFETY: the element is the kernel's; loom checks it.
+                    shared.0.value.with_mut(|at| unsafe { *at = value });
+                    shared.0.flags.store(u64::from(VALID), Release);
+                }
+            }
+            posted
+        });
+        let memory = ElementMemory {
+            first: NonNull::from(&queue.0).cast(),
+            stride: size_of::<Element<AtomicU64>>(),
+            flags: offset_of!(Element<AtomicU64>, flags),
+            mask: 0,
+        };
+        // SAFETY: the queue is kept, and has one consumer.
+        let mut consumer = unsafe { ElementConsumer::new(memory) };
+        let mut taken = 0;
+        let mut take = || {
+            if let Some(filled) = consumer.peek() {
+                // SAFETY: the element is the consumer's; loom checks it.
+                let value = unsafe { filled.element.cast::<Element<AtomicU64>>().as_ref().value.with(|at| *at) };
+                taken += 1;
+                assert!(value == 1 || value == 2);
+                consumer.release();
+            }
+        };
+        take();
+        take();
+        let posted = kernel.join().expect("no thread panics");
+        take();
+        assert_eq!(taken, posted);
     });
 }

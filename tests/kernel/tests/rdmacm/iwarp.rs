@@ -21,7 +21,7 @@ use crate::owned;
 
 type End2 = Connected<Endpoint<Mr<Buffer>>>;
 
-fn listen() -> (Listener, SocketAddr) {
+pub(crate) fn listen() -> (Listener, SocketAddr) {
     let listener = Listener::bind(SocketAddr::new(ip(), 0)).unwrap();
     let addr = listener.local_addr().unwrap();
     (listener, addr)

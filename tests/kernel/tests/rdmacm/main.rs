@@ -15,6 +15,7 @@ mod neighbours;
 mod network;
 mod options;
 mod owned;
+mod provider_siw;
 mod services;
 mod sharing;
 mod sockets;
