@@ -17,6 +17,11 @@ pub trait Queues {
     fn number(&self) -> u32;
     /// The service type. `None` for a QP that sends and receives no packets.
     fn service(&self) -> Option<Service>;
+    /// The source QPN of the datagrams of an SQ that is no QP of its own. Such an SQ receives no packets.
+    /// `None` for a QP.
+    fn source_qp(&self) -> Option<u32> {
+        None
+    }
     /// Whether there is an SQ.
     fn has_send_queue(&self) -> bool;
     /// The receive queue.

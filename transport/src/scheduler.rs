@@ -188,7 +188,7 @@ impl<D: Device> Scheduler<D> {
     }
 
     fn receive_for(&mut self, device: &mut D, number: u32, packet: &Packet) {
-        let Some(qp) = self.qps.get_mut(number) else { return };
+        let Some(qp) = self.qps.get_mut(number).filter(|qp| qp.queues.source_qp().is_none()) else { return };
         let Some(service) = qp.queues.service().filter(|service| service.transport() == packet.transport)
         else {
             return;

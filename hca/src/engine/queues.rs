@@ -118,6 +118,13 @@ impl Queues for QpQueues {
         self.setup.service.with_packets()
     }
 
+    fn source_qp(&self) -> Option<u32> {
+        match self.setup.service {
+            Service::Ipoib { underlay_qp } => Some(underlay_qp),
+            _ => None,
+        }
+    }
+
     fn has_send_queue(&self) -> bool {
         self.setup.log_send_size.is_some()
     }

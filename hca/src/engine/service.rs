@@ -15,6 +15,11 @@ pub enum Service {
     RegUmr,
     /// An SQ object, which sends Ethernet frames.
     Ethernet,
+    /// An SQ object whose TIS names an underlay QP. It sends datagrams with the number of that QP.
+    Ipoib {
+        /// The number of the underlay QP.
+        underlay_qp: u32,
+    },
 }
 
 impl Default for Service {
@@ -29,6 +34,7 @@ impl Service {
         match self {
             Self::Connected(transport) => Some(bareverbs_transport::Service::Connected(transport)),
             Self::Datagram(management) => Some(bareverbs_transport::Service::Datagram(management)),
+            Self::Ipoib { .. } => Some(bareverbs_transport::Service::Datagram(None)),
             Self::RegUmr | Self::Ethernet => None,
         }
     }

@@ -2,7 +2,7 @@
 
 use bareverbs_transport::{AddressVector, Fence, Segment, Sge};
 
-use super::layout::{address, atomic, be32, be64, control, data, ethernet, remote, xrc};
+use super::layout::{address, atomic, be32, be64, control, data, ethernet, ethernet_pad, remote, xrc};
 use super::mkey::TERMINATE_SCATTER_LIST_MKEY;
 use super::packet::{ExtendedAtomicMasks, Transport};
 use super::service::Service;
@@ -141,7 +141,7 @@ impl SendWqe {
                 return Ok(());
             }
             (SEND | LARGE_SEND, Service::Ethernet) => return self.parse_frame(work),
-            (SEND, Service::Connected(_) | Service::Datagram(_)) => {
+            (SEND, Service::Connected(_) | Service::Datagram(_) | Service::Ipoib { .. }) => {
                 Action::Send { immediate: false, invalidate: false }
             }
             (SEND_IMMEDIATE, Service::Connected(_) | Service::Datagram(_)) => {
@@ -159,9 +159,12 @@ impl SendWqe {
             ) => Action::Atomic { add: matches!(self.opcode, FETCH_ADD | MASKED_FETCH_ADD), masks: None },
             _ => return Err(Malformed),
         };
-        if let Service::Datagram(_) = service {
+        if let Service::Datagram(_) | Service::Ipoib { .. } = service {
             work.address = parse_address(slice(work, at, address::SIZE)?)?;
             at += address::SIZE;
+        }
+        if let Service::Ipoib { .. } = service {
+            at = parse_ipoib(work, at)?;
         }
         if let Service::Connected(Transport::Xrc) = service {
             work.srq = be32(slice(work, at, xrc::SIZE)?, xrc::XRC_SRQN) & 0xff_ffff;
@@ -215,31 +218,51 @@ impl SendWqe {
         }
     }
 
-    /// Parses the Ethernet segment: flags and inline headers.
+    /// Parses the WQE of a frame.
     fn parse_frame(self, work: &mut Work) -> Result<(), Malformed> {
-        const AT: usize = control::SIZE;
         /// Largest value of the 14-bit MSS.
         const LARGEST_SEGMENT: u16 = 0x3fff;
-        let bytes = slice(work, AT, ethernet::SIZE)?;
-        let short = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
-        let (checksum, segment) = (bytes[ethernet::CS_FLAGS], short(ethernet::MSS));
-        let segment = match (self.opcode, segment) {
-            (opcode::LARGE_SEND, 1..=LARGEST_SEGMENT) => Some(segment),
+        let (EthernetSegment { checksum, mss, header }, after) = parse_ethernet(work, control::SIZE)?;
+        let segment = match (self.opcode, mss) {
+            (opcode::LARGE_SEND, 1..=LARGEST_SEGMENT) => Some(mss),
             (opcode::SEND, 0) => None,
             _ => return Err(Malformed),
         };
-        let header = short(ethernet::INLINE_SIZE) & 0x3ff;
-        let inline = usize::from(header);
-        if inline > 0 {
-            let at = AT + ethernet::INLINE_START;
-            slice(work, at, inline)?;
-            work.segments.push(Segment::Inline { at, length: inline as u32 });
-            work.length += inline as u64;
-        }
-        let after = AT + ethernet::SIZE + inline.saturating_sub(2).next_multiple_of(16);
         work.action = Action::Local(Local::Frame(Frame { checksum, header, segment }));
         parse_segments(work, after)
     }
+}
+
+/// An Ethernet segment without its inline headers.
+struct EthernetSegment {
+    checksum: u8,
+    mss: u16,
+    header: u16,
+}
+
+/// Parses the Ethernet segment: flags and inline headers. Returns the offset behind it.
+fn parse_ethernet(work: &mut Work, from: usize) -> Result<(EthernetSegment, usize), Malformed> {
+    let bytes = slice(work, from, ethernet::SIZE)?;
+    let short = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+    let (checksum, mss) = (bytes[ethernet::CS_FLAGS], short(ethernet::MSS));
+    let header = short(ethernet::INLINE_SIZE) & 0x3ff;
+    let inline = usize::from(header);
+    if inline > 0 {
+        let at = from + ethernet::INLINE_START;
+        slice(work, at, inline)?;
+        work.segments.push(Segment::Inline { at, length: inline as u32 });
+        work.length += inline as u64;
+    }
+    let after = from + ethernet::SIZE + inline.saturating_sub(2).next_multiple_of(16);
+    Ok((EthernetSegment { checksum, mss, header }, after))
+}
+
+/// Parses the pad and the Ethernet segment behind the address vector of an IPoIB WQE. Returns the offset
+/// behind them. The device reports neither checksums nor large sends of IPoIB.
+fn parse_ipoib(work: &mut Work, from: usize) -> Result<usize, Malformed> {
+    let is_pad = slice(work, from, ethernet_pad::SIZE)?.iter().all(|byte| *byte == 0);
+    let (EthernetSegment { checksum, mss, .. }, after) = parse_ethernet(work, from + ethernet_pad::SIZE)?;
+    if is_pad && checksum == 0 && mss == 0 { Ok(after) } else { Err(Malformed) }
 }
 
 fn parse_segments(work: &mut Work, from: usize) -> Result<(), Malformed> {
@@ -349,6 +372,30 @@ mod tests {
     }
 
     #[test]
+    fn ipoib_wqe_has_address_pad_and_inline_header() {
+        const PAD: usize = control::SIZE + address::SIZE;
+        const ETHERNET: usize = PAD + ethernet_pad::SIZE;
+        let service = Service::Ipoib { underlay_qp: 5 };
+        let with = |opcode, at: usize, byte| {
+            let mut bytes = control(opcode, 8);
+            bytes[ETHERNET + ethernet::INLINE_SIZE + 1] = 4;
+            // The data segment follows the 4 bytes, which end in the segment behind.
+            bytes[ETHERNET + 32 + 3] = 10;
+            bytes[at] = byte;
+            parse(service, &bytes)
+        };
+        let work = with(opcode::SEND, 0, 0).unwrap();
+        let at = ETHERNET + ethernet::INLINE_START;
+        assert_eq!((work.length, work.segments.len()), (14, 2));
+        assert!(matches!(work.segments[0], Segment::Inline { at: found, length: 4 } if found == at));
+        assert!(matches!(work.action, Action::Send { immediate: false, invalidate: false }));
+        for at in [PAD, PAD + 15, ETHERNET + ethernet::CS_FLAGS, ETHERNET + ethernet::MSS + 1] {
+            assert!(with(opcode::SEND, at, 1).is_err(), "{at}");
+        }
+        assert!(with(opcode::SEND_IMMEDIATE, 0, 0).is_err() && with(opcode::LARGE_SEND, 0, 0).is_err());
+    }
+
+    #[test]
     fn unsupported_opcodes_per_transport_are_rejected() {
         let bytes = control(opcode::READ, 4);
         assert!(parse(Service::Connected(Transport::Uc), &bytes).is_err());
@@ -358,13 +405,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_wqe_bytes_do_not_panic(mut bytes in proptest::collection::vec(any::<u8>(), 16..=MAX_WQE), opcode: u8, which in 0..5) {
+        fn arbitrary_wqe_bytes_do_not_panic(mut bytes in proptest::collection::vec(any::<u8>(), 16..=MAX_WQE), opcode: u8, which in 0..6) {
             bytes[3] = opcode;
             let service = match which {
                 0 => RC,
                 1 => Service::Connected(Transport::Xrc),
                 2 => Service::Datagram(None),
                 3 => Service::Ethernet,
+                4 => Service::Ipoib { underlay_qp: 5 },
                 _ => Service::RegUmr,
             };
             if let Ok(work) = parse(service, &bytes) {

@@ -119,7 +119,17 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link, cqe_version: u8) {
         .set(HcaCap::QKV, 1u8)
         .set(HcaCap::VPORT_COUNTERS, 1u8)
         .set(HcaCap::MAX_QP_CNT, firmware::COUNTER_SETS as u64)
-        .set(HcaCap::OUT_OF_SEQ_CNT, 1u8);
+        .set(HcaCap::OUT_OF_SEQ_CNT, 1u8)
+        .set(HcaCap::LOG_MAX_RQ, limits::LOG_RQS)
+        .set(HcaCap::LOG_MAX_SQ, limits::LOG_RQS)
+        .set(HcaCap::LOG_MAX_TIR, firmware::LOG_TIRS)
+        .set(HcaCap::LOG_MAX_TIS, firmware::LOG_TISES)
+        .set(HcaCap::LOG_MAX_STRIDE_SZ_RQ, 12u8)
+        .set(HcaCap::LOG_MIN_STRIDE_SZ_RQ, 4u8)
+        .set(HcaCap::LOG_MAX_STRIDE_SZ_SQ, 12u8)
+        .set(HcaCap::LOG_MIN_STRIDE_SZ_SQ, 6u8)
+        .set(HcaCap::LOG_MAX_WQ_SZ, firmware::LOG_WQ_SIZE)
+        .set(HcaCap::BASIC_CYCLIC_RCV_WQE, 1u8);
     match link {
         Link::InfiniBand => {
             cap.set(HcaCap::IB_VIRT, 1u8).set(HcaCap::APM, 1u8);
@@ -131,18 +141,8 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link, cqe_version: u8) {
                 .set(HcaCap::NIC_FLOW_TABLE, 1u8)
                 .set(HcaCap::ROCE, 1u8)
                 .set(HcaCap::RTS2RTS_QP_UDP_SPORT, 1u8)
-                .set(HcaCap::LOG_MAX_RQ, limits::LOG_RQS)
-                .set(HcaCap::LOG_MAX_SQ, limits::LOG_RQS)
-                .set(HcaCap::LOG_MAX_TIR, firmware::LOG_TIRS)
-                .set(HcaCap::LOG_MAX_TIS, firmware::LOG_TISES)
                 .set(HcaCap::LOG_MAX_RQT, firmware::LOG_RQTS)
                 .set(HcaCap::LOG_MAX_RQT_SIZE, firmware::LOG_RQT_SIZE)
-                .set(HcaCap::LOG_MAX_STRIDE_SZ_RQ, 12u8)
-                .set(HcaCap::LOG_MIN_STRIDE_SZ_RQ, 4u8)
-                .set(HcaCap::LOG_MAX_STRIDE_SZ_SQ, 12u8)
-                .set(HcaCap::LOG_MIN_STRIDE_SZ_SQ, 6u8)
-                .set(HcaCap::LOG_MAX_WQ_SZ, firmware::LOG_WQ_SIZE)
-                .set(HcaCap::BASIC_CYCLIC_RCV_WQE, 1u8)
                 .set(HcaCap::LOG_MAX_L2_TABLE, 8u8)
                 .set(HcaCap::LOG_MAX_CURRENT_UC_LIST, 7u8)
                 .set(HcaCap::LOG_MAX_CURRENT_MC_LIST, 7u8)

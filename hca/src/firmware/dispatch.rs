@@ -38,9 +38,7 @@ impl Firmware {
         if !self.lifecycle.allows(code) {
             return Err(Status::BadSystemState);
         }
-        // Programs create flow tables by DEVX, also where no frame reaches them.
-        let is_steering = (SET_FLOW_TABLE_ROOT..=MODIFY_FLOW_TABLE).contains(&code);
-        if self.link != Link::Ethernet && is_for_ethernet(code) && !is_steering {
+        if self.link != Link::Ethernet && is_for_ethernet(code) {
             return Err(Status::BadOpcode);
         }
         match code {
@@ -114,12 +112,12 @@ impl Firmware {
             ALLOC_FLOW_COUNTER => self.steering.alloc_counter(request, reply),
             DEALLOC_FLOW_COUNTER => self.steering.dealloc_counter(request),
             QUERY_FLOW_COUNTER => self.steering.query_counter(request, reply),
-            _ if is_for_ethernet(code) => self.dispatch_ethernet(engine, request, reply),
-            _ => Err(Status::BadOpcode),
+            _ => self.dispatch_nic(engine, request, reply),
         }
     }
 
-    fn dispatch_ethernet(
+    /// Commands about the objects of a netdev, and about those of raw packet and IPoIB QPs.
+    fn dispatch_nic(
         &mut self,
         engine: &mut Engine,
         request: Request<'_>,
@@ -166,9 +164,10 @@ impl Firmware {
     }
 }
 
-/// Commands that are unknown to a device with an InfiniBand port.
+/// Commands that are unknown to a device with an InfiniBand port. Such a device has SQs, RQs, TISes and TIRs
+/// for QPs of IPoIB, and flow tables, which programs create by DEVX, although no packet reaches them.
 fn is_for_ethernet(code: u16) -> bool {
     use opcode::*;
     matches!(code, QUERY_NIC_VPORT_CONTEXT..=SET_ROCE_ADDRESS | SET_L2_TABLE_ENTRY..=DELETE_L2_TABLE_ENTRY)
-        || matches!(code, CREATE_TIR..=QUERY_RQ | CREATE_TIS..=DELETE_FLOW_TABLE_ENTRY | MODIFY_FLOW_TABLE)
+        || matches!(code, CREATE_RQT..=DESTROY_RQT)
 }

@@ -28,6 +28,15 @@ pub(super) struct Tir {
     pub(super) self_loopback: u8,
 }
 
+/// A TIS.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tis {
+    /// The transport domain.
+    pub(super) domain: u32,
+    /// The QP whose number the datagrams of its SQs have (IPoIB).
+    pub(super) underlay_qp: Option<u32>,
+}
+
 /// An RQT.
 #[derive(Clone, Debug)]
 pub(super) struct Rqt {
@@ -69,8 +78,7 @@ pub(super) struct Nic {
     pub(super) sqs: BTreeMap<u32, (Vec<u8>, u8, u32)>,
     pub(super) tirs: Table<Tir>,
     pub(super) rqts: Table<Rqt>,
-    /// The transport domain of each TIS.
-    pub(super) tises: Table<u32>,
+    pub(super) tises: Table<Tis>,
 }
 
 impl Default for Nic {
@@ -95,7 +103,7 @@ impl Nic {
 
     /// The transport domain of a send queue.
     pub(super) fn domain_of(&self, sq: u32) -> Option<u32> {
-        self.tises.get(tis_of(&self.sqs.get(&sq)?.0)?).copied()
+        self.tises.get(tis_of(&self.sqs.get(&sq)?.0)?).map(|tis| tis.domain)
     }
 
     pub(super) fn uses_uar(&self, uar: u32) -> bool {

@@ -4,9 +4,10 @@ use super::bits::ViewMut;
 use super::command::{Reply, Request, Result, Status};
 use super::layout::command::{CreateSqIn, ModifySqIn, Tisc};
 use super::layout::object::{Sqc, Wq};
+use super::nic::Tis;
 use super::state::Firmware;
 use super::work_queue::{CONTEXT, legal, wq_ring, wq_state};
-use crate::engine::{Engine, QpAttributes, QpSetup, ReceiveQueue, Service, State};
+use crate::engine::{Engine, Link, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 
 impl Firmware {
     pub(super) fn create_sq(
@@ -24,11 +25,19 @@ impl Firmware {
         let (pd, uar) = (wq.get32(Wq::PD), wq.get32(Wq::UAR_PAGE));
         self.resources.require_pd(pd)?;
         self.resources.require_uar(uar)?;
-        if context.get(Sqc::TIS_LST_SZ) > 0 && self.nic.tises.get(context.get32(Sqc::TIS_NUM_0)).is_none() {
-            return Err(Status::BadResource);
-        }
+        let underlay_qp = if context.get(Sqc::TIS_LST_SZ) > 0 {
+            self.nic.tises.get(context.get32(Sqc::TIS_NUM_0)).ok_or(Status::BadResource)?.underlay_qp
+        } else {
+            None
+        };
+        let service = match (underlay_qp, self.link) {
+            (Some(underlay_qp), _) => Service::Ipoib { underlay_qp },
+            (None, Link::Ethernet) => Service::Ethernet,
+            // There are no frames on InfiniBand.
+            (None, Link::InfiniBand) => return Err(Status::BadParameter),
+        };
         let setup = QpSetup {
-            service: Service::Ethernet,
+            service,
             pd,
             user_index: self.user_index(context.get32(Sqc::USER_INDEX))?,
             ring: wq_ring(request, &wq)?,
@@ -69,7 +78,7 @@ impl Firmware {
         };
         if wanted != *state {
             let rate = engine.qp_attributes(number)?.1.rate;
-            engine.modify_qp(number, next, QpAttributes { rate, ..QpAttributes::default() })?;
+            engine.modify_qp(number, next, QpAttributes { rate, ..underlay_attributes(engine, number)? })?;
         }
         *state = wanted;
         if let Some((index, rate)) = changed {
@@ -102,8 +111,13 @@ impl Firmware {
     }
 
     pub(super) fn create_tis(&mut self, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
-        let domain = request.view_at::<Tisc>(CONTEXT)?.get32(Tisc::TRANSPORT_DOMAIN);
-        reply.object(self.nic.tises.insert_with(|_| domain).ok_or(Status::Limit)?)
+        let context = request.view_at::<Tisc>(CONTEXT)?;
+        let underlay_qp = Some(context.get32(Tisc::UNDERLAY_QPN)).filter(|number| *number != 0);
+        if underlay_qp.is_some() && self.link == Link::Ethernet {
+            return Err(Status::BadParameter);
+        }
+        let tis = Tis { domain: context.get32(Tisc::TRANSPORT_DOMAIN), underlay_qp };
+        reply.object(self.nic.tises.insert_with(|_| tis).ok_or(Status::Limit)?)
     }
 
     pub(super) fn modify_tis(&mut self, request: Request<'_>) -> Result<()> {
@@ -117,4 +131,15 @@ impl Firmware {
         }
         self.nic.tises.remove(number).map(drop).ok_or(Status::BadResource)
     }
+}
+
+/// Attributes of an SQ. An SQ of IPoIB has the P_Key and the Q_Key of its underlay QP, if that exists.
+fn underlay_attributes(engine: &Engine, sq: u32) -> Result<QpAttributes> {
+    let Service::Ipoib { underlay_qp } = engine.qp_setup(sq)?.service else {
+        return Ok(QpAttributes::default());
+    };
+    Ok(engine.qp_attributes(underlay_qp).map_or_else(
+        |_| QpAttributes::default(),
+        |(_, underlay)| QpAttributes { pkey: underlay.pkey, qkey: underlay.qkey, ..QpAttributes::default() },
+    ))
 }

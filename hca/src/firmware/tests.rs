@@ -16,7 +16,7 @@ use super::opcode::*;
 use super::state::Firmware;
 use super::steering::Steered;
 use crate::FirmwareHarness;
-use crate::engine::{Engine, Interrupts, Link, NO_USER_INDEX, Port};
+use crate::engine::{Engine, Interrupts, Link, NO_USER_INDEX, Port, QpAttributes, Service, State};
 
 struct NoInterrupts;
 
@@ -697,4 +697,42 @@ fn rate_table_entries_are_checked_and_used_by_send_queues() {
     assert_eq!(rate(&hca).unwrap().kilobits, 2000);
     modify(&mut hca, ready, ready, 0).unwrap();
     assert_eq!(rate(&hca), None);
+}
+
+/// A device on which every example was executed, with this underlay QP in the TIS.
+fn with_underlay(link: Link, underlay_qp: u32) -> (Firmware, Engine) {
+    const UNDERLAY: std::ops::Range<usize> = 0x48..0x4c;
+    let mut hca = ready(link);
+    for &opcode in FirmwareHarness::examples() {
+        let mut input = super::example::command(opcode, 0);
+        if opcode == CREATE_TIS {
+            input[UNDERLAY].copy_from_slice(&underlay_qp.to_be_bytes());
+        }
+        let _ = run(&mut hca, &input, 0x400);
+    }
+    hca
+}
+
+#[test]
+fn underlay_qp_makes_an_sq_one_of_ipoib() {
+    const QP: u32 = 0x48;
+    let service = |(firmware, engine): &(Firmware, Engine)| {
+        firmware.send_queue().map(|sq| engine.qp_setup(sq).unwrap().service)
+    };
+    assert_eq!(service(&with_underlay(Link::Ethernet, 0)), Some(Service::Ethernet));
+    assert_eq!(service(&with_underlay(Link::Ethernet, QP)), None, "there is no IPoIB on Ethernet");
+    assert_eq!(service(&with_underlay(Link::InfiniBand, 0)), None, "there are no frames on InfiniBand");
+    let mut hca = with_underlay(Link::InfiniBand, QP);
+    assert_eq!(service(&hca), Some(Service::Ipoib { underlay_qp: QP }));
+
+    let sq = hca.0.send_queue().unwrap();
+    let attributes = QpAttributes { pkey: 0x8005, qkey: 7, ..QpAttributes::default() };
+    hca.1.modify_qp(QP, State::Init, attributes).unwrap();
+    let mut input = command(MODIFY_SQ, 0, &[]);
+    input.resize(0x110, 0);
+    ViewMut::<ModifySqIn>::new(&mut input).unwrap().set(ModifySqIn::SQN, sq);
+    ViewMut::<Sqc>::new(&mut input[0x20..]).unwrap().set(Sqc::STATE, 1u8);
+    run(&mut hca, &input, 16).0.unwrap();
+    let attributes = hca.1.qp_attributes(sq).unwrap().1;
+    assert_eq!((attributes.pkey, attributes.qkey), (0x8005, 7));
 }

@@ -306,7 +306,7 @@ fn datagram<D: Device>(qp: &mut Qp<D>, device: &mut D) -> Result<Sent, BlockReas
     let source_qp = match qp.queues.service() {
         Some(Service::Datagram(Some(ManagementQp::Smi))) => 0,
         Some(Service::Datagram(Some(ManagementQp::Gsi))) => 1,
-        _ => qp.queues.number(),
+        _ => qp.queues.source_qp().unwrap_or_else(|| qp.queues.number()),
     };
     let immediate = matches!(work.action, Action::Send { immediate: true, .. });
     let operation = if immediate { Operation::SendOnlyImmediate } else { Operation::SendOnly };

@@ -126,7 +126,11 @@ fn responder_rejects_flush_and_atomic_write() {
 
 /// Sends a datagram with this Q_Key to a QP in this state.
 fn datagram(qkey: u32, state: State, length: u32) -> (Vec<u8>, u16) {
-    let mut pair = Pair::with(Transport::Ud, |_| {}, |setup| setup.service = Service::Datagram(None));
+    datagram_to(Service::Datagram(None), qkey, state, length)
+}
+
+fn datagram_to(service: Service, qkey: u32, state: State, length: u32) -> (Vec<u8>, u16) {
+    let mut pair = Pair::with(Transport::Ud, |_| {}, |setup| setup.service = service);
     let receiver = pair.qps[1];
     let attributes = pair.engine.qp_attributes(receiver).unwrap().1.clone();
     pair.engine.modify_qp(receiver, state, attributes).unwrap();
@@ -158,6 +162,10 @@ fn datagrams_require_qkey_and_rtr() {
     assert_eq!(datagram(QKEY + 1, State::ReadyToSend, 64), (vec![], 1), "counted, not told");
     assert_eq!(datagram(QKEY, State::Init, 64), (vec![], 0));
     assert_eq!(datagram(QKEY, State::ReadyToSend, 47), (vec![0x01], 0), "no room for the header");
+    let sq = Service::Ipoib { underlay_qp: 9 };
+    for qkey in [QKEY, QKEY + 1] {
+        assert_eq!(datagram_to(sq, qkey, State::ReadyToSend, 64), (vec![], 0), "an SQ receives nothing");
+    }
 }
 
 /// The completions at two members of a group, of which the first is the sender.

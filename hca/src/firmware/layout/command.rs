@@ -308,6 +308,7 @@ layout! {
     /// Transport interface send context (`mlx5_ifc_tisc_bits`).
     Tisc: 0xa0 {
         TRANSPORT_DOMAIN: 0x128, 24,
+        UNDERLAY_QPN: 0x148, 24,
     }
 }
 
