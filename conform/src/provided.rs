@@ -232,7 +232,7 @@ impl ProvidedQp {
                 Operation::SendImm(imm) => Some(imm),
                 _ => None,
             };
-            let datagram = Datagram { ah, qp_num: form.remote_qpn, qkey: form.remote_qkey, imm };
+            let datagram = Datagram { ah, qp_num: form.remote_qpn, qkey: form.remote_qkey, imm, header: &[] };
             // SAFETY: requests name the session's memory, which outlives the file, or no memory.
             unsafe { self.send.push_datagram(&request.with(datagram)) }
         } else {

@@ -211,7 +211,7 @@ fn send_queue(input: &mut Input<'_>) {
                 let flags = SendFlags::from_bits_retain(input.byte().into());
                 let pushed = if qp_type == QpType::UD {
                     let ah = RxeAh { number: 1 };
-                    let to = Datagram { ah: &ah, qp_num: input.word() >> 7, qkey: 1, imm: None };
+                    let to = Datagram { ah: &ah, qp_num: input.word() >> 7, qkey: 1, imm: None, header: &[] };
                     let request = SendRequest { wr_id: next, operation: to, flags, payload };
                     // SAFETY: no kernel executes the request.
                     unsafe { sq.push_datagram(&request) }

@@ -108,6 +108,38 @@ impl ReceiveLayout {
     }
 }
 
+/// What the layout of a QP's rings depends on, besides its capacities.
+#[derive(Clone, Copy, Debug)]
+struct Form {
+    /// Segments before the data of a send: the control segment and the segments of the longest operation.
+    head: u32,
+    /// Whether there are WQEs of a bind, which is longer than others.
+    binds: bool,
+    /// Whether the kernel registers the rings separately.
+    separate: bool,
+}
+
+impl Form {
+    /// A QP of IPoIB. Address vector, pad and the Ethernet segment with 18 bytes of the datagram come before
+    /// the data.
+    const IPOIB: Self = Self { head: 7, binds: false, separate: true };
+
+    /// Any other QP of this type.
+    fn of(qp_type: QpType) -> Self {
+        let head = match qp_type {
+            QpType::UD => 4,
+            // XRC segment, remote address segment and atomic segment.
+            QpType::XRC_INI => 4,
+            // The Ethernet segment and the inline header.
+            QpType::RAW_PACKET => 3,
+            // The remote address segment and the atomic segment.
+            _ => 3,
+        };
+        let binds = matches!(qp_type, QpType::RC | QpType::UC);
+        Self { head, binds, separate: qp_type == QpType::RAW_PACKET }
+    }
+}
+
 /// Layout of a QP's rings: the receive ring, then the send ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
@@ -141,23 +173,27 @@ impl Layout {
         no_receives: bool,
         limits: Limits,
     ) -> Result<Self, CreateError> {
+        Self::of(Form::of(qp_type), cap, tso_header, no_receives, limits)
+    }
+
+    /// The layout of a UD QP with a source QPN, whose datagrams are those of IPoIB; else as [`Layout::new`].
+    pub(crate) fn ipoib(cap: &QpCap, no_receives: bool, limits: Limits) -> Result<Self, CreateError> {
+        Self::of(Form::IPOIB, cap, 0, no_receives, limits)
+    }
+
+    fn of(
+        form: Form,
+        cap: &QpCap,
+        tso_header: u16,
+        no_receives: bool,
+        limits: Limits,
+    ) -> Result<Self, CreateError> {
         let limit = |limit, asked: u32, max| CreateError::Limit { limit, asked: asked.into(), max };
         let limits = Limits { send_bytes: limits.send_bytes.min(MAX_SEND), ..limits };
-        // Segments before the data: the control segment and the segments of the longest operation.
-        let head = match qp_type {
-            QpType::UD => 4,
-            // XRC segment, remote address segment and atomic segment.
-            QpType::XRC_INI => 4,
-            // The Ethernet segment and the inline header.
-            QpType::RAW_PACKET => 3,
-            // The remote address segment and the atomic segment.
-            _ => 3,
-        };
+        let head = u64::from(form.head);
         let sge = cap.max_send_sge.max(1);
         let segments = u64::from(sge).max(wqe::inline_segments(cap.max_inline_data as usize) as u64) + head;
-        // The WQE of a bind is longer.
-        let binds = matches!(qp_type, QpType::RC | QpType::UC);
-        let key_change = if binds { 1 + wqe::BIND_SEGMENTS as u64 } else { 0 };
+        let key_change = if form.binds { 1 + wqe::BIND_SEGMENTS as u64 } else { 0 };
         let whole_blocks = |segments: u64| (segments * SEGMENT as u64).next_multiple_of(BLOCK as u64);
         let bytes = whole_blocks(segments.max(key_change));
         if bytes > limits.send_bytes.into() {
@@ -202,8 +238,7 @@ impl Layout {
             sends: (blocks / blocks_each) as u32,
             send_sge: sge,
             inline: (room * SEGMENT as u64 - 4) as u32,
-            // The kernel registers the rings of a raw packet QP separately.
-            send_align: if qp_type == QpType::RAW_PACKET { PAGE } else { BLOCK },
+            send_align: if form.separate { PAGE } else { BLOCK },
         })
     }
 
@@ -218,10 +253,15 @@ impl Layout {
         ((self.recv_slots as usize) << self.recv_shift).next_multiple_of(self.send_align)
     }
 
-    /// The parts of `buffer` that have the rings. The kernel takes those of a raw packet QP
-    /// separately (`mlx5_qp_buf_attr` and `create_raw_packet_qp_sq` of its `qp.c`).
-    pub(crate) fn buffers(&self, buffer: &QueueBuffer, is_raw: bool) -> QpBuffers {
-        if !is_raw {
+    /// Whether the kernel takes the rings separately, as it does for QPs that it makes of an SQ and an RQ
+    /// (`mlx5_qp_buf_attr` and `create_raw_packet_qp_sq` of its `qp.c`).
+    pub(crate) fn is_separate(&self) -> bool {
+        self.send_align == PAGE
+    }
+
+    /// The parts of `buffer` that have the rings.
+    pub(crate) fn buffers(&self, buffer: &QueueBuffer) -> QpBuffers {
+        if !self.is_separate() {
             return QpBuffers::Both(buffer.desc(0, self.bytes()));
         }
         let recv = (self.recv_slots as usize) << self.recv_shift;
@@ -293,12 +333,23 @@ mod tests {
         };
         let connected = layout(QpType::RC, false);
         let both = buffer.desc(0, 128 * 16 + 32 * 64);
-        assert_eq!(connected.buffers(&buffer, false), QpBuffers::Both(both));
-        let raw = layout(QpType::RAW_PACKET, false).buffers(&buffer, true);
+        assert_eq!(connected.buffers(&buffer), QpBuffers::Both(both));
+        let raw = layout(QpType::RAW_PACKET, false).buffers(&buffer);
         let (recv, send) = (buffer.desc(0, 128 * 16), buffer.desc(4096, 8 * 64));
         assert_eq!(raw, QpBuffers::Each { recv: Some(recv), send });
-        let raw = layout(QpType::RAW_PACKET, true).buffers(&buffer, true);
+        let raw = layout(QpType::RAW_PACKET, true).buffers(&buffer);
         assert_eq!(raw, QpBuffers::Each { recv: None, send: buffer.desc(0, 8 * 64) });
+    }
+
+    #[test]
+    fn ipoib_wqe_has_room_for_the_pad_and_the_ethernet_segment() {
+        let layout = Layout::ipoib(&cap(8, 1, 12), false, LIMITS).expect("small");
+        // Control segment, address vector, pad, two segments of Ethernet and one of data fill two blocks.
+        assert_eq!((layout.send_blocks, layout.sends, layout.inline), (16, 8, 12));
+        assert!(layout.is_separate());
+        assert_eq!((layout.recv_slots, layout.send_offset()), (128, 4096));
+        let next = Layout::ipoib(&cap(8, 1, 13), true, LIMITS).expect("small");
+        assert_eq!((next.send_blocks, next.inline, next.send_offset()), (32, 76, 0));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod datagram;
 mod ece;
+mod ipoib;
 mod limits;
 mod operation;
 mod payload;
@@ -22,6 +23,7 @@ use bareverbs_provider::request::{Burst, Ece};
 use bareverbs_provider::traits::{QpControl, SendQueue};
 use bareverbs_provider::work::{Datagram, Frame, PushError, SendFlags, SendRequest, XrcOperation};
 use bareverbs_uapi::uverbs::types::QpType;
+use bareverbs_uapi::verbs_values::QpAttrMask;
 use bareverbs_uapi::write::structs::{ExModifyQp, ModifyQpReq};
 
 use crate::doorbell::{RecordWord, SendRegister, Word};
@@ -32,7 +34,7 @@ use crate::wqe::{BLOCK, Control, ControlFlags, Opcode, SEGMENTS_PER_BLOCK, Segme
 
 pub use datagram::Mlx5Ah;
 pub(crate) use ece::{ECE_VERSION_1, EceState};
-pub(crate) use limits::SendLimits;
+pub(crate) use limits::{Datagrams, SendLimits};
 use operation::{Head, PLAIN, supports, unsupported};
 pub(crate) use payload::{MAX_MESSAGE, too_long};
 pub(crate) use raw_packet::FRAME_HEADER;
@@ -450,6 +452,15 @@ unsafe impl SendQueue for Mlx5Sq {
 // 1. `modify_with_ece` sends the request to the kernel unchanged.
 // 2. The default `resume` does nothing.
 unsafe impl QpControl for Mlx5Sq {
+    fn validate_modify(&self, request: &ModifyQpReq) -> Result<(), &'static str> {
+        // `mlx5_ib_modify_qp` of the driver's `qp.c`.
+        let permitted = QpAttrMask::STATE | QpAttrMask::CUR_STATE;
+        if self.limits.datagrams == Datagrams::Ipoib && !permitted.contains(request.attr_mask) {
+            return Err("a QP with a source QPN has no attributes but its state: set `STATE` alone");
+        }
+        Ok(())
+    }
+
     unsafe fn modify_rate(
         &mut self,
         file: &DeviceFile,

@@ -25,7 +25,7 @@ use crate::doorbell::{BlueFlame, DoorbellRecord, DoorbellRecords, PAGE, SendRegi
 use crate::provider::wq::WqMemory;
 use crate::qp_memory::{Layout, Limits, QpMemory, ReceiveLayout};
 use crate::rq::Mlx5Rq;
-use crate::sq::{Mlx5Ah, Mlx5Sq, SendLimits};
+use crate::sq::{Datagrams, Mlx5Ah, Mlx5Sq, SendLimits};
 use crate::srq::Mlx5Srq;
 use crate::uidx_table::clean::CqShared;
 use crate::uidx_table::{QueueRecord, QueueRecordRef, RqTracker, Source, SqTracker, UidxTable};
@@ -113,7 +113,8 @@ impl Plain {
         srq: Option<&Mlx5Srq>,
     ) -> Result<PlainQp, CreateError> {
         let cqs = [CqRef::of(send_cq), CqRef::of(recv_cq)];
-        self.qp_of(qp_type, cap, 0, cqs, srq, |slots, _| Ok(RqTracker::new(slots)))
+        let layout = Layout::new(qp_type, cap, 0, srq.is_some(), LIMITS)?;
+        self.qp_of(qp_type, layout, 0, cqs, srq, |slots, _| Ok(RqTracker::new(slots)))
     }
 
     /// Like [`Plain::qp`], for CQs that other threads poll. `scatters` enables scatter to CQE.
@@ -131,7 +132,8 @@ impl Plain {
         let receives = |slots, width| {
             if scatters { RqTracker::with_scatter_to_cqe(slots, width) } else { Ok(RqTracker::new(slots)) }
         };
-        self.qp_of(qp_type, cap, 0, cqs.map(CqRef::clone), srq, receives)
+        let layout = Layout::new(qp_type, cap, 0, srq.is_some(), LIMITS)?;
+        self.qp_of(qp_type, layout, 0, cqs.map(CqRef::clone), srq, receives)
     }
 
     /// Like [`Plain::qp`], for raw packets. TSO requests have headers of at most `tso_header`
@@ -141,7 +143,18 @@ impl Plain {
     /// As for [`Plain::qp`].
     pub fn qp_of_frames(&self, cap: &QpCap, tso_header: u16, cq: &Mlx5Cq) -> Result<PlainQp, CreateError> {
         let cqs = [CqRef::of(cq), CqRef::of(cq)];
-        self.qp_of(QpType::RAW_PACKET, cap, tso_header, cqs, None, |slots, _| Ok(RqTracker::new(slots)))
+        let layout = Layout::new(QpType::RAW_PACKET, cap, tso_header, false, LIMITS)?;
+        self.qp_of(QpType::RAW_PACKET, layout, tso_header, cqs, None, |slots, _| Ok(RqTracker::new(slots)))
+    }
+
+    /// Like [`Plain::qp`], for a UD QP with a source QPN.
+    ///
+    /// # Errors
+    /// As for [`Plain::qp`].
+    pub fn ipoib_qp(&self, cap: &QpCap, cq: &Mlx5Cq) -> Result<PlainQp, CreateError> {
+        let cqs = [CqRef::of(cq), CqRef::of(cq)];
+        let layout = Layout::ipoib(cap, false, LIMITS)?;
+        self.qp_of(QpType::UD, layout, 0, cqs, None, |slots, _| Ok(RqTracker::new(slots)))
     }
 
     /// Like [`Plain::qp`], with scatter to CQE for receives.
@@ -156,19 +169,19 @@ impl Plain {
         recv_cq: &Mlx5Cq,
     ) -> Result<PlainQp, CreateError> {
         let cqs = [CqRef::of(send_cq), CqRef::of(recv_cq)];
-        self.qp_of(qp_type, cap, 0, cqs, None, RqTracker::with_scatter_to_cqe)
+        let layout = Layout::new(qp_type, cap, 0, false, LIMITS)?;
+        self.qp_of(qp_type, layout, 0, cqs, None, RqTracker::with_scatter_to_cqe)
     }
 
     fn qp_of(
         &self,
         qp_type: QpType,
-        cap: &QpCap,
+        layout: Layout,
         tso_header: u16,
         cqs: [CqRef; 2],
         srq: Option<&Mlx5Srq>,
         receives: impl FnOnce(u32, u32) -> Result<RqTracker, Errno>,
     ) -> Result<PlainQp, CreateError> {
-        let layout = Layout::new(qp_type, cap, tso_header, srq.is_some(), LIMITS)?;
         let ioctl_error = |errno| bareverbs_provider::device::IoctlError::new("mmap", errno);
         let source = match srq {
             Some(srq) => Source::Shared(Arc::clone(srq.shared())),
@@ -443,6 +456,7 @@ impl PlainQp {
     ) -> Result<(Mlx5Sq, Option<Mlx5Rq>, NonNull<u8>), Errno> {
         let limits = SendLimits {
             qp_type: self.qp_type,
+            datagrams: Datagrams::new(self.qp_type, self.layout.is_separate()),
             requests: self.layout.sends,
             max_sge: self.layout.send_sge,
             max_inline: self.layout.inline,

@@ -30,7 +30,7 @@ fn ud_queue_rejects_requests_without_an_ah() {
     let ah = RxeAh { number: 5 };
     let datagram = SendRequest {
         wr_id: 1,
-        operation: Datagram { ah: &ah, qp_num: 9, qkey: 1, imm: None },
+        operation: Datagram { ah: &ah, qp_num: 9, qkey: 1, imm: None, header: &[] },
         flags: SendFlags::SIGNALED,
         payload: Payload::Sges(&[SGE]),
     };

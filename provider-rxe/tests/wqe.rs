@@ -297,7 +297,7 @@ fn caller_flags_never_set_inline() {
 const AH: RxeAh = RxeAh { number: 0x0005_0007 };
 
 fn datagram(imm: Option<Imm>) -> Datagram<'static, RxeAh> {
-    Datagram { ah: &AH, qp_num: 0x0012_3456, qkey: 0x8765_4321, imm }
+    Datagram { ah: &AH, qp_num: 0x0012_3456, qkey: 0x8765_4321, imm, header: &[] }
 }
 
 fn datagram_request<'a>(imm: Option<Imm>, payload: Payload<'a>) -> SendRequest<'a, Datagram<'static, RxeAh>> {

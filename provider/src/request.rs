@@ -80,7 +80,7 @@ pub struct QpRequest<'a> {
     pub max_tso_header: u16,
     /// Creation flags.
     pub flags: QpCreateFlags,
-    /// QPN in sent packets in place of the QP's own.
+    /// QPN in sent packets in place of the QP's own. Such a UD QP sends datagrams of IPoIB.
     pub source_qpn: Option<u32>,
     /// Receive CQEs may carry short messages. Polling copies them to the receive's memory, so the
     /// addresses of receives must be this process's addresses of that memory.

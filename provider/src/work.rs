@@ -285,6 +285,10 @@ pub struct Datagram<'a, A> {
     pub qkey: u32,
     /// Immediate data.
     pub imm: Option<Imm>,
+    /// First bytes of the datagram, placed before the payload. They are copied when posted. Only QPs
+    /// with a [source QPN](crate::request::QpRequest::source_qpn) have them, and require 4 to 18 bytes
+    /// here, unless the payload is inline. Others reject them.
+    pub header: &'a [u8],
 }
 
 // By hand, so that the address handle need not implement `Debug`.
@@ -294,6 +298,7 @@ impl<A> fmt::Debug for Datagram<'_, A> {
             .field("qp_num", &self.qp_num)
             .field("qkey", &self.qkey)
             .field("imm", &self.imm)
+            .field("header", &self.header)
             .finish_non_exhaustive()
     }
 }
@@ -311,7 +316,7 @@ impl<'a, A> Datagram<'a, A> {
     #[must_use]
     #[inline]
     pub fn over<B>(&self, ah: &'a B) -> Datagram<'a, B> {
-        Datagram { ah, qp_num: self.qp_num, qkey: self.qkey, imm: self.imm }
+        Datagram { ah, qp_num: self.qp_num, qkey: self.qkey, imm: self.imm, header: self.header }
     }
 }
 

@@ -22,7 +22,7 @@ use super::{Mlx5, ioctl_error, lookup, memory};
 use crate::doorbell::{BlueFlame, SendRegister, Uar};
 use crate::qp_memory::{Layout, QpMemory};
 use crate::rq::Mlx5Rq;
-use crate::sq::{ECE_VERSION_1, EceState, FRAME_HEADER, Mlx5Sq, SendLimits};
+use crate::sq::{Datagrams, ECE_VERSION_1, EceState, FRAME_HEADER, Mlx5Sq, SendLimits};
 use crate::uidx_table::{QueueRecord, RqTracker, Source, SqTracker};
 use crate::wqe::SEGMENT;
 
@@ -57,9 +57,10 @@ impl Mlx5 {
         if !known_type {
             return Err(CreateError::Unsupported { feature: Feature::QpType });
         }
-        // The driver makes such a QP of an SQ and an RQ (`create_raw_packet_qp` in its qp.c), whose
-        // memory and WQEs differ from those of other UD QPs.
-        if request.source_qpn.is_some() {
+        // The driver makes such a QP of an SQ and an RQ (`create_raw_packet_qp` in its `qp.c`), as a raw
+        // packet QP. CQEs of version 0 would name two queues.
+        let is_ipoib = request.source_qpn.is_some();
+        if is_ipoib && (request.qp_type != QpType::UD || self.ucontext.cqe_version == 0) {
             return Err(CreateError::Unsupported { feature: Feature::QpCreateFlags });
         }
         let receives = request.srq.is_none() && request.qp_type != QpType::XRC_INI;
@@ -73,8 +74,11 @@ impl Mlx5 {
             flags |= QpFlags::SCATTER_CQE;
         }
         let max_tso = self.max_tso(request)?;
-        let layout =
-            Layout::new(request.qp_type, &request.cap, request.max_tso_header, !receives, self.limits())?;
+        let layout = if is_ipoib {
+            Layout::ipoib(&request.cap, !receives, self.limits())?
+        } else {
+            Layout::new(request.qp_type, &request.cap, request.max_tso_header, !receives, self.limits())?
+        };
         let cqs = [lookup(&self.cqs, request.send_cq, METHOD)?, lookup(&self.cqs, request.recv_cq, METHOD)?];
         let source = match request.srq {
             Some(srq) => Source::Shared(lookup(&self.srqs, srq, METHOD)?),
@@ -92,10 +96,9 @@ impl Mlx5 {
         let doorbell = memory::doorbell_record(&self.records, request.memory)?;
         let register = self.register(request.doorbell)?;
         let start = rings.as_ptr().as_ptr().expose_provenance() as u64;
-        let is_raw = request.qp_type == QpType::RAW_PACKET;
         let driver = CreateQpReq {
             buf_addr: start,
-            sq_buf_addr: if is_raw { start + layout.send_offset() as u64 } else { 0 },
+            sq_buf_addr: if layout.is_separate() { start + layout.send_offset() as u64 } else { 0 },
             db_addr: doorbell.address(),
             sq_wqe_count: layout.send_blocks,
             rq_wqe_count: layout.recv_slots,
@@ -110,7 +113,7 @@ impl Mlx5 {
         let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
         let cap = layout.cap();
         let memory = Arc::new(QpMemory::new(rings, doorbell, record.clone()));
-        let buffers = dmabuf.map_or(QpBuffers::None, |dmabuf| layout.buffers(&dmabuf, is_raw));
+        let buffers = dmabuf.map_or(QpBuffers::None, |dmabuf| layout.buffers(&dmabuf));
         // SAFETY: the rings have the size that the kernel computes from their counts
         // (`set_user_buf_size` of its `qp.c`), and so have the descriptions of them. The returned
         // queues keep the rings and the doorbell record. The caller keeps the queues until the kernel
@@ -119,6 +122,7 @@ impl Mlx5 {
             unsafe { command::create_qp(&self.file, &QpRequest { cap, ..*request }, &buffers, payload) }?;
         let limits = SendLimits {
             qp_type: request.qp_type,
+            datagrams: Datagrams::new(request.qp_type, is_ipoib),
             requests: layout.sends,
             max_sge: layout.send_sge,
             max_inline: layout.inline,

@@ -1,9 +1,8 @@
 //! Datagrams of UD queue pairs.
 
 use bareverbs_provider::work::{Datagram, PushError, SendRequest};
-use bareverbs_uapi::uverbs::types::QpType;
 
-use super::{Head, Mlx5Sq, PLAIN};
+use super::{Datagrams, Head, Mlx5Sq, PLAIN};
 use crate::wqe::{AddressVector, Opcode};
 
 /// An address handle: the address vector of a destination.
@@ -28,13 +27,13 @@ impl Mlx5Sq {
         &mut self,
         request: &SendRequest<'_, Datagram<'_, Mlx5Ah>>,
     ) -> Result<(), PushError> {
-        if self.limits.qp_type != QpType::UD {
-            return Err(PushError::Unsupported { operation: "a datagram" });
+        let Datagram { ah, qp_num, qkey, imm, header } = request.operation;
+        if self.limits.datagrams != Datagrams::Plain || !header.is_empty() {
+            return self.push_with_header(request);
         }
         if self.is_full() {
             return Err(self.full());
         }
-        let Datagram { ah, qp_num, qkey, imm } = request.operation;
         if qp_num >> 24 != 0 {
             return Err(PushError::QpNumber { qp_num });
         }

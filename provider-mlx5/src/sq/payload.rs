@@ -55,7 +55,7 @@ impl Mlx5Sq {
     }
 
     #[cold]
-    fn too_long(&self, given: u64) -> PushError {
+    pub(super) fn too_long(&self, given: u64) -> PushError {
         match self.limits.qp_type {
             QpType::UD => PushError::DatagramTooLong { given, max: self.limits.max_message as u32 },
             _ => too_long(given, self.limits.max_message),

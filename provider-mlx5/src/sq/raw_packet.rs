@@ -59,7 +59,7 @@ impl Mlx5Sq {
                 });
             }
             payload => {
-                begin(writer, &request.operation, header.len());
+                begin(writer, request.operation.checksums, 0, header.len());
                 writer.copy(1, HEADER_START, header);
                 self.payload(writer, payload)?;
             }
@@ -84,7 +84,7 @@ impl Mlx5Sq {
         if !(1..=MAX_MSS).contains(&mss) {
             return Err(PushError::SegmentSize { given: mss, max: MAX_MSS });
         }
-        begin(writer, &request.operation, header.len());
+        begin(writer, request.operation.checksums, mss, header.len());
         writer.copy(1, HEADER_START, header);
         if let Payload::Inline(parts) = request.payload {
             // A long header reduces the room for inline data.
@@ -99,30 +99,41 @@ impl Mlx5Sq {
     fn frame_inline(&self, writer: &mut Writer, frame: Frame<'_>, parts: &[&[u8]]) {
         let total: usize = frame.header.len() + parts.iter().map(|part| part.len()).sum::<usize>();
         let front = total.min(self.limits.frame_header);
-        begin(writer, &frame, front);
-        let (rest, first) = (total - front, writer.segments);
-        let mut at = 0;
-        for part in std::iter::once(&frame.header).chain(parts) {
-            let (before, behind) = part.split_at(part.len().min(front.saturating_sub(at)));
-            writer.copy(1, HEADER_START + at, before);
-            writer.copy(first, 4 + (at + before.len()).saturating_sub(front), behind);
-            at += part.len();
-        }
-        if rest > 0 {
-            // SAFETY: the first word of one of the request's segments.
-            unsafe { writer.at(first).cast::<u32>().write(wqe::inline_header(rest as u32)) };
-            writer.segments += wqe::inline_segments(rest);
-        }
+        begin(writer, frame.checksums, 0, front);
+        put_parts(writer, 1, front, std::iter::once(frame.header).chain(parts.iter().copied()));
     }
 }
 
-fn check_inline(parts: &[&[u8]], max: usize) -> Result<(), PushError> {
+pub(super) fn check_inline(parts: &[&[u8]], max: usize) -> Result<(), PushError> {
     let given = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.len()));
     if given > max { Err(PushError::InlineTooLong { given, max }) } else { Ok(()) }
 }
 
 /// Writes the Ethernet segment, and reserves `header` bytes for the inline header.
-fn begin(writer: &mut Writer, frame: &Frame<'_>, header: usize) {
-    writer.put(wqe::ethernet(frame.checksums, frame.mss.unwrap_or(0), header as u16));
+pub(super) fn begin(writer: &mut Writer, checksums: bool, mss: u16, header: usize) {
+    writer.put(wqe::ethernet(checksums, mss, header as u16));
     writer.segments += wqe::header_segments(header) - 1;
+}
+
+/// Writes inline data: the first `front` bytes to the Ethernet segment, whose index is `ethernet`, and the
+/// others to a data segment. There must be `front` bytes.
+pub(super) fn put_parts<'a>(
+    writer: &mut Writer,
+    ethernet: usize,
+    front: usize,
+    parts: impl Iterator<Item = &'a [u8]>,
+) {
+    let (first, mut at) = (writer.segments, 0);
+    for part in parts {
+        let (before, behind) = part.split_at(part.len().min(front.saturating_sub(at)));
+        writer.copy(ethernet, HEADER_START + at, before);
+        writer.copy(first, 4 + (at + before.len()).saturating_sub(front), behind);
+        at += part.len();
+    }
+    let rest = at - front;
+    if rest > 0 {
+        // SAFETY: the first word of one of the request's segments.
+        unsafe { writer.at(first).cast::<u32>().write(wqe::inline_header(rest as u32)) };
+        writer.segments += wqe::inline_segments(rest);
+    }
 }

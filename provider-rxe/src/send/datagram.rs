@@ -44,7 +44,10 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         if length > max {
             return Err(PushError::DatagramTooLong { given: length.into(), max });
         }
-        let Datagram { ah, qp_num, qkey, imm } = request.operation;
+        let Datagram { ah, qp_num, qkey, imm, header } = request.operation;
+        if !header.is_empty() {
+            return Err(PushError::Unsupported { operation: "a datagram with a header" });
+        }
         if qp_num > 0xff_ffff {
             return Err(PushError::QpNumber { qp_num });
         }

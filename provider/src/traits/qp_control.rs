@@ -41,7 +41,8 @@ pub unsafe trait QpControl {
     ///
     /// # Errors
     ///
-    /// The reason, if the driver is known to crash, hang or misbehave on this change.
+    /// The reason, if the driver is known to crash, hang or misbehave on this change, or to reject it for
+    /// a rule of its own.
     fn validate_modify(&self, request: &ModifyQpReq) -> Result<(), &'static str> {
         let _ = request;
         Ok(())

@@ -330,7 +330,8 @@ impl Qp {
     }
 
     fn post_datagram(&mut self, wr_id: u64, ah: u32, to: u32, sges: &[Sge]) {
-        let operation = Datagram { ah: &RxeAh { number: ah }, qp_num: to, qkey: QKEY, imm: None };
+        let operation =
+            Datagram { ah: &RxeAh { number: ah }, qp_num: to, qkey: QKEY, imm: None, header: &[] };
         let payload = Payload::Sges(sges);
         let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
         // SAFETY: the memory of requests outlives the test.

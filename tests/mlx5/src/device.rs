@@ -154,8 +154,8 @@ impl Device {
         let (rings, doorbell) = (parts.rings(), parts.doorbell());
         let receive = match srq {
             Some(number) => ReceiveQueue::Shared(number),
-            // Frames are received by WQs.
-            None if shape.service == Service::Ethernet => ReceiveQueue::None,
+            // Frames are received by WQs, and packets of IPoIB too.
+            None if matches!(shape.service, Service::Ethernet | Service::Ipoib { .. }) => ReceiveQueue::None,
             None => ReceiveQueue::Own { log_size: slots.trailing_zeros() as u8, log_stride: shift as u8 },
         };
         let setup = QpSetup {

@@ -253,6 +253,19 @@ impl Testbed {
         qp
     }
 
+    /// Creates a UD QP in RTS whose datagrams have the source QPN `underlay_qp`.
+    ///
+    /// # Panics
+    /// As [`Self::qp`].
+    pub fn ipoib(&mut self, cap: &QpCap, underlay_qp: u32, cq: &Cq) -> Qp {
+        let parts = self.context.ipoib_qp(cap, &cq.queue).expect("a layout");
+        let shape = QpSetup { service: Service::Ipoib { underlay_qp }, ..shape(QpType::UD, cq, cq) };
+        let qp = self.finish(parts, shape, None, true);
+        let ready = self.hca().engine().modify_qp(qp.number, State::ReadyToSend, Default::default());
+        ready.expect("a step of send queues");
+        qp
+    }
+
     fn finish(&mut self, parts: PlainQp, shape: QpSetup, srq: Option<u32>, blue_flame: bool) -> Qp {
         let (rings, number) = (parts.rings(), self.device.create_qp(&parts, shape, srq));
         let (sq, rq, uar) = parts.finish(number, blue_flame).expect("memory");

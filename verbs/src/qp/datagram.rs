@@ -23,6 +23,11 @@ pub struct Datagram<'a, P: Provider = AnyProvider> {
     pub qkey: u32,
     /// Immediate data.
     pub imm: Option<Imm>,
+    /// First bytes of the datagram, placed before the payload. They are copied when posted. Only QPs
+    /// with a [source QPN](crate::qp::QpInit::source_qp_num) have them, and require 4 to 18 bytes here,
+    /// unless the payload is inline. Others reject them with
+    /// [`PushError::Unsupported`](crate::error::PushError).
+    pub header: &'a [u8],
 }
 
 impl<P: Provider> Clone for Datagram<'_, P> {
@@ -37,11 +42,12 @@ impl<'a, P: Provider> Datagram<'a, P> {
     /// A datagram to the QP `qp_num` with the Q_Key `qkey`.
     #[must_use]
     pub fn new(ah: &'a Ah<P>, qp_num: u32, qkey: u32) -> Self {
-        Self { ah, qp_num, qkey, imm: None }
+        Self { ah, qp_num, qkey, imm: None, header: &[] }
     }
 
     #[inline(always)]
     pub(crate) fn to_provider(self) -> work::Datagram<'a, P::Ah> {
-        work::Datagram { ah: self.ah.inner(), qp_num: self.qp_num, qkey: self.qkey, imm: self.imm }
+        let Self { ah, qp_num, qkey, imm, header } = self;
+        work::Datagram { ah: ah.inner(), qp_num, qkey, imm, header }
     }
 }

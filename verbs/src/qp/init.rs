@@ -36,14 +36,19 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     /// Options of the device. Unsupported ones are rejected.
     #[doc(alias = "IBV_QP_INIT_ATTR_CREATE_FLAGS")]
     pub flags: QpCreateFlags,
-    /// QPN in sent packets in place of the QP's own. Only UD QPs on InfiniBand, with
-    /// `CAP_NET_RAW`. The providers for rxe and ConnectX don't support it: rxe has no InfiniBand, and
-    /// the driver of a ConnectX makes such a QP of a raw send queue and receive queue with another
-    /// layout. Creation then fails with [`Error::Unsupported`](crate::Error::Unsupported).
+    /// QPN in sent packets in place of the QP's own, 24 bits, not 0. Only UD QPs on InfiniBand ports of
+    /// ConnectX devices, with `CAP_NET_RAW`. Elsewhere creation fails with
+    /// [`Error::Unsupported`](crate::Error::Unsupported).
     ///
-    /// The kernel's `mlx5_ib` accepts only [`QpAttrMask::STATE`](crate::qp::QpAttrMask::STATE) and
-    /// `CUR_STATE` for such a QP. So it rejects [`Qp::init`](crate::qp::Qp::init) with `EINVAL`,
-    /// and [`Qp::modify`](crate::qp::Qp::modify) must set the state alone.
+    /// It is for programs that process the packets of an IPoIB interface: the number is that of the
+    /// interface's QP, whose P_Key the packets have too. Answers go to that QP. The driver makes such a
+    /// QP of a raw send queue and receive queue:
+    ///
+    /// - Requests have the first bytes of their datagram in
+    ///   [`Datagram::header`](crate::qp::Datagram::header), or inline. They have no immediate data.
+    /// - [`Qp::modify`](crate::qp::Qp::modify) sets the state alone. Calls with other attributes, such as
+    ///   [`Qp::init`](crate::qp::Qp::init), fail with [`Error::Invalid`](crate::Error::Invalid).
+    /// - Only flow rules steer packets to its receive queue.
     #[doc(alias = "IBV_QP_CREATE_SOURCE_QPN")]
     pub source_qp_num: Option<u32>,
     /// Whether the device may place messages of up to 32 bytes into their CQEs instead of writing

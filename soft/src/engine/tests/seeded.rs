@@ -124,7 +124,7 @@ impl Program {
         let pushed = unsafe {
             if ty == QpType::UD {
                 let ah = RxeAh { number: *ah };
-                let operation = Datagram { ah: &ah, qp_num: *peer, qkey: QKEY, imm: None };
+                let operation = Datagram { ah: &ah, qp_num: *peer, qkey: QKEY, imm: None, header: &[] };
                 qp.sq.push_datagram(&SendRequest { wr_id: self.next, operation, flags, payload }).is_ok()
             } else {
                 let operation = match kind {

@@ -104,7 +104,7 @@ impl Unreliable for Ud {
     }
 
     fn operation((ah, qp_num): &Self::Route, _: Option<(Remote, Imm)>) -> Datagram<'_> {
-        Datagram { ah, qp_num: *qp_num, qkey: QKEY, imm: None }
+        Datagram { ah, qp_num: *qp_num, qkey: QKEY, imm: None, header: &[] }
     }
 }
 

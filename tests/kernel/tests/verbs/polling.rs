@@ -105,7 +105,8 @@ fn init_structs_with_borrows_have_defaults() {
     let pd = context.alloc_pd().unwrap();
     let gid = context.default_gid(1).unwrap();
     let ah = pd.create_ah(&AhAttr::global(1, gid.gid, gid.index)).unwrap();
-    let Datagram { ah: of, qp_num, qkey, imm } = Datagram::new(&ah, 5, 6);
+    let Datagram { ah: of, qp_num, qkey, imm, header } = Datagram::new(&ah, 5, 6);
+    assert!(header.is_empty());
     assert!(std::ptr::eq(of, &ah));
     assert_eq!((qp_num, qkey, imm), (5, 6, None));
 
