@@ -220,8 +220,11 @@ fn commands_of_the_tool_are_ioctls() {
 }
 
 /// Maximum system calls of a ping-pong of one message, from `exec` to exit: as a client, and as a
-/// server, which listens too. Providers that allocate their own rings need a few more.
-const PING_PONG: [usize; 2] = [90, 90];
+/// server, which listens too. A ConnectX has a page of doorbells and one of doorbell records beside its rings,
+/// and its driver is asked for methods that Soft-RoCE lacks.
+fn most_of_ping_pong() -> usize {
+    if device::has_rxe_abi() { 90 } else { 95 }
+}
 
 /// The calls of a program after its `exec`, without clock reads, which are system calls only if the
 /// kernel's clock source is a device.
@@ -252,7 +255,8 @@ fn pingpong_of_one_message_takes_few_system_calls() {
     let server = calls_of(|| panic!("it does not start: {}", ping_pong(&[]).exec()));
     assert!(clients.wait().unwrap().success());
 
-    for ((side, calls), most) in [("client", client), ("server", server)].into_iter().zip(PING_PONG) {
+    let most = most_of_ping_pong();
+    for (side, calls) in [("client", client), ("server", server)] {
         let calls = of_the_program(calls);
         println!("the {side} takes {} system calls", calls.len());
         assert!(calls.len() <= most, "{} of the {side}: {:?}", calls.len(), numbers(&calls));
