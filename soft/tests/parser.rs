@@ -190,7 +190,7 @@ fn objects_and_descriptors_are_found() {
     // The data of the first attribute.
     let cq = u64::from_ne_bytes(*made[size_of::<Header>() + 8..].first_chunk().unwrap());
     let and = |added: Attribute| {
-        call::<CqCreate>(&file, &[&valid[..], &[added]].concat()).err().expect("it is refused")
+        call::<CqCreate>(&file, &[&valid[..], &[added]].concat()).expect_err("it is refused")
     };
     assert_eq!(and(attribute(CqCreate::COMP_CHANNEL.id(), 0, u64::MAX)), Errno::BADF, "-1");
     assert_eq!(and(attribute(CqCreate::COMP_CHANNEL.id(), 0, 1 << 32)), Errno::INVAL);
