@@ -104,7 +104,7 @@ pub(crate) fn run(data: &[u8]) {
     check(call, &Repeated(memory));
 
     let mut input = Input(call);
-    let driver_id = input.one_of(&[DriverId::RXE.0, DriverId::MLX5.0, 99]);
+    let driver_id = input.one_of(&[DriverId::RXE.0, DriverId::MLX5.0, DriverId::SIW.0, 99]);
     let (info, ids) = method(&mut input, driver_id);
     let count = input.byte() % 12;
     let attributes: Vec<Attribute> = (0..count).map(|_| attribute(&mut input, info, &ids)).collect();

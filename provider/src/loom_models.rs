@@ -485,7 +485,8 @@ fn completions_are_read_before_their_element_is_given_back() {
         let mut take = || {
             if let Some(filled) = consumer.peek() {
                 // SAFETY: the element is the consumer's; loom checks it.
-                let value = unsafe { filled.element.cast::<Element<AtomicU64>>().as_ref().value.with(|at| *at) };
+                let value =
+                    unsafe { filled.element.cast::<Element<AtomicU64>>().as_ref().value.with(|at| *at) };
                 taken += 1;
                 assert!(value == 1 || value == 2);
                 consumer.release();

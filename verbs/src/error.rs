@@ -721,6 +721,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn device_without_a_provider_has_the_remedy_of_its_driver() {
+        let text = |driver| Error::UnsupportedDriver { device: "siw0".into(), driver }.to_string();
+        let known = [(DriverId::RXE, "rxe"), (DriverId::MLX5, "mlx5"), (DriverId::SIW, "siw")];
+        for (driver, feature) in known {
+            assert!(text(Some(driver)).ends_with(&format!("enable the cargo feature `{feature}`")));
+            assert!(
+                text(Some(driver))
+                    .contains(&format!("no provider for {driver:?}, the driver of device siw0"))
+            );
+        }
+        let other = text(Some(DriverId::EFA));
+        assert!(other.contains("Device::open_as") && !other.contains("enable"), "{other}");
+        assert!(provider::FEATURES.iter().all(|feature| known.iter().any(|(_, known)| known == feature)));
+    }
+
+    #[test]
     fn unknown_device_error_lists_the_devices() {
         let error = |known: &[&str]| {
             let known = known.iter().map(|name| (*name).to_owned()).collect();

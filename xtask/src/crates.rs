@@ -152,7 +152,7 @@ mod tests {
         assert!(named("bareverbs-tools").is_none() && named("bareverbs-hca").is_none());
         assert_eq!(
             named("bareverbs-provider").unwrap().judges().unwrap(),
-            ["bareverbs-provider", "bareverbs-rxe"]
+            ["bareverbs-provider", "bareverbs-rxe", "bareverbs-siw"]
         );
         assert_eq!(named("bareverbs").unwrap().judges(), None);
         let features: Vec<_> = named("bareverbs").unwrap().features().collect();
@@ -161,7 +161,7 @@ mod tests {
         let dependencies = |name: &str| named(name).unwrap().count_dependencies(&library);
         assert_eq!((dependencies("bareverbs-uapi"), dependencies("bareverbs-netlink")), (0, 1));
         let providers = providers().unwrap();
-        assert!(["mlx5", "rxe"].iter().all(|wanted| providers.iter().any(|name| name == wanted)));
+        assert!(["mlx5", "rxe", "siw"].iter().all(|wanted| providers.iter().any(|name| name == wanted)));
         let with_models = with_models().unwrap();
         assert!(with_models.contains(&"bareverbs-mlx5".to_owned()));
         assert!(!with_models.contains(&"bareverbs-netlink".to_owned()));
