@@ -43,9 +43,16 @@ impl AnyQp {
     /// Returns the new state.
     pub(super) fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<QpState, Failure> {
         match self {
-            Self::Queues(queues) => {
-                Ok(queues.with_core(|core| core.modify(attr, mask).map(|()| core.state()))?)
-            }
+            Self::Queues(queues) => Ok(queues.with_core(|core| {
+                core.modify(attr, mask)?;
+                let state = core.state();
+                // The C library asks for no state on iWARP, where the connection manager moves the QP: it
+                // posts from INIT on, and the requests wait in the queue.
+                if core.pd().context().capabilities().iwarp && matches!(state, QpState::INIT | QpState::RTR) {
+                    core.set_cm_state(QpState::RTS)?;
+                }
+                Ok::<_, Error>(state)
+            })?),
             Self::Target(target) => {
                 let mut target = lock(target);
                 target.modify(attr, mask)?;

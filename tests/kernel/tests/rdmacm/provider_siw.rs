@@ -194,7 +194,10 @@ fn siw_requests_after_the_end_of_a_connection_are_flushed() {
             SendRequest::read(2, remote, &small).signaled(),
             SendRequest::send(3, &small).signaled(),
         ]);
-        a.expect(&[(1, FLUSHED), (2, FLUSHED), (3, FLUSHED)]);
+        a.expect(&[(1, FLUSHED), (2, FLUSHED)]);
+        // TCP may have taken it before the end.
+        let done = a.next();
+        assert!(done.wr_id == 3 && matches!(done.status, OK | FLUSHED), "{done:?}");
         drop(b);
     });
 }
