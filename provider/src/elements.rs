@@ -9,10 +9,10 @@
 //! ones are published are `unsafe`, as in [`ring`](crate::ring):
 //!
 //! ```compile_fail,E0133
-//! # use bareverbs_provider::elements::ElementProducer;
-//! fn publish_what_is_in_the_element(producer: &mut ElementProducer) {
+//! # use bareverbs_provider::elements::{ElementProducer, Published};
+//! fn publish_what_is_in_the_element(producer: &mut ElementProducer, published: &Published) {
 //!     producer.advance(1);
-//!     producer.publish();
+//!     producer.publish(published);
 //! }
 //! ```
 
@@ -114,18 +114,6 @@ impl ElementProducer {
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.memory.mask + 1
-    }
-
-    /// Where the queue is.
-    #[must_use]
-    pub fn memory(&self) -> ElementMemory {
-        self.memory
-    }
-
-    /// The element that is filled next, counted modulo the number of elements.
-    #[must_use]
-    pub fn index(&self) -> u32 {
-        self.filled & self.memory.mask
     }
 
     /// Elements that were filled and not published.
@@ -266,18 +254,6 @@ impl ElementConsumer {
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.memory.mask + 1
-    }
-
-    /// Where the queue is.
-    #[must_use]
-    pub fn memory(&self) -> ElementMemory {
-        self.memory
-    }
-
-    /// The element that is taken next, counted modulo the number of elements.
-    #[must_use]
-    pub fn index(&self) -> u32 {
-        self.taken & self.memory.mask
     }
 
     /// The next element, if the producer has filled it. It stays this side's until
