@@ -32,7 +32,7 @@ pub trait Control: Send + Sync + fmt::Debug {
 
 /// The kernel's commands.
 #[derive(Debug)]
-pub struct KernelControl {
+pub(crate) struct KernelControl {
     file: Arc<DeviceFile>,
     qp: u32,
 }
@@ -43,8 +43,7 @@ impl KernelControl {
     /// # Safety
     ///
     /// While the value is used, the handle must be that of a QP of `file` that the user of the value owns.
-    #[must_use]
-    pub unsafe fn new(file: Arc<DeviceFile>, qp: u32) -> Self {
+    pub(crate) unsafe fn new(file: Arc<DeviceFile>, qp: u32) -> Self {
         Self { file, qp }
     }
 }

@@ -48,8 +48,8 @@ mod shared;
 pub mod testing;
 
 pub use completion::{SiwCompletion, SiwCq};
-pub use control::{Control, KernelControl};
-pub use memory::{KernelQueue, QueueMemory, SharedMemory};
+pub use control::Control;
+pub use memory::{QueueMemory, SharedMemory};
 pub use provider::Siw;
 pub use recv::SiwRq;
 pub use send::{QpMemory, SiwAh, SiwSq};

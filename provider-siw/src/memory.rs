@@ -7,7 +7,7 @@ use bareverbs_provider::elements::ElementMemory;
 use bareverbs_provider::error::CreateError;
 use bareverbs_provider::mapping::{Mapping, Protection};
 
-/// The memory of a queue: [`KernelQueue`], or plain memory in tests.
+/// The memory of a queue: that of the kernel, or plain memory in tests.
 ///
 /// # Safety
 ///
@@ -24,7 +24,7 @@ pub unsafe trait QueueMemory: Send + Sync {
 
 /// The memory of a queue of the kernel, mapped for reading and writing.
 #[derive(Debug)]
-pub struct KernelQueue(Mapping);
+pub(crate) struct KernelQueue(Mapping);
 
 impl TryFrom<Mapping> for KernelQueue {
     type Error = CreateError;
