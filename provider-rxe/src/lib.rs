@@ -84,7 +84,6 @@ mod send;
 #[cfg(feature = "test-utils")]
 pub mod testing;
 
-pub use bareverbs_provider::doorbell::{Doorbell, KernelDoorbell};
 pub use completion::{Arm, KernelArm, RxeCompletion, RxeCq};
 pub use memory::{KernelQueue, QueueMemory};
 pub use provider::Rxe;

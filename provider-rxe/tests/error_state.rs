@@ -3,11 +3,12 @@
 use std::mem::offset_of;
 
 use bareverbs_provider::Errno;
+use bareverbs_provider::doorbell::Doorbell;
 use bareverbs_provider::error::DoorbellError;
 use bareverbs_provider::traits::{QpControl, SendQueue};
 use bareverbs_provider::work::{Operation, Payload, SendFlags, SendRequest};
 use bareverbs_rxe::testing::{CountingDoorbell, KernelConsumer, PlainMemory};
-use bareverbs_rxe::{Doorbell, RxeSq, SendLimits};
+use bareverbs_rxe::{RxeSq, SendLimits};
 use bareverbs_uapi::rxe::SendWqe;
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::verbs_values::{QpAttrMask, QpState, WcStatus};

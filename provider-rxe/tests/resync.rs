@@ -2,11 +2,12 @@
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::doorbell::Doorbell;
 use bareverbs_provider::error::{CreateError, DoorbellError};
 use bareverbs_provider::traits::{Completion, CompletionQueue, QpControl, RecvQueue, SendQueue};
 use bareverbs_provider::work::{Operation, Payload, RecvRequest, SendFlags, SendRequest};
 use bareverbs_rxe::testing::{CountingArm, CountingDoorbell, KernelConsumer, KernelProducer, PlainMemory};
-use bareverbs_rxe::{Doorbell, RxeCq, RxeRq, RxeSq, SendLimits};
+use bareverbs_rxe::{RxeCq, RxeRq, RxeSq, SendLimits};
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::write::structs::Wc;
 use proptest::prelude::*;

@@ -20,12 +20,13 @@ use std::time::{Duration, Instant};
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::doorbell::Doorbell;
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::traits::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
     Datagram, Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcStatus, WorkCompletion,
 };
-use bareverbs_rxe::{Arm, Doorbell, RxeAh, RxeCq, RxeRq, RxeSq, SendLimits};
+use bareverbs_rxe::{Arm, RxeAh, RxeCq, RxeRq, RxeSq, SendLimits};
 use bareverbs_transport::{QpAttributes, State};
 use bareverbs_uapi::rxe::{Av, GlobalRoute, NetworkType};
 use bareverbs_uapi::uverbs::types::{AccessFlags, QpType};
