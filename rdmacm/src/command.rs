@@ -40,6 +40,7 @@ use bareverbs_provider::process::ForkGuard;
 use bareverbs_provider::wait::is_past;
 use bareverbs_uapi::rdma_cm::structs::*;
 use bareverbs_uapi::rdma_cm::*;
+use bareverbs_uapi::verbs_values::QpAttrMask;
 use bareverbs_uapi::write::structs::QpAttr;
 use rustix::io::Errno;
 use zerocopy::{FromZeros, IntoBytes};
@@ -439,6 +440,12 @@ commands! {
     write_cm_event(WriteCmEvent) -> (), |request| {
         Asked { event: Some(request.event), ..describe(request.id, format_args!(", {:?}", request.event)) }
     };
+}
+
+/// Whether the mask of the attributes for INIT is that of an identifier of iWARP, which has no P_Key
+/// (`rdma_init_qp_attr` of `cma.c`).
+pub(crate) fn is_iwarp_mask(mask: QpAttrMask) -> bool {
+    mask.contains(QpAttrMask::PORT) && !mask.contains(QpAttrMask::PKEY_INDEX)
 }
 
 /// QUERY of paths or services, into `room`.

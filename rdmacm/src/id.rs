@@ -19,7 +19,7 @@ use zerocopy::FromBytes;
 use crate::addr::{Addr, IbAddr, PortSpace};
 use crate::attr::qp_attr;
 use crate::channel::EventChannel;
-use crate::command::{self, CmFile};
+use crate::command::{self, CmFile, is_iwarp_mask};
 use crate::key::{self, Key, KeyInfo};
 use crate::param::{ConnParam, Message};
 use crate::status::RejectReason;
@@ -950,12 +950,6 @@ impl CmId {
     pub(crate) fn memberships(&self) -> MutexGuard<'_, Vec<Membership>> {
         self.memberships.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Whether the mask of the attributes for INIT is that of an identifier of iWARP, which has no P_Key
-/// (`rdma_init_qp_attr` of `cma.c`).
-pub(crate) fn is_iwarp_mask(mask: QpAttrMask) -> bool {
-    mask.contains(QpAttrMask::PORT) && !mask.contains(QpAttrMask::PKEY_INDEX)
 }
 
 /// The records after the head of a response, whose first word is their number.

@@ -10,7 +10,7 @@ use bareverbs::values::{MinRnrTimer, RetryCount, RnrRetry};
 use bareverbs::xrc::{XrcSend, XrcTarget};
 use bareverbs::{Access, Endpoint, Provider};
 
-use crate::id::is_iwarp_mask;
+use crate::command::is_iwarp_mask;
 use crate::steps::refused;
 use crate::{CmId, ConnParam, Error, Result};
 

@@ -14,10 +14,9 @@ use bareverbs_uapi::write::structs::QpAttr;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use super::CmFile;
+use super::{CmFile, is_iwarp_mask};
 use crate::Addr;
 use crate::addr::local_to;
-use crate::id::is_iwarp_mask;
 
 /// `ENOTSUPP` of the kernel, which has no name in user space.
 const ENOTSUPP: i32 = 524;

@@ -12,8 +12,9 @@ use rustix::io::Errno;
 
 use super::wire::{Header, Lookup, SLOT};
 use super::{DatagramSocketOptions, Result};
+use crate::command::is_iwarp_mask;
 use crate::connection::Domains;
-use crate::id::{BoundDevice, is_iwarp_mask};
+use crate::id::BoundDevice;
 use crate::{CmId, Error, EventChannel, Feature, PathRecord, PortSpace};
 
 /// The Q_Key of all datagram sockets (`RDMA_UDP_QKEY`).

@@ -9,9 +9,9 @@ use bareverbs::values::RetryCount;
 use bareverbs::{Endpoint, Errno, Pd, RegionMut};
 
 use super::link::Link;
-use super::session::{CONTROL_RECVS, Prepared, Session, Words};
+use super::session::{Prepared, Session};
 use super::shared::Shared;
-use super::wire::Offer;
+use super::wire::{CONTROL_RECVS, Offer, WordCarrier};
 use super::{OfferError, RdmaStream, Result, StreamError, StreamOptions};
 use crate::connection::{Domains, device_of};
 use crate::event::RequestParam;
@@ -47,7 +47,7 @@ impl StreamOptions {
         domains.build(device, StreamError::errno, |pd: &Pd| {
             let endpoint: Endpoint<RegionMut> = Endpoint::options()
                 .port(device.port)
-                .sends(Words::of(pd).sends(self.sends.into()))
+                .sends(WordCarrier::of(pd).sends(self.sends.into()))
                 .recvs(u32::from(self.recvs) + CONTROL_RECVS)
                 .inline(self.queue_inline())
                 .build(pd)?;

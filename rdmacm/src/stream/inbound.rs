@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::ProtocolError;
-use super::session::Words;
+use super::wire::WordCarrier;
 
 /// The receiving side's ring and the peer's credits.
 ///
@@ -98,8 +98,8 @@ impl Inbound {
     }
 
     /// The peer has announced an entry of its iomap table. Its word takes a credit on iWARP.
-    pub(super) fn iomap(&mut self, words: Words) -> Result<(), ProtocolError> {
-        if words == Words::Messages {
+    pub(super) fn iomap(&mut self, carrier: WordCarrier) -> Result<(), ProtocolError> {
+        if carrier == WordCarrier::Send {
             if self.received == self.limit {
                 return Err(ProtocolError::Overrun { window: self.window });
             }

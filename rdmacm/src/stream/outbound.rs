@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 
 use super::ProtocolError;
-use super::session::{CONTROL_RECVS, Words};
-use super::wire::{Offer, SLOTS, Span, Word};
+use super::wire::{CONTROL_RECVS, Offer, SLOTS, Span, Word, WordCarrier};
 
 /// The sending side's view of the peer's buffers and credits.
 ///
@@ -57,11 +56,11 @@ pub(super) struct Piece {
 
 impl Outbound {
     /// The state after the connection was made.
-    pub(super) fn new(peer: &Offer, words: Words) -> Self {
-        let reserve = match words {
-            Words::Immediate => 0,
+    pub(super) fn new(peer: &Offer, carrier: WordCarrier) -> Self {
+        let reserve = match carrier {
+            WordCarrier::Immediate => 0,
             // The peer grants more when half of its window is consumed.
-            Words::Messages => (CONTROL_RECVS as u16).min(peer.credits / 4),
+            WordCarrier::Send => (CONTROL_RECVS as u16).min(peer.credits / 4),
         };
         Self {
             reserve,
@@ -125,13 +124,13 @@ impl Outbound {
     }
 
     /// Whether an entry of the iomap table may be announced.
-    pub(super) fn may_send_iomap(&self, words: Words) -> bool {
-        words == Words::Immediate || self.has_credit()
+    pub(super) fn may_send_iomap(&self, carrier: WordCarrier) -> bool {
+        carrier == WordCarrier::Immediate || self.has_credit()
     }
 
     /// An entry of the iomap table was announced.
-    pub(super) fn iomap(&mut self, words: Words) {
-        if words == Words::Messages {
+    pub(super) fn iomap(&mut self, carrier: WordCarrier) {
+        if carrier == WordCarrier::Send {
             self.sent = self.sent.wrapping_add(1);
         }
     }

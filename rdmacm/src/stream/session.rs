@@ -10,16 +10,8 @@ use rustix::io::Errno;
 use super::inbound::{Grant, Inbound};
 use super::outbound::Outbound;
 use super::ring::SendRing;
-use super::wire::{IomapEntry, IomapSize, Offer, SLOTS, Span, Word};
+use super::wire::{CONTROL_RECVS, CONTROLS, IomapEntry, IomapSize, Offer, SLOTS, Span, Word, WordCarrier};
 use super::{ProtocolError, Result, StreamError, StreamOptions};
-
-/// Sends that are kept for control messages, which take no credits.
-const CONTROLS: u32 = 4;
-
-/// Receives for the peer's control messages, which take no credits: those on their way, and those
-/// that have arrived and were not handled. Without a receive, the peer's device retries after a
-/// delay.
-pub(super) const CONTROL_RECVS: u32 = 2 * CONTROLS;
 
 /// Completions that one call handles at most.
 pub(super) const BATCH: usize = 64;
@@ -42,30 +34,6 @@ const NO_ROOM: u64 = 3;
 /// Intervals of keepalives without an answer, after which a peer is dead on iWARP.
 const SILENT: u32 = 3;
 
-/// How the words of a stream are sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Words {
-    /// As the immediate data of a write.
-    Immediate,
-    /// As a message behind the write, in the byte order of the sender: iWARP has no immediate data.
-    Messages,
-}
-
-impl Words {
-    /// Those of the streams on a device.
-    pub(super) fn of(pd: &Pd) -> Self {
-        if pd.context().capabilities().iwarp { Self::Messages } else { Self::Immediate }
-    }
-
-    /// Requests of a number of messages, and of a read that probes the peer.
-    pub(super) fn sends(self, messages: u32) -> u32 {
-        match self {
-            Self::Immediate => messages,
-            Self::Messages => 2 * messages + 1,
-        }
-    }
-}
-
 /// A write or a read of 0 bytes accesses no memory, whatever its address and key.
 const NOWHERE: Remote = Remote { addr: 0, rkey: 0 };
 
@@ -83,7 +51,7 @@ pub(super) struct Prepared {
     ring: RemoteRegion,
     table: RemoteRegion,
     sends: SendRing,
-    words: Words,
+    carrier: WordCarrier,
     /// The memory of a probe.
     probe: RegionMut,
     options: StreamOptions,
@@ -108,7 +76,7 @@ impl Prepared {
         for word in parts {
             endpoint.post(Op::recv(word)).map_err(VerbsError::from)?;
         }
-        Ok(Self { endpoint, ring, table, sends, words: Words::of(pd), probe, options })
+        Ok(Self { endpoint, ring, table, sends, carrier: WordCarrier::of(pd), probe, options })
     }
 
     /// The private data for the peer.
@@ -128,7 +96,7 @@ impl Prepared {
 
     /// Whether the stream probes its peer by reads.
     pub(super) fn needs_reads(&self) -> bool {
-        self.words == Words::Messages
+        self.carrier == WordCarrier::Send
     }
 
     /// The endpoint, to be connected.
@@ -139,12 +107,12 @@ impl Prepared {
     /// The stream with a peer, whose private data is `offer`. `confirmed`: whether the peer can receive
     /// when the stream is used first. `reads`: whether both sides execute a read.
     pub(super) fn start(self, offer: &[u8], confirmed: bool, reads: bool) -> Result<Session> {
-        let Self { endpoint, ring, table, sends, words, probe, options } = self;
+        let Self { endpoint, ring, table, sends, carrier, probe, options } = self;
         let peer = Offer::from_bytes(offer)?;
         Ok(Session {
-            words,
-            probe: (words == Words::Messages && reads).then_some(probe),
-            proves_delivery: words == Words::Messages && reads,
+            carrier,
+            probe: (carrier == WordCarrier::Send && reads).then_some(probe),
+            proves_delivery: carrier == WordCarrier::Send && reads,
             probe_is_last: false,
             silent: 0,
             is_delivered: true,
@@ -153,7 +121,7 @@ impl Prepared {
             table,
             sends,
             inbound: Inbound::new(options.recv_buffer as u32 / 2, options.recvs),
-            outbound: Outbound::new(&peer, words),
+            outbound: Outbound::new(&peer, carrier),
             data_free: u32::from(options.sends) - CONTROLS,
             control_free: CONTROLS,
             unsignaled: 0,
@@ -195,7 +163,7 @@ pub(super) struct Session {
     outbound: Outbound,
     peer: Offer,
     options: StreamOptions,
-    words: Words,
+    carrier: WordCarrier,
     /// The memory of a read that probes the peer. `None`: it is outstanding, or probes are writes.
     probe: Option<RegionMut>,
     /// Whether a read shows that the peer has the sends before it. On iWARP they are complete when the
@@ -306,12 +274,12 @@ impl Session {
 
     /// The word of a message. A peer that sends none is no stream.
     fn received_word(&self, done: &Done<RegionMut>) -> Result<Word> {
-        let word = match (self.words, done.imm, done.message()) {
-            (Words::Immediate, Some(imm), _) => imm.0,
-            (Words::Messages, _, Some(&[a, b, c, d])) if self.peer.big_endian => {
+        let word = match (self.carrier, done.imm, done.message()) {
+            (WordCarrier::Immediate, Some(imm), _) => imm.0,
+            (WordCarrier::Send, _, Some(&[a, b, c, d])) if self.peer.big_endian => {
                 u32::from_be_bytes([a, b, c, d])
             }
-            (Words::Messages, _, Some(&[a, b, c, d])) => u32::from_le_bytes([a, b, c, d]),
+            (WordCarrier::Send, _, Some(&[a, b, c, d])) => u32::from_le_bytes([a, b, c, d]),
             _ => return Err(ProtocolError::MissingWord.into()),
         };
         Ok(Word::from_imm(word))
@@ -336,7 +304,7 @@ impl Session {
             Word::Data(len) => self.inbound.data(len)?,
             Word::Credits(limit) => self.outbound.grant(limit)?,
             Word::Iomap(index) => {
-                self.inbound.iomap(self.words)?;
+                self.inbound.iomap(self.carrier)?;
                 self.take_iomap_entry(index)?;
             }
             Word::Disconnect => self.end(),
@@ -406,9 +374,9 @@ impl Session {
     fn post_word(&mut self, word: Word) -> Result<()> {
         let tag = if word == Word::Disconnect { DISCONNECT } else { CONTROL };
         self.control_free -= 1;
-        match self.words {
-            Words::Immediate => self.post(|imm| write_inline(&[], NOWHERE, imm), word, tag, true),
-            Words::Messages => self.post_op(Op::send_inline(&word.to_imm().to_ne_bytes()), tag, true),
+        match self.carrier {
+            WordCarrier::Immediate => self.post(|imm| write_inline(&[], NOWHERE, imm), word, tag, true),
+            WordCarrier::Send => self.post_op(Op::send_inline(&word.to_imm().to_ne_bytes()), tag, true),
         }
     }
 
@@ -424,9 +392,9 @@ impl Session {
     where
         Op<L>: PostTo<Endpoint<RegionMut>>,
     {
-        match self.words {
-            Words::Immediate => self.post_op(write(Some(word.to_imm())), tag, signaled),
-            Words::Messages => {
+        match self.carrier {
+            WordCarrier::Immediate => self.post_op(write(Some(word.to_imm())), tag, signaled),
+            WordCarrier::Send => {
                 self.post_op(write(None), tag, false)?;
                 self.post_op::<Inline<'_>>(Op::send_inline(&word.to_imm().to_ne_bytes()), NO_ROOM, signaled)
             }
@@ -577,7 +545,7 @@ impl Session {
     /// rdma-core: without a receive, its word would end the connection.
     pub(super) fn map(&mut self, memory: Remote, len: u32, offset: u64) -> Result<Option<u32>> {
         self.check_writable()?;
-        if !self.may_post_data() || !self.outbound.may_send_iomap(self.words) {
+        if !self.may_post_data() || !self.outbound.may_send_iomap(self.carrier) {
             return Ok(None);
         }
         let Some(index) = self.peer_iomap.iter().position(|used| !used) else {
@@ -589,7 +557,7 @@ impl Session {
         let remote = Remote { addr: self.peer.iomap_addr(number), rkey: self.peer.table.key };
         self.data_free -= 1;
         self.post(|imm| write_inline(&bytes, remote, imm), Word::Iomap(number), DATA, true)?;
-        self.outbound.iomap(self.words);
+        self.outbound.iomap(self.carrier);
         self.peer_iomap[index] = true;
         Ok(Some(number))
     }
@@ -718,7 +686,7 @@ impl Session {
     /// The connection manager has reported the confirmation of the peer. Returns whether that is new. On
     /// iWARP the local kernel confirms, and the peer does by its first word.
     pub(super) fn confirm(&mut self) -> bool {
-        self.words == Words::Immediate && !std::mem::replace(&mut self.confirmed, true)
+        self.carrier == WordCarrier::Immediate && !std::mem::replace(&mut self.confirmed, true)
     }
 
     /// The connection manager has reported the end of the connection. Returns whether that is new.

@@ -8,8 +8,7 @@ use proptest::prelude::*;
 use super::ProtocolError;
 use super::inbound::{Grant, Inbound};
 use super::outbound::Outbound;
-use super::session::Words;
-use super::wire::{IomapSize, Offer, Span, Word};
+use super::wire::{IomapSize, Offer, Span, Word, WordCarrier};
 
 const RING: u64 = 0x10_0000;
 const KEY: u32 = 7;
@@ -44,12 +43,12 @@ struct Direction {
 
 impl Direction {
     fn new(half: u32, window: u16) -> Self {
-        Self::with(half, window, Words::Immediate)
+        Self::with(half, window, WordCarrier::Immediate)
     }
 
-    fn with(half: u32, window: u16, words: Words) -> Self {
+    fn with(half: u32, window: u16, carrier: WordCarrier) -> Self {
         Self {
-            outbound: Outbound::new(&offer(half, window), words),
+            outbound: Outbound::new(&offer(half, window), carrier),
             inbound: Inbound::new(half, window),
             ring: vec![0; 2 * half as usize],
             table: [None; 2],
@@ -153,8 +152,8 @@ proptest! {
         by_messages: bool,
         steps in prop::collection::vec(step(), 0..400),
     ) {
-        let words = if by_messages { Words::Messages } else { Words::Immediate };
-        let mut stream = Direction::with(half, window, words);
+        let carrier = if by_messages { WordCarrier::Send } else { WordCarrier::Immediate };
+        let mut stream = Direction::with(half, window, carrier);
         for step in steps {
             match step {
                 Step::Send(max, byte) => { stream.send(max, byte); }
@@ -204,32 +203,32 @@ fn entry_is_read_only_after_its_own_word() {
 /// On iWARP, a word without a receive ends the connection.
 #[test]
 fn data_leaves_receives_to_the_words_without_credits() {
-    for (window, words, sent) in [
-        (16, Words::Immediate, 16),
-        (16, Words::Messages, 12),
-        (384, Words::Messages, 376),
-        (3, Words::Messages, 3),
+    for (window, carrier, sent) in [
+        (16, WordCarrier::Immediate, 16),
+        (16, WordCarrier::Send, 12),
+        (384, WordCarrier::Send, 376),
+        (3, WordCarrier::Send, 3),
     ] {
-        let mut outbound = Outbound::new(&offer(1 << 20, window), words);
+        let mut outbound = Outbound::new(&offer(1 << 20, window), carrier);
         let messages = std::iter::from_fn(|| outbound.take(1)).count();
-        assert_eq!(messages, sent, "{words:?}, {window} receives");
-        assert_eq!(outbound.may_send_iomap(words), words == Words::Immediate);
+        assert_eq!(messages, sent, "{carrier:?}, {window} receives");
+        assert_eq!(outbound.may_send_iomap(carrier), carrier == WordCarrier::Immediate);
     }
 }
 
 /// The entries of the iomap table take credits on iWARP, and the receiver returns them.
 #[test]
 fn iomap_entries_return_their_credits_on_iwarp() {
-    let (mut outbound, mut inbound) = (Outbound::new(&offer(8, 16), Words::Messages), Inbound::new(8, 16));
+    let (mut outbound, mut inbound) = (Outbound::new(&offer(8, 16), WordCarrier::Send), Inbound::new(8, 16));
     for entries in 0..1000 {
-        if !outbound.may_send_iomap(Words::Messages) {
+        if !outbound.may_send_iomap(WordCarrier::Send) {
             let grant = inbound.take_grant().unwrap_or_else(|| panic!("no grant after {entries} entries"));
             outbound.grant(grant.limit).unwrap();
         }
-        outbound.iomap(Words::Messages);
-        inbound.iomap(Words::Messages).unwrap();
+        outbound.iomap(WordCarrier::Send);
+        inbound.iomap(WordCarrier::Send).unwrap();
     }
-    assert!(Outbound::new(&offer(8, 16), Words::Immediate).may_send_iomap(Words::Immediate));
+    assert!(Outbound::new(&offer(8, 16), WordCarrier::Immediate).may_send_iomap(WordCarrier::Immediate));
 }
 
 #[test]
@@ -275,7 +274,7 @@ fn messages_without_bytes_return_their_credits_at_half_of_the_window() {
 
 #[test]
 fn grants_that_fall_or_exceed_the_window_are_violations() {
-    let mut outbound = Outbound::new(&offer(8, 16), Words::Immediate);
+    let mut outbound = Outbound::new(&offer(8, 16), WordCarrier::Immediate);
     let violation = |limit, sent| Err(ProtocolError::Credits { limit, sent, window: 16 });
     for limit in [15, 17] {
         assert_eq!(outbound.grant(limit), violation(limit, 0));
@@ -290,7 +289,7 @@ fn grants_that_fall_or_exceed_the_window_are_violations() {
 
 #[test]
 fn announced_buffer_without_room_is_a_violation() {
-    let mut outbound = Outbound::new(&offer(1, 16), Words::Immediate);
+    let mut outbound = Outbound::new(&offer(1, 16), WordCarrier::Immediate);
     assert!(outbound.take(1).is_some());
     outbound.grant(16).unwrap();
     assert_eq!(outbound.awaited_entry(), Some(1));
@@ -299,7 +298,7 @@ fn announced_buffer_without_room_is_a_violation() {
 
 #[test]
 fn length_of_a_message_fits_in_its_word() {
-    let mut outbound = Outbound::new(&offer(u32::MAX, 16), Words::Immediate);
+    let mut outbound = Outbound::new(&offer(u32::MAX, 16), WordCarrier::Immediate);
     let piece = outbound.take(usize::MAX).unwrap();
     assert_eq!(piece.len, Word::MAX);
     assert_eq!(Word::from_imm(Word::Data(piece.len).to_imm()), Word::Data(piece.len));

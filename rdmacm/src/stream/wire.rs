@@ -1,6 +1,7 @@
 //! The bytes of the stream protocol: private data, immediate data, and the records that peers write
 //! into each other's memory. Source: `librdmacm/rsocket.c` of rdma-core and its protocol note.
 
+use bareverbs::Pd;
 use zerocopy::{FromBytes, Immutable, IntoBytes, transmute};
 
 /// Version of the protocol.
@@ -14,6 +15,14 @@ const KNOWS_IOMAP: u8 = 1 << 1;
 
 /// Entries in the table of data buffers that a side offers.
 pub(crate) const SLOTS: usize = 2;
+
+/// Sends that are kept for control messages, which take no credits.
+pub(crate) const CONTROLS: u32 = 4;
+
+/// Receives for the peer's control messages, which take no credits: those on their way, and those
+/// that have arrived and were not handled. Without a receive, the peer's device retries after a
+/// delay.
+pub(crate) const CONTROL_RECVS: u32 = 2 * CONTROLS;
 
 /// Bytes of memory with its key, as records describe it (`struct rs_sge`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
@@ -259,6 +268,31 @@ impl Word {
             (7, 1) => Self::Keepalive,
             (7, 2) => Self::Shutdown,
             _ => Self::Unknown(imm),
+        }
+    }
+}
+
+/// How the words of a stream are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WordCarrier {
+    /// As the immediate data of a write.
+    Immediate,
+    /// By a send behind the write, in the byte order of the sender: iWARP has no immediate data
+    /// (`RS_OPT_MSG_SEND`).
+    Send,
+}
+
+impl WordCarrier {
+    /// That of the streams on a device.
+    pub(crate) fn of(pd: &Pd) -> Self {
+        if pd.context().capabilities().iwarp { Self::Send } else { Self::Immediate }
+    }
+
+    /// Requests of a number of messages, and of a read that probes the peer.
+    pub(crate) fn sends(self, messages: u32) -> u32 {
+        match self {
+            Self::Immediate => messages,
+            Self::Send => 2 * messages + 1,
         }
     }
 }
