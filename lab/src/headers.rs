@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::apt::{Apt, Package};
 use crate::cache::Cache;
 use crate::deb;
-use crate::kernel::Series;
+use crate::series::Series;
 
 /// One kernel's headers.
 #[derive(Clone, Debug, PartialEq, Eq)]

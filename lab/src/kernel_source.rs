@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use crate::apt::{Apt, Package};
 use crate::cache::Cache;
 use crate::deb;
-use crate::kernel::Series;
 use crate::process::bind_to_parent;
+use crate::series::Series;
 
 /// What the build needs beside the packages that the kernel's headers depend on, and the programs.
 const TOOL_PACKAGES: [&str; 2] = ["make", "xz-utils"];
