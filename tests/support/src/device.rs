@@ -26,10 +26,7 @@ use crate::harness::in_lab;
 use crate::iwarp;
 pub use crate::iwarp::{is_iwarp, iwarp};
 use crate::loopback::{Plan, domain, pair, request};
-pub use crate::opened::{between_processes, device, file, name, open};
-
-/// `Err` with the reason if a test can't run.
-pub type Requirement = Result<(), String>;
+pub use crate::opened::{Requirement, between_processes, device, file, name, open};
 
 /// Creates a queue pair and a region, so that the driver creates the internal objects that it
 /// creates on first use. After this call, object counts change only with the objects of programs.

@@ -36,6 +36,7 @@ use libtest_mimic::{Arguments, Trial};
 pub use libtest_mimic::{Completion, Failed};
 
 use crate::iwarp;
+use crate::opened::DEVICE;
 
 /// The result of a test: passed, skipped with a reason, or failed.
 pub type Outcome = Result<Completion, Failed>;
@@ -83,9 +84,6 @@ impl Test {
         Self { name, place, run }
     }
 }
-
-/// The environment variable with the name of the soft device that the tests of this process run on.
-pub const DEVICE: &str = "BAREVERBS_TEST_DEVICE";
 
 /// The name of the soft device in the processes that [`run_anywhere`] starts.
 const SOFT_DEVICE: &str = "soft0";

@@ -10,9 +10,8 @@ use bareverbs::device::{DriverId, NodeType};
 use bareverbs_netlink::RdmaNetlink;
 
 use crate::TIMEOUT;
-use crate::device::{self, Requirement};
 use crate::iproute2::{attempt, ip};
-use crate::opened;
+use crate::opened::{self, Requirement};
 
 /// The device that a guest with rxe gets, its network interface, and the other end of this.
 const ADDED: &str = "siwtest";
@@ -102,10 +101,10 @@ pub(crate) fn remove_link() {
 /// # Panics
 /// If there is no RDMA device.
 pub fn is_iwarp() -> bool {
-    device::device().node_type() == NodeType::RNIC
+    opened::device().node_type() == NodeType::RNIC
 }
 
 /// The IP address of the siw device.
 pub(crate) fn address() -> Ipv4Addr {
-    if device::name() == ADDED { ADDED_IP } else { LAB_IP }
+    if opened::name() == ADDED { ADDED_IP } else { LAB_IP }
 }

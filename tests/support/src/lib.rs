@@ -45,9 +45,9 @@ pub use bareverbs_test_macros::kernel_test;
 pub use inventory::submit;
 
 #[cfg(feature = "kernel")]
-pub use crate::harness::{
-    Completion, DEVICE, Failed, Outcome, Test, Verdict, in_lab, run, run_anywhere, skip,
-};
+pub use crate::harness::{Completion, Failed, Outcome, Test, Verdict, in_lab, run, run_anywhere, skip};
+#[cfg(feature = "kernel")]
+pub use crate::opened::DEVICE;
 
 /// Timeout of an expected event: 30 s. Guests without KVM are slow, so it is much longer than any
 /// event needs.

@@ -6,7 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bareverbs::{Context, Device};
 use bareverbs_provider::device::DeviceFile;
 
-use crate::harness::DEVICE;
+/// The environment variable with the name of the soft device that the tests of this process run on.
+pub const DEVICE: &str = "BAREVERBS_TEST_DEVICE";
+
+/// `Err` with the reason if a test can't run.
+pub type Requirement = Result<(), String>;
 
 /// Whether the test has several processes.
 static BETWEEN_PROCESSES: AtomicBool = AtomicBool::new(false);
@@ -54,7 +58,7 @@ fn name_on_loopback(process: u32) -> String {
 ///
 /// # Errors
 /// None.
-pub fn between_processes() -> Result<(), String> {
+pub fn between_processes() -> Requirement {
     BETWEEN_PROCESSES.store(true, Ordering::Relaxed);
     Ok(())
 }
