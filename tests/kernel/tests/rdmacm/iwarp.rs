@@ -19,7 +19,7 @@ use bareverbs_rdmacm::{
 use crate::host::*;
 use crate::owned;
 
-type End2 = Connected<Endpoint<Mr<Buffer>>>;
+type ConnectedEndpoint = Connected<Endpoint<Mr<Buffer>>>;
 
 pub(crate) fn listen() -> (Listener, SocketAddr) {
     let listener = Listener::bind(SocketAddr::new(ip(), 0)).unwrap();
@@ -40,12 +40,12 @@ fn endpoint(pd: &Pd, options: &EndpointOptions) -> Endpoint<Mr<Buffer>> {
     endpoint
 }
 
-fn accept(request: Incoming, options: &EndpointOptions, connect: &ConnectOptions<'_>) -> End2 {
+fn accept(request: Incoming, options: &EndpointOptions, connect: &ConnectOptions<'_>) -> ConnectedEndpoint {
     let pd = request.pd().in_time().unwrap();
     request.accept(endpoint(&pd, options), connect).in_time().unwrap()
 }
 
-fn connect(route: Route, options: &EndpointOptions, connect: &ConnectOptions<'_>) -> End2 {
+fn connect(route: Route, options: &EndpointOptions, connect: &ConnectOptions<'_>) -> ConnectedEndpoint {
     let pd = route.pd().in_time().unwrap();
     route.connect(endpoint(&pd, options), connect).in_time().unwrap()
 }
@@ -56,7 +56,7 @@ fn connected(
     connector: &Connector,
     options: &EndpointOptions,
     [active, passive]: [&ConnectOptions<'_>; 2],
-) -> [End2; 2] {
+) -> [ConnectedEndpoint; 2] {
     thread::scope(|scope| {
         let accepted = scope.spawn(|| accept(listener.request().in_time().unwrap(), options, passive));
         let route = connector.resolve(*addr).in_time().unwrap();
@@ -178,13 +178,12 @@ fn dead_peer_of_iwarp_is_noticed_within_ten_seconds() {
     let wire = Wire::new();
     nothing_leaks(|| {
         let listener = Listener::bind((End::Far.ip(), 0)).unwrap();
-        let ends = (listener, SocketAddr::new(End::Far.ip().into(), 0));
-        let addr = ends.0.local_addr().unwrap();
+        let addr = listener.local_addr().unwrap();
         let source = Some(SocketAddr::new(End::Near.ip().into(), 0).into());
         let connector = Connector::new().id_options(IdOptions { source, ..IdOptions::default() });
         let options = ConnectOptions::default();
         let [mut client, server] =
-            connected(&(ends.0, addr), &connector, &Endpoint::options(), [&options, &options]);
+            connected(&(listener, addr), &connector, &Endpoint::options(), [&options, &options]);
         wire.cut(End::Far);
         let begin = Instant::now();
         let failed = client.queue.next().wait().unwrap_err();

@@ -203,7 +203,7 @@ fn siw_requests_after_the_end_of_a_connection_are_flushed() {
 }
 
 #[kernel_test(device::iwarp)]
-fn siw_lacks_are_refused_before_the_kernel() {
+fn siw_rejects_unsupported_requests_in_user_space() {
     nothing_leaks(|| {
         let [mut a, b] = pair();
         let remote = b.mr.remote(0).unwrap();
