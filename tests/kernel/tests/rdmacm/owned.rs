@@ -110,8 +110,10 @@ pub(crate) fn tasks_connect_hubs_by_ip_address() {
             let accept = async { listener.request().await?.accept_on(&hub, &options).await };
             let connect = async { connector.resolve(addr).await?.connect_on(&hub, &options).await };
             let (server, client) = ::tokio::join!(accept, connect);
-            let received = server.unwrap().queue.post(Op::recv(pool.take().unwrap()));
-            client.unwrap().queue.post(Op::send(buffer(&pool, b"task"), ..4)).wait().unwrap();
+            // The drop of a link ends its connection.
+            let (server, client) = (server.unwrap(), client.unwrap());
+            let received = server.queue.post(Op::recv(pool.take().unwrap()));
+            client.queue.post(Op::send(buffer(&pool, b"task"), ..4)).wait().unwrap();
             assert_eq!(received.wait().unwrap().message(), Some(&b"task"[..]));
         });
     });
