@@ -11,11 +11,12 @@ use std::{fmt, fs};
 
 use anyhow::{Context, Result, ensure};
 use bareverbs_conform::{Outcome, Results, Rule, Verdict, report};
-use bareverbs_lab::{Accelerator, Exec, Failure, Guests, Hca, HcaPort, Series, Setup};
-use clap::{Args, Subcommand, ValueEnum};
+use bareverbs_lab::{Accelerator, Exec, Failure, Guests, Hca, Series, Setup};
+use clap::{Args, Subcommand};
 
 use crate::build;
 use crate::experiment::{self, Files};
+use crate::test::Tested;
 
 /// Timeout of the suite on one kernel.
 const LIMIT: Duration = Duration::from_secs(1200);
@@ -80,24 +81,13 @@ struct Matrix {
     fuzz: Option<u64>,
     /// The device of the guests.
     #[arg(long, value_enum, default_value = "rxe")]
-    device: Device,
+    device: Tested,
     /// The folder for the results of each kernel and the page (default: target/conform).
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
     /// The accelerator: auto, kvm or tcg.
     #[arg(long, default_value = "auto")]
     accel: Accelerator,
-}
-
-/// The device of a guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Device {
-    /// Soft-RoCE.
-    Rxe,
-    /// The software ConnectX on Ethernet.
-    Roce,
-    /// The software ConnectX on InfiniBand.
-    Ib,
 }
 
 /// A guest with its device.
@@ -111,15 +101,14 @@ struct Testbed {
 
 impl Testbed {
     /// Boots a guest with a kernel.
-    fn boot(kernel: &str, device: Device, accelerator: Accelerator) -> Result<Self> {
-        let files = Files::fetch(kernel, build::guest_programs()?)?;
-        let port = match device {
-            Device::Rxe => None,
-            Device::Roce => Some(HcaPort::Roce),
-            Device::Ib => Some(HcaPort::Ib),
-        };
-        let hca = experiment::start_hca(port, 1, &[])?;
-        let guests = Guests::boot(&Setup { accelerator, hca: hca.as_ref(), ..files.setup() })?;
+    fn boot(kernel: &str, device: Tested, accelerator: Accelerator) -> Result<Self> {
+        let mut files = Files::fetch(kernel, build::guest_programs()?)?;
+        if device == Tested::Siw {
+            files.add_siw(kernel)?;
+        }
+        let hca = experiment::start_hca(device.port(), 1, &[])?;
+        let soft = device.soft();
+        let guests = Guests::boot(&Setup { accelerator, soft, hca: hca.as_ref(), ..files.setup() })?;
         Ok(Self { guests, _hca: hca, version: files.kernel.version })
     }
 }

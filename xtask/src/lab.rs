@@ -161,7 +161,7 @@ impl Machine {
             false => Files::fetch(&self.kernel, programs)?,
         };
         if self.device == Tested::Siw {
-            experiment::add_siw(&files.cache, &mut files.kernel, &self.kernel)?;
+            files.add_siw(&self.kernel)?;
         }
         let mut shares = Vec::new();
         if let Some(folder) = &self.share {

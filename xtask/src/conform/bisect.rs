@@ -10,6 +10,7 @@ use bareverbs_lab::Accelerator;
 use clap::Args;
 
 use super::Testbed;
+use crate::test::Tested;
 
 #[derive(Args)]
 pub(crate) struct Bisect {
@@ -119,7 +120,7 @@ impl Step {
             ensure!(make.context("running make")?.success(), "make {} failed", arguments.join(" "));
         }
         let tree = self.tree.display().to_string();
-        let mut testbed = Testbed::boot(&tree, super::Device::Rxe, Accelerator::Auto)?;
+        let mut testbed = Testbed::boot(&tree, Tested::Rxe, Accelerator::Auto)?;
         // The check runs whatever it does to the kernel: the guest is thrown away.
         let outcome = testbed.hazardous(0, &self.check)?.context("there is no such check")?;
         Ok(Shown::of(&outcome, self.fixed))

@@ -10,8 +10,9 @@ use bareverbs_conform::fuzz::Report;
 use bareverbs_lab::{Accelerator, Exec};
 use bareverbs_trace::replay;
 
-use super::{Device, Testbed};
+use super::Testbed;
 use crate::build;
+use crate::test::Tested;
 
 /// Time for the start, and for shrinking a failure.
 const MORE: Duration = Duration::from_secs(400);
@@ -20,7 +21,7 @@ const MORE: Duration = Duration::from_secs(400);
 pub(crate) struct Fuzz<'a> {
     pub(crate) seconds: u64,
     pub(crate) seed: u64,
-    pub(crate) device: Device,
+    pub(crate) device: Tested,
     pub(crate) accelerator: Accelerator,
     /// The folder for reports and failing programs.
     pub(crate) folder: &'a Path,

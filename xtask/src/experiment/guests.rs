@@ -55,6 +55,11 @@ impl Files {
         Ok(Self { rdma_core: Some(RdmaCore::fetch(&files.cache, false)?), ..files })
     }
 
+    /// Adds the module of siw to the kernel that was fetched by this name.
+    pub(crate) fn add_siw(&mut self, wanted: &str) -> Result<()> {
+        add_siw(&self.cache, &mut self.kernel, wanted)
+    }
+
     /// The Debian root of [`Self::with_rdma_core`].
     pub(crate) fn rdma_core(&self) -> Result<&RdmaCore> {
         self.rdma_core.as_ref().context("the Debian root was not fetched")
