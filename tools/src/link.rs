@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use bareverbs::device::{PortPhysState, PortState};
+use bareverbs::device::{NodeType, PortPhysState, PortState};
 use bareverbs::{Device, Error, Gid};
 use bareverbs_netlink::{DeviceInfo, PortInfo, RdmaNetlink, RouteNetlink};
 use serde::Serialize;
@@ -159,7 +159,8 @@ fn create(add: &LinkAdd) -> Result<()> {
 }
 
 /// Waits until a port of the device is active, its device node is there, and its GID table has the
-/// new addresses, or any address. A work queue of the kernel fills the table.
+/// new addresses, or any address. A work queue of the kernel fills the table. An iWARP device has no GIDs
+/// of addresses.
 fn wait_until_usable(netlink: &mut RdmaNetlink, add: &LinkAdd, limit: Duration) -> Result<()> {
     let wanted: Vec<Gid> = add.address.iter().map(|network| gid(network.address)).collect();
     let end = Instant::now() + limit;
@@ -182,7 +183,12 @@ fn what_is_missing(netlink: &mut RdmaNetlink, name: &str, wanted: &[Gid]) -> Res
     if !states.iter().any(|(_, port)| port.state == PortState::ACTIVE) {
         return Ok(Some("no port is ACTIVE; is the network interface up?".into()));
     }
-    let table = Device::find(name)?.open()?.gid_table()?;
+    let device = Device::find(name)?;
+    let table = device.open()?.gid_table()?;
+    // The only GID of an iWARP device is made of the interface's MAC address.
+    if device.node_type() == NodeType::RNIC {
+        return Ok(None);
+    }
     if table.is_empty() {
         return Ok(Some("its GID table is empty; has the network interface an address?".into()));
     }
