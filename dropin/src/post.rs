@@ -274,8 +274,8 @@ pub(crate) unsafe fn frequent_receive<'a>(first: *mut ibv_recv_wr) -> Option<Rec
     Some(RecvRequest { wr_id: request.wr_id, sges: slice::from_ref(sge) })
 }
 
-/// Converts a send, and passes it on. A list of more than `max_sges` is rejected as `too_long`, before it is
-/// read.
+/// Converts a send of a QP of type `qp_type`, and passes it on. A list of more than `max_sges` is rejected
+/// as `too_long`, before it is read. `has_source`: the QP has a source QPN.
 ///
 /// # Safety
 ///
@@ -283,28 +283,40 @@ pub(crate) unsafe fn frequent_receive<'a>(first: *mut ibv_recv_wr) -> Option<Rec
 /// what its operation needs.
 #[inline(never)]
 pub(crate) unsafe fn with_send<R>(
-    qp_type: QpType,
+    (qp_type, has_source): (QpType, bool),
     (max_sges, too_long): (u32, Failure),
     request: &ibv_send_wr,
     post: impl FnOnce(&SendRequest<'_, AnyOperation<'_>>) -> Result<R, Failure>,
 ) -> Result<R, Failure> {
     let operation = operation(qp_type, request)?;
     let flags = SendFlags::from_bits_truncate(request.send_flags);
+    let wire = WireFlags::from_bits_retain(request.send_flags);
     let wr_id = request.wr_id;
+    // Without this check, a datagram of IPoIB would be sent without its checksums.
+    if has_source && wire.contains(WireFlags::IP_CSUM) {
+        return Err(Failure::INVALID);
+    }
     if unsigned(request.num_sge)? > max_sges {
         return Err(too_long);
     }
     // SAFETY: by the contract.
     let sges = unsafe { sges(request.sg_list, request.num_sge) }?;
-    if !WireFlags::from_bits_retain(request.send_flags).contains(WireFlags::INLINE) {
-        if let AnyOperation::Frame(frame @ Frame { mss: None, .. }) = operation {
-            let (mut header, mut rest) = ([0; FRAME_HEADER], sges.to_vec());
-            // SAFETY: by the contract.
-            let taken = unsafe { take_header(&mut rest, &mut header) };
-            let operation = Frame { header: &header[..taken], ..frame }.into();
-            return post(&SendRequest { wr_id, operation, flags, payload: Payload::Sges(&rest) });
-        }
-        return post(&SendRequest { wr_id, operation, flags, payload: Payload::Sges(sges) });
+    if !wire.contains(WireFlags::INLINE) {
+        let length = match operation {
+            AnyOperation::Frame(Frame { mss: None, .. }) => FRAME_HEADER,
+            _ if has_source => IPOIB_HEADER,
+            _ => return post(&SendRequest { wr_id, operation, flags, payload: Payload::Sges(sges) }),
+        };
+        let (mut header, mut rest) = ([0; FRAME_HEADER], sges.to_vec());
+        // SAFETY: by the contract.
+        let taken = unsafe { take_header(&mut rest, &mut header[..length]) };
+        let header = &header[..taken];
+        let operation = match operation {
+            AnyOperation::Frame(frame) => Frame { header, ..frame }.into(),
+            AnyOperation::Datagram(datagram) => Datagram { header, ..datagram }.into(),
+            other => other,
+        };
+        return post(&SendRequest { wr_id, operation, flags, payload: Payload::Sges(&rest) });
     }
     let mut few: [&[u8]; FEW] = [&[]; FEW];
     let many: Vec<_>;
@@ -323,16 +335,19 @@ pub(crate) unsafe fn with_send<R>(
 /// The bytes of a frame that ConnectX devices require in the WQE: an Ethernet header with a VLAN tag.
 pub(crate) const FRAME_HEADER: usize = 18;
 
-/// Copies the first bytes of a frame, as libmlx5 does, and takes them out of its SGEs. Returns their number,
-/// which is less for a shorter frame.
+/// The same of a datagram with a source QPN: the header of IPoIB.
+const IPOIB_HEADER: usize = 4;
+
+/// Copies the first bytes of a frame or datagram, as libmlx5 does, and takes them out of its SGEs. Returns
+/// their number, which is less for a shorter one.
 ///
 /// # Safety
 ///
 /// The SGEs name memory of the program.
-pub(crate) unsafe fn take_header(sges: &mut Vec<Sge>, header: &mut [u8; FRAME_HEADER]) -> usize {
+pub(crate) unsafe fn take_header(sges: &mut Vec<Sge>, header: &mut [u8]) -> usize {
     let mut taken = 0;
     sges.retain_mut(|sge| {
-        let count = sge.length.min((FRAME_HEADER - taken) as u32);
+        let count = sge.length.min((header.len() - taken) as u32);
         // SAFETY: the first bytes of an SGE, by the contract.
         let first = unsafe { bytes(&Sge { length: count, ..*sge }) };
         header[taken..taken + first.len()].copy_from_slice(first);

@@ -73,6 +73,8 @@ pub(crate) struct QpHead {
     /// The granted capacities of a QP with queues.
     cap: QpCap,
     no_room: NoRoom,
+    /// Whether the QP has a source QPN.
+    has_source: bool,
     /// The functions of ConnectX devices.
     pub(crate) mlx5: mlx5dv_qp_ex,
     /// Whether the QP has the functions of `ibv_qp_ex`.
@@ -223,7 +225,8 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
         let wr_complete = context.data_paths.of(is_single_threaded).wr_complete;
         let operations = extended.operations.map(|operations| (operations, wr_complete));
         let no_room = NoRoom::of(context.context.driver());
-        let head = QpHead { mlx5, posting, cap, no_room, ..head(base, operations, parent) };
+        let has_source = extended.source_qp_num.is_some();
+        let head = QpHead { mlx5, posting, cap, no_room, has_source, ..head(base, operations, parent) };
         Ok((head, AnyQp::Queues(Queues::new(core, is_single_threaded))))
     });
     created.inspect(|qp: &*mut ibv_qp| {
@@ -262,6 +265,7 @@ fn head(base: ibv_qp, operations: Option<(u64, Function)>, parent: Option<&Arc<P
         posting: Posting::default(),
         cap: QpCap::default(),
         no_room: NoRoom::of(DriverId::UNKNOWN),
+        has_source: false,
         mlx5: extended::mlx5_functions(false),
         is_extended: operations.is_some(),
         _parent: parent.cloned(),
@@ -416,7 +420,7 @@ pub(crate) fn create_extended(
         mlx5.raw_wqes.then_some(0)
     };
     let supported = extended::operations(QpType(init.qp_type), capabilities.flush, capabilities.atomic_write);
-    if operations.is_some_and(|operations| operations & !supported != 0) {
+    if operations.is_some_and(|operations| operations & !supported != 0 || has_source) {
         return Err(Failure::UNSUPPORTED);
     }
     let extended = Extended {

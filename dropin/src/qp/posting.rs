@@ -134,7 +134,7 @@ fn are_posted(reason: &PostReason) -> bool {
 /// As for [`send`]. The caller has left the send queue locked.
 #[inline(never)]
 unsafe fn send_list(qp: &QpObject, first: *mut ibv_send_wr, bad: Option<&mut *mut ibv_send_wr>) -> c_int {
-    let qp_type = QpType(qp.abi.abi.qp_base.qp_type);
+    let kind = (QpType(qp.abi.abi.qp_base.qp_type), qp.abi.has_source);
     let no_room = qp.abi.no_room;
     // SAFETY: by the contract.
     let mut sends = unsafe { of(qp).locked_send() };
@@ -149,7 +149,7 @@ unsafe fn send_list(qp: &QpObject, first: *mut ibv_send_wr, bad: Option<&mut *mu
             if unsafe { frequent_send(request, &mut batch) }.is_none() {
                 // SAFETY: by the contract.
                 outcome = unsafe {
-                    with_send(qp_type, (qp.abi.cap.max_send_sge, no_room.post), request, |request| {
+                    with_send(kind, (qp.abi.cap.max_send_sge, no_room.post), request, |request| {
                         batch.push(request).map_err(|reason| no_room.failure_of_post(reason))
                     })
                 };
