@@ -109,7 +109,7 @@ enum Effect {
     Wait(Duration),
 }
 
-/// Moves a QP to ERR. Its caller holds no lock of a queue, and the QP is live.
+/// Moves a QP to ERR. Its caller holds no lock of a queue, but that of `ibv_wr_start`, and the QP is live.
 pub(crate) type FailQp = unsafe fn(*const ibv_qp);
 
 /// A live QP.
@@ -233,7 +233,7 @@ impl Faults {
     }
 
     /// Moves the QP of a completion that became an error to ERR, as a device does. The caller holds no lock
-    /// of a queue.
+    /// of a queue, but that of `ibv_wr_start`.
     pub(crate) fn fail_qp(&self, qp_num: u32) {
         for qp in self.qps().iter().filter(|qp| qp.qp_num == qp_num) {
             // SAFETY: the QP is live while it is in the list, which is locked.

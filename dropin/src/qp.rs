@@ -125,6 +125,11 @@ impl QpObject {
         (self.abi.abi.qp_base.context, self.abi.abi.qp_base.handle)
     }
 
+    /// Its granted capacities.
+    pub(crate) fn cap(&self) -> QpCap {
+        self.abi.cap
+    }
+
     /// Its type, its last known state and its number.
     pub(crate) fn numbers(&self) -> (QpType, QpState, u32) {
         let base = &self.abi.abi.qp_base;
@@ -439,12 +444,17 @@ pub(crate) fn create_extended(
     Ok(created)
 }
 
-/// Moves a QP to ERR.
+/// Moves a QP to ERR, at once or by `ibv_wr_complete`.
 ///
 /// # Safety
 ///
-/// The QP is live, and the caller holds none of its locks.
+/// The QP is live. The caller holds none of its locks, but that of `ibv_wr_start`.
 unsafe fn move_to_error(qp: *const ibv_qp) {
+    // SAFETY: by the contract.
+    let hooks = unsafe { &*qp.cast::<QpObject>() }.abi.hooks.as_deref();
+    if hooks.is_some_and(QpHooks::fails_later) {
+        return;
+    }
     // SAFETY: the struct consists of numbers.
     let mut attr: ibv_qp_attr = unsafe { MaybeUninit::zeroed().assume_init() };
     attr.qp_state = QpState::ERR.0.into();

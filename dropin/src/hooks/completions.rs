@@ -29,7 +29,7 @@ impl Hooks {
         self.faults?.completion().filter(|_| WcStatus(status) == WcStatus::SUCCESS)
     }
 
-    fn fail_qp(&self, qp_num: u32) {
+    pub(super) fn fail_qp(&self, qp_num: u32) {
         if let Some(faults) = self.faults {
             faults.fail_qp(qp_num);
         }

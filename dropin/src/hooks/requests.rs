@@ -16,6 +16,7 @@ use crate::abi::work::{ibv_data_buf, ibv_sge};
 use crate::convention::{Convention, Failure, OrErrno};
 use crate::faults::before;
 use crate::object::lock;
+use crate::qp::QpObject;
 
 /// Most requests of a batch that are traced: the memory is bounded.
 const MAX_TRACED: usize = 4096;
@@ -24,6 +25,9 @@ const MAX_TRACED: usize = 4096;
 #[derive(Default)]
 struct Batch {
     begin: Option<Instant>,
+    /// Whether a completion of the QP became an error meanwhile. The QP is moved to ERR at the end: the thread
+    /// that polled may be the one that holds the lock of the QP.
+    fails_qp: bool,
     finished: Vec<Message>,
     /// The request that is built: its name, ID, flags and members.
     open: Option<(&'static str, u64, u32, String)>,
@@ -69,7 +73,7 @@ macro_rules! builders {
                 $name:literal { $($member:literal: $value:expr),* };
         )* }
         set { $(
-            $set:ident($($set_argument:ident: $set_type:ty),*) |$members:ident| $how:block
+            $set:ident($($set_argument:ident: $set_type:ty),*) |$members:ident, $cap:ident| $how:block
         )* }
     ) => {
         /// The functions that a QP had before.
@@ -115,9 +119,10 @@ macro_rules! builders {
         } )*
 
         $( unsafe extern "C" fn $set(qp: *mut ibv_qp_ex $(, $set_argument: $set_type)*) {
-            // SAFETY: C calls the function with a live QP with hooks.
-            let hooks = unsafe { of_qp(qp) };
+            // SAFETY: C calls the function with a live QP with hooks, which is an object of this library.
+            let (hooks, object) = unsafe { (of_qp(qp), &*qp.cast::<QpObject>()) };
             if hooks.hooks.trace.is_some() {
+                let $cap = object.cap();
                 lock(&hooks.batch).set(|$members| $how);
             }
             type Set = unsafe extern "C" fn(*mut ibv_qp_ex $(, $set_type)*);
@@ -152,25 +157,34 @@ builders! {
             };
     }
     set {
-        wr_set_ud_addr(ah: *mut c_void, qp_num: u32, qkey: u32) |members| {
+        wr_set_ud_addr(ah: *mut c_void, qp_num: u32, qkey: u32) |members, _cap| {
             add(members, "remote_qpn", qp_num);
             add(members, "remote_qkey", qkey);
         }
-        wr_set_xrc_srqn(remote_srq: u32) |members| { add(members, "remote_srqn", remote_srq); }
-        wr_set_inline_data(addr: *const c_void, length: usize) |members| {
+        wr_set_xrc_srqn(remote_srq: u32) |members, _cap| { add(members, "remote_srqn", remote_srq); }
+        wr_set_inline_data(addr: *const c_void, length: usize) |members, _cap| {
             add(members, "inline_length", length);
         }
-        wr_set_inline_data_list(count: usize, buffers: *const ibv_data_buf) |members| {
-            // SAFETY: the list has this length.
-            let buffers = unsafe { list(buffers, count) };
-            add(members, "inline_length", buffers.iter().map(|buffer| buffer.length).sum::<usize>());
+        wr_set_inline_data_list(count: usize, buffers: *const ibv_data_buf) |members, cap| {
+            let mut length = 0_usize;
+            for at in 0..if buffers.is_null() { 0 } else { count } {
+                // SAFETY: the list has this length. The queue reads it up to this element too.
+                length = length.saturating_add(unsafe { (*buffers.add(at)).length });
+                if length > cap.max_inline_data as usize {
+                    break;
+                }
+            }
+            add(members, "inline_length", length);
         }
-        wr_set_sge(lkey: u32, addr: u64, length: u32) |members| {
+        wr_set_sge(lkey: u32, addr: u64, length: u32) |members, _cap| {
             add_sges(members, &[ibv_sge { addr, length, lkey }]);
         }
-        wr_set_sge_list(count: usize, sges: *const ibv_sge) |members| {
-            // SAFETY: the list has this length.
-            add_sges(members, unsafe { list(sges, count) });
+        wr_set_sge_list(count: usize, sges: *const ibv_sge) |members, cap| {
+            // The queue rejects a longer list without reading it.
+            if count <= cap.max_send_sge as usize {
+                // SAFETY: the list has this length.
+                add_sges(members, unsafe { list(sges, count) });
+            }
         }
     }
 }
@@ -193,6 +207,23 @@ unsafe fn of_qp<'a>(qp: *mut ibv_qp_ex) -> &'a QpHooks {
     unsafe { Hooked::of(qp.cast::<Hooked<ibv_qp_ex, _>>()) }
 }
 
+impl QpHooks {
+    /// Whether the QP can't be moved to ERR now, because requests are posted by `ibv_wr_*`. It is moved at
+    /// their end.
+    pub(crate) fn fails_later(&self) -> bool {
+        let mut batch = lock(&self.batch);
+        batch.fails_qp = batch.begin.is_some();
+        batch.fails_qp
+    }
+
+    /// Ends a batch, whose requests are posted or taken back.
+    fn end(&self, qp: &ibv_qp_ex, batch: &Batch) {
+        if batch.fails_qp {
+            self.hooks.fail_qp(qp.qp_base.qp_num);
+        }
+    }
+}
+
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     // SAFETY: C calls the function with a live QP with hooks.
     let hooks = unsafe { of_qp(qp) };
@@ -210,6 +241,7 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     if let Err(errno) = before("wr_complete") {
         // SAFETY: the original has the type of `wr_abort`.
         unsafe { hooks.wr_abort.cast::<unsafe extern "C" fn(*mut ibv_qp_ex)>()(qp) };
+        hooks.end(qp_of_c, &batch);
         return OrErrno::answer(Err(Failure::of_errno(errno)));
     }
     // SAFETY: the original has the type of this function.
@@ -219,6 +251,7 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
         let line = Line { begin, call: "post-send", context: qp_of_c.qp_base.context, result: -result };
         batch.finished.iter().for_each(|request| trace.write(&line, Some(request), None));
     }
+    hooks.end(qp_of_c, &batch);
     Failure::restore_errno(errno);
     result
 }
@@ -227,7 +260,8 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     // SAFETY: C calls the function with a live QP with hooks. The original has its type.
     unsafe {
         let hooks = of_qp(qp);
-        *lock(&hooks.batch) = Batch::default();
+        let batch = std::mem::take(&mut *lock(&hooks.batch));
         hooks.wr_abort.cast::<unsafe extern "C" fn(*mut ibv_qp_ex)>()(qp);
+        hooks.end(&*qp, &batch);
     }
 }

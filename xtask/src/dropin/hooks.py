@@ -12,7 +12,7 @@ rules, trace = sys.argv[1:]
 with open(rules, "w") as file:
     # The first fails `ibv_post_send`, the third `ibv_wr_complete`. The third completion has failed before.
     file.write("PostSend 1 EIO\nPostSend 3 ENOSPC\ncompletion 2 REM_ACCESS_ERR\n")
-    file.writelines(f"completion {number} REM_OP_ERR\n" for number in [3, 6, 8])
+    file.writelines(f"completion {number} REM_OP_ERR\n" for number in [3, 6, 8, 9, 13])
 os.environ.update(BAREVERBS_FAULTS=rules, BAREVERBS_TRACE=trace)
 
 from pyverbs.addr import AH, AHAttr, GlobalRoute
@@ -118,6 +118,30 @@ for polled in [1, 2]:
     qp.close()
     cq.close()
 
+# A completion becomes an error between `ibv_wr_start` and `ibv_wr_complete` of its QP, which fails behind them.
+for end in [QPEx.wr_complete, QPEx.wr_abort]:
+    cq = CQ(context, 16)
+    qp = ud(cq)
+    send_ex(7)
+    qp.wr_start()
+    assert poll(cq) == Status.IBV_WC_REM_OP_ERR
+    end(qp)
+    assert state() == State.IBV_QPS_ERR
+    qp.close()
+    cq.close()
+
+# The trace does not read a list that the QP rejects: it may be longer than its memory.
+cq = CQ(context, 16)
+qp = ud(cq)
+qp.wr_start()
+qp.wr_id, qp.wr_flags = 8, SendFlags.IBV_SEND_SIGNALED
+qp.wr_send()
+qp.wr_set_ud_addr(ah, qp.qp_num, QKEY)
+qp.wr_set_sge_list([sge] * 200)
+refused(errno.EINVAL, qp.wr_complete)
+qp.close()
+cq.close()
+
 srq = SRQ(pd, SrqInitAttr(SrqAttr(max_wr=4)))
 srq.post_recv(RecvWR(wr_id=5, num_sge=1, sg=[sge]))
 srq.close()
@@ -128,7 +152,10 @@ requests = [line for line in lines if line["call"] == "post-send"]
 posted = [(line["before"]["wr_id"], line["result"], line.get("error")) for line in requests]
 # Requests that a rule refuses are not posted.
 refused_by_device = (6, -errno.EINVAL, "EINVAL")
-assert posted == [(2, 0, None), (4, 0, None), refused_by_device, (4, 0, None), refused_by_device], posted
+of_batches = [(7, 0, None), (7, 0, None), (8, -errno.EINVAL, "EINVAL")]
+expected = [(2, 0, None), (4, 0, None), refused_by_device, (4, 0, None), refused_by_device, *of_batches]
+assert posted == expected, posted
+assert "sges" in requests[1]["before"] and "sges" not in requests[-1]["before"]
 assert requests[2]["before"]["invalidate_rkey"] == 0x01020304
 assert [line["before"]["wr_id"] for line in lines if line["call"] == "post-srq-recv"] == [5]
 statuses = [line["name"] for line in lines if line["call"] == "poll-cq"]
