@@ -6,6 +6,7 @@ mod multicast;
 mod neighbours;
 mod owned;
 mod shared;
+mod source_qpn;
 mod unreliable;
 mod untyped;
 
