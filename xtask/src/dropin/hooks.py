@@ -138,7 +138,7 @@ qp.wr_id, qp.wr_flags = 8, SendFlags.IBV_SEND_SIGNALED
 qp.wr_send()
 qp.wr_set_ud_addr(ah, qp.qp_num, QKEY)
 qp.wr_set_sge_list(200, [sge] * 200)
-refused(errno.EINVAL, qp.wr_complete)
+refused(errno.ENOSPC, qp.wr_complete)
 qp.close()
 cq.close()
 
@@ -152,7 +152,7 @@ requests = [line for line in lines if line["call"] == "post-send"]
 posted = [(line["before"]["wr_id"], line["result"], line.get("error")) for line in requests]
 # Requests that a rule refuses are not posted.
 refused_by_device = (6, -errno.EINVAL, "EINVAL")
-of_batches = [(7, 0, None), (7, 0, None), (8, -errno.EINVAL, "EINVAL")]
+of_batches = [(7, 0, None), (7, 0, None), (8, -errno.ENOSPC, "ENOSPC")]
 expected = [(2, 0, None), (4, 0, None), refused_by_device, (4, 0, None), refused_by_device, *of_batches]
 assert posted == expected, posted
 assert "sges" in requests[1]["before"] and "sges" not in requests[-1]["before"]
