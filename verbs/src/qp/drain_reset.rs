@@ -31,7 +31,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// ```
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: the state is not RTS.
+    /// - [`Error::Invalid`]: the state is not RTS, or the device speaks iWARP, where SQD closes the
+    ///   connection.
     /// - [`Error::Kernel`]: the kernel rejects the transition, for instance because the QP is in
     ///   ERR.
     #[doc(alias = "IBV_QPS_SQD")]
@@ -79,8 +80,9 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// that is in flight then never completes.
     ///
     /// # Errors
-    /// [`Error::Kernel`]: the kernel rejects the transition, as Soft-RoCE does while the queue is
-    /// draining. The state is then unchanged.
+    /// - [`Error::Invalid`]: the device speaks iWARP, whose QPs have no reset.
+    /// - [`Error::Kernel`]: the kernel rejects the transition, as Soft-RoCE does while the queue is
+    ///   draining. The state is then unchanged.
     ///
     /// On Soft-RoCE, RESET takes two requests. If the kernel refuses only the second, the QP is in
     /// RESET, and earlier posted requests stay in use. The next transition first issues the missing

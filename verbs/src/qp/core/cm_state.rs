@@ -85,6 +85,16 @@ mod tests {
     }
 
     #[test]
+    fn drain_that_would_close_the_connection_is_rejected() {
+        let plain = Plain::default();
+        plain.log().iwarp = true;
+        let mut qp = plain.queue_pair(&plain.domain());
+        let refused = qp.drain().unwrap_err().to_string();
+        assert!(refused.contains("closes a connection of iWARP"), "{refused}");
+        assert_eq!(plain.log().states, []);
+    }
+
+    #[test]
     fn query_reports_the_known_state_if_an_iwarp_driver_reports_none() {
         let plain = Plain::default();
         plain.log().iwarp = true;

@@ -15,6 +15,10 @@ impl<P: Provider> QpCore<P> {
     /// As for [`Qp::drain`](crate::qp::Qp::drain).
     pub fn drain(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp RTS→SQD";
+        if self.pd.context().capabilities().iwarp {
+            let reason = "SQD closes a connection of iWARP: wait for the completions of the sends instead";
+            return Err(Error::wrong_state(VERB, reason));
+        }
         self.kernel.check_state(VERB, QpState::RTS)?;
         let attr = QpAttr { qp_state: QpState::SQD, en_sqd_async_notify: true, ..QpAttr::default() };
         self.modify_qp(VERB, &attr, QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY).map_err(|error| {
