@@ -168,6 +168,7 @@ macro_rules! providers {
         }
 
         /// A send queue of the built-in providers.
+        #[allow(clippy::large_enum_variant, reason = "the data path needs no further pointer")]
         #[non_exhaustive]
         pub enum AnySq {
             $($(#[$meta])* #[cfg(feature = $feature)] $variant(<$provider as Provider>::Sq),)*
