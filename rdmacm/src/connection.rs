@@ -73,7 +73,9 @@
 //!
 //! - **The connecting side sends first.** The kernel of the connecting side takes a message that comes with
 //!   the MPA response for an error. An accepted queue posts its first send when it has received something.
-//! - Without a posted receive, a message ends the connection: post receives before the peer may send.
+//! - Without a posted receive, a message ends the connection: there are no RNR retries. [`Listener::accept`]
+//!   and [`Connector::connect`] post none before the peer may send. [`Incoming::accept`] and
+//!   [`Route::connect`] take a queue that has receives.
 //! - A listener that is bound to an unspecified address gets no connections from its own host.
 //! - The port is one of TCP: a TCP socket may use it already.
 //! - A connection attempt blocks until the peer's host has accepted the TCP connection. Only then does the

@@ -255,7 +255,6 @@ impl RequestParam {
 
 /// Parameters of [`EventKind::Established`](crate::event::EventKind::Established).
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "private data is inline by design")]
 pub enum EstablishedParam {
     /// Of a connected QP. On iWARP, they are those of the peer's response at the active side, except the
     /// QPN, which MPA does not carry. On InfiniBand and RoCE all of them are 0.

@@ -85,6 +85,9 @@ use crate::{Address, AnyProvider, Error, Pd, PortNum, Refused, Result, WcOpcode,
 /// permits them. After [`Endpoint::modify_qp`] the peer is assumed to permit them, because the
 /// kernel's connection manager sets `REMOTE_WRITE` of its QPs.
 ///
+/// On iWARP, probes are reads of length 0, because a write is complete when the local TCP has it. A peer
+/// that answers none for 3 intervals is dead, unless sends are outstanding, which may be slow.
+///
 /// # Validation of completions
 ///
 /// Each operation has a `wr_id` of its own, which never repeats. A completion with a `wr_id` of no

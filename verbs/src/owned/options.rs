@@ -234,6 +234,9 @@ macro_rules! connection_setters {
             /// Probes need a free entry of the SQ and of the CQ: see
             /// [`Endpoint::probe`](crate::owned::Endpoint::probe).
             ///
+            /// On iWARP, probes are reads of length 0. The connection fails after 3 intervals without an
+            /// answer, if no send is outstanding.
+            ///
             /// [`Address::remote_write`]: crate::Address::remote_write
             pub fn keepalive(mut self, interval: impl Into<Option<std::time::Duration>>) -> Self {
                 self.$($connection).+.keepalive = interval.into().into();
