@@ -51,48 +51,6 @@ impl Rxe {
     }
 }
 
-/// Rejects memory of other kinds than the kernel's: it allocates the queues.
-fn check_queue_memory(memory: QueueMemory<'_>) -> Result<(), CreateError> {
-    match memory {
-        QueueMemory::BasePages => Ok(()),
-        QueueMemory::HugePages => Err(CreateError::Unsupported { feature: Feature::HugePageQueues }),
-        QueueMemory::From(_) => Err(CreateError::Unsupported { feature: Feature::QueueBuffers }),
-    }
-}
-
-/// Destroys a completion queue that is not returned to the caller.
-///
-/// # Safety
-///
-/// As for [`command::destroy_cq`].
-unsafe fn destroy_cq(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
-    // Fails only if an object uses the CQ or the device was removed.
-    // SAFETY: the caller owns the queue, by this function's contract.
-    unsafe { command::destroy_cq(file, handle) }.map(drop)
-}
-
-/// Destroys a queue pair that is not returned to the caller.
-///
-/// # Safety
-///
-/// As for [`command::destroy_qp`].
-unsafe fn destroy_qp(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
-    // Fails only if the QP is attached to a multicast group or the device was removed.
-    // SAFETY: the caller owns the queue pair, by this function's contract.
-    unsafe { command::destroy_qp(file, handle) }.map(drop)
-}
-
-/// Destroys a shared receive queue that is not returned to the caller.
-///
-/// # Safety
-///
-/// As for [`command::destroy_srq`].
-unsafe fn destroy_srq(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
-    // Fails only if a QP uses the SRQ or the device was removed.
-    // SAFETY: the caller owns the queue, by this function's contract.
-    unsafe { command::destroy_srq(file, handle) }.map(drop)
-}
-
 // SAFETY: by the numbers of the trait's obligations:
 // 1. Handles are results of the kernel's create commands in the context of `file`, and are returned
 //    to the caller only.
@@ -167,7 +125,7 @@ unsafe impl Provider for Rxe {
         if !request.flags.is_empty() {
             return Err(CreateError::Unsupported { feature: Feature::CqIgnoreOverrun });
         }
-        check_queue_memory(request.memory)?;
+        request.memory.check_is_default()?;
         let mut response = CreateCqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into `response`, which has its full
@@ -175,7 +133,7 @@ unsafe impl Provider for Rxe {
         let made = unsafe { command::create_cq(&self.file, request, None, payload) }?;
         // SAFETY: the kernel has just created the object, and no other code knows its handle before
         // this function returns it.
-        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy_cq, ()) };
+        let guard = unsafe { HandleGuard::new(&self.file, made.handle, command::destroy_cq, ()) };
         let memory = self.map(&response.mi)?;
         let arm = KernelArm::new(self.file.clone(), made.handle);
         // SAFETY: the kernel shares these pages for this queue and allows one mapping.
@@ -190,7 +148,7 @@ unsafe impl Provider for Rxe {
         entries: u32,
         memory: QueueMemory<'_>,
     ) -> Result<u32, CreateError> {
-        check_queue_memory(memory)?;
+        memory.check_is_default()?;
         queue.release();
         let mut response = ResizeCqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
@@ -226,7 +184,7 @@ unsafe impl Provider for Rxe {
         if !QpCreateFlags::SQ_SIG_ALL.contains(request.flags) || request.source_qpn.is_some() {
             return Err(CreateError::Unsupported { feature: Feature::QpCreateFlags });
         }
-        check_queue_memory(request.memory)?;
+        request.memory.check_is_default()?;
         if SendLimits::new(request.qp_type, 0, 0).is_none() {
             return Err(CreateError::Unsupported { feature: Feature::QpType });
         }
@@ -238,7 +196,7 @@ unsafe impl Provider for Rxe {
         let made = unsafe { command::create_qp(&self.file, &request, &QpBuffers::None, payload) }?;
         // SAFETY: the kernel has just created the object, and no other code knows its handle before
         // this function returns it.
-        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy_qp, ()) };
+        let guard = unsafe { HandleGuard::new(&self.file, made.handle, command::destroy_qp, ()) };
 
         let mut cap = made.cap;
         let rq = match request.srq {
@@ -270,7 +228,7 @@ unsafe impl Provider for Rxe {
     }
 
     unsafe fn create_srq(&self, request: &SrqRequest<'_>) -> Result<CreatedSrq<Self>, CreateError> {
-        check_queue_memory(request.memory)?;
+        request.memory.check_is_default()?;
         let mut response = CreateSrqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into `response`, which has its full
@@ -278,7 +236,7 @@ unsafe impl Provider for Rxe {
         let made = unsafe { command::create_srq(&self.file, request, payload) }?;
         // SAFETY: the kernel has just created the object, and no other code knows its handle before
         // this function returns it.
-        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy_srq, ()) };
+        let guard = unsafe { HandleGuard::new(&self.file, made.handle, command::destroy_srq, ()) };
         let memory = self.map(&response.mi)?;
         // SAFETY: the kernel shares these pages for this queue and allows one mapping.
         let queue = unsafe { RxeRq::new(memory, request.max_wr, made.max_sge) }?;

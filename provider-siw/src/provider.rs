@@ -13,7 +13,7 @@ use bareverbs_provider::error::{CreateError, Feature, Limit};
 use bareverbs_provider::handle_guard::HandleGuard;
 use bareverbs_provider::mapping::Protection;
 use bareverbs_provider::request::{
-    AhRequest, CqRequest, CqeSize, DoorbellChoice, QpRequest, QueueMemory, SrqChange, SrqRequest,
+    AhRequest, CqRequest, CqeSize, DoorbellChoice, QpRequest, SrqChange, SrqRequest,
 };
 use bareverbs_provider::traits::{
     CompletionQueue, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, Provider, RecvQueue, SendQueue,
@@ -56,45 +56,6 @@ impl Siw {
         let known = lock(&self.cqs).get(&handle).and_then(Weak::upgrade);
         known.ok_or_else(|| IoctlError::new("QpCreate", Errno::INVAL).into())
     }
-}
-
-/// Rejects memory of other kinds than the kernel's: it allocates the queues.
-fn check_queue_memory(memory: QueueMemory<'_>) -> Result<(), CreateError> {
-    match memory {
-        QueueMemory::BasePages => Ok(()),
-        QueueMemory::HugePages => Err(CreateError::Unsupported { feature: Feature::HugePageQueues }),
-        QueueMemory::From(_) => Err(CreateError::Unsupported { feature: Feature::QueueBuffers }),
-    }
-}
-
-/// Destroys a completion queue that is not returned to the caller.
-///
-/// # Safety
-///
-/// As for [`command::destroy_cq`].
-unsafe fn destroy_cq(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
-    // SAFETY: the caller owns the queue, by this function's contract.
-    unsafe { command::destroy_cq(file, handle) }.map(drop)
-}
-
-/// Destroys a queue pair that is not returned to the caller.
-///
-/// # Safety
-///
-/// As for [`command::destroy_qp`].
-unsafe fn destroy_qp(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
-    // SAFETY: the caller owns the queue pair, by this function's contract.
-    unsafe { command::destroy_qp(file, handle) }.map(drop)
-}
-
-/// Destroys a shared receive queue that is not returned to the caller.
-///
-/// # Safety
-///
-/// As for [`command::destroy_srq`].
-unsafe fn destroy_srq(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
-    // SAFETY: the caller owns the queue, by this function's contract.
-    unsafe { command::destroy_srq(file, handle) }.map(drop)
 }
 
 /// The number of elements to ask for: room for `entries` completions, and for as many that are not reported.
@@ -167,7 +128,7 @@ unsafe impl Provider for Siw {
         if !request.flags.is_empty() {
             return Err(CreateError::Unsupported { feature: Feature::CqIgnoreOverrun });
         }
-        check_queue_memory(request.memory)?;
+        request.memory.check_is_default()?;
         let asked = CqRequest { entries: elements(request.entries, self.max_cqe), ..*request };
         let mut response = CreateCqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
@@ -175,7 +136,7 @@ unsafe impl Provider for Siw {
         let made = unsafe { command::create_cq(&self.file, &asked, None, payload) }?;
         // SAFETY: the kernel has just created the object, and no other code knows its handle before this
         // function returns it.
-        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy_cq, ()) };
+        let guard = unsafe { HandleGuard::new(&self.file, made.handle, command::destroy_cq, ()) };
         let count = response.num_cqe;
         check_count("CQ", count, request.entries)?;
         let memory = self.map(response.cq_key, cq_bytes(count))?;
@@ -207,7 +168,7 @@ unsafe impl Provider for Siw {
         if !QpCreateFlags::SQ_SIG_ALL.contains(request.flags) || request.source_qpn.is_some() {
             return Err(CreateError::Unsupported { feature: Feature::QpCreateFlags });
         }
-        check_queue_memory(request.memory)?;
+        request.memory.check_is_default()?;
         if request.qp_type != QpType::RC {
             return Err(CreateError::Unsupported { feature: Feature::QpType });
         }
@@ -230,7 +191,7 @@ unsafe impl Provider for Siw {
         let made = unsafe { command::create_qp(&self.file, &request, &QpBuffers::None, payload) }?;
         // SAFETY: the kernel has just created the object, and no other code knows its handle before this
         // function returns it.
-        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy_qp, ()) };
+        let guard = unsafe { HandleGuard::new(&self.file, made.handle, command::destroy_qp, ()) };
         let CreateQpResp { num_sqe, num_rqe, sq_key, rq_key, .. } = response;
         check_count("send queue", num_sqe, request.cap.max_send_wr)?;
         let sq = (self.map(sq_key, bytes::<Sqe>(num_sqe))?, num_sqe);
@@ -263,7 +224,7 @@ unsafe impl Provider for Siw {
     }
 
     unsafe fn create_srq(&self, request: &SrqRequest<'_>) -> Result<CreatedSrq<Self>, CreateError> {
-        check_queue_memory(request.memory)?;
+        request.memory.check_is_default()?;
         if request.xrc.is_some() {
             return Err(CreateError::Unsupported { feature: Feature::XrcQps });
         }
@@ -273,7 +234,7 @@ unsafe impl Provider for Siw {
         let made = unsafe { command::create_srq(&self.file, request, payload) }?;
         // SAFETY: the kernel has just created the object, and no other code knows its handle before this
         // function returns it.
-        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy_srq, ()) };
+        let guard = unsafe { HandleGuard::new(&self.file, made.handle, command::destroy_srq, ()) };
         let count = response.num_rqe;
         check_count("SRQ", count, request.max_wr)?;
         let memory = self.map(response.srq_key, bytes::<Rqe>(count))?;

@@ -27,16 +27,17 @@ use crate::device::{DeviceFile, IoctlError};
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct HandleGuard<'a, M> {
+pub struct HandleGuard<'a, M, R = ()> {
     file: &'a DeviceFile,
     handle: u32,
-    destroy: unsafe fn(&DeviceFile, u32) -> Result<(), IoctlError>,
+    destroy: unsafe fn(&DeviceFile, u32) -> Result<R, IoctlError>,
     /// `None` once the guard was disarmed.
     memory: Option<M>,
 }
 
-impl<'a, M> HandleGuard<'a, M> {
-    /// A guard for the object with this handle, which uses `memory`; `destroy` destroys the object.
+impl<'a, M, R> HandleGuard<'a, M, R> {
+    /// A guard for the object with this handle, which uses `memory`. `destroy` destroys the object; its
+    /// answer is ignored.
     ///
     /// # Safety
     ///
@@ -46,7 +47,7 @@ impl<'a, M> HandleGuard<'a, M> {
     pub unsafe fn new(
         file: &'a DeviceFile,
         handle: u32,
-        destroy: unsafe fn(&DeviceFile, u32) -> Result<(), IoctlError>,
+        destroy: unsafe fn(&DeviceFile, u32) -> Result<R, IoctlError>,
         memory: M,
     ) -> Self {
         Self { file, handle, destroy, memory: Some(memory) }
@@ -59,7 +60,7 @@ impl<'a, M> HandleGuard<'a, M> {
     }
 }
 
-impl<M> Drop for HandleGuard<'_, M> {
+impl<M, R> Drop for HandleGuard<'_, M, R> {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
         // SAFETY: the caller of `new` promised that `destroy` may be called once before `disarm`,

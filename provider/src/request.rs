@@ -7,6 +7,7 @@ use bareverbs_uapi::verbs_values::{CounterDescription, WqState};
 use bareverbs_uapi::write::structs::{AhAttr, FlowAttr};
 use bareverbs_uapi::write::types::CqCreateFlags;
 
+use crate::error::{CreateError, Feature};
 use crate::queue_allocator::QueueAllocator;
 use crate::rss::{HashFields, TOEPLITZ_KEY};
 use crate::thread_domain::ThreadDomain;
@@ -25,6 +26,21 @@ pub enum QueueMemory<'a> {
     HugePages,
     /// Memory of an allocator, or of a [`QueueBuffer`](crate::queue_buffer::QueueBuffer).
     From(&'a dyn QueueAllocator),
+}
+
+impl QueueMemory<'_> {
+    /// For drivers that allocate the queues in the kernel.
+    ///
+    /// # Errors
+    ///
+    /// [`CreateError::Unsupported`] unless it is [`QueueMemory::BasePages`].
+    pub fn check_is_default(self) -> Result<(), CreateError> {
+        match self {
+            Self::BasePages => Ok(()),
+            Self::HugePages => Err(CreateError::Unsupported { feature: Feature::HugePageQueues }),
+            Self::From(_) => Err(CreateError::Unsupported { feature: Feature::QueueBuffers }),
+        }
+    }
 }
 
 /// Bytes of a CQE.

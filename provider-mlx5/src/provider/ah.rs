@@ -1,7 +1,6 @@
 //! Address handles.
 
 use bareverbs_provider::command::{self, DriverPayload};
-use bareverbs_provider::device::DeviceFile;
 use bareverbs_provider::error::{CreateError, Feature};
 use bareverbs_provider::handle_guard::HandleGuard;
 use bareverbs_provider::request::AhRequest;
@@ -29,13 +28,8 @@ impl Mlx5 {
         let output: &mut [u8] = if ethernet { response.as_mut_bytes() } else { &mut [] };
         // SAFETY: the response has its full size.
         let made = unsafe { command::create_ah(&self.file, request, DriverPayload { input: &[], output }) }?;
-        let destroy = |file: &DeviceFile, handle| {
-            // SAFETY: `HandleGuard` calls it for the address handle created above, which has no
-            // other user.
-            unsafe { command::destroy_ah(file, handle) }
-        };
         // SAFETY: the address handle was just created and has no other user.
-        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy, ()) };
+        let guard = unsafe { HandleGuard::new(&self.file, made.handle, command::destroy_ah, ()) };
         let link = if ethernet {
             let index = attr.grh.sgid_index.into();
             let gid = command::query_gid_entry(&self.file, attr.port_num.into(), index)?;

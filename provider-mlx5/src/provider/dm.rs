@@ -26,12 +26,8 @@ pub(crate) fn alloc(file: &DeviceFile, request: &DmRequest) -> Result<(u32, Devi
     call.output(attributes::DmAlloc::RESP_PAGE_INDEX, &mut page);
     // SAFETY: the method writes only to its attributes.
     unsafe { file.execute(&mut call) }?;
-    let destroy = |file: &DeviceFile, handle| {
-        // SAFETY: `HandleGuard` calls it for the memory allocated above, which has no other user.
-        unsafe { command::free_dm(file, handle) }
-    };
     // SAFETY: the memory was just allocated and has no other user.
-    let guard = unsafe { HandleGuard::new(file, call.made(DmAlloc::HANDLE), destroy, ()) };
+    let guard = unsafe { HandleGuard::new(file, call.made(DmAlloc::HANDLE), command::free_dm, ()) };
     let len = usize::try_from(request.len).map_err(|_| IoctlError::new("mmap", Errno::NOMEM))?;
     let memory = map(file, start, page, len)?;
     Ok((guard.disarm().0, memory))

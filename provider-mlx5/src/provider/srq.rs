@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, DriverPayload};
-use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::error::{CreateError, Feature, Limit};
 use bareverbs_provider::handle_guard::HandleGuard;
 use bareverbs_provider::queue_allocator::QueueResource;
@@ -67,12 +67,8 @@ impl Mlx5 {
         if let Some(record) = record {
             queue.attach_record(record);
         }
-        let destroy = |file: &DeviceFile, handle| {
-            // SAFETY: `HandleGuard` calls it for the SRQ created above, which has no other user.
-            unsafe { command::destroy_srq(file, handle) }.map(drop)
-        };
         // SAFETY: the SRQ was just created and has no other user.
-        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy, queue) };
+        let guard = unsafe { HandleGuard::new(&self.file, made.handle, command::destroy_srq, queue) };
         if request.limit > 0 {
             // The create command does not set a limit.
             self.arm_srq_limit(made.handle, request.limit)?;
