@@ -52,6 +52,9 @@ pub(crate) fn checks(driver_id: u32) -> Vec<Check> {
             checks.extend(data::checks(data::Device::Mlx5));
             checks.extend(bugs::of_mlx5());
         }
+        if driver_id == DriverId::SIW.0 {
+            checks.extend(cm::checks());
+        }
     }
     checks
 }
