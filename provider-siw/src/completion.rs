@@ -132,20 +132,23 @@ impl SiwCq {
         }
     }
 
-    /// The ring is empty: takes completions that the kernel does not make.
+    /// Takes a completion that the kernel does not make. Returns `false` if there is none.
     #[cold]
     #[inline(never)]
     fn take_soft(&mut self) -> bool {
-        // The kernel's own completions of the QP, which come first, are visible by now.
-        if let Some(cqe) = self.take() {
-            self.sort(cqe);
-            return true;
-        }
         let ready = &mut self.ready;
         match self.shared.take_soft() {
             None => return false,
-            Some(Soft::Flushed(cqe)) => ready.push_back(cqe),
-            Some(Soft::Ended(qp)) => qp.end_sends(|cqe| ready.push_back(cqe)),
+            Some(Soft::Received(cqe)) => ready.push_back(cqe),
+            Some(Soft::Sent(qp, cqe)) => match qp.upgrade() {
+                Some(qp) => qp.complete(cqe, |cqe| ready.push_back(cqe)),
+                None => ready.push_back(cqe),
+            },
+            Some(Soft::Ended(qp, reads)) => {
+                if let Some(qp) = qp.upgrade() {
+                    qp.end_reads(reads, |cqe| ready.push_back(cqe));
+                }
+            }
         }
         true
     }
@@ -158,14 +161,18 @@ impl SiwCq {
             self.sort(cqe);
         }
         // A kernel that goes on adding completions that are not reported does not keep the caller here.
-        for _ in 0..=self.ring.capacity() {
+        let mut taken = 0;
+        while taken <= self.ring.capacity() {
             if let Some(cqe) = self.ready.pop_front() {
                 return Some(cqe);
             }
-            match self.take() {
-                Some(cqe) => self.sort(cqe),
-                None if self.shared.has_soft() && self.take_soft() => {}
-                None => return None,
+            // Before the ring: the kernel's completions of the QP come first, and are visible then.
+            let has_soft = self.shared.has_soft();
+            if let Some(cqe) = self.take() {
+                self.sort(cqe);
+                taken += 1;
+            } else if !has_soft || !self.take_soft() {
+                return None;
             }
         }
         None

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use bareverbs_provider::Errno;
 use bareverbs_provider::command;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_uapi::verbs_values::{QpAttrMask, QpState};
@@ -58,11 +57,10 @@ impl Control for KernelControl {
         };
         // SAFETY: the request names no memory and does not move the QP to RESET. The user of the value owns
         // the QP, by the contract of `new`.
-        match unsafe { command::modify_qp(&self.file, &request) } {
-            // The device was removed: the kernel has destroyed the QP.
-            Err(IoctlError { errno: Errno::IO | Errno::NODEV, .. }) => Ok(()),
-            result => result,
-        }
+        //
+        // An error of a removed device does not show that the kernel has destroyed the QP: commands begin to
+        // fail before.
+        unsafe { command::modify_qp(&self.file, &request) }
     }
 
     fn has_ended(&self) -> bool {

@@ -19,7 +19,7 @@
 //! An entry here is found by the `wr_id` of its completion. READs complete in the order of posting, and so
 //! do the other requests. A success with a `wr_id` that is not unique can only match an entry early, by the
 //! completion of an earlier request. Then completions are held back longer than necessary, never reported
-//! early.
+//! early. An entry is added when its request is published, so it has been posted after that earlier one.
 
 use std::collections::VecDeque;
 
@@ -54,6 +54,8 @@ pub(crate) struct Order {
     others: VecDeque<Other>,
     /// Completions that wait until so many READs were reported.
     held: VecDeque<(u64, Cqe)>,
+    /// Whether the last requests are not published yet.
+    pub(crate) is_publishing: bool,
 }
 
 impl Order {
@@ -64,6 +66,7 @@ impl Order {
             reads_posted: 0,
             others: VecDeque::with_capacity(requests),
             held: VecDeque::new(),
+            is_publishing: false,
         }
     }
 
@@ -83,20 +86,8 @@ impl Order {
         self.others.push_back(Other { wr_id, after: self.reads_posted, is_signaled, is_hidden });
     }
 
-    /// The last READ is not published.
-    pub(crate) fn take_back_read(&mut self) {
-        if self.reads.pop_back().is_some() {
-            self.reads_posted -= 1;
-        }
-    }
-
-    /// The last one of the other requests is not published.
-    pub(crate) fn take_back_other(&mut self) {
-        self.others.pop_back();
-    }
-
-    /// Takes a completion of this send queue from the kernel, and passes on those that can be reported.
-    /// Returns `true` for a request whose success is not reported.
+    /// Takes a completion of this send queue, of the kernel or of a flushed request, and passes on those that
+    /// can be reported. Returns `true` for a request whose success is not reported.
     pub(crate) fn complete(&mut self, cqe: Cqe, mut report: impl FnMut(Cqe)) -> bool {
         if matches!(cqe.opcode, Opcode::READ | Opcode::READ_LOCAL_INV) {
             // A READ that can't be transmitted fails before earlier ones have completed.
@@ -131,19 +122,35 @@ impl Order {
         self.others.drain(..=found).next_back()
     }
 
-    /// The kernel reports no more completions of this send queue: READs whose completions it lost are
-    /// flushed, and all others are reported. Returns the number of requests whose success would not have
-    /// been reported.
-    pub(crate) fn end(&mut self, flushed: impl Fn(u64) -> Cqe, mut report: impl FnMut(Cqe)) -> u32 {
-        let mut hidden = self.others.drain(..).filter(|other| other.is_hidden).count();
-        for read in &mut self.reads {
-            if read.done.is_none() {
-                hidden += usize::from(read.is_hidden);
-                read.done = Some(flushed(read.wr_id));
-            }
+    /// The number of READs that were posted, all of which are published. `None` while some are not.
+    pub(crate) fn published_reads(&self) -> Option<u64> {
+        (!self.is_publishing).then_some(self.reads_posted)
+    }
+
+    /// The kernel reports no more completions of the first `count` READs, and those that it did not take were
+    /// completed: flushes those that are left, whose completions the kernel lost. Returns the number of those
+    /// whose success would not have been reported.
+    pub(crate) fn end(
+        &mut self,
+        count: u64,
+        flushed: impl Fn(u64) -> Cqe,
+        mut report: impl FnMut(Cqe),
+    ) -> u32 {
+        let mut hidden = 0;
+        let ended = count.saturating_sub(self.reported());
+        for read in self.reads.iter_mut().take(ended as usize).filter(|read| read.done.is_none()) {
+            hidden += u32::from(read.is_hidden);
+            read.done = Some(flushed(read.wr_id));
         }
         self.report_reads(&mut report);
-        hidden as u32
+        hidden
+    }
+
+    /// Forgets all requests. Returns the number of those whose success would not have been reported.
+    pub(crate) fn clear(&mut self) -> u32 {
+        let Self { reads, others, .. } = std::mem::take(self);
+        let reads = reads.iter().filter(|read| read.is_hidden && read.done.is_none());
+        (others.iter().filter(|other| other.is_hidden).count() + reads.count()) as u32
     }
 
     fn report_reads(&mut self, report: &mut impl FnMut(Cqe)) {
@@ -178,6 +185,27 @@ impl Order {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn done(opcode: Opcode, id: u64) -> Cqe {
+        Cqe { id, opcode, ..Cqe::zeroed() }
+    }
+
+    #[test]
+    fn end_leaves_reads_that_were_posted_later() {
+        let mut order = Order::with_capacity(4);
+        order.read(1, false);
+        order.is_publishing = true;
+        assert_eq!(order.published_reads(), None);
+        order.is_publishing = false;
+        let count = order.published_reads().unwrap();
+        order.read(2, false);
+        let flushed = |wr_id| Cqe { status: WcStatus::WR_FLUSH_ERR, ..done(Opcode::READ, wr_id) };
+        let mut reported = Vec::new();
+        for _ in 0..2 {
+            order.end(count, flushed, |cqe| reported.push(cqe.id));
+        }
+        assert_eq!(reported, [1]);
+    }
 
     #[test]
     fn unsignalled_requests_between_reads_leave_nothing_behind() {

@@ -47,6 +47,8 @@ pub struct SiwSq<D: Doorbell = KernelDoorbell> {
     max_reads: Option<u32>,
     /// Entries of requests that were written and not published, with their place in the batch.
     entries: Vec<(u32, Entry)>,
+    /// READs among them.
+    new_reads: u32,
     doorbell: D,
     control: Arc<dyn Control>,
     shared: Arc<QpShared>,
@@ -115,6 +117,7 @@ impl<D: Doorbell> SiwSq<D> {
             must_ring: false,
             max_reads: None,
             entries: Vec::new(),
+            new_reads: 0,
             doorbell,
             control,
             shared,
@@ -153,22 +156,16 @@ impl<D: Doorbell> SiwSq<D> {
     #[inline(always)]
     fn submit(&mut self) -> Result<(), DoorbellError> {
         let batch = self.ring.pending();
+        let has_entries = !self.entries.is_empty();
+        if has_entries {
+            self.add_entries();
+        }
         self.ring.publish(&self.shared.sq.published);
         self.deferred = 0;
+        if has_entries {
+            self.shared.published();
+        }
         before_peer_is_checked();
-        if self.shared.has_failed() || !self.entries.is_empty() {
-            return self.submit_slow(batch);
-        }
-        if self.must_ring || self.ring.consumer_may_be_idle(batch) {
-            return self.ring_doorbell(batch);
-        }
-        Ok(())
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn submit_slow(&mut self, batch: u32) -> Result<(), DoorbellError> {
-        self.entries.clear();
         if self.shared.has_failed() {
             self.shared.fail(Some(&*self.control));
             return Ok(());
@@ -177,6 +174,20 @@ impl<D: Doorbell> SiwSq<D> {
             return self.ring_doorbell(batch);
         }
         Ok(())
+    }
+
+    /// Whether each request needs an entry, because it may complete before a READ that was posted earlier.
+    #[inline(always)]
+    fn has_reads(&self) -> bool {
+        self.new_reads != 0 || self.shared.has_reads()
+    }
+
+    /// Only now, so that no completion of an earlier request is taken for one of these.
+    #[cold]
+    #[inline(never)]
+    fn add_entries(&mut self) {
+        self.shared.add(self.entries.drain(..).map(|(_, entry)| entry));
+        self.new_reads = 0;
     }
 
     #[inline]
@@ -265,7 +276,7 @@ unsafe impl<D: Doorbell> SendQueue for SiwSq<D> {
     #[inline(always)]
     unsafe fn try_push(&mut self, request: &SendRequest<'_>) -> bool {
         let Some((opcode, remote)) = frequent(&request.operation) else { return false };
-        if !self.fast_path || self.shared.has_reads() {
+        if !self.fast_path || self.has_reads() {
             return false;
         }
         let flags = self.flags(request.flags);
@@ -384,13 +395,14 @@ unsafe impl<D: Doorbell> SendQueue for SiwSq<D> {
         if is_hidden {
             flags |= WqeFlags::SIGNALLED;
         }
-        if is_read || is_hidden || self.shared.has_reads() {
+        if is_read || is_hidden || self.has_reads() {
             let entry =
                 Entry { wr_id: request.wr_id, is_read, is_signaled: is_signaled || is_hidden, is_hidden };
-            if !self.shared.add(entry) {
+            if is_hidden && !self.shared.send_cq().reserve() {
                 return Err(PushError::QueueFull { capacity: self.ring.capacity() });
             }
             self.entries.push((self.ring.pending(), entry));
+            self.new_reads += u32::from(is_read);
         }
         // SAFETY: the element is a free `Sqe`, and its payload was written.
         unsafe {
@@ -430,7 +442,8 @@ unsafe impl<D: Doorbell> SendQueue for SiwSq<D> {
     #[inline]
     fn abort(&mut self) {
         while let Some((_, entry)) = self.entries.pop_if(|(place, _)| *place >= self.deferred) {
-            self.shared.take_back(entry);
+            self.new_reads -= u32::from(entry.is_read);
+            self.shared.send_cq().unreserve(entry.is_hidden.into());
         }
         self.ring.abort_to(self.deferred);
     }
@@ -485,6 +498,8 @@ unsafe impl<D: Doorbell> QpControl for SiwSq<D> {
 
 impl<D: Doorbell> Drop for SiwSq<D> {
     fn drop(&mut self) {
+        self.deferred = 0;
+        self.abort();
         self.shared.remove();
     }
 }

@@ -7,7 +7,8 @@
 //! 1. It learns that the QP has failed from a completion with an error, from a state change by the caller,
 //!    or from the doorbell.
 //! 2. It moves the QP to ERR. The kernel takes no element afterwards.
-//! 3. It takes back what is left in the queues, and adds a completion for each to the CQ in software.
+//! 3. It takes back what is left in the queues, and adds a completion for each to the CQ in software. READs
+//!    whose completions the kernel has lost are flushed behind them.
 //!
 //! Later requests are published as before, and step 3 follows at once. So a request is completed by the
 //! thread that posts it, or by the thread that learns of the failure: each looks for the other's store
@@ -33,10 +34,12 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A completion that the kernel does not make.
 #[derive(Debug)]
 pub(crate) enum Soft {
-    /// A request was flushed.
-    Flushed(Cqe),
-    /// The kernel has reported all completions of the sends of this QP.
-    Ended(Arc<QpShared>),
+    /// A receive was flushed.
+    Received(Cqe),
+    /// A send of this QP was flushed. Weak, because the QP keeps the CQ.
+    Sent(Weak<QpShared>, Cqe),
+    /// The kernel has reported all completions of so many READs of this QP.
+    Ended(Weak<QpShared>, u64),
 }
 
 /// What a CQ and the queues of its QPs share.
@@ -108,7 +111,7 @@ impl CqShared {
     }
 
     /// Reserves an element for a completion that is not reported. Returns `false` if there is none.
-    fn reserve(&self) -> bool {
+    pub(crate) fn reserve(&self) -> bool {
         self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(1)).is_ok()
     }
 
@@ -126,8 +129,10 @@ impl CqShared {
     fn end_of_ring(&self) -> u64 {
         let mut end = self.taken.load(Ordering::Relaxed);
         loop {
+            // In a full ring, the first element follows the last one.
+            let limit = end + u64::from(self.ring.mask);
             // SAFETY: the ring is that of a consumer, and `_keep` keeps it, by the contract of `new`.
-            while unsafe { is_filled(self.ring, end as u32) } {
+            while end <= limit && unsafe { is_filled(self.ring, end as u32) } {
                 end += 1;
             }
             // An element that was given back meanwhile has been counted before.
@@ -238,7 +243,7 @@ impl QpShared {
     /// The send queue is dropped: the kernel has destroyed the QP.
     pub(crate) fn remove(&self) {
         self.release_handle();
-        self.end_sends(|_| {});
+        self.send_cq.unreserve(lock(&self.order).clear());
         self.send_cq.remove_qp(self);
         self.recv_cq.remove_qp(self);
     }
@@ -260,34 +265,30 @@ impl QpShared {
         self.reads.load(Ordering::Relaxed) != 0
     }
 
-    /// A request is about to be published. Returns `false` if its success would not be reported and the CQ
-    /// has no room for it.
-    pub(crate) fn add(&self, entry: Entry) -> bool {
-        let Entry { wr_id, is_read, is_signaled, is_hidden } = entry;
-        if is_hidden && !self.send_cq.reserve() {
-            return false;
-        }
-        self.send_cq.sorts.store(true, Ordering::Release);
-        let mut order = lock(&self.order);
-        if is_read {
-            order.read(wr_id, is_hidden);
-        } else {
-            order.other(wr_id, is_signaled, is_hidden);
-        }
-        self.count_reads(&order);
-        true
+    /// The CQ of the sends.
+    pub(crate) fn send_cq(&self) -> &CqShared {
+        &self.send_cq
     }
 
-    /// The last request that was passed to [`add`](Self::add) is not published.
-    pub(crate) fn take_back(&self, entry: Entry) {
+    /// Requests are about to be published. Those that are hidden have [reserved](CqShared::reserve) room.
+    pub(crate) fn add(&self, entries: impl Iterator<Item = Entry>) {
+        self.send_cq.sorts.store(true, Ordering::Release);
         let mut order = lock(&self.order);
-        if entry.is_read {
-            order.take_back_read();
-        } else {
-            order.take_back_other();
+        for Entry { wr_id, is_read, is_signaled, is_hidden } in entries {
+            if is_read {
+                order.read(wr_id, is_hidden);
+            } else {
+                order.other(wr_id, is_signaled, is_hidden);
+            }
         }
+        order.is_publishing = true;
         self.count_reads(&order);
-        self.send_cq.unreserve(entry.is_hidden.into());
+    }
+
+    /// The requests that were passed to [`add`](Self::add) are published. To be called before
+    /// [`has_failed`](Self::has_failed).
+    pub(crate) fn published(&self) {
+        lock(&self.order).is_publishing = false;
     }
 
     fn count_reads(&self, order: &Order) {
@@ -302,24 +303,18 @@ impl QpShared {
         self.send_cq.unreserve(is_hidden.into());
     }
 
-    /// The kernel has reported all completions of sends.
-    pub(crate) fn end_sends(&self, report: impl FnMut(Cqe)) {
+    /// The kernel has reported all completions of the first `reads` READs, and those that it did not take were
+    /// passed to [`complete`](Self::complete).
+    pub(crate) fn end_reads(&self, reads: u64, report: impl FnMut(Cqe)) {
         let mut order = lock(&self.order);
-        let hidden = order.end(|wr_id| self.flushed(wr_id, Opcode::READ), report);
+        let hidden = order.end(reads, |wr_id| self.flushed(wr_id, Opcode::READ), report);
         self.count_reads(&order);
         self.send_cq.unreserve(hidden);
     }
 
     /// The QP was moved to ERR by a command of its owner.
-    pub(crate) fn moved_to_error(self: &Arc<Self>) {
-        self.enter_error(&mut lock(&self.end));
-    }
-
-    fn enter_error(self: &Arc<Self>, end: &mut End) {
-        if !end.is_in_error {
-            end.is_in_error = true;
-            self.send_cq.add_soft(Soft::Ended(Arc::clone(self)));
-        }
+    pub(crate) fn moved_to_error(&self) {
+        lock(&self.end).is_in_error = true;
     }
 
     /// The QP has failed, or an element was published after it had: completes what is in its queues. The
@@ -340,30 +335,36 @@ impl QpShared {
                 // Tried again with the next error or request.
                 return;
             }
-            self.enter_error(&mut end);
+            end.is_in_error = true;
         }
-        self.flush(&self.sq, &self.send_cq, |element| {
+        let this = Arc::downgrade(self);
+        // Before the flush, which takes back those of them that the kernel did not take. Who is publishing
+        // some learns of the failure, and comes here.
+        let reads = lock(&self.order).published_reads();
+        Self::flush(&self.sq, |element| {
             let sqe = element.cast::<Sqe>().as_ptr();
             // SAFETY: the element is an `Sqe`, which was published and was not taken.
-            unsafe { ((&raw const (*sqe).id).read_volatile(), (&raw const (*sqe).opcode).read_volatile()) }
+            let (wr_id, opcode) = unsafe {
+                ((&raw const (*sqe).id).read_volatile(), (&raw const (*sqe).opcode).read_volatile())
+            };
+            self.send_cq.add_soft(Soft::Sent(Weak::clone(&this), self.flushed(wr_id, opcode)));
         });
+        if let Some(reads) = reads {
+            self.send_cq.add_soft(Soft::Ended(this, reads));
+        }
         if let Some(rq) = &self.rq {
-            self.flush(rq, &self.recv_cq, |element| {
+            Self::flush(rq, |element| {
                 // SAFETY: the element begins with the `wr_id`.
-                (unsafe { element.cast::<u64>().as_ptr().read_volatile() }, Opcode::RECEIVE)
+                let wr_id = unsafe { element.cast::<u64>().as_ptr().read_volatile() };
+                self.recv_cq.add_soft(Soft::Received(self.flushed(wr_id, Opcode::RECEIVE)));
             });
         }
     }
 
-    fn flush(&self, queue: &Queue, cq: &CqShared, read: impl Fn(NonNull<u8>) -> (u64, Opcode)) {
+    fn flush(queue: &Queue, take: impl FnMut(NonNull<u8>)) {
         // SAFETY: the memory and the counter are those of a producer, by the contract of `Queue::new`, and
         // `queue` keeps the memory. The QP is in ERR: the kernel takes no element. The lock of `end` is held.
-        unsafe {
-            take_back(queue.memory, &queue.published, |element| {
-                let (wr_id, opcode) = read(element);
-                cq.add_soft(Soft::Flushed(self.flushed(wr_id, opcode)));
-            });
-        }
+        unsafe { take_back(queue.memory, &queue.published, take) };
     }
 
     fn flushed(&self, wr_id: u64, opcode: Opcode) -> Cqe {

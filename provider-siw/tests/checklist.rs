@@ -1,7 +1,7 @@
 //! The queues on plain memory: each rule of the kernel's ABI by name.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::error::DoorbellError;
@@ -297,6 +297,23 @@ fn point_9_end_of_a_connection_is_asked_of_the_kernel() {
 }
 
 #[test]
+fn point_9_reads_that_the_kernel_did_not_take_are_flushed_once_and_in_order() {
+    let mut setup = Setup::new();
+    setup.post(&read(1));
+    assert!(setup.kernel_sq.take().is_some(), "its response is awaited");
+    setup.push(&send(2)).unwrap();
+    setup.push(&read(3)).unwrap();
+    setup.push(&send(4)).unwrap();
+    setup.control.ended.store(true, Ordering::Relaxed);
+    setup.sq.ring().unwrap();
+    let flushed = [1, 2, 3, 4].map(|wr_id| (wr_id, WcStatus::WR_FLUSH_ERR));
+    assert_eq!(setup.poll(), flushed);
+    setup.post(&read(5));
+    setup.post(&send(6));
+    assert_eq!(setup.poll(), [5, 6].map(|wr_id| (wr_id, WcStatus::WR_FLUSH_ERR)));
+}
+
+#[test]
 fn point_9_change_to_err_flushes_and_is_tried_again_if_the_kernel_refuses() {
     let mut setup = Setup::new();
     setup.recv(1);
@@ -374,6 +391,87 @@ fn completions_of_a_destroyed_qp_are_not_those_of_its_successor() {
     kernel_cq.post(&cqe(2, Opcode::SEND, FLUSH));
     assert_eq!(cq.next_value().unwrap().wr_id, 2);
     assert_eq!(control.errors.load(Ordering::Relaxed), 1);
+}
+
+/// The queues of a QP with the next number on a CQ, and its commands.
+fn another_qp(
+    cq: &SiwCq,
+    with_rq: bool,
+) -> (SiwSq<CountingDoorbell>, Option<SiwRq>, Weak<PlainMemory>, Arc<PlainControl>) {
+    let (sq, control) = (PlainMemory::sq(DEPTH), Arc::new(PlainControl::default()));
+    let (kept, doorbell) = (Arc::downgrade(&sq), CountingDoorbell::default());
+    let rq = with_rq.then(|| (PlainMemory::rq(DEPTH) as SharedMemory, DEPTH));
+    let (memory, cqs) = (QpMemory { sq: (sq, DEPTH), rq }, [cq.shared(), cq.shared()]);
+    // SAFETY: as in `Setup::new`.
+    let (sq, rq) = unsafe { SiwSq::new(QPN + 1, memory, false, cqs, doorbell, control.clone()) }.unwrap();
+    (sq, rq, kept, control)
+}
+
+fn to_error() -> ModifyQpReq {
+    ModifyQpReq { attr_mask: QpAttrMask::STATE, qp_state: QpState::ERR, ..ModifyQpReq::zeroed() }
+}
+
+#[test]
+fn qp_is_created_on_a_full_cq() {
+    let mut setup = Setup::new();
+    for wr_id in 0..CQES.into() {
+        setup.complete(wr_id, Opcode::RECEIVE, OK);
+    }
+    let _next = another_qp(&setup.cq, false);
+    assert_eq!(setup.poll().len(), CQES as usize);
+}
+
+#[test]
+fn failed_qp_and_its_cq_are_freed_if_nobody_polls() {
+    for cq_is_first in [false, true] {
+        let memory = PlainMemory::cq(CQES);
+        let kept_cq = Arc::downgrade(&memory);
+        // SAFETY: the memory is that of a CQ, and there is one consumer.
+        let cq = unsafe { SiwCq::new(memory, CQES, CQES / 2) }.unwrap();
+        let (mut sq, rq, kept_sq, _) = another_qp(&cq, true);
+        sq.modified(&to_error());
+        if cq_is_first {
+            drop(cq);
+            drop((sq, rq));
+        } else {
+            drop((sq, rq));
+            drop(cq);
+        }
+        assert!(kept_sq.upgrade().is_none() && kept_cq.upgrade().is_none());
+    }
+}
+
+#[test]
+fn flushed_request_is_found_behind_any_number_of_failed_qps() {
+    // SAFETY: the memory is that of a CQ, and there is one consumer.
+    let mut cq = unsafe { SiwCq::new(PlainMemory::cq(2), 2, 1) }.unwrap();
+    let mut qps: Vec<_> = (0..9).map(|_| another_qp(&cq, true)).collect();
+    for (sq, ..) in &mut qps {
+        sq.modified(&to_error());
+    }
+    let rq = qps[8].1.as_mut().unwrap();
+    let sges = [SMALL];
+    // SAFETY: there is no device.
+    unsafe { rq.push(&RecvRequest::new(7, &sges)) }.unwrap();
+    rq.ring();
+    assert_eq!(cq.next_value().map(|done| done.wr_id), Some(7));
+}
+
+#[test]
+fn completion_is_not_taken_for_that_of_an_unpublished_request() {
+    let mut setup = Setup::new();
+    setup.post(&send(0));
+    // Its success would not be reported.
+    setup.push(&SendRequest::write(0, REMOTE, &[LARGE])).unwrap();
+    setup.complete(0, Opcode::SEND, OK);
+    assert_eq!(setup.poll(), [(0, WcStatus::SUCCESS)]);
+    setup.sq.abort();
+    // The room of the aborted one was given back once.
+    for wr_id in 0..u64::from(CQES / 2) {
+        setup.post(&SendRequest::write(wr_id, REMOTE, &[LARGE]));
+        setup.kernel_sq.take().unwrap();
+    }
+    assert!(setup.push(&SendRequest::write(99, REMOTE, &[LARGE])).is_err());
 }
 
 #[test]
