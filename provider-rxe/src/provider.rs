@@ -96,6 +96,7 @@ unsafe impl Provider for Rxe {
             odp_ignores_addr: true,
             // `rxe_rereg_user_mr` of `rxe_verbs.c` keeps the pages as they are.
             odp_is_fixed: true,
+            dereg_is_early: false,
             iova_is_addr: false,
             // docs/soundness.md, "Errnos of REREG_MR".
             rereg_is_atomic: true,

@@ -73,7 +73,8 @@ fn elements(entries: u32, max: u32) -> u32 {
 //    to it.
 // 4. siw has no resize: `resize_cq` and a change of an SRQ's size return `Unsupported`.
 // 5. and 6. siw has no device memory and no null key; the default methods return `Unsupported`.
-// 7. siw has no REREG_MR. Its MRs are addressed by their address (`MrQuirks::iova_is_addr`).
+// 7. siw has no REREG_MR. Its MRs are addressed by their address (`MrQuirks::iova_is_addr`). Writes of peers
+//    may outlast DEREG_MR (`MrQuirks::dereg_is_early`).
 unsafe impl Provider for Siw {
     type Cq = SiwCq;
     type Sq = SiwSq;
@@ -99,7 +100,9 @@ unsafe impl Provider for Siw {
 
     fn capabilities(&self) -> Capabilities {
         let ContextInfo { num_comp_vectors, core_support } = self.info;
-        let mr_quirks = MrQuirks { iova_is_addr: true, ..MrQuirks::default() };
+        // `siw_dereg_mr` of `siw_verbs.c` does not wait. Messages are placed while the socket's
+        // `sk_callback_lock` is read-locked (`siw_qp_llp_data_ready` of `siw_qp.c`).
+        let mr_quirks = MrQuirks { iova_is_addr: true, dereg_is_early: true, ..MrQuirks::default() };
         Capabilities { num_comp_vectors, core_support, iwarp: true, mr_quirks, ..Capabilities::default() }
     }
 

@@ -70,6 +70,9 @@ pub struct MrQuirks {
     pub odp_ignores_addr: bool,
     /// `REREG_MR` can't change `ON_DEMAND`.
     pub odp_is_fixed: bool,
+    /// `DEREG_MR` may return while the kernel writes to the memory for a peer, in an RCU read-side critical
+    /// section that began before.
+    pub dereg_is_early: bool,
     /// The IOVA of an MR is its address: the driver ignores another one.
     pub iova_is_addr: bool,
     /// A `REREG_MR` of one change that fails with an errno other than `EFAULT` has changed nothing.

@@ -1,6 +1,7 @@
 //! Memory regions.
 
 mod advice;
+mod early_dereg;
 mod implicit;
 pub(crate) mod raw;
 mod replace;
@@ -347,7 +348,11 @@ impl Registration {
                 matches!(errno, Errno::INVAL | Errno::BUSY)
                     .then(|| "an MW is still bound to it: invalidate or drop the MW first".into())
             })
-        })
+        })?;
+        if self.domain.context.mr_quirks.dereg_is_early && self.ever_granted.intersects(REMOTE_WRITABLE) {
+            early_dereg::wait_for_writes();
+        }
+        Ok(())
     }
 }
 
