@@ -76,7 +76,8 @@
 //! - Without a posted receive, a message ends the connection: there are no RNR retries. [`Listener::accept`]
 //!   and [`Connector::connect`] post none before the peer may send. [`Incoming::accept`] and
 //!   [`Route::connect`] take a queue that has receives.
-//! - A listener that is bound to an unspecified address gets no connections from its own host.
+//! - Bind a listener to the address of the device: on Linux 6.1, one on an unspecified address refused
+//!   connections of another network namespace.
 //! - The port is one of TCP: a TCP socket may use it already.
 //! - A connection attempt blocks until the peer's host has accepted the TCP connection. Only then does the
 //!   limit of `wait_timeout` count. In a task, another thread blocks.
