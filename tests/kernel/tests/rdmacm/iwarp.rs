@@ -17,7 +17,7 @@ use bareverbs_rdmacm::{
 use crate::host::*;
 use crate::owned;
 
-type End2 = Connected<Endpoint<Mr<Buffer>>>;
+type ConnectedEndpoint = Connected<Endpoint<Mr<Buffer>>>;
 
 pub(crate) fn listen() -> (Listener, SocketAddr) {
     let listener = Listener::bind(SocketAddr::new(ip(), 0)).unwrap();
@@ -38,12 +38,12 @@ fn endpoint(pd: &Pd, options: &EndpointOptions) -> Endpoint<Mr<Buffer>> {
     endpoint
 }
 
-fn accept(request: Incoming, options: &EndpointOptions, connect: &ConnectOptions<'_>) -> End2 {
+fn accept(request: Incoming, options: &EndpointOptions, connect: &ConnectOptions<'_>) -> ConnectedEndpoint {
     let pd = request.pd().in_time().unwrap();
     request.accept(endpoint(&pd, options), connect).in_time().unwrap()
 }
 
-fn connect(route: Route, options: &EndpointOptions, connect: &ConnectOptions<'_>) -> End2 {
+fn connect(route: Route, options: &EndpointOptions, connect: &ConnectOptions<'_>) -> ConnectedEndpoint {
     let pd = route.pd().in_time().unwrap();
     route.connect(endpoint(&pd, options), connect).in_time().unwrap()
 }
@@ -54,7 +54,7 @@ fn connected(
     connector: &Connector,
     options: &EndpointOptions,
     [active, passive]: [&ConnectOptions<'_>; 2],
-) -> [End2; 2] {
+) -> [ConnectedEndpoint; 2] {
     thread::scope(|scope| {
         let accepted = scope.spawn(|| accept(listener.request().in_time().unwrap(), options, passive));
         let route = connector.resolve(*addr).in_time().unwrap();
