@@ -125,11 +125,6 @@ impl QpObject {
         (self.abi.abi.qp_base.context, self.abi.abi.qp_base.handle)
     }
 
-    /// Its granted capacities.
-    pub(crate) fn cap(&self) -> QpCap {
-        self.abi.cap
-    }
-
     /// Its type, its last known state and its number.
     pub(crate) fn numbers(&self) -> (QpType, QpState, u32) {
         let base = &self.abi.abi.qp_base;
@@ -231,7 +226,7 @@ fn create(pd: &PdObject, init: &mut ibv_qp_init_attr, extended: &Extended) -> Re
         let operations = extended.operations.map(|operations| (operations, wr_complete));
         let no_room = NoRoom::of(context.context.driver());
         let has_source = extended.source_qp_num.is_some();
-        let head = QpHead { mlx5, posting, cap, no_room, has_source, ..head(base, operations, parent) };
+        let head = QpHead { mlx5, posting, no_room, has_source, ..head(base, cap, operations, parent) };
         Ok((head, AnyQp::Queues(Queues::new(core, is_single_threaded))))
     });
     created.inspect(|qp: &*mut ibv_qp| {
@@ -260,15 +255,20 @@ fn bare(context: *mut ibv_context, handle: u32, qp_num: u32, state: QpState, qp_
 }
 
 /// With the functions of these operations, and the one that posts them.
-fn head(base: ibv_qp, operations: Option<(u64, Function)>, parent: Option<&Arc<ParentDomain>>) -> QpHead {
+fn head(
+    base: ibv_qp,
+    cap: QpCap,
+    operations: Option<(u64, Function)>,
+    parent: Option<&Arc<ParentDomain>>,
+) -> QpHead {
     let mut abi = extended::functions(base, operations);
-    let hooks = QpHooks::replace(&mut abi);
+    let hooks = QpHooks::replace(&mut abi, cap);
     QpHead {
         abi,
         events: Acknowledged::default(),
         flows: AtomicU32::new(0),
         posting: Posting::default(),
-        cap: QpCap::default(),
+        cap,
         no_room: NoRoom::of(DriverId::UNKNOWN),
         has_source: false,
         mlx5: extended::mlx5_functions(false),
@@ -291,7 +291,8 @@ fn create_target(
         let target = make(&xrcd.inner, address)?;
         let qp_type = QpType::XRC_TGT.0;
         let of_target = bare(context.pointer(), target.handle(), target.qp_num(), target.state(), qp_type);
-        Ok((head(ibv_qp { qp_context, pd, ..of_target }, None, None), AnyQp::Target(Mutex::new(target))))
+        let base = ibv_qp { qp_context, pd, ..of_target };
+        Ok((head(base, QpCap::default(), None, None), AnyQp::Target(Mutex::new(target))))
     })
 }
 

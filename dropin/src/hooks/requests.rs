@@ -7,6 +7,8 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use bareverbs::qp::QpCap;
+
 use super::trace::{self, Line, Message, add, add_sges};
 use super::{Hooked, Hooks, hooks};
 use crate::abi::Function;
@@ -16,7 +18,6 @@ use crate::abi::work::{ibv_data_buf, ibv_sge};
 use crate::convention::{Convention, Failure, OrErrno};
 use crate::faults::before;
 use crate::object::lock;
-use crate::qp::QpObject;
 
 /// Most requests of a batch that are traced: the memory is bounded.
 const MAX_TRACED: usize = 4096;
@@ -79,6 +80,7 @@ macro_rules! builders {
         /// The functions that a QP had before.
         pub(crate) struct QpHooks {
             hooks: &'static Hooks,
+            cap: QpCap,
             $( $begin: Function, )*
             $( $set: Function, )*
             wr_start: Function,
@@ -89,7 +91,7 @@ macro_rules! builders {
 
         impl QpHooks {
             /// Replaces the functions of a QP that it has, if the environment asks for a trace or faults.
-            pub(crate) fn replace(qp: &mut ibv_qp_ex) -> Option<Box<Self>> {
+            pub(crate) fn replace(qp: &mut ibv_qp_ex, cap: QpCap) -> Option<Box<Self>> {
                 let hooks = hooks()?;
                 let replace = |place: &mut Function, by: *const ()| {
                     let by = if place.is_null() { Function::NULL } else { Function::new(by) };
@@ -97,6 +99,7 @@ macro_rules! builders {
                 };
                 Some(Box::new(Self {
                     hooks,
+                    cap,
                     $( $begin: replace(&mut qp.$begin, $begin as *const ()), )*
                     $( $set: replace(&mut qp.$set, $set as *const ()), )*
                     wr_start: replace(&mut qp.wr_start, wr_start as *const ()),
@@ -119,10 +122,10 @@ macro_rules! builders {
         } )*
 
         $( unsafe extern "C" fn $set(qp: *mut ibv_qp_ex $(, $set_argument: $set_type)*) {
-            // SAFETY: C calls the function with a live QP with hooks, which is an object of this library.
-            let (hooks, object) = unsafe { (of_qp(qp), &*qp.cast::<QpObject>()) };
+            // SAFETY: C calls the function with a live QP with hooks.
+            let hooks = unsafe { of_qp(qp) };
             if hooks.hooks.trace.is_some() {
-                let $cap = object.cap();
+                let $cap = hooks.cap;
                 lock(&hooks.batch).set(|$members| $how);
             }
             type Set = unsafe extern "C" fn(*mut ibv_qp_ex $(, $set_type)*);

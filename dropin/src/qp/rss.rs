@@ -3,7 +3,7 @@
 use std::slice;
 use std::sync::Mutex;
 
-use bareverbs::qp::{QpState, QpType};
+use bareverbs::qp::{QpCap, QpState, QpType};
 use bareverbs::rss::{HashFields, HashFunctions, RssHash, RssInit, TOEPLITZ_KEY};
 
 use super::kind::AnyQp;
@@ -59,7 +59,7 @@ pub(super) fn create(init: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Failure>
         // The kernel gives it no number.
         let base = bare(pd.abi.context, qp.handle(), 0, QpState::RESET, init.qp_type);
         let base = ibv_qp { qp_context: init.qp_context, pd: init.pd, ..base };
-        Ok((head(base, None, pd.abi.parent()), AnyQp::Rss(Mutex::new(qp))))
+        Ok((head(base, QpCap::default(), None, pd.abi.parent()), AnyQp::Rss(Mutex::new(qp))))
     })
 }
 
