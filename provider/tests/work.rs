@@ -9,7 +9,7 @@ use bareverbs_provider::work::{
 fn datagram_over_another_ah_keeps_qpn_qkey_and_imm() {
     let first =
         Datagram { ah: &1_u8, qp_num: 0x12_3456, qkey: 0x8001_0000, imm: Some(Imm(7)), header: b"head" };
-    let Datagram { ah, qp_num, qkey, imm, header } = first.over(&"handle");
+    let Datagram { ah, qp_num, qkey, imm, .. } = first.over(&"handle");
     assert_eq!((*ah, qp_num, qkey, imm), ("handle", 0x12_3456, 0x8001_0000, Some(Imm(7))));
 }
 
