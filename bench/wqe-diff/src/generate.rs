@@ -5,8 +5,7 @@ mod frames;
 use fastrand::Rng;
 
 use crate::request::{
-    DEPTH, FRAMES, HANDLES, INLINE, IPOIB_HEADER, KINDS, Kind, Piece, QKEY, REGION, Request, SENDERS, SGES,
-    Sender,
+    DEPTH, HANDLES, INLINE, KINDS, Kind, Piece, QKEY, REGION, Request, SENDERS, SGES, Sender,
 };
 
 /// Bytes of the longest UD message and of the longest frame.
@@ -15,7 +14,7 @@ const DATAGRAM: u32 = 1000;
 const HEADER: u32 = 40;
 
 /// About `count` requests, the same for the same seed. Raw frames are included if the port is
-/// Ethernet, datagrams with a source QPN otherwise.
+/// Ethernet.
 #[must_use]
 pub fn generate(seed: u64, count: usize, ethernet: bool) -> Vec<Request> {
     let mut rng = Rng::with_seed(seed);
@@ -25,7 +24,6 @@ pub fn generate(seed: u64, count: usize, ethernet: bool) -> Vec<Request> {
             0 => windows(&mut rng),
             1 | 2 if ethernet => list(&mut rng, frames::frame),
             3 if ethernet => list(&mut rng, frames::large_send),
-            1 if !ethernet => list(&mut rng, sourced),
             _ => plain(&mut rng),
         };
         if let Some(last) = list.last_mut() {
@@ -102,25 +100,6 @@ fn list(rng: &mut Rng, one: impl Fn(&mut Rng) -> Request) -> Vec<Request> {
     (0..count).map(|_| one(rng)).collect()
 }
 
-/// A datagram with a source QPN.
-fn sourced(rng: &mut Rng) -> Request {
-    let mut request = blank(Sender::Sourced, Kind::Send);
-    request.signaled = rng.bool();
-    request.solicited = rng.u8(..4) == 0;
-    request.inline = rng.bool();
-    request.pieces = pieces(rng, FRAMES, if request.inline { INLINE - IPOIB_HEADER } else { DATAGRAM });
-    // rdma-core copies the inline header from the first piece.
-    match request.pieces.first_mut() {
-        Some((_, length)) if *length >= IPOIB_HEADER => {}
-        Some(first) => *first = (FRAMES, IPOIB_HEADER),
-        None => request.pieces.push((FRAMES, IPOIB_HEADER)),
-    }
-    (request.a, request.b) = (QKEY, rng.u64(..HANDLES));
-    let length = bytes(&request.pieces) + HEADER;
-    request.receive = Some(receive(rng, length));
-    request
-}
-
 fn bytes(pieces: &[Piece]) -> u32 {
     pieces.iter().map(|(_, length)| length).sum()
 }
@@ -194,15 +173,15 @@ mod tests {
 
     #[test]
     fn generator_covers_every_kind_and_sender() {
-        let all = [generate(1, 400, true), generate(1, 400, false)].concat();
+        let all = generate(1, 400, true);
         for kind in KINDS {
             assert!(all.iter().any(|request| request.kind == kind), "{kind:?}");
         }
         for sender in SENDERS {
             assert!(all.iter().any(|request| request.sender == sender), "{sender:?}");
         }
-        assert_eq!(generate(1, 400, true), generate(1, 400, true));
-        assert_ne!(generate(1, 400, true), generate(2, 400, true));
+        assert_eq!(all, generate(1, 400, true));
+        assert_ne!(all, generate(2, 400, true));
     }
 
     #[test]
@@ -213,16 +192,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn request_line_round_trips(seed: u64, ethernet: bool) {
-            for request in generate(seed, 50, ethernet) {
+        fn request_line_round_trips(seed: u64) {
+            for request in generate(seed, 50, true) {
                 prop_assert_eq!(Request::parse(&request.line()).unwrap(), request);
             }
         }
 
         #[test]
-        fn generated_requests_fit_limits(seed: u64, ethernet: bool) {
+        fn generated_requests_fit_limits(seed: u64) {
             let (mut under_way, mut unseen) = (0, true);
-            for request in generate(seed, 50, ethernet) {
+            for request in generate(seed, 50, true) {
                 let length = bytes(&request.pieces);
                 prop_assert!(request.pieces.iter().all(|(offset, length)| offset + length <= REGION));
                 prop_assert!(!request.inline || length <= INLINE);
@@ -231,7 +210,7 @@ mod tests {
                     let room: u32 = receive.iter().map(|(_, length)| length).sum();
                     let needs = match (request.kind, request.sender) {
                         (Kind::WriteImm, _) => 0,
-                        (_, Sender::Ud | Sender::Sourced) => length + HEADER,
+                        (_, Sender::Ud) => length + HEADER,
                         _ => length,
                     };
                     prop_assert!(room >= needs && receive.len() <= SGES);
