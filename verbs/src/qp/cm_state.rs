@@ -24,8 +24,8 @@ impl<T: Connected, P: Provider> Qp<T, P> {
     /// the QP to RTS, sends that are posted stay in the queue.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: the device is not an iWARP device, or the transition is not one of: INIT, RTR or
-    /// RTS to RTS; any state except RESET to ERR.
+    /// [`Error::Invalid`]: the device is not an iWARP device, or the transition is not one of: RESET, INIT,
+    /// RTR or RTS to RTS; any state except RESET to ERR.
     pub fn set_cm_state(&mut self, state: QpState) -> Result<()> {
         self.core.set_cm_state(state)
     }

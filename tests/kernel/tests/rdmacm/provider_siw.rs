@@ -110,7 +110,7 @@ fn siw_requests_complete_in_the_order_of_posting() {
                 SendRequest::read(id + 1, remote, &whole).signaled(),
                 SendRequest::read(id + 2, remote, &whole),
                 SendRequest::send(id + 3, &small).signaled(),
-                SendRequest::read(id + 4, remote, &[]).signaled(),
+                SendRequest::read(id + 4, remote, &small).signaled(),
                 SendRequest::write(id + 5, remote, &small).signaled(),
             ]);
             a.expect(&[(id, OK), (id + 1, OK), (id + 3, OK), (id + 4, OK), (id + 5, OK)]);

@@ -21,7 +21,10 @@ impl<P: Provider> QpCore<P> {
         }
         let from = self.state();
         let allowed = match state {
-            QpState::RTS => matches!(from, QpState::INIT | QpState::RTR | QpState::RTS),
+            // The kernel needs no move to INIT before.
+            QpState::RTS => {
+                matches!(from, QpState::RESET | QpState::INIT | QpState::RTR | QpState::RTS)
+            }
             QpState::ERR => from != QpState::RESET,
             _ => false,
         };
@@ -51,7 +54,7 @@ mod tests {
         plain.log().iwarp = true;
         let pd = plain.domain();
         for (from, to, allowed) in [
-            (S::RESET, S::RTS, false),
+            (S::RESET, S::RTS, true),
             (S::INIT, S::RTS, true),
             (S::RTR, S::RTS, true),
             (S::RTS, S::RTS, true),
