@@ -5,7 +5,7 @@
 //! what comes in by its own interface.
 //!
 //! Two siw devices are at the ends of such a pair too, for tests with the condition
-//! [`device::iwarp`](crate::device::iwarp). Two soft devices are on one fabric, where faults are injected.
+//! [`iwarp`](crate::device::iwarp). Two soft devices are on one fabric, where faults are injected.
 
 use std::fmt;
 use std::net::Ipv4Addr;
