@@ -83,8 +83,8 @@ impl<T: Connected, P: Provider> Qp<T, P> {
     /// reads and atomics at a time. A program may offer less before it sends the address.
     ///
     /// # Errors
-    /// [`Error::NoPort`](crate::Error::NoPort), [`Error::NoGid`](crate::Error::NoGid),
-    /// [`Error::Kernel`](crate::Error::Kernel).
+    /// [`Error::NoPort`], [`Error::NoGid`],
+    /// [`Error::Kernel`].
     pub fn address(&self, port: impl Into<PortNum>, gid_index: impl Into<GidIndex>) -> Result<Address> {
         let (context, port) = (self.pd().context(), port.into());
         let attr = context.query_port(port)?;
@@ -132,7 +132,7 @@ impl<P: Provider> Qp<Rc, P> {
     /// # Errors
     /// - As for [`Qp::init`], [`Qp::ready_to_receive`] and [`Qp::ready_to_send`]. After an error the
     ///   QP is in the state that it reached; [`Qp::reset`] makes it ready for another attempt.
-    /// - [`Error::Unsupported`](crate::Error::Unsupported): the device is one of iWARP, and the connection
+    /// - [`Error::Unsupported`]: the device is one of iWARP, and the connection
     ///   not one of its connection manager.
     #[doc(alias = "ibv_modify_qp")]
     pub fn connect(&mut self, local: &Address, remote: &Address, attr: &ConnectAttr) -> Result<()> {

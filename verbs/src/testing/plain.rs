@@ -130,6 +130,7 @@ impl Plain {
         let mut log = self.log();
         log.completions.reserve(entries);
         log.sent.reserve(entries);
+        log.sges.reserve(entries);
         log.signaled.reserve(entries);
         log.received.reserve(entries);
     }
