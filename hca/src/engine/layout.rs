@@ -94,11 +94,6 @@ pub(crate) mod ethernet {
     pub(crate) const SIZE: usize = 16;
 }
 
-/// Pad between address vector and Ethernet segment of an IPoIB WQE (`struct mlx5_wqe_eth_pad`).
-pub(crate) mod ethernet_pad {
-    pub(crate) const SIZE: usize = 16;
-}
-
 /// UMR control segment (`struct mlx5_wqe_umr_ctrl_seg`).
 pub(crate) mod key_update {
     pub(crate) const FLAGS: usize = 0;

@@ -2,13 +2,16 @@
 
 use bareverbs_transport::{AddressVector, Fence, Segment, Sge};
 
-use super::layout::{address, atomic, be32, be64, control, data, ethernet, ethernet_pad, remote, xrc};
+use super::layout::{address, atomic, be32, be64, control, data, ethernet, remote, xrc};
 use super::mkey::TERMINATE_SCATTER_LIST_MKEY;
 use super::packet::{ExtendedAtomicMasks, Transport};
 use super::service::Service;
 
 /// Bytes of a basic block of an SQ.
 pub(crate) const BLOCK: usize = 64;
+
+/// Bytes of the pad between address vector and Ethernet segment of an IPoIB WQE (`mlx5_wqe_eth_pad`).
+const ETHERNET_PAD: usize = 16;
 
 /// WQE opcodes (`MLX5_OPCODE_*` in `include/linux/mlx5/device.h`).
 pub(crate) mod opcode {
@@ -260,8 +263,8 @@ fn parse_ethernet(work: &mut Work, from: usize) -> Result<(EthernetSegment, usiz
 /// Parses the pad and the Ethernet segment behind the address vector of an IPoIB WQE. Returns the offset
 /// behind them. The device reports neither checksums nor large sends of IPoIB.
 fn parse_ipoib(work: &mut Work, from: usize) -> Result<usize, Malformed> {
-    let is_pad = slice(work, from, ethernet_pad::SIZE)?.iter().all(|byte| *byte == 0);
-    let (EthernetSegment { checksum, mss, .. }, after) = parse_ethernet(work, from + ethernet_pad::SIZE)?;
+    let is_pad = slice(work, from, ETHERNET_PAD)?.iter().all(|byte| *byte == 0);
+    let (EthernetSegment { checksum, mss, .. }, after) = parse_ethernet(work, from + ETHERNET_PAD)?;
     if is_pad && checksum == 0 && mss == 0 { Ok(after) } else { Err(Malformed) }
 }
 
@@ -374,7 +377,7 @@ mod tests {
     #[test]
     fn ipoib_wqe_has_address_pad_and_inline_header() {
         const PAD: usize = control::SIZE + address::SIZE;
-        const ETHERNET: usize = PAD + ethernet_pad::SIZE;
+        const ETHERNET: usize = PAD + ETHERNET_PAD;
         let service = Service::Ipoib { underlay_qp: 5 };
         let with = |opcode, at: usize, byte| {
             let mut bytes = control(opcode, 8);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::preempt::Preemption;
-use crate::testbed::{DEPTH, Kind, Poller, Testbed, recv, rounds};
+use crate::testbed::{DEPTH, Kind, Poller, Testbed, recv, rounds, wait_until};
 
 const GENERATION: u32 = 32;
 
@@ -42,6 +42,9 @@ fn destroyed_qp_has_no_completions_and_its_uidx_is_reused() {
             for number in 0..DEPTH {
                 assert!(recv(right.rq.as_mut().expect("receives"), id(number), bed.sge()));
                 bed.send(&mut left.sq, id(number), bareverbs_provider::work::Operation::Send).expect("room");
+            }
+            if round == 1 {
+                wait_until("a completion", || polled.load(Ordering::Relaxed) > before);
             }
             for _ in 0..200 {
                 if polled.load(Ordering::Relaxed) > before + round % 16 {
