@@ -30,7 +30,7 @@ fn buffer(pool: &Pool, bytes: &[u8]) -> PoolBuffer {
 }
 
 #[kernel_test(crate::host::has_ip)]
-pub(crate) fn connections_of_hubs_are_made_by_ip_address() {
+fn connections_of_hubs_are_made_by_ip_address() {
     nothing_leaks(|| {
         let (listener, addr) = listen();
         let pd = domain();
@@ -59,7 +59,7 @@ pub(crate) fn connections_of_hubs_are_made_by_ip_address() {
 }
 
 #[kernel_test(crate::host::has_ip)]
-pub(crate) fn clients_are_admitted_by_ip_address() {
+fn clients_are_admitted_by_ip_address() {
     nothing_leaks(|| {
         let (listener, addr) = listen();
         let pd = domain();
@@ -96,7 +96,7 @@ pub(crate) fn clients_are_admitted_by_ip_address() {
 }
 
 #[kernel_test(crate::host::has_ip)]
-pub(crate) fn tasks_connect_hubs_by_ip_address() {
+fn tasks_connect_hubs_by_ip_address() {
     nothing_leaks(|| {
         let pd = domain();
         let (hub, pool): (Hub, _) = (Hub::new(&pd, 64).unwrap(), Pool::new(&pd, 8, 64).unwrap());
