@@ -156,6 +156,7 @@ fn trials(tests: Vec<&'static Test>, place: Place, is_short: Option<fn(&str) -> 
     };
     let trials = tests.into_iter().map(|test| match place {
         Place::Lab | Place::Soft => Trial::ignorable_test(test.name, || {
+            iwarp::remove_abandoned_link();
             let _removed_after = RemovedLink;
             (test.run)()
         }),
