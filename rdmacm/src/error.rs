@@ -175,7 +175,7 @@ pub enum Feature {
     /// A subnet administrator, which only InfiniBand ports have.
     #[error("the port has no subnet administrator: it is not an InfiniBand port")]
     SubnetAdministrator,
-    /// Datagrams, which iWARP has none of.
+    /// Datagrams: iWARP has no UD.
     #[error("the device is one of iWARP, which has no datagrams: use `RdmaStream`")]
     Datagrams,
     /// Version 4 of the ABI of rdma_cm.

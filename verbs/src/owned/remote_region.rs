@@ -336,8 +336,8 @@ impl<M> RemoteRegion<M> {
     /// Ends the access of peers and returns the part.
     ///
     /// It deregisters what [`RegionMut::expose`] registered, and returns when no write is in progress. On
-    /// siw, that takes some milliseconds, and TCP may still send bytes that a peer has read. Later accesses of peers fail with
-    /// [`REM_ACCESS_ERR`](crate::WcStatus::REM_ACCESS_ERR).
+    /// siw, it waits for an RCU grace period, and TCP may still send bytes that a peer has read. Later accesses
+    /// of peers fail with [`REM_ACCESS_ERR`](crate::WcStatus::REM_ACCESS_ERR).
     ///
     /// # Errors
     /// The memory is still exposed: the errors return it.
