@@ -4,10 +4,10 @@
 //! arrived. So a SEND that was posted after a READ may complete before it. A send queue reports its
 //! completions in the order of posting: a completion waits for the earlier READs.
 //!
-//! The kernel's fence (`SIW_WQE_READ_FENCE`) would do the same. It is used only if the caller asks for it, because it stops the
-//! transmission of read responses to the peer as well: two peers that each wait behind a fence for the
-//! other's response wait for ever (`siw_activate_tx_from_sq`, `siw_init_rresp`). And the kernel transmits a
-//! fenced request early if the socket gets room meanwhile (`siw_qp_llp_write_space`).
+//! The kernel's fence (`SIW_WQE_READ_FENCE`) would do the same. It is used only if the caller asks for it,
+//! because it stops the transmission of read responses to the peer as well: two peers that each wait behind a
+//! fence for the other's response wait for ever (`siw_activate_tx_from_sq`, `siw_init_rresp`). And the kernel
+//! transmits a fenced request early if the socket gets room meanwhile (`siw_qp_llp_write_space`).
 //!
 //! Some requests are signalled to the kernel although the caller does not ask for it. Their successful
 //! completions are not reported:
