@@ -204,12 +204,13 @@ impl Totals {
 
 /// The lines of a failed test's log that tell why, each after a newline: the first panic's message,
 /// or the last lines.
-fn cause(log: &str) -> String {
+pub(crate) fn cause(log: &str) -> String {
     const LINES: usize = 6;
+    const AFTER: [&str; 2] = ["note: run with", "stack backtrace:"];
     let lines: Vec<_> = log.lines().filter(|line| !line.trim().is_empty()).collect();
     let begin = lines.iter().position(|line| line.contains("panicked at"));
     let begin = begin.unwrap_or(lines.len().saturating_sub(LINES));
-    let told = lines[begin..].iter().take_while(|line| !line.starts_with("note: run with"));
+    let told = lines[begin..].iter().take_while(|line| !AFTER.iter().any(|after| line.starts_with(after)));
     told.take(LINES).map(|line| format!("\n    {line}")).collect()
 }
 

@@ -2,6 +2,7 @@
 //! load of the machine.
 
 use std::io::{BufRead, BufReader};
+use std::mem;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -12,7 +13,7 @@ use super::{documentation, soft, stopping, succeed, targets};
 use crate::experiment::ceilings::Ceilings;
 use crate::filter::Filter;
 use crate::guest_tests::{GUEST_TEST_CRATES, guest_unit_tests};
-use crate::outcome::{Table, Totals, result_line};
+use crate::outcome::{Table, Totals, cause, result_line};
 use crate::print::heading;
 use crate::tsan::{PROGRAMS, Tsan};
 use crate::{build, counts, crates, dropin, imports, loom, package, pyverbs, spelling};
@@ -111,12 +112,11 @@ impl Host {
         let mut child = command.stdout(Stdio::piped()).spawn().context("running tests")?;
         let stdout = child.stdout.take().context("its output is piped")?;
         let failed_before = self.totals.failed;
+        let mut section = None;
         for line in BufReader::new(stdout).lines() {
             let line = line?;
             println!("{NAME}: {line}");
-            if let Some(name) = failed_test(&line) {
-                self.failures.push(name.to_owned());
-            }
+            self.failures.extend(failed_test(&mut section, &line));
             let (passed, failed) = result_line(&line).unwrap_or_default();
             self.totals.passed += passed;
             self.totals.failed += failed;
@@ -169,9 +169,19 @@ impl Host {
     }
 }
 
-/// `test a::b ... FAILED`
-fn failed_test(line: &str) -> Option<&str> {
-    line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
+/// Takes a line of a test binary's output. Returns the name of a failed test and the cause at the line that
+/// ends the section of its output, which begins with `---- a::b stdout ----`.
+fn failed_test(section: &mut Option<(String, String)>, line: &str) -> Option<String> {
+    let name = line.strip_prefix("---- ").and_then(|line| line.strip_suffix(" stdout ----"));
+    if name.is_some() || line == "failures:" {
+        let begun = name.map(|name| (name.to_owned(), String::new()));
+        return mem::replace(section, begun).map(|(name, log)| name + &cause(&log));
+    }
+    if let Some((_, log)) = section {
+        *log += line;
+        log.push('\n');
+    }
+    None
 }
 
 /// The tool is one static file below the limit of size.
@@ -247,11 +257,12 @@ mod tests {
 
     #[test]
     fn results_of_tests_are_added() {
-        let lines = "test a ... ok\\ntest b ... FAILED\\ntest result: FAILED. 1 passed; 1 failed; \
-                     0 ignored\\ntest result: ok. 5 passed; 0 failed; 0 ignored\\n";
+        let lines = "test a ... ok\\ntest b ... FAILED\\n---- b stdout ----\\n1 is 2\\nfailures:\\n    b\\n\
+                     test result: FAILED. 1 passed; 1 failed; 0 ignored\\n\
+                     test result: ok. 5 passed; 0 failed; 0 ignored\\n";
         let host = results(lines, 101).unwrap();
         assert_eq!((host.totals.passed, host.totals.failed), (6, 1));
-        assert_eq!(host.failures, ["b"]);
+        assert_eq!(host.failures, ["b\n    1 is 2"]);
     }
 
     #[test]
@@ -278,13 +289,20 @@ mod tests {
     }
 
     #[test]
-    fn failed_tests_have_names() {
-        assert_eq!(failed_test("test a::b ... FAILED"), Some("a::b"));
+    fn failed_tests_have_names_and_causes() {
+        let output = "running 3 tests\ntest a::b ... FAILED\ntest a::c ... ok\n\nfailures:\n\n\
+                      ---- a::b stdout ----\n\nthread 'a::b' (7) panicked at a.rs:3:5:\nleft: 1\n\
+                      note: run with `RUST_BACKTRACE=1`\n\n---- a.rs - d (line 7) stdout ----\n1 is 2\n\n\
+                      failures:\n    a::b\n    a.rs - d (line 7)\n";
+        let mut section = None;
+        let failed: Vec<_> = output.lines().filter_map(|line| failed_test(&mut section, line)).collect();
         assert_eq!(
-            failed_test("test verbs/src/lib.rs - a (line 7) ... FAILED"),
-            Some("verbs/src/lib.rs - a (line 7)")
+            failed,
+            [
+                "a::b\n    thread 'a::b' (7) panicked at a.rs:3:5:\n    left: 1",
+                "a.rs - d (line 7)\n    1 is 2"
+            ]
         );
-        assert_eq!(failed_test("test a::b ... ok"), None);
-        assert_eq!(failed_test("test result: FAILED. 1 passed; 1 failed"), None);
+        assert_eq!(section, None);
     }
 }
