@@ -1,7 +1,7 @@
 //! Connections by IP address on soft devices.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -397,7 +397,8 @@ const PEER: &str = "BAREVERBS_TEST_PEER";
 #[test]
 fn peer_process() {
     let Ok(peer) = std::env::var(PEER) else { return };
-    Device::find("soft:127.71.3.2").unwrap();
+    let [a, b, c, _] = peer.parse::<SocketAddrV4>().unwrap().ip().octets();
+    Device::find(&format!("soft:{}", Ipv4Addr::new(a, b, c, 2))).unwrap();
     let options = Endpoint::options().inline(16);
     let connected = Connector::new().connect(peer.as_str(), &options).wait().unwrap();
     ping(connected);
@@ -405,8 +406,11 @@ fn peer_process() {
 
 #[test]
 fn processes_connect_by_udp() {
-    Device::find("soft:127.71.3.1").unwrap();
-    let listener = Listener::bind((Ipv4Addr::new(127, 71, 3, 1), 0)).unwrap();
+    // No other run of this test has it.
+    let [.., b, c] = std::process::id().to_be_bytes();
+    let address = Ipv4Addr::new(127, b | 0x40, c, 1);
+    Device::find(&format!("soft:{address}")).unwrap();
+    let listener = Listener::bind((address, 0)).unwrap();
     let options = Endpoint::options().inline(16);
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "peer_process"])
