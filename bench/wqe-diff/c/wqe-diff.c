@@ -16,7 +16,7 @@
 #define QKEY 0x13572468
 #define TSO_HEADER 74
 
-enum { RC, UC, UD, SHARED, BACK, FRAMES, LARGE_SENDS };
+enum { RC, UC, UD, SHARED, BACK, FRAMES, LARGE_SENDS, SOURCED };
 enum { SEND, SEND_IMM, WRITE, WRITE_IMM, READ, CMP_SWP, FETCH_ADD, SEND_INV, BIND, LOCAL_INV, FRAME, LARGE_SEND };
 enum { SIGNALED = 1, SOLICITED = 2, FENCE = 4, INLINED = 8, RINGS = 16, CHECKSUMS = 32 };
 
@@ -25,7 +25,7 @@ static const enum ibv_wr_opcode opcodes[] = {
     IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_SEND_WITH_INV, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV,
     IBV_WR_SEND, IBV_WR_TSO};
 
-static struct ibv_qp *qps[4][2], *frames, *large_sends;
+static struct ibv_qp *qps[4][2], *frames, *large_sends, *sourced;
 static struct ibv_srq *srq;
 static struct ibv_ah *handles[3];
 static struct ibv_mw *windows[2];
@@ -92,6 +92,22 @@ static struct ibv_qp *frames_with(struct ibv_pd *pd, int max_tso_header) {
     return qp;
 }
 
+// Creates a UD QP with a source QPN.
+static struct ibv_qp *sourced_by(struct ibv_pd *pd, uint32_t number) {
+    struct ibv_qp_init_attr_ex attr = {.send_cq = sends, .recv_cq = receives, .qp_type = IBV_QPT_UD,
+        .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS, .pd = pd,
+        .create_flags = IBV_QP_CREATE_SOURCE_QPN, .source_qpn = number,
+        .cap = {.max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = SGES, .max_recv_sge = SGES,
+                .max_inline_data = INLINE}};
+    struct ibv_qp *qp = ibv_create_qp_ex(pd->context, &attr);
+    must(qp != NULL, "source QPN");
+    for (enum ibv_qp_state state = IBV_QPS_INIT; state <= IBV_QPS_RTS; state++) {
+        struct ibv_qp_attr step = {.qp_state = state};
+        must(!ibv_modify_qp(qp, &step, IBV_QP_STATE), "state");
+    }
+    return qp;
+}
+
 static void set_up(struct ibv_context *context, int index) {
     struct ibv_port_attr port;
     union ibv_gid gid;
@@ -126,6 +142,9 @@ static void set_up(struct ibv_context *context, int index) {
         frames = frames_with(pd, 0);
         large_sends = frames_with(pd, TSO_HEADER);
         printf("qp frames 0x%x\nqp large 0x%x\n", frames->qp_num, large_sends->qp_num);
+    } else {
+        sourced = sourced_by(pd, qps[UD][0]->qp_num);
+        printf("qp ud-sourced 0x%x\n", sourced->qp_num);
     }
     handles[0] = ibv_create_ah(pd, &way);
     struct ibv_ah_attr strange = way;
@@ -172,7 +191,8 @@ static void receive(int sender, struct ibv_sge *sges, int count) {
     if (sender == SHARED)
         must(!ibv_post_srq_recv(srq, &wr, &bad), "ibv_post_srq_recv");
     else
-        must(!ibv_post_recv(sender == BACK ? qps[RC][0] : qps[sender][1], &wr, &bad), "ibv_post_recv");
+        must(!ibv_post_recv(sender == BACK ? qps[RC][0] : qps[sender == SOURCED ? UD : sender][1], &wr, &bad),
+             "ibv_post_recv");
 }
 
 int main(int argc, char **argv) {
@@ -211,7 +231,7 @@ int main(int argc, char **argv) {
             sges[count][i].addr += (uintptr_t)pattern - (uintptr_t)memory;
         if (kind == SEND_IMM || kind == WRITE_IMM)
             wr->imm_data = htonl(imm);
-        if (sender == UD) {
+        if (sender == UD || sender == SOURCED) {
             wr->wr.ud.ah = handles[b];
             wr->wr.ud.remote_qpn = qps[UD][1]->qp_num;
             wr->wr.ud.remote_qkey = a;
@@ -254,7 +274,7 @@ int main(int argc, char **argv) {
         if (!(flags & RINGS))
             continue;
         struct ibv_qp *qp = sender == BACK ? qps[RC][1] : sender == FRAMES ? frames :
-            sender == LARGE_SENDS ? large_sends : qps[sender][0];
+            sender == LARGE_SENDS ? large_sends : sender == SOURCED ? sourced : qps[sender][0];
         must(qp && !ibv_post_send(qp, wrs, &bad), "ibv_post_send");
         take(sends, signaled);
         take(receives, received);

@@ -181,7 +181,10 @@ impl Fields<'_> {
                 ],
             );
         }
-        if to.starts_with("frames") || to.starts_with("large") {
+        if to == "ud-sourced" {
+            self.numbers("pad", &[("reserved", 16)]);
+            self.ethernet();
+        } else if to.starts_with("frames") || to.starts_with("large") {
             self.ethernet();
         } else if matches!(opcode, 0x08..=0x12) && !matches!(opcode, 0x0a | 0x0b) {
             self.address("raddr.addr");

@@ -17,11 +17,13 @@ pub const DEPTH: usize = 16;
 pub const QKEY: u64 = 0x1357_2468;
 /// The number of address handles.
 pub const HANDLES: u64 = 3;
-/// The offset in the region of the bytes of frames. No other request uses them, because a frame's
-/// header is copied when it is posted.
+/// The offset in the region of the bytes of frames and of datagrams with a source QPN. No other request
+/// uses them, because a header is copied when it is posted.
 pub const FRAMES: u32 = 1 << 14;
 /// Bytes of a frame that the device requires inline: an Ethernet header with a VLAN tag.
 pub const FRAME_HEADER: u32 = 18;
+/// Bytes of a datagram with a source QPN that the device requires inline: the header of IPoIB.
+pub const IPOIB_HEADER: u32 = 4;
 /// Bytes of the longest TSO headers: Ethernet, IPv6, TCP.
 pub const TSO_HEADER: u16 = 14 + 40 + 20;
 
@@ -42,6 +44,8 @@ pub enum Sender {
     Frames,
     /// TSO sends, which the device segments into frames.
     LargeSends,
+    /// UD with a source QPN, on InfiniBand ports only.
+    Sourced,
 }
 
 /// The operation.
@@ -67,8 +71,16 @@ pub enum Kind {
     LargeSend,
 }
 
-pub(crate) const SENDERS: [Sender; 7] =
-    [Sender::Rc, Sender::Uc, Sender::Ud, Sender::Shared, Sender::RcPeer, Sender::Frames, Sender::LargeSends];
+pub(crate) const SENDERS: [Sender; 8] = [
+    Sender::Rc,
+    Sender::Uc,
+    Sender::Ud,
+    Sender::Shared,
+    Sender::RcPeer,
+    Sender::Frames,
+    Sender::LargeSends,
+    Sender::Sourced,
+];
 pub(crate) const KINDS: [Kind; 12] = [
     Kind::Send,
     Kind::SendImm,

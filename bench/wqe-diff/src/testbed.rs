@@ -10,8 +10,9 @@ use bareverbs::cq::{Cq, CqInit};
 use bareverbs::device::LinkLayer;
 use bareverbs::mw::{Mw, MwType};
 use bareverbs::qp::{
-    Datagram, Frame, InitAttr, Operation, Payload, Qp, QpCap, QpInit, Rc, RecvRequest, RtrAttr, RtsAttr,
-    SendFlags, SendRequest, Sge, Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr,
+    Datagram, Frame, InitAttr, Operation, Payload, Qp, QpAttr, QpAttrMask, QpCap, QpInit, QpState, Rc,
+    RecvRequest, RtrAttr, RtsAttr, SendFlags, SendRequest, Sge, Transport, Uc, UcOperation, UcRtrAttr, Ud,
+    UdInitAttr,
 };
 use bareverbs::srq::{Srq, SrqInit};
 use bareverbs::values::{AckTimeout, GidIndex};
@@ -43,6 +44,8 @@ pub(crate) struct Testbed {
     ud: Pair<Ud>,
     shared: Pair<Rc>,
     frames: Option<Frames>,
+    /// On InfiniBand.
+    sourced: Option<Qp<Ud>>,
     srq: Srq,
     handles: Vec<Ah>,
     windows: [Mw; 2],
@@ -65,6 +68,15 @@ fn both<T: Transport>(
     pair.iter_mut().zip(numbers).try_for_each(|(qp, peer)| connect(qp, peer))
 }
 
+/// A UD queue pair with a source QPN.
+fn sourced(pd: &Pd, init: &QpInit<'_>, number: u32) -> Result<Qp<Ud>> {
+    let mut qp = pd.create_qp(&QpInit { source_qp_num: Some(number), ..*init })?;
+    for qp_state in [QpState::INIT, QpState::RTR, QpState::RTS] {
+        qp.modify(&QpAttr { qp_state, ..QpAttr::default() }, QpAttrMask::STATE)?;
+    }
+    Ok(qp)
+}
+
 impl Testbed {
     pub(crate) fn new(context: &Context) -> Result<Self> {
         let pd = context.alloc_pd()?;
@@ -80,6 +92,7 @@ impl Testbed {
         let port = context.query_port(1)?;
         let ethernet = port.link_layer == LinkLayer::ETHERNET;
         let frames = ethernet.then(|| Frames::new(&pd, &init)).transpose()?;
+        let sourced = (!ethernet).then(|| sourced(&pd, &init, ud[0].qp_num())).transpose()?;
 
         let gid = context.default_gid(1)?;
         let dlid = port.lid;
@@ -117,7 +130,21 @@ impl Testbed {
         let handles = ways.iter().map(|way| pd.create_ah(way)).collect::<Result<_, _>>()?;
         let windows = [pd.alloc_mw(MwType::TYPE_2)?, pd.alloc_mw(MwType::TYPE_2)?];
         let gid_index = gid.index;
-        Ok(Self { rc, uc, ud, shared, frames, srq, handles, windows, gid_index, memory, sends, receives })
+        Ok(Self {
+            rc,
+            uc,
+            ud,
+            shared,
+            frames,
+            sourced,
+            srq,
+            handles,
+            windows,
+            gid_index,
+            memory,
+            sends,
+            receives,
+        })
     }
 
     /// Prints the numbers of the queues, keys and the region.
@@ -132,6 +159,9 @@ impl Testbed {
         }
         if let Some(frames) = &self.frames {
             frames.print_values();
+        }
+        if let Some(sourced) = &self.sourced {
+            println!("qp ud-sourced {:#x}", sourced.qp_num());
         }
         println!("gid {:#x}", self.gid_index.0);
         println!("region {:#x} {:#x} {:#x}", self.memory.addr(), self.memory.lkey(), self.memory.rkey());
@@ -152,7 +182,7 @@ impl Testbed {
             match sender {
                 Sender::Rc => self.rc[1].post_recv(&requests)?,
                 Sender::Uc => self.uc[1].post_recv(&requests)?,
-                Sender::Ud => self.ud[1].post_recv(&requests)?,
+                Sender::Ud | Sender::Sourced => self.ud[1].post_recv(&requests)?,
                 Sender::Shared => self.srq.post_recv(&requests)?,
                 Sender::RcPeer => self.rc[0].post_recv(&requests)?,
                 Sender::Frames | Sender::LargeSends => bail!("raw packet QPs post no receives"),
@@ -184,17 +214,28 @@ impl Testbed {
             let flags = flags.iter().filter(|(set, _)| *set).map(|(_, flag)| *flag).collect();
             (request, SendRequest { wr_id: 2, operation: (), flags, payload })
         });
+        let headers: Vec<Vec<u8>> = (list.iter().zip(&cut))
+            .map(|(request, (front, _))| match &request.header[..] {
+                [] => front.iter().flat_map(bytes).copied().collect(),
+                headers => headers.to_vec(),
+            })
+            .collect();
         match sender {
-            Sender::Ud => {
+            Sender::Ud | Sender::Sourced => {
                 let mut all = Vec::new();
-                for (request, plain) in requests {
+                for ((request, plain), header) in requests.zip(&headers) {
                     let ah = self.handles.get(request.b as usize).context("no such handle")?;
                     let imm = (request.kind == Kind::SendImm).then_some(Imm(request.imm));
                     let to = Datagram::new(ah, self.ud[1].qp_num(), request.a as u32);
-                    all.push(plain.with(Datagram { imm, ..to }));
+                    all.push(plain.with(Datagram { imm, header, ..to }));
                 }
+                let qp = match (sender, &mut self.sourced) {
+                    (Sender::Sourced, Some(sourced)) => sourced,
+                    (Sender::Sourced, None) => bail!("the port has no source QPNs"),
+                    _ => &mut self.ud[0],
+                };
                 // SAFETY: the memory outlives the queue pairs and is not accessed meanwhile.
-                unsafe { self.ud[0].post_send(&all)? };
+                unsafe { qp.post_send(&all)? };
             }
             Sender::Uc => {
                 let mut all = Vec::new();
@@ -211,12 +252,6 @@ impl Testbed {
                 unsafe { self.uc[0].post_send(&all)? };
             }
             Sender::Frames | Sender::LargeSends => {
-                let headers: Vec<Vec<u8>> = (list.iter().zip(&cut))
-                    .map(|(request, (front, _))| match &request.header[..] {
-                        [] => front.iter().flat_map(bytes).copied().collect(),
-                        headers => headers.to_vec(),
-                    })
-                    .collect();
                 let mut all = Vec::new();
                 for ((request, plain), header) in requests.zip(&headers) {
                     let large = request.kind == Kind::LargeSend;

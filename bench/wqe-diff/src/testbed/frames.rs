@@ -2,7 +2,7 @@
 
 use bareverbs::qp::{Qp, QpInit, RawPacket};
 use bareverbs::{Pd, Result};
-use bareverbs_wqe_diff::request::{FRAME_HEADER, Kind, Piece, Request, Sender, TSO_HEADER};
+use bareverbs_wqe_diff::request::{FRAME_HEADER, IPOIB_HEADER, Kind, Piece, Request, Sender, TSO_HEADER};
 
 pub(super) struct Frames {
     plain: Qp<RawPacket>,
@@ -30,12 +30,13 @@ impl Frames {
     }
 }
 
-/// The bytes of a request that are its frame's header. rdma-core copies as many as the device
-/// requires from any of the SGEs. With us, header bytes that are not inline are passed separately.
+/// The bytes of a request that are the header of its frame or datagram. rdma-core copies as many as the
+/// device requires from its SGEs. With us, header bytes that are not inline are passed separately.
 pub(super) fn in_front(request: &Request) -> u32 {
     match (request.kind, request.inline) {
         (Kind::Frame, true) => request.b as u32,
         (Kind::Frame, false) => FRAME_HEADER,
+        (_, false) if request.sender == Sender::Sourced => IPOIB_HEADER,
         _ => 0,
     }
 }
