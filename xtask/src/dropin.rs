@@ -14,6 +14,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
 use bareverbs_lab::{Cache, OldGlibc, Programs, RdmaCore};
@@ -146,10 +147,20 @@ fn library(profile: &str, glibc: Glibc) -> Result<PathBuf> {
     Ok(library)
 }
 
+/// The library as the tests use it. It is linked once, because guests may read the file afterwards.
+pub(crate) fn tested_library() -> Result<PathBuf> {
+    static LINKED: Mutex<Option<PathBuf>> = Mutex::new(None);
+    let mut linked = LINKED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(library) = &*linked {
+        return Ok(library.clone());
+    }
+    Ok(linked.insert(library(TESTED, Glibc::Host)?).clone())
+}
+
 /// Our programs for guests, and the libraries in [`GUEST_FOLDER`].
 pub(crate) fn guest_programs() -> Result<Programs> {
     let mut programs = build::guest_programs()?;
-    let library = library(TESTED, Glibc::Host)?;
+    let library = tested_library()?;
     programs.on_path.insert(MLX5_LIBRARY.to_owned(), library.with_file_name(MLX5_LIBRARY));
     programs.on_path.insert(LIBRARY.to_owned(), library);
     Ok(programs)
@@ -213,7 +224,7 @@ pub(crate) fn check() -> Result<()> {
 
 /// The library, and the programs of the lab's Debian root for this machine.
 pub(crate) fn native_programs() -> Result<NativePrograms> {
-    let library = folder_of(&library(TESTED, Glibc::Host)?).to_owned();
+    let library = folder_of(&tested_library()?).to_owned();
     Ok(NativePrograms { root: RdmaCore::fetch(&Cache::open()?, false)?.root, library })
 }
 

@@ -1,5 +1,5 @@
 // The libibverbs counterpart of ../src/testbed.rs: posts the requests of a list and prints the
-// numbers of its QPs and keys.
+// numbers of its QPs and keys. It runs with the drop-in library and with libmlx5.
 // cc wqe-diff.c -libverbs; run as: wqe-diff DEVICE LIST GID-INDEX
 #include <arpa/inet.h>
 #include <stdint.h>

@@ -275,7 +275,7 @@ impl<'a> Plan<'a> {
                 build::with_low_priority(|| {
                     let _ = (
                         needs_hca.then(build::hca),
-                        compares.then(build::wqe_diff),
+                        compares.then(|| build::wqe_diff().and_then(|_| dropin::tested_library())),
                         measures.then(build::fastpath),
                     );
                 });
@@ -613,8 +613,8 @@ impl<'b> Worker<'_, 'b> {
                 }
             }
             Special::WqeDiff((title, port)) => {
-                let report = wqe_diff::check(&setup, &self.plan.lab.rdma_core, port)?;
-                self.compared(name, title, report.differences.is_empty(), &report.text(), begin);
+                let reports = wqe_diff::check(&setup, &self.plan.lab.rdma_core, port)?;
+                self.compared(name, title, reports.are_equal(), &reports.text(), begin);
             }
             Special::Hosts(title, test) => self.judged(name, title, test(&setup), begin),
             Special::Examples(port, tests) => {
