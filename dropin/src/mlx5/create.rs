@@ -39,7 +39,7 @@ fn cq_options(
     let known = MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE
         | MLX5DV_CQ_INIT_ATTR_MASK_FLAGS
         | MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE;
-    check_mask(mask, known as u64, Failure::INVALID)?;
+    check_mask(mask, known.cast_unsigned().into(), Failure::INVALID)?;
     // Padding fills CQEs of 128 bytes, which no queue here makes use of.
     if has(mask, MLX5DV_CQ_INIT_ATTR_MASK_FLAGS) && attr.flags != 0 {
         return Err(Failure::INVALID);
@@ -71,15 +71,15 @@ fn qp_options(attr: Option<&mlx5dv_qp_init_attr>) -> Result<Mlx5Options, Failure
         | MLX5DV_QP_INIT_ATTR_MASK_DC
         | MLX5DV_QP_INIT_ATTR_MASK_SEND_OPS_FLAGS
         | MLX5DV_QP_INIT_ATTR_MASK_DCI_STREAMS;
-    check_mask(mask, known as u64, Failure::INVALID)?;
+    check_mask(mask, known.cast_unsigned().into(), Failure::INVALID)?;
     if has(mask, MLX5DV_QP_INIT_ATTR_MASK_DC | MLX5DV_QP_INIT_ATTR_MASK_DCI_STREAMS) {
         return Err(Failure::UNSUPPORTED);
     }
     if has(mask, MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS) {
         let known_flags = (MLX5DV_QP_CREATE_OOO_DP << 1) - 1;
         let scatter = MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE | MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE;
-        check_mask(attr.create_flags.into(), known_flags as u64, Failure::INVALID)?;
-        check_mask(attr.create_flags.into(), scatter as u64, Failure::UNSUPPORTED)?;
+        check_mask(attr.create_flags.into(), known_flags.cast_unsigned().into(), Failure::INVALID)?;
+        check_mask(attr.create_flags.into(), scatter.cast_unsigned().into(), Failure::UNSUPPORTED)?;
         if attr.create_flags == scatter.cast_unsigned() {
             return Err(Failure::INVALID);
         }
@@ -89,7 +89,11 @@ fn qp_options(attr: Option<&mlx5dv_qp_init_attr>) -> Result<Mlx5Options, Failure
         }
     }
     if has(mask, MLX5DV_QP_INIT_ATTR_MASK_SEND_OPS_FLAGS) {
-        check_mask(attr.send_ops_flags, MLX5DV_QP_EX_WITH_RAW_WQE as u64, Failure::UNSUPPORTED)?;
+        check_mask(
+            attr.send_ops_flags,
+            MLX5DV_QP_EX_WITH_RAW_WQE.cast_unsigned().into(),
+            Failure::UNSUPPORTED,
+        )?;
         options.raw_wqes = attr.send_ops_flags != 0;
     }
     Ok(options)
@@ -122,7 +126,7 @@ export! {
     ) -> OrNull<ibv_wq> {
         context(argument)?;
         let (init, mask) = (required(init)?, attr.map_or(0, |attr| attr.comp_mask));
-        check_mask(mask, MLX5DV_WQ_INIT_ATTR_MASK_STRIDING_RQ as u64, Failure::INVALID)?;
+        check_mask(mask, MLX5DV_WQ_INIT_ATTR_MASK_STRIDING_RQ.cast_unsigned().into(), Failure::INVALID)?;
         if mask != 0 {
             return Err(Failure::UNSUPPORTED);
         }

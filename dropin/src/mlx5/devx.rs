@@ -187,7 +187,7 @@ fn register(
     memory: &mlx5dv_devx_umem_in,
     is_first: bool,
 ) -> Result<*mut mlx5dv_devx_umem, Failure> {
-    check_mask(memory.comp_mask, MLX5DV_UMEM_MASK_DMABUF as u64, Failure::UNSUPPORTED)?;
+    check_mask(memory.comp_mask, MLX5DV_UMEM_MASK_DMABUF.cast_unsigned().into(), Failure::UNSUPPORTED)?;
     let (addr, length) = (memory.addr.expose_provenance() as u64, memory.size as u64);
     let mut umem_id = 0;
     let mut call = raw.call::<DevxUmemReg>();

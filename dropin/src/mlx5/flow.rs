@@ -190,7 +190,7 @@ export! {
         attr: Option<&mlx5dv_flow_matcher_attr>,
     ) -> OrNull<MatcherObject> {
         let (raw, attr) = (context(argument)?.context.raw(), required(attr)?);
-        let known = (MLX5DV_FLOW_MATCHER_MASK_FT_TYPE | MLX5DV_FLOW_MATCHER_MASK_IB_PORT) as u64;
+        let known = (MLX5DV_FLOW_MATCHER_MASK_FT_TYPE | MLX5DV_FLOW_MATCHER_MASK_IB_PORT).cast_unsigned().into();
         check_mask(attr.comp_mask, known, Failure::UNSUPPORTED)?;
         let has = |bit| has(attr.comp_mask, bit);
         let has_port = has(MLX5DV_FLOW_MATCHER_MASK_IB_PORT);

@@ -110,7 +110,7 @@ export! {
         }
         if let Some(attr) = attr {
             check_mask(attr.comp_mask, 0, Failure::UNSUPPORTED)?;
-            check_mask(attr.flags.into(), MLX5DV_CONTEXT_FLAGS_DEVX as u64, Failure::INVALID)?;
+            check_mask(attr.flags.into(), MLX5DV_CONTEXT_FLAGS_DEVX.cast_unsigned().into(), Failure::INVALID)?;
         }
         // Contexts have DEVX where the device has it.
         let opened = object.device.open()?;
