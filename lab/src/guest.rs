@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use bareverbs_lab_init::frame::{FromGuest, ToGuest};
-use bareverbs_lab_init::{Exec, Job, Link, RDMA_CORE_TAG, Share, SoftDevice};
+use bareverbs_lab_init::{Exec, Job, Link, LinkType, RDMA_CORE_TAG, Share};
 
 use crate::cache::Cache;
 use crate::console::Console;
@@ -56,7 +56,7 @@ pub struct Setup<'a> {
     /// File for the packets on the wire.
     pub recording: Option<PathBuf>,
     /// The software device of the hosts.
-    pub soft: SoftDevice,
+    pub link_type: LinkType,
     /// HCAs for the hosts, instead of the software device.
     pub hca: Option<&'a Hca>,
 }
@@ -470,7 +470,7 @@ impl Host {
             rdma_core: setup.rdma_core.is_some(),
             shares,
             link,
-            soft: setup.soft,
+            link_type: setup.link_type,
             hca: setup.hca.map(|hca| hca.port),
             capture: setup.recording.is_some() && link == Link::Veth,
         };
@@ -548,7 +548,7 @@ fn wanted_modules(setup: &Setup<'_>, link: Link) -> Vec<&'static str> {
     } else {
         wanted.push("rdma_rxe");
         // Tests also add a siw device to guests with rxe, if the kernel has it.
-        if setup.soft == SoftDevice::Siw || modules.has("siw") {
+        if setup.link_type == LinkType::Siw || modules.has("siw") {
             // Up to 6.12, siw requests crc32c from the crypto layer when it is loaded.
             wanted.extend(["crc32c_generic"].into_iter().filter(|name| modules.has(name)));
             wanted.push("siw");

@@ -33,7 +33,7 @@ mod verbs_programs;
 mod wire;
 
 pub use bareverbs_lab_init::frame::ToGuest;
-pub use bareverbs_lab_init::{Exec, HcaPort, SoftDevice, TerminalSize};
+pub use bareverbs_lab_init::{Exec, HcaPort, LinkType, TerminalSize};
 
 pub use crate::cache::Cache;
 pub use crate::guest::{Failure, Finished, Guests, Output, Report, Setup, Stream};

@@ -107,8 +107,8 @@ impl Testbed {
             files.add_siw(kernel)?;
         }
         let hca = experiment::start_hca(device.port(), 1, &[])?;
-        let soft = device.soft();
-        let guests = Guests::boot(&Setup { accelerator, soft, hca: hca.as_ref(), ..files.setup() })?;
+        let link_type = device.link_type();
+        let guests = Guests::boot(&Setup { accelerator, link_type, hca: hca.as_ref(), ..files.setup() })?;
         Ok(Self { guests, _hca: hca, version: files.kernel.version })
     }
 }

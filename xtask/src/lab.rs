@@ -173,7 +173,7 @@ impl Machine {
             accelerator: self.accel,
             instruction_clock: self.icount,
             recording: self.pcap.clone(),
-            soft: self.device.soft(),
+            link_type: self.device.link_type(),
             hca,
             ..files.setup()
         };

@@ -38,8 +38,8 @@ pub struct Job {
     pub shares: Vec<Share>,
     /// The Ethernet device of the software device.
     pub link: Link,
-    /// The software device over the link.
-    pub soft: SoftDevice,
+    /// The RDMA link that is added to it.
+    pub link_type: LinkType,
     /// The HCA's port, if the guest has an HCA. It replaces the software device.
     pub hca: Option<HcaPort>,
     /// Whether each packet of the link is sent to the host.
@@ -55,9 +55,9 @@ pub struct Share {
     pub target: String,
 }
 
-/// A software device of the kernel.
+/// The type of an RDMA link, as in `rdma link add … type`: a software device of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SoftDevice {
+pub enum LinkType {
     /// Soft-RoCE: `rxe0`.
     Rxe,
     /// Soft-iWARP: `siw0`.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use bareverbs_lab_init::{HcaPort, Job, Link, SoftDevice};
+use bareverbs_lab_init::{HcaPort, Job, Link, LinkType};
 
 use crate::netlink::{Netlink, Rdma, Route};
 use crate::port::Sender;
@@ -55,9 +55,9 @@ pub(crate) fn set_up(job: &Job, sender: &Sender) -> Result<()> {
     }
     let mut rdma: Netlink<Rdma> = Netlink::open()?;
     // The only GID of siw is made of the link's MAC address.
-    let (name, kind, gid_of) = match job.soft {
-        SoftDevice::Rxe => ("rxe0", "rxe", Some(address)),
-        SoftDevice::Siw => ("siw0", "siw", None),
+    let (name, kind, gid_of) = match job.link_type {
+        LinkType::Rxe => ("rxe0", "rxe", Some(address)),
+        LinkType::Siw => ("siw0", "siw", None),
     };
     rdma.add_link(name, kind, &device)?;
     wait_until_usable(name, gid_of)

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use bareverbs_lab::{
-    Accelerator, Cache, Guests, Hca, HcaPort, Kernel, Programs, RdmaCore, Series, Setup, Since, SoftDevice,
+    Accelerator, Cache, Guests, Hca, HcaPort, Kernel, LinkType, Programs, RdmaCore, Series, Setup, Since,
     Tools,
 };
 use clap::ValueEnum;
@@ -90,7 +90,7 @@ pub(crate) fn one_host<'a>(
         accelerator: Accelerator::Auto,
         instruction_clock: false,
         recording: None,
-        soft: SoftDevice::Rxe,
+        link_type: LinkType::Rxe,
         hca: None,
     }
 }

@@ -9,8 +9,8 @@ use std::{fs, iter, mem, thread};
 
 use anyhow::{Result, bail};
 use bareverbs_lab::{
-    Accelerator, Cache, Exec, Failure, Guests, HcaPort, Kernel, NotFetched, Programs, RdmaCore, Series,
-    Setup, SoftDevice, Tools, fetch_headers,
+    Accelerator, Cache, Exec, Failure, Guests, HcaPort, Kernel, LinkType, NotFetched, Programs, RdmaCore,
+    Series, Setup, Tools, fetch_headers,
 };
 use clap::ValueEnum;
 
@@ -69,9 +69,9 @@ impl Tested {
         }
     }
 
-    /// The software device of guests without an HCA.
-    pub(crate) fn soft(self) -> SoftDevice {
-        if self == Self::Siw { SoftDevice::Siw } else { SoftDevice::Rxe }
+    /// The type of the RDMA link in guests without an HCA.
+    pub(crate) fn link_type(self) -> LinkType {
+        if self == Self::Siw { LinkType::Siw } else { LinkType::Rxe }
     }
 
     /// The name of a run on this kernel.
@@ -559,7 +559,7 @@ impl<'b> Worker<'_, 'b> {
         };
         let hca = experiment::start_hca(device.port(), 1, &[])?;
         let shares = vec![(self.plan.folder.clone(), GUEST_FOLDER.to_owned())];
-        let setup = Setup { shares, soft: device.soft(), hca: hca.as_ref(), ..self.setup(kernel) };
+        let setup = Setup { shares, link_type: device.link_type(), hca: hca.as_ref(), ..self.setup(kernel) };
         let mut guests = None;
         while let Some(test) = self.take(test_run) {
             let begin = Instant::now();
