@@ -63,14 +63,14 @@ fn resources_have_owner_and_parent() {
 
         let listed = only(netlink.queue_pairs(device::name()).unwrap(), |qp| qp.owner == me());
         assert_eq!((listed.qp_num, listed.pd), (end.qp.qp_num(), Some(domain.number)));
-        assert_eq!((listed.port, listed.state), (None, Some(QpState::RESET)));
+        assert_eq!((listed.port, listed.state), (None, Some(device::reported_reset())));
     });
     let mut netlink = netlink();
     assert!(netlink.contexts(device::name()).unwrap().iter().all(|context| context.owner != me()));
     assert!(netlink.memory_regions(device::name()).unwrap().iter().all(|region| region.owner != me()));
 }
 
-#[kernel_test(device::has_device_node)]
+#[kernel_test(device::has_device_node, device::moves_qps)]
 fn qps_are_listed_with_state_and_peer() {
     let pd = domain();
     let (mut a, b) = pair(&pd, Plan::default());
@@ -101,7 +101,7 @@ fn srq_is_listed_with_its_qps() {
     assert_eq!(named, sharing.iter().map(|qp| qp.qp_num()).collect());
 }
 
-#[kernel_test(device::has_device_node)]
+#[kernel_test(device::has_device_node, device::ib_transports)]
 fn kernel_objects_are_listed_by_name() {
     let mut netlink = netlink();
     let services = only(netlink.queue_pairs(device::name()).unwrap(), |qp| qp.qp_type == Some(QpType::GSI));
@@ -148,7 +148,7 @@ fn port_counters_grow_with_traffic() {
     assert!(counter("sent_pkts") >= sent + 11 && counter("rcvd_pkts") >= received + 11);
 }
 
-#[kernel_test(device::has_device_node)]
+#[kernel_test(device::has_device_node, device::has_counters)]
 fn counters_have_the_names_of_their_status() {
     let mut netlink = netlink();
     let status = netlink.counter_status(device::name(), 1).unwrap().expect("the device counts");

@@ -19,7 +19,7 @@ use std::sync::Once;
 use bareverbs::cq::CqInit;
 use bareverbs::device::{DeviceCapFlags, DriverId, LinkLayer};
 use bareverbs::error::ErrorOrigin;
-use bareverbs::qp::{Operation, Payload, Qp, QpInit, Rc};
+use bareverbs::qp::{Operation, Payload, Qp, QpInit, QpState, Rc};
 use bareverbs::{Access, Gid};
 
 use crate::harness::in_lab;
@@ -109,6 +109,20 @@ pub fn is_infiniband() -> bool {
 /// Whether the device has the ABI of Soft-RoCE: it is Soft-RoCE, or a soft device.
 pub fn has_rxe_abi() -> bool {
     device().driver_id() == Some(DriverId::RXE)
+}
+
+/// Whether a doorbell is a system call, because the driver executes requests.
+pub fn posts_by_call() -> bool {
+    has_rxe_abi() || is_iwarp()
+}
+
+/// The state of a QP in RESET, as queried from the kernel. Soft-iWARP has one state for RESET and INIT. Since
+/// Linux 6.12 it reports INIT, and before that no state, which reads as RESET.
+///
+/// # Panics
+/// If `/proc` is not mounted.
+pub fn reported_reset() -> QpState {
+    if is_iwarp() && !kernel_is("6.1.") { QpState::INIT } else { QpState::RESET }
 }
 
 /// What the errors of the device's calls name.
@@ -233,6 +247,144 @@ pub fn multicast_by_gid() -> Requirement {
 /// If the port is Ethernet.
 pub fn infiniband() -> Requirement {
     need(is_infiniband(), || "the port's link layer is not InfiniBand".into())
+}
+
+/// For tests of UC and UD queue pairs, address handles and multicast groups.
+///
+/// # Errors
+/// If the device is one of iWARP, which has RC queue pairs only.
+pub fn ib_transports() -> Requirement {
+    without_iwarp("RC is the only transport of iWARP: it has no UC, UD, address handles and multicast groups")
+}
+
+/// For tests of the attributes and transitions that connect a queue pair, and of RESET after RTS.
+///
+/// # Errors
+/// If the device is one of iWARP, where the kernel's connection manager moves the queue pair.
+pub fn moves_qps() -> Requirement {
+    without_iwarp("on iWARP the kernel's connection manager moves QPs, and a QP connects once")
+}
+
+/// For tests of the status that a peer gives to a SEND or WRITE, and of its receiver-not-ready retries.
+///
+/// # Errors
+/// If the device is one of iWARP, where such a request completes before the peer has it.
+pub fn acknowledges() -> Requirement {
+    without_iwarp("a SEND or WRITE of iWARP completes before the peer has it: it has no status of the peer")
+}
+
+/// For tests in which a message waits until its receive is posted.
+///
+/// # Errors
+/// If the device is one of iWARP, where such a message ends the connection.
+pub fn waits_for_receives() -> Requirement {
+    without_iwarp("a message without a posted receive ends a connection of iWARP")
+}
+
+/// For tests of connections whose queue pairs exist in name only.
+///
+/// # Errors
+/// If the device is one of iWARP, whose connection manager looks queue pairs up.
+pub fn connects_any_qp_number() -> Requirement {
+    without_iwarp("the connection manager of iWARP connects QPs that exist")
+}
+
+/// For tests of immediate data.
+///
+/// # Errors
+/// If the device is one of iWARP.
+pub fn immediates() -> Requirement {
+    without_iwarp("iWARP has no immediate data")
+}
+
+/// For tests of atomics.
+///
+/// # Errors
+/// If the device is one of iWARP.
+pub fn atomics() -> Requirement {
+    without_iwarp("iWARP has no atomics")
+}
+
+/// For tests of READs with several SGEs.
+///
+/// # Errors
+/// If the device is one of iWARP.
+pub fn read_lists() -> Requirement {
+    without_iwarp("a READ of iWARP has one SGE")
+}
+
+/// For tests of memory windows.
+///
+/// # Errors
+/// If the device has none.
+pub fn memory_windows() -> Requirement {
+    let limit = open().query_device().expect("the device's attributes").max_mw;
+    need(limit > 0, || format!("{} has no memory windows", name()))
+}
+
+/// For tests of CQ resize.
+///
+/// # Errors
+/// If the device is Soft-iWARP, which does not support it. No capability reports this.
+pub fn cq_resize() -> Requirement {
+    without_iwarp("Soft-iWARP has no CQ resize")
+}
+
+/// For tests of CQs that solicited completions alone wake.
+///
+/// # Errors
+/// If the device is Soft-iWARP: its driver does not report that a receive is solicited.
+pub fn solicited_only() -> Requirement {
+    without_iwarp("Soft-iWARP wakes a CQ for each completion")
+}
+
+/// For tests of memory regions with an address of their own.
+///
+/// # Errors
+/// If the device is Soft-iWARP, which addresses memory by its address in the process.
+pub fn iova() -> Requirement {
+    without_iwarp("Soft-iWARP addresses a region by its memory's address")
+}
+
+/// For tests of the layout of queues in memory.
+///
+/// # Errors
+/// If the provider does not report it: the entries of Soft-iWARP's queues are published one by one, by a flag.
+pub fn queue_layout() -> Requirement {
+    without_iwarp("the queues of Soft-iWARP have no producer index")
+}
+
+/// For tests of P_Keys.
+///
+/// # Errors
+/// If the device is one of iWARP.
+pub fn pkeys() -> Requirement {
+    without_iwarp("iWARP has no P_Keys")
+}
+
+/// For tests of the device's own counters.
+///
+/// # Errors
+/// If the device is Soft-iWARP, which has none.
+pub fn has_counters() -> Requirement {
+    without_iwarp("Soft-iWARP has no counters")
+}
+
+/// For tests of GIDs of IP addresses.
+///
+/// # Errors
+/// If the device is one of iWARP.
+pub fn gid_table() -> Requirement {
+    without_iwarp("the only GID of an iWARP device is its MAC address")
+}
+
+/// Whether the release of the kernel starts like this.
+fn kernel_is(start: &str) -> bool {
+    fs::read_to_string("/proc/sys/kernel/osrelease").expect("the release of the kernel").starts_with(start)
+}
+
+fn without_iwarp(reason: &str) -> Requirement {
+    need(!is_iwarp(), || reason.into())
 }
 
 /// For tests of datagrams with an invalid address handle. On Soft-RoCE, a request names an address
@@ -455,9 +607,7 @@ pub fn no_raw_packets() -> Requirement {
 /// # Panics
 /// If `/proc` is not mounted.
 pub fn default_flows() -> Requirement {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("the release of the kernel");
-    let is_broken = release.starts_with("7.");
-    need(!is_broken, || "this kernel parses memory beyond the specification of default rules".into())
+    need(!kernel_is("7."), || "this kernel parses memory beyond the specification of default rules".into())
 }
 
 /// For tests of work queues and RSS.

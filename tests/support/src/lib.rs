@@ -16,6 +16,8 @@ pub mod bus;
 #[cfg(feature = "kernel")]
 pub mod child;
 #[cfg(feature = "kernel")]
+pub mod cm;
+#[cfg(feature = "kernel")]
 pub mod device;
 #[cfg(feature = "example")]
 pub mod example;

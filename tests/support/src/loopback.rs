@@ -12,11 +12,15 @@ use bareverbs::qp::{
 use bareverbs::values::{AckTimeout, MinRnrTimer, RnrRetry};
 use bareverbs::{Access, Buffer, Mr, Pd, WcStatus};
 
-use crate::TIMEOUT;
+use crate::device::is_iwarp;
+use crate::{TIMEOUT, cm};
 
 /// All remote access rights.
 pub const ALL_REMOTE: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
+/// The READs and atomics that a side has outstanding, and those that it answers.
+const RD_ATOMIC: u8 = 4;
 
 /// The parameters of a side.
 #[derive(Clone, Copy, Debug)]
@@ -91,9 +95,33 @@ pub fn side_on(pd: &Pd, plan: Plan, cq: Cq, user_data: u64) -> Side {
 /// Two sides in `pd`, connected to each other.
 pub fn pair(pd: &Pd, plan: Plan) -> (Side, Side) {
     let (mut a, mut b) = (side(pd, plan), side(pd, plan));
-    a.connect(b.qp.qp_num());
-    b.connect(a.qp.qp_num());
+    join(&mut a, &mut b);
     (a, b)
+}
+
+/// Connects two sides in RESET to each other. On iWARP, the kernel's connection manager connects them.
+pub fn join(a: &mut Side, b: &mut Side) {
+    if !is_iwarp() {
+        a.connect(b.qp.qp_num());
+        b.connect(a.qp.qp_num());
+        return;
+    }
+    for side in [&mut *a, &mut *b] {
+        side.init();
+    }
+    cm::connect(&mut a.qp, &mut b.qp, RD_ATOMIC);
+}
+
+/// Connects a side to a queue pair that has no side. Both are in RESET.
+pub fn join_qp(side: &mut Side, qp: &mut Qp<Rc>) {
+    qp.init(&InitAttr { access: ALL_REMOTE, ..InitAttr::new(1) }).expect("INIT");
+    if is_iwarp() {
+        side.init();
+        return cm::connect(&mut side.qp, qp, RD_ATOMIC);
+    }
+    qp.ready_to_receive(&side.towards(side.qp.qp_num())).expect("RTR");
+    qp.ready_to_send(&side.sending()).expect("RTS");
+    side.connect(qp.qp_num());
 }
 
 /// Registers a region with these bytes.
@@ -157,21 +185,29 @@ impl Side {
         let gid = context.default_gid(1).expect("the port has an address");
         let dlid = context.query_port(1).expect("the first port").lid;
         let address = AhAttr { dlid, ..AhAttr::global(1, gid.gid, gid.index) };
-        RtrAttr { max_dest_rd_atomic: 4, min_rnr_timer: MinRnrTimer::MIN, ..RtrAttr::new(address, peer) }
+        RtrAttr {
+            max_dest_rd_atomic: RD_ATOMIC,
+            min_rnr_timer: MinRnrTimer::MIN,
+            ..RtrAttr::new(address, peer)
+        }
     }
 
     /// The RTS attributes.
     pub fn sending(&self) -> RtsAttr {
         let Plan { rnr_retry, timeout, .. } = self.plan;
-        RtsAttr { timeout, rnr_retry, max_rd_atomic: 4, ..RtsAttr::default() }
+        RtsAttr { timeout, rnr_retry, max_rd_atomic: RD_ATOMIC, ..RtsAttr::default() }
     }
 
     /// Brings the queue pair from RESET to RTS, connected to the queue pair `peer`.
     pub fn connect(&mut self, peer: u32) {
         let (rtr, rts) = (self.towards(peer), self.sending());
-        self.qp.init(&InitAttr { access: self.plan.access, ..InitAttr::new(1) }).expect("INIT");
+        self.init();
         self.qp.ready_to_receive(&rtr).expect("RTR");
         self.qp.ready_to_send(&rts).expect("RTS");
+    }
+
+    fn init(&mut self) {
+        self.qp.init(&InitAttr { access: self.plan.access, ..InitAttr::new(1) }).expect("INIT");
     }
 
     /// Brings the queue pair to `state` by valid transitions.

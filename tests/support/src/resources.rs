@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use bareverbs::soft::Resources;
 use bareverbs_netlink::{RdmaNetlink, ResourceSummary};
 
-use crate::{TIMEOUT, device};
+use crate::{TIMEOUT, cm, device};
 
 /// The number of objects by type, of all processes and the kernel. A soft device has no CM IDs.
 pub fn held() -> ResourceSummary {
     device::warm_up();
+    cm::end_disconnected();
     if let Some(soft) = device::device().soft() {
         return of_soft_device(soft.resources());
     }

@@ -22,7 +22,7 @@ const RTR: &str = "modify_qp INIT→RTR";
 const RTS: &str = "modify_qp RTR→RTS";
 const EINVAL: i32 = 22;
 
-#[kernel_test]
+#[kernel_test(device::ib_transports)]
 fn reset_to_init_attributes_are_validated() {
     nothing_leaks(|| {
         let pd = domain();
@@ -56,7 +56,7 @@ fn reset_to_init_attributes_are_validated() {
     });
 }
 
-#[kernel_test(device::root)]
+#[kernel_test(device::root, device::ib_transports)]
 fn privileged_qkey_is_rejected_without_privilege() {
     nothing_leaks(|| {
         child::run(|| {
@@ -79,7 +79,7 @@ fn privileged_qkey_is_rejected_without_privilege() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::moves_qps)]
 fn ah_attr_is_validated_in_init_to_rtr() {
     nothing_leaks(|| {
         let pd = domain();
@@ -148,7 +148,7 @@ fn ah_attr_is_validated_in_init_to_rtr() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::moves_qps)]
 fn init_to_rtr_attributes_are_validated() {
     nothing_leaks(|| {
         let pd = domain();
@@ -197,7 +197,7 @@ fn init_to_rtr_attributes_are_validated() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::moves_qps)]
 fn rtr_to_rts_attributes_are_validated() {
     nothing_leaks(|| {
         let pd = domain();
@@ -232,7 +232,7 @@ fn rtr_to_rts_attributes_are_validated() {
 }
 
 /// Each attribute of `modify`, out of range.
-#[kernel_test]
+#[kernel_test(device::moves_qps)]
 fn modify_rejects_out_of_range_values() {
     nothing_leaks(|| {
         let pd = domain();
@@ -271,7 +271,7 @@ fn modify_rejects_out_of_range_values() {
 }
 
 /// The error names missing and disallowed attributes, together with the kernel's error.
-#[kernel_test]
+#[kernel_test(device::moves_qps)]
 fn modify_names_missing_and_disallowed_attributes() {
     nothing_leaks(|| {
         let pd = domain();
@@ -305,7 +305,7 @@ fn modify_names_missing_and_disallowed_attributes() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::moves_qps)]
 fn max_dest_rd_atomic_above_the_first_value_is_rejected_on_rxe() {
     nothing_leaks(|| {
         let pd = domain();

@@ -290,7 +290,7 @@ fn no_such_object(class: ObjectClass, handle: u32, answers: Vec<(&'static str, R
     }
 }
 
-#[kernel_test]
+#[kernel_test(device::ib_transports)]
 fn handles_of_another_class_are_rejected() {
     nothing_leaks(|| {
         let testbed = Testbed::new();
@@ -304,7 +304,7 @@ fn handles_of_another_class_are_rejected() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::ib_transports)]
 fn unknown_handles_are_rejected() {
     nothing_leaks(|| {
         let testbed = Testbed::new();
@@ -317,7 +317,7 @@ fn unknown_handles_are_rejected() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::ib_transports)]
 fn freed_handles_are_rejected() {
     nothing_leaks(|| {
         let testbed = Testbed::new();
@@ -331,7 +331,7 @@ fn freed_handles_are_rejected() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::ib_transports)]
 fn objects_in_use_are_not_destroyed() {
     nothing_leaks(|| {
         let testbed = Testbed::new();
@@ -354,7 +354,7 @@ fn objects_in_use_are_not_destroyed() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::ib_transports)]
 fn objects_of_another_file_are_not_seen() {
     nothing_leaks(|| {
         let (one, other) = (Testbed::new(), Testbed::new());
@@ -373,7 +373,7 @@ fn objects_of_another_file_are_not_seen() {
     });
 }
 
-#[kernel_test(device::has_device_node)]
+#[kernel_test(device::has_device_node, device::ib_transports)]
 fn create_cq_rejects_other_descriptors_as_channel() {
     nothing_leaks(|| {
         let testbed = Testbed::new();
@@ -394,7 +394,7 @@ fn create_cq_rejects_other_descriptors_as_channel() {
     });
 }
 
-#[kernel_test(device::has_device_node)]
+#[kernel_test(device::has_device_node, device::ib_transports)]
 fn device_file_without_context_rejects_commands() {
     nothing_leaks(|| {
         let with = |path: &str, driver| DeviceFile::open(path, driver).unwrap();
@@ -432,7 +432,7 @@ fn device_file_without_context_rejects_commands() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::ib_transports)]
 fn queries_handle_any_buffer_size() {
     nothing_leaks(|| {
         let testbed = Testbed::new();

@@ -7,7 +7,7 @@ use bareverbs::qp::{
 };
 use bareverbs::srq::SrqInit;
 use bareverbs::{Access, Error, WcStatus};
-use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, open, region, request};
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, join, open, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{Outcome, device, kernel_test, skip};
 
@@ -69,8 +69,7 @@ fn srq_of_another_pd_uses_its_own_mrs() {
             bareverbs_kernel_tests::loopback::side(&pd, Plan::default()),
         );
         b.qp = pd.create_qp::<Rc>(&QpInit { srq: Some(&srq), ..QpInit::new(&b.cq, &b.cq) }).unwrap();
-        a.connect(b.qp.qp_num());
-        b.connect(a.qp.qp_num());
+        join(&mut a, &mut b);
         // The device decides whose PD counts; the result must be a status.
         let memory = region(&other, &[0; 16], Access::LOCAL_WRITE);
         // SAFETY: the region outlives the queue, and its bytes are only copied.
@@ -83,7 +82,7 @@ fn srq_of_another_pd_uses_its_own_mrs() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::memory_windows)]
 fn mw_bind_validates_pd_and_access() {
     nothing_leaks(|| {
         let pd = domain();

@@ -92,7 +92,7 @@ fn send(end: &mut End<Uc>, operation: UcOperation, payload: Payload<'_>) {
     unsafe { end.qp.post_send(&[request]) }.unwrap();
 }
 
-#[kernel_test]
+#[kernel_test(device::ib_transports)]
 fn empty_datagram_arrives_with_its_grh() {
     nothing_leaks(|| {
         let pd = domain();
@@ -113,7 +113,7 @@ fn empty_datagram_arrives_with_its_grh() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::ib_transports)]
 fn datagram_above_the_mtu_is_rejected() {
     nothing_leaks(|| {
         let pd = domain();
@@ -152,7 +152,7 @@ fn datagram_above_the_mtu_is_rejected() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::ib_transports)]
 fn undeliverable_datagrams_are_dropped() {
     nothing_leaks(|| {
         let pd = domain();
@@ -200,7 +200,7 @@ fn undeliverable_datagrams_are_dropped() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::ib_transports)]
 fn ah_attr_from_wc_validates_the_grh() {
     nothing_leaks(|| {
         let pd = domain();
@@ -240,7 +240,7 @@ fn ah_attr_from_wc_validates_the_grh() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::ib_transports)]
 fn zero_byte_uc_messages_and_writes_arrive() {
     nothing_leaks(|| {
         let pd = domain();
@@ -265,7 +265,7 @@ fn zero_byte_uc_messages_and_writes_arrive() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::ib_transports)]
 fn uc_message_too_long_writes_nothing_out_of_bounds() {
     nothing_leaks(|| {
         let pd = domain();

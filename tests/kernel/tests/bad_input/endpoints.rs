@@ -7,7 +7,7 @@ use bareverbs::{Access, Address, Buffer, Endpoint, Error, Gid, Mr, Op, Pd, Remot
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{domain, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
+use bareverbs_kernel_tests::{TIMEOUT, cm, kernel_test};
 
 use crate::refusals::invalid;
 
@@ -17,12 +17,13 @@ fn buffer(pd: &Pd) -> Mr<Buffer> {
 
 fn pair(pd: &Pd) -> (Endpoint<Mr<Buffer>>, Endpoint<Mr<Buffer>>) {
     let (mut alice, mut bob) = (Endpoint::new(pd, 1, 4).unwrap(), Endpoint::new(pd, 1, 4).unwrap());
-    alice.connect(&bob.address()).unwrap();
-    bob.connect(&alice.address()).unwrap();
+    let [to_alice, to_bob] = cm::introduce(alice.address(), bob.address());
+    alice.connect(&to_bob).unwrap();
+    bob.connect(&to_alice).unwrap();
     (alice, bob)
 }
 
-#[kernel_test]
+#[kernel_test(device::moves_qps)]
 fn endpoint_new_and_connect_validate_arguments() {
     nothing_leaks(|| {
         let (pd, device) = (domain(), device::name());
@@ -143,7 +144,7 @@ fn mr_of_another_pd_is_rejected_and_returned() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::acknowledges)]
 fn failed_endpoint_returns_all_buffers_and_rejects_posts() {
     nothing_leaks(|| {
         let pd = domain();

@@ -9,7 +9,7 @@ use bareverbs::qp::{
 use bareverbs::values::{RetryCount, RnrRetry};
 use bareverbs::{Access, Buffer, Imm, Mr, Pd, Remote, WcStatus};
 use bareverbs_kernel_tests::loopback::{
-    ALL_REMOTE, Plan, Side, contents, domain, pair, region, request, side,
+    ALL_REMOTE, Plan, Side, contents, domain, join, pair, region, request, side,
 };
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{device, kernel_test};
@@ -81,8 +81,7 @@ impl Fixture {
             side.qp.reset().unwrap();
             while side.cq.poll_one().is_some() {}
         }
-        self.a.connect(self.b.qp.qp_num());
-        self.b.connect(self.a.qp.qp_num());
+        join(&mut self.a, &mut self.b);
         self.b.recv_into(7, 1, &[self.good.sge(..).unwrap()]);
         self.a.send(&[hello(8)]).unwrap();
         assert_eq!(self.a.ends(1), [(8, WcStatus::SUCCESS)]);
@@ -91,7 +90,7 @@ impl Fixture {
     }
 }
 
-#[kernel_test]
+#[kernel_test(device::acknowledges)]
 fn short_receive_fails_on_both_sides() {
     nothing_leaks(|| {
         let pd = domain();
@@ -130,7 +129,7 @@ fn short_receive_fails_on_both_sides() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::acknowledges)]
 fn receive_with_wrong_lkey_fails_on_both_sides() {
     nothing_leaks(|| {
         let pd = domain();
@@ -159,7 +158,7 @@ fn receive_with_wrong_lkey_fails_on_both_sides() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::acknowledges)]
 fn rnr_and_missing_peer_exhaust_the_retries() {
     nothing_leaks(|| {
         let pd = domain();
@@ -180,7 +179,7 @@ fn rnr_and_missing_peer_exhaust_the_retries() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::acknowledges)]
 fn each_remote_operation_requires_its_access_flag() {
     nothing_leaks(|| {
         let pd = domain();
@@ -215,7 +214,7 @@ fn each_remote_operation_requires_its_access_flag() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::acknowledges)]
 fn rkey_is_valid_only_while_its_mr_exists() {
     nothing_leaks(|| {
         let pd = domain();
@@ -291,7 +290,7 @@ fn local_inv_and_bind_mw_with_invalid_keys_fail() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::memory_windows)]
 fn send_with_invalid_rkey_to_invalidate_fails_at_the_peer() {
     nothing_leaks(|| {
         let pd = domain();
@@ -346,7 +345,7 @@ fn max_rd_atomic_zero_rejects_reads_and_atomics() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::moves_qps)]
 fn max_dest_rd_atomic_zero_rejects_remote_reads() {
     nothing_leaks(|| {
         let pd = domain();

@@ -18,7 +18,7 @@ fn datagrams(pd: &Pd, cq: &Cq) -> Qp<Ud> {
     qp
 }
 
-#[kernel_test(device::multicast_by_gid)]
+#[kernel_test(device::multicast_by_gid, device::ib_transports)]
 fn multicast_verbs_reject_other_gids() {
     nothing_leaks(|| {
         let pd = domain();
@@ -48,7 +48,7 @@ fn multicast_verbs_reject_other_gids() {
     });
 }
 
-#[kernel_test(device::multicast_by_gid)]
+#[kernel_test(device::multicast_by_gid, device::ib_transports)]
 fn multicast_attach_limits_are_enforced() {
     nothing_leaks(|| {
         let pd = domain();

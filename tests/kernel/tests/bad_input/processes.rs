@@ -9,7 +9,7 @@ use bareverbs::values::RnrRetry;
 use bareverbs::{Access, Buffer, Endpoint, Op};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::{held, nothing_leaks};
-use bareverbs_kernel_tests::{child, device, kernel_test};
+use bareverbs_kernel_tests::{child, cm, device, kernel_test};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 
@@ -27,8 +27,9 @@ fn with_all_objects(then: impl FnOnce()) {
         a.send(&[request(wr_id, Operation::Send, Payload::Sges(&sges))]).unwrap();
     }
     let (mut alice, mut bob) = (Endpoint::new(&pd, 1, 8).unwrap(), Endpoint::new(&pd, 1, 8).unwrap());
-    alice.connect(&bob.address()).unwrap();
-    bob.connect(&alice.address()).unwrap();
+    let [to_alice, to_bob] = cm::introduce(alice.address(), bob.address());
+    alice.connect(&to_bob).unwrap();
+    bob.connect(&to_alice).unwrap();
     let buffer = || pd.register(Buffer::zeroed(4096).unwrap(), Access::LOCAL_WRITE).unwrap();
     bob.post(Op::recv(buffer())).unwrap();
     alice.post(Op::send(buffer(), ..)).unwrap();

@@ -5,9 +5,9 @@ use std::ops::Bound;
 use bareverbs::error::ObjectClass;
 use bareverbs::mr::LocalAccess;
 use bareverbs::{Access, Buffer, Error};
-use bareverbs_kernel_tests::kernel_test;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents, domain, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 
 use crate::refusals::{invalid, refused_by_kernel};
 
@@ -49,7 +49,7 @@ fn invalid_access_flags_name_the_remedy() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::iova)]
 fn iova_must_match_the_page_offset() {
     nothing_leaks(|| {
         let pd = domain();

@@ -19,7 +19,7 @@ use bareverbs::{
 };
 use bareverbs_kernel_tests::bus::Bus;
 use bareverbs_kernel_tests::loopback::{Plan, domain, pair, region, request};
-use bareverbs_kernel_tests::{TIMEOUT, device, kernel_test};
+use bareverbs_kernel_tests::{TIMEOUT, cm, device, kernel_test};
 use bareverbs_netlink::RdmaNetlink;
 use rustix::io::Errno;
 
@@ -149,16 +149,18 @@ fn patient() -> EndpointOptions {
 fn endpoints(pd: &Pd, spin: Spin) -> (Endpoint<PoolBuffer>, Endpoint<PoolBuffer>) {
     let options = patient().spin(spin);
     let [mut a, mut b] = [(); 2].map(|()| options.build::<PoolBuffer, _>(pd).unwrap());
-    a.connect(&b.address()).unwrap();
-    b.connect(&a.address()).unwrap();
+    let [to_a, to_b] = cm::introduce(a.address(), b.address());
+    a.connect(&to_b).unwrap();
+    b.connect(&to_a).unwrap();
     (a, b)
 }
 
 fn hub_pair(pd: &Pd) -> (Hub, [Connection; 2]) {
     let hub = Hub::new(pd, 32).unwrap();
     let [a, b] = [(); 2].map(|()| hub.connection_with(&patient()).unwrap());
-    a.connect(&b.address()).unwrap();
-    b.connect(&a.address()).unwrap();
+    let [to_a, to_b] = cm::introduce(a.address(), b.address());
+    a.connect(&to_b).unwrap();
+    b.connect(&to_a).unwrap();
     (hub, [a, b])
 }
 
@@ -245,8 +247,7 @@ fn device_removal_ends_each_wait_and_returns_the_buffers() {
     let mut server: Server = options().build(&pd).unwrap();
     let mut client: Client =
         Client::options().window(4).sends(4).message_size(64).keepalive(None).build(&pd).unwrap();
-    let (_, address) = server.handle().admit(&client.address()).unwrap();
-    client.connect(&address).unwrap();
+    cm::admit(server.handle(), &client);
     waits.start("wait of a server", false, move || {
         let event = server.next().wait();
         assert!(matches!(event, Ok(Event::Failed(_, Error::DeviceRemoved { .. }))), "{event:?}");

@@ -5,7 +5,7 @@ use bareverbs::error::{PostError, PostReason};
 use bareverbs::qp::{InitAttr, Operation, Payload, QpState, RecvRequest, RtsAttr, SendRequest};
 use bareverbs::values::RnrRetry;
 use bareverbs::{Access, Error, PortNum, WcStatus};
-use bareverbs_kernel_tests::loopback::{Plan, Side, contents, domain, pair, region, request, side};
+use bareverbs_kernel_tests::loopback::{Plan, Side, contents, domain, join, pair, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{device, kernel_test};
 
@@ -53,7 +53,7 @@ fn refuses(side: &mut Side, state: QpState, steps: [bool; 3], changes: &[QpState
     is_in(side, state);
 }
 
-#[kernel_test]
+#[kernel_test(device::moves_qps)]
 fn out_of_order_transitions_are_rejected() {
     nothing_leaks(|| {
         let pd = domain();
@@ -136,7 +136,7 @@ fn typed_transitions_check_the_current_state() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::moves_qps)]
 fn posting_is_checked_in_every_state() {
     nothing_leaks(|| {
         let pd = domain();
@@ -181,7 +181,7 @@ fn flushed(completions: &[WorkCompletion]) -> Vec<u64> {
     completions.iter().map(|completion| completion.wr_id).collect()
 }
 
-#[kernel_test]
+#[kernel_test(device::acknowledges)]
 fn err_state_flushes_in_order() {
     nothing_leaks(|| {
         let pd = domain();
@@ -205,7 +205,7 @@ fn err_state_flushes_in_order() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::acknowledges)]
 fn qp_in_err_can_be_queried_and_flushes_new_sends() {
     nothing_leaks(|| {
         let pd = domain();
@@ -225,7 +225,7 @@ fn qp_in_err_can_be_queried_and_flushes_new_sends() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::moves_qps)]
 fn qp_works_after_error_and_reset() {
     nothing_leaks(|| {
         let pd = domain();
@@ -241,8 +241,7 @@ fn qp_works_after_error_and_reset() {
                 side.go_to(QpState::RESET).unwrap();
                 is_in(side, QpState::RESET);
             }
-            a.connect(b.qp.qp_num());
-            b.connect(a.qp.qp_num());
+            join(&mut a, &mut b);
             b.recv_into(round, 1, &sges);
             a.send(&[hello(77)]).unwrap();
             assert_eq!(a.ends(1), [(77, WcStatus::SUCCESS)]);

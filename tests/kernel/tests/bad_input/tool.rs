@@ -23,7 +23,7 @@ pub(crate) fn tool_error(args: &[&str]) -> String {
     error_line(args, &Command::new("bareverbs").args(args).output().unwrap())
 }
 
-#[kernel_test(device::shared_between_processes)]
+#[kernel_test(device::shared_between_processes, device::moves_qps)]
 fn tool_rejects_unsupported_options() {
     let name = device::name();
     let attr = device::open().query_device().unwrap();

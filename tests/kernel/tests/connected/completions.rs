@@ -4,12 +4,14 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use bareverbs::cq::{Arm, Completion, CqInit};
-use bareverbs::qp::{InitAttr, Operation, Payload, Qp, QpInit, Rc, SendFlags, SendRequest, WrId};
+use bareverbs::qp::{Operation, Payload, Qp, QpInit, Rc, SendFlags, SendRequest, WrId};
 use bareverbs::srq::SrqInit;
 use bareverbs::{WcOpcode, WcStatus};
-use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, domain, pair, region, request, side, take};
+use bareverbs_kernel_tests::loopback::{
+    ALL_REMOTE, Plan, domain, join, join_qp, pair, region, request, side, take,
+};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
+use bareverbs_kernel_tests::{TIMEOUT, device, kernel_test};
 
 use super::{plan_with_depth, settle};
 
@@ -37,7 +39,7 @@ fn fenced_send_waits_for_the_previous_read() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::solicited_only)]
 fn solicited_only_arm_ignores_other_completions() {
     nothing_leaks(|| {
         let pd = domain();
@@ -48,8 +50,7 @@ fn solicited_only_arm_ignores_other_completions() {
         let cq = pd.context().create_cq(&init).unwrap();
         b.qp = pd.create_qp::<Rc>(&QpInit { cap: plan.cap, ..QpInit::new(&cq, &cq) }).unwrap();
         b.cq = cq;
-        a.connect(b.qp.qp_num());
-        b.connect(a.qp.qp_num());
+        join(&mut a, &mut b);
         b.recv_into(0, 4, &[]);
 
         let send = |wr_id, more| SendRequest {
@@ -72,7 +73,7 @@ fn solicited_only_arm_ignores_other_completions() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::cq_resize)]
 fn cq_resize_under_traffic_preserves_completions_in_order() {
     nothing_leaks(|| {
         let pd = domain();
@@ -115,7 +116,7 @@ fn cq_resize_under_traffic_preserves_completions_in_order() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::cq_resize)]
 fn cq_resize_below_pending_completions_is_rejected() {
     // The sends complete at some time after the receives: with the acknowledgement.
     let times = [Duration::from_millis(100), Duration::from_secs(5)];
@@ -143,7 +144,7 @@ fn resize_below_pending_is_rejected(time: Duration) -> bool {
     true
 }
 
-#[kernel_test]
+#[kernel_test(device::cq_resize)]
 fn armed_cq_stays_armed_over_resize() {
     nothing_leaks(|| {
         let pd = domain();
@@ -153,8 +154,7 @@ fn armed_cq_stays_armed_over_resize() {
         let cq = pd.context().create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(32) }).unwrap();
         a.qp = pd.create_qp::<Rc>(&QpInit { cap: plan.cap, ..QpInit::new(&cq, &cq) }).unwrap();
         a.cq = cq;
-        a.connect(b.qp.qp_num());
-        b.connect(a.qp.qp_num());
+        join(&mut a, &mut b);
         b.recv_into(0, 1, &[]);
         a.cq.arm(Arm::Any).unwrap();
         a.cq.resize(500).unwrap();
@@ -174,11 +174,7 @@ fn two_qps_share_one_cq() {
         let mut ends = [side(&pd, plan), side(&pd, plan)];
         let mut qps = [qp(), qp()];
         for (qp, end) in qps.iter_mut().zip(&mut ends) {
-            let rtr = end.towards(end.qp.qp_num());
-            qp.init(&InitAttr { access: ALL_REMOTE, ..InitAttr::new(1) }).unwrap();
-            qp.ready_to_receive(&rtr).unwrap();
-            qp.ready_to_send(&end.sending()).unwrap();
-            end.connect(qp.qp_num());
+            join_qp(end, qp);
             end.recv_into(0, 16, &[]);
         }
         for wr_id in 0..16 {
@@ -220,11 +216,7 @@ fn wr_id_owner_is_returned_with_completions() {
         cq.arm(Arm::Any).unwrap();
         let mut all = Vec::new();
         for (qp, end) in qps.iter_mut().zip(&mut ends) {
-            let rtr = end.towards(end.qp.qp_num());
-            qp.init(&InitAttr { access: ALL_REMOTE, ..InitAttr::new(1) }).unwrap();
-            qp.ready_to_receive(&rtr).unwrap();
-            qp.ready_to_send(&end.sending()).unwrap();
-            end.connect(qp.qp_num());
+            join_qp(end, qp);
             end.recv_into(0, 1, &[]);
             // SAFETY: the receives have no SGEs.
             unsafe { qp.post_recv(&[super::recv(number(qp, 0), &[]), super::recv(number(qp, 1), &[])]) }
@@ -262,8 +254,7 @@ fn sends_and_receives_complete_in_separate_cqs() {
         let (mut a, mut b) = (side(&pd, plan), side(&pd, plan));
         let mut received = pd.context().create_cq(&CqInit::new(32)).unwrap();
         a.qp = pd.create_qp::<Rc>(&QpInit { cap: plan.cap, ..QpInit::new(&a.cq, &received) }).unwrap();
-        a.connect(b.qp.qp_num());
-        b.connect(a.qp.qp_num());
+        join(&mut a, &mut b);
         a.recv_into(7, 1, &[]);
         b.recv_into(0, 1, &[]);
         a.send(&[request(1, Operation::Send, Payload::Sges(&[]))]).unwrap();

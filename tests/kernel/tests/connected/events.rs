@@ -8,7 +8,7 @@ use bareverbs::qp::{Operation, Payload, QpInit, Rc};
 use bareverbs::{Access, AsyncEvent, Buffer, Context, Endpoint, Error, Gid, Op, PortNum, WcStatus};
 use bareverbs_kernel_tests::device::{self, netdev};
 use bareverbs_kernel_tests::iproute2::ip;
-use bareverbs_kernel_tests::loopback::{Plan, domain, open, request, side};
+use bareverbs_kernel_tests::loopback::{Plan, domain, join, open, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 
@@ -23,8 +23,7 @@ fn cq_overrun_raises_cq_err() {
         let (mut a, mut b) = (side(&pd, plan), side(&pd, plan));
         a.qp = pd.create_qp::<Rc>(&QpInit { cap: plan.cap, ..QpInit::new(&cq, &cq) }).unwrap();
         a.cq = cq;
-        a.connect(b.qp.qp_num());
-        b.connect(a.qp.qp_num());
+        join(&mut a, &mut b);
         b.recv_into(0, 4, &[]);
         for wr_id in 0..4 {
             a.send(&[request(wr_id, Operation::Send, Payload::Sges(&[]))]).unwrap();
@@ -98,7 +97,7 @@ fn failed_operation_names_a_link_that_is_down() {
     });
 }
 
-#[kernel_test(device::has_netdev)]
+#[kernel_test(device::has_netdev, device::gid_table)]
 fn new_ip_address_raises_gid_change() {
     let context = open();
     let device = netdev();

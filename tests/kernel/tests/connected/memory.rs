@@ -29,7 +29,7 @@ fn write_of(side: &mut Side, remote: Remote, bytes: &[u8]) -> WcStatus {
     execute(side, request(60, Operation::Write(remote), Payload::Inline(&[bytes])))
 }
 
-#[kernel_test]
+#[kernel_test(device::memory_windows)]
 fn type_2_mw_grants_access_until_invalidated() {
     nothing_leaks(|| {
         let pd = domain();
@@ -48,7 +48,7 @@ fn type_2_mw_grants_access_until_invalidated() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::memory_windows)]
 fn type_2_mw_is_limited_to_its_qp_and_mr() {
     nothing_leaks(|| {
         let pd = domain();
@@ -67,7 +67,7 @@ fn type_2_mw_is_limited_to_its_qp_and_mr() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::memory_windows)]
 fn send_with_invalidate_invalidates_a_mw() {
     nothing_leaks(|| {
         let pd = domain();
@@ -91,7 +91,7 @@ fn send_with_invalidate_invalidates_a_mw() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::memory_windows)]
 fn type_1_mw_is_rebound_and_unbound() {
     nothing_leaks(|| {
         let pd = domain();
@@ -182,7 +182,7 @@ fn mr_of_a_refused_deregistration_is_deregistered_after_its_mw() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::iova)]
 fn mr_is_addressed_by_its_iova() {
     nothing_leaks(|| {
         let pd = domain();
@@ -237,7 +237,7 @@ fn rereg_mr_changes_access() -> Outcome {
     })
 }
 
-#[kernel_test]
+#[kernel_test(device::atomics)]
 fn rereg_mr_changes_atomic_access() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
@@ -412,7 +412,7 @@ fn atomic_write_changes_eight_bytes() -> Outcome {
     })
 }
 
-#[kernel_test]
+#[kernel_test(device::memory_windows)]
 fn operations_without_payload_reject_a_payload() {
     nothing_leaks(|| {
         let pd = domain();

@@ -9,7 +9,7 @@ use bareverbs::qp::{Operation, Payload, Qp, QpCap, QpInit, QpState, Rc, SendFlag
 use bareverbs::values::RnrRetry;
 use bareverbs::{Access, AsyncEvent, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::device;
-use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, domain, pair, region, request, side};
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, domain, join, pair, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 
@@ -24,8 +24,7 @@ fn sqd_completes_started_sends_and_holds_the_rest() {
         a.qp = pd
             .create_qp::<Rc>(&QpInit { cap: plan.cap, user_data: 4711, ..QpInit::new(&a.cq, &a.cq) })
             .unwrap();
-        a.connect(b.qp.qp_num());
-        b.connect(a.qp.qp_num());
+        join(&mut a, &mut b);
         b.recv_into(0, 8, &[]);
 
         let send = |wr_id| request(wr_id, Operation::Send, Payload::Sges(&[]));
@@ -50,7 +49,7 @@ fn sqd_completes_started_sends_and_holds_the_rest() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::acknowledges)]
 fn err_state_flushes_earlier_and_later_posts() {
     nothing_leaks(|| {
         let pd = domain();
@@ -110,7 +109,7 @@ fn post_when_there_is_room(side: &mut Side, mut requests: &[SendRequest<'_>]) {
     }
 }
 
-#[kernel_test]
+#[kernel_test(device::moves_qps)]
 fn query_qp_reports_every_state() {
     nothing_leaks(|| {
         let pd = domain();
@@ -150,7 +149,7 @@ fn query_qp_reports_every_state() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::moves_qps)]
 fn reset_with_outstanding_sends_discards_them() {
     nothing_leaks(|| {
         let pd = domain();
@@ -161,16 +160,14 @@ fn reset_with_outstanding_sends_discards_them() {
         let (mut a, mut b) = (side(&pd, plan), side(&pd, plan));
         let capacity = a.qp.split().0.capacity();
         for under_way in (0..=capacity).chain([capacity, 1]) {
-            a.connect(b.qp.qp_num());
-            b.connect(a.qp.qp_num());
+            join(&mut a, &mut b);
             for i in 0..under_way {
                 a.send(&[request(i.into(), Operation::Send, Payload::Sges(&[]))]).unwrap();
             }
             settle();
             a.qp.reset().unwrap();
             b.qp.reset().unwrap();
-            a.connect(b.qp.qp_num());
-            b.connect(a.qp.qp_num());
+            join(&mut a, &mut b);
             b.recv_into(0, 2, &[]);
             for wr_id in [70, 71] {
                 a.send(&[request(wr_id, Operation::Send, Payload::Sges(&[]))]).unwrap();
@@ -184,7 +181,7 @@ fn reset_with_outstanding_sends_discards_them() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::moves_qps)]
 fn reset_restarts_rings_from_any_position() {
     nothing_leaks(|| {
         let pd = domain();
@@ -193,8 +190,7 @@ fn reset_restarts_rings_from_any_position() {
         let target = region(&pd, &[0; 8], ALL_REMOTE);
         let sges = [target.sge(..).unwrap()];
         for round in 0..20u64 {
-            a.connect(b.qp.qp_num());
-            b.connect(a.qp.qp_num());
+            join(&mut a, &mut b);
             let count = round % 5 + 1;
             b.recv_into(round * 10, count, &sges);
             let bytes = round.to_ne_bytes();
@@ -288,8 +284,7 @@ fn signal_all_completes_every_send() {
         let init = QpInit { cap: plan.cap, signal_all: true, ..QpInit::new(&cq, &cq) };
         a.qp = pd.create_qp::<Rc>(&init).unwrap();
         a.cq = cq;
-        a.connect(b.qp.qp_num());
-        b.connect(a.qp.qp_num());
+        join(&mut a, &mut b);
         assert!(a.qp.query().unwrap().1.signal_all);
         b.recv_into(0, 40, &[]);
         let mut batch = a.qp.start_send();

@@ -8,7 +8,7 @@ use bareverbs::server::{Client, Event, Server};
 use bareverbs::{Access, Endpoint, Op, Pd, Pool, PoolBuffer, WcStatus};
 use bareverbs_kernel_tests::allocations::{CountingAllocator, allocations, total};
 use bareverbs_kernel_tests::loopback::{Plan, domain, pair, region, request};
-use bareverbs_kernel_tests::{TIMEOUT, device, kernel_test};
+use bareverbs_kernel_tests::{TIMEOUT, cm, device, kernel_test};
 
 #[global_allocator]
 static COUNTING: CountingAllocator = CountingAllocator;
@@ -62,8 +62,9 @@ fn endpoint_messages_allocate_nothing() {
     let pd = domain();
     let mut ends: [Endpoint<PoolBuffer>; 2] = [(); 2].map(|()| Endpoint::new(&pd, 1, 16).unwrap());
     let [alice, bob] = ends.each_mut();
-    alice.connect(&bob.address()).unwrap();
-    bob.connect(&alice.address()).unwrap();
+    let [to_alice, to_bob] = cm::introduce(alice.address(), bob.address());
+    alice.connect(&to_bob).unwrap();
+    bob.connect(&to_alice).unwrap();
     let pool = Pool::new(&pd, 32, 64).unwrap();
     let counted = allocations(|| {
         for round in 0..200 {
@@ -92,8 +93,9 @@ fn endpoint_messages_allocate_nothing() {
 fn connected(pd: &Pd) -> [Endpoint<PoolBuffer>; 2] {
     let mut ends: [Endpoint<PoolBuffer>; 2] = [(); 2].map(|()| Endpoint::new(pd, 1, 16).unwrap());
     let [alice, bob] = ends.each_mut();
-    alice.connect(&bob.address()).unwrap();
-    bob.connect(&alice.address()).unwrap();
+    let [to_alice, to_bob] = cm::introduce(alice.address(), bob.address());
+    alice.connect(&to_bob).unwrap();
+    bob.connect(&to_alice).unwrap();
     ends
 }
 
@@ -139,8 +141,7 @@ fn server_that_echoes_allocates_nothing() {
     let pd = domain();
     let mut server = Server::options().peers(1).message_size(64).build(&pd).unwrap();
     let mut client = Client::options().message_size(64).build(&pd).unwrap();
-    let (_, address) = server.handle().admit(&client.address()).unwrap();
-    client.connect(&address).unwrap();
+    cm::admit(server.handle(), &client);
     // A thread that waits the first time has a descriptor made. The messages of the warm-up may all arrive
     // before they are waited for.
     let nothing = Duration::from_millis(1);

@@ -14,7 +14,7 @@ use bareverbs::server::{Client, Event, Server};
 use bareverbs::{Access, Endpoint, Hub, Imm, Op, Pool, PoolBuffer, WcStatus};
 use bareverbs_kernel_tests::loopback::{Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{device, kernel_test};
+use bareverbs_kernel_tests::{cm, device, kernel_test};
 use nix::libc;
 
 use crate::tracer::{Call, between_marks, calls_of, mark};
@@ -26,7 +26,7 @@ fn deep() -> Plan {
 
 /// The system calls of a doorbell.
 fn doorbell() -> &'static [i64] {
-    if device::has_rxe_abi() { &[libc::SYS_write] } else { &[] }
+    if device::posts_by_call() { &[libc::SYS_write] } else { &[] }
 }
 
 fn numbers(calls: &[Call]) -> Vec<i64> {
@@ -187,9 +187,11 @@ fn commands_to_the_device_file_are_ioctls() {
             let (mut a, mut b) = pair(&pd, Plan::default());
             let memory = region(&pd, &[0; 8], Access::LOCAL_WRITE);
             b.recv_into(0, 1, &[memory.sge(..).unwrap()]);
+            let operation =
+                if device::immediates().is_ok() { Operation::SendImm(Imm(7)) } else { Operation::Send };
             a.send(&[SendRequest {
                 flags: SendFlags::SIGNALED | SendFlags::SOLICITED,
-                ..request(0, Operation::SendImm(Imm(7)), Payload::Inline(&[b"hello"]))
+                ..request(0, operation, Payload::Inline(&[b"hello"]))
             }])
             .unwrap();
             assert_eq!((a.ends(1).len(), b.ends(1).len()), (1, 1));
@@ -201,7 +203,7 @@ fn commands_to_the_device_file_are_ioctls() {
     commands_are_ioctls(&calls, 1);
 }
 
-#[kernel_test(device::shared_between_processes)]
+#[kernel_test(device::shared_between_processes, device::moves_qps)]
 fn commands_of_the_tool_are_ioctls() {
     for events in [&[][..], &["-e"]] {
         let mut server = Command::new("bareverbs");
@@ -239,7 +241,7 @@ fn ping_pong(arguments: &[&str]) -> Command {
     tool
 }
 
-#[kernel_test(device::not_instrumented, device::shared_between_processes)]
+#[kernel_test(device::not_instrumented, device::shared_between_processes, device::moves_qps)]
 fn pingpong_of_one_message_takes_few_system_calls() {
     let mut server = ping_pong(&[]);
     let mut server = server.stdout(Stdio::piped()).spawn().unwrap();
@@ -289,8 +291,9 @@ fn wait_for_a_complete_operation_takes_no_system_call() {
         let pd = domain();
         let mut ends: [Endpoint<PoolBuffer>; 2] = [(); 2].map(|()| Endpoint::new(&pd, 1, 16).unwrap());
         let [alice, bob] = ends.each_mut();
-        alice.connect(&bob.address()).unwrap();
-        bob.connect(&alice.address()).unwrap();
+        let [to_alice, to_bob] = cm::introduce(alice.address(), bob.address());
+        alice.connect(&to_bob).unwrap();
+        bob.connect(&to_alice).unwrap();
         let pool = Pool::new(&pd, 32, 64).unwrap();
         for _ in 0..16 {
             bob.post(Op::recv(pool.take().unwrap())).unwrap();
@@ -330,8 +333,9 @@ fn complete_operations_of_a_hub_take_no_system_call() {
         let pool = Pool::new(&pd, 32, 64).unwrap();
         let hub: Hub<PoolBuffer> = Hub::new(&pd, 64).unwrap();
         let (carol, dave) = (hub.connection(1, 16).unwrap(), hub.connection(1, 16).unwrap());
-        carol.connect(&dave.address()).unwrap();
-        dave.connect(&carol.address()).unwrap();
+        let [to_carol, to_dave] = cm::introduce(carol.address(), dave.address());
+        carol.connect(&to_dave).unwrap();
+        dave.connect(&to_carol).unwrap();
         let mut pending = Vec::new();
         for _ in 0..8 {
             pending.push(dave.post(Op::recv(pool.take().unwrap())));
@@ -358,8 +362,7 @@ fn message_that_has_arrived_takes_no_system_call() {
         let pd = domain();
         let mut server = Server::options().peers(1).message_size(64).build(&pd).unwrap();
         let client = Client::options().message_size(64).build(&pd).unwrap();
-        let (_, address) = server.handle().admit(&client.address()).unwrap();
-        client.connect(&address).unwrap();
+        cm::admit(server.handle(), &client);
         for _ in 0..4 {
             client.send(client.take().unwrap(), ..8).wait().unwrap();
         }

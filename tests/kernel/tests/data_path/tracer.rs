@@ -24,7 +24,7 @@ pub(crate) struct Call {
 impl Call {
     /// Whether it operates on the device file.
     pub(crate) fn is_on_the_device(&self) -> bool {
-        self.file.as_ref().is_some_and(|file| file.starts_with("/dev/infiniband"))
+        self.file.as_ref().is_some_and(|file| file.to_string_lossy().starts_with("/dev/infiniband/uverbs"))
     }
 }
 

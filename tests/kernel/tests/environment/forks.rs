@@ -13,7 +13,7 @@ use bareverbs_kernel_tests::loopback::{
     ALL_REMOTE, Plan, Side, contents, domain, pair, region, request, side_on,
 };
 use bareverbs_kernel_tests::resources::{held, nothing_leaks, settles_at};
-use bareverbs_kernel_tests::{Completion, Outcome, child, device, kernel_test, skip};
+use bareverbs_kernel_tests::{Completion, Outcome, child, cm, device, kernel_test, skip};
 use bareverbs_netlink::RdmaNetlink;
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
@@ -60,8 +60,9 @@ fn batch_dropped_in_a_forked_child_is_not_rung() {
         let pd = domain();
         let [mut a, mut b]: [Endpoint<Mr<Buffer>>; 2] =
             std::array::from_fn(|_| Endpoint::options().inline(16).build(&pd).unwrap());
-        a.connect(&b.address()).unwrap();
-        b.connect(&a.address()).unwrap();
+        let [to_a, to_b] = cm::introduce(a.address(), b.address());
+        a.connect(&to_b).unwrap();
+        b.connect(&to_a).unwrap();
         b.post(Op::recv(region(&pd, &[0; 64], Access::LOCAL_WRITE))).unwrap();
         let mut batch = a.batch();
         batch.post(Op::send_inline(b"once")).unwrap();
@@ -80,8 +81,7 @@ fn message_of_a_server_dropped_in_a_forked_child_stays_with_its_parent() {
         let pd = domain();
         let mut server: Server = Server::options().peers(1).window(1).message_size(64).build(&pd).unwrap();
         let mut client: Client = Client::options().window(1).message_size(64).build(&pd).unwrap();
-        let (_, address) = server.handle().admit(&client.address()).unwrap();
-        client.connect(&address).unwrap();
+        cm::admit(server.handle(), &client);
         for text in [b"one", b"two"] {
             let mut buffer = client.take().unwrap();
             buffer.bytes_mut()[..3].copy_from_slice(text);
@@ -117,7 +117,7 @@ fn refused_as_foreign<T>(result: bareverbs::Result<T>) {
     assert!(error.to_string().contains("opened before fork"), "{error}");
 }
 
-#[kernel_test]
+#[kernel_test(device::moves_qps)]
 fn commands_in_a_forked_child_fail_with_estale() {
     nothing_leaks(|| {
         let pd = domain();

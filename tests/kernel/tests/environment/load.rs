@@ -7,7 +7,7 @@ use std::time::Duration;
 use bareverbs::WcStatus;
 use bareverbs::cq::{Arm, Cq, CqEventCounts, CqInit};
 use bareverbs::qp::{Operation, Payload, QpCap, SendFlags, SendRequest};
-use bareverbs_kernel_tests::loopback::{Plan, Side, domain, request, side, side_on};
+use bareverbs_kernel_tests::loopback::{Plan, Side, domain, join, request, side, side_on};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 
@@ -85,8 +85,7 @@ fn arm_then_poll_misses_no_completion() {
             let init = CqInit { channel: Some(&channel), user_data, ..CqInit::new(2 * DEPTH) };
             let mut sender = side(&pd, plan);
             let mut receiver = side_on(&pd, plan, context.create_cq(&init).unwrap(), user_data);
-            sender.connect(receiver.qp.qp_num());
-            receiver.connect(sender.qp.qp_num());
+            join(&mut sender, &mut receiver);
             receiver.recv_into(0, DEPTH.into(), &[]);
             senders.push(sender);
             receivers.push(receiver);
@@ -146,8 +145,7 @@ fn unread_events_do_not_block_destroy() {
             let cq: Cq = context.create_cq(&init).unwrap();
             let (mut a, mut b) =
                 (side(&pd, Plan::long_timeouts()), side_on(&pd, Plan::long_timeouts(), cq, round));
-            a.connect(b.qp.qp_num());
-            b.connect(a.qp.qp_num());
+            join(&mut a, &mut b);
             b.recv_into(0, 8, &[]);
             b.cq.arm(Arm::Any).unwrap();
             for number in 0..8 {

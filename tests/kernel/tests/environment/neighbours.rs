@@ -54,7 +54,7 @@ fn peer_resolves_by_neighbour_or_gateway() {
     ip(&format!("neigh del 10.1.0.77 dev {near}"));
 }
 
-#[kernel_test(device::has_peer_veth)]
+#[kernel_test(device::has_peer_veth, device::ib_transports)]
 fn unknown_neighbour_is_solicited() {
     let context = open();
     let near = netdev();

@@ -9,20 +9,20 @@ use bareverbs::device::EventType;
 use bareverbs::qp::{Operation, Payload, QpCap};
 use bareverbs::runtime::{AsyncIo, Tokio};
 use bareverbs::{AsyncEvent, Endpoint, Error, Op, Pool, PoolBuffer, WcStatus};
-use bareverbs_kernel_tests::loopback::{Plan, Side, domain, request, side, side_on};
+use bareverbs_kernel_tests::loopback::{Plan, Side, domain, join, request, side, side_on};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{device, kernel_test};
+use bareverbs_kernel_tests::{cm, device, kernel_test};
 use futures_core::Stream;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::{async_io_echo, tokio_echo};
 
-#[kernel_test]
+#[kernel_test(device::moves_qps)]
 fn tokio_example_runs() {
     nothing_leaks(|| runtime().block_on(tokio_echo::run(&device::open())).unwrap());
 }
 
-#[kernel_test]
+#[kernel_test(device::moves_qps)]
 fn async_io_example_runs() {
     nothing_leaks(|| async_io_echo::run(&device::open()).unwrap());
 }
@@ -43,8 +43,7 @@ fn pair_on_a_channel() -> (CompChannel, Side, Side) {
         side_on(&pd, plan, context.create_cq(&init).unwrap(), user_data)
     };
     let (mut a, mut b) = (on_channel(1), on_channel(2));
-    a.connect(b.qp.qp_num());
-    b.connect(a.qp.qp_num());
+    join(&mut a, &mut b);
     (channel, a, b)
 }
 
@@ -131,8 +130,9 @@ fn streams_and_endpoints_change_their_runtime() {
         let pool = Pool::new(&pd, 4, 64).unwrap();
         let [mut alice, mut bob]: [Endpoint<PoolBuffer>; 2] =
             [(); 2].map(|()| Endpoint::new(&pd, 1, 4).unwrap());
-        alice.connect(&bob.address()).unwrap();
-        bob.connect(&alice.address()).unwrap();
+        let [to_alice, to_bob] = cm::introduce(alice.address(), bob.address());
+        alice.connect(&to_bob).unwrap();
+        bob.connect(&to_alice).unwrap();
         let mut events = pd.context().async_events();
         runtime().block_on(async {
             bob.attach(Tokio).unwrap();
@@ -189,8 +189,9 @@ macro_rules! results_are_a_stream {
             let pool = Pool::new(&pd, 32, 64).unwrap();
             let [mut alice, mut bob]: [Endpoint<PoolBuffer>; 2] =
                 [(); 2].map(|()| Endpoint::new(&pd, 1, 16).unwrap());
-            alice.connect(&bob.address()).unwrap();
-            bob.connect(&alice.address()).unwrap();
+            let [to_alice, to_bob] = cm::introduce(alice.address(), bob.address());
+            alice.connect(&to_bob).unwrap();
+            bob.connect(&to_alice).unwrap();
             bob.attach($runtime).unwrap();
             assert!(poll_fn(|cx| Pin::new(&mut bob).poll_next(cx)).await.is_none(), "nothing is outstanding");
             for round in 0..50 {

@@ -5,13 +5,14 @@ use bareverbs::{
 };
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents, domain};
 use bareverbs_kernel_tests::resources::{held, nothing_leaks, settles_at};
-use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
+use bareverbs_kernel_tests::{TIMEOUT, cm, device, kernel_test};
 
 /// Two connected ends on one hub.
 pub(crate) fn pair<B>(hub: &Hub<B>, depth: u32) -> (Connection<B>, Connection<B>) {
     let (a, b) = (hub.connection(1, depth).unwrap(), hub.connection(1, depth).unwrap());
-    a.connect(&b.address()).unwrap();
-    b.connect(&a.address()).unwrap();
+    let [to_a, to_b] = cm::introduce(a.address(), b.address());
+    a.connect(&to_b).unwrap();
+    b.connect(&to_a).unwrap();
     (a, b)
 }
 
@@ -48,14 +49,15 @@ pub(crate) fn seed_of(bytes: &[u8]) -> u64 {
     seed
 }
 
-#[kernel_test]
+#[kernel_test(device::immediates)]
 fn hub_executes_every_operation() {
     nothing_leaks(|| {
         let (pd, hub, pool) = setup(16, 8);
         let options = Endpoint::options().sends(4).recvs(4).inline(32).access(ALL_REMOTE);
         let [a, b] = [(); 2].map(|()| hub.connection_with(&options).unwrap());
-        a.connect(&b.address()).unwrap();
-        b.connect(&a.address()).unwrap();
+        let [to_a, to_b] = cm::introduce(a.address(), b.address());
+        a.connect(&to_b).unwrap();
+        b.connect(&to_a).unwrap();
         let mut target = pd.register(Buffer::zeroed(64).unwrap(), ALL_REMOTE).unwrap();
         let receives = [b.post(Op::recv(take(&pool))), b.post(Op::recv(take(&pool)))];
         a.post(Op::send(message(&pool, 1), ..)).wait().unwrap();
@@ -97,14 +99,15 @@ fn hub_executes_every_operation() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::read_lists)]
 fn header_and_body_are_one_message_of_a_hub() {
     nothing_leaks(|| {
         let (pd, hub, pool) = setup(16, 16);
         let options = Endpoint::options().sends(4).recvs(4).max_sge(2).access(ALL_REMOTE);
         let [a, b] = [(); 2].map(|()| hub.connection_with(&options).unwrap());
-        a.connect(&b.address()).unwrap();
-        b.connect(&a.address()).unwrap();
+        let [to_a, to_b] = cm::introduce(a.address(), b.address());
+        a.connect(&to_b).unwrap();
+        b.connect(&to_a).unwrap();
         let text = |text: &[u8]| {
             let mut buffer = take(&pool);
             buffer.bytes_mut()[..text.len()].copy_from_slice(text);
@@ -223,7 +226,7 @@ fn aborted_connection_returns_its_buffers() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::acknowledges)]
 fn dead_peer_costs_its_connection_only() {
     nothing_leaks(|| {
         let (_pd, hub, pool) = setup(32, 16);

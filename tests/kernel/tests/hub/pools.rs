@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs::{Connection, Hub, Op, Pool, PoolBuffer};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
+use bareverbs_kernel_tests::{TIMEOUT, device, kernel_test};
 use tokio::runtime::Builder;
 use tokio::time::timeout;
 
@@ -73,7 +73,7 @@ fn threads_wait_for_the_buffers_of_detached_sends() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::waits_for_receives)]
 fn tasks_wait_for_the_buffers_of_detached_sends() {
     nothing_leaks(|| {
         Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
@@ -106,7 +106,7 @@ fn tasks_wait_for_the_buffers_of_detached_sends() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::acknowledges)]
 fn cancelled_wait_passes_its_buffer_to_the_next_one() {
     nothing_leaks(|| {
         Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
@@ -139,7 +139,7 @@ fn cancelled_wait_passes_its_buffer_to_the_next_one() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::waits_for_receives)]
 fn wait_for_a_buffer_ends_at_its_time_limit_and_goes_on() {
     nothing_leaks(|| {
         let (pd, hub, pool) = setup(8, 1);

@@ -11,7 +11,7 @@ use bareverbs::values::{AckTimeout, RetryCount};
 use bareverbs::{Access, Buffer, Endpoint, Error, Op, Outcome, Pd, PoolBuffer, RegionMut, Remote, WcStatus};
 use bareverbs_kernel_tests::loopback::domain;
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{TIMEOUT, device, kernel_test};
+use bareverbs_kernel_tests::{TIMEOUT, cm, device, kernel_test};
 use futures_core::Stream;
 use futures_sink::Sink;
 use nix::sys::pthread::{Pthread, pthread_kill, pthread_self};
@@ -51,8 +51,7 @@ pub(crate) fn client(pd: &Pd, server: &Server) -> (Client, PeerId) {
     let options =
         Client::options().window(4).sends(4).message_size(64).timeout(impatient().0).retry_cnt(impatient().1);
     let client = options.build(pd).unwrap();
-    let (peer, address) = server.handle().admit(&client.address()).unwrap();
-    client.connect(&address).unwrap();
+    let peer = cm::admit(server.handle(), &client);
     (client, peer)
 }
 
@@ -536,8 +535,7 @@ fn two_hundred_clients_ask_one_server() {
         let mut clients = Vec::new();
         for number in 0..CLIENTS {
             let client = options.build(&pd).unwrap();
-            let (_, address) = server.handle().admit(&client.address()).unwrap();
-            client.connect(&address).unwrap();
+            cm::admit(server.handle(), &client);
             client.send(fill(client.take().unwrap(), number), ..).detach();
             clients.push(client);
         }
@@ -601,7 +599,8 @@ fn full_server_and_foreign_addresses_are_refused() {
             let refused = options.build(&pd).unwrap_err();
             assert!(refused.to_string().contains(name), "{refused}");
         }
-        assert!(matches!(Server::options().peers(100_000).window(1000).build(&pd), Err(Error::Limit { .. })));
+        let refused = Server::options().peers(100_000).window(1000).build(&pd).unwrap_err();
+        assert!(matches!(refused, Error::Limit { .. }), "{refused:?}");
     });
 }
 
@@ -612,8 +611,7 @@ fn message_longer_than_the_peers_buffers_is_refused() {
         let server = server(&pd, 1);
         let options = Client::options().message_size(128).timeout(impatient().0).retry_cnt(impatient().1);
         let client = options.build(&pd).unwrap();
-        let (_, address) = server.handle().admit(&client.address()).unwrap();
-        client.connect(&address).unwrap();
+        cm::admit(server.handle(), &client);
         let refused = client.send(client.take().unwrap(), ..65).wait().unwrap_err();
         assert!(matches!(refused.error, Error::Limit { asked: 65, max: 64, .. }), "{refused}");
         client.send(refused.buffer.unwrap(), ..64).wait().unwrap();
@@ -681,6 +679,7 @@ fn qp_uses_an_srq_of_another_pd() {
         let access = Access::REMOTE_WRITE;
         let attr = ConnectAttr { timeout, retry_cnt, access, ..ConnectAttr::new(1, gid) };
         let addresses = [&sender, &receiver].map(|qp| qp.address(attr.port, attr.gid_index).unwrap());
+        let addresses = cm::introduce(addresses[0], addresses[1]);
         sender.connect(&addresses[0], &addresses[1], &attr).unwrap();
         receiver.connect(&addresses[1], &addresses[0], &attr).unwrap();
         let payload = Payload::Inline(&[b"through"]);
@@ -705,7 +704,7 @@ fn qp_uses_an_srq_of_another_pd() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::atomics)]
 fn server_accesses_memory_of_its_client() {
     nothing_leaks(|| {
         let pd = domain();
@@ -713,8 +712,7 @@ fn server_accesses_memory_of_its_client() {
         let all = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         let options = Client::options().window(4).sends(4).message_size(64).access(all);
         let client = options.build(&pd).unwrap();
-        let (peer, address) = server.handle().admit(&client.address()).unwrap();
-        client.connect(&address).unwrap();
+        let peer = cm::admit(server.handle(), &client);
         let exposed = RegionMut::register(&pd, Buffer::zeroed(4096).unwrap()).unwrap().expose(all).unwrap();
         let remote = exposed.remote(0).unwrap();
         let at = |offset: u64| Remote { addr: remote.addr + offset, ..remote };
@@ -800,8 +798,7 @@ fn a_thousand_clients_share_few_receives() {
         .map(|_| {
             let client =
                 Client::options().window(1).sends(1).operations(0).message_size(64).build(&pd).unwrap();
-            let (_, address) = server.handle().admit(&client.address()).unwrap();
-            client.connect(&address).unwrap();
+            cm::admit(server.handle(), &client);
             client
         })
         .collect();

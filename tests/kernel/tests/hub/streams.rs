@@ -7,7 +7,7 @@ use std::time::Duration;
 use bareverbs::{Done, Endpoint, Error, Failed, Op, Pd, Pool, PoolBuffer, Spin, WcStatus};
 use bareverbs_kernel_tests::loopback::domain;
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
+use bareverbs_kernel_tests::{TIMEOUT, cm, device, kernel_test};
 use futures_core::Stream;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
@@ -27,8 +27,9 @@ fn setup(spin: Spin) -> (Pd, Pool, [Endpoint<PoolBuffer>; 2]) {
     let pool = Pool::new(&pd, 64, 64).unwrap();
     let build = || Endpoint::options().sends(DEPTH).recvs(DEPTH).spin(spin).build(&pd).unwrap();
     let (mut alice, mut bob): (Endpoint<PoolBuffer>, Endpoint<PoolBuffer>) = (build(), build());
-    alice.connect(&bob.address()).unwrap();
-    bob.connect(&alice.address()).unwrap();
+    let [to_alice, to_bob] = cm::introduce(alice.address(), bob.address());
+    alice.connect(&to_bob).unwrap();
+    bob.connect(&to_alice).unwrap();
     (pd, pool, [alice, bob])
 }
 
@@ -73,7 +74,7 @@ async fn exchange(
     endpoint
 }
 
-#[kernel_test]
+#[kernel_test(device::waits_for_receives)]
 fn streams_of_endpoints_carry_both_directions_in_tokio_tasks() {
     nothing_leaks(|| {
         runtime().block_on(async {
@@ -87,7 +88,7 @@ fn streams_of_endpoints_carry_both_directions_in_tokio_tasks() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::waits_for_receives)]
 fn streams_of_endpoints_carry_both_directions_in_async_io_tasks() {
     nothing_leaks(|| {
         let (_pd, pool, ends) = setup(Spin::default());
@@ -125,7 +126,7 @@ fn dropped_await_of_an_endpoint_loses_no_message() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::acknowledges)]
 fn failure_ends_the_stream_of_an_endpoint_with_its_buffers() {
     nothing_leaks(|| {
         runtime().block_on(async {

@@ -5,7 +5,7 @@ use bareverbs::{Connection, Endpoint, Hub, Op, Pool, PoolBuffer, Spin};
 use bareverbs_kernel_tests::allocations::{CountingAllocator, allocations};
 use bareverbs_kernel_tests::loopback::domain;
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{TIMEOUT, device, kernel_test};
+use bareverbs_kernel_tests::{TIMEOUT, cm, device, kernel_test};
 
 use crate::connections::{message, pair, seed_of, setup, take};
 
@@ -36,8 +36,9 @@ fn ask(peer: &Connection<PoolBuffer>, pool: &Pool, client: u64) {
 fn patient_pair(hub: &Hub) -> (Connection<PoolBuffer>, Connection<PoolBuffer>) {
     let options = Endpoint::options().sends(2).recvs(2).timeout(AckTimeout::new(18).unwrap());
     let (a, b) = (hub.connection_with(&options).unwrap(), hub.connection_with(&options).unwrap());
-    a.connect(&b.address()).unwrap();
-    b.connect(&a.address()).unwrap();
+    let [to_a, to_b] = cm::introduce(a.address(), b.address());
+    a.connect(&to_b).unwrap();
+    b.connect(&to_a).unwrap();
     (a, b)
 }
 
@@ -52,7 +53,7 @@ fn echoes(hub: &Hub, pool: &Pool) {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::waits_for_receives)]
 fn threads_without_a_driver_share_a_hub() {
     nothing_leaks(|| {
         let (_pd, hub, pool) = setup(32, 64);
@@ -70,7 +71,7 @@ fn threads_with_a_driver_share_a_hub() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::waits_for_receives)]
 fn adaptive_and_busy_threads_share_a_hub() {
     nothing_leaks(|| {
         for (spin, driven) in [

@@ -3,9 +3,9 @@
 use bareverbs::qp::{Operation, Payload, Sge};
 use bareverbs::{Access, Remote, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::exchange::{RcEndpoint, exchange_rounds, rc_endpoints};
-use bareverbs_kernel_tests::kernel_test;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 
 const ROUNDS: usize = 10;
 
@@ -14,7 +14,7 @@ fn number(player: &RcEndpoint) -> u64 {
     u64::from_ne_bytes(player.bytes(8).try_into().unwrap())
 }
 
-#[kernel_test]
+#[kernel_test(device::atomics)]
 fn both_sides_compare_and_swap() {
     nothing_leaks(|| {
         exchange_rounds(&mut rc_endpoints(&domain(), 8, ALL_REMOTE), ROUNDS, 8, |from, to, text| {
@@ -34,7 +34,7 @@ fn both_sides_compare_and_swap() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::atomics)]
 fn both_sides_fetch_and_add() {
     nothing_leaks(|| {
         exchange_rounds(&mut rc_endpoints(&domain(), 8, ALL_REMOTE), ROUNDS, 8, |from, to, text| {
@@ -56,7 +56,7 @@ fn each(remote: Remote) -> [Operation; 2] {
     [Operation::FetchAdd { remote, add: 1 }, Operation::CmpSwp { remote, compare: 0, swap: 1 }]
 }
 
-#[kernel_test]
+#[kernel_test(device::atomics)]
 fn atomic_with_unknown_rkey_fails() {
     nothing_leaks(|| {
         let pd = domain();
@@ -79,7 +79,7 @@ fn atomic_with_unknown_rkey_fails() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::atomics)]
 fn atomic_without_remote_atomic_access_fails() {
     nothing_leaks(|| {
         let pd = domain();

@@ -7,12 +7,12 @@ use bareverbs::{Access, Remote, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::exchange::{exchange_rounds, rc_endpoints};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::{Completion, Outcome, kernel_test, skip};
+use bareverbs_kernel_tests::{Completion, Outcome, device, kernel_test, skip};
 
 const BINDABLE: Access = Access::LOCAL_WRITE.union(Access::MW_BIND);
 const NOTHING: Payload<'static> = Payload::Sges(&[]);
 
-#[kernel_test]
+#[kernel_test(device::memory_windows)]
 fn deallocated_mw_grants_no_access() {
     nothing_leaks(|| {
         let pd = domain();
@@ -43,7 +43,7 @@ fn deallocated_mw_grants_no_access() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::memory_windows)]
 fn mw_grants_the_bound_access() {
     nothing_leaks(|| {
         let pd = domain();

@@ -6,7 +6,7 @@ use bareverbs::cq::{Completion, Cq, CqInit};
 use bareverbs::error::Feature;
 use bareverbs::qp::{Operation, Payload, RecvRequest};
 use bareverbs::{Access, Error, Pd, Remote, WcStatus};
-use bareverbs_kernel_tests::loopback::{Plan, Side, domain, pair, region, request, side};
+use bareverbs_kernel_tests::loopback::{Plan, Side, domain, join, pair, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{TIMEOUT, device, kernel_test};
 
@@ -33,8 +33,7 @@ fn completions_carry_timestamps() {
         let pd = domain();
         let clock = || pd.context().raw_clock().unwrap();
         let (mut a, mut b) = (timed_side(&pd), timed_side(&pd));
-        a.connect(b.qp.qp_num());
-        b.connect(a.qp.qp_num());
+        join(&mut a, &mut b);
         let memory = region(&pd, &[0; 64], Access::LOCAL_WRITE);
         let sges = [memory.sge(..8).unwrap()];
         let mut last = clock();
@@ -82,8 +81,7 @@ fn completions_have_wall_clock_times() {
         let pd = domain();
         let context = pd.context();
         let (mut a, mut b) = (timed_side(&pd), timed_side(&pd));
-        a.connect(b.qp.qp_num());
-        b.connect(a.qp.qp_num());
+        join(&mut a, &mut b);
         let memory = region(&pd, &[0; 64], Access::LOCAL_WRITE);
         let sges = [memory.sge(..8).unwrap()];
         let time = |ticks| context.clock_info().unwrap().time(ticks);
@@ -120,8 +118,7 @@ fn error_completions_have_no_timestamp() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = (timed_side(&pd), timed_side(&pd));
-        a.connect(b.qp.qp_num());
-        b.connect(a.qp.qp_num());
+        join(&mut a, &mut b);
         let nowhere = Operation::Write(Remote { addr: 0x1000, rkey: 0x1234 });
         let memory = region(&pd, &[0; 64], Access::LOCAL_WRITE);
         let sges = [memory.sge(..8).unwrap()];

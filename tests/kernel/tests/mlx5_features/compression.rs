@@ -6,7 +6,7 @@ use bareverbs::cq::{Completion, CqInit, CqeSize};
 use bareverbs::qp::{Operation, Payload, QpCap, QpInit, Rc, RecvRequest, Sge};
 use bareverbs::{Access, Error, Imm, WcStatus};
 use bareverbs_kernel_tests::device;
-use bareverbs_kernel_tests::loopback::{Plan, Side, domain, region, request, side};
+use bareverbs_kernel_tests::loopback::{Plan, Side, domain, join, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{TIMEOUT, kernel_test};
 use bareverbs_mlx5::Mlx5;
@@ -39,8 +39,7 @@ fn completions_equal_those_of_plain_cqes(init: &CqInit<'_>) {
         let mut plan = Plan::default();
         (plan.cap.max_send_wr, plan.cap.max_recv_wr) = (BATCH as u32, BATCH as u32);
         let (mut a, mut b) = (side(&pd, plan), Side::on(&pd, plan, cq));
-        a.connect(b.qp.qp_num());
-        b.connect(a.qp.qp_num());
+        join(&mut a, &mut b);
         let memory = region(&pd, &[0; 128], Access::LOCAL_WRITE);
         let (from, to) = ([memory.sge(..64).unwrap()], [memory.sge(64..).unwrap()]);
         for round in 0..ROUNDS {

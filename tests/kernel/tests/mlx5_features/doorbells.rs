@@ -4,7 +4,7 @@ use bareverbs::cq::CqInit;
 use bareverbs::error::Feature;
 use bareverbs::qp::{DoorbellChoice, Operation, Payload, QpInit, Rc, ThreadDomain};
 use bareverbs::{Error, WcStatus};
-use bareverbs_kernel_tests::loopback::{Plan, Side, domain, request, side};
+use bareverbs_kernel_tests::loopback::{Plan, Side, domain, join, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{device, kernel_test};
 
@@ -46,8 +46,7 @@ fn qps_work_with_shared_and_dedicated_doorbells() {
             side
         };
         let (mut a, mut b) = (with(DoorbellChoice::Own), with(DoorbellChoice::Shared));
-        a.connect(b.qp.qp_num());
-        b.connect(a.qp.qp_num());
+        join(&mut a, &mut b);
         let exchange = |from: &mut Side, to: &mut Side| {
             to.recv_into(1, 1, &[]);
             from.send(&[request(2, Operation::Send, Payload::Inline(&[b""]))]).unwrap();
@@ -87,8 +86,7 @@ fn qps_of_a_thread_domain_work_in_two_threads() {
         std::thread::scope(|scope| {
             for (mut from, mut to) in [(a, b), (c, d)] {
                 scope.spawn(move || {
-                    from.connect(to.qp.qp_num());
-                    to.connect(from.qp.qp_num());
+                    join(&mut from, &mut to);
                     for wr_id in 0..100 {
                         let (from, to) =
                             if wr_id % 2 == 0 { (&mut from, &mut to) } else { (&mut to, &mut from) };

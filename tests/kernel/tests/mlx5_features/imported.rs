@@ -14,7 +14,7 @@ use bareverbs::srq::SrqInit;
 use bareverbs::{Access, AsyncEvent, Context, Error, Remote, WcStatus};
 use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{
-    ALL_REMOTE, Plan, contents, domain, open, pair, region, request, side,
+    ALL_REMOTE, Plan, contents, domain, join, open, pair, region, request, side,
 };
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{child, device, kernel_test};
@@ -136,8 +136,7 @@ fn async_events_go_to_the_owning_process() {
         b.qp = pd.create_qp::<Rc>(&QpInit { srq: Some(&srq), ..QpInit::new(&cq, &cq) }).unwrap();
         b.cq = cq;
         a.go_to(bareverbs::qp::QpState::RESET).unwrap();
-        a.connect(b.qp.qp_num());
-        b.connect(a.qp.qp_num());
+        join(&mut a, &mut b);
         // SAFETY: the receives have no SGEs.
         unsafe { srq.post_recv(&[0, 1, 2].map(|wr_id| RecvRequest { wr_id, sges: &[] })) }.unwrap();
         srq.set_limit(3).unwrap();

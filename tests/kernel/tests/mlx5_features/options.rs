@@ -89,7 +89,7 @@ fn ece_is_unsupported_without_the_capability() {
     });
 }
 
-#[kernel_test(no_rates)]
+#[kernel_test(no_rates, device::moves_qps)]
 fn rate_limit_is_rejected_without_packet_pacing() {
     nothing_leaks(|| {
         let pd = domain();

@@ -13,7 +13,7 @@ use bareverbs::qp::{
 use bareverbs::srq::SrqInit;
 use bareverbs::{Access, Buffer, Error, MemoryOwner, Pd, WcStatus};
 use bareverbs_kernel_tests::device::{self, Requirement};
-use bareverbs_kernel_tests::loopback::{Plan, Side, contents, domain, region, request};
+use bareverbs_kernel_tests::loopback::{Plan, Side, contents, domain, join, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{Completion, Outcome, kernel_test, skip};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
@@ -89,8 +89,7 @@ unsafe impl MemoryOwner for HugePage {
 /// Sends messages both ways, so often that all rings wrap.
 fn carries_messages(pd: &Pd, a: &mut Side, b: &mut Side) {
     let (from, to) = (region(pd, &[7; 64], Access::empty()), region(pd, &[0; 64], Access::LOCAL_WRITE));
-    a.connect(b.qp.qp_num());
-    b.connect(a.qp.qp_num());
+    join(a, b);
     for wr_id in 0..300 {
         let (one, other) = if wr_id % 2 == 0 { (&mut *a, &mut *b) } else { (&mut *b, &mut *a) };
         other.recv_into(wr_id, 1, &[to.sge(..).unwrap()]);

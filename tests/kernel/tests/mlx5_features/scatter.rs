@@ -4,7 +4,7 @@ use bareverbs::cq::CqInit;
 use bareverbs::error::Feature;
 use bareverbs::qp::{Operation, Payload, QpInit, Rc, RecvRequest, Sge};
 use bareverbs::{Access, Error, WcStatus};
-use bareverbs_kernel_tests::loopback::{Plan, contents, domain, region, request, side};
+use bareverbs_kernel_tests::loopback::{Plan, contents, domain, join, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{device, kernel_test};
 
@@ -14,8 +14,7 @@ fn scatter_to_cqe_copies_messages_to_their_memory() {
         let pd = domain();
         let (mut a, mut b) =
             (side(&pd, Plan::default()), side(&pd, Plan { scatter: true, ..Plan::default() }));
-        a.connect(b.qp.qp_num());
-        b.connect(a.qp.qp_num());
+        join(&mut a, &mut b);
         let bytes: Vec<u8> = (1..=100).collect();
         let from = region(&pd, &bytes, Access::LOCAL_WRITE);
         for length in [1, 5, 16, 31, 32, 33, 64, 100] {

@@ -8,9 +8,9 @@ use bareverbs::raw::uapi::uverbs::object;
 use bareverbs::raw::uapi::write::AllocMw;
 use bareverbs::raw::uapi::write::structs::{AllocMwReq, AllocMwResp};
 use bareverbs::{Errno, Error, Pd};
-use bareverbs_kernel_tests::kernel_test;
 use bareverbs_kernel_tests::loopback::{domain, open};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 
 #[kernel_test]
 fn pds_are_allocated_and_freed_repeatedly() {
@@ -34,7 +34,7 @@ fn pds_are_allocated_and_freed_repeatedly() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::memory_windows)]
 fn pd_in_use_is_returned_by_dealloc() {
     nothing_leaks(|| {
         let context = open();
@@ -67,7 +67,7 @@ fn pd_in_use_is_returned_by_dealloc() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::ib_transports)]
 fn ah_is_created_and_destroyed() {
     nothing_leaks(|| {
         let pd = domain();
@@ -85,7 +85,7 @@ fn ah_is_created_and_destroyed() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::memory_windows)]
 fn unknown_mw_type_is_rejected() {
     nothing_leaks(|| {
         let pd = domain();

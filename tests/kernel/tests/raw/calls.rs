@@ -265,7 +265,7 @@ fn created_objects_are_destroyed_by_their_class() {
                     unsafe { RawObject::of::<object::Counters>(&raw, call.made(CountersCreate::HANDLE)) };
                 assert_eq!(made.destroy().unwrap(), []);
             }
-            Err(refused) => assert_eq!((refused, device::has_rxe_abi()), (Errno::PROTONOSUPPORT, true)),
+            Err(refused) => assert_eq!((refused, device::posts_by_call()), (Errno::PROTONOSUPPORT, true)),
         }
     });
 }

@@ -20,7 +20,7 @@ use bareverbs::raw::uapi::{mlx5, write};
 use bareverbs::raw::{RawContext, RawMr, RawObject};
 use bareverbs::srq::SrqInit;
 use bareverbs::{Access, Buffer, Context, Errno, Mr, Pd};
-use bareverbs_kernel_tests::loopback::{Plan, Side, domain, open, region, request, side};
+use bareverbs_kernel_tests::loopback::{Plan, Side, domain, join, open, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{device, kernel_test};
 
@@ -60,14 +60,17 @@ fn adopted_handles_work_and_are_destroyed() {
         drop(mr);
         assert_eq!(context.object_count(ObjectClass::MR).unwrap(), 0);
 
-        let request = AllocMwReq { pd_handle: pd.handle(), mw_type: MwType::TYPE_1, ..AllocMwReq::zeroed() };
-        let mut response = AllocMwResp::zeroed();
-        // SAFETY: the command only creates an object.
-        unsafe { raw.invoke::<AllocMw>(&request, &mut response) }.unwrap();
-        // SAFETY: the handle is that of a new window, and nothing else has it.
-        let mw = unsafe { Mw::from_handle(&pd, response.mw_handle, response.rkey, MwType::TYPE_1) };
-        assert_eq!((mw.handle(), mw.rkey()), (response.mw_handle, response.rkey));
-        mw.dealloc().unwrap();
+        if device::memory_windows().is_ok() {
+            let pd_handle = pd.handle();
+            let request = AllocMwReq { pd_handle, mw_type: MwType::TYPE_1, ..AllocMwReq::zeroed() };
+            let mut response = AllocMwResp::zeroed();
+            // SAFETY: the command only creates an object.
+            unsafe { raw.invoke::<AllocMw>(&request, &mut response) }.unwrap();
+            // SAFETY: the handle is that of a new window, and nothing else has it.
+            let mw = unsafe { Mw::from_handle(&pd, response.mw_handle, response.rkey, MwType::TYPE_1) };
+            assert_eq!((mw.handle(), mw.rkey()), (response.mw_handle, response.rkey));
+            mw.dealloc().unwrap();
+        }
 
         let (handle, clone) = (pd.handle(), pd.clone());
         assert_eq!(pd.into_handle(), handle);
@@ -99,8 +102,9 @@ fn given_up_objects_stay_until_they_are_destroyed() {
     let qp = pd.create_qp::<Rc>(&QpInit { srq: Some(&srq), ..QpInit::new(&cq, &cq) }).unwrap();
     let gid = context.default_gid(1).unwrap();
     let dlid = context.query_port(1).unwrap().lid;
-    let ah = pd.create_ah(&AhAttr { dlid, ..AhAttr::global(1, gid.gid, gid.index) }).unwrap();
-    let mw = pd.alloc_mw(MwType::TYPE_1).unwrap();
+    let attr = AhAttr { dlid, ..AhAttr::global(1, gid.gid, gid.index) };
+    let ah = device::ib_transports().is_ok().then(|| pd.create_ah(&attr).unwrap());
+    let mw = device::memory_windows().is_ok().then(|| pd.alloc_mw(MwType::TYPE_1).unwrap());
     let mr = pd.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
 
     let qp = qp.into_handle();
@@ -112,8 +116,12 @@ fn given_up_objects_stay_until_they_are_destroyed() {
     destroy::<object::Qp>(&context, qp);
     destroy::<object::Srq>(&context, srq.into_handle());
     destroy::<object::Cq>(&context, cq.into_handle());
-    destroy::<object::Ah>(&context, ah.into_handle());
-    destroy::<object::Mw>(&context, mw.into_handle());
+    if let Some(ah) = ah {
+        destroy::<object::Ah>(&context, ah.into_handle());
+    }
+    if let Some(mw) = mw {
+        destroy::<object::Mw>(&context, mw.into_handle());
+    }
     destroy::<object::Mr>(&context, mr.into_handle().unwrap());
     if let Ok(counters) = context.create_flow_counters() {
         let handle = counters.handle();
@@ -138,8 +146,7 @@ fn adopted_channels_deliver_events() {
         let init = CqInit { channel: Some(&channel), user_data: 42, ..CqInit::new(16) };
         let cq = context.create_cq(&init).unwrap();
         let (mut a, mut b) = (Side::on(&pd, Plan::default(), cq), side(&pd, Plan::default()));
-        a.connect(b.qp.qp_num());
-        b.connect(a.qp.qp_num());
+        join(&mut a, &mut b);
         a.cq.arm(Arm::Any).unwrap();
         let region = region(&pd, &[0; 64], Access::LOCAL_WRITE);
         b.recv_into(1, 1, &[region.sge(..).unwrap()]);

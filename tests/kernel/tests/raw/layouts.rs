@@ -41,12 +41,12 @@ fn published(layout: &QueueLayout, which: usize) -> u32 {
     }
 }
 
-#[kernel_test]
+#[kernel_test(device::moves_qps)]
 fn raw_level_example_runs() {
     nothing_leaks(|| raw_level::run(&device::open()).unwrap());
 }
 
-#[kernel_test]
+#[kernel_test(device::queue_layout)]
 fn layout_of_queues_matches_their_memory() {
     nothing_leaks(|| {
         let pd = domain();
@@ -97,7 +97,7 @@ fn layout_of_queues_matches_their_memory() {
     });
 }
 
-#[kernel_test]
+#[kernel_test(device::ib_transports)]
 fn address_vector_names_the_peer() {
     nothing_leaks(|| {
         let pd = domain();

@@ -17,7 +17,7 @@ use bareverbs_uapi::rdma_cm::structs::*;
 use crate::host::*;
 use crate::options::kernel_is_7_2;
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn ids_outlive_their_channel() {
     nothing_leaks(|| {
         let channel = EventChannel::new().unwrap();
@@ -50,7 +50,7 @@ fn destroyed_id_takes_its_events_along() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn events_may_outlive_their_id() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 1);
@@ -68,7 +68,7 @@ fn events_may_outlive_their_id() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn requests_of_a_destroyed_listener_are_rejected() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
@@ -83,7 +83,7 @@ fn requests_of_a_destroyed_listener_are_rejected() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn migrated_id_takes_its_events_along() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
@@ -180,7 +180,7 @@ fn threads_share_a_channel() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn identifiers_are_destroyed_while_another_thread_reads_their_events() {
     const ROUNDS: u32 = 300;
     nothing_leaks(|| {
@@ -221,7 +221,7 @@ fn identifiers_are_destroyed_while_another_thread_reads_their_events() {
     });
 }
 
-#[kernel_test(crate::host::has_ip, device::between_processes)]
+#[kernel_test(crate::host::has_ip, device::between_processes, device::connects_any_qp_number)]
 fn forked_child_can_not_use_a_channel() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);

@@ -27,7 +27,7 @@ fn peer_of_request(param: &RequestParam) -> &PeerParam {
     }
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn peers_connect_with_private_data_and_disconnect() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
@@ -74,7 +74,7 @@ fn peers_connect_with_private_data_and_disconnect() {
     });
 }
 
-#[kernel_test(device::has_netdev)]
+#[kernel_test(device::has_netdev, device::gid_table, device::connects_any_qp_number)]
 fn ipv6_peers_connect() {
     nothing_leaks(|| {
         let (listener, addr) = listener_on(ipv6(0), PortSpace::Tcp, 8);
@@ -86,7 +86,7 @@ fn ipv6_peers_connect() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn wildcard_listener_takes_a_free_port() {
     nothing_leaks(|| {
         let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
@@ -122,7 +122,7 @@ fn answered(answer: impl FnOnce(bareverbs_rdmacm::ConnectRequest)) -> EventKind 
     })
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn rejection_carries_reason_and_private_data() {
     let kind = answered(|request| request.reject(b"busy").unwrap());
     let EventKind::Rejected(rejected) = kind else { panic!("{kind:?}") };
@@ -134,14 +134,14 @@ fn rejection_carries_reason_and_private_data() {
     assert_eq!(rejected.reason, RejectReason::VendorOptionNotSupported);
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn dropped_request_is_rejected() {
     let kind = answered(drop);
     let EventKind::Rejected(rejected) = kind else { panic!("{kind:?}") };
     assert_eq!(rejected.reason, RejectReason::Consumer);
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn response_can_be_rejected() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
@@ -158,7 +158,7 @@ fn response_can_be_rejected() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn connect_without_listener_is_rejected() {
     nothing_leaks(|| {
         // A port that was free a moment ago.
@@ -173,7 +173,7 @@ fn connect_without_listener_is_rejected() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn private_data_has_the_documented_limits() {
     nothing_leaks(|| {
         let too_long = [7; 257];
@@ -215,7 +215,7 @@ fn private_data_has_the_documented_limits() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn request_is_accepted_once() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
@@ -232,7 +232,7 @@ fn request_is_accepted_once() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn calls_in_a_wrong_state_are_refused() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
@@ -269,7 +269,7 @@ fn calls_in_a_wrong_state_are_refused() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn hundreds_of_requests_wait_for_an_answer() {
     const COUNT: usize = 300;
     nothing_leaks(|| {
@@ -314,7 +314,7 @@ fn hundreds_of_requests_wait_for_an_answer() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn requests_above_the_backlog_arrive_when_the_peer_repeats_them() {
     const BACKLOG: usize = 2;
     nothing_leaks(|| {
@@ -339,7 +339,7 @@ fn requests_above_the_backlog_arrive_when_the_peer_repeats_them() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn peer_that_gives_up_is_noticed_by_accept() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
@@ -355,7 +355,7 @@ fn peer_that_gives_up_is_noticed_by_accept() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn notify_establishes_a_connection() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
@@ -375,7 +375,7 @@ fn notify_establishes_a_connection() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn many_connections_leave_no_objects() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 0);
@@ -400,7 +400,7 @@ fn many_connections_leave_no_objects() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn ece_options_travel_in_request_and_response() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
@@ -421,7 +421,7 @@ fn ece_options_travel_in_request_and_response() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn ib_port_space_connects_unreliable_queue_pairs() {
     nothing_leaks(|| {
         let listener = CmId::with_qp_type(&EventChannel::new().unwrap(), PortSpace::Ib, QpType::UC).unwrap();

@@ -15,7 +15,7 @@ use crate::host::*;
 /// The Q_Key of all identifiers of the port space.
 const QKEY: u32 = 0x0123_4567;
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn datagram_service_is_resolved() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Udp, 8);
@@ -54,7 +54,7 @@ fn sidr(active: &CmId) -> (SidrStatus, bareverbs_rdmacm::PrivateData) {
     }
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn datagram_request_is_refused_with_private_data() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Udp, 8);
@@ -66,7 +66,7 @@ fn datagram_request_is_refused_with_private_data() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn datagram_request_without_listener_is_refused() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Udp, 8);
@@ -77,7 +77,7 @@ fn datagram_request_without_listener_is_refused() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn datagram_requests_above_the_backlog_are_refused() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Udp, 2);
@@ -116,7 +116,7 @@ fn joined(id: &CmId, membership: bareverbs_rdmacm::Key) -> UdPeer {
     }
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn multicast_group_is_joined_and_left() {
     nothing_leaks(|| {
         let id = bound();
@@ -140,7 +140,7 @@ fn multicast_group_is_joined_and_left() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn multicast_errors_name_their_cause() {
     nothing_leaks(|| {
         let unbound = CmId::new(&EventChannel::new().unwrap(), PortSpace::Udp).unwrap();
@@ -159,7 +159,7 @@ fn multicast_errors_name_their_cause() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn members_of_a_group_receive_its_datagrams() {
     nothing_leaks(|| {
         let id = bound();

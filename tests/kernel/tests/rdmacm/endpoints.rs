@@ -31,7 +31,7 @@ fn region(pd: &Pd) -> Mr<Buffer> {
     pd.register(Buffer::zeroed(4096).unwrap(), Access::LOCAL_WRITE).unwrap()
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn waits_of_identifiers_get_their_events() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
@@ -57,7 +57,7 @@ fn waits_of_identifiers_get_their_events() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn waits_of_identifiers_have_time_limits() {
     nothing_leaks(|| {
         let short = Duration::from_millis(200);
@@ -81,7 +81,7 @@ fn waits_of_identifiers_have_time_limits() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn identifiers_of_one_channel_wait_at_a_time() {
     nothing_leaks(|| {
         let channel = EventChannel::new().unwrap();
@@ -109,7 +109,7 @@ fn identifiers_of_one_channel_wait_at_a_time() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn errors_of_waits_are_typed() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
@@ -165,7 +165,7 @@ fn errors_of_waits_are_typed() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn waits_of_datagram_identifiers_get_their_events() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Udp, 8);
@@ -199,7 +199,7 @@ fn waits_of_datagram_identifiers_get_their_events() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::waits_for_receives)]
 fn endpoints_connect_and_exchange_messages() {
     nothing_leaks(|| {
         let (listener, addr) = listen();
@@ -261,7 +261,9 @@ fn connections_share_devices_and_can_be_taken_apart() {
             for used in [client.queue.qp().pd(), server.queue.qp().pd()] {
                 assert_eq!(format!("{used:?}"), format!("{pd:?}"));
             }
-            assert_eq!(client.link.peer().qp_num, server.queue.qp().qp_num());
+            // MPA does not carry it.
+            let told = if device::is_iwarp() { 0 } else { server.queue.qp().qp_num() };
+            assert_eq!(client.link.peer().qp_num, told);
             let Connected { queue: endpoint, link } = client;
             let id = link.into_id();
             drop(endpoint);
@@ -293,7 +295,7 @@ fn queue(pd: &Pd) -> Qp<Rc> {
     pd.create_qp::<Rc>(&QpInit::new(&cq, &cq)).unwrap()
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::moves_qps)]
 fn queue_pair_has_the_attributes_of_its_connection() {
     // Each side once permits less than the other.
     [(8, 4), (4, 8)].into_iter().for_each(assert_attributes);
@@ -345,7 +347,7 @@ fn assert_attributes(rd_atomic: (u8, u8)) {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::moves_qps)]
 fn caller_moves_its_own_queue_pair() {
     nothing_leaks(|| {
         let pd = device::open().alloc_pd().unwrap();
@@ -465,7 +467,7 @@ async fn both(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
     .await;
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::waits_for_receives)]
 fn tokio_listener_yields_connections() {
     nothing_leaks(|| {
         let runtime = ::tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -568,7 +570,7 @@ fn tasks_look_names_up_and_open_devices() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn domain_of_a_local_address_is_known_before_the_first_request() {
     nothing_leaks(|| {
         let listener = Listener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
@@ -589,7 +591,7 @@ fn domain_of_a_local_address_is_known_before_the_first_request() {
     });
 }
 
-#[kernel_test(device::has_netdev)]
+#[kernel_test(device::has_netdev, device::gid_table)]
 fn ipv6_listener_and_connector_connect() {
     nothing_leaks(|| {
         let only = IdOptions { ipv6_only: Some(true), ..IdOptions::default() };
@@ -612,7 +614,7 @@ fn ipv6_listener_and_connector_connect() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::moves_qps)]
 fn connection_agrees_on_ece_options() {
     nothing_leaks(|| {
         let (listener, addr) = listen();
@@ -656,7 +658,7 @@ fn connection_agrees_on_ece_options() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn unreliable_queue_pairs_connect_by_type() {
     nothing_leaks(|| {
         let options = IdOptions { qp_type: Some(QpType::UC), ..IdOptions::default() };

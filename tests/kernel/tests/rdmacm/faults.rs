@@ -399,7 +399,7 @@ fn raw_id(file: &CmFile) -> u32 {
 }
 
 /// Nothing destroys the identifiers of raw commands but the last close of their file.
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn closed_file_ends_its_identifiers_in_each_step() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
@@ -453,7 +453,7 @@ fn closed_file_ends_its_identifiers_in_each_step() {
 }
 
 /// A listener of raw commands, with a request that was read and one that was not.
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn closed_file_ends_its_listener() {
     nothing_leaks(|| {
         let file = CmFile::open().unwrap();
@@ -531,7 +531,7 @@ fn receive_address(pipe: &mut UnixStream) -> SocketAddr {
     (ip, u16::from_le_bytes(port)).into()
 }
 
-#[kernel_test(crate::host::has_ip, device::outlives_its_process)]
+#[kernel_test(crate::host::has_ip, device::outlives_its_process, device::connects_any_qp_number)]
 fn killed_client_is_noticed_in_each_step() {
     nothing_leaks(|| {
         for step in 0..4 {
@@ -594,7 +594,7 @@ fn endpoint(listener: &Listener, incoming: &bareverbs_rdmacm::connection::Incomi
     small().port(device.port).build(&listener.domains().pd(device).unwrap()).unwrap()
 }
 
-#[kernel_test(crate::host::has_ip, device::outlives_its_process)]
+#[kernel_test(crate::host::has_ip, device::outlives_its_process, device::connects_any_qp_number)]
 fn killed_server_is_noticed_in_each_step() {
     nothing_leaks(|| {
         for step in 0..4 {

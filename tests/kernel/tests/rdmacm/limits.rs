@@ -40,7 +40,7 @@ fn assert_stream_full(result: Result<RdmaStream, StreamError>) {
     assert!(refused.to_string().contains("ulimit -n"), "{refused}");
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn exhausted_descriptors_are_errors_with_the_remedy() {
     nothing_leaks(|| {
         child::run(|| {
@@ -82,7 +82,7 @@ fn exhausted_descriptors_are_errors_with_the_remedy() {
     });
 }
 
-#[kernel_test(crate::host::has_ip, device::root)]
+#[kernel_test(crate::host::has_ip, device::root, device::connects_any_qp_number)]
 fn network_namespace_without_the_device_has_no_addresses() {
     let (listener, addr) = listener(PortSpace::Tcp, 8);
     child::run(|| {

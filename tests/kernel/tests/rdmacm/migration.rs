@@ -108,7 +108,7 @@ fn connection_migrates_to_the_paths_that_its_sides_load() {
     });
 }
 
-#[kernel_test(has_ip)]
+#[kernel_test(has_ip, device::connects_any_qp_number)]
 fn migration_is_not_reported_without_an_alternate_path() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);

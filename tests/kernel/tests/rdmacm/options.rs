@@ -16,7 +16,7 @@ fn new(port_space: PortSpace) -> CmId {
     CmId::new(&EventChannel::new().unwrap(), port_space).unwrap()
 }
 
-#[kernel_test(device::has_netdev)]
+#[kernel_test(device::has_netdev, device::gid_table)]
 fn type_of_service_is_that_of_the_path() {
     nothing_leaks(|| {
         let id = new(PortSpace::Tcp);
@@ -26,7 +26,7 @@ fn type_of_service_is_that_of_the_path() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn ack_timeout_is_that_of_the_queue_pair() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 1);
@@ -65,7 +65,7 @@ fn reused_port_has_two_owners_until_one_listens() {
     });
 }
 
-#[kernel_test(device::has_netdev)]
+#[kernel_test(device::has_netdev, device::connects_any_qp_number, device::gid_table)]
 fn ipv6_listener_takes_ipv4_peers_unless_ipv6_only() {
     nothing_leaks(|| {
         for only in [false, true] {
@@ -90,7 +90,7 @@ fn ipv6_listener_takes_ipv4_peers_unless_ipv6_only() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number, device::gid_table)]
 fn path_option_replaces_route_resolution() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 1);

@@ -307,7 +307,7 @@ fn events_of_other_identifiers_stay_on_the_channel() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn delivered_requests_of_a_dropped_listener_are_rejected() {
     nothing_leaks(|| {
         let channel = EventChannel::new().unwrap();
@@ -371,7 +371,7 @@ fn options_of_listeners_and_connectors_reach_their_identifiers() {
     });
 }
 
-#[kernel_test(device::has_netdev)]
+#[kernel_test(device::has_netdev, device::gid_table)]
 fn type_of_service_of_a_connector_is_that_of_its_paths() {
     let (_listener, addr) = listen();
     let options = IdOptions { tos: Some(0x68), ..IdOptions::default() };
@@ -379,7 +379,7 @@ fn type_of_service_of_a_connector_is_that_of_its_paths() {
     assert_eq!(route.id().paths().unwrap()[0].traffic_class, 0x68);
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn looked_up_addresses_bind_and_connect() {
     nothing_leaks(|| {
         let host = ip().to_string();

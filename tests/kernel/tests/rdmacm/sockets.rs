@@ -72,7 +72,7 @@ fn answered(udp: &UdpSocket) -> u32 {
     u32::from_be_bytes(answer[8..12].try_into().unwrap())
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn datagram_sockets_exchange_messages() {
     nothing_leaks(|| {
         let (mut server, addr) = server();
@@ -111,7 +111,7 @@ fn datagram_sockets_exchange_messages() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn messages_go_by_udp_until_the_peer_answers_the_lookup() {
     nothing_leaks(|| {
         let peer = plain_udp();
@@ -145,7 +145,7 @@ fn messages_go_by_udp_until_the_peer_answers_the_lookup() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn datagram_socket_dropped_in_a_forked_child_polls_nothing() {
     nothing_leaks(|| {
         let peer = plain_udp();
@@ -205,7 +205,7 @@ impl PeerQueue {
     }
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn lookup_is_answered_and_its_message_received() {
     nothing_leaks(|| {
         let (mut socket, addr) = server();
@@ -231,7 +231,7 @@ fn lookup_is_answered_and_its_message_received() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn malformed_messages_are_ignored() {
     nothing_leaks(|| {
         let (mut socket, addr) = server();
@@ -259,7 +259,7 @@ fn malformed_messages_are_ignored() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn connected_socket_receives_from_its_peer_only() {
     nothing_leaks(|| {
         let (peer, other, mut queue) = (plain_udp(), plain_udp(), PeerQueue::new());
@@ -275,7 +275,7 @@ fn connected_socket_receives_from_its_peer_only() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn datagram_socket_errors_name_their_cause() {
     nothing_leaks(|| {
         let mut socket = DatagramSocket::bind(ANY).unwrap();
@@ -310,7 +310,7 @@ fn datagram_socket_errors_name_their_cause() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn descriptor_tells_when_a_message_waits() {
     nothing_leaks(|| {
         let (mut server, addr) = server();
@@ -338,7 +338,7 @@ fn descriptor_tells_when_a_message_waits() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn full_send_queue_makes_its_sender_wait() {
     nothing_leaks(|| {
         let (mut server, addr) = server();
@@ -406,7 +406,7 @@ async fn first<T>(one: impl Future<Output = T>, other: impl Future) -> Option<T>
     .await
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn tasks_exchange_datagrams() {
     const PAUSE: Duration = Duration::from_millis(100);
     nothing_leaks(|| {
@@ -416,7 +416,7 @@ fn tasks_exchange_datagrams() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn task_without_a_runtime_does_not_wait_for_datagrams() {
     let mut socket = DatagramSocket::bind(ANY).unwrap();
     let refused = ::async_io::block_on(socket.recv_from(&mut [0; 8])).unwrap_err();

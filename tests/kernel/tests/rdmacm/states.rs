@@ -5,8 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bareverbs::Errno;
-use bareverbs_kernel_tests::kernel_test;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_rdmacm::command::{self, CmFile};
 use bareverbs_rdmacm::event::{EventKind, RejectReason};
 use bareverbs_rdmacm::{CmId, Error, EventChannel, PortSpace};
@@ -16,7 +16,7 @@ use bareverbs_uapi::rdma_cm::structs::*;
 use crate::host::*;
 
 /// The kernel ends only an established connection. Before and afterwards, the call does nothing.
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn disconnect_ends_established_connections_only() {
     nothing_leaks(|| {
         let everywhere = CmId::new(&EventChannel::new().unwrap(), PortSpace::Tcp).unwrap();
@@ -61,7 +61,7 @@ fn disconnect_ends_established_connections_only() {
 }
 
 /// The peer ends the connection before this side has noticed that it is established.
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn end_of_the_peer_follows_its_confirmation() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
@@ -83,7 +83,7 @@ fn end_of_the_peer_follows_its_confirmation() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn two_threads_accept_a_request_once() {
     const ROUNDS: usize = 20;
     nothing_leaks(|| {
@@ -142,7 +142,7 @@ fn two_threads_destroy_a_number_once() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn rejection_has_any_length_of_private_data() {
     nothing_leaks(|| {
         let (listener, addr) = listener(PortSpace::Tcp, 8);
@@ -162,7 +162,7 @@ fn rejection_has_any_length_of_private_data() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn destroyed_listener_rejects_unread_requests_only() {
     const EACH: usize = 50;
     nothing_leaks(|| {
@@ -212,7 +212,7 @@ fn destroyed_listener_rejects_unread_requests_only() {
 }
 
 /// The channel has unread events of each kind.
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn channel_is_dropped_with_unread_events() {
     const EACH: usize = 100;
     nothing_leaks(|| {
@@ -250,7 +250,7 @@ fn channel_is_dropped_with_unread_events() {
 /// A handler that does nothing.
 extern "C" fn ignore(_: nix::libc::c_int) {}
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn signals_do_not_end_a_wait() {
     use nix::sys::pthread::{pthread_kill, pthread_self};
     use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};

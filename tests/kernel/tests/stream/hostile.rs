@@ -77,7 +77,7 @@ fn ask_with(options: &StreamOptions, private_data: impl Fn(Remote) -> Vec<u8>) -
     })
 }
 
-#[kernel_test(crate::has_ip)]
+#[kernel_test(crate::has_ip, device::immediates)]
 fn request_of_another_protocol_is_rejected() {
     nothing_leaks(|| {
         let another_version = |table| {
@@ -131,7 +131,7 @@ fn peer_that_breaks_the_protocol_ends_its_stream() {
     });
 }
 
-#[kernel_test(crate::has_ip)]
+#[kernel_test(crate::has_ip, device::immediates)]
 fn announced_buffer_without_room_ends_the_stream() {
     nothing_leaks(|| {
         let with_memory = |memory: Remote| {
@@ -152,7 +152,7 @@ fn announced_buffer_without_room_ends_the_stream() {
     });
 }
 
-#[kernel_test(crate::has_ip)]
+#[kernel_test(crate::has_ip, device::immediates)]
 fn vanished_peer_is_noticed() {
     nothing_leaks(|| {
         let Asked { id, endpoint, table, stream, .. } = ask(offer);
@@ -170,7 +170,7 @@ fn vanished_peer_is_noticed() {
 }
 
 /// Whichever thread reads the event, both know the end.
-#[kernel_test(crate::has_ip)]
+#[kernel_test(crate::has_ip, device::immediates)]
 fn reader_is_woken_when_another_thread_reads_the_end_of_the_connection() {
     nothing_leaks(|| {
         for _ in 0..20 {
@@ -213,7 +213,7 @@ fn error_of(stream: &RdmaStream) -> StreamError {
     }
 }
 
-#[kernel_test(crate::has_ip)]
+#[kernel_test(crate::has_ip, device::immediates)]
 fn messages_beyond_the_credits_end_the_stream() {
     nothing_leaks(|| {
         let options = StreamOptions::default().recvs(16);
@@ -234,7 +234,7 @@ fn messages_beyond_the_credits_end_the_stream() {
     });
 }
 
-#[kernel_test(crate::has_ip)]
+#[kernel_test(crate::has_ip, device::immediates)]
 fn message_without_immediate_data_ends_the_stream() {
     nothing_leaks(|| {
         let Asked { id: _id, mut endpoint, table: _table, stream, .. } = ask(offer);
@@ -253,7 +253,7 @@ fn is_ready(stream: &RdmaStream, limit: Duration) -> bool {
     poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&limit)).unwrap() > 0
 }
 
-#[kernel_test(crate::has_ip)]
+#[kernel_test(crate::has_ip, device::immediates)]
 fn flood_of_words_is_handled_in_bounded_steps() {
     nothing_leaks(|| {
         let Asked { id: _id, mut endpoint, table: _table, stream, .. } = ask(offer);

@@ -74,7 +74,7 @@ fn late<T>(resolve: impl FnOnce() -> bareverbs::Result<T>) -> T {
     resolved.unwrap()
 }
 
-#[kernel_test(device::has_netdev)]
+#[kernel_test(device::has_netdev, device::ib_transports)]
 fn destination_waits_for_a_late_neighbour() {
     on_device(|host| {
         let datagrams: Datagrams = options().build(&host.pd).unwrap();
@@ -83,7 +83,7 @@ fn destination_waits_for_a_late_neighbour() {
     });
 }
 
-#[kernel_test(device::has_netdev)]
+#[kernel_test(device::has_netdev, device::ib_transports)]
 fn destination_of_a_silent_neighbour_has_a_time_limit() {
     on_device(|host| {
         for (limit, tries) in [(Duration::ZERO, 1), (SILENCE, 2)] {
@@ -115,7 +115,7 @@ async fn beside<T>(
     .await
 }
 
-#[kernel_test(device::has_netdev)]
+#[kernel_test(device::has_netdev, device::ib_transports)]
 fn tasks_run_while_a_destination_is_resolved() {
     const PAUSE: Duration = Duration::from_millis(50);
     on_device(|host| {
@@ -157,7 +157,7 @@ fn tasks_run_while_a_destination_is_resolved() {
     });
 }
 
-#[kernel_test(device::has_netdev)]
+#[kernel_test(device::has_netdev, device::ib_transports)]
 fn connect_waits_for_a_late_neighbour() {
     on_device(|host| {
         let mut endpoint: Endpoint<Mr<Buffer>> = endpoints().build(&host.pd).unwrap();

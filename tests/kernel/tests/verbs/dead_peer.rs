@@ -106,7 +106,7 @@ fn buffer(pd: &Pd) -> Mr<Buffer> {
     pd.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap()
 }
 
-#[kernel_test(device::between_processes)]
+#[kernel_test(device::between_processes, device::moves_qps)]
 fn send_to_a_killed_peer_fails_within_seconds() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
@@ -133,7 +133,7 @@ fn send_to_a_killed_peer_fails_within_seconds() {
     assert_eq!(status(Operation::Write(Remote { addr: 0, rkey: 0 })), WcStatus::RETRY_EXC_ERR);
 }
 
-#[kernel_test(device::between_processes)]
+#[kernel_test(device::between_processes, device::moves_qps)]
 fn endpoint_of_a_killed_peer_fails_within_seconds() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
@@ -150,7 +150,7 @@ fn endpoint_of_a_killed_peer_fails_within_seconds() {
     assert!(matches!(failed.error, Error::Completion { status: WcStatus::RETRY_EXC_ERR, .. }), "{failed}");
 }
 
-#[kernel_test(device::between_processes)]
+#[kernel_test(device::between_processes, device::moves_qps)]
 fn scope_of_a_killed_peer_ends_within_seconds() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
@@ -205,7 +205,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap().block_on(future)
 }
 
-#[kernel_test(device::between_processes)]
+#[kernel_test(device::between_processes, device::moves_qps)]
 fn endpoints_that_only_receive_notice_a_killed_peer() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
@@ -244,7 +244,7 @@ fn endpoints_that_only_receive_notice_a_killed_peer() {
     kill_while(&peer, waits);
 }
 
-#[kernel_test(device::between_processes)]
+#[kernel_test(device::between_processes, device::moves_qps)]
 fn hubs_that_only_receive_notice_a_killed_peer() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
@@ -291,7 +291,7 @@ fn assert_failed(event: Event) {
     }
 }
 
-#[kernel_test(device::between_processes)]
+#[kernel_test(device::between_processes, device::moves_qps)]
 fn server_notices_a_killed_client() {
     let mut peer = clients();
     let pd = open().alloc_pd().unwrap();
@@ -312,7 +312,7 @@ fn server_notices_a_killed_client() {
     kill_while(&peer, waits);
 }
 
-#[kernel_test(device::between_processes)]
+#[kernel_test(device::between_processes, device::moves_qps)]
 fn client_notices_a_killed_server() {
     let mut peer = serving();
     let pd = open().alloc_pd().unwrap();
@@ -370,7 +370,7 @@ fn assert_lost<B>(begin: Instant, ended: Result<Done<B>, Failed<B>>) {
     assert!(error.is_peer_lost(), "{error}");
 }
 
-#[kernel_test(device::between_processes)]
+#[kernel_test(device::between_processes, device::moves_qps)]
 fn operations_of_a_hub_to_a_killed_peer_fail_within_seconds() {
     let mut peer = Peer::start();
     let pd = open().alloc_pd().unwrap();
@@ -405,7 +405,7 @@ fn operations_of_a_hub_to_a_killed_peer_fail_within_seconds() {
     });
 }
 
-#[kernel_test(device::between_processes)]
+#[kernel_test(device::between_processes, device::moves_qps)]
 fn messages_to_a_killed_client_fail_and_the_server_shuts_down() {
     let mut peer = clients();
     let pd = open().alloc_pd().unwrap();
@@ -425,7 +425,7 @@ fn messages_to_a_killed_client_fail_and_the_server_shuts_down() {
     assert_eq!((report.sent, report.failed), (1, 1), "{report:?}");
 }
 
-#[kernel_test(device::between_processes)]
+#[kernel_test(device::between_processes, device::moves_qps)]
 fn messages_to_a_killed_server_fail_and_the_client_shuts_down() {
     let mut peer = serving();
     let pd = open().alloc_pd().unwrap();

@@ -6,7 +6,7 @@ use bareverbs::device::{DeviceAttr, EventType};
 use bareverbs::qp::{Payload, QpCap, SendFlags};
 use bareverbs_kernel_tests::{Completion, Outcome, device, kernel_test, skip};
 
-use crate::pair::{End, TIMEOUT, message, open, region};
+use crate::pair::{End, TIMEOUT, join, message, open, region};
 
 const INLINE: QpCap =
     QpCap { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 16 };
@@ -28,9 +28,7 @@ impl Evented {
             End::on(&pd, INLINE, pd.context().create_cq(&init).unwrap())
         };
         let (mut a, mut b) = (end(1), end(2));
-        let (a_num, b_num) = (a.qp.qp_num(), b.qp.qp_num());
-        a.connect(b_num);
-        b.connect(a_num);
+        join(&mut a, &mut b);
         let target = region(&pd, &[0; 16]);
         Self { a, b, channel, target }
     }
@@ -148,9 +146,7 @@ fn cq_overrun_raises_an_async_event() {
     // The sender's CQ is smaller than the number of completions.
     let small = pd.context().create_cq(&CqInit { user_data: 0xc0ffee, ..CqInit::new(1) }).unwrap();
     let (mut a, mut b) = (End::on(&pd, INLINE, small), End::new(&pd, INLINE));
-    let (a_num, b_num) = (a.qp.qp_num(), b.qp.qp_num());
-    a.connect(b_num);
-    b.connect(a_num);
+    join(&mut a, &mut b);
     let target = region(&pd, &[0; 16]);
     for wr_id in 0..8 {
         b.recv(wr_id, &target);

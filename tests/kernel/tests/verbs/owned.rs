@@ -8,14 +8,15 @@ use bareverbs::runtime::{AsyncIo, Runtime, Tokio};
 use bareverbs::{
     Access, Buffer, Done, Endpoint, Error, Imm, MemoryOwner, Mr, Op, Pd, RegionMut, WcOpcode, WcStatus,
 };
-use bareverbs_kernel_tests::kernel_test;
+use bareverbs_kernel_tests::{cm, kernel_test};
 
 use crate::pair::{ALL_REMOTE, TIMEOUT, contents, counts, open, region};
 
 pub(crate) fn endpoints<B>(pd: &Pd, depth: u32) -> (Endpoint<B>, Endpoint<B>) {
     let (mut alice, mut bob) = (Endpoint::new(pd, 1, depth).unwrap(), Endpoint::new(pd, 1, depth).unwrap());
-    alice.connect(&bob.address()).unwrap();
-    bob.connect(&alice.address()).unwrap();
+    let [to_alice, to_bob] = cm::introduce(alice.address(), bob.address());
+    alice.connect(&to_bob).unwrap();
+    bob.connect(&to_alice).unwrap();
     (alice, bob)
 }
 
@@ -46,8 +47,9 @@ fn header_and_body_are_sent_and_received_as_one_message() {
     let pd = open().alloc_pd().unwrap();
     let build = || Endpoint::options().max_sge(2).sends(4).recvs(4).build(&pd).unwrap();
     let (mut alice, mut bob): (Endpoint<Mr<Buffer>>, Endpoint<Mr<Buffer>>) = (build(), build());
-    alice.connect(&bob.address()).unwrap();
-    bob.connect(&alice.address()).unwrap();
+    let [to_alice, to_bob] = cm::introduce(alice.address(), bob.address());
+    alice.connect(&to_bob).unwrap();
+    bob.connect(&to_alice).unwrap();
     for round in 0..5 {
         bob.post(Op::recv_parts([(local(&pd, &[0; 8]), 0..4), (local(&pd, &[0; 64]), 0..64)]).tag(1))
             .unwrap();
@@ -145,8 +147,9 @@ fn operations_return_tag_length_and_immediate() {
     let options = Endpoint::options().sends(8).inline(16).access(ALL_REMOTE);
     let (mut alice, mut bob): (Endpoint<Mr<Buffer>>, Endpoint<Mr<Buffer>>) =
         (options.build(&pd).unwrap(), options.build(&pd).unwrap());
-    alice.connect(&bob.address()).unwrap();
-    bob.connect(&alice.address()).unwrap();
+    let [to_alice, to_bob] = cm::introduce(alice.address(), bob.address());
+    alice.connect(&to_bob).unwrap();
+    bob.connect(&to_alice).unwrap();
     let shared = region(&pd, &[0; 64]);
     let remote = shared.remote(8).unwrap();
     for tag in 1..=4 {

@@ -9,8 +9,12 @@ pub(crate) use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{self, take};
 pub(crate) use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents};
 pub(crate) use bareverbs_kernel_tests::resources::held as counts;
+use bareverbs_kernel_tests::{cm, device};
 
 pub(crate) use bareverbs_kernel_tests::device::open;
+
+/// The READs and atomics that an end has outstanding, and those that it answers.
+const RD_ATOMIC: u8 = 4;
 
 /// Major and minor version of the running kernel.
 pub(crate) fn kernel() -> (u32, u32) {
@@ -37,20 +41,16 @@ impl End {
         Self { qp, cq }
     }
 
-    /// Connects it to `peer`. The timeouts are finite, but long enough for a slow guest: Soft-RoCE
-    /// loses count of reads and atomics that are retried, and a fence then waits without limit.
-    pub(crate) fn connect(&mut self, peer: u32) {
-        self.connect_with(peer, 7);
-    }
-
-    /// The same with this RNR retry count; 7 is unlimited.
+    /// Connects it to `peer`, with this RNR retry count; 7 is unlimited. The timeouts are finite, but long
+    /// enough for a slow guest: Soft-RoCE loses count of reads and atomics that are retried, and a fence
+    /// then waits without limit.
     pub(crate) fn connect_with(&mut self, peer: u32, rnr_retry: u8) {
         let gid = self.qp.pd().context().default_gid(1).unwrap();
         let address = AhAttr::global(1, gid.gid, gid.index);
         self.qp.init(&InitAttr { access: ALL_REMOTE, ..InitAttr::new(1) }).unwrap();
         self.qp
             .ready_to_receive(&RtrAttr {
-                max_dest_rd_atomic: 4,
+                max_dest_rd_atomic: RD_ATOMIC,
                 min_rnr_timer: MinRnrTimer::new(1).unwrap(),
                 ..RtrAttr::new(address, peer)
             })
@@ -59,7 +59,7 @@ impl End {
             timeout: AckTimeout::new(16).unwrap(),
             retry_cnt: RetryCount::new(2).unwrap(),
             rnr_retry: RnrRetry::new(rnr_retry).unwrap(),
-            max_rd_atomic: 4,
+            max_rd_atomic: RD_ATOMIC,
             ..RtsAttr::default()
         };
         self.qp.ready_to_send(&rts).unwrap();
@@ -93,10 +93,17 @@ impl End {
 /// Two ends in `pd`, connected to each other.
 pub(crate) fn pair_in(pd: &Pd, cap: QpCap) -> (End, End) {
     let (mut a, mut b) = (End::new(pd, cap), End::new(pd, cap));
-    let (a_num, b_num) = (a.qp.qp_num(), b.qp.qp_num());
-    a.connect(b_num);
-    b.connect(a_num);
+    join(&mut a, &mut b);
     (a, b)
+}
+
+/// Connects two ends to each other. On iWARP, the kernel's connection manager connects them.
+pub(crate) fn join(a: &mut End, b: &mut End) {
+    if device::is_iwarp() {
+        return cm::connect(&mut a.qp, &mut b.qp, RD_ATOMIC);
+    }
+    a.connect_with(b.qp.qp_num(), 7);
+    b.connect_with(a.qp.qp_num(), 7);
 }
 
 /// The same in a PD of its own, with several SGEs and inline data.

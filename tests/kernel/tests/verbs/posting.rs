@@ -146,7 +146,7 @@ fn rnr_retries_end_with_rnr_retry_exc_err() {
     let (mut a, mut b) = (End::new(&pd, cap), End::new(&pd, cap));
     let (a_num, b_num) = (a.qp.qp_num(), b.qp.qp_num());
     a.connect_with(b_num, 1);
-    b.connect(a_num);
+    b.connect_with(a_num, 7);
     a.send(&message(1, Payload::Inline(&[b"anyone?"])));
     assert_eq!(a.completions(1)[0].status, WcStatus::RNR_RETRY_EXC_ERR);
 }

@@ -10,7 +10,7 @@ use bareverbs::{Access, Error, Pd, PortNum, Remote, WcStatus};
 use bareverbs_kernel_tests::loopback::{request, take};
 use bareverbs_kernel_tests::{device, kernel_test};
 
-use crate::pair::{End, counts, open};
+use crate::pair::{End, counts, join, open};
 
 fn in_reset(pd: &Pd) -> Qp<Rc> {
     let cq = pd.context().create_cq(&CqInit::new(16)).unwrap();
@@ -181,9 +181,7 @@ fn raw_modify_is_checked_by_the_kernel() {
 fn failed_qp_is_reported_in_err() {
     let pd = open().alloc_pd().unwrap();
     let (mut a, mut b) = (End::new(&pd, QpCap::default()), End::new(&pd, QpCap::default()));
-    let numbers = (a.qp.qp_num(), b.qp.qp_num());
-    a.connect(numbers.1);
-    b.connect(numbers.0);
+    join(&mut a, &mut b);
     a.send(&request(1, Operation::Write(Remote { addr: 0, rkey: 0 }), Payload::Inline(&[])));
     assert_eq!(a.completions(1)[0].status, WcStatus::SUCCESS);
     let sges = [Sge { addr: 8, length: 8, lkey: 0xdead_be00 }];

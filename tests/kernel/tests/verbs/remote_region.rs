@@ -7,16 +7,14 @@ use bareverbs::buffer::LocalAtomics;
 use bareverbs::device::AtomicCap;
 use bareverbs::qp::{Operation, Payload, QpCap};
 use bareverbs::{Access, AnyBuffer, Buffer, Endpoint, Error, Mr, Op, Pd, RegionMut, RemoteRegion, WcStatus};
-use bareverbs_kernel_tests::kernel_test;
 use bareverbs_kernel_tests::loopback::{contents, region, request};
+use bareverbs_kernel_tests::{cm, kernel_test};
 
-use crate::pair::{End, open};
+use crate::pair::{End, join, open};
 
 fn peers(pd: &Pd) -> (End, End) {
     let (mut a, mut b) = (End::new(pd, QpCap::default()), End::new(pd, QpCap::default()));
-    let (of_a, of_b) = (a.qp.qp_num(), b.qp.qp_num());
-    a.connect(of_b);
-    b.connect(of_a);
+    join(&mut a, &mut b);
     (a, b)
 }
 
@@ -125,8 +123,9 @@ fn atomic_operation_before_a_message_is_visible_with_it() {
     let word: RemoteRegion = part(&pd, 64).expose(Access::REMOTE_ATOMIC).unwrap();
     let options = Endpoint::options().access(Access::REMOTE_ATOMIC | Access::REMOTE_WRITE);
     let [mut alice, mut bob]: [Endpoint<Mr<Buffer>>; 2] = [(); 2].map(|()| options.build(&pd).unwrap());
-    alice.connect(&bob.address()).unwrap();
-    bob.connect(&alice.address()).unwrap();
+    let [to_alice, to_bob] = cm::introduce(alice.address(), bob.address());
+    alice.connect(&to_bob).unwrap();
+    bob.connect(&to_alice).unwrap();
     let local = || pd.register(Buffer::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap();
     for round in 1..=100_u64 {
         bob.post(Op::recv(local())).unwrap();
@@ -148,8 +147,9 @@ fn exposed_memory_is_sent_without_a_copy() {
     let options = Endpoint::options();
     let mut server: Endpoint<AnyBuffer> = options.build(&pd).unwrap();
     let mut client: Endpoint<Mr<Buffer>> = options.build(&pd).unwrap();
-    server.connect(&client.address()).unwrap();
-    client.connect(&server.address()).unwrap();
+    let [to_server, to_client] = cm::introduce(server.address(), client.address());
+    server.connect(&to_client).unwrap();
+    client.connect(&to_server).unwrap();
     client.post(Op::recv(pd.register(Buffer::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap())).unwrap();
     server.post(Op::send(exposed.source(5000..5007).unwrap(), ..).any()).unwrap();
     let refused = exposed.revoke().unwrap_err();

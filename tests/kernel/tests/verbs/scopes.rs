@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bareverbs::buffer::{Lend, LendRange};
 use bareverbs::mr::LocalAccess;
 use bareverbs::{Access, Buffer, Endpoint, Error, Mr, Op, Pd, Pool, RegionMut, WcStatus};
-use bareverbs_kernel_tests::{Completion, Outcome, kernel_test, skip};
+use bareverbs_kernel_tests::{Completion, Outcome, cm, kernel_test, skip};
 
 use crate::owned::endpoints;
 use crate::pair::{ALL_REMOTE, TIMEOUT, contents, counts, open, region};
@@ -176,8 +176,9 @@ fn scope_borrows_regions_and_pool_buffers_and_posts_all_kinds_of_writes() {
     let options = Endpoint::options().inline(16);
     let (mut alice, mut bob): (Endpoint<Mr<Buffer>>, Endpoint<Mr<Buffer>>) =
         (options.build(&pd).unwrap(), options.build(&pd).unwrap());
-    alice.connect(&bob.address()).unwrap();
-    bob.connect(&alice.address()).unwrap();
+    let [to_alice, to_bob] = cm::introduce(alice.address(), bob.address());
+    alice.connect(&to_bob).unwrap();
+    bob.connect(&to_alice).unwrap();
     let target = pd.register(Buffer::zeroed(64).unwrap(), ALL_REMOTE).unwrap();
     let mut part = RegionMut::register(&pd, Buffer::zeroed(64).unwrap()).unwrap();
     part.bytes_mut()[..4].copy_from_slice(b"part");
