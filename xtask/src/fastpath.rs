@@ -7,22 +7,24 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use bareverbs_lab::{Guests, HcaPort, RdmaCore, Setup, Since};
+use bareverbs_lab::{Guests, RdmaCore, Setup, Since};
 use clap::Args;
 
 use crate::build;
 use crate::experiment::ceilings::Ceilings;
 use crate::experiment::programs::Folder;
 use crate::experiment::{self, Files, command};
+use crate::test::Tested;
 
 /// The kernel of the check.
 pub(crate) const KERNEL: &str = Since::V7_2.name();
-/// The name of a check among the tests, and its HCA port; `None` for Soft-RoCE.
-pub(crate) type Check = (&'static str, Option<HcaPort>);
+/// The name of a check among the tests, and its device.
+pub(crate) type Check = (&'static str, Tested);
 
-pub(crate) const CHECKS: [Check; 2] = [
-    ("fastpath::data_path_stays_below_ceilings", None),
-    ("fastpath::mlx5_data_path_takes_a_third_of_libmlx5", Some(HcaPort::Ib)),
+pub(crate) const CHECKS: [Check; 3] = [
+    ("fastpath::data_path_stays_below_ceilings", Tested::Rxe),
+    ("fastpath::mlx5_data_path_takes_a_third_of_libmlx5", Tested::Ib),
+    ("fastpath::siw_data_path_stays_below_ceilings", Tested::Siw),
 ];
 /// The folder of the two programs in the guest.
 const GUEST_FOLDER: &str = "/lab/fastpath";
@@ -34,9 +36,9 @@ pub(crate) struct Fastpath {
     /// A series such as 6.12, rc or a folder.
     #[arg(long, default_value = KERNEL)]
     kernel: String,
-    /// Measure an HCA, bound by the kernel's mlx5 driver, instead of rxe: ib or roce.
-    #[arg(long, value_enum)]
-    hca: Option<experiment::Port>,
+    /// The device: rxe, siw, or an HCA with a port of ib or roce, bound by the kernel's mlx5 driver.
+    #[arg(long, visible_alias = "hca", value_enum, default_value = "rxe")]
+    device: Tested,
 }
 
 /// A row of the table: its name, the figure of each program, and our ceiling.
@@ -127,6 +129,27 @@ const MLX5: [Row; 17] = [
     row("Srq::post_recv of 32, each", "srq post_recv 32", Some("srq post_recv 32"), At(53.0)),
 ];
 
+/// The doorbell is a system call, in which the kernel sends.
+const SIW: [Row; 17] = [
+    row("post_send of 1, doorbell and all", SINGLE, Some(SINGLE), At(15000.0)),
+    row("the same, of a request known where it is posted", "post_send 1 in place", Some(SINGLE), At(15000.0)),
+    row("post_send of 32, doorbell and all, each", LIST, Some(LIST), At(16000.0)),
+    row("start_send, 32 times write_inline, ring, each", "start_send 32 in place", Some(LIST), At(16000.0)),
+    row("post_send_deferred of 1, 8 bytes inline", "deferred inline", None, Ceiling::None),
+    row("poll_one that finds one: id, status, opcode, length", "poll_one", Some("poll_into 1"), At(115.0)),
+    row("poll, next, that finds one", "poll, next", Some("poll_into 1"), At(107.0)),
+    row("poll_into that finds one", "poll_into 1", Some("poll_into 1"), At(128.0)),
+    row("poll_into with room for 32 that finds one", "poll_into 1 of 32", None, Ceiling::None),
+    row("poll_into that finds 32, each", "poll_into 32", Some("poll_into 32"), At(114.0)),
+    row("empty poll_one", "empty poll_one", Some("empty poll_into"), At(39.0)),
+    row("empty poll, next", "empty poll, next", Some("empty poll_into"), At(41.0)),
+    row("empty poll_into", "empty poll_into", Some("empty poll_into"), At(48.0)),
+    row("post_recv of 1", "post_recv 1", Some("post_recv 1"), At(90.0)),
+    row("post_recv of 32, each", "post_recv 32", Some("post_recv 32"), At(62.0)),
+    row("Srq::post_recv of 1", "srq post_recv 1", Some("srq post_recv 1"), At(78.0)),
+    row("Srq::post_recv of 32, each", "srq post_recv 32", Some("srq post_recv 32"), At(61.0)),
+];
+
 /// The measured device.
 struct Subject {
     /// The name of its provider's own types.
@@ -149,6 +172,19 @@ const HCA: Subject = Subject {
     arguments: &["mlx5_0", "0", "awake"],
 };
 
+const IWARP: Subject =
+    Subject { types: "Siw", rows: &SIW, medians: &DOORBELLS, device: "siw0", arguments: &["10.1.0.1"] };
+
+impl Subject {
+    fn of(device: Tested) -> Self {
+        match device {
+            Tested::Rxe => SOFT,
+            Tested::Ib | Tested::Roce => HCA,
+            Tested::Siw => IWARP,
+        }
+    }
+}
+
 /// The smallest or the median of many runs, by name.
 type Figures = BTreeMap<String, f64>;
 
@@ -157,20 +193,28 @@ const OURS: [&str; 2] = ["any", "own"];
 
 impl Fastpath {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        let files = Files::with_rdma_core(&self.kernel, build::guest_programs()?)?;
+        let mut files = Files::with_rdma_core(&self.kernel, build::guest_programs()?)?;
+        if self.device == Tested::Siw {
+            files.add_siw(&self.kernel)?;
+        }
         let rdma_core = files.rdma_core()?;
-        Ok(measure(&files.setup(), rdma_core, self.hca.map(Into::into))?.print())
+        Ok(measure(&files.setup(), rdma_core, self.device)?.print())
     }
 }
 
-/// Measures in a guest of its own, on Soft-RoCE or an HCA.
-pub(crate) fn measure(setup: &Setup<'_>, rdma_core: &RdmaCore, port: Option<HcaPort>) -> Result<Ceilings> {
-    let subject = if port.is_some() { HCA } else { SOFT };
+/// Measures in a guest of its own.
+pub(crate) fn measure(setup: &Setup<'_>, rdma_core: &RdmaCore, device: Tested) -> Result<Ceilings> {
+    let subject = Subject::of(device);
     let folder = Folder::new(&Path::new("fastpath").join(subject.device), GUEST_FOLDER)?;
     folder.copy(&build::fastpath()?)?;
-    folder.compile(setup.cache, rdma_core, "bench/fastpath/c/fastpath.c", "fastpath-c")?;
-    let hca = experiment::start_hca(port, 1, &[])?;
-    let setup = Setup { shares: vec![folder.share()], instruction_clock: true, ..setup.clone() };
+    let (source, program) = ("bench/fastpath/c/fastpath.c", "fastpath-c");
+    match device {
+        Tested::Siw => folder.compile_with_rdmacm(setup.cache, rdma_core, source, program)?,
+        _ => folder.compile(setup.cache, rdma_core, source, program)?,
+    }
+    let hca = experiment::start_hca(device.port(), 1, &[])?;
+    let (shares, link_type) = (vec![folder.share()], device.link_type());
+    let setup = Setup { shares, link_type, instruction_clock: true, ..setup.clone() };
     let mut figures = experiment::run(&setup, hca.as_ref(), |guests| {
         let mut figures = run(guests, &subject, &folder.in_guest("fastpath"), &[subject.device])?;
         figures.append(&mut run(guests, &subject, &folder.in_guest("fastpath-c"), subject.arguments)?);

@@ -1,12 +1,17 @@
 // The libibverbs counterpart of ../src/measure.rs: measures the same calls and prints the same lines.
 // cc -O2 fastpath.c -libverbs
 // Usage: fastpath DEVICE GID-INDEX [asleep|awake [extended]]; with `awake` it polls without sleeping.
+// With -DRDMA_CM and -lrdmacm: fastpath ADDRESS; librdmacm connects the queue pairs.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <infiniband/verbs.h>
+#ifdef RDMA_CM
+#include <arpa/inet.h>
+#include <rdma/rdma_cma.h>
+#endif
 #include <x86intrin.h>
 
 #define RUNS 400
@@ -63,6 +68,44 @@ static void wait_for(int count) {
         usleep(count > 1 ? 10000 : 2000);
 }
 
+#ifdef RDMA_CM
+// The next event of a channel, which must be this one. Returns its identifier.
+static struct rdma_cm_id *event_of(struct rdma_event_channel *channel, enum rdma_cm_event_type wanted) {
+    struct rdma_cm_event *event;
+    must(!rdma_get_cm_event(channel, &event), "rdma_get_cm_event");
+    struct rdma_cm_id *id = event->id;
+    must(event->event == wanted, rdma_event_str(event->event));
+    must(!rdma_ack_cm_event(event), "rdma_ack_cm_event");
+    return id;
+}
+
+// An identifier with a route to a listener of this process, which `listener` gets.
+static struct rdma_cm_id *routed(const char *address, struct rdma_cm_id **listener) {
+    struct sockaddr_in to = {.sin_family = AF_INET};
+    must(inet_pton(AF_INET, address, &to.sin_addr) == 1, address);
+    struct rdma_event_channel *channels[] = {rdma_create_event_channel(), rdma_create_event_channel()};
+    struct rdma_cm_id *active;
+    must(channels[0] && channels[1] && !rdma_create_id(channels[0], &active, NULL, RDMA_PS_TCP) &&
+         !rdma_create_id(channels[1], listener, NULL, RDMA_PS_TCP), "rdma_create_id");
+    must(!rdma_bind_addr(*listener, (struct sockaddr *)&to) && !rdma_listen(*listener, 1), "rdma_listen");
+    to.sin_port = rdma_get_src_port(*listener);
+    must(!rdma_resolve_addr(active, NULL, (struct sockaddr *)&to, 10000), "rdma_resolve_addr");
+    event_of(active->channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+    must(!rdma_resolve_route(active, 10000), "rdma_resolve_route");
+    event_of(active->channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+    return active;
+}
+
+// Connects the queue pair of `active` to a new one with `peer_attr`.
+static void connect_by_cm(struct rdma_cm_id *active, struct rdma_cm_id *listener, struct ibv_pd *pd, struct ibv_qp_init_attr *peer_attr) {
+    struct rdma_conn_param param = {.responder_resources = 1, .initiator_depth = 1};
+    must(!rdma_connect(active, &param), "rdma_connect");
+    struct rdma_cm_id *passive = event_of(listener->channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+    must(!rdma_create_qp(passive, pd, peer_attr) && !rdma_accept(passive, &param), "rdma_accept");
+    event_of(listener->channel, RDMA_CM_EVENT_ESTABLISHED);
+    event_of(active->channel, RDMA_CM_EVENT_ESTABLISHED);
+}
+#else
 static void connect_to(struct ibv_qp *qp, struct ibv_qp *peer, const union ibv_gid *gid, int index, int lid) {
     struct ibv_qp_attr init = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
     must(!ibv_modify_qp(qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), "INIT");
@@ -175,7 +218,14 @@ static void private_memory(void) {
     fclose(file);
 }
 
+#endif
+
 int main(int argc, char **argv) {
+#ifdef RDMA_CM
+    must(argc == 2, "ADDRESS");
+    struct rdma_cm_id *listener, *active = routed(argv[1], &listener);
+    struct ibv_context *context = active->verbs;
+#else
     must(argc >= 3, "DEVICE GID-INDEX");
     awake = argc > 3 && !strcmp(argv[3], "awake");
     struct ibv_device **device = ibv_get_device_list(NULL);
@@ -188,6 +238,7 @@ int main(int argc, char **argv) {
     must(context && !ibv_query_gid(context, 1, atoi(argv[2]), &gid) && !ibv_query_port(context, 1, &port), "device");
     if (argc > 4 && !strcmp(argv[4], "extended"))
         private_memory();
+#endif
     struct ibv_pd *pd = ibv_alloc_pd(context);
     char *bytes = aligned_alloc(4096, 8192);
     memset(bytes, 7, 8192);
@@ -196,12 +247,19 @@ int main(int argc, char **argv) {
     must(mr && cq && peer_cq, "set-up");
     struct ibv_qp_init_attr attr = {.send_cq = cq, .recv_cq = peer_cq, .qp_type = IBV_QPT_RC,
         .cap = {.max_send_wr = 255, .max_recv_wr = 255, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 64}};
+#ifdef RDMA_CM
+    must(!rdma_create_qp(active, pd, &attr), "rdma_create_qp");
+    struct ibv_qp *qp = active->qp;
+    attr.send_cq = peer_cq;
+    connect_by_cm(active, listener, pd, &attr);
+#else
     struct ibv_qp *qp = ibv_create_qp(pd, &attr);
     attr.send_cq = peer_cq;
     struct ibv_qp *peer = ibv_create_qp(pd, &attr);
     must(qp && peer, "queue pair");
     connect_to(qp, peer, &gid, atoi(argv[2]), port.lid);
     connect_to(peer, qp, &gid, atoi(argv[2]), port.lid);
+#endif
 
     for (int i = 0; i < RUNS; i++) {
         uint64_t begin = now();
@@ -296,7 +354,9 @@ int main(int argc, char **argv) {
         must(!refused, "ibv_post_srq_recv");
     }
     line("srq post_recv 32", 4, BATCH);
+#ifndef RDMA_CM
     if (argc > 4)
         extended(context, pd, mr, bytes, &gid, atoi(argv[2]), port.lid);
+#endif
     return 0;
 }

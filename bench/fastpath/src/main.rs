@@ -27,6 +27,10 @@ fn main() -> anyhow::Result<()> {
         measure::all("any", &device.open()?, Pause::Asleep)?;
         return measure::all("own", &context, Pause::Asleep);
     }
+    if let Ok(context) = device.open_as::<bareverbs_siw::Siw>() {
+        measure::all("any", &device.open()?, Pause::Asleep)?;
+        return measure::all("own", &context, Pause::Asleep);
+    }
     measure::all("any", &device.open()?, Pause::Awake)?;
     measure::all("own", &device.open_as::<bareverbs_mlx5::Mlx5>()?, Pause::Awake)
 }

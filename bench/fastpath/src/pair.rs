@@ -5,6 +5,7 @@ use bareverbs::ah::AhAttr;
 use bareverbs::cq::{Cq, CqInit};
 use bareverbs::qp::{InitAttr, Qp, QpCap, QpInit, Rc, RtrAttr, RtsAttr};
 use bareverbs::{Access, Buffer, Context, Mr, Provider, Remote};
+use bareverbs_test_support::cm;
 
 /// Minimum depth of a queue pair's queues.
 const DEPTH: u32 = 255;
@@ -39,9 +40,13 @@ impl<P: Provider> Pair<P> {
         };
         let mut qp = pd.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&cq, &peer_cq) })?;
         let mut peer = pd.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&peer_cq, &peer_cq) })?;
-        let numbers = (qp.qp_num(), peer.qp_num());
-        connect(context, &mut qp, numbers.1)?;
-        connect(context, &mut peer, numbers.0)?;
+        if context.capabilities().iwarp {
+            cm::connect(&mut qp, &mut peer, 1);
+        } else {
+            let numbers = (qp.qp_num(), peer.qp_num());
+            connect(context, &mut qp, numbers.1)?;
+            connect(context, &mut peer, numbers.0)?;
+        }
         let remote = Remote { addr: memory.sge(BYTES / 2..)?.addr, rkey: memory.rkey() };
         Ok(Self { qp, cq, memory, remote, _peer: peer, _peer_cq: peer_cq })
     }

@@ -43,16 +43,41 @@ impl Folder {
         source: &str,
         program: &str,
     ) -> Result<()> {
+        self.compile_with(cache, rdma_core, source, program, &["libibverbs.so.1"], &[])
+    }
+
+    /// The same with `librdmacm`, and the macro `RDMA_CM`.
+    pub(crate) fn compile_with_rdmacm(
+        &self,
+        cache: &Cache,
+        rdma_core: &RdmaCore,
+        source: &str,
+        program: &str,
+    ) -> Result<()> {
+        let libraries = ["libibverbs.so.1", "librdmacm.so.1"];
+        self.compile_with(cache, rdma_core, source, program, &libraries, &["-DRDMA_CM"])
+    }
+
+    fn compile_with(
+        &self,
+        cache: &Cache,
+        rdma_core: &RdmaCore,
+        source: &str,
+        program: &str,
+        libraries: &[&str],
+        options: &[&str],
+    ) -> Result<()> {
         let source = build::workspace().join(source);
         let mut cc = Command::new("cc");
-        cc.args(["-O2", "-o"]).arg(self.path.join(program)).arg(source);
+        cc.arg("-O2").args(options).arg("-o").arg(self.path.join(program)).arg(source);
         cc.arg("-I").arg(rdma_core.headers(cache)?);
         for folder in fetch_headers(cache, Series::NEWEST, false)?.include {
             cc.arg("-I").arg(folder);
         }
-        let library: PathBuf = rdma_core.root.join("usr/lib/x86_64-linux-gnu/libibverbs.so.1");
-        // The library's own dependencies exist in the guest only.
-        cc.arg(library).arg("-Wl,--allow-shlib-undefined");
+        let folder = rdma_core.root.join("usr/lib/x86_64-linux-gnu");
+        cc.args(libraries.iter().map(|library| folder.join(library)));
+        // The libraries' own dependencies exist in the guest only.
+        cc.arg("-Wl,--allow-shlib-undefined");
         ensure!(cc.status().context("running cc")?.success(), "the C program could not be compiled");
         Ok(())
     }

@@ -422,7 +422,10 @@ impl<'a> Plan<'a> {
         }
         let wanted = |title: &str| device == Tested::Rxe && filter.takes(title);
         if name == fastpath::KERNEL {
-            let checks: Vec<_> = fastpath::CHECKS.into_iter().filter(|(title, _)| wanted(title)).collect();
+            // Those of the HCA run beside those of rxe.
+            let runs = |on: Tested| if on == Tested::Siw { device == on } else { device == Tested::Rxe };
+            let checks: Vec<_> =
+                fastpath::CHECKS.into_iter().filter(|(title, on)| runs(*on) && filter.takes(title)).collect();
             if !checks.is_empty() {
                 specials.push_back(Special::FastPath(checks));
             }
@@ -601,10 +604,10 @@ impl<'b> Worker<'_, 'b> {
             // not depend on its speed.
             Special::FastPath(checks) => {
                 let rdma_core = &self.plan.lab.rdma_core;
-                let measure = |port| fastpath::measure(&setup, rdma_core, port);
+                let measure = |device| fastpath::measure(&setup, rdma_core, device);
                 let measured: Vec<_> = thread::scope(|scope| {
                     let running: Vec<_> =
-                        checks.iter().map(|(_, port)| scope.spawn(|| measure(*port))).collect();
+                        checks.iter().map(|(_, device)| scope.spawn(|| measure(*device))).collect();
                     running.into_iter().map(|one| one.join().expect("measuring does not panic")).collect()
                 });
                 for ((title, _), measured) in checks.into_iter().zip(measured) {
