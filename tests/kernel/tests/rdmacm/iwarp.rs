@@ -15,6 +15,7 @@ use bareverbs_rdmacm::{
 };
 
 use crate::host::*;
+use crate::owned;
 
 type ConnectedEndpoint = Connected<Endpoint<Mr<Buffer>>>;
 
@@ -161,4 +162,11 @@ fn iwarp_identifiers_are_established_at_once() {
             assert!(matches!(kind, EventKind::Disconnected(None)), "{kind:?}");
         }
     });
+}
+
+#[kernel_test(device::iwarp)]
+fn hubs_servers_and_tasks_connect_on_iwarp() {
+    owned::connections_of_hubs_are_made_by_ip_address();
+    owned::clients_are_admitted_by_ip_address();
+    owned::tasks_connect_hubs_by_ip_address();
 }
