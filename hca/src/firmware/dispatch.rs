@@ -144,6 +144,7 @@ impl Firmware {
             CREATE_TIS => self.create_tis(request, reply),
             MODIFY_TIS => self.modify_tis(request),
             DESTROY_TIS => self.destroy_tis(request),
+            QUERY_TIS => self.query_tis(request, reply),
             CREATE_TIR => self.create_tir(request, reply),
             MODIFY_TIR => self.modify_tir(request),
             DESTROY_TIR => self.destroy_tir(request),

@@ -15,7 +15,7 @@ use crate::engine::page_fault::kind;
 pub(crate) const BEGINNING: [u16; 2] = [ENABLE_HCA, INIT_HCA];
 
 /// Commands in an order in which all succeed. The last ones need an Ethernet port.
-pub(crate) const OPCODES: [u16; 42] = [
+pub(crate) const OPCODES: [u16; 43] = [
     ALLOC_PD,
     ALLOC_UAR,
     ALLOC_XRCD,
@@ -58,6 +58,7 @@ pub(crate) const OPCODES: [u16; 42] = [
     SET_FLOW_TABLE_ENTRY,
     QUERY_FLOW_COUNTER,
     SET_FLOW_TABLE_ROOT,
+    QUERY_TIS,
 ];
 
 /// The number of the first object of each kind.
@@ -133,6 +134,7 @@ pub(crate) fn command(opcode: u16, memory: u64) -> Vec<u8> {
         }),
         QUERY_XRC_SRQ | ARM_XRC_SRQ => name(&mut input, SRQ),
         QUERY_RMP => name(&mut input, SRQ + 1),
+        QUERY_TIS => name(&mut input, TIS),
         _ => {}
     }
     input

@@ -104,6 +104,7 @@ opcodes! {
     CREATE_TIS = 0x912,
     MODIFY_TIS = 0x913,
     DESTROY_TIS = 0x914,
+    QUERY_TIS = 0x915,
     CREATE_RQT = 0x916,
     MODIFY_RQT = 0x917,
     DESTROY_RQT = 0x918,

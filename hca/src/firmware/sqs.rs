@@ -124,6 +124,16 @@ impl Firmware {
         self.nic.tises.get(request.object()?).map(drop).ok_or(Status::BadResource)
     }
 
+    pub(super) fn query_tis(&self, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+        /// Offset of the context in the output.
+        const CONTEXT: usize = 0x10;
+        let tis = self.nic.tises.get(request.object()?).ok_or(Status::BadResource)?;
+        let mut context = reply.view_at::<Tisc>(CONTEXT)?;
+        context.set(Tisc::TRANSPORT_DOMAIN, tis.domain);
+        context.set(Tisc::UNDERLAY_QPN, tis.underlay_qp.unwrap_or(0));
+        Ok(())
+    }
+
     pub(super) fn destroy_tis(&mut self, request: Request<'_>) -> Result<()> {
         let number = request.object()?;
         if self.nic.references_tis(number) {

@@ -8,7 +8,7 @@ use super::command::Status;
 use super::layout::caps::HcaCap;
 use super::layout::command::{
     CreateCqIn, CreateMkeyIn, CreateUmemIn, ModifyRqIn, ModifySqIn, Rqtc, RxHashFieldSelect,
-    SetPpRateLimitContext, SetPpRateLimitIn, Tirc, Umem,
+    SetPpRateLimitContext, SetPpRateLimitIn, Tirc, Tisc, Umem,
 };
 use super::layout::dump::{MenuRecord, MenuSegment, ResourceDump, ResourceSegment, SegmentHeader};
 use super::layout::object::{Cqc, Mkc, Rqc, Sqc, Wq};
@@ -724,6 +724,13 @@ fn underlay_qp_makes_an_sq_one_of_ipoib() {
     assert_eq!(service(&with_underlay(Link::InfiniBand, 0)), None, "there are no frames on InfiniBand");
     let mut hca = with_underlay(Link::InfiniBand, QP);
     assert_eq!(service(&hca), Some(Service::Ipoib { underlay_qp: QP }));
+    let (result, output) = run(&mut hca, &command(QUERY_TIS, 0, &1u32.to_be_bytes()), 0x10 + 0xa0);
+    result.unwrap();
+    assert_eq!(View::<Tisc>::new(&output[0x10..]).unwrap().get32(Tisc::UNDERLAY_QPN), QP);
+    assert!(
+        run(&mut hca, &command(QUERY_TIS, 0, &2u32.to_be_bytes()), 0x10 + 0xa0).0.is_err(),
+        "no such TIS"
+    );
 
     let sq = hca.0.send_queue().unwrap();
     let attributes = QpAttributes { pkey: 0x8005, qkey: 7, ..QpAttributes::default() };
