@@ -14,7 +14,7 @@ use bareverbs_provider::work::{Imm, WcFlags, WcOpcode, WcStatus, WorkCompletion}
 use bareverbs_uapi::siw::{CqCtrl, Cqe, NotifyFlags, Opcode, WcStatus as SiwStatus};
 
 use crate::memory::{SharedMemory, bytes, locate};
-use crate::shared::{CqShared, Soft};
+use crate::shared::{CqShared, Flushed};
 
 /// A completion queue (CQ).
 ///
@@ -132,19 +132,19 @@ impl SiwCq {
         }
     }
 
-    /// Takes a completion that the kernel does not make. Returns `false` if there is none.
+    /// Takes a completion that the provider has made. Returns `false` if there is none.
     #[cold]
     #[inline(never)]
-    fn take_soft(&mut self) -> bool {
+    fn take_flushed(&mut self) -> bool {
         let ready = &mut self.ready;
-        match self.shared.take_soft() {
+        match self.shared.take_flushed() {
             None => return false,
-            Some(Soft::Received(cqe)) => ready.push_back(cqe),
-            Some(Soft::Sent(qp, cqe)) => match qp.upgrade() {
+            Some(Flushed::Receive(cqe)) => ready.push_back(cqe),
+            Some(Flushed::Send(qp, cqe)) => match qp.upgrade() {
                 Some(qp) => qp.complete(cqe, |cqe| ready.push_back(cqe)),
                 None => ready.push_back(cqe),
             },
-            Some(Soft::Ended(qp, reads)) => {
+            Some(Flushed::Reads(qp, reads)) => {
                 if let Some(qp) = qp.upgrade() {
                     qp.end_reads(reads, |cqe| ready.push_back(cqe));
                 }
@@ -167,11 +167,11 @@ impl SiwCq {
                 return Some(cqe);
             }
             // Before the ring: the kernel's completions of the QP come first, and are visible then.
-            let has_soft = self.shared.has_soft();
+            let has_flushed = self.shared.has_flushed();
             if let Some(cqe) = self.take() {
                 self.sort(cqe);
                 taken += 1;
-            } else if !has_soft || !self.take_soft() {
+            } else if !has_flushed || !self.take_flushed() {
                 return None;
             }
         }
@@ -185,7 +185,7 @@ impl SiwCq {
 //    `siw_rqe_complete` of `siw_qp.c`), with the request's `wr_id`, which it reads from the element. Of a
 //    send, it means that TCP has copied the data: requests that TCP would send from the caller's pages are
 //    signalled (`SiwSq`). `ElementConsumer` takes each element once. Its flags are loaded before the rest,
-//    so the kernel's earlier writes are visible. A flushed request of `Soft` was taken back from a QP in
+//    so the kernel's earlier writes are visible. A request of `Flushed` was taken back from a QP in
 //    ERR, whose queues the kernel does not execute.
 // 4. The kernel writes no element without a request. One that it flushes while `QpShared::fail` takes it
 //    back may be reported twice, with an error status.
@@ -204,7 +204,7 @@ unsafe impl CompletionQueue for SiwCq {
         let cqe = if self.ready.is_empty() {
             match self.take() {
                 Some(cqe) if self.is_plain(&cqe) => cqe,
-                None if !self.shared.has_soft() => return None,
+                None if !self.shared.has_flushed() => return None,
                 first => self.next_slow(first)?,
             }
         } else {

@@ -31,15 +31,15 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A completion that the kernel does not make.
+/// A completion that the provider makes when it flushes a QP, as the kernel does not.
 #[derive(Debug)]
-pub(crate) enum Soft {
-    /// A receive was flushed.
-    Received(Cqe),
-    /// A send of this QP was flushed. Weak, because the QP keeps the CQ.
-    Sent(Weak<QpShared>, Cqe),
-    /// The kernel has reported all completions of so many READs of this QP.
-    Ended(Weak<QpShared>, u64),
+pub(crate) enum Flushed {
+    /// A receive.
+    Receive(Cqe),
+    /// A send of this QP. Weak, because the QP keeps the CQ.
+    Send(Weak<QpShared>, Cqe),
+    /// Those of the first so many READs of this QP whose completions the kernel has lost.
+    Reads(Weak<QpShared>, u64),
 }
 
 /// What a CQ and the queues of its QPs share.
@@ -48,9 +48,9 @@ pub struct CqShared {
     sorts: AtomicBool,
     /// How many more requests may be signalled to the kernel although the caller does not ask for it.
     room: AtomicU32,
-    /// Number of `soft`.
+    /// Number of `flushed`.
     waiting: AtomicU32,
-    soft: Mutex<VecDeque<Soft>>,
+    flushed: Mutex<VecDeque<Flushed>>,
     qps: Mutex<HashMap<u32, Weak<QpShared>>>,
     ring: ElementMemory,
     /// Elements that were taken from the ring.
@@ -79,7 +79,7 @@ impl CqShared {
             sorts: AtomicBool::new(false),
             room: AtomicU32::new(room),
             waiting: AtomicU32::new(0),
-            soft: Mutex::default(),
+            flushed: Mutex::default(),
             qps: Mutex::default(),
             ring,
             taken: AtomicU64::new(0),
@@ -93,20 +93,20 @@ impl CqShared {
     }
 
     #[inline(always)]
-    pub(crate) fn has_soft(&self) -> bool {
+    pub(crate) fn has_flushed(&self) -> bool {
         self.waiting.load(Ordering::Acquire) != 0
     }
 
-    pub(crate) fn take_soft(&self) -> Option<Soft> {
-        let next = lock(&self.soft).pop_front();
+    pub(crate) fn take_flushed(&self) -> Option<Flushed> {
+        let next = lock(&self.flushed).pop_front();
         if next.is_some() {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
         }
         next
     }
 
-    fn add_soft(&self, soft: Soft) {
-        lock(&self.soft).push_back(soft);
+    fn add_flushed(&self, flushed: Flushed) {
+        lock(&self.flushed).push_back(flushed);
         self.waiting.fetch_add(1, Ordering::Release);
     }
 
@@ -347,16 +347,16 @@ impl QpShared {
             let (wr_id, opcode) = unsafe {
                 ((&raw const (*sqe).id).read_volatile(), (&raw const (*sqe).opcode).read_volatile())
             };
-            self.send_cq.add_soft(Soft::Sent(Weak::clone(&this), self.flushed(wr_id, opcode)));
+            self.send_cq.add_flushed(Flushed::Send(Weak::clone(&this), self.flushed(wr_id, opcode)));
         });
         if let Some(reads) = reads {
-            self.send_cq.add_soft(Soft::Ended(this, reads));
+            self.send_cq.add_flushed(Flushed::Reads(this, reads));
         }
         if let Some(rq) = &self.rq {
             Self::flush(rq, |element| {
                 // SAFETY: the element begins with the `wr_id`.
                 let wr_id = unsafe { element.cast::<u64>().as_ptr().read_volatile() };
-                self.recv_cq.add_soft(Soft::Received(self.flushed(wr_id, Opcode::RECEIVE)));
+                self.recv_cq.add_flushed(Flushed::Receive(self.flushed(wr_id, Opcode::RECEIVE)));
             });
         }
     }
