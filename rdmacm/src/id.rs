@@ -549,7 +549,7 @@ impl CmId {
     /// | | InfiniBand, RoCE | iWARP |
     /// |---|---|---|
     /// | active side | `ConnectResponse`, QP to RTS, [`CmId::establish`] | `Established`: the QP is in RTS |
-    /// | passive side | QP to RTS, [`ConnectRequest::accept`](crate::ConnectRequest::accept) | `accept`: the QP is in RTS |
+    /// | passive side | QP to RTS, [`accept`](crate::ConnectRequest::accept) | `accept`: the QP is in RTS |
     /// | [`CmId::connect`] | returns at once | blocks until the peer's host accepts the TCP connection |
     /// | first message | either side | the active side: see [`connection`](crate::connection#iwarp) |
     ///
