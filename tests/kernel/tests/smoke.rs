@@ -15,7 +15,7 @@ fn device_is_active_and_has_a_device_node() {
     assert_eq!(state, "4: ACTIVE");
 }
 
-#[kernel_test(device::ethernet, device::has_device_node)]
+#[kernel_test(device::ethernet, device::has_device_node, device::gid_table)]
 fn device_has_the_gid_of_its_ip_address() {
     let gid = device::read_sysfs(&format!("ports/1/gids/{}", device::gid_index()));
     assert_eq!(gid, "0000:0000:0000:0000:0000:ffff:0a01:0001");

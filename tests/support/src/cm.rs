@@ -83,11 +83,14 @@ fn connect_numbers(active: u32, passive: u32, rd_atomic: u8) {
     CONNECTIONS.lock().expect("no thread panics with it").push([id, peer]);
 }
 
-/// Destroys the identifiers of connections whose queue pairs are destroyed or in ERR.
-pub(crate) fn end_disconnected() {
+/// Destroys the identifiers of connections whose queue pairs are destroyed or in ERR. Returns the number of
+/// those that are left.
+pub(crate) fn end_disconnected() -> usize {
     // A forked child has no connections of its parent.
     let is_connected = |id: &CmId| matches!(id.channel().try_wait(), Ok(None));
-    CONNECTIONS.lock().expect("no thread panics with it").retain(|ids| ids.iter().all(is_connected));
+    let mut connections = CONNECTIONS.lock().expect("no thread panics with it");
+    connections.retain(|ids| ids.iter().all(is_connected));
+    2 * connections.len()
 }
 
 /// The next event of an identifier's channel.

@@ -362,6 +362,22 @@ pub fn pkeys() -> Requirement {
     without_iwarp("iWARP has no P_Keys")
 }
 
+/// For tests of path records.
+///
+/// # Errors
+/// If the device is one of iWARP.
+pub fn path_records() -> Requirement {
+    without_iwarp("iWARP has no path records")
+}
+
+/// For tests of ports that only RDMA has.
+///
+/// # Errors
+/// If the device is one of iWARP, whose ports are those of TCP.
+pub fn has_own_ports() -> Requirement {
+    without_iwarp("a port of iWARP is a TCP port of the host")
+}
+
 /// For tests of the device's own counters.
 ///
 /// # Errors

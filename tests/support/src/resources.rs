@@ -8,15 +8,18 @@ use bareverbs_netlink::{RdmaNetlink, ResourceSummary};
 
 use crate::{TIMEOUT, cm, device};
 
-/// The number of objects by type, of all processes and the kernel. A soft device has no CM IDs.
+/// The number of objects by type, of all processes and the kernel, without the CM IDs of [`cm`]. A soft
+/// device has no CM IDs.
 pub fn held() -> ResourceSummary {
     device::warm_up();
-    cm::end_disconnected();
+    let own_ids = cm::end_disconnected();
     if let Some(soft) = device::device().soft() {
         return of_soft_device(soft.resources());
     }
     let counted = RdmaNetlink::open().and_then(|mut netlink| netlink.resources(device::name()));
-    counted.expect("the device counts its resources")
+    let mut summary = counted.expect("the device counts its resources");
+    summary.cm_id = summary.cm_id.saturating_sub(own_ids as u64);
+    summary
 }
 
 pub(crate) fn of_soft_device(held: Resources) -> ResourceSummary {

@@ -44,7 +44,7 @@ fn is_full(pool: &Pool) -> bool {
     buffers.len() == pool.capacity()
 }
 
-#[kernel_test]
+#[kernel_test(device::waits_for_receives)]
 fn threads_wait_for_the_buffers_of_detached_sends() {
     nothing_leaks(|| {
         let setup = Setup::new();

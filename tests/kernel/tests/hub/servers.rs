@@ -600,7 +600,9 @@ fn full_server_and_foreign_addresses_are_refused() {
             assert!(refused.to_string().contains(name), "{refused}");
         }
         let refused = Server::options().peers(100_000).window(1000).build(&pd).unwrap_err();
-        assert!(matches!(refused, Error::Limit { .. }), "{refused:?}");
+        // On iWARP a message that finds no receive ends its connection, so the SRQ has to hold them all.
+        let is_invalid = device::is_iwarp() && matches!(refused, Error::Invalid { .. });
+        assert!(is_invalid || matches!(refused, Error::Limit { .. }), "{refused:?}");
     });
 }
 

@@ -53,7 +53,7 @@ fn new_qp_is_in_reset_with_requested_caps() {
             let (attr, init) = qp.query().unwrap();
             assert_eq!(attr.cap, init.cap);
             // Soft-iWARP does not report it.
-            assert_eq!(init.signal_all, signal_all && !device::is_iwarp());
+            assert!(init.signal_all == signal_all || device::is_iwarp());
             for has in [qp.cap(), init.cap] {
                 for ((what, asked), (_, has)) in fields(&cap).into_iter().zip(fields(&has)) {
                     assert!(has >= asked, "{what}: {has} of {asked}");

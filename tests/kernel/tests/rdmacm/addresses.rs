@@ -116,7 +116,7 @@ fn port_in_use_beside_a_wildcard_is_no_foreign_address() {
 }
 
 /// An identifier may share its port until it listens.
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::has_own_ports)]
 fn listen_names_the_owner_of_a_reused_port() {
     nothing_leaks(|| {
         for (local, errno, hint) in [
@@ -431,7 +431,7 @@ fn infiniband_addresses_connect() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::path_records)]
 fn commands_for_ip_addresses_bind_resolve_query_and_join() {
     nothing_leaks(|| {
         let (file, ip_addr) = (CmFile::open().unwrap(), ip());

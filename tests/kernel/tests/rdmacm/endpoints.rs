@@ -475,7 +475,7 @@ fn tokio_listener_yields_connections() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::waits_for_receives)]
 fn async_io_listener_yields_connections() {
     nothing_leaks(|| ::async_io::block_on(echo(AsyncIo, 5)));
 }
@@ -695,7 +695,7 @@ fn unreliable_queue_pairs_connect_by_type() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::moves_qps)]
 fn peer_that_ends_during_the_handshake_has_rejected() {
     nothing_leaks(|| {
         let pd = device::open().alloc_pd().unwrap();

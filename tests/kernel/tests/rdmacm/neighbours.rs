@@ -95,7 +95,7 @@ fn answer_of_a_neighbour_is_not_missed() {
 }
 
 /// The answer comes after several tries of the kernel.
-#[kernel_test(device::has_netdev)]
+#[kernel_test(device::has_netdev, device::path_records)]
 fn late_neighbour_is_resolved() {
     const DELAY: Duration = Duration::from_millis(1300);
     let netdev = device::netdev();

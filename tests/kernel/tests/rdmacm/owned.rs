@@ -121,7 +121,7 @@ pub(crate) fn tasks_connect_hubs_by_ip_address() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn private_data_that_is_no_address_is_rejected() {
     nothing_leaks(|| {
         let (listener, addr) = listen();

@@ -195,9 +195,11 @@ fn siw_requests_after_the_end_of_a_connection_are_flushed() {
             SendRequest::send(3, &small).signaled(),
         ]);
         a.expect(&[(1, FLUSHED), (2, FLUSHED)]);
-        // TCP may have taken it before the end.
+        // TCP may have taken it before the end. The kernel may also find the connection closed while it sends
+        // (`siw_qp_sq_process` of `siw_qp_tx.c`).
         let done = a.next();
-        assert!(done.wr_id == 3 && matches!(done.status, OK | FLUSHED), "{done:?}");
+        let may_be = [OK, FLUSHED, WcStatus::LOC_QP_OP_ERR];
+        assert!(done.wr_id == 3 && may_be.contains(&done.status), "{done:?}");
         drop(b);
     });
 }

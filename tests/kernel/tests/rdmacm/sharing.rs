@@ -339,7 +339,7 @@ fn listener_needs_an_identifier_that_listens() {
     assert!(matches!(Listener::from_id(datagrams).unwrap_err(), Error::Invalid { .. }));
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::moves_qps)]
 fn options_of_listeners_and_connectors_reach_their_identifiers() {
     nothing_leaks(|| {
         let timeout = AckTimeout::new(11).unwrap();
