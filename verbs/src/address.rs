@@ -84,9 +84,20 @@ impl Address {
         }
     }
 
-    /// The address of a peer to which the kernel's connection manager connects the QP, for
-    /// `bareverbs-rdmacm`.
-    #[doc(hidden)]
+    /// The same address of a peer to which the kernel's connection manager (rdma_cm) connects the QP.
+    /// `bareverbs-rdmacm` passes such addresses on.
+    ///
+    /// On iWARP, the `connect` of a queue takes such an address only: it sends no command, and the QP counts as
+    /// connected. On other devices it makes no difference. The bytes and the text of an address do not
+    /// contain it.
+    ///
+    /// ```
+    /// use bareverbs::{Address, Gid};
+    ///
+    /// let peer = Address::new(Gid([1; 16]), 17);
+    /// assert_ne!(peer.of_cm_peer(), peer);
+    /// assert_eq!(peer.of_cm_peer().to_bytes(), peer.to_bytes());
+    /// ```
     #[must_use]
     pub fn of_cm_peer(self) -> Self {
         Self { over_cm: true, ..self }
