@@ -15,8 +15,7 @@ use bareverbs_lab::{Accelerator, Exec, Failure, Guests, Hca, Series, Setup};
 use clap::{Args, Subcommand};
 
 use crate::build;
-use crate::experiment::{self, Files};
-use crate::test::Tested;
+use crate::experiment::{self, Files, Tested};
 
 /// Timeout of the suite on one kernel.
 const LIMIT: Duration = Duration::from_secs(1200);

@@ -18,10 +18,11 @@ use self::functions::{Function, Sources};
 pub(crate) use self::instrument::compile_if_wrapper;
 use self::profiles::Coverage;
 use crate::crates::{self, Crate};
+use crate::experiment::Tested;
 use crate::filter::Filter;
 use crate::outcome::Totals;
 use crate::print::heading;
-use crate::test::{Lab, Plan, Tested, side_by_side};
+use crate::test::{Lab, Plan, side_by_side};
 
 #[derive(Args)]
 pub(crate) struct Measure {

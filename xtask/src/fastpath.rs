@@ -13,8 +13,7 @@ use clap::Args;
 use crate::build;
 use crate::experiment::ceilings::Ceilings;
 use crate::experiment::programs::Folder;
-use crate::experiment::{self, Files, command};
-use crate::test::Tested;
+use crate::experiment::{self, Files, Tested, command};
 
 /// The kernel of the check.
 pub(crate) const KERNEL: &str = Since::V7_2.name();

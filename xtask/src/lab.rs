@@ -12,8 +12,7 @@ use bareverbs_lab::{
 };
 use clap::{Args, Subcommand};
 
-use crate::experiment::{self, Files};
-use crate::test::Tested;
+use crate::experiment::{self, Files, Tested};
 use crate::{build, dropin, terminal};
 
 /// The default of `--timeout`, in seconds.

@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail};
 use bareverbs_lab::Accelerator;
 use clap::{Args, ValueEnum};
 
+use crate::experiment::Tested;
 use crate::filter::Filter;
 use crate::flaky::FlakyList;
 use crate::guest_tests::{guest_test_titles, guest_tests};
@@ -23,7 +24,7 @@ use crate::outcome::{FlakyTest, Table, Totals};
 use crate::print::heading;
 use crate::{build, c_functions, pyverbs};
 
-pub(crate) use self::scheduler::{Instrumented, Lab, Plan, Tested};
+pub(crate) use self::scheduler::{Instrumented, Lab, Plan};
 use self::selection::Selection;
 
 #[derive(Args)]

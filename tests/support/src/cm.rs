@@ -10,7 +10,7 @@ use bareverbs_rdmacm::event::EventKind;
 use bareverbs_rdmacm::{CmId, ConnParam, EventChannel, PortSpace};
 
 use crate::TIMEOUT;
-use crate::device::{ip, is_iwarp};
+use crate::iwarp::{address, is_iwarp};
 
 /// The identifiers of the connections that tests have made: drop of one ends its connection.
 static CONNECTIONS: Mutex<Vec<[CmId; 2]>> = Mutex::new(Vec::new());
@@ -60,7 +60,7 @@ fn connect_numbers(active: u32, passive: u32, rd_atomic: u8) {
     let [listener, id] = [(); 2].map(|()| {
         CmId::new(&EventChannel::new().expect("an event channel"), PortSpace::Tcp).expect("an identifier")
     });
-    listener.bind_addr(SocketAddr::from((ip(), 0))).expect("a free port");
+    listener.bind_addr(SocketAddr::from((address(), 0))).expect("a free port");
     listener.listen(1).expect("a listener");
     let addr = listener.addresses().expect("addresses").local.and_then(|addr| addr.ip());
 

@@ -12,7 +12,7 @@ use bareverbs::qp::{
 use bareverbs::values::{AckTimeout, MinRnrTimer, RnrRetry};
 use bareverbs::{Access, Buffer, Mr, Pd, WcStatus};
 
-use crate::device::is_iwarp;
+use crate::iwarp::is_iwarp;
 use crate::{TIMEOUT, cm};
 
 /// All remote access rights.

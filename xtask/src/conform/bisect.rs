@@ -10,7 +10,7 @@ use bareverbs_lab::Accelerator;
 use clap::Args;
 
 use super::Testbed;
-use crate::test::Tested;
+use crate::experiment::Tested;
 
 #[derive(Args)]
 pub(crate) struct Bisect {

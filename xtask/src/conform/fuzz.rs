@@ -12,7 +12,7 @@ use bareverbs_trace::replay;
 
 use super::Testbed;
 use crate::build;
-use crate::test::Tested;
+use crate::experiment::Tested;
 
 /// Time for the start, and for shrinking a failure.
 const MORE: Duration = Duration::from_secs(400);

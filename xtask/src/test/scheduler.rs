@@ -9,14 +9,13 @@ use std::{fs, iter, mem, thread};
 
 use anyhow::{Result, bail};
 use bareverbs_lab::{
-    Accelerator, Cache, Exec, Failure, Guests, HcaPort, Kernel, LinkType, NotFetched, Programs, RdmaCore,
-    Series, Setup, Tools, fetch_headers,
+    Accelerator, Cache, Exec, Failure, Guests, HcaPort, Kernel, NotFetched, Programs, RdmaCore, Series,
+    Setup, Tools, fetch_headers,
 };
-use clap::ValueEnum;
 
 use super::selection::{Selection, is_waiting};
 use crate::examples::{self, Example};
-use crate::experiment::{self, ceilings::Ceilings};
+use crate::experiment::{self, Tested, ceilings::Ceilings};
 use crate::filter::Filter;
 use crate::guest_tests::{GuestTest, PROFILE_FILE, guest_tests};
 use crate::hca::{self, Testbed, Tier};
@@ -45,35 +44,7 @@ const JUDGES_OTHERS: [&str; 2] = [SOUND, "dmesg_is_clean"];
 /// Prefix of the scale tests.
 const ENDURANCE: &str = "endurance::";
 
-/// A device that the kernel tests run on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Tested {
-    /// Soft-RoCE.
-    Rxe,
-    /// The HCA, with InfiniBand.
-    Ib,
-    /// The HCA, with Ethernet.
-    Roce,
-    /// Soft-iWARP.
-    Siw,
-}
-
 impl Tested {
-    pub(crate) const ALL: [Self; 4] = [Self::Rxe, Self::Ib, Self::Roce, Self::Siw];
-
-    pub(crate) fn port(self) -> Option<HcaPort> {
-        match self {
-            Self::Rxe | Self::Siw => None,
-            Self::Ib => Some(HcaPort::Ib),
-            Self::Roce => Some(HcaPort::Roce),
-        }
-    }
-
-    /// The type of the RDMA link in guests without an HCA.
-    pub(crate) fn link_type(self) -> LinkType {
-        if self == Self::Siw { LinkType::Siw } else { LinkType::Rxe }
-    }
-
     /// The name of a run on this kernel.
     fn run_name(self, kernel: &str) -> String {
         match self {
