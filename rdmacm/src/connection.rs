@@ -95,7 +95,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use bareverbs::qp::{Ece, QpType};
+use bareverbs::qp::QpType;
 use bareverbs::runtime::Runtime;
 #[cfg(feature = "soft")]
 use bareverbs::soft::Fabric;
@@ -105,11 +105,11 @@ use rustix::io::Errno;
 
 use crate::channel::EventChannel;
 use crate::command::CmFile;
-use crate::event::{EventKind, RequestParam};
+use crate::event::EventKind;
 use crate::id::BoundDevice;
 use crate::name::{Name, first, first_of};
 pub use crate::qp::{ConnectOptions, ConnectQueue};
-use crate::qp::{bring_up, check_type};
+use crate::qp::{answered, check_type, prepare_accept};
 use crate::waiting::{Waiter, Waiting};
 use crate::{Addr, CmId, ConnectRequest, Error, IdOptions, PeerParam, PrivateData, Result, steps};
 
@@ -601,18 +601,8 @@ impl Incoming {
         options: &'a ConnectOptions<'a>,
     ) -> Waiting<'a, Result<Connected<Q>>> {
         Waiting::new(move |waiter| async move {
-            let RequestParam::Connection(peer) = self.request.param().clone() else {
-                return Err(Error::invalid("accept", "the request is for a datagram QP"));
-            };
-            check_type("accept", self.request.id(), &queue)?;
-            let mut param = options.param(&queue);
-            // Resources that the peer can't use are not reserved.
-            param.responder_resources = param.responder_resources.min(peer.responder_resources);
-            param.initiator_depth = param.initiator_depth.min(peer.initiator_depth);
-            agree_on_ece(&mut queue, options, peer.ece)?;
-            let moved_by = bring_up(self.request.id(), &mut queue, options, Some(&param))?;
+            let (peer, param, moved_by) = prepare_accept("accept", &self.request, &mut queue, options)?;
             attach(&waiter, self.request.id(), &mut queue)?;
-            param.ece = queue.ece().unwrap_or_default();
             let id = self.request.accept(&param)?;
             steps::established(&waiter, &id).await?;
             moved_by.established(&mut queue)?;
@@ -628,15 +618,6 @@ impl Incoming {
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         self.request.reject(private_data)
     }
-}
-
-/// Uses the peer's ECE options that the caller wants, if they are of this device's vendor, else none.
-fn agree_on_ece<Q: ConnectQueue>(queue: &mut Q, options: &ConnectOptions<'_>, peer: Ece) -> Result<()> {
-    if let Some(own) = queue.ece() {
-        let offered = if peer.vendor_id == own.vendor_id { peer.options } else { 0 };
-        queue.set_ece(options.limit_ece(Ece { options: offered, ..own }))?;
-    }
-    Ok(())
 }
 
 /// Connects to peers, on devices that it opens once.
@@ -855,8 +836,7 @@ impl Route {
             check_type("connect", &id, &queue)?;
             steps::connect(&waiter, &id, &options.param(&queue)).await?;
             let peer = steps::response(&waiter, &id).await?;
-            agree_on_ece(&mut queue, options, peer.ece)?;
-            bring_up(&id, &mut queue, options, None)?.established(&mut queue)?;
+            answered(&id, &mut queue, options, &peer)?;
             attach(&waiter, &id, &mut queue)?;
             id.establish().map_err(|error| steps::refused(&id, "connect", error))?;
             Ok(Connected::new(id, queue, peer))
@@ -1075,6 +1055,7 @@ impl Link {
 mod tests {
     use std::time::Duration;
 
+    use bareverbs::qp::Ece;
     use bareverbs_uapi::rdma_cm::EventType;
     use bareverbs_uapi::rdma_cm::structs::EventResp;
 

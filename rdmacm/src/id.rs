@@ -484,9 +484,14 @@ impl CmId {
     /// # Errors
     /// [`Error::Command`] with `EADDRINUSE` or `EADDRNOTAVAIL`: the port is one that several identifiers
     /// [use](CmId::set_reuse_addr). With `EINVAL`: the identifier listens already, or is in use as a
-    /// client; a service of the kernel listens on its service ID.
+    /// client; a service of the kernel listens on its service ID. [`Error::Unsupported`]: the identifier is
+    /// for datagrams and bound to an address of iWARP.
     #[doc(alias = "rdma_listen")]
     pub fn listen(&self, backlog: u32) -> Result<()> {
+        // Without a device, it listens on all of them.
+        if self.qp_type() == QpType::UD && self.is_iwarp().unwrap_or(false) {
+            return Err(Error::Unsupported { verb: "listen", feature: Feature::Datagrams });
+        }
         // The kernel resets the count of waiting requests even if it then refuses a second call.
         if self.listens.swap(true, Ordering::Relaxed) {
             return Err(Error::invalid("listen", "the identifier listens already"));
@@ -553,12 +558,13 @@ impl CmId {
     /// | [`CmId::connect`] | returns at once | blocks until the peer's host accepts the TCP connection |
     /// | first message | either side | the active side: see [`connection`](crate::connection#iwarp) |
     ///
-    /// [`Qp::set_cm_state`](bareverbs::qp::Qp::set_cm_state) tells the queue pair its new state.
+    /// [`CmId::establish_qp`] and [`ConnectRequest::accept_qp`](crate::ConnectRequest::accept_qp) do what the
+    /// device needs.
     ///
     /// # Errors
     /// [`Error::Command`] with `EINVAL`: the identifier has no device, or listens.
     pub fn is_iwarp(&self) -> Result<bool> {
-        let (_, mask) = self.init_qp_attr(QpState::INIT)?;
+        let (_, mask) = self.kernel_qp_attr(QpState::INIT)?;
         Ok(is_iwarp_mask(mask))
     }
 
@@ -701,13 +707,16 @@ impl CmId {
     /// # Errors
     /// - [`Error::Command`] with `EINVAL`: the identifier has no device, or the state of the
     ///   connection has no such attributes.
+    /// - [`Error::Unsupported`]: the QP is for datagrams, which iWARP does not have.
     /// - [`Error::Verbs`]: a value is out of the range of its type.
     #[doc(alias = "rdma_init_qp_attr")]
     pub fn init_qp_attr(&self, state: QpState) -> Result<(QpAttr, QpAttrMask)> {
-        let request = InitQpAttrReq { id: self.number, qp_state: state.0.into(), ..InitQpAttrReq::zeroed() };
-        let (mut attr, mut mask) = qp_attr(&command::init_qp_attr(self.file(), request)?)?;
+        let (mut attr, mut mask) = self.kernel_qp_attr(state)?;
         attr.qp_state = state;
         if self.qp_type() == QpType::UD {
+            if is_iwarp_mask(mask) {
+                return Err(Error::Unsupported { verb: "init_qp_attr", feature: Feature::Datagrams });
+            }
             // The kernel returns the mask of INIT for each state.
             mask = match state {
                 QpState::RTR => QpAttrMask::STATE,
@@ -716,6 +725,12 @@ impl CmId {
             };
         }
         Ok((attr, mask))
+    }
+
+    /// The attributes of the kernel.
+    fn kernel_qp_attr(&self, state: QpState) -> Result<(QpAttr, QpAttrMask)> {
+        let request = InitQpAttrReq { id: self.number, qp_state: state.0.into(), ..InitQpAttrReq::zeroed() };
+        Ok(qp_attr(&command::init_qp_attr(self.file(), request)?)?)
     }
 
     /// Reports an event of the QP to the kernel's connection manager:
@@ -919,6 +934,11 @@ impl CmId {
 
     pub(crate) fn set_established(&self) {
         self.established.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is of the passive side of a connection.
+    pub(crate) fn has_accepted(&self) -> bool {
+        self.accepted.load(Ordering::Relaxed)
     }
 
     /// Whether it listens.

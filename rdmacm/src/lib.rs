@@ -42,7 +42,7 @@
 //! | `rdma_getaddrinfo` | [`AddrInfo::lookup`]; [`Listener::bind`] and [`Connector::connect`] take names |
 //! | `rdma_resolve_addr`, `rdma_resolve_route` | [`CmId::resolve_addr`], [`CmId::resolve_route`]; both: [`CmId::resolve`] |
 //! | `rdma_create_qp`, `rdma_create_ep` | [`Pd::create_qp`](bareverbs::Pd::create_qp) or [`Endpoint`](bareverbs::Endpoint), then [`connection::Route::connect`] or [`connection::Incoming::accept`] |
-//! | `rdma_connect`, `rdma_accept`, `rdma_establish` | [`CmId::connect`], [`ConnectRequest::accept`], [`CmId::establish`] |
+//! | `rdma_connect`, `rdma_accept`, `rdma_establish` | [`CmId::connect`], [`ConnectRequest::accept`], [`CmId::establish`]; with the moves of the QP: [`CmId::connect_qp`], [`ConnectRequest::accept_qp`], [`CmId::establish_qp`] |
 //! | `rdma_reject`, `rdma_reject_ece` | [`ConnectRequest::reject`], [`ConnectRequest::reject_ece`], or drop |
 //! | `rdma_init_qp_attr` | [`CmId::init_qp_attr`] |
 //! | `rdma_get_local_addr`, `rdma_get_peer_addr`, `rdma_get_src_port`, `rdma_get_dst_port` | [`CmId::addresses`] |

@@ -11,8 +11,10 @@ use bareverbs::xrc::{XrcSend, XrcTarget};
 use bareverbs::{Access, Endpoint, Provider};
 
 use crate::command::is_iwarp_mask;
-use crate::steps::refused;
-use crate::{CmId, ConnParam, Error, Result};
+use crate::event::{EstablishedParam, EventKind};
+use crate::param::RequestParam;
+use crate::steps::{failure_of, refused};
+use crate::{CmId, ConnParam, ConnectRequest, Error, PeerParam, Result};
 
 /// Most reads and atomics at a time that a connection has by default.
 const RD_ATOMIC: u8 = 16;
@@ -271,7 +273,8 @@ pub(crate) fn check_type<Q: ConnectQueue>(verb: &'static str, id: &CmId, queue: 
 pub(crate) enum MovedBy {
     /// This side, by [`bring_up`].
     Program,
-    /// The kernel's connection manager, on iWARP: when it has established the connection.
+    /// The kernel's connection manager, on iWARP: when it has established the connection. On the passive
+    /// side, ACCEPT does.
     Kernel,
 }
 
@@ -317,9 +320,230 @@ pub(crate) fn bring_up<Q: ConnectQueue>(
     Ok(MovedBy::Program)
 }
 
+/// Uses the peer's ECE options that the caller wants, if they are of this device's vendor, else none.
+fn agree_on_ece<Q: ConnectQueue>(queue: &mut Q, options: &ConnectOptions<'_>, peer: Ece) -> Result<()> {
+    if let Some(own) = queue.ece() {
+        let offered = if peer.vendor_id == own.vendor_id { peer.options } else { 0 };
+        queue.set_ece(options.limit_ece(Ece { options: offered, ..own }))?;
+    }
+    Ok(())
+}
+
+/// Moves the queue of the active side to RTS, when the peer has accepted.
+pub(crate) fn answered<Q: ConnectQueue>(
+    id: &CmId,
+    queue: &mut Q,
+    options: &ConnectOptions<'_>,
+    peer: &PeerParam,
+) -> Result<()> {
+    agree_on_ece(queue, options, peer.ece)?;
+    bring_up(id, queue, options, None)?.established(queue)
+}
+
+/// Moves the queue of the passive side to RTS, before the request is accepted with the parameters that
+/// this returns.
+pub(crate) fn prepare_accept<'a, Q: ConnectQueue>(
+    verb: &'static str,
+    request: &ConnectRequest,
+    queue: &mut Q,
+    options: &ConnectOptions<'a>,
+) -> Result<(PeerParam, ConnParam<'a>, MovedBy)> {
+    let RequestParam::Connection(peer) = request.param().clone() else {
+        return Err(Error::invalid(verb, "the request is for a datagram QP"));
+    };
+    check_type(verb, request.id(), queue)?;
+    let mut param = options.param(queue);
+    // Resources that the peer can't use are not reserved.
+    param.responder_resources = param.responder_resources.min(peer.responder_resources);
+    param.initiator_depth = param.initiator_depth.min(peer.initiator_depth);
+    agree_on_ece(queue, options, peer.ece)?;
+    let moved_by = bring_up(request.id(), queue, options, Some(&param))?;
+    param.ece = queue.ece().unwrap_or_default();
+    Ok((peer, param, moved_by))
+}
+
+impl CmId {
+    /// Sends the request for a connection of the queue, whose peer has been resolved. Its events are passed
+    /// to [`CmId::establish_qp`].
+    ///
+    /// With [`ConnectRequest::accept_qp`], these are for programs that handle the events of many
+    /// identifiers in a loop of their own. [`Route::connect`](crate::connection::Route::connect) has all
+    /// steps in one call.
+    ///
+    /// ```
+    /// use bareverbs::qp::{Qp, Rc};
+    /// use bareverbs_rdmacm::event::EventKind;
+    /// use bareverbs_rdmacm::{CmId, ConnectOptions, ConnectRequest, EventChannel};
+    ///
+    /// /// Returns when the connection is established.
+    /// fn connect(id: &CmId, qp: &mut Qp<Rc>) -> bareverbs_rdmacm::Result<()> {
+    ///     let options = ConnectOptions::default();
+    ///     id.connect_qp(qp, &options)?;
+    ///     loop {
+    ///         let event = id.channel().next().wait()?;
+    ///         if event.key == id.key() && id.establish_qp(qp, &options, event.kind)? {
+    ///             return Ok(());
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// fn accept(request: ConnectRequest, qp: &mut Qp<Rc>) -> bareverbs_rdmacm::Result<CmId> {
+    ///     request.accept_qp(qp, &ConnectOptions::default())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`]: the QP has another type than the identifier.
+    /// - The errors of [`CmId::connect`].
+    #[doc(alias = "rdma_connect")]
+    pub fn connect_qp<Q: ConnectQueue>(&self, queue: &Q, options: &ConnectOptions<'_>) -> Result<()> {
+        check_type("connect_qp", self, queue)?;
+        self.connect(&options.param(queue))
+    }
+
+    /// Handles an event of an identifier whose connection has a queue. Returns whether the connection is
+    /// established and the queue in RTS.
+    ///
+    /// | event | InfiniBand, RoCE | iWARP |
+    /// |---|---|---|
+    /// | [`ConnectResponse`](EventKind::ConnectResponse) | moves the queue to RTS, confirms, returns `true` | does not come |
+    /// | [`Established`](EventKind::Established), active side | does not come | the kernel has moved the QP: `true` |
+    /// | `Established`, passive side | the peer has confirmed: `true` | `true` |
+    ///
+    /// # Errors
+    /// - An event that means failure, as its error: [`Error::Rejected`], [`Error::Unreachable`],
+    ///   [`Error::Disconnected`], [`Error::DeviceRemoved`], and those of a resolution.
+    /// - [`Error::Verbs`]: a transition of the queue pair failed.
+    /// - The errors of [`CmId::establish`].
+    #[doc(alias = "rdma_establish")]
+    pub fn establish_qp<Q: ConnectQueue>(
+        &self,
+        queue: &mut Q,
+        options: &ConnectOptions<'_>,
+        event: EventKind,
+    ) -> Result<bool> {
+        const VERB: &str = "establish_qp";
+        let peer = match event {
+            EventKind::Established(_) if self.has_accepted() => return Ok(true),
+            EventKind::ConnectResponse(peer) => peer,
+            EventKind::Established(EstablishedParam::Connection(peer)) => {
+                self.set_established();
+                peer
+            }
+            other => return failure_of(self, other, VERB).map_or(Ok(false), Err),
+        };
+        answered(self, queue, options, &peer)?;
+        self.establish().map_err(|error| refused(self, VERB, error))?;
+        Ok(true)
+    }
+}
+
+impl ConnectRequest {
+    /// Moves the queue to RTS and accepts the request. The identifier gets
+    /// [`EventKind::Established`] next. On iWARP, the kernel has moved the QP when this returns.
+    ///
+    /// # Errors
+    /// The request is rejected then.
+    ///
+    /// - [`Error::Verbs`]: a transition of the queue pair failed.
+    /// - [`Error::Invalid`]: the request is for a datagram QP, or the QP has another type.
+    /// - The errors of [`ConnectRequest::accept`].
+    #[doc(alias = "rdma_accept")]
+    pub fn accept_qp<Q: ConnectQueue>(self, queue: &mut Q, options: &ConnectOptions<'_>) -> Result<CmId> {
+        let (_, param, moved_by) = prepare_accept("accept_qp", &self, queue, options)?;
+        let id = self.accept(&param)?;
+        moved_by.established(queue)?;
+        Ok(id)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use bareverbs_uapi::rdma_cm::{Accept, structs};
+    use rustix::io::Errno;
+
     use super::*;
+    use crate::{EventChannel, Feature, PortSpace};
+
+    /// A queue that records its states.
+    #[derive(Debug, Default)]
+    struct Recorder {
+        states: Vec<QpState>,
+        moved_to_rts: u32,
+    }
+
+    impl ConnectQueue for Recorder {}
+
+    impl sealed::Sealed for Recorder {
+        fn qp_type(&self) -> QpType {
+            QpType::RC
+        }
+
+        fn rd_atomic(&self) -> [u32; 2] {
+            [1; 2]
+        }
+
+        fn qp_num(&self) -> u32 {
+            7
+        }
+
+        fn modify(&mut self, attr: &QpAttr, _: QpAttrMask) -> bareverbs::Result<()> {
+            self.states.push(attr.qp_state);
+            Ok(())
+        }
+
+        fn moved_to_rts(&mut self) -> bareverbs::Result<()> {
+            self.moved_to_rts += 1;
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn events_establish_a_queue_on_every_transport() {
+        let peer = || PeerParam::from_kernel(&structs::ConnParam::zeroed(), structs::Ece::zeroed());
+        let established = || EventKind::Established(EstablishedParam::Connection(peer()));
+        let options = ConnectOptions::default();
+        for is_iwarp in [false, true] {
+            let channel = EventChannel::simulated();
+            let kernel = channel.file().kernel();
+            if is_iwarp {
+                kernel.set_iwarp();
+            }
+            let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
+            let mut queue = Recorder::default();
+            id.connect_qp(&queue, &options).unwrap();
+            let mut handle = |kind| id.establish_qp(&mut queue, &options, kind);
+            assert!(!handle(EventKind::RouteResolved).unwrap());
+            let failed = handle(EventKind::ConnectError(Errno::INVAL)).unwrap_err();
+            assert!(matches!(failed, Error::Unreachable(Errno::INVAL)), "{failed}");
+            let answer = if is_iwarp { established() } else { EventKind::ConnectResponse(peer()) };
+            assert!(handle(answer).unwrap());
+            let moved = (&queue.states[..], queue.moved_to_rts, kernel.count::<Accept>());
+            let own = [QpState::INIT, QpState::RTR, QpState::RTS];
+            assert_eq!(moved, if is_iwarp { (&[][..], 1, 0) } else { (&own[..], 0, 1) });
+            // The passive side.
+            let id = CmId::new(&channel, PortSpace::Tcp).unwrap();
+            let listener = id.key();
+            let request = ConnectRequest::new(id, listener, RequestParam::Connection(peer()));
+            let mut queue = Recorder::default();
+            let id = request.accept_qp(&mut queue, &options).unwrap();
+            let moved = (&queue.states[..], queue.moved_to_rts);
+            assert_eq!(moved, if is_iwarp { (&[][..], 1) } else { (&own[..], 0) });
+            assert!(id.establish_qp(&mut queue, &options, established()).unwrap());
+        }
+    }
+
+    #[test]
+    fn datagrams_of_iwarp_are_unsupported() {
+        let channel = EventChannel::simulated();
+        channel.file().kernel().set_iwarp();
+        let id = CmId::new(&channel, PortSpace::Udp).unwrap();
+        for refused in [id.init_qp_attr(QpState::INIT).map(drop), id.listen(0)] {
+            let refused = refused.unwrap_err();
+            assert!(matches!(refused, Error::Unsupported { feature: Feature::Datagrams, .. }), "{refused}");
+        }
+        assert!(id.is_iwarp().unwrap());
+    }
 
     #[test]
     fn ece_options_are_those_that_the_caller_wants_of_the_device() {

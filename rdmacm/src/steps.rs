@@ -77,6 +77,11 @@ fn with_peer(id: &CmId, mut error: Error) -> Error {
     error
 }
 
+/// The error that an event of the identifier means for a step that waits for another event.
+pub(crate) fn failure_of(id: &CmId, kind: EventKind, verb: &'static str) -> Option<Error> {
+    failure(kind, verb).map(|error| with_peer(id, error))
+}
+
 fn peer_of(id: &CmId) -> Option<Addr> {
     id.addresses().ok()?.peer
 }
@@ -130,8 +135,8 @@ async fn until<T>(
         match take(wait.event(id.channel(), key).await?.kind) {
             ControlFlow::Break(taken) => return Ok(taken),
             ControlFlow::Continue(kind) => {
-                if let Some(error) = failure(kind, verb) {
-                    return Err(with_peer(id, error));
+                if let Some(error) = failure_of(id, kind, verb) {
+                    return Err(error);
                 }
             }
         }

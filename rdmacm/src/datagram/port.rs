@@ -12,10 +12,9 @@ use rustix::io::Errno;
 
 use super::wire::{Header, Lookup, SLOT};
 use super::{DatagramSocketOptions, Result};
-use crate::command::is_iwarp_mask;
 use crate::connection::Domains;
 use crate::id::BoundDevice;
-use crate::{CmId, Error, EventChannel, Feature, PathRecord, PortSpace};
+use crate::{CmId, Error, EventChannel, PathRecord, PortSpace};
 
 /// The Q_Key of all datagram sockets (`RDMA_UDP_QKEY`).
 const QKEY: u32 = 0x0123_4567;
@@ -59,10 +58,7 @@ impl Local {
         addr.set_port(0);
         id.bind_addr(addr)?;
         let Some(device) = id.addresses()?.device else { return Err(Error::Address(Errno::NODEV)) };
-        let (attr, mask) = id.init_qp_attr(QpState::INIT)?;
-        if is_iwarp_mask(mask) {
-            return Err(Error::Unsupported { verb: "DatagramSocket", feature: Feature::Datagrams });
-        }
+        let (attr, _) = id.init_qp_attr(QpState::INIT)?;
         let [Some(own), _] = id.gids()? else { return Err(Error::Address(Errno::NODEV)) };
         Ok(Self { device, gid: own.gid, pkey_index: attr.pkey_index })
     }
