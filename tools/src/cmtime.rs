@@ -14,7 +14,7 @@ mod steps;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use bareverbs_rdmacm::{CmId, EventChannel, PortSpace};
 
 use self::client::{Client, Plan};
@@ -66,6 +66,12 @@ pub(crate) fn run(options: &Cmtime) -> Result<()> {
     if options.sockets {
         return baseline::run(options, source, controller, progress, stop);
     }
+    let is_iwarp = is_iwarp(source)?;
+    ensure!(
+        !is_iwarp || options.mimic.is_none(),
+        "-m: the device of {} is one of iWARP, whose connections need queue pairs",
+        source.ip()
+    );
     let listener = options.listen.then(|| listen(source)).transpose()?;
     let own = match &listener {
         Some((_, listener)) => {
@@ -82,7 +88,7 @@ pub(crate) fn run(options: &Cmtime) -> Result<()> {
         Some((channel, _listener)) => {
             let mut server = Server::new(channel, options.threads, progress, stop);
             let (warm_up, all) = (connecting, options.connections * connecting);
-            rounds(options, "Server", "Accept", [warm_up, all], progress, |count, queues| {
+            rounds(options, is_iwarp, "Server", "Accept", [warm_up, all], progress, |count, queues| {
                 server.round(count, queues, &mut mesh)
             })
         }
@@ -91,7 +97,7 @@ pub(crate) fn run(options: &Cmtime) -> Result<()> {
             let plan = Plan { source, listeners, timeout, retries: options.retries };
             let mut client = Client::new(&plan, options.threads, progress, stop)?;
             let (warm_up, all) = (listening, options.connections * listening);
-            rounds(options, "Client", "Connect", [warm_up, all], progress, |count, queues| {
+            rounds(options, is_iwarp, "Client", "Connect", [warm_up, all], progress, |count, queues| {
                 client.round(count, queues, &mut mesh)
             })
         }
@@ -118,6 +124,13 @@ fn join<'a>(
     Mesh::join(controller, options.peers - 1, stop, || progress.say("Running as OOB root"))
 }
 
+/// Whether an address is of an iWARP device.
+fn is_iwarp(source: SocketAddr) -> Result<bool> {
+    let id = CmId::new(&EventChannel::new()?, PortSpace::Tcp)?;
+    id.bind_addr(source)?;
+    Ok(id.is_iwarp()?)
+}
+
 /// A listener at a free port.
 fn listen(source: SocketAddr) -> Result<(EventChannel, CmId)> {
     let channel = EventChannel::new()?;
@@ -127,9 +140,11 @@ fn listen(source: SocketAddr) -> Result<(EventChannel, CmId)> {
     Ok((channel, listener))
 }
 
-/// The rounds: a warm-up, the test, and for two peers the same without queue pairs.
+/// The rounds: a warm-up, the test, and for two peers the same without queue pairs. iWARP connects queue
+/// pairs of the device only.
 fn rounds(
     options: &Cmtime,
+    is_iwarp: bool,
     role: &str,
     verb: &str,
     [warm_up, all]: [u32; 2],
@@ -149,7 +164,7 @@ fn rounds(
         }
     };
     progress.report(&round(all, &queues)?)?;
-    if options.peers == 2 {
+    if options.peers == 2 && !is_iwarp {
         progress.say(&format!("{verb} ({all}) test - no QPs"))?;
         progress.report(&round(all, &QueuePairs::simulated(Duration::ZERO, options.base_qpn))?)?;
     }

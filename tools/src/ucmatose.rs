@@ -7,18 +7,17 @@
 use std::os::fd::AsFd;
 
 use anyhow::{Context as _, Result, bail};
-use bareverbs::qp::QpAttr;
 use bareverbs::values::{MinRnrTimer, RetryCount};
 use bareverbs::{Buffer, Endpoint, Op, RegionMut};
 use bareverbs_rdmacm::connection::Domains;
-use bareverbs_rdmacm::event::{Event, EventKind, RequestParam};
-use bareverbs_rdmacm::{Addr, CmId, ConnParam, ConnectRequest, EventChannel, Key};
+use bareverbs_rdmacm::event::{Event, EventKind};
+use bareverbs_rdmacm::{Addr, CmId, ConnectOptions, ConnectRequest, EventChannel, Key};
 use serde::Serialize;
 
 use crate::cli::connected::Ucmatose;
 use crate::output;
 use crate::session::address;
-use crate::session::connected::{RESOLVE_LIMIT, bring_up, failure, next_event};
+use crate::session::connected::{RESOLVE_LIMIT, failure, next_event, without_access};
 use crate::signal::{Interrupted, Stop, Wake};
 
 /// The result, for `--json`.
@@ -73,13 +72,16 @@ struct Node {
     is_connected: bool,
 }
 
+/// The parameters of the C program.
+fn connect_options() -> ConnectOptions<'static> {
+    // The kernel's RNR timer is 655 ms.
+    let (retry_count, min_rnr_timer) = (RetryCount::new(5).unwrap_or_default(), MinRnrTimer::MIN);
+    ConnectOptions { retry_count, min_rnr_timer, ..without_access() }
+}
+
 impl Node {
-    fn bring_up(&mut self) -> Result<()> {
-        let Self { id, endpoint, .. } = self;
-        bring_up(id, |attr, mask| {
-            // The kernel's value is 655 ms.
-            endpoint.modify_qp(&QpAttr { min_rnr_timer: MinRnrTimer::MIN, ..attr }, mask)
-        })
+    fn new(id: CmId, endpoint: Endpoint<RegionMut>, unsent: Vec<RegionMut>) -> Self {
+        Self { id, endpoint, unsent, sent: 0, received: 0, is_connected: false }
     }
 
     /// Waits until `is_done`. The peer does not end the connection before.
@@ -223,27 +225,18 @@ impl Tool<'_> {
             EventKind::RouteResolved => {
                 if let Some(at) = self.ids.iter().position(|id| id.key() == event.key) {
                     let id = self.ids.swap_remove(at);
-                    let node = self.prepare(id)?;
-                    let retry_count = RetryCount::new(5).unwrap_or_default();
-                    let qp_num = node.endpoint.qp().qp_num();
-                    node.id.connect(&ConnParam { retry_count, ..ConnParam::new(qp_num) })?;
-                    self.nodes.push(node);
+                    let (endpoint, unsent) = self.prepare(&id)?;
+                    id.connect_qp(&endpoint, &connect_options())?;
+                    self.nodes.push(Node::new(id, endpoint, unsent));
                 }
             }
             EventKind::ConnectRequest(request) => self.accept(request)?,
-            EventKind::ConnectResponse(_) => {
+            kind => {
                 let Some(node) = self.node(event.key) else { return Ok(false) };
-                node.bring_up()?;
-                node.id.establish()?;
-                node.is_connected = true;
-                return Ok(true);
+                let Node { id, endpoint, is_connected, .. } = node;
+                *is_connected = id.establish_qp(endpoint, &connect_options(), kind)?;
+                return Ok(*is_connected);
             }
-            EventKind::Established(_) => {
-                let Some(node) = self.node(event.key) else { return Ok(false) };
-                node.is_connected = true;
-                return Ok(true);
-            }
-            _ => {}
         }
         Ok(false)
     }
@@ -253,22 +246,12 @@ impl Tool<'_> {
         if self.nodes.len() == self.options.connections as usize {
             return Ok(request.reject(&[])?);
         }
-        let RequestParam::Connection(peer) = request.param().clone() else {
-            bail!("the client asks for a datagram queue pair")
-        };
-        let id = request.into_id();
         if let Some(timeout) = self.options.ack_timeout {
-            id.set_ack_timeout(timeout)?;
+            request.id().set_ack_timeout(timeout)?;
         }
-        let mut node = self.prepare(id)?;
-        node.bring_up()?;
-        // There are no reads: the depths are those of the request, as librdmacm answers.
-        node.id.accept(&ConnParam {
-            responder_resources: peer.responder_resources,
-            initiator_depth: peer.initiator_depth,
-            ..ConnParam::new(node.endpoint.qp().qp_num())
-        })?;
-        self.nodes.push(node);
+        let (mut endpoint, unsent) = self.prepare(request.id())?;
+        let id = request.accept_qp(&mut endpoint, &connect_options())?;
+        self.nodes.push(Node::new(id, endpoint, unsent));
         Ok(())
     }
 
@@ -276,8 +259,9 @@ impl Tool<'_> {
         self.nodes.iter_mut().find(|node| node.id.key() == key)
     }
 
-    /// An endpoint on the device of an identifier, with the receives of all messages.
-    fn prepare(&self, id: CmId) -> Result<Node> {
+    /// An endpoint on the device of an identifier, with the receives of all messages, and the buffers of
+    /// those to be sent.
+    fn prepare(&self, id: &CmId) -> Result<(Endpoint<RegionMut>, Vec<RegionMut>)> {
         let device = id.addresses()?.device.context("the identifier has no device")?;
         let pd = self.domains.pd(device)?;
         let (count, size) = (self.options.count(), self.options.size as usize);
@@ -293,7 +277,7 @@ impl Tool<'_> {
             }
             unsent.extend(messages()?);
         }
-        Ok(Node { id, endpoint, unsent, sent: 0, received: 0, is_connected: false })
+        Ok((endpoint, unsent))
     }
 
     fn post_sends(&mut self) -> Result<()> {

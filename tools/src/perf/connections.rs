@@ -4,17 +4,16 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use bareverbs::Access;
-use bareverbs::qp::Qp;
-use bareverbs::values::{AckTimeout, RnrRetry};
-use bareverbs_rdmacm::event::{Event, EventKind, RequestParam};
-use bareverbs_rdmacm::{CmId, ConnParam, EventChannel, PortSpace};
+use bareverbs::qp::{Qp, Rc};
+use bareverbs::values::AckTimeout;
+use bareverbs::{Access, Errno};
+use bareverbs_rdmacm::event::{Event, EventKind};
+use bareverbs_rdmacm::{CmId, ConnectOptions, EventChannel, PortSpace};
 
-use super::control::Control;
-use super::transport::{MIN_RNR_TIMER, Service};
-use crate::session::connected::{RESOLVE_LIMIT, bring_up, failure, next_event_within};
+use super::control::{Control, OPTIONS};
+use crate::session::address;
+use crate::session::connected::{RESOLVE_LIMIT, failure, next_event_within};
 use crate::session::exchange::{EXCHANGE_TIMEOUT, TIMEOUT_PER_QP};
-use crate::session::{RETRY_CNT, address};
 use crate::signal::{Interrupted, Stop, Timeout, Wake};
 
 /// Attempts of a client: perftest's server listens shortly after it has asked for connections.
@@ -67,7 +66,7 @@ impl<'s> Connections<'s> {
     }
 
     /// Connects queue pairs in RESET, and moves them to RTS.
-    pub(crate) fn connect<T: Service>(&mut self, mut queue_pairs: Vec<&mut Qp<T>>) -> Result<()> {
+    pub(crate) fn connect(&mut self, mut queue_pairs: Vec<&mut Qp<Rc>>) -> Result<()> {
         let more = TIMEOUT_PER_QP * u32::try_from(queue_pairs.len()).unwrap_or(u32::MAX);
         let limit = &mut Timeout::after(EXCHANGE_TIMEOUT + more);
         match self.server {
@@ -84,12 +83,7 @@ impl<'s> Connections<'s> {
         Ok(())
     }
 
-    fn connect_one<T: Service>(
-        &self,
-        server: SocketAddr,
-        qp: &mut Qp<T>,
-        limit: &mut Timeout,
-    ) -> Result<CmId> {
+    fn connect_one(&self, server: SocketAddr, qp: &mut Qp<Rc>, limit: &mut Timeout) -> Result<CmId> {
         for attempt in 1.. {
             let id = CmId::new(&self.channel, PortSpace::Tcp)?;
             id.set_ack_timeout(self.request.timeout)?;
@@ -101,20 +95,20 @@ impl<'s> Connections<'s> {
                 }
                 match kind {
                     EventKind::AddrResolved => id.resolve_route(RESOLVE_LIMIT)?,
-                    EventKind::RouteResolved => id.connect(&ConnParam {
-                        responder_resources: self.request.rd_atomic,
-                        initiator_depth: self.request.rd_atomic,
-                        ..self.param(qp.qp_num())
-                    })?,
-                    EventKind::ConnectResponse(_) => {
-                        self.bring_up(&id, qp, None)?;
-                        id.establish()?;
-                        return Ok(id);
-                    }
+                    EventKind::RouteResolved => match id.connect_qp(qp, &self.options()) {
+                        // On iWARP, a TCP port on which nothing listens.
+                        Err(error) if error.errno() == Some(Errno::CONNREFUSED) && attempt < ATTEMPTS => {
+                            break;
+                        }
+                        sent => sent?,
+                    },
                     EventKind::Rejected(_) if attempt < ATTEMPTS => break,
                     kind => {
                         if let Some(reason) = failure(&kind, Some(&id)) {
                             bail!(reason);
+                        }
+                        if id.establish_qp(qp, &self.options(), kind)? {
+                            return Ok(id);
                         }
                     }
                 }
@@ -126,7 +120,7 @@ impl<'s> Connections<'s> {
         unreachable!("the last attempt returns")
     }
 
-    fn accept<T: Service>(&mut self, queue_pairs: &mut [&mut Qp<T>], limit: &mut Timeout) -> Result<()> {
+    fn accept(&mut self, queue_pairs: &mut [&mut Qp<Rc>], limit: &mut Timeout) -> Result<()> {
         let mut established = 0;
         while established < queue_pairs.len() {
             let Event { kind, .. } = self.next(limit).with_context(|| {
@@ -140,20 +134,11 @@ impl<'s> Connections<'s> {
                     let _ = request.reject(&[]);
                 }
                 EventKind::ConnectRequest(request) => {
-                    let RequestParam::Connection(peer) = request.param() else {
-                        bail!("the client asks for a datagram QP");
-                    };
                     let Some(qp) = queue_pairs.get_mut(self.ids.len()) else {
                         bail!("the client asks for more than {} connections (-q)", queue_pairs.len());
                     };
-                    let param = ConnParam {
-                        responder_resources: self.request.rd_atomic.min(peer.responder_resources),
-                        initiator_depth: self.request.rd_atomic.min(peer.initiator_depth),
-                        ..self.param(qp.qp_num())
-                    };
                     request.id().set_ack_timeout(self.request.timeout)?;
-                    self.bring_up(request.id(), qp, Some(&param))?;
-                    self.ids.push(request.accept(&param)?);
+                    self.ids.push(request.accept_qp(*qp, &self.options())?);
                 }
                 EventKind::Established(_) => established += 1,
                 kind => {
@@ -166,20 +151,9 @@ impl<'s> Connections<'s> {
         Ok(())
     }
 
-    fn param(&self, qp_num: u32) -> ConnParam<'static> {
-        ConnParam { retry_count: RETRY_CNT, rnr_retry_count: RnrRetry::INFINITE, ..ConnParam::new(qp_num) }
-    }
-
-    /// Moves a queue pair to RTS. `param` limits the passive side.
-    fn bring_up<T: Service>(&self, id: &CmId, qp: &mut Qp<T>, param: Option<&ConnParam<'_>>) -> Result<()> {
-        bring_up(id, |mut attr, mask| {
-            (attr.access, attr.min_rnr_timer) = (self.request.access, MIN_RNR_TIMER);
-            if let Some(param) = param {
-                (attr.max_dest_rd_atomic, attr.max_rd_atomic) =
-                    (param.responder_resources, param.initiator_depth);
-            }
-            qp.modify(&attr, mask)
-        })
+    fn options(&self) -> ConnectOptions<'static> {
+        let Request { access, rd_atomic, .. } = self.request;
+        ConnectOptions { access, rd_atomic, ..OPTIONS }
     }
 
     fn next(&self, limit: &mut Timeout) -> Result<Event> {

@@ -119,15 +119,21 @@ struct State {
     connection: Connected<Endpoint<RegionMut>>,
     /// Messages that arrived while a send was under way.
     inbox: VecDeque<Vec<u8>>,
+    /// The memory of a message to the peer. `None`: a send has failed.
+    outgoing: Option<RegionMut>,
+}
+
+/// The memory of a message.
+fn message_memory(pd: &Pd) -> Result<RegionMut> {
+    Ok(RegionMut::register(pd, Buffer::zeroed(SETTINGS_LEN)?)?)
 }
 
 /// An endpoint with receives for the messages of the exchange.
 fn endpoint(context: &Context, port: PortNum) -> Result<Endpoint<RegionMut>> {
     let pd: Pd = context.alloc_pd()?;
-    let options = Endpoint::options().port(port).sends(16).recvs(RECEIVES);
-    let mut endpoint = options.inline(SETTINGS_LEN as u32).build(&pd)?;
+    let mut endpoint = Endpoint::options().port(port).sends(16).recvs(RECEIVES).build(&pd)?;
     for _ in 0..RECEIVES {
-        endpoint.post(Op::recv(RegionMut::register(&pd, Buffer::zeroed(SETTINGS_LEN)?)?))?;
+        endpoint.post(Op::recv(message_memory(&pd)?))?;
     }
     Ok(endpoint)
 }
@@ -143,7 +149,8 @@ fn check_device(context: &Context, ib_port: u8, found: BoundDevice) -> Result<()
     Ok(())
 }
 
-const OPTIONS: ConnectOptions<'_> = ConnectOptions {
+/// The parameters of connections without reads and rights.
+pub(crate) const OPTIONS: ConnectOptions<'_> = ConnectOptions {
     private_data: &[],
     access: Access::empty(),
     rd_atomic: 0,
@@ -185,8 +192,9 @@ impl<'s> CmPeer<'s> {
         let events = connection.link.id().channel().clone();
         let Addresses { peer, device, .. } = connection.link.id().addresses()?;
         let [local, _] = connection.link.id().gids()?;
+        let outgoing = Some(message_memory(connection.queue.qp().pd())?);
         Ok(Self {
-            state: Mutex::new(State { connection, inbox: VecDeque::new() }),
+            state: Mutex::new(State { connection, inbox: VecDeque::new(), outgoing }),
             events,
             stop,
             timeout: EXCHANGE_TIMEOUT,
@@ -203,13 +211,16 @@ impl<'s> CmPeer<'s> {
         };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let state = &mut *state;
-        state.connection.queue.post(Op::send_inline(bytes)).map_err(|error| failed(error.into()))?;
+        state.post(bytes).map_err(failed)?;
         let mut timeout = Timeout::after(self.timeout);
         loop {
             let next = next_completion_within(&mut state.connection, self.stop, Some(&mut timeout));
             match next.map_err(failed)? {
                 Next::Completion(done) if done.is_recv() => state.keep(done).map_err(failed)?,
-                Next::Completion(_) => return Ok(()),
+                Next::Completion(done) => {
+                    state.outgoing = done.buffer;
+                    return Ok(());
+                }
                 Next::End => return Err(failed(io::Error::from(io::ErrorKind::ConnectionReset).into())),
                 Next::TimedOut => return Err(failed(io::Error::from(io::ErrorKind::TimedOut).into())),
             }
@@ -249,6 +260,14 @@ impl<'s> CmPeer<'s> {
 }
 
 impl State {
+    /// Posts a message. Devices differ in how many bytes they send inline.
+    fn post(&mut self, bytes: &[u8]) -> Result<()> {
+        let mut memory = self.outgoing.take().context("an earlier message was not sent")?;
+        memory.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+        self.connection.queue.post(Op::send(memory, ..bytes.len()))?;
+        Ok(())
+    }
+
     /// Keeps a message, and posts its receive again.
     fn keep(&mut self, done: Done<RegionMut>) -> Result<()> {
         ensure!(self.inbox.len() < RECEIVES as usize, "the peer sends messages before its turn");

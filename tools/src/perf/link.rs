@@ -213,7 +213,8 @@ impl Link<'_> {
                 Step::Sync => self.exchange.sync()?,
                 Step::Manage => {
                     let connections = connections.as_mut().context("there are no connections")?;
-                    connections.connect(endpoints.iter_mut().flat_map(Endpoint::queue_pairs).collect())?;
+                    let queue_pairs = endpoints.iter_mut().flat_map(Endpoint::queue_pairs);
+                    connections.connect(queue_pairs.filter_map(T::managed).collect())?;
                 }
                 Step::Connect => {
                     target = self.join(remote.first().context("the peer has no queue pair")?)?;

@@ -55,6 +55,11 @@ pub(crate) trait Service: Transport + Sized + Send {
     /// RESET → INIT. A datagram queue pair is attached to the group, if there is one.
     fn init(qp: &mut Qp<Self>, attr: &InitAttr, group: Option<&Group>) -> bareverbs::Result<()>;
 
+    /// The queue pair, if the connection manager connects it with `--cm`.
+    fn managed(_: &mut Qp<Self>) -> Option<&mut Qp<Rc>> {
+        None
+    }
+
     /// INIT → RTS.
     fn connect(qp: &mut Qp<Self>, path: &Path) -> bareverbs::Result<Self::Route>;
 
@@ -108,6 +113,10 @@ pub(crate) fn connect_target(target: &mut XrcTarget, path: &Path) -> bareverbs::
 impl Service for Rc {
     const CONNECTION: Connection = Connection::Rc;
     type Route = ();
+
+    fn managed(qp: &mut Qp<Self>) -> Option<&mut Qp<Self>> {
+        Some(qp)
+    }
 
     fn init(qp: &mut Qp<Self>, attr: &InitAttr, _: Option<&Group>) -> bareverbs::Result<()> {
         qp.init(attr)

@@ -4,7 +4,6 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use bareverbs::qp::{QpAttr, QpAttrMask, QpState};
 use bareverbs::{Access, Done, Endpoint, Errno, Error, RegionMut, WcStatus};
 use bareverbs_rdmacm::connection::{ConnectOptions, Connected, Incoming, Listener};
 use bareverbs_rdmacm::event::{Event, EventKind, Unreachable};
@@ -27,18 +26,6 @@ pub(crate) fn within<T>(
 ) -> Result<T> {
     let ended = waiting.wait_timeout(limit);
     Ok(ended.with_context(|| format!("{step}: no answer within {limit:?}"))??)
-}
-
-/// Moves a queue pair to RTS: calls `modify` with the attributes of its identifier for each state.
-pub(crate) fn bring_up(
-    id: &CmId,
-    mut modify: impl FnMut(QpAttr, QpAttrMask) -> bareverbs::Result<()>,
-) -> Result<()> {
-    for state in [QpState::INIT, QpState::RTR, QpState::RTS] {
-        let (attr, mask) = id.init_qp_attr(state)?;
-        modify(attr, mask)?;
-    }
-    Ok(())
 }
 
 /// The next event of a channel.

@@ -7,14 +7,14 @@ use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs::ah::{Ah, AhAttr};
 use bareverbs::cq::{Cq, CqInit, WorkCompletion};
 use bareverbs::qp::{
-    Datagram, GRH_BYTES, Payload, Qp, QpCap, QpCreateFlags, QpInit, QpState, RecvRequest, SendFlags,
+    Datagram, GRH_BYTES, Payload, Qp, QpAttr, QpCap, QpCreateFlags, QpInit, QpState, RecvRequest, SendFlags,
     SendRequest, Ud,
 };
 use bareverbs::{Access, Buffer, Context, Imm, Mr, PortNum, WcOpcode, WcStatus};
 use bareverbs_rdmacm::CmId;
 use bareverbs_rdmacm::event::{EventKind, UdPeer};
 
-use crate::session::connected::{bring_up, failure, next_event};
+use crate::session::connected::{failure, next_event};
 use crate::session::status;
 use crate::signal::Stop;
 
@@ -53,6 +53,7 @@ impl Node {
     /// A queue pair on the device of an identifier.
     pub(crate) fn new(id: &CmId, messages: Messages, flags: QpCreateFlags) -> Result<Self> {
         let device = id.addresses()?.device.context("the identifier has no device")?;
+        let (QpAttr { qkey, .. }, _) = id.init_qp_attr(QpState::INIT)?;
         let context = device.find()?.open()?;
         let Messages { count, size } = messages;
         let mtu = context.query_port(device.port)?.active_mtu.bytes();
@@ -64,13 +65,10 @@ impl Node {
         let cq = context.create_cq(&CqInit::new((2 * count).max(2)))?;
         let cap = QpCap { max_send_wr: count.max(1), max_recv_wr: count.max(1), ..QpCap::default() };
         let mut qp = pd.create_qp::<Ud>(&QpInit { cap, flags, ..QpInit::new(&cq, &cq) })?;
-        let mut qkey = 0;
-        bring_up(id, |attr, mask| {
-            if attr.qp_state == QpState::INIT {
-                qkey = attr.qkey;
-            }
-            qp.modify(&attr, mask)
-        })?;
+        for state in [QpState::INIT, QpState::RTR, QpState::RTS] {
+            let (attr, mask) = id.init_qp_attr(state)?;
+            qp.modify(&attr, mask)?;
+        }
         let memory = pd.register(Buffer::zeroed(GRH_BYTES + size as usize)?, Access::LOCAL_WRITE)?;
         Ok(Self { qp, cq, memory, context, port: device.port, qkey, messages, peer: None })
     }

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use bareverbs::ah::AhAttr;
 use bareverbs::device::{GidType, LinkLayer, PortAttr, PortState};
 use bareverbs::values::GidIndex;
@@ -33,6 +33,7 @@ impl LocalPort {
     /// Chooses the GID by [`select_gid`]. It is named to the user after the device was found to be
     /// able to do the run.
     pub(crate) fn choose_gid(&mut self, index: Option<i32>) -> Result<()> {
+        check_records(&self.context)?;
         self.gid = select_gid(index, self.number, &self.context, &self.attr)?;
         Ok(())
     }
@@ -41,6 +42,7 @@ impl LocalPort {
     pub(crate) fn of_route(id: &CmId) -> Result<Self> {
         let device = id.addresses()?.device.context("the route to the address has no RDMA device")?;
         let (context, number) = (device.find()?.open()?, device.port.0);
+        check_records(&context)?;
         let attr = context.query_port(number)?;
         let gid = match attr.link_layer {
             LinkLayer::ETHERNET => Some(gid_of_route(id, &context, number)?),
@@ -53,6 +55,17 @@ impl LocalPort {
     pub(crate) fn record_gid(&self) -> Ipv6Addr {
         self.gid.map_or(Ipv6Addr::UNSPECIFIED, |(_, gid)| gid.0.into())
     }
+}
+
+/// Rejects devices whose queue pairs are not connected by address records.
+fn check_records(context: &Context) -> Result<()> {
+    ensure!(
+        !context.capabilities().iwarp,
+        "{} is an iWARP device, whose queue pairs only the connection manager connects: use perf --cm, rping \
+         or rstream",
+        context.device().name()
+    );
+    Ok(())
 }
 
 /// The GID of an identifier's local address and its index.
