@@ -184,6 +184,8 @@ impl Order {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn done(opcode: Opcode, id: u64) -> Cqe {
@@ -222,5 +224,99 @@ mod tests {
             }
         }
         assert!(order.others.len() <= 2, "{}", order.others.len());
+    }
+
+    #[test]
+    fn requests_that_end_without_a_report_are_counted_once() {
+        let mut order = Order::with_capacity(4);
+        order.read(1, false);
+        order.read(2, true);
+        order.other(3, true, true);
+        order.other(4, true, false);
+        // A READ that can't be transmitted. It is reported behind the first one.
+        let failed = Cqe { status: WcStatus::LOC_QP_OP_ERR, ..done(Opcode::READ, 2) };
+        assert!(order.complete(failed, |cqe| panic!("{cqe:?} is early")));
+        assert_eq!(order.clear(), 1);
+        order.read(5, true);
+        order.read(6, false);
+        let flushed = |wr_id| Cqe { status: WcStatus::WR_FLUSH_ERR, ..done(Opcode::READ, wr_id) };
+        assert_eq!(order.end(2, flushed, |_| {}), 1);
+        assert_eq!(order.clear(), 0);
+    }
+
+    #[test]
+    fn reads_with_one_wr_id_fail_one_by_one() {
+        let mut order = Order::with_capacity(4);
+        [1, 2, 2].into_iter().for_each(|wr_id| order.read(wr_id, false));
+        let mut reported = Vec::new();
+        for (wr_id, status) in
+            [(2, WcStatus::LOC_QP_OP_ERR), (2, WcStatus::WR_FLUSH_ERR), (1, WcStatus::SUCCESS)]
+        {
+            order.complete(Cqe { status, ..done(Opcode::READ, wr_id) }, |cqe| reported.push(cqe.status));
+        }
+        assert_eq!(reported, [WcStatus::SUCCESS, WcStatus::LOC_QP_OP_ERR, WcStatus::WR_FLUSH_ERR]);
+    }
+
+    /// A request of a random program.
+    #[derive(Clone, Copy, Debug)]
+    struct Step {
+        wr_id: u64,
+        is_read: bool,
+        is_signaled: bool,
+        is_large: bool,
+        /// READs whose responses arrive before the next request is posted.
+        responses: usize,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = (0u64..3, any::<bool>(), any::<bool>(), any::<bool>(), 0usize..3).prop_map(
+            |(wr_id, is_read, is_signaled, is_large, responses)| Step {
+                wr_id,
+                is_read,
+                is_signaled,
+                is_large,
+                responses,
+            },
+        );
+        proptest::collection::vec(step, 1..60)
+    }
+
+    proptest! {
+        /// The kernel completes other requests when they are posted, and READs later. `bytes` numbers the
+        /// completions.
+        #[test]
+        fn completions_with_equal_wr_ids_come_in_the_order_of_posting(steps in steps()) {
+            let (mut order, mut outstanding) = (Order::with_capacity(60), VecDeque::new());
+            let (mut expected, mut reported) = (Vec::new(), Vec::new());
+            for (number, step) in (0u32..).zip(&steps) {
+                let Step { wr_id, is_read, is_signaled, is_large, responses } = *step;
+                if is_signaled {
+                    expected.push(number);
+                }
+                let opcode = if is_read { Opcode::READ } else { Opcode::SEND };
+                let done = Cqe { bytes: number, ..done(opcode, wr_id) };
+                if is_read {
+                    order.read(wr_id, !is_signaled);
+                    outstanding.push_back(done);
+                } else {
+                    let is_hidden = is_large && !is_signaled;
+                    if is_hidden || order.reads() > 0 {
+                        order.other(wr_id, is_signaled || is_hidden, is_hidden);
+                    }
+                    if is_signaled || is_hidden {
+                        let ended = order.complete(done, |cqe| reported.push(cqe.bytes));
+                        prop_assert_eq!(ended, is_hidden);
+                    }
+                }
+                for done in outstanding.drain(..responses.min(outstanding.len())) {
+                    order.complete(done, |cqe| reported.push(cqe.bytes));
+                }
+            }
+            for done in outstanding {
+                order.complete(done, |cqe| reported.push(cqe.bytes));
+            }
+            prop_assert_eq!(reported, expected);
+            prop_assert_eq!(order.clear(), 0);
+        }
     }
 }

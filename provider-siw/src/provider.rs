@@ -291,6 +291,12 @@ unsafe impl Provider for Siw {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
+    use bareverbs_provider::request::QueueMemory;
+    use bareverbs_uapi::uverbs::types::CoreSupport;
+    use bareverbs_uapi::write::types::CqCreateFlags;
+
     use super::*;
 
     #[test]
@@ -302,11 +308,88 @@ mod tests {
         assert_eq!(refused, IoctlError::new("GetContext", Errno::INVAL));
     }
 
+    /// A device that fails every command with `ENOTTY`.
+    fn without_kernel() -> Siw {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        // SAFETY: `/dev/null` fails every ioctl and mmap.
+        let file = unsafe { DeviceFile::from_fd_unchecked(null.into(), DriverId::SIW.0) }.unwrap();
+        let info = ContextInfo { num_comp_vectors: 1, core_support: CoreSupport::empty() };
+        Siw { file: Arc::new(file), info, cqs: Mutex::default(), max_cqe: 1000 }
+    }
+
     #[test]
     fn payload_of_mrs_has_8_bytes_and_a_new_key_each_time() {
         assert_eq!((size_of::<RegMrCmd>(), size_of::<RegMrResp>()), (8, 8));
+        let MrPayload { request, response_len } = without_kernel().mr_payload().unwrap();
+        let keys: HashSet<_> = (0..256).map(|_| request()).collect();
+        assert_eq!((keys.len(), response_len), (256, 8));
+        assert!(keys.iter().all(|key| key.len() == 8));
+    }
+
+    #[test]
+    fn cq_has_room_for_as_many_completions_that_are_not_reported() {
         assert_eq!(elements(100, 1000), 200);
         assert_eq!(elements(600, 1000), 1000);
         assert_eq!(elements(2000, 1000), 2000, "the kernel refuses it");
+    }
+
+    #[test]
+    fn qps_and_cqs_that_siw_lacks_are_refused_before_any_command() {
+        let siw = without_kernel();
+        let cq = CqRequest {
+            entries: 1,
+            user_handle: 0,
+            channel: None,
+            vector: 0,
+            compressed: false,
+            cqe_size: CqeSize::Bytes64,
+            flags: CqCreateFlags::empty(),
+            memory: QueueMemory::BasePages,
+        };
+        let cq_error = |request| {
+            // SAFETY: the kernel creates nothing.
+            unsafe { siw.create_cq(&request) }.map(drop).unwrap_err()
+        };
+        assert_eq!(cq_error(cq), IoctlError::new("CqCreate", Errno::NOTTY).into());
+        for (request, feature) in [
+            (CqRequest { cqe_size: CqeSize::Bytes128, ..cq }, Feature::CqeSize),
+            (CqRequest { compressed: true, ..cq }, Feature::CompressedCompletions),
+            (CqRequest { flags: CqCreateFlags::IGNORE_OVERRUN, ..cq }, Feature::CqIgnoreOverrun),
+        ] {
+            assert_eq!(cq_error(request), CreateError::Unsupported { feature });
+        }
+        let qp = QpRequest {
+            pd: 1,
+            send_cq: 1,
+            recv_cq: 1,
+            srq: None,
+            qp_type: QpType::RC,
+            cap: QpCap { max_inline_data: MAX_INLINE, ..QpCap::zeroed() },
+            max_tso_header: 0,
+            flags: QpCreateFlags::SQ_SIG_ALL,
+            source_qpn: None,
+            scatter_to_cqe: false,
+            user_handle: 0,
+            doorbell: DoorbellChoice::Any,
+            memory: QueueMemory::BasePages,
+        };
+        let qp_error = |request| {
+            // SAFETY: as above.
+            unsafe { siw.create_qp(&request) }.map(drop).unwrap_err()
+        };
+        assert_eq!(qp_error(qp), IoctlError::new("QpCreate", Errno::INVAL).into(), "the CQ is unknown");
+        for (request, feature) in [
+            (QpRequest { doorbell: DoorbellChoice::Own, ..qp }, Feature::DedicatedDoorbells),
+            (QpRequest { scatter_to_cqe: true, ..qp }, Feature::ScatterToCqe),
+            (QpRequest { max_tso_header: 1, ..qp }, Feature::Tso),
+            (QpRequest { flags: QpCreateFlags::CVLAN_STRIPPING, ..qp }, Feature::QpCreateFlags),
+            (QpRequest { source_qpn: Some(1), ..qp }, Feature::QpCreateFlags),
+            (QpRequest { qp_type: QpType::UD, ..qp }, Feature::QpType),
+        ] {
+            assert_eq!(qp_error(request), CreateError::Unsupported { feature });
+        }
+        let cap = QpCap { max_inline_data: MAX_INLINE + 1, ..qp.cap };
+        let limit = CreateError::Limit { limit: Limit::MaxInlineData, asked: 81, max: 80 };
+        assert_eq!(qp_error(QpRequest { cap, ..qp }), limit);
     }
 }
