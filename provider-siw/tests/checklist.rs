@@ -37,6 +37,10 @@ const CQES: u32 = 32;
 
 impl Setup {
     fn new() -> Self {
+        Self::with(false)
+    }
+
+    fn with(signal_all: bool) -> Self {
         let cq_memory = PlainMemory::cq(CQES);
         // SAFETY: the memory is that of a CQ, and there is one consumer.
         let cq = unsafe { SiwCq::new(cq_memory.clone(), CQES, CQES / 2) }.unwrap();
@@ -48,7 +52,7 @@ impl Setup {
         };
         // SAFETY: the memory is that of a new QP, and there is one producer for each queue.
         let (sq, rq) = unsafe {
-            SiwSq::new(QPN, memory, false, [cq.shared(), cq.shared()], doorbell.clone(), control.clone())
+            SiwSq::new(QPN, memory, signal_all, [cq.shared(), cq.shared()], doorbell.clone(), control.clone())
         }
         .unwrap();
         Self {
@@ -74,15 +78,12 @@ impl Setup {
         self.sq.ring().unwrap();
     }
 
+    fn push_recv(&mut self, request: &RecvRequest<'_>) -> Result<(), PushError> {
+        push_recv(&mut self.rq, request)
+    }
+
     fn recv(&mut self, wr_id: u64) {
-        let sges = [SMALL];
-        let request = RecvRequest::new(wr_id, &sges);
-        // SAFETY: as in `push`.
-        unsafe {
-            if !self.rq.try_push(&request) {
-                self.rq.push(&request).unwrap();
-            }
-        }
+        self.push_recv(&RecvRequest::new(wr_id, &[SMALL])).unwrap();
         self.rq.ring();
     }
 
@@ -93,6 +94,11 @@ impl Setup {
     fn poll(&mut self) -> Vec<(u64, WcStatus)> {
         std::iter::from_fn(|| self.cq.next_value().map(|done| (done.wr_id, done.status))).collect()
     }
+}
+
+fn push_recv(rq: &mut SiwRq, request: &RecvRequest<'_>) -> Result<(), PushError> {
+    // SAFETY: as in `Setup::push`.
+    unsafe { if rq.try_push(request) { Ok(()) } else { rq.push(request) } }
 }
 
 fn cqe(wr_id: u64, opcode: Opcode, status: SiwStatus) -> Cqe {
@@ -123,6 +129,10 @@ fn point_2_number_of_elements_is_that_of_the_kernel() {
         let made = unsafe { SiwCq::new(memory.clone(), count, entries) };
         assert_eq!(made.is_ok(), fits, "{count} elements for {entries}");
     }
+    // The word that arms the queue is behind the elements.
+    let without_word: SharedMemory = PlainMemory::new(32 * size_of::<Cqe>());
+    // SAFETY: as above.
+    assert!(unsafe { SiwCq::new(without_word, 32, 16) }.is_err());
 }
 
 #[test]
@@ -169,6 +179,28 @@ fn point_3_malformed_requests_are_rejected_before_they_are_published() {
     let mut setup = Setup::new();
     setup.control.more_reads.store(-1, Ordering::Relaxed);
     assert!(matches!(setup.push(&read(1)), Err(PushError::MaxRdAtomicZero { .. })));
+    // The number is asked for again: the connection may be established meanwhile.
+    setup.control.more_reads.store(0, Ordering::Relaxed);
+    setup.push(&read(1)).unwrap();
+}
+
+#[test]
+fn point_3_fast_path_declines_what_the_slow_path_rejects() {
+    let mut setup = Setup::new();
+    setup.post(&send(1));
+    setup.recv(1);
+    let (bytes, long) = ([0; 81], [Sge { length: 1 << 31, ..SMALL }]);
+    let given = 1 << 31;
+    assert_eq!(
+        setup.push(&SendRequest::send(2, &[]).inline(&[&bytes])),
+        Err(PushError::InlineTooLong { given: 81, max: 80 })
+    );
+    let too_long = PushError::MessageTooLong { given, max: i32::MAX as u64 };
+    assert_eq!(setup.push(&SendRequest::send(2, &long).signaled()), Err(too_long));
+    assert_eq!(setup.push_recv(&RecvRequest::new(2, &long)), Err(too_long));
+    let longest = [Sge { length: i32::MAX as u32, ..SMALL }];
+    setup.push(&SendRequest::send(2, &longest).signaled()).unwrap();
+    setup.push_recv(&RecvRequest::new(2, &longest)).unwrap();
 }
 
 #[test]
@@ -191,6 +223,53 @@ fn point_4_sges_and_flags_are_encoded() {
     setup.recv(6);
     let rqe = setup.kernel_rq.take().unwrap();
     assert_eq!((rqe.id, rqe.flags, rqe.num_sge, rqe.sge[0].length), (6, WqeFlags::VALID, 1, 64));
+}
+
+#[test]
+fn point_4_receives_of_a_shared_queue_are_encoded() {
+    let memory = PlainMemory::rq(DEPTH);
+    for depth in [DEPTH, DEPTH + 1] {
+        // SAFETY: the memory is that of an SRQ, and the value is dropped.
+        let made = unsafe { SiwRq::srq(memory.clone(), DEPTH, depth, 2) };
+        assert_eq!(made.is_ok(), depth == DEPTH);
+    }
+    // SAFETY: as above, and there is one producer from here on.
+    let mut srq = unsafe { SiwRq::srq(memory.clone(), DEPTH, DEPTH, 2) }.unwrap();
+    let mut kernel = KernelConsumer::<Rqe>::new(memory, DEPTH);
+    let [long, empty] = [1 << 30, 0].map(|length| Sge { length, ..SMALL });
+    for (sges, refused) in [
+        (&[SMALL; 3][..], PushError::TooManySges { given: 3, max: 2 }),
+        (&[long; 2], PushError::MessageTooLong { given: 1 << 31, max: i32::MAX as u64 }),
+    ] {
+        assert_eq!(push_recv(&mut srq, &RecvRequest::new(1, sges)), Err(refused));
+    }
+    for (wr_id, sges) in [(2, &[empty, SMALL][..]), (3, &[]), (4, &[SMALL])] {
+        push_recv(&mut srq, &RecvRequest::new(wr_id, sges)).unwrap();
+        assert!(kernel.take().is_none());
+        srq.ring();
+        let rqe = kernel.take().unwrap();
+        assert_eq!((rqe.id, usize::from(rqe.num_sge)), (wr_id, sges.len()));
+        let lengths = rqe.sge.iter().map(|sge| sge.length).take(sges.len());
+        assert!(lengths.eq(sges.iter().map(|sge| sge.length)), "{rqe:?}");
+    }
+    push_recv(&mut srq, &RecvRequest::new(5, &[SMALL])).unwrap();
+    srq.abort();
+    push_recv(&mut srq, &RecvRequest::new(6, &[SMALL])).unwrap();
+    srq.ring();
+    assert_eq!(kernel.take().map(|rqe| rqe.id), Some(6));
+    assert!(kernel.take().is_none());
+}
+
+#[test]
+fn point_4_all_requests_of_a_queue_that_signals_all_are_signalled() {
+    for signal_all in [false, true] {
+        let mut setup = Setup::with(signal_all);
+        for _ in 0..2 {
+            setup.post(&SendRequest::send(1, &[SMALL]));
+            let is_signaled = setup.kernel_sq.take().unwrap().flags.contains(WqeFlags::SIGNALLED);
+            assert_eq!(is_signaled, signal_all);
+        }
+    }
 }
 
 #[test]
@@ -219,6 +298,14 @@ fn point_5_doorbell_is_omitted_while_the_kernel_has_an_earlier_element() {
     setup.sq.ring().unwrap();
     assert_eq!(setup.kernel_sq.take().unwrap().id, 1);
     assert!(setup.kernel_sq.take().is_none());
+    // An abort after a doorbell discards all.
+    setup.push(&send(3)).unwrap();
+    setup.sq.abort();
+    setup.sq.ring().unwrap();
+    assert!(setup.kernel_sq.take().is_none());
+    // A discarded READ does not keep requests from the fast path.
+    // SAFETY: as in `push`.
+    assert!(unsafe { setup.sq.try_push(&send(4)) });
 }
 
 #[test]
@@ -254,7 +341,39 @@ fn point_7_completions_are_copied_and_given_back() {
     // Numbers that the kernel does not have.
     setup.complete(1, Opcode(200), OK);
     setup.complete(2, Opcode::RECEIVE, SiwStatus(77));
-    assert_eq!(setup.poll(), [(1, WcStatus::GENERAL_ERR), (2, WcStatus::GENERAL_ERR)]);
+    setup.complete(3, Opcode::COUNT, OK);
+    assert_eq!(setup.poll(), [1, 2, 3].map(|wr_id| (wr_id, WcStatus::GENERAL_ERR)));
+}
+
+#[test]
+fn point_7_operations_and_statuses_are_those_of_the_kernel() {
+    let mut setup = Setup::new();
+    for (opcode, reported) in [
+        (Opcode::WRITE, WcOpcode::RDMA_WRITE),
+        (Opcode::READ, WcOpcode::RDMA_READ),
+        (Opcode::SEND, WcOpcode::SEND),
+        (Opcode::SEND_REMOTE_INV, WcOpcode::SEND),
+        (Opcode::RECEIVE, WcOpcode::RECV),
+    ] {
+        setup.complete(1, opcode, OK);
+        assert_eq!(setup.cq.next().map(|done| done.opcode()), Some(reported));
+    }
+    for (status, reported) in [
+        (SiwStatus::SUCCESS, WcStatus::SUCCESS),
+        (SiwStatus::LOC_LEN_ERR, WcStatus::LOC_LEN_ERR),
+        (SiwStatus::LOC_PROT_ERR, WcStatus::LOC_PROT_ERR),
+        (SiwStatus::LOC_QP_OP_ERR, WcStatus::LOC_QP_OP_ERR),
+        (SiwStatus::WR_FLUSH_ERR, WcStatus::WR_FLUSH_ERR),
+        (SiwStatus::BAD_RESP_ERR, WcStatus::BAD_RESP_ERR),
+        (SiwStatus::LOC_ACCESS_ERR, WcStatus::LOC_ACCESS_ERR),
+        (SiwStatus::REM_ACCESS_ERR, WcStatus::REM_ACCESS_ERR),
+        (SiwStatus::REM_INV_REQ_ERR, WcStatus::REM_INV_REQ_ERR),
+        (SiwStatus::GENERAL_ERR, WcStatus::GENERAL_ERR),
+    ] {
+        setup.complete(1, Opcode::SEND, status);
+        let done = setup.cq.next().unwrap();
+        assert_eq!((done.status(), done.vendor_err()), (reported, status.0.into()));
+    }
 }
 
 #[test]
@@ -294,6 +413,16 @@ fn point_9_end_of_a_connection_is_asked_of_the_kernel() {
     // The doorbell succeeds, and the kernel takes nothing.
     setup.post(&send(1));
     assert_eq!(setup.poll(), [(1, WcStatus::WR_FLUSH_ERR)]);
+    // A refused doorbell may be of a connection that has ended as well.
+    let mut setup = Setup::new();
+    setup.control.ended.store(true, Ordering::Relaxed);
+    setup.doorbell.answer(Err(Errno::NOTCONN));
+    setup.post(&send(1));
+    assert_eq!(setup.poll(), [(1, WcStatus::WR_FLUSH_ERR)]);
+    // It executes no reads, and flushes them.
+    setup.control.more_reads.store(-1, Ordering::Relaxed);
+    setup.post(&read(2));
+    assert_eq!(setup.poll(), [(2, WcStatus::WR_FLUSH_ERR)]);
 }
 
 #[test]
@@ -393,9 +522,73 @@ fn completions_of_a_destroyed_qp_are_not_those_of_its_successor() {
     assert_eq!(control.errors.load(Ordering::Relaxed), 1);
 }
 
-/// The queues of a QP with the next number on a CQ, and its commands.
+#[test]
+fn completions_of_a_destroyed_qp_that_fill_the_cq_are_not_those_of_its_successor() {
+    let Setup { sq, rq, mut cq, mut kernel_cq, .. } = Setup::new();
+    for wr_id in 0..CQES.into() {
+        assert!(kernel_cq.post(&cqe(wr_id, Opcode::SEND, FLUSH)));
+    }
+    drop((sq, rq));
+    let (_next, _, _, control) = another_qp(&cq, QPN, true);
+    assert_eq!(std::iter::from_fn(|| cq.next_value()).count(), CQES as usize);
+    assert_eq!(control.errors.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn qp_is_known_after_its_predecessor_with_the_same_number_is_dropped() {
+    let Setup { sq, rq, mut cq, mut kernel_cq, .. } = Setup::new();
+    // The kernel has destroyed the first QP, and its queues are dropped later.
+    let (_next, _, _, control) = another_qp(&cq, QPN, true);
+    drop((sq, rq));
+    kernel_cq.post(&cqe(1, Opcode::SEND, FLUSH));
+    assert_eq!(cq.next_value().unwrap().wr_id, 1);
+    assert_eq!(control.errors.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn flushed_send_of_a_dropped_qp_is_reported() {
+    let Setup { mut sq, rq, mut cq, .. } = Setup::new();
+    // SAFETY: there is no device.
+    unsafe { sq.push(&send(1)) }.unwrap();
+    sq.ring().unwrap();
+    sq.modified(&to_error());
+    drop((sq, rq));
+    let done = cq.next_value().map(|done| (done.wr_id, done.status));
+    assert_eq!(done, Some((1, WcStatus::WR_FLUSH_ERR)));
+}
+
+#[test]
+fn queues_of_a_qp_report_to_their_own_cqs() {
+    let Setup { cq: mut send_cq, kernel_cq: mut kernel_send_cq, .. } = Setup::new();
+    let Setup { cq: mut recv_cq, kernel_cq: mut kernel_recv_cq, .. } = Setup::new();
+    // Completions of earlier QPs in one of both.
+    for wr_id in 0..3 {
+        kernel_send_cq.post(&cqe(wr_id, Opcode::SEND, OK));
+        assert!(send_cq.next_value().is_some());
+    }
+    let control = Arc::new(PlainControl::default());
+    let memory = QpMemory { sq: (PlainMemory::sq(DEPTH), DEPTH), rq: Some((PlainMemory::rq(DEPTH), DEPTH)) };
+    let (cqs, doorbell) = ([send_cq.shared(), recv_cq.shared()], CountingDoorbell::default());
+    // SAFETY: as in `Setup::new`.
+    let (mut sq, rq) = unsafe { SiwSq::new(QPN, memory, false, cqs, doorbell, control.clone()) }.unwrap();
+    // SAFETY: there is no device.
+    unsafe { sq.push(&send(1)) }.unwrap();
+    sq.ring().unwrap();
+    let mut rq = rq.unwrap();
+    push_recv(&mut rq, &RecvRequest::new(2, &[SMALL])).unwrap();
+    rq.ring();
+    // A receive that fails tells of the failure.
+    kernel_recv_cq.post(&cqe(0, Opcode::RECEIVE, SiwStatus::LOC_LEN_ERR));
+    let polled = |cq: &mut SiwCq| std::iter::from_fn(|| cq.next_value()).map(|done| done.wr_id).collect();
+    let [received, sent]: [Vec<u64>; 2] = [polled(&mut recv_cq), polled(&mut send_cq)];
+    assert_eq!(control.errors.load(Ordering::Relaxed), 1);
+    assert_eq!((received, sent), (vec![0, 2], vec![1]));
+}
+
+/// The queues of another QP on a CQ, and its commands.
 fn another_qp(
     cq: &SiwCq,
+    qp_num: u32,
     with_rq: bool,
 ) -> (SiwSq<CountingDoorbell>, Option<SiwRq>, Weak<PlainMemory>, Arc<PlainControl>) {
     let (sq, control) = (PlainMemory::sq(DEPTH), Arc::new(PlainControl::default()));
@@ -403,7 +596,7 @@ fn another_qp(
     let rq = with_rq.then(|| (PlainMemory::rq(DEPTH) as SharedMemory, DEPTH));
     let (memory, cqs) = (QpMemory { sq: (sq, DEPTH), rq }, [cq.shared(), cq.shared()]);
     // SAFETY: as in `Setup::new`.
-    let (sq, rq) = unsafe { SiwSq::new(QPN + 1, memory, false, cqs, doorbell, control.clone()) }.unwrap();
+    let (sq, rq) = unsafe { SiwSq::new(qp_num, memory, false, cqs, doorbell, control.clone()) }.unwrap();
     (sq, rq, kept, control)
 }
 
@@ -417,7 +610,7 @@ fn qp_is_created_on_a_full_cq() {
     for wr_id in 0..CQES.into() {
         setup.complete(wr_id, Opcode::RECEIVE, OK);
     }
-    let _next = another_qp(&setup.cq, false);
+    let _next = another_qp(&setup.cq, QPN + 1, false);
     assert_eq!(setup.poll().len(), CQES as usize);
 }
 
@@ -428,7 +621,7 @@ fn failed_qp_and_its_cq_are_freed_if_nobody_polls() {
         let kept_cq = Arc::downgrade(&memory);
         // SAFETY: the memory is that of a CQ, and there is one consumer.
         let cq = unsafe { SiwCq::new(memory, CQES, CQES / 2) }.unwrap();
-        let (mut sq, rq, kept_sq, _) = another_qp(&cq, true);
+        let (mut sq, rq, kept_sq, _) = another_qp(&cq, QPN + 1, true);
         sq.modified(&to_error());
         if cq_is_first {
             drop(cq);
@@ -445,7 +638,7 @@ fn failed_qp_and_its_cq_are_freed_if_nobody_polls() {
 fn flushed_request_is_found_behind_any_number_of_failed_qps() {
     // SAFETY: the memory is that of a CQ, and there is one consumer.
     let mut cq = unsafe { SiwCq::new(PlainMemory::cq(2), 2, 1) }.unwrap();
-    let mut qps: Vec<_> = (0..9).map(|_| another_qp(&cq, true)).collect();
+    let mut qps: Vec<_> = (0..9).map(|_| another_qp(&cq, QPN + 1, true)).collect();
     for (sq, ..) in &mut qps {
         sq.modified(&to_error());
     }
@@ -491,6 +684,55 @@ fn unreported_completions_have_room_in_the_cq() {
     }
     setup.post(&SendRequest::write(1, REMOTE, &[SMALL]));
     assert!(!setup.kernel_sq.take().unwrap().flags.contains(WqeFlags::SIGNALLED));
+}
+
+#[test]
+fn room_of_unreported_completions_is_given_back_by_the_end_of_a_qp() {
+    // Room for 4.
+    // SAFETY: the memory is that of a CQ, and there is one consumer.
+    let mut cq = unsafe { SiwCq::new(PlainMemory::cq(8), 8, 4) }.unwrap();
+    let fill = |sq: &mut SiwSq<CountingDoorbell>, request: &SendRequest<'_>| {
+        // SAFETY: there is no device.
+        std::iter::repeat_with(|| unsafe { sq.push(request) }).take_while(Result::is_ok).count()
+    };
+    let hidden = [SendRequest::write(1, REMOTE, &[LARGE]), SendRequest::read(1, REMOTE, &[SMALL])];
+    for (request, is_published) in hidden.iter().flat_map(|request| [(request, false), (request, true)]) {
+        let (mut sq, ..) = another_qp(&cq, QPN, false);
+        assert_eq!(fill(&mut sq, request), 4, "{request:?}, {is_published}");
+        if is_published {
+            sq.ring().unwrap();
+        }
+    }
+    // READs whose completions the kernel loses.
+    let sq_memory = PlainMemory::sq(DEPTH);
+    let memory = QpMemory { sq: (sq_memory.clone(), DEPTH), rq: None };
+    let (doorbell, control) = (CountingDoorbell::default(), Arc::new(PlainControl::default()));
+    let cqs = [cq.shared(), cq.shared()];
+    // SAFETY: as in `Setup::new`.
+    let (mut sq, _) = unsafe { SiwSq::new(QPN, memory, false, cqs, doorbell, control) }.unwrap();
+    assert_eq!(fill(&mut sq, &hidden[1]), 4);
+    sq.ring().unwrap();
+    let mut kernel = KernelConsumer::<Sqe>::new(sq_memory, DEPTH);
+    assert_eq!(std::iter::from_fn(|| kernel.take()).count(), 4);
+    sq.modified(&to_error());
+    assert_eq!(std::iter::from_fn(|| cq.next_value()).count(), 4);
+    let (mut next, ..) = another_qp(&cq, QPN + 1, false);
+    assert_eq!(fill(&mut next, &hidden[0]), 4);
+}
+
+#[test]
+fn send_of_the_same_batch_waits_for_an_earlier_read() {
+    let mut setup = Setup::new();
+    setup.post(&send(0));
+    setup.complete(0, Opcode::SEND, OK);
+    assert_eq!(setup.poll().len(), 1);
+    setup.push(&read(1)).unwrap();
+    setup.push(&send(2)).unwrap();
+    setup.sq.ring().unwrap();
+    setup.complete(2, Opcode::SEND, OK);
+    assert_eq!(setup.poll(), []);
+    setup.complete(1, Opcode::READ, OK);
+    assert_eq!(setup.poll(), [1, 2].map(|wr_id| (wr_id, WcStatus::SUCCESS)));
 }
 
 /// A request of a random program, and when the kernel completes it.
@@ -627,17 +869,20 @@ impl Setup {
 }
 
 #[test]
-fn flags_of_the_fast_path_are_those_of_the_slow_one() {
+fn elements_of_the_fast_path_are_those_of_the_slow_one() {
     let mut setup = Setup::new();
     for flags in [SendFlags::empty(), SendFlags::SIGNALED, SendFlags::SOLICITED | SendFlags::FENCE] {
-        let request = SendRequest::write(1, REMOTE, &[SMALL]).flags(flags);
-        // SAFETY: as in `push`.
-        unsafe { setup.sq.push(&request) }.unwrap();
-        setup.sq.ring().unwrap();
-        let slow = setup.kernel_sq.take().unwrap();
-        // SAFETY: as in `push`.
-        assert!(unsafe { setup.sq.try_push(&request) });
-        setup.sq.ring().unwrap();
-        assert_eq!(setup.kernel_sq.take().unwrap(), slow);
+        let (sges, parts) = ([SMALL], [&[3; 80][..]]);
+        let request = SendRequest::write(1, REMOTE, &sges).flags(flags);
+        for request in [request, request.inline(&parts)] {
+            // SAFETY: as in `push`.
+            unsafe { setup.sq.push(&request) }.unwrap();
+            setup.sq.ring().unwrap();
+            let slow = setup.kernel_sq.take().unwrap();
+            // SAFETY: as in `push`.
+            assert!(unsafe { setup.sq.try_push(&request) });
+            setup.sq.ring().unwrap();
+            assert_eq!(setup.kernel_sq.take().unwrap(), slow);
+        }
     }
 }
