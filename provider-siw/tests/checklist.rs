@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use bareverbs_provider::Errno;
+use bareverbs_provider::doorbell::Doorbell;
 use bareverbs_provider::error::DoorbellError;
 use bareverbs_provider::traits::{Completion, CompletionQueue, QpControl, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
@@ -423,6 +424,33 @@ fn point_9_end_of_a_connection_is_asked_of_the_kernel() {
     setup.control.more_reads.store(-1, Ordering::Relaxed);
     setup.post(&read(2));
     assert_eq!(setup.poll(), [(2, WcStatus::WR_FLUSH_ERR)]);
+}
+
+/// A doorbell in which the kernel takes one element.
+struct TakingDoorbell(KernelConsumer<Sqe>);
+
+impl Doorbell for TakingDoorbell {
+    fn ring(&mut self) -> Result<(), Errno> {
+        self.0.take().map(drop).ok_or(Errno::NOTCONN)
+    }
+}
+
+#[test]
+fn point_9_kernel_that_takes_the_first_of_a_batch_is_not_asked() {
+    // SAFETY: the memory is that of a CQ, and there is one consumer.
+    let mut cq = unsafe { SiwCq::new(PlainMemory::cq(CQES), CQES, CQES / 2) }.unwrap();
+    let (sq, control) = (PlainMemory::sq(DEPTH), Arc::new(PlainControl::default()));
+    control.ended.store(true, Ordering::Relaxed);
+    let doorbell = TakingDoorbell(KernelConsumer::new(sq.clone(), DEPTH));
+    let (memory, cqs) = (QpMemory { sq: (sq, DEPTH), rq: None }, [cq.shared(), cq.shared()]);
+    // SAFETY: as in `Setup::new`.
+    let (mut sq, _) = unsafe { SiwSq::new(QPN, memory, false, cqs, doorbell, control) }.unwrap();
+    for wr_id in 0..2 {
+        // SAFETY: there is no device.
+        unsafe { sq.push(&send(wr_id)) }.unwrap();
+    }
+    sq.ring().unwrap();
+    assert!(cq.next_value().is_none());
 }
 
 #[test]
