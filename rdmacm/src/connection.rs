@@ -109,7 +109,7 @@ use crate::event::EventKind;
 use crate::id::BoundDevice;
 use crate::name::{Name, first, first_of};
 pub use crate::qp::{ConnectOptions, ConnectQueue};
-use crate::qp::{answered, check_type, prepare_accept};
+use crate::qp::{answered, check_type, prepare_accept, with_offer};
 use crate::waiting::{Waiter, Waiting};
 use crate::{Addr, CmId, ConnectRequest, Error, IdOptions, PeerParam, PrivateData, Result, steps};
 
@@ -601,7 +601,9 @@ impl Incoming {
         options: &'a ConnectOptions<'a>,
     ) -> Waiting<'a, Result<Connected<Q>>> {
         Waiting::new(move |waiter| async move {
-            let (peer, param, moved_by) = prepare_accept("accept", &self.request, &mut queue, options)?;
+            let offer = queue.probe_offer();
+            let options = with_offer(options, offer.as_ref());
+            let (peer, param, moved_by) = prepare_accept("accept", &self.request, &mut queue, &options)?;
             attach(&waiter, self.request.id(), &mut queue)?;
             let id = self.request.accept(&param)?;
             steps::established(&waiter, &id).await?;
@@ -834,9 +836,11 @@ impl Route {
         Waiting::new(move |waiter| async move {
             let id = self.id;
             check_type("connect", &id, &queue)?;
+            let offer = queue.probe_offer();
+            let options = with_offer(options, offer.as_ref());
             steps::connect(&waiter, &id, &options.param(&queue)).await?;
-            let peer = steps::response(&waiter, &id).await?;
-            answered(&id, &mut queue, options, &peer)?;
+            let mut peer = steps::response(&waiter, &id).await?;
+            answered(&id, &mut queue, &options, &mut peer)?;
             attach(&waiter, &id, &mut queue)?;
             id.establish().map_err(|error| steps::refused(&id, "connect", error))?;
             Ok(Connected::new(id, queue, peer))

@@ -14,7 +14,7 @@ use crate::command::is_iwarp_mask;
 use crate::event::{EstablishedParam, EventKind};
 use crate::param::RequestParam;
 use crate::steps::{failure_of, refused};
-use crate::{CmId, ConnParam, ConnectRequest, Error, PeerParam, Result};
+use crate::{CmId, ConnParam, ConnectRequest, Error, PeerParam, PrivateData, Result};
 
 /// Most reads and atomics at a time that a connection has by default.
 const RD_ATOMIC: u8 = 16;
@@ -42,6 +42,16 @@ mod sealed {
 
         fn set_ece(&mut self, _: Ece) -> bareverbs::Result<()> {
             Ok(())
+        }
+
+        /// Private data that tells the peer what its probes read, on iWARP.
+        fn probe_offer(&self) -> Option<[u8; 20]> {
+            None
+        }
+
+        /// Takes the [`probe_offer`](Self::probe_offer) of the peer. `false`: it is something else.
+        fn take_probe_offer(&mut self, _: &[u8]) -> bool {
+            false
         }
 
         /// Registers it with the runtime of a task, if it has waits.
@@ -167,6 +177,14 @@ impl<B, P: Provider> sealed::Sealed for Endpoint<B, P> {
         self.set_cm_state(QpState::RTS)
     }
 
+    fn probe_offer(&self) -> Option<[u8; 20]> {
+        Endpoint::probe_offer(self)
+    }
+
+    fn take_probe_offer(&mut self, private_data: &[u8]) -> bool {
+        Endpoint::take_probe_offer(self, private_data)
+    }
+
     fn attach(&mut self, runtime: Arc<dyn Runtime>) -> bareverbs::Result<()> {
         Endpoint::attach(self, runtime)
     }
@@ -193,6 +211,9 @@ impl<B, P: Provider> sealed::Sealed for Endpoint<B, P> {
 pub struct ConnectOptions<'a> {
     /// Data for the application of the peer; at most
     /// [`Message::max_private_data`](crate::Message::max_private_data) bytes.
+    ///
+    /// On iWARP, an endpoint without private data sends 20 bytes, `PRB1` and the memory that the probes of
+    /// the peer read. A peer that is an endpoint reports no private data then.
     pub private_data: &'a [u8],
     /// Remote operations that the peer may execute, on memory that allows them. An endpoint has the
     /// rights of its own options instead.
@@ -329,13 +350,32 @@ fn agree_on_ece<Q: ConnectQueue>(queue: &mut Q, options: &ConnectOptions<'_>, pe
     Ok(())
 }
 
+/// Tells the peer what its probes read, if the caller has no private data.
+pub(crate) fn with_offer<'a>(
+    options: &ConnectOptions<'a>,
+    offer: Option<&'a [u8; 20]>,
+) -> ConnectOptions<'a> {
+    match offer {
+        Some(offer) if options.private_data.is_empty() => ConnectOptions { private_data: offer, ..*options },
+        _ => *options,
+    }
+}
+
+/// Takes what the peer's endpoint says of probes. It is no data of the application.
+fn take_offer<Q: ConnectQueue>(queue: &mut Q, peer: &mut PeerParam) {
+    if queue.take_probe_offer(&peer.private_data) {
+        peer.private_data = PrivateData::EMPTY;
+    }
+}
+
 /// Moves the queue of the active side to RTS, when the peer has accepted.
 pub(crate) fn answered<Q: ConnectQueue>(
     id: &CmId,
     queue: &mut Q,
     options: &ConnectOptions<'_>,
-    peer: &PeerParam,
+    peer: &mut PeerParam,
 ) -> Result<()> {
+    take_offer(queue, peer);
     agree_on_ece(queue, options, peer.ece)?;
     bring_up(id, queue, options, None)?.established(queue)
 }
@@ -348,10 +388,11 @@ pub(crate) fn prepare_accept<'a, Q: ConnectQueue>(
     queue: &mut Q,
     options: &ConnectOptions<'a>,
 ) -> Result<(PeerParam, ConnParam<'a>, MovedBy)> {
-    let RequestParam::Connection(peer) = request.param().clone() else {
+    let RequestParam::Connection(mut peer) = request.param().clone() else {
         return Err(Error::invalid(verb, "the request is for a datagram QP"));
     };
     check_type(verb, request.id(), queue)?;
+    take_offer(queue, &mut peer);
     let mut param = options.param(queue);
     // Resources that the peer can't use are not reserved.
     param.responder_resources = param.responder_resources.min(peer.responder_resources);
@@ -398,7 +439,8 @@ impl CmId {
     #[doc(alias = "rdma_connect")]
     pub fn connect_qp<Q: ConnectQueue>(&self, queue: &Q, options: &ConnectOptions<'_>) -> Result<()> {
         check_type("connect_qp", self, queue)?;
-        self.connect(&options.param(queue))
+        let offer = queue.probe_offer();
+        self.connect(&with_offer(options, offer.as_ref()).param(queue))
     }
 
     /// Handles an event of an identifier whose connection has a queue. Returns whether the connection is
@@ -423,7 +465,7 @@ impl CmId {
         event: EventKind,
     ) -> Result<bool> {
         const VERB: &str = "establish_qp";
-        let peer = match event {
+        let mut peer = match event {
             EventKind::Established(_) if self.has_accepted() => return Ok(true),
             EventKind::ConnectResponse(peer) => peer,
             EventKind::Established(EstablishedParam::Connection(peer)) => {
@@ -432,7 +474,7 @@ impl CmId {
             }
             other => return failure_of(self, other, VERB).map_or(Ok(false), Err),
         };
-        answered(self, queue, options, &peer)?;
+        answered(self, queue, options, &mut peer)?;
         self.establish().map_err(|error| refused(self, VERB, error))?;
         Ok(true)
     }
@@ -450,7 +492,9 @@ impl ConnectRequest {
     /// - The errors of [`ConnectRequest::accept`].
     #[doc(alias = "rdma_accept")]
     pub fn accept_qp<Q: ConnectQueue>(self, queue: &mut Q, options: &ConnectOptions<'_>) -> Result<CmId> {
-        let (_, param, moved_by) = prepare_accept("accept_qp", &self, queue, options)?;
+        let offer = queue.probe_offer();
+        let options = with_offer(options, offer.as_ref());
+        let (_, param, moved_by) = prepare_accept("accept_qp", &self, queue, &options)?;
         let id = self.accept(&param)?;
         moved_by.established(queue)?;
         Ok(id)

@@ -4,12 +4,31 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::str::FromStr;
 
+use crate::Remote;
 use crate::error::{Error, ParseAddressError, Result};
 use crate::gid::Gid;
 use crate::values::Mtu;
 
 /// The largest message of every RDMA device, in bytes.
 const MAX_MESSAGE: u32 = 1 << 31;
+
+/// The tag of the memory of probes in private data.
+const PROBE_TAG: [u8; 4] = *b"PRB1";
+/// Length of the tag and the memory in bytes.
+pub(crate) const PROBE_OFFER: usize = PROBE_TAG.len() + Remote::LEN;
+
+/// The memory that probes of the peer read, as private data.
+pub(crate) fn probe_offer(probe: Remote) -> [u8; PROBE_OFFER] {
+    let mut offer = [0; PROBE_OFFER];
+    offer[..PROBE_TAG.len()].copy_from_slice(&PROBE_TAG);
+    offer[PROBE_TAG.len()..].copy_from_slice(&probe.to_bytes());
+    offer
+}
+
+/// The memory of [`probe_offer`]. `None` if `data` is something else.
+pub(crate) fn offered_probe(data: &[u8]) -> Option<Remote> {
+    Remote::from_bytes(data.strip_prefix(&PROBE_TAG)?).ok()
+}
 
 /// Address of a QP, with what its peer must know to connect to it.
 ///
@@ -56,6 +75,9 @@ pub struct Address {
     /// Whether the kernel's connection manager connects the two QPs, as on iWARP. It is not part of the
     /// bytes or of the text.
     pub(crate) over_cm: bool,
+    /// Memory of the QP's process that the peer's probes read, on iWARP. It is not part of the bytes or of
+    /// the text.
+    pub(crate) probe: Option<Remote>,
 }
 
 impl Address {
@@ -81,6 +103,7 @@ impl Address {
             remote_write: false,
             flow_control: 0,
             over_cm: false,
+            probe: None,
         }
     }
 
@@ -101,6 +124,30 @@ impl Address {
     #[must_use]
     pub fn of_cm_peer(self) -> Self {
         Self { over_cm: true, ..self }
+    }
+
+    /// The address as private data of the kernel's connection manager, for `bareverbs-rdmacm`: the
+    /// bytes, and on iWARP the memory that the peer's probes read.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn to_private_data(&self) -> Vec<u8> {
+        let mut data = self.to_bytes().to_vec();
+        if let Some(probe) = self.probe {
+            data.extend_from_slice(&probe_offer(probe));
+        }
+        data
+    }
+
+    /// The address of a peer to which the kernel's connection manager connects the QP, from the peer's
+    /// private data, which may be padded.
+    ///
+    /// # Errors
+    /// As for [`Address::from_bytes`].
+    #[doc(hidden)]
+    pub fn from_private_data(data: &[u8]) -> Result<Self, ParseAddressError> {
+        let (bytes, more) = data.split_at(data.len().min(Self::LEN));
+        let probe = more.get(..PROBE_OFFER).and_then(offered_probe);
+        Ok(Self { probe, ..Self::from_bytes(bytes)? }.of_cm_peer())
     }
 
     /// The address as bytes. The first byte is the version of the format. Numbers are big-endian.
@@ -172,6 +219,7 @@ impl Address {
             remote_write: bytes[3] == 1,
             flow_control: bytes[6],
             over_cm: false,
+            probe: None,
         }
         .checked()
     }
@@ -225,6 +273,7 @@ impl FromStr for Address {
                 remote_write: flag(&mut fields, "write")?,
                 flow_control: field(&mut fields, "flow")?.try_into().ok()?,
                 over_cm: false,
+                probe: None,
             };
             fields.next().is_none().then_some(address)
         };
@@ -345,8 +394,26 @@ mod tests {
                 remote_write: flags.0,
                 flow_control: flags.1,
                 over_cm: false,
+                probe: None,
             }
         })
+    }
+
+    #[test]
+    fn private_data_has_the_memory_of_probes() {
+        let plain = Address::new(Gid([7; 16]), 17);
+        let probed = Address { probe: Some(Remote { addr: 0x1234_5678_9abc, rkey: 0x8765 }), ..plain };
+        for address in [plain, probed] {
+            let mut data = address.to_private_data();
+            assert_eq!(Address::from_private_data(&data), Ok(Address { over_cm: true, ..address }));
+            // InfiniBand pads it.
+            data.resize(196, 0);
+            assert_eq!(Address::from_private_data(&data), Ok(Address { over_cm: true, ..address }));
+            assert_eq!(Address::from_bytes(&data[..Address::LEN]), Ok(plain));
+        }
+        let data = probed.to_private_data();
+        assert_eq!(Address::from_private_data(&data[..data.len() - 1]).unwrap().probe, None);
+        assert!(Address::from_private_data(&data[..Address::LEN - 1]).is_err());
     }
 
     #[test]

@@ -24,15 +24,15 @@ fn param<'a>(local: &Address, bytes: &'a [u8]) -> ConnParam<'a> {
 
 /// The address in the private data of a peer. Bytes after it are padding.
 fn address_of(verb: &'static str, peer: &PeerParam) -> Result<Address> {
-    let bytes = &peer.private_data[..peer.private_data.len().min(Address::LEN)];
-    let address = Address::from_bytes(bytes).map_err(|error| Error::PeerAddress { verb, error })?;
+    let address =
+        Address::from_private_data(&peer.private_data).map_err(|error| Error::PeerAddress { verb, error })?;
     // MPA does not carry it.
     let is_other = peer.qp_num != 0 && address.qp_num != peer.qp_num;
     if is_other {
         let reason = "the QP number of the peer's address is not that of its message";
         return Err(Error::invalid(verb, reason));
     }
-    Ok(address.of_cm_peer())
+    Ok(address)
 }
 
 /// Rejects a queue on another device than the route has.
@@ -88,7 +88,7 @@ impl Route {
     ) -> Waiting<'a, Result<Connected<T>>> {
         let local = *local;
         Waiting::new(move |waiter| async move {
-            let (id, bytes) = (self.id, local.to_bytes());
+            let (id, bytes) = (self.id, local.to_private_data());
             steps::connect(&waiter, &id, &param(&local, &bytes)).await?;
             let peer = steps::response(&waiter, &id).await?;
             let address = address_of("exchange", &peer)?;
@@ -193,7 +193,7 @@ impl Incoming {
             let address = address_of(VERB, &peer)?;
             let peer = PeerParam { qp_num: address.qp_num, ..peer };
             let (queue, local) = answer(&address)?;
-            let bytes = local.to_bytes();
+            let bytes = local.to_private_data();
             let id = self.request.accept(&param(&local, &bytes))?;
             steps::established(&waiter, &id).await?;
             Ok(Connected::new(id, queue, peer))

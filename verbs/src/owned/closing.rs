@@ -36,7 +36,7 @@ impl<B, P: Provider> Endpoint<B, P> {
     /// [`EndpointOptions::access`](super::EndpointOptions::access) does by default; otherwise the
     /// write fails and moves the peer's QP to ERR.
     ///
-    /// On iWARP, a send is complete when the local TCP has it. Closing posts a read of length 0 behind all
+    /// On iWARP, a send is complete when the local TCP has it. Closing posts a probe, a read, behind all
     /// sends: the peer's device answers it when it has them.
     ///
     /// A send is complete when the peer's device has acknowledged it. The acknowledgement does not

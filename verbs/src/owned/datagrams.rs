@@ -26,6 +26,7 @@ use self::received::{Sender, received, sent};
 use super::buffer::sealed::PdId;
 use super::endpoint::{Queues, SafeTransport};
 use super::in_flight::{Direction, ListOperation, MARKER, PostSend, QueueKind, SendOperation};
+use super::keepalive::ProbePath;
 use super::operation::{Inline, OpPayload, PostTo, Receive};
 use super::resolve::ResolveTimeout;
 use super::{Completed, Done, Op, PoolBuffer, Source};
@@ -545,7 +546,7 @@ impl SafeTransport for Ud {
         unsafe { qp.post_send(&[SendRequest { wr_id: MARKER, operation, flags, payload }]) }
     }
 
-    fn post_probe<P: Provider>(_: &mut Qp<Self, P>) -> Result<(), PostError> {
+    fn post_probe<P: Provider>(_: &mut Qp<Self, P>, _: Option<ProbePath>) -> Result<(), PostError> {
         unreachable!("UD has no probes")
     }
 }

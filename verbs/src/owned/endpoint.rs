@@ -16,7 +16,9 @@ use super::in_flight::{
     Direction, FLUSHED, MARKER, OpFailure, PROBE, QueueKind, RECVS, Received, RecvState, RecvsInFlight,
     Reliable, SENDS, SendState, SendsInFlight,
 };
-use super::keepalive::{Keepalive, Policy, SILENT, earlier, post_empty_write, post_probe};
+use super::keepalive::{
+    Keepalive, Policy, ProbeMemory, ProbePath, SILENT, earlier, post_empty_write, post_probe,
+};
 use super::operation::{Inline, NoBuffer, Parts, PostTo, Receive};
 use super::options::QueueParts;
 use super::queue::owner;
@@ -24,13 +26,16 @@ use super::removal::{Watch, is_hint};
 use super::resolve::{self, ResolveTimeout};
 use super::spin::SpinState;
 use super::{BUDGET, Completed, EndpointOptions, Failed, Op, PoolBuffer, Source};
+use crate::address::{PROBE_OFFER, offered_probe, probe_offer};
 use crate::cq::{CompChannel, Cq};
 use crate::error::{PostError, PostReason};
 use crate::pd::shared::PdShared;
 use crate::qp::{ConnectAttr, InitAttr, Qp, QpAttr, Rc, Transport};
 use crate::runtime::Runtime;
 use crate::wake_sources::WakeSources;
-use crate::{Address, AnyProvider, Error, Pd, PortNum, Refused, Result, WcOpcode, WcStatus, link_down};
+use crate::{
+    Address, AnyProvider, Error, Pd, PortNum, Refused, Remote, Result, WcOpcode, WcStatus, link_down,
+};
 
 /// One connection with one owner, the fastest: completions come from one queue, in order. Several threads
 /// or tasks, or many connections on one CQ: a [`Connection`](super::Connection) of a [`Hub`](super::Hub).
@@ -85,7 +90,7 @@ use crate::{Address, AnyProvider, Error, Pd, PortNum, Refused, Result, WcOpcode,
 /// permits them. After [`Endpoint::modify_qp`] the peer is assumed to permit them, because the
 /// kernel's connection manager sets `REMOTE_WRITE` of its QPs.
 ///
-/// On iWARP, probes are reads of length 0, because a write is complete when the local TCP has it. A peer
+/// On iWARP, probes are reads, because a write is complete when the local TCP has it. A peer
 /// that answers none for 3 intervals is dead, unless sends are outstanding, which may be slow.
 ///
 /// # Validation of completions
@@ -174,6 +179,10 @@ pub(crate) struct Queues<B, P: Provider, T: SafeTransport = Rc> {
     keepalive: Keepalive,
     /// Whether the SQ and the CQ have an entry for a probe.
     probes: bool,
+    /// The memory of probes, on iWARP. It is leaked if the QP can't be destroyed.
+    pub(super) probe_memory: ManuallyDrop<Option<ProbeMemory>>,
+    /// What probes read, if they read memory.
+    probe_path: Option<ProbePath>,
     /// Whether a probe is outstanding.
     probing: bool,
     /// Intervals in which the peer has not answered the probe.
@@ -217,7 +226,7 @@ pub(crate) trait SafeTransport: Transport {
         Self: Sized;
 
     /// Posts a probe. Only called with [`HAS_PROBES`](Self::HAS_PROBES).
-    fn post_probe<P: Provider>(qp: &mut Qp<Self, P>) -> Result<(), PostError>
+    fn post_probe<P: Provider>(qp: &mut Qp<Self, P>, path: Option<ProbePath>) -> Result<(), PostError>
     where
         Self: Sized;
 }
@@ -232,8 +241,8 @@ impl SafeTransport for Rc {
         post_empty_write(qp, MARKER)
     }
 
-    fn post_probe<P: Provider>(qp: &mut Qp<Self, P>) -> Result<(), PostError> {
-        post_probe(qp, PROBE)
+    fn post_probe<P: Provider>(qp: &mut Qp<Self, P>, path: Option<ProbePath>) -> Result<(), PostError> {
+        post_probe(qp, PROBE, path)
     }
 }
 
@@ -340,6 +349,7 @@ impl<B, P: Provider> Endpoint<B, P> {
                 spin: super::Spin::Always,
                 keepalive: Policy::Never,
                 probes: true,
+                probe_memory: None,
             }),
             attr: ConnectAttr::new(1, 0),
             resolve: ResolveTimeout::default(),
@@ -378,6 +388,7 @@ impl<B, P: Provider> Endpoint<B, P> {
         self.queues.check_not_failed(VERB)?;
         peer.check_no_flow_control(VERB)?;
         resolve::connect(&mut self.queues.qp, &self.address, peer, &self.attr, self.resolve)?;
+        self.queues.set_peer_probe(peer.probe);
         self.queues.start_keepalive(peer.remote_write);
         Ok(())
     }
@@ -438,6 +449,22 @@ impl<B, P: Provider> Endpoint<B, P> {
         Ok(())
     }
 
+    /// Private data that tells the peer what its probes read, on iWARP, for `bareverbs-rdmacm`.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn probe_offer(&self) -> Option<[u8; PROBE_OFFER]> {
+        self.address.probe.map(probe_offer)
+    }
+
+    /// Takes what [`Endpoint::probe_offer`] of the peer returned. `false` if the private data is something
+    /// else.
+    #[doc(hidden)]
+    pub fn take_probe_offer(&mut self, private_data: &[u8]) -> bool {
+        let peer = offered_probe(private_data);
+        self.queues.set_peer_probe(peer);
+        peer.is_some()
+    }
+
     /// The number of operations that [`Endpoint::poll`] has not returned yet, in both directions.
     #[must_use]
     pub fn pending(&self) -> usize {
@@ -473,8 +500,8 @@ impl<B, P: Provider> Endpoint<B, P> {
 
 impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
     pub(super) fn new(parts: QueueParts<P, T>) -> Self {
-        let QueueParts { qp, cq, channel, sends, recvs, max_sge, signal_every, spin, keepalive, probes } =
-            parts;
+        let QueueParts { qp, cq, channel, sends, recvs, max_sge, signal_every, spin, .. } = parts;
+        let QueueParts { keepalive, probes, probe_memory, .. } = parts;
         let mut in_flight = InFlight::new(qp.pd().domain(), sends, signal_every, recvs);
         if max_sge > 1 {
             in_flight.sends.reserve_parts();
@@ -497,6 +524,8 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
             policy: keepalive,
             keepalive: Keepalive::default(),
             probes,
+            probe_memory: ManuallyDrop::new(probe_memory),
+            probe_path: None,
             probing: false,
             silent: 0,
             is_iwarp,
@@ -703,7 +732,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
         }
         // Set before the request is posted, so a panic in between does not make it unknown.
         self.probing = true;
-        match T::post_probe(&mut self.qp) {
+        match T::post_probe(&mut self.qp, self.probe_path) {
             // The doorbell was rung for all earlier requests.
             Ok(()) => {
                 self.in_flight.sends.published();
@@ -761,7 +790,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
         self.delivery = Delivery::Known;
         if self.probes && self.qp.state() == QpState::RTS {
             self.probing = true;
-            match T::post_probe(&mut self.qp) {
+            match T::post_probe(&mut self.qp, self.probe_path) {
                 Ok(()) => {
                     self.in_flight.sends.published();
                     self.delivery = Delivery::Asked;
@@ -772,6 +801,13 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
                 }
             }
         }
+    }
+
+    /// Probes read the memory of the peer at `peer`, if they read memory.
+    fn set_peer_probe(&mut self, peer: Option<Remote>) {
+        let both = self.probe_memory.as_ref().zip(peer);
+        // SAFETY: `Drop` destroys the QP before the memory, or leaks it.
+        self.probe_path = both.map(|(memory, peer)| unsafe { memory.path(peer) });
     }
 
     /// Probes the peer of a new connection from now on, by the policy.
@@ -976,6 +1012,8 @@ impl EndpointOptions {
         let qp = &mut parts.qp;
         qp.init(&InitAttr { port: attr.port, pkey_index: attr.pkey_index, access: attr.access })?;
         let address = self.address(qp.address(attr.port, attr.gid_index)?);
+        let probe = parts.probe_memory.as_ref().map(ProbeMemory::remote);
+        let address = Address { probe, ..address };
         Ok(Endpoint { queues: Queues::new(parts), address, attr, resolve: self.resolve() })
     }
 }
@@ -1142,8 +1180,11 @@ impl<B, P: Provider, T: SafeTransport> Drop for Queues<B, P, T> {
             unsafe { self.qp.destroy_inner() }.is_ok()
         };
         if destroyed {
-            // SAFETY: `in_flight` is not used after this.
-            unsafe { ManuallyDrop::drop(&mut self.in_flight) };
+            // SAFETY: `in_flight` and `probe_memory` are not used after this.
+            unsafe {
+                ManuallyDrop::drop(&mut self.in_flight);
+                ManuallyDrop::drop(&mut self.probe_memory);
+            }
         }
     }
 }

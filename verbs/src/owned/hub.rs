@@ -92,7 +92,7 @@ use self::election::Election;
 use self::reaper::service::Service;
 use self::reaper::{BATCH, Conn, Cqe, Deferred, Depths, NextCqe, OpEntry, OpTable, Reaper, SmallList};
 use self::sweep::Sweeps;
-use super::keepalive::Policy;
+use super::keepalive::{Policy, ProbeMemory};
 use super::removal::is_hint;
 use super::resolve::ResolveTimeout;
 use super::spin::SpinState;
@@ -162,6 +162,8 @@ pub(crate) struct HubInner<B, P: Provider, S: Service<P>> {
     /// Whether the device was removed. All operations have ended.
     removed: AtomicBool,
     reaper: Mutex<Reaper<P, S>>,
+    /// The memory of probes, on iWARP.
+    probe: Option<Arc<ProbeMemory>>,
 }
 
 impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
@@ -416,7 +418,8 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
         let probes = if S::OWNS { 0 } else { entries / 2 };
         let all = entries.saturating_add(probes).min(context.limits().max_cqe.max(entries));
         let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(all) })?;
-        let hub = Self::over(pd, (cq, channel), (entries, all - entries), spin, service);
+        let probe = ProbeMemory::of(pd)?.map(Arc::new);
+        let hub = Self::over(pd, (cq, channel, probe), (entries, all - entries), spin, service);
         // Never released.
         drop(hub.inner.lock().reserve(reserved));
         Ok(hub)
@@ -425,7 +428,7 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
     /// A hub of a CQ, which has room for `entries` completions and for `probes`.
     fn over(
         pd: &Pd<P>,
-        (cq, channel): (Cq<P>, CompChannel),
+        (cq, channel, probe): (Cq<P>, CompChannel, Option<Arc<ProbeMemory>>),
         (entries, probes): (u32, u32),
         spin: Spin,
         service: S,
@@ -440,6 +443,7 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
             service,
             removed: AtomicBool::new(false),
             reaper: Mutex::new(Reaper::new(cq, entries, probes)),
+            probe,
         };
         Self { inner: Arc::new(inner) }
     }
@@ -455,7 +459,7 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
     #[cfg(any(test, feature = "test-utils"))]
     pub(crate) fn of_cq(pd: &Pd<P>, cq: Cq<P>, entries: u32, service: S) -> Self {
         let channel = CompChannel::for_test(pd.context().file());
-        Self::over(pd, (cq, channel), (entries, entries / 2), Spin::Never, service)
+        Self::over(pd, (cq, channel, None), (entries, entries / 2), Spin::Never, service)
     }
 
     /// A connection on a QP that the test has made.
@@ -524,7 +528,8 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
         let ready = created.and_then(|mut qp| {
             qp.init(&InitAttr { pkey_index, access, ..InitAttr::new(port) })?;
             let local = describe(qp.address(port, gid_index)?);
-            Ok((qp, local))
+            let probe = self.inner.probe.as_ref().map(|probe| probe.remote());
+            Ok((qp, Address { probe, ..local }))
         });
         let (qp, local) = match ready {
             Ok(ready) => ready,

@@ -4,18 +4,19 @@
 //! peer's device acknowledges it. If the peer is dead, it fails after the retries, as any request
 //! does, and moves the QP to ERR.
 //!
-//! On iWARP a write is complete when the local TCP has it, so that a probe is a read of length 0. The
-//! retries are those of TCP, which take a quarter of an hour. A connection without an answer in
+//! On iWARP a write is complete when the local TCP has it, so that a probe is a read of one byte, whose
+//! address the connection managers exchange, or else of length 0. Workaround: docs/kernel-bugs.md, "siw
+//! answers a READ of no bytes with data". The retries are those of TCP, which take a quarter of an hour. A connection without an answer in
 //! [`SILENT`] intervals has failed, unless sends are outstanding: they may be slow.
 
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::traits::Provider;
-use bareverbs_provider::work::{Operation, Payload, SendFlags, SendRequest};
+use bareverbs_provider::work::{Operation, Payload, SendFlags, SendRequest, Sge};
 
 use crate::error::PostError;
 use crate::qp::{Qp, Rc};
-use crate::{Error, Remote, Result};
+use crate::{Access, Buffer, Error, Mr, Pd, Remote, Result};
 
 /// The interval of [`Policy::Default`].
 pub(crate) const INTERVAL: Duration = Duration::from_secs(2);
@@ -139,14 +140,58 @@ pub(crate) fn post_empty_write<P: Provider>(qp: &mut Qp<Rc, P>, wr_id: u64) -> R
     unsafe { qp.post_send(&[SendRequest { wr_id, operation, flags, payload }]) }
 }
 
-/// Posts a signalled request of length 0 that the peer answers.
-pub(crate) fn post_probe<P: Provider>(qp: &mut Qp<Rc, P>, wr_id: u64) -> Result<(), PostError> {
+/// Memory of one byte, which peers on iWARP read as a probe, and which gets the byte of a peer.
+#[derive(Debug)]
+pub(crate) struct ProbeMemory(Mr<Buffer>);
+
+impl ProbeMemory {
+    /// `None` where probes are writes.
+    pub(crate) fn of<P: Provider>(pd: &Pd<P>) -> Result<Option<Self>> {
+        if !pd.context().capabilities().iwarp {
+            return Ok(None);
+        }
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+        let registered = pd.register(Buffer::zeroed(1)?, access);
+        registered.map(|memory| Some(Self(memory))).map_err(|refused| refused.error)
+    }
+
+    /// Where peers read.
+    pub(crate) fn remote(&self) -> Remote {
+        Remote { addr: self.0.addr(), rkey: self.0.rkey() }
+    }
+
+    /// The probe of a peer whose memory is at `peer`.
+    ///
+    /// # Safety
+    ///
+    /// This memory must stay registered until the QP that posts the probe is destroyed.
+    pub(crate) unsafe fn path(&self, peer: Remote) -> ProbePath {
+        ProbePath { peer, local: Sge { addr: self.0.addr(), length: 1, lkey: self.0.lkey() } }
+    }
+}
+
+/// What a probe reads, and where to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProbePath {
+    peer: Remote,
+    local: Sge,
+}
+
+/// Posts a signalled request that the peer answers.
+pub(crate) fn post_probe<P: Provider>(
+    qp: &mut Qp<Rc, P>,
+    wr_id: u64,
+    path: Option<ProbePath>,
+) -> Result<(), PostError> {
     if !qp.pd().context().capabilities().iwarp {
         return post_empty_write(qp, wr_id);
     }
-    let operation = Operation::Read(Remote { addr: 0, rkey: 0 });
-    let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&[]));
-    // SAFETY: the request names no memory.
+    let peer = path.map_or(Remote { addr: 0, rkey: 0 }, |path| path.peer);
+    let local = path.map(|path| path.local);
+    let (operation, flags, payload) =
+        (Operation::Read(peer), SendFlags::SIGNALED, Payload::Sges(local.as_slice()));
+    // SAFETY: the request names no memory but that of `path`, which stays registered until the QP is
+    // destroyed, by the contract of `ProbeMemory::path`. Nothing accesses its byte.
     unsafe { qp.post_send(&[SendRequest { wr_id, operation, flags, payload }]) }
 }
 

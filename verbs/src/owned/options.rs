@@ -2,7 +2,7 @@
 
 use bareverbs_provider::traits::Provider;
 
-use super::keepalive::Policy;
+use super::keepalive::{Policy, ProbeMemory};
 use super::operation::MAX_PARTS;
 use super::resolve::ResolveTimeout;
 use super::spin::Spin;
@@ -234,7 +234,7 @@ macro_rules! connection_setters {
             /// Probes need a free entry of the SQ and of the CQ: see
             /// [`Endpoint::probe`](crate::owned::Endpoint::probe).
             ///
-            /// On iWARP, probes are reads of length 0. The connection fails after 3 intervals without an
+            /// On iWARP, probes are reads. The connection fails after 3 intervals without an
             /// answer, if no send is outstanding.
             ///
             /// [`Address::remote_write`]: crate::Address::remote_write
@@ -283,6 +283,8 @@ pub(super) struct QueueParts<P: Provider, T: Transport> {
     pub(super) keepalive: Policy,
     /// Whether the SQ and the CQ have an entry for a probe.
     pub(super) probes: bool,
+    /// The memory of probes, on iWARP.
+    pub(super) probe_memory: Option<ProbeMemory>,
 }
 
 impl EndpointOptions {
@@ -364,8 +366,20 @@ impl EndpointOptions {
         let qp = pd.create_qp::<T>(&QpInit { cap, ..QpInit::new(&cq, &cq) })?;
         let Self { sends, recvs, max_sge, connection: ConnectionOptions { keepalive, .. }, .. } = *self;
         let spin = self.spin.unwrap_or_default();
-        let parts =
-            QueueParts { qp, cq, channel, sends, recvs, max_sge, signal_every, spin, keepalive, probes };
+        let probe_memory = ProbeMemory::of(pd)?;
+        let parts = QueueParts {
+            qp,
+            cq,
+            channel,
+            sends,
+            recvs,
+            max_sge,
+            signal_every,
+            spin,
+            keepalive,
+            probes,
+            probe_memory,
+        };
         Ok((parts, attr))
     }
 

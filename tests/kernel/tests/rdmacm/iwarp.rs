@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::thread;
 
 use bareverbs::qp::QpState;
-use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Errno, Mr, Op, Pd, RegionMut};
+use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Errno, Hub, Mr, Op, Pd, Pool, RegionMut};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_rdmacm::connection::{Incoming, Route};
@@ -169,4 +169,87 @@ fn hubs_servers_and_tasks_connect_on_iwarp() {
     owned::connections_of_hubs_are_made_by_ip_address();
     owned::clients_are_admitted_by_ip_address();
     owned::tasks_connect_hubs_by_ip_address();
+}
+
+/// Messages that fill the socket, so that the answers to probes wait behind them.
+const LARGE: usize = 1 << 18;
+const MESSAGES: u32 = 16;
+
+#[kernel_test(device::iwarp)]
+fn probes_on_iwarp_are_answered_while_the_peer_sends() {
+    nothing_leaks(probe_a_sending_endpoint);
+    nothing_leaks(probe_a_sending_connection);
+}
+
+fn probe_a_sending_endpoint() {
+    let (listener, addr) = listen();
+    let options = Endpoint::options().sends(MESSAGES).recvs(MESSAGES);
+    let large = |pd: &Pd| pd.register(Buffer::zeroed(LARGE).unwrap(), Access::LOCAL_WRITE).unwrap();
+    thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            let request = listener.request().in_time().unwrap();
+            let mut server = accept(request, &options, &ConnectOptions::default());
+            // The connecting side sends first.
+            server.queue.next().wait().unwrap();
+            let pd = server.queue.qp().pd().clone();
+            for _ in 0..MESSAGES {
+                server.queue.post(Op::send(large(&pd), ..)).unwrap();
+            }
+            for _ in 0..MESSAGES {
+                server.queue.next().wait().unwrap();
+            }
+            server
+        });
+        let connector = Connector::new();
+        let route = connector.resolve(addr).in_time().unwrap();
+        let pd = route.pd().in_time().unwrap();
+        let mut queue: Endpoint<Mr<Buffer>> = options.build(&pd).unwrap();
+        for _ in 0..MESSAGES {
+            queue.post(Op::recv(large(&pd))).unwrap();
+        }
+        let mut client = route.connect(queue, &ConnectOptions::default()).in_time().unwrap();
+        assert!(client.link.peer().private_data.is_empty());
+        client.queue.post(Op::send(region(&pd, b"go"), ..2)).unwrap();
+        let mut received = 0;
+        while received < MESSAGES {
+            client.queue.probe().unwrap();
+            if let Some(done) = client.queue.poll() {
+                received += u32::from(done.unwrap().is_recv());
+            }
+        }
+        let server = sender.join().unwrap();
+        assert!(client.queue.close().wait().unwrap().is_empty());
+        drop(server);
+    });
+}
+
+fn probe_a_sending_connection() {
+    let (listener, addr) = listen();
+    let pd = device::open().alloc_pd().unwrap();
+    let hub: Hub = Hub::new(&pd, 128).unwrap();
+    let pool = Pool::new(&pd, 2 * MESSAGES as usize + 2, LARGE).unwrap();
+    let options = Endpoint::options().sends(MESSAGES).recvs(MESSAGES);
+    let (client, server) = thread::scope(|scope| {
+        let accepted = scope.spawn(|| {
+            let request = listener.request().in_time().unwrap();
+            request.accept_on(&hub, &options).in_time().unwrap()
+        });
+        let connector = Connector::new();
+        let route = connector.resolve(addr).in_time().unwrap();
+        let client = route.connect_on(&hub, &options).in_time().unwrap();
+        (client, accepted.join().unwrap())
+    });
+    let buffer = || pool.take().unwrap();
+    let received: Vec<_> = (0..MESSAGES).map(|_| client.queue.post(Op::recv(buffer()))).collect();
+    let first = server.queue.post(Op::recv(buffer()));
+    client.queue.post(Op::send(buffer(), ..2)).wait().unwrap();
+    first.wait().unwrap();
+    let sent: Vec<_> = (0..MESSAGES).map(|_| server.queue.post(Op::send(buffer(), ..))).collect();
+    for message in received {
+        client.queue.probe().unwrap();
+        message.wait().unwrap();
+    }
+    for message in sent {
+        message.wait().unwrap();
+    }
 }

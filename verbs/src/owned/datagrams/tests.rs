@@ -50,6 +50,7 @@ impl<B> Setup<B> {
             spin: Spin::Never,
             keepalive: Policy::Never,
             probes: true,
+            probe_memory: None,
         };
         let datagrams = Datagrams {
             queues: Queues::new(parts),

@@ -107,6 +107,7 @@ impl Setup {
                 spin: Spin::Never,
                 keepalive: Policy::Never,
                 probes: true,
+                probe_memory: None,
             }),
             address: Address::new(Gid::default(), 1),
             attr: ConnectAttr::new(1, 0),

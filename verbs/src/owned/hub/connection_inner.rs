@@ -52,6 +52,10 @@ impl<B, P: Provider, S: Service<P>> ConnectionInner<B, P, S> {
             }
         };
         connected(&mut state);
+        let probe = hub.probe.as_ref().zip(remote.probe);
+        // SAFETY: the hub keeps the memory, and the connection the hub, until its QP is destroyed. `Leak`
+        // leaks the memory if that fails.
+        state.probe_path = probe.map(|(memory, peer)| unsafe { memory.path(peer) });
         let interval = policy.interval(remote.remote_write);
         state.start_keepalive(interval, hub.channel.file().now());
         drop(state);
@@ -100,6 +104,7 @@ impl<B, P: Provider, S: Service<P>> Drop for Leak<'_, B, P, S> {
         let mut panics = FirstPanic::default();
         let abandoned = self.hub.abandon_operations(self.conn, &mut panics);
         abandoned.into_iter().for_each(mem::forget);
+        mem::forget(self.hub.probe.clone());
         panics.resume();
     }
 }

@@ -20,7 +20,7 @@ use super::HubInner;
 use super::table::{Reaped, Table};
 use crate::cq::Cq;
 use crate::error::PostError;
-use crate::owned::keepalive::{SILENT, post_probe};
+use crate::owned::keepalive::{ProbePath, SILENT, post_probe};
 use crate::owned::operation::MAX_PARTS;
 use crate::owned::{BUDGET, spend_budget};
 use crate::qp::{Qp, Rc};
@@ -179,6 +179,8 @@ pub(crate) struct ConnState<P: Provider, S: Service<P>> {
     pub(crate) ended: bool,
     /// The outstanding requests of several buffers.
     pub(super) parts: Vec<Parts>,
+    /// What probes read, if they read memory.
+    pub(super) probe_path: Option<ProbePath>,
     /// Whether a probe is outstanding.
     probing: bool,
     /// Intervals in which the peer has not answered the probe.
@@ -207,9 +209,11 @@ impl<P: Provider, S: Service<P>> ConnState<P, S> {
 
     /// Probes the peer, unless an earlier probe is outstanding.
     pub(crate) fn probe(&mut self) -> Result<(), PostError> {
-        let Self { qp: Some(qp), failure: None, probing: probing @ false, .. } = self else { return Ok(()) };
+        let Self { qp: Some(qp), failure: None, probing: probing @ false, probe_path, .. } = self else {
+            return Ok(());
+        };
         *probing = true;
-        let posted = post_probe(qp, PROBE);
+        let posted = post_probe(qp, PROBE, *probe_path);
         *probing = posted.is_ok() || matches!(posted, Err(error) if error.accepted > 0);
         posted
     }
@@ -256,6 +260,7 @@ impl<P: Provider, S: Service<P>> Conn<P, S> {
             service,
             ended: false,
             parts: Vec::with_capacity(if depths.max_sge > 1 { slots.len() } else { 0 }),
+            probe_path: None,
             probing: false,
             silent: 0,
             keepalive: None,
