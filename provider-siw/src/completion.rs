@@ -9,7 +9,7 @@ use bareverbs_provider::barrier;
 use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::elements::{ElementConsumer, FilledElement};
 use bareverbs_provider::error::CreateError;
-use bareverbs_provider::traits::{Completion, CompletionQueue};
+use bareverbs_provider::traits::{Completion, CompletionQueue, Visitor};
 use bareverbs_provider::work::{Imm, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 use bareverbs_uapi::siw::{CqCtrl, Cqe, NotifyFlags, Opcode, WcStatus as SiwStatus};
 
@@ -29,8 +29,6 @@ pub struct SiwCq {
     notify: NonNull<u32>,
     shared: Arc<CqShared>,
     entries: u32,
-    /// Elements that were taken.
-    taken: u64,
     /// Keeps the ring in place.
     _memory: Keep,
 }
@@ -73,7 +71,7 @@ impl SiwCq {
         // SAFETY: the elements are those of `ring`.
         let shared = unsafe { CqShared::new(count - entries, place, Arc::clone(&memory)) };
         let ready = VecDeque::new();
-        Ok(Self { ring, ready, notify, shared, entries, taken: 0, _memory: Keep(memory) })
+        Ok(Self { ring, ready, notify, shared, entries, _memory: Keep(memory) })
     }
 
     /// What the queue shares with those of its QPs.
@@ -82,35 +80,39 @@ impl SiwCq {
         &self.shared
     }
 
-    /// Copies the next element of the ring and gives it back.
+    /// Copies the element that [`ElementConsumer::peek`] returned and gives it back.
+    ///
+    /// # Safety
+    ///
+    /// It must be the result of the last call.
     #[inline(always)]
-    fn take(&mut self) -> Option<Cqe> {
-        let FilledElement { element, word } = self.ring.peek()?;
+    unsafe fn take<'a>(&mut self, FilledElement { element, word }: FilledElement) -> SiwCompletion<'a> {
         let cqe = element.cast::<Cqe>().as_ptr();
-        let [_, opcode, status @ .., b0, b1, b2, b3] = word.to_ne_bytes();
         // SAFETY: `locate` checked that an element holds a `Cqe`. The reads are volatile because the kernel
         // could write at any time.
-        let (id, qp_id) =
+        let (wr_id, qp_num) =
             unsafe { ((&raw const (*cqe).id).read_volatile(), (&raw const (*cqe).qp_id).read_volatile()) };
-        self.taken += 1;
-        self.shared.count_taken(self.taken);
+        self.shared.count_taken();
         self.ring.release();
-        Some(Cqe {
-            id,
-            flags: 0,
-            opcode: Opcode(opcode),
-            status: SiwStatus(u16::from_ne_bytes(status)),
-            bytes: u32::from_ne_bytes([b0, b1, b2, b3]),
-            imm_data: 0,
-            qp_id,
-        })
+        SiwCompletion { wr_id, kind: kind(word), bytes: bytes_of(word), qp_num, _queue: PhantomData }
     }
 
-    /// Whether a completion is reported as it is.
+    /// Polls the next completion, if it is reported as it is.
     #[inline(always)]
-    fn is_plain(&self, cqe: &Cqe) -> bool {
-        cqe.status == SiwStatus::SUCCESS
-            && (cqe.opcode == Opcode::RECEIVE || (cqe.opcode != Opcode::READ && !self.shared.sorts()))
+    fn poll_fast<'a>(&mut self) -> FastPoll<'a> {
+        if !self.ready.is_empty() {
+            return FastPoll::Declined;
+        }
+        let Some(filled) = self.ring.peek() else {
+            return if self.shared.has_flushed() { FastPoll::Declined } else { FastPoll::Empty };
+        };
+        let kind = kind(filled.word);
+        // A READ is posted after `sorts` was set.
+        if kind >= FAILED || (self.shared.sorts() && kind != RECEIVE) {
+            return FastPoll::Declined;
+        }
+        // SAFETY: `peek` was called above.
+        FastPoll::Completion(unsafe { self.take(filled) })
     }
 
     /// Treats a completion that is not plain.
@@ -118,7 +120,7 @@ impl SiwCq {
     #[inline(never)]
     fn sort(&mut self, cqe: Cqe) {
         let ready = &mut self.ready;
-        let Some(qp) = self.shared.qp(cqe.qp_id, self.taken - 1) else {
+        let Some(qp) = self.shared.qp(cqe.qp_id, self.shared.taken() - 1) else {
             ready.push_back(cqe);
             return;
         };
@@ -153,23 +155,22 @@ impl SiwCq {
         true
     }
 
-    /// The next completion of a queue that is empty, or has one that is not plain.
+    /// The next completion when the fast path has declined.
     #[cold]
     #[inline(never)]
-    fn next_slow(&mut self, first: Option<Cqe>) -> Option<Cqe> {
-        if let Some(cqe) = first {
-            self.sort(cqe);
-        }
+    fn next_slow(&mut self) -> Option<SiwCompletion<'_>> {
         // A kernel that goes on adding completions that are not reported does not keep the caller here.
         let mut taken = 0;
         while taken <= self.ring.capacity() {
             if let Some(cqe) = self.ready.pop_front() {
-                return Some(cqe);
+                return Some(SiwCompletion::from(cqe));
             }
             // Before the ring: the kernel's completions of the QP come first, and are visible then.
             let has_flushed = self.shared.has_flushed();
-            if let Some(cqe) = self.take() {
-                self.sort(cqe);
+            if let Some(filled) = self.ring.peek() {
+                // SAFETY: `peek` was called above.
+                let completion = unsafe { self.take(filled) };
+                self.sort(Cqe::from(completion));
                 taken += 1;
             } else if !has_flushed || !self.take_flushed() {
                 return None;
@@ -177,6 +178,21 @@ impl SiwCq {
         }
         None
     }
+
+    #[cold]
+    #[inline(never)]
+    fn next_slow_value(&mut self) -> Option<WorkCompletion> {
+        self.next_slow().map(|completion| completion.to_value())
+    }
+}
+
+/// The result of the fast path.
+enum FastPoll<'a> {
+    Completion(SiwCompletion<'a>),
+    /// There is no completion.
+    Empty,
+    /// The slow path must look.
+    Declined,
 }
 
 // SAFETY: by the numbers of the trait's obligations:
@@ -199,18 +215,50 @@ unsafe impl CompletionQueue for SiwCq {
         self.entries
     }
 
-    #[inline]
+    #[inline(always)]
     fn next(&mut self) -> Option<SiwCompletion<'_>> {
-        let cqe = if self.ready.is_empty() {
-            match self.take() {
-                Some(cqe) if self.is_plain(&cqe) => cqe,
-                None if !self.shared.has_flushed() => return None,
-                first => self.next_slow(first)?,
-            }
-        } else {
-            self.next_slow(None)?
-        };
-        Some(SiwCompletion { cqe, _queue: PhantomData })
+        match self.poll_fast() {
+            FastPoll::Completion(completion) => Some(completion),
+            FastPoll::Empty => None,
+            FastPoll::Declined => self.next_slow(),
+        }
+    }
+
+    #[inline(always)]
+    fn visit_next<V: Visitor>(&mut self, visitor: V) -> V::Output {
+        match self.poll_fast() {
+            FastPoll::Completion(completion) => visitor.completion(completion),
+            FastPoll::Empty => visitor.empty(),
+            FastPoll::Declined => visitor.declined(),
+        }
+    }
+
+    /// The results of the fast path and of the slow path are returned separately. A single value
+    /// for both would be built in memory first.
+    #[inline(always)]
+    fn next_value(&mut self) -> Option<WorkCompletion> {
+        match self.poll_fast() {
+            FastPoll::Completion(completion) => Some(completion.to_value()),
+            FastPoll::Empty => None,
+            FastPoll::Declined => self.next_slow_value(),
+        }
+    }
+
+    #[inline(always)]
+    fn next_values(&mut self, into: &mut [WorkCompletion]) -> usize {
+        let mut taken = 0;
+        for slot in into {
+            *slot = match self.poll_fast() {
+                FastPoll::Completion(completion) => completion.to_value(),
+                FastPoll::Empty => break,
+                FastPoll::Declined => match self.next_slow_value() {
+                    Some(value) => value,
+                    None => break,
+                },
+            };
+            taken += 1;
+        }
+        taken
     }
 
     #[inline]
@@ -226,45 +274,85 @@ unsafe impl CompletionQueue for SiwCq {
     }
 }
 
+/// Operation and status in the word of an element: the lower 8 bits are the operation.
+#[inline(always)]
+fn kind(word: u64) -> u32 {
+    let [_, opcode, s0, s1, ..] = word.to_ne_bytes();
+    u32::from(u16::from_ne_bytes([s0, s1])) << 8 | u32::from(opcode)
+}
+
+/// The length in the word of an element.
+#[inline(always)]
+fn bytes_of(word: u64) -> u32 {
+    let [.., b0, b1, b2, b3] = word.to_ne_bytes();
+    u32::from_ne_bytes([b0, b1, b2, b3])
+}
+
 /// A completion, copied from the ring.
 #[derive(Debug)]
 pub struct SiwCompletion<'a> {
-    cqe: Cqe,
+    wr_id: u64,
+    /// As of [`kind`]: less than [`FAILED`] if the request was successful.
+    kind: u32,
+    bytes: u32,
+    qp_num: u64,
     _queue: PhantomData<&'a ()>,
+}
+
+/// The first kind that is a failure, or an operation that the kernel does not have.
+const FAILED: u32 = Opcode::COUNT.0 as u32;
+const RECEIVE: u32 = Opcode::RECEIVE.0 as u32;
+
+/// The operations of successful completions.
+const OPERATIONS: [WcOpcode; FAILED as usize] = {
+    let mut operations = [WcOpcode::SEND; FAILED as usize];
+    operations[Opcode::RECEIVE.0 as usize] = WcOpcode::RECV;
+    operations[Opcode::WRITE.0 as usize] = WcOpcode::RDMA_WRITE;
+    operations[Opcode::READ.0 as usize] = WcOpcode::RDMA_READ;
+    operations[Opcode::READ_LOCAL_INV.0 as usize] = WcOpcode::RDMA_READ;
+    operations
+};
+
+impl From<Cqe> for SiwCompletion<'_> {
+    fn from(Cqe { id, opcode, status, bytes, qp_id, .. }: Cqe) -> Self {
+        let kind = u32::from(status.0) << 8 | u32::from(opcode.0);
+        Self { wr_id: id, kind, bytes, qp_num: qp_id, _queue: PhantomData }
+    }
+}
+
+impl From<SiwCompletion<'_>> for Cqe {
+    fn from(completion: SiwCompletion<'_>) -> Self {
+        let SiwCompletion { wr_id, kind, bytes, qp_num, .. } = completion;
+        let [opcode, status @ .., _] = kind.to_le_bytes();
+        let (opcode, status) = (Opcode(opcode), SiwStatus(u16::from_le_bytes(status)));
+        Self { id: wr_id, opcode, status, bytes, qp_id: qp_num, ..Self::zeroed() }
+    }
 }
 
 impl Completion for SiwCompletion<'_> {
     #[inline]
     fn wr_id(&self) -> u64 {
-        self.cqe.id
+        self.wr_id
     }
 
-    #[inline]
+    #[inline(always)]
     fn status(&self) -> WcStatus {
-        if self.cqe.status == SiwStatus::SUCCESS && self.cqe.opcode.0 < Opcode::COUNT.0 {
-            return WcStatus::SUCCESS;
-        }
-        failure(self.cqe.status)
+        if self.kind < FAILED { WcStatus::SUCCESS } else { failure(SiwStatus(self.vendor_err() as u16)) }
     }
 
-    #[inline]
+    #[inline(always)]
     fn opcode(&self) -> WcOpcode {
-        match self.cqe.opcode {
-            Opcode::RECEIVE => WcOpcode::RECV,
-            Opcode::WRITE => WcOpcode::RDMA_WRITE,
-            Opcode::READ | Opcode::READ_LOCAL_INV => WcOpcode::RDMA_READ,
-            _ => WcOpcode::SEND,
-        }
+        OPERATIONS.get(self.kind as u8 as usize).copied().unwrap_or(WcOpcode::SEND)
     }
 
     #[inline]
     fn byte_len(&self) -> u32 {
-        self.cqe.bytes
+        self.bytes
     }
 
     #[inline]
     fn qp_num(&self) -> u32 {
-        self.cqe.qp_id as u32
+        self.qp_num as u32
     }
 
     #[inline]
@@ -285,7 +373,7 @@ impl Completion for SiwCompletion<'_> {
     /// The kernel's status.
     #[inline]
     fn vendor_err(&self) -> u32 {
-        self.cqe.status.0.into()
+        self.kind >> 8
     }
 
     #[inline]

@@ -121,8 +121,14 @@ impl CqShared {
 
     /// Counts an element, before it is given back to the kernel.
     #[inline(always)]
-    pub(crate) fn count_taken(&self, taken: u64) {
-        self.taken.store(taken, Ordering::Relaxed);
+    pub(crate) fn count_taken(&self) {
+        // Only the consumer stores.
+        self.taken.store(self.taken.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// Elements that were counted.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
     }
 
     /// The number of the first element that the kernel has not filled yet.

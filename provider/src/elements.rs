@@ -57,8 +57,35 @@ impl ElementMemory {
 
     #[inline(always)]
     fn word(&self, count: u32) -> *mut u8 {
+        // SAFETY: `element` returned it.
+        unsafe { self.word_of(self.element(count)) }
+    }
+
+    /// # Safety
+    ///
+    /// It must be an element of the queue.
+    #[inline(always)]
+    unsafe fn word_of(&self, element: NonNull<u8>) -> *mut u8 {
         // SAFETY: the flags are in the element.
-        unsafe { self.element(count).add(self.flags) }.as_ptr()
+        unsafe { element.add(self.flags) }.as_ptr()
+    }
+
+    /// The end of the last element.
+    fn end(&self) -> NonNull<u8> {
+        // SAFETY: all elements are valid, by the contracts of the constructors of the queues.
+        unsafe { self.first.add((self.mask as usize + 1) * self.stride) }
+    }
+
+    /// The element after `element`. `end` is that of the queue.
+    ///
+    /// # Safety
+    ///
+    /// It must be an element of the queue.
+    #[inline(always)]
+    unsafe fn after(&self, element: NonNull<u8>, end: NonNull<u8>) -> NonNull<u8> {
+        // SAFETY: the result is an element, or the end of the last one.
+        let next = unsafe { element.add(self.stride) };
+        if next == end { self.first } else { next }
     }
 
     #[inline(always)]
@@ -222,7 +249,9 @@ pub unsafe fn is_filled(memory: ElementMemory, count: u32) -> bool {
 #[derive(Debug)]
 pub struct ElementConsumer {
     memory: ElementMemory,
-    taken: u32,
+    /// The next element. An index would be multiplied for each access.
+    next: NonNull<u8>,
+    end: NonNull<u8>,
 }
 
 // SAFETY: the memory belongs to no thread, and the caller of `new` promised that nothing else is its
@@ -246,7 +275,7 @@ impl ElementConsumer {
     /// As for [`ElementProducer::new`], with one consumer, and with words of 64 bits in place of flags.
     #[must_use]
     pub unsafe fn new(memory: ElementMemory) -> Self {
-        Self { memory, taken: 0 }
+        Self { memory, next: memory.first, end: memory.end() }
     }
 
     /// Number of elements.
@@ -261,10 +290,10 @@ impl ElementConsumer {
     #[inline(always)]
     #[must_use]
     pub fn peek(&self) -> Option<FilledElement> {
-        // SAFETY: the word is aligned and valid, and all accesses go through `barrier`, by the contract of
-        // `new`.
-        let word = unsafe { read_element_word(self.memory.word(self.taken).cast()) };
-        let element = self.memory.element(self.taken);
+        let element = self.next;
+        // SAFETY: `next` is an element. Its word is aligned and valid, and all accesses go through
+        // `barrier`, by the contract of `new`.
+        let word = unsafe { read_element_word(self.memory.word_of(element).cast()) };
         (word & VALID_WORD != 0).then_some(FilledElement { element, word })
     }
 
@@ -272,7 +301,9 @@ impl ElementConsumer {
     #[inline(always)]
     pub fn release(&mut self) {
         // SAFETY: as in `peek`.
-        unsafe { release_element_word(self.memory.word(self.taken).cast()) };
-        self.taken = self.taken.wrapping_add(1);
+        unsafe {
+            release_element_word(self.memory.word_of(self.next).cast());
+            self.next = self.memory.after(self.next, self.end);
+        }
     }
 }
