@@ -93,7 +93,8 @@ impl SiwCq {
         let (wr_id, qp_num) =
             unsafe { ((&raw const (*cqe).id).read_volatile(), (&raw const (*cqe).qp_id).read_volatile()) };
         self.shared.count_taken();
-        self.ring.release();
+        // SAFETY: by this function's contract, `peek` returned it.
+        unsafe { self.ring.release(element) };
         SiwCompletion { wr_id, kind: kind(word), bytes: bytes_of(word), qp_num, _queue: PhantomData }
     }
 
@@ -107,8 +108,7 @@ impl SiwCq {
             return if self.shared.has_flushed() { FastPoll::Declined } else { FastPoll::Empty };
         };
         let kind = kind(filled.word);
-        // A READ is posted after `sorts` was set.
-        if kind >= FAILED || (self.shared.sorts() && kind != RECEIVE) {
+        if kind >= FAILED || !self.shared.is_plain(kind) {
             return FastPoll::Declined;
         }
         // SAFETY: `peek` was called above.
@@ -301,7 +301,7 @@ pub struct SiwCompletion<'a> {
 
 /// The first kind that is a failure, or an operation that the kernel does not have.
 const FAILED: u32 = Opcode::COUNT.0 as u32;
-const RECEIVE: u32 = Opcode::RECEIVE.0 as u32;
+const _: () = assert!(FAILED <= u32::BITS);
 
 /// The operations of successful completions.
 const OPERATIONS: [WcOpcode; FAILED as usize] = {

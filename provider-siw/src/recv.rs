@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bareverbs_provider::barrier::before_peer_is_checked;
-use bareverbs_provider::elements::{ElementProducer, Published};
+use bareverbs_provider::elements::ElementProducer;
 use bareverbs_provider::error::CreateError;
 use bareverbs_provider::traits::RecvQueue;
 use bareverbs_provider::work::{self, PushError, RecvRequest};
@@ -11,7 +11,7 @@ use bareverbs_uapi::siw::Rqe;
 
 use crate::control::Control;
 use crate::memory::{SharedMemory, locate};
-use crate::shared::QpShared;
+use crate::shared::{QpShared, Queue};
 
 /// The longest message in bytes: the kernel counts bytes in an `int`.
 pub(crate) const MAX_MESSAGE: u64 = i32::MAX as u64;
@@ -21,30 +21,13 @@ pub(crate) const MAX_MESSAGE: u64 = i32::MAX as u64;
 /// There is no doorbell: the kernel reads the queue when a message arrives.
 #[derive(Debug)]
 pub struct SiwRq {
-    ring: ElementProducer,
+    ring: ElementProducer<false>,
     max_sge: u32,
     /// Whether the fast path is enabled: a request was written since creation.
     fast_path: bool,
-    owner: Owner,
-}
-
-/// What a receive queue belongs to.
-#[derive(Debug)]
-enum Owner {
-    Qp(Arc<QpShared>, Arc<dyn Control>),
-    /// An SRQ: the kernel does not flush it.
-    Srq {
-        published: Published,
-        _memory: SrqMemory,
-    },
-}
-
-struct SrqMemory(#[expect(dead_code, reason = "keeps the memory")] SharedMemory);
-
-impl std::fmt::Debug for SrqMemory {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("memory")
-    }
+    queue: Arc<Queue>,
+    /// The QP. `None` of an SRQ: the kernel does not flush it.
+    owner: Option<(Arc<QpShared>, Arc<dyn Control>)>,
 }
 
 impl SiwRq {
@@ -55,9 +38,10 @@ impl SiwRq {
     /// As for [`SiwSq::new`](crate::SiwSq::new). There must be no other receive queue of the QP.
     pub(crate) unsafe fn of_qp(qp: &Arc<QpShared>, control: Arc<dyn Control>, max_sge: u32) -> Option<Self> {
         let queue = qp.rq.as_ref()?;
-        // SAFETY: `QpShared` keeps the memory. The caller guarantees that this is the only producer.
+        // SAFETY: the queue keeps the memory. The caller guarantees that this is the only producer.
         let ring = unsafe { ElementProducer::new(queue.memory) };
-        Some(Self { ring, max_sge, fast_path: false, owner: Owner::Qp(Arc::clone(qp), control) })
+        let owner = Some((Arc::clone(qp), control));
+        Some(Self { ring, max_sge, fast_path: false, queue: Arc::clone(queue), owner })
     }
 
     /// An SRQ in `memory`, which has `count` elements.
@@ -79,16 +63,25 @@ impl SiwRq {
         max_sge: u32,
     ) -> Result<Self, CreateError> {
         let place = locate::<Rqe>(&memory, "SRQ", count, depth, 0)?;
-        // SAFETY: `locate` checked that the elements lie in the memory, which the value keeps. The caller
-        // guarantees that this is the only producer.
+        // SAFETY: `locate` checked that the elements lie in the memory. They are those of the producer below.
+        let queue = Arc::new(unsafe { Queue::new(place, memory) });
+        // SAFETY: the queue keeps the memory. The caller guarantees that this is the only producer.
         let ring = unsafe { ElementProducer::new(place) };
-        let owner = Owner::Srq { published: Published::new(0), _memory: SrqMemory(memory) };
-        Ok(Self { ring, max_sge, fast_path: false, owner })
+        Ok(Self { ring, max_sge, fast_path: false, queue, owner: None })
+    }
+
+    /// Completes the published requests of a QP that has failed.
+    #[cold]
+    #[inline(never)]
+    fn flush(&self) {
+        if let Some((qp, control)) = &self.owner {
+            qp.fail(Some(&**control));
+        }
     }
 }
 
 // SAFETY: by the numbers of the trait's obligations:
-// 1. `QpShared` or the value keeps the memory, by the contract of `QueueMemory`.
+// 1. `queue` keeps the memory, by the contract of `QueueMemory`.
 // 2. A request's SGEs are copied into an element unchanged, and the kernel writes to their memory when a
 //    message arrives. `advance` makes an element part of the batch. It is the last call in `push` and
 //    `try_push`, so a rejected or declined request is in no batch.
@@ -119,7 +112,7 @@ unsafe impl RecvQueue for SiwRq {
             (&raw mut (*rqe).id).write(request.wr_id);
             (&raw mut (*rqe).num_sge).write(1);
             (&raw mut (*rqe).sge).cast::<work::Sge>().write(*sge);
-            self.ring.advance(0);
+            self.ring.advance();
         }
         true
     }
@@ -143,7 +136,7 @@ unsafe impl RecvQueue for SiwRq {
             (&raw mut (*rqe).id).write(request.wr_id);
             (&raw mut (*rqe).num_sge).write(sges.len() as u8);
             (&raw mut (*rqe).sge).cast::<work::Sge>().copy_from_nonoverlapping(sges.as_ptr(), sges.len());
-            self.ring.advance(0);
+            self.ring.advance();
         }
         self.fast_path = self.max_sge > 0;
         Ok(())
@@ -151,16 +144,12 @@ unsafe impl RecvQueue for SiwRq {
 
     #[inline]
     fn ring(&mut self) {
-        match &self.owner {
-            Owner::Qp(qp, control) => {
-                let Some(queue) = &qp.rq else { return };
-                self.ring.publish(&queue.published);
-                before_peer_is_checked();
-                if qp.has_failed() {
-                    qp.fail(Some(&**control));
-                }
+        self.ring.publish(&self.queue.published);
+        if self.owner.is_some() {
+            before_peer_is_checked();
+            if self.queue.has_failed() {
+                self.flush();
             }
-            Owner::Srq { published, .. } => self.ring.publish(published),
         }
     }
 

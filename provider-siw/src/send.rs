@@ -146,7 +146,7 @@ impl<D: Doorbell> SiwSq<D> {
     fn check_reads(&mut self, operation: &Operation) -> Result<(), PushError> {
         let known = self.max_reads.or_else(|| self.control.max_reads().ok());
         self.max_reads = known.filter(|reads| *reads > 0);
-        if known == Some(0) && !self.shared.has_failed() {
+        if known == Some(0) && !self.shared.sq.has_failed() {
             return Err(PushError::MaxRdAtomicZero { operation: operation.name() });
         }
         Ok(())
@@ -166,7 +166,7 @@ impl<D: Doorbell> SiwSq<D> {
             self.shared.published();
         }
         before_peer_is_checked();
-        if self.shared.has_failed() {
+        if self.shared.sq.has_failed() {
             self.shared.fail(Some(&*self.control));
             return Ok(());
         }

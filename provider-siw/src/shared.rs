@@ -44,8 +44,9 @@ pub(crate) enum Flushed {
 
 /// What a CQ and the queues of its QPs share.
 pub struct CqShared {
-    /// Whether completions of sends may have to be held back or not reported.
-    sorts: AtomicBool,
+    /// A bit of each operation whose successful completions are reported as they are. The others may have
+    /// to be held back or not reported. READs are posted after their bit was cleared.
+    plain: AtomicU32,
     /// How many more requests may be signalled to the kernel although the caller does not ask for it.
     room: AtomicU32,
     /// Number of `flushed`.
@@ -61,7 +62,7 @@ pub struct CqShared {
 impl std::fmt::Debug for CqShared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CqShared")
-            .field("sorts", &self.sorts)
+            .field("plain", &self.plain)
             .field("room", &self.room)
             .finish_non_exhaustive()
     }
@@ -76,7 +77,7 @@ impl CqShared {
     #[must_use]
     pub(crate) unsafe fn new(room: u32, ring: ElementMemory, keep: SharedMemory) -> Arc<Self> {
         Arc::new(Self {
-            sorts: AtomicBool::new(false),
+            plain: AtomicU32::new(u32::MAX),
             room: AtomicU32::new(room),
             waiting: AtomicU32::new(0),
             flushed: Mutex::default(),
@@ -87,9 +88,10 @@ impl CqShared {
         })
     }
 
+    /// Whether a successful completion of this operation is reported as it is.
     #[inline(always)]
-    pub(crate) fn sorts(&self) -> bool {
-        self.sorts.load(Ordering::Relaxed)
+    pub(crate) fn is_plain(&self, opcode: u32) -> bool {
+        self.plain.load(Ordering::Relaxed) >> (opcode % u32::BITS) & 1 != 0
     }
 
     #[inline(always)]
@@ -175,6 +177,8 @@ impl CqShared {
 pub(crate) struct Queue {
     pub(crate) memory: ElementMemory,
     pub(crate) published: Published,
+    /// Whether the QP has failed.
+    has_failed: AtomicBool,
     /// Keeps the elements.
     _keep: SharedMemory,
 }
@@ -191,7 +195,14 @@ impl Queue {
     /// The memory of `keep` must contain the elements, which are those of an `ElementProducer` that
     /// publishes by this value's counter.
     pub(crate) unsafe fn new(memory: ElementMemory, keep: SharedMemory) -> Self {
-        Self { memory, published: Published::new(0), _keep: keep }
+        Self { memory, published: Published::new(0), has_failed: AtomicBool::new(false), _keep: keep }
+    }
+
+    /// Whether requests that are published are completed by this process. To be called after the
+    /// publication and [`before_peer_is_checked`].
+    #[inline(always)]
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
     }
 }
 
@@ -208,13 +219,12 @@ struct End {
 #[derive(Debug)]
 pub(crate) struct QpShared {
     qp_num: u32,
-    has_failed: AtomicBool,
     /// READs of `order`.
     reads: AtomicU32,
     order: Mutex<Order>,
     end: Mutex<End>,
     pub(crate) sq: Queue,
-    pub(crate) rq: Option<Queue>,
+    pub(crate) rq: Option<Arc<Queue>>,
     send_cq: Arc<CqShared>,
     recv_cq: Arc<CqShared>,
     /// The numbers of the first completions in both that may be of this QP.
@@ -231,12 +241,11 @@ impl QpShared {
         let requests = sq.memory.mask as usize + 1;
         let qp = Arc::new(Self {
             qp_num,
-            has_failed: AtomicBool::new(false),
             reads: AtomicU32::new(0),
             order: Mutex::new(Order::with_capacity(requests)),
             end: Mutex::new(End { control: Some(control), is_in_error: false }),
             sq,
-            rq,
+            rq: rq.map(Arc::new),
             send_cq: Arc::clone(send_cq),
             recv_cq: Arc::clone(recv_cq),
             first: [send_cq, recv_cq].map(|cq| cq.end_of_ring()),
@@ -258,13 +267,6 @@ impl QpShared {
         lock(&self.end).control = None;
     }
 
-    /// Whether requests that are published are completed by this process. To be called after the
-    /// publication and [`before_peer_is_checked`].
-    #[inline(always)]
-    pub(crate) fn has_failed(&self) -> bool {
-        self.has_failed.load(Ordering::Relaxed)
-    }
-
     /// Whether READs are outstanding: then each request needs an entry.
     #[inline(always)]
     pub(crate) fn has_reads(&self) -> bool {
@@ -278,7 +280,7 @@ impl QpShared {
 
     /// Requests are about to be published. Those that are hidden have [reserved](CqShared::reserve) room.
     pub(crate) fn add(&self, entries: impl Iterator<Item = Entry>) {
-        self.send_cq.sorts.store(true, Ordering::Release);
+        self.send_cq.plain.store(1 << Opcode::RECEIVE.0, Ordering::Release);
         let mut order = lock(&self.order);
         for Entry { wr_id, is_read, is_signaled, is_hidden } in entries {
             if is_read {
@@ -292,7 +294,7 @@ impl QpShared {
     }
 
     /// The requests that were passed to [`add`](Self::add) are published. To be called before
-    /// [`has_failed`](Self::has_failed).
+    /// [`Queue::has_failed`].
     pub(crate) fn published(&self) {
         lock(&self.order).is_publishing = false;
     }
@@ -327,7 +329,9 @@ impl QpShared {
     /// owner of the queues passes its own commands, another thread `None`.
     #[cold]
     pub(crate) fn fail(self: &Arc<Self>, owner: Option<&dyn Control>) {
-        self.has_failed.store(true, Ordering::Relaxed);
+        for queue in self.rq.as_deref().into_iter().chain([&self.sq]) {
+            queue.has_failed.store(true, Ordering::Relaxed);
+        }
         before_peer_is_checked();
         let mut end = lock(&self.end);
         if !end.is_in_error {

@@ -90,25 +90,43 @@ impl ElementMemory {
 
     #[inline(always)]
     fn flags(&self, count: u32) -> u16 {
-        // SAFETY: the flags are aligned and valid, and all accesses go through `barrier`, by the contracts
-        // of the constructors of the queues.
-        unsafe { read_element_flags(self.word(count).cast()) }
+        // SAFETY: `element` returned it.
+        unsafe { self.flags_of(self.element(count)) }
     }
 
+    /// # Safety
+    ///
+    /// It must be an element of the queue.
     #[inline(always)]
-    fn store(&self, count: u32, flags: u16) {
-        // SAFETY: as in `flags`.
-        unsafe { publish_element_flags(self.word(count).cast(), flags) }
+    unsafe fn flags_of(&self, element: NonNull<u8>) -> u16 {
+        // SAFETY: the flags are aligned and valid, and all accesses go through `barrier`, by the contracts
+        // of the constructors of the queues.
+        unsafe { read_element_flags(self.word_of(element).cast()) }
+    }
+
+    /// # Safety
+    ///
+    /// It must be an element of the queue.
+    #[inline(always)]
+    unsafe fn store_of(&self, element: NonNull<u8>, flags: u16) {
+        // SAFETY: as in `flags_of`.
+        unsafe { publish_element_flags(self.word_of(element).cast(), flags) }
     }
 }
 
 /// The number of elements that a producer has published, for [`take_back`].
 pub type Published = AtomicU32;
 
-/// The producer's side of a send queue or receive queue.
+/// The producer's side of a send queue or receive queue. Without `FLAGS`, all elements of the queue have no
+/// flags but [`VALID`].
 #[derive(Debug)]
-pub struct ElementProducer {
+pub struct ElementProducer<const FLAGS: bool = true> {
     memory: ElementMemory,
+    end: NonNull<u8>,
+    /// The element that is filled next.
+    next: NonNull<u8>,
+    /// The element that is published next.
+    unpublished: NonNull<u8>,
     /// Elements that were filled.
     filled: u32,
     /// Elements that were published.
@@ -119,9 +137,38 @@ pub struct ElementProducer {
 
 // SAFETY: the memory belongs to no thread, and the caller of `new` promised that nothing else is its
 // producer.
-unsafe impl Send for ElementProducer {}
+unsafe impl<const FLAGS: bool> Send for ElementProducer<FLAGS> {}
 
 impl ElementProducer {
+    /// Adds the next element to the batch, with these flags.
+    ///
+    /// # Safety
+    ///
+    /// [`next_element`](Self::next_element) must have returned it since the last call, and it must hold a
+    /// complete request except for its flags, whose memory the consumer may access once it is published.
+    #[inline(always)]
+    pub unsafe fn advance(&mut self, flags: u16) {
+        let index = (self.filled & self.memory.mask) as usize;
+        if let Some(slot) = self.flags.get_mut(index) {
+            *slot = flags;
+        }
+        self.count_filled();
+    }
+}
+
+impl ElementProducer<false> {
+    /// Adds the next element to the batch.
+    ///
+    /// # Safety
+    ///
+    /// As for [`ElementProducer::advance`] of a queue with flags.
+    #[inline(always)]
+    pub unsafe fn advance(&mut self) {
+        self.count_filled();
+    }
+}
+
+impl<const FLAGS: bool> ElementProducer<FLAGS> {
     /// Creates the producer of an empty queue.
     ///
     /// # Safety
@@ -132,8 +179,9 @@ impl ElementProducer {
     /// 3. The flags must be aligned, and accessed by this process only through this module.
     #[must_use]
     pub unsafe fn new(memory: ElementMemory) -> Self {
-        let flags = vec![0; memory.mask as usize + 1].into_boxed_slice();
-        Self { memory, filled: 0, published: 0, flags }
+        let flags = if FLAGS { vec![0; memory.mask as usize + 1] } else { Vec::new() }.into_boxed_slice();
+        let ElementMemory { first, .. } = memory;
+        Self { memory, end: memory.end(), next: first, unpublished: first, filled: 0, published: 0, flags }
     }
 
     /// Number of elements.
@@ -154,22 +202,15 @@ impl ElementProducer {
     #[inline(always)]
     #[must_use]
     pub fn next_element(&self) -> Option<NonNull<u8>> {
-        let is_free = self.memory.flags(self.filled) & VALID == 0 && self.pending() <= self.memory.mask;
-        is_free.then(|| self.memory.element(self.filled))
+        // SAFETY: `next` is an element.
+        let flags = unsafe { self.memory.flags_of(self.next) };
+        (flags & VALID == 0 && self.pending() <= self.memory.mask).then_some(self.next)
     }
 
-    /// Adds the next element to the batch, with these flags.
-    ///
-    /// # Safety
-    ///
-    /// [`next_element`](Self::next_element) must have returned it since the last call, and it must hold a
-    /// complete request except for its flags, whose memory the consumer may access once it is published.
     #[inline(always)]
-    pub unsafe fn advance(&mut self, flags: u16) {
-        let index = (self.filled & self.memory.mask) as usize;
-        if let Some(slot) = self.flags.get_mut(index) {
-            *slot = flags;
-        }
+    fn count_filled(&mut self) {
+        // SAFETY: `next` is an element.
+        self.next = unsafe { self.memory.after(self.next, self.end) };
         self.filled = self.filled.wrapping_add(1);
     }
 
@@ -177,10 +218,22 @@ impl ElementProducer {
     #[inline(always)]
     pub fn publish(&mut self, count: &Published) {
         count.store(self.filled, Ordering::Relaxed);
-        while self.published != self.filled {
-            let index = (self.published & self.memory.mask) as usize;
-            self.memory.store(self.published, self.flags.get(index).copied().unwrap_or(0) | VALID);
-            self.published = self.published.wrapping_add(1);
+        let batch = self.published..self.filled;
+        let mut element = self.unpublished;
+        self.published = batch.end;
+        self.unpublished = self.next;
+        let mut number = batch.start;
+        while number != batch.end {
+            let index = (number & self.memory.mask) as usize;
+            let flags = if FLAGS { self.flags.get(index).copied().unwrap_or(0) } else { 0 };
+            // SAFETY: `element` is the one with this number.
+            unsafe { self.memory.store_of(element, flags | VALID) };
+            number = number.wrapping_add(1);
+            if number == batch.end {
+                break;
+            }
+            // SAFETY: as above.
+            element = unsafe { self.memory.after(element, self.end) };
         }
     }
 
@@ -207,6 +260,7 @@ impl ElementProducer {
     #[inline]
     pub fn abort_to(&mut self, keep: u32) {
         self.filled = self.published.wrapping_add(keep.min(self.pending()));
+        self.next = self.memory.element(self.filled);
     }
 }
 
@@ -228,8 +282,10 @@ pub unsafe fn take_back(memory: ElementMemory, published: &Published, mut take: 
     let mut oldest_first = valid;
     oldest_first.sort_unstable_by_key(|index| std::cmp::Reverse(age(index)));
     for index in oldest_first {
-        take(memory.element(index));
-        memory.store(index, 0);
+        let element = memory.element(index);
+        take(element);
+        // SAFETY: `element` returned it.
+        unsafe { memory.store_of(element, 0) };
     }
 }
 
@@ -298,12 +354,16 @@ impl ElementConsumer {
     }
 
     /// Gives the element that [`peek`](Self::peek) returned back to the producer.
+    ///
+    /// # Safety
+    ///
+    /// `element` must be that of the last call, which must not have been given back.
     #[inline(always)]
-    pub fn release(&mut self) {
-        // SAFETY: as in `peek`.
+    pub unsafe fn release(&mut self, element: NonNull<u8>) {
+        // SAFETY: as in `peek`. `element` is `next`, by this function's contract.
         unsafe {
-            release_element_word(self.memory.word_of(self.next).cast());
-            self.next = self.memory.after(self.next, self.end);
+            release_element_word(self.memory.word_of(element).cast());
+            self.next = self.memory.after(element, self.end);
         }
     }
 }

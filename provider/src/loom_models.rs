@@ -489,7 +489,8 @@ fn completions_are_read_before_their_element_is_given_back() {
                     unsafe { filled.element.cast::<Element<AtomicU64>>().as_ref().value.with(|at| *at) };
                 taken += 1;
                 assert!(value == 1 || value == 2);
-                consumer.release();
+                // SAFETY: `peek` returned it.
+                unsafe { consumer.release(filled.element) };
             }
         };
         take();
