@@ -86,16 +86,22 @@ impl SiwCq {
     ///
     /// It must be the result of the last call.
     #[inline(always)]
-    unsafe fn take<'a>(&mut self, FilledElement { element, word }: FilledElement) -> SiwCompletion<'a> {
-        let cqe = element.cast::<Cqe>().as_ptr();
+    unsafe fn take<'a>(&mut self, filled: FilledElement) -> SiwCompletion<'a> {
+        let cqe = filled.element.cast::<Cqe>().as_ptr();
         // SAFETY: `locate` checked that an element holds a `Cqe`. The reads are volatile because the kernel
         // could write at any time.
         let (wr_id, qp_num) =
             unsafe { ((&raw const (*cqe).id).read_volatile(), (&raw const (*cqe).qp_id).read_volatile()) };
         self.shared.count_taken();
         // SAFETY: by this function's contract, `peek` returned it.
-        unsafe { self.ring.release(element) };
-        SiwCompletion { wr_id, kind: kind(word), bytes: bytes_of(word), qp_num, _queue: PhantomData }
+        unsafe { self.ring.release(filled) };
+        SiwCompletion {
+            wr_id,
+            kind: kind(filled.word),
+            bytes: bytes_of(filled.word),
+            qp_num,
+            _queue: PhantomData,
+        }
     }
 
     /// Polls the next completion, if it is reported as it is.
@@ -276,9 +282,9 @@ unsafe impl CompletionQueue for SiwCq {
 
 /// Operation and status in the word of an element: the lower 8 bits are the operation.
 #[inline(always)]
-fn kind(word: u64) -> u32 {
+fn kind(word: u64) -> usize {
     let [_, opcode, s0, s1, ..] = word.to_ne_bytes();
-    u32::from(u16::from_ne_bytes([s0, s1])) << 8 | u32::from(opcode)
+    usize::from(u16::from_ne_bytes([s0, s1])) << 8 | usize::from(opcode)
 }
 
 /// The length in the word of an element.
@@ -293,19 +299,19 @@ fn bytes_of(word: u64) -> u32 {
 pub struct SiwCompletion<'a> {
     wr_id: u64,
     /// As of [`kind`]: less than [`FAILED`] if the request was successful.
-    kind: u32,
+    kind: usize,
     bytes: u32,
     qp_num: u64,
     _queue: PhantomData<&'a ()>,
 }
 
 /// The first kind that is a failure, or an operation that the kernel does not have.
-const FAILED: u32 = Opcode::COUNT.0 as u32;
-const _: () = assert!(FAILED <= u32::BITS);
+const FAILED: usize = Opcode::COUNT.0 as usize;
+const _: () = assert!(FAILED <= u32::BITS as usize);
 
 /// The operations of successful completions.
-const OPERATIONS: [WcOpcode; FAILED as usize] = {
-    let mut operations = [WcOpcode::SEND; FAILED as usize];
+const OPERATIONS: [WcOpcode; FAILED] = {
+    let mut operations = [WcOpcode::SEND; FAILED];
     operations[Opcode::RECEIVE.0 as usize] = WcOpcode::RECV;
     operations[Opcode::WRITE.0 as usize] = WcOpcode::RDMA_WRITE;
     operations[Opcode::READ.0 as usize] = WcOpcode::RDMA_READ;
@@ -315,7 +321,7 @@ const OPERATIONS: [WcOpcode; FAILED as usize] = {
 
 impl From<Cqe> for SiwCompletion<'_> {
     fn from(Cqe { id, opcode, status, bytes, qp_id, .. }: Cqe) -> Self {
-        let kind = u32::from(status.0) << 8 | u32::from(opcode.0);
+        let kind = usize::from(status.0) << 8 | usize::from(opcode.0);
         Self { wr_id: id, kind, bytes, qp_num: qp_id, _queue: PhantomData }
     }
 }
@@ -323,7 +329,7 @@ impl From<Cqe> for SiwCompletion<'_> {
 impl From<SiwCompletion<'_>> for Cqe {
     fn from(completion: SiwCompletion<'_>) -> Self {
         let SiwCompletion { wr_id, kind, bytes, qp_num, .. } = completion;
-        let [opcode, status @ .., _] = kind.to_le_bytes();
+        let [opcode, status @ .., _] = (kind as u32).to_le_bytes();
         let (opcode, status) = (Opcode(opcode), SiwStatus(u16::from_le_bytes(status)));
         Self { id: wr_id, opcode, status, bytes, qp_id: qp_num, ..Self::zeroed() }
     }
@@ -342,7 +348,7 @@ impl Completion for SiwCompletion<'_> {
 
     #[inline(always)]
     fn opcode(&self) -> WcOpcode {
-        OPERATIONS.get(self.kind as u8 as usize).copied().unwrap_or(WcOpcode::SEND)
+        OPERATIONS.get(self.kind & 0xff).copied().unwrap_or(WcOpcode::SEND)
     }
 
     #[inline]
@@ -373,7 +379,7 @@ impl Completion for SiwCompletion<'_> {
     /// The kernel's status.
     #[inline]
     fn vendor_err(&self) -> u32 {
-        self.kind >> 8
+        self.kind as u32 >> 8
     }
 
     #[inline]

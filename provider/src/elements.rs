@@ -321,6 +321,7 @@ pub struct FilledElement {
     pub element: NonNull<u8>,
     /// The word with its flags.
     pub word: u64,
+    place: *mut u64,
 }
 
 impl ElementConsumer {
@@ -349,20 +350,23 @@ impl ElementConsumer {
         let element = self.next;
         // SAFETY: `next` is an element. Its word is aligned and valid, and all accesses go through
         // `barrier`, by the contract of `new`.
-        let word = unsafe { read_element_word(self.memory.word_of(element).cast()) };
-        (word & VALID_WORD != 0).then_some(FilledElement { element, word })
+        let (place, word) = unsafe {
+            let place = self.memory.word_of(element).cast();
+            (place, read_element_word(place))
+        };
+        (word & VALID_WORD != 0).then_some(FilledElement { element, word, place })
     }
 
     /// Gives the element that [`peek`](Self::peek) returned back to the producer.
     ///
     /// # Safety
     ///
-    /// `element` must be that of the last call, which must not have been given back.
+    /// It must be the result of the last call, which must not have been given back.
     #[inline(always)]
-    pub unsafe fn release(&mut self, element: NonNull<u8>) {
+    pub unsafe fn release(&mut self, FilledElement { element, place, .. }: FilledElement) {
         // SAFETY: as in `peek`. `element` is `next`, by this function's contract.
         unsafe {
-            release_element_word(self.memory.word_of(element).cast());
+            release_element_word(place);
             self.next = self.memory.after(element, self.end);
         }
     }

@@ -490,7 +490,7 @@ fn completions_are_read_before_their_element_is_given_back() {
                 taken += 1;
                 assert!(value == 1 || value == 2);
                 // SAFETY: `peek` returned it.
-                unsafe { consumer.release(filled.element) };
+                unsafe { consumer.release(filled) };
             }
         };
         take();
