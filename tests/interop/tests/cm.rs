@@ -1,5 +1,7 @@
 //! The tools over the connection manager, with those of librdmacm, in both roles.
 
+#[path = "cm/iwarp.rs"]
+mod iwarp;
 #[path = "cm/rcopy.rs"]
 mod rcopy;
 #[path = "cm/signals.rs"]

@@ -30,8 +30,8 @@ fn has_ip() -> Requirement {
 }
 
 /// The IP address of the device.
-fn host() -> &'static str {
-    if device::is_infiniband() { "10.2.0.1" } else { "10.1.0.1" }
+fn host() -> String {
+    device::ip().to_string()
 }
 
 /// Whether a program has a queue pair in RTS beside that of its control connection.
@@ -43,7 +43,7 @@ fn is_ready_to_send(program: &Program) -> bool {
 fn client(server: &mut Program, benchmark: Benchmark, side: Side, options: &[&str]) -> Finished {
     let deadline = Instant::now() + LIMIT;
     loop {
-        let client = Program::start(&mut benchmark.command(side, options, Some(host()))).finish();
+        let client = Program::start(&mut benchmark.command(side, options, Some(&host()))).finish();
         // perftest does not say why it failed. The end of a server that has failed may come later.
         let early = side == Side::Perftest || client.stderr.contains("no application listens");
         if client.status.success() || !early || server.has_ended() || Instant::now() > deadline {
@@ -69,6 +69,25 @@ fn short_managed_runs_interoperate_with_perftest() {
         if let Some(json) = run.client_json() {
             expect_latencies(&json, size("send"));
             assert_eq!(json["options"]["cm"], true, "{json:#}");
+        }
+    }
+}
+
+#[kernel_test(device::iwarp)]
+fn short_managed_runs_interoperate_on_iwarp() {
+    for (operation, test) in [("send", "lat"), ("write", "bw"), ("read", "bw")] {
+        for pairing in PAIRINGS {
+            let options = [&["-R"], &*options(operation, &["-n", "100"])].concat();
+            let benchmark = Benchmark { operation, test };
+            let server = benchmark.serve(pairing.0, &options);
+            let client = Program::start(&mut benchmark.command(pairing.1, &options, Some(&host())));
+            let client = client.finish_within(SOON).expect_success();
+            let run = Run { sides: pairing, server: server.finish_within(SOON).expect_success(), client };
+            expect_row(&run, Side::Perftest, size(operation), 100);
+            if let Some(json) = run.client_json() {
+                expect_latencies(&json, size(operation));
+                assert_eq!(json["environment"]["nature"], "software iWARP", "{json:#}");
+            }
         }
     }
 }
@@ -123,7 +142,7 @@ fn end_of_a_managed_peer_is_noticed() {
         let options = ["-R", "-D", "600", "-s", "4096"];
         let server = Program::start(&mut benchmark.command(Side::Bareverbs, &options, None));
         let client = loop {
-            let mut client = Program::start(&mut benchmark.command(Side::Bareverbs, &options, Some(host())));
+            let mut client = Program::start(&mut benchmark.command(Side::Bareverbs, &options, Some(&host())));
             while !client.has_ended() && !is_ready_to_send(&client) {
                 std::thread::yield_now();
             }
@@ -143,7 +162,7 @@ fn end_of_a_managed_peer_is_noticed() {
 #[kernel_test(has_ip)]
 fn managed_client_without_a_server_is_rejected() {
     let benchmark = Benchmark { operation: "write", test: "bw" };
-    let client = Program::start(&mut benchmark.command(Side::Bareverbs, &["-R"], Some(host())));
+    let client = Program::start(&mut benchmark.command(Side::Bareverbs, &["-R"], Some(&host())));
     client.finish_within(SOON).expect_failure("rejected");
 }
 
@@ -153,7 +172,7 @@ struct Client(Connected<Endpoint<RegionMut>>);
 impl Client {
     /// Connects to the server, with receives for the messages of the exchange.
     fn try_connect(options: IdOptions, receives: u32) -> bareverbs_rdmacm::Result<Self> {
-        let route = Connector::new().id_options(options).resolve((host(), PORT)).wait()?;
+        let route = Connector::new().id_options(options).resolve((&*host(), PORT)).wait()?;
         let pd = route.device()?.find()?.open()?.alloc_pd()?;
         let options = Endpoint::options().port(route.port()?).sends(16).recvs(8).inline(64).keepalive(None);
         let mut endpoint = options.build(&pd)?;
