@@ -2,16 +2,20 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use bareverbs::qp::QpState;
-use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Errno, Hub, Mr, Op, Pd, Pool, RegionMut};
+use bareverbs::{
+    Access, Buffer, Endpoint, EndpointOptions, Errno, Hub, Mr, Op, Pd, Pool, RegionMut, WcOpcode,
+};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::wire::{End, Impairment, Wire};
 use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_rdmacm::connection::{Incoming, Route};
 use bareverbs_rdmacm::datagram::{DatagramError, DatagramSocket};
 use bareverbs_rdmacm::event::{EstablishedParam, EventKind, RejectReason};
 use bareverbs_rdmacm::{
-    ConnParam, ConnectOptions, Connected, Connector, Error, Feature, Listener, Message, PortSpace,
+    ConnParam, ConnectOptions, Connected, Connector, Error, Feature, IdOptions, Listener, Message, PortSpace,
 };
 
 use crate::host::*;
@@ -252,4 +256,55 @@ fn probe_a_sending_connection() {
     for message in sent {
         message.wait().unwrap();
     }
+}
+
+/// The ends of a connection over the wire, from near to far.
+fn connected_over_wire(options: &EndpointOptions) -> [ConnectedEndpoint; 2] {
+    let listener = Listener::bind((End::Far.ip(), 0)).unwrap();
+    let addr = listener.local_addr().unwrap();
+    let source = Some(SocketAddr::new(End::Near.ip().into(), 0).into());
+    let connector = Connector::new().id_options(IdOptions { source, ..IdOptions::default() });
+    let connect = ConnectOptions::default();
+    connected(&(listener, addr), &connector, options, [&connect, &connect])
+}
+
+#[kernel_test(device::iwarp)]
+fn requests_of_iwarp_complete_in_order_over_a_slow_wire() {
+    const BYTES: usize = 1 << 20;
+    let wire = Wire::new();
+    nothing_leaks(|| {
+        let [mut client, server] = connected_over_wire(&Endpoint::options());
+        let mut source = Buffer::zeroed(BYTES).unwrap();
+        source.fill(0x5a);
+        let source = RegionMut::register(server.queue.qp().pd(), source).unwrap();
+        let source = source.expose(Access::REMOTE_READ).map_err(|refused| refused.error).unwrap();
+        wire.inject(End::Far, Impairment::Delay(Duration::from_millis(20)));
+        let pd = client.queue.qp().pd().clone();
+        let target = pd.register(Buffer::zeroed(BYTES).unwrap(), Access::LOCAL_WRITE).unwrap();
+        client.queue.post(Op::read(target, .., source.remote(0).unwrap())).unwrap();
+        client.queue.post(Op::send(region(&pd, b"last"), ..4)).unwrap();
+        let read = client.queue.next().wait().unwrap();
+        assert_eq!(read.opcode, WcOpcode::RDMA_READ);
+        let mut bytes = vec![0; BYTES];
+        read.buffer.unwrap().read(0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|&byte| byte == 0x5a));
+        assert_eq!(client.queue.next().wait().unwrap().opcode, WcOpcode::SEND);
+        wire.heal();
+        drop((client, server));
+    });
+}
+
+#[kernel_test(device::iwarp)]
+fn endpoint_on_iwarp_notices_a_peer_that_is_cut_off_within_ten_seconds() {
+    let wire = Wire::new();
+    nothing_leaks(|| {
+        let [mut client, server] = connected_over_wire(&Endpoint::options());
+        wire.cut(End::Far);
+        let begin = Instant::now();
+        let failed = client.queue.next().wait().unwrap_err();
+        assert!(failed.is_peer_lost(), "{failed}");
+        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+        wire.heal();
+        drop((client, server));
+    });
 }
