@@ -48,8 +48,7 @@ fn pair_of(passive: &StreamOptions, active: &StreamOptions) -> (RdmaStream, Rdma
         // The accepting side grants all of its receive buffer when it is used first after the peer's
         // confirmation.
         let start = Instant::now();
-        // On iWARP that is a message of the peer's program.
-        while !device::is_iwarp() && !accepted.is_writable().unwrap() {
+        while !accepted.is_writable().unwrap() {
             assert!(start.elapsed() < TIMEOUT, "the peer does not confirm");
             thread::sleep(Duration::from_millis(1));
         }
