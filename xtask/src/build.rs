@@ -140,9 +140,10 @@ pub(crate) fn examples() -> Result<PathBuf> {
     Ok(static_package("the examples", &arguments, "bareverbs")?.join("debug/examples"))
 }
 
-/// Builds the program that measures the data path.
-pub(crate) fn fastpath() -> Result<PathBuf> {
-    let folder = static_package("the measuring program", &["--release"], "bareverbs-fastpath")?;
+/// Builds the program that measures the data path, with these features.
+pub(crate) fn fastpath(features: &str) -> Result<PathBuf> {
+    let arguments = ["--release", "--features", features];
+    let folder = static_package("the measuring program", &arguments, "bareverbs-fastpath")?;
     Ok(folder.join("release/fastpath"))
 }
 

@@ -205,7 +205,7 @@ impl Fastpath {
 pub(crate) fn measure(setup: &Setup<'_>, rdma_core: &RdmaCore, device: Tested) -> Result<Ceilings> {
     let subject = Subject::of(device);
     let folder = Folder::new(&Path::new("fastpath").join(subject.device), GUEST_FOLDER)?;
-    folder.copy(&build::fastpath()?)?;
+    folder.copy(&build::fastpath(if device == Tested::Siw { "siw" } else { "" })?)?;
     let (source, program) = ("bench/fastpath/c/fastpath.c", "fastpath-c");
     match device {
         Tested::Siw => folder.compile_with_rdmacm(setup.cache, rdma_core, source, program)?,

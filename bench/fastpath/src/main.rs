@@ -27,6 +27,7 @@ fn main() -> anyhow::Result<()> {
         measure::all("any", &device.open()?, Pause::Asleep)?;
         return measure::all("own", &context, Pause::Asleep);
     }
+    #[cfg(feature = "siw")]
     if let Ok(context) = device.open_as::<bareverbs_siw::Siw>() {
         measure::all("any", &device.open()?, Pause::Asleep)?;
         return measure::all("own", &context, Pause::Asleep);

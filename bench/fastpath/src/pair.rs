@@ -5,7 +5,6 @@ use bareverbs::ah::AhAttr;
 use bareverbs::cq::{Cq, CqInit};
 use bareverbs::qp::{InitAttr, Qp, QpCap, QpInit, Rc, RtrAttr, RtsAttr};
 use bareverbs::{Access, Buffer, Context, Mr, Provider, Remote};
-use bareverbs_test_support::cm;
 
 /// Minimum depth of a queue pair's queues.
 const DEPTH: u32 = 255;
@@ -40,16 +39,21 @@ impl<P: Provider> Pair<P> {
         };
         let mut qp = pd.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&cq, &peer_cq) })?;
         let mut peer = pd.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&peer_cq, &peer_cq) })?;
-        if context.capabilities().iwarp {
-            cm::connect(&mut qp, &mut peer, 1);
-        } else {
-            let numbers = (qp.qp_num(), peer.qp_num());
-            connect(context, &mut qp, numbers.1)?;
-            connect(context, &mut peer, numbers.0)?;
-        }
+        connect_both(context, &mut qp, &mut peer)?;
         let remote = Remote { addr: memory.sge(BYTES / 2..)?.addr, rkey: memory.rkey() };
         Ok(Self { qp, cq, memory, remote, _peer: peer, _peer_cq: peer_cq })
     }
+}
+
+fn connect_both<P: Provider>(context: &Context<P>, qp: &mut Qp<Rc, P>, peer: &mut Qp<Rc, P>) -> Result<()> {
+    #[cfg(feature = "siw")]
+    if context.capabilities().iwarp {
+        bareverbs_test_support::cm::connect(qp, peer, 1);
+        return Ok(());
+    }
+    let numbers = (qp.qp_num(), peer.qp_num());
+    connect(context, qp, numbers.1)?;
+    connect(context, peer, numbers.0)
 }
 
 fn connect<P: Provider>(context: &Context<P>, qp: &mut Qp<Rc, P>, peer: u32) -> Result<()> {

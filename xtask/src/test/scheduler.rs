@@ -247,7 +247,7 @@ impl<'a> Plan<'a> {
                     let _ = (
                         needs_hca.then(build::hca),
                         compares.then(|| build::wqe_diff().and_then(|_| dropin::tested_library())),
-                        measures.then(build::fastpath),
+                        measures.then(|| build::fastpath("")),
                     );
                 });
             });
