@@ -207,7 +207,8 @@ enum FastPoll<'a> {
 //    `siw_rqe_complete` of `siw_qp.c`), with the request's `wr_id`, which it reads from the element. Of a
 //    send, it means that TCP has copied the data: requests that TCP would send from the caller's pages are
 //    signalled (`SiwSq`). `ElementConsumer` takes each element once. Its flags are loaded before the rest,
-//    so the kernel's earlier writes are visible. A request of `Flushed` was taken back from a QP in
+//    so the kernel's earlier writes are visible where stores are seen in order, as on x86-64: the kernel has
+//    no barrier between them and the flags. A request of `Flushed` was taken back from a QP in
 //    ERR, whose queues the kernel does not execute.
 // 4. The kernel writes no element without a request. One that it flushes while `QpShared::fail` takes it
 //    back may be reported twice, with an error status.

@@ -213,7 +213,8 @@ pub struct ConnectOptions<'a> {
     /// [`Message::max_private_data`](crate::Message::max_private_data) bytes.
     ///
     /// On iWARP, an endpoint without private data sends 20 bytes, `PRB1` and the memory that the probes of
-    /// the peer read. A peer that is an endpoint reports no private data then.
+    /// the peer read. [`Connected::link`](crate::Connected::link) of a peer that is an endpoint reports no
+    /// private data then; its request and other peers show the 20 bytes.
     pub private_data: &'a [u8],
     /// Remote operations that the peer may execute, on memory that allows them. An endpoint has the
     /// rights of its own options instead.

@@ -39,7 +39,7 @@ fn shutdown_ends_one_direction() {
 
 /// Whatever has ended since, this side has ended its direction itself.
 #[kernel_test(crate::has_ip)]
-fn writes_after_an_own_shutdown_name_this_side() {
+pub(crate) fn writes_after_an_own_shutdown_name_this_side() {
     #[track_caller]
     fn assert_own(stream: &RdmaStream) {
         let refused = stream.send(b"x").unwrap_err();

@@ -11,7 +11,7 @@ use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_rdmacm::IdOptions;
 use bareverbs_rdmacm::stream::StreamOptions;
 
-use crate::bytes;
+use crate::{bytes, ends};
 
 #[kernel_test(device::iwarp)]
 fn streams_carry_bytes_on_iwarp() {
@@ -22,6 +22,7 @@ fn streams_carry_bytes_on_iwarp() {
     bytes::full_stream_blocks_its_writer_until_the_peer_reads();
     bytes::mapped_memory_is_written_directly();
     bytes::mappings_are_renewed_more_often_than_there_are_receives();
+    ends::writes_after_an_own_shutdown_name_this_side();
 }
 
 #[kernel_test(device::iwarp)]
