@@ -84,7 +84,7 @@ impl SiwCq {
     ///
     /// # Safety
     ///
-    /// It must be the result of the last call.
+    /// `filled` must be the result of the last `peek`.
     #[inline(always)]
     unsafe fn take<'a>(&mut self, filled: FilledElement) -> SiwCompletion<'a> {
         let cqe = filled.element.cast::<Cqe>().as_ptr();

@@ -936,7 +936,7 @@ impl CmId {
         self.established.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it is of the passive side of a connection.
+    /// Whether the identifier is on the passive side of a connection.
     pub(crate) fn has_accepted(&self) -> bool {
         self.accepted.load(Ordering::Relaxed)
     }

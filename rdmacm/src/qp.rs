@@ -194,10 +194,10 @@ impl<B, P: Provider> sealed::Sealed for Endpoint<B, P> {
 ///
 /// # Keepalive
 ///
-/// An idle peer is probed by RDMA writes of length 0, so that a dead one ends a wait for receives:
-/// [`EndpointOptions::keepalive`](bareverbs::EndpointOptions::keepalive). The kernel's connection
-/// manager sets `REMOTE_WRITE` of the peer's QP. Set `keepalive(None)` for a peer that removes this
-/// right: a probe would end the connection.
+/// An idle peer is probed by RDMA writes of length 0 (on iWARP by reads), so that a dead one ends a wait
+/// for receives: [`EndpointOptions::keepalive`](bareverbs::EndpointOptions::keepalive). The kernel's
+/// connection manager sets `REMOTE_WRITE` of the peer's QP. Set `keepalive(None)` for a peer that removes
+/// this right: a probe would end the connection.
 ///
 /// # Example
 ///
@@ -351,7 +351,7 @@ fn agree_on_ece<Q: ConnectQueue>(queue: &mut Q, options: &ConnectOptions<'_>, pe
     Ok(())
 }
 
-/// Tells the peer what its probes read, if the caller has no private data.
+/// The options with the memory of probes as private data, if the caller has none.
 pub(crate) fn with_offer<'a>(
     options: &ConnectOptions<'a>,
     offer: Option<&'a [u8; 20]>,
@@ -362,7 +362,7 @@ pub(crate) fn with_offer<'a>(
     }
 }
 
-/// Takes what the peer's endpoint says of probes. It is no data of the application.
+/// Passes the memory of the peer's probes to the queue, and removes it from the private data.
 fn take_offer<Q: ConnectQueue>(queue: &mut Q, peer: &mut PeerParam) {
     if queue.take_probe_offer(&peer.private_data) {
         peer.private_data = PrivateData::EMPTY;
@@ -405,12 +405,12 @@ pub(crate) fn prepare_accept<'a, Q: ConnectQueue>(
 }
 
 impl CmId {
-    /// Sends the request for a connection of the queue, whose peer has been resolved. Its events are passed
+    /// Sends a connection request for the queue. The identifier must have a resolved route. Pass its events
     /// to [`CmId::establish_qp`].
     ///
-    /// With [`ConnectRequest::accept_qp`], these are for programs that handle the events of many
-    /// identifiers in a loop of their own. [`Route::connect`](crate::connection::Route::connect) has all
-    /// steps in one call.
+    /// `connect_qp`, `establish_qp` and [`ConnectRequest::accept_qp`] are for programs that handle the
+    /// events of many identifiers in a loop of their own.
+    /// [`Route::connect`](crate::connection::Route::connect) has all steps in one call.
     ///
     /// ```
     /// use bareverbs::qp::{Qp, Rc};
@@ -453,6 +453,10 @@ impl CmId {
     /// | [`Established`](EventKind::Established), active side | does not come | the kernel has moved the QP: `true` |
     /// | `Established`, passive side | the peer has confirmed: `true` | `true` |
     ///
+    /// Every other event: `false`, or its error. `options` are those of [`CmId::connect_qp`]. On the passive
+    /// side, the request was accepted by [`ConnectRequest::accept_qp`]. Read the peer's private data from the
+    /// event before this call.
+    ///
     /// # Errors
     /// - An event that means failure, as its error: [`Error::Rejected`], [`Error::Unreachable`],
     ///   [`Error::Disconnected`], [`Error::DeviceRemoved`], and those of a resolution.
@@ -486,7 +490,7 @@ impl ConnectRequest {
     /// [`EventKind::Established`] next. On iWARP, the kernel has moved the QP when this returns.
     ///
     /// # Errors
-    /// The request is rejected then.
+    /// The request is rejected then, or the accepted connection ends.
     ///
     /// - [`Error::Verbs`]: a transition of the queue pair failed.
     /// - [`Error::Invalid`]: the request is for a datagram QP, or the QP has another type.

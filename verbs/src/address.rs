@@ -107,12 +107,12 @@ impl Address {
         }
     }
 
-    /// The same address of a peer to which the kernel's connection manager (rdma_cm) connects the QP.
-    /// `bareverbs-rdmacm` passes such addresses on.
+    /// Marks the address of a peer to which the kernel's connection manager (rdma_cm) connects the QP.
+    /// `bareverbs-rdmacm` marks the addresses that it passes on.
     ///
-    /// On iWARP, the `connect` of a queue takes such an address only: it sends no command, and the QP counts as
-    /// connected. On other devices it makes no difference. The bytes and the text of an address do not
-    /// contain it.
+    /// On iWARP, the `connect` of a queue fails with [`Error::Unsupported`] without this mark. With it,
+    /// `connect` moves no QP by a command, and takes it as connected. On other devices the mark has no
+    /// effect. The bytes and the text of an address do not contain it.
     ///
     /// ```
     /// use bareverbs::{Address, Gid};

@@ -349,7 +349,8 @@ pub fn iova() -> Requirement {
 /// For tests of the layout of queues in memory.
 ///
 /// # Errors
-/// If the provider does not report it: the entries of Soft-iWARP's queues are published one by one, by a flag.
+/// If the provider does not report it: the entries of Soft-iWARP's queues are published one by one, by a
+/// flag.
 pub fn queue_layout() -> Requirement {
     without_iwarp("the queues of Soft-iWARP have no producer index")
 }

@@ -817,10 +817,10 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
 }
 
 impl<B, P: Provider> Endpoint<B, P> {
-    /// Probes the peer by an RDMA write of length 0, unless an earlier probe is outstanding. If the peer
-    /// is dead, the connection fails after the retries, and polling returns the posted operations as
-    /// failed. If none is posted, polling returns `None`, and the next probe fails with
-    /// [`Error::Closed`].
+    /// Probes the peer by an RDMA write of length 0 (on iWARP a read), unless an earlier probe is
+    /// outstanding. If the peer is dead, the connection fails after the retries, and polling returns the
+    /// posted operations as failed. If none is posted, polling returns `None`, and the next probe fails
+    /// with [`Error::Closed`].
     ///
     /// [`Endpoint::next`] does this by itself when the connection is idle
     /// ([`EndpointOptions::keepalive`]). A loop that only polls calls it every few seconds:

@@ -4,10 +4,11 @@
 //! peer's device acknowledges it. If the peer is dead, it fails after the retries, as any request
 //! does, and moves the QP to ERR.
 //!
-//! On iWARP a write is complete when the local TCP has it, so that a probe is a read of one byte, whose
-//! address the connection managers exchange, or else of length 0. Workaround: docs/kernel-bugs.md, "siw
-//! answers a READ of no bytes with data". The retries are those of TCP, which take a quarter of an hour. A connection without an answer in
-//! [`SILENT`] intervals has failed, unless sends are outstanding: they may be slow.
+//! On iWARP a write is complete when the local TCP has it, so a probe is a read of one byte. The connection
+//! managers exchange its address. Without an address it has length 0. Workaround: docs/kernel-bugs.md, "siw
+//! answers a READ of no bytes with data". The retries are those of TCP, which take a quarter of an hour. A
+//! connection without an answer in [`SILENT`] intervals has failed, unless sends are outstanding: they may be
+//! slow.
 
 use std::time::{Duration, Instant};
 

@@ -214,9 +214,9 @@ macro_rules! connection_setters {
             /// never probed.
             ///
             /// A peer that dies is noticed by a request to it only. So a connection that only waits
-            /// for receives probes its peer by an RDMA write of length 0, which consumes no receive.
-            /// If the peer is dead, the connection fails within two intervals and the time of the
-            /// retries, and the wait returns that.
+            /// for receives probes its peer by an RDMA write of length 0 (on iWARP a read), which consumes
+            /// no receive. If the peer is dead, the connection fails within two intervals and the time of
+            /// the retries, and the wait returns that.
             ///
             /// Default: 2 seconds, if the peer permits RDMA writes: [`Address::remote_write`] of the
             /// address that it was connected to. With the default timeout and retries, a dead peer

@@ -778,8 +778,8 @@ impl<B: Source, P: Provider> Handle<B, P> {
         Ending { inner: Arc::clone(&self.inner) }
     }
 
-    /// Probes each peer now by an RDMA write of length 0, unless an earlier probe is outstanding. A dead
-    /// peer ends with [`Event::Failed`] after the retries.
+    /// Probes each peer now by an RDMA write of length 0 (on iWARP a read), unless an earlier probe is
+    /// outstanding. A dead peer ends with [`Event::Failed`] after the retries.
     ///
     /// Waits and the driver do this every few seconds, as
     /// [`ServerOptions::keepalive`](ServerOptions::keepalive) says.

@@ -62,8 +62,9 @@ impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
         self.inner.connect("Connection::connect", remote, |_| true, |_| ())
     }
 
-    /// Probes the peer by an RDMA write of length 0, unless an earlier probe is outstanding. If the peer
-    /// is dead, the connection fails after the retries, and with it its operations.
+    /// Probes the peer by an RDMA write of length 0 (on iWARP a read), unless an earlier probe is
+    /// outstanding. If the peer is dead, the connection fails after the retries, and with it its
+    /// operations.
     ///
     /// Blocked threads and drivers of the hub do this every few seconds
     /// ([`EndpointOptions::keepalive`](crate::owned::EndpointOptions::keepalive)); a loop of
