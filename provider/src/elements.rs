@@ -275,14 +275,19 @@ impl<const FLAGS: bool> ElementProducer<FLAGS> {
 ///    failed.
 /// 3. Calls for the same queue must not overlap.
 pub unsafe fn take_back(memory: ElementMemory, published: &Published, mut take: impl FnMut(NonNull<u8>)) {
-    let valid: Vec<u32> = (0..=memory.mask).filter(|index| memory.flags(*index) & VALID != 0).collect();
-    // Loaded after the flags, so it counts all of these elements.
-    let end = published.load(Ordering::Relaxed);
-    let age = |index: &u32| end.wrapping_sub(1).wrapping_sub(*index) & memory.mask;
-    let mut oldest_first = valid;
-    oldest_first.sort_unstable_by_key(|index| std::cmp::Reverse(age(index)));
-    for index in oldest_first {
-        let element = memory.element(index);
+    // From the newest to the oldest: who sees the flags of an element sees those of the elements before it.
+    // Elements of a later publication are not among these numbers, so the search begins again. Its thread
+    // finds the consumer stopped, and waits for this call.
+    let newest_first = loop {
+        let end = published.load(Ordering::Relaxed);
+        let numbers = (0..=memory.mask).map(|age| end.wrapping_sub(1).wrapping_sub(age));
+        let valid: Vec<u32> = numbers.filter(|number| memory.flags(*number) & VALID != 0).collect();
+        if published.load(Ordering::Relaxed) == end {
+            break valid;
+        }
+    };
+    for number in newest_first.into_iter().rev() {
+        let element = memory.element(number);
         take(element);
         // SAFETY: `element` returned it.
         unsafe { memory.store_of(element, 0) };

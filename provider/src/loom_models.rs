@@ -411,10 +411,10 @@ fn doorbell_of_elements_is_omitted_only_if_the_kernel_finds_them() {
     assert!(element_is_missed(false), "the barrier is needed");
 }
 
-/// One thread publishes an element while another one learns that the consumer has stopped. One of both
-/// takes the element back.
+/// One thread publishes two elements while another one learns that the consumer has stopped. Both are taken
+/// back once, the first one before the second.
 #[test]
-fn element_that_is_published_while_the_queue_fails_is_taken_back_once() {
+fn elements_that_are_published_while_the_queue_fails_are_taken_back_in_order() {
     model(|| {
         let queue = Elements::new();
         let failed = Arc::new(AtomicBool::new(false));
@@ -425,7 +425,7 @@ fn element_that_is_published_while_the_queue_fails_is_taken_back_once() {
                 take_back(queue.memory(), &queue.published, |element| {
                     let element = element.cast::<Element<AtomicU16>>().as_ref();
                     let value = element.value.with(|at| *at);
-                    queue.sum.store(queue.sum.load(SeqCst) + value, SeqCst);
+                    queue.sum.store(10 * queue.sum.load(SeqCst) + value, SeqCst);
                 });
             }
         };
@@ -437,14 +437,14 @@ fn element_that_is_published_while_the_queue_fails_is_taken_back_once() {
         });
         // SAFETY: the queue is kept, and has one producer.
         let mut producer = unsafe { ElementProducer::new(queue.memory()) };
-        assert!(Elements::push(&mut producer, 5));
+        assert!(Elements::push(&mut producer, 1) && Elements::push(&mut producer, 2));
         producer.publish(&queue.published);
         before_peer_is_checked();
         if failed.load(loom::sync::atomic::Ordering::Relaxed) {
             flush(&queue);
         }
         poller.join().expect("no thread panics");
-        assert_eq!(queue.sum.load(SeqCst), 5);
+        assert_eq!(queue.sum.load(SeqCst), 12);
     });
 }
 
