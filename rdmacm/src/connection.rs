@@ -6,13 +6,17 @@
 //!
 //! ```
 //! use bareverbs::{Access, Buffer, Endpoint, Op, Report};
-//! use bareverbs_rdmacm::{Connected, Connector, Listener};
+//! use bareverbs_rdmacm::{ConnectOptions, Connected, Connector, Listener};
 //!
 //! fn server() -> Result<(), Report> {
-//!     let listener = Listener::bind("0.0.0.0:7174")?;
-//!     let Connected { queue: mut client, mut link } = listener.accept(&Endpoint::options()).wait()?;
-//!     let pd = client.qp().pd().clone();
+//!     let listener = Listener::bind("10.1.0.1:7174")?;
+//!     let request = listener.request().wait()?;
+//!     let pd = request.pd().wait()?;
+//!     let mut client = Endpoint::options().port(request.port()?).build(&pd)?;
+//!     // The client may send as soon as it is accepted.
 //!     client.post(Op::recv(pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?))?;
+//!     let accepted = request.accept(client, &ConnectOptions::default()).wait()?;
+//!     let Connected { queue: mut client, mut link } = accepted;
 //!     println!("{:?}", client.next().wait()?.message());
 //!     // The acknowledgement of the last message needs the queue pair.
 //!     link.ended().wait()?;
@@ -47,19 +51,21 @@
 //!
 //! ```no_run
 //! use bareverbs::runtime::Runtime;
-//! use bareverbs::{Endpoint, Op};
+//! use bareverbs::{Access, Buffer, Endpoint, Op};
 //! use bareverbs_rdmacm::{ConnectOptions, Listener, Result};
 //!
 //! // `runtime` is `Tokio` or `AsyncIo` of `bareverbs::runtime`.
 //! async fn serve(runtime: impl Runtime) -> Result<()> {
-//!     let listener = Listener::bind("0.0.0.0:7174")?;
+//!     let listener = Listener::bind("10.1.0.1:7174")?;
 //!     listener.attach(runtime)?;
 //!     loop {
 //!         // To take the next request before this one is answered, spawn a task for the rest.
 //!         let request = listener.request().await?;
 //!         let pd = request.pd().await?;
-//!         let endpoint: Endpoint = Endpoint::options().port(request.port()?).build(&pd)?;
+//!         let mut endpoint = Endpoint::options().port(request.port()?).build(&pd)?;
+//!         endpoint.post(Op::recv(pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?))?;
 //!         let mut peer = request.accept(endpoint, &ConnectOptions::default()).await?;
+//!         println!("{:?}", peer.queue.next().await?.message());
 //!         peer.queue.post(Op::send_inline(b"welcome"))?;
 //!         peer.queue.next().await?;
 //!         peer.link.ended().await?;
