@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use crate::build;
+use crate::filter::Filter;
 
 /// The environment variable with the profile's file name of an instrumented program.
 pub(crate) const PROFILE_FILE: &str = "LLVM_PROFILE_FILE";
@@ -79,10 +80,25 @@ pub(crate) fn test_binaries(mut cargo: Command) -> Result<Vec<TestBinary>> {
     Ok(binaries)
 }
 
-/// Builds the test binaries for the guest. Returns their folder and their tests.
-pub(crate) fn guest_tests() -> Result<(PathBuf, Vec<GuestTest>)> {
+/// Builds the test binaries for the guest that the filter needs. Returns their folder and their selected
+/// tests.
+pub(crate) fn guest_tests(filter: Filter<'_>) -> Result<(PathBuf, Vec<GuestTest>)> {
     build::announce("the tests that run in guests");
-    guest_tests_of(build::static_cargo("test"), &GUEST_TEST_CRATES)
+    let mut cargo = build::static_cargo("test");
+    for target in filter.targets(is_target).unwrap_or_default() {
+        cargo.args(["--test", target]);
+    }
+    let (folder, mut tests) = guest_tests_of(cargo, &GUEST_TEST_CRATES)?;
+    tests.retain(|test| filter.takes(&test.title()));
+    Ok((folder, tests))
+}
+
+/// Whether a crate whose tests run in guests has this target.
+fn is_target(name: &str) -> bool {
+    ["kernel", "interop", "soak"].iter().any(|folder| {
+        let tests = build::workspace().join("tests").join(folder).join("tests");
+        tests.join(name).join("main.rs").exists() || tests.join(name).with_extension("rs").exists()
+    })
 }
 
 /// The same for these crates, with a cargo command that has the subcommand `test`.
@@ -128,7 +144,7 @@ pub(crate) fn listed<'a>(
 
 /// The names of the tests that run in guests.
 pub(crate) fn guest_test_titles() -> Result<Vec<String>> {
-    Ok(guest_tests()?.1.iter().map(GuestTest::title).collect())
+    Ok(guest_tests(Filter(&[]))?.1.iter().map(GuestTest::title).collect())
 }
 
 fn list(binary: &Path) -> Result<Vec<GuestTest>> {

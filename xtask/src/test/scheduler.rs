@@ -198,8 +198,7 @@ impl<'a> Plan<'a> {
         // Tests of HCAs and examples need no test binaries.
         let hca_only = filter.only(hca::PREFIX);
         let needs_none = hca_only || filter.only(examples::PREFIX);
-        let (folder, mut tests) = if needs_none { Default::default() } else { guest_tests()? };
-        tests.retain(|test| filter.takes(&test.title()));
+        let (folder, tests) = if needs_none { Default::default() } else { guest_tests(filter)? };
         if tests.iter().any(|test| test.title().starts_with(dropin::PREFIX)) {
             programs = dropin::guest_programs()?;
         }
