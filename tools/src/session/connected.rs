@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use bareverbs::{Access, Done, Endpoint, Errno, Error, RegionMut, WcStatus};
-use bareverbs_rdmacm::connection::{ConnectOptions, Connected, Incoming, Listener};
+use bareverbs_rdmacm::connection::{ConnectOptions, Connected, Incoming, Link, Listener};
 use bareverbs_rdmacm::event::{Event, EventKind, Unreachable};
 use bareverbs_rdmacm::{CmId, Error as CmError, EventChannel, Waiting};
 use rustix::event::PollFlags;
@@ -17,6 +17,9 @@ pub(crate) const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
 
 /// Time limit of the other steps of a connection.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+
+/// Time limit from the flush of a queue pair to the report of the end of its connection.
+const END_LIMIT: Duration = Duration::from_secs(1);
 
 /// The result of a step of a connection, within its time limit.
 pub(crate) fn within<T>(
@@ -161,7 +164,7 @@ pub(crate) fn next_completion_within(
                 // The end of the connection flushes what was posted.
                 let flushed =
                     matches!(failed.error, Error::Completion { status: WcStatus::WR_FLUSH_ERR, .. });
-                return if flushed && link.has_ended()? { Ok(Next::End) } else { Err(failed.into()) };
+                return if flushed && ends(link, stop)? { Ok(Next::End) } else { Err(failed.into()) };
             }
             Found::End => return Ok(Next::End),
             Found::Nothing => {}
@@ -175,6 +178,20 @@ pub(crate) fn next_completion_within(
     }
 }
 
+/// Whether the peer has ended the connection, or its end is reported within [`END_LIMIT`]. siw flushes a
+/// queue pair before it reports the end.
+fn ends(link: &mut Link, stop: &Stop) -> Result<bool> {
+    let mut limit = Timeout::after(END_LIMIT);
+    while !link.has_ended()? {
+        match stop.wait(link.id().channel().as_fd(), PollFlags::IN, Some(&mut limit))? {
+            Wake::Ready => {}
+            Wake::TimedOut => return Ok(false),
+            Wake::Stopped => return Err(Interrupted.into()),
+        }
+    }
+    Ok(true)
+}
+
 /// Connections without rights for the peer.
 pub(crate) fn without_access() -> ConnectOptions<'static> {
     ConnectOptions { access: Access::empty(), ..ConnectOptions::default() }
@@ -183,8 +200,54 @@ pub(crate) fn without_access() -> ConnectOptions<'static> {
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
+    use std::thread;
+
+    use bareverbs::soft::{Fabric, SoftDevice};
+    use bareverbs::{Buffer, Op, Remote};
+    use bareverbs_rdmacm::IdOptions;
+    use bareverbs_rdmacm::connection::{Connector, Domains};
 
     use super::*;
+
+    /// Both ends of a connection between soft devices. A failed read has flushed a receive of the first.
+    fn connection() -> [Connected<Endpoint<RegionMut>>; 2] {
+        let fabric = Fabric::new();
+        let devices = [(); 2].map(|()| SoftDevice::new(&fabric));
+        let domains = Domains::on(&fabric);
+        let server = (devices[1].address(), 0);
+        let listener = Listener::bind_with_domains(&domains, &IdOptions::default(), server).unwrap();
+        let (peer, options) = (listener.local_addr().unwrap(), Endpoint::options());
+        thread::scope(|scope| {
+            let accepted = scope.spawn(|| listener.accept(&options).wait().unwrap());
+            let connected = Connector::with_domains(&domains).connect(peer, &options).wait().unwrap();
+            let mut accepted: Connected<Endpoint<RegionMut>> = accepted.join().unwrap();
+            let pd = accepted.queue.qp().pd().clone();
+            let buffer = || RegionMut::register(&pd, Buffer::zeroed(16).unwrap()).unwrap();
+            accepted.queue.post(Op::recv(buffer())).unwrap();
+            accepted.queue.post(Op::read(buffer(), .., Remote { addr: 0, rkey: 0 })).unwrap();
+            accepted.queue.next().wait().unwrap_err();
+            [accepted, connected]
+        })
+    }
+
+    #[test]
+    fn flush_before_the_end_of_the_connection_is_the_end() {
+        let [mut flushed, mut peer] = connection();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(END_LIMIT / 10);
+                peer.link.disconnect().wait().unwrap();
+            });
+            assert!(next_completion(&mut flushed, &Stop::new().unwrap()).unwrap().is_none());
+        });
+    }
+
+    #[test]
+    fn flush_without_the_end_of_the_connection_is_an_error() {
+        let [mut flushed, _peer] = connection();
+        let error = next_completion(&mut flushed, &Stop::new().unwrap()).unwrap_err();
+        assert!(error.to_string().contains("was flushed"), "{error:#}");
+    }
 
     /// A connection whose peer sends a message and ends it, just before its end is looked for.
     #[derive(Default)]
