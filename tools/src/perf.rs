@@ -36,6 +36,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, anyhow};
+use bareverbs::device::AtomicCap;
 use bareverbs::qp::{Rc, Uc, Ud};
 use bareverbs::xrc::{XrcSend, XrcdShare};
 
@@ -73,6 +74,7 @@ fn run_transport<T: Service>(mut plan: Plan<'_>) -> Result<()> {
         // A device without XRC is refused before a peer waits.
         port.context.open_xrcd(XrcdShare::Private)?;
     }
+    check_verbs(&plan, &port)?;
     // The connection manager chooses the GID by the route to the address.
     if !options.cm {
         port.choose_gid(options.gid_index)?;
@@ -146,6 +148,25 @@ fn publish(plan: &Plan<'_>, report: &Report) -> Result<()> {
 
 fn write(file: &Path, text: &str, option: &str) -> Result<()> {
     output::file(file, text.as_bytes()).with_context(|| format!("cannot write {} ({option})", file.display()))
+}
+
+/// Rejects operations that the device lacks, before a peer waits.
+fn check_verbs(plan: &Plan<'_>, port: &LocalPort) -> Result<()> {
+    let attr = port.context.query_device()?;
+    let is_iwarp = port.context.capabilities().iwarp;
+    let lacks = |verb: &Verb| match verb {
+        Verb::Atomic => attr.atomic_cap == AtomicCap::NONE,
+        Verb::WriteImm => is_iwarp,
+        Verb::Send | Verb::Write | Verb::Read => false,
+    };
+    match plan.verbs().find(lacks) {
+        Some(verb) => Err(anyhow!(
+            "{}: the device has no operation `{}`: choose another one",
+            port.context.device().name(),
+            verb.name()
+        )),
+        None => Ok(()),
+    }
 }
 
 /// Rejects messages that the port does not carry.
