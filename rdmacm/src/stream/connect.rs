@@ -97,7 +97,12 @@ impl StreamOptions {
         // Grants the peer the rest of the ring. The accepting side does so when it is used first after
         // the peer's confirmation.
         session.progress();
-        self.stream(session, id, domains, true)
+        let awaits_answer = session.ask_for_answer()?;
+        let stream = self.stream(session, id, domains, true)?;
+        if awaits_answer {
+            stream.shared.await_answer()?;
+        }
+        Ok(stream)
     }
 
     /// Listens on the first of the addresses that can be bound. Streams that are accepted have these

@@ -34,7 +34,7 @@ const NO_ROOM: u64 = 3;
 /// Intervals of keepalives without an answer, after which a peer is dead on iWARP.
 const SILENT: u32 = 3;
 
-/// A write or a read of 0 bytes accesses no memory, whatever its address and key.
+/// A write of 0 bytes accesses no memory, whatever its address and key.
 const NOWHERE: Remote = Remote { addr: 0, rkey: 0 };
 
 /// A write of bytes that are copied into the request.
@@ -64,9 +64,12 @@ impl Prepared {
         let register = |len: usize| -> Result<RegionMut, VerbsError> {
             Ok(RegionMut::register(pd, Buffer::zeroed(len)?)?)
         };
-        let expose = |part: RegionMut| part.expose(Access::REMOTE_WRITE).map_err(|refused| refused.error);
-        let ring = expose(register(options.recv_buffer)?)?;
-        let table = expose(register(options.table_len())?)?;
+        let expose = |part: RegionMut, access| part.expose(access).map_err(|refused| refused.error);
+        let carrier = WordCarrier::of(pd);
+        // The table has what the peer wrote there.
+        let probed = if carrier == WordCarrier::Send { Access::REMOTE_READ } else { Access::empty() };
+        let ring = expose(register(options.recv_buffer)?, Access::REMOTE_WRITE)?;
+        let table = expose(register(options.table_len())?, Access::REMOTE_WRITE | probed)?;
         let sends = SendRing::new(register(options.send_buffer)?);
         // Immediate data needs no memory. A part of 4 bytes is valid on any device, where an empty SGE may
         // not be.
@@ -76,7 +79,7 @@ impl Prepared {
         for word in parts {
             endpoint.post(Op::recv(word)).map_err(VerbsError::from)?;
         }
-        Ok(Self { endpoint, ring, table, sends, carrier: WordCarrier::of(pd), probe, options })
+        Ok(Self { endpoint, ring, table, sends, carrier, probe, options })
     }
 
     /// The private data for the peer.
@@ -86,6 +89,7 @@ impl Prepared {
         let offer = Offer {
             big_endian: cfg!(target_endian = "big"),
             iomap: true,
+            readable: self.needs_reads(),
             credits: self.options.recvs,
             iomap_size: IomapSize::at_most(self.options.iomap_size),
             table: Span { addr: table.addr, key: table.rkey, len: SLOTS as u32 },
@@ -105,14 +109,17 @@ impl Prepared {
     }
 
     /// The stream with a peer, whose private data is `offer`. `confirmed`: whether the peer can receive
-    /// when the stream is used first. `reads`: whether both sides execute a read.
+    /// when the stream is used first. `reads`: whether both sides execute a read. A peer of another library
+    /// does not permit it.
     pub(super) fn start(self, offer: &[u8], confirmed: bool, reads: bool) -> Result<Session> {
         let Self { endpoint, ring, table, sends, carrier, probe, options } = self;
         let peer = Offer::from_bytes(offer)?;
+        let probes_by_reads = carrier == WordCarrier::Send && reads && peer.readable;
         Ok(Session {
             carrier,
-            probe: (carrier == WordCarrier::Send && reads).then_some(probe),
-            proves_delivery: carrier == WordCarrier::Send && reads,
+            probe: probes_by_reads.then_some(probe),
+            proves_delivery: probes_by_reads,
+            awaits_answer: probes_by_reads && confirmed,
             probe_is_last: false,
             silent: 0,
             is_delivered: true,
@@ -169,6 +176,9 @@ pub(super) struct Session {
     /// Whether a read shows that the peer has the sends before it. On iWARP they are complete when the
     /// local TCP has them.
     proves_delivery: bool,
+    /// Whether nothing has come from the peer since this side connected. siw may overlook the first message
+    /// until another one arrives (`docs/kernel-bugs.md`).
+    awaits_answer: bool,
     /// Whether no send was posted behind the last read.
     probe_is_last: bool,
     /// Intervals of keepalives in which the peer has not answered the read.
@@ -239,6 +249,7 @@ impl Session {
 
     fn done(&mut self, done: Done<RegionMut>) -> Result<()> {
         if done.is_recv() {
+            self.awaits_answer = false;
             // Its confirmation may be lost, or come later.
             self.confirmed = true;
             let word = self.received_word(&done)?;
@@ -259,7 +270,7 @@ impl Session {
         match (done.tag, done.buffer) {
             (NO_ROOM, None) => {}
             (NO_ROOM, Some(memory)) => {
-                (self.probe, self.silent) = (Some(memory), 0);
+                (self.probe, self.silent, self.awaits_answer) = (Some(memory), 0, false);
                 self.is_delivered |= self.probe_is_last;
             }
             (DATA, buffer) => {
@@ -608,9 +619,9 @@ impl Session {
     /// sent while the send queue is full, because its requests probe the connection too, nor before the
     /// peer has confirmed the connection, because the connection manager repeats its response.
     ///
-    /// On iWARP it is a read of 0 bytes: a write is complete when the local TCP has it. TCP retries for a
-    /// quarter of an hour: without an answer in [`SILENT`] intervals the peer is dead, unless sends are
-    /// outstanding, which may be slow.
+    /// On iWARP it is a read of a byte of the peer's table: a write is complete when the local TCP has it.
+    /// TCP retries for a quarter of an hour: without an answer in [`SILENT`] intervals the peer is dead, unless
+    /// sends are outstanding, which may be slow.
     pub(super) fn probe(&mut self) -> Result<()> {
         if self.phase != Phase::Open || !self.may_post_data() {
             return Ok(());
@@ -622,17 +633,36 @@ impl Session {
             self.silent += 1;
             if self.silent == SILENT {
                 self.fail(crate::Error::Unreachable(Errno::TIMEDOUT).into());
+                return Ok(());
             }
-            return Ok(());
         }
+        self.post_empty_write()
+    }
+
+    fn post_empty_write(&mut self) -> Result<()> {
         self.data_free -= 1;
         self.post_op(write_inline(&[], NOWHERE, None), DATA, true)
     }
 
-    /// Posts a read of 0 bytes, unless one is outstanding.
+    /// Asks the peer's device for an answer, and again when it is called again. Returns whether the answer
+    /// is awaited. On InfiniBand and RoCE, and from a peer that permits no reads, none is.
+    pub(super) fn ask_for_answer(&mut self) -> Result<bool> {
+        let asks = self.awaits_answer && self.phase == Phase::Open;
+        if asks && self.probe.is_some() {
+            self.post_read()?;
+        } else if asks && self.may_post_data() {
+            // Any packet makes siw find what it has overlooked.
+            self.post_empty_write()?;
+        }
+        Ok(asks)
+    }
+
+    /// Posts a read of a byte of the peer's table, unless one is outstanding. siw answers a read of no bytes
+    /// with data if it is sending (`docs/kernel-bugs.md`).
     fn post_read(&mut self) -> Result<()> {
         if let Some(memory) = self.probe.take() {
-            self.post_op(Op::read(memory, ..0, NOWHERE), NO_ROOM, true)?;
+            let remote = Remote { addr: self.peer.table.addr, rkey: self.peer.table.key };
+            self.post_op(Op::read(memory, ..1, remote), NO_ROOM, true)?;
             self.probe_is_last = true;
         }
         Ok(())

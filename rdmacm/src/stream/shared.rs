@@ -92,10 +92,16 @@ pub(super) struct State {
     pub(super) linger: Duration,
 }
 
+/// How long the peer's device has for its first answer, until it is asked again; and from then on.
+const FIRST_ANSWER: Duration = Duration::from_millis(20);
+const LATER_ANSWERS: Duration = Duration::from_secs(1);
+
 /// When the connection is to be probed.
 enum Keepalive {
     /// When this timer expires.
     Timer(OwnedFd),
+    /// When this timer expires, until the peer's device has answered once.
+    FirstAnswer(OwnedFd),
     /// At the time `next` of a seeded fabric.
     Virtual { interval: Duration, next: Duration },
 }
@@ -112,7 +118,9 @@ impl State {
     fn is_probe_due(&mut self) -> bool {
         match &mut self.keepalive {
             // The timer is not readable before it expires.
-            Some(Keepalive::Timer(timer)) => rustix::io::read(timer, &mut [0; 8]).is_ok(),
+            Some(Keepalive::Timer(timer) | Keepalive::FirstAnswer(timer)) => {
+                rustix::io::read(timer, &mut [0; 8]).is_ok()
+            }
             Some(Keepalive::Virtual { interval, next }) => {
                 let due = self.link.channel().file().virtual_now().filter(|now| now >= next);
                 *next = due.map_or(*next, |now| now.saturating_add(*interval));
@@ -120,6 +128,17 @@ impl State {
             }
             None => false,
         }
+    }
+
+    /// Probes the connection.
+    fn probe(&mut self) -> Result<()> {
+        if !matches!(self.keepalive, Some(Keepalive::FirstAnswer(_))) {
+            return self.session.probe();
+        }
+        if !self.session.ask_for_answer()? {
+            self.keepalive = None;
+        }
+        Ok(())
     }
 }
 
@@ -201,23 +220,39 @@ impl Shared {
 
     /// Probes the connection at this interval, while a thread or a task waits for the stream.
     pub(super) fn set_keepalive(&self, interval: Option<Duration>) -> Result<()> {
-        let system = |errno| Error::System { what: "setting the keepalive timer of a stream", errno };
         let mut state = self.lock();
-        // Closing the timer removes it from the epoll instance.
+        let Some(interval) = interval else {
+            // Closing the timer removes it from the epoll instance.
+            drop(state.keepalive.take_if(|keepalive| !matches!(keepalive, Keepalive::FirstAnswer(_))));
+            return Ok(());
+        };
         state.keepalive = None;
-        let Some(interval) = interval else { return Ok(()) };
         if let Some(now) = state.link.channel().file().virtual_now() {
             state.keepalive = Some(Keepalive::Virtual { interval, next: now.saturating_add(interval) });
             return Ok(());
         }
+        state.keepalive = Some(Keepalive::Timer(self.timer(interval, interval)?));
+        Ok(())
+    }
+
+    /// Asks the peer's device again, while a thread or a task waits for the stream, until it has answered.
+    pub(super) fn await_answer(&self) -> Result<()> {
+        let timer = self.timer(FIRST_ANSWER, LATER_ANSWERS)?;
+        self.lock().keepalive = Some(Keepalive::FirstAnswer(timer));
+        Ok(())
+    }
+
+    /// A timer that makes the descriptor readable.
+    fn timer(&self, first: Duration, interval: Duration) -> Result<OwnedFd> {
+        let system = |errno| Error::System { what: "setting the keepalive timer of a stream", errno };
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(system)?;
-        let interval = Timespec::try_from(interval).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
-        let times = Itimerspec { it_interval: interval, it_value: interval };
+        let [it_value, it_interval] = [first, interval]
+            .map(|time| Timespec::try_from(time).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 }));
+        let times = Itimerspec { it_interval, it_value };
         timerfd_settime(&timer, TimerfdTimerFlags::empty(), &times).map_err(system)?;
         add(&self.ready, &timer, KEEPALIVE).map_err(system)?;
-        state.keepalive = Some(Keepalive::Timer(timer));
-        Ok(())
+        Ok(timer)
     }
 
     /// Attempts as the stream says for the direction: for its time limit, or once if it is non-blocking.
@@ -312,7 +347,7 @@ impl Shared {
             state = self.wake_tasks(state, woken);
         }
         if state.is_probe_due() {
-            state.session.probe()?;
+            state.probe()?;
         }
         let has_left = std::mem::replace(&mut state.has_left, false);
         if let Some(left) = &state.left

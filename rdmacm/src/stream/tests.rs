@@ -18,6 +18,7 @@ fn offer(half: u32, window: u16) -> Offer {
     Offer {
         big_endian: false,
         iomap: true,
+        readable: false,
         credits: window,
         iomap_size: IomapSize::at_most(0),
         table: Span { addr: 0x20_0000, key: 8, len: 2 },

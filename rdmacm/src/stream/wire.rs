@@ -13,6 +13,10 @@ const BIG_ENDIAN: u8 = 1 << 0;
 /// Bit of the flags: the sender knows mapped memory (`RS_CONN_FLAG_IOMAP`).
 const KNOWS_IOMAP: u8 = 1 << 1;
 
+/// Bit of the flags: the peer may read the sender's table, to probe the connection on iWARP. rsocket has no
+/// such bit, and ignores it.
+const READABLE: u8 = 1 << 7;
+
 /// Entries in the table of data buffers that a side offers.
 pub(crate) const SLOTS: usize = 2;
 
@@ -124,6 +128,8 @@ pub(crate) struct Offer {
     pub(crate) big_endian: bool,
     /// The sender accepts iomap entries.
     pub(crate) iomap: bool,
+    /// The peer may read the sender's table.
+    pub(crate) readable: bool,
     /// Number of messages that the sender can receive before it grants more.
     pub(crate) credits: u16,
     /// Entries of the sender's iomap table, which follows its table of data buffers in memory.
@@ -163,7 +169,8 @@ impl Offer {
     pub(crate) fn to_bytes(self) -> [u8; Self::SIZE] {
         let mut bytes = [0; Self::SIZE];
         bytes[0] = VERSION;
-        bytes[1] = if self.big_endian { BIG_ENDIAN } else { 0 } | if self.iomap { KNOWS_IOMAP } else { 0 };
+        let flags = [(self.big_endian, BIG_ENDIAN), (self.iomap, KNOWS_IOMAP), (self.readable, READABLE)];
+        bytes[1] = flags.iter().map(|(is_set, bit)| u8::from(*is_set) * bit).sum();
         bytes[2..4].copy_from_slice(&self.credits.to_be_bytes());
         bytes[7] = self.iomap_size.0;
         bytes[8..24].copy_from_slice(&self.table.to_bytes(true));
@@ -183,6 +190,7 @@ impl Offer {
         let offer = Self {
             big_endian: bytes[1] & BIG_ENDIAN != 0,
             iomap: bytes[1] & KNOWS_IOMAP != 0,
+            readable: bytes[1] & READABLE != 0,
             credits: u16::from_be_bytes(array(&bytes[2..])),
             iomap_size: IomapSize(bytes[7]),
             table: span(8),
@@ -307,6 +315,7 @@ mod tests {
         Offer {
             big_endian: false,
             iomap: true,
+            readable: false,
             credits: 384,
             iomap_size: IomapSize::at_most(128),
             table: Span { addr: 0x1112_1314_1516_1718, key: 0x2122_2324, len: 2 },
@@ -389,7 +398,7 @@ mod tests {
         #[test]
         fn any_bytes_decode_to_an_offer_that_encodes_to_them(mut bytes in prop::array::uniform32(0u8..), tail in prop::array::uniform8(0u8..)) {
             bytes[0] = VERSION;
-            bytes[1] &= 3;
+            bytes[1] &= BIG_ENDIAN | KNOWS_IOMAP | READABLE;
             bytes[4..7].fill(0);
             let all = [&bytes[..], &tail[..]].concat();
             if let Ok(offer) = Offer::from_bytes(&all) {
