@@ -11,7 +11,7 @@ use super::*;
 /// Bytes that do not fit into the client's memory for files of unknown size.
 const PIPED: usize = 700_000;
 
-fn noise(len: usize) -> Vec<u8> {
+pub(super) fn noise(len: usize) -> Vec<u8> {
     (0..len as u32).map(|at| (at.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect()
 }
 
