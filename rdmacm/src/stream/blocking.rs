@@ -114,7 +114,9 @@ impl RdmaStream {
     /// read timeout. The interval is 1 ms or more. `None`, or 0: no probes, the default.
     ///
     /// A probe is an RDMA write of 0 bytes. It takes no credit, and the peer's program does not notice
-    /// it. Probes are sent while a call or a task waits for the stream. The
+    /// it. On iWARP it is a read of one byte, if the peer is a stream of this library: without an answer in 3
+    /// intervals, the stream fails with [`Error::Unreachable`](crate::Error::Unreachable). A dead peer of
+    /// librdmacm is noticed by TCP only. Probes are sent while a call or a task waits for the stream. The
     /// [descriptor](Self#descriptor) is readable at each interval; the next [`recv`](Self::recv),
     /// [`send`](Self::send) or [`readiness`](Self::readiness) sends the probe.
     ///
