@@ -1,6 +1,7 @@
 //! Addresses of connected QPs.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::net::Ipv6Addr;
 use std::str::FromStr;
 
@@ -32,6 +33,8 @@ pub(crate) fn offered_probe(data: &[u8]) -> Option<Remote> {
 
 /// Address of a QP, with what its peer must know to connect to it.
 ///
+/// Addresses are equal if their [bytes](Self::to_bytes) are.
+///
 /// The two ends exchange their addresses before they connect: as text, as [bytes](Self::to_bytes)
 /// or with serde (feature `serde`: text in human-readable formats, else bytes).
 ///
@@ -45,7 +48,7 @@ pub(crate) fn offered_probe(data: &[u8]) -> Option<Remote> {
 /// assert_eq!(Address::from_bytes(&address.to_bytes()), Ok(address));
 /// assert_eq!(address.gid, Gid::from("fe80::1".parse::<std::net::Ipv6Addr>().unwrap()));
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Address {
     /// GID of the port.
@@ -80,6 +83,20 @@ pub struct Address {
     pub(crate) probe: Option<Remote>,
 }
 
+impl PartialEq for Address {
+    fn eq(&self, other: &Self) -> bool {
+        self.to_bytes() == other.to_bytes()
+    }
+}
+
+impl Eq for Address {}
+
+impl Hash for Address {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.to_bytes().hash(state);
+    }
+}
+
 impl Address {
     /// Length of an address in bytes.
     pub const LEN: usize = 48;
@@ -112,14 +129,13 @@ impl Address {
     ///
     /// On iWARP, the `connect` of a queue fails with [`Error::Unsupported`] without this mark. With it,
     /// `connect` moves no QP by a command, and takes it as connected. On other devices the mark has no
-    /// effect. The bytes and the text of an address do not contain it.
+    /// effect. The bytes and the text of an address do not contain it, so equality ignores it.
     ///
     /// ```
     /// use bareverbs::{Address, Gid};
     ///
     /// let peer = Address::new(Gid([1; 16]), 17);
-    /// assert_ne!(peer.of_cm_peer(), peer);
-    /// assert_eq!(peer.of_cm_peer().to_bytes(), peer.to_bytes());
+    /// assert_eq!(peer.of_cm_peer(), peer);
     /// ```
     #[must_use]
     pub fn of_cm_peer(self) -> Self {
@@ -405,15 +421,32 @@ mod tests {
         let probed = Address { probe: Some(Remote { addr: 0x1234_5678_9abc, rkey: 0x8765 }), ..plain };
         for address in [plain, probed] {
             let mut data = address.to_private_data();
-            assert_eq!(Address::from_private_data(&data), Ok(Address { over_cm: true, ..address }));
             // InfiniBand pads it.
-            data.resize(196, 0);
-            assert_eq!(Address::from_private_data(&data), Ok(Address { over_cm: true, ..address }));
+            for length in [data.len(), 196] {
+                data.resize(length, 0);
+                let read = Address::from_private_data(&data).unwrap();
+                assert_eq!((read, read.probe, read.over_cm), (address, address.probe, true));
+            }
             assert_eq!(Address::from_bytes(&data[..Address::LEN]), Ok(plain));
         }
         let data = probed.to_private_data();
         assert_eq!(Address::from_private_data(&data[..data.len() - 1]).unwrap().probe, None);
         assert!(Address::from_private_data(&data[..Address::LEN - 1]).is_err());
+    }
+
+    #[test]
+    fn addresses_of_one_qp_are_equal_whatever_the_connection_manager_adds() {
+        let plain = Address::new(Gid([7; 16]), 17);
+        let probed = Address { probe: Some(Remote { addr: 0x1000, rkey: 0x8765 }), ..plain };
+        let known = std::collections::HashSet::from([plain]);
+        for same in [probed, plain.of_cm_peer(), probed.of_cm_peer()] {
+            assert_eq!(same, plain);
+            assert!(known.contains(&same));
+        }
+        for other in [Address { qp_num: 18, ..plain }, Address { remote_write: true, ..plain }] {
+            assert_ne!(other, plain);
+            assert!(!known.contains(&other));
+        }
     }
 
     #[test]
