@@ -162,8 +162,6 @@ pub(crate) struct HubInner<B, P: Provider, S: Service<P>> {
     /// Whether the device was removed. All operations have ended.
     removed: AtomicBool,
     reaper: Mutex<Reaper<P, S>>,
-    /// The memory of probes, on iWARP.
-    probe: Option<Arc<ProbeMemory>>,
 }
 
 impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
@@ -418,8 +416,7 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
         let probes = if S::OWNS { 0 } else { entries / 2 };
         let all = entries.saturating_add(probes).min(context.limits().max_cqe.max(entries));
         let cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(all) })?;
-        let probe = ProbeMemory::of(pd)?.map(Arc::new);
-        let hub = Self::over(pd, (cq, channel, probe), (entries, all - entries), spin, service);
+        let hub = Self::over(pd, (cq, channel), (entries, all - entries), spin, service);
         // Never released.
         drop(hub.inner.lock().reserve(reserved));
         Ok(hub)
@@ -428,7 +425,7 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
     /// A hub of a CQ, which has room for `entries` completions and for `probes`.
     fn over(
         pd: &Pd<P>,
-        (cq, channel, probe): (Cq<P>, CompChannel, Option<Arc<ProbeMemory>>),
+        (cq, channel): (Cq<P>, CompChannel),
         (entries, probes): (u32, u32),
         spin: Spin,
         service: S,
@@ -443,7 +440,6 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
             service,
             removed: AtomicBool::new(false),
             reaper: Mutex::new(Reaper::new(cq, entries, probes)),
-            probe,
         };
         Self { inner: Arc::new(inner) }
     }
@@ -459,7 +455,7 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
     #[cfg(any(test, feature = "test-utils"))]
     pub(crate) fn of_cq(pd: &Pd<P>, cq: Cq<P>, entries: u32, service: S) -> Self {
         let channel = CompChannel::for_test(pd.context().file());
-        Self::over(pd, (cq, channel, None), (entries, entries / 2), Spin::Never, service)
+        Self::over(pd, (cq, channel), (entries, entries / 2), Spin::Never, service)
     }
 
     /// A connection on a QP that the test has made.
@@ -478,7 +474,7 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
         let slots = self.inner.lock().reserve(depths.completions()).expect("room");
         let local = Address::new(crate::Gid::default(), qp.qp_num());
         let probe = !S::OWNS && self.inner.lock().reserve_probe();
-        let conn = Arc::new(Conn::new(qp, slots, depths, probe, service));
+        let conn = Arc::new(Conn::new((qp, None), slots, depths, probe, service));
         self.inner.lock().add(&conn);
         let hub = Arc::clone(&self.inner);
         let attr = ConnectAttr::new(1, 0);
@@ -524,12 +520,13 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
         let (max_send_sge, max_recv_sge) = (max_sge, max_sge);
         let cap = QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data };
         let cq = &reaper.cq;
-        let created = create(&QpInit { cap, signal_all: true, ..QpInit::new(cq, cq) });
-        let ready = created.and_then(|mut qp| {
+        // A peer may invalidate the key that it was told: each connection has memory of its own.
+        let ready = ProbeMemory::of(&self.inner.pd).and_then(|memory| {
+            let mut qp = create(&QpInit { cap, signal_all: true, ..QpInit::new(cq, cq) })?;
             qp.init(&InitAttr { pkey_index, access, ..InitAttr::new(port) })?;
             let local = describe(qp.address(port, gid_index)?);
-            let probe = self.inner.probe.as_ref().map(|probe| probe.remote());
-            Ok((qp, Address { probe, ..local }))
+            let probe = memory.as_ref().map(ProbeMemory::remote);
+            Ok(((qp, memory), Address { probe, ..local }))
         });
         let (qp, local) = match ready {
             Ok(ready) => ready,

@@ -141,7 +141,11 @@ pub(crate) fn post_empty_write<P: Provider>(qp: &mut Qp<Rc, P>, wr_id: u64) -> R
     unsafe { qp.post_send(&[SendRequest { wr_id, operation, flags, payload }]) }
 }
 
-/// Memory of one byte, which peers on iWARP read as a probe, and which gets the byte of a peer.
+/// Memory of one byte, which the peer on iWARP reads as a probe, and which gets the byte of the peer. Closing
+/// reads it as well, so a connection without probes has it too.
+///
+/// siw lets a peer invalidate any key of the PD. So each connection has memory of its own: a peer that
+/// invalidates the key that it was told ends its own connection only.
 #[derive(Debug)]
 pub(crate) struct ProbeMemory(Mr<Buffer>);
 
@@ -156,7 +160,7 @@ impl ProbeMemory {
         registered.map(|memory| Some(Self(memory))).map_err(|refused| refused.error)
     }
 
-    /// Where peers read.
+    /// Where the peer reads.
     pub(crate) fn remote(&self) -> Remote {
         Remote { addr: self.0.addr(), rkey: self.0.rkey() }
     }

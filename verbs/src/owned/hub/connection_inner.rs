@@ -52,10 +52,10 @@ impl<B, P: Provider, S: Service<P>> ConnectionInner<B, P, S> {
             }
         };
         connected(&mut state);
-        let probe = hub.probe.as_ref().zip(remote.probe);
-        // SAFETY: the hub keeps the memory, and the connection the hub, until its QP is destroyed. `Leak`
-        // leaks the memory if that fails.
-        state.probe_path = probe.map(|(memory, peer)| unsafe { memory.path(peer) });
+        let probe = state.probe_memory.as_ref().zip(remote.probe);
+        // SAFETY: `retire` drops the memory after it has destroyed the QP, and nothing else drops it.
+        let probe_path = probe.map(|(memory, peer)| unsafe { memory.path(peer) });
+        state.probe_path = probe_path;
         let interval = policy.interval(remote.remote_write);
         state.start_keepalive(interval, hub.channel.file().now());
         drop(state);
@@ -85,6 +85,8 @@ impl<B, P: Provider, S: Service<P>> ConnectionInner<B, P, S> {
         let mut panics = FirstPanic::default();
         hub.reap_all(&mut panics);
         mem::forget(leak);
+        let probe_memory = conn.lock().probe_memory.take();
+        drop(probe_memory);
         let abandoned = hub.abandon_operations(conn, &mut panics);
         hub.lock().remove(conn);
         abandoned.into_iter().for_each(|operation| panics.catch(|| drop(operation)));
@@ -104,7 +106,6 @@ impl<B, P: Provider, S: Service<P>> Drop for Leak<'_, B, P, S> {
         let mut panics = FirstPanic::default();
         let abandoned = self.hub.abandon_operations(self.conn, &mut panics);
         abandoned.into_iter().for_each(mem::forget);
-        mem::forget(self.hub.probe.clone());
         panics.resume();
     }
 }

@@ -20,7 +20,7 @@ use super::HubInner;
 use super::table::{Reaped, Table};
 use crate::cq::Cq;
 use crate::error::PostError;
-use crate::owned::keepalive::{ProbePath, SILENT, post_probe};
+use crate::owned::keepalive::{ProbeMemory, ProbePath, SILENT, post_probe};
 use crate::owned::operation::MAX_PARTS;
 use crate::owned::{BUDGET, spend_budget};
 use crate::qp::{Qp, Rc};
@@ -179,6 +179,8 @@ pub(crate) struct ConnState<P: Provider, S: Service<P>> {
     pub(crate) ended: bool,
     /// The outstanding requests of several buffers.
     pub(super) parts: Vec<Parts>,
+    /// The memory of probes, on iWARP. It is dropped after the QP is destroyed, or leaked.
+    pub(super) probe_memory: ManuallyDrop<Option<ProbeMemory>>,
     /// What probes read, if they read memory.
     pub(super) probe_path: Option<ProbePath>,
     /// Whether a probe is outstanding.
@@ -245,9 +247,9 @@ impl<P: Provider, S: Service<P>> ConnState<P, S> {
 
 impl<P: Provider, S: Service<P>> Conn<P, S> {
     /// `slots` has those of the sends, the receives and the service, and the reserved ones, in this
-    /// order. `service` has the number of the connection in its service, and its state there.
+    /// order. `probe_memory` is that of `qp`. `service` has the number of the connection in its service, and its state there.
     pub(super) fn new(
-        qp: Qp<Rc, P>,
+        (qp, probe_memory): (Qp<Rc, P>, Option<ProbeMemory>),
         slots: Vec<u32>,
         depths: Depths,
         probe: bool,
@@ -260,6 +262,7 @@ impl<P: Provider, S: Service<P>> Conn<P, S> {
             service,
             ended: false,
             parts: Vec::with_capacity(if depths.max_sge > 1 { slots.len() } else { 0 }),
+            probe_memory: ManuallyDrop::new(probe_memory),
             probe_path: None,
             probing: false,
             silent: 0,
