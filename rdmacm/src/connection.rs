@@ -614,7 +614,7 @@ impl Incoming {
             attach(&waiter, self.request.id(), &mut queue)?;
             let id = self.request.accept(&param)?;
             steps::established(&waiter, &id).await?;
-            moved_by.established(&mut queue)?;
+            moved_by.established_with(&mut queue, &peer)?;
             Ok(Connected::new(id, queue, peer))
         })
     }
@@ -846,8 +846,8 @@ impl Route {
             let offer = queue.probe_offer();
             let options = with_offer(options, offer.as_ref());
             steps::connect(&waiter, &id, &options.param(&queue)).await?;
-            let mut peer = steps::response(&waiter, &id).await?;
-            answered(&id, &mut queue, &options, &mut peer)?;
+            let peer = steps::response(&waiter, &id).await?;
+            answered(&id, &mut queue, &options, &peer)?;
             attach(&waiter, &id, &mut queue)?;
             id.establish().map_err(|error| steps::refused(&id, "connect", error))?;
             Ok(Connected::new(id, queue, peer))
@@ -1092,6 +1092,7 @@ mod tests {
             rnr_retry_count: 0,
             private_data: PrivateData::EMPTY,
             ece: Ece::default(),
+            probe_offer: None,
         };
         (channel, Link { id, peer, ended: false })
     }

@@ -1,5 +1,6 @@
 //! Parameters of connections and datagram QPs.
 
+use bareverbs::Endpoint;
 use bareverbs::ah::AhAttr;
 use bareverbs::qp::{Ece, QpType};
 use bareverbs::values::{RetryCount, RnrRetry};
@@ -187,10 +188,14 @@ pub struct PeerParam {
     /// ECE options of the peer; all zero for none.
     #[doc(alias = "rdma_get_remote_ece")]
     pub ece: Ece,
+    /// What the probes of an endpoint read, on iWARP. The peer's library has sent it as private data.
+    pub(crate) probe_offer: Option<[u8; 20]>,
 }
 
 impl PeerParam {
     pub(crate) fn from_kernel(param: &structs::ConnParam, ece: structs::Ece) -> Self {
+        let private_data = PrivateData::new(param.private_data, param.private_data_len);
+        let probe_offer = Endpoint::probe_offer_of(&private_data);
         Self {
             qp_num: param.qp_num,
             srq: param.srq != 0,
@@ -199,7 +204,8 @@ impl PeerParam {
             flow_control: param.flow_control != 0,
             retry_count: param.retry_count,
             rnr_retry_count: param.rnr_retry_count,
-            private_data: PrivateData::new(param.private_data, param.private_data_len),
+            private_data: if probe_offer.is_some() { PrivateData::EMPTY } else { private_data },
+            probe_offer,
             ece: Ece { vendor_id: ece.vendor_id, options: ece.attr_mod },
         }
     }
@@ -294,7 +300,22 @@ mod tests {
             prop_assert_eq!(received, PeerParam {
                 qp_num, srq, flow_control, responder_resources, initiator_depth, ece,
                 retry_count: retry, rnr_retry_count: rnr, private_data: received.private_data,
+                probe_offer: None,
             });
+        }
+
+        #[test]
+        fn memory_of_probes_is_no_private_data_of_the_application(
+            memory: [u8; 16], more in proptest::collection::vec(any::<u8>(), 0..3),
+        ) {
+            let data = [&b"PRB1"[..], &memory, &more].concat();
+            let sent = ConnParam { private_data: &data, ..ConnParam::new(17) };
+            let received = PeerParam::from_kernel(&sent.to_kernel(), sent.kernel_ece());
+            if more.is_empty() {
+                prop_assert_eq!((&*received.private_data, &received.probe_offer.unwrap()[..]), (&[][..], &data[..]));
+            } else {
+                prop_assert_eq!((&*received.private_data, received.probe_offer), (&data[..], None));
+            }
         }
 
         #[test]

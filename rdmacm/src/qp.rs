@@ -14,7 +14,7 @@ use crate::command::is_iwarp_mask;
 use crate::event::{EstablishedParam, EventKind};
 use crate::param::RequestParam;
 use crate::steps::{failure_of, refused};
-use crate::{CmId, ConnParam, ConnectRequest, Error, PeerParam, PrivateData, Result};
+use crate::{CmId, ConnParam, ConnectRequest, Error, PeerParam, Result};
 
 /// Most reads and atomics at a time that a connection has by default.
 const RD_ATOMIC: u8 = 16;
@@ -49,10 +49,8 @@ mod sealed {
             None
         }
 
-        /// Takes the [`probe_offer`](Self::probe_offer) of the peer. `false`: it is something else.
-        fn take_probe_offer(&mut self, _: &[u8]) -> bool {
-            false
-        }
+        /// Takes the [`probe_offer`](Self::probe_offer) of the peer.
+        fn take_probe_offer(&mut self, _: Option<&[u8; 20]>) {}
 
         /// Registers it with the runtime of a task, if it has waits.
         fn attach(&mut self, _: Arc<dyn Runtime>) -> bareverbs::Result<()> {
@@ -181,8 +179,8 @@ impl<B, P: Provider> sealed::Sealed for Endpoint<B, P> {
         Endpoint::probe_offer(self)
     }
 
-    fn take_probe_offer(&mut self, private_data: &[u8]) -> bool {
-        Endpoint::take_probe_offer(self, private_data)
+    fn take_probe_offer(&mut self, offer: Option<&[u8; 20]>) {
+        Endpoint::take_probe_offer(self, offer);
     }
 
     fn attach(&mut self, runtime: Arc<dyn Runtime>) -> bareverbs::Result<()> {
@@ -213,8 +211,7 @@ pub struct ConnectOptions<'a> {
     /// [`Message::max_private_data`](crate::Message::max_private_data) bytes.
     ///
     /// On iWARP, an endpoint without private data sends 20 bytes, `PRB1` and the memory that the probes of
-    /// the peer read. [`Connected::link`](crate::Connected::link) of a peer that is an endpoint reports no
-    /// private data then; its request and other peers show the 20 bytes.
+    /// the peer read. A peer that uses this crate sees no private data then, another one the 20 bytes.
     pub private_data: &'a [u8],
     /// Remote operations that the peer may execute, on memory that allows them. An endpoint has the
     /// rights of its own options instead.
@@ -308,6 +305,13 @@ impl MovedBy {
             Self::Kernel => Ok(queue.moved_to_rts()?),
         }
     }
+
+    /// The connection to `peer` is established. The queue learns what its probes read only now: it may get
+    /// another peer if a connection fails.
+    pub(crate) fn established_with<Q: ConnectQueue>(self, queue: &mut Q, peer: &PeerParam) -> Result<()> {
+        queue.take_probe_offer(peer.probe_offer.as_ref());
+        self.established(queue)
+    }
 }
 
 /// Moves a QP to RTS by the attributes of its identifier, unless the kernel does. `param` limits the depths
@@ -362,23 +366,15 @@ pub(crate) fn with_offer<'a>(
     }
 }
 
-/// Passes the memory of the peer's probes to the queue, and removes it from the private data.
-fn take_offer<Q: ConnectQueue>(queue: &mut Q, peer: &mut PeerParam) {
-    if queue.take_probe_offer(&peer.private_data) {
-        peer.private_data = PrivateData::EMPTY;
-    }
-}
-
 /// Moves the queue of the active side to RTS, when the peer has accepted.
 pub(crate) fn answered<Q: ConnectQueue>(
     id: &CmId,
     queue: &mut Q,
     options: &ConnectOptions<'_>,
-    peer: &mut PeerParam,
+    peer: &PeerParam,
 ) -> Result<()> {
-    take_offer(queue, peer);
     agree_on_ece(queue, options, peer.ece)?;
-    bring_up(id, queue, options, None)?.established(queue)
+    bring_up(id, queue, options, None)?.established_with(queue, peer)
 }
 
 /// Moves the queue of the passive side to RTS, before the request is accepted with the parameters that
@@ -389,11 +385,10 @@ pub(crate) fn prepare_accept<'a, Q: ConnectQueue>(
     queue: &mut Q,
     options: &ConnectOptions<'a>,
 ) -> Result<(PeerParam, ConnParam<'a>, MovedBy)> {
-    let RequestParam::Connection(mut peer) = request.param().clone() else {
+    let RequestParam::Connection(peer) = request.param().clone() else {
         return Err(Error::invalid(verb, "the request is for a datagram QP"));
     };
     check_type(verb, request.id(), queue)?;
-    take_offer(queue, &mut peer);
     let mut param = options.param(queue);
     // Resources that the peer can't use are not reserved.
     param.responder_resources = param.responder_resources.min(peer.responder_resources);
@@ -454,8 +449,9 @@ impl CmId {
     /// | `Established`, passive side | the peer has confirmed: `true` | `true` |
     ///
     /// Every other event: `false`, or its error. `options` are those of [`CmId::connect_qp`]. On the passive
-    /// side, the request was accepted by [`ConnectRequest::accept_qp`]. Read the peer's private data from the
-    /// event before this call.
+    /// side, the request was accepted by [`ConnectRequest::accept_qp`], or on iWARP by
+    /// [`ConnectRequest::accept`] with the queue's QP number. Read the peer's private data from the event
+    /// before this call.
     ///
     /// # Errors
     /// - An event that means failure, as its error: [`Error::Rejected`], [`Error::Unreachable`],
@@ -470,8 +466,16 @@ impl CmId {
         event: EventKind,
     ) -> Result<bool> {
         const VERB: &str = "establish_qp";
-        let mut peer = match event {
-            EventKind::Established(_) if self.has_accepted() => return Ok(true),
+        let peer = match event {
+            EventKind::Established(_) if self.has_accepted() => {
+                // Accepted by `ConnectRequest::accept`: the kernel has moved the QP, and the queue does not
+                // know it.
+                if !self.is_established() && self.is_iwarp().unwrap_or(false) {
+                    self.set_established();
+                    queue.moved_to_rts()?;
+                }
+                return Ok(true);
+            }
             EventKind::ConnectResponse(peer) => peer,
             EventKind::Established(EstablishedParam::Connection(peer)) => {
                 self.set_established();
@@ -479,7 +483,7 @@ impl CmId {
             }
             other => return failure_of(self, other, VERB).map_or(Ok(false), Err),
         };
-        answered(self, queue, options, &mut peer)?;
+        answered(self, queue, options, &peer)?;
         self.establish().map_err(|error| refused(self, VERB, error))?;
         Ok(true)
     }
@@ -499,9 +503,12 @@ impl ConnectRequest {
     pub fn accept_qp<Q: ConnectQueue>(self, queue: &mut Q, options: &ConnectOptions<'_>) -> Result<CmId> {
         let offer = queue.probe_offer();
         let options = with_offer(options, offer.as_ref());
-        let (_, param, moved_by) = prepare_accept("accept_qp", &self, queue, &options)?;
+        let (peer, param, moved_by) = prepare_accept("accept_qp", &self, queue, &options)?;
         let id = self.accept(&param)?;
-        moved_by.established(queue)?;
+        moved_by.established_with(queue, &peer)?;
+        if moved_by == MovedBy::Kernel {
+            id.set_established();
+        }
         Ok(id)
     }
 }
@@ -519,6 +526,7 @@ mod tests {
     struct Recorder {
         states: Vec<QpState>,
         moved_to_rts: u32,
+        offer: Option<[u8; 20]>,
     }
 
     impl ConnectQueue for Recorder {}
@@ -545,6 +553,19 @@ mod tests {
             self.moved_to_rts += 1;
             Ok(())
         }
+
+        fn take_probe_offer(&mut self, offer: Option<&[u8; 20]>) {
+            self.offer = offer.copied();
+        }
+    }
+
+    /// A request with this private data.
+    fn request(channel: &EventChannel, private_data: &[u8]) -> ConnectRequest {
+        let id = CmId::new(channel, PortSpace::Tcp).unwrap();
+        let listener = id.key();
+        let param = ConnParam { private_data, ..ConnParam::new(1) };
+        let peer = PeerParam::from_kernel(&param.to_kernel(), param.kernel_ece());
+        ConnectRequest::new(id, listener, RequestParam::Connection(peer))
     }
 
     #[test]
@@ -579,7 +600,37 @@ mod tests {
             let moved = (&queue.states[..], queue.moved_to_rts);
             assert_eq!(moved, if is_iwarp { (&[][..], 1) } else { (&own[..], 0) });
             assert!(id.establish_qp(&mut queue, &options, established()).unwrap());
+            assert_eq!(queue.moved_to_rts, u32::from(is_iwarp), "once");
         }
+    }
+
+    #[test]
+    fn established_event_moves_a_queue_of_iwarp_that_a_plain_accept_has_named() {
+        let channel = EventChannel::simulated();
+        channel.file().kernel().set_iwarp();
+        let mut queue = Recorder::default();
+        let id = request(&channel, b"").accept(&ConnParam::new(7)).unwrap();
+        let peer = PeerParam::from_kernel(&structs::ConnParam::zeroed(), structs::Ece::zeroed());
+        for _ in 0..2 {
+            let established = EventKind::Established(EstablishedParam::Connection(peer));
+            assert!(id.establish_qp(&mut queue, &ConnectOptions::default(), established).unwrap());
+            assert_eq!(queue.moved_to_rts, 1);
+        }
+    }
+
+    #[test]
+    fn queue_gets_the_memory_of_probes_of_an_accepted_peer_only() {
+        let offer = *b"PRB1\0\0\0\0\0\0\x10\0\0\0\0\x07\0\0\0\x01";
+        let channel = EventChannel::simulated();
+        channel.file().kernel().set_iwarp();
+        let (mut queue, options) = (Recorder::default(), ConnectOptions::default());
+        let long = ConnectOptions { private_data: &[0; 252], ..options };
+        assert!(request(&channel, &offer).accept_qp(&mut queue, &long).is_err());
+        assert_eq!(queue.offer, None);
+        let request = request(&channel, &offer);
+        assert!(request.private_data().is_empty());
+        request.accept_qp(&mut queue, &options).unwrap();
+        assert_eq!(queue.offer, Some(offer));
     }
 
     #[test]

@@ -456,13 +456,10 @@ impl<B, P: Provider> Endpoint<B, P> {
         self.address.probe.map(probe_offer)
     }
 
-    /// Takes what [`Endpoint::probe_offer`] of the peer returned. `false` if the private data is something
-    /// else.
+    /// Takes what [`Endpoint::probe_offer`] of the peer returned.
     #[doc(hidden)]
-    pub fn take_probe_offer(&mut self, private_data: &[u8]) -> bool {
-        let peer = offered_probe(private_data);
-        self.queues.set_peer_probe(peer);
-        peer.is_some()
+    pub fn take_probe_offer(&mut self, offer: Option<&[u8; PROBE_OFFER]>) {
+        self.queues.set_peer_probe(offer.and_then(|offer| offered_probe(offer)));
     }
 
     /// The number of operations that [`Endpoint::poll`] has not returned yet, in both directions.
@@ -994,6 +991,14 @@ impl Endpoint {
     /// type of the buffers.
     pub fn options() -> EndpointOptions {
         EndpointOptions::default()
+    }
+
+    /// What [`Endpoint::probe_offer`] of a peer returned, if the private data is that.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn probe_offer_of(private_data: &[u8]) -> Option<[u8; PROBE_OFFER]> {
+        offered_probe(private_data)?;
+        private_data.try_into().ok()
     }
 }
 
