@@ -187,6 +187,9 @@ pub(crate) struct Queues<B, P: Provider, T: SafeTransport = Rc> {
     probing: bool,
     /// Intervals in which the peer has not answered the probe.
     silent: u32,
+    /// Whether a look at the keepalive may have ended operations without an event: on iWARP the provider
+    /// flushes what the kernel does not.
+    pub(super) may_have_flushed: bool,
     /// Whether sends are complete when the local TCP has them.
     pub(super) is_iwarp: bool,
     /// Whether a read was posted behind all sends, and answered.
@@ -525,6 +528,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
             probe_path: None,
             probing: false,
             silent: 0,
+            may_have_flushed: false,
             is_iwarp,
             delivery: if is_iwarp { Delivery::Unknown } else { Delivery::Known },
             watch: Watch::default(),
@@ -775,6 +779,7 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
             }
             // A refused doorbell ends the connection, and the wait returns that.
             let _ = self.probe();
+            self.may_have_flushed = self.is_iwarp;
         }
         earlier(self.keepalive.next(completed, now), self.flush_end)
     }

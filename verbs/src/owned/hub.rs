@@ -241,6 +241,17 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
         }
     }
 
+    /// Reaps what a provider of iWARP may have flushed: it raises no event, so the threads and tasks that wait
+    /// are woken here.
+    #[cold]
+    pub(crate) fn reap_flushed(&self) {
+        if self.pd.context().capabilities().iwarp {
+            let mut panics = FirstPanic::default();
+            self.reap_all(&mut panics);
+            panics.resume();
+        }
+    }
+
     /// Prepares a sleep: the next completion raises an event. Returns whether completions were
     /// reaped instead; then the CQ may not be armed.
     fn arm(&self) -> Result<bool> {

@@ -182,6 +182,9 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
     /// `false` at `end`.
     fn sleep(&mut self, end: Option<Instant>, alarms: &mut Alarms) -> Result<bool> {
         let due = self.keep_alive(self.channel.file().now());
+        if std::mem::take(&mut self.may_have_flushed) {
+            return Ok(true);
+        }
         let mut in_time = false;
         let event = match self.channel.before_sleep(end, alarms.next(due), || false) {
             Ok(BeforeWait::TimedOut) => return Ok(false),
@@ -205,6 +208,9 @@ impl<B, P: Provider, T: SafeTransport> Queues<B, P, T> {
     /// keepalive is due.
     fn poll_events(&mut self, waker: &Waker) -> Poll<Result<()>> {
         let due = self.keep_alive(self.channel.file().now());
+        if std::mem::take(&mut self.may_have_flushed) {
+            return Poll::Ready(Ok(()));
+        }
         let Some(attached) = &mut self.attached else {
             return Poll::Ready(Err(not_attached(T::QueueKind::<P>::WAIT)));
         };

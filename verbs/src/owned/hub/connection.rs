@@ -99,7 +99,9 @@ impl<B, P: Provider, S: Service<P>> Connection<B, P, S> {
     /// Ends the connection: all operations in flight fail, and return their buffers when the device
     /// has finished with them. Posts are rejected.
     pub fn abort(&self) {
-        self.inner.conn.fail(Failure::Aborted);
+        let ConnectionInner { hub, conn, .. } = &*self.inner;
+        conn.fail(Failure::Aborted);
+        hub.reap_flushed();
     }
 
     /// Why the connection ended. `None` while it has not.

@@ -778,6 +778,7 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
         let mut deferred = Deferred::new();
         self.end_conn(conn, failure, &mut deferred);
         deferred.finish();
+        self.reap_flushed();
     }
 }
 

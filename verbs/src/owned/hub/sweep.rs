@@ -109,6 +109,7 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
                 }
             }
         }
+        self.reap_flushed();
     }
 }
 
