@@ -409,7 +409,7 @@ fn accepting_side_sends_nothing_before_its_peer_can_receive() {
     });
 }
 
-#[kernel_test(device::has_netdev)]
+#[kernel_test(device::has_netdev, device::gid_table)]
 fn ipv6_streams_carry_bytes() {
     nothing_leaks(|| {
         let table = bareverbs_kernel_tests::device::open().gid_table().unwrap();
