@@ -4,7 +4,6 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use bareverbs::{Errno, Gid};
-use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{child, device, iproute2, kernel_test};
 use bareverbs_rdmacm::command::{self, CmFile};
 use bareverbs_rdmacm::event::EventKind;

@@ -11,7 +11,6 @@ use bareverbs::values::AckTimeout;
 use bareverbs::{Access, Buffer, Endpoint, EndpointOptions, Errno, Mr, Op};
 use bareverbs_kernel_tests::bus::Bus;
 use bareverbs_kernel_tests::device::{self, Requirement};
-use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::wire::{End, Wire, lossy_wire, wire};
 use bareverbs_kernel_tests::{child, kernel_test};
 use bareverbs_netlink::RdmaNetlink;
@@ -40,19 +39,19 @@ fn small() -> EndpointOptions {
 }
 
 /// A listener at the far end.
-fn far() -> (Listener, SocketAddr) {
+pub(crate) fn far() -> (Listener, SocketAddr) {
     let listener = Listener::bind((End::Far.ip(), 0)).unwrap();
     let addr = listener.local_addr().unwrap();
     (listener, addr)
 }
 
 /// A connector at the near end.
-fn from_near() -> Connector {
+pub(crate) fn from_near() -> Connector {
     Connector::new().id_options(near())
 }
 
 /// A new connection is refused in time, with an error that names a cause.
-fn assert_refused(connector: &Connector, addr: SocketAddr) {
+pub(crate) fn assert_refused(connector: &Connector, addr: SocketAddr) {
     let (begin, limit) = (Instant::now(), Duration::from_secs(2));
     // Without an answer, the wait ends at its limit.
     if let Some(connected) = connector.connect::<Mr<Buffer>>(addr, &small()).wait_timeout(limit) {
@@ -453,7 +452,7 @@ fn closed_file_ends_its_identifiers_in_each_step() {
 }
 
 /// A listener of raw commands, with a request that was read and one that was not.
-#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
+#[kernel_test(crate::host::has_ip)]
 fn closed_file_ends_its_listener() {
     nothing_leaks(|| {
         let file = CmFile::open().unwrap();
@@ -479,14 +478,14 @@ fn closed_file_ends_its_listener() {
 }
 
 /// A process that is killed when it has reached a step.
-struct Doomed {
+pub(crate) struct Doomed {
     child: Pid,
     pipe: UnixStream,
 }
 
 impl Doomed {
     /// Starts the process. `work` gets the other end of the pipe, and never returns.
-    fn new(work: impl FnOnce(&mut UnixStream)) -> Self {
+    pub(crate) fn new(work: impl FnOnce(&mut UnixStream)) -> Self {
         let (mut its, pipe) = UnixStream::pair().unwrap();
         let child = child::start(|| {
             work(&mut its);
@@ -499,32 +498,32 @@ impl Doomed {
         Self { child, pipe }
     }
 
-    fn send_address(&mut self, addr: SocketAddr) {
+    pub(crate) fn send_address(&mut self, addr: SocketAddr) {
         send_address(&mut self.pipe, addr);
     }
 
-    fn receive_address(&mut self) -> SocketAddr {
+    pub(crate) fn receive_address(&mut self) -> SocketAddr {
         receive_address(&mut self.pipe)
     }
 
     /// Waits until the process has reached its step.
-    fn reached(&mut self) {
+    pub(crate) fn reached(&mut self) {
         self.pipe.read_exact(&mut [0]).unwrap();
     }
 
-    fn kill(self) {
+    pub(crate) fn kill(self) {
         kill(self.child, Signal::SIGKILL).unwrap();
         waitpid(self.child, None).unwrap();
     }
 }
 
-fn send_address(pipe: &mut UnixStream, addr: SocketAddr) {
+pub(crate) fn send_address(pipe: &mut UnixStream, addr: SocketAddr) {
     let SocketAddr::V4(addr) = addr else { panic!("{addr}") };
     pipe.write_all(&addr.ip().octets()).unwrap();
     pipe.write_all(&addr.port().to_le_bytes()).unwrap();
 }
 
-fn receive_address(pipe: &mut UnixStream) -> SocketAddr {
+pub(crate) fn receive_address(pipe: &mut UnixStream) -> SocketAddr {
     let (mut ip, mut port) = ([0; 4], [0; 2]);
     pipe.read_exact(&mut ip).unwrap();
     pipe.read_exact(&mut port).unwrap();
@@ -661,7 +660,7 @@ fn killed_server_is_noticed_in_each_step() {
 }
 
 #[kernel_test(crate::host::has_ip, device::between_processes)]
-fn killed_peer_ends_its_stream() {
+pub(crate) fn killed_peer_ends_its_stream() {
     nothing_leaks(|| {
         let mut doomed = Doomed::new(|pipe| {
             let listener = RdmaListener::bind(SocketAddr::new(ip(), 0)).unwrap();

@@ -1,14 +1,16 @@
 //! Helpers of the tests: addresses of this host, and connections within it.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use bareverbs::{Buffer, Endpoint, Gid, Mr};
 use bareverbs_kernel_tests::device::{self, Requirement};
+use bareverbs_kernel_tests::resources;
 use bareverbs_kernel_tests::wire::End;
 pub(crate) use bareverbs_kernel_tests::{InTime, TIMEOUT};
-use bareverbs_rdmacm::event::{Event, EventKind};
+use bareverbs_rdmacm::event::{Event, EventKind, RejectReason};
 use bareverbs_rdmacm::{
     Addr, CmId, ConnParam, ConnectRequest, Connected, EventChannel, IdOptions, Key, PortSpace, Result,
 };
@@ -53,9 +55,28 @@ pub(crate) fn ipv6(port: u16) -> SocketAddr {
     SocketAddrV6::new(bytes.into(), port, 0, entry.netdev_ifindex).into()
 }
 
-/// A QPN that no other connection of the last seconds had. The connection manager does not look at
-/// queue pairs of programs.
+/// The queue pairs of [`qp_num`].
+static QUEUES: Mutex<Vec<Endpoint<Mr<Buffer>>>> = Mutex::new(Vec::new());
+
+/// Runs `work`, and destroys the queue pairs of [`qp_num`] after it.
+pub(crate) fn nothing_leaks<T>(work: impl FnOnce() -> T) -> T {
+    resources::nothing_leaks(|| {
+        let done = work();
+        QUEUES.lock().unwrap().clear();
+        done
+    })
+}
+
+/// A QPN that no other connection of the last seconds had. The connection manager of iWARP looks the queue
+/// pair up. Others do not look at queue pairs of programs.
 pub(crate) fn qp_num() -> u32 {
+    if device::is_iwarp() {
+        let pd = device::open().alloc_pd().unwrap();
+        let queue: Endpoint<Mr<Buffer>> = Endpoint::options().sends(1).recvs(1).build(&pd).unwrap();
+        let qp_num = queue.qp().qp_num();
+        QUEUES.lock().unwrap().push(queue);
+        return qp_num;
+    }
     static NEXT: AtomicU32 = AtomicU32::new(0);
     (std::process::id() << 12 | NEXT.fetch_add(1, Ordering::Relaxed)) & 0xff_ffff | 0x10_0000
 }
@@ -179,14 +200,25 @@ pub(crate) fn connected(listener: &CmId, addr: SocketAddr) -> (CmId, CmId) {
     (active, passive)
 }
 
-/// Confirms an accepted connection from the active end.
+/// Confirms an accepted connection from the active end. On iWARP, both ends are established at once.
 #[track_caller]
 pub(crate) fn establish(active: &CmId, passive: &CmId) {
+    if device::is_iwarp() {
+        let kind = next_of(active.channel(), active.key());
+        assert!(matches!(kind, EventKind::Established(_)), "{kind:?}");
+        let kind = next_of(passive.channel(), passive.key());
+        return assert!(matches!(kind, EventKind::Established(_)), "{kind:?}");
+    }
     let kind = next_of(active.channel(), active.key());
     assert!(matches!(kind, EventKind::ConnectResponse(_)), "{kind:?}");
     active.establish().unwrap();
     let kind = next_of(passive.channel(), passive.key());
     assert!(matches!(kind, EventKind::Established(_)), "{kind:?}");
+}
+
+/// The reason of a rejection by the application of the peer.
+pub(crate) fn by_application() -> RejectReason {
+    if device::is_iwarp() { RejectReason::Mpa(bareverbs::Errno::CONNRESET) } else { RejectReason::Consumer }
 }
 
 /// Ends a connection from the active end, in order.

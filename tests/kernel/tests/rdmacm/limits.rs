@@ -5,7 +5,6 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::thread;
 
 use bareverbs::{Endpoint, EndpointOptions, Errno, PoolBuffer};
-use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{child, device, kernel_test};
 use bareverbs_rdmacm::stream::{RdmaListener, RdmaStream, StreamError};
 use bareverbs_rdmacm::{CmId, Connector, Error, EventChannel, Listener, PortSpace};
@@ -82,7 +81,7 @@ fn exhausted_descriptors_are_errors_with_the_remedy() {
     });
 }
 
-#[kernel_test(crate::host::has_ip, device::root, device::connects_any_qp_number)]
+#[kernel_test(crate::host::has_ip, device::root)]
 fn network_namespace_without_the_device_has_no_addresses() {
     let (listener, addr) = listener(PortSpace::Tcp, 8);
     child::run(|| {

@@ -11,7 +11,6 @@ use std::time::Duration;
 use bareverbs::runtime::{AsyncIo, Tokio};
 use bareverbs::values::AckTimeout;
 use bareverbs::{Buffer, Endpoint, EndpointOptions, Errno, Mr, Op};
-use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_rdmacm::event::EventKind;
 use bareverbs_rdmacm::{
@@ -307,7 +306,7 @@ fn events_of_other_identifiers_stay_on_the_channel() {
     });
 }
 
-#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
+#[kernel_test(crate::host::has_ip)]
 fn delivered_requests_of_a_dropped_listener_are_rejected() {
     nothing_leaks(|| {
         let channel = EventChannel::new().unwrap();
@@ -379,7 +378,7 @@ fn type_of_service_of_a_connector_is_that_of_its_paths() {
     assert_eq!(route.id().paths().unwrap()[0].traffic_class, 0x68);
 }
 
-#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
+#[kernel_test(crate::host::has_ip)]
 fn looked_up_addresses_bind_and_connect() {
     nothing_leaks(|| {
         let host = ip().to_string();

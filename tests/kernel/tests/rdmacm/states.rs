@@ -5,7 +5,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bareverbs::Errno;
-use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{device, kernel_test};
 use bareverbs_rdmacm::command::{self, CmFile};
 use bareverbs_rdmacm::event::{EventKind, RejectReason};
@@ -83,7 +82,7 @@ fn end_of_the_peer_follows_its_confirmation() {
     });
 }
 
-#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
+#[kernel_test(crate::host::has_ip)]
 fn two_threads_accept_a_request_once() {
     const ROUNDS: usize = 20;
     nothing_leaks(|| {
@@ -212,7 +211,7 @@ fn destroyed_listener_rejects_unread_requests_only() {
 }
 
 /// The channel has unread events of each kind.
-#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
+#[kernel_test(crate::host::has_ip)]
 fn channel_is_dropped_with_unread_events() {
     const EACH: usize = 100;
     nothing_leaks(|| {
@@ -250,7 +249,7 @@ fn channel_is_dropped_with_unread_events() {
 /// A handler that does nothing.
 extern "C" fn ignore(_: nix::libc::c_int) {}
 
-#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
+#[kernel_test(crate::host::has_ip)]
 fn signals_do_not_end_a_wait() {
     use nix::sys::pthread::{pthread_kill, pthread_self};
     use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
