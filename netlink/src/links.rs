@@ -70,7 +70,7 @@ impl RdmaNetlink {
 
     /// Removes the software device named `device`.
     ///
-    /// rxe before Linux 7.3 waits until all processes have closed the device.
+    /// siw waits until all processes have closed the device, and so does rxe before Linux 7.3.
     ///
     /// # Errors
     /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device;

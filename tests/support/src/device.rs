@@ -125,6 +125,14 @@ pub fn reported_reset() -> QpState {
     if is_iwarp() && !kernel_is("6.1.") { QpState::INIT } else { QpState::RESET }
 }
 
+/// Whether the device ends its connections when its interface goes down. Soft-iWARP does before Linux 6.12.
+///
+/// # Panics
+/// If `/proc` is not mounted.
+pub fn link_down_ends_connections() -> bool {
+    is_iwarp() && kernel_is("6.1.")
+}
+
 /// What the errors of the device's calls name.
 pub fn error_origin() -> ErrorOrigin {
     if is_soft_device() { ErrorOrigin::Device } else { ErrorOrigin::Kernel }

@@ -21,7 +21,7 @@ use bareverbs_rdmacm::{
 use crate::host::*;
 use crate::owned;
 
-type ConnectedEndpoint = Connected<Endpoint<Mr<Buffer>>>;
+pub(crate) type ConnectedEndpoint = Connected<Endpoint<Mr<Buffer>>>;
 
 pub(crate) fn listen() -> (Listener, SocketAddr) {
     let listener = Listener::bind(SocketAddr::new(ip(), 0)).unwrap();
@@ -29,7 +29,7 @@ pub(crate) fn listen() -> (Listener, SocketAddr) {
     (listener, addr)
 }
 
-fn region(pd: &Pd, bytes: &[u8]) -> Mr<Buffer> {
+pub(crate) fn region(pd: &Pd, bytes: &[u8]) -> Mr<Buffer> {
     let mut region = pd.register(Buffer::zeroed(4096).unwrap(), Access::LOCAL_WRITE).unwrap();
     region.write(0, bytes).unwrap();
     region
@@ -42,12 +42,20 @@ fn endpoint(pd: &Pd, options: &EndpointOptions) -> Endpoint<Mr<Buffer>> {
     endpoint
 }
 
-fn accept(request: Incoming, options: &EndpointOptions, connect: &ConnectOptions<'_>) -> ConnectedEndpoint {
+pub(crate) fn accept(
+    request: Incoming,
+    options: &EndpointOptions,
+    connect: &ConnectOptions<'_>,
+) -> ConnectedEndpoint {
     let pd = request.pd().in_time().unwrap();
     request.accept(endpoint(&pd, options), connect).in_time().unwrap()
 }
 
-fn connect(route: Route, options: &EndpointOptions, connect: &ConnectOptions<'_>) -> ConnectedEndpoint {
+pub(crate) fn connect(
+    route: Route,
+    options: &EndpointOptions,
+    connect: &ConnectOptions<'_>,
+) -> ConnectedEndpoint {
     let pd = route.pd().in_time().unwrap();
     route.connect(endpoint(&pd, options), connect).in_time().unwrap()
 }
@@ -259,7 +267,7 @@ fn probe_a_sending_connection() {
 }
 
 /// The ends of a connection over the wire, from near to far.
-fn connected_over_wire(options: &EndpointOptions) -> [ConnectedEndpoint; 2] {
+pub(crate) fn connected_over_wire(options: &EndpointOptions) -> [ConnectedEndpoint; 2] {
     let listener = Listener::bind((End::Far.ip(), 0)).unwrap();
     let addr = listener.local_addr().unwrap();
     let source = Some(SocketAddr::new(End::Near.ip().into(), 0).into());

@@ -9,6 +9,7 @@ mod endpoints;
 mod faults;
 mod host;
 mod iwarp;
+mod iwarp_faults;
 mod limits;
 mod migration;
 mod neighbours;
