@@ -327,7 +327,7 @@ fn delivered_requests_of_a_dropped_listener_are_rejected() {
     });
 }
 
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::ib_transports)]
 fn listener_needs_an_identifier_that_listens() {
     let id = |port_space| CmId::new(&EventChannel::new().unwrap(), port_space).unwrap();
     let refused = Listener::from_id(id(PortSpace::Tcp)).unwrap_err();

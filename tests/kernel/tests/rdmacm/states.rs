@@ -211,7 +211,7 @@ fn destroyed_listener_rejects_unread_requests_only() {
 }
 
 /// The channel has unread events of each kind.
-#[kernel_test(crate::host::has_ip)]
+#[kernel_test(crate::host::has_ip, device::connects_any_qp_number)]
 fn channel_is_dropped_with_unread_events() {
     const EACH: usize = 100;
     nothing_leaks(|| {
