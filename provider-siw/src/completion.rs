@@ -87,21 +87,12 @@ impl SiwCq {
     /// `filled` must be the result of the last `peek`.
     #[inline(always)]
     unsafe fn take<'a>(&mut self, filled: FilledElement) -> SiwCompletion<'a> {
-        let cqe = filled.element.cast::<Cqe>().as_ptr();
-        // SAFETY: `locate` checked that an element holds a `Cqe`. The reads are volatile because the kernel
-        // could write at any time.
-        let (wr_id, qp_num) =
-            unsafe { ((&raw const (*cqe).id).read_volatile(), (&raw const (*cqe).qp_id).read_volatile()) };
+        // SAFETY: `peek` returns elements of this CQ's ring.
+        let completion = unsafe { copy(filled) };
         self.shared.count_taken();
         // SAFETY: by this function's contract, `peek` returned it.
         unsafe { self.ring.release(filled) };
-        SiwCompletion {
-            wr_id,
-            kind: kind(filled.word),
-            bytes: bytes_of(filled.word),
-            qp_num,
-            _queue: PhantomData,
-        }
+        completion
     }
 
     /// Polls the next completion, if it is reported as it is.
@@ -113,12 +104,26 @@ impl SiwCq {
         let Some(filled) = self.ring.peek() else {
             return if self.shared.has_flushed() { FastPoll::Declined } else { FastPoll::Empty };
         };
-        let kind = kind(filled.word);
-        if kind >= FAILED || !self.shared.is_plain(kind) {
+        if !is_fast(&self.shared, filled.word) {
             return FastPoll::Declined;
         }
         // SAFETY: `peek` was called above.
         FastPoll::Completion(unsafe { self.take(filled) })
+    }
+
+    /// Takes completions as long as they are reported as they are. Returns their number.
+    #[inline(always)]
+    fn take_fast(&mut self, into: &mut [WorkCompletion]) -> usize {
+        let shared = &*self.shared;
+        self.ring.take_into(into, |filled, slot| {
+            if !is_fast(shared, filled.word) {
+                return false;
+            }
+            // SAFETY: the element is one of this CQ's ring.
+            *slot = unsafe { copy(filled) }.to_value();
+            shared.count_taken();
+            true
+        })
     }
 
     /// Treats a completion that is not plain.
@@ -183,6 +188,18 @@ impl SiwCq {
             }
         }
         None
+    }
+
+    /// Fills `into` behind the first `taken` completions, and returns their new number.
+    #[cold]
+    #[inline(never)]
+    fn next_slow_values(&mut self, into: &mut [WorkCompletion], mut taken: usize) -> usize {
+        while let Some(slot) = into.get_mut(taken) {
+            let Some(value) = self.next_slow_value() else { break };
+            *slot = value;
+            taken += 1;
+        }
+        taken
     }
 
     #[cold]
@@ -254,18 +271,13 @@ unsafe impl CompletionQueue for SiwCq {
     #[inline(always)]
     fn next_values(&mut self, into: &mut [WorkCompletion]) -> usize {
         let mut taken = 0;
-        for slot in into {
-            *slot = match self.poll_fast() {
-                FastPoll::Completion(completion) => completion.to_value(),
-                FastPoll::Empty => break,
-                FastPoll::Declined => match self.next_slow_value() {
-                    Some(value) => value,
-                    None => break,
-                },
-            };
-            taken += 1;
+        if self.ready.is_empty() {
+            taken = self.take_fast(into);
+            if taken == into.len() || self.ring.peek().is_none() && !self.shared.has_flushed() {
+                return taken;
+            }
         }
-        taken
+        self.next_slow_values(into, taken)
     }
 
     #[inline]
@@ -281,11 +293,40 @@ unsafe impl CompletionQueue for SiwCq {
     }
 }
 
-/// Operation and status in the word of an element: the lower 8 bits are the operation.
+/// Copies a completion from its element.
+///
+/// # Safety
+///
+/// It must be an element of the ring of a CQ.
 #[inline(always)]
-fn kind(word: u64) -> usize {
-    let [_, opcode, s0, s1, ..] = word.to_ne_bytes();
-    usize::from(u16::from_ne_bytes([s0, s1])) << 8 | usize::from(opcode)
+unsafe fn copy<'a>(filled: FilledElement) -> SiwCompletion<'a> {
+    let cqe = filled.element.cast::<Cqe>().as_ptr();
+    // SAFETY: `locate` checked that an element holds a `Cqe`. The reads are volatile because the kernel
+    // could write at any time.
+    let (wr_id, qp_num) =
+        unsafe { ((&raw const (*cqe).id).read_volatile(), (&raw const (*cqe).qp_id).read_volatile()) };
+    SiwCompletion {
+        wr_id,
+        kind: kind(filled.word),
+        bytes: bytes_of(filled.word),
+        qp_num,
+        _queue: PhantomData,
+    }
+}
+
+/// Whether the completion with this word is successful and reported as it is.
+#[inline(always)]
+fn is_fast(shared: &CqShared, word: u64) -> bool {
+    let kind = kind(word);
+    kind < FAILED && shared.is_plain(kind >> 8)
+}
+
+/// The first half of an element's word: from the lowest byte on, flags, operation and status.
+#[inline(always)]
+fn kind(word: u64) -> u32 {
+    let [flags, opcode, s0, s1, ..] = word.to_ne_bytes();
+    let [s0, s1] = u16::from_ne_bytes([s0, s1]).to_le_bytes();
+    u32::from_le_bytes([flags, opcode, s0, s1])
 }
 
 /// The length in the word of an element.
@@ -300,19 +341,22 @@ fn bytes_of(word: u64) -> u32 {
 pub struct SiwCompletion<'a> {
     wr_id: u64,
     /// As of [`kind`]: less than [`FAILED`] if the request was successful.
-    kind: usize,
+    kind: u32,
     bytes: u32,
     qp_num: u64,
     _queue: PhantomData<&'a ()>,
 }
 
+/// The number of the kernel's operations.
+const OPERATION_COUNT: usize = Opcode::COUNT.0 as usize;
+const _: () = assert!(OPERATION_COUNT <= u32::BITS as usize);
+
 /// The first kind that is a failure, or an operation that the kernel does not have.
-const FAILED: usize = Opcode::COUNT.0 as usize;
-const _: () = assert!(FAILED <= u32::BITS as usize);
+const FAILED: u32 = (OPERATION_COUNT as u32) << 8;
 
 /// The operations of successful completions.
-const OPERATIONS: [WcOpcode; FAILED] = {
-    let mut operations = [WcOpcode::SEND; FAILED];
+const OPERATIONS: [WcOpcode; OPERATION_COUNT] = {
+    let mut operations = [WcOpcode::SEND; OPERATION_COUNT];
     operations[Opcode::RECEIVE.0 as usize] = WcOpcode::RECV;
     operations[Opcode::WRITE.0 as usize] = WcOpcode::RDMA_WRITE;
     operations[Opcode::READ.0 as usize] = WcOpcode::RDMA_READ;
@@ -322,7 +366,7 @@ const OPERATIONS: [WcOpcode; FAILED] = {
 
 impl From<Cqe> for SiwCompletion<'_> {
     fn from(Cqe { id, opcode, status, bytes, qp_id, .. }: Cqe) -> Self {
-        let kind = usize::from(status.0) << 8 | usize::from(opcode.0);
+        let kind = u32::from(status.0) << 16 | u32::from(opcode.0) << 8;
         Self { wr_id: id, kind, bytes, qp_num: qp_id, _queue: PhantomData }
     }
 }
@@ -330,7 +374,7 @@ impl From<Cqe> for SiwCompletion<'_> {
 impl From<SiwCompletion<'_>> for Cqe {
     fn from(completion: SiwCompletion<'_>) -> Self {
         let SiwCompletion { wr_id, kind, bytes, qp_num, .. } = completion;
-        let [opcode, status @ .., _] = (kind as u32).to_le_bytes();
+        let [_, opcode, status @ ..] = kind.to_le_bytes();
         let (opcode, status) = (Opcode(opcode), SiwStatus(u16::from_le_bytes(status)));
         Self { id: wr_id, opcode, status, bytes, qp_id: qp_num, ..Self::zeroed() }
     }
@@ -349,7 +393,7 @@ impl Completion for SiwCompletion<'_> {
 
     #[inline(always)]
     fn opcode(&self) -> WcOpcode {
-        OPERATIONS.get(self.kind & 0xff).copied().unwrap_or(WcOpcode::SEND)
+        OPERATIONS.get((self.kind >> 8 & 0xff) as usize).copied().unwrap_or(WcOpcode::SEND)
     }
 
     #[inline]
@@ -380,7 +424,7 @@ impl Completion for SiwCompletion<'_> {
     /// The kernel's status.
     #[inline]
     fn vendor_err(&self) -> u32 {
-        self.kind as u32 >> 8
+        self.kind >> 16
     }
 
     #[inline]

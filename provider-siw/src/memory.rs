@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bareverbs_provider::elements::ElementMemory;
 use bareverbs_provider::error::CreateError;
 use bareverbs_provider::mapping::{Mapping, Protection};
+use bareverbs_uapi::siw::{Opcode, WqeFlags};
 
 /// The memory of a queue: that of the kernel, or plain memory in tests.
 ///
@@ -58,8 +59,13 @@ unsafe impl QueueMemory for KernelQueue {
 /// A queue's memory, which all its users keep.
 pub type SharedMemory = Arc<dyn QueueMemory>;
 
-/// The offset of the flags of all elements.
-const FLAGS: usize = 8;
+/// The word of an element of a send queue or receive queue (`siw_sqe`, `siw_rqe`).
+#[inline(always)]
+pub(crate) const fn request_word(flags: WqeFlags, num_sge: u8, opcode: Opcode, rkey: u32) -> u64 {
+    let [f0, f1] = flags.bits().to_ne_bytes();
+    let [k0, k1, k2, k3] = rkey.to_ne_bytes();
+    u64::from_ne_bytes([f0, f1, num_sge, opcode.0, k0, k1, k2, k3])
+}
 
 /// The most elements of a queue (a CQ of siw has at most 3,276,800).
 const MAX_ELEMENTS: u32 = 1 << 23;
@@ -82,7 +88,7 @@ pub(crate) fn locate<T>(
     if memory.size() < bytes::<T>(count) + more {
         return Err(wrong("the elements exceed the memory", memory.size() as u64));
     }
-    Ok(ElementMemory { first: memory.start(), stride: size_of::<T>(), flags: FLAGS, mask: count - 1 })
+    Ok(ElementMemory { first: memory.start(), stride: size_of::<T>(), mask: count - 1 })
 }
 
 /// Checks a number of elements from the kernel.

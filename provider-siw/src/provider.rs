@@ -242,7 +242,7 @@ unsafe impl Provider for Siw {
         check_count("SRQ", count, request.max_wr)?;
         let memory = self.map(response.srq_key, bytes::<Rqe>(count))?;
         // SAFETY: the kernel shares these pages for this queue only, zeroed.
-        let queue = unsafe { SiwRq::srq(memory, count, request.max_wr, MAX_SGE) }?;
+        let queue = unsafe { SiwRq::srq(memory, count, request.max_wr) }?;
         Ok(CreatedSrq {
             handle: guard.disarm().0,
             max_wr: queue.capacity(),

@@ -16,7 +16,7 @@ use bareverbs_uapi::verbs_values::{QpAttrMask, QpState};
 use bareverbs_uapi::write::structs::ModifyQpReq;
 
 use crate::control::Control;
-use crate::memory::{SharedMemory, locate};
+use crate::memory::{SharedMemory, locate, request_word};
 use crate::recv::{MAX_MESSAGE, SiwRq};
 use crate::shared::{CqShared, Entry, QpShared, Queue};
 
@@ -106,7 +106,7 @@ impl<D: Doorbell> SiwSq<D> {
         };
         let shared = QpShared::new(qp_num, Arc::clone(&control), (sq, rq), cqs);
         // SAFETY: this is the only receive queue, by the caller's contract.
-        let rq = unsafe { SiwRq::of_qp(&shared, Arc::clone(&control), MAX_SGE) };
+        let rq = unsafe { SiwRq::of_qp(&shared, Arc::clone(&control)) };
         // SAFETY: `shared` keeps the memory. The caller guarantees that this is the only producer.
         let ring = unsafe { ElementProducer::new(shared.sq.memory) };
         let sq = Self {
@@ -224,19 +224,16 @@ impl<D: Doorbell> SiwSq<D> {
     }
 }
 
-/// Writes the fields before the SGEs, without the flags.
+/// Writes the fields before the SGEs, without the word.
 ///
 /// # Safety
 ///
 /// `sqe` must be a free element.
 #[inline(always)]
-unsafe fn write_header(sqe: *mut Sqe, wr_id: u64, num_sge: u8, opcode: Opcode, (raddr, rkey): (u64, u32)) {
+unsafe fn write_header(sqe: *mut Sqe, wr_id: u64, raddr: u64) {
     // SAFETY: the caller guarantees room for an `Sqe`.
     unsafe {
         (&raw mut (*sqe).id).write(wr_id);
-        (&raw mut (*sqe).num_sge).write(num_sge);
-        (&raw mut (*sqe).opcode).write(opcode);
-        (&raw mut (*sqe).rkey).write(rkey);
         (&raw mut (*sqe).raddr).write(raddr);
     }
 }
@@ -259,7 +256,7 @@ fn frequent(operation: &Operation) -> Option<(Opcode, (u64, u32))> {
 //    last call in `push` and `try_push` that writes, so a rejected or declined request is in no batch.
 // 3. `next_element` returns free elements only.
 // 4. The kernel takes elements with the flag `VALID`, which only `publish` stores, in `submit`.
-// 5. `abort_to` discards the elements that were filled after the deferred ones. Their flags are 0.
+// 5. `abort_to` discards the elements that were filled after the deferred ones. Their words lack `VALID`.
 // 6. No batch is taken back.
 // 7. siw has no reset: `modify` refuses it, so `reset` is never called.
 //    Nothing panics between the first write to an element and `advance`.
@@ -275,7 +272,7 @@ unsafe impl<D: Doorbell> SendQueue for SiwSq<D> {
     /// outstanding.
     #[inline(always)]
     unsafe fn try_push(&mut self, request: &SendRequest<'_>) -> bool {
-        let Some((opcode, remote)) = frequent(&request.operation) else { return false };
+        let Some((opcode, (raddr, rkey))) = frequent(&request.operation) else { return false };
         if !self.fast_path || self.has_reads() {
             return false;
         }
@@ -291,9 +288,9 @@ unsafe impl<D: Doorbell> SendQueue for SiwSq<D> {
                 let sqe = element.cast::<Sqe>().as_ptr();
                 // SAFETY: the element is a free `Sqe`. Nothing else accesses it before it is published.
                 unsafe {
-                    write_header(sqe, request.wr_id, 1, opcode, remote);
+                    write_header(sqe, request.wr_id, raddr);
                     (&raw mut (*sqe).sge).cast::<work::Sge>().write(*sge);
-                    self.ring.advance(flags.bits());
+                    self.ring.advance(request_word(flags, 1, opcode, rkey));
                 }
                 true
             }
@@ -306,11 +303,11 @@ unsafe impl<D: Doorbell> SendQueue for SiwSq<D> {
                 // SAFETY: as above. The SGEs after the first one have room for `MAX_INLINE` bytes. No Rust
                 // slice references them, by the contract of `QueueMemory`.
                 unsafe {
-                    write_header(sqe, request.wr_id, 1, opcode, remote);
+                    write_header(sqe, request.wr_id, raddr);
                     let sges = (&raw mut (*sqe).sge).cast::<Sge>();
                     (&raw mut (*sges).length).write(part.len() as u32);
                     sges.add(1).cast::<u8>().copy_from_nonoverlapping(part.as_ptr(), part.len());
-                    self.ring.advance((flags | WqeFlags::INLINE).bits());
+                    self.ring.advance(request_word(flags | WqeFlags::INLINE, 1, opcode, rkey));
                 }
                 true
             }
@@ -321,7 +318,7 @@ unsafe impl<D: Doorbell> SendQueue for SiwSq<D> {
     unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PushError> {
         let operation = &request.operation;
         let is_inline = matches!(request.payload, Payload::Inline(_));
-        let (opcode, remote) = match operation {
+        let (opcode, (raddr, rkey)) = match operation {
             Operation::Send => (Opcode::SEND, (0, 0)),
             Operation::Write(remote) => (Opcode::WRITE, (remote.addr, remote.rkey)),
             // The kernel refuses inline data of this operation, and its element would stop the queue.
@@ -406,8 +403,8 @@ unsafe impl<D: Doorbell> SendQueue for SiwSq<D> {
         }
         // SAFETY: the element is a free `Sqe`, and its payload was written.
         unsafe {
-            write_header(sqe, request.wr_id, num_sge, opcode, remote);
-            self.ring.advance(flags.bits());
+            write_header(sqe, request.wr_id, raddr);
+            self.ring.advance(request_word(flags, num_sge, opcode, rkey));
         }
         self.fast_path = true;
         Ok(())

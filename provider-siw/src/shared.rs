@@ -90,8 +90,8 @@ impl CqShared {
 
     /// Whether a successful completion of this operation is reported as it is.
     #[inline(always)]
-    pub(crate) fn is_plain(&self, opcode: usize) -> bool {
-        self.plain.load(Ordering::Relaxed) >> (opcode as u32 % u32::BITS) & 1 != 0
+    pub(crate) fn is_plain(&self, opcode: u32) -> bool {
+        self.plain.load(Ordering::Relaxed) >> (opcode % u32::BITS) & 1 != 0
     }
 
     #[inline(always)]

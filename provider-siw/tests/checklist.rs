@@ -9,6 +9,7 @@ use bareverbs_provider::error::DoorbellError;
 use bareverbs_provider::traits::{Completion, CompletionQueue, QpControl, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
     Imm, Operation, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcOpcode, WcStatus,
+    WorkCompletion,
 };
 use bareverbs_siw::testing::{CountingDoorbell, KernelConsumer, KernelProducer, PlainControl, PlainMemory};
 use bareverbs_siw::{QpMemory, SharedMemory, SiwCq, SiwRq, SiwSq};
@@ -231,15 +232,15 @@ fn point_4_receives_of_a_shared_queue_are_encoded() {
     let memory = PlainMemory::rq(DEPTH);
     for depth in [DEPTH, DEPTH + 1] {
         // SAFETY: the memory is that of an SRQ, and the value is dropped.
-        let made = unsafe { SiwRq::srq(memory.clone(), DEPTH, depth, 2) };
+        let made = unsafe { SiwRq::srq(memory.clone(), DEPTH, depth) };
         assert_eq!(made.is_ok(), depth == DEPTH);
     }
     // SAFETY: as above, and there is one producer from here on.
-    let mut srq = unsafe { SiwRq::srq(memory.clone(), DEPTH, DEPTH, 2) }.unwrap();
+    let mut srq = unsafe { SiwRq::srq(memory.clone(), DEPTH, DEPTH) }.unwrap();
     let mut kernel = KernelConsumer::<Rqe>::new(memory, DEPTH);
     let [long, empty] = [1 << 30, 0].map(|length| Sge { length, ..SMALL });
     for (sges, refused) in [
-        (&[SMALL; 3][..], PushError::TooManySges { given: 3, max: 2 }),
+        (&[SMALL; 7][..], PushError::TooManySges { given: 7, max: 6 }),
         (&[long; 2], PushError::MessageTooLong { given: 1 << 31, max: i32::MAX as u64 }),
     ] {
         assert_eq!(push_recv(&mut srq, &RecvRequest::new(1, sges)), Err(refused));
@@ -913,4 +914,71 @@ fn elements_of_the_fast_path_are_those_of_the_slow_one() {
             assert_eq!(setup.kernel_sq.take().unwrap(), slow);
         }
     }
+}
+
+#[test]
+fn receives_of_the_fast_paths_are_those_of_the_slow_one() {
+    let mut setup = Setup::new();
+    let two = [SMALL; 2];
+    let (one, requests) = ([SMALL], [RecvRequest::new(1, &[SMALL]); DEPTH as usize + 1]);
+    let request = RecvRequest::new(1, &one);
+    // SAFETY: as in `push`.
+    unsafe { setup.rq.push(&request) }.unwrap();
+    setup.rq.ring();
+    let slow = setup.kernel_rq.take().unwrap();
+    for _ in 0..2 * DEPTH {
+        // SAFETY: as in `push`.
+        assert!(unsafe { setup.rq.try_post(&request) });
+        assert_eq!(setup.kernel_rq.take(), Some(slow));
+    }
+    // A list ends at the end of the queue.
+    // SAFETY: as in `push`.
+    assert_eq!(unsafe { setup.rq.try_push_all(&requests) }, DEPTH as usize);
+    // SAFETY: as in `push`.
+    assert!(unsafe { !setup.rq.try_push(&request) && !setup.rq.try_post(&request) });
+    assert!(setup.kernel_rq.take().is_none(), "nothing is published");
+    setup.rq.ring();
+    // SAFETY: as in `push`.
+    assert!(unsafe { !setup.rq.try_post(&request) }, "the queue is full");
+    for _ in 0..DEPTH {
+        assert_eq!(setup.kernel_rq.take(), Some(slow));
+    }
+    // It also ends at a request that the fast path does not encode.
+    let list = [request, RecvRequest::new(1, &two), request];
+    // SAFETY: as in `push`.
+    assert_eq!(unsafe { setup.rq.try_push_all(&list) }, 1);
+    // A request is not published before those that were pushed.
+    // SAFETY: as in `push`.
+    assert!(unsafe { !setup.rq.try_post(&request) });
+    setup.rq.abort();
+    // SAFETY: as in `push`.
+    assert!(unsafe { setup.rq.try_post(&request) });
+    assert_eq!((setup.kernel_rq.take(), setup.kernel_rq.take()), (Some(slow), None));
+}
+
+#[test]
+fn receive_that_is_posted_to_a_failed_qp_by_the_fast_path_is_flushed() {
+    let mut setup = Setup::new();
+    setup.sq.modified(&to_error());
+    // SAFETY: as in `push`.
+    assert!(unsafe { setup.rq.try_post(&RecvRequest::new(3, &[SMALL])) });
+    assert_eq!(setup.poll(), [(3, WcStatus::WR_FLUSH_ERR)]);
+}
+
+#[test]
+fn list_of_completions_is_polled_in_order_through_failures() {
+    let mut setup = Setup::new();
+    let ids = |into: &[WorkCompletion]| into.iter().map(|done| done.wr_id).collect::<Vec<_>>();
+    let mut into = [WorkCompletion::default(); 4];
+    assert_eq!(setup.cq.next_values(&mut into), 0);
+    for wr_id in 1..=6 {
+        setup.complete(wr_id, Opcode::RECEIVE, if wr_id == 3 { FLUSH } else { OK });
+    }
+    assert_eq!(setup.cq.next_values(&mut []), 0);
+    assert_eq!(setup.cq.next_values(&mut into), 4);
+    assert_eq!(ids(&into), [1, 2, 3, 4]);
+    assert_eq!(into.map(|done| done.status == WcStatus::SUCCESS), [true, true, false, true]);
+    assert_eq!(setup.cq.next_values(&mut into), 2);
+    assert_eq!(ids(&into[..2]), [5, 6]);
+    assert_eq!(setup.cq.next_values(&mut into), 0);
 }

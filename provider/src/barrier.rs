@@ -27,9 +27,9 @@
 //! so that tests can check where they are issued.
 
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Records the barriers that are issued, for tests of the code that issues them.
 #[cfg(loom)]
@@ -90,10 +90,8 @@ macro_rules! words {
 words! {
     /// An index word as an atomic.
     word: u32, AtomicU32;
-    /// The flags of an element as an atomic.
-    flags_word: u16, AtomicU16;
-    /// The word of an element of a completion queue as an atomic.
-    wide_word: u64, AtomicU64;
+    /// The word of an element as an atomic.
+    element_word: u64, AtomicU64;
 }
 
 /// Reads the index that the other side of a shared queue advances.
@@ -140,38 +138,7 @@ pub unsafe fn read_own_index(index: *mut u32) -> u32 {
     unsafe { word(index) }.load(Ordering::Relaxed)
 }
 
-/// Reads the flags of an element that one of both sides owns, as the element's flags say.
-///
-/// Writes of the other side before it stored the returned flags are visible afterwards.
-///
-/// # Safety
-///
-/// As for [`read_peer_index`].
-#[inline(always)]
-#[must_use]
-pub unsafe fn read_element_flags(flags: *mut u16) -> u16 {
-    // SAFETY: valid and aligned by this function's contract; the word is never accessed
-    // non-atomically.
-    unsafe { flags_word(flags) }.load(Ordering::Acquire)
-}
-
-/// Stores the flags of an element, which gives it to the other side.
-///
-/// The other side sees all earlier writes to the element. All earlier reads are complete before the
-/// other side can overwrite it.
-///
-/// # Safety
-///
-/// As for [`read_peer_index`].
-#[inline(always)]
-pub unsafe fn publish_element_flags(flags: *mut u16, value: u16) {
-    // SAFETY: valid and aligned by this function's contract; the word is never accessed
-    // non-atomically.
-    unsafe { flags_word(flags) }.store(value, Ordering::Release);
-}
-
-/// Reads the first half of an element of a completion queue, whose flags say who owns it: the flags and
-/// the fields beside them.
+/// Reads the word of an element: flags, which say which side owns it, and the fields beside them.
 ///
 /// Writes of the other side before it stored the flags are visible afterwards.
 ///
@@ -181,21 +148,35 @@ pub unsafe fn publish_element_flags(flags: *mut u16, value: u16) {
 #[inline(always)]
 #[must_use]
 pub unsafe fn read_element_word(word: *mut u64) -> u64 {
-    // SAFETY: valid and aligned by this function's contract; this process loads the word by this function
-    // only, and stores it by `release_element_word`.
-    unsafe { wide_word(word) }.load(Ordering::Acquire)
+    // SAFETY: valid and aligned by this function's contract; this process accesses the word by this
+    // function and the next two only.
+    unsafe { element_word(word) }.load(Ordering::Acquire)
 }
 
-/// Clears the word of [`read_element_word`], which gives the element to the other side. All earlier reads of
-/// the element are complete before the other side can overwrite it.
+/// Stores the word of an element, which may give it to the other side.
+///
+/// The other side sees all earlier writes to the element. All earlier reads are complete before the
+/// other side can overwrite it.
 ///
 /// # Safety
 ///
 /// As for [`read_peer_index`].
 #[inline(always)]
-pub unsafe fn release_element_word(word: *mut u64) {
+pub unsafe fn store_element_word(word: *mut u64, value: u64) {
     // SAFETY: as for `read_element_word`.
-    unsafe { wide_word(word) }.store(0, Ordering::Release);
+    unsafe { element_word(word) }.store(value, Ordering::Release);
+}
+
+/// Sets bits of the word of an element that this side owns, as [`store_element_word`] does.
+///
+/// # Safety
+///
+/// As for [`read_peer_index`].
+#[inline(always)]
+pub unsafe fn set_element_bits(word: *mut u64, bits: u64) {
+    // SAFETY: as for `read_element_word`.
+    let word = unsafe { element_word(word) };
+    word.store(word.load(Ordering::Relaxed) | bits, Ordering::Release);
 }
 
 /// Stores a word that arms a queue's event. Later loads of the queue by this thread, after

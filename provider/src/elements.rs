@@ -1,8 +1,8 @@
 //! Queues of elements that carry their owner in their flags, in memory shared with the kernel.
 //!
-//! There are no shared indices. The producer fills an element and then stores flags with the bit
-//! [`VALID`], which gives it to the consumer. The consumer copies the element and stores 0, which gives it
-//! back. Each side counts privately, modulo the number of elements, a power of two.
+//! There are no shared indices. The producer fills an element and then stores its word, whose flags have
+//! the bit [`VALID`], which gives it to the consumer. The consumer copies the element and stores flags of
+//! 0, which gives it back. Each side counts privately, modulo the number of elements, a power of two.
 //!
 //! The other side is trusted only with the bytes of the elements: every returned pointer is that of an
 //! element. The consumer executes the requests in published elements, so the functions that decide which
@@ -11,7 +11,7 @@
 //! ```compile_fail,E0133
 //! # use bareverbs_provider::elements::{ElementProducer, Published};
 //! fn publish_what_is_in_the_element(producer: &mut ElementProducer, published: &Published) {
-//!     producer.advance(1);
+//!     producer.advance(0);
 //!     producer.publish(published);
 //! }
 //! ```
@@ -19,13 +19,22 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::barrier::{publish_element_flags, read_element_flags, read_element_word, release_element_word};
+use crate::barrier::{read_element_word, set_element_bits, store_element_word};
 
 /// The flag of an element that the consumer owns.
 pub const VALID: u16 = 1;
 
-/// [`VALID`] in the first byte of the word of an element of a completion queue.
-const VALID_WORD: u64 = u64::from_ne_bytes([VALID as u8, 0, 0, 0, 0, 0, 0, 0]);
+/// Offset of the word in an element, in bytes. It begins with the flags.
+const WORD: usize = 8;
+
+/// [`VALID`] in the word of a request: its flags have 16 bits.
+const VALID_REQUEST: u64 = {
+    let [low, high] = VALID.to_ne_bytes();
+    u64::from_ne_bytes([low, high, 0, 0, 0, 0, 0, 0])
+};
+
+/// [`VALID`] in the word of a completion: its flags have 8 bits.
+const VALID_COMPLETION: u64 = u64::from_ne_bytes([VALID as u8, 0, 0, 0, 0, 0, 0, 0]);
 
 /// Location of a queue of elements in memory.
 #[derive(Clone, Copy, Debug)]
@@ -34,9 +43,6 @@ pub struct ElementMemory {
     pub first: NonNull<u8>,
     /// Bytes from an element to the next one.
     pub stride: usize,
-    /// Offset of the flags in an element: 16 bits, aligned. Of a completion queue, the 64 bits whose first
-    /// byte has [`VALID`], aligned.
-    pub flags: usize,
     /// Number of elements less one. The number is a power of two.
     pub mask: u32,
 }
@@ -53,21 +59,6 @@ impl ElementMemory {
         // SAFETY: the index is that of an element, all of which are valid, by the contracts of the
         // constructors of the queues.
         unsafe { self.first.add(index * self.stride) }
-    }
-
-    #[inline(always)]
-    fn word(&self, count: u32) -> *mut u8 {
-        // SAFETY: `element` returned it.
-        unsafe { self.word_of(self.element(count)) }
-    }
-
-    /// # Safety
-    ///
-    /// It must be an element of the queue.
-    #[inline(always)]
-    unsafe fn word_of(&self, element: NonNull<u8>) -> *mut u8 {
-        // SAFETY: the flags are in the element.
-        unsafe { element.add(self.flags) }.as_ptr()
     }
 
     /// The end of the last element.
@@ -88,87 +79,71 @@ impl ElementMemory {
         if next == end { self.first } else { next }
     }
 
+    /// Whether this request is the consumer's.
     #[inline(always)]
-    fn flags(&self, count: u32) -> u16 {
+    fn is_valid(&self, count: u32) -> bool {
         // SAFETY: `element` returned it.
-        unsafe { self.flags_of(self.element(count)) }
+        unsafe { is_valid(self.element(count)) }
     }
+}
 
-    /// # Safety
-    ///
-    /// It must be an element of the queue.
-    #[inline(always)]
-    unsafe fn flags_of(&self, element: NonNull<u8>) -> u16 {
-        // SAFETY: the flags are aligned and valid, and all accesses go through `barrier`, by the contracts
-        // of the constructors of the queues.
-        unsafe { read_element_flags(self.word_of(element).cast()) }
-    }
+/// The place of an element's word.
+///
+/// # Safety
+///
+/// It must be an element of a queue.
+#[inline(always)]
+unsafe fn word_of(element: NonNull<u8>) -> *mut u64 {
+    // SAFETY: the word is in the element.
+    unsafe { element.add(WORD) }.as_ptr().cast()
+}
 
-    /// # Safety
-    ///
-    /// It must be an element of the queue.
-    #[inline(always)]
-    unsafe fn store_of(&self, element: NonNull<u8>, flags: u16) {
-        // SAFETY: as in `flags_of`.
-        unsafe { publish_element_flags(self.word_of(element).cast(), flags) }
-    }
+/// Whether a request is the consumer's.
+///
+/// # Safety
+///
+/// It must be an element of a queue.
+#[inline(always)]
+unsafe fn is_valid(element: NonNull<u8>) -> bool {
+    // SAFETY: the word is aligned and valid, and all accesses go through `barrier`, by the contracts of the
+    // constructors of the queues.
+    unsafe { read_element_word(word_of(element)) & VALID_REQUEST != 0 }
+}
+
+/// Stores the word of an element.
+///
+/// # Safety
+///
+/// It must be an element of a queue.
+#[inline(always)]
+unsafe fn store_word(element: NonNull<u8>, word: u64) {
+    // SAFETY: as in `is_valid`.
+    unsafe { store_element_word(word_of(element), word) }
 }
 
 /// The number of elements that a producer has published, for [`take_back`].
 pub type Published = AtomicU32;
 
-/// The producer's side of a send queue or receive queue. Without `FLAGS`, all elements of the queue have no
-/// flags but [`VALID`].
+/// The producer's side of a send queue or receive queue.
+///
+/// The word of an element that was filled is in the element, without [`VALID`] until it is published.
 #[derive(Debug)]
-pub struct ElementProducer<const FLAGS: bool = true> {
+pub struct ElementProducer {
     memory: ElementMemory,
     end: NonNull<u8>,
     /// The element that is filled next.
     next: NonNull<u8>,
-    /// The element that is published next.
-    unpublished: NonNull<u8>,
-    /// Elements that were filled.
-    filled: u32,
     /// Elements that were published.
     published: u32,
-    /// The flags of filled elements that were not published.
-    flags: Box<[u16]>,
+    /// Elements that were filled and not published.
+    pending: u32,
 }
 
 // SAFETY: the memory belongs to no thread, and the caller of `new` promised that nothing else is its
 // producer.
-unsafe impl<const FLAGS: bool> Send for ElementProducer<FLAGS> {}
+unsafe impl Send for ElementProducer {}
 
 impl ElementProducer {
-    /// Adds the next element to the batch, with these flags.
-    ///
-    /// # Safety
-    ///
-    /// [`next_element`](Self::next_element) must have returned it since the last call, and it must hold a
-    /// complete request except for its flags, whose memory the consumer may access once it is published.
-    #[inline(always)]
-    pub unsafe fn advance(&mut self, flags: u16) {
-        let index = (self.filled & self.memory.mask) as usize;
-        if let Some(slot) = self.flags.get_mut(index) {
-            *slot = flags;
-        }
-        self.count_filled();
-    }
-}
-
-impl ElementProducer<false> {
-    /// Adds the next element to the batch.
-    ///
-    /// # Safety
-    ///
-    /// As for [`ElementProducer::advance`] of a queue with flags.
-    #[inline(always)]
-    pub unsafe fn advance(&mut self) {
-        self.count_filled();
-    }
-}
-
-impl<const FLAGS: bool> ElementProducer<FLAGS> {
     /// Creates the producer of an empty queue.
     ///
     /// # Safety
@@ -176,12 +151,11 @@ impl<const FLAGS: bool> ElementProducer<FLAGS> {
     /// 1. The elements must be valid for reads and writes until the value is dropped, and no Rust
     ///    reference to them may exist. Their number must be a power of two of at most 2^31.
     /// 2. This must be the only producer of the queue, and all elements must have the flags 0.
-    /// 3. The flags must be aligned, and accessed by this process only through this module.
+    /// 3. The 8 bytes from offset 8 on must be aligned, and stored by this process only through this
+    ///    module.
     #[must_use]
     pub unsafe fn new(memory: ElementMemory) -> Self {
-        let flags = if FLAGS { vec![0; memory.mask as usize + 1] } else { Vec::new() }.into_boxed_slice();
-        let ElementMemory { first, .. } = memory;
-        Self { memory, end: memory.end(), next: first, unpublished: first, filled: 0, published: 0, flags }
+        Self { memory, end: memory.end(), next: memory.first, published: 0, pending: 0 }
     }
 
     /// Number of elements.
@@ -195,7 +169,7 @@ impl<const FLAGS: bool> ElementProducer<FLAGS> {
     #[inline]
     #[must_use]
     pub fn pending(&self) -> u32 {
-        self.filled.wrapping_sub(self.published)
+        self.pending
     }
 
     /// The next element, if it is free.
@@ -203,37 +177,100 @@ impl<const FLAGS: bool> ElementProducer<FLAGS> {
     #[must_use]
     pub fn next_element(&self) -> Option<NonNull<u8>> {
         // SAFETY: `next` is an element.
-        let flags = unsafe { self.memory.flags_of(self.next) };
-        (flags & VALID == 0 && self.pending() <= self.memory.mask).then_some(self.next)
+        let is_free = unsafe { !is_valid(self.next) } && self.pending <= self.memory.mask;
+        is_free.then_some(self.next)
     }
 
+    /// The next element, if it is free and none is pending, for [`publish_next`](Self::publish_next).
     #[inline(always)]
-    fn count_filled(&mut self) {
+    #[must_use]
+    pub fn only_element(&self) -> Option<NonNull<u8>> {
         // SAFETY: `next` is an element.
-        self.next = unsafe { self.memory.after(self.next, self.end) };
-        self.filled = self.filled.wrapping_add(1);
+        let is_free = unsafe { !is_valid(self.next) } && self.pending == 0;
+        is_free.then_some(self.next)
+    }
+
+    /// Adds the next element to the batch, with this word, whose flags lack [`VALID`].
+    ///
+    /// # Safety
+    ///
+    /// [`next_element`](Self::next_element) must have returned it since the last call, and it must hold a
+    /// complete request except for its word, whose memory the consumer may access once it is published.
+    #[inline(always)]
+    pub unsafe fn advance(&mut self, word: u64) {
+        // SAFETY: `next` is an element.
+        unsafe {
+            store_word(self.next, word & !VALID_REQUEST);
+            self.next = self.memory.after(self.next, self.end);
+        }
+        self.pending = self.pending.wrapping_add(1);
+    }
+
+    /// Adds the next elements to the batch, while they are free, at most `most`. `fill` fills each: it takes
+    /// its place among them, and returns its word, or ends the list. Returns their number.
+    ///
+    /// # Safety
+    ///
+    /// An element whose word `fill` returns must be as for [`advance`](Self::advance).
+    #[inline(always)]
+    pub unsafe fn advance_by(
+        &mut self,
+        most: usize,
+        mut fill: impl FnMut(usize, NonNull<u8>) -> Option<u64>,
+    ) -> usize {
+        let most = most.min((self.capacity() - self.pending) as usize);
+        let (mut next, end) = (self.next, self.end);
+        let mut filled = 0;
+        while filled < most {
+            // SAFETY: `next` is an element.
+            if unsafe { is_valid(next) } {
+                break;
+            }
+            let Some(word) = fill(filled, next) else { break };
+            // SAFETY: as above.
+            unsafe {
+                store_word(next, word & !VALID_REQUEST);
+                next = self.memory.after(next, end);
+            }
+            filled += 1;
+        }
+        self.next = next;
+        self.pending += filled as u32;
+        filled
     }
 
     /// Publishes the batch, in order. `count` is set to the number of published elements before.
     #[inline(always)]
     pub fn publish(&mut self, count: &Published) {
-        count.store(self.filled, Ordering::Relaxed);
-        let batch = self.published..self.filled;
-        let mut element = self.unpublished;
-        self.published = batch.end;
-        self.unpublished = self.next;
-        let mut number = batch.start;
-        while number != batch.end {
-            let index = (number & self.memory.mask) as usize;
-            let flags = if FLAGS { self.flags.get(index).copied().unwrap_or(0) } else { 0 };
-            // SAFETY: `element` is the one with this number.
-            unsafe { self.memory.store_of(element, flags | VALID) };
-            number = number.wrapping_add(1);
-            if number == batch.end {
-                break;
-            }
-            // SAFETY: as above.
-            element = unsafe { self.memory.after(element, self.end) };
+        let mut element = self.memory.element(self.published);
+        self.published = self.published.wrapping_add(self.pending);
+        count.store(self.published, Ordering::Relaxed);
+        for _ in 0..self.pending {
+            // SAFETY: the element is pending, so its word was stored.
+            element = unsafe {
+                set_element_bits(word_of(element), VALID_REQUEST);
+                self.memory.after(element, self.end)
+            };
+        }
+        self.pending = 0;
+    }
+
+    /// Publishes the next element with this word, as a batch of its own. `count` as for
+    /// [`publish`](Self::publish).
+    ///
+    /// # Safety
+    ///
+    /// As for [`advance`](Self::advance), with [`only_element`](Self::only_element), which must have returned
+    /// `element`.
+    #[inline(always)]
+    pub unsafe fn publish_next(&mut self, element: NonNull<u8>, word: u64, count: &Published) {
+        self.published = self.published.wrapping_add(1);
+        // Only the producer stores.
+        count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        // SAFETY: `next` is an element.
+        unsafe {
+            store_word(element, word | VALID_REQUEST);
+            self.next = self.memory.after(element, self.end);
         }
     }
 
@@ -246,21 +283,20 @@ impl<const FLAGS: bool> ElementProducer<FLAGS> {
     #[inline(always)]
     #[must_use]
     pub fn consumer_may_be_idle(&self, batch: u32) -> bool {
-        batch > self.memory.mask
-            || self.memory.flags(self.published.wrapping_sub(batch).wrapping_sub(1)) & VALID == 0
+        batch > self.memory.mask || !self.memory.is_valid(self.published.wrapping_sub(batch).wrapping_sub(1))
     }
 
     /// Whether the consumer has taken the first one of the last `batch` published elements.
     #[must_use]
     pub fn has_begun(&self, batch: u32) -> bool {
-        self.memory.flags(self.published.wrapping_sub(batch)) & VALID == 0
+        !self.memory.is_valid(self.published.wrapping_sub(batch))
     }
 
     /// Discards the elements that were filled after the first `keep` ones of the batch.
     #[inline]
     pub fn abort_to(&mut self, keep: u32) {
-        self.filled = self.published.wrapping_add(keep.min(self.pending()));
-        self.next = self.memory.element(self.filled);
+        self.pending = self.pending.min(keep);
+        self.next = self.memory.element(self.published.wrapping_add(self.pending));
     }
 }
 
@@ -281,7 +317,7 @@ pub unsafe fn take_back(memory: ElementMemory, published: &Published, mut take: 
     let newest_first = loop {
         let end = published.load(Ordering::Relaxed);
         let numbers = (0..=memory.mask).map(|age| end.wrapping_sub(1).wrapping_sub(age));
-        let valid: Vec<u32> = numbers.filter(|number| memory.flags(*number) & VALID != 0).collect();
+        let valid: Vec<u32> = numbers.filter(|number| memory.is_valid(*number)).collect();
         if published.load(Ordering::Relaxed) == end {
             break valid;
         }
@@ -290,7 +326,7 @@ pub unsafe fn take_back(memory: ElementMemory, published: &Published, mut take: 
         let element = memory.element(number);
         take(element);
         // SAFETY: `element` returned it.
-        unsafe { memory.store_of(element, 0) };
+        unsafe { store_word(element, 0) };
     }
 }
 
@@ -303,7 +339,7 @@ pub unsafe fn take_back(memory: ElementMemory, published: &Published, mut take: 
 #[must_use]
 pub unsafe fn is_filled(memory: ElementMemory, count: u32) -> bool {
     // SAFETY: the word is aligned and valid, and all accesses go through `barrier`.
-    unsafe { read_element_word(memory.word(count).cast()) & VALID_WORD != 0 }
+    unsafe { read_element_word(word_of(memory.element(count))) & VALID_COMPLETION != 0 }
 }
 
 /// The consumer's side of a completion queue.
@@ -326,7 +362,6 @@ pub struct FilledElement {
     pub element: NonNull<u8>,
     /// The word with its flags.
     pub word: u64,
-    place: *mut u64,
 }
 
 impl ElementConsumer {
@@ -334,7 +369,7 @@ impl ElementConsumer {
     ///
     /// # Safety
     ///
-    /// As for [`ElementProducer::new`], with one consumer, and with words of 64 bits in place of flags.
+    /// As for [`ElementProducer::new`], with one consumer.
     #[must_use]
     pub unsafe fn new(memory: ElementMemory) -> Self {
         Self { memory, next: memory.first, end: memory.end() }
@@ -355,11 +390,29 @@ impl ElementConsumer {
         let element = self.next;
         // SAFETY: `next` is an element. Its word is aligned and valid, and all accesses go through
         // `barrier`, by the contract of `new`.
-        let (place, word) = unsafe {
-            let place = self.memory.word_of(element).cast();
-            (place, read_element_word(place))
-        };
-        (word & VALID_WORD != 0).then_some(FilledElement { element, word, place })
+        let word = unsafe { read_element_word(word_of(element)) };
+        (word & VALID_COMPLETION != 0).then_some(FilledElement { element, word })
+    }
+
+    /// Takes elements into `into` until it is full, no element is filled or `copy` declines one by `false`.
+    /// An element that was copied is given back. Returns their number.
+    #[inline(always)]
+    pub fn take_into<T>(
+        &mut self,
+        into: &mut [T],
+        mut copy: impl FnMut(FilledElement, &mut T) -> bool,
+    ) -> usize {
+        let mut taken = 0;
+        for slot in into {
+            let Some(filled) = self.peek() else { break };
+            if !copy(filled, slot) {
+                break;
+            }
+            // SAFETY: `peek` returned it.
+            unsafe { self.release(filled) };
+            taken += 1;
+        }
+        taken
     }
 
     /// Gives the element that [`peek`](Self::peek) returned back to the producer.
@@ -368,10 +421,10 @@ impl ElementConsumer {
     ///
     /// It must be the result of the last call, which must not have been given back.
     #[inline(always)]
-    pub unsafe fn release(&mut self, FilledElement { element, place, .. }: FilledElement) {
+    pub unsafe fn release(&mut self, FilledElement { element, .. }: FilledElement) {
         // SAFETY: as in `peek`. `element` is `next`, by this function's contract.
         unsafe {
-            release_element_word(place);
+            store_word(element, 0);
             self.next = self.memory.after(element, self.end);
         }
     }

@@ -4,13 +4,12 @@
 //! The index words are loom's atomics. Each slot is a loom cell, in which loom detects unordered
 //! accesses.
 
-use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::Ordering::{Acquire, Release, SeqCst};
-use loom::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, fence};
+use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
@@ -301,14 +300,21 @@ fn free_list_survives_the_return_of_its_top() {
 
 /// An element of a send queue.
 #[repr(C)]
-struct Element<F> {
+struct Element {
+    _id: u64,
+    word: AtomicU64,
     value: UnsafeCell<u64>,
-    flags: F,
+}
+
+impl Element {
+    fn new() -> Self {
+        Self { _id: 0, word: AtomicU64::new(0), value: UnsafeCell::new(0) }
+    }
 }
 
 /// A queue of two elements, and the kernel's side of it (`siw_qp.c`).
 struct Elements {
-    elements: [Element<AtomicU16>; 2],
+    elements: [Element; 2],
     published: Published,
     /// `sq_lock` with the kernel's index, and whether the kernel works on the queue.
     kernel: Mutex<(usize, bool)>,
@@ -323,9 +329,8 @@ unsafe impl Send for Elements {}
 
 impl Elements {
     fn new() -> Arc<Self> {
-        let element = |_| Element { value: UnsafeCell::new(0), flags: AtomicU16::new(0) };
         Arc::new(Self {
-            elements: std::array::from_fn(element),
+            elements: std::array::from_fn(|_| Element::new()),
             published: Published::new(0),
             kernel: Mutex::new((0, false)),
             sum: AtomicU64::new(0),
@@ -333,18 +338,13 @@ impl Elements {
     }
 
     fn memory(&self) -> ElementMemory {
-        ElementMemory {
-            first: NonNull::from(&self.elements).cast(),
-            stride: size_of::<Element<AtomicU16>>(),
-            flags: offset_of!(Element<AtomicU16>, flags),
-            mask: 1,
-        }
+        ElementMemory { first: NonNull::from(&self.elements).cast(), stride: size_of::<Element>(), mask: 1 }
     }
 
     fn push(producer: &mut ElementProducer, value: u64) -> bool {
         let Some(element) = producer.next_element() else { return false };
         // SAFETY: the element is the producer's; loom checks it.
-        unsafe { element.cast::<Element<AtomicU16>>().as_ref().value.with_mut(|at| *at = value) };
+        unsafe { element.cast::<Element>().as_ref().value.with_mut(|at| *at = value) };
         // SAFETY: the element was written.
         unsafe { producer.advance(0) };
         true
@@ -355,14 +355,14 @@ impl Elements {
         loop {
             let mut kernel = self.kernel.lock().expect("no thread panics");
             let element = &self.elements[kernel.0 % 2];
-            if element.flags.load(Acquire) & VALID == 0 {
+            if element.word.load(Acquire) & u64::from(VALID) == 0 {
                 kernel.1 = false;
                 return;
             }
             // SAFETY: the element is the kernel's; loom checks it.
             let value = element.value.with(|at| unsafe { *at });
             self.sum.store(self.sum.load(SeqCst) + value, SeqCst);
-            element.flags.store(0, Release);
+            element.word.store(0, Release);
             fence(SeqCst);
             *kernel = (kernel.0 + 1, true);
         }
@@ -423,7 +423,7 @@ fn elements_that_are_published_while_the_queue_fails_are_taken_back_in_order() {
             // SAFETY: the queue is kept, no kernel runs, and the lock is held.
             unsafe {
                 take_back(queue.memory(), &queue.published, |element| {
-                    let element = element.cast::<Element<AtomicU16>>().as_ref();
+                    let element = element.cast::<Element>().as_ref();
                     let value = element.value.with(|at| *at);
                     queue.sum.store(10 * queue.sum.load(SeqCst) + value, SeqCst);
                 });
@@ -449,7 +449,7 @@ fn elements_that_are_published_while_the_queue_fails_are_taken_back_in_order() {
 }
 
 /// A completion queue of one element.
-struct Completions(Element<AtomicU64>);
+struct Completions(Element);
 
 // SAFETY: as for `Elements`.
 unsafe impl Sync for Completions {}
@@ -459,34 +459,29 @@ unsafe impl Send for Completions {}
 #[test]
 fn completions_are_read_before_their_element_is_given_back() {
     model(|| {
-        let queue = Arc::new(Completions(Element { value: UnsafeCell::new(0), flags: AtomicU64::new(0) }));
+        let queue = Arc::new(Completions(Element::new()));
         let shared = Arc::clone(&queue);
         let kernel = thread::spawn(move || {
             let mut posted = 0;
             for value in 1..=2 {
-                if shared.0.flags.load(Acquire) == 0 {
+                if shared.0.word.load(Acquire) == 0 {
                     posted += 1;
                     // SAFETY: the element is the kernel's; loom checks it.
                     shared.0.value.with_mut(|at| unsafe { *at = value });
-                    shared.0.flags.store(u64::from(VALID), Release);
+                    shared.0.word.store(u64::from(VALID), Release);
                 }
             }
             posted
         });
-        let memory = ElementMemory {
-            first: NonNull::from(&queue.0).cast(),
-            stride: size_of::<Element<AtomicU64>>(),
-            flags: offset_of!(Element<AtomicU64>, flags),
-            mask: 0,
-        };
+        let memory =
+            ElementMemory { first: NonNull::from(&queue.0).cast(), stride: size_of::<Element>(), mask: 0 };
         // SAFETY: the queue is kept, and has one consumer.
         let mut consumer = unsafe { ElementConsumer::new(memory) };
         let mut taken = 0;
         let mut take = || {
             if let Some(filled) = consumer.peek() {
                 // SAFETY: the element is the consumer's; loom checks it.
-                let value =
-                    unsafe { filled.element.cast::<Element<AtomicU64>>().as_ref().value.with(|at| *at) };
+                let value = unsafe { filled.element.cast::<Element>().as_ref().value.with(|at| *at) };
                 taken += 1;
                 assert!(value == 1 || value == 2);
                 // SAFETY: `peek` returned it.
