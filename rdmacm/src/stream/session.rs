@@ -620,8 +620,8 @@ impl Session {
     /// peer has confirmed the connection, because the connection manager repeats its response.
     ///
     /// On iWARP it is a read of a byte of the peer's table: a write is complete when the local TCP has it.
-    /// TCP retries for a quarter of an hour: without an answer in [`SILENT`] intervals the peer is dead, unless
-    /// sends are outstanding, which may be slow.
+    /// TCP retries for a quarter of an hour: without an answer in [`SILENT`] intervals the peer is dead,
+    /// unless sends are outstanding, which may be slow.
     pub(super) fn probe(&mut self) -> Result<()> {
         if self.phase != Phase::Open || !self.may_post_data() {
             return Ok(());
