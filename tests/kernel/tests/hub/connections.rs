@@ -258,6 +258,8 @@ fn qp_is_destroyed_with_its_last_handle() {
     let with_qps = |count| {
         let mut expected = before;
         expected.qp += count;
+        // On iWARP, each connection registers the byte that probes of its peer read.
+        expected.mr += if device::is_iwarp() { count } else { 0 };
         settles_at(expected);
     };
     let (a, b) = pair(&hub, 4);
