@@ -17,9 +17,10 @@
 //!   it may still do after a later request has completed (`siw_qp_prepare_tx` of `siw_qp_tx.c`).
 //!
 //! An entry here is found by the `wr_id` of its completion. READs complete in the order of posting, and so
-//! do the other requests. A success with a `wr_id` that is not unique can only match an entry early, by the
-//! completion of an earlier request. Then completions are held back longer than necessary, never reported
-//! early. An entry is added when its request is published, so it has been posted after that earlier one.
+//! do the other requests. A `wr_id` that is not unique can match the entry of a later request. Then the
+//! completion is held back longer than necessary, and may be reported behind a READ that was posted after its
+//! request. None is reported before a READ that was posted before its request. So callers that need the order
+//! in both directions give each outstanding request a `wr_id` of its own.
 
 use std::collections::VecDeque;
 
@@ -70,6 +71,11 @@ impl Order {
         }
     }
 
+    /// Whether all completions can be reported as they are.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.reads.is_empty() && self.others.is_empty() && self.held.is_empty()
+    }
+
     /// READs that were posted and not reported.
     pub(crate) fn reads(&self) -> usize {
         self.reads.len()
@@ -107,6 +113,7 @@ impl Order {
             self.held.push_back((other.map_or(0, |other| other.after), cqe));
             self.report_held(&mut report);
         }
+        self.forget_others();
         is_hidden
     }
 
@@ -115,10 +122,11 @@ impl Order {
         // Unsignalled requests before a signalled one that completes were successful.
         let signaled = self.others.iter().position(|other| other.is_signaled);
         let may_be = signaled.map_or(self.others.len(), |first| first + 1);
-        let mut candidates = self.others.iter().take(may_be);
+        let mut candidates = self.others.range(..may_be);
         let has_failed = cqe.status != WcStatus::SUCCESS;
+        // The last one: an unsignalled request with the same `wr_id` may have been successful.
         let found =
-            candidates.position(|other| other.wr_id == cqe.id && (has_failed || other.is_signaled))?;
+            candidates.rposition(|other| other.wr_id == cqe.id && (has_failed || other.is_signaled))?;
         self.others.drain(..=found).next_back()
     }
 
@@ -161,7 +169,12 @@ impl Order {
             self.reads.pop_front();
             self.report_held(report);
         }
-        // Entries whose earlier READs were reported make no difference any more, unless they are hidden.
+        self.forget_others();
+    }
+
+    /// Forgets the entries that make no difference any more: their earlier READs were reported, and they are
+    /// not hidden.
+    fn forget_others(&mut self) {
         let reported = self.reported();
         while self.others.front().is_some_and(|other| other.after <= reported && !other.is_hidden) {
             self.others.pop_front();
@@ -255,6 +268,36 @@ mod tests {
             order.complete(Cqe { status, ..done(Opcode::READ, wr_id) }, |cqe| reported.push(cqe.status));
         }
         assert_eq!(reported, [WcStatus::SUCCESS, WcStatus::LOC_QP_OP_ERR, WcStatus::WR_FLUSH_ERR]);
+    }
+
+    #[test]
+    fn failure_is_reported_behind_the_reads_before_its_request_if_an_earlier_one_has_its_wr_id() {
+        let mut order = Order::with_capacity(4);
+        order.read(1, false);
+        order.other(5, false, false);
+        order.read(2, false);
+        order.other(5, true, false);
+        let mut reported = Vec::new();
+        let failed = Cqe { status: WcStatus::LOC_PROT_ERR, ..done(Opcode::SEND, 5) };
+        for cqe in [failed, done(Opcode::READ, 1), done(Opcode::READ, 2)] {
+            order.complete(cqe, |cqe| reported.push(cqe.id));
+        }
+        assert_eq!(reported, [1, 2, 5]);
+        assert!(order.is_empty());
+    }
+
+    #[test]
+    fn completion_of_a_request_before_a_read_may_be_late_if_a_later_request_has_its_wr_id() {
+        let mut order = Order::with_capacity(4);
+        // A send with the `wr_id` 5 is outstanding: it was posted without a READ before it.
+        order.read(1, false);
+        order.other(5, true, false);
+        let mut reported = Vec::new();
+        for (opcode, id) in [(Opcode::SEND, 5), (Opcode::SEND, 5), (Opcode::READ, 1)] {
+            order.complete(done(opcode, id), |cqe| reported.push(cqe.id));
+        }
+        assert_eq!(reported, [1, 5, 5]);
+        assert!(order.is_empty());
     }
 
     /// A request of a random program.

@@ -47,6 +47,8 @@ pub struct CqShared {
     /// A bit of each operation whose successful completions are reported as they are. The others may have
     /// to be held back or not reported. READs are posted after their bit was cleared.
     plain: AtomicU32,
+    /// The number of QPs whose completions may have to be held back or not reported. It changes with `plain`.
+    ordering: Mutex<u32>,
     /// How many more requests may be signalled to the kernel although the caller does not ask for it.
     room: AtomicU32,
     /// Number of `flushed`.
@@ -78,6 +80,7 @@ impl CqShared {
     pub(crate) unsafe fn new(room: u32, ring: ElementMemory, keep: SharedMemory) -> Arc<Self> {
         Arc::new(Self {
             plain: AtomicU32::new(u32::MAX),
+            ordering: Mutex::new(0),
             room: AtomicU32::new(room),
             waiting: AtomicU32::new(0),
             flushed: Mutex::default(),
@@ -92,6 +95,14 @@ impl CqShared {
     #[inline(always)]
     pub(crate) fn is_plain(&self, opcode: u32) -> bool {
         self.plain.load(Ordering::Relaxed) >> (opcode % u32::BITS) & 1 != 0
+    }
+
+    /// A QP begins (`true`) or ends to have completions that may have to be held back or not reported.
+    fn set_ordering(&self, begins: bool) {
+        let mut ordering = lock(&self.ordering);
+        *ordering = if begins { *ordering + 1 } else { *ordering - 1 };
+        let plain = if *ordering == 0 { u32::MAX } else { 1 << Opcode::RECEIVE.0 };
+        self.plain.store(plain, Ordering::Release);
     }
 
     #[inline(always)]
@@ -258,7 +269,7 @@ impl QpShared {
     /// The send queue is dropped: the kernel has destroyed the QP.
     pub(crate) fn remove(&self) {
         self.release_handle();
-        self.send_cq.unreserve(lock(&self.order).clear());
+        self.send_cq.unreserve(self.change_order(Order::clear));
         self.send_cq.remove_qp(self);
         self.recv_cq.remove_qp(self);
     }
@@ -280,17 +291,16 @@ impl QpShared {
 
     /// Requests are about to be published. Those that are hidden have [reserved](CqShared::reserve) room.
     pub(crate) fn add(&self, entries: impl Iterator<Item = Entry>) {
-        self.send_cq.plain.store(1 << Opcode::RECEIVE.0, Ordering::Release);
-        let mut order = lock(&self.order);
-        for Entry { wr_id, is_read, is_signaled, is_hidden } in entries {
-            if is_read {
-                order.read(wr_id, is_hidden);
-            } else {
-                order.other(wr_id, is_signaled, is_hidden);
+        self.change_order(|order| {
+            for Entry { wr_id, is_read, is_signaled, is_hidden } in entries {
+                if is_read {
+                    order.read(wr_id, is_hidden);
+                } else {
+                    order.other(wr_id, is_signaled, is_hidden);
+                }
             }
-        }
-        order.is_publishing = true;
-        self.count_reads(&order);
+            order.is_publishing = true;
+        });
     }
 
     /// The requests that were passed to [`add`](Self::add) are published. To be called before
@@ -299,24 +309,28 @@ impl QpShared {
         lock(&self.order).is_publishing = false;
     }
 
-    fn count_reads(&self, order: &Order) {
+    fn change_order<T>(&self, change: impl FnOnce(&mut Order) -> T) -> T {
+        let mut order = lock(&self.order);
+        let was_empty = order.is_empty();
+        let result = change(&mut order);
         self.reads.store(order.reads() as u32, Ordering::Relaxed);
+        if order.is_empty() != was_empty {
+            self.send_cq.set_ordering(was_empty);
+        }
+        result
     }
 
     /// Takes a completion of a send from the kernel, and passes on those that can be reported.
     pub(crate) fn complete(&self, cqe: Cqe, report: impl FnMut(Cqe)) {
-        let mut order = lock(&self.order);
-        let is_hidden = order.complete(cqe, report);
-        self.count_reads(&order);
+        let is_hidden = self.change_order(|order| order.complete(cqe, report));
         self.send_cq.unreserve(is_hidden.into());
     }
 
     /// The kernel has reported all completions of the first `reads` READs, and those that it did not take were
     /// passed to [`complete`](Self::complete).
     pub(crate) fn end_reads(&self, reads: u64, report: impl FnMut(Cqe)) {
-        let mut order = lock(&self.order);
-        let hidden = order.end(reads, |wr_id| self.flushed(wr_id, Opcode::READ), report);
-        self.count_reads(&order);
+        let hidden =
+            self.change_order(|order| order.end(reads, |wr_id| self.flushed(wr_id, Opcode::READ), report));
         self.send_cq.unreserve(hidden);
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use bareverbs_provider::Errno;
 use bareverbs_provider::doorbell::Doorbell;
 use bareverbs_provider::error::DoorbellError;
-use bareverbs_provider::traits::{Completion, CompletionQueue, QpControl, RecvQueue, SendQueue};
+use bareverbs_provider::traits::{Completion, CompletionQueue, QpControl, RecvQueue, SendQueue, Visitor};
 use bareverbs_provider::work::{
     Imm, Operation, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcOpcode, WcStatus,
     WorkCompletion,
@@ -747,6 +747,46 @@ fn room_of_unreported_completions_is_given_back_by_the_end_of_a_qp() {
     assert_eq!(std::iter::from_fn(|| cq.next_value()).count(), 4);
     let (mut next, ..) = another_qp(&cq, QPN + 1, false);
     assert_eq!(fill(&mut next, &hidden[0]), 4);
+}
+
+/// Whether the fast path takes the next completion.
+struct IsFast;
+
+impl Visitor for IsFast {
+    type Output = bool;
+
+    fn completion(self, _: impl Completion) -> bool {
+        true
+    }
+
+    fn empty(self) -> bool {
+        panic!("there is a completion")
+    }
+
+    fn declined(self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn fast_path_takes_sends_again_after_the_last_read_of_all_qps() {
+    let mut setup = Setup::new();
+    let mut other = another_qp(&setup.cq, QPN + 1, false);
+    setup.post(&read(1));
+    // SAFETY: as in `Setup::push`.
+    unsafe { other.0.push(&read(2)) }.unwrap();
+    other.0.ring().unwrap();
+    setup.post(&send(3));
+    setup.complete(1, Opcode::READ, OK);
+    setup.complete(3, Opcode::SEND, OK);
+    assert_eq!(setup.poll(), [(1, WcStatus::SUCCESS), (3, WcStatus::SUCCESS)]);
+    for (wr_id, is_fast) in [(4, false), (5, true)] {
+        setup.post(&send(wr_id));
+        setup.complete(wr_id, Opcode::SEND, OK);
+        assert_eq!(setup.cq.visit_next(IsFast), is_fast);
+        assert_eq!(setup.poll().len(), usize::from(!is_fast));
+        drop(std::mem::replace(&mut other, another_qp(&setup.cq, QPN + 2, false)));
+    }
 }
 
 #[test]
