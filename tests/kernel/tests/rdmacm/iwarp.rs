@@ -4,9 +4,12 @@ use std::net::{SocketAddr, TcpListener};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bareverbs::qp::QpState;
+use bareverbs::cq::CqInit;
+use bareverbs::qp::{Operation, Payload, QpCap, QpInit, QpState, Rc, SendFlags, SendRequest};
+use bareverbs::server::{Client, Event, Server};
 use bareverbs::{
-    Access, Buffer, Endpoint, EndpointOptions, Errno, Hub, Mr, Op, Pd, Pool, RegionMut, WcOpcode,
+    Access, Address, Buffer, Endpoint, EndpointOptions, Errno, Gid, Hub, Mr, Op, Pd, Pool, RegionMut, Remote,
+    WcOpcode,
 };
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::wire::{End, Impairment, Wire};
@@ -266,12 +269,99 @@ fn probe_a_sending_connection() {
     }
 }
 
-/// The ends of a connection over the wire, from near to far.
-pub(crate) fn connected_over_wire(options: &EndpointOptions) -> [ConnectedEndpoint; 2] {
+#[kernel_test(device::iwarp)]
+fn hub_keeps_its_other_connections_if_a_peer_invalidates_the_key_that_it_was_told() {
+    nothing_leaks(|| {
+        let (listener, addr) = listen();
+        let [pd, far] = [(); 2].map(|()| device::open().alloc_pd().unwrap());
+        let (hub, pool): (Hub, _) = (Hub::new(&pd, 64).unwrap(), Pool::new(&pd, 8, 64).unwrap());
+        let options = Endpoint::options().sends(2).recvs(2);
+        let cq = far.context().create_cq(&CqInit::new(4)).unwrap();
+        let cap =
+            QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+        let qp = far.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&cq, &cq) }).unwrap();
+        let own = Address::new(Gid::default(), qp.qp_num()).to_bytes();
+        let mut peer: Endpoint<Mr<Buffer>> = options.build(&far).unwrap();
+        peer.post(Op::recv(region(&far, &[]))).unwrap();
+        let (mut peer, kept, mut hostile, attacked) = thread::scope(|scope| {
+            let accept =
+                || listener.request().in_time().unwrap().accept_on(&hub, &options).in_time().unwrap();
+            let accepted = scope.spawn(move || [accept(), accept()]);
+            let route = || Connector::new().resolve(addr).in_time().unwrap();
+            let local = peer.address();
+            let peer = route().exchange(&local, |hub| peer.connect(hub).map(|()| peer)).in_time().unwrap();
+            let connect = ConnectOptions { private_data: &own, ..ConnectOptions::default() };
+            let hostile = route().connect(qp, &connect).in_time().unwrap();
+            let [kept, attacked] = accepted.join().unwrap();
+            (peer, kept, hostile, attacked)
+        });
+        let told = Remote::from_bytes(&hostile.link.peer().private_data[Address::LEN + 4..]).unwrap();
+        let invalidated = attacked.queue.post(Op::recv(pool.take().unwrap()));
+        let request = SendRequest {
+            wr_id: 1,
+            operation: Operation::SendInv(told.rkey),
+            flags: SendFlags::SIGNALED,
+            payload: Payload::Sges(&[]),
+        };
+        // SAFETY: the request names no memory.
+        unsafe { hostile.queue.post_send(&[request]) }.unwrap();
+        invalidated.wait().unwrap();
+        // A message behind a probe is complete when the probe is.
+        let received = kept.queue.post(Op::recv(pool.take().unwrap()));
+        peer.queue.probe().unwrap();
+        peer.queue.post(Op::send(region(&far, b"ping"), ..4)).unwrap();
+        assert_eq!(received.wait().unwrap().message(), Some(&b"ping"[..]));
+        kept.queue.probe().unwrap();
+        kept.queue.post(Op::send(pool.take().unwrap(), ..4)).wait().unwrap();
+        let ended = [(); 2].map(|()| peer.queue.next().wait().unwrap().is_recv());
+        assert!(ended.contains(&true) && ended.contains(&false));
+        assert!(kept.queue.failure().is_none());
+        drop((hostile, attacked));
+    });
+}
+
+#[kernel_test(device::iwarp)]
+fn abort_on_iwarp_wakes_a_thread_that_waits_for_a_receive_of_an_ended_connection() {
+    nothing_leaks(|| {
+        let (listener, addr) = listen();
+        let pd = device::open().alloc_pd().unwrap();
+        let (hub, pool): (Hub, _) = (Hub::new(&pd, 64).unwrap(), Pool::new(&pd, 1, 64).unwrap());
+        let options = Endpoint::options().keepalive(None);
+        let (mut client, mut server) = thread::scope(|scope| {
+            let accept =
+                || listener.request().in_time().unwrap().accept_on(&hub, &options).in_time().unwrap();
+            let accepted = scope.spawn(accept);
+            let route = Connector::new().resolve(addr).in_time().unwrap();
+            (route.connect_on(&hub, &options).in_time().unwrap(), accepted.join().unwrap())
+        });
+        // The kernel has no receive to flush.
+        thread::scope(|scope| {
+            scope.spawn(|| client.link.disconnect().in_time().unwrap());
+            server.link.ended().in_time().unwrap();
+        });
+        let mut received = server.queue.post(Op::recv(pool.take().unwrap()));
+        thread::scope(|scope| {
+            let waiting =
+                scope.spawn(move || received.wait_timeout(Duration::from_secs(10)).expect("it is woken"));
+            // Usually it sleeps then.
+            thread::sleep(Duration::from_millis(500));
+            server.queue.abort();
+            assert!(waiting.join().unwrap().is_err());
+        });
+    });
+}
+
+/// A listener at the far end of the wire, and a connector at the near one.
+fn ends_of_wire() -> (Listener, SocketAddr, Connector) {
     let listener = Listener::bind((End::Far.ip(), 0)).unwrap();
     let addr = listener.local_addr().unwrap();
     let source = Some(SocketAddr::new(End::Near.ip().into(), 0).into());
-    let connector = Connector::new().id_options(IdOptions { source, ..IdOptions::default() });
+    (listener, addr, Connector::new().id_options(IdOptions { source, ..IdOptions::default() }))
+}
+
+/// The ends of a connection over the wire, from near to far.
+pub(crate) fn connected_over_wire(options: &EndpointOptions) -> [ConnectedEndpoint; 2] {
+    let (listener, addr, connector) = ends_of_wire();
     let connect = ConnectOptions::default();
     connected(&(listener, addr), &connector, options, [&connect, &connect])
 }
@@ -314,5 +404,61 @@ fn endpoint_on_iwarp_notices_a_peer_that_is_cut_off_within_ten_seconds() {
         assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
         wire.heal();
         drop((client, server));
+    });
+}
+
+#[kernel_test(device::iwarp)]
+fn hub_on_iwarp_notices_a_peer_that_is_cut_off_within_ten_seconds() {
+    let wire = Wire::new();
+    nothing_leaks(|| {
+        let (listener, addr, connector) = ends_of_wire();
+        let options = Endpoint::options();
+        let (client, server) = thread::scope(|scope| {
+            let accepted = scope.spawn(|| {
+                let request = listener.request().in_time().unwrap();
+                let hub: Hub = Hub::new(&request.pd().in_time().unwrap(), 64).unwrap();
+                request.accept_on(&hub, &options).in_time().unwrap()
+            });
+            let route = connector.resolve(addr).in_time().unwrap();
+            let hub: Hub = Hub::new(&route.pd().in_time().unwrap(), 64).unwrap();
+            (route.connect_on(&hub, &options).in_time().unwrap(), accepted.join().unwrap())
+        });
+        let pool = Pool::new(client.queue.pd(), 1, 64).unwrap();
+        let received = client.queue.post(Op::recv(pool.take().unwrap()));
+        wire.cut(End::Far);
+        let begin = Instant::now();
+        let failed = received.wait().unwrap_err();
+        assert!(failed.is_peer_lost(), "{failed}");
+        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+        wire.heal();
+        drop((client, server));
+    });
+}
+
+#[kernel_test(device::iwarp)]
+fn server_on_iwarp_notices_a_client_that_is_cut_off_within_ten_seconds() {
+    let wire = Wire::new();
+    nothing_leaks(|| {
+        let (listener, addr, connector) = ends_of_wire();
+        let pd = listener.pd(End::Far.ip()).in_time().unwrap();
+        let mut server: Server = Server::options().peers(1).message_size(64).build(&pd).unwrap();
+        let route = connector.resolve(addr).in_time().unwrap();
+        let pd = route.pd().in_time().unwrap();
+        let client: Client = Client::options().message_size(64).build(&pd).unwrap();
+        let links = thread::scope(|scope| {
+            let handle = server.handle();
+            let admit = || listener.request().in_time().unwrap().admit(handle).in_time().unwrap();
+            let admitted = scope.spawn(admit);
+            (route.connect_client(&client).in_time().unwrap(), admitted.join().unwrap())
+        });
+        wire.cut(End::Near);
+        let begin = Instant::now();
+        match server.next().wait().unwrap() {
+            Event::Failed(_, error) => assert!(error.is_peer_lost(), "{error}"),
+            event => panic!("{event:?}"),
+        }
+        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+        wire.heal();
+        drop((client, links));
     });
 }
