@@ -472,7 +472,10 @@ macro_rules! providers {
             #[inline(always)]
             fn next_value(&mut self) -> Option<WorkCompletion> {
                 match self {
-                    $(#[cfg(feature = $feature)] Self::$variant(queue) => Some(queue.next_value()?),)*
+                    $(#[cfg(feature = $feature)] Self::$variant(queue) => {
+                        let value = queue.next_value()?;
+                        Some(value)
+                    })*
                     #[cfg(not(any($(feature = $feature),*)))]
                     Self::None(never) => match *never {},
                 }
