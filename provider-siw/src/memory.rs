@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bareverbs_provider::elements::ElementMemory;
 use bareverbs_provider::error::CreateError;
 use bareverbs_provider::mapping::{Mapping, Protection};
-use bareverbs_uapi::siw::{Opcode, WqeFlags};
+use bareverbs_uapi::siw::Opcode;
 
 /// The memory of a queue: that of the kernel, or plain memory in tests.
 ///
@@ -59,12 +59,11 @@ unsafe impl QueueMemory for KernelQueue {
 /// A queue's memory, which all its users keep.
 pub type SharedMemory = Arc<dyn QueueMemory>;
 
-/// The word of an element of a send queue or receive queue (`siw_sqe`, `siw_rqe`).
+/// The word of an element of a send queue or receive queue (`siw_sqe`, `siw_rqe`), without its flags.
 #[inline(always)]
-pub(crate) const fn request_word(flags: WqeFlags, num_sge: u8, opcode: Opcode, rkey: u32) -> u64 {
-    let [f0, f1] = flags.bits().to_ne_bytes();
+pub(crate) const fn request_word(num_sge: u8, opcode: Opcode, rkey: u32) -> u64 {
     let [k0, k1, k2, k3] = rkey.to_ne_bytes();
-    u64::from_ne_bytes([f0, f1, num_sge, opcode.0, k0, k1, k2, k3])
+    u64::from_ne_bytes([0, 0, num_sge, opcode.0, k0, k1, k2, k3])
 }
 
 /// The most elements of a queue (a CQ of siw has at most 3,276,800).

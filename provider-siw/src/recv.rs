@@ -8,7 +8,7 @@ use bareverbs_provider::elements::ElementProducer;
 use bareverbs_provider::error::CreateError;
 use bareverbs_provider::traits::RecvQueue;
 use bareverbs_provider::work::{self, PushError, RecvRequest};
-use bareverbs_uapi::siw::{MAX_SGE, Opcode, Rqe, WqeFlags};
+use bareverbs_uapi::siw::{MAX_SGE, Opcode, Rqe};
 
 use crate::control::Control;
 use crate::memory::{SharedMemory, locate, request_word};
@@ -22,7 +22,7 @@ const ONE: u64 = word(1);
 
 /// The word of a request of so many SGEs.
 const fn word(num_sge: u8) -> u64 {
-    request_word(WqeFlags::empty(), num_sge, Opcode(0), 0)
+    request_word(num_sge, Opcode(0), 0)
 }
 
 /// A receive queue.
@@ -124,7 +124,7 @@ unsafe fn write_one(element: NonNull<u8>, wr_id: u64, sge: &work::Sge) {
 // 3. `next_element` returns free elements only.
 // 4. The kernel takes elements with the flag `VALID`, which only `publish` and
 //    `publish_next` store.
-// 5. `abort_to` discards the elements that were not published. Their words lack `VALID`.
+// 5. `abort_to` discards the elements that were not published. Their words have no flags.
 // 6. siw has no reset: `SiwSq::modify` refuses it.
 // 7. Only the kernel writes to the memory of receives.
 //    Nothing panics between the first write to an element and `advance`.
@@ -198,7 +198,7 @@ unsafe impl RecvQueue for SiwRq {
 
     #[inline]
     fn ring(&mut self) {
-        self.ring.publish(&self.queue.published);
+        self.ring.publish(&self.queue.published, |_| 0);
         self.check_failed(&self.queue);
     }
 

@@ -36,6 +36,8 @@ pub enum SiwAh {}
 #[derive(Debug)]
 pub struct SiwSq<D: Doorbell = KernelDoorbell> {
     ring: ElementProducer,
+    /// The flags of the requests of the batch, which the elements get when they are published.
+    batch_flags: Box<[u16]>,
     /// Requests of the batch that an abort keeps.
     deferred: u32,
     signal_all: bool,
@@ -110,6 +112,7 @@ impl<D: Doorbell> SiwSq<D> {
         // SAFETY: `shared` keeps the memory. The caller guarantees that this is the only producer.
         let ring = unsafe { ElementProducer::new(shared.sq.memory) };
         let sq = Self {
+            batch_flags: vec![0; ring.capacity() as usize].into(),
             ring,
             deferred: 0,
             signal_all,
@@ -152,6 +155,20 @@ impl<D: Doorbell> SiwSq<D> {
         Ok(())
     }
 
+    /// Adds the next element to the batch, with these flags and this word.
+    ///
+    /// # Safety
+    ///
+    /// As for [`ElementProducer::advance`].
+    #[inline(always)]
+    unsafe fn advance(&mut self, flags: WqeFlags, word: u64) {
+        if let Some(slot) = self.batch_flags.get_mut(self.ring.pending() as usize) {
+            *slot = flags.bits();
+        }
+        // SAFETY: by this function's contract.
+        unsafe { self.ring.advance(word) };
+    }
+
     /// Publishes the batch and rings the doorbell, unless the kernel works on the queue.
     #[inline(always)]
     fn submit(&mut self) -> Result<(), DoorbellError> {
@@ -160,7 +177,8 @@ impl<D: Doorbell> SiwSq<D> {
         if has_entries {
             self.add_entries();
         }
-        self.ring.publish(&self.shared.sq.published);
+        let flags = |place| self.batch_flags.get(place as usize).copied().unwrap_or_default();
+        self.ring.publish(&self.shared.sq.published, flags);
         self.deferred = 0;
         if has_entries {
             self.shared.published();
@@ -256,7 +274,7 @@ fn frequent(operation: &Operation) -> Option<(Opcode, (u64, u32))> {
 //    last call in `push` and `try_push` that writes, so a rejected or declined request is in no batch.
 // 3. `next_element` returns free elements only.
 // 4. The kernel takes elements with the flag `VALID`, which only `publish` stores, in `submit`.
-// 5. `abort_to` discards the elements that were filled after the deferred ones. Their words lack `VALID`.
+// 5. `abort_to` discards the elements that were filled after the deferred ones. Their words have no flags.
 // 6. No batch is taken back.
 // 7. siw has no reset: `modify` refuses it, so `reset` is never called.
 //    Nothing panics between the first write to an element and `advance`.
@@ -290,7 +308,7 @@ unsafe impl<D: Doorbell> SendQueue for SiwSq<D> {
                 unsafe {
                     write_header(sqe, request.wr_id, raddr);
                     (&raw mut (*sqe).sge).cast::<work::Sge>().write(*sge);
-                    self.ring.advance(request_word(flags, 1, opcode, rkey));
+                    self.advance(flags, request_word(1, opcode, rkey));
                 }
                 true
             }
@@ -307,7 +325,7 @@ unsafe impl<D: Doorbell> SendQueue for SiwSq<D> {
                     let sges = (&raw mut (*sqe).sge).cast::<Sge>();
                     (&raw mut (*sges).length).write(part.len() as u32);
                     sges.add(1).cast::<u8>().copy_from_nonoverlapping(part.as_ptr(), part.len());
-                    self.ring.advance(request_word(flags | WqeFlags::INLINE, 1, opcode, rkey));
+                    self.advance(flags | WqeFlags::INLINE, request_word(1, opcode, rkey));
                 }
                 true
             }
@@ -404,7 +422,7 @@ unsafe impl<D: Doorbell> SendQueue for SiwSq<D> {
         // SAFETY: the element is a free `Sqe`, and its payload was written.
         unsafe {
             write_header(sqe, request.wr_id, raddr);
-            self.ring.advance(request_word(flags, num_sge, opcode, rkey));
+            self.advance(flags, request_word(num_sge, opcode, rkey));
         }
         self.fast_path = true;
         Ok(())

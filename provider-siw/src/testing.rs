@@ -141,8 +141,17 @@ impl<T: FromBytes> KernelConsumer<T> {
 
     /// Takes the next element, if it is valid, and frees it (`siw_activate_tx_from_sq`).
     pub fn take(&mut self) -> Option<T> {
+        self.take_with(VALID)
+    }
+
+    /// Takes the next element if it has any flag, and frees it (`siw_sq_flush`, `siw_rq_flush`).
+    pub fn flush(&mut self) -> Option<T> {
+        self.take_with(u16::MAX)
+    }
+
+    fn take_with(&mut self, flags: u16) -> Option<T> {
         let offset = (self.next % self.count) as usize * size_of::<T>();
-        if self.flags(offset).load(Ordering::Acquire) & VALID == 0 {
+        if self.flags(offset).load(Ordering::Acquire) & flags == 0 {
             return None;
         }
         let bytes = self.memory.bytes(offset, size_of::<T>());

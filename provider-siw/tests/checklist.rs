@@ -227,6 +227,26 @@ fn point_4_sges_and_flags_are_encoded() {
     assert_eq!((rqe.id, rqe.flags, rqe.num_sge, rqe.sge[0].length), (6, WqeFlags::VALID, 1, 64));
 }
 
+/// `siw_sq_flush` and `siw_rq_flush` take elements with any flag for published ones.
+#[test]
+fn point_4_requests_are_not_flushed_by_the_kernel_before_the_doorbell() {
+    let mut setup = Setup::new();
+    for wr_id in 1..=2 {
+        setup
+            .push(&SendRequest { flags: SendFlags::SIGNALED | SendFlags::SOLICITED, ..send(wr_id) })
+            .unwrap();
+        setup.push_recv(&RecvRequest::new(wr_id, &[SMALL])).unwrap();
+    }
+    assert!(setup.kernel_sq.flush().is_none() && setup.kernel_rq.flush().is_none());
+    setup.sq.ring().unwrap();
+    setup.rq.ring();
+    for wr_id in 1..=2 {
+        let (sqe, rqe) = (setup.kernel_sq.flush().unwrap(), setup.kernel_rq.flush().unwrap());
+        assert_eq!((sqe.id, rqe.id), (wr_id, wr_id));
+        assert_eq!(sqe.flags, WqeFlags::VALID | WqeFlags::SIGNALLED | WqeFlags::SOLICITED);
+    }
+}
+
 #[test]
 fn point_4_receives_of_a_shared_queue_are_encoded() {
     let memory = PlainMemory::rq(DEPTH);

@@ -12,7 +12,7 @@
 //! # use bareverbs_provider::elements::{ElementProducer, Published};
 //! fn publish_what_is_in_the_element(producer: &mut ElementProducer, published: &Published) {
 //!     producer.advance(0);
-//!     producer.publish(published);
+//!     producer.publish(published, |_| 0);
 //! }
 //! ```
 
@@ -27,11 +27,15 @@ pub const VALID: u16 = 1;
 /// Offset of the word in an element, in bytes. It begins with the flags.
 const WORD: usize = 8;
 
-/// [`VALID`] in the word of a request: its flags have 16 bits.
-const VALID_REQUEST: u64 = {
-    let [low, high] = VALID.to_ne_bytes();
+/// The flags of a request in its word.
+#[inline(always)]
+const fn in_word(flags: u16) -> u64 {
+    let [low, high] = flags.to_ne_bytes();
     u64::from_ne_bytes([low, high, 0, 0, 0, 0, 0, 0])
-};
+}
+
+/// [`VALID`] in the word of a request: its flags have 16 bits.
+const VALID_REQUEST: u64 = in_word(VALID);
 
 /// [`VALID`] in the word of a completion: its flags have 8 bits.
 const VALID_COMPLETION: u64 = u64::from_ne_bytes([VALID as u8, 0, 0, 0, 0, 0, 0, 0]);
@@ -126,7 +130,9 @@ pub type Published = AtomicU32;
 
 /// The producer's side of a send queue or receive queue.
 ///
-/// The word of an element that was filled is in the element, without [`VALID`] until it is published.
+/// The word of an element that was filled is in the element, without any flag until it is published: a
+/// consumer that stops may take elements with other flags than [`VALID`] for published ones
+/// (`siw_sq_flush` of `siw_qp.c`).
 #[derive(Debug)]
 pub struct ElementProducer {
     memory: ElementMemory,
@@ -190,7 +196,8 @@ impl ElementProducer {
         is_free.then_some(self.next)
     }
 
-    /// Adds the next element to the batch, with this word, whose flags lack [`VALID`].
+    /// Adds the next element to the batch, with this word. Its flags are those of
+    /// [`publish`](Self::publish).
     ///
     /// # Safety
     ///
@@ -200,7 +207,7 @@ impl ElementProducer {
     pub unsafe fn advance(&mut self, word: u64) {
         // SAFETY: `next` is an element.
         unsafe {
-            store_word(self.next, word & !VALID_REQUEST);
+            store_word(self.next, word & !in_word(u16::MAX));
             self.next = self.memory.after(self.next, self.end);
         }
         self.pending = self.pending.wrapping_add(1);
@@ -229,7 +236,7 @@ impl ElementProducer {
             let Some(word) = fill(filled, next) else { break };
             // SAFETY: as above.
             unsafe {
-                store_word(next, word & !VALID_REQUEST);
+                store_word(next, word & !in_word(u16::MAX));
                 next = self.memory.after(next, end);
             }
             filled += 1;
@@ -239,23 +246,24 @@ impl ElementProducer {
         filled
     }
 
-    /// Publishes the batch, in order. `count` is set to the number of published elements before.
+    /// Publishes the batch, in order. `count` is set to the number of published elements before. `flags`
+    /// returns those of an element, by its place in the batch; [`VALID`] is added.
     #[inline(always)]
-    pub fn publish(&mut self, count: &Published) {
+    pub fn publish(&mut self, count: &Published, flags: impl Fn(u32) -> u16) {
         let mut element = self.memory.element(self.published);
         self.published = self.published.wrapping_add(self.pending);
         count.store(self.published, Ordering::Relaxed);
-        for _ in 0..self.pending {
+        for place in 0..self.pending {
             // SAFETY: the element is pending, so its word was stored.
             element = unsafe {
-                set_element_bits(word_of(element), VALID_REQUEST);
+                set_element_bits(word_of(element), in_word(flags(place) | VALID));
                 self.memory.after(element, self.end)
             };
         }
         self.pending = 0;
     }
 
-    /// Publishes the next element with this word, as a batch of its own. `count` as for
+    /// Publishes the next element with this word and its flags, as a batch of its own. `count` as for
     /// [`publish`](Self::publish).
     ///
     /// # Safety

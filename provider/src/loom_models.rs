@@ -386,11 +386,11 @@ fn element_is_missed(with_barrier: bool) -> bool {
         // SAFETY: the queue is kept, and has one producer.
         let mut producer = unsafe { ElementProducer::new(queue.memory()) };
         assert!(Elements::push(&mut producer, 1));
-        producer.publish(&queue.published);
+        producer.publish(&queue.published, |_| 0);
         let kernel = Arc::clone(&queue);
         let worker = thread::spawn(move || kernel.doorbell());
         assert!(Elements::push(&mut producer, 2));
-        producer.publish(&queue.published);
+        producer.publish(&queue.published, |_| 0);
         if with_barrier {
             before_peer_is_checked();
         }
@@ -438,7 +438,7 @@ fn elements_that_are_published_while_the_queue_fails_are_taken_back_in_order() {
         // SAFETY: the queue is kept, and has one producer.
         let mut producer = unsafe { ElementProducer::new(queue.memory()) };
         assert!(Elements::push(&mut producer, 1) && Elements::push(&mut producer, 2));
-        producer.publish(&queue.published);
+        producer.publish(&queue.published, |_| 0);
         before_peer_is_checked();
         if failed.load(loom::sync::atomic::Ordering::Relaxed) {
             flush(&queue);
