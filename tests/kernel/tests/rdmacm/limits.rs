@@ -52,6 +52,8 @@ fn exhausted_descriptors_are_errors_with_the_remedy() {
             // The channel is opened on first use.
             let (asking, opening) =
                 (connector.resolve(addr).in_time().unwrap(), resolved(streams.local_addr(), PortSpace::Tcp));
+            let offer = offer();
+            let [to_asking, to_opening] = [(); 2].map(|()| param());
             let mut taken = take_all_descriptors();
             assert_full(EventChannel::new());
             assert_full(Listener::bind((own, 0)));
@@ -61,10 +63,9 @@ fn exhausted_descriptors_are_errors_with_the_remedy() {
             assert_stream_full(RdmaStream::connect(streams.local_addr()).wait());
 
             // A request whose connection can't be created is rejected, and the listener goes on.
-            asking.id().connect(&param()).unwrap();
+            asking.id().connect(&to_asking).unwrap();
             assert_full(listener.accept::<PoolBuffer>(&small()).in_time());
-            let offer = offer();
-            opening.connect(&bareverbs_rdmacm::ConnParam { private_data: &offer, ..param() }).unwrap();
+            opening.connect(&bareverbs_rdmacm::ConnParam { private_data: &offer, ..to_opening }).unwrap();
             assert_stream_full(streams.accept().wait());
 
             taken.clear();
