@@ -25,8 +25,9 @@
 //! # Completions
 //!
 //! A SEND or RDMA WRITE is complete when TCP has taken it; the peer has not acknowledged it. An RDMA READ
-//! is complete when its data has arrived. READs beyond the depth of the connection (ORD) wait in the kernel, and
-//! the requests behind them (`siw_activate_tx_from_sq` of `siw_qp.c`). The CQ restores the order of posting. Requests that the kernel
+//! is complete when its data has arrived. READs beyond the depth of the connection (ORD) wait in the
+//! kernel, and the requests behind them (`siw_activate_tx_from_sq` of `siw_qp.c`). The CQ restores the
+//! order of posting. Requests that the kernel
 //! leaves in the queues of a failed QP are flushed by the provider, in software. No completion event is
 //! raised for those: a thread that posts to a failed QP should poll afterwards. Each error of a completion
 //! moves the QP to ERR.

@@ -247,7 +247,8 @@ impl<P: Provider, S: Service<P>> ConnState<P, S> {
 
 impl<P: Provider, S: Service<P>> Conn<P, S> {
     /// `slots` has those of the sends, the receives and the service, and the reserved ones, in this
-    /// order. `probe_memory` is that of `qp`. `service` has the number of the connection in its service, and its state there.
+    /// order. `probe_memory` is that of `qp`. `service` has the number of the connection in its service, and
+    /// its state there.
     pub(super) fn new(
         (qp, probe_memory): (Qp<Rc, P>, Option<ProbeMemory>),
         slots: Vec<u32>,
