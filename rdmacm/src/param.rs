@@ -273,6 +273,7 @@ pub enum EstablishedParam {
 
 #[cfg(test)]
 mod tests {
+    use bareverbs::Remote;
     use proptest::prelude::*;
 
     use super::*;
@@ -306,9 +307,9 @@ mod tests {
 
         #[test]
         fn memory_of_probes_is_no_private_data_of_the_application(
-            memory: [u8; 16], more in proptest::collection::vec(any::<u8>(), 0..3),
+            addr: u64, rkey: u32, more in proptest::collection::vec(any::<u8>(), 0..3),
         ) {
-            let data = [&b"PRB1"[..], &memory, &more].concat();
+            let data = [&b"PRB1"[..], &Remote { addr, rkey }.to_bytes(), &more].concat();
             let sent = ConnParam { private_data: &data, ..ConnParam::new(17) };
             let received = PeerParam::from_kernel(&sent.to_kernel(), sent.kernel_ece());
             if more.is_empty() {

@@ -620,7 +620,7 @@ mod tests {
 
     #[test]
     fn queue_gets_the_memory_of_probes_of_an_accepted_peer_only() {
-        let offer = *b"PRB1\0\0\0\0\0\0\x10\0\0\0\0\x07\0\0\0\x01";
+        let offer = *b"PRB1\x01\0\0\0\0\0\0\x07\0\0\0\0\0\0\x10\0";
         let channel = EventChannel::simulated();
         channel.file().kernel().set_iwarp();
         let (mut queue, options) = (Recorder::default(), ConnectOptions::default());

@@ -9,7 +9,7 @@ use crate::filter::Filter;
 
 /// Prefixes of tests that run on one kernel only when all tests run, because they take seconds to
 /// minutes, and what they test is in user space or in the peer.
-const ONE_KERNEL: [&str; 49] = [
+const ONE_KERNEL: [&str; 50] = [
     // Programs of this project beside those of rdma-core and perftest: their options and output.
     "perf::",
     "bad_peers::",
@@ -40,6 +40,7 @@ const ONE_KERNEL: [&str; 49] = [
     "endurance::",
     "hub::a_thousand_clients_share_few_receives",
     "rdmacm::thousand_connections_share_one_file",
+    "stream::accepting_side_of_a_stream_on_iwarp_writes_first",
     "stream::reader_gets_all_bytes_wherever_the_end_of_the_connection_finds_it",
     // The conformance suite, once for each broken rule.
     "conform::suite_names_broken_rules",

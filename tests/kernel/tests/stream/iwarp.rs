@@ -30,7 +30,7 @@ fn streams_carry_bytes_on_iwarp() {
 #[kernel_test(device::iwarp)]
 fn accepting_side_of_a_stream_on_iwarp_writes_first() {
     let (listener, addr) = listener();
-    for number in 0..300 {
+    for number in 0..100 {
         thread::scope(|scope| {
             let accepted = scope.spawn(|| {
                 let mut accepted = listener.accept().wait().unwrap();
