@@ -627,12 +627,17 @@ impl Session {
             return Ok(());
         }
         if self.proves_delivery {
-            if self.probe.is_some() || !self.sends_are_complete() {
+            // Nothing was sent before the first read, so its answer is not slow because of other requests.
+            let may_be_slow = !self.awaits_answer && !self.sends_are_complete();
+            if self.probe.is_some() || may_be_slow {
                 return self.post_read();
             }
             self.silent += 1;
             if self.silent == SILENT {
                 self.fail(crate::Error::Unreachable(Errno::TIMEDOUT).into());
+                return Ok(());
+            }
+            if !self.awaits_answer {
                 return Ok(());
             }
         }

@@ -26,8 +26,10 @@ fn address() -> String {
 fn run_at(port: u16, name: &str, server: (Origin, &[&str]), client: (Origin, &[&str])) -> [Finished; 2] {
     let mut running = server.0.start(name, server.1);
     wait_until_listening(&mut running, port);
-    let client = client.0.start(name, client.1).finish().expect_success();
-    [running.finish().expect_success(), client]
+    let client = client.0.start(name, client.1).finish();
+    let server = running.finish();
+    assert!(server.status.success() && client.status.success(), "{server:#?} {client:#?}");
+    [server, client]
 }
 
 #[kernel_test(device::iwarp)]
