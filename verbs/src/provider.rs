@@ -160,7 +160,6 @@ macro_rules! providers {
 
         /// A CQ of the built-in providers.
         #[non_exhaustive]
-        #[repr(u8)]
         pub enum AnyCq {
             $($(#[$meta])* #[cfg(feature = $feature)] $variant(<$provider as Provider>::Cq),)*
             #[cfg(not(any($(feature = $feature),*)))]
@@ -171,7 +170,6 @@ macro_rules! providers {
         /// A send queue of the built-in providers.
         #[allow(clippy::large_enum_variant, reason = "the data path needs no further pointer")]
         #[non_exhaustive]
-        #[repr(u8)]
         pub enum AnySq {
             $($(#[$meta])* #[cfg(feature = $feature)] $variant(<$provider as Provider>::Sq),)*
             #[cfg(not(any($(feature = $feature),*)))]
@@ -181,7 +179,6 @@ macro_rules! providers {
 
         /// A receive queue of the built-in providers.
         #[non_exhaustive]
-        #[repr(u8)]
         pub enum AnyRq {
             $($(#[$meta])* #[cfg(feature = $feature)] $variant(<$provider as Provider>::Rq),)*
             #[cfg(not(any($(feature = $feature),*)))]
@@ -191,7 +188,6 @@ macro_rules! providers {
 
         /// An SRQ of the built-in providers.
         #[non_exhaustive]
-        #[repr(u8)]
         pub enum AnySrq {
             $($(#[$meta])* #[cfg(feature = $feature)] $variant(<$provider as Provider>::Srq),)*
             #[cfg(not(any($(feature = $feature),*)))]
@@ -467,20 +463,6 @@ macro_rules! providers {
                 forward!(@safe self, visit_next(visitor), $($variant $feature)*)
             }
 
-            /// A value is moved out of the result, so that those of fast paths stay in registers although slow
-            /// paths return theirs in memory.
-            #[inline(always)]
-            fn next_value(&mut self) -> Option<WorkCompletion> {
-                match self {
-                    $(#[cfg(feature = $feature)] Self::$variant(queue) => {
-                        let value = queue.next_value()?;
-                        Some(value)
-                    })*
-                    #[cfg(not(any($(feature = $feature),*)))]
-                    Self::None(never) => match *never {},
-                }
-            }
-
             #[inline(always)]
             fn next(&mut self) -> Option<AnyCompletion<'_>> {
                 match self {
@@ -496,6 +478,8 @@ macro_rules! providers {
                 #[inline]
                 fn capacity(&self) -> u32;
                 fn layout(&self) -> Option<QueueLayout>;
+                #[inline(always)]
+                fn next_value(&mut self) -> Option<WorkCompletion>;
                 #[inline(always)]
                 fn next_values(&mut self, into: &mut [WorkCompletion]) -> usize;
                 #[inline(always)]
