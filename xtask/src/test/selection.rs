@@ -9,7 +9,7 @@ use crate::filter::Filter;
 
 /// Prefixes of tests that run on one kernel only when all tests run, because they take seconds to
 /// minutes, and what they test is in user space or in the peer.
-const ONE_KERNEL: [&str; 50] = [
+const ONE_KERNEL: [&str; 52] = [
     // Programs of this project beside those of rdma-core and perftest: their options and output.
     "perf::",
     "bad_peers::",
@@ -30,6 +30,8 @@ const ONE_KERNEL: [&str; 50] = [
     "reports::small_messages_go_inline",
     "cm::cmtime_",
     "cm::rcopy_",
+    "cm::riostream_runs_on_iwarp",
+    "cm::rstream_interoperates_on_iwarp",
     "cm::signals_end_both_sides_of_transfers",
     // A fault of librdmacm, which takes its time limit.
     "cm::udpong_of_librdmacm_has_no_address_handle_on_roce",
