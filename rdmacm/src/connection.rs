@@ -537,8 +537,8 @@ impl Incoming {
         peer_addr(self.request.id())
     }
 
-    /// Data from the application of the peer, padded with zeros. On iWARP, that of a peer whose endpoint
-    /// [names the memory of probes](ConnectOptions::private_data).
+    /// Data from the application of the peer, padded with zeros. It does not contain the memory of probes
+    /// that [an endpoint on iWARP sends](ConnectOptions::private_data).
     #[must_use]
     pub fn private_data(&self) -> &PrivateData {
         self.request.private_data()

@@ -68,7 +68,7 @@ fn kill_a_client() {
     assert_ended(server);
 }
 
-/// Sends a message, and returns the receive for the next one.
+/// Sends a message, and posts a receive for the next one.
 fn send(from: &mut ConnectedEndpoint, to: &mut ConnectedEndpoint, message: &[u8]) {
     let memory = region(from.queue.qp().pd(), message);
     from.queue.post(Op::send(memory, ..message.len())).unwrap();
