@@ -241,8 +241,8 @@ impl<B, P: Provider, S: Service<P>> HubInner<B, P, S> {
         }
     }
 
-    /// Reaps what a provider of iWARP may have flushed: it raises no event, so the threads and tasks that wait
-    /// are woken here.
+    /// Reaps completions that the provider may have flushed on iWARP. Such a flush raises no completion
+    /// event, so waiting threads and tasks are woken here.
     #[cold]
     pub(crate) fn reap_flushed(&self) {
         if self.pd.context().capabilities().iwarp {
@@ -531,7 +531,7 @@ impl<B, P: Provider, S: Service<P>> Hub<B, P, S> {
         let (max_send_sge, max_recv_sge) = (max_sge, max_sge);
         let cap = QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data };
         let cq = &reaper.cq;
-        // A peer may invalidate the key that it was told: each connection has memory of its own.
+        // A peer may invalidate the key that it received, so each connection registers its own memory.
         let ready = ProbeMemory::of(&self.inner.pd).and_then(|memory| {
             let mut qp = create(&QpInit { cap, signal_all: true, ..QpInit::new(cq, cq) })?;
             qp.init(&InitAttr { pkey_index, access, ..InitAttr::new(port) })?;

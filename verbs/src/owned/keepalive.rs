@@ -145,7 +145,7 @@ pub(crate) fn post_empty_write<P: Provider>(qp: &mut Qp<Rc, P>, wr_id: u64) -> R
 /// reads it as well, so a connection without probes has it too.
 ///
 /// siw lets a peer invalidate any key of the PD. So each connection has memory of its own: a peer that
-/// invalidates the key that it was told ends its own connection only.
+/// invalidates the key that it received ends its own connection only.
 #[derive(Debug)]
 pub(crate) struct ProbeMemory(Mr<Buffer>);
 
